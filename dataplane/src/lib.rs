@@ -1,0 +1,16 @@
+//! The forwarding engine of sluice: packets in, verdicts and packets out.
+//!
+//! It knows neither DPDK nor tokio nor Kubernetes. A [`Port`] moves bursts of [`Buffer`]s; the same engine runs over
+//! memory in unit tests, over capture files in `replay`, and over a NIC. Time and randomness are arguments everywhere.
+
+mod address;
+mod headers;
+mod input;
+mod port;
+mod verdict;
+
+pub use address::Address;
+pub use headers::{Headers, Parsed, Transport, Tuple, tcp_flags};
+pub use input::{Config, FlowLimits, Health, Mac, Neighbour, Network, PortConfig, PortIndex, Route};
+pub use port::{BURST, Buffer, Burst, Port};
+pub use verdict::DropReason;

@@ -1,0 +1,14 @@
+//! Generates the messages and services of `sluice.v1` when feature `grpc` is on. Needs `protoc` (Debian: protobuf-compiler).
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    #[cfg(feature = "grpc")]
+    {
+        let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
+        tonic_prost_build::configure()
+            .file_descriptor_set_path(out.join("sluice.v1.bin"))
+            .btree_map(".")
+            .compile_protos(&["proto/sluice/v1/config.proto", "proto/sluice/v1/admin.proto"], &["proto"])?;
+    }
+    println!("cargo::rerun-if-changed=proto");
+    Ok(())
+}

@@ -1,0 +1,268 @@
+//! Protocols, families and ranges of addresses.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// A transport protocol that a frontend can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Protocol {
+    /// RFC 9293.
+    Tcp,
+    /// RFC 768.
+    Udp,
+    /// RFC 9260.
+    Sctp,
+}
+
+impl Protocol {
+    /// The number in the IPv4 protocol and IPv6 next header fields.
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Tcp => 6,
+            Self::Udp => 17,
+            Self::Sctp => 132,
+        }
+    }
+
+    /// The protocol with this number, if a frontend can have it.
+    #[must_use]
+    pub const fn from_number(number: u8) -> Option<Self> {
+        match number {
+            6 => Some(Self::Tcp),
+            17 => Some(Self::Udp),
+            132 => Some(Self::Sctp),
+            _ => None,
+        }
+    }
+
+    /// Lower-case name, as commands and JSON write it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Sctp => "sctp",
+        }
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A protocol name that is none of ours.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("protocol {0:?} is none of TCP, UDP, SCTP")]
+pub struct ParseProtocolError(String);
+
+impl FromStr for Protocol {
+    type Err = ParseProtocolError;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        match name.to_ascii_lowercase().as_str() {
+            "tcp" => Ok(Self::Tcp),
+            "udp" => Ok(Self::Udp),
+            "sctp" => Ok(Self::Sctp),
+            _ => Err(ParseProtocolError(name.to_owned())),
+        }
+    }
+}
+
+/// An address family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Family {
+    /// IPv4.
+    #[serde(rename = "v4")]
+    V4,
+    /// IPv6.
+    #[serde(rename = "v6")]
+    V6,
+}
+
+impl Family {
+    /// The family of an address.
+    #[must_use]
+    pub const fn of(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(_) => Self::V4,
+            IpAddr::V6(_) => Self::V6,
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        })
+    }
+}
+
+/// Addresses from `first` to `last`, both included, of one family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AddressRange {
+    first: IpAddr,
+    last: IpAddr,
+}
+
+/// Why a text is no range of addresses.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum AddressRangeError {
+    /// Neither an address, nor a CIDR, nor FIRST-LAST.
+    #[error("{0:?} is neither an address, a CIDR nor a range FIRST-LAST")]
+    Malformed(String),
+    /// One end is IPv4, the other IPv6.
+    #[error("the ends of {0:?} are of different families")]
+    Families(String),
+    /// The first address lies above the last one.
+    #[error("{0:?} is reversed: the first address lies above the last")]
+    Reversed(String),
+}
+
+impl AddressRange {
+    /// The range between two addresses of one family.
+    ///
+    /// # Errors
+    /// When the families differ or the range is reversed.
+    pub fn new(first: IpAddr, last: IpAddr) -> Result<Self, AddressRangeError> {
+        let text = || format!("{first}-{last}");
+        if Family::of(first) != Family::of(last) {
+            return Err(AddressRangeError::Families(text()));
+        }
+        if first > last {
+            return Err(AddressRangeError::Reversed(text()));
+        }
+        Ok(Self { first, last })
+    }
+
+    /// The lowest address.
+    #[must_use]
+    pub const fn first(&self) -> IpAddr {
+        self.first
+    }
+
+    /// The highest address.
+    #[must_use]
+    pub const fn last(&self) -> IpAddr {
+        self.last
+    }
+
+    /// The family of all its addresses.
+    #[must_use]
+    pub const fn family(&self) -> Family {
+        Family::of(self.first)
+    }
+
+    /// Whether `address` lies in it.
+    #[must_use]
+    pub fn contains(&self, address: IpAddr) -> bool {
+        Family::of(address) == self.family() && self.first <= address && address <= self.last
+    }
+
+    /// Whether any address lies in both.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.family() == other.family() && self.first <= other.last && other.first <= self.last
+    }
+
+    /// How many addresses it has; saturates at `u128::MAX` (only `::/0` would).
+    #[must_use]
+    pub fn count(&self) -> u128 {
+        (number(self.last) - number(self.first)).saturating_add(1)
+    }
+
+    /// Its addresses, lowest first. May be astronomically many: take as many as needed.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
+        let family = self.family();
+        (number(self.first)..=number(self.last)).map(move |n| match family {
+            Family::V4 => IpAddr::V4(Ipv4Addr::from(u32::try_from(n).unwrap_or(u32::MAX))),
+            Family::V6 => IpAddr::V6(Ipv6Addr::from(n)),
+        })
+    }
+}
+
+fn number(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(a) => u128::from(u32::from(a)),
+        IpAddr::V6(a) => u128::from(a),
+    }
+}
+
+impl FromStr for AddressRange {
+    type Err = AddressRangeError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let malformed = || AddressRangeError::Malformed(text.to_owned());
+        if let Some((first, last)) = text.split_once('-') {
+            let parse = |s: &str| s.trim().parse::<IpAddr>().map_err(|_| malformed());
+            return Self::new(parse(first)?, parse(last)?);
+        }
+        if text.contains('/') {
+            let net: ipnet::IpNet = text.trim().parse().map_err(|_| malformed())?;
+            let net = net.trunc();
+            let last = match net {
+                ipnet::IpNet::V4(n) => IpAddr::V4(n.broadcast()),
+                ipnet::IpNet::V6(n) => IpAddr::V6(n.broadcast()),
+            };
+            return Self::new(net.network(), last);
+        }
+        let address = text.trim().parse().map_err(|_| malformed())?;
+        Self::new(address, address)
+    }
+}
+
+impl fmt::Display for AddressRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.first == self.last {
+            write!(f, "{}", self.first)
+        } else {
+            write!(f, "{}-{}", self.first, self.last)
+        }
+    }
+}
+
+/// `ip:port` or `[ip]:port`, as all commands and JSON write an endpoint.
+#[must_use]
+pub fn endpoint(address: IpAddr, port: u16) -> String {
+    SocketAddr::new(address, port).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_an_address_a_cidr_or_first_last() {
+        let range: AddressRange = "192.0.2.100-192.0.2.199".parse().unwrap();
+        assert_eq!(range.count(), 100);
+        assert!(range.contains("192.0.2.150".parse().unwrap()));
+        assert!(!range.contains("192.0.2.200".parse().unwrap()));
+        assert!(!range.contains("::1".parse().unwrap()));
+        let cidr: AddressRange = "2001:db8::1:0/112".parse().unwrap();
+        assert_eq!(cidr.count(), 65_536);
+        assert_eq!("192.0.2.1".parse::<AddressRange>().unwrap().to_string(), "192.0.2.1");
+        assert_eq!(cidr.addresses().nth(1), Some("2001:db8::1:1".parse().unwrap()));
+    }
+
+    #[test]
+    fn wrong_ranges_say_what_is_wrong() {
+        assert!(matches!("10.0.0.9-10.0.0.1".parse::<AddressRange>(), Err(AddressRangeError::Reversed(_))));
+        assert!(matches!("10.0.0.9-::1".parse::<AddressRange>(), Err(AddressRangeError::Families(_))));
+        assert!(matches!("10.0.0.300".parse::<AddressRange>(), Err(AddressRangeError::Malformed(_))));
+        assert!(matches!("10.0.0.0/33".parse::<AddressRange>(), Err(AddressRangeError::Malformed(_))));
+    }
+
+    #[test]
+    fn endpoints_are_written_as_the_contract_says() {
+        assert_eq!(endpoint("192.0.2.1".parse().unwrap(), 80), "192.0.2.1:80");
+        assert_eq!(endpoint("2001:db8::1".parse().unwrap(), 80), "[2001:db8::1]:80");
+    }
+}

@@ -1,0 +1,1 @@
+//! Conversions between `sluice.v1` messages and the domain types.

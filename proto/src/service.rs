@@ -1,0 +1,262 @@
+//! A Kubernetes Service as sluice sees it: frontends, policy, backends.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Family, Protocol};
+
+/// Namespace and name of a Service. Written `namespace/name`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ServiceName {
+    /// The namespace.
+    pub namespace: String,
+    /// The name within it.
+    pub name: String,
+}
+
+impl ServiceName {
+    /// A name from its two parts.
+    #[must_use]
+    pub fn new(namespace: &str, name: &str) -> Self {
+        Self { namespace: namespace.to_owned(), name: name.to_owned() }
+    }
+}
+
+impl fmt::Display for ServiceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// Declares an enum whose values have one stable text each.
+macro_rules! named {
+    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:literal),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        pub enum $name { $($(#[$vdoc])* #[serde(rename = $text)] $variant),+ }
+
+        impl $name {
+            /// Every value, in the order of declaration.
+            pub const ALL: &[Self] = &[$(Self::$variant),+];
+
+            /// The stable text of this value.
+            #[must_use]
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $text),+ }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result { f.write_str(self.as_str()) }
+        }
+
+        impl FromStr for $name {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                Self::ALL.iter().copied().find(|v| v.as_str() == text).ok_or_else(|| {
+                    let allowed: Vec<_> = Self::ALL.iter().map(|v| v.as_str()).collect();
+                    format!("{text:?} is none of {}", allowed.join(", "))
+                })
+            }
+        }
+    };
+}
+
+named! {
+    /// How a packet reaches the backend (DESIGN section 5).
+    Mode {
+        /// Destination and source rewritten; replies come back through the gateway.
+        Nat = "nat",
+        /// Destination rewritten.
+        Dnat = "dnat",
+        /// Only the MAC addresses rewritten.
+        Dsr = "dsr",
+        /// IP in IP.
+        Ipip = "ipip",
+        /// Generic UDP encapsulation, variant 1.
+        Gue = "gue",
+    }
+}
+
+named! {
+    /// Where a service's packets are sent.
+    Target {
+        /// To the EndpointSlice's address and target port.
+        Endpoint = "endpoint",
+        /// To nodes.
+        Node = "node",
+    }
+}
+
+named! {
+    /// How a backend is chosen for a new flow.
+    Scheduler {
+        /// Maglev hashing (NSDI'16).
+        Maglev = "maglev",
+        /// Each in turn.
+        RoundRobin = "round-robin",
+        /// The one with the fewest flows.
+        LeastConnections = "least-connections",
+        /// By the client's address.
+        SourceHash = "source-hash",
+        /// By the frontend's address.
+        DestinationHash = "destination-hash",
+        /// The smallest (flows + 1) / weight.
+        ShortestExpectedDelay = "shortest-expected-delay",
+        /// An idle one, else the shortest expected delay.
+        NeverQueue = "never-queue",
+    }
+}
+
+named! {
+    /// What a probe speaks.
+    Probe {
+        /// No probe: always healthy.
+        None = "none",
+        /// A TCP connection.
+        Tcp = "tcp",
+    }
+}
+
+named! {
+    /// Why a Service is not served, or waits (DESIGN section 9).
+    Reason {
+        /// No gateway is connected.
+        NoGateway = "NoGateway",
+        /// Somebody else keeps writing its status.
+        ForeignStatusWriter = "ForeignStatusWriter",
+        /// Its address lies in no pool any more.
+        OutsidePools = "OutsidePools",
+        /// It asks for something that is not built.
+        Unsupported = "Unsupported",
+        /// It asks for something that is not allowed.
+        Refused = "Refused",
+        /// No node can take its traffic.
+        NoEligibleNode = "NoEligibleNode",
+        /// Another Service holds what it asks for.
+        Conflict = "Conflict",
+        /// No address is left.
+        Exhausted = "Exhausted",
+    }
+}
+
+/// Why a Service is not served, in a word and in a sentence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The word, stable.
+    pub reason: Reason,
+    /// The sentence: what, where, what to do.
+    pub message: String,
+}
+
+/// How the health of a service's backends is found out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HealthCheck {
+    /// What the probe speaks.
+    pub probe: Probe,
+    /// Port to probe instead of the backend's own.
+    pub port: Option<u16>,
+    /// Time between the starts of two probes of one target.
+    pub interval: Duration,
+    /// A probe that takes longer has failed.
+    pub timeout: Duration,
+    /// Passed probes in a row that make an unhealthy target healthy; at least 1.
+    pub rise: u32,
+    /// Failed probes in a row that make a healthy target unhealthy; at least 1.
+    pub fall: u32,
+    /// With all backends failing: use all of them (true), or none.
+    pub fail_open: bool,
+}
+
+impl Default for HealthCheck {
+    /// DESIGN section 7, key `health`.
+    fn default() -> Self {
+        Self {
+            probe: Probe::Tcp,
+            port: None,
+            interval: Duration::from_secs(1),
+            timeout: Duration::from_millis(500),
+            rise: 2,
+            fall: 3,
+            fail_open: true,
+        }
+    }
+}
+
+/// What every gateway must agree on to build the same Maglev table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MaglevSpec {
+    /// Entries; one of [`crate::limits::MAGLEV_SIZES`].
+    pub size: u32,
+    /// Seed of the hashes.
+    pub seed: u64,
+    /// Version of the hashes.
+    pub hash_version: u32,
+}
+
+/// What a backend may receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BackendState {
+    /// New flows, if healthy.
+    Active,
+    /// Only what its flows already carry.
+    Draining,
+}
+
+/// One address and port that can take a frontend's flows.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Backend {
+    /// Where its packets go.
+    pub address: SocketAddr,
+    /// Share of new flows, relative to the other backends; 0 takes none.
+    pub weight: u16,
+    /// What it may receive.
+    pub state: BackendState,
+}
+
+/// One port of a Service in one family: what is listened on, and who takes the flows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServicePort {
+    /// Name of the port; may be empty.
+    pub name: String,
+    /// Protocol of the frontend and of the backends.
+    pub protocol: Protocol,
+    /// Family of the VIPs, the node port addresses and the backends.
+    pub family: Family,
+    /// Load balancer addresses that listen on `port`. Empty for type NodePort.
+    pub vips: Vec<IpAddr>,
+    /// Port at the VIPs.
+    pub port: u16,
+    /// Port at the gateway's `nodePortAddresses`; set for type NodePort only.
+    pub node_port: Option<u16>,
+    /// The table to choose by.
+    pub maglev: MaglevSpec,
+    /// Ordered by address, without duplicates.
+    pub backends: Vec<Backend>,
+}
+
+/// A Service that is ours. One that is not served carries the refusal and no ports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    /// Its name.
+    pub name: ServiceName,
+    /// How packets reach backends.
+    pub mode: Mode,
+    /// Where packets are sent.
+    pub target: Target,
+    /// How backends are chosen.
+    pub scheduler: Scheduler,
+    /// How health is found out.
+    pub health: HealthCheck,
+    /// How long flows of a removed backend may go on.
+    pub drain_timeout: Duration,
+    /// Why it is not served.
+    pub refusal: Option<Refusal>,
+    /// One per port and family.
+    pub ports: Vec<ServicePort>,
+}

@@ -1,0 +1,41 @@
+//! The whole state that a gateway is given.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{AddressRange, Generation, Service, ServiceName};
+
+/// How VIPs of a pool become reachable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Announce {
+    /// The gateway answers ARP and NDP for them.
+    #[default]
+    L2,
+    /// Routes stand in a Linux table for a routing daemon to redistribute.
+    Routed,
+}
+
+/// Addresses that VIPs are taken from. A gateway needs them to know that an unused one is still ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// Its name.
+    pub name: String,
+    /// Its addresses, without overlaps.
+    pub ranges: Vec<AddressRange>,
+    /// How they become reachable.
+    pub announce: Announce,
+}
+
+/// All that a controller tells a gateway. Services are shared, never copied, between one state and the next.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct State {
+    /// Which version this is.
+    pub generation: Generation,
+    /// The Services that are ours, served or refused.
+    pub services: BTreeMap<ServiceName, Arc<Service>>,
+    /// The pools.
+    pub pools: Vec<Pool>,
+}
