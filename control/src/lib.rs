@@ -1,1 +1,8 @@
-//! placeholder
+//! The control plane of sluice: Kubernetes objects become specs, specs a `World`, the pure `plan` makes of it what the
+//! gateways forward by and what is written back, and thin tasks apply it. Also what of it runs elsewhere: probes and
+//! their state machine (in the gateway), and the command-line client.
+//!
+//! Deliberately not here: anything of the forwarding engine. This crate knows `proto` and nothing else of ours.
+
+pub mod settings;
+pub mod source;

@@ -1,0 +1,61 @@
+//! What the controller is configured with: valid values, whoever read them.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use proto::{HealthCheck, Mode, Pool, Scheduler};
+
+/// Where Services and EndpointSlices come from and their status goes to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// `*.yaml` and `*.yml` directly in a directory, followed as they change; status is written as files.
+    Manifests {
+        /// The directory.
+        dir: PathBuf,
+        /// Where `<namespace>/<name>.yaml` is written.
+        status_dir: PathBuf,
+    },
+    /// A Kubernetes API server.
+    Kubernetes {
+        /// The kubeconfig; none: the service account of the pod.
+        kubeconfig: Option<PathBuf>,
+    },
+}
+
+/// What a Service gets that does not say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Defaults {
+    /// Key `defaults.mode`.
+    pub mode: Mode,
+    /// Key `defaults.scheduler`.
+    pub scheduler: Scheduler,
+    /// Key `defaults.drainTimeout`.
+    pub drain_timeout: Duration,
+}
+
+/// Settings of a controller, embedded or not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ControllerSettings {
+    /// Socket that `sluice.v1.Config` is served on.
+    pub listen: PathBuf,
+    /// Name of the gateway group.
+    pub group: String,
+    /// Where objects come from.
+    pub source: Source,
+    /// The class of Services that are ours.
+    pub load_balancer_class: String,
+    /// What a Service gets that does not say.
+    pub defaults: Defaults,
+    /// Health checks of Services that do not say.
+    pub health: HealthCheck,
+    /// Where backends may lie; none: anywhere that CONTROL section 2 does not forbid.
+    pub backends_allowed: Option<Vec<IpNet>>,
+    /// Service CIDRs: never pool addresses, never backends.
+    pub cluster_cidrs: Vec<IpNet>,
+    /// Pools, without overlaps, in the order of the configuration.
+    pub pools: Vec<Pool>,
+    /// Addresses that are never a VIP and never a backend: of ports, SNAT, node ports, next hops. Known when embedded.
+    pub reserved: Vec<IpAddr>,
+}

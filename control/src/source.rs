@@ -1,0 +1,56 @@
+//! What a source of objects tells the controller, and what it is asked to write back. Two sources exist: a directory
+//! of manifests and a Kubernetes API server.
+
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use proto::ServiceName;
+
+/// A change of the objects. A source sends both `*Replaced` before anything is planned, and again after a relist.
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// All Services there are.
+    ServicesReplaced(Vec<Service>),
+    /// All EndpointSlices there are.
+    SlicesReplaced(Vec<EndpointSlice>),
+    /// A Service appeared or changed.
+    ServiceApplied(Box<Service>),
+    /// An EndpointSlice appeared or changed.
+    SliceApplied(Box<EndpointSlice>),
+    /// A Service is gone.
+    ServiceDeleted(ServiceName),
+    /// An EndpointSlice is gone: namespace and name of the slice.
+    SliceDeleted(ServiceName),
+}
+
+/// `status.loadBalancer.ingress` as it should be, and the object version that this was decided on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StatusWrite {
+    /// The Service.
+    pub service: ServiceName,
+    /// Guard: the object's uid. Empty for manifests.
+    pub uid: String,
+    /// Guard: the object's resourceVersion. Empty for manifests.
+    pub resource_version: String,
+    /// The addresses, in the order of `ipFamilies`. Empty clears the status.
+    pub ingress: Vec<Ingress>,
+}
+
+/// One entry of `status.loadBalancer.ingress`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ingress {
+    /// The VIP.
+    pub ip: IpAddr,
+    /// `Proxy` where nodes do not see the VIP as destination, else `VIP`.
+    pub ip_mode: IpMode,
+}
+
+/// Kubernetes' `ipMode` (KEP-1860).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum IpMode {
+    /// Traffic reaches the node with the VIP as destination.
+    Vip,
+    /// Traffic reaches the node or pod with another destination.
+    Proxy,
+}
