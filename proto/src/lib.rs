@@ -19,6 +19,7 @@ pub mod v1;
 pub use address::{AddressRange, AddressRangeError, Family, ParseProtocolError, Protocol, endpoint};
 pub use generation::Generation;
 pub use service::{
-    Backend, BackendState, HealthCheck, MaglevSpec, Mode, Probe, Reason, Refusal, Scheduler, Service, ServiceName, ServicePort, Target,
+    Backend, BackendState, HealthCheck, MaglevSpec, Mode, Probe, Reason, Refusal, Scheduler, Service, ServiceName, ServicePort,
+    Target,
 };
 pub use state::{Announce, Pool, State};
