@@ -7,10 +7,12 @@ mod address;
 mod headers;
 mod input;
 mod port;
+mod twin;
 mod verdict;
 
 pub use address::Address;
 pub use headers::{Headers, Parsed, Transport, Tuple, tcp_flags};
 pub use input::{Config, FlowLimits, Health, Mac, Neighbour, Network, PortConfig, PortIndex, Route};
 pub use port::{BURST, Buffer, Burst, Port};
+pub use twin::{FROM_LINUX_BURSTS, TO_LINUX_BURSTS, TwinQueues};
 pub use verdict::DropReason;
