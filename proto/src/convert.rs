@@ -1,1 +1,601 @@
-//! Conversions between `sluice.v1` messages and the domain types.
+//! Conversions between `sluice.v1` messages and the domain types, and what a controller sends when a state changed.
+//!
+//! Invariant: a domain value that came from a message keeps every rule its type documents (ordered backends, one family
+//! a port, known words), so nothing behind this module checks again. A message of a newer version that asks for what
+//! this program does not know fails as one Service, never as the whole stream.
+//! Deliberately not here: the stream itself, and what a gateway does with a Service that it cannot read.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use prost::Message;
+use sha2::{Digest, Sha256};
+
+use crate::{
+    AddressRange, AddressRangeError, Announce, Backend, BackendState, Family, Generation, HealthCheck, MaglevSpec, Pool,
+    Protocol, Reason, Refusal, Service, ServiceName, ServicePort, State, limits, v1,
+};
+
+/// Bytes of a Service's content hash: a collision among 65,536 Services has a chance of 2^-97.
+const HASH_BYTES: usize = 16;
+
+/// Why a message is no domain value.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum ConvertError {
+    /// No `namespace/name`.
+    #[error("{0:?} is no Service name; expected namespace/name")]
+    Name(String),
+    /// A mode that this version does not know.
+    #[error("mode {0}; this gateway is older than its controller: update it, or choose a mode it knows")]
+    Mode(String),
+    /// A target that this version does not know.
+    #[error("target {0}; this gateway is older than its controller: update it")]
+    Target(String),
+    /// A scheduler that this version does not know.
+    #[error("scheduler {0}; this gateway is older than its controller: update it, or choose a scheduler it knows")]
+    Scheduler(String),
+    /// No health check at all.
+    #[error("the health check is missing")]
+    HealthCheckMissing,
+    /// A probe that this version does not know.
+    #[error("health check {0}; this gateway is older than its controller: update it, or choose a probe it knows")]
+    Probe(String),
+    /// A probe at an interval, timeout, rise or fall of zero.
+    #[error("health check {0} is 0; expected at least 1")]
+    HealthCheckZero(&'static str),
+    /// A reason that this version does not know.
+    #[error("refusal reason {0}; this gateway is older than its controller: update it")]
+    Reason(String),
+    /// An IANA protocol number that no frontend has.
+    #[error("protocol number {0} is none of 6 (TCP), 17 (UDP), 132 (SCTP)")]
+    Protocol(u32),
+    /// A family that is neither 4 nor 6.
+    #[error("address family {0} is neither 4 nor 6")]
+    Family(u32),
+    /// A number that is no port.
+    #[error("{field} {found} is no port; expected 1 to 65535")]
+    Port {
+        /// Which field.
+        field: &'static str,
+        /// What it held.
+        found: u32,
+    },
+    /// Bytes that are no address.
+    #[error("an address has {0} bytes; expected 4 or 16")]
+    AddressBytes(usize),
+    /// An address of the other family.
+    #[error("{address} is no {family} address, but its port is {family}")]
+    WrongFamily {
+        /// The address.
+        address: IpAddr,
+        /// The family of the port.
+        family: Family,
+    },
+    /// A Maglev table size that is not on the list.
+    #[error("Maglev table size {0} is none of those this gateway builds; update it")]
+    MaglevSize(u32),
+    /// A version of the Maglev hash that this program does not have.
+    #[error("Maglev hash version {0}, this gateway has version {ours}; update it", ours = limits::MAGLEV_HASH_VERSION)]
+    MaglevHashVersion(u32),
+    /// A weight above 65,535.
+    #[error("weight {0} is above 65535")]
+    Weight(u32),
+    /// More backends than a table can balance.
+    #[error("{0} backends on one port, at most {max}", max = limits::BACKENDS_PER_PORT_MAX)]
+    TooManyBackends(usize),
+    /// Backends that are not strictly ascending by address.
+    #[error("backend {0} is out of order or listed twice")]
+    BackendOrder(SocketAddr),
+    /// A pool range that is none.
+    #[error("pool {pool}: {error}")]
+    Range {
+        /// The pool.
+        pool: String,
+        /// What is wrong with it.
+        error: AddressRangeError,
+    },
+    /// A way of announcing that this version does not know.
+    #[error("pool {pool}: announcement {found} is unknown; this gateway is older than its controller: update it")]
+    Announce {
+        /// The pool.
+        pool: String,
+        /// The enum's number.
+        found: i32,
+    },
+}
+
+/// Reads `namespace/name`.
+///
+/// # Errors
+/// [`ConvertError::Name`] unless both parts are there.
+pub fn service_name(text: &str) -> Result<ServiceName, ConvertError> {
+    match text.split_once('/') {
+        Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
+            Ok(ServiceName::new(namespace, name))
+        }
+        _ => Err(ConvertError::Name(text.to_owned())),
+    }
+}
+
+/// The content hash of a Service: the first 16 bytes of the SHA-256 of its encoding with `hash` empty.
+#[must_use]
+pub fn hash(service: &v1::Service) -> Vec<u8> {
+    let digest = if service.hash.is_empty() {
+        Sha256::digest(service.encode_to_vec())
+    } else {
+        Sha256::digest(v1::Service { hash: Vec::new(), ..service.clone() }.encode_to_vec())
+    };
+    digest[..HASH_BYTES].to_vec()
+}
+
+/// The whole of `state`.
+#[must_use]
+pub fn full(state: &State) -> v1::WatchResponse {
+    response(state, true, state.services.values().map(|s| v1::Service::from(&**s)).collect(), Vec::new())
+}
+
+/// What turns `from` into `to`. Services that both share by pointer cost nothing.
+#[must_use]
+pub fn difference(from: &State, to: &State) -> v1::WatchResponse {
+    let same =
+        |name: &ServiceName, new: &Arc<Service>| from.services.get(name).is_some_and(|old| Arc::ptr_eq(old, new) || old == new);
+    let changed = to.services.iter().filter(|(name, new)| !same(name, new)).map(|(_, new)| v1::Service::from(&**new)).collect();
+    let removed = from.services.keys().filter(|name| !to.services.contains_key(name)).map(ToString::to_string).collect();
+    response(to, false, changed, removed)
+}
+
+/// What turns the Services with these content hashes into `to`: for a gateway whose epoch is unknown.
+#[must_use]
+pub fn difference_by_hashes(have: &BTreeMap<String, Vec<u8>>, to: &State) -> v1::WatchResponse {
+    let all = to.services.values().map(|service| v1::Service::from(&**service));
+    let changed = all.filter(|s| have.get(&format!("{}/{}", s.namespace, s.name)) != Some(&s.hash)).collect();
+    let gone = |name: &&String| !service_name(name).is_ok_and(|name| to.services.contains_key(&name));
+    response(to, false, changed, have.keys().filter(gone).cloned().collect())
+}
+
+fn response(state: &State, full: bool, services: Vec<v1::Service>, removed: Vec<String>) -> v1::WatchResponse {
+    let pools = state.pools.iter().map(v1::Pool::from).collect();
+    v1::WatchResponse { generation: Some(v1::Generation::from(&state.generation)), full, services, removed, pools }
+}
+
+impl From<&Generation> for v1::Generation {
+    fn from(generation: &Generation) -> Self {
+        Self { epoch: generation.epoch.clone(), counter: generation.counter }
+    }
+}
+
+impl From<v1::Generation> for Generation {
+    fn from(message: v1::Generation) -> Self {
+        Self { epoch: message.epoch, counter: message.counter }
+    }
+}
+
+impl From<&Pool> for v1::Pool {
+    fn from(pool: &Pool) -> Self {
+        let announce = match pool.announce {
+            Announce::L2 => v1::Announce::L2,
+            Announce::Routed => v1::Announce::Routed,
+        };
+        let range = |r: &AddressRange| v1::AddressRange { first: address_bytes(r.first()), last: address_bytes(r.last()) };
+        Self { name: pool.name.clone(), ranges: pool.ranges.iter().map(range).collect(), announce: announce.into() }
+    }
+}
+
+impl TryFrom<v1::Pool> for Pool {
+    type Error = ConvertError;
+
+    fn try_from(message: v1::Pool) -> Result<Self, ConvertError> {
+        let announce = match v1::Announce::try_from(message.announce) {
+            Ok(v1::Announce::L2) => Announce::L2,
+            Ok(v1::Announce::Routed) => Announce::Routed,
+            Ok(v1::Announce::Unspecified) | Err(_) => {
+                return Err(ConvertError::Announce { pool: message.name, found: message.announce });
+            }
+        };
+        let range = |r: &v1::AddressRange| {
+            AddressRange::new(address(&r.first)?, address(&r.last)?)
+                .map_err(|error| ConvertError::Range { pool: message.name.clone(), error })
+        };
+        let ranges = message.ranges.iter().map(range).collect::<Result<_, _>>()?;
+        Ok(Self { name: message.name, ranges, announce })
+    }
+}
+
+impl From<&Service> for v1::Service {
+    /// The message, its content hash filled in.
+    fn from(service: &Service) -> Self {
+        let refusal = service.refusal.as_ref();
+        let mut message = Self {
+            namespace: service.name.namespace.clone(),
+            name: service.name.name.clone(),
+            mode: service.mode.as_str().to_owned(),
+            target: service.target.as_str().to_owned(),
+            scheduler: service.scheduler.as_str().to_owned(),
+            health: Some(v1::HealthCheck::from(&service.health)),
+            drain_timeout_ms: milliseconds(service.drain_timeout),
+            refusal: refusal.map(|r| v1::Refusal { reason: r.reason.as_str().to_owned(), message: r.message.clone() }),
+            ports: service.ports.iter().map(v1::ServicePort::from).collect(),
+            hash: Vec::new(),
+        };
+        message.hash = hash(&message);
+        message
+    }
+}
+
+impl TryFrom<v1::Service> for Service {
+    type Error = ConvertError;
+
+    fn try_from(message: v1::Service) -> Result<Self, ConvertError> {
+        let refusal = |r: v1::Refusal| {
+            let reason: Reason = r.reason.parse().map_err(ConvertError::Reason)?;
+            Ok(Refusal { reason, message: r.message })
+        };
+        Ok(Self {
+            name: service_name(&format!("{}/{}", message.namespace, message.name))?,
+            mode: message.mode.parse().map_err(ConvertError::Mode)?,
+            target: message.target.parse().map_err(ConvertError::Target)?,
+            scheduler: message.scheduler.parse().map_err(ConvertError::Scheduler)?,
+            health: message.health.ok_or(ConvertError::HealthCheckMissing)?.try_into()?,
+            drain_timeout: Duration::from_millis(message.drain_timeout_ms),
+            refusal: message.refusal.map(refusal).transpose()?,
+            ports: message.ports.into_iter().map(ServicePort::try_from).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl From<&HealthCheck> for v1::HealthCheck {
+    fn from(health: &HealthCheck) -> Self {
+        Self {
+            probe: health.probe.as_str().to_owned(),
+            port: health.port.map_or(0, u32::from),
+            interval_ms: milliseconds(health.interval),
+            timeout_ms: milliseconds(health.timeout),
+            rise: health.rise,
+            fall: health.fall,
+            fail_open: health.fail_open,
+        }
+    }
+}
+
+impl TryFrom<v1::HealthCheck> for HealthCheck {
+    type Error = ConvertError;
+
+    fn try_from(message: v1::HealthCheck) -> Result<Self, ConvertError> {
+        let numbers = [
+            ("interval", message.interval_ms),
+            ("timeout", message.timeout_ms),
+            ("rise", message.rise.into()),
+            ("fall", message.fall.into()),
+        ];
+        if let Some((field, _)) = numbers.into_iter().find(|(_, value)| *value == 0) {
+            return Err(ConvertError::HealthCheckZero(field));
+        }
+        Ok(Self {
+            probe: message.probe.parse().map_err(ConvertError::Probe)?,
+            port: optional_port("health check port", message.port)?,
+            interval: Duration::from_millis(message.interval_ms),
+            timeout: Duration::from_millis(message.timeout_ms),
+            rise: message.rise,
+            fall: message.fall,
+            fail_open: message.fail_open,
+        })
+    }
+}
+
+impl From<&ServicePort> for v1::ServicePort {
+    fn from(port: &ServicePort) -> Self {
+        let backend = |b: &Backend| v1::Backend {
+            address: address_bytes(b.address.ip()),
+            port: b.address.port().into(),
+            weight: b.weight.into(),
+            draining: b.state == BackendState::Draining,
+        };
+        Self {
+            name: port.name.clone(),
+            protocol: port.protocol.number().into(),
+            family: match port.family {
+                Family::V4 => 4,
+                Family::V6 => 6,
+            },
+            vips: port.vips.iter().copied().map(address_bytes).collect(),
+            port: port.port.into(),
+            node_port: port.node_port.map_or(0, u32::from),
+            maglev_size: port.maglev.size,
+            maglev_seed: port.maglev.seed,
+            maglev_hash_version: port.maglev.hash_version,
+            backends: port.backends.iter().map(backend).collect(),
+        }
+    }
+}
+
+impl TryFrom<v1::ServicePort> for ServicePort {
+    type Error = ConvertError;
+
+    fn try_from(message: v1::ServicePort) -> Result<Self, ConvertError> {
+        let family = match message.family {
+            4 => Family::V4,
+            6 => Family::V6,
+            other => return Err(ConvertError::Family(other)),
+        };
+        let protocol = u8::try_from(message.protocol).ok().and_then(Protocol::from_number);
+        if !limits::MAGLEV_SIZES.contains(&message.maglev_size) {
+            return Err(ConvertError::MaglevSize(message.maglev_size));
+        }
+        if message.maglev_hash_version != limits::MAGLEV_HASH_VERSION {
+            return Err(ConvertError::MaglevHashVersion(message.maglev_hash_version));
+        }
+        let maglev =
+            MaglevSpec { size: message.maglev_size, seed: message.maglev_seed, hash_version: message.maglev_hash_version };
+        Ok(Self {
+            name: message.name,
+            protocol: protocol.ok_or(ConvertError::Protocol(message.protocol))?,
+            family,
+            vips: message.vips.iter().map(|bytes| address_of(family, bytes)).collect::<Result<_, _>>()?,
+            port: port("port", message.port)?,
+            node_port: optional_port("node port", message.node_port)?,
+            maglev,
+            backends: backends(family, &message.backends)?,
+        })
+    }
+}
+
+fn backends(family: Family, messages: &[v1::Backend]) -> Result<Vec<Backend>, ConvertError> {
+    if messages.len() > limits::BACKENDS_PER_PORT_MAX {
+        return Err(ConvertError::TooManyBackends(messages.len()));
+    }
+    let backend = |message: &v1::Backend| {
+        let state = if message.draining { BackendState::Draining } else { BackendState::Active };
+        let address = SocketAddr::new(address_of(family, &message.address)?, port("backend port", message.port)?);
+        let weight = u16::try_from(message.weight).map_err(|_| ConvertError::Weight(message.weight))?;
+        Ok(Backend { address, weight, state })
+    };
+    let backends: Vec<Backend> = messages.iter().map(backend).collect::<Result<_, _>>()?;
+    match backends.windows(2).find(|pair| pair[0].address >= pair[1].address) {
+        Some(pair) => Err(ConvertError::BackendOrder(pair[1].address)),
+        None => Ok(backends),
+    }
+}
+
+fn address_bytes(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(a) => a.octets().to_vec(),
+        IpAddr::V6(a) => a.octets().to_vec(),
+    }
+}
+
+fn address(bytes: &[u8]) -> Result<IpAddr, ConvertError> {
+    let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+    v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).map_err(|_| ConvertError::AddressBytes(bytes.len()))
+}
+
+fn address_of(family: Family, bytes: &[u8]) -> Result<IpAddr, ConvertError> {
+    let address = address(bytes)?;
+    if Family::of(address) == family { Ok(address) } else { Err(ConvertError::WrongFamily { address, family }) }
+}
+
+fn port(field: &'static str, found: u32) -> Result<u16, ConvertError> {
+    optional_port(field, found)?.ok_or(ConvertError::Port { field, found })
+}
+
+/// 0 stands for none.
+fn optional_port(field: &'static str, found: u32) -> Result<Option<u16>, ConvertError> {
+    let port = u16::try_from(found).map_err(|_| ConvertError::Port { field, found })?;
+    Ok((port != 0).then_some(port))
+}
+
+/// The wire counts whole milliseconds; what is above 584 million years saturates.
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{Mode, Probe, Scheduler, Target};
+
+    fn any_address(family: Family) -> BoxedStrategy<IpAddr> {
+        match family {
+            Family::V4 => any::<[u8; 4]>().prop_map(IpAddr::from).boxed(),
+            Family::V6 => any::<[u8; 16]>().prop_map(IpAddr::from).boxed(),
+        }
+    }
+
+    fn any_backends(family: Family) -> impl Strategy<Value = Vec<Backend>> {
+        let one = (any_address(family), 1u16.., any::<u16>(), any::<bool>());
+        prop::collection::vec(one, 0..5).prop_map(|list| {
+            let backend = |(ip, port, weight, draining)| Backend {
+                address: SocketAddr::new(ip, port),
+                weight,
+                state: if draining { BackendState::Draining } else { BackendState::Active },
+            };
+            let mut backends: Vec<Backend> = list.into_iter().map(backend).collect();
+            backends.sort_by_key(|b| b.address);
+            backends.dedup_by_key(|b| b.address);
+            backends
+        })
+    }
+
+    fn any_port() -> impl Strategy<Value = ServicePort> {
+        let family = prop::sample::select(vec![Family::V4, Family::V6]);
+        let protocol = prop::sample::select(vec![Protocol::Tcp, Protocol::Udp, Protocol::Sctp]);
+        family.prop_flat_map(move |family| {
+            let vips = prop::collection::vec(any_address(family), 0..3);
+            let ports = (1u16.., prop::option::of(1u16..));
+            let maglev = (prop::sample::select(limits::MAGLEV_SIZES.to_vec()), any::<u64>());
+            ("[a-z]{0,4}", protocol.clone(), vips, ports, maglev, any_backends(family)).prop_map(
+                move |(name, protocol, vips, (port, node_port), (size, seed), backends)| ServicePort {
+                    name,
+                    protocol,
+                    family,
+                    vips,
+                    port,
+                    node_port,
+                    maglev: MaglevSpec { size, seed, hash_version: limits::MAGLEV_HASH_VERSION },
+                    backends,
+                },
+            )
+        })
+    }
+
+    fn any_health() -> impl Strategy<Value = HealthCheck> {
+        let times = (1u64..1 << 40, 1u64..1 << 40);
+        (prop::sample::select(Probe::ALL), prop::option::of(1u16..), times, 1u32.., 1u32.., any::<bool>()).prop_map(
+            |(probe, port, (interval, timeout), rise, fall, fail_open)| HealthCheck {
+                probe,
+                port,
+                interval: Duration::from_millis(interval),
+                timeout: Duration::from_millis(timeout),
+                rise,
+                fall,
+                fail_open,
+            },
+        )
+    }
+
+    prop_compose! {
+        fn any_service()(
+            name in "[a-z]{1,3}",
+            mode in prop::sample::select(Mode::ALL),
+            target in prop::sample::select(Target::ALL),
+            scheduler in prop::sample::select(Scheduler::ALL),
+            health in any_health(),
+            drain_ms in 0u64..1 << 40,
+            refusal in prop::option::of((prop::sample::select(Reason::ALL), ".*")),
+            ports in prop::collection::vec(any_port(), 0..3),
+        ) -> Service {
+            let refusal = refusal.map(|(reason, message)| Refusal { reason, message });
+            let drain_timeout = Duration::from_millis(drain_ms);
+            Service { name: ServiceName::new("default", &name), mode, target, scheduler, health, drain_timeout, refusal, ports }
+        }
+    }
+
+    fn any_state() -> impl Strategy<Value = State> {
+        (prop::collection::vec(any_service(), 0..6), any::<u64>()).prop_map(|(services, counter)| State {
+            generation: Generation { epoch: "e".to_owned(), counter },
+            services: services.into_iter().map(|s| (s.name.clone(), Arc::new(s))).collect(),
+            pools: vec![Pool {
+                name: "default".to_owned(),
+                ranges: vec!["192.0.2.100-192.0.2.199".parse().unwrap(), "2001:db8::1:0/112".parse().unwrap()],
+                announce: Announce::Routed,
+            }],
+        })
+    }
+
+    /// What a gateway does with a response, in its plainest form.
+    fn applied(state: &State, response: v1::WatchResponse) -> State {
+        let mut services = if response.full { BTreeMap::new() } else { state.services.clone() };
+        for name in &response.removed {
+            services.remove(&service_name(name).unwrap());
+        }
+        for message in response.services {
+            let service = Service::try_from(message).unwrap();
+            services.insert(service.name.clone(), Arc::new(service));
+        }
+        let pools = response.pools.into_iter().map(|p| Pool::try_from(p).unwrap()).collect();
+        State { generation: response.generation.unwrap().into(), services, pools }
+    }
+
+    proptest! {
+        #[test]
+        fn a_service_survives_the_wire(service in any_service()) {
+            let bytes = v1::Service::from(&service).encode_to_vec();
+            let message = v1::Service::decode(&*bytes).unwrap();
+            prop_assert_eq!(message.hash.len(), HASH_BYTES);
+            prop_assert_eq!(&message.hash, &hash(&message));
+            prop_assert_eq!(Service::try_from(message).unwrap(), service);
+        }
+
+        #[test]
+        fn full_and_both_differences_lead_to_the_new_state(old in any_state(), new in any_state()) {
+            prop_assert_eq!(&applied(&old, full(&new)), &new);
+            prop_assert_eq!(&applied(&old, difference(&old, &new)), &new);
+            let hashes = full(&old).services.into_iter().map(|s| (format!("{}/{}", s.namespace, s.name), s.hash)).collect();
+            prop_assert_eq!(&applied(&old, difference_by_hashes(&hashes, &new)), &new);
+        }
+
+        #[test]
+        fn what_did_not_change_is_not_sent_again(state in any_state()) {
+            let again = difference(&state, &state.clone());
+            prop_assert!(again.services.is_empty() && again.removed.is_empty() && !again.full);
+        }
+    }
+
+    fn good_port() -> v1::ServicePort {
+        v1::ServicePort {
+            protocol: 6,
+            family: 4,
+            vips: vec![vec![192, 0, 2, 100]],
+            port: 80,
+            maglev_size: 251,
+            maglev_hash_version: 1,
+            backends: vec![v1::Backend { address: vec![10, 0, 0, 11], port: 8080, weight: 1, draining: false }],
+            ..v1::ServicePort::default()
+        }
+    }
+
+    #[test]
+    fn each_wrong_port_has_its_own_error() {
+        let with = |change: fn(&mut v1::ServicePort)| {
+            let mut message = good_port();
+            change(&mut message);
+            ServicePort::try_from(message).unwrap_err()
+        };
+        assert!(ServicePort::try_from(good_port()).is_ok());
+        assert_eq!(with(|p| p.protocol = 1), ConvertError::Protocol(1));
+        assert_eq!(with(|p| p.family = 5), ConvertError::Family(5));
+        assert_eq!(with(|p| p.vips[0].push(0)), ConvertError::AddressBytes(5));
+        assert!(matches!(with(|p| p.vips[0] = vec![0; 16]), ConvertError::WrongFamily { .. }));
+        assert_eq!(with(|p| p.port = 0), ConvertError::Port { field: "port", found: 0 });
+        assert_eq!(with(|p| p.node_port = 65_536), ConvertError::Port { field: "node port", found: 65_536 });
+        assert_eq!(with(|p| p.maglev_size = 250), ConvertError::MaglevSize(250));
+        assert_eq!(with(|p| p.maglev_hash_version = 2), ConvertError::MaglevHashVersion(2));
+        assert_eq!(with(|p| p.backends[0].weight = 65_536), ConvertError::Weight(65_536));
+        assert_eq!(with(|p| p.backends = vec![p.backends[0].clone(); 6554]), ConvertError::TooManyBackends(6554));
+        assert!(matches!(with(|p| p.backends = vec![p.backends[0].clone(); 2]), ConvertError::BackendOrder(_)));
+    }
+
+    #[test]
+    fn each_wrong_service_has_its_own_error() {
+        let good = || v1::Service {
+            namespace: "default".to_owned(),
+            name: "web".to_owned(),
+            mode: "nat".to_owned(),
+            target: "endpoint".to_owned(),
+            scheduler: "maglev".to_owned(),
+            health: Some(v1::HealthCheck::from(&HealthCheck::default())),
+            ..v1::Service::default()
+        };
+        let with = |change: fn(&mut v1::Service)| {
+            let mut message = good();
+            change(&mut message);
+            Service::try_from(message).unwrap_err()
+        };
+        assert!(Service::try_from(good()).is_ok());
+        assert!(matches!(with(|s| s.name.clear()), ConvertError::Name(_)));
+        assert!(matches!(with(|s| "teleport".clone_into(&mut s.mode)), ConvertError::Mode(_)));
+        assert!(matches!(with(|s| "moon".clone_into(&mut s.target)), ConvertError::Target(_)));
+        assert!(matches!(with(|s| "dice".clone_into(&mut s.scheduler)), ConvertError::Scheduler(_)));
+        assert_eq!(with(|s| s.health = None), ConvertError::HealthCheckMissing);
+        assert!(matches!(with(|s| "icmp".clone_into(&mut s.health.as_mut().unwrap().probe)), ConvertError::Probe(_)));
+        assert_eq!(with(|s| s.health.as_mut().unwrap().fall = 0), ConvertError::HealthCheckZero("fall"));
+        assert!(matches!(with(|s| s.refusal = Some(v1::Refusal::default())), ConvertError::Reason(_)));
+    }
+
+    #[test]
+    fn each_wrong_pool_has_its_own_error() {
+        let good = v1::Pool::from(&Pool {
+            name: "p".to_owned(),
+            ranges: vec!["10.0.0.1-10.0.0.9".parse().unwrap()],
+            announce: Announce::L2,
+        });
+        let unknown = v1::Pool { announce: 9, ..good.clone() };
+        assert_eq!(Pool::try_from(unknown), Err(ConvertError::Announce { pool: "p".to_owned(), found: 9 }));
+        let mut reversed = good;
+        reversed.ranges[0].last = vec![10, 0, 0, 0];
+        assert!(matches!(Pool::try_from(reversed), Err(ConvertError::Range { .. })));
+    }
+}
