@@ -1,0 +1,161 @@
+//! The client of one API server: from a kubeconfig or from the pod that we run in.
+//!
+//! **Invariant.** No request hangs: a connection on which nothing was heard for [`SILENCE_MAX`] is given up, and watches
+//! are ended by the server well before that, so that silence always means trouble. Nothing is retried in here: whoever
+//! asked also decides when to ask again, and is told how long the server wants to be left alone.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use kube::client::Body;
+use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::core::Status;
+use kube::core::response::StatusDetails;
+use kube::{Client, Config};
+use thiserror::Error;
+
+/// A watch lasts this long, then the server ends it after a bookmark and it is resumed. Short, so that a dead
+/// connection shows within 20 s (CONTROL section 8); two resumed watches in 12 s are nothing to a server.
+pub(super) const WATCH_SECONDS: u32 = 12;
+/// A connection that is awaited and says nothing for this long is dead: longer than a watch, shorter than 20 s.
+const SILENCE_MAX: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 5);
+/// Connecting takes no longer than this.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// An API server and how to speak to it.
+#[derive(Clone)]
+pub struct Cluster {
+    /// The client.
+    pub client: Client,
+    /// Where the API server is, for messages.
+    pub server: String,
+}
+
+/// Why there is no client.
+#[derive(Debug, Error)]
+pub enum ConnectError {
+    /// The kubeconfig cannot be read or used.
+    #[error("kubeconfig {}: expected a readable kubeconfig with a current context, found: {cause}; try `kubectl --kubeconfig {} version`, then correct the file or `kubernetes.kubeconfig`", file.display(), file.display())]
+    Kubeconfig {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it.
+        cause: Box<KubeconfigError>,
+    },
+    /// No kubeconfig was named, and this is no pod.
+    #[error("no kubeconfig is configured and this is no pod with a service account ({0}); name one by `kubernetes.kubeconfig`")]
+    NoPod(#[from] InClusterError),
+    /// The configuration is complete, but makes no client (certificates, keys, proxies).
+    #[error("no client for the API server {server} ({from}): {cause}; correct its certificates, keys or proxy")]
+    Unusable {
+        /// The server.
+        server: String,
+        /// Where the configuration came from.
+        from: String,
+        /// What is wrong.
+        cause: Box<kube::Error>,
+    },
+}
+
+/// A client from a kubeconfig, or without one from the service account of the pod. Nothing is sent yet: an API server
+/// that is away is no error here.
+pub async fn connect(kubeconfig: Option<&Path>) -> Result<Cluster, ConnectError> {
+    let (mut config, from) = match kubeconfig {
+        Some(file) => (read(file).await?, file.display().to_string()),
+        None => (Config::incluster()?, "service account of the pod".to_owned()),
+    };
+    config.connect_timeout = Some(CONNECT_TIMEOUT);
+    config.read_timeout = Some(SILENCE_MAX);
+    config.reset_reader_on_write = true;
+    config.default_retry = false;
+    let server = config.cluster_url.to_string();
+    let namespace = config.default_namespace.clone();
+    match Client::try_from(config) {
+        Ok(client) => Ok(Cluster { client: telling_retry_after(client, namespace), server }),
+        Err(cause) => Err(ConnectError::Unusable { server, from, cause: Box::new(cause) }),
+    }
+}
+
+async fn read(file: &Path) -> Result<Config, ConnectError> {
+    let broken = |cause| ConnectError::Kubeconfig { file: file.to_owned(), cause: Box::new(cause) };
+    let kubeconfig = Kubeconfig::read_from(file).map_err(broken)?;
+    Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.map_err(broken)
+}
+
+/// The API server says in a header when to come back, with a body that is no Status; kube keeps only the body. So the
+/// answer is put into words that kube keeps.
+fn telling_retry_after(client: Client, namespace: String) -> Client {
+    let service = tower::service_fn(move |request| {
+        let client = client.clone();
+        async move {
+            let mut response = client.send(request).await?;
+            if let Some(status) = status_of_retry_after(response.status().as_u16(), response.headers()) {
+                *response.body_mut() = Body::from(serde_json::to_vec(&status).map_err(kube::Error::SerdeError)?);
+            }
+            Ok::<_, kube::Error>(response)
+        }
+    });
+    Client::new(service, namespace)
+}
+
+fn status_of_retry_after(code: u16, headers: &http::HeaderMap) -> Option<Status> {
+    let text = |name| headers.get(name).and_then(|value: &http::HeaderValue| value.to_str().ok());
+    let is_json = text("content-type").is_some_and(|kind| kind.starts_with("application/json"));
+    if code < 400 || is_json {
+        return None;
+    }
+    let seconds = text("retry-after")?.parse().ok()?;
+    let details = StatusDetails { retry_after_seconds: seconds, ..status_details() };
+    Some(Status { details: Some(details), ..Status::failure("asked to come back later", "TooManyRequests").with_code(code) })
+}
+
+fn status_details() -> StatusDetails {
+    StatusDetails {
+        name: String::new(),
+        group: String::new(),
+        kind: String::new(),
+        uid: String::new(),
+        causes: Vec::new(),
+        retry_after_seconds: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_missing_kubeconfig_is_named_with_what_to_do() {
+        let error = connect(Some(Path::new("/nonexistent/kubeconfig"))).await.err().unwrap().to_string();
+        assert!(error.contains("/nonexistent/kubeconfig"), "{error}");
+        assert!(error.contains("kubernetes.kubeconfig"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_broken_kubeconfig_is_named() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "clusters: [").unwrap();
+        let error = connect(Some(file.path())).await.err().unwrap().to_string();
+        assert!(error.contains(&file.path().display().to_string()), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_kubeconfig_without_a_context_is_named() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "apiVersion: v1\nkind: Config\nclusters: []\n").unwrap();
+        let error = connect(Some(file.path())).await.err().unwrap().to_string();
+        assert!(error.contains("context"), "{error}");
+    }
+
+    #[test]
+    fn the_wait_that_a_plain_text_answer_asks_for_is_kept() {
+        let mut headers = http::HeaderMap::new();
+        headers.insert("content-type", http::HeaderValue::from_static("text/plain; charset=utf-8"));
+        headers.insert("retry-after", http::HeaderValue::from_static("7"));
+        let status = status_of_retry_after(429, &headers).unwrap();
+        assert_eq!((status.code, status.details.unwrap().retry_after_seconds), (429, 7));
+        assert!(status_of_retry_after(200, &headers).is_none());
+        headers.insert("content-type", http::HeaderValue::from_static("application/json"));
+        assert!(status_of_retry_after(504, &headers).is_none(), "a Status says it itself");
+    }
+}

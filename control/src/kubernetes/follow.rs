@@ -1,0 +1,257 @@
+//! Follows Services and EndpointSlices: lists, then watches, then lists again when the server has forgotten where we
+//! were.
+//!
+//! **Invariant.** Both kinds are told as `*Replaced` before any single change is. Nothing is withdrawn because of
+//! trouble: not when the server fails, and not when an object cannot be decoded any more.
+
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+use std::pin::pin;
+use std::time::Instant;
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::core::DeserializeGuard;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Resource, ResourceExt};
+use proto::ServiceName;
+use serde::de::DeserializeOwned;
+use tokio::sync::{Barrier, mpsc};
+use tracing::warn;
+
+use super::client::WATCH_SECONDS;
+use super::{Cluster, Outage, Trouble};
+use crate::source::Change;
+
+/// A kind of object that is followed.
+trait Followed: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static {
+    /// What the service account must be allowed, in the words of RBAC.
+    const RIGHTS: &'static str;
+
+    fn replaced(all: Vec<Self>) -> Change;
+    fn applied(object: Self) -> Change;
+    fn deleted(name: ServiceName) -> Change;
+}
+
+impl Followed for Service {
+    const RIGHTS: &'static str = "list and watch services";
+
+    fn replaced(all: Vec<Self>) -> Change {
+        Change::ServicesReplaced(all)
+    }
+
+    fn applied(object: Self) -> Change {
+        Change::ServiceApplied(Box::new(object))
+    }
+
+    fn deleted(name: ServiceName) -> Change {
+        Change::ServiceDeleted(name)
+    }
+}
+
+impl Followed for EndpointSlice {
+    const RIGHTS: &'static str = "list and watch endpointslices.discovery.k8s.io";
+
+    fn replaced(all: Vec<Self>) -> Change {
+        Change::SlicesReplaced(all)
+    }
+
+    fn applied(object: Self) -> Change {
+        Change::SliceApplied(Box::new(object))
+    }
+
+    fn deleted(name: ServiceName) -> Change {
+        Change::SliceDeleted(name)
+    }
+}
+
+/// Tells every change of Services and EndpointSlices until the receiver is gone.
+pub async fn follow(cluster: &Cluster, changes: mpsc::Sender<Change>) {
+    let both_listed = Barrier::new(2);
+    tokio::select! {
+        () = changes.closed() => {}
+        () = follow_kind::<Service>(cluster, &changes, &both_listed) => {}
+        () = follow_kind::<EndpointSlice>(cluster, &changes, &both_listed) => {}
+    }
+}
+
+async fn follow_kind<K: Followed>(cluster: &Cluster, changes: &mpsc::Sender<Change>, both_listed: &Barrier) {
+    let mut trouble = Trouble::new(K::RIGHTS, &cluster.server);
+    let mut known = Known::new();
+    let mut is_first = true;
+    // A round ends only when the watcher must start over.
+    loop {
+        let api = Api::<DeserializeGuard<K>>::all(cluster.client.clone());
+        let mut events = pin!(watcher(api, watcher::Config::default().timeout(WATCH_SECONDS)));
+        while let Some(event) = events.next().await {
+            match event {
+                Ok(event) => {
+                    // `Init` comes before anything is asked, so it proves nothing.
+                    if !matches!(event, Event::Init) {
+                        trouble.over();
+                    }
+                    for change in known.take(event) {
+                        if changes.send(change).await.is_err() {
+                            return;
+                        }
+                        if std::mem::take(&mut is_first) {
+                            both_listed.wait().await;
+                        }
+                    }
+                }
+                Err(error) => {
+                    let outage = Outage::from(&error);
+                    // The watcher itself relists after an in-stream 410 only.
+                    let must_relist = matches!((&error, &outage), (watcher::Error::WatchStartFailed(_), Outage::Expired(_)));
+                    let wait = trouble.met(outage, Instant::now());
+                    tokio::time::sleep(wait).await;
+                    if must_relist {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What the receiver knows, and the list that is being taken.
+struct Known<K> {
+    names: BTreeSet<ServiceName>,
+    listed: Vec<K>,
+    undecodable: BTreeSet<ServiceName>,
+    was_listed: bool,
+}
+
+impl<K: Followed> Known<K> {
+    fn new() -> Self {
+        Self { names: BTreeSet::new(), listed: Vec::new(), undecodable: BTreeSet::new(), was_listed: false }
+    }
+
+    /// What an event means to the receiver.
+    fn take(&mut self, event: Event<DeserializeGuard<K>>) -> Vec<Change> {
+        match event {
+            Event::Init => {
+                self.listed.clear();
+                self.undecodable.clear();
+                Vec::new()
+            }
+            Event::InitApply(object) => {
+                match decoded(object) {
+                    Ok(object) => self.listed.push(object),
+                    Err(name) => {
+                        self.undecodable.insert(name);
+                    }
+                }
+                Vec::new()
+            }
+            Event::InitDone => self.take_list(),
+            Event::Apply(object) => match decoded(object) {
+                Ok(object) => {
+                    self.names.insert(name_of(&object));
+                    vec![K::applied(object)]
+                }
+                Err(_) => Vec::new(),
+            },
+            Event::Delete(object) => {
+                let name = name_of(&object);
+                self.names.remove(&name);
+                vec![K::deleted(name)]
+            }
+        }
+    }
+
+    /// A complete list. One with undecodable objects cannot simply replace what is known: the last good version of
+    /// those stays.
+    fn take_list(&mut self) -> Vec<Change> {
+        let listed = std::mem::take(&mut self.listed);
+        let mut names: BTreeSet<_> = listed.iter().map(name_of).collect();
+        let kept: BTreeSet<_> = self.names.intersection(&self.undecodable).cloned().collect();
+        let was_listed = std::mem::replace(&mut self.was_listed, true);
+        if !was_listed || kept.is_empty() {
+            self.names = names;
+            return vec![K::replaced(listed)];
+        }
+        names.extend(kept);
+        let gone: Vec<_> = self.names.difference(&names).cloned().map(K::deleted).collect();
+        self.names = names;
+        gone.into_iter().chain(listed.into_iter().map(K::applied)).collect()
+    }
+}
+
+/// The object, or the name of one that this version does not understand.
+fn decoded<K: Followed>(object: DeserializeGuard<K>) -> Result<K, ServiceName> {
+    object.0.map_err(|invalid| {
+        let name = ServiceName {
+            namespace: invalid.metadata.namespace.unwrap_or_default(),
+            name: invalid.metadata.name.unwrap_or_default(),
+        };
+        warn!(
+            "{} {name} is left as it was: expected an object of {}, found: {}; correct the object",
+            K::kind(&()),
+            K::api_version(&()),
+            super::outage::truncated(&invalid.error)
+        );
+        name
+    })
+}
+
+fn name_of(object: &impl Resource) -> ServiceName {
+    ServiceName { namespace: object.namespace().unwrap_or_default(), name: object.name_any() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn service(name: &str, ports: serde_json::Value) -> DeserializeGuard<Service> {
+        let object = json!({"metadata": {"name": name, "namespace": "a"}, "spec": {"ports": ports}});
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn names(changes: &[Change]) -> Vec<String> {
+        let text = |change: &Change| match change {
+            Change::ServicesReplaced(all) => format!("replaced by {}", all.len()),
+            Change::ServiceApplied(object) => format!("applied {}", object.name_any()),
+            Change::ServiceDeleted(name) => format!("deleted {name}"),
+            other => format!("{other:?}"),
+        };
+        changes.iter().map(text).collect()
+    }
+
+    #[test]
+    fn a_list_is_told_as_a_whole_without_what_cannot_be_decoded() {
+        let mut known = Known::new();
+        assert!(known.take(Event::Init).is_empty());
+        known.take(Event::InitApply(service("good", json!([]))));
+        known.take(Event::InitApply(service("bad", json!("no list"))));
+        assert_eq!(names(&known.take(Event::InitDone)), ["replaced by 1"]);
+    }
+
+    #[test]
+    fn an_object_that_becomes_undecodable_keeps_its_last_good_version_through_a_new_list() {
+        let mut known = Known::new();
+        known.take(Event::Init);
+        for name in ["kept", "gone", "stays"] {
+            known.take(Event::InitApply(service(name, json!([]))));
+        }
+        known.take(Event::InitDone);
+        assert!(known.take(Event::Apply(service("kept", json!("no list")))).is_empty());
+        known.take(Event::Init);
+        known.take(Event::InitApply(service("kept", json!("no list"))));
+        known.take(Event::InitApply(service("stays", json!([]))));
+        assert_eq!(names(&known.take(Event::InitDone)), ["deleted a/gone", "applied stays"]);
+        assert_eq!(names(&known.take(Event::Delete(service("kept", json!("no list"))))), ["deleted a/kept"]);
+    }
+
+    #[test]
+    fn a_list_that_breaks_off_leaves_nothing_behind() {
+        let mut known = Known::new();
+        known.take(Event::Init);
+        known.take(Event::InitApply(service("first", json!([]))));
+        known.take(Event::Init);
+        known.take(Event::InitApply(service("second", json!([]))));
+        assert_eq!(names(&known.take(Event::InitDone)), ["replaced by 1"]);
+    }
+}

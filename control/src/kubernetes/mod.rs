@@ -1,0 +1,17 @@
+//! The Kubernetes source: Services and EndpointSlices are followed by watches, and `services/status` is written back.
+//!
+//! **Invariant.** Trouble with the API server is said once per cause and never withdraws anything: what was last heard
+//! stays in force until the server says otherwise.
+//!
+//! Deliberately not here: what an object means (`spec`), what is written and when (`plan`, `controller`), leases,
+//! events and custom resources.
+
+mod client;
+mod follow;
+mod outage;
+mod status;
+
+pub use client::{Cluster, ConnectError, connect};
+pub use follow::follow;
+pub use outage::{Outage, Trouble};
+pub use status::{Outcome, StatusError, patch};

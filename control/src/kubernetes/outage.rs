@@ -1,0 +1,207 @@
+//! What can be wrong with the API server, in words that tell the operator what to do, and how long to wait.
+//!
+//! **Invariant.** One cause is said once until it is over; the waits are bounded by [`WAIT_MAX`], or by what the server
+//! asks for up to [`ASKED_MAX`].
+
+use std::error::Error as StdError;
+use std::time::{Duration, Instant};
+
+use kube::runtime::watcher;
+use thiserror::Error;
+use tracing::{info, warn};
+
+/// The first wait; it doubles with every failure in a row.
+const WAIT_MIN: Duration = Duration::from_millis(200);
+/// The longest wait that we choose ourselves.
+const WAIT_MAX: Duration = Duration::from_secs(10);
+/// The longest wait that the server may ask for: no misconfigured proxy blinds us for longer.
+const ASKED_MAX: Duration = Duration::from_secs(60);
+/// A failure this long after the one before is a new story.
+const NEW_STORY: Duration = Duration::from_secs(60);
+/// Some answers embed the whole object; more of them helps nobody.
+const MESSAGE_CHARS_MAX: usize = 1_000;
+
+/// Why a request to the API server did not do what it should.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Outage {
+    /// 401: it does not know us.
+    #[error("the API server does not accept our credentials (401: {0}); renew the certificate or token in the kubeconfig")]
+    Unauthorized(String),
+    /// 403: it does not let us.
+    #[error("the API server forbids it (403: {0}); grant it by a ClusterRole")]
+    Forbidden(String),
+    /// 429, 503 and their like: it has too much to do, or is starting.
+    #[error("the API server is busy or starting ({code}: {message}); trying again")]
+    Busy {
+        /// HTTP status.
+        code: u16,
+        /// What it said.
+        message: String,
+        /// How long it wants to be left alone.
+        retry_after: Duration,
+    },
+    /// 410: the version to go on from is no longer kept. Ordinary.
+    #[error("the version to go on from is no longer kept (410: {0}); listing again")]
+    Expired(String),
+    /// Any other answer.
+    #[error("the API server answered {code}: {message}; see its log, trying again")]
+    Failing {
+        /// HTTP status.
+        code: u16,
+        /// What it said.
+        message: String,
+    },
+    /// No answer.
+    #[error("the API server cannot be reached ({0}); check its address in the kubeconfig, and that it runs; trying again")]
+    Unreachable(String),
+    /// An answer that makes no sense.
+    #[error("the answer is not that of a Kubernetes API server ({0}); check its address in the kubeconfig; trying again")]
+    Senseless(String),
+}
+
+impl From<&kube::core::Status> for Outage {
+    fn from(status: &kube::core::Status) -> Self {
+        let message = truncated(&status.message);
+        let retry_after = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
+        match status.code {
+            401 => Self::Unauthorized(message),
+            403 => Self::Forbidden(message),
+            410 => Self::Expired(message),
+            code @ (429 | 503 | 504) => Self::Busy { code, message, retry_after: Duration::from_secs(retry_after.into()) },
+            code => Self::Failing { code, message },
+        }
+    }
+}
+
+impl From<&kube::Error> for Outage {
+    fn from(error: &kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) => status.as_ref().into(),
+            kube::Error::SerdeError(_) | kube::Error::FromUtf8(_) => Self::Senseless(truncated(&root_cause(error))),
+            other => Self::Unreachable(truncated(&root_cause(other))),
+        }
+    }
+}
+
+impl From<&watcher::Error> for Outage {
+    fn from(error: &watcher::Error) -> Self {
+        match error {
+            watcher::Error::InitialListFailed(cause)
+            | watcher::Error::WatchStartFailed(cause)
+            | watcher::Error::WatchFailed(cause) => cause.into(),
+            watcher::Error::WatchError(status) => status.as_ref().into(),
+            watcher::Error::NoResourceVersion => Self::Senseless(error.to_string()),
+        }
+    }
+}
+
+/// The innermost cause: the outer ones only say who passed it on.
+fn root_cause(error: &dyn StdError) -> String {
+    let mut cause = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
+}
+
+/// At most [`MESSAGE_CHARS_MAX`] characters of a foreign message.
+pub(super) fn truncated(message: &str) -> String {
+    match message.char_indices().nth(MESSAGE_CHARS_MAX) {
+        Some((end, _)) => format!("{}…", &message[..end]),
+        None => message.to_owned(),
+    }
+}
+
+/// The run of failures of one kind of request.
+#[derive(Debug)]
+pub struct Trouble {
+    /// What is tried, as RBAC calls it: `list and watch services`.
+    what: &'static str,
+    /// Where, for messages.
+    server: String,
+    wait: Duration,
+    last: Option<(Outage, Instant)>,
+}
+
+impl Trouble {
+    /// None yet, with requests that do `what` at `server`.
+    #[must_use]
+    pub fn new(what: &'static str, server: &str) -> Self {
+        Self { what, server: server.to_owned(), wait: WAIT_MIN, last: None }
+    }
+
+    /// A request failed: says so unless it failed for the same reason before, and tells how long to wait.
+    pub fn met(&mut self, outage: Outage, now: Instant) -> Duration {
+        if self.last.as_ref().is_some_and(|(_, at)| now.duration_since(*at) > NEW_STORY) {
+            self.over();
+        }
+        let is_new = self.last.as_ref().is_none_or(|(last, _)| std::mem::discriminant(last) != std::mem::discriminant(&outage));
+        if is_new {
+            self.say(&outage);
+        }
+        let wait = match &outage {
+            Outage::Busy { retry_after, .. } => self.wait.max((*retry_after).min(ASKED_MAX)),
+            _ => self.wait,
+        };
+        self.wait = (self.wait * 2).min(WAIT_MAX);
+        self.last = Some((outage, now));
+        wait
+    }
+
+    /// A request succeeded.
+    pub fn over(&mut self) {
+        self.wait = WAIT_MIN;
+        match self.last.take() {
+            None | Some((Outage::Expired(_), _)) => {}
+            Some(_) => info!(server = self.server, "the API server answers again: {}", self.what),
+        }
+    }
+
+    fn say(&self, outage: &Outage) {
+        if let Outage::Expired(_) = outage {
+            info!(server = self.server, "{}: {outage}", self.what);
+        } else {
+            warn!(server = self.server, "cannot {}: {outage}. The last known state stays in force.", self.what);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn busy(seconds: u64) -> Outage {
+        Outage::Busy { code: 429, message: String::new(), retry_after: Duration::from_secs(seconds) }
+    }
+
+    #[test]
+    fn waits_double_up_to_a_bound_and_start_anew_after_success() {
+        let (mut trouble, now) = (Trouble::new("list services", ""), Instant::now());
+        let waits: Vec<_> = (0..8).map(|_| trouble.met(Outage::Unreachable(String::new()), now).as_millis()).collect();
+        assert_eq!(waits, [200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
+        trouble.over();
+        assert_eq!(trouble.met(Outage::Unreachable(String::new()), now), WAIT_MIN);
+    }
+
+    #[test]
+    fn a_failure_long_after_the_last_one_starts_anew() {
+        let (mut trouble, now) = (Trouble::new("watch services", ""), Instant::now());
+        for _ in 0..5 {
+            trouble.met(Outage::Unreachable(String::new()), now);
+        }
+        let now = now + NEW_STORY + Duration::from_secs(1);
+        assert_eq!(trouble.met(Outage::Unreachable(String::new()), now), WAIT_MIN);
+    }
+
+    #[test]
+    fn the_server_is_left_alone_as_long_as_it_asks_but_no_longer_than_a_minute() {
+        assert_eq!(Trouble::new("list services", "").met(busy(3), Instant::now()), Duration::from_secs(3));
+        assert_eq!(Trouble::new("list services", "").met(busy(86_400), Instant::now()), ASKED_MAX);
+    }
+
+    #[test]
+    fn a_message_that_embeds_an_object_is_cut() {
+        assert_eq!(truncated(&"ä".repeat(5_000)).chars().count(), MESSAGE_CHARS_MAX + 1);
+        assert_eq!(truncated("short"), "short");
+    }
+}
