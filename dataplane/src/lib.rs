@@ -4,15 +4,20 @@
 //! memory in unit tests, over capture files in `replay`, and over a NIC. Time and randomness are arguments everywhere.
 
 mod address;
+pub mod checksum;
 mod headers;
 mod input;
+mod parse;
 mod port;
+pub mod rewrite;
 mod twin;
 mod verdict;
+pub mod wire;
 
 pub use address::Address;
 pub use headers::{Headers, Parsed, Transport, Tuple, tcp_flags};
 pub use input::{Config, FlowLimits, Health, Mac, Neighbour, Network, PortConfig, PortIndex, Route};
+pub use parse::parse;
 pub use port::{BURST, Buffer, Burst, Port};
 pub use twin::{FROM_LINUX_BURSTS, TO_LINUX_BURSTS, TwinQueues};
 pub use verdict::DropReason;

@@ -1,0 +1,111 @@
+//! The Internet checksum: in full (RFC 1071) for what the engine writes itself, by difference (RFC 1624) for what it
+//! rewrites.
+//!
+//! **Invariant:** a difference is never 0: no change is 0xffff. So a sum that a difference was added to is never 0 either,
+//! and the checksum that comes out is the one a full computation gives, bit for bit, never the other zero of one's
+//! complement. A wrong checksum stays wrong: nothing is repaired on the way.
+
+use crate::{Address, Tuple};
+
+/// The difference that one hop less makes to an IPv4 header: the word of TTL and protocol gets smaller by 0x0100.
+pub const HOP_DELTA: u16 = !0x0100;
+
+/// What a rewrite adds to the checksums of every packet of a flow in one direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deltas {
+    /// Addresses, for the IPv4 header's checksum.
+    pub l3: u16,
+    /// Addresses (they stand in the pseudo header) and ports, for TCP's and UDP's.
+    pub l4: u16,
+}
+
+impl Deltas {
+    /// Those of the opposite direction.
+    #[must_use]
+    pub fn reversed(self) -> Self {
+        Self { l3: nonzero(!self.l3), l4: nonzero(!self.l4) }
+    }
+}
+
+/// The differences between two tuples of one protocol.
+#[must_use]
+pub fn delta<A: Address>(old: &Tuple<A>, new: &Tuple<A>) -> Deltas {
+    let addresses = |t: &Tuple<A>| address_sum(t.source) + address_sum(t.destination);
+    let ports = |t: &Tuple<A>| u64::from(t.source_port) + u64::from(t.destination_port);
+    let (old_addresses, new_addresses) = (addresses(old), addresses(new));
+    Deltas {
+        l3: difference(old_addresses, new_addresses),
+        l4: difference(old_addresses + ports(old), new_addresses + ports(new)),
+    }
+}
+
+/// The checksum after a difference (RFC 1624 equation 3).
+#[inline]
+#[must_use]
+pub fn apply(checksum: u16, delta: u16) -> u16 {
+    let (sum, carry) = (!checksum).overflowing_add(delta);
+    // After a carry the sum is at most 0xfffe: there is no second one.
+    !(sum.wrapping_add(u16::from(carry)))
+}
+
+/// The difference between one 16-bit word and its replacement.
+#[must_use]
+pub fn word_delta(old: u16, new: u16) -> u16 {
+    difference(u64::from(old), u64::from(new))
+}
+
+/// Sum of the bytes as big-endian words, an odd last byte padded with 0. Sums of pieces may be added when all pieces but
+/// the last have even lengths.
+#[must_use]
+pub fn sum(bytes: &[u8]) -> u64 {
+    let (words, odd) = bytes.as_chunks::<2>();
+    let words: u64 = words.iter().map(|w| u64::from(u16::from_be_bytes(*w))).sum();
+    words + odd.first().map_or(0, |b| u64::from(*b) << 8)
+}
+
+/// Sum of the pseudo header of IPv4 (RFC 9293 section 3.1) or IPv6 (RFC 8200 section 8.1). `len` counts the bytes of
+/// the transport header and its data.
+#[must_use]
+pub fn pseudo_sum<A: Address>(source: A, destination: A, protocol: u8, len: usize) -> u64 {
+    address_sum(source) + address_sum(destination) + u64::from(protocol) + len as u64
+}
+
+/// The checksum that a sum makes.
+#[must_use]
+pub fn finish(sum: u64) -> u16 {
+    !fold(sum)
+}
+
+/// Whether an IPv4 header of whole 32-bit words sums up right. In the machine's own byte order, which is the same for a
+/// sum that must come out as all ones.
+#[inline]
+#[must_use]
+pub fn header_holds(header: &[u8]) -> bool {
+    let (words, _) = header.as_chunks::<4>();
+    // At most 15 words: no carry out of 64 bits.
+    let sum: u64 = words.iter().map(|w| u64::from(u32::from_ne_bytes(*w))).sum();
+    fold(sum) == 0xffff
+}
+
+/// An address as a sum; 2^16 counts as 1 in one's complement, so that words of 32 bits do.
+fn address_sum<A: Address>(address: A) -> u64 {
+    let wide = address.wide();
+    let words = |pair: u64| (pair >> 32) + (pair & 0xffff_ffff);
+    words((wide >> 64) as u64) + words((wide & 0xffff_ffff_ffff_ffff) as u64)
+}
+
+fn difference(old: u64, new: u64) -> u16 {
+    nonzero(fold(u64::from(!fold(old)) + u64::from(fold(new))))
+}
+
+fn nonzero(delta: u16) -> u16 {
+    if delta == 0 { 0xffff } else { delta }
+}
+
+#[inline]
+fn fold(sum: u64) -> u16 {
+    let sum = (sum >> 32) + (sum & 0xffff_ffff); // 33 bits
+    let sum = (sum >> 16) + (sum & 0xffff); // 18 bits
+    let (low, carry) = ((sum & 0xffff) as u16).overflowing_add(((sum >> 16) & 0xffff) as u16);
+    low.wrapping_add(u16::from(carry))
+}

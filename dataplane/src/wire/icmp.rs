@@ -1,0 +1,67 @@
+//! How ICMP (RFC 792) and ICMPv6 (RFC 4443) messages begin, and the numbers of those that the engine knows.
+
+use zerocopy::network_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Types of ICMP for IPv4.
+pub mod icmpv4 {
+    /// Echo reply.
+    pub const ECHO_REPLY: u8 = 0;
+    /// Destination unreachable.
+    pub const UNREACHABLE: u8 = 3;
+    /// Source quench; deprecated, yet an error (RFC 6633).
+    pub const SOURCE_QUENCH: u8 = 4;
+    /// Redirect.
+    pub const REDIRECT: u8 = 5;
+    /// Echo request.
+    pub const ECHO_REQUEST: u8 = 8;
+    /// Time exceeded.
+    pub const TIME_EXCEEDED: u8 = 11;
+    /// Parameter problem.
+    pub const PARAMETER_PROBLEM: u8 = 12;
+    /// Code of [`UNREACHABLE`]: nobody listens on the port.
+    pub const CODE_PORT: u8 = 3;
+    /// Code of [`UNREACHABLE`]: fragmentation is needed and forbidden (RFC 1191).
+    pub const CODE_FRAGMENTATION_NEEDED: u8 = 4;
+}
+
+/// Types of ICMPv6. Those below 128 are errors.
+pub mod icmpv6 {
+    /// Destination unreachable.
+    pub const UNREACHABLE: u8 = 1;
+    /// Packet too big.
+    pub const PACKET_TOO_BIG: u8 = 2;
+    /// Time exceeded.
+    pub const TIME_EXCEEDED: u8 = 3;
+    /// Echo request.
+    pub const ECHO_REQUEST: u8 = 128;
+    /// Echo reply.
+    pub const ECHO_REPLY: u8 = 129;
+    /// Neighbour solicitation (RFC 4861).
+    pub const NEIGHBOUR_SOLICITATION: u8 = 135;
+    /// Neighbour advertisement (RFC 4861).
+    pub const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+    /// Redirect (RFC 4861).
+    pub const REDIRECT: u8 = 137;
+    /// Code of [`UNREACHABLE`]: nobody listens on the port.
+    pub const CODE_PORT: u8 = 4;
+}
+
+/// The first 8 bytes of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Icmp {
+    /// Message type.
+    pub kind: u8,
+    /// Code within the type.
+    pub code: u8,
+    /// One's complement over the message; in ICMPv6 over a pseudo header too.
+    pub checksum: U16,
+    /// Identifier and sequence number of an echo, the MTU of "too big", else 0.
+    pub rest: U32,
+}
+
+impl Icmp {
+    /// Bytes of this header.
+    pub const BYTES: u16 = 8;
+}

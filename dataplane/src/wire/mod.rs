@@ -1,0 +1,55 @@
+//! Views of protocol headers over the bytes of a frame: one protocol per file.
+//!
+//! **Invariant:** a view is taken only where all of its bytes are; after that no access can fail. Numbers stand in
+//! network order in the bytes and come out in host order. What values mean, and which are refused, is not decided here
+//! but in `parse` and `answer`.
+
+mod arp;
+mod ethernet;
+mod icmp;
+mod ipv4;
+mod ipv6;
+mod ndp;
+mod tcp;
+mod udp;
+mod vlan;
+
+pub use arp::Arp;
+pub use ethernet::{Ethernet, ether_type};
+pub use icmp::{Icmp, icmpv4, icmpv6};
+pub use ipv4::Ipv4;
+pub use ipv6::{Extension, FragmentHeader, Ipv6, RoutingHeader, next_header};
+pub use ndp::{LinkLayerOption, NeighbourMessage, neighbour};
+pub use tcp::Tcp;
+pub use udp::Udp;
+pub use vlan::VlanTag;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// IP protocol numbers that the engine tells apart (IPv4's protocol, IPv6's last next header).
+pub mod protocol {
+    /// ICMP for IPv4.
+    pub const ICMP: u8 = 1;
+    /// TCP.
+    pub const TCP: u8 = 6;
+    /// UDP.
+    pub const UDP: u8 = 17;
+    /// ICMP for IPv6.
+    pub const ICMPV6: u8 = 58;
+    /// SCTP.
+    pub const SCTP: u8 = 132;
+}
+
+/// The header at the start of `bytes` and what follows it; none when `bytes` is too short.
+#[inline]
+#[must_use]
+pub fn take<T: FromBytes + KnownLayout + Immutable + Unaligned>(bytes: &[u8]) -> Option<(&T, &[u8])> {
+    T::ref_from_prefix(bytes).ok()
+}
+
+/// As [`take`], to be changed in place.
+#[inline]
+#[must_use]
+pub fn take_mut<T: FromBytes + IntoBytes + KnownLayout + Unaligned>(bytes: &mut [u8]) -> Option<(&mut T, &mut [u8])> {
+    T::mut_from_prefix(bytes).ok()
+}

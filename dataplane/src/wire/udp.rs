@@ -1,0 +1,23 @@
+//! The UDP header (RFC 768).
+
+use zerocopy::network_endian::U16;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// The header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Udp {
+    /// From.
+    pub source_port: U16,
+    /// To.
+    pub destination_port: U16,
+    /// Bytes of header and data.
+    pub len: U16,
+    /// One's complement over pseudo header and datagram; 0: none was computed, and a computed 0 is sent as 0xffff.
+    pub checksum: U16,
+}
+
+impl Udp {
+    /// Bytes of the header.
+    pub const BYTES: u16 = 8;
+}
