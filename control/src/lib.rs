@@ -5,5 +5,6 @@
 //! Deliberately not here: anything of the forwarding engine. This crate knows `proto` and nothing else of ours.
 
 pub mod kubernetes;
+pub mod probe;
 pub mod settings;
 pub mod source;

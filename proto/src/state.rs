@@ -39,3 +39,22 @@ pub struct State {
     /// The pools.
     pub pools: Vec<Pool>,
 }
+
+/// Where a gateway has its state from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// A controller sent it to this run of the gateway.
+    Controller,
+    /// An earlier run left it on disk. Pod addresses may belong to somebody else by now, so a backend of target
+    /// `endpoint` must pass one probe before it is used (CONTROL section 2).
+    Disk,
+}
+
+/// The state that a gateway goes by.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Known {
+    /// The state, complete.
+    pub state: Arc<State>,
+    /// Where it is from.
+    pub origin: Origin,
+}

@@ -1,0 +1,232 @@
+//! The task that probes: follows the state, starts what is due, publishes what the results say.
+
+use std::net::SocketAddr;
+
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
+use proto::Known;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+use super::schedule::Schedule;
+use super::target::targets;
+use super::tracker::{Health, HealthTracker, Turn};
+use super::{Outcome, Prober};
+
+/// Probes the targets of the state in `known` until its sender is gone, at most `concurrency` at once; a probe that
+/// finds no room starts late and is never left out.
+pub async fn run<P: Prober>(
+    prober: &P,
+    mut known: watch::Receiver<Option<Known>>,
+    health: &watch::Sender<Health>,
+    concurrency: usize,
+) {
+    let mut tracker = HealthTracker::resuming(&health.borrow());
+    let mut schedule = Schedule::default();
+    let mut under_way = FuturesUnordered::new();
+    known.mark_changed();
+    loop {
+        let room = under_way.len() < concurrency;
+        tokio::select! {
+            changed = known.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                follow(&mut known, &mut tracker, &mut schedule);
+                publish(&tracker, health);
+            }
+            Some((target, started, outcome)) = under_way.next() => {
+                let turned = take(&mut tracker, target, outcome);
+                let next = tracker.check(target).map(|check| started + check.interval);
+                schedule.finished(target, next);
+                if turned {
+                    publish(&tracker, health);
+                }
+            }
+            () = until(schedule.next()), if room => {
+                let now = Instant::now();
+                let target = schedule.start(now);
+                if let Some((target, check)) = target.and_then(|t| Some((t, tracker.check(t)?))) {
+                    let timeout = check.timeout;
+                    under_way.push(async move { (target, now, prober.probe(target, timeout).await) });
+                }
+            }
+        }
+    }
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn follow(known: &mut watch::Receiver<Option<Known>>, tracker: &mut HealthTracker, schedule: &mut Schedule) {
+    let Some(known) = known.borrow_and_update().clone() else { return };
+    let targets = targets(&known.state);
+    schedule.follow(&targets, Instant::now());
+    tracker.follow(targets, known.origin);
+}
+
+/// Whether the target's health turned by `outcome`.
+fn take(tracker: &mut HealthTracker, target: SocketAddr, outcome: Outcome) -> bool {
+    let (passed, why) = match outcome {
+        Outcome::Passed => (true, String::new()),
+        Outcome::Failed(why) => (false, why),
+        Outcome::NotAsked(why) => {
+            tracing::warn!(%target, why, "could not probe; the target keeps its health");
+            return false;
+        }
+    };
+    let turn = tracker.observe(target, passed);
+    match turn {
+        Some(Turn::Failing) => tracing::warn!(%target, why, "target fails its probes; its backends get no new flows"),
+        Some(Turn::Healthy) => tracing::info!(%target, "target passes its probes again"),
+        Some(Turn::Proven) => tracing::info!(%target, "target from the persisted state passed its first probe"),
+        None => {}
+    }
+    turn.is_some()
+}
+
+fn publish(tracker: &HealthTracker, health: &watch::Sender<Health>) {
+    let now = tracker.health();
+    health.send_if_modified(|last| {
+        let changed = *last != now;
+        *last = now;
+        changed
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{HashMap, HashSet};
+    use std::sync::{Arc, Mutex};
+    use std::time::Duration;
+
+    use proto::{HealthCheck, Origin, Protocol};
+
+    use super::super::target::tests::{address, service, state};
+    use super::*;
+
+    /// Answers from a script: the results of each target in order, then its last one for ever. Counts what it was asked.
+    #[derive(Default)]
+    struct Scripted {
+        results: HashMap<SocketAddr, Vec<bool>>,
+        takes: Duration,
+        asked: Mutex<HashMap<SocketAddr, usize>>,
+        at_once: Mutex<(usize, usize)>,
+    }
+
+    impl Scripted {
+        fn new(results: &[(&str, &[bool])]) -> Self {
+            let results = results.iter().map(|(target, r)| (address(target), r.to_vec())).collect();
+            Self { results, ..Self::default() }
+        }
+
+        fn asked(&self, target: &str) -> usize {
+            self.asked.lock().unwrap().get(&address(target)).copied().unwrap_or(0)
+        }
+    }
+
+    impl Prober for Scripted {
+        async fn probe(&self, target: SocketAddr, _: Duration) -> Outcome {
+            let result = {
+                let mut asked = self.asked.lock().unwrap();
+                let asked = asked.entry(target).or_default();
+                *asked += 1;
+                self.results[&target].get(*asked - 1).or(self.results[&target].last()).copied().unwrap()
+            };
+            {
+                let mut at_once = self.at_once.lock().unwrap();
+                at_once.0 += 1;
+                at_once.1 = at_once.1.max(at_once.0);
+            }
+            tokio::time::sleep(self.takes).await;
+            self.at_once.lock().unwrap().0 -= 1;
+            if result { Outcome::Passed } else { Outcome::Failed("scripted".to_owned()) }
+        }
+    }
+
+    fn known(origin: Origin, backends: &[&str]) -> Option<Known> {
+        let web = service("web", Protocol::Tcp, backends, HealthCheck::default());
+        Some(Known { state: Arc::new(state(vec![web])), origin })
+    }
+
+    type Sets = HashSet<(Protocol, SocketAddr)>;
+
+    fn backends(addresses: &[&str]) -> Sets {
+        addresses.iter().map(|a| (Protocol::Tcp, address(a))).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_backend_leaves_after_fall_failures_and_returns_after_rise_successes() {
+        let prober = Scripted::new(&[("10.0.0.1:80", &[true, false, false, false, true, true]), ("10.0.0.2:80", &[true])]);
+        let (_known, receiver) = watch::channel(known(Origin::Controller, &["10.0.0.1:80", "10.0.0.2:80"]));
+        let (sender, mut health) = watch::channel(Health::default());
+        let script = async {
+            health.wait_for(|h| h.failing == backends(&["10.0.0.1:80"])).await.unwrap();
+            assert_eq!(prober.asked("10.0.0.1:80"), 4);
+            health.wait_for(|h| h.failing.is_empty()).await.unwrap();
+            assert_eq!(prober.asked("10.0.0.1:80"), 6);
+        };
+        tokio::select! {
+            () = run(&prober, receiver, &sender, 16) => unreachable!("the state is still followed"),
+            () = script => {}
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn under_a_state_from_disk_each_backend_is_proven_by_one_probe() {
+        let prober = Scripted::new(&[("10.0.0.1:80", &[true]), ("10.0.0.2:80", &[false])]);
+        let (_known, receiver) = watch::channel(known(Origin::Disk, &["10.0.0.1:80", "10.0.0.2:80"]));
+        let (sender, mut health) = watch::channel(Health::default());
+        let script = async {
+            health.wait_for(|h| h.proven == backends(&["10.0.0.1:80"])).await.unwrap();
+            assert_eq!(prober.asked("10.0.0.1:80"), 1);
+            let last = health.wait_for(|h| !h.failing.is_empty()).await.unwrap();
+            assert_eq!((&last.failing, &last.proven), (&backends(&["10.0.0.2:80"]), &backends(&["10.0.0.1:80"])));
+        };
+        tokio::select! {
+            () = run(&prober, receiver, &sender, 16) => unreachable!("the state is still followed"),
+            () = script => {}
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_more_probes_at_once_than_allowed_and_none_left_out() {
+        let addresses: Vec<String> = (0..20).map(|i| format!("10.0.0.{i}:80")).collect();
+        let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
+        let results: Vec<(&str, &[bool])> = addresses.iter().map(|a| (*a, &[false][..])).collect();
+        let prober = Scripted { takes: Duration::from_millis(400), ..Scripted::new(&results) };
+        let (_known, receiver) = watch::channel(known(Origin::Controller, &addresses));
+        let (sender, mut health) = watch::channel(Health::default());
+        let script = async {
+            health.wait_for(|h| h.failing.len() == 20).await.unwrap();
+        };
+        tokio::select! {
+            () = run(&prober, receiver, &sender, 3) => unreachable!("the state is still followed"),
+            () = script => {}
+        }
+        assert_eq!(prober.at_once.lock().unwrap().1, 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_removed_target_is_asked_no_more_and_the_task_ends_with_its_input() {
+        let prober = Scripted::new(&[("10.0.0.1:80", &[false]), ("10.0.0.2:80", &[true])]);
+        let (sender_of_state, receiver) = watch::channel(known(Origin::Controller, &["10.0.0.1:80", "10.0.0.2:80"]));
+        let (sender, mut health) = watch::channel(Health::default());
+        let script = async {
+            health.wait_for(|h| !h.failing.is_empty()).await.unwrap();
+            sender_of_state.send_replace(known(Origin::Controller, &["10.0.0.2:80"]));
+            health.wait_for(|h| h.failing.is_empty()).await.unwrap();
+            let (gone, stays) = (prober.asked("10.0.0.1:80"), prober.asked("10.0.0.2:80"));
+            while prober.asked("10.0.0.2:80") < stays + 3 {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            assert_eq!(prober.asked("10.0.0.1:80"), gone);
+            drop(sender_of_state);
+        };
+        tokio::join!(run(&prober, receiver, &sender, 16), script);
+    }
+}
