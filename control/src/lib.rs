@@ -4,6 +4,7 @@
 //!
 //! Deliberately not here: anything of the forwarding engine. This crate knows `proto` and nothing else of ours.
 
+pub mod config;
 pub mod kubernetes;
 pub mod probe;
 pub mod settings;

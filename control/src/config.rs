@@ -1,0 +1,18 @@
+//! Reading configuration files: YAML text becomes a tree with positions ([`tree`]), sections are taken from it key by
+//! key ([`Section`]), and every mistake is collected, so that one run names all of them with file, line and key.
+//!
+//! Invariant: a value that leaves here is valid; whatever was wrong is a [`Problem`], and a reader with problems gives
+//! no settings. Deliberately not here: what only a running machine knows (devices, cores, free addresses).
+
+pub mod controller;
+mod logs;
+mod pools;
+mod problem;
+pub mod scalar;
+mod section;
+pub mod tree;
+
+pub use logs::{LogFormat, LogLevel, Logs};
+pub use pools::PlacedRange;
+pub use problem::{Invalid, Place, Problem};
+pub use section::{Field, Reader, Section};

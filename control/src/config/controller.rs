@@ -1,0 +1,406 @@
+//! The keys of a controller: in `sluice-controller`'s own file, or beside the gateway's where it is embedded.
+//!
+//! Invariant: [`effective`] writes every key, and what it writes reads back as the same settings.
+
+use std::fmt::Write;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use proto::limits::{CONFIG_LISTEN, DRAIN_TIMEOUT, LOAD_BALANCER_CLASS};
+use proto::{AddressRange, HealthCheck, Mode, Pool, Scheduler};
+
+use super::scalar::{Written, is_dns_label, quoted, quoted_list};
+use super::{Field, Invalid, Logs, Place, PlacedRange, Reader, Section};
+use crate::settings::{ControllerSettings, Defaults, Source};
+
+/// Every top-level key that belongs to a controller and to no gateway.
+pub const KEYS: [&str; 14] = [
+    "listen",
+    "tls",
+    "group",
+    "kubernetes",
+    "defaults",
+    "health",
+    "backends",
+    "clusterCIDRs",
+    "nodePortNamespaceSelector",
+    "externalIPs",
+    "announce",
+    "pools",
+    "manifests",
+    "statusDir",
+];
+
+/// Default of key `statusDir`.
+pub const STATUS_DIR: &str = "/var/lib/sluice/status";
+/// Linux route table and protocol of `routed` pools; both unassigned in iproute2's files.
+const ROUTE_NUMBER: u32 = 150;
+/// Longest group name: the Lease `sluice-controller-<group>` is a DNS label, 63 - 18 bytes.
+const GROUP_BYTES_MAX: usize = 45;
+
+/// A value and where it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placed<T> {
+    /// Where the file says so.
+    pub place: Place,
+    /// The value.
+    pub value: T,
+}
+
+/// A controller's keys as read, before its source is chosen.
+#[derive(Clone, Debug)]
+pub struct ControllerKeys {
+    /// Key `listen`.
+    pub listen: PathBuf,
+    /// Key `kubernetes.kubeconfig`.
+    pub kubeconfig: Option<Placed<PathBuf>>,
+    /// Key `manifests`.
+    pub manifests: Option<Placed<PathBuf>>,
+    /// Key `statusDir`.
+    pub status_dir: PathBuf,
+    /// The ranges of all pools with their places, for checks against what else uses addresses.
+    pub ranges: Vec<PlacedRange>,
+    group: String,
+    load_balancer_class: String,
+    defaults: Defaults,
+    health: HealthCheck,
+    backends_allowed: Option<Vec<IpNet>>,
+    cluster_cidrs: Vec<IpNet>,
+    pools: Vec<Pool>,
+}
+
+impl ControllerKeys {
+    /// Takes every key of [`KEYS`].
+    pub fn take(top: &mut Section<'_>) -> Self {
+        let (kubeconfig, load_balancer_class) = take_kubernetes(top);
+        let place_of = top.field("manifests").map(|field| field.place);
+        let manifests = place_of.zip(top.path_of("manifests")).map(|(place, value)| Placed { place, value });
+        let cluster_cidrs = take_nets(top, "clusterCIDRs");
+        let (pools, ranges) = super::pools::take(top);
+        for (placed, net) in ranges.iter().flat_map(|placed| cluster_cidrs.iter().map(move |net| (placed, net))) {
+            if AddressRange::new(net.network(), net.broadcast()).is_ok_and(|cidr| cidr.overlaps(&placed.range)) {
+                let message =
+                    format!("found {}, which overlaps {net} of `clusterCIDRs`; take addresses outside it", placed.range);
+                top.reader.problem(&placed.place, message);
+            }
+        }
+        take_unbuilt(top);
+        Self {
+            listen: top.socket("listen", CONFIG_LISTEN),
+            kubeconfig,
+            manifests,
+            status_dir: top.path_of("statusDir").unwrap_or_else(|| STATUS_DIR.into()),
+            ranges,
+            group: take_group(top),
+            load_balancer_class,
+            defaults: take_defaults(top),
+            health: take_health(top),
+            backends_allowed: take_allowed(top),
+            cluster_cidrs,
+            pools,
+        }
+    }
+
+    /// The settings of a controller that follows `source`, in a gateway that itself uses the `reserved` addresses.
+    #[must_use]
+    pub fn settings(self, source: Source, reserved: Vec<IpAddr>) -> ControllerSettings {
+        ControllerSettings {
+            listen: self.listen,
+            group: self.group,
+            source,
+            load_balancer_class: self.load_balancer_class,
+            defaults: self.defaults,
+            health: self.health,
+            backends_allowed: self.backends_allowed,
+            cluster_cidrs: self.cluster_cidrs,
+            pools: self.pools,
+            reserved,
+        }
+    }
+}
+
+fn take_kubernetes(top: &mut Section<'_>) -> (Option<Placed<PathBuf>>, String) {
+    let mut section = top.section("kubernetes");
+    let place = section.field("kubeconfig").filter(|field| !field.is_empty()).map(|field| field.place);
+    let kubeconfig = place.and_then(|place| section.path_of("kubeconfig").map(|value| Placed { place, value }));
+    let is_class = |text: &str| {
+        let legal = |b: u8| b.is_ascii_alphanumeric() || b"-_./".contains(&b);
+        !text.is_empty()
+            && text.bytes().all(legal)
+            && text.split('/').count() <= 2
+            && text.split('/').all(|part| !part.is_empty())
+    };
+    let class = section
+        .field("loadBalancerClass")
+        .and_then(|field| field.parse("a class such as sluice.dev/gateway", |text| is_class(text).then(|| text.to_owned())));
+    let mut claim = section.section("claimClassless");
+    claim.one_of_built("enabled", &[("false", ())], &["true"], ());
+    claim.unbuilt("namespaceSelector");
+    claim.unbuilt("serviceSelector");
+    claim.finish();
+    section.finish();
+    (kubeconfig, class.unwrap_or_else(|| LOAD_BALANCER_CLASS.to_owned()))
+}
+
+fn take_group(top: &mut Section<'_>) -> String {
+    let expected = format!("a name of lower-case letters, digits and `-`, at most {GROUP_BYTES_MAX}");
+    let group =
+        top.field("group").and_then(|field| field.parse(expected, |text| is_dns_label(text, GROUP_BYTES_MAX).then_some(text)));
+    group.unwrap_or("default").to_owned()
+}
+
+fn take_defaults(top: &mut Section<'_>) -> Defaults {
+    let mut section = top.section("defaults");
+    let modes: Vec<_> = Mode::ALL.iter().filter(|mode| **mode != Mode::Nat).map(|mode| mode.as_str()).collect();
+    let schedulers: Vec<_> = Scheduler::ALL.iter().filter(|s| **s != Scheduler::Maglev).map(|s| s.as_str()).collect();
+    let day = Duration::from_secs(86_400);
+    let defaults = Defaults {
+        mode: section.one_of_built("mode", &[(Mode::Nat.as_str(), Mode::Nat)], &modes, Mode::Nat),
+        scheduler: section.one_of_built(
+            "scheduler",
+            &[(Scheduler::Maglev.as_str(), Scheduler::Maglev)],
+            &schedulers,
+            Scheduler::Maglev,
+        ),
+        drain_timeout: section.duration("drainTimeout", Duration::ZERO..=day, DRAIN_TIMEOUT),
+    };
+    section.finish();
+    defaults
+}
+
+fn take_health(top: &mut Section<'_>) -> HealthCheck {
+    let default = HealthCheck::default();
+    let mut section = top.section("health");
+    let place = section.place.clone();
+    let health = HealthCheck {
+        // Ten probes a second and target is what a backend should still not notice.
+        interval: section.duration("interval", Duration::from_millis(100)..=Duration::from_secs(600), default.interval),
+        timeout: section.duration("timeout", Duration::from_millis(10)..=Duration::from_secs(60), default.timeout),
+        rise: section.number("rise", 1..=100, default.rise),
+        fall: section.number("fall", 1..=100, default.fall),
+        fail_open: section.one_of("failOpen", &[("true", true), ("false", false)], default.fail_open),
+        ..default
+    };
+    if health.timeout > health.interval {
+        let (timeout, interval) = (Written(health.timeout), Written(health.interval));
+        let message = format!("timeout {timeout} is longer than interval {interval}; expected it to be at most as long");
+        section.reader.problem(&place, message);
+    }
+    section.finish();
+    health
+}
+
+fn take_allowed(top: &mut Section<'_>) -> Option<Vec<IpNet>> {
+    let mut section = top.section("backends");
+    let allowed = section.field("allowed");
+    if let Some(field) = allowed.as_ref().filter(|field| field.is_empty()) {
+        field.problem("found nothing, which would allow no backend at all; leave the key out to allow all, or list CIDRs");
+    }
+    let nets = allowed.map(|field| nets_of(&field));
+    section.finish();
+    nets
+}
+
+fn take_nets(top: &mut Section<'_>, key: &'static str) -> Vec<IpNet> {
+    top.field(key).map(|field| nets_of(&field)).unwrap_or_default()
+}
+
+fn nets_of(field: &Field<'_>) -> Vec<IpNet> {
+    let parse = |text: &str| text.parse().ok().map(|net: IpNet| net.trunc());
+    field.items("CIDRs").iter().filter_map(|item| item.parse("a CIDR such as 10.0.0.0/8", parse)).collect()
+}
+
+/// Keys of features that this version lacks.
+fn take_unbuilt(top: &mut Section<'_>) {
+    top.unbuilt("tls");
+    top.unbuilt("nodePortNamespaceSelector");
+    let mut external = top.section("externalIPs");
+    external.unbuilt("allowed");
+    external.finish();
+    let mut announce = top.section("announce");
+    for key in ["routeTable", "routeProtocol"] {
+        announce.only(key, "a number", |text| text.parse().ok(), &ROUTE_NUMBER);
+    }
+    announce.finish();
+}
+
+/// The file of `sluice-controller`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ControllerFile {
+    /// What it controls, and how.
+    pub settings: ControllerSettings,
+    /// What it logs.
+    pub logs: Logs,
+}
+
+impl ControllerFile {
+    /// Reads `sluice-controller`'s own file.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn read(file: &Path) -> Result<Self, Invalid> {
+        let (reader, root) = Reader::open(file)?;
+        let mut top = reader.section(&root);
+        let keys = ControllerKeys::take(&mut top);
+        let logs = Logs::take(&mut top);
+        top.finish();
+        if let (Some(manifests), Some(_)) = (&keys.manifests, &keys.kubeconfig) {
+            reader.problem(&manifests.place, "found a second source beside `kubernetes.kubeconfig`; keep one of the two");
+        }
+        reader.finish()?;
+        let source = match (&keys.manifests, &keys.kubeconfig) {
+            (Some(dir), _) => Source::Manifests { dir: dir.value.clone(), status_dir: keys.status_dir.clone() },
+            (None, kubeconfig) => Source::Kubernetes { kubeconfig: kubeconfig.as_ref().map(|placed| placed.value.clone()) },
+        };
+        Ok(Self { settings: keys.settings(source, Vec::new()), logs })
+    }
+
+    /// Every key with its value, as YAML that [`ControllerFile::read`] takes.
+    #[must_use]
+    pub fn effective(&self) -> String {
+        format!("logs: {}\n{}", self.logs, effective(&self.settings))
+    }
+}
+
+/// Every key of a controller with its value, as YAML.
+#[must_use]
+pub fn effective(settings: &ControllerSettings) -> String {
+    let mut out = String::new();
+    // Writing to a String cannot fail.
+    let _ = write_keys(&mut out, settings);
+    out
+}
+
+fn write_keys(out: &mut String, settings: &ControllerSettings) -> std::fmt::Result {
+    let path = |path: &Path| quoted(&format!("{}", path.display()));
+    let (kubeconfig, manifests) = match &settings.source {
+        Source::Manifests { dir, status_dir } => (None, Some((dir, status_dir))),
+        Source::Kubernetes { kubeconfig } => (kubeconfig.as_ref(), None),
+    };
+    let (health, defaults) = (&settings.health, &settings.defaults);
+    writeln!(out, "listen: {}", quoted(&format!("unix:{}", settings.listen.display())))?;
+    writeln!(out, "tls: {{}}")?;
+    writeln!(out, "group: {}", settings.group)?;
+    writeln!(out, "kubernetes:")?;
+    writeln!(out, "  kubeconfig: {}", kubeconfig.map_or_else(|| "null".to_owned(), |file| path(file)))?;
+    writeln!(out, "  loadBalancerClass: {}", quoted(&settings.load_balancer_class))?;
+    writeln!(out, "  claimClassless: {{enabled: false, namespaceSelector: {{}}, serviceSelector: {{}}}}")?;
+    let drain = Written(defaults.drain_timeout);
+    writeln!(out, "defaults: {{mode: {}, scheduler: {}, drainTimeout: {drain}}}", defaults.mode, defaults.scheduler)?;
+    let (interval, timeout) = (Written(health.interval), Written(health.timeout));
+    write!(out, "health: {{interval: {interval}, timeout: {timeout}, ")?;
+    writeln!(out, "rise: {}, fall: {}, failOpen: {}}}", health.rise, health.fall, health.fail_open)?;
+    let allowed = settings.backends_allowed.as_ref().map_or_else(|| "null".to_owned(), quoted_list);
+    writeln!(out, "backends: {{allowed: {allowed}}}")?;
+    writeln!(out, "clusterCIDRs: {}", quoted_list(&settings.cluster_cidrs))?;
+    writeln!(out, "nodePortNamespaceSelector: {{}}")?;
+    writeln!(out, "externalIPs: {{allowed: []}}")?;
+    writeln!(out, "announce: {{routeTable: {ROUTE_NUMBER}, routeProtocol: {ROUTE_NUMBER}}}")?;
+    writeln!(out, "pools:{}", if settings.pools.is_empty() { " []" } else { "" })?;
+    for pool in &settings.pools {
+        writeln!(out, "  - {{name: {}, addresses: {}, announce: l2}}", quoted(&pool.name), quoted_list(&pool.ranges))?;
+    }
+    writeln!(out, "manifests: {}", manifests.map_or_else(|| "null".to_owned(), |(dir, _)| path(dir)))?;
+    writeln!(out, "statusDir: {}", manifests.map_or_else(|| quoted(STATUS_DIR), |(_, dir)| path(dir)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<ControllerFile, String> {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("controller.yaml");
+        std::fs::write(&file, text).unwrap();
+        ControllerFile::read(&file).map_err(|invalid| invalid.to_string().replace(&format!("{}:", file.display()), ""))
+    }
+
+    #[test]
+    fn an_empty_file_follows_the_cluster_it_runs_in_with_all_defaults() {
+        let settings = read("").unwrap().settings;
+        assert_eq!(settings.source, Source::Kubernetes { kubeconfig: None });
+        assert_eq!(settings.listen, Path::new("/run/sluice/config.sock"));
+        assert_eq!((settings.group.as_str(), settings.load_balancer_class.as_str()), ("default", "sluice.dev/gateway"));
+        assert_eq!(settings.health, HealthCheck::default());
+        assert_eq!(settings.defaults.drain_timeout, Duration::from_secs(300));
+        assert_eq!((settings.backends_allowed, settings.pools.len()), (None, 0));
+    }
+
+    #[test]
+    fn what_check_prints_reads_back_as_the_same_settings() {
+        let text = "kubernetes: {kubeconfig: /k, loadBalancerClass: a.b/c}\n\
+                    health: {interval: 90s, timeout: 250ms, rise: 1, fall: 9, failOpen: false}\n\
+                    backends: {allowed: [10.1.2.3/8, 'fd00::/8']}\nclusterCIDRs: [10.96.0.0/12]\ngroup: east\n\
+                    pools:\n  - name: a\n    addresses: [192.0.2.0/25, 2001:db8::1]\n  - {name: b, addresses: [192.0.2.128-192.0.2.130]}\n\
+                    logs: {format: json, level: debug}\n";
+        for text in [text, "manifests: /m\nstatusDir: /s\n", ""] {
+            let file = read(text).unwrap();
+            assert_eq!(read(&file.effective()).as_ref(), Ok(&file), "{}", file.effective());
+        }
+    }
+
+    #[test]
+    fn what_check_prints_names_every_key() {
+        let effective = read("").unwrap().effective();
+        for key in KEYS {
+            assert!(effective.lines().any(|line| line.starts_with(&format!("{key}:"))), "{key} is missing:\n{effective}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_built_is_refused_by_key() {
+        let rows = [
+            ("tls: {ca: f}", "tls"),
+            ("kubernetes: {claimClassless: {enabled: true}}", "kubernetes.claimClassless.enabled"),
+            ("kubernetes: {claimClassless: {serviceSelector: {a: b}}}", "kubernetes.claimClassless.serviceSelector"),
+            ("nodePortNamespaceSelector: {matchLabels: {}}", "nodePortNamespaceSelector"),
+            ("externalIPs: {allowed: [10.0.0.0/8]}", "externalIPs.allowed"),
+            ("announce: {routeTable: 151}", "announce.routeTable"),
+            ("defaults: {mode: dsr}", "defaults.mode"),
+            ("defaults: {scheduler: round-robin}", "defaults.scheduler"),
+            ("pools: [{name: a, addresses: [192.0.2.1], announce: routed}]", "pools[0].announce"),
+        ];
+        for (text, key) in rows {
+            assert_eq!(read(text).unwrap_err(), format!("1: key `{key}`: not built in this version; leave it out"));
+        }
+    }
+
+    #[test]
+    fn wrong_values_say_what_is_allowed() {
+        let rows = [
+            ("listen: 0.0.0.0:9", "key `listen`: found `0.0.0.0:9`, expected unix:PATH; TCP is not built in this version"),
+            ("defaults: {mode: x}", "key `defaults.mode`: found `x`, expected nat or dnat or dsr or ipip or gue"),
+            ("backends: {allowed: []}", "key `backends.allowed`: found nothing, which would allow no backend"),
+            ("health: {interval: 1s, timeout: 2s}", "key `health`: timeout 2s is longer than interval 1s"),
+            ("group: A_b", "key `group`: found `A_b`, expected a name of lower-case letters"),
+            ("pools: [{name: a}]", "key `pools[0].addresses`: missing, expected a list"),
+            ("pools: [{name: a, addresses: []}]", "key `pools[0].addresses`: found a list, expected a list of addresses"),
+            ("pools: [{name: a, addresses: [10.0.0.9-10.0.0.1]}]", "\"10.0.0.9-10.0.0.1\" is reversed"),
+            ("pools: [{name: a, addresses: [0.0.0.0/0]}]", "which reaches into 0.0.0.0/8"),
+            ("clusterCIDRs: [10.0.0.0/8]\npools: [{name: a, addresses: [10.1.1.1]}]", "overlaps 10.0.0.0/8 of `clusterCIDRs`"),
+            ("manifests: a\nkubernetes: {kubeconfig: b}", "key `manifests`: found a second source"),
+        ];
+        for (text, message) in rows {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(message) && error.lines().count() == 1, "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn pools_do_not_overlap_and_have_names_of_their_own() {
+        let error = read(
+            "pools:\n  - {name: a, addresses: [192.0.2.0/24, 192.0.2.7]}\n  - {name: a, addresses: [192.0.2.200-192.0.3.9]}\n",
+        )
+        .unwrap_err();
+        let lines: Vec<_> = error.lines().collect();
+        assert_eq!(lines.len(), 3, "{error}");
+        assert!(
+            lines[0].starts_with("2: key `pools[0].addresses[1]`: found 192.0.2.7, which overlaps 192.0.2.0-192.0.2.255 of"),
+            "{error}"
+        );
+        assert!(lines[1].starts_with("3: key `pools[1].addresses[0]`: found 192.0.2.200-192.0.3.9, which overlaps"), "{error}");
+        assert!(lines[2].starts_with("3: key `pools[1].name`: found `a` a second time"), "{error}");
+    }
+}

@@ -1,0 +1,75 @@
+//! Key `logs`, of both programs.
+
+use std::fmt;
+
+use super::Section;
+
+/// How log lines are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One object a line.
+    Json,
+}
+
+/// The least severe level that is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum LogLevel {
+    Error,
+    Warn,
+    #[default]
+    Info,
+    Debug,
+    Trace,
+}
+
+impl LogLevel {
+    /// Its name, as configuration and `tracing`'s filters write it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        }
+    }
+}
+
+/// What is logged, and how.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Logs {
+    /// Key `logs.format`.
+    pub format: LogFormat,
+    /// Key `logs.level`.
+    pub level: LogLevel,
+}
+
+impl Logs {
+    /// Takes key `logs`.
+    pub fn take(top: &mut Section<'_>) -> Self {
+        let mut section = top.section("logs");
+        let levels = [LogLevel::Error, LogLevel::Warn, LogLevel::Info, LogLevel::Debug, LogLevel::Trace];
+        let logs = Self {
+            format: section.one_of("format", &[("text", LogFormat::Text), ("json", LogFormat::Json)], LogFormat::default()),
+            level: section.one_of("level", &levels.map(|level| (level.as_str(), level)), LogLevel::default()),
+        };
+        section.finish();
+        logs
+    }
+}
+
+impl fmt::Display for Logs {
+    /// As a YAML flow mapping.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let format = match self.format {
+            LogFormat::Text => "text",
+            LogFormat::Json => "json",
+        };
+        write!(f, "{{format: {format}, level: {}}}", self.level.as_str())
+    }
+}

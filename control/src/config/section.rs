@@ -1,0 +1,382 @@
+//! Taking keys out of a mapping: each key that is asked for becomes known, each mistake is collected, and what nobody
+//! asked for is an unknown key.
+//!
+//! Invariant: a method that gives a default or nothing where the file holds a value has reported why.
+
+use std::cell::RefCell;
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::scalar::{self, Written};
+use super::tree::{self, Entry, Node, Value};
+use super::{Invalid, Place, Problem};
+
+/// What every refusal of a value that is not built yet says.
+const NOT_BUILT: &str = "not built in this version; leave it out";
+/// Names this similar (Jaro-Winkler) are offered as what was meant: `adress` and `addresses` score 0.91,
+/// `poll` and `ports` 0.63.
+const SIMILAR: f64 = 0.8;
+
+/// A configuration file being read, and what is wrong with it so far.
+#[derive(Debug)]
+pub struct Reader {
+    file: PathBuf,
+    problems: RefCell<Vec<Problem>>,
+}
+
+impl Reader {
+    /// Reads and parses a file.
+    ///
+    /// # Errors
+    /// When it cannot be read or is no YAML.
+    pub fn open(file: &Path) -> Result<(Self, Node), Invalid> {
+        let text = std::fs::read_to_string(file).map_err(|error| {
+            let message = format!("cannot be read: {error}; give an existing, readable file with --config");
+            Invalid::whole(file.to_owned(), message)
+        })?;
+        Self::parse(file, &text)
+    }
+
+    /// Parses a text as the content of `file`.
+    ///
+    /// # Errors
+    /// When it is no YAML.
+    pub fn parse(file: &Path, text: &str) -> Result<(Self, Node), Invalid> {
+        let root = tree::parse(text).map_err(|errors| {
+            let place = |line| Place { line, key: String::new() };
+            let problems = errors.into_iter().map(|e| Problem { place: place(e.line), message: e.message }).collect();
+            Invalid { file: file.to_owned(), problems }
+        })?;
+        Ok((Self { file: file.to_owned(), problems: RefCell::default() }, root))
+    }
+
+    /// The mapping at the top of the file.
+    #[must_use]
+    pub fn section<'a>(&'a self, root: &'a Node) -> Section<'a> {
+        Field { reader: self, place: Place { line: root.line, key: String::new() }, node: root }.section()
+    }
+
+    /// Where relative paths of the file start: its own directory, absolute, so that moving what `check` prints to
+    /// another directory changes nothing.
+    #[must_use]
+    pub fn base(&self) -> PathBuf {
+        let dir = self.file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned())
+    }
+
+    /// Notes a mistake.
+    pub fn problem(&self, place: &Place, message: impl Into<String>) {
+        self.problems.borrow_mut().push(Problem { place: place.clone(), message: message.into() });
+    }
+
+    /// Ends the reading.
+    ///
+    /// # Errors
+    /// When anything was wrong: all of it, in the order of the file.
+    pub fn finish(self) -> Result<(), Invalid> {
+        let mut problems = self.problems.into_inner();
+        problems.sort();
+        problems.dedup();
+        if problems.is_empty() { Ok(()) } else { Err(Invalid { file: self.file, problems }) }
+    }
+}
+
+/// The value of one key or one item of a list.
+#[derive(Clone, Debug)]
+pub struct Field<'a> {
+    reader: &'a Reader,
+    /// Where it stands.
+    pub place: Place,
+    node: &'a Node,
+}
+
+impl<'a> Field<'a> {
+    /// Notes a mistake of this value.
+    pub fn problem(&self, message: impl Into<String>) {
+        self.reader.problem(&self.place, message);
+    }
+
+    /// Refuses what it asks for.
+    pub fn not_built(&self) {
+        self.problem(NOT_BUILT);
+    }
+
+    /// Notes that something else was expected.
+    pub fn unexpected(&self, expected: impl Display) {
+        let found = match &self.node.value {
+            Value::Null => "nothing".to_owned(),
+            Value::Scalar(text) => format!("`{text}`"),
+            Value::List(_) => "a list".to_owned(),
+            Value::Map(_) => "a mapping".to_owned(),
+        };
+        self.problem(format!("found {found}, expected {expected}"));
+    }
+
+    /// Whether it asks for nothing: an empty text, list or mapping.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        match &self.node.value {
+            Value::Null => true,
+            Value::Scalar(text) => text.is_empty(),
+            Value::List(items) => items.is_empty(),
+            Value::Map(entries) => entries.is_empty(),
+        }
+    }
+
+    /// Its text, made a value by `parse`; nothing, and reported, where that fails.
+    pub fn parse<T>(&self, expected: impl Display, parse: impl FnOnce(&'a str) -> Option<T>) -> Option<T> {
+        let value = match &self.node.value {
+            Value::Scalar(text) => parse(text),
+            _ => None,
+        };
+        if value.is_none() {
+            self.unexpected(expected);
+        }
+        value
+    }
+
+    /// Its text, made a value by a parser that says what is wrong.
+    pub fn try_parse<T, E: Display>(&self, expected: impl Display, parse: impl FnOnce(&'a str) -> Result<T, E>) -> Option<T> {
+        let text = self.parse(expected, Some)?;
+        parse(text).map_err(|error| self.problem(format!("found `{text}`, {error}"))).ok()
+    }
+
+    /// Its items; none, and reported, where it is no list.
+    #[must_use]
+    pub fn items(&self, expected: impl Display) -> Vec<Self> {
+        let Value::List(items) = &self.node.value else {
+            self.unexpected(format!("a list of {expected}"));
+            return Vec::new();
+        };
+        let place = |index, node: &Node| Place { line: node.line, key: format!("{}[{index}]", self.place.key) };
+        items.iter().enumerate().map(|(i, node)| Self { reader: self.reader, place: place(i, node), node }).collect()
+    }
+
+    /// The mapping that it is; an empty one, and reported, where it is none.
+    #[must_use]
+    pub fn section(&self) -> Section<'a> {
+        let entries: &[Entry] = match &self.node.value {
+            Value::Map(entries) => entries,
+            Value::Null => &[],
+            _ => {
+                self.unexpected("a mapping of keys to values");
+                &[]
+            }
+        };
+        Section { reader: self.reader, place: self.place.clone(), entries, known: Vec::new() }
+    }
+}
+
+/// A mapping whose keys are being taken. End it with [`Section::finish`].
+#[derive(Debug)]
+pub struct Section<'a> {
+    /// The file.
+    pub reader: &'a Reader,
+    /// Where it stands; of an absent one, where it would.
+    pub place: Place,
+    entries: &'a [Entry],
+    known: Vec<&'static str>,
+}
+
+impl<'a> Section<'a> {
+    fn path(&self, key: &str) -> String {
+        if self.place.key.is_empty() { key.to_owned() } else { format!("{}.{key}", self.place.key) }
+    }
+
+    /// The value of a key, unless it is absent or null.
+    pub fn field(&mut self, key: &'static str) -> Option<Field<'a>> {
+        self.known.push(key);
+        let entry = self.entries.iter().find(|entry| entry.key == key && entry.node.value != Value::Null)?;
+        Some(Field { reader: self.reader, place: Place { line: entry.line, key: self.path(key) }, node: &entry.node })
+    }
+
+    /// The value of a key that must be there.
+    pub fn required(&mut self, key: &'static str, expected: impl Display) -> Option<Field<'a>> {
+        let field = self.field(key);
+        if field.is_none() {
+            let place = Place { line: self.place.line, key: self.path(key) };
+            self.reader.problem(&place, format!("missing, expected {expected}"));
+        }
+        field
+    }
+
+    /// The mapping under a key; an empty one where it is absent.
+    pub fn section(&mut self, key: &'static str) -> Self {
+        match self.field(key) {
+            Some(field) => field.section(),
+            None => Self {
+                reader: self.reader,
+                place: Place { line: self.place.line, key: self.path(key) },
+                entries: &[],
+                known: Vec::new(),
+            },
+        }
+    }
+
+    /// The items of the list under a key; none where it is absent.
+    pub fn items(&mut self, key: &'static str, expected: impl Display) -> Vec<Field<'a>> {
+        self.field(key).map(|field| field.items(expected)).unwrap_or_default()
+    }
+
+    /// A whole number within limits.
+    pub fn number<N>(&mut self, key: &'static str, limits: RangeInclusive<N>, default: N) -> N
+    where
+        N: std::str::FromStr + PartialOrd + Display,
+    {
+        let expected = format!("a number from {} to {}", limits.start(), limits.end());
+        let parse = |text: &str| text.parse().ok().filter(|n| limits.contains(n));
+        self.field(key).and_then(|field| field.parse(expected, parse)).unwrap_or(default)
+    }
+
+    /// A duration within limits.
+    pub fn duration(&mut self, key: &'static str, limits: RangeInclusive<Duration>, default: Duration) -> Duration {
+        let (first, last) = (Written(*limits.start()), Written(*limits.end()));
+        let expected = format!("a duration from {first} to {last}, such as 500ms, 1s, 15m or 2h");
+        let parse = |text: &str| scalar::duration(text).filter(|d| limits.contains(d));
+        self.field(key).and_then(|field| field.parse(expected, parse)).unwrap_or(default)
+    }
+
+    /// One of a few names.
+    pub fn one_of<T: Copy>(&mut self, key: &'static str, names: &[(&str, T)], default: T) -> T {
+        self.one_of_built(key, names, &[], default)
+    }
+
+    /// One of a few names, of which `unbuilt` are known but refused.
+    pub fn one_of_built<T: Copy>(&mut self, key: &'static str, built: &[(&str, T)], unbuilt: &[&str], default: T) -> T {
+        let Some(field) = self.field(key) else { return default };
+        let names = built.iter().map(|(name, _)| *name);
+        let expected = names.chain(unbuilt.iter().copied()).collect::<Vec<_>>().join(" or ");
+        let value = |text: &str| built.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
+        let known = field.parse(expected, |text| value(text).map(Some).or_else(|| unbuilt.contains(&text).then_some(None)));
+        match known {
+            Some(Some(value)) => return value,
+            Some(None) => field.not_built(),
+            None => {}
+        }
+        default
+    }
+
+    /// A value of which only one is built.
+    pub fn only<T: PartialEq>(&mut self, key: &'static str, expected: &str, parse: impl FnOnce(&str) -> Option<T>, built: &T) {
+        if let Some(field) = self.field(key)
+            && field.parse(expected, parse).is_some_and(|value| value != *built)
+        {
+            field.not_built();
+        }
+    }
+
+    /// A `unix:PATH`.
+    pub fn socket(&mut self, key: &'static str, default: &str) -> PathBuf {
+        let base = self.reader.base();
+        let read = self.field(key).and_then(|field| field.try_parse("unix:PATH", |text| scalar::socket(text, &base)));
+        read.unwrap_or_else(|| PathBuf::from(default.trim_start_matches("unix:")))
+    }
+
+    /// A path; a relative one is taken from the directory of the file.
+    pub fn path_of(&mut self, key: &'static str) -> Option<PathBuf> {
+        let base = self.reader.base();
+        let absolute = |text: &str| std::path::absolute(base.join(text)).ok();
+        self.field(key)?.parse("a path", |text| if text.is_empty() { None } else { absolute(text) })
+    }
+
+    /// A key of a feature that this version lacks: refused unless it asks for nothing.
+    pub fn unbuilt(&mut self, key: &'static str) {
+        if let Some(field) = self.field(key).filter(|field| !field.is_empty()) {
+            field.not_built();
+        }
+    }
+
+    /// Ends the section: what was not asked for is unknown.
+    pub fn finish(self) {
+        for entry in self.entries.iter().filter(|entry| !self.known.contains(&entry.key.as_str())) {
+            let similarity = |key: &str| strsim::jaro_winkler(&entry.key, key);
+            let nearest = self.known.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
+            let advice = match nearest {
+                Some(key) if similarity(key) >= SIMILAR => format!("did you mean `{key}`?"),
+                _ => format!("known here are {}", self.known.join(", ")),
+            };
+            let place = Place { line: entry.line, key: self.place.key.clone() };
+            self.reader.problem(&place, format!("unknown key `{}`, {advice}", entry.key));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The messages of everything that `read` finds wrong.
+    fn problems(text: &str, read: impl FnOnce(&mut Section<'_>)) -> String {
+        let (reader, root) = Reader::parse(Path::new("f.yaml"), text).unwrap();
+        let mut section = reader.section(&root);
+        read(&mut section);
+        section.finish();
+        reader.finish().map_or_else(|invalid| invalid.to_string(), |()| String::new())
+    }
+
+    #[test]
+    fn a_message_names_file_line_key_what_was_found_and_what_is_allowed() {
+        let text = "ports:\n  - name: a\n    mtu: abc\n";
+        let found = problems(text, |top| {
+            for port in top.items("ports", "ports") {
+                let mut port = port.section();
+                assert_eq!(port.field("name").and_then(|f| f.parse("a name", Some)), Some("a"));
+                assert_eq!(port.number("mtu", 68..=9000, 1500), 1500);
+                port.finish();
+            }
+        });
+        assert_eq!(found, "f.yaml:3: key `ports[0].mtu`: found `abc`, expected a number from 68 to 9000");
+    }
+
+    #[test]
+    fn an_unknown_key_is_told_the_nearest_known_one() {
+        let found = problems("adress: 1\nzzz: 2\n", |top| {
+            top.field("addresses");
+            top.field("name");
+        });
+        assert_eq!(
+            found,
+            "f.yaml:1: unknown key `adress`, did you mean `addresses`?\n\
+             f.yaml:2: unknown key `zzz`, known here are addresses, name"
+        );
+    }
+
+    #[test]
+    fn all_mistakes_are_reported_at_once_in_the_order_of_the_file() {
+        let found = problems("b: x\na: 3\nc: [1]\n", |top| {
+            top.duration("c", Duration::ZERO..=Duration::from_secs(1), Duration::ZERO);
+            top.one_of("b", &[("true", true), ("false", false)], false);
+            top.required("d", "something");
+            top.field("a").unwrap().section().finish();
+        });
+        let lines: Vec<_> = found.lines().collect();
+        assert_eq!(lines.len(), 4, "{found}");
+        assert_eq!(lines[0], "f.yaml:1: key `b`: found `x`, expected true or false");
+        assert_eq!(lines[1], "f.yaml:1: key `d`: missing, expected something");
+        assert_eq!(lines[2], "f.yaml:2: key `a`: found `3`, expected a mapping of keys to values");
+        assert!(lines[3].starts_with("f.yaml:3: key `c`: found a list, expected a duration from 0ms to 1s"), "{found}");
+    }
+
+    #[test]
+    fn a_null_is_an_absent_key() {
+        assert_eq!(problems("a: ~\nb:\n", |top| assert!(top.field("a").is_none() && top.section("b").field("c").is_none())), "");
+    }
+
+    #[test]
+    fn what_is_not_built_may_stand_empty() {
+        assert_eq!(
+            problems("a: ''\nb: []\nc: {}\n", |top| ["a", "b", "c"].map(|key| top.unbuilt(key)).into_iter().collect()),
+            ""
+        );
+        let found = problems("a: x\n", |top| top.unbuilt("a"));
+        assert_eq!(found, "f.yaml:1: key `a`: not built in this version; leave it out");
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_says_what_to_do() {
+        let error = Reader::open(Path::new("/nonexistent/f.yaml")).unwrap_err().to_string();
+        assert!(error.starts_with("/nonexistent/f.yaml: cannot be read: No such file"), "{error}");
+    }
+}
