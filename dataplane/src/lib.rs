@@ -4,9 +4,11 @@
 //! memory in unit tests, over capture files in `replay`, and over a NIC. Time and randomness are arguments everywhere.
 
 mod address;
+pub mod answer;
 pub mod checksum;
 mod headers;
 mod input;
+mod limiter;
 mod parse;
 mod port;
 pub mod rewrite;
@@ -17,6 +19,7 @@ pub mod wire;
 pub use address::Address;
 pub use headers::{Headers, Parsed, Transport, Tuple, tcp_flags};
 pub use input::{Config, FlowLimits, Health, Mac, Neighbour, Network, PortConfig, PortIndex, Route};
+pub use limiter::{ANSWERS_PER_SECOND, ANSWERS_PER_SECOND_AND_NETWORK, AnswerLimiter};
 pub use parse::parse;
 pub use port::{BURST, Buffer, Burst, Port};
 pub use twin::{FROM_LINUX_BURSTS, TO_LINUX_BURSTS, TwinQueues};

@@ -1,0 +1,89 @@
+//! ICMP errors about a received packet (RFC 792, RFC 1812 section 4.3, RFC 4443 section 3).
+
+use proto::Family;
+use zerocopy::network_endian::{U16, U32};
+
+use crate::checksum;
+use crate::wire::{Ethernet, Icmp, icmpv4, icmpv6, protocol, take_mut};
+use crate::{Address, Buffer, Headers};
+
+use super::{HOP_LIMIT, NetworkHeader, network_len, turn_link, written_transport_offset};
+
+/// Bytes of an IPv4 packet with an error, at most (RFC 1812 section 4.3.2.3).
+const IPV4_LEN_MAX: u16 = 576;
+/// Bytes of an IPv6 packet with an error, at most: the smallest MTU there is (RFC 4443 section 2.4 c).
+const IPV6_LEN_MAX: u16 = 1280;
+/// Internetwork control, DSCP 48, which RFC 1812 section 4.3.2.5 wants for errors.
+const TRAFFIC_CLASS: u8 = 0xc0;
+
+/// What went wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IcmpError {
+    /// Nobody listens on the port.
+    PortUnreachable,
+    /// The hop limit is used up.
+    TimeExceeded,
+    /// It does not fit, and may not be cut; for IPv4 only about packets that say so.
+    TooBig {
+        /// Bytes of an IP packet that would fit (RFC 1191, RFC 8201); at least 1280 for IPv6.
+        mtu: u16,
+    },
+}
+
+/// Turns a packet into an ICMP error about it, from `source` to its sender, with as much of it as the RFCs allow. Ask
+/// [`super::may_answer`] first. False when the buffer has no room for the longer packet.
+#[must_use]
+pub fn icmp_error<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>, source: A, error: IcmpError) -> bool {
+    let head_len = network_len::<A>() + Icmp::BYTES;
+    let packet_len_max = match A::FAMILY {
+        Family::V4 => IPV4_LEN_MAX,
+        Family::V6 => IPV6_LEN_MAX,
+    };
+    let quoted_len = headers.packet_len.min(packet_len_max - head_len);
+    let quoted_from = usize::from(headers.network_offset);
+    let quoted = quoted_from..quoted_from + usize::from(quoted_len);
+    let quoted_to = usize::from(Ethernet::BYTES + head_len);
+    let (frame_len, answer_len) = (buffer.bytes().len(), quoted_to + usize::from(quoted_len));
+    if quoted.end > frame_len || !buffer.resize(frame_len.max(answer_len)) {
+        return false;
+    }
+    buffer.bytes_mut().copy_within(quoted, quoted_to);
+    buffer.resize(answer_len) && write(buffer.bytes_mut(), headers.tuple.source, source, error).is_some()
+}
+
+/// Writes the headers before the quoted packet.
+fn write<A: Address>(frame: &mut [u8], destination: A, source: A, error: IcmpError) -> Option<()> {
+    let message = frame.get_mut(written_transport_offset::<A>()..)?;
+    let message_len = u16::try_from(message.len()).ok()?;
+    let (kind, code, rest) = numbers::<A>(error);
+    *take_mut::<Icmp>(message)?.0 = Icmp { kind, code, checksum: U16::ZERO, rest: U32::new(rest) };
+    let (protocol, pseudo) = match A::FAMILY {
+        Family::V4 => (protocol::ICMP, 0),
+        // ICMPv6 counts a pseudo header (RFC 4443 section 2.3).
+        Family::V6 => (protocol::ICMPV6, checksum::pseudo_sum(source, destination, protocol::ICMPV6, usize::from(message_len))),
+    };
+    let checksum = checksum::finish(pseudo + checksum::sum(message));
+    take_mut::<Icmp>(message)?.0.checksum.set(checksum);
+    let ip = NetworkHeader {
+        source,
+        destination,
+        protocol,
+        traffic_class: TRAFFIC_CLASS,
+        hop_limit: HOP_LIMIT,
+        payload_len: message_len,
+    };
+    ip.write(turn_link(frame)?)?;
+    Some(())
+}
+
+/// Type, code and the third word.
+fn numbers<A: Address>(error: IcmpError) -> (u8, u8, u32) {
+    match (A::FAMILY, error) {
+        (Family::V4, IcmpError::PortUnreachable) => (icmpv4::UNREACHABLE, icmpv4::CODE_PORT, 0),
+        (Family::V4, IcmpError::TimeExceeded) => (icmpv4::TIME_EXCEEDED, 0, 0),
+        (Family::V4, IcmpError::TooBig { mtu }) => (icmpv4::UNREACHABLE, icmpv4::CODE_FRAGMENTATION_NEEDED, mtu.into()),
+        (Family::V6, IcmpError::PortUnreachable) => (icmpv6::UNREACHABLE, icmpv6::CODE_PORT, 0),
+        (Family::V6, IcmpError::TimeExceeded) => (icmpv6::TIME_EXCEEDED, 0, 0),
+        (Family::V6, IcmpError::TooBig { mtu }) => (icmpv6::PACKET_TOO_BIG, 0, mtu.into()),
+    }
+}
