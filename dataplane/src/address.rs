@@ -5,10 +5,11 @@ use std::hash::Hash;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use proto::Family;
+use zerocopy::FromZeros;
 
 /// An address of one family, in host order: `u32` for IPv4, `u128` for IPv6. Code that is the same for both families
 /// is generic over it and compiled once for each.
-pub trait Address: Copy + Eq + Ord + Hash + Debug + Default + Send + Sync + 'static {
+pub trait Address: Copy + Eq + Ord + Hash + Debug + Default + FromZeros + Send + Sync + 'static {
     /// The family.
     const FAMILY: Family;
     /// Bytes of one address.

@@ -6,17 +6,23 @@
 mod address;
 pub mod answer;
 pub mod checksum;
+pub mod flow;
+mod hash;
 mod headers;
 mod input;
 mod limiter;
 mod parse;
 mod port;
+pub mod prefetch;
 pub mod rewrite;
+pub mod snat;
+pub mod tick;
 mod twin;
 mod verdict;
 pub mod wire;
 
 pub use address::Address;
+pub use hash::TupleHash;
 pub use headers::{Headers, Parsed, Transport, Tuple, tcp_flags};
 pub use input::{Config, FlowLimits, Health, Mac, Neighbour, Network, PortConfig, PortIndex, Route};
 pub use limiter::{ANSWERS_PER_SECOND, ANSWERS_PER_SECOND_AND_NETWORK, AnswerLimiter};

@@ -1,0 +1,109 @@
+//! Flows: one entry holds both directions of a connection or exchange, and everything a hit needs.
+//!
+//! **Invariant:** a hit costs two cache misses for IPv4, one tag line of [`index`] and one entry, both asked for a
+//! burst ahead; it writes nothing but `last_seen`, and that only when the tick changes. An entry names its backend and
+//! next hop by slot, never by MAC or port, so that old flows follow the network. Deliberately not here: SNAT ports
+//! (the caller gives them back when a flow ends), and what ends a flow.
+
+mod index;
+mod state;
+mod table;
+
+use zerocopy::FromZeros;
+
+pub use state::{FlowState, IdleLimits, next_state};
+pub use table::{FlowIndex, FlowTable, Full, Region};
+
+use crate::snat::PoolId;
+use crate::tick::Tick;
+use crate::{Address, Tuple};
+
+/// A backend of the snapshots: its slot, and which of the slot's successive owners.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromZeros)]
+#[repr(C)]
+pub struct BackendId {
+    /// Position in the snapshot's table.
+    pub slot: u32,
+    /// Grows when the slot is given to another backend.
+    pub generation: u32,
+}
+
+/// Which way a packet of a flow goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the client, to the VIP.
+    ToBackend,
+    /// From the backend, to the SNAT address.
+    ToClient,
+}
+
+/// A next hop that is not known.
+pub const UNRESOLVED: u32 = u32::MAX;
+
+/// One flow. 64 bytes for IPv4, 128 for IPv6. Once inserted, the eight addresses and ports and the protocol are its
+/// keys and must not change.
+#[derive(Clone, Copy, Debug, FromZeros)]
+#[repr(C, align(64))]
+pub struct Flow<A: FromZeros> {
+    /// The client's address.
+    pub client: A,
+    /// The address that the client speaks to.
+    pub vip: A,
+    /// The backend's address.
+    pub backend_address: A,
+    /// Our address towards the backend.
+    pub snat: A,
+    /// The client's port.
+    pub client_port: u16,
+    /// The frontend's port.
+    pub vip_port: u16,
+    /// The backend's port.
+    pub backend_port: u16,
+    /// Our port towards the backend.
+    pub snat_port: u16,
+    /// The backend.
+    pub backend: BackendId,
+    /// When a packet was seen last. Written by [`FlowTable::touch`].
+    pub last_seen: Tick,
+    /// Where `snat_port` goes back to.
+    pub snat_pool: PoolId,
+    /// Next hop slot towards the client, or [`UNRESOLVED`]; valid while `route_epoch` is the snapshot's.
+    pub route_to_client: u32,
+    /// The route epoch that `route_to_client` was found in.
+    pub route_epoch: u32,
+    /// Change of the IP header checksum towards the backend, in ones' complement.
+    pub l3_delta: u16,
+    /// Change of the transport checksum towards the backend, in ones' complement.
+    pub l4_delta: u16,
+    /// Transport protocol number; 0 marks a free entry.
+    pub protocol: u8,
+    /// Where it stands.
+    pub state: FlowState,
+}
+
+const _: () = assert!(size_of::<Flow<u32>>() == 64 && size_of::<Flow<u128>>() == 128);
+
+impl<A: Address> Flow<A> {
+    /// The tuple of its packets in one direction, as they arrive.
+    #[must_use]
+    #[inline]
+    pub fn tuple(&self, direction: Direction) -> Tuple<A> {
+        let protocol = self.protocol;
+        match direction {
+            Direction::ToBackend => Tuple {
+                source: self.client,
+                destination: self.vip,
+                source_port: self.client_port,
+                destination_port: self.vip_port,
+                protocol,
+            },
+            Direction::ToClient => Tuple {
+                source: self.backend_address,
+                destination: self.snat,
+                source_port: self.backend_port,
+                destination_port: self.snat_port,
+                protocol,
+            },
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! Where the flow of a tuple is: buckets of one cache line, eight short tags and eight places each.
+//!
+//! A key lives in its home bucket or, when that is full, in one other that follows from home and tag; keys move on
+//! between their two buckets to make room (cuckoo hashing, buckets of eight: fits at a load of 99 % in theory; the
+//! table keeps it at 87.5 % or below). **Invariant:** a bucket counts the keys whose home it is and that live
+//! elsewhere, so that a lookup touches a second line only when one of them may be the wanted key. Deliberately not
+//! here: keys. The caller compares them, and tells where a resident's other bucket is by its tag alone.
+
+use arrayvec::ArrayVec;
+use zerocopy::FromZeros;
+
+use crate::prefetch;
+
+const WAYS: usize = 8;
+/// Buckets looked through for room before giving up. At 87.5 % load the second level (16 x 8 slots) has room but for
+/// one case in 10^20; the bound is for time, not for memory.
+const SEARCH_MAX: usize = 256;
+/// Keys per bucket that the table is sized for.
+const LOAD_PER_BUCKET: usize = 7;
+
+/// One cache line. Tag 0 is an empty slot, so that zeroed memory is an empty index.
+#[derive(Debug, FromZeros)]
+#[repr(C, align(64))]
+struct Bucket {
+    tags: [u16; WAYS],
+    places: [u32; WAYS],
+    /// Keys whose home this is and that live in their other bucket.
+    away: u16,
+    /// Bit per slot: the key lives here away from home.
+    guests: u8,
+}
+
+impl Bucket {
+    #[inline]
+    fn matching(&self, tag: u16) -> u32 {
+        self.tags.iter().enumerate().fold(0, |mask, (slot, &t)| mask | (u32::from(t == tag) << slot))
+    }
+
+    fn room(&self) -> Option<usize> {
+        self.tags.iter().position(|&t| t == 0)
+    }
+
+    fn put(&mut self, slot: usize, tag: u16, place: u32, guest: bool) {
+        self.tags[slot] = tag;
+        self.places[slot] = place;
+        self.guests = self.guests & !(1 << slot) | (u8::from(guest) << slot);
+    }
+
+    fn is_guest(&self, slot: usize) -> bool {
+        self.guests >> slot & 1 == 1
+    }
+}
+
+/// A bucket reached while looking for room, and the move that would lead there.
+#[derive(Clone, Copy)]
+struct Step {
+    bucket: usize,
+    /// Index of the step before, and the slot of its bucket to empty; none for the key's own two buckets.
+    from: Option<(usize, usize)>,
+}
+
+/// Places by hash.
+#[derive(Debug)]
+pub(super) struct Index {
+    buckets: Box<[Bucket]>,
+    mask: usize,
+}
+
+#[inline]
+#[allow(clippy::cast_possible_truncation)] // the top bits of the hash; `at` uses the low ones
+const fn tag_of(hash: u64) -> u16 {
+    let tag = (hash >> 48) as u16;
+    if tag == 0 { 1 } else { tag }
+}
+
+impl Index {
+    /// An empty index for `keys` keys. None if there is no memory for it.
+    pub(super) fn new(keys: usize) -> Option<Self> {
+        Self::with_buckets(keys.div_ceil(LOAD_PER_BUCKET).max(2).next_power_of_two())
+    }
+
+    fn with_buckets(count: usize) -> Option<Self> {
+        let buckets = <[Bucket]>::new_box_zeroed_with_elems(count).ok()?;
+        Some(Self { buckets, mask: count - 1 })
+    }
+
+    #[inline]
+    #[allow(clippy::cast_possible_truncation)] // masked
+    const fn home(&self, hash: u64) -> usize {
+        hash as usize & self.mask
+    }
+
+    /// The other bucket of a key with this tag. It is its own inverse, and never the same bucket.
+    #[inline]
+    #[allow(clippy::cast_possible_truncation)] // masked
+    const fn other(&self, bucket: usize, tag: u16) -> usize {
+        bucket ^ ((tag as u64).wrapping_mul(0x5bd1_e995_9e37_79b9) >> 20 | 1) as usize & self.mask
+    }
+
+    #[inline]
+    pub(super) fn prefetch(&self, hash: u64) {
+        prefetch::read(&self.buckets[self.home(hash)]);
+    }
+
+    /// The first place whose tag fits, of the home bucket only: a guess, worth a prefetch.
+    #[inline]
+    pub(super) fn candidate(&self, hash: u64) -> Option<u32> {
+        let bucket = &self.buckets[self.home(hash)];
+        let mask = bucket.matching(tag_of(hash));
+        (mask != 0).then(|| bucket.places[mask.trailing_zeros() as usize & (WAYS - 1)])
+    }
+
+    /// The place that `is_it` accepts among those whose tag fits.
+    #[inline]
+    pub(super) fn find(&self, hash: u64, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
+        let (home, tag) = (self.home(hash), tag_of(hash));
+        let bucket = &self.buckets[home];
+        let mut in_bucket = |bucket: &Bucket| {
+            let mut mask = bucket.matching(tag);
+            while mask != 0 {
+                let place = bucket.places[mask.trailing_zeros() as usize & (WAYS - 1)];
+                if is_it(place) {
+                    return Some(place);
+                }
+                mask &= mask - 1;
+            }
+            None
+        };
+        let found = in_bucket(bucket);
+        if found.is_some() || bucket.away == 0 { found } else { in_bucket(&self.buckets[self.other(home, tag)]) }
+    }
+
+    /// Adds a key. False when no room was found; nothing changed then.
+    #[must_use]
+    pub(super) fn insert(&mut self, hash: u64, place: u32) -> bool {
+        let (home, tag) = (self.home(hash), tag_of(hash));
+        if let Some(slot) = self.buckets[home].room() {
+            self.buckets[home].put(slot, tag, place, false);
+            return true;
+        }
+        let other = self.other(home, tag);
+        let target = match self.buckets[other].room() {
+            Some(slot) => Some((other, slot)),
+            None => self.make_room(home, other),
+        };
+        let Some((bucket, slot)) = target else { return false };
+        self.buckets[bucket].put(slot, tag, place, bucket == other);
+        self.buckets[home].away += u16::from(bucket == other);
+        true
+    }
+
+    /// Removes a key that is in the index under exactly this place.
+    pub(super) fn remove(&mut self, hash: u64, place: u32) {
+        let (home, tag) = (self.home(hash), tag_of(hash));
+        for bucket in [home, self.other(home, tag)] {
+            let line = &mut self.buckets[bucket];
+            let Some(slot) = (0..WAYS).find(|&slot| line.tags[slot] == tag && line.places[slot] == place) else { continue };
+            line.put(slot, 0, 0, false);
+            self.buckets[home].away -= u16::from(bucket != home);
+            return;
+        }
+    }
+
+    /// Moves residents on until one of two full buckets has an empty slot: breadth first, so that few are moved.
+    fn make_room(&mut self, home: usize, other: usize) -> Option<(usize, usize)> {
+        let mut steps: ArrayVec<Step, SEARCH_MAX> = ArrayVec::new();
+        steps.push(Step { bucket: home, from: None });
+        steps.push(Step { bucket: other, from: None });
+        let mut next = 0;
+        while next < steps.len() {
+            let bucket = steps[next].bucket;
+            for slot in 0..WAYS {
+                let beyond = self.other(bucket, self.buckets[bucket].tags[slot]);
+                if steps.is_full() {
+                    return None;
+                }
+                if steps.iter().any(|s| s.bucket == beyond) {
+                    continue;
+                }
+                steps.push(Step { bucket: beyond, from: Some((next, slot)) });
+                if let Some(room) = self.buckets[beyond].room() {
+                    return Some(self.shift(&steps, room));
+                }
+            }
+            next += 1;
+        }
+        None
+    }
+
+    /// Carries out the moves that lead to the last step, whose bucket has an empty slot. Returns the slot emptied last.
+    fn shift(&mut self, steps: &[Step], room: usize) -> (usize, usize) {
+        let mut step = steps[steps.len() - 1];
+        let mut empty = (step.bucket, room);
+        while let Some((before, slot)) = step.from {
+            step = steps[before];
+            let line = &mut self.buckets[step.bucket];
+            let (tag, place, was_guest) = (line.tags[slot], line.places[slot], line.is_guest(slot));
+            line.put(slot, 0, 0, false);
+            // A guest goes home, a resident goes away.
+            line.away += u16::from(!was_guest);
+            let to = &mut self.buckets[empty.0];
+            to.away -= u16::from(was_guest);
+            to.put(empty.1, tag, place, !was_guest);
+            empty = (step.bucket, slot);
+        }
+        empty
+    }
+
+    /// Address and bytes of its memory.
+    pub(super) fn region(&self) -> super::Region {
+        super::Region::of(&self.buckets)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hash::split_mix;
+
+    #[test]
+    fn a_bucket_is_a_cache_line() {
+        assert_eq!(size_of::<Bucket>(), 64);
+    }
+
+    #[test]
+    fn ninety_seven_percent_of_all_slots_fill_and_every_key_is_found_and_removed() {
+        let mut index = Index::with_buckets(4096).unwrap();
+        let keys: Vec<(u64, u32)> = (0..4096 * 8 * 97 / 100).map(|i| (split_mix(u64::from(i)), i)).collect();
+        for &(hash, place) in &keys {
+            assert!(index.insert(hash, place), "no room for key {place} of {}", keys.len());
+        }
+        for &(hash, place) in &keys {
+            assert_eq!(index.find(hash, |p| p == place), Some(place));
+        }
+        for &(hash, place) in &keys {
+            index.remove(hash, place);
+            assert_eq!(index.find(hash, |p| p == place), None);
+        }
+        assert!(index.buckets.iter().all(|b| b.away == 0 && b.guests == 0 && b.tags == [0; WAYS]));
+    }
+
+    #[test]
+    fn keys_of_one_hash_fill_two_buckets_and_then_are_refused() {
+        let mut index = Index::with_buckets(64).unwrap();
+        let taken = (0..20).filter(|&place| index.insert(42, place)).count();
+        assert_eq!(taken, 16);
+        assert_eq!(index.find(42, |p| p == 15), Some(15));
+        assert_eq!(index.find(42, |p| p == 16), None);
+    }
+}

@@ -1,0 +1,384 @@
+//! The flows of one worker and one family: entries, and the index of both directions.
+//!
+//! **Invariant:** memory is reserved at construction and never after; entries are first used in order, so that memory
+//! that was never needed is not touched. Deliberately not here: time. The caller says when to sweep, and what to end.
+
+use zerocopy::FromZeros;
+
+use super::index::Index;
+use super::{Direction, Flow};
+use crate::hash::TupleHash;
+use crate::tick::Tick;
+use crate::{Address, Tuple, prefetch};
+
+/// Position of a flow in its table. Valid from its insertion to its removal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowIndex(u32);
+
+/// The table has no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the flow table is full")]
+pub struct Full;
+
+/// A stretch of the table's memory: the root may advise huge pages for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// Address of its first byte.
+    pub address: usize,
+    /// Its length.
+    pub bytes: usize,
+}
+
+impl Region {
+    /// The memory of a slice.
+    pub(crate) fn of<T>(slice: &[T]) -> Self {
+        Self { address: slice.as_ptr().addr(), bytes: size_of_val(slice) }
+    }
+}
+
+/// Flows by tuple.
+#[derive(Debug)]
+pub struct FlowTable<A: Address> {
+    hash: TupleHash,
+    index: Index,
+    entries: Box<[Flow<A>]>,
+    /// Entries below were used at least once.
+    high_water: u32,
+    /// Head of the list of freed entries, plus one; 0 ends it. A freed entry holds the next in `route_to_client`.
+    free: u32,
+    len: u32,
+}
+
+/// What the index holds: the entry, and in the lowest bit the direction.
+const fn place(index: u32, direction: Direction) -> u32 {
+    match direction {
+        Direction::ToBackend => index << 1,
+        Direction::ToClient => index << 1 | 1,
+    }
+}
+
+const fn entry_of(place: u32) -> (u32, Direction) {
+    (place >> 1, if place & 1 == 0 { Direction::ToBackend } else { Direction::ToClient })
+}
+
+impl<A: Address> FlowTable<A> {
+    /// A table for `capacity` flows (at most 2^31 - 1, the lowest bit of a place being the direction). The seed must be
+    /// secret, or a client could choose tuples that all fall into one bucket.
+    ///
+    /// # Errors
+    /// [`Full`] when there is no memory for it.
+    pub fn new(capacity: u32, seed: u64) -> Result<Self, Full> {
+        let capacity = capacity.clamp(1, u32::MAX / 2) as usize;
+        let index = Index::new(2 * capacity).ok_or(Full)?;
+        let entries = <[Flow<A>]>::new_box_zeroed_with_elems(capacity).map_err(|_| Full)?;
+        Ok(Self { hash: TupleHash::new(seed), index, entries, high_water: 0, free: 0, len: 0 })
+    }
+
+    /// The hash of a tuple, for the other calls.
+    #[must_use]
+    #[inline]
+    pub fn hash(&self, tuple: &Tuple<A>) -> u64 {
+        self.hash.hash(tuple)
+    }
+
+    /// First pass over a burst: asks for the line of tags.
+    #[inline]
+    pub fn prefetch(&self, hash: u64) {
+        self.index.prefetch(hash);
+    }
+
+    /// Second pass: reads the tags and asks for the entry that the tuple is probably in.
+    #[inline]
+    pub fn candidate(&self, hash: u64) {
+        if let Some(place) = self.index.candidate(hash) {
+            prefetch::read(&self.entries[entry_of(place).0 as usize]);
+        }
+    }
+
+    /// Third pass: the flow of a tuple, and the direction that the tuple has in it. Compares the full key.
+    #[must_use]
+    #[inline]
+    pub fn find(&self, hash: u64, tuple: &Tuple<A>) -> Option<(FlowIndex, Direction)> {
+        let place = self.index.find(hash, |place| {
+            let (index, direction) = entry_of(place);
+            self.entries[index as usize].tuple(direction) == *tuple
+        })?;
+        let (index, direction) = entry_of(place);
+        Some((FlowIndex(index), direction))
+    }
+
+    /// Adds a flow, whose protocol is not 0 and neither of whose tuples is in the table.
+    ///
+    /// # Errors
+    /// [`Full`], and nothing changed.
+    pub fn insert(&mut self, flow: Flow<A>) -> Result<FlowIndex, Full> {
+        let index = match self.free.checked_sub(1) {
+            Some(index) => index,
+            None if (self.high_water as usize) < self.entries.len() => self.high_water,
+            None => return Err(Full),
+        };
+        let [to_backend, to_client] = self.hashes(&flow);
+        if !self.index.insert(to_backend, place(index, Direction::ToBackend)) {
+            return Err(Full);
+        }
+        if !self.index.insert(to_client, place(index, Direction::ToClient)) {
+            self.index.remove(to_backend, place(index, Direction::ToBackend));
+            return Err(Full);
+        }
+        let entry = &mut self.entries[index as usize];
+        if self.free == 0 {
+            self.high_water += 1;
+        } else {
+            self.free = entry.route_to_client;
+        }
+        *entry = flow;
+        self.len += 1;
+        Ok(FlowIndex(index))
+    }
+
+    /// Ends a flow. Its SNAT port is the caller's to give back.
+    pub fn remove(&mut self, index: FlowIndex) -> Flow<A> {
+        let flow = self.entries[index.0 as usize];
+        if flow.protocol == 0 {
+            return flow;
+        }
+        let [to_backend, to_client] = self.hashes(&flow);
+        self.index.remove(to_backend, place(index.0, Direction::ToBackend));
+        self.index.remove(to_client, place(index.0, Direction::ToClient));
+        let entry = &mut self.entries[index.0 as usize];
+        entry.protocol = 0;
+        entry.route_to_client = self.free;
+        self.free = index.0 + 1;
+        self.len -= 1;
+        flow
+    }
+
+    fn hashes(&self, flow: &Flow<A>) -> [u64; 2] {
+        [Direction::ToBackend, Direction::ToClient].map(|direction| self.hash.hash(&flow.tuple(direction)))
+    }
+
+    /// The flow.
+    #[must_use]
+    #[inline]
+    pub fn get(&self, index: FlowIndex) -> &Flow<A> {
+        &self.entries[index.0 as usize]
+    }
+
+    /// The flow, for what is not its keys.
+    #[must_use]
+    #[inline]
+    pub fn get_mut(&mut self, index: FlowIndex) -> &mut Flow<A> {
+        &mut self.entries[index.0 as usize]
+    }
+
+    /// Notes that a packet was seen; writes only when the tick has changed.
+    #[inline]
+    pub fn touch(&mut self, index: FlowIndex, now: Tick) {
+        let entry = &mut self.entries[index.0 as usize];
+        if entry.last_seen != now {
+            entry.last_seen = now;
+        }
+    }
+
+    /// Flows in the table.
+    #[must_use]
+    pub const fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Whether it has no flow.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Most flows it can hold.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Shows up to `entries` entries, from `start` on, to `ended`, and removes the flows for which it says true; the
+    /// caller gives back their SNAT ports there. Returns where to go on, 0 after the last entry.
+    pub fn sweep(&mut self, start: u32, entries: u32, mut ended: impl FnMut(&Flow<A>) -> bool) -> u32 {
+        let end = start.saturating_add(entries).min(self.high_water);
+        for index in start..end {
+            let flow = &self.entries[index as usize];
+            if flow.protocol != 0 && ended(flow) {
+                self.remove(FlowIndex(index));
+            }
+        }
+        if end == self.high_water { 0 } else { end }
+    }
+
+    /// Its memory. Fresh memory that huge pages are advised for before its first use is backed by them.
+    #[must_use]
+    pub fn regions(&self) -> [Region; 2] {
+        [self.index.region(), Region::of(&self.entries)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flow::{BackendId, FlowState};
+    use crate::snat::PoolId;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    fn flow<A: Address>(n: u32, address: fn(u32) -> A) -> Flow<A> {
+        Flow {
+            client: address(0x0a00_0000 + n),
+            vip: address(0xc000_0264),
+            backend_address: address(0xac10_0001),
+            snat: address(0xac10_0002 + n / 64_000),
+            client_port: 4000,
+            vip_port: 80,
+            backend_port: 8080,
+            snat_port: u16::try_from(1024 + n % 64_000).unwrap(),
+            backend: BackendId { slot: n, generation: 1 },
+            last_seen: Tick(n),
+            snat_pool: PoolId(0),
+            route_to_client: super::super::UNRESOLVED,
+            route_epoch: 0,
+            l3_delta: 0,
+            l4_delta: 0,
+            protocol: 6,
+            state: FlowState::TcpOpening,
+        }
+    }
+
+    fn find<A: Address>(table: &FlowTable<A>, tuple: &Tuple<A>) -> Option<(u32, Direction)> {
+        let hash = table.hash(tuple);
+        table.prefetch(hash);
+        table.candidate(hash);
+        table.find(hash, tuple).map(|(index, direction)| (table.get(index).backend.slot, direction))
+    }
+
+    fn fills_to_capacity<A: Address>(capacity: u32, seed: u64, address: fn(u32) -> A) {
+        let mut table = FlowTable::new(capacity, seed).unwrap();
+        for n in 0..capacity {
+            assert!(table.insert(flow(n, address)).is_ok(), "flow {n} of {capacity} found no room");
+        }
+        assert_eq!(table.insert(flow(capacity, address)).err(), Some(Full));
+        for n in 0..capacity {
+            let flow = flow(n, address);
+            assert_eq!(find(&table, &flow.tuple(Direction::ToBackend)), Some((n, Direction::ToBackend)));
+            assert_eq!(find(&table, &flow.tuple(Direction::ToClient)), Some((n, Direction::ToClient)));
+        }
+        assert_eq!(find(&table, &flow(capacity, address).tuple(Direction::ToBackend)), None);
+    }
+
+    #[test]
+    fn a_table_holds_as_many_flows_as_it_says() {
+        // 2 x 57,344 keys in 16,384 buckets is the highest load that any capacity leads to, 87.5 %.
+        fills_to_capacity(57_344, 1, |n| n);
+        fills_to_capacity(57_344, 2, |n| 0x2001_0db8_u128 << 96 | u128::from(n));
+        fills_to_capacity(1, 3, |n| n);
+    }
+
+    #[test]
+    fn a_full_table_takes_a_flow_for_each_one_that_ends() {
+        let mut table = FlowTable::<u32>::new(1000, 9).unwrap();
+        for n in 0..1000 {
+            table.insert(flow(n, |n| n)).unwrap();
+        }
+        for n in 1000..50_000 {
+            let (index, _) = {
+                let tuple = flow(n - 1000, |n| n).tuple(Direction::ToClient);
+                table.find(table.hash(&tuple), &tuple).unwrap()
+            };
+            assert_eq!(table.remove(index).backend.slot, n - 1000);
+            table.insert(flow(n, |n| n)).unwrap();
+        }
+        assert_eq!(table.len(), 1000);
+    }
+
+    #[test]
+    fn a_sweep_goes_on_where_it_stopped_and_ends_what_is_too_old_across_the_wrap() {
+        let mut table = FlowTable::<u32>::new(100, 9).unwrap();
+        for n in 0..100 {
+            let mut flow = flow(n, |n| n);
+            flow.last_seen = Tick(n.wrapping_sub(50));
+            table.insert(flow).unwrap();
+        }
+        let now = Tick(49);
+        let (mut start, mut rounds, mut seen) = (0, 0, 0);
+        loop {
+            start = table.sweep(start, 7, |flow| {
+                seen += 1;
+                now.since(flow.last_seen).0 >= 50
+            });
+            rounds += 1;
+            if start == 0 {
+                break;
+            }
+        }
+        assert_eq!((rounds, seen, table.len()), (15, 100, 50));
+        assert_eq!(find(&table, &flow(49, |n| n).tuple(Direction::ToBackend)), None);
+        assert!(find(&table, &flow(50, |n| n).tuple(Direction::ToBackend)).is_some());
+    }
+
+    #[test]
+    fn a_hit_notes_the_tick() {
+        let mut table = FlowTable::<u32>::new(4, 9).unwrap();
+        let index = table.insert(flow(1, |n| n)).unwrap();
+        table.touch(index, Tick(77));
+        assert_eq!(table.get(index).last_seen, Tick(77));
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Insert(u32),
+        Remove(u32),
+        Find(u32),
+        Sweep(u32),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        (0u32..10, 0u32..96).prop_map(|(kind, n)| match kind {
+            0..=4 => Step::Insert(n),
+            5..=6 => Step::Remove(n),
+            7..=8 => Step::Find(n),
+            _ => Step::Sweep(n),
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn the_table_does_what_two_hash_maps_do(seed in any::<u64>(), steps in proptest::collection::vec(step(), 1..400)) {
+            let mut table = FlowTable::<u32>::new(64, seed).unwrap();
+            let mut model: HashMap<Tuple<u32>, (u32, Direction)> = HashMap::new();
+            let directions = [Direction::ToBackend, Direction::ToClient];
+            for step in steps {
+                match step {
+                    Step::Insert(n) if !model.contains_key(&flow(n, |n| n).tuple(Direction::ToBackend)) => {
+                        let inserted = table.insert(flow(n, |n| n));
+                        prop_assert_eq!(inserted.is_ok(), model.len() < 128);
+                        if inserted.is_ok() {
+                            model.extend(directions.map(|d| (flow(n, |n| n).tuple(d), (n, d))));
+                        }
+                    }
+                    Step::Remove(n) => {
+                        let tuple = flow(n, |n| n).tuple(Direction::ToClient);
+                        let found = table.find(table.hash(&tuple), &tuple);
+                        prop_assert_eq!(found.is_some(), model.contains_key(&tuple));
+                        if let Some((index, _)) = found {
+                            prop_assert_eq!(table.remove(index).backend.slot, n);
+                            model.retain(|_, (slot, _)| *slot != n);
+                        }
+                    }
+                    Step::Insert(n) | Step::Find(n) => for d in directions {
+                        let tuple = flow(n, |n| n).tuple(d);
+                        prop_assert_eq!(find(&table, &tuple), model.get(&tuple).copied());
+                    },
+                    Step::Sweep(n) => {
+                        table.sweep(0, u32::MAX, |flow| flow.backend.slot % 8 == n % 8);
+                        model.retain(|_, (slot, _)| *slot % 8 != n % 8);
+                    }
+                }
+                prop_assert_eq!(table.len() as usize * 2, model.len());
+            }
+        }
+    }
+}
