@@ -1,1 +1,3 @@
-//! placeholder
+//! The gateway program: the forwarding engine over DPDK, the Linux twins of its ports, and the agent that feeds them.
+
+pub mod netlink;

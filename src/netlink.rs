@@ -1,0 +1,19 @@
+//! Linux's addresses, routes and neighbours, as far as they concern the twins of our ports, followed by rtnetlink.
+//!
+//! Messages become [`tables`](self) in pure code, and the tables a [`dataplane::Network`] that is published whole. Linux
+//! decides: the gateway resolves no next hop of its own, it only asks Linux to (managed neighbours, and requests for
+//! on-link clients).
+//!
+//! Invariant: what is published is what Linux holds, at most a few milliseconds old; after lost messages everything is
+//! read anew. Deliberately not here: VLAN devices above a twin, more than one next hop of a route (the first is taken and
+//! that is logged), rules, and every table but main.
+
+mod follow;
+mod neighbours;
+mod routes;
+mod socket;
+mod tables;
+
+pub use follow::{Follow, REQUESTS_MAX, follow};
+pub(crate) use socket::Socket;
+pub use socket::NetlinkError;

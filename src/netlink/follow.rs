@@ -1,0 +1,252 @@
+//! The task: sockets in, the published network out, requests for neighbours back to Linux.
+//!
+//! Invariant: nothing is published before the first complete dump, and never a half-read one. Deliberately not here:
+//! cleaning up at exit. The twins stay, and Linux probes nothing on an interface without carrier.
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_queue::ArrayQueue;
+use dataplane::{Network, PortIndex};
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_MULTIPART, NLM_F_REPLACE, NetlinkPayload};
+use netlink_packet_route::address::AddressMessage;
+use netlink_packet_route::link::LinkMessage;
+use netlink_packet_route::neighbour::NeighbourMessage;
+use netlink_packet_route::route::RouteMessage;
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use tokio::sync::watch;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+
+use super::neighbours::{Ask, Asked, Key, message};
+use super::routes::ROUTES_MAX;
+use super::socket::{Dump, NetlinkError, Socket};
+use super::tables::{Effect, Tables};
+
+/// Multicast groups, as the bits of RTMGRP: links, neighbours, IPv4 and IPv6 addresses and routes.
+const GROUPS: u32 = 0x1 | 0x4 | 0x10 | 0x40 | 0x100 | 0x400;
+/// Changes within this time are published together.
+const COALESCE: Duration = Duration::from_millis(2);
+/// Publishing takes at most a tenth of the time: with a full table of routes one copy takes some 100 ms, and then the
+/// next one waits for a second.
+const REST_PER_WORK: u32 = 10;
+/// How often the workers' requests are looked at: they cannot wake us. A packet that waits may wait for a second.
+const REQUESTS_EVERY: Duration = Duration::from_millis(5);
+/// How often next hops are compared with what is managed, when nothing else happens.
+const NEXT_HOPS_EVERY: Duration = Duration::from_secs(1);
+
+/// Room for requests of the workers: twice what may be pending.
+pub const REQUESTS_MAX: usize = 1024;
+
+/// What [`follow`] works on. Cloned for each start of the task.
+#[derive(Clone, Debug)]
+pub struct Follow {
+    /// Names of the ports, whose twins are named alike; [`PortIndex`] counts them.
+    pub ports: Vec<String>,
+    /// Next hops that snapshots use: Linux is to keep their addresses resolved.
+    pub next_hops: watch::Receiver<BTreeSet<(PortIndex, IpAddr)>>,
+    /// On-link clients that workers wait for. Pushed by workers, never waited on.
+    pub requests: Arc<ArrayQueue<(PortIndex, IpAddr)>>,
+    /// Where the network is published; changed first when all of it has been read.
+    pub network: watch::Sender<Network>,
+}
+
+/// Follows Linux until its future is dropped. Runs in the network namespace of the thread that polls it first.
+///
+/// # Errors
+/// When the sockets fail. Starting it again is safe and reads everything anew.
+pub async fn follow(mut follow: Follow) -> Result<Infallible, NetlinkError> {
+    let mut changes = Socket::open(GROUPS)?;
+    let mut task = Task {
+        tables: Tables::new(&follow.ports),
+        names: follow.ports.clone(),
+        requests: Socket::open(0)?,
+        asked: Asked::default(),
+        due: Due { publish: true, dump: true, not_before: Instant::now() },
+        told: Told::default(),
+    };
+    let mut ask_clients = interval(REQUESTS_EVERY);
+    let mut ask_next_hops = interval(NEXT_HOPS_EVERY);
+    ask_clients.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ask_next_hops.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut next_hops_followed = true;
+    loop {
+        let (publish, not_before) = (task.due.publish, task.due.not_before);
+        tokio::select! {
+            outcome = changes.receive(|m| task.heard(&m)) => match outcome {
+                Err(NetlinkError::Overrun) => {
+                    tracing::info!("the kernel dropped netlink messages; reading its tables anew");
+                    task.due.dump = true;
+                    task.due.publish();
+                }
+                outcome => outcome?,
+            },
+            () = sleep_until(not_before), if publish => {
+                task.publish(&follow.network).await?;
+                task.ask_next_hops(&mut follow.next_hops).await?;
+            }
+            changed = follow.next_hops.changed(), if next_hops_followed => {
+                next_hops_followed = changed.is_ok();
+                task.ask_next_hops(&mut follow.next_hops).await?;
+            }
+            _ = ask_next_hops.tick() => task.ask_next_hops(&mut follow.next_hops).await?,
+            _ = ask_clients.tick() => task.ask_clients(&follow.requests).await?,
+        }
+    }
+}
+
+/// What is to be done, and when.
+struct Due {
+    publish: bool,
+    dump: bool,
+    not_before: Instant,
+}
+
+impl Due {
+    fn publish(&mut self) {
+        if !self.publish {
+            self.publish = true;
+            self.not_before = self.not_before.max(Instant::now() + COALESCE);
+        }
+    }
+}
+
+/// What has been logged, to be said once.
+#[derive(Default)]
+struct Told {
+    excess: bool,
+    multipath: bool,
+}
+
+struct Task {
+    names: Vec<String>,
+    tables: Tables,
+    requests: Socket,
+    asked: Asked,
+    due: Due,
+    told: Told,
+}
+
+impl Task {
+    fn heard(&mut self, message: &netlink_packet_core::NetlinkMessage<RouteNetlinkMessage>) {
+        let NetlinkPayload::InnerMessage(inner) = &message.payload else { return };
+        // A change is no part of a dump, even if its flags say so.
+        match self.tables.apply(inner, message.header.flags & !NLM_F_MULTIPART) {
+            Effect::Nothing => {}
+            Effect::Changed => self.due.publish(),
+            Effect::Stale => {
+                self.due.dump = true;
+                self.due.publish();
+            }
+        }
+    }
+
+    async fn publish(&mut self, network: &watch::Sender<Network>) -> Result<(), NetlinkError> {
+        let start = Instant::now();
+        self.due.publish = false;
+        if self.due.dump {
+            self.due.dump = false;
+            let before: BTreeSet<Key> = self.tables.neighbours().keys().copied().collect();
+            if self.read_all().await? == Dump::Interrupted {
+                self.due.dump = true;
+                self.due.publish = true;
+            }
+            before.iter().filter(|key| !self.tables.neighbours().contains_key(key)).for_each(|key| self.asked.forget_next_hop(key));
+        }
+        self.tell();
+        let new = self.tables.network();
+        network.send_if_modified(|old| {
+            let changed = *old != new;
+            *old = new;
+            changed
+        });
+        self.due.not_before = Instant::now() + COALESCE.max(start.elapsed() * REST_PER_WORK);
+        Ok(())
+    }
+
+    /// Reads the kernel's tables into new ones, which take the place of the old.
+    async fn read_all(&mut self) -> Result<Dump, NetlinkError> {
+        let mut tables = Tables::new(&self.names);
+        let mut outcome = Dump::Consistent;
+        for (message, what) in dumps() {
+            let dump = self.requests.dump(message, what, |m| {
+                tables.apply(m, NLM_F_MULTIPART);
+            });
+            if dump.await? == Dump::Interrupted {
+                outcome = Dump::Interrupted;
+            }
+        }
+        self.tables = tables;
+        Ok(outcome)
+    }
+
+    fn tell(&mut self) {
+        let excess = self.tables.routes().excess();
+        if excess > 0 && !self.told.excess {
+            tracing::warn!(excess, "Linux holds more than {ROUTES_MAX} routes by our ports; those beyond are not followed");
+        }
+        self.told.excess = excess > 0;
+        let multipath = self.told.multipath || self.tables.routes().first_multipath().is_some();
+        if multipath && !self.told.multipath {
+            let to = self.tables.routes().first_multipath().map(|to| to.to_string());
+            tracing::warn!(to, "a route has several next hops; only the first of each such route is used");
+        }
+        self.told.multipath = multipath;
+    }
+
+    async fn ask_next_hops(&mut self, next_hops: &mut watch::Receiver<BTreeSet<Key>>) -> Result<(), NetlinkError> {
+        let wanted = next_hops.borrow_and_update().clone();
+        for (ask, key) in self.asked.next_hops(Instant::now().into_std(), &wanted, self.tables.neighbours()) {
+            self.ask(ask, key).await?;
+        }
+        Ok(())
+    }
+
+    async fn ask_clients(&mut self, requests: &ArrayQueue<Key>) -> Result<(), NetlinkError> {
+        // At most one queue's worth at a time, so that the kernel's changes are heard in between.
+        for _ in 0..REQUESTS_MAX {
+            let Some(key) = requests.pop() else { break };
+            if self.asked.client(Instant::now().into_std(), key, self.tables.neighbours()) {
+                self.ask(Ask::Resolve, key).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn ask(&mut self, ask: Ask, (port, address): Key) -> Result<(), NetlinkError> {
+        let Some(index) = self.tables.index_of(port) else { return Ok(()) };
+        let message = RouteNetlinkMessage::NewNeighbour(message(ask, index, address));
+        match self.requests.request(message, NLM_F_CREATE | NLM_F_REPLACE, "resolve a neighbour").await {
+            // The interface may be down or gone by now, or the neighbour table full: the next try is due anyway.
+            Err(NetlinkError::Refused { source, .. }) => {
+                tracing::debug!(%address, ?ask, %source, "Linux refused a request for a neighbour");
+                Ok(())
+            }
+            outcome => outcome,
+        }
+    }
+}
+
+/// What is read, in this order: without links nothing else can be placed.
+fn dumps() -> [(RouteNetlinkMessage, &'static str); 6] {
+    let route = |family| {
+        let mut message = RouteMessage::default();
+        message.header.address_family = family;
+        RouteNetlinkMessage::GetRoute(message)
+    };
+    let neighbour = |family| {
+        let mut message = NeighbourMessage::default();
+        message.header.family = family;
+        RouteNetlinkMessage::GetNeighbour(message)
+    };
+    [
+        (RouteNetlinkMessage::GetLink(LinkMessage::default()), "list links"),
+        (RouteNetlinkMessage::GetAddress(AddressMessage::default()), "list addresses"),
+        (route(AddressFamily::Inet), "list IPv4 routes"),
+        (route(AddressFamily::Inet6), "list IPv6 routes"),
+        (neighbour(AddressFamily::Inet), "list IPv4 neighbours"),
+        (neighbour(AddressFamily::Inet6), "list IPv6 neighbours"),
+    ]
+}

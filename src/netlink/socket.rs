@@ -1,0 +1,183 @@
+//! A netlink socket: one datagram at a time, so that what has not been read waits in the kernel's bounded buffer, not in
+//! ours.
+//!
+//! Deliberately not here: what messages mean. A message that does not parse is skipped: a newer kernel may say more.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+};
+use netlink_packet_route::RouteNetlinkMessage;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with, sockopt};
+use tokio::io::unix::AsyncFd;
+
+/// Longest datagram that is read: the kernel fills dumps by 32 KiB at most.
+const DATAGRAM_BYTES_MAX: usize = 64 * 1024;
+/// Receive buffer of a following socket: 8 MiB hold some 40,000 route changes of 200 bytes, what a routing daemon sends
+/// while a full table is being read.
+const RECEIVE_BUFFER_BYTES: usize = 8 * 1024 * 1024;
+
+/// Why talking to the kernel's routing tables failed.
+#[derive(Debug, thiserror::Error)]
+pub enum NetlinkError {
+    /// No socket.
+    #[error("cannot open a netlink socket: {0}; the gateway needs CAP_NET_ADMIN")]
+    Open(#[source] io::Error),
+    /// The kernel had more to say than its buffer holds. Read everything anew.
+    #[error("the kernel dropped netlink messages for us: its receive buffer was full")]
+    Overrun,
+    /// Reading or writing failed.
+    #[error("netlink socket: {0}")]
+    Io(#[source] io::Error),
+    /// The kernel refused a request.
+    #[error("the kernel refused to {what}: {source}")]
+    Refused {
+        /// What was asked for.
+        what: String,
+        /// Its answer.
+        source: io::Error,
+    },
+}
+
+/// Whether a dump is of one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dump {
+    /// It is.
+    Consistent,
+    /// Something changed meanwhile, and an entry may be missing.
+    Interrupted,
+}
+
+type Message = NetlinkMessage<RouteNetlinkMessage>;
+
+/// A NETLINK_ROUTE socket, in the network namespace of the thread that opened it.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    fd: AsyncFd<OwnedFd>,
+    datagram: Vec<u8>,
+    sequence: u32,
+}
+
+impl Socket {
+    /// A socket for requests; with multicast groups (a mask of RTMGRP bits), one that follows changes.
+    pub(crate) fn open(groups: u32) -> Result<Self, NetlinkError> {
+        let open = || -> rustix::io::Result<OwnedFd> {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            // NETLINK_ROUTE is protocol 0, the family's default.
+            let fd = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
+            if groups != 0 {
+                sockopt::set_socket_recv_buffer_size_force(&fd, RECEIVE_BUFFER_BYTES)?;
+            }
+            bind(&fd, &SocketAddrNetlink::new(0, groups))?;
+            Ok(fd)
+        };
+        let fd = open().map_err(|e| NetlinkError::Open(e.into()))?;
+        #[expect(deprecated, reason = "its successor is unsafe for the sake of types that do not own their descriptor; OwnedFd does")]
+        let fd = AsyncFd::new(fd).map_err(NetlinkError::Open)?;
+        Ok(Self { fd, datagram: vec![0; DATAGRAM_BYTES_MAX], sequence: 0 })
+    }
+
+    /// Waits for a datagram and hands its messages to `each`.
+    pub(crate) async fn receive(&mut self, mut each: impl FnMut(Message)) -> Result<(), NetlinkError> {
+        let read = loop {
+            let mut ready = self.fd.readable().await.map_err(NetlinkError::Io)?;
+            match ready.try_io(|fd| Ok(recv(fd, &mut self.datagram[..], RecvFlags::empty())?.1)) {
+                Ok(Ok(read)) => break read,
+                Ok(Err(e)) if e.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error()) => {
+                    return Err(NetlinkError::Overrun);
+                }
+                Ok(Err(e)) => return Err(NetlinkError::Io(e)),
+                Err(_would_block) => {}
+            }
+        };
+        messages(&self.datagram[..read], &mut each);
+        Ok(())
+    }
+
+    /// Sends a request and waits for the kernel's answer to it. `what` completes "refused to".
+    pub(crate) async fn request(&mut self, message: RouteNetlinkMessage, flags: u16, what: &str) -> Result<(), NetlinkError> {
+        let sequence = self.send(message, NLM_F_REQUEST | NLM_F_ACK | flags).await?;
+        let mut answer = None;
+        while answer.is_none() {
+            self.receive(|m| {
+                if let (true, NetlinkPayload::Error(e)) = (m.header.sequence_number == sequence, &m.payload) {
+                    answer = Some(e.code.map(|_| e.to_io()));
+                }
+            })
+            .await?;
+        }
+        match answer.flatten() {
+            None => Ok(()),
+            Some(source) => Err(NetlinkError::Refused { what: what.to_owned(), source }),
+        }
+    }
+
+    /// Asks for all entries of a kind and hands them to `each`.
+    pub(crate) async fn dump(
+        &mut self,
+        message: RouteNetlinkMessage,
+        what: &str,
+        mut each: impl FnMut(&RouteNetlinkMessage),
+    ) -> Result<Dump, NetlinkError> {
+        let sequence = self.send(message, NLM_F_REQUEST | NLM_F_DUMP).await?;
+        let (mut end, mut outcome) = (None, Dump::Consistent);
+        while end.is_none() {
+            self.receive(|m| {
+                if m.header.sequence_number != sequence {
+                    return;
+                }
+                if m.header.flags & NLM_F_DUMP_INTR != 0 {
+                    outcome = Dump::Interrupted;
+                }
+                match &m.payload {
+                    NetlinkPayload::InnerMessage(inner) => each(inner),
+                    NetlinkPayload::Error(e) => end = Some(e.code.map(|_| e.to_io())),
+                    NetlinkPayload::Done(_) => end = Some(None),
+                    _ => {}
+                }
+            })
+            .await?;
+        }
+        match end.flatten() {
+            None => Ok(outcome),
+            Some(source) => Err(NetlinkError::Refused { what: what.to_owned(), source }),
+        }
+    }
+
+    async fn send(&mut self, message: RouteNetlinkMessage, flags: u16) -> Result<u32, NetlinkError> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut header = NetlinkHeader::default();
+        header.flags = flags;
+        header.sequence_number = self.sequence;
+        let mut message = Message::new(header, NetlinkPayload::InnerMessage(message));
+        message.finalize();
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        loop {
+            let mut ready = self.fd.writable().await.map_err(NetlinkError::Io)?;
+            match ready.try_io(|fd| Ok(send(fd, &bytes, SendFlags::empty())?)) {
+                Ok(Ok(_)) => return Ok(self.sequence),
+                Ok(Err(e)) => return Err(NetlinkError::Io(e)),
+                Err(_would_block) => {}
+            }
+        }
+    }
+}
+
+/// Splits a datagram. Messages are aligned to 4 bytes and start with their length (RFC 3549 section 2.2).
+fn messages(mut datagram: &[u8], each: &mut impl FnMut(Message)) {
+    while let Some(length) = datagram.first_chunk::<4>() {
+        let length = usize::try_from(u32::from_ne_bytes(*length)).unwrap_or(usize::MAX);
+        if length < 16 || length > datagram.len() {
+            return;
+        }
+        match Message::deserialize(&datagram[..length]) {
+            Ok(message) => each(message),
+            Err(error) => tracing::debug!(%error, "skipped a netlink message that does not parse"),
+        }
+        datagram = datagram.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+}

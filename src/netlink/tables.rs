@@ -1,0 +1,480 @@
+//! Messages of the kernel become tables. Pure: no socket, no clock.
+//!
+//! Invariant: applying every message that the kernel sent after a dump, in order, on top of the dump gives what the kernel
+//! holds; where the kernel changes something without a message, [`Effect::Stale`] says that a new dump is needed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use dataplane::{Mac, Neighbour, Network, PortIndex};
+use ipnet::IpNet;
+use netlink_packet_core::{NLM_F_APPEND, NLM_F_MULTIPART, NLM_F_REPLACE};
+use netlink_packet_route::address::{AddressAttribute, AddressMessage};
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
+use netlink_packet_route::neighbour::{
+    NeighbourAddress, NeighbourAttribute, NeighbourExtFlags, NeighbourFlags, NeighbourMessage, NeighbourState,
+};
+use netlink_packet_route::route::{
+    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteNextHopFlags, RouteProtocol, RouteType, RouteVia,
+};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+
+use super::neighbours::OUR_PROTOCOL;
+use super::routes::{Hop, Place, Routes};
+
+/// What a message did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Effect {
+    /// Nothing that concerns us.
+    Nothing,
+    /// The tables changed.
+    Changed,
+    /// The kernel changed more than it said: an interface of ours appeared, went up or down, or lost an address.
+    Stale,
+}
+
+/// One interface of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Link {
+    port: PortIndex,
+    up: bool,
+}
+
+/// What Linux knows of a neighbour.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// Its Ethernet address, while Linux holds it for usable.
+    pub(super) mac: Option<Mac>,
+    /// Put there by the operator (or another program) for good. Not to be touched: any request would unmake it.
+    pub(super) permanent: bool,
+    /// Linux keeps probing it.
+    pub(super) managed: bool,
+    /// We asked for that.
+    pub(super) ours: bool,
+}
+
+/// Linux's tables, as far as they concern our ports.
+#[derive(Debug)]
+pub(super) struct Tables {
+    names: Vec<String>,
+    links: BTreeMap<u32, Link>,
+    addresses: BTreeSet<(PortIndex, IpAddr)>,
+    routes: Routes,
+    neighbours: BTreeMap<(PortIndex, IpAddr), Entry>,
+}
+
+impl Tables {
+    /// Nothing known yet of the interfaces with these names, which [`PortIndex`] counts.
+    pub(super) fn new(names: &[String]) -> Self {
+        Self {
+            names: names.to_vec(),
+            links: BTreeMap::new(),
+            addresses: BTreeSet::new(),
+            routes: Routes::default(),
+            neighbours: BTreeMap::new(),
+        }
+    }
+
+    /// Takes a message in, with the flags of its header.
+    pub(super) fn apply(&mut self, message: &RouteNetlinkMessage, flags: u16) -> Effect {
+        let changed = match message {
+            RouteNetlinkMessage::NewLink(m) => return self.link(m),
+            RouteNetlinkMessage::DelLink(m) if self.links.remove(&m.header.index).is_some() => return Effect::Stale,
+            RouteNetlinkMessage::NewAddress(m) => self.address(m).is_some_and(|a| self.addresses.insert(a)),
+            RouteNetlinkMessage::DelAddress(m) => {
+                let gone = self.address(m).is_some_and(|a| self.addresses.remove(&a));
+                // Routes that prefer a lost source address go without a message.
+                return if gone { Effect::Stale } else { Effect::Nothing };
+            }
+            RouteNetlinkMessage::NewRoute(m) => {
+                self.route(m).is_some_and(|(to, metric, hops)| self.routes.insert(to, metric, &hops, place(m, flags)))
+            }
+            RouteNetlinkMessage::DelRoute(m) => {
+                self.route(m).is_some_and(|(to, metric, hops)| self.routes.remove(to, metric, &hops))
+            }
+            RouteNetlinkMessage::NewNeighbour(m) => {
+                self.neighbour(m).is_some_and(|(key, entry)| self.neighbours.insert(key, entry) != Some(entry))
+            }
+            RouteNetlinkMessage::DelNeighbour(m) => {
+                self.neighbour(m).is_some_and(|(key, _)| self.neighbours.remove(&key).is_some())
+            }
+            _ => false,
+        };
+        if changed { Effect::Changed } else { Effect::Nothing }
+    }
+
+    /// The interface index of a port, while its interface exists.
+    pub(super) fn index_of(&self, port: PortIndex) -> Option<u32> {
+        self.links.iter().find(|(_, link)| link.port == port).map(|(index, _)| *index)
+    }
+
+    /// The neighbours, known or being asked for.
+    pub(super) fn neighbours(&self) -> &BTreeMap<(PortIndex, IpAddr), Entry> {
+        &self.neighbours
+    }
+
+    /// The routes.
+    pub(super) fn routes(&self) -> &Routes {
+        &self.routes
+    }
+
+    /// What the engine needs of it all.
+    pub(super) fn network(&self) -> Network {
+        Network {
+            routes: self.routes.best().collect(),
+            neighbours: self
+                .neighbours
+                .iter()
+                .filter_map(|(&(port, address), entry)| entry.mac.map(|mac| Neighbour { port, address, mac }))
+                .collect(),
+            addresses: self.addresses.iter().map(|&(_, address)| address).collect(),
+        }
+    }
+
+    fn link(&mut self, message: &LinkMessage) -> Effect {
+        let name = message.attributes.iter().find_map(|a| if let LinkAttribute::IfName(name) = a { Some(name) } else { None });
+        let port = name.and_then(|name| self.names.iter().position(|n| n == name)).and_then(|n| u8::try_from(n).ok());
+        let index = message.header.index;
+        let link = port.map(|port| Link { port: PortIndex(port), up: message.header.flags.contains(LinkFlags::Up) });
+        let old = self.links.get(&index).copied();
+        match link {
+            Some(link) => self.links.insert(index, link),
+            None => self.links.remove(&index),
+        };
+        // What lies on an interface that was unknown until now has been ignored, and Linux removes and revives IPv4
+        // routes without a message when an interface goes down or up.
+        if old == link { Effect::Nothing } else { Effect::Stale }
+    }
+
+    fn port(&self, index: u32) -> Option<PortIndex> {
+        self.links.get(&index).map(|link| link.port)
+    }
+
+    fn address(&self, message: &AddressMessage) -> Option<(PortIndex, IpAddr)> {
+        let port = self.port(message.header.index)?;
+        // On a point-to-point interface `Address` is the peer's.
+        let local = message.attributes.iter().find_map(|a| if let AddressAttribute::Local(ip) = a { Some(*ip) } else { None });
+        let address =
+            message.attributes.iter().find_map(|a| if let AddressAttribute::Address(ip) = a { Some(*ip) } else { None });
+        local.or(address).map(|ip| (port, ip))
+    }
+
+    fn neighbour(&self, message: &NeighbourMessage) -> Option<((PortIndex, IpAddr), Entry)> {
+        let port = self.port(message.header.ifindex)?;
+        if message.header.flags.contains(NeighbourFlags::Proxy) {
+            return None;
+        }
+        let (mut address, mut mac, mut entry) = (None, None, Entry::default());
+        for attribute in &message.attributes {
+            match attribute {
+                NeighbourAttribute::Destination(NeighbourAddress::Inet(ip)) => address = Some(IpAddr::V4(*ip)),
+                NeighbourAttribute::Destination(NeighbourAddress::Inet6(ip)) => address = Some(IpAddr::V6(*ip)),
+                NeighbourAttribute::LinkLayerAddress(bytes) => mac = bytes.as_slice().try_into().ok().map(Mac),
+                NeighbourAttribute::ExtFlags(flags) => entry.managed = flags.contains(NeighbourExtFlags::Managed),
+                NeighbourAttribute::Protocol(protocol) => entry.ours = *protocol == RouteProtocol::Other(OUR_PROTOCOL),
+                _ => {}
+            }
+        }
+        let address = address.filter(|ip| !ip.is_multicast())?;
+        let state = message.header.state;
+        entry.permanent = state == NeighbourState::Permanent;
+        entry.mac = mac.filter(|mac| usable(state) && mac.0[0] & 1 == 0);
+        Some(((port, address), entry))
+    }
+
+    /// Destination, metric and the next hops by our ports, if it is a route of a kind that we follow.
+    fn route(&self, message: &RouteMessage) -> Option<(IpNet, u32, Vec<Hop>)> {
+        let header = &message.header;
+        let unicast = header.kind == RouteType::Unicast && header.tos == 0 && header.source_prefix_length == 0;
+        if !unicast || header.flags.contains(RouteFlags::Cloned) {
+            return None;
+        }
+        let (mut table, mut metric) = (u32::from(header.table), 0);
+        let mut destination = unspecified(header.address_family)?;
+        let (mut interface, mut via, mut several) = (None, None, None);
+        for attribute in &message.attributes {
+            match attribute {
+                RouteAttribute::Table(t) => table = *t,
+                RouteAttribute::Priority(p) => metric = *p,
+                RouteAttribute::Destination(to) => destination = ip(to)?,
+                RouteAttribute::Oif(index) => interface = Some(*index),
+                RouteAttribute::Gateway(_) | RouteAttribute::Via(_) => via = gateway(attribute),
+                RouteAttribute::MultiPath(hops) => several = Some(hops),
+                RouteAttribute::Encap(_) => return None,
+                _ => {}
+            }
+        }
+        let to = IpNet::new(destination, header.destination_prefix_length).ok()?;
+        // A link-local destination is on every link and never forwarded to (RFC 4291 section 2.5.6).
+        let link_local = matches!(destination, IpAddr::V6(ip) if ip.is_unicast_link_local());
+        if table != u32::from(RouteHeader::RT_TABLE_MAIN) || link_local {
+            return None;
+        }
+        let single = interface.and_then(|index| self.port(index)).map(|port| Hop { via, port });
+        let hops = match several {
+            None => single.filter(|_| !header.flags.contains(RouteFlags::Dead)).into_iter().collect(),
+            Some(several) => several
+                .iter()
+                .filter(|hop| !hop.flags.contains(RouteNextHopFlags::Dead))
+                .filter_map(|hop| {
+                    Some(Hop { via: hop.attributes.iter().find_map(gateway), port: self.port(hop.interface_index)? })
+                })
+                .collect(),
+        };
+        Some((to, metric, hops))
+    }
+}
+
+/// A message about an IPv6 route names all its next hops. Of IPv4 there may be several routes with one metric: dumped in
+/// their order, appended behind, put before, or the first one replaced.
+fn place(message: &RouteMessage, flags: u16) -> Place {
+    if message.header.address_family == AddressFamily::Inet6 || flags & NLM_F_REPLACE != 0 {
+        Place::Only
+    } else if flags & (NLM_F_APPEND | NLM_F_MULTIPART) != 0 {
+        Place::Last
+    } else {
+        Place::First
+    }
+}
+
+/// States in which Linux itself would send to the address (FORWARDING section 7).
+fn usable(state: NeighbourState) -> bool {
+    use NeighbourState as S;
+    matches!(state, S::Reachable | S::Stale | S::Delay | S::Probe | S::Permanent | S::Noarp)
+}
+
+fn unspecified(family: AddressFamily) -> Option<IpAddr> {
+    match family {
+        AddressFamily::Inet => Some(IpAddr::from([0; 4])),
+        AddressFamily::Inet6 => Some(IpAddr::from([0; 16])),
+        _ => None,
+    }
+}
+
+fn ip(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(ip) => Some(IpAddr::V4(*ip)),
+        RouteAddress::Inet6(ip) => Some(IpAddr::V6(*ip)),
+        _ => None,
+    }
+}
+
+/// The next hop that an attribute names; it may be of the other family (RFC 5549).
+fn gateway(attribute: &RouteAttribute) -> Option<IpAddr> {
+    match attribute {
+        RouteAttribute::Gateway(address) => ip(address),
+        RouteAttribute::Via(RouteVia::Inet(ip)) => Some(IpAddr::V4(*ip)),
+        RouteAttribute::Via(RouteVia::Inet6(ip)) => Some(IpAddr::V6(*ip)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use netlink_packet_route::route::RouteNextHop;
+
+    use super::*;
+
+    const UPLINK: u32 = 7;
+    const CLUSTER: u32 = 8;
+    const FOREIGN: u32 = 2;
+
+    fn tables() -> Tables {
+        let mut tables = Tables::new(&["uplink".to_owned(), "cluster".to_owned()]);
+        for (index, name) in [(FOREIGN, "eth0"), (UPLINK, "uplink"), (CLUSTER, "cluster")] {
+            tables.apply(&link(index, name, true), 0);
+        }
+        tables
+    }
+
+    fn link(index: u32, name: &str, up: bool) -> RouteNetlinkMessage {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        message.header.flags = if up { LinkFlags::Up } else { LinkFlags::empty() };
+        message.attributes.push(LinkAttribute::IfName(name.to_owned()));
+        RouteNetlinkMessage::NewLink(message)
+    }
+
+    fn v4(text: &str) -> Ipv4Addr {
+        text.parse().unwrap()
+    }
+
+    fn route(to: &str, via: Option<&str>, index: u32, metric: u32) -> RouteMessage {
+        let to: IpNet = to.parse().unwrap();
+        let mut message = RouteMessage::default();
+        message.header.address_family = if to.addr().is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+        message.header.destination_prefix_length = to.prefix_len();
+        message.header.kind = RouteType::Unicast;
+        message.header.table = RouteHeader::RT_TABLE_MAIN;
+        message.attributes.push(RouteAttribute::Destination(to.addr().into()));
+        message.attributes.push(RouteAttribute::Oif(index));
+        message.attributes.push(RouteAttribute::Priority(metric));
+        if let Some(via) = via {
+            message.attributes.push(RouteAttribute::Gateway(via.parse::<IpAddr>().unwrap().into()));
+        }
+        message
+    }
+
+    fn neighbour(address: &str, index: u32, state: NeighbourState, mac: Option<[u8; 6]>) -> RouteNetlinkMessage {
+        let mut message = NeighbourMessage::default();
+        message.header.family = AddressFamily::Inet;
+        message.header.ifindex = index;
+        message.header.state = state;
+        message.attributes.push(NeighbourAttribute::Destination(NeighbourAddress::Inet(v4(address))));
+        if let Some(mac) = mac {
+            message.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.to_vec()));
+        }
+        RouteNetlinkMessage::NewNeighbour(message)
+    }
+
+    fn routes(tables: &Tables) -> Vec<String> {
+        let hop = |via: Option<IpAddr>| via.map_or("link".to_owned(), |ip| ip.to_string());
+        tables.network().routes.iter().map(|r| format!("{} {} {}", r.to, hop(r.via), r.port.0)).collect()
+    }
+
+    #[test]
+    fn routes_of_both_families_come_and_go() {
+        let mut tables = tables();
+        for (to, via, index) in
+            [("0.0.0.0/0", Some("192.0.2.1"), UPLINK), ("10.0.0.0/24", None, CLUSTER), ("::/0", Some("2001:db8::1"), UPLINK)]
+        {
+            assert_eq!(tables.apply(&RouteNetlinkMessage::NewRoute(route(to, via, index, 0)), 0), Effect::Changed);
+        }
+        assert_eq!(routes(&tables), ["0.0.0.0/0 192.0.2.1 0", "10.0.0.0/24 link 1", "::/0 2001:db8::1 0"]);
+        let gone = RouteNetlinkMessage::DelRoute(route("10.0.0.0/24", None, CLUSTER, 0));
+        assert_eq!(tables.apply(&gone, 0), Effect::Changed);
+        assert_eq!(tables.apply(&gone, 0), Effect::Nothing);
+        assert_eq!(routes(&tables), ["0.0.0.0/0 192.0.2.1 0", "::/0 2001:db8::1 0"]);
+    }
+
+    #[test]
+    fn a_default_route_has_no_destination_attribute() {
+        let mut tables = tables();
+        let mut message = route("0.0.0.0/0", Some("192.0.2.1"), UPLINK, 0);
+        message.attributes.retain(|a| !matches!(a, RouteAttribute::Destination(_)));
+        tables.apply(&RouteNetlinkMessage::NewRoute(message), 0);
+        assert_eq!(routes(&tables), ["0.0.0.0/0 192.0.2.1 0"]);
+    }
+
+    #[test]
+    fn what_is_not_a_plain_route_of_ours_is_ignored() {
+        let base = || route("198.51.100.0/24", Some("192.0.2.1"), UPLINK, 0);
+        let change = |f: &dyn Fn(&mut RouteMessage)| {
+            let mut message = base();
+            f(&mut message);
+            message
+        };
+        let rows = [
+            ("by a foreign interface", route("198.51.100.0/24", None, FOREIGN, 0)),
+            ("blackhole", change(&|m| m.header.kind = RouteType::BlackHole)),
+            ("unreachable", change(&|m| m.header.kind = RouteType::Unreachable)),
+            ("our own address", change(&|m| m.header.kind = RouteType::Local)),
+            ("another table", change(&|m| m.attributes.push(RouteAttribute::Table(150)))),
+            ("for a type of service", change(&|m| m.header.tos = 16)),
+            ("for a source", change(&|m| m.header.source_prefix_length = 8)),
+            ("dead", change(&|m| m.header.flags = RouteFlags::Dead)),
+            ("a cached clone", change(&|m| m.header.flags = RouteFlags::Cloned)),
+            ("link-local", route("fe80::/64", None, UPLINK, 256)),
+        ];
+        for (what, message) in rows {
+            let mut tables = tables();
+            assert_eq!(tables.apply(&RouteNetlinkMessage::NewRoute(message), 0), Effect::Nothing, "{what}");
+            assert!(tables.network().routes.is_empty(), "{what}");
+        }
+    }
+
+    #[test]
+    fn a_replaced_route_has_only_its_new_next_hop() {
+        let mut tables = tables();
+        tables.apply(&RouteNetlinkMessage::NewRoute(route("0.0.0.0/0", Some("192.0.2.1"), UPLINK, 0)), 0);
+        let new = RouteNetlinkMessage::NewRoute(route("0.0.0.0/0", Some("192.0.2.254"), UPLINK, 0));
+        tables.apply(&new, NLM_F_REPLACE);
+        tables.apply(&RouteNetlinkMessage::DelRoute(route("0.0.0.0/0", Some("192.0.2.254"), UPLINK, 0)), 0);
+        assert!(tables.network().routes.is_empty());
+    }
+
+    #[test]
+    fn of_a_multipath_route_the_first_live_next_hop_by_our_ports_is_taken() {
+        let mut tables = tables();
+        let mut message = route("0.0.0.0/0", None, 0, 0);
+        message.attributes.retain(|a| !matches!(a, RouteAttribute::Oif(_)));
+        let hop = |index, via: &str, flags| {
+            let mut hop = RouteNextHop::default();
+            hop.interface_index = index;
+            hop.flags = flags;
+            hop.attributes.push(RouteAttribute::Gateway(RouteAddress::Inet(v4(via))));
+            hop
+        };
+        message.attributes.push(RouteAttribute::MultiPath(vec![
+            hop(FOREIGN, "203.0.113.1", RouteNextHopFlags::empty()),
+            hop(UPLINK, "192.0.2.1", RouteNextHopFlags::Dead),
+            hop(UPLINK, "192.0.2.2", RouteNextHopFlags::empty()),
+            hop(CLUSTER, "10.0.0.1", RouteNextHopFlags::empty()),
+        ]));
+        tables.apply(&RouteNetlinkMessage::NewRoute(message), 0);
+        assert_eq!(routes(&tables), ["0.0.0.0/0 192.0.2.2 0"]);
+        assert!(tables.routes().first_multipath().is_some());
+    }
+
+    #[test]
+    fn a_neighbour_counts_while_linux_would_send_to_it() {
+        use NeighbourState as S;
+        let rows = [
+            (S::Reachable, true),
+            (S::Stale, true),
+            (S::Delay, true),
+            (S::Probe, true),
+            (S::Permanent, true),
+            (S::Noarp, true),
+            (S::Incomplete, false),
+            (S::Failed, false),
+            (S::None, false),
+        ];
+        for (state, counts) in rows {
+            let mut tables = tables();
+            tables.apply(&neighbour("192.0.2.1", UPLINK, S::Reachable, Some([2, 0, 0, 0, 0, 9])), 0);
+            tables.apply(&neighbour("192.0.2.1", UPLINK, state, Some([2, 0, 0, 0, 0, 1])), 0);
+            let expected: Vec<_> = counts.then_some(Mac([2, 0, 0, 0, 0, 1])).into_iter().collect();
+            assert_eq!(tables.network().neighbours.iter().map(|n| n.mac).collect::<Vec<_>>(), expected, "{state}");
+        }
+    }
+
+    #[test]
+    fn multicast_neighbours_and_those_of_foreign_interfaces_do_not_count() {
+        let mut tables = tables();
+        let group = Some([1, 0, 0x5e, 0, 0, 0x16]);
+        tables.apply(&neighbour("224.0.0.22", UPLINK, NeighbourState::Noarp, group), 0);
+        tables.apply(&neighbour("192.0.2.9", UPLINK, NeighbourState::Permanent, group), 0);
+        tables.apply(&neighbour("192.0.2.9", FOREIGN, NeighbourState::Reachable, Some([2; 6])), 0);
+        assert!(tables.network().neighbours.is_empty());
+    }
+
+    #[test]
+    fn an_interface_of_ours_that_appears_moves_or_goes_makes_the_tables_stale() {
+        let mut tables = tables();
+        assert_eq!(tables.apply(&link(UPLINK, "uplink", true), 0), Effect::Nothing);
+        assert_eq!(tables.apply(&link(UPLINK, "uplink", false), 0), Effect::Stale);
+        assert_eq!(tables.apply(&link(UPLINK, "other", true), 0), Effect::Stale);
+        assert_eq!(tables.index_of(PortIndex(0)), None);
+        assert_eq!(tables.apply(&link(11, "uplink", true), 0), Effect::Stale);
+        assert_eq!(tables.index_of(PortIndex(0)), Some(11));
+        let mut gone = LinkMessage::default();
+        gone.header.index = 11;
+        assert_eq!(tables.apply(&RouteNetlinkMessage::DelLink(gone), 0), Effect::Stale);
+    }
+
+    #[test]
+    fn a_lost_address_makes_the_tables_stale() {
+        let mut tables = tables();
+        let mut message = AddressMessage::default();
+        message.header.index = UPLINK;
+        message.attributes.push(AddressAttribute::Address("192.0.2.99".parse().unwrap()));
+        message.attributes.push(AddressAttribute::Local("192.0.2.2".parse().unwrap()));
+        assert_eq!(tables.apply(&RouteNetlinkMessage::NewAddress(message.clone()), 0), Effect::Changed);
+        assert_eq!(tables.network().addresses, ["192.0.2.2".parse::<IpAddr>().unwrap()]);
+        assert_eq!(tables.apply(&RouteNetlinkMessage::DelAddress(message), 0), Effect::Stale);
+        assert!(tables.network().addresses.is_empty());
+    }
+}
