@@ -1,1 +1,124 @@
-fn main() {}
+//! Finds DPDK, compiles the shim and generates the bindings.
+//!
+//! Linking. `pkg-config` decides what DPDK is; nothing here names a version or a directory.
+//! - Shared (a distribution's package): the linker needs only the libraries whose functions we call. Drivers are loaded by
+//!   EAL itself from the directory compiled into it (`.../dpdk/pmds-*`), so none is named, but the ring driver, whose
+//!   `rte_eth_from_rings` is called.
+//! - Static (`LIBDPDK_STATIC=1`): drivers announce themselves in constructors that nothing refers to. They survive only inside
+//!   `--whole-archive`, in the order that `pkg-config --static` prints, which `rustc-link-lib` would lose. So that output is
+//!   passed to the linker as it stands.
+//! - `rustc-link-arg` of this script reaches this package's own tests only. It is therefore handed on as `DEP_DPDK_LINK_ARGS`
+//!   (`links = "dpdk"`), and the root package's build script prints it again for the programs.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+/// 22.11: the first LTS with `rte_thread_register` stable and `rxmode.mtu`.
+const OLDEST: &str = "22.11";
+/// The libraries whose functions are called.
+const LIBRARIES: [&str; 6] = ["rte_net_ring", "rte_ethdev", "rte_mbuf", "rte_mempool", "rte_ring", "rte_eal"];
+/// The functions called directly: what is exported, and has kept its signature since [`OLDEST`].
+const FUNCTIONS: [&str; 23] = [
+    "sluice_.*",
+    "rte_dev_probe",
+    "rte_dev_remove",
+    "rte_eal_get_runtime_dir",
+    "rte_eal_init",
+    "rte_eth_dev_close",
+    "rte_eth_dev_get_mtu",
+    "rte_eth_dev_get_port_by_name",
+    "rte_eth_dev_set_link_down",
+    "rte_eth_dev_set_link_up",
+    "rte_eth_dev_start",
+    "rte_eth_dev_stop",
+    "rte_eth_from_rings",
+    "rte_eth_promiscuous_disable",
+    "rte_eth_promiscuous_enable",
+    "rte_mempool_avail_count",
+    "rte_pktmbuf_free_bulk",
+    "rte_pktmbuf_pool_create_by_ops",
+    "rte_ring_create",
+    "rte_strerror",
+    "rte_thread_register",
+    "rte_thread_unregister",
+    "rte_version",
+];
+
+type Failure = Box<dyn std::error::Error>;
+
+fn main() -> Result<(), Failure> {
+    for input in ["build.rs", "shim/shim.h", "shim/shim.c"] {
+        println!("cargo::rerun-if-changed={input}");
+    }
+    println!("cargo::rerun-if-env-changed=LIBDPDK_STATIC");
+    let dpdk =
+        pkg_config::Config::new().atleast_version(OLDEST).cargo_metadata(false).probe("libdpdk").map_err(|error| {
+            format!("DPDK {OLDEST} or later is needed to build (Debian: apt-get install libdpdk-dev): {error}")
+        })?;
+    let flags = compiler_flags()?;
+    compile_shim(&flags);
+    generate_bindings(&flags)?;
+    link(&dpdk)
+}
+
+/// `pkg-config --cflags` in full: `-include rte_config.h` and `-march` decide the layout of DPDK's structs, and the crate
+/// `pkg-config` keeps only include paths.
+fn compiler_flags() -> Result<Vec<String>, Failure> {
+    pkg_config(&["--cflags", "libdpdk"])
+}
+
+fn pkg_config(arguments: &[&str]) -> Result<Vec<String>, Failure> {
+    let program = std::env::var("PKG_CONFIG").unwrap_or_else(|_| "pkg-config".into());
+    let output = Command::new(&program).args(arguments).output().map_err(|error| format!("{program}: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("{program} {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr)).into());
+    }
+    Ok(String::from_utf8(output.stdout)?.split_whitespace().map(str::to_owned).collect())
+}
+
+fn compile_shim(flags: &[String]) {
+    let mut build = cc::Build::new();
+    build.file("shim/shim.c").std("gnu11").opt_level(2).warnings(true);
+    for flag in flags {
+        build.flag(flag);
+    }
+    build.compile("sluice_shim");
+}
+
+fn generate_bindings(flags: &[String]) -> Result<(), Failure> {
+    let mut builder = bindgen::Builder::default()
+        .header("shim/shim.h")
+        .clang_args(flags)
+        .use_core()
+        .allowlist_var("SLUICE_.*|RING_F_S[PC]_(ENQ|DEQ)")
+        .blocklist_type("(rte|RTE)_.*")
+        .merge_extern_blocks(true)
+        .derive_default(true)
+        .generate_comments(false)
+        .layout_tests(true);
+    for function in FUNCTIONS {
+        builder = builder.allowlist_function(function);
+    }
+    let out = PathBuf::from(std::env::var("OUT_DIR")?).join("bindings.rs");
+    Ok(builder.generate()?.write_to_file(out)?)
+}
+
+fn link(dpdk: &pkg_config::Library) -> Result<(), Failure> {
+    let is_static = std::env::var("LIBDPDK_STATIC").is_ok_and(|value| value != "0");
+    if !is_static {
+        for path in &dpdk.link_paths {
+            println!("cargo::rustc-link-search=native={}", path.display());
+        }
+        for library in LIBRARIES {
+            println!("cargo::rustc-link-lib={library}");
+        }
+        println!("cargo::metadata=LINK_ARGS=");
+        return Ok(());
+    }
+    let arguments = pkg_config(&["--libs", "--static", "libdpdk"])?;
+    for argument in &arguments {
+        println!("cargo::rustc-link-arg={argument}");
+    }
+    println!("cargo::metadata=LINK_ARGS={}", arguments.join(" "));
+    Ok(())
+}

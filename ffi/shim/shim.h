@@ -1,0 +1,77 @@
+/* What Rust calls that DPDK has only as static inline or macro, and a view of those structs whose fields move between
+ * DPDK releases. Everything per packet is a burst here: no function is called once per packet on the forwarding path. */
+#ifndef SLUICE_SHIM_H
+#define SLUICE_SHIM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <rte_config.h>
+#include <rte_dev.h>
+#include <rte_eal.h>
+#include <rte_errno.h>
+#include <rte_eth_ring.h>
+#include <rte_ethdev.h>
+#include <rte_lcore.h>
+#include <rte_mbuf.h>
+#include <rte_mempool.h>
+#include <rte_ring.h>
+#include <rte_version.h>
+
+/* Where this DPDK has the mbuf fields that Rust reads by itself. bindgen turns them into constants, and mbuf.rs asserts at
+ * compile time that its own view agrees: a DPDK that moves one does not build. */
+enum {
+	SLUICE_MBUF_BUF_ADDR = offsetof(struct rte_mbuf, buf_addr),
+	SLUICE_MBUF_DATA_OFF = offsetof(struct rte_mbuf, data_off),
+	SLUICE_MBUF_NB_SEGS = offsetof(struct rte_mbuf, nb_segs),
+	SLUICE_MBUF_PKT_LEN = offsetof(struct rte_mbuf, pkt_len),
+	SLUICE_MBUF_DATA_LEN = offsetof(struct rte_mbuf, data_len),
+	SLUICE_MBUF_BUF_LEN = offsetof(struct rte_mbuf, buf_len),
+	SLUICE_MBUF_ALIGN = _Alignof(struct rte_mbuf),
+	SLUICE_MBUF_SIZE = sizeof(struct rte_mbuf),
+	SLUICE_HEADROOM = RTE_PKTMBUF_HEADROOM,
+};
+
+/* The steps of bringing a port up, in order; which one failed goes into the message. */
+enum { SLUICE_STEP_INFO, SLUICE_STEP_MTU, SLUICE_STEP_CONFIGURE, SLUICE_STEP_RX_QUEUE, SLUICE_STEP_TX_QUEUE };
+
+struct sluice_port_setup {
+	struct rte_mempool *pool;
+	uint16_t mtu_bytes;
+	uint16_t rx_descriptors; /* wanted, then what the driver takes */
+	uint16_t tx_descriptors;
+	int step; /* the step that failed */
+};
+
+struct sluice_port_stats {
+	uint64_t rx_packets, tx_packets, rx_missed, rx_errors, tx_errors, rx_no_buffer;
+};
+
+struct sluice_link {
+	uint32_t speed_mbps; /* 0: unknown */
+	int up;
+};
+
+typedef void (*sluice_log_sink)(uint32_t level, const char *text, size_t length);
+
+uint16_t sluice_rx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **packets, uint16_t count);
+uint16_t sluice_tx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **packets, uint16_t count);
+int sluice_alloc_bulk(struct rte_mempool *pool, struct rte_mbuf **packets, unsigned int count);
+unsigned int sluice_ring_enqueue(struct rte_ring *ring, struct rte_mbuf **packets, unsigned int count);
+unsigned int sluice_ring_dequeue(struct rte_ring *ring, struct rte_mbuf **packets, unsigned int count);
+
+uint64_t sluice_rdtsc(void);
+uint64_t sluice_tsc_hz(void);
+int sluice_errno(void);
+
+int sluice_port_configure(uint16_t port, struct sluice_port_setup *setup);
+int sluice_port_driver(uint16_t port, char *name, size_t size);
+struct rte_device *sluice_port_device(uint16_t port);
+int sluice_port_mac(uint16_t port, uint8_t mac[6]);
+int sluice_port_set_mac(uint16_t port, const uint8_t mac[6]);
+int sluice_port_stats(uint16_t port, struct sluice_port_stats *stats);
+int sluice_port_link(uint16_t port, struct sluice_link *link);
+
+int sluice_log_to(sluice_log_sink sink);
+
+#endif

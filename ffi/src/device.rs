@@ -1,0 +1,153 @@
+//! What a configuration calls a device: a PCI address, or a DPDK virtual device with its arguments.
+//!
+//! Not here: whether the device exists. That is asked when it is attached.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Neither a PCI address nor a virtual device.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "device {found:?} is neither a PCI address (0000:3b:00.0) nor a DPDK virtual device (net_af_packet0,iface=eth1): {reason}"
+)]
+pub struct BadDevice {
+    /// What was written.
+    pub found: String,
+    /// What is wrong with it.
+    pub reason: &'static str,
+}
+
+/// Where a device sits on the PCI bus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PciAddress {
+    domain: u16,
+    bus: u8,
+    device: u8,
+    function: u8,
+}
+
+impl fmt::Display for PciAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04x}:{:02x}:{:02x}.{}", self.domain, self.bus, self.device, self.function)
+    }
+}
+
+/// A device that DPDK can make a port of.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Device {
+    /// On the PCI bus.
+    Pci(PciAddress),
+    /// Made by a driver: `net_null0`, `net_af_packet0,iface=eth1`.
+    Virtual {
+        /// Driver and number; the name of the port within DPDK.
+        name: String,
+        /// The rest, after the first comma.
+        arguments: String,
+    },
+}
+
+impl Device {
+    /// The interface that the device works on (not: one that it makes, as net_tap does).
+    #[must_use]
+    pub fn interface(&self) -> Option<&str> {
+        match self {
+            Self::Virtual { name, arguments } if name.starts_with("net_af_packet") || name.starts_with("net_af_xdp") => {
+                arguments.split(',').find_map(|argument| argument.strip_prefix("iface="))
+            }
+            _ => None,
+        }
+    }
+
+    /// The name of its port within DPDK.
+    pub(crate) fn port_name(&self) -> String {
+        match self {
+            Self::Pci(address) => address.to_string(),
+            Self::Virtual { name, .. } => name.clone(),
+        }
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pci(address) => address.fmt(f),
+            Self::Virtual { name, arguments } if arguments.is_empty() => f.write_str(name),
+            Self::Virtual { name, arguments } => write!(f, "{name},{arguments}"),
+        }
+    }
+}
+
+impl FromStr for Device {
+    type Err = BadDevice;
+
+    fn from_str(text: &str) -> Result<Self, BadDevice> {
+        let bad = |reason| BadDevice { found: text.to_owned(), reason };
+        if !text.starts_with("net_") {
+            return parse_pci(text)
+                .map(Self::Pci)
+                .ok_or_else(|| bad("it has not the form dddd:bb:dd.f and does not begin with net_"));
+        }
+        let (name, arguments) = text.split_once(',').unwrap_or((text, ""));
+        if !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
+            return Err(bad("a name has letters, digits and _ only"));
+        }
+        if !name.ends_with(|last: char| last.is_ascii_digit()) {
+            return Err(bad("the driver's name must be followed by a number, as in net_null0"));
+        }
+        if text.contains(['\0', ' ', '\n']) {
+            return Err(bad("there is a space in it"));
+        }
+        Ok(Self::Virtual { name: name.to_owned(), arguments: arguments.to_owned() })
+    }
+}
+
+/// `dddd:bb:dd.f`, or without the domain, which then is 0.
+fn parse_pci(text: &str) -> Option<PciAddress> {
+    let (rest, function) = text.rsplit_once('.')?;
+    let (rest, device) = rest.rsplit_once(':')?;
+    let (domain, bus) = rest.rsplit_once(':').unwrap_or(("0", rest));
+    let hex = |part: &str, limit: u16| {
+        let digits = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+        u16::from_str_radix(part, 16).ok().filter(|value| digits && *value <= limit)
+    };
+    let byte = |part: &str, limit: u16| hex(part, limit).and_then(|value| u8::try_from(value).ok());
+    Some(PciAddress {
+        domain: hex(domain, 0xffff)?,
+        bus: byte(bus, 0xff)?,
+        device: byte(device, 0x1f)?,
+        function: byte(function, 7)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pci_address_may_leave_out_the_domain() {
+        for text in ["0000:3b:00.0", "3b:00.0"] {
+            assert_eq!(text.parse::<Device>().unwrap().to_string(), "0000:3b:00.0");
+        }
+    }
+
+    #[test]
+    fn a_virtual_device_keeps_its_arguments() {
+        let device: Device = "net_af_packet0,iface=eth1,qdisc_bypass=1".parse().unwrap();
+        assert_eq!(device.interface(), Some("eth1"));
+        assert_eq!(device.port_name(), "net_af_packet0");
+        assert_eq!(device.to_string(), "net_af_packet0,iface=eth1,qdisc_bypass=1");
+    }
+
+    #[test]
+    fn a_tap_is_made_by_its_driver_and_need_not_exist() {
+        assert_eq!("net_tap0,iface=dtap0".parse::<Device>().unwrap().interface(), None);
+    }
+
+    #[test]
+    fn what_is_no_device_is_refused_with_the_reason() {
+        for text in ["", "eth0", "0000:3b:20.0", "0000:3b:00.8", "3b.0", "net_null", "net_null0, x=1", "net_a b0", "+3b:00.0"] {
+            let error = text.parse::<Device>().unwrap_err();
+            assert!(error.to_string().contains(text), "{error}");
+        }
+    }
+}

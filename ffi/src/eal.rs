@@ -1,0 +1,263 @@
+//! DPDK's environment (EAL) in this process: started once, from typed settings, and never torn down.
+//!
+//! Invariants: no file is shared with another process (`--no-shconf`, or `--in-memory` with hugepages), so nothing is left
+//! behind by a crash; the caller's CPU mask is as before when [`Eal::start`] returns, whatever it returns.
+//!
+//! Deliberately absent: EAL's own worker lcores (threads are ours, see [`Eal::register_thread`]), multi-process, telemetry.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::fs;
+use std::marker::PhantomData;
+use std::path::Path;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use crate::device::Device;
+use crate::error::Error;
+use crate::{log, raw, runtime_dir};
+
+/// Whether packet memory is in hugepages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hugepages {
+    /// If enough are free; else ordinary pages, with one warning. A PCI port requires them all the same.
+    Auto,
+    /// Only hugepages.
+    Require,
+    /// Only ordinary pages.
+    Off,
+}
+
+/// What EAL is started with.
+#[derive(Clone, Debug)]
+pub struct EalConfig {
+    /// Kind of memory.
+    pub hugepages: Hugepages,
+    /// Memory for all pools, rings and drivers, MB. See [`crate::MempoolConfig::memory_bytes`].
+    pub memory_mb: u64,
+    /// The devices that will be attached. The PCI bus is looked at only for those named here.
+    pub devices: Vec<Device>,
+    /// Cores that EAL's own threads may run on, so that they keep off the workers'. Empty: those the caller may run on.
+    pub cores: Vec<usize>,
+}
+
+/// Proof that EAL runs in this process.
+#[derive(Clone, Copy, Debug)]
+pub struct Eal {
+    hugepages: bool,
+}
+
+/// rte_eal_init may be called once.
+static STARTED: AtomicBool = AtomicBool::new(false);
+
+impl Eal {
+    /// Starts EAL. Threads started later have the CPU mask that the caller had; those started before are not touched.
+    ///
+    /// # Errors
+    /// A second call, too few hugepages where they are required, and what EAL itself refuses.
+    pub fn start(config: &EalConfig) -> Result<Self, Error> {
+        let hugepages = choose_memory(config, free_hugepages_mb(Path::new("/sys/kernel/mm/hugepages")))?;
+        let affinity = Affinity::narrow_to(&config.cores)?;
+        if STARTED.swap(true, Ordering::SeqCst) {
+            return Err(Error::AlreadyStarted);
+        }
+        log::capture();
+        let arguments = arguments(config, hugepages, &affinity.cores());
+        tracing::debug!(arguments = arguments.join(" "), "starting EAL");
+        let started = start(&arguments);
+        drop(affinity);
+        if started < 0 {
+            return Err(Error::Start { reason: raw::error_text(raw::errno()), said: log::take_complaints() });
+        }
+        // SAFETY: EAL has started, so this is a terminated string in static memory.
+        let directory = unsafe { CStr::from_ptr(raw::rte_eal_get_runtime_dir()) };
+        runtime_dir::remove(Path::new(&*directory.to_string_lossy()));
+        log::take_complaints();
+        Ok(Self { hugepages })
+    }
+
+    /// Whether packet memory is in hugepages.
+    #[must_use]
+    pub fn uses_hugepages(self) -> bool {
+        self.hugepages
+    }
+
+    /// Rate of [`crate::cycles`].
+    #[must_use]
+    pub fn cycles_per_second(self) -> u64 {
+        // SAFETY: reads a variable that EAL set when it started.
+        unsafe { raw::sluice_tsc_hz() }
+    }
+
+    /// Gives the calling thread caches of its own in every pool. Any thread may use pools and ports without it, but then
+    /// each burst goes to the pool's shared ring. A pinned thread registers after it is pinned.
+    ///
+    /// # Errors
+    /// More threads than DPDK was built for (128).
+    pub fn register_thread(self) -> Result<RegisteredThread, Error> {
+        // SAFETY: EAL runs. The call is for the calling thread, and the guard, which cannot leave this thread, ends it.
+        if unsafe { raw::rte_thread_register() } < 0 {
+            return Err(Error::Thread { reason: raw::error_text(raw::errno()) });
+        }
+        Ok(RegisteredThread { not_send: PhantomData })
+    }
+}
+
+/// A thread with pool caches of its own, until dropped.
+#[derive(Debug)]
+pub struct RegisteredThread {
+    not_send: PhantomData<*const ()>,
+}
+
+impl Drop for RegisteredThread {
+    fn drop(&mut self) {
+        // SAFETY: this thread registered, and the guard is neither Send nor Clone.
+        unsafe { raw::rte_thread_unregister() }
+    }
+}
+
+/// The version of DPDK that is linked.
+#[must_use]
+pub fn version() -> String {
+    // SAFETY: returns a terminated static string, whether EAL runs or not.
+    unsafe { CStr::from_ptr(raw::rte_version()) }.to_string_lossy().into_owned()
+}
+
+/// Whether to use hugepages.
+fn choose_memory(config: &EalConfig, free_mb: u64) -> Result<bool, Error> {
+    let has_pci = config.devices.iter().any(|device| matches!(device, Device::Pci(_)));
+    let required = has_pci || config.hugepages == Hugepages::Require;
+    if free_mb >= config.memory_mb && (required || config.hugepages == Hugepages::Auto) {
+        return Ok(true);
+    }
+    if required {
+        return Err(Error::Hugepages { needed_mb: config.memory_mb, free_mb });
+    }
+    if config.hugepages == Hugepages::Auto {
+        tracing::warn!(
+            needed_mb = config.memory_mb,
+            free_mb,
+            "too few free hugepages: packets live in ordinary pages, which is slower"
+        );
+    }
+    Ok(false)
+}
+
+/// Free memory in hugepages of all sizes, MB.
+fn free_hugepages_mb(root: &Path) -> u64 {
+    let sizes = fs::read_dir(root).into_iter().flatten().flatten();
+    sizes
+        .filter_map(|entry| {
+            let name = entry.file_name();
+            let page_kb: u64 = name.to_str()?.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+            let free: u64 = fs::read_to_string(entry.path().join("free_hugepages")).ok()?.trim().parse().ok()?;
+            Some(page_kb * free / 1024)
+        })
+        .sum()
+}
+
+/// EAL's command line.
+fn arguments(config: &EalConfig, hugepages: bool, cores: &[usize]) -> Vec<String> {
+    let cores = cores.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+    let mut arguments: Vec<String> = ["sluice", "--no-telemetry", "--file-prefix"].map(str::to_owned).into();
+    arguments.push(runtime_dir::file_prefix());
+    // One lcore, the caller, on any of the cores.
+    arguments.extend(["--lcores".into(), format!("0@({cores})"), "-m".into(), config.memory_mb.to_string()]);
+    // In-memory needs no hugetlbfs mount; 22.11 refuses it together with --no-huge.
+    let memory: &[&str] = if hugepages { &["--in-memory"] } else { &["--no-huge", "--no-shconf"] };
+    arguments.extend(memory.iter().map(|&argument| argument.to_owned()));
+    let pci: Vec<_> = config.devices.iter().filter(|device| matches!(device, Device::Pci(_))).collect();
+    if pci.is_empty() {
+        // Virtual devices take virtual addresses; a PCI device's IOMMU decides otherwise.
+        arguments.extend(["--no-pci".into(), "--iova-mode=va".into()]);
+    }
+    for device in pci {
+        arguments.extend(["-a".into(), device.to_string()]);
+    }
+    arguments
+}
+
+fn start(arguments: &[String]) -> c_int {
+    // EAL keeps pointers into its arguments, so they live as long as the process. A few hundred bytes, once.
+    let mut pointers: Vec<*mut c_char> = arguments.iter().map(|argument| raw::c_string(argument).into_raw()).collect();
+    let count = c_int::try_from(pointers.len()).unwrap_or(c_int::MAX);
+    pointers.push(ptr::null_mut());
+    // SAFETY: `count` terminated strings and a null, none of which is ever freed; EAL may reorder the array itself.
+    unsafe { raw::rte_eal_init(count, pointers.leak().as_mut_ptr()) }
+}
+
+/// The caller's CPU mask, restored when dropped: `rte_eal_init` pins its caller, and whatever that starts would inherit it.
+struct Affinity {
+    before: CpuSet,
+    narrowed: CpuSet,
+}
+
+impl Affinity {
+    /// Runs this thread on `cores` meanwhile: EAL's service threads take what the caller has at the time of the call.
+    fn narrow_to(cores: &[usize]) -> Result<Self, Error> {
+        let before = sched_getaffinity(None).map_err(|error| Error::Affinity { step: "read", source: error.into() })?;
+        let mut narrowed = before;
+        if !cores.is_empty() {
+            narrowed.clear();
+            cores.iter().filter(|&&core| core < CpuSet::MAX_CPU).for_each(|&core| narrowed.set(core));
+            sched_setaffinity(None, &narrowed).map_err(|error| Error::Affinity { step: "set", source: error.into() })?;
+        }
+        Ok(Self { before, narrowed })
+    }
+
+    fn cores(&self) -> Vec<usize> {
+        (0..CpuSet::MAX_CPU).filter(|&core| self.narrowed.is_set(core)).collect()
+    }
+}
+
+impl Drop for Affinity {
+    fn drop(&mut self) {
+        if let Err(error) = sched_setaffinity(None, &self.before) {
+            tracing::warn!(%error, "the CPU mask of the starting thread cannot be restored; threads started from now on share one core");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(hugepages: Hugepages, devices: &[&str]) -> EalConfig {
+        let devices = devices.iter().map(|device| device.parse().unwrap()).collect();
+        EalConfig { hugepages, memory_mb: 64, devices, cores: vec![] }
+    }
+
+    #[test]
+    fn hugepages_are_used_when_enough_are_free() {
+        assert!(choose_memory(&config(Hugepages::Auto, &["net_null0"]), 64).unwrap());
+        assert!(!choose_memory(&config(Hugepages::Auto, &["net_null0"]), 63).unwrap());
+        assert!(!choose_memory(&config(Hugepages::Off, &["net_null0"]), 64).unwrap());
+    }
+
+    #[test]
+    fn a_pci_port_requires_hugepages_and_the_message_says_how_many() {
+        let error = choose_memory(&config(Hugepages::Auto, &["0000:3b:00.0"]), 2).unwrap_err();
+        assert!(error.to_string().contains("64 MB are needed, 2 MB are free"), "{error}");
+        assert!(error.to_string().contains("vm.nr_hugepages=32"), "{error}");
+    }
+
+    #[test]
+    fn the_pci_bus_is_looked_at_only_for_pci_ports() {
+        let without = arguments(&config(Hugepages::Auto, &["net_null0"]), false, &[0, 1]).join(" ");
+        assert!(without.contains("--no-pci") && without.contains("--lcores 0@(0,1) -m 64 --no-huge --no-shconf"), "{without}");
+        let with = arguments(&config(Hugepages::Auto, &["3b:00.0", "net_null0"]), true, &[0]).join(" ");
+        assert!(with.ends_with("--in-memory -a 0000:3b:00.0"), "{with}");
+    }
+
+    #[test]
+    fn the_affinity_guard_restores_the_mask() {
+        let before = sched_getaffinity(None).unwrap();
+        let first = (0..CpuSet::MAX_CPU).find(|&core| before.is_set(core)).unwrap();
+        let guard = Affinity::narrow_to(&[first]).unwrap();
+        assert_eq!(guard.cores(), [first]);
+        assert_eq!(sched_getaffinity(None).unwrap().count(), 1);
+        drop(guard);
+        assert_eq!(sched_getaffinity(None).unwrap(), before);
+    }
+}

@@ -1,0 +1,162 @@
+//! One packet: a pointer to an `rte_mbuf`, owned.
+//!
+//! Invariants: an [`Mbuf`] is the only reference to its `rte_mbuf`, and whoever drops it gives it back to its pool, which
+//! lives as long as the process. Length and data are read through a view of the struct that is asserted, at compile time, to
+//! agree with the DPDK that is linked, so no function is called per packet.
+//!
+//! Not here: chains. A frame in several segments is recognised ([`Mbuf::is_contiguous`]) and can be passed on or dropped
+//! whole, but neither read beyond its first segment nor resized.
+
+use std::fmt;
+use std::mem::{ManuallyDrop, offset_of};
+use std::ptr::NonNull;
+use std::slice;
+
+use arrayvec::ArrayVec;
+
+use crate::raw;
+
+/// The fields that are used here, where every DPDK from 22.11 on has them.
+#[repr(C, align(64))]
+struct View {
+    buf_addr: *mut u8,
+    iova_or_next: u64,
+    data_off: u16,
+    refcnt: u16,
+    nb_segs: u16,
+    port: u16,
+    ol_flags: u64,
+    packet_type: u32,
+    pkt_len: u32,
+    data_len: u16,
+    vlan_tci: u16,
+    hash: [u32; 2],
+    vlan_tci_outer: u16,
+    buf_len: u16,
+}
+
+const _: () = {
+    assert!(offset_of!(View, buf_addr) == raw::SLUICE_MBUF_BUF_ADDR as usize);
+    assert!(offset_of!(View, data_off) == raw::SLUICE_MBUF_DATA_OFF as usize);
+    assert!(offset_of!(View, nb_segs) == raw::SLUICE_MBUF_NB_SEGS as usize);
+    assert!(offset_of!(View, pkt_len) == raw::SLUICE_MBUF_PKT_LEN as usize);
+    assert!(offset_of!(View, data_len) == raw::SLUICE_MBUF_DATA_LEN as usize);
+    assert!(offset_of!(View, buf_len) == raw::SLUICE_MBUF_BUF_LEN as usize);
+    assert!(align_of::<View>() == raw::SLUICE_MBUF_ALIGN as usize);
+    assert!(size_of::<View>() <= raw::SLUICE_MBUF_SIZE as usize);
+    assert!(size_of::<Option<Mbuf>>() == size_of::<*mut raw::rte_mbuf>());
+};
+
+/// A packet in DPDK's memory. Dropping it frees it; a burst is freed faster by [`release`].
+#[repr(transparent)]
+pub struct Mbuf(NonNull<raw::rte_mbuf>);
+
+// SAFETY: an mbuf is plain memory without ties to a thread, and pools take it back from any thread.
+unsafe impl Send for Mbuf {}
+
+impl Mbuf {
+    /// Takes ownership.
+    ///
+    /// # Safety
+    /// `raw` points to an mbuf of a pool, whose fields agree with each other, and nothing else refers to it.
+    #[inline]
+    pub(crate) unsafe fn from_raw(raw: NonNull<raw::rte_mbuf>) -> Self {
+        Self(raw)
+    }
+
+    /// Gives ownership away.
+    #[inline]
+    pub(crate) fn into_raw(self) -> *mut raw::rte_mbuf {
+        ManuallyDrop::new(self).0.as_ptr()
+    }
+
+    #[inline]
+    fn view(&self) -> &View {
+        // SAFETY: points to a live rte_mbuf, which is at least as large and aligned as View and has its fields at the same
+        // offsets (asserted above); `&self` excludes a writer, as there is no other reference to it.
+        unsafe { self.0.cast::<View>().as_ref() }
+    }
+
+    #[inline]
+    fn view_mut(&mut self) -> &mut View {
+        // SAFETY: as in `view`, and `&mut self` excludes every other reader.
+        unsafe { self.0.cast::<View>().as_mut() }
+    }
+
+    /// The frame; of a frame in several segments the first.
+    #[inline]
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        let view = self.view();
+        // SAFETY: DPDK keeps data_off + data_len within the buffer, which is initialized memory (mapped zeroed) that only
+        // this mbuf refers to.
+        unsafe { slice::from_raw_parts(view.buf_addr.add(usize::from(view.data_off)), usize::from(view.data_len)) }
+    }
+
+    /// The frame, to be changed in place; of a frame in several segments the first.
+    #[inline]
+    #[must_use]
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        let view = self.view_mut();
+        // SAFETY: as in `bytes`, and `&mut self` excludes every other reader.
+        unsafe { slice::from_raw_parts_mut(view.buf_addr.add(usize::from(view.data_off)), usize::from(view.data_len)) }
+    }
+
+    /// Makes the frame `len` bytes long, keeping its start. False, and nothing changed, if the buffer is smaller or the frame
+    /// has several segments.
+    #[inline]
+    #[must_use]
+    pub fn resize(&mut self, len: usize) -> bool {
+        let room = usize::from(self.view().buf_len.saturating_sub(self.view().data_off));
+        let Some(data_len) = u16::try_from(len).ok().filter(|_| len <= room && self.is_contiguous()) else { return false };
+        let view = self.view_mut();
+        view.data_len = data_len;
+        view.pkt_len = u32::from(data_len);
+        true
+    }
+
+    /// Whether the whole frame is in one segment.
+    #[inline]
+    #[must_use]
+    pub fn is_contiguous(&self) -> bool {
+        self.view().nb_segs == 1
+    }
+}
+
+impl Drop for Mbuf {
+    fn drop(&mut self) {
+        let mut raw = self.0.as_ptr();
+        // SAFETY: we own the mbuf and do not use it again. Its pool is still there and takes it from any thread.
+        unsafe { raw::rte_pktmbuf_free_bulk(&raw mut raw, 1) }
+    }
+}
+
+impl fmt::Debug for Mbuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mbuf").field("len", &self.bytes().len()).field("contiguous", &self.is_contiguous()).finish()
+    }
+}
+
+/// Frees a burst at once.
+pub fn release<B: Into<Mbuf>, const N: usize>(burst: &mut ArrayVec<B, N>) {
+    let mut packets = take::<B, N>(burst);
+    let count = u32::try_from(packets.len()).unwrap_or(u32::MAX);
+    // SAFETY: `packets` holds exactly `count` mbufs that we own and do not use again.
+    unsafe { raw::rte_pktmbuf_free_bulk(packets.as_mut_ptr(), count) }
+}
+
+/// Empties a burst into the form that DPDK takes.
+#[inline]
+pub(crate) fn take<B: Into<Mbuf>, const N: usize>(burst: &mut ArrayVec<B, N>) -> ArrayVec<*mut raw::rte_mbuf, N> {
+    burst.drain(..).map(|packet| packet.into().into_raw()).collect()
+}
+
+/// Appends to a burst what DPDK gave.
+///
+/// # Safety
+/// Ownership of the mbufs passes to the burst: each non-null pointer satisfies [`Mbuf::from_raw`]. There is room for all.
+#[inline]
+pub(crate) unsafe fn put<B: From<Mbuf>, const N: usize>(burst: &mut ArrayVec<B, N>, packets: &[*mut raw::rte_mbuf]) {
+    // SAFETY: as this function's caller promises.
+    burst.extend(packets.iter().filter_map(|&raw| NonNull::new(raw)).map(|raw| B::from(unsafe { Mbuf::from_raw(raw) })));
+}

@@ -1,0 +1,336 @@
+//! A network port: attached, configured with one queue of each direction, started; stopped and closed when its last part is
+//! dropped.
+//!
+//! Virtual devices are attached one by one after EAL's start rather than on its command line, so that an error names its
+//! device. No offload of either direction is requested, so what arrives is what was on the wire.
+
+use std::cell::Cell;
+use std::ffi::CStr;
+use std::marker::PhantomData;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::device::Device;
+use crate::eal::Eal;
+use crate::error::Error;
+use crate::mempool::Mempool;
+use crate::queue::{RxQueue, TxQueue};
+use crate::{log, raw};
+
+/// Descriptors of each queue. 1,024 x 64 B at 100 Gbit/s are 7 microseconds, more than a burst takes; drivers adjust it.
+const DESCRIPTORS: u16 = 1024;
+
+/// What a port is started with.
+#[derive(Clone, Debug)]
+pub struct PortConfig {
+    /// The device.
+    pub device: Device,
+    /// Largest IP packet, bytes.
+    pub mtu_bytes: u16,
+    /// Its Ethernet address; none: the device's own.
+    pub mac: Option<[u8; 6]>,
+}
+
+/// Counters of the driver, since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortStats {
+    /// Packets received.
+    pub rx_packets: u64,
+    /// Packets sent.
+    pub tx_packets: u64,
+    /// Packets that arrived while the queue was full.
+    pub rx_missed: u64,
+    /// Packets that arrived broken.
+    pub rx_errors: u64,
+    /// Packets that could not be sent.
+    pub tx_errors: u64,
+    /// Packets not received because the pool was empty.
+    pub rx_no_buffer: u64,
+}
+
+/// State of the cable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Whether packets can pass.
+    pub is_up: bool,
+    /// None: unknown.
+    pub speed_mbps: Option<u32>,
+}
+
+/// A port that is started; the port and its queues share it, and the last one to go stops it.
+#[derive(Debug)]
+pub(crate) struct Started {
+    pub(crate) id: u16,
+    device: Device,
+    /// The device's own Ethernet address, to be restored where another was set: a device over a Linux interface sets it there.
+    own_mac: Option<[u8; 6]>,
+}
+
+/// The handle by which a port is asked and told; its packets pass its queues.
+#[derive(Debug)]
+pub struct Port {
+    started: Arc<Started>,
+    driver: String,
+    mac: [u8; 6],
+    // DPDK's control calls on one port may not run at the same time.
+    not_sync: PhantomData<Cell<()>>,
+}
+
+impl Port {
+    /// Attaches the device and starts it, promiscuous, receiving into `pool`.
+    ///
+    /// # Errors
+    /// The device or its interface does not exist or is in use, a privilege is missing, or the driver refuses.
+    pub fn start(_eal: Eal, config: &PortConfig, pool: Mempool) -> Result<(Self, RxQueue, TxQueue), Error> {
+        log::take_complaints();
+        Self::configure(attach(&config.device)?, config, pool)
+    }
+
+    /// Configures and starts a device that is attached.
+    pub(crate) fn configure(id: u16, config: &PortConfig, pool: Mempool) -> Result<(Self, RxQueue, TxQueue), Error> {
+        let mut started = Started { id, device: config.device.clone(), own_mac: None };
+        let mut setup = raw::sluice_port_setup {
+            pool: pool.as_ptr(),
+            mtu_bytes: config.mtu_bytes,
+            rx_descriptors: DESCRIPTORS,
+            tx_descriptors: DESCRIPTORS,
+            step: 0,
+        };
+        // SAFETY: `id` is attached and not started, and only this thread knows of it; the pool is never freed.
+        let code = unsafe { raw::sluice_port_configure(id, &raw mut setup) };
+        started.check(step_name(setup.step), code)?;
+        let mac = started.take_mac(config.mac)?;
+        // SAFETY: `id` is configured with all its queues.
+        started.check("start", unsafe { raw::rte_eth_dev_start(id) })?;
+        // SAFETY: `id` is started.
+        let code = unsafe { raw::rte_eth_promiscuous_enable(id) };
+        if code != NOT_SUPPORTED {
+            // A virtual device without it has no filter to open.
+            started.check("receive promiscuously", code)?;
+        }
+        let started = Arc::new(started);
+        let port = Self { driver: driver(id), mac, started: Arc::clone(&started), not_sync: PhantomData };
+        Ok((port, RxQueue::new(Arc::clone(&started)), TxQueue::new(started)))
+    }
+
+    /// Name of the driver.
+    #[must_use]
+    pub fn driver(&self) -> &str {
+        &self.driver
+    }
+
+    /// The device as configured.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.started.device
+    }
+
+    /// Its Ethernet address: the configured one, else the device's own.
+    #[must_use]
+    pub fn mac(&self) -> [u8; 6] {
+        self.mac
+    }
+
+    /// Largest IP packet, bytes.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn mtu_bytes(&self) -> Result<u16, Error> {
+        let mut mtu = 0;
+        // SAFETY: the port is started, and `mtu` is written only in this call.
+        let code = unsafe { raw::rte_eth_dev_get_mtu(self.started.id, &raw mut mtu) };
+        self.started.check("read the MTU", code)?;
+        Ok(mtu)
+    }
+
+    /// What the driver has counted.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn stats(&self) -> Result<PortStats, Error> {
+        let mut now = raw::sluice_port_stats::default();
+        // SAFETY: the port is started, and `now` is written only in this call. Queues may run meanwhile.
+        let code = unsafe { raw::sluice_port_stats(self.started.id, &raw mut now) };
+        self.started.check("read counters", code)?;
+        Ok(PortStats {
+            rx_packets: now.rx_packets,
+            tx_packets: now.tx_packets,
+            rx_missed: now.rx_missed,
+            rx_errors: now.rx_errors,
+            tx_errors: now.tx_errors,
+            rx_no_buffer: now.rx_no_buffer,
+        })
+    }
+
+    /// State of the cable.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn link(&self) -> Result<Link, Error> {
+        let mut now = raw::sluice_link::default();
+        // SAFETY: the port is started, and `now` is written only in this call.
+        let code = unsafe { raw::sluice_port_link(self.started.id, &raw mut now) };
+        self.started.check("read the link state", code)?;
+        Ok(Link { is_up: now.up != 0, speed_mbps: Some(now.speed_mbps).filter(|&speed| speed != 0) })
+    }
+
+    /// Takes the link up or down, where the driver can.
+    ///
+    /// # Errors
+    /// The driver refuses or cannot.
+    pub fn set_link(&self, up: bool) -> Result<(), Error> {
+        let id = self.started.id;
+        // SAFETY: the port is started.
+        let code = unsafe { if up { raw::rte_eth_dev_set_link_up(id) } else { raw::rte_eth_dev_set_link_down(id) } };
+        self.started.check(if up { "set the link up" } else { "set the link down" }, code)
+    }
+}
+
+/// -ENOTSUP
+const NOT_SUPPORTED: i32 = -libc::ENOTSUP;
+/// -EFAULT: what `rte_dev_probe` returns for a name that no driver takes.
+const NO_SUCH_DRIVER: i32 = -libc::EFAULT;
+
+impl Started {
+    /// Sets the Ethernet address that is wanted, or reads the device's own.
+    fn take_mac(&mut self, wanted: Option<[u8; 6]>) -> Result<[u8; 6], Error> {
+        let mut own = [0; 6];
+        // SAFETY: the port is configured; six bytes are written.
+        let code = unsafe { raw::sluice_port_mac(self.id, own.as_mut_ptr()) };
+        self.check("read the Ethernet address", code)?;
+        let Some(mac) = wanted.filter(|mac| *mac != own) else { return Ok(own) };
+        // SAFETY: the port is configured; six bytes are read.
+        match unsafe { raw::sluice_port_set_mac(self.id, mac.as_ptr()) } {
+            // The port receives promiscuously, so frames to an address that the device does not know (af_xdp) arrive too.
+            NOT_SUPPORTED => {}
+            code => {
+                self.check("set the Ethernet address", code)?;
+                self.own_mac = Some(own);
+            }
+        }
+        Ok(mac)
+    }
+
+    fn check(&self, step: &'static str, code: i32) -> Result<(), Error> {
+        if code == 0 { Ok(()) } else { Err(refused(&self.device, step, code)) }
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        // SAFETY: the port is attached, and neither a queue nor a handle of it is left. Stopping one that did not start is an
+        // error without effect. Packets of its pool that others hold stay valid, as pools are never freed.
+        unsafe {
+            // A device over a Linux interface has set both there, where they would stay.
+            raw::rte_eth_promiscuous_disable(self.id);
+            if let Some(mac) = self.own_mac {
+                raw::sluice_port_set_mac(self.id, mac.as_ptr());
+            }
+            raw::rte_eth_dev_stop(self.id);
+            let device = raw::sluice_port_device(self.id);
+            raw::rte_eth_dev_close(self.id);
+            // A PCI device may have more ports than this one, so it stays on its bus.
+            if matches!(self.device, Device::Virtual { .. }) && !device.is_null() {
+                raw::rte_dev_remove(device);
+            }
+        }
+    }
+}
+
+fn step_name(step: i32) -> &'static str {
+    match u32::try_from(step) {
+        Ok(raw::SLUICE_STEP_INFO) => "ask the driver what it can do",
+        Ok(raw::SLUICE_STEP_MTU) => "set the MTU",
+        Ok(raw::SLUICE_STEP_CONFIGURE) => "configure one queue of each direction",
+        Ok(raw::SLUICE_STEP_RX_QUEUE) => "set up the receive queue",
+        Ok(raw::SLUICE_STEP_TX_QUEUE) => "set up the transmit queue",
+        _ => "set it up",
+    }
+}
+
+fn driver(id: u16) -> String {
+    let mut name = [0; 64];
+    // SAFETY: the port is started; at most 64 bytes are written, terminated.
+    unsafe {
+        raw::sluice_port_driver(id, name.as_mut_ptr(), name.len());
+        CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
+    }
+}
+
+fn attach(device: &Device) -> Result<u16, Error> {
+    let name = device.port_name();
+    let c_name = raw::c_string(&name);
+    let find = || {
+        let mut id = 0;
+        // SAFETY: EAL runs, as there is an `Eal`; the name is terminated; `id` is written only in this call.
+        (unsafe { raw::rte_eth_dev_get_port_by_name(c_name.as_ptr(), &raw mut id) } == 0).then_some(id)
+    };
+    if let Device::Pci(_) = device {
+        // EAL has looked for it already. A driver that found it has made the port.
+        return find().ok_or_else(|| Error::NoSuchDevice { device: name.clone(), found: pci_state(Path::new("/sys"), &name) });
+    }
+    if find().is_some() {
+        return Err(Error::DeviceInUse { device: device.to_string(), name });
+    }
+    if let Some(interface) = device.interface()
+        && !interface_exists(interface)
+    {
+        return Err(Error::NoInterface { device: device.to_string(), interface: interface.to_owned() });
+    }
+    let arguments = raw::c_string(&device.to_string());
+    // SAFETY: EAL runs; the string is terminated and copied by DPDK.
+    let code = unsafe { raw::rte_dev_probe(arguments.as_ptr()) };
+    if code != 0 {
+        return Err(refused(device, "attach it", code));
+    }
+    find().ok_or_else(|| refused(device, "find the port that it should have made", -libc::ENODEV))
+}
+
+fn interface_exists(name: &str) -> bool {
+    let name = raw::c_string(name);
+    // SAFETY: the name is terminated.
+    unsafe { libc::if_nametoindex(name.as_ptr()) != 0 }
+}
+
+/// Why DPDK has no port for a PCI address.
+fn pci_state(sys: &Path, address: &str) -> String {
+    let device = sys.join("bus/pci/devices").join(address);
+    if !device.exists() {
+        return "there is no such device on the PCI bus; see `lspci -D`".into();
+    }
+    match std::fs::read_link(device.join("driver")) {
+        Ok(driver) => format!(
+            "it is bound to the kernel driver {}, and no DPDK driver took it; bind it to vfio-pci (`dpdk-devbind.py -b vfio-pci {address}`)",
+            driver.file_name().unwrap_or_default().to_string_lossy()
+        ),
+        Err(_) => format!("it is bound to no kernel driver; bind it to vfio-pci (`dpdk-devbind.py -b vfio-pci {address}`)"),
+    }
+}
+
+/// A refusal, put down to a missing privilege where one is missing that the driver needs.
+fn refused(device: &Device, step: &'static str, code: i32) -> Error {
+    let said = log::take_complaints();
+    if matches!(device, Device::Virtual { .. }) && code == NO_SUCH_DRIVER {
+        let found = "DPDK has no driver of that name; `sluiced doctor` shows where drivers are looked for".into();
+        return Error::NoSuchDevice { device: device.to_string(), found };
+    }
+    match missing_capability(device) {
+        Some(capability) => Error::Privilege { device: device.to_string(), capability, said },
+        // Drivers return -1 for whatever they have logged.
+        None if code == -1 => Error::Device { device: device.to_string(), step, reason: "the driver refuses".into(), said },
+        None => Error::Device { device: device.to_string(), step, reason: raw::error_text(code), said },
+    }
+}
+
+/// What drivers over Linux need, and this thread has not got.
+fn missing_capability(device: &Device) -> Option<&'static str> {
+    use rustix::thread::{CapabilitySet, capabilities};
+    let Device::Virtual { name, .. } = device else { return None };
+    let (needed, text) = match name {
+        _ if name.starts_with("net_af_packet") => (CapabilitySet::NET_RAW, "CAP_NET_RAW"),
+        _ if name.starts_with("net_af_xdp") => (CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF"),
+        _ if name.starts_with("net_tap") => (CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN"),
+        _ => return None,
+    };
+    capabilities(None).is_ok_and(|sets| !sets.effective.contains(needed)).then_some(text)
+}

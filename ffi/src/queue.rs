@@ -1,0 +1,74 @@
+//! The two ends of a port that packets pass: bursts in, bursts out.
+//!
+//! Invariant: a queue belongs to one thread at a time (`Send`, not `Sync`, not `Clone`), which is all that DPDK asks of its
+//! users. Neither call waits, and neither fails: nothing arrived, or nothing could be sent.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::ptr;
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+
+use crate::mbuf::{self, Mbuf};
+use crate::port::Started;
+use crate::raw;
+
+/// Most packets moved by one call to a driver.
+pub const BURST: usize = 32;
+
+/// A port has one queue of each kind.
+const QUEUE: u16 = 0;
+
+/// Where packets arrive.
+#[derive(Debug)]
+pub struct RxQueue {
+    port: u16,
+    _started: Arc<Started>,
+    not_sync: PhantomData<Cell<()>>,
+}
+
+/// Where packets leave.
+#[derive(Debug)]
+pub struct TxQueue {
+    port: u16,
+    _started: Arc<Started>,
+    not_sync: PhantomData<Cell<()>>,
+}
+
+impl RxQueue {
+    pub(crate) fn new(started: Arc<Started>) -> Self {
+        Self { port: started.id, _started: started, not_sync: PhantomData }
+    }
+
+    /// Appends what has arrived, as far as there is room, 32 at most.
+    #[inline]
+    pub fn receive<B: From<Mbuf>, const N: usize>(&mut self, burst: &mut ArrayVec<B, N>) {
+        let mut packets = [ptr::null_mut(); BURST];
+        #[allow(clippy::cast_possible_truncation)] // At most 32.
+        let wanted = burst.remaining_capacity().min(BURST) as u16;
+        // SAFETY: the port is started and stays so while `_started` lives; `&mut self` and the absence of Clone and Sync make
+        // this thread the only user of the queue; there is room for `wanted` pointers.
+        let count = unsafe { raw::sluice_rx_burst(self.port, QUEUE, packets.as_mut_ptr(), wanted) };
+        // SAFETY: the driver gave us `count` packets to own, at most `wanted`, for which the burst has room.
+        unsafe { mbuf::put(burst, &packets[..usize::from(count.min(wanted))]) };
+    }
+}
+
+impl TxQueue {
+    pub(crate) fn new(started: Arc<Started>) -> Self {
+        Self { port: started.id, _started: started, not_sync: PhantomData }
+    }
+
+    /// Sends from the front of the burst. What is refused stays in it, in order, and is the caller's to count and free.
+    #[inline]
+    pub fn transmit<B: From<Mbuf> + Into<Mbuf>, const N: usize>(&mut self, burst: &mut ArrayVec<B, N>) {
+        let mut packets = mbuf::take::<B, N>(burst);
+        let count = u16::try_from(packets.len()).unwrap_or(u16::MAX);
+        // SAFETY: as in `receive`; `packets` holds `count` packets that we own, and of those that the driver takes none is
+        // used again.
+        let sent = unsafe { raw::sluice_tx_burst(self.port, QUEUE, packets.as_mut_ptr(), count) };
+        // SAFETY: the driver did not take these, so they are ours still; the burst had room for all.
+        unsafe { mbuf::put(burst, &packets[usize::from(sent.min(count))..]) };
+    }
+}

@@ -1,0 +1,119 @@
+//! A port made of two rings in memory: what is put into one arrives at the port, what the port sends comes out of the other.
+//! The benchmark feeds a worker through it.
+//!
+//! Each ring has one producer and one consumer: the driver at one end, a handle that cannot be cloned at the other. Rings,
+//! like pools, live as long as the process.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::ptr::{self, NonNull};
+
+use arrayvec::ArrayVec;
+
+use crate::device::Device;
+use crate::eal::Eal;
+use crate::error::Error;
+use crate::mbuf::{self, Mbuf};
+use crate::mempool::Mempool;
+use crate::port::{Port, PortConfig};
+use crate::queue::{BURST, RxQueue, TxQueue};
+use crate::raw;
+
+/// MTU of a ring port, bytes.
+const MTU_BYTES: u16 = 1500;
+
+/// A port and the far ends of its rings.
+#[derive(Debug)]
+pub struct RingPort {
+    /// The port.
+    pub port: Port,
+    /// Its receive queue.
+    pub rx: RxQueue,
+    /// Its transmit queue.
+    pub tx: TxQueue,
+    /// What is put here arrives at `rx`.
+    pub input: RingInput,
+    /// What `tx` sends comes out here.
+    pub output: RingOutput,
+}
+
+/// The end that packets are put in.
+#[derive(Debug)]
+pub struct RingInput {
+    ring: NonNull<raw::rte_ring>,
+    not_sync: PhantomData<Cell<()>>,
+}
+
+/// The end that packets come out of.
+#[derive(Debug)]
+pub struct RingOutput {
+    ring: NonNull<raw::rte_ring>,
+    not_sync: PhantomData<Cell<()>>,
+}
+
+// SAFETY: the ring is never freed, and a handle is its end's only user, from one thread at a time.
+unsafe impl Send for RingInput {}
+// SAFETY: as for RingInput.
+unsafe impl Send for RingOutput {}
+
+impl RingPort {
+    /// Makes a port `net_ring_<number>` over two rings of `slots` packets each (a power of two, one of which stays empty).
+    ///
+    /// # Errors
+    /// The number is in use, `slots` is no power of two, or memory is short.
+    pub fn new(eal: Eal, number: u16, slots: u32, pool: Mempool) -> Result<Self, Error> {
+        // The driver's own device name is this with a prefix, so it is not one that a configuration can name.
+        let name = format!("rings{number}");
+        let device = Device::Virtual { name: format!("net_ring_{name}"), arguments: String::new() };
+        let refused = |step| Error::Device {
+            device: device.to_string(),
+            step,
+            reason: raw::error_text(raw::errno()),
+            said: crate::log::take_complaints(),
+        };
+        let input = ring(eal, &format!("{name}_in"), slots).ok_or_else(|| refused("make its receive ring"))?;
+        let output = ring(eal, &format!("{name}_out"), slots).ok_or_else(|| refused("make its transmit ring"))?;
+        let c_name = raw::c_string(&name);
+        // SAFETY: EAL runs; both arrays have one ring each; the driver copies pointers and name, and rings are never freed.
+        let id = unsafe { raw::rte_eth_from_rings(c_name.as_ptr(), &input.as_ptr(), 1, &output.as_ptr(), 1, 0) };
+        let id = u16::try_from(id).map_err(|_| refused("make a port of its rings"))?;
+        let config = PortConfig { device, mtu_bytes: MTU_BYTES, mac: None };
+        let (port, rx, tx) = Port::configure(id, &config, pool)?;
+        let input = RingInput { ring: input, not_sync: PhantomData };
+        Ok(Self { port, rx, tx, input, output: RingOutput { ring: output, not_sync: PhantomData } })
+    }
+}
+
+fn ring(_eal: Eal, name: &str, slots: u32) -> Option<NonNull<raw::rte_ring>> {
+    let name = raw::c_string(name);
+    let flags = raw::RING_F_SP_ENQ | raw::RING_F_SC_DEQ;
+    // SAFETY: EAL runs; the name is terminated and copied.
+    NonNull::new(unsafe { raw::rte_ring_create(name.as_ptr(), slots, -1, flags) })
+}
+
+impl RingInput {
+    /// Puts in from the front of the burst. What finds no room stays in it, in order.
+    #[inline]
+    pub fn put<B: From<Mbuf> + Into<Mbuf>, const N: usize>(&mut self, burst: &mut ArrayVec<B, N>) {
+        let mut packets = mbuf::take::<B, N>(burst);
+        let count = u32::try_from(packets.len()).unwrap_or(u32::MAX);
+        // SAFETY: the ring is never freed and this is its only producer; `packets` holds `count` packets that we own.
+        let taken = unsafe { raw::sluice_ring_enqueue(self.ring.as_ptr(), packets.as_mut_ptr(), count) };
+        // SAFETY: the ring did not take these, so they are ours still; the burst had room for all.
+        unsafe { mbuf::put(burst, &packets[taken.min(count) as usize..]) };
+    }
+}
+
+impl RingOutput {
+    /// Appends what has come out, as far as there is room, 32 at most.
+    #[inline]
+    pub fn take<B: From<Mbuf>, const N: usize>(&mut self, burst: &mut ArrayVec<B, N>) {
+        let mut packets = [ptr::null_mut(); BURST];
+        let wanted = burst.remaining_capacity().min(BURST);
+        let count = u32::try_from(wanted).unwrap_or(0);
+        // SAFETY: the ring is never freed and this is its only consumer; there is room for `wanted` pointers.
+        let count = unsafe { raw::sluice_ring_dequeue(self.ring.as_ptr(), packets.as_mut_ptr(), count) } as usize;
+        // SAFETY: what was in the ring was sent by the port's driver, which gave it away; it fits the burst.
+        unsafe { mbuf::put(burst, &packets[..count.min(wanted)]) };
+    }
+}

@@ -1,0 +1,135 @@
+//! TAP interfaces: Ethernet interfaces of Linux whose cable is a file descriptor.
+//!
+//! Not here: addresses, MTU, up and down (netlink does that), and reading or writing, which the descriptor does.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+
+const DEVICE: &str = "/dev/net/tun";
+
+/// Why an interface could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum TapError {
+    /// The name is no legal interface name.
+    #[error("{name:?} cannot name an interface: 1 to 15 characters, no space, no '/' and no ':', neither '.' nor '..'")]
+    BadName {
+        /// The name.
+        name: String,
+    },
+    /// `/dev/net/tun` is missing.
+    #[error("{DEVICE} cannot be opened: {source}; load the module with `modprobe tun`, and give a container the device")]
+    NoDevice {
+        /// Why.
+        source: io::Error,
+    },
+    /// An interface of that name exists and is not a tap.
+    #[error("interface {name} exists and is not a tap; give the port another name, or remove it with `ip link del {name}`")]
+    NotATap {
+        /// The interface.
+        name: String,
+    },
+    /// Another process has it open.
+    #[error("tap {name} is in use by another process; is another gateway running?")]
+    InUse {
+        /// The interface.
+        name: String,
+    },
+    /// No privilege.
+    #[error("tap {name} cannot be opened: this process lacks CAP_NET_ADMIN")]
+    Privilege {
+        /// The interface.
+        name: String,
+    },
+    /// Anything else.
+    #[error("tap {name}: {step} failed: {source}")]
+    Kernel {
+        /// The interface.
+        name: String,
+        /// The request.
+        step: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Opens the tap `name` in the network namespace of the calling thread, and creates it if it is not there. Each read of the
+/// descriptor gives a frame and each write takes one, without any header before it; neither blocks.
+///
+/// A persistent interface outlives the descriptor with its addresses and routes. One that is not persistent, or opened with
+/// `persistent` false, goes with it.
+///
+/// # Errors
+/// See [`TapError`].
+pub fn open(name: &str, persistent: bool) -> Result<OwnedFd, TapError> {
+    let mut request = request(name)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+        .open(DEVICE)
+        .map_err(|source| TapError::NoDevice { source })?;
+    // SAFETY: the descriptor is open, and TUNSETIFF reads and writes one ifreq, which `request` is.
+    if unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) } < 0 {
+        return Err(refused(name, io::Error::last_os_error()));
+    }
+    // SAFETY: the descriptor is open, and TUNSETPERSIST takes an integer.
+    if unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETPERSIST, libc::c_ulong::from(persistent)) } < 0 {
+        return Err(TapError::Kernel { name: name.into(), step: "TUNSETPERSIST", source: io::Error::last_os_error() });
+    }
+    Ok(file.into())
+}
+
+/// A request for a tap without packet information.
+fn request(name: &str) -> Result<libc::ifreq, TapError> {
+    let bad = name.is_empty()
+        || name.len() >= libc::IFNAMSIZ
+        || name == "."
+        || name == ".."
+        // '%' would make the kernel choose a number.
+        || name.bytes().any(|byte| byte == b'/' || byte == b':' || byte == b'%' || byte == 0 || byte.is_ascii_whitespace());
+    if bad {
+        return Err(TapError::BadName { name: name.into() });
+    }
+    // SAFETY: ifreq is a C struct of integers, for which zero is a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from.cast_signed();
+    }
+    #[allow(clippy::cast_possible_truncation)] // 0x1002
+    let flags = (libc::IFF_TAP | libc::IFF_NO_PI) as libc::c_short;
+    request.ifr_ifru.ifru_flags = flags;
+    Ok(request)
+}
+
+fn refused(name: &str, source: io::Error) -> TapError {
+    let name = name.to_owned();
+    match source.raw_os_error() {
+        Some(libc::EINVAL) => TapError::NotATap { name },
+        Some(libc::EBUSY) => TapError::InUse { name },
+        Some(libc::EPERM) => TapError::Privilege { name },
+        _ => TapError::Kernel { name, step: "TUNSETIFF", source },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn illegal_names_are_refused_before_the_kernel_is_asked() {
+        for name in ["", "..", "a b", "a/b", "a:b", "tap%d", "sixteen-letters-"] {
+            assert!(matches!(open(name, false), Err(TapError::BadName { .. })), "{name}");
+        }
+    }
+
+    #[test]
+    fn each_refusal_of_the_kernel_says_what_to_do() {
+        let text = |errno| refused("uplink", io::Error::from_raw_os_error(errno)).to_string();
+        assert!(text(libc::EINVAL).contains("exists and is not a tap"));
+        assert!(text(libc::EBUSY).contains("in use by another process"));
+        assert!(text(libc::EPERM).contains("CAP_NET_ADMIN"));
+        assert!(text(libc::ENOMEM).contains("TUNSETIFF failed"));
+    }
+}

@@ -1,0 +1,216 @@
+//! The safe layer over a real EAL with virtual devices. EAL starts once per process, so each test runs in a process of its own:
+//! this program again, told to run that test only.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use arrayvec::ArrayVec;
+use dpdk_sys::{BURST, Eal, EalConfig, Error, Hugepages, Mbuf, Mempool, MempoolConfig, Port, PortConfig, RingPort, release};
+use rustix::thread::sched_getaffinity;
+
+type Burst = ArrayVec<Mbuf, BURST>;
+
+const CHILD: &str = "SLUICE_EAL_TEST";
+
+/// Runs `body` in a child process, under the name of the calling test.
+fn alone(test: &str, body: impl FnOnce()) {
+    if std::env::var(CHILD).is_ok_and(|name| name == test) {
+        return body();
+    }
+    let status = child(test).status().unwrap();
+    assert!(status.success(), "{test} failed in its process: {status}");
+}
+
+fn child(test: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "--nocapture", test]).env(CHILD, test);
+    command
+}
+
+fn start() -> Eal {
+    Eal::start(&EalConfig { hugepages: Hugepages::Off, memory_mb: 32, devices: vec![], cores: vec![] }).unwrap()
+}
+
+fn pool(eal: Eal) -> Mempool {
+    let config = MempoolConfig { name: "test".into(), packets: 1023, frame_bytes: 1518 };
+    assert!(config.memory_bytes() < 3 * 1024 * 1024);
+    Mempool::new(eal, &config).unwrap()
+}
+
+fn open(eal: Eal, pool: Mempool, device: &str) -> Result<(Port, dpdk_sys::RxQueue, dpdk_sys::TxQueue), Error> {
+    Port::start(eal, &PortConfig { device: device.parse()?, mtu_bytes: 1500, mac: None }, pool)
+}
+
+fn frame(pool: Mempool, tag: u8) -> Mbuf {
+    let mut packet = pool.allocate().unwrap();
+    assert!(packet.bytes().is_empty() && packet.is_contiguous());
+    assert!(packet.resize(64));
+    packet.bytes_mut().fill(tag);
+    packet
+}
+
+#[test]
+fn what_is_sent_into_a_ring_port_is_received_and_back() {
+    alone("what_is_sent_into_a_ring_port_is_received_and_back", || {
+        let eal = start();
+        let pool = pool(eal);
+        let _registered = eal.register_thread().unwrap();
+        let mut ring = RingPort::new(eal, 0, 64, pool).unwrap();
+        let mut burst: Burst = (0..20).map(|tag| frame(pool, tag)).collect();
+        ring.input.put(&mut burst);
+        assert!(burst.is_empty());
+        ring.rx.receive(&mut burst);
+        assert_eq!(burst.iter().map(|packet| packet.bytes()[63]).collect::<Vec<_>>(), (0..20).collect::<Vec<u8>>());
+        ring.tx.transmit(&mut burst);
+        assert!(burst.is_empty());
+        assert_eq!(ring.port.stats().unwrap().rx_packets, 20);
+        assert_eq!(ring.port.stats().unwrap().tx_packets, 20);
+        ring.output.take(&mut burst);
+        assert_eq!(burst.len(), 20);
+        assert_eq!(burst[7].bytes(), [7; 64]);
+        release(&mut burst);
+        assert_eq!(pool.available(), pool.packets());
+    });
+}
+
+#[test]
+fn what_the_driver_refuses_stays_in_the_burst_in_order() {
+    alone("what_the_driver_refuses_stays_in_the_burst_in_order", || {
+        let eal = start();
+        let pool = pool(eal);
+        let mut ring = RingPort::new(eal, 3, 16, pool).unwrap();
+        let mut burst: Burst = (0..32).map(|tag| frame(pool, tag)).collect();
+        ring.tx.transmit(&mut burst);
+        assert_eq!(burst.iter().map(|packet| packet.bytes()[0]).collect::<Vec<_>>(), (15..32).collect::<Vec<u8>>());
+        release(&mut burst);
+        ring.output.take(&mut burst);
+        assert_eq!(burst.iter().map(|packet| packet.bytes()[0]).collect::<Vec<_>>(), (0..15).collect::<Vec<u8>>());
+        drop(burst);
+        assert_eq!(pool.available(), pool.packets());
+    });
+}
+
+#[test]
+fn a_port_that_is_dropped_leaves_no_packet_behind_and_can_be_opened_again() {
+    alone("a_port_that_is_dropped_leaves_no_packet_behind_and_can_be_opened_again", || {
+        let eal = start();
+        let pool = pool(eal);
+        for _ in 0..3 {
+            let (port, mut rx, mut tx) = open(eal, pool, "net_null0,size=100").unwrap();
+            assert_eq!(port.driver(), "net_null");
+            assert_eq!(port.mtu_bytes().unwrap(), 1500);
+            let mut burst = Burst::new();
+            rx.receive(&mut burst);
+            assert_eq!((burst.len(), burst[31].bytes().len()), (32, 100));
+            tx.transmit(&mut burst);
+            assert!(burst.is_empty());
+            assert_eq!(pool.available(), pool.packets());
+            assert!(matches!(open(eal, pool, "net_null0"), Err(Error::DeviceInUse { .. })));
+        }
+    });
+}
+
+#[test]
+fn a_packet_grows_and_shrinks_within_its_buffer() {
+    alone("a_packet_grows_and_shrinks_within_its_buffer", || {
+        let pool = pool(start());
+        let mut packet = frame(pool, 9);
+        assert!(packet.resize(2048));
+        assert!(!packet.resize(2049) && !packet.resize(65536 + 64));
+        assert_eq!(packet.bytes().len(), 2048);
+        assert!(packet.resize(10));
+        assert_eq!(packet.bytes(), [9; 10]);
+    });
+}
+
+#[test]
+fn an_empty_pool_gives_none_and_recovers_on_any_thread() {
+    alone("an_empty_pool_gives_none_and_recovers_on_any_thread", || {
+        let eal = start();
+        let pool = pool(eal);
+        let mut all: Vec<Mbuf> = std::iter::from_fn(|| pool.allocate()).collect();
+        assert_eq!(all.len(), 1023);
+        let mut burst = Burst::new();
+        assert!(!pool.fill(&mut burst) && burst.is_empty());
+        let half = all.split_off(500);
+        std::thread::scope(|scope| {
+            scope.spawn(move || drop(half));
+            scope.spawn(move || {
+                let _registered = eal.register_thread().unwrap();
+                drop(all);
+            });
+        });
+        assert_eq!(pool.available(), pool.packets());
+        assert!(pool.fill(&mut burst) && burst.is_full());
+    });
+}
+
+#[test]
+fn the_caller_keeps_its_cores_and_eal_starts_once() {
+    alone("the_caller_keeps_its_cores_and_eal_starts_once", || {
+        let before = sched_getaffinity(None).unwrap();
+        let first = (0..1024).find(|&core| before.is_set(core)).unwrap();
+        let config = EalConfig { hugepages: Hugepages::Off, memory_mb: 16, devices: vec![], cores: vec![first] };
+        let eal = Eal::start(&config).unwrap();
+        assert!(!eal.uses_hugepages());
+        assert!(eal.cycles_per_second() > 1_000_000);
+        assert_eq!(sched_getaffinity(None).unwrap(), before);
+        assert_eq!(std::thread::spawn(|| sched_getaffinity(None).unwrap()).join().unwrap(), before);
+        assert!(matches!(Eal::start(&config), Err(Error::AlreadyStarted)));
+    });
+}
+
+#[test]
+fn a_device_that_cannot_be_attached_is_named_with_the_reason() {
+    alone("a_device_that_cannot_be_attached_is_named_with_the_reason", || {
+        let eal = start();
+        let pool = pool(eal);
+        let text = |device: &str| open(eal, pool, device).unwrap_err().to_string();
+        let error = text("net_af_packet0,iface=sluice-absent");
+        assert!(error.contains("net_af_packet0") && error.contains("no interface \"sluice-absent\""), "{error}");
+        let error = text("net_nothing0");
+        assert!(error.contains("device net_nothing0: DPDK has no driver of that name"), "{error}");
+        let error = text("0000:ff:1f.7");
+        assert!(error.contains("no such device on the PCI bus"), "{error}");
+        let error = text("net_null0,size=x,nonsense=1");
+        assert!(error.contains("device net_null0,size=x,nonsense=1"), "{error}");
+        assert_eq!(pool.available(), pool.packets());
+    });
+}
+
+#[test]
+fn a_pool_larger_than_the_memory_is_refused_with_its_size() {
+    alone("a_pool_larger_than_the_memory_is_refused_with_its_size", || {
+        let config = MempoolConfig { name: "large".into(), packets: 1 << 20, frame_bytes: 1518 };
+        let error = Mempool::new(start(), &config).unwrap_err().to_string();
+        assert!(error.contains("\"large\" of 1048576 packets x 1518 bytes"), "{error}");
+    });
+}
+
+#[test]
+fn a_killed_process_leaves_no_runtime_directory() {
+    let test = "a_killed_process_leaves_no_runtime_directory";
+    let directories = || -> Vec<PathBuf> {
+        let parents = ["/var/run/dpdk".into(), "/tmp/dpdk".into(), std::env::temp_dir().join("dpdk")];
+        parents
+            .iter()
+            .flat_map(|parent: &PathBuf| std::fs::read_dir(parent))
+            .flatten()
+            .map(|entry| entry.unwrap().path())
+            .collect()
+    };
+    if std::env::var(CHILD).is_ok_and(|name| name == test) {
+        start();
+        println!("started");
+        let _ = std::io::stdin().read_line(&mut String::new());
+        return;
+    }
+    let mut killed = child(test).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(killed.stdout.take().unwrap()));
+    assert!(lines.any(|line| line.unwrap().contains("started")), "EAL did not start");
+    let own = format!("sluice-{}", killed.id());
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    assert!(!directories().iter().any(|path| path.ends_with(&own)), "{own} is left");
+}
