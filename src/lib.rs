@@ -1,3 +1,4 @@
 //! The gateway program: the forwarding engine over DPDK, the Linux twins of its ports, and the agent that feeds them.
 
+pub mod agent;
 pub mod netlink;

@@ -15,5 +15,5 @@ mod socket;
 mod tables;
 
 pub use follow::{Follow, REQUESTS_MAX, follow};
-pub(crate) use socket::Socket;
 pub use socket::NetlinkError;
+pub(crate) use socket::Socket;

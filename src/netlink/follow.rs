@@ -153,7 +153,10 @@ impl Task {
                 self.due.dump = true;
                 self.due.publish = true;
             }
-            before.iter().filter(|key| !self.tables.neighbours().contains_key(key)).for_each(|key| self.asked.forget_next_hop(key));
+            before
+                .iter()
+                .filter(|key| !self.tables.neighbours().contains_key(key))
+                .for_each(|key| self.asked.forget_next_hop(key));
         }
         self.tell();
         let new = self.tables.network();

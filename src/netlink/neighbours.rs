@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use dataplane::PortIndex;
 use netlink_packet_route::AddressFamily;
-use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourExtFlags, NeighbourFlags, NeighbourMessage};
+use netlink_packet_route::neighbour::{
+    NeighbourAddress, NeighbourAttribute, NeighbourExtFlags, NeighbourFlags, NeighbourMessage,
+};
 use netlink_packet_route::route::RouteProtocol;
 
 use super::tables::Entry;

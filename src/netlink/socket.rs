@@ -6,9 +6,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
-};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with, sockopt};
@@ -75,7 +73,10 @@ impl Socket {
             Ok(fd)
         };
         let fd = open().map_err(|e| NetlinkError::Open(e.into()))?;
-        #[expect(deprecated, reason = "its successor is unsafe for the sake of types that do not own their descriptor; OwnedFd does")]
+        #[expect(
+            deprecated,
+            reason = "its successor is unsafe for the sake of types that do not own their descriptor; OwnedFd does"
+        )]
         let fd = AsyncFd::new(fd).map_err(NetlinkError::Open)?;
         Ok(Self { fd, datagram: vec![0; DATAGRAM_BYTES_MAX], sequence: 0 })
     }

@@ -1,0 +1,318 @@
+//! Follows a controller: one stream of `sluice.v1.Config/Watch`, opened again whenever it ends.
+//!
+//! Invariant: the last state stays in use for as long as no controller says otherwise; only a message changes it. A
+//! generation is acknowledged on the stream that brought it, after every worker forwards by it, newest first: an
+//! acknowledgement that could not be sent yet is replaced, never queued.
+//! Deliberately not here: what a message means (`received`), TLS and a leader's redirection (later).
+
+use std::time::Duration;
+
+use proto::v1::config_client::ConfigClient;
+use proto::v1::watch_request::Message;
+use proto::{Generation, Known, limits, v1};
+use tokio::sync::watch;
+use tokio::time::sleep;
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::WatchStream;
+use tonic::transport::{Channel, Endpoint};
+
+use super::backoff::{Backoff, random};
+use super::received::{Received, ReceivedError};
+use super::supervisor::Failure;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// A controller that does not answer pings is given up within twice this, 20 s as everywhere (CONTROL section 8).
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+const FIRST_WAIT: Duration = Duration::from_millis(100);
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+
+/// Whom to follow, and as whom.
+#[derive(Clone, Debug)]
+pub struct ClientSettings {
+    /// Addresses of controllers, tried in turn: `unix:PATH`.
+    pub urls: Vec<String>,
+    /// This gateway's name.
+    pub gateway: String,
+    /// This program's version.
+    pub version: String,
+}
+
+/// The channels of the client.
+#[derive(Clone, Debug)]
+pub struct ClientChannels {
+    /// Out, and at the start in: the state to go by.
+    pub known: watch::Sender<Option<Known>>,
+    /// Out: whether a controller is connected and has sent its state.
+    pub connected: watch::Sender<bool>,
+    /// In: the generation that every worker forwards by.
+    pub reached: watch::Receiver<Option<Generation>>,
+}
+
+/// Why a stream ended.
+#[derive(Debug, thiserror::Error)]
+enum StreamError {
+    #[error("cannot connect to the controller at {url}: {error}; is it running, and may this process open the socket?")]
+    Connect { url: String, error: String },
+    #[error("the controller at {url} refused: {}", status.message())]
+    Refused { url: String, status: tonic::Status },
+    #[error("the controller at {0} closed the stream")]
+    Closed(String),
+    #[error(transparent)]
+    Received(#[from] ReceivedError),
+}
+
+/// Follows the controllers for ever.
+///
+/// # Errors
+/// When there is no controller to follow.
+pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(), Failure> {
+    if settings.urls.is_empty() {
+        return Err("no controller is configured: expected at least one of `controller.urls`".into());
+    }
+    let mut received = Received::resuming(channels.known.borrow().as_ref());
+    let mut backoff = Backoff::new(FIRST_WAIT, LONGEST_WAIT);
+    let mut said = String::new();
+    for url in settings.urls.iter().cycle() {
+        let error = follow(url, &settings, &channels, &mut received, &mut backoff).await;
+        if channels.connected.send_replace(false) {
+            said.clear();
+        }
+        let error = error.to_string();
+        if error != said {
+            tracing::warn!(error, "not following a controller; the last state stays in use");
+            said = error;
+        }
+        sleep(backoff.wait(random())).await;
+    }
+    Ok(())
+}
+
+/// Follows one controller until the stream ends; says why it did.
+async fn follow(
+    url: &str,
+    settings: &ClientSettings,
+    channels: &ClientChannels,
+    received: &mut Received,
+    backoff: &mut Backoff,
+) -> StreamError {
+    let refused = |status| StreamError::Refused { url: url.to_owned(), status };
+    let channel = match connect(url).await {
+        Ok(channel) => channel,
+        Err(error) => return StreamError::Connect { url: url.to_owned(), error: chain(&error) },
+    };
+    let (acknowledge, acknowledged) = watch::channel(None);
+    let hello = Message::Hello(received.hello(&settings.gateway, &settings.version));
+    let later = WatchStream::new(acknowledged).filter_map(|g: Option<Generation>| g).map(|g| Message::Acknowledge((&g).into()));
+    let requests = tokio_stream::once(hello).chain(later).map(|message| v1::WatchRequest { message: Some(message) });
+    let mut client = ConfigClient::new(channel)
+        .max_decoding_message_size(limits::MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(limits::MESSAGE_BYTES_MAX);
+    let mut stream = match client.watch(requests).await {
+        Ok(response) => response.into_inner(),
+        Err(status) => return refused(status),
+    };
+    let mut reached = channels.reached.clone();
+    let mut epoch = None;
+    loop {
+        tokio::select! {
+            message = stream.message() => {
+                let known = match message {
+                    Ok(Some(message)) => received.apply(message),
+                    Ok(None) => return StreamError::Closed(url.to_owned()),
+                    Err(status) => return refused(status),
+                };
+                let known = match known {
+                    Ok(known) => known,
+                    Err(error) => return error.into(),
+                };
+                backoff.reset();
+                epoch = Some(known.state.generation.epoch.clone());
+                if !channels.connected.send_replace(true) {
+                    tracing::info!(url, generation = %known.state.generation, "following the controller");
+                }
+                channels.known.send_replace(Some(known));
+                reached.mark_changed();
+            }
+            Ok(()) = reached.changed() => {
+                let now = reached.borrow_and_update().clone().filter(|g| epoch.as_ref() == Some(&g.epoch));
+                acknowledge.send_if_modified(|last| now.is_some() && *last != now && { *last = now; true });
+            }
+        }
+    }
+}
+
+async fn connect(url: &str) -> Result<Channel, tonic::transport::Error> {
+    Endpoint::from_shared(url.to_owned())?
+        .connect_timeout(CONNECT_TIMEOUT)
+        .http2_keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE)
+        .keep_alive_while_idle(true)
+        .connect()
+        .await
+}
+
+/// An error with its causes: tonic's own text is "transport error".
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source()).map(ToString::to_string);
+    std::iter::once(error.to_string()).chain(causes).collect::<Vec<_>>().join(": ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use proto::convert::{difference, difference_by_hashes, full};
+    use proto::v1::config_server::{Config, ConfigServer};
+    use proto::{Origin, State};
+    use tokio::net::UnixListener;
+    use tokio::sync::mpsc;
+    use tokio::time::timeout;
+    use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
+    use tonic::{Request, Response, Status, Streaming};
+
+    use super::super::received::tests::{service, state};
+    use super::*;
+
+    /// A stream as the controller sees it.
+    struct Seen {
+        requests: Streaming<v1::WatchRequest>,
+        responses: mpsc::Sender<Result<v1::WatchResponse, Status>>,
+    }
+
+    impl Seen {
+        async fn next(&mut self) -> Message {
+            let request = timeout(Duration::from_secs(20), self.requests.message()).await.unwrap().unwrap();
+            request.unwrap().message.unwrap()
+        }
+
+        async fn hello(&mut self) -> v1::Hello {
+            match self.next().await {
+                Message::Hello(hello) => hello,
+                Message::Acknowledge(_) => panic!("hello comes first"),
+            }
+        }
+
+        async fn send(&self, response: v1::WatchResponse) {
+            self.responses.send(Ok(response)).await.unwrap();
+        }
+    }
+
+    /// A controller whose every word the test decides.
+    struct Scripted(mpsc::Sender<Seen>);
+
+    #[tonic::async_trait]
+    impl Config for Scripted {
+        type WatchStream = ReceiverStream<Result<v1::WatchResponse, Status>>;
+
+        async fn watch(&self, request: Request<Streaming<v1::WatchRequest>>) -> Result<Response<Self::WatchStream>, Status> {
+            let (responses, stream) = mpsc::channel(8);
+            self.0.send(Seen { requests: request.into_inner(), responses }).await.map_err(|_| Status::internal("over"))?;
+            Ok(Response::new(ReceiverStream::new(stream)))
+        }
+    }
+
+    struct Gateway {
+        _dir: tempfile::TempDir,
+        streams: mpsc::Receiver<Seen>,
+        known: watch::Receiver<Option<Known>>,
+        connected: watch::Receiver<bool>,
+        reached: watch::Sender<Option<Generation>>,
+        client: tokio::task::JoinHandle<Result<(), Failure>>,
+    }
+
+    impl Gateway {
+        fn start(before: Option<Known>) -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let path: PathBuf = dir.path().join("config.sock");
+            let (sender, streams) = mpsc::channel(8);
+            let listener = UnixListenerStream::new(UnixListener::bind(&path).unwrap());
+            let server = tonic::transport::Server::builder().add_service(ConfigServer::new(Scripted(sender)));
+            tokio::spawn(server.serve_with_incoming(listener));
+            let (known, known_out) = watch::channel(before);
+            let (connected, connected_out) = watch::channel(false);
+            let (reached, reached_out) = watch::channel(None);
+            let settings = ClientSettings {
+                urls: vec![format!("unix:{}", path.display())],
+                gateway: "edge-1".to_owned(),
+                version: "0.1.0".to_owned(),
+            };
+            let client = tokio::spawn(run(settings, ClientChannels { known, connected, reached: reached_out }));
+            Self { _dir: dir, streams, known: known_out, connected: connected_out, reached, client }
+        }
+
+        async fn stream(&mut self) -> Seen {
+            timeout(Duration::from_secs(20), self.streams.recv()).await.unwrap().unwrap()
+        }
+
+        async fn knows(&mut self, state: &State) -> Known {
+            let arrived =
+                self.known.wait_for(|known| known.as_ref().is_some_and(|k| *k.state == *state && k.origin == Origin::Controller));
+            timeout(Duration::from_secs(20), arrived).await.unwrap().unwrap().clone().unwrap()
+        }
+    }
+
+    impl Drop for Gateway {
+        fn drop(&mut self) {
+            self.client.abort();
+        }
+    }
+
+    #[tokio::test]
+    async fn full_state_then_changes_and_an_acknowledgement_only_once_reached() {
+        let mut gateway = Gateway::start(None);
+        let mut stream = gateway.stream().await;
+        let hello = stream.hello().await;
+        assert_eq!((hello.gateway.as_str(), hello.have), ("edge-1", None));
+        let [one, two] = [state("e", 1, &[service("a", &["10.0.0.1:80"])]), state("e", 2, &[service("a", &["10.0.0.2:80"])])];
+        stream.send(full(&one)).await;
+        gateway.knows(&one).await;
+        stream.send(difference(&one, &two)).await;
+        gateway.knows(&two).await;
+        assert!(*gateway.connected.borrow());
+        gateway.reached.send_replace(Some(Generation { epoch: "older".to_owned(), counter: 9 }));
+        gateway.reached.send_replace(Some(two.generation.clone()));
+        assert_eq!(stream.next().await, Message::Acknowledge((&two.generation).into()));
+    }
+
+    #[tokio::test]
+    async fn a_lost_stream_is_opened_again_with_what_is_known_and_nothing_is_lost_meanwhile() {
+        let mut gateway = Gateway::start(None);
+        let mut stream = gateway.stream().await;
+        stream.hello().await;
+        let [one, two] = [state("e", 1, &[service("a", &["10.0.0.1:80"])]), state("f", 1, &[service("b", &["10.0.0.2:80"])])];
+        stream.send(full(&one)).await;
+        gateway.knows(&one).await;
+        drop(stream);
+        timeout(Duration::from_secs(20), gateway.connected.wait_for(|c| !c)).await.unwrap().unwrap();
+        assert_eq!(gateway.known.borrow().as_ref().unwrap().state.generation, one.generation);
+        let mut again = gateway.stream().await;
+        let hello = again.hello().await;
+        assert_eq!(hello.have, Some((&one.generation).into()));
+        again.send(difference_by_hashes(&hello.hashes, &two)).await;
+        gateway.knows(&two).await;
+    }
+
+    #[tokio::test]
+    async fn a_state_from_disk_becomes_the_controllers_by_an_empty_change() {
+        let held = Arc::new(state("e", 5, &[service("a", &["10.0.0.1:80"])]));
+        let mut gateway = Gateway::start(Some(Known { state: Arc::clone(&held), origin: Origin::Disk }));
+        let mut stream = gateway.stream().await;
+        let hello = stream.hello().await;
+        assert_eq!(hello.have, Some((&held.generation).into()));
+        stream.send(difference(&held, &held)).await;
+        assert!(Arc::ptr_eq(&gateway.knows(&held).await.state, &held));
+        gateway.reached.send_replace(Some(held.generation.clone()));
+        assert_eq!(stream.next().await, Message::Acknowledge((&held.generation).into()));
+    }
+
+    #[tokio::test]
+    async fn a_message_that_leads_nowhere_ends_the_stream_and_the_client_asks_again() {
+        let mut gateway = Gateway::start(None);
+        let stream = gateway.stream().await;
+        stream.send(difference(&State::default(), &state("e", 1, &[]))).await;
+        assert_eq!(gateway.stream().await.hello().await.have, None);
+        assert_eq!(*gateway.known.borrow(), None);
+    }
+}

@@ -1,0 +1,308 @@
+//! The state on disk: what a gateway starts from when no controller can be reached.
+//!
+//! The file is `state` in the state directory: magic and format, a SHA-256 of the rest, then the time it was last known
+//! to be current, the version of the program that wrote it with a line feed, and a full `WatchResponse`. It is replaced by rename.
+//! Invariant: what is loaded is exactly what was saved. A file that is not is moved aside, loudly, and not used.
+//! Deliberately not here: what may be used of a state from disk (`usable`).
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use prost::Message as _;
+use proto::convert::{ConvertError, full};
+use proto::{Generation, Known, Origin, Pool, Service, State, v1};
+use sha2::{Digest as _, Sha256};
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::supervisor::Failure;
+
+const MAGIC: &[u8; 14] = b"sluice state 1";
+const HASH_BYTES: usize = 32;
+/// The file is written at most this often while the state changes.
+const AT_MOST_EVERY: Duration = Duration::from_secs(1);
+/// And this often while it does not, but a controller still says that it is current.
+const REFRESHED_EVERY: Duration = Duration::from_secs(600);
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The file that holds the state.
+#[derive(Clone, Debug)]
+pub struct StateFile {
+    dir: PathBuf,
+}
+
+/// Why there is no state to start from although there is a file.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// It could not be read.
+    #[error("cannot read {path}: {error}; make it readable for this process")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// It is not what was written.
+    #[error("{path} is broken ({what}); starting without it. It was moved to {moved} for inspection")]
+    Broken {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: Broken,
+        /// Where it is now.
+        moved: PathBuf,
+    },
+    /// It is older than may be used: endpoint addresses may belong to others by now.
+    #[error(
+        "{path} was last current {age_s} s ago, `maxStateAge` is {max_age_s} s; its backends may be others' now, starting empty"
+    )]
+    TooOld {
+        /// The file.
+        path: PathBuf,
+        /// Its age, seconds.
+        age_s: u64,
+        /// The limit, seconds.
+        max_age_s: u64,
+    },
+    /// It was written in the future, so that its age is unknown.
+    #[error("{path} is dated in the future: the clock was set back. Its age is unknown, starting empty")]
+    Future {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// How a file is broken.
+#[derive(Debug, thiserror::Error)]
+pub enum Broken {
+    /// Of another program, or of a later version.
+    #[error("it does not begin with {:?}", String::from_utf8_lossy(MAGIC))]
+    Magic,
+    /// Cut short, or changed.
+    #[error("its checksum does not fit")]
+    Checksum,
+    /// The checksum fits, and still it cannot be read.
+    #[error("it cannot be decoded")]
+    Encoding,
+    /// A value in it is wrong.
+    #[error(transparent)]
+    Value(#[from] ConvertError),
+}
+
+impl StateFile {
+    /// The file in `dir`, which need not exist yet.
+    #[must_use]
+    pub fn in_dir(dir: &Path) -> Self {
+        Self { dir: dir.to_owned() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// The state, if there is one that was current within `max_age` before `now`. Its generation is empty when another
+    /// version of the program wrote it: that one may have left out what this one can read, so all is asked for again.
+    ///
+    /// # Errors
+    /// When there is a file, and it cannot be used.
+    pub fn load(&self, now: SystemTime, max_age: Duration) -> Result<Option<State>, LoadError> {
+        let path = self.path("state");
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(LoadError::Unreadable { path, error }),
+        };
+        let (saved_at, state) = match decode(&bytes) {
+            Ok(decoded) => decoded,
+            Err(what) => {
+                let moved = self.path("state.broken");
+                fs::rename(&path, &moved).map_err(|error| LoadError::Unreadable { path: path.clone(), error })?;
+                return Err(LoadError::Broken { path, what, moved });
+            }
+        };
+        match now.duration_since(saved_at) {
+            Err(_) => Err(LoadError::Future { path }),
+            Ok(age) if age > max_age => Err(LoadError::TooOld { path, age_s: age.as_secs(), max_age_s: max_age.as_secs() }),
+            Ok(_) => Ok(Some(state)),
+        }
+    }
+
+    /// Replaces the file: mode 0600 in a directory of mode 0700, on disk before it takes the old one's name.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn save(&self, state: &State, now: SystemTime) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
+        let new = self.path("state.new");
+        match fs::remove_file(&new) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+        file.write_all(&encode(state, now))?;
+        file.sync_all()?;
+        fs::rename(&new, self.path("state"))?;
+        File::open(&self.dir)?.sync_all()
+    }
+}
+
+fn encode(state: &State, now: SystemTime) -> Vec<u8> {
+    let saved_at_s = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let mut rest = saved_at_s.to_be_bytes().to_vec();
+    rest.extend_from_slice(VERSION.as_bytes());
+    rest.push(b'\n');
+    rest.extend(full(state).encode_to_vec());
+    [&MAGIC[..], &Sha256::digest(&rest), &rest].concat()
+}
+
+fn decode(bytes: &[u8]) -> Result<(SystemTime, State), Broken> {
+    let (hash, rest) = bytes.strip_prefix(MAGIC).ok_or(Broken::Magic)?.split_at_checked(HASH_BYTES).ok_or(Broken::Checksum)?;
+    if *hash != *Sha256::digest(rest) {
+        return Err(Broken::Checksum);
+    }
+    let (saved_at_s, rest) = rest.split_first_chunk().ok_or(Broken::Encoding)?;
+    let end = rest.iter().position(|byte| *byte == b'\n').ok_or(Broken::Encoding)?;
+    let (version, message) = rest.split_at(end);
+    let message = v1::WatchResponse::decode(&message[1..]).map_err(|_| Broken::Encoding)?;
+    let known_generation = message.generation.filter(|_| version == VERSION.as_bytes());
+    let service = |message| Service::try_from(message).map(|service| (service.name.clone(), Arc::new(service)));
+    let state = State {
+        generation: known_generation.map_or_else(Generation::default, Generation::from),
+        services: message.services.into_iter().map(service).collect::<Result<_, _>>()?,
+        pools: message.pools.into_iter().map(Pool::try_from).collect::<Result<_, _>>()?,
+    };
+    Ok((UNIX_EPOCH + Duration::from_secs(u64::from_be_bytes(*saved_at_s)), state))
+}
+
+/// Saves the controller's state after changes, and again while it stays current.
+///
+/// # Errors
+/// When the file cannot be written.
+pub async fn run(
+    file: StateFile,
+    mut known: watch::Receiver<Option<Known>>,
+    connected: watch::Receiver<bool>,
+) -> Result<(), Failure> {
+    let mut refresh = interval(REFRESHED_EVERY);
+    refresh.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    known.mark_changed();
+    loop {
+        let changed = tokio::select! {
+            changed = known.changed() => changed.map(|()| true),
+            _ = refresh.tick() => Ok(*connected.borrow()),
+        };
+        let Ok(changed) = changed else { return Ok(()) };
+        let now = known.borrow_and_update().clone().filter(|k| changed && k.origin == Origin::Controller);
+        let Some(Known { state, .. }) = now else { continue };
+        let (file, path) = (file.clone(), file.path("state"));
+        tokio::task::spawn_blocking(move || file.save(&state, SystemTime::now())).await?.map_err(|error| {
+            format!("cannot write {}: {error}; a restart without a controller would start empty", path.display())
+        })?;
+        tokio::time::sleep(AT_MOST_EVERY).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::super::received::tests::{service, state};
+    use super::*;
+
+    const DAY: Duration = Duration::from_secs(86_400);
+
+    fn saved() -> (tempfile::TempDir, StateFile, State, SystemTime) {
+        let dir = tempfile::tempdir().unwrap();
+        let file = StateFile::in_dir(&dir.path().join("sluice"));
+        let state = state("e", 3, &[service("a", &["10.0.0.1:80"]), service("b", &["10.0.0.2:80", "10.0.0.3:80"])]);
+        let now = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+        file.save(&state, now).unwrap();
+        (dir, file, state, now)
+    }
+
+    #[test]
+    fn what_was_saved_is_loaded_and_only_the_owner_may_read_it() {
+        let (_dir, file, state, now) = saved();
+        file.save(&state, now).unwrap();
+        assert_eq!(file.load(now + DAY, DAY).unwrap(), Some(state));
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&file.path("state")), mode(&file.dir)), (0o600, 0o700));
+        assert!(!file.path("state.new").exists());
+    }
+
+    #[test]
+    fn without_a_file_there_is_no_state_and_no_error() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(StateFile::in_dir(dir.path()).load(SystemTime::now(), DAY).unwrap(), None);
+    }
+
+    #[test]
+    fn a_file_cut_short_or_changed_anywhere_is_moved_aside() {
+        let (_dir, file, _, now) = saved();
+        let good = fs::read(file.path("state")).unwrap();
+        for i in 0..good.len() {
+            assert!(decode(&good[..i]).is_err(), "cut at {i}");
+            let mut changed = good.clone();
+            changed[i] ^= 1;
+            assert!(decode(&changed).is_err(), "changed at {i}");
+        }
+        fs::write(file.path("state"), &good[..good.len() - 1]).unwrap();
+        assert!(matches!(file.load(now, DAY), Err(LoadError::Broken { what: Broken::Checksum, .. })));
+        assert!(file.path("state.broken").exists());
+        assert_eq!(file.load(now, DAY).unwrap(), None);
+    }
+
+    #[test]
+    fn an_old_file_and_one_from_the_future_are_not_used() {
+        let (_dir, file, _, now) = saved();
+        let error = file.load(now + DAY + Duration::from_secs(1), DAY).unwrap_err();
+        assert!(matches!(error, LoadError::TooOld { age_s: 86_401, max_age_s: 86_400, .. }));
+        assert!(matches!(file.load(now - DAY, DAY), Err(LoadError::Future { .. })));
+    }
+
+    #[test]
+    fn a_write_that_was_killed_halfway_leaves_the_old_state() {
+        let (_dir, file, state, now) = saved();
+        fs::write(file.path("state.new"), b"half").unwrap();
+        assert_eq!(file.load(now, DAY).unwrap().as_ref(), Some(&state));
+        file.save(&state, now).unwrap();
+    }
+
+    #[test]
+    fn the_state_of_another_program_version_has_no_generation() {
+        let (_dir, _, state, now) = saved();
+        let mut bytes = encode(&state, now);
+        let rest = MAGIC.len() + HASH_BYTES;
+        bytes[rest + 8] ^= 1;
+        let hash = Sha256::digest(&bytes[rest..]);
+        bytes[MAGIC.len()..rest].copy_from_slice(&hash);
+        let (_, loaded) = decode(&bytes).unwrap();
+        assert_eq!(loaded, State { generation: Generation::default(), ..state });
+    }
+
+    #[tokio::test]
+    async fn the_task_saves_what_the_controller_sent_and_not_what_came_from_disk() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = StateFile::in_dir(dir.path());
+        let at = |counter| state("e", counter, &[service("a", &["10.0.0.1:80"])]);
+        let (sender, known) = watch::channel(Some(Known { state: Arc::new(at(1)), origin: Origin::Disk }));
+        let (_connected, connected) = watch::channel(true);
+        let task = tokio::spawn(run(file.clone(), known, connected));
+        sender.send_replace(Some(Known { state: Arc::new(at(2)), origin: Origin::Controller }));
+        let deadline = std::time::Instant::now() + Duration::from_secs(20);
+        let loaded = loop {
+            match file.load(SystemTime::now(), DAY).unwrap() {
+                Some(state) => break state,
+                None => assert!(std::time::Instant::now() < deadline),
+            }
+            tokio::task::yield_now().await;
+        };
+        assert_eq!(loaded, at(2));
+        drop(sender);
+        task.await.unwrap().unwrap();
+    }
+}

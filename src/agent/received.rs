@@ -1,0 +1,215 @@
+//! What a gateway makes of a controller's messages.
+//!
+//! Invariant: a Service that a message does not change keeps its `Arc`, so that nothing of it is compiled again. A
+//! Service that this version cannot read is held as refused, with the reason: it is not served, and the rest is.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use proto::convert::{ConvertError, service_name};
+use proto::{
+    Generation, HealthCheck, Known, Mode, Origin, Pool, Reason, Refusal, Scheduler, Service, ServiceName, State, Target, v1,
+};
+
+/// Why a message cannot be used at all. The stream starts again.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub(super) enum ReceivedError {
+    /// It does not say which state it leads to.
+    #[error("the controller sent a state without a generation")]
+    NoGeneration,
+    /// It changes a state, and there is none.
+    #[error("the controller sent changes, and there is no state to change")]
+    NothingToChange,
+    /// A pool is wrong: without it, addresses of ours would be taken for others'.
+    #[error("the controller sent a pool that cannot be used: {0}")]
+    Pool(#[from] ConvertError),
+}
+
+/// The state as received, and each Service's content hash as the controller sent it.
+#[derive(Debug, Default)]
+pub(super) struct Received {
+    state: Option<Arc<State>>,
+    hashes: BTreeMap<String, Vec<u8>>,
+}
+
+impl Received {
+    /// Goes on from what an earlier run of this task, or of the program, knew.
+    pub(super) fn resuming(known: Option<&Known>) -> Self {
+        let Some(known) = known else { return Self::default() };
+        let hash = |service: &Arc<Service>| (service.name.to_string(), v1::Service::from(&**service).hash);
+        Self { state: Some(Arc::clone(&known.state)), hashes: known.state.services.values().map(hash).collect() }
+    }
+
+    /// The first message to a controller.
+    pub(super) fn hello(&self, gateway: &str, version: &str) -> v1::Hello {
+        let have = self.state.as_ref().map(|state| &state.generation).filter(|generation| **generation != Generation::default());
+        v1::Hello {
+            gateway: gateway.to_owned(),
+            version: version.to_owned(),
+            have: have.map(v1::Generation::from),
+            hashes: if have.is_some() { self.hashes.clone() } else { BTreeMap::new() },
+        }
+    }
+
+    /// Applies a message.
+    pub(super) fn apply(&mut self, response: v1::WatchResponse) -> Result<Known, ReceivedError> {
+        let generation: Generation = response.generation.ok_or(ReceivedError::NoGeneration)?.into();
+        let before = match &self.state {
+            Some(state) => Arc::clone(state),
+            None if response.full => Arc::default(),
+            None => return Err(ReceivedError::NothingToChange),
+        };
+        let pools: Vec<Pool> = response.pools.into_iter().map(Pool::try_from).collect::<Result<_, _>>()?;
+        let mut services = if response.full { BTreeMap::new() } else { before.services.clone() };
+        if response.full {
+            self.hashes.clear();
+        }
+        for name in &response.removed {
+            self.hashes.remove(name);
+            match service_name(name) {
+                Ok(name) => _ = services.remove(&name),
+                Err(error) => tracing::error!(%error, "the controller removed a Service that has no name; ignored"),
+            }
+        }
+        for message in response.services {
+            let Some((service, hash)) = read(message) else { continue };
+            self.hashes.insert(service.name.to_string(), hash);
+            let unchanged = before.services.get(&service.name).filter(|old| ***old == service);
+            let service = unchanged.cloned().unwrap_or_else(|| Arc::new(service));
+            services.insert(service.name.clone(), service);
+        }
+        let state = State { generation, services, pools };
+        let state = if *before == state { before } else { Arc::new(state) };
+        self.state = Some(Arc::clone(&state));
+        Ok(Known { state, origin: Origin::Controller })
+    }
+}
+
+/// A Service and the hash it came with; none when it does not even have a name.
+fn read(message: v1::Service) -> Option<(Service, Vec<u8>)> {
+    let name = match service_name(&format!("{}/{}", message.namespace, message.name)) {
+        Ok(name) => name,
+        Err(error) => {
+            tracing::error!(%error, "the controller sent a Service without a name; ignored");
+            return None;
+        }
+    };
+    let hash = message.hash.clone();
+    let service = Service::try_from(message).unwrap_or_else(|error| {
+        tracing::error!(service = %name, %error, "this gateway cannot serve the Service");
+        refused(name, &error)
+    });
+    Some((service, hash))
+}
+
+/// Stands for a Service that cannot be read. Its policy means nothing: it has no port to apply it to.
+fn refused(name: ServiceName, error: &ConvertError) -> Service {
+    Service {
+        name,
+        mode: Mode::Nat,
+        target: Target::Endpoint,
+        scheduler: Scheduler::Maglev,
+        health: HealthCheck::default(),
+        drain_timeout: Duration::ZERO,
+        refusal: Some(Refusal { reason: Reason::Unsupported, message: error.to_string() }),
+        ports: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::net::SocketAddr;
+
+    use proto::convert::{difference, full};
+    use proto::{Backend, BackendState, Family, MaglevSpec, Protocol, ServicePort};
+
+    use super::*;
+
+    pub(crate) fn service(name: &str, backends: &[&str]) -> Arc<Service> {
+        let backend =
+            |text: &&str| Backend { address: text.parse::<SocketAddr>().unwrap(), weight: 1, state: BackendState::Active };
+        Arc::new(Service {
+            name: ServiceName::new("default", name),
+            mode: Mode::Nat,
+            target: Target::Endpoint,
+            scheduler: Scheduler::Maglev,
+            health: HealthCheck::default(),
+            drain_timeout: Duration::from_secs(300),
+            refusal: None,
+            ports: vec![ServicePort {
+                name: String::new(),
+                protocol: Protocol::Tcp,
+                family: Family::V4,
+                vips: vec!["192.0.2.100".parse().unwrap()],
+                port: 80,
+                node_port: None,
+                maglev: MaglevSpec { size: 251, seed: 0, hash_version: 1 },
+                backends: backends.iter().map(backend).collect(),
+            }],
+        })
+    }
+
+    pub(crate) fn state(epoch: &str, counter: u64, services: &[Arc<Service>]) -> State {
+        let services = services.iter().map(|s| (s.name.clone(), Arc::clone(s))).collect();
+        State { generation: Generation { epoch: epoch.to_owned(), counter }, services, pools: Vec::new() }
+    }
+
+    #[test]
+    fn what_a_message_does_not_change_keeps_its_arc() {
+        let first = state("e", 1, &[service("a", &["10.0.0.1:80"]), service("b", &["10.0.0.2:80"])]);
+        let second = state("e", 2, &[service("a", &["10.0.0.1:80"]), service("b", &["10.0.0.3:80"])]);
+        let mut received = Received::default();
+        let one = received.apply(full(&first)).unwrap().state;
+        for message in [difference(&first, &second), full(&second)] {
+            let two = received.apply(message).unwrap().state;
+            assert_eq!(*two, second);
+            let name = ServiceName::new("default", "a");
+            assert!(Arc::ptr_eq(&one.services[&name], &two.services[&name]));
+        }
+    }
+
+    #[test]
+    fn a_service_that_cannot_be_read_is_refused_alone() {
+        let mut message = full(&state("e", 1, &[service("a", &["10.0.0.1:80"]), service("b", &["10.0.0.2:80"])]));
+        "teleport".clone_into(&mut message.services[0].mode);
+        let mut received = Received::default();
+        let known = received.apply(message).unwrap();
+        let [a, b] = ["a", "b"].map(|name| Arc::clone(&known.state.services[&ServiceName::new("default", name)]));
+        let refusal = a.refusal.as_ref().unwrap();
+        assert_eq!(refusal.reason, Reason::Unsupported);
+        assert!(refusal.message.contains("\"teleport\" is none of nat"), "{}", refusal.message);
+        assert!(a.ports.is_empty());
+        assert_eq!(b, service("b", &["10.0.0.2:80"]));
+        assert_eq!(received.hello("edge-1", "1").hashes.len(), 2);
+    }
+
+    #[test]
+    fn messages_that_lead_nowhere_are_refused_and_change_nothing() {
+        let mut received = Received::default();
+        let first = state("e", 1, &[service("a", &[])]);
+        assert_eq!(received.apply(v1::WatchResponse::default()), Err(ReceivedError::NoGeneration));
+        assert_eq!(received.apply(difference(&State::default(), &first)), Err(ReceivedError::NothingToChange));
+        received.apply(full(&first)).unwrap();
+        let mut bad_pool = full(&state("e", 2, &[]));
+        bad_pool.pools.push(v1::Pool::default());
+        assert!(matches!(received.apply(bad_pool), Err(ReceivedError::Pool(_))));
+        assert_eq!(received.state.as_deref(), Some(&first));
+        assert_eq!(received.hashes.len(), 1);
+    }
+
+    #[test]
+    fn hello_tells_what_is_there_and_nothing_when_it_may_not_be_relied_on() {
+        assert_eq!(Received::default().hello("edge-1", "1").have, None);
+        let state = state("e", 7, &[service("a", &[])]);
+        let of = |state: State| {
+            let known = Known { state: Arc::new(state), origin: Origin::Disk };
+            Received::resuming(Some(&known)).hello("edge-1", "1")
+        };
+        let hello = of(state.clone());
+        assert_eq!(hello.have, Some(v1::Generation { epoch: "e".to_owned(), counter: 7 }));
+        assert_eq!(hello.hashes["default/a"], full(&state).services[0].hash);
+        let undated = of(State { generation: Generation::default(), ..state });
+        assert_eq!((undated.have, undated.hashes.len()), (None, 0));
+    }
+}
