@@ -109,3 +109,47 @@ fn fold(sum: u64) -> u16 {
     let (low, carry) = ((sum & 0xffff) as u16).overflowing_add(((sum >> 16) & 0xffff) as u16);
     low.wrapping_add(u16::from(carry))
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_difference_is_never_zero() {
+        let same = Tuple { source: 1_u32, destination: 2, source_port: 3, destination_port: 4, protocol: 6 };
+        assert_eq!(delta(&same, &same), Deltas { l3: 0xffff, l4: 0xffff });
+        assert_eq!(word_delta(0xffff, 0), 0xffff);
+        assert_eq!(delta(&same, &same).reversed(), Deltas { l3: 0xffff, l4: 0xffff });
+    }
+
+    #[test]
+    fn the_other_zero_comes_out_as_the_one_a_full_computation_gives() {
+        // The trap of RFC 1624 section 3: the old method gave 0xffff here.
+        assert_eq!(apply(0xdd2f, word_delta(0x5555, 0x3285)), 0x0000);
+        assert_eq!(apply(0xffff, 0xffff), 0x0000);
+    }
+
+    proptest! {
+        #[test]
+        fn sums_in_pieces_are_sums_of_the_whole(bytes in prop::collection::vec(any::<u8>(), 0..100), at in 0_usize..50) {
+            let (head, tail) = bytes.split_at((at * 2).min(bytes.len() & !1));
+            prop_assert_eq!(finish(sum(head) + sum(tail)), finish(sum(&bytes)));
+        }
+
+        #[test]
+        fn there_and_back_is_where_it_was(
+            old in any::<[u32; 3]>(), new in any::<[u32; 3]>(), checksum in 0_u16..0xffff,
+        ) {
+            let tuple = |t: [u32; 3]| Tuple {
+                source: t[0], destination: t[1], source_port: (t[2] >> 16) as u16, destination_port: (t[2] & 0xffff) as u16,
+                protocol: 6,
+            };
+            let there = delta(&tuple(old), &tuple(new));
+            prop_assert_eq!(there.reversed(), delta(&tuple(new).reversed(), &tuple(old).reversed()));
+            prop_assert_eq!(apply(apply(checksum, there.l4), there.reversed().l4), checksum);
+            prop_assert_eq!(apply(apply(checksum, there.l3), there.reversed().l3), checksum);
+        }
+    }
+}

@@ -16,6 +16,8 @@ mod port;
 pub mod prefetch;
 pub mod rewrite;
 pub mod snat;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod tick;
 mod twin;
 mod verdict;

@@ -78,3 +78,43 @@ fn bucket_of<A: Address>(source: A, seed: u64) -> usize {
     let mixed = (mixed ^ (mixed >> 29) ^ seed.rotate_left(32)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     (mixed >> 32) as usize % BUCKETS
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Answers allowed out of one question a microsecond, for one second with both its ends.
+    fn allowed_in_a_second<A: Address>(limiter: &mut AnswerLimiter, from_ns: u64, source: impl Fn(u32) -> A) -> u32 {
+        (0..=1_000_000_u32).map(|i| u32::from(limiter.allow(source(i), from_ns + u64::from(i) * 1_000))).sum()
+    }
+
+    #[test]
+    fn one_network_gets_its_rate_and_a_burst() {
+        let expected = ANSWERS_PER_SECOND_AND_NETWORK + ANSWERS_PER_SECOND_AND_NETWORK / 10;
+        let mut limiter = AnswerLimiter::new(7);
+        assert_eq!(allowed_in_a_second(&mut limiter, 0, |i| 0xc633_6400_u32 | (i & 0xff)), expected);
+        assert_eq!(allowed_in_a_second(&mut limiter, 9 * NS_PER_SECOND, |i| (0x2001_0db8_u128 << 96) | u128::from(i)), expected);
+    }
+
+    #[test]
+    fn all_networks_together_get_the_rate_of_the_worker() {
+        let mut limiter = AnswerLimiter::new(7);
+        let allowed = allowed_in_a_second(&mut limiter, 0, |i| i << 8);
+        assert_eq!(allowed, ANSWERS_PER_SECOND + ANSWERS_PER_SECOND / 10);
+    }
+
+    #[test]
+    fn a_network_over_its_rate_takes_nothing_from_others() {
+        let mut limiter = AnswerLimiter::new(7);
+        allowed_in_a_second(&mut limiter, 0, |_| 0xc633_6401_u32);
+        assert!(!limiter.allow(0xc633_6402_u32, NS_PER_SECOND));
+        assert!(limiter.allow(0x0a00_0001_u32, NS_PER_SECOND));
+    }
+
+    #[test]
+    fn a_clock_that_goes_back_refuses_rather_than_fails() {
+        let mut limiter = AnswerLimiter::new(7);
+        assert!(limiter.allow(1_u32 << 24, u64::MAX / 2));
+        assert!(!limiter.allow(1_u32 << 24, 0));
+    }
+}

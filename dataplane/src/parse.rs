@@ -264,3 +264,317 @@ fn transport(number: u8, icmp: u8, payload: &[u8]) -> Result<(Transport, u16, u1
         _ => Ok((Transport::Other, 0, 0)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::testing::{Packet, Segment, arp_request, neighbour_solicitation};
+    use crate::{Address, tcp_flags};
+
+    const CLIENT: &str = "198.51.100.7:5555";
+    const VIP: &str = "192.0.2.100:80";
+    const CLIENT6: &str = "[2001:db8::7]:5555";
+    const VIP6: &str = "[2001:db8::1:100]:80";
+
+    fn v4(frame: &[u8]) -> Headers<u32> {
+        match parse(frame) {
+            Ok(Parsed::V4(headers)) => headers,
+            other => panic!("expected IPv4, found {other:?}"),
+        }
+    }
+
+    fn v6(frame: &[u8]) -> Headers<u128> {
+        match parse(frame) {
+            Ok(Parsed::V6(headers)) => headers,
+            other => panic!("expected IPv6, found {other:?}"),
+        }
+    }
+
+    /// A TCP packet of IPv4 with its addresses replaced.
+    fn from_v4(source: Ipv4Addr) -> Vec<u8> {
+        Packet { source: source.into(), ..Packet::tcp(CLIENT, VIP) }.build()
+    }
+
+    fn from_v6(source: &str) -> Vec<u8> {
+        let source: Ipv6Addr = source.parse().unwrap();
+        Packet { source: source.into(), ..Packet::tcp(CLIENT6, VIP6) }.build()
+    }
+
+    fn with_options(options: &[u8]) -> Vec<u8> {
+        Packet { options: options.to_vec(), ..Packet::tcp(CLIENT, VIP) }.build()
+    }
+
+    fn with_extensions(extensions: &[(u8, &[u8])]) -> Vec<u8> {
+        let extensions = extensions.iter().map(|(number, bytes)| (*number, bytes.to_vec())).collect();
+        Packet { extensions, ..Packet::tcp(CLIENT6, VIP6) }.build()
+    }
+
+    /// The frame with bytes replaced, and the IPv4 header checksum of a plain header made right again.
+    fn patched(mut frame: Vec<u8>, at: usize, bytes: &[u8]) -> Vec<u8> {
+        frame[at..at + bytes.len()].copy_from_slice(bytes);
+        if frame[12..14] == [8, 0] && frame.len() >= 34 {
+            frame[24..26].fill(0);
+            let checksum = crate::checksum::finish(crate::checksum::sum(&frame[14..34]));
+            frame[24..26].copy_from_slice(&checksum.to_be_bytes());
+        }
+        frame
+    }
+
+    const OPTION_HEADER: &[u8] = &[0, 0, 1, 4, 0, 0, 0, 0];
+
+    #[test]
+    fn what_is_dropped_and_why() {
+        let tcp = || Packet::tcp(CLIENT, VIP).build();
+        let udp = || Packet::udp(CLIENT, VIP).payload(b"hello").build();
+        let tcp6 = || Packet::tcp(CLIENT6, VIP6).build();
+        let tagged = [&tcp()[..12], &[0x81, 0, 0]].concat();
+        let mut wrong_sum = tcp();
+        wrong_sum[24] ^= 1;
+        let rows: Vec<(&str, Vec<u8>, DropReason)> = vec![
+            ("an empty frame", vec![], DropReason::Malformed),
+            ("a frame shorter than Ethernet's header", tcp()[..13].to_vec(), DropReason::Malformed),
+            ("a frame that ends in its VLAN tag", tagged, DropReason::Malformed),
+            (
+                "an ARP packet cut short",
+                arp_request([10, 0, 0, 1].into(), [10, 0, 0, 2].into())[..41].to_vec(),
+                DropReason::Malformed,
+            ),
+            ("an IPv4 header cut short", tcp()[..33].to_vec(), DropReason::Malformed),
+            ("IPv4 of another version", patched(tcp(), 14, &[0x65]), DropReason::Malformed),
+            ("an IPv4 header length below 20", patched(tcp(), 14, &[0x44]), DropReason::Malformed),
+            ("an IPv4 header longer than the packet", patched(tcp(), 14, &[0x4f]), DropReason::Malformed),
+            ("a total length below the header's", patched(tcp(), 16, &[0, 19]), DropReason::Malformed),
+            ("a total length beyond the frame", patched(tcp(), 16, &[0, 41]), DropReason::Malformed),
+            ("a TCP header cut short by the total length", patched(tcp(), 16, &[0, 39]), DropReason::Malformed),
+            ("a TCP data offset below 20", patched(tcp(), 46, &[0x40]), DropReason::Malformed),
+            ("a TCP data offset beyond the packet", patched(tcp(), 46, &[0x60]), DropReason::Malformed),
+            ("a UDP length below 8", patched(udp(), 38, &[0, 7]), DropReason::Malformed),
+            ("a UDP length beyond the packet", patched(udp(), 38, &[0, 14]), DropReason::Malformed),
+            ("an ICMP message cut short", patched(tcp(), 16, &[0, 27, 0, 0, 0x40, 0, 9, 1]), DropReason::Malformed),
+            ("an SCTP header cut short", patched(tcp(), 16, &[0, 31, 0, 0, 0x40, 0, 9, 132]), DropReason::Malformed),
+            ("a wrong IPv4 header checksum", wrong_sum, DropReason::Ipv4Checksum),
+            ("a loose source route", with_options(&[1, 131, 3, 4]), DropReason::SourceRoute),
+            ("a strict source route", with_options(&[137, 3, 4, 0]), DropReason::SourceRoute),
+            ("an option without length", with_options(&[1, 1, 1, 7]), DropReason::Malformed),
+            ("an option of length 1", with_options(&[7, 1, 0, 0]), DropReason::Malformed),
+            ("an option beyond the header", with_options(&[7, 5, 0, 0]), DropReason::Malformed),
+            ("a source in this network", from_v4([0, 1, 2, 3].into()), DropReason::MartianSource),
+            ("a loopback source", from_v4([127, 0, 0, 1].into()), DropReason::MartianSource),
+            ("a multicast source", from_v4([224, 0, 0, 5].into()), DropReason::MartianSource),
+            ("a reserved source", from_v4([240, 0, 0, 1].into()), DropReason::MartianSource),
+            ("broadcast as source", from_v4([255; 4].into()), DropReason::MartianSource),
+            ("source and destination equal", from_v4([192, 0, 2, 100].into()), DropReason::SameSourceDestination),
+            ("an IPv6 header cut short", tcp6()[..53].to_vec(), DropReason::Malformed),
+            ("IPv6 of another version", patched(tcp6(), 14, &[0x40]), DropReason::Malformed),
+            ("a payload length beyond the frame", patched(tcp6(), 18, &[0, 21]), DropReason::Malformed),
+            ("a payload longer than any packet", patched(tcp6(), 18, &[0xff, 0xff]), DropReason::Malformed),
+            ("a TCP header cut short by the payload length", patched(tcp6(), 18, &[0, 19]), DropReason::Malformed),
+            ("the IPv6 loopback as source", from_v6("::1"), DropReason::MartianSource),
+            ("an IPv4-mapped source", from_v6("::ffff:192.0.2.1"), DropReason::MartianSource),
+            ("an IPv6 multicast source", from_v6("ff02::1"), DropReason::MartianSource),
+            ("IPv6 source and destination equal", from_v6("2001:db8::1:100"), DropReason::SameSourceDestination),
+            ("a routing header of type 0", with_extensions(&[(43, &[0; 8])]), DropReason::SourceRoute),
+            (
+                "hop-by-hop options that are not first",
+                with_extensions(&[(60, OPTION_HEADER), (0, OPTION_HEADER)]),
+                DropReason::Malformed,
+            ),
+            ("an extension header beyond the packet", with_extensions(&[(60, &[0, 9, 0, 0, 0, 0, 0, 0])]), DropReason::Malformed),
+            ("nine extension headers", with_extensions(&[(60, OPTION_HEADER); 9]), DropReason::Malformed),
+            (
+                "more than 256 bytes of extension headers",
+                with_extensions(&[(60, &[&[0, 32][..], &[0; 262]].concat())]),
+                DropReason::Malformed,
+            ),
+        ];
+        for (sentence, frame, expected) in rows {
+            assert_eq!(parse(&frame), Err(expected), "{sentence}");
+        }
+    }
+
+    #[test]
+    fn what_is_for_linux() {
+        let ethernet = |ether_type: u16, rest: &[u8]| [&[2; 12][..], &ether_type.to_be_bytes(), rest].concat();
+        let mut other_arp = arp_request([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+        other_arp[15] = 6;
+        let rows: Vec<(&str, Vec<u8>)> = vec![
+            ("a frame with a VLAN tag", ethernet(0x8100, &[0, 5, 8, 0])),
+            ("a frame with a service tag", ethernet(0x88a8, &[0, 5, 0x81, 0])),
+            ("LLDP", ethernet(0x88cc, &[1, 2, 3])),
+            ("IEEE 802.3 with a length", ethernet(0x0026, &[0x42, 0x42, 3])),
+            ("ARP for other hardware", other_arp),
+            ("DHCP from a host without address", from_v4([0; 4].into())),
+            ("duplicate address detection", neighbour_solicitation(Ipv6Addr::UNSPECIFIED, Ipv6Addr::LOCALHOST).build()),
+        ];
+        for (sentence, frame) in rows {
+            assert_eq!(parse(&frame), Ok(Parsed::Other), "{sentence}");
+        }
+        assert_eq!(parse(&arp_request([10, 0, 0, 1].into(), [10, 0, 0, 2].into())), Ok(Parsed::Arp));
+    }
+
+    #[test]
+    fn a_packet_is_clipped_out_of_a_padded_frame() {
+        let frame = Packet { padding: 6, ..Packet::tcp(CLIENT, VIP) }.build();
+        assert_eq!(v4(&frame).packet_len, 40);
+        let frame = Packet { padding: 6, ..Packet::udp(CLIENT6, VIP6).payload(b"x") }.build();
+        assert_eq!(v6(&frame).packet_len, 49);
+    }
+
+    #[test]
+    fn harmless_options_are_stepped_over() {
+        // No operation, router alert, end of options, and what would be a source route after it.
+        let frame = with_options(&[1, 148, 4, 0, 0, 0, 131, 3]);
+        let headers = v4(&frame);
+        assert_eq!((headers.transport_offset, headers.tuple.destination_port), (42, 80));
+    }
+
+    #[test]
+    fn parts_of_datagrams_are_fragments_and_atomic_fragments_are_not() {
+        let fragment = |fragmentation| v4(&Packet { fragmentation, ..Packet::udp(CLIENT, VIP).payload(&[0; 16]) }.build());
+        for (fragmentation, whole) in [(0x4000, true), (0x8000, true), (0x2000, false), (0x0001, false), (0x2001, false)] {
+            let headers = fragment(fragmentation);
+            assert_eq!(headers.transport == Transport::Udp, whole, "{fragmentation:#06x}");
+            assert_eq!(headers.transport == Transport::Fragment, !whole, "{fragmentation:#06x}");
+            assert_eq!(headers.tuple.destination_port == 0, !whole);
+            assert_eq!(headers.dont_fragment, fragmentation == 0x4000);
+        }
+        let first = v6(&with_extensions(&[(44, &[0, 0, 0, 1, 0, 0, 0, 9])]));
+        assert_eq!((first.transport, first.transport_offset, first.tuple.protocol), (Transport::Fragment, 62, 6));
+        let atomic = v6(&with_extensions(&[(44, &[0, 0, 0, 0, 0, 0, 0, 9])]));
+        assert_eq!((atomic.transport, atomic.transport_offset), (Transport::Tcp { flags: tcp_flags::SYN }, 62));
+    }
+
+    #[test]
+    fn extension_headers_lead_to_the_transport() {
+        let routed = &[0, 0, 4, 0, 0, 0, 0, 0];
+        let headers = v6(&with_extensions(&[(0, OPTION_HEADER), (43, routed), (60, OPTION_HEADER)]));
+        assert_eq!((headers.transport_offset, headers.tuple.destination_port), (78, 80));
+        assert_eq!(v6(&with_extensions(&[(60, OPTION_HEADER); 8])).tuple.destination_port, 80);
+    }
+
+    #[test]
+    fn what_must_not_be_rewritten_has_no_ports() {
+        let on_its_way = &[0, 0, 4, 1, 0, 0, 0, 0];
+        let rows: Vec<(&str, Headers<u128>, u8)> = vec![
+            ("a segment route with hops left", v6(&with_extensions(&[(43, on_its_way)])), 6),
+            ("AH", v6(&with_extensions(&[(51, OPTION_HEADER)])), 51),
+            (
+                "no next header",
+                v6(&Packet { segment: Segment::Other { protocol: 59 }, ..Packet::tcp(CLIENT6, VIP6) }.build()),
+                59,
+            ),
+            ("ICMP for IPv4", v6(&Packet { segment: Segment::Other { protocol: 1 }, ..Packet::tcp(CLIENT6, VIP6) }.build()), 1),
+        ];
+        for (sentence, headers, protocol) in rows {
+            assert_eq!(headers.transport, Transport::Other, "{sentence}");
+            assert_eq!((headers.tuple.source_port, headers.tuple.destination_port), (0, 0), "{sentence}");
+            assert_eq!(headers.tuple.protocol, protocol, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn icmp_shows_type_and_code_and_sctp_its_ports() {
+        assert_eq!(
+            v4(&Packet::echo_request("198.51.100.7", "192.0.2.100").build()).transport,
+            Transport::Icmp { kind: 8, code: 0 }
+        );
+        let echo = v6(&Packet::echo_request("2001:db8::7", "2001:db8::8").build());
+        assert_eq!(echo.transport, Transport::Icmp { kind: 128, code: 0 });
+        let sctp = Packet { segment: Segment::Other { protocol: 132 }, ..Packet::tcp(CLIENT, VIP) };
+        let headers = v4(&sctp.payload(&[0x13, 0x88, 0x0b, 0x59, 0, 0, 0, 1, 0, 0, 0, 0]).build());
+        assert_eq!((headers.transport, headers.tuple.source_port, headers.tuple.destination_port), (Transport::Sctp, 5000, 2905));
+    }
+
+    #[test]
+    fn group_frames_are_told_apart() {
+        let mut frame = Packet::tcp(CLIENT, VIP).build();
+        assert!(!v4(&frame).group_frame);
+        frame[..6].fill(0xff);
+        assert!(v4(&frame).group_frame);
+    }
+
+    fn segments() -> impl Strategy<Value = Segment> {
+        let tcp =
+            any::<([u16; 2], u8)>().prop_map(|(ports, flags)| Segment::Tcp { ports, flags, sequence: 1, acknowledgement: 2 });
+        let udp = any::<([u16; 2], bool)>().prop_map(|(ports, checksum)| Segment::Udp { ports, checksum });
+        let icmp = any::<(u8, u8)>().prop_map(|(kind, code)| Segment::Icmp { kind, code, rest: 0 });
+        prop_oneof![tcp, udp, icmp]
+    }
+
+    /// What `parse` must say of a built packet.
+    fn expected<A: Address>(packet: &Packet, source: A, destination: A, network_len: u16) -> Headers<A> {
+        let (protocol, transport, [source_port, destination_port], header_len) = match packet.segment {
+            Segment::Tcp { ports, flags, .. } => (6, Transport::Tcp { flags }, ports, 20),
+            Segment::Udp { ports, .. } => (17, Transport::Udp, ports, 8),
+            Segment::Icmp { kind, code, .. } => (if A::BYTES == 4 { 1 } else { 58 }, Transport::Icmp { kind, code }, [0, 0], 8),
+            Segment::Other { protocol } => (protocol, Transport::Other, [0, 0], 0),
+        };
+        Headers {
+            tuple: Tuple { source, destination, source_port, destination_port, protocol },
+            transport,
+            network_offset: 14,
+            transport_offset: 14 + network_len,
+            packet_len: network_len + header_len + u16::try_from(packet.payload.len()).unwrap(),
+            hop_limit: packet.hop_limit,
+            group_frame: false,
+            dont_fragment: true,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_parse_without_panic_and_within_the_frame(
+            bytes in prop::collection::vec(any::<u8>(), 0..120), start in 0_usize..5, cut in 0_usize..120,
+        ) {
+            let mut frame = match start {
+                0 => vec![],
+                1 => Packet::tcp(CLIENT, VIP).build(),
+                2 => with_options(&[1; 12]),
+                3 => with_extensions(&[(0, OPTION_HEADER), (43, &[0, 0, 4, 0, 0, 0, 0, 0]), (60, OPTION_HEADER)]),
+                _ => Packet::udp(CLIENT6, VIP6).build(),
+            };
+            // Noise over what was right: few bytes, so that most checks still pass.
+            for (at, byte) in bytes.iter().enumerate() {
+                match frame.get_mut(at) {
+                    Some(old) if *byte < 12 && at >= 14 => *old ^= 1 << (byte & 7),
+                    Some(_) => {}
+                    None => frame.push(*byte),
+                }
+            }
+            frame.truncate(cut);
+            let within = match parse(&frame) {
+                Ok(Parsed::V4(h)) => usize::from(h.network_offset + h.packet_len) <= frame.len() && h.transport_offset <= 14 + h.packet_len,
+                Ok(Parsed::V6(h)) => usize::from(h.network_offset + h.packet_len) <= frame.len() && h.transport_offset <= 14 + h.packet_len,
+                _ => true,
+            };
+            prop_assert!(within);
+        }
+
+        #[test]
+        fn what_was_built_for_ipv4_is_what_is_parsed(
+            (source, destination) in (0x0100_0000_u32..0x7f00_0000, any::<u32>()), segment in segments(), hop_limit: u8,
+            payload in prop::collection::vec(any::<u8>(), 0..40), padding in 0_usize..20,
+        ) {
+            prop_assume!(source != destination);
+            let mut packet = Packet::between(source.ip(), destination.ip(), segment).payload(&payload).hop_limit(hop_limit);
+            packet.padding = padding;
+            prop_assert_eq!(v4(&packet.build()), expected(&packet, source, destination, 20));
+        }
+
+        #[test]
+        fn what_was_built_for_ipv6_is_what_is_parsed(
+            (source, destination) in (1_u128 << 96..0xff_u128 << 120, any::<u128>()), segment in segments(), hop_limit: u8,
+            payload in prop::collection::vec(any::<u8>(), 0..40), padding in 0_usize..20,
+        ) {
+            prop_assume!(source != destination);
+            let (from, to): (IpAddr, IpAddr) = (source.ip(), destination.ip());
+            let mut packet = Packet::between(from, to, segment).payload(&payload).hop_limit(hop_limit);
+            packet.padding = padding;
+            prop_assert_eq!(v6(&packet.build()), expected(&packet, source, destination, 40));
+        }
+    }
+}

@@ -109,3 +109,143 @@ pub fn forward_macs(frame: &mut [u8], source: Mac, destination: Mac) {
         ethernet.destination = destination.0;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::checksum::delta;
+    use crate::testing::{OUR_MAC, PEER_MAC, Packet, Segment, assert_checksums};
+    use crate::{Parsed, Tuple, parse};
+
+    const NEXT_MAC: Mac = Mac([0x02, 0, 0, 0, 0xbb, 0x07]);
+
+    /// Rewrites the frame of `before` to the tuple of `after` by difference.
+    fn rewritten<A: Address>(mut frame: Vec<u8>, headers: &Headers<A>, to: Tuple<A>) -> Vec<u8> {
+        let rewrite = Rewrite {
+            source: to.source,
+            destination: to.destination,
+            source_port: to.source_port,
+            destination_port: to.destination_port,
+            deltas: delta(&headers.tuple, &to),
+            source_mac: OUR_MAC,
+            destination_mac: NEXT_MAC,
+        };
+        nat(&mut frame, headers, &rewrite);
+        frame
+    }
+
+    /// A packet that goes the same way as `packet` would after the rewrite, built from nothing.
+    fn built_after(packet: &Packet, source: IpAddr, destination: IpAddr, new_ports: [u16; 2]) -> Vec<u8> {
+        let mut after = packet.clone();
+        (after.source, after.destination) = (source, destination);
+        (after.source_mac, after.destination_mac) = (OUR_MAC, NEXT_MAC);
+        after.hop_limit -= 1;
+        match &mut after.segment {
+            Segment::Tcp { ports, .. } | Segment::Udp { ports, .. } => *ports = new_ports,
+            _ => panic!("only TCP and UDP are rewritten"),
+        }
+        after.build()
+    }
+
+    fn segments() -> impl Strategy<Value = Segment> {
+        prop_oneof![
+            any::<([u16; 2], u8, u32, u32)>().prop_map(|(ports, flags, sequence, acknowledgement)| Segment::Tcp {
+                ports,
+                flags,
+                sequence,
+                acknowledgement
+            }),
+            any::<([u16; 2], bool)>().prop_map(|(ports, checksum)| Segment::Udp { ports, checksum }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn an_ipv4_rewrite_by_difference_is_the_packet_built_anew(
+            old in (0x0100_0000_u32..0x7f00_0000, 1_u32..), new in any::<(u32, u32)>(), ports in any::<[u16; 2]>(),
+            segment in segments(), hop_limit in 1_u8.., payload in prop::collection::vec(any::<u8>(), 0..40),
+        ) {
+            prop_assume!(old.0 != old.1);
+            let mut packet = Packet::between(old.0.ip(), old.1.ip(), segment).payload(&payload).hop_limit(hop_limit);
+            packet.padding = 3;
+            let frame = packet.build();
+            let Ok(Parsed::V4(headers)) = parse(&frame) else { panic!("{:?}", parse(&frame)) };
+            let to = Tuple { source: new.0, destination: new.1, source_port: ports[0], destination_port: ports[1], ..headers.tuple };
+            prop_assert_eq!(rewritten(frame, &headers, to), built_after(&packet, new.0.ip(), new.1.ip(), ports));
+        }
+
+        #[test]
+        fn an_ipv6_rewrite_by_difference_is_the_packet_built_anew(
+            old in (1_u128 << 125.., 1_u128..), new in any::<(u128, u128)>(), ports in any::<[u16; 2]>(),
+            segment in segments(), hop_limit in 1_u8.., payload in prop::collection::vec(any::<u8>(), 0..40),
+        ) {
+            prop_assume!(old.0 != old.1 && old.0 >> 120 != 0xff);
+            let packet = Packet::between(old.0.ip(), old.1.ip(), segment).payload(&payload).hop_limit(hop_limit);
+            let frame = packet.build();
+            let Ok(Parsed::V6(headers)) = parse(&frame) else { panic!("{:?}", parse(&frame)) };
+            let to = Tuple { source: new.0, destination: new.1, source_port: ports[0], destination_port: ports[1], ..headers.tuple };
+            prop_assert_eq!(rewritten(frame, &headers, to), built_after(&packet, new.0.ip(), new.1.ip(), ports));
+        }
+    }
+
+    #[test]
+    fn a_udp_checksum_that_becomes_zero_is_sent_as_ffff() {
+        // One of all destination ports gives the sum whose complement is 0.
+        let packet = Packet::udp("198.51.100.7:5555", "192.0.2.100:53").payload(b"?");
+        let frame = packet.build();
+        let Ok(Parsed::V4(headers)) = parse(&frame) else { panic!("not IPv4") };
+        let checksums: Vec<u16> = (0..=u16::MAX)
+            .map(|port| {
+                let after = rewritten(frame.clone(), &headers, Tuple { destination_port: port, ..headers.tuple });
+                u16::from_be_bytes([after[40], after[41]])
+            })
+            .collect();
+        assert!(!checksums.contains(&0));
+        assert!(checksums.contains(&0xffff));
+    }
+
+    #[test]
+    fn ipv6_behind_extension_headers_is_rewritten() {
+        let mut packet = Packet::tcp("[2001:db8::7]:5555", "[2001:db8::100]:80");
+        packet.extensions = vec![(60, vec![0, 0, 1, 4, 0, 0, 0, 0])];
+        let frame = packet.build();
+        let Ok(Parsed::V6(headers)) = parse(&frame) else { panic!("not IPv6") };
+        let (source, destination) = (0xfd00_u128 << 112 | 3, 0xfd00_u128 << 112 | 11);
+        let to = Tuple { source, destination, source_port: 1024, destination_port: 8080, ..headers.tuple };
+        assert_eq!(rewritten(frame, &headers, to), built_after(&packet, source.ip(), destination.ip(), [1024, 8080]));
+    }
+
+    #[test]
+    fn a_wrong_checksum_stays_wrong_by_as_much() {
+        let mut frame = Packet::tcp("198.51.100.7:5555", "192.0.2.100:80").build();
+        let Ok(Parsed::V4(headers)) = parse(&frame) else { panic!("not IPv4") };
+        let to = Tuple { source: 0x0a00_0003, destination: 0x0a00_000b, source_port: 1024, destination_port: 8080, protocol: 6 };
+        let right = rewritten(frame.clone(), &headers, to);
+        assert_checksums(&right);
+        frame[51] ^= 1;
+        let wrong = rewritten(frame, &headers, to);
+        assert_ne!(wrong[50..52], right[50..52]);
+        assert_eq!(wrong[..50], right[..50]);
+    }
+
+    #[test]
+    fn headers_of_another_frame_change_nothing() {
+        let long = Packet::tcp("198.51.100.7:5555", "192.0.2.100:80").build();
+        let Ok(Parsed::V4(headers)) = parse(&long) else { panic!("not IPv4") };
+        let short = long[..50].to_vec();
+        assert_eq!(rewritten(short.clone(), &headers, headers.tuple), short);
+    }
+
+    #[test]
+    fn macs_alone_are_replaced() {
+        let mut frame = Packet::udp("198.51.100.7:5555", "192.0.2.100:53").build();
+        let before = frame.clone();
+        forward_macs(&mut frame, NEXT_MAC, PEER_MAC);
+        assert_eq!(frame[..12], [PEER_MAC.0, NEXT_MAC.0].concat());
+        assert_eq!(frame[12..], before[12..]);
+    }
+}

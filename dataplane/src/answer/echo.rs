@@ -46,3 +46,58 @@ fn turn<A: Address>(frame: &mut [u8], headers: &Headers<A>, request: u8, reply: 
     icmp.checksum.set(apply(icmp.checksum.get(), delta));
     Some(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::answer::tests::{Bytes, v4, v6};
+    use crate::testing::{OUR_MAC, PEER_MAC, Packet, Segment};
+
+    /// The reply built from nothing.
+    fn expected(request: &Packet, kind: u8) -> Vec<u8> {
+        let segment = Segment::Icmp { kind, code: 0, rest: 0x0007_0001 };
+        Packet {
+            source: request.destination,
+            destination: request.source,
+            source_mac: OUR_MAC,
+            destination_mac: PEER_MAC,
+            hop_limit: 64,
+            segment,
+            ..request.clone()
+        }
+        .build()
+    }
+
+    #[test]
+    fn an_echo_request_becomes_its_reply() {
+        for hop_limit in [1, 63, 64, 255] {
+            let mut request = Packet::echo_request("198.51.100.7", "192.0.2.100").hop_limit(hop_limit);
+            request.padding = 4;
+            request.options = vec![1, 1, 1, 0];
+            let mut buffer = Bytes::new(request.build());
+            let headers = v4(&buffer.frame);
+            assert!(echo_reply(&mut buffer, &headers));
+            assert_eq!(buffer.frame, expected(&request, 0));
+
+            let request = Packet::echo_request("2001:db8::7", "2001:db8::100").hop_limit(hop_limit);
+            let mut buffer = Bytes::new(request.build());
+            let headers = v6(&buffer.frame);
+            assert!(echo_reply(&mut buffer, &headers));
+            assert_eq!(buffer.frame, expected(&request, 129));
+        }
+    }
+
+    #[test]
+    fn what_is_no_echo_request_stays_what_it_is() {
+        let code = Segment::Icmp { kind: 8, code: 1, rest: 0 };
+        for packet in [
+            Packet::tcp("198.51.100.7:5555", "192.0.2.100:80"),
+            Packet { segment: code, ..Packet::echo_request("198.51.100.7", "192.0.2.100") },
+        ] {
+            let mut buffer = Bytes::new(packet.build());
+            let headers = v4(&buffer.frame);
+            assert!(!echo_reply(&mut buffer, &headers));
+            assert_eq!(buffer.frame, packet.build());
+        }
+    }
+}

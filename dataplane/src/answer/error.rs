@@ -87,3 +87,70 @@ fn numbers<A: Address>(error: IcmpError) -> (u8, u8, u32) {
         (Family::V6, IcmpError::TooBig { mtu }) => (icmpv6::PACKET_TOO_BIG, 0, mtu.into()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::answer::tests::{Bytes, v4, v6};
+    use crate::testing::{OUR_MAC, PEER_MAC, Packet, Segment, assert_checksums};
+
+    const OURS: u32 = 0xc000_0202;
+    const OURS6: u128 = 0x2001_0db8 << 96 | 2;
+    const ALL: [IcmpError; 3] = [IcmpError::PortUnreachable, IcmpError::TimeExceeded, IcmpError::TooBig { mtu: 1400 }];
+
+    /// The error built from nothing. The traffic class is put in by hand.
+    fn expected(about: &Packet, source: std::net::IpAddr, numbers: (u8, u8, u32), quoted_len_max: usize) -> Vec<u8> {
+        let (kind, code, rest) = numbers;
+        let unpadded = Packet { padding: 0, ..about.clone() }.build();
+        let mut error = Packet::between(source, about.source, Segment::Icmp { kind, code, rest })
+            .payload(&unpadded[14..unpadded.len().min(14 + quoted_len_max)])
+            .hop_limit(64);
+        (error.source_mac, error.destination_mac, error.identification) = (OUR_MAC, PEER_MAC, 0);
+        let mut frame = error.build();
+        if source.is_ipv4() {
+            frame[15] = 0xc0;
+            let checksum = checksum::apply(u16::from_be_bytes([frame[24], frame[25]]), checksum::word_delta(0x4500, 0x45c0));
+            frame[24..26].copy_from_slice(&checksum.to_be_bytes());
+        } else {
+            frame[14] = 0x6c;
+        }
+        assert_checksums(&frame);
+        frame
+    }
+
+    proptest! {
+        #[test]
+        fn an_error_quotes_as_much_as_fits(payload_len in 0_usize..1500, padding in 0_usize..10) {
+            let mut packet = Packet::udp("198.51.100.7:5555", "192.0.2.100:53").payload(&vec![b'q'; payload_len]);
+            packet.padding = padding;
+            for (error, numbers) in ALL.into_iter().zip([(3, 3, 0), (11, 0, 0), (3, 4, 1400)]) {
+                let mut buffer = Bytes::new(packet.build());
+                let headers = v4(&buffer.frame);
+                prop_assert!(icmp_error(&mut buffer, &headers, OURS, error));
+                prop_assert_eq!(&buffer.frame, &expected(&packet, OURS.ip(), numbers, 548));
+                prop_assert!(buffer.frame.len() <= 14 + 576);
+            }
+            let mut packet = Packet::udp("[2001:db8::7]:5555", "[2001:db8::100]:53").payload(&vec![b'q'; payload_len]);
+            packet.padding = padding;
+            for (error, numbers) in ALL.into_iter().zip([(1, 4, 0), (3, 0, 0), (2, 0, 1400)]) {
+                let mut buffer = Bytes::new(packet.build());
+                let headers = v6(&buffer.frame);
+                prop_assert!(icmp_error(&mut buffer, &headers, OURS6, error));
+                prop_assert_eq!(&buffer.frame, &expected(&packet, OURS6.ip(), numbers, 1232));
+                prop_assert!(buffer.frame.len() <= 14 + 1280);
+            }
+        }
+    }
+
+    #[test]
+    fn a_buffer_without_room_keeps_its_packet() {
+        let frame = Packet::tcp("198.51.100.7:5555", "192.0.2.100:80").build();
+        let mut buffer = Bytes { room: frame.len() + 27, frame: frame.clone() };
+        assert!(!icmp_error(&mut buffer, &v4(&frame), OURS, IcmpError::TimeExceeded));
+        assert_eq!(buffer.frame, frame);
+        buffer.room += 1;
+        assert!(icmp_error(&mut buffer, &v4(&frame), OURS, IcmpError::TimeExceeded));
+    }
+}

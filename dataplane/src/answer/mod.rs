@@ -146,3 +146,107 @@ fn transport_bytes<'a, A: Address>(frame: &'a [u8], headers: &Headers<A>) -> Opt
     let end = usize::from(headers.network_offset) + usize::from(headers.packet_len);
     frame.get(usize::from(headers.transport_offset)..end)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Packet, Segment};
+    use crate::{Buffer, Mac, Parsed, parse};
+
+    /// A buffer with room for as many bytes as a test gives it.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub(super) struct Bytes {
+        pub(super) frame: Vec<u8>,
+        pub(super) room: usize,
+    }
+
+    impl Bytes {
+        pub(super) fn new(frame: Vec<u8>) -> Self {
+            Self { frame, room: 2048 }
+        }
+    }
+
+    impl Buffer for Bytes {
+        fn bytes(&self) -> &[u8] {
+            &self.frame
+        }
+
+        fn bytes_mut(&mut self) -> &mut [u8] {
+            &mut self.frame
+        }
+
+        fn resize(&mut self, len: usize) -> bool {
+            let fits = len <= self.room;
+            if fits {
+                self.frame.resize(len, 0xa5);
+            }
+            fits
+        }
+    }
+
+    pub(super) fn v4(frame: &[u8]) -> Headers<u32> {
+        match parse(frame) {
+            Ok(Parsed::V4(headers)) => headers,
+            other => panic!("expected IPv4, found {other:?}"),
+        }
+    }
+
+    pub(super) fn v6(frame: &[u8]) -> Headers<u128> {
+        match parse(frame) {
+            Ok(Parsed::V6(headers)) => headers,
+            other => panic!("expected IPv6, found {other:?}"),
+        }
+    }
+
+    fn icmp(kind: u8) -> Packet {
+        Packet { segment: Segment::Icmp { kind, code: 0, rest: 0 }, ..Packet::tcp("198.51.100.7:5", "192.0.2.100:6") }
+    }
+
+    #[test]
+    fn what_may_be_answered_over_ipv4() {
+        let syn = || Packet::tcp("198.51.100.7:5555", "192.0.2.100:80");
+        let rows: Vec<(&str, Packet, bool)> = vec![
+            ("a SYN", syn(), true),
+            ("a reset", syn().flags(tcp_flags::RST), false),
+            ("a reset with ACK", syn().flags(tcp_flags::RST | tcp_flags::ACK), false),
+            ("a datagram", Packet::udp("198.51.100.7:5555", "192.0.2.100:53"), true),
+            ("an echo request", Packet::echo_request("198.51.100.7", "192.0.2.100"), true),
+            ("a timestamp request", icmp(13), true),
+            ("destination unreachable", icmp(3), false),
+            ("source quench", icmp(4), false),
+            ("a redirect", icmp(5), false),
+            ("time exceeded", icmp(11), false),
+            ("parameter problem", icmp(12), false),
+            ("a broadcast frame", Packet { destination_mac: Mac([0xff; 6]), ..syn() }, false),
+            ("a multicast frame", Packet { destination_mac: Mac([1, 0, 0x5e, 0, 0, 1]), ..syn() }, false),
+            ("a multicast address", Packet::udp("198.51.100.7:5", "224.0.0.251:5353"), false),
+            ("the broadcast address", Packet::udp("198.51.100.7:68", "255.255.255.255:67"), false),
+            ("a first fragment", Packet { fragmentation: 0x2000, ..syn() }, false),
+            ("a later fragment", Packet { fragmentation: 0x0001, ..syn() }, false),
+        ];
+        for (sentence, packet, expected) in rows {
+            assert_eq!(may_answer(&v4(&packet.build())), expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn what_may_be_answered_over_ipv6() {
+        let syn = || Packet::tcp("[2001:db8::7]:5555", "[2001:db8::100]:80");
+        let icmp = |kind| Packet { segment: Segment::Icmp { kind, code: 0, rest: 0 }, ..syn() };
+        let later = vec![(44, vec![0, 0, 0, 8, 0, 0, 0, 9])];
+        let rows: Vec<(&str, Packet, bool)> = vec![
+            ("a SYN", syn(), true),
+            ("a reset", syn().flags(tcp_flags::RST), false),
+            ("an echo request", icmp(128), true),
+            ("an error", icmp(1), false),
+            ("an error that nobody knows yet", icmp(127), false),
+            ("a redirect", icmp(137), false),
+            ("a multicast frame", Packet { destination_mac: Mac([0x33, 0x33, 0, 0, 0, 1]), ..syn() }, false),
+            ("a multicast address", Packet::udp("[2001:db8::7]:5", "[ff02::1]:7"), false),
+            ("a later fragment", Packet { extensions: later, ..syn() }, false),
+        ];
+        for (sentence, packet, expected) in rows {
+            assert_eq!(may_answer(&v6(&packet.build())), expected, "{sentence}");
+        }
+    }
+}

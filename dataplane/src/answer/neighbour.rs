@@ -106,3 +106,107 @@ fn write_advertisement(frame: &mut [u8], asker: u128, target: u128, mac: Mac) ->
     ip.write(packet)?;
     Some(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    use super::*;
+    use crate::answer::tests::{Bytes, v6};
+    use crate::testing::{OUR_MAC, PEER_MAC, Packet, Segment, arp_request, neighbour_solicitation};
+
+    const ASKER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+    const OURS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 100);
+    const ASKER6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+    const OURS6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 1, 0x100);
+
+    #[test]
+    fn an_arp_request_becomes_the_reply() {
+        let mut buffer = Bytes::new(arp_request(ASKER, OURS));
+        assert_eq!(arp_question(&buffer.frame), Some(ArpQuestion { target: OURS.into(), sender: ASKER.into() }));
+        assert!(arp_reply(&mut buffer, OUR_MAC));
+        let expected = [
+            &PEER_MAC.0[..],
+            &OUR_MAC.0,
+            &[8, 6, 0, 1, 8, 0, 6, 4, 0, 2],
+            &OUR_MAC.0,
+            &OURS.octets(),
+            &PEER_MAC.0,
+            &ASKER.octets(),
+        ]
+        .concat();
+        assert_eq!(buffer.frame, expected);
+    }
+
+    #[test]
+    fn replies_and_announcements_ask_nothing() {
+        let mut reply = arp_request(ASKER, OURS);
+        reply[21] = 2;
+        for frame in [reply, arp_request(OURS, OURS)] {
+            let mut buffer = Bytes::new(frame.clone());
+            assert_eq!(arp_question(&frame), None);
+            assert!(!arp_reply(&mut buffer, OUR_MAC));
+            assert_eq!(buffer.frame, frame);
+        }
+        assert_eq!(arp_question(&arp_request(Ipv4Addr::UNSPECIFIED, OURS)).unwrap().sender, 0, "a probe does ask");
+    }
+
+    #[test]
+    fn a_solicitation_becomes_the_advertisement() {
+        let mut asked_directly = neighbour_solicitation(ASKER6, OURS6);
+        asked_directly.payload.truncate(16); // a unicast solicitation may come without the sender's MAC
+        asked_directly.destination = OURS6.into();
+        asked_directly.destination_mac = OUR_MAC;
+        for solicitation in [neighbour_solicitation(ASKER6, OURS6), asked_directly] {
+            let mut buffer = Bytes::new(solicitation.build());
+            let headers = v6(&buffer.frame);
+            assert_eq!(neighbour_question(&buffer.frame, &headers), Some(OURS6.into()));
+            assert!(neighbour_advertisement(&mut buffer, &headers, OUR_MAC));
+            let segment = Segment::Icmp { kind: 136, code: 0, rest: 0x6000_0000 };
+            let mut expected = Packet::between(OURS6.into(), ASKER6.into(), segment)
+                .payload(&[&OURS6.octets()[..], &[2, 1], &OUR_MAC.0].concat())
+                .hop_limit(255);
+            (expected.source_mac, expected.destination_mac) = (OUR_MAC, PEER_MAC);
+            assert_eq!(buffer.frame, expected.build());
+        }
+    }
+
+    #[test]
+    fn invalid_solicitations_ask_nothing() {
+        let valid = || neighbour_solicitation(ASKER6, OURS6);
+        let edited = |edit: fn(&mut Packet)| {
+            let mut packet = valid();
+            edit(&mut packet);
+            packet.build()
+        };
+        let mut wrong_checksum = valid().build();
+        wrong_checksum[56] ^= 1;
+        let rows: Vec<(&str, Vec<u8>)> = vec![
+            ("it came through a router", valid().hop_limit(254).build()),
+            ("a code", edited(|p| p.segment = Segment::Icmp { kind: 135, code: 1, rest: 0 })),
+            ("an advertisement", edited(|p| p.segment = Segment::Icmp { kind: 136, code: 0, rest: 0 })),
+            ("cut short", edited(|p| p.payload.truncate(15))),
+            ("an option of length 0", edited(|p| p.payload[17] = 0)),
+            ("an option beyond the packet", edited(|p| p.payload[17] = 2)),
+            ("a group as target", edited(|p| p.payload[0] = 0xff)),
+            ("a wrong checksum", wrong_checksum),
+        ];
+        for (sentence, frame) in rows {
+            let mut buffer = Bytes::new(frame.clone());
+            let headers = v6(&frame);
+            assert_eq!(neighbour_question(&frame, &headers), None, "{sentence}");
+            assert!(!neighbour_advertisement(&mut buffer, &headers, OUR_MAC), "{sentence}");
+            assert_eq!(buffer.frame, frame, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn an_advertisement_that_finds_no_room_changes_nothing() {
+        let mut solicitation = neighbour_solicitation(ASKER6, OURS6);
+        solicitation.payload.truncate(16);
+        let frame = solicitation.build();
+        let mut buffer = Bytes { room: 85, frame: frame.clone() };
+        assert!(!neighbour_advertisement(&mut buffer, &v6(&frame), OUR_MAC));
+        assert_eq!(buffer.frame, frame);
+    }
+}

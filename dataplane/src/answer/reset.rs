@@ -65,3 +65,67 @@ fn write<A: Address>(frame: &mut [u8], headers: &Headers<A>, mut tcp: Tcp) -> Op
     ip.write(turn_link(frame)?)?;
     Some(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::answer::tests::{Bytes, v4, v6};
+    use crate::tcp_flags::{ACK, FIN, RST, SYN};
+    use crate::testing::{OUR_MAC, PEER_MAC, Packet, Segment};
+
+    fn segment(packet: Packet, new_flags: u8, new_sequence: u32, new_acknowledgement: u32) -> Packet {
+        let Segment::Tcp { ports, .. } = packet.segment else { panic!("only TCP is reset") };
+        let segment = Segment::Tcp { ports, flags: new_flags, sequence: new_sequence, acknowledgement: new_acknowledgement };
+        Packet { segment, ..packet }
+    }
+
+    #[test]
+    fn numbers_are_those_of_rfc_9293() {
+        let rows = [
+            ("a SYN counts one", SYN, 1_000, 0, 0, (RST | ACK, 0, 1_001)),
+            ("a SYN with data counts both", SYN, 1_000, 0, 10, (RST | ACK, 0, 1_011)),
+            ("data and FIN without ACK", FIN, 1_000, 7, 3, (RST | ACK, 0, 1_004)),
+            ("sequence numbers wrap", SYN, u32::MAX, 0, 2, (RST | ACK, 0, 2)),
+            ("an ACK tells the number", ACK, 1_000, 77, 5, (RST, 77, 0)),
+            ("a SYN-ACK too", SYN | ACK, 1_000, 78, 0, (RST, 78, 0)),
+        ];
+        let tuples = [("198.51.100.7:5555", "192.0.2.100:80"), ("[2001:db8::7]:5555", "[2001:db8::100]:80")];
+        for (sentence, flags, sequence, acknowledgement, payload_len, (reset_flags, reset_sequence, reset_ack)) in rows {
+            for (from, to) in tuples {
+                let mut received =
+                    segment(Packet::tcp(from, to), flags, sequence, acknowledgement).payload(&vec![b'x'; payload_len]);
+                received.padding = 6;
+                let mut answer = segment(Packet::tcp(to, from), reset_flags, reset_sequence, reset_ack).hop_limit(64);
+                (answer.source_mac, answer.destination_mac, answer.identification) = (OUR_MAC, PEER_MAC, 0);
+                let mut buffer = Bytes::new(received.build());
+                let bytes = buffer.frame.clone();
+                let answered = if received.source.is_ipv4() {
+                    tcp_reset(&mut buffer, &v4(&bytes))
+                } else {
+                    tcp_reset(&mut buffer, &v6(&bytes))
+                };
+                let mut expected = answer.build();
+                // Our reset opens no window.
+                let window = expected.len() - 6;
+                expected[window..window + 2].fill(0);
+                let checksum = crate::checksum::apply(
+                    u16::from_be_bytes([expected[window + 2], expected[window + 3]]),
+                    crate::checksum::word_delta(0x2000, 0),
+                );
+                expected[window + 2..window + 4].copy_from_slice(&checksum.to_be_bytes());
+                assert!(answered, "{sentence}");
+                assert_eq!(buffer.frame, expected, "{sentence}, to {to}");
+                crate::testing::assert_checksums(&buffer.frame);
+            }
+        }
+    }
+
+    #[test]
+    fn a_reset_is_not_answered() {
+        let packet = Packet::tcp("198.51.100.7:5555", "192.0.2.100:80").flags(RST | ACK);
+        let mut buffer = Bytes::new(packet.build());
+        let headers = v4(&buffer.frame);
+        assert!(!tcp_reset(&mut buffer, &headers));
+        assert_eq!(buffer.frame, packet.build());
+    }
+}

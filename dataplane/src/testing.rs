@@ -1,0 +1,319 @@
+//! Frames for tests: built whole from a short description, with checksums computed the slow way.
+//!
+//! **Invariant:** shares no code with what it tests: neither views nor checksums. Deliberately not here: expectations,
+//! ports and buffers.
+#![allow(clippy::expect_used, clippy::panic, reason = "a test that asks for an impossible frame shall fail there")]
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use crate::{Mac, tcp_flags};
+
+/// The MAC that frames come from unless told otherwise.
+pub const PEER_MAC: Mac = Mac([0x02, 0, 0, 0, 0, 0x01]);
+/// The MAC that frames go to unless told otherwise.
+pub const OUR_MAC: Mac = Mac([0x02, 0, 0, 0, 0xaa, 0x01]);
+
+/// An IP packet in an Ethernet frame. Change what a test is about, then [`Packet::build`].
+#[derive(Clone, Debug)]
+pub struct Packet {
+    /// Ethernet source.
+    pub source_mac: Mac,
+    /// Ethernet destination.
+    pub destination_mac: Mac,
+    /// IP source.
+    pub source: IpAddr,
+    /// IP destination, of the same family.
+    pub destination: IpAddr,
+    /// Time to live or hop limit.
+    pub hop_limit: u8,
+    /// IPv4: identification.
+    pub identification: u16,
+    /// IPv4: flags and offset, as they stand in the header; "don't fragment" unless told otherwise.
+    pub fragmentation: u16,
+    /// IPv4: options, whole 32-bit words.
+    pub options: Vec<u8>,
+    /// IPv6: extension headers, each its number and its bytes; the first byte of each is filled in.
+    pub extensions: Vec<(u8, Vec<u8>)>,
+    /// What follows the IP headers.
+    pub segment: Segment,
+    /// What follows the transport header.
+    pub payload: Vec<u8>,
+    /// Zero bytes after the packet.
+    pub padding: usize,
+}
+
+/// A transport header.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Segment {
+    /// TCP without options.
+    Tcp {
+        /// Source and destination port.
+        ports: [u16; 2],
+        /// See [`tcp_flags`].
+        flags: u8,
+        /// Sequence number.
+        sequence: u32,
+        /// Acknowledgement number.
+        acknowledgement: u32,
+    },
+    /// UDP.
+    Udp {
+        /// Source and destination port.
+        ports: [u16; 2],
+        /// Whether to compute a checksum, or to send 0.
+        checksum: bool,
+    },
+    /// ICMP or ICMPv6, by the family of the addresses.
+    Icmp {
+        /// Type.
+        kind: u8,
+        /// Code.
+        code: u8,
+        /// The third word.
+        rest: u32,
+    },
+    /// No header of ours: the payload is all.
+    Other {
+        /// The protocol number.
+        protocol: u8,
+    },
+}
+
+impl Packet {
+    /// A TCP SYN between `ip:port` pairs.
+    #[must_use]
+    pub fn tcp(from: &str, to: &str) -> Self {
+        let (from, to) = (socket(from), socket(to));
+        let segment =
+            Segment::Tcp { ports: [from.port(), to.port()], flags: tcp_flags::SYN, sequence: 1_000, acknowledgement: 0 };
+        Self::between(from.ip(), to.ip(), segment)
+    }
+
+    /// A UDP datagram between `ip:port` pairs.
+    #[must_use]
+    pub fn udp(from: &str, to: &str) -> Self {
+        let (from, to) = (socket(from), socket(to));
+        Self::between(from.ip(), to.ip(), Segment::Udp { ports: [from.port(), to.port()], checksum: true })
+    }
+
+    /// An echo request between addresses.
+    #[must_use]
+    pub fn echo_request(from: &str, to: &str) -> Self {
+        let from: IpAddr = from.parse().expect("an IP address");
+        let kind = if from.is_ipv4() { 8 } else { 128 };
+        let echo = Self::between(from, to.parse().expect("an IP address"), Segment::Icmp { kind, code: 0, rest: 0x0007_0001 });
+        echo.payload(b"are you there?")
+    }
+
+    /// A packet with nothing unusual about it.
+    #[must_use]
+    pub fn between(source: IpAddr, destination: IpAddr, segment: Segment) -> Self {
+        assert_eq!(source.is_ipv4(), destination.is_ipv4(), "one family");
+        Self {
+            source_mac: PEER_MAC,
+            destination_mac: OUR_MAC,
+            source,
+            destination,
+            hop_limit: 63,
+            identification: 0x1234,
+            fragmentation: 0x4000,
+            options: Vec::new(),
+            extensions: Vec::new(),
+            segment,
+            payload: Vec::new(),
+            padding: 0,
+        }
+    }
+
+    /// With other TCP flags.
+    #[must_use]
+    pub fn flags(mut self, new: u8) -> Self {
+        let Segment::Tcp { flags, .. } = &mut self.segment else { panic!("only TCP has flags") };
+        *flags = new;
+        self
+    }
+
+    /// With data.
+    #[must_use]
+    pub fn payload(mut self, payload: &[u8]) -> Self {
+        self.payload = payload.to_vec();
+        self
+    }
+
+    /// With another hop limit.
+    #[must_use]
+    pub fn hop_limit(mut self, hop_limit: u8) -> Self {
+        self.hop_limit = hop_limit;
+        self
+    }
+
+    /// The frame.
+    #[must_use]
+    pub fn build(&self) -> Vec<u8> {
+        let mut frame = ethernet(self.destination_mac, self.source_mac, if self.source.is_ipv4() { 0x0800 } else { 0x86dd });
+        let (protocol, transport) = self.transport();
+        match (self.source, self.destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                frame.extend(self.ipv4(source, destination, protocol, transport.len()));
+            }
+            (IpAddr::V6(source), IpAddr::V6(destination)) => {
+                frame.extend(self.ipv6(source, destination, protocol, transport.len()));
+            }
+            _ => panic!("one family"),
+        }
+        frame.extend(transport);
+        frame.resize(frame.len() + self.padding, 0);
+        frame
+    }
+
+    fn transport(&self) -> (u8, Vec<u8>) {
+        let payload_len = len16(self.payload.len());
+        let (protocol, mut bytes, checksum_at) = match self.segment {
+            Segment::Tcp { ports: [from, to], flags, sequence, acknowledgement } => {
+                let mut b = [from.to_be_bytes(), to.to_be_bytes()].concat();
+                b.extend(sequence.to_be_bytes());
+                b.extend(acknowledgement.to_be_bytes());
+                b.extend([0x50, flags, 0x20, 0, 0, 0, 0, 0]);
+                (6, b, Some(16))
+            }
+            Segment::Udp { ports: [from, to], checksum } => {
+                let b = [from, to, 8 + payload_len, 0].map(u16::to_be_bytes).concat();
+                (17, b, checksum.then_some(6))
+            }
+            Segment::Icmp { kind, code, rest } => {
+                let mut b = vec![kind, code, 0, 0];
+                b.extend(rest.to_be_bytes());
+                (if self.source.is_ipv4() { 1 } else { 58 }, b, Some(2))
+            }
+            Segment::Other { protocol } => (protocol, Vec::new(), None),
+        };
+        bytes.extend(&self.payload);
+        if let Some(at) = checksum_at {
+            let sum = transport_checksum(self.source, self.destination, protocol, &bytes);
+            let sum = if protocol == 17 && sum == 0 { 0xffff } else { sum };
+            bytes[at..at + 2].copy_from_slice(&sum.to_be_bytes());
+        }
+        (protocol, bytes)
+    }
+
+    fn ipv4(&self, source: Ipv4Addr, destination: Ipv4Addr, protocol: u8, transport_len: usize) -> Vec<u8> {
+        let header_len = 20 + self.options.len();
+        let words = u8::try_from(header_len / 4).expect("at most 40 bytes of options");
+        let mut header = vec![0x40 | words, 0];
+        header.extend(len16(header_len + transport_len).to_be_bytes());
+        header.extend(self.identification.to_be_bytes());
+        header.extend(self.fragmentation.to_be_bytes());
+        header.extend([self.hop_limit, protocol, 0, 0]);
+        header.extend(source.octets());
+        header.extend(destination.octets());
+        header.extend(&self.options);
+        let sum = slow_checksum(&header);
+        header[10..12].copy_from_slice(&sum.to_be_bytes());
+        header
+    }
+
+    fn ipv6(&self, source: Ipv6Addr, destination: Ipv6Addr, protocol: u8, transport_len: usize) -> Vec<u8> {
+        let extensions_len: usize = self.extensions.iter().map(|(_, bytes)| bytes.len()).sum();
+        let numbers: Vec<u8> = self.extensions.iter().map(|(number, _)| *number).chain([protocol]).collect();
+        let mut header = vec![0x60, 0, 0, 0];
+        header.extend(len16(extensions_len + transport_len).to_be_bytes());
+        header.extend([numbers[0], self.hop_limit]);
+        header.extend(source.octets());
+        header.extend(destination.octets());
+        for ((_, bytes), next) in self.extensions.iter().zip(&numbers[1..]) {
+            header.push(*next);
+            header.extend(&bytes[1..]);
+        }
+        header
+    }
+}
+
+/// An ARP request that asks everybody for `target`.
+#[must_use]
+pub fn arp_request(sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {
+    let mut frame = ethernet(Mac([0xff; 6]), PEER_MAC, 0x0806);
+    frame.extend([0, 1, 8, 0, 6, 4, 0, 1]);
+    frame.extend(PEER_MAC.0);
+    frame.extend(sender.octets());
+    frame.extend([0; 6]);
+    frame.extend(target.octets());
+    frame
+}
+
+/// A neighbour solicitation for `target`, to its solicited-node group, with the option that tells the sender's MAC.
+#[must_use]
+pub fn neighbour_solicitation(sender: Ipv6Addr, target: Ipv6Addr) -> Packet {
+    let [.., a, b, c] = target.octets();
+    let group = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(a), u16::from_be_bytes([b, c]));
+    let mut packet = Packet::between(sender.into(), group.into(), Segment::Icmp { kind: 135, code: 0, rest: 0 }).hop_limit(255);
+    packet.destination_mac = Mac([0x33, 0x33, 0xff, a, b, c]);
+    packet.payload = [&target.octets()[..], &[1, 1], &PEER_MAC.0].concat();
+    packet
+}
+
+/// Panics unless every checksum of an untagged IP frame without extension headers is right: IPv4's, and TCP's, UDP's or
+/// ICMP's. A UDP checksum of 0 is right.
+pub fn assert_checksums(frame: &[u8]) {
+    let packet = &frame[14..];
+    let (source, destination, protocol, transport): (IpAddr, IpAddr, u8, &[u8]) = if packet[0] >> 4 == 4 {
+        let (header, rest) = packet.split_at(usize::from(packet[0] & 15) * 4);
+        assert_eq!(slow_checksum(header), 0, "IPv4 header checksum");
+        let total_len = usize::from(u16::from_be_bytes([packet[2], packet[3]]));
+        let address = |at: usize| <[u8; 4]>::try_from(&header[at..at + 4]).expect("4 bytes");
+        (address(12).into(), address(16).into(), header[9], &rest[..total_len - header.len()])
+    } else {
+        let address = |at: usize| <[u8; 16]>::try_from(&packet[at..at + 16]).expect("16 bytes");
+        let payload_len = usize::from(u16::from_be_bytes([packet[4], packet[5]]));
+        (address(8).into(), address(24).into(), packet[6], &packet[40..40 + payload_len])
+    };
+    if matches!(protocol, 6 | 58 | 1) || protocol == 17 && transport[6..8] != [0, 0] {
+        assert_eq!(transport_checksum(source, destination, protocol, transport), 0, "checksum of protocol {protocol}");
+    }
+}
+
+/// The checksum over a transport header and its data, its own field as it stands.
+fn transport_checksum(source: IpAddr, destination: IpAddr, protocol: u8, bytes: &[u8]) -> u16 {
+    let mut all = Vec::new();
+    match (source, destination) {
+        (IpAddr::V4(_), IpAddr::V4(_)) if protocol == 1 => {} // ICMP has no pseudo header
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            all.extend([source.octets(), destination.octets()].concat());
+            all.extend([0, protocol]);
+            all.extend(len16(bytes.len()).to_be_bytes());
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            all.extend([source.octets(), destination.octets()].concat());
+            all.extend([0, 0]);
+            all.extend(len16(bytes.len()).to_be_bytes());
+            all.extend([0, 0, 0, protocol]);
+        }
+        _ => panic!("one family"),
+    }
+    all.extend(bytes);
+    slow_checksum(&all)
+}
+
+/// RFC 1071 as it is told: word by word, each carry added at once.
+fn slow_checksum(bytes: &[u8]) -> u16 {
+    let mut sum = 0_u16;
+    for pair in bytes.chunks(2) {
+        let word = u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]);
+        let (added, carry) = sum.overflowing_add(word);
+        sum = added + u16::from(carry);
+    }
+    !sum
+}
+
+fn ethernet(destination: Mac, source: Mac, ether_type: u16) -> Vec<u8> {
+    let mut header = [destination.0, source.0].concat();
+    header.extend(ether_type.to_be_bytes());
+    header
+}
+
+fn len16(len: usize) -> u16 {
+    u16::try_from(len).expect("a length of 16 bits")
+}
+
+fn socket(text: &str) -> SocketAddr {
+    text.parse().expect("ip:port")
+}
