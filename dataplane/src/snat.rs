@@ -1,8 +1,478 @@
-//! SNAT ports.
+//! SNAT ports: which of our ports are free towards a target (docs/adr/0001-snat-ports.md).
+//!
+//! A pool is one SNAT address towards one target, shared by all services that use the target. It hands out ports that
+//! were never used in order, and keeps the freed ones in a queue, oldest first. **Invariants:** every operation takes
+//! constant time at any use; a port rests [`SNAT_PORT_REST`] unless none other is left, which is counted; memory is
+//! reserved at construction, and only what was needed is touched. Deliberately not here: who a port belongs to. The
+//! flow knows, and gives it back.
 
-use zerocopy::FromZeros;
+use proto::limits::{SNAT_PORT_FIRST, SNAT_PORT_LAST, SNAT_PORT_REST};
+use zerocopy::{AllocError, FromZeros};
+
+use crate::tick::{Tick, Ticks};
+
+/// A target of the snapshots: one address, port and protocol that backends stand for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TargetSlot(pub u32);
 
 /// The ports of one SNAT address towards one target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromZeros)]
 #[repr(transparent)]
 pub struct PoolId(pub u32);
+
+/// One SNAT address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SnatAddress<A> {
+    /// The address.
+    pub address: A,
+    /// Its position among the SNAT addresses of its family.
+    pub index: u16,
+}
+
+/// A port that a flow holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SnatLease<A> {
+    /// Our address.
+    pub address: A,
+    /// Our port.
+    pub port: u16,
+    /// Where it goes back to.
+    pub pool: PoolId,
+}
+
+/// No port is left towards a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no SNAT port is left towards the backend")]
+pub struct SnatExhausted;
+
+/// The ports of one worker: every `stride`th, so that a port tells its worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortShare {
+    first: u16,
+    stride: u16,
+    count: u16,
+}
+
+impl PortShare {
+    /// The ports whose remainder by `workers` is `worker`.
+    #[must_use]
+    pub fn of_worker(worker: u16, workers: u16) -> Self {
+        let stride = workers.max(1);
+        let worker = worker % stride;
+        let first = SNAT_PORT_FIRST + (worker + stride - SNAT_PORT_FIRST % stride) % stride;
+        Self { first, stride, count: (SNAT_PORT_LAST - first) / stride + 1 }
+    }
+
+    /// How many ports it has.
+    #[must_use]
+    pub const fn count(self) -> u16 {
+        self.count
+    }
+
+    #[allow(clippy::cast_possible_truncation)] // n < count
+    const fn port(self, n: u32) -> u16 {
+        self.first + self.stride * n as u16
+    }
+}
+
+/// What a worker's ports are sized by.
+#[derive(Clone, Copy, Debug)]
+pub struct SnatSize {
+    /// Flows that may hold a port at the same time.
+    pub flows: u32,
+    /// Targets, [`TargetSlot`] being below.
+    pub targets: u32,
+    /// SNAT addresses of the family that has more.
+    pub addresses: u16,
+}
+
+const PAGE_PORTS: usize = 10;
+/// A pool that has handed out fewer ports may still grow when the worker's common limit is reached.
+const SMALL_POOL_PORTS: u32 = 256;
+
+/// Freed ports of one pool, in order, 6.4 B a port. A cache line large.
+#[derive(Debug, FromZeros)]
+#[repr(C)]
+struct Page {
+    freed: [Tick; PAGE_PORTS],
+    ports: [u16; PAGE_PORTS],
+    /// The page after it, plus one.
+    next: u32,
+}
+
+const _: () = assert!(size_of::<Page>() == 64);
+
+/// One pool; zeroed is empty.
+#[derive(Clone, Copy, Debug, FromZeros)]
+#[repr(C)]
+struct Pool {
+    /// Pages of the queue's two ends, plus one; 0 is none.
+    head: u32,
+    tail: u32,
+    /// Ports below were handed out at least once.
+    high_water: u32,
+    /// Ports in the queue.
+    resting: u32,
+    /// The oldest port's place in the head page.
+    head_at: u16,
+    /// Ports in the tail page.
+    tail_at: u16,
+}
+
+/// The best that a pool can give.
+enum Offer {
+    /// The oldest freed port: it has rested.
+    Rested,
+    /// A port that was never used.
+    Fresh,
+    /// The oldest freed port, which has rested this long only.
+    Early(Ticks),
+    Nothing,
+}
+
+/// The SNAT ports of one worker.
+#[derive(Debug)]
+pub struct SnatPorts {
+    share: PortShare,
+    rest: Ticks,
+    addresses: u32,
+    pools: Vec<Pool>,
+    pages: Vec<Page>,
+    /// Head of the list of free pages, plus one.
+    free_page: u32,
+    /// Pages below were used at least once.
+    pages_high_water: u32,
+    /// Pools below were used at least once.
+    pools_high_water: u32,
+    /// Ports handed out or resting, of all pools.
+    held: u32,
+    /// See [`SnatPorts::new`].
+    common_limit: u32,
+    reused_early: u64,
+    in_use: u32,
+}
+
+impl SnatPorts {
+    /// Room for the ports of a worker.
+    ///
+    /// Ports in use take no memory, resting ones do: up to twice as many as there may be flows, in pools of any size,
+    /// and as many again in pools of fewer than 256 ports, so that a new target finds some. Past that, ports are used
+    /// again early. Pages: a queue of n ports lies in at most n / 10 + 2.
+    ///
+    /// # Errors
+    /// When there is no address space for it.
+    pub fn new(size: SnatSize, share: PortShare) -> Result<Self, AllocError> {
+        let addresses = u32::from(size.addresses.max(1));
+        let pools = size.targets.saturating_mul(addresses);
+        let common_limit = size.flows.saturating_mul(2);
+        let limit = common_limit.saturating_add(size.flows);
+        let pages = limit / 10 + 2 * pools.min(limit);
+        Ok(Self {
+            share,
+            rest: SNAT_PORT_REST.into(),
+            addresses,
+            pools: Pool::new_vec_zeroed(pools as usize)?,
+            pages: Page::new_vec_zeroed(pages as usize)?,
+            free_page: 0,
+            pages_high_water: 0,
+            pools_high_water: 0,
+            held: 0,
+            common_limit,
+            reused_early: 0,
+            in_use: 0,
+        })
+    }
+
+    /// A port towards `target` from one of `addresses`, tried from the one at `start` (modulo their number) on: one
+    /// that has rested, else one that was never used, else the oldest of all.
+    ///
+    /// # Errors
+    /// [`SnatExhausted`] when all are in use.
+    pub fn allocate<A: Copy>(
+        &mut self,
+        target: TargetSlot,
+        addresses: &[SnatAddress<A>],
+        start: u64,
+        now: Tick,
+    ) -> Result<SnatLease<A>, SnatExhausted> {
+        let mut oldest = None;
+        let split = usize::try_from(start % addresses.len().max(1) as u64).unwrap_or(0);
+        for &address in addresses[split..].iter().chain(&addresses[..split]) {
+            let pool = self.pool(target, address.index);
+            let lease = |port| SnatLease { address: address.address, port, pool };
+            match self.offer(pool, now) {
+                Offer::Rested => return Ok(lease(self.take_oldest(pool))),
+                Offer::Fresh => return Ok(lease(self.take_fresh(pool))),
+                Offer::Early(age) if oldest.is_none_or(|(best, _)| age > best) => oldest = Some((age, lease(0))),
+                Offer::Early(_) | Offer::Nothing => {}
+            }
+        }
+        let (_, lease) = oldest.ok_or(SnatExhausted)?;
+        self.reused_early += 1;
+        Ok(SnatLease { port: self.take_oldest(lease.pool), ..lease })
+    }
+
+    /// Gives a port back; its rest starts.
+    pub fn release(&mut self, pool: PoolId, port: u16, now: Tick) {
+        let Some(&Pool { tail, tail_at, .. }) = self.pools.get(pool.0 as usize) else { return };
+        let full = tail == 0 || usize::from(tail_at) == PAGE_PORTS;
+        // A page is always left: see the sum in `new`.
+        let Some(page) = (if full { self.take_page() } else { Some(tail - 1) }) else { return };
+        let pool = &mut self.pools[pool.0 as usize];
+        if full {
+            match tail {
+                0 => (pool.head, pool.head_at) = (page + 1, 0),
+                _ => self.pages[tail as usize - 1].next = page + 1,
+            }
+            (pool.tail, pool.tail_at) = (page + 1, 0);
+        }
+        let at = usize::from(pool.tail_at);
+        pool.tail_at += 1;
+        pool.resting += 1;
+        self.in_use -= 1;
+        let page = &mut self.pages[page as usize];
+        (page.ports[at], page.freed[at]) = (port, now);
+    }
+
+    /// Looks at up to `pools` pools from `start` on, and takes back the memory of those whose ports are all free and
+    /// rested. Returns where to go on, 0 after the last pool.
+    pub fn sweep(&mut self, start: u32, pools: u32, now: Tick) -> u32 {
+        let end = start.saturating_add(pools).min(self.pools_high_water);
+        for pool in &mut self.pools[start.min(end) as usize..end as usize] {
+            if pool.resting == 0 || pool.resting < pool.high_water {
+                continue;
+            }
+            // The youngest has rested, so all have. The chain of pages goes back in one piece.
+            let tail = &mut self.pages[pool.tail as usize - 1];
+            if now.since(tail.freed[usize::from(pool.tail_at) - 1]) >= self.rest {
+                tail.next = self.free_page;
+                self.free_page = pool.head;
+                self.held -= pool.high_water;
+                *pool = Pool::new_zeroed();
+            }
+        }
+        if end == self.pools_high_water { 0 } else { end }
+    }
+
+    /// Ports that were used again before they had rested. Only grows.
+    #[must_use]
+    pub const fn reused_early(&self) -> u64 {
+        self.reused_early
+    }
+
+    /// Ports that flows hold.
+    #[must_use]
+    pub const fn in_use(&self) -> u32 {
+        self.in_use
+    }
+
+    fn pool(&self, target: TargetSlot, address: u16) -> PoolId {
+        PoolId(target.0.saturating_mul(self.addresses).saturating_add(u32::from(address)))
+    }
+
+    fn offer(&self, pool: PoolId, now: Tick) -> Offer {
+        let Some(pool) = self.pools.get(pool.0 as usize) else { return Offer::Nothing };
+        let age = (pool.resting > 0).then(|| now.since(self.pages[pool.head as usize - 1].freed[usize::from(pool.head_at)]));
+        let may_grow = pool.high_water < u32::from(self.share.count)
+            && (self.held < self.common_limit || pool.high_water < SMALL_POOL_PORTS && self.held < self.common_limit / 2 * 3);
+        match age {
+            Some(age) if age >= self.rest => Offer::Rested,
+            _ if may_grow => Offer::Fresh,
+            Some(age) => Offer::Early(age),
+            None => Offer::Nothing,
+        }
+    }
+
+    /// The head of a queue that is not empty.
+    fn take_oldest(&mut self, pool: PoolId) -> u16 {
+        let pool = &mut self.pools[pool.0 as usize];
+        let page = &mut self.pages[pool.head as usize - 1];
+        let port = page.ports[usize::from(pool.head_at)];
+        pool.head_at += 1;
+        pool.resting -= 1;
+        self.in_use += 1;
+        if pool.resting == 0 || usize::from(pool.head_at) == PAGE_PORTS {
+            let emptied = pool.head;
+            pool.head = page.next;
+            pool.head_at = 0;
+            if pool.resting == 0 {
+                (pool.head, pool.tail, pool.tail_at) = (0, 0, 0);
+            }
+            page.next = self.free_page;
+            self.free_page = emptied;
+        }
+        port
+    }
+
+    /// The next port of a pool that may grow.
+    fn take_fresh(&mut self, id: PoolId) -> u16 {
+        let pool = &mut self.pools[id.0 as usize];
+        let port = self.share.port(pool.high_water);
+        pool.high_water += 1;
+        self.held += 1;
+        self.in_use += 1;
+        self.pools_high_water = self.pools_high_water.max(id.0 + 1);
+        port
+    }
+
+    fn take_page(&mut self) -> Option<u32> {
+        match self.free_page.checked_sub(1) {
+            Some(page) => {
+                self.free_page = self.pages[page as usize].next;
+                self.pages[page as usize].next = 0;
+                Some(page)
+            }
+            None if (self.pages_high_water as usize) < self.pages.len() => {
+                self.pages_high_water += 1;
+                Some(self.pages_high_water - 1)
+            }
+            None => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::{BTreeSet, VecDeque};
+
+    const TARGET: TargetSlot = TargetSlot(3);
+    const SECOND_NS: u64 = 1_000_000_000;
+
+    fn ports(flows: u32, addresses: u16, share: PortShare) -> SnatPorts {
+        SnatPorts::new(SnatSize { flows, targets: 8, addresses }, share).unwrap()
+    }
+
+    fn addresses(count: u16) -> Vec<SnatAddress<u32>> {
+        (0..count).map(|index| SnatAddress { address: 0x0a00_0003 + u32::from(index), index }).collect()
+    }
+
+    fn at(seconds: u64) -> Tick {
+        Tick::at(seconds * SECOND_NS)
+    }
+
+    #[test]
+    fn shares_cover_every_port_once_and_tell_the_worker() {
+        for workers in [1, 2, 3, 7] {
+            let all: BTreeSet<u16> = (0..workers)
+                .flat_map(|w| {
+                    let share = PortShare::of_worker(w, workers);
+                    (0..u32::from(share.count())).map(move |n| {
+                        assert_eq!(share.port(n) % workers, w);
+                        share.port(n)
+                    })
+                })
+                .collect();
+            assert_eq!((all.len(), all.first(), all.last()), (64_512, Some(&1024), Some(&65_535)));
+        }
+    }
+
+    #[test]
+    fn a_hundred_thousand_short_connections_through_two_addresses_reuse_nothing_early() {
+        let mut snat = ports(1 << 20, 2, PortShare::of_worker(0, 1));
+        let mut seen = BTreeSet::new();
+        for n in 0..129_024u64 {
+            let lease = snat.allocate(TARGET, &addresses(2), n * 7, at(1)).unwrap();
+            assert!(seen.insert((lease.address, lease.port)), "{lease:?} was handed out twice");
+            snat.release(lease.pool, lease.port, at(1));
+        }
+        assert_eq!(snat.reused_early(), 0);
+        snat.allocate(TARGET, &addresses(2), 0, at(1)).unwrap();
+        assert_eq!(snat.reused_early(), 1);
+    }
+
+    #[test]
+    fn through_one_address_the_oldest_port_is_used_first_and_early_use_is_counted() {
+        let mut snat = ports(1 << 20, 1, PortShare::of_worker(0, 1));
+        let mut order = VecDeque::new();
+        for n in 0..64_512u64 {
+            let lease = snat.allocate(TARGET, &addresses(1), 0, at(0)).unwrap();
+            snat.release(lease.pool, lease.port, at(n / 2000));
+            order.push_back(lease.port);
+        }
+        for n in 0..35_488 {
+            let lease = snat.allocate(TARGET, &addresses(1), 0, at(33)).unwrap();
+            assert_eq!(Some(lease.port), order.pop_front(), "connection {n} after all ports were used once");
+        }
+        assert_eq!(snat.reused_early(), 35_488);
+        snat.allocate(TARGET, &addresses(1), 0, at(33 + 61)).unwrap();
+        assert_eq!(snat.reused_early(), 35_488, "a port that has rested is no early use");
+    }
+
+    #[test]
+    fn when_all_ports_are_in_use_the_next_is_refused_and_other_targets_are_not() {
+        let mut snat = ports(1 << 20, 1, PortShare::of_worker(1, 16));
+        for _ in 0..4032 {
+            snat.allocate(TARGET, &addresses(1), 0, at(0)).unwrap();
+        }
+        assert_eq!(snat.allocate(TARGET, &addresses(1), 0, at(0)), Err(SnatExhausted));
+        assert!(snat.allocate(TargetSlot(4), &addresses(1), 0, at(0)).is_ok());
+        assert_eq!(snat.allocate(TargetSlot(99), &addresses(1), 0, at(0)), Err(SnatExhausted), "no such target");
+        assert_eq!(snat.allocate::<u32>(TARGET, &[], 5, at(0)), Err(SnatExhausted), "no address");
+    }
+
+    #[test]
+    fn a_sweep_takes_back_the_memory_of_idle_pools_after_the_rest() {
+        let mut snat = ports(1000, 1, PortShare::of_worker(0, 1));
+        let leases: Vec<_> = (0..500).map(|_| snat.allocate(TARGET, &addresses(1), 0, at(0)).unwrap()).collect();
+        leases.iter().for_each(|lease| snat.release(lease.pool, lease.port, at(0)));
+        assert_eq!(snat.sweep(0, 100, at(30)), 0);
+        assert_eq!(snat.held, 500);
+        assert_eq!(snat.sweep(0, 2, at(61)), 2);
+        assert_eq!(snat.sweep(2, 2, at(61)), 0);
+        assert_eq!((snat.held, snat.in_use()), (0, 0));
+        let pages = snat.pages_high_water;
+        for _ in 0..500 {
+            let lease = snat.allocate(TargetSlot(0), &addresses(1), 0, at(61)).unwrap();
+            snat.release(lease.pool, lease.port, at(61));
+        }
+        assert_eq!(snat.pages_high_water, pages, "the pages are used again");
+    }
+
+    #[test]
+    fn with_the_common_memory_used_up_large_pools_reuse_early_and_a_new_target_still_finds_ports() {
+        let mut snat = ports(600, 1, PortShare::of_worker(0, 1));
+        for n in 0..5000 {
+            let lease = snat.allocate(TARGET, &addresses(1), 0, at(n / 1000)).unwrap();
+            snat.release(lease.pool, lease.port, at(n / 1000));
+        }
+        assert_eq!((snat.held, snat.reused_early()), (1200, 3800));
+        for _ in 0..256 {
+            snat.allocate(TargetSlot(1), &addresses(1), 0, at(5)).unwrap();
+        }
+        assert_eq!(snat.reused_early(), 3800);
+    }
+
+    proptest! {
+        #[test]
+        fn ports_are_those_of_a_queue(
+            limit in 40u32..2000,
+            steps in proptest::collection::vec((any::<bool>(), 0u64..9, any::<proptest::sample::Index>()), 1..600),
+        ) {
+            let share = PortShare::of_worker(0, 1024);
+            let mut snat = ports(limit, 1, share);
+            let (mut fresh, mut queue, mut held) = (0, VecDeque::<(u16, u64)>::new(), Vec::new());
+            let (mut now, mut early) = (0, 0);
+            for (take, seconds, which) in steps {
+                now += seconds;
+                if take || held.is_empty() {
+                    let rested = queue.front().is_some_and(|&(_, freed)| now >= freed + 61);
+                    let almost = queue.front().is_some_and(|&(_, freed)| now == freed + 60);
+                    prop_assume!(!almost); // between 60 s and 60.3 s either is right
+                    let expected = if rested { queue.pop_front().map(|(port, _)| port) }
+                        else if fresh < u32::from(share.count()) { fresh += 1; Some(share.port(fresh - 1)) }
+                        else { let head = queue.pop_front(); early += u64::from(head.is_some()); head.map(|(port, _)| port) };
+                    let found = snat.allocate(TARGET, &addresses(1), 0, at(now));
+                    prop_assert_eq!(found.ok().map(|lease| lease.port), expected);
+                    held.extend(found.ok());
+                } else {
+                    let lease = held.swap_remove(which.index(held.len()));
+                    snat.release(lease.pool, lease.port, at(now));
+                    queue.push_back((lease.port, now));
+                }
+                prop_assert_eq!((snat.in_use() as usize, snat.reused_early()), (held.len(), early));
+            }
+        }
+    }
+}
