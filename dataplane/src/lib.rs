@@ -11,6 +11,7 @@ mod hash;
 mod headers;
 mod input;
 mod limiter;
+pub mod maglev;
 mod parse;
 mod port;
 pub mod prefetch;
