@@ -8,4 +8,5 @@ pub mod config;
 pub mod kubernetes;
 pub mod probe;
 pub mod settings;
+pub mod socket;
 pub mod source;
