@@ -6,6 +6,7 @@
 
 pub mod config;
 pub mod kubernetes;
+pub mod logging;
 pub mod probe;
 pub mod settings;
 pub mod socket;

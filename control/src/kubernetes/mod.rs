@@ -10,8 +10,10 @@ mod client;
 mod follow;
 mod outage;
 mod status;
+mod writer;
 
 pub use client::{Cluster, ConnectError, connect};
 pub use follow::follow;
 pub use outage::{Outage, Trouble};
 pub use status::{Outcome, StatusError, patch};
+pub use writer::StatusWriter;

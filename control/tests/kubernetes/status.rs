@@ -1,6 +1,8 @@
 //! Writing a status: what the Service then says, and what becomes of writes that come too late or are refused.
 
-use control::kubernetes::{Cluster, Outage, Outcome, StatusError, connect, patch};
+use std::time::Duration;
+
+use control::kubernetes::{Cluster, Outage, Outcome, StatusError, StatusWriter, connect, patch};
 use control::source::{Ingress, IpMode, StatusWrite};
 use proto::ServiceName;
 use serde_json::{Value, json};
@@ -93,4 +95,80 @@ async fn trouble_that_passes_is_told_from_a_refusal() {
     assert!(forbidden.contains("services/status") && forbidden.contains("patch"), "{forbidden}");
     server.set_presence(Presence::Away).await;
     assert!(matches!(patch(&cluster.client, &write).await, Err(StatusError::Later(Outage::Unreachable(_)))));
+}
+
+fn address(server: &ApiServer) -> Option<String> {
+    let service = server.get(Kind::Service, "a", "web").unwrap();
+    service["status"]["loadBalancer"]["ingress"][0]["ip"].as_str().map(str::to_owned)
+}
+
+fn patches(server: &ApiServer) -> usize {
+    server.log().iter().filter(|logged| logged.method == "PATCH").count()
+}
+
+/// Runs a writer until the condition holds.
+async fn run_until(writer: &StatusWriter, cluster: &Cluster, what: &str, is_reached: impl Fn() -> bool) {
+    let reached = async {
+        while !is_reached() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        () = writer.run(cluster) => unreachable!("a writer never ends"),
+        result = tokio::time::timeout(Duration::from_secs(30), reached) => result.unwrap_or_else(|_| panic!("{what}: not within 30 s")),
+    }
+}
+
+#[tokio::test]
+async fn a_write_is_repeated_until_the_server_takes_it() {
+    let (server, cluster, service) = start().await;
+    for trouble in [Fault::TooMany { retry_after_s: 1 }, Fault::Internal, Fault::Forbidden] {
+        server.trap(fault(trouble));
+    }
+    let writer = StatusWriter::default();
+    writer.write(write(&service, &["192.0.2.1"]));
+    run_until(&writer, &cluster, "the address", || address(&server).as_deref() == Some("192.0.2.1")).await;
+    assert_eq!(patches(&server), 4);
+}
+
+#[tokio::test]
+async fn a_refused_or_outdated_write_is_not_repeated_until_the_service_changes() {
+    let (server, cluster, service) = start().await;
+    server.trap(fault(Fault::Invalid("no".to_owned())));
+    let writer = StatusWriter::default();
+    // The second write of another Service shows that the equal ones before it were dropped.
+    let spec = json!({"type": "LoadBalancer", "ports": [{"port": 80}]});
+    let other = server.create(Kind::Service, json!({"metadata": {"name": "zzz", "namespace": "a"}, "spec": spec}));
+    let run = writer.run(&cluster);
+    let steps = async {
+        for expected in [1, 1, 2] {
+            writer.write(write(&service, &["192.0.2.1"]));
+            if expected == 2 {
+                writer.write(write(&other, &["192.0.2.9"]));
+            }
+            while patches(&server) < expected {
+                tokio::task::yield_now().await;
+            }
+        }
+        let newer = server.update(Kind::Service, "a", "web", &json!({"metadata": {"annotations": {"touched": "yes"}}}));
+        writer.write(write(&newer, &["192.0.2.1"]));
+        while address(&server).is_none() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        () = run => unreachable!("a writer never ends"),
+        result = tokio::time::timeout(Duration::from_secs(30), steps) => result.unwrap(),
+    }
+    assert_eq!(patches(&server), 3, "refused once, the other Service, and after the change");
+}
+
+#[tokio::test]
+async fn only_the_newest_write_of_a_service_is_sent() {
+    let (server, cluster, service) = start().await;
+    let writer = StatusWriter::default();
+    writer.write(write(&service, &["192.0.2.1"]));
+    writer.write(write(&service, &["192.0.2.2"]));
+    run_until(&writer, &cluster, "the newer address", || address(&server).as_deref() == Some("192.0.2.2")).await;
+    assert_eq!(patches(&server), 1);
 }
