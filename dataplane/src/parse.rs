@@ -232,7 +232,7 @@ fn walk(first: u8, payload: &[u8]) -> Result<Chain, DropReason> {
 
 /// The transport and its ports. `icmp` is the number that ICMP has in the packet's family; the other family's is nothing
 /// we know.
-#[inline]
+#[inline(always)]
 fn transport(number: u8, icmp: u8, payload: &[u8]) -> Result<(Transport, u16, u16), DropReason> {
     match number {
         protocol::TCP => {
