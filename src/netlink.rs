@@ -15,5 +15,6 @@ mod socket;
 mod tables;
 
 pub use follow::{Follow, REQUESTS_MAX, follow};
+pub(crate) use neighbours::OUR_PROTOCOL;
 pub use socket::NetlinkError;
 pub(crate) use socket::Socket;

@@ -148,15 +148,11 @@ impl Task {
         self.due.publish = false;
         if self.due.dump {
             self.due.dump = false;
-            let before: BTreeSet<Key> = self.tables.neighbours().keys().copied().collect();
             if self.read_all().await? == Dump::Interrupted {
                 self.due.dump = true;
                 self.due.publish = true;
             }
-            before
-                .iter()
-                .filter(|key| !self.tables.neighbours().contains_key(key))
-                .for_each(|key| self.asked.forget_next_hop(key));
+            self.asked.forget_next_hops();
         }
         self.tell();
         let new = self.tables.network();

@@ -21,7 +21,7 @@ use netlink_packet_route::route::RouteProtocol;
 use super::tables::Entry;
 
 /// Marks our managed neighbours, as `ip neigh` shows it; the number of the routes we announce.
-pub(super) const OUR_PROTOCOL: u8 = 150;
+pub(crate) const OUR_PROTOCOL: u8 = 150;
 /// Requests for clients that Linux may have open at a time (FORWARDING section 7).
 pub(super) const PENDING_MAX: usize = 512;
 /// Linux gives up after three probes, one a second.
@@ -81,8 +81,12 @@ pub(super) struct Asked {
 impl Asked {
     /// What is to be asked so that exactly the wanted neighbours are managed by us.
     pub(super) fn next_hops(&mut self, now: Instant, wanted: &BTreeSet<Key>, entries: &BTreeMap<Key, Entry>) -> Vec<(Ask, Key)> {
-        self.managed.retain(|key, last| wanted.contains(key) && now.saturating_duration_since(*last) < MANAGED_AGAIN);
         let entry = |key: &Key| entries.get(key).copied().unwrap_or_default();
+        // Once Linux shows it as managed the request has served: if Linux loses it later, it is asked again at once.
+        let open = |key: &Key, last: &Instant| {
+            wanted.contains(key) && !entry(key).managed && now.saturating_duration_since(*last) < MANAGED_AGAIN
+        };
+        self.managed.retain(|key, last| open(key, last));
         let mut asks = Vec::new();
         for key in wanted {
             let standing = entry(key);
@@ -96,9 +100,9 @@ impl Asked {
         asks
     }
 
-    /// Forgets when next hops were asked for, since Linux lost them.
-    pub(super) fn forget_next_hop(&mut self, key: &Key) {
-        self.managed.remove(key);
+    /// Forgets when next hops were asked for: interfaces came or went, up or down, so that all are to be asked for again.
+    pub(super) fn forget_next_hops(&mut self) {
+        self.managed.clear();
     }
 
     /// Whether to ask for a client now that a packet to it waits.
@@ -148,7 +152,11 @@ mod tests {
         assert_eq!(asked.next_hops(at(start, 1), &wanted, &entries), []);
         assert_eq!(asked.next_hops(at(start, 15), &wanted, &entries), [(Ask::Manage, key(1))], "a kernel before 5.16");
         entries.insert(key(1), MANAGED);
-        assert_eq!(asked.next_hops(at(start, 60), &wanted, &entries), []);
+        assert_eq!(asked.next_hops(at(start, 16), &wanted, &entries), []);
+        entries.clear();
+        assert_eq!(asked.next_hops(at(start, 17), &wanted, &entries), [(Ask::Manage, key(1))], "Linux lost it");
+        asked.forget_next_hops();
+        assert_eq!(asked.next_hops(at(start, 18), &wanted, &entries), [(Ask::Manage, key(1))], "the interface is back");
     }
 
     #[test]

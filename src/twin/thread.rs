@@ -1,0 +1,186 @@
+//! The thread that owns all taps: frames that Linux sends go to the workers' rings, frames of the rings to Linux.
+//!
+//! It waits in epoll for 1 ms at most and then empties the rings: no worker ever wakes it, since that would be a system
+//! call on the packet path.
+//!
+//! Invariant: every frame popped from a ring is written or counted as refused. A frame of Linux's is read only when there
+//! is a buffer and room in the ring; until then it waits in the tap, whose own queue Linux bounds and counts.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use dataplane::{BURST, Buffer, Burst, TwinQueues};
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
+
+/// How long the thread sleeps at most while frames may be waiting in a ring.
+const SLEEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+const NO_SLEEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+/// Bursts moved each way per port before the next port has its turn.
+const BURSTS_PER_TURN: usize = 4;
+/// Ethernet header and two VLAN tags, beyond the MTU.
+const OVERHEAD_BYTES: usize = 14 + 2 * 4;
+
+/// What the thread did for one port. Relaxed counters, written by it alone.
+#[derive(Debug, Default)]
+pub struct TwinCounters {
+    /// Frames that Linux took.
+    pub to_linux: AtomicU64,
+    /// Frames that Linux refused: the interface is down, or memory is short.
+    pub to_linux_refused: AtomicU64,
+    /// Frames of Linux's, pushed to the workers.
+    pub from_linux: AtomicU64,
+    /// Times that reading stopped for want of a buffer; the frames waited in the tap.
+    pub no_buffer: AtomicU64,
+}
+
+/// One port's tap and rings.
+#[derive(Debug)]
+pub struct TwinPort<B> {
+    tap: OwnedFd,
+    queues: Arc<TwinQueues<B>>,
+    counters: Arc<TwinCounters>,
+    frame_bytes_max: usize,
+    /// Linux may have sent frames that have not been read.
+    readable: bool,
+}
+
+impl<B: Buffer> TwinPort<B> {
+    /// A port whose tap never blocks, with the port's MTU in bytes.
+    #[must_use]
+    pub fn new(tap: OwnedFd, queues: Arc<TwinQueues<B>>, counters: Arc<TwinCounters>, mtu: u16) -> Self {
+        Self { tap, queues, counters, frame_bytes_max: usize::from(mtu) + OVERHEAD_BYTES, readable: true }
+    }
+
+    /// Moves frames to Linux. True if there may be more.
+    fn write(&self) -> bool {
+        for _ in 0..BURSTS_PER_TURN {
+            let Some(burst) = self.queues.to_linux.pop() else { return false };
+            let taken = burst.iter().filter(|frame| write(&self.tap, frame.bytes())).count();
+            count(&self.counters.to_linux, taken);
+            count(&self.counters.to_linux_refused, burst.len() - taken);
+        }
+        true
+    }
+
+    /// Moves frames from Linux. True if there may be more and room for them.
+    fn read(&mut self, allocate: &mut impl FnMut() -> Option<B>, spare: &mut Option<B>) -> bool {
+        for _ in 0..BURSTS_PER_TURN {
+            if !self.readable || self.queues.from_linux.is_full() {
+                return false;
+            }
+            let mut burst = Burst::<B>::new();
+            let mut starved = false;
+            while self.readable && burst.len() < BURST {
+                let Some(mut buffer) = empty(spare, allocate, self.frame_bytes_max) else {
+                    starved = true;
+                    break;
+                };
+                match rustix::io::read(&self.tap, buffer.bytes_mut()) {
+                    Ok(len) if buffer.resize(len) => burst.push(buffer),
+                    Ok(_) | Err(Errno::INTR) => *spare = Some(buffer),
+                    Err(_) => {
+                        // Nothing left, or the interface is gone; either way there is nothing to read until epoll says so.
+                        self.readable = false;
+                        *spare = Some(buffer);
+                    }
+                }
+            }
+            let read = burst.len();
+            // This thread alone pushes, so the room seen above is still there.
+            if !burst.is_empty() && self.queues.from_linux.push(burst).is_ok() {
+                count(&self.counters.from_linux, read);
+            }
+            if starved {
+                count(&self.counters.no_buffer, 1);
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// A buffer of `len` bytes: the spare one, else a new one.
+fn empty<B: Buffer>(spare: &mut Option<B>, allocate: &mut impl FnMut() -> Option<B>, len: usize) -> Option<B> {
+    let mut buffer = spare.take().or_else(allocate)?;
+    buffer.resize(len).then_some(buffer)
+}
+
+fn write(tap: &OwnedFd, frame: &[u8]) -> bool {
+    loop {
+        match rustix::io::write(tap, frame) {
+            Err(Errno::INTR) => {}
+            outcome => return outcome.is_ok(),
+        }
+    }
+}
+
+fn count(counter: &AtomicU64, n: usize) {
+    // One writer: no need for an atomic addition.
+    counter.store(counter.load(Ordering::Relaxed) + n as u64, Ordering::Relaxed);
+}
+
+/// The running thread. Dropping it stops it and closes the taps; the interfaces stay, without carrier.
+#[derive(Debug)]
+pub struct TwinThread {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl TwinThread {
+    /// Starts the thread. `allocate` gives empty buffers, or none when memory is short.
+    ///
+    /// # Errors
+    /// When epoll or the thread cannot be had.
+    pub fn start<B: Buffer + 'static>(
+        ports: Vec<TwinPort<B>>,
+        allocate: impl FnMut() -> Option<B> + Send + 'static,
+    ) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for (n, port) in ports.iter().enumerate() {
+            // Edge-triggered: a tap whose ring is full stays readable and would keep a level-triggered wait from sleeping.
+            epoll::add(&epoll, &port.tap, EventData::new_u64(n as u64), EventFlags::IN | EventFlags::ET)?;
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let thread = std::thread::Builder::new().name("twin".to_owned()).spawn(move || run(ports, allocate, &epoll, &stopped))?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for TwinThread {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the twin thread panicked");
+        }
+    }
+}
+
+fn run<B: Buffer>(mut ports: Vec<TwinPort<B>>, mut allocate: impl FnMut() -> Option<B>, epoll: &OwnedFd, stop: &AtomicBool) {
+    let mut spare = None;
+    let mut events = Vec::with_capacity(ports.len().max(1));
+    let mut more = false;
+    while !stop.load(Ordering::Relaxed) {
+        events.clear();
+        let timeout = if more { &NO_SLEEP } else { &SLEEP };
+        // The one error that can happen is an interrupting signal; then there are no events.
+        let _interrupted = epoll::wait(epoll, rustix::buffer::spare_capacity(&mut events), Some(timeout));
+        for event in &events {
+            if let Some(port) = usize::try_from(event.data.u64()).ok().and_then(|n| ports.get_mut(n)) {
+                port.readable = true;
+            }
+        }
+        more = false;
+        for port in &mut ports {
+            more |= port.write();
+            more |= port.read(&mut allocate, &mut spare);
+        }
+    }
+}

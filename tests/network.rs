@@ -1,0 +1,488 @@
+//! The gateway's dealings with Linux, against the kernel that runs: twins, the netlink follower and af_packet's
+//! preparations. Needs root and `ip`; each test has a network namespace of its own.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_queue::ArrayQueue;
+use dataplane::{Buffer, Burst, Mac, Network, PortIndex, Route, TwinQueues};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use sluice::af_packet;
+use sluice::netlink::{Follow, REQUESTS_MAX, follow};
+use sluice::twin::{Interface, TwinConfig, TwinCounters, TwinError, TwinPort, TwinThread};
+use tokio::sync::watch;
+
+const DEADLINE: Duration = Duration::from_secs(10);
+const TWIN_MAC: Mac = Mac([2, 0, 0, 0, 0xaa, 1]);
+const PEER_MAC: Mac = Mac([2, 0, 0, 0, 0xbb, 9]);
+
+/// Whether namespaces can be made; says so when not.
+fn require_root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        println!("skipped: needs root for network namespaces");
+    }
+    root
+}
+
+/// A network namespace that goes with the value.
+struct Namespace {
+    name: String,
+}
+
+impl Namespace {
+    fn new(test: &str) -> Self {
+        let name = format!("sluice-{test}-{}", std::process::id());
+        let this = Self { name };
+        run("ip", &["netns", "add", &this.name]);
+        this.ip("link set lo up");
+        this
+    }
+
+    /// Runs `ip ARGUMENTS` inside.
+    fn ip(&self, arguments: &str) -> String {
+        let mut all = vec!["-n", &self.name];
+        all.extend(arguments.split_whitespace());
+        run("ip", &all)
+    }
+
+    /// Runs a command inside, successful or not.
+    fn try_run(&self, command: &str) -> (bool, String) {
+        let output = Command::new("ip").args(["netns", "exec", &self.name]).args(command.split_whitespace()).output().unwrap();
+        (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    fn run(&self, command: &str) -> String {
+        let (success, output) = self.try_run(command);
+        assert!(success, "{command}: {output}");
+        output
+    }
+
+    /// Runs a future on a thread that lives in the namespace.
+    fn enter<T: Send>(&self, body: impl AsyncFnOnce() -> T + Send) -> T {
+        let path = format!("/run/netns/{}", self.name);
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                let file = File::open(path).unwrap();
+                move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+                tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(body())
+            });
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _gone = Command::new("ip").args(["netns", "del", &self.name]).status();
+    }
+}
+
+fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Waits for a condition.
+async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < DEADLINE, "waited in vain until {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// A frame in memory.
+#[derive(Debug)]
+struct Frame(Vec<u8>);
+
+impl Buffer for Frame {
+    fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+
+    fn resize(&mut self, len: usize) -> bool {
+        self.0.resize(len, 0);
+        len <= 2048
+    }
+}
+
+fn config(addresses: &[&str]) -> TwinConfig {
+    let addresses = addresses.iter().map(|a| a.parse().unwrap()).collect();
+    TwinConfig { name: "uplink".to_owned(), mac: TWIN_MAC, mtu: 1400, addresses }
+}
+
+/// A twin with its thread; the test plays the worker.
+struct Twin {
+    queues: Arc<TwinQueues<Frame>>,
+    counters: Arc<TwinCounters>,
+    interface: Interface,
+    _thread: TwinThread,
+}
+
+impl Twin {
+    async fn open(config: &TwinConfig) -> Self {
+        let (interface, tap) = Interface::open(config).await.unwrap();
+        let queues = Arc::new(TwinQueues::new());
+        let counters = Arc::new(TwinCounters::default());
+        let port = TwinPort::new(tap, queues.clone(), counters.clone(), config.mtu);
+        let thread = TwinThread::start(vec![port], || Some(Frame(Vec::new()))).unwrap();
+        Self { queues, counters, interface, _thread: thread }
+    }
+
+    fn send(&self, frame: Vec<u8>) {
+        let mut burst = Burst::new();
+        burst.push(Frame(frame));
+        self.queues.to_linux.push(burst).unwrap();
+    }
+
+    /// Waits for a frame of Linux's that fits.
+    async fn expect(&self, what: &str, mut fits: impl FnMut(&[u8]) -> bool) {
+        let seen = || std::iter::from_fn(|| self.queues.from_linux.pop()).flatten().any(|frame| fits(&frame.0));
+        until(what, seen).await;
+    }
+}
+
+fn ethernet(destination: Mac, kind: u16, payload: &[u8]) -> Vec<u8> {
+    [&destination.0[..], &PEER_MAC.0, &kind.to_be_bytes(), payload].concat()
+}
+
+/// An ARP packet from `from` for `to` (RFC 826): 1 asks, 2 answers.
+fn arp(operation: u8, from: [u8; 4], to: [u8; 4]) -> Vec<u8> {
+    let head = [0, 1, 8, 0, 6, 4, 0, operation];
+    let target = if operation == 1 { Mac([0; 6]) } else { TWIN_MAC };
+    let destination = if operation == 1 { Mac([0xff; 6]) } else { TWIN_MAC };
+    ethernet(destination, 0x0806, &[&head[..], &PEER_MAC.0, &from, &target.0, &to].concat())
+}
+
+/// The internet checksum (RFC 1071).
+fn checksum(bytes: &[u8]) -> [u8; 2] {
+    let mut sum: u32 = bytes.chunks(2).map(|b| u32::from(b[0]) << 8 | b.get(1).map_or(0, |b| u32::from(*b))).sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    (!u16::try_from(sum).unwrap()).to_be_bytes()
+}
+
+/// An ICMP echo request.
+fn echo(from: [u8; 4], to: [u8; 4]) -> Vec<u8> {
+    let mut icmp = [8, 0, 0, 0, 0x12, 0x34, 0, 1];
+    let sum = checksum(&icmp);
+    icmp[2..4].copy_from_slice(&sum);
+    let mut ip = [&[0x45, 0, 0, 28, 0, 1, 0, 0, 64, 1, 0, 0][..], &from, &to].concat();
+    let sum = checksum(&ip);
+    ip[10..12].copy_from_slice(&sum);
+    ethernet(TWIN_MAC, 0x0800, &[ip, icmp.to_vec()].concat())
+}
+
+/// A neighbour solicitation (RFC 4861) for 2001:db8::2 from 2001:db8::9.
+fn solicitation() -> Vec<u8> {
+    let address = |last: u8| [&[0x20, 1, 0x0d, 0xb8][..], &[0; 11], &[last]].concat();
+    let group = [&[0xff, 2][..], &[0; 9], &[1, 0xff, 0, 0, 2]].concat();
+    let mut icmp = [&[135, 0, 0, 0, 0, 0, 0, 0][..], &address(2), &[1, 1], &PEER_MAC.0].concat();
+    let length = u8::try_from(icmp.len()).unwrap();
+    let sum = checksum(&[&address(9)[..], &group, &[0, 0, 0, length, 0, 0, 0, 58], &icmp].concat());
+    icmp[2..4].copy_from_slice(&sum);
+    let ip = [&[0x60, 0, 0, 0, 0, length, 58, 255][..], &address(9), &group].concat();
+    ethernet(Mac([0x33, 0x33, 0xff, 0, 0, 2]), 0x86dd, &[ip, icmp].concat())
+}
+
+#[test]
+fn linux_answers_arp_ndp_and_ping_through_the_twin() {
+    if !require_root() {
+        return;
+    }
+    let namespace = Namespace::new("answers");
+    namespace.enter(async || {
+        let twin = Twin::open(&config(&["192.0.2.2/24", "2001:db8::2/64"])).await;
+        twin.send(arp(1, [192, 0, 2, 9], [192, 0, 2, 2]));
+        twin.expect("ARP is answered", |f| f[12..14] == [8, 6] && f[20..22] == [0, 2] && f[22..28] == TWIN_MAC.0).await;
+        twin.send(echo([192, 0, 2, 9], [192, 0, 2, 2]));
+        twin.expect("ping is answered", |f| f[12..14] == [8, 0] && f[0..6] == PEER_MAC.0 && f[23] == 1 && f[34] == 0).await;
+        twin.send(solicitation());
+        twin.expect("NDP is answered", |f| f[12..14] == [0x86, 0xdd] && f[20] == 58 && f[54] == 136).await;
+        assert_eq!(twin.counters.to_linux.load(std::sync::atomic::Ordering::Relaxed), 3);
+    });
+    let link = namespace.ip("-d link show uplink");
+    assert!(link.contains("02:00:00:00:aa:01") && link.contains("mtu 1400") && link.contains("sluice twin"), "{link}");
+}
+
+#[test]
+fn a_restart_keeps_the_twin_and_removes_only_addresses_that_were_ours() {
+    if !require_root() {
+        return;
+    }
+    let namespace = Namespace::new("restart");
+    let first = config(&["192.0.2.2/24", "2001:db8::2/64"]);
+    namespace.enter(async || drop(Twin::open(&first).await));
+    namespace.ip("addr add 192.0.2.77/24 dev uplink");
+    namespace.ip("route add 198.51.100.0/24 via 192.0.2.1 dev uplink");
+    let index = |link: String| link.split(':').next().map(str::to_owned);
+    let before = index(namespace.ip("link show uplink"));
+    namespace.enter(async || drop(Twin::open(&first).await));
+    assert_eq!(index(namespace.ip("link show uplink")), before);
+    assert!(namespace.ip("route show").contains("198.51.100.0/24 via 192.0.2.1"), "routes stand while the gateway restarts");
+    namespace.enter(async || drop(Twin::open(&config(&["192.0.2.3/24"])).await));
+    let addresses = namespace.ip("addr show uplink");
+    for (address, stays) in [("192.0.2.2/", false), ("2001:db8::2/", false), ("192.0.2.3/", true), ("192.0.2.77/", true)] {
+        assert_eq!(addresses.contains(address), stays, "{address} in {addresses}");
+    }
+}
+
+#[test]
+fn an_interface_that_is_not_ours_is_refused_and_left_alone() {
+    if !require_root() {
+        return;
+    }
+    let namespace = Namespace::new("foreign");
+    for kind in ["link add uplink type veth peer name other", "tuntap add dev uplink mode tap"] {
+        namespace.ip(kind);
+        let before = namespace.ip("addr show uplink");
+        let refused = namespace.enter(async || Interface::open(&config(&["192.0.2.2/24"])).await.map(drop));
+        assert!(matches!(refused, Err(TwinError::Foreign { .. })), "{kind}");
+        assert_eq!(namespace.ip("addr show uplink"), before);
+        namespace.ip("link del uplink");
+    }
+}
+
+#[test]
+fn the_carrier_of_the_twin_follows_the_link() {
+    if !require_root() {
+        return;
+    }
+    let namespace = Namespace::new("carrier");
+    namespace.enter(async || {
+        let mut twin = Twin::open(&config(&[])).await;
+        for (up, text) in [(false, "NO-CARRIER"), (true, "LOWER_UP"), (false, "NO-CARRIER")] {
+            twin.interface.set_carrier(up).await.unwrap();
+            until(text, || namespace.ip("link show uplink").contains(text)).await;
+        }
+    });
+}
+
+/// The follower of the twin `uplink`, running beside `body`.
+async fn following(body: impl AsyncFnOnce(Follower)) {
+    let (network, seen) = watch::channel(Network::default());
+    let (next_hops, followed) = watch::channel(BTreeSet::new());
+    let requests = Arc::new(ArrayQueue::new(REQUESTS_MAX));
+    let task = Follow { ports: vec!["uplink".to_owned()], next_hops: followed, requests: requests.clone(), network };
+    tokio::select! {
+        outcome = follow(task) => panic!("the follower ended: {outcome:?}"),
+        () = body(Follower { seen, next_hops, requests }) => {}
+    }
+}
+
+struct Follower {
+    seen: watch::Receiver<Network>,
+    next_hops: watch::Sender<BTreeSet<(PortIndex, IpAddr)>>,
+    requests: Arc<ArrayQueue<(PortIndex, IpAddr)>>,
+}
+
+impl Follower {
+    async fn until(&mut self, what: &str, condition: impl FnMut(&Network) -> bool) {
+        let waited = tokio::time::timeout(DEADLINE, self.seen.wait_for(condition)).await.map(|seen| drop(seen.unwrap()));
+        assert!(waited.is_ok(), "waited in vain until {what}: {:?}", self.seen.borrow());
+    }
+}
+
+fn route(to: &str, via: Option<&str>) -> Route {
+    Route { to: to.parse().unwrap(), via: via.map(|via| via.parse().unwrap()), port: PortIndex(0) }
+}
+
+#[test]
+fn routes_addresses_and_neighbours_are_followed() {
+    if !require_root() {
+        return;
+    }
+    let namespace = Namespace::new("follow");
+    namespace.enter(async || {
+        let _twin = Twin::open(&config(&["192.0.2.2/24", "2001:db8::2/64"])).await;
+        namespace.ip("route add default via 192.0.2.1 dev uplink");
+        namespace.ip("link add other type veth peer name another");
+        namespace.ip("link set another up");
+        namespace.ip("link set other up");
+        namespace.ip("route add 203.0.113.0/24 dev other");
+        following(async |mut follower| {
+            let here = ["192.0.2.2", "2001:db8::2"].map(|a| a.parse::<IpAddr>().unwrap());
+            follower.until("addresses are known", |n| here.iter().all(|a| n.addresses.contains(a))).await;
+            for route in [route("0.0.0.0/0", Some("192.0.2.1")), route("192.0.2.0/24", None), route("2001:db8::/64", None)] {
+                assert!(follower.seen.borrow().routes.contains(&route), "{route:?}");
+            }
+            assert_eq!(follower.seen.borrow().routes.len(), 3, "nothing by a foreign interface: {:?}", follower.seen.borrow());
+            let new = [route("198.51.100.0/24", Some("192.0.2.7")), route("2001:db8:7::/48", Some("2001:db8::7"))];
+            namespace.ip("route add 198.51.100.0/24 via 192.0.2.7");
+            namespace.ip("route add 2001:db8:7::/48 via 2001:db8::7");
+            follower.until("new routes are there", |n| new.iter().all(|r| n.routes.contains(r))).await;
+            namespace.ip("route replace 198.51.100.0/24 via 192.0.2.8");
+            follower.until("it is replaced", |n| n.routes.contains(&route("198.51.100.0/24", Some("192.0.2.8")))).await;
+            namespace.ip("route del 198.51.100.0/24");
+            namespace.ip("route del 2001:db8:7::/48");
+            follower.until("they are gone", |n| n.routes.len() == 3).await;
+            for mac in ["02:00:00:00:00:01", "02:00:00:00:00:02"] {
+                namespace.ip(&format!("neigh replace 192.0.2.1 dev uplink lladdr {mac} nud permanent"));
+                follower.until(mac, |n| n.neighbours.iter().any(|n| n.mac.to_string() == mac)).await;
+            }
+            namespace.ip("neigh del 192.0.2.1 dev uplink");
+            follower.until("the neighbour is gone", |n| n.neighbours.is_empty()).await;
+        })
+        .await;
+    });
+}
+
+#[test]
+fn ipv4_routes_go_and_come_with_the_interface() {
+    if !require_root() {
+        return;
+    }
+    let namespace = Namespace::new("updown");
+    namespace.enter(async || {
+        let _twin = Twin::open(&config(&["192.0.2.2/24"])).await;
+        following(async |mut follower| {
+            follower.until("the route is there", |n| n.routes == [route("192.0.2.0/24", None)]).await;
+            namespace.ip("link set uplink down");
+            follower.until("Linux removed it without a message", |n| n.routes.is_empty()).await;
+            namespace.ip("link set uplink up");
+            follower.until("it is back", |n| n.routes == [route("192.0.2.0/24", None)]).await;
+            namespace.ip("link del uplink");
+            follower.until("all is gone", |n| *n == Network::default()).await;
+        })
+        .await;
+    });
+}
+
+#[test]
+fn next_hops_in_use_are_managed_and_released_and_a_permanent_entry_is_left_alone() {
+    if !require_root() {
+        return;
+    }
+    let namespace = Namespace::new("managed");
+    namespace.enter(async || {
+        let twin = Twin::open(&config(&["192.0.2.2/24"])).await;
+        namespace.ip("neigh replace 192.0.2.5 dev uplink lladdr 02:00:00:00:00:05 nud permanent");
+        following(async |mut follower| {
+            let key = |n: u8| (PortIndex(0), IpAddr::from([192, 0, 2, n]));
+            follower.next_hops.send_replace(BTreeSet::from([key(1), key(5)]));
+            let neighbour = |address: &str| namespace.ip(&format!("-d neigh show {address} dev uplink"));
+            until("the router is managed", || neighbour("192.0.2.1").contains("managed")).await;
+            twin.expect("Linux asks for it", |f| f[12..14] == [8, 6] && f[20..22] == [0, 1] && f[38..42] == [192, 0, 2, 1]).await;
+            twin.send(arp(2, [192, 0, 2, 1], [192, 0, 2, 2]));
+            follower.until("its MAC is known", |n| n.neighbours.iter().any(|n| n.address == key(1).1 && n.mac == PEER_MAC)).await;
+            assert!(neighbour("192.0.2.5").contains("PERMANENT"));
+            follower.next_hops.send_replace(BTreeSet::new());
+            until("it is released", || !neighbour("192.0.2.1").contains("managed")).await;
+            assert!(neighbour("192.0.2.1").contains("lladdr 02:00:00:00:bb:09"), "flows that still use it keep its address");
+        })
+        .await;
+    });
+}
+
+#[test]
+fn a_client_that_a_worker_waits_for_is_asked_for_once() {
+    if !require_root() {
+        return;
+    }
+    let namespace = Namespace::new("client");
+    namespace.enter(async || {
+        let twin = Twin::open(&config(&["192.0.2.2/24"])).await;
+        following(async |mut follower| {
+            follower.until("the twin is known", |n| !n.addresses.is_empty()).await;
+            let client = IpAddr::from([192, 0, 2, 50]);
+            for _ in 0..100 {
+                follower.requests.push((PortIndex(0), client)).unwrap();
+            }
+            twin.expect("Linux asks", |f| f[12..14] == [8, 6] && f[38..42] == [192, 0, 2, 50]).await;
+            twin.send(arp(2, [192, 0, 2, 50], [192, 0, 2, 2]));
+            follower
+                .until("the client is known", |n| n.neighbours.iter().any(|n| n.address == client && n.mac == PEER_MAC))
+                .await;
+            assert!(!namespace.ip("-d neigh show dev uplink").contains("managed"));
+        })
+        .await;
+    });
+}
+
+/// A veth pair: `inside` in a namespace prepared for af_packet, its other end in a namespace of a client.
+fn veth(test: &str) -> (Namespace, Namespace) {
+    let (gateway, client) = (Namespace::new(&format!("{test}-a")), Namespace::new(&format!("{test}-b")));
+    gateway.ip(&format!("link add inside type veth peer name outside netns {}", client.name));
+    gateway.ip("addr add 192.0.2.2/24 dev inside");
+    client.ip("addr add 192.0.2.9/24 dev outside");
+    gateway.ip("link set inside up");
+    client.ip("link set outside up");
+    (gateway, client)
+}
+
+fn state(namespace: &Namespace) -> [String; 4] {
+    [
+        namespace.run("tc qdisc show dev inside"),
+        namespace.run("tc filter show dev inside ingress"),
+        namespace.run("cat /proc/sys/net/ipv6/conf/inside/disable_ipv6"),
+        namespace.ip("-d link show inside").split("promiscuity ").nth(1).map(|t| t[..1].to_owned()).unwrap_or_default(),
+    ]
+}
+
+#[test]
+fn linux_is_kept_off_an_af_packet_interface_and_given_it_back() {
+    if !require_root() {
+        return;
+    }
+    let (gateway, client) = veth("afp");
+    let ping = || client.try_run("ping -c 1 -W 1 192.0.2.2").0;
+    assert!(ping());
+    let before = state(&gateway);
+    let prepared = gateway.enter(async || {
+        let prepared = af_packet::prepare("net_af_packet0,iface=inside").await.unwrap().unwrap();
+        assert!(!ping(), "Linux still answers");
+        let during = state(&gateway);
+        assert!(during[1].contains("pref 49021") && during[2].trim() == "1" && during[3] == "1", "{during:?}");
+        prepared.restore().await
+    });
+    prepared.unwrap();
+    assert_eq!(state(&gateway), before);
+    assert!(ping(), "Linux does not answer again");
+}
+
+#[test]
+fn what_a_killed_gateway_left_is_taken_over_and_undone() {
+    if !require_root() {
+        return;
+    }
+    let (gateway, _client) = veth("afpk");
+    gateway.run("tc qdisc add dev inside clsact");
+    let pass = "netns exec NAME tc filter add dev inside ingress pref 10 bpf da bytecode";
+    let mut pass: Vec<&str> = pass.split(' ').map(|word| if word == "NAME" { &gateway.name } else { word }).collect();
+    pass.push("1,6 0 0 0");
+    run("ip", &pass);
+    gateway.ip("link set inside promisc on");
+    let before = state(&gateway);
+    gateway.enter(async || {
+        for _ in 0..2 {
+            drop(af_packet::prepare("net_af_packet0,iface=inside").await.unwrap().unwrap());
+        }
+        let last = af_packet::prepare("net_af_packet0,iface=inside").await.unwrap().unwrap();
+        last.restore().await.unwrap();
+    });
+    assert_eq!(state(&gateway), before);
+}
+
+#[test]
+fn a_missing_interface_is_named() {
+    if !require_root() {
+        return;
+    }
+    let namespace = Namespace::new("missing");
+    let refused = namespace.enter(async || af_packet::prepare("net_af_packet0,iface=nowhere").await.map(|_| ()));
+    assert!(refused.unwrap_err().to_string().contains("no interface nowhere"));
+    let other = namespace.enter(async || af_packet::prepare("0000:3b:00.0").await.map(|p| p.is_none()));
+    assert!(other.unwrap());
+}
