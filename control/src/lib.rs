@@ -4,10 +4,15 @@
 //!
 //! Deliberately not here: anything of the forwarding engine. This crate knows `proto` and nothing else of ours.
 
+pub mod addresses;
 pub mod config;
 pub mod kubernetes;
 pub mod logging;
+pub mod plan;
 pub mod probe;
+pub mod selection;
 pub mod settings;
 pub mod socket;
 pub mod source;
+pub mod spec;
+pub mod world;

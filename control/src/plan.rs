@@ -1,0 +1,500 @@
+//! What follows from the objects: the Services that gateways forward by, and the status of each. A function: no I/O, no
+//! clock, no health.
+//!
+//! Invariant: a Service that did not change keeps its `Arc` from one plan to the next, so that what is sent, compiled
+//! and compared is only what changed.
+//! Deliberately not here: generations and when a status is written (`publish`, `status`).
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use proto::limits::{MAGLEV_ENTRIES_AT_CREATION, MAGLEV_ENTRIES_AT_LEAST, MAGLEV_HASH_VERSION, MAGLEV_SIZES, SERVICES_MAX};
+use proto::{
+    Family, HealthCheck, MaglevSpec, Mode, Pool, Protocol, Reason, Refusal, Scheduler, Service, ServiceName, ServicePort, Target,
+};
+
+use crate::addresses::{Allocations, Claim, Outcome};
+use crate::selection::{Fence, select};
+use crate::settings::ControllerSettings;
+use crate::source::{Ingress, IpMode, StatusWrite};
+use crate::spec::{Candidate, Kind, PortSpec, ServiceSpec, SliceSpec};
+use crate::world::World;
+
+/// Seed of every Maglev table: the fractional digits of the golden ratio. It is no secret; it must only never change, or
+/// an update of the controller would move flows of stateless modes.
+pub const MAGLEV_SEED: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// What gateways shall forward by, and what the objects' status shall be.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    /// The Services that are ours, served or refused.
+    pub services: BTreeMap<ServiceName, Arc<Service>>,
+    /// The pools.
+    pub pools: Vec<Pool>,
+    /// Services of type `LoadBalancer` that are ours.
+    pub statuses: BTreeMap<ServiceName, WantedStatus>,
+    /// What owners should know and were not told by the plan before.
+    pub notes: Vec<Note>,
+    /// When to plan again although nothing changed: an address that is kept for somebody gets free.
+    pub again_at: Option<Instant>,
+}
+
+/// The status of one Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WantedStatus {
+    /// What it should be.
+    pub write: StatusWrite,
+    /// What the object says.
+    pub current: Vec<Ingress>,
+    /// Whether it is served. While it is not, its status loses what it does not hold, but gains nothing.
+    pub served: bool,
+}
+
+/// A sentence about one Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// Which.
+    pub service: ServiceName,
+    /// What, and what to do.
+    pub text: String,
+}
+
+/// What the next plan needs of this one.
+#[derive(Clone, Debug, Default)]
+pub struct Memory {
+    allocations: Allocations,
+    outcomes: BTreeMap<ServiceName, Outcome>,
+    services_revision: Option<u64>,
+    outside_pools: Vec<IpAddr>,
+    planned: BTreeMap<ServiceName, Planned>,
+}
+
+#[derive(Clone, Debug)]
+struct Planned {
+    revision: u64,
+    outcome: Outcome,
+    service: Arc<Service>,
+    notes: Vec<String>,
+    tables: BTreeMap<TableKey, u32>,
+}
+
+type TableKey = (Protocol, u16, Family);
+
+/// Plans for `world`. `memory` is that of the plan before, with the same settings.
+pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, now: Instant) -> Plan {
+    let outside_before = std::mem::take(&mut memory.outside_pools);
+    let some_address_is_free_again = memory.allocations.next_expiry().is_some_and(|expiry| expiry <= now);
+    if memory.services_revision != Some(world.services_revision()) || some_address_is_free_again {
+        memory.outcomes = assign(world, settings, &mut memory.allocations, now);
+        memory.services_revision = Some(world.services_revision());
+    }
+    memory.outside_pools = memory.allocations.outside_pools(settings);
+    let fence = Fence::new(settings, &memory.outside_pools);
+    let fence_moved = memory.outside_pools != outside_before;
+
+    let mut plan = Plan { pools: settings.pools.clone(), again_at: memory.allocations.next_expiry(), ..Plan::default() };
+    let mut planned = BTreeMap::new();
+    for (name, entry) in world.services() {
+        let Some(outcome) = memory.outcomes.get(name) else { continue };
+        let before = memory.planned.remove(name);
+        let one = match before {
+            Some(old) if !fence_moved && old.revision == entry.revision && old.outcome == *outcome => old,
+            before => {
+                let builder = Builder { candidate: &entry.candidate, outcome, settings, fence: &fence };
+                let slices: Vec<&SliceSpec> = world.slices_of(name).collect();
+                let one = builder.build(entry.revision, &slices, before.as_ref());
+                let told = before.map(|old| old.notes).unwrap_or_default();
+                let new = one.notes.iter().filter(|text| !told.contains(text));
+                plan.notes.extend(new.map(|text| Note { service: name.clone(), text: text.clone() }));
+                one
+            }
+        };
+        if entry.candidate.kind == Kind::LoadBalancer {
+            plan.statuses.insert(name.clone(), status(&entry.candidate, outcome, &one.service));
+        }
+        plan.services.insert(name.clone(), Arc::clone(&one.service));
+        planned.insert(name.clone(), one);
+    }
+    memory.planned = planned;
+    plan
+}
+
+/// Whether a Service is ours: by class, and a class cannot be said for type `NodePort`.
+fn is_ours(candidate: &Candidate, settings: &ControllerSettings) -> bool {
+    match candidate.kind {
+        Kind::NodePort => true,
+        Kind::LoadBalancer => candidate.class.as_deref() == Some(&settings.load_balancer_class),
+    }
+}
+
+/// Addresses and node ports for all Services that are ours.
+fn assign(
+    world: &World,
+    settings: &ControllerSettings,
+    allocations: &mut Allocations,
+    now: Instant,
+) -> BTreeMap<ServiceName, Outcome> {
+    let entries = world.services().values().map(|entry| &entry.candidate);
+    let mut ours: Vec<&Candidate> = entries.filter(|candidate| is_ours(candidate, settings)).collect();
+    ours.sort_by_key(|candidate| (candidate.created_s, &candidate.name));
+    let too_many = ours.split_off(ours.len().min(SERVICES_MAX));
+    let claims: Vec<Claim> = ours.iter().filter(|c| c.kind == Kind::LoadBalancer).map(|c| claim(c)).collect();
+    let mut outcomes = allocations.assign(&claims, settings, now);
+    let mut node_ports: BTreeMap<(Protocol, u16), &ServiceName> = BTreeMap::new();
+    for candidate in ours.iter().filter(|c| c.kind == Kind::NodePort) {
+        outcomes.insert(candidate.name.clone(), take_node_ports(candidate, &mut node_ports));
+    }
+    for candidate in too_many {
+        let message = format!("there are more than {SERVICES_MAX} Services, and this is one of the youngest; remove some");
+        let refusal = Some(Refusal { reason: Reason::Exhausted, message });
+        outcomes.insert(candidate.name.clone(), Outcome { refusal, ..Outcome::default() });
+    }
+    outcomes
+}
+
+fn claim(candidate: &Candidate) -> Claim {
+    let spec = candidate.wanted.as_ref().ok();
+    Claim {
+        service: candidate.name.clone(),
+        created_s: candidate.created_s,
+        families: spec.map(|spec| spec.families.clone()).unwrap_or_default(),
+        second_family_optional: spec.is_some_and(|spec| spec.second_family_optional),
+        requested: spec.map(|spec| spec.addresses.clone()).unwrap_or_default(),
+        pool: spec.and_then(|spec| spec.pool.clone()),
+        in_status: candidate.ingress.iter().map(|ingress| ingress.ip).collect(),
+        status_is_ours: candidate.status_is_ours,
+    }
+}
+
+/// The API server lets no two Services have one nodePort; nobody watches over manifests but this.
+fn take_node_ports<'a>(candidate: &'a Candidate, taken: &mut BTreeMap<(Protocol, u16), &'a ServiceName>) -> Outcome {
+    let ports = candidate.wanted.iter().flat_map(|spec| &spec.ports);
+    let keys: Vec<_> = ports.filter_map(|port| Some((port.protocol, port.node_port?))).collect();
+    if let Some((key, holder)) = keys.iter().find_map(|key| taken.get_key_value(key)) {
+        let message = format!("nodePort {} {} is held by {holder}; choose another one", key.0, key.1);
+        return Outcome { refusal: Some(Refusal { reason: Reason::Conflict, message }), ..Outcome::default() };
+    }
+    taken.extend(keys.into_iter().map(|key| (key, &candidate.name)));
+    Outcome::default()
+}
+
+fn status(candidate: &Candidate, outcome: &Outcome, service: &Service) -> WantedStatus {
+    // In mode nat a node sees the gateway's and the backend's addresses, never the VIP.
+    let wished = candidate.wanted.as_ref().ok().and_then(|spec| spec.ip_mode);
+    let ip_mode = wished.unwrap_or(if service.mode == Mode::Nat { IpMode::Proxy } else { IpMode::Vip });
+    let ingress = outcome.addresses.iter().map(|&ip| Ingress { ip, ip_mode }).collect();
+    let write = StatusWrite {
+        service: candidate.name.clone(),
+        uid: candidate.uid.clone(),
+        resource_version: candidate.resource_version.clone(),
+        ingress,
+    };
+    WantedStatus { write, current: candidate.ingress.clone(), served: service.refusal.is_none() }
+}
+
+struct Builder<'a> {
+    candidate: &'a Candidate,
+    outcome: &'a Outcome,
+    settings: &'a ControllerSettings,
+    fence: &'a Fence<'a>,
+}
+
+impl Builder<'_> {
+    fn build(&self, revision: u64, slices: &[&SliceSpec], before: Option<&Planned>) -> Planned {
+        let mut tables = BTreeMap::new();
+        let mut notes: Vec<String> = self.outcome.note.iter().cloned().collect();
+        let served = match (&self.candidate.wanted, &self.outcome.refusal) {
+            (Err(error), _) => Err(error.refusal()),
+            (Ok(_), Some(refusal)) => Err(refusal.clone()),
+            (Ok(spec), None) => {
+                notes.extend(spec.notes.iter().chain(slices.iter().flat_map(|slice| &slice.notes)).cloned());
+                tables = before.map(|old| old.tables.clone()).unwrap_or_default();
+                self.ports(spec, slices, &mut tables, &mut notes)
+            }
+        };
+        let (ports, refusal) = match served {
+            Ok(ports) => (ports, None),
+            Err(refusal) => {
+                notes.push(format!("not served, {}: {}", refusal.reason, refusal.message));
+                (Vec::new(), Some(refusal))
+            }
+        };
+        let service = self.service(ports, refusal);
+        let service = match before {
+            Some(old) if *old.service == service => Arc::clone(&old.service),
+            _ => Arc::new(service),
+        };
+        Planned { revision, outcome: self.outcome.clone(), service, notes, tables }
+    }
+
+    fn service(&self, ports: Vec<ServicePort>, refusal: Option<Refusal>) -> Service {
+        let spec = self.candidate.wanted.as_ref().ok();
+        Service {
+            name: self.candidate.name.clone(),
+            mode: Mode::Nat,
+            target: Target::Endpoint,
+            scheduler: Scheduler::Maglev,
+            health: spec.map_or_else(|| self.settings.health.clone(), |spec| health(spec, &self.settings.health)),
+            drain_timeout: spec.and_then(|spec| spec.drain_timeout).unwrap_or(self.settings.defaults.drain_timeout),
+            refusal,
+            ports,
+        }
+    }
+
+    fn ports(
+        &self,
+        spec: &ServiceSpec,
+        slices: &[&SliceSpec],
+        tables: &mut BTreeMap<TableKey, u32>,
+        notes: &mut Vec<String>,
+    ) -> Result<Vec<ServicePort>, Refusal> {
+        let mut ports = Vec::new();
+        let mut fenced = 0;
+        for port in &spec.ports {
+            for &family in &spec.families {
+                let vips: Vec<IpAddr> = self.outcome.addresses.iter().copied().filter(|a| Family::of(*a) == family).collect();
+                if vips.is_empty() && self.candidate.kind == Kind::LoadBalancer {
+                    continue;
+                }
+                let selection = select(slices.iter().copied(), port, family, self.fence);
+                fenced += selection.fenced;
+                notes.extend(selection.notes);
+                let size = table(tables, (port.protocol, port.port, family), selection.backends.len());
+                ports.push(service_port(port, family, vips, size, selection.backends));
+            }
+        }
+        if fenced > 0 && ports.iter().all(|port| port.backends.is_empty()) {
+            let message = "none of its backends may be reached through a gateway; each is named in the log with the reason";
+            return Err(Refusal { reason: Reason::Refused, message: message.to_owned() });
+        }
+        Ok(ports)
+    }
+}
+
+fn health(spec: &ServiceSpec, defaults: &HealthCheck) -> HealthCheck {
+    spec.health.over(defaults)
+}
+
+fn service_port(port: &PortSpec, family: Family, vips: Vec<IpAddr>, size: u32, backends: Vec<proto::Backend>) -> ServicePort {
+    ServicePort {
+        name: port.name.clone(),
+        protocol: port.protocol,
+        family,
+        vips,
+        port: port.port,
+        node_port: port.node_port,
+        maglev: MaglevSpec { size, seed: MAGLEV_SEED, hash_version: MAGLEV_HASH_VERSION },
+        backends,
+    }
+}
+
+/// The size of one table: chosen when it gets its first backends, it only grows.
+fn table(tables: &mut BTreeMap<TableKey, u32>, key: TableKey, backends: usize) -> u32 {
+    let backends = u32::try_from(backends).unwrap_or(u32::MAX);
+    let enough = backends.saturating_mul(MAGLEV_ENTRIES_AT_CREATION);
+    let chosen = MAGLEV_SIZES.into_iter().find(|size| *size >= enough).unwrap_or(MAGLEV_SIZES[MAGLEV_SIZES.len() - 1]);
+    let size = match tables.get(&key) {
+        Some(&size) if backends.saturating_mul(MAGLEV_ENTRIES_AT_LEAST) <= size => size,
+        _ => chosen,
+    };
+    if backends > 0 {
+        tables.insert(key, size);
+    }
+    size
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::path::PathBuf;
+    use std::time::Duration;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::settings::{Defaults, Source};
+    use crate::source::Change;
+
+    /// Settings with one pool, 192.0.2.100-199.
+    pub(crate) fn settings() -> ControllerSettings {
+        let ranges = vec!["192.0.2.100-192.0.2.199".parse().unwrap()];
+        ControllerSettings {
+            listen: PathBuf::from("/nonexistent/config.sock"),
+            group: "default".to_owned(),
+            source: Source::Manifests { dir: PathBuf::from("/nonexistent"), status_dir: PathBuf::from("/nonexistent") },
+            load_balancer_class: "sluice.dev/gateway".to_owned(),
+            defaults: Defaults { mode: Mode::Nat, scheduler: Scheduler::Maglev, drain_timeout: Duration::from_secs(300) },
+            health: HealthCheck::default(),
+            backends_allowed: None,
+            cluster_cidrs: Vec::new(),
+            pools: vec![Pool { name: "default".to_owned(), ranges, announce: proto::Announce::L2 }],
+            reserved: Vec::new(),
+        }
+    }
+
+    fn service(name: &str, spec: Value) -> Value {
+        let mut object = json!({"metadata": {"name": name, "namespace": "shop"},
+            "spec": {"type": "LoadBalancer", "loadBalancerClass": "sluice.dev/gateway", "ports": [{"port": 80}]}});
+        for (key, value) in spec.as_object().unwrap() {
+            object["spec"][key] = value.clone();
+        }
+        object
+    }
+
+    fn apply(world: &mut World, object: Value) {
+        world.apply(Change::ServiceApplied(Box::new(serde_json::from_value(object).unwrap())));
+    }
+
+    fn endpoints(world: &mut World, of: &str, addresses: &[String]) {
+        let list: Vec<Value> = addresses.iter().map(|address| json!({"addresses": [address]})).collect();
+        let family = if addresses.iter().any(|a| a.contains(':')) { "IPv6" } else { "IPv4" };
+        let object = json!({"metadata": {"name": format!("{of}-{family}"), "namespace": "shop",
+            "labels": {"kubernetes.io/service-name": of}}, "addressType": family, "ports": [{"port": 8080}], "endpoints": list});
+        world.apply(Change::SliceApplied(Box::new(serde_json::from_value(object).unwrap())));
+    }
+
+    fn named(name: &str) -> ServiceName {
+        ServiceName::new("shop", name)
+    }
+
+    fn texts(list: &[&str]) -> Vec<String> {
+        list.iter().map(|text| (*text).to_owned()).collect()
+    }
+
+    #[test]
+    fn a_service_of_our_class_is_served_at_an_address_of_the_pool() {
+        let mut world = World::default();
+        apply(&mut world, service("web", json!({})));
+        endpoints(&mut world, "web", &texts(&["10.0.0.1", "10.0.0.2"]));
+        let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
+        let planned = &plan.services[&named("web")];
+        assert_eq!(planned.refusal, None);
+        assert_eq!(planned.ports[0].vips, ["192.0.2.100".parse::<IpAddr>().unwrap()]);
+        assert_eq!(planned.ports[0].backends.len(), 2);
+        assert_eq!(planned.ports[0].maglev.size, 509);
+        let ingress = Ingress { ip: "192.0.2.100".parse().unwrap(), ip_mode: IpMode::Proxy };
+        assert_eq!(plan.statuses[&named("web")].write.ingress, [ingress]);
+    }
+
+    #[test]
+    fn services_of_other_classes_and_of_none_are_not_ours() {
+        let mut world = World::default();
+        apply(&mut world, service("other", json!({"loadBalancerClass": "example.com/lb"})));
+        apply(&mut world, service("classless", json!({"loadBalancerClass": null})));
+        let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
+        assert!(plan.services.is_empty() && plan.statuses.is_empty());
+    }
+
+    #[test]
+    fn a_refused_service_is_in_the_plan_with_its_refusal_and_no_ports() {
+        let mut world = World::default();
+        apply(&mut world, service("web", json!({"sessionAffinity": "ClientIP"})));
+        let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
+        let planned = &plan.services[&named("web")];
+        assert_eq!(planned.refusal.as_ref().unwrap().reason, Reason::Unsupported);
+        assert!(planned.ports.is_empty() && !plan.statuses[&named("web")].served);
+        assert!(plan.notes[0].text.contains("sessionAffinity"), "{:?}", plan.notes);
+    }
+
+    #[test]
+    fn only_a_service_that_changed_is_a_new_one() {
+        let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+        apply(&mut world, service("a", json!({})));
+        apply(&mut world, service("b", json!({})));
+        endpoints(&mut world, "a", &texts(&["10.0.0.1"]));
+        let first = plan(&world, &settings(), &mut memory, now);
+        endpoints(&mut world, "a", &texts(&["10.0.0.2"]));
+        apply(&mut world, service("c", json!({})));
+        let second = plan(&world, &settings(), &mut memory, now);
+        let same = |name| Arc::ptr_eq(&first.services[&named(name)], &second.services[&named(name)]);
+        assert!(same("b") && !same("a"));
+        assert_eq!(second.services.len(), 3);
+    }
+
+    #[test]
+    fn a_node_port_service_has_its_port_and_no_address_and_no_status() {
+        let mut world = World::default();
+        let ports = json!([{"port": 80, "nodePort": 30080}]);
+        apply(&mut world, service("web", json!({"type": "NodePort", "loadBalancerClass": null, "ports": ports})));
+        apply(&mut world, service("web2", json!({"type": "NodePort", "loadBalancerClass": null, "ports": ports})));
+        endpoints(&mut world, "web", &texts(&["10.0.0.1"]));
+        let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
+        let port = &plan.services[&named("web")].ports[0];
+        assert_eq!((port.node_port, port.vips.len(), port.backends.len()), (Some(30080), 0, 1));
+        assert!(plan.statuses.is_empty());
+        let refusal = plan.services[&named("web2")].refusal.clone().unwrap();
+        assert!(refusal.reason == Reason::Conflict && refusal.message.contains("shop/web"), "{}", refusal.message);
+    }
+
+    #[test]
+    fn both_families_have_their_own_backends() {
+        let mut settings = settings();
+        settings.pools[0].ranges.push("2001:db8::1:0/112".parse().unwrap());
+        let mut world = World::default();
+        apply(&mut world, service("web", json!({"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6", "IPv4"]})));
+        endpoints(&mut world, "web", &texts(&["10.0.0.1"]));
+        endpoints(&mut world, "web", &texts(&["fd00::1", "fd00::2"]));
+        let plan = plan(&world, &settings, &mut Memory::default(), Instant::now());
+        let ports = &plan.services[&named("web")].ports;
+        let seen: Vec<_> = ports.iter().map(|port| (port.family, port.vips.len(), port.backends.len())).collect();
+        assert_eq!(seen, [(Family::V6, 1, 2), (Family::V4, 1, 1)]);
+    }
+
+    #[test]
+    fn a_service_all_of_whose_backends_are_fenced_off_is_refused_and_one_with_some_left_is_not() {
+        let mut world = World::default();
+        apply(&mut world, service("web", json!({})));
+        endpoints(&mut world, "web", &texts(&["192.0.2.150"]));
+        let mut memory = Memory::default();
+        let first = plan(&world, &settings(), &mut memory, Instant::now());
+        assert_eq!(first.services[&named("web")].refusal.as_ref().unwrap().reason, Reason::Refused);
+        assert!(first.notes.iter().any(|note| note.text.contains("192.0.2.150:8080") && note.text.contains("pool")));
+        endpoints(&mut world, "web", &texts(&["192.0.2.150", "10.0.0.1"]));
+        let second = plan(&world, &settings(), &mut memory, Instant::now());
+        assert_eq!(second.services[&named("web")].refusal, None);
+        assert_eq!(second.services[&named("web")].ports[0].backends.len(), 1);
+    }
+
+    #[test]
+    fn a_table_grows_and_never_shrinks_while_the_service_lives() {
+        let (mut world, mut memory) = (World::default(), Memory::default());
+        apply(&mut world, service("web", json!({})));
+        let mut size_with = |backends: u8| {
+            let addresses: Vec<String> = (1..=backends).map(|last| format!("10.0.0.{last}")).collect();
+            endpoints(&mut world, "web", &addresses);
+            let plan = plan(&world, &settings(), &mut memory, Instant::now());
+            plan.services[&named("web")].ports[0].maglev.size
+        };
+        assert_eq!([0, 1, 2, 3, 10, 1, 0].map(&mut size_with), [251, 251, 251, 1021, 1021, 1021, 1021]);
+    }
+
+    #[test]
+    fn annotations_reach_the_service() {
+        let mut world = World::default();
+        let mut object = service("web", json!({}));
+        object["metadata"]["annotations"] = json!({"sluice.dev/health-check": "none", "sluice.dev/drain-timeout": "1m",
+            "sluice.dev/addresses": "192.0.2.177", "sluice.dev/ip-mode": "VIP"});
+        apply(&mut world, object);
+        let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
+        let planned = &plan.services[&named("web")];
+        assert_eq!((planned.health.probe, planned.drain_timeout), (proto::Probe::None, Duration::from_secs(60)));
+        let ingress = Ingress { ip: "192.0.2.177".parse().unwrap(), ip_mode: IpMode::Vip };
+        assert_eq!(plan.statuses[&named("web")].write.ingress, [ingress]);
+    }
+
+    #[test]
+    fn a_service_that_waits_for_an_address_gets_it_when_it_is_free() {
+        let mut settings = settings();
+        settings.pools[0].ranges = vec!["192.0.2.100".parse().unwrap()];
+        let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+        apply(&mut world, service("a", json!({})));
+        plan(&world, &settings, &mut memory, now);
+        world.apply(Change::ServiceDeleted(named("a")));
+        apply(&mut world, service("b", json!({})));
+        let waiting = plan(&world, &settings, &mut memory, now);
+        assert_eq!(waiting.services[&named("b")].refusal.as_ref().unwrap().reason, Reason::Exhausted);
+        let later = plan(&world, &settings, &mut memory, waiting.again_at.unwrap());
+        assert_eq!(later.services[&named("b")].refusal, None);
+    }
+}

@@ -1,0 +1,257 @@
+//! Which endpoints of a Service's slices take the flows of one of its ports.
+//!
+//! Invariant: a ready endpoint if there is any, else one that serves while it terminates; none twice; none that a tenant
+//! may not reach through the gateway. Kubernetes' own traffic policies do not apply: for a gateway every Service is
+//! reached from outside the cluster.
+//! Deliberately not here: health, which each gateway finds out for itself.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
+use proto::{Backend, BackendState, Family, limits};
+
+use crate::settings::ControllerSettings;
+use crate::spec::{EndpointSpec, PortSpec, SliceSpec};
+
+/// Where no backend may lie.
+pub struct Fence<'a> {
+    settings: &'a ControllerSettings,
+    vips_outside_pools: &'a [IpAddr],
+}
+
+/// The backends of one port and family.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Selection {
+    /// Ordered by address.
+    pub backends: Vec<Backend>,
+    /// Why some were left out.
+    pub notes: Vec<String>,
+    /// How many were left out because they may not be reached.
+    pub fenced: usize,
+}
+
+impl<'a> Fence<'a> {
+    /// The fence of these settings; VIPs that no pool holds any more are no backends either.
+    #[must_use]
+    pub const fn new(settings: &'a ControllerSettings, vips_outside_pools: &'a [IpAddr]) -> Self {
+        Self { settings, vips_outside_pools }
+    }
+
+    /// Why `address` may be no backend.
+    #[must_use]
+    pub fn refuses(&self, address: IpAddr) -> Option<String> {
+        let within = |nets: &[IpNet]| nets.iter().find(|net| net.contains(&address)).copied();
+        if let Some(what) = special(address) {
+            return Some(format!("it is {what}"));
+        }
+        if self.settings.reserved.contains(&address) {
+            return Some("it is an address of the gateway itself".to_owned());
+        }
+        if let Some(pool) = self.settings.pools.iter().find(|pool| pool.ranges.iter().any(|range| range.contains(address))) {
+            return Some(format!("it lies in pool {}", pool.name));
+        }
+        if self.vips_outside_pools.contains(&address) {
+            return Some("it is a VIP".to_owned());
+        }
+        if let Some(net) = within(&self.settings.cluster_cidrs) {
+            return Some(format!("it lies in {net} of clusterCIDRs"));
+        }
+        match &self.settings.backends_allowed {
+            Some(allowed) if within(allowed).is_none() => Some("it lies outside backends.allowed".to_owned()),
+            _ => None,
+        }
+    }
+}
+
+/// Addresses that mean the gateway itself, its link, many, or nobody. An IPv4-mapped IPv6 address means its IPv4 one.
+fn special(address: IpAddr) -> Option<&'static str> {
+    let address = match address {
+        IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => return Some("an IPv4 address in IPv6 form"),
+        other => other,
+    };
+    let link_local = match address {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    };
+    match address {
+        a if a.is_loopback() => Some("a loopback address"),
+        a if a.is_multicast() => Some("a multicast address"),
+        a if a.is_unspecified() => Some("the unspecified address"),
+        IpAddr::V4(v4) if v4.is_broadcast() => Some("the broadcast address"),
+        IpAddr::V4(v4) if v4.octets()[0] == 0 => Some("an address of this network"),
+        _ if link_local => Some("a link-local address"),
+        _ => None,
+    }
+}
+
+/// The backends of `port` in `family`.
+pub fn select<'a>(slices: impl Iterator<Item = &'a SliceSpec>, port: &PortSpec, family: Family, fence: &Fence<'_>) -> Selection {
+    let endpoints = endpoints(slices, port, family);
+    let ready = endpoints.iter().filter(|(_, endpoint)| endpoint.ready);
+    let mut chosen: Vec<SocketAddr> = ready.map(|(address, _)| *address).collect();
+    if chosen.is_empty() {
+        let leaving = endpoints.iter().filter(|(_, endpoint)| endpoint.serving && endpoint.terminating);
+        chosen = leaving.map(|(address, _)| *address).collect();
+    }
+    let mut selection = Selection::default();
+    for address in chosen {
+        if let Some(why) = fence.refuses(address.ip()) {
+            selection.fenced += 1;
+            selection.notes.push(format!("backend {address} is left out: {why}"));
+        } else {
+            selection.backends.push(Backend { address, weight: 1, state: BackendState::Active });
+        }
+    }
+    let found = selection.backends.len();
+    if found > limits::BACKENDS_PER_PORT_MAX {
+        selection.backends.truncate(limits::BACKENDS_PER_PORT_MAX);
+        let max = limits::BACKENDS_PER_PORT_MAX;
+        selection
+            .notes
+            .push(format!("port {} {} has {found} backends, of which the first {max} are used", port.protocol, port.port));
+    }
+    selection
+}
+
+/// Endpoints by address and port, ordered. Of two with the same one, that which does not terminate counts, then the ready one.
+fn endpoints<'a>(
+    slices: impl Iterator<Item = &'a SliceSpec>,
+    port: &PortSpec,
+    family: Family,
+) -> BTreeMap<SocketAddr, &'a EndpointSpec> {
+    let mut found: BTreeMap<SocketAddr, &EndpointSpec> = BTreeMap::new();
+    let rank = |endpoint: &EndpointSpec| (!endpoint.terminating, endpoint.ready, endpoint.serving);
+    for slice in slices.filter(|slice| slice.family == family) {
+        let matching = slice.ports.iter().filter(|p| p.name == port.name && p.protocol == port.protocol);
+        for number in matching.map(|p| p.port) {
+            for endpoint in &slice.endpoints {
+                let kept = found.entry(SocketAddr::new(endpoint.address, number)).or_insert(endpoint);
+                if rank(endpoint) > rank(kept) {
+                    *kept = endpoint;
+                }
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use proto::{Protocol, ServiceName};
+
+    use super::*;
+    use crate::plan::tests::settings;
+    use crate::spec::SlicePort;
+
+    fn port() -> PortSpec {
+        PortSpec { name: "http".to_owned(), protocol: Protocol::Tcp, port: 80, node_port: None }
+    }
+
+    fn slice(ports: &[(&str, Protocol, u16)], endpoints: &[EndpointSpec]) -> SliceSpec {
+        let named = |(name, protocol, port): &(&str, Protocol, u16)| SlicePort {
+            name: (*name).to_owned(),
+            protocol: *protocol,
+            port: *port,
+        };
+        SliceSpec {
+            name: ServiceName::new("shop", "web-1"),
+            service: ServiceName::new("shop", "web"),
+            family: Family::V4,
+            ports: ports.iter().map(named).collect(),
+            endpoints: endpoints.to_vec(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// The API's conditions by letter: r ready, s serving, t terminating.
+    fn endpoint(last: u8, conditions: &str) -> EndpointSpec {
+        let has = |c| conditions.contains(c);
+        EndpointSpec { address: [10, 0, 0, last].into(), ready: has('r'), serving: has('s'), terminating: has('t') }
+    }
+
+    fn selected(slices: &[SliceSpec]) -> Vec<String> {
+        let settings = settings();
+        let selection = select(slices.iter(), &port(), Family::V4, &Fence::new(&settings, &[]));
+        selection.backends.iter().map(|backend| backend.address.to_string()).collect()
+    }
+
+    #[test]
+    fn selection_follows_the_conditions() {
+        let rows: [(&str, &[(u8, &str)], &[u8]); 8] = [
+            ("ready ones", &[(1, "rs"), (2, "rs")], &[1, 2]),
+            ("a ready one keeps terminating ones out", &[(1, "rs"), (2, "st")], &[1]),
+            ("without a ready one, those that serve while they terminate", &[(1, "st"), (2, "t"), (3, "")], &[1]),
+            ("not ready and not terminating is never used", &[(1, "s"), (2, "")], &[]),
+            ("publishNotReadyAddresses arrives as ready, serving or not", &[(1, "r")], &[1]),
+            ("ready and terminating (publishNotReadyAddresses) counts as ready", &[(1, "rst"), (2, "s")], &[1]),
+            ("terminating without serving is never used", &[(1, "t")], &[]),
+            ("nothing", &[], &[]),
+        ];
+        for (sentence, endpoints, expected) in rows {
+            let endpoints: Vec<_> = endpoints.iter().map(|(last, conditions)| endpoint(*last, conditions)).collect();
+            let expected: Vec<_> = expected.iter().map(|last| format!("10.0.0.{last}:8080")).collect();
+            assert_eq!(selected(&[slice(&[("http", Protocol::Tcp, 8080)], &endpoints)]), expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn ports_match_by_name_and_protocol() {
+        let rows = [("http", Protocol::Udp), ("", Protocol::Tcp), ("https", Protocol::Tcp)];
+        for (name, protocol) in rows {
+            assert!(selected(&[slice(&[(name, protocol, 8080)], &[endpoint(1, "rs")])]).is_empty(), "{name} {protocol}");
+        }
+    }
+
+    #[test]
+    fn a_named_target_port_may_have_another_number_in_each_slice() {
+        let one = slice(&[("http", Protocol::Tcp, 8080)], &[endpoint(1, "rs")]);
+        let two = slice(&[("http", Protocol::Tcp, 9090)], &[endpoint(2, "rs")]);
+        assert_eq!(selected(&[one, two]), ["10.0.0.1:8080", "10.0.0.2:9090"]);
+    }
+
+    #[test]
+    fn of_two_equal_endpoints_the_one_that_does_not_terminate_counts() {
+        let leaving = slice(&[("http", Protocol::Tcp, 8080)], &[endpoint(1, "st")]);
+        let staying = slice(&[("http", Protocol::Tcp, 8080)], &[endpoint(1, "rs")]);
+        assert_eq!(selected(&[leaving.clone(), staying.clone()]), ["10.0.0.1:8080"]);
+        assert_eq!(selected(&[staying, leaving]), ["10.0.0.1:8080"]);
+    }
+
+    #[test]
+    fn slices_of_the_other_family_are_not_used() {
+        let mut other = slice(&[("http", Protocol::Tcp, 8080)], &[endpoint(1, "rs")]);
+        other.family = Family::V6;
+        assert!(selected(&[other]).is_empty());
+    }
+
+    #[test]
+    fn the_fence_names_what_it_refuses() {
+        let mut settings = settings();
+        settings.cluster_cidrs = vec!["10.96.0.0/16".parse().unwrap()];
+        settings.reserved = vec!["10.0.0.3".parse().unwrap()];
+        let vips = ["203.0.113.7".parse().unwrap()];
+        let rows = [
+            ("127.0.0.1", "loopback"),
+            ("169.254.169.254", "link-local"),
+            ("fe80::1", "link-local"),
+            ("224.0.0.1", "multicast"),
+            ("0.0.0.0", "unspecified"),
+            ("0.1.2.3", "this network"),
+            ("255.255.255.255", "broadcast"),
+            ("::ffff:127.0.0.1", "IPv4"),
+            ("10.0.0.3", "gateway"),
+            ("192.0.2.100", "pool default"),
+            ("203.0.113.7", "VIP"),
+            ("10.96.0.1", "clusterCIDRs"),
+        ];
+        for (address, expected) in rows {
+            let why = Fence::new(&settings, &vips).refuses(address.parse().unwrap()).unwrap();
+            assert!(why.contains(expected), "{address}: {why}");
+        }
+        settings.backends_allowed = Some(vec!["10.0.0.0/8".parse().unwrap()]);
+        let fence = Fence::new(&settings, &vips);
+        assert_eq!(fence.refuses("10.0.0.1".parse().unwrap()), None);
+        assert!(fence.refuses("172.16.0.1".parse().unwrap()).unwrap().contains("backends.allowed"));
+    }
+}

@@ -1,0 +1,13 @@
+//! Kubernetes objects become specs here, once: past this module only valid values exist.
+//!
+//! Invariant: what a Service asks for and is not built makes it an error, never a Service that is served otherwise. The
+//! defaults of the API server are applied, so that a manifest means here what it means in a cluster.
+//! Deliberately not here: which class is ours, addresses, and which endpoints are used.
+
+mod annotations;
+mod service;
+mod slice;
+
+pub use annotations::HealthWish;
+pub use service::{Candidate, Kind, NotServable, PortSpec, ServiceSpec, SpecError};
+pub use slice::{EndpointSpec, SliceError, SlicePort, SliceSpec};

@@ -1,0 +1,392 @@
+//! The annotations that sluice reads: its own, and those of others that mean the same, so that people can move over
+//! without editing. Ours wins; a difference is a note.
+//!
+//! Invariant: a value that changes who may connect or what a backend sees and that cannot be honoured is an error. Any
+//! other bad value is a note, and the default is used.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use proto::limits::ANNOTATION_PREFIX;
+use proto::{HealthCheck, Probe};
+
+use super::SpecError;
+use crate::config::scalar::duration;
+use crate::source::IpMode;
+
+const AWS: &str = "service.beta.kubernetes.io/aws-load-balancer-";
+const SOURCE_RANGES: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
+const METALLB: [&str; 2] = ["metallb.io/", "metallb.universe.tf/"];
+const CILIUM: &str = "lbipam.cilium.io/";
+
+/// Every annotation below `sluice.dev/` that means something; another one is a typing error.
+const OURS: [&str; 21] = [
+    "addresses",
+    "address-pool",
+    "sharing-key",
+    "sharing-namespaces",
+    "mode",
+    "target",
+    "ip-mode",
+    "scheduler",
+    "proxy-protocol",
+    "health-check",
+    "health-check-port",
+    "health-check-path",
+    "health-check-host",
+    "health-check-status",
+    "health-check-tls-verify",
+    "health-check-interval",
+    "health-check-timeout",
+    "health-check-rise",
+    "health-check-fall",
+    "drain-timeout",
+    "idle-timeout",
+];
+/// Probes of DESIGN section 9 that are later work.
+const PROBES_NOT_BUILT: [&str; 4] = ["http", "https", "grpc", "icmp"];
+/// Not more often than ten times a second, or a tenant could flood its backends through us; not more rarely than hourly.
+const INTERVAL: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
+/// A probe that may take longer than a minute finds nothing out.
+const TIMEOUT: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(60);
+/// An hour of probes at the default interval.
+const THRESHOLD: RangeInclusive<u32> = 1..=3600;
+/// A day: beyond that a drain is a leak.
+const DRAIN: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(86_400);
+
+/// What a Service says about its health check; the rest comes from the settings.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HealthWish {
+    /// What the probe speaks.
+    pub probe: Option<Probe>,
+    /// Port to probe instead of the backend's own.
+    pub port: Option<u16>,
+    /// Time between two probes.
+    pub interval: Option<Duration>,
+    /// A probe that takes longer has failed.
+    pub timeout: Option<Duration>,
+    /// Passed probes that make a target healthy.
+    pub rise: Option<u32>,
+    /// Failed probes that make a target unhealthy.
+    pub fall: Option<u32>,
+}
+
+impl HealthWish {
+    /// The health check of the Service, with `defaults` where it does not say.
+    #[must_use]
+    pub fn over(&self, defaults: &HealthCheck) -> HealthCheck {
+        HealthCheck {
+            probe: self.probe.unwrap_or(defaults.probe),
+            port: self.port.or(defaults.port),
+            interval: self.interval.unwrap_or(defaults.interval),
+            timeout: self.timeout.unwrap_or(defaults.timeout),
+            rise: self.rise.unwrap_or(defaults.rise),
+            fall: self.fall.unwrap_or(defaults.fall),
+            fail_open: defaults.fail_open,
+        }
+    }
+}
+
+/// All that the annotations of one Service say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Wishes {
+    pub(super) addresses: Vec<IpAddr>,
+    pub(super) pool: Option<String>,
+    pub(super) ip_mode: Option<IpMode>,
+    pub(super) health: HealthWish,
+    pub(super) drain_timeout: Option<Duration>,
+    pub(super) notes: Vec<String>,
+}
+
+impl Wishes {
+    /// Reads `annotations`; `load_balancer_ip` is the deprecated field that asks for an address.
+    pub(super) fn read(annotations: &BTreeMap<String, String>, load_balancer_ip: Option<&str>) -> Result<Self, SpecError> {
+        refuse_what_is_not_built(annotations)?;
+        let mut reader = Reader { annotations, notes: Vec::new() };
+        reader.note_unknown();
+        let addresses = reader.addresses(load_balancer_ip)?;
+        let pool = reader.first(&[ours("address-pool"), metallb(0, "address-pool"), metallb(1, "address-pool")]);
+        let ip_mode = reader.ip_mode();
+        let health = reader.health()?;
+        let drain_timeout = reader.drain_timeout();
+        Ok(Self { addresses, pool: pool.map(|(_, name)| name), ip_mode, health, drain_timeout, notes: reader.notes })
+    }
+}
+
+fn ours(name: &str) -> String {
+    format!("{ANNOTATION_PREFIX}{name}")
+}
+
+fn metallb(prefix: usize, name: &str) -> String {
+    format!("{}{name}", METALLB[prefix])
+}
+
+fn aws(name: &str) -> String {
+    format!("{AWS}{name}")
+}
+
+/// A value that changes who may connect or what a backend receives, and cannot be honoured yet.
+fn refuse_what_is_not_built(annotations: &BTreeMap<String, String>) -> Result<(), SpecError> {
+    let one_value = [("mode", "nat"), ("target", "endpoint"), ("scheduler", "maglev")];
+    for (name, built) in one_value {
+        let key = ours(name);
+        if let Some(value) = annotations.get(&key).filter(|value| value.trim() != built) {
+            return Err(SpecError::unsupported(&format!("annotation {key}"), value, &format!("use {built} or remove it")));
+        }
+    }
+    let none = [
+        ours("sharing-key"),
+        ours("sharing-namespaces"),
+        ours("proxy-protocol"),
+        ours("idle-timeout"),
+        metallb(0, "allow-shared-ip"),
+        metallb(1, "allow-shared-ip"),
+        format!("{CILIUM}sharing-key"),
+        aws("proxy-protocol"),
+        aws("connection-idle-timeout"),
+        SOURCE_RANGES.to_owned(),
+    ];
+    for key in none {
+        if let Some(value) = annotations.get(&key).filter(|value| !value.trim().is_empty()) {
+            return Err(SpecError::unsupported(&format!("annotation {key}"), value, "remove it"));
+        }
+    }
+    Ok(())
+}
+
+struct Reader<'a> {
+    annotations: &'a BTreeMap<String, String>,
+    notes: Vec<String>,
+}
+
+impl Reader<'_> {
+    fn note_unknown(&mut self) {
+        let http_only = ["health-check-path", "health-check-host", "health-check-status", "health-check-tls-verify"];
+        for key in self.annotations.keys() {
+            let Some(name) = key.strip_prefix(ANNOTATION_PREFIX) else { continue };
+            if !OURS.contains(&name) {
+                self.notes.push(format!("annotation {key} is unknown and has no effect; check its spelling"));
+            } else if http_only.contains(&name) {
+                self.notes.push(format!("annotation {key} has no effect on a tcp health check"));
+            }
+        }
+    }
+
+    /// The first of `keys` that is set, blanks trimmed. Later ones that differ are noted.
+    fn first(&mut self, keys: &[String]) -> Option<(String, String)> {
+        let annotations = self.annotations;
+        let value = |key: &String| annotations.get(key).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
+        let mut set = keys.iter().filter_map(|key| value(key).map(|value| (key.clone(), value)));
+        let chosen = set.next()?;
+        for (key, value) in set.filter(|(_, value)| *value != chosen.1) {
+            let (winner, used) = &chosen;
+            self.notes.push(format!("annotations {winner} and {key} differ; {used:?} is used, {value:?} is not"));
+        }
+        Some(chosen)
+    }
+
+    /// The chosen value of `keys`, if `parse` takes it; else a note says what was expected.
+    fn parsed<T>(&mut self, keys: &[String], expected: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
+        let (key, value) = self.first(keys)?;
+        let parsed = parse(&value);
+        if parsed.is_none() {
+            self.notes.push(format!("annotation {key}: found {value:?}, expected {expected}; the default is used"));
+        }
+        parsed
+    }
+
+    /// Addresses asked for. Asking for something that is no address is an error: another one is not what was meant.
+    fn addresses(&mut self, load_balancer_ip: Option<&str>) -> Result<Vec<IpAddr>, SpecError> {
+        let name = "loadBalancerIPs";
+        let keys = [ours("addresses"), metallb(0, name), metallb(1, name), format!("{CILIUM}ips")];
+        let field = load_balancer_ip.map(str::trim).filter(|ip| !ip.is_empty());
+        let (place, text) = match (self.first(&keys), field) {
+            (Some((key, value)), field) => {
+                if let Some(ip) = field.filter(|ip| *ip != value) {
+                    self.notes.push(format!("annotation {key} and spec.loadBalancerIP differ; {value:?} is used, {ip:?} is not"));
+                }
+                (format!("annotation {key}"), value)
+            }
+            (None, Some(ip)) => ("spec.loadBalancerIP".to_owned(), ip.to_owned()),
+            (None, None) => return Ok(Vec::new()),
+        };
+        let mut addresses = Vec::new();
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            let address = part.parse().map_err(|_| SpecError::Address { place: place.clone(), found: part.to_owned() })?;
+            if !addresses.contains(&address) {
+                addresses.push(address);
+            }
+        }
+        Ok(addresses)
+    }
+
+    fn ip_mode(&mut self) -> Option<IpMode> {
+        self.parsed(&[ours("ip-mode")], "VIP or Proxy", |value| match value.to_ascii_lowercase().as_str() {
+            "vip" => Some(IpMode::Vip),
+            "proxy" => Some(IpMode::Proxy),
+            _ => None,
+        })
+    }
+
+    fn health(&mut self) -> Result<HealthWish, SpecError> {
+        let health = |name: &str| ours(&format!("health-check{name}"));
+        let probe_keys = [health(""), aws("healthcheck-protocol")];
+        if let Some((key, value)) = self.first(&probe_keys)
+            && PROBES_NOT_BUILT.contains(&value.to_ascii_lowercase().as_str())
+        {
+            return Err(SpecError::unsupported(&format!("annotation {key}"), &value, "use tcp or none"));
+        }
+        let probe = self.parsed(&probe_keys, "tcp or none", |value| value.to_ascii_lowercase().parse().ok());
+        let port = self.health_port(&[health("-port"), aws("healthcheck-port")]);
+        let interval = self.time(&health("-interval"), &aws("healthcheck-interval"), INTERVAL);
+        let timeout = self.time(&health("-timeout"), &aws("healthcheck-timeout"), TIMEOUT);
+        let rise = self.threshold(&[health("-rise"), aws("healthcheck-healthy-threshold")]);
+        let fall = self.threshold(&[health("-fall"), aws("healthcheck-unhealthy-threshold")]);
+        Ok(HealthWish { probe, port, interval, timeout, rise, fall })
+    }
+
+    /// `traffic-port` is AWS's word for the backend's own port.
+    fn health_port(&mut self, keys: &[String]) -> Option<u16> {
+        let parse = |value: &str| match value {
+            "traffic-port" => Some(None),
+            number => number.parse().ok().filter(|port| *port != 0).map(Some),
+        };
+        self.parsed(keys, "a port from 1 to 65535", parse).flatten()
+    }
+
+    fn threshold(&mut self, keys: &[String]) -> Option<u32> {
+        let expected = format!("a number from {} to {}", THRESHOLD.start(), THRESHOLD.end());
+        self.parsed(keys, &expected, |value| value.parse().ok().filter(|n| THRESHOLD.contains(n)))
+    }
+
+    /// A time: ours with a unit, the alias in whole seconds.
+    fn time(&mut self, key: &str, alias: &str, limits: RangeInclusive<Duration>) -> Option<Duration> {
+        let expected = format!("a duration such as 500ms, 5s or 2m, from {:?} to {:?}", limits.start(), limits.end());
+        let with_unit = |value: &str| duration(value).filter(|time| limits.contains(time));
+        let seconds = |value: &str| value.parse().ok().map(Duration::from_secs).filter(|time| limits.contains(time));
+        if !self.annotations.contains_key(key) {
+            return self.parsed(&[alias.to_owned()], "a number of seconds", seconds);
+        }
+        if self.annotations.contains_key(alias) {
+            self.notes.push(format!("annotation {alias} is not used, because {key} is there"));
+        }
+        self.parsed(&[key.to_owned()], &expected, with_unit)
+    }
+
+    fn drain_timeout(&mut self) -> Option<Duration> {
+        let enabled = aws("connection-draining-enabled");
+        if self.annotations.get(&enabled).is_some_and(|v| v.trim() == "false")
+            && !self.annotations.contains_key(&ours("drain-timeout"))
+        {
+            return Some(Duration::ZERO);
+        }
+        self.time(&ours("drain-timeout"), &aws("connection-draining-timeout"), DRAIN)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(pairs: &[(&str, &str)]) -> Result<Wishes, SpecError> {
+        Wishes::read(&pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(), None)
+    }
+
+    #[test]
+    fn nothing_said_means_nothing_wished() {
+        assert_eq!(read(&[("example.com/other", "x")]), Ok(Wishes::default()));
+    }
+
+    #[test]
+    fn our_annotation_wins_over_an_alias_and_the_difference_is_noted() {
+        let wishes =
+            read(&[("metallb.universe.tf/loadBalancerIPs", "192.0.2.9"), ("sluice.dev/addresses", "192.0.2.8, 2001:db8::8")]);
+        let wishes = wishes.unwrap();
+        assert_eq!(wishes.addresses, ["192.0.2.8".parse::<IpAddr>().unwrap(), "2001:db8::8".parse().unwrap()]);
+        assert_eq!(wishes.notes.len(), 1, "{:?}", wishes.notes);
+    }
+
+    #[test]
+    fn every_alias_of_an_address_request_is_read() {
+        for key in ["metallb.io/loadBalancerIPs", "metallb.universe.tf/loadBalancerIPs", "lbipam.cilium.io/ips"] {
+            assert_eq!(read(&[(key, "192.0.2.9")]).unwrap().addresses, ["192.0.2.9".parse::<IpAddr>().unwrap()], "{key}");
+        }
+        assert_eq!(read(&[("metallb.io/address-pool", "edge")]).unwrap().pool.as_deref(), Some("edge"));
+    }
+
+    #[test]
+    fn what_changes_who_may_connect_and_is_not_built_is_refused_by_name() {
+        let rows = [
+            ("sluice.dev/mode", "dsr"),
+            ("sluice.dev/target", "node"),
+            ("sluice.dev/scheduler", "round-robin"),
+            ("sluice.dev/sharing-key", "a"),
+            ("sluice.dev/proxy-protocol", "v2"),
+            ("sluice.dev/idle-timeout", "1h"),
+            ("sluice.dev/health-check", "http"),
+            ("metallb.io/allow-shared-ip", "a"),
+            ("lbipam.cilium.io/sharing-key", "a"),
+            ("service.beta.kubernetes.io/load-balancer-source-ranges", "10.0.0.0/8"),
+            ("service.beta.kubernetes.io/aws-load-balancer-healthcheck-protocol", "HTTP"),
+        ];
+        for (key, value) in rows {
+            let error = read(&[(key, value)]).unwrap_err().to_string();
+            assert!(error.contains(key) && error.contains(value), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_built_may_be_said() {
+        assert_eq!(
+            read(&[("sluice.dev/mode", "nat"), ("sluice.dev/target", "endpoint"), ("sluice.dev/scheduler", "maglev")]),
+            Ok(Wishes::default())
+        );
+    }
+
+    #[test]
+    fn a_health_check_is_read_in_our_units_and_in_seconds() {
+        let wishes = read(&[
+            ("sluice.dev/health-check", "tcp"),
+            ("sluice.dev/health-check-interval", "2s"),
+            ("sluice.dev/health-check-port", "9000"),
+            ("service.beta.kubernetes.io/aws-load-balancer-healthcheck-timeout", "3"),
+            ("service.beta.kubernetes.io/aws-load-balancer-healthcheck-unhealthy-threshold", "4"),
+            ("sluice.dev/drain-timeout", "10m"),
+        ])
+        .unwrap();
+        let expected = HealthWish {
+            probe: Some(Probe::Tcp),
+            port: Some(9000),
+            interval: Some(Duration::from_secs(2)),
+            timeout: Some(Duration::from_secs(3)),
+            rise: None,
+            fall: Some(4),
+        };
+        assert_eq!((wishes.health, wishes.drain_timeout), (expected, Some(Duration::from_secs(600))));
+    }
+
+    #[test]
+    fn a_bad_value_that_changes_nothing_important_is_noted_and_the_default_used() {
+        for (key, value) in [
+            ("sluice.dev/health-check", "telepathy"),
+            ("sluice.dev/health-check-interval", "1ms"),
+            ("sluice.dev/health-check-rise", "0"),
+            ("sluice.dev/health-check-port", "70000"),
+            ("sluice.dev/drain-timeout", "soon"),
+            ("sluice.dev/ip-mode", "hostname"),
+            ("sluice.dev/adresses", "192.0.2.1"),
+        ] {
+            let wishes = read(&[(key, value)]).unwrap();
+            assert_eq!(wishes.notes.len(), 1, "{key}: {:?}", wishes.notes);
+            assert_eq!(wishes, Wishes { notes: wishes.notes.clone(), ..Wishes::default() });
+        }
+    }
+
+    #[test]
+    fn asking_for_what_is_no_address_is_an_error() {
+        let error = read(&[("sluice.dev/addresses", "192.0.2.300")]).unwrap_err().to_string();
+        assert!(error.contains("192.0.2.300") && error.contains("sluice.dev/addresses"), "{error}");
+    }
+}

@@ -1,0 +1,473 @@
+//! A Service object, read: who it is, what it holds, and either what it asks for or why that cannot be served.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec as ServiceFields};
+use proto::limits::FIELD_MANAGER;
+use proto::{Family, Protocol, Reason, Refusal, ServiceName};
+
+use super::annotations::{HealthWish, Wishes};
+use crate::source::{Ingress, IpMode};
+
+/// What kind of Service of ours it may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Listens on load balancer addresses.
+    LoadBalancer,
+    /// Listens on the gateways' node port addresses.
+    NodePort,
+}
+
+/// A Service that is ours if its class is: identity, what its status holds, and what it asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Its name.
+    pub name: ServiceName,
+    /// Guard of a status write; empty for manifests.
+    pub uid: String,
+    /// Guard of a status write; empty for manifests.
+    pub resource_version: String,
+    /// Creation time, seconds since 1970; none for manifests.
+    pub created_s: Option<i64>,
+    /// Which type.
+    pub kind: Kind,
+    /// `spec.loadBalancerClass`.
+    pub class: Option<String>,
+    /// `status.loadBalancer.ingress`, entries without an address left out.
+    pub ingress: Vec<Ingress>,
+    /// Whether our field manager wrote its status.
+    pub status_is_ours: bool,
+    /// What it asks for, or why that cannot be served.
+    pub wanted: Result<ServiceSpec, SpecError>,
+}
+
+/// What a Service asks for that can be served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceSpec {
+    /// In the order of `spec.ipFamilies`; one or two.
+    pub families: Vec<Family>,
+    /// Whether it does without an address of its second family (`PreferDualStack`).
+    pub second_family_optional: bool,
+    /// At least one.
+    pub ports: Vec<PortSpec>,
+    /// Addresses asked for by name, at most one a family.
+    pub addresses: Vec<IpAddr>,
+    /// Pool asked for by name.
+    pub pool: Option<String>,
+    /// `ipMode` asked for.
+    pub ip_mode: Option<IpMode>,
+    /// Health check asked for.
+    pub health: HealthWish,
+    /// Drain time asked for.
+    pub drain_timeout: Option<Duration>,
+    /// What was read differently than the author may have meant.
+    pub notes: Vec<String>,
+}
+
+/// One port of a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortSpec {
+    /// May be empty; EndpointSlice ports match by it and the protocol.
+    pub name: String,
+    /// TCP or UDP.
+    pub protocol: Protocol,
+    /// At the VIPs.
+    pub port: u16,
+    /// At the node port addresses; set for type `NodePort` only.
+    pub node_port: Option<u16>,
+}
+
+/// Why a Service is none that sluice could serve.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+pub enum NotServable {
+    /// No name.
+    #[error("a Service without metadata.name")]
+    Unnamed,
+    /// Neither `LoadBalancer` nor `NodePort`, or being deleted.
+    #[error("Service {name}: {why}")]
+    NotOurs {
+        /// Which.
+        name: ServiceName,
+        /// In a few words.
+        why: &'static str,
+    },
+}
+
+/// Why a Service that may be ours cannot be served.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+pub enum SpecError {
+    /// A field or annotation asks for what is not built.
+    #[error("{place} is {found}, which this version does not support; {remedy}")]
+    Unsupported {
+        /// Field or annotation.
+        place: String,
+        /// Its value.
+        found: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// An address that is none.
+    #[error("{place}: found {found:?}, expected an IP address")]
+    Address {
+        /// Field or annotation.
+        place: String,
+        /// Its value.
+        found: String,
+    },
+    /// An address of a family that the Service does not have, or two of one.
+    #[error("address {address} is asked for, but {why}; ask for one address of each family in spec.ipFamilies")]
+    AddressFamily {
+        /// The address.
+        address: IpAddr,
+        /// Why it cannot be used.
+        why: String,
+    },
+    /// No port at all.
+    #[error("spec.ports is empty; a Service that is served has at least one port")]
+    NoPorts,
+    /// A port number out of range.
+    #[error("spec.ports[{index}].{field} is {found}, expected 1 to 65535")]
+    Port {
+        /// Which port.
+        index: usize,
+        /// Which field.
+        field: &'static str,
+        /// Its value.
+        found: i32,
+    },
+    /// A protocol that is none.
+    #[error("spec.ports[{index}].protocol is {found:?}, expected TCP or UDP")]
+    Protocol {
+        /// Which port.
+        index: usize,
+        /// Its value.
+        found: String,
+    },
+    /// Two ports with the same protocol and number, or the same name.
+    #[error("spec.ports[{index}] repeats {what} of an earlier port; each must be different")]
+    RepeatedPort {
+        /// Which port.
+        index: usize,
+        /// What both have.
+        what: String,
+    },
+    /// Type `NodePort` without number.
+    #[error("spec.ports[{index}].nodePort is missing; without an API server nobody chooses one: set it")]
+    NodePortMissing {
+        /// Which port.
+        index: usize,
+    },
+    /// A headless Service.
+    #[error("spec.clusterIP is None: a headless Service has no frontend; remove it")]
+    Headless,
+    /// A family or policy that is none.
+    #[error("{field} is {found:?}, expected {expected}")]
+    Word {
+        /// Which field.
+        field: &'static str,
+        /// Its value.
+        found: String,
+        /// What it may be.
+        expected: &'static str,
+    },
+}
+
+impl SpecError {
+    pub(super) fn unsupported(place: &str, found: &str, remedy: &str) -> Self {
+        // Annotations may hold 256 KB; a message is for a person.
+        let found = found.trim().chars().take(80).collect();
+        Self::Unsupported { place: place.to_owned(), found, remedy: remedy.to_owned() }
+    }
+
+    /// Why the Service is not served.
+    #[must_use]
+    pub fn refusal(&self) -> Refusal {
+        let reason = if matches!(self, Self::Unsupported { .. }) { Reason::Unsupported } else { Reason::Refused };
+        Refusal { reason, message: self.to_string() }
+    }
+}
+
+impl Candidate {
+    /// Whether this and `other` ask for the same: all but what the API server changes by itself.
+    #[must_use]
+    pub fn asks_the_same(&self, other: &Self) -> bool {
+        let asked = |c: &Self| (c.uid.clone(), c.created_s, c.kind, c.class.clone());
+        asked(self) == asked(other) && self.wanted == other.wanted
+    }
+}
+
+impl TryFrom<&Service> for Candidate {
+    type Error = NotServable;
+
+    fn try_from(service: &Service) -> Result<Self, NotServable> {
+        let metadata = &service.metadata;
+        let name = metadata.name.as_deref().ok_or(NotServable::Unnamed)?;
+        let name = ServiceName::new(metadata.namespace.as_deref().unwrap_or("default"), name);
+        let not_ours = |why| NotServable::NotOurs { name: name.clone(), why };
+        if metadata.deletion_timestamp.is_some() {
+            return Err(not_ours("it is being deleted"));
+        }
+        let empty = ServiceFields::default();
+        let fields = service.spec.as_ref().unwrap_or(&empty);
+        let kind = match fields.type_.as_deref() {
+            Some("LoadBalancer") => Kind::LoadBalancer,
+            Some("NodePort") => Kind::NodePort,
+            Some("ExternalName") => return Err(not_ours("type ExternalName has no frontend")),
+            _ => return Err(not_ours("its type is neither LoadBalancer nor NodePort")),
+        };
+        let managers = metadata.managed_fields.iter().flatten();
+        let ours = |manager: Option<&str>, part: Option<&str>| manager == Some(FIELD_MANAGER) && part == Some("status");
+        Ok(Self {
+            uid: metadata.uid.clone().unwrap_or_default(),
+            resource_version: metadata.resource_version.clone().unwrap_or_default(),
+            created_s: metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
+            kind,
+            class: fields.load_balancer_class.clone(),
+            ingress: ingress(service),
+            status_is_ours: managers.map(|m| (m.manager.as_deref(), m.subresource.as_deref())).any(|(m, s)| ours(m, s)),
+            wanted: wanted(service, fields, kind),
+            name,
+        })
+    }
+}
+
+/// The addresses that the status holds; the API server's default for `ipMode` is VIP.
+fn ingress(service: &Service) -> Vec<Ingress> {
+    let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+    let entries = status.and_then(|balancer| balancer.ingress.as_deref()).unwrap_or_default();
+    let read = |ip: &str, mode: Option<&str>| {
+        let ip_mode = if mode == Some("Proxy") { IpMode::Proxy } else { IpMode::Vip };
+        ip.parse().ok().map(|ip| Ingress { ip, ip_mode })
+    };
+    entries.iter().filter_map(|entry| read(entry.ip.as_deref()?, entry.ip_mode.as_deref())).collect()
+}
+
+fn wanted(service: &Service, fields: &ServiceFields, kind: Kind) -> Result<ServiceSpec, SpecError> {
+    if fields.cluster_ip.as_deref() == Some("None") {
+        return Err(SpecError::Headless);
+    }
+    refuse_what_is_not_built(fields)?;
+    let annotations = service.metadata.annotations.clone().unwrap_or_default();
+    let wishes = Wishes::read(&annotations, fields.load_balancer_ip.as_deref())?;
+    let (families, second_family_optional) = families(fields)?;
+    check_addresses(&wishes.addresses, &families)?;
+    let mut notes = wishes.notes;
+    if fields.external_ips.as_ref().is_some_and(|ips| !ips.is_empty()) {
+        notes.push("spec.externalIPs has no effect: any tenant could claim any address by it (CVE-2020-8554)".to_owned());
+    }
+    Ok(ServiceSpec {
+        families,
+        second_family_optional,
+        ports: ports(fields.ports.as_deref().unwrap_or_default(), kind)?,
+        addresses: wishes.addresses,
+        pool: wishes.pool,
+        ip_mode: wishes.ip_mode,
+        health: wishes.health,
+        drain_timeout: wishes.drain_timeout,
+        notes,
+    })
+}
+
+/// Fields that change who may connect or what a backend sees.
+fn refuse_what_is_not_built(fields: &ServiceFields) -> Result<(), SpecError> {
+    let ranges = fields.load_balancer_source_ranges.as_deref().unwrap_or_default();
+    if !ranges.is_empty() {
+        return Err(SpecError::unsupported("spec.loadBalancerSourceRanges", &ranges.join(","), "remove it"));
+    }
+    match fields.session_affinity.as_deref() {
+        None | Some("" | "None") => {}
+        Some(other) => return Err(SpecError::unsupported("spec.sessionAffinity", other, "use None")),
+    }
+    match fields.external_traffic_policy.as_deref() {
+        None | Some("" | "Cluster") => Ok(()),
+        Some(other) => Err(SpecError::unsupported("spec.externalTrafficPolicy", other, "use Cluster")),
+    }
+}
+
+/// Families in order, and whether the second is optional. Without an API server that knows the cluster's families, what
+/// is not said is IPv4 first.
+fn families(fields: &ServiceFields) -> Result<(Vec<Family>, bool), SpecError> {
+    let mut families = Vec::new();
+    for text in fields.ip_families.as_deref().unwrap_or_default() {
+        let family = match text.as_str() {
+            "IPv4" => Family::V4,
+            "IPv6" => Family::V6,
+            _ => return Err(word("spec.ipFamilies", text, "IPv4 or IPv6")),
+        };
+        if !families.contains(&family) {
+            families.push(family);
+        }
+    }
+    if families.is_empty() {
+        families.push(Family::V4);
+    }
+    let (dual, optional) = match fields.ip_family_policy.as_deref() {
+        None | Some("" | "SingleStack") => (false, false),
+        Some("PreferDualStack") => (true, true),
+        Some("RequireDualStack") => (true, false),
+        Some(other) => return Err(word("spec.ipFamilyPolicy", other, "SingleStack, PreferDualStack or RequireDualStack")),
+    };
+    if dual && families.len() == 1 {
+        families.push(if families[0] == Family::V4 { Family::V6 } else { Family::V4 });
+    }
+    Ok((families, optional))
+}
+
+fn word(field: &'static str, found: &str, expected: &'static str) -> SpecError {
+    SpecError::Word { field, found: found.to_owned(), expected }
+}
+
+fn check_addresses(addresses: &[IpAddr], families: &[Family]) -> Result<(), SpecError> {
+    for (index, &address) in addresses.iter().enumerate() {
+        let family = Family::of(address);
+        if !families.contains(&family) {
+            return Err(SpecError::AddressFamily { address, why: format!("the Service has no family {family}") });
+        }
+        if addresses[..index].iter().any(|earlier| Family::of(*earlier) == family) {
+            return Err(SpecError::AddressFamily { address, why: format!("another {family} address is, too") });
+        }
+    }
+    Ok(())
+}
+
+fn ports(list: &[ServicePort], kind: Kind) -> Result<Vec<PortSpec>, SpecError> {
+    let mut ports: Vec<PortSpec> = Vec::with_capacity(list.len());
+    for (index, entry) in list.iter().enumerate() {
+        let port = port(index, entry, kind)?;
+        let what = ports.iter().find_map(|earlier| repeated(earlier, &port));
+        if let Some(what) = what {
+            return Err(SpecError::RepeatedPort { index, what });
+        }
+        ports.push(port);
+    }
+    if ports.is_empty() { Err(SpecError::NoPorts) } else { Ok(ports) }
+}
+
+fn repeated(earlier: &PortSpec, port: &PortSpec) -> Option<String> {
+    if earlier.name == port.name {
+        return Some(format!("the name {:?}", port.name));
+    }
+    if earlier.protocol != port.protocol {
+        return None;
+    }
+    if earlier.port == port.port {
+        return Some(format!("the port {} {}", port.protocol, port.port));
+    }
+    let node_port = port.node_port.filter(|number| earlier.node_port == Some(*number))?;
+    Some(format!("the nodePort {} {node_port}", port.protocol))
+}
+
+fn port(index: usize, entry: &ServicePort, kind: Kind) -> Result<PortSpec, SpecError> {
+    let number = |field, found: i32| match u16::try_from(found) {
+        Ok(number) if number != 0 => Ok(number),
+        _ => Err(SpecError::Port { index, field, found }),
+    };
+    let protocol = match entry.protocol.as_deref() {
+        None | Some("") => Protocol::Tcp,
+        Some(text) => text.parse().map_err(|_| SpecError::Protocol { index, found: text.to_owned() })?,
+    };
+    if protocol == Protocol::Sctp {
+        return Err(SpecError::unsupported(&format!("spec.ports[{index}].protocol"), "SCTP", "use TCP or UDP"));
+    }
+    let node_port = match (kind, entry.node_port) {
+        (Kind::LoadBalancer, _) => None,
+        (Kind::NodePort, None | Some(0)) => return Err(SpecError::NodePortMissing { index }),
+        (Kind::NodePort, Some(found)) => Some(number("nodePort", found)?),
+    };
+    Ok(PortSpec { name: entry.name.clone().unwrap_or_default(), protocol, port: number("port", entry.port)?, node_port })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn service(spec: &serde_json::Value) -> Service {
+        serde_json::from_value(serde_json::json!({"metadata": {"name": "web", "namespace": "shop"}, "spec": spec})).unwrap()
+    }
+
+    fn wanted_of(spec: serde_json::Value) -> Result<ServiceSpec, SpecError> {
+        Candidate::try_from(&service(&spec)).unwrap().wanted
+    }
+
+    #[test]
+    fn a_manifest_gets_the_defaults_of_the_api_server() {
+        let wanted = wanted_of(serde_json::json!({"type": "LoadBalancer", "ports": [{"port": 80}]})).unwrap();
+        assert_eq!(wanted.families, [Family::V4]);
+        let port = PortSpec { name: String::new(), protocol: Protocol::Tcp, port: 80, node_port: None };
+        assert_eq!(wanted.ports, [port]);
+    }
+
+    #[test]
+    fn dual_stack_without_families_has_both() {
+        let wanted =
+            wanted_of(serde_json::json!({"type": "LoadBalancer", "ipFamilyPolicy": "PreferDualStack", "ports": [{"port": 80}]}));
+        let wanted = wanted.unwrap();
+        assert_eq!((wanted.families, wanted.second_family_optional), (vec![Family::V4, Family::V6], true));
+    }
+
+    #[test]
+    fn fields_that_are_not_built_are_refused_by_name_and_value() {
+        let rows = [
+            ("loadBalancerSourceRanges", serde_json::json!(["10.0.0.0/8"]), "10.0.0.0/8"),
+            ("sessionAffinity", serde_json::json!("ClientIP"), "ClientIP"),
+            ("externalTrafficPolicy", serde_json::json!("Local"), "Local"),
+        ];
+        for (field, value, shown) in rows {
+            let mut spec = serde_json::json!({"type": "LoadBalancer", "ports": [{"port": 80}]});
+            spec[field] = value;
+            let refusal = wanted_of(spec).unwrap_err().refusal();
+            assert_eq!(refusal.reason, Reason::Unsupported);
+            assert!(refusal.message.contains(field) && refusal.message.contains(shown), "{}", refusal.message);
+        }
+    }
+
+    #[test]
+    fn internal_traffic_policy_has_no_effect() {
+        assert!(
+            wanted_of(serde_json::json!({"type": "LoadBalancer", "internalTrafficPolicy": "Local", "ports": [{"port": 80}]}))
+                .is_ok()
+        );
+    }
+
+    #[test]
+    fn wrong_ports_say_which_and_why() {
+        let rows = [
+            (serde_json::json!([]), "spec.ports is empty"),
+            (serde_json::json!([{"port": 0}]), "spec.ports[0].port is 0"),
+            (serde_json::json!([{"port": 80, "protocol": "SCTP"}]), "SCTP"),
+            (serde_json::json!([{"port": 80, "protocol": "QUIC"}]), "QUIC"),
+            (serde_json::json!([{"name": "a", "port": 80}, {"name": "b", "port": 80}]), "the port tcp 80"),
+            (serde_json::json!([{"port": 80}, {"port": 81}]), "the name"),
+        ];
+        for (ports, expected) in rows {
+            let error = wanted_of(serde_json::json!({"type": "LoadBalancer", "ports": ports})).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_node_port_service_needs_its_number() {
+        let error = wanted_of(serde_json::json!({"type": "NodePort", "ports": [{"port": 80}]})).unwrap_err();
+        assert_eq!(error, SpecError::NodePortMissing { index: 0 });
+        let wanted = wanted_of(serde_json::json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": 30080}]})).unwrap();
+        assert_eq!(wanted.ports[0].node_port, Some(30080));
+    }
+
+    #[test]
+    fn an_address_of_another_family_is_refused() {
+        let spec = serde_json::json!({"type": "LoadBalancer", "loadBalancerIP": "2001:db8::1", "ports": [{"port": 80}]});
+        assert!(matches!(wanted_of(spec), Err(SpecError::AddressFamily { .. })));
+    }
+
+    #[test]
+    fn other_types_and_headless_services_are_not_served() {
+        for kind in ["ClusterIP", "ExternalName"] {
+            let result = Candidate::try_from(&service(&serde_json::json!({"type": kind, "externalName": "db.example.com"})));
+            assert!(matches!(result, Err(NotServable::NotOurs { .. })), "{kind}");
+        }
+        let headless =
+            wanted_of(serde_json::json!({"type": "NodePort", "clusterIP": "None", "ports": [{"port": 80, "nodePort": 30080}]}));
+        assert_eq!(headless, Err(SpecError::Headless));
+    }
+}

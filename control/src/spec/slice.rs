@@ -1,0 +1,180 @@
+//! An EndpointSlice object, read.
+
+use std::net::IpAddr;
+
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
+use proto::{Family, Protocol, ServiceName};
+
+const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
+const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
+
+/// The endpoints of one Service and family, or some of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SliceSpec {
+    /// Namespace and name of the slice.
+    pub name: ServiceName,
+    /// The Service that it belongs to.
+    pub service: ServiceName,
+    /// The family of all its addresses.
+    pub family: Family,
+    /// Ports that have a number.
+    pub ports: Vec<SlicePort>,
+    /// Endpoints with a valid address.
+    pub endpoints: Vec<EndpointSpec>,
+    /// What was left out.
+    pub notes: Vec<String>,
+}
+
+/// A port of every endpoint of a slice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlicePort {
+    /// Matches the name of the Service's port.
+    pub name: String,
+    /// Matches the protocol of the Service's port.
+    pub protocol: Protocol,
+    /// The number at the endpoint.
+    pub port: u16,
+}
+
+/// An endpoint and its conditions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndpointSpec {
+    /// Its first address; the API allows one that is ever used.
+    pub address: IpAddr,
+    /// Unset counts as true.
+    pub ready: bool,
+    /// Unset counts as true.
+    pub serving: bool,
+    /// Unset counts as false.
+    pub terminating: bool,
+}
+
+/// Why a slice is not used.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+pub enum SliceError {
+    /// No name.
+    #[error("an EndpointSlice without metadata.name")]
+    Unnamed,
+    /// No Service.
+    #[error("EndpointSlice {0} has no label {SERVICE_NAME_LABEL} and so belongs to no Service")]
+    NoService(ServiceName),
+    /// Of a headless Service.
+    #[error("EndpointSlice {0} is labelled {HEADLESS_LABEL}; headless Services are not served")]
+    Headless(ServiceName),
+    /// Names instead of addresses, or a new kind.
+    #[error("EndpointSlice {slice} has addressType {found:?}; only IPv4 and IPv6 are used")]
+    AddressType {
+        /// Which slice.
+        slice: ServiceName,
+        /// Its address type.
+        found: String,
+    },
+}
+
+impl TryFrom<&EndpointSlice> for SliceSpec {
+    type Error = SliceError;
+
+    fn try_from(slice: &EndpointSlice) -> Result<Self, SliceError> {
+        let metadata = &slice.metadata;
+        let namespace = metadata.namespace.as_deref().unwrap_or("default");
+        let name = ServiceName::new(namespace, metadata.name.as_deref().ok_or(SliceError::Unnamed)?);
+        let label = |key: &str| metadata.labels.as_ref().and_then(|labels| labels.get(key));
+        if label(HEADLESS_LABEL).is_some() {
+            return Err(SliceError::Headless(name));
+        }
+        let service = label(SERVICE_NAME_LABEL).ok_or_else(|| SliceError::NoService(name.clone()))?;
+        let family = match slice.address_type.as_str() {
+            "IPv4" => Family::V4,
+            "IPv6" => Family::V6,
+            other => return Err(SliceError::AddressType { slice: name, found: other.to_owned() }),
+        };
+        let mut notes = Vec::new();
+        let mut ports = Vec::new();
+        for entry in slice.ports.iter().flatten() {
+            match port(entry) {
+                Ok(port) => ports.push(port),
+                Err(why) => notes.push(format!("EndpointSlice {name}: port {:?} is left out: {why}", entry.name)),
+            }
+        }
+        let mut endpoints = Vec::new();
+        for entry in &slice.endpoints {
+            match endpoint(entry, family) {
+                Ok(endpoint) => endpoints.push(endpoint),
+                Err(found) => {
+                    notes.push(format!("EndpointSlice {name}: endpoint {found:?} is left out: it is no {family} address"))
+                }
+            }
+        }
+        Ok(Self { service: ServiceName::new(namespace, service), name, family, ports, endpoints, notes })
+    }
+}
+
+fn port(entry: &EndpointPort) -> Result<SlicePort, String> {
+    let protocol = match entry.protocol.as_deref() {
+        None | Some("") => Protocol::Tcp,
+        Some(text) => text.parse().map_err(|error: proto::ParseProtocolError| error.to_string())?,
+    };
+    let number = entry.port.ok_or("it has no number")?;
+    let port = u16::try_from(number).ok().filter(|port| *port != 0).ok_or_else(|| format!("{number} is no port"))?;
+    Ok(SlicePort { name: entry.name.clone().unwrap_or_default(), protocol, port })
+}
+
+fn endpoint(entry: &Endpoint, family: Family) -> Result<EndpointSpec, String> {
+    let text = entry.addresses.first().map_or("", String::as_str);
+    let address: IpAddr = text.parse().map_err(|_| text.to_owned())?;
+    if Family::of(address) != family {
+        return Err(text.to_owned());
+    }
+    let conditions = entry.conditions.clone().unwrap_or_default();
+    Ok(EndpointSpec {
+        address,
+        ready: conditions.ready.unwrap_or(true),
+        serving: conditions.serving.unwrap_or(true),
+        terminating: conditions.terminating.unwrap_or(false),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(value: serde_json::Value) -> Result<SliceSpec, SliceError> {
+        SliceSpec::try_from(&serde_json::from_value::<EndpointSlice>(value).unwrap())
+    }
+
+    #[test]
+    fn conditions_that_are_not_set_have_the_defaults_of_the_api() {
+        let slice = read(serde_json::json!({
+            "metadata": {"name": "web-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}},
+            "addressType": "IPv4", "ports": [{"port": 8080}],
+            "endpoints": [{"addresses": ["10.0.0.1"]}, {"addresses": ["10.0.0.2", "10.0.0.9"], "conditions": {"ready": false}}],
+        }))
+        .unwrap();
+        let of = |last, ready| EndpointSpec { address: [10, 0, 0, last].into(), ready, serving: true, terminating: false };
+        assert_eq!(slice.endpoints, [of(1, true), of(2, false)]);
+        assert_eq!(slice.ports, [SlicePort { name: String::new(), protocol: Protocol::Tcp, port: 8080 }]);
+        assert_eq!(slice.service, ServiceName::new("shop", "web"));
+    }
+
+    #[test]
+    fn ports_without_number_and_endpoints_of_the_other_family_are_left_out_and_noted() {
+        let slice = read(serde_json::json!({
+            "metadata": {"name": "web-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}},
+            "addressType": "IPv6", "ports": [{"name": "any"}, {"name": "zero", "port": 0}],
+            "endpoints": [{"addresses": ["10.0.0.1"]}, {"addresses": ["web.example.com"]}, {"addresses": []}],
+        }))
+        .unwrap();
+        assert!(slice.ports.is_empty() && slice.endpoints.is_empty());
+        assert_eq!(slice.notes.len(), 5, "{:?}", slice.notes);
+    }
+
+    #[test]
+    fn slices_of_nobody_of_headless_services_and_of_names_are_not_used() {
+        let labels = serde_json::json!({"kubernetes.io/service-name": "web"});
+        let headless = serde_json::json!({"kubernetes.io/service-name": "web", "service.kubernetes.io/headless": ""});
+        for (labels, kind) in [(serde_json::json!({}), "IPv4"), (headless, "IPv4"), (labels, "FQDN")] {
+            let object = serde_json::json!({"metadata": {"name": "a", "labels": labels}, "addressType": kind, "endpoints": []});
+            assert!(read(object.clone()).is_err(), "{object}");
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! All objects that matter, as specs, kept current by the changes of one source.
+//!
+//! Invariant: a Service's revision grows exactly when what it asks for or its slices changed, so that a plan looks again
+//! only at those. No I/O, no clock.
+//! Deliberately not here: which class is ours and what follows from the objects (`plan`).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use proto::ServiceName;
+
+use crate::source::Change;
+use crate::spec::{Candidate, NotServable, SliceError, SliceSpec};
+
+/// A Service that may be ours, and when it last changed.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// What was read.
+    pub candidate: Candidate,
+    /// The world's revision at its last change, slices included.
+    pub revision: u64,
+}
+
+/// The objects.
+#[derive(Clone, Debug, Default)]
+pub struct World {
+    services: BTreeMap<ServiceName, Entry>,
+    slices: BTreeMap<ServiceName, SliceSpec>,
+    slices_of: BTreeMap<ServiceName, BTreeSet<ServiceName>>,
+    revision: u64,
+    services_revision: u64,
+    services_known: bool,
+    slices_known: bool,
+}
+
+impl World {
+    /// Takes in one change.
+    pub fn apply(&mut self, change: Change) {
+        match change {
+            Change::ServicesReplaced(services) => self.replace_services(&services),
+            Change::SlicesReplaced(slices) => self.replace_slices(&slices),
+            Change::ServiceApplied(service) => match Candidate::try_from(&*service) {
+                Ok(candidate) => self.put_service(candidate),
+                Err(NotServable::NotOurs { name, .. }) => self.remove_service(&name),
+                Err(error) => tracing::warn!(%error, "object ignored"),
+            },
+            Change::SliceApplied(slice) => match SliceSpec::try_from(&*slice) {
+                Ok(spec) => self.put_slice(spec),
+                Err(error) => self.leave_out(&error),
+            },
+            Change::ServiceDeleted(name) => self.remove_service(&name),
+            Change::SliceDeleted(name) => self.remove_slice(&name),
+        }
+    }
+
+    /// Whether the source has told all Services and all slices once; before that nothing may be planned.
+    #[must_use]
+    pub const fn is_complete(&self) -> bool {
+        self.services_known && self.slices_known
+    }
+
+    /// Services that may be ours.
+    #[must_use]
+    pub const fn services(&self) -> &BTreeMap<ServiceName, Entry> {
+        &self.services
+    }
+
+    /// The slices of one Service, by name.
+    pub fn slices_of(&self, service: &ServiceName) -> impl Iterator<Item = &SliceSpec> {
+        self.slices_of.get(service).into_iter().flatten().filter_map(|name| self.slices.get(name))
+    }
+
+    /// Grows when any Service asks for something else, appears or goes; not when slices change.
+    #[must_use]
+    pub const fn services_revision(&self) -> u64 {
+        self.services_revision
+    }
+
+    fn replace_services(&mut self, services: &[Service]) {
+        let mut gone: BTreeSet<ServiceName> = self.services.keys().cloned().collect();
+        for service in services {
+            match Candidate::try_from(service) {
+                Ok(candidate) => {
+                    gone.remove(&candidate.name);
+                    self.put_service(candidate);
+                }
+                Err(error) => tracing::debug!(%error, "not served"),
+            }
+        }
+        gone.iter().for_each(|name| self.remove_service(name));
+        self.services_known = true;
+    }
+
+    fn replace_slices(&mut self, slices: &[EndpointSlice]) {
+        let mut gone: BTreeSet<ServiceName> = self.slices.keys().cloned().collect();
+        for slice in slices {
+            match SliceSpec::try_from(slice) {
+                Ok(spec) => {
+                    gone.remove(&spec.name);
+                    self.put_slice(spec);
+                }
+                Err(error) => self.leave_out(&error),
+            }
+        }
+        gone.iter().for_each(|name| self.remove_slice(name));
+        self.slices_known = true;
+    }
+
+    fn put_service(&mut self, candidate: Candidate) {
+        if let Some(entry) = self.services.get_mut(&candidate.name)
+            && entry.candidate.asks_the_same(&candidate)
+        {
+            entry.candidate = candidate;
+            return;
+        }
+        self.revision += 1;
+        self.services_revision = self.revision;
+        self.services.insert(candidate.name.clone(), Entry { candidate, revision: self.revision });
+    }
+
+    fn remove_service(&mut self, name: &ServiceName) {
+        if self.services.remove(name).is_some() {
+            self.revision += 1;
+            self.services_revision = self.revision;
+        }
+    }
+
+    fn put_slice(&mut self, slice: SliceSpec) {
+        if self.slices.get(&slice.name) == Some(&slice) {
+            return;
+        }
+        // A slice may change hands: its label is not immutable.
+        self.remove_slice(&slice.name);
+        self.touch(&slice.service);
+        self.slices_of.entry(slice.service.clone()).or_default().insert(slice.name.clone());
+        self.slices.insert(slice.name.clone(), slice);
+    }
+
+    fn remove_slice(&mut self, name: &ServiceName) {
+        let Some(slice) = self.slices.remove(name) else { return };
+        self.touch(&slice.service);
+        if let Some(names) = self.slices_of.get_mut(&slice.service) {
+            names.remove(name);
+            if names.is_empty() {
+                self.slices_of.remove(&slice.service);
+            }
+        }
+    }
+
+    /// A slice that is not used (any more).
+    fn leave_out(&mut self, error: &SliceError) {
+        match error {
+            SliceError::Unnamed => {}
+            SliceError::NoService(name) | SliceError::Headless(name) | SliceError::AddressType { slice: name, .. } => {
+                self.remove_slice(name);
+            }
+        }
+        tracing::debug!(%error, "slice not used");
+    }
+
+    fn touch(&mut self, service: &ServiceName) {
+        self.revision += 1;
+        if let Some(entry) = self.services.get_mut(service) {
+            entry.revision = self.revision;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn service(name: &str, port: u16) -> Service {
+        let object = serde_json::json!({"metadata": {"name": name, "namespace": "shop"},
+            "spec": {"type": "LoadBalancer", "ports": [{"port": port}]}});
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn slice(name: &str, of: &str, address: &str) -> EndpointSlice {
+        let object = serde_json::json!({"metadata": {"name": name, "namespace": "shop", "labels": {"kubernetes.io/service-name": of}},
+            "addressType": "IPv4", "ports": [{"port": 8080}], "endpoints": [{"addresses": [address]}]});
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn revision(world: &World, name: &str) -> u64 {
+        world.services()[&ServiceName::new("shop", name)].revision
+    }
+
+    #[test]
+    fn nothing_is_complete_before_both_lists_are_known() {
+        let mut world = World::default();
+        world.apply(Change::ServicesReplaced(vec![]));
+        assert!(!world.is_complete());
+        world.apply(Change::SlicesReplaced(vec![]));
+        assert!(world.is_complete());
+    }
+
+    #[test]
+    fn only_the_service_whose_slice_changed_gets_a_new_revision() {
+        let mut world = World::default();
+        world.apply(Change::ServicesReplaced(vec![service("a", 80), service("b", 80)]));
+        let before = (revision(&world, "a"), revision(&world, "b"), world.services_revision());
+        world.apply(Change::SliceApplied(Box::new(slice("a-1", "a", "10.0.0.1"))));
+        assert!(revision(&world, "a") > before.0);
+        assert_eq!((revision(&world, "b"), world.services_revision()), (before.1, before.2));
+    }
+
+    #[test]
+    fn the_same_object_again_changes_nothing() {
+        let mut world = World::default();
+        world.apply(Change::ServicesReplaced(vec![service("a", 80)]));
+        world.apply(Change::SlicesReplaced(vec![slice("a-1", "a", "10.0.0.1")]));
+        let before = revision(&world, "a");
+        let mut again = service("a", 80);
+        again.metadata.resource_version = Some("9".to_owned());
+        world.apply(Change::ServiceApplied(Box::new(again)));
+        world.apply(Change::SlicesReplaced(vec![slice("a-1", "a", "10.0.0.1")]));
+        assert_eq!(revision(&world, "a"), before);
+        assert_eq!(world.services()[&ServiceName::new("shop", "a")].candidate.resource_version, "9");
+    }
+
+    #[test]
+    fn a_relist_removes_what_it_does_not_name() {
+        let mut world = World::default();
+        world.apply(Change::ServicesReplaced(vec![service("a", 80), service("b", 80)]));
+        world.apply(Change::SlicesReplaced(vec![slice("a-1", "a", "10.0.0.1")]));
+        world.apply(Change::ServicesReplaced(vec![service("a", 80)]));
+        world.apply(Change::SlicesReplaced(vec![]));
+        assert_eq!(world.services().len(), 1);
+        assert_eq!(world.slices_of(&ServiceName::new("shop", "a")).count(), 0);
+    }
+
+    #[test]
+    fn a_service_that_changes_its_type_is_gone() {
+        let mut world = World::default();
+        world.apply(Change::ServiceApplied(Box::new(service("a", 80))));
+        let mut other = service("a", 80);
+        other.spec.as_mut().unwrap().type_ = Some("ClusterIP".to_owned());
+        world.apply(Change::ServiceApplied(Box::new(other)));
+        assert!(world.services().is_empty());
+    }
+
+    #[test]
+    fn a_slice_that_changes_hands_leaves_its_old_service() {
+        let mut world = World::default();
+        world.apply(Change::SliceApplied(Box::new(slice("x", "a", "10.0.0.1"))));
+        world.apply(Change::SliceApplied(Box::new(slice("x", "b", "10.0.0.1"))));
+        assert_eq!(world.slices_of(&ServiceName::new("shop", "a")).count(), 0);
+        assert_eq!(world.slices_of(&ServiceName::new("shop", "b")).count(), 1);
+    }
+}
