@@ -2,5 +2,8 @@
 
 pub mod af_packet;
 pub mod agent;
+pub mod check;
+pub mod cli;
 pub mod netlink;
+pub mod settings;
 pub mod twin;

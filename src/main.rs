@@ -1,2 +1,20 @@
-//! placeholder
-fn main() {}
+//! `sluiced`, the gateway. Exit codes: 0 done, 1 failed, 2 bad usage or configuration.
+
+use std::io;
+use std::process::ExitCode;
+
+use clap::Parser;
+use sluice::check::{CheckError, check};
+use sluice::cli::{Cli, Command};
+
+fn main() -> ExitCode {
+    match Cli::parse().command {
+        Command::Check(args) => match check(&args.config, &args.choice(), &mut io::stdout().lock()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("{error}");
+                ExitCode::from(if matches!(error, CheckError::Invalid(_)) { 2 } else { 1 })
+            }
+        },
+    }
+}

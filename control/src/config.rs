@@ -14,5 +14,5 @@ pub mod tree;
 
 pub use logs::{LogFormat, LogLevel, Logs};
 pub use pools::PlacedRange;
-pub use problem::{Invalid, Place, Problem};
+pub use problem::{Invalid, Place, Placed, Problem};
 pub use section::{Field, Reader, Section};

@@ -12,7 +12,7 @@ use proto::limits::{CONFIG_LISTEN, DRAIN_TIMEOUT, LOAD_BALANCER_CLASS};
 use proto::{AddressRange, HealthCheck, Mode, Pool, Scheduler};
 
 use super::scalar::{Written, is_dns_label, quoted, quoted_list};
-use super::{Field, Invalid, Logs, Place, PlacedRange, Reader, Section};
+use super::{Field, Invalid, Logs, Placed, PlacedRange, Reader, Section};
 use crate::settings::{ControllerSettings, Defaults, Source};
 
 /// Every top-level key that belongs to a controller and to no gateway.
@@ -39,15 +39,6 @@ pub const STATUS_DIR: &str = "/var/lib/sluice/status";
 const ROUTE_NUMBER: u32 = 150;
 /// Longest group name: the Lease `sluice-controller-<group>` is a DNS label, 63 - 18 bytes.
 const GROUP_BYTES_MAX: usize = 45;
-
-/// A value and where it stands.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Placed<T> {
-    /// Where the file says so.
-    pub place: Place,
-    /// The value.
-    pub value: T,
-}
 
 /// A controller's keys as read, before its source is chosen.
 #[derive(Clone, Debug)]

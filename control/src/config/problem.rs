@@ -12,6 +12,15 @@ pub struct Place {
     pub key: String,
 }
 
+/// A value and where it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placed<T> {
+    /// Where the file says so.
+    pub place: Place,
+    /// The value.
+    pub value: T,
+}
+
 /// One mistake.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {

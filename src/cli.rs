@@ -1,0 +1,237 @@
+//! The command line of `sluiced` (DESIGN section 8). Usage errors exit with 2, which is clap's own code for them.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use control::config::scalar;
+
+use crate::settings::SourceChoice;
+
+/// The configuration file unless given.
+pub const CONFIG: &str = "/etc/sluice/sluice.yaml";
+
+/// Edge gateway for Kubernetes: forwards for Services of type LoadBalancer and NodePort, by DPDK.
+#[derive(Debug, Parser)]
+#[command(name = "sluiced", version)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Validate the configuration and print it with all defaults.
+    Check(ConfigArgs),
+}
+
+/// Which configuration, and from where the Services come.
+#[derive(Clone, Debug, Args)]
+pub struct ConfigArgs {
+    /// Configuration file.
+    #[arg(long, value_name = "F", default_value = CONFIG)]
+    pub config: PathBuf,
+    #[command(flatten)]
+    source: SourceArgs,
+}
+
+impl ConfigArgs {
+    /// What the flags say about the source.
+    #[must_use]
+    pub fn choice(&self) -> SourceChoice {
+        let SourceArgs { manifests, kubeconfig, controller } = self.source.clone();
+        let manifests = manifests.map(SourceChoice::Manifests);
+        manifests.or(kubeconfig.map(SourceChoice::Kubeconfig)).or(controller.map(SourceChoice::Controller)).unwrap_or_default()
+    }
+}
+
+#[derive(Clone, Debug, Args)]
+#[group(multiple = false)]
+struct SourceArgs {
+    /// Follow the YAML files of this directory, with an embedded controller.
+    #[arg(long, value_name = "DIR", value_parser = absolute)]
+    manifests: Option<PathBuf>,
+    /// Follow the cluster of this kubeconfig, with an embedded controller.
+    #[arg(long, value_name = "F", value_parser = absolute)]
+    kubeconfig: Option<PathBuf>,
+    /// Follow a sluice-controller: unix:PATH.
+    #[arg(long, value_name = "URL", value_parser = socket)]
+    controller: Option<PathBuf>,
+}
+
+/// How results are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// For programs.
+    Json,
+}
+
+/// Flags of `replay`.
+#[derive(Clone, Debug, Args)]
+pub struct ReplayArgs {
+    /// Configuration file.
+    #[arg(long, value_name = "F", default_value = CONFIG)]
+    pub config: PathBuf,
+    /// Directory of Service and EndpointSlice YAML.
+    #[arg(long, value_name = "DIR", value_parser = absolute)]
+    pub manifests: PathBuf,
+    /// A capture file that arrives at a port; may be repeated.
+    #[arg(long = "in", value_name = "PORT=FILE", required = true, value_parser = capture)]
+    pub inputs: Vec<CaptureInput>,
+    /// Directory that the capture files of what leaves are written to.
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// A line of JSON per packet on standard output.
+    #[arg(short, value_name = "FORMAT")]
+    pub output: Option<Output>,
+}
+
+/// A capture file and the port that it arrives at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CaptureInput {
+    /// The port's name.
+    pub port: String,
+    /// The file.
+    pub file: PathBuf,
+}
+
+/// What `bench` does to packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BenchMode {
+    /// What the gateway does.
+    Nat,
+    /// Only the Ethernet addresses are swapped: the floor.
+    None,
+}
+
+/// Address family of `bench`'s packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BenchFamily {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+/// What `bench` moves packets through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BenchIo {
+    /// Nothing: buffers in memory.
+    Mem,
+    /// DPDK rings.
+    Ring,
+}
+
+/// Flags of `bench`.
+#[derive(Clone, Debug, Args)]
+pub struct BenchArgs {
+    /// What is done to packets.
+    #[arg(long, value_enum, default_value = "nat")]
+    pub mode: BenchMode,
+    /// Address family.
+    #[arg(long, value_enum, default_value = "v4")]
+    pub family: BenchFamily,
+    /// Flows that the packets belong to, in random order.
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub flows: u32,
+    /// Services.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub services: u32,
+    /// Backends of each service.
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=6_553))]
+    pub backends: u32,
+    /// Workers; this version has one.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1))]
+    pub workers: u32,
+    /// Every packet opens a flow.
+    #[arg(long)]
+    pub new_flows: bool,
+    /// What packets move through.
+    #[arg(long, value_enum, default_value = "mem")]
+    pub io: BenchIo,
+    /// Seconds to measure, after a warm-up.
+    #[arg(long, value_name = "S", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=3_600))]
+    pub seconds: u32,
+    /// Core of the worker.
+    #[arg(long, value_name = "C", default_value_t = 1)]
+    pub core: usize,
+    /// How results are printed; a table unless given.
+    #[arg(short, value_name = "FORMAT")]
+    pub output: Option<Output>,
+}
+
+fn absolute(text: &str) -> Result<PathBuf, String> {
+    std::path::absolute(text).map_err(|error| format!("expected a path: {error}"))
+}
+
+fn socket(text: &str) -> Result<PathBuf, String> {
+    let here = std::env::current_dir().map_err(|error| format!("the current directory is gone: {error}"))?;
+    scalar::socket(text, &here)
+}
+
+fn capture(text: &str) -> Result<CaptureInput, String> {
+    match text.split_once('=') {
+        Some((port, file)) if !port.is_empty() && !file.is_empty() => Ok(CaptureInput { port: port.into(), file: file.into() }),
+        _ => Err("expected PORT=FILE, such as uplink=in.pcap".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Replay {
+        #[command(flatten)]
+        args: ReplayArgs,
+    }
+
+    #[derive(Debug, Parser)]
+    struct Bench {
+        #[command(flatten)]
+        args: BenchArgs,
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        for command in [Cli::command(), Replay::command(), Bench::command()] {
+            command.debug_assert();
+        }
+    }
+
+    #[test]
+    fn one_source_at_most_is_given() {
+        let parse = |args: &[&str]| Cli::try_parse_from([&["sluiced", "check"], args].concat());
+        let Command::Check(args) = parse(&["--config", "f", "--manifests", "/m"]).unwrap().command;
+        assert_eq!((args.config.to_str(), args.choice()), (Some("f"), SourceChoice::Manifests("/m".into())));
+        let Command::Check(args) = parse(&["--controller", "unix:/c"]).unwrap().command;
+        assert_eq!((args.config.to_str(), args.choice()), (Some(CONFIG), SourceChoice::Controller("/c".into())));
+        for wrong in [&["--manifests", "a", "--kubeconfig", "b"][..], &["--controller", "https://a:1"], &["--x"]] {
+            assert_eq!(parse(wrong).unwrap_err().exit_code(), 2, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn replay_reads_captures_in_the_order_of_the_command_line() {
+        let args =
+            ["replay", "--config", "f", "--manifests", "m", "--in", "a=1.pcap", "--in", "b=x=2.pcap", "--out", "d", "-o", "json"];
+        let inputs = Replay::try_parse_from(args).unwrap().args.inputs;
+        let names: Vec<_> = inputs.iter().map(|input| (input.port.as_str(), input.file.to_str().unwrap())).collect();
+        assert_eq!(names, [("a", "1.pcap"), ("b", "x=2.pcap")]);
+        let wrong = ["replay", "--manifests", "m", "--in", "a", "--out", "d"];
+        assert!(Replay::try_parse_from(wrong).unwrap_err().to_string().contains("expected PORT=FILE"));
+    }
+
+    #[test]
+    fn bench_refuses_what_is_not_built() {
+        let args =
+            Bench::try_parse_from(["bench", "--mode", "none", "--io", "ring", "--family", "v6", "-o", "json"]).unwrap().args;
+        assert_eq!((args.mode, args.io, args.family), (BenchMode::None, BenchIo::Ring, BenchFamily::V6));
+        for wrong in [["--mode", "dsr"], ["--workers", "2"], ["--flows", "0"], ["-o", "yaml"]] {
+            let error = Bench::try_parse_from(["bench", wrong[0], wrong[1]]).unwrap_err();
+            assert_eq!(error.exit_code(), 2, "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! What several keys must agree on: no address has two owners, and devices get the memory they need.
+
+use std::net::IpAddr;
+
+use control::config::{Placed, PlacedRange, Reader};
+use dataplane::Route;
+use ipnet::IpNet;
+
+use super::Hugepages;
+use super::port::{Device, PlacedPort, Twin};
+
+/// The addresses that the gateway itself uses, and who uses them.
+pub(super) struct Used<'a> {
+    pub(super) ports: &'a [PlacedPort],
+    pub(super) snat: &'a [Placed<IpAddr>],
+    pub(super) node_ports: &'a [Placed<IpAddr>],
+    pub(super) routes: &'a [Placed<Route>],
+}
+
+impl Used<'_> {
+    /// Each address with the words for it. Node ports are served on port addresses, so they are in already.
+    fn named(&self) -> impl Iterator<Item = (IpAddr, String)> {
+        let ports = self.ports.iter().flat_map(|port| {
+            port.settings.addresses.iter().map(|net| (net.addr(), format!("an address of port `{}`", port.settings.name)))
+        });
+        let snat = self.snat.iter().map(|placed| (placed.value, "a SNAT address".to_owned()));
+        let next_hops =
+            self.routes.iter().filter_map(|placed| Some((placed.value.via?, format!("the next hop of `{}`", placed.place.key))));
+        ports.chain(snat).chain(next_hops)
+    }
+
+    /// The addresses that are never a VIP and never a backend, in order.
+    pub(super) fn reserved(&self) -> Vec<IpAddr> {
+        let mut reserved: Vec<_> = self.named().map(|(address, _)| address).collect();
+        reserved.extend(self.node_ports.iter().map(|placed| placed.value));
+        reserved.sort_unstable();
+        reserved.dedup();
+        reserved
+    }
+}
+
+/// Runs every check.
+pub(super) fn run(reader: &Reader, used: &Used<'_>, hugepages: Hugepages, pools: &[PlacedRange]) {
+    snat_is_nobody_elses(reader, used);
+    pools_hold_no_used_address(reader, used, pools);
+    pools_are_on_link(reader, used.ports, pools);
+    devices_have_memory(reader, used.ports, hugepages);
+    twins_have_names_of_their_own(reader, used.ports);
+}
+
+fn snat_is_nobody_elses(reader: &Reader, used: &Used<'_>) {
+    for snat in used.snat {
+        let owner = used.ports.iter().find_map(|port| {
+            let index = port.settings.addresses.iter().position(|net| net.addr() == snat.value)?;
+            Some((port, port.address_places.get(index)?))
+        });
+        if let Some((port, place)) = owner {
+            reader.problem(
+                &snat.place,
+                format!(
+                    "found {}, which is an address of port `{}` (line {}) and so Linux's; give the engine an address of its own",
+                    snat.value, port.settings.name, place.line
+                ),
+            );
+        }
+    }
+}
+
+fn pools_hold_no_used_address(reader: &Reader, used: &Used<'_>, pools: &[PlacedRange]) {
+    for pool in pools {
+        for (address, owner) in used.named().filter(|(address, _)| pool.range.contains(*address)) {
+            let message = format!("found {}, which holds {address}, {owner}; take a range without it", pool.range);
+            reader.problem(&pool.place, message);
+        }
+    }
+}
+
+/// FORWARDING section 8: a VIP of an `l2` pool is answered for on the port whose prefix holds it.
+fn pools_are_on_link(reader: &Reader, ports: &[PlacedPort], pools: &[PlacedRange]) {
+    let prefixes: Vec<&IpNet> = ports.iter().flat_map(|port| &port.settings.addresses).collect();
+    let on_link =
+        |pool: &PlacedRange| prefixes.iter().any(|net| net.contains(&pool.range.first()) && net.contains(&pool.range.last()));
+    for pool in pools.iter().filter(|pool| !on_link(pool)) {
+        let message = format!(
+            "found {}, which lies in no port's prefix, so that nobody could reach it (`announce: l2`); \
+             take addresses of a port's subnet, or give a port an address in theirs",
+            pool.range
+        );
+        reader.problem(&pool.place, message);
+    }
+}
+
+fn devices_have_memory(reader: &Reader, ports: &[PlacedPort], hugepages: Hugepages) {
+    let pci = |port: &&PlacedPort| matches!(port.settings.device, Device::Pci(_));
+    for port in ports.iter().filter(pci).filter(|_| hugepages == Hugepages::Off) {
+        let message =
+            format!("found {}, a PCI device, which needs hugepages; set `memory.hugepages` to auto", port.settings.device);
+        reader.problem(&port.device_place, message);
+    }
+}
+
+fn twins_have_names_of_their_own(reader: &Reader, ports: &[PlacedPort]) {
+    for port in ports {
+        let Some(interface) = port.settings.device.interface() else { continue };
+        if ports.iter().any(|other| other.settings.twin == Twin::Tap && other.settings.name == interface) {
+            reader.problem(
+                &port.device_place,
+                format!(
+                    "uses interface {interface}, and a port's Linux twin would have that name too; name the port differently"
+                ),
+            );
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! The settings as YAML, every key with its value: what `sluiced check` prints.
+
+use std::fmt::{self, Write};
+
+use control::config::controller;
+use control::config::scalar::{Written, quoted, quoted_list};
+
+use super::keys::{GUE_PORT, UNBUILT_FLOW_LIMITS};
+use super::{Hugepages, Poll, PortSettings, Settings, StateSource, Twin};
+
+impl Settings {
+    /// Every key with its value, as YAML that [`Settings::read`] takes.
+    #[must_use]
+    pub fn effective(&self) -> String {
+        let mut out = String::new();
+        // Writing to a String cannot fail.
+        let _ = self.write_gateway(&mut out).and_then(|()| self.write_source(&mut out));
+        out
+    }
+
+    fn write_gateway(&self, out: &mut String) -> fmt::Result {
+        writeln!(out, "name: {}", quoted(&self.name))?;
+        writeln!(out, "ports:")?;
+        for port in &self.ports {
+            write_port(out, port)?;
+        }
+        let poll = match self.poll {
+            Poll::Busy => "busy",
+            Poll::Adaptive => "adaptive",
+        };
+        let hugepages = match self.hugepages {
+            Hugepages::Auto => "auto",
+            Hugepages::Require => "require",
+            Hugepages::Off => "off",
+        };
+        writeln!(out, "workers: {{cores: [{}], poll: {poll}}}", self.core)?;
+        writeln!(out, "memory: {{hugepages: {hugepages}}}")?;
+        writeln!(out, "snat: {{addresses: {}}}", quoted_list(&self.snat))?;
+        writeln!(out, "tunnel: {{sources: [], gueDestinationPort: {GUE_PORT}}}")?;
+        writeln!(out, "nodePortAddresses: {}", quoted_list(&self.node_port_addresses))?;
+        self.write_flows(out)?;
+        writeln!(out, "zone: \"\"")?;
+        writeln!(out, "stateDir: {}", quoted(&self.state_dir.display().to_string()))?;
+        writeln!(out, "maxStateAge: {}", Written(self.max_state_age))?;
+        writeln!(out, "logs: {}", self.logs)?;
+        writeln!(out, "flowRecords: {{to: \"\"}}")?;
+        writeln!(out, "admin: {{listen: {}}}", quoted(&format!("unix:{}", self.admin_listen.display())))?;
+        writeln!(out, "metrics: {{listen: \"\"}}")?;
+        self.write_fixed_network(out)
+    }
+
+    fn write_flows(&self, out: &mut String) -> fmt::Result {
+        let flows = &self.flows;
+        let limits = [
+            ("tcpEstablished", flows.tcp_established),
+            ("tcpOpening", flows.tcp_opening),
+            ("tcpClosing", flows.tcp_closing),
+            ("udp", flows.udp),
+            ("udpUnreplied", flows.udp_unreplied),
+        ];
+        write!(out, "flows: {{maxPerWorker: {}", flows.max_per_worker)?;
+        for (key, limit) in limits.into_iter().chain(UNBUILT_FLOW_LIMITS) {
+            write!(out, ", {key}: {}", Written(limit))?;
+        }
+        writeln!(out, "}}")
+    }
+
+    fn write_fixed_network(&self, out: &mut String) -> fmt::Result {
+        let port = |index: usize| quoted(self.ports.get(index).map_or("", |port| port.name.as_str()));
+        writeln!(out, "static:")?;
+        writeln!(out, "  routes:{}", if self.routes.is_empty() { " []" } else { "" })?;
+        for route in &self.routes {
+            let via = route.via.map_or_else(|| "null".to_owned(), |via| quoted(&via.to_string()));
+            let (to, port) = (quoted(&route.to.to_string()), port(route.port.0.into()));
+            writeln!(out, "    - {{to: {to}, via: {via}, port: {port}}}")?;
+        }
+        writeln!(out, "  neighbours:{}", if self.neighbours.is_empty() { " []" } else { "" })?;
+        for neighbour in &self.neighbours {
+            let (address, mac) = (quoted(&neighbour.address.to_string()), quoted(&neighbour.mac.to_string()));
+            writeln!(out, "    - {{address: {address}, mac: {mac}, port: {}}}", port(neighbour.port.0.into()))?;
+        }
+        Ok(())
+    }
+
+    fn write_source(&self, out: &mut String) -> fmt::Result {
+        match &self.source {
+            StateSource::Remote(urls) => {
+                let urls = quoted_list(urls.iter().map(|path| format!("unix:{}", path.display())));
+                writeln!(out, "controller: {{urls: {urls}, tls: {{}}}}")
+            }
+            StateSource::Embedded(settings) => {
+                writeln!(out, "controller: {{urls: [], tls: {{}}}}")?;
+                out.write_str(&controller::effective(settings))
+            }
+        }
+    }
+}
+
+fn write_port(out: &mut String, port: &PortSettings) -> fmt::Result {
+    let mac = port.mac.map_or_else(|| "null".to_owned(), |mac| quoted(&mac.to_string()));
+    let twin = match port.twin {
+        Twin::Tap => "tap",
+        Twin::None => "none",
+    };
+    writeln!(out, "  - name: {}", quoted(&port.name))?;
+    writeln!(out, "    device: {}", quoted(port.device.as_str()))?;
+    writeln!(out, "    addresses: {}", quoted_list(&port.addresses))?;
+    writeln!(out, "    mac: {mac}")?;
+    writeln!(out, "    mtu: {}", port.mtu_bytes)?;
+    writeln!(out, "    twin: {twin}")
+}

@@ -1,0 +1,225 @@
+//! The gateway's keys other than `ports` and the source.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use control::config::{Field, Placed, Section, scalar};
+use dataplane::{FlowLimits, Neighbour, PortIndex, Route};
+use ipnet::IpNet;
+use proto::limits::ADMIN_LISTEN;
+
+use super::port::{self, PlacedPort};
+use super::{Hugepages, Poll};
+
+/// Default of key `stateDir`.
+const STATE_DIR: &str = "/var/lib/sluice";
+/// Default of key `flows.maxPerWorker`.
+const FLOWS_PER_WORKER: u32 = 1 << 20;
+/// Flows of one worker: 2^26 of 64 bytes are 4 GiB of tables, and 16 times the most that DESIGN section 11 measures.
+const FLOWS_PER_WORKER_MAX: u32 = 1 << 26;
+/// Core of the worker unless configured: core 0 takes most interrupts.
+const CORE: usize = 1;
+/// Highest core: `CPU_SETSIZE` of Linux is 1024.
+const CORE_MAX: usize = 1023;
+/// GUE's port (draft-ietf-intarea-gue).
+pub(super) const GUE_PORT: u16 = 6080;
+/// Idle limits of flow classes that come with later modes; any other value is refused.
+pub(super) const UNBUILT_FLOW_LIMITS: [(&str, Duration); 3] =
+    [("tcpOneWay", Duration::from_secs(900)), ("sctp", Duration::from_secs(3600)), ("tableGrace", Duration::from_secs(60))];
+
+const SECOND: Duration = Duration::from_secs(1);
+/// Idle limits are counted in 32-bit ticks of a few milliseconds, which wrap after weeks; a week stays clear of that.
+const WEEK: Duration = Duration::from_secs(7 * 86_400);
+
+/// Takes key `name`; the host's name where it is absent.
+pub(super) fn name(top: &mut Section<'_>) -> String {
+    let expected = "a name of letters, digits, `-`, `_` and `.`, at most 63";
+    let legal = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
+    let is_name = |text: &str| (1..=63).contains(&text.len()) && text.bytes().all(legal);
+    let given = top.field("name").map(|field| field.parse(expected, |text| is_name(text).then(|| text.to_owned())));
+    given.unwrap_or_else(|| Some(rustix::system::uname().nodename().to_string_lossy().into_owned())).unwrap_or_default()
+}
+
+/// Takes key `workers`.
+pub(super) fn workers(top: &mut Section<'_>) -> (usize, Poll) {
+    let mut section = top.section("workers");
+    let poll = section.one_of("poll", &[("busy", Poll::Busy), ("adaptive", Poll::Adaptive)], Poll::default());
+    let mut cores: Vec<usize> = Vec::new();
+    if let Some(field) = section.field("cores") {
+        for item in field.items("core numbers") {
+            let expected = format!("the number of a core, from 0 to {CORE_MAX}");
+            let Some(core) = item.parse(expected, |text| text.parse().ok().filter(|core| *core <= CORE_MAX)) else { continue };
+            if cores.contains(&core) {
+                item.problem(format!("found core {core} a second time; a core runs one worker"));
+            }
+            cores.push(core);
+        }
+        if field.is_empty() {
+            field.unexpected("the number of one core, such as [1]");
+        }
+        if cores.len() > 1 {
+            field.problem(format!(
+                "found {} cores: more than one worker is not built in this version; name one core",
+                cores.len()
+            ));
+        }
+    }
+    section.finish();
+    (cores.first().copied().unwrap_or(CORE), poll)
+}
+
+/// Takes key `memory`.
+pub(super) fn hugepages(top: &mut Section<'_>) -> Hugepages {
+    let mut section = top.section("memory");
+    let names = [("auto", Hugepages::Auto), ("require", Hugepages::Require), ("off", Hugepages::Off)];
+    let hugepages = section.one_of("hugepages", &names, Hugepages::default());
+    section.finish();
+    hugepages
+}
+
+/// Takes key `snat`.
+pub(super) fn snat(top: &mut Section<'_>) -> Vec<Placed<IpAddr>> {
+    let mut section = top.section("snat");
+    let mut addresses: Vec<Placed<IpAddr>> = Vec::new();
+    for item in section.items("addresses", "addresses") {
+        let Some(value) = item.parse("an address of its own, such as 10.0.0.3", port::host) else { continue };
+        push_once(&mut addresses, &item, value);
+    }
+    section.finish();
+    addresses
+}
+
+/// Takes key `nodePortAddresses`. A CIDR stands for the port addresses within it.
+pub(super) fn node_port_addresses(top: &mut Section<'_>, ports: &[PlacedPort]) -> Vec<Placed<IpAddr>> {
+    let own: Vec<IpAddr> = ports.iter().flat_map(|port| &port.settings.addresses).map(IpNet::addr).collect();
+    let mut addresses = Vec::new();
+    for item in top.items("nodePortAddresses", "addresses or CIDRs") {
+        let net_of = |text: &str| text.parse::<IpNet>().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from));
+        let Some(net) = item.parse("an address or a CIDR", net_of) else { continue };
+        let matching: Vec<_> = own.iter().filter(|address| net.contains(*address)).collect();
+        if matching.is_empty() {
+            item.problem(format!("found {net}, which holds no port's address; node ports are served on `ports[].addresses`"));
+        }
+        for address in matching {
+            push_once(&mut addresses, &item, *address);
+        }
+    }
+    addresses
+}
+
+fn push_once(addresses: &mut Vec<Placed<IpAddr>>, item: &Field<'_>, value: IpAddr) {
+    if addresses.iter().any(|placed| placed.value == value) {
+        item.problem(format!("found {value} a second time; name it once"));
+    } else {
+        addresses.push(Placed { place: item.place.clone(), value });
+    }
+}
+
+/// Takes key `flows`.
+pub(super) fn flows(top: &mut Section<'_>) -> FlowLimits {
+    let mut section = top.section("flows");
+    let mut limit = |key, seconds| section.duration(key, SECOND..=WEEK, Duration::from_secs(seconds));
+    let flows = FlowLimits {
+        tcp_established: limit("tcpEstablished", 7200),
+        tcp_opening: limit("tcpOpening", 30),
+        tcp_closing: limit("tcpClosing", 10),
+        udp: limit("udp", 120),
+        udp_unreplied: limit("udpUnreplied", 30),
+        max_per_worker: section.number("maxPerWorker", 1..=FLOWS_PER_WORKER_MAX, FLOWS_PER_WORKER),
+    };
+    for (key, built) in UNBUILT_FLOW_LIMITS {
+        section.only(key, "a duration such as 1s, 15m or 2h", scalar::duration, &built);
+    }
+    section.finish();
+    flows
+}
+
+/// Takes keys `stateDir` and `maxStateAge`.
+pub(super) fn persistence(top: &mut Section<'_>) -> (PathBuf, Duration) {
+    let dir = top.path_of("stateDir").unwrap_or_else(|| STATE_DIR.into());
+    let year = Duration::from_secs(365 * 86_400);
+    (dir, top.duration("maxStateAge", SECOND..=year, Duration::from_secs(86_400)))
+}
+
+/// Takes key `admin`.
+pub(super) fn admin(top: &mut Section<'_>) -> PathBuf {
+    let mut section = top.section("admin");
+    let listen = section.socket("listen", ADMIN_LISTEN);
+    section.finish();
+    listen
+}
+
+/// Takes key `static`.
+pub(super) fn fixed_network(top: &mut Section<'_>, ports: &[PlacedPort]) -> (Vec<Placed<Route>>, Vec<Neighbour>) {
+    let mut section = top.section("static");
+    let mut routes: Vec<Placed<Route>> = Vec::new();
+    for item in section.items("routes", "routes") {
+        let Some(value) = route(&item, ports) else { continue };
+        if routes.iter().any(|other| (other.value.to, other.value.port) == (value.to, value.port)) {
+            item.problem(format!("found a second route to {} by this port; keep one", value.to));
+        }
+        routes.push(Placed { place: item.place, value });
+    }
+    let mut neighbours: Vec<Neighbour> = Vec::new();
+    for item in section.items("neighbours", "neighbours") {
+        let Some(value) = neighbour(&item, ports) else { continue };
+        if neighbours.iter().any(|other| (other.address, other.port) == (value.address, value.port)) {
+            item.problem(format!("found {} at this port a second time; keep one", value.address));
+        }
+        neighbours.push(value);
+    }
+    section.finish();
+    (routes, neighbours)
+}
+
+fn route(item: &Field<'_>, ports: &[PlacedPort]) -> Option<Route> {
+    let mut section = item.section();
+    let expected = "a CIDR such as 0.0.0.0/0";
+    let to = section.required("to", expected);
+    let to = to.and_then(|field| field.parse(expected, |text| text.parse().ok().map(|net: IpNet| net.trunc())));
+    let via_field = section.field("via");
+    let via = via_field.as_ref().and_then(|field| field.parse("the address of a next hop", port::host));
+    let port = port_index(&mut section, ports);
+    section.finish();
+    if let (Some(to), Some(via), Some(field)) = (to, via, &via_field)
+        && to.addr().is_ipv4() != via.is_ipv4()
+    {
+        field.problem(format!("found {via}, expected an address of the family of {to}"));
+    }
+    Some(Route { to: to?, via, port: port? })
+}
+
+fn neighbour(item: &Field<'_>, ports: &[PlacedPort]) -> Option<Neighbour> {
+    let mut section = item.section();
+    let expected = "the address of a neighbour";
+    let address = section.required("address", expected).and_then(|field| field.parse(expected, port::host));
+    let expected = "the Ethernet address of one interface, such as 02:00:00:00:00:01";
+    let mac = section.required("mac", expected).and_then(|field| field.parse(expected, port::mac));
+    let port = port_index(&mut section, ports);
+    section.finish();
+    Some(Neighbour { port: port?, address: address?, mac: mac? })
+}
+
+fn port_index(section: &mut Section<'_>, ports: &[PlacedPort]) -> Option<PortIndex> {
+    let names: Vec<_> = ports.iter().map(|port| port.settings.name.as_str()).collect();
+    let expected = format!("the name of a port: {}", names.join(" or "));
+    let field = section.required("port", &expected)?;
+    let index = field.parse(expected, |text| names.iter().position(|name| *name == text))?;
+    u8::try_from(index).ok().map(PortIndex)
+}
+
+/// Keys of features that this version lacks.
+pub(super) fn unbuilt(top: &mut Section<'_>) {
+    top.unbuilt("zone");
+    let mut tunnel = top.section("tunnel");
+    tunnel.unbuilt("sources");
+    tunnel.only("gueDestinationPort", "a port number", |text| text.parse().ok(), &GUE_PORT);
+    tunnel.finish();
+    let mut records = top.section("flowRecords");
+    records.unbuilt("to");
+    records.finish();
+    let mut metrics = top.section("metrics");
+    metrics.unbuilt("listen");
+    metrics.finish();
+}

@@ -1,0 +1,264 @@
+//! Files as people write them, and what is said about them.
+
+use super::*;
+use control::settings::Source;
+use dataplane::{Mac, PortIndex};
+
+/// A valid file with two ports; tests replace and append lines.
+const BASE: &str = "\
+name: edge-1
+ports:
+  - name: uplink
+    device: net_af_packet0,iface=eth1
+    addresses: [192.0.2.2/24, '2001:db8::2/64']
+  - name: cluster
+    device: net_af_packet1,iface=eth2
+    addresses: [10.0.0.2/24]
+snat: {addresses: [10.0.0.3]}
+manifests: /m
+";
+
+fn read_with(text: &str, choice: &SourceChoice) -> Result<Settings, String> {
+    let (reader, root) = Reader::parse(Path::new("/etc/f.yaml"), text).map_err(|e| e.to_string())?;
+    Settings::take(reader, &root, choice).map_err(|invalid| invalid.to_string())
+}
+
+fn read(text: &str) -> Result<Settings, String> {
+    read_with(text, &SourceChoice::File)
+}
+
+#[test]
+fn a_small_file_gets_the_defaults_of_the_contract() {
+    let settings = read(BASE).unwrap();
+    assert_eq!((settings.core, settings.poll, settings.hugepages), (1, Poll::Busy, Hugepages::Auto));
+    assert_eq!(settings.ports[0].mtu_bytes, 1500);
+    assert_eq!((settings.ports[0].twin, settings.ports[0].mac), (Twin::Tap, None));
+    assert_eq!(settings.flows.max_per_worker, 1_048_576);
+    assert_eq!(settings.flows.tcp_established, Duration::from_secs(7200));
+    assert_eq!(settings.state_dir, Path::new("/var/lib/sluice"));
+    assert_eq!(settings.admin_listen, Path::new("/run/sluice/admin.sock"));
+    assert_eq!(settings.max_state_age, Duration::from_secs(86_400));
+    assert_eq!(settings.node_port_addresses, Vec::<IpAddr>::new());
+    let StateSource::Embedded(controller) = settings.source else { panic!("not embedded") };
+    assert_eq!(controller.source, Source::Manifests { dir: "/m".into(), status_dir: "/var/lib/sluice/status".into() });
+}
+
+#[test]
+fn what_the_gateway_uses_is_reserved() {
+    let text = format!(
+        "{BASE}nodePortAddresses: [192.0.2.0/24]\nstatic: {{routes: [{{to: 0.0.0.0/0, via: 192.0.2.1, port: uplink}}]}}\n"
+    );
+    let settings = read(&text).unwrap();
+    assert_eq!(settings.node_port_addresses, ["192.0.2.2".parse::<IpAddr>().unwrap()]);
+    let StateSource::Embedded(controller) = settings.source else { panic!("not embedded") };
+    let reserved: Vec<_> = controller.reserved.iter().map(ToString::to_string).collect();
+    assert_eq!(reserved, ["10.0.0.2", "10.0.0.3", "192.0.2.1", "192.0.2.2", "2001:db8::2"]);
+}
+
+#[test]
+fn the_engine_gets_the_devices_ethernet_addresses_unless_configured() {
+    let text = BASE.replacen("    addresses", "    mac: 02:00:00:00:aa:01\n    addresses", 1);
+    let settings = read(&text).unwrap();
+    let config = settings.engine(&[Mac([2; 6]), Mac([4; 6])]);
+    assert_eq!(config.ports[0].mac, Mac([2, 0, 0, 0, 0xaa, 1]));
+    assert_eq!(config.ports[1].mac, Mac([4; 6]));
+    assert!(config.ports[1].twin);
+    assert_eq!(config.snat, settings.snat);
+}
+
+#[test]
+fn static_routes_and_neighbours_name_ports() {
+    let text = format!(
+        "{BASE}static:\n  routes: [{{to: 10.1.2.3/8, port: cluster}}]\n  neighbours: [{{address: 10.0.0.9, mac: '02:00:00:00:00:09', port: cluster}}]\n"
+    );
+    let network = read(&text).unwrap().fixed_network();
+    assert_eq!(network.routes, [Route { to: "10.0.0.0/8".parse().unwrap(), via: None, port: PortIndex(1) }]);
+    assert_eq!(network.neighbours[0].port, PortIndex(1));
+    assert_eq!(network.addresses.len(), 3);
+}
+
+#[test]
+fn what_check_prints_reads_back_as_the_same_settings() {
+    let rich = format!(
+        "{BASE}{}",
+        "workers: {cores: [3], poll: adaptive}\nmemory: {hugepages: off}\nnodePortAddresses: [192.0.2.2, '2001:db8::2']\n\
+         flows: {maxPerWorker: 5, tcpEstablished: 90s, udp: 1500ms}\nstateDir: state\nmaxStateAge: 1h\n\
+         logs: {format: json, level: warn}\nadmin: {listen: 'unix:admin.sock'}\nstatusDir: s\n\
+         pools: [{name: default, addresses: [192.0.2.100-192.0.2.199, '2001:db8::1:0/112']}]\n\
+         static:\n  routes: [{to: 0.0.0.0/0, via: 192.0.2.1, port: uplink}]\n  neighbours: [{address: 192.0.2.1, mac: '02:00:00:00:00:01', port: uplink}]\n"
+    );
+    let remote = BASE.replace("manifests: /m", "controller: {urls: ['unix:/c.sock']}");
+    let kubernetes = BASE.replace("manifests: /m", "kubernetes: {kubeconfig: k}");
+    for text in [BASE.to_owned(), rich, remote, kubernetes] {
+        let settings = read(&text).unwrap();
+        let effective = settings.effective();
+        assert_eq!(read(&effective).as_ref(), Ok(&settings), "{effective}");
+    }
+}
+
+#[test]
+fn paths_of_the_file_are_taken_from_its_directory() {
+    let settings = read(&BASE.replace("/m", "./manifests")).unwrap();
+    let StateSource::Embedded(controller) = settings.source else { panic!("not embedded") };
+    assert!(matches!(controller.source, Source::Manifests { dir, .. } if dir == Path::new("/etc/manifests")));
+}
+
+#[test]
+fn exactly_one_source_is_named() {
+    let none = BASE.replace("manifests: /m\n", "");
+    assert!(read(&none).unwrap_err().contains("found no source of Services"));
+    let two = format!("{none}kubernetes: {{kubeconfig: k}}\nmanifests: /m\n");
+    assert!(read(&two).unwrap_err().contains("key `kubernetes.kubeconfig`: found a second source beside `manifests`"));
+    let remote = format!("{none}controller: {{urls: ['unix:/c']}}\nmanifests: /m\npools: []\n");
+    let error = read(&remote).unwrap_err();
+    assert!(error.contains("key `manifests`: found a second source beside `controller`"), "{error}");
+    assert!(error.contains("key `pools`: belongs into the controller's own file"), "{error}");
+}
+
+#[test]
+fn a_flag_overrides_its_key_and_clashes_with_another() {
+    let flag = SourceChoice::Manifests("/flag".into());
+    let StateSource::Embedded(controller) = read_with(BASE, &flag).unwrap().source else { panic!("not embedded") };
+    assert!(matches!(controller.source, Source::Manifests { dir, .. } if dir == Path::new("/flag")));
+    let error = read_with(BASE, &SourceChoice::Kubeconfig("/k".into())).unwrap_err();
+    assert!(error.contains("key `manifests`: found a second source beside the flag --kubeconfig"), "{error}");
+    assert!(read_with(BASE, &SourceChoice::Controller("/c".into())).unwrap_err().contains("found a second source"));
+    let remote = BASE.replace("manifests: /m", "controller: {urls: ['unix:/c.sock']}");
+    let error = read_with(&remote, &flag).unwrap_err();
+    assert!(error.contains("key `controller.urls`: found a second source beside the flag --manifests"), "{error}");
+    let settings = read_with(&remote, &SourceChoice::Controller("/flag".into())).unwrap();
+    assert_eq!(settings.source, StateSource::Remote(vec!["/flag".into()]));
+    assert!(read_with(&remote, &SourceChoice::Replay("/flag".into())).is_ok());
+}
+
+#[test]
+fn what_is_not_built_is_refused_by_key() {
+    let rows = [
+        ("zone: a", "zone"),
+        ("tunnel: {sources: [10.0.0.1]}", "tunnel.sources"),
+        ("tunnel: {gueDestinationPort: 6081}", "tunnel.gueDestinationPort"),
+        ("flows: {tcpOneWay: 1m}", "flows.tcpOneWay"),
+        ("flows: {sctp: 1m}", "flows.sctp"),
+        ("flows: {tableGrace: 2m}", "flows.tableGrace"),
+        ("flowRecords: {to: 'file:/x'}", "flowRecords.to"),
+        ("metrics: {listen: '127.0.0.1:9435'}", "metrics.listen"),
+        ("controller: {tls: {ca: f}}", "controller.tls"),
+        ("tls: {ca: f}", "tls"),
+        ("announce: {routeProtocol: 1}", "announce.routeProtocol"),
+    ];
+    for (line, key) in rows {
+        let expected = format!("/etc/f.yaml:11: key `{key}`: not built in this version; leave it out");
+        assert_eq!(read(&format!("{BASE}{line}\n")).err(), Some(expected), "{line}");
+    }
+    let twin = BASE.replacen("    addresses", "    twin: virtio-user\n    addresses", 1);
+    assert!(read(&twin).unwrap_err().contains("key `ports[0].twin`: not built in this version"));
+    let cores = format!("{BASE}workers: {{cores: [1, 2]}}\n");
+    assert!(read(&cores).unwrap_err().contains("key `workers.cores`: found 2 cores: more than one worker is not built"));
+}
+
+#[test]
+fn wrong_values_say_what_is_allowed() {
+    let rows = [
+        ("name: edge-1", "name: 'a b'", "key `name`: found `a b`, expected a name of letters"),
+        (
+            "name: uplink",
+            "name: a-name-of-16-abc",
+            "key `ports[0].name`: found `a-name-of-16-abc`, expected an interface name: 1 to 15",
+        ),
+        ("name: cluster", "name: a/b", "key `ports[1].name`: found `a/b`, expected an interface name"),
+        ("name: cluster", "name: uplink", "key `ports[1].name`: found `uplink` a second time"),
+        ("net_af_packet1", "net_af_packet0", "key `ports[1].device`: found net_af_packet0, which port `uplink` has already"),
+        ("iface=eth2", "iface=eth1", "key `ports[1].device`: found interface eth1, which port `uplink` has already"),
+        ("iface=eth2", "iface=uplink", "uses interface uplink, and a port's Linux twin would have that name too"),
+        ("net_af_packet1,iface=eth2", "eth2", "key `ports[1].device`: found `eth2`, expected a PCI address such as"),
+        (
+            "10.0.0.2/24",
+            "10.0.0.2",
+            "key `ports[1].addresses[0]`: found `10.0.0.2`, expected an interface's address with its prefix",
+        ),
+        ("10.0.0.2/24", "10.0.0.255/24", "found `10.0.0.255/24`, expected an interface's address"),
+        ("10.0.0.2/24", "192.0.2.2/25", "found 192.0.2.2 a second time; an address belongs to one port"),
+        (
+            "10.0.0.2/24]",
+            "10.0.0.2/24]\n    mtu: abc",
+            "f.yaml:9: key `ports[1].mtu`: found `abc`, expected a number from 68 to 9000",
+        ),
+        (
+            "64']",
+            "64']\n    mtu: 1279",
+            "key `ports[0]`: mtu 1279 is too small for IPv6 (2001:db8::2/64), expected at least 1280",
+        ),
+        ("10.0.0.2/24]", "10.0.0.2/24]\n    mac: 'ff:ff:ff:ff:ff:ff'", "key `ports[1].mac`: found `ff:ff:ff:ff:ff:ff`"),
+        ("[10.0.0.3]", "[10.0.0.2]", "key `snat.addresses[0]`: found 10.0.0.2, which is an address of port `cluster` (line 8)"),
+        ("[10.0.0.3]", "[10.0.0.3, 10.0.0.3]", "key `snat.addresses[1]`: found 10.0.0.3 a second time"),
+        ("snat:", "snatt:", "f.yaml:9: unknown key `snatt`, did you mean `snat`?"),
+    ];
+    for (from, to, message) in rows {
+        let error = read(&BASE.replacen(from, to, 1)).unwrap_err();
+        assert!(error.contains(message) && error.lines().count() == 1, "{to}: {error}");
+    }
+}
+
+#[test]
+fn keys_must_agree_with_each_other() {
+    let pool = |range: &str| format!("pools: [{{name: a, addresses: [{range}]}}]");
+    let rows = [
+        (pool("192.0.2.0-192.0.2.9"), "holds 192.0.2.2, an address of port `uplink`"),
+        (pool("10.0.0.3"), "holds 10.0.0.3, a SNAT address"),
+        (pool("203.0.113.0/24"), "lies in no port's prefix"),
+        (pool("192.0.2.250-192.0.3.1"), "lies in no port's prefix"),
+        (
+            format!("{}\nstatic: {{routes: [{{to: 0.0.0.0/0, via: 192.0.2.9, port: uplink}}]}}", pool("192.0.2.9")),
+            "the next hop of `static.routes[0]`",
+        ),
+        ("nodePortAddresses: [192.0.2.3]".into(), "found 192.0.2.3/32, which holds no port's address"),
+        ("nodePortAddresses: [192.0.2.2, 192.0.2.0/24]".into(), "found 192.0.2.2 a second time"),
+        ("workers: {cores: [1, 1]}".into(), "found core 1 a second time"),
+        ("workers: {cores: []}".into(), "expected the number of one core"),
+        ("static: {routes: [{to: 0.0.0.0/0, port: x}]}".into(), "found `x`, expected the name of a port: uplink or cluster"),
+        (
+            "static: {routes: [{to: 0.0.0.0/0, via: '::2', port: uplink}]}".into(),
+            "found ::2, expected an address of the family of 0.0.0.0/0",
+        ),
+        (
+            "admin: {listen: 'unix:/run/sluice/config.sock'}".into(),
+            "found unix:/run/sluice/config.sock, which is `admin.listen` too",
+        ),
+        (format!("admin: {{listen: 'unix:/{}'}}", "x".repeat(107)), "108 bytes; expected a path of at most 107 bytes"),
+    ];
+    for (lines, message) in rows {
+        let error = read(&format!("{BASE}{lines}\n")).unwrap_err();
+        assert!(error.contains(message), "{lines}: {error}");
+    }
+}
+
+#[test]
+fn a_pci_device_needs_hugepages() {
+    let text = format!("{}memory: {{hugepages: off}}\n", BASE.replace("net_af_packet0,iface=eth1", "'0000:3b:00.0'"));
+    assert!(read(&text).unwrap_err().contains("key `ports[0].device`: found 0000:3b:00.0, a PCI device, which needs hugepages"));
+}
+
+#[test]
+fn all_mistakes_are_reported_at_once() {
+    let error = read("ports: []\nworkers: {poll: x}\nzone: z\n").unwrap_err();
+    let lines: Vec<_> = error.lines().collect();
+    assert_eq!(lines.len(), 4, "{error}");
+    assert!(lines[0].contains("found no source"), "{error}");
+    assert!(lines[1].contains("key `ports`: found a list, expected a list of at least one port"), "{error}");
+    assert!(lines[2].contains("key `workers.poll`: found `x`, expected busy or adaptive"), "{error}");
+}
+
+#[test]
+fn the_example_is_valid_and_names_every_key() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/sluice.example.yaml");
+    let settings = Settings::read(&file, &SourceChoice::File).unwrap();
+    let text = std::fs::read_to_string(&file).unwrap();
+    for line in settings.effective().lines() {
+        let key = line.split(':').next().unwrap_or_default();
+        let top_level = !key.starts_with([' ', '-']);
+        assert!(
+            !top_level || text.lines().any(|l| l.trim_start_matches(['#', ' ']).starts_with(&format!("{key}:"))),
+            "{key} is missing"
+        );
+    }
+}
