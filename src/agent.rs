@@ -8,5 +8,7 @@
 mod backoff;
 pub mod config_client;
 pub mod persist;
-mod received;
+pub(crate) mod received;
+pub mod served;
 pub mod supervisor;
+pub mod usable;

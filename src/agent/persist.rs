@@ -131,6 +131,21 @@ impl StateFile {
         }
     }
 
+    /// What to start from before a controller is there: the state on disk, or nothing, and the log says why.
+    #[must_use]
+    pub fn known_at_start(&self, now: SystemTime, max_age: Duration) -> Option<Known> {
+        match self.load(now, max_age) {
+            Ok(state) => state.map(|state| {
+                tracing::info!(services = state.services.len(), "starting from the state on disk until a controller is there");
+                Known { state: Arc::new(state), origin: Origin::Disk }
+            }),
+            Err(error) => {
+                tracing::error!(%error, "not starting from the state on disk");
+                None
+            }
+        }
+    }
+
     /// Replaces the file: mode 0600 in a directory of mode 0700, on disk before it takes the old one's name.
     ///
     /// # Errors

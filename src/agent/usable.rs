@@ -1,0 +1,58 @@
+//! What may be forwarded by of a state.
+//!
+//! Invariant: of a state from disk, a backend of target `endpoint` counts only once its probes passed. Until then it is
+//! left out entirely, so that not even "all failing, use all" reaches an address that may be another tenant's by now.
+//! One that nothing probes (UDP without a health check port, probe `none`) waits for the controller.
+
+use std::sync::Arc;
+
+use control::probe::Health;
+use proto::{Known, Origin, Service, State, Target};
+
+/// The part of `known` that may be used under `health`.
+#[must_use]
+pub fn usable(known: &Known, health: &Health) -> Arc<State> {
+    if known.origin == Origin::Controller {
+        return Arc::clone(&known.state);
+    }
+    let mut state = State::clone(&known.state);
+    for service in state.services.values_mut().filter(|service| service.target == Target::Endpoint) {
+        let mut limited = Service::clone(service);
+        for port in &mut limited.ports {
+            port.backends.retain(|backend| health.proven.contains(&(port.protocol, backend.address)));
+        }
+        if limited != **service {
+            *service = Arc::new(limited);
+        }
+    }
+    Arc::new(state)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use proto::{Protocol, ServiceName};
+
+    use super::super::received::tests::{service, state};
+    use super::*;
+
+    #[test]
+    fn from_disk_only_proven_backends_are_used_and_from_the_controller_all() {
+        let held = Arc::new(state("e", 1, &[service("web", &["10.0.0.1:80", "10.0.0.2:80"])]));
+        let health = Health { failing: HashSet::new(), proven: HashSet::from([(Protocol::Tcp, "10.0.0.2:80".parse().unwrap())]) };
+        let from = |origin| usable(&Known { state: Arc::clone(&held), origin }, &health);
+        assert!(Arc::ptr_eq(&from(Origin::Controller), &held));
+        let left = &from(Origin::Disk).services[&ServiceName::new("default", "web")].ports[0].backends;
+        assert_eq!(left.iter().map(|b| b.address.to_string()).collect::<Vec<_>>(), ["10.0.0.2:80"]);
+    }
+
+    #[test]
+    fn from_disk_nodes_are_used_at_once() {
+        let mut to_node = Service::clone(&service("web", &["10.0.0.1:30080"]));
+        to_node.target = Target::Node;
+        let held = Arc::new(state("e", 1, &[Arc::new(to_node)]));
+        let known = Known { state: Arc::clone(&held), origin: Origin::Disk };
+        assert_eq!(usable(&known, &Health::default()), held);
+    }
+}
