@@ -63,6 +63,12 @@ impl PortShare {
         Self { first, stride, count: (SNAT_PORT_LAST - first) / stride + 1 }
     }
 
+    /// All ports, for a worker alone.
+    #[must_use]
+    pub fn whole() -> Self {
+        Self::of_worker(0, 1)
+    }
+
     /// How many ports it has.
     #[must_use]
     pub const fn count(self) -> u16 {
@@ -75,16 +81,10 @@ impl PortShare {
     }
 }
 
-/// What a worker's ports are sized by.
-#[derive(Clone, Copy, Debug)]
-pub struct SnatSize {
-    /// Flows that may hold a port at the same time.
-    pub flows: u32,
-    /// Targets, [`TargetSlot`] being below.
-    pub targets: u32,
-    /// SNAT addresses of the family that has more.
-    pub addresses: u16,
-}
+/// Targets that ports can be had towards: 100,000 backends (DESIGN section 11), rounded up to a power of two.
+pub const TARGETS_MAX: u32 = 131_072;
+/// SNAT addresses of one family: 8 x 64,512 flows towards one target.
+pub const SNAT_ADDRESSES_MAX: u16 = 8;
 
 const PAGE_PORTS: usize = 10;
 /// A pool that has handed out fewer ports may still grow when the worker's common limit is reached.
@@ -130,12 +130,15 @@ enum Offer {
     Nothing,
 }
 
+const fn pool_of(target: TargetSlot, address: u16) -> PoolId {
+    PoolId(target.0.saturating_mul(SNAT_ADDRESSES_MAX as u32).saturating_add(address as u32))
+}
+
 /// The SNAT ports of one worker.
 #[derive(Debug)]
 pub struct SnatPorts {
     share: PortShare,
     rest: Ticks,
-    addresses: u32,
     pools: Vec<Pool>,
     pages: Vec<Page>,
     /// Head of the list of free pages, plus one.
@@ -153,7 +156,7 @@ pub struct SnatPorts {
 }
 
 impl SnatPorts {
-    /// Room for the ports of a worker.
+    /// Room for the ports of a worker with at most so many flows.
     ///
     /// Ports in use take no memory, resting ones do: up to twice as many as there may be flows, in pools of any size,
     /// and as many again in pools of fewer than 256 ports, so that a new target finds some. Past that, ports are used
@@ -161,16 +164,14 @@ impl SnatPorts {
     ///
     /// # Errors
     /// When there is no address space for it.
-    pub fn new(size: SnatSize, share: PortShare) -> Result<Self, AllocError> {
-        let addresses = u32::from(size.addresses.max(1));
-        let pools = size.targets.saturating_mul(addresses);
-        let common_limit = size.flows.saturating_mul(2);
-        let limit = common_limit.saturating_add(size.flows);
+    pub fn new(flows: u32, share: PortShare) -> Result<Self, AllocError> {
+        let pools = TARGETS_MAX * u32::from(SNAT_ADDRESSES_MAX);
+        let common_limit = flows.saturating_mul(2);
+        let limit = common_limit.saturating_add(flows);
         let pages = limit / 10 + 2 * pools.min(limit);
         Ok(Self {
             share,
             rest: SNAT_PORT_REST.into(),
-            addresses,
             pools: Pool::new_vec_zeroed(pools as usize)?,
             pages: Page::new_vec_zeroed(pages as usize)?,
             free_page: 0,
@@ -198,7 +199,7 @@ impl SnatPorts {
         let mut oldest = None;
         let split = usize::try_from(start % addresses.len().max(1) as u64).unwrap_or(0);
         for &address in addresses[split..].iter().chain(&addresses[..split]) {
-            let pool = self.pool(target, address.index);
+            let pool = pool_of(target, address.index);
             let lease = |port| SnatLease { address: address.address, port, pool };
             match self.offer(pool, now) {
                 Offer::Rested => return Ok(lease(self.take_oldest(pool))),
@@ -264,10 +265,6 @@ impl SnatPorts {
     #[must_use]
     pub const fn in_use(&self) -> u32 {
         self.in_use
-    }
-
-    fn pool(&self, target: TargetSlot, address: u16) -> PoolId {
-        PoolId(target.0.saturating_mul(self.addresses).saturating_add(u32::from(address)))
     }
 
     fn offer(&self, pool: PoolId, now: Tick) -> Offer {
@@ -340,8 +337,8 @@ mod tests {
     const TARGET: TargetSlot = TargetSlot(3);
     const SECOND_NS: u64 = 1_000_000_000;
 
-    fn ports(flows: u32, addresses: u16, share: PortShare) -> SnatPorts {
-        SnatPorts::new(SnatSize { flows, targets: 8, addresses }, share).unwrap()
+    fn ports(flows: u32, share: PortShare) -> SnatPorts {
+        SnatPorts::new(flows, share).unwrap()
     }
 
     fn addresses(count: u16) -> Vec<SnatAddress<u32>> {
@@ -370,7 +367,7 @@ mod tests {
 
     #[test]
     fn a_hundred_thousand_short_connections_through_two_addresses_reuse_nothing_early() {
-        let mut snat = ports(1 << 20, 2, PortShare::of_worker(0, 1));
+        let mut snat = ports(1 << 20, PortShare::whole());
         let mut seen = BTreeSet::new();
         for n in 0..129_024u64 {
             let lease = snat.allocate(TARGET, &addresses(2), n * 7, at(1)).unwrap();
@@ -384,7 +381,7 @@ mod tests {
 
     #[test]
     fn through_one_address_the_oldest_port_is_used_first_and_early_use_is_counted() {
-        let mut snat = ports(1 << 20, 1, PortShare::of_worker(0, 1));
+        let mut snat = ports(1 << 20, PortShare::whole());
         let mut order = VecDeque::new();
         for n in 0..64_512u64 {
             let lease = snat.allocate(TARGET, &addresses(1), 0, at(0)).unwrap();
@@ -402,25 +399,25 @@ mod tests {
 
     #[test]
     fn when_all_ports_are_in_use_the_next_is_refused_and_other_targets_are_not() {
-        let mut snat = ports(1 << 20, 1, PortShare::of_worker(1, 16));
+        let mut snat = ports(1 << 20, PortShare::of_worker(1, 16));
         for _ in 0..4032 {
             snat.allocate(TARGET, &addresses(1), 0, at(0)).unwrap();
         }
         assert_eq!(snat.allocate(TARGET, &addresses(1), 0, at(0)), Err(SnatExhausted));
         assert!(snat.allocate(TargetSlot(4), &addresses(1), 0, at(0)).is_ok());
-        assert_eq!(snat.allocate(TargetSlot(99), &addresses(1), 0, at(0)), Err(SnatExhausted), "no such target");
+        assert_eq!(snat.allocate(TargetSlot(TARGETS_MAX), &addresses(1), 0, at(0)), Err(SnatExhausted), "no such target");
         assert_eq!(snat.allocate::<u32>(TARGET, &[], 5, at(0)), Err(SnatExhausted), "no address");
     }
 
     #[test]
     fn a_sweep_takes_back_the_memory_of_idle_pools_after_the_rest() {
-        let mut snat = ports(1000, 1, PortShare::of_worker(0, 1));
+        let mut snat = ports(1000, PortShare::whole());
         let leases: Vec<_> = (0..500).map(|_| snat.allocate(TARGET, &addresses(1), 0, at(0)).unwrap()).collect();
         leases.iter().for_each(|lease| snat.release(lease.pool, lease.port, at(0)));
         assert_eq!(snat.sweep(0, 100, at(30)), 0);
         assert_eq!(snat.held, 500);
-        assert_eq!(snat.sweep(0, 2, at(61)), 2);
-        assert_eq!(snat.sweep(2, 2, at(61)), 0);
+        assert_eq!(snat.sweep(0, 24, at(61)), 24, "pool 24 is the first of target 3");
+        assert_eq!(snat.sweep(24, 2, at(61)), 0);
         assert_eq!((snat.held, snat.in_use()), (0, 0));
         let pages = snat.pages_high_water;
         for _ in 0..500 {
@@ -432,7 +429,7 @@ mod tests {
 
     #[test]
     fn with_the_common_memory_used_up_large_pools_reuse_early_and_a_new_target_still_finds_ports() {
-        let mut snat = ports(600, 1, PortShare::of_worker(0, 1));
+        let mut snat = ports(600, PortShare::whole());
         for n in 0..5000 {
             let lease = snat.allocate(TARGET, &addresses(1), 0, at(n / 1000)).unwrap();
             snat.release(lease.pool, lease.port, at(n / 1000));
@@ -451,7 +448,7 @@ mod tests {
             steps in proptest::collection::vec((any::<bool>(), 0u64..9, any::<proptest::sample::Index>()), 1..600),
         ) {
             let share = PortShare::of_worker(0, 1024);
-            let mut snat = ports(limit, 1, share);
+            let mut snat = ports(limit, share);
             let (mut fresh, mut queue, mut held) = (0, VecDeque::<(u16, u64)>::new(), Vec::new());
             let (mut now, mut early) = (0, 0);
             for (take, seconds, which) in steps {

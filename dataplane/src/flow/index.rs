@@ -206,9 +206,9 @@ impl Index {
         empty
     }
 
-    /// Address and bytes of its memory.
-    pub(super) fn region(&self) -> super::Region {
-        super::Region::of(&self.buckets)
+    /// Its memory.
+    pub(super) fn memory_mut(&mut self) -> &mut [impl Sized] {
+        &mut self.buckets
     }
 }
 

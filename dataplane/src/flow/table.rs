@@ -20,22 +20,6 @@ pub struct FlowIndex(u32);
 #[error("the flow table is full")]
 pub struct Full;
 
-/// A stretch of the table's memory: the root may advise huge pages for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Region {
-    /// Address of its first byte.
-    pub address: usize,
-    /// Its length.
-    pub bytes: usize,
-}
-
-impl Region {
-    /// The memory of a slice.
-    pub(crate) fn of<T>(slice: &[T]) -> Self {
-        Self { address: slice.as_ptr().addr(), bytes: size_of_val(slice) }
-    }
-}
-
 /// Flows by tuple.
 #[derive(Debug)]
 pub struct FlowTable<A: Address> {
@@ -211,10 +195,9 @@ impl<A: Address> FlowTable<A> {
         if end == self.high_water { 0 } else { end }
     }
 
-    /// Its memory. Fresh memory that huge pages are advised for before its first use is backed by them.
-    #[must_use]
-    pub fn regions(&self) -> [Region; 2] {
-        [self.index.region(), Region::of(&self.entries)]
+    /// Its memory, index and entries, for advice on huge pages. Nothing can be done with it but to know where it is.
+    pub fn memory_mut(&mut self) -> (&mut [impl Sized], &mut [impl Sized]) {
+        (self.index.memory_mut(), &mut self.entries[..])
     }
 }
 
