@@ -1,0 +1,158 @@
+//! `sluiced doctor`: what this machine has and lacks, and what to do about it.
+//!
+//! Invariant: the examination only reads, and only below one root directory, so that a test examines a machine made of
+//! files. What the configuration needs and the machine has not is *missing*; what would merely be better is a *note*.
+//!
+//! Not here: changing anything, and trying a device out.
+
+mod cores;
+mod devices;
+mod memory;
+mod network;
+mod root;
+
+use std::io;
+
+pub use root::Root;
+
+/// What a configuration asks of the machine. The default asks nothing: `doctor` without a configuration.
+#[derive(Clone, Debug, Default)]
+pub struct Needs {
+    /// The devices of the ports, as configured.
+    pub devices: Vec<String>,
+    /// Whether a port has a Linux twin.
+    pub twins: bool,
+    /// Whether packet memory must be in hugepages.
+    pub hugepages_required: bool,
+    /// How much packet memory, MB.
+    pub memory_mb: u64,
+    /// The workers' cores.
+    pub cores: Vec<usize>,
+    /// Whether workers poll without ever sleeping.
+    pub polls_busy: bool,
+}
+
+impl Needs {
+    fn pci_devices(&self) -> impl Iterator<Item = &str> {
+        self.devices.iter().map(String::as_str).filter(|device| !device.starts_with("net_"))
+    }
+
+    fn has_device(&self, driver: &str) -> bool {
+        self.devices.iter().any(|device| device.starts_with(driver))
+    }
+}
+
+/// How a finding weighs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// As it should be, or just a fact.
+    Ok,
+    /// It would be better otherwise.
+    Note,
+    /// The configuration needs it.
+    Missing,
+}
+
+/// One line of the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Its weight.
+    pub level: Level,
+    /// What was looked at.
+    pub subject: String,
+    /// What was found.
+    pub found: String,
+    /// What to do; empty: nothing.
+    pub advice: String,
+}
+
+impl Finding {
+    fn ok(subject: impl Into<String>, found: impl Into<String>) -> Self {
+        Self { level: Level::Ok, subject: subject.into(), found: found.into(), advice: String::new() }
+    }
+
+    fn note(subject: impl Into<String>, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { level: Level::Note, subject: subject.into(), found: found.into(), advice: advice.into() }
+    }
+
+    fn missing(subject: impl Into<String>, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { level: Level::Missing, subject: subject.into(), found: found.into(), advice: advice.into() }
+    }
+
+    /// Missing if it is needed, else a note.
+    fn lacking(needed: bool, subject: impl Into<String>, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        let level = if needed { Level::Missing } else { Level::Note };
+        Self { level, subject: subject.into(), found: found.into(), advice: advice.into() }
+    }
+}
+
+/// Looks at the machine below `root` (`/`, but for tests) with the needs of a configuration in mind.
+#[must_use]
+pub fn examine(root: &Root, needs: &Needs, dpdk_version: &str) -> Vec<Finding> {
+    let mut findings = vec![devices::dpdk(root, dpdk_version)];
+    findings.extend(memory::examine(root, needs));
+    findings.extend(cores::examine(root, needs));
+    findings.extend(devices::examine(root, needs));
+    findings.extend(network::examine(root, needs));
+    findings
+}
+
+/// Whether all that the configuration needs is there: exit code 0.
+#[must_use]
+pub fn is_ready(findings: &[Finding]) -> bool {
+    findings.iter().all(|finding| finding.level != Level::Missing)
+}
+
+/// Prints the table, advice below the line that it is about, and a last line that sums up.
+///
+/// # Errors
+/// Those of `out`.
+pub fn print(findings: &[Finding], out: &mut impl io::Write) -> io::Result<()> {
+    let width = findings.iter().map(|finding| finding.subject.len()).max().unwrap_or(0);
+    for Finding { level, subject, found, advice } in findings {
+        let level = match level {
+            Level::Ok => "ok",
+            Level::Note => "note",
+            Level::Missing => "missing",
+        };
+        writeln!(out, "{level:<8} {subject:<width$}  {found}")?;
+        if !advice.is_empty() {
+            writeln!(out, "{:8} {:width$}  -> {advice}", "", "")?;
+        }
+    }
+    let count = |level| findings.iter().filter(|finding| finding.level == level).count();
+    writeln!(out, "missing: {}, notes: {}", count(Level::Missing), count(Level::Note))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::root::tests::Machine;
+    use super::*;
+
+    #[test]
+    fn a_machine_of_nothing_lacks_only_what_is_needed() {
+        let machine = Machine::new(&[]);
+        let findings = examine(&machine.root(), &Needs::default(), "DPDK 22.11");
+        assert!(is_ready(&findings), "{findings:?}");
+        let needs = Needs { devices: vec!["net_af_packet0,iface=eth1".into()], twins: true, cores: vec![1], ..Needs::default() };
+        assert!(!is_ready(&examine(&machine.root(), &needs, "DPDK 22.11")));
+    }
+
+    #[test]
+    fn the_table_puts_advice_below_its_line_and_ends_with_a_sum() {
+        let findings = [
+            Finding::ok("dpdk", "22.11"),
+            Finding::note("cores", "none isolated", "isolate some"),
+            Finding::missing("hugepages", "none", "reserve some"),
+        ];
+        let mut out = Vec::new();
+        print(&findings, &mut out).unwrap();
+        assert_eq!(
+            String::from_utf8(out).unwrap(),
+            "ok       dpdk       22.11\n\
+             note     cores      none isolated\n                    -> isolate some\n\
+             missing  hugepages  none\n                    -> reserve some\n\
+             missing: 1, notes: 1\n"
+        );
+    }
+}

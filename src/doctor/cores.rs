@@ -1,0 +1,93 @@
+//! The workers' cores: there, allowed, and undisturbed.
+
+use super::root::{Root, parse_list, show_list};
+use super::{Finding, Needs};
+
+pub(super) fn examine(root: &Root, needs: &Needs) -> Vec<Finding> {
+    let online = root.list("/sys/devices/system/cpu/online");
+    let allowed = allowed(root);
+    let mut findings = vec![Finding::ok("cores online", show_list(&online))];
+    for &core in &needs.cores {
+        if !online.contains(&core) {
+            findings.push(Finding::missing(format!("core {core}"), "not online", "choose from the cores that are online"));
+        } else if !allowed.contains(&core) {
+            let found = format!("this process may run on {} only", show_list(&allowed));
+            findings.push(Finding::missing(format!("core {core}"), found, "widen taskset, cpuset or the container's limits"));
+        }
+    }
+    if needs.polls_busy && !needs.cores.is_empty() && online.iter().all(|core| needs.cores.contains(core)) {
+        let advice = "leave a core to Linux, the probes and the twin thread, or set workers.poll: adaptive";
+        findings.push(Finding::note("cores for the rest", "none: busy workers have all", advice));
+    }
+    findings.push(set_aside(
+        root,
+        needs,
+        "isolated cores",
+        "isolated",
+        "the scheduler puts other work on them; boot with isolcpus=",
+    ));
+    findings.push(set_aside(root, needs, "nohz_full cores", "nohz_full", "the timer interrupts them; boot with nohz_full="));
+    findings
+}
+
+/// The CPU mask of this process.
+fn allowed(root: &Root) -> Vec<usize> {
+    let status = root.text("/proc/self/status").unwrap_or_default();
+    status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).map(parse_list).unwrap_or_default()
+}
+
+/// Whether the workers' cores are among those that a boot parameter sets aside.
+fn set_aside(root: &Root, needs: &Needs, subject: &str, file: &str, why: &str) -> Finding {
+    let listed = root.list(&format!("/sys/devices/system/cpu/{file}"));
+    let outside: Vec<usize> = needs.cores.iter().copied().filter(|core| !listed.contains(core)).collect();
+    if outside.is_empty() {
+        return Finding::ok(subject, show_list(&listed));
+    }
+    let cores = show_list(&outside);
+    Finding::note(subject, format!("{}; of the workers' cores {cores} not", show_list(&listed)), format!("{why}{cores}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Level;
+    use super::super::root::tests::Machine;
+    use super::*;
+
+    fn machine() -> Machine {
+        Machine::new(&[
+            ("/sys/devices/system/cpu/online", "0-3\n"),
+            ("/sys/devices/system/cpu/isolated", "2-3\n"),
+            ("/sys/devices/system/cpu/nohz_full", "\n"),
+            ("/proc/self/status", "Name:\tsluiced\nCpus_allowed_list:\t0-2\n"),
+        ])
+    }
+
+    fn findings(cores: Vec<usize>) -> Vec<Finding> {
+        examine(&machine().root(), &Needs { cores, polls_busy: true, ..Needs::default() })
+    }
+
+    #[test]
+    fn a_core_that_is_absent_or_forbidden_is_missing() {
+        let findings = findings(vec![2, 3, 9]);
+        let missing: Vec<_> = findings.iter().filter(|finding| finding.level == Level::Missing).collect();
+        assert_eq!(missing.len(), 2);
+        assert_eq!((missing[0].subject.as_str(), missing[0].found.as_str()), ("core 3", "this process may run on 0-2 only"));
+        assert_eq!((missing[1].subject.as_str(), missing[1].found.as_str()), ("core 9", "not online"));
+    }
+
+    #[test]
+    fn a_core_that_is_not_isolated_is_a_note_with_the_boot_parameter() {
+        let findings = findings(vec![1, 2]);
+        let isolated = findings.iter().find(|finding| finding.subject == "isolated cores").unwrap();
+        assert_eq!(isolated.found, "2-3; of the workers' cores 1 not");
+        assert!(isolated.advice.ends_with("isolcpus=1"));
+        let nohz = findings.iter().find(|finding| finding.subject == "nohz_full cores").unwrap();
+        assert!(nohz.advice.ends_with("nohz_full=1-2"));
+    }
+
+    #[test]
+    fn busy_workers_on_every_core_are_a_note() {
+        assert!(findings(vec![0, 1, 2, 3]).iter().any(|finding| finding.subject == "cores for the rest"));
+        assert!(!findings(vec![0, 1, 2]).iter().any(|finding| finding.subject == "cores for the rest"));
+    }
+}

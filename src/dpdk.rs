@@ -1,0 +1,146 @@
+//! The engine's [`Port`] over DPDK: one receive and one transmit queue, and the pool that its packets come from.
+//!
+//! Invariant: nothing here looks at a packet. A frame in several segments cannot arrive, as scattered receive is not asked
+//! for; from a driver that delivers one all the same, the engine sees the first segment, whose IP length then does not fit.
+//!
+//! Not here: which devices there are (settings), the threads (`workers`).
+
+use dataplane::{BURST, Buffer, Burst, Port};
+use dpdk_sys::{Eal, Mbuf, Mempool, MempoolConfig, RxQueue, TxQueue};
+
+/// Packets for each port: what the receive and transmit queues of the greediest driver (af_xdp, 2,048 + 2,048) can hold.
+const PACKETS_PER_PORT: u32 = 4096;
+/// Packets for each worker: its cache (384), its held packets (1,024), and the rings to and from the twin thread.
+const PACKETS_PER_WORKER: u32 = 4096;
+/// Ethernet header and two VLAN tags, bytes.
+const LINK_BYTES: u16 = 22;
+/// Memory of EAL and of each port beside the packets, MB: EAL's own tables, descriptors, drivers' bookkeeping.
+const EAL_MB: u64 = 32;
+/// See [`EAL_MB`].
+const PORT_MB: u64 = 8;
+
+/// A packet in DPDK's memory, as the engine handles it.
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct Packet(Mbuf);
+
+impl From<Mbuf> for Packet {
+    #[inline]
+    fn from(mbuf: Mbuf) -> Self {
+        Self(mbuf)
+    }
+}
+
+impl From<Packet> for Mbuf {
+    #[inline]
+    fn from(packet: Packet) -> Self {
+        packet.0
+    }
+}
+
+impl Buffer for Packet {
+    #[inline]
+    fn bytes(&self) -> &[u8] {
+        self.0.bytes()
+    }
+
+    #[inline]
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self.0.bytes_mut()
+    }
+
+    #[inline]
+    fn resize(&mut self, len: usize) -> bool {
+        self.0.resize(len)
+    }
+}
+
+/// A port as one worker sees it.
+#[derive(Debug)]
+pub struct DpdkPort {
+    rx: RxQueue,
+    tx: TxQueue,
+    pool: Mempool,
+}
+
+impl DpdkPort {
+    /// A port of its two queues and the pool that it receives into.
+    #[must_use]
+    pub fn new(rx: RxQueue, tx: TxQueue, pool: Mempool) -> Self {
+        Self { rx, tx, pool }
+    }
+}
+
+impl Port for DpdkPort {
+    type Buffer = Packet;
+
+    #[inline]
+    fn receive(&mut self, burst: &mut Burst<Packet>) {
+        self.rx.receive(burst);
+    }
+
+    #[inline]
+    fn transmit(&mut self, burst: &mut Burst<Packet>) {
+        self.tx.transmit(burst);
+    }
+
+    fn allocate(&mut self) -> Option<Packet> {
+        self.pool.allocate().map(Packet)
+    }
+
+    fn release(&mut self, burst: &mut Burst<Packet>) {
+        dpdk_sys::release(burst);
+    }
+}
+
+// A burst of the engine is a burst of the driver.
+const _: () = assert!(BURST == dpdk_sys::BURST);
+
+/// Opens a device as the port that the configuration describes.
+///
+/// # Errors
+/// The device does not exist or is in use, a privilege is missing, the driver refuses.
+pub fn open(
+    eal: Eal,
+    device: dpdk_sys::Device,
+    mac: Option<[u8; 6]>,
+    mtu_bytes: u16,
+    pool: Mempool,
+) -> Result<(dpdk_sys::Port, DpdkPort), dpdk_sys::Error> {
+    let config = dpdk_sys::PortConfig { device, mtu_bytes, mac };
+    let (port, rx, tx) = dpdk_sys::Port::start(eal, &config, pool)?;
+    Ok((port, DpdkPort::new(rx, tx, pool)))
+}
+
+/// The pool that so many ports and workers need, and the memory to start EAL with, MB.
+#[must_use]
+pub fn size_memory(ports: u32, workers: u32, largest_mtu_bytes: u16) -> (MempoolConfig, u64) {
+    let packets = PACKETS_PER_PORT * ports + PACKETS_PER_WORKER * workers;
+    let pool = MempoolConfig {
+        name: "packets".into(),
+        // One less than a power of two is what DPDK's ring holds without waste.
+        packets: packets.next_power_of_two() - 1,
+        frame_bytes: largest_mtu_bytes.saturating_add(LINK_BYTES),
+    };
+    let memory_mb = pool.memory_bytes().div_ceil(1024 * 1024) + EAL_MB + PORT_MB * u64::from(ports);
+    (pool, memory_mb)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gateway_of_two_ports_needs_about_a_hundred_megabytes() {
+        let (pool, memory_mb) = size_memory(2, 1, 1500);
+        assert_eq!((pool.packets, pool.frame_bytes), (16383, 1522));
+        assert!((80..120).contains(&memory_mb), "{memory_mb}");
+    }
+
+    #[test]
+    fn jumbo_frames_take_more() {
+        let (pool, memory_mb) = size_memory(2, 1, 9000);
+        assert_eq!(pool.frame_bytes, 9022);
+        assert!(memory_mb > size_memory(2, 1, 1500).1 + 90, "{memory_mb}");
+    }
+}

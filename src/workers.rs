@@ -1,0 +1,421 @@
+//! Worker threads: one pinned to each configured core, polling until told to stop.
+//!
+//! Invariants: a worker that runs, runs on its core; a worker that panics takes the process with it, after its last words,
+//! because its flows would otherwise be lost without a sign (FORWARDING section 14).
+//!
+//! Not here: what a poll does. The body gets a [`Turn`] and says how many packets it handled.
+
+use std::num::NonZeroU64;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::channel;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use core_affinity::CoreId;
+use dpdk_sys::{Eal, RegisteredThread, cycles};
+use rustix::time::{ClockId, clock_gettime};
+
+/// Empty polls after which an adaptive worker yields at each: about 10 microseconds of silence.
+const YIELD_AFTER: u32 = 64;
+/// Empty polls after which it sleeps at each.
+const SLEEP_AFTER: u32 = 128;
+/// How long it sleeps (FORWARDING section 13): at 10 Gbit/s 750 frames of 64 bytes, which a queue of 1,024 holds.
+const SLEEP: Duration = Duration::from_micros(50);
+/// The kernel may let a sleep last longer by this; its default is as long as the sleep.
+const TIMER_SLACK_NS: NonZeroU64 = NonZeroU64::MIN;
+
+/// What a worker does when there is nothing to do (key `workers.poll`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Poll {
+    /// Polls on.
+    Busy,
+    /// Yields its core, then sleeps.
+    Adaptive,
+}
+
+/// What a worker's body is asked to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// Poll every port once; the answer is how many packets were handled.
+    Poll {
+        /// Monotonic time.
+        now_ns: u64,
+    },
+    /// The worker is about to sleep: hold nothing that others wait for. The answer is not looked at.
+    Sleep,
+    /// The worker has slept: read again what may have changed. The answer is not looked at.
+    Wake,
+}
+
+/// Why a worker could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// No such core.
+    #[error("workers.cores: core {core} does not exist; this machine has {present}")]
+    NoSuchCore {
+        /// The core.
+        core: usize,
+        /// The kernel's list of cores.
+        present: String,
+    },
+    /// This process may not use it.
+    #[error(
+        "workers.cores: core {core} exists, but this process may run on {allowed:?} only (taskset, cpuset or container limits)"
+    )]
+    Forbidden {
+        /// The core.
+        core: usize,
+        /// The cores in the CPU mask.
+        allowed: Vec<usize>,
+    },
+    /// The kernel refused to pin the thread.
+    #[error("worker {number} cannot be pinned to core {core}")]
+    Pin {
+        /// The worker.
+        number: usize,
+        /// The core.
+        core: usize,
+    },
+    /// DPDK refused the thread.
+    #[error("worker {number}: {source}")]
+    Dpdk {
+        /// The worker.
+        number: usize,
+        /// Why.
+        source: dpdk_sys::Error,
+    },
+    /// The thread could not be made.
+    #[error("worker {number} cannot be started: {source}")]
+    Thread {
+        /// The worker.
+        number: usize,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// What a worker has done since it started. One writer, so plain stores; a reader may see counts of different polls.
+#[derive(Debug, Default)]
+pub struct Load {
+    polls: AtomicU64,
+    busy_polls: AtomicU64,
+    packets: AtomicU64,
+    cycles: AtomicU64,
+    busy_cycles: AtomicU64,
+}
+
+/// A reading of [`Load`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadReading {
+    /// Polls.
+    pub polls: u64,
+    /// Polls that handled a packet.
+    pub busy_polls: u64,
+    /// Packets handled.
+    pub packets: u64,
+    /// Cycles of the time stamp counter, sleep included.
+    pub cycles: u64,
+    /// Cycles in polls that handled a packet.
+    pub busy_cycles: u64,
+}
+
+impl Load {
+    /// The counts now.
+    #[must_use]
+    pub fn read(&self) -> LoadReading {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        LoadReading {
+            polls: get(&self.polls),
+            busy_polls: get(&self.busy_polls),
+            packets: get(&self.packets),
+            cycles: get(&self.cycles),
+            busy_cycles: get(&self.busy_cycles),
+        }
+    }
+
+    #[inline]
+    fn count(&self, packets: usize, cycles: u64) {
+        add(&self.polls, 1);
+        add(&self.cycles, cycles);
+        if packets > 0 {
+            add(&self.busy_polls, 1);
+            add(&self.packets, packets as u64);
+            add(&self.busy_cycles, cycles);
+        }
+    }
+
+    fn rested(&self, cycles: u64) {
+        add(&self.cycles, cycles);
+    }
+}
+
+/// For the one writer.
+#[inline]
+fn add(counter: &AtomicU64, more: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+}
+
+impl LoadReading {
+    /// What happened since an earlier reading.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Self {
+        Self {
+            polls: self.polls.saturating_sub(earlier.polls),
+            busy_polls: self.busy_polls.saturating_sub(earlier.busy_polls),
+            packets: self.packets.saturating_sub(earlier.packets),
+            cycles: self.cycles.saturating_sub(earlier.cycles),
+            busy_cycles: self.busy_cycles.saturating_sub(earlier.busy_cycles),
+        }
+    }
+
+    /// Share of the time that went into packets, 0 to 1.
+    #[must_use]
+    pub fn busy_ratio(self) -> f64 {
+        if self.cycles == 0 { 0.0 } else { self.busy_cycles as f64 / self.cycles as f64 }
+    }
+
+    /// Cycles that a packet took; none without packets.
+    #[must_use]
+    pub fn cycles_per_packet(self) -> Option<f64> {
+        (self.packets > 0).then(|| self.busy_cycles as f64 / self.packets as f64)
+    }
+}
+
+/// A running worker. Dropping it stops the thread and waits for it.
+#[derive(Debug)]
+pub struct Worker {
+    stop: Arc<AtomicBool>,
+    load: Arc<Load>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    /// What it has done.
+    #[must_use]
+    pub fn load(&self) -> &Arc<Load> {
+        &self.load
+    }
+
+    /// Stops it after the poll under way, and waits. Its body is dropped by its own thread.
+    pub fn stop(self) {}
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // A panic inside has ended the process before this.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Starts worker `number` on `core`, and returns when it is pinned. With `eal` its thread gets pool caches of its own.
+///
+/// # Errors
+/// The core does not exist or is forbidden, or the thread cannot be made, pinned or registered.
+pub fn spawn(
+    number: usize,
+    core: CoreId,
+    poll: Poll,
+    eal: Option<Eal>,
+    body: impl FnMut(Turn) -> usize + Send + 'static,
+) -> Result<Worker, WorkerError> {
+    check_core(core, Path::new("/sys/devices/system/cpu"))?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let load = Arc::new(Load::default());
+    let (ready, is_ready) = channel();
+    let thread = {
+        let (stop, load) = (Arc::clone(&stop), Arc::clone(&load));
+        thread::Builder::new().name(format!("sluice-worker-{number}")).spawn(move || {
+            let run = AssertUnwindSafe(|| match prepare(number, core, poll, eal) {
+                // Should the receiver be gone, the stop flag is set.
+                Ok(_registered) => {
+                    let _ = ready.send(Ok(()));
+                    poll_until_stopped(poll, body, &stop, &load);
+                }
+                Err(error) => drop(ready.send(Err(error))),
+            });
+            if catch_unwind(run).is_err() {
+                tracing::error!(
+                    number,
+                    core = core.id,
+                    "a worker panicked; the gateway aborts, because its flows would be lost silently"
+                );
+                std::process::abort();
+            }
+        })
+    };
+    let thread = thread.map_err(|source| WorkerError::Thread { number, source })?;
+    let worker = Worker { stop, load, thread: Some(thread) };
+    match is_ready.recv() {
+        Ok(started) => started.map(|()| worker),
+        // Cannot be: the thread reports before it does anything else, or has aborted the process.
+        Err(_) => Err(WorkerError::Pin { number, core: core.id }),
+    }
+}
+
+fn check_core(core: CoreId, cpus: &Path) -> Result<(), WorkerError> {
+    let allowed: Vec<usize> = core_affinity::get_core_ids().unwrap_or_default().into_iter().map(|core| core.id).collect();
+    if allowed.contains(&core.id) {
+        return Ok(());
+    }
+    if cpus.join(format!("cpu{}", core.id)).exists() {
+        return Err(WorkerError::Forbidden { core: core.id, allowed });
+    }
+    let present = std::fs::read_to_string(cpus.join("present")).unwrap_or_default().trim().to_owned();
+    Err(WorkerError::NoSuchCore { core: core.id, present })
+}
+
+/// Pins the calling thread, and gives it what it needs of DPDK.
+fn prepare(number: usize, core: CoreId, poll: Poll, eal: Option<Eal>) -> Result<Option<RegisteredThread>, WorkerError> {
+    if !core_affinity::set_for_current(core) {
+        return Err(WorkerError::Pin { number, core: core.id });
+    }
+    if poll == Poll::Adaptive
+        && let Err(error) = rustix::thread::set_current_timer_slack(Some(TIMER_SLACK_NS))
+    {
+        tracing::debug!(number, %error, "timer slack cannot be set; sleeps last about twice as long");
+    }
+    eal.map(Eal::register_thread).transpose().map_err(|source| WorkerError::Dpdk { number, source })
+}
+
+/// The loop. Busy or idle is the only decision in it.
+fn poll_until_stopped(poll: Poll, mut body: impl FnMut(Turn) -> usize, stop: &AtomicBool, load: &Load) {
+    let mut empty_polls = 0_u32;
+    let mut before = cycles();
+    while !stop.load(Ordering::Relaxed) {
+        let packets = body(Turn::Poll { now_ns: now_ns() });
+        let after = cycles();
+        load.count(packets, after.wrapping_sub(before));
+        before = after;
+        empty_polls = if packets > 0 { 0 } else { empty_polls.saturating_add(1) };
+        if poll == Poll::Adaptive && empty_polls >= YIELD_AFTER {
+            rest(empty_polls, &mut body);
+            before = cycles();
+            load.rested(before.wrapping_sub(after));
+        }
+    }
+}
+
+fn rest(empty_polls: u32, body: &mut impl FnMut(Turn) -> usize) {
+    if empty_polls < SLEEP_AFTER {
+        thread::yield_now();
+        return;
+    }
+    body(Turn::Sleep);
+    thread::sleep(SLEEP);
+    body(Turn::Wake);
+}
+
+/// Monotonic time, without a system call where the kernel offers the vDSO.
+#[inline]
+fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::time::Instant;
+
+    use super::*;
+
+    fn any_core() -> CoreId {
+        core_affinity::get_core_ids().unwrap().pop().unwrap()
+    }
+
+    fn wait_for(condition: impl Fn() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !condition() {
+            assert!(Instant::now() < deadline, "waited 20 s");
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_worker_runs_on_its_core_under_its_name_until_stopped() {
+        let core = any_core();
+        let (say, heard) = channel();
+        let worker = spawn(7, core, Poll::Busy, None, move |turn| {
+            let _ = say.send((turn, thread::current().name().map(str::to_owned), core_affinity::get_core_ids()));
+            0
+        });
+        let worker = worker.unwrap();
+        let (turn, name, cores) = heard.recv().unwrap();
+        assert!(matches!(turn, Turn::Poll { now_ns } if now_ns > 0));
+        assert_eq!(name.as_deref(), Some("sluice-worker-7"));
+        assert_eq!(cores.unwrap(), [core]);
+        worker.stop();
+        assert!(heard.iter().all(|(turn, ..)| matches!(turn, Turn::Poll { .. })), "a busy worker never sleeps");
+    }
+
+    #[test]
+    fn an_adaptive_worker_announces_its_sleep_and_counts_only_busy_polls_as_busy() {
+        let (say, heard) = channel();
+        let mut left = 10;
+        let worker = spawn(0, any_core(), Poll::Adaptive, None, move |turn| {
+            let Turn::Poll { .. } = turn else {
+                let _ = say.send(turn);
+                return 0;
+            };
+            let packets = if left > 0 { 32 } else { 0 };
+            left -= i32::from(packets > 0);
+            packets
+        });
+        let worker = worker.unwrap();
+        let turns: Vec<Turn> = heard.iter().take(4).collect();
+        assert_eq!(turns, [Turn::Sleep, Turn::Wake, Turn::Sleep, Turn::Wake]);
+        let load = Arc::clone(worker.load());
+        worker.stop();
+        let load = load.read();
+        assert_eq!((load.busy_polls, load.packets), (10, 320));
+        assert!(load.polls > 10 + u64::from(SLEEP_AFTER));
+        assert!((0.0..1.0).contains(&load.busy_ratio()) && load.cycles_per_packet().is_some());
+    }
+
+    #[test]
+    fn a_busy_worker_counts_every_poll() {
+        let worker = spawn(0, any_core(), Poll::Busy, None, |_| 3).unwrap();
+        wait_for(|| worker.load().read().polls > 100);
+        let first = worker.load().read();
+        wait_for(|| worker.load().read().polls > first.polls + 100);
+        let then = worker.load().read().since(first);
+        assert!((then.busy_ratio() - 1.0).abs() < 0.01, "{then:?}");
+    }
+
+    #[test]
+    fn a_core_that_does_not_exist_is_refused_with_those_that_do() {
+        let error = spawn(0, CoreId { id: 4095 }, Poll::Busy, None, |_| 0).unwrap_err();
+        assert!(error.to_string().starts_with("workers.cores: core 4095 does not exist; this machine has 0"), "{error}");
+    }
+
+    #[test]
+    fn a_core_outside_the_mask_is_refused_with_the_mask() {
+        let cpus = tempfile::tempdir().unwrap();
+        std::fs::create_dir(cpus.path().join("cpu4095")).unwrap();
+        let error = check_core(CoreId { id: 4095 }, cpus.path()).unwrap_err();
+        assert!(matches!(&error, WorkerError::Forbidden { core: 4095, allowed } if !allowed.is_empty()), "{error}");
+    }
+
+    #[test]
+    fn a_panic_in_a_worker_aborts_the_process_after_its_last_words() {
+        const CHILD: &str = "SLUICE_WORKER_PANICS";
+        if std::env::var_os(CHILD).is_some() {
+            let _worker = spawn(0, any_core(), Poll::Busy, None, |_| panic!("last words")).unwrap();
+            loop {
+                thread::park();
+            }
+        }
+        let test = "workers::tests::a_panic_in_a_worker_aborts_the_process_after_its_last_words";
+        let child =
+            Command::new(std::env::current_exe().unwrap()).args(["--exact", "--nocapture", test]).env(CHILD, "1").output();
+        let output = child.unwrap();
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&output.status), Some(6), "not SIGABRT: {output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("last words"), "{output:?}");
+    }
+}
