@@ -98,7 +98,9 @@ pub struct Prepared {
 #[must_use]
 pub fn interface_of(device: &str) -> Option<&str> {
     let mut parts = device.split(',');
-    let number = parts.next()?.strip_prefix("net_af_packet")?;
+    let device = parts.next()?;
+    // DPDK knows the driver by both names.
+    let number = device.strip_prefix("net_af_packet").or_else(|| device.strip_prefix("eth_af_packet"))?;
     let interface = parts.find_map(|argument| argument.strip_prefix("iface="))?;
     number.bytes().all(|b| b.is_ascii_digit()).then_some(interface)
 }
@@ -324,6 +326,7 @@ mod tests {
     #[test]
     fn only_af_packet_devices_need_this() {
         assert_eq!(interface_of("net_af_packet0,iface=eth1"), Some("eth1"));
+        assert_eq!(interface_of("eth_af_packet0,iface=eth1"), Some("eth1"));
         assert_eq!(interface_of("net_af_packet12,qpairs=1,iface=veth-a,blocksz=4096"), Some("veth-a"));
         for other in
             ["0000:3b:00.0", "net_af_xdp0,iface=eth1", "net_tap0,iface=dtap0", "net_af_packet0", "net_af_packetx,iface=a"]

@@ -1,6 +1,6 @@
 //! Linux's addresses, routes and neighbours, as far as they concern the twins of our ports, followed by rtnetlink.
 //!
-//! Messages become [`tables`](self) in pure code, and the tables a [`dataplane::Network`] that is published whole. Linux
+//! Messages become tables in pure code, and the tables a [`dataplane::Network`] that is published whole. Linux
 //! decides: the gateway resolves no next hop of its own, it only asks Linux to (managed neighbours, and requests for
 //! on-link clients).
 //!

@@ -1,8 +1,11 @@
 //! The gateway's dealings with Linux, against the kernel that runs: twins, the netlink follower and af_packet's
-//! preparations. Needs root and `ip`; each test has a network namespace of its own.
+//! preparations. Needs root, `ip` and `tc`; each test has a network namespace of its own.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::BTreeSet;
 use std::fs::File;
+use std::io::Write;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::process::Command;
@@ -11,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
 use dataplane::{Buffer, Burst, Mac, Network, PortIndex, Route, TwinQueues};
+use ipnet::IpNet;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use sluice::af_packet;
 use sluice::netlink::{Follow, REQUESTS_MAX, follow};
@@ -291,7 +295,10 @@ struct Follower {
 impl Follower {
     async fn until(&mut self, what: &str, condition: impl FnMut(&Network) -> bool) {
         let waited = tokio::time::timeout(DEADLINE, self.seen.wait_for(condition)).await.map(|seen| drop(seen.unwrap()));
-        assert!(waited.is_ok(), "waited in vain until {what}: {:?}", self.seen.borrow());
+        let mut seen = self.seen.borrow().clone();
+        let routes = seen.routes.len();
+        seen.routes.truncate(20);
+        assert!(waited.is_ok(), "waited in vain until {what}: {routes} routes, {seen:?}");
     }
 }
 
@@ -355,6 +362,69 @@ fn ipv4_routes_go_and_come_with_the_interface() {
             follower.until("it is back", |n| n.routes == [route("192.0.2.0/24", None)]).await;
             namespace.ip("link del uplink");
             follower.until("all is gone", |n| *n == Network::default()).await;
+        })
+        .await;
+    });
+}
+
+#[test]
+fn several_next_hops_and_next_hop_objects_leave_what_linux_has() {
+    if !require_root() {
+        return;
+    }
+    let namespace = Namespace::new("several");
+    namespace.enter(async || {
+        let _twin = Twin::open(&config(&["192.0.2.2/24", "2001:db8::2/64"])).await;
+        following(async |mut follower| {
+            let (v4, v6) = ("198.51.100.0/24", "2001:db8:7::/48");
+            let steps = [
+                ("route add 2001:db8:7::/48 nexthop via 2001:db8::11 nexthop via 2001:db8::12", v6, Some("2001:db8::11")),
+                ("route del 2001:db8:7::/48 via 2001:db8::11", v6, Some("2001:db8::12")),
+                ("route replace 2001:db8:7::/48 via 2001:db8::14", v6, Some("2001:db8::14")),
+                ("route add 198.51.100.0/24 via 192.0.2.1", v4, Some("192.0.2.1")),
+                ("route append 198.51.100.0/24 via 192.0.2.3", v4, Some("192.0.2.1")),
+                ("route replace 198.51.100.0/24 via 192.0.2.4", v4, Some("192.0.2.4")),
+                ("route del 198.51.100.0/24 via 192.0.2.4", v4, Some("192.0.2.3")),
+                ("route del 198.51.100.0/24 via 192.0.2.3", v4, None),
+                ("route add 198.51.100.0/24 via 192.0.2.5 metric 7", v4, Some("192.0.2.5")),
+                ("route add 198.51.100.0/24 via 192.0.2.6 metric 5", v4, Some("192.0.2.6")),
+                ("route del 198.51.100.0/24 metric 5", v4, Some("192.0.2.5")),
+                ("route del 198.51.100.0/24 metric 7", v4, None),
+                ("nexthop add id 1 via 192.0.2.1 dev uplink", v4, None),
+                ("route add 198.51.100.0/24 nhid 1", v4, Some("192.0.2.1")),
+                ("nexthop replace id 1 via 192.0.2.9 dev uplink", v4, Some("192.0.2.9")),
+                ("nexthop del id 1", v4, None),
+            ];
+            for (step, to, via) in steps {
+                namespace.ip(step);
+                let expected = via.map(|via| route(to, Some(via)));
+                let to: IpNet = to.parse().unwrap();
+                follower.until(step, |n| n.routes.iter().find(|r| r.to == to) == expected.as_ref()).await;
+            }
+        })
+        .await;
+    });
+}
+
+#[test]
+fn a_storm_of_changes_ends_in_what_linux_holds() {
+    if !require_root() {
+        return;
+    }
+    let namespace = Namespace::new("storm");
+    namespace.enter(async || {
+        let _twin = Twin::open(&config(&["192.0.2.2/24"])).await;
+        following(async |mut follower| {
+            let line = |n: u32, what: &str| {
+                format!("route {what} 10.{}.{}.{}/32 via 192.0.2.{}", n >> 16, n >> 8 & 255, n & 255, n % 3 + 5)
+            };
+            // Far more than the receive buffer holds while nobody reads: the runtime stands still meanwhile.
+            let all: Vec<String> =
+                (0..100_000).map(|n| line(n, "add")).chain((0..100_000).step_by(2).map(|n| line(n, "del"))).collect();
+            let mut batch = tempfile::NamedTempFile::new().unwrap();
+            batch.write_all(all.join("\n").as_bytes()).unwrap();
+            namespace.ip(&format!("-batch {}", batch.path().display()));
+            follower.until("half of the routes are left", |n| n.routes.len() == 50_001).await;
         })
         .await;
     });

@@ -25,12 +25,15 @@ use super::routes::ROUTES_MAX;
 use super::socket::{Dump, NetlinkError, Socket};
 use super::tables::{Effect, Tables};
 
-/// Multicast groups, as the bits of RTMGRP: links, neighbours, IPv4 and IPv6 addresses and routes.
-const GROUPS: u32 = 0x1 | 0x4 | 0x10 | 0x40 | 0x100 | 0x400;
+/// Multicast groups, group n as bit n - 1: links, neighbours, IPv4 and IPv6 addresses and routes, next hop objects.
+const GROUPS: u32 = 0x1 | 0x4 | 0x10 | 0x40 | 0x100 | 0x400 | 0x8000_0000;
+/// RTM_DELNEXTHOP: routes by a next hop object go with it, without a message of their own. (FRR makes such objects; a
+/// changed one is followed by its routes.)
+const NEXT_HOP_REMOVED: u16 = 105;
 /// Changes within this time are published together.
 const COALESCE: Duration = Duration::from_millis(2);
-/// Publishing takes at most a tenth of the time: with a full table of routes one copy takes some 100 ms, and then the
-/// next one waits for a second.
+/// Publishing takes at most a tenth of the time, and so does reading anew. (Measured with a million routes in a debug
+/// build: 0.3 s to publish, 11 s to read, 175 MB in all.)
 const REST_PER_WORK: u32 = 10;
 /// How often the workers' requests are looked at: they cannot wake us. A packet that waits may wait for a second.
 const REQUESTS_EVERY: Duration = Duration::from_millis(5);
@@ -64,7 +67,9 @@ pub async fn follow(mut follow: Follow) -> Result<Infallible, NetlinkError> {
         names: follow.ports.clone(),
         requests: Socket::open(0)?,
         asked: Asked::default(),
-        due: Due { publish: true, dump: true, not_before: Instant::now() },
+        reading: Job { wanted: true, not_before: Instant::now() },
+        publishing: Job { wanted: false, not_before: Instant::now() },
+        complete: false,
         told: Told::default(),
     };
     let mut ask_clients = interval(REQUESTS_EVERY);
@@ -73,18 +78,20 @@ pub async fn follow(mut follow: Follow) -> Result<Infallible, NetlinkError> {
     ask_next_hops.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut next_hops_followed = true;
     loop {
-        let (publish, not_before) = (task.due.publish, task.due.not_before);
+        let (read, publish) = (task.reading, task.publishing);
         tokio::select! {
             outcome = changes.receive(|m| task.heard(&m)) => match outcome {
                 Err(NetlinkError::Overrun) => {
                     tracing::info!("the kernel dropped netlink messages; reading its tables anew");
-                    task.due.dump = true;
-                    task.due.publish();
+                    // Before reading, so that no older message is applied on top of what is read.
+                    changes.drain()?;
+                    task.reading.want();
                 }
                 outcome => outcome?,
             },
-            () = sleep_until(not_before), if publish => {
-                task.publish(&follow.network).await?;
+            () = sleep_until(read.not_before), if read.wanted => task.read().await?,
+            () = sleep_until(publish.not_before), if publish.wanted && task.complete => {
+                task.publish(&follow.network);
                 task.ask_next_hops(&mut follow.next_hops).await?;
             }
             changed = follow.next_hops.changed(), if next_hops_followed => {
@@ -97,19 +104,24 @@ pub async fn follow(mut follow: Follow) -> Result<Infallible, NetlinkError> {
     }
 }
 
-/// What is to be done, and when.
-struct Due {
-    publish: bool,
-    dump: bool,
+/// Something to be done, not too often.
+#[derive(Clone, Copy)]
+struct Job {
+    wanted: bool,
     not_before: Instant,
 }
 
-impl Due {
-    fn publish(&mut self) {
-        if !self.publish {
-            self.publish = true;
+impl Job {
+    fn want(&mut self) {
+        if !self.wanted {
+            self.wanted = true;
             self.not_before = self.not_before.max(Instant::now() + COALESCE);
         }
+    }
+
+    fn done(&mut self, start: Instant) {
+        self.wanted = false;
+        self.not_before = Instant::now() + start.elapsed() * REST_PER_WORK;
     }
 }
 
@@ -125,48 +137,32 @@ struct Task {
     tables: Tables,
     requests: Socket,
     asked: Asked,
-    due: Due,
+    /// Reading all tables anew.
+    reading: Job,
+    publishing: Job,
+    /// All tables have been read once.
+    complete: bool,
     told: Told,
 }
 
 impl Task {
     fn heard(&mut self, message: &netlink_packet_core::NetlinkMessage<RouteNetlinkMessage>) {
-        let NetlinkPayload::InnerMessage(inner) = &message.payload else { return };
-        // A change is no part of a dump, even if its flags say so.
-        match self.tables.apply(inner, message.header.flags & !NLM_F_MULTIPART) {
+        let effect = match &message.payload {
+            // A change is no part of a dump, even if its flags say so.
+            NetlinkPayload::InnerMessage(inner) => self.tables.apply(inner, message.header.flags & !NLM_F_MULTIPART),
+            _ if message.header.message_type == NEXT_HOP_REMOVED => Effect::Stale,
+            _ => Effect::Nothing,
+        };
+        match effect {
             Effect::Nothing => {}
-            Effect::Changed => self.due.publish(),
-            Effect::Stale => {
-                self.due.dump = true;
-                self.due.publish();
-            }
+            Effect::Changed => self.publishing.want(),
+            Effect::Stale => self.reading.want(),
         }
-    }
-
-    async fn publish(&mut self, network: &watch::Sender<Network>) -> Result<(), NetlinkError> {
-        let start = Instant::now();
-        self.due.publish = false;
-        if self.due.dump {
-            self.due.dump = false;
-            if self.read_all().await? == Dump::Interrupted {
-                self.due.dump = true;
-                self.due.publish = true;
-            }
-            self.asked.forget_next_hops();
-        }
-        self.tell();
-        let new = self.tables.network();
-        network.send_if_modified(|old| {
-            let changed = *old != new;
-            *old = new;
-            changed
-        });
-        self.due.not_before = Instant::now() + COALESCE.max(start.elapsed() * REST_PER_WORK);
-        Ok(())
     }
 
     /// Reads the kernel's tables into new ones, which take the place of the old.
-    async fn read_all(&mut self) -> Result<Dump, NetlinkError> {
+    async fn read(&mut self) -> Result<(), NetlinkError> {
+        let start = Instant::now();
         let mut tables = Tables::new(&self.names);
         let mut outcome = Dump::Consistent;
         for (message, what) in dumps() {
@@ -178,7 +174,26 @@ impl Task {
             }
         }
         self.tables = tables;
-        Ok(outcome)
+        self.complete = true;
+        self.asked.forget_next_hops();
+        self.reading.done(start);
+        if outcome == Dump::Interrupted {
+            self.reading.want();
+        }
+        self.publishing.want();
+        Ok(())
+    }
+
+    fn publish(&mut self, network: &watch::Sender<Network>) {
+        let start = Instant::now();
+        self.tell();
+        let new = self.tables.network();
+        network.send_if_modified(|old| {
+            let changed = *old != new;
+            *old = new;
+            changed
+        });
+        self.publishing.done(start);
     }
 
     fn tell(&mut self) {

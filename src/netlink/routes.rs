@@ -110,6 +110,11 @@ impl Routes {
         })
     }
 
+    /// Whether several next hops stand for this destination and metric.
+    pub(super) fn is_multipath(&self, to: IpNet, metric: u32) -> bool {
+        self.by_destination.get(&(to, metric)).is_some_and(|hops| !hops.rest.is_empty())
+    }
+
     /// How many did not fit since the tables were read.
     pub(super) fn excess(&self) -> u64 {
         self.excess

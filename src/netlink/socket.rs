@@ -1,13 +1,15 @@
 //! A netlink socket: one datagram at a time, so that what has not been read waits in the kernel's bounded buffer, not in
 //! ours.
 //!
-//! Deliberately not here: what messages mean. A message that does not parse is skipped: a newer kernel may say more.
+//! Deliberately not here: what messages mean. Of a message that does not parse only the header is handed on: a newer kernel
+//! may say more.
 
 use std::io;
 use std::os::fd::OwnedFd;
 
 use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
+use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with, sockopt};
 use tokio::io::unix::AsyncFd;
@@ -87,7 +89,7 @@ impl Socket {
             let mut ready = self.fd.readable().await.map_err(NetlinkError::Io)?;
             match ready.try_io(|fd| Ok(recv(fd, &mut self.datagram[..], RecvFlags::empty())?.1)) {
                 Ok(Ok(read)) => break read,
-                Ok(Err(e)) if e.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error()) => {
+                Ok(Err(e)) if e.raw_os_error() == Some(Errno::NOBUFS.raw_os_error()) => {
                     return Err(NetlinkError::Overrun);
                 }
                 Ok(Err(e)) => return Err(NetlinkError::Io(e)),
@@ -96,6 +98,18 @@ impl Socket {
         };
         messages(&self.datagram[..read], &mut each);
         Ok(())
+    }
+
+    /// Throws away what is waiting. After an overrun the kernel drops every further message until the buffer has been
+    /// emptied, and what lies in it is older than what was dropped.
+    pub(crate) fn drain(&mut self) -> Result<(), NetlinkError> {
+        loop {
+            match recv(self.fd.get_ref(), &mut self.datagram[..], RecvFlags::DONTWAIT) {
+                Ok(_) | Err(Errno::NOBUFS | Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(e) => return Err(NetlinkError::Io(e.into())),
+            }
+        }
     }
 
     /// Sends a request and waits for the kernel's answer to it. `what` completes "refused to".
@@ -177,7 +191,12 @@ fn messages(mut datagram: &[u8], each: &mut impl FnMut(Message)) {
         }
         match Message::deserialize(&datagram[..length]) {
             Ok(message) => each(message),
-            Err(error) => tracing::debug!(%error, "skipped a netlink message that does not parse"),
+            Err(error) => {
+                tracing::debug!(%error, "a netlink message does not parse");
+                let mut header = NetlinkHeader::default();
+                header.message_type = u16::from_ne_bytes([datagram[4], datagram[5]]);
+                each(Message::new(header, NetlinkPayload::Noop));
+            }
         }
         datagram = datagram.get(length.next_multiple_of(4)..).unwrap_or_default();
     }

@@ -87,7 +87,16 @@ impl Tables {
                 return if gone { Effect::Stale } else { Effect::Nothing };
             }
             RouteNetlinkMessage::NewRoute(m) => {
-                self.route(m).is_some_and(|(to, metric, hops)| self.routes.insert(to, metric, &hops, place(m, flags)))
+                let Some((to, metric, hops)) = self.route(m) else { return Effect::Nothing };
+                let place = place(m, flags);
+                // Of several IPv4 routes with one metric only the first is replaced, and which next hops were its own is
+                // not kept.
+                let unclear = place == Place::Only && to.addr().is_ipv4() && self.routes.is_multipath(to, metric);
+                let changed = self.routes.insert(to, metric, &hops, place);
+                if unclear {
+                    return Effect::Stale;
+                }
+                changed
             }
             RouteNetlinkMessage::DelRoute(m) => {
                 self.route(m).is_some_and(|(to, metric, hops)| self.routes.remove(to, metric, &hops))

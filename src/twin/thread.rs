@@ -184,3 +184,128 @@ fn run<B: Buffer>(mut ports: Vec<TwinPort<B>>, mut allocate: impl FnMut() -> Opt
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use dataplane::FROM_LINUX_BURSTS;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    struct Frame(Vec<u8>);
+
+    impl Buffer for Frame {
+        fn bytes(&self) -> &[u8] {
+            &self.0
+        }
+
+        fn bytes_mut(&mut self) -> &mut [u8] {
+            &mut self.0
+        }
+
+        fn resize(&mut self, len: usize) -> bool {
+            self.0.resize(len, 0);
+            true
+        }
+    }
+
+    /// A port whose tap is one end of a socket pair that keeps frames apart, as a tap does. The other end plays Linux.
+    fn port() -> (TwinPort<Frame>, OwnedFd) {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let (tap, linux) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        (TwinPort::new(tap, Arc::new(TwinQueues::new()), Arc::new(TwinCounters::default()), 1500), linux)
+    }
+
+    fn until(mut condition: impl FnMut() -> bool) {
+        let start = Instant::now();
+        while !condition() {
+            assert!(start.elapsed() < Duration::from_secs(10), "waited in vain");
+            std::thread::yield_now();
+        }
+    }
+
+    fn send(linux: &OwnedFd, frame: &[u8]) {
+        until(|| rustix::io::write(linux, frame).is_ok());
+    }
+
+    fn numbered(n: usize) -> Vec<u8> {
+        [&n.to_be_bytes()[..], &[0xab; 52]].concat()
+    }
+
+    fn received(queues: &TwinQueues<Frame>) -> Vec<Vec<u8>> {
+        std::iter::from_fn(|| queues.from_linux.pop()).flatten().map(|frame| frame.0).collect()
+    }
+
+    #[test]
+    fn frames_go_both_ways_whole_and_in_order() {
+        let (port, linux) = port();
+        let queues = port.queues.clone();
+        let _thread = TwinThread::start(vec![port], || Some(Frame(Vec::new()))).unwrap();
+        let mut from_linux = Vec::new();
+        for n in 0..100 {
+            send(&linux, &numbered(n));
+            let burst = Burst::from_iter([Frame(numbered(n))]);
+            assert!(queues.to_linux.push(burst).is_ok());
+            let mut frame = [0; 2048];
+            let mut len = 0;
+            until(|| {
+                rustix::io::read(&linux, &mut frame).is_ok_and(|read| {
+                    len = read;
+                    read > 0
+                })
+            });
+            assert_eq!(frame[..len], numbered(n));
+        }
+        until(|| {
+            from_linux.extend(received(&queues));
+            from_linux.len() == 100
+        });
+        assert!(from_linux.iter().enumerate().all(|(n, frame)| *frame == numbered(n)));
+    }
+
+    #[test]
+    fn what_finds_no_room_in_the_ring_waits_in_the_tap() {
+        let (mut port, linux) = port();
+        let (queues, mut spare) = (port.queues.clone(), None);
+        let mut sent = 0;
+        let mut got = Vec::new();
+        while !queues.from_linux.is_full() {
+            send(&linux, &numbered(sent));
+            sent += 1;
+            port.readable = true;
+            port.read(&mut || Some(Frame(Vec::new())), &mut spare);
+        }
+        assert_eq!(sent, FROM_LINUX_BURSTS, "one frame a burst");
+        send(&linux, &numbered(sent));
+        port.readable = true;
+        assert!(!port.read(&mut || Some(Frame(Vec::new())), &mut spare), "no room: not to be called again at once");
+        got.extend(received(&queues));
+        port.read(&mut || Some(Frame(Vec::new())), &mut spare);
+        got.extend(received(&queues));
+        assert!(got.iter().enumerate().all(|(n, frame)| *frame == numbered(n)));
+        assert_eq!(got.len(), sent + 1);
+    }
+
+    #[test]
+    fn without_buffers_frames_wait_and_the_shortage_is_counted() {
+        let (mut port, linux) = port();
+        send(&linux, &numbered(0));
+        assert!(!port.read(&mut || None, &mut None));
+        assert_eq!(port.counters.no_buffer.load(Ordering::Relaxed), 1);
+        port.read(&mut || Some(Frame(Vec::new())), &mut None);
+        assert_eq!(received(&port.queues), [numbered(0)]);
+        assert_eq!(port.counters.from_linux.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn frames_that_linux_refuses_are_counted() {
+        let (port, linux) = port();
+        drop(linux);
+        assert!(port.queues.to_linux.push(Burst::from_iter([Frame(numbered(0)), Frame(numbered(1))])).is_ok());
+        port.write();
+        assert_eq!(port.counters.to_linux_refused.load(Ordering::Relaxed), 2);
+        assert_eq!(port.counters.to_linux.load(Ordering::Relaxed), 0);
+    }
+}
