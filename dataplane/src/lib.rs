@@ -6,12 +6,14 @@
 mod address;
 pub mod answer;
 pub mod checksum;
+mod counters;
 pub mod flow;
 mod hash;
 mod headers;
 mod input;
 mod limiter;
 pub mod maglev;
+mod memory;
 mod parse;
 mod port;
 pub mod prefetch;
@@ -25,10 +27,12 @@ mod verdict;
 pub mod wire;
 
 pub use address::Address;
+pub use counters::{Account, BackendCounters, Counter, WorkerCounters};
 pub use hash::TupleHash;
 pub use headers::{Headers, Parsed, Transport, Tuple, tcp_flags};
 pub use input::{Config, FlowLimits, Health, Mac, Neighbour, Network, PortConfig, PortIndex, Route};
 pub use limiter::{ANSWERS_PER_SECOND, ANSWERS_PER_SECOND_AND_NETWORK, AnswerLimiter};
+pub use memory::{MemoryBuffer, MemoryPort};
 pub use parse::parse;
 pub use port::{BURST, Buffer, Burst, Port};
 pub use twin::{FROM_LINUX_BURSTS, TO_LINUX_BURSTS, TwinQueues};

@@ -12,7 +12,7 @@ mod reset;
 
 pub use echo::echo_reply;
 pub use error::{IcmpError, icmp_error};
-pub use neighbour::{ArpQuestion, arp_question, arp_reply, neighbour_advertisement, neighbour_question};
+pub use neighbour::{ArpQuestion, announcement, arp_question, arp_reply, neighbour_advertisement, neighbour_question};
 pub use reset::tcp_reset;
 
 use proto::Family;
@@ -43,7 +43,7 @@ pub fn may_answer<A: Address>(headers: &Headers<A>) -> bool {
 }
 
 /// Multicast (RFC 1112, RFC 4291 section 2.7); in IPv4 also 240/4, which ends in broadcast.
-fn is_group_address<A: Address>(address: A) -> bool {
+pub(crate) fn is_group_address<A: Address>(address: A) -> bool {
     match A::FAMILY {
         Family::V4 => address.wide() >> 28 >= 0xe,
         Family::V6 => address.wide() >> 120 == 0xff,

@@ -1,9 +1,13 @@
 //! "Who has this address?", asked by ARP (RFC 826) or neighbour discovery (RFC 4861), and the answer "I".
 
+use std::net::IpAddr;
+
 use zerocopy::network_endian::{U16, U32, U128};
 
 use crate::checksum;
-use crate::wire::{Arp, Ethernet, Extension, LinkLayerOption, NeighbourMessage, icmpv6, neighbour, protocol, take, take_mut};
+use crate::wire::{
+    Arp, Ethernet, Extension, LinkLayerOption, NeighbourMessage, ether_type, icmpv6, neighbour, protocol, take, take_mut,
+};
 use crate::{Buffer, Headers, Mac, Transport};
 
 use super::{NetworkHeader, is_group_address, transport_bytes, written_transport_offset};
@@ -12,6 +16,10 @@ use super::{NetworkHeader, is_group_address, transport_bytes, written_transport_
 const NEIGHBOUR_HOP_LIMIT: u8 = 255;
 /// Bytes of an advertisement with the one option it carries.
 const ADVERTISEMENT_BYTES: u16 = 32;
+/// Bytes of an ARP frame, padded to the least that Ethernet carries.
+const ARP_FRAME_BYTES: usize = 60;
+/// All nodes on the link (RFC 4291 section 2.7.1).
+const ALL_NODES: u128 = 0xff02 << 112 | 1;
 
 /// An ARP request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,34 +83,81 @@ pub fn neighbour_question(frame: &[u8], headers: &Headers<u128>) -> Option<u128>
 pub fn neighbour_advertisement(buffer: &mut impl Buffer, headers: &Headers<u128>, mac: Mac) -> bool {
     let Some(target) = neighbour_question(buffer.bytes(), headers) else { return false };
     buffer.resize(written_transport_offset::<u128>() + usize::from(ADVERTISEMENT_BYTES))
-        && write_advertisement(buffer.bytes_mut(), headers.tuple.source, target, mac).is_some()
+        && write_advertisement(buffer.bytes_mut(), headers.tuple.source, neighbour::SOLICITED, target, mac).is_some()
+        && turn(buffer.bytes_mut(), mac)
 }
 
-fn write_advertisement(frame: &mut [u8], asker: u128, target: u128, mac: Mac) -> Option<()> {
+/// Sends the frame back to where it came from.
+fn turn(frame: &mut [u8], mac: Mac) -> bool {
+    let Some((ethernet, _)) = take_mut::<Ethernet>(frame) else { return false };
+    ethernet.destination = ethernet.source;
+    ethernet.source = mac.0;
+    true
+}
+
+/// Writes into an empty buffer that `address` has `mac`, for all to hear: an ARP announcement (RFC 5227 section 2.3) or
+/// an unsolicited neighbour advertisement (RFC 4861 section 7.2.6). False when the buffer has no room.
+#[must_use]
+pub fn announcement(buffer: &mut impl Buffer, address: IpAddr, mac: Mac) -> bool {
+    let (len, destination, ether_type) = match address {
+        IpAddr::V4(_) => (ARP_FRAME_BYTES, [0xff; 6], ether_type::ARP),
+        IpAddr::V6(_) => {
+            let len = written_transport_offset::<u128>() + usize::from(ADVERTISEMENT_BYTES);
+            (len, [0x33, 0x33, 0, 0, 0, 1], ether_type::IPV6)
+        }
+    };
+    if !buffer.resize(len) {
+        return false;
+    }
+    let frame = buffer.bytes_mut();
+    let written = match address {
+        IpAddr::V4(address) => write_arp_announcement(frame, address.into(), mac),
+        IpAddr::V6(address) => write_advertisement(frame, ALL_NODES, 0, address.into(), mac),
+    };
+    let Some((ethernet, _)) = take_mut::<Ethernet>(frame) else { return false };
+    *ethernet = Ethernet { destination, source: mac.0, ether_type: U16::new(ether_type) };
+    written.is_some()
+}
+
+fn write_arp_announcement(frame: &mut [u8], address: u32, mac: Mac) -> Option<()> {
+    frame.fill(0);
+    *take_mut::<Arp>(frame.get_mut(usize::from(Ethernet::BYTES)..)?)?.0 = Arp {
+        hardware_type: U16::new(1),
+        protocol_type: U16::new(ether_type::IPV4),
+        hardware_len: 6,
+        protocol_len: 4,
+        operation: U16::new(Arp::REQUEST),
+        sender_mac: mac.0,
+        sender_address: U32::new(address),
+        target_mac: [0; 6],
+        target_address: U32::new(address),
+    };
+    Some(())
+}
+
+fn write_advertisement(frame: &mut [u8], destination: u128, flags: u32, target: u128, mac: Mac) -> Option<()> {
     let message = frame.get_mut(written_transport_offset::<u128>()..)?;
     let (advertisement, option) = take_mut::<NeighbourMessage>(message)?;
     *advertisement = NeighbourMessage {
         kind: icmpv6::NEIGHBOUR_ADVERTISEMENT,
         code: 0,
         checksum: U16::ZERO,
-        flags: U32::new(neighbour::SOLICITED | neighbour::OVERRIDE),
+        flags: U32::new(flags | neighbour::OVERRIDE),
         target: U128::new(target),
     };
     *take_mut::<LinkLayerOption>(option)?.0 = LinkLayerOption { kind: neighbour::TARGET_LINK_LAYER, units: 1, mac: mac.0 };
-    let pseudo = checksum::pseudo_sum(target, asker, protocol::ICMPV6, message.len());
+    let pseudo = checksum::pseudo_sum(target, destination, protocol::ICMPV6, message.len());
     let checksum = checksum::finish(pseudo + checksum::sum(message));
     take_mut::<NeighbourMessage>(message)?.0.checksum.set(checksum);
     let ip = NetworkHeader {
         source: target,
-        destination: asker,
+        destination,
         protocol: protocol::ICMPV6,
         traffic_class: 0,
         hop_limit: NEIGHBOUR_HOP_LIMIT,
         payload_len: ADVERTISEMENT_BYTES,
     };
-    let (ethernet, packet) = take_mut::<Ethernet>(frame)?;
-    ethernet.destination = ethernet.source;
-    ethernet.source = mac.0;
+    let (_, packet) = take_mut::<Ethernet>(frame)?;
     ip.write(packet)?;
     Some(())
 }

@@ -1,0 +1,172 @@
+//! What a worker counts. One writer, any number of readers: each counter is written by a relaxed store of its own worker
+//! (a plain move on every processor) and summed by whoever reads.
+//!
+//! The account of a worker closes exactly at rest:
+//! received + originated = transmitted + drops of every reason + held.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::DropReason;
+
+/// Backends whose traffic can be counted apart: the slots of a snapshot, as many as there may be targets. 131,072 * 32
+/// bytes = 4 MiB a worker.
+const BACKEND_SLOTS: usize = crate::snat::TARGETS_MAX as usize;
+
+/// A number that one worker writes and anybody reads.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds, as the only writer.
+    #[inline]
+    pub fn add(&self, n: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    /// Replaces the value, as the only writer.
+    #[inline]
+    pub fn set(&self, n: u64) {
+        self.0.store(n, Ordering::Relaxed);
+    }
+
+    /// The value.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Traffic of one backend slot on one worker, both directions. A slot may serve another backend later: readers pair
+/// the figures with the backend that the snapshot names.
+#[derive(Debug, Default)]
+pub struct BackendCounters {
+    /// Packets forwarded to or from it.
+    pub packets: Counter,
+    /// Bytes of their IP packets.
+    pub bytes: Counter,
+    /// Flows it has now.
+    pub flows: Counter,
+    /// Flows it was ever given.
+    pub new_flows: Counter,
+}
+
+/// All counters of one worker.
+#[derive(Debug)]
+pub struct WorkerCounters {
+    /// Packets taken from ports and twins.
+    pub received: Counter,
+    /// Packets made by the engine that no packet became: the RSTs whose cause is a drop.
+    pub originated: Counter,
+    /// Packets that ports accepted and twins were handed.
+    pub transmitted: Counter,
+    /// Packets that wait for a next hop.
+    pub held: Counter,
+    /// Packets that became an answer; a part of `transmitted`.
+    pub replies: Counter,
+    /// Packets of known flows.
+    pub hits: Counter,
+    /// Packets that no flow was found for.
+    pub misses: Counter,
+    /// Flows made.
+    pub new_flows: Counter,
+    /// Flows there are.
+    pub flows: Counter,
+    /// SNAT ports taken before they had rested.
+    pub snat_port_reused_early: Counter,
+    drops: [Counter; DropReason::ALL.len()],
+    backends: Vec<BackendCounters>,
+}
+
+impl Default for WorkerCounters {
+    fn default() -> Self {
+        Self {
+            received: Counter::default(),
+            originated: Counter::default(),
+            transmitted: Counter::default(),
+            held: Counter::default(),
+            replies: Counter::default(),
+            hits: Counter::default(),
+            misses: Counter::default(),
+            new_flows: Counter::default(),
+            flows: Counter::default(),
+            snat_port_reused_early: Counter::default(),
+            drops: std::array::from_fn(|_| Counter::default()),
+            backends: (0..BACKEND_SLOTS).map(|_| BackendCounters::default()).collect(),
+        }
+    }
+}
+
+/// The account of a worker at one moment (DESIGN 3.5).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Account {
+    /// From ports and twins.
+    pub received: u64,
+    /// What no packet became.
+    pub originated: u64,
+    /// To ports and twins.
+    pub transmitted: u64,
+    /// Drops of all reasons.
+    pub dropped: u64,
+    /// Waiting for a next hop.
+    pub held: u64,
+}
+
+impl Account {
+    /// Whether every packet is accounted for.
+    #[must_use]
+    pub const fn closes(&self) -> bool {
+        self.received + self.originated == self.transmitted + self.dropped + self.held
+    }
+}
+
+impl WorkerCounters {
+    /// Drops for one reason.
+    #[must_use]
+    pub fn drops(&self, reason: DropReason) -> &Counter {
+        &self.drops[reason as usize]
+    }
+
+    /// Traffic of a backend slot; none past the last slot.
+    #[must_use]
+    pub fn backend(&self, slot: u32) -> Option<&BackendCounters> {
+        self.backends.get(slot as usize)
+    }
+
+    /// One flow fewer for a backend slot.
+    pub fn flow_ended(&self, slot: u32) {
+        if let Some(counters) = self.backend(slot) {
+            counters.flows.set(counters.flows.get().wrapping_sub(1));
+        }
+    }
+
+    /// The account. Closes exactly when the worker is at rest.
+    #[must_use]
+    pub fn account(&self) -> Account {
+        Account {
+            received: self.received.get(),
+            originated: self.originated.get(),
+            transmitted: self.transmitted.get(),
+            dropped: self.drops.iter().map(Counter::get).sum(),
+            held: self.held.get(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_account_closes_when_each_packet_is_counted_once() {
+        let counters = WorkerCounters::default();
+        counters.received.add(5);
+        counters.originated.add(1);
+        counters.transmitted.add(3);
+        counters.drops(DropReason::NoFlow).add(2);
+        assert!(!counters.account().closes());
+        counters.held.set(1);
+        assert!(counters.account().closes());
+        counters.drops(DropReason::TxFull).add(1);
+        assert!(!counters.account().closes());
+    }
+}

@@ -1,0 +1,81 @@
+//! A port in memory: what tests, `replay` and `bench --io mem` forward over.
+
+use std::collections::VecDeque;
+
+use crate::{Buffer, Burst, Port};
+
+/// A frame in memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemoryBuffer {
+    bytes: Vec<u8>,
+    /// Whatever the owner wants to know it by; 0 for buffers that the engine allocated.
+    pub id: u64,
+}
+
+/// Room of a buffer, bytes: the largest jumbo frame that common NICs take.
+const ROOM: usize = 9216;
+
+impl MemoryBuffer {
+    /// A buffer with this frame.
+    #[must_use]
+    pub fn new(frame: &[u8], id: u64) -> Self {
+        Self { bytes: frame.to_vec(), id }
+    }
+}
+
+impl Buffer for MemoryBuffer {
+    fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
+    fn resize(&mut self, len: usize) -> bool {
+        if len > ROOM {
+            return false;
+        }
+        self.bytes.resize(len, 0);
+        true
+    }
+}
+
+/// Two queues of frames. `room` bounds what it accepts to transmit until [`MemoryPort::sent`] is emptied.
+#[derive(Debug)]
+pub struct MemoryPort {
+    /// Frames that will be received, oldest first.
+    pub arriving: VecDeque<MemoryBuffer>,
+    /// Frames that were transmitted, oldest first.
+    pub sent: VecDeque<MemoryBuffer>,
+    /// Frames it holds in `sent` before it refuses.
+    pub room: usize,
+}
+
+impl Default for MemoryPort {
+    fn default() -> Self {
+        Self { arriving: VecDeque::new(), sent: VecDeque::new(), room: usize::MAX }
+    }
+}
+
+impl Port for MemoryPort {
+    type Buffer = MemoryBuffer;
+
+    fn receive(&mut self, burst: &mut Burst<MemoryBuffer>) {
+        let n = burst.remaining_capacity().min(self.arriving.len());
+        burst.extend(self.arriving.drain(..n));
+    }
+
+    fn transmit(&mut self, burst: &mut Burst<MemoryBuffer>) {
+        let n = burst.len().min(self.room.saturating_sub(self.sent.len()));
+        self.sent.extend(burst.drain(..n));
+    }
+
+    fn allocate(&mut self) -> Option<MemoryBuffer> {
+        Some(MemoryBuffer::default())
+    }
+
+    fn release(&mut self, burst: &mut Burst<MemoryBuffer>) {
+        burst.clear();
+    }
+}
