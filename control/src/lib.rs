@@ -6,6 +6,7 @@
 
 pub mod addresses;
 pub mod config;
+pub mod ctl;
 pub mod kubernetes;
 pub mod logging;
 pub mod plan;

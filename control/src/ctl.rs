@@ -1,0 +1,60 @@
+//! `sluicectl`: asks a gateway's admin API and prints what it says, for people or for programs.
+//!
+//! Invariant: the JSON fields are those of DESIGN section 8, in that order, and a program can rely on them.
+//! Deliberately not here: any change to a gateway, and TLS.
+
+mod args;
+mod client;
+mod follow;
+mod print;
+mod rows;
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+pub use args::{Arguments, Command, ListArguments, Output, Server};
+pub use client::ClientError;
+
+/// Why a command did not succeed: exit 1.
+#[derive(Debug, thiserror::Error)]
+pub enum CtlError {
+    /// The gateway could not be asked.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The output could not be written.
+    #[error("cannot write the output: {0}")]
+    Output(#[from] io::Error),
+    /// The answer could not be written in this format.
+    #[error("cannot write the answer: {0}")]
+    Format(String),
+}
+
+/// How a list that is followed is shown.
+#[derive(Clone, Copy, Debug)]
+pub struct Screen {
+    /// Whether a table is redrawn in place, as on a terminal, or printed below the one before.
+    pub redraw: bool,
+    /// Time between two looks.
+    pub period: Duration,
+}
+
+/// Runs a command. `out` is for results, `notes` for what programs need not read.
+///
+/// # Errors
+/// When the gateway cannot be asked or the output cannot be written.
+pub async fn run(arguments: &Arguments, out: &mut impl Write, notes: &mut impl Write, screen: Screen) -> Result<(), CtlError> {
+    let server = &arguments.server;
+    match &arguments.command {
+        Command::Services(list) => follow::<rows::Service>(server, list, out, notes, screen).await,
+        Command::Backends(list) => follow::<rows::Backend>(server, list, out, notes, screen).await,
+        Command::Ports(list) => follow::<rows::Port>(server, list, out, notes, screen).await,
+        Command::Drops(list) => follow::<rows::Drop>(server, list, out, notes, screen).await,
+        Command::Completion { shell } => Ok(args::write_completion(*shell, out)?),
+        Command::Version => Ok(writeln!(out, "sluicectl {}", env!("CARGO_PKG_VERSION"))?),
+    }
+}
+
+use follow::follow;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,98 @@
+//! The command line of `sluicectl` (DESIGN section 8).
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use proto::limits::ADMIN_LISTEN;
+
+use crate::config::scalar;
+
+/// Asks a sluice gateway what it does.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "sluicectl", version)]
+pub struct Arguments {
+    /// The gateway's admin API: unix:PATH.
+    #[arg(long, global = true, value_name = "URL", env = "SLUICE_SERVER", default_value = ADMIN_LISTEN)]
+    pub server: Server,
+    /// What to ask.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Command {
+    /// Services: frontends, backends, and why one is not served.
+    Services(ListArguments),
+    /// Backends: state, health, weight, flows.
+    Backends(ListArguments),
+    /// Network ports: link and packets.
+    Ports(ListArguments),
+    /// Dropped packets by reason and worker.
+    Drops(ListArguments),
+    /// Print the completion script of a shell.
+    Completion {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Print the version of this program.
+    Version,
+}
+
+/// How a list is printed.
+#[derive(Clone, Debug, Args)]
+pub struct ListArguments {
+    /// Output format.
+    #[arg(short, long, value_enum, value_name = "FORMAT", default_value = "table")]
+    pub output: Output,
+    /// Go on: redraw the table once a second, or print each object that is new or has changed.
+    #[arg(long)]
+    pub watch: bool,
+}
+
+/// Output formats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// For people.
+    Table,
+    /// One array; with --watch, one object a line.
+    Json,
+    /// One list; with --watch, one document per object.
+    Yaml,
+}
+
+/// Where the admin API is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Server(PathBuf);
+
+impl Server {
+    /// The socket.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl FromStr for Server {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.starts_with("https://") || text.starts_with("http://") {
+            return Err("TCP and TLS are not built in this version; \
+                        use unix:PATH on the gateway itself, or forward its socket: ssh -L ./admin.sock:/run/sluice/admin.sock GATEWAY"
+                .to_owned());
+        }
+        let here = std::env::current_dir().map_err(|error| format!("the current directory cannot be read: {error}"))?;
+        scalar::socket(text, &here).map(Self)
+    }
+}
+
+/// Writes the completion script of a shell.
+pub(super) fn write_completion(shell: Shell, out: &mut impl Write) -> io::Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Arguments::command(), "sluicectl", &mut script);
+    out.write_all(&script)
+}

@@ -1,0 +1,255 @@
+//! The commands against a server with canned answers.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use clap::Parser;
+use proto::v1;
+use proto::v1::admin_server::{Admin, AdminServer};
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status};
+
+use super::*;
+
+const SCREEN: Screen = Screen { redraw: false, period: Duration::from_millis(1) };
+
+/// Answers always the same, except that packets are counted up by one per question.
+#[derive(Default)]
+struct Canned {
+    empty: bool,
+    asked: AtomicU64,
+}
+
+#[tonic::async_trait]
+impl Admin for Canned {
+    async fn list_services(&self, _: Request<v1::ListServicesRequest>) -> Result<Response<v1::ListServicesResponse>, Status> {
+        let web = v1::ServiceStatus {
+            namespace: "default".into(),
+            name: "web".into(),
+            frontends: vec!["tcp 192.0.2.100:80".into(), "tcp [2001:db8::1:0]:80".into()],
+            mode: "nat".into(),
+            target: "endpoint".into(),
+            scheduler: "maglev".into(),
+            backends: 3,
+            healthy: 2,
+            ..Default::default()
+        };
+        let refused = v1::ServiceStatus {
+            namespace: "default".into(),
+            name: "sticky".into(),
+            mode: "nat".into(),
+            target: "endpoint".into(),
+            scheduler: "maglev".into(),
+            reason: "Unsupported".into(),
+            message: "sessionAffinity".into(),
+            ..Default::default()
+        };
+        let services = if self.empty { Vec::new() } else { vec![web, refused] };
+        Ok(Response::new(v1::ListServicesResponse { services }))
+    }
+
+    async fn list_backends(&self, _: Request<v1::ListBackendsRequest>) -> Result<Response<v1::ListBackendsResponse>, Status> {
+        let backend = v1::BackendStatus {
+            service: "default/web".into(),
+            address: "10.0.0.11:8080".into(),
+            state: "active".into(),
+            healthy: true,
+            weight: 1,
+            flows: 7,
+        };
+        Ok(Response::new(v1::ListBackendsResponse { backends: vec![backend] }))
+    }
+
+    async fn list_ports(&self, _: Request<v1::ListPortsRequest>) -> Result<Response<v1::ListPortsResponse>, Status> {
+        let port = v1::PortStatus {
+            name: "uplink".into(),
+            device: "net_af_packet0,iface=eth1".into(),
+            link: "up".into(),
+            rx_packets: 18_446_744_073_709_551_615,
+            tx_packets: 2,
+            rx_missed: 0,
+            steering: "single worker".into(),
+        };
+        Ok(Response::new(v1::ListPortsResponse { ports: vec![port] }))
+    }
+
+    async fn list_drops(&self, _: Request<v1::ListDropsRequest>) -> Result<Response<v1::ListDropsResponse>, Status> {
+        let asked = self.asked.fetch_add(1, Ordering::Relaxed);
+        if asked == 3 {
+            return Err(Status::failed_precondition("enough"));
+        }
+        let fixed = v1::DropCount { reason: "malformed".into(), worker: 0, packets: 5 };
+        let growing = v1::DropCount { reason: "no_flow".into(), worker: 0, packets: asked };
+        Ok(Response::new(v1::ListDropsResponse { drops: vec![fixed, growing] }))
+    }
+
+    async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Result<Response<v1::GetStatusResponse>, Status> {
+        Ok(Response::new(v1::GetStatusResponse::default()))
+    }
+}
+
+fn serve(socket: &Path, canned: Canned) {
+    let incoming = UnixListenerStream::new(UnixListener::bind(socket).unwrap());
+    let server = tonic::transport::Server::builder().add_service(AdminServer::new(canned)).serve_with_incoming(incoming);
+    tokio::spawn(server);
+}
+
+/// What a command prints on both outputs, and how it ends.
+async fn ctl(socket: &Path, arguments: &str) -> (String, String, Result<(), CtlError>) {
+    let server = format!("unix:{}", socket.display());
+    let words = ["sluicectl", "--server", &server].into_iter().chain(arguments.split_whitespace());
+    let arguments = Arguments::try_parse_from(words).unwrap();
+    let (mut out, mut notes) = (Vec::new(), Vec::new());
+    let result = run(&arguments, &mut out, &mut notes, SCREEN).await;
+    (String::from_utf8(out).unwrap(), String::from_utf8(notes).unwrap(), result)
+}
+
+/// What a command prints, with a server of its own.
+async fn printed(canned: Canned, arguments: &str) -> (String, String) {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("admin.sock");
+    serve(&socket, canned);
+    let (out, notes, result) = ctl(&socket, arguments).await;
+    result.unwrap();
+    (out, notes)
+}
+
+#[tokio::test]
+async fn tables_are_aligned_under_upper_case_titles() {
+    let (out, notes) = printed(Canned::default(), "services").await;
+    assert_eq!(
+        out,
+        "\
+NAMESPACE  NAME    FRONTENDS                                  MODE  TARGET    SCHEDULER  BACKENDS  HEALTHY  REASON
+default    web     tcp 192.0.2.100:80,tcp [2001:db8::1:0]:80  nat   endpoint  maglev     3         2
+default    sticky                                             nat   endpoint  maglev     0         0        Unsupported: sessionAffinity
+"
+    );
+    assert_eq!(notes, "");
+    let (out, _) = printed(Canned::default(), "backends").await;
+    assert_eq!(
+        out,
+        "SERVICE      ADDRESS         STATE   HEALTHY  WEIGHT  FLOWS\n\
+         default/web  10.0.0.11:8080  active  yes      1       7\n"
+    );
+}
+
+#[tokio::test]
+async fn json_is_one_array_with_the_fields_of_the_contract_in_order() {
+    let fields = |text: &str| {
+        let keys = text.lines().filter_map(|line| line.trim().strip_prefix('"')?.split_once("\":"));
+        keys.map(|(key, _)| key.to_owned()).collect::<Vec<_>>().join(" ")
+    };
+    let (services, _) = printed(Canned::default(), "services -o json").await;
+    let one = "namespace name frontends mode target scheduler backends healthy reason";
+    assert_eq!(fields(&services), format!("{one} {one}"));
+    let parsed: serde_json::Value = serde_json::from_str(&services).unwrap();
+    assert_eq!(
+        (&parsed[0]["healthy"], &parsed[0]["reason"], &parsed[1]["reason"]),
+        (&2.into(), &"".into(), &"Unsupported".into())
+    );
+    let (backends, _) = printed(Canned::default(), "backends -o json").await;
+    assert_eq!(fields(&backends), "service address state healthy weight flows");
+    let (ports, _) = printed(Canned::default(), "ports -o json").await;
+    assert_eq!(fields(&ports), "name device link rx_packets tx_packets rx_missed steering");
+    let parsed: serde_json::Value = serde_json::from_str(&ports).unwrap();
+    assert_eq!(parsed[0]["rx_packets"], serde_json::json!(u64::MAX));
+    let (drops, _) = printed(Canned::default(), "drops --output json").await;
+    assert_eq!(fields(&drops), "reason worker packets reason worker packets");
+}
+
+#[tokio::test]
+async fn yaml_is_one_list() {
+    let (out, _) = printed(Canned::default(), "drops -o yaml").await;
+    assert_eq!(out, "- reason: malformed\n  worker: 0\n  packets: 5\n- reason: no_flow\n  worker: 0\n  packets: 0\n");
+}
+
+#[tokio::test]
+async fn an_empty_list_has_titles_and_a_note() {
+    let empty = || Canned { empty: true, ..Default::default() };
+    let (out, notes) = printed(empty(), "services").await;
+    assert_eq!((out.lines().count(), notes.as_str()), (1, "(none)\n"));
+    let (out, notes) = printed(empty(), "services -o json").await;
+    assert_eq!((out.as_str(), notes.as_str()), ("[]\n", ""));
+    let (out, _) = printed(empty(), "services -o yaml").await;
+    assert_eq!(out, "[]\n");
+}
+
+#[tokio::test]
+async fn watching_prints_an_object_a_line_when_it_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("admin.sock");
+    serve(&socket, Canned::default());
+    let (out, _, result) = ctl(&socket, "drops -o json --watch").await;
+    let line = |reason: &str, packets: u64| format!("{{\"reason\":\"{reason}\",\"worker\":0,\"packets\":{packets}}}\n");
+    assert_eq!(out, [line("malformed", 5), line("no_flow", 0), line("no_flow", 1), line("no_flow", 2)].concat());
+    let error = result.unwrap_err().to_string();
+    assert!(error.contains("answered: enough"), "{error}");
+}
+
+#[tokio::test]
+async fn watching_draws_the_table_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("admin.sock");
+    serve(&socket, Canned::default());
+    let (out, _, _) = ctl(&socket, "drops --watch").await;
+    assert_eq!(out.matches("REASON     WORKER  PACKETS\n").count(), 3, "{out}");
+}
+
+#[tokio::test]
+async fn a_socket_that_does_not_answer_says_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("admin.sock");
+    let error = |result: Result<(), CtlError>| result.unwrap_err().to_string();
+    let (_, _, result) = ctl(&socket, "ports").await;
+    assert!(error(result).contains("is sluiced running here?"));
+    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    let (_, _, result) = ctl(&socket, "ports").await;
+    assert!(error(result).contains("nobody listens"));
+    std::fs::remove_file(&socket).unwrap();
+    std::fs::write(&socket, "").unwrap();
+    let (_, _, result) = ctl(&socket, "ports").await;
+    assert!(error(result).contains("admin.sock"));
+}
+
+#[tokio::test]
+async fn a_server_of_another_kind_is_named_as_such() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = dir.path().join("text.sock");
+    let listener = UnixListener::bind(&text).unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let _ = stream.try_write(b"220 mail.example SMTP\r\n");
+        }
+    });
+    let (_, _, result) = ctl(&text, "ports").await;
+    let error = result.unwrap_err().to_string();
+    assert!(error.contains("is no sluice admin API"), "{error}");
+
+    let other = dir.path().join("grpc.sock");
+    let incoming = UnixListenerStream::new(UnixListener::bind(&other).unwrap());
+    let (_, health) = tonic_health::server::health_reporter();
+    tokio::spawn(tonic::transport::Server::builder().add_service(health).serve_with_incoming(incoming));
+    let (_, _, result) = ctl(&other, "ports").await;
+    let error = result.unwrap_err().to_string();
+    assert!(error.contains("is no sluice admin API"), "{error}");
+}
+
+#[tokio::test]
+async fn completion_and_version_need_no_server() {
+    let (out, _, result) = ctl(Path::new("/nonexistent"), "completion bash").await;
+    assert!(result.is_ok() && out.contains("sluicectl"));
+    let (out, _, result) = ctl(Path::new("/nonexistent"), "version").await;
+    assert!(result.is_ok() && out.starts_with("sluicectl "));
+}
+
+#[test]
+fn servers_are_unix_sockets() {
+    let parse = |server: &str| Arguments::try_parse_from(["sluicectl", "ports", "--server", server]);
+    assert_eq!(parse("unix:/a").unwrap().server.socket(), Path::new("/a"));
+    for wrong in ["https://a:1", "/a", "unix:"] {
+        assert_eq!(parse(wrong).unwrap_err().exit_code(), 2, "{wrong}");
+    }
+    assert!(parse("https://a:1").unwrap_err().to_string().contains("not built in this version"));
+}
