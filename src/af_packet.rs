@@ -46,7 +46,7 @@ pub enum AfPacketError {
         interface: String,
     },
     /// The kernel refused.
-    #[error("interface {interface}: {source}; the gateway needs CAP_NET_ADMIN, and a kernel with act_bpf and clsact")]
+    #[error("interface {interface}: {source}; the gateway needs CAP_NET_ADMIN, and a kernel with cls_bpf and sch_ingress")]
     Netlink {
         /// The interface.
         interface: String,
