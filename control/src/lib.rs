@@ -6,14 +6,20 @@
 
 pub mod addresses;
 pub mod config;
+pub mod controller;
 pub mod ctl;
+pub mod gateways;
 pub mod kubernetes;
 pub mod logging;
+pub mod manifests;
 pub mod plan;
 pub mod probe;
+pub mod publish;
 pub mod selection;
+pub mod server;
 pub mod settings;
 pub mod socket;
 pub mod source;
 pub mod spec;
+pub mod status;
 pub mod world;

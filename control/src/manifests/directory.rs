@@ -1,0 +1,232 @@
+//! What the files of one directory hold together.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use proto::ServiceName;
+
+use super::documents::{Document, Object, documents};
+
+/// Largest manifest read: 65,536 Services at 1 KB. A larger file is no manifest.
+const FILE_BYTES_MAX: u64 = 64 * 1024 * 1024;
+
+/// `*.yaml` and `*.yml` directly in a directory, with the last good content of each.
+#[derive(Debug)]
+pub struct Directory {
+    path: PathBuf,
+    files: BTreeMap<PathBuf, File>,
+    told: BTreeSet<String>,
+}
+
+#[derive(Debug, Default)]
+struct File {
+    text: String,
+    documents: Vec<Document>,
+    error: Option<String>,
+}
+
+/// All objects of a directory.
+#[derive(Clone, Debug, Default)]
+pub struct Objects {
+    /// By namespace and name.
+    pub services: BTreeMap<ServiceName, Service>,
+    /// By namespace and name.
+    pub slices: BTreeMap<ServiceName, EndpointSlice>,
+}
+
+impl Directory {
+    /// A directory of which nothing is read yet.
+    #[must_use]
+    pub const fn new(path: PathBuf) -> Self {
+        Self { path, files: BTreeMap::new(), told: BTreeSet::new() }
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads what changed. Returns the objects if any file did, and the sentences that were not said before.
+    ///
+    /// # Errors
+    /// When the directory cannot be listed; then all stays as it was.
+    pub fn read(&mut self) -> io::Result<(Option<Objects>, Vec<String>)> {
+        let mut is_new = self.files.is_empty() && self.told.is_empty();
+        let paths = self.list()?;
+        let before = self.files.len();
+        self.files.retain(|path, _| paths.contains(path));
+        is_new |= self.files.len() != before;
+        for path in paths {
+            let text = read_text(&path);
+            let file = self.files.entry(path).or_default();
+            is_new |= file.take(text);
+        }
+        let mut notes = Vec::new();
+        let objects = self.merge(&mut notes);
+        let new = notes.iter().filter(|note| !self.told.contains(*note)).cloned().collect();
+        self.told = notes.into_iter().collect();
+        Ok((is_new.then_some(objects), new))
+    }
+
+    fn list(&self) -> io::Result<BTreeSet<PathBuf>> {
+        let mut paths = BTreeSet::new();
+        for entry in std::fs::read_dir(&self.path)? {
+            let path = entry?.path();
+            let is_yaml = path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml");
+            let is_hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+            if is_yaml && !is_hidden && path.is_file() {
+                paths.insert(path);
+            }
+        }
+        Ok(paths)
+    }
+
+    /// The first file by name wins where two define one object.
+    fn merge(&self, notes: &mut Vec<String>) -> Objects {
+        let mut objects = Objects::default();
+        let mut owners: BTreeMap<(&'static str, ServiceName), String> = BTreeMap::new();
+        for (path, file) in &self.files {
+            let place = path.display();
+            notes.extend(file.error.iter().map(|error| format!("{place}: {error}")));
+            for document in &file.documents {
+                let number = document.number;
+                notes.extend(document.notes.iter().map(|note| format!("{place}: document {number}: {note}")));
+                let Some((name, object)) = &document.object else { continue };
+                let kind = match object {
+                    Object::Service(_) => "Service",
+                    Object::Slice(_) => "EndpointSlice",
+                };
+                if let Some(owner) = owners.get(&(kind, name.clone())) {
+                    notes.push(format!(
+                        "{place}: document {number}: {kind} {name} is not used, because {owner} has one of that name"
+                    ));
+                    continue;
+                }
+                owners.insert((kind, name.clone()), format!("{place} (document {number})"));
+                match object {
+                    Object::Service(service) => drop(objects.services.insert(name.clone(), (**service).clone())),
+                    Object::Slice(slice) => drop(objects.slices.insert(name.clone(), (**slice).clone())),
+                }
+            }
+        }
+        objects
+    }
+}
+
+impl File {
+    /// Takes in new content; whether the objects changed.
+    fn take(&mut self, text: Result<String, String>) -> bool {
+        let text = match text {
+            Ok(text) => text,
+            Err(error) => {
+                self.error = Some(format!("{error}; its last good content stays in force"));
+                return false;
+            }
+        };
+        if self.error.is_none() && text == self.text {
+            return false;
+        }
+        match documents(&text) {
+            Ok(documents) => {
+                let is_new = documents != self.documents;
+                *self = Self { text, documents, error: None };
+                is_new
+            }
+            Err(error) => {
+                self.error = Some(format!("{error}; the last good content of the file stays in force"));
+                false
+            }
+        }
+    }
+}
+
+fn read_text(path: &Path) -> Result<String, String> {
+    let mut text = String::new();
+    let file = std::fs::File::open(path).map_err(|error| format!("cannot be read: {error}"))?;
+    let read = file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(|error| format!("cannot be read: {error}"))?;
+    if read as u64 > FILE_BYTES_MAX {
+        return Err(format!("is larger than {FILE_BYTES_MAX} bytes; split it"));
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn service(name: &str, port: u16) -> String {
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{type: LoadBalancer, ports: [{{port: {port}}}]}}\n"
+        )
+    }
+
+    fn ports(objects: &Objects) -> Vec<(String, i32)> {
+        let port = |service: &Service| service.spec.as_ref().unwrap().ports.as_ref().unwrap()[0].port;
+        objects.services.iter().map(|(name, service)| (name.name.clone(), port(service))).collect()
+    }
+
+    #[test]
+    fn only_yaml_directly_in_the_directory_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("a.yaml"), service("a", 80)).unwrap();
+        fs::write(dir.path().join("b.yml"), service("b", 81)).unwrap();
+        fs::write(dir.path().join("c.txt"), service("c", 82)).unwrap();
+        fs::write(dir.path().join(".d.yaml"), service("d", 82)).unwrap();
+        fs::create_dir(dir.path().join("sub.yaml")).unwrap();
+        fs::write(dir.path().join("sub.yaml").join("e.yaml"), service("e", 83)).unwrap();
+        let (objects, notes) = Directory::new(dir.path().to_owned()).read().unwrap();
+        assert_eq!(ports(&objects.unwrap()), [("a".to_owned(), 80), ("b".to_owned(), 81)]);
+        assert!(notes.is_empty());
+    }
+
+    #[test]
+    fn a_file_that_stops_parsing_keeps_its_last_good_content_and_says_so_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("a.yaml");
+        let mut directory = Directory::new(dir.path().to_owned());
+        fs::write(&file, service("a", 80)).unwrap();
+        directory.read().unwrap();
+        fs::write(&file, "kind: [").unwrap();
+        fs::write(dir.path().join("b.yaml"), service("b", 81)).unwrap();
+        let (objects, notes) = directory.read().unwrap();
+        assert_eq!(ports(&objects.unwrap()), [("a".to_owned(), 80), ("b".to_owned(), 81)]);
+        assert!(notes[0].contains("a.yaml") && notes[0].contains("line 1") && notes[0].contains("last good"), "{notes:?}");
+        let (objects, notes) = directory.read().unwrap();
+        assert!(objects.is_none() && notes.is_empty());
+        fs::write(&file, service("a", 90)).unwrap();
+        assert_eq!(ports(&directory.read().unwrap().0.unwrap())[0], ("a".to_owned(), 90));
+    }
+
+    #[test]
+    fn of_two_files_with_one_object_the_first_by_name_wins_and_the_other_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("b.yaml"), service("web", 81)).unwrap();
+        fs::write(dir.path().join("a.yaml"), service("web", 80)).unwrap();
+        let (objects, notes) = Directory::new(dir.path().to_owned()).read().unwrap();
+        assert_eq!(ports(&objects.unwrap()), [("web".to_owned(), 80)]);
+        assert!(notes[0].contains("b.yaml") && notes[0].contains("a.yaml"), "{notes:?}");
+    }
+
+    #[test]
+    fn a_file_that_goes_takes_its_objects_and_a_directory_that_goes_takes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let inner = dir.path().join("manifests");
+        fs::create_dir(&inner).unwrap();
+        fs::write(inner.join("a.yaml"), service("a", 80)).unwrap();
+        fs::write(inner.join("b.yaml"), service("b", 80)).unwrap();
+        let mut directory = Directory::new(inner.clone());
+        directory.read().unwrap();
+        fs::remove_file(inner.join("a.yaml")).unwrap();
+        assert_eq!(directory.read().unwrap().0.unwrap().services.len(), 1);
+        fs::rename(&inner, dir.path().join("away")).unwrap();
+        assert!(directory.read().is_err());
+        fs::rename(dir.path().join("away"), &inner).unwrap();
+        assert!(directory.read().unwrap().0.is_none());
+    }
+}

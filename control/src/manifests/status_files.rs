@@ -1,0 +1,202 @@
+//! `<statusDir>/<namespace>/<name>.yaml`: what a cluster would keep in the Service's status.
+//!
+//! Invariant: a file is whole or not there: it is written beside its place and renamed. It is no manifest, but at start
+//! its addresses are taken over, so that a restart moves no Service.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::{LoadBalancerIngress, LoadBalancerStatus, Service, ServiceStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use proto::ServiceName;
+
+use crate::source::{IpMode, StatusWrite};
+
+/// The status files of one directory.
+#[derive(Debug)]
+pub struct StatusFiles {
+    dir: PathBuf,
+    known: BTreeMap<ServiceName, String>,
+}
+
+/// Why a status file could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum StatusFileError {
+    /// The system refused.
+    #[error("{path}: {error}; the directory must be writable for this process (key `statusDir`)")]
+    System {
+        /// Which file or directory.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// It cannot be written as YAML.
+    #[error("the status of {service} cannot be written as YAML: {error}")]
+    Yaml {
+        /// Which Service.
+        service: ServiceName,
+        /// Why.
+        error: String,
+    },
+}
+
+impl StatusFiles {
+    /// Reads what is there: the files, and the status that each Service had. A file that cannot be read counts as none.
+    ///
+    /// # Errors
+    /// When the directory cannot be made or listed.
+    pub fn open(dir: &Path) -> Result<(Self, BTreeMap<ServiceName, ServiceStatus>), StatusFileError> {
+        fs::create_dir_all(dir).map_err(system(dir))?;
+        let mut files = Self { dir: dir.to_owned(), known: BTreeMap::new() };
+        let mut statuses = BTreeMap::new();
+        for (namespace, path) in children(dir)?.into_iter().filter(|(_, path)| path.is_dir()) {
+            for (file, path) in children(&path)? {
+                let Some(name) = file.strip_suffix(".yaml") else { continue };
+                let text = fs::read_to_string(&path).map_err(system(&path))?;
+                let service = ServiceName::new(&namespace, name);
+                match serde_saphyr::from_str::<Service>(&text) {
+                    Ok(object) => statuses.extend(object.status.map(|status| (service.clone(), status))),
+                    Err(error) => {
+                        let error = error.without_snippet().to_string();
+                        tracing::warn!(path = %path.display(), error, "status file not readable; its addresses are not kept");
+                    }
+                }
+                files.known.insert(service, text);
+            }
+        }
+        Ok((files, statuses))
+    }
+
+    /// Writes a status, unless the file says the same.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn write(&mut self, write: &StatusWrite) -> Result<(), StatusFileError> {
+        let yaml = |error: serde_saphyr::SerializeError| StatusFileError::Yaml {
+            service: write.service.clone(),
+            error: error.to_string(),
+        };
+        let text = serde_saphyr::to_string(&object(write)).map_err(yaml)?;
+        if self.known.get(&write.service) == Some(&text) {
+            return Ok(());
+        }
+        let path = self.path(&write.service);
+        let beside = path.with_extension("yaml.new");
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent).map_err(system(parent))?;
+        }
+        fs::write(&beside, &text).map_err(system(&beside))?;
+        fs::rename(&beside, &path).map_err(system(&path))?;
+        self.known.insert(write.service.clone(), text);
+        Ok(())
+    }
+
+    /// Removes the files of Services that are not among `services`, and directories that are empty then.
+    pub fn forget_all_but(&mut self, services: &BTreeSet<&ServiceName>) {
+        let gone: Vec<ServiceName> = self.known.keys().filter(|name| !services.contains(name)).cloned().collect();
+        for service in gone {
+            let path = self.path(&service);
+            if let Err(error) = fs::remove_file(&path).or_else(|error| not_found_is_fine(error)) {
+                tracing::warn!(path = %path.display(), %error, "status file not removed; remove it by hand");
+            }
+            // Fails while other Services of the namespace have files, which is as it should be.
+            let _ = path.parent().map(fs::remove_dir);
+            self.known.remove(&service);
+        }
+    }
+
+    fn path(&self, service: &ServiceName) -> PathBuf {
+        self.dir.join(&service.namespace).join(format!("{}.yaml", service.name))
+    }
+}
+
+fn not_found_is_fine(error: io::Error) -> io::Result<()> {
+    if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
+}
+
+/// Entries with names that are text; others cannot be ours.
+fn children(dir: &Path) -> Result<Vec<(String, PathBuf)>, StatusFileError> {
+    let entries = fs::read_dir(dir).and_then(Iterator::collect::<io::Result<Vec<_>>>).map_err(system(dir))?;
+    Ok(entries.into_iter().filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path()))).collect())
+}
+
+fn object(write: &StatusWrite) -> Service {
+    let mode = |mode| match mode {
+        IpMode::Vip => "VIP",
+        IpMode::Proxy => "Proxy",
+    };
+    let ingress = write.ingress.iter().map(|entry| LoadBalancerIngress {
+        ip: Some(entry.ip.to_string()),
+        ip_mode: Some(mode(entry.ip_mode).to_owned()),
+        ..LoadBalancerIngress::default()
+    });
+    Service {
+        metadata: ObjectMeta {
+            name: Some(write.service.name.clone()),
+            namespace: Some(write.service.namespace.clone()),
+            ..ObjectMeta::default()
+        },
+        spec: None,
+        status: Some(ServiceStatus {
+            conditions: None,
+            load_balancer: Some(LoadBalancerStatus { ingress: Some(ingress.collect()) }),
+        }),
+    }
+}
+
+fn system(path: &Path) -> impl Fn(io::Error) -> StatusFileError {
+    move |error| StatusFileError::System { path: path.to_owned(), error }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::Ingress;
+
+    fn write(name: &str, last: u8) -> StatusWrite {
+        let ingress = vec![Ingress { ip: [192, 0, 2, last].into(), ip_mode: IpMode::Proxy }];
+        StatusWrite { service: ServiceName::new("shop", name), uid: String::new(), resource_version: String::new(), ingress }
+    }
+
+    #[test]
+    fn a_status_is_found_again_after_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut files, before) = StatusFiles::open(&dir.path().join("status")).unwrap();
+        assert!(before.is_empty());
+        files.write(&write("web", 100)).unwrap();
+        let text = fs::read_to_string(dir.path().join("status/shop/web.yaml")).unwrap();
+        for line in ["apiVersion: v1", "kind: Service", "namespace: shop", "ip: 192.0.2.100", "ipMode: Proxy"] {
+            assert!(text.contains(line), "{text}");
+        }
+        let (_, statuses) = StatusFiles::open(&dir.path().join("status")).unwrap();
+        let status = &statuses[&ServiceName::new("shop", "web")];
+        let ingress = status.load_balancer.as_ref().unwrap().ingress.as_ref().unwrap();
+        assert_eq!(ingress[0].ip.as_deref(), Some("192.0.2.100"));
+    }
+
+    #[test]
+    fn the_file_of_a_service_that_is_gone_is_removed_and_its_empty_directory_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut files, _) = StatusFiles::open(dir.path()).unwrap();
+        files.write(&write("a", 100)).unwrap();
+        files.write(&write("b", 101)).unwrap();
+        let kept = ServiceName::new("shop", "a");
+        files.forget_all_but(&[&kept].into());
+        assert!(dir.path().join("shop/a.yaml").exists() && !dir.path().join("shop/b.yaml").exists());
+        files.forget_all_but(&BTreeSet::new());
+        assert!(!dir.path().join("shop").exists());
+    }
+
+    #[test]
+    fn a_broken_status_file_is_passed_over_and_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("shop")).unwrap();
+        fs::write(dir.path().join("shop/web.yaml"), "status: [").unwrap();
+        let (mut files, statuses) = StatusFiles::open(dir.path()).unwrap();
+        assert!(statuses.is_empty());
+        files.write(&write("web", 100)).unwrap();
+        assert_eq!(StatusFiles::open(dir.path()).unwrap().1.len(), 1);
+    }
+}
