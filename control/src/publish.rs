@@ -127,7 +127,7 @@ pub(crate) mod tests {
         if message.full {
             have.clear();
         }
-        message.removed.iter().for_each(|name| drop(have.remove(name)));
+        have.retain(|name, _| !message.removed.contains(name));
         have.extend(message.services.iter().map(|s| (format!("{}/{}", s.namespace, s.name), s.drain_timeout_ms / 1000)));
     }
 

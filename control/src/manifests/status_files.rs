@@ -167,7 +167,7 @@ mod tests {
         assert!(before.is_empty());
         files.write(&write("web", 100)).unwrap();
         let text = fs::read_to_string(dir.path().join("status/shop/web.yaml")).unwrap();
-        for line in ["apiVersion: v1", "kind: Service", "namespace: shop", "ip: 192.0.2.100", "ipMode: Proxy"] {
+        for line in ["apiVersion: v1", "kind: Service", "namespace: shop", "ip: \"192.0.2.100\"", "ipMode: Proxy"] {
             assert!(text.contains(line), "{text}");
         }
         let (_, statuses) = StatusFiles::open(&dir.path().join("status")).unwrap();
