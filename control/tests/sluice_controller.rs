@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 fn sluice_controller(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_sluice-controller")).args(arguments).output().unwrap()
@@ -39,6 +40,43 @@ fn every_mistake_is_named_at_once_with_exit_code_2() {
 #[test]
 fn wrong_usage_ends_with_exit_code_2() {
     assert_eq!(sluice_controller(&["fly"]).status.code(), Some(2));
-    assert_eq!(sluice_controller(&["check"]).status.code(), Some(2));
+    assert_eq!(sluice_controller(&["check", "--config"]).status.code(), Some(2));
     assert_eq!(sluice_controller(&["check", "--config", "/nonexistent"]).status.code(), Some(2));
+}
+
+/// A configuration whose source is a kubeconfig that does not exist, or a directory of manifests.
+fn run(source: &str) -> (tempfile::TempDir, std::process::Child) {
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("controller.yaml");
+    let socket = directory.path().join("config.sock");
+    let status = directory.path().join("status");
+    let text = format!("listen: \"unix:{}\"\nstatusDir: {}\n{source}\n", socket.display(), status.display());
+    std::fs::write(&config, text).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-controller"));
+    command.args(["run", "--config", config.to_str().unwrap()]).stderr(std::process::Stdio::piped());
+    (directory, command.spawn().unwrap())
+}
+
+#[test]
+fn a_kubeconfig_that_does_not_exist_is_named_with_exit_code_2() {
+    let (_directory, child) = run("kubernetes: {kubeconfig: /nonexistent/kubeconfig}");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("/nonexistent/kubeconfig"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_running_controller_listens_and_ends_well_when_asked_to() {
+    let manifests = tempfile::tempdir().unwrap();
+    let (directory, mut child) = run(&format!("manifests: {}", manifests.path().display()));
+    let socket = directory.path().join("config.sock");
+    let end = Instant::now() + Duration::from_secs(30);
+    while std::os::unix::net::UnixStream::connect(&socket).is_err() {
+        assert!(child.try_wait().unwrap().is_none() && Instant::now() < end, "it does not listen");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let id = child.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert!(!socket.exists());
 }

@@ -199,6 +199,32 @@ mod tests {
         assert_eq!(Trouble::new("list services", "").met(busy(86_400), Instant::now()), ASKED_MAX);
     }
 
+    /// What was logged meanwhile.
+    fn logged(act: impl FnOnce()) -> String {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(std::sync::Mutex::new(writer)).finish();
+        tracing::subscriber::with_default(lines, act);
+        std::io::read_to_string(reader).unwrap()
+    }
+
+    #[test]
+    fn one_cause_is_said_once_until_it_is_over() {
+        let text = logged(|| {
+            let (mut trouble, now) = (Trouble::new("list and watch services", "https://api:6443"), Instant::now());
+            for number in 0..5 {
+                trouble.met(Outage::Unreachable(format!("connection {number} refused")), now);
+            }
+            trouble.met(Outage::Forbidden("cannot list".to_owned()), now);
+            trouble.over();
+            trouble.over();
+            trouble.met(Outage::Forbidden("cannot list".to_owned()), now);
+        });
+        assert_eq!(text.matches("cannot be reached").count(), 1, "{text}");
+        assert_eq!(text.matches("grant it by a ClusterRole").count(), 2, "{text}");
+        assert_eq!(text.matches("answers again").count(), 1, "{text}");
+        assert!(text.contains("cannot list and watch services") && text.contains("https://api:6443"), "{text}");
+    }
+
     #[test]
     fn a_message_that_embeds_an_object_is_cut() {
         assert_eq!(truncated(&"ä".repeat(5_000)).chars().count(), MESSAGE_CHARS_MAX + 1);

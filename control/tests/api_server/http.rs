@@ -144,6 +144,7 @@ fn faulty(fault: &Fault, asked: &Asked) -> Answer {
         Fault::TooMany { retry_after_s } => Answer::too_many(*retry_after_s),
         Fault::Internal => Answer::internal("etcdserver: leader changed"),
         Fault::Expired => Answer::expired("The resourceVersion for the provided list is too old."),
+        Fault::Conflict => Answer::conflict(asked.kind.plural(), &asked.name),
         Fault::Invalid(message) => Answer::status(422, "Invalid", message.clone(), None),
         Fault::Forbidden => {
             let subresource = if asked.is_status { "status" } else { "" };

@@ -51,6 +51,8 @@ pub enum Fault {
     Internal,
     /// 410 with a Status.
     Expired,
+    /// 409 with a Status, as when somebody else was faster.
+    Conflict,
     /// 422 with a Status of this message.
     Invalid(String),
 }

@@ -1,0 +1,90 @@
+//! A gateway as the controller sees it: it takes what it is given and acknowledges it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use proto::v1::config_client::ConfigClient;
+use proto::v1::watch_request::Message;
+use proto::v1::{Hello, Service, WatchRequest, WatchResponse};
+use tokio::net::UnixStream;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+/// What a gateway was given.
+#[derive(Clone, Debug, Default)]
+pub struct Given {
+    /// How many messages came.
+    pub messages: usize,
+    pub services: BTreeMap<String, Service>,
+    /// Services that were ever taken away.
+    pub removed: Vec<String>,
+}
+
+impl Given {
+    /// Backends of all ports of a Service.
+    pub fn backends(&self, service: &str) -> usize {
+        self.services.get(service).map_or(0, |service| service.ports.iter().map(|port| port.backends.len()).sum())
+    }
+}
+
+pub struct Gateway {
+    given: Arc<Mutex<Given>>,
+}
+
+impl Gateway {
+    /// Dials the controller until it answers, then stays for as long as the runtime.
+    pub fn start(socket: &Path) -> Self {
+        let given = Arc::new(Mutex::new(Given::default()));
+        let (socket, taken) = (socket.to_owned(), Arc::clone(&given));
+        tokio::spawn(async move {
+            while watch(&socket, &taken).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
+        Self { given }
+    }
+
+    pub fn given(&self) -> Given {
+        self.given.lock().unwrap().clone()
+    }
+}
+
+async fn watch(socket: &Path, given: &Mutex<Given>) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let mut client = ConfigClient::new(dial(socket.to_owned()).await?);
+    let (requests, receiver) = mpsc::channel(16);
+    let hello = Hello { gateway: "edge-1".to_owned(), version: "test".to_owned(), ..Hello::default() };
+    requests.send(WatchRequest { message: Some(Message::Hello(hello)) }).await?;
+    let mut responses = client.watch(ReceiverStream::new(receiver)).await?.into_inner();
+    while let Some(response) = responses.message().await? {
+        let acknowledgement = response.generation.clone().map(Message::Acknowledge);
+        take(&mut given.lock().unwrap(), response);
+        requests.send(WatchRequest { message: acknowledgement }).await?;
+    }
+    Ok(())
+}
+
+async fn dial(socket: PathBuf) -> Result<Channel, tonic::transport::Error> {
+    let connector = tower::service_fn(move |_: Uri| {
+        let socket = socket.clone();
+        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+    });
+    Endpoint::from_static("http://controller").connect_with_connector(connector).await
+}
+
+fn take(given: &mut Given, response: WatchResponse) {
+    given.messages += 1;
+    if response.full {
+        given.services.clear();
+    }
+    for service in response.services {
+        given.services.insert(format!("{}/{}", service.namespace, service.name), service);
+    }
+    for name in response.removed {
+        given.services.remove(&name);
+        given.removed.push(name);
+    }
+}
