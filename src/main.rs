@@ -11,6 +11,8 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Check(args) => match check(&args.config, &args.choice(), &mut io::stdout().lock()) {
             Ok(()) => ExitCode::SUCCESS,
+            // The reader of a pipe has seen enough.
+            Err(CheckError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("{error}");
                 ExitCode::from(if matches!(error, CheckError::Invalid(_)) { 2 } else { 1 })

@@ -7,6 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use proto::Family;
 use zerocopy::FromZeros;
 
+use crate::snapshot::{FamilyTables, Snapshot};
+
 /// An address of one family, in host order: `u32` for IPv4, `u128` for IPv6. Code that is the same for both families
 /// is generic over it and compiled once for each.
 pub trait Address: Copy + Eq + Ord + Hash + Debug + Default + FromZeros + Send + Sync + 'static {
@@ -21,6 +23,8 @@ pub trait Address: Copy + Eq + Ord + Hash + Debug + Default + FromZeros + Send +
     fn from_ip(address: IpAddr) -> Option<Self>;
     /// Widened, for hashing and for sums; IPv4 in the low 32 bits.
     fn wide(self) -> u128;
+    /// The tables of this family.
+    fn tables(snapshot: &Snapshot) -> &FamilyTables<Self>;
 }
 
 impl Address for u32 {
@@ -41,6 +45,10 @@ impl Address for u32 {
     fn wide(self) -> u128 {
         u128::from(self)
     }
+
+    fn tables(snapshot: &Snapshot) -> &FamilyTables<Self> {
+        &snapshot.v4
+    }
 }
 
 impl Address for u128 {
@@ -60,5 +68,9 @@ impl Address for u128 {
 
     fn wide(self) -> u128 {
         self
+    }
+
+    fn tables(snapshot: &Snapshot) -> &FamilyTables<Self> {
+        &snapshot.v6
     }
 }

@@ -6,6 +6,7 @@
 mod address;
 pub mod answer;
 pub mod checksum;
+mod compile;
 mod counters;
 pub mod flow;
 mod hash;
@@ -17,7 +18,9 @@ mod memory;
 mod parse;
 mod port;
 pub mod prefetch;
+mod publish;
 pub mod rewrite;
+pub mod snapshot;
 pub mod snat;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
@@ -27,6 +30,7 @@ mod verdict;
 pub mod wire;
 
 pub use address::Address;
+pub use compile::Compiler;
 pub use counters::{Account, BackendCounters, Counter, WorkerCounters};
 pub use hash::TupleHash;
 pub use headers::{Headers, Parsed, Transport, Tuple, tcp_flags};
@@ -35,5 +39,7 @@ pub use limiter::{ANSWERS_PER_SECOND, ANSWERS_PER_SECOND_AND_NETWORK, AnswerLimi
 pub use memory::{MemoryBuffer, MemoryPort};
 pub use parse::parse;
 pub use port::{BURST, Buffer, Burst, Port};
+pub use publish::{Publisher, Subscriber};
+pub use snapshot::Snapshot;
 pub use twin::{FROM_LINUX_BURSTS, TO_LINUX_BURSTS, TwinQueues};
 pub use verdict::DropReason;

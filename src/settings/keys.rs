@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use control::config::{Field, Placed, Section, scalar};
+use control::config::{Field, Place, Placed, Section, scalar};
 use dataplane::{FlowLimits, Neighbour, PortIndex, Route};
 use ipnet::IpNet;
 use proto::limits::ADMIN_LISTEN;
@@ -37,8 +37,15 @@ pub(super) fn name(top: &mut Section<'_>) -> String {
     let expected = "a name of letters, digits, `-`, `_` and `.`, at most 63";
     let legal = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
     let is_name = |text: &str| (1..=63).contains(&text.len()) && text.bytes().all(legal);
-    let given = top.field("name").map(|field| field.parse(expected, |text| is_name(text).then(|| text.to_owned())));
-    given.unwrap_or_else(|| Some(rustix::system::uname().nodename().to_string_lossy().into_owned())).unwrap_or_default()
+    if let Some(field) = top.field("name") {
+        return field.parse(expected, |text| is_name(text).then(|| text.to_owned())).unwrap_or_default();
+    }
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    if !is_name(&host) {
+        let place = Place { line: top.place.line, key: "name".to_owned() };
+        top.reader.problem(&place, format!("missing, expected {expected}; the host's name, `{host}`, is none"));
+    }
+    host
 }
 
 /// Takes key `workers`.

@@ -92,7 +92,7 @@ fn refuse_controller_keys(top: &mut Section<'_>) {
                 field.problem("found a second source beside `controller`; keep one of the two")
             }
             (_, Some(field)) => {
-                field.problem("belongs into the controller's own file, since `controller` is the source; move it there")
+                field.problem("belongs in the controller's own file, since `controller` is the source; move it there")
             }
         }
     }

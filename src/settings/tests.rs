@@ -112,7 +112,7 @@ fn exactly_one_source_is_named() {
     let remote = format!("{none}controller: {{urls: ['unix:/c']}}\nmanifests: /m\npools: []\n");
     let error = read(&remote).unwrap_err();
     assert!(error.contains("key `manifests`: found a second source beside `controller`"), "{error}");
-    assert!(error.contains("key `pools`: belongs into the controller's own file"), "{error}");
+    assert!(error.contains("key `pools`: belongs in the controller's own file"), "{error}");
 }
 
 #[test]
@@ -260,5 +260,18 @@ fn the_example_is_valid_and_names_every_key() {
             !top_level || text.lines().any(|l| l.trim_start_matches(['#', ' ']).starts_with(&format!("{key}:"))),
             "{key} is missing"
         );
+    }
+}
+
+proptest::proptest! {
+    #[test]
+    fn a_file_with_lines_lost_or_repeated_is_refused_or_reads_back(kept in proptest::collection::vec(0..3_usize, 120)) {
+        let example = include_str!("../../deploy/sluice.example.yaml");
+        // Mostly once, so that some files stay valid.
+        let times = |index: usize| if index % 7 == 0 { kept.get(index).copied().unwrap_or(1) } else { 1 };
+        let text: String = example.lines().enumerate().flat_map(|(i, line)| std::iter::repeat_n(format!("{line}\n"), times(i))).collect();
+        if let Ok(settings) = read(&text) {
+            proptest::prop_assert_eq!(read(&settings.effective()), Ok(settings));
+        }
     }
 }

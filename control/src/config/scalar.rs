@@ -121,7 +121,7 @@ mod tests {
         #[test]
         fn quoted_text_reads_back(text in any::<String>()) {
             let tree = crate::config::tree::parse(&quoted(&text));
-            prop_assert_eq!(tree.map(|n| n.value), Ok(crate::config::tree::Value::Scalar(text)));
+            prop_assert_eq!(tree.map(|(node, _)| node.value), Ok(crate::config::tree::Value::Scalar(text)));
         }
     }
 }

@@ -33,7 +33,7 @@ impl Reader {
     /// When it cannot be read or is no YAML.
     pub fn open(file: &Path) -> Result<(Self, Node), Invalid> {
         let text = std::fs::read_to_string(file).map_err(|error| {
-            let message = format!("cannot be read: {error}; give an existing, readable file with --config");
+            let message = format!("cannot be read: {error}; give an existing, readable file of UTF-8 text with --config");
             Invalid::whole(file.to_owned(), message)
         })?;
         Self::parse(file, &text)
@@ -42,14 +42,17 @@ impl Reader {
     /// Parses a text as the content of `file`.
     ///
     /// # Errors
-    /// When it is no YAML.
+    /// When it is no YAML, or no mapping.
     pub fn parse(file: &Path, text: &str) -> Result<(Self, Node), Invalid> {
-        let root = tree::parse(text).map_err(|errors| {
-            let place = |line| Place { line, key: String::new() };
-            let problems = errors.into_iter().map(|e| Problem { place: place(e.line), message: e.message }).collect();
-            Invalid { file: file.to_owned(), problems }
-        })?;
-        Ok((Self { file: file.to_owned(), problems: RefCell::default() }, root))
+        let problem = |line, message| Problem { place: Place { line, key: String::new() }, message };
+        let invalid = |problems| Invalid { file: file.to_owned(), problems };
+        let (root, errors) = tree::parse(text).map_err(|error| invalid(vec![problem(error.line, error.message)]))?;
+        let mut problems: Vec<_> = errors.into_iter().map(|error| problem(error.line, error.message)).collect();
+        if !matches!(root.value, Value::Map(_)) {
+            problems.push(problem(root.line, "found a list or a text, expected a mapping of keys to values".to_owned()));
+            return Err(invalid(problems));
+        }
+        Ok((Self { file: file.to_owned(), problems: RefCell::new(problems) }, root))
     }
 
     /// The mapping at the top of the file.
@@ -357,6 +360,24 @@ mod tests {
         assert_eq!(lines[1], "f.yaml:1: key `d`: missing, expected something");
         assert_eq!(lines[2], "f.yaml:2: key `a`: found `3`, expected a mapping of keys to values");
         assert!(lines[3].starts_with("f.yaml:3: key `c`: found a list, expected a duration from 0ms to 1s"), "{found}");
+    }
+
+    #[test]
+    fn a_duplicate_key_hides_no_other_mistake() {
+        let found = problems("a: x\na: y\n", |top| {
+            top.number("a", 0..=1, 0);
+        });
+        assert_eq!(
+            found,
+            "f.yaml:1: key `a`: found `x`, expected a number from 0 to 1\n\
+             f.yaml:2: duplicate key `a`, first on line 1; keep one of the two"
+        );
+    }
+
+    #[test]
+    fn a_file_that_is_no_mapping_says_only_that() {
+        let error = Reader::parse(Path::new("f.yaml"), "- a\n").unwrap_err().to_string();
+        assert_eq!(error, "f.yaml:1: found a list or a text, expected a mapping of keys to values");
     }
 
     #[test]

@@ -51,22 +51,17 @@ pub struct SyntaxError {
     pub message: String,
 }
 
-/// Parses one YAML document. An empty file is an empty mapping. All duplicate keys and refused constructs are
-/// reported; a text that is not YAML at all gives the first error, since nothing after it can be trusted.
+/// Parses one YAML document. An empty file is an empty mapping. Duplicate keys and refused constructs come beside the
+/// tree, in the order of the file, so that the rest can be judged too.
 ///
 /// # Errors
-/// One per refused construct, in the order of the file.
-pub fn parse(text: &str) -> Result<Node, Vec<SyntaxError>> {
+/// The first error of a text that is no YAML, since nothing after it can be trusted.
+pub fn parse(text: &str) -> Result<(Node, Vec<SyntaxError>), SyntaxError> {
     let options = granit_parser::options! { emit_comments: false };
     let mut builder = Builder { parser: Parser::new_from_str_with_options(text, options), errors: Vec::new() };
     match builder.document() {
-        Ok(node) if builder.errors.is_empty() => Ok(node),
-        Ok(_) => Err(builder.errors),
-        Err(scan) => {
-            let line = scan.marker().line();
-            builder.errors.push(SyntaxError { line, message: format!("this is no YAML: {}", scan.info()) });
-            Err(builder.errors)
-        }
+        Ok(node) => Ok((node, builder.errors)),
+        Err(scan) => Err(SyntaxError { line: scan.marker().line(), message: format!("this is no YAML: {}", scan.info()) }),
     }
 }
 
@@ -186,12 +181,13 @@ mod tests {
     use proptest::prelude::*;
 
     fn errors(text: &str) -> Vec<(usize, String)> {
-        parse(text).unwrap_err().into_iter().map(|e| (e.line, e.message)).collect()
+        parse(text).unwrap().1.into_iter().map(|e| (e.line, e.message)).collect()
     }
 
     #[test]
     fn nodes_know_their_lines_and_scalars_keep_their_text() {
-        let tree = parse("# comment\na: 0x1f\nb:\n  - \"off\"\n  - ~\n").unwrap();
+        let (tree, errors) = parse("# comment\na: 0x1f\nb:\n  - \"off\"\n  - ~\n").unwrap();
+        assert_eq!(errors, []);
         let Value::Map(entries) = tree.value else { panic!("no mapping") };
         assert_eq!(entries[0], Entry { key: "a".into(), line: 2, node: Node { line: 2, value: Value::Scalar("0x1f".into()) } });
         let off = Node { line: 4, value: Value::Scalar("off".into()) };
@@ -201,7 +197,7 @@ mod tests {
     #[test]
     fn an_empty_file_is_an_empty_mapping() {
         for text in ["", "# only a comment\n", "---\n", "---\n...\n", "~"] {
-            assert_eq!(parse(text).map(|n| n.value), Ok(Value::Map(Vec::new())), "{text:?}");
+            assert_eq!(parse(text).unwrap().0.value, Value::Map(Vec::new()), "{text:?}");
         }
     }
 
@@ -222,9 +218,8 @@ mod tests {
 
     #[test]
     fn what_is_no_yaml_is_named_with_its_line() {
-        let found = errors("a: 1\nb: [1, 2\nc: 3\n");
-        assert!(found[0].1.starts_with("this is no YAML: "), "{found:?}");
-        assert!(found[0].0 >= 2, "{found:?}");
+        let found = parse("a: 1\nb: [1, 2\nc: 3\n").unwrap_err();
+        assert!(found.message.starts_with("this is no YAML: ") && found.line >= 2, "{found:?}");
     }
 
     proptest! {

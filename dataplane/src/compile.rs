@@ -1,0 +1,220 @@
+//! State, network and health become the snapshot that workers forward by.
+//!
+//! **Invariant:** what a flow may hold keeps its meaning: a backend keeps its slot until its drain is over, a target for
+//! two minutes more, a next hop while anything names it. A service that did not change is not looked into: its tables
+//! are shared with the snapshot before. Deliberately not here: when to compile (the agent's matter), and packets.
+
+mod network;
+mod places;
+mod services;
+mod slots;
+mod snat;
+
+use std::collections::{BTreeSet, HashSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use proto::{Generation, Pool, Service, ServiceName, State};
+
+use crate::hash::TableHash;
+use crate::snapshot::{FamilyTables, FrontendKey, Snapshot};
+use crate::{Address, Config, Health, Network};
+use network::Ways;
+use places::Answers;
+use services::{Served, Surroundings};
+use slots::{Backends, TargetKey};
+use snat::SnatTables;
+
+/// Makes snapshots, and remembers what must stay the same from one to the next.
+#[derive(Debug)]
+pub struct Compiler {
+    config: Config,
+    snat: SnatTables,
+    ways: Ways,
+    backends: Backends,
+    services: HashMap<ServiceName, Served, TableHash>,
+    failing: HashSet<TargetKey>,
+    pools: Vec<Pool>,
+    addresses: Vec<IpAddr>,
+    answers: Answers,
+    conflicts: Vec<String>,
+    last: Snapshot,
+}
+
+impl Compiler {
+    /// A compiler for a gateway with this configuration.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        let ports: Arc<[_]> = config.ports.clone().into();
+        let snat = SnatTables::new(&config);
+        let mut ways = Ways::new(ports.clone());
+        let mut answers = Answers::default();
+        let network = Network::default();
+        let last = Snapshot {
+            sequence: 0,
+            generation: Generation::default(),
+            ready: false,
+            ports,
+            v4: FamilyTables::new(places::places(&config, &network, &[], &[]), snat.v4.clone()),
+            v6: FamilyTables::new(places::places(&config, &network, &[], &[]), snat.v6.clone()),
+            frontends: Vec::new(),
+            backends: crate::snapshot::BackendTable::default(),
+            routes: ways.share(),
+            services: Vec::new(),
+            announced: answers.update(&config, &[], &[], 1),
+            managed: Arc::default(),
+            refused: Vec::new(),
+            problems: Vec::new(),
+        };
+        Self {
+            snat,
+            ways,
+            answers,
+            last,
+            config,
+            backends: Backends::default(),
+            services: HashMap::default(),
+            failing: HashSet::new(),
+            pools: Vec::new(),
+            addresses: Vec::new(),
+            conflicts: Vec::new(),
+        }
+    }
+
+    /// The snapshot to begin with, before any state: not ready.
+    #[must_use]
+    pub fn initial(&self) -> Snapshot {
+        self.last.clone()
+    }
+
+    /// The snapshot of a complete state. `now_ns` is monotonic and only measures drains.
+    pub fn compile(&mut self, state: &State, network: &Network, health: &Health, now_ns: u64) -> Snapshot {
+        self.last.sequence += 1;
+        self.backends.expire(now_ns);
+        let all = self.follow_network(network, health, now_ns);
+        let listens_changed = self.follow_services(state, health, all, now_ns);
+        if listens_changed {
+            self.index_frontends(state);
+        }
+        if listens_changed || self.pools != state.pools || self.addresses != network.addresses {
+            self.pools.clone_from(&state.pools);
+            self.addresses.clone_from(&network.addresses);
+            self.update_places(network);
+        }
+        let last = &mut self.last;
+        last.generation = state.generation.clone();
+        last.ready = true;
+        last.backends = self.backends.table.clone();
+        last.routes = self.ways.share();
+        last.managed = self.ways.managed(self.backends.targets.next_hops());
+        last.problems = self.answers.problems.iter().chain(&self.conflicts).cloned().collect();
+        last.clone()
+    }
+
+    /// When the next snapshot is due although nothing changes: a drain is over then.
+    #[must_use]
+    pub fn next_due_ns(&self) -> Option<u64> {
+        self.backends.due_ns()
+    }
+
+    /// Routes and neighbours. True when every service must be looked into.
+    fn follow_network(&mut self, network: &Network, health: &Health, now_ns: u64) -> bool {
+        if !self.ways.follow(network) {
+            return false;
+        }
+        let (ways, snat) = (&mut self.ways, &self.snat);
+        let mut around = Surroundings { ways, snat, failing: &health.failing, node_port_addresses: &[], now_ns };
+        let all = self.backends.targets.resolve(|address| around.reach(address));
+        self.backends.follow_targets();
+        self.ways.forget(self.backends.targets.next_hops());
+        all
+    }
+
+    /// Looks into the services that changed. True when any listens elsewhere than before.
+    fn follow_services(&mut self, state: &State, health: &Health, all: bool, now_ns: u64) -> bool {
+        let changed: Vec<TargetKey> = self.failing.symmetric_difference(&health.failing).copied().collect();
+        if !changed.is_empty() {
+            self.failing.clone_from(&health.failing);
+        }
+        let mut around = Surroundings {
+            ways: &mut self.ways,
+            snat: &self.snat,
+            failing: &health.failing,
+            node_port_addresses: &self.config.node_port_addresses,
+            now_ns,
+        };
+        let (sequence, mut listens_changed) = (self.last.sequence, false);
+        self.last.services.clear();
+        self.last.frontends.clear();
+        self.last.refused.clear();
+        for (name, service) in &state.services {
+            let (served, new) = match self.services.get_mut(name) {
+                Some(served) => (served, false),
+                None => (self.services.entry(name.clone()).or_insert_with(|| Served::new(service)), true),
+            };
+            let affected = || changed.iter().any(|key| served.backends.contains_key(key));
+            if new || all || is_other(&served.source, service) || affected() {
+                listens_changed |= served.compile(service, &mut self.backends, &mut around);
+            }
+            served.seen = sequence;
+            self.last.services.push(served.view.clone());
+            self.last.frontends.extend(served.ports.iter().map(|port| port.frontend.clone()));
+            self.last.refused.extend(served.refusal.clone().map(|refusal| (name.clone(), refusal)));
+        }
+        for (_, gone) in self.services.extract_if(|_, served| served.seen != sequence) {
+            gone.end(&mut self.backends, now_ns);
+            listens_changed = true;
+        }
+        listens_changed
+    }
+
+    /// Addresses, protocols and ports to positions in `frontends`. Of two services at one place the first by name has it.
+    fn index_frontends(&mut self, state: &State) {
+        self.conflicts.clear();
+        let (mut v4, mut v6) = (HashMap::default(), HashMap::default());
+        let mut position = 0;
+        for served in state.services.keys().filter_map(|name| self.services.get(name)) {
+            for port in &served.ports {
+                for at in &port.listens {
+                    let protocol = port.protocol.number();
+                    let free = match at.ip() {
+                        IpAddr::V4(address) => claim(&mut v4, u32::from(address), at.port(), protocol, position),
+                        IpAddr::V6(address) => claim(&mut v6, u128::from(address), at.port(), protocol, position),
+                    };
+                    if !free {
+                        let (name, protocol) = (&served.name, port.protocol);
+                        self.conflicts.push(format!("{name} does not get {protocol} {at}: another service has it"));
+                    }
+                }
+                position += 1;
+            }
+        }
+        (self.last.v4.frontends, self.last.v6.frontends) = (Arc::new(v4), Arc::new(v6));
+    }
+
+    fn update_places(&mut self, network: &Network) {
+        let ports = self.services.values().flat_map(|served| &served.ports);
+        let vips: BTreeSet<IpAddr> = ports.flat_map(|port| port.listens[..port.vips].iter().map(|at| at.ip())).collect();
+        let vips: Vec<IpAddr> = vips.into_iter().collect();
+        let last = &mut self.last;
+        last.v4.places = Arc::new(places::places(&self.config, network, &self.pools, &vips));
+        last.v6.places = Arc::new(places::places(&self.config, network, &self.pools, &vips));
+        last.announced = self.answers.update(&self.config, &self.pools, &vips, last.sequence);
+    }
+}
+
+/// Whether a service is another one than before. Mostly it is the very same.
+fn is_other(before: &Arc<Service>, now: &Arc<Service>) -> bool {
+    !Arc::ptr_eq(before, now) && before != now
+}
+
+fn claim<A: Address>(
+    frontends: &mut HashMap<FrontendKey<A>, u32, TableHash>,
+    address: A,
+    port: u16,
+    protocol: u8,
+    position: u32,
+) -> bool {
+    frontends.try_insert(FrontendKey { address, port, protocol }, position).is_ok()
+}

@@ -1,0 +1,259 @@
+//! One service: which backends it has, which of them take new flows, and where it listens.
+
+use std::collections::HashSet;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use proto::limits::MAGLEV_HASH_VERSION;
+use proto::{BackendState, MaglevSpec, Mode, Probe, Protocol, Reason, Refusal, Scheduler, Service, ServiceName, ServicePort};
+
+use super::network::Ways;
+use super::slots::{Backends, Reach, TargetKey, nanoseconds};
+use super::snat::SnatTables;
+use crate::TupleHash;
+use crate::flow::BackendId;
+use crate::hash::TableHash;
+use crate::maglev::MaglevTable;
+use crate::snapshot::{BackendView, Frontend, PortView, ServiceView};
+
+/// What services are compiled against.
+pub(super) struct Surroundings<'a> {
+    pub(super) ways: &'a mut Ways,
+    pub(super) snat: &'a SnatTables,
+    pub(super) failing: &'a HashSet<TargetKey>,
+    pub(super) node_port_addresses: &'a [IpAddr],
+    pub(super) now_ns: u64,
+}
+
+impl Surroundings<'_> {
+    /// How a target is reached now.
+    pub(super) fn reach(&mut self, address: SocketAddr) -> Reach {
+        let next_hop = self.ways.next_hop_to(address.ip());
+        Reach { next_hop, snat: self.snat.serves(proto::Family::of(address.ip()), self.ways.port_of(next_hop)) }
+    }
+}
+
+/// A service as it was compiled last.
+#[derive(Debug)]
+pub(super) struct Served {
+    pub(super) source: Arc<Service>,
+    pub(super) name: Arc<ServiceName>,
+    pub(super) backends: HashMap<TargetKey, BackendId, TableHash>,
+    pub(super) ports: Vec<ServedPort>,
+    pub(super) view: Arc<ServiceView>,
+    /// What this gateway, not the controller, refuses.
+    pub(super) refusal: Option<Refusal>,
+    /// Sequence of the snapshot that it was seen in last.
+    pub(super) seen: u64,
+}
+
+/// One port of it. The table is kept together with what it was built from.
+#[derive(Debug)]
+pub(super) struct ServedPort {
+    pub(super) protocol: Protocol,
+    /// Where it listens, VIPs first.
+    pub(super) listens: Vec<SocketAddr>,
+    /// How many of `listens` are at VIPs.
+    pub(super) vips: usize,
+    pub(super) frontend: Arc<Frontend>,
+    spec: MaglevSpec,
+    weights: Vec<(SocketAddr, u16)>,
+}
+
+/// What of a service this release cannot do. The controller refuses it too; an older or newer one may not.
+fn unsupported(service: &Service) -> Option<Refusal> {
+    let message = if service.mode != Mode::Nat {
+        format!("mode {} is not built into this gateway; use mode nat", service.mode)
+    } else if service.scheduler != Scheduler::Maglev {
+        format!("scheduler {} is not built into this gateway; use maglev", service.scheduler)
+    } else if service.ports.iter().any(|port| port.protocol == Protocol::Sctp) {
+        "SCTP is not built into this gateway; use TCP or UDP".to_owned()
+    } else if let Some(port) = service.ports.iter().find(|port| port.maglev.hash_version != MAGLEV_HASH_VERSION) {
+        let found = port.maglev.hash_version;
+        format!(
+            "expected hash version {MAGLEV_HASH_VERSION}, found {found}; controller and gateway are too far apart: update the older"
+        )
+    } else {
+        return None;
+    };
+    Some(Refusal { reason: Reason::Unsupported, message })
+}
+
+impl Served {
+    /// A service of which nothing is served yet.
+    pub(super) fn new(source: &Arc<Service>) -> Self {
+        let name = Arc::new(source.name.clone());
+        let view = view_of(source, &name, None, Vec::new());
+        let (backends, ports) = (HashMap::default(), Vec::new());
+        Self { source: source.clone(), name, backends, ports, view: Arc::new(view), refusal: None, seen: 0 }
+    }
+
+    /// Compiles it anew. True when where it listens has changed.
+    pub(super) fn compile(&mut self, source: &Arc<Service>, backends: &mut Backends, around: &mut Surroundings<'_>) -> bool {
+        self.source = source.clone();
+        self.refusal = unsupported(source);
+        let serves = source.refusal.is_none() && self.refusal.is_none();
+        let ports: &[ServicePort] = if serves { &source.ports } else { &[] };
+        let no_room = self.take_backends(ports, backends, around);
+        let mut old = std::mem::take(&mut self.ports).into_iter();
+        let mut listens_before = Vec::new();
+        let mut views = Vec::new();
+        let mut accepting = HashSet::new();
+        for port in ports {
+            let before = old.next();
+            listens_before.extend(before.as_ref().map(|port| (port.protocol, port.listens.clone())));
+            let listed = self.listed(port, backends, around);
+            let unreachable = !listed.is_empty() && listed.iter().all(|b| !b.has_snat);
+            let (served, view) = self.serve_port(port, &listed, before, unreachable, around);
+            accepting.extend(view.backends.iter().filter(|b| b.accepts_new).map(|b| b.id));
+            if unreachable {
+                self.refusal.get_or_insert_with(|| no_snat(port));
+            }
+            views.push(view);
+            self.ports.push(served);
+        }
+        if no_room {
+            self.refusal.get_or_insert_with(too_many_targets);
+        }
+        for &id in self.backends.values() {
+            backends.set_accepts_new(id, accepting.contains(&id));
+        }
+        listens_before.extend(old.map(|port| (port.protocol, port.listens)));
+        self.view = Arc::new(view_of(source, &self.name, self.refusal.clone(), views));
+        !listens_before.iter().map(|(p, l)| (p, l)).eq(self.ports.iter().map(|port| (&port.protocol, &port.listens)))
+    }
+
+    /// Gives each backend that is named a slot, and lets the others drain. True when some found no room.
+    fn take_backends(&mut self, ports: &[ServicePort], backends: &mut Backends, around: &mut Surroundings<'_>) -> bool {
+        let mut old = std::mem::take(&mut self.backends);
+        let mut no_room = false;
+        for (protocol, address) in ports.iter().flat_map(|p| p.backends.iter().map(|b| (p.protocol, b.address))) {
+            let key = (protocol, address);
+            if self.backends.contains_key(&key) {
+                continue;
+            }
+            let now_ns = around.now_ns;
+            match old.remove(&key).or_else(|| backends.add(&self.name, key, now_ns, |address| around.reach(address))) {
+                Some(id) => drop(self.backends.insert(key, id)),
+                None => no_room = true,
+            }
+        }
+        self.drain(old.into_values(), backends, around.now_ns);
+        no_room
+    }
+
+    fn drain(&self, ids: impl Iterator<Item = BackendId>, backends: &mut Backends, now_ns: u64) {
+        let until_ns = now_ns.saturating_add(nanoseconds(self.source.drain_timeout));
+        ids.for_each(|id| backends.remove(id, until_ns));
+    }
+
+    /// The service is gone.
+    pub(super) fn end(&self, backends: &mut Backends, now_ns: u64) {
+        self.drain(self.backends.values().copied(), backends, now_ns);
+    }
+
+    fn listed(&self, port: &ServicePort, backends: &Backends, around: &Surroundings<'_>) -> Vec<Listed> {
+        let probed = self.source.health.probe != Probe::None;
+        let listed = |backend: &proto::Backend| {
+            let key = (port.protocol, backend.address);
+            let id = *self.backends.get(&key)?;
+            Some(Listed {
+                id,
+                address: backend.address,
+                weight: backend.weight,
+                draining: backend.state == BackendState::Draining,
+                healthy: !(probed && around.failing.contains(&key)),
+                has_snat: backends.has_snat(id),
+            })
+        };
+        port.backends.iter().filter_map(listed).collect()
+    }
+
+    fn serve_port(
+        &self,
+        port: &ServicePort,
+        listed: &[Listed],
+        before: Option<ServedPort>,
+        unreachable: bool,
+        around: &Surroundings<'_>,
+    ) -> (ServedPort, PortView) {
+        let weights = weights(listed, self.source.health.fail_open);
+        let at = |addresses: &[IpAddr], port_number: u16| -> Vec<SocketAddr> {
+            let of_family = addresses.iter().filter(|a| proto::Family::of(**a) == port.family);
+            of_family.map(|&address| SocketAddr::new(address, port_number)).collect()
+        };
+        let mut listens = at(&port.vips, port.port);
+        listens.extend(port.node_port.map(|number| at(around.node_port_addresses, number)).unwrap_or_default());
+        let mut vips = port.vips.len();
+        if unreachable {
+            listens.clear();
+            vips = 0;
+        }
+        let backends = listed.iter().zip(&weights).map(|(b, &(_, weight))| BackendView {
+            address: b.address,
+            id: b.id,
+            weight: b.weight,
+            healthy: b.healthy,
+            draining: b.draining,
+            accepts_new: weight > 0,
+        });
+        let view =
+            PortView { protocol: port.protocol, family: port.family, frontends: listens.clone(), backends: backends.collect() };
+        let ids: Box<[BackendId]> = listed.iter().map(|b| b.id).collect();
+        let same = before.filter(|old| old.spec == port.maglev && old.weights == weights);
+        let frontend = match same {
+            Some(old) if old.frontend.backends == ids => old.frontend,
+            same => Arc::new(Frontend {
+                service: self.name.clone(),
+                hash: TupleHash::new(port.maglev.seed),
+                table: same.map_or_else(|| Arc::new(MaglevTable::build(port.maglev, &weights)), |old| old.frontend.table.clone()),
+                backends: ids,
+            }),
+        };
+        (ServedPort { protocol: port.protocol, listens, vips, frontend, spec: port.maglev, weights }, view)
+    }
+}
+
+/// A backend of a port, with what decides whether it takes new flows.
+struct Listed {
+    id: BackendId,
+    address: SocketAddr,
+    weight: u16,
+    draining: bool,
+    healthy: bool,
+    has_snat: bool,
+}
+
+/// What the table is built from: those that take no new flows have weight 0. When all fail, all count as healthy if
+/// the service fails open.
+fn weights(listed: &[Listed], fail_open: bool) -> Vec<(SocketAddr, u16)> {
+    let usable = |b: &Listed| b.weight > 0 && !b.draining && b.has_snat;
+    let all_fail = !listed.iter().any(|b| usable(b) && b.healthy);
+    let counts = |b: &Listed| usable(b) && (b.healthy || (all_fail && fail_open));
+    listed.iter().map(|b| (b.address, if counts(b) { b.weight } else { 0 })).collect()
+}
+
+fn no_snat(port: &ServicePort) -> Refusal {
+    let message = format!(
+        "no SNAT address for {} serves the port that the backends of {} {} are reached by; add one under `snat.addresses`",
+        port.family, port.protocol, port.port
+    );
+    Refusal { reason: Reason::Refused, message }
+}
+
+fn too_many_targets() -> Refusal {
+    let message = format!("some backends are not used: the gateway has room for {} targets", crate::snat::TARGETS_MAX);
+    Refusal { reason: Reason::Exhausted, message }
+}
+
+fn view_of(service: &Service, name: &Arc<ServiceName>, refusal: Option<Refusal>, ports: Vec<PortView>) -> ServiceView {
+    ServiceView {
+        name: name.clone(),
+        mode: service.mode,
+        target: service.target,
+        scheduler: service.scheduler,
+        refusal: service.refusal.clone().or(refusal),
+        ports,
+    }
+}

@@ -1,0 +1,215 @@
+//! Which backend has which slot, and which target: what must stay the same from one snapshot to the next.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hashbrown::HashMap;
+use proto::limits::SNAT_PORT_REST;
+use proto::{Protocol, ServiceName};
+
+use crate::flow::BackendId;
+use crate::hash::TableHash;
+use crate::snapshot::{Backend, BackendTable};
+use crate::snat::{TARGETS_MAX, TargetSlot};
+
+/// What a backend is known by within its service, and a target altogether.
+pub(super) type TargetKey = (Protocol, SocketAddr);
+
+/// A target's slot stays its own for so long after its last backend: workers sweep the flows within one minute, then
+/// their SNAT ports rest for another.
+const TARGET_REST_NS: u64 = 2 * nanoseconds(SNAT_PORT_REST);
+
+/// Saturates at 584 years.
+#[allow(clippy::cast_possible_truncation)] // compared first
+pub(super) const fn nanoseconds(duration: Duration) -> u64 {
+    if duration.as_nanos() > u64::MAX as u128 { u64::MAX } else { duration.as_nanos() as u64 }
+}
+
+#[derive(Debug)]
+struct TargetEntry {
+    key: TargetKey,
+    users: u32,
+    free_since_ns: u64,
+    reach: Reach,
+}
+
+/// How a target is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Reach {
+    /// Slot of the next hop, or [`crate::flow::UNRESOLVED`].
+    pub(super) next_hop: u32,
+    /// Whether there is a SNAT address for the way.
+    pub(super) snat: bool,
+}
+
+/// Targets: what SNAT ports are counted by.
+#[derive(Debug, Default)]
+pub(super) struct Targets {
+    entries: Vec<TargetEntry>,
+    slots: HashMap<TargetKey, u32, TableHash>,
+    /// Without users, in the order of `free_since_ns`. One that has users again stays in it until its turn.
+    free: VecDeque<(u64, u32)>,
+}
+
+impl Targets {
+    /// The slot of a target, for one more user. None when [`TARGETS_MAX`] are in use or resting.
+    fn acquire(&mut self, key: TargetKey, reach: Reach, now_ns: u64) -> Option<TargetSlot> {
+        if let Some(&slot) = self.slots.get(&key) {
+            let entry = &mut self.entries[slot as usize];
+            (entry.users, entry.reach) = (entry.users + 1, reach);
+            return Some(TargetSlot(slot));
+        }
+        let entry = TargetEntry { key, users: 1, free_since_ns: 0, reach };
+        let slot = match self.rested(now_ns) {
+            Some(slot) => {
+                self.slots.remove(&self.entries[slot as usize].key);
+                self.entries[slot as usize] = entry;
+                slot
+            }
+            None => {
+                let slot = u32::try_from(self.entries.len()).ok().filter(|&slot| slot < TARGETS_MAX)?;
+                self.entries.push(entry);
+                slot
+            }
+        };
+        self.slots.insert(key, slot);
+        Some(TargetSlot(slot))
+    }
+
+    /// The slot that has been free the longest, if that is long enough.
+    fn rested(&mut self, now_ns: u64) -> Option<u32> {
+        while let Some(&(since, slot)) = self.free.front() {
+            let entry = &self.entries[slot as usize];
+            let is_free = entry.users == 0 && entry.free_since_ns == since;
+            if is_free && now_ns < since.saturating_add(TARGET_REST_NS) {
+                return None;
+            }
+            self.free.pop_front();
+            if is_free {
+                return Some(slot);
+            }
+        }
+        None
+    }
+
+    fn release(&mut self, slot: TargetSlot, now_ns: u64) {
+        let entry = &mut self.entries[slot.0 as usize];
+        entry.users -= 1;
+        if entry.users == 0 {
+            entry.free_since_ns = now_ns;
+            self.free.push_back((now_ns, slot.0));
+        }
+    }
+
+    pub(super) fn reach(&self, slot: TargetSlot) -> Reach {
+        self.entries[slot.0 as usize].reach
+    }
+
+    /// Looks up anew how every target is reached. True when one gained or lost its SNAT address.
+    pub(super) fn resolve(&mut self, mut reach: impl FnMut(SocketAddr) -> Reach) -> bool {
+        let mut changed = false;
+        for entry in self.entries.iter_mut().filter(|entry| entry.users > 0) {
+            let now = reach(entry.key.1);
+            changed |= now.snat != entry.reach.snat;
+            entry.reach = now;
+        }
+        changed
+    }
+
+    /// Next hops of the targets in use.
+    pub(super) fn next_hops(&self) -> impl Iterator<Item = u32> {
+        self.entries.iter().filter(|entry| entry.users > 0).map(|entry| entry.reach.next_hop)
+    }
+}
+
+/// A removed backend whose flows may go on.
+#[derive(Debug)]
+struct Draining {
+    until_ns: u64,
+    slot: u32,
+}
+
+/// The backends of all services.
+#[derive(Debug, Default)]
+pub(super) struct Backends {
+    pub(super) table: BackendTable,
+    pub(super) targets: Targets,
+    /// Generation that the next owner of each slot gets.
+    generations: Vec<u32>,
+    free: Vec<u32>,
+    draining: HashMap<(Arc<ServiceName>, TargetKey), Draining, TableHash>,
+}
+
+impl Backends {
+    /// A slot for a backend: the one that it drains in, or a new one. None when there is no room for its target.
+    pub(super) fn add(
+        &mut self,
+        service: &Arc<ServiceName>,
+        key: TargetKey,
+        now_ns: u64,
+        reach: impl FnOnce(SocketAddr) -> Reach,
+    ) -> Option<BackendId> {
+        if let Some(Draining { slot, .. }) = self.draining.remove(&(service.clone(), key)) {
+            self.table.update(slot, |_| true, |backend| backend.removed = false);
+            return self.table.in_slot(slot).map(|backend| BackendId { slot, generation: backend.generation });
+        }
+        let reach = reach(key.1);
+        let target = self.targets.acquire(key, reach, now_ns)?;
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.generations.push(1);
+            u32::try_from(self.generations.len() - 1).unwrap_or(u32::MAX)
+        });
+        let generation = self.generations[slot as usize];
+        let (protocol, address) = key;
+        let (service, next_hop) = (service.clone(), reach.next_hop);
+        let backend = Backend { address, protocol, service, target, next_hop, generation, accepts_new: false, removed: false };
+        self.table.set(slot, Some(backend));
+        Some(BackendId { slot, generation })
+    }
+
+    /// Whether there is a SNAT address towards the backend.
+    pub(super) fn has_snat(&self, id: BackendId) -> bool {
+        self.table.get(id).is_some_and(|backend| self.targets.reach(backend.target).snat)
+    }
+
+    pub(super) fn set_accepts_new(&mut self, id: BackendId, accepts_new: bool) {
+        self.table.update(id.slot, |backend| backend.accepts_new != accepts_new, |backend| backend.accepts_new = accepts_new);
+    }
+
+    /// The service does not name it any more: it drains.
+    pub(super) fn remove(&mut self, id: BackendId, until_ns: u64) {
+        self.table.update(id.slot, |_| true, |backend| (backend.removed, backend.accepts_new) = (true, false));
+        if let Some(Backend { service, protocol, address, .. }) = self.table.get(id) {
+            let key = (service.clone(), (*protocol, *address));
+            self.draining.insert(key, Draining { until_ns, slot: id.slot });
+        }
+    }
+
+    /// Empties the slots of backends whose drain is over. Their next owners get other generations.
+    pub(super) fn expire(&mut self, now_ns: u64) {
+        for (_, over) in self.draining.extract_if(|_, draining| draining.until_ns <= now_ns) {
+            if let Some(backend) = self.table.in_slot(over.slot) {
+                self.targets.release(backend.target, now_ns);
+                self.generations[over.slot as usize] = backend.generation.wrapping_add(1);
+            }
+            self.table.set(over.slot, None);
+            self.free.push(over.slot);
+        }
+    }
+
+    /// When a drain is over next.
+    pub(super) fn due_ns(&self) -> Option<u64> {
+        self.draining.values().map(|draining| draining.until_ns).min()
+    }
+
+    /// Gives every backend the next hop of its target.
+    pub(super) fn follow_targets(&mut self) {
+        for slot in 0..u32::try_from(self.generations.len()).unwrap_or(u32::MAX) {
+            let Some(target) = self.table.in_slot(slot).map(|backend| backend.target) else { continue };
+            let next_hop = self.targets.reach(target).next_hop;
+            self.table.update(slot, |backend| backend.next_hop != next_hop, |backend| backend.next_hop = next_hop);
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! How snapshots reach workers, and how they are freed.
+//!
+//! A worker looks once per burst at one number; when it has changed, it takes the new snapshot. **Invariants:** a worker
+//! never drops the last reference to a snapshot, since the publisher keeps the retired ones until all workers have
+//! moved on; at most two retired snapshots exist, and what is published meanwhile waits, the newest replacing the
+//! older; a sleeping worker holds nothing. Deliberately not here: waiting. The publisher's owner calls
+//! [`Publisher::advance`] from time to time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+
+use crate::snapshot::Snapshot;
+
+const RETIRED_MAX: usize = 2;
+/// What a sleeping worker runs by: nothing that holds anybody back.
+const OFFLINE: u64 = u64::MAX;
+
+/// Padded to two cache lines, which adjacent-line prefetching fetches together, so that no worker writes into another's.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Running(AtomicU64);
+
+#[derive(Debug)]
+struct Shared {
+    current: ArcSwap<Snapshot>,
+    /// What sleeping workers hold.
+    initial: Arc<Snapshot>,
+    /// Sequence of `current`, for a cheap look.
+    sequence: AtomicU64,
+    /// By worker: the sequence it runs by, 0 while it wakes up.
+    running: Box<[Running]>,
+}
+
+/// The side that makes snapshots.
+#[derive(Debug)]
+pub struct Publisher {
+    shared: Arc<Shared>,
+    retired: Vec<Arc<Snapshot>>,
+    waiting: Option<Snapshot>,
+}
+
+/// The side of one worker.
+#[derive(Debug)]
+pub struct Subscriber {
+    shared: Arc<Shared>,
+    worker: usize,
+    snapshot: Arc<Snapshot>,
+    /// Sequence of the snapshot taken last.
+    seen: u64,
+    asleep: bool,
+}
+
+impl Publisher {
+    /// A publisher whose workers begin with `initial`, and their sides.
+    #[must_use]
+    pub fn new(initial: Snapshot, workers: usize) -> (Self, Vec<Subscriber>) {
+        let sequence = initial.sequence();
+        let initial = Arc::new(initial);
+        let shared = Arc::new(Shared {
+            current: ArcSwap::new(initial.clone()),
+            initial,
+            sequence: AtomicU64::new(sequence),
+            running: (0..workers).map(|_| Running(AtomicU64::new(sequence))).collect(),
+        });
+        let subscriber = |worker| Subscriber {
+            shared: shared.clone(),
+            worker,
+            snapshot: shared.initial.clone(),
+            seen: sequence,
+            asleep: false,
+        };
+        let subscribers = (0..workers).map(subscriber).collect();
+        (Self { shared, retired: Vec::new(), waiting: None }, subscribers)
+    }
+
+    /// Gives a snapshot to the workers, at once or by a later [`Publisher::advance`], in place of one that still waits.
+    /// Returns its sequence, for [`Publisher::reached`].
+    pub fn publish(&mut self, snapshot: Snapshot) -> u64 {
+        let sequence = snapshot.sequence();
+        self.waiting = Some(snapshot);
+        self.advance();
+        sequence
+    }
+
+    /// Frees retired snapshots that no worker uses, and gives out the waiting one when there is room. True when nothing
+    /// waits any more.
+    pub fn advance(&mut self) -> bool {
+        self.retired.retain(|snapshot| Arc::strong_count(snapshot) > 1);
+        if self.retired.len() < RETIRED_MAX
+            && let Some(snapshot) = self.waiting.take()
+        {
+            let sequence = snapshot.sequence();
+            let old = self.shared.current.swap(Arc::new(snapshot));
+            self.shared.sequence.store(sequence, Ordering::SeqCst);
+            if !Arc::ptr_eq(&old, &self.shared.initial) {
+                self.retired.push(old);
+            }
+        }
+        self.waiting.is_none()
+    }
+
+    /// Whether every worker that is awake forwards by this snapshot or a later one.
+    #[must_use]
+    pub fn reached(&self, sequence: u64) -> bool {
+        self.shared.sequence.load(Ordering::SeqCst) >= sequence
+            && self.shared.running.iter().all(|running| running.0.load(Ordering::SeqCst) >= sequence)
+    }
+
+    /// What was given out last.
+    #[must_use]
+    pub fn current(&self) -> Arc<Snapshot> {
+        self.shared.current.load_full()
+    }
+
+    /// Retired snapshots that are still held; at most two.
+    #[must_use]
+    pub fn retired(&self) -> usize {
+        self.retired.len()
+    }
+}
+
+impl Subscriber {
+    /// Takes the newest snapshot, if there is one, and wakes up. Once per burst. True when it changed.
+    #[inline]
+    pub fn refresh(&mut self) -> bool {
+        if !self.asleep && self.shared.sequence.load(Ordering::Acquire) == self.snapshot.sequence() {
+            return false;
+        }
+        self.take()
+    }
+
+    #[cold]
+    fn take(&mut self) -> bool {
+        let running = &self.shared.running[self.worker].0;
+        if self.asleep {
+            // Awake before looking: either the publisher sees that, or this look sees what it published.
+            running.store(0, Ordering::SeqCst);
+            self.asleep = false;
+        }
+        self.snapshot = self.shared.current.load_full();
+        let changed = self.seen != self.snapshot.sequence();
+        self.seen = self.snapshot.sequence();
+        running.store(self.seen, Ordering::SeqCst);
+        changed
+    }
+
+    /// Lets go of everything until the next [`Subscriber::refresh`]: [`Subscriber::snapshot`] is the initial one until
+    /// then, and nobody waits for this worker.
+    pub fn sleep(&mut self) {
+        self.snapshot = self.shared.initial.clone();
+        self.asleep = true;
+        self.shared.running[self.worker].0.store(OFFLINE, Ordering::SeqCst);
+    }
+
+    /// The snapshot taken last.
+    #[must_use]
+    #[inline]
+    pub fn snapshot(&self) -> &Snapshot {
+        &self.snapshot
+    }
+}

@@ -1,0 +1,178 @@
+//! The tables that a worker forwards by: immutable, made by [`crate::Compiler`], shared by all workers.
+//!
+//! **Invariant:** a slot (of a backend or a next hop) means the same thing in successive snapshots for as long as a
+//! flow may hold it: a backend's slot carries a generation, and `route_epoch` grows when a next hop's slot is given to
+//! another. What did not change is shared with the snapshot before, not copied. Deliberately not here: how the tables
+//! come about, and anything a worker writes.
+
+mod backends;
+mod family;
+mod frontend;
+mod routes;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use proto::{Generation, Refusal, ServiceName};
+
+pub use backends::Backend;
+pub(crate) use backends::BackendTable;
+pub use family::{FamilyTables, Place};
+pub(crate) use family::{FrontendKey, Places};
+pub use frontend::{BackendView, Frontend, PortView, ServiceView};
+pub use routes::{NextHop, RouteTo};
+pub(crate) use routes::{NextHopKey, Routes, Way};
+
+use crate::flow::BackendId;
+use crate::snat::SnatAddress;
+use crate::{Address, PortConfig, PortIndex};
+
+/// All tables, of one moment.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    pub(crate) sequence: u64,
+    pub(crate) generation: Generation,
+    pub(crate) ready: bool,
+    pub(crate) ports: Arc<[PortConfig]>,
+    pub(crate) v4: FamilyTables<u32>,
+    pub(crate) v6: FamilyTables<u128>,
+    pub(crate) frontends: Vec<Arc<Frontend>>,
+    pub(crate) backends: BackendTable,
+    pub(crate) routes: Arc<Routes>,
+    pub(crate) services: Vec<Arc<ServiceView>>,
+    pub(crate) announced: Arc<[(PortIndex, IpAddr, u64)]>,
+    pub(crate) managed: Arc<[(PortIndex, IpAddr)]>,
+    pub(crate) refused: Vec<(ServiceName, Refusal)>,
+    pub(crate) problems: Vec<String>,
+}
+
+impl Snapshot {
+    /// Grows by one with every snapshot of a compiler.
+    #[must_use]
+    pub const fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// The generation of the state that it was made from.
+    #[must_use]
+    pub const fn generation(&self) -> &Generation {
+        &self.generation
+    }
+
+    /// Whether it was made from a complete state. Until then nothing is announced, answered or reset.
+    #[must_use]
+    pub const fn ready(&self) -> bool {
+        self.ready
+    }
+
+    /// A port. The index is one that the configuration has; any other is the first port.
+    #[must_use]
+    #[inline]
+    pub fn port(&self, index: PortIndex) -> &PortConfig {
+        self.ports.get(usize::from(index.0)).unwrap_or(&self.ports[0])
+    }
+
+    /// All ports.
+    #[must_use]
+    pub fn ports(&self) -> &[PortConfig] {
+        &self.ports
+    }
+
+    /// The frontend at this address, transport protocol number and port.
+    #[must_use]
+    #[inline]
+    pub fn frontend<A: Address>(&self, address: A, protocol: u8, port: u16) -> Option<&Frontend> {
+        let position = *A::tables(self).frontends.get(&FrontendKey { address, port, protocol })?;
+        self.frontends.get(position as usize).map(AsRef::as_ref)
+    }
+
+    /// The backend, if it is still there: alive, or draining.
+    #[must_use]
+    #[inline]
+    pub fn backend(&self, id: BackendId) -> Option<&Backend> {
+        self.backends.get(id)
+    }
+
+    /// What an address is to us.
+    #[must_use]
+    #[inline]
+    pub fn place<A: Address>(&self, address: A) -> Place {
+        A::tables(self).places.of(address)
+    }
+
+    /// The way to an address.
+    #[must_use]
+    pub fn route<A: Address>(&self, address: A) -> RouteTo {
+        self.routes.to(address.ip())
+    }
+
+    /// A next hop by its slot.
+    #[must_use]
+    #[inline]
+    pub fn next_hop(&self, slot: u32) -> Option<&NextHop> {
+        self.routes.next_hop(slot)
+    }
+
+    /// Grows when a next hop found earlier may not be the right one any more. At least 1.
+    #[must_use]
+    #[inline]
+    pub fn route_epoch(&self) -> u32 {
+        self.routes.epoch
+    }
+
+    /// Whether the Ethernet address of this neighbour is known.
+    #[must_use]
+    pub fn resolves(&self, port: PortIndex, address: IpAddr) -> bool {
+        self.routes.resolves(port, address)
+    }
+
+    /// The SNAT addresses towards backends that are reached by this port.
+    #[must_use]
+    #[inline]
+    pub fn snat<A: Address>(&self, port: PortIndex) -> &[SnatAddress<A>] {
+        A::tables(self).snat.get(usize::from(port.0)).map_or(&[], AsRef::as_ref)
+    }
+
+    /// Whether this port answers ARP or NDP for the address.
+    #[must_use]
+    pub fn answers_for<A: Address>(&self, port: PortIndex, address: A) -> bool {
+        self.answers_for_ip(port, address.ip())
+    }
+
+    /// [`Snapshot::answers_for`], for an address of either family.
+    #[must_use]
+    pub fn answers_for_ip(&self, port: PortIndex, address: IpAddr) -> bool {
+        self.announced.binary_search_by_key(&(port, address), |&(port, address, _)| (port, address)).is_ok()
+    }
+
+    /// What [`Snapshot::answers_for`] is true for, each with the sequence of the first snapshot that did so without a
+    /// break. Ordered by port and address.
+    #[must_use]
+    pub fn announced(&self) -> &[(PortIndex, IpAddr, u64)] {
+        &self.announced
+    }
+
+    /// Routers in use and on-link backends, which Linux should keep resolved.
+    #[must_use]
+    pub fn managed_next_hops(&self) -> &[(PortIndex, IpAddr)] {
+        &self.managed
+    }
+
+    /// The services, by name.
+    #[must_use]
+    pub fn services(&self) -> &[Arc<ServiceView>] {
+        &self.services
+    }
+
+    /// Services that this gateway does not serve, or not wholly, and why.
+    #[must_use]
+    pub fn refused(&self) -> &[(ServiceName, Refusal)] {
+        &self.refused
+    }
+
+    /// What is wrong with configuration and state together, in sentences.
+    #[must_use]
+    pub fn problems(&self) -> &[String] {
+        &self.problems
+    }
+}
