@@ -24,6 +24,16 @@ pub struct Cli {
 pub enum Command {
     /// Validate the configuration and print it with all defaults.
     Check(ConfigArgs),
+    /// Show what this machine has and lacks.
+    Doctor(DoctorArgs),
+}
+
+/// Flags of `doctor`.
+#[derive(Clone, Debug, Args)]
+pub struct DoctorArgs {
+    /// Configuration file whose needs are looked at; without it, nothing is missing.
+    #[arg(long, value_name = "F")]
+    pub config: Option<PathBuf>,
 }
 
 /// Which configuration, and from where the Services come.
@@ -204,9 +214,9 @@ mod tests {
     #[test]
     fn one_source_at_most_is_given() {
         let parse = |args: &[&str]| Cli::try_parse_from([&["sluiced", "check"], args].concat());
-        let Command::Check(args) = parse(&["--config", "f", "--manifests", "/m"]).unwrap().command;
+        let Command::Check(args) = parse(&["--config", "f", "--manifests", "/m"]).unwrap().command else { panic!("not check") };
         assert_eq!((args.config.to_str(), args.choice()), (Some("f"), SourceChoice::Manifests("/m".into())));
-        let Command::Check(args) = parse(&["--controller", "unix:/c"]).unwrap().command;
+        let Command::Check(args) = parse(&["--controller", "unix:/c"]).unwrap().command else { panic!("not check") };
         assert_eq!((args.config.to_str(), args.choice()), (Some(CONFIG), SourceChoice::Controller("/c".into())));
         for wrong in [&["--manifests", "a", "--kubeconfig", "b"][..], &["--controller", "https://a:1"], &["--x"]] {
             assert_eq!(parse(wrong).unwrap_err().exit_code(), 2, "{wrong:?}");

@@ -12,8 +12,23 @@ mod network;
 mod root;
 
 use std::io;
+use std::path::Path;
 
 pub use root::Root;
+
+use crate::dpdk;
+use crate::settings::{Hugepages, Poll, Settings, SourceChoice, Twin};
+
+/// Why there is no table.
+#[derive(Debug, thiserror::Error)]
+pub enum DoctorError {
+    /// The configuration is wrong: exit 2.
+    #[error(transparent)]
+    Invalid(#[from] control::config::Invalid),
+    /// The output could not be written: exit 1.
+    #[error("cannot write the table: {0}")]
+    Output(#[from] io::Error),
+}
 
 /// What a configuration asks of the machine. The default asks nothing: `doctor` without a configuration.
 #[derive(Clone, Debug, Default)]
@@ -33,6 +48,19 @@ pub struct Needs {
 }
 
 impl Needs {
+    /// What a configuration asks.
+    #[must_use]
+    pub fn of(settings: &Settings) -> Self {
+        Self {
+            devices: settings.ports.iter().map(|port| port.device.to_string()).collect(),
+            twins: settings.ports.iter().any(|port| port.twin == Twin::Tap),
+            hugepages_required: settings.hugepages == Hugepages::Require,
+            memory_mb: dpdk::plan(settings).map_or(0, |(eal, _)| eal.memory_mb),
+            cores: vec![settings.core],
+            polls_busy: settings.poll == Poll::Busy,
+        }
+    }
+
     fn pci_devices(&self) -> impl Iterator<Item = &str> {
         self.devices.iter().map(String::as_str).filter(|device| !device.starts_with("net_"))
     }
@@ -86,6 +114,21 @@ impl Finding {
     }
 }
 
+/// Examines this machine, with the needs of `config` if there is one, and prints the table. True: all that is needed is there.
+///
+/// # Errors
+/// The configuration is wrong, or `out` cannot be written.
+pub fn run(config: Option<&Path>, out: &mut impl io::Write) -> Result<bool, DoctorError> {
+    let needs = match config {
+        // As in `replay`, the source of Services is not asked for: it may be given by a flag of `run`.
+        Some(file) => Needs::of(&Settings::read(file, &SourceChoice::Replay("/".into()))?),
+        None => Needs::default(),
+    };
+    let findings = examine(&Root::new("/"), &needs, &dpdk_sys::version());
+    print(&findings, out)?;
+    Ok(is_ready(&findings))
+}
+
 /// Looks at the machine below `root` (`/`, but for tests) with the needs of a configuration in mind.
 #[must_use]
 pub fn examine(root: &Root, needs: &Needs, dpdk_version: &str) -> Vec<Finding> {
@@ -136,6 +179,20 @@ mod tests {
         assert!(is_ready(&findings), "{findings:?}");
         let needs = Needs { devices: vec!["net_af_packet0,iface=eth1".into()], twins: true, cores: vec![1], ..Needs::default() };
         assert!(!is_ready(&examine(&machine.root(), &needs, "DPDK 22.11")));
+    }
+
+    #[test]
+    fn needs_are_taken_from_the_configuration() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let text = "ports: [{name: uplink, device: 'net_af_packet0,iface=eth1', addresses: [192.0.2.2/24]}]\n\
+                    workers: {cores: [3], poll: busy}\nsnat: {addresses: [192.0.2.3]}\n";
+        std::fs::write(file.path(), text).unwrap();
+        let needs = Needs::of(&Settings::read(file.path(), &SourceChoice::Replay("/".into())).unwrap());
+        assert_eq!(
+            (needs.devices.as_slice(), needs.cores.as_slice()),
+            (["net_af_packet0,iface=eth1".to_owned()].as_slice(), [3].as_slice())
+        );
+        assert!(needs.twins && needs.polls_busy && !needs.hugepages_required && needs.memory_mb > 32);
     }
 
     #[test]

@@ -6,7 +6,9 @@
 //! Not here: which devices there are (settings), the threads (`workers`).
 
 use dataplane::{BURST, Buffer, Burst, Port};
-use dpdk_sys::{Eal, Mbuf, Mempool, MempoolConfig, RxQueue, TxQueue};
+use dpdk_sys::{BadDevice, Device, Eal, EalConfig, Mbuf, Mempool, MempoolConfig, RxQueue, TxQueue};
+
+use crate::settings::{Hugepages, PortSettings, Settings};
 
 /// Packets for each port: what the receive and transmit queues of the greediest driver (af_xdp, 2,048 + 2,048) can hold.
 const PACKETS_PER_PORT: u32 = 4096;
@@ -96,20 +98,39 @@ impl Port for DpdkPort {
 // A burst of the engine is a burst of the driver.
 const _: () = assert!(BURST == dpdk_sys::BURST);
 
-/// Opens a device as the port that the configuration describes.
+/// What EAL is to be started with, and the pool to be made, for a configuration.
+///
+/// # Errors
+/// A device that is none.
+pub fn plan(settings: &Settings) -> Result<(EalConfig, MempoolConfig), BadDevice> {
+    let devices = settings.ports.iter().map(device).collect::<Result<Vec<_>, _>>()?;
+    let largest_mtu_bytes = settings.ports.iter().map(|port| port.mtu_bytes).max().unwrap_or_default();
+    let ports = u32::try_from(devices.len()).unwrap_or(u32::MAX);
+    let (pool, memory_mb) = size_memory(ports, 1, largest_mtu_bytes);
+    let hugepages = match settings.hugepages {
+        Hugepages::Auto => dpdk_sys::Hugepages::Auto,
+        Hugepages::Require => dpdk_sys::Hugepages::Require,
+        Hugepages::Off => dpdk_sys::Hugepages::Off,
+    };
+    // EAL's own threads keep off the worker's core where there is another; with none named they run where we may.
+    let allowed = core_affinity::get_core_ids().unwrap_or_default();
+    let cores = allowed.iter().map(|core| core.id).filter(|&core| core != settings.core).collect();
+    Ok((EalConfig { hugepages, memory_mb, devices, cores }, pool))
+}
+
+/// Opens a configured port.
 ///
 /// # Errors
 /// The device does not exist or is in use, a privilege is missing, the driver refuses.
-pub fn open(
-    eal: Eal,
-    device: dpdk_sys::Device,
-    mac: Option<[u8; 6]>,
-    mtu_bytes: u16,
-    pool: Mempool,
-) -> Result<(dpdk_sys::Port, DpdkPort), dpdk_sys::Error> {
-    let config = dpdk_sys::PortConfig { device, mtu_bytes, mac };
+pub fn open(eal: Eal, port: &PortSettings, pool: Mempool) -> Result<(dpdk_sys::Port, DpdkPort), dpdk_sys::Error> {
+    let mac = port.mac.map(|mac| mac.0);
+    let config = dpdk_sys::PortConfig { device: device(port)?, mtu_bytes: port.mtu_bytes, mac };
     let (port, rx, tx) = dpdk_sys::Port::start(eal, &config, pool)?;
     Ok((port, DpdkPort::new(rx, tx, pool)))
+}
+
+fn device(port: &PortSettings) -> Result<Device, BadDevice> {
+    port.device.as_str().parse()
 }
 
 /// The pool that so many ports and workers need, and the memory to start EAL with, MB.

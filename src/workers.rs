@@ -18,6 +18,8 @@ use core_affinity::CoreId;
 use dpdk_sys::{Eal, RegisteredThread, cycles};
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::settings::Poll;
+
 /// Empty polls after which an adaptive worker yields at each: about 10 microseconds of silence.
 const YIELD_AFTER: u32 = 64;
 /// Empty polls after which it sleeps at each.
@@ -26,15 +28,6 @@ const SLEEP_AFTER: u32 = 128;
 const SLEEP: Duration = Duration::from_micros(50);
 /// The kernel may let a sleep last longer by this; its default is as long as the sleep.
 const TIMER_SLACK_NS: NonZeroU64 = NonZeroU64::MIN;
-
-/// What a worker does when there is nothing to do (key `workers.poll`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Poll {
-    /// Polls on.
-    Busy,
-    /// Yields its core, then sleeps.
-    Adaptive,
-}
 
 /// What a worker's body is asked to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

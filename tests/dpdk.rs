@@ -7,7 +7,8 @@ use core_affinity::CoreId;
 use dataplane::{Buffer, Burst, Port};
 use dpdk_sys::{Eal, EalConfig, Hugepages, Mempool, RingPort};
 use sluice::dpdk::{DpdkPort, Packet, size_memory};
-use sluice::workers::{Poll, Turn, spawn};
+use sluice::settings::Poll;
+use sluice::workers::{Turn, spawn};
 
 /// Receives what is there, grows each frame by a byte, sends all.
 fn grow(port: &mut DpdkPort) -> usize {

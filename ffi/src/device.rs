@@ -36,12 +36,17 @@ impl fmt::Display for PciAddress {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Device {
     /// On the PCI bus.
-    Pci(PciAddress),
+    Pci {
+        /// Where.
+        address: PciAddress,
+        /// Arguments for its driver, after the first comma.
+        arguments: String,
+    },
     /// Made by a driver: `net_null0`, `net_af_packet0,iface=eth1`.
     Virtual {
         /// Driver and number; the name of the port within DPDK.
         name: String,
-        /// The rest, after the first comma.
+        /// Arguments for its driver, after the first comma.
         arguments: String,
     },
 }
@@ -61,7 +66,7 @@ impl Device {
     /// The name of its port within DPDK.
     pub(crate) fn port_name(&self) -> String {
         match self {
-            Self::Pci(address) => address.to_string(),
+            Self::Pci { address, .. } => address.to_string(),
             Self::Virtual { name, .. } => name.clone(),
         }
     }
@@ -69,11 +74,9 @@ impl Device {
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Pci(address) => address.fmt(f),
-            Self::Virtual { name, arguments } if arguments.is_empty() => f.write_str(name),
-            Self::Virtual { name, arguments } => write!(f, "{name},{arguments}"),
-        }
+        let (Self::Pci { arguments, .. } | Self::Virtual { arguments, .. }) = self;
+        f.write_str(&self.port_name())?;
+        if arguments.is_empty() { Ok(()) } else { write!(f, ",{arguments}") }
     }
 }
 
@@ -82,22 +85,19 @@ impl FromStr for Device {
 
     fn from_str(text: &str) -> Result<Self, BadDevice> {
         let bad = |reason| BadDevice { found: text.to_owned(), reason };
-        if !text.starts_with("net_") {
-            return parse_pci(text)
-                .map(Self::Pci)
-                .ok_or_else(|| bad("it has not the form dddd:bb:dd.f and does not begin with net_"));
-        }
         let (name, arguments) = text.split_once(',').unwrap_or((text, ""));
+        let arguments = arguments.to_owned();
+        if text.contains(|c: char| c.is_whitespace() || c == '\0') {
+            return Err(bad("there is a space in it"));
+        }
+        if !name.starts_with("net_") {
+            let address = parse_pci(name).ok_or_else(|| bad("it has not the form dddd:bb:dd.f and does not begin with net_"))?;
+            return Ok(Self::Pci { address, arguments });
+        }
         if !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
             return Err(bad("a name has letters, digits and _ only"));
         }
-        if !name.ends_with(|last: char| last.is_ascii_digit()) {
-            return Err(bad("the driver's name must be followed by a number, as in net_null0"));
-        }
-        if text.contains(['\0', ' ', '\n']) {
-            return Err(bad("there is a space in it"));
-        }
-        Ok(Self::Virtual { name: name.to_owned(), arguments: arguments.to_owned() })
+        Ok(Self::Virtual { name: name.to_owned(), arguments })
     }
 }
 
@@ -131,6 +131,12 @@ mod tests {
     }
 
     #[test]
+    fn a_pci_device_keeps_its_arguments() {
+        let device: Device = "3B:00.0,dv_flow_en=0".parse().unwrap();
+        assert_eq!((device.port_name().as_str(), device.to_string().as_str()), ("0000:3b:00.0", "0000:3b:00.0,dv_flow_en=0"));
+    }
+
+    #[test]
     fn a_virtual_device_keeps_its_arguments() {
         let device: Device = "net_af_packet0,iface=eth1,qdisc_bypass=1".parse().unwrap();
         assert_eq!(device.interface(), Some("eth1"));
@@ -145,7 +151,7 @@ mod tests {
 
     #[test]
     fn what_is_no_device_is_refused_with_the_reason() {
-        for text in ["", "eth0", "0000:3b:20.0", "0000:3b:00.8", "3b.0", "net_null", "net_null0, x=1", "net_a b0", "+3b:00.0"] {
+        for text in ["", "eth0", "0000:3b:20.0", "0000:3b:00.8", "3b.0", "net_null0, x=1", "net_a b0", "+3b:00.0"] {
             let error = text.parse::<Device>().unwrap_err();
             assert!(error.to_string().contains(text), "{error}");
         }

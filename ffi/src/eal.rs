@@ -126,7 +126,7 @@ pub fn version() -> String {
 
 /// Whether to use hugepages.
 fn choose_memory(config: &EalConfig, free_mb: u64) -> Result<bool, Error> {
-    let has_pci = config.devices.iter().any(|device| matches!(device, Device::Pci(_)));
+    let has_pci = config.devices.iter().any(|device| matches!(device, Device::Pci { .. }));
     let required = has_pci || config.hugepages == Hugepages::Require;
     if free_mb >= config.memory_mb && (required || config.hugepages == Hugepages::Auto) {
         return Ok(true);
@@ -167,7 +167,7 @@ fn arguments(config: &EalConfig, hugepages: bool, cores: &[usize]) -> Vec<String
     // In-memory needs no hugetlbfs mount; 22.11 refuses it together with --no-huge.
     let memory: &[&str] = if hugepages { &["--in-memory"] } else { &["--no-huge", "--no-shconf"] };
     arguments.extend(memory.iter().map(|&argument| argument.to_owned()));
-    let pci: Vec<_> = config.devices.iter().filter(|device| matches!(device, Device::Pci(_))).collect();
+    let pci: Vec<_> = config.devices.iter().filter(|device| matches!(device, Device::Pci { .. })).collect();
     if pci.is_empty() {
         // Virtual devices take virtual addresses; a PCI device's IOMMU decides otherwise.
         arguments.extend(["--no-pci".into(), "--iova-mode=va".into()]);

@@ -145,18 +145,44 @@ pub fn release<B: Into<Mbuf>, const N: usize>(burst: &mut ArrayVec<B, N>) {
     unsafe { raw::rte_pktmbuf_free_bulk(packets.as_mut_ptr(), count) }
 }
 
-/// Empties a burst into the form that DPDK takes.
+/// Packets in the form that DPDK takes and gives.
+pub(crate) type RawBurst<const N: usize> = ArrayVec<*mut raw::rte_mbuf, N>;
+
+/// Empties a burst into the form that DPDK takes. A plain loop over two arrays, so that for a newtype of [`Mbuf`] it compiles
+/// to a copy; with `drain` and `collect` it was 1 ns a packet.
 #[inline]
-pub(crate) fn take<B: Into<Mbuf>, const N: usize>(burst: &mut ArrayVec<B, N>) -> ArrayVec<*mut raw::rte_mbuf, N> {
-    burst.drain(..).map(|packet| packet.into().into_raw()).collect()
+pub(crate) fn take<B: Into<Mbuf>, const N: usize>(burst: &mut ArrayVec<B, N>) -> RawBurst<N> {
+    let mut packets = RawBurst::new();
+    let count = burst.len();
+    let (from, to) = (burst.as_ptr(), packets.as_mut_ptr());
+    // SAFETY: the burst forgets its packets before they are moved out, each once, so a panic in `into` only leaks. Both arrays
+    // have room for N, and `count` is at most N; the first `count` pointers are written before `packets` claims them.
+    unsafe {
+        burst.set_len(0);
+        for i in 0..count {
+            to.add(i).write(from.add(i).read().into().into_raw());
+        }
+        packets.set_len(count);
+    }
+    packets
 }
 
 /// Appends to a burst what DPDK gave.
 ///
 /// # Safety
-/// Ownership of the mbufs passes to the burst: each non-null pointer satisfies [`Mbuf::from_raw`]. There is room for all.
+/// Ownership of the mbufs passes to the burst: each pointer is not null and satisfies [`Mbuf::from_raw`]. There is room for
+/// all of them.
 #[inline]
 pub(crate) unsafe fn put<B: From<Mbuf>, const N: usize>(burst: &mut ArrayVec<B, N>, packets: &[*mut raw::rte_mbuf]) {
-    // SAFETY: as this function's caller promises.
-    burst.extend(packets.iter().filter_map(|&raw| NonNull::new(raw)).map(|raw| B::from(unsafe { Mbuf::from_raw(raw) })));
+    debug_assert!(packets.len() <= burst.remaining_capacity());
+    let len = burst.len();
+    // SAFETY: the caller promises room and ownership. The burst claims the packets after all are written, so a panic in
+    // `from` only leaks.
+    unsafe {
+        let to = burst.as_mut_ptr().add(len);
+        for (i, &raw) in packets.iter().enumerate() {
+            to.add(i).write(B::from(Mbuf::from_raw(NonNull::new_unchecked(raw))));
+        }
+        burst.set_len(len + packets.len());
+    }
 }

@@ -14,7 +14,7 @@ use arrayvec::ArrayVec;
 
 use crate::eal::Eal;
 use crate::error::Error;
-use crate::mbuf::{self, Mbuf};
+use crate::mbuf::{self, Mbuf, RawBurst};
 use crate::{log, raw};
 
 /// Packets that a registered thread keeps for itself: 8 bursts, so that a thread that receives on one port and sends on
@@ -124,16 +124,18 @@ impl Mempool {
     /// Fills a burst with empty packets. False, and nothing changed, when there are too few.
     #[must_use]
     pub fn fill<B: From<Mbuf>, const N: usize>(self, burst: &mut ArrayVec<B, N>) -> bool {
-        let mut packets = [ptr::null_mut(); N];
+        let mut packets = RawBurst::<N>::new();
         let wanted = burst.remaining_capacity();
         let count = u32::try_from(wanted).unwrap_or(u32::MAX);
-        // SAFETY: the pool is never freed, and there is room for N pointers, of which `wanted` is at most all.
-        let failed = unsafe { raw::sluice_alloc_bulk(self.raw.as_ptr(), packets.as_mut_ptr(), count) };
-        if failed != 0 {
-            return false;
+        // SAFETY: the pool is never freed, and there is room for N pointers, of which `wanted` is at most all. DPDK gives all
+        // or none; all are ours then, empty, and the burst has room for them.
+        unsafe {
+            if raw::sluice_alloc_bulk(self.raw.as_ptr(), packets.as_mut_ptr(), count) != 0 {
+                return false;
+            }
+            packets.set_len(wanted);
+            mbuf::put(burst, &packets);
         }
-        // SAFETY: DPDK has given us `wanted` empty packets, and the burst has room for as many.
-        unsafe { mbuf::put(burst, &packets[..wanted]) };
         true
     }
 }

@@ -265,7 +265,7 @@ fn attach(device: &Device) -> Result<u16, Error> {
         // SAFETY: EAL runs, as there is an `Eal`; the name is terminated; `id` is written only in this call.
         (unsafe { raw::rte_eth_dev_get_port_by_name(c_name.as_ptr(), &raw mut id) } == 0).then_some(id)
     };
-    if let Device::Pci(_) = device {
+    if let Device::Pci { .. } = device {
         // EAL has looked for it already. A driver that found it has made the port.
         return find().ok_or_else(|| Error::NoSuchDevice { device: name.clone(), found: pci_state(Path::new("/sys"), &name) });
     }

@@ -5,12 +5,11 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::ptr;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 
-use crate::mbuf::{self, Mbuf};
+use crate::mbuf::{self, Mbuf, RawBurst};
 use crate::port::Started;
 use crate::raw;
 
@@ -44,14 +43,17 @@ impl RxQueue {
     /// Appends what has arrived, as far as there is room, 32 at most.
     #[inline]
     pub fn receive<B: From<Mbuf>, const N: usize>(&mut self, burst: &mut ArrayVec<B, N>) {
-        let mut packets = [ptr::null_mut(); BURST];
+        let mut packets = RawBurst::<BURST>::new();
         #[allow(clippy::cast_possible_truncation)] // At most 32.
         let wanted = burst.remaining_capacity().min(BURST) as u16;
         // SAFETY: the port is started and stays so while `_started` lives; `&mut self` and the absence of Clone and Sync make
-        // this thread the only user of the queue; there is room for `wanted` pointers.
-        let count = unsafe { raw::sluice_rx_burst(self.port, QUEUE, packets.as_mut_ptr(), wanted) };
-        // SAFETY: the driver gave us `count` packets to own, at most `wanted`, for which the burst has room.
-        unsafe { mbuf::put(burst, &packets[..usize::from(count.min(wanted))]) };
+        // this thread the only user of the queue; there is room for `wanted` pointers. The driver gives us so many packets to
+        // own as it says, at most `wanted`, for which the burst has room.
+        unsafe {
+            let count = raw::sluice_rx_burst(self.port, QUEUE, packets.as_mut_ptr(), wanted);
+            packets.set_len(usize::from(count));
+            mbuf::put(burst, &packets);
+        }
     }
 }
 

@@ -6,14 +6,14 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 
 use arrayvec::ArrayVec;
 
 use crate::device::Device;
 use crate::eal::Eal;
 use crate::error::Error;
-use crate::mbuf::{self, Mbuf};
+use crate::mbuf::{self, Mbuf, RawBurst};
 use crate::mempool::Mempool;
 use crate::port::{Port, PortConfig};
 use crate::queue::{BURST, RxQueue, TxQueue};
@@ -108,12 +108,14 @@ impl RingOutput {
     /// Appends what has come out, as far as there is room, 32 at most.
     #[inline]
     pub fn take<B: From<Mbuf>, const N: usize>(&mut self, burst: &mut ArrayVec<B, N>) {
-        let mut packets = [ptr::null_mut(); BURST];
-        let wanted = burst.remaining_capacity().min(BURST);
-        let count = u32::try_from(wanted).unwrap_or(0);
-        // SAFETY: the ring is never freed and this is its only consumer; there is room for `wanted` pointers.
-        let count = unsafe { raw::sluice_ring_dequeue(self.ring.as_ptr(), packets.as_mut_ptr(), count) } as usize;
-        // SAFETY: what was in the ring was sent by the port's driver, which gave it away; it fits the burst.
-        unsafe { mbuf::put(burst, &packets[..count.min(wanted)]) };
+        let mut packets = RawBurst::<BURST>::new();
+        let wanted = u32::try_from(burst.remaining_capacity().min(BURST)).unwrap_or(0);
+        // SAFETY: the ring is never freed and this is its only consumer; there is room for `wanted` pointers. What was in the
+        // ring was sent by the port's driver, which gave it away, and is at most `wanted`, for which the burst has room.
+        unsafe {
+            let count = raw::sluice_ring_dequeue(self.ring.as_ptr(), packets.as_mut_ptr(), wanted);
+            packets.set_len(count as usize);
+            mbuf::put(burst, &packets);
+        }
     }
 }

@@ -45,9 +45,9 @@ pub(super) fn examine(root: &Root, needs: &Needs) -> Vec<Finding> {
     findings
 }
 
-/// With the domain, as sysfs has it.
+/// With the domain and without arguments, as sysfs has it.
 fn pci_address(device: &str) -> String {
-    let device = device.to_ascii_lowercase();
+    let device = device.split(',').next().unwrap_or(device).to_ascii_lowercase();
     if device.matches(':').count() == 1 { format!("0000:{device}") } else { device }
 }
 
@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn a_pci_port_must_be_bound_to_a_driver_that_hands_it_over() {
         for (driver, level) in [("vfio-pci", Level::Ok), ("mlx5_core", Level::Ok), ("ixgbe", Level::Missing)] {
-            let findings = examine(&machine(driver).root(), &needs("3B:00.0"));
+            let findings = examine(&machine(driver).root(), &needs("3B:00.0,dv_flow_en=0"));
             assert_eq!(level_of(&findings, "0000:3b:00.0"), Some(level), "{driver}");
         }
         let findings = examine(&machine("vfio-pci").root(), &needs("0000:3c:00.0"));
