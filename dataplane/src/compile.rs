@@ -20,7 +20,7 @@ use proto::{Generation, Pool, Service, ServiceName, State};
 use crate::hash::TableHash;
 use crate::snapshot::{FamilyTables, FrontendKey, Snapshot};
 use crate::{Address, Config, Health, Network};
-use network::Ways;
+use network::{News, Ways};
 use places::Answers;
 use services::{Served, Surroundings};
 use slots::{Backends, TargetKey};
@@ -120,13 +120,17 @@ impl Compiler {
 
     /// Routes and neighbours. True when every service must be looked into.
     fn follow_network(&mut self, network: &Network, health: &Health, now_ns: u64) -> bool {
-        if !self.ways.follow(network) {
+        let news = self.ways.follow(network);
+        if news == News::Nothing {
             return false;
         }
-        let (ways, snat) = (&mut self.ways, &self.snat);
-        let mut around = Surroundings { ways, snat, failing: &health.failing, node_port_addresses: &[], now_ns };
-        let all = self.backends.targets.resolve(|address| around.reach(address));
-        self.backends.follow_targets();
+        let mut all = false;
+        if news == News::Routes {
+            let (ways, snat) = (&mut self.ways, &self.snat);
+            let mut around = Surroundings { ways, snat, failing: &health.failing, node_port_addresses: &[], now_ns };
+            all = self.backends.targets.resolve(|address| around.reach(address));
+            self.backends.follow_targets();
+        }
         self.ways.forget(self.backends.targets.next_hops());
         all
     }
@@ -218,3 +222,6 @@ fn claim<A: Address>(
 ) -> bool {
     frontends.try_insert(FrontendKey { address, port, protocol }, position).is_ok()
 }
+
+#[cfg(test)]
+mod tests;

@@ -161,3 +161,134 @@ impl Subscriber {
         &self.snapshot
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Compiler, Config, FlowLimits, Health, Network};
+    use std::time::Duration;
+
+    struct Desk {
+        compiler: Compiler,
+        publisher: Publisher,
+        workers: Vec<Subscriber>,
+    }
+
+    impl Desk {
+        fn new(workers: usize) -> Self {
+            let second = Duration::from_secs(1);
+            let flows = FlowLimits {
+                max_per_worker: 1,
+                tcp_established: second,
+                tcp_opening: second,
+                tcp_closing: second,
+                udp: second,
+                udp_unreplied: second,
+            };
+            let compiler = Compiler::new(Config { ports: vec![], snat: vec![], node_port_addresses: vec![], flows });
+            let (publisher, workers) = Publisher::new(compiler.initial(), workers);
+            Self { compiler, publisher, workers }
+        }
+
+        fn publish(&mut self) -> u64 {
+            let state = proto::State::default();
+            let snapshot = self.compiler.compile(&state, &Network::default(), &Health::default(), 0);
+            self.publisher.publish(snapshot)
+        }
+    }
+
+    #[test]
+    fn a_snapshot_is_reached_when_every_worker_has_taken_it() {
+        let mut desk = Desk::new(2);
+        assert!(!desk.workers[0].refresh(), "there is nothing new");
+        let sequence = desk.publish();
+        assert!(!desk.publisher.reached(sequence));
+        assert!(desk.workers[0].refresh() && !desk.workers[0].refresh());
+        assert!(!desk.publisher.reached(sequence));
+        assert!(desk.workers[1].refresh());
+        assert!(desk.publisher.reached(sequence) && desk.workers[1].snapshot().ready());
+    }
+
+    #[test]
+    fn at_most_two_retired_snapshots_exist_and_the_newest_change_is_not_lost() {
+        let mut desk = Desk::new(2);
+        let mut last = 0;
+        for round in 0..9 {
+            last = desk.publish();
+            desk.workers[0].refresh();
+            if round == 0 {
+                desk.workers[1].refresh();
+            }
+            assert!(desk.publisher.retired() <= 2);
+        }
+        assert!(desk.publisher.advance(), "one worker holds one snapshot, which holds nobody up");
+        desk.workers[1].refresh();
+        assert!(desk.publisher.reached(last));
+        desk.publisher.advance();
+        assert_eq!(desk.publisher.retired(), 0);
+    }
+
+    #[test]
+    fn changes_coalesce_while_workers_hold_all_that_may_be_retired() {
+        let mut desk = Desk::new(2);
+        desk.publish();
+        desk.workers[0].refresh();
+        desk.publish();
+        desk.workers[1].refresh();
+        desk.publish();
+        let (lost, last) = (desk.publish(), desk.publish());
+        assert!(!desk.publisher.advance() && !desk.publisher.reached(lost));
+        desk.workers[0].refresh();
+        assert!(desk.publisher.advance());
+        for worker in &mut desk.workers {
+            worker.refresh();
+        }
+        assert_eq!(desk.workers[0].snapshot().sequence(), last);
+        assert!(desk.publisher.reached(last));
+    }
+
+    #[test]
+    fn a_sleeping_worker_holds_nobody_up_and_wakes_to_the_newest() {
+        let mut desk = Desk::new(1);
+        desk.publish();
+        desk.workers[0].refresh();
+        desk.workers[0].sleep();
+        let sequence = (0..5).map(|_| desk.publish()).last().unwrap();
+        assert!(desk.publisher.advance() && desk.publisher.reached(sequence));
+        assert_eq!(desk.publisher.retired(), 0);
+        assert!(desk.workers[0].refresh());
+        assert_eq!(desk.workers[0].snapshot().sequence(), sequence);
+        desk.workers[0].sleep();
+        assert!(!desk.workers[0].refresh(), "nothing changed meanwhile");
+        assert_eq!(desk.workers[0].snapshot().sequence(), sequence);
+        let next = desk.publish();
+        assert!(!desk.publisher.reached(next), "it is awake again");
+    }
+
+    #[test]
+    fn workers_that_run_on_other_threads_reach_every_snapshot() {
+        let mut desk = Desk::new(2);
+        let workers = std::mem::take(&mut desk.workers);
+        std::thread::scope(|scope| {
+            for mut worker in workers {
+                scope.spawn(move || {
+                    for turn in 0_u32.. {
+                        worker.refresh();
+                        if worker.snapshot().sequence() == 200 {
+                            return;
+                        }
+                        if turn % 64 == 63 {
+                            worker.sleep();
+                            std::thread::yield_now();
+                        }
+                    }
+                });
+            }
+            while desk.publish() < 200 {}
+            while !desk.publisher.advance() {
+                std::thread::yield_now();
+            }
+        });
+        assert!(desk.publisher.reached(200));
+    }
+}

@@ -3,7 +3,7 @@
 //! A next hop keeps its slot while anything names it: a route, a neighbour, or a backend on-link. The epoch grows when
 //! routes change or a slot becomes free, so that flows look again.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -16,6 +16,16 @@ use crate::hash::TableHash;
 use crate::snapshot::{NextHop, NextHopKey, Routes, Way};
 use crate::{Mac, Network, PortConfig, PortIndex, Route};
 
+/// What is new of the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum News {
+    Nothing,
+    /// Neighbours came, went or moved. The ways to targets are the same.
+    Neighbours,
+    /// The ways to targets are to be looked up again.
+    Routes,
+}
+
 /// What routes are made from, kept for comparison, and the routes.
 #[derive(Debug)]
 pub(super) struct Ways {
@@ -24,6 +34,8 @@ pub(super) struct Ways {
     macs: HashMap<NextHopKey, Mac, TableHash>,
     routes: Routes,
     free: Vec<u32>,
+    /// Slots that routes name.
+    routers: BTreeSet<u32>,
     /// What snapshots share, while nothing changes.
     shared: Option<Arc<Routes>>,
 }
@@ -33,17 +45,23 @@ impl Ways {
     pub(super) fn new(ports: Arc<[PortConfig]>) -> Self {
         let routes =
             Routes { epoch: 0, v4: Arc::default(), v6: Arc::default(), next_hops: Vec::new(), slots: HashMap::default() };
-        let mut ways =
-            Self { ports, network: Network::default(), macs: HashMap::default(), routes, free: Vec::new(), shared: None };
+        let mut ways = Self {
+            ports,
+            network: Network::default(),
+            macs: HashMap::default(),
+            routes,
+            free: Vec::new(),
+            routers: BTreeSet::new(),
+            shared: None,
+        };
         ways.rebuild_routes();
         ways
     }
 
-    /// Takes over what Linux knows now. True when something changed; then [`Ways::forget`] is due after all targets
-    /// have been looked up again.
-    pub(super) fn follow(&mut self, network: &Network) -> bool {
+    /// Takes over what Linux knows now. When there is news, [`Ways::forget`] is due after it was acted on.
+    pub(super) fn follow(&mut self, network: &Network) -> News {
         if self.network == *network {
-            return false;
+            return News::Nothing;
         }
         self.shared = None;
         let routes_changed = self.network.routes != network.routes;
@@ -59,7 +77,7 @@ impl Ways {
         for hop in self.routes.next_hops.iter_mut().flatten() {
             hop.mac = self.macs.get(&(hop.port, hop.address)).copied();
         }
-        true
+        if routes_changed { News::Routes } else { News::Neighbours }
     }
 
     fn rebuild_routes(&mut self) {
@@ -79,6 +97,7 @@ impl Ways {
                 IpNet::V6(to) => drop(v6.insert(to, way)),
             }
         }
+        self.routers = v4.values().chain(v6.values()).filter_map(|way: &Way| way.via).collect();
         (self.routes.v4, self.routes.v6) = (Arc::new(v4), Arc::new(v6));
         self.routes.epoch = self.routes.epoch.wrapping_add(1).max(1);
     }
@@ -122,12 +141,11 @@ impl Ways {
 
     /// Frees the slots that no route, no neighbour and none of `targets` names.
     pub(super) fn forget(&mut self, targets: impl Iterator<Item = u32>) {
-        let mut wanted: HashSet<u32> = targets.collect();
-        wanted.extend(self.routers());
+        let wanted = self.named(targets);
         let (macs, next_hops, free) = (&self.macs, &mut self.routes.next_hops, &mut self.free);
         let before = self.routes.slots.len();
         self.routes.slots.retain(|key, slot| {
-            let keep = wanted.contains(slot) || macs.contains_key(key);
+            let keep = wanted[*slot as usize] || macs.contains_key(key);
             if !keep {
                 next_hops[*slot as usize] = None;
                 free.push(*slot);
@@ -140,15 +158,22 @@ impl Ways {
         }
     }
 
-    fn routers(&self) -> impl Iterator<Item = u32> {
-        self.routes.v4.values().chain(self.routes.v6.values()).filter_map(|way| way.via)
+    /// By slot: whether a route or one of `targets` names it.
+    fn named(&self, targets: impl Iterator<Item = u32>) -> Vec<bool> {
+        let mut named = vec![false; self.routes.next_hops.len()];
+        for slot in targets.chain(self.routers.iter().copied()) {
+            if let Some(named) = named.get_mut(slot as usize) {
+                *named = true;
+            }
+        }
+        named
     }
 
     /// Routers and the next hops of `targets`, ordered, each once.
     pub(super) fn managed(&self, targets: impl Iterator<Item = u32>) -> Arc<[(PortIndex, IpAddr)]> {
-        let slots: HashSet<u32> = targets.chain(self.routers()).collect();
-        let mut managed: Vec<_> =
-            slots.into_iter().filter_map(|slot| self.routes.next_hop(slot)).map(|hop| (hop.port, hop.address)).collect();
+        let named = self.named(targets);
+        let hops = self.routes.next_hops.iter().zip(named).filter_map(|(hop, named)| hop.as_ref().filter(|_| named));
+        let mut managed: Vec<_> = hops.map(|hop| (hop.port, hop.address)).collect();
         managed.sort_unstable();
         managed.into()
     }

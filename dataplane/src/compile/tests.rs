@@ -1,0 +1,415 @@
+//! What a user would notice of the compiler's work.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use proto::limits::{MAGLEV_HASH_VERSION, SNAT_PORT_REST};
+use proto::{
+    Announce, Backend, BackendState, Family, HealthCheck, MaglevSpec, Mode, Protocol, Reason, Scheduler, ServicePort, Target,
+};
+
+use super::*;
+use crate::flow::{BackendId, UNRESOLVED};
+use crate::snapshot::{NextHop, Place, RouteTo};
+use crate::{FlowLimits, Mac, Neighbour, PortConfig, PortIndex, Route, Tuple};
+
+const UPLINK: PortIndex = PortIndex(0);
+const CLUSTER: PortIndex = PortIndex(1);
+const SECOND_NS: u64 = 1_000_000_000;
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn v4(text: &str) -> u32 {
+    u32::from_ip(ip(text)).unwrap()
+}
+
+fn v6(text: &str) -> u128 {
+    u128::from_ip(ip(text)).unwrap()
+}
+
+fn config() -> Config {
+    let port = |name: &str, addresses: [&str; 2]| PortConfig {
+        name: name.into(),
+        mac: Mac([2, 0, 0, 0, 0, 1]),
+        mtu: 1500,
+        addresses: addresses.map(|a| a.parse().unwrap()).to_vec(),
+        twin: true,
+    };
+    Config {
+        ports: vec![port("uplink", ["192.0.2.2/24", "2001:db8::2/64"]), port("cluster", ["10.0.0.2/24", "fd00::2/64"])],
+        snat: vec![ip("10.0.0.3"), ip("fd00::3")],
+        node_port_addresses: vec![ip("192.0.2.2")],
+        flows: FlowLimits {
+            max_per_worker: 1000,
+            tcp_established: Duration::from_secs(7200),
+            tcp_opening: Duration::from_secs(30),
+            tcp_closing: Duration::from_secs(10),
+            udp: Duration::from_secs(120),
+            udp_unreplied: Duration::from_secs(30),
+        },
+    }
+}
+
+fn backend(address: &str) -> Backend {
+    Backend { address: address.parse().unwrap(), weight: 1, state: BackendState::Active }
+}
+
+fn service(name: &str, vip: &str, backends: &[&str]) -> Service {
+    Service {
+        name: ServiceName::new("default", name),
+        mode: Mode::Nat,
+        target: Target::Endpoint,
+        scheduler: Scheduler::Maglev,
+        health: HealthCheck::default(),
+        drain_timeout: Duration::from_secs(300),
+        refusal: None,
+        ports: vec![ServicePort {
+            name: String::new(),
+            protocol: Protocol::Tcp,
+            family: Family::of(ip(vip)),
+            vips: vec![ip(vip)],
+            port: 80,
+            node_port: None,
+            maglev: MaglevSpec { size: 251, seed: 1, hash_version: MAGLEV_HASH_VERSION },
+            backends: backends.iter().map(|b| backend(b)).collect(),
+        }],
+    }
+}
+
+struct Desk {
+    compiler: Compiler,
+    state: State,
+    network: Network,
+    health: Health,
+    now_ns: u64,
+}
+
+impl Desk {
+    fn new() -> Self {
+        Self::with(config())
+    }
+
+    fn with(config: Config) -> Self {
+        let pool = |name: &str, range: &str, announce| Pool { name: name.into(), ranges: vec![range.parse().unwrap()], announce };
+        let pools = vec![
+            pool("default", "192.0.2.100-192.0.2.199", Announce::L2),
+            pool("far", "203.0.113.0/24", Announce::L2),
+            pool("six", "2001:db8::1:0/112", Announce::Routed),
+        ];
+        let state = State { generation: Generation::default(), services: BTreeMap::new(), pools };
+        Self { compiler: Compiler::new(config), state, network: Network::default(), health: Health::default(), now_ns: 1 }
+    }
+
+    fn put(&mut self, service: Service) {
+        self.state.services.insert(service.name.clone(), Arc::new(service));
+    }
+
+    fn change(&mut self, name: &str, change: impl FnOnce(&mut Service)) {
+        let name = ServiceName::new("default", name);
+        change(Arc::make_mut(self.state.services.get_mut(&name).unwrap()));
+    }
+
+    fn compile(&mut self) -> Snapshot {
+        self.compiler.compile(&self.state, &self.network, &self.health, self.now_ns)
+    }
+}
+
+/// Backends that a frontend sends new flows to, by address.
+fn chosen(snapshot: &Snapshot, vip: &str, port: u16) -> BTreeMap<SocketAddr, BackendId> {
+    let Some(frontend) = snapshot.frontend(v4(vip), 6, port) else { return BTreeMap::new() };
+    let tuples = (0..2000).map(|n| Tuple {
+        source: v4("198.51.100.0") + n,
+        destination: v4(vip),
+        source_port: 5555,
+        destination_port: port,
+        protocol: 6,
+    });
+    let ids = tuples.filter_map(|tuple| frontend.choose(&tuple));
+    ids.map(|id| (snapshot.backend(id).unwrap().address, id)).collect()
+}
+
+fn addresses(chosen: &BTreeMap<SocketAddr, BackendId>) -> Vec<String> {
+    chosen.keys().map(ToString::to_string).collect()
+}
+
+const TWO: [&str; 2] = ["10.0.0.11:8080", "10.0.0.12:8080"];
+
+#[test]
+fn a_frontend_sends_new_flows_to_all_its_backends() {
+    let mut desk = Desk::new();
+    desk.put(service("web", "192.0.2.100", &TWO));
+    let snapshot = desk.compile();
+    assert!(snapshot.ready() && !desk.compiler.initial().ports().is_empty());
+    assert_eq!(addresses(&chosen(&snapshot, "192.0.2.100", 80)), TWO);
+    assert!(snapshot.frontend(v4("192.0.2.100"), 6, 81).is_none());
+    assert!(snapshot.frontend(v4("192.0.2.100"), 17, 80).is_none());
+    assert!(snapshot.services()[0].ports[0].backends.iter().all(|b| b.accepts_new && b.healthy));
+}
+
+#[test]
+fn node_ports_are_served_on_their_addresses_and_vips_of_ipv6_in_their_family() {
+    let mut desk = Desk::new();
+    desk.put(service("web", "192.0.2.100", &TWO));
+    desk.change("web", |service| (service.ports[0].vips, service.ports[0].node_port) = (vec![], Some(30_080)));
+    desk.put(service("six", "2001:db8::1:5", &["[fd00::11]:8080"]));
+    let snapshot = desk.compile();
+    assert_eq!(addresses(&chosen(&snapshot, "192.0.2.2", 30_080)), TWO);
+    assert!(snapshot.frontend(v6("2001:db8::1:5"), 6, 80).is_some_and(crate::snapshot::Frontend::is_usable));
+    assert_eq!(snapshot.place(v4("192.0.2.2")), Place::Twin(UPLINK));
+}
+
+#[test]
+fn failing_backends_get_no_new_flows_until_all_fail() {
+    let mut desk = Desk::new();
+    desk.put(service("web", "192.0.2.100", &TWO));
+    let before = chosen(&desk.compile(), "192.0.2.100", 80);
+    desk.health.failing.insert((Protocol::Tcp, TWO[0].parse().unwrap()));
+    let snapshot = desk.compile();
+    assert_eq!(addresses(&chosen(&snapshot, "192.0.2.100", 80)), TWO[1..]);
+    let failing = snapshot.backend(before[&TWO[0].parse().unwrap()]).unwrap();
+    assert!(!failing.accepts_new && !failing.removed, "its flows go on");
+    desk.health.failing.insert((Protocol::Tcp, TWO[1].parse().unwrap()));
+    assert_eq!(addresses(&chosen(&desk.compile(), "192.0.2.100", 80)), TWO, "fail open");
+    desk.change("web", |service| service.health.fail_open = false);
+    assert!(chosen(&desk.compile(), "192.0.2.100", 80).is_empty());
+    desk.change("web", |service| service.health.probe = proto::Probe::None);
+    assert_eq!(addresses(&chosen(&desk.compile(), "192.0.2.100", 80)), TWO, "without a probe the verdict of others is none");
+    desk.health.failing.clear();
+    assert_eq!(chosen(&desk.compile(), "192.0.2.100", 80), before);
+}
+
+#[test]
+fn a_removed_backend_drains_then_vanishes_and_its_slot_gets_another_generation() {
+    let mut desk = Desk::new();
+    desk.put(service("web", "192.0.2.100", &TWO));
+    let before = chosen(&desk.compile(), "192.0.2.100", 80);
+    let id = before[&TWO[0].parse().unwrap()];
+    desk.change("web", |service| service.ports[0].backends.retain(|b| b.address != backend(TWO[0]).address));
+    desk.now_ns = SECOND_NS;
+    let snapshot = desk.compile();
+    assert!(snapshot.backend(id).is_some_and(|b| b.removed && !b.accepts_new));
+    assert_eq!(desk.compiler.next_due_ns(), Some(301 * SECOND_NS));
+    desk.change("web", |service| service.ports[0].backends.insert(0, backend(TWO[0])));
+    assert_eq!(chosen(&desk.compile(), "192.0.2.100", 80), before, "back within the drain it is the same");
+    desk.change("web", |service| service.ports[0].backends.retain(|b| b.address != backend(TWO[0]).address));
+    desk.compile();
+    desk.now_ns = 301 * SECOND_NS;
+    assert!(desk.compile().backend(id).is_none());
+    assert_eq!(desk.compiler.next_due_ns(), None);
+    desk.change("web", |service| service.ports[0].backends.push(backend("10.0.0.13:8080")));
+    let snapshot = desk.compile();
+    let next = chosen(&snapshot, "192.0.2.100", 80)[&"10.0.0.13:8080".parse().unwrap()];
+    assert_eq!((next.slot, next.generation), (id.slot, id.generation + 1));
+    assert!(snapshot.backend(id).is_none());
+}
+
+#[test]
+fn the_backends_of_a_deleted_service_drain_and_its_vip_is_unused() {
+    let mut desk = Desk::new();
+    desk.put(service("web", "192.0.2.100", &TWO));
+    let snapshot = desk.compile();
+    let id = chosen(&snapshot, "192.0.2.100", 80)[&TWO[0].parse().unwrap()];
+    assert_eq!(snapshot.place(v4("192.0.2.100")), Place::Vip);
+    desk.state.services.clear();
+    let snapshot = desk.compile();
+    assert!(snapshot.backend(id).is_some_and(|b| b.removed));
+    assert!(snapshot.frontend(v4("192.0.2.100"), 6, 80).is_none());
+    assert_eq!(snapshot.place(v4("192.0.2.100")), Place::PoolUnused);
+}
+
+#[test]
+fn a_target_is_shared_by_services_and_keeps_its_slot_until_flows_and_ports_have_rested() {
+    let mut desk = Desk::new();
+    desk.put(service("one", "192.0.2.100", &TWO[..1]));
+    desk.put(service("two", "192.0.2.101", &TWO[..1]));
+    let target = |snapshot: &Snapshot, vip: &str| {
+        let id = *chosen(snapshot, vip, 80).values().next().unwrap();
+        (id.slot, snapshot.backend(id).unwrap().target)
+    };
+    let snapshot = desk.compile();
+    let (one, two) = (target(&snapshot, "192.0.2.100"), target(&snapshot, "192.0.2.101"));
+    assert!(one.0 != two.0 && one.1 == two.1);
+    desk.state.services.clear();
+    desk.compile();
+    desk.now_ns += 300 * SECOND_NS;
+    desk.compile();
+    desk.put(service("other", "192.0.2.102", &TWO[1..]));
+    assert_ne!(target(&desk.compile(), "192.0.2.102").1, one.1, "it rests");
+    desk.put(service("again", "192.0.2.103", &TWO[..1]));
+    assert_eq!(target(&desk.compile(), "192.0.2.103").1, one.1, "and is its own meanwhile");
+    desk.state.services.remove(&ServiceName::new("default", "again"));
+    desk.compile();
+    desk.now_ns += 300 * SECOND_NS;
+    desk.compile();
+    desk.now_ns += 2 * slots::nanoseconds(SNAT_PORT_REST);
+    desk.put(service("late", "192.0.2.104", &["10.0.0.14:8080"]));
+    assert_eq!(target(&desk.compile(), "192.0.2.104").1, one.1);
+}
+
+fn neighbour(port: PortIndex, address: &str, last: u8) -> Neighbour {
+    Neighbour { port, address: ip(address), mac: Mac([2, 0, 0, 0, 0, last]) }
+}
+
+fn route(to: &str, via: Option<&str>, port: PortIndex) -> Route {
+    Route { to: to.parse().unwrap(), via: via.map(ip), port }
+}
+
+#[test]
+fn a_slot_of_a_next_hop_survives_its_mac_and_old_flows_look_again_when_routes_change() {
+    let mut desk = Desk::new();
+    desk.network.routes = vec![route("0.0.0.0/0", Some("192.0.2.1"), UPLINK), route("10.1.0.0/16", Some("10.0.0.9"), CLUSTER)];
+    desk.network.neighbours = vec![neighbour(UPLINK, "192.0.2.1", 1), neighbour(UPLINK, "192.0.2.50", 50)];
+    let snapshot = desk.compile();
+    let RouteTo::NextHop(router) = snapshot.route(v4("198.51.100.7")) else { panic!("no router") };
+    let mac = |snapshot: &Snapshot, slot| snapshot.next_hop(slot).and_then(|hop: &NextHop| hop.mac);
+    assert_eq!(mac(&snapshot, router), Some(Mac([2, 0, 0, 0, 0, 1])));
+    assert!(matches!(snapshot.route(v4("192.0.2.50")), RouteTo::NextHop(slot) if slot != router));
+    assert_eq!(snapshot.route(v4("192.0.2.51")), RouteTo::Unresolved { port: UPLINK }, "connected, and not known yet");
+    assert_eq!(snapshot.route(v6("2001:db9::1")), RouteTo::None);
+    assert!(snapshot.resolves(UPLINK, ip("192.0.2.50")) && !snapshot.resolves(CLUSTER, ip("10.0.0.9")));
+    assert_eq!(snapshot.managed_next_hops(), [(UPLINK, ip("192.0.2.1")), (CLUSTER, ip("10.0.0.9"))]);
+
+    desk.network.neighbours[0].mac = Mac([2, 0, 0, 0, 0, 99]);
+    let moved = desk.compile();
+    assert_eq!((mac(&moved, router), moved.route_epoch()), (Some(Mac([2, 0, 0, 0, 0, 99])), snapshot.route_epoch()));
+    desk.network.routes[0].via = Some(ip("192.0.2.50"));
+    let rerouted = desk.compile();
+    assert!(rerouted.route_epoch() > moved.route_epoch());
+    assert_eq!(rerouted.route(v4("198.51.100.7")), rerouted.route(v4("192.0.2.50")));
+    desk.network.neighbours.clear();
+    let lost = desk.compile();
+    assert!(lost.route_epoch() > rerouted.route_epoch(), "the old router's slot became free");
+    assert!(matches!(lost.route(v4("198.51.100.7")), RouteTo::NextHop(slot) if mac(&lost, slot).is_none()));
+}
+
+#[test]
+fn backends_follow_routes_and_on_link_ones_are_their_own_next_hop() {
+    let mut desk = Desk::new();
+    desk.put(service("web", "192.0.2.100", &["10.0.0.11:8080", "10.1.0.5:8080"]));
+    let snapshot = desk.compile();
+    let ids = chosen(&snapshot, "192.0.2.100", 80);
+    let next = |snapshot: &Snapshot, address: &str| snapshot.backend(ids[&address.parse().unwrap()]).unwrap().next_hop;
+    assert_eq!(next(&snapshot, "10.1.0.5:8080"), UNRESOLVED);
+    let on_link = next(&snapshot, "10.0.0.11:8080");
+    assert_eq!(snapshot.next_hop(on_link), Some(&NextHop { port: CLUSTER, mac: None, address: ip("10.0.0.11") }));
+    assert_eq!(snapshot.managed_next_hops(), [(CLUSTER, ip("10.0.0.11"))]);
+    desk.network.routes = vec![route("10.1.0.0/16", Some("10.0.0.9"), CLUSTER)];
+    desk.network.neighbours = vec![neighbour(CLUSTER, "10.0.0.11", 11)];
+    let snapshot = desk.compile();
+    assert_eq!(snapshot.next_hop(next(&snapshot, "10.1.0.5:8080")).map(|hop| hop.address), Some(ip("10.0.0.9")));
+    assert_eq!(next(&snapshot, "10.0.0.11:8080"), on_link);
+    assert!(snapshot.resolves(CLUSTER, ip("10.0.0.11")));
+}
+
+#[test]
+fn an_address_has_one_place() {
+    let mut desk = Desk::new();
+    desk.put(service("web", "192.0.2.100", &TWO));
+    desk.network.addresses = vec![ip("192.0.2.77")];
+    let snapshot = desk.compile();
+    let rows = [
+        ("192.0.2.100", Place::Vip),
+        ("192.0.2.101", Place::PoolUnused),
+        ("192.0.2.200", Place::Elsewhere),
+        ("192.0.2.99", Place::Elsewhere),
+        ("10.0.0.3", Place::Snat),
+        ("10.0.0.2", Place::Twin(CLUSTER)),
+        ("192.0.2.77", Place::Twin(UPLINK)),
+        ("8.8.8.8", Place::Elsewhere),
+    ];
+    for (address, place) in rows {
+        assert_eq!(snapshot.place(v4(address)), place, "{address}");
+    }
+    assert_eq!(snapshot.place(v6("2001:db8::1:7")), Place::PoolUnused);
+    assert_eq!(desk.compiler.initial().place(v4("10.0.0.3")), Place::Snat);
+}
+
+#[test]
+fn arp_is_answered_for_vips_in_a_ports_subnet_for_snat_addresses_and_for_ports_without_twin() {
+    let mut config = config();
+    config.ports[1].twin = false;
+    let mut desk = Desk::with(config);
+    desk.put(service("web", "192.0.2.100", &TWO));
+    let first = desk.compile();
+    desk.put(service("far", "203.0.113.5", &TWO));
+    desk.put(service("more", "192.0.2.101", &TWO));
+    let snapshot = desk.compile();
+    let rows = [
+        (UPLINK, "192.0.2.100", true),
+        (UPLINK, "192.0.2.102", false),
+        (CLUSTER, "192.0.2.100", false),
+        (CLUSTER, "10.0.0.3", true),
+        (CLUSTER, "10.0.0.2", true),
+        (UPLINK, "192.0.2.2", false),
+        (UPLINK, "203.0.113.5", false),
+    ];
+    for (port, address, answers) in rows {
+        assert_eq!(snapshot.answers_for(port, v4(address)), answers, "{address} on {port:?}");
+    }
+    assert!(
+        matches!(snapshot.problems(), [problem] if problem.contains("VIP 203.0.113.5 of pool far")),
+        "{:?}",
+        snapshot.problems()
+    );
+    let since = |address: &str| snapshot.announced().iter().find(|(_, a, _)| *a == ip(address)).map(|&(.., since)| since);
+    assert_eq!((since("192.0.2.100"), since("192.0.2.101")), (Some(first.sequence()), Some(snapshot.sequence())));
+}
+
+#[test]
+fn without_a_snat_address_for_its_way_a_frontend_is_refused() {
+    let mut config = config();
+    config.snat = vec![ip("10.0.0.3"), ip("172.16.0.1")];
+    let mut desk = Desk::with(config.clone());
+    let snapshot = desk.compile();
+    let addresses = |port| snapshot.snat::<u32>(port).iter().map(|a| (a.address, a.index)).collect::<Vec<_>>();
+    assert_eq!(addresses(CLUSTER), [(v4("10.0.0.3"), 0), (v4("172.16.0.1"), 1)]);
+    assert_eq!(addresses(UPLINK), [(v4("172.16.0.1"), 1)], "an address in no prefix serves all ports");
+    desk.put(service("six", "2001:db8::1:5", &["[fd00::11]:8080"]));
+    let snapshot = desk.compile();
+    assert!(snapshot.frontend(v6("2001:db8::1:5"), 6, 80).is_none());
+    let [(name, refusal)] = snapshot.refused() else { panic!("{:?}", snapshot.refused()) };
+    assert_eq!((name.name.as_str(), refusal.reason), ("six", Reason::Refused));
+    assert!(refusal.message.contains("no SNAT address for IPv6"), "{}", refusal.message);
+
+    config.snat = vec![ip("10.0.0.3")];
+    let mut desk = Desk::with(config);
+    desk.put(service("web", "192.0.2.100", &["10.0.0.11:80", "192.0.2.60:80"]));
+    assert_eq!(self::addresses(&chosen(&desk.compile(), "192.0.2.100", 80)), ["10.0.0.11:80"], "the other is behind the uplink");
+}
+
+#[test]
+fn what_is_not_built_is_refused_by_name() {
+    let mut desk = Desk::new();
+    desk.put(service("dsr", "192.0.2.100", &TWO));
+    desk.change("dsr", |service| service.mode = Mode::Dsr);
+    let snapshot = desk.compile();
+    assert!(snapshot.frontend(v4("192.0.2.100"), 6, 80).is_none());
+    assert_eq!(snapshot.refused()[0].1.reason, Reason::Unsupported);
+    assert!(snapshot.services()[0].refusal.is_some());
+}
+
+#[test]
+fn of_two_services_at_one_place_the_first_has_it_and_the_other_is_named() {
+    let mut desk = Desk::new();
+    desk.put(service("a", "192.0.2.100", &TWO[..1]));
+    desk.put(service("b", "192.0.2.100", &TWO[1..]));
+    let snapshot = desk.compile();
+    assert_eq!(addresses(&chosen(&snapshot, "192.0.2.100", 80)), TWO[..1]);
+    assert_eq!(snapshot.problems(), ["default/b does not get tcp 192.0.2.100:80: another service has it"]);
+}
+
+#[test]
+fn services_that_did_not_change_share_their_tables() {
+    let mut desk = Desk::new();
+    desk.put(service("a", "192.0.2.100", &TWO));
+    desk.put(service("b", "192.0.2.101", &TWO));
+    let before = desk.compile();
+    desk.change("b", |service| service.ports[0].backends.truncate(1));
+    let after = desk.compile();
+    assert!(Arc::ptr_eq(&before.frontends[0], &after.frontends[0]));
+    assert!(!Arc::ptr_eq(&before.frontends[1], &after.frontends[1]));
+    assert!(Arc::ptr_eq(&before.v4.frontends, &after.v4.frontends) && Arc::ptr_eq(&before.routes, &after.routes));
+}
