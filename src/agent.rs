@@ -6,6 +6,7 @@
 //! Deliberately not here: the tasks' composition (`run`), probes (`control::probe`), netlink (`netlink`).
 
 mod backoff;
+pub mod compile_loop;
 pub mod config_client;
 pub mod persist;
 pub(crate) mod received;

@@ -1,5 +1,6 @@
 //! The gateway program: the forwarding engine over DPDK, the Linux twins of its ports, and the agent that feeds them.
 
+pub mod admin;
 pub mod af_packet;
 pub mod agent;
 pub mod check;

@@ -1,0 +1,226 @@
+//! The admin API: `sluice.v1.Admin` on a unix socket, with server reflection and the health service.
+//!
+//! It reads what the agent publishes and what workers count, and changes nothing. Invariant: it holds no snapshot, so
+//! that a slow reader keeps no table alive.
+
+mod tables;
+
+use std::fmt;
+use std::future::Future;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use dataplane::WorkerCounters;
+use proto::v1::admin_server::{Admin, AdminServer};
+use proto::{Generation, limits, v1};
+use tokio::sync::watch;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status};
+
+use crate::agent::served::Served;
+use crate::agent::supervisor::{Failure, Tasks};
+
+/// A port at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortReading {
+    /// Its name.
+    pub name: String,
+    /// PCI address or vdev.
+    pub device: String,
+    /// Whether the link is up.
+    pub is_up: bool,
+    /// Packets received.
+    pub rx_packets: u64,
+    /// Packets transmitted.
+    pub tx_packets: u64,
+    /// Packets that the device lost because no worker took them.
+    pub rx_missed: u64,
+}
+
+/// Reads all ports.
+pub type ReadPorts = Arc<dyn Fn() -> Vec<PortReading> + Send + Sync>;
+
+/// What the API reads.
+#[derive(Clone)]
+pub struct Sources {
+    /// The gateway's name.
+    pub gateway: String,
+    /// This program's version.
+    pub version: String,
+    /// What the workers were given.
+    pub served: watch::Receiver<Served>,
+    /// The generation that every worker forwards by.
+    pub reached: watch::Receiver<Option<Generation>>,
+    /// Whether a controller is connected.
+    pub connected: watch::Receiver<bool>,
+    /// The agent's tasks.
+    pub tasks: Tasks,
+    /// The workers' counters, in their order.
+    pub workers: Vec<Arc<WorkerCounters>>,
+    /// The ports, in the order of the configuration.
+    pub ports: ReadPorts,
+}
+
+impl fmt::Debug for Sources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sources").field("gateway", &self.gateway).finish_non_exhaustive()
+    }
+}
+
+/// Serves the API on the socket `path` until `stop` is done.
+///
+/// # Errors
+/// When the socket is in use or cannot be made, or the server fails.
+pub async fn serve(path: PathBuf, sources: Sources, stop: impl Future<Output = ()>) -> Result<(), Failure> {
+    let listener = control::socket::listen(&path).await?;
+    let _taken_away = TakenAway(path);
+    let (health_reporter, health) = tonic_health::server::health_reporter();
+    health_reporter.set_serving::<AdminServer<Sources>>().await;
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(v1::FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()?;
+    tonic::transport::Server::builder()
+        .add_service(health)
+        .add_service(reflection)
+        .add_service(AdminServer::new(sources).max_encoding_message_size(limits::MESSAGE_BYTES_MAX))
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop)
+        .await?;
+    Ok(())
+}
+
+/// Removes the socket however the server ends. One that stays behind after a crash is replaced by the next start.
+struct TakenAway(PathBuf);
+
+impl Drop for TakenAway {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(&self.0) {
+            tracing::warn!(path = %self.0.display(), %error, "cannot remove the admin socket");
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Admin for Sources {
+    async fn list_services(&self, _: Request<v1::ListServicesRequest>) -> Result<Response<v1::ListServicesResponse>, Status> {
+        let services = self.served.borrow().services.clone();
+        Ok(Response::new(v1::ListServicesResponse { services: services.iter().map(|s| tables::service(s)).collect() }))
+    }
+
+    async fn list_backends(&self, _: Request<v1::ListBackendsRequest>) -> Result<Response<v1::ListBackendsResponse>, Status> {
+        let services = self.served.borrow().services.clone();
+        Ok(Response::new(v1::ListBackendsResponse {
+            backends: services.iter().flat_map(|s| tables::backends(s, &self.workers)).collect(),
+        }))
+    }
+
+    async fn list_ports(&self, _: Request<v1::ListPortsRequest>) -> Result<Response<v1::ListPortsResponse>, Status> {
+        let ports = (self.ports)().into_iter().map(|reading| tables::port(reading, &self.workers)).collect();
+        Ok(Response::new(v1::ListPortsResponse { ports }))
+    }
+
+    async fn list_drops(&self, _: Request<v1::ListDropsRequest>) -> Result<Response<v1::ListDropsResponse>, Status> {
+        Ok(Response::new(v1::ListDropsResponse { drops: tables::drops(&self.workers) }))
+    }
+
+    async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Result<Response<v1::GetStatusResponse>, Status> {
+        Ok(Response::new(v1::GetStatusResponse {
+            gateway: self.gateway.clone(),
+            version: self.version.clone(),
+            generation: self.reached.borrow().as_ref().map(v1::Generation::from),
+            ready: self.served.borrow().ready,
+            controller_connected: *self.connected.borrow(),
+            accounts: tables::accounts(&self.workers),
+            tasks: self.tasks.status(),
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::v1::admin_client::AdminClient;
+    use tokio_util::sync::CancellationToken;
+    use tonic::transport::{Channel, Endpoint};
+    use tonic_health::pb::health_client::HealthClient;
+    use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus};
+
+    use super::*;
+
+    fn sources() -> Sources {
+        let counters = WorkerCounters::default();
+        counters.received.add(10);
+        counters.transmitted.add(9);
+        counters.drops(dataplane::DropReason::NoFlow).add(1);
+        let reached = watch::channel(Some(Generation { epoch: "e".to_owned(), counter: 4 })).1;
+        let reading = PortReading {
+            name: "uplink".to_owned(),
+            device: "net_tap0".to_owned(),
+            is_up: true,
+            rx_packets: 10,
+            tx_packets: 9,
+            rx_missed: 0,
+        };
+        Sources {
+            gateway: "edge-1".to_owned(),
+            version: "0.1.0".to_owned(),
+            served: watch::channel(Served { ready: true, services: vec![Arc::new(tables::tests::web())] }).1,
+            reached,
+            connected: watch::channel(true).1,
+            tasks: Tasks::default(),
+            workers: vec![Arc::new(counters)],
+            ports: Arc::new(move || vec![reading.clone()]),
+        }
+    }
+
+    /// Waits until the server listens.
+    async fn connect(path: &std::path::Path) -> Channel {
+        let endpoint = Endpoint::from_shared(format!("unix:{}", path.display())).unwrap();
+        let connected = async {
+            loop {
+                match endpoint.connect().await {
+                    Ok(channel) => return channel,
+                    Err(_) => tokio::task::yield_now().await,
+                }
+            }
+        };
+        tokio::time::timeout(std::time::Duration::from_secs(20), connected).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn the_api_answers_over_its_socket_and_takes_it_away_at_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("admin.sock");
+        let stop = CancellationToken::new();
+        let server = tokio::spawn(serve(path.clone(), sources(), stop.clone().cancelled_owned()));
+        let channel = connect(&path).await;
+        let mut admin = AdminClient::new(channel.clone());
+        let status = admin.get_status(v1::GetStatusRequest {}).await.unwrap().into_inner();
+        assert_eq!(status.generation, Some(v1::Generation { epoch: "e".to_owned(), counter: 4 }));
+        assert!(status.ready && status.controller_connected);
+        let account = status.accounts[0];
+        assert_eq!((account.received, account.transmitted, account.dropped), (10, 9, 1));
+        let services = admin.list_services(v1::ListServicesRequest {}).await.unwrap().into_inner().services;
+        assert_eq!((services[0].name.as_str(), services[0].healthy), ("web", 1));
+        let backends = admin.list_backends(v1::ListBackendsRequest {}).await.unwrap().into_inner().backends;
+        assert_eq!(backends[0].address, "10.0.0.1:80");
+        let ports = admin.list_ports(v1::ListPortsRequest {}).await.unwrap().into_inner().ports;
+        assert_eq!((ports[0].link.as_str(), ports[0].steering.as_str()), ("up", "single worker"));
+        let drops = admin.list_drops(v1::ListDropsRequest {}).await.unwrap().into_inner().drops;
+        assert_eq!(drops.iter().map(|d| d.packets).sum::<u64>(), 1);
+        let request = HealthCheckRequest { service: "sluice.v1.Admin".to_owned() };
+        let health = HealthClient::new(channel).check(request).await.unwrap().into_inner();
+        assert_eq!(health.status(), ServingStatus::Serving);
+        stop.cancel();
+        server.await.unwrap().unwrap();
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn a_socket_in_use_is_an_error_that_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("admin.sock");
+        let _other = control::socket::listen(&path).await.unwrap();
+        let error = serve(path, sources(), std::future::pending()).await.unwrap_err();
+        assert!(error.to_string().contains("is in use"), "{error}");
+    }
+}

@@ -1,0 +1,197 @@
+//! What an operator is told of services, backends, ports and workers: pure functions from what the workers were given
+//! and what they count.
+//!
+//! Invariant: the words are those of DESIGN section 8, and a backend stands once per service, whatever number of its
+//! ports it serves.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use dataplane::snapshot::{PortView, ServiceView};
+use dataplane::{DropReason, WorkerCounters};
+use proto::v1;
+
+use super::PortReading;
+
+/// The counters of all workers, in their order.
+pub(super) type Workers = [Arc<WorkerCounters>];
+
+/// A backend of one service.
+struct Row {
+    draining: bool,
+    healthy: bool,
+    weight: u16,
+    flows: u64,
+}
+
+/// The backends of a service. One that serves several ports is healthy when it is on all of them, and drains when it
+/// does on all of them.
+fn rows(service: &ServiceView, workers: &Workers) -> BTreeMap<SocketAddr, Row> {
+    let mut rows = BTreeMap::new();
+    for backend in service.ports.iter().flat_map(|port| &port.backends) {
+        let new = Row { draining: true, healthy: true, weight: backend.weight, flows: 0 };
+        let row = rows.entry(backend.address).or_insert(new);
+        row.draining &= backend.draining;
+        row.healthy &= backend.healthy;
+        row.flows += flows(backend.id.slot, workers);
+    }
+    rows
+}
+
+fn flows(slot: u32, workers: &Workers) -> u64 {
+    workers.iter().filter_map(|worker| worker.backend(slot)).map(|counters| counters.flows.get()).sum()
+}
+
+/// A service's line: its backends are those that are not to go.
+pub(super) fn service(service: &ServiceView) -> v1::ServiceStatus {
+    let rows = rows(service, &[]);
+    let count = |wanted: fn(&Row) -> bool| u32::try_from(rows.values().filter(|row| wanted(row)).count()).unwrap_or(u32::MAX);
+    let refusal = service.refusal.as_ref();
+    let frontend = |port: &PortView| {
+        let protocol = port.protocol;
+        port.frontends.iter().map(move |address| format!("{protocol} {address}")).collect::<Vec<_>>()
+    };
+    v1::ServiceStatus {
+        namespace: service.name.namespace.clone(),
+        name: service.name.name.clone(),
+        frontends: service.ports.iter().flat_map(frontend).collect(),
+        mode: service.mode.as_str().to_owned(),
+        target: service.target.as_str().to_owned(),
+        scheduler: service.scheduler.as_str().to_owned(),
+        backends: count(|row| !row.draining),
+        healthy: count(|row| !row.draining && row.healthy),
+        reason: refusal.map_or_else(String::new, |refusal| refusal.reason.as_str().to_owned()),
+        message: refusal.map_or_else(String::new, |refusal| refusal.message.clone()),
+    }
+}
+
+/// The lines of a service's backends.
+pub(super) fn backends(service: &ServiceView, workers: &Workers) -> Vec<v1::BackendStatus> {
+    let status = |(address, row): (SocketAddr, Row)| v1::BackendStatus {
+        service: service.name.to_string(),
+        address: address.to_string(),
+        state: if row.draining { "draining" } else { "active" }.to_owned(),
+        healthy: row.healthy,
+        weight: row.weight.into(),
+        flows: row.flows,
+    };
+    rows(service, workers).into_iter().map(status).collect()
+}
+
+/// Every reason of every worker, those that never happened too: a reader sees which names there are.
+pub(super) fn drops(workers: &Workers) -> Vec<v1::DropCount> {
+    let of = |(worker, counters): (u32, &Arc<WorkerCounters>)| {
+        let packets = |reason: &DropReason| counters.drops(*reason).get();
+        let count = |r: &DropReason| v1::DropCount { reason: r.as_str().to_owned(), worker, packets: packets(r) };
+        DropReason::ALL.iter().map(count).collect::<Vec<_>>()
+    };
+    (0..).zip(workers).flat_map(of).collect()
+}
+
+/// The account of every worker.
+pub(super) fn accounts(workers: &Workers) -> Vec<v1::Account> {
+    let of = |(worker, counters): (u32, &Arc<WorkerCounters>)| {
+        let account = counters.account();
+        v1::Account {
+            worker,
+            received: account.received,
+            originated: account.originated,
+            transmitted: account.transmitted,
+            dropped: account.dropped,
+            held: account.held,
+            flows: counters.flows.get(),
+            snat_port_reused_early: counters.snat_port_reused_early.get(),
+        }
+    };
+    (0..).zip(workers).map(of).collect()
+}
+
+/// A port's line.
+pub(super) fn port(reading: PortReading, workers: &Workers) -> v1::PortStatus {
+    v1::PortStatus {
+        name: reading.name,
+        device: reading.device,
+        link: if reading.is_up { "up" } else { "down" }.to_owned(),
+        rx_packets: reading.rx_packets,
+        tx_packets: reading.tx_packets,
+        rx_missed: reading.rx_missed,
+        steering: if workers.len() == 1 { "single worker".to_owned() } else { format!("{} workers", workers.len()) },
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use dataplane::flow::BackendId;
+    use dataplane::snapshot::BackendView;
+    use proto::{Family, Mode, Protocol, Reason, Refusal, Scheduler, ServiceName, Target};
+
+    use super::*;
+
+    fn backend(slot: u32, address: &str, healthy: bool, draining: bool) -> BackendView {
+        let id = BackendId { slot, generation: 0 };
+        BackendView { address: address.parse().unwrap(), id, weight: 1, healthy, draining, accepts_new: healthy && !draining }
+    }
+
+    fn port(frontends: &[&str], backends: Vec<BackendView>) -> PortView {
+        let frontends = frontends.iter().map(|f| f.parse().unwrap()).collect();
+        PortView { protocol: Protocol::Tcp, family: Family::V4, frontends, backends }
+    }
+
+    /// Two ports; of four backends one fails on one port and one drains.
+    pub(crate) fn web() -> ServiceView {
+        let [one, two] = [backend(0, "10.0.0.1:80", true, false), backend(1, "10.0.0.2:80", true, false)];
+        let [failing, gone] = [backend(2, "10.0.0.2:80", false, false), backend(3, "10.0.0.9:80", true, true)];
+        ServiceView {
+            name: Arc::new(ServiceName::new("default", "web")),
+            mode: Mode::Nat,
+            target: Target::Endpoint,
+            scheduler: Scheduler::Maglev,
+            refusal: None,
+            ports: vec![
+                port(&["192.0.2.100:80", "192.0.2.2:30080"], vec![one, two]),
+                port(&["192.0.2.100:443"], vec![failing, gone]),
+            ],
+        }
+    }
+
+    fn workers() -> [Arc<WorkerCounters>; 2] {
+        [(); 2].map(|()| Arc::new(WorkerCounters::default()))
+    }
+
+    #[test]
+    fn a_service_shows_its_frontends_and_how_many_backends_are_healthy() {
+        let status = service(&web());
+        assert_eq!(status.frontends, ["tcp 192.0.2.100:80", "tcp 192.0.2.2:30080", "tcp 192.0.2.100:443"]);
+        assert_eq!((status.backends, status.healthy, status.reason.as_str()), (2, 1, ""));
+    }
+
+    #[test]
+    fn a_service_that_is_not_served_says_why() {
+        let refusal = Refusal { reason: Reason::Refused, message: "no SNAT address".to_owned() };
+        let status = service(&ServiceView { refusal: Some(refusal), ports: Vec::new(), ..web() });
+        assert_eq!((status.reason.as_str(), status.message.as_str()), ("Refused", "no SNAT address"));
+    }
+
+    #[test]
+    fn a_backend_stands_once_with_its_flows_on_all_ports_and_workers() {
+        let workers = workers();
+        for (slot, flows) in [(0, 3), (1, 1), (2, 5), (3, 2)] {
+            workers.iter().for_each(|w| w.backend(slot).unwrap().flows.set(flows));
+        }
+        let rows: Vec<_> = backends(&web(), &workers).into_iter().map(|b| (b.address, b.state, b.healthy, b.flows)).collect();
+        let expected =
+            [("10.0.0.1:80", "active", true, 6), ("10.0.0.2:80", "active", false, 12), ("10.0.0.9:80", "draining", true, 4)];
+        assert_eq!(rows, expected.map(|(address, state, healthy, flows)| (address.to_owned(), state.to_owned(), healthy, flows)));
+    }
+
+    #[test]
+    fn drops_name_every_reason_of_every_worker() {
+        let workers = workers();
+        workers[1].drops(DropReason::NoFlow).add(4);
+        let drops = drops(&workers);
+        assert_eq!(drops.len(), 2 * DropReason::ALL.len());
+        let counted: Vec<_> = drops.into_iter().filter(|d| d.packets > 0).map(|d| (d.reason, d.worker, d.packets)).collect();
+        assert_eq!(counted, [("no_flow".to_owned(), 1, 4)]);
+    }
+}

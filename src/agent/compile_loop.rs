@@ -1,0 +1,328 @@
+//! Turns what the agent knows into what the workers forward by: state, network and health in, snapshots out.
+//!
+//! Invariant: the newest of each input is in the next snapshot, and changes that come faster than workers take
+//! snapshots coalesce. A generation counts as reached once every worker forwards by it or a later one. Before the first
+//! state, live or from disk, nothing is published: workers keep the initial snapshot, which is not ready.
+//! Deliberately not here: how a snapshot is made ([`dataplane::Compiler`]) and freed ([`dataplane::Publisher`]).
+
+use std::collections::{BTreeSet, VecDeque};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use control::probe;
+use dataplane::{Compiler, Health, Network, PortIndex, Publisher, Snapshot};
+use proto::{Generation, Known};
+use tokio::sync::{Mutex, watch};
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use super::served::Served;
+use super::supervisor::Failure;
+use super::usable::usable;
+
+/// Shortest time between two snapshots, and how often the workers are looked at while one is on its way. The first change
+/// after a silence is not delayed.
+const STEP: Duration = Duration::from_millis(1);
+/// Generations on their way to the workers; with more, changes wait.
+const AWAITED_MAX: usize = 8;
+
+/// What outlives a failure of the task: the compiler knows which slot is whose, and flows hold slots.
+#[derive(Debug)]
+pub struct Tables {
+    /// Makes snapshots.
+    pub compiler: Compiler,
+    /// Hands them to the workers.
+    pub publisher: Publisher,
+}
+
+/// What snapshots are made from.
+#[derive(Clone, Debug)]
+pub struct Inputs {
+    /// The state to go by.
+    pub known: watch::Receiver<Option<Known>>,
+    /// What Linux knows of the network.
+    pub network: watch::Receiver<Network>,
+    /// What the probes say.
+    pub health: watch::Receiver<probe::Health>,
+    /// Monotonic time, ns; the workers' own.
+    pub clock: fn() -> u64,
+}
+
+/// Who is told of them.
+#[derive(Clone, Debug)]
+pub struct Outputs {
+    /// Next hops that Linux should keep resolved.
+    pub next_hops: watch::Sender<BTreeSet<(PortIndex, IpAddr)>>,
+    /// What operators see.
+    pub served: watch::Sender<Served>,
+    /// The generation that every worker forwards by.
+    pub reached: watch::Sender<Option<Generation>>,
+}
+
+/// Makes and publishes snapshots until an input is gone.
+///
+/// # Errors
+/// Never; a panic of the compiler is the supervisor's.
+pub async fn run(tables: Arc<Mutex<Tables>>, mut inputs: Inputs, outputs: Outputs) -> Result<(), Failure> {
+    let mut tables = tables.lock().await;
+    let mut step = interval(STEP);
+    step.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let clock = inputs.clock;
+    let mut due = true;
+    let mut awaited = VecDeque::new();
+    let mut problems = Vec::new();
+    loop {
+        tokio::select! {
+            is_open = inputs.changed() => {
+                if !is_open {
+                    return Ok(());
+                }
+                due = true;
+            }
+            () = until(tables.compiler.next_due_ns(), clock), if !due => due = true,
+            _ = step.tick(), if due || !awaited.is_empty() => {
+                if due && awaited.len() < AWAITED_MAX {
+                    due = false;
+                    if let Some(snapshot) = inputs.compile(&mut tables.compiler) {
+                        say(&snapshot, &mut problems);
+                        outputs.tell(&snapshot);
+                        let generation = snapshot.generation().clone();
+                        awaited.push_back((tables.publisher.publish(snapshot), generation));
+                    }
+                }
+                tables.publisher.advance();
+                let reached = awaited.iter().take_while(|(sequence, _)| tables.publisher.reached(*sequence)).count();
+                if let Some((_, generation)) = awaited.drain(..reached).next_back() {
+                    outputs.reached.send_if_modified(|last| last.as_ref() != Some(&generation) && { *last = Some(generation); true });
+                    tables.publisher.advance();
+                }
+            }
+        }
+    }
+}
+
+impl Inputs {
+    /// False when one is gone.
+    async fn changed(&mut self) -> bool {
+        tokio::select! {
+            changed = self.known.changed() => changed.is_ok(),
+            changed = self.network.changed() => changed.is_ok(),
+            changed = self.health.changed() => changed.is_ok(),
+        }
+    }
+
+    /// None while there is no state.
+    fn compile(&mut self, compiler: &mut Compiler) -> Option<Snapshot> {
+        let known = self.known.borrow_and_update().clone()?;
+        let health = self.health.borrow_and_update().clone();
+        let network = self.network.borrow_and_update();
+        let state = usable(&known, &health);
+        Some(compiler.compile(&state, &network, &Health { failing: health.failing }, (self.clock)()))
+    }
+}
+
+impl Outputs {
+    fn tell(&self, snapshot: &Snapshot) {
+        let next_hops: BTreeSet<_> = snapshot.managed_next_hops().iter().copied().collect();
+        self.next_hops.send_if_modified(|last| {
+            *last != next_hops && {
+                *last = next_hops;
+                true
+            }
+        });
+        self.served.send_replace(Served::from(snapshot));
+    }
+}
+
+/// Waits until `at_ns` of `clock`; for ever when there is no such time.
+async fn until(at_ns: Option<u64>, clock: fn() -> u64) {
+    match at_ns {
+        Some(at_ns) => sleep(Duration::from_nanos(at_ns.saturating_sub(clock()))).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Logs what is wrong with configuration and state together, once.
+fn say(snapshot: &Snapshot, said: &mut Vec<String>) {
+    for problem in snapshot.problems().iter().filter(|problem| !said.contains(problem)) {
+        tracing::warn!(problem, generation = %snapshot.generation(), "configuration and state do not fit together");
+    }
+    if *said != snapshot.problems() {
+        *said = snapshot.problems().to_vec();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use dataplane::{Config, FlowLimits, Mac, Neighbour, PortConfig, Subscriber};
+    use proto::{Origin, Protocol, ServiceName, State};
+    use tokio::task::JoinHandle;
+    use tokio::time::timeout;
+
+    use super::super::received::tests::{service, state};
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn config() -> Config {
+        let second = Duration::from_secs(1);
+        let port = PortConfig {
+            name: "cluster".to_owned(),
+            mac: Mac([2, 0, 0, 0, 0, 1]),
+            mtu: 1500,
+            addresses: vec!["10.0.0.254/24".parse().unwrap()],
+            twin: true,
+        };
+        Config {
+            ports: vec![port],
+            snat: vec!["10.0.0.253".parse().unwrap()],
+            node_port_addresses: Vec::new(),
+            flows: FlowLimits {
+                max_per_worker: 16,
+                tcp_established: second,
+                tcp_opening: second,
+                tcp_closing: second,
+                udp: second,
+                udp_unreplied: second,
+            },
+        }
+    }
+
+    /// The loop with its channels, and the worker's side of it.
+    struct Gateway {
+        tables: Arc<Mutex<Tables>>,
+        inputs: Inputs,
+        outputs: Outputs,
+        worker: Subscriber,
+        known: watch::Sender<Option<Known>>,
+        network: watch::Sender<Network>,
+        health: watch::Sender<probe::Health>,
+        next_hops: watch::Receiver<BTreeSet<(PortIndex, IpAddr)>>,
+        served: watch::Receiver<Served>,
+        reached: watch::Receiver<Option<Generation>>,
+        task: JoinHandle<Result<(), Failure>>,
+    }
+
+    impl Gateway {
+        fn start() -> Self {
+            let compiler = Compiler::new(config());
+            let (publisher, mut workers) = Publisher::new(compiler.initial(), 1);
+            let tables = Arc::new(Mutex::new(Tables { compiler, publisher }));
+            let (known, known_in) = watch::channel(None);
+            let (network, network_in) = watch::channel(Network::default());
+            let (health, health_in) = watch::channel(probe::Health::default());
+            let (next_hops_out, next_hops) = watch::channel(BTreeSet::new());
+            let (served_out, served) = watch::channel(Served::default());
+            let (reached_out, reached) = watch::channel(None);
+            let inputs = Inputs { known: known_in, network: network_in, health: health_in, clock: || 0 };
+            let outputs = Outputs { next_hops: next_hops_out, served: served_out, reached: reached_out };
+            let task = tokio::spawn(run(Arc::clone(&tables), inputs.clone(), outputs.clone()));
+            let worker = workers.remove(0);
+            Self { tables, inputs, outputs, worker, known, network, health, next_hops, served, reached, task }
+        }
+
+        fn know(&self, origin: Origin, state: State) {
+            self.known.send_replace(Some(Known { state: Arc::new(state), origin }));
+        }
+
+        /// The backends of web that take new flows, once they are `wanted`.
+        async fn takes(&mut self, wanted: &[&str]) {
+            let right = |served: &Served| {
+                let web = served.services.iter().find(|s| *s.name == ServiceName::new("default", "web"));
+                let backends = web.into_iter().flat_map(|s| &s.ports).flat_map(|p| &p.backends);
+                let taking: Vec<_> = backends.filter(|b| b.accepts_new).map(|b| b.address.to_string()).collect();
+                served.ready && taking == wanted
+            };
+            let arrived = timeout(LONG, self.served.wait_for(right)).await.is_ok();
+            assert!(arrived, "expected {wanted:?}, found {:?}", self.served.borrow());
+        }
+    }
+
+    fn web(counter: u64, backends: &[&str]) -> State {
+        state("e", counter, &[service("web", backends)])
+    }
+
+    #[tokio::test]
+    async fn a_generation_is_reached_when_the_worker_took_it_and_not_before() {
+        let mut gateway = Gateway::start();
+        gateway.know(Origin::Controller, web(1, &["10.0.0.1:80"]));
+        gateway.takes(&["10.0.0.1:80"]).await;
+        assert_eq!(*gateway.reached.borrow(), None);
+        let deadline = std::time::Instant::now() + LONG;
+        while !gateway.worker.refresh() {
+            assert!(std::time::Instant::now() < deadline);
+            tokio::task::yield_now().await;
+        }
+        let generation = Generation { epoch: "e".to_owned(), counter: 1 };
+        timeout(LONG, gateway.reached.wait_for(|g| g.as_ref() == Some(&generation))).await.unwrap().unwrap();
+        assert!(gateway.worker.snapshot().ready());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_published_before_the_first_state() {
+        let mut gateway = Gateway::start();
+        let neighbour = Neighbour { port: PortIndex(0), address: "10.0.0.1".parse().unwrap(), mac: Mac([2; 6]) };
+        gateway.network.send_replace(Network { neighbours: vec![neighbour], ..Network::default() });
+        tokio::time::sleep(10 * STEP).await;
+        assert!(!gateway.worker.refresh() && !gateway.served.borrow().ready);
+        gateway.know(Origin::Controller, web(1, &["10.0.0.1:80"]));
+        gateway.takes(&["10.0.0.1:80"]).await;
+        let wanted = BTreeSet::from([(PortIndex(0), "10.0.0.1".parse().unwrap())]);
+        timeout(LONG, gateway.next_hops.wait_for(|hops| *hops == wanted)).await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn health_takes_a_backend_out_and_from_disk_proof_brings_it_in() {
+        let mut gateway = Gateway::start();
+        let backends = ["10.0.0.1:80", "10.0.0.2:80"];
+        let set = |address: &str| HashSet::from([(Protocol::Tcp, address.parse().unwrap())]);
+        gateway.know(Origin::Disk, web(1, &backends));
+        gateway.takes(&[]).await;
+        gateway.health.send_replace(probe::Health { proven: set("10.0.0.2:80"), ..probe::Health::default() });
+        gateway.takes(&["10.0.0.2:80"]).await;
+        gateway.know(Origin::Controller, web(1, &backends));
+        gateway.takes(&backends).await;
+        gateway.health.send_replace(probe::Health { failing: set("10.0.0.2:80"), ..probe::Health::default() });
+        gateway.takes(&["10.0.0.1:80"]).await;
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_does_not_move_on_holds_up_no_change_and_gets_the_newest() {
+        let mut gateway = Gateway::start();
+        for counter in 1..=AWAITED_MAX as u64 {
+            gateway.know(Origin::Controller, web(counter, &["10.0.0.1:80"]));
+            timeout(LONG, gateway.served.changed()).await.unwrap().unwrap();
+        }
+        for counter in 9..30 {
+            gateway.know(Origin::Controller, web(counter, &["10.0.0.1:80"]));
+            tokio::task::yield_now().await;
+        }
+        gateway.know(Origin::Controller, web(30, &["10.0.0.9:80"]));
+        let deadline = std::time::Instant::now() + LONG;
+        while gateway.reached.borrow().as_ref().is_none_or(|g| g.counter < 30) {
+            assert!(std::time::Instant::now() < deadline);
+            gateway.worker.refresh();
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(gateway.worker.snapshot().generation().counter, 30);
+    }
+
+    #[tokio::test]
+    async fn after_a_restart_of_the_task_backends_keep_their_slots() {
+        let mut gateway = Gateway::start();
+        let slots = |served: &Served| -> Vec<_> {
+            served.services.iter().flat_map(|s| &s.ports).flat_map(|p| &p.backends).map(|b| (b.address, b.id)).collect()
+        };
+        gateway.know(Origin::Controller, web(1, &["10.0.0.1:80", "10.0.0.2:80"]));
+        gateway.takes(&["10.0.0.1:80", "10.0.0.2:80"]).await;
+        let before = slots(&gateway.served.borrow());
+        gateway.task.abort();
+        gateway.task = tokio::spawn(run(Arc::clone(&gateway.tables), gateway.inputs.clone(), gateway.outputs.clone()));
+        gateway.know(Origin::Controller, web(2, &["10.0.0.0:80", "10.0.0.1:80", "10.0.0.2:80"]));
+        gateway.takes(&["10.0.0.0:80", "10.0.0.1:80", "10.0.0.2:80"]).await;
+        let after = slots(&gateway.served.borrow());
+        assert!(before.iter().all(|slot| after.contains(slot)), "{before:?} {after:?}");
+    }
+}
