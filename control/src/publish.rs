@@ -69,8 +69,7 @@ impl Published {
         if hello.hashes.is_empty() {
             return convert::full(&self.state);
         }
-        let hashes = hello.hashes.iter().map(|(name, hash)| (name.clone(), hash.clone())).collect();
-        convert::difference_by_hashes(&hashes, &self.state)
+        convert::difference_by_hashes(&hello.hashes, &self.state)
     }
 
     /// What changed since `have`, if that is still remembered.

@@ -158,3 +158,197 @@ fn acknowledge(connection: &Connection, message: WatchRequest, sent: Option<&Gen
         None => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::path::Path;
+
+    use proto::v1::config_client::ConfigClient;
+    use tonic::transport::{Channel, Endpoint};
+
+    use super::*;
+    use crate::publish::tests::{follow, services};
+
+    const WAIT: Duration = Duration::from_secs(20);
+
+    /// A server on a socket, and the hands on what it serves.
+    struct Lab {
+        dir: tempfile::TempDir,
+        states: watch::Sender<Option<Arc<Published>>>,
+        gateways: watch::Receiver<Gateways>,
+        shutdown: CancellationToken,
+    }
+
+    impl Lab {
+        async fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let (states, seen) = watch::channel(None);
+            let (gateways, gateways_seen) = watch::channel(Gateways::default());
+            let shutdown = CancellationToken::new();
+            let service = ConfigService { states: seen, gateways, shutdown: shutdown.clone() };
+            let listener = crate::socket::listen(&dir.path().join("config.sock")).await.unwrap();
+            tokio::spawn(serve(listener, service));
+            Self { dir, states, gateways: gateways_seen, shutdown }
+        }
+
+        fn publish(&self, list: &[(&str, u64)]) {
+            let next = match &*self.states.borrow() {
+                None => Some(Published::first("now".to_owned(), services(list), Vec::new())),
+                Some(last) => last.next(services(list), Vec::new()),
+            };
+            self.states.send_replace(next.map(Arc::new));
+        }
+
+        async fn dial(&self, hello: Hello) -> Gateway {
+            Gateway::dial(&self.dir.path().join("config.sock"), hello).await
+        }
+    }
+
+    /// A gateway that keeps what it is sent.
+    struct Gateway {
+        requests: mpsc::Sender<WatchRequest>,
+        messages: Streaming<WatchResponse>,
+        have: BTreeMap<String, u64>,
+    }
+
+    impl Gateway {
+        async fn dial(socket: &Path, hello: Hello) -> Self {
+            let endpoint = Endpoint::try_from(format!("unix:{}", socket.display())).unwrap();
+            let mut client: ConfigClient<Channel> = ConfigClient::new(endpoint.connect().await.unwrap());
+            let (requests, outbound) = mpsc::channel(8);
+            let message = Some(watch_request::Message::Hello(hello));
+            requests.send(WatchRequest { message }).await.unwrap();
+            let messages = client.watch(ReceiverStream::new(outbound)).await.unwrap().into_inner();
+            Self { requests, messages, have: BTreeMap::new() }
+        }
+
+        async fn next(&mut self) -> Result<WatchResponse, Status> {
+            let message = tokio::time::timeout(WAIT, self.messages.message()).await.unwrap()?;
+            let message = message.ok_or_else(|| Status::ok("the stream ended"))?;
+            follow(&mut self.have, &message);
+            Ok(message)
+        }
+
+        async fn acknowledge(&self, epoch: &str, counter: u64) {
+            let message = Some(watch_request::Message::Acknowledge(v1::Generation { epoch: epoch.to_owned(), counter }));
+            self.requests.send(WatchRequest { message }).await.unwrap();
+        }
+    }
+
+    fn hello(have: Option<(&str, u64)>) -> Hello {
+        let have = have.map(|(epoch, counter)| v1::Generation { epoch: epoch.to_owned(), counter });
+        Hello { gateway: "edge-1".to_owned(), version: "0.1.0".to_owned(), have, hashes: BTreeMap::new() }
+    }
+
+    fn names(message: &WatchResponse) -> Vec<&str> {
+        message.services.iter().map(|service| service.name.as_str()).collect()
+    }
+
+    #[tokio::test]
+    async fn a_gateway_with_nothing_gets_everything_and_then_what_changes() {
+        let lab = Lab::new().await;
+        lab.publish(&[("a", 1), ("b", 1)]);
+        let mut gateway = lab.dial(hello(None)).await;
+        let first = gateway.next().await.unwrap();
+        assert!(first.full && names(&first) == ["a", "b"], "{first:?}");
+        lab.publish(&[("a", 1), ("c", 1)]);
+        let second = gateway.next().await.unwrap();
+        assert!(!second.full);
+        assert_eq!(second.removed, ["shop/b"]);
+        assert_eq!(gateway.have.keys().collect::<Vec<_>>(), ["shop/a", "shop/c"]);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_sent_before_the_first_state() {
+        let lab = Lab::new().await;
+        let mut gateway = lab.dial(hello(Some(("before", 7)))).await;
+        let mut connected = lab.gateways.clone();
+        tokio::time::timeout(WAIT, connected.wait_for(|all| all.iter().count() == 1)).await.unwrap().unwrap();
+        lab.publish(&[("a", 1)]);
+        assert_eq!(names(&gateway.next().await.unwrap()), ["a"]);
+    }
+
+    #[tokio::test]
+    async fn a_gateway_of_this_epoch_gets_only_the_changes_since() {
+        let lab = Lab::new().await;
+        lab.publish(&[("a", 1), ("b", 1)]);
+        let first = Arc::clone(lab.states.borrow().as_ref().unwrap());
+        // The Arc of what did not change is kept, as a plan does.
+        let mut next = first.state.services.clone();
+        next.extend(services(&[("c", 1)]));
+        lab.states.send_replace(first.next(next, Vec::new()).map(Arc::new));
+        let mut gateway = lab.dial(hello(Some(("now", 1)))).await;
+        let message = gateway.next().await.unwrap();
+        assert!(!message.full && names(&message) == ["c"], "{message:?}");
+    }
+
+    #[tokio::test]
+    async fn a_gateway_of_another_epoch_gets_what_its_hashes_lack() {
+        let lab = Lab::new().await;
+        lab.publish(&[("a", 2), ("b", 1)]);
+        let had = services(&[("a", 1), ("b", 1), ("gone", 1)]);
+        let hashes = had.iter().map(|(name, service)| (name.to_string(), v1::Service::from(&**service).hash)).collect();
+        let mut gateway = lab.dial(Hello { hashes, ..hello(Some(("before", 9))) }).await;
+        let message = gateway.next().await.unwrap();
+        assert!(!message.full && names(&message) == ["a"], "{message:?}");
+        assert_eq!(message.removed, ["shop/gone"]);
+    }
+
+    #[tokio::test]
+    async fn a_slow_gateway_is_sent_the_newest_state_and_not_every_one() {
+        let lab = Lab::new().await;
+        let mut gateway = lab.dial(hello(None)).await;
+        let many: Vec<String> = (0..200).map(|n| format!("service-{n:04}-{}", "x".repeat(200))).collect();
+        let last = 300;
+        for version in 1..=last {
+            let list: Vec<(&str, u64)> = many.iter().map(|name| (name.as_str(), version)).collect();
+            lab.publish(&list);
+            tokio::task::yield_now().await;
+        }
+        let mut messages = 0;
+        while gateway.have.values().any(|version| *version != last) || gateway.have.is_empty() {
+            gateway.next().await.unwrap();
+            messages += 1;
+        }
+        assert!(messages < last / 3, "{messages} messages for {last} states");
+    }
+
+    #[tokio::test]
+    async fn an_acknowledgement_counts_only_for_what_was_sent_in_this_epoch() {
+        let lab = Lab::new().await;
+        lab.publish(&[("a", 1)]);
+        let mut gateway = lab.dial(hello(None)).await;
+        gateway.next().await.unwrap();
+        gateway.acknowledge("before", 1).await;
+        gateway.acknowledge("now", 99).await;
+        gateway.acknowledge("now", 1).await;
+        let mut gateways = lab.gateways.clone();
+        let all = tokio::time::timeout(WAIT, gateways.wait_for(|all| all.any_reached(1))).await.unwrap().unwrap().clone();
+        assert!(all.all_reached(1) && !all.any_reached(2));
+        drop(gateway);
+        tokio::time::timeout(WAIT, gateways.wait_for(|all| all.iter().count() == 0)).await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_gateway_that_does_not_say_hello_or_says_it_twice_is_told_so() {
+        let lab = Lab::new().await;
+        lab.publish(&[("a", 1)]);
+        let mut nameless = lab.dial(Hello::default()).await;
+        assert_eq!(nameless.next().await.unwrap_err().code(), tonic::Code::InvalidArgument);
+        let mut twice = lab.dial(hello(None)).await;
+        twice.next().await.unwrap();
+        twice.requests.send(WatchRequest { message: Some(watch_request::Message::Hello(hello(None))) }).await.unwrap();
+        assert_eq!(twice.next().await.unwrap_err().code(), tonic::Code::InvalidArgument);
+    }
+
+    #[tokio::test]
+    async fn a_stop_ends_the_streams() {
+        let lab = Lab::new().await;
+        lab.publish(&[("a", 1)]);
+        let mut gateway = lab.dial(hello(None)).await;
+        gateway.next().await.unwrap();
+        lab.shutdown.cancel();
+        assert_eq!(gateway.next().await.unwrap_err().code(), tonic::Code::Unavailable);
+    }
+}

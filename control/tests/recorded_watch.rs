@@ -1,0 +1,132 @@
+//! What a real API server told about some Services and their slices, from first event to last, through World and plan.
+//!
+//! `fixtures/watch.ndjson`: the events of kube-apiserver 1.36.2 in the order of their resourceVersions, cut down to
+//! what is read; Services of type `LoadBalancer` without a class got ours.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use control::plan::{Memory, Plan, plan};
+use control::settings::{ControllerSettings, Defaults, Source};
+use control::source::Change;
+use control::world::World;
+use proto::{Announce, Family, HealthCheck, Mode, Pool, Scheduler, ServiceName};
+use serde_json::Value;
+
+fn settings() -> ControllerSettings {
+    let ranges = vec!["192.0.2.0/24".parse().unwrap(), "2001:db8:1::/112".parse().unwrap()];
+    ControllerSettings {
+        listen: PathBuf::new(),
+        group: "default".to_owned(),
+        source: Source::Kubernetes { kubeconfig: None },
+        load_balancer_class: "sluice.dev/gateway".to_owned(),
+        defaults: Defaults { mode: Mode::Nat, scheduler: Scheduler::Maglev, drain_timeout: Duration::from_secs(300) },
+        health: HealthCheck::default(),
+        backends_allowed: None,
+        cluster_cidrs: vec!["10.96.0.0/16".parse().unwrap()],
+        pools: vec![Pool { name: "default".to_owned(), ranges, announce: Announce::L2 }],
+        reserved: Vec::new(),
+    }
+}
+
+struct Event {
+    resource_version: u64,
+    change: Change,
+}
+
+fn events() -> Vec<Event> {
+    include_str!("fixtures/watch.ndjson").lines().map(|line| event(serde_json::from_str(line).unwrap())).collect()
+}
+
+fn event(mut event: Value) -> Event {
+    let object = event["object"].take();
+    let text = |key: &str| object["metadata"][key].as_str().unwrap().to_owned();
+    let resource_version = text("resourceVersion").parse().unwrap();
+    let name = ServiceName::new(&text("namespace"), &text("name"));
+    let change = match (event["type"].as_str().unwrap(), event["kind"].as_str().unwrap()) {
+        ("DELETED", "Service") => Change::ServiceDeleted(name),
+        ("DELETED", _) => Change::SliceDeleted(name),
+        (_, "Service") => Change::ServiceApplied(Box::new(serde_json::from_value(object).unwrap())),
+        _ => Change::SliceApplied(Box::new(serde_json::from_value(object).unwrap())),
+    };
+    Event { resource_version, change }
+}
+
+fn empty() -> World {
+    let mut world = World::default();
+    world.apply(Change::ServicesReplaced(Vec::new()));
+    world.apply(Change::SlicesReplaced(Vec::new()));
+    world
+}
+
+/// The plan after all events up to a resourceVersion.
+fn plan_at(resource_version: u64) -> Plan {
+    let mut world = empty();
+    events().into_iter().filter(|event| event.resource_version <= resource_version).for_each(|event| world.apply(event.change));
+    plan(&world, &settings(), &mut Memory::default(), Instant::now())
+}
+
+/// Backends of a Service's port, IPv4.
+fn backends(plan: &Plan, service: &str, port: &str) -> Vec<String> {
+    let service = &plan.services[&ServiceName::new("rec", service)];
+    let port = service.ports.iter().find(|p| p.name == port && p.family == Family::V4).unwrap();
+    port.backends.iter().map(|backend| backend.address.to_string()).collect()
+}
+
+#[test]
+fn hand_written_slices_count_endpoint_by_endpoint() {
+    // Before the Service is deleted: not ready, terminating beside ready, duplicate, portless, FQDN and empty ones.
+    let plan = plan_at(1530);
+    assert_eq!(backends(&plan, "lb-manual", "http"), ["10.9.0.1:8080", "10.9.0.1:9090", "10.9.0.4:9090", "10.9.0.7:8080"]);
+    assert_eq!(backends(&plan, "lb-mirrored", "http"), ["10.8.0.1:8080", "10.8.0.2:8080"]);
+}
+
+#[test]
+fn pods_that_disagree_on_a_named_port_are_used_at_their_own_numbers() {
+    assert_eq!(backends(&plan_at(u64::MAX), "lb-named", "http"), ["10.244.1.50:8081", "10.244.2.51:8082"]);
+}
+
+#[test]
+fn at_the_end_there_are_the_services_that_a_gateway_serves() {
+    let plan = plan_at(u64::MAX);
+    let names: Vec<&str> = plan.services.keys().map(|name| name.name.as_str()).collect();
+    // Gone: deleted ones, those of another class or type; `clusterip` came back as a LoadBalancer.
+    assert_eq!(names, ["clusterip", "lb-basic", "lb-mirrored", "lb-named", "lb-publish", "lb-require-dual", "nodeport"]);
+    let three = |port| [format!("10.244.1.50:{port}"), format!("10.244.2.51:{port}"), format!("10.244.2.52:{port}")];
+    assert_eq!(backends(&plan, "clusterip", ""), three(8080));
+    assert_eq!(backends(&plan, "lb-basic", "http"), three(8088));
+    assert!(backends(&plan, "nodeport", "http").is_empty());
+    let service = &plan.services[&ServiceName::new("rec", "nodeport")];
+    assert_eq!(service.ports[0].node_port, Some(30383));
+}
+
+#[test]
+fn an_address_that_somebody_else_wrote_into_the_status_is_not_taken_over() {
+    let plan = plan_at(u64::MAX);
+    let status = &plan.statuses[&ServiceName::new("rec", "lb-basic")];
+    assert_eq!(status.current[0].ip.to_string(), "203.0.113.28");
+    assert!(status.write.ingress[0].ip.to_string().starts_with("192.0.2."), "{status:?}");
+}
+
+#[test]
+fn planning_after_each_event_ends_where_planning_once_does() {
+    let (mut world, mut memory, now) = (empty(), Memory::default(), Instant::now());
+    let mut seen: BTreeMap<Vec<String>, u64> = BTreeMap::new();
+    for event in events() {
+        world.apply(event.change);
+        let step = plan(&world, &settings(), &mut memory, now);
+        let once = plan(&world, &settings(), &mut Memory::default(), now);
+        assert_eq!(step.services.keys().collect::<Vec<_>>(), once.services.keys().collect::<Vec<_>>());
+        for (name, service) in &step.services {
+            let backends = |plan: &Plan| plan.services[name].ports.iter().map(|port| port.backends.clone()).collect::<Vec<_>>();
+            assert_eq!(backends(&step), backends(&once), "{name} after {}", event.resource_version);
+            assert!(service.refusal.is_none() || service.ports.is_empty());
+        }
+        if step.services.contains_key(&ServiceName::new("rec", "lb-basic")) {
+            seen.entry(backends(&step, "lb-basic", "http")).or_insert(event.resource_version);
+        }
+    }
+    // None, one after another up to four, and down again as pods went: each set of backends was in force once.
+    assert!(seen.len() >= 5, "{seen:?}");
+}
