@@ -14,6 +14,9 @@ use proto::{Backend, BackendState, Family, limits};
 use crate::settings::ControllerSettings;
 use crate::spec::{EndpointSpec, PortSpec, SliceSpec};
 
+/// Backends that are named when they are left out; of more, only the number is told.
+const FENCED_NAMED_MAX: usize = 5;
+
 /// Where no backend may lie.
 pub struct Fence<'a> {
     settings: &'a ControllerSettings,
@@ -98,10 +101,15 @@ pub fn select<'a>(slices: impl Iterator<Item = &'a SliceSpec>, port: &PortSpec, 
     for address in chosen {
         if let Some(why) = fence.refuses(address.ip()) {
             selection.fenced += 1;
-            selection.notes.push(format!("backend {address} is left out: {why}"));
+            if selection.fenced <= FENCED_NAMED_MAX {
+                selection.notes.push(format!("backend {address} is left out: {why}"));
+            }
         } else {
             selection.backends.push(Backend { address, weight: 1, state: BackendState::Active });
         }
+    }
+    if selection.fenced > FENCED_NAMED_MAX {
+        selection.notes.push(format!("{} backends in all are left out for such reasons", selection.fenced));
     }
     let found = selection.backends.len();
     if found > limits::BACKENDS_PER_PORT_MAX {
@@ -178,20 +186,21 @@ pub(crate) mod tests {
 
     #[test]
     fn selection_follows_the_conditions() {
-        let rows: [(&str, &[(u8, &str)], &[u8]); 8] = [
-            ("ready ones", &[(1, "rs"), (2, "rs")], &[1, 2]),
-            ("a ready one keeps terminating ones out", &[(1, "rs"), (2, "st")], &[1]),
-            ("without a ready one, those that serve while they terminate", &[(1, "st"), (2, "t"), (3, "")], &[1]),
-            ("not ready and not terminating is never used", &[(1, "s"), (2, "")], &[]),
-            ("publishNotReadyAddresses arrives as ready, serving or not", &[(1, "r")], &[1]),
-            ("ready and terminating (publishNotReadyAddresses) counts as ready", &[(1, "rst"), (2, "s")], &[1]),
-            ("terminating without serving is never used", &[(1, "t")], &[]),
-            ("nothing", &[], &[]),
+        let rows = [
+            ("ready ones", "1rs 2rs", "1 2"),
+            ("a ready one keeps terminating ones out", "1rs 2st", "1"),
+            ("without a ready one, those that serve while they terminate", "1st 2t 3", "1"),
+            ("not ready and not terminating is never used", "1s 2", ""),
+            ("publishNotReadyAddresses arrives as ready, serving or not", "1r", "1"),
+            ("ready and terminating (publishNotReadyAddresses) counts as ready", "1rst 2s", "1"),
+            ("terminating without serving is never used", "1t", ""),
+            ("nothing", "", ""),
         ];
         for (sentence, endpoints, expected) in rows {
-            let endpoints: Vec<_> = endpoints.iter().map(|(last, conditions)| endpoint(*last, conditions)).collect();
-            let expected: Vec<_> = expected.iter().map(|last| format!("10.0.0.{last}:8080")).collect();
-            assert_eq!(selected(&[slice(&[("http", Protocol::Tcp, 8080)], &endpoints)]), expected, "{sentence}");
+            let list = endpoints.split_whitespace().map(|text| endpoint(text[..1].parse().unwrap(), &text[1..]));
+            let expected: Vec<_> = expected.split_whitespace().map(|last| format!("10.0.0.{last}:8080")).collect();
+            let slice = slice(&[("http", Protocol::Tcp, 8080)], &list.collect::<Vec<_>>());
+            assert_eq!(selected(&[slice]), expected, "{sentence}");
         }
     }
 

@@ -1,5 +1,7 @@
 //! The whole controller over a directory of manifests, seen by a gateway on its socket and by who reads status files.
 
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;

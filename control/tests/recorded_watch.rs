@@ -3,6 +3,8 @@
 //! `fixtures/watch.ndjson`: the events of kube-apiserver 1.36.2 in the order of their resourceVersions, cut down to
 //! what is read; Services of type `LoadBalancer` without a class got ours.
 
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

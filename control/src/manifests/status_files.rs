@@ -98,7 +98,7 @@ impl StatusFiles {
         let gone: Vec<ServiceName> = self.known.keys().filter(|name| !services.contains(name)).cloned().collect();
         for service in gone {
             let path = self.path(&service);
-            if let Err(error) = fs::remove_file(&path).or_else(|error| not_found_is_fine(error)) {
+            if let Err(error) = fs::remove_file(&path).or_else(not_found_is_fine) {
                 tracing::warn!(path = %path.display(), %error, "status file not removed; remove it by hand");
             }
             // Fails while other Services of the namespace have files, which is as it should be.
