@@ -60,7 +60,7 @@ fn run(file: ControllerFile) -> ExitCode {
     match serve(file) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("sluice-controller: {error:#}");
+            eprintln!("sluice-controller: {error}");
             // A kubeconfig that leads nowhere is configuration, too.
             let is_configuration = matches!(error.downcast_ref(), Some(ControllerError::Kubernetes(_)));
             ExitCode::from(if is_configuration { 2 } else { 1 })

@@ -35,7 +35,11 @@ pub struct Cluster {
 #[derive(Debug, Error)]
 pub enum ConnectError {
     /// The kubeconfig cannot be read or used.
-    #[error("kubeconfig {}: expected a readable kubeconfig with a current context, found: {cause}; try `kubectl --kubeconfig {} version`, then correct the file or `kubernetes.kubeconfig`", file.display(), file.display())]
+    #[error(
+        "kubeconfig {}: expected a readable kubeconfig with a current context, found: {}; try `kubectl --kubeconfig {} version`, \
+         then correct the file or `kubernetes.kubeconfig`",
+        file.display(), first_line(cause), file.display()
+    )]
     Kubeconfig {
         /// The file.
         file: PathBuf,
@@ -80,6 +84,11 @@ async fn read(file: &Path) -> Result<Config, ConnectError> {
     let broken = |cause| ConnectError::Kubeconfig { file: file.to_owned(), cause: Box::new(cause) };
     let kubeconfig = Kubeconfig::read_from(file).map_err(broken)?;
     Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.map_err(broken)
+}
+
+/// The lines after it only draw the place.
+fn first_line(cause: &KubeconfigError) -> String {
+    cause.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
 /// The API server says in a header when to come back, with a body that is no Status; kube keeps only the body. So the
@@ -136,7 +145,8 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "clusters: [").unwrap();
         let error = connect(Some(file.path())).await.err().unwrap().to_string();
-        assert!(error.contains(&file.path().display().to_string()), "{error}");
+        assert!(error.contains(&file.path().display().to_string()) && error.contains("line 1"), "{error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
     }
 
     #[tokio::test]

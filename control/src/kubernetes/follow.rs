@@ -18,7 +18,7 @@ use kube::{Api, Resource, ResourceExt};
 use proto::ServiceName;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Barrier, mpsc};
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::client::WATCH_SECONDS;
 use super::{Cluster, Outage, Trouble};
@@ -96,6 +96,7 @@ async fn follow_kind<K: Followed>(cluster: &Cluster, changes: &mpsc::Sender<Chan
                             return;
                         }
                         if std::mem::take(&mut is_first) {
+                            info!(server = cluster.server, "following {}", K::plural(&()));
                             both_listed.wait().await;
                         }
                     }

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::api_server::{ApiServer, Cut, Fault, Kind, Presence, Trap};
 use crate::gateway::{Gateway, Given};
-use crate::user::{User, reached};
+use crate::user::{User, on_a_real_cluster, reached};
 
 /// A controller and its one gateway.
 struct Installation {
@@ -58,7 +58,9 @@ async fn a_service_gets_its_address(user: &User) {
     let start = Instant::now();
     user.add_service("web", &user.class()).await;
     let ingress = user.ingress_comes("web").await;
-    assert!(start.elapsed() < Duration::from_secs(1), "after {:?}", start.elapsed());
+    let taken = start.elapsed();
+    println!("an address after {taken:?}");
+    assert!(taken < Duration::from_secs(1), "after {taken:?}");
     assert_eq!(ingress, json!([{"ip": "192.0.2.100", "ipMode": "Proxy"}]));
     let web = user.full_name("web");
     installation.gives("the backend", |given| given.backends(&web) == 1).await;
@@ -97,9 +99,7 @@ async fn a_new_service_has_its_address_within_a_second() {
 
 #[tokio::test]
 async fn a_new_service_has_its_address_within_a_second_on_a_real_cluster() {
-    let Some(user) = User::of_real_cluster("a new Service has its address within a second").await else { return };
-    a_service_gets_its_address(&user).await;
-    user.clean_up().await;
+    on_a_real_cluster("a new Service has its address within a second", a_service_gets_its_address).await;
 }
 
 #[tokio::test]
@@ -111,9 +111,7 @@ async fn services_of_others_are_left_alone() {
 
 #[tokio::test]
 async fn services_of_others_are_left_alone_on_a_real_cluster() {
-    let Some(user) = User::of_real_cluster("Services of others are left alone").await else { return };
-    a_service_of_another_class_is_left_alone(&user).await;
-    user.clean_up().await;
+    on_a_real_cluster("Services of others are left alone", a_service_of_another_class_is_left_alone).await;
 }
 
 #[tokio::test]
@@ -123,9 +121,7 @@ async fn a_controller_that_starts_anew_renumbers_nobody() {
 
 #[tokio::test]
 async fn a_controller_that_starts_anew_renumbers_nobody_on_a_real_cluster() {
-    let Some(user) = User::of_real_cluster("a controller that starts anew renumbers nobody").await else { return };
-    an_address_survives_a_new_controller(&user).await;
-    user.clean_up().await;
+    on_a_real_cluster("a controller that starts anew renumbers nobody", an_address_survives_a_new_controller).await;
 }
 
 #[tokio::test]
@@ -168,8 +164,8 @@ async fn without_the_right_to_list_slices_nothing_is_decided_until_it_is_granted
     let _installation = Installation::start(&user).await;
     user.ingress_comes("web").await;
     let log = server.log();
-    let lists = (0..log.len()).filter(|&at| log[at].path.ends_with("/endpointslices") && !log[at].is_watch());
-    let granted = lists.skip(2).next().unwrap();
+    let mut lists = (0..log.len()).filter(|&at| log[at].path.ends_with("/endpointslices") && !log[at].is_watch());
+    let granted = lists.nth(2).unwrap();
     let written = log.iter().position(|logged| logged.path.ends_with("/status")).unwrap();
     assert!(granted < written, "a status was written before slices were known");
 }

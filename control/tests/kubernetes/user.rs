@@ -1,10 +1,12 @@
 //! Somebody who works with a cluster, the test server's or a real one, through its API only.
 
 use std::fmt::Debug;
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use control::kubernetes::{Cluster, connect};
+use futures::FutureExt;
 use k8s_openapi::api::core::v1::{Namespace, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Api;
@@ -33,25 +35,6 @@ impl User {
         server.write_kubeconfig(&kubeconfig);
         let cluster = connect(Some(&kubeconfig)).await.unwrap();
         Self { cluster, kubeconfig, namespace: "a".to_owned(), directory }
-    }
-
-    /// None, and a line that says so, without a cluster.
-    pub async fn of_real_cluster(test: &str) -> Option<Self> {
-        let Some(kubeconfig) = std::env::var_os(REAL_CLUSTER).map(PathBuf::from) else {
-            println!("skipped: {test}: {REAL_CLUSTER} names no kubeconfig");
-            return None;
-        };
-        let cluster = connect(Some(&kubeconfig)).await.unwrap();
-        let namespaces = Api::<Namespace>::all(cluster.client.clone());
-        let wanted: Namespace = serde_json::from_value(json!({"metadata": {"generateName": "sluice-test-"}})).unwrap();
-        let namespace = namespaces.create(&PostParams::default(), &wanted).await.unwrap().metadata.name.unwrap();
-        Some(Self { cluster, kubeconfig, namespace, directory: tempfile::tempdir().unwrap() })
-    }
-
-    /// Removes everything that was made in a real cluster.
-    pub async fn clean_up(self) {
-        let namespaces = Api::<Namespace>::all(self.cluster.client.clone());
-        namespaces.delete(&self.namespace, &DeleteParams::default()).await.unwrap();
     }
 
     /// Where sockets and files of this user go.
@@ -107,6 +90,25 @@ impl User {
 
     fn services(&self) -> Api<Service> {
         Api::namespaced(self.cluster.client.clone(), &self.namespace)
+    }
+}
+
+/// Runs a scenario in a namespace of its own of a real cluster, and removes it whatever happens. Without a cluster it
+/// prints that it was skipped.
+pub async fn on_a_real_cluster(test: &str, scenario: impl AsyncFnOnce(&User)) {
+    let Some(kubeconfig) = std::env::var_os(REAL_CLUSTER).map(PathBuf::from) else {
+        println!("skipped: {test} (on a real cluster): {REAL_CLUSTER} names no kubeconfig");
+        return;
+    };
+    let cluster = connect(Some(&kubeconfig)).await.unwrap();
+    let namespaces = Api::<Namespace>::all(cluster.client.clone());
+    let wanted: Namespace = serde_json::from_value(json!({"metadata": {"generateName": "sluice-test-"}})).unwrap();
+    let namespace = namespaces.create(&PostParams::default(), &wanted).await.unwrap().metadata.name.unwrap();
+    let user = User { cluster, kubeconfig, namespace: namespace.clone(), directory: tempfile::tempdir().unwrap() };
+    let result = AssertUnwindSafe(scenario(&user)).catch_unwind().await;
+    namespaces.delete(&namespace, &DeleteParams::default()).await.unwrap();
+    if let Err(panic) = result {
+        std::panic::resume_unwind(panic);
     }
 }
 
