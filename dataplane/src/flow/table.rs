@@ -85,7 +85,7 @@ impl<A: Address> FlowTable<A> {
     pub fn find(&self, hash: u64, tuple: &Tuple<A>) -> Option<(FlowIndex, Direction)> {
         let place = self.index.find(hash, |place| {
             let (index, direction) = entry_of(place);
-            self.entries[index as usize].tuple(direction) == *tuple
+            self.entries[index as usize].matches(tuple, direction)
         })?;
         let (index, direction) = entry_of(place);
         Some((FlowIndex(index), direction))
