@@ -156,8 +156,9 @@ impl Origin {
         let shutdown = shutdown.clone();
         match self {
             Self::Manifests { dir, files, adopted } => {
+                let may_forget = files.may_forget();
                 tasks.spawn(async move {
-                    let ended = shutdown.run_until_cancelled(manifests::follow(dir, adopted, changes)).await;
+                    let ended = shutdown.run_until_cancelled(manifests::follow(dir, adopted, may_forget, changes)).await;
                     Ok(ended.unwrap_or(Ok(()))?)
                 });
                 StatusSink::Files(files)

@@ -34,7 +34,7 @@ pub struct Plan {
     /// The pools.
     pub pools: Vec<Pool>,
     /// Services of type `LoadBalancer` that are ours.
-    pub statuses: BTreeMap<ServiceName, WantedStatus>,
+    pub statuses: BTreeMap<ServiceName, Arc<WantedStatus>>,
     /// What owners should know and were not told by the plan before.
     pub notes: Vec<Note>,
     /// When to plan again although nothing changed: an address that is kept for somebody gets free.
@@ -76,6 +76,7 @@ struct Planned {
     revision: u64,
     outcome: Outcome,
     service: Arc<Service>,
+    status: Option<Arc<WantedStatus>>,
     notes: Vec<String>,
     tables: BTreeMap<TableKey, u32>,
 }
@@ -95,30 +96,36 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
     let fence_moved = memory.outside_pools != outside_before;
 
     let mut plan = Plan { pools: settings.pools.clone(), again_at: memory.allocations.next_expiry(), ..Plan::default() };
-    let mut planned = BTreeMap::new();
+    memory.planned.retain(|name, _| memory.outcomes.contains_key(name));
     for (name, entry) in world.services() {
         let Some(outcome) = memory.outcomes.get(name) else { continue };
-        let before = memory.planned.remove(name);
-        let one = match before {
-            Some(old) if !fence_moved && old.revision == entry.revision && old.outcome == *outcome => old,
-            before => {
-                let builder = Builder { candidate: &entry.candidate, outcome, settings, fence: &fence };
-                let slices: Vec<&SliceSpec> = world.slices_of(name).collect();
-                let one = builder.build(entry.revision, &slices, before.as_ref());
-                let told = before.map(|old| old.notes).unwrap_or_default();
-                let new = one.notes.iter().filter(|text| !told.contains(text));
-                plan.notes.extend(new.map(|text| Note { service: name.clone(), text: text.clone() }));
-                one
-            }
-        };
-        if entry.candidate.kind == Kind::LoadBalancer {
-            plan.statuses.insert(name.clone(), status(&entry.candidate, outcome, &one.service));
+        let before = memory.planned.get(name);
+        let is_kept = |old: &Planned| !fence_moved && old.revision == entry.revision && old.outcome == *outcome;
+        if !before.is_some_and(|old| is_kept(old) && old.status_is_of(&entry.candidate)) {
+            let builder = Builder { candidate: &entry.candidate, outcome, settings, fence: &fence };
+            let slices: Vec<&SliceSpec> = world.slices_of(name).collect();
+            let one = builder.build(entry.revision, &slices, before);
+            let is_new = |text: &&String| !before.is_some_and(|old| old.notes.contains(text));
+            plan.notes.extend(one.notes.iter().filter(is_new).map(|text| Note { service: name.clone(), text: text.clone() }));
+            memory.planned.insert(name.clone(), one);
         }
-        plan.services.insert(name.clone(), Arc::clone(&one.service));
-        planned.insert(name.clone(), one);
     }
-    memory.planned = planned;
+    let planned = &memory.planned;
+    plan.services = planned.iter().map(|(name, one)| (name.clone(), Arc::clone(&one.service))).collect();
+    plan.statuses = planned.iter().filter_map(|(name, one)| Some((name.clone(), Arc::clone(one.status.as_ref()?)))).collect();
     plan
+}
+
+impl Planned {
+    /// Whether the status was planned for this version of the object.
+    fn status_is_of(&self, candidate: &Candidate) -> bool {
+        self.status.as_ref().is_none_or(|status| {
+            let write = &status.write;
+            write.resource_version == candidate.resource_version
+                && write.uid == candidate.uid
+                && status.current == candidate.ingress
+        })
+    }
 }
 
 /// Whether a Service is ours: by class, and a class cannot be said for type `NodePort`.
@@ -226,7 +233,9 @@ impl Builder<'_> {
             Some(old) if *old.service == service => Arc::clone(&old.service),
             _ => Arc::new(service),
         };
-        Planned { revision, outcome: self.outcome.clone(), service, notes, tables }
+        let has_status = self.candidate.kind == Kind::LoadBalancer;
+        let status = has_status.then(|| Arc::new(status(self.candidate, self.outcome, &service)));
+        Planned { revision, outcome: self.outcome.clone(), service, status, notes, tables }
     }
 
     fn service(&self, ports: Vec<ServicePort>, refusal: Option<Refusal>) -> Service {

@@ -39,7 +39,7 @@ pub struct Statuses {
     /// Counter of the generation that gateways forward by for them.
     pub counter: u64,
     /// All Services of type `LoadBalancer` that are ours.
-    pub wanted: BTreeMap<ServiceName, WantedStatus>,
+    pub wanted: BTreeMap<ServiceName, Arc<WantedStatus>>,
 }
 
 /// Writes what is wanted, when it is due, until the sender of `statuses` is gone.
@@ -89,7 +89,7 @@ impl StatusSink {
         }
     }
 
-    /// A Service that is gone has no status. In a cluster it went with the Service.
+    /// A Service that is gone has no status. In a cluster that went with the Service.
     fn forget_all_but(&mut self, services: &BTreeSet<&ServiceName>) {
         if let Self::Files(files) = self {
             files.forget_all_but(services);
@@ -202,7 +202,7 @@ mod tests {
             ingress: wanted.to_vec(),
         };
         let status = WantedStatus { write, current: current.to_vec(), served };
-        Statuses { counter, wanted: [(service, status)].into() }
+        Statuses { counter, wanted: [(service, Arc::new(status))].into() }
     }
 
     #[test]

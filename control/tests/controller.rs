@@ -176,6 +176,31 @@ async fn a_restart_moves_no_service() {
 }
 
 #[tokio::test]
+async fn a_service_whose_manifest_is_broken_at_start_has_its_address_again_when_it_is_repaired() {
+    let lab = Lab::new();
+    lab.write("web.yaml", &service("web").replace("ports:", "loadBalancerIP: 192.0.2.150\n  ports:"));
+    let (running, shutdown) = lab.start().await;
+    let mut gateway = Gateway::dial(&lab.socket()).await;
+    gateway.until(|message| message.services.len() == 1).await;
+    until_file(&lab.status("web"), Some("192.0.2.150")).await;
+    shutdown.cancel();
+    running.stopped().await.unwrap();
+
+    lab.write("web.yaml", "kind: [");
+    lab.write("more.yaml", &service("more"));
+    let (running, shutdown) = lab.start().await;
+    let mut gateway = Gateway::dial(&lab.socket()).await;
+    gateway.until(|message| message.services.len() == 1).await;
+    until_file(&lab.status("more"), Some("192.0.2.100")).await;
+    until_file(&lab.status("web"), Some("192.0.2.150")).await;
+    lab.write("web.yaml", &service("web"));
+    let message = gateway.until(|message| message.services.iter().any(|service| service.name == "web")).await;
+    assert_eq!(message.services[0].ports[0].vips, [[192, 0, 2, 150]]);
+    shutdown.cancel();
+    running.stopped().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_broken_manifest_changes_nothing_and_the_rest_goes_on() {
     let lab = Lab::new();
     lab.write("web.yaml", &service("web"));

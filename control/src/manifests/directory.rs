@@ -26,6 +26,7 @@ struct File {
     text: String,
     documents: Vec<Document>,
     error: Option<String>,
+    was_read: bool,
 }
 
 /// All objects of a directory.
@@ -70,6 +71,12 @@ impl Directory {
         let new = notes.iter().filter(|note| !self.told.contains(*note)).cloned().collect();
         self.told = notes.into_iter().collect();
         Ok((is_new.then_some(objects), new))
+    }
+
+    /// Whether every file could be read once. Before that nobody knows which Services there are.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.files.values().all(|file| file.was_read)
     }
 
     fn list(&self) -> io::Result<BTreeSet<PathBuf>> {
@@ -133,7 +140,7 @@ impl File {
         match documents(&text) {
             Ok(documents) => {
                 let is_new = documents != self.documents;
-                *self = Self { text, documents, error: None };
+                *self = Self { text, documents, error: None, was_read: true };
                 is_new
             }
             Err(error) => {

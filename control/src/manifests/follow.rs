@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ServiceStatus;
@@ -47,13 +49,15 @@ pub enum FollowError {
     },
 }
 
-/// Tells the objects of `path` until the receiver of `changes` is gone. `adopted` is what the status files held.
+/// Tells the objects of `path` until the receiver of `changes` is gone. `adopted` is what the status files held;
+/// `may_forget` is set once every file could be read.
 ///
 /// # Errors
 /// When the directory cannot be read or watched at start. Later both are waited out.
 pub async fn follow(
     path: PathBuf,
     mut adopted: BTreeMap<ServiceName, ServiceStatus>,
+    may_forget: Arc<AtomicBool>,
     changes: mpsc::Sender<Change>,
 ) -> Result<(), FollowError> {
     // One waiting event says as much as many: look again.
@@ -66,7 +70,13 @@ pub async fn follow(
     let mut is_missing = false;
     loop {
         if let Some(objects) = news.take() {
-            adopted.retain(|name, _| objects.services.contains_key(name));
+            // What was never read may yet hold the Service of a status.
+            if directory.is_whole() {
+                may_forget.store(true, Ordering::Relaxed);
+            }
+            if may_forget.load(Ordering::Relaxed) {
+                adopted.retain(|name, _| objects.services.contains_key(name));
+            }
             if tell(objects, &adopted, &changes).await.is_err() {
                 return Ok(());
             }
@@ -200,7 +210,7 @@ mod tests {
         let path = dir.path().join("manifests");
         fs::create_dir(&path).unwrap();
         let (sender, mut changes) = mpsc::channel(16);
-        let task = tokio::spawn(follow(path.clone(), BTreeMap::new(), sender));
+        let task = tokio::spawn(follow(path.clone(), BTreeMap::new(), Arc::default(), sender));
         until(&mut changes, &[]).await;
         fs::write(path.join("a.yaml"), service(80)).unwrap();
         until(&mut changes, &[80]).await;
@@ -220,7 +230,10 @@ mod tests {
     #[tokio::test]
     async fn a_directory_that_is_not_there_at_start_is_an_error_that_names_it() {
         let (sender, _changes) = mpsc::channel(1);
-        let error = follow(PathBuf::from("/nonexistent/manifests"), BTreeMap::new(), sender).await.unwrap_err().to_string();
+        let error = follow(PathBuf::from("/nonexistent/manifests"), BTreeMap::new(), Arc::default(), sender)
+            .await
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("/nonexistent/manifests"), "{error}");
     }
 }

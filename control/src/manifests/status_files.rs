@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, LoadBalancerStatus, Service, ServiceStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -19,6 +21,8 @@ use crate::source::{IpMode, StatusWrite};
 pub struct StatusFiles {
     dir: PathBuf,
     known: BTreeMap<ServiceName, String>,
+    /// Set once all manifests are known: before that a Service without manifest may have one that cannot be read yet.
+    may_forget: Arc<AtomicBool>,
 }
 
 /// Why a status file could not be read or written.
@@ -49,7 +53,7 @@ impl StatusFiles {
     /// When the directory cannot be made or listed.
     pub fn open(dir: &Path) -> Result<(Self, BTreeMap<ServiceName, ServiceStatus>), StatusFileError> {
         fs::create_dir_all(dir).map_err(system(dir))?;
-        let mut files = Self { dir: dir.to_owned(), known: BTreeMap::new() };
+        let mut files = Self { dir: dir.to_owned(), known: BTreeMap::new(), may_forget: Arc::default() };
         let mut statuses = BTreeMap::new();
         for (namespace, path) in children(dir)?.into_iter().filter(|(_, path)| path.is_dir()) {
             for (file, path) in children(&path)? {
@@ -93,8 +97,17 @@ impl StatusFiles {
         Ok(())
     }
 
+    /// To be set once every manifest could be read; files of Services that are gone are removed from then on.
+    #[must_use]
+    pub fn may_forget(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.may_forget)
+    }
+
     /// Removes the files of Services that are not among `services`, and directories that are empty then.
     pub fn forget_all_but(&mut self, services: &BTreeSet<&ServiceName>) {
+        if !self.may_forget.load(Ordering::Relaxed) {
+            return;
+        }
         let gone: Vec<ServiceName> = self.known.keys().filter(|name| !services.contains(name)).cloned().collect();
         for service in gone {
             let path = self.path(&service);
@@ -183,6 +196,9 @@ mod tests {
         files.write(&write("a", 100)).unwrap();
         files.write(&write("b", 101)).unwrap();
         let kept = ServiceName::new("shop", "a");
+        files.forget_all_but(&BTreeSet::new());
+        assert!(dir.path().join("shop/a.yaml").exists(), "not all manifests are known yet");
+        files.may_forget().store(true, Ordering::Relaxed);
         files.forget_all_but(&[&kept].into());
         assert!(dir.path().join("shop/a.yaml").exists() && !dir.path().join("shop/b.yaml").exists());
         files.forget_all_but(&BTreeSet::new());
