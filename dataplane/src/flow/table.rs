@@ -102,6 +102,7 @@ impl<A: Address> FlowTable<A> {
             None => return Err(Full),
         };
         let [to_backend, to_client] = self.hashes(&flow);
+        self.index.prefetch(to_client); // its line is on the way while the other is written
         if !self.index.insert(to_backend, place(index, Direction::ToBackend)) {
             return Err(Full);
         }
@@ -127,6 +128,7 @@ impl<A: Address> FlowTable<A> {
             return flow;
         }
         let [to_backend, to_client] = self.hashes(&flow);
+        self.index.prefetch(to_client);
         self.index.remove(to_backend, place(index.0, Direction::ToBackend));
         self.index.remove(to_client, place(index.0, Direction::ToClient));
         let entry = &mut self.entries[index.0 as usize];
