@@ -1,6 +1,6 @@
 //! Flows: one entry holds both directions of a connection or exchange, and everything a hit needs.
 //!
-//! **Invariant:** a hit costs two cache misses for IPv4, one tag line of [`index`] and one entry, both asked for a
+//! **Invariant:** a hit costs two cache misses for IPv4, one line of tags and one entry, both asked for a
 //! burst ahead; it writes nothing but `last_seen`, and that only when the tick changes. An entry names its backend and
 //! next hop by slot, never by MAC or port, so that old flows follow the network. Deliberately not here: SNAT ports
 //! (the caller gives them back when a flow ends), and what ends a flow.
