@@ -60,6 +60,9 @@ int sluice_alloc_bulk(struct rte_mempool *pool, struct rte_mbuf **packets, unsig
 unsigned int sluice_ring_enqueue(struct rte_ring *ring, struct rte_mbuf **packets, unsigned int count);
 unsigned int sluice_ring_dequeue(struct rte_ring *ring, struct rte_mbuf **packets, unsigned int count);
 
+struct rte_mempool *sluice_pool_create(const char *name, unsigned int packets, unsigned int cache, uint16_t room_bytes,
+				       int packed);
+
 uint64_t sluice_rdtsc(void);
 uint64_t sluice_tsc_hz(void);
 int sluice_errno(void);

@@ -63,6 +63,11 @@ impl Device {
         }
     }
 
+    /// Whether the kernel works in the packets' own memory, and takes no packet that lies across ordinary pages.
+    pub(crate) fn shares_packet_memory(&self) -> bool {
+        matches!(self, Self::Virtual { name, .. } if name.starts_with("net_af_xdp"))
+    }
+
     /// The name of its port within DPDK.
     pub(crate) fn port_name(&self) -> String {
         match self {

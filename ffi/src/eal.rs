@@ -36,7 +36,8 @@ pub struct EalConfig {
     pub hugepages: Hugepages,
     /// Memory for all pools, rings and drivers, MB. See [`crate::MempoolConfig::memory_bytes`].
     pub memory_mb: u64,
-    /// The devices that will be attached. The PCI bus is looked at only for those named here.
+    /// The devices that will be attached: the PCI bus is looked at only for those named here, and af_xdp asks that packets lie
+    /// in memory as it needs them.
     pub devices: Vec<Device>,
     /// Cores that EAL's own threads may run on, so that they keep off the workers'. Empty: those the caller may run on.
     pub cores: Vec<usize>,
@@ -46,6 +47,7 @@ pub struct EalConfig {
 #[derive(Clone, Copy, Debug)]
 pub struct Eal {
     hugepages: bool,
+    packs_packets: bool,
 }
 
 /// rte_eal_init may be called once.
@@ -74,13 +76,19 @@ impl Eal {
         let directory = unsafe { CStr::from_ptr(raw::rte_eal_get_runtime_dir()) };
         runtime_dir::remove(Path::new(&*directory.to_string_lossy()));
         log::take_complaints();
-        Ok(Self { hugepages })
+        let packs_packets = !hugepages && !config.devices.iter().any(Device::shares_packet_memory);
+        Ok(Self { hugepages, packs_packets })
     }
 
     /// Whether packet memory is in hugepages.
     #[must_use]
     pub fn uses_hugepages(self) -> bool {
         self.hugepages
+    }
+
+    /// Whether packets may lie across pages: on ordinary pages, unless a device forbids it.
+    pub(crate) fn packs_packets(self) -> bool {
+        self.packs_packets
     }
 
     /// Rate of [`crate::cycles`].

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use crate::raw;
 
-/// Lines kept for the next error message.
+/// Lines kept for the next error message, the latest.
 const COMPLAINTS_MAX: usize = 4;
 /// DPDK's level "error"; lower is worse.
 const LEVEL_ERROR: u32 = 4;
@@ -47,8 +47,10 @@ fn pass_on(level: u32, line: &str) {
     if level <= LEVEL_ERROR
         && !REPETITIONS.iter().any(|repetition| line.contains(repetition))
         && let Ok(mut lines) = COMPLAINTS.lock()
-        && lines.len() < COMPLAINTS_MAX
     {
+        if lines.len() == COMPLAINTS_MAX {
+            lines.remove(0);
+        }
         lines.push(line.to_owned());
     }
 }

@@ -12,6 +12,7 @@ use std::ptr::NonNull;
 
 use arrayvec::ArrayVec;
 
+use crate::device::Device;
 use crate::eal::Eal;
 use crate::error::Error;
 use crate::mbuf::{self, Mbuf, RawBurst};
@@ -24,8 +25,8 @@ const CACHE: u32 = 256;
 const FRAME_BYTES_MIN: u16 = 2048;
 /// What DPDK adds to a packet: the object header (64), and padding that spreads packets over memory channels (at most 64).
 const OVERHEAD_BYTES: u64 = 128;
-/// NUMA node "any".
-const ANY_NODE: i32 = -1;
+/// Page size of ordinary memory, bytes.
+const PAGE_BYTES: u64 = 4096;
 
 /// What a pool is made with.
 #[derive(Clone, Debug)]
@@ -43,11 +44,14 @@ impl MempoolConfig {
         self.frame_bytes.max(FRAME_BYTES_MIN).saturating_add(HEADROOM_BYTES)
     }
 
-    /// Memory that such a pool takes, bytes, its ring and padding included.
+    /// Memory that such a pool takes at most, bytes, its ring and padding included. af_xdp on ordinary pages lets no packet lie
+    /// across pages, so each takes whole pages then.
     #[must_use]
-    pub fn memory_bytes(&self) -> u64 {
+    pub fn memory_bytes(&self, devices: &[Device]) -> u64 {
         let ring = 8 * u64::from(self.packets + 1).next_power_of_two();
-        u64::from(self.packets) * (u64::from(self.room_bytes()) + u64::from(raw::SLUICE_MBUF_SIZE) + OVERHEAD_BYTES) + ring
+        let packet = u64::from(self.room_bytes()) + u64::from(raw::SLUICE_MBUF_SIZE) + OVERHEAD_BYTES;
+        let packet = if devices.iter().any(Device::shares_packet_memory) { packet.next_multiple_of(PAGE_BYTES) } else { packet };
+        u64::from(self.packets) * packet + ring
     }
 }
 
@@ -72,15 +76,13 @@ impl Mempool {
     ///
     /// # Errors
     /// Not enough of the memory that EAL was started with, or the name is taken or too long.
-    pub fn new(_eal: Eal, config: &MempoolConfig) -> Result<Self, Error> {
+    pub fn new(eal: Eal, config: &MempoolConfig) -> Result<Self, Error> {
         let name = raw::c_string(&config.name);
         // DPDK refuses a cache of more than two thirds of the pool.
         let cache = CACHE.min(config.packets / 2);
-        // SAFETY: EAL runs; the strings are terminated and copied by DPDK.
-        let pool = unsafe {
-            let ops = c"ring_mt_rts".as_ptr();
-            raw::rte_pktmbuf_pool_create_by_ops(name.as_ptr(), config.packets, cache, 0, config.room_bytes(), ANY_NODE, ops)
-        };
+        let packed = i32::from(eal.packs_packets());
+        // SAFETY: EAL runs; the name is terminated and copied by DPDK.
+        let pool = unsafe { raw::sluice_pool_create(name.as_ptr(), config.packets, cache, config.room_bytes(), packed) };
         match NonNull::new(pool) {
             Some(raw) => Ok(Self { raw, packets: config.packets }),
             None => Err(Error::Mempool {

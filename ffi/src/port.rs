@@ -83,7 +83,10 @@ impl Port {
     /// The device or its interface does not exist or is in use, a privilege is missing, or the driver refuses.
     pub fn start(_eal: Eal, config: &PortConfig, pool: Mempool) -> Result<(Self, RxQueue, TxQueue), Error> {
         log::take_complaints();
-        Self::configure(attach(&config.device)?, config, pool)
+        let id = attach(&config.device)?;
+        // What a driver complained of and then did without does not explain a later failure.
+        log::take_complaints();
+        Self::configure(id, config, pool)
     }
 
     /// Configures and starts a device that is attached.

@@ -34,7 +34,7 @@ fn start() -> Eal {
 
 fn pool(eal: Eal) -> Mempool {
     let config = MempoolConfig { name: "test".into(), packets: 1023, frame_bytes: 1518 };
-    assert!(config.memory_bytes() < 3 * 1024 * 1024);
+    assert!(config.memory_bytes(&[]) < 3 * 1024 * 1024);
     Mempool::new(eal, &config).unwrap()
 }
 
@@ -185,6 +185,31 @@ fn a_pool_larger_than_the_memory_is_refused_with_its_size() {
         let config = MempoolConfig { name: "large".into(), packets: 1 << 20, frame_bytes: 1518 };
         let error = Mempool::new(start(), &config).unwrap_err().to_string();
         assert!(error.contains("\"large\" of 1048576 packets x 1518 bytes"), "{error}");
+    });
+}
+
+#[test]
+fn a_pool_takes_no_more_memory_than_foretold() {
+    alone("a_pool_takes_no_more_memory_than_foretold", || {
+        let pool = MempoolConfig { name: "large".into(), packets: 16383, frame_bytes: 1518 };
+        let memory_mb = pool.memory_bytes(&[]).div_ceil(1 << 20) + 4;
+        let eal = Eal::start(&EalConfig { hugepages: Hugepages::Off, memory_mb, devices: vec![], cores: vec![] }).unwrap();
+        assert_eq!(Mempool::new(eal, &pool).unwrap().available(), 16383);
+    });
+}
+
+#[test]
+fn a_pool_for_af_xdp_has_no_packet_across_pages() {
+    alone("a_pool_for_af_xdp_has_no_packet_across_pages", || {
+        let devices = vec!["net_af_xdp0,iface=absent".parse().unwrap()];
+        let pool = MempoolConfig { name: "paged".into(), packets: 4095, frame_bytes: 1518 };
+        let memory_mb = pool.memory_bytes(&devices).div_ceil(1 << 20) + 4;
+        let eal = Eal::start(&EalConfig { hugepages: Hugepages::Off, memory_mb, devices, cores: vec![] }).unwrap();
+        let pool = Mempool::new(eal, &pool).unwrap();
+        let packets: Vec<Mbuf> = std::iter::from_fn(|| pool.allocate()).collect();
+        assert_eq!(packets.len(), 4095);
+        let page = |address: usize| address / 4096;
+        assert!(packets.iter().map(|packet| packet.bytes().as_ptr() as usize).all(|start| page(start) == page(start + 2047)));
     });
 }
 
