@@ -11,9 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use proto::limits::{MAGLEV_ENTRIES_AT_CREATION, MAGLEV_ENTRIES_AT_LEAST, MAGLEV_HASH_VERSION, MAGLEV_SIZES, SERVICES_MAX};
-use proto::{
-    Family, HealthCheck, MaglevSpec, Mode, Pool, Protocol, Reason, Refusal, Scheduler, Service, ServiceName, ServicePort, Target,
-};
+use proto::{Family, HealthCheck, MaglevSpec, Mode, Pool, Protocol, Reason, Refusal, Service, ServiceName, ServicePort, Target};
 
 use crate::addresses::{Allocations, Claim, Outcome};
 use crate::selection::{Fence, select};
@@ -242,9 +240,9 @@ impl Builder<'_> {
         let spec = self.candidate.wanted.as_ref().ok();
         Service {
             name: self.candidate.name.clone(),
-            mode: Mode::Nat,
+            mode: self.settings.defaults.mode,
             target: Target::Endpoint,
-            scheduler: Scheduler::Maglev,
+            scheduler: self.settings.defaults.scheduler,
             health: spec.map_or_else(|| self.settings.health.clone(), |spec| health(spec, &self.settings.health)),
             drain_timeout: spec.and_then(|spec| spec.drain_timeout).unwrap_or(self.settings.defaults.drain_timeout),
             refusal,
@@ -319,6 +317,7 @@ pub(crate) mod tests {
     use std::path::PathBuf;
     use std::time::Duration;
 
+    use proto::Scheduler;
     use serde_json::{Value, json};
 
     use super::*;

@@ -343,6 +343,24 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn health_and_reflection_answer() {
+        let lab = Lab::new().await;
+        let endpoint = Endpoint::try_from(format!("unix:{}", lab.dir.path().join("config.sock").display())).unwrap();
+        let channel = endpoint.connect().await.unwrap();
+        let request = tonic_health::pb::HealthCheckRequest { service: "sluice.v1.Config".to_owned() };
+        let health = tonic_health::pb::health_client::HealthClient::new(channel.clone()).check(request).await.unwrap();
+        assert_eq!(health.into_inner().status, i32::from(tonic_health::pb::health_check_response::ServingStatus::Serving));
+
+        use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+        use tonic_reflection::pb::v1::{ServerReflectionRequest, server_reflection_request::MessageRequest};
+        let message_request = Some(MessageRequest::ListServices(String::new()));
+        let request = ServerReflectionRequest { host: String::new(), message_request };
+        let answers = ServerReflectionClient::new(channel).server_reflection_info(tokio_stream::once(request)).await.unwrap();
+        let answer = answers.into_inner().message().await.unwrap().unwrap();
+        assert!(format!("{answer:?}").contains("sluice.v1.Config"), "{answer:?}");
+    }
+
+    #[tokio::test]
     async fn a_stop_ends_the_streams() {
         let lab = Lab::new().await;
         lab.publish(&[("a", 1)]);
