@@ -445,18 +445,16 @@ mod tests {
         #[test]
         fn ports_are_those_of_a_queue(
             limit in 40u32..2000,
-            steps in proptest::collection::vec((any::<bool>(), 0u64..9, any::<proptest::sample::Index>()), 1..600),
+            steps in proptest::collection::vec((any::<bool>(), 0u64..2, any::<proptest::sample::Index>()), 1..600),
         ) {
             let share = PortShare::of_worker(0, 1024);
             let mut snat = ports(limit, share);
             let (mut fresh, mut queue, mut held) = (0, VecDeque::<(u16, u64)>::new(), Vec::new());
             let (mut now, mut early) = (0, 0);
             for (take, seconds, which) in steps {
-                now += seconds;
+                now += 7 * seconds; // never 60 s apart, where rounding decides
                 if take || held.is_empty() {
-                    let rested = queue.front().is_some_and(|&(_, freed)| now >= freed + 61);
-                    let almost = queue.front().is_some_and(|&(_, freed)| now == freed + 60);
-                    prop_assume!(!almost); // between 60 s and 60.3 s either is right
+                    let rested = queue.front().is_some_and(|&(_, freed)| now > freed + 60);
                     let expected = if rested { queue.pop_front().map(|(port, _)| port) }
                         else if fresh < u32::from(share.count()) { fresh += 1; Some(share.port(fresh - 1)) }
                         else { let head = queue.pop_front(); early += u64::from(head.is_some()); head.map(|(port, _)| port) };
