@@ -105,7 +105,9 @@ const _: () = assert!(BURST == dpdk_sys::BURST);
 pub fn plan(settings: &Settings) -> Result<(EalConfig, MempoolConfig), BadDevice> {
     let devices = settings.ports.iter().map(device).collect::<Result<Vec<_>, _>>()?;
     let largest_mtu_bytes = settings.ports.iter().map(|port| port.mtu_bytes).max().unwrap_or_default();
-    let (pool, memory_mb) = size_memory(&devices, 1, largest_mtu_bytes);
+    let ports = u32::try_from(devices.len()).unwrap_or(u32::MAX);
+    let pool = size_pool(ports, 1, largest_mtu_bytes);
+    let memory_mb = memory_mb(&pool, ports, &devices);
     let hugepages = match settings.hugepages {
         Hugepages::Auto => dpdk_sys::Hugepages::Auto,
         Hugepages::Require => dpdk_sys::Hugepages::Require,
@@ -132,46 +134,50 @@ fn device(port: &PortSettings) -> Result<Device, BadDevice> {
     port.device.as_str().parse()
 }
 
-/// The pool that these ports and so many workers need, and the memory to start EAL with, MB.
+/// The pool that so many ports and workers need, and the memory to start EAL with, MB, where none of the ports is af_xdp.
 #[must_use]
-pub fn size_memory(devices: &[Device], workers: u32, largest_mtu_bytes: u16) -> (MempoolConfig, u64) {
-    let ports = u32::try_from(devices.len()).unwrap_or(u32::MAX);
+pub fn size_memory(ports: u32, workers: u32, largest_mtu_bytes: u16) -> (MempoolConfig, u64) {
+    let pool = size_pool(ports, workers, largest_mtu_bytes);
+    let memory_mb = memory_mb(&pool, ports, &[]);
+    (pool, memory_mb)
+}
+
+fn size_pool(ports: u32, workers: u32, largest_mtu_bytes: u16) -> MempoolConfig {
     let packets = PACKETS_PER_PORT * ports + PACKETS_PER_WORKER * workers;
-    let pool = MempoolConfig {
+    MempoolConfig {
         name: "packets".into(),
         // One less than a power of two is what DPDK's ring holds without waste.
         packets: packets.next_power_of_two() - 1,
         frame_bytes: largest_mtu_bytes.saturating_add(LINK_BYTES),
-    };
-    let memory_mb = pool.memory_bytes(devices).div_ceil(1024 * 1024) + EAL_MB + PORT_MB * u64::from(ports);
-    (pool, memory_mb)
+    }
+}
+
+fn memory_mb(pool: &MempoolConfig, ports: u32, devices: &[Device]) -> u64 {
+    pool.memory_bytes(devices).div_ceil(1024 * 1024) + EAL_MB + PORT_MB * u64::from(ports)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn two(driver: &str) -> [Device; 2] {
-        [0, 1].map(|number| format!("{driver}{number}").parse().unwrap())
-    }
-
     #[test]
     fn a_gateway_of_two_ports_needs_about_a_hundred_megabytes() {
-        let (pool, memory_mb) = size_memory(&two("net_null"), 1, 1500);
+        let (pool, memory_mb) = size_memory(2, 1, 1500);
         assert_eq!((pool.packets, pool.frame_bytes), (16383, 1522));
         assert!((80..120).contains(&memory_mb), "{memory_mb}");
     }
 
     #[test]
     fn af_xdp_takes_a_page_a_packet() {
-        let more = size_memory(&two("net_af_xdp"), 1, 1500).1 - size_memory(&two("net_null"), 1, 1500).1;
+        let (pool, others_mb) = size_memory(2, 1, 1500);
+        let more = memory_mb(&pool, 2, &["net_af_xdp0,iface=eth1".parse().unwrap()]) - others_mb;
         assert!((20..40).contains(&more), "{more}");
     }
 
     #[test]
     fn jumbo_frames_take_more() {
-        let (pool, memory_mb) = size_memory(&two("net_null"), 1, 9000);
+        let (pool, memory_mb) = size_memory(2, 1, 9000);
         assert_eq!(pool.frame_bytes, 9022);
-        assert!(memory_mb > size_memory(&two("net_null"), 1, 1500).1 + 90, "{memory_mb}");
+        assert!(memory_mb > size_memory(2, 1, 1500).1 + 90, "{memory_mb}");
     }
 }

@@ -27,7 +27,7 @@ fn grow(port: &mut DpdkPort) -> usize {
 
 #[test]
 fn a_pinned_worker_moves_packets_through_a_dpdk_port_and_none_is_lost() {
-    let (pool_config, memory_mb) = size_memory(&["net_ring0".parse().unwrap()], 1, 1500);
+    let (pool_config, memory_mb) = size_memory(1, 1, 1500);
     let config = EalConfig { hugepages: Hugepages::Off, memory_mb, devices: vec![], cores: vec![] };
     let eal = Eal::start(&config).unwrap();
     let pool = Mempool::new(eal, &pool_config).unwrap();
