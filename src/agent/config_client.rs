@@ -159,21 +159,26 @@ fn chain(error: &dyn std::error::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
+    use std::path::Path;
     use std::sync::Arc;
-    use std::time::Duration;
 
+    use control::gateways::Gateways;
+    use control::publish::Published;
+    use control::server::{ConfigService, ServeError, serve};
     use proto::convert::{difference, difference_by_hashes, full};
     use proto::v1::config_server::{Config, ConfigServer};
-    use proto::{Origin, State};
+    use proto::{Origin, Service, State};
     use tokio::net::UnixListener;
     use tokio::sync::mpsc;
     use tokio::time::timeout;
     use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
+    use tokio_util::sync::CancellationToken;
     use tonic::{Request, Response, Status, Streaming};
 
     use super::super::received::tests::{service, state};
     use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
 
     /// A stream as the controller sees it.
     struct Seen {
@@ -183,7 +188,7 @@ mod tests {
 
     impl Seen {
         async fn next(&mut self) -> Message {
-            let request = timeout(Duration::from_secs(20), self.requests.message()).await.unwrap().unwrap();
+            let request = timeout(LONG, self.requests.message()).await.unwrap().unwrap();
             request.unwrap().message.unwrap()
         }
 
@@ -213,9 +218,16 @@ mod tests {
         }
     }
 
+    struct Streams(mpsc::Receiver<Seen>);
+
+    impl Streams {
+        async fn next(&mut self) -> Seen {
+            timeout(LONG, self.0.recv()).await.unwrap().unwrap()
+        }
+    }
+
     struct Gateway {
-        _dir: tempfile::TempDir,
-        streams: mpsc::Receiver<Seen>,
+        dir: tempfile::TempDir,
         known: watch::Receiver<Option<Known>>,
         connected: watch::Receiver<bool>,
         reached: watch::Sender<Option<Generation>>,
@@ -223,33 +235,35 @@ mod tests {
     }
 
     impl Gateway {
-        fn start(before: Option<Known>) -> Self {
+        /// A client that dials `config.sock` in a directory of its own, where nobody listens yet.
+        fn dialling(before: Option<Known>) -> Self {
             let dir = tempfile::tempdir().unwrap();
-            let path: PathBuf = dir.path().join("config.sock");
-            let (sender, streams) = mpsc::channel(8);
-            let listener = UnixListenerStream::new(UnixListener::bind(&path).unwrap());
-            let server = tonic::transport::Server::builder().add_service(ConfigServer::new(Scripted(sender)));
-            tokio::spawn(server.serve_with_incoming(listener));
             let (known, known_out) = watch::channel(before);
             let (connected, connected_out) = watch::channel(false);
             let (reached, reached_out) = watch::channel(None);
             let settings = ClientSettings {
-                urls: vec![format!("unix:{}", path.display())],
+                urls: vec![format!("unix:{}", dir.path().join("config.sock").display())],
                 gateway: "edge-1".to_owned(),
                 version: "0.1.0".to_owned(),
             };
             let client = tokio::spawn(run(settings, ClientChannels { known, connected, reached: reached_out }));
-            Self { _dir: dir, streams, known: known_out, connected: connected_out, reached, client }
+            Self { dir, known: known_out, connected: connected_out, reached, client }
         }
 
-        async fn stream(&mut self) -> Seen {
-            timeout(Duration::from_secs(20), self.streams.recv()).await.unwrap().unwrap()
+        /// The same, with a controller whose every word the test decides.
+        fn scripted(before: Option<Known>) -> (Self, Streams) {
+            let gateway = Self::dialling(before);
+            let (sender, streams) = mpsc::channel(8);
+            let listener = UnixListener::bind(gateway.dir.path().join("config.sock")).unwrap();
+            let server = tonic::transport::Server::builder().add_service(ConfigServer::new(Scripted(sender)));
+            tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
+            (gateway, Streams(streams))
         }
 
         async fn knows(&mut self, state: &State) -> Known {
             let arrived =
                 self.known.wait_for(|known| known.as_ref().is_some_and(|k| *k.state == *state && k.origin == Origin::Controller));
-            timeout(Duration::from_secs(20), arrived).await.unwrap().unwrap().clone().unwrap()
+            timeout(LONG, arrived).await.unwrap().unwrap().clone().unwrap()
         }
     }
 
@@ -261,8 +275,8 @@ mod tests {
 
     #[tokio::test]
     async fn full_state_then_changes_and_an_acknowledgement_only_once_reached() {
-        let mut gateway = Gateway::start(None);
-        let mut stream = gateway.stream().await;
+        let (mut gateway, mut streams) = Gateway::scripted(None);
+        let mut stream = streams.next().await;
         let hello = stream.hello().await;
         assert_eq!((hello.gateway.as_str(), hello.have), ("edge-1", None));
         let [one, two] = [state("e", 1, &[service("a", &["10.0.0.1:80"])]), state("e", 2, &[service("a", &["10.0.0.2:80"])])];
@@ -278,16 +292,16 @@ mod tests {
 
     #[tokio::test]
     async fn a_lost_stream_is_opened_again_with_what_is_known_and_nothing_is_lost_meanwhile() {
-        let mut gateway = Gateway::start(None);
-        let mut stream = gateway.stream().await;
+        let (mut gateway, mut streams) = Gateway::scripted(None);
+        let mut stream = streams.next().await;
         stream.hello().await;
         let [one, two] = [state("e", 1, &[service("a", &["10.0.0.1:80"])]), state("f", 1, &[service("b", &["10.0.0.2:80"])])];
         stream.send(full(&one)).await;
         gateway.knows(&one).await;
         drop(stream);
-        timeout(Duration::from_secs(20), gateway.connected.wait_for(|c| !c)).await.unwrap().unwrap();
+        timeout(LONG, gateway.connected.wait_for(|c| !c)).await.unwrap().unwrap();
         assert_eq!(gateway.known.borrow().as_ref().unwrap().state.generation, one.generation);
-        let mut again = gateway.stream().await;
+        let mut again = streams.next().await;
         let hello = again.hello().await;
         assert_eq!(hello.have, Some((&one.generation).into()));
         again.send(difference_by_hashes(&hello.hashes, &two)).await;
@@ -297,8 +311,8 @@ mod tests {
     #[tokio::test]
     async fn a_state_from_disk_becomes_the_controllers_by_an_empty_change() {
         let held = Arc::new(state("e", 5, &[service("a", &["10.0.0.1:80"])]));
-        let mut gateway = Gateway::start(Some(Known { state: Arc::clone(&held), origin: Origin::Disk }));
-        let mut stream = gateway.stream().await;
+        let (mut gateway, mut streams) = Gateway::scripted(Some(Known { state: Arc::clone(&held), origin: Origin::Disk }));
+        let mut stream = streams.next().await;
         let hello = stream.hello().await;
         assert_eq!(hello.have, Some((&held.generation).into()));
         stream.send(difference(&held, &held)).await;
@@ -309,10 +323,66 @@ mod tests {
 
     #[tokio::test]
     async fn a_message_that_leads_nowhere_ends_the_stream_and_the_client_asks_again() {
-        let mut gateway = Gateway::start(None);
-        let stream = gateway.stream().await;
+        let (gateway, mut streams) = Gateway::scripted(None);
+        let stream = streams.next().await;
         stream.send(difference(&State::default(), &state("e", 1, &[]))).await;
-        assert_eq!(gateway.stream().await.hello().await.have, None);
+        assert_eq!(streams.next().await.hello().await.have, None);
         assert_eq!(*gateway.known.borrow(), None);
+    }
+
+    /// The controller's own server, with the states that the test publishes.
+    struct Controller {
+        states: watch::Sender<Option<Arc<Published>>>,
+        gateways: watch::Receiver<Gateways>,
+        shutdown: CancellationToken,
+        server: tokio::task::JoinHandle<Result<(), ServeError>>,
+    }
+
+    impl Controller {
+        async fn start(path: &Path, first: Published) -> Self {
+            let (states, states_in) = watch::channel(Some(Arc::new(first)));
+            let (gateways_out, gateways) = watch::channel(Gateways::default());
+            let shutdown = CancellationToken::new();
+            let service = ConfigService { states: states_in, gateways: gateways_out, shutdown: shutdown.clone() };
+            let listener = control::socket::listen(path).await.unwrap();
+            Self { states, gateways, shutdown, server: tokio::spawn(serve(listener, service)) }
+        }
+
+        fn publish(&self, services: &[Arc<Service>]) -> State {
+            let now = self.states.borrow().clone().unwrap();
+            let next = now.next(state("", 0, services).services, Vec::new()).unwrap();
+            let state = State::clone(&next.state);
+            self.states.send_replace(Some(Arc::new(next)));
+            state
+        }
+
+        async fn stop(self) {
+            self.shutdown.cancel();
+            drop(self.states);
+            timeout(LONG, self.server).await.unwrap().unwrap().unwrap();
+        }
+    }
+
+    fn first(epoch: &str, services: &[Arc<Service>]) -> Published {
+        Published::first(epoch.to_owned(), state("", 0, services).services, Vec::new())
+    }
+
+    #[tokio::test]
+    async fn the_controllers_server_is_followed_over_changes_and_its_restart() {
+        let mut gateway = Gateway::dialling(None);
+        let path = gateway.dir.path().join("config.sock");
+        let [kept, web] = [service("kept", &["10.0.0.1:80"]), service("web", &["10.0.0.2:80"])];
+        let mut controller = Controller::start(&path, first("e", &[Arc::clone(&kept), Arc::clone(&web)])).await;
+        gateway.knows(&state("e", 1, &[Arc::clone(&kept), web])).await;
+        let changed = controller.publish(&[Arc::clone(&kept), service("web", &["10.0.0.3:80"])]);
+        let before = gateway.knows(&changed).await;
+        gateway.reached.send_replace(Some(changed.generation.clone()));
+        let acknowledged = |gateways: &Gateways| gateways.any_reached(changed.generation.counter);
+        timeout(LONG, controller.gateways.wait_for(acknowledged)).await.unwrap().unwrap();
+        controller.stop().await;
+        let again = Controller::start(&path, first("f", &[Arc::clone(&kept)])).await;
+        let after = gateway.knows(&state("f", 1, &[Arc::clone(&kept)])).await;
+        assert!(Arc::ptr_eq(&before.state.services[&kept.name], &after.state.services[&kept.name]));
+        again.stop().await;
     }
 }

@@ -45,16 +45,16 @@ struct Followed {
 #[derive(Debug, Default)]
 pub struct HealthTracker {
     targets: HashMap<SocketAddr, Followed>,
-    failed_before: HashSet<(Protocol, SocketAddr)>,
+    before: Health,
     from_disk: bool,
 }
 
 impl HealthTracker {
-    /// Follows nothing yet. `before` is what an earlier tracker last said: what failed then starts failing, so that a
-    /// restart of the probes sends no flow to a backend that is known to be dead.
+    /// Follows nothing yet. `before` is what an earlier tracker last said: what failed then starts failing and what was
+    /// proven stays so, so that a restart of the probes neither sends flows to the dead nor cuts off the living.
     #[must_use]
-    pub fn resuming(before: &Health) -> Self {
-        Self { failed_before: before.failing.clone(), ..Self::default() }
+    pub fn resuming(before: Health) -> Self {
+        Self { before, ..Self::default() }
     }
 
     /// Follows exactly `targets` from now on. A target that was followed keeps its health.
@@ -68,10 +68,11 @@ impl HealthTracker {
             None => false,
         });
         for (target, check) in targets {
-            let failing = check.backends.iter().any(|backend| self.failed_before.contains(backend));
-            self.targets.insert(target, Followed { check, failing, proven: false, contrary: 0 });
+            let failing = check.backends.iter().any(|backend| self.before.failing.contains(backend));
+            let proven = check.backends.iter().all(|backend| self.before.proven.contains(backend));
+            self.targets.insert(target, Followed { check, failing, proven, contrary: 0 });
         }
-        self.failed_before.clear();
+        self.before = Health::default();
     }
 
     /// Takes a result; says whether and how the target's health turned.
@@ -197,10 +198,18 @@ mod tests {
     #[test]
     fn what_failed_before_a_restart_of_the_probes_starts_failing() {
         let before = Health { failing: HashSet::from([backend()]), ..Health::default() };
-        let mut tracker = HealthTracker::resuming(&before);
+        let mut tracker = HealthTracker::resuming(before.clone());
         tracker.follow(one_target(1, 1), Origin::Controller);
         assert_eq!(tracker.health(), before);
         assert_eq!(tracker.observe(address("10.0.0.1:80"), true), Some(Turn::Healthy));
+    }
+
+    #[test]
+    fn what_was_proven_before_a_restart_of_the_probes_stays_so() {
+        let before = Health { proven: HashSet::from([backend()]), ..Health::default() };
+        let mut tracker = HealthTracker::resuming(before.clone());
+        tracker.follow(one_target(1, 1), Origin::Disk);
+        assert_eq!(tracker.health(), before);
     }
 
     #[test]
