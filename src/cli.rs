@@ -22,10 +22,14 @@ pub struct Cli {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Run the gateway until SIGINT or SIGTERM.
+    Run(ConfigArgs),
     /// Validate the configuration and print it with all defaults.
     Check(ConfigArgs),
     /// Show what this machine has and lacks.
     Doctor(DoctorArgs),
+    /// Measure the forwarding engine without a NIC, and check what leaves it.
+    Bench(BenchArgs),
 }
 
 /// Flags of `doctor`.
@@ -154,9 +158,12 @@ pub struct BenchArgs {
     /// Workers; this version has one.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1))]
     pub workers: u32,
-    /// Every packet opens a flow.
-    #[arg(long)]
+    /// Every packet opens a flow; time is simulated so that as many flows expire.
+    #[arg(long, conflicts_with = "flood")]
     pub new_flows: bool,
+    /// Every packet is the SYN of a flow that is never heard of again, and time stands still.
+    #[arg(long)]
+    pub flood: bool,
     /// What packets move through.
     #[arg(long, value_enum, default_value = "mem")]
     pub io: BenchIo,

@@ -3,11 +3,14 @@
 pub mod admin;
 pub mod af_packet;
 pub mod agent;
+pub mod bench;
 pub mod check;
 pub mod cli;
 pub mod doctor;
 pub mod dpdk;
+pub mod hardware;
 pub mod netlink;
+pub mod run;
 pub mod settings;
 pub mod twin;
 pub mod workers;

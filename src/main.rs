@@ -1,31 +1,59 @@
 //! `sluiced`, the gateway. Exit codes: 0 done, 1 failed, 2 bad usage or configuration.
 
+use std::fmt::Display;
 use std::io;
 use std::process::ExitCode;
 
 use clap::Parser;
 use sluice::check::{CheckError, check};
-use sluice::cli::{Cli, Command};
-use sluice::doctor::{self, DoctorError};
+use sluice::cli::{BenchArgs, Cli, Command, ConfigArgs};
+use sluice::doctor::DoctorError;
+use sluice::settings::Settings;
+use sluice::{bench, doctor, run};
 
 fn main() -> ExitCode {
     match Cli::parse().command {
+        Command::Run(args) => with_settings(&args, |settings| {
+            control::logging::start(settings.logs);
+            ended(run::run(settings))
+        }),
         Command::Check(args) => match check(&args.config, &args.choice(), &mut io::stdout().lock()) {
-            Ok(()) => ExitCode::SUCCESS,
-            // The reader of a pipe has seen enough.
-            Err(CheckError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("{error}");
-                ExitCode::from(if matches!(error, CheckError::Invalid(_)) { 2 } else { 1 })
-            }
+            Err(CheckError::Invalid(errors)) => invalid(&errors),
+            other => ended(other),
         },
         Command::Doctor(args) => match doctor::run(args.config.as_deref(), &mut io::stdout().lock()) {
-            Ok(is_ready) => ExitCode::from(u8::from(!is_ready)),
-            Err(DoctorError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("{error}");
-                ExitCode::from(if matches!(error, DoctorError::Invalid(_)) { 2 } else { 1 })
-            }
+            Err(DoctorError::Invalid(errors)) => invalid(&errors),
+            Ok(true) => ExitCode::SUCCESS,
+            Ok(false) => ExitCode::FAILURE,
+            Err(error) => ended(Err(error)),
         },
+        Command::Bench(args) => measure(&args),
     }
+}
+
+/// Reads the configuration, and goes on with it if it is valid.
+fn with_settings(args: &ConfigArgs, go_on: impl FnOnce(&Settings) -> ExitCode) -> ExitCode {
+    match Settings::read(&args.config, &args.choice()) {
+        Ok(settings) => go_on(&settings),
+        Err(errors) => invalid(&errors),
+    }
+}
+
+fn invalid(errors: &impl Display) -> ExitCode {
+    eprintln!("{errors}");
+    ExitCode::from(2)
+}
+
+fn ended<E: Display>(result: Result<(), E>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("sluiced: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn measure(args: &BenchArgs) -> ExitCode {
+    ended(bench::run(args).and_then(|report| bench::print(&report, args.output, &mut io::stdout().lock())))
 }

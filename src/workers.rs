@@ -306,7 +306,7 @@ fn rest(empty_polls: u32, body: &mut impl FnMut(Turn) -> usize) {
 
 /// Monotonic time, without a system call where the kernel offers the vDSO.
 #[inline]
-fn now_ns() -> u64 {
+pub fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }

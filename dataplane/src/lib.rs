@@ -4,17 +4,23 @@
 //! memory in unit tests, over capture files in `replay`, and over a NIC. Time and randomness are arguments everywhere.
 
 mod address;
+mod announce;
 pub mod answer;
+mod apply;
 pub mod checksum;
 mod compile;
 mod counters;
+pub mod decide;
 pub mod flow;
 mod hash;
 mod headers;
+mod held;
 mod input;
+mod lanes;
 mod limiter;
 pub mod maglev;
 mod memory;
+mod observe;
 mod parse;
 mod port;
 pub mod prefetch;
@@ -22,24 +28,31 @@ mod publish;
 pub mod rewrite;
 pub mod snapshot;
 pub mod snat;
+mod tally;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod tick;
 mod twin;
+mod twin_rate;
 mod verdict;
 pub mod wire;
+mod worker;
 
 pub use address::Address;
 pub use compile::Compiler;
 pub use counters::{Account, BackendCounters, Counter, WorkerCounters};
+pub use flow::{BackendId, FlowTable};
 pub use hash::TupleHash;
 pub use headers::{Headers, Parsed, Transport, Tuple, tcp_flags};
+pub use held::Awaited;
 pub use input::{Config, FlowLimits, Health, Mac, Neighbour, Network, PortConfig, PortIndex, Route};
 pub use limiter::{ANSWERS_PER_SECOND, ANSWERS_PER_SECOND_AND_NETWORK, AnswerLimiter};
 pub use memory::{MemoryBuffer, MemoryPort};
+pub use observe::{Belongs, Fate, Observe};
 pub use parse::parse;
 pub use port::{BURST, Buffer, Burst, Port};
 pub use publish::{Publisher, Subscriber};
-pub use snapshot::Snapshot;
+pub use snapshot::{BackendView, PortView, ServiceView, Snapshot};
 pub use twin::{FROM_LINUX_BURSTS, TO_LINUX_BURSTS, TwinQueues};
 pub use verdict::DropReason;
+pub use worker::{Ask, NoMemory, Parts, Worker};

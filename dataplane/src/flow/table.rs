@@ -184,6 +184,12 @@ impl<A: Address> FlowTable<A> {
         self.entries.len()
     }
 
+    /// Entries that were ever used: as many as a sweep looks at.
+    #[must_use]
+    pub const fn high_water(&self) -> u32 {
+        self.high_water
+    }
+
     /// Shows up to `entries` entries, from `start` on, to `ended`, and removes the flows for which it says true; the
     /// caller gives back their SNAT ports there. Returns where to go on, 0 after the last entry.
     pub fn sweep(&mut self, start: u32, entries: u32, mut ended: impl FnMut(&Flow<A>) -> bool) -> u32 {

@@ -1,0 +1,324 @@
+//! Carries verdicts out: rewrites, answers, holds, hands to Linux, drops, and counts each once.
+
+use std::sync::Arc;
+
+use crossbeam_queue::ArrayQueue;
+
+use crate::answer::IcmpError;
+use crate::decide::{Answer, Changes, Flows, Matched, Packet, Verdict, decide};
+use crate::flow::{BackendId, FlowState, FlowTable, IdleLimits};
+use crate::held::{Awaited, Held};
+use crate::lanes::Lanes;
+use crate::limiter::AnswerLimiter;
+use crate::observe::{Belongs, Fate, Observe};
+use crate::snapshot::Snapshot;
+use crate::snat::SnatPorts;
+use crate::tally::Tally;
+use crate::tick::Tick;
+use crate::twin_rate::TwinRate;
+use crate::worker::Ask;
+use crate::{Address, Buffer, DropReason, Headers, Parsed, Port, PortIndex, Transport, WorkerCounters, answer, rewrite};
+
+/// ICMPv6 neighbour solicitation (RFC 4861 section 4.3).
+const NEIGHBOUR_SOLICITATION: u8 = 135;
+
+/// All of a worker but its ports.
+#[derive(Debug)]
+pub(crate) struct Engine<B, O> {
+    pub(crate) v4: FlowTable<u32>,
+    pub(crate) v6: FlowTable<u128>,
+    pub(crate) ports: SnatPorts,
+    pub(crate) max_flows: u32,
+    pub(crate) limits: IdleLimits,
+    pub(crate) held: Held<B>,
+    pub(crate) limiter: AnswerLimiter,
+    pub(crate) twin_rate: TwinRate,
+    pub(crate) asks: Arc<ArrayQueue<Ask>>,
+    pub(crate) tally: Tally,
+    pub(crate) counters: Arc<WorkerCounters>,
+    pub(crate) observer: O,
+    pub(crate) swept: Swept,
+}
+
+/// Where the sweeps go on.
+#[derive(Debug, Default)]
+pub(crate) struct Swept {
+    v4: u32,
+    v6: u32,
+    pools: u32,
+}
+
+/// Where a packet stands: what came in, by which port, when.
+#[derive(Clone, Copy)]
+pub(crate) struct Arrival {
+    pub(crate) in_port: PortIndex,
+    pub(crate) now_ns: u64,
+}
+
+impl<B: Buffer, O: Observe<B>> Engine<B, O> {
+    /// Ends one packet, whatever it is.
+    #[inline]
+    pub(crate) fn dispose<P: Port<Buffer = B>>(
+        &mut self,
+        lanes: &mut Lanes<P>,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        buffer: B,
+        parsed: &Result<Parsed, DropReason>,
+        hash: u64,
+    ) {
+        match parsed {
+            Ok(Parsed::V4(headers)) => {
+                let verdict = self.decide_v4(snapshot, headers, hash, arrival);
+                self.apply(lanes, snapshot, arrival, buffer, headers, verdict);
+            }
+            Ok(Parsed::V6(headers)) => match headers.transport {
+                Transport::Icmp { kind: NEIGHBOUR_SOLICITATION, .. } => self.solicited(lanes, snapshot, arrival, buffer, headers),
+                _ => {
+                    let verdict = self.decide_v6(snapshot, headers, hash, arrival);
+                    self.apply(lanes, snapshot, arrival, buffer, headers, verdict);
+                }
+            },
+            Ok(Parsed::Arp) => self.arp(lanes, snapshot, arrival, buffer),
+            Ok(Parsed::Other) => self.to_linux(lanes, snapshot, arrival, buffer),
+            Err(reason) => self.drop(lanes, buffer, *reason),
+        }
+    }
+
+    fn decide_v4(&mut self, snapshot: &Snapshot, headers: &Headers<u32>, hash: u64, arrival: Arrival) -> Verdict<u32> {
+        let mut changes = Changes::default();
+        let room = self.max_flows.saturating_sub(self.v4.len() + self.v6.len());
+        let mut flows = Flows { table: &mut self.v4, ports: &mut self.ports, limits: &self.limits, changes: &mut changes, room };
+        let packet = Packet { headers, hash, in_port: arrival.in_port };
+        let verdict = decide(&packet, snapshot, &mut flows, Tick::at(arrival.now_ns));
+        self.count_changes(&changes);
+        verdict
+    }
+
+    fn decide_v6(&mut self, snapshot: &Snapshot, headers: &Headers<u128>, hash: u64, arrival: Arrival) -> Verdict<u128> {
+        let mut changes = Changes::default();
+        let room = self.max_flows.saturating_sub(self.v4.len() + self.v6.len());
+        let mut flows = Flows { table: &mut self.v6, ports: &mut self.ports, limits: &self.limits, changes: &mut changes, room };
+        let packet = Packet { headers, hash, in_port: arrival.in_port };
+        let verdict = decide(&packet, snapshot, &mut flows, Tick::at(arrival.now_ns));
+        self.count_changes(&changes);
+        verdict
+    }
+
+    #[inline]
+    fn count_changes(&mut self, changes: &Changes) {
+        if changes.hit {
+            self.tally.hits += 1;
+            return;
+        }
+        self.tally.misses += 1;
+        self.tally.reused_early += u64::from(changes.reused_early);
+        if let Some(backend) = changes.ended {
+            self.counters.flow_ended(backend.slot);
+        }
+        if let Some(backend) = changes.made {
+            self.tally.new_flows += 1;
+            if let Some(counters) = self.counters.backend(backend.slot) {
+                counters.flows.add(1);
+                counters.new_flows.add(1);
+            }
+        }
+        if let Some(awaited) = changes.ask {
+            self.ask(awaited);
+        }
+    }
+
+    /// Asks Linux for a neighbour. When the queue is full others are asked for already, and a later packet asks again.
+    fn ask(&self, awaited: Awaited) {
+        let _ = self.asks.push((awaited.port, awaited.address));
+    }
+
+    #[inline]
+    fn apply<A: Address, P: Port<Buffer = B>>(
+        &mut self,
+        lanes: &mut Lanes<P>,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        mut buffer: B,
+        headers: &Headers<A>,
+        verdict: Verdict<A>,
+    ) {
+        match verdict {
+            Verdict::Forward { out, rewrite, matched } => {
+                rewrite::nat(buffer.bytes_mut(), headers, &rewrite);
+                if let Some(counters) = self.counters.backend(matched.backend.slot) {
+                    counters.packets.add(1);
+                    counters.bytes.add(u64::from(headers.packet_len));
+                }
+                self.observer.observe(&buffer, Fate::Forward(out), || Some(belongs(matched, headers)));
+                lanes.send(out, buffer, &mut self.tally);
+            }
+            Verdict::Wait(awaited) => self.hold(lanes, arrival, buffer, awaited),
+            Verdict::Linux => self.to_linux(lanes, snapshot, arrival, buffer),
+            Verdict::Reply(answer) => self.reply(lanes, arrival, buffer, headers, answer),
+            Verdict::Reset(reason) => self.reset(lanes, arrival, buffer, headers, reason),
+            Verdict::Drop(reason) => self.drop(lanes, buffer, reason),
+        }
+    }
+
+    fn hold<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, arrival: Arrival, buffer: B, awaited: Awaited) {
+        match self.held.keep(buffer, arrival.in_port, awaited, arrival.now_ns) {
+            Ok(true) => self.ask(awaited),
+            Ok(false) => {}
+            Err(buffer) => self.drop(lanes, buffer, DropReason::NeighbourUnresolved),
+        }
+    }
+
+    /// Drops a packet under a reason.
+    pub(crate) fn drop<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, buffer: B, reason: DropReason) {
+        self.observer.observe(&buffer, Fate::Drop(reason), || None);
+        self.tally.drop(reason);
+        lanes.discard(buffer);
+    }
+
+    fn to_linux<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, snapshot: &Snapshot, arrival: Arrival, buffer: B) {
+        if !snapshot.port(arrival.in_port).twin {
+            self.drop(lanes, buffer, DropReason::NoRoute);
+        } else if !self.twin_rate.allow(arrival.now_ns) {
+            self.drop(lanes, buffer, DropReason::TwinRate);
+        } else {
+            self.observer.observe(&buffer, Fate::Linux(arrival.in_port), || None);
+            lanes.to_linux(arrival.in_port, buffer, &mut self.tally);
+        }
+    }
+
+    fn arp<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, snapshot: &Snapshot, arrival: Arrival, mut buffer: B) {
+        let asked = answer::arp_question(buffer.bytes());
+        let ours = asked.is_some_and(|asked| snapshot.ready() && snapshot.answers_for(arrival.in_port, asked.target));
+        if !ours {
+            return self.to_linux(lanes, snapshot, arrival, buffer);
+        }
+        if answer::arp_reply(&mut buffer, snapshot.port(arrival.in_port).mac) {
+            self.answered(lanes, arrival, buffer);
+        } else {
+            self.drop(lanes, buffer, DropReason::Malformed);
+        }
+    }
+
+    fn solicited<P: Port<Buffer = B>>(
+        &mut self,
+        lanes: &mut Lanes<P>,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        mut buffer: B,
+        headers: &Headers<u128>,
+    ) {
+        let asked = answer::neighbour_question(buffer.bytes(), headers);
+        let ours = asked.is_some_and(|target| snapshot.ready() && snapshot.answers_for(arrival.in_port, target));
+        if !ours {
+            return self.to_linux(lanes, snapshot, arrival, buffer);
+        }
+        if answer::neighbour_advertisement(&mut buffer, headers, snapshot.port(arrival.in_port).mac) {
+            self.answered(lanes, arrival, buffer);
+        } else {
+            self.drop(lanes, buffer, DropReason::Malformed);
+        }
+    }
+
+    /// Turns the packet into its answer, where the rules and the rate allow one (FORWARDING 8).
+    fn reply<A: Address, P: Port<Buffer = B>>(
+        &mut self,
+        lanes: &mut Lanes<P>,
+        arrival: Arrival,
+        mut buffer: B,
+        headers: &Headers<A>,
+        reply: Answer,
+    ) {
+        let allowed = answer::may_answer(headers) && self.limiter.allow(headers.tuple.source, arrival.now_ns);
+        let source = headers.tuple.destination;
+        let done = allowed
+            && match reply {
+                Answer::Reset => answer::tcp_reset(&mut buffer, headers),
+                Answer::PortUnreachable => answer::icmp_error(&mut buffer, headers, source, IcmpError::PortUnreachable),
+                Answer::TimeExceeded => answer::icmp_error(&mut buffer, headers, source, IcmpError::TimeExceeded),
+                Answer::TooBig { mtu } => answer::icmp_error(&mut buffer, headers, source, IcmpError::TooBig { mtu }),
+                Answer::Echo => answer::echo_reply(&mut buffer, headers),
+            };
+        if done {
+            self.answered(lanes, arrival, buffer);
+        } else {
+            self.drop(lanes, buffer, DropReason::AnswerLimited);
+        }
+    }
+
+    fn answered<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, arrival: Arrival, buffer: B) {
+        self.observer.observe(&buffer, Fate::Reply(arrival.in_port), || None);
+        self.tally.replies += 1;
+        lanes.send(arrival.in_port, buffer, &mut self.tally);
+    }
+
+    /// Drops a packet of no flow and, as far as the rate allows, sends a RST back. The RST is originated: its cause is
+    /// the drop (DESIGN 3.5). It is written over the packet, which is not needed any more.
+    fn reset<A: Address, P: Port<Buffer = B>>(
+        &mut self,
+        lanes: &mut Lanes<P>,
+        arrival: Arrival,
+        mut buffer: B,
+        headers: &Headers<A>,
+        reason: DropReason,
+    ) {
+        self.observer.observe(&buffer, Fate::Drop(reason), || None);
+        self.tally.drop(reason);
+        let allowed = answer::may_answer(headers) && self.limiter.allow(headers.tuple.source, arrival.now_ns);
+        if allowed && answer::tcp_reset(&mut buffer, headers) {
+            self.tally.originated += 1;
+            lanes.send(arrival.in_port, buffer, &mut self.tally);
+        } else {
+            lanes.discard(buffer);
+        }
+    }
+
+    /// The larger table's entries, used and free, as far as they were ever used.
+    pub(crate) fn entries_used(&self) -> u32 {
+        self.v4.high_water().max(self.v6.high_water())
+    }
+
+    /// Looks at the next entries of both tables and ends the flows that have been idle too long, or whose backend's drain
+    /// is over: its SNAT ports are another's soon.
+    pub(crate) fn expire(&mut self, entries: u32, snapshot: &Snapshot, now: Tick) {
+        let Self { v4, v6, ports, limits, counters, swept, .. } = self;
+        let ended = |state, last_seen, backend| limits.expired(state, last_seen, now) || snapshot.backend(backend).is_none();
+        swept.v4 = expire_in(v4, swept.v4, entries, ports, counters, now, ended);
+        swept.v6 = expire_in(v6, swept.v6, entries, ports, counters, now, ended);
+    }
+
+    /// Looks at the next SNAT pools, to take back the memory of idle ones.
+    pub(crate) fn sweep_pools(&mut self, pools: u32, now: Tick) {
+        self.swept.pools = self.ports.sweep(self.swept.pools, pools, now);
+    }
+
+    pub(crate) fn publish_counters(&mut self) {
+        self.tally.publish(&self.counters);
+        self.counters.held.set(self.held.len() as u64);
+        self.counters.flows.set(u64::from(self.v4.len() + self.v6.len()));
+    }
+}
+
+/// Ends flows among the `entries` from `start` on. Returns where to go on.
+fn expire_in<A: Address>(
+    table: &mut FlowTable<A>,
+    start: u32,
+    entries: u32,
+    ports: &mut SnatPorts,
+    counters: &WorkerCounters,
+    now: Tick,
+    ended: impl Fn(FlowState, Tick, BackendId) -> bool,
+) -> u32 {
+    table.sweep(start, entries, |flow| {
+        let ended = ended(flow.state, flow.last_seen, flow.backend);
+        if ended {
+            ports.release(flow.snat_pool, flow.snat_port, now);
+            counters.flow_ended(flow.backend.slot);
+        }
+        ended
+    })
+}
+
+fn belongs<A: Address>(matched: Matched<A>, headers: &Headers<A>) -> Belongs {
+    Belongs { vip: matched.vip.ip(), port: matched.vip_port, protocol: headers.tuple.protocol, backend: matched.backend }
+}

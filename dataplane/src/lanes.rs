@@ -1,0 +1,131 @@
+//! Where a worker's packets leave: by its ports and towards their Linux twins, gathered into bursts.
+//!
+//! Invariant: what a port or a ring refuses is freed and counted under a reason.
+
+use std::sync::Arc;
+
+use crate::tally::Tally;
+use crate::{Burst, DropReason, Port, PortIndex, TwinQueues};
+
+/// One port with its twin, and what is gathered for both.
+#[derive(Debug)]
+pub(crate) struct Lane<P: Port> {
+    pub(crate) port: P,
+    twin: Option<Arc<TwinQueues<P::Buffer>>>,
+    out: Burst<P::Buffer>,
+    to_linux: Burst<P::Buffer>,
+}
+
+/// All ports of a worker.
+#[derive(Debug)]
+pub(crate) struct Lanes<P: Port> {
+    pub(crate) lanes: Vec<Lane<P>>,
+    discarded: Burst<P::Buffer>,
+}
+
+impl<P: Port> Lane<P> {
+    pub(crate) fn new(port: P, twin: Option<Arc<TwinQueues<P::Buffer>>>) -> Self {
+        Self { port, twin, out: Burst::new(), to_linux: Burst::new() }
+    }
+
+    fn transmit(&mut self, tally: &mut Tally) {
+        let offered = self.out.len();
+        self.port.transmit(&mut self.out);
+        let refused = self.out.len();
+        tally.transmitted += (offered - refused) as u64;
+        if refused > 0 {
+            tally.drop_many(DropReason::TxFull, refused as u64);
+            self.port.release(&mut self.out);
+        }
+    }
+
+    fn hand_to_linux(&mut self, tally: &mut Tally) {
+        let burst = std::mem::take(&mut self.to_linux);
+        let count = burst.len() as u64;
+        let refused = match &self.twin {
+            Some(twin) => twin.to_linux.push(burst).err(),
+            None => Some(burst),
+        };
+        match refused {
+            None => tally.transmitted += count,
+            Some(mut burst) => {
+                tally.drop_many(DropReason::TwinFull, count);
+                self.port.release(&mut burst);
+            }
+        }
+    }
+}
+
+impl<P: Port> Lanes<P> {
+    pub(crate) fn new(lanes: Vec<Lane<P>>) -> Self {
+        Self { lanes, discarded: Burst::new() }
+    }
+
+    fn lane(&mut self, port: PortIndex) -> Option<&mut Lane<P>> {
+        self.lanes.get_mut(usize::from(port.0))
+    }
+
+    pub(crate) fn receive(&mut self, port: PortIndex, burst: &mut Burst<P::Buffer>) {
+        if let Some(lane) = self.lane(port) {
+            lane.port.receive(burst);
+        }
+    }
+
+    /// The oldest burst that Linux sends out of the port.
+    pub(crate) fn from_linux(&mut self, port: PortIndex) -> Option<Burst<P::Buffer>> {
+        self.lane(port)?.twin.as_ref()?.from_linux.pop()
+    }
+
+    /// Gathers a packet for a port.
+    #[inline]
+    pub(crate) fn send(&mut self, port: PortIndex, buffer: P::Buffer, tally: &mut Tally) {
+        let Some(lane) = self.lane(port) else { return tally.drop(DropReason::TxFull) };
+        lane.out.push(buffer);
+        if lane.out.is_full() {
+            lane.transmit(tally);
+        }
+    }
+
+    /// Gathers a packet for the twin of a port.
+    pub(crate) fn to_linux(&mut self, port: PortIndex, buffer: P::Buffer, tally: &mut Tally) {
+        let Some(lane) = self.lane(port) else { return tally.drop(DropReason::TwinFull) };
+        lane.to_linux.push(buffer);
+        if lane.to_linux.is_full() {
+            lane.hand_to_linux(tally);
+        }
+    }
+
+    /// Gathers a dropped packet, to free many at once. Any port frees the buffers of all: they come from one pool.
+    pub(crate) fn discard(&mut self, buffer: P::Buffer) {
+        self.discarded.push(buffer);
+        if self.discarded.is_full() {
+            self.release();
+        }
+    }
+
+    fn release(&mut self) {
+        if let Some(lane) = self.lanes.first_mut() {
+            lane.port.release(&mut self.discarded);
+        }
+    }
+
+    /// An empty buffer of a port.
+    pub(crate) fn allocate(&mut self, port: PortIndex) -> Option<P::Buffer> {
+        self.lane(port)?.port.allocate()
+    }
+
+    /// Sends and frees all that is gathered.
+    pub(crate) fn flush(&mut self, tally: &mut Tally) {
+        if !self.discarded.is_empty() {
+            self.release();
+        }
+        for lane in &mut self.lanes {
+            if !lane.out.is_empty() {
+                lane.transmit(tally);
+            }
+            if !lane.to_linux.is_empty() {
+                lane.hand_to_linux(tally);
+            }
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! One worker: polls its ports and twins, decides burst by burst, and sends. It never waits, locks, allocates, logs or
+//! makes a system call of its own.
+//!
+//! A burst goes through three passes: parse all and touch their flow buckets, touch the flows found there, then decide
+//! and rewrite. So the memory that one packet waits for is fetched while others are worked on.
+//!
+//! Invariant: every packet ends in one counted verdict, and the account closes (see [`crate::WorkerCounters`]).
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+use crossbeam_queue::ArrayQueue;
+
+use crate::announce::Announcements;
+use crate::apply::{Arrival, Engine, Swept};
+use crate::flow::{FlowTable, IdleLimits};
+use crate::held::{Held, Waiting};
+use crate::lanes::{Lane, Lanes};
+use crate::limiter::AnswerLimiter;
+use crate::observe::Observe;
+use crate::parse::parse;
+use crate::publish::Subscriber;
+use crate::snapshot::{Place, Snapshot};
+use crate::snat::{PortShare, SnatPorts};
+use crate::tally::Tally;
+use crate::tick::Tick;
+use crate::twin_rate::TwinRate;
+use crate::{
+    Address, BURST, Buffer, Burst, DropReason, FlowLimits, Headers, Parsed, Port, PortIndex, TwinQueues, WorkerCounters,
+};
+
+/// A neighbour that Linux is asked to resolve: the port and the address.
+pub type Ask = (PortIndex, IpAddr);
+
+/// What a worker is made of.
+#[derive(Debug)]
+pub struct Parts<P: Port, O> {
+    /// Its queues of each port, in the order of the configuration, with the rings of the port's twin.
+    pub ports: Vec<(P, Option<Arc<TwinQueues<P::Buffer>>>)>,
+    /// Where snapshots come from.
+    pub subscriber: Subscriber,
+    /// Limits of its flow tables.
+    pub limits: FlowLimits,
+    /// Its counters, shared with readers.
+    pub counters: Arc<WorkerCounters>,
+    /// Neighbours that it wants Linux to ask for.
+    pub asks: Arc<ArrayQueue<Ask>>,
+    /// Seed of the hashes of its tables: random in a gateway, fixed in tests and `replay`.
+    pub seed: u64,
+    /// Sees each packet's end.
+    pub observer: O,
+}
+
+/// There is no memory for the tables of a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no memory for {flows} flows per worker: lower `flows.maxPerWorker`")]
+pub struct NoMemory {
+    /// As configured.
+    pub flows: u32,
+}
+
+/// A worker. See the module.
+#[derive(Debug)]
+pub struct Worker<P: Port, O = ()> {
+    engine: Engine<P::Buffer, O>,
+    lanes: Lanes<P>,
+    subscriber: Subscriber,
+    announcements: Announcements,
+    sweep: Sweep,
+}
+
+impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
+    /// Allocates all that the worker will ever use.
+    ///
+    /// # Errors
+    /// There is no memory for its tables.
+    pub fn new(parts: Parts<P, O>) -> Result<Self, NoMemory> {
+        let limits = &parts.limits;
+        let flows = limits.max_per_worker;
+        let lanes = parts.ports.into_iter().map(|(port, twin)| Lane::new(port, twin)).collect();
+        let engine = Engine {
+            v4: FlowTable::new(flows, parts.seed).map_err(|_| NoMemory { flows })?,
+            v6: FlowTable::new(flows, parts.seed).map_err(|_| NoMemory { flows })?,
+            ports: SnatPorts::new(flows, PortShare::whole()).map_err(|_| NoMemory { flows })?,
+            max_flows: flows,
+            limits: IdleLimits::new(limits),
+            held: Held::new(),
+            limiter: AnswerLimiter::new(parts.seed),
+            asks: parts.asks,
+            tally: Tally::default(),
+            counters: parts.counters,
+            observer: parts.observer,
+            twin_rate: TwinRate::default(),
+            swept: Swept::default(),
+        };
+        Ok(Self {
+            engine,
+            lanes: Lanes::new(lanes),
+            subscriber: parts.subscriber,
+            announcements: Announcements::new(),
+            sweep: Sweep::default(),
+        })
+    }
+
+    /// The flow tables, so that huge pages can be advised for them before the first packet.
+    pub fn tables_mut(&mut self) -> (&mut FlowTable<u32>, &mut FlowTable<u128>) {
+        (&mut self.engine.v4, &mut self.engine.v6)
+    }
+
+    /// Its counters.
+    #[must_use]
+    pub fn counters(&self) -> &Arc<WorkerCounters> {
+        &self.engine.counters
+    }
+
+    /// The port at a position, for tests and `replay`.
+    pub fn port_mut(&mut self, index: PortIndex) -> Option<&mut P> {
+        self.lanes.lanes.get_mut(usize::from(index.0)).map(|lane| &mut lane.port)
+    }
+
+    /// The observer.
+    pub fn observer_mut(&mut self) -> &mut O {
+        &mut self.engine.observer
+    }
+
+    /// How snapshots reach it; a sleeping worker says so here.
+    pub fn subscriber_mut(&mut self) -> &mut Subscriber {
+        &mut self.subscriber
+    }
+
+    /// Handles what has arrived, at `now_ns` (monotonic, ns). Returns how many packets that were.
+    pub fn poll(&mut self, now_ns: u64) -> usize {
+        let changed = self.subscriber.refresh();
+        let snapshot = self.subscriber.snapshot();
+        let (engine, lanes) = (&mut self.engine, &mut self.lanes);
+        if changed {
+            self.announcements.add(snapshot, now_ns);
+        }
+        let mut handled = 0;
+        for index in 0..lanes.lanes.len() {
+            let in_port = PortIndex(u8::try_from(index).unwrap_or(u8::MAX));
+            let mut burst = Burst::new();
+            lanes.receive(in_port, &mut burst);
+            handled += burst.len();
+            engine.tally.received += burst.len() as u64;
+            process(engine, lanes, snapshot, Arrival { in_port, now_ns }, &mut burst);
+            handled += from_linux(engine, lanes, snapshot, in_port);
+        }
+        if engine.held.len() > 0 {
+            retry_held(engine, lanes, snapshot, now_ns);
+        }
+        self.announcements.send(lanes, snapshot, now_ns, &mut engine.tally);
+        lanes.flush(&mut engine.tally);
+        self.sweep.run(engine, snapshot, Tick::at(now_ns));
+        engine.publish_counters();
+        handled
+    }
+}
+
+/// The three passes over a burst.
+fn process<P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P::Buffer, O>,
+    lanes: &mut Lanes<P>,
+    snapshot: &Snapshot,
+    arrival: Arrival,
+    burst: &mut Burst<P::Buffer>,
+) {
+    let mut parsed: ArrayVec<(Result<Parsed, DropReason>, u64), BURST> = ArrayVec::new();
+    for buffer in burst.iter() {
+        let result = parse(buffer.bytes());
+        let hash = match &result {
+            Ok(Parsed::V4(headers)) => hash(&engine.v4, headers),
+            Ok(Parsed::V6(headers)) => hash(&engine.v6, headers),
+            Ok(Parsed::Arp | Parsed::Other) | Err(_) => 0,
+        };
+        parsed.push((result, hash));
+    }
+    for (result, hash) in &parsed {
+        match result {
+            Ok(Parsed::V4(_)) => engine.v4.candidate(*hash),
+            Ok(Parsed::V6(_)) => engine.v6.candidate(*hash),
+            Ok(Parsed::Arp | Parsed::Other) | Err(_) => {}
+        }
+    }
+    for (buffer, (result, hash)) in burst.drain(..).zip(&parsed) {
+        engine.dispose(lanes, snapshot, arrival, buffer, result, *hash);
+    }
+}
+
+/// Hashes a tuple and asks for the memory that it is looked up in.
+#[inline]
+fn hash<A: Address>(table: &FlowTable<A>, headers: &Headers<A>) -> u64 {
+    let hash = table.hash(&headers.tuple);
+    table.prefetch(hash);
+    hash
+}
+
+/// Sends what Linux sends, but nothing to a VIP or pool address: the router would send it back to us.
+fn from_linux<P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P::Buffer, O>,
+    lanes: &mut Lanes<P>,
+    snapshot: &Snapshot,
+    port: PortIndex,
+) -> usize {
+    let Some(burst) = lanes.from_linux(port) else { return 0 };
+    let count = burst.len();
+    engine.tally.received += count as u64;
+    for buffer in burst {
+        let place = match parse(buffer.bytes()) {
+            Ok(Parsed::V4(headers)) => snapshot.place(headers.tuple.destination),
+            Ok(Parsed::V6(headers)) => snapshot.place(headers.tuple.destination),
+            Ok(Parsed::Arp | Parsed::Other) | Err(_) => Place::Elsewhere,
+        };
+        if matches!(place, Place::Vip | Place::PoolUnused) {
+            engine.drop(lanes, buffer, DropReason::VipLoop);
+        } else {
+            lanes.send(port, buffer, &mut engine.tally);
+        }
+    }
+    count
+}
+
+/// Decides held packets again whose next hop is known now, and drops those that waited too long.
+fn retry_held<P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P::Buffer, O>,
+    lanes: &mut Lanes<P>,
+    snapshot: &Snapshot,
+    now_ns: u64,
+) {
+    while let Some(waiting) = engine.held.expired(now_ns) {
+        engine.drop(lanes, waiting.buffer, DropReason::NeighbourUnresolved);
+    }
+    for _ in 0..BURST {
+        let Some(waiting) = engine.held.release(|awaited| snapshot.resolves(awaited.port, awaited.address)) else { return };
+        let Waiting { buffer, in_port, .. } = waiting;
+        let mut burst = Burst::new();
+        burst.push(buffer);
+        process(engine, lanes, snapshot, Arrival { in_port, now_ns }, &mut burst);
+    }
+}
+
+/// Expiry by bounded work: the tables are looked at once every [`Sweep::TICKS`], a few entries per poll.
+#[derive(Debug, Default)]
+struct Sweep {
+    last: Tick,
+    /// Entries that are due to be looked at.
+    owed: u32,
+}
+
+impl Sweep {
+    /// Ticks in which each entry is looked at once: about 8.6 s, below the shortest idle limit of 10 s.
+    const TICKS: u32 = 64;
+    /// Entries per poll at most, so that a poll stays short: 64 * 5 ns.
+    const ENTRIES: u32 = 64;
+    /// SNAT pools looked at per tick: 65,536 in 34 s.
+    const POOLS: u32 = 256;
+
+    fn run<B: Buffer, O: Observe<B>>(&mut self, engine: &mut Engine<B, O>, snapshot: &Snapshot, now: Tick) {
+        let elapsed = now.since(self.last).0.min(Self::TICKS);
+        if elapsed > 0 {
+            self.last = now;
+            let entries = engine.entries_used();
+            self.owed = (self.owed + entries.div_ceil(Self::TICKS) * elapsed).min(entries);
+            engine.sweep_pools(Self::POOLS, now);
+        }
+        let entries = self.owed.min(Self::ENTRIES);
+        if entries > 0 {
+            self.owed -= entries;
+            engine.expire(entries, snapshot, now);
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! What flows do over time: idle limits, full tables, backends that go and come, next hops that change, held packets.
+
+mod rig;
+
+use std::sync::Arc;
+
+use dataplane::testing::Packet;
+use dataplane::{DropReason, Fate, Mac, Neighbour, tcp_flags};
+use proto::{Protocol, ServiceName};
+use rig::{CLUSTER, ROUTER_MAC, Rig, SECOND, UPLINK, ends, ip};
+
+const ACK: u8 = tcp_flags::ACK;
+const VIP: &str = "192.0.2.100:80";
+
+fn client(n: u32) -> String {
+    format!("198.51.{}.{}:{}", 100 + n / 50_000, n / 200 % 250 + 1, 2000 + n % 200)
+}
+
+fn syn(n: u32) -> Vec<u8> {
+    Packet::tcp(&client(n), VIP).build()
+}
+
+/// Opens a connection, with the backend's answer and the client's.
+fn establish(rig: &mut Rig, client: &str) -> (std::net::SocketAddr, std::net::SocketAddr) {
+    let (snat, backend) = ends(&rig.forward(UPLINK, &Packet::tcp(client, VIP).build()));
+    let syn_ack = Packet::tcp(&backend.to_string(), &snat.to_string()).flags(tcp_flags::SYN | ACK);
+    rig.forward(CLUSTER, &syn_ack.build());
+    rig.forward(UPLINK, &Packet::tcp(client, VIP).flags(ACK).build());
+    (snat, backend)
+}
+
+fn idle(rig: &mut Rig, seconds: u64) {
+    for _ in 0..seconds * 4 {
+        rig.now += SECOND / 4;
+        rig.worker.poll(rig.now);
+    }
+}
+
+#[test]
+fn an_idle_flow_ends_and_its_memory_is_used_again() {
+    let mut rig = Rig::with_flows(64);
+    for n in 0..64 {
+        rig.forward(UPLINK, &syn(n));
+    }
+    assert_eq!(rig.put(UPLINK, &syn(64)), Some(Fate::Drop(DropReason::FlowTableFull)));
+    assert_eq!(rig.counters.flows.get(), 64);
+    idle(&mut rig, 45);
+    assert_eq!(rig.counters.flows.get(), 0, "opening flows end after 30 s");
+    rig.forward(UPLINK, &syn(64));
+}
+
+#[test]
+fn an_established_connection_outlives_an_opening_one() {
+    let mut rig = Rig::new();
+    establish(&mut rig, "198.51.100.7:1");
+    rig.forward(UPLINK, &Packet::tcp("198.51.100.7:2", VIP).build());
+    idle(&mut rig, 60);
+    assert_eq!(rig.counters.flows.get(), 1);
+    rig.forward(UPLINK, &Packet::tcp("198.51.100.7:1", VIP).flags(ACK).build());
+    let late = Packet::tcp("198.51.100.7:2", VIP).flags(ACK).build();
+    assert_eq!(rig.put(UPLINK, &late), Some(Fate::Drop(DropReason::NoFlow)));
+}
+
+#[test]
+fn a_closed_connection_ends_soon_and_a_new_syn_begins_anew() {
+    let mut rig = Rig::new();
+    let (snat, _) = establish(&mut rig, "198.51.100.7:1");
+    rig.forward(UPLINK, &Packet::tcp("198.51.100.7:1", VIP).flags(tcp_flags::FIN | ACK).build());
+    let (again, _) = ends(&rig.forward(UPLINK, &Packet::tcp("198.51.100.7:1", VIP).build()));
+    assert_ne!(snat.port(), again.port(), "the old port rests");
+    assert_eq!(rig.counters.flows.get(), 1);
+}
+
+#[test]
+fn snat_ports_run_out_by_name() {
+    let mut rig = Rig::with_flows(200_000);
+    let backend_ports = 64_512;
+    let mut made = 0;
+    let mut exhausted = 0;
+    for n in 0..3 * backend_ports + 2_000 {
+        match rig.put(UPLINK, &syn(n)) {
+            Some(Fate::Forward(_)) => made += 1,
+            Some(Fate::Drop(DropReason::SnatExhausted)) => exhausted += 1,
+            other => panic!("{other:?}"),
+        }
+        if n % 10_000 == 0 {
+            rig.sent(CLUSTER);
+        }
+    }
+    assert!(exhausted > 0 && made <= 3 * backend_ports, "{made} made, {exhausted} refused");
+}
+
+#[test]
+fn an_unhealthy_backend_gets_no_new_flows_and_keeps_its_old_ones() {
+    let mut rig = Rig::new();
+    let (_, backend) = establish(&mut rig, "198.51.100.7:1");
+    rig.health.failing.insert((Protocol::Tcp, backend));
+    rig.publish();
+    for n in 0..100 {
+        assert_ne!(ends(&rig.forward(UPLINK, &syn(n))).1, backend);
+    }
+    let old = rig.forward(UPLINK, &Packet::tcp("198.51.100.7:1", VIP).flags(ACK).build());
+    assert_eq!(ends(&old).1, backend);
+}
+
+#[test]
+fn when_all_backends_fail_all_are_used() {
+    let mut rig = Rig::new();
+    for n in rig::BACKENDS {
+        rig.health.failing.insert((Protocol::Tcp, format!("10.0.0.{n}:8080").parse().unwrap()));
+    }
+    rig.publish();
+    rig.forward(UPLINK, &syn(1));
+}
+
+#[test]
+fn a_frontend_without_any_endpoint_refuses() {
+    let mut rig = Rig::new();
+    set_backends(&mut rig, &[]);
+    assert_eq!(rig.put(UPLINK, &syn(1)), Some(Fate::Reply(UPLINK)));
+    assert_eq!(rig.sent(UPLINK)[0][47] & tcp_flags::RST, tcp_flags::RST);
+}
+
+fn set_backends(rig: &mut Rig, keep: &[u8]) {
+    let name = ServiceName::new("default", "web");
+    let mut service = (*rig::state().services[&name]).clone();
+    for port in &mut service.ports {
+        port.backends.retain(|b| b.address.is_ipv4() && keep.contains(&rig::last_byte(b.address.ip())));
+    }
+    rig.state.services.insert(name, Arc::new(service));
+    rig.state.generation.counter += 1;
+    rig.publish();
+}
+
+#[test]
+fn a_connection_to_a_removed_backend_goes_on_until_the_drain_is_over() {
+    let mut rig = Rig::new();
+    let (_, backend) = establish(&mut rig, "198.51.100.7:1");
+    let others: Vec<u8> = rig::BACKENDS.into_iter().filter(|n| *n != rig::last_byte(backend.ip())).collect();
+    set_backends(&mut rig, &others);
+    let data = Packet::tcp("198.51.100.7:1", VIP).flags(ACK).build();
+    assert_eq!(ends(&rig.forward(UPLINK, &data)).1, backend);
+    rig.now += 301 * SECOND;
+    rig.publish();
+    assert_eq!(rig.put(UPLINK, &data), Some(Fate::Drop(DropReason::NoFlow)));
+    assert_ne!(ends(&rig.forward(UPLINK, &Packet::tcp("198.51.100.7:1", VIP).build())).1, backend);
+}
+
+#[test]
+fn old_flows_follow_the_router_when_its_mac_and_then_its_address_change() {
+    let mut rig = Rig::new();
+    let flows: Vec<_> = (0..200).map(|n| (client(n), establish(&mut rig, &client(n)))).collect();
+    let mac_of_replies = |rig: &mut Rig| {
+        let macs: std::collections::HashSet<_> = flows
+            .iter()
+            .map(|(_, (snat, backend))| {
+                let reply = Packet::tcp(&backend.to_string(), &snat.to_string()).flags(ACK).build();
+                rig.forward(CLUSTER, &reply)[0..6].to_vec()
+            })
+            .collect();
+        assert_eq!(macs.len(), 1, "all follow");
+        macs.into_iter().next().unwrap()
+    };
+    assert_eq!(mac_of_replies(&mut rig), ROUTER_MAC.0);
+    let new_mac = Mac([2, 9, 9, 9, 9, 9]);
+    for neighbour in &mut rig.network.neighbours {
+        if neighbour.address == ip("192.0.2.1") {
+            neighbour.mac = new_mac;
+        }
+    }
+    rig.publish();
+    assert_eq!(mac_of_replies(&mut rig), new_mac.0);
+    let other = Neighbour { port: UPLINK, address: ip("192.0.2.254"), mac: Mac([2, 8, 8, 8, 8, 8]) };
+    rig.network.neighbours.push(other);
+    rig.network.routes.iter_mut().filter(|r| r.via == Some(ip("192.0.2.1"))).for_each(|r| r.via = Some(other.address));
+    rig.publish();
+    assert_eq!(mac_of_replies(&mut rig), other.mac.0);
+}
+
+#[test]
+fn a_packet_waits_for_its_next_hop_and_is_then_forwarded() {
+    let mut rig = Rig::new();
+    rig.network.neighbours.retain(|n| n.port == UPLINK);
+    rig.publish();
+    assert_eq!(rig.put(UPLINK, &syn(1)), None, "no verdict yet");
+    assert_eq!(rig.counters.held.get(), 1);
+    rig.assert_account();
+    assert!(rig.asks.pop().is_some_and(|(port, _)| port == CLUSTER), "Linux is asked");
+    rig.network = rig::network();
+    let snapshot = rig.compiler.compile(&rig.state, &rig.network, &rig.health, rig.now);
+    rig.publisher.publish(snapshot);
+    rig.worker.poll(rig.now);
+    assert_eq!(rig.counters.held.get(), 0);
+    assert_eq!(rig.sent(CLUSTER).iter().filter(|f| f[12..14] == [8, 0]).count(), 1);
+}
+
+#[test]
+fn a_packet_whose_next_hop_stays_silent_is_dropped_after_a_second() {
+    let mut rig = Rig::new();
+    rig.network.neighbours.retain(|n| n.port == UPLINK);
+    rig.publish();
+    rig.put(UPLINK, &syn(1));
+    rig.now += SECOND;
+    rig.worker.poll(rig.now);
+    assert_eq!(rig.drops(DropReason::NeighbourUnresolved), 1);
+    assert_eq!(rig.counters.held.get(), 0);
+}
+
+#[test]
+fn what_a_port_or_linux_refuses_is_counted() {
+    let mut rig = Rig::new();
+    rig.worker.port_mut(CLUSTER).unwrap().room = 0;
+    rig.put(UPLINK, &syn(1));
+    assert_eq!(rig.drops(DropReason::TxFull), 1);
+    let to_linux = Packet::tcp("198.51.100.7:5", "192.0.2.2:22").build();
+    for _ in 0..dataplane::TO_LINUX_BURSTS + 1 {
+        rig.put(UPLINK, &to_linux);
+    }
+    assert_eq!(rig.drops(DropReason::TwinFull), 1);
+}

@@ -1,0 +1,324 @@
+//! A gateway over memory ports: two ports with Linux twins, three services, one worker. Tests put frames in and look at
+//! what comes out where, and at the account.
+#![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
+
+use std::collections::HashSet;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_queue::ArrayQueue;
+use dataplane::{
+    Ask, Belongs, Buffer, Burst, Compiler, Config, DropReason, Fate, FlowLimits, Health, Mac, MemoryBuffer, MemoryPort,
+    Neighbour, Network, Observe, Parts, PortConfig, PortIndex, Publisher, Route, TwinQueues, Worker, WorkerCounters,
+};
+use proto::limits::MAGLEV_HASH_VERSION;
+use proto::{
+    AddressRange, Announce, Backend, BackendState, Family, Generation, HealthCheck, MaglevSpec, Mode, Pool, Protocol, Scheduler,
+    Service, ServiceName, ServicePort, State, Target,
+};
+
+pub const UPLINK: PortIndex = PortIndex(0);
+pub const CLUSTER: PortIndex = PortIndex(1);
+pub const UPLINK_MAC: Mac = Mac([2, 0, 0, 0, 0xaa, 1]);
+pub const CLUSTER_MAC: Mac = Mac([2, 0, 0, 0, 0xaa, 2]);
+pub const ROUTER_MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
+pub const SECOND: u64 = 1_000_000_000;
+
+/// Backends of the services: address and MAC ends in the same number.
+pub const BACKENDS: [u8; 3] = [11, 12, 13];
+
+#[derive(Debug, Default)]
+pub struct Log(pub Vec<(Fate, Option<Belongs>)>);
+
+impl Observe<MemoryBuffer> for Log {
+    fn observe(&mut self, _: &MemoryBuffer, fate: Fate, belongs: impl FnOnce() -> Option<Belongs>) {
+        self.0.push((fate, belongs()));
+    }
+}
+
+pub struct Rig {
+    pub worker: Worker<MemoryPort, Log>,
+    pub compiler: Compiler,
+    pub publisher: Publisher,
+    pub twins: Vec<Arc<TwinQueues<MemoryBuffer>>>,
+    pub asks: Arc<ArrayQueue<Ask>>,
+    pub counters: Arc<WorkerCounters>,
+    pub state: State,
+    pub network: Network,
+    pub health: Health,
+    pub now: u64,
+}
+
+pub fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+pub fn config(max_flows: u32) -> Config {
+    let port = |name: &str, mac, addresses: [&str; 2]| PortConfig {
+        name: name.into(),
+        mac,
+        mtu: 1500,
+        addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
+        twin: true,
+    };
+    Config {
+        ports: vec![
+            port("uplink", UPLINK_MAC, ["192.0.2.2/24", "2001:db8::2/64"]),
+            port("cluster", CLUSTER_MAC, ["10.0.0.2/24", "fd00::2/64"]),
+        ],
+        snat: vec![ip("10.0.0.3"), ip("fd00::3")],
+        node_port_addresses: vec![ip("192.0.2.2")],
+        flows: FlowLimits {
+            max_per_worker: max_flows,
+            tcp_established: Duration::from_secs(7200),
+            tcp_opening: Duration::from_secs(30),
+            tcp_closing: Duration::from_secs(10),
+            udp: Duration::from_secs(120),
+            udp_unreplied: Duration::from_secs(30),
+        },
+    }
+}
+
+fn service_port(
+    protocol: Protocol,
+    family: Family,
+    vips: &[&str],
+    port: u16,
+    node_port: Option<u16>,
+    target: u16,
+) -> ServicePort {
+    let backend = |n: u8| match family {
+        Family::V4 => ip(&format!("10.0.0.{n}")),
+        Family::V6 => ip(&format!("fd00::{n}")),
+    };
+    ServicePort {
+        name: format!("{protocol}-{port}"),
+        protocol,
+        family,
+        vips: vips.iter().map(|a| ip(a)).collect(),
+        port,
+        node_port,
+        maglev: MaglevSpec { size: 1021, seed: 0, hash_version: MAGLEV_HASH_VERSION },
+        backends: BACKENDS
+            .iter()
+            .map(|n| Backend { address: SocketAddr::new(backend(*n), target), weight: 1, state: BackendState::Active })
+            .collect(),
+    }
+}
+
+pub fn service(name: &str, ports: Vec<ServicePort>) -> (ServiceName, Arc<Service>) {
+    let name = ServiceName::new("default", name);
+    let service = Service {
+        name: name.clone(),
+        mode: Mode::Nat,
+        target: Target::Endpoint,
+        scheduler: Scheduler::Maglev,
+        health: HealthCheck::default(),
+        drain_timeout: Duration::from_secs(300),
+        refusal: None,
+        ports,
+    };
+    (name, Arc::new(service))
+}
+
+pub fn state() -> State {
+    let web = vec![
+        service_port(Protocol::Tcp, Family::V4, &["192.0.2.100"], 80, None, 8080),
+        service_port(Protocol::Tcp, Family::V6, &["2001:db8::1:0"], 80, None, 8080),
+    ];
+    let dns = vec![
+        service_port(Protocol::Udp, Family::V4, &["192.0.2.101"], 53, None, 5353),
+        service_port(Protocol::Udp, Family::V6, &["2001:db8::1:1"], 53, None, 5353),
+    ];
+    let node_port = vec![service_port(Protocol::Tcp, Family::V4, &[], 80, Some(30080), 8080)];
+    let pool = |text: &str| text.parse::<AddressRange>().unwrap();
+    State {
+        generation: Generation { epoch: "test".into(), counter: 1 },
+        services: [service("web", web), service("dns", dns), service("node-port", node_port)].into_iter().collect(),
+        pools: vec![Pool {
+            name: "default".into(),
+            ranges: vec![pool("192.0.2.100-192.0.2.119"), pool("2001:db8::1:0/112")],
+            announce: Announce::L2,
+        }],
+    }
+}
+
+pub fn backend_mac(n: u8) -> Mac {
+    Mac([2, 0, 0, 0, 1, n])
+}
+
+pub fn network() -> Network {
+    let route = |to: &str, via: Option<&str>, port| Route { to: to.parse().unwrap(), via: via.map(ip), port };
+    let neighbour = |port, address: &str, mac| Neighbour { port, address: ip(address), mac };
+    let mut neighbours = vec![
+        neighbour(UPLINK, "192.0.2.1", ROUTER_MAC),
+        neighbour(UPLINK, "2001:db8::ffff", ROUTER_MAC),
+        neighbour(UPLINK, "192.0.2.10", Mac([2, 0, 0, 0, 0, 10])),
+    ];
+    for n in BACKENDS {
+        neighbours.push(neighbour(CLUSTER, &format!("10.0.0.{n}"), backend_mac(n)));
+        neighbours.push(neighbour(CLUSTER, &format!("fd00::{n}"), backend_mac(n)));
+    }
+    Network {
+        routes: vec![
+            route("192.0.2.0/24", None, UPLINK),
+            route("2001:db8::/64", None, UPLINK),
+            route("10.0.0.0/24", None, CLUSTER),
+            route("fd00::/64", None, CLUSTER),
+            route("0.0.0.0/0", Some("192.0.2.1"), UPLINK),
+            route("::/0", Some("2001:db8::ffff"), UPLINK),
+        ],
+        neighbours,
+        addresses: vec![ip("192.0.2.2"), ip("2001:db8::2"), ip("10.0.0.2"), ip("fd00::2")],
+    }
+}
+
+impl Rig {
+    pub fn new() -> Self {
+        Self::with_flows(1024)
+    }
+
+    pub fn with_flows(max_flows: u32) -> Self {
+        let mut rig = Self::before_state(max_flows);
+        rig.state = state();
+        rig.network = network();
+        rig.publish();
+        rig
+    }
+
+    /// A gateway that has not been told anything yet.
+    pub fn before_state(max_flows: u32) -> Self {
+        let config = config(max_flows);
+        let limits = config.flows.clone();
+        let compiler = Compiler::new(config);
+        let initial = compiler.initial();
+        let (publisher, mut subscribers) = Publisher::new(initial, 1);
+        let twins: Vec<_> = (0..2).map(|_| Arc::new(TwinQueues::new())).collect();
+        let asks = Arc::new(ArrayQueue::new(64));
+        let counters = Arc::new(WorkerCounters::default());
+        let worker = Worker::new(Parts {
+            ports: twins.iter().map(|twin| (MemoryPort::default(), Some(twin.clone()))).collect(),
+            subscriber: subscribers.remove(0),
+            limits,
+            counters: counters.clone(),
+            asks: asks.clone(),
+            seed: 7,
+            observer: Log::default(),
+        })
+        .unwrap();
+        let (state, network, health) = (State::default(), Network::default(), Health { failing: HashSet::new() });
+        Self { worker, compiler, publisher, twins, asks, counters, state, network, health, now: SECOND }
+    }
+
+    /// Makes the worker forward by what the fields say now.
+    pub fn publish(&mut self) {
+        let snapshot = self.compiler.compile(&self.state, &self.network, &self.health, self.now);
+        self.publisher.publish(snapshot);
+        self.worker.poll(self.now);
+        self.settle();
+    }
+
+    /// Lets announcements pass, so that tests see only what they cause.
+    pub fn settle(&mut self) {
+        for _ in 0..40 {
+            self.now += SECOND / 8;
+            self.worker.poll(self.now);
+        }
+        self.sent(UPLINK);
+        self.sent(CLUSTER);
+    }
+
+    /// The same, and gives what is sent by the uplink meanwhile.
+    pub fn publish_and_watch(&mut self) -> Vec<Vec<u8>> {
+        let snapshot = self.compiler.compile(&self.state, &self.network, &self.health, self.now);
+        self.publisher.publish(snapshot);
+        for _ in 0..40 {
+            self.now += SECOND / 8;
+            self.worker.poll(self.now);
+        }
+        self.sent(UPLINK)
+    }
+
+    pub fn settle_nothing_sent(&mut self) {
+        for _ in 0..40 {
+            self.now += SECOND / 8;
+            self.worker.poll(self.now);
+        }
+        assert!(self.sent(UPLINK).is_empty() && self.sent(CLUSTER).is_empty());
+    }
+
+    pub fn sent(&mut self, port: PortIndex) -> Vec<Vec<u8>> {
+        self.worker.port_mut(port).unwrap().sent.drain(..).map(|b| b.bytes().to_vec()).collect()
+    }
+
+    pub fn to_linux(&self, port: PortIndex) -> Vec<Vec<u8>> {
+        let queue = &self.twins[usize::from(port.0)].to_linux;
+        std::iter::from_fn(|| queue.pop()).flatten().map(|b| b.bytes().to_vec()).collect()
+    }
+
+    pub fn from_linux(&mut self, port: PortIndex, frame: &[u8]) {
+        let mut burst = Burst::new();
+        burst.push(MemoryBuffer::new(frame, 0));
+        assert!(self.twins[usize::from(port.0)].from_linux.push(burst).is_ok());
+        self.worker.poll(self.now);
+    }
+
+    /// Puts one frame in and gives its fate.
+    pub fn put(&mut self, port: PortIndex, frame: &[u8]) -> Option<Fate> {
+        self.worker.observer_mut().0.clear();
+        self.worker.port_mut(port).unwrap().arriving.push_back(MemoryBuffer::new(frame, 1));
+        self.worker.poll(self.now);
+        self.worker.observer_mut().0.first().map(|(fate, _)| *fate)
+    }
+
+    /// Puts one frame in that is forwarded, and gives what leaves.
+    pub fn forward(&mut self, port: PortIndex, frame: &[u8]) -> Vec<u8> {
+        let fate = self.put(port, frame);
+        let Some(Fate::Forward(out)) = fate else { panic!("expected it forwarded, found {fate:?}") };
+        let mut sent = self.sent(out);
+        assert_eq!(sent.len(), 1, "one packet in, one packet out");
+        sent.remove(0)
+    }
+
+    pub fn drops(&self, reason: DropReason) -> u64 {
+        self.counters.drops(reason).get()
+    }
+
+    /// Every packet was counted once.
+    pub fn assert_account(&self) {
+        let account = self.counters.account();
+        assert!(account.closes(), "{account:?}");
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.assert_account();
+        }
+    }
+}
+
+/// Source and destination of an untagged TCP or UDP frame without options or extension headers.
+pub fn ends(frame: &[u8]) -> (SocketAddr, SocketAddr) {
+    let port = |at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
+    if frame[12..14] == [8, 0] {
+        let address = |at: usize| IpAddr::from(<[u8; 4]>::try_from(&frame[at..at + 4]).unwrap());
+        (SocketAddr::new(address(26), port(34)), SocketAddr::new(address(30), port(36)))
+    } else {
+        let address = |at: usize| IpAddr::from(<[u8; 16]>::try_from(&frame[at..at + 16]).unwrap());
+        (SocketAddr::new(address(22), port(54)), SocketAddr::new(address(38), port(56)))
+    }
+}
+
+pub fn hop_limit(frame: &[u8]) -> u8 {
+    if frame[12..14] == [8, 0] { frame[22] } else { frame[21] }
+}
+
+pub fn last_byte(address: IpAddr) -> u8 {
+    match address {
+        IpAddr::V4(a) => a.octets()[3],
+        IpAddr::V6(a) => a.octets()[15],
+    }
+}

@@ -1,0 +1,215 @@
+//! What stands in for the network: puts frames in at one side of a gateway and takes out what leaves. Two of them, one in
+//! memory and one over DPDK's rings.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use dataplane::{Buffer, Burst, Port};
+use dpdk_sys::{Eal, EalConfig, Hugepages, Mempool, RingInput, RingOutput, RingPort};
+
+use super::BenchError;
+use crate::dpdk::{DpdkPort, Packet, size_memory};
+
+/// A side of the gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    /// Where clients are.
+    Uplink,
+    /// Where backends are.
+    Cluster,
+}
+
+/// Two ports for a worker, and their far ends.
+pub(super) trait Harness {
+    /// What the worker polls.
+    type Port: Port;
+
+    /// The ports, uplink first. Asked for once.
+    fn ports(&mut self) -> Option<[Self::Port; 2]>;
+
+    /// Puts in one burst at a side: as many frames as `next` gives, 32 at most.
+    fn feed<'t>(&mut self, side: Side, next: impl FnMut() -> Option<&'t [u8]>);
+
+    /// Takes all that has left at a side.
+    fn drain(&mut self, side: Side, see: impl FnMut(&[u8]));
+}
+
+/// Room of a buffer: what DPDK's are, so that as much memory is touched.
+const ROOM: usize = 2048;
+/// Buffers: more than are ever under way at once (a burst in, a burst out at each side).
+const BUFFERS: usize = 512;
+
+/// A buffer in memory that is used again and again.
+#[derive(Debug)]
+pub(super) struct Slot {
+    bytes: Box<[u8; ROOM]>,
+    len: usize,
+}
+
+impl Buffer for Slot {
+    fn bytes(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or(&[])
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self.bytes.get_mut(..self.len).unwrap_or(&mut [])
+    }
+
+    fn resize(&mut self, len: usize) -> bool {
+        let fits = len <= ROOM;
+        if fits {
+            self.len = len;
+        }
+        fits
+    }
+}
+
+type Shared<T> = Rc<RefCell<T>>;
+
+/// A port in memory.
+#[derive(Debug)]
+pub(super) struct SlotPort {
+    arriving: Shared<Burst<Slot>>,
+    sent: Shared<Burst<Slot>>,
+    free: Shared<Vec<Slot>>,
+}
+
+impl Port for SlotPort {
+    type Buffer = Slot;
+
+    fn receive(&mut self, burst: &mut Burst<Slot>) {
+        std::mem::swap(burst, &mut *self.arriving.borrow_mut());
+    }
+
+    fn transmit(&mut self, burst: &mut Burst<Slot>) {
+        let mut sent = self.sent.borrow_mut();
+        let room = sent.remaining_capacity().min(burst.len());
+        sent.extend(burst.drain(..room));
+    }
+
+    fn allocate(&mut self) -> Option<Slot> {
+        self.free.borrow_mut().pop()
+    }
+
+    fn release(&mut self, burst: &mut Burst<Slot>) {
+        self.free.borrow_mut().extend(burst.drain(..));
+    }
+}
+
+/// The harness in memory.
+#[derive(Debug)]
+pub(super) struct Memory {
+    arriving: [Shared<Burst<Slot>>; 2],
+    sent: [Shared<Burst<Slot>>; 2],
+    free: Shared<Vec<Slot>>,
+}
+
+impl Memory {
+    pub(super) fn new() -> Self {
+        let slots = (0..BUFFERS).map(|_| Slot { bytes: Box::new([0; ROOM]), len: 0 }).collect();
+        Self { arriving: Default::default(), sent: Default::default(), free: Rc::new(RefCell::new(slots)) }
+    }
+}
+
+impl Harness for Memory {
+    type Port = SlotPort;
+
+    fn ports(&mut self) -> Option<[SlotPort; 2]> {
+        let port = |side: Side| SlotPort {
+            arriving: self.arriving[side as usize].clone(),
+            sent: self.sent[side as usize].clone(),
+            free: self.free.clone(),
+        };
+        Some([port(Side::Uplink), port(Side::Cluster)])
+    }
+
+    fn feed<'t>(&mut self, side: Side, mut next: impl FnMut() -> Option<&'t [u8]>) {
+        let mut arriving = self.arriving[side as usize].borrow_mut();
+        let mut free = self.free.borrow_mut();
+        while !arriving.is_full() {
+            let (Some(frame), Some(mut slot)) = (next(), free.pop()) else { return };
+            fill(&mut slot, frame);
+            arriving.push(slot);
+        }
+    }
+
+    fn drain(&mut self, side: Side, mut see: impl FnMut(&[u8])) {
+        let mut free = self.free.borrow_mut();
+        for slot in self.sent[side as usize].borrow_mut().drain(..) {
+            see(slot.bytes());
+            free.push(slot);
+        }
+    }
+}
+
+fn fill<B: Buffer>(buffer: &mut B, frame: &[u8]) {
+    if buffer.resize(frame.len()) {
+        buffer.bytes_mut().copy_from_slice(frame);
+    }
+}
+
+/// The harness over DPDK's rings.
+#[derive(Debug)]
+pub(super) struct Rings {
+    ports: Option<[DpdkPort; 2]>,
+    inputs: [RingInput; 2],
+    outputs: [RingOutput; 2],
+    pool: Mempool,
+}
+
+/// Slots of a ring: some bursts.
+const RING_SLOTS: u32 = 512;
+
+impl Rings {
+    pub(super) fn new() -> Result<Self, BenchError> {
+        let failed = |error: dpdk_sys::Error| BenchError::Dpdk(error.to_string());
+        let (pool, memory_mb) = size_memory(2, 1, 1500);
+        let config = EalConfig { hugepages: Hugepages::Auto, memory_mb, devices: Vec::new(), cores: Vec::new() };
+        let eal = Eal::start(&config).map_err(failed)?;
+        let pool = Mempool::new(eal, &pool).map_err(failed)?;
+        let uplink = RingPort::new(eal, 0, RING_SLOTS, pool).map_err(failed)?;
+        let cluster = RingPort::new(eal, 1, RING_SLOTS, pool).map_err(failed)?;
+        let port = |rx, tx| DpdkPort::new(rx, tx, pool);
+        Ok(Self {
+            ports: Some([port(uplink.rx, uplink.tx), port(cluster.rx, cluster.tx)]),
+            inputs: [uplink.input, cluster.input],
+            outputs: [uplink.output, cluster.output],
+            pool,
+        })
+    }
+}
+
+impl Harness for Rings {
+    type Port = DpdkPort;
+
+    fn ports(&mut self) -> Option<[DpdkPort; 2]> {
+        self.ports.take()
+    }
+
+    fn feed<'t>(&mut self, side: Side, mut next: impl FnMut() -> Option<&'t [u8]>) {
+        let mut burst: Burst<Packet> = Burst::new();
+        if !self.pool.fill(&mut burst) {
+            return;
+        }
+        let mut filled = 0;
+        for buffer in &mut burst {
+            let Some(frame) = next() else { break };
+            fill(buffer, frame);
+            filled += 1;
+        }
+        burst.truncate(filled);
+        self.inputs[side as usize].put(&mut burst);
+    }
+
+    fn drain(&mut self, side: Side, mut see: impl FnMut(&[u8])) {
+        loop {
+            let mut burst: Burst<Packet> = Burst::new();
+            self.outputs[side as usize].take(&mut burst);
+            if burst.is_empty() {
+                return;
+            }
+            burst.iter().for_each(|frame| see(frame.bytes()));
+            dpdk_sys::release(&mut burst);
+        }
+    }
+}

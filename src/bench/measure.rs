@@ -1,0 +1,336 @@
+//! The measurement: warm up, time, check.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_queue::ArrayQueue;
+use dataplane::{Address, Burst, Compiler, DropReason, Health, Parts, Port, Publisher, Worker, WorkerCounters};
+use proto::Family;
+
+use super::harness::{Harness, Memory, Rings, Side};
+use super::traffic::{Kind, Trace};
+use super::verify::Verifier;
+use super::{BenchError, Report, scenario};
+use crate::cli::{BenchArgs, BenchFamily, BenchIo, BenchMode};
+use crate::run::advise_huge;
+
+/// One packet in so many is kept and checked.
+const SAMPLE: u64 = 1021;
+/// Packets kept at most.
+const SAMPLES_MAX: usize = 65_536;
+/// Flows whose replies are checked.
+const REPLIES: usize = 1024;
+/// Polls between looks at the clock that ends the measurement.
+const POLLS_PER_LOOK: u32 = 1024;
+const BURST: u64 = dataplane::BURST as u64;
+
+pub(super) fn measure<A: Address>(options: &BenchArgs) -> Result<Report, BenchError> {
+    match options.io {
+        BenchIo::Mem => over::<A, _>(options, Memory::new()),
+        BenchIo::Ring => over::<A, _>(options, Rings::new()?),
+    }
+}
+
+fn over<A: Address, H: Harness>(options: &BenchArgs, mut harness: H) -> Result<Report, BenchError> {
+    let Some(ports) = harness.ports() else { return Err(BenchError::Dpdk("no ports".into())) };
+    match options.mode {
+        BenchMode::None => floor(options, A::FAMILY, harness, ports),
+        BenchMode::Nat => nat(options, A::FAMILY, harness, ports),
+    }
+}
+
+/// A worker that only swaps MAC addresses, one port to the other.
+fn floor<H: Harness>(options: &BenchArgs, family: Family, mut harness: H, ports: [H::Port; 2]) -> Result<Report, BenchError> {
+    let [mut uplink, mut cluster] = ports;
+    let trace = Trace::new(options, family, Kind::Ack, 1);
+    let mut poll = |_: u64| {
+        let mut burst = Burst::new();
+        uplink.receive(&mut burst);
+        for buffer in &mut burst {
+            if let Some(macs) = dataplane::Buffer::bytes_mut(buffer).first_chunk_mut::<12>() {
+                macs.rotate_left(6);
+            }
+        }
+        cluster.transmit(&mut burst);
+        cluster.release(&mut burst);
+    };
+    let timed = time(options, &mut harness, &trace, &mut poll, &Clock::real());
+    Ok(timed.report(options, &WorkerCounters::default(), 0))
+}
+
+fn nat<H: Harness>(options: &BenchArgs, family: Family, mut harness: H, ports: [H::Port; 2]) -> Result<Report, BenchError> {
+    let mut worker = worker(options, family, ports)?;
+    let counters = worker.counters().clone();
+    let clock = if options.new_flows || options.flood { Clock::simulated(options) } else { Clock::real() };
+    let mut poll = |now_ns: u64| {
+        worker.poll(now_ns);
+    };
+    let mut verifier = Verifier::new(options, family);
+    let trace = if options.new_flows || options.flood {
+        // Twice as many tuples as flows live: each is new again when its turn comes.
+        let twice = BenchArgs { flows: options.flows.saturating_mul(2), ..options.clone() };
+        Trace::new(&twice, family, Kind::Syn, 1)
+    } else {
+        let syns = Trace::new(options, family, Kind::Syn, 2);
+        let opened = pass(options, &mut harness, &syns, &mut poll, &clock);
+        opened.iter().try_for_each(|frame| verifier.to_backend(frame))?;
+        Trace::new(options, family, Kind::Ack, 1)
+    };
+    pass(options, &mut harness, &trace, &mut poll, &clock);
+    let before = Marks::of(&counters);
+    let timed = time(options, &mut harness, &trace, &mut poll, &clock);
+    let counted = before.until(&counters);
+    timed.samples.iter().try_for_each(|frame| verifier.to_backend(frame))?;
+    check_replies(&mut harness, &mut verifier, &mut poll, &clock)?;
+    if verifier.checked == 0 {
+        return Err(BenchError::Wrong("nothing left the engine at all".into()));
+    }
+    Ok(counted.into(timed.report(options, &counters, verifier.checked)))
+}
+
+fn worker<P: Port>(options: &BenchArgs, family: Family, ports: [P; 2]) -> Result<Worker<P>, BenchError> {
+    let config = scenario::config(options, family);
+    let limits = config.flows.clone();
+    let mut compiler = Compiler::new(config);
+    let snapshot = compiler.compile(&scenario::state(options, family), &scenario::network(family), &Health::default(), 0);
+    let (_, mut subscribers) = Publisher::new(snapshot, 1);
+    let mut worker = Worker::new(Parts {
+        ports: ports.into_iter().map(|port| (port, None)).collect(),
+        subscriber: subscribers.remove(0), // there is one for each worker asked for
+        limits,
+        counters: Arc::new(WorkerCounters::default()),
+        asks: Arc::new(ArrayQueue::new(64)),
+        seed: 0x5bd1_e995_9e37_79b9,
+        observer: (),
+    })?;
+    let (v4, v6) = worker.tables_mut();
+    advise_huge(v4);
+    advise_huge(v6);
+    Ok(worker)
+}
+
+/// Time as the worker sees it.
+struct Clock {
+    start: Instant,
+    /// Simulated: ns that each poll takes.
+    poll_ns: Option<u64>,
+    polls: std::cell::Cell<u64>,
+}
+
+impl Clock {
+    fn real() -> Self {
+        Self { start: Instant::now(), poll_ns: None, polls: std::cell::Cell::new(0) }
+    }
+
+    /// With new flows: a flow's 30 s of opening last until nine tenths of the table are filled. A flood knows no time.
+    fn simulated(options: &BenchArgs) -> Self {
+        let poll_ns = if options.flood { 0 } else { 30_000_000_000 * BURST / (u64::from(options.flows) * 9 / 10).max(1) };
+        Self { poll_ns: Some(poll_ns), ..Self::real() }
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.polls.set(self.polls.get() + 1);
+        match self.poll_ns {
+            Some(poll_ns) => self.polls.get() * poll_ns,
+            None => u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX),
+        }
+    }
+}
+
+/// Keeps a packet in so many.
+#[derive(Default)]
+struct Sample {
+    count: u64,
+    kept: Vec<Vec<u8>>,
+}
+
+impl Sample {
+    fn see(&mut self, frame: &[u8]) {
+        self.count += 1;
+        if self.count % SAMPLE == 1 && self.kept.len() < SAMPLES_MAX {
+            self.kept.push(frame.to_vec());
+        }
+    }
+}
+
+/// One burst in, one poll, all out.
+#[inline]
+fn step<H: Harness>(harness: &mut H, trace: &Trace, poll: &mut impl FnMut(u64), clock: &Clock, sample: &mut Sample) {
+    let mut left = BURST;
+    harness.feed(Side::Uplink, || {
+        left = left.checked_sub(1)?;
+        Some(trace.next())
+    });
+    poll(clock.now_ns());
+    harness.drain(Side::Cluster, |frame| sample.see(frame));
+    harness.drain(Side::Uplink, |_| {});
+}
+
+/// Every frame of the trace once.
+fn pass<H: Harness>(
+    options: &BenchArgs,
+    harness: &mut H,
+    trace: &Trace,
+    poll: &mut impl FnMut(u64),
+    clock: &Clock,
+) -> Vec<Vec<u8>> {
+    let mut sample = Sample::default();
+    for _ in 0..u64::from(options.flows).div_ceil(BURST) {
+        step(harness, trace, poll, clock, &mut sample);
+    }
+    sample.kept
+}
+
+/// What was timed.
+struct Timed {
+    polls: u64,
+    elapsed: Duration,
+    cycles: u64,
+    /// Polls by their time in ns; the last bucket holds all longer ones.
+    histogram: Vec<u32>,
+    samples: Vec<Vec<u8>>,
+}
+
+const HISTOGRAM_NS: usize = 100_000;
+
+fn time<H: Harness>(options: &BenchArgs, harness: &mut H, trace: &Trace, poll: &mut impl FnMut(u64), clock: &Clock) -> Timed {
+    let mut sample = Sample::default();
+    let mut histogram = vec![0u32; HISTOGRAM_NS + 1];
+    let limit = Duration::from_secs(u64::from(options.seconds));
+    let mut polls = 0;
+    let ns_per_cycle = ns_per_cycle();
+    let start = Instant::now();
+    let first = dpdk_sys::cycles();
+    let mut last = first;
+    while start.elapsed() < limit {
+        for _ in 0..POLLS_PER_LOOK {
+            step(harness, trace, poll, clock, &mut sample);
+            let now = dpdk_sys::cycles();
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)] // bounded by min
+            let ns = ((now - last) as f64 * ns_per_cycle) as usize;
+            if let Some(bucket) = histogram.get_mut(ns.min(HISTOGRAM_NS)) {
+                *bucket += 1;
+            }
+            last = now;
+        }
+        polls += u64::from(POLLS_PER_LOOK);
+    }
+    Timed { polls, elapsed: start.elapsed(), cycles: last - first, histogram, samples: sample.kept }
+}
+
+/// Measured over 20 ms: the TSC's rate need not be known without DPDK.
+#[allow(clippy::cast_precision_loss)]
+fn ns_per_cycle() -> f64 {
+    let (start, first) = (Instant::now(), dpdk_sys::cycles());
+    while start.elapsed() < Duration::from_millis(20) {}
+    start.elapsed().as_nanos() as f64 / (dpdk_sys::cycles() - first) as f64
+}
+
+impl Timed {
+    fn percentile_ns(&self, thousandths: u64) -> u64 {
+        let wanted = self.polls * thousandths / 1000;
+        let mut passed = 0;
+        for (ns, count) in self.histogram.iter().enumerate() {
+            passed += u64::from(*count);
+            if passed >= wanted {
+                return ns as u64;
+            }
+        }
+        HISTOGRAM_NS as u64
+    }
+
+    #[allow(clippy::cast_precision_loss)] // counts stay below 2^53
+    fn report(&self, options: &BenchArgs, counters: &WorkerCounters, verified: u64) -> Report {
+        let packets = self.polls * BURST;
+        let seconds = self.elapsed.as_secs_f64();
+        Report {
+            mode: if options.mode == BenchMode::Nat { "nat" } else { "none" },
+            family: if options.family == BenchFamily::V4 { "v4" } else { "v6" },
+            io: if options.io == BenchIo::Mem { "mem" } else { "ring" },
+            workers: 1,
+            flows: options.flows,
+            services: options.services,
+            backends: options.backends,
+            packets,
+            seconds,
+            mpps: packets as f64 / seconds / 1e6,
+            ns_per_packet: seconds * 1e9 / packets as f64,
+            cycles_per_packet: self.cycles as f64 / packets as f64,
+            hits: 0,
+            misses: 0,
+            new_flows: 0,
+            drops: 0,
+            snat_port_reused_early: counters.snat_port_reused_early.get(),
+            p50_ns: self.percentile_ns(500),
+            p99_ns: self.percentile_ns(990),
+            p999_ns: self.percentile_ns(999),
+            verified,
+            drop_reasons: Vec::new(),
+        }
+    }
+}
+
+/// Counters at a moment.
+struct Marks {
+    hits: u64,
+    misses: u64,
+    new_flows: u64,
+    drops: Vec<u64>,
+}
+
+impl Marks {
+    fn of(counters: &WorkerCounters) -> Self {
+        Self {
+            hits: counters.hits.get(),
+            misses: counters.misses.get(),
+            new_flows: counters.new_flows.get(),
+            drops: DropReason::ALL.iter().map(|reason| counters.drops(*reason).get()).collect(),
+        }
+    }
+
+    /// What was counted from then till now.
+    fn until(&self, counters: &WorkerCounters) -> Self {
+        let now = Self::of(counters);
+        Self {
+            hits: now.hits - self.hits,
+            misses: now.misses - self.misses,
+            new_flows: now.new_flows - self.new_flows,
+            drops: now.drops.iter().zip(&self.drops).map(|(now, then)| now - then).collect(),
+        }
+    }
+
+    fn into(self, report: Report) -> Report {
+        let named = DropReason::ALL.iter().zip(&self.drops).filter(|(_, n)| **n > 0);
+        Report {
+            hits: self.hits,
+            misses: self.misses,
+            new_flows: self.new_flows,
+            drops: self.drops.iter().sum(),
+            drop_reasons: named.map(|(reason, n)| (reason.as_str().to_owned(), *n)).collect(),
+            ..report
+        }
+    }
+}
+
+/// Lets the backends of some flows answer, and checks what the clients get.
+fn check_replies<H: Harness>(
+    harness: &mut H,
+    verifier: &mut Verifier<'_>,
+    poll: &mut impl FnMut(u64),
+    clock: &Clock,
+) -> Result<(), BenchError> {
+    let flows: Vec<_> = verifier.flows.iter().take(REPLIES).map(|(flow, mapping)| (*flow, *mapping)).collect();
+    for (flow, mapping) in &flows {
+        let frame = Verifier::reply_frame(*flow, mapping);
+        let mut once = Some(frame.as_slice());
+        harness.feed(Side::Cluster, || once.take());
+        poll(clock.now_ns());
+        let mut replies = Vec::new();
+        harness.drain(Side::Uplink, |frame| replies.push(frame.to_vec()));
+        if replies.len() != 1 {
+            return Err(BenchError::Wrong(format!("{} packets came back for one reply of flow {flow}", replies.len())));
+        }
+        replies.iter().try_for_each(|frame| verifier.to_client(frame))?;
+    }
+    Ok(())
+}

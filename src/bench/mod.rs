@@ -1,0 +1,141 @@
+//! `sluiced bench`: how fast the engine forwards, without a NIC. The worker is the one that forwards in the gateway; the
+//! frames come from a trace of all flows in random order, and a sample of what leaves is checked field by field.
+//!
+//! Figures of `--io mem` hold the engine and the copy of each frame into a buffer; those of `--io ring` also DPDK's
+//! buffers and rings. Mode `none` is the floor of the same harness: a loop that only swaps MAC addresses.
+
+mod harness;
+mod measure;
+mod scenario;
+mod traffic;
+mod verify;
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use crate::cli::{BenchArgs, BenchFamily, Output};
+
+/// What was measured. Field names are part of the contract (DESIGN section 8).
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// As asked for.
+    pub mode: &'static str,
+    /// As asked for.
+    pub family: &'static str,
+    /// As asked for.
+    pub io: &'static str,
+    /// Always 1.
+    pub workers: u32,
+    /// As asked for.
+    pub flows: u32,
+    /// As asked for.
+    pub services: u32,
+    /// As asked for.
+    pub backends: u32,
+    /// Packets measured.
+    pub packets: u64,
+    /// Time they took, s.
+    pub seconds: f64,
+    /// Million packets a second.
+    pub mpps: f64,
+    /// Time a packet.
+    pub ns_per_packet: f64,
+    /// TSC cycles a packet.
+    pub cycles_per_packet: f64,
+    /// Packets of known flows.
+    pub hits: u64,
+    /// Packets without a flow.
+    pub misses: u64,
+    /// Flows made.
+    pub new_flows: u64,
+    /// Packets dropped, under any reason.
+    pub drops: u64,
+    /// SNAT ports taken before they had rested.
+    pub snat_port_reused_early: u64,
+    /// Time of one poll of a burst of 32: the median.
+    pub p50_ns: u64,
+    /// Its 99th percentile.
+    pub p99_ns: u64,
+    /// Its 99.9th percentile.
+    pub p999_ns: u64,
+    /// Packets that left and were checked field by field.
+    pub verified: u64,
+    /// Drops by reason, where there were any.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub drop_reasons: Vec<(String, u64)>,
+}
+
+/// Why there is no figure.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// The core cannot be used.
+    #[error("core {0} cannot be used: it does not exist or this process may not run on it; see `taskset -p $$`")]
+    Core(usize),
+    /// A packet left the engine that should not have left like that.
+    #[error("a packet left wrong: {0}; the figures would mean nothing")]
+    Wrong(String),
+    /// There is no memory for so many flows.
+    #[error(transparent)]
+    NoMemory(#[from] dataplane::NoMemory),
+    /// The report cannot be written.
+    #[error("cannot write the report: {0}")]
+    Write(#[from] io::Error),
+    /// DPDK could not be set up.
+    #[error("DPDK: {0}")]
+    Dpdk(String),
+}
+
+/// Measures.
+///
+/// # Errors
+/// When the core or DPDK cannot be used, or a packet that left is wrong.
+pub fn run(options: &BenchArgs) -> Result<Report, BenchError> {
+    if !core_affinity::set_for_current(core_affinity::CoreId { id: options.core }) {
+        return Err(BenchError::Core(options.core));
+    }
+    match options.family {
+        BenchFamily::V4 => measure::measure::<u32>(options),
+        BenchFamily::V6 => measure::measure::<u128>(options),
+    }
+}
+
+/// Prints a report: a line of JSON, or a few lines of text.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn print(report: &Report, output: Option<Output>, out: &mut impl Write) -> Result<(), BenchError> {
+    let text = match output {
+        Some(Output::Json) => serde_json::to_string(report).map_err(io::Error::from)?,
+        None => text(report),
+    };
+    Ok(writeln!(out, "{text}")?)
+}
+
+fn text(report: &Report) -> String {
+    format!(
+        "{} {} over {}: {} flows, {} services, {} backends\n\
+         {:.1} ns a packet, {:.1} cycles, {:.2} Mpps on one core (no NIC)\n\
+         {} packets in {:.1} s: {} hits, {} misses, {} new flows, {} drops; {} checked\n\
+         a poll of 32: p50 {} ns, p99 {} ns, p99.9 {} ns",
+        report.mode,
+        report.family,
+        report.io,
+        report.flows,
+        report.services,
+        report.backends,
+        report.ns_per_packet,
+        report.cycles_per_packet,
+        report.mpps,
+        report.packets,
+        report.seconds,
+        report.hits,
+        report.misses,
+        report.new_flows,
+        report.drops,
+        report.verified,
+        report.p50_ns,
+        report.p99_ns,
+        report.p999_ns
+    )
+}

@@ -1,0 +1,143 @@
+//! The gateway that is measured: two ports, services with backends behind a router, SNAT addresses enough for the flows.
+//! Addresses are those that RFC 2544 and RFC 5180 set aside for benchmarks.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dataplane::{Config, FlowLimits, Mac, Neighbour, Network, PortConfig, PortIndex, Route};
+use proto::limits::{MAGLEV_ENTRIES_AT_CREATION, MAGLEV_HASH_VERSION, MAGLEV_SIZES};
+use proto::{
+    Backend, BackendState, Family, Generation, HealthCheck, MaglevSpec, Mode, Protocol, Scheduler, Service, ServiceName,
+    ServicePort, State, Target,
+};
+
+use crate::cli::BenchArgs;
+
+pub(super) const UPLINK: PortIndex = PortIndex(0);
+pub(super) const CLUSTER: PortIndex = PortIndex(1);
+pub(super) const ROUTER_MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
+pub(super) const BACKEND_PORT: u16 = 8080;
+pub(super) const VIP_PORT: u16 = 80;
+
+/// The VIP of a service.
+pub(super) fn vip(family: Family, service: u32) -> IpAddr {
+    match family {
+        Family::V4 => Ipv4Addr::from(0xc612_0000 + service + 1).into(), // 198.18.0.0/16
+        Family::V6 => Ipv6Addr::from((0x2001_0200u128 << 96) + u128::from(service) + 1).into(),
+    }
+}
+
+/// A backend of a service.
+pub(super) fn backend(family: Family, service: u32, n: u32, backends: u32) -> IpAddr {
+    let index = service * backends + n;
+    match family {
+        Family::V4 => Ipv4Addr::from(0xac10_0000 + index).into(), // 172.16.0.0/12
+        Family::V6 => Ipv6Addr::from((0xfd00u128 << 112) + (1u128 << 64) + u128::from(index)).into(),
+    }
+}
+
+/// The client of a flow: address and port, all different.
+pub(super) fn client(family: Family, flow: u32) -> (IpAddr, u16) {
+    let port = 1024 + (flow % 60_000) as u16; // below 61,024
+    let host = flow / 60_000 * 251 + flow % 251;
+    match family {
+        Family::V4 => (Ipv4Addr::from(0x0a00_0000 + (host & 0x00ff_ffff)).into(), port),
+        Family::V6 => (Ipv6Addr::from((0x2001_0db8u128 << 96) + u128::from(host)).into(), port),
+    }
+}
+
+/// SNAT addresses: each gives 64,512 ports per backend; half of them may be in use.
+pub(super) fn snat_addresses(options: &BenchArgs, family: Family) -> Vec<IpAddr> {
+    let per_address = 32_256 * u64::from(options.services) * u64::from(options.backends);
+    let count = u64::from(options.flows).div_ceil(per_address).max(1);
+    (0..u32::try_from(count).unwrap_or(u32::MAX))
+        .map(|n| match family {
+            Family::V4 => IpAddr::from(Ipv4Addr::from(0xc0a8_0100 + n)), // 192.168.1.0
+            Family::V6 => Ipv6Addr::from((0xfd00u128 << 112) + 0x100 + u128::from(n)).into(),
+        })
+        .collect()
+}
+
+/// What the gateway is configured with.
+pub(super) fn config(options: &BenchArgs, family: Family) -> Config {
+    let port = |name: &str, n: u8, address: &str| PortConfig {
+        name: name.into(),
+        mac: Mac([2, 0, 0, 0, 1, n]),
+        mtu: 1500,
+        addresses: address.parse().into_iter().collect(),
+        twin: false,
+    };
+    let (uplink, cluster) = match family {
+        Family::V4 => ("192.0.2.2/24", "192.168.0.2/16"),
+        Family::V6 => ("2001:db8:ffff::2/64", "fd00::2/64"),
+    };
+    Config {
+        ports: vec![port("uplink", 0, uplink), port("cluster", 1, cluster)],
+        snat: snat_addresses(options, family),
+        node_port_addresses: Vec::new(),
+        flows: FlowLimits {
+            max_per_worker: options.flows.max(1024),
+            tcp_established: Duration::from_secs(7200),
+            tcp_opening: Duration::from_secs(30),
+            tcp_closing: Duration::from_secs(10),
+            udp: Duration::from_secs(120),
+            udp_unreplied: Duration::from_secs(30),
+        },
+    }
+}
+
+/// Both ports have a router; all clients are behind one, all backends behind the other.
+pub(super) fn network(family: Family) -> Network {
+    let (clients, uplink, backends, cluster) = match family {
+        Family::V4 => ("0.0.0.0/0", "192.0.2.1", "172.16.0.0/12", "192.168.0.1"),
+        Family::V6 => ("::/0", "2001:db8:ffff::1", "fd00:0:0:1::/64", "fd00::1"),
+    };
+    let route = |to: &str, via: &str, port| {
+        Some((
+            Route { to: to.parse().ok()?, via: via.parse().ok(), port },
+            Neighbour { port, address: via.parse().ok()?, mac: ROUTER_MAC },
+        ))
+    };
+    let (routes, neighbours) = [route(clients, uplink, UPLINK), route(backends, cluster, CLUSTER)].into_iter().flatten().unzip();
+    Network { routes, neighbours, ..Network::default() }
+}
+
+/// The services.
+pub(super) fn state(options: &BenchArgs, family: Family) -> State {
+    let services = (0..options.services).map(|n| {
+        let name = ServiceName::new("bench", &format!("service-{n:05}"));
+        (name.clone(), Arc::new(service(options, family, n, name)))
+    });
+    State { generation: Generation { epoch: "bench".into(), counter: 1 }, services: services.collect(), pools: Vec::new() }
+}
+
+fn service(options: &BenchArgs, family: Family, n: u32, name: ServiceName) -> Service {
+    let wanted = options.backends.saturating_mul(MAGLEV_ENTRIES_AT_CREATION);
+    let size = MAGLEV_SIZES.into_iter().find(|size| *size >= wanted).unwrap_or(655_373);
+    let backend = |b| Backend {
+        address: SocketAddr::new(backend(family, n, b, options.backends), BACKEND_PORT),
+        weight: 1,
+        state: BackendState::Active,
+    };
+    let port = ServicePort {
+        name: String::new(),
+        protocol: Protocol::Tcp,
+        family,
+        vips: vec![vip(family, n)],
+        port: VIP_PORT,
+        node_port: None,
+        maglev: MaglevSpec { size, seed: 0, hash_version: MAGLEV_HASH_VERSION },
+        backends: (0..options.backends).map(backend).collect(),
+    };
+    Service {
+        name,
+        mode: Mode::Nat,
+        target: Target::Endpoint,
+        scheduler: Scheduler::Maglev,
+        health: HealthCheck::default(),
+        drain_timeout: Duration::from_secs(300),
+        refusal: None,
+        ports: vec![port],
+    }
+}

@@ -1,0 +1,325 @@
+//! `sluiced run`: puts a gateway together, and takes it apart at the end.
+//!
+//! Invariant: tokio starts before DPDK, so that no thread inherits EAL's CPU mask. What cannot be had at the start is an
+//! error; what fails later is a task's matter, and workers go on.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use control::controller::{Controller, ControllerError, Running};
+use control::probe;
+use control::settings::ControllerSettings;
+use control::socket::{ListenError, listen};
+use core_affinity::CoreId;
+use crossbeam_queue::ArrayQueue;
+use dataplane::{Compiler, FlowTable, Network, NoMemory, Parts, PortIndex, Publisher, Worker, WorkerCounters};
+use proto::{Generation, Known};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::admin::{self, Sources};
+use crate::agent::compile_loop::{self, Inputs, Outputs, Tables};
+use crate::agent::config_client::{self, ClientChannels, ClientSettings};
+use crate::agent::persist::{self, StateFile};
+use crate::agent::served::Served;
+use crate::agent::supervisor::{Failure, Supervisor};
+use crate::hardware::{Hardware, HardwareError, WorkerPort};
+use crate::netlink::{Follow, REQUESTS_MAX, follow};
+use crate::settings::{Settings, StateSource, Twin};
+use crate::workers::{self, Turn, WorkerError};
+
+/// This program's version.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// Threads of the agent: one does what must be quick, another what takes long.
+const AGENT_THREADS: usize = 2;
+
+/// Why a gateway did not start, or did not end well.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The asynchronous runtime could not be had.
+    #[error("threads cannot be started: {0}")]
+    Runtime(#[source] std::io::Error),
+    /// A socket is in use or cannot be made.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// A port, a twin or memory could not be had.
+    #[error(transparent)]
+    Hardware(#[from] HardwareError),
+    /// There is no memory for the flow tables.
+    #[error(transparent)]
+    NoMemory(#[from] NoMemory),
+    /// A worker could not be started.
+    #[error(transparent)]
+    Worker(#[from] WorkerError),
+    /// The embedded controller could not be started.
+    #[error(transparent)]
+    Controller(#[from] ControllerError),
+}
+
+/// Runs a gateway until SIGINT or SIGTERM.
+///
+/// # Errors
+/// What it needs at the start could not be had; see [`RunError`].
+pub fn run(settings: &Settings) -> Result<(), RunError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(AGENT_THREADS)
+        .thread_name("agent")
+        .enable_all()
+        .build()
+        .map_err(RunError::Runtime)?;
+    runtime.block_on(gateway(settings))
+}
+
+async fn gateway(settings: &Settings) -> Result<(), RunError> {
+    let stop = CancellationToken::new();
+    stop_on_signals(stop.clone()).map_err(RunError::Runtime)?;
+    // In use is an error now; the server listens again when all is there.
+    drop(listen(&settings.admin_listen).await?);
+    let (hardware, ports) = Hardware::take(settings).await?;
+    let served = serve(settings, &hardware, ports, &stop).await;
+    stop.cancel();
+    hardware.give_back().await;
+    served
+}
+
+fn stop_on_signals(stop: CancellationToken) -> std::io::Result<()> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    tokio::spawn(async move {
+        let name = tokio::select! {
+            _ = interrupt.recv() => "SIGINT",
+            _ = terminate.recv() => "SIGTERM",
+        };
+        tracing::info!(signal = name, "stopping");
+        stop.cancel();
+    });
+    Ok(())
+}
+
+/// The channels between the agent's tasks.
+struct Channels {
+    known: watch::Sender<Option<Known>>,
+    connected: watch::Sender<bool>,
+    reached: watch::Sender<Option<Generation>>,
+    linux: watch::Sender<Network>,
+    network: watch::Sender<Network>,
+    health: watch::Sender<probe::Health>,
+    next_hops: watch::Sender<BTreeSet<(PortIndex, IpAddr)>>,
+    served: watch::Sender<Served>,
+    asks: Arc<ArrayQueue<(PortIndex, IpAddr)>>,
+}
+
+async fn serve(
+    settings: &Settings,
+    hardware: &Hardware,
+    ports: Vec<WorkerPort>,
+    stop: &CancellationToken,
+) -> Result<(), RunError> {
+    let file = StateFile::in_dir(&settings.state_dir);
+    let channels = Channels {
+        known: watch::Sender::new(file.known_at_start(SystemTime::now(), settings.max_state_age)),
+        connected: watch::Sender::new(false),
+        reached: watch::Sender::new(None),
+        linux: watch::Sender::new(Network::default()),
+        network: watch::Sender::new(settings.fixed_network()),
+        health: watch::Sender::default(),
+        next_hops: watch::Sender::default(),
+        served: watch::Sender::default(),
+        asks: Arc::new(ArrayQueue::new(REQUESTS_MAX)),
+    };
+    let compiler = Compiler::new(settings.engine(&hardware.macs()));
+    let (publisher, mut subscribers) = Publisher::new(compiler.initial(), 1);
+    let tables = Tables { compiler, publisher };
+    let counters = Arc::new(WorkerCounters::default());
+    let controller = match &settings.source {
+        StateSource::Embedded(controller) => Some(controller),
+        StateSource::Remote(_) => None,
+    };
+    let running = match controller {
+        Some(controller) => Some(Controller::start((**controller).clone(), stop.child_token()).await?),
+        None => None,
+    };
+    let parts = Parts {
+        ports,
+        subscriber: subscribers.remove(0), // there is one for each worker asked for
+        limits: settings.flows.clone(),
+        counters: Arc::clone(&counters),
+        asks: Arc::clone(&channels.asks),
+        seed: seed(),
+        observer: (),
+    };
+    let worker = start_worker(settings, hardware, parts)?;
+    let mut supervisor = Supervisor::new(stop.clone());
+    if let (Some(controller), Some(running)) = (controller, running) {
+        supervise_controller(&mut supervisor, (**controller).clone(), running, stop);
+    }
+    supervise_state(&mut supervisor, settings, &channels, file, tables);
+    supervise_network(&mut supervisor, settings, &channels, hardware);
+    supervise_admin(&mut supervisor, settings, &channels, hardware, vec![counters], stop);
+    tracing::info!(name = settings.name, core = settings.core, admin = %settings.admin_listen.display(), "the gateway runs");
+    stop.cancelled().await;
+    supervisor.finished().await;
+    drop(worker);
+    Ok(())
+}
+
+/// A seed that nobody outside can know: of the standard library's hash keys, which the system's randomness makes.
+fn seed() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(0)
+}
+
+type Queues = Parts<crate::dpdk::DpdkPort, ()>;
+
+fn start_worker(settings: &Settings, hardware: &Hardware, parts: Queues) -> Result<workers::Worker, RunError> {
+    let mut worker = Worker::new(parts)?;
+    let (v4, v6) = worker.tables_mut();
+    advise_huge(v4);
+    advise_huge(v6);
+    let body = move |turn| match turn {
+        Turn::Poll { now_ns } => worker.poll(now_ns),
+        Turn::Sleep => {
+            worker.subscriber_mut().sleep();
+            0
+        }
+        // The next poll looks for a new snapshot before anything else.
+        Turn::Wake => 0,
+    };
+    Ok(workers::spawn(0, CoreId { id: settings.core }, settings.poll, Some(hardware.eal()), body)?)
+}
+
+/// Huge pages for a flow table, where the kernel has them; without them packets take longer, no more.
+pub(crate) fn advise_huge<A: dataplane::Address>(table: &mut FlowTable<A>) {
+    let (index, entries) = table.memory_mut();
+    for advised in [dpdk_sys::memory::advise_huge(index), dpdk_sys::memory::advise_huge(entries)] {
+        if let Err(error) = advised {
+            tracing::debug!(%error, "no huge pages for the flow table");
+        }
+    }
+}
+
+/// The controller that was started already; after a failure a new one.
+fn supervise_controller(supervisor: &mut Supervisor, settings: ControllerSettings, running: Running, stop: &CancellationToken) {
+    let (first, stop) = (Arc::new(Mutex::new(Some(running))), stop.clone());
+    supervisor.run("controller", move || {
+        let (settings, stop) = (settings.clone(), stop.child_token());
+        let running = first.lock().unwrap_or_else(PoisonError::into_inner).take();
+        async move {
+            let running = match running {
+                Some(running) => running,
+                None => Controller::start(settings, stop).await?,
+            };
+            Ok(running.stopped().await?)
+        }
+    });
+}
+
+/// The tasks that make snapshots of what the controller says: following it, its state on disk, probes, compiling.
+fn supervise_state(supervisor: &mut Supervisor, settings: &Settings, channels: &Channels, file: StateFile, tables: Tables) {
+    let sockets = match &settings.source {
+        StateSource::Embedded(controller) => std::slice::from_ref(&controller.listen),
+        StateSource::Remote(sockets) => sockets,
+    };
+    let client = ClientSettings {
+        urls: sockets.iter().map(|socket| format!("unix:{}", socket.display())).collect(),
+        gateway: settings.name.clone(),
+        version: VERSION.to_owned(),
+    };
+    let to_client = ClientChannels {
+        known: channels.known.clone(),
+        connected: channels.connected.clone(),
+        reached: channels.reached.subscribe(),
+    };
+    supervisor.run("config", move || config_client::run(client.clone(), to_client.clone()));
+
+    let (known, connected) = (channels.known.subscribe(), channels.connected.subscribe());
+    supervisor.run("persist", move || persist::run(file.clone(), known.clone(), connected.clone()));
+
+    let (known, health) = (channels.known.subscribe(), channels.health.clone());
+    supervisor.run("probe", move || {
+        let (known, health) = (known.clone(), health.clone());
+        async move {
+            probe::run(&probe::TcpProber, known, &health, probe::concurrency(descriptors())).await;
+            Ok(())
+        }
+    });
+
+    let tables = Arc::new(tokio::sync::Mutex::new(tables));
+    let inputs = Inputs {
+        known: channels.known.subscribe(),
+        network: channels.network.subscribe(),
+        health: channels.health.subscribe(),
+        clock: workers::now_ns,
+    };
+    let outputs =
+        Outputs { next_hops: channels.next_hops.clone(), served: channels.served.clone(), reached: channels.reached.clone() };
+    supervisor.run("compile", move || compile_loop::run(Arc::clone(&tables), inputs.clone(), outputs.clone()));
+}
+
+/// How many file descriptors this process may have.
+fn descriptors() -> u64 {
+    rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// The tasks that follow Linux: its routes and neighbours, and the links of the ports. Without any twin the network is
+/// what the configuration says.
+fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels: &Channels, hardware: &Hardware) {
+    if settings.ports.iter().all(|port| port.twin == Twin::None) {
+        return;
+    }
+    let follows = Follow {
+        ports: settings.ports.iter().map(|port| port.name.clone()).collect(),
+        next_hops: channels.next_hops.subscribe(),
+        requests: Arc::clone(&channels.asks),
+        network: channels.linux.clone(),
+    };
+    supervisor.run("netlink", move || {
+        let follows = follows.clone();
+        async move { follow(follows).await.map(|never| match never {}).map_err(Failure::from) }
+    });
+
+    let (linux, network, fixed) = (channels.linux.subscribe(), channels.network.clone(), settings.fixed_network());
+    supervisor.run("network", move || merge(linux.clone(), network.clone(), fixed.clone()));
+
+    let links = hardware.links();
+    supervisor.run("links", move || {
+        let links = links.clone();
+        async move { Ok(links.follow().await?) }
+    });
+}
+
+/// What Linux knows, and what the configuration says beside it.
+async fn merge(mut linux: watch::Receiver<Network>, network: watch::Sender<Network>, fixed: Network) -> Result<(), Failure> {
+    while linux.changed().await.is_ok() {
+        let mut merged = linux.borrow_and_update().clone();
+        merged.routes.extend(&fixed.routes);
+        merged.neighbours.extend(&fixed.neighbours);
+        merged.addresses.extend(&fixed.addresses);
+        network.send_replace(merged);
+    }
+    Ok(())
+}
+
+fn supervise_admin(
+    supervisor: &mut Supervisor,
+    settings: &Settings,
+    channels: &Channels,
+    hardware: &Hardware,
+    workers: Vec<Arc<WorkerCounters>>,
+    stop: &CancellationToken,
+) {
+    let sources = Sources {
+        gateway: settings.name.clone(),
+        version: VERSION.to_owned(),
+        served: channels.served.subscribe(),
+        reached: channels.reached.subscribe(),
+        connected: channels.connected.subscribe(),
+        tasks: supervisor.tasks(),
+        workers,
+        ports: hardware.read_ports(),
+    };
+    let (path, stop) = (settings.admin_listen.clone(), stop.clone());
+    supervisor.run("admin", move || admin::serve(path.clone(), sources.clone(), stop.clone().cancelled_owned()));
+}

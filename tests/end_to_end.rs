@@ -1,0 +1,88 @@
+//! Real clients and servers through `sluiced`, over each driver that works without a NIC.
+
+mod edge;
+
+use std::collections::BTreeMap;
+
+use edge::{Edge, may_run, until};
+
+const VIP: &str = "http://192.0.2.100/";
+const VIP_V6: &str = "http://[2001:db8::1:0]/";
+const NODE_PORT: &str = "http://192.0.2.2:30080/";
+
+fn af_packet(edge: &Edge) {
+    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+}
+
+/// Requests `url` until all three servers have answered, and at least 30 times; none may fail.
+fn all_answer(edge: &Edge, url: &str) {
+    let mut answers: BTreeMap<String, u32> = BTreeMap::new();
+    for n in 0..120 {
+        let who = edge.curl(url).unwrap_or_else(|| panic!("{url}: request {n} failed; drops {:?}", edge.drops()));
+        *answers.entry(who).or_default() += 1;
+        if n >= 30 && answers.len() == 3 {
+            return;
+        }
+    }
+    panic!("{url}: not all three answered: {answers:?}");
+}
+
+/// The main job over whatever the ports are.
+fn serves(edge: &Edge) {
+    until("the gateway serves", || edge.status().filter(|s| s.ready));
+    until("the first answer", || edge.curl(VIP));
+    all_answer(edge, VIP);
+    all_answer(edge, NODE_PORT);
+    until("the first answer over IPv6", || edge.curl(VIP_V6));
+    all_answer(edge, VIP_V6);
+    for address in ["192.0.2.100", "192.0.2.2", "2001:db8::1:0", "2001:db8::2"] {
+        let ping = edge.run("client", &["ping", "-c", "2", "-i", "0.2", "-W", "2", address]);
+        assert!(ping.status.success(), "ping {address}: {}", String::from_utf8_lossy(&ping.stdout));
+    }
+    let closed = edge.run("client", &["curl", "-s", "--max-time", "3", "http://192.0.2.100:81/"]);
+    assert_eq!(closed.status.code(), Some(7), "a closed port refuses at once");
+    edge.assert_account();
+}
+
+#[test]
+fn over_af_packet_every_server_answers_in_both_families() {
+    if may_run("end to end over af_packet") {
+        let mut edge = Edge::new("afp");
+        edge.manifests_of_the_demo();
+        af_packet(&edge);
+        edge.spawn();
+        serves(&edge);
+        assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
+        let filters = edge.run("gw", &["tc", "filter", "show", "dev", "uplink0", "ingress"]);
+        assert!(filters.stdout.is_empty(), "the filter is gone after the end");
+    }
+}
+
+#[test]
+fn over_tap_every_server_answers_in_both_families() {
+    if may_run("end to end over tap") {
+        let mut edge = Edge::new("tap");
+        edge.configure("net_tap0,iface=dtap0", "net_tap1,iface=dtap1", "");
+        // The driver's taps appear when the gateway starts; bridges join them with the cables.
+        edge.script(
+            "for n in 0 1; do in_ns gw ip link add br$n type bridge; in_ns gw ip link set br$n up; done
+             in_ns gw ip link set uplink0 master br0; in_ns gw ip link set cluster0 master br1",
+        );
+        edge.manifests_of_the_demo();
+        edge.spawn();
+        until("the driver's taps", || edge.run("gw", &["ip", "link", "show", "dtap1"]).status.success().then_some(()));
+        edge.script("for n in 0 1; do in_ns gw ip link set dtap$n master br$n; in_ns gw ip link set dtap$n up; done");
+        serves(&edge);
+    }
+}
+
+#[test]
+fn over_af_xdp_every_server_answers_in_both_families() {
+    if may_run("end to end over af_xdp") {
+        let mut edge = Edge::new("xdp");
+        edge.manifests_of_the_demo();
+        edge.configure("net_af_xdp0,iface=uplink0", "net_af_xdp1,iface=cluster0", "");
+        edge.spawn();
+        serves(&edge);
+    }
+}
