@@ -28,6 +28,8 @@ pub enum Command {
     Check(ConfigArgs),
     /// Show what this machine has and lacks.
     Doctor(DoctorArgs),
+    /// Put capture files through the forwarding engine, and tell what becomes of each packet.
+    Replay(ReplayArgs),
     /// Measure the forwarding engine without a NIC, and check what leaves it.
     Bench(BenchArgs),
 }

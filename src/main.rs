@@ -1,15 +1,16 @@
 //! `sluiced`, the gateway. Exit codes: 0 done, 1 failed, 2 bad usage or configuration.
 
 use std::fmt::Display;
-use std::io;
+use std::io::{self, BufWriter};
 use std::process::ExitCode;
 
 use clap::Parser;
+use control::config::Logs;
 use sluice::check::{CheckError, check};
-use sluice::cli::{BenchArgs, Cli, Command, ConfigArgs};
+use sluice::cli::{BenchArgs, Cli, Command, ConfigArgs, ReplayArgs};
 use sluice::doctor::DoctorError;
 use sluice::settings::Settings;
-use sluice::{bench, doctor, run};
+use sluice::{bench, doctor, replay, run};
 
 fn main() -> ExitCode {
     match Cli::parse().command {
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
             Ok(false) => ExitCode::FAILURE,
             Err(error) => ended(Err(error)),
         },
+        Command::Replay(args) => put_through(&args),
         Command::Bench(args) => measure(&args),
     }
 }
@@ -56,4 +58,12 @@ fn ended<E: Display>(result: Result<(), E>) -> ExitCode {
 
 fn measure(args: &BenchArgs) -> ExitCode {
     ended(bench::run(args).and_then(|report| bench::print(&report, args.output, &mut io::stdout().lock())))
+}
+
+fn put_through(args: &ReplayArgs) -> ExitCode {
+    control::logging::start(Logs::default());
+    match replay::replay(args, &mut BufWriter::new(io::stdout().lock())) {
+        Err(error) if error.is_usage() => invalid(&error),
+        other => ended(other),
+    }
 }

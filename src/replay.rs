@@ -1,0 +1,404 @@
+//! `sluiced replay`: the forwarding engine over capture files, without NIC, clock or randomness of its own: the same
+//! input gives the same output, byte for byte.
+//!
+//! **Invariant:** each input packet gets one line, in the order of the input, with its final verdict. The gateway has
+//! started and announced its addresses before the first packet; nothing is probed, so every backend is usable; routes
+//! and neighbours are those of the configuration's `static`. Deliberately not here: how packets are decided on.
+
+mod capture;
+mod gateway;
+mod verdicts;
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use control::config::Invalid;
+use control::manifests::Directory;
+use control::plan::{Memory, plan};
+use control::source::Change;
+use control::world::World;
+use dataplane::{Mac, NoMemory, PortConfig, PortIndex};
+use proto::{Generation, State};
+
+pub use capture::CaptureError;
+
+use crate::cli::ReplayArgs;
+use crate::settings::{Settings, SourceChoice, StateSource};
+use capture::{Merged, Output};
+use gateway::{Gateway, Leaving, Way};
+use verdicts::Report;
+
+/// Why a replay ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplayError {
+    /// The configuration is wrong: exit 2.
+    #[error(transparent)]
+    Settings(#[from] Invalid),
+    /// A capture for a port that is not configured: exit 2.
+    #[error("--in {found}=...: expected one of the configured ports {}, found {found:?}", configured.join(", "))]
+    UnknownPort {
+        /// As given.
+        found: String,
+        /// The ports there are.
+        configured: Vec<String>,
+    },
+    /// Two outputs of one name: exit 2.
+    #[error("port {port:?} and the Linux twin of port {twin:?} would write the same file {port}.pcap; rename one port")]
+    SameFile {
+        /// A port.
+        port: String,
+        /// A port whose twin is written under the same name.
+        twin: String,
+    },
+    /// The manifests cannot be listed: exit 2.
+    #[error("cannot read directory {}: {error}; --manifests names the directory of Service and EndpointSlice YAML", dir.display())]
+    Manifests {
+        /// Which.
+        dir: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// The tables of the worker have no room.
+    #[error(transparent)]
+    Memory(#[from] NoMemory),
+    /// A capture file cannot be read or written.
+    #[error(transparent)]
+    Capture(#[from] CaptureError),
+    /// The directory for the outputs cannot be made.
+    #[error("cannot create directory {}: {error}", dir.display())]
+    Directory {
+        /// Which.
+        dir: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// Standard output is gone.
+    #[error("cannot write the verdicts: {0}")]
+    Output(#[from] io::Error),
+}
+
+impl ReplayError {
+    /// Whether the usage or the configuration is wrong (exit 2), not the run (exit 1).
+    #[must_use]
+    pub const fn is_usage(&self) -> bool {
+        matches!(self, Self::Settings(_) | Self::UnknownPort { .. } | Self::SameFile { .. } | Self::Manifests { .. })
+    }
+}
+
+/// Replays the captures; writes what leaves to files and the verdicts to `out`.
+///
+/// # Errors
+/// The configuration or the manifests are wrong; files cannot be read or written.
+pub fn replay(args: &ReplayArgs, out: &mut impl Write) -> Result<(), ReplayError> {
+    let settings = Settings::read(&args.config, &SourceChoice::Replay(args.manifests.clone()))?;
+    let config = settings.engine(&stand_in_macs(settings.ports.len()));
+    let named = args.inputs.iter().map(|input| Ok((port_named(&config.ports, &input.port)?, input.file.as_path())));
+    let inputs = named.collect::<Result<Vec<_>, ReplayError>>()?;
+    let state = state_of(&settings, &args.manifests)?;
+    let mut frames = Merged::open(inputs)?;
+    let mut outputs = Outputs::create(&args.out, &config.ports)?;
+    let mut report = Report::new(&config.ports, args.output.is_some());
+    let mut gateway = Gateway::start(config, &state, &settings.fixed_network())?;
+    while let Some((port, frame)) = frames.next()? {
+        gateway.advance_to(frame.time_ns, &mut outputs)?;
+        let packet = report.arrived(port);
+        gateway.put(port, packet, &frame, &mut outputs)?;
+        report.take(gateway.verdicts(), out)?;
+    }
+    gateway.rest(&mut outputs)?;
+    report.take(gateway.verdicts(), out)?;
+    report.finish(out)?;
+    outputs.finish()
+}
+
+/// Ethernet addresses of ports whose configuration names none; there is no device to ask. Locally administered, and the
+/// same in every replay.
+fn stand_in_macs(ports: usize) -> Vec<Mac> {
+    (1..=u8::MAX).take(ports).map(|n| Mac([0x02, 0, 0, 0, 0, n])).collect()
+}
+
+fn port_named(ports: &[PortConfig], name: &str) -> Result<PortIndex, ReplayError> {
+    let position = ports.iter().position(|port| port.name == name).and_then(|i| u8::try_from(i).ok());
+    position.map(PortIndex).ok_or_else(|| ReplayError::UnknownPort {
+        found: name.to_owned(),
+        configured: ports.iter().map(|port| port.name.clone()).collect(),
+    })
+}
+
+/// What a controller plans for these manifests at its first start: VIPs of earlier runs are not known.
+fn state_of(settings: &Settings, dir: &Path) -> Result<State, ReplayError> {
+    let StateSource::Embedded(controller) = &settings.source else { return Ok(State::default()) };
+    let read = Directory::new(dir.to_owned()).read();
+    let (objects, notes) = read.map_err(|error| ReplayError::Manifests { dir: dir.to_owned(), error })?;
+    for note in notes {
+        tracing::warn!("{note}");
+    }
+    let objects = objects.unwrap_or_default();
+    let mut world = World::default();
+    world.apply(Change::ServicesReplaced(objects.services.into_values().collect()));
+    world.apply(Change::SlicesReplaced(objects.slices.into_values().collect()));
+    // The time only matters to a plan that follows another.
+    let plan = plan(&world, controller, &mut Memory::default(), Instant::now());
+    for note in plan.notes {
+        tracing::warn!(service = %note.service, "{}", note.text);
+    }
+    let generation = Generation { epoch: "replay".to_owned(), counter: 1 };
+    Ok(State { generation, services: plan.services, pools: plan.pools })
+}
+
+/// The files that are written: one for each port, one for each Linux twin.
+struct Outputs {
+    ports: Vec<Output>,
+    twins: Vec<Option<Output>>,
+}
+
+impl Outputs {
+    fn create(dir: &Path, ports: &[PortConfig]) -> Result<Self, ReplayError> {
+        fs::create_dir_all(dir).map_err(|error| ReplayError::Directory { dir: dir.to_owned(), error })?;
+        let twin_file = |port: &PortConfig| format!("linux-{}", port.name);
+        for twin in ports.iter().filter(|port| port.twin) {
+            if let Some(port) = ports.iter().find(|port| port.name == twin_file(twin)) {
+                return Err(ReplayError::SameFile { port: port.name.clone(), twin: twin.name.clone() });
+            }
+        }
+        let create = |name: &str| Output::create(dir.join(format!("{name}.pcap")));
+        let twin = |port: &PortConfig| port.twin.then(|| create(&twin_file(port))).transpose();
+        Ok(Self {
+            ports: ports.iter().map(|port| create(&port.name)).collect::<Result<_, _>>()?,
+            twins: ports.iter().map(twin).collect::<Result<_, _>>()?,
+        })
+    }
+
+    fn finish(self) -> Result<(), ReplayError> {
+        for output in self.ports.into_iter().chain(self.twins.into_iter().flatten()) {
+            output.finish()?;
+        }
+        Ok(())
+    }
+}
+
+impl Leaving for Outputs {
+    fn leaves(&mut self, time_ns: u64, port: PortIndex, way: Way, frame: &[u8]) -> Result<(), CaptureError> {
+        let at = usize::from(port.0);
+        let output = match way {
+            Way::Wire => self.ports.get_mut(at),
+            Way::Twin => self.twins.get_mut(at).and_then(Option::as_mut),
+        };
+        output.map_or(Ok(()), |output| output.write(time_ns, frame))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use dataplane::tcp_flags::{ACK, SYN};
+    use dataplane::testing::{Packet, arp_request, assert_checksums};
+    use serde_json::Value;
+
+    use super::*;
+    use crate::cli::{CaptureInput, Output as OutputFormat};
+
+    const CONFIG: &str = r#"
+name: edge-1
+ports:
+  - {name: uplink, device: net_null0, addresses: [192.0.2.2/24], mac: "02:00:00:00:aa:01"}
+  - {name: cluster, device: net_null1, addresses: [10.0.0.2/24], mac: "02:00:00:00:aa:02"}
+snat: {addresses: [10.0.0.3]}
+flows: {maxPerWorker: 1024}
+static:
+  routes: [{to: 0.0.0.0/0, via: 192.0.2.1, port: uplink}]
+  neighbours:
+    - {address: 192.0.2.1, mac: "02:00:00:00:00:01", port: uplink}
+    - {address: 10.0.0.11, mac: "02:00:00:00:01:0b", port: cluster}
+pools: [{name: default, addresses: [192.0.2.100-192.0.2.109], announce: l2}]
+"#;
+
+    /// Service `web` has a backend that answers, `away` one without a neighbour entry.
+    const MANIFESTS: &str = r"
+apiVersion: v1
+kind: Service
+metadata: {name: away, namespace: default}
+spec: {type: LoadBalancer, loadBalancerClass: sluice.dev/gateway, ports: [{port: 81, targetPort: 8080}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: default}
+spec: {type: LoadBalancer, loadBalancerClass: sluice.dev/gateway, ports: [{port: 80, targetPort: 8080}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: default, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{port: 8080, protocol: TCP}]
+endpoints: [{addresses: [10.0.0.11], conditions: {ready: true}}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: away-1, namespace: default, labels: {kubernetes.io/service-name: away}}
+addressType: IPv4
+ports: [{port: 8080, protocol: TCP}]
+endpoints: [{addresses: [10.0.0.12], conditions: {ready: true}}]
+";
+
+    const SECOND: u64 = 1_000_000_000;
+    const CLIENT: &str = "198.51.100.7:5555";
+
+    struct Bench {
+        dir: tempfile::TempDir,
+        inputs: Vec<CaptureInput>,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            fs::write(dir.path().join("sluice.yaml"), CONFIG).unwrap();
+            fs::create_dir(dir.path().join("manifests")).unwrap();
+            fs::write(dir.path().join("manifests/web.yaml"), MANIFESTS).unwrap();
+            Self { dir, inputs: Vec::new() }
+        }
+
+        fn input(&mut self, port: &str, frames: &[(u64, Vec<u8>)]) {
+            let file = self.dir.path().join(format!("in-{}.pcap", self.inputs.len()));
+            let mut output = Output::create(file.clone()).unwrap();
+            for (time_ns, frame) in frames {
+                output.write(*time_ns, frame).unwrap();
+            }
+            output.finish().unwrap();
+            self.inputs.push(CaptureInput { port: port.into(), file });
+        }
+
+        fn run(&self, out: &str) -> Result<String, ReplayError> {
+            let args = ReplayArgs {
+                config: self.dir.path().join("sluice.yaml"),
+                manifests: self.dir.path().join("manifests"),
+                inputs: self.inputs.clone(),
+                out: self.dir.path().join(out),
+                output: Some(OutputFormat::Json),
+            };
+            let mut lines = Vec::new();
+            replay(&args, &mut lines)?;
+            Ok(String::from_utf8(lines).unwrap())
+        }
+
+        fn frames(&self, file: &str) -> Vec<(u64, Vec<u8>)> {
+            let mut merged = Merged::open([(PortIndex(0), self.dir.path().join(file).as_path())]).unwrap();
+            std::iter::from_fn(|| merged.next().unwrap()).map(|(_, frame)| (frame.time_ns, frame.bytes)).collect()
+        }
+    }
+
+    fn verdicts(lines: &str) -> Vec<String> {
+        let line = |line: &str| {
+            let line: Value = serde_json::from_str(line).unwrap();
+            let text = |key: &str| line[key].as_str().unwrap_or("-").to_owned();
+            format!("{} {} {} {} {}", line["packet"], text("in"), text("verdict"), text("drop"), text("out"))
+        };
+        lines.lines().map(line).collect()
+    }
+
+    /// The VIP of each Service, by the frontend of a packet that is forwarded or held.
+    fn vips() -> HashMap<&'static str, &'static str> {
+        // Manifests are served by namespace and name, from the pool's first address on.
+        HashMap::from([("away", "192.0.2.100:81"), ("web", "192.0.2.101:80")])
+    }
+
+    #[test]
+    fn packets_go_the_way_of_the_gateway_and_each_has_its_line() {
+        let mut bench = Bench::new();
+        let web = vips()["web"];
+        let start = 1_700_000_000 * SECOND;
+        bench.input(
+            "uplink",
+            &[
+                (start, Packet::tcp(CLIENT, web).build()),
+                (start + 1, arp_request([192, 0, 2, 1].into(), [192, 0, 2, 101].into())),
+                (start + 2, Packet::tcp(CLIENT, "192.0.2.2:22").build()),
+                (start + 3, Packet::tcp(CLIENT, "192.0.2.109:80").build()),
+                (start + 4, Packet::tcp(CLIENT, web).flags(ACK).build()),
+            ],
+        );
+        let lines = bench.run("out").unwrap();
+        let expected = [
+            "1 uplink forward - cluster",
+            "2 uplink reply - uplink",
+            "3 uplink linux - uplink",
+            "4 uplink drop unknown_vip -",
+            "5 uplink forward - cluster",
+        ];
+        assert_eq!(verdicts(&lines), expected, "{lines}");
+        let first: Value = serde_json::from_str(lines.lines().next().unwrap()).unwrap();
+        assert_eq!(
+            (&first["service"], &first["frontend"], &first["backend"]),
+            (&"default/web".into(), &web.into(), &"10.0.0.11:8080".into())
+        );
+        let out = bench.frames("out/cluster.pcap");
+        assert_eq!(out.iter().map(|(time, _)| time - start).collect::<Vec<_>>(), [0, 4]);
+        out.iter().for_each(|(_, frame)| assert_checksums(frame));
+        let (uplink, linux) = (bench.frames("out/uplink.pcap"), bench.frames("out/linux-uplink.pcap"));
+        assert_eq!((uplink.len(), linux.len()), (1, 1), "no announcements");
+        assert!(bench.frames("out/linux-cluster.pcap").is_empty());
+    }
+
+    #[test]
+    fn replies_find_their_way_back_through_a_second_capture() {
+        let mut bench = Bench::new();
+        bench.input("uplink", &[(1, Packet::tcp(CLIENT, vips()["web"]).build())]);
+        bench.run("first").unwrap();
+        let (_, forwarded) = bench.frames("first/cluster.pcap").remove(0);
+        let snat_port = u16::from_be_bytes([forwarded[34], forwarded[35]]);
+        let reply = Packet::tcp("10.0.0.11:8080", &format!("10.0.0.3:{snat_port}")).flags(SYN | ACK);
+        bench.input("cluster", &[(2, reply.build())]);
+        let lines = bench.run("second").unwrap();
+        assert_eq!(verdicts(&lines), ["1 uplink forward - cluster", "2 cluster forward - uplink"]);
+        assert_eq!(bench.frames("second/uplink.pcap").len(), 1);
+    }
+
+    #[test]
+    fn a_held_packet_is_told_in_its_place_with_its_final_verdict() {
+        let mut bench = Bench::new();
+        let frames = [
+            (SECOND, Packet::tcp(CLIENT, vips()["away"]).build()),
+            (SECOND + 1, Packet::tcp(CLIENT, vips()["web"]).build()),
+            (3 * SECOND, Packet::tcp("198.51.100.8:1", vips()["away"]).build()),
+        ];
+        bench.input("uplink", &frames);
+        let expected =
+            ["1 uplink drop neighbour_unresolved -", "2 uplink forward - cluster", "3 uplink drop neighbour_unresolved -"];
+        assert_eq!(verdicts(&bench.run("out").unwrap()), expected);
+    }
+
+    #[test]
+    fn the_same_input_gives_the_same_output() {
+        let mut bench = Bench::new();
+        let client = |n: u64| format!("198.51.100.{}:{}", n % 200 + 1, 1024 + n);
+        let frames: Vec<_> = (0..500).map(|n| (n * SECOND / 3, Packet::tcp(&client(n), vips()["web"]).build())).collect();
+        bench.input("uplink", &frames);
+        assert_eq!(bench.run("a").unwrap(), bench.run("b").unwrap());
+        for file in ["uplink", "cluster", "linux-uplink", "linux-cluster"] {
+            let read = |dir: &str| fs::read(bench.dir.path().join(dir).join(format!("{file}.pcap"))).unwrap();
+            assert_eq!(read("a"), read("b"), "{file}");
+        }
+    }
+
+    #[test]
+    fn flows_expire_by_the_times_of_the_capture() {
+        let mut bench = Bench::new();
+        let web = vips()["web"];
+        let syn = || Packet::tcp(CLIENT, web).build();
+        let ack = || Packet::tcp(CLIENT, web).flags(ACK).build();
+        bench.input("uplink", &[(0, syn()), (20 * SECOND, ack()), (100_000_000 * SECOND, ack())]);
+        let expected = ["1 uplink forward - cluster", "2 uplink forward - cluster", "3 uplink drop no_flow -"];
+        assert_eq!(verdicts(&bench.run("out").unwrap()), expected);
+    }
+
+    #[test]
+    fn a_port_that_is_not_configured_is_named() {
+        let mut bench = Bench::new();
+        bench.input("upling", &[]);
+        let error = bench.run("out").unwrap_err();
+        assert!(error.is_usage());
+        assert_eq!(error.to_string(), r#"--in upling=...: expected one of the configured ports uplink, cluster, found "upling""#);
+    }
+}
