@@ -38,14 +38,14 @@ make_network() {
   done
 }
 
-# An HTTP server in the namespace of backend $1 that answers with its name.
+# An HTTP server in the namespace of backend $1 that answers with its name. One process, so that killing it is one kill.
 start_server() {
   local n=$1 dir="$work/b$1"
   mkdir -p "$dir"
   cat >"$dir/nginx.conf" <<CONF
 pid $dir/pid;
 error_log $dir/error.log;
-worker_processes 1;
+master_process off;
 events { worker_connections 512; }
 http {
   access_log $dir/access.log;
@@ -57,7 +57,7 @@ CONF
 
 stop_server() {
   local pid
-  pid=$(cat "$work/b$1/pid" 2>/dev/null) && pkill -9 -P "$pid"; kill -9 "$pid" 2>/dev/null
+  pid=$(cat "$work/b$1/pid" 2>/dev/null) && kill -9 "$pid" 2>/dev/null && rm -f "$work/b$1/pid"
 }
 
 remove_network() {
