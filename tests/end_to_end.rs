@@ -71,7 +71,11 @@ fn over_tap_every_server_answers_in_both_families() {
         edge.manifests_of_the_demo();
         edge.spawn();
         until("the driver's taps", || edge.run("gw", &["ip", "link", "show", "dtap1"]).status.success().then_some(()));
-        edge.script("for n in 0 1; do in_ns gw ip link set dtap$n master br$n; in_ns gw ip link set dtap$n up; done");
+        // The driver gives its tap the port's own MAC, which the bridge would keep for itself.
+        edge.script(
+            "for n in 0 1; do in_ns gw ip link set dtap$n address 02:00:00:00:dd:0$n
+             in_ns gw ip link set dtap$n master br$n; in_ns gw ip link set dtap$n up; done",
+        );
         serves(&edge);
     }
 }
