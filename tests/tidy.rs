@@ -1,5 +1,7 @@
 //! Rules of the repository that neither the compiler nor clippy sees.
 
+#![allow(clippy::unwrap_used)]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -80,7 +80,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
                 }
             },
             Ok(Parsed::Arp) => self.arp(lanes, snapshot, arrival, buffer),
-            Ok(Parsed::Other) => self.to_linux(lanes, snapshot, arrival, buffer),
+            Ok(Parsed::Other) => self.give_to_linux(lanes, snapshot, arrival, buffer),
             Err(reason) => self.drop(lanes, buffer, *reason),
         }
     }
@@ -154,7 +154,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
                 lanes.send(out, buffer, &mut self.tally);
             }
             Verdict::Wait(awaited) => self.hold(lanes, arrival, buffer, awaited),
-            Verdict::Linux => self.to_linux(lanes, snapshot, arrival, buffer),
+            Verdict::Linux => self.give_to_linux(lanes, snapshot, arrival, buffer),
             Verdict::Reply(answer) => self.reply(lanes, arrival, buffer, headers, answer),
             Verdict::Reset(reason) => self.reset(lanes, arrival, buffer, headers, reason),
             Verdict::Drop(reason) => self.drop(lanes, buffer, reason),
@@ -176,14 +176,14 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         lanes.discard(buffer);
     }
 
-    fn to_linux<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, snapshot: &Snapshot, arrival: Arrival, buffer: B) {
+    fn give_to_linux<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, snapshot: &Snapshot, arrival: Arrival, buffer: B) {
         if !snapshot.port(arrival.in_port).twin {
             self.drop(lanes, buffer, DropReason::NoRoute);
         } else if !self.twin_rate.allow(arrival.now_ns) {
             self.drop(lanes, buffer, DropReason::TwinRate);
         } else {
             self.observer.observe(&buffer, Fate::Linux(arrival.in_port), || None);
-            lanes.to_linux(arrival.in_port, buffer, &mut self.tally);
+            lanes.queue_for_linux(arrival.in_port, buffer, &mut self.tally);
         }
     }
 
@@ -191,7 +191,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let asked = answer::arp_question(buffer.bytes());
         let ours = asked.is_some_and(|asked| snapshot.ready() && snapshot.answers_for(arrival.in_port, asked.target));
         if !ours {
-            return self.to_linux(lanes, snapshot, arrival, buffer);
+            return self.give_to_linux(lanes, snapshot, arrival, buffer);
         }
         if answer::arp_reply(&mut buffer, snapshot.port(arrival.in_port).mac) {
             self.answered(lanes, arrival, buffer);
@@ -211,7 +211,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let asked = answer::neighbour_question(buffer.bytes(), headers);
         let ours = asked.is_some_and(|target| snapshot.ready() && snapshot.answers_for(arrival.in_port, target));
         if !ours {
-            return self.to_linux(lanes, snapshot, arrival, buffer);
+            return self.give_to_linux(lanes, snapshot, arrival, buffer);
         }
         if answer::neighbour_advertisement(&mut buffer, headers, snapshot.port(arrival.in_port).mac) {
             self.answered(lanes, arrival, buffer);

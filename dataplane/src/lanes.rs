@@ -72,7 +72,7 @@ impl<P: Port> Lanes<P> {
     }
 
     /// The oldest burst that Linux sends out of the port.
-    pub(crate) fn from_linux(&mut self, port: PortIndex) -> Option<Burst<P::Buffer>> {
+    pub(crate) fn burst_of_linux(&mut self, port: PortIndex) -> Option<Burst<P::Buffer>> {
         self.lane(port)?.twin.as_ref()?.from_linux.pop()
     }
 
@@ -87,7 +87,7 @@ impl<P: Port> Lanes<P> {
     }
 
     /// Gathers a packet for the twin of a port.
-    pub(crate) fn to_linux(&mut self, port: PortIndex, buffer: P::Buffer, tally: &mut Tally) {
+    pub(crate) fn queue_for_linux(&mut self, port: PortIndex, buffer: P::Buffer, tally: &mut Tally) {
         let Some(lane) = self.lane(port) else { return tally.drop(DropReason::TwinFull) };
         lane.to_linux.push(buffer);
         if lane.to_linux.is_full() {

@@ -55,4 +55,4 @@ pub use publish::{Publisher, Subscriber};
 pub use snapshot::{BackendView, PortView, ServiceView, Snapshot};
 pub use twin::{FROM_LINUX_BURSTS, TO_LINUX_BURSTS, TwinQueues};
 pub use verdict::DropReason;
-pub use worker::{Ask, NoMemory, Parts, Worker};
+pub use worker::{Ask, NoMemory, Parts, PortWithTwin, Worker};

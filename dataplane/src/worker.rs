@@ -33,11 +33,14 @@ use crate::{
 /// A neighbour that Linux is asked to resolve: the port and the address.
 pub type Ask = (PortIndex, IpAddr);
 
+/// A worker's queues of a port, with the rings of the port's twin where it has one.
+pub type PortWithTwin<P, B> = (P, Option<Arc<TwinQueues<B>>>);
+
 /// What a worker is made of.
 #[derive(Debug)]
 pub struct Parts<P: Port, O> {
     /// Its queues of each port, in the order of the configuration, with the rings of the port's twin.
-    pub ports: Vec<(P, Option<Arc<TwinQueues<P::Buffer>>>)>,
+    pub ports: Vec<PortWithTwin<P, P::Buffer>>,
     /// Where snapshots come from.
     pub subscriber: Subscriber,
     /// Limits of its flow tables.
@@ -203,7 +206,7 @@ fn from_linux<P: Port, O: Observe<P::Buffer>>(
     snapshot: &Snapshot,
     port: PortIndex,
 ) -> usize {
-    let Some(burst) = lanes.from_linux(port) else { return 0 };
+    let Some(burst) = lanes.burst_of_linux(port) else { return 0 };
     let count = burst.len();
     engine.tally.received += count as u64;
     for buffer in burst {

@@ -1,5 +1,7 @@
 //! What happens to a packet: rows of a sentence, the frame that comes in, and its fate.
 
+#![allow(clippy::unwrap_used)]
+
 mod rig;
 
 use dataplane::testing::{Packet, Segment, arp_request, assert_checksums, neighbour_solicitation};
@@ -239,9 +241,9 @@ fn nothing_is_answered_before_the_first_complete_state() {
 fn what_linux_sends_leaves_unless_it_is_for_a_vip() {
     let mut rig = Rig::new();
     let frame = Packet::tcp("192.0.2.2:40000", "198.51.100.7:80").build();
-    rig.from_linux(UPLINK, &frame);
+    rig.send_from_linux(UPLINK, &frame);
     assert_eq!(rig.sent(UPLINK), [frame]);
-    rig.from_linux(UPLINK, &Packet::tcp("192.0.2.2:40000", "192.0.2.100:80").build());
+    rig.send_from_linux(UPLINK, &Packet::tcp("192.0.2.2:40000", "192.0.2.100:80").build());
     assert!(rig.sent(UPLINK).is_empty());
     assert_eq!(rig.drops(DropReason::VipLoop), 1);
 }

@@ -91,7 +91,7 @@ impl Eal {
         self.packs_packets
     }
 
-    /// Rate of [`crate::cycles`].
+    /// Rate of [`crate::cycles()`].
     #[must_use]
     pub fn cycles_per_second(self) -> u64 {
         // SAFETY: reads a variable that EAL set when it started.

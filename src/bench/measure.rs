@@ -73,14 +73,14 @@ fn nat<H: Harness>(options: &BenchArgs, family: Family, mut harness: H, ports: [
     } else {
         let syns = Trace::new(options, family, Kind::Syn, 2);
         let opened = pass(options, &mut harness, &syns, &mut poll, &clock);
-        opened.iter().try_for_each(|frame| verifier.to_backend(frame))?;
+        opened.iter().try_for_each(|frame| verifier.at_backend(frame))?;
         Trace::new(options, family, Kind::Ack, 1)
     };
     pass(options, &mut harness, &trace, &mut poll, &clock);
     let before = Marks::of(&counters);
     let timed = time(options, &mut harness, &trace, &mut poll, &clock);
     let counted = before.until(&counters);
-    timed.samples.iter().try_for_each(|frame| verifier.to_backend(frame))?;
+    timed.samples.iter().try_for_each(|frame| verifier.at_backend(frame))?;
     check_replies(&mut harness, &mut verifier, &mut poll, &clock)?;
     if verifier.checked == 0 {
         return Err(BenchError::Wrong("nothing left the engine at all".into()));
@@ -330,7 +330,7 @@ fn check_replies<H: Harness>(
         if replies.len() != 1 {
             return Err(BenchError::Wrong(format!("{} packets came back for one reply of flow {flow}", replies.len())));
         }
-        replies.iter().try_for_each(|frame| verifier.to_client(frame))?;
+        replies.iter().try_for_each(|frame| verifier.at_client(frame))?;
     }
     Ok(())
 }

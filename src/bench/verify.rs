@@ -95,7 +95,7 @@ impl<'o> Verifier<'o> {
     }
 
     /// Checks a packet on its way to a backend.
-    pub(super) fn to_backend(&mut self, bytes: &[u8]) -> Result<(), BenchError> {
+    pub(super) fn at_backend(&mut self, bytes: &[u8]) -> Result<(), BenchError> {
         let seen = see(bytes)?;
         let flow = seen.sequence;
         let service = flow % self.options.services;
@@ -136,7 +136,7 @@ impl<'o> Verifier<'o> {
     }
 
     /// Checks a packet on its way back to a client.
-    pub(super) fn to_client(&mut self, bytes: &[u8]) -> Result<(), BenchError> {
+    pub(super) fn at_client(&mut self, bytes: &[u8]) -> Result<(), BenchError> {
         let seen = see(bytes)?;
         let flow = seen.sequence;
         if seen.destination != client(self.family, flow) {

@@ -268,7 +268,7 @@ proptest::proptest! {
     fn a_file_with_lines_lost_or_repeated_is_refused_or_reads_back(kept in proptest::collection::vec(0..3_usize, 120)) {
         let example = include_str!("../../deploy/sluice.example.yaml");
         // Mostly once, so that some files stay valid.
-        let times = |index: usize| if index % 7 == 0 { kept.get(index).copied().unwrap_or(1) } else { 1 };
+        let times = |index: usize| if index.is_multiple_of(7) { kept.get(index).copied().unwrap_or(1) } else { 1 };
         let text: String = example.lines().enumerate().flat_map(|(i, line)| std::iter::repeat_n(format!("{line}\n"), times(i))).collect();
         if let Ok(settings) = read(&text) {
             proptest::prop_assert_eq!(read(&settings.effective()), Ok(settings));

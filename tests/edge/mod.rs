@@ -2,6 +2,7 @@
 //! starts `sluiced` in them and asks it, and everything goes with the value.
 
 #![allow(unreachable_pub, dead_code, reason = "each test file uses a part of it")]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::fs;
 use std::io::Write;

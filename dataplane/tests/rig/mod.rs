@@ -1,6 +1,7 @@
 //! A gateway over memory ports: two ports with Linux twins, three services, one worker. Tests put frames in and look at
 //! what comes out where, and at the account.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -257,7 +258,7 @@ impl Rig {
         std::iter::from_fn(|| queue.pop()).flatten().map(|b| b.bytes().to_vec()).collect()
     }
 
-    pub fn from_linux(&mut self, port: PortIndex, frame: &[u8]) {
+    pub fn send_from_linux(&mut self, port: PortIndex, frame: &[u8]) {
         let mut burst = Burst::new();
         burst.push(MemoryBuffer::new(frame, 0));
         assert!(self.twins[usize::from(port.0)].from_linux.push(burst).is_ok());
