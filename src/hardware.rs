@@ -7,8 +7,9 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dataplane::{Mac, TwinQueues};
+use dataplane::{Mac, PortIndex, TwinQueues};
 use dpdk_sys::{Eal, Mempool};
+use tokio::sync::watch;
 
 use crate::admin::PortReading;
 use crate::af_packet::{self, AfPacketError, Prepared};
@@ -181,11 +182,11 @@ pub struct Links {
 }
 
 impl Links {
-    /// Makes the carriers follow the links, until its future is dropped.
+    /// Tells which ports have no link, and makes the carriers of twins follow, until its future is dropped.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub async fn follow(self) -> Result<(), TwinError> {
+    pub async fn follow(self, down: watch::Sender<Vec<PortIndex>>) -> Result<(), TwinError> {
         let mut twins = self.twins.lock().await;
         let mut before: Vec<Option<bool>> = Vec::new();
         let mut ticks = tokio::time::interval(LINKS_EVERY);
@@ -202,6 +203,13 @@ impl Links {
                     *before = Some(*is_up);
                 }
             }
+            let without = (0..=u8::MAX).zip(&links).filter(|(_, (_, is_up))| !is_up).map(|(n, _)| PortIndex(n)).collect();
+            down.send_if_modified(|last| {
+                *last != without && {
+                    *last = without;
+                    true
+                }
+            });
         }
     }
 }

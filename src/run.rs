@@ -104,6 +104,7 @@ struct Channels {
     connected: watch::Sender<bool>,
     reached: watch::Sender<Option<Generation>>,
     linux: watch::Sender<Network>,
+    down: watch::Sender<Vec<PortIndex>>,
     network: watch::Sender<Network>,
     health: watch::Sender<probe::Health>,
     next_hops: watch::Sender<BTreeSet<(PortIndex, IpAddr)>>,
@@ -123,6 +124,7 @@ async fn serve(
         connected: watch::Sender::new(false),
         reached: watch::Sender::new(None),
         linux: watch::Sender::new(Network::default()),
+        down: watch::Sender::default(),
         network: watch::Sender::new(settings.fixed_network()),
         health: watch::Sender::default(),
         next_hops: watch::Sender::default(),
@@ -266,40 +268,47 @@ fn descriptors() -> u64 {
 /// The tasks that follow Linux: its routes and neighbours, and the links of the ports. Without any twin the network is
 /// what the configuration says.
 fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels: &Channels, hardware: &Hardware) {
-    if settings.ports.iter().all(|port| port.twin == Twin::None) {
-        return;
+    if settings.ports.iter().any(|port| port.twin == Twin::Tap) {
+        let follows = Follow {
+            ports: settings.ports.iter().map(|port| port.name.clone()).collect(),
+            next_hops: channels.next_hops.subscribe(),
+            requests: Arc::clone(&channels.asks),
+            network: channels.linux.clone(),
+        };
+        supervisor.run("netlink", move || {
+            let follows = follows.clone();
+            async move { follow(follows).await.map(|never| match never {}).map_err(Failure::from) }
+        });
     }
-    let follows = Follow {
-        ports: settings.ports.iter().map(|port| port.name.clone()).collect(),
-        next_hops: channels.next_hops.subscribe(),
-        requests: Arc::clone(&channels.asks),
-        network: channels.linux.clone(),
-    };
-    supervisor.run("netlink", move || {
-        let follows = follows.clone();
-        async move { follow(follows).await.map(|never| match never {}).map_err(Failure::from) }
-    });
-
-    let (linux, network, fixed) = (channels.linux.subscribe(), channels.network.clone(), settings.fixed_network());
-    supervisor.run("network", move || merge(linux.clone(), network.clone(), fixed.clone()));
-
-    let links = hardware.links();
+    let (links, down) = (hardware.links(), channels.down.clone());
     supervisor.run("links", move || {
-        let links = links.clone();
-        async move { Ok(links.follow().await?) }
+        let (links, down) = (links.clone(), down.clone());
+        async move { Ok(links.follow(down).await?) }
     });
+    let (linux, down, network) = (channels.linux.subscribe(), channels.down.subscribe(), channels.network.clone());
+    let fixed = settings.fixed_network();
+    supervisor.run("network", move || merge(linux.clone(), down.clone(), network.clone(), fixed.clone()));
 }
 
-/// What Linux knows, and what the configuration says beside it.
-async fn merge(mut linux: watch::Receiver<Network>, network: watch::Sender<Network>, fixed: Network) -> Result<(), Failure> {
-    while linux.changed().await.is_ok() {
+/// What Linux knows, what the configuration says beside it, and which ports have no link.
+async fn merge(
+    mut linux: watch::Receiver<Network>,
+    mut down: watch::Receiver<Vec<PortIndex>>,
+    network: watch::Sender<Network>,
+    fixed: Network,
+) -> Result<(), Failure> {
+    loop {
+        tokio::select! {
+            changed = linux.changed() => changed?,
+            changed = down.changed() => changed?,
+        }
         let mut merged = linux.borrow_and_update().clone();
         merged.routes.extend(&fixed.routes);
         merged.neighbours.extend(&fixed.neighbours);
         merged.addresses.extend(&fixed.addresses);
+        merged.down.clone_from(&down.borrow_and_update());
         network.send_replace(merged);
     }
-    Ok(())
 }
 
 fn supervise_admin(

@@ -19,7 +19,7 @@ use proto::{Generation, Pool, Service, ServiceName, State};
 
 use crate::hash::TableHash;
 use crate::snapshot::{FamilyTables, FrontendKey, Snapshot};
-use crate::{Address, Config, Health, Network};
+use crate::{Address, Config, Health, Network, PortIndex};
 use network::{News, Ways};
 use places::Answers;
 use services::{Served, Surroundings};
@@ -37,6 +37,7 @@ pub struct Compiler {
     failing: HashSet<TargetKey>,
     pools: Vec<Pool>,
     addresses: Vec<IpAddr>,
+    down: Vec<PortIndex>,
     answers: Answers,
     conflicts: Vec<String>,
     last: Snapshot,
@@ -62,7 +63,7 @@ impl Compiler {
             backends: crate::snapshot::BackendTable::default(),
             routes: ways.share(),
             services: Vec::new(),
-            announced: answers.update(&config, &[], &[], 1),
+            announced: answers.update(&config, &[], &[], &[], 1),
             managed: Arc::default(),
             refused: Vec::new(),
             problems: Vec::new(),
@@ -78,6 +79,7 @@ impl Compiler {
             failing: HashSet::new(),
             pools: Vec::new(),
             addresses: Vec::new(),
+            down: Vec::new(),
             conflicts: Vec::new(),
         }
     }
@@ -97,9 +99,11 @@ impl Compiler {
         if listens_changed {
             self.index_frontends(state);
         }
-        if listens_changed || self.pools != state.pools || self.addresses != network.addresses {
+        let ours_changed = self.addresses != network.addresses || self.down != network.down;
+        if listens_changed || ours_changed || self.pools != state.pools {
             self.pools.clone_from(&state.pools);
             self.addresses.clone_from(&network.addresses);
+            self.down.clone_from(&network.down);
             self.update_places(network);
         }
         let last = &mut self.last;
@@ -204,7 +208,7 @@ impl Compiler {
         let last = &mut self.last;
         last.v4.places = Arc::new(places::places(&self.config, network, &self.pools, &vips));
         last.v6.places = Arc::new(places::places(&self.config, network, &self.pools, &vips));
-        last.announced = self.answers.update(&self.config, &self.pools, &vips, last.sequence);
+        last.announced = self.answers.update(&self.config, &self.pools, &vips, &self.down, last.sequence);
     }
 }
 

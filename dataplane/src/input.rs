@@ -99,6 +99,8 @@ pub struct Network {
     pub neighbours: Vec<Neighbour>,
     /// Every address that Linux holds on the twins, beyond the configured ones too.
     pub addresses: Vec<IpAddr>,
+    /// Ports without link. What they answer for is announced again when they have it back.
+    pub down: Vec<PortIndex>,
 }
 
 /// Which targets are failing their probes. What is not in it is usable.

@@ -260,3 +260,15 @@ fn new_addresses_are_announced_three_times() {
     let advertisements = sent.iter().filter(|frame| frame[12..14] == [0x86, 0xdd] && frame[54] == 136);
     assert_eq!(advertisements.count(), 6, "two IPv6 VIPs, three times each");
 }
+
+#[test]
+fn addresses_are_announced_again_when_the_link_is_back() {
+    let mut rig = Rig::new();
+    rig.network.down = vec![UPLINK];
+    assert!(rig.publish_and_watch().is_empty());
+    rig.network.down.clear();
+    let sent = rig.publish_and_watch();
+    let vip = [192, 0, 2, 100];
+    let announcements = sent.iter().filter(|frame| frame[12..14] == [8, 6] && frame[28..32] == vip);
+    assert_eq!(announcements.count(), 3);
+}

@@ -137,6 +137,7 @@ impl Tables {
                 .filter_map(|(&(port, address), entry)| entry.mac.map(|mac| Neighbour { port, address, mac }))
                 .collect(),
             addresses: self.addresses.iter().map(|&(_, address)| address).collect(),
+            ..Network::default()
         }
     }
 

@@ -33,6 +33,7 @@ impl Settings {
             routes: self.routes.clone(),
             neighbours: self.neighbours.clone(),
             addresses: self.ports.iter().flat_map(|port| &port.addresses).map(IpNet::addr).collect(),
+            ..Network::default()
         }
     }
 }

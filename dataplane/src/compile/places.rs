@@ -57,12 +57,14 @@ pub(super) struct Answers {
 }
 
 impl Answers {
-    /// Answers for the SNAT addresses, the VIPs of `l2` pools, and the addresses of ports without twin.
+    /// Answers for the SNAT addresses, the VIPs of `l2` pools, and the addresses of ports without twin; on a port without
+    /// link for nothing, so that all of it counts as new when the link is back.
     pub(super) fn update(
         &mut self,
         config: &Config,
         pools: &[Pool],
         vips: &[IpAddr],
+        down: &[PortIndex],
         sequence: u64,
     ) -> Arc<[(PortIndex, IpAddr, u64)]> {
         self.problems.clear();
@@ -87,6 +89,7 @@ impl Answers {
                 ));
             }
         }
+        now.retain(|(port, _)| !down.contains(port));
         let mut since: BTreeMap<_, _> = now.into_iter().map(|key| (key, sequence)).collect();
         for (key, since) in &mut since {
             if let Some(&before) = self.since.get(key) {

@@ -172,6 +172,7 @@ pub fn network() -> Network {
         ],
         neighbours,
         addresses: vec![ip("192.0.2.2"), ip("2001:db8::2"), ip("10.0.0.2"), ip("fd00::2")],
+        ..Network::default()
     }
 }
 
