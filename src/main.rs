@@ -6,9 +6,11 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use control::config::Logs;
+use control::controller::ControllerError;
 use sluice::check::{CheckError, check};
 use sluice::cli::{BenchArgs, Cli, Command, ConfigArgs, ReplayArgs};
 use sluice::doctor::DoctorError;
+use sluice::run::RunError;
 use sluice::settings::Settings;
 use sluice::{bench, doctor, replay, run};
 
@@ -16,7 +18,11 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Run(args) => with_settings(&args, |settings| {
             control::logging::start(settings.logs);
-            ended(run::run(settings))
+            match run::run(settings) {
+                // A kubeconfig that leads nowhere is configuration, too.
+                Err(error @ RunError::Controller(ControllerError::Kubernetes(_))) => invalid(&format!("sluiced: {error}")),
+                other => ended(other),
+            }
         }),
         Command::Check(args) => match check(&args.config, &args.choice(), &mut io::stdout().lock()) {
             Err(CheckError::Invalid(errors)) => invalid(&errors),

@@ -151,10 +151,11 @@ async fn connect(url: &str) -> Result<Channel, tonic::transport::Error> {
         .await
 }
 
-/// An error with its causes: tonic's own text is "transport error".
+/// An error with its causes: tonic's own text is "transport error". Some of them repeat their cause.
 fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source()).map(ToString::to_string);
-    std::iter::once(error.to_string()).chain(causes).collect::<Vec<_>>().join(": ")
+    let join = |text: String, cause: String| if text.ends_with(&cause) { text } else { format!("{text}: {cause}") };
+    causes.fold(error.to_string(), join)
 }
 
 #[cfg(test)]

@@ -1,0 +1,450 @@
+//! What a user gets wrong, and what the machine lacks, against the real binary: the exit code, and the sentence that says
+//! what was found, where, and what to do.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod edge;
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use edge::{DEADLINE, Edge, may_run, skip, until};
+
+/// A configuration that needs nothing of the machine: ports that nothing arrives at, no twins, no hugepages.
+const GOOD: &str = "\
+name: test
+ports:
+  - name: uplink
+    device: net_null0,no-rx=1
+    addresses: [192.0.2.2/24]
+    twin: none
+  - name: cluster
+    device: net_null1,no-rx=1
+    addresses: [10.0.0.2/24]
+    twin: none
+workers: {cores: [0], poll: adaptive}
+memory: {hugepages: off}
+flows: {maxPerWorker: 1024}
+snat: {addresses: [10.0.0.3]}
+pools: [{name: default, addresses: [192.0.2.100-192.0.2.119]}]
+manifests: manifests
+statusDir: status
+stateDir: state
+listen: unix:config.sock
+admin: {listen: 'unix:admin.sock'}
+";
+
+/// A directory with a configuration, and a gateway that may run by it.
+struct Case {
+    dir: tempfile::TempDir,
+    config: PathBuf,
+}
+
+impl Case {
+    /// [`GOOD`] with one text in place of another.
+    fn with(from: &str, to: &str) -> Self {
+        assert!(GOOD.contains(from), "{from} is not in the configuration");
+        Self::of(&GOOD.replace(from, to))
+    }
+
+    fn of(text: &str) -> Self {
+        let dir = tempfile::Builder::new().prefix("sluice-").tempdir().unwrap();
+        fs::create_dir(dir.path().join("manifests")).unwrap();
+        let config = dir.path().join("sluice.yaml");
+        fs::write(&config, text).unwrap();
+        Self { dir, config }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn command(&self, before: &[&str], arguments: &[&str]) -> Command {
+        let mut words = before.to_vec();
+        words.push(env!("CARGO_BIN_EXE_sluiced"));
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).arg("run").arg("--config").arg(&self.config).args(arguments);
+        command.env("XDG_RUNTIME_DIR", self.dir.path()).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs the gateway, which must refuse, by this exit code and with all these texts.
+    fn refused(&self, code: i32, says: &[&str]) -> String {
+        self.refused_as(&[], code, says)
+    }
+
+    fn refused_as(&self, before: &[&str], code: i32, says: &[&str]) -> String {
+        let child = self.command(before, &[]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let output = ended(child);
+        let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{text}");
+        for expected in says {
+            assert!(text.contains(expected), "expected {expected:?} in:\n{text}");
+        }
+        text
+    }
+
+    /// Starts the gateway, which must run.
+    fn runs(&self, arguments: &[&str]) -> Running<'_> {
+        let log = fs::File::create(self.path("log")).unwrap();
+        let child = self.command(&[], arguments).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
+        let mut running = Running { case: self, child };
+        until("the gateway runs", || running.says("the gateway runs"));
+        running
+    }
+}
+
+/// What a process that ends by itself said.
+fn ended(mut child: Child) -> Output {
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() > DEADLINE {
+            child.kill().unwrap();
+            panic!("it runs on: {:?}", child.wait_with_output().unwrap());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child.wait_with_output().unwrap()
+}
+
+struct Running<'a> {
+    case: &'a Case,
+    child: Child,
+}
+
+impl Running<'_> {
+    fn log(&self) -> String {
+        fs::read_to_string(self.case.path("log")).unwrap()
+    }
+
+    /// Something once the log holds this text; fails when the gateway has ended.
+    fn says(&mut self, text: &str) -> Option<()> {
+        let log = self.log();
+        if log.contains(text) {
+            return Some(());
+        }
+        assert_eq!(self.child.try_wait().unwrap(), None, "it ended:\n{log}");
+        None
+    }
+
+    /// Ends it by SIGTERM, which it must obey; gives its log.
+    fn stop(mut self) -> String {
+        rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), rustix::process::Signal::TERM).unwrap();
+        let status = until("the gateway ends", || self.child.try_wait().unwrap());
+        assert_eq!(status.code(), Some(0), "{}", self.log());
+        self.log()
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn what_is_wrong_in_the_file_is_named_by_file_line_and_key_with_exit_code_2() {
+    let rows: &[(&str, &str, &[&str])] = &[
+        ("name: test", "name: [unclosed", &["sluice.yaml:"]),
+        ("name: test", "name: test\nflux: 1", &["sluice.yaml:2:", "`flux`"]),
+        ("[10.0.0.3]", "[10.0.0.300]", &["sluice.yaml:14:", "`snat.addresses[0]`", "10.0.0.300"]),
+        ("[10.0.0.3]", "[10.0.0.2]", &["sluice.yaml:14:", "`snat.addresses[0]`", "address of port `cluster` (line 9)"]),
+        (
+            "192.0.2.100-192.0.2.119]}]",
+            "192.0.2.100-192.0.2.119]}, {name: more, addresses: [192.0.2.110-192.0.2.130]}]",
+            &["sluice.yaml:15:", "`pools[1].addresses[0]`", "overlaps"],
+        ),
+        ("192.0.2.100-", "192.0.2.1-", &["sluice.yaml:15:", "holds 192.0.2.2, an address of port `uplink`"]),
+        (
+            "manifests: manifests",
+            "defaults: {mode: dsr}\nmanifests: manifests",
+            &["sluice.yaml:16:", "`defaults.mode`", "not built in this version"],
+        ),
+        ("net_null1,no-rx=1", "eth1", &["sluice.yaml:8:", "`ports[1].device`", "eth1"]),
+    ];
+    for (from, to, says) in rows {
+        Case::with(from, to).refused(2, says);
+    }
+    let missing = Case::of(GOOD);
+    fs::remove_file(&missing.config).unwrap();
+    missing.refused(2, &["sluice.yaml", "No such file"]);
+}
+
+#[test]
+fn all_mistakes_of_a_file_are_named_at_once() {
+    let text = GOOD
+        .replace("name: test", "name: test\nflux: 1")
+        .replace("10.0.0.3]", "10.0.0.2]")
+        .replace("192.0.2.100-", "192.0.2.1-")
+        .replace("hugepages: off", "hugepages: sometimes")
+        .replace("maxPerWorker: 1024", "maxPerWorker: many");
+    let keys = ["`flux`", "`memory.hugepages`", "`flows.maxPerWorker`", "`snat.addresses[0]`", "`pools[0].addresses[0]`"];
+    let said = Case::of(&text).refused(2, &keys);
+    let lines: Vec<_> = said.lines().filter(|line| line.contains("sluice.yaml:")).collect();
+    assert_eq!(lines.len(), keys.len(), "{said}");
+    assert!(lines.is_sorted_by_key(|line| line.split(':').nth(1).unwrap().parse::<u32>().unwrap()), "{said}");
+}
+
+#[test]
+fn a_socket_in_use_is_left_alone_with_exit_code_1() {
+    for name in ["admin.sock", "config.sock"] {
+        let case = Case::of(GOOD);
+        let path = case.path(name);
+        let _listening = UnixListener::bind(&path).unwrap();
+        let in_use = format!("{} is in use: another process listens there; stop it, or configure another path", path.display());
+        case.refused(1, &[&in_use]);
+        assert!(path.exists());
+    }
+    let case = Case::of(GOOD);
+    fs::write(case.path("admin.sock"), "precious").unwrap();
+    case.refused(1, &["admin.sock exists and is no socket; move it away"]);
+}
+
+#[test]
+fn a_core_that_does_not_exist_is_named_with_those_that_do() {
+    Case::with("cores: [0]", "cores: [1023]").refused(1, &["workers.cores: core 1023 does not exist; this machine has 0-"]);
+}
+
+#[test]
+fn a_device_or_interface_that_does_not_exist_is_named() {
+    let none = Case::with("net_null1,no-rx=1", "net_nonesuch0");
+    none.refused(1, &["device net_nonesuch0"]);
+    if may_run("an interface that does not exist") {
+        let none = Case::with("net_null1,no-rx=1", "net_af_packet1,iface=nonesuch0");
+        none.refused(1, &["device net_af_packet1,iface=nonesuch0", "there is no interface nonesuch0", "`ip link`"]);
+    }
+}
+
+#[test]
+fn without_the_privilege_the_capability_is_named() {
+    if !may_run("missing privilege") {
+        return;
+    }
+    let case = Case::with("net_null1,no-rx=1", "net_af_packet1,iface=lo");
+    fs::set_permissions(case.dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    // Where the build lies, nobody may have no right to go.
+    let program = case.path("sluiced");
+    fs::copy(env!("CARGO_BIN_EXE_sluiced"), &program).unwrap();
+    let child = Command::new("setpriv")
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all"])
+        .arg(&program)
+        .args(["run", "--config"])
+        .arg(&case.config)
+        .env("XDG_RUNTIME_DIR", case.dir.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let output = ended(child);
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("interface lo") && text.contains("the gateway needs CAP_NET_ADMIN"), "{text}");
+}
+
+/// Whether the machine has no hugepages at all, which these tests are about.
+fn lacks_hugepages(test: &str) -> bool {
+    let sizes = fs::read_dir("/sys/kernel/mm/hugepages").map(Iterator::collect::<Vec<_>>).unwrap_or_default();
+    let is_none = |dir: PathBuf| fs::read_to_string(dir.join("nr_hugepages")).is_ok_and(|n| n.trim() == "0");
+    let lacks = sizes.into_iter().all(|entry| is_none(entry.unwrap().path()));
+    if !lacks {
+        skip(test, "the machine has hugepages");
+    }
+    lacks
+}
+
+#[test]
+fn hugepages_that_are_required_and_absent_end_the_start_and_say_how_many_are_needed() {
+    if lacks_hugepages("hugepages required and absent") {
+        let case = Case::with("hugepages: off", "hugepages: require");
+        case.refused(1, &["hugepages are required", "MB are needed, 0 MB are free", "sysctl vm.nr_hugepages="]);
+        let pci = Case::of(&GOOD.replace("net_null1,no-rx=1", "0000:ff:1f.7").replace("hugepages: off", "hugepages: auto"));
+        pci.refused(1, &["a PCI port"]);
+    }
+}
+
+#[test]
+fn virtual_devices_do_without_hugepages_after_one_warning() {
+    if lacks_hugepages("virtual devices without hugepages") {
+        let case = Case::with("hugepages: off", "hugepages: auto");
+        let mut running = case.runs(&[]);
+        until("it serves", || running.says("following the controller"));
+        let log = running.log();
+        assert_eq!(log.matches("too few free hugepages").count(), 1, "{log}");
+        assert_eq!(log.matches("WARN").count(), 1, "{log}");
+        running.stop();
+    }
+}
+
+#[test]
+fn a_kubeconfig_that_is_missing_or_broken_is_named_with_exit_code_2() {
+    let kubernetes = |text: Option<&str>| {
+        let case = Case::with("manifests: manifests", "kubernetes: {kubeconfig: kubeconfig}");
+        if let Some(text) = text {
+            fs::write(case.path("kubeconfig"), text).unwrap();
+        }
+        let path = case.path("kubeconfig").display().to_string();
+        case.refused(2, &[&format!("kubeconfig {path}"), "expected a readable kubeconfig", "try `kubectl"]);
+    };
+    kubernetes(None);
+    kubernetes(Some("clusters: [oops"));
+    kubernetes(Some("apiVersion: v1\nkind: Config\n"));
+}
+
+fn kubeconfig(server: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{{name: c, context: {{cluster: c, user: u}}}}]\n\
+         clusters: [{{name: c, cluster: {{server: '{server}'}}}}]\nusers: [{{name: u, user: {{token: t}}}}]\n"
+    )
+}
+
+#[test]
+fn an_api_server_that_is_away_is_said_once_and_tried_again() {
+    let case = Case::with("manifests: manifests", "kubernetes: {kubeconfig: kubeconfig}");
+    // It accepts and says nothing more: away for whoever asks, and the asking can be counted.
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    fs::write(case.path("kubeconfig"), kubeconfig(&format!("http://{}", server.local_addr().unwrap()))).unwrap();
+    let running = case.runs(&[]);
+    for _ in 0..8 {
+        drop(server.accept().unwrap());
+    }
+    let log = running.stop();
+    for what in ["services", "endpointslices"] {
+        let said: Vec<_> = log.lines().filter(|line| line.contains(&format!("cannot list and watch {what}"))).collect();
+        assert_eq!(said.len(), 1, "{log}");
+        assert!(said[0].contains("the API server cannot be reached") && said[0].contains("check its address"), "{log}");
+    }
+}
+
+#[test]
+fn an_api_server_that_refuses_connections_does_not_stop_the_gateway() {
+    let case = Case::with("manifests: manifests", "kubernetes: {kubeconfig: kubeconfig}");
+    fs::write(case.path("kubeconfig"), kubeconfig("https://127.0.0.1:1")).unwrap();
+    let mut running = case.runs(&[]);
+    until("it says so", || running.says("the API server cannot be reached"));
+    running.stop();
+}
+
+#[test]
+fn a_controller_that_is_away_is_said_once_and_does_not_stop_the_gateway() {
+    let without_controller: Vec<_> = ["pools:", "manifests:", "statusDir:", "listen: unix:config"].into();
+    let text: String = GOOD
+        .lines()
+        .filter(|line| !without_controller.iter().any(|key| line.starts_with(key)))
+        .fold(String::new(), |text, line| text + line + "\n");
+    let case = Case::of(&text);
+    let socket = format!("unix:{}", case.path("none.sock").display());
+    let mut running = case.runs(&["--controller", &socket]);
+    let said = format!("cannot connect to the controller at {socket}");
+    until("it says so", || running.says(&said));
+    // That somebody knocks shows that it was tried again.
+    let listener = UnixListener::bind(case.path("none.sock")).unwrap();
+    drop(listener.accept().unwrap());
+    let log = running.stop();
+    let said: Vec<_> = log.lines().filter(|line| line.contains("No such file")).collect();
+    assert_eq!(said.len(), 1, "{log}");
+    assert!(said[0].contains("is it running, and may this process open the socket?"), "{log}");
+}
+
+#[test]
+fn a_manifests_directory_that_is_missing_is_named_and_its_coming_noticed() {
+    let case = Case::of(GOOD);
+    fs::remove_dir(case.path("manifests")).unwrap();
+    let path: &Path = &case.path("manifests");
+    let mut running = case.runs(&[]);
+    until("it says so", || running.says(&format!("manifests directory {}", path.display())));
+    fs::create_dir(path).unwrap();
+    until("it is followed", || running.says("following the controller"));
+    running.stop();
+}
+
+#[test]
+fn an_interface_of_somebody_else_is_never_a_twin() {
+    if !may_run("a foreign interface of a twin's name") {
+        return;
+    }
+    let edge = Edge::new("for");
+    edge.manifests_of_the_demo();
+    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+    let config = edge.path("sluice.yaml").display().to_string();
+    let program = env!("CARGO_BIN_EXE_sluiced");
+    let makes = ["link add uplink type bridge", "tuntap add dev uplink mode tap"];
+    for make in makes {
+        edge.script(&format!("in_ns gw ip {make}"));
+        let output = edge.run("gw", &[program, "run", "--config", &config]);
+        let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(
+            text.contains("interface uplink exists and was not made by sluice") && text.contains("`ip link delete uplink`"),
+            "{text}"
+        );
+        edge.script("in_ns gw ip link show uplink; in_ns gw ip link del uplink");
+        let filters = edge.run("gw", &["tc", "filter", "show", "dev", "uplink0", "ingress"]);
+        assert!(filters.stdout.is_empty(), "what was taken is given back");
+    }
+}
+
+/// Frames that no parser likes: cut short, lengths that lie, versions that do not exist.
+fn malformed_frames(destination: &str) -> Vec<Vec<u8>> {
+    let mac: Vec<u8> = destination.split(':').map(|part| u8::from_str_radix(part, 16).unwrap()).collect();
+    let frame = |ether_type: u16, payload: &[u8]| {
+        let mut frame = mac.clone();
+        frame.extend([2, 0, 0, 0, 0, 9]);
+        frame.extend(ether_type.to_be_bytes());
+        frame.extend(payload);
+        frame.resize(frame.len().max(60), 0xff);
+        frame
+    };
+    let addresses = [192, 0, 2, 10, 192, 0, 2, 100];
+    let ipv4 = |first: u8, length: u16| {
+        let mut header = vec![first, 0];
+        header.extend(length.to_be_bytes());
+        header.extend([0, 0, 0, 0, 64, 6, 0, 0]);
+        header.extend(addresses);
+        header
+    };
+    vec![
+        frame(0x0800, &ipv4(0x65, 40)),   // version 6 in an IPv4 frame
+        frame(0x0800, &ipv4(0x44, 40)),   // a header of 16 bytes
+        frame(0x0800, &ipv4(0x45, 1400)), // longer than the frame
+        frame(0x0800, &ipv4(0x45, 19)),   // shorter than its header
+        frame(0x86dd, &[0x45; 40]),       // version 4 in an IPv6 frame
+        frame(0x86dd, &[0x60, 0, 0, 0, 0xff, 0xff, 6, 64]),
+    ]
+}
+
+/// Sends frames that the parser must refuse from the client.
+fn send_malformed(edge: &Edge) -> u64 {
+    let mac = String::from_utf8(edge.run("gw", &["cat", "/sys/class/net/uplink/address"]).stdout).unwrap();
+    let frames = malformed_frames(mac.trim());
+    let lines: Vec<String> = frames.iter().map(|frame| frame.iter().map(|byte| format!("{byte:02x}")).collect()).collect();
+    let program = "import socket, sys\ns = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)\ns.bind(('eth0', 0))\n\
+                   [s.send(bytes.fromhex(frame)) for frame in sys.argv[1:]]";
+    let mut command = vec!["/usr/bin/python3", "-c", program];
+    command.extend(lines.iter().map(String::as_str));
+    let sent = edge.run("client", &command);
+    assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
+    frames.len() as u64
+}
+
+#[test]
+fn malformed_frames_are_dropped_by_name_and_harm_nobody() {
+    if !may_run("malformed frames") {
+        return;
+    }
+    let mut edge = Edge::new("mal");
+    edge.manifests_of_the_demo();
+    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+    edge.start();
+    until("the first answer", || edge.curl("http://192.0.2.100/"));
+    let sent = send_malformed(&edge);
+    let malformed = |edge: &Edge| edge.drops().iter().filter(|(reason, _)| reason == "malformed").map(|(_, n)| n).sum::<u64>();
+    until("every frame is counted", || (malformed(&edge) == sent).then_some(()));
+    assert!(edge.curl("http://192.0.2.100/").is_some(), "it serves on");
+    edge.assert_account();
+}
