@@ -310,8 +310,9 @@ fn an_api_server_that_is_away_is_said_once_and_tried_again() {
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     fs::write(case.path("kubeconfig"), kubeconfig(&format!("http://{}", server.local_addr().unwrap()))).unwrap();
     let running = case.runs(&[]);
+    server.set_nonblocking(true).unwrap();
     for _ in 0..8 {
-        drop(server.accept().unwrap());
+        until("it asks again", || server.accept().ok());
     }
     let log = running.stop();
     for what in ["services", "endpointslices"] {
@@ -344,7 +345,8 @@ fn a_controller_that_is_away_is_said_once_and_does_not_stop_the_gateway() {
     until("it says so", || running.says(&said));
     // That somebody knocks shows that it was tried again.
     let listener = UnixListener::bind(case.path("none.sock")).unwrap();
-    drop(listener.accept().unwrap());
+    listener.set_nonblocking(true).unwrap();
+    until("it is tried again", || listener.accept().ok());
     let log = running.stop();
     let said: Vec<_> = log.lines().filter(|line| line.contains("No such file")).collect();
     assert_eq!(said.len(), 1, "{log}");
