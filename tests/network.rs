@@ -3,6 +3,10 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+#[path = "edge/skip.rs"]
+#[allow(unreachable_pub)]
+mod skip;
+
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Write;
@@ -16,6 +20,7 @@ use crossbeam_queue::ArrayQueue;
 use dataplane::{Buffer, Burst, Mac, Network, PortIndex, Route, TwinQueues};
 use ipnet::IpNet;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use skip::may_make_namespaces;
 use sluice::af_packet;
 use sluice::netlink::{Follow, REQUESTS_MAX, follow};
 use sluice::twin::{Interface, TwinConfig, TwinCounters, TwinError, TwinPort, TwinThread};
@@ -24,15 +29,6 @@ use tokio::sync::watch;
 const DEADLINE: Duration = Duration::from_secs(10);
 const TWIN_MAC: Mac = Mac([2, 0, 0, 0, 0xaa, 1]);
 const PEER_MAC: Mac = Mac([2, 0, 0, 0, 0xbb, 9]);
-
-/// Whether namespaces can be made; says so when not.
-fn require_root() -> bool {
-    let root = rustix::process::geteuid().is_root();
-    if !root {
-        println!("skipped: needs root for network namespaces");
-    }
-    root
-}
 
 /// A network namespace that goes with the value.
 struct Namespace {
@@ -207,7 +203,7 @@ fn solicitation() -> Vec<u8> {
 
 #[test]
 fn linux_answers_arp_ndp_and_ping_through_the_twin() {
-    if !require_root() {
+    if !may_make_namespaces("linux answers arp ndp and ping through the twin") {
         return;
     }
     let namespace = Namespace::new("answers");
@@ -231,7 +227,7 @@ fn linux_answers_arp_ndp_and_ping_through_the_twin() {
 
 #[test]
 fn a_restart_keeps_the_twin_and_removes_only_addresses_that_were_ours() {
-    if !require_root() {
+    if !may_make_namespaces("a restart keeps the twin and removes only addresses that were ours") {
         return;
     }
     let namespace = Namespace::new("restart");
@@ -256,7 +252,7 @@ fn a_restart_keeps_the_twin_and_removes_only_addresses_that_were_ours() {
 
 #[test]
 fn an_interface_that_is_not_ours_is_refused_and_left_alone() {
-    if !require_root() {
+    if !may_make_namespaces("an interface that is not ours is refused and left alone") {
         return;
     }
     let namespace = Namespace::new("foreign");
@@ -272,7 +268,7 @@ fn an_interface_that_is_not_ours_is_refused_and_left_alone() {
 
 #[test]
 fn the_carrier_of_the_twin_follows_the_link() {
-    if !require_root() {
+    if !may_make_namespaces("the carrier of the twin follows the link") {
         return;
     }
     let namespace = Namespace::new("carrier");
@@ -319,7 +315,7 @@ fn route(to: &str, via: Option<&str>) -> Route {
 
 #[test]
 fn routes_addresses_and_neighbours_are_followed() {
-    if !require_root() {
+    if !may_make_namespaces("routes addresses and neighbours are followed") {
         return;
     }
     let namespace = Namespace::new("follow");
@@ -359,7 +355,7 @@ fn routes_addresses_and_neighbours_are_followed() {
 
 #[test]
 fn ipv4_routes_go_and_come_with_the_interface() {
-    if !require_root() {
+    if !may_make_namespaces("ipv4 routes go and come with the interface") {
         return;
     }
     let namespace = Namespace::new("updown");
@@ -380,7 +376,7 @@ fn ipv4_routes_go_and_come_with_the_interface() {
 
 #[test]
 fn several_next_hops_and_next_hop_objects_leave_what_linux_has() {
-    if !require_root() {
+    if !may_make_namespaces("several next hops and next hop objects leave what linux has") {
         return;
     }
     let namespace = Namespace::new("several");
@@ -419,7 +415,7 @@ fn several_next_hops_and_next_hop_objects_leave_what_linux_has() {
 
 #[test]
 fn a_storm_of_changes_ends_in_what_linux_holds() {
-    if !require_root() {
+    if !may_make_namespaces("a storm of changes ends in what linux holds") {
         return;
     }
     let namespace = Namespace::new("storm");
@@ -443,7 +439,7 @@ fn a_storm_of_changes_ends_in_what_linux_holds() {
 
 #[test]
 fn next_hops_in_use_are_managed_and_released_and_a_permanent_entry_is_left_alone() {
-    if !require_root() {
+    if !may_make_namespaces("next hops in use are managed and released and a permanent entry is left alone") {
         return;
     }
     let namespace = Namespace::new("managed");
@@ -469,7 +465,7 @@ fn next_hops_in_use_are_managed_and_released_and_a_permanent_entry_is_left_alone
 
 #[test]
 fn a_client_that_a_worker_waits_for_is_asked_for_once() {
-    if !require_root() {
+    if !may_make_namespaces("a client that a worker waits for is asked for once") {
         return;
     }
     let namespace = Namespace::new("client");
@@ -514,7 +510,7 @@ fn state(namespace: &Namespace) -> [String; 4] {
 
 #[test]
 fn linux_is_kept_off_an_af_packet_interface_and_given_it_back() {
-    if !require_root() {
+    if !may_make_namespaces("linux is kept off an af packet interface and given it back") {
         return;
     }
     let (gateway, client) = veth("afp");
@@ -535,7 +531,7 @@ fn linux_is_kept_off_an_af_packet_interface_and_given_it_back() {
 
 #[test]
 fn what_a_killed_gateway_left_is_taken_over_and_undone() {
-    if !require_root() {
+    if !may_make_namespaces("what a killed gateway left is taken over and undone") {
         return;
     }
     let (gateway, _client) = veth("afpk");
@@ -558,7 +554,7 @@ fn what_a_killed_gateway_left_is_taken_over_and_undone() {
 
 #[test]
 fn a_missing_interface_is_named() {
-    if !require_root() {
+    if !may_make_namespaces("a missing interface is named") {
         return;
     }
     let namespace = Namespace::new("missing");

@@ -4,8 +4,9 @@
 #![allow(unreachable_pub, dead_code, reason = "each test file uses a part of it")]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod skip;
+
 use std::fs;
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -13,26 +14,11 @@ use std::time::{Duration, Instant};
 use proto::v1::admin_client::AdminClient;
 use proto::v1::{GetStatusRequest, GetStatusResponse, ListBackendsRequest, ListDropsRequest};
 
+#[allow(unused_imports, reason = "each test file uses a part of it")]
+pub use skip::{may_make_namespaces as may_run, skip};
+
 /// Longest wait for anything that is to happen.
 pub const DEADLINE: Duration = Duration::from_secs(30);
-
-/// Says why a test cannot run here, in the summary too.
-pub fn skip(test: &str, why: &str) {
-    println!("skipped: {test}: {why}");
-    if let Some(path) = std::env::var_os("SLUICE_SKIPPED") {
-        let mut file = fs::OpenOptions::new().append(true).create(true).open(path).unwrap();
-        writeln!(file, "{test}: {why}").unwrap();
-    }
-}
-
-/// Whether namespaces can be made; says so when not.
-pub fn may_run(test: &str) -> bool {
-    let root = rustix::process::geteuid().is_root();
-    if !root {
-        skip(test, "needs root for network namespaces");
-    }
-    root
-}
 
 /// Waits until `condition` gives something.
 pub fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {

@@ -9,5 +9,8 @@ mod controller;
 mod following;
 mod gateway;
 mod recordings;
+#[path = "../../../tests/edge/skip.rs"]
+#[allow(dead_code)] // what it says of namespaces is for other tests
+mod skip;
 mod status;
 mod user;

@@ -14,6 +14,7 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use crate::api_server::ApiServer;
+use crate::skip::skip;
 
 /// Longer than any wait that is expected; a test that needs it has failed.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -97,7 +98,7 @@ impl User {
 /// prints that it was skipped.
 pub async fn on_a_real_cluster(test: &str, scenario: impl AsyncFnOnce(&User)) {
     let Some(kubeconfig) = std::env::var_os(REAL_CLUSTER).map(PathBuf::from) else {
-        println!("skipped: {test} (on a real cluster): {REAL_CLUSTER} names no kubeconfig");
+        skip(&format!("{test} (on a real cluster)"), &format!("{REAL_CLUSTER} names no kubeconfig"));
         return;
     };
     let cluster = connect(Some(&kubeconfig)).await.unwrap();
