@@ -4,6 +4,7 @@
 #![allow(unreachable_pub, dead_code, reason = "each test file uses a part of it")]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+pub mod peers;
 mod skip;
 
 use std::fs;
@@ -12,7 +13,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use proto::v1::admin_client::AdminClient;
-use proto::v1::{GetStatusRequest, GetStatusResponse, ListBackendsRequest, ListDropsRequest};
+use proto::v1::{GetStatusRequest, GetStatusResponse, ListBackendsRequest, ListDropsRequest, ListServicesRequest, ServiceStatus};
 
 #[allow(unused_imports, reason = "each test file uses a part of it")]
 pub use skip::{may_make_namespaces as may_run, skip};
@@ -177,6 +178,12 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
         let backends =
             self.admin(async |mut client| Some(client.list_backends(ListBackendsRequest {}).await.ok()?.into_inner().backends))?;
         Some(backends.iter().filter(|b| b.service == service && b.healthy).count())
+    }
+
+    /// What the gateway says of a service, by its name in namespace `demo`.
+    pub fn service(&self, name: &str) -> Option<ServiceStatus> {
+        let ask = async |mut client: AdminClient<_>| client.list_services(ListServicesRequest {}).await.ok();
+        self.admin(ask)?.into_inner().services.into_iter().find(|service| service.namespace == "demo" && service.name == name)
     }
 
     pub fn drops(&self) -> Vec<(String, u64)> {

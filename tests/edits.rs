@@ -1,0 +1,170 @@
+//! What changes while the gateway runs: manifests are edited, broken and deleted, and who is connected stays so.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod edge;
+
+use std::collections::BTreeSet;
+
+use edge::peers::ask;
+use edge::{Edge, may_run, until};
+
+const WEB: &str = "http://192.0.2.100/";
+/// The VIP of the service that each test makes, outside what the demo's services get.
+const ADDRESS: &str = "192.0.2.110";
+
+fn edge(name: &str) -> Edge {
+    let edge = Edge::new(name);
+    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+    edge
+}
+
+/// A Service of these lines of its spec, at [`ADDRESS`], with servers on port 9000.
+fn service(name: &str, protocol: &str, spec: &str, backends: &[u8]) -> String {
+    let endpoints: String = backends.iter().map(|n| format!("\n  - addresses: [10.0.0.{n}]")).collect();
+    format!(
+        "apiVersion: v1
+kind: Service
+metadata: {{namespace: demo, name: {name}, annotations: {{sluice.dev/addresses: {ADDRESS}}}}}
+spec:
+  type: LoadBalancer
+  loadBalancerClass: sluice.dev/gateway
+  {spec}
+  ports: [{{name: main, port: 90, targetPort: 9000, protocol: {protocol}}}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{namespace: demo, name: {name}-1, labels: {{kubernetes.io/service-name: {name}}}}}
+addressType: IPv4
+ports: [{{name: main, protocol: {protocol}, port: 9000}}]
+endpoints: {}{endpoints}
+",
+        if backends.is_empty() { "[]" } else { "" }
+    )
+}
+
+fn address() -> String {
+    format!("{ADDRESS}:90")
+}
+
+#[test]
+fn connections_outlive_the_endpoint_list_they_were_made_by() {
+    if !may_run("endpoints that come and go") {
+        return;
+    }
+    let mut edge = edge("end");
+    for server in ["b11", "b12"] {
+        edge.echo_server(server, 9000);
+    }
+    edge.manifest("echo.yaml", &service("echo", "TCP", "", &[11]));
+    edge.start();
+    let mut old = until("the first connection", || edge.connect(&address()));
+    assert_eq!(old.server, "b11");
+    edge.manifest("echo.yaml", &service("echo", "TCP", "", &[11, 12]));
+    let mut added = until("the new endpoint is used", || edge.connect(&address()).filter(|c| c.server == "b12"));
+    old.assert_alive("an endpoint was added");
+    edge.manifest("echo.yaml", &service("echo", "TCP", "", &[12]));
+    until("the endpoint is gone", || edge.service("echo").filter(|service| service.backends == 1));
+    for _ in 0..20 {
+        assert_eq!(edge.connect(&address()).unwrap().server, "b12");
+    }
+    old.assert_alive("my endpoint was removed");
+    added.assert_alive("another endpoint was removed");
+    edge.assert_account();
+}
+
+#[test]
+fn a_file_that_does_not_parse_keeps_its_last_good_content_and_says_so() {
+    if !may_run("broken manifests") {
+        return;
+    }
+    let mut edge = edge("yam");
+    edge.manifests_of_the_demo();
+    edge.start();
+    until("the first answer", || edge.curl(WEB));
+    edge.manifest("web.yaml", "kind: Service\nmetadata: [oops\n");
+    let said = until("it says so", || edge.log().lines().find(|line| line.contains("web.yaml")).map(str::to_owned));
+    assert!(said.contains("WARN") && said.contains("line "), "{said}");
+    for _ in 0..20 {
+        edge.curl(WEB).expect("the last good content is served");
+    }
+    edge.manifest("echo.yaml", &service("echo", "TCP", "", &[11]));
+    until("other files are read on", || edge.service("echo"));
+    assert!(edge.curl(WEB).is_some(), "the broken file does not matter to others");
+    edge.assert_account();
+}
+
+#[test]
+fn a_service_that_is_deleted_answers_no_more() {
+    if !may_run("a deleted service") {
+        return;
+    }
+    let mut edge = edge("del");
+    edge.echo_server("b11", 9000);
+    edge.manifest("echo.yaml", &service("echo", "TCP", "", &[11]));
+    edge.manifests_of_the_demo();
+    edge.start();
+    until("the first connection", || edge.connect(&address()));
+    std::fs::remove_file(edge.path("manifests/echo.yaml")).unwrap();
+    until("it is gone", || edge.service("echo").is_none().then_some(()));
+    // A client that still knows the way, and one that asks.
+    edge.script(&format!(
+        "in_ns client ip neigh replace {ADDRESS} lladdr $(in_ns gw cat /sys/class/net/uplink/address) dev eth0"
+    ));
+    assert!(edge.connect(&address()).is_none(), "nobody answers");
+    assert!(edge.drops().iter().any(|(reason, _)| reason == "unknown_vip"), "{:?}", edge.drops());
+    edge.script(&format!("in_ns client ip neigh del {ADDRESS} dev eth0"));
+    let arping = edge.run("client", &["arping", "-c", "2", "-w", "2", "-I", "eth0", ADDRESS]);
+    assert!(!arping.status.success(), "nobody has the address: {}", String::from_utf8_lossy(&arping.stdout));
+    assert!(edge.curl(WEB).is_some(), "the others are served");
+    edge.assert_account();
+}
+
+#[test]
+fn what_would_be_served_wrongly_is_not_served_and_says_why() {
+    if !may_run("unsupported fields") {
+        return;
+    }
+    let mut edge = edge("uns");
+    edge.echo_server("b11", 9000);
+    edge.manifest("echo.yaml", &service("echo", "TCP", "", &[11]));
+    edge.start();
+    until("the first connection", || edge.connect(&address()));
+    let fields = ["externalTrafficPolicy: Local", "sessionAffinity: ClientIP", "loadBalancerSourceRanges: [192.0.2.0/24]"];
+    for field in fields {
+        edge.manifest("echo.yaml", &service("echo", "TCP", field, &[11]));
+        let status = until("it is refused", || edge.service("echo").filter(|service| !service.reason.is_empty()));
+        assert_eq!(status.reason, "Unsupported", "{field}");
+        let key = field.split(':').next().unwrap();
+        assert!(status.message.contains(key), "{field}: {}", status.message);
+        assert!(edge.connect(&address()).is_none(), "{field}: it is not served");
+        edge.manifest("echo.yaml", &service("echo", "TCP", "", &[11]));
+        until("it is served again", || edge.connect(&address()));
+    }
+    edge.assert_account();
+}
+
+#[test]
+fn datagrams_reach_every_server_and_the_answer_comes_from_the_vip() {
+    if !may_run("UDP") {
+        return;
+    }
+    let mut edge = edge("udp");
+    for server in ["b11", "b12", "b13"] {
+        edge.udp_echo_server(server, 9000);
+    }
+    edge.manifest("echo.yaml", &service("echo", "UDP", "", &[11, 12, 13]));
+    edge.start();
+    let mut servers = BTreeSet::new();
+    let sockets: Vec<_> = (0..60).map(|_| edge.udp(&address())).collect();
+    until("the first answer", || ask(&sockets[0], "are you there?"));
+    for socket in &sockets {
+        let answer = ask(socket, "who?").expect("an answer");
+        let (server, question) = answer.split_once(' ').unwrap();
+        assert_eq!(question, "who?");
+        assert!(ask(socket, "again").unwrap().starts_with(server), "a socket stays with its server");
+        servers.insert(server.to_owned());
+    }
+    assert_eq!(servers.len(), 3, "{servers:?}");
+    edge.assert_account();
+}
