@@ -134,6 +134,29 @@ fn the_engine_does_not_log() {
 }
 
 #[test]
+fn every_drop_reason_is_explained_to_operators() {
+    let page = fs::read_to_string(root().join("docs/operations.md")).unwrap();
+    let reasons = dataplane::DropReason::ALL.iter().map(|reason| reason.as_str());
+    let offences: Vec<_> = reasons.filter(|reason| !page.contains(&format!("| `{reason}` |"))).map(str::to_owned).collect();
+    assert_none("drop reasons without a row in docs/operations.md", &offences);
+}
+
+#[test]
+fn links_of_documents_lead_somewhere() {
+    let mut pages = vec![root().join("README.md"), root().join("CHANGELOG.md")];
+    files(&root().join("docs"), ".md", &mut pages);
+    let mut offences = Vec::new();
+    for page in pages {
+        let text = fs::read_to_string(&page).unwrap();
+        let targets = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+        let here = targets.filter(|target| !target.is_empty() && !target.contains("://"));
+        let missing = here.filter(|target| !page.parent().unwrap().join(target).exists());
+        offences.extend(missing.map(|target| format!("{}: {target}", page.display())));
+    }
+    assert_none("links to files that are not there", &offences);
+}
+
+#[test]
 fn every_decision_has_its_four_parts() {
     let mut found = Vec::new();
     files(&root().join("docs/adr"), ".md", &mut found);
