@@ -11,7 +11,7 @@ use crate::held::{Awaited, Held};
 use crate::lanes::Lanes;
 use crate::limiter::AnswerLimiter;
 use crate::observe::{Belongs, Fate, Observe};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Place, Snapshot};
 use crate::snat::SnatPorts;
 use crate::tally::Tally;
 use crate::tick::Tick;
@@ -209,9 +209,14 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         headers: &Headers<u128>,
     ) {
         let asked = answer::neighbour_question(buffer.bytes(), headers);
-        let ours = asked.is_some_and(|target| snapshot.ready() && snapshot.answers_for(arrival.in_port, target));
-        if !ours {
-            return self.give_to_linux(lanes, snapshot, arrival, buffer);
+        if !asked.is_some_and(|target| snapshot.ready() && snapshot.answers_for(arrival.in_port, target)) {
+            return match snapshot.place(headers.tuple.destination) {
+                Place::Elsewhere | Place::Twin(_) => self.give_to_linux(lanes, snapshot, arrival, buffer),
+                Place::Vip | Place::Snat | Place::PoolUnused => self.drop(lanes, buffer, DropReason::UnsupportedProtocol),
+            };
+        }
+        if snapshot.place(headers.tuple.source) != Place::Elsewhere {
+            return self.drop(lanes, buffer, DropReason::OwnSource);
         }
         if answer::neighbour_advertisement(&mut buffer, headers, snapshot.port(arrival.in_port).mac) {
             self.answered(lanes, arrival, buffer);

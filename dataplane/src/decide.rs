@@ -210,9 +210,11 @@ fn new_flow<A: Address>(
     let hop = hop_to_backend(snapshot, backend);
     let Hop::Known { next, .. } = hop else { return unsent(hop) };
     let addresses = snapshot.snat::<A>(next.port);
+    let reused_early = flows.ports.reused_early();
     let Ok(lease) = flows.ports.allocate(backend.target, addresses, packet.hash >> 40, now) else {
         return Verdict::Drop(DropReason::SnatExhausted);
     };
+    flows.changes.reused_early = flows.ports.reused_early() > reused_early;
     let mut flow = nat_flow(tuple, packet.headers.transport, target, backend, id, &lease, now);
     let to_client = hop_to_client(snapshot, &mut flow);
     if let Hop::Unresolved(awaited) = to_client {
@@ -369,13 +371,25 @@ fn rewrite_of<A: Address>(flow: &Flow<A>, direction: Direction, source_mac: Mac,
 
 /// A packet for none of the frontends: for us, for Linux, or for nobody.
 fn no_frontend<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdict<A> {
-    let headers = packet.headers;
-    match snapshot.place(headers.tuple.destination) {
-        Place::Vip => for_vip(packet, snapshot),
+    let tuple = &packet.headers.tuple;
+    let destination = snapshot.place(tuple.destination);
+    let to_engine = match destination {
+        Place::Vip | Place::Snat => true,
+        Place::Twin(port) => !snapshot.port(port).twin,
+        Place::PoolUnused | Place::Elsewhere => false,
+    };
+    match snapshot.place(tuple.source) {
+        Place::Vip | Place::Snat => return Verdict::Drop(DropReason::OwnSource),
+        // An answer would go to an address of ours; Linux knows what to do with such a packet.
+        Place::Twin(_) | Place::PoolUnused if to_engine => return Verdict::Drop(DropReason::OwnSource),
+        Place::Twin(_) | Place::PoolUnused | Place::Elsewhere => {}
+    }
+    match destination {
+        Place::Vip => for_vip(packet),
         Place::Snat => for_snat(packet, snapshot),
         Place::PoolUnused => Verdict::Drop(DropReason::UnknownVip),
-        Place::Twin(port) if snapshot.port(port).twin => Verdict::Linux,
-        Place::Twin(_) => for_vip(packet, snapshot),
+        Place::Twin(_) if to_engine => for_vip(packet),
+        Place::Twin(_) => Verdict::Linux,
         Place::Elsewhere => elsewhere(packet, snapshot),
     }
 }
@@ -391,9 +405,8 @@ fn elsewhere<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdict
 }
 
 /// A packet for a VIP, or for an address of a port without twin, without a frontend.
-fn for_vip<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdict<A> {
+fn for_vip<A: Address>(packet: &Packet<'_, A>) -> Verdict<A> {
     match packet.headers.transport {
-        _ if !matches!(snapshot.place(packet.headers.tuple.source), Place::Elsewhere) => Verdict::Drop(DropReason::OwnSource),
         Transport::Tcp { flags } if flags & tcp_flags::RST != 0 => Verdict::Drop(DropReason::NoFlow),
         transport @ (Transport::Tcp { .. } | Transport::Udp) => Verdict::Reply(refusal(transport)),
         transport => for_us(transport, A::FAMILY),

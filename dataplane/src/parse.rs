@@ -4,6 +4,7 @@
 //! within the packet, unless it is a fragment or [`Transport::Other`]. Checksums of TCP, UDP and ICMP are not verified:
 //! a wrong one is passed on (FORWARDING section 9). Who owns an address is not known here.
 
+use crate::answer::is_group_address;
 use crate::checksum::header_holds;
 use crate::wire::{
     Arp, Ethernet, Extension, FragmentHeader, Icmp, Ipv4, Ipv6, RoutingHeader, Tcp, Udp, VlanTag, ether_type, next_header,
@@ -57,7 +58,7 @@ fn ipv4(bytes: &[u8], group_frame: bool) -> Result<Parsed, DropReason> {
         ipv4_unusual(ip, header)?;
     }
     let (source, destination) = (ip.source.get(), ip.destination.get());
-    if source == 0 {
+    if source == 0 && is_group_address(destination) {
         // A host that has no address yet (RFC 2131) may ask for one; Linux knows what to do with that.
         return Ok(Parsed::Other);
     }
@@ -132,7 +133,7 @@ fn ipv6(bytes: &[u8], group_frame: bool) -> Result<Parsed, DropReason> {
         first => walk(first, payload)?,
     };
     let (source, destination) = (ip.source.get(), ip.destination.get());
-    if source == 0 {
+    if source == 0 && is_group_address(destination) {
         // Duplicate address detection, or a router solicitation (RFC 4861 sections 4.1 and 4.3): Linux's.
         return Ok(Parsed::Other);
     }
@@ -161,10 +162,11 @@ fn ipv6(bytes: &[u8], group_frame: bool) -> Result<Parsed, DropReason> {
     }))
 }
 
-/// RFC 6890: loopback, IPv4-mapped (never on a wire) and multicast are nobody's source.
+/// RFC 6890: loopback, IPv4-mapped (never on a wire), multicast, and towards one host the unspecified address are nobody's
+/// source.
 #[inline]
 fn is_martian_v6(source: u128) -> bool {
-    source == 1 || source >> 120 == 0xff || source >> 32 == 0xffff
+    source <= 1 || source >> 120 == 0xff || source >> 32 == 0xffff
 }
 
 /// Where the extension headers lead to.
@@ -407,7 +409,7 @@ mod tests {
             ("LLDP", ethernet(0x88cc, &[1, 2, 3])),
             ("IEEE 802.3 with a length", ethernet(0x0026, &[0x42, 0x42, 3])),
             ("ARP for other hardware", other_arp),
-            ("DHCP from a host without address", from_v4([0; 4].into())),
+            ("DHCP from a host without address", Packet::udp("0.0.0.0:68", "255.255.255.255:67").build()),
             ("duplicate address detection", neighbour_solicitation(Ipv6Addr::UNSPECIFIED, Ipv6Addr::LOCALHOST).build()),
         ];
         for (sentence, frame) in rows {

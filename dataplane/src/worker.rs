@@ -199,7 +199,8 @@ fn hash<A: Address>(table: &FlowTable<A>, headers: &Headers<A>) -> u64 {
     hash
 }
 
-/// Sends what Linux sends, but nothing to a VIP or pool address: the router would send it back to us.
+/// Sends what Linux sends, but nothing to a VIP or pool address: the router would send it back to us. What does not parse
+/// might be for one.
 fn from_linux<P: Port, O: Observe<P::Buffer>>(
     engine: &mut Engine<P::Buffer, O>,
     lanes: &mut Lanes<P>,
@@ -213,7 +214,11 @@ fn from_linux<P: Port, O: Observe<P::Buffer>>(
         let place = match parse(buffer.bytes()) {
             Ok(Parsed::V4(headers)) => snapshot.place(headers.tuple.destination),
             Ok(Parsed::V6(headers)) => snapshot.place(headers.tuple.destination),
-            Ok(Parsed::Arp | Parsed::Other) | Err(_) => Place::Elsewhere,
+            Ok(Parsed::Arp | Parsed::Other) => Place::Elsewhere,
+            Err(reason) => {
+                engine.drop(lanes, buffer, reason);
+                continue;
+            }
         };
         if matches!(place, Place::Vip | Place::PoolUnused) {
             engine.drop(lanes, buffer, DropReason::VipLoop);

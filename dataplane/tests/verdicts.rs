@@ -79,6 +79,19 @@ fn what_is_never_forwarded_is_dropped_under_its_name() {
         row("a VIP as source", UPLINK, Packet::tcp("192.0.2.101:80", "192.0.2.100:80").build(), drop(R::OwnSource)),
         row("the SNAT address as source", UPLINK, Packet::tcp("10.0.0.3:80", "192.0.2.100:80").build(), drop(R::OwnSource)),
         row(
+            "a VIP as source of what the SNAT address would answer",
+            CLUSTER,
+            Packet::tcp("192.0.2.100:80", "10.0.0.3:2000").flags(ACK).build(),
+            drop(R::OwnSource),
+        ),
+        row(
+            "a VIP as source of what Linux would route",
+            UPLINK,
+            Packet::tcp("192.0.2.100:80", CLIENT).build(),
+            drop(R::OwnSource),
+        ),
+        row("no source", UPLINK, Packet::tcp("0.0.0.0:5", "192.0.2.100:80").build(), drop(R::MartianSource)),
+        row(
             "an address of the pool that nobody uses",
             UPLINK,
             Packet::tcp(CLIENT, "192.0.2.119:80").build(),

@@ -1,0 +1,355 @@
+//! Whatever comes in, in whatever order: the worker does not panic, its account closes after every poll, and nothing
+//! leaves that is for a VIP or a pool address, or goes to Linux that is for one of the engine's own.
+#![allow(clippy::unwrap_used)]
+
+mod rig;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use dataplane::testing::{Packet, Segment, arp_request, neighbour_solicitation};
+use dataplane::{Burst, DropReason, Mac, MemoryBuffer, PortIndex};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::{Index, select};
+use proto::{BackendState, Protocol, ServiceName, ServicePort, State};
+use rig::{CLUSTER, Rig, SECOND, UPLINK, backend_mac, ends, ip};
+
+/// Addresses that mean something to the gateway of the rig, and some that do not.
+const V4: [&str; 13] = [
+    "192.0.2.100",
+    "192.0.2.101",
+    "192.0.2.119",
+    "10.0.0.3",
+    "192.0.2.2",
+    "10.0.0.2",
+    "10.0.0.11",
+    "10.0.0.12",
+    "192.0.2.10",
+    "192.0.2.77",
+    "198.51.100.7",
+    "224.0.0.5",
+    "255.255.255.255",
+];
+const V6: [&str; 12] = [
+    "2001:db8::1:0",
+    "2001:db8::1:1",
+    "2001:db8::1:ffff",
+    "fd00::3",
+    "2001:db8::2",
+    "fd00::2",
+    "fd00::11",
+    "fd00::12",
+    "2001:db8::77",
+    "2001:db8:1::7",
+    "ff02::1",
+    "::",
+];
+const PORTS: [u16; 8] = [0, 53, 80, 1024, 1025, 5353, 8080, 30080];
+
+/// What happens to the gateway.
+#[derive(Clone, Debug)]
+enum Step {
+    Arrives(PortIndex, Vec<u8>),
+    FromLinux(PortIndex, Vec<u8>),
+    /// The one that got a packet sent earlier answers it, with these TCP flags.
+    Answered(Index, PortIndex, u8),
+    Passes(u64),
+    Changes(Change),
+    /// Ports take this many frames a poll.
+    Room(usize),
+}
+
+/// What the gateway is told.
+#[derive(Clone, Debug)]
+enum Change {
+    Service(&'static str, bool),
+    Backends(&'static str, u8, BackendState),
+    /// A service without selector may name any address.
+    StrangeBackend(&'static str),
+    Health(u8, bool),
+    Neighbour(u8, bool),
+    Routes(bool),
+    Everything,
+}
+
+fn address(v4: bool) -> impl Strategy<Value = IpAddr> {
+    select(if v4 { V4.as_slice() } else { V6.as_slice() }).prop_map(ip)
+}
+
+fn segment() -> impl Strategy<Value = Segment> {
+    let ports = || [select(PORTS.as_slice()), select(PORTS.as_slice())];
+    prop_oneof![
+        4 => (ports(), prop_oneof![Just(2_u8), Just(16), Just(18), Just(4), Just(17), any::<u8>()], any::<u32>()).prop_map(
+            |(ports, flags, sequence)| Segment::Tcp { ports, flags, sequence, acknowledgement: !sequence }
+        ),
+        3 => (ports(), any::<bool>()).prop_map(|(ports, checksum)| Segment::Udp { ports, checksum }),
+        2 => (prop_oneof![select([0, 3, 8, 11, 128, 129, 135, 136].as_slice()), any::<u8>()], any::<u8>(), any::<u32>())
+            .prop_map(|(kind, code, rest)| Segment::Icmp { kind, code, rest }),
+        1 => any::<u8>().prop_map(|protocol| Segment::Other { protocol }),
+    ]
+}
+
+fn packet() -> impl Strategy<Value = Vec<u8>> {
+    let header = any::<bool>().prop_flat_map(|v4| (address(v4), address(v4)));
+    let unusual = (
+        prop_oneof![3 => Just(64_u8), 1 => 0..3_u8],
+        prop_oneof![3 => Just(0x4000_u16), 1 => Just(0), 1 => any::<u16>()],
+        prop_oneof![5 => Just(Vec::new()), 1 => (0..10_usize).prop_flat_map(|words| vec(any::<u8>(), words * 4))],
+        prop_oneof![5 => Just(Vec::new()), 1 => vec((select([0, 43, 44, 60].as_slice()), vec(0..4_u8, 8)), 1..4)],
+        prop_oneof![3 => vec(any::<u8>(), 0..80), 1 => vec(any::<u8>(), 1400..1600)],
+        prop_oneof![5 => Just(None), 1 => select([[0xff; 6], [1, 0, 0x5e, 0, 0, 1]].as_slice()).prop_map(Some)],
+        0..8_usize,
+    );
+    (header, segment(), unusual).prop_map(|((source, destination), segment, unusual)| {
+        let (hop_limit, fragmentation, options, extensions, payload, group, padding) = unusual;
+        let mut packet = Packet {
+            hop_limit,
+            fragmentation,
+            options,
+            extensions,
+            payload,
+            padding,
+            ..Packet::between(source, destination, segment)
+        };
+        if let Some(group) = group {
+            packet.destination_mac = Mac(group);
+        }
+        packet.build()
+    })
+}
+
+fn question() -> impl Strategy<Value = Vec<u8>> {
+    let arp = (address(true), address(true)).prop_map(|(from, to)| match (from, to) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => arp_request(from, to),
+        _ => Vec::new(),
+    });
+    let solicitation = (address(false), address(false)).prop_map(|(from, to)| match (from, to) {
+        (IpAddr::V6(from), IpAddr::V6(to)) => neighbour_solicitation(from, to).build(),
+        _ => Vec::new(),
+    });
+    prop_oneof![arp, solicitation]
+}
+
+fn frame() -> impl Strategy<Value = Vec<u8>> {
+    let whole = prop_oneof![6 => packet(), 1 => question()].boxed();
+    let flips = vec((any::<Index>(), any::<u8>()), 1..4);
+    prop_oneof![
+        6 => whole.clone(),
+        2 => (whole.clone(), flips).prop_map(|(mut frame, flips)| {
+            for (at, value) in flips {
+                *at.get_mut(&mut frame) = value;
+            }
+            frame
+        }),
+        1 => (whole, any::<Index>()).prop_map(|(mut frame, at)| {
+            frame.truncate(at.index(frame.len() + 1));
+            frame
+        }),
+        1 => vec(any::<u8>(), 0..128),
+    ]
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    let service = || select(["web", "dns", "node-port"].as_slice());
+    let backend = || select(rig::BACKENDS.as_slice());
+    let state = select([BackendState::Active, BackendState::Draining].as_slice());
+    prop_oneof![
+        (service(), any::<bool>()).prop_map(|(name, there)| Change::Service(name, there)),
+        (service(), backend(), state).prop_map(|(name, n, state)| Change::Backends(name, n, state)),
+        service().prop_map(Change::StrangeBackend),
+        (backend(), any::<bool>()).prop_map(|(n, fails)| Change::Health(n, fails)),
+        (backend(), any::<bool>()).prop_map(|(n, known)| Change::Neighbour(n, known)),
+        any::<bool>().prop_map(Change::Routes),
+        Just(Change::Everything),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let port = || select([UPLINK, CLUSTER].as_slice());
+    prop_oneof![
+        8 => (port(), frame()).prop_map(|(port, frame)| Step::Arrives(port, frame)),
+        2 => (port(), frame()).prop_map(|(port, frame)| Step::FromLinux(port, frame)),
+        6 => (any::<Index>(), port(), prop_oneof![Just(18_u8), Just(16), Just(17), Just(4)])
+            .prop_map(|(which, port, flags)| Step::Answered(which, port, flags)),
+        2 => prop_oneof![0..SECOND, 0..200 * SECOND, Just(7300 * SECOND)].prop_map(Step::Passes),
+        3 => change().prop_map(Step::Changes),
+        1 => prop_oneof![Just(usize::MAX), 0..3_usize].prop_map(Step::Room),
+    ]
+}
+
+/// The destination of a frame with whole IP headers, whatever else is wrong with it.
+fn destination(frame: &[u8]) -> Option<IpAddr> {
+    match frame.get(12..15)? {
+        [8, 0, first] if first >> 4 == 4 => frame.get(30..34).and_then(|a| <[u8; 4]>::try_from(a).ok()).map(IpAddr::from),
+        [0x86, 0xdd, first] if first >> 4 == 6 => frame.get(38..54).and_then(|a| <[u8; 16]>::try_from(a).ok()).map(IpAddr::from),
+        _ => None,
+    }
+}
+
+struct World {
+    rig: Rig,
+    /// Frames that left, for those who answer.
+    sent: Vec<Vec<u8>>,
+}
+
+impl World {
+    fn apply(&mut self, step: Step) -> Result<(), TestCaseError> {
+        let rig = &mut self.rig;
+        match step {
+            Step::Arrives(port, frame) => self.arrives(port, &frame),
+            Step::FromLinux(port, frame) => {
+                let mut burst = Burst::new();
+                burst.push(MemoryBuffer::new(&frame, 0));
+                prop_assert!(rig.twins[usize::from(port.0)].from_linux.push(burst).is_ok());
+            }
+            Step::Answered(which, port, flags) if !self.sent.is_empty() => {
+                let answer = answer_to(&self.sent[which.index(self.sent.len())], flags);
+                self.arrives(port, &answer);
+            }
+            Step::Answered(..) => {}
+            Step::Passes(ns) => rig.now += ns,
+            Step::Changes(change) => self.changes(change),
+            Step::Room(room) => {
+                for port in [UPLINK, CLUSTER] {
+                    rig.worker.port_mut(port).unwrap().room = room;
+                }
+            }
+        }
+        self.rig.worker.poll(self.rig.now);
+        self.check()
+    }
+
+    fn arrives(&mut self, port: PortIndex, frame: &[u8]) {
+        self.rig.worker.port_mut(port).unwrap().arriving.push_back(MemoryBuffer::new(frame, 1));
+    }
+
+    fn changes(&mut self, change: Change) {
+        let rig = &mut self.rig;
+        let name = |name: &str| ServiceName::new("default", name);
+        match change {
+            Change::Service(service, false) => drop(rig.state.services.remove(&name(service))),
+            Change::Service(service, true) => {
+                let all = rig::state().services;
+                rig.state.services.insert(name(service), all[&name(service)].clone());
+            }
+            Change::Backends(service, n, state) => each_port(&mut rig.state, &name(service), |port| {
+                match port.backends.iter_mut().find(|b| rig::last_byte(b.address.ip()) == n) {
+                    Some(backend) if backend.state != state => backend.state = state,
+                    _ => port.backends.retain(|b| rig::last_byte(b.address.ip()) != n),
+                }
+            }),
+            Change::StrangeBackend(service) => each_port(&mut rig.state, &name(service), |port| {
+                for (backend, strange) in port.backends.iter_mut().zip(["192.0.2.119", "10.0.0.3", "192.0.2.101"]) {
+                    if backend.address.is_ipv4() {
+                        backend.address.set_ip(ip(strange));
+                    }
+                }
+                port.backends.sort_by_key(|b| b.address);
+            }),
+            Change::Health(n, fails) => {
+                let key = (Protocol::Tcp, format!("10.0.0.{n}:8080").parse().unwrap());
+                let _ = if fails { rig.health.failing.insert(key) } else { rig.health.failing.remove(&key) };
+            }
+            Change::Neighbour(n, known) => {
+                rig.network.neighbours.retain(|neighbour| neighbour.mac != backend_mac(n));
+                if known {
+                    let all = rig::network().neighbours;
+                    rig.network.neighbours.extend(all.into_iter().filter(|neighbour| neighbour.mac == backend_mac(n)));
+                }
+            }
+            Change::Routes(there) => rig.network.routes = if there { rig::network().routes } else { Vec::new() },
+            Change::Everything => (rig.state, rig.network) = (rig::state(), rig::network()),
+        }
+        let snapshot = rig.compiler.compile(&rig.state, &rig.network, &rig.health, rig.now);
+        rig.publisher.publish(snapshot);
+    }
+
+    fn check(&mut self) -> Result<(), TestCaseError> {
+        let account = self.rig.counters.account();
+        prop_assert!(account.closes(), "{:?}", account);
+        let pools = self.rig.state.pools.clone();
+        let in_pool = |address: IpAddr| pools.iter().flat_map(|pool| &pool.ranges).any(|range| range.contains(address));
+        for port in [UPLINK, CLUSTER] {
+            for frame in self.rig.sent(port) {
+                prop_assert!(!destination(&frame).is_some_and(in_pool), "left by {:?}: {:02x?}", port, frame);
+                self.sent.push(frame);
+            }
+            for frame in self.rig.to_linux(port) {
+                let engines = |address| in_pool(address) || address == ip("10.0.0.3") || address == ip("fd00::3");
+                let to = destination(&frame);
+                prop_assert!(!to.is_some_and(engines), "to Linux at {:?}: {:02x?}", port, frame);
+            }
+        }
+        let excess = self.sent.len().saturating_sub(64);
+        self.sent.drain(..excess);
+        Ok(())
+    }
+
+    /// Nothing is held, and no flow is left, when all has been silent for long enough.
+    fn comes_to_rest(mut self) -> Result<(), TestCaseError> {
+        for _ in 0..20 {
+            self.rig.now += 1000 * SECOND;
+            for _ in 0..64 {
+                self.rig.now += SECOND / 7;
+                self.rig.worker.poll(self.rig.now);
+            }
+        }
+        self.check()?;
+        let counters = &self.rig.counters;
+        prop_assert_eq!((counters.held.get(), counters.flows.get()), (0, 0));
+        let of_backends: u64 = (0..64).filter_map(|slot| counters.backend(slot)).map(|b| b.flows.get()).sum();
+        prop_assert_eq!(of_backends, 0, "backends are left by their flows");
+        Ok(())
+    }
+}
+
+fn each_port(state: &mut State, name: &ServiceName, edit: impl FnMut(&mut ServicePort)) {
+    if let Some(service) = state.services.get_mut(name) {
+        Arc::make_mut(service).ports.iter_mut().for_each(edit);
+    }
+}
+
+/// The frame with its ends exchanged, as its receiver would answer. TCP gets these flags.
+fn answer_to(frame: &[u8], flags: u8) -> Vec<u8> {
+    let transport_at = match frame.get(12..15) {
+        Some([8, 0, 0x45]) => 34,
+        Some([0x86, 0xdd, _]) => 54,
+        _ => return frame.to_vec(),
+    };
+    if frame.len() < transport_at + 8 {
+        return frame.to_vec();
+    }
+    let (source, destination) = ends(frame);
+    if source.is_ipv4() != destination.is_ipv4() {
+        return frame.to_vec();
+    }
+    let (from, to) = (destination.to_string(), source.to_string());
+    let protocol = frame[if transport_at == 34 { 23 } else { 20 }];
+    if protocol == 17 { Packet::udp(&from, &to).build() } else { Packet::tcp(&from, &to).flags(flags).build() }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn whatever_comes_in_is_counted_once_and_nothing_loops(steps in vec(step(), 1..60)) {
+        let mut world = World { rig: Rig::with_flows(32), sent: Vec::new() };
+        for step in steps {
+            world.apply(step)?;
+        }
+        world.comes_to_rest()?;
+    }
+
+    #[test]
+    fn before_the_first_state_nothing_is_answered_or_forwarded(frames in vec((select([UPLINK, CLUSTER].as_slice()), frame()), 1..60)) {
+        let mut rig = Rig::before_state(32);
+        for (port, frame) in frames {
+            rig.now += SECOND / 100;
+            rig.put(port, &frame);
+            prop_assert!(rig.sent(UPLINK).is_empty() && rig.sent(CLUSTER).is_empty());
+            rig.to_linux(port);
+        }
+        prop_assert_eq!(rig.drops(DropReason::TxFull), 0);
+    }
+}
