@@ -162,11 +162,14 @@ fn known<A: Address>(
     Some(send(packet, snapshot, hop, flow, direction))
 }
 
-/// A SYN on a closing flow, or any UDP or opening packet whose backend takes no new flows, makes a new choice
-/// (FORWARDING 2): TCP that has begun goes on to a draining backend.
+/// A SYN on a closing flow, a SYN that was never answered by a backend that takes no new flows any more, and any SYN or
+/// UDP packet whose backend is gone make a new choice (FORWARDING 2): TCP that has begun goes on to a draining backend.
 fn begins_anew(transport: Transport, state: FlowState, backend: &Backend) -> bool {
+    let unanswered_in_vain = state == FlowState::TcpOpening && !backend.accepts_new;
     match transport {
-        Transport::Tcp { flags } => is_opening(flags) && (state == FlowState::TcpClosing || backend.removed),
+        Transport::Tcp { flags } => {
+            is_opening(flags) && (state == FlowState::TcpClosing || unanswered_in_vain || backend.removed)
+        }
         _ => backend.removed,
     }
 }
@@ -209,6 +212,9 @@ fn new_flow<A: Address>(
     }
     let hop = hop_to_backend(snapshot, backend);
     let Hop::Known { next, .. } = hop else { return unsent(hop) };
+    if let Some(verdict) = obstacle(packet.headers, snapshot.port(next.port).mtu) {
+        return verdict;
+    }
     let addresses = snapshot.snat::<A>(next.port);
     let reused_early = flows.ports.reused_early();
     let Ok(lease) = flows.ports.allocate(backend.target, addresses, packet.hash >> 40, now) else {
@@ -328,19 +334,24 @@ fn unsent<A>(hop: Hop) -> Verdict<A> {
 #[inline]
 fn send<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot, hop: Hop, flow: &Flow<A>, direction: Direction) -> Verdict<A> {
     let Hop::Known { next, mac } = hop else { return unsent(hop) };
-    if packet.headers.hop_limit <= 1 {
-        return Verdict::Reply(Answer::TimeExceeded);
-    }
     let out = snapshot.port(next.port);
-    if packet.headers.packet_len > out.mtu {
-        return if packet.headers.dont_fragment {
-            Verdict::Reply(Answer::TooBig { mtu: out.mtu })
-        } else {
-            Verdict::Drop(DropReason::TooBig)
-        };
+    if let Some(verdict) = obstacle(packet.headers, out.mtu) {
+        return verdict;
     }
     let matched = Matched { vip: flow.vip, vip_port: flow.vip_port, backend: flow.backend };
     Verdict::Forward { out: next.port, rewrite: rewrite_of(flow, direction, out.mac, mac), matched }
+}
+
+/// Why a packet goes no further although there is a way on.
+#[inline]
+fn obstacle<A: Address>(headers: &Headers<A>, mtu: u16) -> Option<Verdict<A>> {
+    if headers.hop_limit <= 1 {
+        return Some(Verdict::Reply(Answer::TimeExceeded));
+    }
+    (headers.packet_len > mtu).then_some(match headers.dont_fragment {
+        true => Verdict::Reply(Answer::TooBig { mtu }),
+        false => Verdict::Drop(DropReason::TooBig),
+    })
 }
 
 /// What a packet of the flow carries when it leaves.

@@ -104,6 +104,29 @@ fn an_unhealthy_backend_gets_no_new_flows_and_keeps_its_old_ones() {
 }
 
 #[test]
+fn a_syn_that_an_unhealthy_backend_never_answered_is_sent_to_another_when_it_is_repeated() {
+    let mut rig = Rig::new();
+    let (_, backend) = ends(&rig.forward(UPLINK, &syn(1)));
+    assert_eq!(ends(&rig.forward(UPLINK, &syn(1))).1, backend);
+    rig.health.failing.insert((Protocol::Tcp, backend));
+    rig.publish();
+    assert_ne!(ends(&rig.forward(UPLINK, &syn(1))).1, backend);
+    assert_eq!(rig.counters.flows.get(), 1, "the flow to the unhealthy backend has ended");
+}
+
+#[test]
+fn a_packet_that_cannot_be_forwarded_opens_no_flow() {
+    let mut rig = Rig::new();
+    let last_hop = Packet::tcp("198.51.100.7:1", VIP).hop_limit(1);
+    assert_eq!(rig.put(UPLINK, &last_hop.build()), Some(Fate::Reply(UPLINK)));
+    let mut too_big = Packet::udp("198.51.100.7:1", "192.0.2.101:53").payload(&[0; 1600]);
+    assert_eq!(rig.put(UPLINK, &too_big.build()), Some(Fate::Reply(UPLINK)));
+    too_big.fragmentation = 0;
+    assert_eq!(rig.put(UPLINK, &too_big.build()), Some(Fate::Drop(DropReason::TooBig)));
+    assert_eq!(rig.counters.flows.get(), 0);
+}
+
+#[test]
 fn when_all_backends_fail_all_are_used() {
     let mut rig = Rig::new();
     for n in rig::BACKENDS {
