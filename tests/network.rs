@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
-use dataplane::{Buffer, Burst, Mac, Network, PortIndex, Route, TwinQueues};
+use dataplane::{Buffer, Burst, Mac, MemoryBuffer, Network, PortIndex, Route, TwinQueues};
 use ipnet::IpNet;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use skip::may_make_namespaces;
@@ -98,25 +98,6 @@ async fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// A frame in memory.
-#[derive(Debug)]
-struct Frame(Vec<u8>);
-
-impl Buffer for Frame {
-    fn bytes(&self) -> &[u8] {
-        &self.0
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.0
-    }
-
-    fn resize(&mut self, len: usize) -> bool {
-        self.0.resize(len, 0);
-        len <= 2048
-    }
-}
-
 fn config(addresses: &[&str]) -> TwinConfig {
     let addresses = addresses.iter().map(|a| a.parse().unwrap()).collect();
     TwinConfig { name: "uplink".to_owned(), mac: TWIN_MAC, mtu: 1400, addresses }
@@ -124,7 +105,7 @@ fn config(addresses: &[&str]) -> TwinConfig {
 
 /// A twin with its thread; the test plays the worker.
 struct Twin {
-    queues: Arc<TwinQueues<Frame>>,
+    queues: Arc<TwinQueues<MemoryBuffer>>,
     counters: Arc<TwinCounters>,
     interface: Interface,
     _thread: TwinThread,
@@ -136,19 +117,19 @@ impl Twin {
         let queues = Arc::new(TwinQueues::new());
         let counters = Arc::new(TwinCounters::default());
         let port = TwinPort::new(tap, queues.clone(), counters.clone(), config.mtu);
-        let thread = TwinThread::start(vec![port], || Some(Frame(Vec::new()))).unwrap();
+        let thread = TwinThread::start(vec![port], || Some(MemoryBuffer::default())).unwrap();
         Self { queues, counters, interface, _thread: thread }
     }
 
     fn send(&self, frame: Vec<u8>) {
         let mut burst = Burst::new();
-        burst.push(Frame(frame));
+        burst.push(MemoryBuffer::new(&frame, 0));
         self.queues.to_linux.push(burst).unwrap();
     }
 
     /// What Linux has sent so far.
     fn received(&self) -> impl Iterator<Item = Vec<u8>> {
-        std::iter::from_fn(|| self.queues.from_linux.pop()).flatten().map(|frame| frame.0)
+        std::iter::from_fn(|| self.queues.from_linux.pop()).flatten().map(|frame| frame.bytes().to_vec())
     }
 
     /// Waits for a frame of Linux's that fits.

@@ -99,21 +99,14 @@ pub(crate) mod tests {
     use std::time::Duration;
 
     use proptest::prelude::*;
-    use proto::{HealthCheck, Mode, Scheduler, Target};
 
     use super::*;
 
     /// A Service that differs from others of its name by its drain time.
     pub(crate) fn service(name: &str, version: u64) -> Arc<Service> {
         Arc::new(Service {
-            name: ServiceName::new("shop", name),
-            mode: Mode::Nat,
-            target: Target::Endpoint,
-            scheduler: Scheduler::Maglev,
-            health: HealthCheck::default(),
             drain_timeout: Duration::from_secs(version),
-            refusal: None,
-            ports: Vec::new(),
+            ..Service::new(ServiceName::new("shop", name), Vec::new())
         })
     }
 

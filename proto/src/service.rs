@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Family, Protocol};
+use crate::{Family, Protocol, limits};
 
 /// Namespace and name of a Service. Written `namespace/name`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -259,4 +259,21 @@ pub struct Service {
     pub refusal: Option<Refusal>,
     /// One per port and family.
     pub ports: Vec<ServicePort>,
+}
+
+impl Service {
+    /// A Service with these ports, and the defaults for all else.
+    #[must_use]
+    pub fn new(name: ServiceName, ports: Vec<ServicePort>) -> Self {
+        Self {
+            name,
+            mode: Mode::Nat,
+            target: Target::Endpoint,
+            scheduler: Scheduler::Maglev,
+            health: HealthCheck::default(),
+            drain_timeout: limits::DRAIN_TIMEOUT,
+            refusal: None,
+            ports,
+        }
+    }
 }

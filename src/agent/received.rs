@@ -5,12 +5,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use proto::convert::{ConvertError, service_name};
-use proto::{
-    Generation, HealthCheck, Known, Mode, Origin, Pool, Reason, Refusal, Scheduler, Service, ServiceName, State, Target, v1,
-};
+use proto::{Generation, Known, Origin, Pool, Reason, Refusal, Service, ServiceName, State, v1};
 
 /// Why a message cannot be used at all. The stream starts again.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -106,14 +103,8 @@ fn read(message: v1::Service) -> Option<(Service, Vec<u8>)> {
 /// Stands for a Service that cannot be read. Its policy means nothing: it has no port to apply it to.
 fn refused(name: ServiceName, error: &ConvertError) -> Service {
     Service {
-        name,
-        mode: Mode::Nat,
-        target: Target::Endpoint,
-        scheduler: Scheduler::Maglev,
-        health: HealthCheck::default(),
-        drain_timeout: Duration::ZERO,
         refusal: Some(Refusal { reason: Reason::Unsupported, message: error.to_string() }),
-        ports: Vec::new(),
+        ..Service::new(name, Vec::new())
     }
 }
 
@@ -129,15 +120,9 @@ pub(crate) mod tests {
     pub(crate) fn service(name: &str, backends: &[&str]) -> Arc<Service> {
         let backend =
             |text: &&str| Backend { address: text.parse::<SocketAddr>().unwrap(), weight: 1, state: BackendState::Active };
-        Arc::new(Service {
-            name: ServiceName::new("default", name),
-            mode: Mode::Nat,
-            target: Target::Endpoint,
-            scheduler: Scheduler::Maglev,
-            health: HealthCheck::default(),
-            drain_timeout: Duration::from_secs(300),
-            refusal: None,
-            ports: vec![ServicePort {
+        Arc::new(Service::new(
+            ServiceName::new("default", name),
+            vec![ServicePort {
                 name: String::new(),
                 protocol: Protocol::Tcp,
                 family: Family::V4,
@@ -147,7 +132,7 @@ pub(crate) mod tests {
                 maglev: MaglevSpec { size: 251, seed: 0, hash_version: 1 },
                 backends: backends.iter().map(backend).collect(),
             }],
-        })
+        ))
     }
 
     pub(crate) fn state(epoch: &str, counter: u64, services: &[Arc<Service>]) -> State {

@@ -7,10 +7,7 @@ use std::time::Duration;
 
 use dataplane::{Config, FlowLimits, Mac, Neighbour, Network, PortConfig, PortIndex, Route};
 use proto::limits::{MAGLEV_ENTRIES_AT_CREATION, MAGLEV_HASH_VERSION, MAGLEV_SIZES};
-use proto::{
-    Backend, BackendState, Family, Generation, HealthCheck, MaglevSpec, Mode, Protocol, Scheduler, Service, ServiceName,
-    ServicePort, State, Target,
-};
+use proto::{Backend, BackendState, Family, Generation, MaglevSpec, Protocol, Service, ServiceName, ServicePort, State};
 
 use crate::cli::BenchArgs;
 
@@ -130,14 +127,5 @@ fn service(options: &BenchArgs, family: Family, n: u32, name: ServiceName) -> Se
         maglev: MaglevSpec { size, seed: 0, hash_version: MAGLEV_HASH_VERSION },
         backends: (0..options.backends).map(backend).collect(),
     };
-    Service {
-        name,
-        mode: Mode::Nat,
-        target: Target::Endpoint,
-        scheduler: Scheduler::Maglev,
-        health: HealthCheck::default(),
-        drain_timeout: Duration::from_secs(300),
-        refusal: None,
-        ports: vec![port],
-    }
+    Service::new(name, vec![port])
 }

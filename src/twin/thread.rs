@@ -189,30 +189,13 @@ fn run<B: Buffer>(mut ports: Vec<TwinPort<B>>, mut allocate: impl FnMut() -> Opt
 mod tests {
     use std::time::{Duration, Instant};
 
-    use dataplane::FROM_LINUX_BURSTS;
+    use dataplane::{FROM_LINUX_BURSTS, MemoryBuffer};
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     use super::*;
 
-    struct Frame(Vec<u8>);
-
-    impl Buffer for Frame {
-        fn bytes(&self) -> &[u8] {
-            &self.0
-        }
-
-        fn bytes_mut(&mut self) -> &mut [u8] {
-            &mut self.0
-        }
-
-        fn resize(&mut self, len: usize) -> bool {
-            self.0.resize(len, 0);
-            true
-        }
-    }
-
     /// A port whose tap is one end of a socket pair that keeps frames apart, as a tap does. The other end plays Linux.
-    fn port() -> (TwinPort<Frame>, OwnedFd) {
+    fn port() -> (TwinPort<MemoryBuffer>, OwnedFd) {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let (tap, linux) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         (TwinPort::new(tap, Arc::new(TwinQueues::new()), Arc::new(TwinCounters::default()), 1500), linux)
@@ -234,19 +217,19 @@ mod tests {
         [&n.to_be_bytes()[..], &[0xab; 52]].concat()
     }
 
-    fn received(queues: &TwinQueues<Frame>) -> Vec<Vec<u8>> {
-        std::iter::from_fn(|| queues.from_linux.pop()).flatten().map(|frame| frame.0).collect()
+    fn received(queues: &TwinQueues<MemoryBuffer>) -> Vec<Vec<u8>> {
+        std::iter::from_fn(|| queues.from_linux.pop()).flatten().map(|frame| frame.bytes().to_vec()).collect()
     }
 
     #[test]
     fn frames_go_both_ways_whole_and_in_order() {
         let (port, linux) = port();
         let queues = port.queues.clone();
-        let _thread = TwinThread::start(vec![port], || Some(Frame(Vec::new()))).unwrap();
+        let _thread = TwinThread::start(vec![port], || Some(MemoryBuffer::default())).unwrap();
         let mut from_linux = Vec::new();
         for n in 0..100 {
             send(&linux, &numbered(n));
-            let burst = Burst::from_iter([Frame(numbered(n))]);
+            let burst = Burst::from_iter([MemoryBuffer::new(&numbered(n), 0)]);
             assert!(queues.to_linux.push(burst).is_ok());
             let mut frame = [0; 2048];
             let mut len = 0;
@@ -275,14 +258,14 @@ mod tests {
             send(&linux, &numbered(sent));
             sent += 1;
             port.readable = true;
-            port.read(&mut || Some(Frame(Vec::new())), &mut spare);
+            port.read(&mut || Some(MemoryBuffer::default()), &mut spare);
         }
         assert_eq!(sent, FROM_LINUX_BURSTS, "one frame a burst");
         send(&linux, &numbered(sent));
         port.readable = true;
-        assert!(!port.read(&mut || Some(Frame(Vec::new())), &mut spare), "no room: not to be called again at once");
+        assert!(!port.read(&mut || Some(MemoryBuffer::default()), &mut spare), "no room: not to be called again at once");
         got.extend(received(&queues));
-        port.read(&mut || Some(Frame(Vec::new())), &mut spare);
+        port.read(&mut || Some(MemoryBuffer::default()), &mut spare);
         got.extend(received(&queues));
         assert!(got.iter().enumerate().all(|(n, frame)| *frame == numbered(n)));
         assert_eq!(got.len(), sent + 1);
@@ -294,7 +277,7 @@ mod tests {
         send(&linux, &numbered(0));
         assert!(!port.read(&mut || None, &mut None));
         assert_eq!(port.counters.no_buffer.load(Ordering::Relaxed), 1);
-        port.read(&mut || Some(Frame(Vec::new())), &mut None);
+        port.read(&mut || Some(MemoryBuffer::default()), &mut None);
         assert_eq!(received(&port.queues), [numbered(0)]);
         assert_eq!(port.counters.from_linux.load(Ordering::Relaxed), 1);
     }
@@ -303,7 +286,8 @@ mod tests {
     fn frames_that_linux_refuses_are_counted() {
         let (port, linux) = port();
         drop(linux);
-        assert!(port.queues.to_linux.push(Burst::from_iter([Frame(numbered(0)), Frame(numbered(1))])).is_ok());
+        let burst = Burst::from_iter([0, 1].map(|n| MemoryBuffer::new(&numbered(n), 0)));
+        assert!(port.queues.to_linux.push(burst).is_ok());
         port.write();
         assert_eq!(port.counters.to_linux_refused.load(Ordering::Relaxed), 2);
         assert_eq!(port.counters.to_linux.load(Ordering::Relaxed), 0);

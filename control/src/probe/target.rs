@@ -78,7 +78,7 @@ fn is_probed(service: &Service, port: &ServicePort) -> bool {
 pub(super) mod tests {
     use std::sync::Arc;
 
-    use proto::{Backend, Family, MaglevSpec, Mode, Scheduler, ServiceName, Target};
+    use proto::{Backend, Family, MaglevSpec, ServiceName};
 
     use super::*;
 
@@ -89,23 +89,20 @@ pub(super) mod tests {
     pub(crate) fn service(name: &str, protocol: Protocol, backends: &[&str], health: HealthCheck) -> Service {
         let backend = |text: &&str| Backend { address: address(text), weight: 1, state: BackendState::Active };
         Service {
-            name: ServiceName::new("default", name),
-            mode: Mode::Nat,
-            target: Target::Endpoint,
-            scheduler: Scheduler::Maglev,
             health,
-            drain_timeout: Duration::from_secs(300),
-            refusal: None,
-            ports: vec![ServicePort {
-                name: String::new(),
-                protocol,
-                family: Family::V4,
-                vips: vec!["192.0.2.100".parse().unwrap()],
-                port: 80,
-                node_port: None,
-                maglev: MaglevSpec { size: 251, seed: 0, hash_version: 1 },
-                backends: backends.iter().map(backend).collect(),
-            }],
+            ..Service::new(
+                ServiceName::new("default", name),
+                vec![ServicePort {
+                    name: String::new(),
+                    protocol,
+                    family: Family::V4,
+                    vips: vec!["192.0.2.100".parse().unwrap()],
+                    port: 80,
+                    node_port: None,
+                    maglev: MaglevSpec { size: 251, seed: 0, hash_version: 1 },
+                    backends: backends.iter().map(backend).collect(),
+                }],
+            )
         }
     }
 

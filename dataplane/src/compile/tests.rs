@@ -5,9 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use proto::limits::{MAGLEV_HASH_VERSION, SNAT_PORT_REST};
-use proto::{
-    Announce, Backend, BackendState, Family, HealthCheck, MaglevSpec, Mode, Protocol, Reason, Scheduler, ServicePort, Target,
-};
+use proto::{Announce, Backend, BackendState, Family, MaglevSpec, Mode, Protocol, Reason, ServicePort};
 
 use super::*;
 use crate::flow::{BackendId, UNRESOLVED};
@@ -58,15 +56,9 @@ fn backend(address: &str) -> Backend {
 }
 
 fn service(name: &str, vip: &str, backends: &[&str]) -> Service {
-    Service {
-        name: ServiceName::new("default", name),
-        mode: Mode::Nat,
-        target: Target::Endpoint,
-        scheduler: Scheduler::Maglev,
-        health: HealthCheck::default(),
-        drain_timeout: Duration::from_secs(300),
-        refusal: None,
-        ports: vec![ServicePort {
+    Service::new(
+        ServiceName::new("default", name),
+        vec![ServicePort {
             name: String::new(),
             protocol: Protocol::Tcp,
             family: Family::of(ip(vip)),
@@ -76,7 +68,7 @@ fn service(name: &str, vip: &str, backends: &[&str]) -> Service {
             maglev: MaglevSpec { size: 251, seed: 1, hash_version: MAGLEV_HASH_VERSION },
             backends: backends.iter().map(|b| backend(b)).collect(),
         }],
-    }
+    )
 }
 
 struct Desk {

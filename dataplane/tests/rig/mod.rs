@@ -15,8 +15,8 @@ use dataplane::{
 };
 use proto::limits::MAGLEV_HASH_VERSION;
 use proto::{
-    AddressRange, Announce, Backend, BackendState, Family, Generation, HealthCheck, MaglevSpec, Mode, Pool, Protocol, Scheduler,
-    Service, ServiceName, ServicePort, State, Target,
+    AddressRange, Announce, Backend, BackendState, Family, Generation, MaglevSpec, Pool, Protocol, Service, ServiceName,
+    ServicePort, State,
 };
 
 pub const UPLINK: PortIndex = PortIndex(0);
@@ -110,16 +110,7 @@ fn service_port(
 
 pub fn service(name: &str, ports: Vec<ServicePort>) -> (ServiceName, Arc<Service>) {
     let name = ServiceName::new("default", name);
-    let service = Service {
-        name: name.clone(),
-        mode: Mode::Nat,
-        target: Target::Endpoint,
-        scheduler: Scheduler::Maglev,
-        health: HealthCheck::default(),
-        drain_timeout: Duration::from_secs(300),
-        refusal: None,
-        ports,
-    };
+    let service = Service::new(name.clone(), ports);
     (name, Arc::new(service))
 }
 
