@@ -14,6 +14,9 @@ use sluice::run::RunError;
 use sluice::settings::Settings;
 use sluice::{bench, doctor, replay, run};
 
+#[global_allocator]
+static ALLOCATOR: dpdk_sys::memory::TablesInHugePages = dpdk_sys::memory::TablesInHugePages;
+
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Run(args) => with_settings(&args, |settings| {

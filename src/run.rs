@@ -14,7 +14,7 @@ use control::settings::ControllerSettings;
 use control::socket::{ListenError, listen};
 use core_affinity::CoreId;
 use crossbeam_queue::ArrayQueue;
-use dataplane::{Compiler, FlowTable, Network, NoMemory, Parts, PortIndex, Publisher, Worker, WorkerCounters};
+use dataplane::{Compiler, Network, NoMemory, Parts, PortIndex, Publisher, Worker, WorkerCounters};
 use proto::{Generation, Known};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -177,9 +177,6 @@ type Queues = Parts<crate::dpdk::DpdkPort, ()>;
 
 fn start_worker(settings: &Settings, hardware: &Hardware, parts: Queues) -> Result<workers::Worker, RunError> {
     let mut worker = Worker::new(parts)?;
-    let (v4, v6) = worker.tables_mut();
-    advise_huge(v4);
-    advise_huge(v6);
     let body = move |turn| match turn {
         Turn::Poll { now_ns } => worker.poll(now_ns),
         Turn::Sleep => {
@@ -190,16 +187,6 @@ fn start_worker(settings: &Settings, hardware: &Hardware, parts: Queues) -> Resu
         Turn::Wake => 0,
     };
     Ok(workers::spawn(0, CoreId { id: settings.core }, settings.poll, Some(hardware.eal()), body)?)
-}
-
-/// Huge pages for a flow table, where the kernel has them; without them packets take longer, no more.
-pub(crate) fn advise_huge<A: dataplane::Address>(table: &mut FlowTable<A>) {
-    let (index, entries) = table.memory_mut();
-    for advised in [dpdk_sys::memory::advise_huge(index), dpdk_sys::memory::advise_huge(entries)] {
-        if let Err(error) = advised {
-            tracing::debug!(%error, "no huge pages for the flow table");
-        }
-    }
 }
 
 /// The controller that was started already; after a failure a new one.

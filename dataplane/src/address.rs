@@ -42,10 +42,12 @@ impl Address for u32 {
         }
     }
 
+    #[inline]
     fn wide(self) -> u128 {
         u128::from(self)
     }
 
+    #[inline]
     fn tables(snapshot: &Snapshot) -> &FamilyTables<Self> {
         &snapshot.v4
     }
@@ -66,10 +68,12 @@ impl Address for u128 {
         }
     }
 
+    #[inline]
     fn wide(self) -> u128 {
         self
     }
 
+    #[inline]
     fn tables(snapshot: &Snapshot) -> &FamilyTables<Self> {
         &snapshot.v6
     }

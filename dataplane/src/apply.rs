@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crossbeam_queue::ArrayQueue;
 
 use crate::answer::IcmpError;
-use crate::decide::{Answer, Changes, Flows, Matched, Packet, Verdict, decide};
+use crate::decide::{Answer, Changes, Flows, Obstacle, Packet, Passage, Verdict, decide, follow, rewrite_of};
 use crate::flow::{BackendId, FlowState, FlowTable, IdleLimits};
 use crate::held::{Awaited, Held};
 use crate::lanes::Lanes;
@@ -17,10 +17,7 @@ use crate::tally::Tally;
 use crate::tick::Tick;
 use crate::twin_rate::TwinRate;
 use crate::worker::Ask;
-use crate::{Address, Buffer, DropReason, Headers, Parsed, Port, PortIndex, Transport, WorkerCounters, answer, rewrite};
-
-/// ICMPv6 neighbour solicitation (RFC 4861 section 4.3).
-const NEIGHBOUR_SOLICITATION: u8 = 135;
+use crate::{Address, Buffer, DropReason, Headers, Port, PortIndex, WorkerCounters, answer, rewrite};
 
 /// All of a worker but its ports.
 #[derive(Debug)]
@@ -55,57 +52,89 @@ pub(crate) struct Arrival {
     pub(crate) now_ns: u64,
 }
 
-impl<B: Buffer, O: Observe<B>> Engine<B, O> {
-    /// Ends one packet, whatever it is.
+/// The tables of a family.
+pub(crate) trait Tables<A: Address> {
+    /// The flows of the family, and the idle limits.
+    fn flows(&mut self) -> (&mut FlowTable<A>, &IdleLimits);
+    /// What decisions on new flows need.
+    fn new_flows<'a>(&'a mut self, changes: &'a mut Changes) -> Flows<'a, A>;
+}
+
+impl<B, O> Tables<u32> for Engine<B, O> {
     #[inline]
-    pub(crate) fn dispose<P: Port<Buffer = B>>(
+    fn flows(&mut self) -> (&mut FlowTable<u32>, &IdleLimits) {
+        (&mut self.v4, &self.limits)
+    }
+
+    fn new_flows<'a>(&'a mut self, changes: &'a mut Changes) -> Flows<'a, u32> {
+        let room = self.room();
+        Flows { table: &mut self.v4, ports: &mut self.ports, changes, room }
+    }
+}
+
+impl<B, O> Tables<u128> for Engine<B, O> {
+    #[inline]
+    fn flows(&mut self) -> (&mut FlowTable<u128>, &IdleLimits) {
+        (&mut self.v6, &self.limits)
+    }
+
+    fn new_flows<'a>(&'a mut self, changes: &'a mut Changes) -> Flows<'a, u128> {
+        let room = self.room();
+        Flows { table: &mut self.v6, ports: &mut self.ports, changes, room }
+    }
+}
+
+impl<B, O> Engine<B, O> {
+    /// Flows that may still be made, of either family.
+    fn room(&self) -> u32 {
+        self.max_flows.saturating_sub(self.v4.len() + self.v6.len())
+    }
+}
+
+impl<B: Buffer, O: Observe<B>> Engine<B, O> {
+    /// Ends one packet of IPv4 or IPv6.
+    #[inline(always)]
+    pub(crate) fn dispose<A: Address, P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
         buffer: B,
-        parsed: &Result<Parsed, DropReason>,
+        headers: &Headers<A>,
         hash: u64,
-    ) {
-        match parsed {
-            Ok(Parsed::V4(headers)) => {
-                let verdict = self.decide_v4(snapshot, headers, hash, arrival);
-                self.apply(lanes, snapshot, arrival, buffer, headers, verdict);
+    ) where
+        Self: Tables<A>,
+    {
+        let packet = Packet { headers, hash, in_port: arrival.in_port };
+        let (table, limits) = self.flows();
+        match follow(&packet, snapshot, table, limits, Tick::at(arrival.now_ns)) {
+            Ok(passage) => {
+                self.tally.hits += 1;
+                self.forward(lanes, buffer, headers, passage);
             }
-            Ok(Parsed::V6(headers)) => match headers.transport {
-                Transport::Icmp { kind: NEIGHBOUR_SOLICITATION, .. } => self.solicited(lanes, snapshot, arrival, buffer, headers),
-                _ => {
-                    let verdict = self.decide_v6(snapshot, headers, hash, arrival);
-                    self.apply(lanes, snapshot, arrival, buffer, headers, verdict);
-                }
-            },
-            Ok(Parsed::Arp) => self.arp(lanes, snapshot, arrival, buffer),
-            Ok(Parsed::Other) => self.give_to_linux(lanes, snapshot, arrival, buffer),
-            Err(reason) => self.drop(lanes, buffer, *reason),
+            Err(obstacle) => self.obstructed(lanes, snapshot, arrival, buffer, &packet, obstacle),
         }
     }
 
-    fn decide_v4(&mut self, snapshot: &Snapshot, headers: &Headers<u32>, hash: u64, arrival: Arrival) -> Verdict<u32> {
+    /// Ends a packet that does not just follow a flow. Kept out of the way of those that do.
+    #[inline(never)]
+    fn obstructed<A: Address, P: Port<Buffer = B>>(
+        &mut self,
+        lanes: &mut Lanes<P>,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        buffer: B,
+        packet: &Packet<'_, A>,
+        obstacle: Obstacle,
+    ) where
+        Self: Tables<A>,
+    {
         let mut changes = Changes::default();
-        let room = self.max_flows.saturating_sub(self.v4.len() + self.v6.len());
-        let mut flows = Flows { table: &mut self.v4, ports: &mut self.ports, limits: &self.limits, changes: &mut changes, room };
-        let packet = Packet { headers, hash, in_port: arrival.in_port };
-        let verdict = decide(&packet, snapshot, &mut flows, Tick::at(arrival.now_ns));
+        let verdict = decide(packet, obstacle, snapshot, &mut self.new_flows(&mut changes), Tick::at(arrival.now_ns));
         self.count_changes(&changes);
-        verdict
+        self.apply(lanes, snapshot, arrival, buffer, packet.headers, verdict);
     }
 
-    fn decide_v6(&mut self, snapshot: &Snapshot, headers: &Headers<u128>, hash: u64, arrival: Arrival) -> Verdict<u128> {
-        let mut changes = Changes::default();
-        let room = self.max_flows.saturating_sub(self.v4.len() + self.v6.len());
-        let mut flows = Flows { table: &mut self.v6, ports: &mut self.ports, limits: &self.limits, changes: &mut changes, room };
-        let packet = Packet { headers, hash, in_port: arrival.in_port };
-        let verdict = decide(&packet, snapshot, &mut flows, Tick::at(arrival.now_ns));
-        self.count_changes(&changes);
-        verdict
-    }
-
-    #[inline]
     fn count_changes(&mut self, changes: &Changes) {
         if changes.hit {
             self.tally.hits += 1;
@@ -133,32 +162,49 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let _ = self.asks.push((awaited.port, awaited.address));
     }
 
-    #[inline]
     fn apply<A: Address, P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
-        mut buffer: B,
+        buffer: B,
         headers: &Headers<A>,
-        verdict: Verdict<A>,
-    ) {
+        verdict: Verdict<'_>,
+    ) where
+        Self: Tables<A>,
+    {
         match verdict {
-            Verdict::Forward { out, rewrite, matched } => {
-                rewrite::nat(buffer.bytes_mut(), headers, &rewrite);
-                if let Some(counters) = self.counters.backend(matched.backend.slot) {
-                    counters.packets.add(1);
-                    counters.bytes.add(u64::from(headers.packet_len));
-                }
-                self.observer.observe(&buffer, Fate::Forward(out), || Some(belongs(matched, headers)));
-                lanes.send(out, buffer, &mut self.tally);
-            }
+            Verdict::Forward(passage) => self.forward(lanes, buffer, headers, passage),
             Verdict::Wait(awaited) => self.hold(lanes, arrival, buffer, awaited),
             Verdict::Linux => self.give_to_linux(lanes, snapshot, arrival, buffer),
             Verdict::Reply(answer) => self.reply(lanes, arrival, buffer, headers, answer),
             Verdict::Reset(reason) => self.reset(lanes, arrival, buffer, headers, reason),
             Verdict::Drop(reason) => self.drop(lanes, buffer, reason),
         }
+    }
+
+    /// Rewrites a packet as its flow says, and sends it.
+    #[inline(always)]
+    fn forward<A: Address, P: Port<Buffer = B>>(
+        &mut self,
+        lanes: &mut Lanes<P>,
+        mut buffer: B,
+        headers: &Headers<A>,
+        passage: Passage<'_>,
+    ) where
+        Self: Tables<A>,
+    {
+        let Passage { flow, direction, exit } = passage;
+        let flow = self.flows().0.get(flow);
+        let id = flow.backend;
+        let belongs = Belongs { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: id };
+        rewrite::nat(buffer.bytes_mut(), headers, &rewrite_of(flow, direction, exit));
+        if let Some(counters) = self.counters.backend(id.slot) {
+            counters.packets.add(1);
+            counters.bytes.add(u64::from(headers.packet_len));
+        }
+        self.observer.observe(&buffer, Fate::Forward(exit.port), || Some(belongs));
+        lanes.send(exit.port, buffer, &mut self.tally);
     }
 
     fn hold<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, arrival: Arrival, buffer: B, awaited: Awaited) {
@@ -176,7 +222,13 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         lanes.discard(buffer);
     }
 
-    fn give_to_linux<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, snapshot: &Snapshot, arrival: Arrival, buffer: B) {
+    pub(crate) fn give_to_linux<P: Port<Buffer = B>>(
+        &mut self,
+        lanes: &mut Lanes<P>,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        buffer: B,
+    ) {
         if !snapshot.port(arrival.in_port).twin {
             self.drop(lanes, buffer, DropReason::NoRoute);
         } else if !self.twin_rate.allow(arrival.now_ns) {
@@ -187,7 +239,13 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         }
     }
 
-    fn arp<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, snapshot: &Snapshot, arrival: Arrival, mut buffer: B) {
+    pub(crate) fn arp<P: Port<Buffer = B>>(
+        &mut self,
+        lanes: &mut Lanes<P>,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        mut buffer: B,
+    ) {
         let asked = answer::arp_question(buffer.bytes());
         let ours = asked.is_some_and(|asked| snapshot.ready() && snapshot.answers_for(arrival.in_port, asked.target));
         if !ours {
@@ -200,7 +258,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         }
     }
 
-    fn solicited<P: Port<Buffer = B>>(
+    pub(crate) fn solicited<P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
         snapshot: &Snapshot,
@@ -322,8 +380,4 @@ fn expire_in<A: Address>(
         }
         ended
     })
-}
-
-fn belongs<A: Address>(matched: Matched<A>, headers: &Headers<A>) -> Belongs {
-    Belongs { vip: matched.vip.ip(), port: matched.vip_port, protocol: headers.tuple.protocol, backend: matched.backend }
 }

@@ -22,6 +22,7 @@ pub struct Deltas {
 impl Deltas {
     /// Those of the opposite direction.
     #[must_use]
+    #[inline]
     pub fn reversed(self) -> Self {
         Self { l3: nonzero(!self.l3), l4: nonzero(!self.l4) }
     }
@@ -98,6 +99,7 @@ fn difference(old: u64, new: u64) -> u16 {
     nonzero(fold(u64::from(!fold(old)) + u64::from(fold(new))))
 }
 
+#[inline]
 fn nonzero(delta: u16) -> u16 {
     if delta == 0 { 0xffff } else { delta }
 }

@@ -9,10 +9,10 @@ use crate::checksum::{Deltas, delta};
 use crate::flow::{BackendId, Direction, Flow, FlowIndex, FlowState, FlowTable, IdleLimits, UNRESOLVED, next_state};
 use crate::held::Awaited;
 use crate::rewrite::Rewrite;
-use crate::snapshot::{Backend, Frontend, NextHop, Place, RouteTo, Snapshot};
+use crate::snapshot::{Backend, Exit, Frontend, NextHop, Place, RouteTo, Snapshot, Spot};
 use crate::snat::{SnatLease, SnatPorts};
 use crate::tick::Tick;
-use crate::{Address, DropReason, Headers, Mac, PortIndex, Transport, Tuple, tcp_flags};
+use crate::{Address, DropReason, Headers, PortIndex, Transport, Tuple, tcp_flags};
 
 /// A packet as the decision sees it.
 #[derive(Clone, Copy, Debug)]
@@ -32,8 +32,6 @@ pub struct Flows<'a, A: Address> {
     pub table: &'a mut FlowTable<A>,
     /// SNAT ports of both families.
     pub ports: &'a mut SnatPorts,
-    /// Idle limits.
-    pub limits: &'a IdleLimits,
     /// What the decision changed, for the counters.
     pub changes: &'a mut Changes,
     /// Room that both families share: flows that may still be made.
@@ -73,30 +71,52 @@ pub enum Answer {
     Echo,
 }
 
-/// Where a forwarded packet belongs.
+/// A packet's flow and its way on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Matched<A> {
-    /// The frontend's address.
-    pub vip: A,
-    /// The frontend's port.
-    pub vip_port: u16,
-    /// The backend.
-    pub backend: BackendId,
+pub struct Passage<'s> {
+    /// The flow, which says what the packet carries when it leaves.
+    pub flow: FlowIndex,
+    /// Its direction.
+    pub direction: Direction,
+    /// How it leaves.
+    pub exit: &'s Exit,
+}
+
+/// Why a packet does not just follow a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// It has no flow.
+    NoFlow,
+    /// It has one, which has ended.
+    Ended(FlowIndex),
+    /// It is of a flow, and must not go on.
+    Known(Stop),
+}
+
+/// Why a packet that has a flow does not go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// A reply by a port that is not its backend's.
+    WrongPort,
+    /// The next hop's Ethernet address is unknown.
+    Unresolved(Awaited),
+    /// There is no route.
+    NoRoute,
+    /// Its hop limit ends here.
+    HopLimit,
+    /// It does not fit.
+    TooBig {
+        /// Largest IP packet that would fit, bytes.
+        mtu: u16,
+    },
 }
 
 /// What happens to a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Verdict<A> {
+pub enum Verdict<'s> {
     /// Rewritten and sent.
-    Forward {
-        /// By this port.
-        out: PortIndex,
-        /// With these fields.
-        rewrite: Rewrite<A>,
-        /// For this flow.
-        matched: Matched<A>,
-    },
+    Forward(Passage<'s>),
     /// Held until Linux knows the next hop.
     Wait(Awaited),
     /// Given to the Linux twin of the port it came in by.
@@ -109,62 +129,86 @@ pub enum Verdict<A> {
     Drop(DropReason),
 }
 
-/// Decides what happens to `packet` at `now`.
-pub fn decide<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot, flows: &mut Flows<'_, A>, now: Tick) -> Verdict<A> {
-    if matches!(packet.headers.transport, Transport::Tcp { .. } | Transport::Udp) {
-        if let Some((index, direction)) = flows.table.find(packet.hash, &packet.headers.tuple) {
-            if let Some(verdict) = known(packet, snapshot, flows, now, index, direction) {
-                flows.changes.hit = true;
-                return verdict;
-            }
-            end(flows, index, now);
-        }
-        if let Some(frontend) = frontend_of(packet, snapshot) {
-            return new_flow(packet, snapshot, flows, now, frontend);
-        }
-    }
-    no_frontend(packet, snapshot)
-}
-
-/// The verdict on a packet of a flow; none when the flow has ended and the packet is to be decided anew.
-#[inline]
-fn known<A: Address>(
+/// The way on of a packet of a live flow: of almost all packets. Everything else is for [`decide`].
+///
+/// # Errors
+/// What is in its way.
+#[inline(always)]
+pub fn follow<'s, A: Address>(
     packet: &Packet<'_, A>,
-    snapshot: &Snapshot,
-    flows: &mut Flows<'_, A>,
+    snapshot: &'s Snapshot,
+    table: &mut FlowTable<A>,
+    limits: &IdleLimits,
     now: Tick,
-    index: FlowIndex,
-    direction: Direction,
-) -> Option<Verdict<A>> {
-    let flow = flows.table.get(index);
-    if flows.limits.expired(flow.state, flow.last_seen, now) {
-        return None;
+) -> Result<Passage<'s>, Obstacle> {
+    if !matches!(packet.headers.transport, Transport::Tcp { .. } | Transport::Udp) {
+        return Err(Obstacle::NoFlow);
     }
-    let backend = snapshot.backend(flow.backend)?;
+    let (index, direction) = table.find(packet.hash, &packet.headers.tuple).ok_or(Obstacle::NoFlow)?;
+    let flow = table.get_mut(index);
+    if limits.expired(flow.state, flow.last_seen, now) {
+        return Err(Obstacle::Ended(index));
+    }
+    let backend = snapshot.spot(flow.backend).ok_or(Obstacle::Ended(index))?;
+    let exit = match direction {
+        Direction::ToBackend if begins_anew(packet.headers.transport, flow.state, backend) => {
+            return Err(Obstacle::Ended(index));
+        }
+        Direction::ToBackend => exit_by(snapshot, backend.next_hop),
+        Direction::ToClient if !arrives_from(snapshot, backend.next_hop, packet.in_port) => {
+            return Err(Obstacle::Known(Stop::WrongPort));
+        }
+        Direction::ToClient => exit_to_client(snapshot, flow),
+    };
     let state = next_state(flow.state, packet.headers.transport, direction);
-    if direction == Direction::ToBackend && begins_anew(packet.headers.transport, flow.state, backend) {
-        return None;
-    }
-    let back = snapshot.next_hop(backend.next_hop);
-    if direction == Direction::ToClient && back.is_none_or(|hop| hop.port != packet.in_port) {
-        return Some(Verdict::Drop(DropReason::SnatWrongPort));
-    }
     if flow.last_seen != now || flow.state != state {
-        let flow = flows.table.get_mut(index);
         flow.last_seen = now;
         flow.state = state;
     }
-    let hop = match direction {
-        Direction::ToBackend => hop_to_backend(snapshot, backend),
-        Direction::ToClient => hop_to_client(snapshot, flows.table.get_mut(index)),
-    };
-    let flow = flows.table.get(index);
-    Some(send(packet, snapshot, hop, flow, direction))
+    match exit.and_then(|exit| fits(packet, exit)) {
+        Ok(exit) => Ok(Passage { flow: index, direction, exit }),
+        Err(stop) => Err(Obstacle::Known(stop)),
+    }
+}
+
+/// Decides what happens to a packet that met an obstacle, at `now`.
+pub fn decide<'s, A: Address>(
+    packet: &Packet<'_, A>,
+    obstacle: Obstacle,
+    snapshot: &'s Snapshot,
+    flows: &mut Flows<'_, A>,
+    now: Tick,
+) -> Verdict<'s> {
+    match obstacle {
+        Obstacle::Known(stop) => {
+            flows.changes.hit = true;
+            return stopped(stop, packet.headers.dont_fragment);
+        }
+        Obstacle::Ended(index) => end(flows, index, now),
+        Obstacle::NoFlow => {}
+    }
+    match packet.headers.transport {
+        Transport::Tcp { .. } | Transport::Udp => match frontend_of(packet, snapshot) {
+            Some(frontend) => new_flow(packet, snapshot, flows, now, frontend),
+            None => no_frontend(packet, snapshot),
+        },
+        _ => no_frontend(packet, snapshot),
+    }
+}
+
+/// Whether a backend's packets may come by this port (FORWARDING 9).
+#[inline]
+fn arrives_from(snapshot: &Snapshot, next_hop: u32, port: PortIndex) -> bool {
+    match snapshot.exit(next_hop) {
+        Some(exit) => exit.port == port,
+        None => snapshot.next_hop(next_hop).is_some_and(|hop| hop.port == port),
+    }
 }
 
 /// A SYN on a closing flow, a SYN that was never answered by a backend that takes no new flows any more, and any SYN or
 /// UDP packet whose backend is gone make a new choice (FORWARDING 2): TCP that has begun goes on to a draining backend.
-fn begins_anew(transport: Transport, state: FlowState, backend: &Backend) -> bool {
+#[inline]
+fn begins_anew(transport: Transport, state: FlowState, backend: &Spot) -> bool {
     let unanswered_in_vain = state == FlowState::TcpOpening && !backend.accepts_new;
     match transport {
         Transport::Tcp { flags } => {
@@ -174,6 +218,7 @@ fn begins_anew(transport: Transport, state: FlowState, backend: &Backend) -> boo
     }
 }
 
+#[inline]
 fn is_opening(flags: u8) -> bool {
     flags & (tcp_flags::SYN | tcp_flags::ACK | tcp_flags::RST | tcp_flags::FIN) == tcp_flags::SYN
 }
@@ -184,13 +229,13 @@ fn frontend_of<'s, A: Address>(packet: &Packet<'_, A>, snapshot: &'s Snapshot) -
     snapshot.frontend(tuple.destination, tuple.protocol, tuple.destination_port)
 }
 
-fn new_flow<A: Address>(
+fn new_flow<'s, A: Address>(
     packet: &Packet<'_, A>,
-    snapshot: &Snapshot,
+    snapshot: &'s Snapshot,
     flows: &mut Flows<'_, A>,
     now: Tick,
     frontend: &Frontend,
-) -> Verdict<A> {
+) -> Verdict<'s> {
     let tuple = &packet.headers.tuple;
     if !matches!(snapshot.place(tuple.source), Place::Elsewhere) {
         return Verdict::Drop(DropReason::OwnSource);
@@ -210,29 +255,26 @@ fn new_flow<A: Address>(
     if flows.room == 0 {
         return Verdict::Drop(DropReason::FlowTableFull);
     }
-    let hop = hop_to_backend(snapshot, backend);
-    let Hop::Known { next, .. } = hop else { return unsent(hop) };
-    if let Some(verdict) = obstacle(packet.headers, snapshot.port(next.port).mtu) {
-        return verdict;
-    }
-    let addresses = snapshot.snat::<A>(next.port);
+    let exit = match exit_by(snapshot, backend.next_hop).and_then(|exit| fits(packet, exit)) {
+        Ok(exit) => exit,
+        Err(stop) => return stopped(stop, packet.headers.dont_fragment),
+    };
+    let addresses = snapshot.snat::<A>(exit.port);
     let reused_early = flows.ports.reused_early();
     let Ok(lease) = flows.ports.allocate(backend.target, addresses, packet.hash >> 40, now) else {
         return Verdict::Drop(DropReason::SnatExhausted);
     };
     flows.changes.reused_early = flows.ports.reused_early() > reused_early;
     let mut flow = nat_flow(tuple, packet.headers.transport, target, backend, id, &lease, now);
-    let to_client = hop_to_client(snapshot, &mut flow);
-    if let Hop::Unresolved(awaited) = to_client {
+    if let Err(Stop::Unresolved(awaited)) = exit_to_client(snapshot, &mut flow) {
         flows.changes.ask = Some(awaited);
     }
-    let verdict = send(packet, snapshot, hop, &flow, Direction::ToBackend);
-    if flows.table.insert(flow).is_err() {
+    let Ok(index) = flows.table.insert(flow) else {
         flows.ports.release(lease.pool, lease.port, now);
         return Verdict::Drop(DropReason::FlowTableFull);
-    }
+    };
     flows.changes.made = Some(id);
-    verdict
+    Verdict::Forward(Passage { flow: index, direction: Direction::ToBackend, exit })
 }
 
 /// The entry of a new flow.
@@ -284,79 +326,71 @@ fn end<A: Address>(flows: &mut Flows<'_, A>, index: FlowIndex, now: Tick) {
     flows.changes.ended = Some(flow.backend);
 }
 
-/// A way on, or why there is none.
-#[derive(Clone, Copy, Debug)]
-enum Hop {
-    Known { next: NextHop, mac: Mac },
-    Unresolved(Awaited),
-    NoRoute,
-}
-
-fn hop_to_backend(snapshot: &Snapshot, backend: &Backend) -> Hop {
-    snapshot.next_hop(backend.next_hop).map_or(Hop::NoRoute, known_or_awaited)
-}
-
-fn known_or_awaited(next: &NextHop) -> Hop {
-    match next.mac {
-        Some(mac) => Hop::Known { next: *next, mac },
-        None => Hop::Unresolved(Awaited { port: next.port, address: next.address }),
-    }
+#[inline]
+fn exit_by(snapshot: &Snapshot, next_hop: u32) -> Result<&Exit, Stop> {
+    snapshot.exit(next_hop).ok_or_else(|| no_exit(snapshot, next_hop))
 }
 
 /// The way back to the client. The flow remembers the slot of its next hop; when routes changed since, it is looked up
 /// again, so that old flows follow (FORWARDING 2).
-fn hop_to_client<A: Address>(snapshot: &Snapshot, flow: &mut Flow<A>) -> Hop {
+#[inline]
+fn exit_to_client<'s, A: Address>(snapshot: &'s Snapshot, flow: &mut Flow<A>) -> Result<&'s Exit, Stop> {
     if flow.route_epoch == snapshot.route_epoch()
-        && let Some(next) = snapshot.next_hop(flow.route_to_client)
+        && let Some(exit) = snapshot.exit(flow.route_to_client)
     {
-        return known_or_awaited(next);
+        return Ok(exit);
     }
+    route_to_client(snapshot, flow)
+}
+
+#[cold]
+fn route_to_client<'s, A: Address>(snapshot: &'s Snapshot, flow: &mut Flow<A>) -> Result<&'s Exit, Stop> {
     match snapshot.route(flow.client) {
         RouteTo::NextHop(slot) => {
             flow.route_to_client = slot;
             flow.route_epoch = snapshot.route_epoch();
-            snapshot.next_hop(slot).map_or(Hop::NoRoute, known_or_awaited)
+            exit_by(snapshot, slot)
         }
-        RouteTo::Unresolved { port } => Hop::Unresolved(Awaited { port, address: flow.client.ip() }),
-        RouteTo::None => Hop::NoRoute,
+        RouteTo::Unresolved { port } => Err(Stop::Unresolved(Awaited { port, address: flow.client.ip() })),
+        RouteTo::None => Err(Stop::NoRoute),
     }
 }
 
-/// The verdict when there is no way on yet.
-fn unsent<A>(hop: Hop) -> Verdict<A> {
-    match hop {
-        Hop::Unresolved(awaited) => Verdict::Wait(awaited),
-        Hop::NoRoute | Hop::Known { .. } => Verdict::Drop(DropReason::NoRoute),
-    }
+/// Why there is no way on by this next hop.
+#[cold]
+fn no_exit(snapshot: &Snapshot, slot: u32) -> Stop {
+    let awaited = |hop: &NextHop| Stop::Unresolved(Awaited { port: hop.port, address: hop.address });
+    snapshot.next_hop(slot).map_or(Stop::NoRoute, awaited)
 }
 
-/// The verdict on a packet of a flow that has a way on.
+/// Whether the packet may leave so.
 #[inline]
-fn send<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot, hop: Hop, flow: &Flow<A>, direction: Direction) -> Verdict<A> {
-    let Hop::Known { next, mac } = hop else { return unsent(hop) };
-    let out = snapshot.port(next.port);
-    if let Some(verdict) = obstacle(packet.headers, out.mtu) {
-        return verdict;
+fn fits<'s, A: Address>(packet: &Packet<'_, A>, exit: &'s Exit) -> Result<&'s Exit, Stop> {
+    if packet.headers.hop_limit <= 1 {
+        Err(Stop::HopLimit)
+    } else if packet.headers.packet_len > exit.mtu {
+        Err(Stop::TooBig { mtu: exit.mtu })
+    } else {
+        Ok(exit)
     }
-    let matched = Matched { vip: flow.vip, vip_port: flow.vip_port, backend: flow.backend };
-    Verdict::Forward { out: next.port, rewrite: rewrite_of(flow, direction, out.mac, mac), matched }
 }
 
-/// Why a packet goes no further although there is a way on.
-#[inline]
-fn obstacle<A: Address>(headers: &Headers<A>, mtu: u16) -> Option<Verdict<A>> {
-    if headers.hop_limit <= 1 {
-        return Some(Verdict::Reply(Answer::TimeExceeded));
+/// The verdict on a packet that has a flow and does not go on.
+fn stopped<'s>(stop: Stop, dont_fragment: bool) -> Verdict<'s> {
+    match stop {
+        Stop::WrongPort => Verdict::Drop(DropReason::SnatWrongPort),
+        Stop::Unresolved(awaited) => Verdict::Wait(awaited),
+        Stop::NoRoute => Verdict::Drop(DropReason::NoRoute),
+        Stop::HopLimit => Verdict::Reply(Answer::TimeExceeded),
+        Stop::TooBig { mtu } if dont_fragment => Verdict::Reply(Answer::TooBig { mtu }),
+        Stop::TooBig { .. } => Verdict::Drop(DropReason::TooBig),
     }
-    (headers.packet_len > mtu).then_some(match headers.dont_fragment {
-        true => Verdict::Reply(Answer::TooBig { mtu }),
-        false => Verdict::Drop(DropReason::TooBig),
-    })
 }
 
 /// What a packet of the flow carries when it leaves.
-#[inline]
-fn rewrite_of<A: Address>(flow: &Flow<A>, direction: Direction, source_mac: Mac, destination_mac: Mac) -> Rewrite<A> {
+#[inline(always)]
+pub(crate) fn rewrite_of<A: Address>(flow: &Flow<A>, direction: Direction, exit: &Exit) -> Rewrite<A> {
+    let (source_mac, destination_mac) = (exit.source_mac, exit.destination_mac);
     let deltas = Deltas { l3: flow.l3_delta, l4: flow.l4_delta };
     match direction {
         Direction::ToBackend => Rewrite {
@@ -381,7 +415,7 @@ fn rewrite_of<A: Address>(flow: &Flow<A>, direction: Direction, source_mac: Mac,
 }
 
 /// A packet for none of the frontends: for us, for Linux, or for nobody.
-fn no_frontend<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdict<A> {
+fn no_frontend<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdict<'static> {
     let tuple = &packet.headers.tuple;
     let destination = snapshot.place(tuple.destination);
     let to_engine = match destination {
@@ -407,7 +441,7 @@ fn no_frontend<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdi
 
 /// What is not for us is Linux's. Before the first complete state a VIP is not known as one: unicast waits until then,
 /// for Linux might send it back to the router.
-fn elsewhere<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdict<A> {
+fn elsewhere<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdict<'static> {
     let group = packet.headers.group_frame || is_group_address(packet.headers.tuple.destination);
     if !snapshot.port(packet.in_port).twin {
         return Verdict::Drop(DropReason::NoRoute);
@@ -416,7 +450,7 @@ fn elsewhere<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdict
 }
 
 /// A packet for a VIP, or for an address of a port without twin, without a frontend.
-fn for_vip<A: Address>(packet: &Packet<'_, A>) -> Verdict<A> {
+fn for_vip<A: Address>(packet: &Packet<'_, A>) -> Verdict<'static> {
     match packet.headers.transport {
         Transport::Tcp { flags } if flags & tcp_flags::RST != 0 => Verdict::Drop(DropReason::NoFlow),
         transport @ (Transport::Tcp { .. } | Transport::Udp) => Verdict::Reply(refusal(transport)),
@@ -425,7 +459,7 @@ fn for_vip<A: Address>(packet: &Packet<'_, A>) -> Verdict<A> {
 }
 
 /// A packet for a SNAT address that is of no flow: RST to the backend, so that it forgets too.
-fn for_snat<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdict<A> {
+fn for_snat<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdict<'static> {
     match packet.headers.transport {
         Transport::Tcp { flags } if snapshot.ready() => mid_stream(flags),
         Transport::Tcp { .. } | Transport::Udp => Verdict::Drop(DropReason::NoFlow),
@@ -434,7 +468,7 @@ fn for_snat<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdict<
 }
 
 /// What is neither TCP nor UDP, for an address of ours.
-fn for_us<A>(transport: Transport, family: proto::Family) -> Verdict<A> {
+fn for_us(transport: Transport, family: proto::Family) -> Verdict<'static> {
     let (echo_request, errors) = match family {
         proto::Family::V4 => (8, [3, 4, 5, 11, 12]),
         proto::Family::V6 => (128, [1, 2, 3, 4, 137]),
@@ -456,6 +490,6 @@ const fn refusal(transport: Transport) -> Answer {
 }
 
 /// TCP that is no beginning, without a flow (FORWARDING 4, mode `nat`). A RST is never answered.
-const fn mid_stream<A>(flags: u8) -> Verdict<A> {
+const fn mid_stream(flags: u8) -> Verdict<'static> {
     if flags & tcp_flags::RST == 0 { Verdict::Reset(DropReason::NoFlow) } else { Verdict::Drop(DropReason::NoFlow) }
 }

@@ -109,7 +109,7 @@ impl<A: Address> Flow<A> {
 
     /// Whether a packet with this tuple goes in this direction of the flow. Without a branch: directions alternate, and
     /// a wrong guess would cost more than the whole comparison.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn matches(&self, tuple: &Tuple<A>, direction: Direction) -> bool {
         let of_flow = self.tuple(direction);
         (of_flow.source == tuple.source)

@@ -22,29 +22,51 @@ const EXTENSION_HEADERS_MAX: usize = 8;
 /// Bytes of extension headers that are walked over, at most: 32 for each header.
 const EXTENSION_BYTES_MAX: u16 = 256;
 
+/// What an Ethernet frame carries, and whether it was sent to a group.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Carried<'f> {
+    V4(&'f [u8], bool),
+    V6(&'f [u8], bool),
+    Arp,
+    Other,
+}
+
 /// Parses a frame.
 ///
 /// # Errors
 /// The reason to drop it: `malformed`, `ipv4_checksum`, `source_route`, `martian_source`, `same_source_destination`.
 #[inline]
 pub fn parse(frame: &[u8]) -> Result<Parsed, DropReason> {
+    Ok(match carried(frame)? {
+        Carried::V4(packet, group_frame) => ipv4(packet, group_frame)?.map_or(Parsed::Other, Parsed::V4),
+        Carried::V6(packet, group_frame) => ipv6(packet, group_frame)?.map_or(Parsed::Other, Parsed::V6),
+        Carried::Arp => Parsed::Arp,
+        Carried::Other => Parsed::Other,
+    })
+}
+
+/// Parses the Ethernet header.
+#[inline]
+pub(crate) fn carried(frame: &[u8]) -> Result<Carried<'_>, DropReason> {
     let (ethernet, packet) = take::<Ethernet>(frame).ok_or(DropReason::Malformed)?;
     match ethernet.ether_type.get() {
-        ether_type::IPV4 => ipv4(packet, ethernet.is_group()),
-        ether_type::IPV6 => ipv6(packet, ethernet.is_group()),
+        ether_type::IPV4 => Ok(Carried::V4(packet, ethernet.is_group())),
+        ether_type::IPV6 => Ok(Carried::V6(packet, ethernet.is_group())),
         ether_type::ARP => {
             let (arp, _) = take::<Arp>(packet).ok_or(DropReason::Malformed)?;
-            Ok(if arp.is_ipv4_over_ethernet() { Parsed::Arp } else { Parsed::Other })
+            Ok(if arp.is_ipv4_over_ethernet() { Carried::Arp } else { Carried::Other })
         }
         ether_type::VLAN | ether_type::SERVICE_VLAN => {
-            take::<VlanTag>(packet).map(|_| Parsed::Other).ok_or(DropReason::Malformed)
+            take::<VlanTag>(packet).map(|_| Carried::Other).ok_or(DropReason::Malformed)
         }
-        _ => Ok(Parsed::Other),
+        _ => Ok(Carried::Other),
     }
 }
 
-#[inline]
-fn ipv4(bytes: &[u8], group_frame: bool) -> Result<Parsed, DropReason> {
+/// Parses an IPv4 packet; none if it is Linux's, whatever it carries. Inlined, so that headers are written where they stay:
+/// passed on by value they are stored in small pieces and loaded in large ones, which stalls.
+#[inline(always)]
+pub(crate) fn ipv4(bytes: &[u8], group_frame: bool) -> Result<Option<Headers<u32>>, DropReason> {
     let (ip, _) = take::<Ipv4>(bytes).ok_or(DropReason::Malformed)?;
     let (header_len, packet_len) = (ip.header_len(), ip.total_len.get());
     // A frame may be longer than its packet: Ethernet pads to 60 bytes.
@@ -60,7 +82,7 @@ fn ipv4(bytes: &[u8], group_frame: bool) -> Result<Parsed, DropReason> {
     let (source, destination) = (ip.source.get(), ip.destination.get());
     if source == 0 && is_group_address(destination) {
         // A host that has no address yet (RFC 2131) may ask for one; Linux knows what to do with that.
-        return Ok(Parsed::Other);
+        return Ok(None);
     }
     if is_martian_v4(source) {
         return Err(DropReason::MartianSource);
@@ -70,7 +92,7 @@ fn ipv4(bytes: &[u8], group_frame: bool) -> Result<Parsed, DropReason> {
     }
     let (transport, source_port, destination_port) =
         if ip.is_fragment() { (Transport::Fragment, 0, 0) } else { transport(ip.protocol, protocol::ICMP, payload)? };
-    Ok(Parsed::V4(Headers {
+    Ok(Some(Headers {
         tuple: Tuple { source, destination, source_port, destination_port, protocol: ip.protocol },
         transport,
         network_offset: NETWORK_OFFSET,
@@ -117,8 +139,9 @@ fn is_martian_v4(source: u32) -> bool {
     top == 0 || top == 127 || top >= 224
 }
 
-#[inline]
-fn ipv6(bytes: &[u8], group_frame: bool) -> Result<Parsed, DropReason> {
+/// As [`ipv4`], of IPv6.
+#[inline(always)]
+pub(crate) fn ipv6(bytes: &[u8], group_frame: bool) -> Result<Option<Headers<u128>>, DropReason> {
     let (ip, rest) = take::<Ipv6>(bytes).ok_or(DropReason::Malformed)?;
     if ip.version() != 6 {
         return Err(DropReason::Malformed);
@@ -135,7 +158,7 @@ fn ipv6(bytes: &[u8], group_frame: bool) -> Result<Parsed, DropReason> {
     let (source, destination) = (ip.source.get(), ip.destination.get());
     if source == 0 && is_group_address(destination) {
         // Duplicate address detection, or a router solicitation (RFC 4861 sections 4.1 and 4.3): Linux's.
-        return Ok(Parsed::Other);
+        return Ok(None);
     }
     if is_martian_v6(source) {
         return Err(DropReason::MartianSource);
@@ -150,7 +173,7 @@ fn ipv6(bytes: &[u8], group_frame: bool) -> Result<Parsed, DropReason> {
         ChainEnd::Fragment => (Transport::Fragment, 0, 0),
         ChainEnd::Opaque => (Transport::Other, 0, 0),
     };
-    Ok(Parsed::V6(Headers {
+    Ok(Some(Headers {
         tuple: Tuple { source, destination, source_port, destination_port, protocol: chain.protocol },
         transport,
         network_offset: NETWORK_OFFSET,

@@ -36,12 +36,12 @@ enum Ports<'a> {
 
 /// Rewrites a TCP or UDP packet; `headers` are those that `parse` found in `frame`. A hop limit of 0 or 1 must not come
 /// here: its sender is told instead. Any other transport, or headers of another frame, is left alone.
-#[inline]
+#[inline(always)]
 pub fn nat<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewrite<A>) {
     let _ = try_nat(frame, headers, rewrite);
 }
 
-#[inline]
+#[inline(always)]
 fn try_nat<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewrite<A>) -> Option<()> {
     let network_offset = usize::from(headers.network_offset);
     let network_len = usize::from(headers.transport_offset).checked_sub(network_offset)?;
@@ -80,7 +80,7 @@ fn try_nat<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewrite
     Some(())
 }
 
-#[inline]
+#[inline(always)]
 fn ipv4<A: Address>(ip: &mut Ipv4, rewrite: &Rewrite<A>) {
     ip.source.set(low_half(rewrite.source));
     ip.destination.set(low_half(rewrite.destination));
@@ -88,7 +88,7 @@ fn ipv4<A: Address>(ip: &mut Ipv4, rewrite: &Rewrite<A>) {
     ip.checksum.set(apply(apply(ip.checksum.get(), rewrite.deltas.l3), HOP_DELTA));
 }
 
-#[inline]
+#[inline(always)]
 fn ipv6<A: Address>(ip: &mut Ipv6, rewrite: &Rewrite<A>) {
     ip.source.set(rewrite.source.wide());
     ip.destination.set(rewrite.destination.wide());
@@ -96,7 +96,7 @@ fn ipv6<A: Address>(ip: &mut Ipv6, rewrite: &Rewrite<A>) {
 }
 
 /// An IPv4 address out of its widened form, which holds it in the low 32 bits.
-#[inline]
+#[inline(always)]
 fn low_half<A: Address>(address: A) -> u32 {
     (address.wide() & 0xffff_ffff) as u32
 }

@@ -15,12 +15,12 @@ use std::sync::Arc;
 
 use proto::{Generation, Refusal, ServiceName};
 
-pub use backends::Backend;
 pub(crate) use backends::BackendTable;
+pub use backends::{Backend, Spot};
 pub use family::{FamilyTables, Place};
 pub(crate) use family::{FrontendKey, Places};
 pub use frontend::{BackendView, Frontend, PortView, ServiceView};
-pub use routes::{NextHop, RouteTo};
+pub use routes::{Exit, NextHop, RouteTo};
 pub(crate) use routes::{NextHopKey, Routes, Way};
 
 use crate::flow::BackendId;
@@ -93,6 +93,13 @@ impl Snapshot {
         self.backends.get(id)
     }
 
+    /// What a hit needs of a backend; none when its slot is another's.
+    #[must_use]
+    #[inline]
+    pub fn spot(&self, id: BackendId) -> Option<&Spot> {
+        self.backends.spot(id)
+    }
+
     /// What an address is to us.
     #[must_use]
     #[inline]
@@ -111,6 +118,13 @@ impl Snapshot {
     #[inline]
     pub fn next_hop(&self, slot: u32) -> Option<&NextHop> {
         self.routes.next_hop(slot)
+    }
+
+    /// How packets leave towards the next hop in a slot; none while its Ethernet address is unknown.
+    #[must_use]
+    #[inline]
+    pub fn exit(&self, slot: u32) -> Option<&Exit> {
+        self.routes.exit(slot)
     }
 
     /// Grows when a next hop found earlier may not be the right one any more. At least 1.

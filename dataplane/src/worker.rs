@@ -19,7 +19,7 @@ use crate::held::{Held, Waiting};
 use crate::lanes::{Lane, Lanes};
 use crate::limiter::AnswerLimiter;
 use crate::observe::Observe;
-use crate::parse::parse;
+use crate::parse::{Carried, carried, ipv4, ipv6, parse};
 use crate::publish::Subscriber;
 use crate::snapshot::{Place, Snapshot};
 use crate::snat::{PortShare, SnatPorts};
@@ -27,7 +27,8 @@ use crate::tally::Tally;
 use crate::tick::Tick;
 use crate::twin_rate::TwinRate;
 use crate::{
-    Address, BURST, Buffer, Burst, DropReason, FlowLimits, Headers, Parsed, Port, PortIndex, TwinQueues, WorkerCounters,
+    Address, BURST, Buffer, Burst, DropReason, FlowLimits, Headers, Parsed, Port, PortIndex, Transport, TwinQueues,
+    WorkerCounters,
 };
 
 /// A neighbour that Linux is asked to resolve: the port and the address.
@@ -106,11 +107,6 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         })
     }
 
-    /// The flow tables, so that huge pages can be advised for them before the first packet.
-    pub fn tables_mut(&mut self) -> (&mut FlowTable<u32>, &mut FlowTable<u128>) {
-        (&mut self.engine.v4, &mut self.engine.v6)
-    }
-
     /// Its counters.
     #[must_use]
     pub fn counters(&self) -> &Arc<WorkerCounters> {
@@ -147,7 +143,9 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             lanes.receive(in_port, &mut burst);
             handled += burst.len();
             engine.tally.received += burst.len() as u64;
-            process(engine, lanes, snapshot, Arrival { in_port, now_ns }, &mut burst);
+            if !burst.is_empty() {
+                process(engine, lanes, snapshot, Arrival { in_port, now_ns }, &mut burst);
+            }
             handled += from_linux(engine, lanes, snapshot, in_port);
         }
         if engine.held.len() > 0 {
@@ -161,6 +159,21 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
     }
 }
 
+/// ICMPv6 neighbour solicitation (RFC 4861 section 4.3).
+const NEIGHBOUR_SOLICITATION: u8 = 135;
+
+/// What a packet of a burst is; headers and hashes of each family lie by themselves, in the same order.
+#[derive(Clone, Copy)]
+enum Kind {
+    V4,
+    V6,
+    Arp,
+    Other,
+    Bad(DropReason),
+}
+
+type Looked<A> = ArrayVec<(Headers<A>, u64), BURST>;
+
 /// The three passes over a burst.
 fn process<P: Port, O: Observe<P::Buffer>>(
     engine: &mut Engine<P::Buffer, O>,
@@ -169,34 +182,50 @@ fn process<P: Port, O: Observe<P::Buffer>>(
     arrival: Arrival,
     burst: &mut Burst<P::Buffer>,
 ) {
-    let mut parsed: ArrayVec<(Result<Parsed, DropReason>, u64), BURST> = ArrayVec::new();
+    let mut kinds: ArrayVec<Kind, BURST> = ArrayVec::new();
+    let (mut v4, mut v6) = (Looked::<u32>::new(), Looked::<u128>::new());
     for buffer in burst.iter() {
-        let result = parse(buffer.bytes());
-        let hash = match &result {
-            Ok(Parsed::V4(headers)) => hash(&engine.v4, headers),
-            Ok(Parsed::V6(headers)) => hash(&engine.v6, headers),
-            Ok(Parsed::Arp | Parsed::Other) | Err(_) => 0,
+        let found = match carried(buffer.bytes()) {
+            Ok(Carried::V4(packet, group)) => ipv4(packet, group).map(|headers| look(&engine.v4, headers, &mut v4, Kind::V4)),
+            Ok(Carried::V6(packet, group)) => ipv6(packet, group).map(|headers| look(&engine.v6, headers, &mut v6, Kind::V6)),
+            Ok(Carried::Arp) => Ok(Kind::Arp),
+            Ok(Carried::Other) => Ok(Kind::Other),
+            Err(reason) => Err(reason),
         };
-        parsed.push((result, hash));
+        kinds.push(found.unwrap_or_else(Kind::Bad));
     }
-    for (result, hash) in &parsed {
-        match result {
-            Ok(Parsed::V4(_)) => engine.v4.candidate(*hash),
-            Ok(Parsed::V6(_)) => engine.v6.candidate(*hash),
-            Ok(Parsed::Arp | Parsed::Other) | Err(_) => {}
+    v4.iter().for_each(|(_, hash)| engine.v4.candidate(*hash));
+    v6.iter().for_each(|(_, hash)| engine.v6.candidate(*hash));
+    let (mut v4, mut v6) = (v4.iter(), v6.iter());
+    for (buffer, kind) in burst.drain(..).zip(kinds) {
+        match kind {
+            Kind::V4 => {
+                if let Some((headers, hash)) = v4.next() {
+                    engine.dispose(lanes, snapshot, arrival, buffer, headers, *hash);
+                }
+            }
+            Kind::V6 => match v6.next() {
+                Some((headers, _)) if matches!(headers.transport, Transport::Icmp { kind: NEIGHBOUR_SOLICITATION, .. }) => {
+                    engine.solicited(lanes, snapshot, arrival, buffer, headers);
+                }
+                Some((headers, hash)) => engine.dispose(lanes, snapshot, arrival, buffer, headers, *hash),
+                None => {}
+            },
+            Kind::Arp => engine.arp(lanes, snapshot, arrival, buffer),
+            Kind::Other => engine.give_to_linux(lanes, snapshot, arrival, buffer),
+            Kind::Bad(reason) => engine.drop(lanes, buffer, reason),
         }
-    }
-    for (buffer, (result, hash)) in burst.drain(..).zip(&parsed) {
-        engine.dispose(lanes, snapshot, arrival, buffer, result, *hash);
     }
 }
 
-/// Hashes a tuple and asks for the memory that it is looked up in.
-#[inline]
-fn hash<A: Address>(table: &FlowTable<A>, headers: &Headers<A>) -> u64 {
+/// Keeps the headers of a packet, hashes its tuple and asks for the memory that it is looked up in.
+#[inline(always)]
+fn look<A: Address>(table: &FlowTable<A>, headers: Option<Headers<A>>, looked: &mut Looked<A>, kind: Kind) -> Kind {
+    let Some(headers) = headers else { return Kind::Other };
     let hash = table.hash(&headers.tuple);
     table.prefetch(hash);
-    hash
+    looked.push((headers, hash));
+    kind
 }
 
 /// Sends what Linux sends, but nothing to a VIP or pool address: the router would send it back to us. What does not parse

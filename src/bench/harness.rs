@@ -8,6 +8,7 @@ use dataplane::{Buffer, Burst, Port};
 use dpdk_sys::{Eal, EalConfig, Hugepages, Mempool, RingInput, RingOutput, RingPort};
 
 use super::BenchError;
+use super::traffic::{FRAME_BYTES_V4, FRAME_BYTES_V6};
 use crate::dpdk::{DpdkPort, Packet, size_memory};
 
 /// A side of the gateway.
@@ -47,14 +48,17 @@ pub(super) struct Slot {
 }
 
 impl Buffer for Slot {
+    #[inline]
     fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or(&[])
     }
 
+    #[inline]
     fn bytes_mut(&mut self) -> &mut [u8] {
         self.bytes.get_mut(..self.len).unwrap_or(&mut [])
     }
 
+    #[inline]
     fn resize(&mut self, len: usize) -> bool {
         let fits = len <= ROOM;
         if fits {
@@ -83,6 +87,9 @@ impl Port for SlotPort {
 
     fn transmit(&mut self, burst: &mut Burst<Slot>) {
         let mut sent = self.sent.borrow_mut();
+        if sent.is_empty() {
+            return std::mem::swap(burst, &mut *sent);
+        }
         let room = sent.remaining_capacity().min(burst.len());
         sent.extend(burst.drain(..room));
     }
@@ -123,6 +130,7 @@ impl Harness for Memory {
         Some([port(Side::Uplink), port(Side::Cluster)])
     }
 
+    #[inline]
     fn feed<'t>(&mut self, side: Side, mut next: impl FnMut() -> Option<&'t [u8]>) {
         let mut arriving = self.arriving[side as usize].borrow_mut();
         let mut free = self.free.borrow_mut();
@@ -133,6 +141,7 @@ impl Harness for Memory {
         }
     }
 
+    #[inline]
     fn drain(&mut self, side: Side, mut see: impl FnMut(&[u8])) {
         let mut free = self.free.borrow_mut();
         for slot in self.sent[side as usize].borrow_mut().drain(..) {
@@ -142,10 +151,25 @@ impl Harness for Memory {
     }
 }
 
+/// Copies a frame into a buffer. The lengths of a trace's frames are spelled out: a copy of known length is a few moves, any
+/// other a call.
+#[inline(always)]
 fn fill<B: Buffer>(buffer: &mut B, frame: &[u8]) {
-    if buffer.resize(frame.len()) {
-        buffer.bytes_mut().copy_from_slice(frame);
+    if !buffer.resize(frame.len()) {
+        return;
     }
+    let bytes = buffer.bytes_mut();
+    if !(copy::<{ FRAME_BYTES_V4 }>(bytes, frame) || copy::<{ FRAME_BYTES_V6 }>(bytes, frame)) {
+        bytes.copy_from_slice(frame);
+    }
+}
+
+/// Copies a frame if it is `N` bytes long.
+#[inline(always)]
+fn copy<const N: usize>(bytes: &mut [u8], frame: &[u8]) -> bool {
+    let (Ok(bytes), Ok(frame)) = (<&mut [u8; N]>::try_from(bytes), <&[u8; N]>::try_from(frame)) else { return false };
+    *bytes = *frame;
+    true
 }
 
 /// The harness over DPDK's rings.
@@ -186,6 +210,7 @@ impl Harness for Rings {
         self.ports.take()
     }
 
+    #[inline]
     fn feed<'t>(&mut self, side: Side, mut next: impl FnMut() -> Option<&'t [u8]>) {
         let mut burst: Burst<Packet> = Burst::new();
         if !self.pool.fill(&mut burst) {
@@ -201,6 +226,7 @@ impl Harness for Rings {
         self.inputs[side as usize].put(&mut burst);
     }
 
+    #[inline]
     fn drain(&mut self, side: Side, mut see: impl FnMut(&[u8])) {
         loop {
             let mut burst: Burst<Packet> = Burst::new();

@@ -12,10 +12,9 @@ use super::traffic::{Kind, Trace};
 use super::verify::Verifier;
 use super::{BenchError, Report, scenario};
 use crate::cli::{BenchArgs, BenchFamily, BenchIo, BenchMode};
-use crate::run::advise_huge;
 
 /// One packet in so many is kept and checked.
-const SAMPLE: u64 = 1021;
+const SAMPLE: u32 = 1021;
 /// Packets kept at most.
 const SAMPLES_MAX: usize = 65_536;
 /// Flows whose replies are checked.
@@ -47,8 +46,9 @@ fn floor<H: Harness>(options: &BenchArgs, family: Family, mut harness: H, ports:
         let mut burst = Burst::new();
         uplink.receive(&mut burst);
         for buffer in &mut burst {
-            if let Some(macs) = dataplane::Buffer::bytes_mut(buffer).first_chunk_mut::<12>() {
-                macs.rotate_left(6);
+            let bytes = dataplane::Buffer::bytes_mut(buffer);
+            if let Some((ethernet, _)) = dataplane::wire::take_mut::<dataplane::wire::Ethernet>(bytes) {
+                ethernet.turn();
             }
         }
         cluster.transmit(&mut burst);
@@ -80,6 +80,9 @@ fn nat<H: Harness>(options: &BenchArgs, family: Family, mut harness: H, ports: [
     let before = Marks::of(&counters);
     let timed = time(options, &mut harness, &trace, &mut poll, &clock);
     let counted = before.until(&counters);
+    if !(options.new_flows || options.flood) {
+        counted.expect_no_drops()?;
+    }
     timed.samples.iter().try_for_each(|frame| verifier.at_backend(frame))?;
     check_replies(&mut harness, &mut verifier, &mut poll, &clock)?;
     if verifier.checked == 0 {
@@ -94,7 +97,7 @@ fn worker<P: Port>(options: &BenchArgs, family: Family, ports: [P; 2]) -> Result
     let mut compiler = Compiler::new(config);
     let snapshot = compiler.compile(&scenario::state(options, family), &scenario::network(family), &Health::default(), 0);
     let (_, mut subscribers) = Publisher::new(snapshot, 1);
-    let mut worker = Worker::new(Parts {
+    Ok(Worker::new(Parts {
         ports: ports.into_iter().map(|port| (port, None)).collect(),
         subscriber: subscribers.remove(0), // there is one for each worker asked for
         limits,
@@ -102,11 +105,7 @@ fn worker<P: Port>(options: &BenchArgs, family: Family, ports: [P; 2]) -> Result
         asks: Arc::new(ArrayQueue::new(64)),
         seed: 0x5bd1_e995_9e37_79b9,
         observer: (),
-    })?;
-    let (v4, v6) = worker.tables_mut();
-    advise_huge(v4);
-    advise_huge(v6);
-    Ok(worker)
+    })?)
 }
 
 /// Time as the worker sees it.
@@ -140,14 +139,24 @@ impl Clock {
 /// Keeps a packet in so many.
 #[derive(Default)]
 struct Sample {
-    count: u64,
+    /// Packets to skip before one is kept.
+    skip: u32,
     kept: Vec<Vec<u8>>,
 }
 
 impl Sample {
+    #[inline]
     fn see(&mut self, frame: &[u8]) {
-        self.count += 1;
-        if self.count % SAMPLE == 1 && self.kept.len() < SAMPLES_MAX {
+        match self.skip.checked_sub(1) {
+            Some(skip) => self.skip = skip,
+            None => self.keep(frame),
+        }
+    }
+
+    #[cold]
+    fn keep(&mut self, frame: &[u8]) {
+        self.skip = SAMPLE - 1;
+        if self.kept.len() < SAMPLES_MAX {
             self.kept.push(frame.to_vec());
         }
     }
@@ -299,14 +308,25 @@ impl Marks {
         }
     }
 
+    /// Packets of flows that are known, and of no others, all leave: else the figures would hold packets that cost nothing.
+    fn expect_no_drops(&self) -> Result<(), BenchError> {
+        let named: Vec<String> = self.named().into_iter().map(|(reason, n)| format!("{n} as {reason}")).collect();
+        if named.is_empty() { Ok(()) } else { Err(BenchError::Dropped(named.join(", "))) }
+    }
+
+    /// Drops by reason, where there were any.
+    fn named(&self) -> Vec<(String, u64)> {
+        let drops = DropReason::ALL.iter().zip(&self.drops).filter(|(_, n)| **n > 0);
+        drops.map(|(reason, n)| (reason.as_str().to_owned(), *n)).collect()
+    }
+
     fn into(self, report: Report) -> Report {
-        let named = DropReason::ALL.iter().zip(&self.drops).filter(|(_, n)| **n > 0);
         Report {
             hits: self.hits,
             misses: self.misses,
             new_flows: self.new_flows,
             drops: self.drops.iter().sum(),
-            drop_reasons: named.map(|(reason, n)| (reason.as_str().to_owned(), *n)).collect(),
+            drop_reasons: self.named(),
             ..report
         }
     }

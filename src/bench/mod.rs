@@ -75,6 +75,9 @@ pub enum BenchError {
     /// A packet left the engine that should not have left like that.
     #[error("a packet left wrong: {0}; the figures would mean nothing")]
     Wrong(String),
+    /// Packets of known flows were dropped.
+    #[error("packets of known flows were dropped ({0}), where none may be; the figures would mean nothing")]
+    Dropped(String),
     /// There is no memory for so many flows.
     #[error(transparent)]
     NoMemory(#[from] dataplane::NoMemory),

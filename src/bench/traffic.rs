@@ -3,16 +3,28 @@
 
 use dataplane::testing::{Packet, Segment};
 use proto::Family;
+use zerocopy::{Immutable, IntoBytes};
 
 use super::scenario;
 use super::scenario::{client, vip};
 use crate::cli::BenchArgs;
 
-/// Frames of equal length.
+/// The smallest Ethernet frame, without its checksum; a TCP packet of IPv4 is no longer.
+pub(super) const FRAME_BYTES_V4: usize = 60;
+/// Ethernet, IPv6 and TCP headers.
+pub(super) const FRAME_BYTES_V6: usize = 14 + 40 + 20;
+
+/// A cache line of a trace. Aligned as one, a large trace lies in huge pages, so that the floor does not measure the TLB.
+#[derive(Clone, Copy, IntoBytes, Immutable)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+/// Frames of equal length, each from the beginning of a cache line on.
 pub(super) struct Trace {
-    bytes: Vec<u8>,
+    lines: Vec<Line>,
     frames: usize,
     frame_len: usize,
+    lines_per_frame: usize,
     next: std::cell::Cell<usize>,
 }
 
@@ -30,14 +42,16 @@ impl Trace {
     pub(super) fn new(options: &BenchArgs, family: Family, kind: Kind, seed: u64) -> Self {
         let mut flows: Vec<u32> = (0..options.flows).collect();
         shuffle(&mut flows, seed);
-        let mut bytes = Vec::new();
-        let mut frame_len = 0;
-        for &flow in &flows {
-            let one = flow_frame(options, family, flow, kind);
-            frame_len = one.len();
-            bytes.extend_from_slice(&one);
+        let frame_len = if family == Family::V4 { FRAME_BYTES_V4 } else { FRAME_BYTES_V6 };
+        let lines_per_frame = frame_len.div_ceil(size_of::<Line>());
+        let mut lines = vec![Line([0; 64]); flows.len() * lines_per_frame];
+        for (lines, &flow) in lines.chunks_exact_mut(lines_per_frame).zip(&flows) {
+            let frame = flow_frame(options, family, flow, kind);
+            for (line, bytes) in lines.iter_mut().zip(frame.chunks(size_of::<Line>())) {
+                line.0[..bytes.len()].copy_from_slice(bytes);
+            }
         }
-        Self { bytes, frames: flows.len(), frame_len, next: std::cell::Cell::new(0) }
+        Self { lines, frames: flows.len(), frame_len, lines_per_frame, next: std::cell::Cell::new(0) }
     }
 
     /// The next frame; after the last one the first again.
@@ -45,8 +59,8 @@ impl Trace {
     pub(super) fn next(&self) -> &[u8] {
         let n = self.next.get();
         self.next.set(if n + 1 == self.frames { 0 } else { n + 1 });
-        let start = n * self.frame_len;
-        self.bytes.get(start..start + self.frame_len).unwrap_or(&[])
+        let start = n * self.lines_per_frame * size_of::<Line>();
+        self.lines.as_bytes().get(start..start + self.frame_len).unwrap_or(&[])
     }
 }
 
@@ -60,7 +74,7 @@ pub(super) fn flow_frame(options: &BenchArgs, family: Family, flow: u32, kind: K
     let ports = [source_port, scenario::VIP_PORT];
     let segment = Segment::Tcp { ports, flags, sequence: flow, acknowledgement: 1 };
     let mut bytes = Packet::between(source, vip(family, flow % options.services), segment).build();
-    bytes.resize(bytes.len().max(60), 0); // the smallest Ethernet frame, without its checksum
+    bytes.resize(bytes.len().max(FRAME_BYTES_V4), 0);
     bytes
 }
 

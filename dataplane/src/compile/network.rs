@@ -13,7 +13,7 @@ use prefix_trie::PrefixMap;
 
 use crate::flow::UNRESOLVED;
 use crate::hash::TableHash;
-use crate::snapshot::{NextHop, NextHopKey, Routes, Way};
+use crate::snapshot::{Exit, NextHop, NextHopKey, Routes, Way};
 use crate::{Mac, Network, PortConfig, PortIndex, Route};
 
 /// What is new of the network.
@@ -43,8 +43,14 @@ pub(super) struct Ways {
 impl Ways {
     /// Connected prefixes only.
     pub(super) fn new(ports: Arc<[PortConfig]>) -> Self {
-        let routes =
-            Routes { epoch: 0, v4: Arc::default(), v6: Arc::default(), next_hops: Vec::new(), slots: HashMap::default() };
+        let routes = Routes {
+            epoch: 0,
+            v4: Arc::default(),
+            v6: Arc::default(),
+            next_hops: Vec::new(),
+            exits: Vec::new(),
+            slots: HashMap::default(),
+        };
         let mut ways = Self {
             ports,
             network: Network::default(),
@@ -122,7 +128,12 @@ impl Ways {
 
     /// For a snapshot.
     pub(super) fn share(&mut self) -> Arc<Routes> {
-        self.shared.get_or_insert_with(|| Arc::new(self.routes.clone())).clone()
+        let (ports, routes) = (&self.ports, &mut self.routes);
+        let shared = self.shared.get_or_insert_with(|| {
+            routes.exits = routes.next_hops.iter().map(|hop| exit_by(ports, hop.as_ref()?)).collect();
+            Arc::new(routes.clone())
+        });
+        shared.clone()
     }
 
     /// The port of a next hop.
@@ -177,4 +188,10 @@ impl Ways {
         managed.sort_unstable();
         managed.into()
     }
+}
+
+/// How packets leave towards a next hop; none while its Ethernet address is unknown.
+fn exit_by(ports: &[PortConfig], hop: &NextHop) -> Option<Exit> {
+    let port = ports.get(usize::from(hop.port.0))?;
+    Some(Exit { destination_mac: hop.mac?, source_mac: port.mac, mtu: port.mtu, port: hop.port })
 }

@@ -192,7 +192,7 @@ impl Backends {
         for (_, over) in self.draining.extract_if(|_, draining| draining.until_ns <= now_ns) {
             if let Some(backend) = self.table.in_slot(over.slot) {
                 self.targets.release(backend.target, now_ns);
-                self.generations[over.slot as usize] = backend.generation.wrapping_add(1);
+                self.generations[over.slot as usize] = backend.generation.wrapping_add(1).max(1);
             }
             self.table.set(over.slot, None);
             self.free.push(over.slot);

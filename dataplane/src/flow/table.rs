@@ -81,7 +81,7 @@ impl<A: Address> FlowTable<A> {
 
     /// Third pass: the flow of a tuple, and the direction that the tuple has in it. Compares the full key.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn find(&self, hash: u64, tuple: &Tuple<A>) -> Option<(FlowIndex, Direction)> {
         let place = self.index.find(hash, |place| {
             let (index, direction) = entry_of(place);
@@ -201,11 +201,6 @@ impl<A: Address> FlowTable<A> {
             }
         }
         if end == self.high_water { 0 } else { end }
-    }
-
-    /// Its memory, index and entries, for advice on huge pages. Nothing can be done with it but to know where it is.
-    pub fn memory_mut(&mut self) -> (&mut [impl Sized], &mut [impl Sized]) {
-        (self.index.memory_mut(), &mut self.entries[..])
     }
 }
 

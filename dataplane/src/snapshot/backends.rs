@@ -8,7 +8,7 @@ use proto::{Protocol, ServiceName};
 use crate::flow::BackendId;
 use crate::snat::TargetSlot;
 
-/// Backends in a piece: a change copies 256 x 72 B, and a table of 100,000 backends has 391 pieces.
+/// Backends in a piece: a change copies 256 x 84 B, and a table of 100,000 backends has 391 pieces.
 const PIECE: usize = 256;
 
 /// A backend of one service.
@@ -32,42 +32,87 @@ pub struct Backend {
     pub removed: bool,
 }
 
+/// What a hit needs of a backend: as little as fits, so that a thousand backends stay in the first cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spot {
+    /// The backend's; 0 where there is none.
+    pub generation: u32,
+    /// The backend's.
+    pub next_hop: u32,
+    /// The backend's.
+    pub accepts_new: bool,
+    /// The backend's.
+    pub removed: bool,
+}
+
+/// Backends, and the same once more as spots, each by its place in the piece.
+#[derive(Clone, Debug)]
+struct Piece {
+    spots: [Spot; PIECE],
+    backends: Vec<Option<Backend>>,
+}
+
+impl Piece {
+    fn new() -> Self {
+        Self { spots: [Spot::default(); PIECE], backends: vec![None; PIECE] }
+    }
+
+    /// Changes a place, and its spot with it.
+    fn change(&mut self, place: usize, change: impl FnOnce(&mut Option<Backend>)) {
+        let backend = &mut self.backends[place];
+        change(backend);
+        let spot = |b: &Backend| {
+            let &Backend { generation, next_hop, accepts_new, removed, .. } = b;
+            Spot { generation, next_hop, accepts_new, removed }
+        };
+        self.spots[place] = backend.as_ref().map_or_else(Spot::default, spot);
+    }
+}
+
 /// Backends by slot.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BackendTable {
-    pieces: Vec<Arc<Vec<Option<Backend>>>>,
+    pieces: Vec<Arc<Piece>>,
 }
 
 impl BackendTable {
-    #[inline]
+    /// A backend that has this slot still.
     pub(crate) fn get(&self, id: BackendId) -> Option<&Backend> {
+        self.in_slot(id.slot).filter(|backend| backend.generation == id.generation)
+    }
+
+    /// As [`BackendTable::get`], for a hit.
+    #[inline]
+    pub(crate) fn spot(&self, id: BackendId) -> Option<&Spot> {
         let slot = id.slot as usize;
-        let backend = self.pieces.get(slot / PIECE)?.get(slot % PIECE)?.as_ref()?;
-        (backend.generation == id.generation).then_some(backend)
+        let spot = &self.pieces.get(slot / PIECE)?.spots[slot % PIECE];
+        (spot.generation == id.generation).then_some(spot)
     }
 
     /// Puts a backend into a slot, or empties it.
     pub(crate) fn set(&mut self, slot: u32, backend: Option<Backend>) {
         let slot = slot as usize;
         while self.pieces.len() <= slot / PIECE {
-            self.pieces.push(Arc::new(vec![None; PIECE]));
+            self.pieces.push(Arc::new(Piece::new()));
         }
-        Arc::make_mut(&mut self.pieces[slot / PIECE])[slot % PIECE] = backend;
+        Arc::make_mut(&mut self.pieces[slot / PIECE]).change(slot % PIECE, |place| *place = backend);
     }
 
-    /// Changes the backend of a slot, if there is one. Copies only if `change` differs from what is there.
+    /// Changes the backend of a slot, if there is one and it `differs`. Copies only then.
     pub(crate) fn update(&mut self, slot: u32, differs: impl Fn(&Backend) -> bool, change: impl FnOnce(&mut Backend)) {
         let slot = slot as usize;
         let Some(piece) = self.pieces.get_mut(slot / PIECE) else { return };
-        if piece[slot % PIECE].as_ref().is_some_and(differs)
-            && let Some(backend) = &mut Arc::make_mut(piece)[slot % PIECE]
-        {
-            change(backend);
+        if piece.backends[slot % PIECE].as_ref().is_some_and(differs) {
+            Arc::make_mut(piece).change(slot % PIECE, |place| {
+                if let Some(backend) = place {
+                    change(backend);
+                }
+            });
         }
     }
 
-    /// The backend in a slot, whichever it is.
+    /// The backend in a slot, whatever its generation.
     pub(crate) fn in_slot(&self, slot: u32) -> Option<&Backend> {
-        self.pieces.get(slot as usize / PIECE)?.get(slot as usize % PIECE)?.as_ref()
+        self.pieces.get(slot as usize / PIECE)?.backends.get(slot as usize % PIECE)?.as_ref()
     }
 }

@@ -24,6 +24,20 @@ pub struct NextHop {
     pub address: IpAddr,
 }
 
+/// How packets leave towards a next hop whose Ethernet address is known: all that a hit needs of next hop and port, in a
+/// quarter of a cache line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exit {
+    /// The next hop's.
+    pub destination_mac: Mac,
+    /// The port's.
+    pub source_mac: Mac,
+    /// The port's, bytes.
+    pub mtu: u16,
+    /// The port.
+    pub port: PortIndex,
+}
+
 /// The result of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouteTo {
@@ -54,6 +68,8 @@ pub(crate) struct Routes {
     pub(crate) v6: Arc<PrefixMap<Ipv6Net, Way>>,
     /// By slot; none where the slot is free.
     pub(crate) next_hops: Vec<Option<NextHop>>,
+    /// By slot; none where the slot is free or the Ethernet address unknown.
+    pub(crate) exits: Vec<Option<Exit>>,
     pub(crate) slots: HashMap<NextHopKey, u32, TableHash>,
 }
 
@@ -76,6 +92,11 @@ impl Routes {
     #[inline]
     pub(crate) fn next_hop(&self, slot: u32) -> Option<&NextHop> {
         self.next_hops.get(slot as usize)?.as_ref()
+    }
+
+    #[inline]
+    pub(crate) fn exit(&self, slot: u32) -> Option<&Exit> {
+        self.exits.get(slot as usize)?.as_ref()
     }
 
     pub(crate) fn resolves(&self, port: PortIndex, address: IpAddr) -> bool {
