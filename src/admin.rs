@@ -10,6 +10,7 @@ use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use control::socket::{TakenAway, listen};
 use dataplane::WorkerCounters;
 use proto::v1::admin_server::{Admin, AdminServer};
 use proto::{Generation, limits, v1};
@@ -72,7 +73,7 @@ impl fmt::Debug for Sources {
 /// # Errors
 /// When the socket is in use or cannot be made, or the server fails.
 pub async fn serve(path: PathBuf, sources: Sources, stop: impl Future<Output = ()>) -> Result<(), Failure> {
-    let listener = control::socket::listen(&path).await?;
+    let listener = listen(&path).await?;
     let _taken_away = TakenAway(path);
     let (health_reporter, health) = tonic_health::server::health_reporter();
     health_reporter.set_serving::<AdminServer<Sources>>().await;
@@ -87,17 +88,6 @@ pub async fn serve(path: PathBuf, sources: Sources, stop: impl Future<Output = (
         .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop)
         .await?;
     Ok(())
-}
-
-/// Removes the socket however the server ends. One that stays behind after a crash is replaced by the next start.
-struct TakenAway(PathBuf);
-
-impl Drop for TakenAway {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_file(&self.0) {
-            tracing::warn!(path = %self.0.display(), %error, "cannot remove the admin socket");
-        }
-    }
 }
 
 #[tonic::async_trait]

@@ -24,7 +24,7 @@ use crate::plan::{Memory, Note, plan};
 use crate::publish::Published;
 use crate::server::{self, ConfigService};
 use crate::settings::{ControllerSettings, Source};
-use crate::socket;
+use crate::socket::{self, TakenAway};
 use crate::source::Change;
 use crate::status::{StatusSink, Statuses, write_statuses};
 use crate::world::World;
@@ -70,7 +70,7 @@ pub struct Running {
     pub states: watch::Receiver<Option<Arc<Published>>>,
     /// The connected gateways.
     pub gateways: watch::Receiver<Gateways>,
-    socket: PathBuf,
+    _socket: TakenAway,
     tasks: JoinSet<Result<(), ControllerError>>,
     shutdown: CancellationToken,
 }
@@ -90,7 +90,7 @@ impl Controller {
         let (statuses, statuses_seen) = watch::channel(None);
         let (gateways, gateways_seen) = watch::channel(Gateways::default());
         let service = ConfigService { states: states_seen.clone(), gateways, shutdown: shutdown.clone() };
-        let socket = settings.listen.clone();
+        let socket = TakenAway(settings.listen.clone());
 
         let mut tasks = JoinSet::new();
         let sink = origin.start(&mut tasks, sender, &shutdown);
@@ -106,7 +106,7 @@ impl Controller {
             planning.run(changes, &stop).await;
             Ok(())
         });
-        Ok(Running { states: states_seen, gateways: gateways_seen, socket, tasks, shutdown })
+        Ok(Running { states: states_seen, gateways: gateways_seen, _socket: socket, tasks, shutdown })
     }
 }
 
@@ -123,8 +123,6 @@ impl Running {
             self.shutdown.cancel();
             result = result.and(ended);
         }
-        // It is ours: nobody else could listen on it meanwhile. Gone is gone.
-        let _ = std::fs::remove_file(&self.socket);
         result
     }
 }

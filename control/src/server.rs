@@ -78,10 +78,12 @@ impl Config for ConfigService {
     async fn watch(&self, request: Request<Streaming<WatchRequest>>) -> Result<Response<Self::WatchStream>, Status> {
         // One message: whatever else changes while the gateway reads it is sent as one difference.
         let (messages, stream) = mpsc::channel(1);
-        let service = self.clone();
+        let (service, shutdown) = (self.clone(), self.shutdown.clone());
         tokio::spawn(async move {
             if let Err(status) = service.converse(request.into_inner(), &messages).await {
-                tracing::warn!(%status, "gateway disconnected");
+                if !shutdown.is_cancelled() {
+                    tracing::warn!(%status, "gateway disconnected");
+                }
                 // Nobody may be left to hear it.
                 let _ = messages.send(Err(status)).await;
             }

@@ -48,6 +48,19 @@ pub async fn listen(path: &Path) -> Result<UnixListener, ListenError> {
     Ok(listener)
 }
 
+/// Removes a socket that this process listens on, however its server ends. One that a crash leaves behind is replaced by the
+/// next to listen.
+#[derive(Debug)]
+pub struct TakenAway(pub PathBuf);
+
+impl Drop for TakenAway {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(&self.0) {
+            tracing::warn!(path = %self.0.display(), %error, "cannot remove a socket of ours");
+        }
+    }
+}
+
 /// Linux refuses connections to what is no socket, too.
 fn remove_stale(path: &Path) -> Result<(), ListenError> {
     use std::os::unix::fs::FileTypeExt as _;

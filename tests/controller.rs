@@ -1,0 +1,131 @@
+//! `sluice-controller` and a gateway as two processes: one goes away and comes back, and packets go on.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod edge;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use edge::{Edge, may_run, until};
+
+const WEB: &str = "http://192.0.2.100/";
+/// Keys of a configuration that are the controller's.
+const CONTROLLER_KEYS: [&str; 4] = ["pools:", "manifests:", "statusDir:", "listen:"];
+
+/// Whether a program is newer than all that it was built from.
+fn is_current(program: &Path) -> bool {
+    let modified = |path: &Path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
+    let Ok(sources) = fs::read_to_string(program.with_extension("d")) else { return false };
+    let built = modified(program);
+    sources.split_whitespace().skip(1).all(|source| modified(Path::new(source)) <= built)
+}
+
+/// The program of the code at hand. The tests of `control` have built it, unless this one runs alone.
+fn program() -> PathBuf {
+    let program = Path::new(env!("CARGO_BIN_EXE_sluiced")).with_file_name("sluice-controller");
+    if !is_current(&program) {
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "-p", "control", "--bins"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+        if !cfg!(debug_assertions) {
+            build.arg("--release");
+        }
+        assert!(build.status().unwrap().success(), "sluice-controller builds");
+    }
+    program
+}
+
+/// A running controller; killed when dropped.
+struct Controller(Child);
+
+impl Controller {
+    fn start(edge: &Edge) -> Self {
+        let log = fs::OpenOptions::new().create(true).append(true).open(edge.path("controller.log")).unwrap();
+        let mut command = Command::new(program());
+        command.args(["run", "--config"]).arg(edge.path("controller.yaml"));
+        Self(command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap())
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Moves the controller's keys to a file of their own.
+fn split_configuration(edge: &Edge) {
+    let text = fs::read_to_string(edge.path("sluice.yaml")).unwrap();
+    let is_controllers = |line: &&str| CONTROLLER_KEYS.iter().any(|key| line.starts_with(key));
+    let (controllers, gateways): (Vec<_>, Vec<_>) = text.lines().partition(is_controllers);
+    fs::write(edge.path("controller.yaml"), controllers.join("\n")).unwrap();
+    let socket = edge.path("config.sock").display().to_string();
+    let gateways = format!("{}\ncontroller: {{urls: [\"unix:{socket}\"]}}\n", gateways.join("\n"));
+    fs::write(edge.path("sluice.yaml"), gateways).unwrap();
+}
+
+/// A service of one echo server on port 9000, at this address.
+fn echo(name: &str, address: &str) -> String {
+    format!(
+        "apiVersion: v1
+kind: Service
+metadata: {{namespace: demo, name: {name}, annotations: {{sluice.dev/addresses: {address}}}}}
+spec:
+  type: LoadBalancer
+  loadBalancerClass: sluice.dev/gateway
+  ports: [{{port: 90, targetPort: 9000}}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{namespace: demo, name: {name}-1, labels: {{kubernetes.io/service-name: {name}}}}}
+addressType: IPv4
+ports: [{{port: 9000}}]
+endpoints: [{{addresses: [10.0.0.11]}}]
+"
+    )
+}
+
+fn epoch(edge: &Edge) -> Option<String> {
+    Some(edge.status()?.generation?.epoch)
+}
+
+#[test]
+fn a_gateway_goes_on_without_its_controller_and_follows_the_next() {
+    if !may_run("a controller of its own") {
+        return;
+    }
+    let mut edge = Edge::new("ctl");
+    edge.echo_server("b11", 9000);
+    edge.manifests_of_the_demo();
+    edge.manifest("echo.yaml", &echo("echo", "192.0.2.110"));
+    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+    split_configuration(&edge);
+
+    let first = Controller::start(&edge);
+    edge.start();
+    until("an answer", || edge.curl(WEB));
+    let mut connection = until("a connection", || edge.connect("192.0.2.110:90"));
+    connection.assert_alive("with a controller");
+    let first_epoch = epoch(&edge).unwrap();
+
+    drop(first);
+    until("the controller is missed", || edge.status().filter(|status| !status.controller_connected));
+    assert!(edge.status().unwrap().ready, "what is known is in use");
+    connection.assert_alive("without a controller");
+    for _ in 0..20 {
+        edge.curl(WEB).expect("it serves on");
+    }
+    edge.manifest("more.yaml", &echo("more", "192.0.2.111"));
+    fs::remove_file(edge.path("manifests/web.yaml")).unwrap();
+
+    let _second = Controller::start(&edge);
+    until("changes arrive", || edge.service("more"));
+    until("the new service is served", || edge.connect("192.0.2.111:90"));
+    until("the deleted one is gone", || edge.service("web").is_none().then_some(()));
+    assert_ne!(epoch(&edge).unwrap(), first_epoch);
+    connection.assert_alive("with the next controller");
+    edge.assert_account();
+    assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
+}
