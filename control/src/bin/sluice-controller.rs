@@ -21,7 +21,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Follow the cluster, allocate addresses, serve gateways and write status, until SIGTERM or SIGINT.
+    /// Follow the cluster or the manifests, allocate addresses, serve gateways and write status, until SIGTERM or SIGINT.
     Run {
         /// The configuration.
         #[arg(long, value_name = "FILE", default_value = "/etc/sluice/sluice.yaml")]
