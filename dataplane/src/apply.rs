@@ -6,7 +6,7 @@ use crossbeam_queue::ArrayQueue;
 
 use crate::answer::IcmpError;
 use crate::decide::{Answer, Changes, Flows, Obstacle, Packet, Passage, Verdict, decide, follow, rewrite_of};
-use crate::flow::{BackendId, FlowState, FlowTable, IdleLimits};
+use crate::flow::{Flow, FlowTable, IdleLimits};
 use crate::held::{Awaited, Held};
 use crate::lanes::Lanes;
 use crate::limiter::AnswerLimiter;
@@ -14,7 +14,7 @@ use crate::observe::{Belongs, Fate, Observe};
 use crate::snapshot::{Place, Snapshot};
 use crate::snat::SnatPorts;
 use crate::tally::Tally;
-use crate::tick::Tick;
+use crate::tick::{Tick, Ticks};
 use crate::twin_rate::TwinRate;
 use crate::worker::Ask;
 use crate::{Address, Buffer, DropReason, Headers, Port, PortIndex, WorkerCounters, answer, rewrite};
@@ -344,10 +344,10 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     /// Looks at the next entries of both tables and ends the flows that have been idle too long, or whose backend's drain
     /// is over: its SNAT ports are another's soon.
     pub(crate) fn expire(&mut self, entries: u32, snapshot: &Snapshot, now: Tick) {
-        let Self { v4, v6, ports, limits, counters, swept, .. } = self;
-        let ended = |state, last_seen, backend| limits.expired(state, last_seen, now) || snapshot.backend(backend).is_none();
-        swept.v4 = expire_in(v4, swept.v4, entries, ports, counters, now, ended);
-        swept.v6 = expire_in(v6, swept.v6, entries, ports, counters, now, ended);
+        let Self { v4, v6, ports, limits, counters, swept, asks, .. } = self;
+        let look = Look { limits, snapshot, asks, now };
+        swept.v4 = sweep(v4, swept.v4, entries, ports, counters, &look);
+        swept.v6 = sweep(v6, swept.v6, entries, ports, counters, &look);
     }
 
     /// Looks at the next SNAT pools, to take back the memory of idle ones.
@@ -362,21 +362,51 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     }
 }
 
-/// Ends flows among the `entries` from `start` on. Returns where to go on.
-fn expire_in<A: Address>(
+/// What a sweep looks at flows with.
+struct Look<'a> {
+    limits: &'a IdleLimits,
+    snapshot: &'a Snapshot,
+    asks: &'a ArrayQueue<Ask>,
+    now: Tick,
+}
+
+impl Look<'_> {
+    /// It has been silent for too long, or its backend's drain is over.
+    fn ended<A: Address>(&self, flow: &Flow<A>) -> bool {
+        self.limits.expired(flow.state, flow.last_seen, self.now) || self.snapshot.backend(flow.backend).is_none()
+    }
+
+    /// A client that is its own next hop is asked for while its flow is in use, or Linux would forget it: Linux sees none
+    /// of its packets. Linux's side asks each at most every 30 s; what finds no room here is asked for by the next sweep.
+    fn keep_client<A: Address>(&self, flow: &Flow<A>) {
+        let is_used = self.now.since(flow.last_seen) <= USED_WITHIN;
+        if let Some(hop) = self.snapshot.next_hop(flow.route_to_client).filter(|_| is_used)
+            && hop.address == flow.client.ip()
+        {
+            let _ = self.asks.push((hop.port, hop.address));
+        }
+    }
+}
+
+/// A flow counts as used if a packet was seen this recently: 75 ticks are 10 s, a little more than a sweep takes.
+const USED_WITHIN: Ticks = Ticks(75);
+
+/// Looks at the `entries` from `start` on. Returns where to go on.
+fn sweep<A: Address>(
     table: &mut FlowTable<A>,
     start: u32,
     entries: u32,
     ports: &mut SnatPorts,
     counters: &WorkerCounters,
-    now: Tick,
-    ended: impl Fn(FlowState, Tick, BackendId) -> bool,
+    look: &Look<'_>,
 ) -> u32 {
     table.sweep(start, entries, |flow| {
-        let ended = ended(flow.state, flow.last_seen, flow.backend);
+        let ended = look.ended(flow);
         if ended {
-            ports.release(flow.snat_pool, flow.snat_port, now);
+            ports.release(flow.snat_pool, flow.snat_port, look.now);
             counters.flow_ended(flow.backend.slot);
+        } else {
+            look.keep_client(flow);
         }
         ended
     })

@@ -241,3 +241,21 @@ fn what_a_port_or_linux_refuses_is_counted() {
     }
     assert_eq!(rig.drops(DropReason::TwinFull), 1);
 }
+
+#[test]
+fn an_on_link_client_is_asked_for_again_while_its_flow_is_used() {
+    let mut rig = Rig::new();
+    let on_link = "192.0.2.10:4000";
+    establish(&mut rig, on_link);
+    let asked = |rig: &Rig| std::iter::from_fn(|| rig.asks.pop()).filter(|ask| *ask == (UPLINK, ip("192.0.2.10"))).count();
+    asked(&rig);
+    for _ in 0..3 {
+        idle(&mut rig, 9);
+        rig.forward(UPLINK, &Packet::tcp(on_link, VIP).flags(ACK).build());
+        assert!(asked(&rig) > 0);
+    }
+    idle(&mut rig, 20);
+    asked(&rig);
+    idle(&mut rig, 20);
+    assert_eq!(asked(&rig), 0, "a silent flow keeps nobody");
+}
