@@ -18,7 +18,7 @@ const OLDEST: &str = "22.11";
 /// The libraries whose functions are called.
 const LIBRARIES: [&str; 6] = ["rte_net_ring", "rte_ethdev", "rte_mbuf", "rte_mempool", "rte_ring", "rte_eal"];
 /// The functions called directly: what is exported, and has kept its signature since [`OLDEST`].
-const FUNCTIONS: [&str; 22] = [
+const FUNCTIONS: [&str; 24] = [
     "sluice_.*",
     "rte_dev_probe",
     "rte_dev_remove",
@@ -32,6 +32,8 @@ const FUNCTIONS: [&str; 22] = [
     "rte_eth_dev_start",
     "rte_eth_dev_stop",
     "rte_eth_from_rings",
+    "rte_eth_allmulticast_disable",
+    "rte_eth_allmulticast_enable",
     "rte_eth_promiscuous_disable",
     "rte_eth_promiscuous_enable",
     "rte_mempool_avail_count",

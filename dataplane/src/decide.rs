@@ -236,6 +236,9 @@ fn new_flow<'s, A: Address>(
     now: Tick,
     frontend: &Frontend,
 ) -> Verdict<'s> {
+    if packet.headers.group_frame {
+        return Verdict::Drop(DropReason::Malformed); // a frame to a group with one address in it (RFC 1812 section 5.3.4)
+    }
     let tuple = &packet.headers.tuple;
     if !matches!(snapshot.place(tuple.source), Place::Elsewhere) {
         return Verdict::Drop(DropReason::OwnSource);

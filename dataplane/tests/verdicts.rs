@@ -65,7 +65,9 @@ fn what_is_never_forwarded_is_dropped_under_its_name() {
     let sctp = Packet::between(ip("198.51.100.7"), ip("192.0.2.100"), Segment::Other { protocol: 132 }).payload(&[0; 12]);
     let gre = Packet::between(ip("198.51.100.7"), ip("192.0.2.100"), Segment::Other { protocol: 47 }).payload(&[0; 8]);
     let icmp_error = Packet::between(ip("198.51.100.7"), ip("192.0.2.100"), Segment::Icmp { kind: 3, code: 4, rest: 1300 });
+    let to_all = Packet { destination_mac: Mac([0xff; 6]), ..Packet::tcp(CLIENT, "192.0.2.100:80") };
     check(vec![
+        row("a broadcast frame with a VIP in it", UPLINK, to_all.build(), drop(R::Malformed)),
         row("a frame that is too short", UPLINK, vec![0; 13], drop(R::Malformed)),
         row("a wrong IPv4 header checksum", UPLINK, wrong_checksum, drop(R::Ipv4Checksum)),
         row("a loopback source", UPLINK, Packet::tcp("127.0.0.1:5", "192.0.2.100:80").build(), drop(R::MartianSource)),

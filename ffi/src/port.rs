@@ -77,7 +77,8 @@ pub struct Port {
 }
 
 impl Port {
-    /// Attaches the device and starts it, promiscuous, receiving into `pool`.
+    /// Attaches the device and starts it, receiving into `pool` what is for its Ethernet address or for a group; everything
+    /// where the device cannot tell.
     ///
     /// # Errors
     /// The device or its interface does not exist or is in use, a privilege is missing, or the driver refuses.
@@ -105,12 +106,7 @@ impl Port {
         let mac = started.take_mac(config.mac)?;
         // SAFETY: `id` is configured with all its queues.
         started.check("start", unsafe { raw::rte_eth_dev_start(id) })?;
-        // SAFETY: `id` is started.
-        let code = unsafe { raw::rte_eth_promiscuous_enable(id) };
-        if code != NOT_SUPPORTED {
-            // A virtual device without it has no filter to open.
-            started.check("receive promiscuously", code)?;
-        }
+        started.open_filter(mac)?;
         let started = Arc::new(started);
         let port = Self { driver: driver(id), mac, started: Arc::clone(&started), not_sync: PhantomData };
         Ok((port, RxQueue::new(Arc::clone(&started)), TxQueue::new(started)))
@@ -204,7 +200,7 @@ impl Started {
         let Some(mac) = wanted.filter(|mac| *mac != own) else { return Ok(own) };
         // SAFETY: the port is configured; six bytes are read.
         match unsafe { raw::sluice_port_set_mac(self.id, mac.as_ptr()) } {
-            // The port receives promiscuously, so frames to an address that the device does not know (af_xdp) arrive too.
+            // Such a port receives promiscuously, so frames to an address that the device does not know (af_xdp) arrive too.
             NOT_SUPPORTED => {}
             code => {
                 self.check("set the Ethernet address", code)?;
@@ -212,6 +208,24 @@ impl Started {
             }
         }
         Ok(mac)
+    }
+
+    /// Lets in what is for us: frames to our address and to groups (neighbour discovery). A device that does not know our
+    /// address, or has no filter for groups, lets in all. Frames for others that a switch floods stay outside where they can.
+    fn open_filter(&self, mac: [u8; 6]) -> Result<(), Error> {
+        let mut known = [0; 6];
+        // SAFETY: the port is started; six bytes are written.
+        self.check("read the Ethernet address", unsafe { raw::sluice_port_mac(self.id, known.as_mut_ptr()) })?;
+        // SAFETY: the port is started.
+        if known == mac && unsafe { raw::rte_eth_allmulticast_enable(self.id) } == 0 {
+            return Ok(());
+        }
+        // SAFETY: the port is started.
+        match unsafe { raw::rte_eth_promiscuous_enable(self.id) } {
+            // A virtual device without it has no filter to open.
+            NOT_SUPPORTED => Ok(()),
+            code => self.check("receive promiscuously", code),
+        }
     }
 
     fn check(&self, step: &'static str, code: i32) -> Result<(), Error> {
@@ -226,6 +240,7 @@ impl Drop for Started {
         unsafe {
             // A device over a Linux interface has set both there, where they would stay.
             raw::rte_eth_promiscuous_disable(self.id);
+            raw::rte_eth_allmulticast_disable(self.id);
             if let Some(mac) = self.own_mac {
                 raw::sluice_port_set_mac(self.id, mac.as_ptr());
             }

@@ -18,8 +18,9 @@ fn alone(test: &str, body: impl FnOnce()) {
     if std::env::var(CHILD).is_ok_and(|name| name == test) {
         return body();
     }
-    let status = child(test).status().unwrap();
-    assert!(status.success(), "{test} failed in its process: {status}");
+    let output = child(test).output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "{test} failed in its process: {}\n{}", output.status, String::from_utf8_lossy(&said));
 }
 
 fn child(test: &str) -> Command {
