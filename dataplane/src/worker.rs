@@ -13,7 +13,7 @@ use arrayvec::ArrayVec;
 use crossbeam_queue::ArrayQueue;
 
 use crate::announce::Announcements;
-use crate::apply::{Arrival, Engine, Swept};
+use crate::apply::{Arrival, Engine, Swept, Tables};
 use crate::flow::{FlowTable, IdleLimits};
 use crate::held::{Held, Waiting};
 use crate::lanes::{Lane, Lanes};
@@ -162,17 +162,26 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
 /// ICMPv6 neighbour solicitation (RFC 4861 section 4.3).
 const NEIGHBOUR_SOLICITATION: u8 = 135;
 
-/// What a packet of a burst is; headers and hashes of each family lie by themselves, in the same order.
+/// What a packet of a burst is.
 #[derive(Clone, Copy)]
 enum Kind {
     V4,
     V6,
+    /// Of IPv6, too.
+    Solicitation,
     Arp,
     Other,
     Bad(DropReason),
 }
 
 type Looked<A> = ArrayVec<(Headers<A>, u64), BURST>;
+
+/// What is known of a burst: the kinds of its packets; headers and hashes of each family by themselves, in the same order.
+struct Sorted {
+    kinds: ArrayVec<Kind, BURST>,
+    v4: Looked<u32>,
+    v6: Looked<u128>,
+}
 
 /// The three passes over a burst.
 fn process<P: Port, O: Observe<P::Buffer>>(
@@ -182,35 +191,34 @@ fn process<P: Port, O: Observe<P::Buffer>>(
     arrival: Arrival,
     burst: &mut Burst<P::Buffer>,
 ) {
-    let mut kinds: ArrayVec<Kind, BURST> = ArrayVec::new();
-    let (mut v4, mut v6) = (Looked::<u32>::new(), Looked::<u128>::new());
-    for buffer in burst.iter() {
-        let found = match carried(buffer.bytes()) {
-            Ok(Carried::V4(packet, group)) => ipv4(packet, group).map(|headers| look(&engine.v4, headers, &mut v4, Kind::V4)),
-            Ok(Carried::V6(packet, group)) => ipv6(packet, group).map(|headers| look(&engine.v6, headers, &mut v6, Kind::V6)),
-            Ok(Carried::Arp) => Ok(Kind::Arp),
-            Ok(Carried::Other) => Ok(Kind::Other),
-            Err(reason) => Err(reason),
-        };
-        kinds.push(found.unwrap_or_else(Kind::Bad));
+    let mut sorted = Sorted { kinds: ArrayVec::new(), v4: Looked::new(), v6: Looked::new() };
+    sort(engine, burst, &mut sorted);
+    sorted.v4.iter().for_each(|(_, hash)| engine.v4.candidate(*hash));
+    sorted.v6.iter().for_each(|(_, hash)| engine.v6.candidate(*hash));
+    if sorted.v4.len() == burst.len() {
+        return dispose_all(engine, lanes, snapshot, arrival, burst, &sorted.v4);
     }
-    v4.iter().for_each(|(_, hash)| engine.v4.candidate(*hash));
-    v6.iter().for_each(|(_, hash)| engine.v6.candidate(*hash));
-    let (mut v4, mut v6) = (v4.iter(), v6.iter());
-    for (buffer, kind) in burst.drain(..).zip(kinds) {
+    if sorted.kinds.iter().all(|kind| matches!(kind, Kind::V6)) {
+        return dispose_all(engine, lanes, snapshot, arrival, burst, &sorted.v6);
+    }
+    let (mut v4, mut v6) = (sorted.v4.iter(), sorted.v6.iter());
+    for (buffer, kind) in burst.drain(..).zip(sorted.kinds) {
         match kind {
             Kind::V4 => {
                 if let Some((headers, hash)) = v4.next() {
                     engine.dispose(lanes, snapshot, arrival, buffer, headers, *hash);
                 }
             }
-            Kind::V6 => match v6.next() {
-                Some((headers, _)) if matches!(headers.transport, Transport::Icmp { kind: NEIGHBOUR_SOLICITATION, .. }) => {
+            Kind::V6 => {
+                if let Some((headers, hash)) = v6.next() {
+                    engine.dispose(lanes, snapshot, arrival, buffer, headers, *hash);
+                }
+            }
+            Kind::Solicitation => {
+                if let Some((headers, _)) = v6.next() {
                     engine.solicited(lanes, snapshot, arrival, buffer, headers);
                 }
-                Some((headers, hash)) => engine.dispose(lanes, snapshot, arrival, buffer, headers, *hash),
-                None => {}
-            },
+            }
             Kind::Arp => engine.arp(lanes, snapshot, arrival, buffer),
             Kind::Other => engine.give_to_linux(lanes, snapshot, arrival, buffer),
             Kind::Bad(reason) => engine.drop(lanes, buffer, reason),
@@ -218,14 +226,59 @@ fn process<P: Port, O: Observe<P::Buffer>>(
     }
 }
 
+/// The first pass. A function of its own, as is each loop over a burst: together they would not fit the registers.
+#[inline(never)]
+fn sort<B: Buffer, O>(engine: &Engine<B, O>, burst: &Burst<B>, sorted: &mut Sorted) {
+    let Sorted { kinds, v4, v6 } = sorted;
+    for buffer in burst {
+        let found = match carried(buffer.bytes()) {
+            Ok(Carried::V4(packet, group)) => ipv4(packet, group).map(|headers| look(&engine.v4, headers, v4, |_| Kind::V4)),
+            Ok(Carried::V6(packet, group)) => ipv6(packet, group).map(|headers| look(&engine.v6, headers, v6, kind_v6)),
+            Ok(Carried::Arp) => Ok(Kind::Arp),
+            Ok(Carried::Other) => Ok(Kind::Other),
+            Err(reason) => Err(reason),
+        };
+        kinds.push(found.unwrap_or_else(Kind::Bad));
+    }
+}
+
+/// The third pass over a burst of one family, as most are.
+#[inline(never)]
+fn dispose_all<A: Address, P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P::Buffer, O>,
+    lanes: &mut Lanes<P>,
+    snapshot: &Snapshot,
+    arrival: Arrival,
+    burst: &mut Burst<P::Buffer>,
+    looked: &Looked<A>,
+) where
+    Engine<P::Buffer, O>: Tables<A>,
+{
+    for (buffer, (headers, hash)) in burst.drain(..).zip(looked) {
+        engine.dispose(lanes, snapshot, arrival, buffer, headers, *hash);
+    }
+}
+
+fn kind_v6(transport: Transport) -> Kind {
+    match transport {
+        Transport::Icmp { kind: NEIGHBOUR_SOLICITATION, .. } => Kind::Solicitation,
+        _ => Kind::V6,
+    }
+}
+
 /// Keeps the headers of a packet, hashes its tuple and asks for the memory that it is looked up in.
 #[inline(always)]
-fn look<A: Address>(table: &FlowTable<A>, headers: Option<Headers<A>>, looked: &mut Looked<A>, kind: Kind) -> Kind {
+fn look<A: Address>(
+    table: &FlowTable<A>,
+    headers: Option<Headers<A>>,
+    looked: &mut Looked<A>,
+    kind: fn(Transport) -> Kind,
+) -> Kind {
     let Some(headers) = headers else { return Kind::Other };
     let hash = table.hash(&headers.tuple);
     table.prefetch(hash);
     looked.push((headers, hash));
-    kind
+    kind(headers.transport)
 }
 
 /// Sends what Linux sends, but nothing to a VIP or pool address: the router would send it back to us. What does not parse

@@ -121,9 +121,10 @@ impl Clock {
         Self { start: Instant::now(), poll_ns: None, polls: std::cell::Cell::new(0) }
     }
 
-    /// With new flows: a flow's 30 s of opening last until nine tenths of the table are filled. A flood knows no time.
+    /// With new flows: a flow's 30 s of opening, and the 9 s until the sweep comes by, last until nine tenths of the table
+    /// are filled. A flood knows no time.
     fn simulated(options: &BenchArgs) -> Self {
-        let poll_ns = if options.flood { 0 } else { 30_000_000_000 * BURST / (u64::from(options.flows) * 9 / 10).max(1) };
+        let poll_ns = if options.flood { 0 } else { 39_000_000_000 * BURST / (u64::from(options.flows) * 9 / 10).max(1) };
         Self { poll_ns: Some(poll_ns), ..Self::real() }
     }
 
