@@ -1,0 +1,107 @@
+//! The Kubernetes source, from an API server to packets: a Service gets its address and answers there, follows its cluster, and
+//! goes on while the API server is away.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../control/tests/api_server/mod.rs"]
+mod api_server;
+mod edge;
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use api_server::{ApiServer, Cut, Kind, Presence};
+use edge::{Edge, may_run, until};
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+
+/// An API server in the gateway's namespace, where nothing but loopback leads to it.
+fn api_server(edge: &Edge, runtime: &Runtime) -> ApiServer {
+    let api = edge.inside("gw", || runtime.block_on(ApiServer::start()));
+    api.write_kubeconfig(&edge.path("kubeconfig"));
+    api
+}
+
+/// Puts a cluster in place of the manifests.
+fn configure(edge: &Edge) {
+    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+    let text = fs::read_to_string(edge.path("sluice.yaml")).unwrap();
+    let source =
+        |line: &str| if line.starts_with("manifests:") { "kubernetes: {kubeconfig: kubeconfig}" } else { line }.to_owned();
+    let lines: Vec<_> = text.lines().map(source).collect();
+    fs::write(edge.path("sluice.yaml"), lines.join("\n")).unwrap();
+}
+
+fn endpoints(servers: &[u8]) -> Value {
+    let endpoint = |n: &u8| json!({"addresses": [format!("10.0.0.{n}")], "conditions": {"ready": true}});
+    servers.iter().map(endpoint).collect()
+}
+
+fn create(api: &ApiServer, name: &str, servers: &[u8]) {
+    let spec = json!({
+        "type": "LoadBalancer", "loadBalancerClass": "sluice.dev/gateway", "selector": {"app": "web"},
+        "ports": [{"port": 80, "targetPort": 8080}],
+    });
+    api.create(Kind::Service, json!({"metadata": {"name": name, "namespace": "demo"}, "spec": spec}));
+    let slice = json!({
+        "metadata": {"name": format!("{name}-1"), "namespace": "demo", "labels": {"kubernetes.io/service-name": name}},
+        "addressType": "IPv4", "ports": [{"name": "", "port": 8080, "protocol": "TCP"}], "endpoints": endpoints(servers),
+    });
+    api.create(Kind::EndpointSlice, slice);
+}
+
+/// The URL of a Service, once its status says its address.
+fn url(api: &ApiServer, name: &str) -> String {
+    until("the address is written to the status", || {
+        let service = api.get(Kind::Service, "demo", name)?;
+        Some(format!("http://{}/", service["status"]["loadBalancer"]["ingress"][0]["ip"].as_str()?))
+    })
+}
+
+/// Who answers 40 requests, none of which may fail.
+fn answers(edge: &Edge, url: &str) -> BTreeSet<String> {
+    (0..40).map(|n| edge.curl(url).unwrap_or_else(|| panic!("request {n} failed; drops {:?}", edge.drops()))).collect()
+}
+
+#[test]
+fn a_service_of_a_cluster_is_served_at_the_address_in_its_status() {
+    if !may_run("the Kubernetes source end to end") {
+        return;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let mut edge = Edge::new("k8s");
+    let api = api_server(&edge, &runtime);
+    create(&api, "web", &[11, 12]);
+    configure(&edge);
+    edge.start();
+    let web = url(&api, "web");
+    until("an answer", || edge.curl(&web));
+    assert_eq!(answers(&edge, &web), ["b11", "b12"].map(str::to_owned).into());
+
+    let backends = |wanted: u32| until("the endpoints", || edge.service("web").filter(|web| web.backends == wanted));
+    api.update(Kind::EndpointSlice, "demo", "web-1", &json!({"endpoints": endpoints(&[11, 12, 13])}));
+    backends(3);
+    assert_eq!(answers(&edge, &web).len(), 3);
+    api.compact();
+    api.cut_watches(Cut::Expired);
+    api.update(Kind::EndpointSlice, "demo", "web-1", &json!({"endpoints": endpoints(&[13])}));
+    backends(1);
+    assert_eq!(answers(&edge, &web), ["b13"].map(str::to_owned).into());
+
+    runtime.block_on(api.set_presence(Presence::Away));
+    api.update(Kind::EndpointSlice, "demo", "web-1", &json!({"endpoints": endpoints(&[12])}));
+    create(&api, "late", &[11]);
+    until("it is said", || edge.log().contains("the API server cannot be reached").then_some(()));
+    assert_eq!(answers(&edge, &web), ["b13"].map(str::to_owned).into(), "the last known state is served");
+    runtime.block_on(api.set_presence(Presence::There));
+    let late = url(&api, "late");
+    assert_ne!(late, web);
+    until("the new service answers", || edge.curl(&late));
+    until("the change arrives", || edge.curl(&web).filter(|who| who == "b12"));
+
+    api.delete(Kind::Service, "demo", "web");
+    until("it is gone", || edge.service("web").is_none().then_some(()));
+    assert_eq!(edge.curl(&web), None);
+    assert!(edge.curl(&late).is_some(), "the other is served");
+    edge.assert_account();
+}
