@@ -6,7 +6,7 @@ use crossbeam_queue::ArrayQueue;
 
 use crate::answer::IcmpError;
 use crate::decide::{Answer, Changes, Flows, Obstacle, Packet, Passage, Verdict, decide, follow, rewrite_of};
-use crate::flow::{Flow, FlowTable, IdleLimits};
+use crate::flow::{Candidate, Flow, FlowTable, IdleLimits};
 use crate::held::{Awaited, Held};
 use crate::lanes::Lanes;
 use crate::limiter::AnswerLimiter;
@@ -50,6 +50,13 @@ pub(crate) struct Swept {
 pub(crate) struct Arrival {
     pub(crate) in_port: PortIndex,
     pub(crate) now_ns: u64,
+}
+
+/// What the first two passes over a burst found out about a packet.
+pub(crate) struct Looked<A> {
+    pub(crate) headers: Headers<A>,
+    pub(crate) hash: u64,
+    pub(crate) candidate: Candidate,
 }
 
 /// The tables of a family.
@@ -100,12 +107,12 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         snapshot: &Snapshot,
         arrival: Arrival,
         buffer: B,
-        headers: &Headers<A>,
-        hash: u64,
+        looked: &Looked<A>,
     ) where
         Self: Tables<A>,
     {
-        let packet = Packet { headers, hash, in_port: arrival.in_port };
+        let Looked { headers, hash, candidate } = looked;
+        let packet = Packet { headers, hash: *hash, candidate: *candidate, in_port: arrival.in_port };
         let (table, limits) = self.flows();
         match follow(&packet, snapshot, table, limits, Tick::at(arrival.now_ns)) {
             Ok(passage) => {

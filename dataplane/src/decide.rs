@@ -6,7 +6,7 @@
 
 use crate::answer::is_group_address;
 use crate::checksum::{Deltas, delta};
-use crate::flow::{BackendId, Direction, Flow, FlowIndex, FlowState, FlowTable, IdleLimits, UNRESOLVED, next_state};
+use crate::flow::{BackendId, Candidate, Direction, Flow, FlowIndex, FlowState, FlowTable, IdleLimits, UNRESOLVED, next_state};
 use crate::held::Awaited;
 use crate::rewrite::Rewrite;
 use crate::snapshot::{Backend, Exit, Frontend, NextHop, Place, RouteTo, Snapshot, Spot};
@@ -21,6 +21,8 @@ pub struct Packet<'a, A> {
     pub headers: &'a Headers<A>,
     /// [`FlowTable::hash`] of its tuple.
     pub hash: u64,
+    /// [`FlowTable::candidate`] of that.
+    pub candidate: Candidate,
     /// The port it came in by.
     pub in_port: PortIndex,
 }
@@ -144,7 +146,7 @@ pub fn follow<'s, A: Address>(
     if !matches!(packet.headers.transport, Transport::Tcp { .. } | Transport::Udp) {
         return Err(Obstacle::NoFlow);
     }
-    let (index, direction) = table.find(packet.hash, &packet.headers.tuple).ok_or(Obstacle::NoFlow)?;
+    let (index, direction) = table.find(packet.hash, &packet.headers.tuple, packet.candidate).ok_or(Obstacle::NoFlow)?;
     let flow = table.get_mut(index);
     if limits.expired(flow.state, flow.last_seen, now) {
         return Err(Obstacle::Ended(index));

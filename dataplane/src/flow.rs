@@ -12,7 +12,7 @@ mod table;
 use zerocopy::FromZeros;
 
 pub use state::{FlowState, IdleLimits, next_state};
-pub use table::{FlowIndex, FlowTable, Full};
+pub use table::{Candidate, FlowIndex, FlowTable, Full};
 
 use crate::snat::PoolId;
 use crate::tick::Tick;

@@ -13,8 +13,8 @@ use arrayvec::ArrayVec;
 use crossbeam_queue::ArrayQueue;
 
 use crate::announce::Announcements;
-use crate::apply::{Arrival, Engine, Swept, Tables};
-use crate::flow::{FlowTable, IdleLimits};
+use crate::apply::{Arrival, Engine, Looked, Swept, Tables};
+use crate::flow::{Candidate, FlowTable, IdleLimits};
 use crate::held::{Held, Waiting};
 use crate::lanes::{Lane, Lanes};
 use crate::limiter::AnswerLimiter;
@@ -174,13 +174,13 @@ enum Kind {
     Bad(DropReason),
 }
 
-type Looked<A> = ArrayVec<(Headers<A>, u64), BURST>;
+type AllLooked<A> = ArrayVec<Looked<A>, BURST>;
 
 /// What is known of a burst: the kinds of its packets; headers and hashes of each family by themselves, in the same order.
 struct Sorted {
     kinds: ArrayVec<Kind, BURST>,
-    v4: Looked<u32>,
-    v6: Looked<u128>,
+    v4: AllLooked<u32>,
+    v6: AllLooked<u128>,
 }
 
 /// The three passes over a burst.
@@ -191,10 +191,10 @@ fn process<P: Port, O: Observe<P::Buffer>>(
     arrival: Arrival,
     burst: &mut Burst<P::Buffer>,
 ) {
-    let mut sorted = Sorted { kinds: ArrayVec::new(), v4: Looked::new(), v6: Looked::new() };
+    let mut sorted = Sorted { kinds: ArrayVec::new(), v4: AllLooked::new(), v6: AllLooked::new() };
     sort(engine, burst, &mut sorted);
-    sorted.v4.iter().for_each(|(_, hash)| engine.v4.candidate(*hash));
-    sorted.v6.iter().for_each(|(_, hash)| engine.v6.candidate(*hash));
+    sorted.v4.iter_mut().for_each(|looked| looked.candidate = engine.v4.candidate(looked.hash));
+    sorted.v6.iter_mut().for_each(|looked| looked.candidate = engine.v6.candidate(looked.hash));
     if sorted.v4.len() == burst.len() {
         return dispose_all(engine, lanes, snapshot, arrival, burst, &sorted.v4);
     }
@@ -205,18 +205,18 @@ fn process<P: Port, O: Observe<P::Buffer>>(
     for (buffer, kind) in burst.drain(..).zip(sorted.kinds) {
         match kind {
             Kind::V4 => {
-                if let Some((headers, hash)) = v4.next() {
-                    engine.dispose(lanes, snapshot, arrival, buffer, headers, *hash);
+                if let Some(looked) = v4.next() {
+                    engine.dispose(lanes, snapshot, arrival, buffer, looked);
                 }
             }
             Kind::V6 => {
-                if let Some((headers, hash)) = v6.next() {
-                    engine.dispose(lanes, snapshot, arrival, buffer, headers, *hash);
+                if let Some(looked) = v6.next() {
+                    engine.dispose(lanes, snapshot, arrival, buffer, looked);
                 }
             }
             Kind::Solicitation => {
-                if let Some((headers, _)) = v6.next() {
-                    engine.solicited(lanes, snapshot, arrival, buffer, headers);
+                if let Some(looked) = v6.next() {
+                    engine.solicited(lanes, snapshot, arrival, buffer, &looked.headers);
                 }
             }
             Kind::Arp => engine.arp(lanes, snapshot, arrival, buffer),
@@ -250,12 +250,12 @@ fn dispose_all<A: Address, P: Port, O: Observe<P::Buffer>>(
     snapshot: &Snapshot,
     arrival: Arrival,
     burst: &mut Burst<P::Buffer>,
-    looked: &Looked<A>,
+    looked: &AllLooked<A>,
 ) where
     Engine<P::Buffer, O>: Tables<A>,
 {
-    for (buffer, (headers, hash)) in burst.drain(..).zip(looked) {
-        engine.dispose(lanes, snapshot, arrival, buffer, headers, *hash);
+    for (buffer, looked) in burst.drain(..).zip(looked) {
+        engine.dispose(lanes, snapshot, arrival, buffer, looked);
     }
 }
 
@@ -271,13 +271,13 @@ fn kind_v6(transport: Transport) -> Kind {
 fn look<A: Address>(
     table: &FlowTable<A>,
     headers: Option<Headers<A>>,
-    looked: &mut Looked<A>,
+    looked: &mut AllLooked<A>,
     kind: fn(Transport) -> Kind,
 ) -> Kind {
     let Some(headers) = headers else { return Kind::Other };
     let hash = table.hash(&headers.tuple);
     table.prefetch(hash);
-    looked.push((headers, hash));
+    looked.push(Looked { headers, hash, candidate: Candidate::NONE });
     kind(headers.transport)
 }
 

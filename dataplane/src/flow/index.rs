@@ -148,7 +148,7 @@ impl Index {
     }
 
     /// The place that `is_it` accepts among those whose tag fits.
-    #[inline(always)]
+    #[inline]
     pub(super) fn find(&self, hash: u64, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
         let (home, tag) = (self.home(hash), tag_of(hash));
         let bucket = &self.buckets[home];

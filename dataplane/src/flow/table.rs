@@ -15,6 +15,15 @@ use crate::{Address, Tuple, prefetch};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowIndex(u32);
 
+/// Where the flow of a tuple probably is: an answer of the second pass to the third.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Candidate(u32);
+
+impl Candidate {
+    /// No entry: a table has at most `u32::MAX / 2` of them, the last of which has a lower place.
+    pub const NONE: Self = Self(u32::MAX);
+}
+
 /// The table has no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the flow table is full")]
@@ -71,18 +80,32 @@ impl<A: Address> FlowTable<A> {
         self.index.prefetch(hash);
     }
 
-    /// Second pass: reads the tags and asks for the entry that the tuple is probably in.
+    /// Second pass: reads the tags, asks for the entry that the tuple is probably in, and says where that is.
     #[inline]
-    pub fn candidate(&self, hash: u64) {
-        if let Some(place) = self.index.candidate(hash) {
-            prefetch::read(&self.entries[entry_of(place).0 as usize]);
+    pub fn candidate(&self, hash: u64) -> Candidate {
+        let candidate = self.index.candidate(hash).map_or(Candidate::NONE, Candidate);
+        if let Some(entry) = self.entries.get(entry_of(candidate.0).0 as usize) {
+            prefetch::read(entry);
+        }
+        candidate
+    }
+
+    /// Third pass: the flow of a tuple, and the direction that the tuple has in it. Compares the full key, with that of the
+    /// candidate before it looks at the tags again: flows may have come and gone meanwhile.
+    #[must_use]
+    #[inline(always)]
+    pub fn find(&self, hash: u64, tuple: &Tuple<A>, candidate: Candidate) -> Option<(FlowIndex, Direction)> {
+        let (index, direction) = entry_of(candidate.0);
+        match self.entries.get(index as usize) {
+            Some(entry) if entry.matches(tuple, direction) => Some((FlowIndex(index), direction)),
+            _ => self.search(hash, tuple),
         }
     }
 
-    /// Third pass: the flow of a tuple, and the direction that the tuple has in it. Compares the full key.
+    /// The flow of a tuple, by the tags of its buckets.
     #[must_use]
-    #[inline(always)]
-    pub fn find(&self, hash: u64, tuple: &Tuple<A>) -> Option<(FlowIndex, Direction)> {
+    #[inline(never)]
+    pub fn search(&self, hash: u64, tuple: &Tuple<A>) -> Option<(FlowIndex, Direction)> {
         let place = self.index.find(hash, |place| {
             let (index, direction) = entry_of(place);
             self.entries[index as usize].matches(tuple, direction)
@@ -237,8 +260,10 @@ mod tests {
     fn find<A: Address>(table: &FlowTable<A>, tuple: &Tuple<A>) -> Option<(u32, Direction)> {
         let hash = table.hash(tuple);
         table.prefetch(hash);
-        table.candidate(hash);
-        table.find(hash, tuple).map(|(index, direction)| (table.get(index).backend.slot, direction))
+        let candidate = table.candidate(hash);
+        let found = table.find(hash, tuple, candidate);
+        assert_eq!(found, table.search(hash, tuple));
+        found.map(|(index, direction)| (table.get(index).backend.slot, direction))
     }
 
     fn fills_to_capacity<A: Address>(capacity: u32, seed: u64, address: fn(u32) -> A) {
@@ -272,7 +297,7 @@ mod tests {
         for n in 1000..50_000 {
             let (index, _) = {
                 let tuple = flow(n - 1000, |n| n).tuple(Direction::ToClient);
-                table.find(table.hash(&tuple), &tuple).unwrap()
+                table.search(table.hash(&tuple), &tuple).unwrap()
             };
             assert_eq!(table.remove(index).backend.slot, n - 1000);
             table.insert(flow(n, |n| n)).unwrap();
@@ -347,7 +372,7 @@ mod tests {
                     }
                     Step::Remove(n) => {
                         let tuple = flow(n, |n| n).tuple(Direction::ToClient);
-                        let found = table.find(table.hash(&tuple), &tuple);
+                        let found = table.search(table.hash(&tuple), &tuple);
                         prop_assert_eq!(found.is_some(), model.contains_key(&tuple));
                         if let Some((index, _)) = found {
                             prop_assert_eq!(table.remove(index).backend.slot, n);
