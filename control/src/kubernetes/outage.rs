@@ -11,9 +11,9 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 /// The first wait; it doubles with every failure in a row.
-const WAIT_MIN: Duration = Duration::from_millis(200);
+pub(super) const WAIT_MIN: Duration = Duration::from_millis(200);
 /// The longest wait that we choose ourselves.
-const WAIT_MAX: Duration = Duration::from_secs(10);
+pub(super) const WAIT_MAX: Duration = Duration::from_secs(10);
 /// The longest wait that the server may ask for: no misconfigured proxy blinds us for longer.
 const ASKED_MAX: Duration = Duration::from_secs(60);
 /// A failure this long after the one before is a new story.

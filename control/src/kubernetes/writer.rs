@@ -1,7 +1,7 @@
 //! The queue of status writes: the newest per Service, sent one after another at a bounded rate.
 //!
 //! **Invariant.** A write is sent until the server has decided about it, and never again after that: an equal one is
-//! dropped until the object or the wish changes. Handing one over never waits.
+//! dropped until the object or the wish changes. A Service whose writes fail waits alone. Handing one over never waits.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
@@ -12,6 +12,7 @@ use proto::limits::SERVICES_MAX;
 use tokio::sync::Notify;
 use tracing::{debug, warn};
 
+use super::outage::{Outage, WAIT_MAX, WAIT_MIN};
 use super::{Cluster, Outcome, StatusError, Trouble, patch};
 use crate::source::StatusWrite;
 
@@ -34,23 +35,41 @@ impl StatusWriter {
 
     /// Sends writes for as long as it is polled.
     pub async fn run(&self, cluster: &Cluster) {
-        let mut trouble = Trouble::new("patch services/status", &cluster.server);
+        let mut of_server = Trouble::new("patch services/status", &cluster.server);
+        let mut of_some = Trouble::new("patch services/status of some Services", &cluster.server);
+        let mut held = Held::default();
         let mut decided = HashMap::new();
         loop {
-            let Some(write) = self.next() else {
-                self.came.notified().await;
+            let Some(write) = self.next(&held, Instant::now()) else {
+                tokio::select! {
+                    () = self.came.notified() => {}
+                    () = held.first_over() => {}
+                }
                 continue;
             };
             if decided.get(&write.service) == Some(&write) {
+                held.0.remove(&write.service);
                 continue;
             }
             let wait = match patch(&cluster.client, &write).await {
                 Err(StatusError::Later(outage)) => {
+                    let now = Instant::now();
+                    held.hold(&write.service, now);
                     self.put_back(write);
-                    trouble.met(outage, Instant::now())
+                    if concerns_all(&outage) {
+                        of_server.met(outage, now)
+                    } else {
+                        of_server.over();
+                        of_some.met(outage, now);
+                        PACE
+                    }
                 }
                 result => {
-                    trouble.over();
+                    held.0.remove(&write.service);
+                    of_server.over();
+                    if held.0.is_empty() {
+                        of_some.over();
+                    }
                     tell(&write, &result);
                     // Deleted Services leave entries behind; starting anew costs one harmless write each.
                     if decided.len() >= SERVICES_MAX {
@@ -64,13 +83,48 @@ impl StatusWriter {
         }
     }
 
-    fn next(&self) -> Option<StatusWrite> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_first().map(|(_, write)| write)
+    fn next(&self, held: &Held, now: Instant) -> Option<StatusWrite> {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = waiting.keys().find(|name| !held.holds(name, now))?.clone();
+        waiting.remove(&name)
     }
 
     /// A newer one that came meanwhile wins.
     fn put_back(&self, write: StatusWrite) {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).entry(write.service.clone()).or_insert(write);
+    }
+}
+
+/// Services whose writes failed, until when each is left alone, and how long that is. Each of them has a write waiting.
+#[derive(Debug, Default)]
+struct Held(HashMap<ServiceName, (Instant, Duration)>);
+
+impl Held {
+    /// The wait doubles with every failure in a row.
+    fn hold(&mut self, service: &ServiceName, now: Instant) {
+        let wait = self.0.get(service).map_or(WAIT_MIN, |(_, wait)| (*wait * 2).min(WAIT_MAX));
+        self.0.insert(service.clone(), (now + wait, wait));
+    }
+
+    fn holds(&self, service: &ServiceName, now: Instant) -> bool {
+        self.0.get(service).is_some_and(|(until, _)| *until > now)
+    }
+
+    /// Waits until one may be tried again; for ever when there is none.
+    async fn first_over(&self) {
+        match self.0.values().map(|(until, _)| *until).min() {
+            Some(until) => tokio::time::sleep_until(until.into()).await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// Whether another Service's write would meet the same now. A refusal (403) or an error (500) may be of one Service: an
+/// admission webhook decides by object.
+fn concerns_all(outage: &Outage) -> bool {
+    match outage {
+        Outage::Unauthorized(_) | Outage::Busy { .. } | Outage::Unreachable(_) | Outage::Senseless(_) => true,
+        Outage::Forbidden(_) | Outage::Expired(_) | Outage::Failing { .. } => false,
     }
 }
 

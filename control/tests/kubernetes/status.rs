@@ -132,6 +132,39 @@ async fn a_write_is_repeated_until_the_server_takes_it() {
 }
 
 #[tokio::test]
+async fn a_service_whose_write_fails_again_and_again_holds_up_no_other() {
+    let (server, cluster, web) = start().await;
+    let spec = json!({"type": "LoadBalancer", "ports": [{"port": 80}]});
+    let writer = StatusWriter::default();
+    let rows = [("aaa", Fault::Internal, "/services/aaa/status"), ("bbb", Fault::Forbidden, "/services/bbb/status")];
+    for (name, fault, path_contains) in rows {
+        server.trap(Trap { fault, times: usize::MAX, method: "PATCH", path_contains, watch: false });
+        let service = server.create(Kind::Service, json!({"metadata": {"name": name, "namespace": "a"}, "spec": spec}));
+        writer.write(write(&service, &["192.0.2.9"]));
+    }
+    let has_address = |name: &str| !server.get(Kind::Service, "a", name).unwrap()["status"]["loadBalancer"]["ingress"].is_null();
+    let steps = async {
+        while patches(&server) < 6 {
+            tokio::task::yield_now().await;
+        }
+        let start = std::time::Instant::now();
+        writer.write(write(&web, &["192.0.2.1"]));
+        while !has_address("web") {
+            tokio::task::yield_now().await;
+        }
+        assert!(start.elapsed() < Duration::from_secs(1), "after {:?}", start.elapsed());
+        server.release_traps();
+        while !(has_address("aaa") && has_address("bbb")) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        () = writer.run(&cluster) => unreachable!("a writer never ends"),
+        result = tokio::time::timeout(Duration::from_secs(30), steps) => result.unwrap(),
+    }
+}
+
+#[tokio::test]
 async fn a_refused_or_outdated_write_is_not_repeated_until_the_service_changes() {
     let (server, cluster, service) = start().await;
     server.trap(fault(Fault::Invalid("no".to_owned())));
