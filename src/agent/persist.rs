@@ -68,12 +68,6 @@ pub enum LoadError {
         /// The limit, seconds.
         max_age_s: u64,
     },
-    /// It was written in the future, so that its age is unknown.
-    #[error("{path} is dated in the future: the clock was set back. Its age is unknown, starting empty")]
-    Future {
-        /// The file.
-        path: PathBuf,
-    },
 }
 
 /// How a file is broken.
@@ -104,7 +98,8 @@ impl StateFile {
         self.dir.join(name)
     }
 
-    /// The state, if there is one that was current within `max_age` before `now`. Its generation is empty when another
+    /// The state, if there is one that was current within `max_age` before `now`. One from the future is of unknown age:
+    /// a clock that was set back must not cost all services, and endpoints are not used before they pass a probe. Its generation is empty when another
     /// version of the program wrote it: that one may have left out what this one can read, so all is asked for again.
     ///
     /// # Errors
@@ -125,7 +120,11 @@ impl StateFile {
             }
         };
         match now.duration_since(saved_at) {
-            Err(_) => Err(LoadError::Future { path }),
+            Err(ahead) => {
+                let ahead_s = ahead.duration().as_secs();
+                tracing::warn!(path = %path.display(), ahead_s, "the state on disk is dated in the future: its age is unknown, check the clock");
+                Ok(Some(state))
+            }
             Ok(age) if age > max_age => Err(LoadError::TooOld { path, age_s: age.as_secs(), max_age_s: max_age.as_secs() }),
             Ok(_) => Ok(Some(state)),
         }
@@ -272,11 +271,11 @@ mod tests {
     }
 
     #[test]
-    fn an_old_file_and_one_from_the_future_are_not_used() {
-        let (_dir, file, _, now) = saved();
+    fn an_old_file_is_not_used_and_one_from_the_future_is() {
+        let (_dir, file, state, now) = saved();
         let error = file.load(now + DAY + Duration::from_secs(1), DAY).unwrap_err();
         assert!(matches!(error, LoadError::TooOld { age_s: 86_401, max_age_s: 86_400, .. }));
-        assert!(matches!(file.load(now - DAY, DAY), Err(LoadError::Future { .. })));
+        assert_eq!(file.load(now - 3 * DAY, DAY).unwrap(), Some(state));
     }
 
     #[test]
