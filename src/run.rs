@@ -227,10 +227,11 @@ fn supervise_state(supervisor: &mut Supervisor, settings: &Settings, channels: &
     supervisor.run("persist", move || persist::run(file.clone(), known.clone(), connected.clone()));
 
     let (known, health) = (channels.known.subscribe(), channels.health.clone());
+    let node_ports = settings.node_port_addresses.clone();
     supervisor.run("probe", move || {
-        let (known, health) = (known.clone(), health.clone());
+        let (known, health, node_ports) = (known.clone(), health.clone(), node_ports.clone());
         async move {
-            probe::run(&probe::TcpProber, known, &health, probe::concurrency(descriptors())).await;
+            probe::run(&probe::TcpProber, known, &health, probe::concurrency(descriptors()), &node_ports).await;
             Ok(())
         }
     });

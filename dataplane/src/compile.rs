@@ -40,6 +40,7 @@ pub struct Compiler {
     down: Vec<PortIndex>,
     answers: Answers,
     conflicts: Vec<String>,
+    failing_open: Vec<String>,
     last: Snapshot,
 }
 
@@ -81,6 +82,7 @@ impl Compiler {
             addresses: Vec::new(),
             down: Vec::new(),
             conflicts: Vec::new(),
+            failing_open: Vec::new(),
         }
     }
 
@@ -112,7 +114,7 @@ impl Compiler {
         last.backends = self.backends.table.clone();
         last.routes = self.ways.share();
         last.managed = self.ways.managed(self.backends.targets.next_hops());
-        last.problems = self.answers.problems.iter().chain(&self.conflicts).cloned().collect();
+        last.problems = self.answers.problems.iter().chain(&self.conflicts).chain(&self.failing_open).cloned().collect();
         last.clone()
     }
 
@@ -156,6 +158,7 @@ impl Compiler {
         self.last.services.clear();
         self.last.frontends.clear();
         self.last.refused.clear();
+        self.failing_open.clear();
         for (name, service) in &state.services {
             let (served, new) = match self.services.get_mut(name) {
                 Some(served) => (served, false),
@@ -168,6 +171,7 @@ impl Compiler {
             served.seen = sequence;
             self.last.services.push(served.view.clone());
             self.last.frontends.extend(served.ports.iter().map(|port| port.frontend.clone()));
+            self.failing_open.extend_from_slice(&served.failing_open);
             self.last.refused.extend(served.refusal.clone().map(|refusal| (name.clone(), refusal)));
         }
         for (_, gone) in self.services.extract_if(|_, served| served.seen != sequence) {

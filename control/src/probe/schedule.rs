@@ -87,7 +87,7 @@ mod tests {
     fn many(count: u8) -> Targets {
         let addresses: Vec<String> = (0..count).map(|i| format!("10.0.0.{i}:80")).collect();
         let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
-        targets(&state(vec![service("web", Protocol::Tcp, &addresses, HealthCheck::default())]))
+        targets(&state(vec![service("web", Protocol::Tcp, &addresses, HealthCheck::default())]), &[])
     }
 
     #[test]

@@ -5,10 +5,10 @@
 //! several targets (services that disagree on the port): it fails while any of them fails.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use proto::{BackendState, HealthCheck, Probe, Protocol, Service, ServicePort, State};
+use proto::{BackendState, Family, HealthCheck, Probe, Protocol, Service, ServicePort, State};
 
 /// The backends that a target speaks for.
 pub type Backends = BTreeSet<(Protocol, SocketAddr)>;
@@ -51,12 +51,13 @@ impl Check {
     }
 }
 
-/// The targets of `state`. Draining backends take no new flows, so nobody asks how they are.
+/// The targets of `state`, for a gateway that serves node ports on `node_port_addresses`. Draining backends take no new
+/// flows, and a port that listens nowhere takes none at all, so nobody asks how those are.
 #[must_use]
-pub fn targets(state: &State) -> Targets {
+pub fn targets(state: &State, node_port_addresses: &[IpAddr]) -> Targets {
     let mut targets = Targets::new();
     for service in state.services.values() {
-        for port in service.ports.iter().filter(|port| is_probed(service, port)) {
+        for port in service.ports.iter().filter(|port| is_probed(service, port) && listens(port, node_port_addresses)) {
             for backend in port.backends.iter().filter(|b| b.state == BackendState::Active) {
                 let probe_port = service.health.port.unwrap_or(backend.address.port());
                 let target = SocketAddr::new(backend.address.ip(), probe_port);
@@ -74,11 +75,16 @@ fn is_probed(service: &Service, port: &ServicePort) -> bool {
     service.health.probe == Probe::Tcp && (port.protocol == Protocol::Tcp || service.health.port.is_some())
 }
 
+fn listens(port: &ServicePort, node_port_addresses: &[IpAddr]) -> bool {
+    let serves_node_ports = || node_port_addresses.iter().any(|&address| Family::of(address) == port.family);
+    !port.vips.is_empty() || (port.node_port.is_some() && serves_node_ports())
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use std::sync::Arc;
 
-    use proto::{Backend, Family, MaglevSpec, ServiceName};
+    use proto::{Backend, MaglevSpec, ServiceName};
 
     use super::*;
 
@@ -116,7 +122,7 @@ pub(super) mod tests {
         let slow = HealthCheck { interval: Duration::from_secs(9), fall: 1, rise: 1, ..HealthCheck::default() };
         let web = service("web", Protocol::Tcp, &["10.0.0.1:80", "10.0.0.2:80"], HealthCheck::default());
         let also = service("also", Protocol::Tcp, &["10.0.0.1:80"], slow);
-        let targets = targets(&state(vec![web, also]));
+        let targets = targets(&state(vec![web, also]), &[]);
         assert_eq!(targets.len(), 2);
         let shared = &targets[&address("10.0.0.1:80")];
         assert_eq!((shared.interval, shared.rise, shared.fall), (Duration::from_secs(1), 2, 1));
@@ -126,9 +132,9 @@ pub(super) mod tests {
     #[test]
     fn udp_is_probed_only_at_a_health_check_port() {
         let plain = service("dns", Protocol::Udp, &["10.0.0.1:53"], HealthCheck::default());
-        assert!(targets(&state(vec![plain])).is_empty());
+        assert!(targets(&state(vec![plain]), &[]).is_empty());
         let port = HealthCheck { port: Some(8080), ..HealthCheck::default() };
-        let probed = targets(&state(vec![service("dns", Protocol::Udp, &["10.0.0.1:53"], port)]));
+        let probed = targets(&state(vec![service("dns", Protocol::Udp, &["10.0.0.1:53"], port)]), &[]);
         assert_eq!(probed[&address("10.0.0.1:8080")].backends, Backends::from([(Protocol::Udp, address("10.0.0.1:53"))]));
     }
 
@@ -137,6 +143,18 @@ pub(super) mod tests {
         let none = HealthCheck { probe: Probe::None, ..HealthCheck::default() };
         let mut draining = service("b", Protocol::Tcp, &["10.0.0.2:80"], HealthCheck::default());
         draining.ports[0].backends[0].state = BackendState::Draining;
-        assert!(targets(&state(vec![service("a", Protocol::Tcp, &["10.0.0.1:80"], none), draining])).is_empty());
+        assert!(targets(&state(vec![service("a", Protocol::Tcp, &["10.0.0.1:80"], none), draining]), &[]).is_empty());
+    }
+
+    #[test]
+    fn a_node_port_is_probed_only_where_the_gateway_serves_its_family() {
+        let mut web = service("web", Protocol::Tcp, &["10.0.0.1:80"], HealthCheck::default());
+        (web.ports[0].vips, web.ports[0].node_port) = (Vec::new(), Some(30_080));
+        let state = state(vec![web]);
+        let probed = |addresses: &[&str]| {
+            let addresses: Vec<IpAddr> = addresses.iter().map(|a| a.parse().unwrap()).collect();
+            targets(&state, &addresses).len()
+        };
+        assert_eq!([probed(&[]), probed(&["2001:db8::2"]), probed(&["192.0.2.2"])], [0, 0, 1]);
     }
 }

@@ -1,6 +1,6 @@
 //! The task that probes: follows the state, starts what is due, publishes what the results say.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use futures::StreamExt as _;
@@ -20,12 +20,14 @@ use super::{Outcome, Prober};
 const FOLLOWED_EVERY: Duration = Duration::from_millis(200);
 
 /// Probes the targets of the state in `known` until its sender is gone, at most `concurrency` at once; a probe that
-/// finds no room starts late and is never left out.
+/// finds no room starts late and is never left out. Ports of node port Services are probed for where this gateway
+/// serves their family at `node_port_addresses`.
 pub async fn run<P: Prober>(
     prober: &P,
     mut known: watch::Receiver<Option<Known>>,
     health: &watch::Sender<Health>,
     concurrency: usize,
+    node_port_addresses: &[IpAddr],
 ) {
     let mut tracker = HealthTracker::resuming(health.borrow().clone());
     let mut schedule = Schedule::default();
@@ -39,7 +41,7 @@ pub async fn run<P: Prober>(
                 if changed.is_err() {
                     return;
                 }
-                follow(&mut known, &mut tracker, &mut schedule);
+                follow(&mut known, node_port_addresses, &mut tracker, &mut schedule);
                 publish(&tracker, health);
                 not_before = Instant::now() + FOLLOWED_EVERY;
             }
@@ -75,9 +77,14 @@ async fn until(at: Option<Instant>) {
     }
 }
 
-fn follow(known: &mut watch::Receiver<Option<Known>>, tracker: &mut HealthTracker, schedule: &mut Schedule) {
+fn follow(
+    known: &mut watch::Receiver<Option<Known>>,
+    node_port_addresses: &[IpAddr],
+    tracker: &mut HealthTracker,
+    schedule: &mut Schedule,
+) {
     let Some(known) = known.borrow_and_update().clone() else { return };
-    let targets = targets(&known.state);
+    let targets = targets(&known.state, node_port_addresses);
     schedule.follow(&targets, Instant::now());
     tracker.follow(targets, known.origin);
 }
@@ -183,7 +190,7 @@ mod tests {
             assert_eq!(prober.asked("10.0.0.1:80"), 6);
         };
         tokio::select! {
-            () = run(&prober, receiver, &sender, 16) => unreachable!("the state is still followed"),
+            () = run(&prober, receiver, &sender, 16, &[]) => unreachable!("the state is still followed"),
             () = script => {}
         }
     }
@@ -200,7 +207,7 @@ mod tests {
             assert_eq!((&last.failing, &last.proven), (&backends(&["10.0.0.2:80"]), &backends(&["10.0.0.1:80"])));
         };
         tokio::select! {
-            () = run(&prober, receiver, &sender, 16) => unreachable!("the state is still followed"),
+            () = run(&prober, receiver, &sender, 16, &[]) => unreachable!("the state is still followed"),
             () = script => {}
         }
     }
@@ -217,7 +224,7 @@ mod tests {
             health.wait_for(|h| h.failing.len() == 20).await.unwrap();
         };
         tokio::select! {
-            () = run(&prober, receiver, &sender, 3) => unreachable!("the state is still followed"),
+            () = run(&prober, receiver, &sender, 3, &[]) => unreachable!("the state is still followed"),
             () = script => {}
         }
         assert_eq!(prober.at_once.lock().unwrap().1, 3);
@@ -239,6 +246,6 @@ mod tests {
             assert_eq!(prober.asked("10.0.0.1:80"), gone);
             drop(sender_of_state);
         };
-        tokio::join!(run(&prober, receiver, &sender, 16), script);
+        tokio::join!(run(&prober, receiver, &sender, 16, &[]), script);
     }
 }

@@ -130,7 +130,7 @@ mod tests {
 
     fn one_target(rise: u32, fall: u32) -> Targets {
         let health = HealthCheck { rise, fall, ..HealthCheck::default() };
-        targets(&state(vec![service("web", Protocol::Tcp, &["10.0.0.1:80"], health)]))
+        targets(&state(vec![service("web", Protocol::Tcp, &["10.0.0.1:80"], health)]), &[])
     }
 
     fn backend() -> (Protocol, SocketAddr) {
@@ -186,7 +186,7 @@ mod tests {
         let web = service("web", Protocol::Tcp, &["10.0.0.1:80"], at(None));
         let also = service("also", Protocol::Tcp, &["10.0.0.1:80"], at(Some(9000)));
         let mut tracker = HealthTracker::default();
-        tracker.follow(targets(&state(vec![web, also])), Origin::Disk);
+        tracker.follow(targets(&state(vec![web, also]), &[]), Origin::Disk);
         tracker.observe(address("10.0.0.1:80"), true);
         assert!(tracker.health().proven.is_empty());
         tracker.observe(address("10.0.0.1:9000"), true);

@@ -44,6 +44,8 @@ pub(super) struct Served {
     pub(super) view: Arc<ServiceView>,
     /// What this gateway, not the controller, refuses.
     pub(super) refusal: Option<Refusal>,
+    /// A sentence for each port whose backends all fail and are all used.
+    pub(super) failing_open: Vec<String>,
     /// Sequence of the snapshot that it was seen in last.
     pub(super) seen: u64,
 }
@@ -86,13 +88,23 @@ impl Served {
         let name = Arc::new(source.name.clone());
         let view = view_of(source, &name, None, Vec::new());
         let (backends, ports) = (HashMap::default(), Vec::new());
-        Self { source: source.clone(), name, backends, ports, view: Arc::new(view), refusal: None, seen: 0 }
+        Self {
+            source: source.clone(),
+            name,
+            backends,
+            ports,
+            view: Arc::new(view),
+            refusal: None,
+            failing_open: Vec::new(),
+            seen: 0,
+        }
     }
 
     /// Compiles it anew. True when where it listens has changed.
     pub(super) fn compile(&mut self, source: &Arc<Service>, backends: &mut Backends, around: &mut Surroundings<'_>) -> bool {
         self.source = source.clone();
         self.refusal = unsupported(source);
+        self.failing_open.clear();
         let serves = source.refusal.is_none() && self.refusal.is_none();
         let ports: &[ServicePort] = if serves { &source.ports } else { &[] };
         let no_room = self.take_backends(ports, backends, around);
@@ -104,6 +116,7 @@ impl Served {
             let before = old.next();
             listens_before.extend(before.as_ref().map(|port| (port.protocol, port.listens.clone())));
             let listed = self.listed(port, backends, around);
+            self.failing_open.extend(failing_open(&self.name, port, &listed, source.health.fail_open));
             let unreachable = !listed.is_empty() && listed.iter().all(|b| !b.has_snat);
             let (served, view) = self.serve_port(port, &listed, before, unreachable, around);
             accepting.extend(view.backends.iter().filter(|b| b.accepts_new).map(|b| b.id));
@@ -112,6 +125,11 @@ impl Served {
             }
             views.push(view);
             self.ports.push(served);
+        }
+        if !self.ports.is_empty()
+            && self.ports.iter().zip(ports).all(|(served, port)| served.listens.is_empty() && is_node_port(port))
+        {
+            self.refusal.get_or_insert_with(no_node_port_addresses);
         }
         if no_room {
             self.refusal.get_or_insert_with(too_many_targets);
@@ -228,10 +246,39 @@ struct Listed {
 /// What the table is built from: those that take no new flows have weight 0. When all fail, all count as healthy if
 /// the service fails open.
 fn weights(listed: &[Listed], fail_open: bool) -> Vec<(SocketAddr, u16)> {
-    let usable = |b: &Listed| b.weight > 0 && !b.draining && b.has_snat;
-    let all_fail = !listed.iter().any(|b| usable(b) && b.healthy);
-    let counts = |b: &Listed| usable(b) && (b.healthy || (all_fail && fail_open));
+    let use_all = fail_open && all_fail(listed);
+    let counts = |b: &Listed| b.is_usable() && (b.healthy || use_all);
     listed.iter().map(|b| (b.address, if counts(b) { b.weight } else { 0 })).collect()
+}
+
+impl Listed {
+    /// Whether it takes new flows while its probes pass.
+    fn is_usable(&self) -> bool {
+        self.weight > 0 && !self.draining && self.has_snat
+    }
+}
+
+fn all_fail(listed: &[Listed]) -> bool {
+    !listed.iter().any(|b| b.is_usable() && b.healthy)
+}
+
+fn failing_open(name: &ServiceName, port: &ServicePort, listed: &[Listed], fail_open: bool) -> Option<String> {
+    let count = listed.iter().filter(|b| b.is_usable()).count();
+    let (protocol, number, family) = (port.protocol, port.port, port.family);
+    (fail_open && count > 0 && all_fail(listed)).then(|| {
+        format!("{name} {protocol} {number}: every {family} backend ({count}) fails its probes; all are used (fail open)")
+    })
+}
+
+/// Whether it is for `nodePortAddresses` only.
+fn is_node_port(port: &ServicePort) -> bool {
+    port.vips.is_empty() && port.node_port.is_some()
+}
+
+fn no_node_port_addresses() -> Refusal {
+    let message =
+        "no `nodePortAddresses` of its family are configured on this gateway; add one there to serve node ports".to_owned();
+    Refusal { reason: Reason::Refused, message }
 }
 
 fn no_snat(port: &ServicePort) -> Refusal {

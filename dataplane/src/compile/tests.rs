@@ -154,6 +154,21 @@ fn node_ports_are_served_on_their_addresses_and_vips_of_ipv6_in_their_family() {
 }
 
 #[test]
+fn a_node_port_service_that_listens_nowhere_says_why() {
+    let mut desk = Desk::new();
+    desk.put(service("four", "192.0.2.100", &TWO));
+    desk.put(service("six", "2001:db8::1:5", &["[fd00::11]:8080"]));
+    for name in ["four", "six"] {
+        desk.change(name, |service| (service.ports[0].vips, service.ports[0].node_port) = (vec![], Some(30_080)));
+    }
+    let snapshot = desk.compile();
+    let [(name, refusal)] = snapshot.refused() else { panic!("{:?}", snapshot.refused()) };
+    assert_eq!((name.name.as_str(), refusal.reason), ("six", Reason::Refused));
+    assert!(refusal.message.contains("no `nodePortAddresses`"), "{}", refusal.message);
+    assert_eq!(snapshot.services()[1].refusal.as_ref(), Some(refusal));
+}
+
+#[test]
 fn failing_backends_get_no_new_flows_until_all_fail() {
     let mut desk = Desk::new();
     desk.put(service("web", "192.0.2.100", &TWO));
@@ -164,9 +179,14 @@ fn failing_backends_get_no_new_flows_until_all_fail() {
     let failing = snapshot.backend(before[&TWO[0].parse().unwrap()]).unwrap();
     assert!(!failing.accepts_new && !failing.removed, "its flows go on");
     desk.health.failing.insert((Protocol::Tcp, TWO[1].parse().unwrap()));
-    assert_eq!(addresses(&chosen(&desk.compile(), "192.0.2.100", 80)), TWO, "fail open");
+    let snapshot = desk.compile();
+    assert_eq!(addresses(&chosen(&snapshot, "192.0.2.100", 80)), TWO, "fail open");
+    let said = ["default/web tcp 80: every IPv4 backend (2) fails its probes; all are used (fail open)"];
+    assert_eq!(snapshot.problems(), said);
+    assert_eq!(desk.compile().problems(), said, "also while nothing changes");
     desk.change("web", |service| service.health.fail_open = false);
-    assert!(chosen(&desk.compile(), "192.0.2.100", 80).is_empty());
+    let snapshot = desk.compile();
+    assert!(chosen(&snapshot, "192.0.2.100", 80).is_empty() && snapshot.problems().is_empty());
     desk.change("web", |service| service.health.probe = proto::Probe::None);
     assert_eq!(addresses(&chosen(&desk.compile(), "192.0.2.100", 80)), TWO, "without a probe the verdict of others is none");
     desk.health.failing.clear();
