@@ -46,6 +46,8 @@ pub struct WantedStatus {
     pub write: StatusWrite,
     /// What the object says.
     pub current: Vec<Ingress>,
+    /// Who else wrote its status.
+    pub foreign_manager: Option<String>,
     /// Whether it is served. While it is not, its status loses what it does not hold, but gains nothing.
     pub served: bool,
 }
@@ -196,7 +198,8 @@ fn status(candidate: &Candidate, outcome: &Outcome, service: &Service) -> Wanted
         resource_version: candidate.resource_version.clone(),
         ingress,
     };
-    WantedStatus { write, current: candidate.ingress.clone(), served: service.refusal.is_none() }
+    let foreign_manager = candidate.foreign_manager.clone();
+    WantedStatus { write, current: candidate.ingress.clone(), foreign_manager, served: service.refusal.is_none() }
 }
 
 struct Builder<'a> {

@@ -23,6 +23,8 @@ const PACE: Duration = Duration::from_millis(50);
 #[derive(Debug, Default)]
 pub struct StatusWriter {
     waiting: Mutex<BTreeMap<ServiceName, StatusWrite>>,
+    /// The last one of each Service, if the server took it.
+    written: Mutex<HashMap<ServiceName, StatusWrite>>,
     came: Notify,
 }
 
@@ -31,6 +33,22 @@ impl StatusWriter {
     pub fn write(&self, write: StatusWrite) {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(write.service.clone(), write);
         self.came.notify_one();
+    }
+
+    /// Whether the server took `write`, and was sent no other for its Service since.
+    pub fn has_written(&self, write: &StatusWrite) -> bool {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner).get(&write.service) == Some(write)
+    }
+
+    fn remember(&self, write: &StatusWrite, is_written: bool) {
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        written.remove(&write.service);
+        if written.len() >= SERVICES_MAX {
+            written.clear();
+        }
+        if is_written {
+            written.insert(write.service.clone(), write.clone());
+        }
     }
 
     /// Sends writes for as long as it is polled.
@@ -71,6 +89,7 @@ impl StatusWriter {
                         of_some.over();
                     }
                     tell(&write, &result);
+                    self.remember(&write, result == Ok(Outcome::Written));
                     // Deleted Services leave entries behind; starting anew costs one harmless write each.
                     if decided.len() >= SERVICES_MAX {
                         decided.clear();

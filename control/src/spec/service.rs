@@ -38,6 +38,8 @@ pub struct Candidate {
     pub ingress: Vec<Ingress>,
     /// Whether our field manager wrote its status.
     pub status_is_ours: bool,
+    /// Another field manager of its status, the one that wrote last.
+    pub foreign_manager: Option<String>,
     /// What it asks for, or why that cannot be served.
     pub wanted: Result<ServiceSpec, SpecError>,
 }
@@ -216,8 +218,8 @@ impl TryFrom<&Service> for Candidate {
             Some("ExternalName") => return Err(not_ours("type ExternalName has no frontend")),
             _ => return Err(not_ours("its type is neither LoadBalancer nor NodePort")),
         };
-        let managers = metadata.managed_fields.iter().flatten();
-        let ours = |manager: Option<&str>, part: Option<&str>| manager == Some(FIELD_MANAGER) && part == Some("status");
+        let managers = metadata.managed_fields.iter().flatten().filter(|entry| entry.subresource.as_deref() == Some("status"));
+        let (ours, others): (Vec<_>, Vec<_>) = managers.partition(|entry| entry.manager.as_deref() == Some(FIELD_MANAGER));
         Ok(Self {
             uid: metadata.uid.clone().unwrap_or_default(),
             resource_version: metadata.resource_version.clone().unwrap_or_default(),
@@ -225,7 +227,11 @@ impl TryFrom<&Service> for Candidate {
             kind,
             class: fields.load_balancer_class.clone(),
             ingress: ingress(service),
-            status_is_ours: managers.map(|m| (m.manager.as_deref(), m.subresource.as_deref())).any(|(m, s)| ours(m, s)),
+            status_is_ours: !ours.is_empty(),
+            foreign_manager: others
+                .into_iter()
+                .max_by_key(|entry| entry.time.as_ref().map(|time| time.0))
+                .and_then(|entry| entry.manager.clone()),
             wanted: wanted(service, fields, kind),
             name,
         })
