@@ -26,7 +26,7 @@ test: ## every test that this machine allows
 	@.ci/test
 
 bench: ## figures of the forwarding engine beside the floor of the same harness
-	@.ci/install build run
+	@.ci/install build run test
 	@cargo build --quiet --release --bin sluiced
 	@demo/bench
 
