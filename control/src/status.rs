@@ -3,7 +3,7 @@
 //! Invariant: an address whose traffic does not pass the VIP on to nodes (`ipMode: Proxy`) is told to the world once
 //! every connected gateway forwards for it, or 2 s after the first does. While no gateway is connected nothing is
 //! added; what is there is never cleared because gateways leave. Somebody else who writes the same status is overwritten
-//! at most [`REWRITES_MAX`] times in [`REWRITES_WITHIN`].
+//! at most `REWRITES_MAX` times in `REWRITES_WITHIN`.
 //! Deliberately not here: what a status should be (`plan`).
 
 use std::collections::{BTreeMap, BTreeSet};
