@@ -18,7 +18,7 @@ const OLDEST: &str = "22.11";
 /// The libraries whose functions are called.
 const LIBRARIES: [&str; 6] = ["rte_net_ring", "rte_ethdev", "rte_mbuf", "rte_mempool", "rte_ring", "rte_eal"];
 /// The functions called directly: what is exported, and has kept its signature since [`OLDEST`].
-const FUNCTIONS: [&str; 24] = [
+const FUNCTIONS: [&str; 22] = [
     "sluice_.*",
     "rte_dev_probe",
     "rte_dev_remove",
@@ -27,8 +27,6 @@ const FUNCTIONS: [&str; 24] = [
     "rte_eth_dev_close",
     "rte_eth_dev_get_mtu",
     "rte_eth_dev_get_port_by_name",
-    "rte_eth_dev_set_link_down",
-    "rte_eth_dev_set_link_up",
     "rte_eth_dev_start",
     "rte_eth_dev_stop",
     "rte_eth_from_rings",

@@ -172,17 +172,6 @@ impl Port {
         self.started.check("read the link state", code)?;
         Ok(Link { is_up: now.up != 0, speed_mbps: Some(now.speed_mbps).filter(|&speed| speed != 0) })
     }
-
-    /// Takes the link up or down, where the driver can.
-    ///
-    /// # Errors
-    /// The driver refuses or cannot.
-    pub fn set_link(&self, up: bool) -> Result<(), Error> {
-        let id = self.started.id;
-        // SAFETY: the port is started.
-        let code = unsafe { if up { raw::rte_eth_dev_set_link_up(id) } else { raw::rte_eth_dev_set_link_down(id) } };
-        self.started.check(if up { "set the link up" } else { "set the link down" }, code)
-    }
 }
 
 /// -ENOTSUP
