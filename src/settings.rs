@@ -17,7 +17,7 @@ use std::time::Duration;
 use control::config::tree::Node;
 use control::config::{Invalid, Logs, Placed, Reader};
 use control::settings::ControllerSettings;
-use dataplane::{FlowLimits, Neighbour, Route};
+use dataplane::{FlowLimits, Neighbour, Route, Tunnel};
 
 pub use port::{Device, PortSettings, Twin};
 pub use source::SourceChoice;
@@ -68,6 +68,8 @@ pub struct Settings {
     pub hugepages: Hugepages,
     /// Key `snat.addresses`.
     pub snat: Vec<IpAddr>,
+    /// Key `tunnel`.
+    pub tunnel: Tunnel,
     /// Key `nodePortAddresses`, CIDRs resolved to the port addresses within them.
     pub node_port_addresses: Vec<IpAddr>,
     /// Key `flows`.
@@ -105,6 +107,7 @@ impl Settings {
         let (core, poll) = keys::workers(&mut top);
         let hugepages = keys::hugepages(&mut top);
         let snat = keys::snat(&mut top);
+        let (tunnel_sources, gue_destination_port) = keys::tunnel(&mut top);
         let node_ports = keys::node_port_addresses(&mut top, &ports);
         let flows = keys::flows(&mut top);
         let (state_dir, max_state_age) = keys::persistence(&mut top);
@@ -126,6 +129,7 @@ impl Settings {
             poll,
             hugepages,
             snat: values(snat),
+            tunnel: Tunnel { sources: values(tunnel_sources), gue_destination_port },
             node_port_addresses: values(node_ports),
             flows,
             state_dir,

@@ -242,14 +242,13 @@ impl Builder<'_> {
     fn service(&self, ports: Vec<ServicePort>, refusal: Option<Refusal>) -> Service {
         let spec = self.candidate.wanted.as_ref().ok();
         Service {
-            name: self.candidate.name.clone(),
             mode: self.settings.defaults.mode,
             target: Target::Endpoint,
             scheduler: self.settings.defaults.scheduler,
             health: spec.map_or_else(|| self.settings.health.clone(), |spec| health(spec, &self.settings.health)),
             drain_timeout: spec.and_then(|spec| spec.drain_timeout).unwrap_or(self.settings.defaults.drain_timeout),
             refusal,
-            ports,
+            ..Service::new(self.candidate.name.clone(), ports)
         }
     }
 

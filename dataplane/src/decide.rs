@@ -6,7 +6,9 @@
 
 use crate::answer::is_group_address;
 use crate::checksum::{Deltas, delta};
-use crate::flow::{BackendId, Candidate, Direction, Flow, FlowIndex, FlowState, FlowTable, IdleLimits, UNRESOLVED, next_state};
+use crate::flow::{
+    BackendId, Candidate, Direction, Flow, FlowIndex, FlowState, FlowTable, IdleLimits, UNRESOLVED, Way, next_state,
+};
 use crate::held::Awaited;
 use crate::rewrite::Rewrite;
 use crate::snapshot::{Backend, Exit, Frontend, NextHop, Place, RouteTo, Snapshot, Spot};
@@ -316,6 +318,10 @@ fn nat_flow<A: Address>(
         route_epoch: 0,
         l3_delta: l3,
         l4_delta: l4,
+        initial_sequence: 0,
+        limits: 0,
+        way: Way::Nat,
+        packets: 0,
         protocol: tuple.protocol,
         state: match transport {
             Transport::Tcp { .. } => FlowState::TcpOpening,

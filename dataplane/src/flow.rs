@@ -9,6 +9,7 @@ mod index;
 mod state;
 mod table;
 
+use proto::Mode;
 use zerocopy::FromZeros;
 
 pub use state::{FlowState, IdleLimits, next_state};
@@ -35,6 +36,44 @@ pub enum Direction {
     ToBackend,
     /// From the backend, to the SNAT address.
     ToClient,
+}
+
+/// How a flow's packets reach the backend: [`proto::Mode`], one byte wide.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromZeros)]
+#[repr(u8)]
+pub enum Way {
+    /// Destination and source rewritten.
+    #[default]
+    Nat,
+    /// Destination rewritten.
+    Dnat,
+    /// Only the MAC addresses rewritten.
+    Dsr,
+    /// IP in IP.
+    Ipip,
+    /// Generic UDP encapsulation, variant 1.
+    Gue,
+}
+
+impl From<Mode> for Way {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Nat => Self::Nat,
+            Mode::Dnat => Self::Dnat,
+            Mode::Dsr => Self::Dsr,
+            Mode::Ipip => Self::Ipip,
+            Mode::Gue => Self::Gue,
+        }
+    }
+}
+
+impl Way {
+    /// Replies come back through us: the flow is found by either direction. Else by the client's packets only.
+    #[must_use]
+    #[inline]
+    pub const fn is_two_way(self) -> bool {
+        matches!(self, Self::Nat | Self::Dnat)
+    }
 }
 
 /// A next hop that is not known.
@@ -75,10 +114,19 @@ pub struct Flow<A: FromZeros> {
     pub l3_delta: u16,
     /// Change of the transport checksum towards the backend, in ones' complement.
     pub l4_delta: u16,
+    /// The sequence number of the client's SYN while the flow is opening (`nat`): what a RST to the backend needs when
+    /// the flow is reclaimed (FORWARDING 3).
+    pub initial_sequence: u32,
+    /// Which of the idle limits hold: 0 the gateway's, else a service's own.
+    pub limits: u16,
     /// Transport protocol number; 0 marks a free entry.
     pub protocol: u8,
     /// Where it stands.
     pub state: FlowState,
+    /// How its packets reach the backend.
+    pub way: Way,
+    /// Packets of the client while it is unconfirmed, in one-way modes: the third confirms.
+    pub packets: u8,
 }
 
 const _: () = assert!(size_of::<Flow<u32>>() == 64 && size_of::<Flow<u128>>() == 128);

@@ -49,10 +49,51 @@ pub struct FlowLimits {
     pub tcp_opening: Duration,
     /// TCP, FIN or RST seen.
     pub tcp_closing: Duration,
+    /// TCP in a one-way mode, where only the client is seen.
+    pub tcp_one_way: Duration,
     /// UDP, answered.
     pub udp: Duration,
     /// UDP, not answered yet.
     pub udp_unreplied: Duration,
+    /// SCTP.
+    pub sctp: Duration,
+    /// How long a Maglev table that was replaced still finds the backends of packets without a flow (FORWARDING 4, 11).
+    pub table_grace: Duration,
+}
+
+impl Default for FlowLimits {
+    /// DESIGN section 7, key `flows`.
+    fn default() -> Self {
+        Self {
+            max_per_worker: 1 << 20,
+            tcp_established: Duration::from_secs(7200),
+            tcp_opening: Duration::from_secs(30),
+            tcp_closing: Duration::from_secs(10),
+            tcp_one_way: Duration::from_secs(900),
+            udp: Duration::from_secs(120),
+            udp_unreplied: Duration::from_secs(30),
+            sctp: Duration::from_secs(3600),
+            table_grace: Duration::from_secs(60),
+        }
+    }
+}
+
+/// GUE's registered port (draft-ietf-intarea-gue).
+pub const GUE_PORT: u16 = 6080;
+
+/// What tunnels look like from outside (FORWARDING section 12).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tunnel {
+    /// Outer source addresses of both families. A family without one uses the address of the port that it leaves by.
+    pub sources: Vec<IpAddr>,
+    /// Outer UDP destination port of mode `gue`.
+    pub gue_destination_port: u16,
+}
+
+impl Default for Tunnel {
+    fn default() -> Self {
+        Self { sources: Vec::new(), gue_destination_port: GUE_PORT }
+    }
 }
 
 /// What does not change while the gateway runs.
@@ -66,6 +107,8 @@ pub struct Config {
     pub node_port_addresses: Vec<IpAddr>,
     /// Flow limits.
     pub flows: FlowLimits,
+    /// Tunnels of modes `ipip` and `gue`.
+    pub tunnel: Tunnel,
 }
 
 /// A route of Linux's tables main and local that leaves by one of our ports.

@@ -45,7 +45,7 @@ pub use flow::{BackendId, FlowTable};
 pub use hash::TupleHash;
 pub use headers::{Headers, Parsed, Transport, Tuple, tcp_flags};
 pub use held::Awaited;
-pub use input::{Config, FlowLimits, Health, Mac, Neighbour, Network, PortConfig, PortIndex, Route};
+pub use input::{Config, FlowLimits, GUE_PORT, Health, Mac, Neighbour, Network, PortConfig, PortIndex, Route, Tunnel};
 pub use limiter::{ANSWERS_PER_SECOND, ANSWERS_PER_SECOND_AND_NETWORK, AnswerLimiter};
 pub use memory::{MemoryBuffer, MemoryPort};
 pub use observe::{Belongs, Fate, Observe};

@@ -165,7 +165,7 @@ impl Subscriber {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Compiler, Config, FlowLimits, Health, Network};
+    use crate::{Compiler, Config, FlowLimits, Health, Network, Tunnel};
     use std::time::Duration;
 
     struct Desk {
@@ -184,8 +184,15 @@ mod tests {
                 tcp_closing: second,
                 udp: second,
                 udp_unreplied: second,
+                ..FlowLimits::default()
             };
-            let compiler = Compiler::new(Config { ports: vec![], snat: vec![], node_port_addresses: vec![], flows });
+            let compiler = Compiler::new(Config {
+                ports: vec![],
+                snat: vec![],
+                node_port_addresses: vec![],
+                flows,
+                tunnel: Tunnel::default(),
+            });
             let (publisher, workers) = Publisher::new(compiler.initial(), workers);
             Self { compiler, publisher, workers }
         }

@@ -10,11 +10,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use prost::Message;
 use sha2::{Digest, Sha256};
 
 use crate::{
-    AddressRange, AddressRangeError, Announce, Backend, BackendState, Family, Generation, HealthCheck, MaglevSpec, Pool,
+    AddressRange, AddressRangeError, Announce, Backend, BackendState, Family, Generation, HealthCheck, MaglevSpec, Mode, Pool,
     Protocol, Reason, Refusal, Service, ServiceName, ServicePort, State, limits, v1,
 };
 
@@ -79,6 +80,9 @@ pub enum ConvertError {
     /// A version of the Maglev hash that this program does not have.
     #[error("Maglev hash version {0}, this gateway has version {ours}; update it", ours = limits::MAGLEV_HASH_VERSION)]
     MaglevHashVersion(u32),
+    /// A prefix longer than its address.
+    #[error("a source range has {0} bits, more than its address")]
+    PrefixLength(u32),
     /// A weight above 65,535.
     #[error("weight {0} is above 65535")]
     Weight(u32),
@@ -218,6 +222,10 @@ impl From<&Service> for v1::Service {
             refusal: refusal.map(|r| v1::Refusal { reason: r.reason.as_str().to_owned(), message: r.message.clone() }),
             ports: service.ports.iter().map(v1::ServicePort::from).collect(),
             hash: Vec::new(),
+            affinity_timeout_ms: service.affinity.map_or(0, milliseconds),
+            source_ranges: service.source_ranges.as_deref().map(source_ranges_message),
+            idle_timeout_ms: service.idle_timeout.map_or(0, milliseconds),
+            local: service.local,
         };
         message.hash = hash(&message);
         message
@@ -232,17 +240,36 @@ impl TryFrom<v1::Service> for Service {
             let reason: Reason = r.reason.parse().map_err(ConvertError::Reason)?;
             Ok(Refusal { reason, message: r.message })
         };
+        let mode: Mode = message.mode.parse().map_err(ConvertError::Mode)?;
         Ok(Self {
             name: service_name(&format!("{}/{}", message.namespace, message.name))?,
-            mode: message.mode.parse().map_err(ConvertError::Mode)?,
+            mode,
             target: message.target.parse().map_err(ConvertError::Target)?,
             scheduler: message.scheduler.parse().map_err(ConvertError::Scheduler)?,
             health: message.health.ok_or(ConvertError::HealthCheckMissing)?.try_into()?,
             drain_timeout: Duration::from_millis(message.drain_timeout_ms),
+            affinity: optional_duration(message.affinity_timeout_ms),
+            source_ranges: message.source_ranges.as_ref().map(source_ranges).transpose()?,
+            idle_timeout: optional_duration(message.idle_timeout_ms),
+            local: message.local,
             refusal: message.refusal.map(refusal).transpose()?,
-            ports: message.ports.into_iter().map(ServicePort::try_from).collect::<Result<_, _>>()?,
+            ports: message.ports.into_iter().map(|port| service_port(port, mode)).collect::<Result<_, _>>()?,
         })
     }
+}
+
+fn source_ranges_message(ranges: &[IpNet]) -> v1::SourceRanges {
+    let prefix = |net: &IpNet| v1::Prefix { address: address_bytes(net.addr()), length: net.prefix_len().into() };
+    v1::SourceRanges { prefixes: ranges.iter().map(prefix).collect() }
+}
+
+fn source_ranges(message: &v1::SourceRanges) -> Result<Vec<IpNet>, ConvertError> {
+    let prefix = |prefix: &v1::Prefix| {
+        let wrong = || ConvertError::PrefixLength(prefix.length);
+        let length = u8::try_from(prefix.length).map_err(|_| wrong())?;
+        IpNet::new(address(&prefix.address)?, length).map_err(|_| wrong())
+    };
+    message.prefixes.iter().map(prefix).collect()
 }
 
 impl From<&HealthCheck> for v1::HealthCheck {
@@ -310,38 +337,34 @@ impl From<&ServicePort> for v1::ServicePort {
     }
 }
 
-impl TryFrom<v1::ServicePort> for ServicePort {
-    type Error = ConvertError;
-
-    fn try_from(message: v1::ServicePort) -> Result<Self, ConvertError> {
-        let family = match message.family {
-            4 => Family::V4,
-            6 => Family::V6,
-            other => return Err(ConvertError::Family(other)),
-        };
-        let protocol = u8::try_from(message.protocol).ok().and_then(Protocol::from_number);
-        if !limits::MAGLEV_SIZES.contains(&message.maglev_size) {
-            return Err(ConvertError::MaglevSize(message.maglev_size));
-        }
-        if message.maglev_hash_version != limits::MAGLEV_HASH_VERSION {
-            return Err(ConvertError::MaglevHashVersion(message.maglev_hash_version));
-        }
-        let maglev =
-            MaglevSpec { size: message.maglev_size, seed: message.maglev_seed, hash_version: message.maglev_hash_version };
-        Ok(Self {
-            name: message.name,
-            protocol: protocol.ok_or(ConvertError::Protocol(message.protocol))?,
-            family,
-            vips: message.vips.iter().map(|bytes| address_of(family, bytes)).collect::<Result<_, _>>()?,
-            port: port("port", message.port)?,
-            node_port: optional_port("node port", message.node_port)?,
-            maglev,
-            backends: backends(family, &message.backends)?,
-        })
+fn service_port(message: v1::ServicePort, mode: Mode) -> Result<ServicePort, ConvertError> {
+    let family = match message.family {
+        4 => Family::V4,
+        6 => Family::V6,
+        other => return Err(ConvertError::Family(other)),
+    };
+    let protocol = u8::try_from(message.protocol).ok().and_then(Protocol::from_number);
+    if !limits::MAGLEV_SIZES.contains(&message.maglev_size) {
+        return Err(ConvertError::MaglevSize(message.maglev_size));
     }
+    if message.maglev_hash_version != limits::MAGLEV_HASH_VERSION {
+        return Err(ConvertError::MaglevHashVersion(message.maglev_hash_version));
+    }
+    let maglev = MaglevSpec { size: message.maglev_size, seed: message.maglev_seed, hash_version: message.maglev_hash_version };
+    Ok(ServicePort {
+        name: message.name,
+        protocol: protocol.ok_or(ConvertError::Protocol(message.protocol))?,
+        family,
+        vips: message.vips.iter().map(|bytes| address_of(Some(family), bytes)).collect::<Result<_, _>>()?,
+        port: port("port", message.port)?,
+        node_port: optional_port("node port", message.node_port)?,
+        maglev,
+        backends: backends((!mode.is_tunnel()).then_some(family), &message.backends)?,
+    })
 }
 
-fn backends(family: Family, messages: &[v1::Backend]) -> Result<Vec<Backend>, ConvertError> {
+/// The backends of one port; `family` is what they must be of, if anything.
+fn backends(family: Option<Family>, messages: &[v1::Backend]) -> Result<Vec<Backend>, ConvertError> {
     if messages.len() > limits::BACKENDS_PER_PORT_MAX {
         return Err(ConvertError::TooManyBackends(messages.len()));
     }
@@ -370,9 +393,12 @@ fn address(bytes: &[u8]) -> Result<IpAddr, ConvertError> {
     v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).map_err(|_| ConvertError::AddressBytes(bytes.len()))
 }
 
-fn address_of(family: Family, bytes: &[u8]) -> Result<IpAddr, ConvertError> {
+fn address_of(family: Option<Family>, bytes: &[u8]) -> Result<IpAddr, ConvertError> {
     let address = address(bytes)?;
-    if Family::of(address) == family { Ok(address) } else { Err(ConvertError::WrongFamily { address, family }) }
+    match family.filter(|family| Family::of(address) != *family) {
+        Some(family) => Err(ConvertError::WrongFamily { address, family }),
+        None => Ok(address),
+    }
 }
 
 fn port(field: &'static str, found: u32) -> Result<u16, ConvertError> {
@@ -385,6 +411,11 @@ fn optional_port(field: &'static str, found: u32) -> Result<Option<u16>, Convert
     Ok((port != 0).then_some(port))
 }
 
+/// 0 stands for none.
+fn optional_duration(ms: u64) -> Option<Duration> {
+    (ms != 0).then(|| Duration::from_millis(ms))
+}
+
 /// The wire counts whole milliseconds; what is above 584 million years saturates.
 fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
@@ -395,7 +426,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Mode, Probe, Scheduler, Target};
+    use crate::{Probe, Scheduler, Target};
 
     fn any_address(family: Family) -> BoxedStrategy<IpAddr> {
         match family {
@@ -456,6 +487,15 @@ mod tests {
         )
     }
 
+    fn any_net() -> impl Strategy<Value = IpNet> {
+        let of = |family, bits: u8| (any_address(family), 0..=bits).prop_map(|(ip, len)| IpNet::new(ip, len).unwrap());
+        prop_oneof![of(Family::V4, 32), of(Family::V6, 128)]
+    }
+
+    fn any_duration() -> impl Strategy<Value = Option<Duration>> {
+        prop::option::of((1u64..1 << 40).prop_map(Duration::from_millis))
+    }
+
     prop_compose! {
         fn any_service()(
             name in "[a-z]{1,3}",
@@ -466,10 +506,25 @@ mod tests {
             drain_ms in 0u64..1 << 40,
             refusal in prop::option::of((prop::sample::select(Reason::ALL), ".*")),
             ports in prop::collection::vec(any_port(), 0..3),
+            (affinity, idle_timeout, local) in (any_duration(), any_duration(), any::<bool>()),
+            source_ranges in prop::option::of(prop::collection::vec(any_net(), 0..4)),
         ) -> Service {
             let refusal = refusal.map(|(reason, message)| Refusal { reason, message });
             let drain_timeout = Duration::from_millis(drain_ms);
-            Service { name: ServiceName::new("default", &name), mode, target, scheduler, health, drain_timeout, refusal, ports }
+            Service {
+                name: ServiceName::new("default", &name),
+                mode,
+                target,
+                scheduler,
+                health,
+                drain_timeout,
+                affinity,
+                source_ranges,
+                idle_timeout,
+                local,
+                refusal,
+                ports,
+            }
         }
     }
 
@@ -542,9 +597,13 @@ mod tests {
         let with = |change: fn(&mut v1::ServicePort)| {
             let mut message = good_port();
             change(&mut message);
-            ServicePort::try_from(message).unwrap_err()
+            service_port(message, Mode::Nat).unwrap_err()
         };
-        assert!(ServicePort::try_from(good_port()).is_ok());
+        assert!(service_port(good_port(), Mode::Nat).is_ok());
+        let other_family = v1::Backend { address: vec![0xfd; 16], port: 80, weight: 1, draining: false };
+        let to_node = v1::ServicePort { backends: vec![other_family], ..good_port() };
+        assert!(service_port(to_node.clone(), Mode::Gue).is_ok(), "a tunnel may lead to the other family");
+        assert!(matches!(service_port(to_node, Mode::Dnat), Err(ConvertError::WrongFamily { .. })));
         assert_eq!(with(|p| p.protocol = 1), ConvertError::Protocol(1));
         assert_eq!(with(|p| p.family = 5), ConvertError::Family(5));
         assert_eq!(with(|p| p.vips[0].push(0)), ConvertError::AddressBytes(5));

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::{Family, Protocol, limits};
@@ -226,7 +227,7 @@ pub struct ServicePort {
     pub name: String,
     /// Protocol of the frontend and of the backends.
     pub protocol: Protocol,
-    /// Family of the VIPs, the node port addresses and the backends.
+    /// Family of the VIPs and the node port addresses, and of the backends unless a tunnel leads to them (`ipip`, `gue`).
     pub family: Family,
     /// Load balancer addresses that listen on `port`. Empty for type NodePort.
     pub vips: Vec<IpAddr>,
@@ -255,10 +256,33 @@ pub struct Service {
     pub health: HealthCheck,
     /// How long flows of a removed backend may go on.
     pub drain_timeout: Duration,
+    /// `sessionAffinity: ClientIP`: how long a client keeps its backend after its last new flow. None: no affinity.
+    pub affinity: Option<Duration>,
+    /// Clients that may connect to the VIPs; never asked of node ports. None: all. Some: a family without a prefix in it
+    /// is denied, a prefix of length 0 allows its family (CONTROL section 2).
+    pub source_ranges: Option<Vec<IpNet>>,
+    /// How long an established flow may be silent, instead of the gateway's limit for its protocol and mode.
+    pub idle_timeout: Option<Duration>,
+    /// `externalTrafficPolicy: Local`: a frontend without any backend drops `no_local_backend` instead of refusing.
+    pub local: bool,
     /// Why it is not served.
     pub refusal: Option<Refusal>,
     /// One per port and family.
     pub ports: Vec<ServicePort>,
+}
+
+impl Mode {
+    /// Replies come back through the gateway, which sees both directions of a flow.
+    #[must_use]
+    pub const fn is_two_way(self) -> bool {
+        matches!(self, Self::Nat | Self::Dnat)
+    }
+
+    /// Packets reach the backend inside others, which may be of the other family.
+    #[must_use]
+    pub const fn is_tunnel(self) -> bool {
+        matches!(self, Self::Ipip | Self::Gue)
+    }
 }
 
 impl Service {
@@ -272,6 +296,10 @@ impl Service {
             scheduler: Scheduler::Maglev,
             health: HealthCheck::default(),
             drain_timeout: limits::DRAIN_TIMEOUT,
+            affinity: None,
+            source_ranges: None,
+            idle_timeout: None,
+            local: false,
             refusal: None,
             ports,
         }

@@ -156,7 +156,7 @@ fn say(snapshot: &Snapshot, said: &mut Vec<String>) {
 mod tests {
     use std::collections::HashSet;
 
-    use dataplane::{Config, FlowLimits, Mac, Neighbour, PortConfig, Subscriber};
+    use dataplane::{Config, FlowLimits, Mac, Neighbour, PortConfig, Subscriber, Tunnel};
     use proto::{Origin, Protocol, ServiceName, State};
     use tokio::task::JoinHandle;
     use tokio::time::timeout;
@@ -186,7 +186,9 @@ mod tests {
                 tcp_closing: second,
                 udp: second,
                 udp_unreplied: second,
+                ..FlowLimits::default()
             },
+            tunnel: Tunnel::default(),
         }
     }
 

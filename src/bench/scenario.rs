@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dataplane::{Config, FlowLimits, Mac, Neighbour, Network, PortConfig, PortIndex, Route};
+use dataplane::{Config, FlowLimits, Mac, Neighbour, Network, PortConfig, PortIndex, Route, Tunnel};
 use proto::limits::{MAGLEV_ENTRIES_AT_CREATION, MAGLEV_HASH_VERSION, MAGLEV_SIZES};
 use proto::{Backend, BackendState, Family, Generation, MaglevSpec, Protocol, Service, ServiceName, ServicePort, State};
 
@@ -80,7 +80,9 @@ pub(super) fn config(options: &BenchArgs, family: Family) -> Config {
             tcp_closing: Duration::from_secs(10),
             udp: Duration::from_secs(120),
             udp_unreplied: Duration::from_secs(30),
+            ..FlowLimits::default()
         },
+        tunnel: Tunnel::default(),
     }
 }
 

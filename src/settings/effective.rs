@@ -5,7 +5,6 @@ use std::fmt::{self, Write};
 use control::config::controller;
 use control::config::scalar::{Written, quoted, quoted_list};
 
-use super::keys::{GUE_PORT, UNBUILT_FLOW_LIMITS};
 use super::{Hugepages, Poll, PortSettings, Settings, StateSource, Twin};
 
 impl Settings {
@@ -36,7 +35,8 @@ impl Settings {
         writeln!(out, "workers: {{cores: [{}], poll: {poll}}}", self.core)?;
         writeln!(out, "memory: {{hugepages: {hugepages}}}")?;
         writeln!(out, "snat: {{addresses: {}}}", quoted_list(&self.snat))?;
-        writeln!(out, "tunnel: {{sources: [], gueDestinationPort: {GUE_PORT}}}")?;
+        let sources = quoted_list(&self.tunnel.sources);
+        writeln!(out, "tunnel: {{sources: {sources}, gueDestinationPort: {}}}", self.tunnel.gue_destination_port)?;
         writeln!(out, "nodePortAddresses: {}", quoted_list(&self.node_port_addresses))?;
         self.write_flows(out)?;
         writeln!(out, "zone: \"\"")?;
@@ -55,11 +55,14 @@ impl Settings {
             ("tcpEstablished", flows.tcp_established),
             ("tcpOpening", flows.tcp_opening),
             ("tcpClosing", flows.tcp_closing),
+            ("tcpOneWay", flows.tcp_one_way),
             ("udp", flows.udp),
             ("udpUnreplied", flows.udp_unreplied),
+            ("sctp", flows.sctp),
+            ("tableGrace", flows.table_grace),
         ];
         write!(out, "flows: {{maxPerWorker: {}", flows.max_per_worker)?;
-        for (key, limit) in limits.into_iter().chain(UNBUILT_FLOW_LIMITS) {
+        for (key, limit) in limits {
             write!(out, ", {key}: {}", Written(limit))?;
         }
         writeln!(out, "}}")

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use control::config::{Field, Place, Placed, Section, scalar};
-use dataplane::{FlowLimits, Neighbour, PortIndex, Route};
+use control::config::{Field, Place, Placed, Section};
+use dataplane::{FlowLimits, GUE_PORT, Neighbour, PortIndex, Route};
 use ipnet::IpNet;
 use proto::limits::ADMIN_LISTEN;
 
@@ -14,19 +14,12 @@ use super::{Hugepages, Poll};
 
 /// Default of key `stateDir`.
 const STATE_DIR: &str = "/var/lib/sluice";
-/// Default of key `flows.maxPerWorker`.
-const FLOWS_PER_WORKER: u32 = 1 << 20;
 /// Flows of one worker: 2^26 of 64 bytes are 4 GiB of tables, and 16 times the most that DESIGN section 11 measures.
 const FLOWS_PER_WORKER_MAX: u32 = 1 << 26;
 /// Core of the worker unless configured: core 0 takes most interrupts.
 const CORE: usize = 1;
 /// Highest core: `CPU_SETSIZE` of Linux is 1024.
 const CORE_MAX: usize = 1023;
-/// GUE's port (draft-ietf-intarea-gue).
-pub(super) const GUE_PORT: u16 = 6080;
-/// Idle limits of flow classes that come with later modes; any other value is refused.
-pub(super) const UNBUILT_FLOW_LIMITS: [(&str, Duration); 3] =
-    [("tcpOneWay", Duration::from_secs(900)), ("sctp", Duration::from_secs(3600)), ("tableGrace", Duration::from_secs(60))];
 
 const SECOND: Duration = Duration::from_secs(1);
 /// Idle limits are counted in 32-bit ticks of a few milliseconds, which wrap after weeks; a week stays clear of that.
@@ -97,6 +90,19 @@ pub(super) fn snat(top: &mut Section<'_>) -> Vec<Placed<IpAddr>> {
     addresses
 }
 
+/// Takes key `tunnel`.
+pub(super) fn tunnel(top: &mut Section<'_>) -> (Vec<Placed<IpAddr>>, u16) {
+    let mut section = top.section("tunnel");
+    let mut sources: Vec<Placed<IpAddr>> = Vec::new();
+    for item in section.items("sources", "addresses") {
+        let Some(value) = item.parse("an address, such as 10.0.0.2", port::host) else { continue };
+        push_once(&mut sources, &item, value);
+    }
+    let gue_destination_port = section.number("gueDestinationPort", 1..=u16::MAX, GUE_PORT);
+    section.finish();
+    (sources, gue_destination_port)
+}
+
 /// Takes key `nodePortAddresses`. A CIDR stands for the port addresses within it.
 pub(super) fn node_port_addresses(top: &mut Section<'_>, ports: &[PlacedPort]) -> Vec<Placed<IpAddr>> {
     let own: Vec<IpAddr> = ports.iter().flat_map(|port| &port.settings.addresses).map(IpNet::addr).collect();
@@ -126,18 +132,19 @@ fn push_once(addresses: &mut Vec<Placed<IpAddr>>, item: &Field<'_>, value: IpAdd
 /// Takes key `flows`.
 pub(super) fn flows(top: &mut Section<'_>) -> FlowLimits {
     let mut section = top.section("flows");
-    let mut limit = |key, seconds| section.duration(key, SECOND..=WEEK, Duration::from_secs(seconds));
+    let built = FlowLimits::default();
+    let mut limit = |key, default| section.duration(key, SECOND..=WEEK, default);
     let flows = FlowLimits {
-        tcp_established: limit("tcpEstablished", 7200),
-        tcp_opening: limit("tcpOpening", 30),
-        tcp_closing: limit("tcpClosing", 10),
-        udp: limit("udp", 120),
-        udp_unreplied: limit("udpUnreplied", 30),
-        max_per_worker: section.number("maxPerWorker", 1..=FLOWS_PER_WORKER_MAX, FLOWS_PER_WORKER),
+        tcp_established: limit("tcpEstablished", built.tcp_established),
+        tcp_opening: limit("tcpOpening", built.tcp_opening),
+        tcp_closing: limit("tcpClosing", built.tcp_closing),
+        tcp_one_way: limit("tcpOneWay", built.tcp_one_way),
+        udp: limit("udp", built.udp),
+        udp_unreplied: limit("udpUnreplied", built.udp_unreplied),
+        sctp: limit("sctp", built.sctp),
+        table_grace: limit("tableGrace", built.table_grace),
+        max_per_worker: section.number("maxPerWorker", 1..=FLOWS_PER_WORKER_MAX, built.max_per_worker),
     };
-    for (key, built) in UNBUILT_FLOW_LIMITS {
-        section.only(key, "a duration such as 1s, 15m or 2h", scalar::duration, &built);
-    }
     section.finish();
     flows
 }
@@ -219,10 +226,6 @@ fn port_index(section: &mut Section<'_>, ports: &[PlacedPort]) -> Option<PortInd
 /// Keys of features that this version lacks.
 pub(super) fn unbuilt(top: &mut Section<'_>) {
     top.unbuilt("zone");
-    let mut tunnel = top.section("tunnel");
-    tunnel.unbuilt("sources");
-    tunnel.only("gueDestinationPort", "a port number", |text| text.parse().ok(), &GUE_PORT);
-    tunnel.finish();
     let mut records = top.section("flowRecords");
     records.unbuilt("to");
     records.finish();

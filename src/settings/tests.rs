@@ -135,11 +135,6 @@ fn a_flag_overrides_its_key_and_clashes_with_another() {
 fn what_is_not_built_is_refused_by_key() {
     let rows = [
         ("zone: a", "zone"),
-        ("tunnel: {sources: [10.0.0.1]}", "tunnel.sources"),
-        ("tunnel: {gueDestinationPort: 6081}", "tunnel.gueDestinationPort"),
-        ("flows: {tcpOneWay: 1m}", "flows.tcpOneWay"),
-        ("flows: {sctp: 1m}", "flows.sctp"),
-        ("flows: {tableGrace: 2m}", "flows.tableGrace"),
         ("flowRecords: {to: 'file:/x'}", "flowRecords.to"),
         ("metrics: {listen: '127.0.0.1:9435'}", "metrics.listen"),
         ("controller: {tls: {ca: f}}", "controller.tls"),

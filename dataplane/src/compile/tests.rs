@@ -10,7 +10,7 @@ use proto::{Announce, Backend, BackendState, Family, MaglevSpec, Mode, Protocol,
 use super::*;
 use crate::flow::{BackendId, UNRESOLVED};
 use crate::snapshot::{NextHop, Place, RouteTo};
-use crate::{FlowLimits, Mac, Neighbour, PortConfig, PortIndex, Route, Tuple};
+use crate::{FlowLimits, Mac, Neighbour, PortConfig, PortIndex, Route, Tunnel, Tuple};
 
 const UPLINK: PortIndex = PortIndex(0);
 const CLUSTER: PortIndex = PortIndex(1);
@@ -47,7 +47,9 @@ fn config() -> Config {
             tcp_closing: Duration::from_secs(10),
             udp: Duration::from_secs(120),
             udp_unreplied: Duration::from_secs(30),
+            ..FlowLimits::default()
         },
+        tunnel: Tunnel::default(),
     }
 }
 

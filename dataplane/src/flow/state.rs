@@ -140,6 +140,7 @@ mod tests {
             tcp_closing: Duration::from_secs(10),
             udp: Duration::from_secs(120),
             udp_unreplied: Duration::from_secs(31),
+            ..FlowLimits::default()
         });
         let seen = Tick(u32::MAX - 3);
         let rows = [

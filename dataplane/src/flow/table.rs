@@ -114,7 +114,7 @@ impl<A: Address> FlowTable<A> {
         Some((FlowIndex(index), direction))
     }
 
-    /// Adds a flow, whose protocol is not 0 and neither of whose tuples is in the table.
+    /// Adds a flow, whose protocol is not 0 and none of whose tuples (one for a one-way flow) is in the table.
     ///
     /// # Errors
     /// [`Full`], and nothing changed.
@@ -129,7 +129,7 @@ impl<A: Address> FlowTable<A> {
         if !self.index.insert(to_backend, place(index, Direction::ToBackend)) {
             return Err(Full);
         }
-        if !self.index.insert(to_client, place(index, Direction::ToClient)) {
+        if flow.way.is_two_way() && !self.index.insert(to_client, place(index, Direction::ToClient)) {
             self.index.remove(to_backend, place(index, Direction::ToBackend));
             return Err(Full);
         }
@@ -153,7 +153,9 @@ impl<A: Address> FlowTable<A> {
         let [to_backend, to_client] = self.hashes(&flow);
         self.index.prefetch(to_client);
         self.index.remove(to_backend, place(index.0, Direction::ToBackend));
-        self.index.remove(to_client, place(index.0, Direction::ToClient));
+        if flow.way.is_two_way() {
+            self.index.remove(to_client, place(index.0, Direction::ToClient));
+        }
         let entry = &mut self.entries[index.0 as usize];
         entry.protocol = 0;
         entry.route_to_client = self.free;
@@ -230,7 +232,7 @@ impl<A: Address> FlowTable<A> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::{BackendId, FlowState};
+    use crate::flow::{BackendId, FlowState, Way};
     use crate::snat::PoolId;
     use proptest::prelude::*;
     use std::collections::HashMap;
@@ -252,6 +254,10 @@ mod tests {
             route_epoch: 0,
             l3_delta: 0,
             l4_delta: 0,
+            initial_sequence: 0,
+            limits: 0,
+            way: Way::Nat,
+            packets: 0,
             protocol: 6,
             state: FlowState::TcpOpening,
         }

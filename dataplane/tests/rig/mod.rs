@@ -11,7 +11,7 @@ use std::time::Duration;
 use crossbeam_queue::ArrayQueue;
 use dataplane::{
     Ask, Belongs, Buffer, Burst, Compiler, Config, DropReason, Fate, FlowLimits, Health, Mac, MemoryBuffer, MemoryPort,
-    Neighbour, Network, Observe, Parts, PortConfig, PortIndex, Publisher, Route, TwinQueues, Worker, WorkerCounters,
+    Neighbour, Network, Observe, Parts, PortConfig, PortIndex, Publisher, Route, Tunnel, TwinQueues, Worker, WorkerCounters,
 };
 use proto::limits::MAGLEV_HASH_VERSION;
 use proto::{
@@ -77,7 +77,9 @@ pub fn config(max_flows: u32) -> Config {
             tcp_closing: Duration::from_secs(10),
             udp: Duration::from_secs(120),
             udp_unreplied: Duration::from_secs(30),
+            ..FlowLimits::default()
         },
+        tunnel: Tunnel::default(),
     }
 }
 
