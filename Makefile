@@ -30,4 +30,8 @@ bench: ## figures of the forwarding engine beside the floor of the same harness
 	@cargo build --quiet --release --bin sluiced
 	@demo/bench
 
-.PHONY: help build demo lint test bench
+bench-guard: ## instructions per packet of the hot stages, against the committed ones (callgrind)
+	@.ci/install build test
+	@.ci/bench-guard
+
+.PHONY: help build demo lint test bench bench-guard

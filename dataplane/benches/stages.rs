@@ -1,0 +1,268 @@
+//! The work that `make bench-guard` counts the instructions of: one stage of the engine, many bursts of it, inside
+//! [`measured`]. Counts of a simulated processor repeat exactly where times do not.
+//!
+//! `stages list` prints the stages; `stages NAME` runs one and prints how many packets `measured` handled, which is an
+//! error when any of them did not end as the stage says.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a wrong stage must stop the count")]
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use crossbeam_queue::ArrayQueue;
+use dataplane::testing::{Packet, Segment};
+use dataplane::{
+    BURST, Buffer, Burst, Compiler, Config, FlowLimits, Health, Mac, MemoryBuffer, Neighbour, Network, Parts, Port, PortConfig,
+    PortIndex, Publisher, Tunnel, Worker, WorkerCounters, tcp_flags,
+};
+use proto::limits::MAGLEV_HASH_VERSION;
+use proto::{Backend, BackendState, Family, Generation, MaglevSpec, Mode, Protocol, Service, ServiceName, ServicePort, State};
+
+/// Bursts of one measurement: enough that the first, which finds cold predictors nowhere, does not count.
+const BURSTS: usize = 256;
+/// Flows that are known before the measurement.
+const FLOWS: u16 = 1024;
+const UPLINK: PortIndex = PortIndex(0);
+const CLUSTER: PortIndex = PortIndex(1);
+const VIP: [&str; 2] = ["192.0.2.100", "2001:db8::1:0"];
+
+/// What a stage measures.
+#[derive(Clone, Copy)]
+struct Stage {
+    name: &'static str,
+    mode: Mode,
+    family: Family,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Packets of known flows, both directions in turn where the mode has two.
+    Known,
+    /// Each packet begins a flow.
+    New,
+}
+
+const STAGES: [Stage; 4] = [
+    Stage { name: "nat-v4", mode: Mode::Nat, family: Family::V4, kind: Kind::Known },
+    Stage { name: "nat-v6", mode: Mode::Nat, family: Family::V6, kind: Kind::Known },
+    Stage { name: "nat-v4-new", mode: Mode::Nat, family: Family::V4, kind: Kind::New },
+    Stage { name: "nat-v6-new", mode: Mode::Nat, family: Family::V6, kind: Kind::New },
+];
+
+/// A port whose far end is at hand: one burst in, one burst out, each buffer used again.
+#[derive(Default)]
+struct BurstPort {
+    arriving: Burst<MemoryBuffer>,
+    sent: Burst<MemoryBuffer>,
+    dropped: usize,
+}
+
+impl Port for BurstPort {
+    type Buffer = MemoryBuffer;
+
+    fn receive(&mut self, burst: &mut Burst<MemoryBuffer>) {
+        std::mem::swap(burst, &mut self.arriving);
+    }
+
+    fn transmit(&mut self, burst: &mut Burst<MemoryBuffer>) {
+        std::mem::swap(burst, &mut self.sent);
+    }
+
+    fn allocate(&mut self) -> Option<MemoryBuffer> {
+        None
+    }
+
+    fn release(&mut self, burst: &mut Burst<MemoryBuffer>) {
+        self.dropped += burst.len();
+        burst.clear();
+    }
+}
+
+/// A gateway of two ports, with one service of 100 backends.
+struct Gateway {
+    worker: Worker<BurstPort>,
+    _publisher: Publisher,
+    now_ns: u64,
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn vip(family: Family) -> IpAddr {
+    ip(VIP[usize::from(family == Family::V6)])
+}
+
+fn host(family: Family, net: u8, n: u8) -> IpAddr {
+    match family {
+        Family::V4 => ip(&format!("10.0.{net}.{n}")),
+        Family::V6 => ip(&format!("fd00::{net}:{n}")),
+    }
+}
+
+fn config() -> Config {
+    let port = |name: &str, n: u8, addresses: [&str; 2]| PortConfig {
+        name: name.into(),
+        mac: Mac([2, 0, 0, 0, 0xaa, n]),
+        mtu: 1500,
+        addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
+        twin: false,
+    };
+    Config {
+        ports: vec![port("uplink", 1, ["192.0.2.2/24", "2001:db8::2/64"]), port("cluster", 2, ["10.0.0.2/16", "fd00::2/64"])],
+        snat: vec![ip("10.0.0.3"), ip("fd00::3")],
+        node_port_addresses: Vec::new(),
+        flows: FlowLimits { max_per_worker: 32_768, ..FlowLimits::default() },
+        tunnel: Tunnel::default(),
+    }
+}
+
+fn network(family: Family) -> Network {
+    let backends = (0..100).map(|n| host(family, 1, n)).map(|address| (CLUSTER, address));
+    let neighbour = |(port, address)| Neighbour { port, address, mac: Mac([2, 0, 0, 0, 0, 1]) };
+    let client = |n| (UPLINK, client(family, n).0);
+    Network { neighbours: backends.chain((0..4).map(client)).map(neighbour).collect(), ..Network::default() }
+}
+
+fn state(stage: Stage) -> State {
+    let backend = |n| Backend {
+        address: SocketAddr::new(host(stage.family, 1, n), if stage.mode.is_two_way() { 8080 } else { 80 }),
+        weight: 1,
+        state: BackendState::Active,
+    };
+    let port = ServicePort {
+        name: String::new(),
+        protocol: Protocol::Tcp,
+        family: stage.family,
+        vips: vec![vip(stage.family)],
+        port: 80,
+        node_port: None,
+        maglev: MaglevSpec { size: 65_537, seed: 0, hash_version: MAGLEV_HASH_VERSION },
+        backends: (0..100).map(backend).collect(),
+    };
+    let name = ServiceName::new("bench", "web");
+    let service = Service { mode: stage.mode, ..Service::new(name.clone(), vec![port]) };
+    State {
+        generation: Generation { epoch: "bench".into(), counter: 1 },
+        services: [(name, Arc::new(service))].into_iter().collect(),
+        pools: Vec::new(),
+    }
+}
+
+/// The client of a flow: four addresses in turn.
+fn client(family: Family, flow: u16) -> (IpAddr, u16) {
+    let address = match family {
+        Family::V4 => ip(&format!("192.0.2.{}", 10 + flow % 4)),
+        Family::V6 => ip(&format!("2001:db8::{:x}", 16 + flow % 4)),
+    };
+    (address, 1024 + flow / 4)
+}
+
+fn frame(stage: Stage, flow: u16, flags: u8) -> MemoryBuffer {
+    let (address, port) = client(stage.family, flow);
+    let segment = Segment::Tcp { ports: [port, 80], flags, sequence: 1, acknowledgement: 1 };
+    let mut bytes = Packet::between(address, vip(stage.family), segment).build();
+    bytes.resize(bytes.len().max(60), 0);
+    MemoryBuffer::new(&bytes, 0)
+}
+
+/// The packet that answers `sent`: what is source there is destination here. Checksums stay right, for sums commute.
+fn answer(sent: &MemoryBuffer) -> MemoryBuffer {
+    let mut bytes = sent.bytes().to_vec();
+    let (addresses, len) = if bytes[12..14] == [8, 0] { (26, 4) } else { (22, 16) };
+    let swap = |bytes: &mut [u8], at: usize, len: usize| (0..len).for_each(|n| bytes.swap(at + n, at + len + n));
+    swap(&mut bytes, 0, 6);
+    swap(&mut bytes, addresses, len);
+    swap(&mut bytes, addresses + 2 * len, 2);
+    MemoryBuffer::new(&bytes, 0)
+}
+
+impl Gateway {
+    fn new(stage: Stage) -> Self {
+        let config = config();
+        let mut compiler = Compiler::new(config.clone());
+        let (mut publisher, mut subscribers) = Publisher::new(compiler.initial(), 1);
+        publisher.publish(compiler.compile(&state(stage), &network(stage.family), &Health::default(), 0));
+        let worker = Worker::new(Parts {
+            ports: vec![(BurstPort::default(), None), (BurstPort::default(), None)],
+            subscriber: subscribers.remove(0),
+            limits: config.flows,
+            counters: Arc::new(WorkerCounters::default()),
+            asks: Arc::new(ArrayQueue::new(64)),
+            seed: 7,
+            observer: (),
+        });
+        Self { worker: worker.unwrap(), _publisher: publisher, now_ns: 1_000_000_000 }
+    }
+
+    fn port(&mut self, port: PortIndex) -> &mut BurstPort {
+        self.worker.port_mut(port).unwrap()
+    }
+
+    /// Puts a burst in at one port, and takes out what leaves at another.
+    fn pass(&mut self, poll: fn(&mut Self), from: PortIndex, to: PortIndex, burst: Burst<MemoryBuffer>) -> Burst<MemoryBuffer> {
+        self.port(from).arriving = burst;
+        poll(self);
+        std::mem::take(&mut self.port(to).sent)
+    }
+
+    fn poll(&mut self) {
+        self.now_ns += 1000;
+        self.worker.poll(self.now_ns);
+    }
+}
+
+/// What is counted: one poll.
+#[inline(never)]
+fn measured(gateway: &mut Gateway) {
+    gateway.poll();
+}
+
+/// Bursts of a frame for each of the flows.
+fn bursts(stage: Stage, flows: std::ops::Range<u16>, flags: u8) -> Vec<Burst<MemoryBuffer>> {
+    let flows: Vec<u16> = flows.collect();
+    flows.chunks(BURST).map(|flows| flows.iter().map(|flow| frame(stage, *flow, flags)).collect()).collect()
+}
+
+/// Both directions of known flows; returns the packets counted.
+fn known(gateway: &mut Gateway, stage: Stage) -> usize {
+    let mut replies = Vec::new();
+    for burst in bursts(stage, 0..FLOWS, tcp_flags::SYN) {
+        let sent = gateway.pass(Gateway::poll, UPLINK, CLUSTER, burst);
+        assert!(sent.is_full(), "every flow of {} must be forwarded", stage.name);
+        if stage.mode.is_two_way() {
+            replies.push(sent.iter().map(answer).collect::<Burst<_>>());
+        }
+    }
+    let data = bursts(stage, 0..FLOWS, tcp_flags::ACK);
+    let burst = |n: usize| match replies.get(n / 2 % data.len()).filter(|_| n % 2 == 1) {
+        Some(replies) => (CLUSTER, UPLINK, replies.clone()),
+        None => (UPLINK, CLUSTER, data[n / 2 % data.len()].clone()),
+    };
+    (0..BURSTS).map(burst).map(|(from, to, burst)| gateway.pass(measured, from, to, burst).len()).sum()
+}
+
+/// Bursts of new flows.
+fn new(gateway: &mut Gateway, stage: Stage) -> usize {
+    let flows = u16::try_from(BURSTS * BURST).unwrap();
+    bursts(stage, 0..flows, tcp_flags::SYN).into_iter().map(|burst| gateway.pass(measured, UPLINK, CLUSTER, burst).len()).sum()
+}
+
+fn main() {
+    // `cargo bench` adds flags of its own.
+    let wanted = std::env::args().skip(1).find(|arg| !arg.starts_with('-')).unwrap_or_else(|| "list".into());
+    if wanted == "list" {
+        return STAGES.iter().for_each(|stage| println!("{}", stage.name));
+    }
+    let Some(stage) = STAGES.iter().find(|stage| stage.name == wanted) else {
+        eprintln!("stages: unknown stage {wanted:?}; `stages list` prints them");
+        std::process::exit(2);
+    };
+    let mut gateway = Gateway::new(*stage);
+    let packets = match stage.kind {
+        Kind::Known => known(&mut gateway, *stage),
+        Kind::New => new(&mut gateway, *stage),
+    };
+    assert_eq!(packets, BURSTS * BURST, "packets of {} that were forwarded", stage.name);
+    println!("{packets}");
+}
