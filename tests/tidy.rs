@@ -99,7 +99,7 @@ fn every_source_file_is_part_of_a_crate() {
     let entry = |name: &str| {
         ["build.rs", "/lib.rs", "/main.rs"].iter().any(|e| name.ends_with(e))
             || name.contains("/bin/")
-            || Path::new(name).parent().is_some_and(|p| p.ends_with("tests"))
+            || Path::new(name).parent().is_some_and(|p| p.ends_with("tests") || p.ends_with("benches"))
     };
     let offences: Vec<_> = sources
         .iter()
