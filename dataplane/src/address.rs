@@ -8,6 +8,7 @@ use proto::Family;
 use zerocopy::FromZeros;
 
 use crate::snapshot::{FamilyTables, Snapshot};
+use crate::source_ranges::{Intervals, SourceRanges};
 
 /// An address of one family, in host order: `u32` for IPv4, `u128` for IPv6. Code that is the same for both families
 /// is generic over it and compiled once for each.
@@ -25,6 +26,8 @@ pub trait Address: Copy + Eq + Ord + Hash + Debug + Default + FromZeros + Send +
     fn wide(self) -> u128;
     /// The tables of this family.
     fn tables(snapshot: &Snapshot) -> &FamilyTables<Self>;
+    /// The source ranges of this family.
+    fn intervals(ranges: &SourceRanges) -> &Intervals<Self>;
 }
 
 impl Address for u32 {
@@ -51,6 +54,11 @@ impl Address for u32 {
     fn tables(snapshot: &Snapshot) -> &FamilyTables<Self> {
         &snapshot.v4
     }
+
+    #[inline]
+    fn intervals(ranges: &SourceRanges) -> &Intervals<Self> {
+        &ranges.v4
+    }
 }
 
 impl Address for u128 {
@@ -76,5 +84,10 @@ impl Address for u128 {
     #[inline]
     fn tables(snapshot: &Snapshot) -> &FamilyTables<Self> {
         &snapshot.v6
+    }
+
+    #[inline]
+    fn intervals(ranges: &SourceRanges) -> &Intervals<Self> {
+        &ranges.v6
     }
 }

@@ -22,6 +22,8 @@ use crate::{Address, Buffer, DropReason, Headers, Port, PortIndex, WorkerCounter
 /// All of a worker but its ports.
 #[derive(Debug)]
 pub(crate) struct Engine<B, O> {
+    /// Which of the gateway's workers it is, from 0.
+    pub(crate) worker: usize,
     pub(crate) v4: FlowTable<u32>,
     pub(crate) v6: FlowTable<u128>,
     pub(crate) ports: SnatPorts,
@@ -75,7 +77,7 @@ impl<B, O> Tables<u32> for Engine<B, O> {
 
     fn new_flows<'a>(&'a mut self, changes: &'a mut Changes) -> Flows<'a, u32> {
         let room = self.room();
-        Flows { table: &mut self.v4, ports: &mut self.ports, changes, room }
+        Flows { table: &mut self.v4, ports: &mut self.ports, changes, room, worker: self.worker }
     }
 }
 
@@ -87,7 +89,7 @@ impl<B, O> Tables<u128> for Engine<B, O> {
 
     fn new_flows<'a>(&'a mut self, changes: &'a mut Changes) -> Flows<'a, u128> {
         let room = self.room();
-        Flows { table: &mut self.v6, ports: &mut self.ports, changes, room }
+        Flows { table: &mut self.v6, ports: &mut self.ports, changes, room, worker: self.worker }
     }
 }
 

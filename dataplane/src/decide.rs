@@ -14,7 +14,7 @@ use crate::rewrite::Rewrite;
 use crate::snapshot::{Backend, Exit, Frontend, NextHop, Place, RouteTo, Snapshot, Spot};
 use crate::snat::{SnatLease, SnatPorts};
 use crate::tick::Tick;
-use crate::{Address, DropReason, Headers, PortIndex, Transport, Tuple, tcp_flags};
+use crate::{Address, Chooser, DropReason, Headers, PortIndex, Transport, Tuple, tcp_flags};
 
 /// A packet as the decision sees it.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +40,8 @@ pub struct Flows<'a, A: Address> {
     pub changes: &'a mut Changes,
     /// Room that both families share: flows that may still be made.
     pub room: u32,
+    /// Whose flows they are.
+    pub worker: usize,
 }
 
 /// What decisions changed besides their verdicts.
@@ -247,13 +249,17 @@ fn new_flow<'s, A: Address>(
     if !matches!(snapshot.place(tuple.source), Place::Elsewhere) {
         return Verdict::Drop(DropReason::OwnSource);
     }
+    if !frontend.allows(tuple.source) {
+        return Verdict::Drop(DropReason::SourceRange);
+    }
     if let Transport::Tcp { flags } = packet.headers.transport
         && !is_opening(flags)
     {
         return mid_stream(flags);
     }
-    let Some((id, backend)) = frontend.choose(tuple).and_then(|id| Some((id, snapshot.backend(id)?))) else {
-        return Verdict::Reply(refusal(packet.headers.transport));
+    let chooser = Chooser { worker: flows.worker, now };
+    let Some((id, backend)) = frontend.choose(tuple, chooser).and_then(|id| Some((id, snapshot.backend(id)?))) else {
+        return without_backend(packet, frontend);
     };
     let Some(target) = A::from_ip(backend.address.ip()) else { return Verdict::Drop(DropReason::NoRoute) };
     if matches!(snapshot.place(target), Place::Vip | Place::Snat | Place::PoolUnused) {
@@ -489,6 +495,16 @@ fn for_us(transport: Transport, family: proto::Family) -> Verdict<'static> {
         Transport::Icmp { kind, .. } if errors.contains(&kind) => Verdict::Drop(DropReason::IcmpUnmatched),
         Transport::Fragment => Verdict::Drop(DropReason::FragmentUnsupported),
         _ => Verdict::Drop(DropReason::UnsupportedProtocol),
+    }
+}
+
+/// A frontend that has no backend for a new flow refuses it, but with `externalTrafficPolicy: Local` another gateway may
+/// have one (FORWARDING 8).
+fn without_backend<A: Address>(packet: &Packet<'_, A>, frontend: &Frontend) -> Verdict<'static> {
+    if frontend.is_local() {
+        Verdict::Drop(DropReason::NoLocalBackend)
+    } else {
+        Verdict::Reply(refusal(packet.headers.transport))
     }
 }
 

@@ -15,7 +15,7 @@ pub mod tcp_flags {
 }
 
 /// Source and destination of a packet, as they stand in it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Tuple<A> {
     /// Source address.
     pub source: A,

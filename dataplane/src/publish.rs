@@ -154,6 +154,12 @@ impl Subscriber {
         self.shared.running[self.worker].0.store(OFFLINE, Ordering::SeqCst);
     }
 
+    /// Which of the workers it is the side of, from 0.
+    #[must_use]
+    pub const fn worker(&self) -> usize {
+        self.worker
+    }
+
     /// The snapshot taken last.
     #[must_use]
     #[inline]

@@ -84,6 +84,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         let flows = limits.max_per_worker;
         let lanes = parts.ports.into_iter().map(|(port, twin)| Lane::new(port, twin)).collect();
         let engine = Engine {
+            worker: parts.subscriber.worker(),
             v4: FlowTable::new(flows, parts.seed).map_err(|_| NoMemory { flows })?,
             v6: FlowTable::new(flows, parts.seed).map_err(|_| NoMemory { flows })?,
             ports: SnatPorts::new(flows, PortShare::whole()).map_err(|_| NoMemory { flows })?,

@@ -11,11 +11,12 @@ use proto::{BackendState, MaglevSpec, Mode, Probe, Protocol, Reason, Refusal, Sc
 use super::network::Ways;
 use super::slots::{Backends, Reach, TargetKey, nanoseconds};
 use super::snat::SnatTables;
-use crate::TupleHash;
 use crate::flow::BackendId;
 use crate::hash::TableHash;
 use crate::maglev::MaglevTable;
+use crate::schedule::HashedBy;
 use crate::snapshot::{BackendView, Frontend, PortView, ServiceView};
+use crate::{SourceRanges, TupleHash};
 
 /// What services are compiled against.
 pub(super) struct Surroundings<'a> {
@@ -46,6 +47,8 @@ pub(super) struct Served {
     pub(super) refusal: Option<Refusal>,
     /// A sentence for each port whose backends all fail and are all used.
     pub(super) failing_open: Vec<String>,
+    /// Clients that may connect to its VIPs, made once for as long as they do not change.
+    sources: Option<Arc<SourceRanges>>,
     /// Sequence of the snapshot that it was seen in last.
     pub(super) seen: u64,
 }
@@ -67,7 +70,7 @@ pub(super) struct ServedPort {
 fn unsupported(service: &Service) -> Option<Refusal> {
     let message = if service.mode != Mode::Nat {
         format!("mode {} is not built into this gateway; use mode nat", service.mode)
-    } else if service.scheduler != Scheduler::Maglev {
+    } else if !matches!(service.scheduler, Scheduler::Maglev | Scheduler::SourceHash | Scheduler::DestinationHash) {
         format!("scheduler {} is not built into this gateway; use maglev", service.scheduler)
     } else if service.ports.iter().any(|port| port.protocol == Protocol::Sctp) {
         "SCTP is not built into this gateway; use TCP or UDP".to_owned()
@@ -96,12 +99,16 @@ impl Served {
             view: Arc::new(view),
             refusal: None,
             failing_open: Vec::new(),
+            sources: source_ranges(source),
             seen: 0,
         }
     }
 
     /// Compiles it anew. True when where it listens has changed.
     pub(super) fn compile(&mut self, source: &Arc<Service>, backends: &mut Backends, around: &mut Surroundings<'_>) -> bool {
+        if self.source.source_ranges != source.source_ranges {
+            self.sources = source_ranges(source);
+        }
         self.source = source.clone();
         self.refusal = unsupported(source);
         self.failing_open.clear();
@@ -218,19 +225,44 @@ impl Served {
         });
         let view =
             PortView { protocol: port.protocol, family: port.family, frontends: listens.clone(), backends: backends.collect() };
-        let ids: Box<[BackendId]> = listed.iter().map(|b| b.id).collect();
-        let same = before.filter(|old| old.spec == port.maglev && old.weights == weights);
-        let frontend = match same {
-            Some(old) if old.frontend.backends == ids => old.frontend,
-            same => Arc::new(Frontend {
-                service: self.name.clone(),
-                hash: TupleHash::new(port.maglev.seed),
-                table: same.map_or_else(|| Arc::new(MaglevTable::build(port.maglev, &weights)), |old| old.frontend.table.clone()),
-                backends: ids,
-            }),
-        };
+        let ids = listed.iter().map(|b| b.id).collect();
+        let frontend = self.frontend(port, &weights, ids, before);
         (ServedPort { protocol: port.protocol, listens, vips, frontend, spec: port.maglev, weights }, view)
     }
+}
+
+impl Served {
+    /// The frontend of a port: the one before, if nothing about it changed; else a new one, with the table before if that
+    /// did not change.
+    fn frontend(
+        &self,
+        port: &ServicePort,
+        weights: &[(SocketAddr, u16)],
+        backends: Box<[BackendId]>,
+        before: Option<ServedPort>,
+    ) -> Arc<Frontend> {
+        let table = before.as_ref().filter(|old| old.spec == port.maglev && old.weights == weights);
+        let table = table.map(|old| old.frontend.table.clone());
+        let table = table.unwrap_or_else(|| Arc::new(MaglevTable::build(port.maglev, weights)));
+        let made = Frontend {
+            service: self.name.clone(),
+            hash: TupleHash::new(port.maglev.seed),
+            table,
+            backends,
+            hashed_by: HashedBy::of(self.source.scheduler),
+            // Never asked of node ports (CONTROL 2).
+            sources: self.sources.clone().filter(|_| !is_node_port(port)),
+            local: self.source.local,
+        };
+        match before {
+            Some(old) if old.frontend.is_as(&made) => old.frontend,
+            _ => Arc::new(made),
+        }
+    }
+}
+
+fn source_ranges(service: &Service) -> Option<Arc<SourceRanges>> {
+    service.source_ranges.as_deref().map(|prefixes| Arc::new(SourceRanges::new(prefixes)))
 }
 
 /// A backend of a port, with what decides whether it takes new flows.

@@ -121,7 +121,7 @@ fn chosen(snapshot: &Snapshot, vip: &str, port: u16) -> BTreeMap<SocketAddr, Bac
         destination_port: port,
         protocol: 6,
     });
-    let ids = tuples.filter_map(|tuple| frontend.choose(&tuple));
+    let ids = tuples.filter_map(|tuple| frontend.choose_by_hash(&tuple));
     ids.map(|id| (snapshot.backend(id).unwrap().address, id)).collect()
 }
 
