@@ -24,6 +24,8 @@ pub trait Address: Copy + Eq + Ord + Hash + Debug + Default + FromZeros + Send +
     fn from_ip(address: IpAddr) -> Option<Self>;
     /// Widened, for hashing and for sums; IPv4 in the low 32 bits.
     fn wide(self) -> u128;
+    /// Out of its widened form; what an IPv4 address has no room for is left out.
+    fn from_wide(wide: u128) -> Self;
     /// The tables of this family.
     fn tables(snapshot: &Snapshot) -> &FamilyTables<Self>;
     /// The source ranges of this family.
@@ -48,6 +50,11 @@ impl Address for u32 {
     #[inline]
     fn wide(self) -> u128 {
         u128::from(self)
+    }
+
+    #[inline]
+    fn from_wide(wide: u128) -> Self {
+        (wide & 0xffff_ffff) as Self
     }
 
     #[inline]
@@ -79,6 +86,11 @@ impl Address for u128 {
     #[inline]
     fn wide(self) -> u128 {
         self
+    }
+
+    #[inline]
+    fn from_wide(wide: u128) -> Self {
+        wide
     }
 
     #[inline]

@@ -1,5 +1,7 @@
 //! Carries verdicts out: rewrites, answers, holds, hands to Linux, drops, and counts each once.
 
+mod error;
+
 use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
@@ -17,7 +19,7 @@ use crate::tally::Tally;
 use crate::tick::{Tick, Ticks};
 use crate::twin_rate::TwinRate;
 use crate::worker::Ask;
-use crate::{Address, Buffer, DropReason, Headers, Port, PortIndex, WorkerCounters, answer, rewrite};
+use crate::{Address, Buffer, DropReason, Headers, Port, PortIndex, Transport, WorkerCounters, answer, rewrite};
 
 /// All of a worker but its ports.
 #[derive(Debug)]
@@ -138,6 +140,13 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     ) where
         Self: Tables<A>,
     {
+        let (buffer, obstacle) = match packet.headers.transport {
+            Transport::Icmp { .. } => match self.error(lanes, snapshot, arrival, buffer, packet) {
+                Ok(()) => return,
+                Err(left) => left,
+            },
+            _ => (buffer, obstacle),
+        };
         let mut changes = Changes::default();
         let verdict = decide(packet, obstacle, snapshot, &mut self.new_flows(&mut changes), Tick::at(arrival.now_ns));
         self.count_changes(&changes);
@@ -214,6 +223,24 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         }
         self.observer.observe(&buffer, Fate::Forward(exit.port), || Some(belongs));
         lanes.send(exit.port, buffer, &mut self.tally);
+    }
+
+    /// Sends what was rewritten as its flow says, apart from the plain packets that [`Self::forward`] sends.
+    fn sent_of_flow<A: Address, P: Port<Buffer = B>>(
+        &mut self,
+        lanes: &mut Lanes<P>,
+        buffer: B,
+        headers: &Headers<A>,
+        flow: &Flow<A>,
+        port: PortIndex,
+    ) {
+        let belongs = Belongs { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: flow.backend };
+        if let Some(counters) = self.counters.backend(flow.backend.slot) {
+            counters.packets.add(1);
+            counters.bytes.add(u64::from(headers.packet_len));
+        }
+        self.observer.observe(&buffer, Fate::Forward(port), || Some(belongs));
+        lanes.send(port, buffer, &mut self.tally);
     }
 
     fn hold<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, arrival: Arrival, buffer: B, awaited: Awaited) {

@@ -95,7 +95,8 @@ fn address_sum<A: Address>(address: A) -> u64 {
     words((wide >> 64) as u64) + words((wide & 0xffff_ffff_ffff_ffff) as u64)
 }
 
-fn difference(old: u64, new: u64) -> u16 {
+/// What the change of some bytes, summed before and after, adds to a checksum over them.
+pub(crate) fn difference(old: u64, new: u64) -> u16 {
     nonzero(fold(u64::from(!fold(old)) + u64::from(fold(new))))
 }
 

@@ -4,6 +4,10 @@
 //! Invariant: a packet for one of our addresses is never given to Linux, and nothing is answered before the first
 //! complete state (FORWARDING 1). Rewriting bytes and moving packets happen elsewhere.
 
+mod error;
+
+pub use error::follow_error;
+
 use crate::answer::is_group_address;
 use crate::checksum::{Deltas, delta};
 use crate::flow::{

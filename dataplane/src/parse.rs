@@ -193,14 +193,15 @@ fn is_martian_v6(source: u128) -> bool {
 }
 
 /// Where the extension headers lead to.
-struct Chain {
-    protocol: u8,
+pub(crate) struct Chain {
+    pub(crate) protocol: u8,
     /// Bytes of extension headers before what `end` tells of.
-    extension_bytes: u16,
-    end: ChainEnd,
+    pub(crate) extension_bytes: u16,
+    pub(crate) end: ChainEnd,
 }
 
-enum ChainEnd {
+#[derive(PartialEq, Eq)]
+pub(crate) enum ChainEnd {
     /// A transport header, or any other protocol.
     Transport,
     /// A part of a datagram.
@@ -210,7 +211,7 @@ enum ChainEnd {
 }
 
 /// Walks over IPv6 extension headers (RFC 8200 section 4).
-fn walk(first: u8, payload: &[u8]) -> Result<Chain, DropReason> {
+pub(crate) fn walk(first: u8, payload: &[u8]) -> Result<Chain, DropReason> {
     let mut next = first;
     let mut end = ChainEnd::Transport;
     let mut offset: u16 = 0;

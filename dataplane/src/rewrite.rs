@@ -3,6 +3,10 @@
 //! **Invariant:** all of it or nothing; checksums come out as a full computation would give them, and a wrong one stays
 //! wrong. Whether and how to rewrite, and whether the hop limit allows another hop, was decided before.
 
+mod error;
+
+pub use error::{ErrorRewrite, error};
+
 use proto::Family;
 
 use crate::checksum::{Deltas, HOP_DELTA, apply};

@@ -33,6 +33,8 @@ pub mod icmpv6 {
     pub const PACKET_TOO_BIG: u8 = 2;
     /// Time exceeded.
     pub const TIME_EXCEEDED: u8 = 3;
+    /// Parameter problem.
+    pub const PARAMETER_PROBLEM: u8 = 4;
     /// Echo request.
     pub const ECHO_REQUEST: u8 = 128;
     /// Echo reply.

@@ -1,0 +1,102 @@
+//! The packet that an ICMP error tells of: the error quotes its first bytes (RFC 792, RFC 4443 section 3).
+//!
+//! **Invariant:** the IP header and the first 8 bytes of the transport header, which RFC 792 promises, lie within the error.
+//! Deliberately not here: whether we ever sent such a packet. The flow knows.
+
+use proto::Family;
+
+use crate::parse::{ChainEnd, walk};
+use crate::wire::{Icmp, Ipv4, Ipv6, Udp, icmpv4, icmpv6, protocol, take};
+use crate::{Address, Headers, Transport, Tuple};
+
+/// Where TCP's checksum begins within its header (RFC 9293 section 3.1).
+const TCP_CHECKSUM_AT: usize = 16;
+/// Where UDP's checksum begins within its header (RFC 768).
+const UDP_CHECKSUM_AT: usize = 6;
+
+/// A quoted TCP, UDP or SCTP packet. Offsets count bytes from the start of the frame that the error is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quote<A> {
+    /// Its addresses, ports and protocol, as they stand in it.
+    pub tuple: Tuple<A>,
+    /// Start of its IP header.
+    pub network_offset: usize,
+    /// Start of its transport header.
+    pub transport_offset: usize,
+    /// Start of the transport header's checksum, where the quote is long enough to have it. None for SCTP, whose checksum
+    /// covers what no quote has; nobody checks it there (RFC 9260 section 10 goes by ports and verification tag).
+    pub checksum_offset: Option<usize>,
+    /// The end of the transport header, or of the quote if it is cut before.
+    pub header_end: usize,
+}
+
+impl<A: Address> Quote<A> {
+    /// The packet that the ICMP error in `frame` tells of. None when it is no error that may be about a packet of a flow
+    /// (redirects are for the neighbour alone; source quench is to be ignored, RFC 6633), or when the quote shows no ports:
+    /// it is cut short, or quotes a later fragment.
+    #[must_use]
+    pub fn of(frame: &[u8], headers: &Headers<A>) -> Option<Self> {
+        let Transport::Icmp { kind, .. } = headers.transport else { return None };
+        if !is_about_a_packet::<A>(kind) {
+            return None;
+        }
+        let end = usize::from(headers.network_offset) + usize::from(headers.packet_len);
+        let network_offset = usize::from(headers.transport_offset) + usize::from(Icmp::BYTES);
+        let quoted = frame.get(network_offset..end)?;
+        let (source, destination, protocol, header_len) = match A::FAMILY {
+            Family::V4 => network_v4(quoted)?,
+            Family::V6 => network_v6(quoted)?,
+        };
+        let transport_offset = network_offset + header_len;
+        let (ports, _) = take::<Udp>(quoted.get(header_len..)?)?;
+        let (header_bytes, checksum_at) = match protocol {
+            protocol::TCP => (20, Some(TCP_CHECKSUM_AT)),
+            protocol::UDP => (8, Some(UDP_CHECKSUM_AT)),
+            protocol::SCTP => (12, None),
+            _ => return None,
+        };
+        Some(Self {
+            tuple: Tuple {
+                source: A::from_wide(source),
+                destination: A::from_wide(destination),
+                source_port: ports.source_port.get(),
+                destination_port: ports.destination_port.get(),
+                protocol,
+            },
+            network_offset,
+            transport_offset,
+            checksum_offset: checksum_at.map(|at| transport_offset + at).filter(|at| at + 2 <= end),
+            header_end: end.min(transport_offset + header_bytes),
+        })
+    }
+}
+
+const fn is_about_a_packet<A: Address>(kind: u8) -> bool {
+    match A::FAMILY {
+        Family::V4 => matches!(kind, icmpv4::UNREACHABLE | icmpv4::TIME_EXCEEDED | icmpv4::PARAMETER_PROBLEM),
+        Family::V6 => {
+            matches!(kind, icmpv6::UNREACHABLE | icmpv6::PACKET_TOO_BIG | icmpv6::TIME_EXCEEDED | icmpv6::PARAMETER_PROBLEM)
+        }
+    }
+}
+
+/// Source, destination, protocol, bytes before the transport header.
+type Network = (u128, u128, u8, usize);
+
+fn network_v4(quoted: &[u8]) -> Option<Network> {
+    let (ip, _) = take::<Ipv4>(quoted)?;
+    let is_whole_or_first = ip.fragmentation.get() & 0x1fff == 0;
+    let header_len = ip.header_len();
+    (ip.version() == 4 && header_len >= Ipv4::BYTES && is_whole_or_first)
+        .then(|| (u128::from(ip.source.get()), u128::from(ip.destination.get()), ip.protocol, usize::from(header_len)))
+}
+
+fn network_v6(quoted: &[u8]) -> Option<Network> {
+    let (ip, payload) = take::<Ipv6>(quoted)?;
+    if ip.version() != 6 {
+        return None;
+    }
+    let chain = walk(ip.next_header, payload).ok()?;
+    let header_len = usize::from(Ipv6::BYTES + chain.extension_bytes);
+    (chain.end == ChainEnd::Transport).then(|| (ip.source.get(), ip.destination.get(), chain.protocol, header_len))
+}

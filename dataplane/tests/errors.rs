@@ -1,0 +1,256 @@
+//! ICMP errors about packets of flows: they reach the one who sent the packet, and tell of it as that one sent it.
+
+#![allow(clippy::unwrap_used)]
+
+mod rig;
+
+use std::net::{IpAddr, SocketAddr};
+
+use dataplane::testing::{Packet, Segment, assert_checksums};
+use dataplane::{DropReason, Fate, PortIndex, tcp_flags};
+use proptest::prelude::*;
+use rig::{CLUSTER, Rig, SECOND, UPLINK, ends, hop_limit, ip};
+
+const ACK: u8 = tcp_flags::ACK;
+
+/// A client, the frontend it speaks to, a router before the client, one before the backends. TCP and UDP in both families.
+struct Way {
+    client: &'static str,
+    vip: &'static str,
+    far: &'static str,
+    near: &'static str,
+    snat: &'static str,
+}
+
+const V4: Way =
+    Way { client: "198.51.100.7:5555", vip: "192.0.2.100:80", far: "203.0.113.1", near: "10.0.0.99", snat: "10.0.0.3" };
+const V4_UDP: Way = Way { vip: "192.0.2.101:53", ..V4 };
+const V6: Way =
+    Way { client: "[2001:db8:1::7]:5555", vip: "[2001:db8::1:0]:80", far: "2001:db8:9::1", near: "fd00::99", snat: "fd00::3" };
+const V6_UDP: Way = Way { vip: "[2001:db8::1:1]:53", ..V6 };
+const WAYS: [Way; 4] = [V4, V4_UDP, V6, V6_UDP];
+
+impl Way {
+    fn is_tcp(&self) -> bool {
+        self.vip.ends_with("80")
+    }
+
+    fn packet(&self, from: &str, to: &str, flags: u8) -> Packet {
+        let packet = if self.is_tcp() { Packet::tcp(from, to).flags(flags) } else { Packet::udp(from, to) };
+        packet.payload(b"some data that is longer than eight bytes")
+    }
+
+    /// Opens a flow; its SNAT end and its backend.
+    fn open(&self, rig: &mut Rig) -> (SocketAddr, SocketAddr) {
+        ends(&rig.forward(UPLINK, &self.packet(self.client, self.vip, tcp_flags::SYN).build()))
+    }
+}
+
+/// Types, codes and third words of errors: unreachable, too big, time exceeded, parameter problem.
+fn errors(is_v4: bool) -> [(u8, u8, u32); 4] {
+    if is_v4 { [(3, 1, 0), (3, 4, 1300), (11, 0, 0), (12, 0, 9 << 24)] } else { [(1, 0, 0), (2, 0, 1300), (3, 0, 0), (4, 1, 40)] }
+}
+
+/// An error from `source` about `packet` as it stands after its Ethernet header, of which `quoted` bytes are told.
+fn error(source: &str, destination: IpAddr, numbers: (u8, u8, u32), packet: &[u8], quoted: usize) -> Packet {
+    let (kind, code, rest) = numbers;
+    let packet = &packet[14..];
+    Packet::between(ip(source), destination, Segment::Icmp { kind, code, rest }).payload(&packet[..quoted.min(packet.len())])
+}
+
+/// The quote of an error that leaves.
+fn quote(frame: &[u8]) -> &[u8] {
+    if frame[12..14] == [8, 0] { &frame[42..] } else { &frame[62..] }
+}
+
+fn addresses(frame: &[u8]) -> (IpAddr, IpAddr) {
+    let (source, destination) = ends(frame);
+    (source.ip(), destination.ip())
+}
+
+#[test]
+fn an_error_of_the_backends_side_reaches_the_client_and_tells_of_what_it_sent() {
+    for way in WAYS {
+        for numbers in errors(way.client.starts_with('1')) {
+            let mut rig = Rig::new();
+            let (snat, backend) = way.open(&mut rig);
+            for source in [way.near.to_owned(), backend.ip().to_string()] {
+                let sent = way.packet(&snat.to_string(), &backend.to_string(), ACK).hop_limit(60).build();
+                let came = way.packet(way.client, way.vip, ACK).hop_limit(60).build();
+                for quoted in [28, 36, 48, 60, 1000] {
+                    let quoted = if snat.is_ipv4() { quoted } else { quoted + 20 };
+                    let left = rig.forward(CLUSTER, &error(&source, snat.ip(), numbers, &sent, quoted).build());
+                    assert_checksums(&left);
+                    assert_eq!(quote(&left), &came[14..][..quoted.min(came.len() - 14)], "{numbers:?} {quoted}");
+                    let vip: SocketAddr = way.vip.parse().unwrap();
+                    let client: SocketAddr = way.client.parse().unwrap();
+                    assert_eq!(addresses(&left), (vip.ip(), client.ip()));
+                    assert_eq!(hop_limit(&left), 62);
+                    let at = if snat.is_ipv4() { 34 } else { 54 };
+                    assert_eq!(
+                        (left[at], left[at + 1], &left[at + 4..at + 8]),
+                        (numbers.0, numbers.1, &numbers.2.to_be_bytes()[..])
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_error_of_the_clients_side_reaches_the_backend_from_the_snat_address() {
+    for way in WAYS {
+        for numbers in errors(way.client.starts_with('1')) {
+            let mut rig = Rig::new();
+            let (snat, backend) = way.open(&mut rig);
+            let vip: SocketAddr = way.vip.parse().unwrap();
+            let sent = way.packet(way.vip, way.client, ACK).hop_limit(50).build();
+            let came = way.packet(&backend.to_string(), &snat.to_string(), ACK).hop_limit(50).build();
+            for source in [way.far.to_owned(), way.client.parse::<SocketAddr>().unwrap().ip().to_string()] {
+                let left = rig.forward(UPLINK, &error(&source, vip.ip(), numbers, &sent, 1000).build());
+                assert_checksums(&left);
+                assert_eq!(quote(&left), &came[14..]);
+                assert_eq!(addresses(&left), (ip(way.snat), backend.ip()));
+            }
+        }
+    }
+}
+
+struct Row {
+    sentence: &'static str,
+    port: PortIndex,
+    frame: Vec<u8>,
+    fate: Fate,
+}
+
+#[test]
+fn errors_of_no_flow_and_errors_that_may_be_forged_go_nowhere() {
+    use DropReason as R;
+    let unreachable = (3, 1, 0);
+    let mut rig = Rig::new();
+    let (snat, backend) = V4.open(&mut rig);
+    let vip = ip("192.0.2.100");
+    let about = |from: &str, to: &str| V4.packet(from, to, ACK).build();
+    let sent = about(&snat.to_string(), &backend.to_string());
+    let reply = about(V4.vip, V4.client);
+    let later_fragment = Packet { fragmentation: 0x0010, ..V4.packet(&snat.to_string(), &backend.to_string(), ACK) }.build();
+    let gre = Packet { segment: Segment::Other { protocol: 47 }, ..V4.packet(V4.vip, V4.client, ACK) }.build();
+    let row = |sentence, port, packet: Packet, fate| Row { sentence, port, frame: packet.build(), fate };
+    let drop = Fate::Drop;
+    let rows = [
+        row(
+            "a tuple that has no flow",
+            CLUSTER,
+            error(V4.near, snat.ip(), unreachable, &about("10.0.0.3:1", "10.0.0.11:8080"), 100),
+            drop(R::IcmpUnmatched),
+        ),
+        row(
+            "sent to another than the quoted sender",
+            CLUSTER,
+            error(V4.near, vip, unreachable, &sent, 100),
+            drop(R::IcmpUnmatched),
+        ),
+        row("a later fragment", CLUSTER, error(V4.near, snat.ip(), unreachable, &later_fragment, 100), drop(R::IcmpUnmatched)),
+        row("a quote cut before the ports", CLUSTER, error(V4.near, snat.ip(), unreachable, &sent, 27), drop(R::IcmpUnmatched)),
+        row("a protocol without ports", UPLINK, error(V4.far, vip, unreachable, &gre, 100), drop(R::IcmpUnmatched)),
+        row("a redirect", UPLINK, error(V4.far, vip, (5, 1, 0), &reply, 100), drop(R::IcmpUnmatched)),
+        row("source quench", UPLINK, error(V4.far, vip, (4, 0, 0), &reply, 100), drop(R::IcmpUnmatched)),
+        row("a VIP as source", UPLINK, error("192.0.2.101", vip, unreachable, &reply, 100), drop(R::OwnSource)),
+        row(
+            "of the backend's side by the client's port",
+            UPLINK,
+            error(V4.near, snat.ip(), unreachable, &sent, 100),
+            drop(R::SnatWrongPort),
+        ),
+        row("its last hop", UPLINK, error(V4.far, vip, unreachable, &reply, 100).hop_limit(1), drop(R::AnswerLimited)),
+        row(
+            "for the twin, about what Linux sent",
+            UPLINK,
+            error(V4.far, ip("192.0.2.2"), unreachable, &about("192.0.2.2:40000", V4.client), 100),
+            Fate::Linux(UPLINK),
+        ),
+    ];
+    for Row { sentence, port, frame, fate } in rows {
+        assert_eq!(rig.put(port, &frame), Some(fate), "{sentence}");
+    }
+    // All that did no harm.
+    assert!(matches!(rig.put(UPLINK, &about(V4.client, V4.vip)), Some(Fate::Forward(CLUSTER))));
+}
+
+#[test]
+fn an_error_about_a_node_port_flow_is_not_linux_s() {
+    let mut rig = Rig::new();
+    let way = Way { vip: "192.0.2.2:30080", ..V4 };
+    let (_, backend) = ends(&rig.forward(UPLINK, &Packet::tcp(way.client, way.vip).build()));
+    let about = Packet::tcp(way.vip, way.client).flags(ACK).build();
+    let left = rig.forward(UPLINK, &error(way.far, ip("192.0.2.2"), (3, 4, 1300), &about, 28).build());
+    assert_eq!(addresses(&left).1, backend.ip());
+}
+
+#[test]
+fn an_error_neither_ends_a_flow_nor_keeps_it() {
+    let mut rig = Rig::new();
+    let (snat, backend) = V4_UDP.open(&mut rig);
+    let sent = V4_UDP.packet(&snat.to_string(), &backend.to_string(), ACK).build();
+    let error = error(V4.near, snat.ip(), (3, 3, 0), &sent, 28).build();
+    // 30 s after its last packet an unanswered flow is over, whatever errors came meanwhile.
+    for _ in 0..29 {
+        rig.now += SECOND;
+        assert_eq!(rig.put(CLUSTER, &error), Some(Fate::Forward(UPLINK)));
+    }
+    rig.now += 2 * SECOND;
+    assert_eq!(rig.put(CLUSTER, &error), Some(Fate::Drop(DropReason::IcmpUnmatched)));
+}
+
+#[test]
+fn an_error_waits_for_its_next_hop_as_any_packet() {
+    let mut rig = Rig::new();
+    let (_, backend) = V4.open(&mut rig);
+    rig.network.neighbours.retain(|n| n.address != backend.ip());
+    rig.publish();
+    let about = V4.packet(V4.vip, V4.client, ACK).build();
+    let error = error(V4.far, ip("192.0.2.100"), (3, 4, 1300), &about, 28).build();
+    assert_eq!(rig.put(UPLINK, &error), None);
+    assert_eq!(rig.counters.held.get(), 1);
+    rig.network = rig::network();
+    let snapshot = rig.compiler.compile(&rig.state, &rig.network, &rig.health, rig.now);
+    rig.publisher.publish(snapshot);
+    rig.worker.poll(rig.now);
+    assert_eq!(addresses(&rig.sent(CLUSTER).pop().unwrap()).1, backend.ip());
+}
+
+#[test]
+fn udp_without_checksum_is_quoted_without_checksum() {
+    let mut rig = Rig::new();
+    let (snat, backend) = V4_UDP.open(&mut rig);
+    let mut packet = V4_UDP.packet(&snat.to_string(), &backend.to_string(), 0);
+    let Segment::Udp { checksum, .. } = &mut packet.segment else { unreachable!() };
+    *checksum = false;
+    let left = rig.forward(CLUSTER, &error(V4.near, snat.ip(), (3, 3, 0), &packet.build(), 100).build());
+    assert_checksums(&left);
+    assert_eq!(&quote(&left)[26..28], &[0, 0]);
+}
+
+proptest! {
+    /// Whole words: of half a checksum nobody can tell what it was.
+    #[test]
+    fn what_a_sender_is_told_is_what_it_sent(
+        payload in prop::collection::vec(any::<u8>(), 0..60), half_quoted in 14_usize..60, options in 0_usize..4, client_port: u16,
+        tcp: bool, hop_limit in 2_u8..,
+    ) {
+        let client = format!("198.51.100.7:{client_port}");
+        let vip = if tcp { V4.vip } else { V4_UDP.vip };
+        let packet = |from: &str, to: &str| {
+            let packet = if tcp { Packet::tcp(from, to) } else { Packet::udp(from, to) };
+            Packet { options: vec![1; options * 4], ..packet.payload(&payload) }
+        };
+        let mut rig = Rig::new();
+        let (snat, backend) = ends(&rig.forward(UPLINK, &Packet { options: vec![], ..packet(&client, vip) }.build()));
+        let sent = packet(&snat.to_string(), &backend.to_string()).hop_limit(hop_limit).build();
+        let came = packet(&client, vip).hop_limit(hop_limit).build();
+        let quoted = (2 * half_quoted + options * 4).min((sent.len() - 14) & !1);
+        let left = rig.forward(CLUSTER, &error(V4.near, snat.ip(), (3, 4, 1300), &sent, quoted).build());
+        assert_checksums(&left);
+        prop_assert_eq!(quote(&left), &came[14..][..quoted]);
+    }
+}
