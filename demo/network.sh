@@ -49,7 +49,12 @@ master_process off;
 events { worker_connections 512; }
 http {
   access_log $dir/access.log;
-  server { listen 8080; listen [::]:8080; location / { default_type text/plain; return 200 "b$n\n"; } }
+  server {
+    listen 8080; listen [::]:8080; default_type text/plain;
+    root $dir;
+    location = / { return 200 "b$n\n"; }
+    location /client { return 200 "\$remote_addr\n"; }
+  }
 }
 CONF
   in_ns "b$n" nginx -c "$dir/nginx.conf" -p "$dir" 2>>"$dir/error.log"
@@ -63,5 +68,5 @@ stop_server() {
 remove_network() {
   local ns n
   for n in "${backends[@]}"; do stop_server "$n"; done
-  for ns in client gw sw b11 b12 b13; do ip netns del "$id-$ns" 2>/dev/null; done
+  for ns in $(ip netns list | awk -v own="$id-" 'index($1, own) == 1 { print $1 }'); do ip netns del "$ns"; done
 }

@@ -4,8 +4,6 @@
 
 mod edge;
 
-use std::collections::BTreeMap;
-
 use edge::{Edge, may_run, until};
 
 const VIP: &str = "http://192.0.2.100/";
@@ -16,27 +14,14 @@ fn af_packet(edge: &Edge) {
     edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
 }
 
-/// Requests `url` until all three servers have answered, and at least 30 times; none may fail.
-fn all_answer(edge: &Edge, url: &str) {
-    let mut answers: BTreeMap<String, u32> = BTreeMap::new();
-    for n in 0..120 {
-        let who = edge.curl(url).unwrap_or_else(|| panic!("{url}: request {n} failed; drops {:?}", edge.drops()));
-        *answers.entry(who).or_default() += 1;
-        if n >= 30 && answers.len() == 3 {
-            return;
-        }
-    }
-    panic!("{url}: not all three answered: {answers:?}");
-}
-
 /// The main job over whatever the ports are.
 fn serves(edge: &Edge) {
     until("the gateway serves", || edge.status().filter(|s| s.ready));
     until("the first answer", || edge.curl(VIP));
-    all_answer(edge, VIP);
-    all_answer(edge, NODE_PORT);
+    edge.all_answer(VIP);
+    edge.all_answer(NODE_PORT);
     until("the first answer over IPv6", || edge.curl(VIP_V6));
-    all_answer(edge, VIP_V6);
+    edge.all_answer(VIP_V6);
     for address in ["192.0.2.100", "192.0.2.2", "2001:db8::1:0", "2001:db8::2"] {
         let ping = edge.run("client", &["ping", "-c", "2", "-i", "0.2", "-W", "2", address]);
         assert!(ping.status.success(), "ping {address}: {}", String::from_utf8_lossy(&ping.stdout));

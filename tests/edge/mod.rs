@@ -7,9 +7,11 @@
 pub mod peers;
 mod skip;
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use proto::v1::admin_client::AdminClient;
@@ -161,6 +163,36 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
     }
 
+    /// Requests `url` until all three servers have answered, and at least 30 times; none may fail.
+    pub fn all_answer(&self, url: &str) {
+        let mut answers: BTreeMap<String, u32> = BTreeMap::new();
+        for n in 0..120 {
+            let who = self.curl(url).unwrap_or_else(|| panic!("{url}: request {n} failed; drops {:?}", self.drops()));
+            *answers.entry(who).or_default() += 1;
+            if n >= 30 && answers.len() == 3 {
+                return;
+            }
+        }
+        panic!("{url}: not all three answered: {answers:?}");
+    }
+
+    /// Starts a helper of the test's own in a namespace, and waits until it says `ready`. It ends with the value.
+    pub fn helper(&self, namespace: &str, script: &str, arguments: &[&str]) -> Helper {
+        let script = format!("{}/tests/edge/{script}", env!("CARGO_MANIFEST_DIR"));
+        let mut child = Command::new("ip")
+            .args(["netns", "exec", &self.namespace(namespace), "/usr/bin/python3", &script])
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        assert_eq!(line.trim(), "ready", "{script}");
+        Helper { child, output }
+    }
+
     fn admin<T>(&self, ask: impl AsyncFnOnce(AdminClient<tonic::transport::Channel>) -> Option<T>) -> Option<T> {
         let uri = format!("unix:{}", self.path("admin.sock").display());
         self.runtime.block_on(async {
@@ -203,6 +235,29 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
     /// Where the gateway lives.
     pub fn namespace(&self, name: &str) -> String {
         format!("{}-{name}", self.id)
+    }
+}
+
+/// A program of the test's own.
+pub struct Helper {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Helper {
+    /// The next line that it says.
+    pub fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        // `ip netns exec` becomes the program, so this is its pid.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

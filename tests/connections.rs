@@ -1,0 +1,108 @@
+//! Many connections over a long time: none breaks while backends come and go, and ports are used again without harm.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod edge;
+
+use std::time::{Duration, Instant};
+
+use edge::{Edge, may_run, until};
+
+const ADDRESS: &str = "192.0.2.110";
+/// How long backends are added and removed.
+const CHURN: Duration = Duration::from_secs(60);
+const CHURN_EVERY: Duration = Duration::from_millis(100);
+
+/// A Service at [`ADDRESS`], port 90, with these servers on `target`.
+fn service(target: u16, servers: &[u8]) -> String {
+    let endpoints: Vec<_> = servers.iter().map(|n| format!("{{addresses: [10.0.0.{n}]}}")).collect();
+    format!(
+        "apiVersion: v1
+kind: Service
+metadata: {{namespace: demo, name: own, annotations: {{sluice.dev/addresses: {ADDRESS}}}}}
+spec:
+  type: LoadBalancer
+  loadBalancerClass: sluice.dev/gateway
+  ports: [{{name: main, port: 90, targetPort: {target}}}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{namespace: demo, name: own-1, labels: {{kubernetes.io/service-name: own}}}}
+addressType: IPv4
+ports: [{{name: main, port: {target}}}]
+endpoints: [{}]
+",
+        endpoints.join(", ")
+    )
+}
+
+#[test]
+fn two_hundred_connections_outlive_a_minute_of_backends_that_come_and_go() {
+    if !may_run("200 connections while backends come and go") {
+        return;
+    }
+    let mut edge = Edge::new("chu");
+    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+    for server in ["b11", "b12", "b13"] {
+        edge.echo_server(server, 9000);
+    }
+    edge.manifest("own.yaml", &service(9000, &[11, 12, 13]));
+    edge.start();
+    let address = format!("{ADDRESS}:90");
+    until("the first connection", || edge.connect(&address));
+    let mut connections: Vec<_> = (0..200).map(|n| edge.connect(&address).unwrap_or_else(|| panic!("connection {n}"))).collect();
+    let start = Instant::now();
+    let mut changes = 0u32;
+    while start.elapsed() < CHURN {
+        let due = CHURN_EVERY * changes;
+        let servers: &[u8] = if changes.is_multiple_of(2) { &[11, 12] } else { &[11, 12, 13] };
+        edge.manifest("own.yaml", &service(9000, servers));
+        changes += 1;
+        // A tenth of the connections speaks between two changes, so each does about every second.
+        let turn = changes as usize % 10;
+        connections.iter_mut().skip(turn).step_by(10).for_each(|connection| connection.assert_alive("while backends change"));
+        std::thread::sleep((due + CHURN_EVERY).saturating_sub(start.elapsed()));
+    }
+    connections.iter_mut().for_each(|connection| connection.assert_alive("after a minute"));
+    assert!(changes > 300, "only {changes} changes in {CHURN:?}");
+    for server in ["b11", "b12", "b13"] {
+        assert!(connections.iter().any(|connection| connection.server == server), "some are on {server}");
+    }
+    edge.assert_account();
+}
+
+/// A counter of the TCP of a namespace.
+fn tcp_counter(edge: &Edge, namespace: &str, name: &str) -> u64 {
+    let text = String::from_utf8(edge.run(namespace, &["cat", "/proc/net/netstat"]).stdout).unwrap();
+    let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("TcpExt:")).collect();
+    let position = lines[0].split(' ').position(|word| word == name).expect(name);
+    lines[1].split(' ').nth(position).unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_hundred_thousand_short_connections_to_one_server_repeat_no_syn() {
+    let test = "100,000 short connections";
+    if !may_run(test) {
+        return;
+    }
+    let mut edge = Edge::new("reu");
+    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+    let text = std::fs::read_to_string(edge.path("sluice.yaml")).unwrap();
+    let text = text.replace("maxPerWorker: 16384", "maxPerWorker: 262144").replace("[10.0.0.3,", "[10.0.0.3, 10.0.0.4,");
+    std::fs::write(edge.path("sluice.yaml"), text).unwrap();
+    edge.manifest("own.yaml", &service(8080, &[11]));
+    edge.start();
+    let url = format!("http://{ADDRESS}:90/");
+    until("the first answer", || edge.curl(&url));
+    let before = tcp_counter(&edge, "client", "TCPSynRetrans");
+    let output = edge.run("client", &["ab", "-q", "-r", "-n", "100000", "-c", "64", "-s", "10", &url]);
+    let report = String::from_utf8_lossy(&output.stdout).into_owned();
+    let value = |key: &str| report.lines().find_map(|line| line.strip_prefix(key)).map(|v| v.trim().to_owned());
+    assert_eq!(value("Complete requests:").as_deref(), Some("100000"), "{report}{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(value("Failed requests:").as_deref(), Some("0"), "{report}");
+    assert_eq!(tcp_counter(&edge, "client", "TCPSynRetrans") - before, 0, "SYNs that were sent again; {:?}", edge.drops());
+    println!("100,000 connections: {} a second", value("Requests per second:").unwrap_or_default());
+    let early: u64 = edge.status().unwrap().accounts.iter().map(|account| account.snat_port_reused_early).sum();
+    assert_eq!(early, 0, "ports that were used again before they had rested");
+    edge.assert_account();
+}

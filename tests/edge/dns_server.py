@@ -1,0 +1,49 @@
+#!/usr/bin/env python3
+"""A DNS server (RFC 1035) over UDP and TCP that answers every TXT question with its name, until it is killed.
+
+    dns_server.py PORT NAME
+"""
+import select
+import socket
+import struct
+import sys
+
+
+def answer(question, name):
+    """The question echoed, with one TXT record of TTL 0 for the name that it asks about."""
+    identity, end = question[:2], 12
+    while question[end]:
+        end += question[end] + 1
+    text = name.encode()
+    record = struct.pack("!HHHIHB", 0xC00C, 16, 1, 0, len(text) + 1, len(text)) + text
+    return identity + struct.pack("!HHHHH", 0x8180, 1, 1, 0, 0) + question[12:end + 5] + record
+
+
+def serve_one(listener, name):
+    with listener.accept()[0] as connection:
+        connection.settimeout(3)
+        stream = connection.makefile("rwb", buffering=0)
+        length = stream.read(2)
+        if length and len(length) == 2:
+            reply = answer(stream.read(struct.unpack("!H", length)[0]), name)
+            stream.write(struct.pack("!H", len(reply)) + reply)
+
+
+def main(port, name):
+    udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    udp.bind(("0.0.0.0", port))
+    tcp = socket.create_server(("0.0.0.0", port), backlog=64)
+    print("ready", flush=True)
+    while True:
+        for end in select.select([udp, tcp], [], [])[0]:
+            if end is udp:
+                question, client = udp.recvfrom(4096)
+                udp.sendto(answer(question, name), client)
+            else:
+                try:
+                    serve_one(end, name)
+                except OSError:
+                    pass  # a probe connects and resets
+
+
+main(int(sys.argv[1]), sys.argv[2])

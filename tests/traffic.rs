@@ -1,0 +1,128 @@
+//! What clients of a production edge do, by real programs through `sluiced`: look names up, download behind a narrow link,
+//! reach their own VIP from inside, and stay connected while routers move.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod edge;
+
+use std::collections::BTreeSet;
+
+use edge::{Edge, may_run, until};
+
+const VIP: &str = "http://192.0.2.100/";
+const VIP_V6: &str = "http://[2001:db8::1:0]/";
+/// The VIP of a service that a test makes itself.
+const ADDRESS: &str = "192.0.2.110";
+
+fn edge(name: &str) -> Edge {
+    let edge = Edge::new(name);
+    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+    edge
+}
+
+/// A Service at [`ADDRESS`] with one port for each of the protocols, all of them to `target` of the demo's servers.
+fn service(protocols: &[&str], port: u16, target: u16) -> String {
+    let ports = |number: u16, key: &str| {
+        let one = |p: &&str| format!("{{name: {}, port: {number}, protocol: {p}{key}}}", p.to_lowercase());
+        protocols.iter().map(one).collect::<Vec<_>>().join(", ")
+    };
+    format!(
+        "apiVersion: v1
+kind: Service
+metadata: {{namespace: demo, name: own, annotations: {{sluice.dev/addresses: {ADDRESS}}}}}
+spec:
+  type: LoadBalancer
+  loadBalancerClass: sluice.dev/gateway
+  ports: [{}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{namespace: demo, name: own-1, labels: {{kubernetes.io/service-name: own}}}}
+addressType: IPv4
+ports: [{}]
+endpoints: [{{addresses: [10.0.0.11]}}, {{addresses: [10.0.0.12]}}, {{addresses: [10.0.0.13]}}]
+",
+        ports(port, &format!(", targetPort: {target}")),
+        ports(target, ""),
+    )
+}
+
+#[test]
+fn names_are_looked_up_over_udp_and_tcp() {
+    if !may_run("dig over UDP and TCP") {
+        return;
+    }
+    let mut edge = edge("dig");
+    let _servers = ["b11", "b12", "b13"].map(|n| edge.helper(n, "dns_server.py", &["5353", n]));
+    edge.manifest("dns.yaml", &service(&["UDP", "TCP"], 53, 5353));
+    edge.start();
+    let dig = |transport: &str| {
+        let at = format!("@{ADDRESS}");
+        let output = edge.run("client", &["dig", &at, "+short", "+tries=1", "+time=3", transport, "who.example", "TXT"]);
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().trim_matches('"').to_owned())
+    };
+    for transport in ["+notcp", "+tcp"] {
+        until("the first answer", || dig(transport));
+        let servers: BTreeSet<_> =
+            (0..40).map(|n| dig(transport).unwrap_or_else(|| panic!("{transport}: question {n}"))).collect();
+        assert_eq!(servers, ["b11", "b12", "b13"].map(str::to_owned).into(), "{transport}");
+    }
+    edge.assert_account();
+}
+
+#[test]
+fn a_server_reaches_its_own_vip() {
+    if !may_run("hairpin") {
+        return;
+    }
+    let mut edge = edge("hai");
+    edge.manifests_of_the_demo();
+    edge.script("in_ns b12 ip route add 192.0.2.0/24 via 10.0.0.2; in_ns b12 ip -6 route add 2001:db8::/64 via fd00::2");
+    edge.start();
+    for url in [VIP, VIP_V6] {
+        let ask = || {
+            let output = edge.run("b12", &["curl", "-sg", "--max-time", "3", url]);
+            output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+        };
+        until("the first answer", ask);
+        let servers: BTreeSet<_> = (0..60).map(|n| ask().unwrap_or_else(|| panic!("{url}: request {n}"))).collect();
+        assert_eq!(servers.len(), 3, "{url}: itself too: {servers:?}");
+    }
+    edge.assert_account();
+}
+
+#[test]
+fn two_hundred_connections_follow_the_router_to_another_mac_and_another_address() {
+    if !may_run("a router that moves") {
+        return;
+    }
+    let mut edge = edge("rou");
+    edge.script(". tests/edge/router.sh; make_router 1500");
+    for server in ["b11", "b12", "b13"] {
+        edge.echo_server(server, 9000);
+    }
+    edge.manifest("echo.yaml", &service(&["TCP"], 90, 9000));
+    edge.start();
+    edge.script(". tests/edge/router.sh; route_to_router 192.0.2.1 2001:db8::1");
+    let address = format!("{ADDRESS}:90");
+    until("the first connection", || edge.connect(&address));
+    let mut connections: Vec<_> = (0..200).map(|n| edge.connect(&address).unwrap_or_else(|| panic!("connection {n}"))).collect();
+    let moves = [
+        ("before", "true"),
+        (
+            "the router's MAC changed",
+            "in_ns router ip link set outside address 02:00:00:00:0e:01; in_ns router arping -q -A -c 2 -I outside 192.0.2.1",
+        ),
+        (
+            "the router's address changed",
+            "in_ns router ip addr add 192.0.2.3/24 dev outside; in_ns router ip addr del 192.0.2.1/24 dev outside
+             . tests/edge/router.sh; route_to_router 192.0.2.3 2001:db8::1
+             in_ns router ip addr add 192.0.2.3/24 dev outside 2>/dev/null || true",
+        ),
+    ];
+    for (what, code) in moves {
+        edge.script(code);
+        connections.iter_mut().for_each(|connection| connection.assert_alive(what));
+    }
+    edge.assert_account();
+}
