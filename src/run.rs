@@ -131,10 +131,10 @@ async fn serve(
         served: watch::Sender::default(),
         asks: Arc::new(ArrayQueue::new(REQUESTS_MAX)),
     };
-    let compiler = Compiler::new(settings.engine(&hardware.macs()));
+    let counters = Arc::new(WorkerCounters::default());
+    let compiler = Compiler::new(settings.engine(&hardware.macs())).counting(vec![Arc::clone(&counters)]);
     let (publisher, mut subscribers) = Publisher::new(compiler.initial(), 1);
     let tables = Tables { compiler, publisher };
-    let counters = Arc::new(WorkerCounters::default());
     let controller = match &settings.source {
         StateSource::Embedded(controller) => Some(controller),
         StateSource::Remote(_) => None,

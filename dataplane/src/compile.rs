@@ -19,7 +19,7 @@ use proto::{Generation, Pool, Service, ServiceName, State};
 
 use crate::hash::TableHash;
 use crate::snapshot::{FamilyTables, FrontendKey, Snapshot};
-use crate::{Address, Config, Health, Network, PortIndex};
+use crate::{Address, Config, Health, Network, PortIndex, WorkerCounters};
 use network::{News, Ways};
 use places::Answers;
 use services::{Served, Surroundings};
@@ -30,6 +30,8 @@ use snat::SnatTables;
 #[derive(Debug)]
 pub struct Compiler {
     config: Config,
+    /// What each worker counts.
+    counters: Arc<[Arc<WorkerCounters>]>,
     snat: SnatTables,
     ways: Ways,
     backends: Backends,
@@ -75,6 +77,7 @@ impl Compiler {
             answers,
             last,
             config,
+            counters: Arc::default(),
             backends: Backends::default(),
             services: HashMap::default(),
             failing: HashSet::new(),
@@ -84,6 +87,13 @@ impl Compiler {
             conflicts: Vec::new(),
             failing_open: Vec::new(),
         }
+    }
+
+    /// The same for workers that count by these, in their order: schedulers keep something for each worker, and some go by
+    /// the flows that all of them have. Without, there is one worker, and it is taken to have no flows.
+    #[must_use]
+    pub fn counting(self, counters: Vec<Arc<WorkerCounters>>) -> Self {
+        Self { counters: counters.into(), ..self }
     }
 
     /// The snapshot to begin with, before any state: not ready.
@@ -133,7 +143,8 @@ impl Compiler {
         let mut all = false;
         if news == News::Routes {
             let (ways, snat) = (&mut self.ways, &self.snat);
-            let mut around = Surroundings { ways, snat, failing: &health.failing, node_port_addresses: &[], now_ns };
+            let mut around =
+                Surroundings { ways, snat, failing: &health.failing, node_port_addresses: &[], counters: &self.counters, now_ns };
             all = self.backends.targets.resolve(|address| around.reach(address));
             self.backends.follow_targets();
         }
@@ -152,6 +163,7 @@ impl Compiler {
             snat: &self.snat,
             failing: &health.failing,
             node_port_addresses: &self.config.node_port_addresses,
+            counters: &self.counters,
             now_ns,
         };
         let (sequence, mut listens_changed) = (self.last.sequence, false);

@@ -10,7 +10,7 @@ use crate::DropReason;
 
 /// Backends whose traffic can be counted apart: the slots of a snapshot, as many as there may be targets. 131,072 * 32
 /// bytes = 4 MiB a worker.
-const BACKEND_SLOTS: usize = crate::snat::TARGETS_MAX as usize;
+pub(crate) const BACKEND_SLOTS: usize = crate::snat::TARGETS_MAX as usize;
 
 /// A number that one worker writes and anybody reads.
 #[derive(Debug, Default)]
@@ -130,6 +130,14 @@ impl WorkerCounters {
     #[must_use]
     pub fn backend(&self, slot: u32) -> Option<&BackendCounters> {
         self.backends.get(slot as usize)
+    }
+
+    /// Flows of a backend slot that this worker has; 0 past the last slot.
+    #[must_use]
+    pub fn flows_of(&self, slot: u32) -> u64 {
+        let flows = self.backend(slot).map_or(0, |counters| counters.flows.get());
+        // Fewer than none is no count: a choice must not believe in 2^64 flows.
+        if flows > u64::MAX / 2 { 0 } else { flows }
     }
 
     /// One flow fewer for a backend slot.

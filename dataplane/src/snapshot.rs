@@ -19,6 +19,7 @@ pub(crate) use backends::BackendTable;
 pub use backends::{Backend, Spot};
 pub use family::{FamilyTables, Place};
 pub(crate) use family::{FrontendKey, Places};
+pub(crate) use frontend::Policy;
 pub use frontend::{BackendView, Frontend, PortView, ServiceView};
 pub use routes::{Exit, NextHop, RouteTo};
 pub(crate) use routes::{NextHopKey, Routes, Way};

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use dataplane::testing::Packet;
 use dataplane::{DropReason, Fate};
-use proto::{Scheduler, Service, ServiceName};
-use rig::{CLUSTER, Rig, UPLINK, ends, last_byte};
+use proto::{BackendState, Scheduler, Service, ServiceName};
+use rig::{BACKENDS, CLUSTER, Rig, UPLINK, ends, last_byte};
 
 /// Changes a service of the rig's.
 fn change(rig: &mut Rig, name: &str, change: impl FnOnce(&mut Service)) {
@@ -104,4 +104,61 @@ fn by_destination_hash_a_frontend_has_one_backend() {
     let mut rig = with("web", |service| service.scheduler = Scheduler::DestinationHash);
     let all: BTreeSet<u8> = (1..40).map(|n| backend_of(&mut rig, &format!("198.51.100.{n}:5000"), "192.0.2.100:80")).collect();
     assert_eq!(all.len(), 1);
+}
+
+/// How many of `count` new flows each backend gets.
+fn shares(rig: &mut Rig, count: u16, first_port: u16) -> [u16; 3] {
+    let mut shares = [0; 3];
+    for port in first_port..first_port + count {
+        let backend = backend_of(rig, &format!("198.51.100.7:{port}"), "192.0.2.100:80");
+        shares[usize::from(backend - BACKENDS[0])] += 1;
+    }
+    shares
+}
+
+fn weigh(service: &mut Service, weights: [u16; 3]) {
+    for port in &mut service.ports {
+        port.backends.iter_mut().zip(weights).for_each(|(backend, weight)| backend.weight = weight);
+    }
+}
+
+#[test]
+fn in_turn_each_backend_gets_its_weight_of_every_cycle_and_one_that_drains_nothing() {
+    let mut rig = with("web", |service| {
+        service.scheduler = Scheduler::RoundRobin;
+        weigh(service, [1, 2, 3]);
+    });
+    assert_eq!(shares(&mut rig, 60, 1000), [10, 20, 30]);
+    change(&mut rig, "web", |service| {
+        service.ports.iter_mut().for_each(|port| port.backends[2].state = BackendState::Draining);
+    });
+    rig.publish();
+    assert_eq!(shares(&mut rig, 60, 2000), [20, 40, 0]);
+}
+
+#[test]
+fn by_connections_a_backend_that_comes_back_gets_what_the_others_have_more() {
+    let mut rig = with("web", |service| {
+        service.scheduler = Scheduler::LeastConnections;
+        weigh(service, [1, 1, 0]);
+    });
+    assert_eq!(shares(&mut rig, 40, 1000), [20, 20, 0]);
+    change(&mut rig, "web", |service| weigh(service, [1, 1, 1]));
+    rig.publish();
+    assert_eq!(shares(&mut rig, 20, 2000), [0, 0, 20]);
+    assert_eq!(shares(&mut rig, 30, 3000), [10, 10, 10]);
+}
+
+#[test]
+fn by_expected_delay_or_idleness_weights_decide() {
+    for (scheduler, first) in [(Scheduler::ShortestExpectedDelay, [0, 0, 4]), (Scheduler::NeverQueue, [1, 1, 2])] {
+        let mut rig = with("web", |service| {
+            service.scheduler = scheduler;
+            weigh(service, [1, 1, 8]);
+        });
+        assert_eq!(shares(&mut rig, 4, 1000), first, "{scheduler}");
+        let more = shares(&mut rig, 56, 2000);
+        let flows = [0, 1, 2].map(|n| first[n] + more[n]);
+        assert!((5..=7).contains(&flows[0]) && (5..=7).contains(&flows[1]), "{scheduler}: {flows:?}");
+    }
 }

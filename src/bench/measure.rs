@@ -94,14 +94,15 @@ fn nat<H: Harness>(options: &BenchArgs, family: Family, mut harness: H, ports: [
 fn worker<P: Port>(options: &BenchArgs, family: Family, ports: [P; 2]) -> Result<Worker<P>, BenchError> {
     let config = scenario::config(options, family);
     let limits = config.flows.clone();
-    let mut compiler = Compiler::new(config);
+    let counters = Arc::new(WorkerCounters::default());
+    let mut compiler = Compiler::new(config).counting(vec![counters.clone()]);
     let snapshot = compiler.compile(&scenario::state(options, family), &scenario::network(family), &Health::default(), 0);
     let (_, mut subscribers) = Publisher::new(snapshot, 1);
     Ok(Worker::new(Parts {
         ports: ports.into_iter().map(|port| (port, None)).collect(),
         subscriber: subscribers.remove(0), // there is one for each worker asked for
         limits,
-        counters: Arc::new(WorkerCounters::default()),
+        counters,
         asks: Arc::new(ArrayQueue::new(64)),
         seed: 0x5bd1_e995_9e37_79b9,
         observer: (),

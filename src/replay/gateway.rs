@@ -94,9 +94,9 @@ impl Gateway {
         let idle = [limits.tcp_established, limits.tcp_opening, limits.tcp_closing, limits.udp, limits.udp_unreplied];
         let longest_idle = idle.into_iter().max().unwrap_or_default();
         let twins: Vec<_> = config.ports.iter().map(|port| port.twin.then(|| Arc::new(TwinQueues::new()))).collect();
-        let mut compiler = Compiler::new(config);
-        let (mut publisher, mut subscribers) = Publisher::new(compiler.initial(), 1);
         let counters = Arc::new(WorkerCounters::default());
+        let mut compiler = Compiler::new(config).counting(vec![counters.clone()]);
+        let (mut publisher, mut subscribers) = Publisher::new(compiler.initial(), 1);
         let worker = Worker::new(Parts {
             ports: twins.iter().map(|twin| (MemoryPort::default(), twin.clone())).collect(),
             subscriber: subscribers.remove(0),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 use proto::limits::MAGLEV_HASH_VERSION;
-use proto::{BackendState, MaglevSpec, Mode, Probe, Protocol, Reason, Refusal, Scheduler, Service, ServiceName, ServicePort};
+use proto::{BackendState, MaglevSpec, Mode, Probe, Protocol, Reason, Refusal, Service, ServiceName, ServicePort};
 
 use super::network::Ways;
 use super::slots::{Backends, Reach, TargetKey, nanoseconds};
@@ -14,9 +14,9 @@ use super::snat::SnatTables;
 use crate::flow::BackendId;
 use crate::hash::TableHash;
 use crate::maglev::MaglevTable;
-use crate::schedule::HashedBy;
-use crate::snapshot::{BackendView, Frontend, PortView, ServiceView};
-use crate::{SourceRanges, TupleHash};
+use crate::schedule::{HashedBy, Schedule};
+use crate::snapshot::{BackendView, Frontend, Policy, PortView, ServiceView};
+use crate::{SourceRanges, TupleHash, WorkerCounters};
 
 /// What services are compiled against.
 pub(super) struct Surroundings<'a> {
@@ -24,6 +24,8 @@ pub(super) struct Surroundings<'a> {
     pub(super) snat: &'a SnatTables,
     pub(super) failing: &'a HashSet<TargetKey>,
     pub(super) node_port_addresses: &'a [IpAddr],
+    /// What each worker counts.
+    pub(super) counters: &'a Arc<[Arc<WorkerCounters>]>,
     pub(super) now_ns: u64,
 }
 
@@ -70,8 +72,6 @@ pub(super) struct ServedPort {
 fn unsupported(service: &Service) -> Option<Refusal> {
     let message = if service.mode != Mode::Nat {
         format!("mode {} is not built into this gateway; use mode nat", service.mode)
-    } else if !matches!(service.scheduler, Scheduler::Maglev | Scheduler::SourceHash | Scheduler::DestinationHash) {
-        format!("scheduler {} is not built into this gateway; use maglev", service.scheduler)
     } else if service.ports.iter().any(|port| port.protocol == Protocol::Sctp) {
         "SCTP is not built into this gateway; use TCP or UDP".to_owned()
     } else if let Some(port) = service.ports.iter().find(|port| port.maglev.hash_version != MAGLEV_HASH_VERSION) {
@@ -226,7 +226,7 @@ impl Served {
         let view =
             PortView { protocol: port.protocol, family: port.family, frontends: listens.clone(), backends: backends.collect() };
         let ids = listed.iter().map(|b| b.id).collect();
-        let frontend = self.frontend(port, &weights, ids, before);
+        let frontend = self.frontend(port, &weights, ids, before, around.counters);
         (ServedPort { protocol: port.protocol, listens, vips, frontend, spec: port.maglev, weights }, view)
     }
 }
@@ -240,24 +240,30 @@ impl Served {
         weights: &[(SocketAddr, u16)],
         backends: Box<[BackendId]>,
         before: Option<ServedPort>,
+        counters: &Arc<[Arc<WorkerCounters>]>,
     ) -> Arc<Frontend> {
         let table = before.as_ref().filter(|old| old.spec == port.maglev && old.weights == weights);
         let table = table.map(|old| old.frontend.table.clone());
         let table = table.unwrap_or_else(|| Arc::new(MaglevTable::build(port.maglev, weights)));
-        let made = Frontend {
-            service: self.name.clone(),
-            hash: TupleHash::new(port.maglev.seed),
-            table,
-            backends,
-            hashed_by: HashedBy::of(self.source.scheduler),
-            // Never asked of node ports (CONTROL 2).
-            sources: self.sources.clone().filter(|_| !is_node_port(port)),
-            local: self.source.local,
-        };
-        match before {
-            Some(old) if old.frontend.is_as(&made) => old.frontend,
-            _ => Arc::new(made),
+        let policy = self.policy(port);
+        let before = before.map(|old| old.frontend);
+        let is_as =
+            |old: &Arc<Frontend>| Arc::ptr_eq(&old.table, &table) && old.backends == backends && old.policy.is_as(&policy);
+        if let Some(old) = before.as_ref().filter(|old| is_as(old)) {
+            return old.clone();
         }
+        let weighted: Vec<_> = backends.iter().zip(weights).map(|(&id, &(_, weight))| (id, weight)).collect();
+        let before = before.as_ref().map(|old| &old.schedule);
+        let schedule = Schedule::new(policy.scheduler, &weighted, counters, before);
+        let hash = TupleHash::new(port.maglev.seed);
+        Arc::new(Frontend { service: self.name.clone(), hash, table, backends, policy, schedule })
+    }
+
+    fn policy(&self, port: &ServicePort) -> Policy {
+        let &Service { scheduler, local, .. } = &*self.source;
+        // Source ranges are never asked of node ports (CONTROL 2).
+        let sources = self.sources.clone().filter(|_| !is_node_port(port));
+        Policy { scheduler, hashed_by: HashedBy::of(scheduler), sources, local }
     }
 }
 

@@ -9,6 +9,7 @@ use hashbrown::HashMap;
 use proto::limits::SNAT_PORT_REST;
 use proto::{Protocol, ServiceName};
 
+use crate::counters::BACKEND_SLOTS;
 use crate::flow::BackendId;
 use crate::hash::TableHash;
 use crate::snapshot::{Backend, BackendTable};
@@ -143,7 +144,8 @@ pub(super) struct Backends {
 }
 
 impl Backends {
-    /// A slot for a backend: the one that it drains in, or a new one. None when there is no room for its target.
+    /// A slot for a backend: the one that it drains in, or a new one. None when there is no room for its target,
+    /// or as many backends already as flows can be counted for.
     pub(super) fn add(
         &mut self,
         service: &Arc<ServiceName>,
@@ -154,6 +156,9 @@ impl Backends {
         if let Some(Draining { slot, .. }) = self.draining.remove(&(service.clone(), key)) {
             self.table.update(slot, |_| true, |backend| backend.removed = false);
             return self.table.in_slot(slot).map(|backend| BackendId { slot, generation: backend.generation });
+        }
+        if self.free.is_empty() && self.generations.len() >= BACKEND_SLOTS {
+            return None;
         }
         let reach = reach(key.1);
         let target = self.targets.acquire(key, reach, now_ns)?;

@@ -7,7 +7,7 @@ use proto::{Family, Mode, Protocol, Refusal, Scheduler, ServiceName, Target};
 
 use crate::flow::BackendId;
 use crate::maglev::MaglevTable;
-use crate::schedule::HashedBy;
+use crate::schedule::{HashedBy, Schedule};
 use crate::{Address, Chooser, SourceRanges, Tuple, TupleHash};
 
 /// One port of a service in one family, at all its addresses.
@@ -19,6 +19,14 @@ pub struct Frontend {
     pub(crate) table: Arc<MaglevTable>,
     /// What the positions of the table stand for.
     pub(crate) backends: Box<[BackendId]>,
+    pub(crate) policy: Policy,
+    pub(crate) schedule: Schedule,
+}
+
+/// What a service asks for besides its backends.
+#[derive(Clone, Debug)]
+pub(crate) struct Policy {
+    pub(crate) scheduler: Scheduler,
     pub(crate) hashed_by: HashedBy,
     /// Clients that may connect; none: all.
     pub(crate) sources: Option<Arc<SourceRanges>>,
@@ -26,18 +34,38 @@ pub struct Frontend {
     pub(crate) local: bool,
 }
 
+impl Policy {
+    /// Whether two ask for the same. Source ranges are shared while they do not change.
+    pub(crate) fn is_as(&self, other: &Self) -> bool {
+        let sources = match (&self.sources, &other.sources) {
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            (None, None) => true,
+            _ => false,
+        };
+        sources && self.scheduler == other.scheduler && self.hashed_by == other.hashed_by && self.local == other.local
+    }
+}
+
 impl Frontend {
     /// Whether this client may begin a flow.
     #[must_use]
     #[inline]
     pub fn allows<A: Address>(&self, client: A) -> bool {
-        self.sources.as_ref().is_none_or(|sources| sources.allow(client))
+        self.policy.sources.as_ref().is_none_or(|sources| sources.allow(client))
     }
 
     /// The backend for a new flow with this tuple, as the service's scheduler has it; none when none is usable.
     #[must_use]
-    pub fn choose<A: Address>(&self, tuple: &Tuple<A>, _chooser: Chooser) -> Option<BackendId> {
-        self.choose_by_hash(tuple)
+    pub fn choose<A: Address>(&self, tuple: &Tuple<A>, chooser: Chooser) -> Option<BackendId> {
+        let position = match &self.schedule {
+            Schedule::Hash => None,
+            Schedule::Turns(robin) => robin.next(chooser.worker),
+            Schedule::Loads(loads) => loads.lightest(chooser.worker),
+        };
+        match position {
+            Some(position) => self.backends.get(usize::from(position)).copied(),
+            None => self.choose_by_hash(tuple),
+        }
     }
 
     /// The backend that the Maglev table has for this tuple, the same on every gateway, whatever the scheduler: for
@@ -45,29 +73,14 @@ impl Frontend {
     #[must_use]
     #[inline]
     pub fn choose_by_hash<A: Address>(&self, tuple: &Tuple<A>) -> Option<BackendId> {
-        let position = self.table.choose(self.hashed_by.hash(&self.hash, tuple))?;
+        let position = self.table.choose(self.policy.hashed_by.hash(&self.hash, tuple))?;
         self.backends.get(usize::from(position)).copied()
-    }
-
-    /// Whether two are the same in all that matters to packets: tables and ranges are shared while they do not change.
-    pub(crate) fn is_as(&self, other: &Self) -> bool {
-        let sources = match (&self.sources, &other.sources) {
-            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
-            (None, None) => true,
-            _ => false,
-        };
-        sources
-            && Arc::ptr_eq(&self.table, &other.table)
-            && self.hash == other.hash
-            && self.backends == other.backends
-            && self.hashed_by == other.hashed_by
-            && self.local == other.local
     }
 
     /// Whether it is silent, instead of refusing, where it has no backend (`externalTrafficPolicy: Local`).
     #[must_use]
     pub const fn is_local(&self) -> bool {
-        self.local
+        self.policy.local
     }
 
     /// Whether a new flow finds a backend.

@@ -186,12 +186,12 @@ impl Rig {
     pub fn before_state(max_flows: u32) -> Self {
         let config = config(max_flows);
         let limits = config.flows.clone();
-        let compiler = Compiler::new(config);
+        let counters = Arc::new(WorkerCounters::default());
+        let compiler = Compiler::new(config).counting(vec![counters.clone()]);
         let initial = compiler.initial();
         let (publisher, mut subscribers) = Publisher::new(initial, 1);
         let twins: Vec<_> = (0..2).map(|_| Arc::new(TwinQueues::new())).collect();
         let asks = Arc::new(ArrayQueue::new(64));
-        let counters = Arc::new(WorkerCounters::default());
         let worker = Worker::new(Parts {
             ports: twins.iter().map(|twin| (MemoryPort::default(), Some(twin.clone()))).collect(),
             subscriber: subscribers.remove(0),
