@@ -163,8 +163,8 @@ fn what_is_wrong_in_the_file_is_named_by_file_line_and_key_with_exit_code_2() {
         ("192.0.2.100-", "192.0.2.1-", &["sluice.yaml:15:", "holds 192.0.2.2, an address of port `uplink`"]),
         (
             "manifests: manifests",
-            "defaults: {mode: dsr}\nmanifests: manifests",
-            &["sluice.yaml:16:", "`defaults.mode`", "not built in this version"],
+            "defaults: {mode: teleport}\nmanifests: manifests",
+            &["sluice.yaml:16:", "`defaults.mode`", "nat or dnat or dsr or ipip or gue"],
         ),
         ("net_null1,no-rx=1", "eth1", &["sluice.yaml:8:", "`ports[1].device`", "eth1"]),
     ];

@@ -130,11 +130,11 @@ fn what_would_be_served_wrongly_is_not_served_and_says_why() {
     edge.manifest("echo.yaml", &service("echo", "TCP", "", &[11]));
     edge.start();
     until("the first connection", || edge.connect(&address()));
-    let fields = ["externalTrafficPolicy: Local", "sessionAffinity: ClientIP", "loadBalancerSourceRanges: [192.0.2.0/24]"];
+    let fields = ["externalTrafficPolicy: Nearby", "sessionAffinity: Cookie", "loadBalancerSourceRanges: [192.0.2.0/40]"];
     for field in fields {
         edge.manifest("echo.yaml", &service("echo", "TCP", field, &[11]));
         let status = until("it is refused", || edge.service("echo").filter(|service| !service.reason.is_empty()));
-        assert_eq!(status.reason, "Unsupported", "{field}");
+        assert_eq!(status.reason, "Refused", "{field}");
         let key = field.split(':').next().unwrap();
         assert!(status.message.contains(key), "{field}: {}", status.message);
         assert!(edge.connect(&address()).is_none(), "{field}: it is not served");

@@ -13,6 +13,7 @@ pub mod kubernetes;
 pub mod logging;
 pub mod manifests;
 pub mod plan;
+pub mod policy;
 pub mod probe;
 pub mod publish;
 pub mod selection;

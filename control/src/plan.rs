@@ -11,9 +11,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use proto::limits::{MAGLEV_ENTRIES_AT_CREATION, MAGLEV_ENTRIES_AT_LEAST, MAGLEV_HASH_VERSION, MAGLEV_SIZES, SERVICES_MAX};
-use proto::{Family, HealthCheck, MaglevSpec, Mode, Pool, Protocol, Reason, Refusal, Service, ServiceName, ServicePort, Target};
+use proto::{Family, HealthCheck, MaglevSpec, Pool, Protocol, Reason, Refusal, Service, ServiceName, ServicePort, Target};
 
 use crate::addresses::{Allocations, Claim, Outcome};
+use crate::policy::Policy;
 use crate::selection::{Fence, select};
 use crate::settings::ControllerSettings;
 use crate::source::{Ingress, IpMode, StatusWrite};
@@ -102,7 +103,9 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
         let before = memory.planned.get(name);
         let is_kept = |old: &Planned| !fence_moved && old.revision == entry.revision && old.outcome == *outcome;
         if !before.is_some_and(|old| is_kept(old) && old.status_is_of(&entry.candidate)) {
-            let builder = Builder { candidate: &entry.candidate, outcome, settings, fence: &fence };
+            let candidate = &entry.candidate;
+            let policy = Policy::of(candidate.wanted.as_ref().ok(), candidate.kind, &settings.defaults);
+            let builder = Builder { candidate, outcome, settings, fence: &fence, policy };
             let slices: Vec<&SliceSpec> = world.slices_of(name).collect();
             let one = builder.build(entry.revision, &slices, before);
             let is_new = |text: &&String| !before.is_some_and(|old| old.notes.contains(text));
@@ -187,10 +190,7 @@ fn take_node_ports<'a>(candidate: &'a Candidate, taken: &mut BTreeMap<(Protocol,
     Outcome::default()
 }
 
-fn status(candidate: &Candidate, outcome: &Outcome, service: &Service) -> WantedStatus {
-    // In mode nat a node sees the gateway's and the backend's addresses, never the VIP.
-    let wished = candidate.wanted.as_ref().ok().and_then(|spec| spec.ip_mode);
-    let ip_mode = wished.unwrap_or(if service.mode == Mode::Nat { IpMode::Proxy } else { IpMode::Vip });
+fn status(candidate: &Candidate, outcome: &Outcome, ip_mode: IpMode, service: &Service) -> WantedStatus {
     let ingress = outcome.addresses.iter().map(|&ip| Ingress { ip, ip_mode }).collect();
     let write = StatusWrite {
         service: candidate.name.clone(),
@@ -207,6 +207,7 @@ struct Builder<'a> {
     outcome: &'a Outcome,
     settings: &'a ControllerSettings,
     fence: &'a Fence<'a>,
+    policy: Policy,
 }
 
 impl Builder<'_> {
@@ -235,18 +236,22 @@ impl Builder<'_> {
             _ => Arc::new(service),
         };
         let has_status = self.candidate.kind == Kind::LoadBalancer;
-        let status = has_status.then(|| Arc::new(status(self.candidate, self.outcome, &service)));
+        let status = has_status.then(|| Arc::new(status(self.candidate, self.outcome, self.policy.ip_mode, &service)));
         Planned { revision, outcome: self.outcome.clone(), service, status, notes, tables }
     }
 
     fn service(&self, ports: Vec<ServicePort>, refusal: Option<Refusal>) -> Service {
         let spec = self.candidate.wanted.as_ref().ok();
         Service {
-            mode: self.settings.defaults.mode,
-            target: Target::Endpoint,
-            scheduler: self.settings.defaults.scheduler,
+            mode: self.policy.mode,
+            target: self.policy.target,
+            scheduler: self.policy.scheduler,
             health: spec.map_or_else(|| self.settings.health.clone(), |spec| health(spec, &self.settings.health)),
             drain_timeout: spec.and_then(|spec| spec.drain_timeout).unwrap_or(self.settings.defaults.drain_timeout),
+            affinity: spec.and_then(|spec| spec.affinity),
+            source_ranges: spec.and_then(|spec| spec.source_ranges.clone()),
+            idle_timeout: spec.and_then(|spec| spec.idle_timeout),
+            local: spec.is_some_and(|spec| spec.local),
             refusal,
             ..Service::new(self.candidate.name.clone(), ports)
         }
@@ -259,6 +264,13 @@ impl Builder<'_> {
         tables: &mut BTreeMap<TableKey, u32>,
         notes: &mut Vec<String>,
     ) -> Result<Vec<ServicePort>, Refusal> {
+        if let Some(refusal) = self.policy.refusal(spec, self.candidate.kind) {
+            return Err(refusal);
+        }
+        if self.policy.target == Target::Node {
+            let message = "target node is not built; use endpoint".to_owned();
+            return Err(Refusal { reason: Reason::Unsupported, message });
+        }
         let mut ports = Vec::new();
         let mut fenced = 0;
         for port in &spec.ports {
@@ -270,6 +282,9 @@ impl Builder<'_> {
                 let selection = select(slices.iter().copied(), port, family, self.fence);
                 fenced += selection.fenced;
                 notes.extend(selection.notes);
+                if let Some(refusal) = self.policy.refuses_endpoints(port, &selection.backends) {
+                    return Err(refusal);
+                }
                 let size = table(tables, (port.protocol, port.port, family), selection.backends.len());
                 ports.push(service_port(port, family, vips, size, selection.backends));
             }
@@ -319,7 +334,7 @@ pub(crate) mod tests {
     use std::path::PathBuf;
     use std::time::Duration;
 
-    use proto::Scheduler;
+    use proto::{Mode, Scheduler};
     use serde_json::{Value, json};
 
     use super::*;
@@ -399,10 +414,10 @@ pub(crate) mod tests {
     #[test]
     fn a_refused_service_is_in_the_plan_with_its_refusal_and_no_ports() {
         let mut world = World::default();
-        apply(&mut world, service("web", json!({"sessionAffinity": "ClientIP"})));
+        apply(&mut world, service("web", json!({"sessionAffinity": "Cookie"})));
         let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
         let planned = &plan.services[&named("web")];
-        assert_eq!(planned.refusal.as_ref().unwrap().reason, Reason::Unsupported);
+        assert_eq!(planned.refusal.as_ref().unwrap().reason, Reason::Refused);
         assert!(planned.ports.is_empty() && !plan.statuses[&named("web")].served);
         assert!(plan.notes[0].text.contains("sessionAffinity"), "{:?}", plan.notes);
     }
@@ -480,17 +495,44 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn annotations_reach_the_service() {
+    fn what_a_service_asks_for_reaches_it() {
         let mut world = World::default();
-        let mut object = service("web", json!({}));
+        let mut object = service(
+            "web",
+            json!({"sessionAffinity": "ClientIP", "externalTrafficPolicy": "Local",
+            "loadBalancerSourceRanges": ["198.51.100.0/24"]}),
+        );
         object["metadata"]["annotations"] = json!({"sluice.dev/health-check": "none", "sluice.dev/drain-timeout": "1m",
-            "sluice.dev/addresses": "192.0.2.177", "sluice.dev/ip-mode": "VIP"});
+            "sluice.dev/addresses": "192.0.2.177", "sluice.dev/ip-mode": "Proxy", "sluice.dev/mode": "ipip",
+            "sluice.dev/target": "endpoint", "sluice.dev/scheduler": "sh", "sluice.dev/idle-timeout": "3h"});
         apply(&mut world, object);
         let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
         let planned = &plan.services[&named("web")];
+        assert_eq!(planned.refusal, None);
         assert_eq!((planned.health.probe, planned.drain_timeout), (proto::Probe::None, Duration::from_secs(60)));
-        let ingress = Ingress { ip: "192.0.2.177".parse().unwrap(), ip_mode: IpMode::Vip };
+        assert_eq!((planned.mode, planned.target, planned.scheduler), (Mode::Ipip, Target::Endpoint, Scheduler::SourceHash));
+        assert_eq!(
+            (planned.affinity, planned.idle_timeout),
+            (Some(Duration::from_secs(10_800)), Some(Duration::from_secs(10_800)))
+        );
+        assert_eq!((planned.local, &planned.source_ranges), (true, &Some(vec!["198.51.100.0/24".parse().unwrap()])));
+        let ingress = Ingress { ip: "192.0.2.177".parse().unwrap(), ip_mode: IpMode::Proxy };
         assert_eq!(plan.statuses[&named("web")].write.ingress, [ingress]);
+    }
+
+    #[test]
+    fn a_mode_that_changes_no_port_refuses_a_service_whose_endpoints_listen_on_another() {
+        let mut world = World::default();
+        for (name, port) in [("same", 8080), ("other", 80)] {
+            let mut object = service(name, json!({"ports": [{"port": port}]}));
+            object["metadata"]["annotations"] = json!({"sluice.dev/mode": "dsr", "sluice.dev/target": "endpoint"});
+            apply(&mut world, object);
+            endpoints(&mut world, name, &texts(&["10.0.0.1"]));
+        }
+        let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
+        assert_eq!(plan.services[&named("same")].refusal, None);
+        let refusal = plan.services[&named("other")].refusal.clone().unwrap();
+        assert!(refusal.reason == Reason::Refused && refusal.message.contains("port 80"), "{}", refusal.message);
     }
 
     #[test]

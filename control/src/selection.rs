@@ -153,7 +153,7 @@ pub(crate) mod tests {
     use crate::spec::SlicePort;
 
     fn port() -> PortSpec {
-        PortSpec { name: "http".to_owned(), protocol: Protocol::Tcp, port: 80, node_port: None }
+        PortSpec { name: "http".to_owned(), protocol: Protocol::Tcp, port: 80, node_port: None, port_of_nodes: None }
     }
 
     fn slice(ports: &[(&str, Protocol, u16)], endpoints: &[EndpointSpec]) -> SliceSpec {

@@ -7,7 +7,10 @@
 mod annotations;
 mod service;
 mod slice;
+mod traffic;
 
 pub use annotations::HealthWish;
 pub use service::{Candidate, Kind, NotServable, PortSpec, ServiceSpec, SpecError};
+use traffic::source_ranges;
+
 pub use slice::{EndpointSpec, SliceError, SlicePort, SliceSpec};

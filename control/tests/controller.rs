@@ -220,12 +220,12 @@ async fn a_broken_manifest_changes_nothing_and_the_rest_goes_on() {
 #[tokio::test]
 async fn a_service_that_cannot_be_served_reaches_the_gateway_as_refused_and_gets_no_status() {
     let lab = Lab::new();
-    lab.write("web.yaml", &service("web").replace("  ports:", "  sessionAffinity: ClientIP\n  ports:"));
+    lab.write("web.yaml", &service("web").replace("  ports:", "  sessionAffinity: Cookie\n  ports:"));
     let (running, shutdown) = lab.start().await;
     let mut gateway = Gateway::dial(&lab.socket()).await;
     let message = gateway.until(|message| message.services.len() == 1).await;
     let refusal = message.services[0].refusal.clone().unwrap();
-    assert_eq!(refusal.reason, "Unsupported");
+    assert_eq!(refusal.reason, "Refused");
     assert!(refusal.message.contains("spec.sessionAffinity"), "{}", refusal.message);
     assert!(message.services[0].ports.is_empty());
     lab.write("good.yaml", &service("good"));

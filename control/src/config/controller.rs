@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use proto::limits::{CONFIG_LISTEN, DRAIN_TIMEOUT, LOAD_BALANCER_CLASS};
 use proto::{AddressRange, HealthCheck, Mode, Pool, Scheduler};
 
-use super::scalar::{Written, is_dns_label, quoted, quoted_list};
+use super::scalar::{Written, is_dns_label, quoted, quoted_list, scheduler};
 use super::{Field, Invalid, Logs, Placed, PlacedRange, Reader, Section};
 use crate::settings::{ControllerSettings, Defaults, Source};
 
@@ -144,17 +144,14 @@ fn take_group(top: &mut Section<'_>) -> String {
 
 fn take_defaults(top: &mut Section<'_>) -> Defaults {
     let mut section = top.section("defaults");
-    let modes: Vec<_> = Mode::ALL.iter().filter(|mode| **mode != Mode::Nat).map(|mode| mode.as_str()).collect();
-    let schedulers: Vec<_> = Scheduler::ALL.iter().filter(|s| **s != Scheduler::Maglev).map(|s| s.as_str()).collect();
+    let modes: Vec<_> = Mode::ALL.iter().map(|mode| (mode.as_str(), *mode)).collect();
+    let names: Vec<_> = Scheduler::ALL.iter().map(|scheduler| scheduler.as_str()).collect();
+    let expected = format!("{}, or its name in IPVS", names.join(" or "));
+    let chosen = section.field("scheduler").and_then(|field| field.parse(expected, scheduler));
     let day = Duration::from_secs(86_400);
     let defaults = Defaults {
-        mode: section.one_of_built("mode", &[(Mode::Nat.as_str(), Mode::Nat)], &modes, Mode::Nat),
-        scheduler: section.one_of_built(
-            "scheduler",
-            &[(Scheduler::Maglev.as_str(), Scheduler::Maglev)],
-            &schedulers,
-            Scheduler::Maglev,
-        ),
+        mode: section.one_of("mode", &modes, Mode::Nat),
+        scheduler: chosen.unwrap_or(Scheduler::Maglev),
         drain_timeout: section.duration("drainTimeout", Duration::ZERO..=day, DRAIN_TIMEOUT),
     };
     section.finish();
@@ -323,6 +320,7 @@ mod tests {
     fn what_check_prints_reads_back_as_the_same_settings() {
         let text = "kubernetes: {kubeconfig: /k, loadBalancerClass: a.b/c}\n\
                     health: {interval: 90s, timeout: 250ms, rise: 1, fall: 9, failOpen: false}\n\
+                    defaults: {mode: ipip, scheduler: wrr}\n\
                     backends: {allowed: [10.1.2.3/8, 'fd00::/8']}\nclusterCIDRs: [10.96.0.0/12]\ngroup: east\n\
                     pools:\n  - name: a\n    addresses: [192.0.2.0/25, 2001:db8::1]\n  - {name: b, addresses: [192.0.2.128-192.0.2.130]}\n\
                     logs: {format: json, level: debug}\n";
@@ -349,8 +347,6 @@ mod tests {
             ("nodePortNamespaceSelector: {matchLabels: {}}", "nodePortNamespaceSelector"),
             ("externalIPs: {allowed: [10.0.0.0/8]}", "externalIPs.allowed"),
             ("announce: {routeTable: 151}", "announce.routeTable"),
-            ("defaults: {mode: dsr}", "defaults.mode"),
-            ("defaults: {scheduler: round-robin}", "defaults.scheduler"),
             ("pools: [{name: a, addresses: [192.0.2.1], announce: routed}]", "pools[0].announce"),
         ];
         for (text, key) in rows {
@@ -363,6 +359,10 @@ mod tests {
         let rows = [
             ("listen: 0.0.0.0:9", "key `listen`: found `0.0.0.0:9`, expected unix:PATH; TCP is not built in this version"),
             ("defaults: {mode: x}", "key `defaults.mode`: found `x`, expected nat or dnat or dsr or ipip or gue"),
+            (
+                "defaults: {scheduler: x}",
+                "key `defaults.scheduler`: found `x`, expected maglev or round-robin or least-connections",
+            ),
             ("backends: {allowed: []}", "key `backends.allowed`: found nothing, which would allow no backend"),
             ("health: {interval: 1s, timeout: 2s}", "key `health`: timeout 2s is longer than interval 1s"),
             ("group: A_b", "key `group`: found `A_b`, expected a name of lower-case letters"),

@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use proto::Scheduler;
+
 /// Bytes of a unix socket path that fit `sockaddr_un` on Linux: 108 with the terminating zero.
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 
@@ -18,6 +20,21 @@ pub fn duration(text: &str) -> Option<Duration> {
     let (number, unit) = text.split_at(digits);
     let (_, unit_ms) = UNITS.iter().find(|(name, _)| *name == unit)?;
     number.parse::<u64>().ok()?.checked_mul(*unit_ms).map(Duration::from_millis)
+}
+
+/// A scheduler by its name, or by the one it has in IPVS; ours are weighted wherever a backend has a weight.
+#[must_use]
+pub fn scheduler(text: &str) -> Option<Scheduler> {
+    Some(match text {
+        "mh" => Scheduler::Maglev,
+        "rr" | "wrr" => Scheduler::RoundRobin,
+        "lc" | "wlc" => Scheduler::LeastConnections,
+        "sh" => Scheduler::SourceHash,
+        "dh" => Scheduler::DestinationHash,
+        "sed" => Scheduler::ShortestExpectedDelay,
+        "nq" => Scheduler::NeverQueue,
+        ours => return ours.parse().ok(),
+    })
 }
 
 /// A duration as [`duration`] reads it, in the largest unit that is exact. Configured durations have whole milliseconds.

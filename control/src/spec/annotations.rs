@@ -7,13 +7,15 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
+use std::str::FromStr;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use proto::limits::ANNOTATION_PREFIX;
-use proto::{HealthCheck, Probe};
+use proto::{HealthCheck, Mode, Probe, Scheduler, Target};
 
-use super::SpecError;
-use crate::config::scalar::duration;
+use super::{SpecError, source_ranges};
+use crate::config::scalar::{duration, scheduler};
 use crate::source::IpMode;
 
 const AWS: &str = "service.beta.kubernetes.io/aws-load-balancer-";
@@ -55,6 +57,8 @@ const TIMEOUT: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::
 const THRESHOLD: RangeInclusive<u32> = 1..=3600;
 /// A day: beyond that a drain is a leak.
 const DRAIN: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(86_400);
+/// A week, as for the gateways' own limits; below a second a flow would end between two of its packets.
+const IDLE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(7 * 86_400);
 
 /// What a Service says about its health check; the rest comes from the settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -94,9 +98,14 @@ impl HealthWish {
 pub(super) struct Wishes {
     pub(super) addresses: Vec<IpAddr>,
     pub(super) pool: Option<String>,
+    pub(super) mode: Option<Mode>,
+    pub(super) target: Option<Target>,
+    pub(super) scheduler: Option<Scheduler>,
     pub(super) ip_mode: Option<IpMode>,
+    pub(super) source_ranges: Option<Vec<IpNet>>,
     pub(super) health: HealthWish,
     pub(super) drain_timeout: Option<Duration>,
+    pub(super) idle_timeout: Option<Duration>,
     pub(super) notes: Vec<String>,
 }
 
@@ -108,10 +117,19 @@ impl Wishes {
         reader.note_unknown();
         let addresses = reader.addresses(load_balancer_ip)?;
         let pool = reader.first(&[ours("address-pool"), metallb(0, "address-pool"), metallb(1, "address-pool")]);
-        let ip_mode = reader.ip_mode();
-        let health = reader.health()?;
-        let drain_timeout = reader.drain_timeout();
-        Ok(Self { addresses, pool: pool.map(|(_, name)| name), ip_mode, health, drain_timeout, notes: reader.notes })
+        Ok(Self {
+            addresses,
+            pool: pool.map(|(_, name)| name),
+            mode: reader.must_be("mode")?,
+            target: reader.must_be("target")?,
+            scheduler: reader.scheduler(),
+            ip_mode: reader.ip_mode(),
+            source_ranges: reader.source_ranges()?,
+            health: reader.health()?,
+            drain_timeout: reader.drain_timeout(),
+            idle_timeout: reader.time(&ours("idle-timeout"), &aws("connection-idle-timeout"), IDLE),
+            notes: reader.notes,
+        })
     }
 }
 
@@ -129,24 +147,14 @@ fn aws(name: &str) -> String {
 
 /// A value that changes who may connect or what a backend receives, and cannot be honoured yet.
 fn refuse_what_is_not_built(annotations: &BTreeMap<String, String>) -> Result<(), SpecError> {
-    let one_value = [("mode", "nat"), ("target", "endpoint"), ("scheduler", "maglev")];
-    for (name, built) in one_value {
-        let key = ours(name);
-        if let Some(value) = annotations.get(&key).filter(|value| value.trim() != built) {
-            return Err(SpecError::unsupported(&format!("annotation {key}"), value, &format!("use {built} or remove it")));
-        }
-    }
     let none = [
         ours("sharing-key"),
         ours("sharing-namespaces"),
         ours("proxy-protocol"),
-        ours("idle-timeout"),
         metallb(0, "allow-shared-ip"),
         metallb(1, "allow-shared-ip"),
         format!("{CILIUM}sharing-key"),
         aws("proxy-protocol"),
-        aws("connection-idle-timeout"),
-        SOURCE_RANGES.to_owned(),
     ];
     for key in none {
         if let Some(value) = annotations.get(&key).filter(|value| !value.trim().is_empty()) {
@@ -220,6 +228,28 @@ impl Reader<'_> {
             }
         }
         Ok(addresses)
+    }
+
+    /// What changes what a backend receives: another value than the known ones is an error.
+    fn must_be<T>(&mut self, name: &str) -> Result<Option<T>, SpecError>
+    where
+        T: FromStr<Err = String>,
+    {
+        let Some((key, value)) = self.first(&[ours(name)]) else { return Ok(None) };
+        let parsed = value.to_ascii_lowercase().parse();
+        parsed.map(Some).map_err(|expected| SpecError::Annotation { key, expected })
+    }
+
+    fn scheduler(&mut self) -> Option<Scheduler> {
+        let names: Vec<_> = Scheduler::ALL.iter().map(|known| known.as_str()).collect();
+        let expected = format!("one of {}, or the IPVS name of one", names.join(", "));
+        self.parsed(&[ours("scheduler")], &expected, |value| scheduler(&value.to_ascii_lowercase()))
+    }
+
+    /// Who may connect: the annotation that cloud providers read where the Service's own field is empty.
+    fn source_ranges(&mut self) -> Result<Option<Vec<IpNet>>, SpecError> {
+        let Some((key, value)) = self.first(&[SOURCE_RANGES.to_owned()]) else { return Ok(None) };
+        source_ranges(&format!("annotation {key}"), value.split(',')).map(Some)
     }
 
     fn ip_mode(&mut self) -> Option<IpMode> {
@@ -319,17 +349,13 @@ mod tests {
     #[test]
     fn what_changes_who_may_connect_and_is_not_built_is_refused_by_name() {
         let rows = [
-            ("sluice.dev/mode", "dsr"),
-            ("sluice.dev/target", "node"),
-            ("sluice.dev/scheduler", "round-robin"),
             ("sluice.dev/sharing-key", "a"),
             ("sluice.dev/proxy-protocol", "v2"),
-            ("sluice.dev/idle-timeout", "1h"),
             ("sluice.dev/health-check", "http"),
             ("metallb.io/allow-shared-ip", "a"),
             ("lbipam.cilium.io/sharing-key", "a"),
-            ("service.beta.kubernetes.io/load-balancer-source-ranges", "10.0.0.0/8"),
             ("service.beta.kubernetes.io/aws-load-balancer-healthcheck-protocol", "HTTP"),
+            ("service.beta.kubernetes.io/aws-load-balancer-proxy-protocol", "*"),
         ];
         for (key, value) in rows {
             let error = read(&[(key, value)]).unwrap_err().to_string();
@@ -338,11 +364,46 @@ mod tests {
     }
 
     #[test]
-    fn what_is_built_may_be_said() {
-        assert_eq!(
-            read(&[("sluice.dev/mode", "nat"), ("sluice.dev/target", "endpoint"), ("sluice.dev/scheduler", "maglev")]),
-            Ok(Wishes::default())
-        );
+    fn mode_target_and_scheduler_are_read_by_our_names_and_those_of_ipvs() {
+        let wishes =
+            read(&[("sluice.dev/mode", " dsr"), ("sluice.dev/target", "Node"), ("sluice.dev/scheduler", "wlc")]).unwrap();
+        let expected = (Some(Mode::Dsr), Some(Target::Node), Some(Scheduler::LeastConnections));
+        assert_eq!((wishes.mode, wishes.target, wishes.scheduler), expected);
+        for known in Scheduler::ALL {
+            assert_eq!(read(&[("sluice.dev/scheduler", known.as_str())]).unwrap().scheduler, Some(*known));
+        }
+    }
+
+    #[test]
+    fn a_bad_value_that_decides_who_may_connect_or_what_a_backend_sees_is_an_error() {
+        let rows = [
+            ("sluice.dev/mode", "teleport"),
+            ("sluice.dev/target", "moon"),
+            ("service.beta.kubernetes.io/load-balancer-source-ranges", "10.0.0.0/8,"),
+            ("service.beta.kubernetes.io/load-balancer-source-ranges", "10.0.0.0/8,10.0.0.300/32"),
+        ];
+        for (key, value) in rows {
+            let error = read(&[(key, value)]).unwrap_err();
+            assert!(error.to_string().contains(key), "{error}");
+            assert_eq!(error.refusal().reason, proto::Reason::Refused);
+        }
+    }
+
+    #[test]
+    fn source_ranges_of_the_annotation_are_trimmed_and_an_empty_one_says_nothing() {
+        let key = "service.beta.kubernetes.io/load-balancer-source-ranges";
+        let ranges = read(&[(key, " 10.1.2.3/8 ,2001:db8::/32")]).unwrap().source_ranges.unwrap();
+        assert_eq!(ranges, ["10.0.0.0/8".parse::<IpNet>().unwrap(), "2001:db8::/32".parse().unwrap()]);
+        assert_eq!(read(&[(key, " ")]).unwrap().source_ranges, None);
+    }
+
+    #[test]
+    fn an_idle_timeout_is_read_in_our_units_and_in_seconds() {
+        for (key, value) in
+            [("sluice.dev/idle-timeout", "1h"), ("service.beta.kubernetes.io/aws-load-balancer-connection-idle-timeout", "3600")]
+        {
+            assert_eq!(read(&[(key, value)]).unwrap().idle_timeout, Some(Duration::from_secs(3600)), "{key}");
+        }
     }
 
     #[test]
@@ -376,6 +437,8 @@ mod tests {
             ("sluice.dev/health-check-port", "70000"),
             ("sluice.dev/drain-timeout", "soon"),
             ("sluice.dev/ip-mode", "hostname"),
+            ("sluice.dev/scheduler", "dice"),
+            ("sluice.dev/idle-timeout", "0s"),
             ("sluice.dev/adresses", "192.0.2.1"),
         ] {
             let wishes = read(&[(key, value)]).unwrap();

@@ -3,12 +3,17 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec as ServiceFields};
 use proto::limits::FIELD_MANAGER;
-use proto::{Family, Protocol, Reason, Refusal, ServiceName};
+use proto::{Family, Mode, Protocol, Reason, Refusal, Scheduler, ServiceName, Target};
 
 use super::annotations::{HealthWish, Wishes};
+use super::traffic::{affinity, clients, is_local, note_denied_families};
 use crate::source::{Ingress, IpMode};
+
+/// Says that kube-proxy does not serve it.
+const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 
 /// What kind of Service of ours it may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,12 +62,30 @@ pub struct ServiceSpec {
     pub addresses: Vec<IpAddr>,
     /// Pool asked for by name.
     pub pool: Option<String>,
+    /// Mode asked for.
+    pub mode: Option<Mode>,
+    /// Target asked for.
+    pub target: Option<Target>,
+    /// Scheduler asked for.
+    pub scheduler: Option<Scheduler>,
     /// `ipMode` asked for.
     pub ip_mode: Option<IpMode>,
+    /// `sessionAffinity: ClientIP`: how long a client keeps its backend.
+    pub affinity: Option<Duration>,
+    /// Clients that may connect; none: all.
+    pub source_ranges: Option<Vec<IpNet>>,
+    /// `externalTrafficPolicy: Local`.
+    pub local: bool,
+    /// Where nodes tell whether they have ready endpoints: `healthCheckNodePort`.
+    pub node_health_port: Option<u16>,
+    /// Another proxy than kube-proxy serves it on the nodes, if any does: `service.kubernetes.io/service-proxy-name`.
+    pub proxy_name: Option<String>,
     /// Health check asked for.
     pub health: HealthWish,
     /// Drain time asked for.
     pub drain_timeout: Option<Duration>,
+    /// Idle limit asked for.
+    pub idle_timeout: Option<Duration>,
     /// What was read differently than the author may have meant.
     pub notes: Vec<String>,
 }
@@ -72,12 +95,14 @@ pub struct ServiceSpec {
 pub struct PortSpec {
     /// May be empty; EndpointSlice ports match by it and the protocol.
     pub name: String,
-    /// TCP or UDP.
+    /// Of the frontend and of the endpoints.
     pub protocol: Protocol,
     /// At the VIPs.
     pub port: u16,
-    /// At the node port addresses; set for type `NodePort` only.
+    /// At the node port addresses of gateways; set for type `NodePort` only.
     pub node_port: Option<u16>,
+    /// At the cluster's nodes, where kube-proxy listens; none where the Service has none allocated.
+    pub port_of_nodes: Option<u16>,
 }
 
 /// Why a Service is none that sluice could serve.
@@ -117,6 +142,22 @@ pub enum SpecError {
         /// Its value.
         found: String,
     },
+    /// An annotation whose value cannot be honoured.
+    #[error("annotation {key}: {expected}")]
+    Annotation {
+        /// The annotation.
+        key: String,
+        /// What was found and what it may be.
+        expected: String,
+    },
+    /// A prefix of clients that is none.
+    #[error("{place}: found {found:?}, expected a CIDR such as 192.0.2.0/24; nobody is let in until it is corrected")]
+    SourceRange {
+        /// Field or annotation.
+        place: String,
+        /// What was found.
+        found: String,
+    },
     /// An address of a family that the Service does not have, or two of one.
     #[error("address {address} is asked for, but {why}; ask for one address of each family in spec.ipFamilies")]
     AddressFamily {
@@ -139,7 +180,7 @@ pub enum SpecError {
         found: i32,
     },
     /// A protocol that is none.
-    #[error("spec.ports[{index}].protocol is {found:?}, expected TCP or UDP")]
+    #[error("spec.ports[{index}].protocol is {found:?}, expected TCP, UDP or SCTP")]
     Protocol {
         /// Which port.
         index: usize,
@@ -253,12 +294,15 @@ fn wanted(service: &Service, fields: &ServiceFields, kind: Kind) -> Result<Servi
     if fields.cluster_ip.as_deref() == Some("None") {
         return Err(SpecError::Headless);
     }
-    refuse_what_is_not_built(fields)?;
     let annotations = service.metadata.annotations.clone().unwrap_or_default();
     let wishes = Wishes::read(&annotations, fields.load_balancer_ip.as_deref())?;
     let (families, second_family_optional) = families(fields)?;
     check_addresses(&wishes.addresses, &families)?;
     let mut notes = wishes.notes;
+    let source_ranges = clients(fields, wishes.source_ranges, &mut notes)?;
+    note_denied_families(source_ranges.as_deref(), &families, &mut notes);
+    let local = is_local(fields)?;
+    let labels = service.metadata.labels.as_ref();
     if fields.external_ips.as_ref().is_some_and(|ips| !ips.is_empty()) {
         notes.push("spec.externalIPs has no effect: any tenant could claim any address by it (CVE-2020-8554)".to_owned());
     }
@@ -268,27 +312,26 @@ fn wanted(service: &Service, fields: &ServiceFields, kind: Kind) -> Result<Servi
         ports: ports(fields.ports.as_deref().unwrap_or_default(), kind)?,
         addresses: wishes.addresses,
         pool: wishes.pool,
+        mode: wishes.mode,
+        target: wishes.target,
+        scheduler: wishes.scheduler,
         ip_mode: wishes.ip_mode,
+        affinity: affinity(fields, &mut notes)?,
+        source_ranges,
+        local,
+        node_health_port: node_health_port(fields, kind, local),
+        proxy_name: labels.and_then(|labels| labels.get(PROXY_NAME_LABEL)).cloned(),
         health: wishes.health,
         drain_timeout: wishes.drain_timeout,
+        idle_timeout: wishes.idle_timeout,
         notes,
     })
 }
 
-/// Fields that change who may connect or what a backend sees.
-fn refuse_what_is_not_built(fields: &ServiceFields) -> Result<(), SpecError> {
-    let ranges = fields.load_balancer_source_ranges.as_deref().unwrap_or_default();
-    if !ranges.is_empty() {
-        return Err(SpecError::unsupported("spec.loadBalancerSourceRanges", &ranges.join(","), "remove it"));
-    }
-    match fields.session_affinity.as_deref() {
-        None | Some("" | "None") => {}
-        Some(other) => return Err(SpecError::unsupported("spec.sessionAffinity", other, "use None")),
-    }
-    match fields.external_traffic_policy.as_deref() {
-        None | Some("" | "Cluster") => Ok(()),
-        Some(other) => Err(SpecError::unsupported("spec.externalTrafficPolicy", other, "use Cluster")),
-    }
+/// kube-proxy answers there for Services of type `LoadBalancer` with `externalTrafficPolicy: Local` alone.
+fn node_health_port(fields: &ServiceFields, kind: Kind, local: bool) -> Option<u16> {
+    let port = fields.health_check_node_port.filter(|_| local && kind == Kind::LoadBalancer)?;
+    u16::try_from(port).ok().filter(|port| *port != 0)
 }
 
 /// Families in order, and whether the second is optional. Without an API server that knows the cluster's families, what
@@ -320,7 +363,7 @@ fn families(fields: &ServiceFields) -> Result<(Vec<Family>, bool), SpecError> {
     Ok((families, optional))
 }
 
-fn word(field: &'static str, found: &str, expected: &'static str) -> SpecError {
+pub(super) fn word(field: &'static str, found: &str, expected: &'static str) -> SpecError {
     SpecError::Word { field, found: found.to_owned(), expected }
 }
 
@@ -373,15 +416,14 @@ fn port(index: usize, entry: &ServicePort, kind: Kind) -> Result<PortSpec, SpecE
         None | Some("") => Protocol::Tcp,
         Some(text) => text.parse().map_err(|_| SpecError::Protocol { index, found: text.to_owned() })?,
     };
-    if protocol == Protocol::Sctp {
-        return Err(SpecError::unsupported(&format!("spec.ports[{index}].protocol"), "SCTP", "use TCP or UDP"));
-    }
     let node_port = match (kind, entry.node_port) {
         (Kind::LoadBalancer, _) => None,
         (Kind::NodePort, None | Some(0)) => return Err(SpecError::NodePortMissing { index }),
         (Kind::NodePort, Some(found)) => Some(number("nodePort", found)?),
     };
-    Ok(PortSpec { name: entry.name.clone().unwrap_or_default(), protocol, port: number("port", entry.port)?, node_port })
+    let port_of_nodes = entry.node_port.filter(|found| *found != 0).map(|found| number("nodePort", found)).transpose()?;
+    let name = entry.name.clone().unwrap_or_default();
+    Ok(PortSpec { name, protocol, port: number("port", entry.port)?, node_port, port_of_nodes })
 }
 
 #[cfg(test)]
@@ -400,7 +442,7 @@ mod tests {
     fn a_manifest_gets_the_defaults_of_the_api_server() {
         let wanted = wanted_of(serde_json::json!({"type": "LoadBalancer", "ports": [{"port": 80}]})).unwrap();
         assert_eq!(wanted.families, [Family::V4]);
-        let port = PortSpec { name: String::new(), protocol: Protocol::Tcp, port: 80, node_port: None };
+        let port = PortSpec { name: String::new(), protocol: Protocol::Tcp, port: 80, node_port: None, port_of_nodes: None };
         assert_eq!(wanted.ports, [port]);
     }
 
@@ -413,17 +455,41 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_are_not_built_are_refused_by_name_and_value() {
+    fn who_may_connect_and_which_backend_a_client_gets_is_read() {
+        let mut object = service(&serde_json::json!({"type": "LoadBalancer", "sessionAffinity": "ClientIP",
+            "externalTrafficPolicy": "Local", "healthCheckNodePort": 31000, "loadBalancerSourceRanges": ["10.0.0.0/8"],
+            "ports": [{"port": 80, "nodePort": 30080, "protocol": "SCTP"}]}));
+        object.metadata.labels = Some([("service.kubernetes.io/service-proxy-name".to_owned(), "x".to_owned())].into());
+        let wanted = Candidate::try_from(&object).unwrap().wanted.unwrap();
+        assert_eq!((wanted.affinity, wanted.local), (Some(Duration::from_secs(10_800)), true));
+        assert_eq!(wanted.source_ranges, Some(vec!["10.0.0.0/8".parse().unwrap()]));
+        assert_eq!((wanted.node_health_port, wanted.proxy_name.as_deref()), (Some(31_000), Some("x")));
+        let port = &wanted.ports[0];
+        assert_eq!((port.protocol, port.node_port, port.port_of_nodes), (Protocol::Sctp, None, Some(30_080)));
+    }
+
+    #[test]
+    fn only_a_load_balancer_under_local_has_a_health_check_node_port() {
+        let rows = [("LoadBalancer", "Local", Some(31_000)), ("LoadBalancer", "Cluster", None), ("NodePort", "Local", None)];
+        for (kind, policy, expected) in rows {
+            let spec = serde_json::json!({"type": kind, "externalTrafficPolicy": policy, "healthCheckNodePort": 31000,
+                "ports": [{"port": 80, "nodePort": 30080}]});
+            assert_eq!(wanted_of(spec).unwrap().node_health_port, expected, "{kind} {policy}");
+        }
+    }
+
+    #[test]
+    fn fields_that_make_no_sense_are_refused_by_name_and_value() {
         let rows = [
-            ("loadBalancerSourceRanges", serde_json::json!(["10.0.0.0/8"]), "10.0.0.0/8"),
-            ("sessionAffinity", serde_json::json!("ClientIP"), "ClientIP"),
-            ("externalTrafficPolicy", serde_json::json!("Local"), "Local"),
+            ("loadBalancerSourceRanges", serde_json::json!(["10.0.0.0/40"]), "10.0.0.0/40"),
+            ("sessionAffinity", serde_json::json!("Cookie"), "Cookie"),
+            ("externalTrafficPolicy", serde_json::json!("Nearby"), "Nearby"),
         ];
         for (field, value, shown) in rows {
             let mut spec = serde_json::json!({"type": "LoadBalancer", "ports": [{"port": 80}]});
             spec[field] = value;
             let refusal = wanted_of(spec).unwrap_err().refusal();
-            assert_eq!(refusal.reason, Reason::Unsupported);
+            assert_eq!(refusal.reason, Reason::Refused);
             assert!(refusal.message.contains(field) && refusal.message.contains(shown), "{}", refusal.message);
         }
     }
@@ -441,7 +507,6 @@ mod tests {
         let rows = [
             (serde_json::json!([]), "spec.ports is empty"),
             (serde_json::json!([{"port": 0}]), "spec.ports[0].port is 0"),
-            (serde_json::json!([{"port": 80, "protocol": "SCTP"}]), "SCTP"),
             (serde_json::json!([{"port": 80, "protocol": "QUIC"}]), "QUIC"),
             (serde_json::json!([{"name": "a", "port": 80}, {"name": "b", "port": 80}]), "the port tcp 80"),
             (serde_json::json!([{"port": 80}, {"port": 81}]), "the name"),
