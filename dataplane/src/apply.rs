@@ -8,7 +8,7 @@ use crossbeam_queue::ArrayQueue;
 
 use crate::answer::IcmpError;
 use crate::decide::{Answer, Changes, Flows, Obstacle, Packet, Passage, Verdict, decide, follow, rewrite_of};
-use crate::flow::{Candidate, Flow, FlowTable, IdleLimits};
+use crate::flow::{Candidate, Flow, FlowTable, IdleLimits, Segment};
 use crate::held::{Awaited, Held};
 use crate::lanes::Lanes;
 use crate::limiter::AnswerLimiter;
@@ -78,8 +78,9 @@ impl<B, O> Tables<u32> for Engine<B, O> {
     }
 
     fn new_flows<'a>(&'a mut self, changes: &'a mut Changes) -> Flows<'a, u32> {
-        let room = self.room();
-        Flows { table: &mut self.v4, ports: &mut self.ports, changes, room, worker: self.worker }
+        let (room, worker) = (self.room(), self.worker);
+        let Self { v4: table, ports, limits, .. } = self;
+        Flows { table, ports, limits, changes, room, worker }
     }
 }
 
@@ -90,8 +91,9 @@ impl<B, O> Tables<u128> for Engine<B, O> {
     }
 
     fn new_flows<'a>(&'a mut self, changes: &'a mut Changes) -> Flows<'a, u128> {
-        let room = self.room();
-        Flows { table: &mut self.v6, ports: &mut self.ports, changes, room, worker: self.worker }
+        let (room, worker) = (self.room(), self.worker);
+        let Self { v6: table, ports, limits, .. } = self;
+        Flows { table, ports, limits, changes, room, worker }
     }
 }
 
@@ -148,7 +150,8 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
             _ => (buffer, obstacle),
         };
         let mut changes = Changes::default();
-        let verdict = decide(packet, obstacle, snapshot, &mut self.new_flows(&mut changes), Tick::at(arrival.now_ns));
+        let segment = Segment::of(buffer.bytes(), packet.headers);
+        let verdict = decide(packet, segment, obstacle, snapshot, &mut self.new_flows(&mut changes), Tick::at(arrival.now_ns));
         self.count_changes(&changes);
         self.apply(lanes, snapshot, arrival, buffer, packet.headers, verdict);
     }
@@ -409,7 +412,8 @@ struct Look<'a> {
 impl Look<'_> {
     /// It has been silent for too long, or its backend's drain is over.
     fn ended<A: Address>(&self, flow: &Flow<A>) -> bool {
-        self.limits.expired(flow.state, flow.last_seen, self.now) || self.snapshot.backend(flow.backend).is_none()
+        let Some(backend) = self.snapshot.backend(flow.backend) else { return true };
+        self.limits.is_over(flow.state, backend.idle_timeout, flow.last_seen, self.now)
     }
 
     /// A client that is its own next hop is asked for while its flow is in use, or Linux would forget it: Linux sees none

@@ -68,6 +68,7 @@ impl Compiler {
             services: Vec::new(),
             announced: answers.update(&config, &[], &[], &[], 1),
             managed: Arc::default(),
+            shortest_idle_timeout: None,
             refused: Vec::new(),
             problems: Vec::new(),
         };
@@ -124,6 +125,7 @@ impl Compiler {
         last.backends = self.backends.table.clone();
         last.routes = self.ways.share();
         last.managed = self.ways.managed(self.backends.targets.next_hops());
+        last.shortest_idle_timeout = state.services.values().filter_map(|service| service.idle_timeout).min().map(Into::into);
         last.problems = self.answers.problems.iter().chain(&self.conflicts).chain(&self.failing_open).cloned().collect();
         last.clone()
     }

@@ -11,11 +11,12 @@ pub use error::follow_error;
 use crate::answer::is_group_address;
 use crate::checksum::{Deltas, delta};
 use crate::flow::{
-    BackendId, Candidate, Direction, Flow, FlowIndex, FlowState, FlowTable, IdleLimits, UNRESOLVED, Way, next_state,
+    BackendId, Candidate, Direction, Flow, FlowIndex, FlowState, FlowTable, IdleLimits, Segment, UNRESOLVED, Way, advance,
+    is_opening, is_plain,
 };
 use crate::held::Awaited;
 use crate::rewrite::Rewrite;
-use crate::snapshot::{Backend, Exit, Frontend, NextHop, Place, RouteTo, Snapshot, Spot};
+use crate::snapshot::{Backend, Exit, Frontend, NextHop, Place, RouteTo, Snapshot};
 use crate::snat::{SnatLease, SnatPorts};
 use crate::tick::Tick;
 use crate::{Address, Chooser, DropReason, Headers, PortIndex, Transport, Tuple, tcp_flags};
@@ -40,6 +41,8 @@ pub struct Flows<'a, A: Address> {
     pub table: &'a mut FlowTable<A>,
     /// SNAT ports of both families.
     pub ports: &'a mut SnatPorts,
+    /// How long they may be silent.
+    pub limits: &'a IdleLimits,
     /// What the decision changed, for the counters.
     pub changes: &'a mut Changes,
     /// Room that both families share: flows that may still be made.
@@ -97,8 +100,8 @@ pub struct Passage<'s> {
 pub enum Obstacle {
     /// It has no flow.
     NoFlow,
-    /// It has one, which has ended.
-    Ended(FlowIndex),
+    /// It has one and may change it: begin, confirm or close it, or find that it has ended.
+    Event(FlowIndex, Direction),
     /// It is of a flow, and must not go on.
     Known(Stop),
 }
@@ -151,39 +154,49 @@ pub fn follow<'s, A: Address>(
     limits: &IdleLimits,
     now: Tick,
 ) -> Result<Passage<'s>, Obstacle> {
-    if !matches!(packet.headers.transport, Transport::Tcp { .. } | Transport::Udp) {
+    let transport = packet.headers.transport;
+    if !matches!(transport, Transport::Tcp { .. } | Transport::Udp) {
         return Err(Obstacle::NoFlow);
     }
     let (index, direction) = table.find(packet.hash, &packet.headers.tuple, packet.candidate).ok_or(Obstacle::NoFlow)?;
     let flow = table.get_mut(index);
-    if limits.expired(flow.state, flow.last_seen, now) {
-        return Err(Obstacle::Ended(index));
+    if !is_plain(flow.state, transport, direction) || limits.may_be_over(flow.state, flow.last_seen, now) {
+        return Err(Obstacle::Event(index, direction));
     }
-    let backend = snapshot.spot(flow.backend).ok_or(Obstacle::Ended(index))?;
+    match snapshot.spot(flow.backend) {
+        Some(backend) if !backend.removed => match pass(packet, snapshot, backend.next_hop, flow, direction, now) {
+            Ok(exit) => Ok(Passage { flow: index, direction, exit }),
+            Err(stop) => Err(Obstacle::Known(stop)),
+        },
+        _ => Err(Obstacle::Event(index, direction)),
+    }
+}
+
+/// The way out of a packet of a flow, which was seen now.
+#[inline(always)]
+fn pass<'s, A: Address>(
+    packet: &Packet<'_, A>,
+    snapshot: &'s Snapshot,
+    next_hop: u32,
+    flow: &mut Flow<A>,
+    direction: Direction,
+    now: Tick,
+) -> Result<&'s Exit, Stop> {
     let exit = match direction {
-        Direction::ToBackend if begins_anew(packet.headers.transport, flow.state, backend) => {
-            return Err(Obstacle::Ended(index));
-        }
-        Direction::ToBackend => exit_by(snapshot, backend.next_hop),
-        Direction::ToClient if !arrives_from(snapshot, backend.next_hop, packet.in_port) => {
-            return Err(Obstacle::Known(Stop::WrongPort));
-        }
+        Direction::ToBackend => exit_by(snapshot, next_hop),
+        Direction::ToClient if !arrives_from(snapshot, next_hop, packet.in_port) => return Err(Stop::WrongPort),
         Direction::ToClient => exit_to_client(snapshot, flow),
     };
-    let state = next_state(flow.state, packet.headers.transport, direction);
-    if flow.last_seen != now || flow.state != state {
+    if flow.last_seen != now {
         flow.last_seen = now;
-        flow.state = state;
     }
-    match exit.and_then(|exit| fits(packet, exit)) {
-        Ok(exit) => Ok(Passage { flow: index, direction, exit }),
-        Err(stop) => Err(Obstacle::Known(stop)),
-    }
+    exit.and_then(|exit| fits(packet, exit))
 }
 
 /// Decides what happens to a packet that met an obstacle, at `now`.
 pub fn decide<'s, A: Address>(
     packet: &Packet<'_, A>,
+    segment: Segment,
     obstacle: Obstacle,
     snapshot: &'s Snapshot,
     flows: &mut Flows<'_, A>,
@@ -194,16 +207,48 @@ pub fn decide<'s, A: Address>(
             flows.changes.hit = true;
             return stopped(stop, packet.headers.dont_fragment);
         }
-        Obstacle::Ended(index) => end(flows, index, now),
+        Obstacle::Event(index, direction) => match look_closer(packet, segment, snapshot, flows, (index, direction), now) {
+            Some(verdict) => {
+                flows.changes.hit = true;
+                return verdict;
+            }
+            None => end(flows, index, now),
+        },
         Obstacle::NoFlow => {}
     }
     match packet.headers.transport {
         Transport::Tcp { .. } | Transport::Udp => match frontend_of(packet, snapshot) {
-            Some(frontend) => new_flow(packet, snapshot, flows, now, frontend),
+            Some(frontend) => new_flow(packet, segment, snapshot, flows, now, frontend),
             None => no_frontend(packet, snapshot),
         },
         _ => no_frontend(packet, snapshot),
     }
+}
+
+/// What a packet of a known flow does to it, besides following it. None: the flow has ended, and the packet has none.
+fn look_closer<'s, A: Address>(
+    packet: &Packet<'_, A>,
+    segment: Segment,
+    snapshot: &'s Snapshot,
+    flows: &mut Flows<'_, A>,
+    (index, direction): (FlowIndex, Direction),
+    now: Tick,
+) -> Option<Verdict<'s>> {
+    let transport = packet.headers.transport;
+    let flow = flows.table.get_mut(index);
+    let backend = snapshot.backend(flow.backend)?;
+    let over = flows.limits.is_over(flow.state, backend.idle_timeout, flow.last_seen, now);
+    if over || direction == Direction::ToBackend && begins_anew(transport, flow.state, backend) {
+        return None;
+    }
+    if direction == Direction::ToClient && !arrives_from(snapshot, backend.next_hop, packet.in_port) {
+        return Some(stopped(Stop::WrongPort, packet.headers.dont_fragment));
+    }
+    advance(flow, transport, direction, segment, now);
+    Some(match pass(packet, snapshot, backend.next_hop, flow, direction, now) {
+        Ok(exit) => Verdict::Forward(Passage { flow: index, direction, exit }),
+        Err(stop) => stopped(stop, packet.headers.dont_fragment),
+    })
 }
 
 /// Whether a backend's packets may come by this port (FORWARDING 9).
@@ -217,20 +262,12 @@ fn arrives_from(snapshot: &Snapshot, next_hop: u32, port: PortIndex) -> bool {
 
 /// A SYN on a closing flow, a SYN that was never answered by a backend that takes no new flows any more, and any SYN or
 /// UDP packet whose backend is gone make a new choice (FORWARDING 2): TCP that has begun goes on to a draining backend.
-#[inline]
-fn begins_anew(transport: Transport, state: FlowState, backend: &Spot) -> bool {
+fn begins_anew(transport: Transport, state: FlowState, backend: &Backend) -> bool {
     let unanswered_in_vain = state == FlowState::TcpOpening && !backend.accepts_new;
     match transport {
-        Transport::Tcp { flags } => {
-            is_opening(flags) && (state == FlowState::TcpClosing || unanswered_in_vain || backend.removed)
-        }
+        Transport::Tcp { flags } => is_opening(flags) && (state.is_closing() || unanswered_in_vain || backend.removed),
         _ => backend.removed,
     }
-}
-
-#[inline]
-fn is_opening(flags: u8) -> bool {
-    flags & (tcp_flags::SYN | tcp_flags::ACK | tcp_flags::RST | tcp_flags::FIN) == tcp_flags::SYN
 }
 
 /// Frontends are listened on once there is a complete state.
@@ -241,6 +278,7 @@ fn frontend_of<'s, A: Address>(packet: &Packet<'_, A>, snapshot: &'s Snapshot) -
 
 fn new_flow<'s, A: Address>(
     packet: &Packet<'_, A>,
+    segment: Segment,
     snapshot: &'s Snapshot,
     flows: &mut Flows<'_, A>,
     now: Tick,
@@ -283,6 +321,7 @@ fn new_flow<'s, A: Address>(
     };
     flows.changes.reused_early = flows.ports.reused_early() > reused_early;
     let mut flow = nat_flow(tuple, packet.headers.transport, target, backend, id, &lease, now);
+    flow.initial_sequence = segment.sequence;
     if let Err(Stop::Unresolved(awaited)) = exit_to_client(snapshot, &mut flow) {
         flows.changes.ask = Some(awaited);
     }
@@ -329,14 +368,11 @@ fn nat_flow<A: Address>(
         l3_delta: l3,
         l4_delta: l4,
         initial_sequence: 0,
-        limits: 0,
+        opened: now.0,
         way: Way::Nat,
         packets: 0,
         protocol: tuple.protocol,
-        state: match transport {
-            Transport::Tcp { .. } => FlowState::TcpOpening,
-            _ => FlowState::UdpUnreplied,
-        },
+        state: FlowState::first(transport, Way::Nat),
     }
 }
 

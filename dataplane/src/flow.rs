@@ -5,6 +5,8 @@
 //! next hop by slot, never by MAC or port, so that old flows follow the network. Deliberately not here: SNAT ports
 //! (the caller gives them back when a flow ends), and what ends a flow.
 
+mod advance;
+mod idle;
 mod index;
 mod state;
 mod table;
@@ -12,7 +14,9 @@ mod table;
 use proto::Mode;
 use zerocopy::FromZeros;
 
-pub use state::{FlowState, IdleLimits, next_state};
+pub use advance::{Segment, advance};
+pub use idle::IdleLimits;
+pub use state::{FlowState, is_opening, is_plain, next_state};
 pub use table::{Candidate, FlowIndex, FlowTable, Full};
 
 use crate::snat::PoolId;
@@ -102,7 +106,7 @@ pub struct Flow<A: FromZeros> {
     pub snat_port: u16,
     /// The backend.
     pub backend: BackendId,
-    /// When a packet was seen last. Written by [`FlowTable::touch`].
+    /// When a packet was seen last.
     pub last_seen: Tick,
     /// Where `snat_port` goes back to.
     pub snat_pool: PoolId,
@@ -117,8 +121,9 @@ pub struct Flow<A: FromZeros> {
     /// The sequence number of the client's SYN while the flow is opening (`nat`): what a RST to the backend needs when
     /// the flow is reclaimed (FORWARDING 3).
     pub initial_sequence: u32,
-    /// Which of the idle limits hold: 0 the gateway's, else a service's own.
-    pub limits: u16,
+    /// The tick in which the flow was made; of two-way TCP, since it was confirmed, the tick of that, and while it is
+    /// [`FlowState::TcpAnswered`] the acknowledgement number that will confirm it.
+    pub opened: u32,
     /// Transport protocol number; 0 marks a free entry.
     pub protocol: u8,
     /// Where it stands.

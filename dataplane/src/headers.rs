@@ -10,6 +10,8 @@ pub mod tcp_flags {
     pub const SYN: u8 = 0x02;
     /// Reset the connection.
     pub const RST: u8 = 0x04;
+    /// The sender's buffer is empty: the end of a write.
+    pub const PSH: u8 = 0x08;
     /// The acknowledgement field counts.
     pub const ACK: u8 = 0x10;
 }

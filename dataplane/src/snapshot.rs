@@ -26,6 +26,7 @@ pub(crate) use routes::{NextHopKey, Routes, Way};
 
 use crate::flow::BackendId;
 use crate::snat::SnatAddress;
+use crate::tick::Ticks;
 use crate::{Address, PortConfig, PortIndex};
 
 /// All tables, of one moment.
@@ -43,6 +44,7 @@ pub struct Snapshot {
     pub(crate) services: Vec<Arc<ServiceView>>,
     pub(crate) announced: Arc<[(PortIndex, IpAddr, u64)]>,
     pub(crate) managed: Arc<[(PortIndex, IpAddr)]>,
+    pub(crate) shortest_idle_timeout: Option<Ticks>,
     pub(crate) refused: Vec<(ServiceName, Refusal)>,
     pub(crate) problems: Vec<String>,
 }
@@ -171,6 +173,12 @@ impl Snapshot {
     #[must_use]
     pub fn managed_next_hops(&self) -> &[(PortIndex, IpAddr)] {
         &self.managed
+    }
+
+    /// The shortest idle timeout that a service has of its own.
+    #[must_use]
+    pub const fn shortest_idle_timeout(&self) -> Option<Ticks> {
+        self.shortest_idle_timeout
     }
 
     /// The services, by name.

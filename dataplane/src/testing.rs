@@ -125,11 +125,20 @@ impl Packet {
         }
     }
 
-    /// With other TCP flags.
+    /// With other TCP flags. With ACK it acknowledges a SYN of [`Packet::tcp`], whose sequence number is 1,000.
     #[must_use]
     pub fn flags(mut self, new: u8) -> Self {
-        let Segment::Tcp { flags, .. } = &mut self.segment else { panic!("only TCP has flags") };
+        let Segment::Tcp { flags, acknowledgement, .. } = &mut self.segment else { panic!("only TCP has flags") };
         *flags = new;
+        *acknowledgement = if new & tcp_flags::ACK != 0 { 1_001 } else { 0 };
+        self
+    }
+
+    /// With other TCP numbers.
+    #[must_use]
+    pub fn numbers(mut self, new_sequence: u32, new_acknowledgement: u32) -> Self {
+        let Segment::Tcp { sequence, acknowledgement, .. } = &mut self.segment else { panic!("only TCP has numbers") };
+        (*sequence, *acknowledgement) = (new_sequence, new_acknowledgement);
         self
     }
 

@@ -136,6 +136,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         let (engine, lanes) = (&mut self.engine, &mut self.lanes);
         if changed {
             self.announcements.add(snapshot, now_ns);
+            engine.limits.follow(snapshot.shortest_idle_timeout());
         }
         let mut handled = 0;
         for index in 0..lanes.lanes.len() {

@@ -3,6 +3,7 @@
 mod rig;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use dataplane::testing::Packet;
 use dataplane::{DropReason, Fate, Mac, Neighbour, tcp_flags};
@@ -59,6 +60,42 @@ fn an_established_connection_outlives_an_opening_one() {
     rig.forward(UPLINK, &Packet::tcp("198.51.100.7:1", VIP).flags(ACK).build());
     let late = Packet::tcp("198.51.100.7:2", VIP).flags(ACK).build();
     assert_eq!(rig.put(UPLINK, &late), Some(Fate::Drop(DropReason::NoFlow)));
+}
+
+#[test]
+fn an_ack_with_a_guessed_number_confirms_nothing() {
+    let mut rig = Rig::new();
+    let (snat, backend) = ends(&rig.forward(UPLINK, &syn(1)));
+    let syn_ack = Packet::tcp(&backend.to_string(), &snat.to_string()).flags(tcp_flags::SYN | ACK).numbers(77, 1_001);
+    rig.forward(CLUSTER, &syn_ack.build());
+    rig.forward(UPLINK, &Packet::tcp(&client(1), VIP).flags(ACK).numbers(1_001, 1_001).build());
+    rig.forward(UPLINK, &Packet::tcp(&client(1), VIP).flags(ACK | tcp_flags::PSH).numbers(1_001, 79).build());
+    idle(&mut rig, 45);
+    assert_eq!(rig.counters.flows.get(), 0, "it ends as an opening flow does");
+}
+
+#[test]
+fn a_service_may_have_an_idle_timeout_of_its_own_and_change_it() {
+    let mut rig = Rig::new();
+    let set = |rig: &mut Rig, idle_timeout| {
+        let name = ServiceName::new("default", "web");
+        let service = proto::Service { idle_timeout, ..(*rig.state.services[&name]).clone() };
+        rig.state.services.insert(name, Arc::new(service));
+        rig.publish();
+    };
+    set(&mut rig, Some(Duration::from_secs(60)));
+    establish(&mut rig, "198.51.100.7:1");
+    idle(&mut rig, 50);
+    rig.forward(UPLINK, &Packet::tcp("198.51.100.7:1", VIP).flags(ACK).build());
+    idle(&mut rig, 75);
+    assert_eq!(rig.counters.flows.get(), 0);
+    establish(&mut rig, "198.51.100.7:1");
+    set(&mut rig, Some(Duration::from_secs(20_000)));
+    idle(&mut rig, 10_000);
+    assert_eq!(rig.counters.flows.get(), 1, "flows follow the service, beyond the gateway's limit too");
+    set(&mut rig, None);
+    idle(&mut rig, 10);
+    assert_eq!(rig.counters.flows.get(), 0);
 }
 
 #[test]

@@ -144,7 +144,7 @@ impl Served {
             self.refusal.get_or_insert_with(too_many_targets);
         }
         for &id in self.backends.values() {
-            backends.set_accepts_new(id, accepting.contains(&id));
+            backends.set_policy(id, accepting.contains(&id), source.idle_timeout.map(Into::into));
         }
         listens_before.extend(old.map(|port| (port.protocol, port.listens)));
         self.view = Arc::new(view_of(source, &self.name, self.refusal.clone(), views));

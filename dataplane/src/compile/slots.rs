@@ -14,6 +14,7 @@ use crate::flow::BackendId;
 use crate::hash::TableHash;
 use crate::snapshot::{Backend, BackendTable};
 use crate::snat::{TARGETS_MAX, TargetSlot};
+use crate::tick::Ticks;
 
 /// What a backend is known by within its service, and a target altogether.
 pub(super) type TargetKey = (Protocol, SocketAddr);
@@ -169,7 +170,8 @@ impl Backends {
         let generation = self.generations[slot as usize];
         let (protocol, address) = key;
         let (service, next_hop) = (service.clone(), reach.next_hop);
-        let backend = Backend { address, protocol, service, target, next_hop, generation, accepts_new: false, removed: false };
+        let (accepts_new, removed, idle_timeout) = (false, false, None);
+        let backend = Backend { address, protocol, service, target, next_hop, generation, idle_timeout, accepts_new, removed };
         self.table.set(slot, Some(backend));
         Some(BackendId { slot, generation })
     }
@@ -179,8 +181,10 @@ impl Backends {
         self.table.get(id).is_some_and(|backend| self.targets.reach(backend.target).snat)
     }
 
-    pub(super) fn set_accepts_new(&mut self, id: BackendId, accepts_new: bool) {
-        self.table.update(id.slot, |backend| backend.accepts_new != accepts_new, |backend| backend.accepts_new = accepts_new);
+    /// What the service of a backend says of it now.
+    pub(super) fn set_policy(&mut self, id: BackendId, accepts_new: bool, idle_timeout: Option<Ticks>) {
+        let differs = |backend: &Backend| (backend.accepts_new, backend.idle_timeout) != (accepts_new, idle_timeout);
+        self.table.update(id.slot, differs, |backend| (backend.accepts_new, backend.idle_timeout) = (accepts_new, idle_timeout));
     }
 
     /// The service does not name it any more: it drains.

@@ -1,122 +1,290 @@
-//! Where a flow stands, and how long it may be silent there.
+//! Where a flow stands, and which packets move it.
+//!
+//! A flow is *confirmed* when both its sides have shown that they are there (one-way modes: when its client has gone on
+//! for a while). Until then it is the first to yield when memory or ports run out (FORWARDING 3), and nothing that a
+//! client alone can forge may confirm it.
 //!
 //! FIN and RST only shorten the limit, since anyone can forge them; data restores it. Data is known by PSH, which
 //! every sender sets at the end of a write: acknowledgements must not count, or the last one of a closed connection
-//! would keep it for hours. Deliberately not here: sequence numbers, and what a SYN on a closing flow does (the
-//! decision's matter).
+//! would keep it for hours (docs/adr/0007-closing-flows.md).
+//!
+//! **Invariant:** almost every packet leaves its flow where it is, and one test of one bit says so ([`is_plain`]).
+//! Deliberately not here: sequence numbers and time, which a change may need too ([`super::advance`]); how long a flow
+//! may be silent ([`super::IdleLimits`]).
 
 use zerocopy::FromZeros;
 
-use super::Direction;
-use crate::tick::{Tick, Ticks};
-use crate::{FlowLimits, Transport, tcp_flags};
+use super::{Direction, Way};
+use crate::{Transport, tcp_flags};
 
-const PSH: u8 = 0x08;
-
-/// Where a flow stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromZeros)]
+/// Where a flow stands. *Two-way* ones see both directions (`nat`, `dnat`), *one-way* ones the client's packets only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromZeros)]
 #[repr(u8)]
 pub enum FlowState {
-    /// The client's SYN was seen.
+    /// TCP, two-way: the client's SYN was seen.
     TcpOpening,
-    /// The backend's SYN-ACK was seen too.
+    /// TCP, two-way: the backend's SYN-ACK was seen too.
     TcpAnswered,
-    /// The client acknowledged it: confirmed.
+    /// TCP, two-way: the client acknowledged it: confirmed.
     TcpEstablished,
-    /// A FIN or RST was seen.
+    /// TCP, two-way: a FIN or RST was seen after it was confirmed.
     TcpClosing,
-    /// Only the client has spoken.
+    /// TCP, two-way: a FIN or RST was seen before it was confirmed: refused, given up, or forged.
+    TcpRefused,
+    /// TCP, two-way, found in mid-stream (FORWARDING 4, `dnat`): the backend has not said yet that it knows it.
+    TcpAdopted,
+    /// TCP, one-way: the client has not gone on for long enough yet.
+    TcpOneWayNew,
+    /// TCP, one-way: confirmed.
+    TcpOneWay,
+    /// TCP, one-way: a FIN or RST was seen after it was confirmed.
+    TcpOneWayClosing,
+    /// UDP, two-way: only the client has spoken.
     UdpUnreplied,
-    /// The backend replied: confirmed.
+    /// UDP, two-way: the backend replied: confirmed.
     Udp,
+    /// UDP, one-way: fewer than three packets.
+    UdpOneWayNew,
+    /// UDP, one-way: confirmed.
+    UdpOneWay,
+    /// SCTP: the association is being set up; in one-way modes, not confirmed yet.
+    SctpOpening,
+    /// SCTP: confirmed.
+    Sctp,
+    /// SCTP: shut down or aborted.
+    SctpClosing,
 }
 
-/// The state after a packet with this transport header went in this direction.
-#[must_use]
-#[inline]
-pub fn next_state(state: FlowState, transport: Transport, direction: Direction) -> FlowState {
-    match (transport, direction) {
-        (Transport::Tcp { flags }, _) => next_tcp_state(state, flags, direction),
-        (Transport::Udp, Direction::ToClient) => FlowState::Udp,
-        _ => state,
-    }
-}
+impl FlowState {
+    /// Every state, in the order of their numbers.
+    pub const ALL: [Self; 16] = [
+        Self::TcpOpening,
+        Self::TcpAnswered,
+        Self::TcpEstablished,
+        Self::TcpClosing,
+        Self::TcpRefused,
+        Self::TcpAdopted,
+        Self::TcpOneWayNew,
+        Self::TcpOneWay,
+        Self::TcpOneWayClosing,
+        Self::UdpUnreplied,
+        Self::Udp,
+        Self::UdpOneWayNew,
+        Self::UdpOneWay,
+        Self::SctpOpening,
+        Self::Sctp,
+        Self::SctpClosing,
+    ];
 
-#[inline]
-fn next_tcp_state(state: FlowState, flags: u8, direction: Direction) -> FlowState {
-    use tcp_flags::{ACK, FIN, RST, SYN};
-    if flags & (FIN | RST) != 0 {
-        return FlowState::TcpClosing;
-    }
-    match (state, direction) {
-        (FlowState::TcpOpening, Direction::ToClient) if flags & (SYN | ACK) == SYN | ACK => FlowState::TcpAnswered,
-        (FlowState::TcpAnswered, Direction::ToBackend) if flags & (SYN | ACK) == ACK => FlowState::TcpEstablished,
-        (FlowState::TcpClosing, _) if flags & PSH != 0 => FlowState::TcpEstablished,
-        _ => state,
-    }
-}
-
-/// How long a flow may be silent, by state.
-#[derive(Clone, Copy, Debug)]
-pub struct IdleLimits {
-    by_state: [Ticks; 6],
-}
-
-impl IdleLimits {
-    /// From the configuration.
+    /// Where a flow begins whose first packet this is.
     #[must_use]
-    pub fn new(limits: &FlowLimits) -> Self {
-        let opening = limits.tcp_opening.into();
-        let mut by_state = [opening; 6];
-        by_state[FlowState::TcpEstablished as usize] = limits.tcp_established.into();
-        by_state[FlowState::TcpClosing as usize] = limits.tcp_closing.into();
-        by_state[FlowState::UdpUnreplied as usize] = limits.udp_unreplied.into();
-        by_state[FlowState::Udp as usize] = limits.udp.into();
-        Self { by_state }
+    pub const fn first(transport: Transport, way: Way) -> Self {
+        match (transport, way.is_two_way()) {
+            (Transport::Tcp { flags }, true) if is_opening(flags) => Self::TcpOpening,
+            (Transport::Tcp { .. }, true) => Self::TcpAdopted,
+            (Transport::Tcp { .. }, false) => Self::TcpOneWayNew,
+            (Transport::Sctp, _) => Self::SctpOpening,
+            (_, true) => Self::UdpUnreplied,
+            (_, false) => Self::UdpOneWayNew,
+        }
     }
 
-    /// Whether a flow in `state`, last seen then, has been silent for too long.
+    /// Whether the flow yields last.
     #[must_use]
     #[inline]
-    pub fn expired(&self, state: FlowState, last_seen: Tick, now: Tick) -> bool {
-        now.since(last_seen) >= self.by_state[state as usize]
+    pub const fn is_confirmed(self) -> bool {
+        match self {
+            Self::TcpEstablished | Self::TcpClosing | Self::TcpOneWay | Self::TcpOneWayClosing => true,
+            Self::Udp | Self::UdpOneWay | Self::Sctp | Self::SctpClosing => true,
+            Self::TcpOpening | Self::TcpAnswered | Self::TcpRefused | Self::TcpAdopted | Self::TcpOneWayNew => false,
+            Self::UdpUnreplied | Self::UdpOneWayNew | Self::SctpOpening => false,
+        }
     }
+
+    /// Whether a new flow with the same tuple may take its place: it closes, or was refused.
+    #[must_use]
+    pub const fn is_closing(self) -> bool {
+        matches!(self, Self::TcpClosing | Self::TcpRefused | Self::TcpOneWayClosing | Self::SctpClosing)
+    }
+}
+
+/// Whether TCP flags are those of a connection's first packet.
+#[must_use]
+#[inline]
+pub const fn is_opening(flags: u8) -> bool {
+    flags & (tcp_flags::SYN | tcp_flags::ACK | tcp_flags::RST | tcp_flags::FIN) == tcp_flags::SYN
+}
+
+/// The state that a packet with this transport header, going in this direction, moves a flow to; the same if it moves
+/// nothing. A move into a confirmed state is a proposal: [`super::advance`] looks at numbers and time too.
+#[must_use]
+pub const fn next_state(state: FlowState, transport: Transport, direction: Direction) -> FlowState {
+    match transport {
+        Transport::Tcp { flags } => next_tcp_state(state, flags, direction),
+        Transport::Udp => next_udp_state(state, direction),
+        _ => state,
+    }
+}
+
+const fn next_tcp_state(state: FlowState, flags: u8, direction: Direction) -> FlowState {
+    use Direction::{ToBackend, ToClient};
+    use FlowState::*;
+    use tcp_flags::{ACK, FIN, PSH, RST, SYN};
+    let ends = flags & (FIN | RST) != 0;
+    let is_data = flags & PSH != 0;
+    match (state, direction) {
+        (TcpEstablished, _) if ends => TcpClosing,
+        (TcpClosing, _) if is_data && !ends => TcpEstablished,
+        (TcpOpening | TcpAnswered | TcpAdopted, _) if ends => TcpRefused,
+        (TcpOpening | TcpRefused, ToClient) if flags & (SYN | ACK) == SYN | ACK && !ends => TcpAnswered,
+        (TcpAnswered, ToBackend) if flags & (SYN | ACK) == ACK => TcpEstablished,
+        // The backend speaks of its own accord only on a connection that it holds for open (a challenge has no PSH).
+        (TcpAnswered | TcpRefused, ToClient) if is_data && !ends => TcpEstablished,
+        (TcpAdopted, ToClient) if flags & (SYN | ACK) == ACK => TcpEstablished,
+        (TcpOneWay, _) if ends => TcpOneWayClosing,
+        (TcpOneWayClosing, _) if is_data && !ends => TcpOneWay,
+        (TcpOneWayNew, _) if ends => TcpOneWayClosing,
+        (TcpOneWayNew, _) => TcpOneWay,
+        _ => state,
+    }
+}
+
+const fn next_udp_state(state: FlowState, direction: Direction) -> FlowState {
+    match (state, direction) {
+        (FlowState::UdpUnreplied, Direction::ToClient) => FlowState::Udp,
+        (FlowState::UdpOneWayNew, _) => FlowState::UdpOneWay,
+        _ => state,
+    }
+}
+
+/// Bits of a transport header that a state may depend on: the lower five TCP flags.
+const SIGNALS: u8 = 32;
+
+/// By state a bit for each direction (the higher half is to the client) and signal: set where nothing moves and nothing
+/// begins, nor the backend tells its sequence number. 16 x 8 B, two cache lines.
+const PLAIN: [u64; FlowState::ALL.len()] = plain();
+
+const fn plain() -> [u64; FlowState::ALL.len()] {
+    let mut table = [0; FlowState::ALL.len()];
+    let mut number = 0;
+    while number < table.len() {
+        let state = FlowState::ALL[number];
+        let mut signal = 0;
+        while signal < SIGNALS {
+            let transport = transport_of(state, signal);
+            if next_state(state, transport, Direction::ToBackend) as u8 == state as u8 && !begins(transport) {
+                table[number] |= 1 << signal;
+            }
+            let tells_a_number = signal & tcp_flags::SYN != 0;
+            if next_state(state, transport, Direction::ToClient) as u8 == state as u8 && !tells_a_number {
+                table[number] |= 1 << (signal + SIGNALS);
+            }
+            signal += 1;
+        }
+        number += 1;
+    }
+    table
+}
+
+/// The transport header that flows in this state have.
+const fn transport_of(state: FlowState, signal: u8) -> Transport {
+    match state {
+        FlowState::UdpUnreplied | FlowState::Udp | FlowState::UdpOneWayNew | FlowState::UdpOneWay => Transport::Udp,
+        FlowState::SctpOpening | FlowState::Sctp | FlowState::SctpClosing => Transport::Sctp,
+        _ => Transport::Tcp { flags: signal },
+    }
+}
+
+const fn begins(transport: Transport) -> bool {
+    matches!(transport, Transport::Tcp { flags } if is_opening(flags))
+}
+
+/// Whether a packet neither moves its flow nor begins a new one: true of all but a handful of a connection's packets.
+#[must_use]
+#[inline(always)]
+pub const fn is_plain(state: FlowState, transport: Transport, direction: Direction) -> bool {
+    let signal = match transport {
+        Transport::Tcp { flags } => flags & (SIGNALS - 1),
+        _ => 0,
+    };
+    PLAIN[state as usize] >> (signal | (direction as u8) << 5) & 1 == 1
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
+    use Direction::{ToBackend, ToClient};
 
     const SYN: u8 = tcp_flags::SYN;
     const ACK: u8 = tcp_flags::ACK;
+    const FIN: u8 = tcp_flags::FIN;
+    const RST: u8 = tcp_flags::RST;
+    const PSH: u8 = tcp_flags::PSH;
 
-    fn after(steps: &[(Direction, u8)]) -> FlowState {
-        steps
-            .iter()
-            .fold(FlowState::TcpOpening, |state, &(direction, flags)| next_state(state, Transport::Tcp { flags }, direction))
+    fn after(first: FlowState, steps: &[(Direction, u8)]) -> FlowState {
+        steps.iter().fold(first, |state, &(direction, flags)| next_state(state, Transport::Tcp { flags }, direction))
     }
 
     #[test]
-    fn tcp_walks_through_its_states() {
-        use Direction::{ToBackend, ToClient};
+    fn two_way_tcp_walks_through_its_states() {
+        use FlowState::{TcpAnswered, TcpClosing, TcpEstablished, TcpOpening, TcpRefused};
+        let after = |steps: &[_]| after(TcpOpening, steps);
         let handshake = [(ToClient, SYN | ACK), (ToBackend, ACK)];
         let with = |more: &[(Direction, u8)]| after(&[&handshake[..], more].concat());
-        let rows: [(&str, FlowState, FlowState); 10] = [
-            ("a repeated SYN stays opening", after(&[(ToBackend, SYN)]), FlowState::TcpOpening),
-            ("an ACK that answers nothing confirms nothing", after(&[(ToBackend, ACK)]), FlowState::TcpOpening),
-            ("an ACK of the backend without SYN confirms nothing", after(&[(ToClient, ACK)]), FlowState::TcpOpening),
-            ("a SYN-ACK answers", after(&handshake[..1]), FlowState::TcpAnswered),
-            ("its ACK establishes", after(&handshake), FlowState::TcpEstablished),
-            ("a refused connection closes", after(&[(ToClient, tcp_flags::RST | ACK)]), FlowState::TcpClosing),
-            ("a FIN closes", with(&[(ToClient, tcp_flags::FIN | ACK)]), FlowState::TcpClosing),
-            ("the last ACK does not reopen", with(&[(ToClient, tcp_flags::FIN | ACK), (ToBackend, ACK)]), FlowState::TcpClosing),
+        let rows = [
+            ("a repeated SYN stays opening", after(&[(ToBackend, SYN)]), TcpOpening),
+            ("an ACK that answers nothing confirms nothing", after(&[(ToBackend, ACK)]), TcpOpening),
+            ("an ACK of the backend without SYN confirms nothing", after(&[(ToClient, ACK)]), TcpOpening),
+            ("a SYN-ACK answers", after(&handshake[..1]), TcpAnswered),
+            ("its ACK establishes", after(&handshake), TcpEstablished),
+            ("so does data of the backend", after(&[handshake[0], (ToClient, ACK | PSH)]), TcpEstablished),
+            ("a bare ACK of the backend may be a challenge", after(&[handshake[0], (ToClient, ACK)]), TcpAnswered),
+            ("a refused connection is not confirmed", after(&[(ToClient, RST | ACK)]), TcpRefused),
             (
-                "data after a forged RST restores",
-                with(&[(ToClient, tcp_flags::RST), (ToBackend, ACK | PSH)]),
-                FlowState::TcpEstablished,
+                "SYN, FIN and data of a client alone confirm nothing",
+                after(&[(ToBackend, FIN), (ToBackend, ACK | PSH)]),
+                TcpRefused,
             ),
-            ("data establishes nothing that was never answered", after(&[(ToBackend, ACK | PSH)]), FlowState::TcpOpening),
+            ("a forged RST while opening is undone by the SYN-ACK", after(&[(ToBackend, RST), handshake[0]]), TcpAnswered),
+            (
+                "a forged RST after that by the backend's data",
+                after(&[handshake[0], (ToBackend, RST), (ToClient, ACK | PSH)]),
+                TcpEstablished,
+            ),
+            ("a FIN closes", with(&[(ToClient, FIN | ACK)]), TcpClosing),
+            ("a FIN with data closes", with(&[(ToClient, FIN | ACK | PSH)]), TcpClosing),
+            ("the last ACK does not reopen", with(&[(ToClient, FIN | ACK), (ToBackend, ACK)]), TcpClosing),
+            ("data after a forged RST restores", with(&[(ToClient, RST), (ToBackend, ACK | PSH)]), TcpEstablished),
+            ("data establishes nothing that was never answered", after(&[(ToBackend, ACK | PSH)]), TcpOpening),
+        ];
+        for (sentence, found, expected) in rows {
+            assert_eq!(found, expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn one_way_tcp_sees_the_client_only() {
+        use FlowState::{TcpOneWay, TcpOneWayClosing, TcpOneWayNew};
+        let rows = [
+            ("any packet may confirm", after(TcpOneWayNew, &[(ToBackend, ACK)]), TcpOneWay),
+            ("a FIN that does, closes", after(TcpOneWayNew, &[(ToBackend, FIN | ACK)]), TcpOneWayClosing),
+            ("a RST closes", after(TcpOneWay, &[(ToBackend, RST)]), TcpOneWayClosing),
+            ("an ACK does not restore", after(TcpOneWayClosing, &[(ToBackend, ACK)]), TcpOneWayClosing),
+            ("data does", after(TcpOneWayClosing, &[(ToBackend, ACK | PSH)]), TcpOneWay),
+        ];
+        for (sentence, found, expected) in rows {
+            assert_eq!(found, expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn a_flow_found_in_mid_stream_is_confirmed_by_its_backend() {
+        use FlowState::{TcpAdopted, TcpEstablished, TcpRefused};
+        assert_eq!(FlowState::first(Transport::Tcp { flags: ACK }, Way::Dnat), TcpAdopted);
+        let rows = [
+            ("the client alone confirms nothing", after(TcpAdopted, &[(ToBackend, ACK | PSH)]), TcpAdopted),
+            ("the backend's ACK does", after(TcpAdopted, &[(ToClient, ACK)]), TcpEstablished),
+            ("a backend that knows nothing of it refuses", after(TcpAdopted, &[(ToClient, RST)]), TcpRefused),
         ];
         for (sentence, found, expected) in rows {
             assert_eq!(found, expected, "{sentence}");
@@ -126,35 +294,43 @@ mod tests {
     #[test]
     fn udp_is_confirmed_by_a_reply_only() {
         let step = |state, direction| next_state(state, Transport::Udp, direction);
-        assert_eq!(step(FlowState::UdpUnreplied, Direction::ToBackend), FlowState::UdpUnreplied);
-        assert_eq!(step(FlowState::UdpUnreplied, Direction::ToClient), FlowState::Udp);
-        assert_eq!(step(FlowState::Udp, Direction::ToBackend), FlowState::Udp);
+        assert_eq!(step(FlowState::UdpUnreplied, ToBackend), FlowState::UdpUnreplied);
+        assert_eq!(step(FlowState::UdpUnreplied, ToClient), FlowState::Udp);
+        assert_eq!(step(FlowState::Udp, ToBackend), FlowState::Udp);
+        assert_eq!(step(FlowState::UdpOneWayNew, ToBackend), FlowState::UdpOneWay);
     }
 
     #[test]
-    fn each_state_has_its_limit_across_the_wrap_of_the_tick() {
-        let limits = IdleLimits::new(&FlowLimits {
-            max_per_worker: 1,
-            tcp_established: Duration::from_secs(7200),
-            tcp_opening: Duration::from_secs(30),
-            tcp_closing: Duration::from_secs(10),
-            udp: Duration::from_secs(120),
-            udp_unreplied: Duration::from_secs(31),
-            ..FlowLimits::default()
-        });
-        let seen = Tick(u32::MAX - 3);
-        let rows = [
-            (FlowState::TcpOpening, 30),
-            (FlowState::TcpAnswered, 30),
-            (FlowState::TcpEstablished, 7200),
-            (FlowState::TcpClosing, 10),
-            (FlowState::UdpUnreplied, 31),
-            (FlowState::Udp, 120),
-        ];
-        for (state, seconds) in rows {
-            let ticks = Ticks::from(Duration::from_secs(seconds)).0;
-            assert!(!limits.expired(state, seen, Tick(seen.0.wrapping_add(ticks - 1))), "{state:?}");
-            assert!(limits.expired(state, seen, Tick(seen.0.wrapping_add(ticks))), "{state:?}");
+    fn a_packet_is_plain_where_it_moves_nothing_and_begins_nothing() {
+        for state in FlowState::ALL {
+            assert_eq!(FlowState::ALL[state as usize], state);
+            for direction in [ToBackend, ToClient] {
+                for flags in 0..=u8::MAX {
+                    let transport = transport_of(state, flags);
+                    let moves = next_state(state, transport, direction) != state;
+                    let is_tcp = matches!(transport, Transport::Tcp { .. });
+                    let begins = if direction == ToBackend { begins(transport) } else { is_tcp && flags & SYN != 0 };
+                    assert_eq!(is_plain(state, transport, direction), !moves && !begins, "{state:?} {direction:?} {flags:#x}");
+                }
+            }
+        }
+        assert!(is_plain(FlowState::TcpEstablished, Transport::Tcp { flags: ACK | PSH }, ToBackend));
+    }
+
+    #[test]
+    fn the_first_packet_says_where_a_flow_begins() {
+        let syn = Transport::Tcp { flags: SYN };
+        for way in [Way::Nat, Way::Dnat, Way::Dsr, Way::Ipip, Way::Gue] {
+            let two = way.is_two_way();
+            let rows = [
+                (syn, if two { FlowState::TcpOpening } else { FlowState::TcpOneWayNew }),
+                (Transport::Udp, if two { FlowState::UdpUnreplied } else { FlowState::UdpOneWayNew }),
+                (Transport::Sctp, FlowState::SctpOpening),
+            ];
+            for (transport, expected) in rows {
+                assert_eq!(FlowState::first(transport, way), expected, "{way:?}");
+                assert!(!expected.is_confirmed());
+            }
         }
     }
 }

@@ -8,7 +8,6 @@ use zerocopy::FromZeros;
 use super::index::Index;
 use super::{Direction, Flow};
 use crate::hash::TupleHash;
-use crate::tick::Tick;
 use crate::{Address, Tuple, prefetch};
 
 /// Position of a flow in its table. Valid from its insertion to its removal.
@@ -182,15 +181,6 @@ impl<A: Address> FlowTable<A> {
         &mut self.entries[index.0 as usize]
     }
 
-    /// Notes that a packet was seen; writes only when the tick has changed.
-    #[inline]
-    pub fn touch(&mut self, index: FlowIndex, now: Tick) {
-        let entry = &mut self.entries[index.0 as usize];
-        if entry.last_seen != now {
-            entry.last_seen = now;
-        }
-    }
-
     /// Flows in the table.
     #[must_use]
     pub const fn len(&self) -> u32 {
@@ -234,6 +224,7 @@ mod tests {
     use super::*;
     use crate::flow::{BackendId, FlowState, Way};
     use crate::snat::PoolId;
+    use crate::tick::Tick;
     use proptest::prelude::*;
     use std::collections::HashMap;
 
@@ -255,7 +246,7 @@ mod tests {
             l3_delta: 0,
             l4_delta: 0,
             initial_sequence: 0,
-            limits: 0,
+            opened: 0,
             way: Way::Nat,
             packets: 0,
             protocol: 6,
@@ -334,14 +325,6 @@ mod tests {
         assert_eq!((rounds, seen, table.len()), (15, 100, 50));
         assert_eq!(find(&table, &flow(49, |n| n).tuple(Direction::ToBackend)), None);
         assert!(find(&table, &flow(50, |n| n).tuple(Direction::ToBackend)).is_some());
-    }
-
-    #[test]
-    fn a_hit_notes_the_tick() {
-        let mut table = FlowTable::<u32>::new(4, 9).unwrap();
-        let index = table.insert(flow(1, |n| n)).unwrap();
-        table.touch(index, Tick(77));
-        assert_eq!(table.get(index).last_seen, Tick(77));
     }
 
     #[derive(Clone, Copy, Debug)]

@@ -7,8 +7,9 @@ use proto::{Protocol, ServiceName};
 
 use crate::flow::BackendId;
 use crate::snat::TargetSlot;
+use crate::tick::Ticks;
 
-/// Backends in a piece: a change copies 256 x 84 B, and a table of 100,000 backends has 391 pieces.
+/// Backends in a piece: a change copies 256 x 96 B, and a table of 100,000 backends has 391 pieces.
 const PIECE: usize = 256;
 
 /// A backend of one service.
@@ -26,6 +27,8 @@ pub struct Backend {
     pub next_hop: u32,
     /// Which owner of the slot it is.
     pub generation: u32,
+    /// How long its confirmed flows may be silent, if its service says.
+    pub idle_timeout: Option<Ticks>,
     /// Whether new flows are sent to it.
     pub accepts_new: bool,
     /// It is gone; its flows may go on until the drain is over.

@@ -1,0 +1,154 @@
+//! Moves a flow from state to state, where a packet's numbers and the time decide too.
+//!
+//! A TCP flow that both sides are seen of is confirmed by the client's acknowledgement of the backend's SYN, not by just
+//! any: the number is compared, or a flood of SYN and ACK from false addresses would confirm as many flows as it likes.
+//! One-way flows are confirmed by their third packet, TCP not before a second has passed. Deliberately not here: which
+//! packets move a flow at all ([`super::is_plain`]).
+
+use std::time::Duration;
+
+use super::{Direction, Flow, FlowState, next_state};
+use crate::tick::{Tick, Ticks};
+use crate::wire::{Tcp, take};
+use crate::{Address, Headers, Transport, tcp_flags};
+
+/// What a TCP segment says besides its flags.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Segment {
+    /// Sequence number of its first byte.
+    pub sequence: u32,
+    /// Its acknowledgement number, whether or not the flag ACK is set.
+    pub acknowledgement: u32,
+}
+
+impl Segment {
+    /// That of a parsed frame; zeros where it is no TCP.
+    #[must_use]
+    pub fn of<A: Address>(frame: &[u8], headers: &Headers<A>) -> Self {
+        let transport = match headers.transport {
+            Transport::Tcp { .. } => frame.get(usize::from(headers.transport_offset)..),
+            _ => None,
+        };
+        let tcp = transport.and_then(take::<Tcp>).map(|(tcp, _)| tcp);
+        tcp.map_or_else(Self::default, |tcp| Self { sequence: tcp.sequence.get(), acknowledgement: tcp.acknowledgement.get() })
+    }
+}
+
+/// Client's packets that confirm a one-way flow (FORWARDING 2).
+const ONE_WAY_PACKETS: u8 = 3;
+/// Time that must have passed by then, if it is TCP.
+const ONE_WAY_AGE: Duration = Duration::from_secs(1);
+
+/// Moves a flow as a packet says that [`super::is_plain`] is false of. True when the packet confirmed it.
+pub fn advance<A: Address>(flow: &mut Flow<A>, transport: Transport, direction: Direction, segment: Segment, now: Tick) -> bool {
+    let next = next_state(flow.state, transport, direction);
+    let was_confirmed = flow.state.is_confirmed();
+    let may = match flow.state {
+        FlowState::TcpAnswered if direction == Direction::ToBackend && next == FlowState::TcpEstablished => {
+            segment.acknowledgement == flow.opened
+        }
+        FlowState::TcpOneWayNew => one_more(flow) && now.since(Tick(flow.opened)) >= Ticks::from(ONE_WAY_AGE),
+        FlowState::UdpOneWayNew => one_more(flow),
+        _ => true,
+    };
+    if !may {
+        return false;
+    }
+    let confirmed = next.is_confirmed() && !was_confirmed;
+    if next == FlowState::TcpAnswered && is_syn_ack(transport, direction) {
+        flow.opened = segment.sequence.wrapping_add(1);
+    } else if confirmed && flow.way.is_two_way() && flow.protocol == crate::wire::protocol::TCP {
+        flow.opened = now.0;
+    }
+    flow.state = next;
+    confirmed
+}
+
+/// The backend's, of which the client must acknowledge the number. One that is repeated may tell another.
+const fn is_syn_ack(transport: Transport, direction: Direction) -> bool {
+    let both = tcp_flags::SYN | tcp_flags::ACK;
+    matches!((transport, direction), (Transport::Tcp { flags }, Direction::ToClient) if flags & both == both)
+}
+
+/// Counts the client's packet. True from the third on, the first of which made the flow.
+fn one_more<A: Address>(flow: &mut Flow<A>) -> bool {
+    flow.packets = flow.packets.saturating_add(1).max(2);
+    flow.packets >= ONE_WAY_PACKETS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flow::Way;
+    use crate::tcp_flags::{ACK, FIN, PSH, SYN};
+    use Direction::{ToBackend, ToClient};
+    use zerocopy::FromZeros;
+
+    fn flow(way: Way, transport: Transport, now: Tick) -> Flow<u32> {
+        let protocol = if transport == Transport::Udp { 17 } else { 6 };
+        Flow { way, protocol, state: FlowState::first(transport, way), opened: now.0, ..Flow::new_zeroed() }
+    }
+
+    fn tcp(flags: u8) -> Transport {
+        Transport::Tcp { flags }
+    }
+
+    fn numbers(sequence: u32, acknowledgement: u32) -> Segment {
+        Segment { sequence, acknowledgement }
+    }
+
+    #[test]
+    fn only_the_acknowledgement_of_the_backends_syn_confirms() {
+        let mut flow = flow(Way::Nat, tcp(SYN), Tick(5));
+        let backend_sequence = u32::MAX;
+        assert!(!advance(&mut flow, tcp(SYN | ACK), ToClient, numbers(backend_sequence, 1), Tick(5)));
+        for wrong in [1, 77, u32::MAX] {
+            assert!(!advance(&mut flow, tcp(ACK), ToBackend, numbers(1, wrong), Tick(5)), "{wrong}");
+            assert_eq!(flow.state, FlowState::TcpAnswered);
+        }
+        assert!(!advance(&mut flow, tcp(SYN | ACK), ToClient, numbers(6, 1), Tick(6)), "repeated with another number");
+        assert!(!advance(&mut flow, tcp(ACK), ToBackend, numbers(1, 0), Tick(6)));
+        assert!(advance(&mut flow, tcp(ACK), ToBackend, numbers(1, 7), Tick(6)));
+        assert_eq!((flow.state, flow.opened), (FlowState::TcpEstablished, 6));
+    }
+
+    #[test]
+    fn the_backends_data_confirms_whatever_was_acknowledged() {
+        let mut flow = flow(Way::Dnat, tcp(SYN), Tick(5));
+        assert!(!advance(&mut flow, tcp(SYN | ACK), ToClient, numbers(9, 1), Tick(5)));
+        assert!(advance(&mut flow, tcp(ACK | PSH), ToClient, numbers(10, 1), Tick(6)));
+        assert!(!advance(&mut flow, tcp(ACK | FIN), ToClient, numbers(10, 1), Tick(6)), "it is confirmed once");
+        assert_eq!(flow.state, FlowState::TcpClosing);
+    }
+
+    #[test]
+    fn one_way_tcp_is_confirmed_by_its_third_packet_when_a_second_has_passed() {
+        let second = Ticks::from(ONE_WAY_AGE).0;
+        let rows = [
+            ("two packets are too few", vec![(ACK, 10 * second)], FlowState::TcpOneWayNew),
+            ("three within a second are too early", vec![(ACK, 0), (ACK, second - 1)], FlowState::TcpOneWayNew),
+            ("the third after a second", vec![(ACK, 0), (ACK, second)], FlowState::TcpOneWay),
+            ("the fourth, if the third came too early", vec![(ACK, 0), (ACK, 1), (ACK, second)], FlowState::TcpOneWay),
+            ("a FIN that confirms closes", vec![(ACK, 0), (FIN | ACK, second)], FlowState::TcpOneWayClosing),
+            ("a FIN too early does not", vec![(ACK, 0), (FIN | ACK, 1)], FlowState::TcpOneWayNew),
+        ];
+        for (sentence, packets, expected) in rows {
+            for way in [Way::Dsr, Way::Ipip, Way::Gue] {
+                let start = Tick(u32::MAX - 1);
+                let mut flow = flow(way, tcp(SYN), start);
+                let confirmed = packets.iter().fold(false, |_, &(flags, at)| {
+                    advance(&mut flow, tcp(flags), ToBackend, Segment::default(), Tick(start.0.wrapping_add(at)))
+                });
+                assert_eq!((flow.state, confirmed), (expected, expected.is_confirmed()), "{sentence}");
+            }
+        }
+    }
+
+    #[test]
+    fn one_way_udp_is_confirmed_by_its_third_packet() {
+        let mut flow = flow(Way::Dsr, Transport::Udp, Tick(9));
+        assert!(!advance(&mut flow, Transport::Udp, ToBackend, Segment::default(), Tick(9)));
+        assert!(advance(&mut flow, Transport::Udp, ToBackend, Segment::default(), Tick(9)));
+        assert_eq!((flow.state, flow.opened), (FlowState::UdpOneWay, 9));
+    }
+}

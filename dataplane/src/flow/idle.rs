@@ -1,0 +1,148 @@
+//! How long a flow may be silent, by its state: the gateway's limits, and a service's own for confirmed flows.
+
+use std::time::Duration;
+
+use super::FlowState;
+use crate::FlowLimits;
+use crate::tick::{Tick, Ticks};
+
+/// How long flows may be silent.
+#[derive(Clone, Copy, Debug)]
+pub struct IdleLimits {
+    by_state: [Ticks; FlowState::ALL.len()],
+    /// As `by_state`, or the shortest of any service where that is shorter.
+    at_least: [Ticks; FlowState::ALL.len()],
+}
+
+impl IdleLimits {
+    /// From the configuration.
+    #[must_use]
+    pub fn new(limits: &FlowLimits) -> Self {
+        let by_state = FlowState::ALL.map(|state| Ticks::from(limit(limits, state)));
+        Self { by_state, at_least: by_state }
+    }
+
+    /// Takes note of the shortest idle timeout that a service of the snapshot has of its own.
+    pub fn follow(&mut self, shortest: Option<Ticks>) {
+        let shortest = shortest.unwrap_or(Ticks(u32::MAX));
+        self.at_least = FlowState::ALL.map(|state| self.by_state[state as usize].min(shortest));
+    }
+
+    /// Whether a flow in `state`, last seen then, may have been silent for too long: whatever the service, a flow is
+    /// alive where this says no.
+    #[must_use]
+    #[inline]
+    pub fn may_be_over(&self, state: FlowState, last_seen: Tick, now: Tick) -> bool {
+        now.since(last_seen) >= self.at_least[state as usize]
+    }
+
+    /// Whether a flow in `state`, last seen then, has been silent for too long. `own` is the idle timeout of its service,
+    /// which holds in the states that a flow carries data in.
+    #[must_use]
+    pub fn is_over(&self, state: FlowState, own: Option<Ticks>, last_seen: Tick, now: Tick) -> bool {
+        let built_in = self.by_state[state as usize];
+        let limit = if state.is_confirmed() && !state.is_closing() { own.unwrap_or(built_in) } else { built_in };
+        now.since(last_seen) >= limit
+    }
+
+    /// Whether a flow last seen then has been silent for as long as one that is closing may be.
+    #[must_use]
+    pub fn is_silent(&self, last_seen: Tick, now: Tick) -> bool {
+        now.since(last_seen) >= self.by_state[FlowState::TcpClosing as usize]
+    }
+}
+
+/// The gateway's limit. An SCTP association that is set up or ends takes as long as a TCP connection that does.
+const fn limit(limits: &FlowLimits, state: FlowState) -> Duration {
+    use FlowState::*;
+    match state {
+        TcpOpening | TcpAnswered | TcpAdopted | TcpOneWayNew | SctpOpening => limits.tcp_opening,
+        TcpEstablished => limits.tcp_established,
+        TcpClosing | TcpRefused | TcpOneWayClosing | SctpClosing => limits.tcp_closing,
+        TcpOneWay => limits.tcp_one_way,
+        UdpUnreplied | UdpOneWayNew => limits.udp_unreplied,
+        Udp | UdpOneWay => limits.udp,
+        Sctp => limits.sctp,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits() -> IdleLimits {
+        let seconds = Duration::from_secs;
+        IdleLimits::new(&FlowLimits {
+            max_per_worker: 1,
+            tcp_established: seconds(7200),
+            tcp_opening: seconds(30),
+            tcp_closing: seconds(10),
+            tcp_one_way: seconds(900),
+            udp: seconds(120),
+            udp_unreplied: seconds(31),
+            sctp: seconds(3600),
+            ..FlowLimits::default()
+        })
+    }
+
+    fn ticks(seconds: u64) -> Ticks {
+        Ticks::from(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn each_state_has_its_limit_across_the_wrap_of_the_tick() {
+        use FlowState::*;
+        let rows = [
+            (TcpOpening, 30),
+            (TcpAnswered, 30),
+            (TcpEstablished, 7200),
+            (TcpClosing, 10),
+            (TcpRefused, 10),
+            (TcpAdopted, 30),
+            (TcpOneWayNew, 30),
+            (TcpOneWay, 900),
+            (TcpOneWayClosing, 10),
+            (UdpUnreplied, 31),
+            (Udp, 120),
+            (UdpOneWayNew, 31),
+            (UdpOneWay, 120),
+            (SctpOpening, 30),
+            (Sctp, 3600),
+            (SctpClosing, 10),
+        ];
+        assert_eq!(rows.map(|(state, _)| state), FlowState::ALL);
+        let (limits, seen) = (limits(), Tick(u32::MAX - 3));
+        for (state, seconds) in rows {
+            let ticks = ticks(seconds).0;
+            let (before, then) = (Tick(seen.0.wrapping_add(ticks - 1)), Tick(seen.0.wrapping_add(ticks)));
+            assert!(!limits.is_over(state, None, seen, before) && !limits.may_be_over(state, seen, before), "{state:?}");
+            assert!(limits.is_over(state, None, seen, then) && limits.may_be_over(state, seen, then), "{state:?}");
+        }
+    }
+
+    #[test]
+    fn a_service_has_its_own_limit_for_flows_that_carry_data() {
+        let mut limits = limits();
+        let own = ticks(60);
+        limits.follow(Some(own));
+        let rows = [
+            (FlowState::TcpEstablished, true),
+            (FlowState::TcpOneWay, true),
+            (FlowState::Udp, true),
+            (FlowState::Sctp, true),
+            (FlowState::TcpOpening, false),
+            (FlowState::TcpClosing, false),
+        ];
+        for (state, holds) in rows {
+            let until = if holds { own } else { limits.by_state[state as usize] };
+            assert!(!limits.is_over(state, Some(own), Tick(0), Tick(until.0 - 1)), "{state:?}");
+            assert!(limits.is_over(state, Some(own), Tick(0), Tick(until.0)), "{state:?}");
+        }
+        let other = (FlowState::TcpEstablished, Tick(0), Tick(own.0));
+        assert!(limits.may_be_over(other.0, other.1, other.2) && !limits.is_over(other.0, None, other.1, other.2));
+        limits.follow(None);
+        assert!(!limits.may_be_over(other.0, other.1, other.2), "no service has one any more");
+        let day = Some(ticks(86_400));
+        assert!(!limits.is_over(FlowState::TcpEstablished, day, Tick(0), Tick(ticks(7200).0)), "longer than the gateway's");
+    }
+}
