@@ -32,10 +32,10 @@ pub fn follow_error<'s, A: Address>(
     let back = quoted.reversed();
     let (index, direction) = table.search(table.hash(&back), &back).ok_or(Obstacle::NoFlow)?;
     let flow = table.get_mut(index);
-    if limits.expired(flow.state, flow.last_seen, now) {
+    let backend = snapshot.backend(flow.backend).ok_or(Obstacle::NoFlow)?;
+    if limits.is_over(flow.state, backend.idle_timeout, flow.last_seen, now) {
         return Err(Obstacle::NoFlow);
     }
-    let backend = snapshot.spot(flow.backend).ok_or(Obstacle::NoFlow)?;
     let exit = match direction {
         Direction::ToBackend => exit_by(snapshot, backend.next_hop),
         Direction::ToClient if !arrives_from(snapshot, backend.next_hop, packet.in_port) => Err(Stop::WrongPort),
