@@ -9,6 +9,7 @@ use zerocopy::FromZeros;
 
 use crate::snapshot::{FamilyTables, Snapshot};
 use crate::source_ranges::{Intervals, SourceRanges};
+use crate::{Headers, Parsed};
 
 /// An address of one family, in host order: `u32` for IPv4, `u128` for IPv6. Code that is the same for both families
 /// is generic over it and compiled once for each.
@@ -26,6 +27,8 @@ pub trait Address: Copy + Eq + Ord + Hash + Debug + Default + FromZeros + Send +
     fn wide(self) -> u128;
     /// Out of its widened form; what an IPv4 address has no room for is left out.
     fn from_wide(wide: u128) -> Self;
+    /// The headers, if they are of this family.
+    fn headers(parsed: Parsed) -> Option<Headers<Self>>;
     /// The tables of this family.
     fn tables(snapshot: &Snapshot) -> &FamilyTables<Self>;
     /// The source ranges of this family.
@@ -55,6 +58,13 @@ impl Address for u32 {
     #[inline]
     fn from_wide(wide: u128) -> Self {
         (wide & 0xffff_ffff) as Self
+    }
+
+    fn headers(parsed: Parsed) -> Option<Headers<Self>> {
+        match parsed {
+            Parsed::V4(headers) => Some(headers),
+            _ => None,
+        }
     }
 
     #[inline]
@@ -91,6 +101,13 @@ impl Address for u128 {
     #[inline]
     fn from_wide(wide: u128) -> Self {
         wide
+    }
+
+    fn headers(parsed: Parsed) -> Option<Headers<Self>> {
+        match parsed {
+            Parsed::V6(headers) => Some(headers),
+            _ => None,
+        }
     }
 
     #[inline]

@@ -1,15 +1,19 @@
 //! Carries verdicts out: rewrites, answers, holds, hands to Linux, drops, and counts each once.
 
 mod error;
+mod fragment;
 
 use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
+use proto::Family;
 
 use crate::answer::IcmpError;
+use crate::datagrams::Datagrams;
 use crate::decide::{Answer, Changes, Flows, Obstacle, Packet, Passage, Verdict, decide, follow, rewrite_of};
 use crate::flow::{Candidate, Flow, FlowTable, IdleLimits, Segment};
 use crate::held::{Awaited, Held};
+use crate::identification::Identifications;
 use crate::lanes::Lanes;
 use crate::limiter::AnswerLimiter;
 use crate::observe::{Belongs, Fate, Observe};
@@ -32,6 +36,8 @@ pub(crate) struct Engine<B, O> {
     pub(crate) max_flows: u32,
     pub(crate) limits: IdleLimits,
     pub(crate) held: Held<B>,
+    pub(crate) datagrams: Datagrams<B>,
+    pub(crate) identifications: Identifications,
     pub(crate) limiter: AnswerLimiter,
     pub(crate) twin_rate: TwinRate,
     pub(crate) asks: Arc<ArrayQueue<Ask>>,
@@ -142,13 +148,29 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     ) where
         Self: Tables<A>,
     {
-        let (buffer, obstacle) = match packet.headers.transport {
-            Transport::Icmp { .. } => match self.error(lanes, snapshot, arrival, buffer, packet) {
-                Ok(()) => return,
-                Err(left) => left,
-            },
-            _ => (buffer, obstacle),
-        };
+        match packet.headers.transport {
+            Transport::Fragment => self.fragment(lanes, snapshot, arrival, buffer, packet),
+            Transport::Icmp { .. } => {
+                if let Err((buffer, obstacle)) = self.error(lanes, snapshot, arrival, buffer, packet) {
+                    self.decided(lanes, snapshot, arrival, buffer, packet, obstacle);
+                }
+            }
+            _ => self.decided(lanes, snapshot, arrival, buffer, packet, obstacle),
+        }
+    }
+
+    /// Ends a packet by [`decide`].
+    fn decided<A: Address, P: Port<Buffer = B>>(
+        &mut self,
+        lanes: &mut Lanes<P>,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        buffer: B,
+        packet: &Packet<'_, A>,
+        obstacle: Obstacle,
+    ) where
+        Self: Tables<A>,
+    {
         let mut changes = Changes::default();
         let segment = Segment::of(buffer.bytes(), packet.headers);
         let verdict = decide(packet, segment, obstacle, snapshot, &mut self.new_flows(&mut changes), Tick::at(arrival.now_ns));
@@ -220,6 +242,9 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let id = flow.backend;
         let belongs = Belongs { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: id };
         rewrite::nat(buffer.bytes_mut(), headers, &rewrite_of(flow, direction, exit));
+        if A::FAMILY == Family::V4 && !headers.dont_fragment {
+            self.renumber(&mut buffer, headers);
+        }
         if let Some(counters) = self.counters.backend(id.slot) {
             counters.packets.add(1);
             counters.bytes.add(u64::from(headers.packet_len));
@@ -396,7 +421,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
 
     pub(crate) fn publish_counters(&mut self) {
         self.tally.publish(&self.counters);
-        self.counters.held.set(self.held.len() as u64);
+        self.counters.held.set((self.held.len() + self.datagrams.waiting()) as u64);
         self.counters.flows.set(u64::from(self.v4.len() + self.v6.len()));
     }
 }

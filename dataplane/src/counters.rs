@@ -59,7 +59,7 @@ pub struct WorkerCounters {
     pub originated: Counter,
     /// Packets that ports accepted and twins were handed.
     pub transmitted: Counter,
-    /// Packets that wait for a next hop.
+    /// Packets that wait for a next hop, or for the first fragment of their datagram.
     pub held: Counter,
     /// Packets that became an answer; a part of `transmitted`.
     pub replies: Counter,
@@ -107,7 +107,7 @@ pub struct Account {
     pub transmitted: u64,
     /// Drops of all reasons.
     pub dropped: u64,
-    /// Waiting for a next hop.
+    /// Waiting for a next hop or a first fragment.
     pub held: u64,
 }
 

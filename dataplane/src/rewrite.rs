@@ -4,8 +4,10 @@
 //! wrong. Whether and how to rewrite, and whether the hop limit allows another hop, was decided before.
 
 mod error;
+mod fragment;
 
 pub use error::{ErrorRewrite, error};
+pub use fragment::{later_fragment, renumber};
 
 use proto::Family;
 

@@ -14,8 +14,10 @@ use crossbeam_queue::ArrayQueue;
 
 use crate::announce::Announcements;
 use crate::apply::{Arrival, Engine, Looked, Swept, Tables};
+use crate::datagrams::Datagrams;
 use crate::flow::{Candidate, FlowTable, IdleLimits};
 use crate::held::{Held, Waiting};
+use crate::identification::Identifications;
 use crate::lanes::{Lane, Lanes};
 use crate::limiter::AnswerLimiter;
 use crate::observe::Observe;
@@ -91,6 +93,8 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             max_flows: flows,
             limits: IdleLimits::new(limits),
             held: Held::new(),
+            datagrams: Datagrams::new(parts.seed),
+            identifications: Identifications::new(parts.seed, 0, 1),
             limiter: AnswerLimiter::new(parts.seed),
             asks: parts.asks,
             tally: Tally::default(),
@@ -152,6 +156,9 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         }
         if engine.held.len() > 0 {
             retry_held(engine, lanes, snapshot, now_ns);
+        }
+        if engine.datagrams.waiting() > 0 {
+            engine.expire_fragments(lanes, now_ns);
         }
         self.announcements.send(lanes, snapshot, now_ns, &mut engine.tally);
         lanes.flush(&mut engine.tally);

@@ -59,6 +59,9 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let (source_mac, destination_mac) = (exit.source_mac, exit.destination_mac);
         let rewrite = ErrorRewrite { source, destination, quoted, source_mac, destination_mac };
         rewrite::error(buffer.bytes_mut(), headers, quote, &rewrite);
+        if !headers.dont_fragment {
+            self.renumber(&mut buffer, headers);
+        }
         self.sent_of_flow(lanes, buffer, headers, &flow, exit.port);
     }
 }

@@ -34,6 +34,8 @@ impl Ipv4 {
     pub const BYTES: u16 = 20;
     /// [`Ipv4::version_ihl`] of a header without options.
     pub const PLAIN: u8 = 0x45;
+    /// "More fragments" within [`Ipv4::fragmentation`].
+    pub const MORE_FRAGMENTS: u16 = 0x2000;
     /// "Don't fragment" within [`Ipv4::fragmentation`].
     pub const DONT_FRAGMENT: u16 = 0x4000;
 

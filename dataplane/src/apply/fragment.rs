@@ -1,0 +1,283 @@
+//! Carries fragments: the first is decided on like any packet, the others follow it, and those that come before it wait
+//! (FORWARDING 10).
+
+use super::{Arrival, Engine, Tables};
+use crate::datagrams::{Course, Early, Slot};
+use crate::decide::{Changes, Obstacle, Packet, Passage, Verdict, decide, follow, rewrite_of};
+use crate::flow::{Candidate, Segment};
+use crate::fragment::{Fragment, Part};
+use crate::lanes::Lanes;
+use crate::observe::Observe;
+use crate::snapshot::{Place, Snapshot};
+use crate::tick::Tick;
+use crate::wire::{Ipv4, take};
+use crate::{Address, Buffer, DropReason, Headers, Port, Transport, Tuple, parse, rewrite};
+
+/// A fragment and its datagram's place.
+struct Placed<'a, A> {
+    fragment: &'a Fragment<A>,
+    /// As `parse` found them.
+    headers: &'a Headers<A>,
+    slot: Slot,
+}
+
+impl<B: Buffer, O: Observe<B>> Engine<B, O> {
+    /// Ends a fragment, or lets it wait.
+    pub(super) fn fragment<A: Address, P: Port<Buffer = B>>(
+        &mut self,
+        lanes: &mut Lanes<P>,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        buffer: B,
+        packet: &Packet<'_, A>,
+    ) where
+        Self: Tables<A>,
+    {
+        let headers = packet.headers;
+        let fragment = match Fragment::of(buffer.bytes(), headers) {
+            Ok(fragment) => fragment,
+            Err(reason) => return self.drop(lanes, buffer, reason),
+        };
+        // What is for nobody here is Linux's, part by part; it puts together what is for itself.
+        let may_have_flow = matches!(snapshot.place(headers.tuple.destination), Place::Vip | Place::Snat | Place::Twin(_));
+        if fragment.part == Part::Portless || !may_have_flow || headers.group_frame {
+            return self.decided(lanes, snapshot, arrival, buffer, packet, Obstacle::NoFlow);
+        }
+        let slot = self.slot_of(lanes, arrival, &fragment);
+        let placed = Placed { fragment: &fragment, headers, slot };
+        match (&fragment.part, self.datagrams.course(slot)) {
+            (Part::First(first), _) => self.first(lanes, snapshot, arrival, buffer, &placed, first),
+            (_, Some(course)) => self.later(lanes, snapshot, arrival, buffer, &placed, course),
+            (_, None) => {
+                if let Some(buffer) = self.datagrams.keep(buffer, arrival.in_port, slot, arrival.now_ns) {
+                    self.drop(lanes, buffer, DropReason::FragmentTableFull);
+                }
+            }
+        }
+    }
+
+    /// The place of its datagram, made where there is none.
+    fn slot_of<A: Address, P: Port<Buffer = B>>(
+        &mut self,
+        lanes: &mut Lanes<P>,
+        arrival: Arrival,
+        fragment: &Fragment<A>,
+    ) -> Slot {
+        self.datagrams.find(&fragment.datagram, arrival.now_ns).unwrap_or_else(|slot| {
+            let reason = self.datagrams.reason_to_go(slot, arrival.now_ns);
+            while let Some(early) = self.datagrams.release(slot) {
+                self.drop(lanes, early.buffer, reason);
+            }
+            self.datagrams.take(slot, &fragment.datagram, arrival.now_ns);
+            slot
+        })
+    }
+
+    /// Decides on a first fragment like on any packet, notes what became of it, and lets those that waited follow.
+    fn first<A: Address, P: Port<Buffer = B>>(
+        &mut self,
+        lanes: &mut Lanes<P>,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        buffer: B,
+        placed: &Placed<'_, A>,
+        first: &Headers<A>,
+    ) where
+        Self: Tables<A>,
+    {
+        let segment = Segment::of(buffer.bytes(), first);
+        let verdict = self.verdict(snapshot, arrival, first, segment);
+        let course = match verdict {
+            Verdict::Forward(passage) => self.forward_first(lanes, buffer, placed, first, passage),
+            Verdict::Wait(_) => return self.apply(lanes, snapshot, arrival, buffer, first, verdict),
+            _ => {
+                self.apply(lanes, snapshot, arrival, buffer, first, verdict);
+                course_after(verdict)
+            }
+        };
+        self.datagrams.decide(placed.slot, course);
+        while let Some(early) = self.datagrams.release(placed.slot) {
+            self.released(lanes, snapshot, arrival, early, placed.slot, course);
+        }
+    }
+
+    /// Rewrites a first fragment as its flow says, under a number of ours, and sends it.
+    fn forward_first<A: Address, P: Port<Buffer = B>>(
+        &mut self,
+        lanes: &mut Lanes<P>,
+        mut buffer: B,
+        placed: &Placed<'_, A>,
+        first: &Headers<A>,
+        passage: Passage<'_>,
+    ) -> Course
+    where
+        Self: Tables<A>,
+    {
+        let flow = *self.flows().0.get(passage.flow);
+        let rewrite = rewrite_of(&flow, passage.direction, passage.exit);
+        let Tuple { source_port, destination_port, protocol, .. } = first.tuple;
+        if first.transport == Transport::Sctp
+            && (source_port, destination_port) != (rewrite.source_port, rewrite.destination_port)
+        {
+            // Its checksum counts the ports by a CRC over all fragments (RFC 9260 section 6.8).
+            self.drop(lanes, buffer, DropReason::SctpFragment);
+            return Course::Drop(DropReason::SctpFragment);
+        }
+        let identification = match self.datagrams.course(placed.slot) {
+            // It came twice: the same datagram, or the sender takes its numbers round and round.
+            Some(Course::Follow { source_port: from, destination_port: to, identification, .. })
+                if (from, to) == (source_port, destination_port) =>
+            {
+                identification
+            }
+            _ => {
+                let of_protocol = placed.fragment.datagram.protocol;
+                self.identifications.next(rewrite.source, rewrite.destination, of_protocol)
+            }
+        };
+        rewrite::nat(buffer.bytes_mut(), first, &rewrite);
+        rewrite::renumber(buffer.bytes_mut(), first, placed.fragment.identification_offset, identification);
+        self.sent_of_flow(lanes, buffer, first, &flow, passage.exit.port);
+        // Of a later part nobody knows what its packet says of the connection.
+        let transport = if let Transport::Tcp { .. } = first.transport { Transport::Tcp { flags: 0 } } else { first.transport };
+        Course::Follow { source_port, destination_port, protocol, transport, identification }
+    }
+
+    /// Ends a fragment that waited for the first.
+    fn released<A: Address, P: Port<Buffer = B>>(
+        &mut self,
+        lanes: &mut Lanes<P>,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        early: Early<B>,
+        slot: Slot,
+        course: Course,
+    ) where
+        Self: Tables<A>,
+    {
+        let Early { buffer, in_port, .. } = early;
+        let Some(headers) = parse(buffer.bytes()).ok().and_then(A::headers) else {
+            return self.drop(lanes, buffer, DropReason::Malformed);
+        };
+        match Fragment::of(buffer.bytes(), &headers) {
+            Ok(fragment) => {
+                let placed = Placed { fragment: &fragment, headers: &headers, slot };
+                self.later(lanes, snapshot, Arrival { in_port, ..arrival }, buffer, &placed, course);
+            }
+            Err(reason) => self.drop(lanes, buffer, reason),
+        }
+    }
+
+    /// Lets a later fragment follow the first.
+    fn later<A: Address, P: Port<Buffer = B>>(
+        &mut self,
+        lanes: &mut Lanes<P>,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        buffer: B,
+        placed: &Placed<'_, A>,
+        course: Course,
+    ) where
+        Self: Tables<A>,
+    {
+        let (source_port, destination_port, protocol, transport, identification) = match course {
+            Course::Follow { source_port, destination_port, protocol, transport, identification } => {
+                (source_port, destination_port, protocol, transport, identification)
+            }
+            Course::Linux => {
+                self.tally.misses += 1;
+                return self.give_to_linux(lanes, snapshot, arrival, buffer);
+            }
+            Course::Drop(reason) => {
+                self.tally.misses += 1;
+                return self.drop(lanes, buffer, reason);
+            }
+        };
+        let tuple = Tuple { source_port, destination_port, protocol, ..placed.headers.tuple };
+        let headers = Headers { tuple, transport, ..*placed.headers };
+        match self.verdict(snapshot, arrival, &headers, Segment::default()) {
+            Verdict::Forward(passage) => self.forward_later(lanes, buffer, placed, identification, passage),
+            // As the fragment that it is: none but a first one may be answered.
+            verdict => self.apply(lanes, snapshot, arrival, buffer, placed.headers, verdict),
+        }
+    }
+
+    /// What happens to a packet of no burst.
+    fn verdict<'s, A: Address>(
+        &mut self,
+        snapshot: &'s Snapshot,
+        arrival: Arrival,
+        headers: &Headers<A>,
+        segment: Segment,
+    ) -> Verdict<'s>
+    where
+        Self: Tables<A>,
+    {
+        let (table, limits) = self.flows();
+        let hash = table.hash(&headers.tuple);
+        let packet = Packet { headers, hash, candidate: Candidate::NONE, in_port: arrival.in_port };
+        let now = Tick::at(arrival.now_ns);
+        match follow(&packet, snapshot, table, limits, now) {
+            Ok(passage) => {
+                self.tally.hits += 1;
+                Verdict::Forward(passage)
+            }
+            Err(obstacle) => {
+                let mut changes = Changes::default();
+                let verdict = decide(&packet, segment, obstacle, snapshot, &mut self.new_flows(&mut changes), now);
+                self.count_changes(&changes);
+                verdict
+            }
+        }
+    }
+
+    /// Rewrites a later fragment as its flow says, under the number of the first, and sends it.
+    fn forward_later<A: Address, P: Port<Buffer = B>>(
+        &mut self,
+        lanes: &mut Lanes<P>,
+        mut buffer: B,
+        placed: &Placed<'_, A>,
+        identification: u32,
+        passage: Passage<'_>,
+    ) where
+        Self: Tables<A>,
+    {
+        let flow = *self.flows().0.get(passage.flow);
+        let rewrite = rewrite_of(&flow, passage.direction, passage.exit);
+        rewrite::later_fragment(buffer.bytes_mut(), placed.headers, &rewrite);
+        rewrite::renumber(buffer.bytes_mut(), placed.headers, placed.fragment.identification_offset, identification);
+        self.sent_of_flow(lanes, buffer, placed.headers, &flow, passage.exit.port);
+    }
+
+    /// Gives an IPv4 packet that may be fragmented on its way a number of ours (RFC 6864 section 5.3). By the addresses that
+    /// stand in it, so after it was rewritten.
+    #[cold]
+    pub(super) fn renumber<A: Address>(&mut self, buffer: &mut B, headers: &Headers<A>) {
+        let frame = buffer.bytes_mut();
+        let Some((source, destination, protocol)) = ends(frame, headers) else { return };
+        let identification = self.identifications.next(source, destination, protocol);
+        rewrite::renumber(frame, headers, 0, identification);
+    }
+
+    /// Ends the fragments whose first did not come in time.
+    pub(crate) fn expire_fragments<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, now_ns: u64) {
+        while let Some(early) = self.datagrams.expired(now_ns) {
+            self.drop(lanes, early.buffer, DropReason::FragmentTimeout);
+        }
+    }
+}
+
+/// What those that follow a first fragment with this verdict do. An answer tells of the whole datagram, and is one answer.
+const fn course_after(verdict: Verdict<'_>) -> Course {
+    match verdict {
+        Verdict::Linux => Course::Linux,
+        Verdict::Drop(reason) | Verdict::Reset(reason) => Course::Drop(reason),
+        Verdict::Reply(_) | Verdict::Wait(_) | Verdict::Forward(_) => Course::Drop(DropReason::AnswerLimited),
+    }
+}
+
+/// Source, destination and protocol as they stand in an IPv4 packet.
+fn ends<A: Address>(frame: &[u8], headers: &Headers<A>) -> Option<(A, A, u8)> {
+    let (ip, _) = take::<Ipv4>(frame.get(usize::from(headers.network_offset)..)?)?;
+    Some((A::from_wide(ip.source.get().into()), A::from_wide(ip.destination.get().into()), ip.protocol))
+}

@@ -1,0 +1,307 @@
+//! Datagrams that arrive in fragments: what became of the first fragment, for the others to follow, and the fragments that
+//! came before it.
+//!
+//! **Invariant:** memory is reserved at construction; a look costs one set of [`WAYS`] entries. The oldest gives way: a
+//! flood of fragments shortens how long a datagram may take, and never shuts new ones out. Held fragments end within
+//! [`LIFE_NS`] of their arrival. Deliberately not here: reassembly. Fragments are forwarded as fragments.
+
+use std::collections::VecDeque;
+
+use crate::fragment::Datagram;
+use crate::{Address, DropReason, PortIndex, Transport, TupleHash};
+
+/// How long a datagram is remembered after its last fragment, and a fragment waits for the first, ns. The fragments of a
+/// datagram leave their sender together; at 2 s apart they would fill 6 kbit/s.
+pub(crate) const LIFE_NS: u64 = 2_000_000_000;
+/// Datagrams that share a hash.
+const WAYS: usize = 8;
+/// 512 * 8 = 4,096 datagrams at once, 80 bytes each: 320 KiB.
+const SETS: usize = 512;
+/// Fragments of one datagram that may wait for the first: 64 KiB at an MTU of 1,280 are 53, and some room.
+pub(crate) const PER_DATAGRAM: u16 = 64;
+/// Fragments that may wait on one worker: a quarter of its packet buffers.
+pub(crate) const PER_WORKER: usize = 1_024;
+
+/// What became of a first fragment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Course {
+    /// It goes with the packets that have these ports.
+    Follow { source_port: u16, destination_port: u16, protocol: u8, transport: Transport, identification: u32 },
+    /// It is Linux's.
+    Linux,
+    /// It is dropped.
+    Drop(DropReason),
+}
+
+/// What is known of a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Known {
+    Nothing,
+    /// Only later fragments have come, or the first one waits for its next hop.
+    Early,
+    Decided(Course),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    source: u128,
+    destination: u128,
+    identification: u32,
+    /// IPv6 counts apart.
+    is_v6: bool,
+    protocol: u8,
+    /// Fragments that wait.
+    waiting: u16,
+    known: Known,
+    seen_ns: u64,
+}
+
+const EMPTY: Entry = Entry {
+    source: 0,
+    destination: 0,
+    identification: 0,
+    is_v6: false,
+    protocol: 0,
+    waiting: 0,
+    known: Known::Nothing,
+    seen_ns: 0,
+};
+
+/// The place of a datagram, from one call to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slot(usize);
+
+/// A fragment that waits for the first.
+#[derive(Debug)]
+pub(crate) struct Early<B> {
+    pub(crate) buffer: B,
+    /// The port it came in by.
+    pub(crate) in_port: PortIndex,
+    slot: Slot,
+    deadline_ns: u64,
+}
+
+/// The datagrams of one worker, and the fragments that wait, oldest first.
+#[derive(Debug)]
+pub(crate) struct Datagrams<B> {
+    hash: TupleHash,
+    entries: Box<[Entry]>,
+    early: VecDeque<Early<B>>,
+}
+
+impl<B> Datagrams<B> {
+    /// Empty. `seed` is secret, so that nobody can choose datagrams that share a set with a victim's.
+    pub(crate) fn new(seed: u64) -> Self {
+        Self {
+            hash: TupleHash::new(seed.rotate_left(17)),
+            entries: vec![EMPTY; SETS * WAYS].into_boxed_slice(),
+            early: VecDeque::with_capacity(PER_WORKER),
+        }
+    }
+
+    /// Fragments that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.early.len()
+    }
+
+    /// The place of a datagram that is remembered.
+    ///
+    /// # Errors
+    /// It is not: gives the place that it may [`Self::take`] once nothing waits there any more.
+    pub(crate) fn find<A: Address>(&mut self, datagram: &Datagram<A>, now_ns: u64) -> Result<Slot, Slot> {
+        let is_same = |entry: &Entry| {
+            entry.known != Known::Nothing
+                && entry.source == datagram.source.wide()
+                && entry.destination == datagram.destination.wide()
+                && (entry.identification, entry.protocol) == (datagram.identification, datagram.protocol)
+                && entry.is_v6 == (A::BYTES != 4)
+        };
+        #[allow(clippy::cast_possible_truncation)] // its lower bits will do
+        let first = datagram.hash(&self.hash) as usize % SETS * WAYS;
+        let set = &mut self.entries[first..first + WAYS];
+        match set.iter().position(|entry| is_same(entry) && !is_over(entry, now_ns)) {
+            Some(way) => {
+                set[way].seen_ns = now_ns;
+                Ok(Slot(first + way))
+            }
+            None => {
+                let oldest = (0..WAYS).min_by_key(|&way| (set[way].known != Known::Nothing, set[way].seen_ns));
+                Err(Slot(first + oldest.unwrap_or(0)))
+            }
+        }
+    }
+
+    /// Why what waits in a place that another takes must go.
+    pub(crate) fn reason_to_go(&self, slot: Slot, now_ns: u64) -> DropReason {
+        if is_over(&self.entries[slot.0], now_ns) { DropReason::FragmentTimeout } else { DropReason::FragmentTableFull }
+    }
+
+    /// Gives a place to a datagram.
+    pub(crate) fn take<A: Address>(&mut self, slot: Slot, datagram: &Datagram<A>, now_ns: u64) {
+        self.entries[slot.0] = Entry {
+            source: datagram.source.wide(),
+            destination: datagram.destination.wide(),
+            identification: datagram.identification,
+            is_v6: A::BYTES != 4,
+            protocol: datagram.protocol,
+            waiting: 0,
+            known: Known::Early,
+            seen_ns: now_ns,
+        };
+    }
+
+    /// What became of the first fragment, if it has come.
+    pub(crate) fn course(&self, slot: Slot) -> Option<Course> {
+        match self.entries[slot.0].known {
+            Known::Decided(course) => Some(course),
+            Known::Nothing | Known::Early => None,
+        }
+    }
+
+    /// Notes what became of the first fragment.
+    pub(crate) fn decide(&mut self, slot: Slot, course: Course) {
+        self.entries[slot.0].known = Known::Decided(course);
+    }
+
+    /// Lets a fragment wait. Gives back one that finds no room: itself when too many of its datagram wait, else the oldest.
+    pub(crate) fn keep(&mut self, buffer: B, in_port: PortIndex, slot: Slot, now_ns: u64) -> Option<B> {
+        let entry = &mut self.entries[slot.0];
+        if entry.waiting >= PER_DATAGRAM {
+            return Some(buffer);
+        }
+        entry.waiting += 1;
+        let oldest = if self.early.len() >= PER_WORKER { self.pop() } else { None };
+        self.early.push_back(Early { buffer, in_port, slot, deadline_ns: now_ns.saturating_add(LIFE_NS) });
+        oldest.map(|early| early.buffer)
+    }
+
+    /// The next fragment that waits for the first of this datagram, in the order of arrival.
+    pub(crate) fn release(&mut self, slot: Slot) -> Option<Early<B>> {
+        let entry = &mut self.entries[slot.0];
+        entry.waiting = entry.waiting.checked_sub(1)?;
+        let position = self.early.iter().position(|early| early.slot == slot)?;
+        self.early.remove(position)
+    }
+
+    /// The next fragment that has waited for too long.
+    pub(crate) fn expired(&mut self, now_ns: u64) -> Option<Early<B>> {
+        if self.early.front()?.deadline_ns > now_ns {
+            return None;
+        }
+        self.pop()
+    }
+
+    fn pop(&mut self) -> Option<Early<B>> {
+        let early = self.early.pop_front()?;
+        let entry = &mut self.entries[early.slot.0];
+        entry.waiting = entry.waiting.saturating_sub(1);
+        Some(early)
+    }
+}
+
+const fn is_over(entry: &Entry, now_ns: u64) -> bool {
+    now_ns.saturating_sub(entry.seen_ns) >= LIFE_NS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PORT: PortIndex = PortIndex(0);
+    const DROP: Course = Course::Drop(DropReason::NoFlow);
+
+    fn datagram(identification: u32) -> Datagram<u32> {
+        Datagram { source: 0xc633_6407, destination: 0xc000_0265, identification, protocol: 17 }
+    }
+
+    /// The place of a datagram, and what had to go for it.
+    fn claim<A: Address>(datagrams: &mut Datagrams<u32>, datagram: &Datagram<A>, now_ns: u64) -> (Slot, Vec<(u32, DropReason)>) {
+        datagrams.find(datagram, now_ns).map_or_else(
+            |slot| {
+                let reason = datagrams.reason_to_go(slot, now_ns);
+                let gone = std::iter::from_fn(|| datagrams.release(slot)).map(|early| (early.buffer, reason)).collect();
+                datagrams.take(slot, datagram, now_ns);
+                (slot, gone)
+            },
+            |slot| (slot, Vec::new()),
+        )
+    }
+
+    #[test]
+    fn a_datagram_is_remembered_for_two_seconds_after_its_last_fragment() {
+        let mut datagrams = Datagrams::<u32>::new(7);
+        let (slot, _) = claim(&mut datagrams, &datagram(1), 0);
+        assert_eq!(datagrams.course(slot), None);
+        datagrams.decide(slot, DROP);
+        let (slot, _) = claim(&mut datagrams, &datagram(1), LIFE_NS - 1);
+        assert_eq!(datagrams.course(slot), Some(DROP));
+        let (slot, _) = claim(&mut datagrams, &datagram(1), 2 * LIFE_NS - 2);
+        assert_eq!(datagrams.course(slot), Some(DROP));
+        let (slot, _) = claim(&mut datagrams, &datagram(1), 3 * LIFE_NS);
+        assert_eq!(datagrams.course(slot), None);
+    }
+
+    #[test]
+    fn all_that_tells_datagrams_apart_counts() {
+        let mut datagrams = Datagrams::<u32>::new(7);
+        let (slot, _) = claim(&mut datagrams, &datagram(1), 0);
+        datagrams.decide(slot, DROP);
+        let one = datagram(1);
+        let widened = Datagram {
+            source: u128::from(one.source),
+            destination: u128::from(one.destination),
+            identification: 1,
+            protocol: 17,
+        };
+        for other in [
+            Datagram { source: 1, ..one },
+            Datagram { destination: 1, ..one },
+            Datagram { protocol: 6, ..one },
+            Datagram { identification: 2, ..one },
+        ] {
+            let (slot, _) = claim(&mut datagrams, &other, 0);
+            assert_eq!(datagrams.course(slot), None);
+        }
+        let (slot, _) = claim(&mut datagrams, &widened, 0);
+        assert_eq!(datagrams.course(slot), None);
+    }
+
+    #[test]
+    fn the_oldest_of_a_full_set_gives_way_with_what_waits_for_it() {
+        let mut datagrams = Datagrams::<u32>::new(7);
+        let mut gone = Vec::new();
+        for n in 0..100_000_u32 {
+            let (slot, went) = claim(&mut datagrams, &datagram(n), u64::from(n));
+            gone.extend(went);
+            if n < 10 {
+                assert!(datagrams.keep(n, PORT, slot, u64::from(n)).is_none());
+            }
+        }
+        gone.sort_unstable();
+        let expected: Vec<_> = (0..10).map(|n| (n, DropReason::FragmentTableFull)).collect();
+        assert_eq!(gone, expected);
+        assert_eq!(datagrams.waiting(), 0);
+    }
+
+    #[test]
+    fn fragments_wait_in_order_within_bounds() {
+        let mut datagrams = Datagrams::new(7);
+        let (slot, _) = claim(&mut datagrams, &datagram(1), 0);
+        for n in 0..u32::from(PER_DATAGRAM) {
+            assert_eq!(datagrams.keep(n, PORT, slot, 0), None);
+        }
+        assert_eq!(datagrams.keep(999, PORT, slot, 0), Some(999), "64 of one datagram");
+        let mut refused = Vec::new();
+        for n in 1000..2000 {
+            let (slot, _) = claim(&mut datagrams, &datagram(n), 1);
+            refused.extend(datagrams.keep(n, PORT, slot, 1));
+        }
+        assert_eq!(refused, (0..40).collect::<Vec<_>>(), "the oldest of 1,024");
+        let released: Vec<u32> = std::iter::from_fn(|| datagrams.release(slot)).map(|early| early.buffer).collect();
+        assert_eq!(released, (40..64).collect::<Vec<_>>());
+        assert!(datagrams.expired(LIFE_NS).is_none());
+        let expired: Vec<u32> = std::iter::from_fn(|| datagrams.expired(LIFE_NS + 1)).map(|early| early.buffer).collect();
+        assert_eq!(expired, (1000..2000).collect::<Vec<_>>());
+        assert_eq!(datagrams.waiting(), 0);
+    }
+}

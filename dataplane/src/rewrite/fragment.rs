@@ -1,0 +1,47 @@
+//! What differs for parts of datagrams: later fragments have no ports to rewrite, and all carry a number that is ours.
+
+use proto::Family;
+use zerocopy::network_endian::U32;
+
+use super::{Rewrite, ipv4, ipv6};
+use crate::checksum::{apply, word_delta};
+use crate::wire::{Ethernet, Ipv4, Ipv6, take_mut};
+use crate::{Address, Headers};
+
+/// Rewrites a later fragment of a datagram whose packets are rewritten so: MACs, addresses, hop limit. The transport's
+/// checksum, which counts all fragments and the addresses, stands in the first one and is rewritten there. A hop limit of
+/// 0 or 1 must not come here. Headers of another frame: left alone.
+pub fn later_fragment<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewrite<A>) {
+    let _ = try_later_fragment(frame, headers, rewrite);
+}
+
+fn try_later_fragment<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewrite<A>) -> Option<()> {
+    let (link, network) = frame.split_at_mut_checked(usize::from(headers.network_offset))?;
+    let (ethernet, _) = take_mut::<Ethernet>(link)?;
+    match A::FAMILY {
+        Family::V4 => ipv4(take_mut::<Ipv4>(network)?.0, rewrite),
+        Family::V6 => ipv6(take_mut::<Ipv6>(network)?.0, rewrite),
+    }
+    ethernet.destination = rewrite.destination_mac.0;
+    ethernet.source = rewrite.source_mac.0;
+    Some(())
+}
+
+/// Gives the datagram that a packet is, or is a part of, another number. It stands at `offset`, which counts bytes from the
+/// start of the frame: in the IPv4 header, or in IPv6's fragment header. Left alone where it does not stand in the frame.
+pub fn renumber<A: Address>(frame: &mut [u8], headers: &Headers<A>, offset: u16, identification: u32) {
+    match A::FAMILY {
+        Family::V4 => {
+            let Some(network) = frame.get_mut(usize::from(headers.network_offset)..) else { return };
+            let Some((ip, _)) = take_mut::<Ipv4>(network) else { return };
+            let identification = (identification & 0xffff) as u16;
+            ip.checksum.set(apply(ip.checksum.get(), word_delta(ip.identification.get(), identification)));
+            ip.identification.set(identification);
+        }
+        Family::V6 => {
+            if let Some((number, _)) = frame.get_mut(usize::from(offset)..).and_then(take_mut::<U32>) {
+                number.set(identification);
+            }
+        }
+    }
+}
