@@ -17,6 +17,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use proto::{Generation, Pool, Service, ServiceName, State};
 
+use crate::affinity::AffinityTable;
 use crate::hash::TableHash;
 use crate::snapshot::{FamilyTables, FrontendKey, Snapshot};
 use crate::{Address, Config, Health, Network, PortIndex, WorkerCounters};
@@ -63,6 +64,7 @@ impl Compiler {
             v4: FamilyTables::new(places::places(&config, &network, &[], &[]), snat.v4.clone()),
             v6: FamilyTables::new(places::places(&config, &network, &[], &[]), snat.v6.clone()),
             frontends: Vec::new(),
+            affinity: None,
             backends: crate::snapshot::BackendTable::default(),
             routes: ways.share(),
             services: Vec::new(),
@@ -145,8 +147,15 @@ impl Compiler {
         let mut all = false;
         if news == News::Routes {
             let (ways, snat) = (&mut self.ways, &self.snat);
-            let mut around =
-                Surroundings { ways, snat, failing: &health.failing, node_port_addresses: &[], counters: &self.counters, now_ns };
+            let mut around = Surroundings {
+                ways,
+                snat,
+                failing: &health.failing,
+                node_port_addresses: &[],
+                counters: &self.counters,
+                affinity: None,
+                now_ns,
+            };
             all = self.backends.targets.resolve(|address| around.reach(address));
             self.backends.follow_targets();
         }
@@ -160,7 +169,11 @@ impl Compiler {
         if !changed.is_empty() {
             self.failing.clone_from(&health.failing);
         }
+        if self.last.affinity.is_none() && state.services.values().any(|service| service.affinity.is_some()) {
+            self.last.affinity = AffinityTable::new().map(Arc::new);
+        }
         let mut around = Surroundings {
+            affinity: self.last.affinity.as_ref(),
             ways: &mut self.ways,
             snat: &self.snat,
             failing: &health.failing,

@@ -4,6 +4,7 @@
 //! memory in unit tests, over capture files in `replay`, and over a NIC. Time and randomness are arguments everywhere.
 
 mod address;
+mod affinity;
 mod announce;
 pub mod answer;
 mod apply;

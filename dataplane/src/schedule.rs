@@ -39,8 +39,10 @@ pub(crate) enum HashedBy {
 }
 
 impl HashedBy {
-    pub(crate) const fn of(scheduler: Scheduler) -> Self {
+    /// What a scheduler goes by; with affinity the client's address, whatever the scheduler (FORWARDING 10).
+    pub(crate) const fn of(scheduler: Scheduler, affinity: bool) -> Self {
         match scheduler {
+            _ if affinity => Self::Source,
             Scheduler::SourceHash => Self::Source,
             Scheduler::DestinationHash => Self::Destination,
             _ => Self::Tuple,

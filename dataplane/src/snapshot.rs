@@ -19,14 +19,15 @@ pub(crate) use backends::BackendTable;
 pub use backends::{Backend, Spot};
 pub use family::{FamilyTables, Place};
 pub(crate) use family::{FrontendKey, Places};
-pub(crate) use frontend::Policy;
+pub(crate) use frontend::{Affinity, Policy};
 pub use frontend::{BackendView, Frontend, PortView, ServiceView};
 pub use routes::{Exit, NextHop, RouteTo};
 pub(crate) use routes::{NextHopKey, Routes, Way};
 
+use crate::affinity::AffinityTable;
 use crate::flow::BackendId;
 use crate::snat::SnatAddress;
-use crate::tick::Ticks;
+use crate::tick::{Tick, Ticks};
 use crate::{Address, PortConfig, PortIndex};
 
 /// All tables, of one moment.
@@ -39,6 +40,8 @@ pub struct Snapshot {
     pub(crate) v4: FamilyTables<u32>,
     pub(crate) v6: FamilyTables<u128>,
     pub(crate) frontends: Vec<Arc<Frontend>>,
+    /// What clients of services with affinity keep; from the first such service on.
+    pub(crate) affinity: Option<Arc<AffinityTable>>,
     pub(crate) backends: BackendTable,
     pub(crate) routes: Arc<Routes>,
     pub(crate) services: Vec<Arc<ServiceView>>,
@@ -101,6 +104,13 @@ impl Snapshot {
     #[inline]
     pub fn spot(&self, id: BackendId) -> Option<&Spot> {
         self.backends.spot(id)
+    }
+
+    /// Looks at the next clients with affinity, to forget those who are silent. For one worker, once a tick.
+    pub(crate) fn sweep_affinity(&self, now: Tick) {
+        if let Some(table) = &self.affinity {
+            table.sweep(now);
+        }
     }
 
     /// What an address is to us.

@@ -362,6 +362,9 @@ impl Sweep {
             let entries = engine.entries_used();
             self.owed = (self.owed + entries.div_ceil(Self::TICKS) * elapsed).min(entries);
             engine.sweep_pools(Self::POOLS, now);
+            if engine.worker == 0 {
+                snapshot.sweep_affinity(now);
+            }
         }
         let entries = self.owed.min(Self::ENTRIES);
         if entries > 0 {

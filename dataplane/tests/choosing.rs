@@ -6,11 +6,12 @@ mod rig;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use dataplane::testing::Packet;
 use dataplane::{DropReason, Fate};
 use proto::{BackendState, Scheduler, Service, ServiceName};
-use rig::{BACKENDS, CLUSTER, Rig, UPLINK, ends, last_byte};
+use rig::{BACKENDS, CLUSTER, Rig, SECOND, UPLINK, ends, last_byte};
 
 /// Changes a service of the rig's.
 fn change(rig: &mut Rig, name: &str, change: impl FnOnce(&mut Service)) {
@@ -161,4 +162,56 @@ fn by_expected_delay_or_idleness_weights_decide() {
         let flows = [0, 1, 2].map(|n| first[n] + more[n]);
         assert!((5..=7).contains(&flows[0]) && (5..=7).contains(&flows[1]), "{scheduler}: {flows:?}");
     }
+}
+
+/// Backends of the clients 198.51.100.1 and up, by a new flow of each.
+fn backends_of_clients(rig: &mut Rig, count: u8, port: u16) -> Vec<u8> {
+    (1..=count).map(|n| backend_of(rig, &format!("198.51.100.{n}:{port}"), "192.0.2.100:80")).collect()
+}
+
+#[test]
+fn with_affinity_a_client_keeps_its_backend_through_changes_for_as_long_as_it_comes_back() {
+    let hour = Duration::from_secs(3600);
+    for scheduler in Scheduler::ALL {
+        let mut rig = with("web", |service| {
+            (service.affinity, service.scheduler) = (Some(hour), *scheduler);
+            service.ports.iter_mut().for_each(|port| port.backends[2].weight = 0);
+        });
+        let first = backends_of_clients(&mut rig, 60, 1000);
+        assert_eq!(BTreeSet::from_iter(&first).len(), 2, "{scheduler}");
+        change(&mut rig, "web", |service| weigh(service, [1, 1, 3]));
+        rig.publish();
+        for (port, minutes) in (1001..).zip([50, 50, 50]) {
+            assert_eq!(backends_of_clients(&mut rig, 60, port), first, "{scheduler}");
+            rig.now += minutes * 60 * SECOND;
+        }
+        rig.now += 20 * 60 * SECOND;
+        let anew = backends_of_clients(&mut rig, 60, 2000);
+        assert!(anew.iter().filter(|&&backend| backend == BACKENDS[2]).count() > 20, "{scheduler}: {anew:?}");
+        assert_eq!(backends_of_clients(&mut rig, 60, 2001), anew, "{scheduler}");
+    }
+}
+
+#[test]
+fn with_affinity_a_client_whose_backend_takes_no_new_flows_gets_another_and_stays_there() {
+    let mut rig = with("web", |service| service.affinity = Some(Duration::from_secs(3600)));
+    let first = backends_of_clients(&mut rig, 60, 1000);
+    change(&mut rig, "web", |service| weigh(service, [0, 1, 1]));
+    rig.publish();
+    let then = backends_of_clients(&mut rig, 60, 1001);
+    for (first, then) in first.iter().zip(&then) {
+        let stays = *first != BACKENDS[0];
+        assert!(*then != BACKENDS[0] && (!stays || first == then), "{first} -> {then}");
+    }
+    change(&mut rig, "web", |service| weigh(service, [1, 1, 1]));
+    rig.publish();
+    assert_eq!(backends_of_clients(&mut rig, 60, 1002), then);
+}
+
+#[test]
+fn with_affinity_two_gateways_send_a_client_to_the_same_backend() {
+    let affinity = |service: &mut Service| service.affinity = Some(Duration::from_secs(60));
+    let (mut one, mut other) = (with("web", affinity), with("web", affinity));
+    let of_other = backends_of_clients(&mut other, 60, 2000);
+    assert_eq!(backends_of_clients(&mut one, 60, 1000), of_other);
 }

@@ -1,6 +1,7 @@
 //! One service: which backends it has, which of them take new flows, and where it listens.
 
 use std::collections::HashSet;
+use std::hash::{BuildHasher, Hasher};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -11,11 +12,12 @@ use proto::{BackendState, MaglevSpec, Mode, Probe, Protocol, Reason, Refusal, Se
 use super::network::Ways;
 use super::slots::{Backends, Reach, TargetKey, nanoseconds};
 use super::snat::SnatTables;
+use crate::affinity::AffinityTable;
 use crate::flow::BackendId;
 use crate::hash::TableHash;
 use crate::maglev::MaglevTable;
 use crate::schedule::{HashedBy, Schedule};
-use crate::snapshot::{BackendView, Frontend, Policy, PortView, ServiceView};
+use crate::snapshot::{Affinity, BackendView, Frontend, Policy, PortView, ServiceView};
 use crate::{SourceRanges, TupleHash, WorkerCounters};
 
 /// What services are compiled against.
@@ -26,6 +28,8 @@ pub(super) struct Surroundings<'a> {
     pub(super) node_port_addresses: &'a [IpAddr],
     /// What each worker counts.
     pub(super) counters: &'a Arc<[Arc<WorkerCounters>]>,
+    /// What clients keep; none while no service asks for it, or without memory.
+    pub(super) affinity: Option<&'a Arc<AffinityTable>>,
     pub(super) now_ns: u64,
 }
 
@@ -228,7 +232,7 @@ impl Served {
         let view =
             PortView { protocol: port.protocol, family: port.family, frontends: listens.clone(), backends: backends.collect() };
         let ids = listed.iter().map(|b| b.id).collect();
-        let frontend = self.frontend(port, &weights, ids, before, around.counters);
+        let frontend = self.frontend(port, &weights, ids, before, around);
         (ServedPort { protocol: port.protocol, listens, vips, frontend, spec: port.maglev, weights }, view)
     }
 }
@@ -242,7 +246,7 @@ impl Served {
         weights: &[(SocketAddr, u16)],
         backends: Box<[BackendId]>,
         before: Option<ServedPort>,
-        counters: &Arc<[Arc<WorkerCounters>]>,
+        around: &Surroundings<'_>,
     ) -> Arc<Frontend> {
         let table = before.as_ref().filter(|old| old.spec == port.maglev && old.weights == weights);
         let table = table.map(|old| old.frontend.table.clone());
@@ -256,16 +260,30 @@ impl Served {
         }
         let weighted: Vec<_> = backends.iter().zip(weights).map(|(&id, &(_, weight))| (id, weight)).collect();
         let before = before.as_ref().map(|old| &old.schedule);
-        let schedule = Schedule::new(policy.scheduler, &weighted, counters, before);
-        let hash = TupleHash::new(port.maglev.seed);
-        Arc::new(Frontend { service: self.name.clone(), hash, table, backends, policy, schedule })
+        let schedule = match policy.affinity {
+            Some(_) => Schedule::Hash,
+            None => Schedule::new(policy.scheduler, &weighted, around.counters, before),
+        };
+        let taking = || weighted.iter().filter(|(_, weight)| *weight > 0).map(|&(id, _)| id);
+        let affinity = policy.affinity.zip(around.affinity);
+        let affinity = affinity.map(|(timeout, table)| Affinity::new(table.clone(), timeout, taking()));
+        let hash = TupleHash::new(if policy.affinity.is_some() { self.seed(port) } else { port.maglev.seed });
+        Arc::new(Frontend { service: self.name.clone(), hash, table, backends, policy, schedule, affinity })
     }
 
     fn policy(&self, port: &ServicePort) -> Policy {
-        let &Service { scheduler, local, .. } = &*self.source;
+        let &Service { scheduler, local, affinity, .. } = &*self.source;
         // Source ranges are never asked of node ports (CONTROL 2).
         let sources = self.sources.clone().filter(|_| !is_node_port(port));
-        Policy { scheduler, hashed_by: HashedBy::of(scheduler), sources, local }
+        Policy { scheduler, hashed_by: HashedBy::of(scheduler, affinity.is_some()), sources, local, affinity }
+    }
+
+    /// With affinity, clients are hashed together with the port of the service, so that its table knows them apart. The same
+    /// on every gateway.
+    fn seed(&self, port: &ServicePort) -> u64 {
+        let mut hasher = TableHash.build_hasher();
+        hasher.write(format!("{} {} {}", self.name, port.protocol, port.port).as_bytes());
+        hasher.finish() ^ port.maglev.seed
     }
 }
 

@@ -2,12 +2,15 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use proto::{Family, Mode, Protocol, Refusal, Scheduler, ServiceName, Target};
 
+use crate::affinity::AffinityTable;
 use crate::flow::BackendId;
 use crate::maglev::MaglevTable;
 use crate::schedule::{HashedBy, Schedule};
+use crate::tick::Ticks;
 use crate::{Address, Chooser, SourceRanges, Tuple, TupleHash};
 
 /// One port of a service in one family, at all its addresses.
@@ -21,6 +24,30 @@ pub struct Frontend {
     pub(crate) backends: Box<[BackendId]>,
     pub(crate) policy: Policy,
     pub(crate) schedule: Schedule,
+    pub(crate) affinity: Option<Affinity>,
+}
+
+/// `sessionAffinity: ClientIP` of a frontend.
+#[derive(Debug)]
+pub(crate) struct Affinity {
+    table: Arc<AffinityTable>,
+    timeout: Ticks,
+    /// Backends that take new flows, by slot.
+    taking: Box<[BackendId]>,
+}
+
+impl Affinity {
+    pub(crate) fn new(table: Arc<AffinityTable>, timeout: Duration, taking: impl Iterator<Item = BackendId>) -> Self {
+        let mut taking: Box<[_]> = taking.collect();
+        taking.sort_unstable_by_key(|id| id.slot);
+        Self { table, timeout: timeout.into(), taking }
+    }
+
+    /// The backend, whole: the table has not all bits of its generation.
+    fn keeps(&self, remembered: BackendId) -> Option<BackendId> {
+        let at = self.taking.binary_search_by_key(&remembered.slot, |id| id.slot).ok()?;
+        self.taking.get(at).copied().filter(|&id| AffinityTable::is(remembered, id))
+    }
 }
 
 /// What a service asks for besides its backends.
@@ -32,6 +59,8 @@ pub(crate) struct Policy {
     pub(crate) sources: Option<Arc<SourceRanges>>,
     /// `externalTrafficPolicy: Local`: without a backend it is silent instead of refusing.
     pub(crate) local: bool,
+    /// How long a client keeps its backend after its last new flow.
+    pub(crate) affinity: Option<Duration>,
 }
 
 impl Policy {
@@ -42,7 +71,8 @@ impl Policy {
             (None, None) => true,
             _ => false,
         };
-        sources && self.scheduler == other.scheduler && self.hashed_by == other.hashed_by && self.local == other.local
+        let of = |policy: &Self| (policy.scheduler, policy.hashed_by, policy.local, policy.affinity);
+        sources && of(self) == of(other)
     }
 }
 
@@ -54,9 +84,14 @@ impl Frontend {
         self.policy.sources.as_ref().is_none_or(|sources| sources.allow(client))
     }
 
-    /// The backend for a new flow with this tuple, as the service's scheduler has it; none when none is usable.
+    /// The backend for a new flow with this tuple, as affinity or the service's scheduler has it; none when none is usable.
     #[must_use]
     pub fn choose<A: Address>(&self, tuple: &Tuple<A>, chooser: Chooser) -> Option<BackendId> {
+        if let Some(affinity) = &self.affinity {
+            let client = self.hash_of(tuple);
+            let (keeps, new) = (|id| affinity.keeps(id), || self.hashed(client));
+            return affinity.table.choose(client, chooser.now, affinity.timeout, keeps, new);
+        }
         let position = match &self.schedule {
             Schedule::Hash => None,
             Schedule::Turns(robin) => robin.next(chooser.worker),
@@ -64,16 +99,28 @@ impl Frontend {
         };
         match position {
             Some(position) => self.backends.get(usize::from(position)).copied(),
-            None => self.choose_by_hash(tuple),
+            None => self.hashed(self.hash_of(tuple)),
         }
     }
 
-    /// The backend that the Maglev table has for this tuple, the same on every gateway, whatever the scheduler: for
-    /// packets that have no flow and get none.
+    /// The backend for a packet that has no flow and gets none: what affinity remembers, else what the Maglev table says,
+    /// the same on every gateway, whatever the scheduler.
     #[must_use]
     #[inline]
     pub fn choose_by_hash<A: Address>(&self, tuple: &Tuple<A>) -> Option<BackendId> {
-        let position = self.table.choose(self.policy.hashed_by.hash(&self.hash, tuple))?;
+        let hash = self.hash_of(tuple);
+        let recalled = |affinity: &Affinity| affinity.table.recall(hash).and_then(|id| affinity.keeps(id));
+        self.affinity.as_ref().and_then(recalled).or_else(|| self.hashed(hash))
+    }
+
+    #[inline]
+    fn hash_of<A: Address>(&self, tuple: &Tuple<A>) -> u64 {
+        self.policy.hashed_by.hash(&self.hash, tuple)
+    }
+
+    #[inline]
+    fn hashed(&self, hash: u64) -> Option<BackendId> {
+        let position = self.table.choose(hash)?;
         self.backends.get(usize::from(position)).copied()
     }
 
