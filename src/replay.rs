@@ -139,6 +139,7 @@ fn state_of(settings: &Settings, dir: &Path) -> Result<State, ReplayError> {
     let mut world = World::default();
     world.apply(Change::ServicesReplaced(objects.services.into_values().collect()));
     world.apply(Change::SlicesReplaced(objects.slices.into_values().collect()));
+    world.apply(Change::NodesReplaced(objects.nodes.into_values().collect()));
     // The time only matters to a plan that follows another.
     let plan = plan(&world, controller, &mut Memory::default(), Instant::now());
     for note in plan.notes {

@@ -315,7 +315,7 @@ fn an_api_server_that_is_away_is_said_once_and_tried_again() {
         until("it asks again", || server.accept().ok());
     }
     let log = running.stop();
-    for what in ["services", "endpointslices"] {
+    for what in ["services", "endpointslices", "nodes"] {
         let said: Vec<_> = log.lines().filter(|line| line.contains(&format!("cannot list and watch {what}"))).collect();
         assert_eq!(said.len(), 1, "{log}");
         assert!(said[0].contains("the API server cannot be reached") && said[0].contains("check its address"), "{log}");

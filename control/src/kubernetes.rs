@@ -1,4 +1,4 @@
-//! The Kubernetes source: Services and EndpointSlices are followed by watches, and `services/status` is written back.
+//! The Kubernetes source: Services, EndpointSlices and Nodes are followed by watches, and `services/status` is written back.
 //!
 //! **Invariant.** Trouble with the API server is said once per cause and never withdraws anything: what was last heard
 //! stays in force until the server says otherwise.

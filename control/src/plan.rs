@@ -15,7 +15,7 @@ use proto::{Family, HealthCheck, MaglevSpec, Pool, Protocol, Reason, Refusal, Se
 
 use crate::addresses::{Allocations, Claim, Outcome};
 use crate::policy::Policy;
-use crate::selection::{Fence, select};
+use crate::selection::{Fence, NodeChoice, Selection, select};
 use crate::settings::ControllerSettings;
 use crate::source::{Ingress, IpMode, StatusWrite};
 use crate::spec::{Candidate, Kind, PortSpec, ServiceSpec, SliceSpec};
@@ -80,6 +80,8 @@ struct Planned {
     status: Option<Arc<WantedStatus>>,
     notes: Vec<String>,
     tables: BTreeMap<TableKey, u32>,
+    /// Of the nodes that it was planned with; none where nodes do not matter.
+    nodes_revision: Option<u64>,
 }
 
 type TableKey = (Protocol, u16, Family);
@@ -101,13 +103,14 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
     for (name, entry) in world.services() {
         let Some(outcome) = memory.outcomes.get(name) else { continue };
         let before = memory.planned.get(name);
-        let is_kept = |old: &Planned| !fence_moved && old.revision == entry.revision && old.outcome == *outcome;
+        let nodes_are_kept = |old: &Planned| old.nodes_revision.is_none_or(|revision| revision == world.nodes_revision());
+        let is_kept =
+            |old: &Planned| !fence_moved && old.revision == entry.revision && old.outcome == *outcome && nodes_are_kept(old);
         if !before.is_some_and(|old| is_kept(old) && old.status_is_of(&entry.candidate)) {
             let candidate = &entry.candidate;
             let policy = Policy::of(candidate.wanted.as_ref().ok(), candidate.kind, &settings.defaults);
-            let builder = Builder { candidate, outcome, settings, fence: &fence, policy };
-            let slices: Vec<&SliceSpec> = world.slices_of(name).collect();
-            let one = builder.build(entry.revision, &slices, before);
+            let builder = Builder { candidate, outcome, settings, fence: &fence, world, policy };
+            let one = builder.build(entry.revision, before);
             let is_new = |text: &&String| !before.is_some_and(|old| old.notes.contains(text));
             plan.notes.extend(one.notes.iter().filter(is_new).map(|text| Note { service: name.clone(), text: text.clone() }));
             memory.planned.insert(name.clone(), one);
@@ -207,11 +210,13 @@ struct Builder<'a> {
     outcome: &'a Outcome,
     settings: &'a ControllerSettings,
     fence: &'a Fence<'a>,
+    world: &'a World,
     policy: Policy,
 }
 
 impl Builder<'_> {
-    fn build(&self, revision: u64, slices: &[&SliceSpec], before: Option<&Planned>) -> Planned {
+    fn build(&self, revision: u64, before: Option<&Planned>) -> Planned {
+        let slices: Vec<&SliceSpec> = self.world.slices_of(&self.candidate.name).collect();
         let mut tables = BTreeMap::new();
         let mut notes: Vec<String> = self.outcome.note.iter().cloned().collect();
         let served = match (&self.candidate.wanted, &self.outcome.refusal) {
@@ -220,7 +225,7 @@ impl Builder<'_> {
             (Ok(spec), None) => {
                 notes.extend(spec.notes.iter().chain(slices.iter().flat_map(|slice| &slice.notes)).cloned());
                 tables = before.map(|old| old.tables.clone()).unwrap_or_default();
-                self.ports(spec, slices, &mut tables, &mut notes)
+                self.ports(spec, &slices, &mut tables, &mut notes)
             }
         };
         let (ports, refusal) = match served {
@@ -237,7 +242,8 @@ impl Builder<'_> {
         };
         let has_status = self.candidate.kind == Kind::LoadBalancer;
         let status = has_status.then(|| Arc::new(status(self.candidate, self.outcome, self.policy.ip_mode, &service)));
-        Planned { revision, outcome: self.outcome.clone(), service, status, notes, tables }
+        let nodes_revision = (self.policy.target == Target::Node).then(|| self.world.nodes_revision());
+        Planned { revision, outcome: self.outcome.clone(), service, status, notes, tables, nodes_revision }
     }
 
     fn service(&self, ports: Vec<ServicePort>, refusal: Option<Refusal>) -> Service {
@@ -246,7 +252,7 @@ impl Builder<'_> {
             mode: self.policy.mode,
             target: self.policy.target,
             scheduler: self.policy.scheduler,
-            health: spec.map_or_else(|| self.settings.health.clone(), |spec| health(spec, &self.settings.health)),
+            health: self.health(spec),
             drain_timeout: spec.and_then(|spec| spec.drain_timeout).unwrap_or(self.settings.defaults.drain_timeout),
             affinity: spec.and_then(|spec| spec.affinity),
             source_ranges: spec.and_then(|spec| spec.source_ranges.clone()),
@@ -267,21 +273,19 @@ impl Builder<'_> {
         if let Some(refusal) = self.policy.refusal(spec, self.candidate.kind) {
             return Err(refusal);
         }
-        if self.policy.target == Target::Node {
-            let message = "target node is not built; use endpoint".to_owned();
-            return Err(Refusal { reason: Reason::Unsupported, message });
-        }
         let mut ports = Vec::new();
         let mut fenced = 0;
+        let mut ineligible = None;
         for port in &spec.ports {
             for &family in &spec.families {
                 let vips: Vec<IpAddr> = self.outcome.addresses.iter().copied().filter(|a| Family::of(*a) == family).collect();
                 if vips.is_empty() && self.candidate.kind == Kind::LoadBalancer {
                     continue;
                 }
-                let selection = select(slices.iter().copied(), port, family, self.fence);
+                let selection = self.select(spec, slices, port, family);
                 fenced += selection.fenced;
                 notes.extend(selection.notes);
+                ineligible = ineligible.or(selection.ineligible);
                 if let Some(refusal) = self.policy.refuses_endpoints(port, &selection.backends) {
                     return Err(refusal);
                 }
@@ -289,7 +293,12 @@ impl Builder<'_> {
                 ports.push(service_port(port, family, vips, size, selection.backends));
             }
         }
-        if fenced > 0 && ports.iter().all(|port| port.backends.is_empty()) {
+        let has_none = ports.iter().all(|port| port.backends.is_empty());
+        if has_none && let Some(message) = ineligible {
+            return Err(Refusal { reason: Reason::NoEligibleNode, message });
+        }
+        notes.extend(ineligible);
+        if fenced > 0 && has_none {
             let message = "none of its backends may be reached through a gateway; each is named in the log with the reason";
             return Err(Refusal { reason: Reason::Refused, message: message.to_owned() });
         }
@@ -297,8 +306,31 @@ impl Builder<'_> {
     }
 }
 
-fn health(spec: &ServiceSpec, defaults: &HealthCheck) -> HealthCheck {
-    spec.health.over(defaults)
+impl Builder<'_> {
+    fn health(&self, spec: Option<&ServiceSpec>) -> HealthCheck {
+        let Some(spec) = spec else { return self.settings.health.clone() };
+        let node_health_port = spec.node_health_port.filter(|_| self.policy.target == Target::Node);
+        HealthCheck { node_health_port, ..spec.health.over(&self.settings.health) }
+    }
+
+    /// The backends of one port. Inside a tunnel's packets a backend of the other family does as well, where there is none
+    /// of this one.
+    fn select(&self, spec: &ServiceSpec, slices: &[&SliceSpec], port: &PortSpec, family: Family) -> Selection {
+        let slices = slices.iter().copied();
+        let is_tunnel = self.policy.mode.is_tunnel();
+        match self.policy.target {
+            Target::Endpoint => {
+                let own = select(slices.clone(), port, family, self.fence);
+                let other = if family == Family::V4 { Family::V6 } else { Family::V4 };
+                let has_none = own.backends.is_empty() && own.fenced == 0;
+                if is_tunnel && has_none { select(slices, port, other, self.fence) } else { own }
+            }
+            Target::Node => {
+                let choice = NodeChoice { nodes: self.world.nodes(), local: spec.local, is_tunnel };
+                choice.select(slices, port, self.policy.port_at_nodes(port), family, self.fence)
+            }
+        }
+    }
 }
 
 fn service_port(port: &PortSpec, family: Family, vips: Vec<IpAddr>, size: u32, backends: Vec<proto::Backend>) -> ServicePort {
@@ -533,6 +565,113 @@ pub(crate) mod tests {
         assert_eq!(plan.services[&named("same")].refusal, None);
         let refusal = plan.services[&named("other")].refusal.clone().unwrap();
         assert!(refusal.reason == Reason::Refused && refusal.message.contains("port 80"), "{}", refusal.message);
+    }
+
+    fn node(world: &mut World, name: &str, labels: Value, addresses: &[&str]) {
+        let list: Vec<Value> = addresses.iter().map(|a| json!({"type": "InternalIP", "address": a})).collect();
+        let object = json!({"metadata": {"name": name, "labels": labels}, "status": {"addresses": list}});
+        world.apply(Change::NodeApplied(Box::new(serde_json::from_value(object).unwrap())));
+    }
+
+    fn annotated(name: &str, mode: &str, target: &str, spec: Value) -> Value {
+        let mut object = service(name, spec);
+        object["metadata"]["annotations"] = json!({"sluice.dev/mode": mode, "sluice.dev/target": target});
+        object
+    }
+
+    fn addresses(service: &Service) -> Vec<String> {
+        service.ports.iter().flat_map(|port| &port.backends).map(|backend| backend.address.to_string()).collect()
+    }
+
+    #[test]
+    fn nodes_take_what_is_for_the_vip_at_the_services_port_and_what_is_rewritten_at_the_node_port() {
+        let mut world = World::default();
+        node(&mut world, "a", json!({}), &["10.0.1.1", "fd00::1"]);
+        let ports = json!([{"port": 80, "nodePort": 30080}]);
+        for mode in ["nat", "dnat", "dsr", "ipip", "gue"] {
+            apply(&mut world, annotated(mode, mode, "node", json!({"ports": ports})));
+        }
+        let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
+        for mode in ["nat", "dnat"] {
+            assert_eq!(addresses(&plan.services[&named(mode)]), ["10.0.1.1:30080"], "{mode}");
+        }
+        for mode in ["dsr", "ipip", "gue"] {
+            assert_eq!(addresses(&plan.services[&named(mode)]), ["10.0.1.1:80"], "{mode}");
+        }
+    }
+
+    #[test]
+    fn a_service_follows_the_nodes_and_one_to_endpoints_is_not_touched_by_them() {
+        let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+        apply(&mut world, annotated("nodes", "dsr", "node", json!({})));
+        apply(&mut world, service("web", json!({})));
+        let first = plan(&world, &settings(), &mut memory, now);
+        let refusal = first.services[&named("nodes")].refusal.clone().unwrap();
+        assert!(refusal.reason == Reason::NoEligibleNode && refusal.message.contains("Node"), "{}", refusal.message);
+        node(&mut world, "a", json!({}), &["10.0.1.1"]);
+        let second = plan(&world, &settings(), &mut memory, now);
+        assert_eq!(addresses(&second.services[&named("nodes")]), ["10.0.1.1:80"]);
+        assert!(Arc::ptr_eq(&first.services[&named("web")], &second.services[&named("web")]));
+        node(&mut world, "a", json!({"node.kubernetes.io/exclude-from-external-load-balancers": ""}), &["10.0.1.1"]);
+        let third = plan(&world, &settings(), &mut memory, now);
+        let refusal = third.services[&named("nodes")].refusal.clone().unwrap();
+        assert!(refusal.message.contains("exclude-from-external-load-balancers"), "{}", refusal.message);
+        assert_eq!(refusal.reason, Reason::NoEligibleNode);
+    }
+
+    #[test]
+    fn under_local_kube_proxys_word_on_a_node_counts_where_nodes_are_targets() {
+        let mut world = World::default();
+        node(&mut world, "a", json!({}), &["10.0.1.1"]);
+        let spec =
+            json!({"externalTrafficPolicy": "Local", "healthCheckNodePort": 31000, "ports": [{"port": 80, "nodePort": 30080}]});
+        apply(&mut world, annotated("nodes", "nat", "node", spec.clone()));
+        apply(&mut world, annotated("pods", "nat", "endpoint", spec));
+        let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
+        let port = |name| plan.services[&named(name)].health.node_health_port;
+        assert_eq!([port("nodes"), port("pods")], [Some(31_000), None]);
+        let nodes = &plan.services[&named("nodes")];
+        assert!(nodes.refusal.is_none() && nodes.local && addresses(nodes).is_empty(), "no endpoint, no node");
+    }
+
+    #[test]
+    fn a_tunnel_leads_to_endpoints_of_the_other_family_where_there_are_none_of_its_own() {
+        let mut world = World::default();
+        for mode in ["gue", "dnat"] {
+            apply(&mut world, annotated(mode, mode, "endpoint", json!({"ports": [{"port": 8080}]})));
+            endpoints(&mut world, mode, &texts(&["fd00::1"]));
+        }
+        let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
+        assert_eq!(addresses(&plan.services[&named("gue")]), ["[fd00::1]:8080"]);
+        assert_eq!(plan.services[&named("gue")].ports[0].family, Family::V4);
+        assert!(addresses(&plan.services[&named("dnat")]).is_empty());
+    }
+
+    #[test]
+    fn of_two_families_one_may_do_without_nodes_and_that_is_noted() {
+        let mut settings = settings();
+        settings.pools[0].ranges.push("2001:db8::1:0/112".parse().unwrap());
+        let mut world = World::default();
+        node(&mut world, "a", json!({}), &["10.0.1.1"]);
+        apply(&mut world, annotated("web", "dsr", "node", json!({"ipFamilyPolicy": "RequireDualStack"})));
+        let plan = plan(&world, &settings, &mut Memory::default(), Instant::now());
+        assert_eq!(addresses(&plan.services[&named("web")]), ["10.0.1.1:80"]);
+        assert!(plan.notes.iter().any(|note| note.text.contains("no InternalIP of family IPv6")), "{:?}", plan.notes);
+    }
+
+    #[test]
+    fn hints_and_the_internal_policy_have_no_effect() {
+        let mut world = World::default();
+        apply(&mut world, service("web", json!({"internalTrafficPolicy": "Local", "trafficDistribution": "PreferSameZone"})));
+        let endpoint = |last: u8, zone: &str| {
+            json!({"addresses": [format!("10.0.0.{last}")], "nodeName": zone, "zone": zone,
+            "hints": {"forZones": [{"name": zone}], "forNodes": [{"name": zone}]}})
+        };
+        let slice = json!({"metadata": {"name": "web-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}},
+            "addressType": "IPv4", "ports": [{"port": 8080}], "endpoints": [endpoint(1, "a"), endpoint(2, "b")]});
+        world.apply(Change::SliceApplied(Box::new(serde_json::from_value(slice).unwrap())));
+        let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
+        assert_eq!(addresses(&plan.services[&named("web")]), ["10.0.0.1:8080", "10.0.0.2:8080"]);
     }
 
     #[test]

@@ -14,6 +14,10 @@ use proto::{Backend, BackendState, Family, limits};
 use crate::settings::ControllerSettings;
 use crate::spec::{EndpointSpec, PortSpec, SliceSpec};
 
+mod nodes;
+
+pub use nodes::NodeChoice;
+
 /// Backends that are named when they are left out; of more, only the number is told.
 const FENCED_NAMED_MAX: usize = 5;
 
@@ -32,6 +36,8 @@ pub struct Selection {
     pub notes: Vec<String>,
     /// How many were left out because they may not be reached.
     pub fenced: usize,
+    /// Why there is no node to send to; for endpoints, none.
+    pub ineligible: Option<String>,
 }
 
 impl<'a> Fence<'a> {
@@ -97,15 +103,20 @@ pub fn select<'a>(slices: impl Iterator<Item = &'a SliceSpec>, port: &PortSpec, 
         let leaving = endpoints.iter().filter(|(_, endpoint)| endpoint.serving && endpoint.terminating);
         chosen = leaving.map(|(address, _)| *address).collect();
     }
+    admit(chosen.into_iter().map(|address| (address, 1)), port, fence)
+}
+
+/// Those of the candidates that may be reached, at most as many as a table can balance; candidates come by address.
+fn admit(candidates: impl Iterator<Item = (SocketAddr, u16)>, port: &PortSpec, fence: &Fence<'_>) -> Selection {
     let mut selection = Selection::default();
-    for address in chosen {
+    for (address, weight) in candidates {
         if let Some(why) = fence.refuses(address.ip()) {
             selection.fenced += 1;
             if selection.fenced <= FENCED_NAMED_MAX {
                 selection.notes.push(format!("backend {address} is left out: {why}"));
             }
         } else {
-            selection.backends.push(Backend { address, weight: 1, state: BackendState::Active });
+            selection.backends.push(Backend { address, weight, state: BackendState::Active });
         }
     }
     if selection.fenced > FENCED_NAMED_MAX {
@@ -152,11 +163,11 @@ pub(crate) mod tests {
     use crate::plan::tests::settings;
     use crate::spec::SlicePort;
 
-    fn port() -> PortSpec {
+    pub(crate) fn port() -> PortSpec {
         PortSpec { name: "http".to_owned(), protocol: Protocol::Tcp, port: 80, node_port: None, port_of_nodes: None }
     }
 
-    fn slice(ports: &[(&str, Protocol, u16)], endpoints: &[EndpointSpec]) -> SliceSpec {
+    pub(crate) fn slice(ports: &[(&str, Protocol, u16)], endpoints: &[EndpointSpec]) -> SliceSpec {
         let named = |(name, protocol, port): &(&str, Protocol, u16)| SlicePort {
             name: (*name).to_owned(),
             protocol: *protocol,
@@ -173,9 +184,10 @@ pub(crate) mod tests {
     }
 
     /// The API's conditions by letter: r ready, s serving, t terminating.
-    fn endpoint(last: u8, conditions: &str) -> EndpointSpec {
+    pub(crate) fn endpoint(last: u8, conditions: &str) -> EndpointSpec {
         let has = |c| conditions.contains(c);
-        EndpointSpec { address: [10, 0, 0, last].into(), ready: has('r'), serving: has('s'), terminating: has('t') }
+        let address = [10, 0, 0, last].into();
+        EndpointSpec { address, ready: has('r'), serving: has('s'), terminating: has('t'), node: None }
     }
 
     fn selected(slices: &[SliceSpec]) -> Vec<String> {

@@ -3,25 +3,31 @@
 
 use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use proto::ServiceName;
 
-/// A change of the objects. A source sends both `*Replaced` before anything is planned, and again after a relist.
+/// A change of the objects. A source sends every `*Replaced` before anything is planned, and again after a relist.
 #[derive(Clone, Debug)]
 pub enum Change {
     /// All Services there are.
     ServicesReplaced(Vec<Service>),
     /// All EndpointSlices there are.
     SlicesReplaced(Vec<EndpointSlice>),
+    /// All Nodes there are.
+    NodesReplaced(Vec<Node>),
     /// A Service appeared or changed.
     ServiceApplied(Box<Service>),
     /// An EndpointSlice appeared or changed.
     SliceApplied(Box<EndpointSlice>),
+    /// A Node appeared or changed.
+    NodeApplied(Box<Node>),
     /// A Service is gone.
     ServiceDeleted(ServiceName),
     /// An EndpointSlice is gone: namespace and name of the slice.
     SliceDeleted(ServiceName),
+    /// A Node is gone: its name.
+    NodeDeleted(String),
 }
 
 /// `status.loadBalancer.ingress` as it should be, and the object version that this was decided on.

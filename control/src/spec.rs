@@ -5,11 +5,13 @@
 //! Deliberately not here: which class is ours, addresses, and which endpoints are used.
 
 mod annotations;
+mod node;
 mod service;
 mod slice;
 mod traffic;
 
 pub use annotations::HealthWish;
+pub use node::{NodeError, NodeSpec};
 pub use service::{Candidate, Kind, NotServable, PortSpec, ServiceSpec, SpecError};
 use traffic::source_ranges;
 

@@ -6,12 +6,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use proto::ServiceName;
 
 use crate::source::Change;
-use crate::spec::{Candidate, NotServable, SliceError, SliceSpec};
+use crate::spec::{Candidate, NodeSpec, NotServable, SliceError, SliceSpec};
 
 /// A Service that may be ours, and when it last changed.
 #[derive(Clone, Debug)]
@@ -28,10 +28,13 @@ pub struct World {
     services: BTreeMap<ServiceName, Entry>,
     slices: BTreeMap<ServiceName, SliceSpec>,
     slices_of: BTreeMap<ServiceName, BTreeSet<ServiceName>>,
+    nodes: BTreeMap<String, NodeSpec>,
     revision: u64,
     services_revision: u64,
+    nodes_revision: u64,
     services_known: bool,
     slices_known: bool,
+    nodes_known: bool,
 }
 
 impl World {
@@ -49,15 +52,21 @@ impl World {
                 Ok(spec) => self.put_slice(spec),
                 Err(error) => self.leave_out(&error),
             },
+            Change::NodesReplaced(nodes) => self.replace_nodes(&nodes),
+            Change::NodeApplied(node) => match NodeSpec::try_from(&*node) {
+                Ok(spec) => self.put_node(spec),
+                Err(error) => tracing::warn!(%error, "object ignored"),
+            },
+            Change::NodeDeleted(name) => self.remove_node(&name),
             Change::ServiceDeleted(name) => self.remove_service(&name),
             Change::SliceDeleted(name) => self.remove_slice(&name),
         }
     }
 
-    /// Whether the source has told all Services and all slices once; before that nothing may be planned.
+    /// Whether the source has told all objects once; before that nothing may be planned.
     #[must_use]
     pub const fn is_complete(&self) -> bool {
-        self.services_known && self.slices_known
+        self.services_known && self.slices_known && self.nodes_known
     }
 
     /// Services that may be ours.
@@ -75,6 +84,47 @@ impl World {
     #[must_use]
     pub const fn services_revision(&self) -> u64 {
         self.services_revision
+    }
+
+    /// All nodes, by name.
+    #[must_use]
+    pub const fn nodes(&self) -> &BTreeMap<String, NodeSpec> {
+        &self.nodes
+    }
+
+    /// Grows when what matters of any node changes.
+    #[must_use]
+    pub const fn nodes_revision(&self) -> u64 {
+        self.nodes_revision
+    }
+
+    fn replace_nodes(&mut self, nodes: &[Node]) {
+        let specs: BTreeMap<_, _> =
+            nodes.iter().filter_map(|node| NodeSpec::try_from(node).ok()).map(|n| (n.name.clone(), n)).collect();
+        if specs != self.nodes {
+            self.nodes = specs;
+            self.nodes_changed();
+        }
+        self.nodes_known = true;
+    }
+
+    fn put_node(&mut self, node: NodeSpec) {
+        // Nodes report themselves every few minutes; hardly ever is it news for us.
+        if self.nodes.get(&node.name) != Some(&node) {
+            self.nodes.insert(node.name.clone(), node);
+            self.nodes_changed();
+        }
+    }
+
+    fn remove_node(&mut self, name: &str) {
+        if self.nodes.remove(name).is_some() {
+            self.nodes_changed();
+        }
+    }
+
+    const fn nodes_changed(&mut self) {
+        self.revision += 1;
+        self.nodes_revision = self.revision;
     }
 
     fn replace_services(&mut self, services: &[Service]) {
@@ -188,11 +238,12 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_complete_before_both_lists_are_known() {
+    fn nothing_is_complete_before_all_lists_are_known() {
         let mut world = World::default();
         world.apply(Change::ServicesReplaced(vec![]));
-        assert!(!world.is_complete());
         world.apply(Change::SlicesReplaced(vec![]));
+        assert!(!world.is_complete());
+        world.apply(Change::NodesReplaced(vec![]));
         assert!(world.is_complete());
     }
 
@@ -239,6 +290,24 @@ mod tests {
         other.spec.as_mut().unwrap().type_ = Some("ClusterIP".to_owned());
         world.apply(Change::ServiceApplied(Box::new(other)));
         assert!(world.services().is_empty());
+    }
+
+    #[test]
+    fn a_node_that_reports_itself_again_is_no_news() {
+        let node = |address: &str, ready: &str| -> Box<Node> {
+            let object = serde_json::json!({"metadata": {"name": "a"}, "status": {"addresses": [{"type": "InternalIP",
+                "address": address}], "conditions": [{"type": "Ready", "status": ready}]}});
+            Box::new(serde_json::from_value(object).unwrap())
+        };
+        let mut world = World::default();
+        world.apply(Change::NodesReplaced(vec![*node("10.0.1.1", "True")]));
+        let first = world.nodes_revision();
+        world.apply(Change::NodeApplied(node("10.0.1.1", "False")));
+        assert_eq!(world.nodes_revision(), first);
+        world.apply(Change::NodeApplied(node("10.0.1.2", "True")));
+        assert!(world.nodes_revision() > first);
+        world.apply(Change::NodeDeleted("a".to_owned()));
+        assert!(world.nodes().is_empty());
     }
 
     #[test]

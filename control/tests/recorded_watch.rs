@@ -59,6 +59,7 @@ fn empty() -> World {
     let mut world = World::default();
     world.apply(Change::ServicesReplaced(Vec::new()));
     world.apply(Change::SlicesReplaced(Vec::new()));
+    world.apply(Change::NodesReplaced(Vec::new()));
     world
 }
 

@@ -282,6 +282,7 @@ impl From<&HealthCheck> for v1::HealthCheck {
             rise: health.rise,
             fall: health.fall,
             fail_open: health.fail_open,
+            node_health_port: health.node_health_port.map_or(0, u32::from),
         }
     }
 }
@@ -302,6 +303,7 @@ impl TryFrom<v1::HealthCheck> for HealthCheck {
         Ok(Self {
             probe: message.probe.parse().map_err(ConvertError::Probe)?,
             port: optional_port("health check port", message.port)?,
+            node_health_port: optional_port("node health port", message.node_health_port)?,
             interval: Duration::from_millis(message.interval_ms),
             timeout: Duration::from_millis(message.timeout_ms),
             rise: message.rise,
@@ -474,10 +476,12 @@ mod tests {
 
     fn any_health() -> impl Strategy<Value = HealthCheck> {
         let times = (1u64..1 << 40, 1u64..1 << 40);
-        (prop::sample::select(Probe::ALL), prop::option::of(1u16..), times, 1u32.., 1u32.., any::<bool>()).prop_map(
-            |(probe, port, (interval, timeout), rise, fall, fail_open)| HealthCheck {
+        let ports = (prop::option::of(1u16..), prop::option::of(1u16..));
+        (prop::sample::select(Probe::ALL), ports, times, 1u32.., 1u32.., any::<bool>()).prop_map(
+            |(probe, (port, node_health_port), (interval, timeout), rise, fall, fail_open)| HealthCheck {
                 probe,
                 port,
+                node_health_port,
                 interval: Duration::from_millis(interval),
                 timeout: Duration::from_millis(timeout),
                 rise,

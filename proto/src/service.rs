@@ -162,6 +162,9 @@ pub struct HealthCheck {
     pub probe: Probe,
     /// Port to probe instead of the backend's own.
     pub port: Option<u16>,
+    /// Port at which the backend, a node, must answer `GET /healthz` by 200, besides passing the probe: Kubernetes'
+    /// `healthCheckNodePort`, where kube-proxy says whether the node has ready endpoints.
+    pub node_health_port: Option<u16>,
     /// Time between the starts of two probes of one target.
     pub interval: Duration,
     /// A probe that takes longer has failed.
@@ -180,6 +183,7 @@ impl Default for HealthCheck {
         Self {
             probe: Probe::Tcp,
             port: None,
+            node_health_port: None,
             interval: Duration::from_secs(1),
             timeout: Duration::from_millis(500),
             rise: 2,

@@ -1,7 +1,7 @@
-//! Follows Services and EndpointSlices: lists, then watches, then lists again when the server has forgotten where we
+//! Follows Services, EndpointSlices and Nodes: lists, then watches, then lists again when the server has forgotten where we
 //! were.
 //!
-//! **Invariant.** Both kinds are told as `*Replaced` before any single change is. Nothing is withdrawn because of
+//! **Invariant.** Every kind is told as `*Replaced` before any single change is. Nothing is withdrawn because of
 //! trouble: not when the server fails, and not when an object cannot be decoded any more.
 
 use std::collections::BTreeSet;
@@ -10,7 +10,7 @@ use std::pin::pin;
 use std::time::Instant;
 
 use futures::StreamExt;
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher::{self, Event, watcher};
@@ -66,17 +66,34 @@ impl Followed for EndpointSlice {
     }
 }
 
-/// Tells every change of Services and EndpointSlices until the receiver is gone.
-pub async fn follow(cluster: &Cluster, changes: mpsc::Sender<Change>) {
-    let both_listed = Barrier::new(2);
-    tokio::select! {
-        () = changes.closed() => {}
-        () = follow_kind::<Service>(cluster, &changes, &both_listed) => {}
-        () = follow_kind::<EndpointSlice>(cluster, &changes, &both_listed) => {}
+impl Followed for Node {
+    const RIGHTS: &'static str = "list and watch nodes";
+
+    fn replaced(all: Vec<Self>) -> Change {
+        Change::NodesReplaced(all)
+    }
+
+    fn applied(object: Self) -> Change {
+        Change::NodeApplied(Box::new(object))
+    }
+
+    fn deleted(name: ServiceName) -> Change {
+        Change::NodeDeleted(name.name)
     }
 }
 
-async fn follow_kind<K: Followed>(cluster: &Cluster, changes: &mpsc::Sender<Change>, both_listed: &Barrier) {
+/// Tells every change of Services, EndpointSlices and Nodes until the receiver is gone.
+pub async fn follow(cluster: &Cluster, changes: mpsc::Sender<Change>) {
+    let all_listed = Barrier::new(3);
+    tokio::select! {
+        () = changes.closed() => {}
+        () = follow_kind::<Service>(cluster, &changes, &all_listed) => {}
+        () = follow_kind::<EndpointSlice>(cluster, &changes, &all_listed) => {}
+        () = follow_kind::<Node>(cluster, &changes, &all_listed) => {}
+    }
+}
+
+async fn follow_kind<K: Followed>(cluster: &Cluster, changes: &mpsc::Sender<Change>, all_listed: &Barrier) {
     let mut trouble = Trouble::new(K::RIGHTS, &cluster.server);
     let mut known = Known::new();
     let mut is_first = true;
@@ -97,7 +114,7 @@ async fn follow_kind<K: Followed>(cluster: &Cluster, changes: &mpsc::Sender<Chan
                         }
                         if std::mem::take(&mut is_first) {
                             info!(server = cluster.server, "following {}", K::plural(&()));
-                            both_listed.wait().await;
+                            all_listed.wait().await;
                         }
                     }
                 }
@@ -188,13 +205,19 @@ fn decoded<K: Followed>(object: DeserializeGuard<K>) -> Result<K, ServiceName> {
             name: invalid.metadata.name.unwrap_or_default(),
         };
         warn!(
-            "{} {name} is left as it was: expected an object of {}, found: {}; correct the object",
+            "{} {} is left as it was: expected an object of {}, found: {}; correct the object",
             K::kind(&()),
+            shown(&name),
             K::api_version(&()),
             super::outage::truncated(&invalid.error)
         );
         name
     })
+}
+
+/// Nodes have no namespace.
+fn shown(name: &ServiceName) -> String {
+    if name.namespace.is_empty() { name.name.clone() } else { name.to_string() }
 }
 
 fn name_of(object: &impl Resource) -> ServiceName {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use proto::ServiceName;
 
@@ -36,6 +36,8 @@ pub struct Objects {
     pub services: BTreeMap<ServiceName, Service>,
     /// By namespace and name.
     pub slices: BTreeMap<ServiceName, EndpointSlice>,
+    /// By name.
+    pub nodes: BTreeMap<String, Node>,
 }
 
 impl Directory {
@@ -106,6 +108,7 @@ impl Directory {
                 let kind = match object {
                     Object::Service(_) => "Service",
                     Object::Slice(_) => "EndpointSlice",
+                    Object::Node(_) => "Node",
                 };
                 if let Some(owner) = owners.get(&(kind, name.clone())) {
                     notes.push(format!(
@@ -117,6 +120,7 @@ impl Directory {
                 match object {
                     Object::Service(service) => drop(objects.services.insert(name.clone(), (**service).clone())),
                     Object::Slice(slice) => drop(objects.slices.insert(name.clone(), (**slice).clone())),
+                    Object::Node(node) => drop(objects.nodes.insert(name.name.clone(), (**node).clone())),
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! The objects in one YAML text.
 
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use proto::ServiceName;
@@ -17,6 +17,8 @@ pub enum Object {
     Service(Box<Service>),
     /// An EndpointSlice.
     Slice(Box<EndpointSlice>),
+    /// A Node, whose status is the author's to say: there is no kubelet.
+    Node(Box<Node>),
 }
 
 /// One document: an object, or why it is none, and what its author should know.
@@ -111,13 +113,18 @@ fn document(number: usize, part: &Part) -> Result<Option<Document>, DocumentErro
             );
             None
         }
-        ("v1", "Node") => None,
+        ("v1", "Node") => {
+            let mut node: Node = typed(number, part, &mut notes)?;
+            let name = name(&node.metadata).map_err(error)?;
+            node.metadata = ObjectMeta { namespace: None, ..own(&node.metadata) };
+            Some((name, Object::Node(Box::new(node))))
+        }
         ("", _) | (_, "") => {
             return Err(error("expected apiVersion and kind, as in `apiVersion: v1`, `kind: Service`".to_owned()));
         }
         (version, kind) => {
             notes.push(format!(
-                "{kind} of {version} has no effect; Service (v1) and EndpointSlice (discovery.k8s.io/v1) are read"
+                "{kind} of {version} has no effect; Service and Node (v1) and EndpointSlice (discovery.k8s.io/v1) are read"
             ));
             None
         }
@@ -257,7 +264,13 @@ mod tests {
             let read = documents(text).unwrap();
             assert!(read[0].object.is_none() && read[0].notes[0].contains(word));
         }
-        assert!(documents("apiVersion: v1\nkind: Node\nmetadata: {name: a}\n").unwrap()[0].notes.is_empty());
+        let node =
+            "apiVersion: v1\nkind: Node\nmetadata: {name: a}\nstatus: {addresses: [{type: InternalIP, address: 10.0.1.1}]}\n";
+        let read = documents(node).unwrap().remove(0);
+        assert!(read.notes.is_empty(), "{:?}", read.notes);
+        assert!(
+            matches!(read.object, Some((_, Object::Node(node))) if node.status.is_some() && node.metadata.namespace.is_none())
+        );
         assert!(documents("hello: world\n").unwrap_err().message.contains("apiVersion"));
     }
 }

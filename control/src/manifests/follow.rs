@@ -137,7 +137,8 @@ async fn tell(
         service
     });
     changes.send(Change::ServicesReplaced(services.collect())).await?;
-    changes.send(Change::SlicesReplaced(objects.slices.into_values().collect())).await
+    changes.send(Change::SlicesReplaced(objects.slices.into_values().collect())).await?;
+    changes.send(Change::NodesReplaced(objects.nodes.into_values().collect())).await
 }
 
 /// An inotify watch, and which directory it is of.

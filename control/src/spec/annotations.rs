@@ -84,6 +84,7 @@ impl HealthWish {
         HealthCheck {
             probe: self.probe.unwrap_or(defaults.probe),
             port: self.port.or(defaults.port),
+            node_health_port: None,
             interval: self.interval.unwrap_or(defaults.interval),
             timeout: self.timeout.unwrap_or(defaults.timeout),
             rise: self.rise.unwrap_or(defaults.rise),

@@ -37,7 +37,7 @@ pub struct SlicePort {
 }
 
 /// An endpoint and its conditions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointSpec {
     /// Its first address; the API allows one that is ever used.
     pub address: IpAddr,
@@ -47,6 +47,8 @@ pub struct EndpointSpec {
     pub serving: bool,
     /// Unset counts as false.
     pub terminating: bool,
+    /// The node that it runs on.
+    pub node: Option<Box<str>>,
 }
 
 /// Why a slice is not used.
@@ -131,6 +133,7 @@ fn endpoint(entry: &Endpoint, family: Family) -> Result<EndpointSpec, String> {
         ready: conditions.ready.unwrap_or(true),
         serving: conditions.serving.unwrap_or(true),
         terminating: conditions.terminating.unwrap_or(false),
+        node: entry.node_name.as_deref().map(Box::from),
     })
 }
 
@@ -147,11 +150,18 @@ mod tests {
         let slice = read(serde_json::json!({
             "metadata": {"name": "web-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}},
             "addressType": "IPv4", "ports": [{"port": 8080}],
-            "endpoints": [{"addresses": ["10.0.0.1"]}, {"addresses": ["10.0.0.2", "10.0.0.9"], "conditions": {"ready": false}}],
+            "endpoints": [{"addresses": ["10.0.0.1"], "nodeName": "a"},
+                {"addresses": ["10.0.0.2", "10.0.0.9"], "conditions": {"ready": false}}],
         }))
         .unwrap();
-        let of = |last, ready| EndpointSpec { address: [10, 0, 0, last].into(), ready, serving: true, terminating: false };
-        assert_eq!(slice.endpoints, [of(1, true), of(2, false)]);
+        let of = |last, ready, node: Option<&str>| EndpointSpec {
+            address: [10, 0, 0, last].into(),
+            ready,
+            serving: true,
+            terminating: false,
+            node: node.map(Box::from),
+        };
+        assert_eq!(slice.endpoints, [of(1, true, Some("a")), of(2, false, None)]);
         assert_eq!(slice.ports, [SlicePort { name: String::new(), protocol: Protocol::Tcp, port: 8080 }]);
         assert_eq!(slice.service, ServiceName::new("shop", "web"));
     }

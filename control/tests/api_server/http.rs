@@ -334,6 +334,10 @@ fn bookmark(kind: Kind, revision: u64) -> Value {
             object["endpoints"] = Value::Null;
             object["ports"] = Value::Null;
         }
+        Kind::Node => {
+            object["spec"] = json!({});
+            object["status"] = json!({});
+        }
     }
     object
 }

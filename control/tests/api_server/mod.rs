@@ -1,5 +1,5 @@
 //! A small API server over loopback HTTP that behaves as a recorded kube-apiserver 1.36.2 does towards a client that
-//! lists, watches and patches Services and EndpointSlices; for tests only.
+//! lists, watches and patches Services, EndpointSlices and Nodes; for tests only.
 //!
 //! **Invariant.** What it is asked for and does not know it answers by 501, so that a test cannot rest on something that
 //! only this server does. Deliberately not here: other resources, selectors, authentication, admission, and the

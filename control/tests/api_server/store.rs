@@ -13,15 +13,17 @@ use super::service;
 pub enum Kind {
     Service,
     EndpointSlice,
+    Node,
 }
 
 impl Kind {
-    pub const ALL: [Self; 2] = [Self::Service, Self::EndpointSlice];
+    pub const ALL: [Self; 3] = [Self::Service, Self::EndpointSlice, Self::Node];
 
     pub fn name(self) -> &'static str {
         match self {
             Self::Service => "Service",
             Self::EndpointSlice => "EndpointSlice",
+            Self::Node => "Node",
         }
     }
 
@@ -29,19 +31,20 @@ impl Kind {
         match self {
             Self::Service => "services",
             Self::EndpointSlice => "endpointslices",
+            Self::Node => "nodes",
         }
     }
 
     pub fn group(self) -> &'static str {
         match self {
-            Self::Service => "",
+            Self::Service | Self::Node => "",
             Self::EndpointSlice => "discovery.k8s.io",
         }
     }
 
     pub fn api_version(self) -> &'static str {
         match self {
-            Self::Service => "v1",
+            Self::Service | Self::Node => "v1",
             Self::EndpointSlice => "discovery.k8s.io/v1",
         }
     }

@@ -1,4 +1,4 @@
-//! Following Services and EndpointSlices: what the controller hears, whatever the API server does.
+//! Following Services, EndpointSlices and Nodes: what the controller hears, whatever the API server does.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -19,6 +19,7 @@ struct Follower {
     changes: mpsc::Receiver<Change>,
     services: BTreeSet<String>,
     slices: BTreeSet<String>,
+    nodes: BTreeSet<String>,
     withdrawn: Vec<String>,
     lists: usize,
 }
@@ -30,7 +31,14 @@ impl Follower {
         let cluster = connect(Some(file.path())).await.unwrap();
         let (sender, changes) = mpsc::channel(16);
         tokio::spawn(async move { follow(&cluster, sender).await });
-        Self { changes, services: BTreeSet::new(), slices: BTreeSet::new(), withdrawn: Vec::new(), lists: 0 }
+        Self {
+            changes,
+            services: BTreeSet::new(),
+            slices: BTreeSet::new(),
+            nodes: BTreeSet::new(),
+            withdrawn: Vec::new(),
+            lists: 0,
+        }
     }
 
     /// Takes changes until the condition holds.
@@ -58,12 +66,23 @@ impl Follower {
                 self.lists += 1;
                 self.slices = all.iter().map(ResourceExt::name_any).collect();
             }
+            Change::NodesReplaced(all) => {
+                self.lists += 1;
+                self.nodes = all.iter().map(ResourceExt::name_any).collect();
+            }
+            Change::NodeApplied(object) => {
+                assert!(self.lists >= 3, "a single change before all lists");
+                self.nodes.insert(object.name_any());
+            }
+            Change::NodeDeleted(name) => {
+                self.nodes.remove(&name);
+            }
             Change::ServiceApplied(object) => {
-                assert!(self.lists >= 2, "a single change before both lists");
+                assert!(self.lists >= 3, "a single change before all lists");
                 self.services.insert(object.name_any());
             }
             Change::SliceApplied(object) => {
-                assert!(self.lists >= 2, "a single change before both lists");
+                assert!(self.lists >= 3, "a single change before all lists");
                 self.slices.insert(object.name_any());
             }
             Change::ServiceDeleted(name) => {
@@ -100,6 +119,10 @@ async fn what_there_is_and_what_comes_and_goes_is_heard() {
     add(&server, "second");
     add_slice(&server, "second-1");
     follower.until("an added Service", |f| f.services.contains("second") && f.slices.contains("second-1")).await;
+    server.create(Kind::Node, json!({"metadata": {"name": "n1"}}));
+    follower.until("an added Node", |f| f.nodes.contains("n1")).await;
+    server.delete(Kind::Node, "", "n1");
+    follower.until("a deleted Node", |f| f.nodes.is_empty()).await;
     server.delete(Kind::Service, "a", "first");
     follower.until("a deleted Service", |f| !f.services.contains("first")).await;
     assert_eq!(follower.withdrawn, ["first"]);
@@ -123,7 +146,7 @@ async fn a_watch_that_expires_leads_to_a_new_list_and_loses_nothing() {
     let server = ApiServer::start().await;
     add(&server, "old");
     let mut follower = Follower::start(&server).await;
-    follower.until("the lists", |f| f.lists == 2).await;
+    follower.until("the lists", |f| f.lists == 3).await;
     server.set_presence(Presence::Away).await;
     add(&server, "meanwhile");
     server.delete(Kind::Service, "a", "old");
@@ -136,7 +159,7 @@ async fn a_watch_that_expires_leads_to_a_new_list_and_loses_nothing() {
 async fn a_watch_that_ends_is_resumed_where_it_was() {
     let server = ApiServer::start().await;
     let mut follower = Follower::start(&server).await;
-    follower.until("the lists", |f| f.lists == 2).await;
+    follower.until("the lists", |f| f.lists == 3).await;
     for (cut, name) in [(Cut::Clean, "clean"), (Cut::Abort, "abort"), (Cut::Expired, "expired")] {
         server.cut_watches(cut);
         add(&server, name);
@@ -154,7 +177,7 @@ async fn a_list_that_is_expired_or_refused_for_a_while_is_repeated() {
     }
     server.trap(list_fault(Fault::Forbidden, 1, "/endpointslices"));
     let mut follower = Follower::start(&server).await;
-    follower.until("the list after the refusals", |f| f.lists == 2 && f.services.contains("web")).await;
+    follower.until("the list after the refusals", |f| f.lists == 3 && f.services.contains("web")).await;
 }
 
 #[tokio::test]
@@ -163,7 +186,7 @@ async fn a_server_that_asks_to_be_left_alone_is() {
     server.trap(list_fault(Fault::TooMany { retry_after_s: 2 }, 1, "/services"));
     let mut follower = Follower::start(&server).await;
     let start = std::time::Instant::now();
-    follower.until("the lists", |f| f.lists == 2).await;
+    follower.until("the lists", |f| f.lists == 3).await;
     assert!(start.elapsed() >= Duration::from_millis(1_900), "asked again after {:?}", start.elapsed());
 }
 
@@ -172,7 +195,7 @@ async fn a_watch_refused_as_expired_leads_to_a_new_list() {
     let server = ApiServer::start().await;
     server.trap(Trap { fault: Fault::Expired, times: 1, method: "GET", path_contains: "/services", watch: true });
     let mut follower = Follower::start(&server).await;
-    follower.until("a second list of Services", |f| f.lists >= 3).await;
+    follower.until("a second list of Services", |f| f.lists >= 4).await;
 }
 
 #[tokio::test]
@@ -184,7 +207,7 @@ async fn slices_that_may_not_be_listed_hold_everything_back_until_they_may() {
     follower.until("the Services", |f| f.services.contains("web")).await;
     add(&server, "later");
     server.release_traps();
-    follower.until("both", |f| f.lists >= 2 && f.services.contains("later")).await;
+    follower.until("both", |f| f.lists >= 3 && f.services.contains("later")).await;
 }
 
 #[tokio::test]
@@ -225,9 +248,9 @@ async fn a_server_that_is_away_at_the_start_and_later_withdraws_nothing() {
 async fn a_connection_that_died_silently_is_noticed_within_20_seconds() {
     let server = ApiServer::start().await;
     let mut follower = Follower::start(&server).await;
-    follower.until("the lists", |f| f.lists == 2).await;
+    follower.until("the lists", |f| f.lists == 3).await;
     let watches = || server.log().iter().filter(|logged| logged.is_watch()).count();
-    let opened = watch_count_reaches(&watches, 2).await;
+    let opened = watch_count_reaches(&watches, 3).await;
     server.set_presence(Presence::Silent).await;
     let start = std::time::Instant::now();
     // New connections are answered; those from before stay silent for ever.
