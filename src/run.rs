@@ -150,6 +150,7 @@ async fn serve(
         counters: Arc::clone(&counters),
         asks: Arc::clone(&channels.asks),
         seed: seed(),
+        peers: None,
         observer: (),
     };
     let worker = start_worker(settings, hardware, parts)?;

@@ -189,6 +189,7 @@ impl Gateway {
             limits: config.flows,
             counters: Arc::new(WorkerCounters::default()),
             asks: Arc::new(ArrayQueue::new(64)),
+            peers: None,
             seed: 7,
             observer: (),
         });

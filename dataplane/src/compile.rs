@@ -9,6 +9,7 @@ mod places;
 mod services;
 mod slots;
 mod snat;
+mod steering;
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
@@ -26,6 +27,7 @@ use places::Answers;
 use services::{Served, Surroundings};
 use slots::{Backends, TargetKey};
 use snat::SnatTables;
+use steering::ByAddress;
 
 /// Makes snapshots, and remembers what must stay the same from one to the next.
 #[derive(Debug)]
@@ -42,6 +44,7 @@ pub struct Compiler {
     addresses: Vec<IpAddr>,
     down: Vec<PortIndex>,
     answers: Answers,
+    by_address: ByAddress,
     conflicts: Vec<String>,
     failing_open: Vec<String>,
     last: Snapshot,
@@ -87,6 +90,7 @@ impl Compiler {
             pools: Vec::new(),
             addresses: Vec::new(),
             down: Vec::new(),
+            by_address: ByAddress::default(),
             conflicts: Vec::new(),
             failing_open: Vec::new(),
         }
@@ -121,6 +125,7 @@ impl Compiler {
             self.down.clone_from(&network.down);
             self.update_places(network);
         }
+        self.update_steering(now_ns);
         let last = &mut self.last;
         last.generation = state.generation.clone();
         last.ready = true;
@@ -230,6 +235,19 @@ impl Compiler {
             }
         }
         (self.last.v4.frontends, self.last.v6.frontends) = (Arc::new(v4), Arc::new(v6));
+    }
+
+    /// What is steered by the client's address.
+    fn update_steering(&mut self, now_ns: u64) {
+        let last = &mut self.last;
+        let listens = |(protocol, at): &TargetKey| match at.ip() {
+            IpAddr::V4(address) => last.frontend(u32::from(address), protocol.number(), at.port()).is_some(),
+            IpAddr::V6(address) => last.frontend(u128::from(address), protocol.number(), at.port()).is_some(),
+        };
+        if self.by_address.follow(self.services.values(), listens, now_ns) {
+            last.v4.steering = Arc::new(self.by_address.table(&self.snat.v4));
+            last.v6.steering = Arc::new(self.by_address.table(&self.snat.v6));
+        }
     }
 
     fn update_places(&mut self, network: &Network) {

@@ -2,7 +2,7 @@
 //! (a plain move on every processor) and summed by whoever reads.
 //!
 //! The account of a worker closes exactly at rest:
-//! received + originated = transmitted + drops of every reason + held.
+//! received + handed in + originated = transmitted + handed out + drops of every reason + held.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -50,11 +50,16 @@ pub struct BackendCounters {
     pub new_flows: Counter,
 }
 
-/// All counters of one worker.
+/// All counters of one worker. Padded, so that no worker writes into another's cache lines.
 #[derive(Debug)]
+#[repr(align(128))]
 pub struct WorkerCounters {
     /// Packets taken from ports and twins.
     pub received: Counter,
+    /// Packets that other workers handed to this one.
+    pub handed_in: Counter,
+    /// Packets that this worker handed to others.
+    pub handed_out: Counter,
     /// Packets made by the engine that no packet became: the RSTs whose cause is a drop.
     pub originated: Counter,
     /// Packets that ports accepted and twins were handed.
@@ -81,6 +86,8 @@ impl Default for WorkerCounters {
     fn default() -> Self {
         Self {
             received: Counter::default(),
+            handed_in: Counter::default(),
+            handed_out: Counter::default(),
             originated: Counter::default(),
             transmitted: Counter::default(),
             held: Counter::default(),
@@ -101,10 +108,14 @@ impl Default for WorkerCounters {
 pub struct Account {
     /// From ports and twins.
     pub received: u64,
+    /// From other workers.
+    pub handed_in: u64,
     /// What no packet became.
     pub originated: u64,
     /// To ports and twins.
     pub transmitted: u64,
+    /// To other workers.
+    pub handed_out: u64,
     /// Drops of all reasons.
     pub dropped: u64,
     /// Waiting for a next hop or a first fragment.
@@ -115,7 +126,7 @@ impl Account {
     /// Whether every packet is accounted for.
     #[must_use]
     pub const fn closes(&self) -> bool {
-        self.received + self.originated == self.transmitted + self.dropped + self.held
+        self.received + self.handed_in + self.originated == self.transmitted + self.handed_out + self.dropped + self.held
     }
 }
 
@@ -152,8 +163,10 @@ impl WorkerCounters {
     pub fn account(&self) -> Account {
         Account {
             received: self.received.get(),
+            handed_in: self.handed_in.get(),
             originated: self.originated.get(),
             transmitted: self.transmitted.get(),
+            handed_out: self.handed_out.get(),
             dropped: self.drops.iter().map(Counter::get).sum(),
             held: self.held.get(),
         }

@@ -17,7 +17,7 @@ use crate::flow::{
 use crate::held::Awaited;
 use crate::rewrite::Rewrite;
 use crate::snapshot::{Backend, Exit, Frontend, NextHop, Place, RouteTo, Snapshot};
-use crate::snat::{SnatLease, SnatPorts};
+use crate::snat::{SnatLease, SnatPorts, SnatTarget};
 use crate::tick::Tick;
 use crate::{Address, Chooser, DropReason, Headers, PortIndex, Transport, Tuple, tcp_flags};
 
@@ -316,7 +316,8 @@ fn new_flow<'s, A: Address>(
     };
     let addresses = snapshot.snat::<A>(exit.port);
     let reused_early = flows.ports.reused_early();
-    let Ok(lease) = flows.ports.allocate(backend.target, addresses, packet.hash >> 40, now) else {
+    let towards = SnatTarget { slot: backend.target, address: target, port: backend.address.port() };
+    let Ok(lease) = flows.ports.allocate(towards, addresses, packet.hash >> 40, now) else {
         return Verdict::Drop(DropReason::SnatExhausted);
     };
     flows.changes.reused_early = flows.ports.reused_early() > reused_early;

@@ -1,9 +1,11 @@
-//! Where a worker's packets leave: by its ports and towards their Linux twins, gathered into bursts.
+//! Where a worker's packets leave: by its ports, towards their Linux twins and to other workers, gathered into bursts.
 //!
 //! Invariant: what a port or a ring refuses is freed and counted under a reason.
 
 use std::sync::Arc;
 
+use crate::peers::{Handed, HandoverQueue, Peers};
+use crate::steering::WorkerId;
 use crate::tally::Tally;
 use crate::{Burst, DropReason, Port, PortIndex, TwinQueues};
 
@@ -12,6 +14,8 @@ use crate::{Burst, DropReason, Port, PortIndex, TwinQueues};
 pub(crate) struct Lane<P: Port> {
     pub(crate) port: P,
     twin: Option<Arc<TwinQueues<P::Buffer>>>,
+    /// Whoever sends for this worker, where it has no transmit queue of its own.
+    sender: Option<(PortIndex, HandoverQueue<P::Buffer>)>,
     out: Burst<P::Buffer>,
     to_linux: Burst<P::Buffer>,
 }
@@ -20,15 +24,20 @@ pub(crate) struct Lane<P: Port> {
 #[derive(Debug)]
 pub(crate) struct Lanes<P: Port> {
     pub(crate) lanes: Vec<Lane<P>>,
+    /// None where a worker is alone.
+    pub(crate) peers: Option<Peers<P::Buffer>>,
     discarded: Burst<P::Buffer>,
 }
 
 impl<P: Port> Lane<P> {
     pub(crate) fn new(port: P, twin: Option<Arc<TwinQueues<P::Buffer>>>) -> Self {
-        Self { port, twin, out: Burst::new(), to_linux: Burst::new() }
+        Self { port, twin, sender: None, out: Burst::new(), to_linux: Burst::new() }
     }
 
     fn transmit(&mut self, tally: &mut Tally) {
+        if self.sender.is_some() {
+            return self.hand_over(tally);
+        }
         let offered = self.out.len();
         self.port.transmit(&mut self.out);
         let refused = self.out.len();
@@ -36,6 +45,20 @@ impl<P: Port> Lane<P> {
         if refused > 0 {
             tally.drop_many(DropReason::TxFull, refused as u64);
             self.port.release(&mut self.out);
+        }
+    }
+
+    /// Lets another worker transmit.
+    #[cold]
+    fn hand_over(&mut self, tally: &mut Tally) {
+        let Some((port, queue)) = &self.sender else { return };
+        let count = self.out.len() as u64;
+        match queue.push(Handed { port: *port, leaving: true, burst: std::mem::take(&mut self.out) }) {
+            Ok(()) => tally.handed_out += count,
+            Err(mut refused) => {
+                tally.drop_many(DropReason::HandoverFull, count);
+                self.port.release(&mut refused.burst);
+            }
         }
     }
 
@@ -57,8 +80,13 @@ impl<P: Port> Lane<P> {
 }
 
 impl<P: Port> Lanes<P> {
-    pub(crate) fn new(lanes: Vec<Lane<P>>) -> Self {
-        Self { lanes, discarded: Burst::new() }
+    pub(crate) fn new(mut lanes: Vec<Lane<P>>, peers: Option<Peers<P::Buffer>>) -> Self {
+        if let Some(peers) = &peers {
+            for (port, lane) in (0..=u8::MAX).map(PortIndex).zip(&mut lanes) {
+                lane.sender = peers.sender(port).map(|queue| (port, queue));
+            }
+        }
+        Self { lanes, peers, discarded: Burst::new() }
     }
 
     fn lane(&mut self, port: PortIndex) -> Option<&mut Lane<P>> {
@@ -71,8 +99,11 @@ impl<P: Port> Lanes<P> {
         }
     }
 
-    /// The oldest burst that Linux sends out of the port.
+    /// The oldest burst that Linux sends out of the port, if that is for this worker to send.
     pub(crate) fn burst_of_linux(&mut self, port: PortIndex) -> Option<Burst<P::Buffer>> {
+        if self.peers.as_ref().is_some_and(|peers| !peers.serves_twin_of(port)) {
+            return None;
+        }
         self.lane(port)?.twin.as_ref()?.from_linux.pop()
     }
 
@@ -83,6 +114,38 @@ impl<P: Port> Lanes<P> {
         lane.out.push(buffer);
         if lane.out.is_full() {
             lane.transmit(tally);
+        }
+    }
+
+    /// Gathers a packet for its owner, another worker.
+    pub(crate) fn hand_over(&mut self, owner: WorkerId, in_port: PortIndex, buffer: P::Buffer, tally: &mut Tally) {
+        let Some(peers) = &mut self.peers else { return self.discard(buffer) };
+        if let Some(handed) = peers.gather(owner, in_port, buffer) {
+            self.push_to(owner, handed, tally);
+        }
+    }
+
+    fn push_to(&mut self, owner: WorkerId, handed: Handed<P::Buffer>, tally: &mut Tally) {
+        let Some(peers) = &self.peers else { return };
+        let count = handed.burst.len() as u64;
+        match peers.push(owner, handed) {
+            Ok(()) => tally.handed_out += count,
+            Err(mut refused) => {
+                tally.drop_many(DropReason::HandoverFull, count);
+                if let Some(lane) = self.lanes.first_mut() {
+                    lane.port.release(&mut refused.burst);
+                }
+            }
+        }
+    }
+
+    /// Hands over all that is gathered.
+    fn flush_to_peers(&mut self, tally: &mut Tally) {
+        let workers = self.peers.as_ref().map_or(0, |peers| peers.owner_function().workers());
+        for owner in (0..workers).map(WorkerId) {
+            if let Some(handed) = self.peers.as_mut().and_then(|peers| peers.gathered(owner)) {
+                self.push_to(owner, handed, tally);
+            }
         }
     }
 
@@ -118,6 +181,9 @@ impl<P: Port> Lanes<P> {
     pub(crate) fn flush(&mut self, tally: &mut Tally) {
         if !self.discarded.is_empty() {
             self.release();
+        }
+        if self.peers.is_some() {
+            self.flush_to_peers(tally);
         }
         for lane in &mut self.lanes {
             if !lane.out.is_empty() {

@@ -26,6 +26,7 @@ pub mod maglev;
 mod memory;
 mod observe;
 mod parse;
+mod peers;
 mod port;
 pub mod prefetch;
 mod publish;
@@ -35,6 +36,7 @@ mod schedule;
 pub mod snapshot;
 pub mod snat;
 mod source_ranges;
+pub mod steering;
 mod tally;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
@@ -58,6 +60,7 @@ pub use limiter::{ANSWERS_PER_SECOND, ANSWERS_PER_SECOND_AND_NETWORK, AnswerLimi
 pub use memory::{MemoryBuffer, MemoryPort};
 pub use observe::{Belongs, Fate, Observe};
 pub use parse::parse;
+pub use peers::{Handed, Peers, PortQueues};
 pub use port::{BURST, Buffer, Burst, Port};
 pub use publish::{Publisher, Subscriber};
 pub use quote::Quote;

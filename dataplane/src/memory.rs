@@ -10,6 +10,8 @@ pub struct MemoryBuffer {
     bytes: Vec<u8>,
     /// Whatever the owner wants to know it by; 0 for buffers that the engine allocated.
     pub id: u64,
+    /// What a network card would report as the hash that it chose a queue by.
+    pub rss_hash: Option<u32>,
 }
 
 /// Room of a buffer, bytes: the largest jumbo frame that common NICs take.
@@ -19,7 +21,7 @@ impl MemoryBuffer {
     /// A buffer with this frame.
     #[must_use]
     pub fn new(frame: &[u8], id: u64) -> Self {
-        Self { bytes: frame.to_vec(), id }
+        Self { bytes: frame.to_vec(), id, rss_hash: None }
     }
 }
 
@@ -38,6 +40,10 @@ impl Buffer for MemoryBuffer {
         }
         self.bytes.resize(len, 0);
         true
+    }
+
+    fn rss_hash(&self) -> Option<u32> {
+        self.rss_hash
     }
 }
 

@@ -20,6 +20,11 @@ pub trait Buffer: Send {
     /// when there is no room.
     #[must_use]
     fn resize(&mut self, len: usize) -> bool;
+    /// The hash that the network card computed when it chose a receive queue, if it says so.
+    #[inline]
+    fn rss_hash(&self) -> Option<u32> {
+        None
+    }
 }
 
 /// One network port as one worker sees it: a receive queue and a transmit queue of its own.

@@ -5,15 +5,33 @@
 //! constant time at any use; a port rests [`SNAT_PORT_REST`] unless none other is left, which is counted; memory is
 //! reserved at construction, and only what was needed is touched. Deliberately not here: who a port belongs to. The
 //! flow knows, and gives it back.
+//!
+//! Of several workers each has a share of the ports of every pool, so that a backend's reply tells its worker
+//! ([`crate::steering`]): by the port's remainder, or by the hash that network cards spread replies by.
+
+use std::sync::Arc;
 
 use proto::limits::{SNAT_PORT_FIRST, SNAT_PORT_LAST, SNAT_PORT_REST};
 use zerocopy::{AllocError, FromZeros};
 
+use crate::Address;
+use crate::steering::{PortSpread, WorkerId};
 use crate::tick::{Tick, Ticks};
 
 /// A target of the snapshots: one address, port and protocol that backends stand for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TargetSlot(pub u32);
+
+/// What ports are wanted towards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SnatTarget<A> {
+    /// The target.
+    pub slot: TargetSlot,
+    /// Its address.
+    pub address: A,
+    /// Its port.
+    pub port: u16,
+}
 
 /// The ports of one SNAT address towards one target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromZeros)]
@@ -45,12 +63,20 @@ pub struct SnatLease<A> {
 #[error("no SNAT port is left towards the backend")]
 pub struct SnatExhausted;
 
-/// The ports of one worker: every `stride`th, so that a port tells its worker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The ports of one worker in every pool.
+#[derive(Clone, Debug)]
 pub struct PortShare {
-    first: u16,
-    stride: u16,
     count: u16,
+    rule: Rule,
+}
+
+/// Which ports those are.
+#[derive(Clone, Debug)]
+enum Rule {
+    /// Every `stride`th from `first` on: its remainder tells the worker.
+    Remainder { first: u16, stride: u16 },
+    /// Those whose replies hash to the worker, others in each pool.
+    Spread { spread: Arc<PortSpread>, worker: WorkerId },
 }
 
 impl PortShare {
@@ -60,7 +86,14 @@ impl PortShare {
         let stride = workers.max(1);
         let worker = worker % stride;
         let first = SNAT_PORT_FIRST + (worker + stride - SNAT_PORT_FIRST % stride) % stride;
-        Self { first, stride, count: (SNAT_PORT_LAST - first) / stride + 1 }
+        Self { count: (SNAT_PORT_LAST - first) / stride + 1, rule: Rule::Remainder { first, stride } }
+    }
+
+    /// The ports that network cards spread to this worker. Port ranges are whole blocks of 128.
+    pub(crate) fn spread(spread: Arc<PortSpread>, worker: WorkerId) -> Self {
+        const BLOCKS: u16 = (SNAT_PORT_LAST - SNAT_PORT_FIRST) / 128 + 1;
+        const { assert!(SNAT_PORT_FIRST.is_multiple_of(128) && SNAT_PORT_LAST % 128 == 127) };
+        Self { count: BLOCKS * spread.ports_per_block(worker), rule: Rule::Spread { spread, worker } }
     }
 
     /// All ports, for a worker alone.
@@ -71,13 +104,25 @@ impl PortShare {
 
     /// How many ports it has.
     #[must_use]
-    pub const fn count(self) -> u16 {
+    pub const fn count(&self) -> u16 {
         self.count
     }
 
+    /// The n-th port of a pool that keeps `place` (see [`PortShare::place`]).
     #[allow(clippy::cast_possible_truncation)] // n < count
-    const fn port(self, n: u32) -> u16 {
-        self.first + self.stride * n as u16
+    fn port<A: Address>(&self, n: u32, place: u8) -> u16 {
+        match &self.rule {
+            Rule::Remainder { first, stride } => first + stride * n as u16,
+            Rule::Spread { spread, worker } => spread.port::<A>(*worker, SNAT_PORT_FIRST, n, place),
+        }
+    }
+
+    /// What a pool must keep to know its ports.
+    fn place<A: Address>(&self, target: &SnatTarget<A>, snat: A) -> u8 {
+        match &self.rule {
+            Rule::Remainder { .. } => 0,
+            Rule::Spread { spread, .. } => spread.place_without_port(target.address, target.port, snat),
+        }
     }
 }
 
@@ -117,6 +162,8 @@ struct Pool {
     head_at: u16,
     /// Ports in the tail page.
     tail_at: u16,
+    /// See [`PortShare::place`]; set when the first port is taken.
+    place: u8,
 }
 
 /// The best that a pool can give.
@@ -189,9 +236,9 @@ impl SnatPorts {
     ///
     /// # Errors
     /// [`SnatExhausted`] when all are in use.
-    pub fn allocate<A: Copy>(
+    pub fn allocate<A: Address>(
         &mut self,
-        target: TargetSlot,
+        target: SnatTarget<A>,
         addresses: &[SnatAddress<A>],
         start: u64,
         now: Tick,
@@ -199,11 +246,11 @@ impl SnatPorts {
         let mut oldest = None;
         let split = usize::try_from(start % addresses.len().max(1) as u64).unwrap_or(0);
         for &address in addresses[split..].iter().chain(&addresses[..split]) {
-            let pool = pool_of(target, address.index);
+            let pool = pool_of(target.slot, address.index);
             let lease = |port| SnatLease { address: address.address, port, pool };
             match self.offer(pool, now) {
                 Offer::Rested => return Ok(lease(self.take_oldest(pool))),
-                Offer::Fresh => return Ok(lease(self.take_fresh(pool))),
+                Offer::Fresh => return Ok(lease(self.take_fresh(pool, &target, address.address))),
                 Offer::Early(age) if oldest.is_none_or(|(best, _)| age > best) => oldest = Some((age, lease(0))),
                 Offer::Early(_) | Offer::Nothing => {}
             }
@@ -302,9 +349,12 @@ impl SnatPorts {
     }
 
     /// The next port of a pool that may grow.
-    fn take_fresh(&mut self, id: PoolId) -> u16 {
+    fn take_fresh<A: Address>(&mut self, id: PoolId, target: &SnatTarget<A>, snat: A) -> u16 {
         let pool = &mut self.pools[id.0 as usize];
-        let port = self.share.port(pool.high_water);
+        if pool.high_water == 0 {
+            pool.place = self.share.place(target, snat);
+        }
+        let port = self.share.port::<A>(pool.high_water, pool.place);
         pool.high_water += 1;
         self.held += 1;
         self.in_use += 1;
@@ -334,8 +384,12 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::{BTreeSet, VecDeque};
 
-    const TARGET: TargetSlot = TargetSlot(3);
+    const TARGET: SnatTarget<u32> = towards(3);
     const SECOND_NS: u64 = 1_000_000_000;
+
+    const fn towards(slot: u32) -> SnatTarget<u32> {
+        SnatTarget { slot: TargetSlot(slot), address: 0x0a00_000b, port: 8080 }
+    }
 
     fn ports(flows: u32, share: PortShare) -> SnatPorts {
         SnatPorts::new(flows, share).unwrap()
@@ -356,8 +410,9 @@ mod tests {
                 .flat_map(|w| {
                     let share = PortShare::of_worker(w, workers);
                     (0..u32::from(share.count())).map(move |n| {
-                        assert_eq!(share.port(n) % workers, w);
-                        share.port(n)
+                        let port = share.port::<u32>(n, 0);
+                        assert_eq!(port % workers, w);
+                        port
                     })
                 })
                 .collect();
@@ -404,9 +459,9 @@ mod tests {
             snat.allocate(TARGET, &addresses(1), 0, at(0)).unwrap();
         }
         assert_eq!(snat.allocate(TARGET, &addresses(1), 0, at(0)), Err(SnatExhausted));
-        assert!(snat.allocate(TargetSlot(4), &addresses(1), 0, at(0)).is_ok());
-        assert_eq!(snat.allocate(TargetSlot(TARGETS_MAX), &addresses(1), 0, at(0)), Err(SnatExhausted), "no such target");
-        assert_eq!(snat.allocate::<u32>(TARGET, &[], 5, at(0)), Err(SnatExhausted), "no address");
+        assert!(snat.allocate(towards(4), &addresses(1), 0, at(0)).is_ok());
+        assert_eq!(snat.allocate(towards(TARGETS_MAX), &addresses(1), 0, at(0)), Err(SnatExhausted), "no such target");
+        assert_eq!(snat.allocate(TARGET, &[], 5, at(0)), Err(SnatExhausted), "no address");
     }
 
     #[test]
@@ -421,7 +476,7 @@ mod tests {
         assert_eq!((snat.held, snat.in_use()), (0, 0));
         let pages = snat.pages_high_water;
         for _ in 0..500 {
-            let lease = snat.allocate(TargetSlot(0), &addresses(1), 0, at(61)).unwrap();
+            let lease = snat.allocate(towards(0), &addresses(1), 0, at(61)).unwrap();
             snat.release(lease.pool, lease.port, at(61));
         }
         assert_eq!(snat.pages_high_water, pages, "the pages are used again");
@@ -436,7 +491,7 @@ mod tests {
         }
         assert_eq!((snat.held, snat.reused_early()), (1200, 3800));
         for _ in 0..256 {
-            snat.allocate(TargetSlot(1), &addresses(1), 0, at(5)).unwrap();
+            snat.allocate(towards(1), &addresses(1), 0, at(5)).unwrap();
         }
         assert_eq!(snat.reused_early(), 3800);
     }
@@ -448,7 +503,7 @@ mod tests {
             steps in proptest::collection::vec((any::<bool>(), 0u64..2, any::<proptest::sample::Index>()), 1..600),
         ) {
             let share = PortShare::of_worker(0, 1024);
-            let mut snat = ports(limit, share);
+            let mut snat = ports(limit, share.clone());
             let (mut fresh, mut queue, mut held) = (0, VecDeque::<(u16, u64)>::new(), Vec::new());
             let (mut now, mut early) = (0, 0);
             for (take, seconds, which) in steps {
@@ -456,7 +511,7 @@ mod tests {
                 if take || held.is_empty() {
                     let rested = queue.front().is_some_and(|&(_, freed)| now > freed + 60);
                     let expected = if rested { queue.pop_front().map(|(port, _)| port) }
-                        else if fresh < u32::from(share.count()) { fresh += 1; Some(share.port(fresh - 1)) }
+                        else if fresh < u32::from(share.count()) { fresh += 1; Some(share.port::<u32>(fresh - 1, 0)) }
                         else { let head = queue.pop_front(); early += u64::from(head.is_some()); head.map(|(port, _)| port) };
                     let found = snat.allocate(TARGET, &addresses(1), 0, at(now));
                     prop_assert_eq!(found.ok().map(|lease| lease.port), expected);

@@ -6,6 +6,8 @@ use crate::{DropReason, WorkerCounters};
 #[derive(Debug)]
 pub(crate) struct Tally {
     pub(crate) received: u64,
+    pub(crate) handed_in: u64,
+    pub(crate) handed_out: u64,
     pub(crate) originated: u64,
     pub(crate) transmitted: u64,
     pub(crate) replies: u64,
@@ -21,6 +23,8 @@ impl Default for Tally {
     fn default() -> Self {
         Self {
             received: 0,
+            handed_in: 0,
+            handed_out: 0,
             originated: 0,
             transmitted: 0,
             replies: 0,
@@ -48,6 +52,8 @@ impl Tally {
     pub(crate) fn publish(&mut self, counters: &WorkerCounters) {
         let sums = [
             (&counters.received, self.received),
+            (&counters.handed_in, self.handed_in),
+            (&counters.handed_out, self.handed_out),
             (&counters.originated, self.originated),
             (&counters.transmitted, self.transmitted),
             (&counters.replies, self.replies),

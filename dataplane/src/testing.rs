@@ -4,9 +4,13 @@
 //! ports and buffers.
 #![allow(clippy::expect_used, clippy::panic, reason = "a test that asks for an impossible frame shall fail there")]
 
+mod rss;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::{Mac, tcp_flags};
+
+pub use rss::Rss;
 
 /// The MAC that frames come from unless told otherwise.
 pub const PEER_MAC: Mac = Mac([0x02, 0, 0, 0, 0, 0x01]);

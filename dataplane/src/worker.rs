@@ -4,6 +4,9 @@
 //! A burst goes through three passes: parse all and touch their flow buckets, touch the flows found there, then decide
 //! and rewrite. So the memory that one packet waits for is fetched while others are worked on.
 //!
+//! Where there are more workers, packets of their flows are handed to them after the first pass, and those that they hand
+//! to this one go through all passes here ([`crate::steering`], [`crate::Peers`]).
+//!
 //! Invariant: every packet ends in one counted verdict, and the account closes (see [`crate::WorkerCounters`]).
 
 use std::net::IpAddr;
@@ -22,9 +25,11 @@ use crate::lanes::{Lane, Lanes};
 use crate::limiter::AnswerLimiter;
 use crate::observe::Observe;
 use crate::parse::{Carried, carried, ipv4, ipv6, parse};
+use crate::peers::{BURSTS_PER_TURN, Handed, Peers};
 use crate::publish::Subscriber;
 use crate::snapshot::{Place, Snapshot};
 use crate::snat::{PortShare, SnatPorts};
+use crate::steering::steer;
 use crate::tally::Tally;
 use crate::tick::Tick;
 use crate::twin_rate::TwinRate;
@@ -52,7 +57,9 @@ pub struct Parts<P: Port, O> {
     pub counters: Arc<WorkerCounters>,
     /// Neighbours that it wants Linux to ask for.
     pub asks: Arc<ArrayQueue<Ask>>,
-    /// Seed of the hashes of its tables: random in a gateway, fixed in tests and `replay`.
+    /// The other workers of the gateway, if there are any.
+    pub peers: Option<Peers<P::Buffer>>,
+    /// Seed of the hashes of its tables, the same for all workers: random in a gateway, fixed in tests and `replay`.
     pub seed: u64,
     /// Sees each packet's end.
     pub observer: O,
@@ -84,12 +91,13 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
     pub fn new(parts: Parts<P, O>) -> Result<Self, NoMemory> {
         let limits = &parts.limits;
         let flows = limits.max_per_worker;
+        let share = parts.peers.as_ref().map_or_else(PortShare::whole, Peers::snat_share);
         let lanes = parts.ports.into_iter().map(|(port, twin)| Lane::new(port, twin)).collect();
         let engine = Engine {
             worker: parts.subscriber.worker(),
             v4: FlowTable::new(flows, parts.seed).map_err(|_| NoMemory { flows })?,
             v6: FlowTable::new(flows, parts.seed).map_err(|_| NoMemory { flows })?,
-            ports: SnatPorts::new(flows, PortShare::whole()).map_err(|_| NoMemory { flows })?,
+            ports: SnatPorts::new(flows, share).map_err(|_| NoMemory { flows })?,
             max_flows: flows,
             limits: IdleLimits::new(limits),
             held: Held::new(),
@@ -105,7 +113,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         };
         Ok(Self {
             engine,
-            lanes: Lanes::new(lanes),
+            lanes: Lanes::new(lanes, parts.peers),
             subscriber: parts.subscriber,
             announcements: Announcements::new(),
             sweep: Sweep::default(),
@@ -138,7 +146,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         let changed = self.subscriber.refresh();
         let snapshot = self.subscriber.snapshot();
         let (engine, lanes) = (&mut self.engine, &mut self.lanes);
-        if changed {
+        if changed && lanes.peers.as_ref().is_none_or(Peers::announces) {
             self.announcements.add(snapshot, now_ns);
             engine.limits.follow(snapshot.shortest_idle_timeout());
         }
@@ -150,9 +158,12 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             handled += burst.len();
             engine.tally.received += burst.len() as u64;
             if !burst.is_empty() {
-                process(engine, lanes, snapshot, Arrival { in_port, now_ns }, &mut burst);
+                process(engine, lanes, snapshot, Arrival { in_port, now_ns }, &mut burst, Origin::Port);
             }
             handled += from_linux(engine, lanes, snapshot, in_port);
+        }
+        if lanes.peers.is_some() {
+            handled += from_peers(engine, lanes, snapshot, now_ns);
         }
         if engine.held.len() > 0 {
             retry_held(engine, lanes, snapshot, now_ns);
@@ -171,9 +182,18 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
 /// ICMPv6 neighbour solicitation (RFC 4861 section 4.3).
 const NEIGHBOUR_SOLICITATION: u8 = 135;
 
+/// Where a burst comes from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    /// A port's receive queue: some may be other workers'.
+    Port,
+    /// Other workers, or the packets that waited here: all are this worker's.
+    Owned,
+}
+
 /// What a packet of a burst is.
 #[derive(Clone, Copy)]
-enum Kind {
+pub(crate) enum Kind {
     V4,
     V6,
     /// Of IPv6, too.
@@ -186,10 +206,11 @@ enum Kind {
 type AllLooked<A> = ArrayVec<Looked<A>, BURST>;
 
 /// What is known of a burst: the kinds of its packets; headers and hashes of each family by themselves, in the same order.
-struct Sorted {
-    kinds: ArrayVec<Kind, BURST>,
-    v4: AllLooked<u32>,
-    v6: AllLooked<u128>,
+#[derive(Default)]
+pub(crate) struct Sorted {
+    pub(crate) kinds: ArrayVec<Kind, BURST>,
+    pub(crate) v4: AllLooked<u32>,
+    pub(crate) v6: AllLooked<u128>,
 }
 
 /// The three passes over a burst.
@@ -199,9 +220,13 @@ fn process<P: Port, O: Observe<P::Buffer>>(
     snapshot: &Snapshot,
     arrival: Arrival,
     burst: &mut Burst<P::Buffer>,
+    origin: Origin,
 ) {
     let mut sorted = Sorted { kinds: ArrayVec::new(), v4: AllLooked::new(), v6: AllLooked::new() };
     sort(engine, burst, &mut sorted);
+    if origin == Origin::Port && lanes.peers.is_some() {
+        steer(lanes, snapshot, arrival.in_port, burst, &mut sorted, &mut engine.tally);
+    }
     sorted.v4.iter_mut().for_each(|looked| looked.candidate = engine.v4.candidate(looked.hash));
     sorted.v6.iter_mut().for_each(|looked| looked.candidate = engine.v6.candidate(looked.hash));
     if sorted.v4.len() == burst.len() {
@@ -320,6 +345,31 @@ fn from_linux<P: Port, O: Observe<P::Buffer>>(
     count
 }
 
+/// Takes what other workers hand over: packets to decide on, and finished ones to send.
+fn from_peers<P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P::Buffer, O>,
+    lanes: &mut Lanes<P>,
+    snapshot: &Snapshot,
+    now_ns: u64,
+) -> usize {
+    let mut count = 0;
+    for other in 0..lanes.peers.as_ref().map_or(0, Peers::others) {
+        for _ in 0..BURSTS_PER_TURN {
+            let Some(Handed { port, leaving, mut burst }) = lanes.peers.as_ref().and_then(|peers| peers.take(other)) else {
+                break;
+            };
+            count += burst.len();
+            engine.tally.handed_in += burst.len() as u64;
+            if leaving {
+                burst.into_iter().for_each(|buffer| lanes.send(port, buffer, &mut engine.tally));
+            } else {
+                process(engine, lanes, snapshot, Arrival { in_port: port, now_ns }, &mut burst, Origin::Owned);
+            }
+        }
+    }
+    count
+}
+
 /// Decides held packets again whose next hop is known now, and drops those that waited too long.
 fn retry_held<P: Port, O: Observe<P::Buffer>>(
     engine: &mut Engine<P::Buffer, O>,
@@ -335,7 +385,7 @@ fn retry_held<P: Port, O: Observe<P::Buffer>>(
         let Waiting { buffer, in_port, .. } = waiting;
         let mut burst = Burst::new();
         burst.push(buffer);
-        process(engine, lanes, snapshot, Arrival { in_port, now_ns }, &mut burst);
+        process(engine, lanes, snapshot, Arrival { in_port, now_ns }, &mut burst, Origin::Owned);
     }
 }
 

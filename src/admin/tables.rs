@@ -95,13 +95,15 @@ pub(super) fn accounts(workers: &Workers) -> Vec<v1::Account> {
         let account = counters.account();
         v1::Account {
             worker,
-            received: account.received,
+            received: account.received + account.handed_in,
             originated: account.originated,
-            transmitted: account.transmitted,
+            transmitted: account.transmitted + account.handed_out,
             dropped: account.dropped,
             held: account.held,
             flows: counters.flows.get(),
             snat_port_reused_early: counters.snat_port_reused_early.get(),
+            handed_in: account.handed_in,
+            handed_out: account.handed_out,
         }
     };
     (0..).zip(workers).map(of).collect()

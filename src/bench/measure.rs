@@ -105,6 +105,7 @@ fn worker<P: Port>(options: &BenchArgs, family: Family, ports: [P; 2]) -> Result
         counters,
         asks: Arc::new(ArrayQueue::new(64)),
         seed: 0x5bd1_e995_9e37_79b9,
+        peers: None,
         observer: (),
     })?)
 }

@@ -104,6 +104,7 @@ impl Gateway {
             counters: counters.clone(),
             asks: Arc::new(ArrayQueue::new(1)),
             seed: SEED,
+            peers: None,
             observer: Log::default(),
         })?;
         publisher.publish(compiler.compile(state, network, &Health::default(), START_NS));

@@ -6,6 +6,7 @@ use hashbrown::HashMap;
 
 use crate::hash::TableHash;
 use crate::snat::SnatAddress;
+use crate::steering::SteeringTable;
 use crate::{Address, PortIndex};
 
 /// What a frontend is found by.
@@ -24,12 +25,15 @@ pub struct FamilyTables<A> {
     pub(crate) places: Arc<Places<A>>,
     /// By port.
     pub(crate) snat: Arc<[Box<[SnatAddress<A>]>]>,
+    /// What packets' owners depend on.
+    pub(crate) steering: Arc<SteeringTable<A>>,
 }
 
 impl<A: Address> FamilyTables<A> {
     /// Without frontends.
     pub(crate) fn new(places: Places<A>, snat: Arc<[Box<[SnatAddress<A>]>]>) -> Self {
-        Self { frontends: Arc::default(), places: Arc::new(places), snat }
+        let steering = Arc::new(SteeringTable::new(&snat));
+        Self { frontends: Arc::default(), places: Arc::new(places), snat, steering }
     }
 }
 

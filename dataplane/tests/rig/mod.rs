@@ -199,6 +199,7 @@ impl Rig {
             counters: counters.clone(),
             asks: asks.clone(),
             seed: 7,
+            peers: None,
             observer: Log::default(),
         })
         .unwrap();

@@ -1,0 +1,78 @@
+//! Which frontends and backends are of mode `dnat`, so that their packets are steered by the client's address: now, and
+//! for as long as flows of a removed one may go on.
+
+use std::net::SocketAddr;
+
+use hashbrown::{HashMap, HashSet};
+
+use super::services::Served;
+use super::slots::{TargetKey, nanoseconds};
+use super::snat::SnatByPort;
+use crate::Address;
+use crate::hash::TableHash;
+use crate::snapshot::FrontendKey;
+use crate::steering::SteeringTable;
+
+/// Something of mode `dnat`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Entry {
+    /// How long its flows go on without it.
+    drain_ns: u64,
+    /// It is gone, and its flows go on until then.
+    until_ns: Option<u64>,
+}
+
+type Entries = HashMap<TargetKey, Entry, TableHash>;
+
+/// Frontends and backends of mode `dnat`.
+#[derive(Debug, Default)]
+pub(super) struct ByAddress {
+    frontends: Entries,
+    backends: Entries,
+}
+
+impl ByAddress {
+    /// Follows the services. `listens` says whether a service listens somewhere. True when anything has changed.
+    pub(super) fn follow<'s>(
+        &mut self,
+        services: impl Iterator<Item = &'s Served>,
+        listens: impl Fn(&TargetKey) -> bool,
+        now_ns: u64,
+    ) -> bool {
+        let (mut frontends, mut backends) = (Entries::default(), Entries::default());
+        for served in services.filter(|served| served.source.mode == proto::Mode::Dnat) {
+            let entry = Entry { drain_ns: nanoseconds(served.source.drain_timeout), until_ns: None };
+            let listens = served.ports.iter().flat_map(|port| port.listens.iter().map(|at| (port.protocol, *at)));
+            frontends.extend(listens.map(|key| (key, entry)));
+            backends.extend(served.backends.keys().map(|key| (*key, entry)));
+        }
+        // A frontend that is of another mode now is steered as that mode is.
+        keep_gone(&self.frontends, &mut frontends, now_ns, listens);
+        keep_gone(&self.backends, &mut backends, now_ns, |_| false);
+        let changed = frontends != self.frontends || backends != self.backends;
+        (self.frontends, self.backends) = (frontends, backends);
+        changed
+    }
+
+    /// The rules of a family.
+    pub(super) fn table<A: Address>(&self, snat: &SnatByPort<A>) -> SteeringTable<A> {
+        SteeringTable { frontends: keys(&self.frontends), backends: keys(&self.backends), ..SteeringTable::new(snat) }
+    }
+}
+
+/// Adds to what is there now what was there before and may have flows.
+fn keep_gone(before: &Entries, now: &mut Entries, now_ns: u64, is_another: impl Fn(&TargetKey) -> bool) {
+    for (key, entry) in before.iter().filter(|(key, _)| !is_another(key)) {
+        let until_ns = entry.until_ns.unwrap_or_else(|| now_ns.saturating_add(entry.drain_ns));
+        if now_ns < until_ns {
+            now.entry(*key).or_insert(Entry { until_ns: Some(until_ns), ..*entry });
+        }
+    }
+}
+
+fn keys<A: Address>(entries: &Entries) -> HashSet<FrontendKey<A>, TableHash> {
+    let key = |(protocol, at): &(proto::Protocol, SocketAddr)| {
+        Some(FrontendKey { address: A::from_ip(at.ip())?, port: at.port(), protocol: protocol.number() })
+    };
+    entries.keys().filter_map(key).collect()
+}

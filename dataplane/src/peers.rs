@@ -1,0 +1,157 @@
+//! The other workers of the gateway, and how packets get to them: whole bursts through a bounded queue for each ordered
+//! pair. No side ever waits, and a worker that sleeps is not woken: it looks within 50 microseconds.
+//!
+//! **Invariant:** packets that one worker hands to another arrive in their order. What a queue refuses is dropped and
+//! counted (`handover_full`). Deliberately not here: who owns a packet ([`crate::steering`]).
+
+use std::sync::Arc;
+
+use crossbeam_queue::ArrayQueue;
+
+use crate::snat::PortShare;
+use crate::steering::{Observer, RssProof, Steering, WorkerId};
+use crate::{Burst, PortIndex};
+
+/// Bursts that may wait for a worker, of all others together: full ones are the 4,096 packets that the pool of buffers
+/// holds for each worker. At 14.88 million packets a second, half of them another's, that is half a millisecond.
+const BURSTS_PER_WORKER: usize = 128;
+/// Bursts that may wait between two workers, at least.
+const BURSTS_PER_PAIR_MIN: usize = 16;
+/// Bursts taken from one worker before the next has its turn.
+pub(crate) const BURSTS_PER_TURN: usize = 4;
+
+/// Packets that one worker gives another.
+#[derive(Debug)]
+pub struct Handed<B> {
+    /// The port they came in by, or are to leave by.
+    pub(crate) port: PortIndex,
+    /// They are finished, and the other has a transmit queue of the port; else they are the other's to decide on.
+    pub(crate) leaving: bool,
+    pub(crate) burst: Burst<B>,
+}
+
+pub(crate) type HandoverQueue<B> = Arc<ArrayQueue<Handed<B>>>;
+
+/// How the queues of a port are shared among the workers. Queue n is worker n's.
+#[derive(Clone, Debug)]
+pub struct PortQueues {
+    /// Transmit queues, at least 1. Workers beyond them hand over what leaves by the port.
+    pub transmit: u8,
+    /// Where the device was told to spread packets by [`Steering::rss_key`] over as many receive queues as there are
+    /// workers: what each worker finds out about that, in their order.
+    pub rss: Option<Arc<[Arc<RssProof>]>>,
+}
+
+/// One worker's view of the others.
+#[derive(Debug)]
+pub struct Peers<B> {
+    me: WorkerId,
+    steering: Arc<Steering>,
+    /// From the others.
+    inboxes: Vec<HandoverQueue<B>>,
+    /// By worker; none to itself.
+    outboxes: Vec<Option<HandoverQueue<B>>>,
+    /// By worker: packets on their way there.
+    gathered: Vec<Option<Handed<B>>>,
+    /// By port.
+    proofs: Vec<Option<Observer>>,
+    /// By port: who sends for this worker, where it has no transmit queue of its own.
+    senders: Vec<Option<WorkerId>>,
+}
+
+impl<B> Peers<B> {
+    /// The views of all workers, in their order. `ports` are in the order of the configuration.
+    #[must_use]
+    pub fn all(steering: &Arc<Steering>, ports: &[PortQueues]) -> Vec<Self> {
+        let workers = steering.workers();
+        let bursts = (BURSTS_PER_WORKER / usize::from(workers.max(2) - 1)).max(BURSTS_PER_PAIR_MIN);
+        let queue = |from: u8, to: u8| (from != to).then(|| Arc::new(ArrayQueue::new(bursts)));
+        let queues: Vec<Vec<Option<HandoverQueue<B>>>> =
+            (0..workers).map(|from| (0..workers).map(|to| queue(from, to)).collect()).collect();
+        let of = |(me, outboxes): (u8, &Vec<Option<HandoverQueue<B>>>)| Self {
+            me: WorkerId(me),
+            steering: Arc::clone(steering),
+            inboxes: queues.iter().filter_map(|from| from.get(usize::from(me))?.clone()).collect(),
+            outboxes: outboxes.clone(),
+            gathered: (0..workers).map(|_| None).collect(),
+            proofs: ports.iter().map(|port| port.rss.as_ref()?.get(usize::from(me)).cloned().map(Observer::new)).collect(),
+            senders: ports.iter().map(|port| sender(WorkerId(me), port.transmit)).collect(),
+        };
+        (0..workers).zip(&queues).map(of).collect()
+    }
+
+    pub(crate) fn me(&self) -> WorkerId {
+        self.me
+    }
+
+    /// What owners are found by, for packets of a port.
+    pub(crate) fn steering(&mut self, port: PortIndex) -> (WorkerId, &Steering, Option<&mut Observer>) {
+        (self.me, &self.steering, self.proofs.get_mut(usize::from(port.0)).and_then(Option::as_mut))
+    }
+
+    /// The SNAT ports of this worker.
+    pub(crate) fn snat_share(&self) -> PortShare {
+        self.steering.share(self.me)
+    }
+
+    /// Whether this worker makes the announcements: one does.
+    pub(crate) fn announces(&self) -> bool {
+        self.me == WorkerId(0)
+    }
+
+    pub(crate) fn owner_function(&self) -> &Steering {
+        &self.steering
+    }
+
+    /// Whether this worker serves what exists once for each port: the packets of its Linux twin, whose order counts.
+    pub(crate) fn serves_twin_of(&self, port: PortIndex) -> bool {
+        port.0 % self.steering.workers() == self.me.0
+    }
+
+    /// Where packets that leave by a port go, if not to a queue of this worker's.
+    pub(crate) fn sender(&self, port: PortIndex) -> Option<HandoverQueue<B>> {
+        let sender = (*self.senders.get(usize::from(port.0))?)?;
+        self.outboxes.get(usize::from(sender.0))?.clone()
+    }
+
+    /// How many other workers there are.
+    pub(crate) fn others(&self) -> usize {
+        self.inboxes.len()
+    }
+
+    /// The oldest burst of another worker.
+    pub(crate) fn take(&self, other: usize) -> Option<Handed<B>> {
+        self.inboxes.get(other)?.pop()
+    }
+
+    /// Gathers a packet for its owner. Returns a burst that has to be pushed before, or with it.
+    pub(crate) fn gather(&mut self, owner: WorkerId, port: PortIndex, buffer: B) -> Option<Handed<B>> {
+        let gathered = self.gathered.get_mut(usize::from(owner.0))?;
+        let before = gathered.take_if(|handed| handed.port != port || handed.burst.is_full());
+        let new = || Handed { port, leaving: false, burst: Burst::new() };
+        gathered.get_or_insert_with(new).burst.push(buffer);
+        before
+    }
+
+    /// What is gathered for a worker.
+    pub(crate) fn gathered(&mut self, owner: WorkerId) -> Option<Handed<B>> {
+        self.gathered.get_mut(usize::from(owner.0))?.take()
+    }
+
+    /// Gives a burst to a worker.
+    ///
+    /// # Errors
+    /// The burst, when too many wait.
+    pub(crate) fn push(&self, owner: WorkerId, handed: Handed<B>) -> Result<(), Handed<B>> {
+        match self.outboxes.get(usize::from(owner.0)) {
+            Some(Some(queue)) => queue.push(handed),
+            _ => Err(handed),
+        }
+    }
+}
+
+/// Who sends for a worker on a port with so many transmit queues; none: it does so itself.
+fn sender(worker: WorkerId, transmit_queues: u8) -> Option<WorkerId> {
+    let queues = transmit_queues.max(1);
+    (worker.0 >= queues).then_some(WorkerId(worker.0 % queues))
+}

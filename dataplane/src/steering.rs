@@ -1,0 +1,146 @@
+//! Which worker a flow is at home with: one pure function for each way of steering, the same for both directions of the
+//! flow (FORWARDING section 5, docs/adr/0010-steering.md).
+//!
+//! Both ways spread packets of clients by their tuple; replies of a `nat` backend come home because the SNAT port was
+//! chosen so. In mode `dnat`, where nothing of ours is in a reply, both directions go by the client's address. **Invariant:**
+//! the function does not change while the gateway runs: what a network card is found to do or not to do only decides
+//! whether it is computed here. Deliberately not here: carrying packets to their owner ([`crate::Peers`]).
+
+mod proof;
+mod spread;
+mod steer;
+mod table;
+mod toeplitz;
+
+use std::sync::Arc;
+
+pub(crate) use proof::Observer;
+pub use proof::{Proof, Refuted, RssProof};
+pub(crate) use spread::PortSpread;
+pub(crate) use steer::steer;
+pub(crate) use table::SteeringTable;
+pub use table::Towards;
+pub use toeplitz::{KEY_BYTES, RssKey, Toeplitz};
+
+use crate::snat::PortShare;
+use crate::{Address, Tuple, TupleHash};
+
+/// Workers of one gateway at most: one for each core of a large processor; the queues between them stay below 100 MB.
+pub const WORKERS_MAX: u8 = 64;
+
+/// Entries of the redirection table, a power of two: the least that common network cards have. In larger tables it is
+/// repeated, so that the same bits of a hash decide.
+pub const RETA_ENTRIES: usize = 128;
+
+/// Position of a worker in the configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WorkerId(pub u8);
+
+/// What decides on owners.
+#[derive(Clone, Debug)]
+enum Way {
+    /// A hash of our own; SNAT ports by their remainder.
+    Own,
+    /// What network cards compute; SNAT ports by the same.
+    Toeplitz { key: RssKey, spread: Arc<PortSpread> },
+}
+
+/// The owner function of a gateway.
+#[derive(Clone, Debug)]
+pub struct Steering {
+    workers: u8,
+    hash: TupleHash,
+    way: Way,
+}
+
+impl Steering {
+    /// By a hash of our own. `seed` is that of the workers' flow tables ([`crate::Parts::seed`]), whose hash is used again.
+    #[must_use]
+    pub fn own_hash(workers: u8, seed: u64) -> Self {
+        Self { workers: workers.clamp(1, WORKERS_MAX), hash: TupleHash::new(seed), way: Way::Own }
+    }
+
+    /// By the Toeplitz hash under a secret key that `seed` leads to, so that network cards can compute it.
+    #[must_use]
+    pub fn toeplitz(workers: u8, seed: u64) -> Self {
+        let own = Self::own_hash(workers, seed);
+        match PortSpread::find(seed, own.workers.into()) {
+            Some((key, spread)) => Self { way: Way::Toeplitz { key, spread: Arc::new(spread) }, ..own },
+            None => own,
+        }
+    }
+
+    /// How many workers there are.
+    #[must_use]
+    pub const fn workers(&self) -> u8 {
+        self.workers
+    }
+
+    /// The key that network cards are to be given, where they take part.
+    #[must_use]
+    pub const fn rss_key(&self) -> Option<&RssKey> {
+        match &self.way {
+            Way::Own => None,
+            Way::Toeplitz { key, .. } => Some(key),
+        }
+    }
+
+    /// The worker that an entry of the redirection table stands for; its receive queue has the same number.
+    #[must_use]
+    #[allow(clippy::cast_possible_truncation)] // below the number of workers
+    pub const fn reta(&self, entry: usize) -> WorkerId {
+        WorkerId((entry % RETA_ENTRIES % self.workers as usize) as u8)
+    }
+
+    /// The SNAT ports that a worker may use.
+    #[must_use]
+    pub fn share(&self, worker: WorkerId) -> PortShare {
+        match &self.way {
+            Way::Own => PortShare::of_worker(worker.0.into(), self.workers.into()),
+            Way::Toeplitz { spread, .. } => PortShare::spread(Arc::clone(spread), worker),
+        }
+    }
+
+    /// The owner of a packet.
+    #[must_use]
+    pub fn owner<A: Address>(&self, tuple: &Tuple<A>, towards: Towards) -> WorkerId {
+        self.owner_hashed(tuple, towards, self.hash.hash(tuple))
+    }
+
+    /// The same, for who has the tuple's hash under the seed already.
+    #[must_use]
+    #[inline]
+    #[allow(clippy::cast_possible_truncation)] // a remainder
+    pub(crate) fn owner_hashed<A: Address>(&self, tuple: &Tuple<A>, towards: Towards, hash: u64) -> WorkerId {
+        match (towards, &self.way) {
+            (Towards::Frontend, Way::Own) => self.among_workers(hash),
+            (Towards::Snat, Way::Own) => WorkerId((tuple.destination_port % u16::from(self.workers)) as u8),
+            (Towards::Frontend | Towards::Snat, Way::Toeplitz { spread, .. }) => {
+                self.reta(spread.toeplitz().hash(tuple) as usize)
+            }
+            (Towards::FrontendOfAddress, _) => self.by_address(tuple.source),
+            (Towards::Client, _) => self.by_address(tuple.destination),
+        }
+    }
+
+    /// The Toeplitz hash of a tuple, where steering is by it.
+    pub(crate) fn rss_hash<A: Address>(&self, tuple: &Tuple<A>) -> Option<u32> {
+        match &self.way {
+            Way::Own => None,
+            Way::Toeplitz { spread, .. } => Some(spread.toeplitz().hash(tuple)),
+        }
+    }
+
+    /// The owner of all flows of a client's address.
+    fn by_address<A: Address>(&self, client: A) -> WorkerId {
+        let alone = Tuple { source: client, destination: A::default(), source_port: 0, destination_port: 0, protocol: 0 };
+        self.among_workers(self.hash.hash(&alone))
+    }
+
+    /// Mixed once more, since flow tables use the low and the high bits of the same hash.
+    #[allow(clippy::cast_possible_truncation)] // below the number of workers
+    fn among_workers(&self, hash: u64) -> WorkerId {
+        let mixed = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        WorkerId(((mixed * u64::from(self.workers)) >> 32) as u8)
+    }
+}

@@ -1,0 +1,339 @@
+//! Several workers over memory ports: each flow on one of them whichever queue its packets come by, nothing lost, and an
+//! account that closes for each and in sum (FORWARDING 5, DESIGN 3.5).
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod rig;
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use crossbeam_queue::ArrayQueue;
+use dataplane::steering::{Proof, RETA_ENTRIES, Refuted, RssProof, Steering};
+use dataplane::testing::{Packet, Rss, Segment, arp_request};
+use dataplane::{
+    Buffer, Burst, Compiler, DropReason, Fate, Health, MemoryBuffer, MemoryPort, Parts, Peers, PortIndex, PortQueues, Publisher,
+    TwinQueues, Worker, WorkerCounters, tcp_flags,
+};
+use rig::{CLUSTER, Log, SECOND, UPLINK, config, ends, network, state};
+
+const SEED: u64 = 7;
+
+/// How frames come to queues.
+enum Delivery {
+    /// As a card with RSS does it.
+    Card(Rss),
+    /// To the queues in turn, without a hash.
+    InTurn,
+}
+
+/// The workers of a gateway, and the network around them.
+struct Team {
+    workers: Vec<Worker<MemoryPort, Log>>,
+    counters: Vec<Arc<WorkerCounters>>,
+    twins: Vec<Arc<TwinQueues<MemoryBuffer>>>,
+    proofs: [Arc<[Arc<RssProof>]>; 2],
+    delivery: Delivery,
+    _publisher: Publisher,
+    next: usize,
+    now: u64,
+}
+
+fn card(steering: &Steering) -> Rss {
+    let reta = (0..RETA_ENTRIES).map(|entry| steering.reta(entry).0).collect();
+    Rss { key: *steering.rss_key().unwrap(), reta }
+}
+
+impl Team {
+    fn over_cards(workers: u8) -> Self {
+        let steering = Steering::toeplitz(workers, SEED);
+        let card = card(&steering);
+        Self::new(steering, Delivery::Card(card), workers)
+    }
+
+    fn in_turn(workers: u8) -> Self {
+        Self::new(Steering::own_hash(workers, SEED), Delivery::InTurn, workers)
+    }
+
+    fn new(steering: Steering, delivery: Delivery, transmit_queues: u8) -> Self {
+        let config = config(4096);
+        let limits = config.flows.clone();
+        let mut compiler = Compiler::new(config);
+        let (mut publisher, subscribers) = Publisher::new(compiler.initial(), steering.workers().into());
+        let twins: Vec<_> = (0..2).map(|_| Arc::new(TwinQueues::new())).collect();
+        let proofs = [(); 2].map(|()| (0..steering.workers()).map(|_| Arc::default()).collect::<Arc<[_]>>());
+        let queues = proofs
+            .clone()
+            .map(|proofs| PortQueues { transmit: transmit_queues, rss: matches!(delivery, Delivery::Card(_)).then_some(proofs) });
+        let counters: Vec<_> = (0..steering.workers()).map(|_| Arc::new(WorkerCounters::default())).collect();
+        let parts = Peers::all(&Arc::new(steering), &queues).into_iter().zip(subscribers).zip(&counters);
+        let worker = |((peers, subscriber), counters): ((_, _), &Arc<WorkerCounters>)| {
+            let parts = Parts {
+                ports: twins.iter().map(|twin| (MemoryPort::default(), Some(twin.clone()))).collect(),
+                subscriber,
+                limits: limits.clone(),
+                counters: counters.clone(),
+                asks: Arc::new(ArrayQueue::new(64)),
+                peers: Some(peers),
+                seed: SEED,
+                observer: Log::default(),
+            };
+            Worker::new(parts).unwrap()
+        };
+        let workers = parts.map(worker).collect();
+        publisher.publish(compiler.compile(&state(), &network(), &Health::default(), SECOND));
+        Self { workers, counters, twins, proofs, delivery, _publisher: publisher, next: 0, now: SECOND }
+    }
+
+    /// Every worker polls until none has anything to do.
+    fn poll(&mut self) {
+        while self.workers.iter_mut().map(|worker| worker.poll(self.now)).sum::<usize>() > 0 {}
+    }
+
+    /// Lets announcements pass; what was sent meanwhile.
+    fn settle(&mut self) -> Vec<Vec<u8>> {
+        for _ in 0..40 {
+            self.now += SECOND / 8;
+            self.poll();
+        }
+        self.sent(CLUSTER);
+        self.sent(UPLINK)
+    }
+
+    /// Puts frames in at a port and lets all workers do their work.
+    fn put(&mut self, port: PortIndex, frames: &[Vec<u8>]) {
+        for frame in frames {
+            let mut buffer = MemoryBuffer::new(frame, 1);
+            let queue = match &self.delivery {
+                Delivery::Card(card) => {
+                    let (queue, hash) = card.queue(frame);
+                    buffer.rss_hash = hash;
+                    usize::from(queue)
+                }
+                Delivery::InTurn => {
+                    self.next += 1;
+                    self.next % self.workers.len()
+                }
+            };
+            self.workers[queue].port_mut(port).unwrap().arriving.push_back(buffer);
+        }
+        self.poll();
+    }
+
+    fn sent(&mut self, port: PortIndex) -> Vec<Vec<u8>> {
+        let sent = |worker: &mut Worker<MemoryPort, Log>| worker.port_mut(port).unwrap().sent.drain(..).collect::<Vec<_>>();
+        self.workers.iter_mut().flat_map(sent).map(|buffer| buffer.bytes().to_vec()).collect()
+    }
+
+    /// Packets that each worker has forwarded since the last question.
+    fn forwarded(&mut self) -> Vec<usize> {
+        let count = |worker: &mut Worker<MemoryPort, Log>| {
+            let log = std::mem::take(&mut worker.observer_mut().0);
+            log.iter().filter(|(fate, _)| matches!(fate, Fate::Forward(_))).count()
+        };
+        self.workers.iter_mut().map(count).collect()
+    }
+
+    fn sum(&self, counter: impl Fn(&WorkerCounters) -> u64) -> u64 {
+        self.counters.iter().map(|counters| counter(counters)).sum()
+    }
+
+    fn drops(&self, reason: DropReason) -> u64 {
+        self.sum(|counters| counters.drops(reason).get())
+    }
+
+    /// All clients say something; their backends answer. Every packet must come through.
+    fn exchange(&mut self, clients: &[(String, &str)], flags: u8) {
+        let frames: Vec<_> = clients.iter().map(|(from, to)| Packet::tcp(from, to).flags(flags).build()).collect();
+        self.put(UPLINK, &frames);
+        let seen = self.sent(CLUSTER);
+        assert_eq!(seen.len(), clients.len(), "every packet reaches a backend");
+        let flags = if flags == tcp_flags::SYN { tcp_flags::SYN | tcp_flags::ACK } else { tcp_flags::ACK };
+        let mappings: HashSet<(SocketAddr, SocketAddr)> = seen.iter().map(|frame| ends(frame)).collect();
+        assert_eq!(mappings.len(), clients.len(), "no two flows look the same to a backend");
+        let replies: Vec<_> = mappings
+            .iter()
+            .map(|(snat, backend)| Packet::tcp(&backend.to_string(), &snat.to_string()).flags(flags).build())
+            .collect();
+        self.put(CLUSTER, &replies);
+        let mut answered: Vec<_> = self.sent(UPLINK).iter().map(|frame| ends(frame).1.to_string()).collect();
+        let mut expected: Vec<_> = clients.iter().map(|(from, _)| from.clone()).collect();
+        answered.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(answered, expected, "every client gets its answer");
+    }
+}
+
+impl Drop for Team {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        for (n, counters) in self.counters.iter().enumerate() {
+            let account = counters.account();
+            assert!(account.closes(), "worker {n}: {account:?}");
+        }
+        let lost = self.sum(|c| c.handed_out.get()) - self.sum(|c| c.handed_in.get());
+        assert_eq!(lost, 0, "what is handed out is handed in");
+    }
+}
+
+fn clients(count: u16) -> Vec<(String, &'static str)> {
+    let client = |n: u16| match n % 2 {
+        0 => (format!("198.51.100.{}:{}", n % 200 + 1, 2000 + n), "192.0.2.100:80"),
+        _ => (format!("[2001:db8:1::{}]:{}", n % 200 + 1, 2000 + n), "[2001:db8::1:0]:80"),
+    };
+    (0..count).map(client).collect()
+}
+
+#[test]
+fn each_flow_is_on_one_worker_whatever_queues_its_packets_come_by() {
+    for workers in [2, 3] {
+        let mut team = Team::in_turn(workers);
+        team.settle();
+        let clients = clients(600);
+        for flags in [tcp_flags::SYN, tcp_flags::ACK, tcp_flags::ACK] {
+            team.exchange(&clients, flags);
+        }
+        assert_eq!(team.sum(|c| c.new_flows.get()), 600, "one flow for each client");
+        let flows: Vec<u64> = team.counters.iter().map(|c| c.flows.get()).collect();
+        assert!(flows.iter().all(|n| *n > 600 / u64::from(workers) - 80), "all workers take part: {flows:?}");
+        assert_eq!(team.sum(|c| c.hits.get()), 5 * 600);
+        assert!(team.sum(|c| c.handed_in.get()) > 0);
+    }
+}
+
+#[test]
+fn a_card_that_proves_right_leaves_nothing_to_hand_over() {
+    let mut team = Team::over_cards(2);
+    team.settle();
+    let clients = clients(600);
+    for flags in [tcp_flags::SYN, tcp_flags::ACK] {
+        team.exchange(&clients, flags);
+    }
+    assert!(team.proofs.iter().flat_map(|port| port.iter()).all(|proof| proof.read() == Proof::Proven));
+    assert_eq!(team.sum(|c| c.handed_out.get()), 0);
+    let forwarded = team.forwarded();
+    assert!(forwarded.iter().all(|n| *n > 800), "{forwarded:?}");
+}
+
+#[test]
+fn a_card_that_proves_wrong_is_not_trusted_and_nothing_is_lost() {
+    let steering = Steering::toeplitz(2, SEED);
+    let right = card(&steering);
+    let mut other_key = right.key;
+    other_key.reverse();
+    let rows = [
+        (Rss { key: other_key, ..right.clone() }, Refuted::OtherHash),
+        (Rss { reta: right.reta.iter().map(|queue| 1 - queue).collect(), ..right.clone() }, Refuted::OtherQueue),
+    ];
+    for (card, why) in rows {
+        let mut team = Team::new(steering.clone(), Delivery::Card(card), 2);
+        team.settle();
+        let clients = clients(200);
+        for flags in [tcp_flags::SYN, tcp_flags::ACK] {
+            team.exchange(&clients, flags);
+        }
+        let read: Vec<Proof> = team.proofs.iter().flat_map(|port| port.iter().map(|proof| proof.read())).collect();
+        assert!(read.iter().all(|proof| *proof == Proof::Refuted(why)), "{read:?}");
+        assert!(team.sum(|c| c.handed_in.get()) > 0);
+    }
+}
+
+#[test]
+fn a_card_that_goes_wrong_later_loses_its_trust() {
+    let mut team = Team::over_cards(2);
+    team.settle();
+    team.exchange(&clients(600), tcp_flags::SYN);
+    assert_eq!(team.proofs[0][1].read(), Proof::Proven);
+    team.delivery = Delivery::InTurn; // which reports no hash
+    for _ in 0..8 {
+        let udp = |n: u16| Packet::udp(&format!("198.51.100.9:{}", 3000 + n), "192.0.2.101:53").build();
+        team.put(UPLINK, &(0..512).map(udp).collect::<Vec<_>>());
+        team.sent(CLUSTER);
+        let stray = |n: u16| Packet::udp(&format!("10.0.0.11:{}", 3000 + n), "10.0.0.3:2000").build();
+        team.put(CLUSTER, &(0..512).map(stray).collect::<Vec<_>>());
+    }
+    let read: Vec<Proof> = team.proofs.iter().flat_map(|port| port.iter().map(|proof| proof.read())).collect();
+    assert!(read.iter().all(|proof| *proof == Proof::Refuted(Refuted::NoHash)), "{read:?}");
+    team.exchange(&clients(600), tcp_flags::ACK);
+}
+
+#[test]
+fn what_finds_no_room_in_a_queue_between_workers_is_dropped_and_counted() {
+    let mut team = Team::in_turn(2);
+    team.settle();
+    let frames: Vec<_> = (0..20_000_u32)
+        .map(|n| Packet::udp(&format!("198.51.{}.{}:{}", n / 250 % 250, n % 250 + 1, 1024 + n), "192.0.2.101:53").build())
+        .collect();
+    for frame in &frames {
+        team.workers[0].port_mut(UPLINK).unwrap().arriving.push_back(MemoryBuffer::new(frame, 1));
+    }
+    while team.workers[0].poll(team.now) > 0 {} // worker 1 does not poll meanwhile
+    let full = team.drops(DropReason::HandoverFull);
+    assert!((7_500..8_500).contains(&full), "half of each burst is the other's, 128 such halves find room: {full}");
+    team.poll();
+    let account = team.counters[1].account();
+    assert_eq!((account.received, account.handed_in), (0, team.counters[0].handed_out.get()));
+    assert!((1_500..2_500).contains(&account.handed_in), "{account:?}");
+}
+
+#[test]
+fn a_worker_without_a_transmit_queue_has_its_packets_sent_by_one_that_has() {
+    let mut team = Team::new(Steering::own_hash(2, SEED), Delivery::InTurn, 1);
+    team.settle();
+    team.exchange(&clients(200), tcp_flags::SYN);
+    team.exchange(&clients(200), tcp_flags::ACK);
+    assert_eq!(team.counters[1].transmitted.get(), 0, "worker 1 sends nothing itself");
+    assert!(team.counters[1].hits.get() > 100, "and forwards its part");
+}
+
+#[test]
+fn an_icmp_error_reaches_the_owner_of_its_flow() {
+    let mut team = Team::in_turn(3);
+    team.settle();
+    let clients = clients(60);
+    let frames: Vec<_> = clients.iter().map(|(from, to)| Packet::tcp(from, to).build()).collect();
+    team.put(UPLINK, &frames);
+    let sent = team.sent(CLUSTER);
+    let errors = sent.iter().map(|frame| {
+        let (snat, backend) = ends(frame);
+        let (kind, code) = if snat.is_ipv4() { (3, 1) } else { (1, 3) };
+        let about = Segment::Icmp { kind, code, rest: 0 };
+        Packet::between(backend.ip(), snat.ip(), about).payload(&frame[14..]).build()
+    });
+    let errors: Vec<_> = errors.collect();
+    for _ in 0..3 {
+        team.put(CLUSTER, &errors);
+    }
+    assert_eq!(team.sent(UPLINK).len(), 3 * clients.len(), "each client is told, whichever queue the error came by");
+}
+
+#[test]
+fn one_worker_announces_and_any_answers() {
+    let mut team = Team::in_turn(2);
+    let announced = team.settle();
+    let mut alone = rig::Rig::before_state(64);
+    (alone.state, alone.network) = (state(), network());
+    assert_eq!(announced.len(), alone.publish_and_watch().len(), "as many announcements as from one worker");
+
+    let question = arp_request("192.0.2.1".parse().unwrap(), "192.0.2.100".parse().unwrap());
+    team.put(UPLINK, &[question.clone(), question]);
+    assert_eq!(team.sent(UPLINK).len(), 2);
+    assert!(team.counters.iter().all(|counters| counters.replies.get() == 1), "whoever receives it answers");
+}
+
+#[test]
+fn what_linux_sends_leaves_in_its_order_by_one_worker() {
+    let mut team = Team::in_turn(2);
+    team.settle();
+    let frame = |n: u16| Packet::udp(&format!("192.0.2.2:{n}"), "198.51.100.7:9").build();
+    for n in 0..50 {
+        let burst = Burst::from_iter([MemoryBuffer::new(&frame(n), 0)]);
+        assert!(team.twins[0].from_linux.push(burst).is_ok());
+    }
+    team.poll();
+    assert_eq!(team.sent(UPLINK), (0..50).map(frame).collect::<Vec<_>>());
+    assert!(team.counters.iter().any(|counters| counters.received.get() == 0), "one worker takes them all");
+}
