@@ -6,6 +6,7 @@
 mod edge;
 
 use std::collections::BTreeSet;
+use std::fs;
 
 use edge::{Edge, may_run, until};
 
@@ -87,6 +88,31 @@ fn a_server_reaches_its_own_vip() {
         until("the first answer", ask);
         let servers: BTreeSet<_> = (0..60).map(|n| ask().unwrap_or_else(|| panic!("{url}: request {n}"))).collect();
         assert_eq!(servers.len(), 3, "{url}: itself too: {servers:?}");
+    }
+    edge.assert_account();
+}
+
+#[test]
+fn a_download_passes_a_narrow_link() {
+    if !may_run("a path MTU of 1,300") {
+        return;
+    }
+    let mut edge = edge("mtu");
+    edge.script(". tests/edge/router.sh; make_router 1500");
+    // Only the way between the routers is narrow: the client announces a segment size that does not fit it.
+    edge.script("in_ns router ip link set inside mtu 1300");
+    edge.manifests_of_the_demo();
+    let size = 5_000_000;
+    for n in [11, 12, 13] {
+        fs::write(edge.path(&format!("b{n}/big")), vec![b'x'; size]).unwrap();
+    }
+    edge.start();
+    edge.script(". tests/edge/router.sh; route_to_router 192.0.2.1 2001:db8::1");
+    for url in [VIP, VIP_V6] {
+        until("the first answer", || edge.curl(url));
+        let big = format!("{url}big");
+        let output = edge.run("client", &["curl", "-sg", "--max-time", "20", "-o", "/dev/null", "-w", "%{size_download}", &big]);
+        assert_eq!(String::from_utf8_lossy(&output.stdout), size.to_string(), "{url}: {:?}", edge.drops());
     }
     edge.assert_account();
 }
