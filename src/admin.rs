@@ -1,6 +1,7 @@
 //! The admin API: `sluice.v1.Admin` on a unix socket, with server reflection and the health service.
 //!
-//! It reads what the agent publishes and what workers count, and changes nothing. Invariant: it holds no snapshot, so
+//! It reads what the agent publishes and what workers count, and changes nothing but the configuration that is read again
+//! when asked to. Invariant: it holds no snapshot, so
 //! that a slow reader keeps no table alive.
 
 mod tables;
@@ -20,6 +21,7 @@ use tonic::{Request, Response, Status};
 
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Tasks};
+use crate::reload::Reload;
 
 /// A port at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +62,8 @@ pub struct Sources {
     pub workers: Vec<Arc<WorkerCounters>>,
     /// The ports, in the order of the configuration.
     pub ports: ReadPorts,
+    /// The configuration.
+    pub reload: Arc<Reload>,
 }
 
 impl fmt::Debug for Sources {
@@ -124,6 +128,21 @@ impl Admin for Sources {
             tasks: self.tasks.status(),
         }))
     }
+
+    async fn reload(&self, _: Request<v1::ReloadRequest>) -> Result<Response<v1::ReloadResponse>, Status> {
+        let reload = Arc::clone(&self.reload);
+        let result = tokio::task::spawn_blocking(move || reload.reload()).await;
+        let reloaded = result
+            .map_err(|error| Status::internal(format!("the reload failed: {error}")))?
+            .map_err(|errors| Status::invalid_argument(errors.to_string()))?;
+        let summary = reloaded.to_string();
+        tracing::info!(summary, "the configuration was read again");
+        Ok(Response::new(v1::ReloadResponse { applied: reloaded.applied, at_next_start: reloaded.at_next_start, summary }))
+    }
+
+    async fn get_config(&self, _: Request<v1::GetConfigRequest>) -> Result<Response<v1::GetConfigResponse>, Status> {
+        Ok(Response::new(v1::GetConfigResponse { yaml: self.reload.effective() }))
+    }
 }
 
 #[cfg(test)]
@@ -159,6 +178,7 @@ mod tests {
             tasks: Tasks::default(),
             workers: vec![Arc::new(counters)],
             ports: Arc::new(move || vec![reading.clone()]),
+            reload: Arc::new(crate::reload::tests::reload()),
         }
     }
 

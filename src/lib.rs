@@ -10,6 +10,7 @@ pub mod doctor;
 pub mod dpdk;
 pub mod hardware;
 pub mod netlink;
+pub mod reload;
 pub mod replay;
 pub mod run;
 pub mod settings;

@@ -10,6 +10,7 @@ use control::controller::ControllerError;
 use sluice::check::{CheckError, check};
 use sluice::cli::{BenchArgs, Cli, Command, ConfigArgs, ReplayArgs};
 use sluice::doctor::DoctorError;
+use sluice::reload::Reload;
 use sluice::run::RunError;
 use sluice::settings::Settings;
 use sluice::{bench, doctor, replay, run};
@@ -21,7 +22,8 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Run(args) => with_settings(&args, |settings| {
             control::logging::start(settings.logs);
-            match run::run(settings) {
+            let reload = Reload::new(args.config.clone(), args.choice(), settings.clone());
+            match run::run(settings, reload) {
                 // A kubeconfig that leads nowhere is configuration, too.
                 Err(error @ RunError::Controller(ControllerError::Kubernetes(_))) => invalid(&format!("sluiced: {error}")),
                 other => ended(other),

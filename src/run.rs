@@ -28,6 +28,7 @@ use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Supervisor};
 use crate::hardware::{Hardware, HardwareError, WorkerPort};
 use crate::netlink::{Follow, REQUESTS_MAX, follow};
+use crate::reload::Reload;
 use crate::settings::{Settings, StateSource, Twin};
 use crate::workers::{self, Turn, WorkerError};
 
@@ -63,23 +64,24 @@ pub enum RunError {
 ///
 /// # Errors
 /// What it needs at the start could not be had; see [`RunError`].
-pub fn run(settings: &Settings) -> Result<(), RunError> {
+pub fn run(settings: &Settings, reload: Reload) -> Result<(), RunError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(AGENT_THREADS)
         .thread_name("agent")
         .enable_all()
         .build()
         .map_err(RunError::Runtime)?;
-    runtime.block_on(gateway(settings))
+    runtime.block_on(gateway(settings, Arc::new(reload)))
 }
 
-async fn gateway(settings: &Settings) -> Result<(), RunError> {
+async fn gateway(settings: &Settings, reload: Arc<Reload>) -> Result<(), RunError> {
     let stop = CancellationToken::new();
     stop_on_signals(stop.clone()).map_err(RunError::Runtime)?;
+    reload_on_signal(Arc::clone(&reload)).map_err(RunError::Runtime)?;
     // In use is an error now; the server listens again when all is there.
     drop(listen(&settings.admin_listen).await?);
     let (hardware, ports) = Hardware::take(settings).await?;
-    let served = serve(settings, &hardware, ports, &stop).await;
+    let served = serve(settings, &hardware, ports, &reload, &stop).await;
     stop.cancel();
     hardware.give_back().await;
     served
@@ -94,6 +96,22 @@ fn stop_on_signals(stop: CancellationToken) -> std::io::Result<()> {
         };
         tracing::info!(signal = name, "stopping");
         stop.cancel();
+    });
+    Ok(())
+}
+
+/// SIGHUP reads the configuration again, as `systemctl reload` asks for.
+fn reload_on_signal(reload: Arc<Reload>) -> std::io::Result<()> {
+    let mut hangup = signal(SignalKind::hangup())?;
+    tokio::spawn(async move {
+        while hangup.recv().await.is_some() {
+            let reload = Arc::clone(&reload);
+            match tokio::task::spawn_blocking(move || reload.reload()).await {
+                Ok(Ok(reloaded)) => tracing::info!(summary = %reloaded, "the configuration was read again"),
+                Ok(Err(errors)) => tracing::error!(%errors, "the configuration is not valid; nothing has changed"),
+                Err(error) => tracing::error!(%error, "the configuration could not be read again"),
+            }
+        }
     });
     Ok(())
 }
@@ -116,6 +134,7 @@ async fn serve(
     settings: &Settings,
     hardware: &Hardware,
     ports: Vec<WorkerPort>,
+    reload: &Arc<Reload>,
     stop: &CancellationToken,
 ) -> Result<(), RunError> {
     let file = StateFile::in_dir(&settings.state_dir);
@@ -155,12 +174,12 @@ async fn serve(
     };
     let worker = start_worker(settings, hardware, parts)?;
     let mut supervisor = Supervisor::new(stop.clone());
-    if let (Some(controller), Some(running)) = (controller, running) {
-        supervise_controller(&mut supervisor, (**controller).clone(), running, stop);
+    if let Some(running) = running {
+        supervise_controller(&mut supervisor, reload.controller(), running, stop);
     }
     supervise_state(&mut supervisor, settings, &channels, file, tables);
     supervise_network(&mut supervisor, settings, &channels, hardware);
-    supervise_admin(&mut supervisor, settings, &channels, hardware, vec![counters], stop);
+    supervise_admin(&mut supervisor, settings, &channels, hardware, vec![counters], reload, stop);
     tracing::info!(name = settings.name, core = settings.core, admin = %settings.admin_listen.display(), "the gateway runs");
     stop.cancelled().await;
     supervisor.finished().await;
@@ -190,20 +209,44 @@ fn start_worker(settings: &Settings, hardware: &Hardware, parts: Queues) -> Resu
     Ok(workers::spawn(0, CoreId { id: settings.core }, settings.poll, Some(hardware.eal()), body)?)
 }
 
-/// The controller that was started already; after a failure a new one.
-fn supervise_controller(supervisor: &mut Supervisor, settings: ControllerSettings, running: Running, stop: &CancellationToken) {
+/// The controller that was started already; after a failure, and with other settings, a new one. Gateways keep what they
+/// have meanwhile.
+fn supervise_controller(
+    supervisor: &mut Supervisor,
+    settings: watch::Receiver<Option<ControllerSettings>>,
+    running: Running,
+    stop: &CancellationToken,
+) {
     let (first, stop) = (Arc::new(Mutex::new(Some(running))), stop.clone());
     supervisor.run("controller", move || {
-        let (settings, stop) = (settings.clone(), stop.child_token());
+        let (settings, stop) = (settings.clone(), stop.clone());
         let running = first.lock().unwrap_or_else(PoisonError::into_inner).take();
-        async move {
-            let running = match running {
-                Some(running) => running,
-                None => Controller::start(settings, stop).await?,
-            };
-            Ok(running.stopped().await?)
-        }
+        run_controller(settings, running, stop)
     });
+}
+
+async fn run_controller(
+    mut settings: watch::Receiver<Option<ControllerSettings>>,
+    mut first: Option<Running>,
+    stop: CancellationToken,
+) -> Result<(), Failure> {
+    loop {
+        let child = stop.child_token();
+        let now = settings.borrow_and_update().clone();
+        let running = match (first.take(), now) {
+            (Some(running), _) => running,
+            (None, Some(now)) => Controller::start(now, child.clone()).await?,
+            (None, None) => return Ok(()),
+        };
+        let shutdown = running.shutdown();
+        let mut stopped = std::pin::pin!(running.stopped());
+        tokio::select! {
+            ended = &mut stopped => return Ok(ended?),
+            changed = settings.changed() => changed?,
+        }
+        shutdown.cancel();
+        stopped.await?;
+    }
 }
 
 /// The tasks that make snapshots of what the controller says: following it, its state on disk, probes, compiling.
@@ -306,6 +349,7 @@ fn supervise_admin(
     channels: &Channels,
     hardware: &Hardware,
     workers: Vec<Arc<WorkerCounters>>,
+    reload: &Arc<Reload>,
     stop: &CancellationToken,
 ) {
     let sources = Sources {
@@ -317,6 +361,7 @@ fn supervise_admin(
         tasks: supervisor.tasks(),
         workers,
         ports: hardware.read_ports(),
+        reload: Arc::clone(reload),
     };
     let (path, stop) = (settings.admin_listen.clone(), stop.clone());
     supervisor.run("admin", move || admin::serve(path.clone(), sources.clone(), stop.clone().cancelled_owned()));

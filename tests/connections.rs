@@ -12,6 +12,8 @@ const ADDRESS: &str = "192.0.2.110";
 /// How long backends are added and removed.
 const CHURN: Duration = Duration::from_secs(60);
 const CHURN_EVERY: Duration = Duration::from_millis(100);
+/// Changes between two reloads of the configuration: about 5 s.
+const RELOAD_EVERY: u32 = 50;
 
 /// A Service at [`ADDRESS`], port 90, with these servers on `target`.
 fn service(target: u16, servers: &[u8]) -> String {
@@ -58,6 +60,9 @@ fn two_hundred_connections_outlive_a_minute_of_backends_that_come_and_go() {
         let servers: &[u8] = if changes.is_multiple_of(2) { &[11, 12] } else { &[11, 12, 13] };
         edge.manifest("own.yaml", &service(9000, servers));
         changes += 1;
+        if changes.is_multiple_of(RELOAD_EVERY) {
+            reload(&edge, changes / RELOAD_EVERY);
+        }
         // A tenth of the connections speaks between two changes, so each does about every second.
         let turn = changes as usize % 10;
         connections.iter_mut().skip(turn).step_by(10).for_each(|connection| connection.assert_alive("while backends change"));
@@ -68,6 +73,36 @@ fn two_hundred_connections_outlive_a_minute_of_backends_that_come_and_go() {
     for server in ["b11", "b12", "b13"] {
         assert!(connections.iter().any(|connection| connection.server == server), "some are on {server}");
     }
+    edge.assert_account();
+}
+
+/// Gives the default pool another last address, and has the gateway read that.
+fn reload(edge: &Edge, time: u32) {
+    let text = std::fs::read_to_string(edge.path("sluice.yaml")).unwrap();
+    let (before, after) = text.split_once("192.0.2.100-192.0.2.").unwrap();
+    let text = format!("{before}192.0.2.100-192.0.2.{}{}", 120 + time, &after[3..]);
+    std::fs::write(edge.path("sluice.yaml"), text).unwrap();
+    assert_eq!(edge.reload().expect("a valid file"), "in effect: pools");
+}
+
+#[test]
+fn a_reload_puts_new_pools_into_effect_and_refuses_what_is_wrong() {
+    if !may_run("reload") {
+        return;
+    }
+    let mut edge = Edge::new("rel");
+    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+    edge.manifest("own.yaml", &service(8080, &[11]).replace(ADDRESS, "192.0.2.130"));
+    edge.start();
+    until("the address is outside the pools", || edge.service("own").filter(|s| !s.reason.is_empty()));
+    let text = std::fs::read_to_string(edge.path("sluice.yaml")).unwrap();
+    let write = |text: &str| std::fs::write(edge.path("sluice.yaml"), text).unwrap();
+    write(&text.replace("192.0.2.119", "192.0.2.300"));
+    let refused = edge.reload().unwrap_err();
+    assert!(refused.contains("pools[0].addresses[0]"), "{refused}");
+    write(&text.replace("192.0.2.119", "192.0.2.139").replace("maxPerWorker: 16384", "maxPerWorker: 16385"));
+    assert_eq!(edge.reload().unwrap(), "in effect: pools; restart sluiced for: flows");
+    until("it is served", || edge.curl("http://192.0.2.130:90/"));
     edge.assert_account();
 }
 

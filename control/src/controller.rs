@@ -111,6 +111,12 @@ impl Controller {
 }
 
 impl Running {
+    /// Cancelling it ends the controller.
+    #[must_use]
+    pub fn shutdown(&self) -> CancellationToken {
+        self.shutdown.clone()
+    }
+
     /// Waits until the controller was shut down, or a task of it failed; then the others end too.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! `sluicectl`: asks a gateway's admin API and prints what it says, for people or for programs.
 //!
 //! Invariant: the JSON fields are those of DESIGN section 8, in that order, and a program can rely on them.
-//! Deliberately not here: any change to a gateway, and TLS.
+//! Deliberately not here: TLS.
 
 mod args;
 mod client;
@@ -11,6 +11,8 @@ mod rows;
 
 use std::io::{self, Write};
 use std::time::Duration;
+
+use proto::v1;
 
 pub use args::{Arguments, Command, ListArguments, Output, Server};
 pub use client::ClientError;
@@ -49,6 +51,18 @@ pub async fn run(arguments: &Arguments, out: &mut impl Write, notes: &mut impl W
         Command::Backends(list) => follow::<rows::Backend>(server, list, out, notes, screen).await,
         Command::Ports(list) => follow::<rows::Port>(server, list, out, notes, screen).await,
         Command::Drops(list) => follow::<rows::Drop>(server, list, out, notes, screen).await,
+        Command::Reload => {
+            let mut admin = client::connect(server).await?;
+            let answer = admin.reload(v1::ReloadRequest {}).await;
+            let answer = answer.map_err(|status| ClientError::from_status(server.socket(), &status, false))?.into_inner();
+            Ok(writeln!(out, "{}", answer.summary)?)
+        }
+        Command::Config => {
+            let mut admin = client::connect(server).await?;
+            let answer = admin.get_config(v1::GetConfigRequest {}).await;
+            let answer = answer.map_err(|status| ClientError::from_status(server.socket(), &status, false))?.into_inner();
+            Ok(write!(out, "{}", answer.yaml)?)
+        }
         Command::Completion { shell } => Ok(args::write_completion(*shell, out)?),
         Command::Version => Ok(writeln!(out, "sluicectl {}", env!("CARGO_PKG_VERSION"))?),
     }

@@ -15,7 +15,9 @@ use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use proto::v1::admin_client::AdminClient;
-use proto::v1::{GetStatusRequest, GetStatusResponse, ListBackendsRequest, ListDropsRequest, ListServicesRequest, ServiceStatus};
+use proto::v1::{
+    GetStatusRequest, GetStatusResponse, ListBackendsRequest, ListDropsRequest, ListServicesRequest, ReloadRequest, ServiceStatus,
+};
 
 #[allow(unused_imports, reason = "each test file uses a part of it")]
 pub use skip::{may_make_namespaces as may_run, skip};
@@ -216,6 +218,16 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
     pub fn service(&self, name: &str) -> Option<ServiceStatus> {
         let ask = async |mut client: AdminClient<_>| client.list_services(ListServicesRequest {}).await.ok();
         self.admin(ask)?.into_inner().services.into_iter().find(|service| service.namespace == "demo" && service.name == name)
+    }
+
+    /// Has the gateway read its configuration again: what it says, or what it refuses.
+    pub fn reload(&self) -> Result<String, String> {
+        let uri = format!("unix:{}", self.path("admin.sock").display());
+        self.runtime.block_on(async {
+            let channel = tonic::transport::Endpoint::from_shared(uri).unwrap().connect().await.unwrap();
+            let answer = AdminClient::new(channel).reload(ReloadRequest {}).await;
+            answer.map(|answer| answer.into_inner().summary).map_err(|status| status.message().to_owned())
+        })
     }
 
     pub fn drops(&self) -> Vec<(String, u64)> {

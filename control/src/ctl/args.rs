@@ -33,6 +33,10 @@ pub enum Command {
     Ports(ListArguments),
     /// Dropped packets by reason and worker.
     Drops(ListArguments),
+    /// Have the gateway read its configuration again; says what is in effect and what needs a restart.
+    Reload,
+    /// Print the settings in effect, with all defaults.
+    Config,
     /// Print the completion script of a shell.
     Completion {
         /// The shell.

@@ -87,6 +87,17 @@ impl Admin for Canned {
     async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Result<Response<v1::GetStatusResponse>, Status> {
         Ok(Response::new(v1::GetStatusResponse::default()))
     }
+
+    async fn reload(&self, _: Request<v1::ReloadRequest>) -> Result<Response<v1::ReloadResponse>, Status> {
+        if self.empty {
+            return Err(Status::invalid_argument("/etc/f.yaml:3: unknown key `snatt`, did you mean `snat`?"));
+        }
+        Ok(Response::new(v1::ReloadResponse { summary: "in effect: pools".into(), ..Default::default() }))
+    }
+
+    async fn get_config(&self, _: Request<v1::GetConfigRequest>) -> Result<Response<v1::GetConfigResponse>, Status> {
+        Ok(Response::new(v1::GetConfigResponse { yaml: "name: edge-1\n".into() }))
+    }
 }
 
 fn serve(socket: &Path, canned: Canned) {
@@ -252,4 +263,15 @@ fn servers_are_unix_sockets() {
         assert_eq!(parse(wrong).unwrap_err().exit_code(), 2, "{wrong}");
     }
     assert!(parse("https://a:1").unwrap_err().to_string().contains("not built in this version"));
+}
+
+#[tokio::test]
+async fn a_reload_says_what_is_in_effect_or_what_is_wrong_with_the_file() {
+    assert_eq!(printed(Canned::default(), "reload").await.0, "in effect: pools\n");
+    assert_eq!(printed(Canned::default(), "config").await.0, "name: edge-1\n");
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("admin.sock");
+    serve(&socket, Canned { empty: true, ..Canned::default() });
+    let error = ctl(&socket, "reload").await.2.unwrap_err().to_string();
+    assert!(error.contains("/etc/f.yaml:3: unknown key `snatt`"), "{error}");
 }
