@@ -78,8 +78,6 @@ fn unsupported(service: &Service) -> Option<Refusal> {
         format!("mode {} is not built into this gateway; use mode nat", service.mode)
     } else if service.ports.iter().any(|port| port.protocol == Protocol::Sctp) {
         "SCTP is not built into this gateway; use TCP or UDP".to_owned()
-    } else if service.affinity.is_some() {
-        "sessionAffinity: ClientIP is not built into this gateway; use None".to_owned()
     } else if let Some(port) = service.ports.iter().find(|port| port.maglev.hash_version != MAGLEV_HASH_VERSION) {
         let found = port.maglev.hash_version;
         format!(
