@@ -185,7 +185,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         }
         self.tally.misses += 1;
         self.tally.reused_early += u64::from(changes.reused_early);
-        if let Some(backend) = changes.ended {
+        for backend in changes.ended.into_iter().chain(changes.displaced) {
             self.counters.flow_ended(backend.slot);
         }
         if let Some(backend) = changes.made {

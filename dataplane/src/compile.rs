@@ -4,6 +4,7 @@
 //! two minutes more, a next hop while anything names it. A service that did not change is not looked into: its tables
 //! are shared with the snapshot before. Deliberately not here: when to compile (the agent's matter), and packets.
 
+mod fronts;
 mod network;
 mod places;
 mod services;
@@ -16,11 +17,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use proto::{Generation, Pool, Service, ServiceName, State};
+use proto::{Generation, Mode, Pool, Service, ServiceName, State};
 
 use crate::affinity::AffinityTable;
 use crate::hash::TableHash;
-use crate::snapshot::{FamilyTables, FrontendKey, Snapshot};
+use crate::snapshot::{FamilyTables, FrontendKey, Snapshot, Tunnels};
 use crate::{Address, Config, Health, Network, PortIndex, WorkerCounters};
 use network::{News, Ways};
 use places::Answers;
@@ -36,6 +37,7 @@ pub struct Compiler {
     /// What each worker counts.
     counters: Arc<[Arc<WorkerCounters>]>,
     snat: SnatTables,
+    tunnels: Tunnels,
     ways: Ways,
     backends: Backends,
     services: HashMap<ServiceName, Served, TableHash>,
@@ -56,6 +58,7 @@ impl Compiler {
     pub fn new(config: Config) -> Self {
         let ports: Arc<[_]> = config.ports.clone().into();
         let snat = SnatTables::new(&config);
+        let tunnels = Tunnels::new(&config);
         let mut ways = Ways::new(ports.clone());
         let mut answers = Answers::default();
         let network = Network::default();
@@ -79,6 +82,7 @@ impl Compiler {
         };
         Self {
             snat,
+            tunnels,
             ways,
             answers,
             last,
@@ -151,10 +155,10 @@ impl Compiler {
         }
         let mut all = false;
         if news == News::Routes {
-            let (ways, snat) = (&mut self.ways, &self.snat);
             let mut around = Surroundings {
-                ways,
-                snat,
+                ways: &mut self.ways,
+                snat: &self.snat,
+                tunnels: &self.tunnels,
                 failing: &health.failing,
                 node_port_addresses: &[],
                 counters: &self.counters,
@@ -181,12 +185,13 @@ impl Compiler {
             affinity: self.last.affinity.as_ref(),
             ways: &mut self.ways,
             snat: &self.snat,
+            tunnels: &self.tunnels,
             failing: &health.failing,
             node_port_addresses: &self.config.node_port_addresses,
             counters: &self.counters,
             now_ns,
         };
-        let (sequence, mut listens_changed) = (self.last.sequence, false);
+        let (sequence, mut listens_changed, mut dnat_changed) = (self.last.sequence, false, false);
         self.last.services.clear();
         self.last.frontends.clear();
         self.last.refused.clear();
@@ -198,6 +203,7 @@ impl Compiler {
             };
             let affected = || changed.iter().any(|key| served.backends.contains_key(key));
             if new || all || is_other(&served.source, service) || affected() {
+                dnat_changed |= served.is_dnat() || service.mode == Mode::Dnat;
                 listens_changed |= served.compile(service, &mut self.backends, &mut around);
             }
             served.seen = sequence;
@@ -207,8 +213,12 @@ impl Compiler {
             self.last.refused.extend(served.refusal.clone().map(|refusal| (name.clone(), refusal)));
         }
         for (_, gone) in self.services.extract_if(|_, served| served.seen != sequence) {
+            dnat_changed |= gone.is_dnat();
             gone.end(&mut self.backends, now_ns);
             listens_changed = true;
+        }
+        if dnat_changed {
+            (self.last.v4.fronts, self.last.v6.fronts) = fronts::fronts(self.services.values());
         }
         listens_changed
     }

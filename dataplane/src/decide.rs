@@ -4,6 +4,7 @@
 //! Invariant: a packet for one of our addresses is never given to Linux, and nothing is answered before the first
 //! complete state (FORWARDING 1). Rewriting bytes and moving packets happen elsewhere.
 
+mod dnat;
 mod error;
 
 pub use error::follow_error;
@@ -60,6 +61,8 @@ pub struct Changes {
     pub made: Option<BackendId>,
     /// The flow that was ended.
     pub ended: Option<BackendId>,
+    /// Another flow that was ended, to make room for this one.
+    pub displaced: Option<BackendId>,
     /// A SNAT port was taken before it had rested.
     pub reused_early: bool,
     /// An on-link client of a new flow that Linux does not know yet.
@@ -212,14 +215,14 @@ pub fn decide<'s, A: Address>(
                 flows.changes.hit = true;
                 return verdict;
             }
-            None => end(flows, index, now),
+            None => flows.changes.ended = Some(end(flows, index, now)),
         },
         Obstacle::NoFlow => {}
     }
     match packet.headers.transport {
         Transport::Tcp { .. } | Transport::Udp => match frontend_of(packet, snapshot) {
             Some(frontend) => new_flow(packet, segment, snapshot, flows, now, frontend),
-            None => no_frontend(packet, snapshot),
+            None => dnat::reply(packet, snapshot, flows, now).unwrap_or_else(|| no_frontend(packet, snapshot)),
         },
         _ => no_frontend(packet, snapshot),
     }
@@ -296,11 +299,11 @@ fn new_flow<'s, A: Address>(
     }
     if let Transport::Tcp { flags } = packet.headers.transport
         && !is_opening(flags)
+        && frontend.way() == Way::Nat
     {
         return mid_stream(flags);
     }
-    let chooser = Chooser { worker: flows.worker, now };
-    let Some((id, backend)) = frontend.choose(tuple, chooser).and_then(|id| Some((id, snapshot.backend(id)?))) else {
+    let Some((id, backend)) = choose(packet, frontend, flows.worker, now).and_then(|id| Some((id, snapshot.backend(id)?))) else {
         return without_backend(packet, frontend);
     };
     let Some(target) = A::from_ip(backend.address.ip()) else { return Verdict::Drop(DropReason::NoRoute) };
@@ -314,14 +317,15 @@ fn new_flow<'s, A: Address>(
         Ok(exit) => exit,
         Err(stop) => return stopped(stop, packet.headers.dont_fragment),
     };
-    let addresses = snapshot.snat::<A>(exit.port);
-    let reused_early = flows.ports.reused_early();
-    let towards = SnatTarget { slot: backend.target, address: target, port: backend.address.port() };
-    let Ok(lease) = flows.ports.allocate(towards, addresses, packet.hash >> 40, now) else {
-        return Verdict::Drop(DropReason::SnatExhausted);
+    let lease = match frontend.way() {
+        Way::Dnat => dnat::own_port(tuple, (target, backend.address.port()), snapshot, flows, now),
+        _ => {
+            let towards = SnatTarget { slot: backend.target, address: target, port: backend.address.port() };
+            snat_port(packet, towards, snapshot, flows, exit, now)
+        }
     };
-    flows.changes.reused_early = flows.ports.reused_early() > reused_early;
-    let mut flow = nat_flow(tuple, packet.headers.transport, target, backend, id, &lease, now);
+    let Some(lease) = lease else { return Verdict::Drop(DropReason::SnatExhausted) };
+    let mut flow = flow_of(tuple, packet.headers.transport, frontend.way(), target, backend, id, &lease, now);
     flow.initial_sequence = segment.sequence;
     if let Err(Stop::Unresolved(awaited)) = exit_to_client(snapshot, &mut flow) {
         flows.changes.ask = Some(awaited);
@@ -334,10 +338,36 @@ fn new_flow<'s, A: Address>(
     Verdict::Forward(Passage { flow: index, direction: Direction::ToBackend, exit })
 }
 
-/// The entry of a new flow.
-fn nat_flow<A: Address>(
+/// The backend for a flow that begins, or for one that has begun elsewhere: that by the table alone, which is the same on
+/// every gateway.
+fn choose<A: Address>(packet: &Packet<'_, A>, frontend: &Frontend, worker: usize, now: Tick) -> Option<BackendId> {
+    match packet.headers.transport {
+        Transport::Tcp { flags } if !is_opening(flags) => frontend.choose_by_hash(&packet.headers.tuple),
+        _ => frontend.choose(&packet.headers.tuple, Chooser { worker, now }),
+    }
+}
+
+/// A SNAT address and port towards a backend; none when all are in use.
+fn snat_port<A: Address>(
+    packet: &Packet<'_, A>,
+    towards: SnatTarget<A>,
+    snapshot: &Snapshot,
+    flows: &mut Flows<'_, A>,
+    exit: &Exit,
+    now: Tick,
+) -> Option<SnatLease<A>> {
+    let reused_early = flows.ports.reused_early();
+    let lease = flows.ports.allocate(towards, snapshot.snat::<A>(exit.port), packet.hash >> 40, now).ok();
+    flows.changes.reused_early = flows.ports.reused_early() > reused_early;
+    lease
+}
+
+/// The entry of a new flow of a two-way mode.
+#[allow(clippy::too_many_arguments, reason = "an entry is made of so many")]
+fn flow_of<A: Address>(
     tuple: &Tuple<A>,
     transport: Transport,
+    way: Way,
     backend_address: A,
     backend: &Backend,
     id: BackendId,
@@ -370,18 +400,18 @@ fn nat_flow<A: Address>(
         l4_delta: l4,
         initial_sequence: 0,
         opened: now.0,
-        way: Way::Nat,
+        way,
         packets: 0,
         protocol: tuple.protocol,
-        state: FlowState::first(transport, Way::Nat),
+        state: FlowState::first(transport, way),
     }
 }
 
-/// Ends a flow: its SNAT port begins to rest.
-fn end<A: Address>(flows: &mut Flows<'_, A>, index: FlowIndex, now: Tick) {
+/// Ends a flow: its SNAT port begins to rest. Gives its backend.
+fn end<A: Address>(flows: &mut Flows<'_, A>, index: FlowIndex, now: Tick) -> BackendId {
     let flow = flows.table.remove(index);
     flows.ports.release(flow.snat_pool, flow.snat_port, now);
-    flows.changes.ended = Some(flow.backend);
+    flow.backend
 }
 
 #[inline]

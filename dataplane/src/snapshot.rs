@@ -9,6 +9,7 @@ mod backends;
 mod family;
 mod frontend;
 mod routes;
+mod tunnels;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -17,12 +18,13 @@ use proto::{Generation, Refusal, ServiceName};
 
 pub(crate) use backends::BackendTable;
 pub use backends::{Backend, Spot};
-pub use family::{FamilyTables, Place};
+pub use family::{FamilyTables, Front, Place};
 pub(crate) use family::{FrontendKey, Places};
 pub(crate) use frontend::{Affinity, Policy};
 pub use frontend::{BackendView, Frontend, PortView, ServiceView};
 pub use routes::{Exit, NextHop, RouteTo};
 pub(crate) use routes::{NextHopKey, Routes, Way};
+pub(crate) use tunnels::Tunnels;
 
 use crate::affinity::AffinityTable;
 use crate::flow::BackendId;
@@ -90,6 +92,15 @@ impl Snapshot {
     pub fn frontend<A: Address>(&self, address: A, protocol: u8, port: u16) -> Option<&Frontend> {
         let position = *A::tables(self).frontends.get(&FrontendKey { address, port, protocol })?;
         self.frontends.get(position as usize).map(AsRef::as_ref)
+    }
+
+    /// The frontend that a backend of mode `dnat` answers for. The outer none: it is no such backend; the inner: it may be
+    /// one of several.
+    #[must_use]
+    #[inline]
+    pub fn front<A: Address>(&self, address: A, protocol: u8, port: u16) -> Option<Option<Front<A>>> {
+        let fronts = &A::tables(self).fronts;
+        if fronts.is_empty() { None } else { fronts.get(&FrontendKey { address, port, protocol }).copied() }
     }
 
     /// The backend, if it is still there: alive, or draining.

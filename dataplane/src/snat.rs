@@ -38,6 +38,11 @@ pub struct SnatTarget<A> {
 #[repr(transparent)]
 pub struct PoolId(pub u32);
 
+impl PoolId {
+    /// No pool: the flow's port is not ours. There are fewer pools than this; giving a port back to it does nothing.
+    pub const NONE: Self = Self(u32::MAX);
+}
+
 /// One SNAT address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SnatAddress<A> {

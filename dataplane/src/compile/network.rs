@@ -141,6 +141,11 @@ impl Ways {
         self.routes.next_hop(next_hop).map(|hop| hop.port)
     }
 
+    /// Whether an address is its own next hop, in this slot.
+    pub(super) fn is_on_link(&self, address: IpAddr, next_hop: u32) -> bool {
+        self.routes.next_hop(next_hop).is_some_and(|hop| hop.address == address)
+    }
+
     /// The slot of the next hop towards a backend; an on-link backend is its own.
     pub(super) fn next_hop_to(&mut self, address: IpAddr) -> u32 {
         match self.routes.way(address) {

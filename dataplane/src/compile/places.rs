@@ -19,7 +19,7 @@ pub(super) fn places<A: Address>(config: &Config, network: &Network, pools: &[Po
     for &vip in vips {
         put(vip, Place::Vip);
     }
-    for &address in &config.snat {
+    for &address in config.snat.iter().chain(&config.tunnel.sources) {
         put(address, Place::Snat);
     }
     // The twin's addresses last: whatever else they were taken for, Linux has them.
@@ -57,7 +57,7 @@ pub(super) struct Answers {
 }
 
 impl Answers {
-    /// Answers for the SNAT addresses, the VIPs of `l2` pools, and the addresses of ports without twin; on a port without
+    /// Answers for the SNAT addresses, the sources of tunnels that are no address of a port, the VIPs of `l2` pools, and the addresses of ports without twin; on a port without
     /// link for nothing, so that all of it counts as new when the link is back.
     pub(super) fn update(
         &mut self,
@@ -70,7 +70,10 @@ impl Answers {
         self.problems.clear();
         let mut now: Vec<(PortIndex, IpAddr)> = Vec::new();
         let holding = |address: IpAddr| ports(config).filter(move |(_, port)| is_on_link(port, address)).map(|(index, _)| index);
-        for &address in &config.snat {
+        let is_of_port =
+            |address: &IpAddr| ports(config).any(|(_, port)| port.addresses.iter().any(|net| net.addr() == *address));
+        let tunnel_sources = config.tunnel.sources.iter().filter(|address| !is_of_port(address));
+        for &address in config.snat.iter().chain(tunnel_sources) {
             now.extend(holding(address).map(|port| (port, address)));
         }
         for (index, port) in ports(config).filter(|(_, port)| !port.twin) {

@@ -7,23 +7,24 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 use proto::limits::MAGLEV_HASH_VERSION;
-use proto::{BackendState, MaglevSpec, Mode, Probe, Protocol, Reason, Refusal, Service, ServiceName, ServicePort};
+use proto::{BackendState, Family, MaglevSpec, Mode, Probe, Protocol, Reason, Refusal, Service, ServiceName, ServicePort};
 
 use super::network::Ways;
 use super::slots::{Backends, Reach, TargetKey, nanoseconds};
 use super::snat::SnatTables;
 use crate::affinity::AffinityTable;
-use crate::flow::BackendId;
+use crate::flow::{BackendId, UNRESOLVED};
 use crate::hash::TableHash;
 use crate::maglev::MaglevTable;
 use crate::schedule::{HashedBy, Schedule};
-use crate::snapshot::{Affinity, BackendView, Frontend, Policy, PortView, ServiceView};
+use crate::snapshot::{Affinity, BackendView, Frontend, Policy, PortView, ServiceView, Tunnels};
 use crate::{SourceRanges, TupleHash, WorkerCounters};
 
 /// What services are compiled against.
 pub(super) struct Surroundings<'a> {
     pub(super) ways: &'a mut Ways,
     pub(super) snat: &'a SnatTables,
+    pub(super) tunnels: &'a Tunnels,
     pub(super) failing: &'a HashSet<TargetKey>,
     pub(super) node_port_addresses: &'a [IpAddr],
     /// What each worker counts.
@@ -37,7 +38,13 @@ impl Surroundings<'_> {
     /// How a target is reached now.
     pub(super) fn reach(&mut self, address: SocketAddr) -> Reach {
         let next_hop = self.ways.next_hop_to(address.ip());
-        Reach { next_hop, snat: self.snat.serves(proto::Family::of(address.ip()), self.ways.port_of(next_hop)) }
+        let (family, port) = (Family::of(address.ip()), self.ways.port_of(next_hop));
+        Reach {
+            next_hop,
+            snat: self.snat.serves(family, port),
+            on_link: next_hop == UNRESOLVED || self.ways.is_on_link(address.ip(), next_hop),
+            tunnel_source: self.tunnels.serves(family, port),
+        }
     }
 }
 
@@ -72,10 +79,17 @@ pub(super) struct ServedPort {
     weights: Vec<(SocketAddr, u16)>,
 }
 
+impl ServedPort {
+    /// Its backends, each with its slot.
+    pub(super) fn backends(&self) -> impl Iterator<Item = (SocketAddr, BackendId)> {
+        self.weights.iter().map(|(address, _)| *address).zip(self.frontend.backends.iter().copied())
+    }
+}
+
 /// What of a service this release cannot do. The controller refuses it too; an older or newer one may not.
 fn unsupported(service: &Service) -> Option<Refusal> {
-    let message = if service.mode != Mode::Nat {
-        format!("mode {} is not built into this gateway; use mode nat", service.mode)
+    let message = if !service.mode.is_two_way() {
+        format!("mode {} is not built into this gateway; use mode nat or dnat", service.mode)
     } else if service.ports.iter().any(|port| port.protocol == Protocol::Sctp) {
         "SCTP is not built into this gateway; use TCP or UDP".to_owned()
     } else if let Some(port) = service.ports.iter().find(|port| port.maglev.hash_version != MAGLEV_HASH_VERSION) {
@@ -128,11 +142,11 @@ impl Served {
             listens_before.extend(before.as_ref().map(|port| (port.protocol, port.listens.clone())));
             let listed = self.listed(port, backends, around);
             self.failing_open.extend(failing_open(&self.name, port, &listed, source.health.fail_open));
-            let unreachable = !listed.is_empty() && listed.iter().all(|b| !b.has_snat);
+            let unreachable = !listed.is_empty() && listed.iter().all(|b| !b.is_reachable);
             let (served, view) = self.serve_port(port, &listed, before, unreachable, around);
             accepting.extend(view.backends.iter().filter(|b| b.accepts_new).map(|b| b.id));
             if unreachable {
-                self.refusal.get_or_insert_with(|| no_snat(port));
+                self.refusal.get_or_insert_with(|| no_way(source.mode, port));
             }
             views.push(view);
             self.ports.push(served);
@@ -151,6 +165,11 @@ impl Served {
         listens_before.extend(old.map(|port| (port.protocol, port.listens)));
         self.view = Arc::new(view_of(source, &self.name, self.refusal.clone(), views));
         !listens_before.iter().map(|(p, l)| (p, l)).eq(self.ports.iter().map(|port| (&port.protocol, &port.listens)))
+    }
+
+    /// Whether backends see the clients' addresses and answer through us.
+    pub(super) fn is_dnat(&self) -> bool {
+        self.source.mode == Mode::Dnat
     }
 
     /// Gives each backend that is named a slot, and lets the others drain. True when some found no room.
@@ -193,7 +212,7 @@ impl Served {
                 weight: backend.weight,
                 draining: backend.state == BackendState::Draining,
                 healthy: !(probed && around.failing.contains(&key)),
-                has_snat: backends.has_snat(id),
+                is_reachable: backends.serves(id, self.source.mode),
             })
         };
         port.backends.iter().filter_map(listed).collect()
@@ -209,7 +228,7 @@ impl Served {
     ) -> (ServedPort, PortView) {
         let weights = weights(listed, self.source.health.fail_open);
         let at = |addresses: &[IpAddr], port_number: u16| -> Vec<SocketAddr> {
-            let of_family = addresses.iter().filter(|a| proto::Family::of(**a) == port.family);
+            let of_family = addresses.iter().filter(|a| Family::of(**a) == port.family);
             of_family.map(|&address| SocketAddr::new(address, port_number)).collect()
         };
         let mut listens = at(&port.vips, port.port);
@@ -270,10 +289,10 @@ impl Served {
     }
 
     fn policy(&self, port: &ServicePort) -> Policy {
-        let &Service { scheduler, local, affinity, .. } = &*self.source;
+        let &Service { mode, scheduler, local, affinity, .. } = &*self.source;
         // Source ranges are never asked of node ports (CONTROL 2).
         let sources = self.sources.clone().filter(|_| !is_node_port(port));
-        Policy { scheduler, hashed_by: HashedBy::of(scheduler, affinity.is_some()), sources, local, affinity }
+        Policy { way: mode.into(), scheduler, hashed_by: HashedBy::of(scheduler, affinity.is_some()), sources, local, affinity }
     }
 
     /// With affinity, clients are hashed together with the port of the service, so that its table knows them apart. The same
@@ -296,7 +315,8 @@ struct Listed {
     weight: u16,
     draining: bool,
     healthy: bool,
-    has_snat: bool,
+    /// Whether its mode's packets can be sent to it.
+    is_reachable: bool,
 }
 
 /// What the table is built from: those that take no new flows have weight 0. When all fail, all count as healthy if
@@ -310,7 +330,7 @@ fn weights(listed: &[Listed], fail_open: bool) -> Vec<(SocketAddr, u16)> {
 impl Listed {
     /// Whether it takes new flows while its probes pass.
     fn is_usable(&self) -> bool {
-        self.weight > 0 && !self.draining && self.has_snat
+        self.weight > 0 && !self.draining && self.is_reachable
     }
 }
 
@@ -337,11 +357,24 @@ fn no_node_port_addresses() -> Refusal {
     Refusal { reason: Reason::Refused, message }
 }
 
-fn no_snat(port: &ServicePort) -> Refusal {
-    let message = format!(
-        "no SNAT address for {} serves the port that the backends of {} {} are reached by; add one under `snat.addresses`",
-        port.family, port.protocol, port.port
-    );
+/// None of a port's backends can be reached by its mode.
+fn no_way(mode: Mode, port: &ServicePort) -> Refusal {
+    let ServicePort { family, protocol, port: number, .. } = port;
+    let message = match mode {
+        // `dnat` needs nothing of its own: it is never without a way.
+        Mode::Nat | Mode::Dnat => format!(
+            "no SNAT address for {family} serves the port that the backends of {protocol} {number} are reached by; add one under \
+             `snat.addresses`"
+        ),
+        Mode::Dsr => format!(
+            "the backends of {protocol} {number} ({family}) are behind a router, and mode dsr changes only MAC addresses; put the \
+             gateway into their subnet, or use mode ipip or gue"
+        ),
+        Mode::Ipip | Mode::Gue => format!(
+            "the port that the backends of {protocol} {number} are reached by has no address of their family to send tunnels from; \
+             give it one, or add one under `tunnel.sources`"
+        ),
+    };
     Refusal { reason: Reason::Refused, message }
 }
 

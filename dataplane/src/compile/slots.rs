@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 use proto::limits::SNAT_PORT_REST;
-use proto::{Protocol, ServiceName};
+use proto::{Mode, Protocol, ServiceName};
 
 use crate::counters::BACKEND_SLOTS;
 use crate::flow::BackendId;
@@ -44,6 +44,22 @@ pub(super) struct Reach {
     pub(super) next_hop: u32,
     /// Whether there is a SNAT address for the way.
     pub(super) snat: bool,
+    /// Whether it is its own next hop. True while it has no route: that may still come.
+    pub(super) on_link: bool,
+    /// Whether there is an outer source address for a tunnel to it.
+    pub(super) tunnel_source: bool,
+}
+
+impl Reach {
+    /// Whether packets of a mode can be sent there.
+    pub(super) const fn serves(self, mode: Mode) -> bool {
+        match mode {
+            Mode::Nat => self.snat,
+            Mode::Dnat => true,
+            Mode::Dsr => self.on_link,
+            Mode::Ipip | Mode::Gue => self.tunnel_source,
+        }
+    }
 }
 
 /// Targets: what SNAT ports are counted by.
@@ -109,12 +125,12 @@ impl Targets {
         self.entries[slot.0 as usize].reach
     }
 
-    /// Looks up anew how every target is reached. True when one gained or lost its SNAT address.
+    /// Looks up anew how every target is reached. True when one can be reached by other modes than before.
     pub(super) fn resolve(&mut self, mut reach: impl FnMut(SocketAddr) -> Reach) -> bool {
         let mut changed = false;
         for entry in self.entries.iter_mut().filter(|entry| entry.users > 0) {
             let now = reach(entry.key.1);
-            changed |= now.snat != entry.reach.snat;
+            changed |= Mode::ALL.iter().any(|&mode| now.serves(mode) != entry.reach.serves(mode));
             entry.reach = now;
         }
         changed
@@ -176,9 +192,9 @@ impl Backends {
         Some(BackendId { slot, generation })
     }
 
-    /// Whether there is a SNAT address towards the backend.
-    pub(super) fn has_snat(&self, id: BackendId) -> bool {
-        self.table.get(id).is_some_and(|backend| self.targets.reach(backend.target).snat)
+    /// Whether packets of a mode can be sent to the backend.
+    pub(super) fn serves(&self, id: BackendId, mode: Mode) -> bool {
+        self.table.get(id).is_some_and(|backend| self.targets.reach(backend.target).serves(mode))
     }
 
     /// What the service of a backend says of it now.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
+use crate::flow::BackendId;
 use crate::hash::TableHash;
 use crate::snat::SnatAddress;
 use crate::steering::SteeringTable;
@@ -23,6 +24,9 @@ pub struct FamilyTables<A> {
     /// Positions in the snapshot's frontends.
     pub(crate) frontends: Arc<HashMap<FrontendKey<A>, u32, TableHash>>,
     pub(crate) places: Arc<Places<A>>,
+    /// The frontend behind which a backend of mode `dnat` is found, by the backend's address, port and protocol; none
+    /// behind more than one.
+    pub(crate) fronts: Arc<HashMap<FrontendKey<A>, Option<Front<A>>, TableHash>>,
     /// By port.
     pub(crate) snat: Arc<[Box<[SnatAddress<A>]>]>,
     /// What packets' owners depend on.
@@ -33,8 +37,19 @@ impl<A: Address> FamilyTables<A> {
     /// Without frontends.
     pub(crate) fn new(places: Places<A>, snat: Arc<[Box<[SnatAddress<A>]>]>) -> Self {
         let steering = Arc::new(SteeringTable::new(&snat));
-        Self { frontends: Arc::default(), places: Arc::new(places), snat, steering }
+        Self { frontends: Arc::default(), fronts: Arc::default(), places: Arc::new(places), snat, steering }
     }
+}
+
+/// The frontend that a backend of mode `dnat` answers for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Front<A> {
+    /// The frontend's address.
+    pub vip: A,
+    /// The frontend's port.
+    pub port: u16,
+    /// The backend.
+    pub backend: BackendId,
 }
 
 /// What an address is to us.
@@ -42,7 +57,7 @@ impl<A: Address> FamilyTables<A> {
 pub enum Place {
     /// A VIP that some frontend uses.
     Vip,
-    /// A SNAT address.
+    /// A SNAT address, or a source of tunnels that is no address of a port.
     Snat,
     /// An address of a port or its twin, an address that node ports are served on included.
     Twin(PortIndex),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use proto::{Family, Mode, Protocol, Refusal, Scheduler, ServiceName, Target};
 
 use crate::affinity::AffinityTable;
-use crate::flow::BackendId;
+use crate::flow::{BackendId, Way};
 use crate::maglev::MaglevTable;
 use crate::schedule::{HashedBy, Schedule};
 use crate::tick::Ticks;
@@ -53,6 +53,7 @@ impl Affinity {
 /// What a service asks for besides its backends.
 #[derive(Clone, Debug)]
 pub(crate) struct Policy {
+    pub(crate) way: Way,
     pub(crate) scheduler: Scheduler,
     pub(crate) hashed_by: HashedBy,
     /// Clients that may connect; none: all.
@@ -71,12 +72,19 @@ impl Policy {
             (None, None) => true,
             _ => false,
         };
-        let of = |policy: &Self| (policy.scheduler, policy.hashed_by, policy.local, policy.affinity);
+        let of = |policy: &Self| (policy.way, policy.scheduler, policy.hashed_by, policy.local, policy.affinity);
         sources && of(self) == of(other)
     }
 }
 
 impl Frontend {
+    /// How its packets reach backends.
+    #[must_use]
+    #[inline]
+    pub const fn way(&self) -> Way {
+        self.policy.way
+    }
+
     /// Whether this client may begin a flow.
     #[must_use]
     #[inline]

@@ -15,7 +15,7 @@ use dataplane::{
 };
 use proto::limits::MAGLEV_HASH_VERSION;
 use proto::{
-    AddressRange, Announce, Backend, BackendState, Family, Generation, MaglevSpec, Pool, Protocol, Service, ServiceName,
+    AddressRange, Announce, Backend, BackendState, Family, Generation, MaglevSpec, Mode, Pool, Protocol, Service, ServiceName,
     ServicePort, State,
 };
 
@@ -213,6 +213,22 @@ impl Rig {
         self.publisher.publish(snapshot);
         self.worker.poll(self.now);
         self.settle();
+    }
+
+    /// Gives a service of [`state`] another mode.
+    pub fn set_mode(&mut self, service: &str, mode: Mode) {
+        let name = ServiceName::new("default", service);
+        let service = self.state.services.get_mut(&name).unwrap();
+        *service = Arc::new(Service { mode, ..Service::clone(service) });
+        self.publish();
+    }
+
+    /// A gateway whose services `web` and `dns` have this mode.
+    pub fn with_mode(mode: Mode) -> Self {
+        let mut rig = Self::new();
+        rig.set_mode("web", mode);
+        rig.set_mode("dns", mode);
+        rig
     }
 
     /// Lets announcements pass, so that tests see only what they cause.
