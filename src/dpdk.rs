@@ -55,6 +55,11 @@ impl Buffer for Packet {
     fn resize(&mut self, len: usize) -> bool {
         self.0.resize(len)
     }
+
+    #[inline]
+    fn rss_hash(&self) -> Option<u32> {
+        self.0.rss_hash()
+    }
 }
 
 /// A port as one worker sees it.
@@ -125,9 +130,9 @@ pub fn plan(settings: &Settings) -> Result<(EalConfig, MempoolConfig), BadDevice
 /// The device does not exist or is in use, a privilege is missing, the driver refuses.
 pub fn open(eal: Eal, port: &PortSettings, pool: Mempool) -> Result<(dpdk_sys::Port, DpdkPort), dpdk_sys::Error> {
     let mac = port.mac.map(|mac| mac.0);
-    let config = dpdk_sys::PortConfig { device: device(port)?, mtu_bytes: port.mtu_bytes, mac };
-    let (port, rx, tx) = dpdk_sys::Port::start(eal, &config, pool)?;
-    Ok((port, DpdkPort::new(rx, tx, pool)))
+    let config = dpdk_sys::PortConfig { device: device(port)?, mtu_bytes: port.mtu_bytes, mac, queues: 1, spread: None };
+    let mut started = dpdk_sys::Port::start(eal, &config, pool)?;
+    Ok((started.port, DpdkPort::new(started.rx.remove(0), started.tx.remove(0), pool)))
 }
 
 fn device(port: &PortSettings) -> Result<Device, BadDevice> {
@@ -149,6 +154,7 @@ fn size_pool(ports: u32, workers: u32, largest_mtu_bytes: u16) -> MempoolConfig 
         // One less than a power of two is what DPDK's ring holds without waste.
         packets: packets.next_power_of_two() - 1,
         frame_bytes: largest_mtu_bytes.saturating_add(LINK_BYTES),
+        node: None,
     }
 }
 

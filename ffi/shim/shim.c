@@ -37,14 +37,17 @@ unsigned int sluice_ring_dequeue(struct rte_ring *ring, struct rte_mbuf **packet
  * that address memory physically; with 4 KB pages that is one packet a page, each at the same place in it, where they all
  * compete for the same sets of the cache. */
 struct rte_mempool *sluice_pool_create(const char *name, unsigned int packets, unsigned int cache, uint16_t room_bytes,
-				       int packed)
+				       int packed, int socket)
 {
 	struct rte_pktmbuf_pool_private room;
 	unsigned int flags = packed ? RTE_MEMPOOL_F_NO_IOVA_CONTIG : 0;
 	struct rte_mempool *pool = rte_mempool_create_empty(name, packets, sizeof(struct rte_mbuf) + room_bytes, cache,
-							    sizeof(room), SOCKET_ID_ANY, flags);
+							    sizeof(room), socket, flags);
 	int failed;
 
+	/* The node may have no memory of EAL's. */
+	if (pool == NULL && socket != SOCKET_ID_ANY)
+		return sluice_pool_create(name, packets, cache, room_bytes, packed, SOCKET_ID_ANY);
 	if (pool == NULL)
 		return NULL;
 	memset(&room, 0, sizeof(room));
@@ -56,6 +59,8 @@ struct rte_mempool *sluice_pool_create(const char *name, unsigned int packets, u
 	}
 	if (failed < 0) {
 		rte_mempool_free(pool);
+		if (socket != SOCKET_ID_ANY)
+			return sluice_pool_create(name, packets, cache, room_bytes, packed, SOCKET_ID_ANY);
 		rte_errno = -failed;
 		return NULL;
 	}
@@ -90,12 +95,49 @@ static int set_mtu(uint16_t port, uint16_t mtu_bytes)
 	return failed == -ENOTSUP ? 0 : failed;
 }
 
-/* One receive and one transmit queue, no offload of either direction, no RSS. */
+/* What receive side scaling is asked to hash: packets with ports. Everything else comes by queue 0. */
+#define SPREAD                                                                                                         \
+	(RTE_ETH_RSS_NONFRAG_IPV4_TCP | RTE_ETH_RSS_NONFRAG_IPV4_UDP | RTE_ETH_RSS_NONFRAG_IPV6_TCP |                  \
+	 RTE_ETH_RSS_NONFRAG_IPV6_UDP)
+
+/* A device may want a longer key, of which our packets' headers use as much as IPv6 has. */
+#define KEY_BYTES_MAX 64
+
+/* With RSS where the device offers it; a device that refuses it all the same is asked again without. */
+static int configure(uint16_t port, struct sluice_port_setup *setup, const struct rte_eth_dev_info *info,
+		     struct rte_eth_conf *conf)
+{
+	uint64_t spread = info->flow_type_rss_offloads & SPREAD;
+	uint8_t key[KEY_BYTES_MAX] = { 0 };
+	uint8_t key_bytes = info->hash_key_size == 0 ? SLUICE_RSS_KEY_BYTES : info->hash_key_size;
+	int possible = setup->rss_key != NULL && setup->rx_queues > 1 && spread == SPREAD &&
+		       key_bytes >= SLUICE_RSS_KEY_BYTES && key_bytes <= KEY_BYTES_MAX;
+
+	setup->spreads = 0;
+	if (possible) {
+		memcpy(key, setup->rss_key, SLUICE_RSS_KEY_BYTES);
+		conf->rxmode.mq_mode = RTE_ETH_MQ_RX_RSS;
+		conf->rxmode.offloads = info->rx_offload_capa & RTE_ETH_RX_OFFLOAD_RSS_HASH;
+		conf->rx_adv_conf.rss_conf.rss_key = key;
+		conf->rx_adv_conf.rss_conf.rss_key_len = key_bytes;
+		conf->rx_adv_conf.rss_conf.rss_hf = spread;
+		setup->spreads = rte_eth_dev_configure(port, setup->rx_queues, setup->tx_queues, conf) == 0;
+		if (setup->spreads)
+			return 0;
+		conf->rxmode.mq_mode = RTE_ETH_MQ_RX_NONE;
+		conf->rxmode.offloads = 0;
+		memset(&conf->rx_adv_conf, 0, sizeof(conf->rx_adv_conf));
+	}
+	return rte_eth_dev_configure(port, setup->rx_queues, setup->tx_queues, conf);
+}
+
+/* Receive and transmit queues as far as the device has them; no offload of either direction. */
 int sluice_port_configure(uint16_t port, struct sluice_port_setup *setup)
 {
 	struct rte_eth_dev_info info;
 	struct rte_eth_conf conf;
 	unsigned int socket;
+	uint16_t queue;
 	int failed;
 
 	memset(&conf, 0, sizeof(conf));
@@ -111,7 +153,9 @@ int sluice_port_configure(uint16_t port, struct sluice_port_setup *setup)
 
 	setup->step = SLUICE_STEP_CONFIGURE;
 	conf.rxmode.mtu = setup->mtu_bytes;
-	failed = rte_eth_dev_configure(port, 1, 1, &conf);
+	setup->rx_queues = RTE_MIN(setup->rx_queues, info.max_rx_queues);
+	setup->tx_queues = RTE_MIN(setup->tx_queues, info.max_tx_queues);
+	failed = configure(port, setup, &info, &conf);
 	if (failed != 0)
 		return failed;
 	failed = rte_eth_dev_adjust_nb_rx_tx_desc(port, &setup->rx_descriptors, &setup->tx_descriptors);
@@ -119,16 +163,68 @@ int sluice_port_configure(uint16_t port, struct sluice_port_setup *setup)
 		return failed;
 
 	setup->step = SLUICE_STEP_RX_QUEUE;
-	failed = rte_eth_rx_queue_setup(port, 0, setup->rx_descriptors, socket, NULL, setup->pool);
-	if (failed != 0)
-		return failed;
+	for (queue = 0; queue < setup->rx_queues; queue++) {
+		failed = rte_eth_rx_queue_setup(port, queue, setup->rx_descriptors, socket, NULL, setup->pool);
+		if (failed != 0)
+			return failed;
+	}
 	setup->step = SLUICE_STEP_TX_QUEUE;
-	failed = rte_eth_tx_queue_setup(port, 0, setup->tx_descriptors, socket, NULL);
-	if (failed != 0)
-		return failed;
+	for (queue = 0; queue < setup->tx_queues; queue++) {
+		failed = rte_eth_tx_queue_setup(port, queue, setup->tx_descriptors, socket, NULL);
+		if (failed != 0)
+			return failed;
+	}
 
 	setup->step = SLUICE_STEP_MTU;
 	return set_mtu(port, setup->mtu_bytes);
+}
+
+/* Gives a started device its redirection table, 128 queues again and again, and reads back that it spreads by this key and
+ * this table. */
+int sluice_port_spread(uint16_t port, const uint8_t *key, const uint16_t *queues)
+{
+	struct rte_eth_rss_reta_entry64 wanted[RTE_ETH_RSS_RETA_SIZE_512 / RTE_ETH_RETA_GROUP_SIZE];
+	struct rte_eth_rss_reta_entry64 found[RTE_ETH_RSS_RETA_SIZE_512 / RTE_ETH_RETA_GROUP_SIZE];
+	uint8_t found_key[KEY_BYTES_MAX] = { 0 };
+	struct rte_eth_rss_conf conf = { .rss_key = found_key, .rss_key_len = KEY_BYTES_MAX };
+	struct rte_eth_dev_info info;
+	uint16_t entry;
+	int failed = rte_eth_dev_info_get(port, &info);
+
+	if (failed != 0)
+		return failed;
+	if (info.reta_size == 0 || info.reta_size % SLUICE_RETA_ENTRIES != 0 || info.reta_size > RTE_ETH_RSS_RETA_SIZE_512)
+		return -ENOTSUP;
+	memset(wanted, 0, sizeof(wanted));
+	memset(found, 0, sizeof(found));
+	for (entry = 0; entry < info.reta_size; entry++) {
+		uint16_t group = entry / RTE_ETH_RETA_GROUP_SIZE, slot = entry % RTE_ETH_RETA_GROUP_SIZE;
+
+		wanted[group].mask |= UINT64_C(1) << slot;
+		wanted[group].reta[slot] = queues[entry % SLUICE_RETA_ENTRIES];
+		found[group].mask = wanted[group].mask;
+	}
+	failed = rte_eth_dev_rss_reta_update(port, wanted, info.reta_size);
+	if (failed != 0)
+		return failed;
+	failed = rte_eth_dev_rss_reta_query(port, found, info.reta_size);
+	if (failed != 0)
+		return failed;
+	for (entry = 0; entry < info.reta_size; entry++) {
+		uint16_t group = entry / RTE_ETH_RETA_GROUP_SIZE, slot = entry % RTE_ETH_RETA_GROUP_SIZE;
+
+		if (found[group].reta[slot] != wanted[group].reta[slot])
+			return -EIO;
+	}
+	failed = rte_eth_dev_rss_hash_conf_get(port, &conf);
+	if (failed != 0)
+		return failed;
+	return memcmp(found_key, key, SLUICE_RSS_KEY_BYTES) == 0 && (conf.rss_hf & SPREAD) == SPREAD ? 0 : -EIO;
+}
+
+int sluice_port_socket(uint16_t port)
+{
+	return rte_eth_dev_socket_id(port);
 }
 
 int sluice_port_driver(uint16_t port, char *name, size_t size)

@@ -24,6 +24,9 @@ enum {
 	SLUICE_MBUF_BUF_ADDR = offsetof(struct rte_mbuf, buf_addr),
 	SLUICE_MBUF_DATA_OFF = offsetof(struct rte_mbuf, data_off),
 	SLUICE_MBUF_NB_SEGS = offsetof(struct rte_mbuf, nb_segs),
+	SLUICE_MBUF_OL_FLAGS = offsetof(struct rte_mbuf, ol_flags),
+	SLUICE_MBUF_RSS_HASH = offsetof(struct rte_mbuf, hash.rss),
+	SLUICE_MBUF_HAS_RSS_HASH = RTE_MBUF_F_RX_RSS_HASH,
 	SLUICE_MBUF_PKT_LEN = offsetof(struct rte_mbuf, pkt_len),
 	SLUICE_MBUF_DATA_LEN = offsetof(struct rte_mbuf, data_len),
 	SLUICE_MBUF_BUF_LEN = offsetof(struct rte_mbuf, buf_len),
@@ -40,8 +43,14 @@ struct sluice_port_setup {
 	uint16_t mtu_bytes;
 	uint16_t rx_descriptors; /* wanted, then what the driver takes */
 	uint16_t tx_descriptors;
+	uint16_t rx_queues; /* wanted, then what the device has of them */
+	uint16_t tx_queues;
+	const uint8_t *rss_key; /* SLUICE_RSS_KEY_BYTES, to spread by; NULL: not at all */
+	int spreads; /* whether the device took the key */
 	int step; /* the step that failed */
 };
+
+enum { SLUICE_RSS_KEY_BYTES = 40, SLUICE_RETA_ENTRIES = 128 };
 
 struct sluice_port_stats {
 	uint64_t rx_packets, tx_packets, rx_missed, rx_errors, tx_errors, rx_no_buffer;
@@ -61,13 +70,15 @@ unsigned int sluice_ring_enqueue(struct rte_ring *ring, struct rte_mbuf **packet
 unsigned int sluice_ring_dequeue(struct rte_ring *ring, struct rte_mbuf **packets, unsigned int count);
 
 struct rte_mempool *sluice_pool_create(const char *name, unsigned int packets, unsigned int cache, uint16_t room_bytes,
-				       int packed);
+				       int packed, int socket);
 
 uint64_t sluice_rdtsc(void);
 uint64_t sluice_tsc_hz(void);
 int sluice_errno(void);
 
 int sluice_port_configure(uint16_t port, struct sluice_port_setup *setup);
+int sluice_port_spread(uint16_t port, const uint8_t *key, const uint16_t *queues);
+int sluice_port_socket(uint16_t port);
 int sluice_port_driver(uint16_t port, char *name, size_t size);
 struct rte_device *sluice_port_device(uint16_t port);
 int sluice_port_mac(uint16_t port, uint8_t mac[6]);

@@ -3,6 +3,7 @@
 //! Not here: whether the device exists. That is asked when it is attached.
 
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 
 /// Neither a PCI address nor a virtual device.
@@ -63,6 +64,24 @@ impl Device {
         }
     }
 
+    /// The device with so many queues of each direction, where its driver must be told and its arguments leave that open.
+    /// af_xdp has no more than its interface.
+    #[must_use]
+    pub fn with_queues(self, queues: u16) -> Self {
+        let interface_queues = || self.interface().map_or(0, |name| count_queues(Path::new("/sys/class/net"), name));
+        let (argument, possible) = match &self {
+            Self::Virtual { name, .. } if name.starts_with("net_af_packet") => ("qpairs", queues),
+            Self::Virtual { name, .. } if name.starts_with("net_af_xdp") => ("queue_count", queues.min(interface_queues())),
+            _ => return self,
+        };
+        match self {
+            Self::Virtual { name, arguments } if possible > 1 && !arguments.contains(&format!("{argument}=")) => {
+                Self::Virtual { name, arguments: format!("{arguments},{argument}={possible}") }
+            }
+            other => other,
+        }
+    }
+
     /// Whether the kernel works in the packets' own memory, and takes no packet that lies across ordinary pages.
     pub(crate) fn shares_packet_memory(&self) -> bool {
         matches!(self, Self::Virtual { name, .. } if name.starts_with("net_af_xdp"))
@@ -106,6 +125,13 @@ impl FromStr for Device {
     }
 }
 
+/// Receive queues of an interface.
+fn count_queues(interfaces: &Path, name: &str) -> u16 {
+    let entries = std::fs::read_dir(interfaces.join(name).join("queues")).into_iter().flatten().flatten();
+    let count = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("rx-")).count();
+    u16::try_from(count).unwrap_or(u16::MAX)
+}
+
 /// `dddd:bb:dd.f`, or without the domain, which then is 0.
 fn parse_pci(text: &str) -> Option<PciAddress> {
     let (rest, function) = text.rsplit_once('.')?;
@@ -147,6 +173,17 @@ mod tests {
         assert_eq!(device.interface(), Some("eth1"));
         assert_eq!(device.port_name(), "net_af_packet0");
         assert_eq!(device.to_string(), "net_af_packet0,iface=eth1,qdisc_bypass=1");
+    }
+
+    #[test]
+    fn drivers_over_sockets_are_told_how_many_queues_unless_the_arguments_say() {
+        let with_queues = |text: &str, queues| text.parse::<Device>().unwrap().with_queues(queues).to_string();
+        assert_eq!(with_queues("net_af_packet0,iface=eth1", 2), "net_af_packet0,iface=eth1,qpairs=2");
+        for text in ["net_af_packet0,iface=eth1,qpairs=4", "net_tap0,iface=dtap0", "net_af_xdp0,iface=no-such", "0000:3b:00.0"] {
+            assert_eq!(with_queues(text, 2), text);
+        }
+        assert_eq!(with_queues("net_af_packet0,iface=eth1", 1), "net_af_packet0,iface=eth1");
+        assert_eq!(count_queues(Path::new("/sys/class/net"), "lo"), 1);
     }
 
     #[test]

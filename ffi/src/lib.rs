@@ -30,6 +30,6 @@ pub use eal::{Eal, EalConfig, Hugepages, RegisteredThread, version};
 pub use error::Error;
 pub use mbuf::{Mbuf, release};
 pub use mempool::{Mempool, MempoolConfig};
-pub use port::{Link, Port, PortConfig, PortStats};
+pub use port::{Link, NoSpread, Port, PortConfig, PortStats, Spread, StartedPort};
 pub use queue::{BURST, RxQueue, TxQueue};
 pub use ring::{RingInput, RingOutput, RingPort};

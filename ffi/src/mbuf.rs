@@ -39,6 +39,8 @@ const _: () = {
     assert!(offset_of!(View, buf_addr) == raw::SLUICE_MBUF_BUF_ADDR as usize);
     assert!(offset_of!(View, data_off) == raw::SLUICE_MBUF_DATA_OFF as usize);
     assert!(offset_of!(View, nb_segs) == raw::SLUICE_MBUF_NB_SEGS as usize);
+    assert!(offset_of!(View, ol_flags) == raw::SLUICE_MBUF_OL_FLAGS as usize);
+    assert!(offset_of!(View, hash) == raw::SLUICE_MBUF_RSS_HASH as usize);
     assert!(offset_of!(View, pkt_len) == raw::SLUICE_MBUF_PKT_LEN as usize);
     assert!(offset_of!(View, data_len) == raw::SLUICE_MBUF_DATA_LEN as usize);
     assert!(offset_of!(View, buf_len) == raw::SLUICE_MBUF_BUF_LEN as usize);
@@ -113,6 +115,14 @@ impl Mbuf {
         view.data_len = data_len;
         view.pkt_len = u32::from(data_len);
         true
+    }
+
+    /// The hash by which the device chose a receive queue, if it says so.
+    #[inline]
+    #[must_use]
+    pub fn rss_hash(&self) -> Option<u32> {
+        let view = self.view();
+        (view.ol_flags & u64::from(raw::SLUICE_MBUF_HAS_RSS_HASH) != 0).then_some(view.hash[0])
     }
 
     /// Whether the whole frame is in one segment.

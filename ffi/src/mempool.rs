@@ -25,6 +25,8 @@ const CACHE: u32 = 256;
 const FRAME_BYTES_MIN: u16 = 2048;
 /// What DPDK adds to a packet: the object header (64), and padding that spreads packets over memory channels (at most 64).
 const OVERHEAD_BYTES: u64 = 128;
+/// SOCKET_ID_ANY.
+const ANY_NODE: i32 = -1;
 /// Page size of ordinary memory, bytes.
 const PAGE_BYTES: u64 = 4096;
 
@@ -37,6 +39,8 @@ pub struct MempoolConfig {
     pub packets: u32,
     /// Largest frame, bytes, from the Ethernet header on. Frames have room for 2048 at least.
     pub frame_bytes: u16,
+    /// The NUMA node to lie on, where it has memory; none: any.
+    pub node: Option<u32>,
 }
 
 impl MempoolConfig {
@@ -81,8 +85,9 @@ impl Mempool {
         // DPDK refuses a cache of more than two thirds of the pool.
         let cache = CACHE.min(config.packets / 2);
         let packed = i32::from(eal.packs_packets());
+        let node = config.node.and_then(|node| i32::try_from(node).ok()).unwrap_or(ANY_NODE);
         // SAFETY: EAL runs; the name is terminated and copied by DPDK.
-        let pool = unsafe { raw::sluice_pool_create(name.as_ptr(), config.packets, cache, config.room_bytes(), packed) };
+        let pool = unsafe { raw::sluice_pool_create(name.as_ptr(), config.packets, cache, config.room_bytes(), packed, node) };
         match NonNull::new(pool) {
             Some(raw) => Ok(Self { raw, packets: config.packets }),
             None => Err(Error::Mempool {

@@ -1,4 +1,4 @@
-//! A network port: attached, configured with one queue of each direction, started; stopped and closed when its last part is
+//! A network port: attached, configured with as many queues of each direction as are wanted and the device has, started; stopped and closed when its last part is
 //! dropped.
 //!
 //! Virtual devices are attached one by one after EAL's start rather than on its command line, so that an error names its
@@ -8,6 +8,7 @@ use std::cell::Cell;
 use std::ffi::CStr;
 use std::marker::PhantomData;
 use std::path::Path;
+use std::ptr;
 use std::sync::Arc;
 
 use crate::device::Device;
@@ -29,6 +30,62 @@ pub struct PortConfig {
     pub mtu_bytes: u16,
     /// Its Ethernet address; none: the device's own.
     pub mac: Option<[u8; 6]>,
+    /// Receive and transmit queues wanted: one of each for every worker.
+    pub queues: u16,
+    /// How the device is to spread what it receives, where there are several queues; none: as it likes.
+    pub spread: Option<Spread>,
+}
+
+/// Receive side scaling: the Toeplitz hash under a key, and the queues that its low seven bits lead to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spread {
+    /// The key.
+    pub key: [u8; raw::SLUICE_RSS_KEY_BYTES as usize],
+    /// The queues, each below [`PortConfig::queues`].
+    pub queues: [u16; raw::SLUICE_RETA_ENTRIES as usize],
+}
+
+/// Why a device does not spread what it receives as it was told.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoSpread {
+    /// Nothing was asked of it.
+    #[error("not asked for")]
+    NotAsked,
+    /// There are fewer receive queues than workers.
+    #[error("{driver} has {found} receive queues")]
+    Queues {
+        /// The driver.
+        driver: String,
+        /// What it has.
+        found: u16,
+    },
+    /// It hashes neither TCP nor UDP of both families, or not by a key of ours.
+    #[error("{driver} offers no Toeplitz hash over TCP and UDP")]
+    NoHash {
+        /// The driver.
+        driver: String,
+    },
+    /// It did not take the table, or does not say that it has.
+    #[error("{driver} does not take a redirection table: {reason}")]
+    NoTable {
+        /// The driver.
+        driver: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A started port with its queues.
+#[derive(Debug)]
+pub struct StartedPort {
+    /// The port.
+    pub port: Port,
+    /// Its receive queues, at least one, at most as many as were wanted.
+    pub rx: Vec<RxQueue>,
+    /// Its transmit queues, likewise.
+    pub tx: Vec<TxQueue>,
+    /// Whether it says that it spreads what it receives as it was told.
+    pub spread: Result<(), NoSpread>,
 }
 
 /// Counters of the driver, since its start.
@@ -82,7 +139,7 @@ impl Port {
     ///
     /// # Errors
     /// The device or its interface does not exist or is in use, a privilege is missing, or the driver refuses.
-    pub fn start(_eal: Eal, config: &PortConfig, pool: Mempool) -> Result<(Self, RxQueue, TxQueue), Error> {
+    pub fn start(_eal: Eal, config: &PortConfig, pool: Mempool) -> Result<StartedPort, Error> {
         log::take_complaints();
         let id = attach(&config.device)?;
         // What a driver complained of and then did without does not explain a later failure.
@@ -91,16 +148,21 @@ impl Port {
     }
 
     /// Configures and starts a device that is attached.
-    pub(crate) fn configure(id: u16, config: &PortConfig, pool: Mempool) -> Result<(Self, RxQueue, TxQueue), Error> {
+    pub(crate) fn configure(id: u16, config: &PortConfig, pool: Mempool) -> Result<StartedPort, Error> {
         let mut started = Started { id, device: config.device.clone(), own_mac: None };
         let mut setup = raw::sluice_port_setup {
             pool: pool.as_ptr(),
             mtu_bytes: config.mtu_bytes,
             rx_descriptors: DESCRIPTORS,
             tx_descriptors: DESCRIPTORS,
+            rx_queues: config.queues,
+            tx_queues: config.queues,
+            rss_key: config.spread.as_ref().map_or(ptr::null(), |spread| spread.key.as_ptr()),
+            spreads: 0,
             step: 0,
         };
-        // SAFETY: `id` is attached and not started, and only this thread knows of it; the pool is never freed.
+        // SAFETY: `id` is attached and not started, and only this thread knows of it; the pool is never freed; the key, if there
+        // is one, has the length that is expected and outlives the call.
         let code = unsafe { raw::sluice_port_configure(id, &raw mut setup) };
         started.check(step_name(setup.step), code)?;
         let mac = started.take_mac(config.mac)?;
@@ -109,7 +171,34 @@ impl Port {
         started.open_filter(mac)?;
         let started = Arc::new(started);
         let port = Self { driver: driver(id), mac, started: Arc::clone(&started), not_sync: PhantomData };
-        Ok((port, RxQueue::new(Arc::clone(&started)), TxQueue::new(started)))
+        let spread = port.spread(config, &setup);
+        let rx = (0..setup.rx_queues).map(|queue| RxQueue::new(Arc::clone(&started), queue)).collect();
+        let tx = (0..setup.tx_queues).map(|queue| TxQueue::new(Arc::clone(&started), queue)).collect();
+        Ok(StartedPort { port, rx, tx, spread })
+    }
+
+    /// Tells the device how to spread what it receives, and asks whether it does.
+    fn spread(&self, config: &PortConfig, setup: &raw::sluice_port_setup) -> Result<(), NoSpread> {
+        let driver = || self.driver.clone();
+        let spread = config.spread.as_ref().ok_or(NoSpread::NotAsked)?;
+        if setup.rx_queues < config.queues {
+            return Err(NoSpread::Queues { driver: driver(), found: setup.rx_queues });
+        }
+        if setup.spreads == 0 {
+            return Err(NoSpread::NoHash { driver: driver() });
+        }
+        // SAFETY: the port is started; key and table have the lengths that are expected and outlive the call.
+        match unsafe { raw::sluice_port_spread(self.started.id, spread.key.as_ptr(), spread.queues.as_ptr()) } {
+            0 => Ok(()),
+            code => Err(NoSpread::NoTable { driver: driver(), reason: raw::error_text(code) }),
+        }
+    }
+
+    /// The NUMA node of the device, if it is on one.
+    #[must_use]
+    pub fn node(&self) -> Option<u32> {
+        // SAFETY: the port is started; a number is read.
+        u32::try_from(unsafe { raw::sluice_port_socket(self.started.id) }).ok()
     }
 
     /// Name of the driver.
@@ -248,9 +337,9 @@ fn step_name(step: i32) -> &'static str {
     match u32::try_from(step) {
         Ok(raw::SLUICE_STEP_INFO) => "ask the driver what it can do",
         Ok(raw::SLUICE_STEP_MTU) => "set the MTU",
-        Ok(raw::SLUICE_STEP_CONFIGURE) => "configure one queue of each direction",
-        Ok(raw::SLUICE_STEP_RX_QUEUE) => "set up the receive queue",
-        Ok(raw::SLUICE_STEP_TX_QUEUE) => "set up the transmit queue",
+        Ok(raw::SLUICE_STEP_CONFIGURE) => "configure its queues",
+        Ok(raw::SLUICE_STEP_RX_QUEUE) => "set up a receive queue",
+        Ok(raw::SLUICE_STEP_TX_QUEUE) => "set up a transmit queue",
         _ => "set it up",
     }
 }

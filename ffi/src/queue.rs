@@ -16,13 +16,11 @@ use crate::raw;
 /// Most packets moved by one call to a driver.
 pub const BURST: usize = 32;
 
-/// A port has one queue of each kind.
-const QUEUE: u16 = 0;
-
 /// Where packets arrive.
 #[derive(Debug)]
 pub struct RxQueue {
     port: u16,
+    queue: u16,
     _started: Arc<Started>,
     not_sync: PhantomData<Cell<()>>,
 }
@@ -31,13 +29,15 @@ pub struct RxQueue {
 #[derive(Debug)]
 pub struct TxQueue {
     port: u16,
+    queue: u16,
     _started: Arc<Started>,
     not_sync: PhantomData<Cell<()>>,
 }
 
 impl RxQueue {
-    pub(crate) fn new(started: Arc<Started>) -> Self {
-        Self { port: started.id, _started: started, not_sync: PhantomData }
+    /// Each number is given out once.
+    pub(crate) fn new(started: Arc<Started>, queue: u16) -> Self {
+        Self { port: started.id, queue, _started: started, not_sync: PhantomData }
     }
 
     /// Appends what has arrived, as far as there is room, 32 at most.
@@ -50,7 +50,7 @@ impl RxQueue {
         // this thread the only user of the queue; there is room for `wanted` pointers. The driver gives us so many packets to
         // own as it says, at most `wanted`, for which the burst has room.
         unsafe {
-            let count = raw::sluice_rx_burst(self.port, QUEUE, packets.as_mut_ptr(), wanted);
+            let count = raw::sluice_rx_burst(self.port, self.queue, packets.as_mut_ptr(), wanted);
             packets.set_len(usize::from(count));
             mbuf::put(burst, &packets);
         }
@@ -58,8 +58,9 @@ impl RxQueue {
 }
 
 impl TxQueue {
-    pub(crate) fn new(started: Arc<Started>) -> Self {
-        Self { port: started.id, _started: started, not_sync: PhantomData }
+    /// Each number is given out once.
+    pub(crate) fn new(started: Arc<Started>, queue: u16) -> Self {
+        Self { port: started.id, queue, _started: started, not_sync: PhantomData }
     }
 
     /// Sends from the front of the burst. What is refused stays in it, in order, and is the caller's to count and free.
@@ -69,7 +70,7 @@ impl TxQueue {
         let count = u16::try_from(packets.len()).unwrap_or(u16::MAX);
         // SAFETY: as in `receive`; `packets` holds `count` packets that we own, and of those that the driver takes none is
         // used again.
-        let sent = unsafe { raw::sluice_tx_burst(self.port, QUEUE, packets.as_mut_ptr(), count) };
+        let sent = unsafe { raw::sluice_tx_burst(self.port, self.queue, packets.as_mut_ptr(), count) };
         // SAFETY: the driver did not take these, so they are ours still; the burst had room for all.
         unsafe { mbuf::put(burst, &packets[usize::from(sent.min(count))..]) };
     }

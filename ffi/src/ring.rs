@@ -15,7 +15,7 @@ use crate::eal::Eal;
 use crate::error::Error;
 use crate::mbuf::{self, Mbuf, RawBurst};
 use crate::mempool::Mempool;
-use crate::port::{Port, PortConfig};
+use crate::port::{Port, PortConfig, StartedPort};
 use crate::queue::{BURST, RxQueue, TxQueue};
 use crate::raw;
 
@@ -77,8 +77,9 @@ impl RingPort {
         // SAFETY: EAL runs; both arrays have one ring each; the driver copies pointers and name, and rings are never freed.
         let id = unsafe { raw::rte_eth_from_rings(c_name.as_ptr(), &input.as_ptr(), 1, &output.as_ptr(), 1, 0) };
         let id = u16::try_from(id).map_err(|_| refused("make a port of its rings"))?;
-        let config = PortConfig { device, mtu_bytes: MTU_BYTES, mac: None };
-        let (port, rx, tx) = Port::configure(id, &config, pool)?;
+        let config = PortConfig { device: device.clone(), mtu_bytes: MTU_BYTES, mac: None, queues: 1, spread: None };
+        let StartedPort { port, mut rx, mut tx, .. } = Port::configure(id, &config, pool)?;
+        let (Some(rx), Some(tx)) = (rx.pop(), tx.pop()) else { return Err(refused("have its queues")) };
         let input = RingInput { ring: input, not_sync: PhantomData };
         Ok(Self { port, rx, tx, input, output: RingOutput { ring: output, not_sync: PhantomData } })
     }

@@ -6,7 +6,10 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use arrayvec::ArrayVec;
-use dpdk_sys::{BURST, Eal, EalConfig, Error, Hugepages, Mbuf, Mempool, MempoolConfig, Port, PortConfig, RingPort, release};
+use dpdk_sys::{
+    BURST, Eal, EalConfig, Error, Hugepages, Mbuf, Mempool, MempoolConfig, Port, PortConfig, RingPort, Spread, StartedPort,
+    release,
+};
 use rustix::thread::sched_getaffinity;
 
 type Burst = ArrayVec<Mbuf, BURST>;
@@ -34,13 +37,19 @@ fn start() -> Eal {
 }
 
 fn pool(eal: Eal) -> Mempool {
-    let config = MempoolConfig { name: "test".into(), packets: 1023, frame_bytes: 1518 };
+    let config = MempoolConfig { name: "test".into(), packets: 1023, frame_bytes: 1518, node: None };
     assert!(config.memory_bytes(&[]) < 3 * 1024 * 1024);
     Mempool::new(eal, &config).unwrap()
 }
 
 fn open(eal: Eal, pool: Mempool, device: &str) -> Result<(Port, dpdk_sys::RxQueue, dpdk_sys::TxQueue), Error> {
-    Port::start(eal, &PortConfig { device: device.parse()?, mtu_bytes: 1500, mac: None }, pool)
+    let mut started = open_with(eal, pool, device, 1)?;
+    Ok((started.port, started.rx.remove(0), started.tx.remove(0)))
+}
+
+fn open_with(eal: Eal, pool: Mempool, device: &str, queues: u16) -> Result<StartedPort, Error> {
+    let spread = Some(Spread { key: [0x6d; 40], queues: std::array::from_fn(|entry| u16::try_from(entry % 2).unwrap()) });
+    Port::start(eal, &PortConfig { device: device.parse()?, mtu_bytes: 1500, mac: None, queues, spread }, pool)
 }
 
 fn frame(pool: Mempool, tag: u8) -> Mbuf {
@@ -183,7 +192,7 @@ fn a_device_that_cannot_be_attached_is_named_with_the_reason() {
 #[test]
 fn a_pool_larger_than_the_memory_is_refused_with_its_size() {
     alone("a_pool_larger_than_the_memory_is_refused_with_its_size", || {
-        let config = MempoolConfig { name: "large".into(), packets: 1 << 20, frame_bytes: 1518 };
+        let config = MempoolConfig { name: "large".into(), packets: 1 << 20, frame_bytes: 1518, node: None };
         let error = Mempool::new(start(), &config).unwrap_err().to_string();
         assert!(error.contains("\"large\" of 1048576 packets x 1518 bytes"), "{error}");
     });
@@ -192,7 +201,7 @@ fn a_pool_larger_than_the_memory_is_refused_with_its_size() {
 #[test]
 fn a_pool_takes_no_more_memory_than_foretold() {
     alone("a_pool_takes_no_more_memory_than_foretold", || {
-        let pool = MempoolConfig { name: "large".into(), packets: 16383, frame_bytes: 1518 };
+        let pool = MempoolConfig { name: "large".into(), packets: 16383, frame_bytes: 1518, node: None };
         let memory_mb = pool.memory_bytes(&[]).div_ceil(1 << 20) + 4;
         let eal = Eal::start(&EalConfig { hugepages: Hugepages::Off, memory_mb, devices: vec![], cores: vec![] }).unwrap();
         assert_eq!(Mempool::new(eal, &pool).unwrap().available(), 16383);
@@ -203,7 +212,7 @@ fn a_pool_takes_no_more_memory_than_foretold() {
 fn a_pool_for_af_xdp_has_no_packet_across_pages() {
     alone("a_pool_for_af_xdp_has_no_packet_across_pages", || {
         let devices = vec!["net_af_xdp0,iface=absent".parse().unwrap()];
-        let pool = MempoolConfig { name: "paged".into(), packets: 4095, frame_bytes: 1518 };
+        let pool = MempoolConfig { name: "paged".into(), packets: 4095, frame_bytes: 1518, node: None };
         let memory_mb = pool.memory_bytes(&devices).div_ceil(1 << 20) + 4;
         let eal = Eal::start(&EalConfig { hugepages: Hugepages::Off, memory_mb, devices, cores: vec![] }).unwrap();
         let pool = Mempool::new(eal, &pool).unwrap();
@@ -239,4 +248,26 @@ fn a_killed_process_leaves_no_runtime_directory() {
     killed.kill().unwrap();
     killed.wait().unwrap();
     assert!(!directories().iter().any(|path| path.ends_with(&own)), "{own} is left");
+}
+
+#[test]
+fn a_port_has_as_many_queues_as_the_device_allows_and_says_why_it_does_not_spread() {
+    alone("a_port_has_as_many_queues_as_the_device_allows_and_says_why_it_does_not_spread", || {
+        let eal = start();
+        let pool = pool(eal);
+        let two = open_with(eal, pool, "net_null0", 2).unwrap();
+        assert_eq!((two.rx.len(), two.tx.len()), (2, 2));
+        let why = two.spread.unwrap_err().to_string();
+        assert!(why.contains("net_null"), "net_null offers a table, and no key to spread by: {why}");
+        let mut queues = two.rx;
+        for queue in &mut queues {
+            let mut burst = Burst::new();
+            queue.receive(&mut burst);
+            assert!(!burst.is_empty(), "net_null always has packets");
+            assert!(burst.iter().all(|packet| packet.rss_hash().is_none()));
+            release(&mut burst);
+        }
+        let one = open_with(eal, pool, "net_null1", 1).unwrap();
+        assert_eq!((one.rx.len(), one.tx.len()), (1, 1));
+    });
 }
