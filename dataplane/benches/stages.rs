@@ -160,20 +160,23 @@ fn client(family: Family, flow: u16) -> (IpAddr, u16) {
 
 fn frame(stage: Stage, flow: u16, flags: u8) -> MemoryBuffer {
     let (address, port) = client(stage.family, flow);
-    let segment = Segment::Tcp { ports: [port, 80], flags, sequence: 1, acknowledgement: 1 };
+    let segment = Segment::Tcp { ports: [port, 80], flags, sequence: 1, acknowledgement: 2 };
     let mut bytes = Packet::between(address, vip(stage.family), segment).build();
     bytes.resize(bytes.len().max(60), 0);
     MemoryBuffer::new(&bytes, 0)
 }
 
-/// The packet that answers `sent`: what is source there is destination here. Checksums stay right, for sums commute.
-fn answer(sent: &MemoryBuffer) -> MemoryBuffer {
+/// The packet that answers `sent`, with these flags: what is source there is destination here. Its TCP checksum is wrong,
+/// which the engine does not look at.
+fn answer(sent: &MemoryBuffer, flags: u8) -> MemoryBuffer {
     let mut bytes = sent.bytes().to_vec();
     let (addresses, len) = if bytes[12..14] == [8, 0] { (26, 4) } else { (22, 16) };
     let swap = |bytes: &mut [u8], at: usize, len: usize| (0..len).for_each(|n| bytes.swap(at + n, at + len + n));
     swap(&mut bytes, 0, 6);
     swap(&mut bytes, addresses, len);
-    swap(&mut bytes, addresses + 2 * len, 2);
+    let ports = addresses + 2 * len;
+    swap(&mut bytes, ports, 2);
+    bytes[ports + 13] = flags;
     MemoryBuffer::new(&bytes, 0)
 }
 
@@ -228,14 +231,17 @@ fn bursts(stage: Stage, flows: std::ops::Range<u16>, flags: u8) -> Vec<Burst<Mem
 /// Both directions of known flows; returns the packets counted.
 fn known(gateway: &mut Gateway, stage: Stage) -> usize {
     let mut replies = Vec::new();
-    for burst in bursts(stage, 0..FLOWS, tcp_flags::SYN) {
-        let sent = gateway.pass(Gateway::poll, UPLINK, CLUSTER, burst);
+    let data = bursts(stage, 0..FLOWS, tcp_flags::ACK);
+    for (syns, acks) in bursts(stage, 0..FLOWS, tcp_flags::SYN).into_iter().zip(&data) {
+        let sent = gateway.pass(Gateway::poll, UPLINK, CLUSTER, syns);
         assert!(sent.is_full(), "every flow of {} must be forwarded", stage.name);
         if stage.mode.is_two_way() {
-            replies.push(sent.iter().map(answer).collect::<Burst<_>>());
+            let answers = |flags| sent.iter().map(|sent| answer(sent, flags)).collect::<Burst<_>>();
+            gateway.pass(Gateway::poll, CLUSTER, UPLINK, answers(tcp_flags::SYN | tcp_flags::ACK));
+            gateway.pass(Gateway::poll, UPLINK, CLUSTER, acks.clone());
+            replies.push(answers(tcp_flags::ACK));
         }
     }
-    let data = bursts(stage, 0..FLOWS, tcp_flags::ACK);
     let burst = |n: usize| match replies.get(n / 2 % data.len()).filter(|_| n % 2 == 1) {
         Some(replies) => (CLUSTER, UPLINK, replies.clone()),
         None => (UPLINK, CLUSTER, data[n / 2 % data.len()].clone()),
