@@ -9,6 +9,7 @@ use crossbeam_queue::ArrayQueue;
 use proto::Family;
 
 use crate::answer::IcmpError;
+use crate::cut::cut;
 use crate::datagrams::Datagrams;
 use crate::decide::{Answer, Changes, Flows, Obstacle, Packet, Passage, Verdict, decide, follow, rewrite_of};
 use crate::flow::{Candidate, Flow, FlowTable, IdleLimits, Segment};
@@ -17,13 +18,13 @@ use crate::identification::Identifications;
 use crate::lanes::Lanes;
 use crate::limiter::AnswerLimiter;
 use crate::observe::{Belongs, Fate, Observe};
-use crate::snapshot::{Place, Snapshot};
+use crate::snapshot::{Exit, Place, Snapshot};
 use crate::snat::SnatPorts;
 use crate::tally::Tally;
 use crate::tick::{Tick, Ticks};
 use crate::twin_rate::TwinRate;
 use crate::worker::Ask;
-use crate::{Address, Buffer, DropReason, Headers, Port, PortIndex, Transport, WorkerCounters, answer, rewrite};
+use crate::{Address, Buffer, Burst, DropReason, Headers, Port, PortIndex, Transport, WorkerCounters, answer, rewrite};
 
 /// All of a worker but its ports.
 #[derive(Debug)]
@@ -237,14 +238,14 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     ) where
         Self: Tables<A>,
     {
+        if A::FAMILY == Family::V4 && !headers.dont_fragment {
+            return self.forward_loose(lanes, buffer, headers, passage);
+        }
         let Passage { flow, direction, exit } = passage;
         let flow = self.flows().0.get(flow);
         let id = flow.backend;
         let belongs = Belongs { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: id };
         rewrite::nat(buffer.bytes_mut(), headers, &rewrite_of(flow, direction, exit));
-        if A::FAMILY == Family::V4 && !headers.dont_fragment {
-            self.renumber(&mut buffer, headers);
-        }
         if let Some(counters) = self.counters.backend(id.slot) {
             counters.packets.add(1);
             counters.bytes.add(u64::from(headers.packet_len));
@@ -253,22 +254,52 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         lanes.send(exit.port, buffer, &mut self.tally);
     }
 
-    /// Sends what was rewritten as its flow says, apart from the plain packets that [`Self::forward`] sends.
-    fn sent_of_flow<A: Address, P: Port<Buffer = B>>(
+    /// As [`Self::forward`], for an IPv4 packet that may be fragmented: it gets a number of ours, and is cut if it must be.
+    #[inline(never)]
+    fn forward_loose<A: Address, P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
-        buffer: B,
+        mut buffer: B,
+        headers: &Headers<A>,
+        passage: Passage<'_>,
+    ) where
+        Self: Tables<A>,
+    {
+        let Passage { flow, direction, exit } = passage;
+        let flow = *self.flows().0.get(flow);
+        rewrite::nat(buffer.bytes_mut(), headers, &rewrite_of(&flow, direction, exit));
+        self.renumber(&mut buffer, headers);
+        self.send_of_flow(lanes, buffer, headers, &flow, exit);
+    }
+
+    /// Sends what was rewritten as its flow says, in pieces if it does not fit; apart from the plain packets that
+    /// [`Self::forward`] sends. Pieces after the first are originated: the packet became the first.
+    fn send_of_flow<A: Address, P: Port<Buffer = B>>(
+        &mut self,
+        lanes: &mut Lanes<P>,
+        mut buffer: B,
         headers: &Headers<A>,
         flow: &Flow<A>,
-        port: PortIndex,
+        exit: &Exit,
     ) {
+        let mut rest = Burst::new();
+        if headers.packet_len > exit.mtu {
+            match cut(&mut buffer, usize::from(headers.network_offset), exit.mtu, || lanes.allocate(exit.port)) {
+                Some(pieces) => rest = pieces,
+                None => return self.drop(lanes, buffer, DropReason::TooBig),
+            }
+        }
         let belongs = Belongs { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: flow.backend };
         if let Some(counters) = self.counters.backend(flow.backend.slot) {
             counters.packets.add(1);
             counters.bytes.add(u64::from(headers.packet_len));
         }
-        self.observer.observe(&buffer, Fate::Forward(port), || Some(belongs));
-        lanes.send(port, buffer, &mut self.tally);
+        self.observer.observe(&buffer, Fate::Forward(exit.port), || Some(belongs));
+        lanes.send(exit.port, buffer, &mut self.tally);
+        for piece in rest {
+            self.tally.originated += 1;
+            lanes.send(exit.port, piece, &mut self.tally);
+        }
     }
 
     fn hold<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, arrival: Arrival, buffer: B, awaited: Awaited) {
@@ -311,11 +342,11 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         mut buffer: B,
     ) {
         let asked = answer::arp_question(buffer.bytes());
-        let ours = asked.is_some_and(|asked| snapshot.ready() && snapshot.answers_for(arrival.in_port, asked.target));
-        if !ours {
-            return self.give_to_linux(lanes, snapshot, arrival, buffer);
-        }
-        if answer::arp_reply(&mut buffer, snapshot.port(arrival.in_port).mac) {
+        let ours = asked.filter(|asked| snapshot.ready() && snapshot.answers_for(arrival.in_port, asked.target));
+        let Some(asked) = ours else { return self.give_to_linux(lanes, snapshot, arrival, buffer) };
+        if !self.limiter.allow(asked.sender, arrival.now_ns) {
+            self.drop(lanes, buffer, DropReason::AnswerLimited);
+        } else if answer::arp_reply(&mut buffer, snapshot.port(arrival.in_port).mac) {
             self.answered(lanes, arrival, buffer);
         } else {
             self.drop(lanes, buffer, DropReason::Malformed);
@@ -340,7 +371,9 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         if snapshot.place(headers.tuple.source) != Place::Elsewhere {
             return self.drop(lanes, buffer, DropReason::OwnSource);
         }
-        if answer::neighbour_advertisement(&mut buffer, headers, snapshot.port(arrival.in_port).mac) {
+        if !self.limiter.allow(headers.tuple.source, arrival.now_ns) {
+            self.drop(lanes, buffer, DropReason::AnswerLimited);
+        } else if answer::neighbour_advertisement(&mut buffer, headers, snapshot.port(arrival.in_port).mac) {
             self.answered(lanes, arrival, buffer);
         } else {
             self.drop(lanes, buffer, DropReason::Malformed);

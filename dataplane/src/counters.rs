@@ -60,7 +60,8 @@ pub struct WorkerCounters {
     pub handed_in: Counter,
     /// Packets that this worker handed to others.
     pub handed_out: Counter,
-    /// Packets made by the engine that no packet became: the RSTs whose cause is a drop.
+    /// Packets made by the engine that no packet became: announcements, the RSTs whose cause is a drop, and of a packet that
+    /// is cut the pieces after the first.
     pub originated: Counter,
     /// Packets that ports accepted and twins were handed.
     pub transmitted: Counter,

@@ -120,7 +120,7 @@ pub enum Stop {
     NoRoute,
     /// Its hop limit ends here.
     HopLimit,
-    /// It does not fit.
+    /// It does not fit, and may not be cut.
     TooBig {
         /// Largest IP packet that would fit, bytes.
         mtu: u16,
@@ -208,7 +208,7 @@ pub fn decide<'s, A: Address>(
     match obstacle {
         Obstacle::Known(stop) => {
             flows.changes.hit = true;
-            return stopped(stop, packet.headers.dont_fragment);
+            return stopped(stop);
         }
         Obstacle::Event(index, direction) => match look_closer(packet, segment, snapshot, flows, (index, direction), now) {
             Some(verdict) => {
@@ -245,12 +245,12 @@ fn look_closer<'s, A: Address>(
         return None;
     }
     if direction == Direction::ToClient && !arrives_from(snapshot, backend.next_hop, packet.in_port) {
-        return Some(stopped(Stop::WrongPort, packet.headers.dont_fragment));
+        return Some(stopped(Stop::WrongPort));
     }
     advance(flow, transport, direction, segment, now);
     Some(match pass(packet, snapshot, backend.next_hop, flow, direction, now) {
         Ok(exit) => Verdict::Forward(Passage { flow: index, direction, exit }),
-        Err(stop) => stopped(stop, packet.headers.dont_fragment),
+        Err(stop) => stopped(stop),
     })
 }
 
@@ -315,7 +315,7 @@ fn new_flow<'s, A: Address>(
     }
     let exit = match exit_by(snapshot, backend.next_hop).and_then(|exit| fits(packet, exit)) {
         Ok(exit) => exit,
-        Err(stop) => return stopped(stop, packet.headers.dont_fragment),
+        Err(stop) => return stopped(stop),
     };
     let lease = match frontend.way() {
         Way::Dnat => dnat::own_port(tuple, (target, backend.address.port()), snapshot, flows, now),
@@ -451,12 +451,12 @@ fn no_exit(snapshot: &Snapshot, slot: u32) -> Stop {
     snapshot.next_hop(slot).map_or(Stop::NoRoute, awaited)
 }
 
-/// Whether the packet may leave so.
+/// Whether the packet may leave so; what is too long is cut on its way out, if its sender allows it.
 #[inline]
 fn fits<'s, A: Address>(packet: &Packet<'_, A>, exit: &'s Exit) -> Result<&'s Exit, Stop> {
     if packet.headers.hop_limit <= 1 {
         Err(Stop::HopLimit)
-    } else if packet.headers.packet_len > exit.mtu {
+    } else if packet.headers.packet_len > exit.mtu && packet.headers.dont_fragment {
         Err(Stop::TooBig { mtu: exit.mtu })
     } else {
         Ok(exit)
@@ -464,14 +464,13 @@ fn fits<'s, A: Address>(packet: &Packet<'_, A>, exit: &'s Exit) -> Result<&'s Ex
 }
 
 /// The verdict on a packet that has a flow and does not go on.
-fn stopped<'s>(stop: Stop, dont_fragment: bool) -> Verdict<'s> {
+fn stopped<'s>(stop: Stop) -> Verdict<'s> {
     match stop {
         Stop::WrongPort => Verdict::Drop(DropReason::SnatWrongPort),
         Stop::Unresolved(awaited) => Verdict::Wait(awaited),
         Stop::NoRoute => Verdict::Drop(DropReason::NoRoute),
         Stop::HopLimit => Verdict::Reply(Answer::TimeExceeded),
-        Stop::TooBig { mtu } if dont_fragment => Verdict::Reply(Answer::TooBig { mtu }),
-        Stop::TooBig { .. } => Verdict::Drop(DropReason::TooBig),
+        Stop::TooBig { mtu } => Verdict::Reply(Answer::TooBig { mtu }),
     }
 }
 

@@ -11,6 +11,7 @@ mod apply;
 pub mod checksum;
 mod compile;
 mod counters;
+mod cut;
 mod datagrams;
 pub mod decide;
 pub mod flow;

@@ -7,8 +7,8 @@
 use crate::answer::is_group_address;
 use crate::checksum::header_holds;
 use crate::wire::{
-    Arp, Ethernet, Extension, FragmentHeader, Icmp, Ipv4, Ipv6, RoutingHeader, Tcp, Udp, VlanTag, ether_type, next_header,
-    protocol, take,
+    Arp, Ethernet, Extension, FragmentHeader, Icmp, Ipv4, Ipv6, RoutingHeader, Tcp, Udp, VlanTag, ether_type, icmpv6,
+    next_header, protocol, take,
 };
 use crate::{DropReason, Headers, Parsed, Transport, Tuple};
 
@@ -156,12 +156,8 @@ pub(crate) fn ipv6(bytes: &[u8], group_frame: bool) -> Result<Option<Headers<u12
         first => walk(first, payload)?,
     };
     let (source, destination) = (ip.source.get(), ip.destination.get());
-    if source == 0 && is_group_address(destination) {
-        // Duplicate address detection, or a router solicitation (RFC 4861 sections 4.1 and 4.3): Linux's.
+    if is_martian_v6(source) && !is_address_probe(source, destination, &chain, payload)? {
         return Ok(None);
-    }
-    if is_martian_v6(source) {
-        return Err(DropReason::MartianSource);
     }
     if source == destination {
         return Err(DropReason::SameSourceDestination);
@@ -190,6 +186,17 @@ pub(crate) fn ipv6(bytes: &[u8], group_frame: bool) -> Result<Option<Headers<u12
 #[inline]
 fn is_martian_v6(source: u128) -> bool {
     source <= 1 || source >> 120 == 0xff || source >> 32 == 0xffff
+}
+
+/// Of a packet whose source no packet may have: whether it asks, from no address, for one that its sender wants to have. False
+/// is another packet of a host without address to a group, as a router solicitation (RFC 4861 sections 4.1 and 4.3): Linux's.
+#[cold]
+fn is_address_probe(source: u128, destination: u128, chain: &Chain, payload: &[u8]) -> Result<bool, DropReason> {
+    if source != 0 || !is_group_address(destination) {
+        return Err(DropReason::MartianSource);
+    }
+    let kind = payload.get(usize::from(chain.extension_bytes));
+    Ok(chain.end == ChainEnd::Transport && chain.protocol == protocol::ICMPV6 && kind == Some(&icmpv6::NEIGHBOUR_SOLICITATION))
 }
 
 /// Where the extension headers lead to.
@@ -425,6 +432,7 @@ mod tests {
     #[test]
     fn what_is_for_linux() {
         let ethernet = |ether_type: u16, rest: &[u8]| [&[2; 12][..], &ether_type.to_be_bytes(), rest].concat();
+        let probe = || neighbour_solicitation(Ipv6Addr::UNSPECIFIED, Ipv6Addr::LOCALHOST);
         let mut other_arp = arp_request([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
         other_arp[15] = 6;
         let rows: Vec<(&str, Vec<u8>)> = vec![
@@ -434,12 +442,17 @@ mod tests {
             ("IEEE 802.3 with a length", ethernet(0x0026, &[0x42, 0x42, 3])),
             ("ARP for other hardware", other_arp),
             ("DHCP from a host without address", Packet::udp("0.0.0.0:68", "255.255.255.255:67").build()),
-            ("duplicate address detection", neighbour_solicitation(Ipv6Addr::UNSPECIFIED, Ipv6Addr::LOCALHOST).build()),
+            ("a router solicitation", Packet { segment: Segment::Icmp { kind: 133, code: 0, rest: 0 }, ..probe() }.build()),
         ];
         for (sentence, frame) in rows {
             assert_eq!(parse(&frame), Ok(Parsed::Other), "{sentence}");
         }
         assert_eq!(parse(&arp_request([10, 0, 0, 1].into(), [10, 0, 0, 2].into())), Ok(Parsed::Arp));
+        assert_eq!(
+            v6(&probe().build()).transport,
+            Transport::Icmp { kind: 135, code: 0 },
+            "duplicate address detection is for us"
+        );
     }
 
     #[test]

@@ -225,6 +225,34 @@ fn a_packet_that_may_be_fragmented_gets_a_number_and_one_that_may_not_keeps_its_
 }
 
 #[test]
+fn what_does_not_fit_and_may_be_fragmented_leaves_in_pieces() {
+    let mut rig = Rig::new();
+    let packet = Packet { fragmentation: 0, ..Packet::udp(CLIENT, "192.0.2.101:53").payload(&data(4000)) };
+    let originated = rig.counters.originated.get();
+    assert_eq!(rig.put(UPLINK, &packet.build()), Some(Fate::Forward(CLUSTER)));
+    let left = rig.sent(CLUSTER);
+    assert_eq!(left.iter().map(|piece| piece.len() - 14).collect::<Vec<_>>(), [1500, 1500, 1068]);
+    assert!(left.iter().all(|piece| header_checksum_holds(piece) && hop_limit(piece) == 62));
+    let whole = reassembled(&left);
+    assert_checksums(&whole);
+    assert_eq!(rig.counters.originated.get(), originated + 2, "the packet became the first piece");
+    rig.assert_account();
+    // And back, and fragments that are too long themselves.
+    let (snat, backend) = ends(&whole);
+    let answer = Packet { fragmentation: 0, ..Packet::udp(&backend.to_string(), &snat.to_string()).payload(&data(2500)) };
+    rig.put(CLUSTER, &answer.build());
+    assert_checksums(&reassembled(&rig.sent(UPLINK)));
+    for fragment in fragments(&answer.build(), 1600, 4) {
+        rig.put(CLUSTER, &fragment);
+    }
+    let left = rig.sent(UPLINK);
+    assert_eq!(left.len(), 3);
+    assert_checksums(&reassembled(&left));
+    let options = Packet { options: vec![1; 4], ..packet };
+    assert_eq!(rig.put(UPLINK, &options.build()), Some(Fate::Drop(DropReason::TooBig)));
+}
+
+#[test]
 fn fragments_that_come_before_the_first_wait_for_it_and_no_longer() {
     let mut rig = Rig::new();
     let came = fragments(&Packet::udp(CLIENT, "192.0.2.101:53").payload(&data(2000)).build(), 800, 3);

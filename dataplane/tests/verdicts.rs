@@ -209,7 +209,7 @@ fn the_time_to_live_and_the_mtu_are_answered() {
     assert_eq!((answer[34], answer[35]), (3, 4), "fragmentation needed");
     assert_eq!(&answer[40..42], &1500u16.to_be_bytes());
     let may_be_cut = Packet { fragmentation: 0, ..large };
-    assert_eq!(rig.put(UPLINK, &may_be_cut.build()), Some(Fate::Drop(DropReason::TooBig)));
+    assert_eq!(rig.put(UPLINK, &may_be_cut.build()), Some(Fate::Forward(CLUSTER)));
 }
 
 #[test]
@@ -235,6 +235,54 @@ fn arp_and_neighbour_discovery_are_answered_for_ours_and_given_to_linux_for_the_
             let mac: Mac = if port == UPLINK { UPLINK_MAC } else { CLUSTER_MAC };
             assert_eq!(&rig.sent(port)[0][6..12], &mac.0);
         }
+    }
+}
+
+#[test]
+fn a_host_that_wants_an_address_of_ours_is_told_that_it_is_taken() {
+    let probe = |target: &str| neighbour_solicitation(std::net::Ipv6Addr::UNSPECIFIED, v6(target));
+    let without_option = |target: &str| {
+        let mut packet = probe(target);
+        packet.payload.truncate(16); // a host without address must not tell its MAC (RFC 4861 section 4.3)
+        packet.build()
+    };
+    let mut rig = Rig::new();
+    assert_eq!(rig.put(UPLINK, &without_option("2001:db8::1:0")), Some(Fate::Reply(UPLINK)));
+    let told = rig.sent(UPLINK).remove(0);
+    assert_checksums(&told);
+    assert_eq!((&told[..6], &told[6..12]), (&[0x33, 0x33, 0, 0, 0, 1][..], &UPLINK_MAC.0[..]));
+    assert_eq!(told[22..38], v6("2001:db8::1:0").octets());
+    assert_eq!(told[38..54], v6("ff02::1").octets(), "all nodes hear it");
+    assert_eq!((told[54], told[58] & 0xe0), (136, 0x20), "an advertisement: override, not solicited");
+    let mut to_one = probe("2001:db8::1:0");
+    to_one.destination = ip("ff02::1");
+    to_one.payload.truncate(16);
+    let rows = [
+        ("somebody else's", without_option("2001:db8::77")),
+        ("the twin's", without_option("2001:db8::2")),
+        ("with an option that it may not have", probe("2001:db8::1:0").build()),
+        ("not to the group of the address", to_one.build()),
+    ];
+    for (sentence, frame) in rows {
+        assert_eq!(rig.put(UPLINK, &frame), Some(Fate::Linux(UPLINK)), "{sentence}");
+    }
+    assert_eq!(rig.put(CLUSTER, &without_option("2001:db8::1:0")), Some(Fate::Linux(CLUSTER)), "a VIP on the wrong port");
+}
+
+#[test]
+fn answers_of_every_kind_are_limited() {
+    let frames = [
+        arp_request([192, 0, 2, 10].into(), [192, 0, 2, 100].into()),
+        neighbour_solicitation(v6("2001:db8::10"), v6("2001:db8::1:0")).build(),
+        Packet::echo_request("198.51.100.7", "192.0.2.100").build(),
+        Packet::tcp(CLIENT, "192.0.2.100:81").build(),
+        Packet::udp(CLIENT, "192.0.2.101:54").build(),
+    ];
+    for frame in frames {
+        let mut rig = Rig::new();
+        let fates: Vec<_> = (0..200).map(|_| rig.put(UPLINK, &frame)).collect();
+        assert_eq!(fates[..100], vec![Some(Fate::Reply(UPLINK)); 100]);
+        assert_eq!(fates[199], Some(Fate::Drop(DropReason::AnswerLimited)));
     }
 }
 

@@ -20,6 +20,10 @@ const ADVERTISEMENT_BYTES: u16 = 32;
 const ARP_FRAME_BYTES: usize = 60;
 /// All nodes on the link (RFC 4291 section 2.7.1).
 const ALL_NODES: u128 = 0xff02 << 112 | 1;
+/// Where frames to all nodes go (RFC 2464 section 7).
+const ALL_NODES_MAC: Mac = Mac([0x33, 0x33, 0, 0, 0, 1]);
+/// The solicited-node groups without the 24 bits of an address (RFC 4291 section 2.7.1).
+const SOLICITED_NODES: u128 = 0xff02 << 112 | 0x1_ff << 24;
 
 /// An ARP request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,31 +70,42 @@ pub fn neighbour_question(frame: &[u8], headers: &Headers<u128>) -> Option<u128>
     }
     let bytes = transport_bytes(frame, headers)?;
     let (message, mut options) = take::<NeighbourMessage>(bytes)?;
+    let (asks_for_itself, target) = (headers.tuple.source == 0, message.target.get());
+    if asks_for_itself && headers.tuple.destination != SOLICITED_NODES | target & 0xff_ffff {
+        return None;
+    }
     while !options.is_empty() {
         // Kind and length; the length counts its own 2 bytes, and 0 is forbidden (RFC 4861 section 4.6).
         let (option, _) = take::<Extension>(options)?;
+        if asks_for_itself && option.next_header == neighbour::SOURCE_LINK_LAYER {
+            return None;
+        }
         options = options.get(usize::from(option.units) * 8..).filter(|_| option.units > 0)?;
     }
     let tuple = &headers.tuple;
     let pseudo = checksum::pseudo_sum(tuple.source, tuple.destination, protocol::ICMPV6, bytes.len());
-    let target = message.target.get();
     (checksum::finish(pseudo + checksum::sum(bytes)) == 0 && !is_group_address(target)).then_some(target)
 }
 
-/// Turns a neighbour solicitation into the advertisement that its target has `mac`: solicited, override. False when it
-/// is none, or the buffer has no room for the option.
+/// Turns a neighbour solicitation into the advertisement that its target has `mac`: solicited, override. Who asks because it
+/// wants the address for itself has none yet to be answered at: all nodes are told that it is taken (RFC 4862 section 5.4.3,
+/// RFC 4861 section 7.2.4). False when it is none, or the buffer has no room for the option.
 #[must_use]
 pub fn neighbour_advertisement(buffer: &mut impl Buffer, headers: &Headers<u128>, mac: Mac) -> bool {
     let Some(target) = neighbour_question(buffer.bytes(), headers) else { return false };
+    let (destination, flags) = match headers.tuple.source {
+        0 => (ALL_NODES, 0),
+        asker => (asker, neighbour::SOLICITED),
+    };
     buffer.resize(written_transport_offset::<u128>() + usize::from(ADVERTISEMENT_BYTES))
-        && write_advertisement(buffer.bytes_mut(), headers.tuple.source, neighbour::SOLICITED, target, mac).is_some()
-        && turn(buffer.bytes_mut(), mac)
+        && write_advertisement(buffer.bytes_mut(), destination, flags, target, mac).is_some()
+        && turn(buffer.bytes_mut(), mac, destination == ALL_NODES)
 }
 
-/// Sends the frame back to where it came from.
-fn turn(frame: &mut [u8], mac: Mac) -> bool {
+/// Sends the frame back to where it came from, or to all nodes.
+fn turn(frame: &mut [u8], mac: Mac, to_all: bool) -> bool {
     let Some((ethernet, _)) = take_mut::<Ethernet>(frame) else { return false };
-    ethernet.destination = ethernet.source;
+    ethernet.destination = if to_all { ALL_NODES_MAC.0 } else { ethernet.source };
     ethernet.source = mac.0;
     true
 }
@@ -103,7 +118,7 @@ pub fn announcement(buffer: &mut impl Buffer, address: IpAddr, mac: Mac) -> bool
         IpAddr::V4(_) => (ARP_FRAME_BYTES, [0xff; 6], ether_type::ARP),
         IpAddr::V6(_) => {
             let len = written_transport_offset::<u128>() + usize::from(ADVERTISEMENT_BYTES);
-            (len, [0x33, 0x33, 0, 0, 0, 1], ether_type::IPV6)
+            (len, ALL_NODES_MAC.0, ether_type::IPV6)
         }
     };
     if !buffer.resize(len) {

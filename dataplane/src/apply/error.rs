@@ -2,7 +2,7 @@
 
 use super::{Arrival, Engine, Tables};
 use crate::decide::{Obstacle, Packet, Passage, follow_error};
-use crate::flow::Direction;
+use crate::flow::{Direction, Way};
 use crate::lanes::Lanes;
 use crate::observe::Observe;
 use crate::rewrite::{self, ErrorRewrite};
@@ -53,6 +53,9 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         // As packets of the flow in the error's direction come from one address, whoever tells of them: the client knows
         // no other, and what lies behind us has addresses that its network may filter (docs/adr/0009).
         let (source, destination, quoted) = match direction {
+            Direction::ToBackend if flow.way == Way::Dnat => {
+                (headers.tuple.source, flow.backend_address, flow.tuple(Direction::ToClient))
+            }
             Direction::ToBackend => (flow.snat, flow.backend_address, flow.tuple(Direction::ToClient)),
             Direction::ToClient => (flow.vip, flow.client, flow.tuple(Direction::ToBackend)),
         };
@@ -62,6 +65,6 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         if !headers.dont_fragment {
             self.renumber(&mut buffer, headers);
         }
-        self.sent_of_flow(lanes, buffer, headers, &flow, exit.port);
+        self.send_of_flow(lanes, buffer, headers, &flow, exit);
     }
 }

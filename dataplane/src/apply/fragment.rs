@@ -137,7 +137,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         };
         rewrite::nat(buffer.bytes_mut(), first, &rewrite);
         rewrite::renumber(buffer.bytes_mut(), first, placed.fragment.identification_offset, identification);
-        self.sent_of_flow(lanes, buffer, first, &flow, passage.exit.port);
+        self.send_of_flow(lanes, buffer, first, &flow, passage.exit);
         // Of a later part nobody knows what its packet says of the connection.
         let transport = if let Transport::Tcp { .. } = first.transport { Transport::Tcp { flags: 0 } } else { first.transport };
         Course::Follow { source_port, destination_port, protocol, transport, identification }
@@ -246,7 +246,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let rewrite = rewrite_of(&flow, passage.direction, passage.exit);
         rewrite::later_fragment(buffer.bytes_mut(), placed.headers, &rewrite);
         rewrite::renumber(buffer.bytes_mut(), placed.headers, placed.fragment.identification_offset, identification);
-        self.sent_of_flow(lanes, buffer, placed.headers, &flow, passage.exit.port);
+        self.send_of_flow(lanes, buffer, placed.headers, &flow, passage.exit);
     }
 
     /// Gives an IPv4 packet that may be fragmented on its way a number of ours (RFC 6864 section 5.3). By the addresses that

@@ -91,7 +91,7 @@ fn by_front<'s, A: Address>(
     flow.state = next_state(flow.state, packet.headers.transport, Direction::ToClient);
     let exit = match exit_to_client(snapshot, &mut flow).and_then(|exit| fits(packet, exit)) {
         Ok(exit) => exit,
-        Err(stop) => return stopped(stop, packet.headers.dont_fragment),
+        Err(stop) => return stopped(stop),
     };
     let Ok(index) = flows.table.insert(flow) else { return Verdict::Drop(DropReason::FlowTableFull) };
     flows.changes.made = Some(front.backend);

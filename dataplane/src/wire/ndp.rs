@@ -9,6 +9,8 @@ pub mod neighbour {
     pub const SOLICITED: u32 = 0x4000_0000;
     /// It replaces what the receiver knows.
     pub const OVERRIDE: u32 = 0x2000_0000;
+    /// Option: link-layer address of the sender.
+    pub const SOURCE_LINK_LAYER: u8 = 1;
     /// Option: link-layer address of the target.
     pub const TARGET_LINK_LAYER: u8 = 2;
 }
