@@ -32,12 +32,14 @@ pub struct PortReading {
     pub device: String,
     /// Whether the link is up.
     pub is_up: bool,
-    /// Packets received.
-    pub rx_packets: u64,
-    /// Packets transmitted.
-    pub tx_packets: u64,
-    /// Packets that the device lost because no worker took them.
-    pub rx_missed: u64,
+    /// Whether the device is there.
+    pub is_there: bool,
+    /// Rate of the link, where it is known.
+    pub speed_mbps: Option<u32>,
+    /// Largest IP packet, as the driver says.
+    pub mtu_bytes: Option<u16>,
+    /// What the driver has counted since the device was attached.
+    pub stats: dpdk_sys::PortStats,
 }
 
 /// Reads all ports.
@@ -165,9 +167,10 @@ mod tests {
             name: "uplink".to_owned(),
             device: "net_tap0".to_owned(),
             is_up: true,
-            rx_packets: 10,
-            tx_packets: 9,
-            rx_missed: 0,
+            is_there: true,
+            speed_mbps: None,
+            mtu_bytes: Some(1500),
+            stats: dpdk_sys::PortStats { rx_packets: 10, tx_packets: 9, ..dpdk_sys::PortStats::default() },
         };
         Sources {
             gateway: "edge-1".to_owned(),

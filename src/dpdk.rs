@@ -6,8 +6,9 @@
 //! Not here: which devices there are (settings), the threads (`workers`).
 
 use dataplane::{BURST, Buffer, Burst, Port};
-use dpdk_sys::{BadDevice, Device, Eal, EalConfig, Mbuf, Mempool, MempoolConfig, RxQueue, TxQueue};
+use dpdk_sys::{BadDevice, Device, Eal, EalConfig, Mbuf, Mempool, MempoolConfig};
 
+use crate::berth::{Moored, Queues};
 use crate::settings::{Hugepages, PortSettings, Settings};
 
 /// Packets for each port: what the receive and transmit queues of the greediest driver (af_xdp, 2,048 + 2,048) can hold.
@@ -62,19 +63,18 @@ impl Buffer for Packet {
     }
 }
 
-/// A port as one worker sees it.
+/// A port as one worker sees it: its queues while the device is there, and the pool that packets come from.
 #[derive(Debug)]
 pub struct DpdkPort {
-    rx: RxQueue,
-    tx: TxQueue,
+    moored: Moored,
     pool: Mempool,
 }
 
 impl DpdkPort {
-    /// A port of its two queues and the pool that it receives into.
+    /// A port whose queues come and go by a berth.
     #[must_use]
-    pub fn new(rx: RxQueue, tx: TxQueue, pool: Mempool) -> Self {
-        Self { rx, tx, pool }
+    pub fn new(moored: Moored, pool: Mempool) -> Self {
+        Self { moored, pool }
     }
 }
 
@@ -83,12 +83,17 @@ impl Port for DpdkPort {
 
     #[inline]
     fn receive(&mut self, burst: &mut Burst<Packet>) {
-        self.rx.receive(burst);
+        if let Some(queues) = self.moored.queues() {
+            queues.rx.receive(burst);
+        }
     }
 
+    /// Without a device everything is refused.
     #[inline]
     fn transmit(&mut self, burst: &mut Burst<Packet>) {
-        self.tx.transmit(burst);
+        if let Some(queues) = self.moored.same_queues() {
+            queues.tx.transmit(burst);
+        }
     }
 
     fn allocate(&mut self) -> Option<Packet> {
@@ -124,18 +129,22 @@ pub fn plan(settings: &Settings) -> Result<(EalConfig, MempoolConfig), BadDevice
     Ok((EalConfig { hugepages, memory_mb, devices, cores }, pool))
 }
 
-/// Opens a configured port.
+/// Opens a configured port whose device is there. Its queues are for the workers, in their order.
 ///
 /// # Errors
 /// The device does not exist or is in use, a privilege is missing, the driver refuses.
-pub fn open(eal: Eal, port: &PortSettings, pool: Mempool) -> Result<(dpdk_sys::Port, DpdkPort), dpdk_sys::Error> {
+pub fn open(eal: Eal, port: &PortSettings, pool: Mempool) -> Result<(dpdk_sys::Port, Vec<Queues>), dpdk_sys::Error> {
     let mac = port.mac.map(|mac| mac.0);
     let config = dpdk_sys::PortConfig { device: device(port)?, mtu_bytes: port.mtu_bytes, mac, queues: 1, spread: None };
-    let mut started = dpdk_sys::Port::start(eal, &config, pool)?;
-    Ok((started.port, DpdkPort::new(started.rx.remove(0), started.tx.remove(0), pool)))
+    let dpdk_sys::StartedPort { port, rx, tx, .. } = dpdk_sys::Port::start(eal, &config, pool)?;
+    Ok((port, rx.into_iter().zip(tx).map(|(rx, tx)| Queues { rx, tx }).collect()))
 }
 
-fn device(port: &PortSettings) -> Result<Device, BadDevice> {
+/// The device of a configured port.
+///
+/// # Errors
+/// It is none.
+pub fn device(port: &PortSettings) -> Result<Device, BadDevice> {
     port.device.as_str().parse()
 }
 

@@ -1,21 +1,25 @@
 //! What the gateway takes of the machine, and gives back: DPDK's memory, the ports, their Linux twins, and the interfaces
 //! that Linux is kept off.
 //!
-//! Invariant: whatever was taken when a step fails is given back. Twins stay (`twin`): so do their routes and sessions.
+//! Invariant: whatever was taken when a step fails is given back. Twins stay (`twin`): so do their routes and sessions. A
+//! port whose device is not there stops nothing as long as another's is: it is attended to (`attend`) until it comes.
+
+mod attend;
+mod open;
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use dataplane::{Mac, PortIndex, TwinQueues};
-use dpdk_sys::{Eal, Mempool};
-use tokio::sync::watch;
+use dpdk_sys::Eal;
 
 use crate::admin::PortReading;
-use crate::af_packet::{self, AfPacketError, Prepared};
-use crate::dpdk::{self, DpdkPort, Packet};
-use crate::settings::{PortSettings, Settings, Twin};
-use crate::twin::{Interface, TwinConfig, TwinCounters, TwinError, TwinPort, TwinThread};
+use crate::af_packet::{AfPacketError, Prepared};
+use crate::dpdk::{DpdkPort, Packet};
+use crate::settings::Settings;
+use crate::twin::{TwinError, TwinThread};
+pub use attend::Attendant;
+use attend::Attended;
 
 /// Why the machine's part could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -32,32 +36,53 @@ pub enum HardwareError {
     /// The twin thread could not be started.
     #[error("the twin thread cannot be started: {0}")]
     Thread(io::Error),
+    /// A worker does not poll.
+    #[error("the worker did not take the port's queues")]
+    Worker,
 }
 
-/// How often the links are looked at.
-const LINKS_EVERY: Duration = Duration::from_millis(250);
+impl HardwareError {
+    /// Whether the device is just not there, and may come.
+    fn is_absence(&self) -> bool {
+        match self {
+            Self::AfPacket(AfPacketError::NoInterface { .. }) | Self::Dpdk(dpdk_sys::Error::NoInterface { .. }) => true,
+            Self::Dpdk(dpdk_sys::Error::NoSuchDevice { device, .. }) => !device.starts_with("net_"),
+            _ => false,
+        }
+    }
+}
 
-/// A port.
+/// A port, as those see it who ask.
+#[derive(Debug)]
 struct Opened {
     name: String,
     device: String,
-    mac: Mac,
-    port: dpdk_sys::Port,
+    /// The last one known.
+    mac: Option<Mac>,
+    /// None: the device is not there.
+    port: Option<dpdk_sys::Port>,
 }
 
-/// Twins, each with the position of its port.
-type Twins = Arc<tokio::sync::Mutex<Vec<(usize, Interface)>>>;
+/// DPDK's control calls on one port may not run at the same time.
+type Ports = Arc<Mutex<Vec<Opened>>>;
 
 /// What a worker polls: a port, and the rings of its twin.
 pub type WorkerPort = (DpdkPort, Option<Arc<TwinQueues<Packet>>>);
 
+/// The ports as the engine must know them, beside what Linux and the configuration say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortsNow {
+    /// Those without link, or without device.
+    pub down: Vec<PortIndex>,
+    /// Ethernet addresses of those whose device is there.
+    pub macs: Vec<(PortIndex, Mac)>,
+}
+
 /// The machine's part of a running gateway.
 pub struct Hardware {
     eal: Eal,
-    prepared: Vec<Prepared>,
-    /// DPDK's control calls on one port may not run at the same time.
-    ports: Arc<Mutex<Vec<Opened>>>,
-    twins: Twins,
+    ports: Ports,
+    attended: Arc<tokio::sync::Mutex<Vec<Attended>>>,
     thread: Option<TwinThread>,
 }
 
@@ -67,17 +92,10 @@ impl Hardware {
     /// # Errors
     /// See [`HardwareError`]; nothing stays taken.
     pub async fn take(settings: &Settings) -> Result<(Self, Vec<WorkerPort>), HardwareError> {
-        let prepared = prepare(settings).await?;
-        match open(settings).await {
-            Ok(Taken { eal, ports, twins, thread, worker }) => {
-                let (ports, twins) = (Arc::new(Mutex::new(ports)), Arc::new(tokio::sync::Mutex::new(twins)));
-                Ok((Self { eal, prepared, ports, twins, thread }, worker))
-            }
-            Err(error) => {
-                restore(prepared).await;
-                Err(error)
-            }
-        }
+        let prepared = open::prepare(settings).await?;
+        let taken = open::open(settings, prepared).await?;
+        let (ports, attended) = (Arc::new(Mutex::new(taken.ports)), Arc::new(tokio::sync::Mutex::new(taken.attended)));
+        Ok((Self { eal: taken.eal, ports, attended, thread: taken.thread }, taken.worker))
     }
 
     /// DPDK.
@@ -86,10 +104,10 @@ impl Hardware {
         self.eal
     }
 
-    /// The Ethernet addresses of the ports.
+    /// The Ethernet addresses of the ports; 00:00:00:00:00:00 where the device is not there to tell.
     #[must_use]
     pub fn macs(&self) -> Vec<Mac> {
-        lock(&self.ports).iter().map(|opened| opened.mac).collect()
+        lock(&self.ports).iter().map(|opened| opened.mac.unwrap_or_default()).collect()
     }
 
     /// Reads all ports, whoever asks and whenever.
@@ -98,36 +116,26 @@ impl Hardware {
         Arc::new(move || lock(&ports).iter().map(read).collect())
     }
 
-    /// The links of the ports, to be followed.
+    /// Who attends to the ports.
     #[must_use]
-    pub fn links(&self) -> Links {
-        Links { ports: Arc::clone(&self.ports), twins: Arc::clone(&self.twins) }
+    pub fn attendant(&self) -> Attendant {
+        Attendant { ports: Arc::clone(&self.ports), attended: Arc::clone(&self.attended) }
     }
 
     /// Gives everything back. The worker's ports must be gone by now.
     pub async fn give_back(mut self) {
         drop(self.thread.take());
+        let mut attended = std::mem::take(&mut *self.attended.lock().await);
+        let prepared = attended.iter_mut().filter_map(|attended| attended.prepared.take()).collect();
+        // With the last queues, which wait in a berth if a worker ended first, the port stops.
+        drop(attended);
         lock(&self.ports).clear();
-        restore(std::mem::take(&mut self.prepared)).await;
+        restore(prepared).await;
     }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-async fn prepare(settings: &Settings) -> Result<Vec<Prepared>, HardwareError> {
-    let mut prepared = Vec::new();
-    for port in &settings.ports {
-        match af_packet::prepare(port.device.as_str()).await {
-            Ok(one) => prepared.extend(one),
-            Err(error) => {
-                restore(prepared).await;
-                return Err(error.into());
-            }
-        }
-    }
-    Ok(prepared)
 }
 
 async fn restore(prepared: Vec<Prepared>) {
@@ -138,95 +146,17 @@ async fn restore(prepared: Vec<Prepared>) {
     }
 }
 
-/// What a start has taken.
-struct Taken {
-    eal: Eal,
-    ports: Vec<Opened>,
-    twins: Vec<(usize, Interface)>,
-    thread: Option<TwinThread>,
-    worker: Vec<WorkerPort>,
-}
-
-async fn open(settings: &Settings) -> Result<Taken, HardwareError> {
-    let (config, pool) = dpdk::plan(settings).map_err(dpdk_sys::Error::from)?;
-    let eal = Eal::start(&config)?;
-    let pool = Mempool::new(eal, &pool)?;
-    let mut taken = Taken { eal, ports: Vec::new(), twins: Vec::new(), thread: None, worker: Vec::new() };
-    let mut taps = Vec::new();
-    for (n, port) in settings.ports.iter().enumerate() {
-        let (handle, queues) = dpdk::open(eal, port, pool)?;
-        let mac = Mac(handle.mac());
-        taken.ports.push(Opened { name: port.name.clone(), device: port.device.as_str().to_owned(), mac, port: handle });
-        let mut rings = None;
-        if port.twin == Twin::Tap {
-            let (interface, tap) = open_twin(port, mac).await?;
-            let queues = Arc::new(TwinQueues::new());
-            taps.push(TwinPort::new(tap, Arc::clone(&queues), Arc::new(TwinCounters::default()), port.mtu_bytes));
-            taken.twins.push((n, interface));
-            rings = Some(queues);
-        }
-        taken.worker.push((queues, rings));
-    }
-    if !taps.is_empty() {
-        let allocate = move || pool.allocate().map(Packet::from);
-        taken.thread = Some(TwinThread::start(taps, allocate).map_err(HardwareError::Thread)?);
-    }
-    Ok(taken)
-}
-
-/// The links of the ports, and the twins whose carriers follow them.
-#[derive(Clone)]
-pub struct Links {
-    ports: Arc<Mutex<Vec<Opened>>>,
-    twins: Twins,
-}
-
-impl Links {
-    /// Tells which ports have no link, and makes the carriers of twins follow, until its future is dropped.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub async fn follow(self, down: watch::Sender<Vec<PortIndex>>) -> Result<(), TwinError> {
-        let mut twins = self.twins.lock().await;
-        let mut before: Vec<Option<bool>> = Vec::new();
-        let mut ticks = tokio::time::interval(LINKS_EVERY);
-        loop {
-            ticks.tick().await;
-            let is_up = |opened: &Opened| (opened.name.clone(), opened.port.link().is_ok_and(|link| link.is_up));
-            let links: Vec<(String, bool)> = lock(&self.ports).iter().map(is_up).collect();
-            before.resize(links.len(), None);
-            for (n, interface) in twins.iter_mut() {
-                let Some(((port, is_up), before)) = links.get(*n).zip(before.get_mut(*n)) else { continue };
-                if *before != Some(*is_up) {
-                    tracing::info!(port, link = if *is_up { "up" } else { "down" }, "the port's link");
-                    interface.set_carrier(*is_up).await?;
-                    *before = Some(*is_up);
-                }
-            }
-            let without = (0..=u8::MAX).zip(&links).filter(|(_, (_, is_up))| !is_up).map(|(n, _)| PortIndex(n)).collect();
-            down.send_if_modified(|last| {
-                *last != without && {
-                    *last = without;
-                    true
-                }
-            });
-        }
-    }
-}
-
-async fn open_twin(port: &PortSettings, mac: Mac) -> Result<(Interface, std::os::fd::OwnedFd), TwinError> {
-    let config = TwinConfig { name: port.name.clone(), mac, mtu: port.mtu_bytes, addresses: port.addresses.clone() };
-    Interface::open(&config).await
-}
-
 fn read(opened: &Opened) -> PortReading {
-    let stats = opened.port.stats().unwrap_or_default();
+    let port = opened.port.as_ref();
+    let stats = port.and_then(|port| port.stats().ok()).unwrap_or_default();
+    let link = port.and_then(|port| port.link().ok());
     PortReading {
         name: opened.name.clone(),
         device: opened.device.clone(),
-        is_up: opened.port.link().is_ok_and(|link| link.is_up),
-        rx_packets: stats.rx_packets,
-        tx_packets: stats.tx_packets,
-        rx_missed: stats.rx_missed,
+        is_up: link.is_some_and(|link| link.is_up),
+        is_there: port.is_some(),
+        speed_mbps: link.filter(|link| link.is_up).and_then(|link| link.speed_mbps),
+        mtu_bytes: port.and_then(|port| port.mtu_bytes().ok()),
+        stats,
     }
 }

@@ -4,6 +4,7 @@ pub mod admin;
 pub mod af_packet;
 pub mod agent;
 pub mod bench;
+pub mod berth;
 pub mod check;
 pub mod cli;
 pub mod doctor;

@@ -5,8 +5,7 @@
 //! on-link clients).
 //!
 //! Invariant: what is published is what Linux holds, at most a few milliseconds old; after lost messages everything is
-//! read anew. Deliberately not here: VLAN devices above a twin, more than one next hop of a route (the first is taken and
-//! that is logged), rules, and every table but main.
+//! read anew. Deliberately not here: VLAN devices above a twin, rules, and every table but main.
 
 mod follow;
 mod neighbours;

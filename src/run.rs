@@ -26,7 +26,7 @@ use crate::agent::config_client::{self, ClientChannels, ClientSettings};
 use crate::agent::persist::{self, StateFile};
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Supervisor};
-use crate::hardware::{Hardware, HardwareError, WorkerPort};
+use crate::hardware::{Hardware, HardwareError, PortsNow, WorkerPort};
 use crate::netlink::{Follow, REQUESTS_MAX, follow};
 use crate::reload::Reload;
 use crate::settings::{Settings, StateSource, Twin};
@@ -122,7 +122,7 @@ struct Channels {
     connected: watch::Sender<bool>,
     reached: watch::Sender<Option<Generation>>,
     linux: watch::Sender<Network>,
-    down: watch::Sender<Vec<PortIndex>>,
+    ports: watch::Sender<PortsNow>,
     network: watch::Sender<Network>,
     health: watch::Sender<probe::Health>,
     next_hops: watch::Sender<BTreeSet<(PortIndex, IpAddr)>>,
@@ -143,7 +143,7 @@ async fn serve(
         connected: watch::Sender::new(false),
         reached: watch::Sender::new(None),
         linux: watch::Sender::new(Network::default()),
-        down: watch::Sender::default(),
+        ports: watch::Sender::default(),
         network: watch::Sender::new(settings.fixed_network()),
         health: watch::Sender::default(),
         next_hops: watch::Sender::default(),
@@ -297,7 +297,7 @@ fn descriptors() -> u64 {
     rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// The tasks that follow Linux: its routes and neighbours, and the links of the ports. Without any twin the network is
+/// The tasks that follow Linux, its routes and neighbours, and attend to the ports. Without any twin the network is
 /// what the configuration says.
 fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels: &Channels, hardware: &Hardware) {
     if settings.ports.iter().any(|port| port.twin == Twin::Tap) {
@@ -312,33 +312,34 @@ fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels:
             async move { follow(follows).await.map(|never| match never {}).map_err(Failure::from) }
         });
     }
-    let (links, down) = (hardware.links(), channels.down.clone());
-    supervisor.run("links", move || {
-        let (links, down) = (links.clone(), down.clone());
-        async move { Ok(links.follow(down).await?) }
+    let (attendant, ports) = (hardware.attendant(), channels.ports.clone());
+    supervisor.run("ports", move || {
+        let (attendant, ports) = (attendant.clone(), ports.clone());
+        async move { Ok(attendant.attend(ports).await?) }
     });
-    let (linux, down, network) = (channels.linux.subscribe(), channels.down.subscribe(), channels.network.clone());
+    let (linux, ports, network) = (channels.linux.subscribe(), channels.ports.subscribe(), channels.network.clone());
     let fixed = settings.fixed_network();
-    supervisor.run("network", move || merge(linux.clone(), down.clone(), network.clone(), fixed.clone()));
+    supervisor.run("network", move || merge(linux.clone(), ports.clone(), network.clone(), fixed.clone()));
 }
 
 /// What Linux knows, what the configuration says beside it, and which ports have no link.
 async fn merge(
     mut linux: watch::Receiver<Network>,
-    mut down: watch::Receiver<Vec<PortIndex>>,
+    mut ports: watch::Receiver<PortsNow>,
     network: watch::Sender<Network>,
     fixed: Network,
 ) -> Result<(), Failure> {
     loop {
         tokio::select! {
             changed = linux.changed() => changed?,
-            changed = down.changed() => changed?,
+            changed = ports.changed() => changed?,
         }
         let mut merged = linux.borrow_and_update().clone();
         merged.routes.extend(&fixed.routes);
         merged.neighbours.extend(&fixed.neighbours);
         merged.addresses.extend(&fixed.addresses);
-        merged.down.clone_from(&down.borrow_and_update());
+        let ports = ports.borrow_and_update().clone();
+        (merged.down, merged.macs) = (ports.down, ports.macs);
         network.send_replace(merged);
     }
 }

@@ -100,7 +100,7 @@ async fn until(what: &str, mut condition: impl FnMut() -> bool) {
 
 fn config(addresses: &[&str]) -> TwinConfig {
     let addresses = addresses.iter().map(|a| a.parse().unwrap()).collect();
-    TwinConfig { name: "uplink".to_owned(), mac: TWIN_MAC, mtu: 1400, addresses }
+    TwinConfig { name: "uplink".to_owned(), mac: Some(TWIN_MAC), mtu: 1400, addresses }
 }
 
 /// A twin with its thread; the test plays the worker.
@@ -221,7 +221,7 @@ fn a_restart_keeps_the_twin_and_removes_only_addresses_that_were_ours() {
     namespace.enter(async || drop(Twin::open(&first).await));
     assert_eq!(index(namespace.ip("link show uplink")), before);
     assert!(namespace.ip("route show").contains("198.51.100.0/24 via 192.0.2.1"), "routes stand while the gateway restarts");
-    let other = TwinConfig { mac: PEER_MAC, mtu: 1300, ..config(&["192.0.2.3/24"]) };
+    let other = TwinConfig { mac: Some(PEER_MAC), mtu: 1300, ..config(&["192.0.2.3/24"]) };
     namespace.enter(async || drop(Twin::open(&other).await));
     let link = namespace.ip("link show uplink");
     assert!(link.contains("mtu 1300") && link.contains("02:00:00:00:bb:09"), "{link}");
@@ -291,7 +291,7 @@ impl Follower {
 }
 
 fn route(to: &str, via: Option<&str>) -> Route {
-    Route { to: to.parse().unwrap(), via: via.map(|via| via.parse().unwrap()), port: PortIndex(0) }
+    Route { to: to.parse().unwrap(), via: via.map(|via| via.parse().unwrap()), port: PortIndex(0), weight: 1 }
 }
 
 #[test]

@@ -326,7 +326,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     ) {
         if !snapshot.port(arrival.in_port).twin {
             self.drop(lanes, buffer, DropReason::NoRoute);
-        } else if !self.twin_rate.allow(arrival.now_ns) {
+        } else if !self.twin_rate.allow(lanes.class(arrival.in_port, buffer.bytes()), arrival.now_ns) {
             self.drop(lanes, buffer, DropReason::TwinRate);
         } else {
             self.observer.observe(&buffer, Fate::Linux(arrival.in_port), || None);

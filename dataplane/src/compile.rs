@@ -137,7 +137,8 @@ impl Compiler {
         last.routes = self.ways.share();
         last.managed = self.ways.managed(self.backends.targets.next_hops());
         last.shortest_idle_timeout = state.services.values().filter_map(|service| service.idle_timeout).min().map(Into::into);
-        last.problems = self.answers.problems.iter().chain(&self.conflicts).chain(&self.failing_open).cloned().collect();
+        let problems = self.answers.problems.iter().chain(&self.conflicts).chain(&self.failing_open).cloned();
+        last.problems = problems.chain(self.ways.problem()).collect();
         last.clone()
     }
 
@@ -149,6 +150,7 @@ impl Compiler {
 
     /// Routes and neighbours. True when every service must be looked into.
     fn follow_network(&mut self, network: &Network, health: &Health, now_ns: u64) -> bool {
+        self.follow_macs(network);
         let news = self.ways.follow(network);
         if news == News::Nothing {
             return false;
@@ -170,6 +172,20 @@ impl Compiler {
         }
         self.ways.forget(self.backends.targets.next_hops());
         all
+    }
+
+    /// Ports whose devices have come since.
+    fn follow_macs(&mut self, network: &Network) {
+        let mut changed = false;
+        for &(port, mac) in &network.macs {
+            let known = self.config.ports.get_mut(usize::from(port.0)).filter(|known| known.mac != mac);
+            changed |= known.map(|known| known.mac = mac).is_some();
+        }
+        if changed {
+            let ports: Arc<[_]> = self.config.ports.clone().into();
+            self.ways.set_ports(ports.clone());
+            self.last.ports = ports;
+        }
     }
 
     /// Looks into the services that changed. True when any listens elsewhere than before.

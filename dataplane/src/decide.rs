@@ -15,6 +15,7 @@ use crate::flow::{
     BackendId, Candidate, Direction, Flow, FlowIndex, FlowState, FlowTable, IdleLimits, Segment, UNRESOLVED, Way, advance,
     is_opening, is_plain,
 };
+use crate::hash::split_mix;
 use crate::held::Awaited;
 use crate::rewrite::Rewrite;
 use crate::snapshot::{Backend, Exit, Frontend, NextHop, Place, RouteTo, Snapshot};
@@ -186,7 +187,7 @@ fn pass<'s, A: Address>(
     now: Tick,
 ) -> Result<&'s Exit, Stop> {
     let exit = match direction {
-        Direction::ToBackend => exit_by(snapshot, next_hop),
+        Direction::ToBackend => exit_by(snapshot, next_hop, packet.hash),
         Direction::ToClient if !arrives_from(snapshot, next_hop, packet.in_port) => return Err(Stop::WrongPort),
         Direction::ToClient => exit_to_client(snapshot, flow),
     };
@@ -259,8 +260,14 @@ fn look_closer<'s, A: Address>(
 fn arrives_from(snapshot: &Snapshot, next_hop: u32, port: PortIndex) -> bool {
     match snapshot.exit(next_hop) {
         Some(exit) => exit.port == port,
-        None => snapshot.next_hop(next_hop).is_some_and(|hop| hop.port == port),
+        None => arrives_from_other(snapshot, next_hop, port),
     }
+}
+
+/// The next hop is not resolved, or is a group.
+#[cold]
+fn arrives_from_other(snapshot: &Snapshot, next_hop: u32, port: PortIndex) -> bool {
+    snapshot.next_hop(next_hop).is_some_and(|hop| hop.port == port) || snapshot.any_member_by(next_hop, port)
 }
 
 /// A SYN on a closing flow, a SYN that was never answered by a backend that takes no new flows any more, and any SYN or
@@ -313,7 +320,7 @@ fn new_flow<'s, A: Address>(
     if flows.room == 0 {
         return Verdict::Drop(DropReason::FlowTableFull);
     }
-    let exit = match exit_by(snapshot, backend.next_hop).and_then(|exit| fits(packet, exit)) {
+    let exit = match exit_by(snapshot, backend.next_hop, packet.hash).and_then(|exit| fits(packet, exit)) {
         Ok(exit) => exit,
         Err(stop) => return stopped(stop),
     };
@@ -414,9 +421,20 @@ fn end<A: Address>(flows: &mut Flows<'_, A>, index: FlowIndex, now: Tick) -> Bac
     flow.backend
 }
 
+/// The way on by a next hop. `hash` is the flow's, the same for all its packets of one direction.
 #[inline]
-fn exit_by(snapshot: &Snapshot, next_hop: u32) -> Result<&Exit, Stop> {
-    snapshot.exit(next_hop).ok_or_else(|| no_exit(snapshot, next_hop))
+fn exit_by(snapshot: &Snapshot, next_hop: u32, hash: u64) -> Result<&Exit, Stop> {
+    match snapshot.exit(next_hop) {
+        Some(exit) => Ok(exit),
+        None => exit_by_member(snapshot, next_hop, hash),
+    }
+}
+
+/// Of a group the member that is the flow's; else the next hop is not resolved.
+#[cold]
+fn exit_by_member(snapshot: &Snapshot, next_hop: u32, hash: u64) -> Result<&Exit, Stop> {
+    let slot = snapshot.member(next_hop, hash);
+    snapshot.exit(slot).ok_or_else(|| no_exit(snapshot, slot))
 }
 
 /// The way back to the client. The flow remembers the slot of its next hop; when routes changed since, it is looked up
@@ -434,14 +452,23 @@ fn exit_to_client<'s, A: Address>(snapshot: &'s Snapshot, flow: &mut Flow<A>) ->
 #[cold]
 fn route_to_client<'s, A: Address>(snapshot: &'s Snapshot, flow: &mut Flow<A>) -> Result<&'s Exit, Stop> {
     match snapshot.route(flow.client) {
-        RouteTo::NextHop(slot) => {
+        RouteTo::NextHop(next_hop) => {
+            let slot = snapshot.member(next_hop, entropy(flow));
             flow.route_to_client = slot;
             flow.route_epoch = snapshot.route_epoch();
-            exit_by(snapshot, slot)
+            snapshot.exit(slot).ok_or_else(|| no_exit(snapshot, slot))
         }
         RouteTo::Unresolved { port } => Err(Stop::Unresolved(Awaited { port, address: flow.client.ip() })),
         RouteTo::None => Err(Stop::NoRoute),
     }
+}
+
+/// What chooses among the next hops towards the client: the same for as long as the flow lives, whoever asks.
+#[allow(clippy::cast_possible_truncation)] // halves are folded
+fn entropy<A: Address>(flow: &Flow<A>) -> u64 {
+    let (client, vip) = (flow.client.wide(), flow.vip.wide());
+    let ports = u64::from(flow.client_port) << 24 | u64::from(flow.vip_port) << 8 | u64::from(flow.protocol);
+    split_mix(split_mix((client ^ client >> 64) as u64) ^ split_mix((vip ^ vip >> 64) as u64).rotate_left(32) ^ ports)
 }
 
 /// Why there is no way on by this next hop.

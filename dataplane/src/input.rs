@@ -120,6 +120,8 @@ pub struct Route {
     pub via: Option<IpAddr>,
     /// The port.
     pub port: PortIndex,
+    /// Its share among the routes to the same destination, 1 to 256.
+    pub weight: u16,
 }
 
 /// A neighbour that Linux knows the Ethernet address of and holds for usable.
@@ -136,12 +138,17 @@ pub struct Neighbour {
 /// What Linux knows of the network, as far as it concerns our ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Network {
-    /// Routes, in any order, without duplicates of (to, port).
+    /// Routes, in any order, without duplicates of (to, via, port). Several to one destination are used side by side, each
+    /// flow by one of them (ECMP).
     pub routes: Vec<Route>,
+    /// Destinations of blackhole, unreachable and prohibit routes: there is no way to them, whatever wider routes say.
+    pub unreachable: Vec<IpNet>,
     /// Usable neighbours, in any order.
     pub neighbours: Vec<Neighbour>,
     /// Every address that Linux holds on the twins, beyond the configured ones too.
     pub addresses: Vec<IpAddr>,
+    /// Ethernet addresses of ports whose devices came after the start, or came back; they replace the configured ones.
+    pub macs: Vec<(PortIndex, Mac)>,
     /// Ports without link. What they answer for is announced again when they have it back.
     pub down: Vec<PortIndex>,
 }

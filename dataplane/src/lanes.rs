@@ -7,7 +7,8 @@ use std::sync::Arc;
 use crate::peers::{Handed, HandoverQueue, Peers};
 use crate::steering::WorkerId;
 use crate::tally::Tally;
-use crate::{Burst, DropReason, Port, PortIndex, TwinQueues};
+use crate::twin_rate::{Class, class};
+use crate::{Address, Burst, DropReason, Headers, Port, PortIndex, TwinQueues};
 
 /// One port with its twin, and what is gathered for both.
 #[derive(Debug)]
@@ -105,6 +106,19 @@ impl<P: Port> Lanes<P> {
             return None;
         }
         self.lane(port)?.twin.as_ref()?.from_linux.pop()
+    }
+
+    /// What a packet that came in by the port is to Linux.
+    pub(crate) fn class(&self, port: PortIndex, frame: &[u8]) -> Class {
+        let twin = self.lanes.get(usize::from(port.0)).and_then(|lane| lane.twin.as_ref());
+        twin.map_or(Class::Rest, |twin| class(frame, &twin.begun))
+    }
+
+    /// Notes what Linux sends by the port: an answer may follow.
+    pub(crate) fn sent_by_linux<A: Address>(&self, port: PortIndex, headers: &Headers<A>) {
+        if let Some(twin) = self.lanes.get(usize::from(port.0)).and_then(|lane| lane.twin.as_ref()) {
+            twin.begun.sent(headers);
+        }
     }
 
     /// Gathers a packet for a port.

@@ -23,7 +23,7 @@ pub(crate) use family::{FrontendKey, Places};
 pub(crate) use frontend::{Affinity, Policy};
 pub use frontend::{BackendView, Frontend, PortView, ServiceView};
 pub use routes::{Exit, NextHop, RouteTo};
-pub(crate) use routes::{NextHopKey, Routes, Way};
+pub(crate) use routes::{GROUP_TABLE, Group, NextHopKey, Routes, Way};
 pub(crate) use tunnels::Tunnels;
 
 use crate::affinity::AffinityTable;
@@ -135,6 +135,19 @@ impl Snapshot {
     #[must_use]
     pub fn route<A: Address>(&self, address: A) -> RouteTo {
         self.routes.to(address.ip())
+    }
+
+    /// The slot of the next hop that a flow of this hash takes, out of what [`Snapshot::route`] or a backend names: one of a
+    /// group, usable if any is; what is no group is the slot itself.
+    #[must_use]
+    pub fn member(&self, next_hop: u32, hash: u64) -> u32 {
+        self.routes.member(next_hop, hash)
+    }
+
+    /// Whether one of a group's next hops is reached by this port.
+    #[must_use]
+    pub(crate) fn any_member_by(&self, next_hop: u32, port: PortIndex) -> bool {
+        self.routes.members(next_hop).iter().any(|&slot| self.next_hop(slot).is_some_and(|hop| hop.port == port))
     }
 
     /// A next hop by its slot.

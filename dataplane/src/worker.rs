@@ -328,8 +328,14 @@ fn from_linux<P: Port, O: Observe<P::Buffer>>(
     engine.tally.received += count as u64;
     for buffer in burst {
         let place = match parse(buffer.bytes()) {
-            Ok(Parsed::V4(headers)) => snapshot.place(headers.tuple.destination),
-            Ok(Parsed::V6(headers)) => snapshot.place(headers.tuple.destination),
+            Ok(Parsed::V4(headers)) => {
+                lanes.sent_by_linux(port, &headers);
+                snapshot.place(headers.tuple.destination)
+            }
+            Ok(Parsed::V6(headers)) => {
+                lanes.sent_by_linux(port, &headers);
+                snapshot.place(headers.tuple.destination)
+            }
             Ok(Parsed::Arp | Parsed::Other) => Place::Elsewhere,
             Err(reason) => {
                 engine.drop(lanes, buffer, reason);

@@ -272,6 +272,8 @@ int sluice_port_stats(uint16_t port, struct sluice_port_stats *stats)
 		return failed;
 	stats->rx_packets = now.ipackets;
 	stats->tx_packets = now.opackets;
+	stats->rx_bytes = now.ibytes;
+	stats->tx_bytes = now.obytes;
 	stats->rx_missed = now.imissed;
 	stats->rx_errors = now.ierrors;
 	stats->tx_errors = now.oerrors;

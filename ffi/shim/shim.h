@@ -53,7 +53,7 @@ struct sluice_port_setup {
 enum { SLUICE_RSS_KEY_BYTES = 40, SLUICE_RETA_ENTRIES = 128 };
 
 struct sluice_port_stats {
-	uint64_t rx_packets, tx_packets, rx_missed, rx_errors, tx_errors, rx_no_buffer;
+	uint64_t rx_packets, tx_packets, rx_bytes, tx_bytes, rx_missed, rx_errors, tx_errors, rx_no_buffer;
 };
 
 struct sluice_link {

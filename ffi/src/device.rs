@@ -6,6 +6,8 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
+use crate::interface;
+
 /// Neither a PCI address nor a virtual device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -79,6 +81,18 @@ impl Device {
                 Self::Virtual { name, arguments: format!("{arguments},{argument}={possible}") }
             }
             other => other,
+        }
+    }
+
+    /// What stands for the device on this machine now: the index of the interface that it works on, 0 for others; none
+    /// while there is no such interface in the network namespace of the calling thread, or no such device on the PCI bus. An
+    /// interface that is removed and made anew is another one.
+    #[must_use]
+    pub fn presence(&self) -> Option<u32> {
+        match (self, self.interface()) {
+            (Self::Pci { address, .. }, _) => Path::new("/sys/bus/pci/devices").join(address.to_string()).exists().then_some(0),
+            (_, Some(interface)) => interface::index(interface),
+            (Self::Virtual { .. }, None) => Some(0),
         }
     }
 

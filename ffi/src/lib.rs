@@ -13,6 +13,7 @@ mod cycles;
 mod device;
 mod eal;
 mod error;
+mod interface;
 mod log;
 mod mbuf;
 pub mod memory;

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use crate::device::Device;
 use crate::eal::Eal;
 use crate::error::Error;
+use crate::interface;
 use crate::mempool::Mempool;
 use crate::queue::{RxQueue, TxQueue};
 use crate::{log, raw};
@@ -95,6 +96,10 @@ pub struct PortStats {
     pub rx_packets: u64,
     /// Packets sent.
     pub tx_packets: u64,
+    /// Bytes of the packets received, as the driver counts them.
+    pub rx_bytes: u64,
+    /// Bytes of the packets sent.
+    pub tx_bytes: u64,
     /// Packets that arrived while the queue was full.
     pub rx_missed: u64,
     /// Packets that arrived broken.
@@ -243,6 +248,8 @@ impl Port {
         Ok(PortStats {
             rx_packets: now.rx_packets,
             tx_packets: now.tx_packets,
+            rx_bytes: now.rx_bytes,
+            tx_bytes: now.tx_bytes,
             rx_missed: now.rx_missed,
             rx_errors: now.rx_errors,
             tx_errors: now.tx_errors,
@@ -250,11 +257,15 @@ impl Port {
         })
     }
 
-    /// State of the cable.
+    /// State of the cable. Drivers over an interface of Linux's say that it is up whatever the interface is, and invent a
+    /// speed: there Linux is asked.
     ///
     /// # Errors
     /// The driver refuses.
     pub fn link(&self) -> Result<Link, Error> {
+        if let Some(is_up) = self.started.device.interface().and_then(interface::is_running) {
+            return Ok(Link { is_up, speed_mbps: None });
+        }
         let mut now = raw::sluice_link::default();
         // SAFETY: the port is started, and `now` is written only in this call.
         let code = unsafe { raw::sluice_port_link(self.started.id, &raw mut now) };
@@ -362,14 +373,13 @@ fn attach(device: &Device) -> Result<u16, Error> {
         (unsafe { raw::rte_eth_dev_get_port_by_name(c_name.as_ptr(), &raw mut id) } == 0).then_some(id)
     };
     if let Device::Pci { .. } = device {
-        // EAL has looked for it already. A driver that found it has made the port.
-        return find().ok_or_else(|| Error::NoSuchDevice { device: name.clone(), found: pci_state(Path::new("/sys"), &name) });
+        return attach_pci(device, &name, find);
     }
     if find().is_some() {
         return Err(Error::DeviceInUse { device: device.to_string(), name });
     }
     if let Some(interface) = device.interface()
-        && !interface_exists(interface)
+        && interface::index(interface).is_none()
     {
         return Err(Error::NoInterface { device: device.to_string(), interface: interface.to_owned() });
     }
@@ -382,10 +392,17 @@ fn attach(device: &Device) -> Result<u16, Error> {
     find().ok_or_else(|| refused(device, "find the port that it should have made", -libc::ENODEV))
 }
 
-fn interface_exists(name: &str) -> bool {
-    let name = raw::c_string(name);
-    // SAFETY: the name is terminated.
-    unsafe { libc::if_nametoindex(name.as_ptr()) != 0 }
+/// EAL has looked for it at its start; a driver that found it has made the port. A device that came later is looked for now.
+fn attach_pci(device: &Device, name: &str, find: impl Fn() -> Option<u16>) -> Result<u16, Error> {
+    if let Some(id) = find() {
+        return Ok(id);
+    }
+    if device.presence().is_some() {
+        let arguments = raw::c_string(&device.to_string());
+        // SAFETY: EAL runs; the string is terminated and copied by DPDK. Whether it found a driver is asked below.
+        unsafe { raw::rte_dev_probe(arguments.as_ptr()) };
+    }
+    find().ok_or_else(|| Error::NoSuchDevice { device: name.to_owned(), found: pci_state(Path::new("/sys"), name) })
 }
 
 /// Why DPDK has no port for a PCI address.

@@ -109,15 +109,31 @@ pub(super) fn accounts(workers: &Workers) -> Vec<v1::Account> {
     (0..).zip(workers).map(of).collect()
 }
 
+/// `absent`: there is no such device on the machine.
+fn link(reading: &PortReading) -> &'static str {
+    match reading {
+        PortReading { is_there: false, .. } => "absent",
+        PortReading { is_up: true, .. } => "up",
+        PortReading { is_up: false, .. } => "down",
+    }
+}
+
 /// A port's line.
 pub(super) fn port(reading: PortReading, workers: &Workers) -> v1::PortStatus {
+    let link = link(&reading).to_owned();
     v1::PortStatus {
         name: reading.name,
         device: reading.device,
-        link: if reading.is_up { "up" } else { "down" }.to_owned(),
-        rx_packets: reading.rx_packets,
-        tx_packets: reading.tx_packets,
-        rx_missed: reading.rx_missed,
+        link,
+        rx_packets: reading.stats.rx_packets,
+        tx_packets: reading.stats.tx_packets,
+        rx_missed: reading.stats.rx_missed,
+        rx_bytes: reading.stats.rx_bytes,
+        tx_bytes: reading.stats.tx_bytes,
+        rx_errors: reading.stats.rx_errors + reading.stats.rx_no_buffer,
+        tx_errors: reading.stats.tx_errors,
+        speed_mbps: reading.speed_mbps,
+        mtu: reading.mtu_bytes.map(u32::from),
         steering: if workers.len() == 1 { "single worker".to_owned() } else { format!("{} workers", workers.len()) },
     }
 }

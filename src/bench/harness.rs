@@ -9,6 +9,7 @@ use dpdk_sys::{Eal, EalConfig, Hugepages, Mempool, RingInput, RingOutput, RingPo
 
 use super::BenchError;
 use super::traffic::{FRAME_BYTES_V4, FRAME_BYTES_V6};
+use crate::berth::{Moored, Queues};
 use crate::dpdk::{DpdkPort, Packet, size_memory};
 
 /// A side of the gateway.
@@ -193,7 +194,7 @@ impl Rings {
         let pool = Mempool::new(eal, &pool).map_err(failed)?;
         let uplink = RingPort::new(eal, 0, RING_SLOTS, pool).map_err(failed)?;
         let cluster = RingPort::new(eal, 1, RING_SLOTS, pool).map_err(failed)?;
-        let port = |rx, tx| DpdkPort::new(rx, tx, pool);
+        let port = |rx, tx| DpdkPort::new(Moored::fixed(Queues { rx, tx }), pool);
         Ok(Self {
             ports: Some([port(uplink.rx, uplink.tx), port(cluster.rx, cluster.tx)]),
             inputs: [uplink.input, cluster.input],

@@ -94,7 +94,7 @@ pub(super) fn network(family: Family) -> Network {
     };
     let route = |to: &str, via: &str, port| {
         Some((
-            Route { to: to.parse().ok()?, via: via.parse().ok(), port },
+            Route { to: to.parse().ok()?, via: via.parse().ok(), port, weight: 1 },
             Neighbour { port, address: via.parse().ok()?, mac: ROUTER_MAC },
         ))
     };

@@ -1,4 +1,4 @@
-//! What the Linux side needs: privileges, taps, `tc`, room for neighbours.
+//! What the Linux side needs: privileges, taps, room for neighbours.
 
 use super::root::Root;
 use super::{Finding, Needs};
@@ -35,7 +35,6 @@ const CAPABILITIES: [Capability; 5] = [
 pub(super) fn examine(root: &Root, needs: &Needs) -> Vec<Finding> {
     let mut findings = capabilities(root, needs);
     findings.push(tun(root, needs));
-    findings.push(tc(root, needs));
     findings.extend(["ipv4", "ipv6"].map(|family| neighbours(root, family)));
     findings
 }
@@ -61,18 +60,6 @@ fn tun(root: &Root, needs: &Needs) -> Finding {
     }
     let needed = needs.twins || needs.has_device("net_tap");
     Finding::lacking(needed, "tap", "no /dev/net/tun", "modprobe tun; give a container the device")
-}
-
-/// Ports over af_packet keep their frames from Linux by a filter that `tc` installs.
-fn tc(root: &Root, needs: &Needs) -> Finding {
-    let places = ["/usr/sbin/tc", "/sbin/tc", "/usr/bin/tc", "/bin/tc", "/usr/local/sbin/tc"];
-    match places.into_iter().find(|path| root.exists(path)) {
-        Some(path) => Finding::ok("tc", path),
-        None => {
-            let advice = "install iproute2: without it Linux answers beside us on the interface";
-            Finding::lacking(needs.has_device("net_af_packet"), "tc", "not found", advice)
-        }
-    }
 }
 
 fn neighbours(root: &Root, family: &str) -> Finding {
@@ -116,14 +103,9 @@ mod tests {
     }
 
     #[test]
-    fn tc_is_needed_by_af_packet_and_the_tun_device_by_twins() {
-        let bare = Machine::new(&[]);
-        assert_eq!(level(&bare, &["net_af_packet0,iface=a"], "tc"), Level::Missing);
-        assert_eq!(level(&bare, &["net_tap0"], "tc"), Level::Note);
-        assert_eq!(level(&bare, &["net_null0"], "tap"), Level::Missing);
-        let full = Machine::new(&[("/sbin/tc", ""), ("/dev/net/tun", "")]);
-        assert_eq!(level(&full, &["net_af_packet0,iface=a"], "tc"), Level::Ok);
-        assert_eq!(level(&full, &["net_null0"], "tap"), Level::Ok);
+    fn the_tun_device_is_needed_by_twins() {
+        assert_eq!(level(&Machine::new(&[]), &["net_null0"], "tap"), Level::Missing);
+        assert_eq!(level(&Machine::new(&[("/dev/net/tun", "")]), &["net_null0"], "tap"), Level::Ok);
     }
 
     #[test]

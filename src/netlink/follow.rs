@@ -130,7 +130,6 @@ impl Job {
 #[derive(Default)]
 struct Told {
     excess: bool,
-    multipath: bool,
 }
 
 struct Task {
@@ -203,12 +202,6 @@ impl Task {
             tracing::warn!(excess, "Linux holds more than {ROUTES_MAX} routes by our ports; those beyond are not followed");
         }
         self.told.excess = excess > 0;
-        let multipath = self.told.multipath || self.tables.routes().first_multipath().is_some();
-        if multipath && !self.told.multipath {
-            let to = self.tables.routes().first_multipath().map(|to| to.to_string());
-            tracing::warn!(to, "a route has several next hops; only the first of each such route is used");
-        }
-        self.told.multipath = multipath;
     }
 
     async fn ask_next_hops(&mut self, next_hops: &mut watch::Receiver<BTreeSet<Key>>) -> Result<(), NetlinkError> {

@@ -20,7 +20,7 @@ use netlink_packet_route::route::{
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::neighbours::OUR_PROTOCOL;
-use super::routes::{Hop, Place, Routes};
+use super::routes::{Hop, Path, Place, Routes};
 
 /// What a message did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -87,19 +87,19 @@ impl Tables {
                 return if gone { Effect::Stale } else { Effect::Nothing };
             }
             RouteNetlinkMessage::NewRoute(m) => {
-                let Some((to, metric, hops)) = self.route(m) else { return Effect::Nothing };
+                let Some((to, metric, path)) = self.route(m) else { return Effect::Nothing };
                 let place = place(m, flags);
                 // Of several IPv4 routes with one metric only the first is replaced, and which next hops were its own is
                 // not kept.
-                let unclear = place == Place::Only && to.addr().is_ipv4() && self.routes.is_multipath(to, metric);
-                let changed = self.routes.insert(to, metric, &hops, place);
+                let unclear = place == Place::Only && to.addr().is_ipv4() && self.routes.are_several(to, metric);
+                let changed = self.routes.insert(to, metric, path, place);
                 if unclear {
                     return Effect::Stale;
                 }
                 changed
             }
             RouteNetlinkMessage::DelRoute(m) => {
-                self.route(m).is_some_and(|(to, metric, hops)| self.routes.remove(to, metric, &hops))
+                self.route(m).is_some_and(|(to, metric, path)| self.routes.remove(to, metric, path.as_ref()))
             }
             RouteNetlinkMessage::NewNeighbour(m) => {
                 self.neighbour(m).is_some_and(|(key, entry)| self.neighbours.insert(key, entry) != Some(entry))
@@ -130,7 +130,8 @@ impl Tables {
     /// What the engine needs of it all.
     pub(super) fn network(&self) -> Network {
         Network {
-            routes: self.routes.best().collect(),
+            routes: self.routes.used().collect(),
+            unreachable: self.routes.unreachable().collect(),
             neighbours: self
                 .neighbours
                 .iter()
@@ -192,24 +193,24 @@ impl Tables {
         Some(((port, address), entry))
     }
 
-    /// Destination, metric and the next hops by our ports, if it is a route of a kind that we follow.
-    fn route(&self, message: &RouteMessage) -> Option<(IpNet, u32, Vec<Hop>)> {
+    /// Destination, metric and the path by our ports, if it is a route of a kind that we follow.
+    fn route(&self, message: &RouteMessage) -> Option<(IpNet, u32, Option<Path>)> {
         let header = &message.header;
-        let unicast = header.kind == RouteType::Unicast && header.tos == 0 && header.source_prefix_length == 0;
-        if !unicast || header.flags.contains(RouteFlags::Cloned) {
+        let nowhere = match header.kind {
+            RouteType::Unicast => false,
+            RouteType::BlackHole | RouteType::Unreachable | RouteType::Prohibit => true,
+            _ => return None,
+        };
+        if header.tos != 0 || header.source_prefix_length != 0 || header.flags.contains(RouteFlags::Cloned) {
             return None;
         }
         let (mut table, mut metric) = (u32::from(header.table), 0);
         let mut destination = unspecified(header.address_family)?;
-        let (mut interface, mut via, mut several) = (None, None, None);
         for attribute in &message.attributes {
             match attribute {
                 RouteAttribute::Table(t) => table = *t,
                 RouteAttribute::Priority(p) => metric = *p,
                 RouteAttribute::Destination(to) => destination = ip(to)?,
-                RouteAttribute::Oif(index) => interface = Some(*index),
-                RouteAttribute::Gateway(_) | RouteAttribute::Via(_) => via = gateway(attribute),
-                RouteAttribute::MultiPath(hops) => several = Some(hops),
                 RouteAttribute::Encap(_) => return None,
                 _ => {}
             }
@@ -220,18 +221,31 @@ impl Tables {
         if table != u32::from(RouteHeader::RT_TABLE_MAIN) || link_local {
             return None;
         }
-        let single = interface.and_then(|index| self.port(index)).map(|port| Hop { via, port });
-        let hops = match several {
-            None => single.filter(|_| !header.flags.contains(RouteFlags::Dead)).into_iter().collect(),
-            Some(several) => several
-                .iter()
-                .filter(|hop| !hop.flags.contains(RouteNextHopFlags::Dead))
-                .filter_map(|hop| {
-                    Some(Hop { via: hop.attributes.iter().find_map(gateway), port: self.port(hop.interface_index)? })
-                })
-                .collect(),
-        };
-        Some((to, metric, hops))
+        Some((to, metric, if nowhere { Some(Path::nowhere()) } else { self.path(message) }))
+    }
+
+    /// The next hops by our ports that are alive.
+    fn path(&self, message: &RouteMessage) -> Option<Path> {
+        let (mut interface, mut via) = (None, None);
+        for attribute in &message.attributes {
+            match attribute {
+                RouteAttribute::Oif(index) => interface = Some(*index),
+                RouteAttribute::Gateway(_) | RouteAttribute::Via(_) => via = gateway(attribute),
+                RouteAttribute::MultiPath(hops) => {
+                    let alive = hops.iter().filter(|hop| !hop.flags.contains(RouteNextHopFlags::Dead));
+                    return Path::by(alive.filter_map(|hop| {
+                        let via = hop.attributes.iter().find_map(gateway);
+                        // `hops` is one less than the weight (rtnetlink(7)).
+                        Some(Hop { via, port: self.port(hop.interface_index)?, weight: u16::from(hop.hops) + 1 })
+                    }));
+                }
+                _ => {}
+            }
+        }
+        if message.header.flags.contains(RouteFlags::Dead) {
+            return None;
+        }
+        Path::by([Hop { via, port: self.port(interface?)?, weight: 1 }])
     }
 }
 
@@ -378,8 +392,6 @@ mod tests {
         };
         let rows = [
             ("by a foreign interface", route("198.51.100.0/24", None, FOREIGN, 0)),
-            ("blackhole", change(&|m| m.header.kind = RouteType::BlackHole)),
-            ("unreachable", change(&|m| m.header.kind = RouteType::Unreachable)),
             ("our own address", change(&|m| m.header.kind = RouteType::Local)),
             ("another table", change(&|m| m.attributes.push(RouteAttribute::Table(150)))),
             ("for a type of service", change(&|m| m.header.tos = 16)),
@@ -406,26 +418,42 @@ mod tests {
     }
 
     #[test]
-    fn of_a_multipath_route_the_first_live_next_hop_by_our_ports_is_taken() {
+    fn of_a_multipath_route_all_live_next_hops_by_our_ports_are_used() {
         let mut tables = tables();
         let mut message = route("0.0.0.0/0", None, 0, 0);
         message.attributes.retain(|a| !matches!(a, RouteAttribute::Oif(_)));
-        let hop = |index, via: &str, flags| {
+        let hop = |index, via: &str, flags, weight: u8| {
             let mut hop = RouteNextHop::default();
             hop.interface_index = index;
             hop.flags = flags;
+            hop.hops = weight - 1;
             hop.attributes.push(RouteAttribute::Gateway(RouteAddress::Inet(v4(via))));
             hop
         };
         message.attributes.push(RouteAttribute::MultiPath(vec![
-            hop(FOREIGN, "203.0.113.1", RouteNextHopFlags::empty()),
-            hop(UPLINK, "192.0.2.1", RouteNextHopFlags::Dead),
-            hop(UPLINK, "192.0.2.2", RouteNextHopFlags::empty()),
-            hop(CLUSTER, "10.0.0.1", RouteNextHopFlags::empty()),
+            hop(FOREIGN, "203.0.113.1", RouteNextHopFlags::empty(), 1),
+            hop(UPLINK, "192.0.2.1", RouteNextHopFlags::Dead, 1),
+            hop(UPLINK, "192.0.2.2", RouteNextHopFlags::empty(), 3),
+            hop(CLUSTER, "10.0.0.1", RouteNextHopFlags::empty(), 1),
         ]));
-        tables.apply(&RouteNetlinkMessage::NewRoute(message), 0);
-        assert_eq!(routes(&tables), ["0.0.0.0/0 192.0.2.2 0"]);
-        assert!(tables.routes().first_multipath().is_some());
+        tables.apply(&RouteNetlinkMessage::NewRoute(message.clone()), 0);
+        assert_eq!(routes(&tables), ["0.0.0.0/0 192.0.2.2 0", "0.0.0.0/0 10.0.0.1 1"]);
+        assert_eq!(tables.network().routes.iter().map(|r| r.weight).collect::<Vec<_>>(), [3, 1]);
+        tables.apply(&RouteNetlinkMessage::DelRoute(message), 0);
+        assert!(routes(&tables).is_empty());
+    }
+
+    #[test]
+    fn there_is_no_way_to_blackholes_whatever_a_wider_route_says() {
+        for kind in [RouteType::BlackHole, RouteType::Unreachable, RouteType::Prohibit] {
+            let mut tables = tables();
+            let mut message = route("198.51.100.0/24", None, FOREIGN, 0);
+            message.header.kind = kind;
+            assert_eq!(tables.apply(&RouteNetlinkMessage::NewRoute(message.clone()), 0), Effect::Changed, "{kind:?}");
+            assert_eq!(tables.network().unreachable, ["198.51.100.0/24".parse::<IpNet>().unwrap()]);
+            tables.apply(&RouteNetlinkMessage::DelRoute(message), 0);
+            assert!(tables.network().unreachable.is_empty());
+        }
     }
 
     #[test]

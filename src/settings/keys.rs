@@ -170,8 +170,8 @@ pub(super) fn fixed_network(top: &mut Section<'_>, ports: &[PlacedPort]) -> (Vec
     let mut routes: Vec<Placed<Route>> = Vec::new();
     for item in section.items("routes", "routes") {
         let Some(value) = route(&item, ports) else { continue };
-        if routes.iter().any(|other| (other.value.to, other.value.port) == (value.to, value.port)) {
-            item.problem(format!("found a second route to {} by this port; keep one", value.to));
+        if routes.iter().any(|other| (other.value.to, other.value.via, other.value.port) == (value.to, value.via, value.port)) {
+            item.problem(format!("found the route to {} by this next hop a second time; keep one", value.to));
         }
         routes.push(Placed { place: item.place, value });
     }
@@ -201,7 +201,7 @@ fn route(item: &Field<'_>, ports: &[PlacedPort]) -> Option<Route> {
     {
         field.problem(format!("found {via}, expected an address of the family of {to}"));
     }
-    Some(Route { to: to?, via, port: port? })
+    Some(Route { to: to?, via, port: port?, weight: 1 })
 }
 
 fn neighbour(item: &Field<'_>, ports: &[PlacedPort]) -> Option<Neighbour> {

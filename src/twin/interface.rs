@@ -26,8 +26,8 @@ const ALIAS: &str = "sluice twin";
 pub struct TwinConfig {
     /// The port's name, and the interface's.
     pub name: String,
-    /// The port's Ethernet address.
-    pub mac: Mac,
+    /// The port's Ethernet address; none: not known yet, the twin keeps what it has.
+    pub mac: Option<Mac>,
     /// Largest IP packet, bytes.
     pub mtu: u16,
     /// Addresses, each with the prefix that is on-link.
@@ -105,10 +105,18 @@ impl Interface {
             // Only at first, so that the operator may decide otherwise.
             twin.write_settings(config)?;
         }
-        twin.set(vec![LinkAttribute::Address(config.mac.0.to_vec()), LinkAttribute::Mtu(config.mtu.into())], Some(LinkFlags::Up))
-            .await?;
+        let mac = config.mac.map(|mac| LinkAttribute::Address(mac.0.to_vec()));
+        twin.set(mac.into_iter().chain([LinkAttribute::Mtu(config.mtu.into())]).collect(), Some(LinkFlags::Up)).await?;
         twin.set_addresses(&config.addresses).await?;
         Ok((twin, tap))
+    }
+
+    /// Gives the twin the Ethernet address of its port.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub async fn set_mac(&mut self, mac: Mac) -> Result<(), TwinError> {
+        self.set(vec![LinkAttribute::Address(mac.0.to_vec())], None).await
     }
 
     /// Makes the twin's carrier follow the port's link.

@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 
 use proto::v1::admin_client::AdminClient;
 use proto::v1::{
-    GetStatusRequest, GetStatusResponse, ListBackendsRequest, ListDropsRequest, ListServicesRequest, ReloadRequest, ServiceStatus,
+    GetStatusRequest, GetStatusResponse, ListBackendsRequest, ListDropsRequest, ListPortsRequest, ListServicesRequest,
+    PortStatus, ReloadRequest, ServiceStatus,
 };
 
 #[allow(unused_imports, reason = "each test file uses a part of it")]
@@ -228,6 +229,10 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
             let answer = AdminClient::new(channel).reload(ReloadRequest {}).await;
             answer.map(|answer| answer.into_inner().summary).map_err(|status| status.message().to_owned())
         })
+    }
+
+    pub fn ports(&self) -> Option<Vec<PortStatus>> {
+        self.admin(async |mut client| Some(client.list_ports(ListPortsRequest {}).await.ok()?.into_inner().ports))
     }
 
     pub fn drops(&self) -> Vec<(String, u64)> {

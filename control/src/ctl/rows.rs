@@ -122,6 +122,12 @@ pub(super) struct Port {
     tx_packets: u64,
     rx_missed: u64,
     steering: String,
+    rx_bytes: u64,
+    tx_bytes: u64,
+    rx_errors: u64,
+    tx_errors: u64,
+    speed_mbps: Option<u32>,
+    mtu: Option<u32>,
 }
 
 impl Row for Port {
@@ -151,8 +157,21 @@ impl Row for Port {
 
 impl From<v1::PortStatus> for Port {
     fn from(status: v1::PortStatus) -> Self {
-        let v1::PortStatus { name, device, link, rx_packets, tx_packets, rx_missed, steering } = status;
-        Self { name, device, link, rx_packets, tx_packets, rx_missed, steering }
+        Self {
+            name: status.name,
+            device: status.device,
+            link: status.link,
+            rx_packets: status.rx_packets,
+            tx_packets: status.tx_packets,
+            rx_missed: status.rx_missed,
+            steering: status.steering,
+            rx_bytes: status.rx_bytes,
+            tx_bytes: status.tx_bytes,
+            rx_errors: status.rx_errors,
+            tx_errors: status.tx_errors,
+            speed_mbps: status.speed_mbps,
+            mtu: status.mtu,
+        }
     }
 }
 

@@ -69,7 +69,9 @@ impl Admin for Canned {
             rx_packets: 18_446_744_073_709_551_615,
             tx_packets: 2,
             rx_missed: 0,
+            speed_mbps: Some(10_000),
             steering: "single worker".into(),
+            ..v1::PortStatus::default()
         };
         Ok(Response::new(v1::ListPortsResponse { ports: vec![port] }))
     }
@@ -163,7 +165,10 @@ async fn json_is_one_array_with_the_fields_of_the_contract_in_order() {
     let (backends, _) = printed(Canned::default(), "backends -o json").await;
     assert_eq!(fields(&backends), "service address state healthy weight flows");
     let (ports, _) = printed(Canned::default(), "ports -o json").await;
-    assert_eq!(fields(&ports), "name device link rx_packets tx_packets rx_missed steering");
+    assert_eq!(
+        fields(&ports),
+        "name device link rx_packets tx_packets rx_missed steering rx_bytes tx_bytes rx_errors tx_errors speed_mbps mtu"
+    );
     let parsed: serde_json::Value = serde_json::from_str(&ports).unwrap();
     assert_eq!(parsed[0]["rx_packets"], serde_json::json!(u64::MAX));
     let (drops, _) = printed(Canned::default(), "drops --output json").await;

@@ -1,20 +1,29 @@
 //! Routes and next hops of a snapshot, out of what Linux knows.
 //!
 //! A next hop keeps its slot while anything names it: a route, a neighbour, or a backend on-link. The epoch grows when
-//! routes change or a slot becomes free, so that flows look again.
+//! routes change, a port loses or gets back its link, or a slot becomes free, so that flows look again.
 
 use std::collections::{BTreeSet, HashSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use hashbrown::HashMap;
 use ipnet::IpNet;
 use prefix_trie::PrefixMap;
+use proto::MaglevSpec;
+use proto::limits::MAGLEV_HASH_VERSION;
 
 use crate::flow::UNRESOLVED;
 use crate::hash::TableHash;
-use crate::snapshot::{Exit, NextHop, NextHopKey, Routes, Way};
+use crate::maglev::MaglevTable;
+use crate::snapshot::{Exit, GROUP_TABLE, Group, NextHop, NextHopKey, Routes, Way};
 use crate::{Mac, Network, PortConfig, PortIndex, Route};
+
+/// Different groups of next hops, at most: 2 KB of table each, 2 MB together. A gateway with full tables of two providers
+/// has a few. The routes of those beyond go by their first next hop.
+pub(super) const GROUPS_MAX: usize = 1024;
+/// Next hops of a group, at most: what IPv4's own limit of a route message (about 100 with all attributes) does not exceed.
+const MEMBERS_MAX: usize = 128;
 
 /// What is new of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +45,8 @@ pub(super) struct Ways {
     free: Vec<u32>,
     /// Slots that routes name.
     routers: BTreeSet<u32>,
+    /// Routes whose group found no room.
+    ungrouped: usize,
     /// What snapshots share, while nothing changes.
     shared: Option<Arc<Routes>>,
 }
@@ -50,6 +61,8 @@ impl Ways {
             next_hops: Vec::new(),
             exits: Vec::new(),
             slots: HashMap::default(),
+            groups: Arc::default(),
+            down: Vec::new(),
         };
         let mut ways = Self {
             ports,
@@ -58,10 +71,17 @@ impl Ways {
             routes,
             free: Vec::new(),
             routers: BTreeSet::new(),
+            ungrouped: 0,
             shared: None,
         };
         ways.rebuild_routes();
         ways
+    }
+
+    /// Ethernet addresses of ports have changed, and with them what packets carry.
+    pub(super) fn set_ports(&mut self, ports: Arc<[PortConfig]>) {
+        self.ports = ports;
+        self.shared = None;
     }
 
     /// Takes over what Linux knows now. When there is news, [`Ways::forget`] is due after it was acted on.
@@ -70,7 +90,11 @@ impl Ways {
             return News::Nothing;
         }
         self.shared = None;
-        let routes_changed = self.network.routes != network.routes;
+        let routes_changed = self.network.routes != network.routes || self.network.unreachable != network.unreachable;
+        if self.routes.down != network.down {
+            self.routes.down.clone_from(&network.down);
+            self.look_again();
+        }
         self.network = network.clone();
         self.macs = network.neighbours.iter().map(|n| ((n.port, n.address), n.mac)).collect();
         if routes_changed {
@@ -89,23 +113,61 @@ impl Ways {
     fn rebuild_routes(&mut self) {
         let mut routes = self.network.routes.clone();
         routes.sort_unstable();
-        let known: HashSet<IpNet> = routes.iter().map(|route| route.to.trunc()).collect();
+        let nowhere = std::mem::take(&mut self.network.unreachable);
+        let known: HashSet<IpNet> =
+            routes.iter().map(|route| route.to).chain(nowhere.iter().copied()).map(|to| to.trunc()).collect();
         for (port, config) in (0..=u8::MAX).map(PortIndex).zip(self.ports.iter()) {
             let connected = config.addresses.iter().map(IpNet::trunc).filter(|to| !known.contains(to));
-            routes.extend(connected.map(|to| Route { to, via: None, port }));
+            routes.extend(connected.map(|to| Route { to, via: None, port, weight: 1 }));
         }
-        let (mut v4, mut v6) = (PrefixMap::new(), PrefixMap::new());
-        // The first of several routes to one prefix stays: inserted last.
-        for route in routes.iter().rev() {
-            let way = Way { via: route.via.map(|via| self.slot((route.port, via))), port: route.port };
-            match route.to {
-                IpNet::V4(to) => drop(v4.insert(to, way)),
-                IpNet::V6(to) => drop(v6.insert(to, way)),
+        let mut tries = (PrefixMap::new(), PrefixMap::new());
+        let mut put = |to: IpNet, way| match to {
+            IpNet::V4(to) => drop(tries.0.insert(to, way)),
+            IpNet::V6(to) => drop(tries.1.insert(to, way)),
+        };
+        for to in &nowhere {
+            put(*to, Way::Nowhere);
+        }
+        let mut groups = Groups::default();
+        self.ungrouped = 0;
+        for several in routes.chunk_by(|a, b| a.to == b.to) {
+            let way = self.way(several, &mut groups);
+            put(several[0].to, way); // a chunk is not empty
+        }
+        self.network.unreachable = nowhere;
+        let routers = tries.0.values().chain(tries.1.values());
+        self.routers = routers.filter_map(|way| if let Way::Via(slot) = way { Some(*slot) } else { None }).collect();
+        self.routers.extend(groups.made.iter().flat_map(|group| group.members.iter().copied()));
+        (self.routes.v4, self.routes.v6, self.routes.groups) = (Arc::new(tries.0), Arc::new(tries.1), groups.made.into());
+        self.look_again();
+    }
+
+    /// Flows look up their next hops again.
+    fn look_again(&mut self) {
+        self.routes.epoch = self.routes.epoch.wrapping_add(1).max(1);
+    }
+
+    /// Where the routes to one destination lead together. A route on-link goes before those by routers.
+    fn way(&mut self, several: &[Route], groups: &mut Groups) -> Way {
+        let routers: Vec<(NextHopKey, u16)> =
+            several.iter().filter_map(|route| Some(((route.port, route.via?), route.weight))).take(MEMBERS_MAX).collect();
+        match (&several[0], &routers[..]) {
+            (Route { via: None, port, .. }, _) => Way::OnLink(*port),
+            (_, [(router, _)]) => Way::Via(self.slot(*router)),
+            _ => {
+                let members: Vec<(u32, u16)> = routers.iter().map(|&(router, weight)| (self.slot(router), weight)).collect();
+                let number = groups.number(members, &routers);
+                self.ungrouped += usize::from(number.is_none());
+                number.map_or(Way::Via(self.slot(routers[0].0)), Way::Via)
             }
         }
-        self.routers = v4.values().chain(v6.values()).filter_map(|way: &Way| way.via).collect();
-        (self.routes.v4, self.routes.v6) = (Arc::new(v4), Arc::new(v6));
-        self.routes.epoch = self.routes.epoch.wrapping_add(1).max(1);
+    }
+
+    /// What of the routes is not used as Linux has it, in a sentence.
+    pub(super) fn problem(&self) -> Option<String> {
+        (self.ungrouped > 0).then(|| {
+            format!("{} routes by several next hops go by the first one: {GROUPS_MAX} different groups are kept", self.ungrouped)
+        })
     }
 
     /// The slot of a next hop, a free one if it has none yet.
@@ -136,9 +198,10 @@ impl Ways {
         shared.clone()
     }
 
-    /// The port of a next hop.
+    /// The port of a next hop; of a group that of its first.
     pub(super) fn port_of(&self, next_hop: u32) -> Option<PortIndex> {
-        self.routes.next_hop(next_hop).map(|hop| hop.port)
+        let slot = self.routes.members(next_hop).first().copied().unwrap_or(next_hop);
+        self.routes.next_hop(slot).map(|hop| hop.port)
     }
 
     /// Whether an address is its own next hop, in this slot.
@@ -149,9 +212,9 @@ impl Ways {
     /// The slot of the next hop towards a backend; an on-link backend is its own.
     pub(super) fn next_hop_to(&mut self, address: IpAddr) -> u32 {
         match self.routes.way(address) {
-            Some(Way { via: Some(slot), .. }) => slot,
-            Some(Way { via: None, port }) => self.slot((port, address)),
-            None => UNRESOLVED,
+            Some(Way::Via(next_hop)) => next_hop,
+            Some(Way::OnLink(port)) => self.slot((port, address)),
+            Some(Way::Nowhere) | None => UNRESOLVED,
         }
     }
 
@@ -170,7 +233,7 @@ impl Ways {
         });
         if self.routes.slots.len() < before {
             self.shared = None;
-            self.routes.epoch = self.routes.epoch.wrapping_add(1).max(1);
+            self.look_again();
         }
     }
 
@@ -192,6 +255,31 @@ impl Ways {
         let mut managed: Vec<_> = hops.map(|hop| (hop.port, hop.address)).collect();
         managed.sort_unstable();
         managed.into()
+    }
+}
+
+/// The groups of next hops that routes share.
+#[derive(Default)]
+struct Groups {
+    made: Vec<Group>,
+    numbers: HashMap<Vec<(u32, u16)>, u32, TableHash>,
+}
+
+impl Groups {
+    /// The number of the group of these slots with these weights. None when there are [`GROUPS_MAX`].
+    fn number(&mut self, members: Vec<(u32, u16)>, routers: &[(NextHopKey, u16)]) -> Option<u32> {
+        if let Some(&number) = self.numbers.get(&members) {
+            return Some(number);
+        }
+        let number = Group::number(self.made.len()).filter(|_| self.made.len() < GROUPS_MAX)?;
+        let spec = MaglevSpec { size: GROUP_TABLE, seed: 0, hash_version: MAGLEV_HASH_VERSION };
+        // A router by two ports is two next hops.
+        let identities: Vec<(SocketAddr, u16)> =
+            routers.iter().map(|&((port, via), weight)| (SocketAddr::new(via, port.0.into()), weight.max(1))).collect();
+        let table = MaglevTable::build(spec, &identities);
+        self.made.push(Group { members: members.iter().map(|&(slot, _)| slot).collect(), table });
+        self.numbers.insert(members, number);
+        Some(number)
     }
 }
 

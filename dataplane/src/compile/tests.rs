@@ -268,7 +268,7 @@ fn neighbour(port: PortIndex, address: &str, last: u8) -> Neighbour {
 }
 
 fn route(to: &str, via: Option<&str>, port: PortIndex) -> Route {
-    Route { to: to.parse().unwrap(), via: via.map(ip), port }
+    Route { to: to.parse().unwrap(), via: via.map(ip), port, weight: 1 }
 }
 
 #[test]

@@ -30,14 +30,15 @@ pub fn follow_error<'s, A: Address>(
         return Err(Obstacle::NoFlow);
     }
     let back = quoted.reversed();
-    let (index, direction) = table.search(table.hash(&back), &back).ok_or(Obstacle::NoFlow)?;
+    let hash = table.hash(&back);
+    let (index, direction) = table.search(hash, &back).ok_or(Obstacle::NoFlow)?;
     let flow = table.get_mut(index);
     let backend = snapshot.backend(flow.backend).ok_or(Obstacle::NoFlow)?;
     if limits.is_over(flow.state, backend.idle_timeout, flow.last_seen, now) {
         return Err(Obstacle::NoFlow);
     }
     let exit = match direction {
-        Direction::ToBackend => exit_by(snapshot, backend.next_hop),
+        Direction::ToBackend => exit_by(snapshot, backend.next_hop, hash),
         Direction::ToClient if !arrives_from(snapshot, backend.next_hop, packet.in_port) => Err(Stop::WrongPort),
         Direction::ToClient => exit_to_client(snapshot, flow),
     };

@@ -1,0 +1,206 @@
+//! Attending to the ports while the gateway runs: devices that come are attached and their queues handed to the worker,
+//! those that go are detached; carriers of twins follow links; the engine hears of both.
+//!
+//! Invariant: a device is detached only after the worker has given its queues back, and its Ethernet address is told before
+//! its link. Deliberately not here: workers, and what they do with a port (`berth`).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dataplane::{Mac, PortIndex};
+use dpdk_sys::{Device, Eal, Mempool};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::{HardwareError, Opened, Ports, PortsNow, lock};
+use crate::af_packet::{self, Prepared};
+use crate::berth::{Berth, Queues};
+use crate::dpdk;
+use crate::settings::PortSettings;
+use crate::twin::{Interface, TwinError};
+
+/// How often links and devices are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// A device that is there and cannot be attached is tried again after this, doubled each time up to the limit.
+const RETRY_FIRST: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_secs(16);
+
+/// A port, as the one sees it who attends to it.
+pub(super) struct Attended {
+    eal: Eal,
+    pool: Mempool,
+    settings: PortSettings,
+    device: Device,
+    /// One for each worker, in their order.
+    berths: Vec<Berth>,
+    pub(super) prepared: Option<Prepared>,
+    pub(super) twin: Option<Interface>,
+    /// What stood for the device when it was attached; none: it is not attached.
+    pub(super) presence: Option<u32>,
+    /// Workers that were asked for their queues and have not given them back; none: nobody is asked.
+    leaving: Option<Vec<usize>>,
+    retry: Retry,
+    link: Option<bool>,
+}
+
+struct Retry {
+    not_before: Option<Instant>,
+    wait: Duration,
+}
+
+impl Retry {
+    const fn new() -> Self {
+        Self { not_before: None, wait: RETRY_FIRST }
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        self.not_before.is_none_or(|at| at <= now)
+    }
+
+    fn failed(&mut self, now: Instant) {
+        self.not_before = Some(now + self.wait);
+        self.wait = (self.wait * 2).min(RETRY_MAX);
+    }
+}
+
+impl Attended {
+    pub(super) fn new(eal: Eal, pool: Mempool, settings: PortSettings, device: Device, berths: Vec<Berth>) -> Self {
+        let retry = Retry::new();
+        Self { eal, pool, settings, device, berths, prepared: None, twin: None, presence: None, leaving: None, retry, link: None }
+    }
+
+    /// Gives the queues of an attached device to the workers.
+    pub(super) fn hand_over(&self, queues: Vec<Queues>) -> Result<(), HardwareError> {
+        let mut given = self.berths.iter().zip(queues).map(|(berth, queues)| berth.give(queues));
+        given.try_for_each(|given| given.map_err(|_| HardwareError::Worker))
+    }
+
+    /// One look at the device: attaches one that has come, detaches one that has gone.
+    async fn look(&mut self, opened: &Ports, position: usize) {
+        let present = self.device.presence();
+        if self.leaving.is_some() {
+            self.finish_leaving(opened, position);
+        } else if self.presence.is_some() && present != self.presence {
+            tracing::warn!(port = self.settings.name, device = %self.device, "the port's device is gone; it is attached again when it is back");
+            self.leaving = Some((0..self.berths.len()).filter(|&worker| self.berths[worker].call_back()).collect());
+        } else if self.presence.is_none() && present.is_some() && self.retry.is_due(Instant::now()) {
+            match self.attach(opened, position).await {
+                Ok(()) => {
+                    self.presence = present;
+                    self.retry = Retry::new();
+                    tracing::info!(port = self.settings.name, device = %self.device, "the port's device has come and is attached");
+                }
+                Err(error) => {
+                    self.retry.failed(Instant::now());
+                    tracing::warn!(port = self.settings.name, %error, again_s = self.retry.wait.as_secs(), "the port's device is there and cannot be attached");
+                }
+            }
+        }
+    }
+
+    async fn attach(&mut self, opened: &Ports, position: usize) -> Result<(), HardwareError> {
+        self.prepared = af_packet::prepare(self.settings.device.as_str()).await?;
+        let (handle, queues) = dpdk::open(self.eal, &self.settings, self.pool)?;
+        let mac = Mac(handle.mac());
+        if let Some(twin) = &mut self.twin {
+            twin.set_mac(mac).await?;
+        }
+        self.hand_over(queues)?;
+        if let Some(opened) = lock(opened).get_mut(position) {
+            (opened.mac, opened.port) = (Some(mac), Some(handle));
+        }
+        Ok(())
+    }
+
+    /// When all workers have given their queues back, they and the port's handle go, and with the last of them the device.
+    fn finish_leaving(&mut self, opened: &Ports, position: usize) {
+        let Some(leaving) = &mut self.leaving else { return };
+        leaving.retain(|&worker| self.berths[worker].returned().is_none());
+        if !leaving.is_empty() {
+            return;
+        }
+        if let Some(opened) = lock(opened).get_mut(position) {
+            opened.port = None;
+        }
+        // The interface is gone, and with it what was changed on it.
+        (self.prepared, self.presence, self.leaving) = (None, None, None);
+    }
+
+    /// Tells of a changed link, and makes the twin's carrier follow.
+    async fn follow_link(&mut self, is_up: bool) -> Result<(), TwinError> {
+        if self.link.replace(is_up) != Some(is_up) {
+            tracing::info!(port = self.settings.name, link = if is_up { "up" } else { "down" }, "the port's link");
+            if let Some(twin) = &mut self.twin {
+                twin.set_carrier(is_up).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Who attends to the ports.
+#[derive(Clone)]
+pub struct Attendant {
+    pub(super) ports: Ports,
+    pub(super) attended: Arc<tokio::sync::Mutex<Vec<Attended>>>,
+}
+
+impl Attendant {
+    /// Attends until its future is dropped. `now` says how the ports are.
+    ///
+    /// # Errors
+    /// When the kernel refuses to switch a twin's carrier.
+    pub async fn attend(self, now: watch::Sender<PortsNow>) -> Result<(), TwinError> {
+        let mut attended = self.attended.lock().await;
+        attended.iter_mut().for_each(|one| one.link = None);
+        let mut ticks = tokio::time::interval(LOOK_EVERY);
+        loop {
+            ticks.tick().await;
+            for (position, one) in attended.iter_mut().enumerate() {
+                one.look(&self.ports, position).await;
+            }
+            let links: Vec<bool> = lock(&self.ports).iter().map(is_up).collect();
+            for (one, is_up) in attended.iter_mut().zip(&links) {
+                // A device that is going has no link, whatever its driver says.
+                one.follow_link(*is_up && one.leaving.is_none()).await?;
+            }
+            let there = ports_now(&lock(&self.ports), &attended);
+            now.send_if_modified(|last| {
+                *last != there && {
+                    *last = there;
+                    true
+                }
+            });
+        }
+    }
+}
+
+fn is_up(opened: &Opened) -> bool {
+    opened.port.as_ref().is_some_and(|port| port.link().is_ok_and(|link| link.is_up))
+}
+
+fn ports_now(opened: &[Opened], attended: &[Attended]) -> PortsNow {
+    let indexed = || (0..=u8::MAX).map(PortIndex).zip(opened).zip(attended);
+    PortsNow {
+        down: indexed().filter(|(_, attended)| attended.link != Some(true)).map(|((port, _), _)| port).collect(),
+        macs: indexed().filter_map(|((port, opened), _)| opened.port.as_ref().and(opened.mac).map(|mac| (port, mac))).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_cannot_be_attached_is_tried_less_and_less_often_up_to_a_limit() {
+        let (start, mut retry) = (Instant::now(), Retry::new());
+        assert!(retry.is_due(start), "the first time at once");
+        let mut waits = Vec::new();
+        for _ in 0..7 {
+            retry.failed(start);
+            let wait = (0..).find(|s| retry.is_due(start + Duration::from_secs(*s))).unwrap();
+            waits.push(wait);
+        }
+        assert_eq!(waits, [1, 2, 4, 8, 16, 16, 16]);
+    }
+}
