@@ -56,11 +56,23 @@ pub(crate) struct Swept {
     pools: u32,
 }
 
+/// Where packets come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// A port's receive queue: some may be other workers'.
+    Port,
+    /// Other workers: fragments, whose owner is to be found out here.
+    Met,
+    /// Other workers, or those that waited here: this worker's.
+    Owned,
+}
+
 /// Where a packet stands: what came in, by which port, when.
 #[derive(Clone, Copy)]
 pub(crate) struct Arrival {
     pub(crate) in_port: PortIndex,
     pub(crate) now_ns: u64,
+    pub(crate) origin: Origin,
 }
 
 /// What the first two passes over a burst found out about a packet.

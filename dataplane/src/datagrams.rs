@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 
 use crate::fragment::Datagram;
+use crate::steering::WorkerId;
 use crate::{Address, DropReason, PortIndex, Transport, TupleHash};
 
 /// How long a datagram is remembered after its last fragment, and a fragment waits for the first, ns. The fragments of a
@@ -27,6 +28,8 @@ pub(crate) const PER_WORKER: usize = 1_024;
 pub(crate) enum Course {
     /// It goes with the packets that have these ports.
     Follow { source_port: u16, destination_port: u16, protocol: u8, transport: Transport, identification: u32 },
+    /// It was handed to this worker, its owner.
+    Elsewhere(WorkerId),
     /// It is Linux's.
     Linux,
     /// It is dropped.

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use crate::peers::{Handed, HandoverQueue, Peers};
+use crate::peers::{Errand, Handed, HandoverQueue, Peers};
 use crate::steering::WorkerId;
 use crate::tally::Tally;
 use crate::twin_rate::{Class, class};
@@ -54,7 +54,7 @@ impl<P: Port> Lane<P> {
     fn hand_over(&mut self, tally: &mut Tally) {
         let Some((port, queue)) = &self.sender else { return };
         let count = self.out.len() as u64;
-        match queue.push(Handed { port: *port, leaving: true, burst: std::mem::take(&mut self.out) }) {
+        match queue.push(Handed { port: *port, errand: Errand::Send, burst: std::mem::take(&mut self.out) }) {
             Ok(()) => tally.handed_out += count,
             Err(mut refused) => {
                 tally.drop_many(DropReason::HandoverFull, count);
@@ -131,10 +131,17 @@ impl<P: Port> Lanes<P> {
         }
     }
 
-    /// Gathers a packet for its owner, another worker.
-    pub(crate) fn hand_over(&mut self, owner: WorkerId, in_port: PortIndex, buffer: P::Buffer, tally: &mut Tally) {
+    /// Gathers a packet for another worker.
+    pub(crate) fn hand_over(
+        &mut self,
+        owner: WorkerId,
+        errand: Errand,
+        in_port: PortIndex,
+        buffer: P::Buffer,
+        tally: &mut Tally,
+    ) {
         let Some(peers) = &mut self.peers else { return self.discard(buffer) };
-        if let Some(handed) = peers.gather(owner, in_port, buffer) {
+        if let Some(handed) = peers.gather(owner, errand, in_port, buffer) {
             self.push_to(owner, handed, tally);
         }
     }

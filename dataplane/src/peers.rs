@@ -20,13 +20,23 @@ const BURSTS_PER_PAIR_MIN: usize = 16;
 /// Bursts taken from one worker before the next has its turn.
 pub(crate) const BURSTS_PER_TURN: usize = 4;
 
+/// What another worker is to do with packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Errand {
+    /// Decide on them: it is their owner.
+    Decide,
+    /// Find out their owner: they are fragments, and those of a datagram meet there.
+    Meet,
+    /// Send them: they are finished, and it has a transmit queue of the port.
+    Send,
+}
+
 /// Packets that one worker gives another.
 #[derive(Debug)]
 pub struct Handed<B> {
     /// The port they came in by, or are to leave by.
     pub(crate) port: PortIndex,
-    /// They are finished, and the other has a transmit queue of the port; else they are the other's to decide on.
-    pub(crate) leaving: bool,
+    pub(crate) errand: Errand,
     pub(crate) burst: Burst<B>,
 }
 
@@ -89,6 +99,11 @@ impl<B> Peers<B> {
         (self.me, &self.steering, self.proofs.get_mut(usize::from(port.0)).and_then(Option::as_mut))
     }
 
+    /// Which of how many workers it is.
+    pub(crate) fn position(&self) -> (u16, u16) {
+        (self.me.0.into(), self.steering.workers().into())
+    }
+
     /// The SNAT ports of this worker.
     pub(crate) fn snat_share(&self) -> PortShare {
         self.steering.share(self.me)
@@ -125,10 +140,10 @@ impl<B> Peers<B> {
     }
 
     /// Gathers a packet for its owner. Returns a burst that has to be pushed before, or with it.
-    pub(crate) fn gather(&mut self, owner: WorkerId, port: PortIndex, buffer: B) -> Option<Handed<B>> {
+    pub(crate) fn gather(&mut self, owner: WorkerId, errand: Errand, port: PortIndex, buffer: B) -> Option<Handed<B>> {
         let gathered = self.gathered.get_mut(usize::from(owner.0))?;
-        let before = gathered.take_if(|handed| handed.port != port || handed.burst.is_full());
-        let new = || Handed { port, leaving: false, burst: Burst::new() };
+        let before = gathered.take_if(|handed| (handed.port, handed.errand) != (port, errand) || handed.burst.is_full());
+        let new = || Handed { port, errand, burst: Burst::new() };
         gathered.get_or_insert_with(new).burst.push(buffer);
         before
     }

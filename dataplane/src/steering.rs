@@ -17,11 +17,12 @@ use std::sync::Arc;
 pub(crate) use proof::Observer;
 pub use proof::{Proof, Refuted, RssProof};
 pub(crate) use spread::PortSpread;
-pub(crate) use steer::steer;
+pub(crate) use steer::{owner_of_first, steer};
 pub(crate) use table::SteeringTable;
 pub use table::Towards;
 pub use toeplitz::{KEY_BYTES, RssKey, Toeplitz};
 
+use crate::fragment::Datagram;
 use crate::snat::PortShare;
 use crate::{Address, Tuple, TupleHash};
 
@@ -129,6 +130,11 @@ impl Steering {
             Way::Own => None,
             Way::Toeplitz { spread, .. } => Some(spread.toeplitz().hash(tuple)),
         }
+    }
+
+    /// Where the fragments of a datagram meet, to find out their owner.
+    pub(crate) fn meeting<A: Address>(&self, datagram: &Datagram<A>) -> WorkerId {
+        self.among_workers(datagram.hash(&self.hash))
     }
 
     /// The owner of all flows of a client's address.

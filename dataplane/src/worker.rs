@@ -16,7 +16,7 @@ use arrayvec::ArrayVec;
 use crossbeam_queue::ArrayQueue;
 
 use crate::announce::Announcements;
-use crate::apply::{Arrival, Engine, Looked, Swept, Tables};
+use crate::apply::{Arrival, Engine, Looked, Origin, Swept, Tables};
 use crate::datagrams::Datagrams;
 use crate::flow::{Candidate, FlowTable, IdleLimits};
 use crate::held::{Held, Waiting};
@@ -25,7 +25,7 @@ use crate::lanes::{Lane, Lanes};
 use crate::limiter::AnswerLimiter;
 use crate::observe::Observe;
 use crate::parse::{Carried, carried, ipv4, ipv6, parse};
-use crate::peers::{BURSTS_PER_TURN, Handed, Peers};
+use crate::peers::{BURSTS_PER_TURN, Errand, Handed, Peers};
 use crate::publish::Subscriber;
 use crate::snapshot::{Place, Snapshot};
 use crate::snat::{PortShare, SnatPorts};
@@ -91,6 +91,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
     pub fn new(parts: Parts<P, O>) -> Result<Self, NoMemory> {
         let limits = &parts.limits;
         let flows = limits.max_per_worker;
+        let (worker, workers) = parts.peers.as_ref().map_or((0, 1), Peers::position);
         let share = parts.peers.as_ref().map_or_else(PortShare::whole, Peers::snat_share);
         let lanes = parts.ports.into_iter().map(|(port, twin)| Lane::new(port, twin)).collect();
         let engine = Engine {
@@ -102,7 +103,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             limits: IdleLimits::new(limits),
             held: Held::new(),
             datagrams: Datagrams::new(parts.seed),
-            identifications: Identifications::new(parts.seed, 0, 1),
+            identifications: Identifications::new(parts.seed, worker, workers),
             limiter: AnswerLimiter::new(parts.seed),
             asks: parts.asks,
             tally: Tally::default(),
@@ -146,9 +147,11 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         let changed = self.subscriber.refresh();
         let snapshot = self.subscriber.snapshot();
         let (engine, lanes) = (&mut self.engine, &mut self.lanes);
-        if changed && lanes.peers.as_ref().is_none_or(Peers::announces) {
-            self.announcements.add(snapshot, now_ns);
+        if changed {
             engine.limits.follow(snapshot.shortest_idle_timeout());
+            if lanes.peers.as_ref().is_none_or(Peers::announces) {
+                self.announcements.add(snapshot, now_ns);
+            }
         }
         let mut handled = 0;
         for index in 0..lanes.lanes.len() {
@@ -158,7 +161,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             handled += burst.len();
             engine.tally.received += burst.len() as u64;
             if !burst.is_empty() {
-                process(engine, lanes, snapshot, Arrival { in_port, now_ns }, &mut burst, Origin::Port);
+                process(engine, lanes, snapshot, Arrival { in_port, now_ns, origin: Origin::Port }, &mut burst);
             }
             handled += from_linux(engine, lanes, snapshot, in_port);
         }
@@ -181,15 +184,6 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
 
 /// ICMPv6 neighbour solicitation (RFC 4861 section 4.3).
 const NEIGHBOUR_SOLICITATION: u8 = 135;
-
-/// Where a burst comes from.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Origin {
-    /// A port's receive queue: some may be other workers'.
-    Port,
-    /// Other workers, or the packets that waited here: all are this worker's.
-    Owned,
-}
 
 /// What a packet of a burst is.
 #[derive(Clone, Copy)]
@@ -220,11 +214,10 @@ fn process<P: Port, O: Observe<P::Buffer>>(
     snapshot: &Snapshot,
     arrival: Arrival,
     burst: &mut Burst<P::Buffer>,
-    origin: Origin,
 ) {
     let mut sorted = Sorted { kinds: ArrayVec::new(), v4: AllLooked::new(), v6: AllLooked::new() };
     sort(engine, burst, &mut sorted);
-    if origin == Origin::Port && lanes.peers.is_some() {
+    if arrival.origin == Origin::Port && lanes.peers.is_some() {
         steer(lanes, snapshot, arrival.in_port, burst, &mut sorted, &mut engine.tally);
     }
     sorted.v4.iter_mut().for_each(|looked| looked.candidate = engine.v4.candidate(looked.hash));
@@ -361,16 +354,20 @@ fn from_peers<P: Port, O: Observe<P::Buffer>>(
     let mut count = 0;
     for other in 0..lanes.peers.as_ref().map_or(0, Peers::others) {
         for _ in 0..BURSTS_PER_TURN {
-            let Some(Handed { port, leaving, mut burst }) = lanes.peers.as_ref().and_then(|peers| peers.take(other)) else {
+            let Some(Handed { port, errand, mut burst }) = lanes.peers.as_ref().and_then(|peers| peers.take(other)) else {
                 break;
             };
             count += burst.len();
             engine.tally.handed_in += burst.len() as u64;
-            if leaving {
-                burst.into_iter().for_each(|buffer| lanes.send(port, buffer, &mut engine.tally));
-            } else {
-                process(engine, lanes, snapshot, Arrival { in_port: port, now_ns }, &mut burst, Origin::Owned);
-            }
+            let origin = match errand {
+                Errand::Decide => Origin::Owned,
+                Errand::Meet => Origin::Met,
+                Errand::Send => {
+                    burst.into_iter().for_each(|buffer| lanes.send(port, buffer, &mut engine.tally));
+                    continue;
+                }
+            };
+            process(engine, lanes, snapshot, Arrival { in_port: port, now_ns, origin }, &mut burst);
         }
     }
     count
@@ -391,7 +388,7 @@ fn retry_held<P: Port, O: Observe<P::Buffer>>(
         let Waiting { buffer, in_port, .. } = waiting;
         let mut burst = Burst::new();
         burst.push(buffer);
-        process(engine, lanes, snapshot, Arrival { in_port, now_ns }, &mut burst, Origin::Owned);
+        process(engine, lanes, snapshot, Arrival { in_port, now_ns, origin: Origin::Owned }, &mut burst);
     }
 }
 

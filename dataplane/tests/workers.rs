@@ -11,11 +11,12 @@ use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
 use dataplane::steering::{Proof, RETA_ENTRIES, Refuted, RssProof, Steering};
-use dataplane::testing::{Packet, Rss, Segment, arp_request};
+use dataplane::testing::{Packet, Rss, Segment, arp_request, fragments};
 use dataplane::{
     Buffer, Burst, Compiler, DropReason, Fate, Health, MemoryBuffer, MemoryPort, Parts, Peers, PortIndex, PortQueues, Publisher,
     TwinQueues, Worker, WorkerCounters, tcp_flags,
 };
+use proto::{Mode, Service, State};
 use rig::{CLUSTER, Log, SECOND, UPLINK, config, ends, network, state};
 
 const SEED: u64 = 7;
@@ -57,6 +58,10 @@ impl Team {
     }
 
     fn new(steering: Steering, delivery: Delivery, transmit_queues: u8) -> Self {
+        Self::serving(state(), steering, delivery, transmit_queues)
+    }
+
+    fn serving(state: State, steering: Steering, delivery: Delivery, transmit_queues: u8) -> Self {
         let config = config(4096);
         let limits = config.flows.clone();
         let mut compiler = Compiler::new(config);
@@ -82,7 +87,7 @@ impl Team {
             Worker::new(parts).unwrap()
         };
         let workers = parts.map(worker).collect();
-        publisher.publish(compiler.compile(&state(), &network(), &Health::default(), SECOND));
+        publisher.publish(compiler.compile(&state, &network(), &Health::default(), SECOND));
         Self { workers, counters, twins, proofs, delivery, _publisher: publisher, next: 0, now: SECOND }
     }
 
@@ -308,6 +313,49 @@ fn an_icmp_error_reaches_the_owner_of_its_flow() {
         team.put(CLUSTER, &errors);
     }
     assert_eq!(team.sent(UPLINK).len(), 3 * clients.len(), "each client is told, whichever queue the error came by");
+}
+
+#[test]
+fn both_sides_of_a_dnat_flow_come_to_the_worker_of_the_client() {
+    let mut state = state();
+    for service in state.services.values_mut() {
+        *service = Arc::new(Service { mode: Mode::Dnat, ..Service::clone(service) });
+    }
+    let cards = Steering::toeplitz(3, SEED);
+    let card = Delivery::Card(card(&cards));
+    for (steering, delivery) in [(Steering::own_hash(3, SEED), Delivery::InTurn), (cards, card)] {
+        let mut team = Team::serving(state.clone(), steering, delivery, 3);
+        team.settle();
+        let clients = clients(400);
+        for flags in [tcp_flags::SYN, tcp_flags::ACK, tcp_flags::ACK] {
+            team.exchange(&clients, flags);
+        }
+        assert_eq!((team.sum(|c| c.new_flows.get()), team.sum(|c| c.hits.get())), (400, 5 * 400));
+        assert!(team.counters.iter().all(|c| c.flows.get() > 60), "all workers take part");
+    }
+}
+
+#[test]
+fn fragments_meet_and_follow_the_first_to_its_owner() {
+    let mut team = Team::in_turn(3);
+    team.settle();
+    let mut frames = Vec::new();
+    for n in 0..60_u16 {
+        let (from, to) = match n % 2 {
+            0 => (format!("198.51.100.{}:{}", n + 1, 2000 + n), "192.0.2.101:53"),
+            _ => (format!("[2001:db8:1::{}]:{}", n + 1, 2000 + n), "[2001:db8::1:1]:53"),
+        };
+        let packet = Packet { fragmentation: 0, ..Packet::udp(&from, to).payload(&[7; 2000]) };
+        let mut parts = fragments(&packet.build(), 800, n.into());
+        parts.rotate_left(usize::from(n) % 3); // the first comes first, second or last
+        frames.extend(parts);
+    }
+    let count = frames.len();
+    team.put(UPLINK, &frames);
+    assert_eq!(team.sent(CLUSTER).len(), count, "every fragment leaves");
+    assert_eq!(team.sum(|c| c.new_flows.get()), 60, "one flow for each datagram");
+    let dropped: u64 = team.counters.iter().map(|c| c.account().dropped).sum();
+    assert_eq!(dropped, 0);
 }
 
 #[test]

@@ -1,14 +1,16 @@
 //! Carries fragments: the first is decided on like any packet, the others follow it, and those that come before it wait
 //! (FORWARDING 10).
 
-use super::{Arrival, Engine, Tables};
+use super::{Arrival, Engine, Origin, Tables};
 use crate::datagrams::{Course, Early, Slot};
 use crate::decide::{Changes, Obstacle, Packet, Passage, Verdict, decide, follow, rewrite_of};
 use crate::flow::{Candidate, Segment};
 use crate::fragment::{Fragment, Part};
 use crate::lanes::Lanes;
 use crate::observe::Observe;
+use crate::peers::Errand;
 use crate::snapshot::{Place, Snapshot};
+use crate::steering::{WorkerId, owner_of_first};
 use crate::tick::Tick;
 use crate::wire::{Ipv4, take};
 use crate::{Address, Buffer, DropReason, Headers, Port, Transport, Tuple, parse, rewrite};
@@ -44,6 +46,11 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
             return self.decided(lanes, snapshot, arrival, buffer, packet, Obstacle::NoFlow);
         }
         let slot = self.slot_of(lanes, arrival, &fragment);
+        if let Part::First(first) = &fragment.part
+            && let Some(owner) = owner_elsewhere(lanes, snapshot, arrival, first)
+        {
+            return self.pass_on(lanes, arrival, buffer, slot, owner);
+        }
         let placed = Placed { fragment: &fragment, headers, slot };
         match (&fragment.part, self.datagrams.course(slot)) {
             (Part::First(first), _) => self.first(lanes, snapshot, arrival, buffer, &placed, first),
@@ -53,6 +60,16 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
                     self.drop(lanes, buffer, DropReason::FragmentTableFull);
                 }
             }
+        }
+    }
+
+    /// Hands a first fragment to its owner, and those that waited for it; others follow them there.
+    #[cold]
+    fn pass_on<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, arrival: Arrival, buffer: B, slot: Slot, owner: WorkerId) {
+        self.datagrams.decide(slot, Course::Elsewhere(owner));
+        lanes.hand_over(owner, Errand::Decide, arrival.in_port, buffer, &mut self.tally);
+        while let Some(early) = self.datagrams.release(slot) {
+            lanes.hand_over(owner, Errand::Decide, early.in_port, early.buffer, &mut self.tally);
         }
     }
 
@@ -184,6 +201,9 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
             Course::Follow { source_port, destination_port, protocol, transport, identification } => {
                 (source_port, destination_port, protocol, transport, identification)
             }
+            Course::Elsewhere(owner) => {
+                return lanes.hand_over(owner, Errand::Decide, arrival.in_port, buffer, &mut self.tally);
+            }
             Course::Linux => {
                 self.tally.misses += 1;
                 return self.give_to_linux(lanes, snapshot, arrival, buffer);
@@ -265,6 +285,18 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
             self.drop(lanes, early.buffer, DropReason::FragmentTimeout);
         }
     }
+}
+
+/// The owner of a datagram that met here, if that is another worker.
+fn owner_elsewhere<A: Address, P: Port>(
+    lanes: &Lanes<P>,
+    snapshot: &Snapshot,
+    arrival: Arrival,
+    first: &Headers<A>,
+) -> Option<WorkerId> {
+    let peers = lanes.peers.as_ref().filter(|_| arrival.origin != Origin::Owned)?;
+    let owner = owner_of_first(peers.owner_function(), snapshot, &first.tuple);
+    (owner != peers.me()).then_some(owner)
 }
 
 /// What those that follow a first fragment with this verdict do. An answer tells of the whole datagram, and is one answer.

@@ -7,8 +7,9 @@ use arrayvec::ArrayVec;
 
 use super::{Observer, Steering, Towards, WorkerId};
 use crate::apply::Looked;
+use crate::fragment::{Fragment, Part};
 use crate::lanes::Lanes;
-use crate::peers::Peers;
+use crate::peers::{Errand, Peers};
 use crate::snapshot::{Place, Snapshot};
 use crate::tally::Tally;
 use crate::worker::{Kind, Sorted};
@@ -26,13 +27,13 @@ pub(crate) fn steer<P: Port>(
 ) {
     let Some(peers) = &mut lanes.peers else { return };
     let me = peers.me();
-    let owners = owners(peers, snapshot, in_port, burst, sorted);
-    if owners.iter().all(|owner| *owner == me) {
+    let errands = errands(peers, snapshot, in_port, burst, sorted);
+    if errands.iter().all(|(owner, _)| *owner == me) {
         return;
     }
     let Sorted { kinds, v4, v6 } = mem::take(sorted);
     let (mut v4, mut v6) = (v4.into_iter(), v6.into_iter());
-    for ((buffer, kind), owner) in mem::take(burst).into_iter().zip(kinds).zip(owners) {
+    for ((buffer, kind), (owner, errand)) in mem::take(burst).into_iter().zip(kinds).zip(errands) {
         let is_mine = owner == me;
         match kind {
             Kind::V4 => sorted.v4.extend(v4.next().filter(|_| is_mine)),
@@ -43,48 +44,49 @@ pub(crate) fn steer<P: Port>(
             burst.push(buffer);
             sorted.kinds.push(kind);
         } else {
-            lanes.hand_over(owner, in_port, buffer, tally);
+            lanes.hand_over(owner, errand, in_port, buffer, tally);
         }
     }
 }
 
-/// The owner of each packet. What has none is whose it came to: ARP, neighbour discovery, echo, other protocols.
-fn owners<B: Buffer>(
+/// The owner of each packet, or where its owner is found out. What has none is whose it came to: ARP, neighbour discovery, echo, other protocols.
+fn errands<B: Buffer>(
     peers: &mut Peers<B>,
     snapshot: &Snapshot,
     in_port: PortIndex,
     burst: &Burst<B>,
     sorted: &Sorted,
-) -> ArrayVec<WorkerId, BURST> {
+) -> ArrayVec<(WorkerId, Errand), BURST> {
     let (me, steering, mut proof) = peers.steering(in_port);
     let (mut v4, mut v6) = (sorted.v4.iter(), sorted.v6.iter());
-    let owner = |(buffer, kind): (&B, &Kind)| {
-        let owner = match kind {
-            Kind::V4 => v4.next().and_then(|looked| owner(steering, &mut proof, me, snapshot, buffer, looked)),
-            Kind::V6 => v6.next().and_then(|looked| owner(steering, &mut proof, me, snapshot, buffer, looked)),
+    let errand = |(buffer, kind): (&B, &Kind)| {
+        let errand = match kind {
+            Kind::V4 => v4.next().and_then(|looked| errand(steering, &mut proof, me, snapshot, buffer, looked)),
+            Kind::V6 => v6.next().and_then(|looked| errand(steering, &mut proof, me, snapshot, buffer, looked)),
             Kind::Solicitation => v6.next().and(None),
             Kind::Arp | Kind::Other | Kind::Bad(_) => None,
         };
-        owner.unwrap_or(me)
+        errand.unwrap_or((me, Errand::Decide))
     };
-    burst.iter().zip(&sorted.kinds).map(owner).collect()
+    burst.iter().zip(&sorted.kinds).map(errand).collect()
 }
 
-/// The owner of a packet of a transport protocol with ports, or of an error about one.
-fn owner<A: Address, B: Buffer>(
+/// Who is to do what with a packet of a transport protocol with ports, a part of one, or an error about one.
+fn errand<A: Address, B: Buffer>(
     steering: &Steering,
     proof: &mut Option<&mut Observer>,
     me: WorkerId,
     snapshot: &Snapshot,
     buffer: &B,
     looked: &Looked<A>,
-) -> Option<WorkerId> {
+) -> Option<(WorkerId, Errand)> {
     let tuple = &looked.headers.tuple;
     let is_spread_by_cards = match looked.headers.transport {
         Transport::Tcp { .. } | Transport::Udp => true,
         Transport::Sctp => false,
-        Transport::Icmp { .. } => return owner_of_error(steering, snapshot, buffer, looked),
-        Transport::Fragment | Transport::Other => return None,
+        Transport::Icmp { .. } => return Some((owner_of_error(steering, snapshot, buffer, looked)?, Errand::Decide)),
+        Transport::Fragment => return Some((meeting(steering, buffer, looked)?, Errand::Meet)),
+        Transport::Other => return None,
     };
     let towards = towards(snapshot, tuple);
     if is_spread_by_cards && let Some(proof) = proof {
@@ -94,10 +96,10 @@ fn owner<A: Address, B: Buffer>(
             proof.look(buffer.rss_hash(), hash, steering.reta(hash as usize), me);
         }
         if proof.trusts() && towards.is_by_tuple() {
-            return Some(me);
+            return Some((me, Errand::Decide));
         }
     }
-    Some(steering.owner_hashed(tuple, towards, looked.hash))
+    Some((steering.owner_hashed(tuple, towards, looked.hash), Errand::Decide))
 }
 
 /// The owner of the flow whose packet an ICMP error quotes, as we sent it: an answer to that would come to the owner.
@@ -110,6 +112,18 @@ fn owner_of_error<A: Address, B: Buffer>(
 ) -> Option<WorkerId> {
     let answer = Quote::of(buffer.bytes(), &looked.headers)?.tuple.reversed();
     Some(steering.owner(&answer, towards(snapshot, &answer)))
+}
+
+/// Where a fragment of a packet with ports meets the others.
+#[cold]
+fn meeting<A: Address, B: Buffer>(steering: &Steering, buffer: &B, looked: &Looked<A>) -> Option<WorkerId> {
+    let fragment = Fragment::of(buffer.bytes(), &looked.headers).ok()?;
+    (fragment.part != Part::Portless).then(|| steering.meeting(&fragment.datagram))
+}
+
+/// The owner of a datagram by the ports of its first fragment.
+pub(crate) fn owner_of_first<A: Address>(steering: &Steering, snapshot: &Snapshot, first: &Tuple<A>) -> WorkerId {
+    steering.owner(first, towards(snapshot, first))
 }
 
 fn towards<A: Address>(snapshot: &Snapshot, tuple: &Tuple<A>) -> Towards {
