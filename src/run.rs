@@ -124,7 +124,7 @@ struct Channels {
     linux: watch::Sender<Network>,
     ports: watch::Sender<PortsNow>,
     network: watch::Sender<Network>,
-    health: watch::Sender<probe::Health>,
+    probed: probe::Findings,
     next_hops: watch::Sender<BTreeSet<(PortIndex, IpAddr)>>,
     served: watch::Sender<Served>,
     asks: Arc<ArrayQueue<(PortIndex, IpAddr)>>,
@@ -145,7 +145,7 @@ async fn serve(
         linux: watch::Sender::new(Network::default()),
         ports: watch::Sender::default(),
         network: watch::Sender::new(settings.fixed_network()),
-        health: watch::Sender::default(),
+        probed: probe::Findings::default(),
         next_hops: watch::Sender::default(),
         served: watch::Sender::default(),
         asks: Arc::new(ArrayQueue::new(REQUESTS_MAX)),
@@ -270,12 +270,12 @@ fn supervise_state(supervisor: &mut Supervisor, settings: &Settings, channels: &
     let (known, connected) = (channels.known.subscribe(), channels.connected.subscribe());
     supervisor.run("persist", move || persist::run(file.clone(), known.clone(), connected.clone()));
 
-    let (known, health) = (channels.known.subscribe(), channels.health.clone());
+    let (known, findings) = (channels.known.subscribe(), channels.probed.clone());
     let node_ports = settings.node_port_addresses.clone();
     supervisor.run("probe", move || {
-        let (known, health, node_ports) = (known.clone(), health.clone(), node_ports.clone());
+        let (known, findings, node_ports) = (known.clone(), findings.clone(), node_ports.clone());
         async move {
-            probe::run(&probe::TcpProber, known, &health, probe::concurrency(descriptors()), &node_ports).await;
+            probe::run(&probe::NetworkProber, known, &findings, probe::concurrency(descriptors()), &node_ports).await;
             Ok(())
         }
     });
@@ -284,7 +284,7 @@ fn supervise_state(supervisor: &mut Supervisor, settings: &Settings, channels: &
     let inputs = Inputs {
         known: channels.known.subscribe(),
         network: channels.network.subscribe(),
-        health: channels.health.subscribe(),
+        health: channels.probed.health.subscribe(),
         clock: workers::now_ns,
     };
     let outputs =

@@ -12,7 +12,7 @@ mod slots;
 mod snat;
 mod steering;
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -42,6 +42,7 @@ pub struct Compiler {
     backends: Backends,
     services: HashMap<ServiceName, Served, TableHash>,
     failing: HashSet<TargetKey>,
+    failing_for: BTreeMap<ServiceName, HashSet<TargetKey>>,
     pools: Vec<Pool>,
     addresses: Vec<IpAddr>,
     down: Vec<PortIndex>,
@@ -91,6 +92,7 @@ impl Compiler {
             backends: Backends::default(),
             services: HashMap::default(),
             failing: HashSet::new(),
+            failing_for: BTreeMap::new(),
             pools: Vec::new(),
             addresses: Vec::new(),
             down: Vec::new(),
@@ -161,7 +163,7 @@ impl Compiler {
                 ways: &mut self.ways,
                 snat: &self.snat,
                 tunnels: &self.tunnels,
-                failing: &health.failing,
+                health,
                 node_port_addresses: &[],
                 counters: &self.counters,
                 affinity: None,
@@ -194,6 +196,10 @@ impl Compiler {
         if !changed.is_empty() {
             self.failing.clone_from(&health.failing);
         }
+        let failed_before = (self.failing_for != health.failing_for).then(|| self.failing_for.clone());
+        if failed_before.is_some() {
+            self.failing_for.clone_from(&health.failing_for);
+        }
         if self.last.affinity.is_none() && state.services.values().any(|service| service.affinity.is_some()) {
             self.last.affinity = AffinityTable::new().map(Arc::new);
         }
@@ -202,7 +208,7 @@ impl Compiler {
             ways: &mut self.ways,
             snat: &self.snat,
             tunnels: &self.tunnels,
-            failing: &health.failing,
+            health,
             node_port_addresses: &self.config.node_port_addresses,
             counters: &self.counters,
             now_ns,
@@ -217,7 +223,8 @@ impl Compiler {
                 Some(served) => (served, false),
                 None => (self.services.entry(name.clone()).or_insert_with(|| Served::new(service)), true),
             };
-            let affected = || changed.iter().any(|key| served.backends.contains_key(key));
+            let affected_alone = || failed_before.as_ref().is_some_and(|old| old.get(name) != health.failing_for.get(name));
+            let affected = || changed.iter().any(|key| served.backends.contains_key(key)) || affected_alone();
             if new || all || is_other(&served.source, service) || affected() {
                 dnat_changed |= served.is_dnat() || service.mode == Mode::Dnat;
                 listens_changed |= served.compile(service, &mut self.backends, &mut around);

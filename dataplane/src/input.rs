@@ -1,12 +1,12 @@
 //! What the agent knows and a snapshot is compiled from: configuration, network, health. Plain values.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use proto::Protocol;
+use proto::{Protocol, ServiceName};
 
 /// An Ethernet address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -153,9 +153,11 @@ pub struct Network {
     pub down: Vec<PortIndex>,
 }
 
-/// Which targets are failing their probes. What is not in it is usable.
+/// Which backends are failing their probes. What is not in it is usable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Health {
-    /// Backends by protocol and address, in the key of the service they fail for being shared by all services.
+    /// Backends by protocol and address that fail for every service that has them and asks for probes.
     pub failing: HashSet<(Protocol, SocketAddr)>,
+    /// Those that fail for one service alone: what was asked depends on its VIP, or on its endpoints there.
+    pub failing_for: BTreeMap<ServiceName, HashSet<(Protocol, SocketAddr)>>,
 }

@@ -35,5 +35,10 @@ pub const BACKENDS_PER_PORT_MAX: usize = 6553;
 pub const SERVICES_MAX: usize = 65_536;
 /// Largest message on the configuration API, bytes: 10,000 backends at about 100 bytes, times ten for headroom.
 pub const MESSAGE_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// First source port of probes to VIPs: one for each backend that is probed so. Linux gives ports up to 60,999 to
+/// connections of its own (`net.ipv4.ip_local_port_range`).
+pub const PROBE_PORT_FIRST: u16 = 61_000;
+/// Last source port of probes to VIPs: 4,536 backends.
+pub const PROBE_PORT_LAST: u16 = 65_535;
 /// Default time that flows of a removed backend may go on.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(300);

@@ -1,6 +1,7 @@
 //! The whole state that a gateway is given.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -39,6 +40,11 @@ pub struct State {
     /// The pools.
     pub pools: Vec<Pool>,
 }
+
+/// The backend that a probe to a VIP is for, by its source port, which is from [`crate::limits::PROBE_PORT_FIRST`] to
+/// [`crate::limits::PROBE_PORT_LAST`]. Every backend of the VIP's frontend would take it; the engine sends it to this one, in
+/// the way of the frontend's mode (FORWARDING 12).
+pub type ProbeTags = BTreeMap<u16, IpAddr>;
 
 /// Where a gateway has its state from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

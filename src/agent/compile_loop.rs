@@ -117,8 +117,21 @@ impl Inputs {
         let health = self.health.borrow_and_update().clone();
         let network = self.network.borrow_and_update();
         let state = usable(&known, &health);
-        Some(compiler.compile(&state, &network, &Health { failing: health.failing }, (self.clock)()))
+        Some(compiler.compile(&state, &network, &engine_health(&health), (self.clock)()))
     }
+}
+
+/// What the probes say, in the engine's terms.
+fn engine_health(health: &probe::Health) -> Health {
+    let mut engine = Health::default();
+    for subject in &health.failing {
+        let backend = (subject.protocol, subject.address);
+        match &subject.service {
+            None => engine.failing.insert(backend),
+            Some(service) => engine.failing_for.entry((**service).clone()).or_default().insert(backend),
+        };
+    }
+    engine
 }
 
 impl Outputs {
@@ -275,11 +288,28 @@ mod tests {
         timeout(LONG, gateway.next_hops.wait_for(|hops| *hops == wanted)).await.unwrap().unwrap();
     }
 
+    fn subject(service: Option<&str>, address: &str) -> probe::Subject {
+        let service = service.map(|name| Arc::new(ServiceName::new("default", name)));
+        probe::Subject { service, protocol: Protocol::Tcp, address: address.parse().unwrap() }
+    }
+
+    #[tokio::test]
+    async fn what_fails_for_one_service_alone_takes_no_backend_from_another() {
+        let mut gateway = Gateway::start();
+        gateway.know(Origin::Controller, web(1, &["10.0.0.1:80", "10.0.0.2:80"]));
+        gateway.takes(&["10.0.0.1:80", "10.0.0.2:80"]).await;
+        let failing = |service| HashSet::from([subject(Some(service), "10.0.0.2:80"), subject(Some("other"), "10.0.0.1:80")]);
+        gateway.health.send_replace(probe::Health { failing: failing("web"), ..probe::Health::default() });
+        gateway.takes(&["10.0.0.1:80"]).await;
+        gateway.health.send_replace(probe::Health { failing: failing("third"), ..probe::Health::default() });
+        gateway.takes(&["10.0.0.1:80", "10.0.0.2:80"]).await;
+    }
+
     #[tokio::test]
     async fn health_takes_a_backend_out_and_from_disk_proof_brings_it_in() {
         let mut gateway = Gateway::start();
         let backends = ["10.0.0.1:80", "10.0.0.2:80"];
-        let set = |address: &str| HashSet::from([(Protocol::Tcp, address.parse().unwrap())]);
+        let set = |address: &str| HashSet::from([subject(None, address)]);
         gateway.know(Origin::Disk, web(1, &backends));
         gateway.takes(&[]).await;
         gateway.health.send_replace(probe::Health { proven: set("10.0.0.2:80"), ..probe::Health::default() });

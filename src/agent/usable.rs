@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use control::probe::Health;
+use control::probe::{Health, Subject};
 use proto::{Known, Origin, Service, State, Target};
 
 /// The part of `known` that may be used under `health`.
@@ -18,8 +18,16 @@ pub fn usable(known: &Known, health: &Health) -> Arc<State> {
     let mut state = State::clone(&known.state);
     for service in state.services.values_mut().filter(|service| service.target == Target::Endpoint) {
         let mut limited = Service::clone(service);
+        let name = Arc::new(service.name.clone());
         for port in &mut limited.ports {
-            port.backends.retain(|backend| health.proven.contains(&(port.protocol, backend.address)));
+            let protocol = port.protocol;
+            // By a probe that is everybody's, or by one through the service's own VIP.
+            let is_proven = |address| {
+                [None, Some(Arc::clone(&name))]
+                    .into_iter()
+                    .any(|service| health.proven.contains(&Subject { service, protocol, address }))
+            };
+            port.backends.retain(|backend| is_proven(backend.address));
         }
         if limited != **service {
             *service = Arc::new(limited);
@@ -39,12 +47,18 @@ mod tests {
 
     #[test]
     fn from_disk_only_proven_backends_are_used_and_from_the_controller_all() {
-        let held = Arc::new(state("e", 1, &[service("web", &["10.0.0.1:80", "10.0.0.2:80"])]));
-        let health = Health { failing: HashSet::new(), proven: HashSet::from([(Protocol::Tcp, "10.0.0.2:80".parse().unwrap())]) };
+        let held = Arc::new(state("e", 1, &[service("web", &["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"])]));
+        let proven = |service: Option<&str>, address: &str| Subject {
+            service: service.map(|name| Arc::new(ServiceName::new("default", name))),
+            protocol: Protocol::Tcp,
+            address: address.parse().unwrap(),
+        };
+        let proven = [proven(None, "10.0.0.2:80"), proven(Some("web"), "10.0.0.3:80"), proven(Some("other"), "10.0.0.1:80")];
+        let health = Health { failing: HashSet::new(), proven: proven.into() };
         let from = |origin| usable(&Known { state: Arc::clone(&held), origin }, &health);
         assert!(Arc::ptr_eq(&from(Origin::Controller), &held));
         let left = &from(Origin::Disk).services[&ServiceName::new("default", "web")].ports[0].backends;
-        assert_eq!(left.iter().map(|b| b.address.to_string()).collect::<Vec<_>>(), ["10.0.0.2:80"]);
+        assert_eq!(left.iter().map(|b| b.address.to_string()).collect::<Vec<_>>(), ["10.0.0.2:80", "10.0.0.3:80"]);
     }
 
     #[test]

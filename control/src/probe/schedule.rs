@@ -5,19 +5,19 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::Target;
 use super::target::Targets;
 
 /// Targets that wait for their next probe, and those whose probe is under way.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
-    due: BTreeSet<(Instant, SocketAddr)>,
-    waiting: HashMap<SocketAddr, Instant>,
-    under_way: HashSet<SocketAddr>,
+    due: BTreeSet<(Instant, Target)>,
+    waiting: HashMap<Target, Instant>,
+    under_way: HashSet<Target>,
     spread: RandomState,
 }
 
@@ -41,7 +41,7 @@ impl Schedule {
     }
 
     /// A target whose probe is due; it counts as under way until [`Schedule::finished`].
-    pub(super) fn start(&mut self, now: Instant) -> Option<SocketAddr> {
+    pub(super) fn start(&mut self, now: Instant) -> Option<Target> {
         let (at, target) = *self.due.first()?;
         if at > now {
             return None;
@@ -52,19 +52,19 @@ impl Schedule {
     }
 
     /// The probe of `target` is over; the next one is due at `next`, none when the target is not followed any more.
-    pub(super) fn finished(&mut self, target: SocketAddr, next: Option<Instant>) {
+    pub(super) fn finished(&mut self, target: Target, next: Option<Instant>) {
         self.under_way.remove(&target);
         if let Some(at) = next {
             self.wait(target, at);
         }
     }
 
-    fn wait(&mut self, target: SocketAddr, at: Instant) {
+    fn wait(&mut self, target: Target, at: Instant) {
         self.waiting.insert(target, at);
         self.due.insert((at, target));
     }
 
-    fn take(&mut self, target: SocketAddr) {
+    fn take(&mut self, target: Target) {
         if let Some(at) = self.waiting.remove(&target) {
             self.due.remove(&(at, target));
         }

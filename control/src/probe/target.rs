@@ -1,20 +1,31 @@
-//! Which targets a state asks to probe. A target is where a TCP connection is tried; its key is the address alone, since
-//! TCP connections are the one kind of probe.
+//! Which targets a state asks to probe. A target is what is asked and where; services that ask the same share it.
 //!
-//! Backends share targets (services with the same backends, or with one health check port), and a backend may depend on
-//! several targets (services that disagree on the port): it fails while any of them fails.
+//! A backend may depend on several targets: services that disagree on the port, or a probe beside what kube-proxy says of
+//! a node. It fails while any of them fails. What a probe through a VIP or kube-proxy's word finds holds for that service
+//! alone: the same node may well serve another one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
-use proto::{BackendState, Family, HealthCheck, Probe, Protocol, Service, ServicePort, State};
+use proto::{Backend, BackendState, Family, HealthCheck, Probe, Protocol, Service, ServiceName, ServicePort, State};
 
-/// The backends that a target speaks for.
-pub type Backends = BTreeSet<(Protocol, SocketAddr)>;
+use super::Target;
+
+/// A backend that a target speaks for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Subject {
+    /// The one service that it is said of; none: every service that has the backend.
+    pub service: Option<Arc<ServiceName>>,
+    /// Of the frontend.
+    pub protocol: Protocol,
+    /// The backend.
+    pub address: SocketAddr,
+}
 
 /// All targets of a state.
-pub type Targets = BTreeMap<SocketAddr, Check>;
+pub type Targets = BTreeMap<Target, Check>;
 
 /// How a target is probed, and for whom. Services that share it and differ get the strictest of their settings: the
 /// smallest interval, timeout and `fall`, the largest `rise`.
@@ -29,17 +40,17 @@ pub struct Check {
     /// Failed probes in a row that make one.
     pub fall: u32,
     /// The backends that fail with it.
-    pub backends: Backends,
+    pub subjects: BTreeSet<Subject>,
 }
 
 impl Check {
-    fn new(health: &HealthCheck) -> Self {
+    pub(super) fn new(health: &HealthCheck) -> Self {
         Self {
             interval: health.interval,
             timeout: health.timeout,
             rise: health.rise,
             fall: health.fall,
-            backends: Backends::new(),
+            subjects: BTreeSet::new(),
         }
     }
 
@@ -57,22 +68,39 @@ impl Check {
 pub fn targets(state: &State, node_port_addresses: &[IpAddr]) -> Targets {
     let mut targets = Targets::new();
     for service in state.services.values() {
-        for port in service.ports.iter().filter(|port| is_probed(service, port) && listens(port, node_port_addresses)) {
+        let name = Arc::new(service.name.clone());
+        for port in service.ports.iter().filter(|port| listens(port, node_port_addresses)) {
             for backend in port.backends.iter().filter(|b| b.state == BackendState::Active) {
-                let probe_port = service.health.port.unwrap_or(backend.address.port());
-                let target = SocketAddr::new(backend.address.ip(), probe_port);
-                let check = targets.entry(target).or_insert_with(|| Check::new(&service.health));
-                check.tighten(&service.health);
-                check.backends.insert((port.protocol, backend.address));
+                for target in asked(service, port, backend) {
+                    let is_shared = matches!(target, Target::Tcp(_));
+                    let check = targets.entry(target).or_insert_with(|| Check::new(&service.health));
+                    check.tighten(&service.health);
+                    check.subjects.insert(Subject {
+                        service: (!is_shared).then(|| Arc::clone(&name)),
+                        protocol: port.protocol,
+                        address: backend.address,
+                    });
+                }
             }
         }
     }
     targets
 }
 
-/// Only a TCP frontend's own port says something about it; UDP and SCTP need a health check port.
-fn is_probed(service: &Service, port: &ServicePort) -> bool {
-    service.health.probe == Probe::Tcp && (port.protocol == Protocol::Tcp || service.health.port.is_some())
+/// What is asked about one backend of a port.
+fn asked(service: &Service, port: &ServicePort, backend: &Backend) -> impl Iterator<Item = Target> {
+    let (health, ip) = (&service.health, backend.address.ip());
+    // Only a TCP frontend's own port says something about it; UDP and SCTP need a health check port.
+    let probe = match (health.probe, health.port) {
+        (Probe::None, _) => None,
+        (Probe::Tcp, Some(number)) => Some(Target::Tcp(SocketAddr::new(ip, number))),
+        (Probe::Tcp, None) if port.protocol != Protocol::Tcp => None,
+        (Probe::Tcp, None) if service.mode.is_two_way() => Some(Target::Tcp(backend.address)),
+        // The backend takes what is for the VIP, and may have nothing to say at an address of its own.
+        (Probe::Tcp, None) => port.vips.first().map(|vip| Target::Vip { vip: SocketAddr::new(*vip, port.port), backend: ip }),
+    };
+    let node_health = health.node_health_port.map(|number| Target::NodeHealth(SocketAddr::new(ip, number)));
+    probe.into_iter().chain(node_health)
 }
 
 fn listens(port: &ServicePort, node_port_addresses: &[IpAddr]) -> bool {
@@ -82,14 +110,21 @@ fn listens(port: &ServicePort, node_port_addresses: &[IpAddr]) -> bool {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use std::sync::Arc;
-
-    use proto::{Backend, MaglevSpec, ServiceName};
+    use proto::{MaglevSpec, Mode};
 
     use super::*;
 
     pub(crate) fn address(text: &str) -> SocketAddr {
         text.parse().unwrap()
+    }
+
+    pub(crate) fn tcp(text: &str) -> Target {
+        Target::Tcp(address(text))
+    }
+
+    pub(crate) fn subject(service: Option<&str>, protocol: Protocol, text: &str) -> Subject {
+        let service = service.map(|name| Arc::new(ServiceName::new("default", name)));
+        Subject { service, protocol, address: address(text) }
     }
 
     pub(crate) fn service(name: &str, protocol: Protocol, backends: &[&str], health: HealthCheck) -> Service {
@@ -124,9 +159,9 @@ pub(super) mod tests {
         let also = service("also", Protocol::Tcp, &["10.0.0.1:80"], slow);
         let targets = targets(&state(vec![web, also]), &[]);
         assert_eq!(targets.len(), 2);
-        let shared = &targets[&address("10.0.0.1:80")];
+        let shared = &targets[&tcp("10.0.0.1:80")];
         assert_eq!((shared.interval, shared.rise, shared.fall), (Duration::from_secs(1), 2, 1));
-        assert_eq!(shared.backends.len(), 1);
+        assert_eq!(shared.subjects.len(), 1);
     }
 
     #[test]
@@ -135,7 +170,7 @@ pub(super) mod tests {
         assert!(targets(&state(vec![plain]), &[]).is_empty());
         let port = HealthCheck { port: Some(8080), ..HealthCheck::default() };
         let probed = targets(&state(vec![service("dns", Protocol::Udp, &["10.0.0.1:53"], port)]), &[]);
-        assert_eq!(probed[&address("10.0.0.1:8080")].backends, Backends::from([(Protocol::Udp, address("10.0.0.1:53"))]));
+        assert_eq!(probed[&tcp("10.0.0.1:8080")].subjects, [subject(None, Protocol::Udp, "10.0.0.1:53")].into());
     }
 
     #[test]
@@ -144,6 +179,38 @@ pub(super) mod tests {
         let mut draining = service("b", Protocol::Tcp, &["10.0.0.2:80"], HealthCheck::default());
         draining.ports[0].backends[0].state = BackendState::Draining;
         assert!(targets(&state(vec![service("a", Protocol::Tcp, &["10.0.0.1:80"], none), draining]), &[]).is_empty());
+    }
+
+    #[test]
+    fn a_mode_that_changes_no_address_is_probed_through_its_vip_for_itself_alone() {
+        let at = |name: &str, mode: Mode, health| {
+            let mut service = service(name, Protocol::Tcp, &["10.0.0.1:80"], health);
+            service.mode = mode;
+            targets(&state(vec![service]), &[])
+        };
+        let vip = Target::Vip { vip: address("192.0.2.100:80"), backend: "10.0.0.1".parse().unwrap() };
+        for mode in [Mode::Dsr, Mode::Ipip, Mode::Gue] {
+            let targets = at("web", mode, HealthCheck::default());
+            assert_eq!(targets.keys().collect::<Vec<_>>(), [&vip], "{mode}");
+            assert_eq!(targets[&vip].subjects, [subject(Some("web"), Protocol::Tcp, "10.0.0.1:80")].into());
+            let at_port = at("web", mode, HealthCheck { port: Some(9000), ..HealthCheck::default() });
+            assert_eq!(at_port.keys().collect::<Vec<_>>(), [&tcp("10.0.0.1:9000")], "a port of the backend's own");
+        }
+        for mode in [Mode::Nat, Mode::Dnat] {
+            assert!(at("web", mode, HealthCheck::default()).contains_key(&tcp("10.0.0.1:80")), "{mode}");
+        }
+    }
+
+    #[test]
+    fn kube_proxys_word_on_a_node_is_asked_for_beside_the_probe_and_without_one() {
+        let word = Target::NodeHealth(address("10.0.0.1:31000"));
+        let health = HealthCheck { node_health_port: Some(31_000), ..HealthCheck::default() };
+        let both = targets(&state(vec![service("web", Protocol::Tcp, &["10.0.0.1:30080"], health.clone())]), &[]);
+        assert_eq!(both.keys().collect::<Vec<_>>(), [&tcp("10.0.0.1:30080"), &word]);
+        assert_eq!(both[&word].subjects, [subject(Some("web"), Protocol::Tcp, "10.0.0.1:30080")].into());
+        let none = HealthCheck { probe: Probe::None, ..health };
+        let alone = targets(&state(vec![service("dns", Protocol::Udp, &["10.0.0.1:30053"], none)]), &[]);
+        assert_eq!(alone.keys().collect::<Vec<_>>(), [&word]);
     }
 
     #[test]

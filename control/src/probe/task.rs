@@ -1,23 +1,34 @@
 //! The task that probes: follows the state, starts what is due, publishes what the results say.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
-use proto::Known;
+use proto::limits::{PROBE_PORT_FIRST, PROBE_PORT_LAST};
+use proto::{Known, ProbeTags};
 use tokio::sync::watch;
 use tokio::sync::watch::error::RecvError;
 use tokio::time::{Instant, sleep_until};
 
 use super::schedule::Schedule;
+use super::tags::Tags;
 use super::target::targets;
 use super::tracker::{Health, HealthTracker, Turn};
-use super::{Outcome, Prober};
+use super::{Outcome, Prober, Target};
 
 /// Shortest time between two looks at the state: looking at 100,000 backends takes about 100 ms of a core. A new backend
 /// is usable before it is first probed, so nothing waits for this.
 const FOLLOWED_EVERY: Duration = Duration::from_millis(200);
+
+/// What the task says, and goes on from when it is started again.
+#[derive(Clone, Debug, Default)]
+pub struct Findings {
+    /// How backends are.
+    pub health: watch::Sender<Health>,
+    /// Which probe to a VIP is for which backend.
+    pub tags: watch::Sender<ProbeTags>,
+}
 
 /// Probes the targets of the state in `known` until its sender is gone, at most `concurrency` at once; a probe that
 /// finds no room starts late and is never left out. Ports of node port Services are probed for where this gateway
@@ -25,12 +36,11 @@ const FOLLOWED_EVERY: Duration = Duration::from_millis(200);
 pub async fn run<P: Prober>(
     prober: &P,
     mut known: watch::Receiver<Option<Known>>,
-    health: &watch::Sender<Health>,
+    findings: &Findings,
     concurrency: usize,
     node_port_addresses: &[IpAddr],
 ) {
-    let mut tracker = HealthTracker::resuming(health.borrow().clone());
-    let mut schedule = Schedule::default();
+    let mut following = Following::resuming(findings);
     let mut under_way = FuturesUnordered::new();
     known.mark_changed();
     let mut not_before = Instant::now();
@@ -41,24 +51,26 @@ pub async fn run<P: Prober>(
                 if changed.is_err() {
                     return;
                 }
-                follow(&mut known, node_port_addresses, &mut tracker, &mut schedule);
-                publish(&tracker, health);
+                let newest = known.borrow_and_update().clone();
+                if let Some(newest) = newest {
+                    following.follow(&newest, node_port_addresses, findings);
+                }
                 not_before = Instant::now() + FOLLOWED_EVERY;
             }
             Some((target, started, outcome)) = under_way.next() => {
-                let turned = take(&mut tracker, target, outcome);
-                let next = tracker.check(target).map(|check| started + check.interval);
-                schedule.finished(target, next);
+                let turned = take(&mut following.tracker, target, outcome);
+                let next = following.tracker.check(target).map(|check| started + check.interval);
+                following.schedule.finished(target, next);
                 if turned {
-                    publish(&tracker, health);
+                    publish(&findings.health, following.tracker.health());
                 }
             }
-            () = until(schedule.next()), if room => {
+            () = until(following.schedule.next()), if room => {
                 let now = Instant::now();
-                let target = schedule.start(now);
-                if let Some((target, check)) = target.and_then(|t| Some((t, tracker.check(t)?))) {
-                    let timeout = check.timeout;
-                    under_way.push(async move { (target, now, prober.probe(target, timeout).await) });
+                let target = following.schedule.start(now);
+                if let Some((target, check)) = target.and_then(|t| Some((t, following.tracker.check(t)?))) {
+                    let (source_port, timeout) = (following.tags.of(target), check.timeout);
+                    under_way.push(async move { (target, now, prober.probe(target, source_port, timeout).await) });
                 }
             }
         }
@@ -77,20 +89,45 @@ async fn until(at: Option<Instant>) {
     }
 }
 
-fn follow(
-    known: &mut watch::Receiver<Option<Known>>,
-    node_port_addresses: &[IpAddr],
-    tracker: &mut HealthTracker,
-    schedule: &mut Schedule,
-) {
-    let Some(known) = known.borrow_and_update().clone() else { return };
-    let targets = targets(&known.state, node_port_addresses);
-    schedule.follow(&targets, Instant::now());
-    tracker.follow(targets, known.origin);
+/// What is followed, and when each target is asked.
+struct Following {
+    tracker: HealthTracker,
+    schedule: Schedule,
+    tags: Tags,
+    untagged: usize,
+}
+
+impl Following {
+    fn resuming(findings: &Findings) -> Self {
+        Self {
+            tracker: HealthTracker::resuming(findings.health.borrow().clone()),
+            schedule: Schedule::default(),
+            tags: Tags::resuming(findings.tags.borrow().clone()),
+            untagged: 0,
+        }
+    }
+
+    fn follow(&mut self, known: &Known, node_port_addresses: &[IpAddr], findings: &Findings) {
+        let mut targets = targets(&known.state, node_port_addresses);
+        let untagged = self.tags.follow(&mut targets);
+        if untagged > 0 && self.untagged == 0 {
+            tracing::warn!(
+                untagged,
+                "more backends to probe through VIPs than source ports {PROBE_PORT_FIRST} to {PROBE_PORT_LAST}; the rest is \
+                 not probed and counts as healthy: set a health-check-port, or serve them by more gateways"
+            );
+        }
+        self.untagged = untagged;
+        // The engine must know a tag before a probe that has it.
+        publish(&findings.tags, self.tags.table().clone());
+        self.schedule.follow(&targets, Instant::now());
+        self.tracker.follow(targets, known.origin);
+        publish(&findings.health, self.tracker.health());
+    }
 }
 
 /// Whether the target's health turned by `outcome`.
-fn take(tracker: &mut HealthTracker, target: SocketAddr, outcome: Outcome) -> bool {
+fn take(tracker: &mut HealthTracker, target: Target, outcome: Outcome) -> bool {
     let (passed, why) = match outcome {
         Outcome::Passed => (true, String::new()),
         Outcome::Failed(why) => (false, why),
@@ -109,9 +146,8 @@ fn take(tracker: &mut HealthTracker, target: SocketAddr, outcome: Outcome) -> bo
     turn.is_some()
 }
 
-fn publish(tracker: &HealthTracker, health: &watch::Sender<Health>) {
-    let now = tracker.health();
-    health.send_if_modified(|last| {
+fn publish<T: PartialEq>(to: &watch::Sender<T>, now: T) {
+    to.send_if_modified(|last| {
         let changed = *last != now;
         *last = now;
         changed
@@ -125,31 +161,32 @@ mod tests {
 
     use proto::{HealthCheck, Origin, Protocol};
 
-    use super::super::target::tests::{address, service, state};
+    use super::super::Subject;
+    use super::super::target::tests::{service, state, subject, tcp};
     use super::*;
 
     /// Answers from a script: the results of each target in order, then its last one for ever. Counts what it was asked.
     #[derive(Default)]
     struct Scripted {
-        results: HashMap<SocketAddr, Vec<bool>>,
+        results: HashMap<Target, Vec<bool>>,
         takes: Duration,
-        asked: Mutex<HashMap<SocketAddr, usize>>,
+        asked: Mutex<HashMap<Target, usize>>,
         at_once: Mutex<(usize, usize)>,
     }
 
     impl Scripted {
         fn new(results: &[(&str, &[bool])]) -> Self {
-            let results = results.iter().map(|(target, r)| (address(target), r.to_vec())).collect();
+            let results = results.iter().map(|(target, r)| (tcp(target), r.to_vec())).collect();
             Self { results, ..Self::default() }
         }
 
         fn asked(&self, target: &str) -> usize {
-            self.asked.lock().unwrap().get(&address(target)).copied().unwrap_or(0)
+            self.asked.lock().unwrap().get(&tcp(target)).copied().unwrap_or(0)
         }
     }
 
     impl Prober for Scripted {
-        async fn probe(&self, target: SocketAddr, _: Duration) -> Outcome {
+        async fn probe(&self, target: Target, _: Option<u16>, _: Duration) -> Outcome {
             let result = {
                 let mut asked = self.asked.lock().unwrap();
                 let asked = asked.entry(target).or_default();
@@ -172,17 +209,16 @@ mod tests {
         Some(Known { state: Arc::new(state(vec![web])), origin })
     }
 
-    type Sets = HashSet<(Protocol, SocketAddr)>;
-
-    fn backends(addresses: &[&str]) -> Sets {
-        addresses.iter().map(|a| (Protocol::Tcp, address(a))).collect()
+    fn backends(addresses: &[&str]) -> HashSet<Subject> {
+        addresses.iter().map(|a| subject(None, Protocol::Tcp, a)).collect()
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_backend_leaves_after_fall_failures_and_returns_after_rise_successes() {
         let prober = Scripted::new(&[("10.0.0.1:80", &[true, false, false, false, true, true]), ("10.0.0.2:80", &[true])]);
         let (_known, receiver) = watch::channel(known(Origin::Controller, &["10.0.0.1:80", "10.0.0.2:80"]));
-        let (sender, mut health) = watch::channel(Health::default());
+        let findings = Findings::default();
+        let mut health = findings.health.subscribe();
         let script = async {
             health.wait_for(|h| h.failing == backends(&["10.0.0.1:80"])).await.unwrap();
             assert_eq!(prober.asked("10.0.0.1:80"), 4);
@@ -190,7 +226,7 @@ mod tests {
             assert_eq!(prober.asked("10.0.0.1:80"), 6);
         };
         tokio::select! {
-            () = run(&prober, receiver, &sender, 16, &[]) => unreachable!("the state is still followed"),
+            () = run(&prober, receiver, &findings, 16, &[]) => unreachable!("the state is still followed"),
             () = script => {}
         }
     }
@@ -199,7 +235,8 @@ mod tests {
     async fn under_a_state_from_disk_each_backend_is_proven_by_one_probe() {
         let prober = Scripted::new(&[("10.0.0.1:80", &[true]), ("10.0.0.2:80", &[false])]);
         let (_known, receiver) = watch::channel(known(Origin::Disk, &["10.0.0.1:80", "10.0.0.2:80"]));
-        let (sender, mut health) = watch::channel(Health::default());
+        let findings = Findings::default();
+        let mut health = findings.health.subscribe();
         let script = async {
             health.wait_for(|h| h.proven == backends(&["10.0.0.1:80"])).await.unwrap();
             assert_eq!(prober.asked("10.0.0.1:80"), 1);
@@ -207,7 +244,7 @@ mod tests {
             assert_eq!((&last.failing, &last.proven), (&backends(&["10.0.0.2:80"]), &backends(&["10.0.0.1:80"])));
         };
         tokio::select! {
-            () = run(&prober, receiver, &sender, 16, &[]) => unreachable!("the state is still followed"),
+            () = run(&prober, receiver, &findings, 16, &[]) => unreachable!("the state is still followed"),
             () = script => {}
         }
     }
@@ -219,12 +256,13 @@ mod tests {
         let results: Vec<(&str, &[bool])> = addresses.iter().map(|a| (*a, &[false][..])).collect();
         let prober = Scripted { takes: Duration::from_millis(400), ..Scripted::new(&results) };
         let (_known, receiver) = watch::channel(known(Origin::Controller, &addresses));
-        let (sender, mut health) = watch::channel(Health::default());
+        let findings = Findings::default();
+        let mut health = findings.health.subscribe();
         let script = async {
             health.wait_for(|h| h.failing.len() == 20).await.unwrap();
         };
         tokio::select! {
-            () = run(&prober, receiver, &sender, 3, &[]) => unreachable!("the state is still followed"),
+            () = run(&prober, receiver, &findings, 3, &[]) => unreachable!("the state is still followed"),
             () = script => {}
         }
         assert_eq!(prober.at_once.lock().unwrap().1, 3);
@@ -234,7 +272,8 @@ mod tests {
     async fn a_removed_target_is_asked_no_more_and_the_task_ends_with_its_input() {
         let prober = Scripted::new(&[("10.0.0.1:80", &[false]), ("10.0.0.2:80", &[true])]);
         let (sender_of_state, receiver) = watch::channel(known(Origin::Controller, &["10.0.0.1:80", "10.0.0.2:80"]));
-        let (sender, mut health) = watch::channel(Health::default());
+        let findings = Findings::default();
+        let mut health = findings.health.subscribe();
         let script = async {
             health.wait_for(|h| !h.failing.is_empty()).await.unwrap();
             sender_of_state.send_replace(known(Origin::Controller, &["10.0.0.2:80"]));
@@ -246,6 +285,6 @@ mod tests {
             assert_eq!(prober.asked("10.0.0.1:80"), gone);
             drop(sender_of_state);
         };
-        tokio::join!(run(&prober, receiver, &sender, 16, &[]), script);
+        tokio::join!(run(&prober, receiver, &findings, 16, &[]), script);
     }
 }

@@ -5,20 +5,20 @@
 //! not followed any more changes nothing.
 
 use std::collections::{HashMap, HashSet};
-use std::net::SocketAddr;
 
-use proto::{Origin, Protocol};
+use proto::Origin;
 
-use super::target::{Check, Targets};
+use super::Target;
+use super::target::{Check, Subject, Targets};
 
 /// What the probes say of backends. A backend in neither set is usable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Health {
     /// Backends of which at least one target fails.
-    pub failing: HashSet<(Protocol, SocketAddr)>,
+    pub failing: HashSet<Subject>,
     /// Under a state from disk: the backends of which every target passed a probe. Empty under a controller's state,
     /// where no proof is asked for.
-    pub proven: HashSet<(Protocol, SocketAddr)>,
+    pub proven: HashSet<Subject>,
 }
 
 /// A change of a target's health.
@@ -44,7 +44,7 @@ struct Followed {
 /// The health of all targets that are followed.
 #[derive(Debug, Default)]
 pub struct HealthTracker {
-    targets: HashMap<SocketAddr, Followed>,
+    targets: HashMap<Target, Followed>,
     before: Health,
     from_disk: bool,
 }
@@ -68,15 +68,15 @@ impl HealthTracker {
             None => false,
         });
         for (target, check) in targets {
-            let failing = check.backends.iter().any(|backend| self.before.failing.contains(backend));
-            let proven = check.backends.iter().all(|backend| self.before.proven.contains(backend));
+            let failing = check.subjects.iter().any(|backend| self.before.failing.contains(backend));
+            let proven = check.subjects.iter().all(|backend| self.before.proven.contains(backend));
             self.targets.insert(target, Followed { check, failing, proven, contrary: 0 });
         }
         self.before = Health::default();
     }
 
     /// Takes a result; says whether and how the target's health turned.
-    pub fn observe(&mut self, target: SocketAddr, passed: bool) -> Option<Turn> {
+    pub fn observe(&mut self, target: Target, passed: bool) -> Option<Turn> {
         let followed = self.targets.get_mut(&target)?;
         if passed && self.from_disk && !followed.proven {
             *followed = Followed { check: followed.check.clone(), failing: false, proven: true, contrary: 0 };
@@ -99,15 +99,15 @@ impl HealthTracker {
 
     /// How a target is probed; none when it is not followed.
     #[must_use]
-    pub fn check(&self, target: SocketAddr) -> Option<&Check> {
+    pub fn check(&self, target: Target) -> Option<&Check> {
         self.targets.get(&target).map(|followed| &followed.check)
     }
 
     /// What the results say of backends.
     #[must_use]
     pub fn health(&self) -> Health {
-        let of = |wanted: fn(&Followed) -> bool| -> HashSet<(Protocol, SocketAddr)> {
-            self.targets.values().filter(|f| wanted(f)).flat_map(|f| f.check.backends.iter().copied()).collect()
+        let of = |wanted: fn(&Followed) -> bool| -> HashSet<Subject> {
+            self.targets.values().filter(|f| wanted(f)).flat_map(|f| f.check.subjects.iter().cloned()).collect()
         };
         if !self.from_disk {
             return Health { failing: of(|f| f.failing), proven: HashSet::new() };
@@ -122,10 +122,10 @@ impl HealthTracker {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use proto::HealthCheck;
+    use proto::{HealthCheck, Protocol};
 
     use super::super::target::targets;
-    use super::super::target::tests::{address, service, state};
+    use super::super::target::tests::{service, state, subject, tcp};
     use super::*;
 
     fn one_target(rise: u32, fall: u32) -> Targets {
@@ -133,8 +133,8 @@ mod tests {
         targets(&state(vec![service("web", Protocol::Tcp, &["10.0.0.1:80"], health)]), &[])
     }
 
-    fn backend() -> (Protocol, SocketAddr) {
-        (Protocol::Tcp, address("10.0.0.1:80"))
+    fn backend() -> Subject {
+        subject(None, Protocol::Tcp, "10.0.0.1:80")
     }
 
     proptest! {
@@ -148,7 +148,7 @@ mod tests {
             tracker.follow(one_target(rise, fall), Origin::Controller);
             let (mut failing, mut turned_at) = (false, 0);
             for (i, passed) in results.iter().enumerate() {
-                tracker.observe(address("10.0.0.1:80"), *passed);
+                tracker.observe(tcp("10.0.0.1:80"), *passed);
                 let needed = if failing { rise } else { fall } as usize;
                 let since = &results[turned_at..=i];
                 if since.len() >= needed && since[since.len() - needed..].iter().all(|r| *r == failing) {
@@ -164,7 +164,7 @@ mod tests {
         let mut tracker = HealthTracker::default();
         tracker.follow(one_target(2, 3), Origin::Controller);
         assert_eq!(tracker.health(), Health::default());
-        let turns = [false; 3].map(|result| tracker.observe(address("10.0.0.1:80"), result));
+        let turns = [false; 3].map(|result| tracker.observe(tcp("10.0.0.1:80"), result));
         assert_eq!(turns, [None, None, Some(Turn::Failing)]);
     }
 
@@ -173,8 +173,8 @@ mod tests {
         let mut tracker = HealthTracker::default();
         tracker.follow(one_target(5, 1), Origin::Disk);
         assert!(tracker.health().proven.is_empty());
-        assert_eq!(tracker.observe(address("10.0.0.1:80"), false), Some(Turn::Failing));
-        assert_eq!(tracker.observe(address("10.0.0.1:80"), true), Some(Turn::Proven));
+        assert_eq!(tracker.observe(tcp("10.0.0.1:80"), false), Some(Turn::Failing));
+        assert_eq!(tracker.observe(tcp("10.0.0.1:80"), true), Some(Turn::Proven));
         assert_eq!(tracker.health(), Health { failing: HashSet::new(), proven: HashSet::from([backend()]) });
         tracker.follow(one_target(5, 1), Origin::Controller);
         assert_eq!(tracker.health(), Health::default());
@@ -187,12 +187,23 @@ mod tests {
         let also = service("also", Protocol::Tcp, &["10.0.0.1:80"], at(Some(9000)));
         let mut tracker = HealthTracker::default();
         tracker.follow(targets(&state(vec![web, also]), &[]), Origin::Disk);
-        tracker.observe(address("10.0.0.1:80"), true);
+        tracker.observe(tcp("10.0.0.1:80"), true);
         assert!(tracker.health().proven.is_empty());
-        tracker.observe(address("10.0.0.1:9000"), true);
+        tracker.observe(tcp("10.0.0.1:9000"), true);
         assert!(tracker.health().proven.contains(&backend()));
-        tracker.observe(address("10.0.0.1:9000"), false);
+        tracker.observe(tcp("10.0.0.1:9000"), false);
         assert!(tracker.health().failing.contains(&backend()));
+    }
+
+    #[test]
+    fn what_kube_proxy_says_of_a_node_fails_it_for_that_service_alone() {
+        let local = HealthCheck { node_health_port: Some(31_000), fall: 1, rise: 1, ..HealthCheck::default() };
+        let web = service("web", Protocol::Tcp, &["10.0.0.1:80"], local);
+        let also = service("also", Protocol::Tcp, &["10.0.0.1:80"], HealthCheck::default());
+        let mut tracker = HealthTracker::default();
+        tracker.follow(targets(&state(vec![web, also]), &[]), Origin::Controller);
+        tracker.observe(Target::NodeHealth("10.0.0.1:31000".parse().unwrap()), false);
+        assert_eq!(tracker.health().failing, HashSet::from([subject(Some("web"), Protocol::Tcp, "10.0.0.1:80")]));
     }
 
     #[test]
@@ -201,7 +212,7 @@ mod tests {
         let mut tracker = HealthTracker::resuming(before.clone());
         tracker.follow(one_target(1, 1), Origin::Controller);
         assert_eq!(tracker.health(), before);
-        assert_eq!(tracker.observe(address("10.0.0.1:80"), true), Some(Turn::Healthy));
+        assert_eq!(tracker.observe(tcp("10.0.0.1:80"), true), Some(Turn::Healthy));
     }
 
     #[test]
@@ -216,11 +227,11 @@ mod tests {
     fn a_target_keeps_its_health_over_a_change_and_loses_it_with_its_backend() {
         let mut tracker = HealthTracker::default();
         tracker.follow(one_target(1, 1), Origin::Controller);
-        tracker.observe(address("10.0.0.1:80"), false);
+        tracker.observe(tcp("10.0.0.1:80"), false);
         tracker.follow(one_target(3, 3), Origin::Controller);
         assert!(tracker.health().failing.contains(&backend()));
         tracker.follow(Targets::new(), Origin::Controller);
-        assert_eq!(tracker.observe(address("10.0.0.1:80"), false), None);
+        assert_eq!(tracker.observe(tcp("10.0.0.1:80"), false), None);
         tracker.follow(one_target(1, 1), Origin::Controller);
         assert_eq!(tracker.health(), Health::default());
     }

@@ -18,14 +18,14 @@ use crate::hash::TableHash;
 use crate::maglev::MaglevTable;
 use crate::schedule::{HashedBy, Schedule};
 use crate::snapshot::{Affinity, BackendView, Frontend, Policy, PortView, ServiceView, Tunnels};
-use crate::{SourceRanges, TupleHash, WorkerCounters};
+use crate::{Health, SourceRanges, TupleHash, WorkerCounters};
 
 /// What services are compiled against.
 pub(super) struct Surroundings<'a> {
     pub(super) ways: &'a mut Ways,
     pub(super) snat: &'a SnatTables,
     pub(super) tunnels: &'a Tunnels,
-    pub(super) failing: &'a HashSet<TargetKey>,
+    pub(super) health: &'a Health,
     pub(super) node_port_addresses: &'a [IpAddr],
     /// What each worker counts.
     pub(super) counters: &'a Arc<[Arc<WorkerCounters>]>,
@@ -203,6 +203,9 @@ impl Served {
 
     fn listed(&self, port: &ServicePort, backends: &Backends, around: &Surroundings<'_>) -> Vec<Listed> {
         let probed = self.source.health.probe != Probe::None;
+        let failing_here = around.health.failing_for.get(&*self.name);
+        let fails =
+            |key: &TargetKey| (probed && around.health.failing.contains(key)) || failing_here.is_some_and(|f| f.contains(key));
         let listed = |backend: &proto::Backend| {
             let key = (port.protocol, backend.address);
             let id = *self.backends.get(&key)?;
@@ -211,7 +214,7 @@ impl Served {
                 address: backend.address,
                 weight: backend.weight,
                 draining: backend.state == BackendState::Draining,
-                healthy: !(probed && around.failing.contains(&key)),
+                healthy: !fails(&key),
                 is_reachable: backends.serves(id, self.source.mode),
             })
         };

@@ -196,6 +196,22 @@ fn failing_backends_get_no_new_flows_until_all_fail() {
 }
 
 #[test]
+fn what_fails_for_one_service_leaves_the_backend_to_the_others() {
+    let mut desk = Desk::new();
+    desk.put(service("web", "192.0.2.100", &TWO));
+    desk.put(service("also", "192.0.2.101", &TWO));
+    desk.change("web", |service| service.health.probe = proto::Probe::None);
+    desk.compile();
+    let failing = [(Protocol::Tcp, TWO[0].parse().unwrap())];
+    desk.health.failing_for.insert(ServiceName::new("default", "web"), failing.into());
+    let snapshot = desk.compile();
+    assert_eq!(addresses(&chosen(&snapshot, "192.0.2.100", 80)), TWO[1..]);
+    assert_eq!(addresses(&chosen(&snapshot, "192.0.2.101", 80)), TWO);
+    desk.health.failing_for.clear();
+    assert_eq!(addresses(&chosen(&desk.compile(), "192.0.2.100", 80)), TWO);
+}
+
+#[test]
 fn a_removed_backend_drains_then_vanishes_and_its_slot_gets_another_generation() {
     let mut desk = Desk::new();
     desk.put(service("web", "192.0.2.100", &TWO));

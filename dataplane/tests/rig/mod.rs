@@ -3,7 +3,6 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -203,7 +202,7 @@ impl Rig {
             observer: Log::default(),
         })
         .unwrap();
-        let (state, network, health) = (State::default(), Network::default(), Health { failing: HashSet::new() });
+        let (state, network, health) = (State::default(), Network::default(), Health::default());
         Self { worker, compiler, publisher, twins, asks, counters, state, network, health, now: SECOND }
     }
 
