@@ -17,6 +17,7 @@ use crate::tick::Tick;
 use crate::{Address, Tuple, TupleHash, WorkerCounters};
 use loads::{Loads, Measure};
 use robin::Robin;
+pub(crate) use rounds::turns;
 
 /// Who chooses, and when: what a choice needs besides the frontend and the packet.
 #[derive(Clone, Copy, Debug)]
