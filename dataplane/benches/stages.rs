@@ -12,7 +12,7 @@ use crossbeam_queue::ArrayQueue;
 use dataplane::testing::{Packet, Segment};
 use dataplane::{
     BURST, Buffer, Burst, Compiler, Config, FlowLimits, Health, Mac, MemoryBuffer, Neighbour, Network, Parts, Port, PortConfig,
-    PortIndex, Publisher, Tunnel, Worker, WorkerCounters, tcp_flags,
+    PortIndex, Publisher, Tunnel, Worker, WorkerCounters, checksum, tcp_flags,
 };
 use proto::limits::MAGLEV_HASH_VERSION;
 use proto::{Backend, BackendState, Family, Generation, MaglevSpec, Mode, Protocol, Service, ServiceName, ServicePort, State};
@@ -166,17 +166,19 @@ fn frame(stage: Stage, flow: u16, flags: u8) -> MemoryBuffer {
     MemoryBuffer::new(&bytes, 0)
 }
 
-/// The packet that answers `sent`, with these flags: what is source there is destination here. Its TCP checksum is wrong,
-/// which the engine does not look at.
+/// A packet that answers `sent`: what is source there is destination here, for which sums commute, and other flags.
 fn answer(sent: &MemoryBuffer, flags: u8) -> MemoryBuffer {
     let mut bytes = sent.bytes().to_vec();
     let (addresses, len) = if bytes[12..14] == [8, 0] { (26, 4) } else { (22, 16) };
     let swap = |bytes: &mut [u8], at: usize, len: usize| (0..len).for_each(|n| bytes.swap(at + n, at + len + n));
     swap(&mut bytes, 0, 6);
     swap(&mut bytes, addresses, len);
-    let ports = addresses + 2 * len;
-    swap(&mut bytes, ports, 2);
-    bytes[ports + 13] = flags;
+    let tcp = addresses + 2 * len;
+    swap(&mut bytes, tcp, 2);
+    let change = checksum::word_delta(bytes[tcp + 13].into(), flags.into());
+    bytes[tcp + 13] = flags;
+    let sum = checksum::apply(u16::from_be_bytes([bytes[tcp + 16], bytes[tcp + 17]]), change);
+    bytes[tcp + 16..tcp + 18].copy_from_slice(&sum.to_be_bytes());
     MemoryBuffer::new(&bytes, 0)
 }
 

@@ -2,6 +2,7 @@
 
 mod error;
 mod fragment;
+mod originate;
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use proto::Family;
 use crate::answer::IcmpError;
 use crate::cut::cut;
 use crate::datagrams::Datagrams;
-use crate::decide::{Answer, Changes, Flows, Obstacle, Packet, Passage, Verdict, decide, follow, rewrite_of};
+use crate::decide::{Answer, Changes, Flows, Obstacle, OtherFlows, Packet, Passage, Verdict, decide, follow, rewrite_of};
 use crate::flow::{Candidate, Flow, FlowTable, IdleLimits, Segment};
 use crate::held::{Awaited, Held};
 use crate::identification::Identifications;
@@ -23,6 +24,7 @@ use crate::snat::SnatPorts;
 use crate::tally::Tally;
 use crate::tick::{Tick, Ticks};
 use crate::twin_rate::TwinRate;
+use crate::wire::protocol;
 use crate::worker::Ask;
 use crate::{Address, Buffer, Burst, DropReason, Headers, Port, PortIndex, Transport, WorkerCounters, answer, rewrite};
 
@@ -98,8 +100,8 @@ impl<B, O> Tables<u32> for Engine<B, O> {
 
     fn new_flows<'a>(&'a mut self, changes: &'a mut Changes) -> Flows<'a, u32> {
         let (room, worker) = (self.room(), self.worker);
-        let Self { v4: table, ports, limits, .. } = self;
-        Flows { table, ports, limits, changes, room, worker }
+        let Self { v4: table, v6, ports, limits, .. } = self;
+        Flows { table, others: OtherFlows::V6(v6), ports, limits, changes, room, worker }
     }
 }
 
@@ -111,8 +113,8 @@ impl<B, O> Tables<u128> for Engine<B, O> {
 
     fn new_flows<'a>(&'a mut self, changes: &'a mut Changes) -> Flows<'a, u128> {
         let (room, worker) = (self.room(), self.worker);
-        let Self { v6: table, ports, limits, .. } = self;
-        Flows { table, ports, limits, changes, room, worker }
+        let Self { v6: table, v4, ports, limits, .. } = self;
+        Flows { table, others: OtherFlows::V4(v4), ports, limits, changes, room, worker }
     }
 }
 
@@ -188,6 +190,9 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let segment = Segment::of(buffer.bytes(), packet.headers);
         let verdict = decide(packet, segment, obstacle, snapshot, &mut self.new_flows(&mut changes), Tick::at(arrival.now_ns));
         self.count_changes(&changes);
+        if !changes.resets.is_empty() {
+            self.originate(lanes, arrival, &changes.resets, matches!(verdict, Verdict::Reset(_)));
+        }
         self.apply(lanes, snapshot, arrival, buffer, packet.headers, verdict);
     }
 
@@ -199,6 +204,10 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         self.tally.misses += 1;
         self.tally.reused_early += u64::from(changes.reused_early);
         for backend in changes.ended.into_iter().chain(changes.displaced) {
+            self.counters.flow_ended(backend.slot);
+        }
+        for backend in &changes.reclaimed {
+            self.tally.reclaimed += 1;
             self.counters.flow_ended(backend.slot);
         }
         if let Some(backend) = changes.made {
@@ -482,7 +491,10 @@ struct Look<'a> {
 impl Look<'_> {
     /// It has been silent for too long, or its backend's drain is over.
     fn ended<A: Address>(&self, flow: &Flow<A>) -> bool {
-        let Some(backend) = self.snapshot.backend(flow.backend) else { return true };
+        let Some(backend) = self.snapshot.backend(flow.backend) else {
+            // A connection that goes on is told so by a RST, in answer to its next packet.
+            return flow.protocol != protocol::TCP || self.limits.is_silent(flow.last_seen, self.now);
+        };
         self.limits.is_over(flow.state, backend.idle_timeout, flow.last_seen, self.now)
     }
 
@@ -513,7 +525,9 @@ fn sweep<A: Address>(
     table.sweep(start, entries, |flow| {
         let ended = look.ended(flow);
         if ended {
-            ports.release(flow.snat_pool, flow.snat_port, look.now);
+            if let Some(lease) = flow.snat_lease() {
+                ports.release(lease.pool, lease.port, look.now);
+            }
             counters.flow_ended(flow.backend.slot);
         } else {
             look.keep_client(flow);

@@ -79,6 +79,8 @@ pub struct WorkerCounters {
     pub flows: Counter,
     /// SNAT ports taken before they had rested.
     pub snat_port_reused_early: Counter,
+    /// Unconfirmed flows that yielded to new ones.
+    pub reclaimed: Counter,
     drops: [Counter; DropReason::ALL.len()],
     backends: Vec<BackendCounters>,
 }
@@ -98,6 +100,7 @@ impl Default for WorkerCounters {
             new_flows: Counter::default(),
             flows: Counter::default(),
             snat_port_reused_early: Counter::default(),
+            reclaimed: Counter::default(),
             drops: std::array::from_fn(|_| Counter::default()),
             backends: (0..BACKEND_SLOTS).map(|_| BackendCounters::default()).collect(),
         }

@@ -6,14 +6,18 @@
 
 mod dnat;
 mod error;
+mod reclaim;
 
 pub use error::follow_error;
+pub use reclaim::{OtherFlows, Reset};
+
+use arrayvec::ArrayVec;
 
 use crate::answer::is_group_address;
 use crate::checksum::{Deltas, delta};
 use crate::flow::{
-    BackendId, Candidate, Direction, Flow, FlowIndex, FlowState, FlowTable, IdleLimits, Segment, UNRESOLVED, Way, advance,
-    is_opening, is_plain,
+    BackendId, Candidate, Direction, Flow, FlowIndex, FlowState, FlowTable, IdleLimits, Segment, UNRESOLVED, Way, is_opening,
+    is_plain,
 };
 use crate::hash::split_mix;
 use crate::held::Awaited;
@@ -41,6 +45,8 @@ pub struct Packet<'a, A> {
 pub struct Flows<'a, A: Address> {
     /// The table.
     pub table: &'a mut FlowTable<A>,
+    /// Those of the other family.
+    pub others: OtherFlows<'a>,
     /// SNAT ports of both families.
     pub ports: &'a mut SnatPorts,
     /// How long they may be silent.
@@ -54,7 +60,7 @@ pub struct Flows<'a, A: Address> {
 }
 
 /// What decisions changed besides their verdicts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// The packet's flow was known.
     pub hit: bool,
@@ -64,6 +70,10 @@ pub struct Changes {
     pub ended: Option<BackendId>,
     /// Another flow that was ended, to make room for this one.
     pub displaced: Option<BackendId>,
+    /// Flows that yielded to it: for want of a port, and for want of memory.
+    pub reclaimed: ArrayVec<BackendId, 2>,
+    /// RSTs that go out besides the packet, before it.
+    pub resets: ArrayVec<Reset, 2>,
     /// A SNAT port was taken before it had rested.
     pub reused_early: bool,
     /// An on-link client of a new flow that Linux does not know yet.
@@ -216,7 +226,13 @@ pub fn decide<'s, A: Address>(
                 flows.changes.hit = true;
                 return verdict;
             }
-            None => flows.changes.ended = Some(end(flows, index, now)),
+            None => {
+                let broken = breaks_off(packet, segment, snapshot, flows.table.get_mut(index), direction, flows.changes);
+                flows.changes.ended = Some(end(flows, index, now));
+                if let Some(verdict) = broken {
+                    return verdict;
+                }
+            }
         },
         Obstacle::NoFlow => {}
     }
@@ -248,11 +264,32 @@ fn look_closer<'s, A: Address>(
     if direction == Direction::ToClient && !arrives_from(snapshot, backend.next_hop, packet.in_port) {
         return Some(stopped(Stop::WrongPort));
     }
-    advance(flow, transport, direction, segment, now);
+    flows.table.advance(index, transport, direction, segment, now);
+    let flow = flows.table.get_mut(index);
     Some(match pass(packet, snapshot, backend.next_hop, flow, direction, now) {
         Ok(exit) => Verdict::Forward(Passage { flow: index, direction, exit }),
         Err(stop) => stopped(stop),
     })
+}
+
+/// A packet of a connection that has ended without its two sides: both are sent a RST (FORWARDING 2). None: the packet
+/// begins something, or belongs to a mode whose rule for mid-stream packets it is under.
+fn breaks_off<A: Address>(
+    packet: &Packet<'_, A>,
+    segment: Segment,
+    snapshot: &Snapshot,
+    flow: &mut Flow<A>,
+    direction: Direction,
+    changes: &mut Changes,
+) -> Option<Verdict<'static>> {
+    let Transport::Tcp { flags } = packet.headers.transport else { return None };
+    if is_opening(flags) || !flow.way.is_two_way() {
+        return None;
+    }
+    if flags & tcp_flags::RST == 0 {
+        changes.resets.extend(reclaim::reset_to_other_side(flow, direction, segment, packet, snapshot));
+    }
+    Some(mid_stream(flags))
 }
 
 /// Whether a backend's packets may come by this port (FORWARDING 9).
@@ -317,9 +354,6 @@ fn new_flow<'s, A: Address>(
     if matches!(snapshot.place(target), Place::Vip | Place::Snat | Place::PoolUnused) {
         return Verdict::Drop(DropReason::VipLoop);
     }
-    if flows.room == 0 {
-        return Verdict::Drop(DropReason::FlowTableFull);
-    }
     let exit = match exit_by(snapshot, backend.next_hop, packet.hash).and_then(|exit| fits(packet, exit)) {
         Ok(exit) => exit,
         Err(stop) => return stopped(stop),
@@ -328,10 +362,14 @@ fn new_flow<'s, A: Address>(
         Way::Dnat => dnat::own_port(tuple, (target, backend.address.port()), snapshot, flows, now),
         _ => {
             let towards = SnatTarget { slot: backend.target, address: target, port: backend.address.port() };
-            snat_port(packet, towards, snapshot, flows, exit, now)
+            reclaim::lease(flows, snapshot, towards, snapshot.snat::<A>(exit.port), packet.hash >> 40, now)
         }
     };
     let Some(lease) = lease else { return Verdict::Drop(DropReason::SnatExhausted) };
+    if flows.room == 0 && !reclaim::make_room(flows, snapshot, now) {
+        flows.ports.release(lease.pool, lease.port, now);
+        return Verdict::Drop(DropReason::FlowTableFull);
+    }
     let mut flow = flow_of(tuple, packet.headers.transport, frontend.way(), target, backend, id, &lease, now);
     flow.initial_sequence = segment.sequence;
     if let Err(Stop::Unresolved(awaited)) = exit_to_client(snapshot, &mut flow) {
@@ -352,21 +390,6 @@ fn choose<A: Address>(packet: &Packet<'_, A>, frontend: &Frontend, worker: usize
         Transport::Tcp { flags } if !is_opening(flags) => frontend.choose_by_hash(&packet.headers.tuple),
         _ => frontend.choose(&packet.headers.tuple, Chooser { worker, now }),
     }
-}
-
-/// A SNAT address and port towards a backend; none when all are in use.
-fn snat_port<A: Address>(
-    packet: &Packet<'_, A>,
-    towards: SnatTarget<A>,
-    snapshot: &Snapshot,
-    flows: &mut Flows<'_, A>,
-    exit: &Exit,
-    now: Tick,
-) -> Option<SnatLease<A>> {
-    let reused_early = flows.ports.reused_early();
-    let lease = flows.ports.allocate(towards, snapshot.snat::<A>(exit.port), packet.hash >> 40, now).ok();
-    flows.changes.reused_early = flows.ports.reused_early() > reused_early;
-    lease
 }
 
 /// The entry of a new flow of a two-way mode.
@@ -417,7 +440,10 @@ fn flow_of<A: Address>(
 /// Ends a flow: its SNAT port begins to rest. Gives its backend.
 fn end<A: Address>(flows: &mut Flows<'_, A>, index: FlowIndex, now: Tick) -> BackendId {
     let flow = flows.table.remove(index);
-    flows.ports.release(flow.snat_pool, flow.snat_port, now);
+    if let Some(lease) = flow.snat_lease() {
+        flows.ports.release(lease.pool, lease.port, now);
+    }
+    flows.room += 1;
     flow.backend
 }
 

@@ -8,6 +8,7 @@
 mod advance;
 mod idle;
 mod index;
+mod order;
 mod state;
 mod table;
 
@@ -19,7 +20,7 @@ pub use idle::IdleLimits;
 pub use state::{FlowState, is_opening, is_plain, next_state};
 pub use table::{Candidate, FlowIndex, FlowTable, Full};
 
-use crate::snat::PoolId;
+use crate::snat::{PoolId, SnatLease};
 use crate::tick::Tick;
 use crate::{Address, Tuple};
 
@@ -158,6 +159,13 @@ impl<A: Address> Flow<A> {
                 protocol,
             },
         }
+    }
+
+    /// The SNAT port that it holds, if its mode needs one.
+    #[must_use]
+    pub fn snat_lease(&self) -> Option<SnatLease<A>> {
+        let lease = SnatLease { address: self.snat, port: self.snat_port, pool: self.snat_pool };
+        (self.way == Way::Nat).then_some(lease)
     }
 
     /// Whether a packet with this tuple goes in this direction of the flow. Without a branch: directions alternate, and

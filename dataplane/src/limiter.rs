@@ -4,6 +4,8 @@
 //! **Invariant:** memory is fixed at creation; a question costs two comparisons. Networks that fall on one bucket share
 //! its rate: that only ever allows less. Deliberately not here: which answer, and the counting of what is refused.
 
+use std::net::IpAddr;
+
 use proto::Family;
 
 use crate::Address;
@@ -50,6 +52,14 @@ impl AnswerLimiter {
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self { seed, all: Bucket::default(), networks: Box::new([Bucket::default(); BUCKETS]) }
+    }
+
+    /// [`AnswerLimiter::allow`], for an address of either family.
+    pub fn allow_ip(&mut self, source: IpAddr, now_ns: u64) -> bool {
+        match source {
+            IpAddr::V4(source) => self.allow(u32::from(source), now_ns),
+            IpAddr::V6(source) => self.allow(u128::from(source), now_ns),
+        }
     }
 
     /// Whether `source` may be answered now; if so, the answer is counted. `now_ns` is monotonic.

@@ -186,6 +186,12 @@ const fn pool_of(target: TargetSlot, address: u16) -> PoolId {
     PoolId(target.0.saturating_mul(SNAT_ADDRESSES_MAX as u32).saturating_add(address as u32))
 }
 
+/// The addresses from the one at `start` (modulo their number) on.
+fn from<A>(addresses: &[SnatAddress<A>], start: u64) -> impl Iterator<Item = &SnatAddress<A>> {
+    let split = usize::try_from(start % addresses.len().max(1) as u64).unwrap_or(0);
+    addresses[split..].iter().chain(&addresses[..split])
+}
+
 /// The SNAT ports of one worker.
 #[derive(Debug)]
 pub struct SnatPorts {
@@ -236,8 +242,35 @@ impl SnatPorts {
         })
     }
 
+    /// The pool of a SNAT address, by its position among those of its family, towards a target.
+    #[must_use]
+    pub const fn pool(target: TargetSlot, address: u16) -> PoolId {
+        pool_of(target, address)
+    }
+
     /// A port towards `target` from one of `addresses`, tried from the one at `start` (modulo their number) on: one
-    /// that has rested, else one that was never used, else the oldest of all.
+    /// that has rested, else one that was never used. None: there is neither.
+    #[inline]
+    pub fn allocate_rested<A: Address>(
+        &mut self,
+        target: SnatTarget<A>,
+        addresses: &[SnatAddress<A>],
+        start: u64,
+        now: Tick,
+    ) -> Option<SnatLease<A>> {
+        for &SnatAddress { address, index } in from(addresses, start) {
+            let pool = pool_of(target.slot, index);
+            let port = match self.offer(pool, now) {
+                Offer::Rested => self.take_oldest(pool),
+                Offer::Fresh => self.take_fresh(pool, &target, address),
+                Offer::Early(_) | Offer::Nothing => continue,
+            };
+            return Some(SnatLease { address, port, pool });
+        }
+        None
+    }
+
+    /// As [`SnatPorts::allocate_rested`], and where there is none, the port that has rested longest.
     ///
     /// # Errors
     /// [`SnatExhausted`] when all are in use.
@@ -248,21 +281,20 @@ impl SnatPorts {
         start: u64,
         now: Tick,
     ) -> Result<SnatLease<A>, SnatExhausted> {
-        let mut oldest = None;
-        let split = usize::try_from(start % addresses.len().max(1) as u64).unwrap_or(0);
-        for &address in addresses[split..].iter().chain(&addresses[..split]) {
-            let pool = pool_of(target.slot, address.index);
-            let lease = |port| SnatLease { address: address.address, port, pool };
-            match self.offer(pool, now) {
-                Offer::Rested => return Ok(lease(self.take_oldest(pool))),
-                Offer::Fresh => return Ok(lease(self.take_fresh(pool, &target, address.address))),
-                Offer::Early(age) if oldest.is_none_or(|(best, _)| age > best) => oldest = Some((age, lease(0))),
-                Offer::Early(_) | Offer::Nothing => {}
-            }
+        if let Some(lease) = self.allocate_rested(target, addresses, start, now) {
+            return Ok(lease);
         }
-        let (_, lease) = oldest.ok_or(SnatExhausted)?;
+        let age = |pool| match self.offer(pool, now) {
+            Offer::Early(age) => Some(age),
+            _ => None,
+        };
+        let pools = from(addresses, start).map(|&SnatAddress { address, index }| (address, pool_of(target.slot, index)));
+        let (_, address, pool) = pools
+            .filter_map(|(address, pool)| Some((age(pool)?, address, pool)))
+            .reduce(|best, next| if next.0 > best.0 { next } else { best })
+            .ok_or(SnatExhausted)?;
         self.reused_early += 1;
-        Ok(SnatLease { port: self.take_oldest(lease.pool), ..lease })
+        Ok(SnatLease { address, port: self.take_oldest(pool), pool })
     }
 
     /// Gives a port back; its rest starts.

@@ -15,6 +15,7 @@ pub(crate) struct Tally {
     pub(crate) misses: u64,
     pub(crate) new_flows: u64,
     pub(crate) reused_early: u64,
+    pub(crate) reclaimed: u64,
     dropped: bool,
     drops: [u64; DropReason::ALL.len()],
 }
@@ -32,6 +33,7 @@ impl Default for Tally {
             misses: 0,
             new_flows: 0,
             reused_early: 0,
+            reclaimed: 0,
             dropped: false,
             drops: [0; DropReason::ALL.len()],
         }
@@ -61,6 +63,7 @@ impl Tally {
             (&counters.misses, self.misses),
             (&counters.new_flows, self.new_flows),
             (&counters.snat_port_reused_early, self.reused_early),
+            (&counters.reclaimed, self.reclaimed),
         ];
         for (counter, n) in sums {
             if n != 0 {

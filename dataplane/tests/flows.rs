@@ -43,8 +43,7 @@ fn an_idle_flow_ends_and_its_memory_is_used_again() {
     for n in 0..64 {
         rig.forward(UPLINK, &syn(n));
     }
-    assert_eq!(rig.put(UPLINK, &syn(64)), Some(Fate::Drop(DropReason::FlowTableFull)));
-    assert_eq!(rig.counters.flows.get(), 64);
+    assert_eq!((rig.counters.flows.get(), rig.counters.reclaimed.get()), (64, 0));
     idle(&mut rig, 45);
     assert_eq!(rig.counters.flows.get(), 0, "opening flows end after 30 s");
     rig.forward(UPLINK, &syn(64));
@@ -106,25 +105,6 @@ fn a_closed_connection_ends_soon_and_a_new_syn_begins_anew() {
     let (again, _) = ends(&rig.forward(UPLINK, &Packet::tcp("198.51.100.7:1", VIP).build()));
     assert_ne!(snat.port(), again.port(), "the old port rests");
     assert_eq!(rig.counters.flows.get(), 1);
-}
-
-#[test]
-fn snat_ports_run_out_by_name() {
-    let mut rig = Rig::with_flows(200_000);
-    let backend_ports = 64_512;
-    let mut made = 0;
-    let mut exhausted = 0;
-    for n in 0..3 * backend_ports + 2_000 {
-        match rig.put(UPLINK, &syn(n)) {
-            Some(Fate::Forward(_)) => made += 1,
-            Some(Fate::Drop(DropReason::SnatExhausted)) => exhausted += 1,
-            other => panic!("{other:?}"),
-        }
-        if n % 10_000 == 0 {
-            rig.sent(CLUSTER);
-        }
-    }
-    assert!(exhausted > 0 && made <= 3 * backend_ports, "{made} made, {exhausted} refused");
 }
 
 #[test]

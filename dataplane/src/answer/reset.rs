@@ -1,7 +1,12 @@
 //! TCP resets in answer to a segment that belongs to no connection.
 
+use std::net::IpAddr;
+
+use proto::Family;
+
 use crate::checksum;
-use crate::wire::{Ethernet, Tcp, protocol, take, take_mut};
+use crate::decide::Reset;
+use crate::wire::{Ethernet, Tcp, ether_type, protocol, take, take_mut};
 use crate::{Address, Buffer, Headers, Transport, tcp_flags};
 use zerocopy::IntoBytes;
 use zerocopy::network_endian::{U16, U32};
@@ -49,10 +54,16 @@ fn sequence_after<A: Address>(tcp: &Tcp, headers: &Headers<A>) -> u32 {
     tcp.sequence.get().wrapping_add(data_len).wrapping_add(controls)
 }
 
-fn write<A: Address>(frame: &mut [u8], headers: &Headers<A>, mut tcp: Tcp) -> Option<()> {
+fn write<A: Address>(frame: &mut [u8], headers: &Headers<A>, tcp: Tcp) -> Option<()> {
+    write_segment(frame, headers.tuple.destination, headers.tuple.source, tcp)?;
+    turn_link(frame).map(|_| ())
+}
+
+/// The segment, after an Ethernet header that stands already.
+fn write_segment<A: Address>(frame: &mut [u8], source: A, destination: A, mut tcp: Tcp) -> Option<()> {
     let ip = NetworkHeader {
-        source: headers.tuple.destination,
-        destination: headers.tuple.source,
+        source,
+        destination,
         protocol: protocol::TCP,
         traffic_class: 0,
         hop_limit: HOP_LIMIT,
@@ -62,8 +73,45 @@ fn write<A: Address>(frame: &mut [u8], headers: &Headers<A>, mut tcp: Tcp) -> Op
     tcp.checksum.set(checksum::finish(pseudo + checksum::sum(tcp.as_bytes())));
     let transport = frame.get_mut(written_transport_offset::<A>()..)?;
     *take_mut::<Tcp>(transport)?.0 = tcp;
-    ip.write(turn_link(frame)?)?;
+    ip.write(take_mut::<Ethernet>(frame)?.1)?;
     Some(())
+}
+
+/// Writes a RST that no packet became into an empty buffer. False when there is no room for it.
+#[must_use]
+pub fn write_reset(buffer: &mut impl Buffer, reset: &Reset) -> bool {
+    match (reset.source.ip(), reset.destination.ip()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => write_anew(buffer, u32::from(from), u32::from(to), reset),
+        (IpAddr::V6(from), IpAddr::V6(to)) => write_anew(buffer, u128::from(from), u128::from(to), reset),
+        _ => false,
+    }
+}
+
+fn write_anew<A: Address>(buffer: &mut impl Buffer, source: A, destination: A, reset: &Reset) -> bool {
+    let tcp = Tcp {
+        source_port: U16::new(reset.source.port()),
+        destination_port: U16::new(reset.destination.port()),
+        sequence: U32::new(reset.sequence),
+        acknowledgement: U32::new(reset.acknowledgement.unwrap_or(0)),
+        data_offset: 5 << 4,
+        flags: if reset.acknowledgement.is_some() { tcp_flags::RST | tcp_flags::ACK } else { tcp_flags::RST },
+        window: U16::ZERO,
+        checksum: U16::ZERO,
+        urgent: U16::ZERO,
+    };
+    let ether_type = match A::FAMILY {
+        Family::V4 => ether_type::IPV4,
+        Family::V6 => ether_type::IPV6,
+    };
+    let link =
+        Ethernet { destination: reset.exit.destination_mac.0, source: reset.exit.source_mac.0, ether_type: U16::new(ether_type) };
+    if !buffer.resize(usize::from(Ethernet::BYTES + network_len::<A>() + Tcp::BYTES)) {
+        return false;
+    }
+    let frame = buffer.bytes_mut();
+    let Some((ethernet, _)) = take_mut::<Ethernet>(frame) else { return false };
+    *ethernet = link;
+    write_segment(frame, source, destination, tcp).is_some()
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! **Invariant:** no two flows look the same to a backend. Where a client speaks from one port through two frontends to
 //! one backend, the backend could not tell the flows apart, and we not their replies.
 
+use super::reclaim::make_room;
 use super::{Flows, Packet, Passage, Verdict, arrives_from, end, exit_to_client, fits, flow_of, stopped};
 use crate::flow::{Direction, Way, is_opening, next_state};
 use crate::snapshot::{Front, Frontend, Place, Snapshot};
@@ -83,7 +84,7 @@ fn by_front<'s, A: Address>(
     if flows.table.search(flows.table.hash(&asked), &asked).is_some() {
         return Verdict::Drop(DropReason::NoFlow);
     }
-    if flows.room == 0 {
+    if flows.room == 0 && !make_room(flows, snapshot, now) {
         return Verdict::Drop(DropReason::FlowTableFull);
     }
     let lease = SnatLease { address: destination, port: destination_port, pool: PoolId::NONE };

@@ -6,9 +6,12 @@
 use zerocopy::FromZeros;
 
 use super::index::Index;
-use super::{Direction, Flow};
+use super::order::{Oldest, Order};
+use super::{Direction, Flow, Segment, advance};
 use crate::hash::TupleHash;
-use crate::{Address, Tuple, prefetch};
+use crate::snat::PoolId;
+use crate::tick::Tick;
+use crate::{Address, Transport, Tuple, prefetch};
 
 /// Position of a flow in its table. Valid from its insertion to its removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +37,7 @@ pub struct FlowTable<A: Address> {
     hash: TupleHash,
     index: Index,
     entries: Box<[Flow<A>]>,
+    order: Order,
     /// Entries below were used at least once.
     high_water: u32,
     /// Head of the list of freed entries, plus one; 0 ends it. A freed entry holds the next in `route_to_client`.
@@ -53,6 +57,11 @@ const fn entry_of(place: u32) -> (u32, Direction) {
     (place >> 1, if place & 1 == 0 { Direction::ToBackend } else { Direction::ToClient })
 }
 
+/// The pool of a flow's SNAT port, if it has one.
+fn pool_of<A: Address>(flow: &Flow<A>) -> Option<PoolId> {
+    flow.snat_lease().map(|lease| lease.pool)
+}
+
 impl<A: Address> FlowTable<A> {
     /// A table for `capacity` flows (at most 2^31 - 1, the lowest bit of a place being the direction). The seed must be
     /// secret, or a client could choose tuples that all fall into one bucket.
@@ -63,7 +72,8 @@ impl<A: Address> FlowTable<A> {
         let capacity = capacity.clamp(1, u32::MAX / 2) as usize;
         let index = Index::new(2 * capacity).ok_or(Full)?;
         let entries = <[Flow<A>]>::new_box_zeroed_with_elems(capacity).map_err(|_| Full)?;
-        Ok(Self { hash: TupleHash::new(seed), index, entries, high_water: 0, free: 0, len: 0 })
+        let order = Order::new(capacity).ok_or(Full)?;
+        Ok(Self { hash: TupleHash::new(seed), index, entries, order, high_water: 0, free: 0, len: 0 })
     }
 
     /// The hash of a tuple, for the other calls.
@@ -139,6 +149,9 @@ impl<A: Address> FlowTable<A> {
             self.free = entry.route_to_client;
         }
         *entry = flow;
+        if !flow.state.is_confirmed() {
+            self.order.push(index, pool_of(&flow), flow.last_seen);
+        }
         self.len += 1;
         Ok(FlowIndex(index))
     }
@@ -155,12 +168,35 @@ impl<A: Address> FlowTable<A> {
         if flow.way.is_two_way() {
             self.index.remove(to_client, place(index.0, Direction::ToClient));
         }
+        if !flow.state.is_confirmed() {
+            self.order.remove(index.0, pool_of(&flow));
+        }
         let entry = &mut self.entries[index.0 as usize];
         entry.protocol = 0;
         entry.route_to_client = self.free;
         self.free = index.0 + 1;
         self.len -= 1;
         flow
+    }
+
+    /// Moves a flow as a packet of it says: see [`advance`].
+    pub fn advance(&mut self, index: FlowIndex, transport: Transport, direction: Direction, segment: Segment, now: Tick) {
+        let flow = &mut self.entries[index.0 as usize];
+        if advance(flow, transport, direction, segment, now) {
+            self.order.remove(index.0, pool_of(flow));
+        }
+    }
+
+    /// The unconfirmed flow that was made first, and when.
+    #[must_use]
+    pub fn oldest_unconfirmed(&self) -> Option<(FlowIndex, Tick)> {
+        self.order.oldest().map(|Oldest { index, since }| (FlowIndex(index), since))
+    }
+
+    /// The same, of those that hold a port of this pool.
+    #[must_use]
+    pub fn oldest_unconfirmed_of(&self, pool: PoolId) -> Option<(FlowIndex, Tick)> {
+        self.order.oldest_of(pool).map(|Oldest { index, since }| (FlowIndex(index), since))
     }
 
     fn hashes(&self, flow: &Flow<A>) -> [u64; 2] {
@@ -174,7 +210,7 @@ impl<A: Address> FlowTable<A> {
         &self.entries[index.0 as usize]
     }
 
-    /// The flow, for what is not its keys.
+    /// The flow, for what is neither its keys nor its state ([`FlowTable::advance`]).
     #[must_use]
     #[inline]
     pub fn get_mut(&mut self, index: FlowIndex) -> &mut Flow<A> {
@@ -325,6 +361,29 @@ mod tests {
         assert_eq!((rounds, seen, table.len()), (15, 100, 50));
         assert_eq!(find(&table, &flow(49, |n| n).tuple(Direction::ToBackend)), None);
         assert!(find(&table, &flow(50, |n| n).tuple(Direction::ToBackend)).is_some());
+    }
+
+    #[test]
+    fn at_the_highest_load_flows_come_and_go_in_any_order() {
+        let capacity = 57_344; // 7 keys in each bucket of 8
+        let mut table = FlowTable::<u32>::new(capacity, 5).unwrap();
+        let mut held: Vec<u32> = (0..capacity).collect();
+        for &n in &held {
+            table.insert(flow(n, |n| n)).unwrap();
+        }
+        for n in capacity..5 * capacity {
+            let at = usize::try_from(crate::hash::split_mix(u64::from(n)) % u64::from(capacity)).unwrap();
+            let tuple = flow(std::mem::replace(&mut held[at], n), |n| n).tuple(Direction::ToBackend);
+            let (index, _) = table.search(table.hash(&tuple), &tuple).expect("it was inserted");
+            table.remove(index);
+            table.insert(flow(n, |n| n)).unwrap();
+        }
+        assert_eq!(table.len(), capacity);
+        for n in held {
+            for direction in [Direction::ToBackend, Direction::ToClient] {
+                assert_eq!(find(&table, &flow(n, |n| n).tuple(direction)), Some((n, direction)));
+            }
+        }
     }
 
     #[derive(Clone, Copy, Debug)]

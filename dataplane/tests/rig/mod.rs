@@ -230,6 +230,17 @@ impl Rig {
         rig
     }
 
+    /// Makes a service have these of its backends, in both families.
+    pub fn keep_backends(&mut self, service: &str, keep: &[u8]) {
+        let name = ServiceName::new("default", service);
+        let keep: Vec<IpAddr> = keep.iter().flat_map(|n| [ip(&format!("10.0.0.{n}")), ip(&format!("fd00::{n}"))]).collect();
+        let mut changed = (*state().services[&name]).clone();
+        changed.ports.iter_mut().for_each(|port| port.backends.retain(|backend| keep.contains(&backend.address.ip())));
+        self.state.services.insert(name, Arc::new(changed));
+        self.state.generation.counter += 1;
+        self.publish();
+    }
+
     /// Lets announcements pass, so that tests see only what they cause.
     pub fn settle(&mut self) {
         for _ in 0..40 {

@@ -1,0 +1,150 @@
+//! Unconfirmed flows, oldest first: of all, and of each SNAT pool. What yields when memory or ports run out (FORWARDING 3).
+//!
+//! Lists through an array beside the entries, so that a packet of a confirmed flow touches none of it: a flow enters
+//! when it is made and leaves when it is confirmed or ends, each in constant time. 20 B a flow; under a flood flows are
+//! made and given up in the same order, so that neighbours in a list are neighbours in memory. **Invariant:** in the lists
+//! are the unconfirmed flows of the table and no others.
+
+use zerocopy::FromZeros;
+
+use crate::snat::{PoolId, SNAT_ADDRESSES_MAX, TARGETS_MAX};
+use crate::tick::Tick;
+
+/// Positions plus one; 0 is none.
+#[derive(Clone, Copy, Debug, FromZeros)]
+#[repr(C)]
+struct Link {
+    before: u32,
+    after: u32,
+}
+
+/// The lists that a flow can be in.
+const ALL: usize = 0;
+const POOL: usize = 1;
+
+#[derive(Clone, Copy, Debug, FromZeros)]
+#[repr(C)]
+struct Node {
+    links: [Link; 2],
+    since: Tick,
+}
+
+/// Of one list.
+#[derive(Clone, Copy, Debug, FromZeros)]
+#[repr(C)]
+struct Ends {
+    oldest: u32,
+    youngest: u32,
+}
+
+/// An unconfirmed flow, and when it was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Oldest {
+    pub(super) index: u32,
+    pub(super) since: Tick,
+}
+
+/// The lists of one table.
+#[derive(Debug)]
+pub(super) struct Order {
+    nodes: Box<[Node]>,
+    all: Ends,
+    /// 2^20 x 8 B, of which only what is used is touched.
+    pools: Box<[Ends]>,
+}
+
+impl Order {
+    /// For so many flows. None if there is no memory for it.
+    pub(super) fn new(flows: usize) -> Option<Self> {
+        let pools = TARGETS_MAX as usize * SNAT_ADDRESSES_MAX as usize;
+        Some(Self {
+            nodes: <[Node]>::new_box_zeroed_with_elems(flows).ok()?,
+            all: Ends::new_zeroed(),
+            pools: <[Ends]>::new_box_zeroed_with_elems(pools).ok()?,
+        })
+    }
+
+    /// A flow was made, now; `pool` is that of its SNAT port, if it has one.
+    pub(super) fn push(&mut self, index: u32, pool: Option<PoolId>, now: Tick) {
+        self.nodes[index as usize].since = now;
+        append::<ALL>(&mut self.nodes, &mut self.all, index);
+        if let Some(ends) = pool.and_then(|pool| self.pools.get_mut(pool.0 as usize)) {
+            append::<POOL>(&mut self.nodes, ends, index);
+        }
+    }
+
+    /// A flow was confirmed or has ended.
+    pub(super) fn remove(&mut self, index: u32, pool: Option<PoolId>) {
+        unlink::<ALL>(&mut self.nodes, &mut self.all, index);
+        if let Some(ends) = pool.and_then(|pool| self.pools.get_mut(pool.0 as usize)) {
+            unlink::<POOL>(&mut self.nodes, ends, index);
+        }
+    }
+
+    pub(super) fn oldest(&self) -> Option<Oldest> {
+        self.first(self.all)
+    }
+
+    pub(super) fn oldest_of(&self, pool: PoolId) -> Option<Oldest> {
+        self.first(*self.pools.get(pool.0 as usize)?)
+    }
+
+    fn first(&self, ends: Ends) -> Option<Oldest> {
+        let index = ends.oldest.checked_sub(1)?;
+        Some(Oldest { index, since: self.nodes[index as usize].since })
+    }
+}
+
+fn append<const LIST: usize>(nodes: &mut [Node], ends: &mut Ends, index: u32) {
+    nodes[index as usize].links[LIST] = Link { before: ends.youngest, after: 0 };
+    match ends.youngest.checked_sub(1) {
+        Some(youngest) => nodes[youngest as usize].links[LIST].after = index + 1,
+        None => ends.oldest = index + 1,
+    }
+    ends.youngest = index + 1;
+}
+
+fn unlink<const LIST: usize>(nodes: &mut [Node], ends: &mut Ends, index: u32) {
+    let Link { before, after } = nodes[index as usize].links[LIST];
+    match before.checked_sub(1) {
+        Some(before) => nodes[before as usize].links[LIST].after = after,
+        None => ends.oldest = after,
+    }
+    match after.checked_sub(1) {
+        Some(after) => nodes[after as usize].links[LIST].before = before,
+        None => ends.youngest = before,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_oldest_is_that_of_a_vector(steps in proptest::collection::vec((any::<bool>(), 0u32..16, 0u32..4), 1..200)) {
+            let mut order = Order::new(16).unwrap();
+            let mut model: Vec<(u32, Option<PoolId>, Tick)> = Vec::new();
+            for (now, (push, index, pool)) in (u32::MAX - 50..=u32::MAX).chain(0..).map(Tick).zip(steps) {
+                match model.iter().position(|flow| flow.0 == index) {
+                    None if push => {
+                        let pool = (pool > 0).then_some(PoolId(pool));
+                        order.push(index, pool, now);
+                        model.push((index, pool, now));
+                    }
+                    Some(at) if !push => {
+                        let (index, pool, _) = model.remove(at);
+                        order.remove(index, pool);
+                    }
+                    _ => {}
+                }
+                let oldest = |flow: &(u32, Option<PoolId>, Tick)| Oldest { index: flow.0, since: flow.2 };
+                prop_assert_eq!(order.oldest(), model.first().map(oldest));
+                for pool in (1..4).map(PoolId) {
+                    prop_assert_eq!(order.oldest_of(pool), model.iter().find(|flow| flow.1 == Some(pool)).map(oldest));
+                }
+            }
+        }
+    }
+}

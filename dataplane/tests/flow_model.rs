@@ -1,0 +1,210 @@
+//! The flow table beside a naive one: a vector of flows, idle limits that are looked at one by one, and time that runs
+//! across the wrap of the tick.
+#![allow(clippy::unwrap_used)]
+
+use std::time::Duration;
+
+use dataplane::flow::{BackendId, Direction, Flow, FlowIndex, FlowState, IdleLimits, Segment, UNRESOLVED, Way};
+use dataplane::snat::PoolId;
+use dataplane::tick::{Tick, Ticks};
+use dataplane::{FlowLimits, FlowTable, Transport, tcp_flags};
+use proptest::prelude::*;
+
+const CAPACITY: u32 = 48;
+const SECOND: u32 = 8; // ticks, rounded up
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// A packet of the client's: a new flow, or one more of its flow.
+    Client(u32),
+    /// A packet of the backend's.
+    Backend(u32),
+    /// A FIN of the client's.
+    Fin(u32),
+    /// So many seconds pass, and a few entries are swept.
+    Pass(u32),
+    /// The oldest unconfirmed flow yields.
+    Yield,
+    /// The oldest of one pool yields.
+    YieldOf(u32),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Class {
+    Opening,
+    Answered,
+    Established,
+    Closing,
+    Refused,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    n: u32,
+    class: Class,
+    last_seen: u64,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    (0u32..20, 0u32..64, 0u32..9).prop_map(|(kind, n, seconds)| match kind {
+        0..=9 => Step::Client(n),
+        10..=14 => Step::Backend(n),
+        15 => Step::Fin(n),
+        16..=17 => Step::Pass(seconds),
+        18 => Step::Yield,
+        _ => Step::YieldOf(n),
+    })
+}
+
+fn flow(n: u32, now: Tick) -> Flow<u32> {
+    Flow {
+        client: 0x0a00_0000 + n,
+        vip: 0xc000_0264,
+        backend_address: 0xac10_0001,
+        snat: 0xac10_0002,
+        client_port: 4000,
+        vip_port: 80,
+        backend_port: 8080,
+        snat_port: 1024 + u16::try_from(n).unwrap(),
+        backend: BackendId { slot: n, generation: 1 },
+        last_seen: now,
+        snat_pool: PoolId(n % 3),
+        route_to_client: UNRESOLVED,
+        route_epoch: 0,
+        l3_delta: 0,
+        l4_delta: 0,
+        initial_sequence: 0,
+        opened: now.0,
+        protocol: 6,
+        state: FlowState::TcpOpening,
+        way: Way::Nat,
+        packets: 0,
+    }
+}
+
+impl Class {
+    fn is_unconfirmed(self) -> bool {
+        matches!(self, Self::Opening | Self::Answered | Self::Refused)
+    }
+
+    fn limit(self) -> u64 {
+        match self {
+            Self::Opening | Self::Answered => 30,
+            Self::Established => 100,
+            Self::Closing | Self::Refused => 10,
+        }
+    }
+}
+
+fn limits() -> IdleLimits {
+    let seconds = Duration::from_secs;
+    let limits =
+        FlowLimits { tcp_opening: seconds(30), tcp_established: seconds(100), tcp_closing: seconds(10), ..FlowLimits::default() };
+    IdleLimits::new(&limits)
+}
+
+struct Both {
+    table: FlowTable<u32>,
+    /// In the order that they were made.
+    model: Vec<Known>,
+    limits: IdleLimits,
+    /// Ticks since a start that is 40 s before the wrap.
+    now: u64,
+    sweep: u32,
+}
+
+impl Both {
+    fn tick(&self) -> Tick {
+        Tick((u32::MAX - 40 * SECOND).wrapping_add(u32::try_from(self.now).unwrap()))
+    }
+
+    fn known(&mut self, n: u32) -> Option<&mut Known> {
+        self.model.iter_mut().find(|known| known.n == n)
+    }
+
+    fn find(&self, n: u32) -> Option<FlowIndex> {
+        let tuple = flow(n, Tick(0)).tuple(Direction::ToClient);
+        self.table.search(self.table.hash(&tuple), &tuple).map(|(index, _)| index)
+    }
+
+    /// One packet, in both.
+    fn packet(&mut self, n: u32, direction: Direction, flags: u8) {
+        let now = self.now;
+        let index = self.find(n).unwrap();
+        let segment = Segment { sequence: 41, acknowledgement: 42 };
+        let tick = self.tick();
+        self.table.advance(index, Transport::Tcp { flags }, direction, segment, tick);
+        self.table.get_mut(index).last_seen = tick;
+        let known = self.known(n).unwrap();
+        known.last_seen = now;
+        let is_fin = flags & tcp_flags::FIN != 0;
+        known.class = match (known.class, direction) {
+            (Class::Established | Class::Closing, _) if is_fin => Class::Closing,
+            (Class::Opening | Class::Answered | Class::Refused, _) if is_fin => Class::Refused,
+            (Class::Opening | Class::Refused, Direction::ToClient) => Class::Answered,
+            (Class::Answered, Direction::ToBackend) => Class::Established,
+            (class, _) => class,
+        };
+    }
+
+    fn take(&mut self, step: Step) {
+        match step {
+            Step::Client(n) if self.known(n).is_none() => {
+                let inserted = self.table.insert(flow(n, self.tick()));
+                assert_eq!(inserted.is_ok(), self.model.len() < CAPACITY as usize);
+                if inserted.is_ok() {
+                    self.model.push(Known { n, class: Class::Opening, last_seen: self.now });
+                }
+            }
+            Step::Client(n) => self.packet(n, Direction::ToBackend, tcp_flags::ACK),
+            Step::Backend(n) if self.known(n).is_some() => {
+                self.packet(n, Direction::ToClient, tcp_flags::SYN | tcp_flags::ACK);
+            }
+            Step::Fin(n) if self.known(n).is_some() => self.packet(n, Direction::ToBackend, tcp_flags::FIN | tcp_flags::ACK),
+            Step::Backend(_) | Step::Fin(_) => {}
+            Step::Pass(seconds) => self.pass(seconds),
+            Step::Yield => self.take_oldest(|_| true, self.table.oldest_unconfirmed()),
+            Step::YieldOf(n) => self.take_oldest(|known| known.n % 3 == n % 3, self.table.oldest_unconfirmed_of(PoolId(n % 3))),
+        }
+    }
+
+    fn take_oldest(&mut self, is_of: impl Fn(&Known) -> bool, found: Option<(FlowIndex, Tick)>) {
+        let expected = self.model.iter().position(|known| known.class.is_unconfirmed() && is_of(known));
+        assert_eq!(found.is_some(), expected.is_some());
+        if let (Some((index, _)), Some(at)) = (found, expected) {
+            assert_eq!(self.table.remove(index).backend.slot, self.model.remove(at).n);
+        }
+    }
+
+    /// Time passes, and the whole table is swept seven entries at a time.
+    fn pass(&mut self, seconds: u32) {
+        self.now += u64::from(seconds * SECOND);
+        let (now, limits) = (self.tick(), self.limits);
+        let over = |flow: &Flow<u32>| limits.is_over(flow.state, None, flow.last_seen, now);
+        loop {
+            self.sweep = self.table.sweep(self.sweep, 7, over);
+            if self.sweep == 0 {
+                break;
+            }
+        }
+        let now = self.now;
+        self.model.retain(|known| now - known.last_seen < u64::from(Ticks::from(Duration::from_secs(known.class.limit())).0));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    #[test]
+    fn the_table_does_what_a_vector_does(seed in any::<u64>(), steps in proptest::collection::vec(step(), 1..600)) {
+        let table = FlowTable::new(CAPACITY, seed).unwrap();
+        let mut both = Both { table, model: Vec::new(), limits: limits(), now: 0, sweep: 0 };
+        for step in steps {
+            both.take(step);
+            prop_assert_eq!(both.table.len() as usize, both.model.len());
+            for n in 0..64 {
+                let found = both.find(n).map(|index| both.table.get(index).state.is_confirmed());
+                prop_assert_eq!(found, both.known(n).map(|known| !known.class.is_unconfirmed()));
+            }
+        }
+    }
+}
