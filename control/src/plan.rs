@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use proto::limits::{MAGLEV_ENTRIES_AT_CREATION, MAGLEV_ENTRIES_AT_LEAST, MAGLEV_HASH_VERSION, MAGLEV_SIZES, SERVICES_MAX};
 use proto::{Family, HealthCheck, MaglevSpec, Pool, Protocol, Reason, Refusal, Service, ServiceName, ServicePort, Target};
@@ -24,6 +24,10 @@ use crate::world::World;
 /// Seed of every Maglev table: the fractional digits of the golden ratio. It is no secret; it must only never change, or
 /// an update of the controller would move flows of stateless modes.
 pub const MAGLEV_SEED: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// A mode waits this long for the status that must come before it: an API server that refuses the write, or is away, does
+/// not keep an owner's change from the gateways for ever.
+const STATUS_WAITED_FOR: Duration = Duration::from_secs(10);
 
 /// What gateways shall forward by, and what the objects' status shall be.
 #[derive(Clone, Debug, Default)]
@@ -82,6 +86,10 @@ struct Planned {
     tables: BTreeMap<TableKey, u32>,
     /// Of the nodes that it was planned with; none where nodes do not matter.
     nodes_revision: Option<u64>,
+    /// What gateways forward by.
+    policy: Policy,
+    /// While the status must come first: until when `policy` is the one of before.
+    held_until: Option<Instant>,
 }
 
 type TableKey = (Protocol, u16, Family);
@@ -104,19 +112,23 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
         let Some(outcome) = memory.outcomes.get(name) else { continue };
         let before = memory.planned.get(name);
         let nodes_are_kept = |old: &Planned| old.nodes_revision.is_none_or(|revision| revision == world.nodes_revision());
-        let is_kept =
-            |old: &Planned| !fence_moved && old.revision == entry.revision && old.outcome == *outcome && nodes_are_kept(old);
+        let is_kept = |old: &Planned| {
+            let hold_is_over = old.held_until.is_some_and(|until| until <= now);
+            let unchanged = old.revision == entry.revision && old.outcome == *outcome && nodes_are_kept(old);
+            unchanged && !fence_moved && !hold_is_over
+        };
         if !before.is_some_and(|old| is_kept(old) && old.status_is_of(&entry.candidate)) {
             let candidate = &entry.candidate;
             let policy = Policy::of(candidate.wanted.as_ref().ok(), candidate.kind, &settings.defaults);
-            let builder = Builder { candidate, outcome, settings, fence: &fence, world, policy };
-            let one = builder.build(entry.revision, before);
+            let builder = Builder { candidate, outcome, settings, fence: &fence, world, policy, ip_mode: policy.ip_mode };
+            let one = builder.build_in_turn(entry.revision, before, now);
             let is_new = |text: &&String| !before.is_some_and(|old| old.notes.contains(text));
             plan.notes.extend(one.notes.iter().filter(is_new).map(|text| Note { service: name.clone(), text: text.clone() }));
             memory.planned.insert(name.clone(), one);
         }
     }
     let planned = &memory.planned;
+    plan.again_at = planned.values().filter_map(|one| one.held_until).chain(plan.again_at).min();
     plan.services = planned.iter().map(|(name, one)| (name.clone(), Arc::clone(&one.service))).collect();
     plan.statuses = planned.iter().filter_map(|(name, one)| Some((name.clone(), Arc::clone(one.status.as_ref()?)))).collect();
     plan
@@ -212,9 +224,32 @@ struct Builder<'a> {
     fence: &'a Fence<'a>,
     world: &'a World,
     policy: Policy,
+    /// What the status shall say.
+    ip_mode: IpMode,
 }
 
 impl Builder<'_> {
+    /// Towards a mode in which nodes see the VIP, the status comes first: a node takes packets for the VIP only once it is
+    /// told so there. Until the object shows it, gateways go on as before.
+    fn build_in_turn(&self, revision: u64, before: Option<&Planned>, now: Instant) -> Planned {
+        let wanted = self.build(revision, before);
+        let held = before.and_then(|old| Some((old.policy, self.hold(old, now)?)));
+        let Some((policy, until)) = held.filter(|_| wanted.service.refusal.is_none()) else { return wanted };
+        let as_before = Builder { policy, ..*self }.build(revision, before);
+        if as_before.service.refusal.is_some() { wanted } else { Planned { held_until: Some(until), ..as_before } }
+    }
+
+    /// Until when the policy of before is kept, if it is. Of manifests the status is known to nobody who forwards.
+    fn hold(&self, before: &Planned, now: Instant) -> Option<Instant> {
+        let ours = |ingress: &&Ingress| self.outcome.addresses.contains(&ingress.ip);
+        let is_told = !self.candidate.ingress.iter().filter(ours).any(|ingress| ingress.ip_mode == IpMode::Proxy);
+        let turns = before.policy.ip_mode == IpMode::Proxy && self.policy.ip_mode == IpMode::Vip;
+        if !turns || is_told || self.candidate.uid.is_empty() || before.service.refusal.is_some() {
+            return None;
+        }
+        Some(before.held_until.unwrap_or(now + STATUS_WAITED_FOR)).filter(|until| *until > now)
+    }
+
     fn build(&self, revision: u64, before: Option<&Planned>) -> Planned {
         let slices: Vec<&SliceSpec> = self.world.slices_of(&self.candidate.name).collect();
         let mut tables = BTreeMap::new();
@@ -241,9 +276,19 @@ impl Builder<'_> {
             _ => Arc::new(service),
         };
         let has_status = self.candidate.kind == Kind::LoadBalancer;
-        let status = has_status.then(|| Arc::new(status(self.candidate, self.outcome, self.policy.ip_mode, &service)));
+        let status = has_status.then(|| Arc::new(status(self.candidate, self.outcome, self.ip_mode, &service)));
         let nodes_revision = (self.policy.target == Target::Node).then(|| self.world.nodes_revision());
-        Planned { revision, outcome: self.outcome.clone(), service, status, notes, tables, nodes_revision }
+        Planned {
+            revision,
+            outcome: self.outcome.clone(),
+            service,
+            status,
+            notes,
+            tables,
+            nodes_revision,
+            policy: self.policy,
+            held_until: None,
+        }
     }
 
     fn service(&self, ports: Vec<ServicePort>, refusal: Option<Refusal>) -> Service {
@@ -364,7 +409,6 @@ fn table(tables: &mut BTreeMap<TableKey, u32>, key: TableKey, backends: usize) -
 #[cfg(test)]
 pub(crate) mod tests {
     use std::path::PathBuf;
-    use std::time::Duration;
 
     use proto::{Mode, Scheduler};
     use serde_json::{Value, json};
@@ -657,6 +701,55 @@ pub(crate) mod tests {
         let plan = plan(&world, &settings, &mut Memory::default(), Instant::now());
         assert_eq!(addresses(&plan.services[&named("web")]), ["10.0.1.1:80"]);
         assert!(plan.notes.iter().any(|note| note.text.contains("no InternalIP of family IPv6")), "{:?}", plan.notes);
+    }
+
+    /// The Service as an API server has it, in this mode and with this status.
+    fn stored(mode: &str, version: &str, ip_mode: &str) -> Value {
+        let mut object = annotated("web", mode, "endpoint", json!({"ports": [{"port": 8080}]}));
+        object["metadata"]["uid"] = "u".into();
+        object["metadata"]["resourceVersion"] = version.into();
+        object["status"] = json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.100", "ipMode": ip_mode}]}});
+        object["metadata"]["managedFields"] = json!([{"manager": "sluice", "subresource": "status"}]);
+        object
+    }
+
+    #[test]
+    fn towards_the_vip_the_status_comes_first_and_away_from_it_the_gateways() {
+        let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+        let mut seen = |object: Value, now: Instant| {
+            apply(&mut world, object);
+            let plan = plan(&world, &settings(), &mut memory, now);
+            (plan.services[&named("web")].mode, plan.statuses[&named("web")].write.ingress[0].ip_mode, plan.again_at)
+        };
+        assert_eq!(seen(stored("nat", "1", "Proxy"), now), (Mode::Nat, IpMode::Proxy, None));
+        let until = now + STATUS_WAITED_FOR;
+        assert_eq!(seen(stored("dsr", "2", "Proxy"), now), (Mode::Nat, IpMode::Vip, Some(until)));
+        assert_eq!(seen(stored("dsr", "3", "VIP"), now), (Mode::Dsr, IpMode::Vip, None));
+        assert_eq!(seen(stored("nat", "4", "VIP"), now), (Mode::Nat, IpMode::Proxy, None));
+        assert_eq!(seen(stored("nat", "5", "Proxy"), now), (Mode::Nat, IpMode::Proxy, None));
+        assert_eq!(seen(stored("dnat", "6", "Proxy"), now).0, Mode::Nat);
+        assert_eq!(seen(stored("dnat", "6", "Proxy"), until), (Mode::Dnat, IpMode::Vip, None), "it waits no longer");
+    }
+
+    #[test]
+    fn endpoints_change_while_a_mode_waits_for_its_status_and_manifests_do_not_wait() {
+        let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+        apply(&mut world, stored("nat", "1", "Proxy"));
+        plan(&world, &settings(), &mut memory, now);
+        apply(&mut world, stored("dsr", "2", "Proxy"));
+        let first = plan(&world, &settings(), &mut memory, now);
+        endpoints(&mut world, "web", &texts(&["10.0.0.1"]));
+        let second = plan(&world, &settings(), &mut memory, now + STATUS_WAITED_FOR / 2);
+        assert_eq!(second.services[&named("web")].mode, Mode::Nat);
+        assert_eq!((addresses(&second.services[&named("web")]).len(), second.again_at), (1, first.again_at));
+        let (mut world, mut memory) = (World::default(), Memory::default());
+        for mode in ["nat", "dsr"] {
+            let mut object = stored(mode, "", "Proxy");
+            object["metadata"]["uid"] = "".into();
+            apply(&mut world, object);
+            let plan = plan(&world, &settings(), &mut memory, now);
+            assert_eq!(plan.services[&named("web")].mode.as_str(), mode);
+        }
     }
 
     #[test]

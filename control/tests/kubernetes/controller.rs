@@ -201,3 +201,42 @@ async fn an_api_server_that_is_away_at_the_start_and_later_takes_nothing_from_th
     let given = installation.gateway.given();
     assert!(given.removed.is_empty() && given.backends(&web) == 1, "{:?}", given.removed);
 }
+
+#[tokio::test]
+async fn towards_a_mode_in_which_nodes_see_the_vip_the_status_comes_first_and_back_from_it_the_gateways() {
+    let server = ApiServer::start().await;
+    let user = User::of_test_server(&server).await;
+    let installation = Installation::start(&user).await;
+    user.add_service("web", &user.class()).await;
+    let web = user.full_name("web");
+    let mode = |given: &Given| given.services.get(&web).map(|service| service.mode.clone()).unwrap_or_default();
+    let annotate = |mode: &str| {
+        let annotations = json!({"metadata": {"annotations": {"sluice.dev/mode": mode}}});
+        server.update(Kind::Service, &user.namespace, "web", &annotations);
+    };
+    let told = async || user.ingress("web").await[0]["ipMode"].clone();
+    reached("the first status", &told, |told| told == "Proxy").await;
+    annotate("dnat");
+    installation.gives("the new mode", |given| mode(given) == "dnat").await;
+    assert_eq!(told().await, "VIP");
+    annotate("nat");
+    reached("the status of before", &told, |told| told == "Proxy").await;
+    assert_eq!(mode(&installation.gateway.given()), "nat");
+}
+
+#[tokio::test]
+async fn a_status_that_is_never_taken_holds_a_mode_up_for_ten_seconds_only() {
+    let server = ApiServer::start().await;
+    let user = User::of_test_server(&server).await;
+    let installation = Installation::start(&user).await;
+    user.add_service("web", &user.class()).await;
+    user.ingress_comes("web").await;
+    let web = user.full_name("web");
+    let refusal = Fault::Invalid("no".to_owned());
+    server.trap(Trap { fault: refusal, times: usize::MAX, method: "PATCH", path_contains: "/status", watch: false });
+    let start = Instant::now();
+    let annotations = json!({"metadata": {"annotations": {"sluice.dev/mode": "dnat"}}});
+    server.update(Kind::Service, &user.namespace, "web", &annotations);
+    installation.gives("the new mode", |given| given.services.get(&web).is_some_and(|service| service.mode == "dnat")).await;
+    assert!(start.elapsed() >= Duration::from_secs(9), "after {:?}", start.elapsed());
+}
