@@ -384,6 +384,41 @@ endpoints: [{addresses: [10.0.0.12], conditions: {ready: true}}]
     }
 
     #[test]
+    fn every_scheduler_and_affinity_chooses_the_same_for_the_same_input() {
+        let mut bench = Bench::new();
+        let client = |n: u64| format!("198.51.100.{}:{}", n % 60 + 1, 1024 + n);
+        let frames: Vec<_> = (0..300).map(|n| (n * SECOND / 3, Packet::tcp(&client(n), vips()["web"]).build())).collect();
+        bench.input("uplink", &frames);
+        let config = CONFIG.replace(
+            "    - {address: 10.0.0.11,",
+            "    - {address: 10.0.0.12, mac: \"02:00:00:00:01:0c\", port: cluster}\n    - {address: 10.0.0.11,",
+        );
+        fs::write(bench.dir.path().join("sluice.yaml"), config).unwrap();
+        let schedulers = proto::Scheduler::ALL.iter().map(|scheduler| (scheduler.as_str(), "None"));
+        for (scheduler, affinity) in schedulers.chain([("round-robin", "ClientIP")]) {
+            let name = format!("{{name: web, namespace: default, annotations: {{sluice.dev/scheduler: {scheduler}}}}}");
+            let manifests = MANIFESTS
+                .replace("{name: web, namespace: default}", &name)
+                .replace("ports: [{port: 80,", &format!("sessionAffinity: {affinity}, ports: [{{port: 80,"))
+                .replace(
+                    "[{addresses: [10.0.0.11],",
+                    "[{addresses: [10.0.0.12], conditions: {ready: true}}, {addresses: [10.0.0.11],",
+                );
+            fs::write(bench.dir.path().join("manifests/web.yaml"), manifests).unwrap();
+            let lines = bench.run("a").unwrap();
+            assert_eq!(lines, bench.run("b").unwrap(), "{scheduler}, affinity {affinity}");
+            let to = |backend: &str| lines.lines().filter(|line| line.contains(backend)).count();
+            let (one, other) = (to("10.0.0.11:8080"), to("10.0.0.12:8080"));
+            assert_eq!(one + other, 300, "{scheduler}, affinity {affinity}");
+            match (scheduler, affinity) {
+                ("round-robin" | "least-connections", "None") => assert_eq!(one, other, "{scheduler}"),
+                ("destination-hash", _) => assert!(one == 0 || other == 0, "{scheduler}"),
+                _ => assert!(one > 50 && other > 50, "{scheduler}, affinity {affinity}: {one} and {other}"),
+            }
+        }
+    }
+
+    #[test]
     fn flows_expire_by_the_times_of_the_capture() {
         let mut bench = Bench::new();
         let web = vips()["web"];
