@@ -7,12 +7,14 @@
 //! Invariant: what is published is what Linux holds, at most a few milliseconds old; after lost messages everything is
 //! read anew. Deliberately not here: VLAN devices above a twin, rules, and every table but main.
 
+mod announce;
 mod follow;
 mod neighbours;
 mod routes;
 mod socket;
 mod tables;
 
+pub use announce::{RouteTable, announce, withdraw};
 pub use follow::{Follow, REQUESTS_MAX, follow};
 pub(crate) use neighbours::OUR_PROTOCOL;
 pub use socket::NetlinkError;

@@ -27,7 +27,7 @@ use crate::agent::persist::{self, StateFile};
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Supervisor};
 use crate::hardware::{Hardware, HardwareError, PortsNow, WorkerPort};
-use crate::netlink::{Follow, REQUESTS_MAX, follow};
+use crate::netlink::{Follow, REQUESTS_MAX, announce, follow, withdraw};
 use crate::reload::Reload;
 use crate::settings::{Settings, StateSource, Twin};
 use crate::workers::{self, Turn, WorkerError};
@@ -126,6 +126,7 @@ struct Channels {
     network: watch::Sender<Network>,
     probed: probe::Findings,
     next_hops: watch::Sender<BTreeSet<(PortIndex, IpAddr)>>,
+    routed: watch::Sender<BTreeSet<IpAddr>>,
     served: watch::Sender<Served>,
     asks: Arc<ArrayQueue<(PortIndex, IpAddr)>>,
 }
@@ -147,6 +148,7 @@ async fn serve(
         network: watch::Sender::new(settings.fixed_network()),
         probed: probe::Findings::default(),
         next_hops: watch::Sender::default(),
+        routed: watch::Sender::default(),
         served: watch::Sender::default(),
         asks: Arc::new(ArrayQueue::new(REQUESTS_MAX)),
     };
@@ -183,6 +185,10 @@ async fn serve(
     tracing::info!(name = settings.name, core = settings.core, admin = %settings.admin_listen.display(), "the gateway runs");
     stop.cancelled().await;
     supervisor.finished().await;
+    // Routers send elsewhere before the workers stop.
+    if let Err(error) = withdraw(settings.announce).await {
+        tracing::warn!(%error, "routes to VIPs stay in table {}", settings.announce.table);
+    }
     drop(worker);
     Ok(())
 }
@@ -287,8 +293,12 @@ fn supervise_state(supervisor: &mut Supervisor, settings: &Settings, channels: &
         health: channels.probed.health.subscribe(),
         clock: workers::now_ns,
     };
-    let outputs =
-        Outputs { next_hops: channels.next_hops.clone(), served: channels.served.clone(), reached: channels.reached.clone() };
+    let outputs = Outputs {
+        next_hops: channels.next_hops.clone(),
+        routed: channels.routed.clone(),
+        served: channels.served.clone(),
+        reached: channels.reached.clone(),
+    };
     supervisor.run("compile", move || compile_loop::run(Arc::clone(&tables), inputs.clone(), outputs.clone()));
 }
 
@@ -312,6 +322,11 @@ fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels:
             async move { follow(follows).await.map(|never| match never {}).map_err(Failure::from) }
         });
     }
+    let (at, routed) = (settings.announce, channels.routed.subscribe());
+    supervisor.run("announce", move || {
+        let routed = routed.clone();
+        async move { announce(at, routed).await.map(|never| match never {}).map_err(Failure::from) }
+    });
     let (attendant, ports) = (hardware.attendant(), channels.ports.clone());
     supervisor.run("ports", move || {
         let (attendant, ports) = (attendant.clone(), ports.clone());

@@ -3,6 +3,7 @@
 //! Invariant: what [`Settings::effective`] prints reads back as equal settings. Deliberately not here: what only the
 //! running machine knows, such as whether a device, a core or an address exists; the file may be for another machine.
 
+mod announce;
 mod checks;
 mod effective;
 mod engine;
@@ -19,6 +20,7 @@ use control::config::{Invalid, Logs, Placed, Reader};
 use control::settings::ControllerSettings;
 use dataplane::{FlowLimits, Neighbour, Route, Tunnel};
 
+use crate::netlink::RouteTable;
 pub use port::{Device, PortSettings, Twin};
 pub use source::SourceChoice;
 
@@ -86,6 +88,8 @@ pub struct Settings {
     pub routes: Vec<Route>,
     /// Key `static.neighbours`.
     pub neighbours: Vec<Neighbour>,
+    /// Key `announce`.
+    pub announce: RouteTable,
     /// The source of state.
     pub source: StateSource,
 }
@@ -114,6 +118,7 @@ impl Settings {
         let logs = Logs::take(&mut top);
         let admin_listen = keys::admin(&mut top);
         let (routes, neighbours) = keys::fixed_network(&mut top, &ports);
+        let announce = announce::take(&mut top);
         keys::unbuilt(&mut top);
         let source = source::take(&mut top, choice, &admin_listen);
         top.finish();
@@ -138,6 +143,7 @@ impl Settings {
             admin_listen,
             routes: values(routes),
             neighbours,
+            announce,
             source: source.settings(reserved),
         })
     }

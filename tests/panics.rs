@@ -56,6 +56,7 @@ fn a_task_that_panics_loses_no_packet_and_is_heard_again_afterwards() {
     let inputs = Inputs { known: states_seen, network: network.subscribe(), health: health.subscribe(), clock: || 100 * SECOND };
     let outputs = Outputs {
         next_hops: watch::Sender::default(),
+        routed: watch::Sender::default(),
         served: watch::Sender::new(Served::default()),
         reached: watch::Sender::new(None),
     };

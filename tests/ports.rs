@@ -1,4 +1,5 @@
-//! Ports whose devices come late, go and come back, and whose links flap, under a gateway that runs on.
+//! Ports whose devices come late, go and come back, and whose links flap, and routes by several routers, under a gateway that
+//! runs on.
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
@@ -81,5 +82,59 @@ fn a_link_that_flaps_takes_the_twins_carrier_along_and_traffic_goes_on() {
         until("an answer", || edge.curl(VIP));
     }
     edge.all_answer(VIP);
+    assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
+}
+
+/// Frames that a router got from the link of the gateway.
+fn routed_by(edge: &Edge, router: &str) -> u64 {
+    let shown = edge.run(router, &["cat", "/sys/class/net/eth0/statistics/rx_packets"]);
+    String::from_utf8_lossy(&shown.stdout).trim().parse().unwrap()
+}
+
+#[test]
+fn replies_spread_over_two_routers_and_go_on_by_one_when_the_other_is_gone() {
+    if !may_run("a multipath route by two routers") {
+        return;
+    }
+    let mut edge = Edge::new("ecmp");
+    edge.manifests_of_the_demo();
+    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+    // The client moves behind two routers; the switch between them and the gateway takes its place.
+    edge.script(
+        "set -e
+         for ns in r1 r2 far; do ip netns add $id-$ns; in_ns $ns ip link set lo up; done
+         in_ns client ip addr flush dev eth0
+         in_ns client ip link add lan type bridge; in_ns client ip link set lan up; in_ns client ip link set eth0 master lan
+         for n in 1 2; do
+           cable r$n eth0 client r$n; in_ns client ip link set r$n master lan
+           cable r$n eth1 far r$n
+           in_ns r$n ip addr add 192.0.2.6$n/24 dev eth0; in_ns r$n ip addr add 198.51.10$n.1/24 dev eth1
+           in_ns r$n sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.eth0.rp_filter=0 net.ipv4.conf.eth1.rp_filter=0
+           in_ns far ip addr add 198.51.10$n.2/24 dev r$n
+           in_ns r$n ip route add 203.0.113.0/24 via 198.51.10$n.2
+         done
+         in_ns far sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.r1.rp_filter=0 net.ipv4.conf.r2.rp_filter=0
+         for n in $(seq 1 40); do in_ns far ip addr add 203.0.113.$n/32 dev lo; done
+         in_ns far ip route add default via 198.51.101.1",
+    );
+    edge.start();
+    edge.script("in_ns gw ip route add 203.0.113.0/24 nexthop via 192.0.2.61 dev uplink nexthop via 192.0.2.62 dev uplink");
+    let ask = |n: u32| {
+        let from = format!("203.0.113.{}", n % 40 + 1);
+        let output = edge.run("far", &["curl", "-s", "--max-time", "3", "--interface", &from, VIP]);
+        output.status.success()
+    };
+    until("an answer", || ask(0).then_some(()));
+    let before = routed_by(&edge, "r2");
+    for n in 0..40 {
+        assert!(ask(n), "request {n}: {:?}", edge.drops());
+    }
+    // Requests come by the first router; what the second one gets from the link is replies, of about half of the flows.
+    let by_second = routed_by(&edge, "r2") - before;
+    assert!(by_second >= 20, "{by_second} packets by the second router");
+    // Linux itself takes most of a minute to find out; without its entry it asks at once, in vain.
+    edge.script("set -e; in_ns r2 ip link set eth0 down; in_ns gw ip neigh del 192.0.2.62 dev uplink");
+    until("the first router alone carries all", || (0..20).all(ask).then_some(()));
+    edge.assert_account();
     assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
 }

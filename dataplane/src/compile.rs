@@ -76,6 +76,7 @@ impl Compiler {
             routes: ways.share(),
             services: Vec::new(),
             announced: answers.update(&config, &[], &[], &[], 1),
+            routed: Arc::default(),
             managed: Arc::default(),
             shortest_idle_timeout: None,
             refused: Vec::new(),
@@ -290,6 +291,7 @@ impl Compiler {
         let last = &mut self.last;
         last.v4.places = Arc::new(places::places(&self.config, network, &self.pools, &vips));
         last.v6.places = Arc::new(places::places(&self.config, network, &self.pools, &vips));
+        last.routed = places::routed(&self.pools, &vips).collect();
         last.announced = self.answers.update(&self.config, &self.pools, &vips, &self.down, last.sequence);
     }
 }

@@ -48,6 +48,7 @@ pub struct Snapshot {
     pub(crate) routes: Arc<Routes>,
     pub(crate) services: Vec<Arc<ServiceView>>,
     pub(crate) announced: Arc<[(PortIndex, IpAddr, u64)]>,
+    pub(crate) routed: Arc<[IpAddr]>,
     pub(crate) managed: Arc<[(PortIndex, IpAddr)]>,
     pub(crate) shortest_idle_timeout: Option<Ticks>,
     pub(crate) refused: Vec<(ServiceName, Refusal)>,
@@ -201,6 +202,12 @@ impl Snapshot {
     #[must_use]
     pub fn announced(&self) -> &[(PortIndex, IpAddr, u64)] {
         &self.announced
+    }
+
+    /// VIPs of `routed` pools, which routers learn of by a routing daemon. Ordered.
+    #[must_use]
+    pub fn routed(&self) -> &[IpAddr] {
+        &self.routed
     }
 
     /// Routers in use and on-link backends, which Linux should keep resolved.

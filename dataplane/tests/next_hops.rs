@@ -16,6 +16,9 @@ const ACK: u8 = tcp_flags::ACK;
 const ROUTERS: [u8; 3] = [61, 62, 63];
 const FLOWS: u16 = 600;
 
+/// What happens to the network, in words and deeds.
+type Change = (&'static str, fn(&mut Rig));
+
 fn router_mac(n: u8) -> Mac {
     Mac([2, 0, 0, 0, 2, n])
 }
@@ -81,7 +84,7 @@ fn a_router_that_goes_takes_only_its_own_flows_along() {
     let mut rig = rig(&ROUTERS.map(|n| (n, 1)));
     let answers = open(&mut rig);
     let before = routers(&mut rig, &answers);
-    let rows: [(&str, fn(&mut Rig)); 2] = [
+    let rows: [Change; 2] = [
         ("Linux cannot resolve it any more", |rig| rig.network.neighbours.retain(|n| n.mac != router_mac(62))),
         ("the route does not name it any more", |rig| rig.network.routes.retain(|r| r.via != Some(ip("192.0.2.62")))),
     ];

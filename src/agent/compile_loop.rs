@@ -53,6 +53,8 @@ pub struct Inputs {
 pub struct Outputs {
     /// Next hops that Linux should keep resolved.
     pub next_hops: watch::Sender<BTreeSet<(PortIndex, IpAddr)>>,
+    /// VIPs that Linux's table for routing daemons should hold.
+    pub routed: watch::Sender<BTreeSet<IpAddr>>,
     /// What operators see.
     pub served: watch::Sender<Served>,
     /// The generation that every worker forwards by.
@@ -136,15 +138,19 @@ fn engine_health(health: &probe::Health) -> Health {
 
 impl Outputs {
     fn tell(&self, snapshot: &Snapshot) {
-        let next_hops: BTreeSet<_> = snapshot.managed_next_hops().iter().copied().collect();
-        self.next_hops.send_if_modified(|last| {
-            *last != next_hops && {
-                *last = next_hops;
-                true
-            }
-        });
+        send_if_other(&self.next_hops, snapshot.managed_next_hops().iter().copied().collect());
+        send_if_other(&self.routed, snapshot.routed().iter().copied().collect());
         self.served.send_replace(Served::from(snapshot));
     }
+}
+
+fn send_if_other<T: PartialEq>(to: &watch::Sender<T>, new: T) {
+    to.send_if_modified(|last| {
+        *last != new && {
+            *last = new;
+            true
+        }
+    });
 }
 
 /// Waits until `at_ns` of `clock`; for ever when there is no such time.
@@ -232,7 +238,8 @@ mod tests {
             let (served_out, served) = watch::channel(Served::default());
             let (reached_out, reached) = watch::channel(None);
             let inputs = Inputs { known: known_in, network: network_in, health: health_in, clock: || 0 };
-            let outputs = Outputs { next_hops: next_hops_out, served: served_out, reached: reached_out };
+            let outputs =
+                Outputs { next_hops: next_hops_out, routed: watch::Sender::default(), served: served_out, reached: reached_out };
             let task = tokio::spawn(run(Arc::clone(&tables), inputs.clone(), outputs.clone()));
             let worker = workers.remove(0);
             Self { tables, inputs, outputs, worker, known, network, health, next_hops, served, reached, task }

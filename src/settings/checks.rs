@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use control::config::{Placed, PlacedRange, Reader};
 use dataplane::Route;
 use ipnet::IpNet;
+use proto::Announce;
 
 use super::Hugepages;
 use super::port::{Device, PlacedPort, Twin};
@@ -80,10 +81,10 @@ fn pools_are_on_link(reader: &Reader, ports: &[PlacedPort], pools: &[PlacedRange
     let prefixes: Vec<&IpNet> = ports.iter().flat_map(|port| &port.settings.addresses).collect();
     let on_link =
         |pool: &PlacedRange| prefixes.iter().any(|net| net.contains(&pool.range.first()) && net.contains(&pool.range.last()));
-    for pool in pools.iter().filter(|pool| !on_link(pool)) {
+    for pool in pools.iter().filter(|pool| pool.announce == Announce::L2 && !on_link(pool)) {
         let message = format!(
             "found {}, which lies in no port's prefix, so that nobody could reach it (`announce: l2`); \
-             take addresses of a port's subnet, or give a port an address in theirs",
+             take addresses of a port's subnet, give a port an address in theirs, or set `announce: routed`",
             pool.range
         );
         reader.problem(&pool.place, message);

@@ -5,6 +5,8 @@ use std::fmt::{self, Write};
 use control::config::controller;
 use control::config::scalar::{Written, quoted, quoted_list};
 
+use crate::netlink::RouteTable;
+
 use super::{Hugepages, Poll, PortSettings, Settings, StateSource, Twin};
 
 impl Settings {
@@ -46,6 +48,8 @@ impl Settings {
         writeln!(out, "flowRecords: {{to: \"\"}}")?;
         writeln!(out, "admin: {{listen: {}}}", quoted(&format!("unix:{}", self.admin_listen.display())))?;
         writeln!(out, "metrics: {{listen: \"\"}}")?;
+        let RouteTable { table, protocol } = self.announce;
+        writeln!(out, "announce: {{routeTable: {table}, routeProtocol: {protocol}}}")?;
         self.write_fixed_network(out)
     }
 

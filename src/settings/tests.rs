@@ -139,7 +139,6 @@ fn what_is_not_built_is_refused_by_key() {
         ("metrics: {listen: '127.0.0.1:9435'}", "metrics.listen"),
         ("controller: {tls: {ca: f}}", "controller.tls"),
         ("tls: {ca: f}", "tls"),
-        ("announce: {routeProtocol: 1}", "announce.routeProtocol"),
     ];
     for (line, key) in rows {
         let expected = format!("/etc/f.yaml:11: key `{key}`: not built in this version; leave it out");

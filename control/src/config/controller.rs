@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use proto::limits::{CONFIG_LISTEN, DRAIN_TIMEOUT, LOAD_BALANCER_CLASS};
-use proto::{AddressRange, HealthCheck, Mode, Pool, Scheduler};
+use proto::{AddressRange, Announce, HealthCheck, Mode, Pool, Scheduler};
 
 use super::scalar::{Written, is_dns_label, quoted, quoted_list, scheduler};
 use super::{Field, Invalid, Logs, Placed, PlacedRange, Reader, Section};
 use crate::settings::{ControllerSettings, Defaults, Source};
 
 /// Every top-level key that belongs to a controller and to no gateway.
-pub const KEYS: [&str; 14] = [
+pub const KEYS: [&str; 13] = [
     "listen",
     "tls",
     "group",
@@ -27,7 +27,6 @@ pub const KEYS: [&str; 14] = [
     "clusterCIDRs",
     "nodePortNamespaceSelector",
     "externalIPs",
-    "announce",
     "pools",
     "manifests",
     "statusDir",
@@ -35,8 +34,6 @@ pub const KEYS: [&str; 14] = [
 
 /// Default of key `statusDir`.
 pub const STATUS_DIR: &str = "/var/lib/sluice/status";
-/// Linux route table and protocol of `routed` pools; both unassigned in iproute2's files.
-const ROUTE_NUMBER: u32 = 150;
 /// Longest group name: the Lease `sluice-controller-<group>` is a DNS label, 63 - 18 bytes.
 const GROUP_BYTES_MAX: usize = 45;
 
@@ -207,11 +204,6 @@ fn take_unbuilt(top: &mut Section<'_>) {
     let mut external = top.section("externalIPs");
     external.unbuilt("allowed");
     external.finish();
-    let mut announce = top.section("announce");
-    for key in ["routeTable", "routeProtocol"] {
-        announce.only(key, "a number", |text| text.parse().ok(), &ROUTE_NUMBER);
-    }
-    announce.finish();
 }
 
 /// The file of `sluice-controller`.
@@ -285,10 +277,13 @@ fn write_keys(out: &mut String, settings: &ControllerSettings) -> std::fmt::Resu
     writeln!(out, "clusterCIDRs: {}", quoted_list(&settings.cluster_cidrs))?;
     writeln!(out, "nodePortNamespaceSelector: {{}}")?;
     writeln!(out, "externalIPs: {{allowed: []}}")?;
-    writeln!(out, "announce: {{routeTable: {ROUTE_NUMBER}, routeProtocol: {ROUTE_NUMBER}}}")?;
     writeln!(out, "pools:{}", if settings.pools.is_empty() { " []" } else { "" })?;
     for pool in &settings.pools {
-        writeln!(out, "  - {{name: {}, addresses: {}, announce: l2}}", quoted(&pool.name), quoted_list(&pool.ranges))?;
+        let announce = match pool.announce {
+            Announce::L2 => "l2",
+            Announce::Routed => "routed",
+        };
+        writeln!(out, "  - {{name: {}, addresses: {}, announce: {announce}}}", quoted(&pool.name), quoted_list(&pool.ranges))?;
     }
     writeln!(out, "manifests: {}", manifests.map_or_else(|| "null".to_owned(), |(dir, _)| path(dir)))?;
     writeln!(out, "statusDir: {}", manifests.map_or_else(|| quoted(STATUS_DIR), |(_, dir)| path(dir)))
@@ -346,8 +341,6 @@ mod tests {
             ("kubernetes: {claimClassless: {serviceSelector: {a: b}}}", "kubernetes.claimClassless.serviceSelector"),
             ("nodePortNamespaceSelector: {matchLabels: {}}", "nodePortNamespaceSelector"),
             ("externalIPs: {allowed: [10.0.0.0/8]}", "externalIPs.allowed"),
-            ("announce: {routeTable: 151}", "announce.routeTable"),
-            ("pools: [{name: a, addresses: [192.0.2.1], announce: routed}]", "pools[0].announce"),
         ];
         for (text, key) in rows {
             assert_eq!(read(text).unwrap_err(), format!("1: key `{key}`: not built in this version; leave it out"));

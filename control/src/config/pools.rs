@@ -26,6 +26,8 @@ pub struct PlacedRange {
     pub place: Place,
     /// The addresses.
     pub range: AddressRange,
+    /// How routers learn of them.
+    pub announce: Announce,
 }
 
 /// Takes key `pools`.
@@ -35,6 +37,7 @@ pub(super) fn take(top: &mut Section<'_>) -> (Vec<Pool>, Vec<PlacedRange>) {
     for field in top.items("pools", "pools") {
         let mut section = field.section();
         let name = take_name(&mut section, &pools);
+        let announce = section.one_of("announce", &[("l2", Announce::L2), ("routed", Announce::Routed)], Announce::L2);
         let addresses = section.required("addresses", EXPECTED_RANGES);
         let items = addresses.as_ref().map(|field| field.items(EXPECTED_RANGE)).unwrap_or_default();
         if let Some(field) = addresses.filter(Field::is_empty) {
@@ -50,11 +53,10 @@ pub(super) fn take(top: &mut Section<'_>) -> (Vec<Pool>, Vec<PlacedRange>) {
                 )),
                 None => ranges.push(range),
             }
-            placed.push(PlacedRange { pool: name.clone(), place: item.place.clone(), range });
+            placed.push(PlacedRange { pool: name.clone(), place: item.place.clone(), range, announce });
         }
-        section.one_of_built("announce", &[("l2", ())], &["routed"], ());
         section.finish();
-        pools.push(Pool { name, ranges, announce: Announce::L2 });
+        pools.push(Pool { name, ranges, announce });
     }
     (pools, placed)
 }

@@ -48,6 +48,15 @@ fn port_of(ports: &[PortConfig], address: IpAddr) -> PortIndex {
     PortIndex(position.and_then(|position| u8::try_from(position).ok()).unwrap_or(0))
 }
 
+/// The VIPs of `routed` pools.
+pub(super) fn routed<'a>(pools: &'a [Pool], vips: &'a [IpAddr]) -> impl Iterator<Item = IpAddr> + 'a {
+    let is_routed = |vip: &&IpAddr| {
+        let mut routed = pools.iter().filter(|pool| pool.announce == Announce::Routed);
+        routed.any(|pool| pool.ranges.iter().any(|range| range.contains(**vip)))
+    };
+    vips.iter().filter(is_routed).copied()
+}
+
 /// What we answer ARP and NDP for, and since which snapshot.
 #[derive(Debug, Default)]
 pub(super) struct Answers {
