@@ -1,0 +1,105 @@
+//! The manifests in `deploy/examples` are what their comments say, read as the manifests source reads them.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use control::manifests::Directory;
+use control::plan::{Memory, plan};
+use control::settings::{ControllerSettings, Defaults, Source};
+use control::source::Change;
+use control::world::World;
+use proto::{Announce, HealthCheck, Mode, Pool, Scheduler, Service, ServiceName, Target};
+
+fn settings() -> ControllerSettings {
+    ControllerSettings {
+        listen: PathBuf::new(),
+        group: "default".to_owned(),
+        source: Source::Kubernetes { kubeconfig: None },
+        load_balancer_class: "sluice.dev/gateway".to_owned(),
+        defaults: Defaults { mode: Mode::Nat, scheduler: Scheduler::Maglev, drain_timeout: Duration::from_secs(300) },
+        health: HealthCheck::default(),
+        backends_allowed: None,
+        cluster_cidrs: Vec::new(),
+        pools: vec![Pool {
+            name: "default".to_owned(),
+            ranges: vec!["192.0.2.100-192.0.2.199".parse().unwrap()],
+            announce: Announce::L2,
+        }],
+        reserved: Vec::new(),
+    }
+}
+
+/// The Service that `deploy/examples/NAME.yaml` describes, alone in a directory.
+fn service(name: &str) -> Service {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../deploy/examples/{name}.yaml"));
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(file, dir.path().join("example.yaml")).unwrap();
+    let (objects, notes) = Directory::new(dir.path().to_owned()).read().unwrap();
+    assert_eq!(notes, Vec::<String>::new());
+    let objects = objects.unwrap();
+    let mut world = World::default();
+    world.apply(Change::ServicesReplaced(objects.services.into_values().collect()));
+    world.apply(Change::SlicesReplaced(objects.slices.into_values().collect()));
+    world.apply(Change::NodesReplaced(objects.nodes.into_values().collect()));
+    let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
+    assert!(plan.notes.is_empty(), "{:?}", plan.notes);
+    let service = Service::clone(&plan.services[&ServiceName::new("example", name)]);
+    assert_eq!(service.refusal, None);
+    service
+}
+
+fn backends(service: &Service) -> Vec<String> {
+    service.ports.iter().flat_map(|port| &port.backends).map(|b| format!("{} x{}", b.address, b.weight)).collect()
+}
+
+#[test]
+fn there_is_one_example_for_each_mode_and_no_other() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/examples");
+    let mut names: Vec<_> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    let mut modes: Vec<_> = Mode::ALL.iter().map(|mode| format!("{mode}.yaml")).collect();
+    names.sort();
+    modes.sort();
+    assert_eq!(names, modes);
+    for mode in Mode::ALL {
+        assert_eq!(service(mode.as_str()).mode, *mode);
+    }
+}
+
+#[test]
+fn nat_rewrites_to_endpoints() {
+    assert_eq!(backends(&service("nat")), ["10.0.0.11:8080 x1", "10.0.0.12:8080 x1"]);
+}
+
+#[test]
+fn dnat_lets_some_clients_in() {
+    let service = service("dnat");
+    assert_eq!(service.scheduler, Scheduler::LeastConnections);
+    assert_eq!(service.idle_timeout, Some(Duration::from_secs(1800)));
+    assert_eq!(service.source_ranges.unwrap().len(), 2);
+}
+
+#[test]
+fn dsr_sends_to_nodes_by_their_endpoints() {
+    let service = service("dsr");
+    assert_eq!(backends(&service), ["10.0.0.21:80 x2", "10.0.0.22:80 x1"]);
+    assert_eq!((service.local, service.affinity), (true, Some(Duration::from_secs(3600))));
+    assert_eq!(service.health.node_health_port, Some(31_000));
+}
+
+#[test]
+fn ipip_leads_to_endpoints_of_the_other_family() {
+    let service = service("ipip");
+    assert_eq!(
+        (service.target, backends(&service)),
+        (Target::Endpoint, vec!["[fd00::11]:80 x1".into(), "[fd00::12]:80 x1".into()])
+    );
+}
+
+#[test]
+fn gue_sends_udp_to_nodes_that_are_not_excluded() {
+    let service = service("gue");
+    assert_eq!((service.target, backends(&service)), (Target::Node, vec!["10.0.0.23:53 x1".to_owned()]));
+    assert_eq!(service.health.port, Some(10_256));
+}
