@@ -1,0 +1,263 @@
+//! One Service of a plan: its ports and backends, its status, and in which turn a change of mode comes.
+//!
+//! Invariant: what cannot be served is refused whole, with no ports; a Service that comes out as before keeps its `Arc`.
+//! Deliberately not here: addresses (`addresses`), and which Services are looked at again (`plan`).
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use proto::limits::{MAGLEV_ENTRIES_AT_CREATION, MAGLEV_ENTRIES_AT_LEAST, MAGLEV_HASH_VERSION, MAGLEV_SIZES};
+use proto::{Family, HealthCheck, MaglevSpec, Protocol, Reason, Refusal, Service, ServicePort, Target};
+
+use super::WantedStatus;
+use crate::addresses::Outcome;
+use crate::policy::Policy;
+use crate::selection::{Fence, NodeChoice, Selection, select};
+use crate::settings::ControllerSettings;
+use crate::source::{Ingress, IpMode, StatusWrite};
+use crate::spec::{Candidate, Kind, PortSpec, ServiceSpec, SliceSpec};
+use crate::world::World;
+
+/// Seed of every Maglev table: the fractional digits of the golden ratio. It is no secret; it must only never change, or
+/// an update of the controller would move flows of stateless modes.
+pub const MAGLEV_SEED: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// A mode waits this long for the status that must come before it: an API server that refuses the write, or is away, does
+/// not keep an owner's change from the gateways for ever.
+pub(super) const STATUS_WAITED_FOR: Duration = Duration::from_secs(10);
+
+/// A Service as it was planned last.
+#[derive(Clone, Debug)]
+pub(super) struct Planned {
+    pub(super) revision: u64,
+    pub(super) outcome: Outcome,
+    pub(super) service: Arc<Service>,
+    pub(super) status: Option<Arc<WantedStatus>>,
+    pub(super) notes: Vec<String>,
+    pub(super) tables: BTreeMap<TableKey, u32>,
+    /// Of the nodes that it was planned with; none where nodes do not matter.
+    pub(super) nodes_revision: Option<u64>,
+    /// What gateways forward by.
+    pub(super) policy: Policy,
+    /// While the status must come first: until when `policy` is the one of before.
+    pub(super) held_until: Option<Instant>,
+}
+
+/// A table of a Service.
+pub(super) type TableKey = (Protocol, u16, Family);
+
+impl Planned {
+    /// Whether the status was planned for this version of the object.
+    pub(super) fn status_is_of(&self, candidate: &Candidate) -> bool {
+        self.status.as_ref().is_none_or(|status| {
+            let write = &status.write;
+            write.resource_version == candidate.resource_version
+                && write.uid == candidate.uid
+                && status.current == candidate.ingress
+        })
+    }
+}
+
+fn status(candidate: &Candidate, outcome: &Outcome, ip_mode: IpMode, service: &Service) -> WantedStatus {
+    let ingress = outcome.addresses.iter().map(|&ip| Ingress { ip, ip_mode }).collect();
+    let write = StatusWrite {
+        service: candidate.name.clone(),
+        uid: candidate.uid.clone(),
+        resource_version: candidate.resource_version.clone(),
+        ingress,
+    };
+    let foreign_manager = candidate.foreign_manager.clone();
+    WantedStatus { write, current: candidate.ingress.clone(), foreign_manager, served: service.refusal.is_none() }
+}
+
+/// What one Service is planned from.
+pub(super) struct Builder<'a> {
+    pub(super) candidate: &'a Candidate,
+    pub(super) outcome: &'a Outcome,
+    pub(super) settings: &'a ControllerSettings,
+    pub(super) fence: &'a Fence<'a>,
+    pub(super) world: &'a World,
+    pub(super) policy: Policy,
+    /// What the status shall say.
+    pub(super) ip_mode: IpMode,
+}
+
+impl Builder<'_> {
+    /// Towards a mode in which nodes see the VIP, the status comes first: a node takes packets for the VIP only once it is
+    /// told so there. Until the object shows it, gateways go on as before.
+    pub(super) fn build_in_turn(&self, revision: u64, before: Option<&Planned>, now: Instant) -> Planned {
+        let wanted = self.build(revision, before);
+        let held = before.and_then(|old| Some((old.policy, self.hold(old, now)?)));
+        let Some((policy, until)) = held.filter(|_| wanted.service.refusal.is_none()) else { return wanted };
+        let as_before = Builder { policy, ..*self }.build(revision, before);
+        if as_before.service.refusal.is_some() { wanted } else { Planned { held_until: Some(until), ..as_before } }
+    }
+
+    /// Until when the policy of before is kept, if it is. Of manifests the status is known to nobody who forwards.
+    fn hold(&self, before: &Planned, now: Instant) -> Option<Instant> {
+        let ours = |ingress: &&Ingress| self.outcome.addresses.contains(&ingress.ip);
+        let is_told = !self.candidate.ingress.iter().filter(ours).any(|ingress| ingress.ip_mode == IpMode::Proxy);
+        let turns = before.policy.ip_mode == IpMode::Proxy && self.policy.ip_mode == IpMode::Vip;
+        if !turns || is_told || self.candidate.uid.is_empty() || before.service.refusal.is_some() {
+            return None;
+        }
+        Some(before.held_until.unwrap_or(now + STATUS_WAITED_FOR)).filter(|until| *until > now)
+    }
+
+    fn build(&self, revision: u64, before: Option<&Planned>) -> Planned {
+        let slices: Vec<&SliceSpec> = self.world.slices_of(&self.candidate.name).collect();
+        let mut tables = BTreeMap::new();
+        let mut notes: Vec<String> = self.outcome.note.iter().cloned().collect();
+        let served = match (&self.candidate.wanted, &self.outcome.refusal) {
+            (Err(error), _) => Err(error.refusal()),
+            (Ok(_), Some(refusal)) => Err(refusal.clone()),
+            (Ok(spec), None) => {
+                notes.extend(spec.notes.iter().chain(slices.iter().flat_map(|slice| &slice.notes)).cloned());
+                tables = before.map(|old| old.tables.clone()).unwrap_or_default();
+                self.ports(spec, &slices, &mut tables, &mut notes)
+            }
+        };
+        let (ports, refusal) = match served {
+            Ok(ports) => (ports, None),
+            Err(refusal) => {
+                notes.push(format!("not served, {}: {}", refusal.reason, refusal.message));
+                (Vec::new(), Some(refusal))
+            }
+        };
+        let service = self.service(ports, refusal);
+        let service = match before {
+            Some(old) if *old.service == service => Arc::clone(&old.service),
+            _ => Arc::new(service),
+        };
+        let has_status = self.candidate.kind == Kind::LoadBalancer;
+        let status = has_status.then(|| Arc::new(status(self.candidate, self.outcome, self.ip_mode, &service)));
+        let nodes_revision = (self.policy.target == Target::Node).then(|| self.world.nodes_revision());
+        Planned {
+            revision,
+            outcome: self.outcome.clone(),
+            service,
+            status,
+            notes,
+            tables,
+            nodes_revision,
+            policy: self.policy,
+            held_until: None,
+        }
+    }
+
+    fn service(&self, ports: Vec<ServicePort>, refusal: Option<Refusal>) -> Service {
+        let spec = self.candidate.wanted.as_ref().ok();
+        Service {
+            mode: self.policy.mode,
+            target: self.policy.target,
+            scheduler: self.policy.scheduler,
+            health: self.health(spec),
+            drain_timeout: spec.and_then(|spec| spec.drain_timeout).unwrap_or(self.settings.defaults.drain_timeout),
+            affinity: spec.and_then(|spec| spec.affinity),
+            source_ranges: spec.and_then(|spec| spec.source_ranges.clone()),
+            idle_timeout: spec.and_then(|spec| spec.idle_timeout),
+            local: spec.is_some_and(|spec| spec.local),
+            refusal,
+            ..Service::new(self.candidate.name.clone(), ports)
+        }
+    }
+
+    fn ports(
+        &self,
+        spec: &ServiceSpec,
+        slices: &[&SliceSpec],
+        tables: &mut BTreeMap<TableKey, u32>,
+        notes: &mut Vec<String>,
+    ) -> Result<Vec<ServicePort>, Refusal> {
+        if let Some(refusal) = self.policy.refusal(spec, self.candidate.kind) {
+            return Err(refusal);
+        }
+        let mut ports = Vec::new();
+        let mut fenced = 0;
+        let mut ineligible = None;
+        for port in &spec.ports {
+            for &family in &spec.families {
+                let vips: Vec<IpAddr> = self.outcome.addresses.iter().copied().filter(|a| Family::of(*a) == family).collect();
+                if vips.is_empty() && self.candidate.kind == Kind::LoadBalancer {
+                    continue;
+                }
+                let selection = self.select(spec, slices, port, family);
+                fenced += selection.fenced;
+                notes.extend(selection.notes);
+                ineligible = ineligible.or(selection.ineligible);
+                if let Some(refusal) = self.policy.refuses_endpoints(port, &selection.backends) {
+                    return Err(refusal);
+                }
+                let size = table(tables, (port.protocol, port.port, family), selection.backends.len());
+                ports.push(service_port(port, family, vips, size, selection.backends));
+            }
+        }
+        let has_none = ports.iter().all(|port| port.backends.is_empty());
+        if has_none && let Some(message) = ineligible {
+            return Err(Refusal { reason: Reason::NoEligibleNode, message });
+        }
+        notes.extend(ineligible);
+        if fenced > 0 && has_none {
+            let message = "none of its backends may be reached through a gateway; each is named in the log with the reason";
+            return Err(Refusal { reason: Reason::Refused, message: message.to_owned() });
+        }
+        Ok(ports)
+    }
+}
+
+impl Builder<'_> {
+    fn health(&self, spec: Option<&ServiceSpec>) -> HealthCheck {
+        let Some(spec) = spec else { return self.settings.health.clone() };
+        let node_health_port = spec.node_health_port.filter(|_| self.policy.target == Target::Node);
+        HealthCheck { node_health_port, ..spec.health.over(&self.settings.health) }
+    }
+
+    /// The backends of one port. Inside a tunnel's packets a backend of the other family does as well, where there is none
+    /// of this one.
+    fn select(&self, spec: &ServiceSpec, slices: &[&SliceSpec], port: &PortSpec, family: Family) -> Selection {
+        let slices = slices.iter().copied();
+        let is_tunnel = self.policy.mode.is_tunnel();
+        match self.policy.target {
+            Target::Endpoint => {
+                let own = select(slices.clone(), port, family, self.fence);
+                let other = if family == Family::V4 { Family::V6 } else { Family::V4 };
+                let has_none = own.backends.is_empty() && own.fenced == 0;
+                if is_tunnel && has_none { select(slices, port, other, self.fence) } else { own }
+            }
+            Target::Node => {
+                let choice = NodeChoice { nodes: self.world.nodes(), local: spec.local, is_tunnel };
+                choice.select(slices, port, self.policy.port_at_nodes(port), family, self.fence)
+            }
+        }
+    }
+}
+
+fn service_port(port: &PortSpec, family: Family, vips: Vec<IpAddr>, size: u32, backends: Vec<proto::Backend>) -> ServicePort {
+    ServicePort {
+        name: port.name.clone(),
+        protocol: port.protocol,
+        family,
+        vips,
+        port: port.port,
+        node_port: port.node_port,
+        maglev: MaglevSpec { size, seed: MAGLEV_SEED, hash_version: MAGLEV_HASH_VERSION },
+        backends,
+    }
+}
+
+/// The size of one table: chosen when it gets its first backends, it only grows.
+fn table(tables: &mut BTreeMap<TableKey, u32>, key: TableKey, backends: usize) -> u32 {
+    let backends = u32::try_from(backends).unwrap_or(u32::MAX);
+    let enough = backends.saturating_mul(MAGLEV_ENTRIES_AT_CREATION);
+    let chosen = MAGLEV_SIZES.into_iter().find(|size| *size >= enough).unwrap_or(MAGLEV_SIZES[MAGLEV_SIZES.len() - 1]);
+    let size = match tables.get(&key) {
+        Some(&size) if backends.saturating_mul(MAGLEV_ENTRIES_AT_LEAST) <= size => size,
+        _ => chosen,
+    };
+    if backends > 0 {
+        tables.insert(key, size);
+    }
+    size
+}

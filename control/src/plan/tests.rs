@@ -1,0 +1,373 @@
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use proto::{Family, HealthCheck, Mode, Scheduler, Target};
+use serde_json::{Value, json};
+
+use super::build::STATUS_WAITED_FOR;
+use super::*;
+use crate::settings::{Defaults, Source};
+use crate::source::{Change, IpMode};
+
+/// Settings with one pool, 192.0.2.100-199.
+pub(crate) fn settings() -> ControllerSettings {
+    let ranges = vec!["192.0.2.100-192.0.2.199".parse().unwrap()];
+    ControllerSettings {
+        listen: PathBuf::from("/nonexistent/config.sock"),
+        group: "default".to_owned(),
+        source: Source::Manifests { dir: PathBuf::from("/nonexistent"), status_dir: PathBuf::from("/nonexistent") },
+        load_balancer_class: "sluice.dev/gateway".to_owned(),
+        defaults: Defaults { mode: Mode::Nat, scheduler: Scheduler::Maglev, drain_timeout: Duration::from_secs(300) },
+        health: HealthCheck::default(),
+        backends_allowed: None,
+        cluster_cidrs: Vec::new(),
+        pools: vec![Pool { name: "default".to_owned(), ranges, announce: proto::Announce::L2 }],
+        reserved: Vec::new(),
+    }
+}
+
+fn service(name: &str, spec: Value) -> Value {
+    let mut object = json!({"metadata": {"name": name, "namespace": "shop"},
+        "spec": {"type": "LoadBalancer", "loadBalancerClass": "sluice.dev/gateway", "ports": [{"port": 80}]}});
+    for (key, value) in spec.as_object().unwrap() {
+        object["spec"][key] = value.clone();
+    }
+    object
+}
+
+fn apply(world: &mut World, object: Value) {
+    world.apply(Change::ServiceApplied(Box::new(serde_json::from_value(object).unwrap())));
+}
+
+fn endpoints(world: &mut World, of: &str, addresses: &[String]) {
+    let list: Vec<Value> = addresses.iter().map(|address| json!({"addresses": [address]})).collect();
+    let family = if addresses.iter().any(|a| a.contains(':')) { "IPv6" } else { "IPv4" };
+    let object = json!({"metadata": {"name": format!("{of}-{family}"), "namespace": "shop",
+        "labels": {"kubernetes.io/service-name": of}}, "addressType": family, "ports": [{"port": 8080}], "endpoints": list});
+    world.apply(Change::SliceApplied(Box::new(serde_json::from_value(object).unwrap())));
+}
+
+fn named(name: &str) -> ServiceName {
+    ServiceName::new("shop", name)
+}
+
+fn texts(list: &[&str]) -> Vec<String> {
+    list.iter().map(|text| (*text).to_owned()).collect()
+}
+
+#[test]
+fn a_service_of_our_class_is_served_at_an_address_of_the_pool() {
+    let mut world = World::default();
+    apply(&mut world, service("web", json!({})));
+    endpoints(&mut world, "web", &texts(&["10.0.0.1", "10.0.0.2"]));
+    let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
+    let planned = &plan.services[&named("web")];
+    assert_eq!(planned.refusal, None);
+    assert_eq!(planned.ports[0].vips, ["192.0.2.100".parse::<IpAddr>().unwrap()]);
+    assert_eq!(planned.ports[0].backends.len(), 2);
+    assert_eq!(planned.ports[0].maglev.size, 509);
+    let ingress = Ingress { ip: "192.0.2.100".parse().unwrap(), ip_mode: IpMode::Proxy };
+    assert_eq!(plan.statuses[&named("web")].write.ingress, [ingress]);
+}
+
+#[test]
+fn services_of_other_classes_and_of_none_are_not_ours() {
+    let mut world = World::default();
+    apply(&mut world, service("other", json!({"loadBalancerClass": "example.com/lb"})));
+    apply(&mut world, service("classless", json!({"loadBalancerClass": null})));
+    let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
+    assert!(plan.services.is_empty() && plan.statuses.is_empty());
+}
+
+#[test]
+fn a_refused_service_is_in_the_plan_with_its_refusal_and_no_ports() {
+    let mut world = World::default();
+    apply(&mut world, service("web", json!({"sessionAffinity": "Cookie"})));
+    let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
+    let planned = &plan.services[&named("web")];
+    assert_eq!(planned.refusal.as_ref().unwrap().reason, Reason::Refused);
+    assert!(planned.ports.is_empty() && !plan.statuses[&named("web")].served);
+    assert!(plan.notes[0].text.contains("sessionAffinity"), "{:?}", plan.notes);
+}
+
+#[test]
+fn only_a_service_that_changed_is_a_new_one() {
+    let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+    apply(&mut world, service("a", json!({})));
+    apply(&mut world, service("b", json!({})));
+    endpoints(&mut world, "a", &texts(&["10.0.0.1"]));
+    let first = plan(&world, &settings(), &mut memory, now);
+    endpoints(&mut world, "a", &texts(&["10.0.0.2"]));
+    apply(&mut world, service("c", json!({})));
+    let second = plan(&world, &settings(), &mut memory, now);
+    let same = |name| Arc::ptr_eq(&first.services[&named(name)], &second.services[&named(name)]);
+    assert!(same("b") && !same("a"));
+    assert_eq!(second.services.len(), 3);
+}
+
+#[test]
+fn a_node_port_service_has_its_port_and_no_address_and_no_status() {
+    let mut world = World::default();
+    let ports = json!([{"port": 80, "nodePort": 30080}]);
+    apply(&mut world, service("web", json!({"type": "NodePort", "loadBalancerClass": null, "ports": ports})));
+    apply(&mut world, service("web2", json!({"type": "NodePort", "loadBalancerClass": null, "ports": ports})));
+    endpoints(&mut world, "web", &texts(&["10.0.0.1"]));
+    let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
+    let port = &plan.services[&named("web")].ports[0];
+    assert_eq!((port.node_port, port.vips.len(), port.backends.len()), (Some(30080), 0, 1));
+    assert!(plan.statuses.is_empty());
+    let refusal = plan.services[&named("web2")].refusal.clone().unwrap();
+    assert!(refusal.reason == Reason::Conflict && refusal.message.contains("shop/web"), "{}", refusal.message);
+}
+
+#[test]
+fn both_families_have_their_own_backends() {
+    let mut settings = settings();
+    settings.pools[0].ranges.push("2001:db8::1:0/112".parse().unwrap());
+    let mut world = World::default();
+    apply(&mut world, service("web", json!({"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6", "IPv4"]})));
+    endpoints(&mut world, "web", &texts(&["10.0.0.1"]));
+    endpoints(&mut world, "web", &texts(&["fd00::1", "fd00::2"]));
+    let plan = plan(&world, &settings, &mut Memory::default(), Instant::now());
+    let ports = &plan.services[&named("web")].ports;
+    let seen: Vec<_> = ports.iter().map(|port| (port.family, port.vips.len(), port.backends.len())).collect();
+    assert_eq!(seen, [(Family::V6, 1, 2), (Family::V4, 1, 1)]);
+}
+
+#[test]
+fn a_service_all_of_whose_backends_are_fenced_off_is_refused_and_one_with_some_left_is_not() {
+    let mut world = World::default();
+    apply(&mut world, service("web", json!({})));
+    endpoints(&mut world, "web", &texts(&["192.0.2.150"]));
+    let mut memory = Memory::default();
+    let first = plan(&world, &settings(), &mut memory, Instant::now());
+    assert_eq!(first.services[&named("web")].refusal.as_ref().unwrap().reason, Reason::Refused);
+    assert!(first.notes.iter().any(|note| note.text.contains("192.0.2.150:8080") && note.text.contains("pool")));
+    endpoints(&mut world, "web", &texts(&["192.0.2.150", "10.0.0.1"]));
+    let second = plan(&world, &settings(), &mut memory, Instant::now());
+    assert_eq!(second.services[&named("web")].refusal, None);
+    assert_eq!(second.services[&named("web")].ports[0].backends.len(), 1);
+}
+
+#[test]
+fn a_table_grows_and_never_shrinks_while_the_service_lives() {
+    let (mut world, mut memory) = (World::default(), Memory::default());
+    apply(&mut world, service("web", json!({})));
+    let mut size_with = |backends: u8| {
+        let addresses: Vec<String> = (1..=backends).map(|last| format!("10.0.0.{last}")).collect();
+        endpoints(&mut world, "web", &addresses);
+        let plan = plan(&world, &settings(), &mut memory, Instant::now());
+        plan.services[&named("web")].ports[0].maglev.size
+    };
+    assert_eq!([0, 1, 2, 3, 10, 1, 0].map(&mut size_with), [251, 251, 251, 1021, 1021, 1021, 1021]);
+}
+
+#[test]
+fn what_a_service_asks_for_reaches_it() {
+    let mut world = World::default();
+    let mut object = service(
+        "web",
+        json!({"sessionAffinity": "ClientIP", "externalTrafficPolicy": "Local",
+        "loadBalancerSourceRanges": ["198.51.100.0/24"]}),
+    );
+    object["metadata"]["annotations"] = json!({"sluice.dev/health-check": "none", "sluice.dev/drain-timeout": "1m",
+        "sluice.dev/addresses": "192.0.2.177", "sluice.dev/ip-mode": "Proxy", "sluice.dev/mode": "ipip",
+        "sluice.dev/target": "endpoint", "sluice.dev/scheduler": "sh", "sluice.dev/idle-timeout": "3h"});
+    apply(&mut world, object);
+    let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
+    let planned = &plan.services[&named("web")];
+    assert_eq!(planned.refusal, None);
+    assert_eq!((planned.health.probe, planned.drain_timeout), (proto::Probe::None, Duration::from_secs(60)));
+    assert_eq!((planned.mode, planned.target, planned.scheduler), (Mode::Ipip, Target::Endpoint, Scheduler::SourceHash));
+    assert_eq!((planned.affinity, planned.idle_timeout), (Some(Duration::from_secs(10_800)), Some(Duration::from_secs(10_800))));
+    assert_eq!((planned.local, &planned.source_ranges), (true, &Some(vec!["198.51.100.0/24".parse().unwrap()])));
+    let ingress = Ingress { ip: "192.0.2.177".parse().unwrap(), ip_mode: IpMode::Proxy };
+    assert_eq!(plan.statuses[&named("web")].write.ingress, [ingress]);
+}
+
+#[test]
+fn a_mode_that_changes_no_port_refuses_a_service_whose_endpoints_listen_on_another() {
+    let mut world = World::default();
+    for (name, port) in [("same", 8080), ("other", 80)] {
+        let mut object = service(name, json!({"ports": [{"port": port}]}));
+        object["metadata"]["annotations"] = json!({"sluice.dev/mode": "dsr", "sluice.dev/target": "endpoint"});
+        apply(&mut world, object);
+        endpoints(&mut world, name, &texts(&["10.0.0.1"]));
+    }
+    let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
+    assert_eq!(plan.services[&named("same")].refusal, None);
+    let refusal = plan.services[&named("other")].refusal.clone().unwrap();
+    assert!(refusal.reason == Reason::Refused && refusal.message.contains("port 80"), "{}", refusal.message);
+}
+
+fn node(world: &mut World, name: &str, labels: Value, addresses: &[&str]) {
+    let list: Vec<Value> = addresses.iter().map(|a| json!({"type": "InternalIP", "address": a})).collect();
+    let object = json!({"metadata": {"name": name, "labels": labels}, "status": {"addresses": list}});
+    world.apply(Change::NodeApplied(Box::new(serde_json::from_value(object).unwrap())));
+}
+
+fn annotated(name: &str, mode: &str, target: &str, spec: Value) -> Value {
+    let mut object = service(name, spec);
+    object["metadata"]["annotations"] = json!({"sluice.dev/mode": mode, "sluice.dev/target": target});
+    object
+}
+
+fn addresses(service: &Service) -> Vec<String> {
+    service.ports.iter().flat_map(|port| &port.backends).map(|backend| backend.address.to_string()).collect()
+}
+
+#[test]
+fn nodes_take_what_is_for_the_vip_at_the_services_port_and_what_is_rewritten_at_the_node_port() {
+    let mut world = World::default();
+    node(&mut world, "a", json!({}), &["10.0.1.1", "fd00::1"]);
+    let ports = json!([{"port": 80, "nodePort": 30080}]);
+    for mode in ["nat", "dnat", "dsr", "ipip", "gue"] {
+        apply(&mut world, annotated(mode, mode, "node", json!({"ports": ports})));
+    }
+    let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
+    for mode in ["nat", "dnat"] {
+        assert_eq!(addresses(&plan.services[&named(mode)]), ["10.0.1.1:30080"], "{mode}");
+    }
+    for mode in ["dsr", "ipip", "gue"] {
+        assert_eq!(addresses(&plan.services[&named(mode)]), ["10.0.1.1:80"], "{mode}");
+    }
+}
+
+#[test]
+fn a_service_follows_the_nodes_and_one_to_endpoints_is_not_touched_by_them() {
+    let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+    apply(&mut world, annotated("nodes", "dsr", "node", json!({})));
+    apply(&mut world, service("web", json!({})));
+    let first = plan(&world, &settings(), &mut memory, now);
+    let refusal = first.services[&named("nodes")].refusal.clone().unwrap();
+    assert!(refusal.reason == Reason::NoEligibleNode && refusal.message.contains("Node"), "{}", refusal.message);
+    node(&mut world, "a", json!({}), &["10.0.1.1"]);
+    let second = plan(&world, &settings(), &mut memory, now);
+    assert_eq!(addresses(&second.services[&named("nodes")]), ["10.0.1.1:80"]);
+    assert!(Arc::ptr_eq(&first.services[&named("web")], &second.services[&named("web")]));
+    node(&mut world, "a", json!({"node.kubernetes.io/exclude-from-external-load-balancers": ""}), &["10.0.1.1"]);
+    let third = plan(&world, &settings(), &mut memory, now);
+    let refusal = third.services[&named("nodes")].refusal.clone().unwrap();
+    assert!(refusal.message.contains("exclude-from-external-load-balancers"), "{}", refusal.message);
+    assert_eq!(refusal.reason, Reason::NoEligibleNode);
+}
+
+#[test]
+fn under_local_kube_proxys_word_on_a_node_counts_where_nodes_are_targets() {
+    let mut world = World::default();
+    node(&mut world, "a", json!({}), &["10.0.1.1"]);
+    let spec =
+        json!({"externalTrafficPolicy": "Local", "healthCheckNodePort": 31000, "ports": [{"port": 80, "nodePort": 30080}]});
+    apply(&mut world, annotated("nodes", "nat", "node", spec.clone()));
+    apply(&mut world, annotated("pods", "nat", "endpoint", spec));
+    let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
+    let port = |name| plan.services[&named(name)].health.node_health_port;
+    assert_eq!([port("nodes"), port("pods")], [Some(31_000), None]);
+    let nodes = &plan.services[&named("nodes")];
+    assert!(nodes.refusal.is_none() && nodes.local && addresses(nodes).is_empty(), "no endpoint, no node");
+}
+
+#[test]
+fn a_tunnel_leads_to_endpoints_of_the_other_family_where_there_are_none_of_its_own() {
+    let mut world = World::default();
+    for mode in ["gue", "dnat"] {
+        apply(&mut world, annotated(mode, mode, "endpoint", json!({"ports": [{"port": 8080}]})));
+        endpoints(&mut world, mode, &texts(&["fd00::1"]));
+    }
+    let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
+    assert_eq!(addresses(&plan.services[&named("gue")]), ["[fd00::1]:8080"]);
+    assert_eq!(plan.services[&named("gue")].ports[0].family, Family::V4);
+    assert!(addresses(&plan.services[&named("dnat")]).is_empty());
+}
+
+#[test]
+fn of_two_families_one_may_do_without_nodes_and_that_is_noted() {
+    let mut settings = settings();
+    settings.pools[0].ranges.push("2001:db8::1:0/112".parse().unwrap());
+    let mut world = World::default();
+    node(&mut world, "a", json!({}), &["10.0.1.1"]);
+    apply(&mut world, annotated("web", "dsr", "node", json!({"ipFamilyPolicy": "RequireDualStack"})));
+    let plan = plan(&world, &settings, &mut Memory::default(), Instant::now());
+    assert_eq!(addresses(&plan.services[&named("web")]), ["10.0.1.1:80"]);
+    assert!(plan.notes.iter().any(|note| note.text.contains("no InternalIP of family IPv6")), "{:?}", plan.notes);
+}
+
+/// The Service as an API server has it, in this mode and with this status.
+fn stored(mode: &str, version: &str, ip_mode: &str) -> Value {
+    let mut object = annotated("web", mode, "endpoint", json!({"ports": [{"port": 8080}]}));
+    object["metadata"]["uid"] = "u".into();
+    object["metadata"]["resourceVersion"] = version.into();
+    object["status"] = json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.100", "ipMode": ip_mode}]}});
+    object["metadata"]["managedFields"] = json!([{"manager": "sluice", "subresource": "status"}]);
+    object
+}
+
+#[test]
+fn towards_the_vip_the_status_comes_first_and_away_from_it_the_gateways() {
+    let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+    let mut seen = |object: Value, now: Instant| {
+        apply(&mut world, object);
+        let plan = plan(&world, &settings(), &mut memory, now);
+        (plan.services[&named("web")].mode, plan.statuses[&named("web")].write.ingress[0].ip_mode, plan.again_at)
+    };
+    assert_eq!(seen(stored("nat", "1", "Proxy"), now), (Mode::Nat, IpMode::Proxy, None));
+    let until = now + STATUS_WAITED_FOR;
+    assert_eq!(seen(stored("dsr", "2", "Proxy"), now), (Mode::Nat, IpMode::Vip, Some(until)));
+    assert_eq!(seen(stored("dsr", "3", "VIP"), now), (Mode::Dsr, IpMode::Vip, None));
+    assert_eq!(seen(stored("nat", "4", "VIP"), now), (Mode::Nat, IpMode::Proxy, None));
+    assert_eq!(seen(stored("nat", "5", "Proxy"), now), (Mode::Nat, IpMode::Proxy, None));
+    assert_eq!(seen(stored("dnat", "6", "Proxy"), now).0, Mode::Nat);
+    assert_eq!(seen(stored("dnat", "6", "Proxy"), until), (Mode::Dnat, IpMode::Vip, None), "it waits no longer");
+}
+
+#[test]
+fn endpoints_change_while_a_mode_waits_for_its_status_and_manifests_do_not_wait() {
+    let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+    apply(&mut world, stored("nat", "1", "Proxy"));
+    plan(&world, &settings(), &mut memory, now);
+    apply(&mut world, stored("dsr", "2", "Proxy"));
+    let first = plan(&world, &settings(), &mut memory, now);
+    endpoints(&mut world, "web", &texts(&["10.0.0.1"]));
+    let second = plan(&world, &settings(), &mut memory, now + STATUS_WAITED_FOR / 2);
+    assert_eq!(second.services[&named("web")].mode, Mode::Nat);
+    assert_eq!((addresses(&second.services[&named("web")]).len(), second.again_at), (1, first.again_at));
+    let (mut world, mut memory) = (World::default(), Memory::default());
+    for mode in ["nat", "dsr"] {
+        let mut object = stored(mode, "", "Proxy");
+        object["metadata"]["uid"] = "".into();
+        apply(&mut world, object);
+        let plan = plan(&world, &settings(), &mut memory, now);
+        assert_eq!(plan.services[&named("web")].mode.as_str(), mode);
+    }
+}
+
+#[test]
+fn hints_and_the_internal_policy_have_no_effect() {
+    let mut world = World::default();
+    apply(&mut world, service("web", json!({"internalTrafficPolicy": "Local", "trafficDistribution": "PreferSameZone"})));
+    let endpoint = |last: u8, zone: &str| {
+        json!({"addresses": [format!("10.0.0.{last}")], "nodeName": zone, "zone": zone,
+        "hints": {"forZones": [{"name": zone}], "forNodes": [{"name": zone}]}})
+    };
+    let slice = json!({"metadata": {"name": "web-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}},
+        "addressType": "IPv4", "ports": [{"port": 8080}], "endpoints": [endpoint(1, "a"), endpoint(2, "b")]});
+    world.apply(Change::SliceApplied(Box::new(serde_json::from_value(slice).unwrap())));
+    let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
+    assert_eq!(addresses(&plan.services[&named("web")]), ["10.0.0.1:8080", "10.0.0.2:8080"]);
+}
+
+#[test]
+fn a_service_that_waits_for_an_address_gets_it_when_it_is_free() {
+    let mut settings = settings();
+    settings.pools[0].ranges = vec!["192.0.2.100".parse().unwrap()];
+    let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+    apply(&mut world, service("a", json!({})));
+    plan(&world, &settings, &mut memory, now);
+    world.apply(Change::ServiceDeleted(named("a")));
+    apply(&mut world, service("b", json!({})));
+    let waiting = plan(&world, &settings, &mut memory, now);
+    assert_eq!(waiting.services[&named("b")].refusal.as_ref().unwrap().reason, Reason::Exhausted);
+    let later = plan(&world, &settings, &mut memory, waiting.again_at.unwrap());
+    assert_eq!(later.services[&named("b")].refusal, None);
+}
