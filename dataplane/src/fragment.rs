@@ -8,6 +8,7 @@
 use proto::Family;
 
 use crate::parse::{ChainEnd, walk};
+use crate::snapshot::{Place, Snapshot};
 use crate::wire::{FragmentHeader, Ipv4, Tcp, Udp, next_header, protocol, take};
 use crate::{Address, DropReason, Headers, Transport, Tuple, TupleHash};
 
@@ -64,6 +65,19 @@ impl<A: Address> Fragment<A> {
     /// `malformed`.
     pub fn of(frame: &[u8], headers: &Headers<A>) -> Result<Self, DropReason> {
         Self::read(frame, headers).ok_or(DropReason::Malformed)
+    }
+
+    /// Whether its datagram may be of a flow. What is for nobody here is Linux's, part by part; it puts together what is for
+    /// itself.
+    #[must_use]
+    pub fn may_have_flow(&self, snapshot: &Snapshot) -> bool {
+        let Datagram { source, destination, .. } = self.datagram;
+        self.part != Part::Portless
+            && match snapshot.place(destination) {
+                Place::Vip | Place::Snat | Place::Twin(_) => true,
+                Place::Elsewhere => A::tables(snapshot).steering.is_backend(source),
+                Place::PoolUnused => false,
+            }
     }
 
     fn read(frame: &[u8], headers: &Headers<A>) -> Option<Self> {

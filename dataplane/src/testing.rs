@@ -4,12 +4,14 @@
 //! ports and buffers.
 #![allow(clippy::expect_used, clippy::panic, reason = "a test that asks for an impossible frame shall fail there")]
 
+mod fragments;
 mod rss;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::{Mac, tcp_flags};
 
+pub use fragments::{fragments, identification, reassembled};
 pub use rss::Rss;
 
 /// The MAC that frames come from unless told otherwise.
@@ -239,36 +241,6 @@ impl Packet {
         }
         header
     }
-}
-
-/// The fragments of the packet in an untagged frame without IPv4 options or IPv6 extension headers, in order, with `bytes`
-/// of its data in each but the last (whole eights).
-#[must_use]
-pub fn fragments(frame: &[u8], bytes: usize, identification: u32) -> Vec<Vec<u8>> {
-    assert_eq!(bytes % 8, 0, "whole eights");
-    let is_v4 = frame[12..14] == [8, 0];
-    let data = &frame[if is_v4 { 34 } else { 54 }..];
-    let pieces = data.chunks(bytes).enumerate();
-    let piece = |(n, piece): (usize, &[u8])| {
-        let (offset, more) = (n * bytes, (n + 1) * bytes < data.len());
-        let mut head = frame[..if is_v4 { 34 } else { 54 }].to_vec();
-        if is_v4 {
-            head[16..18].copy_from_slice(&len16(20 + piece.len()).to_be_bytes());
-            head[18..20].copy_from_slice(&identification.to_be_bytes()[2..]);
-            head[20..22].copy_from_slice(&(len16(offset / 8) | u16::from(more) << 13).to_be_bytes());
-            head[24..26].fill(0);
-            let sum = slow_checksum(&head[14..34]);
-            head[24..26].copy_from_slice(&sum.to_be_bytes());
-        } else {
-            head[18..20].copy_from_slice(&len16(8 + piece.len()).to_be_bytes());
-            let next = std::mem::replace(&mut head[20], 44);
-            head.extend([next, 0]);
-            head.extend((len16(offset) | u16::from(more)).to_be_bytes());
-            head.extend(identification.to_be_bytes());
-        }
-        [head, piece.to_vec()].concat()
-    };
-    pieces.map(piece).collect()
 }
 
 /// An ARP request that asks everybody for `target`.

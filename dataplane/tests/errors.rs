@@ -9,6 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use dataplane::testing::{Packet, Segment, assert_checksums};
 use dataplane::{DropReason, Fate, PortIndex, tcp_flags};
 use proptest::prelude::*;
+use proto::Mode;
 use rig::{CLUSTER, Rig, SECOND, UPLINK, ends, hop_limit, ip};
 
 const ACK: u8 = tcp_flags::ACK;
@@ -114,6 +115,23 @@ fn an_error_of_the_clients_side_reaches_the_backend_from_the_snat_address() {
             }
         }
     }
+}
+
+#[test]
+fn in_mode_dnat_the_backend_is_told_by_who_found_out() {
+    let mut rig = Rig::with_mode(Mode::Dnat);
+    let (client, backend) = V4.open(&mut rig);
+    let sent = V4.packet(V4.vip, V4.client, ACK).hop_limit(50).build();
+    let came = V4.packet(&backend.to_string(), &client.to_string(), ACK).hop_limit(50).build();
+    let left = rig.forward(UPLINK, &error(V4.far, ip("192.0.2.100"), (3, 4, 1300), &sent, 1000).build());
+    assert_checksums(&left);
+    assert_eq!((quote(&left), addresses(&left)), (&came[14..], (ip(V4.far), backend.ip())));
+    // And about what went to the backend; it comes to the client's own address.
+    let sent = V4.packet(&client.to_string(), &backend.to_string(), ACK).hop_limit(50).build();
+    let came = V4.packet(V4.client, V4.vip, ACK).hop_limit(50).build();
+    let left = rig.forward(CLUSTER, &error(V4.near, client.ip(), (3, 4, 1300), &sent, 1000).build());
+    assert_checksums(&left);
+    assert_eq!((quote(&left), addresses(&left)), (&came[14..], (ip("192.0.2.100"), client.ip())));
 }
 
 struct Row {

@@ -7,11 +7,12 @@ mod rig;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-use dataplane::testing::{Packet, Segment, assert_checksums, fragments};
+use dataplane::testing::{Packet, Segment, assert_checksums, fragments, identification, reassembled};
 use dataplane::{DropReason, Fate, MemoryBuffer, PortIndex, tcp_flags};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
+use proto::Mode;
 use rig::{CLUSTER, Rig, SECOND, UPLINK, ends, hop_limit, ip};
 
 const ACK: u8 = tcp_flags::ACK;
@@ -28,51 +29,6 @@ fn is_v4(frame: &[u8]) -> bool {
     frame[12..14] == [8, 0]
 }
 
-/// The number of a datagram, as it stands in a fragment.
-fn identification(frame: &[u8]) -> u32 {
-    if is_v4(frame) {
-        u16::from_be_bytes(frame[18..20].try_into().unwrap()).into()
-    } else {
-        u32::from_be_bytes(frame[58..62].try_into().unwrap())
-    }
-}
-
-fn offset(frame: &[u8]) -> usize {
-    if is_v4(frame) {
-        usize::from(u16::from_be_bytes(frame[20..22].try_into().unwrap()) & 0x1fff) * 8
-    } else {
-        usize::from(u16::from_be_bytes(frame[56..58].try_into().unwrap()) & 0xfff8)
-    }
-}
-
-/// The packet that these fragments are of, as its receiver puts it together.
-fn reassembled(fragments: &[Vec<u8>]) -> Vec<u8> {
-    let v4 = is_v4(&fragments[0]);
-    let mut data = Vec::new();
-    let mut ordered: Vec<_> = fragments.iter().collect();
-    ordered.sort_by_key(|fragment| offset(fragment));
-    ordered.dedup();
-    for fragment in &ordered {
-        assert_eq!(identification(fragment), identification(&fragments[0]), "one datagram");
-        assert_eq!(offset(fragment), data.len(), "no hole");
-        data.extend(&fragment[if v4 { 34 } else { 62 }..]);
-    }
-    let mut head = ordered[0][..if v4 { 34 } else { 54 }].to_vec();
-    let len = u16::try_from(data.len()).unwrap();
-    if v4 {
-        head[16..18].copy_from_slice(&(len + 20).to_be_bytes());
-        head[20..22].fill(0);
-        head[24..26].fill(0);
-        let sum: u32 = head[14..34].chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum();
-        let sum = !u16::try_from((sum & 0xffff) + (sum >> 16)).unwrap();
-        head[24..26].copy_from_slice(&sum.to_be_bytes());
-    } else {
-        head[18..20].copy_from_slice(&len.to_be_bytes());
-        head[20] = ordered[0][54];
-    }
-    [head, data].concat()
-}
-
 fn header_checksum_holds(frame: &[u8]) -> bool {
     let sum: u32 = frame[14..34].chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum();
     !is_v4(frame) || (sum & 0xffff) + (sum >> 16) == 0xffff
@@ -80,8 +36,8 @@ fn header_checksum_holds(frame: &[u8]) -> bool {
 
 #[test]
 fn a_datagram_goes_there_and_back_in_fragments() {
-    for (client, vip) in DNS {
-        let mut rig = Rig::new();
+    for ((client, vip), mode) in DNS.into_iter().flat_map(|way| [(way, Mode::Nat), (way, Mode::Dnat)]) {
+        let mut rig = Rig::with_mode(mode);
         let question = data(3000);
         let came = fragments(&Packet::udp(client, vip).payload(&question).build(), 1400, 0x1234);
         assert_eq!(came.len(), 3);
@@ -91,7 +47,7 @@ fn a_datagram_goes_there_and_back_in_fragments() {
         assert_checksums(&whole);
         assert!(whole.ends_with(&question));
         let (snat, backend) = ends(&whole);
-        assert_eq!(backend.port(), 5353);
+        assert_eq!((backend.port(), snat == client.parse().unwrap()), (5353, mode == Mode::Dnat));
 
         let answer = data(4000);
         let came = fragments(&Packet::udp(&backend.to_string(), &snat.to_string()).payload(&answer).build(), 1024, 7);
@@ -418,6 +374,17 @@ fn fragments_by_a_wrong_port_are_not_let_in() {
     for fragment in &forged {
         assert_eq!(rig.put(UPLINK, fragment), Some(Fate::Drop(DropReason::SnatWrongPort)));
     }
+}
+
+#[test]
+fn what_a_backend_of_mode_dnat_sends_of_its_own_accord_is_linux_s() {
+    let mut rig = Rig::with_mode(Mode::Dnat);
+    let mut came = fragments(&Packet::udp("10.0.0.11:4000", "198.51.100.7:53").payload(&data(2000)).build(), 800, 1);
+    assert_eq!(rig.put(CLUSTER, &came.remove(1)), None, "it may be of a flow");
+    for fragment in came {
+        rig.put(CLUSTER, &fragment);
+    }
+    assert_eq!(rig.to_linux(CLUSTER).len(), 3);
 }
 
 #[test]

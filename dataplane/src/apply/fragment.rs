@@ -9,7 +9,7 @@ use crate::fragment::{Fragment, Part};
 use crate::lanes::Lanes;
 use crate::observe::Observe;
 use crate::peers::Errand;
-use crate::snapshot::{Place, Snapshot};
+use crate::snapshot::Snapshot;
 use crate::steering::{WorkerId, owner_of_first};
 use crate::tick::Tick;
 use crate::wire::{Ipv4, take};
@@ -40,9 +40,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
             Ok(fragment) => fragment,
             Err(reason) => return self.drop(lanes, buffer, reason),
         };
-        // What is for nobody here is Linux's, part by part; it puts together what is for itself.
-        let may_have_flow = matches!(snapshot.place(headers.tuple.destination), Place::Vip | Place::Snat | Place::Twin(_));
-        if fragment.part == Part::Portless || !may_have_flow || headers.group_frame {
+        if headers.group_frame || !fragment.may_have_flow(snapshot) {
             return self.decided(lanes, snapshot, arrival, buffer, packet, Obstacle::NoFlow);
         }
         let slot = self.slot_of(lanes, arrival, &fragment);

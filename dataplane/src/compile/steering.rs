@@ -56,7 +56,9 @@ impl ByAddress {
 
     /// The rules of a family.
     pub(super) fn table<A: Address>(&self, snat: &SnatByPort<A>) -> SteeringTable<A> {
-        SteeringTable { frontends: keys(&self.frontends), backends: keys(&self.backends), ..SteeringTable::new(snat) }
+        let backends: HashSet<FrontendKey<A>, TableHash> = keys(&self.backends);
+        let backend_addresses = backends.iter().map(|key| key.address).collect();
+        SteeringTable { frontends: keys(&self.frontends), backends, backend_addresses, ..SteeringTable::new(snat) }
     }
 }
 

@@ -7,7 +7,7 @@ use arrayvec::ArrayVec;
 
 use super::{Observer, Steering, Towards, WorkerId};
 use crate::apply::Looked;
-use crate::fragment::{Fragment, Part};
+use crate::fragment::Fragment;
 use crate::lanes::Lanes;
 use crate::peers::{Errand, Peers};
 use crate::snapshot::{Place, Snapshot};
@@ -85,7 +85,7 @@ fn errand<A: Address, B: Buffer>(
         Transport::Tcp { .. } | Transport::Udp => true,
         Transport::Sctp => false,
         Transport::Icmp { .. } => return Some((owner_of_error(steering, snapshot, buffer, looked)?, Errand::Decide)),
-        Transport::Fragment => return Some((meeting(steering, buffer, looked)?, Errand::Meet)),
+        Transport::Fragment => return Some((meeting(steering, snapshot, buffer, looked)?, Errand::Meet)),
         Transport::Other => return None,
     };
     let towards = towards(snapshot, tuple);
@@ -116,9 +116,9 @@ fn owner_of_error<A: Address, B: Buffer>(
 
 /// Where a fragment of a packet with ports meets the others.
 #[cold]
-fn meeting<A: Address, B: Buffer>(steering: &Steering, buffer: &B, looked: &Looked<A>) -> Option<WorkerId> {
+fn meeting<A: Address, B: Buffer>(steering: &Steering, snapshot: &Snapshot, buffer: &B, looked: &Looked<A>) -> Option<WorkerId> {
     let fragment = Fragment::of(buffer.bytes(), &looked.headers).ok()?;
-    (fragment.part != Part::Portless).then(|| steering.meeting(&fragment.datagram))
+    fragment.may_have_flow(snapshot).then(|| steering.meeting(&fragment.datagram))
 }
 
 /// The owner of a datagram by the ports of its first fragment.

@@ -37,6 +37,8 @@ pub(crate) struct SteeringTable<A> {
     pub(crate) frontends: HashSet<FrontendKey<A>, TableHash>,
     /// Their backends, as they answer.
     pub(crate) backends: HashSet<FrontendKey<A>, TableHash>,
+    /// The addresses of these.
+    pub(crate) backend_addresses: HashSet<A, TableHash>,
 }
 
 impl<A: Address> SteeringTable<A> {
@@ -45,7 +47,8 @@ impl<A: Address> SteeringTable<A> {
         let mut addresses: Vec<A> = snat.iter().flatten().map(|snat| snat.address).collect();
         addresses.sort_unstable();
         addresses.dedup();
-        Self { snat: addresses.into(), frontends: HashSet::default(), backends: HashSet::default() }
+        let (frontends, backends, backend_addresses) = (HashSet::default(), HashSet::default(), HashSet::default());
+        Self { snat: addresses.into(), frontends, backends, backend_addresses }
     }
 
     /// Where a packet with this tuple is going to. A packet of a `dnat` backend to an address of ours is a client's.
@@ -58,6 +61,11 @@ impl<A: Address> SteeringTable<A> {
         } else {
             self.towards_dnat(tuple, is_ours)
         }
+    }
+
+    /// Whether an address is that of a backend of mode `dnat`, whose packets to clients are rewritten.
+    pub(crate) fn is_backend(&self, address: A) -> bool {
+        !self.backend_addresses.is_empty() && self.backend_addresses.contains(&address)
     }
 
     /// The rest of the rules, where some service is of mode `dnat`.
