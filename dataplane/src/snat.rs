@@ -137,6 +137,9 @@ pub const TARGETS_MAX: u32 = 131_072;
 pub const SNAT_ADDRESSES_MAX: u16 = 8;
 
 const PAGE_PORTS: usize = 10;
+/// The last place of a page.
+const PAGE_LAST: u16 = 9;
+const _: () = assert!(PAGE_LAST as usize + 1 == PAGE_PORTS);
 /// A pool that has handed out fewer ports may still grow when the worker's common limit is reached.
 const SMALL_POOL_PORTS: u32 = 256;
 
@@ -295,6 +298,30 @@ impl SnatPorts {
             .ok_or(SnatExhausted)?;
         self.reused_early += 1;
         Ok(SnatLease { address, port: self.take_oldest(pool), pool })
+    }
+
+    /// Gives back a port that nothing at the backend remembers: it need not rest, and is the next to be used.
+    pub fn release_clean(&mut self, pool: PoolId, port: u16, now: Tick) {
+        let rested = Tick(now.0.wrapping_sub(self.rest.0));
+        let Some(&Pool { head, head_at, .. }) = self.pools.get(pool.0 as usize) else { return };
+        if head == 0 {
+            return self.release(pool, port, rested);
+        }
+        let (page, at) = match head_at.checked_sub(1) {
+            Some(at) => (head - 1, at),
+            None => {
+                // A page is always left: see the sum in `new`.
+                let Some(page) = self.take_page() else { return };
+                self.pages[page as usize].next = head;
+                (page, PAGE_LAST)
+            }
+        };
+        let pool = &mut self.pools[pool.0 as usize];
+        (pool.head, pool.head_at) = (page + 1, at);
+        pool.resting += 1;
+        self.in_use -= 1;
+        let page = &mut self.pages[page as usize];
+        (page.ports[usize::from(at)], page.freed[usize::from(at)]) = (port, rested);
     }
 
     /// Gives a port back; its rest starts.
@@ -531,6 +558,26 @@ mod tests {
             snat.allocate(towards(1), &addresses(1), 0, at(5)).unwrap();
         }
         assert_eq!(snat.reused_early(), 3800);
+    }
+
+    #[test]
+    fn a_port_that_nothing_remembers_is_used_next() {
+        let mut snat = ports(1000, PortShare::whole());
+        let take = |snat: &mut SnatPorts, now| snat.allocate(TARGET, &addresses(1), 0, at(now)).unwrap();
+        let leases: Vec<_> = (0..60).map(|_| take(&mut snat, 0)).collect();
+        for (n, lease) in leases.iter().enumerate() {
+            if n % 2 == 0 {
+                snat.release(lease.pool, lease.port, at(5))
+            } else {
+                snat.release_clean(lease.pool, lease.port, at(5))
+            }
+        }
+        let clean: Vec<u16> = (0..30).map(|_| take(&mut snat, 6).port).collect();
+        assert!(clean.iter().eq(leases.iter().skip(1).step_by(2).rev().map(|lease| &lease.port)), "{clean:?}");
+        assert!(!leases.iter().any(|lease| lease.port == take(&mut snat, 6).port), "the others rest");
+        let rested: Vec<u16> = (0..30).map(|_| take(&mut snat, 70).port).collect();
+        assert!(rested.iter().eq(leases.iter().step_by(2).map(|lease| &lease.port)), "{rested:?}");
+        assert_eq!(snat.reused_early(), 0);
     }
 
     proptest! {

@@ -78,7 +78,8 @@ pub(super) fn make_room<A: Address>(flows: &mut Flows<'_, A>, snapshot: &Snapsho
         (None, None) => return false,
     };
     if let Some((pool, port)) = yielded.port {
-        flows.ports.release(pool, port, now);
+        // Or a flood of one protocol would fill the memory of resting ports, and others would find none.
+        flows.ports.release_clean(pool, port, now);
     }
     note(flows, &yielded);
     true

@@ -1,0 +1,263 @@
+//! Model TCP ends on both sides of a rig, in simulated time: clients that connect, ask and are answered, and backends
+//! that close first. What a backend does with a tuple that it still holds is what was measured on Linux 6.18
+//! (FORWARDING 3 and 6): a SYN with another number on one in SYN_RECV, or any SYN on one in TIME_WAIT, gets no answer.
+#![allow(clippy::panic, dead_code, unreachable_pub, reason = "each test file uses a part of it")]
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+
+use dataplane::testing::{Packet, Segment};
+use dataplane::{MemoryBuffer, PortIndex, tcp_flags};
+
+use crate::rig::{CLUSTER, Rig, SECOND, UPLINK, ends};
+
+const ACK: u8 = tcp_flags::ACK;
+const FIN: u8 = tcp_flags::FIN;
+const PSH: u8 = tcp_flags::PSH;
+const RST: u8 = tcp_flags::RST;
+const SYN: u8 = tcp_flags::SYN;
+
+pub const MILLISECOND: u64 = 1_000_000;
+/// From a packet to a client until its answer arrives.
+pub const ROUND_TRIP: u64 = 50 * MILLISECOND;
+const TIME_WAIT: u64 = 60 * SECOND;
+/// Five repeated SYN-ACKs.
+const SYN_RECV: u64 = 63 * SECOND;
+/// Handshakes that a backend holds at once (somaxconn); past them it answers with cookies and holds nothing.
+const BACKLOG: usize = 65_536;
+
+/// What a segment says.
+#[derive(Clone, Copy, Debug)]
+pub struct Said {
+    pub flags: u8,
+    pub sequence: u32,
+    pub acknowledgement: u32,
+}
+
+pub fn said(frame: &[u8]) -> Said {
+    let tcp = if frame[12..14] == [8, 0] { 34 } else { 54 };
+    let number = |at: usize| u32::from_be_bytes([frame[tcp + at], frame[tcp + at + 1], frame[tcp + at + 2], frame[tcp + at + 3]]);
+    Said { flags: frame[tcp + 13], sequence: number(4), acknowledgement: number(8) }
+}
+
+pub fn frame(from: SocketAddr, to: SocketAddr, flags: u8, sequence: u32, acknowledgement: u32) -> Vec<u8> {
+    let segment = Segment::Tcp { ports: [from.port(), to.port()], flags, sequence, acknowledgement };
+    Packet::between(from.ip(), to.ip(), segment).build()
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Held {
+    SynRecv { client: u32, until: u64 },
+    Established { expects: u32 },
+    TimeWait { until: u64 },
+}
+
+/// All backends: what they hold, by their end and the gateway's.
+#[derive(Debug, Default)]
+pub struct Backends {
+    held: HashMap<(SocketAddr, SocketAddr), Held>,
+    in_syn_recv: usize,
+    /// SYNs that got no answer, for the tuple was held.
+    pub unanswered: u64,
+}
+
+/// The number that a backend begins with; a cookie where it holds nothing.
+fn first_number(from: SocketAddr, client: u32) -> u32 {
+    client.wrapping_mul(0x9e37_79b9) ^ u32::from(from.port())
+}
+
+impl Backends {
+    /// A packet arrives; the answers.
+    fn receive(&mut self, bytes: &[u8], now: u64) -> Vec<Vec<u8>> {
+        let (from, to) = ends(bytes);
+        let Said { flags, sequence, acknowledgement } = said(bytes);
+        let key = (to, from);
+        let held = self.held.get(&key).copied().filter(|held| !held.is_over(now));
+        if held.is_none() {
+            self.forget(key);
+        }
+        let answer = |flags, sequence, acknowledgement| vec![frame(to, from, flags, sequence, acknowledgement)];
+        let own = |client| first_number(from, client);
+        match (held, flags & (SYN | ACK | RST | FIN)) {
+            (None, SYN) => {
+                if self.in_syn_recv < BACKLOG {
+                    self.hold(key, Held::SynRecv { client: sequence, until: now + SYN_RECV });
+                }
+                answer(SYN | ACK, own(sequence), sequence.wrapping_add(1))
+            }
+            (Some(Held::SynRecv { client, .. }), SYN) if client == sequence => {
+                answer(SYN | ACK, own(client), client.wrapping_add(1))
+            }
+            (Some(_), SYN) => {
+                self.unanswered += 1;
+                Vec::new()
+            }
+            (Some(Held::SynRecv { client, .. }), RST) if sequence == client.wrapping_add(1) => self.forget(key),
+            (Some(Held::Established { expects }), RST) if sequence == expects => self.forget(key),
+            (Some(Held::SynRecv { client, .. }), ACK) if acknowledgement == own(client).wrapping_add(1) => {
+                self.hold(key, Held::Established { expects: sequence });
+                self.serve(key, bytes, flags)
+            }
+            (None, ACK) if acknowledgement == own(sequence.wrapping_sub(1)).wrapping_add(1) => {
+                self.hold(key, Held::Established { expects: sequence });
+                self.serve(key, bytes, flags)
+            }
+            (Some(Held::Established { .. }), ACK) => self.serve(key, bytes, flags),
+            (None, bits) if bits & RST == 0 => answer(RST, acknowledgement, 0),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Answers a question: `b` keeps the connection, any other byte closes it.
+    fn serve(&mut self, key: (SocketAddr, SocketAddr), bytes: &[u8], flags: u8) -> Vec<Vec<u8>> {
+        if flags & PSH == 0 {
+            return Vec::new();
+        }
+        let (from, to) = ends(bytes);
+        let Said { sequence, acknowledgement, .. } = said(bytes);
+        let keep = bytes.last() == Some(&b'b');
+        let held =
+            if keep { Held::Established { expects: sequence.wrapping_add(1) } } else { Held::TimeWait { until: u64::MAX } };
+        self.hold(key, held);
+        let flags = if keep { ACK | PSH } else { ACK | PSH | FIN };
+        vec![frame(to, from, flags, acknowledgement, sequence.wrapping_add(1))]
+    }
+
+    /// Those that closed at this moment rest from now on.
+    fn rest(&mut self, key: (SocketAddr, SocketAddr), now: u64) {
+        if let Some(Held::TimeWait { until }) = self.held.get_mut(&key) {
+            *until = (*until).min(now + TIME_WAIT);
+        }
+    }
+
+    fn hold(&mut self, key: (SocketAddr, SocketAddr), held: Held) {
+        self.forget(key);
+        self.in_syn_recv += usize::from(matches!(held, Held::SynRecv { .. }));
+        self.held.insert(key, held);
+    }
+
+    fn forget(&mut self, key: (SocketAddr, SocketAddr)) -> Vec<Vec<u8>> {
+        let old = self.held.remove(&key);
+        self.in_syn_recv -= usize::from(matches!(old, Some(Held::SynRecv { .. })));
+        Vec::new()
+    }
+}
+
+impl Held {
+    fn is_over(self, now: u64) -> bool {
+        match self {
+            Self::SynRecv { until, .. } | Self::TimeWait { until } => until <= now,
+            Self::Established { .. } => false,
+        }
+    }
+}
+
+/// One genuine connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    first: u32,
+    next: (u32, u32),
+    asks: u8,
+    /// Answers that came.
+    pub answers: u32,
+    /// It was reset.
+    pub broken: bool,
+}
+
+/// A gateway between clients and backends.
+pub struct World {
+    pub rig: Rig,
+    pub backends: Backends,
+    pub connections: HashMap<SocketAddr, Connection>,
+    vip: SocketAddr,
+    /// Frames on their way from clients, by when they arrive.
+    under_way: VecDeque<(u64, Vec<u8>)>,
+}
+
+impl World {
+    pub fn new(rig: Rig, vip: &str) -> Self {
+        let vip = vip.parse().unwrap();
+        Self { rig, backends: Backends::default(), connections: HashMap::new(), vip, under_way: VecDeque::new() }
+    }
+
+    /// A client begins a connection. It asks `b` to stay connected, or anything else.
+    pub fn connect(&mut self, client: SocketAddr, first: u32, asks: u8) {
+        self.connections.insert(client, Connection { first, next: (0, 0), asks, answers: 0, broken: false });
+        let syn = frame(client, self.vip, SYN, first, 0);
+        self.arrive(UPLINK, [syn]);
+    }
+
+    /// A client that is connected asks again.
+    pub fn ask_again(&mut self, client: SocketAddr) {
+        let Connection { next: (sequence, acknowledgement), asks, .. } = self.connections[&client];
+        let question = question(client, self.vip, sequence, acknowledgement, asks);
+        self.arrive(UPLINK, [question]);
+    }
+
+    /// Frames arrive at a port now.
+    pub fn arrive(&mut self, port: PortIndex, frames: impl IntoIterator<Item = Vec<u8>>) {
+        let arriving = frames.into_iter().map(|frame| MemoryBuffer::new(&frame, 0));
+        self.rig.worker.port_mut(port).unwrap().arriving.extend(arriving);
+    }
+
+    /// Time passes, and all that is under way by then is handled.
+    pub fn pass(&mut self, ns: u64) {
+        self.rig.now += ns;
+        let now = self.rig.now;
+        while self.under_way.front().is_some_and(|(at, _)| *at <= now) {
+            let frame = self.under_way.pop_front().map(|(_, frame)| frame);
+            self.arrive(UPLINK, frame);
+        }
+        for _ in 0..1_000 {
+            self.rig.worker.observer_mut().0.clear();
+            if self.rig.worker.poll(now) == 0 {
+                return;
+            }
+            for bytes in self.rig.sent(CLUSTER) {
+                let answers = if is_tcp(&bytes) { self.backends.receive(&bytes, now) } else { Vec::new() };
+                let (from, to) = ends(&bytes);
+                self.backends.rest((to, from), now);
+                self.arrive(CLUSTER, answers);
+            }
+            for bytes in self.rig.sent(UPLINK) {
+                self.client_receives(&bytes);
+            }
+        }
+        panic!("packets go round and round");
+    }
+
+    fn client_receives(&mut self, bytes: &[u8]) {
+        let (vip, client) = ends(bytes);
+        let Some(connection) = self.connections.get_mut(&client).filter(|_| is_tcp(bytes)) else { return };
+        let Said { flags, sequence, acknowledgement } = said(bytes);
+        let answer = if flags & RST != 0 {
+            connection.broken = true;
+            return;
+        } else if flags & SYN != 0 && acknowledgement == connection.first.wrapping_add(1) {
+            connection.next = (acknowledgement.wrapping_add(1), sequence.wrapping_add(1));
+            let handshake = frame(client, vip, ACK, acknowledgement, sequence.wrapping_add(1));
+            let question = question(client, vip, acknowledgement, sequence.wrapping_add(1), connection.asks);
+            vec![handshake, question]
+        } else if flags & PSH != 0 {
+            connection.answers += 1;
+            let more = u32::from(flags & FIN != 0);
+            connection.next = (acknowledgement, sequence.wrapping_add(1 + more));
+            let flags = if more == 1 { ACK | FIN } else { ACK };
+            vec![frame(client, vip, flags, acknowledgement, sequence.wrapping_add(1 + more))]
+        } else {
+            return;
+        };
+        let at = self.rig.now + ROUND_TRIP;
+        self.under_way.extend(answer.into_iter().map(|frame| (at, frame)));
+    }
+}
+
+fn is_tcp(frame: &[u8]) -> bool {
+    frame[if frame[12..14] == [8, 0] { 23 } else { 20 }] == 6
+}
+
+fn question(client: SocketAddr, vip: SocketAddr, sequence: u32, acknowledgement: u32, asks: u8) -> Vec<u8> {
+    let ports = [client.port(), vip.port()];
+    let segment = Segment::Tcp { ports, flags: ACK | PSH, sequence, acknowledgement };
+    Packet::between(client.ip(), vip.ip(), segment).payload(&[asks]).build()
+}
