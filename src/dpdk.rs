@@ -61,6 +61,16 @@ impl Buffer for Packet {
     fn rss_hash(&self) -> Option<u32> {
         self.0.rss_hash()
     }
+
+    #[inline]
+    fn prepend(&mut self, len: usize) -> bool {
+        self.0.prepend(len)
+    }
+
+    #[inline]
+    fn trim_front(&mut self, len: usize) {
+        self.0.trim_front(len);
+    }
 }
 
 /// A port as one worker sees it: its queues while the device is there, and the pool that packets come from.

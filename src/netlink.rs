@@ -5,10 +5,11 @@
 //! on-link clients).
 //!
 //! Invariant: what is published is what Linux holds, at most a few milliseconds old; after lost messages everything is
-//! read anew. Deliberately not here: VLAN devices above a twin, rules, and every table but main.
+//! read anew. Deliberately not here: rules, and every table but main.
 
 mod announce;
 mod follow;
+mod interfaces;
 mod neighbours;
 mod routes;
 mod socket;

@@ -14,7 +14,7 @@ use control::settings::ControllerSettings;
 use control::socket::{ListenError, listen};
 use core_affinity::CoreId;
 use crossbeam_queue::ArrayQueue;
-use dataplane::{Compiler, Network, NoMemory, Parts, PortIndex, Publisher, Worker, WorkerCounters};
+use dataplane::{Compiler, Link, Network, NoMemory, Parts, Publisher, Worker, WorkerCounters};
 use proto::{Generation, Known};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -125,10 +125,10 @@ struct Channels {
     ports: watch::Sender<PortsNow>,
     network: watch::Sender<Network>,
     probed: probe::Findings,
-    next_hops: watch::Sender<BTreeSet<(PortIndex, IpAddr)>>,
+    next_hops: watch::Sender<BTreeSet<(Link, IpAddr)>>,
     routed: watch::Sender<BTreeSet<IpAddr>>,
     served: watch::Sender<Served>,
-    asks: Arc<ArrayQueue<(PortIndex, IpAddr)>>,
+    asks: Arc<ArrayQueue<(Link, IpAddr)>>,
 }
 
 async fn serve(

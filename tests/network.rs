@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
-use dataplane::{Buffer, Burst, Mac, MemoryBuffer, Network, PortIndex, Route, TwinQueues};
+use dataplane::{Buffer, Burst, Link, Mac, MemoryBuffer, Network, PortIndex, Route, TwinQueues};
 use ipnet::IpNet;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use skip::may_make_namespaces;
@@ -276,8 +276,8 @@ async fn following(body: impl AsyncFnOnce(Follower)) {
 
 struct Follower {
     seen: watch::Receiver<Network>,
-    next_hops: watch::Sender<BTreeSet<(PortIndex, IpAddr)>>,
-    requests: Arc<ArrayQueue<(PortIndex, IpAddr)>>,
+    next_hops: watch::Sender<BTreeSet<(Link, IpAddr)>>,
+    requests: Arc<ArrayQueue<(Link, IpAddr)>>,
 }
 
 impl Follower {
@@ -291,7 +291,7 @@ impl Follower {
 }
 
 fn route(to: &str, via: Option<&str>) -> Route {
-    Route { to: to.parse().unwrap(), via: via.map(|via| via.parse().unwrap()), port: PortIndex(0), weight: 1 }
+    Route { to: to.parse().unwrap(), via: via.map(|via| via.parse().unwrap()), link: PortIndex(0).into(), weight: 1 }
 }
 
 #[test]
@@ -428,7 +428,7 @@ fn next_hops_in_use_are_managed_and_released_and_a_permanent_entry_is_left_alone
         let twin = Twin::open(&config(&["192.0.2.2/24"])).await;
         namespace.ip("neigh replace 192.0.2.5 dev uplink lladdr 02:00:00:00:00:05 nud permanent");
         following(async |mut follower| {
-            let key = |n: u8| (PortIndex(0), IpAddr::from([192, 0, 2, n]));
+            let key = |n: u8| (Link::from(PortIndex(0)), IpAddr::from([192, 0, 2, n]));
             follower.next_hops.send_replace(BTreeSet::from([key(1), key(5)]));
             let neighbour = |address: &str| namespace.ip(&format!("-d neigh show {address} dev uplink"));
             until("the router is managed", || neighbour("192.0.2.1").contains("managed")).await;
@@ -456,7 +456,7 @@ fn a_client_that_a_worker_waits_for_is_asked_for_once() {
             follower.until("the twin is known", |n| !n.addresses.is_empty()).await;
             let client = IpAddr::from([192, 0, 2, 50]);
             for _ in 0..100 {
-                follower.requests.push((PortIndex(0), client)).unwrap();
+                follower.requests.push((PortIndex(0).into(), client)).unwrap();
             }
             twin.expect("Linux asks", |f| f[12..14] == [8, 6] && f[38..42] == [192, 0, 2, 50]).await;
             twin.send(arp(2, [192, 0, 2, 50], [192, 0, 2, 2]));

@@ -110,7 +110,7 @@ struct Desk {
 impl Desk {
     fn new() -> Self {
         let compiler = Compiler::new(config()).counting(vec![Arc::new(WorkerCounters::default())]);
-        let route = Route { to: "10.0.0.0/8".parse().unwrap(), via: None, port: PortIndex(0), weight: 1 };
+        let route = Route { to: "10.0.0.0/8".parse().unwrap(), via: None, link: PortIndex(0).into(), weight: 1 };
         Self { compiler, state: State::default(), network: Network { routes: vec![route], ..Network::default() } }
     }
 

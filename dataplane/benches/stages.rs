@@ -119,7 +119,7 @@ fn config() -> Config {
 
 fn network(family: Family) -> Network {
     let backends = (0..100).map(|n| host(family, 1, n)).map(|address| (CLUSTER, address));
-    let neighbour = |(port, address)| Neighbour { port, address, mac: Mac([2, 0, 0, 0, 0, 1]) };
+    let neighbour = |(port, address): (PortIndex, _)| Neighbour { link: port.into(), address, mac: Mac([2, 0, 0, 0, 0, 1]) };
     let client = |n| (UPLINK, client(family, n).0);
     Network { neighbours: backends.chain((0..4).map(client)).map(neighbour).collect(), ..Network::default() }
 }

@@ -8,8 +8,9 @@ use std::net::IpAddr;
 
 use crate::lanes::Lanes;
 use crate::snapshot::Snapshot;
+use crate::tags::Tags;
 use crate::tally::Tally;
-use crate::{Port, PortIndex, answer};
+use crate::{Link, Port, answer};
 
 /// Announcements of one address.
 const TIMES: u8 = 3;
@@ -22,7 +23,7 @@ const PER_POLL: usize = 8;
 
 #[derive(Debug)]
 struct Pending {
-    port: PortIndex,
+    link: Link,
     address: IpAddr,
     left: u8,
     due_ns: u64,
@@ -43,9 +44,9 @@ impl Announcements {
 
     /// Notes what this snapshot answers for and earlier ones did not.
     pub(crate) fn add(&mut self, snapshot: &Snapshot, now_ns: u64) {
-        for (port, address, since) in snapshot.announced() {
+        for (link, address, since) in snapshot.announced() {
             if *since > self.announced && self.pending.len() < ADDRESSES_MAX {
-                self.pending.push_front(Pending { port: *port, address: *address, left: TIMES, due_ns: now_ns });
+                self.pending.push_front(Pending { link: *link, address: *address, left: TIMES, due_ns: now_ns });
             }
         }
         self.announced = snapshot.sequence();
@@ -58,13 +59,13 @@ impl Announcements {
                 return;
             }
             let Some(mut next) = self.pending.pop_front() else { return };
-            if !snapshot.answers_for_ip(next.port, next.address) {
+            if !snapshot.answers_for_ip(next.link, next.address) {
                 continue;
             }
-            let Some(mut buffer) = lanes.allocate(next.port) else { return self.pending.push_front(next) };
-            if answer::announcement(&mut buffer, next.address, snapshot.port(next.port).mac) {
+            let Some(mut buffer) = lanes.allocate(next.link.port()) else { return self.pending.push_front(next) };
+            if answer::announcement(&mut buffer, next.address, snapshot.port(next.link.port()).mac) {
                 tally.originated += 1;
-                lanes.send(next.port, buffer, tally);
+                lanes.leave(next.link.port(), Tags::on(next.link), buffer, tally);
             }
             next.left -= 1;
             next.due_ns = now_ns + INTERVAL_NS;

@@ -21,12 +21,13 @@ use crate::limiter::AnswerLimiter;
 use crate::observe::{Belongs, Fate, Observe};
 use crate::snapshot::{Exit, Place, Snapshot};
 use crate::snat::SnatPorts;
+use crate::tags::Tags;
 use crate::tally::Tally;
 use crate::tick::{Tick, Ticks};
 use crate::twin_rate::TwinRate;
 use crate::wire::protocol;
 use crate::worker::Ask;
-use crate::{Address, Buffer, Burst, DropReason, Headers, Port, PortIndex, Transport, WorkerCounters, answer, rewrite};
+use crate::{Address, Buffer, Burst, DropReason, Headers, Link, Port, Transport, WorkerCounters, answer, rewrite};
 
 /// All of a worker but its ports.
 #[derive(Debug)]
@@ -69,10 +70,12 @@ pub(crate) enum Origin {
     Owned,
 }
 
-/// Where a packet stands: what came in, by which port, when.
-#[derive(Clone, Copy)]
+/// Where a packet stands: by which link it came in, with which tags, when, and from where. The tags are not in the frame any
+/// more: what goes back, or to Linux, gets them again.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival {
-    pub(crate) in_port: PortIndex,
+    pub(crate) link: Link,
+    pub(crate) tags: Tags,
     pub(crate) now_ns: u64,
     pub(crate) origin: Origin,
 }
@@ -139,7 +142,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         Self: Tables<A>,
     {
         let Looked { headers, hash, candidate } = looked;
-        let packet = Packet { headers, hash: *hash, candidate: *candidate, in_port: arrival.in_port };
+        let packet = Packet { headers, hash: *hash, candidate: *candidate, in_link: arrival.link };
         let (table, limits) = self.flows();
         match follow(&packet, snapshot, table, limits, Tick::at(arrival.now_ns)) {
             Ok(passage) => {
@@ -159,7 +162,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         arrival: Arrival,
         buffer: B,
         packet: &Packet<'_, A>,
-        obstacle: Obstacle,
+        obstacle: Obstacle<'_>,
     ) where
         Self: Tables<A>,
     {
@@ -224,7 +227,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
 
     /// Asks Linux for a neighbour. When the queue is full others are asked for already, and a later packet asks again.
     fn ask(&self, awaited: Awaited) {
-        let _ = self.asks.push((awaited.port, awaited.address));
+        let _ = self.asks.push((awaited.link, awaited.address));
     }
 
     fn apply<A: Address, P: Port<Buffer = B>>(
@@ -239,7 +242,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         Self: Tables<A>,
     {
         match verdict {
-            Verdict::Forward(passage) => self.forward(lanes, buffer, headers, passage),
+            Verdict::Forward(passage) => self.depart(lanes, buffer, headers, passage),
             Verdict::Wait(awaited) => self.hold(lanes, arrival, buffer, awaited),
             Verdict::Linux => self.give_to_linux(lanes, snapshot, arrival, buffer),
             Verdict::Reply(answer) => self.reply(lanes, arrival, buffer, headers, answer),
@@ -260,7 +263,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         Self: Tables<A>,
     {
         if A::FAMILY == Family::V4 && !headers.dont_fragment {
-            return self.forward_loose(lanes, buffer, headers, passage);
+            return self.depart(lanes, buffer, headers, passage);
         }
         let Passage { flow, direction, exit } = passage;
         let flow = self.flows().0.get(flow);
@@ -275,9 +278,10 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         lanes.send(exit.port, buffer, &mut self.tally);
     }
 
-    /// As [`Self::forward`], for an IPv4 packet that may be fragmented: it gets a number of ours, and is cut if it must be.
+    /// As [`Self::forward`], for any packet. An IPv4 packet that may be fragmented gets a number of ours, and is cut if it
+    /// must be; on a link with tags it gets those.
     #[inline(never)]
-    fn forward_loose<A: Address, P: Port<Buffer = B>>(
+    fn depart<A: Address, P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
         mut buffer: B,
@@ -289,7 +293,9 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let Passage { flow, direction, exit } = passage;
         let flow = *self.flows().0.get(flow);
         rewrite::nat(buffer.bytes_mut(), headers, &rewrite_of(&flow, direction, exit));
-        self.renumber(&mut buffer, headers);
+        if A::FAMILY == Family::V4 && !headers.dont_fragment {
+            self.renumber(&mut buffer, headers);
+        }
         self.send_of_flow(lanes, buffer, headers, &flow, exit);
     }
 
@@ -316,15 +322,16 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
             counters.bytes.add(u64::from(headers.packet_len));
         }
         self.observer.observe(&buffer, Fate::Forward(exit.port), || Some(belongs));
-        lanes.send(exit.port, buffer, &mut self.tally);
+        let tags = Tags::on(exit.link);
+        lanes.leave(exit.port, tags, buffer, &mut self.tally);
         for piece in rest {
             self.tally.originated += 1;
-            lanes.send(exit.port, piece, &mut self.tally);
+            lanes.leave(exit.port, tags, piece, &mut self.tally);
         }
     }
 
     fn hold<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, arrival: Arrival, buffer: B, awaited: Awaited) {
-        match self.held.keep(buffer, arrival.in_port, awaited, arrival.now_ns) {
+        match self.held.keep(buffer, arrival, awaited) {
             Ok(true) => self.ask(awaited),
             Ok(false) => {}
             Err(buffer) => self.drop(lanes, buffer, DropReason::NeighbourUnresolved),
@@ -343,15 +350,18 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         lanes: &mut Lanes<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
-        buffer: B,
+        mut buffer: B,
     ) {
-        if !snapshot.port(arrival.in_port).twin {
+        let port = arrival.link.port();
+        if !snapshot.port(port).twin {
             self.drop(lanes, buffer, DropReason::NoRoute);
-        } else if !self.twin_rate.allow(lanes.class(arrival.in_port, buffer.bytes()), arrival.now_ns) {
+        } else if !self.twin_rate.allow(lanes.class(port, buffer.bytes()), arrival.now_ns) {
             self.drop(lanes, buffer, DropReason::TwinRate);
+        } else if !arrival.tags.put_on(&mut buffer) {
+            self.drop(lanes, buffer, DropReason::TwinFull);
         } else {
-            self.observer.observe(&buffer, Fate::Linux(arrival.in_port), || None);
-            lanes.queue_for_linux(arrival.in_port, buffer, &mut self.tally);
+            self.observer.observe(&buffer, Fate::Linux(port), || None);
+            lanes.queue_for_linux(port, buffer, &mut self.tally);
         }
     }
 
@@ -363,11 +373,11 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         mut buffer: B,
     ) {
         let asked = answer::arp_question(buffer.bytes());
-        let ours = asked.filter(|asked| snapshot.ready() && snapshot.answers_for(arrival.in_port, asked.target));
+        let ours = asked.filter(|asked| snapshot.ready() && snapshot.answers_for(arrival.link, asked.target));
         let Some(asked) = ours else { return self.give_to_linux(lanes, snapshot, arrival, buffer) };
         if !self.limiter.allow(asked.sender, arrival.now_ns) {
             self.drop(lanes, buffer, DropReason::AnswerLimited);
-        } else if answer::arp_reply(&mut buffer, snapshot.port(arrival.in_port).mac) {
+        } else if answer::arp_reply(&mut buffer, snapshot.port(arrival.link.port()).mac) {
             self.answered(lanes, arrival, buffer);
         } else {
             self.drop(lanes, buffer, DropReason::Malformed);
@@ -383,7 +393,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         headers: &Headers<u128>,
     ) {
         let asked = answer::neighbour_question(buffer.bytes(), headers);
-        if !asked.is_some_and(|target| snapshot.ready() && snapshot.answers_for(arrival.in_port, target)) {
+        if !asked.is_some_and(|target| snapshot.ready() && snapshot.answers_for(arrival.link, target)) {
             return match snapshot.place(headers.tuple.destination) {
                 Place::Elsewhere | Place::Twin(_) => self.give_to_linux(lanes, snapshot, arrival, buffer),
                 Place::Vip | Place::Snat | Place::PoolUnused => self.drop(lanes, buffer, DropReason::UnsupportedProtocol),
@@ -394,7 +404,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         }
         if !self.limiter.allow(headers.tuple.source, arrival.now_ns) {
             self.drop(lanes, buffer, DropReason::AnswerLimited);
-        } else if answer::neighbour_advertisement(&mut buffer, headers, snapshot.port(arrival.in_port).mac) {
+        } else if answer::neighbour_advertisement(&mut buffer, headers, snapshot.port(arrival.link.port()).mac) {
             self.answered(lanes, arrival, buffer);
         } else {
             self.drop(lanes, buffer, DropReason::Malformed);
@@ -428,9 +438,9 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     }
 
     fn answered<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, arrival: Arrival, buffer: B) {
-        self.observer.observe(&buffer, Fate::Reply(arrival.in_port), || None);
+        self.observer.observe(&buffer, Fate::Reply(arrival.link.port()), || None);
         self.tally.replies += 1;
-        lanes.send(arrival.in_port, buffer, &mut self.tally);
+        lanes.leave(arrival.link.port(), arrival.tags, buffer, &mut self.tally);
     }
 
     /// Drops a packet of no flow and, as far as the rate allows, sends a RST back. The RST is originated: its cause is
@@ -448,7 +458,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let allowed = answer::may_answer(headers) && self.limiter.allow(headers.tuple.source, arrival.now_ns);
         if allowed && answer::tcp_reset(&mut buffer, headers) {
             self.tally.originated += 1;
-            lanes.send(arrival.in_port, buffer, &mut self.tally);
+            lanes.leave(arrival.link.port(), arrival.tags, buffer, &mut self.tally);
         } else {
             lanes.discard(buffer);
         }
@@ -505,7 +515,7 @@ impl Look<'_> {
         if let Some(hop) = self.snapshot.next_hop(flow.route_to_client).filter(|_| is_used)
             && hop.address == flow.client.ip()
         {
-            let _ = self.asks.push((hop.port, hop.address));
+            let _ = self.asks.push((hop.link, hop.address));
         }
     }
 }

@@ -22,7 +22,7 @@ use proto::{Generation, Mode, Pool, Service, ServiceName, State};
 use crate::affinity::AffinityTable;
 use crate::hash::TableHash;
 use crate::snapshot::{FamilyTables, FrontendKey, Snapshot, Tunnels};
-use crate::{Address, Config, Health, Network, PortIndex, WorkerCounters};
+use crate::{Address, Config, Health, Network, PortIndex, VlanLink, WorkerCounters};
 use network::{News, Ways};
 use places::Answers;
 use services::{Served, Surroundings};
@@ -46,6 +46,7 @@ pub struct Compiler {
     pools: Vec<Pool>,
     addresses: Vec<IpAddr>,
     down: Vec<PortIndex>,
+    vlans: Vec<VlanLink>,
     answers: Answers,
     by_address: ByAddress,
     conflicts: Vec<String>,
@@ -58,11 +59,11 @@ impl Compiler {
     #[must_use]
     pub fn new(config: Config) -> Self {
         let ports: Arc<[_]> = config.ports.clone().into();
-        let snat = SnatTables::new(&config);
+        let network = Network::default();
+        let snat = SnatTables::new(&config, &network);
         let tunnels = Tunnels::new(&config);
         let mut ways = Ways::new(ports.clone());
         let mut answers = Answers::default();
-        let network = Network::default();
         let last = Snapshot {
             sequence: 0,
             generation: Generation::default(),
@@ -75,7 +76,8 @@ impl Compiler {
             backends: crate::snapshot::BackendTable::default(),
             routes: ways.share(),
             services: Vec::new(),
-            announced: answers.update(&config, &[], &[], &[], 1),
+            vlans: snat.vlans.clone(),
+            announced: answers.update(&config, &[], &[], &network, 1),
             routed: Arc::default(),
             managed: Arc::default(),
             shortest_idle_timeout: None,
@@ -98,6 +100,7 @@ impl Compiler {
             addresses: Vec::new(),
             down: Vec::new(),
             by_address: ByAddress::default(),
+            vlans: Vec::new(),
             conflicts: Vec::new(),
             failing_open: Vec::new(),
         }
@@ -120,12 +123,13 @@ impl Compiler {
     pub fn compile(&mut self, state: &State, network: &Network, health: &Health, now_ns: u64) -> Snapshot {
         self.last.sequence += 1;
         self.backends.expire(now_ns);
-        let all = self.follow_network(network, health, now_ns);
+        let vlans_changed = self.follow_vlans(network);
+        let all = self.follow_network(network, health, vlans_changed, now_ns);
         let listens_changed = self.follow_services(state, health, all, now_ns);
         if listens_changed {
             self.index_frontends(state);
         }
-        let ours_changed = self.addresses != network.addresses || self.down != network.down;
+        let ours_changed = vlans_changed || self.addresses != network.addresses || self.down != network.down;
         if listens_changed || ours_changed || self.pools != state.pools {
             self.pools.clone_from(&state.pools);
             self.addresses.clone_from(&network.addresses);
@@ -151,15 +155,28 @@ impl Compiler {
         self.backends.due_ns()
     }
 
+    /// VLAN devices. True when any came, went or changed.
+    fn follow_vlans(&mut self, network: &Network) -> bool {
+        if self.vlans == network.vlans {
+            return false;
+        }
+        self.vlans.clone_from(&network.vlans);
+        self.snat = SnatTables::new(&self.config, network);
+        let last = &mut self.last;
+        (last.v4.snat, last.v6.snat) = (self.snat.v4.clone(), self.snat.v6.clone());
+        last.vlans = self.snat.vlans.clone();
+        true
+    }
+
     /// Routes and neighbours. True when every service must be looked into.
-    fn follow_network(&mut self, network: &Network, health: &Health, now_ns: u64) -> bool {
+    fn follow_network(&mut self, network: &Network, health: &Health, vlans_changed: bool, now_ns: u64) -> bool {
         self.follow_macs(network);
         let news = self.ways.follow(network);
         if news == News::Nothing {
             return false;
         }
         let mut all = false;
-        if news == News::Routes {
+        if news == News::Routes || vlans_changed {
             let mut around = Surroundings {
                 ways: &mut self.ways,
                 snat: &self.snat,
@@ -292,7 +309,7 @@ impl Compiler {
         last.v4.places = Arc::new(places::places(&self.config, network, &self.pools, &vips));
         last.v6.places = Arc::new(places::places(&self.config, network, &self.pools, &vips));
         last.routed = places::routed(&self.pools, &vips).collect();
-        last.announced = self.answers.update(&self.config, &self.pools, &vips, &self.down, last.sequence);
+        last.announced = self.answers.update(&self.config, &self.pools, &vips, network, last.sequence);
     }
 }
 

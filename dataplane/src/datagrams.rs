@@ -7,9 +7,10 @@
 
 use std::collections::VecDeque;
 
+use crate::apply::Arrival;
 use crate::fragment::Datagram;
 use crate::steering::WorkerId;
-use crate::{Address, DropReason, PortIndex, Transport, TupleHash};
+use crate::{Address, DropReason, Transport, TupleHash};
 
 /// How long a datagram is remembered after its last fragment, and a fragment waits for the first, ns. The fragments of a
 /// datagram leave their sender together; at 2 s apart they would fill 6 kbit/s.
@@ -78,8 +79,8 @@ pub(crate) struct Slot(usize);
 #[derive(Debug)]
 pub(crate) struct Early<B> {
     pub(crate) buffer: B,
-    /// The port it came in by.
-    pub(crate) in_port: PortIndex,
+    /// How it came in.
+    pub(crate) arrival: Arrival,
     slot: Slot,
     deadline_ns: u64,
 }
@@ -167,14 +168,14 @@ impl<B> Datagrams<B> {
     }
 
     /// Lets a fragment wait. Gives back one that finds no room: itself when too many of its datagram wait, else the oldest.
-    pub(crate) fn keep(&mut self, buffer: B, in_port: PortIndex, slot: Slot, now_ns: u64) -> Option<B> {
+    pub(crate) fn keep(&mut self, buffer: B, arrival: Arrival, slot: Slot) -> Option<B> {
         let entry = &mut self.entries[slot.0];
         if entry.waiting >= PER_DATAGRAM {
             return Some(buffer);
         }
         entry.waiting += 1;
         let oldest = if self.early.len() >= PER_WORKER { self.pop() } else { None };
-        self.early.push_back(Early { buffer, in_port, slot, deadline_ns: now_ns.saturating_add(LIFE_NS) });
+        self.early.push_back(Early { buffer, arrival, slot, deadline_ns: arrival.now_ns.saturating_add(LIFE_NS) });
         oldest.map(|early| early.buffer)
     }
 
@@ -210,7 +211,10 @@ const fn is_over(entry: &Entry, now_ns: u64) -> bool {
 mod tests {
     use super::*;
 
-    const PORT: PortIndex = PortIndex(0);
+    fn at(now_ns: u64) -> Arrival {
+        Arrival { link: crate::PortIndex(0).into(), tags: crate::tags::Tags::NONE, now_ns, origin: crate::apply::Origin::Port }
+    }
+
     const DROP: Course = Course::Drop(DropReason::NoFlow);
 
     fn datagram(identification: u32) -> Datagram<u32> {
@@ -277,7 +281,7 @@ mod tests {
             let (slot, went) = claim(&mut datagrams, &datagram(n), u64::from(n));
             gone.extend(went);
             if n < 10 {
-                assert!(datagrams.keep(n, PORT, slot, u64::from(n)).is_none());
+                assert!(datagrams.keep(n, at(u64::from(n)), slot).is_none());
             }
         }
         gone.sort_unstable();
@@ -291,13 +295,13 @@ mod tests {
         let mut datagrams = Datagrams::new(7);
         let (slot, _) = claim(&mut datagrams, &datagram(1), 0);
         for n in 0..u32::from(PER_DATAGRAM) {
-            assert_eq!(datagrams.keep(n, PORT, slot, 0), None);
+            assert_eq!(datagrams.keep(n, at(0), slot), None);
         }
-        assert_eq!(datagrams.keep(999, PORT, slot, 0), Some(999), "64 of one datagram");
+        assert_eq!(datagrams.keep(999, at(0), slot), Some(999), "64 of one datagram");
         let mut refused = Vec::new();
         for n in 1000..2000 {
             let (slot, _) = claim(&mut datagrams, &datagram(n), 1);
-            refused.extend(datagrams.keep(n, PORT, slot, 1));
+            refused.extend(datagrams.keep(n, at(1), slot));
         }
         assert_eq!(refused, (0..40).collect::<Vec<_>>(), "the oldest of 1,024");
         let released: Vec<u32> = std::iter::from_fn(|| datagrams.release(slot)).map(|early| early.buffer).collect();

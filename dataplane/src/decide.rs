@@ -25,7 +25,7 @@ use crate::rewrite::Rewrite;
 use crate::snapshot::{Backend, Exit, Frontend, NextHop, Place, RouteTo, Snapshot};
 use crate::snat::{SnatLease, SnatPorts, SnatTarget};
 use crate::tick::Tick;
-use crate::{Address, Chooser, DropReason, Headers, PortIndex, Transport, Tuple, tcp_flags};
+use crate::{Address, Chooser, DropReason, Headers, Link, Transport, Tuple, tcp_flags};
 
 /// A packet as the decision sees it.
 #[derive(Clone, Copy, Debug)]
@@ -36,8 +36,8 @@ pub struct Packet<'a, A> {
     pub hash: u64,
     /// [`FlowTable::candidate`] of that.
     pub candidate: Candidate,
-    /// The port it came in by.
-    pub in_port: PortIndex,
+    /// The link it came in by.
+    pub in_link: Link,
 }
 
 /// The flows of one worker and family, and what new ones need.
@@ -111,19 +111,21 @@ pub struct Passage<'s> {
 
 /// Why a packet does not just follow a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Obstacle {
+pub enum Obstacle<'s> {
     /// It has no flow.
     NoFlow,
     /// It has one and may change it: begin, confirm or close it, or find that it has ended.
     Event(FlowIndex, Direction),
     /// It is of a flow, and must not go on.
     Known(Stop),
+    /// It is of a flow and goes on, but not as it is: in pieces, or with VLAN tags.
+    NotPlain(Passage<'s>),
 }
 
 /// Why a packet that has a flow does not go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// A reply by a port that is not its backend's.
+    /// A reply by a link that is not its backend's.
     WrongPort,
     /// The next hop's Ethernet address is unknown.
     Unresolved(Awaited),
@@ -167,7 +169,7 @@ pub fn follow<'s, A: Address>(
     table: &mut FlowTable<A>,
     limits: &IdleLimits,
     now: Tick,
-) -> Result<Passage<'s>, Obstacle> {
+) -> Result<Passage<'s>, Obstacle<'s>> {
     let transport = packet.headers.transport;
     if !matches!(transport, Transport::Tcp { .. } | Transport::Udp) {
         return Err(Obstacle::NoFlow);
@@ -179,14 +181,17 @@ pub fn follow<'s, A: Address>(
     }
     match snapshot.spot(flow.backend) {
         Some(backend) if !backend.removed => match pass(packet, snapshot, backend.next_hop, flow, direction, now) {
-            Ok(exit) => Ok(Passage { flow: index, direction, exit }),
+            Ok(exit) if packet.headers.hop_limit > 1 && packet.headers.packet_len <= exit.plain_mtu => {
+                Ok(Passage { flow: index, direction, exit })
+            }
+            Ok(exit) => Err(not_plain(packet, Passage { flow: index, direction, exit })),
             Err(stop) => Err(Obstacle::Known(stop)),
         },
         _ => Err(Obstacle::Event(index, direction)),
     }
 }
 
-/// The way out of a packet of a flow, which was seen now.
+/// The way out of a packet of a flow, which was seen now. Whether it may leave so is another question.
 #[inline(always)]
 fn pass<'s, A: Address>(
     packet: &Packet<'_, A>,
@@ -198,20 +203,29 @@ fn pass<'s, A: Address>(
 ) -> Result<&'s Exit, Stop> {
     let exit = match direction {
         Direction::ToBackend => exit_by(snapshot, next_hop, packet.hash),
-        Direction::ToClient if !arrives_from(snapshot, next_hop, packet.in_port) => return Err(Stop::WrongPort),
+        Direction::ToClient if !arrives_from(snapshot, next_hop, packet.in_link) => return Err(Stop::WrongPort),
         Direction::ToClient => exit_to_client(snapshot, flow),
     };
     if flow.last_seen != now {
         flow.last_seen = now;
     }
-    exit.and_then(|exit| fits(packet, exit))
+    exit
+}
+
+/// What is in the way of a packet that does not leave as it is: it must not, or in pieces, or by a link with tags.
+#[cold]
+fn not_plain<'s, A: Address>(packet: &Packet<'_, A>, passage: Passage<'s>) -> Obstacle<'s> {
+    match fits(packet, passage.exit) {
+        Ok(_) => Obstacle::NotPlain(passage),
+        Err(stop) => Obstacle::Known(stop),
+    }
 }
 
 /// Decides what happens to a packet that met an obstacle, at `now`.
 pub fn decide<'s, A: Address>(
     packet: &Packet<'_, A>,
     segment: Segment,
-    obstacle: Obstacle,
+    obstacle: Obstacle<'s>,
     snapshot: &'s Snapshot,
     flows: &mut Flows<'_, A>,
     now: Tick,
@@ -234,6 +248,10 @@ pub fn decide<'s, A: Address>(
                 }
             }
         },
+        Obstacle::NotPlain(passage) => {
+            flows.changes.hit = true;
+            return Verdict::Forward(passage);
+        }
         Obstacle::NoFlow => {}
     }
     match packet.headers.transport {
@@ -261,12 +279,12 @@ fn look_closer<'s, A: Address>(
     if over || direction == Direction::ToBackend && begins_anew(transport, flow.state, backend) {
         return None;
     }
-    if direction == Direction::ToClient && !arrives_from(snapshot, backend.next_hop, packet.in_port) {
+    if direction == Direction::ToClient && !arrives_from(snapshot, backend.next_hop, packet.in_link) {
         return Some(stopped(Stop::WrongPort));
     }
     flows.table.advance(index, transport, direction, segment, now);
     let flow = flows.table.get_mut(index);
-    Some(match pass(packet, snapshot, backend.next_hop, flow, direction, now) {
+    Some(match pass(packet, snapshot, backend.next_hop, flow, direction, now).and_then(|exit| fits(packet, exit)) {
         Ok(exit) => Verdict::Forward(Passage { flow: index, direction, exit }),
         Err(stop) => stopped(stop),
     })
@@ -292,19 +310,19 @@ fn breaks_off<A: Address>(
     Some(mid_stream(flags))
 }
 
-/// Whether a backend's packets may come by this port (FORWARDING 9).
+/// Whether a backend's packets may come by this link (FORWARDING 9).
 #[inline]
-fn arrives_from(snapshot: &Snapshot, next_hop: u32, port: PortIndex) -> bool {
+fn arrives_from(snapshot: &Snapshot, next_hop: u32, link: Link) -> bool {
     match snapshot.exit(next_hop) {
-        Some(exit) => exit.port == port,
-        None => arrives_from_other(snapshot, next_hop, port),
+        Some(exit) => exit.link == link,
+        None => arrives_from_other(snapshot, next_hop, link),
     }
 }
 
 /// The next hop is not resolved, or is a group.
 #[cold]
-fn arrives_from_other(snapshot: &Snapshot, next_hop: u32, port: PortIndex) -> bool {
-    snapshot.next_hop(next_hop).is_some_and(|hop| hop.port == port) || snapshot.any_member_by(next_hop, port)
+fn arrives_from_other(snapshot: &Snapshot, next_hop: u32, link: Link) -> bool {
+    snapshot.next_hop(next_hop).is_some_and(|hop| hop.link == link) || snapshot.any_member_by(next_hop, link)
 }
 
 /// A SYN on a closing flow, a SYN that was never answered by a backend that takes no new flows any more, and any SYN or
@@ -362,7 +380,7 @@ fn new_flow<'s, A: Address>(
         Way::Dnat => dnat::own_port(tuple, (target, backend.address.port()), snapshot, flows, now),
         _ => {
             let towards = SnatTarget { slot: backend.target, address: target, port: backend.address.port() };
-            reclaim::lease(flows, snapshot, towards, snapshot.snat::<A>(exit.port), packet.hash >> 40, now)
+            reclaim::lease(flows, snapshot, towards, snapshot.snat::<A>(exit.link), packet.hash >> 40, now)
         }
     };
     let Some(lease) = lease else { return Verdict::Drop(DropReason::SnatExhausted) };
@@ -484,7 +502,7 @@ fn route_to_client<'s, A: Address>(snapshot: &'s Snapshot, flow: &mut Flow<A>) -
             flow.route_epoch = snapshot.route_epoch();
             snapshot.exit(slot).ok_or_else(|| no_exit(snapshot, slot))
         }
-        RouteTo::Unresolved { port } => Err(Stop::Unresolved(Awaited { port, address: flow.client.ip() })),
+        RouteTo::Unresolved { link } => Err(Stop::Unresolved(Awaited { link, address: flow.client.ip() })),
         RouteTo::None => Err(Stop::NoRoute),
     }
 }
@@ -500,7 +518,7 @@ fn entropy<A: Address>(flow: &Flow<A>) -> u64 {
 /// Why there is no way on by this next hop.
 #[cold]
 fn no_exit(snapshot: &Snapshot, slot: u32) -> Stop {
-    let awaited = |hop: &NextHop| Stop::Unresolved(Awaited { port: hop.port, address: hop.address });
+    let awaited = |hop: &NextHop| Stop::Unresolved(Awaited { link: hop.link, address: hop.address });
     snapshot.next_hop(slot).map_or(Stop::NoRoute, awaited)
 }
 
@@ -583,7 +601,7 @@ fn no_frontend<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdi
 /// for Linux might send it back to the router.
 fn elsewhere<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdict<'static> {
     let group = packet.headers.group_frame || is_group_address(packet.headers.tuple.destination);
-    if !snapshot.port(packet.in_port).twin {
+    if !snapshot.port(packet.in_link.port()).twin {
         return Verdict::Drop(DropReason::NoRoute);
     }
     if snapshot.ready() || group { Verdict::Linux } else { Verdict::Drop(DropReason::UnknownVip) }

@@ -80,13 +80,13 @@ pub struct Headers<A> {
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parsed {
-    /// An IPv4 packet without VLAN tag.
+    /// An IPv4 packet.
     V4(Headers<u32>),
-    /// An IPv6 packet without VLAN tag.
+    /// An IPv6 packet.
     V6(Headers<u128>),
-    /// An ARP packet for IPv4 over Ethernet, checked for length: the wire view can be taken of it.
+    /// An ARP packet for IPv4 over Ethernet without VLAN tag, checked for length: the wire view can be taken of it.
     Arp,
-    /// Anything else that is a frame: other EtherTypes, VLAN-tagged frames. Linux may know it.
+    /// Anything else that is a frame: other EtherTypes, more than two VLAN tags. Linux may know it.
     Other,
 }
 

@@ -6,7 +6,8 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
-use crate::PortIndex;
+use crate::Link;
+use crate::apply::Arrival;
 
 /// Packets that may wait for one neighbour.
 pub(crate) const PER_NEIGHBOUR: usize = 16;
@@ -18,8 +19,8 @@ pub(crate) const PATIENCE_NS: u64 = 1_000_000_000;
 /// A neighbour that is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Awaited {
-    /// The port it is reached by.
-    pub port: PortIndex,
+    /// The link it is reached by.
+    pub link: Link,
     /// Its address.
     pub address: IpAddr,
 }
@@ -28,8 +29,8 @@ pub struct Awaited {
 #[derive(Debug)]
 pub(crate) struct Waiting<B> {
     pub(crate) buffer: B,
-    /// The port it came in by.
-    pub(crate) in_port: PortIndex,
+    /// How it came in.
+    pub(crate) arrival: Arrival,
     pub(crate) awaited: Awaited,
     deadline_ns: u64,
 }
@@ -51,12 +52,12 @@ impl<B> Held<B> {
 
     /// Keeps a packet; gives it back when too many wait already. The flag says whether it is the first for its
     /// neighbour, which is then to be asked for.
-    pub(crate) fn keep(&mut self, buffer: B, in_port: PortIndex, awaited: Awaited, now_ns: u64) -> Result<bool, B> {
+    pub(crate) fn keep(&mut self, buffer: B, arrival: Arrival, awaited: Awaited) -> Result<bool, B> {
         let same = self.queue.iter().filter(|w| w.awaited == awaited).count();
         if same >= PER_NEIGHBOUR || self.queue.len() >= PER_WORKER {
             return Err(buffer);
         }
-        self.queue.push_back(Waiting { buffer, in_port, awaited, deadline_ns: now_ns.saturating_add(PATIENCE_NS) });
+        self.queue.push_back(Waiting { buffer, arrival, awaited, deadline_ns: arrival.now_ns.saturating_add(PATIENCE_NS) });
         Ok(same == 0)
     }
 
@@ -78,22 +79,28 @@ impl<B> Held<B> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::PortIndex;
+    use crate::tags::Tags;
+
+    fn at(now_ns: u64) -> Arrival {
+        Arrival { link: PortIndex(0).into(), tags: Tags::NONE, now_ns, origin: crate::apply::Origin::Port }
+    }
 
     fn awaited(last: u8) -> Awaited {
-        Awaited { port: PortIndex(0), address: IpAddr::from([10, 0, 0, last]) }
+        Awaited { link: PortIndex(0).into(), address: IpAddr::from([10, 0, 0, last]) }
     }
 
     #[test]
     fn a_neighbour_holds_16_packets_and_a_worker_1024() {
         let mut held = Held::new();
         for n in 0..PER_NEIGHBOUR {
-            assert_eq!(held.keep(n, PortIndex(0), awaited(1), 0), Ok(n == 0));
+            assert_eq!(held.keep(n, at(0), awaited(1)), Ok(n == 0));
         }
-        assert_eq!(held.keep(99, PortIndex(0), awaited(1), 0), Err(99));
+        assert_eq!(held.keep(99, at(0), awaited(1)), Err(99));
         let mut kept = PER_NEIGHBOUR;
         for n in 2..=255 {
             for _ in 0..PER_NEIGHBOUR {
-                kept += usize::from(held.keep(0, PortIndex(0), awaited(n), 0).is_ok());
+                kept += usize::from(held.keep(0, at(0), awaited(n)).is_ok());
             }
         }
         assert_eq!(kept, PER_WORKER);
@@ -103,7 +110,7 @@ mod tests {
     #[test]
     fn a_packet_waits_one_second() {
         let mut held = Held::new();
-        assert!(held.keep(7, PortIndex(0), awaited(1), 5).is_ok());
+        assert!(held.keep(7, at(5), awaited(1)).is_ok());
         assert!(held.expired(PATIENCE_NS + 4).is_none());
         assert_eq!(held.expired(PATIENCE_NS + 5).map(|w| w.buffer), Some(7));
         assert_eq!(held.len(), 0);
@@ -112,9 +119,9 @@ mod tests {
     #[test]
     fn only_packets_of_resolved_neighbours_are_released() {
         let mut held = Held::new();
-        assert!(held.keep(1, PortIndex(0), awaited(1), 0).is_ok());
-        assert!(held.keep(2, PortIndex(0), awaited(2), 0).is_ok());
-        assert!(held.keep(3, PortIndex(0), awaited(2), 0).is_ok());
+        assert!(held.keep(1, at(0), awaited(1)).is_ok());
+        assert!(held.keep(2, at(0), awaited(2)).is_ok());
+        assert!(held.keep(3, at(0), awaited(2)).is_ok());
         let resolved = |a: Awaited| a == awaited(2);
         assert_eq!(held.release(resolved).map(|w| w.buffer), Some(2));
         assert_eq!(held.release(resolved).map(|w| w.buffer), Some(3));

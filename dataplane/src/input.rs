@@ -8,6 +8,8 @@ use std::time::Duration;
 use ipnet::IpNet;
 use proto::{Protocol, ServiceName};
 
+use crate::Link;
+
 /// An Ethernet address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Mac(pub [u8; 6]);
@@ -118,8 +120,8 @@ pub struct Route {
     pub to: IpNet,
     /// Next hop; none: the destination is on-link.
     pub via: Option<IpAddr>,
-    /// The port.
-    pub port: PortIndex,
+    /// The link.
+    pub link: Link,
     /// Its share among the routes to the same destination, 1 to 256.
     pub weight: u16,
 }
@@ -127,25 +129,38 @@ pub struct Route {
 /// A neighbour that Linux knows the Ethernet address of and holds for usable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Neighbour {
-    /// The port it is reached by.
-    pub port: PortIndex,
+    /// The link it is reached by.
+    pub link: Link,
     /// Its IP address.
     pub address: IpAddr,
     /// Its Ethernet address.
     pub mac: Mac,
 }
 
+/// A VLAN device of Linux above the twin of a port, which is up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VlanLink {
+    /// The link; its frames carry tags.
+    pub link: Link,
+    /// Largest IP packet, bytes.
+    pub mtu: u16,
+    /// Its addresses with the prefixes that are on-link.
+    pub addresses: Vec<IpNet>,
+}
+
 /// What Linux knows of the network, as far as it concerns our ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Network {
-    /// Routes, in any order, without duplicates of (to, via, port). Several to one destination are used side by side, each
+    /// Routes, in any order, without duplicates of (to, via, link). Several to one destination are used side by side, each
     /// flow by one of them (ECMP).
     pub routes: Vec<Route>,
     /// Destinations of blackhole, unreachable and prohibit routes: there is no way to them, whatever wider routes say.
     pub unreachable: Vec<IpNet>,
     /// Usable neighbours, in any order.
     pub neighbours: Vec<Neighbour>,
-    /// Every address that Linux holds on the twins, beyond the configured ones too.
+    /// The links of a port beside its untagged frames, ordered, each once. What is on others is unknown here.
+    pub vlans: Vec<VlanLink>,
+    /// Every address that Linux holds on the twins and the VLAN devices above them, beyond the configured ones too.
     pub addresses: Vec<IpAddr>,
     /// Ethernet addresses of ports whose devices came after the start, or came back; they replace the configured ones.
     pub macs: Vec<(PortIndex, Mac)>,

@@ -4,8 +4,10 @@
 
 use std::sync::Arc;
 
+use crate::apply::Arrival;
 use crate::peers::{Errand, Handed, HandoverQueue, Peers};
 use crate::steering::WorkerId;
+use crate::tags::Tags;
 use crate::tally::Tally;
 use crate::twin_rate::{Class, class};
 use crate::{Address, Burst, DropReason, Headers, Port, PortIndex, TwinQueues};
@@ -131,17 +133,31 @@ impl<P: Port> Lanes<P> {
         }
     }
 
-    /// Gathers a packet for another worker.
+    /// Puts tags on a packet and gathers it for a port.
+    pub(crate) fn leave(&mut self, port: PortIndex, tags: Tags, mut buffer: P::Buffer, tally: &mut Tally) {
+        if tags.put_on(&mut buffer) {
+            self.send(port, buffer, tally);
+        } else {
+            tally.drop(DropReason::TxFull);
+            self.discard(buffer);
+        }
+    }
+
+    /// Gathers a packet for another worker, as it came.
     pub(crate) fn hand_over(
         &mut self,
         owner: WorkerId,
         errand: Errand,
-        in_port: PortIndex,
-        buffer: P::Buffer,
+        arrival: Arrival,
+        mut buffer: P::Buffer,
         tally: &mut Tally,
     ) {
+        if !arrival.tags.put_on(&mut buffer) {
+            tally.drop(DropReason::HandoverFull);
+            return self.discard(buffer);
+        }
         let Some(peers) = &mut self.peers else { return self.discard(buffer) };
-        if let Some(handed) = peers.gather(owner, errand, in_port, buffer) {
+        if let Some(handed) = peers.gather(owner, errand, arrival.link.port(), buffer) {
             self.push_to(owner, handed, tally);
         }
     }

@@ -45,6 +45,18 @@ impl Buffer for MemoryBuffer {
     fn rss_hash(&self) -> Option<u32> {
         self.rss_hash
     }
+
+    fn prepend(&mut self, len: usize) -> bool {
+        if self.bytes.len() + len > ROOM {
+            return false;
+        }
+        self.bytes.splice(..0, std::iter::repeat_n(0, len));
+        true
+    }
+
+    fn trim_front(&mut self, len: usize) {
+        self.bytes.drain(..len.min(self.bytes.len()));
+    }
 }
 
 /// Two queues of frames. `room` bounds what it accepts to transmit until [`MemoryPort::sent`] is emptied.

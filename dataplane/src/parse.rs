@@ -6,6 +6,7 @@
 
 use crate::answer::is_group_address;
 use crate::checksum::header_holds;
+use crate::tags::behind;
 use crate::wire::{
     Arp, Ethernet, Extension, FragmentHeader, Icmp, Ipv4, Ipv6, RoutingHeader, Tcp, Udp, VlanTag, ether_type, icmpv6,
     next_header, protocol, take,
@@ -28,10 +29,12 @@ pub(crate) enum Carried<'f> {
     V4(&'f [u8], bool),
     V6(&'f [u8], bool),
     Arp,
+    /// VLAN tags come first.
+    Tagged,
     Other,
 }
 
-/// Parses a frame.
+/// Parses a frame, through up to two VLAN tags. An ARP packet behind tags is [`Parsed::Other`]: its view begins elsewhere.
 ///
 /// # Errors
 /// The reason to drop it: `malformed`, `ipv4_checksum`, `source_route`, `martian_source`, `same_source_destination`.
@@ -41,23 +44,51 @@ pub fn parse(frame: &[u8]) -> Result<Parsed, DropReason> {
         Carried::V4(packet, group_frame) => ipv4(packet, group_frame)?.map_or(Parsed::Other, Parsed::V4),
         Carried::V6(packet, group_frame) => ipv6(packet, group_frame)?.map_or(Parsed::Other, Parsed::V6),
         Carried::Arp => Parsed::Arp,
+        Carried::Tagged => tagged(frame)?,
         Carried::Other => Parsed::Other,
     })
+}
+
+/// Parses what is behind the tags of a frame.
+fn tagged(frame: &[u8]) -> Result<Parsed, DropReason> {
+    let (ethernet, _) = take::<Ethernet>(frame).ok_or(DropReason::Malformed)?;
+    let (ether_type, packet, tag_bytes) = behind(frame).ok_or(DropReason::Malformed)?;
+    Ok(match carried_as(ether_type, packet, ethernet.is_group())? {
+        Carried::V4(packet, group_frame) => {
+            ipv4(packet, group_frame)?.map_or(Parsed::Other, |headers| Parsed::V4(moved(headers, tag_bytes)))
+        }
+        Carried::V6(packet, group_frame) => {
+            ipv6(packet, group_frame)?.map_or(Parsed::Other, |headers| Parsed::V6(moved(headers, tag_bytes)))
+        }
+        Carried::Arp | Carried::Tagged | Carried::Other => Parsed::Other,
+    })
+}
+
+/// The same headers in a frame with so many more bytes, 8 at most, before them.
+fn moved<A>(mut headers: Headers<A>, bytes: u16) -> Headers<A> {
+    headers.network_offset += bytes;
+    headers.transport_offset += bytes;
+    headers
 }
 
 /// Parses the Ethernet header.
 #[inline]
 pub(crate) fn carried(frame: &[u8]) -> Result<Carried<'_>, DropReason> {
     let (ethernet, packet) = take::<Ethernet>(frame).ok_or(DropReason::Malformed)?;
-    match ethernet.ether_type.get() {
-        ether_type::IPV4 => Ok(Carried::V4(packet, ethernet.is_group())),
-        ether_type::IPV6 => Ok(Carried::V6(packet, ethernet.is_group())),
+    carried_as(ethernet.ether_type.get(), packet, ethernet.is_group())
+}
+
+#[inline(always)]
+fn carried_as(ether_type: u16, packet: &[u8], is_group: bool) -> Result<Carried<'_>, DropReason> {
+    match ether_type {
+        ether_type::IPV4 => Ok(Carried::V4(packet, is_group)),
+        ether_type::IPV6 => Ok(Carried::V6(packet, is_group)),
         ether_type::ARP => {
             let (arp, _) = take::<Arp>(packet).ok_or(DropReason::Malformed)?;
             Ok(if arp.is_ipv4_over_ethernet() { Carried::Arp } else { Carried::Other })
         }
         ether_type::VLAN | ether_type::SERVICE_VLAN => {
-            take::<VlanTag>(packet).map(|_| Carried::Other).ok_or(DropReason::Malformed)
+            take::<VlanTag>(packet).map(|_| Carried::Tagged).ok_or(DropReason::Malformed)
         }
         _ => Ok(Carried::Other),
     }
@@ -436,8 +467,12 @@ mod tests {
         let mut other_arp = arp_request([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
         other_arp[15] = 6;
         let rows: Vec<(&str, Vec<u8>)> = vec![
-            ("a frame with a VLAN tag", ethernet(0x8100, &[0, 5, 8, 0])),
-            ("a frame with a service tag", ethernet(0x88a8, &[0, 5, 0x81, 0])),
+            ("a frame with three VLAN tags", ethernet(0x88a8, &[0, 5, 0x81, 0, 0, 6, 0x81, 0, 0, 7, 8, 0])),
+            ("LLDP on a VLAN", ethernet(0x8100, &[0, 5, 0x88, 0xcc, 1])),
+            (
+                "ARP on a VLAN",
+                ethernet(0x8100, &[&[0, 5][..], &arp_request([10, 0, 0, 1].into(), [10, 0, 0, 2].into())[12..]].concat()),
+            ),
             ("LLDP", ethernet(0x88cc, &[1, 2, 3])),
             ("IEEE 802.3 with a length", ethernet(0x0026, &[0x42, 0x42, 3])),
             ("ARP for other hardware", other_arp),
@@ -453,6 +488,21 @@ mod tests {
             Transport::Icmp { kind: 135, code: 0 },
             "duplicate address detection is for us"
         );
+    }
+
+    #[test]
+    fn up_to_two_vlan_tags_are_parsed_through() {
+        for tags in [&[0x81, 0, 0, 5][..], &[0x88, 0xa8, 0xe0, 5, 0x81, 0, 0, 6]] {
+            let behind = |frame: Vec<u8>| [&frame[..12], tags, &frame[12..]].concat();
+            let bytes = u16::try_from(tags.len()).unwrap();
+            let plain = Packet::tcp(CLIENT, VIP).build();
+            assert_eq!(v4(&behind(plain.clone())), moved(v4(&plain), bytes));
+            let plain = Packet::tcp(CLIENT6, VIP6).build();
+            assert_eq!(v6(&behind(plain.clone())), moved(v6(&plain), bytes));
+            for len in 12..54 + tags.len() {
+                assert_eq!(parse(&behind(Packet::tcp(CLIENT, VIP).build())[..len]), Err(DropReason::Malformed), "{len} bytes");
+            }
+        }
     }
 
     #[test]

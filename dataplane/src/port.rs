@@ -20,6 +20,11 @@ pub trait Buffer: Send {
     /// when there is no room.
     #[must_use]
     fn resize(&mut self, len: usize) -> bool;
+    /// Makes room for `len` bytes, of any value, before the frame. False, and nothing changed, when there is none.
+    #[must_use]
+    fn prepend(&mut self, len: usize) -> bool;
+    /// Takes `len` bytes off the front of the frame; all there are when they are fewer.
+    fn trim_front(&mut self, len: usize);
     /// The hash that the network card computed when it chose a receive queue, if it says so.
     #[inline]
     fn rss_hash(&self) -> Option<u32> {

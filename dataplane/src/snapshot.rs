@@ -30,7 +30,7 @@ use crate::affinity::AffinityTable;
 use crate::flow::BackendId;
 use crate::snat::SnatAddress;
 use crate::tick::{Tick, Ticks};
-use crate::{Address, PortConfig, PortIndex};
+use crate::{Address, Link, PortConfig, PortIndex};
 
 /// All tables, of one moment.
 #[derive(Clone, Debug)]
@@ -47,9 +47,10 @@ pub struct Snapshot {
     pub(crate) backends: BackendTable,
     pub(crate) routes: Arc<Routes>,
     pub(crate) services: Vec<Arc<ServiceView>>,
-    pub(crate) announced: Arc<[(PortIndex, IpAddr, u64)]>,
+    pub(crate) vlans: Arc<[Link]>,
+    pub(crate) announced: Arc<[(Link, IpAddr, u64)]>,
     pub(crate) routed: Arc<[IpAddr]>,
-    pub(crate) managed: Arc<[(PortIndex, IpAddr)]>,
+    pub(crate) managed: Arc<[(Link, IpAddr)]>,
     pub(crate) shortest_idle_timeout: Option<Ticks>,
     pub(crate) refused: Vec<(ServiceName, Refusal)>,
     pub(crate) problems: Vec<String>,
@@ -147,8 +148,8 @@ impl Snapshot {
 
     /// Whether one of a group's next hops is reached by this port.
     #[must_use]
-    pub(crate) fn any_member_by(&self, next_hop: u32, port: PortIndex) -> bool {
-        self.routes.members(next_hop).iter().any(|&slot| self.next_hop(slot).is_some_and(|hop| hop.port == port))
+    pub(crate) fn any_member_by(&self, next_hop: u32, link: Link) -> bool {
+        self.routes.members(next_hop).iter().any(|&slot| self.next_hop(slot).is_some_and(|hop| hop.link == link))
     }
 
     /// A next hop by its slot.
@@ -174,33 +175,45 @@ impl Snapshot {
 
     /// Whether the Ethernet address of this neighbour is known.
     #[must_use]
-    pub fn resolves(&self, port: PortIndex, address: IpAddr) -> bool {
-        self.routes.resolves(port, address)
+    pub fn resolves(&self, link: Link, address: IpAddr) -> bool {
+        self.routes.resolves(link, address)
     }
 
-    /// The SNAT addresses towards backends that are reached by this port.
+    /// Whether the link is one that Linux has an interface for.
+    #[must_use]
+    pub fn knows(&self, link: Link) -> bool {
+        !link.is_tagged() || self.vlans.binary_search(&link).is_ok()
+    }
+
+    /// The SNAT addresses towards backends that are reached by this link.
     #[must_use]
     #[inline]
-    pub fn snat<A: Address>(&self, port: PortIndex) -> &[SnatAddress<A>] {
-        A::tables(self).snat.get(usize::from(port.0)).map_or(&[], AsRef::as_ref)
+    pub fn snat<A: Address>(&self, link: Link) -> &[SnatAddress<A>] {
+        let tables = &A::tables(self).snat;
+        let of_link = if link.is_tagged() {
+            self.vlans.binary_search(&link).ok().and_then(|position| tables.get(self.ports.len() + position))
+        } else {
+            tables.get(usize::from(link.port().0))
+        };
+        of_link.map_or(&[], AsRef::as_ref)
     }
 
-    /// Whether this port answers ARP or NDP for the address.
+    /// Whether ARP or NDP for the address is answered on this link.
     #[must_use]
-    pub fn answers_for<A: Address>(&self, port: PortIndex, address: A) -> bool {
-        self.answers_for_ip(port, address.ip())
+    pub fn answers_for<A: Address>(&self, link: Link, address: A) -> bool {
+        self.answers_for_ip(link, address.ip())
     }
 
     /// [`Snapshot::answers_for`], for an address of either family.
     #[must_use]
-    pub fn answers_for_ip(&self, port: PortIndex, address: IpAddr) -> bool {
-        self.announced.binary_search_by_key(&(port, address), |&(port, address, _)| (port, address)).is_ok()
+    pub fn answers_for_ip(&self, link: Link, address: IpAddr) -> bool {
+        self.announced.binary_search_by_key(&(link, address), |&(link, address, _)| (link, address)).is_ok()
     }
 
     /// What [`Snapshot::answers_for`] is true for, each with the sequence of the first snapshot that did so without a
-    /// break. Ordered by port and address.
+    /// break. Ordered by link and address.
     #[must_use]
-    pub fn announced(&self) -> &[(PortIndex, IpAddr, u64)] {
+    pub fn announced(&self) -> &[(Link, IpAddr, u64)] {
         &self.announced
     }
 
@@ -212,7 +225,7 @@ impl Snapshot {
 
     /// Routers in use and on-link backends, which Linux should keep resolved.
     #[must_use]
-    pub fn managed_next_hops(&self) -> &[(PortIndex, IpAddr)] {
+    pub fn managed_next_hops(&self) -> &[(Link, IpAddr)] {
         &self.managed
     }
 

@@ -16,6 +16,7 @@ use arrayvec::ArrayVec;
 use crossbeam_queue::ArrayQueue;
 
 use crate::announce::Announcements;
+use crate::answer::is_group_address;
 use crate::apply::{Arrival, Engine, Looked, Origin, Swept, Tables};
 use crate::datagrams::Datagrams;
 use crate::flow::{Candidate, FlowTable, IdleLimits};
@@ -30,16 +31,17 @@ use crate::publish::Subscriber;
 use crate::snapshot::{Place, Snapshot};
 use crate::snat::{PortShare, SnatPorts};
 use crate::steering::steer;
+use crate::tags::Tags;
 use crate::tally::Tally;
 use crate::tick::Tick;
 use crate::twin_rate::TwinRate;
 use crate::{
-    Address, BURST, Buffer, Burst, DropReason, FlowLimits, Headers, Parsed, Port, PortIndex, Transport, TwinQueues,
+    Address, BURST, Buffer, Burst, DropReason, FlowLimits, Headers, Link, Parsed, Port, PortIndex, Transport, TwinQueues,
     WorkerCounters,
 };
 
-/// A neighbour that Linux is asked to resolve: the port and the address.
-pub type Ask = (PortIndex, IpAddr);
+/// A neighbour that Linux is asked to resolve: the link and the address.
+pub type Ask = (Link, IpAddr);
 
 /// A worker's queues of a port, with the rings of the port's twin where it has one.
 pub type PortWithTwin<P, B> = (P, Option<Arc<TwinQueues<B>>>);
@@ -161,7 +163,8 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             handled += burst.len();
             engine.tally.received += burst.len() as u64;
             if !burst.is_empty() {
-                process(engine, lanes, snapshot, Arrival { in_port, now_ns, origin: Origin::Port }, &mut burst);
+                let arrival = Arrival { link: in_port.into(), tags: Tags::NONE, now_ns, origin: Origin::Port };
+                process(engine, lanes, snapshot, arrival, &mut burst);
             }
             handled += from_linux(engine, lanes, snapshot, in_port);
         }
@@ -193,6 +196,8 @@ pub(crate) enum Kind {
     /// Of IPv6, too.
     Solicitation,
     Arp,
+    /// With VLAN tags.
+    Tagged,
     Other,
     Bad(DropReason),
 }
@@ -218,7 +223,7 @@ fn process<P: Port, O: Observe<P::Buffer>>(
     let mut sorted = Sorted { kinds: ArrayVec::new(), v4: AllLooked::new(), v6: AllLooked::new() };
     sort(engine, burst, &mut sorted);
     if arrival.origin == Origin::Port && lanes.peers.is_some() {
-        steer(lanes, snapshot, arrival.in_port, burst, &mut sorted, &mut engine.tally);
+        steer(lanes, snapshot, arrival, burst, &mut sorted, &mut engine.tally);
     }
     sorted.v4.iter_mut().for_each(|looked| looked.candidate = engine.v4.candidate(looked.hash));
     sorted.v6.iter_mut().for_each(|looked| looked.candidate = engine.v6.candidate(looked.hash));
@@ -229,6 +234,7 @@ fn process<P: Port, O: Observe<P::Buffer>>(
         return dispose_all(engine, lanes, snapshot, arrival, burst, &sorted.v6);
     }
     let (mut v4, mut v6) = (sorted.v4.iter(), sorted.v6.iter());
+    let mut tagged = Burst::new();
     for (buffer, kind) in burst.drain(..).zip(sorted.kinds) {
         match kind {
             Kind::V4 => {
@@ -247,10 +253,90 @@ fn process<P: Port, O: Observe<P::Buffer>>(
                 }
             }
             Kind::Arp => engine.arp(lanes, snapshot, arrival, buffer),
+            Kind::Tagged => tagged.push(buffer),
             Kind::Other => engine.give_to_linux(lanes, snapshot, arrival, buffer),
             Kind::Bad(reason) => engine.drop(lanes, buffer, reason),
         }
     }
+    if !tagged.is_empty() {
+        process_tagged(engine, lanes, snapshot, arrival, &mut tagged);
+    }
+}
+
+/// Takes the tags off frames, and processes those of one link after another as bursts of their own. Behind two tags a third
+/// is Linux's: then no frame here comes again.
+#[inline(never)]
+fn process_tagged<P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P::Buffer, O>,
+    lanes: &mut Lanes<P>,
+    snapshot: &Snapshot,
+    arrival: Arrival,
+    burst: &mut Burst<P::Buffer>,
+) {
+    let mut run = Burst::new();
+    let mut at = arrival;
+    for mut buffer in burst.drain(..) {
+        if !arrival.tags.is_none() {
+            engine.give_to_linux(lanes, snapshot, arrival, buffer);
+            continue;
+        }
+        let tags = Tags::of(buffer.bytes());
+        let Some(link) = tags.link(arrival.link.port()).filter(|link| snapshot.knows(*link)) else {
+            unknown_link(engine, lanes, snapshot, arrival, buffer);
+            continue;
+        };
+        if tags != at.tags {
+            process_run(engine, lanes, snapshot, at, &mut run);
+            at = Arrival { link, tags, ..arrival };
+        }
+        tags.take_off(&mut buffer);
+        run.push(buffer);
+    }
+    process_run(engine, lanes, snapshot, at, &mut run);
+}
+
+fn process_run<P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P::Buffer, O>,
+    lanes: &mut Lanes<P>,
+    snapshot: &Snapshot,
+    arrival: Arrival,
+    run: &mut Burst<P::Buffer>,
+) {
+    if !run.is_empty() {
+        process(engine, lanes, snapshot, arrival, run);
+    }
+}
+
+/// A frame of a VLAN that Linux has no interface for: Linux's as it is, but nothing for the engine's own addresses. It is
+/// not known whose they are on that VLAN.
+fn unknown_link<P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P::Buffer, O>,
+    lanes: &mut Lanes<P>,
+    snapshot: &Snapshot,
+    arrival: Arrival,
+    buffer: P::Buffer,
+) {
+    match destination(buffer.bytes(), snapshot) {
+        Ok(Some(Place::Vip | Place::PoolUnused)) => engine.drop(lanes, buffer, DropReason::UnknownVip),
+        Ok(Some(Place::Snat)) => engine.drop(lanes, buffer, DropReason::SnatWrongPort),
+        // As of untagged packets: what is a VIP is not known yet, nor which VLANs there are.
+        Ok(Some(_)) if !snapshot.ready() => engine.drop(lanes, buffer, DropReason::UnknownVip),
+        Ok(_) => engine.give_to_linux(lanes, snapshot, arrival, buffer),
+        Err(reason) => engine.drop(lanes, buffer, reason),
+    }
+}
+
+/// What the address that a frame goes to is to us. None for a group, and where it carries no IP.
+fn destination(frame: &[u8], snapshot: &Snapshot) -> Result<Option<Place>, DropReason> {
+    fn place<A: Address>(headers: &Headers<A>, snapshot: &Snapshot) -> Option<Place> {
+        let address = headers.tuple.destination;
+        (!is_group_address(address)).then(|| snapshot.place(address))
+    }
+    Ok(match parse(frame)? {
+        Parsed::V4(headers) => place(&headers, snapshot),
+        Parsed::V6(headers) => place(&headers, snapshot),
+        Parsed::Arp | Parsed::Other => None,
+    })
 }
 
 /// The first pass. A function of its own, as is each loop over a burst: together they would not fit the registers.
@@ -262,6 +348,7 @@ fn sort<B: Buffer, O>(engine: &Engine<B, O>, burst: &Burst<B>, sorted: &mut Sort
             Ok(Carried::V4(packet, group)) => ipv4(packet, group).map(|headers| look(&engine.v4, headers, v4, |_| Kind::V4)),
             Ok(Carried::V6(packet, group)) => ipv6(packet, group).map(|headers| look(&engine.v6, headers, v6, kind_v6)),
             Ok(Carried::Arp) => Ok(Kind::Arp),
+            Ok(Carried::Tagged) => Ok(Kind::Tagged),
             Ok(Carried::Other) => Ok(Kind::Other),
             Err(reason) => Err(reason),
         };
@@ -367,7 +454,8 @@ fn from_peers<P: Port, O: Observe<P::Buffer>>(
                     continue;
                 }
             };
-            process(engine, lanes, snapshot, Arrival { in_port: port, now_ns, origin }, &mut burst);
+            let arrival = Arrival { link: port.into(), tags: Tags::NONE, now_ns, origin };
+            process(engine, lanes, snapshot, arrival, &mut burst);
         }
     }
     count
@@ -384,11 +472,11 @@ fn retry_held<P: Port, O: Observe<P::Buffer>>(
         engine.drop(lanes, waiting.buffer, DropReason::NeighbourUnresolved);
     }
     for _ in 0..BURST {
-        let Some(waiting) = engine.held.release(|awaited| snapshot.resolves(awaited.port, awaited.address)) else { return };
-        let Waiting { buffer, in_port, .. } = waiting;
+        let Some(waiting) = engine.held.release(|awaited| snapshot.resolves(awaited.link, awaited.address)) else { return };
+        let Waiting { buffer, arrival, .. } = waiting;
         let mut burst = Burst::new();
         burst.push(buffer);
-        process(engine, lanes, snapshot, Arrival { in_port, now_ns, origin: Origin::Owned }, &mut burst);
+        process(engine, lanes, snapshot, Arrival { now_ns, origin: Origin::Owned, ..arrival }, &mut burst);
     }
 }
 

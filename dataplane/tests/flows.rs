@@ -208,7 +208,7 @@ fn old_flows_follow_the_router_when_its_mac_and_then_its_address_change() {
     }
     rig.publish();
     assert_eq!(mac_of_replies(&mut rig), new_mac.0);
-    let other = Neighbour { port: UPLINK, address: ip("192.0.2.254"), mac: Mac([2, 8, 8, 8, 8, 8]) };
+    let other = Neighbour { link: UPLINK.into(), address: ip("192.0.2.254"), mac: Mac([2, 8, 8, 8, 8, 8]) };
     rig.network.neighbours.push(other);
     rig.network.routes.iter_mut().filter(|r| r.via == Some(ip("192.0.2.1"))).for_each(|r| r.via = Some(other.address));
     rig.publish();
@@ -218,12 +218,12 @@ fn old_flows_follow_the_router_when_its_mac_and_then_its_address_change() {
 #[test]
 fn a_packet_waits_for_its_next_hop_and_is_then_forwarded() {
     let mut rig = Rig::new();
-    rig.network.neighbours.retain(|n| n.port == UPLINK);
+    rig.network.neighbours.retain(|n| n.link == UPLINK.into());
     rig.publish();
     assert_eq!(rig.put(UPLINK, &syn(1)), None, "no verdict yet");
     assert_eq!(rig.counters.held.get(), 1);
     rig.assert_account();
-    assert!(rig.asks.pop().is_some_and(|(port, _)| port == CLUSTER), "Linux is asked");
+    assert!(rig.asks.pop().is_some_and(|(link, _)| link == CLUSTER.into()), "Linux is asked");
     rig.network = rig::network();
     let snapshot = rig.compiler.compile(&rig.state, &rig.network, &rig.health, rig.now);
     rig.publisher.publish(snapshot);
@@ -235,7 +235,7 @@ fn a_packet_waits_for_its_next_hop_and_is_then_forwarded() {
 #[test]
 fn a_packet_whose_next_hop_stays_silent_is_dropped_after_a_second() {
     let mut rig = Rig::new();
-    rig.network.neighbours.retain(|n| n.port == UPLINK);
+    rig.network.neighbours.retain(|n| n.link == UPLINK.into());
     rig.publish();
     rig.put(UPLINK, &syn(1));
     rig.now += SECOND;
@@ -262,7 +262,7 @@ fn an_on_link_client_is_asked_for_again_while_its_flow_is_used() {
     let mut rig = Rig::new();
     let on_link = "192.0.2.10:4000";
     establish(&mut rig, on_link);
-    let asked = |rig: &Rig| std::iter::from_fn(|| rig.asks.pop()).filter(|ask| *ask == (UPLINK, ip("192.0.2.10"))).count();
+    let asked = |rig: &Rig| std::iter::from_fn(|| rig.asks.pop()).filter(|ask| *ask == (UPLINK.into(), ip("192.0.2.10"))).count();
     asked(&rig);
     for _ in 0..3 {
         idle(&mut rig, 9);

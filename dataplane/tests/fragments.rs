@@ -238,7 +238,7 @@ fn too_many_early_fragments_are_dropped_by_name() {
 #[test]
 fn a_first_fragment_that_waits_for_its_neighbour_keeps_the_others_waiting() {
     let mut rig = Rig::new();
-    rig.network.neighbours.retain(|n| n.port == UPLINK);
+    rig.network.neighbours.retain(|n| n.link == UPLINK.into());
     rig.publish();
     let came = fragments(&Packet::udp(CLIENT, "192.0.2.101:53").payload(&data(2000)).build(), 800, 3);
     for n in [1, 0, 2] {

@@ -25,11 +25,11 @@ fn router_mac(n: u8) -> Mac {
 
 fn default_by(routers: &[(u8, u16)]) -> Vec<Route> {
     let to = "0.0.0.0/0".parse().unwrap();
-    routers.iter().map(|&(n, weight)| Route { to, via: Some(ip(&format!("192.0.2.{n}"))), port: UPLINK, weight }).collect()
+    routers.iter().map(|&(n, weight)| Route { to, via: Some(ip(&format!("192.0.2.{n}"))), link: UPLINK.into(), weight }).collect()
 }
 
 fn neighbour(port: PortIndex, address: &str, mac: Mac) -> Neighbour {
-    Neighbour { port, address: ip(address), mac }
+    Neighbour { link: port.into(), address: ip(address), mac }
 }
 
 /// A gateway whose default route has these routers, each with its weight.
@@ -106,7 +106,7 @@ fn backends_behind_several_routers_are_reached_by_all_and_may_answer_by_each() {
     let mut rig = Rig::with_flows(4096);
     let to = "10.0.0.8/29".parse().unwrap();
     for n in [71, 72] {
-        rig.network.routes.push(Route { to, via: Some(ip(&format!("10.0.0.{n}"))), port: CLUSTER, weight: 1 });
+        rig.network.routes.push(Route { to, via: Some(ip(&format!("10.0.0.{n}"))), link: CLUSTER.into(), weight: 1 });
         rig.network.neighbours.push(neighbour(CLUSTER, &format!("10.0.0.{n}"), router_mac(n)));
     }
     rig.publish();
@@ -125,7 +125,7 @@ fn backends_behind_several_routers_are_reached_by_all_and_may_answer_by_each() {
 fn flows_leave_a_port_that_has_no_link_and_come_back() {
     let mut rig = rig(&[(61, 1)]);
     let via = Some(ip("10.0.0.71"));
-    rig.network.routes.push(Route { to: "0.0.0.0/0".parse().unwrap(), via, port: CLUSTER, weight: 1 });
+    rig.network.routes.push(Route { to: "0.0.0.0/0".parse().unwrap(), via, link: CLUSTER.into(), weight: 1 });
     rig.network.neighbours.push(neighbour(CLUSTER, "10.0.0.71", router_mac(71)));
     rig.publish();
     let answers = open(&mut rig);

@@ -125,6 +125,29 @@ impl Mbuf {
         (view.ol_flags & u64::from(raw::SLUICE_MBUF_HAS_RSS_HASH) != 0).then_some(view.hash[0])
     }
 
+    /// Makes room for `len` bytes before the frame, out of the headroom. False, and nothing changed, if that is smaller.
+    #[inline]
+    #[must_use]
+    pub fn prepend(&mut self, len: usize) -> bool {
+        let view = self.view_mut();
+        let Some(len) = u16::try_from(len).ok().filter(|len| *len <= view.data_off) else { return false };
+        let Some(data_len) = view.data_len.checked_add(len) else { return false };
+        view.data_off -= len;
+        view.data_len = data_len;
+        view.pkt_len += u32::from(len);
+        true
+    }
+
+    /// Takes `len` bytes off the front of the frame; of a frame in several segments at most what the first has.
+    #[inline]
+    pub fn trim_front(&mut self, len: usize) {
+        let view = self.view_mut();
+        let len = u16::try_from(len).unwrap_or(u16::MAX).min(view.data_len);
+        view.data_off += len;
+        view.data_len -= len;
+        view.pkt_len -= u32::from(len);
+    }
+
     /// Whether the whole frame is in one segment.
     #[inline]
     #[must_use]

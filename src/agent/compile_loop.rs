@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use control::probe;
-use dataplane::{Compiler, Health, Network, PortIndex, Publisher, Snapshot};
+use dataplane::{Compiler, Health, Link, Network, Publisher, Snapshot};
 use proto::{Generation, Known};
 use tokio::sync::{Mutex, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
@@ -52,7 +52,7 @@ pub struct Inputs {
 #[derive(Clone, Debug)]
 pub struct Outputs {
     /// Next hops that Linux should keep resolved.
-    pub next_hops: watch::Sender<BTreeSet<(PortIndex, IpAddr)>>,
+    pub next_hops: watch::Sender<BTreeSet<(Link, IpAddr)>>,
     /// VIPs that Linux's table for routing daemons should hold.
     pub routed: watch::Sender<BTreeSet<IpAddr>>,
     /// What operators see.
@@ -175,7 +175,7 @@ fn say(snapshot: &Snapshot, said: &mut Vec<String>) {
 mod tests {
     use std::collections::HashSet;
 
-    use dataplane::{Config, FlowLimits, Mac, Neighbour, PortConfig, Subscriber, Tunnel};
+    use dataplane::{Config, FlowLimits, Mac, Neighbour, PortConfig, PortIndex, Subscriber, Tunnel};
     use proto::{Origin, Protocol, ServiceName, State};
     use tokio::task::JoinHandle;
     use tokio::time::timeout;
@@ -220,7 +220,7 @@ mod tests {
         known: watch::Sender<Option<Known>>,
         network: watch::Sender<Network>,
         health: watch::Sender<probe::Health>,
-        next_hops: watch::Receiver<BTreeSet<(PortIndex, IpAddr)>>,
+        next_hops: watch::Receiver<BTreeSet<(Link, IpAddr)>>,
         served: watch::Receiver<Served>,
         reached: watch::Receiver<Option<Generation>>,
         task: JoinHandle<Result<(), Failure>>,
@@ -285,13 +285,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn nothing_is_published_before_the_first_state() {
         let mut gateway = Gateway::start();
-        let neighbour = Neighbour { port: PortIndex(0), address: "10.0.0.1".parse().unwrap(), mac: Mac([2; 6]) };
+        let neighbour = Neighbour { link: PortIndex(0).into(), address: "10.0.0.1".parse().unwrap(), mac: Mac([2; 6]) };
         gateway.network.send_replace(Network { neighbours: vec![neighbour], ..Network::default() });
         tokio::time::sleep(10 * STEP).await;
         assert!(!gateway.worker.refresh() && !gateway.served.borrow().ready);
         gateway.know(Origin::Controller, web(1, &["10.0.0.1:80"]));
         gateway.takes(&["10.0.0.1:80"]).await;
-        let wanted = BTreeSet::from([(PortIndex(0), "10.0.0.1".parse().unwrap())]);
+        let wanted = BTreeSet::from([(PortIndex(0).into(), "10.0.0.1".parse().unwrap())]);
         timeout(LONG, gateway.next_hops.wait_for(|hops| *hops == wanted)).await.unwrap().unwrap();
     }
 

@@ -67,6 +67,17 @@ impl Buffer for Slot {
         }
         fits
     }
+
+    /// Nothing is ever put before a frame here: no mode that is measured needs it.
+    fn prepend(&mut self, _: usize) -> bool {
+        false
+    }
+
+    fn trim_front(&mut self, len: usize) {
+        let len = len.min(self.len);
+        self.bytes.copy_within(len..self.len, 0);
+        self.len -= len;
+    }
 }
 
 type Shared<T> = Rc<RefCell<T>>;

@@ -92,10 +92,10 @@ pub(super) fn network(family: Family) -> Network {
         Family::V4 => ("0.0.0.0/0", "192.0.2.1", "172.16.0.0/12", "192.168.0.1"),
         Family::V6 => ("::/0", "2001:db8:ffff::1", "fd00:0:0:1::/64", "fd00::1"),
     };
-    let route = |to: &str, via: &str, port| {
+    let route = |to: &str, via: &str, port: PortIndex| {
         Some((
-            Route { to: to.parse().ok()?, via: via.parse().ok(), port, weight: 1 },
-            Neighbour { port, address: via.parse().ok()?, mac: ROUTER_MAC },
+            Route { to: to.parse().ok()?, via: via.parse().ok(), link: port.into(), weight: 1 },
+            Neighbour { link: port.into(), address: via.parse().ok()?, mac: ROUTER_MAC },
         ))
     };
     let (routes, neighbours) = [route(clients, uplink, UPLINK), route(backends, cluster, CLUSTER)].into_iter().flatten().unzip();

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
-use dataplane::{Network, PortIndex};
+use dataplane::{Link, Network};
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_MULTIPART, NLM_F_REPLACE, NetlinkPayload};
 use netlink_packet_route::address::AddressMessage;
 use netlink_packet_route::link::LinkMessage;
@@ -47,12 +47,12 @@ pub const REQUESTS_MAX: usize = 1024;
 /// What [`follow`] works on. Cloned for each start of the task.
 #[derive(Clone, Debug)]
 pub struct Follow {
-    /// Names of the ports, whose twins are named alike; [`PortIndex`] counts them.
+    /// Names of the ports, whose twins are named alike; [`dataplane::PortIndex`] counts them.
     pub ports: Vec<String>,
     /// Next hops that snapshots use: Linux is to keep their addresses resolved.
-    pub next_hops: watch::Receiver<BTreeSet<(PortIndex, IpAddr)>>,
+    pub next_hops: watch::Receiver<BTreeSet<(Link, IpAddr)>>,
     /// On-link clients that workers wait for. Pushed by workers, never waited on.
-    pub requests: Arc<ArrayQueue<(PortIndex, IpAddr)>>,
+    pub requests: Arc<ArrayQueue<(Link, IpAddr)>>,
     /// Where the network is published; changed first when all of it has been read.
     pub network: watch::Sender<Network>,
 }
@@ -223,8 +223,8 @@ impl Task {
         Ok(())
     }
 
-    async fn ask(&mut self, ask: Ask, (port, address): Key) -> Result<(), NetlinkError> {
-        let Some(index) = self.tables.index_of(port) else { return Ok(()) };
+    async fn ask(&mut self, ask: Ask, (link, address): Key) -> Result<(), NetlinkError> {
+        let Some(index) = self.tables.index_of(link) else { return Ok(()) };
         let message = RouteNetlinkMessage::NewNeighbour(message(ask, index, address));
         match self.requests.request(message, NLM_F_CREATE | NLM_F_REPLACE, "resolve a neighbour").await {
             // The interface may be down or gone by now, or the neighbour table full: the next try is due anyway.

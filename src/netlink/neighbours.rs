@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use dataplane::PortIndex;
+use dataplane::Link;
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourExtFlags, NeighbourFlags, NeighbourMessage,
@@ -34,8 +34,8 @@ const MANAGED_AGAIN: Duration = Duration::from_secs(15);
 /// Asked neighbours that are remembered: those of [`AGAIN`] at 500 new clients a second.
 const ASKED_MAX: usize = 16_384;
 
-/// A neighbour: the port and the address.
-pub(super) type Key = (PortIndex, IpAddr);
+/// A neighbour: the link and the address.
+pub(super) type Key = (Link, IpAddr);
 
 /// What a request is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,12 +129,12 @@ impl Asked {
 
 #[cfg(test)]
 mod tests {
-    use dataplane::Mac;
+    use dataplane::{Mac, PortIndex};
 
     use super::*;
 
     fn key(n: u16) -> Key {
-        (PortIndex(0), IpAddr::from([10, 0, n.to_be_bytes()[0], n.to_be_bytes()[1]]))
+        (PortIndex(0).into(), IpAddr::from([10, 0, n.to_be_bytes()[0], n.to_be_bytes()[1]]))
     }
 
     fn at(start: Instant, seconds: u64) -> Instant {

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use dataplane::{PortIndex, Route};
+use dataplane::{Link, Route};
 use ipnet::IpNet;
 
 /// Routes followed, at most: today's full IPv4 table (about a million) fits (FORWARDING section 7).
@@ -17,8 +17,8 @@ pub(super) const ROUTES_MAX: usize = 1_048_576;
 pub(super) struct Hop {
     /// Next hop; none: on-link.
     pub(super) via: Option<IpAddr>,
-    /// By which port.
-    pub(super) port: PortIndex,
+    /// By which link.
+    pub(super) link: Link,
     /// Its share, 1 to 256.
     pub(super) weight: u16,
 }
@@ -43,7 +43,7 @@ impl Path {
         let first = hops.next()?;
         let mut rest: Vec<Hop> = Vec::new();
         for hop in hops {
-            if !std::iter::once(&first).chain(&rest).any(|known| (known.via, known.port) == (hop.via, hop.port)) {
+            if !std::iter::once(&first).chain(&rest).any(|known| (known.via, known.link) == (hop.via, hop.link)) {
                 rest.push(hop);
             }
         }
@@ -62,7 +62,7 @@ impl Path {
         if self.first.is_none() {
             return Some(self.clone());
         }
-        Self::by(self.hops().filter(|hop| !other.hops().any(|gone| (gone.via, gone.port) == (hop.via, hop.port))))
+        Self::by(self.hops().filter(|hop| !other.hops().any(|gone| (gone.via, gone.link) == (hop.via, hop.link))))
     }
 }
 
@@ -161,7 +161,7 @@ impl Routes {
 
     /// The routes to each destination, one for each next hop.
     pub(super) fn used(&self) -> impl Iterator<Item = Route> {
-        self.best().flat_map(|(to, path)| path.hops().map(move |Hop { via, port, weight }| Route { to, via, port, weight }))
+        self.best().flat_map(|(to, path)| path.hops().map(move |Hop { via, link, weight }| Route { to, via, link, weight }))
     }
 
     /// The destinations that there is no way to.
@@ -182,12 +182,13 @@ impl Routes {
 
 #[cfg(test)]
 mod tests {
+    use dataplane::PortIndex;
     use proptest::prelude::*;
 
     use super::*;
 
     fn hop(n: u8) -> Hop {
-        Hop { via: Some(IpAddr::from([10, 0, 0, n])), port: PortIndex(n % 2), weight: 1 }
+        Hop { via: Some(IpAddr::from([10, 0, 0, n])), link: PortIndex(n % 2).into(), weight: 1 }
     }
 
     fn by(hops: &[u8]) -> Option<Path> {

@@ -6,11 +6,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use dataplane::{Mac, Neighbour, Network, PortIndex};
+use dataplane::{Link, Mac, Neighbour, Network, VlanLink};
 use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_APPEND, NLM_F_MULTIPART, NLM_F_REPLACE};
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
-use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourExtFlags, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
@@ -19,6 +18,7 @@ use netlink_packet_route::route::{
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
+use super::interfaces::Interfaces;
 use super::neighbours::OUR_PROTOCOL;
 use super::routes::{Hop, Path, Place, Routes};
 
@@ -31,13 +31,6 @@ pub(super) enum Effect {
     Changed,
     /// The kernel changed more than it said: an interface of ours appeared, went up or down, or lost an address.
     Stale,
-}
-
-/// One interface of ours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Link {
-    port: PortIndex,
-    up: bool,
 }
 
 /// What Linux knows of a neighbour.
@@ -56,19 +49,17 @@ pub(super) struct Entry {
 /// Linux's tables, as far as they concern our ports.
 #[derive(Debug)]
 pub(super) struct Tables {
-    names: Vec<String>,
-    links: BTreeMap<u32, Link>,
-    addresses: BTreeSet<(PortIndex, IpAddr)>,
+    interfaces: Interfaces,
+    addresses: BTreeSet<(Link, IpNet)>,
     routes: Routes,
-    neighbours: BTreeMap<(PortIndex, IpAddr), Entry>,
+    neighbours: BTreeMap<(Link, IpAddr), Entry>,
 }
 
 impl Tables {
-    /// Nothing known yet of the interfaces with these names, which [`PortIndex`] counts.
+    /// Nothing known yet of the twins with these names, which [`dataplane::PortIndex`] counts, and of what stands on them.
     pub(super) fn new(names: &[String]) -> Self {
         Self {
-            names: names.to_vec(),
-            links: BTreeMap::new(),
+            interfaces: Interfaces::new(names),
             addresses: BTreeSet::new(),
             routes: Routes::default(),
             neighbours: BTreeMap::new(),
@@ -78,8 +69,10 @@ impl Tables {
     /// Takes a message in, with the flags of its header.
     pub(super) fn apply(&mut self, message: &RouteNetlinkMessage, flags: u16) -> Effect {
         let changed = match message {
-            RouteNetlinkMessage::NewLink(m) => return self.link(m),
-            RouteNetlinkMessage::DelLink(m) if self.links.remove(&m.header.index).is_some() => return Effect::Stale,
+            // What lies on an interface that was unknown until now has been ignored, and Linux removes and revives IPv4
+            // routes without a message when an interface goes down or up.
+            RouteNetlinkMessage::NewLink(m) => return if self.interfaces.apply(m) { Effect::Stale } else { Effect::Nothing },
+            RouteNetlinkMessage::DelLink(m) if self.interfaces.remove(m.header.index) => return Effect::Stale,
             RouteNetlinkMessage::NewAddress(m) => self.address(m).is_some_and(|a| self.addresses.insert(a)),
             RouteNetlinkMessage::DelAddress(m) => {
                 let gone = self.address(m).is_some_and(|a| self.addresses.remove(&a));
@@ -112,13 +105,13 @@ impl Tables {
         if changed { Effect::Changed } else { Effect::Nothing }
     }
 
-    /// The interface index of a port, while its interface exists.
-    pub(super) fn index_of(&self, port: PortIndex) -> Option<u32> {
-        self.links.iter().find(|(_, link)| link.port == port).map(|(index, _)| *index)
+    /// The interface index of a link, while its interface exists.
+    pub(super) fn index_of(&self, link: Link) -> Option<u32> {
+        self.interfaces.index_of(link)
     }
 
     /// The neighbours, known or being asked for.
-    pub(super) fn neighbours(&self) -> &BTreeMap<(PortIndex, IpAddr), Entry> {
+    pub(super) fn neighbours(&self) -> &BTreeMap<(Link, IpAddr), Entry> {
         &self.neighbours
     }
 
@@ -135,43 +128,36 @@ impl Tables {
             neighbours: self
                 .neighbours
                 .iter()
-                .filter_map(|(&(port, address), entry)| entry.mac.map(|mac| Neighbour { port, address, mac }))
+                .filter_map(|(&(link, address), entry)| entry.mac.map(|mac| Neighbour { link, address, mac }))
                 .collect(),
-            addresses: self.addresses.iter().map(|&(_, address)| address).collect(),
+            vlans: self.vlans(),
+            addresses: self.addresses.iter().map(|(_, net)| net.addr()).collect(),
             ..Network::default()
         }
     }
 
-    fn link(&mut self, message: &LinkMessage) -> Effect {
-        let name = message.attributes.iter().find_map(|a| if let LinkAttribute::IfName(name) = a { Some(name) } else { None });
-        let port = name.and_then(|name| self.names.iter().position(|n| n == name)).and_then(|n| u8::try_from(n).ok());
-        let index = message.header.index;
-        let link = port.map(|port| Link { port: PortIndex(port), up: message.header.flags.contains(LinkFlags::Up) });
-        let old = self.links.get(&index).copied();
-        match link {
-            Some(link) => self.links.insert(index, link),
-            None => self.links.remove(&index),
-        };
-        // What lies on an interface that was unknown until now has been ignored, and Linux removes and revives IPv4
-        // routes without a message when an interface goes down or up.
-        if old == link { Effect::Nothing } else { Effect::Stale }
+    /// The links beside the ports' untagged frames.
+    fn vlans(&self) -> Vec<VlanLink> {
+        let nets = |link: Link| self.addresses.iter().filter(move |(on, _)| *on == link).map(|(_, net)| *net).collect();
+        let mut vlans: Vec<_> =
+            self.interfaces.vlans().map(|(link, mtu)| VlanLink { link, mtu, addresses: nets(link) }).collect();
+        // Linux lets two devices carry the same tags only if their kinds differ; the kind is part of the link.
+        vlans.sort_unstable_by_key(|vlan| vlan.link);
+        vlans
     }
 
-    fn port(&self, index: u32) -> Option<PortIndex> {
-        self.links.get(&index).map(|link| link.port)
-    }
-
-    fn address(&self, message: &AddressMessage) -> Option<(PortIndex, IpAddr)> {
-        let port = self.port(message.header.index)?;
+    fn address(&self, message: &AddressMessage) -> Option<(Link, IpNet)> {
+        let link = self.interfaces.link(message.header.index)?;
         // On a point-to-point interface `Address` is the peer's.
         let local = message.attributes.iter().find_map(|a| if let AddressAttribute::Local(ip) = a { Some(*ip) } else { None });
         let address =
             message.attributes.iter().find_map(|a| if let AddressAttribute::Address(ip) = a { Some(*ip) } else { None });
-        local.or(address).map(|ip| (port, ip))
+        let net = IpNet::new(local.or(address)?, message.header.prefix_len).ok()?;
+        Some((link, net))
     }
 
-    fn neighbour(&self, message: &NeighbourMessage) -> Option<((PortIndex, IpAddr), Entry)> {
-        let port = self.port(message.header.ifindex)?;
+    fn neighbour(&self, message: &NeighbourMessage) -> Option<((Link, IpAddr), Entry)> {
+        let link = self.interfaces.link(message.header.ifindex)?;
         if message.header.flags.contains(NeighbourFlags::Proxy) {
             return None;
         }
@@ -190,7 +176,7 @@ impl Tables {
         let state = message.header.state;
         entry.permanent = state == NeighbourState::Permanent;
         entry.mac = mac.filter(|mac| usable(state) && mac.0[0] & 1 == 0);
-        Some(((port, address), entry))
+        Some(((link, address), entry))
     }
 
     /// Destination, metric and the path by our ports, if it is a route of a kind that we follow.
@@ -236,7 +222,7 @@ impl Tables {
                     return Path::by(alive.filter_map(|hop| {
                         let via = hop.attributes.iter().find_map(gateway);
                         // `hops` is one less than the weight (rtnetlink(7)).
-                        Some(Hop { via, port: self.port(hop.interface_index)?, weight: u16::from(hop.hops) + 1 })
+                        Some(Hop { via, link: self.interfaces.link(hop.interface_index)?, weight: u16::from(hop.hops) + 1 })
                     }));
                 }
                 _ => {}
@@ -245,7 +231,7 @@ impl Tables {
         if message.header.flags.contains(RouteFlags::Dead) {
             return None;
         }
-        Path::by([Hop { via, port: self.port(interface?)?, weight: 1 }])
+        Path::by([Hop { via, link: self.interfaces.link(interface?)?, weight: 1 }])
     }
 }
 
@@ -297,6 +283,8 @@ fn gateway(attribute: &RouteAttribute) -> Option<IpAddr> {
 mod tests {
     use std::net::Ipv4Addr;
 
+    use dataplane::PortIndex;
+    use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
     use netlink_packet_route::route::RouteNextHop;
 
     use super::*;
@@ -355,7 +343,7 @@ mod tests {
 
     fn routes(tables: &Tables) -> Vec<String> {
         let hop = |via: Option<IpAddr>| via.map_or("link".to_owned(), |ip| ip.to_string());
-        tables.network().routes.iter().map(|r| format!("{} {} {}", r.to, hop(r.via), r.port.0)).collect()
+        tables.network().routes.iter().map(|r| format!("{} {} {}", r.to, hop(r.via), r.link.port().0)).collect()
     }
 
     #[test]
@@ -495,9 +483,9 @@ mod tests {
         assert_eq!(tables.apply(&link(UPLINK, "uplink", true), 0), Effect::Nothing);
         assert_eq!(tables.apply(&link(UPLINK, "uplink", false), 0), Effect::Stale);
         assert_eq!(tables.apply(&link(UPLINK, "other", true), 0), Effect::Stale);
-        assert_eq!(tables.index_of(PortIndex(0)), None);
+        assert_eq!(tables.index_of(PortIndex(0).into()), None);
         assert_eq!(tables.apply(&link(11, "uplink", true), 0), Effect::Stale);
-        assert_eq!(tables.index_of(PortIndex(0)), Some(11));
+        assert_eq!(tables.index_of(PortIndex(0).into()), Some(11));
         let mut gone = LinkMessage::default();
         gone.header.index = 11;
         assert_eq!(tables.apply(&RouteNetlinkMessage::DelLink(gone), 0), Effect::Stale);

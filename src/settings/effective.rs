@@ -78,13 +78,13 @@ impl Settings {
         writeln!(out, "  routes:{}", if self.routes.is_empty() { " []" } else { "" })?;
         for route in &self.routes {
             let via = route.via.map_or_else(|| "null".to_owned(), |via| quoted(&via.to_string()));
-            let (to, port) = (quoted(&route.to.to_string()), port(route.port.0.into()));
+            let (to, port) = (quoted(&route.to.to_string()), port(route.link.port().0.into()));
             writeln!(out, "    - {{to: {to}, via: {via}, port: {port}}}")?;
         }
         writeln!(out, "  neighbours:{}", if self.neighbours.is_empty() { " []" } else { "" })?;
         for neighbour in &self.neighbours {
             let (address, mac) = (quoted(&neighbour.address.to_string()), quoted(&neighbour.mac.to_string()));
-            writeln!(out, "    - {{address: {address}, mac: {mac}, port: {}}}", port(neighbour.port.0.into()))?;
+            writeln!(out, "    - {{address: {address}, mac: {mac}, port: {}}}", port(neighbour.link.port().0.into()))?;
         }
         Ok(())
     }

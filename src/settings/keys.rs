@@ -170,7 +170,7 @@ pub(super) fn fixed_network(top: &mut Section<'_>, ports: &[PlacedPort]) -> (Vec
     let mut routes: Vec<Placed<Route>> = Vec::new();
     for item in section.items("routes", "routes") {
         let Some(value) = route(&item, ports) else { continue };
-        if routes.iter().any(|other| (other.value.to, other.value.via, other.value.port) == (value.to, value.via, value.port)) {
+        if routes.iter().any(|other| (other.value.to, other.value.via, other.value.link) == (value.to, value.via, value.link)) {
             item.problem(format!("found the route to {} by this next hop a second time; keep one", value.to));
         }
         routes.push(Placed { place: item.place, value });
@@ -178,7 +178,7 @@ pub(super) fn fixed_network(top: &mut Section<'_>, ports: &[PlacedPort]) -> (Vec
     let mut neighbours: Vec<Neighbour> = Vec::new();
     for item in section.items("neighbours", "neighbours") {
         let Some(value) = neighbour(&item, ports) else { continue };
-        if neighbours.iter().any(|other| (other.address, other.port) == (value.address, value.port)) {
+        if neighbours.iter().any(|other| (other.address, other.link) == (value.address, value.link)) {
             item.problem(format!("found {} at this port a second time; keep one", value.address));
         }
         neighbours.push(value);
@@ -201,7 +201,7 @@ fn route(item: &Field<'_>, ports: &[PlacedPort]) -> Option<Route> {
     {
         field.problem(format!("found {via}, expected an address of the family of {to}"));
     }
-    Some(Route { to: to?, via, port: port?, weight: 1 })
+    Some(Route { to: to?, via, link: port?.into(), weight: 1 })
 }
 
 fn neighbour(item: &Field<'_>, ports: &[PlacedPort]) -> Option<Neighbour> {
@@ -212,7 +212,7 @@ fn neighbour(item: &Field<'_>, ports: &[PlacedPort]) -> Option<Neighbour> {
     let mac = section.required("mac", expected).and_then(|field| field.parse(expected, port::mac));
     let port = port_index(&mut section, ports);
     section.finish();
-    Some(Neighbour { port: port?, address: address?, mac: mac? })
+    Some(Neighbour { link: port?.into(), address: address?, mac: mac? })
 }
 
 fn port_index(section: &mut Section<'_>, ports: &[PlacedPort]) -> Option<PortIndex> {

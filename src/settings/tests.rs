@@ -72,8 +72,8 @@ fn static_routes_and_neighbours_name_ports() {
         "{BASE}static:\n  routes: [{{to: 10.1.2.3/8, port: cluster}}]\n  neighbours: [{{address: 10.0.0.9, mac: '02:00:00:00:00:09', port: cluster}}]\n"
     );
     let network = read(&text).unwrap().fixed_network();
-    assert_eq!(network.routes, [Route { to: "10.0.0.0/8".parse().unwrap(), via: None, port: PortIndex(1), weight: 1 }]);
-    assert_eq!(network.neighbours[0].port, PortIndex(1));
+    assert_eq!(network.routes, [Route { to: "10.0.0.0/8".parse().unwrap(), via: None, link: PortIndex(1).into(), weight: 1 }]);
+    assert_eq!(network.neighbours[0].link, PortIndex(1).into());
     assert_eq!(network.addresses.len(), 3);
 }
 

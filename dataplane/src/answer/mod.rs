@@ -182,6 +182,18 @@ mod tests {
             }
             fits
         }
+
+        fn prepend(&mut self, len: usize) -> bool {
+            let fits = self.frame.len() + len <= self.room;
+            if fits {
+                self.frame.splice(..0, std::iter::repeat_n(0xa5, len));
+            }
+            fits
+        }
+
+        fn trim_front(&mut self, len: usize) {
+            self.frame.drain(..len.min(self.frame.len()));
+        }
     }
 
     pub(super) fn v4(frame: &[u8]) -> Headers<u32> {

@@ -15,14 +15,14 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     ///
     /// # Errors
     /// It is none, or must not go on: gives it back with the reason.
-    pub(super) fn error<A: Address, P: Port<Buffer = B>>(
+    pub(super) fn error<'s, A: Address, P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
-        snapshot: &Snapshot,
+        snapshot: &'s Snapshot,
         arrival: Arrival,
         buffer: B,
         packet: &Packet<'_, A>,
-    ) -> Result<(), (B, Obstacle)>
+    ) -> Result<(), (B, Obstacle<'s>)>
     where
         Self: Tables<A>,
     {

@@ -54,7 +54,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
             (Part::First(first), _) => self.first(lanes, snapshot, arrival, buffer, &placed, first),
             (_, Some(course)) => self.later(lanes, snapshot, arrival, buffer, &placed, course),
             (_, None) => {
-                if let Some(buffer) = self.datagrams.keep(buffer, arrival.in_port, slot, arrival.now_ns) {
+                if let Some(buffer) = self.datagrams.keep(buffer, arrival, slot) {
                     self.drop(lanes, buffer, DropReason::FragmentTableFull);
                 }
             }
@@ -65,9 +65,9 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     #[cold]
     fn pass_on<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, arrival: Arrival, buffer: B, slot: Slot, owner: WorkerId) {
         self.datagrams.decide(slot, Course::Elsewhere(owner));
-        lanes.hand_over(owner, Errand::Decide, arrival.in_port, buffer, &mut self.tally);
+        lanes.hand_over(owner, Errand::Decide, arrival, buffer, &mut self.tally);
         while let Some(early) = self.datagrams.release(slot) {
-            lanes.hand_over(owner, Errand::Decide, early.in_port, early.buffer, &mut self.tally);
+            lanes.hand_over(owner, Errand::Decide, early.arrival, early.buffer, &mut self.tally);
         }
     }
 
@@ -170,14 +170,14 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     ) where
         Self: Tables<A>,
     {
-        let Early { buffer, in_port, .. } = early;
+        let Early { buffer, arrival: came, .. } = early;
         let Some(headers) = parse(buffer.bytes()).ok().and_then(A::headers) else {
             return self.drop(lanes, buffer, DropReason::Malformed);
         };
         match Fragment::of(buffer.bytes(), &headers) {
             Ok(fragment) => {
                 let placed = Placed { fragment: &fragment, headers: &headers, slot };
-                self.later(lanes, snapshot, Arrival { in_port, ..arrival }, buffer, &placed, course);
+                self.later(lanes, snapshot, Arrival { now_ns: arrival.now_ns, ..came }, buffer, &placed, course);
             }
             Err(reason) => self.drop(lanes, buffer, reason),
         }
@@ -200,7 +200,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
                 (source_port, destination_port, protocol, transport, identification)
             }
             Course::Elsewhere(owner) => {
-                return lanes.hand_over(owner, Errand::Decide, arrival.in_port, buffer, &mut self.tally);
+                return lanes.hand_over(owner, Errand::Decide, arrival, buffer, &mut self.tally);
             }
             Course::Linux => {
                 self.tally.misses += 1;
@@ -233,7 +233,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     {
         let (table, limits) = self.flows();
         let hash = table.hash(&headers.tuple);
-        let packet = Packet { headers, hash, candidate: Candidate::NONE, in_port: arrival.in_port };
+        let packet = Packet { headers, hash, candidate: Candidate::NONE, in_link: arrival.link };
         let now = Tick::at(arrival.now_ns);
         match follow(&packet, snapshot, table, limits, now) {
             Ok(passage) => {

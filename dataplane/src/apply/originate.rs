@@ -4,6 +4,7 @@ use super::{Arrival, Engine};
 use crate::decide::Reset;
 use crate::lanes::Lanes;
 use crate::observe::Observe;
+use crate::tags::Tags;
 use crate::{Buffer, Port, answer};
 
 impl<B: Buffer, O: Observe<B>> Engine<B, O> {
@@ -24,7 +25,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
             let Some(mut buffer) = lanes.allocate(reset.exit.port) else { continue };
             if answer::write_reset(&mut buffer, reset) {
                 self.tally.originated += 1;
-                lanes.send(reset.exit.port, buffer, &mut self.tally);
+                lanes.leave(reset.exit.port, Tags::on(reset.exit.link), buffer, &mut self.tally);
             } else {
                 lanes.discard(buffer);
             }

@@ -17,7 +17,7 @@ use crate::flow::UNRESOLVED;
 use crate::hash::TableHash;
 use crate::maglev::MaglevTable;
 use crate::snapshot::{Exit, GROUP_TABLE, Group, NextHop, NextHopKey, Routes, Way};
-use crate::{Mac, Network, PortConfig, PortIndex, Route};
+use crate::{Link, Mac, Network, PortConfig, PortIndex, Route, VlanLink};
 
 /// Different groups of next hops, at most: 2 KB of table each, 2 MB together. A gateway with full tables of two providers
 /// has a few. The routes of those beyond go by their first next hop.
@@ -96,16 +96,16 @@ impl Ways {
             self.look_again();
         }
         self.network = network.clone();
-        self.macs = network.neighbours.iter().map(|n| ((n.port, n.address), n.mac)).collect();
+        self.macs = network.neighbours.iter().map(|n| ((n.link, n.address), n.mac)).collect();
         if routes_changed {
             self.rebuild_routes();
         }
-        let keys: Vec<NextHopKey> = self.network.neighbours.iter().map(|n| (n.port, n.address)).collect();
+        let keys: Vec<NextHopKey> = self.network.neighbours.iter().map(|n| (n.link, n.address)).collect();
         for key in keys {
             self.slot(key);
         }
         for hop in self.routes.next_hops.iter_mut().flatten() {
-            hop.mac = self.macs.get(&(hop.port, hop.address)).copied();
+            hop.mac = self.macs.get(&(hop.link, hop.address)).copied();
         }
         if routes_changed { News::Routes } else { News::Neighbours }
     }
@@ -118,7 +118,7 @@ impl Ways {
             routes.iter().map(|route| route.to).chain(nowhere.iter().copied()).map(|to| to.trunc()).collect();
         for (port, config) in (0..=u8::MAX).map(PortIndex).zip(self.ports.iter()) {
             let connected = config.addresses.iter().map(IpNet::trunc).filter(|to| !known.contains(to));
-            routes.extend(connected.map(|to| Route { to, via: None, port, weight: 1 }));
+            routes.extend(connected.map(|to| Route { to, via: None, link: port.into(), weight: 1 }));
         }
         let mut tries = (PrefixMap::new(), PrefixMap::new());
         let mut put = |to: IpNet, way| match to {
@@ -150,9 +150,9 @@ impl Ways {
     /// Where the routes to one destination lead together. A route on-link goes before those by routers.
     fn way(&mut self, several: &[Route], groups: &mut Groups) -> Way {
         let routers: Vec<(NextHopKey, u16)> =
-            several.iter().filter_map(|route| Some(((route.port, route.via?), route.weight))).take(MEMBERS_MAX).collect();
+            several.iter().filter_map(|route| Some(((route.link, route.via?), route.weight))).take(MEMBERS_MAX).collect();
         match (&several[0], &routers[..]) {
-            (Route { via: None, port, .. }, _) => Way::OnLink(*port),
+            (Route { via: None, link, .. }, _) => Way::OnLink(*link),
             (_, [(router, _)]) => Way::Via(self.slot(*router)),
             _ => {
                 let members: Vec<(u32, u16)> = routers.iter().map(|&(router, weight)| (self.slot(router), weight)).collect();
@@ -176,8 +176,8 @@ impl Ways {
         if let Some(&slot) = routes.slots.get(&key) {
             return slot;
         }
-        let (port, address) = key;
-        let hop = NextHop { port, mac: self.macs.get(&key).copied(), address };
+        let (link, address) = key;
+        let hop = NextHop { link, mac: self.macs.get(&key).copied(), address };
         let slot = self.free.pop().unwrap_or_else(|| {
             routes.next_hops.push(None);
             u32::try_from(routes.next_hops.len() - 1).unwrap_or(UNRESOLVED)
@@ -190,18 +190,18 @@ impl Ways {
 
     /// For a snapshot.
     pub(super) fn share(&mut self) -> Arc<Routes> {
-        let (ports, routes) = (&self.ports, &mut self.routes);
+        let (ports, vlans, routes) = (&self.ports, &self.network.vlans, &mut self.routes);
         let shared = self.shared.get_or_insert_with(|| {
-            routes.exits = routes.next_hops.iter().map(|hop| exit_by(ports, hop.as_ref()?)).collect();
+            routes.exits = routes.next_hops.iter().map(|hop| exit_by(ports, vlans, hop.as_ref()?)).collect();
             Arc::new(routes.clone())
         });
         shared.clone()
     }
 
-    /// The port of a next hop; of a group that of its first.
-    pub(super) fn port_of(&self, next_hop: u32) -> Option<PortIndex> {
+    /// The link of a next hop; of a group that of its first.
+    pub(super) fn link_of(&self, next_hop: u32) -> Option<Link> {
         let slot = self.routes.members(next_hop).first().copied().unwrap_or(next_hop);
-        self.routes.next_hop(slot).map(|hop| hop.port)
+        self.routes.next_hop(slot).map(|hop| hop.link)
     }
 
     /// Whether an address is its own next hop, in this slot.
@@ -213,7 +213,7 @@ impl Ways {
     pub(super) fn next_hop_to(&mut self, address: IpAddr) -> u32 {
         match self.routes.way(address) {
             Some(Way::Via(next_hop)) => next_hop,
-            Some(Way::OnLink(port)) => self.slot((port, address)),
+            Some(Way::OnLink(link)) => self.slot((link, address)),
             Some(Way::Nowhere) | None => UNRESOLVED,
         }
     }
@@ -249,10 +249,10 @@ impl Ways {
     }
 
     /// Routers and the next hops of `targets`, ordered, each once.
-    pub(super) fn managed(&self, targets: impl Iterator<Item = u32>) -> Arc<[(PortIndex, IpAddr)]> {
+    pub(super) fn managed(&self, targets: impl Iterator<Item = u32>) -> Arc<[(Link, IpAddr)]> {
         let named = self.named(targets);
         let hops = self.routes.next_hops.iter().zip(named).filter_map(|(hop, named)| hop.as_ref().filter(|_| named));
-        let mut managed: Vec<_> = hops.map(|hop| (hop.port, hop.address)).collect();
+        let mut managed: Vec<_> = hops.map(|hop| (hop.link, hop.address)).collect();
         managed.sort_unstable();
         managed.into()
     }
@@ -273,9 +273,9 @@ impl Groups {
         }
         let number = Group::number(self.made.len()).filter(|_| self.made.len() < GROUPS_MAX)?;
         let spec = MaglevSpec { size: GROUP_TABLE, seed: 0, hash_version: MAGLEV_HASH_VERSION };
-        // A router by two ports is two next hops.
+        // A router by two links is two next hops.
         let identities: Vec<(SocketAddr, u16)> =
-            routers.iter().map(|&((port, via), weight)| (SocketAddr::new(via, port.0.into()), weight.max(1))).collect();
+            routers.iter().map(|&((link, via), weight)| (SocketAddr::new(via, link.folded()), weight.max(1))).collect();
         let table = MaglevTable::build(spec, &identities);
         self.made.push(Group { members: members.iter().map(|&(slot, _)| slot).collect(), table });
         self.numbers.insert(members, number);
@@ -284,7 +284,11 @@ impl Groups {
 }
 
 /// How packets leave towards a next hop; none while its Ethernet address is unknown.
-fn exit_by(ports: &[PortConfig], hop: &NextHop) -> Option<Exit> {
-    let port = ports.get(usize::from(hop.port.0))?;
-    Some(Exit { destination_mac: hop.mac?, source_mac: port.mac, mtu: port.mtu, port: hop.port })
+fn exit_by(ports: &[PortConfig], vlans: &[VlanLink], hop: &NextHop) -> Option<Exit> {
+    let (link, destination_mac) = (hop.link, hop.mac?);
+    let port = ports.get(usize::from(link.port().0))?;
+    let vlan = vlans.binary_search_by_key(&link, |vlan| vlan.link).ok().map(|at| &vlans[at]);
+    let mtu = vlan.map_or(port.mtu, |vlan| vlan.mtu.min(port.mtu));
+    let plain_mtu = if link.is_tagged() { 0 } else { mtu };
+    Some(Exit { destination_mac, source_mac: port.mac, mtu, plain_mtu, link, port: link.port() })
 }

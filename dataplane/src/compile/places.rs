@@ -5,12 +5,13 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
+use ipnet::IpNet;
 use proto::{Announce, Pool};
 
 use super::snat::is_on_link;
 use crate::hash::TableHash;
 use crate::snapshot::{Place, Places};
-use crate::{Address, Config, Network, PortConfig, PortIndex};
+use crate::{Address, Config, Link, Network, PortConfig, PortIndex};
 
 /// What an address is to us, in one family.
 pub(super) fn places<A: Address>(config: &Config, network: &Network, pools: &[Pool], vips: &[IpAddr]) -> Places<A> {
@@ -24,7 +25,7 @@ pub(super) fn places<A: Address>(config: &Config, network: &Network, pools: &[Po
     }
     // The twin's addresses last: whatever else they were taken for, Linux has them.
     for &address in config.node_port_addresses.iter().chain(&network.addresses) {
-        put(address, Place::Twin(port_of(&config.ports, address)));
+        put(address, Place::Twin(port_of(config, network, address)));
     }
     for (port, of_port) in ports(config) {
         for net in &of_port.addresses {
@@ -42,10 +43,16 @@ fn ports(config: &Config) -> impl Iterator<Item = (PortIndex, &PortConfig)> {
     (0..=u8::MAX).map(PortIndex).zip(&config.ports)
 }
 
+/// The prefixes of each link: of ports, then of the VLAN devices above them.
+fn prefixes<'a>(config: &'a Config, network: &'a Network) -> impl Iterator<Item = (Link, &'a [IpNet])> {
+    let of_ports = ports(config).map(|(index, port)| (index.into(), port.addresses.as_slice()));
+    of_ports.chain(network.vlans.iter().map(|vlan| (vlan.link, vlan.addresses.as_slice())))
+}
+
 /// The port that an address of the twins belongs to: the one whose prefix holds it, else the first.
-fn port_of(ports: &[PortConfig], address: IpAddr) -> PortIndex {
-    let position = ports.iter().position(|port| is_on_link(port, address));
-    PortIndex(position.and_then(|position| u8::try_from(position).ok()).unwrap_or(0))
+fn port_of(config: &Config, network: &Network, address: IpAddr) -> PortIndex {
+    let mut links = prefixes(config, network);
+    links.find(|(_, nets)| is_on_link(nets, address)).map_or(PortIndex(0), |(link, _)| link.port())
 }
 
 /// The VIPs of `routed` pools.
@@ -60,7 +67,7 @@ pub(super) fn routed<'a>(pools: &'a [Pool], vips: &'a [IpAddr]) -> impl Iterator
 /// What we answer ARP and NDP for, and since which snapshot.
 #[derive(Debug, Default)]
 pub(super) struct Answers {
-    since: BTreeMap<(PortIndex, IpAddr), u64>,
+    since: BTreeMap<(Link, IpAddr), u64>,
     /// VIPs that no port can answer for, in sentences.
     pub(super) problems: Vec<String>,
 }
@@ -73,35 +80,38 @@ impl Answers {
         config: &Config,
         pools: &[Pool],
         vips: &[IpAddr],
-        down: &[PortIndex],
+        network: &Network,
         sequence: u64,
-    ) -> Arc<[(PortIndex, IpAddr, u64)]> {
+    ) -> Arc<[(Link, IpAddr, u64)]> {
         self.problems.clear();
-        let mut now: Vec<(PortIndex, IpAddr)> = Vec::new();
-        let holding = |address: IpAddr| ports(config).filter(move |(_, port)| is_on_link(port, address)).map(|(index, _)| index);
-        let is_of_port =
-            |address: &IpAddr| ports(config).any(|(_, port)| port.addresses.iter().any(|net| net.addr() == *address));
-        let tunnel_sources = config.tunnel.sources.iter().filter(|address| !is_of_port(address));
+        let mut now: Vec<(Link, IpAddr)> = Vec::new();
+        let holding = |address: IpAddr| {
+            let of_links = prefixes(config, network).filter(move |(_, nets)| is_on_link(nets, address));
+            of_links.map(move |(link, _)| (link, address))
+        };
+        let is_of_link =
+            |address: &IpAddr| prefixes(config, network).any(|(_, nets)| nets.iter().any(|net| net.addr() == *address));
+        let tunnel_sources = config.tunnel.sources.iter().filter(|address| !is_of_link(address));
         for &address in config.snat.iter().chain(tunnel_sources) {
-            now.extend(holding(address).map(|port| (port, address)));
+            now.extend(holding(address));
         }
         for (index, port) in ports(config).filter(|(_, port)| !port.twin) {
-            now.extend(port.addresses.iter().map(|net| (index, net.addr())));
+            now.extend(port.addresses.iter().map(|net| (index.into(), net.addr())));
         }
         let l2: Vec<_> = pools.iter().filter(|pool| pool.announce == Announce::L2).collect();
         for &vip in vips {
             let Some(pool) = l2.iter().find(|pool| pool.ranges.iter().any(|range| range.contains(vip))) else { continue };
             let before = now.len();
-            now.extend(holding(vip).map(|port| (port, vip)));
+            now.extend(holding(vip));
             if now.len() == before {
                 let name = &pool.name;
                 self.problems.push(format!(
                     "VIP {vip} of pool {name} (announce: l2) lies in no port's prefix, so nobody can be told where it is; \
-                     give a port an address of its subnet, or set `announce: routed`"
+                     give a port or a VLAN device above it an address of its subnet, or set `announce: routed`"
                 ));
             }
         }
-        now.retain(|(port, _)| !down.contains(port));
+        now.retain(|(link, _)| !network.down.contains(&link.port()));
         let mut since: BTreeMap<_, _> = now.into_iter().map(|key| (key, sequence)).collect();
         for (key, since) in &mut since {
             if let Some(&before) = self.since.get(key) {
@@ -109,6 +119,6 @@ impl Answers {
             }
         }
         self.since = since;
-        self.since.iter().map(|(&(port, address), &since)| (port, address, since)).collect()
+        self.since.iter().map(|(&(link, address), &since)| (link, address, since)).collect()
     }
 }

@@ -18,7 +18,7 @@ use crate::hash::TableHash;
 use crate::maglev::MaglevTable;
 use crate::schedule::{HashedBy, Schedule};
 use crate::snapshot::{Affinity, BackendView, Frontend, Policy, PortView, ServiceView, Tunnels};
-use crate::{Health, SourceRanges, TupleHash, WorkerCounters};
+use crate::{Health, Link, SourceRanges, TupleHash, WorkerCounters};
 
 /// What services are compiled against.
 pub(super) struct Surroundings<'a> {
@@ -38,12 +38,12 @@ impl Surroundings<'_> {
     /// How a target is reached now.
     pub(super) fn reach(&mut self, address: SocketAddr) -> Reach {
         let next_hop = self.ways.next_hop_to(address.ip());
-        let (family, port) = (Family::of(address.ip()), self.ways.port_of(next_hop));
+        let (family, link) = (Family::of(address.ip()), self.ways.link_of(next_hop));
         Reach {
             next_hop,
-            snat: self.snat.serves(family, port),
+            snat: self.snat.serves(family, link),
             on_link: next_hop == UNRESOLVED || self.ways.is_on_link(address.ip(), next_hop),
-            tunnel_source: self.tunnels.serves(family, port),
+            tunnel_source: self.tunnels.serves(family, link.map(Link::port)),
         }
     }
 }

@@ -1,54 +1,69 @@
-//! Which SNAT addresses serve which port: one inside a port's prefix serves that port, one in none serves all.
+//! Which SNAT addresses serve which link: one inside a link's prefix serves that link, one in none serves all.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use proto::Family;
 
 use crate::snat::{SNAT_ADDRESSES_MAX, SnatAddress};
-use crate::{Address, Config, PortConfig, PortIndex};
+use crate::{Address, Config, Link, Network};
 
-/// By port.
-pub(super) type SnatByPort<A> = Arc<[Box<[SnatAddress<A>]>]>;
+/// By port, then by VLAN link.
+pub(super) type SnatByLink<A> = Arc<[Box<[SnatAddress<A>]>]>;
 
 /// The SNAT addresses of both families.
 #[derive(Clone, Debug)]
 pub(super) struct SnatTables {
-    pub(super) v4: SnatByPort<u32>,
-    pub(super) v6: SnatByPort<u128>,
+    pub(super) v4: SnatByLink<u32>,
+    pub(super) v6: SnatByLink<u128>,
+    /// The VLAN links, ordered.
+    pub(super) vlans: Arc<[Link]>,
+    ports: usize,
 }
 
 impl SnatTables {
-    pub(super) fn new(config: &Config) -> Self {
-        Self { v4: by_port(config), v6: by_port(config) }
+    pub(super) fn new(config: &Config, network: &Network) -> Self {
+        let vlans = network.vlans.iter().map(|vlan| vlan.link).collect();
+        Self { v4: by_link(config, network), v6: by_link(config, network), vlans, ports: config.ports.len() }
     }
 
-    /// Whether there is an address for backends behind this port; without a port (no route), for any.
-    pub(super) fn serves(&self, family: Family, port: Option<PortIndex>) -> bool {
-        fn any<A>(by_port: &SnatByPort<A>, port: Option<PortIndex>) -> bool {
-            match port {
-                Some(port) => by_port.get(usize::from(port.0)).is_some_and(|addresses| !addresses.is_empty()),
-                None => by_port.iter().any(|addresses| !addresses.is_empty()),
-            }
-        }
+    /// Whether there is an address for backends behind this link; without a link (no route), for any.
+    pub(super) fn serves(&self, family: Family, link: Option<Link>) -> bool {
+        let position = link.map(|link| match self.vlans.binary_search(&link) {
+            Ok(position) => self.ports + position,
+            Err(_) => usize::from(link.port().0),
+        });
         match family {
-            Family::V4 => any(&self.v4, port),
-            Family::V6 => any(&self.v6, port),
+            Family::V4 => any(&self.v4, position),
+            Family::V6 => any(&self.v6, position),
         }
     }
 }
 
-/// Whether the address is on-link on the port.
-pub(super) fn is_on_link(port: &PortConfig, address: IpAddr) -> bool {
-    port.addresses.iter().any(|net| net.contains(&address))
+fn any<A>(by_link: &SnatByLink<A>, position: Option<usize>) -> bool {
+    match position {
+        Some(position) => by_link.get(position).is_some_and(|addresses| !addresses.is_empty()),
+        None => by_link.iter().any(|addresses| !addresses.is_empty()),
+    }
 }
 
-fn by_port<A: Address>(config: &Config) -> SnatByPort<A> {
+/// Whether the address is on-link where these prefixes are.
+pub(super) fn is_on_link(prefixes: &[IpNet], address: IpAddr) -> bool {
+    prefixes.iter().any(|net| net.contains(&address))
+}
+
+fn by_link<A: Address>(config: &Config, network: &Network) -> SnatByLink<A> {
     let of_family: Vec<(A, IpAddr)> = config.snat.iter().filter_map(|&ip| A::from_ip(ip).map(|a| (a, ip))).collect();
-    let serves = |port: &PortConfig, ip: IpAddr| is_on_link(port, ip) || !config.ports.iter().any(|other| is_on_link(other, ip));
-    let of_port = |port: &PortConfig| {
-        let indexed = (0..SNAT_ADDRESSES_MAX).zip(&of_family).filter(|(_, (_, ip))| serves(port, *ip));
-        indexed.map(|(index, &(address, _))| SnatAddress { address, index }).collect()
+    let links = || {
+        let of_ports = config.ports.iter().map(|port| port.addresses.as_slice());
+        of_ports.chain(network.vlans.iter().map(|vlan| vlan.addresses.as_slice()))
     };
-    config.ports.iter().map(of_port).collect()
+    let on_no_link: Vec<bool> = of_family.iter().map(|(_, ip)| !links().any(|nets| is_on_link(nets, *ip))).collect();
+    let of_link = |nets: &[IpNet]| {
+        let indexed = (0..SNAT_ADDRESSES_MAX).zip(of_family.iter().zip(&on_no_link));
+        let serving = indexed.filter(|(_, ((_, ip), anywhere))| **anywhere || is_on_link(nets, *ip));
+        serving.map(|(index, (&(address, _), _))| SnatAddress { address, index }).collect()
+    };
+    links().map(of_link).collect()
 }

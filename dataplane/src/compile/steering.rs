@@ -7,7 +7,7 @@ use hashbrown::{HashMap, HashSet};
 
 use super::services::Served;
 use super::slots::{TargetKey, nanoseconds};
-use super::snat::SnatByPort;
+use super::snat::SnatByLink;
 use crate::Address;
 use crate::hash::TableHash;
 use crate::snapshot::FrontendKey;
@@ -55,7 +55,7 @@ impl ByAddress {
     }
 
     /// The rules of a family.
-    pub(super) fn table<A: Address>(&self, snat: &SnatByPort<A>) -> SteeringTable<A> {
+    pub(super) fn table<A: Address>(&self, snat: &SnatByLink<A>) -> SteeringTable<A> {
         let backends: HashSet<FrontendKey<A>, TableHash> = keys(&self.backends);
         let backend_addresses = backends.iter().map(|key| key.address).collect();
         SteeringTable { frontends: keys(&self.frontends), backends, backend_addresses, ..SteeringTable::new(snat) }

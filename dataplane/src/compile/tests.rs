@@ -280,11 +280,11 @@ fn a_target_is_shared_by_services_and_keeps_its_slot_until_flows_and_ports_have_
 }
 
 fn neighbour(port: PortIndex, address: &str, last: u8) -> Neighbour {
-    Neighbour { port, address: ip(address), mac: Mac([2, 0, 0, 0, 0, last]) }
+    Neighbour { link: port.into(), address: ip(address), mac: Mac([2, 0, 0, 0, 0, last]) }
 }
 
 fn route(to: &str, via: Option<&str>, port: PortIndex) -> Route {
-    Route { to: to.parse().unwrap(), via: via.map(ip), port, weight: 1 }
+    Route { to: to.parse().unwrap(), via: via.map(ip), link: port.into(), weight: 1 }
 }
 
 #[test]
@@ -297,10 +297,10 @@ fn a_slot_of_a_next_hop_survives_its_mac_and_old_flows_look_again_when_routes_ch
     let mac = |snapshot: &Snapshot, slot| snapshot.next_hop(slot).and_then(|hop: &NextHop| hop.mac);
     assert_eq!(mac(&snapshot, router), Some(Mac([2, 0, 0, 0, 0, 1])));
     assert!(matches!(snapshot.route(v4("192.0.2.50")), RouteTo::NextHop(slot) if slot != router));
-    assert_eq!(snapshot.route(v4("192.0.2.51")), RouteTo::Unresolved { port: UPLINK }, "connected, and not known yet");
+    assert_eq!(snapshot.route(v4("192.0.2.51")), RouteTo::Unresolved { link: UPLINK.into() }, "connected, and not known yet");
     assert_eq!(snapshot.route(v6("2001:db9::1")), RouteTo::None);
-    assert!(snapshot.resolves(UPLINK, ip("192.0.2.50")) && !snapshot.resolves(CLUSTER, ip("10.0.0.9")));
-    assert_eq!(snapshot.managed_next_hops(), [(UPLINK, ip("192.0.2.1")), (CLUSTER, ip("10.0.0.9"))]);
+    assert!(snapshot.resolves(UPLINK.into(), ip("192.0.2.50")) && !snapshot.resolves(CLUSTER.into(), ip("10.0.0.9")));
+    assert_eq!(snapshot.managed_next_hops(), [(UPLINK.into(), ip("192.0.2.1")), (CLUSTER.into(), ip("10.0.0.9"))]);
 
     desk.network.neighbours[0].mac = Mac([2, 0, 0, 0, 0, 99]);
     let moved = desk.compile();
@@ -324,14 +324,14 @@ fn backends_follow_routes_and_on_link_ones_are_their_own_next_hop() {
     let next = |snapshot: &Snapshot, address: &str| snapshot.backend(ids[&address.parse().unwrap()]).unwrap().next_hop;
     assert_eq!(next(&snapshot, "10.1.0.5:8080"), UNRESOLVED);
     let on_link = next(&snapshot, "10.0.0.11:8080");
-    assert_eq!(snapshot.next_hop(on_link), Some(&NextHop { port: CLUSTER, mac: None, address: ip("10.0.0.11") }));
-    assert_eq!(snapshot.managed_next_hops(), [(CLUSTER, ip("10.0.0.11"))]);
+    assert_eq!(snapshot.next_hop(on_link), Some(&NextHop { link: CLUSTER.into(), mac: None, address: ip("10.0.0.11") }));
+    assert_eq!(snapshot.managed_next_hops(), [(CLUSTER.into(), ip("10.0.0.11"))]);
     desk.network.routes = vec![route("10.1.0.0/16", Some("10.0.0.9"), CLUSTER)];
     desk.network.neighbours = vec![neighbour(CLUSTER, "10.0.0.11", 11)];
     let snapshot = desk.compile();
     assert_eq!(snapshot.next_hop(next(&snapshot, "10.1.0.5:8080")).map(|hop| hop.address), Some(ip("10.0.0.9")));
     assert_eq!(next(&snapshot, "10.0.0.11:8080"), on_link);
-    assert!(snapshot.resolves(CLUSTER, ip("10.0.0.11")));
+    assert!(snapshot.resolves(CLUSTER.into(), ip("10.0.0.11")));
 }
 
 #[test]
@@ -377,7 +377,7 @@ fn arp_is_answered_for_vips_in_a_ports_subnet_for_snat_addresses_and_for_ports_w
         (UPLINK, "203.0.113.5", false),
     ];
     for (port, address, answers) in rows {
-        assert_eq!(snapshot.answers_for(port, v4(address)), answers, "{address} on {port:?}");
+        assert_eq!(snapshot.answers_for(port.into(), v4(address)), answers, "{address} on {port:?}");
     }
     assert!(
         matches!(snapshot.problems(), [problem] if problem.contains("VIP 203.0.113.5 of pool far")),
@@ -395,8 +395,8 @@ fn without_a_snat_address_for_its_way_a_frontend_is_refused() {
     let mut desk = Desk::with(config.clone());
     let snapshot = desk.compile();
     let addresses = |port| snapshot.snat::<u32>(port).iter().map(|a| (a.address, a.index)).collect::<Vec<_>>();
-    assert_eq!(addresses(CLUSTER), [(v4("10.0.0.3"), 0), (v4("172.16.0.1"), 1)]);
-    assert_eq!(addresses(UPLINK), [(v4("172.16.0.1"), 1)], "an address in no prefix serves all ports");
+    assert_eq!(addresses(CLUSTER.into()), [(v4("10.0.0.3"), 0), (v4("172.16.0.1"), 1)]);
+    assert_eq!(addresses(UPLINK.into()), [(v4("172.16.0.1"), 1)], "an address in no prefix serves all ports");
     desk.put(service("six", "2001:db8::1:5", &["[fd00::11]:8080"]));
     let snapshot = desk.compile();
     assert!(snapshot.frontend(v6("2001:db8::1:5"), 6, 80).is_none());

@@ -65,7 +65,7 @@ fn by_front<'s, A: Address>(
     now: Tick,
 ) -> Verdict<'s> {
     let Some(backend) = snapshot.backend(front.backend) else { return Verdict::Drop(DropReason::NoFlow) };
-    if !arrives_from(snapshot, backend.next_hop, packet.in_port) {
+    if !arrives_from(snapshot, backend.next_hop, packet.in_link) {
         return Verdict::Drop(DropReason::SnatWrongPort);
     }
     let Tuple { source, destination, destination_port, protocol, .. } = packet.headers.tuple;

@@ -20,7 +20,7 @@ pub fn follow_error<'s, A: Address>(
     table: &mut FlowTable<A>,
     limits: &IdleLimits,
     now: Tick,
-) -> Result<Passage<'s>, Obstacle> {
+) -> Result<Passage<'s>, Obstacle<'s>> {
     let headers = packet.headers;
     // An error goes to the source of the packet that it tells of (RFC 1812 section 4.3.2.4), and never comes from us.
     let is_possible = quoted.source == headers.tuple.destination
@@ -39,7 +39,7 @@ pub fn follow_error<'s, A: Address>(
     }
     let exit = match direction {
         Direction::ToBackend => exit_by(snapshot, backend.next_hop, hash),
-        Direction::ToClient if !arrives_from(snapshot, backend.next_hop, packet.in_port) => Err(Stop::WrongPort),
+        Direction::ToClient if !arrives_from(snapshot, backend.next_hop, packet.in_link) => Err(Stop::WrongPort),
         Direction::ToClient => exit_to_client(snapshot, flow),
     };
     match exit.and_then(|exit| fits(packet, exit)) {

@@ -189,7 +189,7 @@ pub(super) fn reset_to_other_side<A: Address>(
             let tuple = flow.tuple(Direction::ToClient).reversed();
             (tuple, super::exit_by(snapshot, to_backend, packet.hash).ok()?)
         }
-        Direction::ToClient if !super::arrives_from(snapshot, to_backend, packet.in_port) => return None,
+        Direction::ToClient if !super::arrives_from(snapshot, to_backend, packet.in_link) => return None,
         Direction::ToClient => {
             let tuple = flow.tuple(Direction::ToBackend).reversed();
             (tuple, super::exit_to_client(snapshot, flow).ok()?)

@@ -27,7 +27,7 @@ pub struct FamilyTables<A> {
     /// The frontend behind which a backend of mode `dnat` is found, by the backend's address, port and protocol; none
     /// behind more than one.
     pub(crate) fronts: Arc<HashMap<FrontendKey<A>, Option<Front<A>>, TableHash>>,
-    /// By port.
+    /// By port, then by VLAN link.
     pub(crate) snat: Arc<[Box<[SnatAddress<A>]>]>,
     /// What packets' owners depend on.
     pub(crate) steering: Arc<SteeringTable<A>>,

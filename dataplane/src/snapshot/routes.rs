@@ -12,33 +12,37 @@ use prefix_trie::PrefixMap;
 
 use crate::hash::{TableHash, split_mix};
 use crate::maglev::MaglevTable;
-use crate::{Mac, PortIndex};
+use crate::{Link, Mac, PortIndex};
 
 /// What a next hop is known by.
-pub(crate) type NextHopKey = (PortIndex, IpAddr);
+pub(crate) type NextHopKey = (Link, IpAddr);
 
 /// A neighbour that packets are sent to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NextHop {
-    /// The port it is reached by.
-    pub port: PortIndex,
+    /// The link it is reached by.
+    pub link: Link,
     /// Its Ethernet address, if it is known.
     pub mac: Option<Mac>,
     /// Its address.
     pub address: IpAddr,
 }
 
-/// How packets leave towards a next hop whose Ethernet address is known: all that a hit needs of next hop and port, in a
-/// quarter of a cache line.
+/// How packets leave towards a next hop whose Ethernet address is known: all that a hit needs of next hop and port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exit {
     /// The next hop's.
     pub destination_mac: Mac,
     /// The port's.
     pub source_mac: Mac,
-    /// The port's, bytes.
+    /// The link's, bytes.
     pub mtu: u16,
-    /// The port.
+    /// The same of an untagged link. Of a tagged one 0, so that the comparison that each packet meets anyway keeps those
+    /// out of the way of packets without tags.
+    pub plain_mtu: u16,
+    /// The link.
+    pub link: Link,
+    /// The link's.
     pub port: PortIndex,
 }
 
@@ -47,10 +51,10 @@ pub struct Exit {
 pub enum RouteTo {
     /// By the next hop in this slot, or by one of a group ([`crate::Snapshot::member`]).
     NextHop(u32),
-    /// The destination is on-link on this port, and nothing is known of it yet.
+    /// The destination is on this link, and nothing is known of it yet.
     Unresolved {
-        /// The port.
-        port: PortIndex,
+        /// The link.
+        link: Link,
     },
     /// There is no route.
     None,
@@ -59,8 +63,8 @@ pub enum RouteTo {
 /// Where a route leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// The destination is on-link on this port.
-    OnLink(PortIndex),
+    /// The destination is on this link.
+    OnLink(Link),
     /// By the router in this slot, or by one of this group.
     Via(u32),
     /// Nowhere: a blackhole, an unreachable or a prohibited destination.
@@ -121,8 +125,8 @@ impl Routes {
     pub(crate) fn to(&self, address: IpAddr) -> RouteTo {
         match self.way(address) {
             Some(Way::Via(next_hop)) => RouteTo::NextHop(next_hop),
-            Some(Way::OnLink(port)) => {
-                self.slots.get(&(port, address)).map_or(RouteTo::Unresolved { port }, |&slot| RouteTo::NextHop(slot))
+            Some(Way::OnLink(link)) => {
+                self.slots.get(&(link, address)).map_or(RouteTo::Unresolved { link }, |&slot| RouteTo::NextHop(slot))
             }
             Some(Way::Nowhere) | None => RouteTo::None,
         }
@@ -158,7 +162,7 @@ impl Routes {
         self.exits.get(slot as usize)?.as_ref()
     }
 
-    pub(crate) fn resolves(&self, port: PortIndex, address: IpAddr) -> bool {
-        self.slots.get(&(port, address)).and_then(|&slot| self.next_hop(slot)).is_some_and(|hop| hop.mac.is_some())
+    pub(crate) fn resolves(&self, link: Link, address: IpAddr) -> bool {
+        self.slots.get(&(link, address)).and_then(|&slot| self.next_hop(slot)).is_some_and(|hop| hop.mac.is_some())
     }
 }

@@ -6,7 +6,7 @@ use std::mem;
 use arrayvec::ArrayVec;
 
 use super::{Observer, Steering, Towards, WorkerId};
-use crate::apply::Looked;
+use crate::apply::{Arrival, Looked};
 use crate::fragment::Fragment;
 use crate::lanes::Lanes;
 use crate::peers::{Errand, Peers};
@@ -20,14 +20,14 @@ use crate::{Address, BURST, Buffer, Burst, Port, PortIndex, Quote, Transport, Tu
 pub(crate) fn steer<P: Port>(
     lanes: &mut Lanes<P>,
     snapshot: &Snapshot,
-    in_port: PortIndex,
+    arrival: Arrival,
     burst: &mut Burst<P::Buffer>,
     sorted: &mut Sorted,
     tally: &mut Tally,
 ) {
     let Some(peers) = &mut lanes.peers else { return };
     let me = peers.me();
-    let errands = errands(peers, snapshot, in_port, burst, sorted);
+    let errands = errands(peers, snapshot, arrival.link.port(), burst, sorted);
     if errands.iter().all(|(owner, _)| *owner == me) {
         return;
     }
@@ -38,18 +38,19 @@ pub(crate) fn steer<P: Port>(
         match kind {
             Kind::V4 => sorted.v4.extend(v4.next().filter(|_| is_mine)),
             Kind::V6 | Kind::Solicitation => sorted.v6.extend(v6.next().filter(|_| is_mine)),
-            Kind::Arp | Kind::Other | Kind::Bad(_) => {}
+            Kind::Arp | Kind::Tagged | Kind::Other | Kind::Bad(_) => {}
         }
         if is_mine {
             burst.push(buffer);
             sorted.kinds.push(kind);
         } else {
-            lanes.hand_over(owner, errand, in_port, buffer, tally);
+            lanes.hand_over(owner, errand, arrival, buffer, tally);
         }
     }
 }
 
-/// The owner of each packet, or where its owner is found out. What has none is whose it came to: ARP, neighbour discovery, echo, other protocols.
+/// The owner of each packet, or where its owner is found out. What has none is whose it came to: ARP, neighbour discovery,
+/// echo, other protocols; and what has VLAN tags, which comes again without them.
 fn errands<B: Buffer>(
     peers: &mut Peers<B>,
     snapshot: &Snapshot,
@@ -64,7 +65,7 @@ fn errands<B: Buffer>(
             Kind::V4 => v4.next().and_then(|looked| errand(steering, &mut proof, me, snapshot, buffer, looked)),
             Kind::V6 => v6.next().and_then(|looked| errand(steering, &mut proof, me, snapshot, buffer, looked)),
             Kind::Solicitation => v6.next().and(None),
-            Kind::Arp | Kind::Other | Kind::Bad(_) => None,
+            Kind::Arp | Kind::Tagged | Kind::Other | Kind::Bad(_) => None,
         };
         errand.unwrap_or((me, Errand::Decide))
     };

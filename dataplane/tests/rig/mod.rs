@@ -142,8 +142,13 @@ pub fn backend_mac(n: u8) -> Mac {
 }
 
 pub fn network() -> Network {
-    let route = |to: &str, via: Option<&str>, port| Route { to: to.parse().unwrap(), via: via.map(ip), port, weight: 1 };
-    let neighbour = |port, address: &str, mac| Neighbour { port, address: ip(address), mac };
+    let route = |to: &str, via: Option<&str>, port: PortIndex| Route {
+        to: to.parse().unwrap(),
+        via: via.map(ip),
+        link: port.into(),
+        weight: 1,
+    };
+    let neighbour = |port: PortIndex, address: &str, mac| Neighbour { link: port.into(), address: ip(address), mac };
     let mut neighbours = vec![
         neighbour(UPLINK, "192.0.2.1", ROUTER_MAC),
         neighbour(UPLINK, "2001:db8::ffff", ROUTER_MAC),
