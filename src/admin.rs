@@ -40,6 +40,8 @@ pub struct PortReading {
     pub mtu_bytes: Option<u16>,
     /// What the driver has counted since the device was attached.
     pub stats: dpdk_sys::PortStats,
+    /// How its packets come to their workers, and why so.
+    pub steering: String,
 }
 
 /// Reads all ports.
@@ -111,7 +113,7 @@ impl Admin for Sources {
     }
 
     async fn list_ports(&self, _: Request<v1::ListPortsRequest>) -> Result<Response<v1::ListPortsResponse>, Status> {
-        let ports = (self.ports)().into_iter().map(|reading| tables::port(reading, &self.workers)).collect();
+        let ports = (self.ports)().into_iter().map(tables::port).collect();
         Ok(Response::new(v1::ListPortsResponse { ports }))
     }
 
@@ -171,6 +173,7 @@ mod tests {
             speed_mbps: None,
             mtu_bytes: Some(1500),
             stats: dpdk_sys::PortStats { rx_packets: 10, tx_packets: 9, ..dpdk_sys::PortStats::default() },
+            steering: "one worker".to_owned(),
         };
         Sources {
             gateway: "edge-1".to_owned(),
@@ -217,7 +220,7 @@ mod tests {
         let backends = admin.list_backends(v1::ListBackendsRequest {}).await.unwrap().into_inner().backends;
         assert_eq!(backends[0].address, "10.0.0.1:80");
         let ports = admin.list_ports(v1::ListPortsRequest {}).await.unwrap().into_inner().ports;
-        assert_eq!((ports[0].link.as_str(), ports[0].steering.as_str()), ("up", "single worker"));
+        assert_eq!((ports[0].link.as_str(), ports[0].steering.as_str()), ("up", "one worker"));
         let drops = admin.list_drops(v1::ListDropsRequest {}).await.unwrap().into_inner().drops;
         assert_eq!(drops.iter().map(|d| d.packets).sum::<u64>(), 1);
         let request = HealthCheckRequest { service: "sluice.v1.Admin".to_owned() };

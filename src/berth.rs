@@ -16,10 +16,10 @@ const ORDERS_MAX: usize = 4;
 /// One worker's queues of a port.
 #[derive(Debug)]
 pub struct Queues {
-    /// Where packets arrive.
-    pub rx: RxQueue,
-    /// Where packets leave.
-    pub tx: TxQueue,
+    /// Where packets arrive; none where the device has fewer queues than there are workers.
+    pub rx: Option<RxQueue>,
+    /// Where packets leave; likewise.
+    pub tx: Option<TxQueue>,
 }
 
 /// What a worker is told about a port.

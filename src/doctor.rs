@@ -56,7 +56,7 @@ impl Needs {
             twins: settings.ports.iter().any(|port| port.twin == Twin::Tap),
             hugepages_required: settings.hugepages == Hugepages::Require,
             memory_mb: dpdk::plan(settings).map_or(0, |(eal, _)| eal.memory_mb),
-            cores: vec![settings.core],
+            cores: settings.cores.clone(),
             polls_busy: settings.poll == Poll::Busy,
         }
     }

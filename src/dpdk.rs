@@ -1,4 +1,4 @@
-//! The engine's [`Port`] over DPDK: one receive and one transmit queue, and the pool that its packets come from.
+//! The engine's [`Port`] over DPDK: a worker's receive and transmit queue, and the pool that its packets come from.
 //!
 //! Invariant: nothing here looks at a packet. A frame in several segments cannot arrive, as scattered receive is not asked
 //! for; from a driver that delivers one all the same, the engine sees the first segment, whose IP length then does not fit.
@@ -9,10 +9,15 @@ use dataplane::{BURST, Buffer, Burst, Port};
 use dpdk_sys::{BadDevice, Device, Eal, EalConfig, Mbuf, Mempool, MempoolConfig};
 
 use crate::berth::{Moored, Queues};
+use crate::hardware::steering::{Found, Wanted};
 use crate::settings::{Hugepages, PortSettings, Settings};
 
 /// Packets for each port: what the receive and transmit queues of the greediest driver (af_xdp, 2,048 + 2,048) can hold.
 const PACKETS_PER_PORT: u32 = 4096;
+/// Packets for each further queue pair of a port: 1,024 descriptors each way.
+const PACKETS_PER_QUEUE_PAIR: u32 = 2048;
+/// Packets that other workers may hand to one (see [`dataplane::Peers`]).
+const PACKETS_HANDED: u32 = 4096;
 /// Packets for each worker: its cache (384), its held packets (1,024), and the rings to and from the twin thread.
 const PACKETS_PER_WORKER: u32 = 4096;
 /// Ethernet header and two VLAN tags, bytes.
@@ -93,16 +98,16 @@ impl Port for DpdkPort {
 
     #[inline]
     fn receive(&mut self, burst: &mut Burst<Packet>) {
-        if let Some(queues) = self.moored.queues() {
-            queues.rx.receive(burst);
+        if let Some(rx) = self.moored.queues().and_then(|queues| queues.rx.as_mut()) {
+            rx.receive(burst);
         }
     }
 
     /// Without a device everything is refused.
     #[inline]
     fn transmit(&mut self, burst: &mut Burst<Packet>) {
-        if let Some(queues) = self.moored.same_queues() {
-            queues.tx.transmit(burst);
+        if let Some(tx) = self.moored.same_queues().and_then(|queues| queues.tx.as_mut()) {
+            tx.transmit(burst);
         }
     }
 
@@ -126,28 +131,52 @@ pub fn plan(settings: &Settings) -> Result<(EalConfig, MempoolConfig), BadDevice
     let devices = settings.ports.iter().map(device).collect::<Result<Vec<_>, _>>()?;
     let largest_mtu_bytes = settings.ports.iter().map(|port| port.mtu_bytes).max().unwrap_or_default();
     let ports = u32::try_from(devices.len()).unwrap_or(u32::MAX);
-    let pool = size_pool(ports, 1, largest_mtu_bytes);
+    let workers = u32::try_from(settings.cores.len()).unwrap_or(u32::MAX);
+    let mut pool = size_pool(ports, workers, largest_mtu_bytes);
+    pool.node = common_node(devices.iter().map(Device::node));
     let memory_mb = memory_mb(&pool, ports, &devices);
     let hugepages = match settings.hugepages {
         Hugepages::Auto => dpdk_sys::Hugepages::Auto,
         Hugepages::Require => dpdk_sys::Hugepages::Require,
         Hugepages::Off => dpdk_sys::Hugepages::Off,
     };
-    // EAL's own threads keep off the worker's core where there is another; with none named they run where we may.
+    // EAL's own threads keep off the workers' cores where there is another; with none named they run where we may.
     let allowed = core_affinity::get_core_ids().unwrap_or_default();
-    let cores = allowed.iter().map(|core| core.id).filter(|&core| core != settings.core).collect();
+    let cores = allowed.iter().map(|core| core.id).filter(|core| !settings.cores.contains(core)).collect();
     Ok((EalConfig { hugepages, memory_mb, devices, cores }, pool))
+}
+
+/// The node that all devices are on which tell theirs.
+fn common_node(nodes: impl Iterator<Item = Option<u32>>) -> Option<u32> {
+    let mut nodes = nodes.flatten();
+    let first = nodes.next()?;
+    nodes.all(|node| node == first).then_some(first)
+}
+
+/// A configured port that was opened.
+pub(crate) struct OpenedPort {
+    /// To ask and to tell it.
+    pub(crate) port: dpdk_sys::Port,
+    /// By worker.
+    pub(crate) queues: Vec<Queues>,
+    /// What the device has.
+    pub(crate) found: Found,
 }
 
 /// Opens a configured port whose device is there. Its queues are for the workers, in their order.
 ///
 /// # Errors
 /// The device does not exist or is in use, a privilege is missing, the driver refuses.
-pub fn open(eal: Eal, port: &PortSettings, pool: Mempool) -> Result<(dpdk_sys::Port, Vec<Queues>), dpdk_sys::Error> {
+pub(crate) fn open(eal: Eal, port: &PortSettings, pool: Mempool, wanted: &Wanted) -> Result<OpenedPort, dpdk_sys::Error> {
     let mac = port.mac.map(|mac| mac.0);
-    let config = dpdk_sys::PortConfig { device: device(port)?, mtu_bytes: port.mtu_bytes, mac, queues: 1, spread: None };
-    let dpdk_sys::StartedPort { port, rx, tx, .. } = dpdk_sys::Port::start(eal, &config, pool)?;
-    Ok((port, rx.into_iter().zip(tx).map(|(rx, tx)| Queues { rx, tx }).collect()))
+    let Wanted { queues, spread } = wanted.clone();
+    let device = device(port)?.with_queues(queues);
+    let config = dpdk_sys::PortConfig { device, mtu_bytes: port.mtu_bytes, mac, queues, spread };
+    let dpdk_sys::StartedPort { port, rx, tx, spread } = dpdk_sys::Port::start(eal, &config, pool)?;
+    let found = Found { transmit: tx.len(), spread };
+    let (mut rx, mut tx) = (rx.into_iter(), tx.into_iter());
+    let queues = (0..queues).map(|_| Queues { rx: rx.next(), tx: tx.next() }).collect();
+    Ok(OpenedPort { port, queues, found })
 }
 
 /// The device of a configured port.
@@ -167,7 +196,9 @@ pub fn size_memory(ports: u32, workers: u32, largest_mtu_bytes: u16) -> (Mempool
 }
 
 fn size_pool(ports: u32, workers: u32, largest_mtu_bytes: u16) -> MempoolConfig {
-    let packets = PACKETS_PER_PORT * ports + PACKETS_PER_WORKER * workers;
+    let further = workers.saturating_sub(1);
+    let handed = if further > 0 { PACKETS_HANDED * workers } else { 0 };
+    let packets = (PACKETS_PER_PORT + PACKETS_PER_QUEUE_PAIR * further) * ports + PACKETS_PER_WORKER * workers + handed;
     MempoolConfig {
         name: "packets".into(),
         // One less than a power of two is what DPDK's ring holds without waste.
@@ -190,6 +221,19 @@ mod tests {
         let (pool, memory_mb) = size_memory(2, 1, 1500);
         assert_eq!((pool.packets, pool.frame_bytes), (16383, 1522));
         assert!((80..120).contains(&memory_mb), "{memory_mb}");
+    }
+
+    #[test]
+    fn two_workers_need_room_for_their_queues_and_for_what_they_hand_over() {
+        let (pool, _) = size_memory(2, 2, 1500);
+        assert!(pool.packets >= 2 * (4096 + 2048) + 2 * (4096 + 4096), "{}", pool.packets);
+    }
+
+    #[test]
+    fn memory_lies_on_the_node_of_the_ports_where_they_share_one() {
+        assert_eq!(common_node([None, Some(1), Some(1)].into_iter()), Some(1));
+        assert_eq!(common_node([Some(0), Some(1)].into_iter()), None);
+        assert_eq!(common_node([None].into_iter()), None);
     }
 
     #[test]

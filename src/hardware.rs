@@ -5,12 +5,14 @@
 //! port whose device is not there stops nothing as long as another's is: it is attended to (`attend`) until it comes.
 
 mod attend;
+mod nodes;
 mod open;
+pub(crate) mod steering;
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dataplane::{Mac, PortIndex, TwinQueues};
+use dataplane::{Mac, Peers, PortIndex, TwinQueues};
 use dpdk_sys::Eal;
 
 use crate::admin::PortReading;
@@ -20,6 +22,7 @@ use crate::settings::Settings;
 use crate::twin::{TwinError, TwinThread};
 pub use attend::Attendant;
 use attend::Attended;
+use steering::{PortSteering, Standing};
 
 /// Why the machine's part could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +39,14 @@ pub enum HardwareError {
     /// The twin thread could not be started.
     #[error("the twin thread cannot be started: {0}")]
     Thread(io::Error),
+    /// It would leave workers that count on a transmit queue without one.
+    #[error("the device has {found} transmit queues, and {needed} workers count on one of their own; restart the gateway")]
+    TransmitQueues {
+        /// What it has.
+        found: usize,
+        /// What the workers were told.
+        needed: u8,
+    },
     /// A worker does not poll.
     #[error("the worker did not take the port's queues")]
     Worker,
@@ -61,6 +72,9 @@ struct Opened {
     mac: Option<Mac>,
     /// None: the device is not there.
     port: Option<dpdk_sys::Port>,
+    steering: PortSteering,
+    /// As it was told of last.
+    standing: Standing,
 }
 
 /// DPDK's control calls on one port may not run at the same time.
@@ -68,6 +82,15 @@ type Ports = Arc<Mutex<Vec<Opened>>>;
 
 /// What a worker polls: a port, and the rings of its twin.
 pub type WorkerPort = (DpdkPort, Option<Arc<TwinQueues<Packet>>>);
+
+/// What is a worker's.
+#[derive(Debug)]
+pub struct WorkerShare {
+    /// The ports.
+    pub ports: Vec<WorkerPort>,
+    /// The other workers, if there are any.
+    pub peers: Option<Peers<Packet>>,
+}
 
 /// The ports as the engine must know them, beside what Linux and the configuration say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -87,15 +110,15 @@ pub struct Hardware {
 }
 
 impl Hardware {
-    /// Takes all that the settings name. The ports are the worker's.
+    /// Takes all that the settings name. What is each worker's comes in their order. `seed` is that of their tables.
     ///
     /// # Errors
     /// See [`HardwareError`]; nothing stays taken.
-    pub async fn take(settings: &Settings) -> Result<(Self, Vec<WorkerPort>), HardwareError> {
+    pub async fn take(settings: &Settings, seed: u64) -> Result<(Self, Vec<WorkerShare>), HardwareError> {
         let prepared = open::prepare(settings).await?;
-        let taken = open::open(settings, prepared).await?;
+        let taken = open::open(settings, prepared, seed).await?;
         let (ports, attended) = (Arc::new(Mutex::new(taken.ports)), Arc::new(tokio::sync::Mutex::new(taken.attended)));
-        Ok((Self { eal: taken.eal, ports, attended, thread: taken.thread }, taken.worker))
+        Ok((Self { eal: taken.eal, ports, attended, thread: taken.thread }, taken.workers))
     }
 
     /// DPDK.
@@ -158,5 +181,6 @@ fn read(opened: &Opened) -> PortReading {
         speed_mbps: link.filter(|link| link.is_up).and_then(|link| link.speed_mbps),
         mtu_bytes: port.and_then(|port| port.mtu_bytes().ok()),
         stats,
+        steering: opened.steering.text(),
     }
 }

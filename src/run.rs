@@ -26,10 +26,10 @@ use crate::agent::config_client::{self, ClientChannels, ClientSettings};
 use crate::agent::persist::{self, StateFile};
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Supervisor};
-use crate::hardware::{Hardware, HardwareError, PortsNow, WorkerPort};
+use crate::hardware::{Hardware, HardwareError, PortsNow, WorkerShare};
 use crate::netlink::{Follow, REQUESTS_MAX, announce, follow, withdraw};
 use crate::reload::Reload;
-use crate::settings::{Settings, StateSource, Twin};
+use crate::settings::{Poll, Settings, StateSource, Twin};
 use crate::workers::{self, Turn, WorkerError};
 
 /// This program's version.
@@ -80,8 +80,9 @@ async fn gateway(settings: &Settings, reload: Arc<Reload>) -> Result<(), RunErro
     reload_on_signal(Arc::clone(&reload)).map_err(RunError::Runtime)?;
     // In use is an error now; the server listens again when all is there.
     drop(listen(&settings.admin_listen).await?);
-    let (hardware, ports) = Hardware::take(settings).await?;
-    let served = serve(settings, &hardware, ports, &reload, &stop).await;
+    let seed = seed();
+    let (hardware, shares) = Hardware::take(settings, seed).await?;
+    let served = serve(settings, &hardware, (shares, seed), &reload, &stop).await;
     stop.cancel();
     hardware.give_back().await;
     served
@@ -134,7 +135,7 @@ struct Channels {
 async fn serve(
     settings: &Settings,
     hardware: &Hardware,
-    ports: Vec<WorkerPort>,
+    (shares, seed): (Vec<WorkerShare>, u64),
     reload: &Arc<Reload>,
     stop: &CancellationToken,
 ) -> Result<(), RunError> {
@@ -152,9 +153,9 @@ async fn serve(
         served: watch::Sender::default(),
         asks: Arc::new(ArrayQueue::new(REQUESTS_MAX)),
     };
-    let counters = Arc::new(WorkerCounters::default());
-    let compiler = Compiler::new(settings.engine(&hardware.macs())).counting(vec![Arc::clone(&counters)]);
-    let (publisher, mut subscribers) = Publisher::new(compiler.initial(), 1);
+    let counters: Vec<_> = shares.iter().map(|_| Arc::new(WorkerCounters::default())).collect();
+    let compiler = Compiler::new(settings.engine(&hardware.macs())).counting(counters.clone());
+    let (publisher, subscribers) = Publisher::new(compiler.initial(), shares.len());
     let tables = Tables { compiler, publisher };
     let controller = match &settings.source {
         StateSource::Embedded(controller) => Some(controller),
@@ -164,32 +165,37 @@ async fn serve(
         Some(controller) => Some(Controller::start((**controller).clone(), stop.child_token()).await?),
         None => None,
     };
-    let parts = Parts {
-        ports,
-        subscriber: subscribers.remove(0), // there is one for each worker asked for
-        limits: settings.flows.clone(),
-        counters: Arc::clone(&counters),
-        asks: Arc::clone(&channels.asks),
-        seed: seed(),
-        peers: None,
-        observer: (),
-    };
-    let worker = start_worker(settings, hardware, parts)?;
+    let mut workers = Vec::new();
+    for (((WorkerShare { ports, peers }, subscriber), counters), &core) in
+        shares.into_iter().zip(subscribers).zip(&counters).zip(&settings.cores)
+    {
+        let parts = Parts {
+            ports,
+            subscriber,
+            limits: settings.flows.clone(),
+            counters: Arc::clone(counters),
+            asks: Arc::clone(&channels.asks),
+            peers,
+            seed,
+            observer: (),
+        };
+        workers.push(start_worker(workers.len(), CoreId { id: core }, settings.poll, hardware, parts)?);
+    }
     let mut supervisor = Supervisor::new(stop.clone());
     if let Some(running) = running {
         supervise_controller(&mut supervisor, reload.controller(), running, stop);
     }
     supervise_state(&mut supervisor, settings, &channels, file, tables);
     supervise_network(&mut supervisor, settings, &channels, hardware);
-    supervise_admin(&mut supervisor, settings, &channels, hardware, vec![counters], reload, stop);
-    tracing::info!(name = settings.name, core = settings.core, admin = %settings.admin_listen.display(), "the gateway runs");
+    supervise_admin(&mut supervisor, settings, &channels, hardware, counters, reload, stop);
+    tracing::info!(name = settings.name, cores = ?settings.cores, admin = %settings.admin_listen.display(), "the gateway runs");
     stop.cancelled().await;
     supervisor.finished().await;
     // Routers send elsewhere before the workers stop.
     if let Err(error) = withdraw(settings.announce).await {
         tracing::warn!(%error, "routes to VIPs stay in table {}", settings.announce.table);
     }
-    drop(worker);
+    drop(workers);
     Ok(())
 }
 
@@ -201,7 +207,13 @@ fn seed() -> u64 {
 
 type Queues = Parts<crate::dpdk::DpdkPort, ()>;
 
-fn start_worker(settings: &Settings, hardware: &Hardware, parts: Queues) -> Result<workers::Worker, RunError> {
+fn start_worker(
+    number: usize,
+    core: CoreId,
+    poll: Poll,
+    hardware: &Hardware,
+    parts: Queues,
+) -> Result<workers::Worker, RunError> {
     let mut worker = Worker::new(parts)?;
     let body = move |turn| match turn {
         Turn::Poll { now_ns } => worker.poll(now_ns),
@@ -212,7 +224,7 @@ fn start_worker(settings: &Settings, hardware: &Hardware, parts: Queues) -> Resu
         // The next poll looks for a new snapshot before anything else.
         Turn::Wake => 0,
     };
-    Ok(workers::spawn(0, CoreId { id: settings.core }, settings.poll, Some(hardware.eal()), body)?)
+    Ok(workers::spawn(number, core, poll, Some(hardware.eal()), body)?)
 }
 
 /// The controller that was started already; after a failure, and with other settings, a new one. Gateways keep what they

@@ -62,8 +62,8 @@ pub struct Settings {
     pub name: String,
     /// Key `ports`; at least one.
     pub ports: Vec<PortSettings>,
-    /// Key `workers.cores`: the core of the one worker.
-    pub core: usize,
+    /// Key `workers.cores`: a worker runs on each; at least one.
+    pub cores: Vec<usize>,
     /// Key `workers.poll`.
     pub poll: Poll,
     /// Key `memory.hugepages`.
@@ -108,7 +108,7 @@ impl Settings {
         let mut top = reader.section(root);
         let name = keys::name(&mut top);
         let ports = port::take(&mut top);
-        let (core, poll) = keys::workers(&mut top);
+        let (cores, poll) = keys::workers(&mut top);
         let hugepages = keys::hugepages(&mut top);
         let snat = keys::snat(&mut top);
         let (tunnel_sources, gue_destination_port) = keys::tunnel(&mut top);
@@ -130,7 +130,7 @@ impl Settings {
         Ok(Self {
             name,
             ports: ports.into_iter().map(|port| port.settings).collect(),
-            core,
+            cores,
             poll,
             hugepages,
             snat: values(snat),

@@ -34,7 +34,7 @@ fn a_pinned_worker_moves_packets_through_a_dpdk_port_and_none_is_lost() {
     let pool = Mempool::new(eal, &pool_config).unwrap();
     let RingPort { port, rx, tx, mut input, mut output } = RingPort::new(eal, 0, 256, pool).unwrap();
 
-    let mut engine_side = DpdkPort::new(Moored::fixed(Queues { rx, tx }), pool);
+    let mut engine_side = DpdkPort::new(Moored::fixed(Queues { rx: Some(rx), tx: Some(tx) }), pool);
     let mut burst: Burst<Packet> = (0..32).map(|_| engine_side.allocate().unwrap()).collect();
     for (packet, tag) in burst.iter_mut().zip(0..) {
         assert!(packet.bytes().is_empty() && packet.resize(60));

@@ -222,11 +222,6 @@ int sluice_port_spread(uint16_t port, const uint8_t *key, const uint16_t *queues
 	return memcmp(found_key, key, SLUICE_RSS_KEY_BYTES) == 0 && (conf.rss_hf & SPREAD) == SPREAD ? 0 : -EIO;
 }
 
-int sluice_port_socket(uint16_t port)
-{
-	return rte_eth_dev_socket_id(port);
-}
-
 int sluice_port_driver(uint16_t port, char *name, size_t size)
 {
 	struct rte_eth_dev_info info;

@@ -78,7 +78,6 @@ int sluice_errno(void);
 
 int sluice_port_configure(uint16_t port, struct sluice_port_setup *setup);
 int sluice_port_spread(uint16_t port, const uint8_t *key, const uint16_t *queues);
-int sluice_port_socket(uint16_t port);
 int sluice_port_driver(uint16_t port, char *name, size_t size);
 struct rte_device *sluice_port_device(uint16_t port);
 int sluice_port_mac(uint16_t port, uint8_t mac[6]);

@@ -66,6 +66,18 @@ impl Device {
         }
     }
 
+    /// The NUMA node that the device is on, where the machine has several and says so.
+    #[must_use]
+    pub fn node(&self) -> Option<u32> {
+        let sys = Path::new("/sys");
+        let device = match self {
+            Self::Pci { address, .. } => sys.join("bus/pci/devices").join(address.to_string()),
+            Self::Virtual { .. } => sys.join("class/net").join(self.interface()?).join("device"),
+        };
+        // -1 where there is only one.
+        std::fs::read_to_string(device.join("numa_node")).ok()?.trim().parse().ok()
+    }
+
     /// The device with so many queues of each direction, where its driver must be told and its arguments leave that open.
     /// af_xdp has no more than its interface.
     #[must_use]

@@ -199,13 +199,6 @@ impl Port {
         }
     }
 
-    /// The NUMA node of the device, if it is on one.
-    #[must_use]
-    pub fn node(&self) -> Option<u32> {
-        // SAFETY: the port is started; a number is read.
-        u32::try_from(unsafe { raw::sluice_port_socket(self.started.id) }).ok()
-    }
-
     /// Name of the driver.
     #[must_use]
     pub fn driver(&self) -> &str {

@@ -119,7 +119,7 @@ fn link(reading: &PortReading) -> &'static str {
 }
 
 /// A port's line.
-pub(super) fn port(reading: PortReading, workers: &Workers) -> v1::PortStatus {
+pub(super) fn port(reading: PortReading) -> v1::PortStatus {
     let link = link(&reading).to_owned();
     v1::PortStatus {
         name: reading.name,
@@ -134,7 +134,7 @@ pub(super) fn port(reading: PortReading, workers: &Workers) -> v1::PortStatus {
         tx_errors: reading.stats.tx_errors,
         speed_mbps: reading.speed_mbps,
         mtu: reading.mtu_bytes.map(u32::from),
-        steering: if workers.len() == 1 { "single worker".to_owned() } else { format!("{} workers", workers.len()) },
+        steering: reading.steering,
     }
 }
 

@@ -205,7 +205,7 @@ impl Rings {
         let pool = Mempool::new(eal, &pool).map_err(failed)?;
         let uplink = RingPort::new(eal, 0, RING_SLOTS, pool).map_err(failed)?;
         let cluster = RingPort::new(eal, 1, RING_SLOTS, pool).map_err(failed)?;
-        let port = |rx, tx| DpdkPort::new(Moored::fixed(Queues { rx, tx }), pool);
+        let port = |rx, tx| DpdkPort::new(Moored::fixed(Queues { rx: Some(rx), tx: Some(tx) }), pool);
         Ok(Self {
             ports: Some([port(uplink.rx, uplink.tx), port(cluster.rx, cluster.tx)]),
             inputs: [uplink.input, cluster.input],

@@ -12,10 +12,11 @@ use dpdk_sys::{Device, Eal, Mempool};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::steering::{Standing, Wanted, reason};
 use super::{HardwareError, Opened, Ports, PortsNow, lock};
 use crate::af_packet::{self, Prepared};
 use crate::berth::{Berth, Queues};
-use crate::dpdk;
+use crate::dpdk::{self, OpenedPort};
 use crate::settings::PortSettings;
 use crate::twin::{Interface, TwinError};
 
@@ -33,6 +34,9 @@ pub(super) struct Attended {
     device: Device,
     /// One for each worker, in their order.
     berths: Vec<Berth>,
+    wanted: Wanted,
+    /// Transmit queues that the workers count on.
+    transmit: u8,
     pub(super) prepared: Option<Prepared>,
     pub(super) twin: Option<Interface>,
     /// What stood for the device when it was attached; none: it is not attached.
@@ -64,9 +68,30 @@ impl Retry {
 }
 
 impl Attended {
-    pub(super) fn new(eal: Eal, pool: Mempool, settings: PortSettings, device: Device, berths: Vec<Berth>) -> Self {
-        let retry = Retry::new();
-        Self { eal, pool, settings, device, berths, prepared: None, twin: None, presence: None, leaving: None, retry, link: None }
+    pub(super) fn new(
+        eal: Eal,
+        pool: Mempool,
+        settings: PortSettings,
+        device: Device,
+        berths: Vec<Berth>,
+        wanted: Wanted,
+        transmit: u8,
+    ) -> Self {
+        Self {
+            eal,
+            pool,
+            settings,
+            device,
+            berths,
+            wanted,
+            transmit,
+            prepared: None,
+            twin: None,
+            presence: None,
+            leaving: None,
+            retry: Retry::new(),
+            link: None,
+        }
     }
 
     /// Gives the queues of an attached device to the workers.
@@ -100,7 +125,10 @@ impl Attended {
 
     async fn attach(&mut self, opened: &Ports, position: usize) -> Result<(), HardwareError> {
         self.prepared = af_packet::prepare(self.settings.device.as_str()).await?;
-        let (handle, queues) = dpdk::open(self.eal, &self.settings, self.pool)?;
+        let OpenedPort { port: handle, queues, found } = dpdk::open(self.eal, &self.settings, self.pool, &self.wanted)?;
+        if found.transmit < self.transmit.into() {
+            return Err(HardwareError::TransmitQueues { found: found.transmit, needed: self.transmit });
+        }
         let mac = Mac(handle.mac());
         if let Some(twin) = &mut self.twin {
             twin.set_mac(mac).await?;
@@ -159,6 +187,7 @@ impl Attendant {
             for (position, one) in attended.iter_mut().enumerate() {
                 one.look(&self.ports, position).await;
             }
+            lock(&self.ports).iter_mut().for_each(tell_of_steering);
             let links: Vec<bool> = lock(&self.ports).iter().map(is_up).collect();
             for (one, is_up) in attended.iter_mut().zip(&links) {
                 // A device that is going has no link, whatever its driver says.
@@ -173,6 +202,21 @@ impl Attendant {
             });
         }
     }
+}
+
+/// Logs when live packets have proven, or refuted, that a port spreads them as it was told.
+fn tell_of_steering(opened: &mut Opened) {
+    let now = opened.steering.standing();
+    let port = &opened.name;
+    match (opened.standing, now) {
+        (before, now) if before == now => {}
+        (_, Standing::Proven) => tracing::info!(port, "the device spreads packets by RSS as it was told: its queues are trusted"),
+        (_, Standing::Refuted(why)) => {
+            tracing::warn!(port, why = reason(why), "the device's queues are not trusted; workers find owners themselves");
+        }
+        (_, Standing::Settled | Standing::Observing { .. }) => {}
+    }
+    opened.standing = now;
 }
 
 fn is_up(opened: &Opened) -> bool {

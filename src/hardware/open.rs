@@ -3,14 +3,16 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use dataplane::steering::{Steering, WORKERS_MAX};
 use dataplane::{Mac, TwinQueues};
 use dpdk_sys::{Eal, Mempool};
 
 use super::attend::Attended;
-use super::{HardwareError, Opened, WorkerPort, restore};
+use super::steering::{self, Standing, Wanted};
+use super::{HardwareError, Opened, WorkerShare, nodes, restore};
 use crate::af_packet::{self, Prepared};
-use crate::berth::{Queues, berth};
-use crate::dpdk::{self, DpdkPort, Packet};
+use crate::berth::berth;
+use crate::dpdk::{self, DpdkPort, OpenedPort, Packet};
 use crate::settings::{PortSettings, Settings, Twin};
 use crate::twin::{Interface, TwinConfig, TwinCounters, TwinError, TwinPort, TwinThread};
 
@@ -20,7 +22,7 @@ pub(super) struct Taken {
     pub(super) ports: Vec<Opened>,
     pub(super) attended: Vec<Attended>,
     pub(super) thread: Option<TwinThread>,
-    pub(super) worker: Vec<WorkerPort>,
+    pub(super) workers: Vec<WorkerShare>,
 }
 
 /// Keeps Linux off the interfaces of the ports, as far as they are there; by port.
@@ -39,8 +41,8 @@ pub(super) async fn prepare(settings: &Settings) -> Result<Vec<Option<Prepared>>
     Ok(prepared)
 }
 
-pub(super) async fn open(settings: &Settings, prepared: Vec<Option<Prepared>>) -> Result<Taken, HardwareError> {
-    match open_all(settings).await {
+pub(super) async fn open(settings: &Settings, prepared: Vec<Option<Prepared>>, seed: u64) -> Result<Taken, HardwareError> {
+    match open_all(settings, seed).await {
         Ok(mut taken) => {
             for (attended, prepared) in taken.attended.iter_mut().zip(prepared) {
                 attended.prepared = prepared;
@@ -54,30 +56,40 @@ pub(super) async fn open(settings: &Settings, prepared: Vec<Option<Prepared>>) -
     }
 }
 
-async fn open_all(settings: &Settings) -> Result<Taken, HardwareError> {
+/// What opening the ports gave, by port; none where the device is not there.
+type AllOpened = Vec<Option<OpenedPort>>;
+
+async fn open_all(settings: &Settings, seed: u64) -> Result<Taken, HardwareError> {
     let (config, pool) = dpdk::plan(settings).map_err(dpdk_sys::Error::from)?;
     let eal = Eal::start(&config)?;
     let pool = Mempool::new(eal, &pool)?;
-    let mut taken = Taken { eal, ports: Vec::new(), attended: Vec::new(), thread: None, worker: Vec::new() };
-    let (mut taps, mut absences) = (Vec::new(), Vec::new());
-    for port in &settings.ports {
+    let workers = u8::try_from(settings.cores.len()).unwrap_or(WORKERS_MAX);
+    let by_cards = Steering::toeplitz(workers, seed);
+    let mut wanted = steering::wanted(workers, &by_cards);
+    let presences: Vec<Option<u32>> =
+        settings.ports.iter().map(|port| dpdk::device(port).ok().and_then(|device| device.presence())).collect();
+    let opened = open_devices(eal, settings, pool, &wanted)?;
+    let found = opened.iter().map(|port| port.as_ref().map(|port| port.found.clone())).collect();
+    let (owners, ports) = steering::choose(workers, by_cards, Steering::own_hash(workers, seed), found);
+    if owners.rss_key().is_none() {
+        wanted.spread = None; // of devices that come later
+    }
+    let shares = steering::peers(&Arc::new(owners), &ports).into_iter().map(|peers| WorkerShare { ports: Vec::new(), peers });
+    let mut taken = Taken { eal, ports: Vec::new(), attended: Vec::new(), thread: None, workers: shares.collect() };
+    let mut taps = Vec::new();
+    for (((port, opened), steering), presence) in settings.ports.iter().zip(opened).zip(ports).zip(presences) {
         let device = dpdk::device(port).map_err(dpdk_sys::Error::from)?;
-        let presence = device.presence();
-        let (handle, queues) = match open_port(eal, port, pool) {
-            Ok((handle, queues)) => (Some(handle), Some(queues)),
-            Err(error) if error.is_absence() => {
-                absences.push(error);
-                (None, None)
+        let mac = opened.as_ref().map(|opened| Mac(opened.port.mac())).or(port.mac);
+        let (berths, moored): (Vec<_>, Vec<_>) = taken.workers.iter().map(|_| berth()).unzip();
+        let mut attended = Attended::new(eal, pool, port.clone(), device, berths, wanted.clone(), steering.transmit());
+        let handle = match opened {
+            Some(OpenedPort { port, queues, .. }) => {
+                attended.presence = presence;
+                attended.hand_over(queues)?;
+                Some(port)
             }
-            Err(error) => return Err(error),
+            None => None,
         };
-        let mac = handle.as_ref().map(|handle| Mac(handle.mac())).or(port.mac);
-        let (berth, moored) = berth();
-        let mut attended = Attended::new(eal, pool, port.clone(), device, vec![berth]);
-        if let Some(queues) = queues {
-            attended.presence = presence;
-            attended.hand_over(queues)?;
-        }
         let mut rings = None;
         if port.twin == Twin::Tap {
             let (interface, tap) = open_twin(port, mac).await?;
@@ -86,16 +98,36 @@ async fn open_all(settings: &Settings) -> Result<Taken, HardwareError> {
             attended.twin = Some(interface);
             rings = Some(queues);
         }
-        taken.ports.push(Opened { name: port.name.clone(), device: port.device.as_str().to_owned(), mac, port: handle });
+        let (name, device) = (port.name.clone(), port.device.as_str().to_owned());
+        taken.ports.push(Opened { name, device, mac, port: handle, steering, standing: Standing::Settled });
         taken.attended.push(attended);
-        taken.worker.push((DpdkPort::new(moored, pool), rings));
+        for (worker, moored) in taken.workers.iter_mut().zip(moored) {
+            worker.ports.push((DpdkPort::new(moored, pool), rings.clone()));
+        }
     }
-    weigh(settings, absences)?;
     if !taps.is_empty() {
         let allocate = move || pool.allocate().map(Packet::from);
         taken.thread = Some(TwinThread::start(taps, allocate).map_err(HardwareError::Thread)?);
     }
     Ok(taken)
+}
+
+/// Opens the ports whose devices are there.
+fn open_devices(eal: Eal, settings: &Settings, pool: Mempool, wanted: &Wanted) -> Result<AllOpened, HardwareError> {
+    let (mut opened, mut absences) = (Vec::new(), Vec::new());
+    for port in &settings.ports {
+        match dpdk::open(eal, port, pool, wanted).map_err(HardwareError::from) {
+            Ok(port) => opened.push(Some(port)),
+            Err(error) if error.is_absence() => {
+                absences.push(error);
+                opened.push(None);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    weigh(settings, absences)?;
+    nodes::warn_of_distance(settings);
+    Ok(opened)
 }
 
 /// A gateway without any port is misconfigured rather than early.
@@ -107,10 +139,6 @@ fn weigh(settings: &Settings, mut absences: Vec<HardwareError>) -> Result<(), Ha
         tracing::warn!(%error, "a port's device is not there; the others run, and it is attached when it comes");
     }
     Ok(())
-}
-
-fn open_port(eal: Eal, port: &PortSettings, pool: Mempool) -> Result<(dpdk_sys::Port, Vec<Queues>), HardwareError> {
-    Ok(dpdk::open(eal, port, pool)?)
 }
 
 async fn open_twin(port: &PortSettings, mac: Option<Mac>) -> Result<(Interface, OwnedFd), TwinError> {

@@ -34,7 +34,7 @@ impl Settings {
             Hugepages::Require => "require",
             Hugepages::Off => "off",
         };
-        writeln!(out, "workers: {{cores: [{}], poll: {poll}}}", self.core)?;
+        writeln!(out, "workers: {{cores: {:?}, poll: {poll}}}", self.cores)?;
         writeln!(out, "memory: {{hugepages: {hugepages}}}")?;
         writeln!(out, "snat: {{addresses: {}}}", quoted_list(&self.snat))?;
         let sources = quoted_list(&self.tunnel.sources);

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use control::config::{Field, Place, Placed, Section};
+use dataplane::steering::WORKERS_MAX;
 use dataplane::{FlowLimits, GUE_PORT, Neighbour, PortIndex, Route};
 use ipnet::IpNet;
 use proto::limits::ADMIN_LISTEN;
@@ -16,7 +17,7 @@ use super::{Hugepages, Poll};
 const STATE_DIR: &str = "/var/lib/sluice";
 /// Flows of one worker: 2^26 of 64 bytes are 4 GiB of tables, and 16 times the most that DESIGN section 11 measures.
 const FLOWS_PER_WORKER_MAX: u32 = 1 << 26;
-/// Core of the worker unless configured: core 0 takes most interrupts.
+/// Core of the one worker unless configured: core 0 takes most interrupts.
 const CORE: usize = 1;
 /// Highest core: `CPU_SETSIZE` of Linux is 1024.
 const CORE_MAX: usize = 1023;
@@ -42,7 +43,7 @@ pub(super) fn name(top: &mut Section<'_>) -> String {
 }
 
 /// Takes key `workers`.
-pub(super) fn workers(top: &mut Section<'_>) -> (usize, Poll) {
+pub(super) fn workers(top: &mut Section<'_>) -> (Vec<usize>, Poll) {
     let mut section = top.section("workers");
     let poll = section.one_of("poll", &[("busy", Poll::Busy), ("adaptive", Poll::Adaptive)], Poll::default());
     let mut cores: Vec<usize> = Vec::new();
@@ -56,17 +57,17 @@ pub(super) fn workers(top: &mut Section<'_>) -> (usize, Poll) {
             cores.push(core);
         }
         if field.is_empty() {
-            field.unexpected("the number of one core, such as [1]");
+            field.unexpected("core numbers, such as [1, 2]");
         }
-        if cores.len() > 1 {
-            field.problem(format!(
-                "found {} cores: more than one worker is not built in this version; name one core",
-                cores.len()
-            ));
+        if cores.len() > usize::from(WORKERS_MAX) {
+            field.problem(format!("found {} cores, expected at most {WORKERS_MAX}", cores.len()));
         }
     }
     section.finish();
-    (cores.first().copied().unwrap_or(CORE), poll)
+    if cores.is_empty() {
+        cores.push(CORE);
+    }
+    (cores, poll)
 }
 
 /// Takes key `memory`.

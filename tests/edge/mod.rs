@@ -74,14 +74,19 @@ impl Edge {
 
     /// A configuration over these two devices; `more` are further lines.
     pub fn configure(&self, uplink: &str, cluster: &str, more: &str) {
-        let dir = self.dir.path().display();
         let core = std::thread::available_parallelism().unwrap().get() - 1;
+        self.configure_on(&[core], uplink, cluster, more);
+    }
+
+    /// The same with a worker on each of the cores.
+    pub fn configure_on(&self, cores: &[usize], uplink: &str, cluster: &str, more: &str) {
+        let dir = self.dir.path().display();
         let text = format!(
             r#"name: test
 ports:
   - {{name: uplink, device: "{uplink}", addresses: [192.0.2.2/24, "2001:db8::2/64"]}}
   - {{name: cluster, device: "{cluster}", addresses: [10.0.0.2/24, "fd00::2/64"]}}
-workers: {{cores: [{core}], poll: adaptive}}
+workers: {{cores: {cores:?}, poll: adaptive}}
 memory: {{hugepages: off}}
 flows: {{maxPerWorker: 16384}}
 snat: {{addresses: [10.0.0.3, "fd00::3"]}}
@@ -182,9 +187,16 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
     /// Starts a helper of the test's own in a namespace, and waits until it says `ready`. It ends with the value.
     pub fn helper(&self, namespace: &str, script: &str, arguments: &[&str]) -> Helper {
         let script = format!("{}/tests/edge/{script}", env!("CARGO_MANIFEST_DIR"));
+        let (helper, line) = self.program(namespace, &[&["/usr/bin/python3", &script][..], arguments].concat());
+        assert_eq!(line.trim(), "ready", "{script}");
+        helper
+    }
+
+    /// Starts a program in a namespace, and gives the first line that it says. It ends with the value.
+    pub fn program(&self, namespace: &str, command: &[&str]) -> (Helper, String) {
         let mut child = Command::new("ip")
-            .args(["netns", "exec", &self.namespace(namespace), "/usr/bin/python3", &script])
-            .args(arguments)
+            .args(["netns", "exec", &self.namespace(namespace)])
+            .args(command)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -192,8 +204,7 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
         let mut output = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         output.read_line(&mut line).unwrap();
-        assert_eq!(line.trim(), "ready", "{script}");
-        Helper { child, output }
+        (Helper { child, output }, line)
     }
 
     fn admin<T>(&self, ask: impl AsyncFnOnce(AdminClient<tonic::transport::Channel>) -> Option<T>) -> Option<T> {
@@ -233,6 +244,12 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
 
     pub fn ports(&self) -> Option<Vec<PortStatus>> {
         self.admin(async |mut client| Some(client.list_ports(ListPortsRequest {}).await.ok()?.into_inner().ports))
+    }
+
+    /// How each port's packets come to their workers.
+    pub fn steering(&self) -> Option<Vec<String>> {
+        let ports = self.admin(async |mut client| client.list_ports(ListPortsRequest {}).await.ok())?.into_inner().ports;
+        Some(ports.into_iter().map(|port| port.steering).collect())
     }
 
     pub fn drops(&self) -> Vec<(String, u64)> {

@@ -1,0 +1,79 @@
+//! Two workers between real programs: flows on both of them, whichever queue the kernel gives their packets to.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod edge;
+
+use std::collections::BTreeSet;
+
+use edge::{Edge, may_run, skip, until};
+
+/// An iperf3 server behind a VIP: one backend, since its connections belong together.
+const IPERF: &str = "apiVersion: v1
+kind: Service
+metadata: {namespace: demo, name: iperf, annotations: {sluice.dev/addresses: 192.0.2.110, sluice.dev/health-check: none}}
+spec:
+  type: LoadBalancer
+  loadBalancerClass: sluice.dev/gateway
+  ports: [{name: tcp, port: 5201, protocol: TCP}, {name: udp, port: 5201, protocol: UDP}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {namespace: demo, name: iperf-1, labels: {kubernetes.io/service-name: iperf}}
+addressType: IPv4
+ports: [{name: tcp, port: 5201, protocol: TCP}, {name: udp, port: 5201, protocol: UDP}]
+endpoints: [{addresses: [10.0.0.11]}]
+";
+
+fn may_run_two_workers(test: &str) -> bool {
+    let cores = std::thread::available_parallelism().unwrap().get();
+    if cores < 2 {
+        skip(test, "needs two cores");
+    }
+    cores >= 2 && may_run(test)
+}
+
+/// Connections, streams and datagrams through two workers, over these devices.
+fn two_workers(name: &str, devices: [&str; 2], steering: &str) {
+    let mut edge = Edge::new(name);
+    edge.configure_on(&[0, 1], devices[0], devices[1], "");
+    edge.manifests_of_the_demo();
+    edge.manifest("iperf.yaml", IPERF);
+    let _server = edge.program("b11", &["iperf3", "-s", "--forceflush"]);
+    edge.start();
+    until("the iperf3 server is found healthy", || edge.healthy("demo/iperf").filter(|n| *n == 1));
+    until("the web servers are found healthy", || edge.healthy("demo/web").filter(|n| *n == 6));
+    assert!(edge.steering().unwrap().iter().all(|way| way.starts_with(steering)), "{:?}", edge.steering());
+
+    let answers: BTreeSet<String> = (0..60).map(|_| edge.curl("http://192.0.2.100/").unwrap()).collect();
+    assert_eq!(answers.len(), 3, "every backend answers: {answers:?}");
+    for options in [&["-P", "8"][..], &["-u", "-b", "20M", "-P", "4"]] {
+        let command = [&["iperf3", "-c", "192.0.2.110", "-t", "2", "-J", "--connect-timeout", "5000"], options].concat();
+        let output = edge.run("client", &command);
+        let report = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{command:?}: {report}");
+    }
+
+    let accounts = edge.status().unwrap().accounts;
+    assert_eq!(accounts.len(), 2);
+    assert!(accounts.iter().all(|account| account.flows > 0), "both workers have flows: {accounts:?}");
+    assert!(accounts.iter().any(|account| account.handed_in > 0), "{accounts:?}");
+    edge.assert_account();
+}
+
+#[test]
+fn iperf3_through_two_workers_over_af_packet() {
+    if may_run_two_workers("iperf3 through two workers over af_packet") {
+        let devices = ["net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0"];
+        two_workers("two", devices, "own hash: net_af_packet");
+    }
+}
+
+#[test]
+fn iperf3_through_two_workers_where_a_device_has_one_queue() {
+    if may_run_two_workers("iperf3 through two workers where a device has one queue") {
+        // Worker 1 receives and sends nothing itself.
+        let devices = ["net_af_packet0,iface=uplink0,qpairs=1", "net_af_packet1,iface=cluster0,qpairs=1"];
+        two_workers("one", devices, "own hash: net_af_packet has 1 receive queues; 1 of 2 workers can transmit");
+    }
+}
