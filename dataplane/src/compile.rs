@@ -19,7 +19,6 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use proto::{Generation, Mode, Pool, Service, ServiceName, State};
 
-use crate::affinity::AffinityTable;
 use crate::hash::TableHash;
 use crate::snapshot::{FamilyTables, FrontendKey, Snapshot, Tunnels};
 use crate::{Address, Config, Health, Network, PortIndex, VlanLink, WorkerCounters};
@@ -40,7 +39,8 @@ pub struct Compiler {
     tunnels: Tunnels,
     ways: Ways,
     backends: Backends,
-    services: HashMap<ServiceName, Served, TableHash>,
+    /// In the order of the state's.
+    services: BTreeMap<ServiceName, Served>,
     failing: HashSet<TargetKey>,
     failing_for: BTreeMap<ServiceName, HashSet<TargetKey>>,
     pools: Vec<Pool>,
@@ -93,7 +93,7 @@ impl Compiler {
             config,
             counters: Arc::default(),
             backends: Backends::default(),
-            services: HashMap::default(),
+            services: BTreeMap::new(),
             failing: HashSet::new(),
             failing_for: BTreeMap::new(),
             pools: Vec::new(),
@@ -127,7 +127,7 @@ impl Compiler {
         let all = self.follow_network(network, health, vlans_changed, now_ns);
         let listens_changed = self.follow_services(state, health, all, now_ns);
         if listens_changed {
-            self.index_frontends(state);
+            self.index_frontends();
         }
         let ours_changed = vlans_changed || self.addresses != network.addresses || self.down != network.down;
         if listens_changed || ours_changed || self.pools != state.pools {
@@ -143,7 +143,6 @@ impl Compiler {
         last.backends = self.backends.table.clone();
         last.routes = self.ways.share();
         last.managed = self.ways.managed(self.backends.targets.next_hops());
-        last.shortest_idle_timeout = state.services.values().filter_map(|service| service.idle_timeout).min().map(Into::into);
         let problems = self.answers.problems.iter().chain(&self.conflicts).chain(&self.failing_open).cloned();
         last.problems = problems.chain(self.ways.problem()).collect();
         last.clone()
@@ -218,11 +217,9 @@ impl Compiler {
         if failed_before.is_some() {
             self.failing_for.clone_from(&health.failing_for);
         }
-        if self.last.affinity.is_none() && state.services.values().any(|service| service.affinity.is_some()) {
-            self.last.affinity = AffinityTable::new().map(Arc::new);
-        }
+        let (mut listens_changed, gone_dnat) = self.follow_names(state, now_ns);
         let mut around = Surroundings {
-            affinity: self.last.affinity.as_ref(),
+            affinity: self.last.affinity.clone(),
             ways: &mut self.ways,
             snat: &self.snat,
             tunnels: &self.tunnels,
@@ -231,45 +228,66 @@ impl Compiler {
             counters: &self.counters,
             now_ns,
         };
-        let (sequence, mut listens_changed, mut dnat_changed) = (self.last.sequence, false, false);
+        let mut dnat_changed = gone_dnat;
         self.last.services.clear();
         self.last.frontends.clear();
         self.last.refused.clear();
         self.failing_open.clear();
-        for (name, service) in &state.services {
-            let (served, new) = match self.services.get_mut(name) {
-                Some(served) => (served, false),
-                None => (self.services.entry(name.clone()).or_insert_with(|| Served::new(service)), true),
-            };
+        let mut shortest_idle_timeout = None;
+        for ((name, service), served) in state.services.iter().zip(self.services.values_mut()) {
             let affected_alone = || failed_before.as_ref().is_some_and(|old| old.get(name) != health.failing_for.get(name));
             let affected = || changed.iter().any(|key| served.backends.contains_key(key)) || affected_alone();
-            if new || all || is_other(&served.source, service) || affected() {
+            if served.is_new || all || is_other(&served.source, service) || affected() {
                 dnat_changed |= served.is_dnat() || service.mode == Mode::Dnat;
                 listens_changed |= served.compile(service, &mut self.backends, &mut around);
+            } else if !Arc::ptr_eq(&served.source, service) {
+                // Equal, and the next look will see so without comparing.
+                served.source = service.clone();
             }
-            served.seen = sequence;
+            shortest_idle_timeout = [shortest_idle_timeout, served.idle_timeout].into_iter().flatten().min();
             self.last.services.push(served.view.clone());
             self.last.frontends.extend(served.ports.iter().map(|port| port.frontend.clone()));
             self.failing_open.extend_from_slice(&served.failing_open);
             self.last.refused.extend(served.refusal.clone().map(|refusal| (name.clone(), refusal)));
         }
-        for (_, gone) in self.services.extract_if(|_, served| served.seen != sequence) {
-            dnat_changed |= gone.is_dnat();
-            gone.end(&mut self.backends, now_ns);
-            listens_changed = true;
-        }
+        self.last.affinity = around.affinity;
+        self.last.shortest_idle_timeout = shortest_idle_timeout.map(Into::into);
         if dnat_changed {
             (self.last.v4.fronts, self.last.v6.fronts) = fronts::fronts(self.services.values());
         }
         listens_changed
     }
 
+    /// Makes room for the services that came, and ends those that went: as a rule none did. What did not change is not looked
+    /// into, for the names of 10,000 services alone are more than a cache holds. True when any went, and when one of
+    /// mode `dnat` did.
+    fn follow_names(&mut self, state: &State, now_ns: u64) -> (bool, bool) {
+        let same = |((old, served), (name, service)): ((&ServiceName, &Served), (&ServiceName, &Arc<Service>))| {
+            Arc::ptr_eq(&served.source, service) || old == name
+        };
+        if self.services.len() == state.services.len() && self.services.iter().zip(&state.services).all(same) {
+            return (false, false);
+        }
+        let gone: Vec<ServiceName> = self.services.keys().filter(|name| !state.services.contains_key(name)).cloned().collect();
+        let mut any_dnat = false;
+        for served in gone.iter().filter_map(|name| self.services.remove(name)) {
+            any_dnat |= served.is_dnat();
+            served.end(&mut self.backends, now_ns);
+        }
+        for (name, service) in &state.services {
+            if !self.services.contains_key(name) {
+                self.services.insert(name.clone(), Served::new(service));
+            }
+        }
+        (!gone.is_empty(), any_dnat)
+    }
+
     /// Addresses, protocols and ports to positions in `frontends`. Of two services at one place the first by name has it.
-    fn index_frontends(&mut self, state: &State) {
+    fn index_frontends(&mut self) {
         self.conflicts.clear();
         let (mut v4, mut v6) = (HashMap::default(), HashMap::default());
         let mut position = 0;
-        for served in state.services.keys().filter_map(|name| self.services.get(name)) {
+        for served in self.services.values() {
             for port in &served.ports {
                 for at in &port.listens {
                     let protocol = port.protocol.number();

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::hash::{BuildHasher, Hasher};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use hashbrown::HashMap;
 use proto::limits::MAGLEV_HASH_VERSION;
@@ -30,7 +31,7 @@ pub(super) struct Surroundings<'a> {
     /// What each worker counts.
     pub(super) counters: &'a Arc<[Arc<WorkerCounters>]>,
     /// What clients keep; none while no service asks for it, or without memory.
-    pub(super) affinity: Option<&'a Arc<AffinityTable>>,
+    pub(super) affinity: Option<Arc<AffinityTable>>,
     pub(super) now_ns: u64,
 }
 
@@ -62,8 +63,11 @@ pub(super) struct Served {
     pub(super) failing_open: Vec<String>,
     /// Clients that may connect to its VIPs, made once for as long as they do not change.
     sources: Option<Arc<SourceRanges>>,
-    /// Sequence of the snapshot that it was seen in last.
-    pub(super) seen: u64,
+    /// As its source has it, at hand, as is the next.
+    mode: Mode,
+    pub(super) idle_timeout: Option<Duration>,
+    /// It was never compiled.
+    pub(super) is_new: bool,
 }
 
 /// One port of it. The table is kept together with what it was built from.
@@ -118,7 +122,9 @@ impl Served {
             refusal: None,
             failing_open: Vec::new(),
             sources: source_ranges(source),
-            seen: 0,
+            mode: source.mode,
+            idle_timeout: source.idle_timeout,
+            is_new: true,
         }
     }
 
@@ -128,11 +134,15 @@ impl Served {
             self.sources = source_ranges(source);
         }
         self.source = source.clone();
+        (self.is_new, self.mode, self.idle_timeout) = (false, source.mode, source.idle_timeout);
         self.refusal = unsupported(source);
         self.failing_open.clear();
         let serves = source.refusal.is_none() && self.refusal.is_none();
         let ports: &[ServicePort] = if serves { &source.ports } else { &[] };
         let no_room = self.take_backends(ports, backends, around);
+        if source.affinity.is_some() && around.affinity.is_none() {
+            around.affinity = AffinityTable::new().map(Arc::new);
+        }
         let mut old = std::mem::take(&mut self.ports).into_iter();
         let mut listens_before = Vec::new();
         let mut views = Vec::new();
@@ -169,7 +179,7 @@ impl Served {
 
     /// Whether backends see the clients' addresses and answer through us.
     pub(super) fn is_dnat(&self) -> bool {
-        self.source.mode == Mode::Dnat
+        self.mode == Mode::Dnat
     }
 
     /// Gives each backend that is named a slot, and lets the others drain. True when some found no room.
@@ -285,7 +295,7 @@ impl Served {
             None => Schedule::new(policy.scheduler, &weighted, around.counters, before),
         };
         let taking = || weighted.iter().filter(|(_, weight)| *weight > 0).map(|&(id, _)| id);
-        let affinity = policy.affinity.zip(around.affinity);
+        let affinity = policy.affinity.zip(around.affinity.as_ref());
         let affinity = affinity.map(|(timeout, table)| Affinity::new(table.clone(), timeout, taking()));
         let hash = TupleHash::new(if policy.affinity.is_some() { self.seed(port) } else { port.maglev.seed });
         Arc::new(Frontend { service: self.name.clone(), hash, table, backends, policy, schedule, affinity })

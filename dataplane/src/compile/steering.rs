@@ -40,7 +40,7 @@ impl ByAddress {
         now_ns: u64,
     ) -> bool {
         let (mut frontends, mut backends) = (Entries::default(), Entries::default());
-        for served in services.filter(|served| served.source.mode == proto::Mode::Dnat) {
+        for served in services.filter(|served| served.is_dnat()) {
             let entry = Entry { drain_ns: nanoseconds(served.source.drain_timeout), until_ns: None };
             let listens = served.ports.iter().flat_map(|port| port.listens.iter().map(|at| (port.protocol, *at)));
             frontends.extend(listens.map(|key| (key, entry)));
