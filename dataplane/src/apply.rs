@@ -245,7 +245,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
             Verdict::Forward(passage) => self.depart(lanes, buffer, headers, passage),
             Verdict::Wait(awaited) => self.hold(lanes, arrival, buffer, awaited),
             Verdict::Linux => self.give_to_linux(lanes, snapshot, arrival, buffer),
-            Verdict::Reply(answer) => self.reply(lanes, arrival, buffer, headers, answer),
+            Verdict::Reply(answer) => self.reply(lanes, snapshot, arrival, buffer, headers, answer),
             Verdict::Reset(reason) => self.reset(lanes, arrival, buffer, headers, reason),
             Verdict::Drop(reason) => self.drop(lanes, buffer, reason),
         }
@@ -415,21 +415,21 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     fn reply<A: Address, P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
+        snapshot: &Snapshot,
         arrival: Arrival,
         mut buffer: B,
         headers: &Headers<A>,
         reply: Answer,
     ) {
         let allowed = answer::may_answer(headers) && self.limiter.allow(headers.tuple.source, arrival.now_ns);
-        let source = headers.tuple.destination;
-        let done = allowed
-            && match reply {
-                Answer::Reset => answer::tcp_reset(&mut buffer, headers),
-                Answer::PortUnreachable => answer::icmp_error(&mut buffer, headers, source, IcmpError::PortUnreachable),
-                Answer::TimeExceeded => answer::icmp_error(&mut buffer, headers, source, IcmpError::TimeExceeded),
-                Answer::TooBig { mtu } => answer::icmp_error(&mut buffer, headers, source, IcmpError::TooBig { mtu }),
-                Answer::Echo => answer::echo_reply(&mut buffer, headers),
-            };
+        let source = answer_source(snapshot, arrival.link.port(), headers.tuple.destination).filter(|_| allowed);
+        let done = source.is_some_and(|source| match reply {
+            Answer::Reset => answer::tcp_reset(&mut buffer, headers),
+            Answer::PortUnreachable => answer::icmp_error(&mut buffer, headers, source, IcmpError::PortUnreachable),
+            Answer::TimeExceeded => answer::icmp_error(&mut buffer, headers, source, IcmpError::TimeExceeded),
+            Answer::TooBig { mtu } => answer::icmp_error(&mut buffer, headers, source, IcmpError::TooBig { mtu }),
+            Answer::Echo => answer::echo_reply(&mut buffer, headers),
+        });
         if done {
             self.answered(lanes, arrival, buffer);
         } else {
@@ -487,6 +487,15 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         self.tally.publish(&self.counters);
         self.counters.held.set((self.held.len() + self.datagrams.waiting()) as u64);
         self.counters.flows.set(u64::from(self.v4.len() + self.v6.len()));
+    }
+}
+
+/// The address that an answer about a packet comes from: the one that it was sent to, or, where that is not ours (a reply of
+/// mode `dnat` to its client), the port's own.
+fn answer_source<A: Address>(snapshot: &Snapshot, in_port: crate::PortIndex, destination: A) -> Option<A> {
+    match snapshot.place(destination) {
+        Place::Elsewhere => snapshot.port(in_port).addresses.iter().find_map(|net| A::from_ip(net.addr())),
+        Place::Vip | Place::Snat | Place::Twin(_) | Place::PoolUnused => Some(destination),
     }
 }
 

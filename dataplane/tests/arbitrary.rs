@@ -7,7 +7,7 @@ mod rig;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use dataplane::testing::{Packet, Segment, arp_request, neighbour_solicitation};
+use dataplane::testing::{Packet, Segment, arp_request, fragments, neighbour_solicitation};
 use dataplane::{Burst, DropReason, Mac, MemoryBuffer, PortIndex};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -52,6 +52,10 @@ const PORTS: [u16; 8] = [0, 53, 80, 1024, 1025, 5353, 8080, 30080];
 enum Step {
     Arrives(PortIndex, Vec<u8>),
     FromLinux(PortIndex, Vec<u8>),
+    /// A datagram in fragments of so many eights, one of them left out, the others in turn from there.
+    Fragments(PortIndex, Vec<u8>, usize, Index),
+    /// Somebody on the way of a packet sent earlier tells its sender an ICMP error about it, with so much of it.
+    Error(Index, PortIndex, u8, usize),
     /// The one that got a packet sent earlier answers it, with these TCP flags.
     Answered(Index, PortIndex, u8),
     Passes(u64),
@@ -119,6 +123,14 @@ fn packet() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
+/// A whole datagram or segment that is worth fragments.
+fn datagram() -> impl Strategy<Value = Vec<u8>> {
+    let ends = any::<bool>().prop_flat_map(|v4| (address(v4), address(v4)));
+    (ends, segment(), vec(any::<u8>(), 0..600)).prop_map(|((source, destination), segment, payload)| {
+        Packet::between(source, destination, segment).payload(&payload).build()
+    })
+}
+
 fn question() -> impl Strategy<Value = Vec<u8>> {
     let arp = (address(true), address(true)).prop_map(|(from, to)| match (from, to) {
         (IpAddr::V4(from), IpAddr::V4(to)) => arp_request(from, to),
@@ -172,6 +184,10 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (port(), frame()).prop_map(|(port, frame)| Step::FromLinux(port, frame)),
         6 => (any::<Index>(), port(), prop_oneof![Just(18_u8), Just(16), Just(17), Just(4)])
             .prop_map(|(which, port, flags)| Step::Answered(which, port, flags)),
+        3 => (port(), datagram(), 1..100_usize, any::<Index>())
+            .prop_map(|(port, frame, eights, first)| Step::Fragments(port, frame, eights, first)),
+        3 => (any::<Index>(), port(), select([1_u8, 2, 3, 4, 11, 12].as_slice()), 0..120_usize)
+            .prop_map(|(which, port, kind, quoted)| Step::Error(which, port, kind, quoted)),
         2 => prop_oneof![0..SECOND, 0..200 * SECOND, Just(7300 * SECOND)].prop_map(Step::Passes),
         3 => change().prop_map(Step::Changes),
         1 => prop_oneof![Just(usize::MAX), 0..3_usize].prop_map(Step::Room),
@@ -203,6 +219,18 @@ impl World {
                 burst.push(MemoryBuffer::new(&frame, 0));
                 prop_assert!(rig.twins[usize::from(port.0)].from_linux.push(burst).is_ok());
             }
+            Step::Fragments(port, frame, eights, first) => {
+                let mut fragments = fragments(&frame, eights * 8, 7);
+                let first = first.index(fragments.len() + 1);
+                fragments.rotate_left(first);
+                fragments.iter().skip(1).for_each(|fragment| self.arrives(port, fragment));
+            }
+            Step::Error(which, port, kind, quoted) if !self.sent.is_empty() => {
+                if let Some(error) = error_about(&self.sent[which.index(self.sent.len())], kind, quoted) {
+                    self.arrives(port, &error);
+                }
+            }
+            Step::Error(..) => {}
             Step::Answered(which, port, flags) if !self.sent.is_empty() => {
                 let answer = answer_to(&self.sent[which.index(self.sent.len())], flags);
                 self.arrives(port, &answer);
@@ -308,6 +336,17 @@ fn each_port(state: &mut State, name: &ServiceName, edit: impl FnMut(&mut Servic
     if let Some(service) = state.services.get_mut(name) {
         Arc::make_mut(service).ports.iter_mut().for_each(edit);
     }
+}
+
+/// An ICMP error about a frame, to its sender.
+fn error_about(frame: &[u8], kind: u8, quoted: usize) -> Option<Vec<u8>> {
+    let (source, from) = match frame.get(12..14)? {
+        [8, 0] => (<[u8; 4]>::try_from(frame.get(26..30)?).ok()?.into(), ip("203.0.113.1")),
+        [0x86, 0xdd] => (IpAddr::from(<[u8; 16]>::try_from(frame.get(22..38)?).ok()?), ip("2001:db8:9::1")),
+        _ => return None,
+    };
+    let quote = &frame[14..frame.len().min(14 + quoted)];
+    Some(Packet::between(from, source, Segment::Icmp { kind, code: 0, rest: 1300 }).payload(quote).build())
 }
 
 /// The frame with its ends exchanged, as its receiver would answer. TCP gets these flags.

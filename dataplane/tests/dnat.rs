@@ -147,3 +147,19 @@ fn flows_end_when_they_are_idle_and_leave_nothing_behind() {
     let sent = rig.forward(UPLINK, &Packet::udp(CLIENT, "192.0.2.101:53").payload(b"?").build());
     assert_checksums(&sent);
 }
+
+#[test]
+fn a_backend_is_told_by_the_gateway_what_cannot_reach_the_client() {
+    for (client, vip, gateway) in [(CLIENT, VIP, "10.0.0.2"), (CLIENT_V6, "[2001:db8::1:0]:80", "fd00::2")] {
+        let mut rig = Rig::with_mode(Mode::Dnat);
+        let (client, backend) = rig::ends(&rig.forward(UPLINK, &Packet::tcp(client, vip).build()));
+        let reply = || between(backend, client).flags(ACK);
+        for packet in [reply().hop_limit(1), reply().payload(&[0; 1600])] {
+            assert_eq!(rig.put(CLUSTER, &packet.build()), Some(Fate::Reply(CLUSTER)));
+            let told = rig.sent(CLUSTER).remove(0);
+            assert_checksums(&told);
+            let (source, destination) = rig::ends(&told);
+            assert_eq!((source.ip(), destination.ip()), (ip(gateway), backend.ip()), "not in the client's name");
+        }
+    }
+}
