@@ -1,3 +1,5 @@
+//! From objects to Services and statuses, one plan after another.
+
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
