@@ -87,6 +87,8 @@ type Shared<T> = Rc<RefCell<T>>;
 pub(super) struct SlotPort {
     arriving: Shared<Burst<Slot>>,
     sent: Shared<Burst<Slot>>,
+    /// What leaves in the same poll and finds `sent` taken: RSTs of flows that yield.
+    more: Shared<Vec<Slot>>,
     free: Shared<Vec<Slot>>,
 }
 
@@ -102,8 +104,7 @@ impl Port for SlotPort {
         if sent.is_empty() {
             return std::mem::swap(burst, &mut *sent);
         }
-        let room = sent.remaining_capacity().min(burst.len());
-        sent.extend(burst.drain(..room));
+        self.more.borrow_mut().extend(burst.drain(..));
     }
 
     fn allocate(&mut self) -> Option<Slot> {
@@ -120,13 +121,15 @@ impl Port for SlotPort {
 pub(super) struct Memory {
     arriving: [Shared<Burst<Slot>>; 2],
     sent: [Shared<Burst<Slot>>; 2],
+    more: [Shared<Vec<Slot>>; 2],
     free: Shared<Vec<Slot>>,
 }
 
 impl Memory {
     pub(super) fn new() -> Self {
         let slots = (0..BUFFERS).map(|_| Slot { bytes: Box::new([0; ROOM]), len: 0 }).collect();
-        Self { arriving: Default::default(), sent: Default::default(), free: Rc::new(RefCell::new(slots)) }
+        let more = std::array::from_fn(|_| Rc::new(RefCell::new(Vec::with_capacity(BUFFERS))));
+        Self { arriving: Default::default(), sent: Default::default(), more, free: Rc::new(RefCell::new(slots)) }
     }
 }
 
@@ -137,6 +140,7 @@ impl Harness for Memory {
         let port = |side: Side| SlotPort {
             arriving: self.arriving[side as usize].clone(),
             sent: self.sent[side as usize].clone(),
+            more: self.more[side as usize].clone(),
             free: self.free.clone(),
         };
         Some([port(Side::Uplink), port(Side::Cluster)])
@@ -156,7 +160,8 @@ impl Harness for Memory {
     #[inline]
     fn drain(&mut self, side: Side, mut see: impl FnMut(&[u8])) {
         let mut free = self.free.borrow_mut();
-        for slot in self.sent[side as usize].borrow_mut().drain(..) {
+        let (mut sent, mut more) = (self.sent[side as usize].borrow_mut(), self.more[side as usize].borrow_mut());
+        for slot in sent.drain(..).chain(more.drain(..)) {
             see(slot.bytes());
             free.push(slot);
         }

@@ -32,6 +32,8 @@ pub(super) struct Verifier<'o> {
 
 /// Hop limit of the frames of a trace.
 const SENT_HOP_LIMIT: u8 = 63;
+/// That of what the gateway itself begins.
+const OWN_HOP_LIMIT: u8 = 64;
 
 /// A TCP packet as it left.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +42,7 @@ struct Seen {
     destination: (IpAddr, u16),
     hop_limit: u8,
     sequence: u32,
+    reset: bool,
 }
 
 /// Reads a TCP packet without options by fixed offsets and computes its checksums in full; shares no code with the
@@ -68,6 +71,7 @@ fn read(frame: &[u8]) -> Option<Seen> {
         destination: (address(destination)?, word(l4 + 2)?),
         hop_limit,
         sequence: u32::from_be_bytes(segment.get(4..8)?.try_into().ok()?),
+        reset: *segment.get(13)? == dataplane::tcp_flags::RST,
     })
 }
 
@@ -97,7 +101,10 @@ impl<'o> Verifier<'o> {
     /// Checks a packet on its way to a backend.
     pub(super) fn at_backend(&mut self, bytes: &[u8]) -> Result<(), BenchError> {
         let seen = see(bytes)?;
-        let flow = seen.sequence;
+        // What a flow leaves that yields to a new one: the gateway's own, with the number after that of its SYN.
+        let yielded = seen.reset && self.comes_and_goes();
+        let (flow, hop_limit) =
+            if yielded { (seen.sequence.wrapping_sub(1), OWN_HOP_LIMIT) } else { (seen.sequence, SENT_HOP_LIMIT - 1) };
         let service = flow % self.options.services;
         let backends = self.options.backends;
         let known = (0..backends).any(|n| backend(self.family, service, n, backends) == seen.destination.0);
@@ -107,16 +114,21 @@ impl<'o> Verifier<'o> {
         if !self.snat.contains(&seen.source.0) || seen.source.1 < 1024 {
             return Err(wrong("the source is no SNAT address and port", &seen));
         }
-        if seen.hop_limit != SENT_HOP_LIMIT - 1 {
-            return Err(wrong("the hop limit was not lowered by one", &seen));
+        if seen.hop_limit != hop_limit {
+            return Err(wrong(&format!("expected a hop limit of {hop_limit}"), &seen));
         }
         self.checked += 1;
         self.remember(flow, Mapping { snat: seen.source, backend: seen.destination })
     }
 
+    /// Whether flows begin and yield all the time.
+    fn comes_and_goes(&self) -> bool {
+        self.options.new_flows || self.options.flood
+    }
+
     /// One flow keeps its mapping, and no two share one; where flows come and go there is nothing to remember.
     fn remember(&mut self, flow: u32, mapping: Mapping) -> Result<(), BenchError> {
-        if self.options.new_flows || self.options.flood {
+        if self.comes_and_goes() {
             return Ok(());
         }
         if *self.flows.entry(flow).or_insert(mapping) != mapping {
