@@ -17,10 +17,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
-use dataplane::{Buffer, Burst, Link, Mac, MemoryBuffer, Network, PortIndex, Route, TwinQueues};
+use dataplane::{Buffer, Burst, Link, Mac, MemoryBuffer, Network, PortIndex, Route, TagKind, TwinQueues, Vlan};
 use ipnet::IpNet;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use skip::may_make_namespaces;
+use skip::{may_make_namespaces, skip};
 use sluice::af_packet;
 use sluice::netlink::{Follow, REQUESTS_MAX, follow};
 use sluice::twin::{Interface, TwinConfig, TwinCounters, TwinError, TwinPort, TwinThread};
@@ -329,6 +329,35 @@ fn routes_addresses_and_neighbours_are_followed() {
             }
             namespace.ip("neigh del 192.0.2.1 dev uplink");
             follower.until("the neighbour is gone", |n| n.neighbours.is_empty()).await;
+        })
+        .await;
+    });
+}
+
+#[test]
+fn vlan_devices_above_the_twin_are_followed() {
+    const TEST: &str = "vlan devices above the twin are followed";
+    if !may_make_namespaces(TEST) {
+        return;
+    }
+    let namespace = Namespace::new("vlan");
+    namespace.enter(async || {
+        let _twin = Twin::open(&config(&[])).await;
+        let device = "link add link uplink name uplink.100 type vlan id 100".split(' ');
+        let made = Command::new("ip").args(["-n", &namespace.name]).args(device).output().unwrap();
+        if !made.status.success() {
+            skip(TEST, "the kernel has no VLAN devices (8021q)");
+            return;
+        }
+        namespace.ip("addr add 192.0.2.2/24 dev uplink.100");
+        namespace.ip("link set uplink.100 up");
+        following(async |mut follower| {
+            let link = Link::new(PortIndex(0), Vlan::NONE.with(TagKind::Customer, 100).unwrap());
+            follower.until("the device is a link", |n| n.vlans.iter().any(|vlan| vlan.link == link)).await;
+            let on_link = Route { link, ..route("192.0.2.0/24", None) };
+            follower.until("its route is by the link", |n| n.routes.contains(&on_link)).await;
+            namespace.ip("link del uplink.100");
+            follower.until("it is gone", |n| n.vlans.is_empty() && n.routes.is_empty()).await;
         })
         .await;
     });

@@ -283,8 +283,10 @@ fn gateway(attribute: &RouteAttribute) -> Option<IpAddr> {
 mod tests {
     use std::net::Ipv4Addr;
 
-    use dataplane::PortIndex;
-    use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
+    use dataplane::{PortIndex, TagKind, Vlan};
+    use netlink_packet_route::link::{
+        InfoData, InfoKind, InfoVlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, VlanProtocol,
+    };
     use netlink_packet_route::route::RouteNextHop;
 
     use super::*;
@@ -489,6 +491,102 @@ mod tests {
         let mut gone = LinkMessage::default();
         gone.header.index = 11;
         assert_eq!(tables.apply(&RouteNetlinkMessage::DelLink(gone), 0), Effect::Stale);
+    }
+
+    /// A VLAN device with an index, above another interface.
+    fn vlan(index: u32, lower: u32, id: u16, service: bool) -> LinkMessage {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        message.header.flags = LinkFlags::Up;
+        let protocol = if service { VlanProtocol::Ieee8021Ad } else { VlanProtocol::Ieee8021Q };
+        message.attributes.extend([
+            LinkAttribute::IfName(format!("vlan{index}")),
+            LinkAttribute::Mtu(1496),
+            LinkAttribute::Link(lower),
+            LinkAttribute::LinkInfo(vec![
+                LinkInfo::Kind(InfoKind::Vlan),
+                LinkInfo::Data(InfoData::Vlan(vec![InfoVlan::Id(id), InfoVlan::Protocol(protocol)])),
+            ]),
+        ]);
+        message
+    }
+
+    fn address(index: u32, ip: &str, prefix_len: u8) -> RouteNetlinkMessage {
+        let mut message = AddressMessage::default();
+        (message.header.index, message.header.prefix_len) = (index, prefix_len);
+        message.attributes.push(AddressAttribute::Address(ip.parse().unwrap()));
+        RouteNetlinkMessage::NewAddress(message)
+    }
+
+    fn tagged(port: u8, tags: &[(TagKind, u16)]) -> Link {
+        let vlan = tags.iter().fold(Vlan::NONE, |vlan, &(kind, id)| vlan.with(kind, id).unwrap());
+        Link::new(PortIndex(port), vlan)
+    }
+
+    #[test]
+    fn vlan_devices_above_a_twin_are_links_with_addresses_routes_and_neighbours() {
+        let mut tables = tables();
+        for message in [vlan(20, UPLINK, 100, false), vlan(21, CLUSTER, 7, true), vlan(22, 21, 200, false)] {
+            assert_eq!(tables.apply(&RouteNetlinkMessage::NewLink(message.clone()), 0), Effect::Stale, "new");
+            assert_eq!(tables.apply(&RouteNetlinkMessage::NewLink(message), 0), Effect::Nothing, "the same");
+        }
+        tables.apply(&address(20, "192.0.2.2", 24), 0);
+        tables.apply(&RouteNetlinkMessage::NewRoute(route("198.51.100.0/24", Some("192.0.2.1"), 20, 0)), 0);
+        tables.apply(&neighbour("10.0.0.11", 22, NeighbourState::Reachable, Some([2; 6])), 0);
+        let single = tagged(0, &[(TagKind::Customer, 100)]);
+        let (outer, double) =
+            (tagged(1, &[(TagKind::Service, 7)]), tagged(1, &[(TagKind::Service, 7), (TagKind::Customer, 200)]));
+        let network = tables.network();
+        assert_eq!(
+            network.vlans.iter().map(|v| (v.link, v.mtu)).collect::<Vec<_>>(),
+            [(single, 1496), (outer, 1496), (double, 1496)]
+        );
+        assert_eq!(network.vlans[0].addresses, ["192.0.2.2/24".parse().unwrap()]);
+        assert_eq!((network.routes[0].link, network.neighbours[0].link), (single, double));
+        assert_eq!(network.addresses, ["192.0.2.2".parse::<IpAddr>().unwrap()]);
+        assert_eq!((tables.index_of(single), tables.index_of(double)), (Some(20), Some(22)));
+        let mut gone = LinkMessage::default();
+        gone.header.index = 21;
+        assert_eq!(tables.apply(&RouteNetlinkMessage::DelLink(gone), 0), Effect::Stale);
+        assert_eq!(tables.network().vlans.len(), 1, "what stood on it is no link any more");
+    }
+
+    #[test]
+    fn what_is_no_vlan_device_of_ours_is_no_link() {
+        let mut down = vlan(20, UPLINK, 100, false);
+        down.header.flags = LinkFlags::empty();
+        let mut elsewhere = vlan(20, UPLINK, 100, false);
+        elsewhere.attributes.push(LinkAttribute::LinkNetNsId(1));
+        let mut bridge = vlan(20, UPLINK, 100, false);
+        bridge.attributes.retain(|a| !matches!(a, LinkAttribute::LinkInfo(_)));
+        bridge.attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Bridge)]));
+        let rows = [
+            ("above a foreign interface", vec![vlan(20, FOREIGN, 100, false)]),
+            ("down", vec![down]),
+            ("above an interface of another namespace", vec![elsewhere]),
+            ("a bridge", vec![bridge]),
+            ("of the reserved identifier", vec![vlan(20, UPLINK, 4095, false)]),
+        ];
+        for (sentence, messages) in rows {
+            let mut tables = tables();
+            for message in messages {
+                tables.apply(&RouteNetlinkMessage::NewLink(message), 0);
+            }
+            assert!(tables.network().vlans.is_empty(), "{sentence}");
+        }
+        let mut deep = tables();
+        for message in [vlan(20, UPLINK, 1, true), vlan(21, 20, 2, false), vlan(22, 21, 3, false), vlan(23, 23, 4, false)] {
+            deep.apply(&RouteNetlinkMessage::NewLink(message), 0);
+        }
+        assert_eq!(deep.network().vlans.len(), 2, "three tags, and a device that stands on itself");
+    }
+
+    #[test]
+    fn a_vlan_device_that_is_heard_of_before_what_it_stands_on_is_a_link_as_well() {
+        let mut tables = tables();
+        assert_eq!(tables.apply(&RouteNetlinkMessage::NewLink(vlan(5, 6, 200, false)), 0), Effect::Nothing);
+        assert_eq!(tables.apply(&RouteNetlinkMessage::NewLink(vlan(6, UPLINK, 7, true)), 0), Effect::Stale);
+        assert_eq!(tables.network().vlans.len(), 2);
     }
 
     #[test]
