@@ -63,13 +63,13 @@ impl Buffer for Packet {
     }
 
     #[inline]
-    fn rss_hash(&self) -> Option<u32> {
-        self.0.rss_hash()
+    fn prepend(&mut self, len: usize) -> bool {
+        self.0.prepend(len)
     }
 
     #[inline]
-    fn prepend(&mut self, len: usize) -> bool {
-        self.0.prepend(len)
+    fn rss_hash(&self) -> Option<u32> {
+        self.0.rss_hash()
     }
 
     #[inline]

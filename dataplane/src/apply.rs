@@ -1,5 +1,6 @@
 //! Carries verdicts out: rewrites, answers, holds, hands to Linux, drops, and counts each once.
 
+mod deliver;
 mod error;
 mod fragment;
 mod originate;
@@ -12,7 +13,9 @@ use proto::Family;
 use crate::answer::IcmpError;
 use crate::cut::cut;
 use crate::datagrams::Datagrams;
-use crate::decide::{Answer, Changes, Flows, Obstacle, OtherFlows, Packet, Passage, Verdict, decide, follow, rewrite_of};
+use crate::decide::{
+    Answer, Changes, Flows, Obstacle, OtherFlows, Packet, Passage, Verdict, decide, follow, follow_one_way, rewrite_of,
+};
 use crate::flow::{Candidate, Flow, FlowTable, IdleLimits, Segment};
 use crate::held::{Awaited, Held};
 use crate::identification::Identifications;
@@ -166,6 +169,13 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     ) where
         Self: Tables<A>,
     {
+        if let Obstacle::OneWay(index) = obstacle {
+            let now = Tick::at(arrival.now_ns);
+            if let Ok(delivery) = follow_one_way(packet, index, snapshot, self.flows().0, now) {
+                self.tally.hits += 1;
+                return self.deliver(lanes, buffer, packet.headers, &delivery);
+            }
+        }
         match packet.headers.transport {
             Transport::Fragment => self.fragment(lanes, snapshot, arrival, buffer, packet),
             Transport::Icmp { .. } => {
@@ -243,6 +253,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     {
         match verdict {
             Verdict::Forward(passage) => self.depart(lanes, buffer, headers, passage),
+            Verdict::Deliver(delivery) => self.deliver(lanes, buffer, headers, &delivery),
             Verdict::Wait(awaited) => self.hold(lanes, arrival, buffer, awaited),
             Verdict::Linux => self.give_to_linux(lanes, snapshot, arrival, buffer),
             Verdict::Reply(answer) => self.reply(lanes, snapshot, arrival, buffer, headers, answer),

@@ -36,7 +36,7 @@ pub struct Compiler {
     /// What each worker counts.
     counters: Arc<[Arc<WorkerCounters>]>,
     snat: SnatTables,
-    tunnels: Tunnels,
+    tunnels: Arc<Tunnels>,
     ways: Ways,
     backends: Backends,
     /// In the order of the state's.
@@ -51,6 +51,8 @@ pub struct Compiler {
     by_address: ByAddress,
     conflicts: Vec<String>,
     failing_open: Vec<String>,
+    /// When the grace of a table that was replaced is over next.
+    grace_due_ns: Option<u64>,
     last: Snapshot,
 }
 
@@ -61,7 +63,7 @@ impl Compiler {
         let ports: Arc<[_]> = config.ports.clone().into();
         let network = Network::default();
         let snat = SnatTables::new(&config, &network);
-        let tunnels = Tunnels::new(&config);
+        let tunnels = Arc::new(Tunnels::new(&config));
         let mut ways = Ways::new(ports.clone());
         let mut answers = Answers::default();
         let last = Snapshot {
@@ -75,6 +77,7 @@ impl Compiler {
             affinity: None,
             backends: crate::snapshot::BackendTable::default(),
             routes: ways.share(),
+            tunnels: tunnels.clone(),
             services: Vec::new(),
             vlans: snat.vlans.clone(),
             announced: answers.update(&config, &[], &[], &network, 1),
@@ -103,6 +106,7 @@ impl Compiler {
             vlans: Vec::new(),
             conflicts: Vec::new(),
             failing_open: Vec::new(),
+            grace_due_ns: None,
         }
     }
 
@@ -148,10 +152,10 @@ impl Compiler {
         last.clone()
     }
 
-    /// When the next snapshot is due although nothing changes: a drain is over then.
+    /// When the next snapshot is due although nothing changes: a drain is over then, or the grace of a table.
     #[must_use]
     pub fn next_due_ns(&self) -> Option<u64> {
-        self.backends.due_ns()
+        self.backends.due_ns().into_iter().chain(self.grace_due_ns).min()
     }
 
     /// VLAN devices. True when any came, went or changed.
@@ -184,6 +188,7 @@ impl Compiler {
                 node_port_addresses: &[],
                 counters: &self.counters,
                 affinity: None,
+                grace: self.config.flows.table_grace,
                 now_ns,
             };
             all = self.backends.targets.resolve(|address| around.reach(address));
@@ -226,8 +231,10 @@ impl Compiler {
             health,
             node_port_addresses: &self.config.node_port_addresses,
             counters: &self.counters,
+            grace: self.config.flows.table_grace,
             now_ns,
         };
+        self.grace_due_ns = None;
         let mut dnat_changed = gone_dnat;
         self.last.services.clear();
         self.last.frontends.clear();
@@ -237,7 +244,8 @@ impl Compiler {
         for ((name, service), served) in state.services.iter().zip(self.services.values_mut()) {
             let affected_alone = || failed_before.as_ref().is_some_and(|old| old.get(name) != health.failing_for.get(name));
             let affected = || changed.iter().any(|key| served.backends.contains_key(key)) || affected_alone();
-            if served.is_new || all || is_other(&served.source, service) || affected() {
+            let over = served.grace_due_ns.is_some_and(|due_ns| due_ns <= now_ns);
+            if served.is_new || all || over || is_other(&served.source, service) || affected() {
                 dnat_changed |= served.is_dnat() || service.mode == Mode::Dnat;
                 listens_changed |= served.compile(service, &mut self.backends, &mut around);
             } else if !Arc::ptr_eq(&served.source, service) {
@@ -245,6 +253,7 @@ impl Compiler {
                 served.source = service.clone();
             }
             shortest_idle_timeout = [shortest_idle_timeout, served.idle_timeout].into_iter().flatten().min();
+            self.grace_due_ns = [self.grace_due_ns, served.grace_due_ns].into_iter().flatten().min();
             self.last.services.push(served.view.clone());
             self.last.frontends.extend(served.ports.iter().map(|port| port.frontend.clone()));
             self.failing_open.extend_from_slice(&served.failing_open);

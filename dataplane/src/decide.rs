@@ -6,9 +6,11 @@
 
 mod dnat;
 mod error;
+mod one_way;
 mod reclaim;
 
 pub use error::follow_error;
+pub use one_way::{Delivery, follow_one_way, follow_one_way_error};
 pub use reclaim::{OtherFlows, Reset};
 
 use arrayvec::ArrayVec;
@@ -116,6 +118,8 @@ pub enum Obstacle<'s> {
     NoFlow,
     /// It has one and may change it: begin, confirm or close it, or find that it has ended.
     Event(FlowIndex, Direction),
+    /// It is of a flow whose backend answers its client directly, and leaves it where it is.
+    OneWay(FlowIndex),
     /// It is of a flow, and must not go on.
     Known(Stop),
     /// It is of a flow and goes on, but not as it is: in pieces, or with VLAN tags.
@@ -131,6 +135,8 @@ pub enum Stop {
     Unresolved(Awaited),
     /// There is no route.
     NoRoute,
+    /// It would leave for a VIP by a router, who would send it back.
+    VipLoop,
     /// Its hop limit ends here.
     HopLimit,
     /// It does not fit, and may not be cut.
@@ -146,6 +152,8 @@ pub enum Stop {
 pub enum Verdict<'s> {
     /// Rewritten and sent.
     Forward(Passage<'s>),
+    /// Sent, as it is or inside another packet, to a backend that answers the client directly.
+    Deliver(Delivery<'s>),
     /// Held until Linux knows the next hop.
     Wait(Awaited),
     /// Given to the Linux twin of the port it came in by.
@@ -178,6 +186,9 @@ pub fn follow<'s, A: Address>(
     let flow = table.get_mut(index);
     if !is_plain(flow.state, transport, direction) || limits.may_be_over(flow.state, flow.last_seen, now) {
         return Err(Obstacle::Event(index, direction));
+    }
+    if !flow.way.is_two_way() {
+        return Err(Obstacle::OneWay(index));
     }
     match snapshot.spot(flow.backend) {
         Some(backend) if !backend.removed => match pass(packet, snapshot, backend.next_hop, flow, direction, now) {
@@ -230,6 +241,16 @@ pub fn decide<'s, A: Address>(
     flows: &mut Flows<'_, A>,
     now: Tick,
 ) -> Verdict<'s> {
+    let obstacle = match obstacle {
+        Obstacle::OneWay(index) => match follow_one_way(packet, index, snapshot, flows.table, now) {
+            Ok(delivery) => {
+                flows.changes.hit = true;
+                return Verdict::Deliver(delivery);
+            }
+            Err(obstacle) => obstacle,
+        },
+        obstacle => obstacle,
+    };
     match obstacle {
         Obstacle::Known(stop) => {
             flows.changes.hit = true;
@@ -252,7 +273,7 @@ pub fn decide<'s, A: Address>(
             flows.changes.hit = true;
             return Verdict::Forward(passage);
         }
-        Obstacle::NoFlow => {}
+        Obstacle::NoFlow | Obstacle::OneWay(_) => {}
     }
     match packet.headers.transport {
         Transport::Tcp { .. } | Transport::Udp => match frontend_of(packet, snapshot) {
@@ -284,6 +305,10 @@ fn look_closer<'s, A: Address>(
     }
     flows.table.advance(index, transport, direction, segment, now);
     let flow = flows.table.get_mut(index);
+    if !flow.way.is_two_way() {
+        flow.last_seen = now;
+        return Some(one_way::verdict_of_flow(packet, flow, snapshot));
+    }
     Some(match pass(packet, snapshot, backend.next_hop, flow, direction, now).and_then(|exit| fits(packet, exit)) {
         Ok(exit) => Verdict::Forward(Passage { flow: index, direction, exit }),
         Err(stop) => stopped(stop),
@@ -328,7 +353,7 @@ fn arrives_from_other(snapshot: &Snapshot, next_hop: u32, link: Link) -> bool {
 /// A SYN on a closing flow, a SYN that was never answered by a backend that takes no new flows any more, and any SYN or
 /// UDP packet whose backend is gone make a new choice (FORWARDING 2): TCP that has begun goes on to a draining backend.
 fn begins_anew(transport: Transport, state: FlowState, backend: &Backend) -> bool {
-    let unanswered_in_vain = state == FlowState::TcpOpening && !backend.accepts_new;
+    let unanswered_in_vain = matches!(state, FlowState::TcpOpening | FlowState::TcpOneWayNew) && !backend.accepts_new;
     match transport {
         Transport::Tcp { flags } => is_opening(flags) && (state.is_closing() || unanswered_in_vain || backend.removed),
         _ => backend.removed,
@@ -358,6 +383,9 @@ fn new_flow<'s, A: Address>(
     }
     if !frontend.allows(tuple.source) {
         return Verdict::Drop(DropReason::SourceRange);
+    }
+    if !frontend.way().is_two_way() {
+        return one_way::new_flow(packet, snapshot, flows, now, frontend);
     }
     if let Transport::Tcp { flags } = packet.headers.transport
         && !is_opening(flags)
@@ -525,12 +553,18 @@ fn no_exit(snapshot: &Snapshot, slot: u32) -> Stop {
 /// Whether the packet may leave so; what is too long is cut on its way out, if its sender allows it.
 #[inline]
 fn fits<'s, A: Address>(packet: &Packet<'_, A>, exit: &'s Exit) -> Result<&'s Exit, Stop> {
+    fits_in(packet, exit.mtu).map(|()| exit)
+}
+
+/// Whether the packet may leave where packets are at most so long.
+#[inline]
+fn fits_in<A: Address>(packet: &Packet<'_, A>, mtu: u16) -> Result<(), Stop> {
     if packet.headers.hop_limit <= 1 {
         Err(Stop::HopLimit)
-    } else if packet.headers.packet_len > exit.mtu && packet.headers.dont_fragment {
-        Err(Stop::TooBig { mtu: exit.mtu })
+    } else if packet.headers.packet_len > mtu && packet.headers.dont_fragment {
+        Err(Stop::TooBig { mtu })
     } else {
-        Ok(exit)
+        Ok(())
     }
 }
 
@@ -540,6 +574,7 @@ fn stopped<'s>(stop: Stop) -> Verdict<'s> {
         Stop::WrongPort => Verdict::Drop(DropReason::SnatWrongPort),
         Stop::Unresolved(awaited) => Verdict::Wait(awaited),
         Stop::NoRoute => Verdict::Drop(DropReason::NoRoute),
+        Stop::VipLoop => Verdict::Drop(DropReason::VipLoop),
         Stop::HopLimit => Verdict::Reply(Answer::TimeExceeded),
         Stop::TooBig { mtu } => Verdict::Reply(Answer::TooBig { mtu }),
     }

@@ -42,16 +42,16 @@ impl Buffer for MemoryBuffer {
         true
     }
 
-    fn rss_hash(&self) -> Option<u32> {
-        self.rss_hash
-    }
-
     fn prepend(&mut self, len: usize) -> bool {
         if self.bytes.len() + len > ROOM {
             return false;
         }
         self.bytes.splice(..0, std::iter::repeat_n(0, len));
         true
+    }
+
+    fn rss_hash(&self) -> Option<u32> {
+        self.rss_hash
     }
 
     fn trim_front(&mut self, len: usize) {

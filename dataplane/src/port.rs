@@ -20,7 +20,8 @@ pub trait Buffer: Send {
     /// when there is no room.
     #[must_use]
     fn resize(&mut self, len: usize) -> bool;
-    /// Makes room for `len` bytes, of any value, before the frame. False, and nothing changed, when there is none.
+    /// Makes room for `len` bytes, of any value, before the frame. False, and nothing changed, when there is none. Before a
+    /// received frame there is room for 128 bytes (DPDK's default headroom).
     #[must_use]
     fn prepend(&mut self, len: usize) -> bool;
     /// Takes `len` bytes off the front of the frame; all there are when they are fewer.

@@ -5,9 +5,12 @@
 
 mod error;
 mod fragment;
+mod hop;
 
 pub use error::{ErrorRewrite, error};
 pub use fragment::{later_fragment, renumber};
+pub use hop::hop;
+pub(crate) use hop::lower_hop_limit;
 
 use proto::Family;
 

@@ -20,10 +20,11 @@ pub(crate) use backends::BackendTable;
 pub use backends::{Backend, Spot};
 pub use family::{FamilyTables, Front, Place};
 pub(crate) use family::{FrontendKey, Places};
-pub(crate) use frontend::{Affinity, Policy};
+pub(crate) use frontend::{Affinity, Policy, Previous};
 pub use frontend::{BackendView, Frontend, PortView, ServiceView};
 pub use routes::{Exit, NextHop, RouteTo};
 pub(crate) use routes::{GROUP_TABLE, Group, NextHopKey, Routes, Way};
+pub use tunnels::Ends;
 pub(crate) use tunnels::Tunnels;
 
 use crate::affinity::AffinityTable;
@@ -46,6 +47,7 @@ pub struct Snapshot {
     pub(crate) affinity: Option<Arc<AffinityTable>>,
     pub(crate) backends: BackendTable,
     pub(crate) routes: Arc<Routes>,
+    pub(crate) tunnels: Arc<Tunnels>,
     pub(crate) services: Vec<Arc<ServiceView>>,
     pub(crate) vlans: Arc<[Link]>,
     pub(crate) announced: Arc<[(Link, IpAddr, u64)]>,

@@ -287,7 +287,8 @@ pub fn assert_checksums(frame: &[u8]) {
 }
 
 /// The checksum over a transport header and its data, its own field as it stands.
-fn transport_checksum(source: IpAddr, destination: IpAddr, protocol: u8, bytes: &[u8]) -> u16 {
+#[must_use]
+pub fn transport_checksum(source: IpAddr, destination: IpAddr, protocol: u8, bytes: &[u8]) -> u16 {
     let mut all = Vec::new();
     match (source, destination) {
         (IpAddr::V4(_), IpAddr::V4(_)) if protocol == 1 => {} // ICMP has no pseudo header

@@ -38,25 +38,28 @@ pub(super) trait Harness {
 
 /// Room of a buffer: what DPDK's are, so that as much memory is touched.
 const ROOM: usize = 2048;
+/// Room in front of a frame, for tunnels: as much as DPDK leaves.
+const HEADROOM: usize = 128;
 /// Buffers: more than are ever under way at once (a burst in, a burst out at each side).
 const BUFFERS: usize = 512;
 
 /// A buffer in memory that is used again and again.
 #[derive(Debug)]
 pub(super) struct Slot {
-    bytes: Box<[u8; ROOM]>,
+    bytes: Box<[u8; HEADROOM + ROOM]>,
+    start: usize,
     len: usize,
 }
 
 impl Buffer for Slot {
     #[inline]
     fn bytes(&self) -> &[u8] {
-        self.bytes.get(..self.len).unwrap_or(&[])
+        self.bytes.get(self.start..self.start + self.len).unwrap_or(&[])
     }
 
     #[inline]
     fn bytes_mut(&mut self) -> &mut [u8] {
-        self.bytes.get_mut(..self.len).unwrap_or(&mut [])
+        self.bytes.get_mut(self.start..self.start + self.len).unwrap_or(&mut [])
     }
 
     #[inline]
@@ -68,14 +71,19 @@ impl Buffer for Slot {
         fits
     }
 
-    /// Nothing is ever put before a frame here: no mode that is measured needs it.
-    fn prepend(&mut self, _: usize) -> bool {
-        false
+    #[inline]
+    fn prepend(&mut self, len: usize) -> bool {
+        let fits = len <= self.start;
+        if fits {
+            self.start -= len;
+            self.len += len;
+        }
+        fits
     }
 
     fn trim_front(&mut self, len: usize) {
         let len = len.min(self.len);
-        self.bytes.copy_within(len..self.len, 0);
+        self.start += len;
         self.len -= len;
     }
 }
@@ -127,7 +135,8 @@ pub(super) struct Memory {
 
 impl Memory {
     pub(super) fn new() -> Self {
-        let slots = (0..BUFFERS).map(|_| Slot { bytes: Box::new([0; ROOM]), len: 0 }).collect();
+        let slot = || Slot { bytes: Box::new([0; HEADROOM + ROOM]), start: HEADROOM, len: 0 };
+        let slots = (0..BUFFERS).map(|_| slot()).collect();
         let more = std::array::from_fn(|_| Rc::new(RefCell::new(Vec::with_capacity(BUFFERS))));
         Self { arriving: Default::default(), sent: Default::default(), more, free: Rc::new(RefCell::new(slots)) }
     }
@@ -163,7 +172,7 @@ impl Harness for Memory {
         let (mut sent, mut more) = (self.sent[side as usize].borrow_mut(), self.more[side as usize].borrow_mut());
         for slot in sent.drain(..).chain(more.drain(..)) {
             see(slot.bytes());
-            free.push(slot);
+            free.push(Slot { start: HEADROOM, ..slot });
         }
     }
 }

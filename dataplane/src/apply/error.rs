@@ -1,7 +1,7 @@
 //! Carries ICMP errors to the ends of their flows.
 
 use super::{Arrival, Engine, Tables};
-use crate::decide::{Obstacle, Packet, Passage, follow_error};
+use crate::decide::{Obstacle, Packet, Passage, follow_error, follow_one_way_error};
 use crate::flow::{Direction, Way};
 use crate::lanes::Lanes;
 use crate::observe::Observe;
@@ -27,6 +27,12 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         Self: Tables<A>,
     {
         let Some(quote) = Quote::of(buffer.bytes(), packet.headers) else { return Err((buffer, Obstacle::NoFlow)) };
+        let asked = quote.tuple.reversed();
+        if let Some(verdict) = follow_one_way_error(packet, &asked, snapshot, self.flows().0) {
+            self.tally.hits += 1;
+            self.apply(lanes, snapshot, arrival, buffer, packet.headers, verdict);
+            return Ok(());
+        }
         let (table, limits) = self.flows();
         match follow_error(packet, &quote.tuple, snapshot, table, limits, Tick::at(arrival.now_ns)) {
             Ok(passage) => {

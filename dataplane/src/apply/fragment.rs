@@ -104,6 +104,11 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let verdict = self.verdict(snapshot, arrival, first, segment);
         let course = match verdict {
             Verdict::Forward(passage) => self.forward_first(lanes, buffer, placed, first, passage),
+            Verdict::Deliver(_) => {
+                self.apply(lanes, snapshot, arrival, buffer, first, verdict);
+                // Nothing of it changes that the sender's number would not be right for.
+                follow_by(first, 0)
+            }
             Verdict::Wait(_) => return self.apply(lanes, snapshot, arrival, buffer, first, verdict),
             _ => {
                 self.apply(lanes, snapshot, arrival, buffer, first, verdict);
@@ -130,7 +135,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     {
         let flow = *self.flows().0.get(passage.flow);
         let rewrite = rewrite_of(&flow, passage.direction, passage.exit);
-        let Tuple { source_port, destination_port, protocol, .. } = first.tuple;
+        let Tuple { source_port, destination_port, .. } = first.tuple;
         if first.transport == Transport::Sctp
             && (source_port, destination_port) != (rewrite.source_port, rewrite.destination_port)
         {
@@ -153,9 +158,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         rewrite::nat(buffer.bytes_mut(), first, &rewrite);
         rewrite::renumber(buffer.bytes_mut(), first, placed.fragment.identification_offset, identification);
         self.send_of_flow(lanes, buffer, first, &flow, passage.exit);
-        // Of a later part nobody knows what its packet says of the connection.
-        let transport = if let Transport::Tcp { .. } = first.transport { Transport::Tcp { flags: 0 } } else { first.transport };
-        Course::Follow { source_port, destination_port, protocol, transport, identification }
+        follow_by(first, identification)
     }
 
     /// Ends a fragment that waited for the first.
@@ -297,12 +300,22 @@ fn owner_elsewhere<A: Address, P: Port>(
     (owner != peers.me()).then_some(owner)
 }
 
+/// What those that follow a first fragment are taken for: of a later part nobody knows what its packet says of the
+/// connection.
+const fn follow_by<A: Address>(first: &Headers<A>, identification: u32) -> Course {
+    let Tuple { source_port, destination_port, protocol, .. } = first.tuple;
+    let transport = if let Transport::Tcp { .. } = first.transport { Transport::Tcp { flags: 0 } } else { first.transport };
+    Course::Follow { source_port, destination_port, protocol, transport, identification }
+}
+
 /// What those that follow a first fragment with this verdict do. An answer tells of the whole datagram, and is one answer.
 const fn course_after(verdict: Verdict<'_>) -> Course {
     match verdict {
         Verdict::Linux => Course::Linux,
         Verdict::Drop(reason) | Verdict::Reset(reason) => Course::Drop(reason),
-        Verdict::Reply(_) | Verdict::Wait(_) | Verdict::Forward(_) => Course::Drop(DropReason::AnswerLimited),
+        Verdict::Reply(_) | Verdict::Wait(_) | Verdict::Forward(_) | Verdict::Deliver(_) => {
+            Course::Drop(DropReason::AnswerLimited)
+        }
     }
 }
 

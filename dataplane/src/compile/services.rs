@@ -18,7 +18,7 @@ use crate::flow::{BackendId, UNRESOLVED};
 use crate::hash::TableHash;
 use crate::maglev::MaglevTable;
 use crate::schedule::{HashedBy, Schedule};
-use crate::snapshot::{Affinity, BackendView, Frontend, Policy, PortView, ServiceView, Tunnels};
+use crate::snapshot::{Affinity, BackendView, Frontend, Policy, PortView, Previous, ServiceView, Tunnels};
 use crate::{Health, Link, SourceRanges, TupleHash, WorkerCounters};
 
 /// What services are compiled against.
@@ -32,6 +32,8 @@ pub(super) struct Surroundings<'a> {
     pub(super) counters: &'a Arc<[Arc<WorkerCounters>]>,
     /// What clients keep; none while no service asks for it, or without memory.
     pub(super) affinity: Option<Arc<AffinityTable>>,
+    /// How long a table that was replaced is still asked.
+    pub(super) grace: Duration,
     pub(super) now_ns: u64,
 }
 
@@ -66,6 +68,8 @@ pub(super) struct Served {
     /// As its source has it, at hand, as is the next.
     mode: Mode,
     pub(super) idle_timeout: Option<Duration>,
+    /// When the grace of a table is over that was replaced, and its memory is free.
+    pub(super) grace_due_ns: Option<u64>,
     /// It was never compiled.
     pub(super) is_new: bool,
 }
@@ -92,9 +96,7 @@ impl ServedPort {
 
 /// What of a service this release cannot do. The controller refuses it too; an older or newer one may not.
 fn unsupported(service: &Service) -> Option<Refusal> {
-    let message = if !service.mode.is_two_way() {
-        format!("mode {} is not built into this gateway; use mode nat or dnat", service.mode)
-    } else if service.ports.iter().any(|port| port.protocol == Protocol::Sctp) {
+    let message = if service.ports.iter().any(|port| port.protocol == Protocol::Sctp) {
         "SCTP is not built into this gateway; use TCP or UDP".to_owned()
     } else if let Some(port) = service.ports.iter().find(|port| port.maglev.hash_version != MAGLEV_HASH_VERSION) {
         let found = port.maglev.hash_version;
@@ -124,6 +126,7 @@ impl Served {
             sources: source_ranges(source),
             mode: source.mode,
             idle_timeout: source.idle_timeout,
+            grace_due_ns: None,
             is_new: true,
         }
     }
@@ -146,7 +149,7 @@ impl Served {
         let mut old = std::mem::take(&mut self.ports).into_iter();
         let mut listens_before = Vec::new();
         let mut views = Vec::new();
-        let mut accepting = HashSet::new();
+        let (mut accepting, mut failing) = (HashSet::new(), HashSet::new());
         for port in ports {
             let before = old.next();
             listens_before.extend(before.as_ref().map(|port| (port.protocol, port.listens.clone())));
@@ -155,6 +158,7 @@ impl Served {
             let unreachable = !listed.is_empty() && listed.iter().all(|b| !b.is_reachable);
             let (served, view) = self.serve_port(port, &listed, before, unreachable, around);
             accepting.extend(view.backends.iter().filter(|b| b.accepts_new).map(|b| b.id));
+            failing.extend(view.backends.iter().filter(|b| !b.healthy).map(|b| b.id));
             if unreachable {
                 self.refusal.get_or_insert_with(|| no_way(source.mode, port));
             }
@@ -170,9 +174,10 @@ impl Served {
             self.refusal.get_or_insert_with(too_many_targets);
         }
         for &id in self.backends.values() {
-            backends.set_policy(id, accepting.contains(&id), source.idle_timeout.map(Into::into));
+            backends.set_policy(id, accepting.contains(&id), failing.contains(&id), source.idle_timeout.map(Into::into));
         }
         listens_before.extend(old.map(|port| (port.protocol, port.listens)));
+        self.grace_due_ns = self.due_ns(around.grace);
         self.view = Arc::new(view_of(source, &self.name, self.refusal.clone(), views));
         !listens_before.iter().map(|(p, l)| (p, l)).eq(self.ports.iter().map(|port| (&port.protocol, &port.listens)))
     }
@@ -283,8 +288,13 @@ impl Served {
         let table = table.unwrap_or_else(|| Arc::new(MaglevTable::build(port.maglev, weights)));
         let policy = self.policy(port);
         let before = before.map(|old| old.frontend);
-        let is_as =
-            |old: &Arc<Frontend>| Arc::ptr_eq(&old.table, &table) && old.backends == backends && old.policy.is_as(&policy);
+        let previous = self.previous(before.as_ref(), &table, around);
+        let is_as = |old: &Arc<Frontend>| {
+            Arc::ptr_eq(&old.table, &table)
+                && old.backends == backends
+                && old.policy.is_as(&policy)
+                && old.previous.is_some() == previous.is_some()
+        };
         if let Some(old) = before.as_ref().filter(|old| is_as(old)) {
             return old.clone();
         }
@@ -298,7 +308,30 @@ impl Served {
         let affinity = policy.affinity.zip(around.affinity.as_ref());
         let affinity = affinity.map(|(timeout, table)| Affinity::new(table.clone(), timeout, taking()));
         let hash = TupleHash::new(if policy.affinity.is_some() { self.seed(port) } else { port.maglev.seed });
-        Arc::new(Frontend { service: self.name.clone(), hash, table, backends, policy, schedule, affinity })
+        Arc::new(Frontend { service: self.name.clone(), hash, table, backends, policy, schedule, affinity, previous })
+    }
+
+    /// The table before, in modes where a flow that we do not know may go on by it: the one that is being replaced, else the
+    /// one that was, until the grace is over.
+    fn previous(
+        &self,
+        before: Option<&Arc<Frontend>>,
+        table: &Arc<MaglevTable>,
+        around: &Surroundings<'_>,
+    ) -> Option<Arc<Previous>> {
+        let is_one_way = |before: &&Arc<Frontend>| !self.source.mode.is_two_way() && !before.way().is_two_way();
+        let before = before.filter(is_one_way)?;
+        let &Surroundings { grace, now_ns, .. } = around;
+        if Arc::ptr_eq(&before.table, table) || !before.is_usable() {
+            return before.previous.clone().filter(|previous| now_ns < previous.over_ns(grace));
+        }
+        let (table, backends) = (before.table.clone(), before.backends.clone());
+        Some(Arc::new(Previous { table, backends, replaced_ns: now_ns, grace: grace.into() }))
+    }
+
+    /// When the grace of a table is over.
+    fn due_ns(&self, grace: Duration) -> Option<u64> {
+        self.ports.iter().filter_map(|port| Some(port.frontend.previous.as_ref()?.over_ns(grace))).min()
     }
 
     fn policy(&self, port: &ServicePort) -> Policy {

@@ -186,8 +186,18 @@ impl Backends {
         let generation = self.generations[slot as usize];
         let (protocol, address) = key;
         let (service, next_hop) = (service.clone(), reach.next_hop);
-        let (accepts_new, removed, idle_timeout) = (false, false, None);
-        let backend = Backend { address, protocol, service, target, next_hop, generation, idle_timeout, accepts_new, removed };
+        let backend = Backend {
+            address,
+            protocol,
+            service,
+            target,
+            next_hop,
+            generation,
+            idle_timeout: None,
+            accepts_new: false,
+            removed: false,
+            failing: false,
+        };
         self.table.set(slot, Some(backend));
         Some(BackendId { slot, generation })
     }
@@ -198,9 +208,11 @@ impl Backends {
     }
 
     /// What the service of a backend says of it now.
-    pub(super) fn set_policy(&mut self, id: BackendId, accepts_new: bool, idle_timeout: Option<Ticks>) {
-        let differs = |backend: &Backend| (backend.accepts_new, backend.idle_timeout) != (accepts_new, idle_timeout);
-        self.table.update(id.slot, differs, |backend| (backend.accepts_new, backend.idle_timeout) = (accepts_new, idle_timeout));
+    pub(super) fn set_policy(&mut self, id: BackendId, accepts_new: bool, failing: bool, idle_timeout: Option<Ticks>) {
+        let now = (accepts_new, failing, idle_timeout);
+        let differs = |backend: &Backend| (backend.accepts_new, backend.failing, backend.idle_timeout) != now;
+        let change = |backend: &mut Backend| (backend.accepts_new, backend.failing, backend.idle_timeout) = now;
+        self.table.update(id.slot, differs, change);
     }
 
     /// The service does not name it any more: it drains.

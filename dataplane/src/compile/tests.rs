@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use proto::limits::{MAGLEV_HASH_VERSION, SNAT_PORT_REST};
-use proto::{Announce, Backend, BackendState, Family, MaglevSpec, Mode, Protocol, Reason, ServicePort};
+use proto::{Announce, Backend, BackendState, Family, MaglevSpec, Protocol, Reason, ServicePort};
 
 use super::*;
 use crate::flow::{BackendId, UNRESOLVED};
@@ -413,8 +413,8 @@ fn without_a_snat_address_for_its_way_a_frontend_is_refused() {
 #[test]
 fn what_is_not_built_is_refused_by_name() {
     let mut desk = Desk::new();
-    desk.put(service("dsr", "192.0.2.100", &TWO));
-    desk.change("dsr", |service| service.mode = Mode::Dsr);
+    desk.put(service("web", "192.0.2.100", &TWO));
+    desk.change("web", |service| service.ports[0].maglev.hash_version += 1);
     let snapshot = desk.compile();
     assert!(snapshot.frontend(v4("192.0.2.100"), 6, 80).is_none());
     assert_eq!(snapshot.refused()[0].1.reason, Reason::Unsupported);

@@ -33,6 +33,8 @@ pub struct Backend {
     pub accepts_new: bool,
     /// It is gone; its flows may go on until the drain is over.
     pub removed: bool,
+    /// Its probes fail, or did when it was removed.
+    pub failing: bool,
 }
 
 /// What a hit needs of a backend: as little as fits, so that a thousand backends stay in the first cache.

@@ -10,7 +10,8 @@ use crate::affinity::AffinityTable;
 use crate::flow::{BackendId, Way};
 use crate::maglev::MaglevTable;
 use crate::schedule::{HashedBy, Schedule};
-use crate::tick::Ticks;
+use crate::snapshot::Snapshot;
+use crate::tick::{Tick, Ticks};
 use crate::{Address, Chooser, SourceRanges, Tuple, TupleHash};
 
 /// One port of a service in one family, at all its addresses.
@@ -25,6 +26,35 @@ pub struct Frontend {
     pub(crate) policy: Policy,
     pub(crate) schedule: Schedule,
     pub(crate) affinity: Option<Affinity>,
+    pub(crate) previous: Option<Arc<Previous>>,
+}
+
+/// The table before the one that holds, by which flows were begun that this gateway may not know (FORWARDING 4).
+#[derive(Debug)]
+pub(crate) struct Previous {
+    pub(crate) table: Arc<MaglevTable>,
+    /// What the positions of the table stand for.
+    pub(crate) backends: Box<[BackendId]>,
+    /// When it was replaced.
+    pub(crate) replaced_ns: u64,
+    /// How long it is asked after that.
+    pub(crate) grace: Ticks,
+}
+
+impl Previous {
+    /// When it is not asked any more.
+    pub(crate) fn over_ns(&self, grace: Duration) -> u64 {
+        self.replaced_ns.saturating_add(u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// The backend of a hash, if the grace is not over and it is alive or draining.
+    fn choose(&self, hash: u64, snapshot: &Snapshot, now: Tick) -> Option<BackendId> {
+        if now.since(Tick::at(self.replaced_ns)) >= self.grace {
+            return None;
+        }
+        let id = self.backends.get(usize::from(self.table.choose(hash)?)).copied()?;
+        snapshot.backend(id).is_some_and(|backend| !backend.failing).then_some(id)
+    }
 }
 
 /// `sessionAffinity: ClientIP` of a frontend.
@@ -119,6 +149,14 @@ impl Frontend {
         let hash = self.hash_of(tuple);
         let recalled = |affinity: &Affinity| affinity.table.recall(hash).and_then(|id| affinity.keeps(id));
         self.affinity.as_ref().and_then(recalled).or_else(|| self.hashed(hash))
+    }
+
+    /// The backend for a packet of a flow that was begun before we knew of it, in a mode where that flow may go on
+    /// (FORWARDING 4): what the table before the last change says, for a while after that.
+    #[must_use]
+    pub fn choose_mid_stream<A: Address>(&self, tuple: &Tuple<A>, snapshot: &Snapshot, now: Tick) -> Option<BackendId> {
+        let before = |previous: &Arc<Previous>| previous.choose(self.hash_of(tuple), snapshot, now);
+        self.previous.as_ref().and_then(before).or_else(|| self.choose_by_hash(tuple))
     }
 
     #[inline]

@@ -1,4 +1,4 @@
-//! What tunnels look like from outside: their source addresses (FORWARDING 12).
+//! What tunnels look like from outside: source addresses and GUE's port (FORWARDING 12).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -6,11 +6,22 @@ use proto::Family;
 
 use crate::{Config, PortConfig, PortIndex};
 
-/// Outer source addresses by family and port.
+/// Outer source addresses by family and port, and the outer destination port.
 #[derive(Clone, Debug)]
 pub(crate) struct Tunnels {
     v4: Box<[Box<[Ipv4Addr]>]>,
     v6: Box<[Box<[Ipv6Addr]>]>,
+    /// UDP destination port of mode `gue`.
+    pub(crate) gue_destination_port: u16,
+}
+
+/// Outer addresses of a tunnel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ends {
+    /// IPv4: from and to, in host order.
+    V4(u32, u32),
+    /// IPv6: from and to, in host order.
+    V6(u128, u128),
 }
 
 impl Tunnels {
@@ -27,6 +38,7 @@ impl Tunnels {
         Self {
             v4: config.ports.iter().map(|port| of(port, Family::V4).into_iter().filter_map(v4).collect()).collect(),
             v6: config.ports.iter().map(|port| of(port, Family::V6).into_iter().filter_map(v6).collect()).collect(),
+            gue_destination_port: config.tunnel.gue_destination_port,
         }
     }
 
@@ -42,5 +54,23 @@ impl Tunnels {
             Family::V4 => any(&self.v4, port),
             Family::V6 => any(&self.v6, port),
         }
+    }
+
+    /// The ends of a tunnel to a backend by a port, from the source that `entropy` picks; none without a source.
+    #[inline]
+    pub(crate) fn ends(&self, port: PortIndex, backend: IpAddr, entropy: u32) -> Option<Ends> {
+        Some(match backend {
+            IpAddr::V4(backend) => Ends::V4(pick(&self.v4, port, entropy)?.into(), backend.into()),
+            IpAddr::V6(backend) => Ends::V6(pick(&self.v6, port, entropy)?.into(), backend.into()),
+        })
+    }
+}
+
+#[inline]
+fn pick<A: Copy>(by_port: &[Box<[A]>], port: PortIndex, entropy: u32) -> Option<A> {
+    let sources = by_port.get(usize::from(port.0))?;
+    match **sources {
+        [source] => Some(source),
+        _ => sources.get((entropy as usize).checked_rem(sources.len())?).copied(),
     }
 }

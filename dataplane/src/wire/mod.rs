@@ -30,10 +30,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub mod protocol {
     /// ICMP for IPv4.
     pub const ICMP: u8 = 1;
+    /// IPv4 inside IP (RFC 2003).
+    pub const IPV4: u8 = 4;
     /// TCP.
     pub const TCP: u8 = 6;
     /// UDP.
     pub const UDP: u8 = 17;
+    /// IPv6 inside IP (RFC 2473, RFC 4213).
+    pub const IPV6: u8 = 41;
     /// ICMP for IPv6.
     pub const ICMPV6: u8 = 58;
     /// SCTP.

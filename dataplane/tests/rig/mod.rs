@@ -189,7 +189,7 @@ impl Rig {
     /// A gateway with these SNAT addresses.
     pub fn with_snat(max_flows: u32, addresses: &[&str]) -> Self {
         let snat = addresses.iter().map(|address| ip(address)).collect();
-        let mut rig = Self::of(Config { snat, ..config(max_flows) });
+        let mut rig = Self::with_config(Config { snat, ..config(max_flows) });
         rig.state = state();
         rig.network = network();
         rig.publish();
@@ -198,10 +198,11 @@ impl Rig {
 
     /// A gateway that has not been told anything yet.
     pub fn before_state(max_flows: u32) -> Self {
-        Self::of(config(max_flows))
+        Self::with_config(config(max_flows))
     }
 
-    fn of(config: Config) -> Self {
+    /// The same with another configuration.
+    pub fn with_config(config: Config) -> Self {
         let limits = config.flows.clone();
         let counters = Arc::new(WorkerCounters::default());
         let compiler = Compiler::new(config).counting(vec![counters.clone()]);

@@ -1,0 +1,35 @@
+//! What every router does to a packet, and all that mode `dsr` does.
+
+use proto::Family;
+
+use crate::checksum::{HOP_DELTA, apply};
+use crate::snapshot::Exit;
+use crate::wire::{Ethernet, Ipv4, Ipv6, take_mut};
+use crate::{Address, Headers};
+
+/// Gives a packet the MACs of its next hop and takes one of its hop limit. A hop limit of 0 or 1 must not come here. A
+/// frame that `headers` are not of is left alone.
+pub fn hop<A: Address>(frame: &mut [u8], headers: &Headers<A>, exit: &Exit) {
+    let Some((link, packet)) = frame.split_at_mut_checked(usize::from(headers.network_offset)) else { return };
+    let Some((ethernet, _)) = take_mut::<Ethernet>(link) else { return };
+    if lower_hop_limit::<A>(packet).is_some() {
+        ethernet.destination = exit.destination_mac.0;
+        ethernet.source = exit.source_mac.0;
+    }
+}
+
+/// Takes one of the hop limit of an IP packet; none when it is too short to be one.
+pub(crate) fn lower_hop_limit<A: Address>(packet: &mut [u8]) -> Option<()> {
+    match A::FAMILY {
+        Family::V4 => {
+            let (ip, _) = take_mut::<Ipv4>(packet)?;
+            ip.ttl = ip.ttl.wrapping_sub(1);
+            ip.checksum.set(apply(ip.checksum.get(), HOP_DELTA));
+        }
+        Family::V6 => {
+            let (ip, _) = take_mut::<Ipv6>(packet)?;
+            ip.hop_limit = ip.hop_limit.wrapping_sub(1);
+        }
+    }
+    Some(())
+}

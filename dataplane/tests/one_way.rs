@@ -1,0 +1,530 @@
+//! Modes `dsr`, `ipip` and `gue`: backends answer their clients directly.
+
+#![allow(clippy::unwrap_used)]
+
+mod rig;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dataplane::testing::{Packet, Segment, assert_checksums};
+use dataplane::{Compiler, Config, DropReason, Fate, Route, Tunnel, tcp_flags};
+use proto::{Mode, Reason, Service, ServiceName};
+use rig::{CLUSTER, CLUSTER_MAC, Rig, SECOND, UPLINK, backend_mac, ip};
+
+const ACK: u8 = tcp_flags::ACK;
+const CLIENT: &str = "198.51.100.7:5555";
+const CLIENT_V6: &str = "[2001:db8:1::7]:5555";
+const VIP: &str = "192.0.2.100:80";
+const VIP_V6: &str = "[2001:db8::1:0]:80";
+const TUNNELS: [Mode; 2] = [Mode::Ipip, Mode::Gue];
+
+/// What a tunnel carries, as its far end takes it out; read by fixed offsets, with every checksum computed in full.
+struct Opened {
+    source: IpAddr,
+    destination: IpAddr,
+    class: u8,
+    dont_fragment: bool,
+    identification: u16,
+    flow_label: u32,
+    /// UDP source and destination port, and the checksum as it stands.
+    udp: Option<(u16, u16, u16)>,
+    /// The inner packet behind the outer frame's Ethernet header, with the EtherType that it has.
+    inner: Vec<u8>,
+}
+
+fn word(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn open(frame: &[u8]) -> Opened {
+    assert_checksums(frame);
+    let packet = &frame[14..];
+    let is_v4 = frame[12..14] == [8, 0];
+    let (head, protocol, class, len) = if is_v4 {
+        assert_eq!((packet[0], packet[8]), (0x45, 64));
+        (20, packet[9], packet[1], usize::from(word(packet, 2)))
+    } else {
+        assert_eq!(packet[7], 64);
+        (40, packet[6], (word(packet, 0) >> 4 & 0xff) as u8, 40 + usize::from(word(packet, 4)))
+    };
+    assert_eq!(packet.len(), len, "nothing behind the packet");
+    let address = |at: usize| match is_v4 {
+        true => IpAddr::from(<[u8; 4]>::try_from(&packet[at..at + 4]).unwrap()),
+        false => IpAddr::from(<[u8; 16]>::try_from(&packet[at..at + 16]).unwrap()),
+    };
+    let (source, destination) = if is_v4 { (address(12), address(16)) } else { (address(8), address(24)) };
+    let udp = (protocol == 17).then(|| {
+        assert_eq!(usize::from(word(packet, head + 4)), len - head, "length of the UDP datagram");
+        (word(packet, head), word(packet, head + 2), word(packet, head + 6))
+    });
+    let inner = &packet[head + if udp.is_some() { 8 } else { 0 }..];
+    let inner_is_v4 = inner[0] >> 4 == 4;
+    assert!(udp.is_some() || protocol == if inner_is_v4 { 4 } else { 41 });
+    let ether_type: [u8; 2] = if inner_is_v4 { [8, 0] } else { [0x86, 0xdd] };
+    Opened {
+        source,
+        destination,
+        class,
+        dont_fragment: is_v4 && packet[6] == 0x40,
+        identification: if is_v4 { word(packet, 4) } else { 0 },
+        flow_label: if is_v4 { 0 } else { u32::from(packet[1] & 15) << 16 | u32::from(word(packet, 2)) },
+        udp,
+        inner: [&frame[..12], &ether_type, inner].concat(),
+    }
+}
+
+/// A gateway whose services `web` and `dns` have this mode and, on request, backends of the other family.
+fn gateway(mode: Mode, crossed: bool) -> Rig {
+    let mut rig = Rig::with_mode(mode);
+    for name in ["web", "dns"] {
+        change(&mut rig, name, |service| {
+            for port in &mut service.ports {
+                for backend in &mut port.backends {
+                    let last = rig::last_byte(backend.address.ip());
+                    let address = match backend.address.is_ipv4() {
+                        true if crossed => ip(&format!("fd00::{last}")),
+                        false if crossed => ip(&format!("10.0.0.{last:x}")),
+                        _ => backend.address.ip(),
+                    };
+                    backend.address = SocketAddr::new(address, port.port);
+                }
+            }
+        });
+    }
+    // The grace of the tables that were replaced here is over.
+    rig.now += 61 * SECOND;
+    rig.publish();
+    rig
+}
+
+fn change(rig: &mut Rig, name: &str, change: impl FnOnce(&mut Service)) {
+    let name = ServiceName::new("default", name);
+    let mut service = Service::clone(&rig.state.services[&name]);
+    change(&mut service);
+    rig.state.services.insert(name, Arc::new(service));
+    rig.publish();
+}
+
+fn last_of(address: IpAddr) -> u8 {
+    match address {
+        IpAddr::V4(a) => a.octets()[3],
+        IpAddr::V6(a) => format!("{:x}", a.octets()[15]).parse().unwrap(),
+    }
+}
+
+/// The packet, as one router made it.
+fn one_hop_on(packet: &Packet) -> Vec<u8> {
+    Packet { hop_limit: packet.hop_limit - 1, padding: 0, ..packet.clone() }.build()
+}
+
+#[test]
+fn dsr_changes_macs_and_the_hop_limit_and_nothing_else() {
+    for (client, vip) in [(CLIENT, VIP), (CLIENT_V6, VIP_V6)] {
+        let mut rig = gateway(Mode::Dsr, false);
+        for packet in [Packet::tcp(client, vip), Packet::tcp(client, vip).flags(ACK).payload(b"data")] {
+            let sent = rig.forward(UPLINK, &packet.build());
+            assert_eq!(sent[12..], one_hop_on(&packet)[12..]);
+            assert_eq!(&sent[6..12], &CLUSTER_MAC.0);
+            assert!(rig::BACKENDS.iter().any(|n| sent[..6] == backend_mac(*n).0));
+        }
+        assert_eq!(rig.counters.flows.get(), 1);
+    }
+}
+
+#[test]
+fn tunnels_carry_every_pair_of_families_to_the_backend_that_dsr_would_choose() {
+    for (mode, crossed) in TUNNELS.into_iter().flat_map(|mode| [(mode, false), (mode, true)]) {
+        for (client, vip) in [(CLIENT, VIP), (CLIENT_V6, VIP_V6)] {
+            let mut rig = gateway(mode, crossed);
+            for mut packet in [Packet::tcp(client, vip), Packet::tcp(client, vip).flags(ACK).payload(b"data")] {
+                packet.padding = 3;
+                let sent = rig.forward(UPLINK, &packet.build());
+                let Opened { source, destination, udp, inner, dont_fragment, flow_label, .. } = open(&sent);
+                assert_eq!(inner[14..], one_hop_on(&packet)[14..], "{mode} {crossed}");
+                assert_checksums(&inner);
+                assert_eq!(&sent[..6], &backend_mac(last_of(destination)).0);
+                assert_eq!(source, ip(if source.is_ipv4() { "10.0.0.2" } else { "fd00::2" }), "the port's address");
+                assert_eq!(source.is_ipv4(), packet.source.is_ipv4() != crossed);
+                assert_eq!((dont_fragment, flow_label != 0), (source.is_ipv4(), source.is_ipv6()));
+                match udp {
+                    None => assert_eq!(mode, Mode::Ipip),
+                    Some((from, to, checksum)) => {
+                        assert_eq!((mode, to, from >= 49_152), (Mode::Gue, 6080, true));
+                        assert_eq!(checksum == 0, source.is_ipv4(), "RFC 6935: 0 only where the far end is told");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn udp_goes_through_tunnels_whole() {
+    for mode in TUNNELS {
+        let mut rig = gateway(mode, false);
+        let mut packet = Packet::udp(CLIENT, "192.0.2.101:53").payload(b"?");
+        let Segment::Udp { checksum, .. } = &mut packet.segment else { unreachable!() };
+        *checksum = false;
+        assert_eq!(open(&rig.forward(UPLINK, &packet.build())).inner[14..], one_hop_on(&packet)[14..]);
+    }
+}
+
+#[test]
+fn dscp_and_ecn_are_copied_to_the_outer_header_and_stay_inside() {
+    for (mode, class) in TUNNELS.into_iter().flat_map(|mode| [0xb8, 0x01, 0x02, 0x03].map(|class| (mode, class))) {
+        for (crossed, client, vip) in [(false, CLIENT, VIP), (true, CLIENT, VIP), (false, CLIENT_V6, VIP_V6)] {
+            let mut frame = Packet::tcp(client, vip).build();
+            if frame[12..14] == [8, 0] {
+                frame[15] = class;
+                let checksum = dataplane::checksum::word_delta(0x4500, 0x4500 | u16::from(class));
+                let checksum = dataplane::checksum::apply(word(&frame, 24), checksum).to_be_bytes();
+                frame[24..26].copy_from_slice(&checksum);
+            } else {
+                (frame[14], frame[15]) = (0x60 | class >> 4, class << 4);
+            }
+            let opened = open(&gateway(mode, crossed).forward(UPLINK, &frame));
+            assert_eq!(opened.class, class);
+            assert_eq!(opened.inner[14..16], frame[14..16]);
+        }
+    }
+}
+
+#[test]
+fn a_packet_that_may_be_fragmented_may_be_so_inside_a_tunnel_over_ipv4() {
+    let mut rig = gateway(Mode::Ipip, false);
+    let packet = Packet { fragmentation: 0, ..Packet::udp(CLIENT, "192.0.2.101:53").payload(b"?") };
+    let numbers: Vec<_> = (0..2).map(|_| open(&rig.forward(UPLINK, &packet.build()))).collect();
+    assert!(numbers.iter().all(|opened| !opened.dont_fragment && opened.inner[18..20] == [0x12, 0x34]));
+    assert_ne!(numbers[0].identification, numbers[1].identification);
+}
+
+#[test]
+fn a_packet_that_is_too_long_and_may_be_cut_goes_through_a_tunnel_in_pieces() {
+    for (mode, crossed) in TUNNELS.into_iter().flat_map(|mode| [(mode, false), (mode, true)]) {
+        let mut rig = gateway(mode, crossed);
+        let data: Vec<u8> = (0..1472).map(|n: u16| n.to_le_bytes()[0]).collect();
+        let packet = Packet { fragmentation: 0, ..Packet::udp(CLIENT, "192.0.2.101:53").payload(&data) };
+        assert_eq!(rig.put(UPLINK, &packet.build()), Some(Fate::Forward(CLUSTER)));
+        let pieces: Vec<_> = rig.sent(CLUSTER).iter().map(|sent| open(sent).inner).collect();
+        assert_eq!(pieces.len(), 2);
+        assert_eq!((word(&pieces[0], 20) & 0x2000, word(&pieces[1], 20) & 0x2000), (0x2000, 0), "more fragments");
+        assert!(pieces.iter().all(|piece| rig::hop_limit(piece) == 62));
+        assert_eq!([&pieces[0][34..], &pieces[1][34..]].concat(), one_hop_on(&packet)[34..]);
+    }
+}
+
+#[test]
+fn flows_spread_over_ports_labels_and_sources() {
+    let rows = [(Mode::Gue, false), (Mode::Gue, true)];
+    for (mode, crossed) in rows {
+        let mut rig = gateway(mode, crossed);
+        let mut seen = std::collections::HashSet::new();
+        for n in 0..64 {
+            let packet = Packet::tcp(&format!("198.51.100.7:{}", 2000 + n), VIP);
+            let (first, again) = (open(&rig.forward(UPLINK, &packet.build())), open(&rig.forward(UPLINK, &packet.build())));
+            let entropy = |o: &Opened| (o.udp.map(|(from, ..)| from), o.flow_label);
+            assert_eq!(entropy(&first), entropy(&again), "one flow, one way");
+            seen.insert(entropy(&first));
+        }
+        assert!(seen.len() > 56, "{}", seen.len());
+    }
+}
+
+#[test]
+fn configured_sources_are_used_by_family_and_the_gue_port_too() {
+    let mut config = rig::config(1024);
+    config.tunnel = Tunnel { sources: ["10.0.0.5", "10.0.0.6", "fd00::5"].map(ip).to_vec(), gue_destination_port: 7000 };
+    for (mode, crossed, expected) in [
+        (Mode::Ipip, false, vec!["10.0.0.5", "10.0.0.6"]),
+        (Mode::Gue, true, vec!["fd00::5"]),
+        (Mode::Gue, false, vec!["10.0.0.5"]),
+    ] {
+        let state = gateway(mode, crossed).state.clone();
+        let mut rig = Rig::with_config(config.clone());
+        rig.state = state;
+        rig.network = rig::network();
+        rig.publish();
+        let mut seen: Vec<_> = (0..40)
+            .map(|n| {
+                let opened = open(&rig.forward(UPLINK, &Packet::tcp(&format!("198.51.100.7:{}", 2000 + n), VIP).build()));
+                assert!(opened.udp.is_none_or(|(_, to, _)| to == 7000));
+                opened.source.to_string()
+            })
+            .collect();
+        seen.sort();
+        seen.dedup();
+        assert_eq!(seen, expected);
+    }
+    let mut rig = Rig::with_config(config);
+    rig.state = rig::state();
+    rig.network = rig::network();
+    rig.publish();
+    let asked = dataplane::testing::arp_request([10, 0, 0, 11].into(), [10, 0, 0, 5].into());
+    assert_eq!(rig.put(CLUSTER, &asked), Some(Fate::Reply(CLUSTER)), "an address of ours that Linux has not");
+    let ping = Packet::echo_request("10.0.0.11", "10.0.0.5").build();
+    assert_eq!(rig.put(CLUSTER, &ping), Some(Fate::Reply(CLUSTER)));
+}
+
+#[test]
+fn what_does_not_fit_into_a_tunnel_is_told_the_size_that_does() {
+    let rows = [
+        (Mode::Dsr, false, CLIENT, VIP, 1500),
+        (Mode::Ipip, false, CLIENT, VIP, 1480),
+        (Mode::Ipip, true, CLIENT, VIP, 1460),
+        (Mode::Gue, false, CLIENT, VIP, 1472),
+        (Mode::Gue, true, CLIENT, VIP, 1452),
+        (Mode::Ipip, false, CLIENT_V6, VIP_V6, 1460),
+        (Mode::Gue, true, CLIENT_V6, VIP_V6, 1472),
+    ];
+    for (mode, crossed, client, vip, mtu) in rows {
+        let mut rig = gateway(mode, crossed);
+        let head = if client == CLIENT { 40 } else { 60 };
+        let of_len = |len: usize| Packet::tcp(client, vip).flags(ACK).payload(&vec![7; len - head]).build();
+        assert!(rig.forward(UPLINK, &of_len(mtu)).len() <= 1514, "{mode} {mtu}");
+        assert_eq!(rig.put(UPLINK, &of_len(mtu + 1)), Some(Fate::Reply(UPLINK)), "{mode} {mtu} {crossed} {vip}");
+        let answer = rig.sent(UPLINK).remove(0);
+        assert_checksums(&answer);
+        let told = if head == 40 { word(&answer, 40) } else { word(&answer, 60) };
+        assert_eq!(usize::from(told), mtu, "{mode}");
+    }
+}
+
+#[test]
+fn a_syn_offers_no_larger_segments_than_fit_into_the_tunnel() {
+    // A SYN with the option: 24 bytes of header.
+    let with_option = |client: &str, vip: &str, offered: u16| {
+        let Packet { source, destination, .. } = Packet::tcp(client, vip);
+        let mut segment = vec![0x15, 0xb3, 0, 80, 0, 0, 3, 0xe8, 0, 0, 0, 0, 0x60, 2, 0x20, 0, 0, 0, 0, 0, 2, 4];
+        segment.extend(offered.to_be_bytes());
+        let packet = Packet::between(source, destination, Segment::Other { protocol: 6 }).payload(&segment);
+        let mut frame = packet.build();
+        let at = frame.len() - 24;
+        let checksum = dataplane::testing::transport_checksum(source, destination, 6, &frame[at..]);
+        frame[at + 16..at + 18].copy_from_slice(&checksum.to_be_bytes());
+        frame
+    };
+    let rows = [
+        (Mode::Dsr, false, CLIENT, VIP, 1460),
+        (Mode::Ipip, false, CLIENT, VIP, 1440),
+        (Mode::Gue, false, CLIENT, VIP, 1432),
+        (Mode::Ipip, false, CLIENT_V6, VIP_V6, 1400),
+        (Mode::Gue, true, CLIENT_V6, VIP_V6, 1412),
+    ];
+    for (mode, crossed, client, vip, expected) in rows {
+        for (offered, expected) in [(1460, expected), (536, 536)] {
+            let sent = gateway(mode, crossed).forward(UPLINK, &with_option(client, vip, offered));
+            let inner = if mode == Mode::Dsr { sent } else { open(&sent).inner };
+            assert_checksums(&inner);
+            assert_eq!(word(&inner, inner.len() - 2), expected, "{mode} {vip}");
+        }
+    }
+}
+
+#[test]
+fn a_hop_limit_that_ends_here_is_answered() {
+    for mode in [Mode::Dsr, Mode::Ipip, Mode::Gue] {
+        let dying = Packet::tcp(CLIENT, VIP).hop_limit(1).build();
+        assert_eq!(gateway(mode, false).put(UPLINK, &dying), Some(Fate::Reply(UPLINK)));
+    }
+}
+
+#[test]
+fn dsr_is_only_for_backends_on_link() {
+    let behind_router = |rig: &mut Rig| {
+        let via = |to: &str, via: &str| Route { to: to.parse().unwrap(), via: Some(ip(via)), link: CLUSTER.into(), weight: 1 };
+        rig.network.routes.extend([10, 11, 12, 13].map(|n| via(&format!("10.0.0.{n}/32"), "10.0.0.11")));
+        rig.network.routes.retain(|route| route.to.to_string() != "10.0.0.11/32");
+    };
+    let mut rig = gateway(Mode::Dsr, false);
+    let clients: Vec<String> = (0..30).map(|n| format!("198.51.100.7:{}", 2000 + n)).collect();
+    clients.iter().for_each(|client| drop(rig.forward(UPLINK, &Packet::tcp(client, VIP).build())));
+    behind_router(&mut rig);
+    rig.publish();
+    let fates: Vec<_> = clients.iter().map(|c| rig.put(UPLINK, &Packet::tcp(c, VIP).flags(ACK).build()).unwrap()).collect();
+    assert!(fates.contains(&Fate::Drop(DropReason::VipLoop)), "flows to those behind the router");
+    rig.sent(CLUSTER);
+    for client in &clients {
+        let sent = rig.forward(UPLINK, &Packet::tcp(&client.replace(".7:", ".8:"), VIP).build());
+        assert_eq!(&sent[..6], &backend_mac(11).0, "new flows only to the one that is on-link");
+    }
+    change(&mut rig, "web", |service| {
+        service.ports.truncate(1);
+        service.ports[0].backends.remove(0);
+    });
+    let snapshot = rig.compiler.compile(&rig.state, &rig.network, &rig.health, rig.now);
+    let refused: Vec<_> = snapshot.refused().iter().filter(|(name, _)| name.name == "web").collect();
+    assert!(matches!(refused[..], [(_, refusal)] if refusal.reason == Reason::Refused && refusal.message.contains("dsr")));
+}
+
+#[test]
+fn a_tunnel_needs_an_address_of_the_backends_family_and_no_other_mode_does() {
+    let without_v6 = |mode| {
+        let rig = gateway(mode, true);
+        let mut config = Config { snat: Vec::new(), ..rig::config(1024) };
+        config.ports.iter_mut().for_each(|port| port.addresses.retain(|net| net.addr().is_ipv4()));
+        Compiler::new(config).compile(&rig.state, &rig.network, &rig.health, 0)
+    };
+    for mode in TUNNELS {
+        let snapshot = without_v6(mode);
+        let (_, refusal) = snapshot.refused().iter().find(|(name, _)| name.name == "web").unwrap();
+        assert_eq!(refusal.reason, Reason::Refused);
+        assert!(refusal.message.contains("tunnel.sources"), "{}", refusal.message);
+    }
+    assert!(without_v6(Mode::Dsr).refused().iter().all(|(name, _)| name.name == "node-port"));
+}
+
+#[test]
+fn a_tunnel_to_an_address_of_ours_is_refused_entry() {
+    let mut rig = gateway(Mode::Ipip, false);
+    change(&mut rig, "web", |service| service.ports[0].backends[0].address = "192.0.2.101:80".parse().unwrap());
+    change(&mut rig, "web", |service| service.ports[0].backends.truncate(1));
+    assert_eq!(rig.put(UPLINK, &Packet::tcp(CLIENT, VIP).build()), Some(Fate::Drop(DropReason::VipLoop)));
+}
+
+#[test]
+fn what_finds_no_room_is_forwarded_by_hash_without_a_flow() {
+    for mode in [Mode::Dsr, Mode::Ipip, Mode::Gue] {
+        let state = gateway(mode, false).state.clone();
+        let (mut small, mut large) = (Rig::with_flows(2), Rig::with_flows(1024));
+        for rig in [&mut small, &mut large] {
+            rig.state = state.clone();
+            rig.publish();
+        }
+        for n in 0..40 {
+            for flags in [tcp_flags::SYN, ACK] {
+                let packet = Packet::tcp(&format!("198.51.100.7:{}", 2000 + n), VIP).flags(flags).build();
+                assert_eq!(small.forward(UPLINK, &packet)[..6], large.forward(UPLINK, &packet)[..6], "{mode} {n}");
+            }
+        }
+        assert_eq!((small.counters.flows.get(), large.counters.flows.get()), (2, 40));
+    }
+}
+
+#[test]
+fn established_flows_stay_when_backends_come_and_go() {
+    let mut rig = gateway(Mode::Dsr, false);
+    let clients: Vec<String> = (0..60).map(|n| format!("198.51.100.7:{}", 2000 + n)).collect();
+    let to = |rig: &mut Rig, client: &str, flags| rig.forward(UPLINK, &Packet::tcp(client, VIP).flags(flags).build())[5];
+    let before: Vec<u8> = clients.iter().map(|client| to(&mut rig, client, tcp_flags::SYN)).collect();
+    change(&mut rig, "web", |service| drop(service.ports[0].backends.remove(0)));
+    let after: Vec<u8> = clients.iter().map(|client| to(&mut rig, client, ACK)).collect();
+    assert_eq!(before, after, "those on the removed backend drain");
+}
+
+/// The backend, by the last byte of the MAC, that each of 60 clients' mid-stream packets go to at a gateway that knows none
+/// of their flows, and where their SYNs went `before`.
+struct MidStream {
+    rig: Rig,
+    clients: Vec<String>,
+    before: Vec<u8>,
+}
+
+impl MidStream {
+    fn new(mode: Mode) -> Self {
+        let mut rig = gateway(mode, false);
+        let clients: Vec<String> = (0..60).map(|n| format!("198.51.100.7:{}", 2000 + n)).collect();
+        let before = clients.iter().map(|c| rig.forward(UPLINK, &Packet::tcp(c, VIP).build())[5]).collect();
+        // The flows are forgotten, the snapshot is not.
+        let mut other = gateway(mode, false);
+        other.publish();
+        Self { rig: other, clients, before }
+    }
+
+    fn to(&mut self, flags: u8) -> Vec<u8> {
+        let rig = &mut self.rig;
+        self.clients.iter().map(|c| rig.forward(UPLINK, &Packet::tcp(c, VIP).flags(flags).build())[5]).collect()
+    }
+}
+
+#[test]
+fn mid_stream_packets_go_by_the_table_before_for_the_grace_and_syns_by_the_new_one() {
+    for mode in [Mode::Dsr, Mode::Ipip] {
+        let mut now = MidStream::new(mode);
+        change(&mut now.rig, "web", |service| service.ports[0].backends.truncate(2));
+        assert_eq!(now.to(ACK), now.before, "a backend that drains included");
+        let mut syns = MidStream::new(mode);
+        change(&mut syns.rig, "web", |service| service.ports[0].backends.truncate(2));
+        assert!(!syns.to(tcp_flags::SYN).contains(&13));
+        let mut late = MidStream::new(mode);
+        change(&mut late.rig, "web", |service| service.ports[0].backends.truncate(2));
+        late.rig.now += 61 * SECOND;
+        assert!(!late.to(ACK).contains(&13), "after the grace");
+        let due = late.rig.compiler.next_due_ns().unwrap();
+        assert!(due <= late.rig.now, "the memory of the table is freed");
+    }
+}
+
+#[test]
+fn a_table_that_grew_is_remembered_too() {
+    let mut now = MidStream::new(Mode::Ipip);
+    change(&mut now.rig, "web", |service| service.ports[0].maglev.size = 65_537);
+    assert_eq!(now.to(ACK), now.before);
+}
+
+#[test]
+fn mid_stream_packets_leave_backends_that_are_gone_or_failing() {
+    let mut gone = MidStream::new(Mode::Dsr);
+    change(&mut gone.rig, "web", |service| service.drain_timeout = Duration::ZERO);
+    change(&mut gone.rig, "web", |service| service.ports[0].backends.truncate(2));
+    gone.rig.publish();
+    let after = gone.to(ACK);
+    assert!(!after.contains(&13));
+    assert!(gone.before.iter().zip(&after).all(|(before, after)| before == after || *before == 13), "the others stay");
+    let mut failing = MidStream::new(Mode::Dsr);
+    failing.rig.health.failing.insert((proto::Protocol::Tcp, "10.0.0.13:80".parse().unwrap()));
+    failing.rig.publish();
+    assert!(!failing.to(ACK).contains(&13));
+}
+
+#[test]
+fn a_mid_stream_packet_confirms_nothing_and_a_reset_makes_no_flow() {
+    let mut rig = gateway(Mode::Dsr, false);
+    rig.forward(UPLINK, &Packet::tcp(CLIENT, VIP).flags(tcp_flags::RST).build());
+    assert_eq!(rig.counters.flows.get(), 0);
+    rig.forward(UPLINK, &Packet::tcp(CLIENT, VIP).flags(ACK).build());
+    assert_eq!(rig.counters.flows.get(), 1);
+    rig.now += 45 * SECOND;
+    rig.settle();
+    assert_eq!(rig.counters.flows.get(), 0, "the limit of one that is not confirmed is 30 s");
+}
+
+#[test]
+fn the_icmp_error_of_a_router_towards_the_client_reaches_the_backend_as_it_is() {
+    for (mode, known) in [Mode::Dsr, Mode::Ipip, Mode::Gue].into_iter().flat_map(|mode| [(mode, true), (mode, false)]) {
+        let mut rig = gateway(mode, false);
+        let wanted = rig.forward(UPLINK, &Packet::tcp(CLIENT, VIP).build())[..6].to_vec();
+        if !known {
+            rig = gateway(mode, false);
+        }
+        let reply = Packet::tcp(VIP, CLIENT).flags(ACK).payload(&[0; 100]).build();
+        let error = Packet::between(ip("198.51.100.1"), ip("192.0.2.100"), Segment::Icmp { kind: 3, code: 4, rest: 1300 });
+        let error = error.payload(&reply[14..14 + 28]);
+        let sent = rig.forward(UPLINK, &error.build());
+        let inner = if mode == Mode::Dsr { sent.clone() } else { open(&sent).inner };
+        assert_eq!(inner[14..], one_hop_on(&error)[14..], "{mode}");
+        assert_eq!(sent[..6], wanted, "{mode}");
+    }
+}
+
+#[test]
+fn fragments_go_to_the_backend_of_the_first_as_they_are() {
+    for mode in [Mode::Dsr, Mode::Ipip, Mode::Gue] {
+        let mut rig = gateway(mode, false);
+        let whole = Packet::udp(CLIENT, "192.0.2.101:53").payload(&[7; 40]).build();
+        let part = |from: usize, to: usize, more: bool| {
+            let offset = u16::try_from(from / 8).unwrap() | if more { 0x2000 } else { 0 };
+            let segment = Segment::Other { protocol: 17 };
+            let packet = Packet::between(ip("198.51.100.7"), ip("192.0.2.101"), segment).payload(&whole[34 + from..34 + to]);
+            Packet { fragmentation: offset, ..packet }
+        };
+        let parts = [part(0, 24, true), part(24, 48, false)];
+        let sent: Vec<_> = parts.iter().map(|part| rig.forward(UPLINK, &part.build())).collect();
+        for (sent, part) in sent.iter().zip(&parts) {
+            let inner = if mode == Mode::Dsr { sent.clone() } else { open(sent).inner };
+            assert_eq!(inner[14..], one_hop_on(part)[14..], "{mode}");
+        }
+        assert_eq!(sent[0][..6], sent[1][..6]);
+    }
+}
