@@ -17,7 +17,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use proto::{Generation, Mode, Pool, Service, ServiceName, State};
+use proto::{Generation, Mode, Pool, ProbeTags, Service, ServiceName, State};
 
 use crate::hash::TableHash;
 use crate::snapshot::{FamilyTables, FrontendKey, Snapshot, Tunnels};
@@ -78,6 +78,7 @@ impl Compiler {
             backends: crate::snapshot::BackendTable::default(),
             routes: ways.share(),
             tunnels: tunnels.clone(),
+            probe_tags: Arc::default(),
             services: Vec::new(),
             vlans: snat.vlans.clone(),
             announced: answers.update(&config, &[], &[], &network, 1),
@@ -150,6 +151,11 @@ impl Compiler {
         let problems = self.answers.problems.iter().chain(&self.conflicts).chain(&self.failing_open).cloned();
         last.problems = problems.chain(self.ways.problem()).collect();
         last.clone()
+    }
+
+    /// From the next snapshot on, which backend is probed through its VIP from which source port.
+    pub fn probe_by(&mut self, tags: ProbeTags) {
+        self.last.probe_tags = Arc::new(tags);
     }
 
     /// When the next snapshot is due although nothing changes: a drain is over then, or the grace of a table.

@@ -7,10 +7,12 @@
 mod dnat;
 mod error;
 mod one_way;
+mod probe;
 mod reclaim;
 
 pub use error::follow_error;
 pub use one_way::{Delivery, follow_one_way, follow_one_way_error};
+pub use probe::follow_probe;
 pub use reclaim::{OtherFlows, Reset};
 
 use arrayvec::ArrayVec;
@@ -617,6 +619,7 @@ fn no_frontend<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdi
         Place::PoolUnused | Place::Elsewhere => false,
     };
     match snapshot.place(tuple.source) {
+        Place::Vip if probe::is_reply(packet, snapshot) => return Verdict::Linux,
         Place::Vip | Place::Snat => return Verdict::Drop(DropReason::OwnSource),
         // An answer would go to an address of ours; Linux knows what to do with such a packet.
         Place::Twin(_) | Place::PoolUnused if to_engine => return Verdict::Drop(DropReason::OwnSource),

@@ -14,7 +14,7 @@ mod tunnels;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use proto::{Generation, Refusal, ServiceName};
+use proto::{Generation, ProbeTags, Refusal, ServiceName};
 
 pub(crate) use backends::BackendTable;
 pub use backends::{Backend, Spot};
@@ -48,6 +48,7 @@ pub struct Snapshot {
     pub(crate) backends: BackendTable,
     pub(crate) routes: Arc<Routes>,
     pub(crate) tunnels: Arc<Tunnels>,
+    pub(crate) probe_tags: Arc<ProbeTags>,
     pub(crate) services: Vec<Arc<ServiceView>>,
     pub(crate) vlans: Arc<[Link]>,
     pub(crate) announced: Arc<[(Link, IpAddr, u64)]>,

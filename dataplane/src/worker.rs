@@ -422,7 +422,9 @@ fn from_linux<P: Port, O: Observe<P::Buffer>>(
                 continue;
             }
         };
-        if matches!(place, Place::Vip | Place::PoolUnused) {
+        if place == Place::Vip && !snapshot.probe_tags.is_empty() {
+            engine.sent_to_vip(lanes, snapshot, buffer);
+        } else if matches!(place, Place::Vip | Place::PoolUnused) {
             engine.drop(lanes, buffer, DropReason::VipLoop);
         } else {
             lanes.send(port, buffer, &mut engine.tally);

@@ -528,3 +528,28 @@ fn fragments_go_to_the_backend_of_the_first_as_they_are() {
         assert_eq!(sent[0][..6], sent[1][..6]);
     }
 }
+
+#[test]
+fn a_probe_to_the_vip_reaches_the_backend_that_its_source_port_stands_for_and_its_answer_reaches_linux() {
+    for mode in [Mode::Dsr, Mode::Ipip, Mode::Gue] {
+        let mut rig = gateway(mode, false);
+        rig.compiler.probe_by([(61_000, ip("10.0.0.12")), (61_001, ip("10.0.0.13"))].into_iter().collect());
+        rig.publish();
+        for (port, last) in [(61_000, 12), (61_001, 13)] {
+            let probe = Packet::tcp(&format!("10.0.0.2:{port}"), VIP);
+            rig.send_from_linux(CLUSTER, &probe.build());
+            let sent = rig.sent(CLUSTER).remove(0);
+            assert_eq!(sent[..6], backend_mac(last).0, "{mode}");
+            let inner = if mode == Mode::Dsr { sent.clone() } else { open(&sent).inner };
+            assert_eq!(inner[14..], one_hop_on(&probe)[14..], "{mode}");
+            let answer = Packet::tcp(VIP, &format!("10.0.0.2:{port}")).flags(tcp_flags::SYN | ACK);
+            assert_eq!(rig.put(CLUSTER, &answer.build()), Some(Fate::Linux(CLUSTER)));
+        }
+        let loops = rig.drops(DropReason::VipLoop);
+        rig.send_from_linux(CLUSTER, &Packet::tcp("10.0.0.2:61002", VIP).build());
+        assert_eq!(rig.drops(DropReason::VipLoop), loops + 1, "a port that stands for none");
+        let stray = Packet::tcp(VIP, "10.0.0.2:40000").flags(tcp_flags::SYN | ACK);
+        assert_eq!(rig.put(CLUSTER, &stray.build()), Some(Fate::Drop(DropReason::OwnSource)));
+        assert_eq!(rig.counters.flows.get(), 0, "probes make no flows");
+    }
+}

@@ -139,7 +139,7 @@ fn is_ours(backend: &Backend, snapshot: &Snapshot) -> bool {
 }
 
 #[inline]
-fn delivery<'s, A: Address>(
+pub(super) fn delivery<'s, A: Address>(
     packet: &Packet<'_, A>,
     asked: &Tuple<A>,
     way: Way,
