@@ -1,5 +1,5 @@
 //! Which worker a flow is at home with: one pure function for each way of steering, the same for both directions of the
-//! flow (FORWARDING section 5, docs/adr/0010-steering.md).
+//! flow (FORWARDING section 5, docs/adr/0023-steering.md).
 //!
 //! Both ways spread packets of clients by their tuple; replies of a `nat` backend come home because the SNAT port was
 //! chosen so. In mode `dnat`, where nothing of ours is in a reply, both directions go by the client's address. **Invariant:**
