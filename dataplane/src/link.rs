@@ -114,9 +114,9 @@ impl Link {
 
     /// In 16 bits, to tell links apart where a rare mistake does no harm.
     #[must_use]
-    pub(crate) const fn folded(self) -> u16 {
-        let bits = self.0.get();
-        ((bits >> 16) ^ (bits & 0xffff)) as u16
+    pub(crate) fn folded(self) -> u16 {
+        let [a, b, c, d] = self.0.get().to_be_bytes();
+        u16::from_be_bytes([a, b]) ^ u16::from_be_bytes([c, d])
     }
 
     /// Whether its frames carry tags.
