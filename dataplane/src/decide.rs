@@ -264,6 +264,10 @@ pub fn decide<'s, A: Address>(
                 return verdict;
             }
             None => {
+                if begins(packet.headers.transport) && direction == Direction::ToBackend {
+                    let forgotten = reclaim::reset_to_backend(flows.table.get(index), packet.hash, snapshot);
+                    flows.changes.resets.extend(forgotten);
+                }
                 let broken = breaks_off(packet, segment, snapshot, flows.table.get_mut(index), direction, flows.changes);
                 flows.changes.ended = Some(end(flows, index, now));
                 if let Some(verdict) = broken {
@@ -299,7 +303,8 @@ fn look_closer<'s, A: Address>(
     let flow = flows.table.get_mut(index);
     let backend = snapshot.backend(flow.backend)?;
     let over = flows.limits.is_over(flow.state, backend.idle_timeout, flow.last_seen, now);
-    if over || direction == Direction::ToBackend && begins_anew(transport, flow.state, backend) {
+    let begins = || begins_anew(transport, flow.state, backend) || is_another_handshake(transport, segment, flow);
+    if over || direction == Direction::ToBackend && begins() {
         return None;
     }
     if direction == Direction::ToClient && !arrives_from(snapshot, backend.next_hop, packet.in_link) {
@@ -360,6 +365,18 @@ fn begins_anew(transport: Transport, state: FlowState, backend: &Backend) -> boo
         Transport::Tcp { flags } => is_opening(flags) && (state.is_closing() || unanswered_in_vain || backend.removed),
         _ => backend.removed,
     }
+}
+
+/// A SYN with another number than that of the handshake that is under way: the client gave up and came back from the same
+/// port. The backend would not answer it as long as it waits for the first (FORWARDING 3).
+fn is_another_handshake<A: Address>(transport: Transport, segment: Segment, flow: &Flow<A>) -> bool {
+    let is_under_way = matches!(flow.state, FlowState::TcpOpening | FlowState::TcpAnswered);
+    is_under_way && begins(transport) && segment.sequence != flow.initial_sequence
+}
+
+/// Whether a packet is the first of a TCP connection.
+const fn begins(transport: Transport) -> bool {
+    matches!(transport, Transport::Tcp { flags } if is_opening(flags))
 }
 
 /// Frontends are listened on once there is a complete state.

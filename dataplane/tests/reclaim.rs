@@ -69,6 +69,20 @@ fn in_a_full_table_the_oldest_opening_flow_yields_and_its_backend_is_reset() {
 }
 
 #[test]
+fn a_client_that_comes_back_from_its_port_with_another_number_begins_anew() {
+    let mut rig = Rig::new();
+    let first = ends(&rig.forward(UPLINK, &syn(1)));
+    assert_eq!(ends(&rig.forward(UPLINK, &syn(1))), first, "the same SYN again is the same handshake");
+    let other = Packet::tcp(&client(1), VIP).numbers(5, 0).build();
+    let (fate, sent) = put_and_watch(&mut rig, UPLINK, &other, CLUSTER);
+    assert_eq!((fate, sent.len()), (Some(Fate::Forward(CLUSTER)), 2));
+    assert_eq!((ends(&sent[0]), segment(&sent[0])), (first, (RST, 70_002, 0)));
+    assert_eq!(segment(&sent[1]), (SYN, 5, 0));
+    assert_ne!(ends(&sent[1]).0, first.0, "the old port rests");
+    assert_eq!(rig.counters.flows.get(), 1);
+}
+
+#[test]
 fn confirmed_flows_never_yield() {
     let mut rig = Rig::with_flows(8);
     for n in 0..8 {

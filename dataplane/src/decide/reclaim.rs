@@ -160,7 +160,7 @@ fn yield_flow<A: Address>(table: &mut FlowTable<A>, index: FlowIndex, snapshot: 
 }
 
 /// What makes the backend forget a handshake that it may be in: it expects the byte after the client's SYN.
-fn reset_to_backend<A: Address>(flow: &Flow<A>, hash: u64, snapshot: &Snapshot) -> Option<Reset> {
+pub(super) fn reset_to_backend<A: Address>(flow: &Flow<A>, hash: u64, snapshot: &Snapshot) -> Option<Reset> {
     let is_opening = matches!(flow.state, FlowState::TcpOpening | FlowState::TcpAnswered | FlowState::TcpRefused);
     if !is_opening || !flow.way.is_two_way() {
         return None;
