@@ -303,6 +303,7 @@ fn supervise_state(supervisor: &mut Supervisor, settings: &Settings, channels: &
         known: channels.known.subscribe(),
         network: channels.network.subscribe(),
         health: channels.probed.health.subscribe(),
+        tags: channels.probed.tags.subscribe(),
         clock: workers::now_ns,
     };
     let outputs = Outputs {

@@ -53,7 +53,14 @@ fn a_task_that_panics_loses_no_packet_and_is_heard_again_afterwards() {
     let known = |state| Some(Known { state: Arc::new(state), origin: Origin::Controller });
     let (states, states_seen) = watch::channel(known(rig.state.clone()));
     let (network, health) = (watch::Sender::new(rig.network.clone()), watch::Sender::new(probe::Health::default()));
-    let inputs = Inputs { known: states_seen, network: network.subscribe(), health: health.subscribe(), clock: || 100 * SECOND };
+    let tags = watch::Sender::new(proto::ProbeTags::new());
+    let inputs = Inputs {
+        known: states_seen,
+        network: network.subscribe(),
+        health: health.subscribe(),
+        tags: tags.subscribe(),
+        clock: || 100 * SECOND,
+    };
     let outputs = Outputs {
         next_hops: watch::Sender::default(),
         routed: watch::Sender::default(),

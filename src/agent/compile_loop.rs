@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use control::probe;
 use dataplane::{Compiler, Health, Link, Network, Publisher, Snapshot};
-use proto::{Generation, Known};
+use proto::{Generation, Known, ProbeTags};
 use tokio::sync::{Mutex, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
@@ -44,6 +44,8 @@ pub struct Inputs {
     pub network: watch::Receiver<Network>,
     /// What the probes say.
     pub health: watch::Receiver<probe::Health>,
+    /// Which probe to a VIP is for which backend.
+    pub tags: watch::Receiver<ProbeTags>,
     /// Monotonic time, ns; the workers' own.
     pub clock: fn() -> u64,
 }
@@ -110,6 +112,7 @@ impl Inputs {
             changed = self.known.changed() => changed.is_ok(),
             changed = self.network.changed() => changed.is_ok(),
             changed = self.health.changed() => changed.is_ok(),
+            changed = self.tags.changed() => changed.is_ok(),
         }
     }
 
@@ -117,6 +120,7 @@ impl Inputs {
     fn compile(&mut self, compiler: &mut Compiler) -> Option<Snapshot> {
         let known = self.known.borrow_and_update().clone()?;
         let health = self.health.borrow_and_update().clone();
+        compiler.probe_by(self.tags.borrow_and_update().clone());
         let network = self.network.borrow_and_update();
         let state = usable(&known, &health);
         Some(compiler.compile(&state, &network, &engine_health(&health), (self.clock)()))
@@ -220,6 +224,8 @@ mod tests {
         known: watch::Sender<Option<Known>>,
         network: watch::Sender<Network>,
         health: watch::Sender<probe::Health>,
+        /// Open as long as the gateway runs.
+        _tags: watch::Sender<ProbeTags>,
         next_hops: watch::Receiver<BTreeSet<(Link, IpAddr)>>,
         served: watch::Receiver<Served>,
         reached: watch::Receiver<Option<Generation>>,
@@ -237,12 +243,13 @@ mod tests {
             let (next_hops_out, next_hops) = watch::channel(BTreeSet::new());
             let (served_out, served) = watch::channel(Served::default());
             let (reached_out, reached) = watch::channel(None);
-            let inputs = Inputs { known: known_in, network: network_in, health: health_in, clock: || 0 };
+            let (_tags, tags_in) = watch::channel(ProbeTags::new());
+            let inputs = Inputs { known: known_in, network: network_in, health: health_in, tags: tags_in, clock: || 0 };
             let outputs =
                 Outputs { next_hops: next_hops_out, routed: watch::Sender::default(), served: served_out, reached: reached_out };
             let task = tokio::spawn(run(Arc::clone(&tables), inputs.clone(), outputs.clone()));
             let worker = workers.remove(0);
-            Self { tables, inputs, outputs, worker, known, network, health, next_hops, served, reached, task }
+            Self { tables, inputs, outputs, worker, known, network, health, _tags, next_hops, served, reached, task }
         }
 
         fn know(&self, origin: Origin, state: State) {
