@@ -252,6 +252,9 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         Self: Tables<A>,
     {
         match verdict {
+            Verdict::Forward(passage) if headers.packet_len <= passage.exit.plain_mtu => {
+                self.forward(lanes, buffer, headers, passage);
+            }
             Verdict::Forward(passage) => self.depart(lanes, buffer, headers, passage),
             Verdict::Deliver(delivery) => self.deliver(lanes, buffer, headers, &delivery),
             Verdict::Wait(awaited) => self.hold(lanes, arrival, buffer, awaited),
