@@ -1,0 +1,181 @@
+//! Each mode with real clients and servers, in both families: who answers, and whose address the server sees. The kernel
+//! has no tunnels to decapsulate with, so nodes have ends of the test's own (`edge/tunnel_end.py`).
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod edge;
+
+use std::fmt::Write as _;
+
+use edge::{Edge, Helper, may_run, until};
+
+const VIP: &str = "192.0.2.110";
+const VIP_V6: &str = "2001:db8::1:10";
+const CLIENT: &str = "192.0.2.10";
+const CLIENT_V6: &str = "2001:db8::10";
+
+/// The demo's servers as a Service of this mode, at the VIPs of this test. `port` is where clients connect.
+fn endpoints(mode: &str, port: u16) -> String {
+    let slice = |family: u8, addresses: &str| {
+        format!(
+            "---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{namespace: demo, name: web-{family}, labels: {{kubernetes.io/service-name: web}}}}
+addressType: IPv{family}
+ports: [{{name: http, protocol: TCP, port: 8080}}, {{name: echo, protocol: TCP, port: 9000}}]
+endpoints: [{addresses}]
+"
+        )
+    };
+    let v4 = [11, 12, 13].map(|n| format!("{{addresses: [10.0.0.{n}]}}")).join(", ");
+    let v6 = [11, 12, 13].map(|n| format!("{{addresses: ['fd00::{n}']}}")).join(", ");
+    format!("{}{}{}", service(mode, "endpoint", "RequireDualStack", "[IPv4, IPv6]", port), slice(4, &v4), slice(6, &v6))
+}
+
+fn service(mode: &str, target: &str, policy: &str, families: &str, port: u16) -> String {
+    let addresses = match families {
+        "[IPv4]" => VIP.to_owned(),
+        "[IPv6]" => VIP_V6.to_owned(),
+        _ => format!("{VIP},{VIP_V6}"),
+    };
+    format!(
+        "apiVersion: v1
+kind: Service
+metadata:
+  namespace: demo
+  name: web
+  annotations: {{sluice.dev/mode: {mode}, sluice.dev/target: {target}, sluice.dev/addresses: '{addresses}'}}
+spec:
+  type: LoadBalancer
+  loadBalancerClass: sluice.dev/gateway
+  ipFamilyPolicy: {policy}
+  ipFamilies: {families}
+  ports:
+    - {{name: http, port: {port}, targetPort: 8080}}
+    - {{name: echo, port: 9000}}
+"
+    )
+}
+
+/// Three nodes that are known by these addresses, `N` being the number of each.
+fn nodes(address: &str) -> String {
+    let mut text = String::new();
+    for n in [11, 12, 13] {
+        let address = address.replace('N', &n.to_string());
+        write!(
+            text,
+            "---
+apiVersion: v1
+kind: Node
+metadata: {{name: node-{n}}}
+status:
+  addresses: [{{type: InternalIP, address: '{address}'}}]
+  conditions: [{{type: Ready, status: 'True'}}]
+"
+        )
+        .unwrap();
+    }
+    text
+}
+
+fn edge(name: &str) -> Edge {
+    let edge = Edge::new(name);
+    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+    for server in ["b11", "b12", "b13"] {
+        edge.echo_server(server, 9000);
+    }
+    edge
+}
+
+/// A client reaches every server at `address`, and the server sees the client's own address.
+fn serves(edge: &Edge, address: &str, client: &str) {
+    let url = format!("http://{address}/");
+    until("the first answer", || edge.curl(&url));
+    edge.all_answer(&url);
+    let seen = edge.curl(&format!("{url}client")).expect("an answer");
+    assert_eq!(seen, client, "the address that the server sees");
+}
+
+/// Segments as large as the client's route allows reach the server, which returns them.
+fn carries_full_segments(edge: &Edge) {
+    let mut connection = edge.connect(&format!("{VIP}:9000")).expect("a connection");
+    connection.assert_alive(&"x".repeat(50_000));
+}
+
+/// The nodes' ends of the tunnels.
+fn tunnel_ends(edge: &Edge) -> Vec<Helper> {
+    edge.script(". tests/edge/direct.sh; for n in 11 12 13; do make_tunnel_device $n; done");
+    ["b11", "b12", "b13"].map(|node| edge.helper(node, "tunnel_end.py", &["tunnel0"])).into()
+}
+
+#[test]
+fn dnat_keeps_the_clients_address_and_replies_come_back_through_the_gateway() {
+    if !may_run("mode dnat end to end") {
+        return;
+    }
+    let mut edge = edge("dna");
+    edge.script(
+        "for n in 11 12 13; do in_ns b$n ip route add default via 10.0.0.2; in_ns b$n ip -6 route add default via fd00::2; done",
+    );
+    edge.manifest("web.yaml", &endpoints("dnat", 80));
+    edge.start();
+    serves(&edge, VIP, CLIENT);
+    serves(&edge, &format!("[{VIP_V6}]"), CLIENT_V6);
+    carries_full_segments(&edge);
+    edge.assert_account();
+}
+
+#[test]
+fn dsr_reaches_on_link_servers_that_answer_past_the_gateway() {
+    if !may_run("mode dsr end to end") {
+        return;
+    }
+    let mut edge = edge("dsr");
+    edge.script(&format!(". tests/edge/direct.sh; make_direct {VIP} {VIP_V6}"));
+    edge.manifest("web.yaml", &endpoints("dsr", 8080));
+    edge.start();
+    serves(&edge, &format!("{VIP}:8080"), CLIENT);
+    serves(&edge, &format!("[{VIP_V6}]:8080"), CLIENT_V6);
+    carries_full_segments(&edge);
+    edge.assert_account();
+}
+
+/// A tunnel mode, first to endpoints of the VIP's own family, then to nodes that have addresses of the other one only.
+fn tunnels(name: &str, mode: &str) {
+    let mut edge = edge(name);
+    edge.script(&format!(". tests/edge/direct.sh; make_direct {VIP} {VIP_V6}"));
+    let mut ends = tunnel_ends(&edge);
+    edge.manifest("web.yaml", &endpoints(mode, 8080));
+    edge.start();
+    serves(&edge, &format!("{VIP}:8080"), CLIENT);
+    serves(&edge, &format!("[{VIP_V6}]:8080"), CLIENT_V6);
+    carries_full_segments(&edge);
+    let crossed =
+        [("[IPv4]", "fd00::N", format!("{VIP}:8080"), CLIENT), ("[IPv6]", "10.0.0.N", format!("[{VIP_V6}]:8080"), CLIENT_V6)];
+    for (families, node, address, client) in crossed {
+        let manifest = service(mode, "node", "SingleStack", families, 8080) + &nodes(node);
+        edge.manifest("web.yaml", &manifest);
+        until("the nodes are the backends", || edge.service("web").filter(|s| s.reason.is_empty() && s.target == "node"));
+        serves(&edge, &address, client);
+    }
+    let ways: Vec<_> = (0..4).map(|_| ends[0].line()).collect();
+    for pair in ["4in4", "6in6", "4in6", "6in4"] {
+        assert!(ways.contains(&format!("{mode}-{pair}")), "{pair} is among {ways:?}");
+    }
+    edge.assert_account();
+}
+
+#[test]
+fn ipip_reaches_servers_of_all_four_family_pairs() {
+    if may_run("mode ipip end to end") {
+        tunnels("ipi", "ipip");
+    }
+}
+
+#[test]
+fn gue_reaches_servers_of_all_four_family_pairs() {
+    if may_run("mode gue end to end") {
+        tunnels("gue", "gue");
+    }
+}
