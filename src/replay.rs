@@ -196,7 +196,7 @@ mod tests {
     use std::collections::HashMap;
 
     use dataplane::tcp_flags::{ACK, SYN};
-    use dataplane::testing::{Packet, arp_request, assert_checksums};
+    use dataplane::testing::{Packet, Segment, arp_request, assert_checksums, fragments, reassembled};
     use serde_json::Value;
 
     use super::*;
@@ -368,6 +368,36 @@ endpoints: [{addresses: [10.0.0.12], conditions: {ready: true}}]
         let expected =
             ["1 uplink drop neighbour_unresolved -", "2 uplink forward - cluster", "3 uplink drop neighbour_unresolved -"];
         assert_eq!(verdicts(&bench.run("out").unwrap()), expected);
+    }
+
+    #[test]
+    fn fragments_and_icmp_errors_have_their_lines() {
+        let mut bench = Bench::new();
+        let segment = Packet::tcp(CLIENT, vips()["web"]).payload(&[7; 1000]).build();
+        let mut frames = fragments(&segment, 400, 5);
+        let lonely = fragments(&segment, 400, 6).remove(1);
+        frames.swap(0, 1); // the second waits for the first
+        let frames: Vec<_> = frames.into_iter().chain([lonely]).zip(1..).map(|(frame, n)| (n * SECOND / 10, frame)).collect();
+        bench.input("uplink", &frames);
+        let first = bench.run("first").unwrap();
+        let expected = [
+            "1 uplink forward - cluster",
+            "2 uplink forward - cluster",
+            "3 uplink forward - cluster",
+            "4 uplink drop fragment_timeout -",
+        ];
+        assert_eq!(verdicts(&first), expected);
+        let out: Vec<_> = bench.frames("first/cluster.pcap").into_iter().map(|(_, frame)| frame).collect();
+        assert_checksums(&reassembled(&out));
+        // A router before the backend says of the first that it is too big.
+        let error = Segment::Icmp { kind: 3, code: 4, rest: 1300 };
+        let first = &out.iter().find(|frame| frame[20..22] == [0x20, 0]).unwrap()[14..];
+        let error = Packet::between([10, 0, 0, 99].into(), [10, 0, 0, 3].into(), error).payload(first);
+        bench.input("cluster", &[(SECOND, error.build())]);
+        let second = bench.run("second").unwrap();
+        assert_eq!(verdicts(&second)[4], "5 cluster forward - uplink");
+        let told: Value = serde_json::from_str(second.lines().last().unwrap()).unwrap();
+        assert_eq!((&told["frontend"], &told["backend"]), (&vips()["web"].into(), &"10.0.0.11:8080".into()));
     }
 
     #[test]

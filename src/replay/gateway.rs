@@ -26,7 +26,8 @@ const STEP_NS: u64 = 1 << 27;
 const QUIET_POLLS: u32 = 16;
 /// Flows for each poll of a step: what a worker looks at in one poll (64) over the ticks in which it looks at all (64).
 const FLOWS_PER_POLL: u64 = 64 * 64;
-/// How long the gateway goes on after the last packet, so that held packets end: they wait 1 s.
+/// How long the gateway goes on after the last packet, so that held packets end: they wait 1 s for a
+/// neighbour, 2 s for a first fragment.
 const REST_NS: u64 = 2_000_000_000;
 /// Seed of the worker's tables; it only has to be the same each time.
 const SEED: u64 = 0x5eed;
