@@ -379,6 +379,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         }
     }
 
+    /// ARP and neighbour discovery are answered without a limit (docs/adr/0013).
     pub(crate) fn arp<P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
@@ -387,11 +388,10 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         mut buffer: B,
     ) {
         let asked = answer::arp_question(buffer.bytes());
-        let ours = asked.filter(|asked| snapshot.ready() && snapshot.answers_for(arrival.link, asked.target));
-        let Some(asked) = ours else { return self.give_to_linux(lanes, snapshot, arrival, buffer) };
-        if !self.limiter.allow(asked.sender, arrival.now_ns) {
-            self.drop(lanes, buffer, DropReason::AnswerLimited);
-        } else if answer::arp_reply(&mut buffer, snapshot.port(arrival.link.port()).mac) {
+        if !asked.is_some_and(|target| snapshot.ready() && snapshot.answers_for(arrival.link, target)) {
+            return self.give_to_linux(lanes, snapshot, arrival, buffer);
+        }
+        if answer::arp_reply(&mut buffer, snapshot.port(arrival.link.port()).mac) {
             self.answered(lanes, arrival, buffer);
         } else {
             self.drop(lanes, buffer, DropReason::Malformed);
@@ -416,9 +416,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         if snapshot.place(headers.tuple.source) != Place::Elsewhere {
             return self.drop(lanes, buffer, DropReason::OwnSource);
         }
-        if !self.limiter.allow(headers.tuple.source, arrival.now_ns) {
-            self.drop(lanes, buffer, DropReason::AnswerLimited);
-        } else if answer::neighbour_advertisement(&mut buffer, headers, snapshot.port(arrival.link.port()).mac) {
+        if answer::neighbour_advertisement(&mut buffer, headers, snapshot.port(arrival.link.port()).mac) {
             self.answered(lanes, arrival, buffer);
         } else {
             self.drop(lanes, buffer, DropReason::Malformed);

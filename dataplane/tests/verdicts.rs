@@ -270,10 +270,16 @@ fn a_host_that_wants_an_address_of_ours_is_told_that_it_is_taken() {
 }
 
 #[test]
-fn answers_of_every_kind_are_limited() {
-    let frames = [
+fn answers_are_limited_but_those_that_tell_where_a_vip_is() {
+    let questions = [
         arp_request([192, 0, 2, 10].into(), [192, 0, 2, 100].into()),
         neighbour_solicitation(v6("2001:db8::10"), v6("2001:db8::1:0")).build(),
+    ];
+    for frame in questions {
+        let mut rig = Rig::new();
+        assert!((0..2000).all(|_| rig.put(UPLINK, &frame) == Some(Fate::Reply(UPLINK))));
+    }
+    let frames = [
         Packet::echo_request("198.51.100.7", "192.0.2.100").build(),
         Packet::tcp(CLIENT, "192.0.2.100:81").build(),
         Packet::udp(CLIENT, "192.0.2.101:54").build(),

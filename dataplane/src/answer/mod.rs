@@ -12,7 +12,7 @@ mod reset;
 
 pub use echo::echo_reply;
 pub use error::{IcmpError, icmp_error};
-pub use neighbour::{ArpQuestion, announcement, arp_question, arp_reply, neighbour_advertisement, neighbour_question};
+pub use neighbour::{announcement, arp_question, arp_reply, neighbour_advertisement, neighbour_question};
 pub use reset::{tcp_reset, write_reset};
 
 use proto::Family;

@@ -25,22 +25,13 @@ const ALL_NODES_MAC: Mac = Mac([0x33, 0x33, 0, 0, 0, 1]);
 /// The solicited-node groups without the 24 bits of an address (RFC 4291 section 2.7.1).
 const SOLICITED_NODES: u128 = 0xff02 << 112 | 0x1_ff << 24;
 
-/// An ARP request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ArpQuestion {
-    /// The address asked for.
-    pub target: u32,
-    /// Who asks; 0 in a probe (RFC 5227 section 2.1.1).
-    pub sender: u32,
-}
-
-/// What an ARP frame asks. None for replies, and for announcements of the sender's own address.
+/// The address that an ARP frame asks for. None for replies, and for announcements of the sender's own address.
 #[must_use]
-pub fn arp_question(frame: &[u8]) -> Option<ArpQuestion> {
+pub fn arp_question(frame: &[u8]) -> Option<u32> {
     let (_, packet) = take::<Ethernet>(frame)?;
     let (arp, _) = take::<Arp>(packet)?;
-    let question = ArpQuestion { target: arp.target_address.get(), sender: arp.sender_address.get() };
-    (arp.operation.get() == Arp::REQUEST && question.target != question.sender).then_some(question)
+    let target = arp.target_address.get();
+    (arp.operation.get() == Arp::REQUEST && target != arp.sender_address.get()).then_some(target)
 }
 
 /// Turns an ARP request into the reply that its target has `mac`. False when it is none.
@@ -193,7 +184,7 @@ mod tests {
     #[test]
     fn an_arp_request_becomes_the_reply() {
         let mut buffer = Bytes::new(arp_request(ASKER, OURS));
-        assert_eq!(arp_question(&buffer.frame), Some(ArpQuestion { target: OURS.into(), sender: ASKER.into() }));
+        assert_eq!(arp_question(&buffer.frame), Some(OURS.into()));
         assert!(arp_reply(&mut buffer, OUR_MAC));
         let expected = [
             &PEER_MAC.0[..],
@@ -218,7 +209,7 @@ mod tests {
             assert!(!arp_reply(&mut buffer, OUR_MAC));
             assert_eq!(buffer.frame, frame);
         }
-        assert_eq!(arp_question(&arp_request(Ipv4Addr::UNSPECIFIED, OURS)).unwrap().sender, 0, "a probe does ask");
+        assert_eq!(arp_question(&arp_request(Ipv4Addr::UNSPECIFIED, OURS)), Some(OURS.into()), "a probe does ask");
     }
 
     #[test]
