@@ -157,9 +157,9 @@ pub struct BenchArgs {
     /// Backends of each service.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=6_553))]
     pub backends: u32,
-    /// Workers; this version has one.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1))]
-    pub workers: u32,
+    /// Workers, each on a core of its own from `--core` on, with its own flows and ports; `--io mem` only.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub workers: u8,
     /// Every packet opens a flow; time is simulated so that as many flows expire.
     #[arg(long, conflicts_with = "flood")]
     pub new_flows: bool,
@@ -172,7 +172,7 @@ pub struct BenchArgs {
     /// Seconds to measure, after a warm-up.
     #[arg(long, value_name = "S", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=3_600))]
     pub seconds: u32,
-    /// Core of the worker.
+    /// Core of the first worker.
     #[arg(long, value_name = "C", default_value_t = 1)]
     pub core: usize,
     /// How results are printed; a table unless given.
@@ -248,7 +248,7 @@ mod tests {
         let args =
             Bench::try_parse_from(["bench", "--mode", "none", "--io", "ring", "--family", "v6", "-o", "json"]).unwrap().args;
         assert_eq!((args.mode, args.io, args.family), (BenchMode::None, BenchIo::Ring, BenchFamily::V6));
-        for wrong in [["--mode", "dsr"], ["--workers", "2"], ["--flows", "0"], ["-o", "yaml"]] {
+        for wrong in [["--mode", "dsr"], ["--workers", "65"], ["--flows", "0"], ["-o", "yaml"]] {
             let error = Bench::try_parse_from(["bench", wrong[0], wrong[1]]).unwrap_err();
             assert_eq!(error.exit_code(), 2, "{wrong:?}");
         }

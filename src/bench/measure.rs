@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
-use dataplane::{Address, Burst, Compiler, DropReason, Health, Parts, Port, Publisher, Worker, WorkerCounters};
+use dataplane::{Address, Burst, DropReason, Parts, Peers, Port, Subscriber, Worker, WorkerCounters};
 use proto::Family;
 
 use super::harness::{Harness, Memory, Rings, Side};
+use super::share::{Share, shares};
 use super::traffic::{Kind, Trace};
 use super::verify::Verifier;
-use super::{BenchError, Report, scenario};
+use super::{BenchError, Report, SEED, scenario};
 use crate::cli::{BenchArgs, BenchFamily, BenchIo, BenchMode};
 
 /// One packet in so many is kept and checked.
@@ -25,23 +26,58 @@ const BURST: u64 = dataplane::BURST as u64;
 
 pub(super) fn measure<A: Address>(options: &BenchArgs) -> Result<Report, BenchError> {
     match options.io {
-        BenchIo::Mem => over::<A, _>(options, Memory::new()),
-        BenchIo::Ring => over::<A, _>(options, Rings::new()?),
+        BenchIo::Mem if options.workers > 1 => together::<A>(options),
+        BenchIo::Mem => alone::<A, _>(options, Memory::new()),
+        BenchIo::Ring if options.workers > 1 => Err(BenchError::Dpdk("--io ring measures one worker; take --io mem".into())),
+        BenchIo::Ring => alone::<A, _>(options, Rings::new()?),
     }
 }
 
-fn over<A: Address, H: Harness>(options: &BenchArgs, mut harness: H) -> Result<Report, BenchError> {
+fn alone<A: Address, H: Harness>(options: &BenchArgs, harness: H) -> Result<Report, BenchError> {
+    let share = shares(options, A::FAMILY).pop().ok_or(BenchError::Core(options.core))?;
+    over::<A, _>(options, harness, share)
+}
+
+/// Several workers at once, each with ports and flows of its own; the sum of their packets.
+fn together<A: Address>(options: &BenchArgs) -> Result<Report, BenchError> {
+    let reports = std::thread::scope(|scope| {
+        let measure = |(core, share): (usize, Share)| {
+            scope.spawn(move || {
+                if !core_affinity::set_for_current(core_affinity::CoreId { id: core }) {
+                    return Err(BenchError::Core(core));
+                }
+                over::<A, _>(options, Memory::new(), share)
+            })
+        };
+        let threads: Vec<_> = (options.core..).zip(shares(options, A::FAMILY)).map(measure).collect();
+        let joined = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        joined.collect::<Result<Vec<_>, _>>()
+    })?;
+    reports.into_iter().reduce(Report::and).ok_or(BenchError::Core(options.core))
+}
+
+fn over<A: Address, H: Harness>(
+    options: &BenchArgs,
+    mut harness: H,
+    share: Share<<H::Port as Port>::Buffer>,
+) -> Result<Report, BenchError> {
     let Some(ports) = harness.ports() else { return Err(BenchError::Dpdk("no ports".into())) };
     match options.mode {
-        BenchMode::None => floor(options, A::FAMILY, harness, ports),
-        BenchMode::Nat => nat(options, A::FAMILY, harness, ports),
+        BenchMode::None => floor(options, A::FAMILY, harness, ports, share),
+        BenchMode::Nat => nat(options, A::FAMILY, harness, ports, share),
     }
 }
 
 /// A worker that only swaps MAC addresses, one port to the other.
-fn floor<H: Harness>(options: &BenchArgs, family: Family, mut harness: H, ports: [H::Port; 2]) -> Result<Report, BenchError> {
+fn floor<H: Harness>(
+    options: &BenchArgs,
+    family: Family,
+    mut harness: H,
+    ports: [H::Port; 2],
+    share: Share<<H::Port as Port>::Buffer>,
+) -> Result<Report, BenchError> {
     let [mut uplink, mut cluster] = ports;
-    let trace = Trace::new(options, family, Kind::Ack, 1);
+    let trace = Trace::new(options, family, Kind::Ack, 1, &share.flows);
     let mut poll = |_: u64| {
         let mut burst = Burst::new();
         uplink.receive(&mut burst);
@@ -54,12 +90,20 @@ fn floor<H: Harness>(options: &BenchArgs, family: Family, mut harness: H, ports:
         cluster.transmit(&mut burst);
         cluster.release(&mut burst);
     };
+    share.start.wait();
     let timed = time(options, &mut harness, &trace, &mut poll, &Clock::real());
     Ok(timed.report(options, &WorkerCounters::default(), 0))
 }
 
-fn nat<H: Harness>(options: &BenchArgs, family: Family, mut harness: H, ports: [H::Port; 2]) -> Result<Report, BenchError> {
-    let mut worker = worker(options, family, ports)?;
+fn nat<H: Harness>(
+    options: &BenchArgs,
+    family: Family,
+    mut harness: H,
+    ports: [H::Port; 2],
+    share: Share<<H::Port as Port>::Buffer>,
+) -> Result<Report, BenchError> {
+    let Share { subscriber, counters, peers, flows: own, start } = share;
+    let mut worker = worker(options, family, ports, (subscriber, counters, peers))?;
     let counters = worker.counters().clone();
     let clock = if options.new_flows || options.flood { Clock::simulated(options) } else { Clock::real() };
     let mut poll = |now_ns: u64| {
@@ -69,14 +113,15 @@ fn nat<H: Harness>(options: &BenchArgs, family: Family, mut harness: H, ports: [
     let trace = if options.new_flows || options.flood {
         // Twice as many tuples as flows live: each is new again when its turn comes.
         let twice = BenchArgs { flows: options.flows.saturating_mul(2), ..options.clone() };
-        Trace::new(&twice, family, Kind::Syn, 1)
+        Trace::new(&twice, family, Kind::Syn, 1, &own)
     } else {
-        let syns = Trace::new(options, family, Kind::Syn, 2);
+        let syns = Trace::new(options, family, Kind::Syn, 2, &own);
         let opened = pass(options, &mut harness, &syns, &mut poll, &clock);
         opened.iter().try_for_each(|frame| verifier.at_backend(frame))?;
-        Trace::new(options, family, Kind::Ack, 1)
+        Trace::new(options, family, Kind::Ack, 1, &own)
     };
     pass(options, &mut harness, &trace, &mut poll, &clock);
+    start.wait();
     let before = Marks::of(&counters);
     let timed = time(options, &mut harness, &trace, &mut poll, &clock);
     let counted = before.until(&counters);
@@ -91,21 +136,20 @@ fn nat<H: Harness>(options: &BenchArgs, family: Family, mut harness: H, ports: [
     Ok(counted.into(timed.report(options, &counters, verifier.checked)))
 }
 
-fn worker<P: Port>(options: &BenchArgs, family: Family, ports: [P; 2]) -> Result<Worker<P>, BenchError> {
-    let config = scenario::config(options, family);
-    let limits = config.flows.clone();
-    let counters = Arc::new(WorkerCounters::default());
-    let mut compiler = Compiler::new(config).counting(vec![counters.clone()]);
-    let snapshot = compiler.compile(&scenario::state(options, family), &scenario::network(family), &Health::default(), 0);
-    let (_, mut subscribers) = Publisher::new(snapshot, 1);
+fn worker<P: Port>(
+    options: &BenchArgs,
+    family: Family,
+    ports: [P; 2],
+    (subscriber, counters, peers): (Subscriber, Arc<WorkerCounters>, Option<Peers<P::Buffer>>),
+) -> Result<Worker<P>, BenchError> {
     Ok(Worker::new(Parts {
         ports: ports.into_iter().map(|port| (port, None)).collect(),
-        subscriber: subscribers.remove(0), // there is one for each worker asked for
-        limits,
+        subscriber,
+        limits: scenario::config(options, family).flows,
         counters,
         asks: Arc::new(ArrayQueue::new(64)),
-        seed: 0x5bd1_e995_9e37_79b9,
-        peers: None,
+        seed: SEED,
+        peers,
         observer: (),
     })?)
 }
@@ -187,7 +231,7 @@ fn pass<H: Harness>(
     clock: &Clock,
 ) -> Vec<Vec<u8>> {
     let mut sample = Sample::default();
-    for _ in 0..u64::from(options.flows).div_ceil(BURST) {
+    for _ in 0..u64::from(options.flows).min(trace.len() as u64).div_ceil(BURST) {
         step(harness, trace, poll, clock, &mut sample);
     }
     sample.kept
@@ -259,7 +303,7 @@ impl Timed {
             mode: if options.mode == BenchMode::Nat { "nat" } else { "none" },
             family: if options.family == BenchFamily::V4 { "v4" } else { "v6" },
             io: if options.io == BenchIo::Mem { "mem" } else { "ring" },
-            workers: 1,
+            workers: options.workers.into(),
             flows: options.flows,
             services: options.services,
             backends: options.backends,

@@ -7,6 +7,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::scenario;
 use super::scenario::{client, vip};
+use super::share::Flows;
 use crate::cli::BenchArgs;
 
 /// The smallest Ethernet frame, without its checksum; a TCP packet of IPv4 is no longer.
@@ -38,9 +39,10 @@ pub(super) enum Kind {
 }
 
 impl Trace {
-    /// One frame for each of the flows, in an order that `seed` decides.
-    pub(super) fn new(options: &BenchArgs, family: Family, kind: Kind, seed: u64) -> Self {
-        let mut flows: Vec<u32> = (0..options.flows).collect();
+    /// One frame for each of the flows that are a worker's own, in an order that `seed` decides.
+    pub(super) fn new(options: &BenchArgs, family: Family, kind: Kind, seed: u64, own: &Flows) -> Self {
+        let is_own = |flow: &u32| own.own(options, family, *flow);
+        let mut flows: Vec<u32> = (0..options.flows).filter(is_own).collect();
         shuffle(&mut flows, seed);
         let frame_len = if family == Family::V4 { FRAME_BYTES_V4 } else { FRAME_BYTES_V6 };
         let lines_per_frame = frame_len.div_ceil(size_of::<Line>());
@@ -52,6 +54,11 @@ impl Trace {
             }
         }
         Self { lines, frames: flows.len(), frame_len, lines_per_frame, next: std::cell::Cell::new(0) }
+    }
+
+    /// How many frames there are.
+    pub(super) fn len(&self) -> usize {
+        self.frames
     }
 
     /// The next frame; after the last one the first again.
