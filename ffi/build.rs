@@ -2,8 +2,8 @@
 //!
 //! Linking. `pkg-config` decides what DPDK is; nothing here names a version or a directory.
 //! - Shared (a distribution's package): the linker needs only the libraries whose functions we call. Drivers are loaded by
-//!   EAL itself from the directory compiled into it (`.../dpdk/pmds-*`), so none is named, but the ring driver, whose
-//!   `rte_eth_from_rings` is called.
+//!   EAL itself from the directory compiled into it (`.../dpdk/pmds-*`), so none is named, but those whose own functions are
+//!   called: ring (`rte_eth_from_rings`) and bonding.
 //! - Static (`LIBDPDK_STATIC=1`): drivers announce themselves in constructors that nothing refers to. They survive only inside
 //!   `--whole-archive`, in the order that `pkg-config --static` prints, which `rustc-link-lib` would lose. So that output is
 //!   passed to the linker as it stands. (Debian 12 lacks one dependency of it: apt-get install libsystemd-dev.)
@@ -16,7 +16,7 @@ use std::process::Command;
 /// 22.11: the first LTS with `rte_thread_register` stable and `rxmode.mtu`.
 const OLDEST: &str = "22.11";
 /// The libraries whose functions are called.
-const LIBRARIES: [&str; 6] = ["rte_net_ring", "rte_ethdev", "rte_mbuf", "rte_mempool", "rte_ring", "rte_eal"];
+const LIBRARIES: [&str; 7] = ["rte_net_bond", "rte_net_ring", "rte_ethdev", "rte_mbuf", "rte_mempool", "rte_ring", "rte_eal"];
 /// The functions called directly: what is exported, and has kept its signature since [`OLDEST`].
 const FUNCTIONS: [&str; 22] = [
     "sluice_.*",

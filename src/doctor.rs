@@ -52,7 +52,7 @@ impl Needs {
     #[must_use]
     pub fn of(settings: &Settings) -> Self {
         Self {
-            devices: settings.ports.iter().map(|port| port.device.to_string()).collect(),
+            devices: settings.ports.iter().flat_map(|port| port.device.parts()).map(|device| device.to_string()).collect(),
             twins: settings.ports.iter().any(|port| port.twin == Twin::Tap),
             hugepages_required: settings.hugepages == Hugepages::Require,
             memory_mb: dpdk::plan(settings).map_or(0, |(eal, _)| eal.memory_mb),
@@ -193,6 +193,23 @@ mod tests {
             (["net_af_packet0,iface=eth1".to_owned()].as_slice(), [3].as_slice())
         );
         assert!(needs.twins && needs.polls_busy && !needs.hugepages_required && needs.memory_mb > 32);
+    }
+
+    #[test]
+    fn the_members_of_a_bond_are_looked_at_like_ports() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let text = "ports: [{name: uplink, device: 'net_bonding0,mode=1,slave=3b:00.0,slave=3b:00.1', addresses: [192.0.2.2/24]}]\n\
+                    workers: {cores: [3]}\nsnat: {addresses: [192.0.2.3]}\n";
+        std::fs::write(file.path(), text).unwrap();
+        let needs = Needs::of(&Settings::read(file.path(), &SourceChoice::Replay("/".into())).unwrap());
+        assert_eq!(needs.devices[1..], ["0000:3b:00.0", "0000:3b:00.1"]);
+        let findings = examine(&Machine::new(&[]).root(), &needs, "DPDK 22.11");
+        let of = |subject: &str| findings.iter().find(|f| f.subject == subject).map(|f| (f.level, f.found.as_str()));
+        assert_eq!(of("net_bonding0"), Some((Level::Ok, "a bond of 0000:3b:00.0 0000:3b:00.1")));
+        assert_eq!(of("0000:3b:00.1"), Some((Level::Missing, "not on the PCI bus")));
+        let alone = Needs { devices: vec!["net_bonding0,mode=1,slave=net_tap1".into()], ..Needs::default() };
+        let findings = examine(&Machine::new(&[]).root(), &alone, "DPDK 22.11");
+        assert!(findings.iter().any(|f| f.subject == "net_bonding0" && f.level == Level::Note), "{findings:?}");
     }
 
     #[test]

@@ -128,7 +128,9 @@ const _: () = assert!(BURST == dpdk_sys::BURST);
 /// # Errors
 /// A device that is none.
 pub fn plan(settings: &Settings) -> Result<(EalConfig, MempoolConfig), BadDevice> {
-    let devices = settings.ports.iter().map(device).collect::<Result<Vec<_>, _>>()?;
+    let mut devices = settings.ports.iter().map(device).collect::<Result<Vec<_>, _>>()?;
+    let members: Vec<Device> = devices.iter().flat_map(Device::members).collect();
+    devices.extend(members);
     let largest_mtu_bytes = settings.ports.iter().map(|port| port.mtu_bytes).max().unwrap_or_default();
     let ports = u32::try_from(devices.len()).unwrap_or(u32::MAX);
     let workers = u32::try_from(settings.cores.len()).unwrap_or(u32::MAX);

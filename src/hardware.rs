@@ -97,6 +97,8 @@ pub struct WorkerShare {
 pub struct PortsNow {
     /// Those without link, or without device.
     pub down: Vec<PortIndex>,
+    /// How often the bond that a port is has changed its active member, by port.
+    pub moves: Vec<u64>,
     /// Ethernet addresses of those whose device is there.
     pub macs: Vec<(PortIndex, Mac)>,
 }

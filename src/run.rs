@@ -367,7 +367,7 @@ async fn merge(
         merged.neighbours.extend(&fixed.neighbours);
         merged.addresses.extend(&fixed.addresses);
         let ports = ports.borrow_and_update().clone();
-        (merged.down, merged.macs) = (ports.down, ports.macs);
+        (merged.down, merged.moves, merged.macs) = (ports.down, ports.moves, ports.macs);
         network.send_replace(merged);
     }
 }

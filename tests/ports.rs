@@ -5,6 +5,8 @@
 
 mod edge;
 
+use std::time::{Duration, Instant};
+
 use edge::{Edge, may_run, until};
 
 const VIP: &str = "http://192.0.2.100/";
@@ -135,6 +137,52 @@ fn replies_spread_over_two_routers_and_go_on_by_one_when_the_other_is_gone() {
     // Linux itself takes most of a minute to find out; without its entry it asks at once, in vain.
     edge.script("set -e; in_ns r2 ip link set eth0 down; in_ns gw ip neigh del 192.0.2.62 dev uplink");
     until("the first router alone carries all", || (0..20).all(ask).then_some(()));
+    edge.assert_account();
+    assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
+}
+
+#[test]
+fn a_bond_goes_on_by_its_other_member_within_two_seconds_when_the_active_one_loses_its_link() {
+    if !may_run("a bond of two taps") {
+        return;
+    }
+    let mut edge = Edge::new("bond");
+    edge.manifests_of_the_demo();
+    let bond = "net_bonding0,mode=1,slave=(net_tap1,iface=dtap1),slave=(net_tap2,iface=dtap2)";
+    edge.configure(bond, "net_af_packet1,iface=cluster0", "");
+    edge.script(
+        "set -e; in_ns gw ip link add br0 type bridge; in_ns gw ip link set br0 up; in_ns gw ip link set uplink0 master br0",
+    );
+    edge.spawn();
+    until("the taps", || edge.run("gw", &["ip", "link", "show", "dtap2"]).status.success().then_some(()));
+    // The driver gives the tap of the active member the bond's Ethernet address, which the bridge would keep for itself.
+    let others = "set -e; for n in 1 2; do in_ns gw ip link set dtap$n address 02:00:00:00:dd:0$n; done";
+    until("the gateway serves", || edge.status().filter(|s| s.ready));
+    edge.script(&format!("{others}; for n in 1 2; do in_ns gw ip link set dtap$n master br0; done"));
+    until_link(&edge, "uplink", "up");
+    until("an answer", || edge.curl(VIP));
+    edge.all_answer(VIP);
+
+    for (round, (down, up)) in [("dtap1", "dtap2"), ("dtap2", "dtap1"), ("dtap1", "dtap2")].into_iter().enumerate() {
+        edge.script(&format!("in_ns gw ip link set {up} up"));
+        let start = Instant::now();
+        edge.script(&format!("in_ns gw ip link set {down} down"));
+        until("the other member", || (edge.log().matches("another active member").count() == round + 1).then_some(()));
+        edge.script(others);
+        until("an answer by the other member", || edge.curl(VIP));
+        let passed = start.elapsed();
+        assert!(passed < Duration::from_secs(2), "{up} took over after {passed:?}");
+        assert_eq!(link(&edge, "uplink").as_deref(), Some("up"), "the bond has a link");
+        edge.all_answer(VIP);
+    }
+    edge.script("in_ns gw ip link set dtap2 down");
+    until_link(&edge, "uplink", "down");
+    edge.script("in_ns gw ip link set dtap2 up");
+    until_link(&edge, "uplink", "up");
+    until("an answer", || {
+        edge.script(others);
+        edge.curl(VIP)
+    });
     edge.assert_account();
     assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
 }

@@ -46,6 +46,7 @@ pub struct Compiler {
     pools: Vec<Pool>,
     addresses: Vec<IpAddr>,
     down: Vec<PortIndex>,
+    moves: Vec<u64>,
     vlans: Vec<VlanLink>,
     answers: Answers,
     by_address: ByAddress,
@@ -103,6 +104,7 @@ impl Compiler {
             pools: Vec::new(),
             addresses: Vec::new(),
             down: Vec::new(),
+            moves: Vec::new(),
             by_address: ByAddress::default(),
             vlans: Vec::new(),
             conflicts: Vec::new(),
@@ -134,11 +136,13 @@ impl Compiler {
         if listens_changed {
             self.index_frontends();
         }
-        let ours_changed = vlans_changed || self.addresses != network.addresses || self.down != network.down;
+        let links_changed = self.down != network.down || self.moves != network.moves;
+        let ours_changed = vlans_changed || self.addresses != network.addresses || links_changed;
         if listens_changed || ours_changed || self.pools != state.pools {
             self.pools.clone_from(&state.pools);
             self.addresses.clone_from(&network.addresses);
             self.down.clone_from(&network.down);
+            self.moves.clone_from(&network.moves);
             self.update_places(network);
         }
         self.update_steering(now_ns);

@@ -166,6 +166,9 @@ pub struct Network {
     pub macs: Vec<(PortIndex, Mac)>,
     /// Ports without link. What they answer for is announced again when they have it back.
     pub down: Vec<PortIndex>,
+    /// How often each port has moved to another cable (a bond to another member), by port; beyond the end: never. What it
+    /// answers for is announced again after each move, so that switches learn where it is now.
+    pub moves: Vec<u64>,
 }
 
 /// Which backends are failing their probes. What is not in it is usable.

@@ -290,6 +290,32 @@ int sluice_port_link(uint16_t port, struct sluice_link *link)
 	return 0;
 }
 
+/* For a device that says that it interrupts at a change of its link and then tells nobody (net_tap in 22.11): its claim is
+ * taken back, which only its flags hold. A bond that it becomes a member of later asks for its link itself. */
+int sluice_port_disclaim_link_interrupt(uint16_t port)
+{
+	struct rte_eth_dev_info info;
+	int failed = rte_eth_dev_info_get(port, &info);
+
+	if (failed == 0)
+		*(uint32_t *)(uintptr_t)info.dev_flags &= ~(uint32_t)RTE_ETH_DEV_INTR_LSC;
+	return failed;
+}
+
+/* The member that sends and, but in 802.3ad, receives; negative: the port is no bond. */
+int sluice_bond_active_member(uint16_t port)
+{
+	return rte_eth_bond_primary_get(port);
+}
+
+int sluice_bond_set_mac(uint16_t port, const uint8_t mac[6])
+{
+	struct rte_ether_addr address;
+
+	memcpy(address.addr_bytes, mac, sizeof(address.addr_bytes));
+	return rte_eth_bond_mac_address_set(port, &address);
+}
+
 static ssize_t pass_on(void *cookie, const char *text, size_t length)
 {
 	sluice_log_sink sink = (sluice_log_sink)(uintptr_t)cookie;

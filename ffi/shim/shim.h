@@ -10,6 +10,7 @@
 #include <rte_dev.h>
 #include <rte_eal.h>
 #include <rte_errno.h>
+#include <rte_eth_bond.h>
 #include <rte_eth_ring.h>
 #include <rte_ethdev.h>
 #include <rte_lcore.h>
@@ -84,6 +85,9 @@ int sluice_port_mac(uint16_t port, uint8_t mac[6]);
 int sluice_port_set_mac(uint16_t port, const uint8_t mac[6]);
 int sluice_port_stats(uint16_t port, struct sluice_port_stats *stats);
 int sluice_port_link(uint16_t port, struct sluice_link *link);
+int sluice_port_disclaim_link_interrupt(uint16_t port);
+int sluice_bond_set_mac(uint16_t port, const uint8_t mac[6]);
+int sluice_bond_active_member(uint16_t port);
 
 int sluice_log_to(sluice_log_sink sink);
 

@@ -96,6 +96,38 @@ impl Device {
         }
     }
 
+    /// The devices that a bonding device (`net_bonding0,mode=1,slave=0000:3b:00.0,slave=(net_tap1,iface=x)`) is made of.
+    #[must_use]
+    pub fn members(&self) -> Vec<Self> {
+        let Self::Virtual { arguments, .. } = self else { return Vec::new() };
+        if !self.is_bond() {
+            return Vec::new();
+        }
+        pieces(arguments).filter_map(member).filter_map(|text| text.parse().ok()).collect()
+    }
+
+    pub(crate) fn is_bond(&self) -> bool {
+        matches!(self, Self::Virtual { name, .. } if name.starts_with(BONDING))
+    }
+
+    /// Whether its driver says that it interrupts at a change of its link, and then calls nobody (DPDK 22.11: it only writes
+    /// the new state down). A bond would wait for ever, so it is to ask, every 10 ms or `lsc_poll_period_ms`.
+    pub(crate) fn is_silent_about_its_link(&self) -> bool {
+        matches!(self, Self::Virtual { name, .. } if name.starts_with("net_tap"))
+    }
+
+    /// For DPDK: a member is named by its port, since its own arguments are given when it is attached by itself.
+    pub(crate) fn to_attach(&self) -> String {
+        let Self::Virtual { name, arguments } = self else { return self.to_string() };
+        if !self.is_bond() {
+            return self.to_string();
+        }
+        let of_member = |text: &str| text.parse().map_or_else(|_| text.to_owned(), |member: Self| member.port_name());
+        let named = |piece| member(piece).map_or_else(|| str::to_owned(piece), |text| format!("{MEMBER}{}", of_member(text)));
+        let arguments: Vec<String> = pieces(arguments).map(named).collect();
+        format!("{name},{}", arguments.join(","))
+    }
+
     /// What stands for the device on this machine now: the index of the interface that it works on, 0 for others; none
     /// while there is no such interface in the network namespace of the calling thread, or no such device on the PCI bus. An
     /// interface that is removed and made anew is another one.
@@ -122,6 +154,49 @@ impl Device {
     }
 }
 
+/// The driver of bonding devices, and how its arguments name a member (DPDK 22.11).
+const BONDING: &str = "net_bonding";
+const MEMBER: &str = "slave=";
+
+/// Arguments between commas, but for commas in parentheses.
+fn pieces(arguments: &str) -> impl Iterator<Item = &str> {
+    let mut depth = 0_u32;
+    arguments.split(move |c| {
+        depth = match c {
+            '(' => depth + 1,
+            ')' => depth.saturating_sub(1),
+            _ => depth,
+        };
+        c == ',' && depth == 0
+    })
+}
+
+/// The device that an argument names as a member.
+fn member(piece: &str) -> Option<&str> {
+    let text = piece.strip_prefix(MEMBER)?;
+    Some(text.strip_prefix('(').and_then(|text| text.strip_suffix(')')).unwrap_or(text))
+}
+
+/// Active backup or 802.3ad, of members that tell their link: drivers over an interface of Linux's say that it is up whatever
+/// the interface is.
+fn check_bond(arguments: &str) -> Result<(), &'static str> {
+    if !pieces(arguments).any(|piece| piece == "mode=1" || piece == "mode=4") {
+        return Err("a bond has mode=1 (active backup) or mode=4 (802.3ad)");
+    }
+    let members: Vec<&str> = pieces(arguments).filter_map(member).collect();
+    if members.is_empty() {
+        return Err("a bond has members: slave=0000:3b:00.0, or slave=(net_tap1,iface=x)");
+    }
+    for text in members {
+        let member: Device = text.parse().map_err(|_| "a member is no device")?;
+        if member.interface().is_some() || !member.members().is_empty() {
+            return Err("a member is a PCI address or net_tap, not a bond, nor a device over an interface of Linux's: \
+                        those do not tell its link; bond such interfaces in Linux");
+        }
+    }
+    Ok(())
+}
+
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (Self::Pci { arguments, .. } | Self::Virtual { arguments, .. }) = self;
@@ -146,6 +221,9 @@ impl FromStr for Device {
         }
         if !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
             return Err(bad("a name has letters, digits and _ only"));
+        }
+        if name.starts_with(BONDING) {
+            check_bond(&arguments).map_err(bad)?;
         }
         Ok(Self::Virtual { name: name.to_owned(), arguments })
     }
@@ -215,6 +293,21 @@ mod tests {
     #[test]
     fn a_tap_is_made_by_its_driver_and_need_not_exist() {
         assert_eq!("net_tap0,iface=dtap0".parse::<Device>().unwrap().interface(), None);
+    }
+
+    #[test]
+    fn a_bond_has_members_which_dpdk_gets_by_their_names() {
+        let text = "net_bonding0,mode=1,slave=3b:00.0,slave=(net_tap1,iface=a,mac=fixed),primary=net_tap1";
+        let bond: Device = text.parse().unwrap();
+        let members: Vec<String> = bond.members().iter().map(Device::to_string).collect();
+        assert_eq!(members, ["0000:3b:00.0", "net_tap1,iface=a,mac=fixed"]);
+        assert_eq!(bond.to_attach(), "net_bonding0,mode=1,slave=0000:3b:00.0,slave=net_tap1,primary=net_tap1");
+        assert!("net_null0".parse::<Device>().unwrap().members().is_empty());
+        let no_members =
+            ["", ",slave=eth0", ",slave=(net_af_packet0,iface=eth0)", ",slave=(net_bonding1,mode=1,slave=net_null0)"];
+        for bad in no_members.map(|members| format!("mode=1{members}")).into_iter().chain(["mode=0,slave=net_tap1".into()]) {
+            assert!(format!("net_bonding0,{bad}").parse::<Device>().is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -170,10 +170,10 @@ impl Port {
         // is one, has the length that is expected and outlives the call.
         let code = unsafe { raw::sluice_port_configure(id, &raw mut setup) };
         started.check(step_name(setup.step), code)?;
-        let mac = started.take_mac(config.mac)?;
+        let wanted = started.take_mac(config.mac)?;
         // SAFETY: `id` is configured with all its queues.
         started.check("start", unsafe { raw::rte_eth_dev_start(id) })?;
-        started.open_filter(mac)?;
+        let mac = started.open_filter(wanted)?;
         let started = Arc::new(started);
         let port = Self { driver: driver(id), mac, started: Arc::clone(&started), not_sync: PhantomData };
         let spread = port.spread(config, &setup);
@@ -250,6 +250,17 @@ impl Port {
         })
     }
 
+    /// The member of a bond that carries its traffic; none: the port is no bond. While no member has a link, the last one.
+    #[must_use]
+    pub fn active_member(&self) -> Option<Device> {
+        if !self.started.device.is_bond() {
+            return None;
+        }
+        // SAFETY: the port is started, and a bond.
+        let active = u16::try_from(unsafe { raw::sluice_bond_active_member(self.started.id) }).ok()?;
+        self.started.device.members().into_iter().find(|member| id_of(member) == Some(active))
+    }
+
     /// State of the cable. Drivers over an interface of Linux's say that it is up whatever the interface is, and invent a
     /// speed: there Linux is asked.
     ///
@@ -273,15 +284,19 @@ const NOT_SUPPORTED: i32 = -libc::ENOTSUP;
 const NO_SUCH_DRIVER: i32 = -libc::EFAULT;
 
 impl Started {
-    /// Sets the Ethernet address that is wanted, or reads the device's own.
-    fn take_mac(&mut self, wanted: Option<[u8; 6]>) -> Result<[u8; 6], Error> {
-        let mut own = [0; 6];
-        // SAFETY: the port is configured; six bytes are written.
-        let code = unsafe { raw::sluice_port_mac(self.id, own.as_mut_ptr()) };
-        self.check("read the Ethernet address", code)?;
-        let Some(mac) = wanted.filter(|mac| *mac != own) else { return Ok(own) };
+    /// Sets the Ethernet address that is wanted, if one is.
+    fn take_mac(&mut self, wanted: Option<[u8; 6]>) -> Result<Option<[u8; 6]>, Error> {
+        let own = self.known_mac()?;
+        let Some(mac) = wanted.filter(|mac| *mac != own) else { return Ok(wanted) };
         // SAFETY: the port is configured; six bytes are read.
-        match unsafe { raw::sluice_port_set_mac(self.id, mac.as_ptr()) } {
+        let code = unsafe {
+            match self.device.is_bond() {
+                // What is set on the port alone, a bond forgets when it starts.
+                true => raw::sluice_bond_set_mac(self.id, mac.as_ptr()),
+                false => raw::sluice_port_set_mac(self.id, mac.as_ptr()),
+            }
+        };
+        match code {
             // Such a port receives promiscuously, so frames to an address that the device does not know (af_xdp) arrive too.
             NOT_SUPPORTED => {}
             code => {
@@ -289,25 +304,35 @@ impl Started {
                 self.own_mac = Some(own);
             }
         }
+        Ok(wanted)
+    }
+
+    /// The Ethernet address that the device has.
+    fn known_mac(&self) -> Result<[u8; 6], Error> {
+        let mut mac = [0; 6];
+        // SAFETY: the port is configured; six bytes are written.
+        let code = unsafe { raw::sluice_port_mac(self.id, mac.as_mut_ptr()) };
+        self.check("read the Ethernet address", code)?;
         Ok(mac)
     }
 
     /// Lets in what is for us: frames to our address and to groups (neighbour discovery). A device that does not know our
     /// address, or has no filter for groups, lets in all. Frames for others that a switch floods stay outside where they can.
-    fn open_filter(&self, mac: [u8; 6]) -> Result<(), Error> {
-        let mut known = [0; 6];
-        // SAFETY: the port is started; six bytes are written.
-        self.check("read the Ethernet address", unsafe { raw::sluice_port_mac(self.id, known.as_mut_ptr()) })?;
+    /// Gives our address: the one that was wanted, else the device's own, which a bond has from its first member when it starts.
+    fn open_filter(&self, wanted: Option<[u8; 6]>) -> Result<[u8; 6], Error> {
+        let known = self.known_mac()?;
+        let mac = wanted.unwrap_or(known);
         // SAFETY: the port is started.
         if known == mac && unsafe { raw::rte_eth_allmulticast_enable(self.id) } == 0 {
-            return Ok(());
+            return Ok(mac);
         }
         // SAFETY: the port is started.
         match unsafe { raw::rte_eth_promiscuous_enable(self.id) } {
             // A virtual device without it has no filter to open.
-            NOT_SUPPORTED => Ok(()),
-            code => self.check("receive promiscuously", code),
+            NOT_SUPPORTED => {}
+            code => self.check("receive promiscuously", code)?,
         }
+        Ok(mac)
     }
 
     fn check(&self, step: &'static str, code: i32) -> Result<(), Error> {
@@ -326,14 +351,9 @@ impl Drop for Started {
             if let Some(mac) = self.own_mac {
                 raw::sluice_port_set_mac(self.id, mac.as_ptr());
             }
-            raw::rte_eth_dev_stop(self.id);
-            let device = raw::sluice_port_device(self.id);
-            raw::rte_eth_dev_close(self.id);
-            // A PCI device may have more ports than this one, so it stays on its bus.
-            if matches!(self.device, Device::Virtual { .. }) && !device.is_null() {
-                raw::rte_dev_remove(device);
-            }
+            close(self.id, &self.device);
         }
+        drop(Members::left_by(&self.device));
     }
 }
 
@@ -357,14 +377,16 @@ fn driver(id: u16) -> String {
     }
 }
 
+/// DPDK's number of an attached device. EAL runs.
+fn id_of(device: &Device) -> Option<u16> {
+    let (name, mut id) = (raw::c_string(&device.port_name()), 0);
+    // SAFETY: EAL runs, as there is an `Eal`, or was a port; the name is terminated; `id` is written only in this call.
+    (unsafe { raw::rte_eth_dev_get_port_by_name(name.as_ptr(), &raw mut id) } == 0).then_some(id)
+}
+
 fn attach(device: &Device) -> Result<u16, Error> {
     let name = device.port_name();
-    let c_name = raw::c_string(&name);
-    let find = || {
-        let mut id = 0;
-        // SAFETY: EAL runs, as there is an `Eal`; the name is terminated; `id` is written only in this call.
-        (unsafe { raw::rte_eth_dev_get_port_by_name(c_name.as_ptr(), &raw mut id) } == 0).then_some(id)
-    };
+    let find = || id_of(device);
     if let Device::Pci { .. } = device {
         return attach_pci(device, &name, find);
     }
@@ -376,13 +398,70 @@ fn attach(device: &Device) -> Result<u16, Error> {
     {
         return Err(Error::NoInterface { device: device.to_string(), interface: interface.to_owned() });
     }
-    let arguments = raw::c_string(&device.to_string());
+    let members = Members::attach(device)?;
+    let arguments = raw::c_string(&device.to_attach());
     // SAFETY: EAL runs; the string is terminated and copied by DPDK.
     let code = unsafe { raw::rte_dev_probe(arguments.as_ptr()) };
     if code != 0 {
         return Err(refused(device, "attach it", code));
     }
-    find().ok_or_else(|| refused(device, "find the port that it should have made", -libc::ENODEV))
+    let id = find().ok_or_else(|| refused(device, "find the port that it should have made", -libc::ENODEV))?;
+    members.keep();
+    Ok(id)
+}
+
+/// Members of a bond that are attached, to be closed again unless the bond is made.
+struct Members(Vec<(u16, Device)>);
+
+impl Members {
+    fn attach(bond: &Device) -> Result<Self, Error> {
+        let mut attached = Self(Vec::new());
+        for member in bond.members() {
+            let id = attach(&member)?;
+            if member.is_silent_about_its_link() {
+                // SAFETY: the port is attached and not configured, and only this thread knows of it.
+                unsafe { raw::sluice_port_disclaim_link_interrupt(id) };
+            }
+            attached.0.push((id, member));
+        }
+        Ok(attached)
+    }
+
+    /// The bond has them now.
+    fn keep(mut self) {
+        self.0.clear();
+    }
+
+    /// Those of a bond that is closed.
+    fn left_by(bond: &Device) -> Self {
+        Self(bond.members().into_iter().filter_map(|member| Some((id_of(&member)?, member))).collect())
+    }
+}
+
+impl Drop for Members {
+    fn drop(&mut self) {
+        for (id, member) in &self.0 {
+            // SAFETY: the port is attached, no bond has it, and nobody else knows of it.
+            unsafe { close(*id, member) };
+        }
+    }
+}
+
+/// Stops and closes a port, and removes its device.
+///
+/// # Safety
+/// The port is attached, and neither a queue nor a handle of it is left.
+unsafe fn close(id: u16, device: &Device) {
+    // SAFETY: as the caller says. Stopping one that did not start is an error without effect.
+    unsafe {
+        raw::rte_eth_dev_stop(id);
+        let on_bus = raw::sluice_port_device(id);
+        raw::rte_eth_dev_close(id);
+        // A PCI device may have more ports than this one, so it stays on its bus.
+        if matches!(device, Device::Virtual { .. }) && !on_bus.is_null() {
+            raw::rte_dev_remove(on_bus);
+        }
+    }
 }
 
 /// EAL has looked for it at its start; a driver that found it has made the port. A device that came later is looked for now.

@@ -47,17 +47,33 @@ pub(super) fn examine(root: &Root, needs: &Needs) -> Vec<Finding> {
 
 /// With the domain and without arguments, as sysfs has it.
 fn pci_address(device: &str) -> String {
-    let device = device.split(',').next().unwrap_or(device).to_ascii_lowercase();
+    let device = first_word(device).to_ascii_lowercase();
     if device.matches(':').count() == 1 { format!("0000:{device}") } else { device }
+}
+
+fn bond(device: &str) -> Vec<Finding> {
+    let members = device.parse::<dpdk_sys::Device>().map(|device| device.members()).unwrap_or_default();
+    let names: Vec<String> = members.iter().map(|member| first_word(&member.to_string()).to_owned()).collect();
+    let found = format!("a bond of {}", names.join(" "));
+    if names.len() > 1 {
+        return vec![Finding::ok(first_word(device), found)];
+    }
+    vec![Finding::note(first_word(device), found, "with a second member it would survive the loss of one")]
+}
+
+/// The name of a device without its arguments.
+fn first_word(device: &str) -> &str {
+    device.split(',').next().unwrap_or(device)
 }
 
 fn over_interface(root: &Root, device: &str) -> Vec<Finding> {
     let family = match device {
+        _ if device.starts_with("net_bonding") => return bond(device),
         _ if device.starts_with("net_af_packet") => "PACKET",
         _ if device.starts_with("net_af_xdp") => "XDP",
         _ => return Vec::new(),
     };
-    let subject = device.split(',').next().unwrap_or(device);
+    let subject = first_word(device);
     let mut findings = Vec::new();
     // Sockets of a family that is a module not loaded yet are not listed, so this is only a note.
     let listed = root.text("/proc/net/protocols").unwrap_or_default();

@@ -45,6 +45,10 @@ pub(super) struct Attended {
     leaving: Option<Vec<usize>>,
     retry: Retry,
     link: Option<bool>,
+    /// The active member of a bond, as it was found last.
+    member: Option<Device>,
+    /// How often it has changed.
+    moves: u64,
 }
 
 struct Retry {
@@ -91,6 +95,8 @@ impl Attended {
             leaving: None,
             retry: Retry::new(),
             link: None,
+            member: None,
+            moves: 0,
         }
     }
 
@@ -154,6 +160,18 @@ impl Attended {
         (self.prepared, self.presence, self.leaving) = (None, None, None);
     }
 
+    /// Tells of a bond that has another active member. The first one is no move, nor is the one after the device was away.
+    fn follow_member(&mut self, active: Option<Device>) {
+        if self.member == active {
+            return;
+        }
+        if let (Some(before), Some(now)) = (&self.member, &active) {
+            self.moves += 1;
+            tracing::info!(port = self.settings.name, %before, %now, "the bond has another active member");
+        }
+        self.member = active;
+    }
+
     /// Tells of a changed link, and makes the twin's carrier follow.
     async fn follow_link(&mut self, is_up: bool) -> Result<(), TwinError> {
         if self.link.replace(is_up) != Some(is_up) {
@@ -188,10 +206,12 @@ impl Attendant {
                 one.look(&self.ports, position).await;
             }
             lock(&self.ports).iter_mut().for_each(tell_of_steering);
-            let links: Vec<bool> = lock(&self.ports).iter().map(is_up).collect();
-            for (one, is_up) in attended.iter_mut().zip(&links) {
+            let links: Vec<(bool, Option<Device>)> =
+                lock(&self.ports).iter().map(|one| (is_up(one), active_member(one))).collect();
+            for (one, (is_up, member)) in attended.iter_mut().zip(links) {
+                one.follow_member(member);
                 // A device that is going has no link, whatever its driver says.
-                one.follow_link(*is_up && one.leaving.is_none()).await?;
+                one.follow_link(is_up && one.leaving.is_none()).await?;
             }
             let there = ports_now(&lock(&self.ports), &attended);
             now.send_if_modified(|last| {
@@ -223,10 +243,15 @@ fn is_up(opened: &Opened) -> bool {
     opened.port.as_ref().is_some_and(|port| port.link().is_ok_and(|link| link.is_up))
 }
 
+fn active_member(opened: &Opened) -> Option<Device> {
+    opened.port.as_ref()?.active_member()
+}
+
 fn ports_now(opened: &[Opened], attended: &[Attended]) -> PortsNow {
     let indexed = || (0..=u8::MAX).map(PortIndex).zip(opened).zip(attended);
     PortsNow {
         down: indexed().filter(|(_, attended)| attended.link != Some(true)).map(|((port, _), _)| port).collect(),
+        moves: attended.iter().map(|attended| attended.moves).collect(),
         macs: indexed().filter_map(|((port, opened), _)| opened.port.as_ref().and(opened.mac).map(|mac| (port, mac))).collect(),
     }
 }

@@ -92,17 +92,18 @@ fn pools_are_on_link(reader: &Reader, ports: &[PlacedPort], pools: &[PlacedRange
 }
 
 fn devices_have_memory(reader: &Reader, ports: &[PlacedPort], hugepages: Hugepages) {
-    let pci = |port: &&PlacedPort| matches!(port.settings.device, Device::Pci(_));
-    for port in ports.iter().filter(pci).filter(|_| hugepages == Hugepages::Off) {
-        let message =
-            format!("found {}, a PCI device, which needs hugepages; set `memory.hugepages` to auto", port.settings.device);
+    for port in ports.iter().filter(|_| hugepages == Hugepages::Off) {
+        let parts = port.settings.device.parts();
+        let Some(pci) = parts.iter().find(|part| matches!(part, Device::Pci(_))) else { continue };
+        let message = format!("found {pci}, a PCI device, which needs hugepages; set `memory.hugepages` to auto");
         reader.problem(&port.device_place, message);
     }
 }
 
 fn twins_have_names_of_their_own(reader: &Reader, ports: &[PlacedPort]) {
-    for port in ports {
-        let Some(interface) = port.settings.device.interface() else { continue };
+    let with_parts = ports.iter().flat_map(|port| port.settings.device.parts().into_iter().map(move |part| (port, part)));
+    for (port, part) in with_parts {
+        let Some(interface) = part.interface() else { continue };
         if ports.iter().any(|other| other.settings.twin == Twin::Tap && other.settings.name == interface) {
             reader.problem(
                 &port.device_place,

@@ -63,9 +63,26 @@ impl Device {
         }
     }
 
-    /// The Linux interface that it uses (`iface=`), if any.
+    /// The device, and behind it the members that a bond is made of.
+    #[must_use]
+    pub fn parts(&self) -> Vec<Self> {
+        let members = self.as_str().parse::<dpdk_sys::Device>().map(|device| device.members()).unwrap_or_default();
+        let members = members.iter().filter_map(|member| Self::parse(&member.to_string()));
+        std::iter::once(self.clone()).chain(members).collect()
+    }
+
+    /// What no other port may have: the device and the members of a bond, each with its interface.
+    fn claims(&self) -> Vec<String> {
+        let of_one = |device: Self| [Some(device.name()), device.interface().map(|name| format!("interface {name}"))];
+        self.parts().into_iter().flat_map(of_one).flatten().collect()
+    }
+
+    /// The Linux interface that it uses (`iface=`), if any. A bond has none; its members have.
     #[must_use]
     pub fn interface(&self) -> Option<&str> {
+        if self.as_str().starts_with("net_bonding") {
+            return None;
+        }
         self.as_str().split(',').find_map(|argument| argument.strip_prefix("iface="))
     }
 }
@@ -168,12 +185,16 @@ fn take_device(section: &mut Section<'_>, others: &[PlacedPort]) -> (Device, Pla
     let none = || Device::Vdev(String::new());
     let Some(field) = section.required("device", expected) else { return (none(), section.place.clone()) };
     let Some(device) = field.parse(expected, Device::parse) else { return (none(), field.place) };
+    if let Err(error) = device.as_str().parse::<dpdk_sys::Device>() {
+        field.problem(format!("found {device}: {}", error.reason));
+    }
+    let claims = device.claims();
+    if let Some(twice) = claims.iter().enumerate().find_map(|(at, claim)| claims[..at].contains(claim).then_some(claim)) {
+        field.problem(format!("found {twice} twice in one bond; name each member once"));
+    }
     for other in others {
-        let (mine, theirs) = (&device, &other.settings.device);
-        let interface = mine.interface().filter(|name| theirs.interface() == Some(name));
-        let shared =
-            if mine.name() == theirs.name() { Some(mine.name()) } else { interface.map(|name| format!("interface {name}")) };
-        if let Some(shared) = shared {
+        let theirs = other.settings.device.claims();
+        if let Some(shared) = claims.iter().find(|claim| theirs.contains(claim)) {
             field.problem(format!("found {shared}, which port `{}` has already; give each port its own", other.settings.name));
         }
     }

@@ -192,6 +192,35 @@ fn wrong_values_say_what_is_allowed() {
 }
 
 #[test]
+fn no_device_is_given_twice_as_a_port_or_a_member_of_a_bond() {
+    let with = |uplink: &str, cluster: &str| {
+        let text = BASE.replacen("net_af_packet0,iface=eth1", uplink, 1).replacen("net_af_packet1,iface=eth2", cluster, 1);
+        read(&text).err()
+    };
+    let bond = "net_bonding0,mode=1,slave=3b:00.0,slave=(net_tap1,iface=a)";
+    assert_eq!(with(bond, "net_bonding1,mode=4,slave=3b:00.1,slave=(net_tap2,iface=b)"), None);
+    let taken =
+        |what: &str| format!("key `ports[1].device`: found {what}, which port `uplink` has already; give each port its own");
+    let rows = [
+        (bond, "0000:3b:00.0", taken("0000:3b:00.0")),
+        ("3b:00.0", "net_bonding0,mode=1,slave=0000:3b:00.0", taken("0000:3b:00.0")),
+        (bond, "net_bonding1,mode=1,slave=0000:3b:00.0", taken("0000:3b:00.0")),
+        (bond, "net_bonding0,mode=1,slave=3b:00.1", taken("net_bonding0")),
+        (bond, "net_tap1,iface=b", taken("net_tap1")),
+        (bond, "net_tap2,iface=a", taken("interface a")),
+        ("3b:00.0", "net_bonding0,mode=1,slave=net_tap1,slave=net_tap1", "found net_tap1 twice in one bond".into()),
+        ("3b:00.0", "net_bonding0,mode=1,slave=(net_tap1,iface=uplink)", "uses interface uplink, and a port's Linux twin".into()),
+        ("3b:00.0", "net_bonding0,mode=1,slave=(net_af_packet1,iface=eth2)", "bond such interfaces in Linux".into()),
+        ("3b:00.0", "net_bonding0,mode=1", "a bond has members".into()),
+        ("3b:00.0", "net_bonding0,mode=0,slave=net_tap1", "a bond has mode=1 (active backup) or mode=4 (802.3ad)".into()),
+    ];
+    for (uplink, cluster, message) in rows {
+        let error = with(uplink, cluster).unwrap_or_default();
+        assert!(error.contains(&message) && error.lines().count() == 1, "{uplink} and {cluster}: {error}");
+    }
+}
+
+#[test]
 fn keys_must_agree_with_each_other() {
     let pool = |range: &str| format!("pools: [{{name: a, addresses: [{range}]}}]");
     let rows = [

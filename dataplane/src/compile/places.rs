@@ -68,13 +68,15 @@ pub(super) fn routed<'a>(pools: &'a [Pool], vips: &'a [IpAddr]) -> impl Iterator
 #[derive(Debug, Default)]
 pub(super) struct Answers {
     since: BTreeMap<(Link, IpAddr), u64>,
+    /// As [`Network::moves`] was.
+    moves: Vec<u64>,
     /// VIPs that no port can answer for, in sentences.
     pub(super) problems: Vec<String>,
 }
 
 impl Answers {
     /// Answers for the SNAT addresses, the sources of tunnels that are no address of a port, the VIPs of `l2` pools, and the addresses of ports without twin; on a port without
-    /// link for nothing, so that all of it counts as new when the link is back.
+    /// link for nothing, so that all of it counts as new when the link is back, and on one that has moved as new at once.
     pub(super) fn update(
         &mut self,
         config: &Config,
@@ -113,11 +115,14 @@ impl Answers {
         }
         now.retain(|(link, _)| !network.down.contains(&link.port()));
         let mut since: BTreeMap<_, _> = now.into_iter().map(|key| (key, sequence)).collect();
+        let moves_of = |moves: &[u64], port: PortIndex| moves.get(usize::from(port.0)).copied().unwrap_or(0);
         for (key, since) in &mut since {
-            if let Some(&before) = self.since.get(key) {
+            let has_moved = moves_of(&self.moves, key.0.port()) != moves_of(&network.moves, key.0.port());
+            if let Some(&before) = self.since.get(key).filter(|_| !has_moved) {
                 *since = before;
             }
         }
+        self.moves.clone_from(&network.moves);
         self.since = since;
         self.since.iter().map(|(&(link, address), &since)| (link, address, since)).collect()
     }

@@ -389,6 +389,27 @@ fn arp_is_answered_for_vips_in_a_ports_subnet_for_snat_addresses_and_for_ports_w
 }
 
 #[test]
+fn what_a_port_answers_for_counts_as_new_when_it_has_moved_to_another_cable() {
+    let mut desk = Desk::with(config());
+    let first = desk.compile().sequence();
+    let since = |snapshot: &Snapshot, address: &str| {
+        snapshot.announced().iter().find(|(_, a, _)| *a == ip(address)).map(|&(.., since)| since)
+    };
+    let before = desk.compile();
+    assert_eq!(since(&before, "10.0.0.3"), since(&before, "fd00::3"));
+    assert!(since(&before, "10.0.0.3") <= Some(first), "nothing has changed");
+    for moves in [1, 2] {
+        desk.network.moves = vec![0, moves];
+        let moved = desk.compile();
+        assert_eq!(since(&moved, "10.0.0.3"), Some(moved.sequence()), "move {moves}");
+        assert_eq!(since(&desk.compile(), "10.0.0.3"), Some(moved.sequence()), "once for each move");
+    }
+    let last = since(&desk.compile(), "10.0.0.3");
+    desk.network.moves = vec![1, 2];
+    assert_eq!(since(&desk.compile(), "10.0.0.3"), last, "the other port has moved");
+}
+
+#[test]
 fn without_a_snat_address_for_its_way_a_frontend_is_refused() {
     let mut config = config();
     config.snat = vec![ip("10.0.0.3"), ip("172.16.0.1")];
