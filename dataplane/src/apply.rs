@@ -14,7 +14,8 @@ use crate::answer::IcmpError;
 use crate::cut::cut;
 use crate::datagrams::Datagrams;
 use crate::decide::{
-    Answer, Changes, Flows, Obstacle, OtherFlows, Packet, Passage, Verdict, decide, follow, follow_one_way, rewrite_of,
+    Answer, Changes, Flows, Obstacle, OtherFlows, Packet, Passage, Verdict, decide, follow, follow_one_way, follow_plain,
+    rewrite_of,
 };
 use crate::flow::{Candidate, Flow, FlowTable, IdleLimits, Segment};
 use crate::held::{Awaited, Held};
@@ -147,12 +148,12 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let Looked { headers, hash, candidate } = looked;
         let packet = Packet { headers, hash: *hash, candidate: *candidate, in_link: arrival.link };
         let (table, limits) = self.flows();
-        match follow(&packet, snapshot, table, limits, Tick::at(arrival.now_ns)) {
-            Ok(passage) => {
+        match follow_plain(&packet, snapshot, table, limits, Tick::at(arrival.now_ns)) {
+            Some(passage) => {
                 self.tally.hits += 1;
                 self.forward(lanes, buffer, headers, passage);
             }
-            Err(obstacle) => self.obstructed(lanes, snapshot, arrival, buffer, &packet, obstacle),
+            None => self.obstructed(lanes, snapshot, arrival, buffer, &packet),
         }
     }
 
@@ -165,12 +166,19 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         arrival: Arrival,
         buffer: B,
         packet: &Packet<'_, A>,
-        obstacle: Obstacle<'_>,
     ) where
         Self: Tables<A>,
     {
+        let now = Tick::at(arrival.now_ns);
+        let (table, limits) = self.flows();
+        let obstacle = match follow(packet, snapshot, table, limits, now) {
+            Ok(passage) => {
+                self.tally.hits += 1;
+                return self.depart(lanes, buffer, packet.headers, passage);
+            }
+            Err(obstacle) => obstacle,
+        };
         if let Obstacle::OneWay(index) = obstacle {
-            let now = Tick::at(arrival.now_ns);
             if let Ok(delivery) = follow_one_way(packet, index, snapshot, self.flows().0, now) {
                 self.tally.hits += 1;
                 return self.deliver(lanes, buffer, packet.headers, &delivery);
@@ -252,7 +260,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         Self: Tables<A>,
     {
         match verdict {
-            Verdict::Forward(passage) if headers.packet_len <= passage.exit.plain_mtu => {
+            Verdict::Forward(passage) if headers.dont_fragment && headers.packet_len <= passage.exit.plain_mtu => {
                 self.forward(lanes, buffer, headers, passage);
             }
             Verdict::Forward(passage) => self.depart(lanes, buffer, headers, passage),
@@ -276,9 +284,6 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     ) where
         Self: Tables<A>,
     {
-        if A::FAMILY == Family::V4 && !headers.dont_fragment {
-            return self.depart(lanes, buffer, headers, passage);
-        }
         let Passage { flow, direction, exit } = passage;
         let flow = self.flows().0.get(flow);
         let id = flow.backend;

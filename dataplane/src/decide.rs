@@ -168,11 +168,50 @@ pub enum Verdict<'s> {
     Drop(DropReason),
 }
 
-/// The way on of a packet of a live flow: of almost all packets. Everything else is for [`decide`].
+/// The way on of a packet of a live flow that is only rewritten and sent: of almost all packets. None means that
+/// [`follow`] has to find out what else is to be done; nothing was written then.
+#[inline(always)]
+pub fn follow_plain<'s, A: Address>(
+    packet: &Packet<'_, A>,
+    snapshot: &'s Snapshot,
+    table: &mut FlowTable<A>,
+    limits: &IdleLimits,
+    now: Tick,
+) -> Option<Passage<'s>> {
+    let Headers { transport, hop_limit, packet_len, dont_fragment, .. } = *packet.headers;
+    if !matches!(transport, Transport::Tcp { .. } | Transport::Udp) || !dont_fragment {
+        return None;
+    }
+    let (index, direction) = table.find(packet.hash, &packet.headers.tuple, packet.candidate)?;
+    let flow = table.get_mut(index);
+    if !is_plain(flow.state, transport, direction)
+        || limits.may_be_over(flow.state, flow.last_seen, now)
+        || !flow.way.is_two_way()
+    {
+        return None;
+    }
+    let next_hop = snapshot.spot(flow.backend).filter(|backend| !backend.removed)?.next_hop;
+    let exit = match direction {
+        Direction::ToBackend => snapshot.exit(next_hop)?,
+        Direction::ToClient if flow.route_epoch == snapshot.route_epoch() => {
+            snapshot.exit(next_hop).filter(|exit| exit.link == packet.in_link)?;
+            snapshot.exit(flow.route_to_client)?
+        }
+        Direction::ToClient => return None,
+    };
+    if hop_limit <= 1 || packet_len > exit.plain_mtu {
+        return None;
+    }
+    if flow.last_seen != now {
+        flow.last_seen = now;
+    }
+    Some(Passage { flow: index, direction, exit })
+}
+
+/// The way on of a packet of a live flow, as [`follow_plain`] has it for plain ones. Everything else is for [`decide`].
 ///
 /// # Errors
 /// What is in its way.
-#[inline(always)]
 pub fn follow<'s, A: Address>(
     packet: &Packet<'_, A>,
     snapshot: &'s Snapshot,
