@@ -42,9 +42,14 @@ enum Kind {
     New,
 }
 
-const STAGES: [Stage; 4] = [
+const STAGES: [Stage; 9] = [
     Stage { name: "nat-v4", mode: Mode::Nat, family: Family::V4, kind: Kind::Known },
     Stage { name: "nat-v6", mode: Mode::Nat, family: Family::V6, kind: Kind::Known },
+    Stage { name: "dnat-v4", mode: Mode::Dnat, family: Family::V4, kind: Kind::Known },
+    Stage { name: "dsr-v4", mode: Mode::Dsr, family: Family::V4, kind: Kind::Known },
+    Stage { name: "ipip-v4", mode: Mode::Ipip, family: Family::V4, kind: Kind::Known },
+    Stage { name: "gue-v4", mode: Mode::Gue, family: Family::V4, kind: Kind::Known },
+    Stage { name: "gue-v6", mode: Mode::Gue, family: Family::V6, kind: Kind::Known },
     Stage { name: "nat-v4-new", mode: Mode::Nat, family: Family::V4, kind: Kind::New },
     Stage { name: "nat-v6-new", mode: Mode::Nat, family: Family::V6, kind: Kind::New },
 ];
@@ -242,6 +247,11 @@ fn known(gateway: &mut Gateway, stage: Stage) -> usize {
             gateway.pass(Gateway::poll, CLUSTER, UPLINK, answers(tcp_flags::SYN | tcp_flags::ACK));
             gateway.pass(Gateway::poll, UPLINK, CLUSTER, acks.clone());
             replies.push(answers(tcp_flags::ACK));
+        } else {
+            // Confirmed by the third packet, more than a second after the first.
+            gateway.now_ns += 2_000_000_000;
+            gateway.pass(Gateway::poll, UPLINK, CLUSTER, acks.clone());
+            gateway.pass(Gateway::poll, UPLINK, CLUSTER, acks.clone());
         }
     }
     let burst = |n: usize| match replies.get(n / 2 % data.len()).filter(|_| n % 2 == 1) {

@@ -178,11 +178,11 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
             }
             Err(obstacle) => obstacle,
         };
-        if let Obstacle::OneWay(index) = obstacle {
-            if let Ok(delivery) = follow_one_way(packet, index, snapshot, self.flows().0, now) {
-                self.tally.hits += 1;
-                return self.deliver(lanes, buffer, packet.headers, &delivery);
-            }
+        if let Obstacle::OneWay(index) = obstacle
+            && let Ok(delivery) = follow_one_way(packet, index, snapshot, self.flows().0, now)
+        {
+            self.tally.hits += 1;
+            return self.deliver(lanes, buffer, packet.headers, &delivery);
         }
         match packet.headers.transport {
             Transport::Fragment => self.fragment(lanes, snapshot, arrival, buffer, packet),

@@ -41,8 +41,8 @@ pub(crate) enum Carried<'f> {
 #[inline]
 pub fn parse(frame: &[u8]) -> Result<Parsed, DropReason> {
     Ok(match carried(frame)? {
-        Carried::V4(packet, group_frame) => ipv4(packet, group_frame)?.map_or(Parsed::Other, Parsed::V4),
-        Carried::V6(packet, group_frame) => ipv6(packet, group_frame)?.map_or(Parsed::Other, Parsed::V6),
+        Carried::V4(packet, group_frame) => ipv4(packet, group_frame, Parsed::V4)?.unwrap_or(Parsed::Other),
+        Carried::V6(packet, group_frame) => ipv6(packet, group_frame, Parsed::V6)?.unwrap_or(Parsed::Other),
         Carried::Arp => Parsed::Arp,
         Carried::Tagged => tagged(frame)?,
         Carried::Other => Parsed::Other,
@@ -55,10 +55,10 @@ fn tagged(frame: &[u8]) -> Result<Parsed, DropReason> {
     let (ether_type, packet, tag_bytes) = behind(frame).ok_or(DropReason::Malformed)?;
     Ok(match carried_as(ether_type, packet, ethernet.is_group())? {
         Carried::V4(packet, group_frame) => {
-            ipv4(packet, group_frame)?.map_or(Parsed::Other, |headers| Parsed::V4(moved(headers, tag_bytes)))
+            ipv4(packet, group_frame, |headers| Parsed::V4(moved(headers, tag_bytes)))?.unwrap_or(Parsed::Other)
         }
         Carried::V6(packet, group_frame) => {
-            ipv6(packet, group_frame)?.map_or(Parsed::Other, |headers| Parsed::V6(moved(headers, tag_bytes)))
+            ipv6(packet, group_frame, |headers| Parsed::V6(moved(headers, tag_bytes)))?.unwrap_or(Parsed::Other)
         }
         Carried::Arp | Carried::Tagged | Carried::Other => Parsed::Other,
     })
@@ -94,10 +94,10 @@ fn carried_as(ether_type: u16, packet: &[u8], is_group: bool) -> Result<Carried<
     }
 }
 
-/// Parses an IPv4 packet; none if it is Linux's, whatever it carries. Inlined, so that headers are written where they stay:
-/// passed on by value they are stored in small pieces and loaded in large ones, which stalls.
+/// Parses an IPv4 packet and gives its headers to `found`; none if it is Linux's, whatever it carries. Inlined, so that headers
+/// are written where they stay: returned by value they are stored in small pieces and loaded in large ones, which stalls.
 #[inline(always)]
-pub(crate) fn ipv4(bytes: &[u8], group_frame: bool) -> Result<Option<Headers<u32>>, DropReason> {
+pub(crate) fn ipv4<T>(bytes: &[u8], group_frame: bool, found: impl FnOnce(Headers<u32>) -> T) -> Result<Option<T>, DropReason> {
     let (ip, _) = take::<Ipv4>(bytes).ok_or(DropReason::Malformed)?;
     let (header_len, packet_len) = (ip.header_len(), ip.total_len.get());
     // A frame may be longer than its packet: Ethernet pads to 60 bytes.
@@ -123,7 +123,7 @@ pub(crate) fn ipv4(bytes: &[u8], group_frame: bool) -> Result<Option<Headers<u32
     }
     let (transport, source_port, destination_port) =
         if ip.is_fragment() { (Transport::Fragment, 0, 0) } else { transport(ip.protocol, protocol::ICMP, payload)? };
-    Ok(Some(Headers {
+    Ok(Some(found(Headers {
         tuple: Tuple { source, destination, source_port, destination_port, protocol: ip.protocol },
         transport,
         network_offset: NETWORK_OFFSET,
@@ -132,7 +132,7 @@ pub(crate) fn ipv4(bytes: &[u8], group_frame: bool) -> Result<Option<Headers<u32
         hop_limit: ip.ttl,
         group_frame,
         dont_fragment: ip.fragmentation.get() & Ipv4::DONT_FRAGMENT != 0,
-    }))
+    })))
 }
 
 /// Headers that are no plain 20 bytes of IPv4: other versions, wrong lengths, options.
@@ -172,7 +172,7 @@ fn is_martian_v4(source: u32) -> bool {
 
 /// As [`ipv4`], of IPv6.
 #[inline(always)]
-pub(crate) fn ipv6(bytes: &[u8], group_frame: bool) -> Result<Option<Headers<u128>>, DropReason> {
+pub(crate) fn ipv6<T>(bytes: &[u8], group_frame: bool, found: impl FnOnce(Headers<u128>) -> T) -> Result<Option<T>, DropReason> {
     let (ip, rest) = take::<Ipv6>(bytes).ok_or(DropReason::Malformed)?;
     if ip.version() != 6 {
         return Err(DropReason::Malformed);
@@ -200,7 +200,7 @@ pub(crate) fn ipv6(bytes: &[u8], group_frame: bool) -> Result<Option<Headers<u12
         ChainEnd::Fragment => (Transport::Fragment, 0, 0),
         ChainEnd::Opaque => (Transport::Other, 0, 0),
     };
-    Ok(Some(Headers {
+    Ok(Some(found(Headers {
         tuple: Tuple { source, destination, source_port, destination_port, protocol: chain.protocol },
         transport,
         network_offset: NETWORK_OFFSET,
@@ -209,7 +209,7 @@ pub(crate) fn ipv6(bytes: &[u8], group_frame: bool) -> Result<Option<Headers<u12
         hop_limit: ip.hop_limit,
         group_frame,
         dont_fragment: true, // routers never fragment IPv6 (RFC 8200 section 5)
-    }))
+    })))
 }
 
 /// RFC 6890: loopback, IPv4-mapped (never on a wire), multicast, and towards one host the unspecified address are nobody's

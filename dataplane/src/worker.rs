@@ -345,14 +345,18 @@ fn sort<B: Buffer, O>(engine: &Engine<B, O>, burst: &Burst<B>, sorted: &mut Sort
     let Sorted { kinds, v4, v6 } = sorted;
     for buffer in burst {
         let found = match carried(buffer.bytes()) {
-            Ok(Carried::V4(packet, group)) => ipv4(packet, group).map(|headers| look(&engine.v4, headers, v4, |_| Kind::V4)),
-            Ok(Carried::V6(packet, group)) => ipv6(packet, group).map(|headers| look(&engine.v6, headers, v6, kind_v6)),
-            Ok(Carried::Arp) => Ok(Kind::Arp),
-            Ok(Carried::Tagged) => Ok(Kind::Tagged),
-            Ok(Carried::Other) => Ok(Kind::Other),
+            Ok(Carried::V4(packet, group)) => ipv4(packet, group, |headers| look(&engine.v4, headers, v4, |_| Kind::V4)),
+            Ok(Carried::V6(packet, group)) => ipv6(packet, group, |headers| look(&engine.v6, headers, v6, kind_v6)),
+            Ok(Carried::Arp) => Ok(Some(Kind::Arp)),
+            Ok(Carried::Tagged) => Ok(Some(Kind::Tagged)),
+            Ok(Carried::Other) => Ok(None),
             Err(reason) => Err(reason),
         };
-        kinds.push(found.unwrap_or_else(Kind::Bad));
+        kinds.push(match found {
+            Ok(Some(kind)) => kind,
+            Ok(None) => Kind::Other,
+            Err(reason) => Kind::Bad(reason),
+        });
     }
 }
 
@@ -382,13 +386,7 @@ fn kind_v6(transport: Transport) -> Kind {
 
 /// Keeps the headers of a packet, hashes its tuple and asks for the memory that it is looked up in.
 #[inline(always)]
-fn look<A: Address>(
-    table: &FlowTable<A>,
-    headers: Option<Headers<A>>,
-    looked: &mut AllLooked<A>,
-    kind: fn(Transport) -> Kind,
-) -> Kind {
-    let Some(headers) = headers else { return Kind::Other };
+fn look<A: Address>(table: &FlowTable<A>, headers: Headers<A>, looked: &mut AllLooked<A>, kind: fn(Transport) -> Kind) -> Kind {
     let hash = table.hash(&headers.tuple);
     table.prefetch(hash);
     looked.push(Looked { headers, hash, candidate: Candidate::NONE });
