@@ -23,6 +23,43 @@ int sluice_alloc_bulk(struct rte_mempool *pool, struct rte_mbuf **packets, unsig
 	return rte_pktmbuf_alloc_bulk(pool, packets, count);
 }
 
+/* A frame in several segments becomes one: in its first buffer, where that has room for the rest, else in a new one of `pool`.
+ * Longer than that, or with the pool empty, it becomes an empty frame, which nobody takes for a packet. */
+static struct rte_mbuf *gather(struct rte_mempool *pool, struct rte_mbuf *chain)
+{
+	uint32_t room = rte_pktmbuf_data_room_size(pool) - RTE_PKTMBUF_HEADROOM;
+	struct rte_mbuf *whole = NULL;
+
+	if (rte_pktmbuf_linearize(chain) == 0)
+		return chain;
+	if (rte_pktmbuf_pkt_len(chain) <= room)
+		whole = rte_pktmbuf_copy(chain, pool, 0, UINT32_MAX);
+	if (whole != NULL) {
+		rte_pktmbuf_free(chain);
+		return whole;
+	}
+	rte_pktmbuf_free(chain->next);
+	chain->next = NULL;
+	chain->nb_segs = 1;
+	chain->data_len = 0;
+	chain->pkt_len = 0;
+	return chain;
+}
+
+void sluice_gather(struct rte_mempool *pool, struct rte_mbuf **packets, uint16_t count)
+{
+	uint16_t i;
+
+	for (i = 0; i < count; i++)
+		if (unlikely(packets[i]->nb_segs > 1))
+			packets[i] = gather(pool, packets[i]);
+}
+
+int sluice_append(struct rte_mbuf *packet, struct rte_mbuf *segment)
+{
+	return rte_pktmbuf_chain(packet, segment);
+}
+
 unsigned int sluice_ring_enqueue(struct rte_ring *ring, struct rte_mbuf **packets, unsigned int count)
 {
 	return rte_ring_enqueue_burst(ring, (void **)packets, count, NULL);
@@ -131,6 +168,17 @@ static int configure(uint16_t port, struct sluice_port_setup *setup, const struc
 	return rte_eth_dev_configure(port, setup->rx_queues, setup->tx_queues, conf);
 }
 
+/* What the driver says it takes. One that tells no largest MTU tells the longest frame, its checksum included. */
+static void find_mtus(struct sluice_port_setup *setup, const struct rte_eth_dev_info *info)
+{
+	const uint32_t overhead = RTE_ETHER_HDR_LEN + RTE_ETHER_CRC_LEN;
+
+	setup->mtu_min = info->min_mtu;
+	setup->mtu_max = info->max_mtu;
+	if (info->max_mtu == UINT16_MAX && info->max_rx_pktlen > overhead)
+		setup->mtu_max = RTE_MIN(setup->mtu_max, info->max_rx_pktlen - overhead);
+}
+
 /* Receive and transmit queues as far as the device has them; no offload of either direction. */
 int sluice_port_configure(uint16_t port, struct sluice_port_setup *setup)
 {
@@ -146,6 +194,7 @@ int sluice_port_configure(uint16_t port, struct sluice_port_setup *setup)
 	if (failed != 0)
 		return failed;
 	socket = rte_eth_dev_socket_id(port);
+	find_mtus(setup, &info);
 
 	setup->step = SLUICE_STEP_MTU;
 	if (setup->mtu_bytes < info.min_mtu || setup->mtu_bytes > info.max_mtu)
@@ -220,6 +269,15 @@ int sluice_port_spread(uint16_t port, const uint8_t *key, const uint16_t *queues
 	if (failed != 0)
 		return failed;
 	return memcmp(found_key, key, SLUICE_RSS_KEY_BYTES) == 0 && (conf.rss_hf & SPREAD) == SPREAD ? 0 : -EIO;
+}
+
+/* Whether frames of a started port may come in several segments, though it is not asked to scatter them. Drivers that do not
+ * say are taken to. */
+int sluice_port_may_chain(uint16_t port, uint16_t queue)
+{
+	struct rte_eth_rxq_info info;
+
+	return rte_eth_rx_queue_info_get(port, queue, &info) != 0 || info.scattered_rx != 0;
 }
 
 int sluice_port_driver(uint16_t port, char *name, size_t size)

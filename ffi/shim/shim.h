@@ -48,6 +48,7 @@ struct sluice_port_setup {
 	uint16_t tx_queues;
 	const uint8_t *rss_key; /* SLUICE_RSS_KEY_BYTES, to spread by; NULL: not at all */
 	int spreads; /* whether the device took the key */
+	uint32_t mtu_min, mtu_max; /* what the driver says it takes, bytes */
 	int step; /* the step that failed */
 };
 
@@ -67,6 +68,8 @@ typedef void (*sluice_log_sink)(uint32_t level, const char *text, size_t length)
 uint16_t sluice_rx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **packets, uint16_t count);
 uint16_t sluice_tx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **packets, uint16_t count);
 int sluice_alloc_bulk(struct rte_mempool *pool, struct rte_mbuf **packets, unsigned int count);
+void sluice_gather(struct rte_mempool *pool, struct rte_mbuf **packets, uint16_t count);
+int sluice_append(struct rte_mbuf *packet, struct rte_mbuf *segment);
 unsigned int sluice_ring_enqueue(struct rte_ring *ring, struct rte_mbuf **packets, unsigned int count);
 unsigned int sluice_ring_dequeue(struct rte_ring *ring, struct rte_mbuf **packets, unsigned int count);
 
@@ -79,6 +82,7 @@ int sluice_errno(void);
 
 int sluice_port_configure(uint16_t port, struct sluice_port_setup *setup);
 int sluice_port_spread(uint16_t port, const uint8_t *key, const uint16_t *queues);
+int sluice_port_may_chain(uint16_t port, uint16_t queue);
 int sluice_port_driver(uint16_t port, char *name, size_t size);
 struct rte_device *sluice_port_device(uint16_t port);
 int sluice_port_mac(uint16_t port, uint8_t mac[6]);

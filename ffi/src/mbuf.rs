@@ -4,8 +4,8 @@
 //! lives as long as the process. Length and data are read through a view of the struct that is asserted, at compile time, to
 //! agree with the DPDK that is linked, so no function is called per packet.
 //!
-//! Not here: chains. A frame in several segments is recognised ([`Mbuf::is_contiguous`]) and can be passed on or dropped
-//! whole, but neither read beyond its first segment nor resized.
+//! Not here: chains. A receive queue puts a frame in several segments together; one that a test makes ([`Mbuf::append`]) can be
+//! passed on or dropped whole, but neither read beyond its first segment nor resized.
 
 use std::fmt;
 use std::mem::{ManuallyDrop, offset_of};
@@ -146,6 +146,20 @@ impl Mbuf {
         view.data_off += len;
         view.data_len -= len;
         view.pkt_len -= u32::from(len);
+    }
+
+    /// Makes `segment` the continuation of the frame, as drivers do that scatter long frames. What they do is tried with it.
+    ///
+    /// # Errors
+    /// There would be more segments than DPDK counts: gives it back.
+    pub fn append(&mut self, segment: Self) -> Result<(), Self> {
+        let raw = segment.into_raw();
+        // SAFETY: both are live packets that we own, and different ones. If it succeeds the second belongs to the first.
+        if unsafe { raw::sluice_append(self.0.as_ptr(), raw) } == 0 {
+            return Ok(());
+        }
+        // SAFETY: it came from a packet that we own, which nothing has taken.
+        Err(Self(unsafe { NonNull::new_unchecked(raw) }))
     }
 
     /// Whether the whole frame is in one segment.

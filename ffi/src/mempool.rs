@@ -23,6 +23,9 @@ use crate::{log, raw};
 const CACHE: u32 = 256;
 /// Room of the smallest buffer, bytes: what NIC drivers take as the least for unsplit frames.
 const FRAME_BYTES_MIN: u16 = 2048;
+/// Frames' room grows in these steps, bytes: some cards (ixgbe) are told the size of buffers in them, rounded down, and would
+/// scatter a longer frame over two.
+const FRAME_STEP_BYTES: u16 = 1024;
 /// What DPDK adds to a packet: the object header (64), and padding that spreads packets over memory channels (at most 64).
 const OVERHEAD_BYTES: u64 = 128;
 /// SOCKET_ID_ANY.
@@ -37,7 +40,7 @@ pub struct MempoolConfig {
     pub name: String,
     /// Packets. Enough for all receive and transmit descriptors of the ports, 384 for each thread's cache, and those in hand.
     pub packets: u32,
-    /// Largest frame, bytes, from the Ethernet header on. Frames have room for 2048 at least.
+    /// Largest frame, bytes, from the Ethernet header on. Frames have room for 2048 at least, and a multiple of 1024.
     pub frame_bytes: u16,
     /// The NUMA node to lie on, where it has memory; none: any.
     pub node: Option<u32>,
@@ -45,7 +48,8 @@ pub struct MempoolConfig {
 
 impl MempoolConfig {
     fn room_bytes(&self) -> u16 {
-        self.frame_bytes.max(FRAME_BYTES_MIN).saturating_add(HEADROOM_BYTES)
+        let frame_bytes = self.frame_bytes.max(FRAME_BYTES_MIN).checked_next_multiple_of(FRAME_STEP_BYTES).unwrap_or(u16::MAX);
+        frame_bytes.saturating_add(HEADROOM_BYTES)
     }
 
     /// Memory that such a pool takes at most, bytes, its ring and padding included. af_xdp on ordinary pages lets no packet lie

@@ -164,11 +164,16 @@ impl Port {
             tx_queues: config.queues,
             rss_key: config.spread.as_ref().map_or(ptr::null(), |spread| spread.key.as_ptr()),
             spreads: 0,
+            mtu_min: 0,
+            mtu_max: 0,
             step: 0,
         };
         // SAFETY: `id` is attached and not started, and only this thread knows of it; the pool is never freed; the key, if there
         // is one, has the length that is expected and outlives the call.
         let code = unsafe { raw::sluice_port_configure(id, &raw mut setup) };
+        if code != 0 && u32::from(config.mtu_bytes) > setup.mtu_max {
+            return Err(mtu_refused(config, &setup));
+        }
         started.check(step_name(setup.step), code)?;
         let wanted = started.take_mac(config.mac)?;
         // SAFETY: `id` is configured with all its queues.
@@ -177,7 +182,7 @@ impl Port {
         let started = Arc::new(started);
         let port = Self { driver: driver(id), mac, started: Arc::clone(&started), not_sync: PhantomData };
         let spread = port.spread(config, &setup);
-        let rx = (0..setup.rx_queues).map(|queue| RxQueue::new(Arc::clone(&started), queue)).collect();
+        let rx = (0..setup.rx_queues).map(|queue| RxQueue::new(Arc::clone(&started), queue, pool)).collect();
         let tx = (0..setup.tx_queues).map(|queue| TxQueue::new(Arc::clone(&started), queue)).collect();
         Ok(StartedPort { port, rx, tx, spread })
     }
@@ -354,6 +359,17 @@ impl Drop for Started {
             close(self.id, &self.device);
         }
         drop(Members::left_by(&self.device));
+    }
+}
+
+/// What drivers refuse with numbers of their own, such as the length of a frame.
+fn mtu_refused(config: &PortConfig, setup: &raw::sluice_port_setup) -> Error {
+    let &raw::sluice_port_setup { mtu_min, mtu_max, .. } = setup;
+    Error::Device {
+        device: config.device.to_string(),
+        step: "set the MTU",
+        reason: format!("its driver takes {mtu_min} to {mtu_max} bytes, and {} are wanted", config.mtu_bytes),
+        said: log::take_complaints(),
     }
 }
 

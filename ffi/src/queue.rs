@@ -2,6 +2,9 @@
 //!
 //! Invariant: a queue belongs to one thread at a time (`Send`, not `Sync`, not `Clone`), which is all that DPDK asks of its
 //! users. Neither call waits, and neither fails: nothing arrived, or nothing could be sent.
+//!
+//! What is received is in one segment. A device that can be told so never scatters a frame over several; the packets of any other
+//! are looked at, and put together where they must be (docs/adr/0025).
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -10,6 +13,7 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 
 use crate::mbuf::{self, Mbuf, RawBurst};
+use crate::mempool::Mempool;
 use crate::port::Started;
 use crate::raw;
 
@@ -21,6 +25,8 @@ pub const BURST: usize = 32;
 pub struct RxQueue {
     port: u16,
     queue: u16,
+    /// Where frames in several segments are put together; none where the device delivers none.
+    gathers: Option<Mempool>,
     _started: Arc<Started>,
     not_sync: PhantomData<Cell<()>>,
 }
@@ -35,12 +41,16 @@ pub struct TxQueue {
 }
 
 impl RxQueue {
-    /// Each number is given out once.
-    pub(crate) fn new(started: Arc<Started>, queue: u16) -> Self {
-        Self { port: started.id, queue, _started: started, not_sync: PhantomData }
+    /// Each number is given out once. `pool` is the one that the queue was set up with.
+    pub(crate) fn new(started: Arc<Started>, queue: u16, pool: Mempool) -> Self {
+        // SAFETY: the port is started, and has the queue.
+        let may_chain = unsafe { raw::sluice_port_may_chain(started.id, queue) } != 0;
+        let gathers = may_chain.then_some(pool);
+        Self { port: started.id, queue, gathers, _started: started, not_sync: PhantomData }
     }
 
-    /// Appends what has arrived, as far as there is room, 32 at most.
+    /// Appends what has arrived, as far as there is room, 32 at most, each in one segment. A frame in several that is longer
+    /// than a buffer, or finds none free, is empty.
     #[inline]
     pub fn receive<B: From<Mbuf>, const N: usize>(&mut self, burst: &mut ArrayVec<B, N>) {
         let mut packets = RawBurst::<BURST>::new();
@@ -52,6 +62,10 @@ impl RxQueue {
         unsafe {
             let count = raw::sluice_rx_burst(self.port, self.queue, packets.as_mut_ptr(), wanted);
             packets.set_len(usize::from(count));
+            if let Some(pool) = self.gathers {
+                // Each pointer is replaced by that of a packet which is ours likewise.
+                raw::sluice_gather(pool.as_ptr(), packets.as_mut_ptr(), count);
+            }
             mbuf::put(burst, &packets);
         }
     }

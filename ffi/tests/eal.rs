@@ -84,6 +84,82 @@ fn what_is_sent_into_a_ring_port_is_received_and_back() {
     });
 }
 
+/// A frame of these bytes, in segments of `segment_bytes` from `pool`.
+fn chain(pool: Mempool, bytes: &[u8], segment_bytes: usize) -> Mbuf {
+    let mut segments = bytes.chunks(segment_bytes).map(|part| {
+        let mut segment = pool.allocate().unwrap();
+        assert!(segment.resize(part.len()));
+        segment.bytes_mut().copy_from_slice(part);
+        segment
+    });
+    let mut packet = segments.next().unwrap();
+    segments.for_each(|segment| packet.append(segment).unwrap());
+    packet
+}
+
+#[test]
+fn frames_in_segments_are_received_in_one() {
+    alone("frames_in_segments_are_received_in_one", || {
+        let eal = start();
+        let small = pool(eal);
+        let config = MempoolConfig { name: "jumbo".into(), packets: 63, frame_bytes: 9022, node: None };
+        let large = Mempool::new(eal, &config).unwrap();
+        let mut ring = RingPort::new(eal, 0, 64, large).unwrap();
+        let bytes: Vec<u8> = (0..=250).cycle().take(9300).collect();
+        // The room of a buffer is a multiple of 1,024.
+        let rows = [
+            ("into the first buffer, which has room", large, 6000, 100, 6000),
+            ("into a new buffer", small, 6000, 2000, 6000),
+            ("as long as a buffer", small, 9216, 2048, 9216),
+            ("headers and all in many", small, 600, 8, 600),
+            ("a byte longer than a buffer: empty", small, 9217, 2048, 0),
+        ];
+        for (sentence, pool, len, segment_bytes, received) in rows {
+            let mut burst: Burst =
+                [frame(small, 1), chain(pool, &bytes[..len], segment_bytes), frame(small, 2)].into_iter().collect();
+            assert!(!burst[1].is_contiguous());
+            ring.input.put(&mut burst);
+            ring.rx.receive(&mut burst);
+            assert_eq!(burst.len(), 3, "{sentence}");
+            assert!(burst.iter().all(Mbuf::is_contiguous), "{sentence}");
+            assert_eq!(burst[1].bytes(), &bytes[..received], "{sentence}");
+            assert_eq!((burst[0].bytes(), burst[2].bytes()), (&[1; 64][..], &[2; 64][..]), "{sentence}");
+            assert!(received == 0 || burst[1].prepend(22), "{sentence}: there is room before it");
+            drop(burst);
+            assert_eq!(small.available() + large.available(), small.packets() + large.packets(), "{sentence}");
+        }
+        let all: Vec<Mbuf> = std::iter::from_fn(|| large.allocate()).collect();
+        let mut burst: Burst = [chain(small, &bytes[..6000], 2000)].into_iter().collect();
+        ring.input.put(&mut burst);
+        ring.rx.receive(&mut burst);
+        assert!(burst[0].bytes().is_empty() && burst[0].is_contiguous(), "no buffer is free");
+        drop((all, burst));
+        assert_eq!(small.available() + large.available(), small.packets() + large.packets());
+    });
+}
+
+#[test]
+fn a_device_that_cannot_take_the_mtu_is_refused_with_what_it_takes() {
+    alone("a_device_that_cannot_take_the_mtu_is_refused_with_what_it_takes", || {
+        let eal = start();
+        let pool = pool(eal);
+        let start = |device: &str, mtu_bytes| {
+            let device = device.parse().unwrap();
+            Port::start(eal, &PortConfig { device, mtu_bytes, mac: None, queues: 1, spread: None }, pool)
+        };
+        assert_eq!(start("net_null0", 9000).unwrap().port.driver(), "net_null");
+        match start("net_af_packet0,iface=lo", 9216) {
+            Err(Error::Privilege { .. }) => eprintln!("skipped: af_packet, which needs CAP_NET_RAW"),
+            Err(error) => {
+                let error = error.to_string();
+                assert!(error.contains("net_af_packet0,iface=lo: cannot set the MTU: its driver takes "), "{error}");
+                assert!(error.contains("and 9216 are wanted"), "{error}");
+            }
+            Ok(port) => assert_eq!(port.port.mtu_bytes().unwrap(), 9216, "a driver that takes it sets it"),
+        }
+    });
+}
+
 #[test]
 fn what_the_driver_refuses_stays_in_the_burst_in_order() {
     alone("what_the_driver_refuses_stays_in_the_burst_in_order", || {

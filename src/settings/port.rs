@@ -13,6 +13,9 @@ const PORTS_MAX: usize = 32;
 const NAME_BYTES_MAX: usize = 15;
 /// Bytes of a DPDK device name: `RTE_DEV_NAME_MAX_LEN` with the terminating zero is 64.
 const DEVICE_NAME_BYTES_MAX: usize = 63;
+/// Largest MTU, bytes: the most that cards and switches commonly take (9,216 with or without the Ethernet header; the device
+/// refuses what is too much for it).
+const MTU_BYTES_MAX: u16 = 9216;
 /// Least MTU of an IPv6 link (RFC 8200 section 5).
 const IPV6_MTU_MIN: u16 = 1280;
 
@@ -155,7 +158,7 @@ fn take_port(item: &Field<'_>, others: &[PlacedPort]) -> PlacedPort {
     let mac = section
         .field("mac")
         .and_then(|field| field.parse("the Ethernet address of one interface, such as 02:00:00:00:aa:01", mac));
-    let mtu_bytes = section.number("mtu", 68..=9000, 1500);
+    let mtu_bytes = section.number("mtu", 68..=MTU_BYTES_MAX, 1500);
     let twin = section.one_of_built("twin", &[("tap", Twin::Tap), ("none", Twin::None)], &["virtio-user"], Twin::default());
     if mtu_bytes < IPV6_MTU_MIN
         && let Some(address) = addresses.iter().find(|net| net.addr().is_ipv6())

@@ -173,7 +173,7 @@ fn wrong_values_say_what_is_allowed() {
         (
             "10.0.0.2/24]",
             "10.0.0.2/24]\n    mtu: abc",
-            "f.yaml:9: key `ports[1].mtu`: found `abc`, expected a number from 68 to 9000",
+            "f.yaml:9: key `ports[1].mtu`: found `abc`, expected a number from 68 to 9216",
         ),
         (
             "64']",
