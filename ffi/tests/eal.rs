@@ -4,6 +4,7 @@
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
 use dpdk_sys::{
@@ -156,6 +157,44 @@ fn a_device_that_cannot_take_the_mtu_is_refused_with_what_it_takes() {
                 assert!(error.contains("and 9216 are wanted"), "{error}");
             }
             Ok(port) => assert_eq!(port.port.mtu_bytes().unwrap(), 9216, "a driver that takes it sets it"),
+        }
+    });
+}
+
+#[test]
+fn a_driver_that_makes_segments_of_long_frames_is_understood() {
+    alone("a_driver_that_makes_segments_of_long_frames_is_understood", || {
+        let eal = start();
+        let small = pool(eal);
+        let config = MempoolConfig { name: "jumbo".into(), packets: 1023, frame_bytes: 9026, node: None };
+        let large = Mempool::new(eal, &config).unwrap();
+        let bytes: Vec<u8> = (0..=250).cycle().take(9014).collect();
+        // memif moves frames of any length through buffers of 2 KB, into as many of the receiver's as they need.
+        for (id, to, received) in [(0, large, bytes.len()), (1, small, 0)] {
+            let memif = |role: &str, pool: Mempool| {
+                let socket = format!("socket=sluice-memif-{}-{id}", std::process::id());
+                open(eal, pool, &format!("net_memif_{role}{id},role={role},bsize=2048,{socket}")).unwrap()
+            };
+            let (server, mut rx, _tx) = memif("server", to);
+            let (client, _rx, mut tx) = memif("client", large);
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while !(server.link().unwrap().is_up && client.link().unwrap().is_up) {
+                assert!(Instant::now() < deadline, "not connected");
+                std::thread::yield_now();
+            }
+            let mut packet = large.allocate().unwrap();
+            assert!(packet.resize(bytes.len()));
+            packet.bytes_mut().copy_from_slice(&bytes);
+            let mut burst: Burst = [packet, frame(large, 7)].into_iter().collect();
+            tx.transmit(&mut burst);
+            assert!(burst.is_empty());
+            while burst.len() < 2 {
+                assert!(Instant::now() < deadline, "received {} of 2", burst.len());
+                rx.receive(&mut burst);
+            }
+            assert!(burst.iter().all(Mbuf::is_contiguous));
+            assert_eq!(burst[0].bytes(), &bytes[..received]);
+            assert_eq!(burst[1].bytes(), [7; 64]);
         }
     });
 }
