@@ -27,6 +27,7 @@ pub struct Queues {
 enum Order<Q> {
     Take(Q),
     GiveBack,
+    Use(fn(&mut Q)),
 }
 
 #[derive(Debug)]
@@ -68,7 +69,7 @@ impl<Q> Berth<Q> {
         self.0.waiting.store(true, Ordering::Release);
         given.or_else(|order| match order {
             Order::Take(queues) => Err(queues),
-            Order::GiveBack => Ok(()),
+            Order::GiveBack | Order::Use(_) => Ok(()),
         })
     }
 
@@ -78,6 +79,13 @@ impl<Q> Berth<Q> {
         let ordered = self.0.orders.push(Order::GiveBack).is_ok();
         self.0.waiting.store(true, Ordering::Release);
         ordered
+    }
+
+    /// Has the worker use its queues so once at its next poll, unless other orders wait.
+    pub fn use_once(&self, how: fn(&mut Q)) {
+        if self.0.orders.is_empty() && self.0.orders.push(Order::Use(how)).is_ok() {
+            self.0.waiting.store(true, Ordering::Release);
+        }
     }
 
     /// Queues that the worker gave back.
@@ -117,6 +125,10 @@ impl<Q> Moored<Q> {
             let old = match order {
                 Order::Take(queues) => self.queues.replace(queues),
                 Order::GiveBack => self.queues.take(),
+                Order::Use(how) => {
+                    self.queues.as_mut().map(how);
+                    None
+                }
             };
             // There is room: no more come back than orders fit. Should there be none, the queues are dropped here.
             drop(old.map(|queues| self.shared.returned.push(queues)));
@@ -134,6 +146,12 @@ mod tests {
         assert_eq!(worker.queues(), None);
         attendant.give(7).unwrap();
         assert_eq!(worker.same_queues(), None, "not within a poll");
+        assert_eq!(worker.queues(), Some(&mut 7));
+        for _ in 0..10 {
+            attendant.use_once(|queues| *queues += 1);
+        }
+        assert_eq!(worker.queues(), Some(&mut 8), "what waits already is not asked for again");
+        attendant.use_once(|queues| *queues -= 1);
         assert_eq!(worker.queues(), Some(&mut 7));
         assert!(attendant.call_back());
         assert_eq!(attendant.returned(), None, "the worker has not polled yet");

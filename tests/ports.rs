@@ -186,3 +186,36 @@ fn a_bond_goes_on_by_its_other_member_within_two_seconds_when_the_active_one_los
     edge.assert_account();
     assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
 }
+
+#[test]
+fn an_802_3ad_bond_agrees_with_its_partner_and_goes_on_by_the_member_that_is_left() {
+    if !may_run("a bond of two taps with a partner") {
+        return;
+    }
+    let mut edge = Edge::new("lacp");
+    edge.manifests_of_the_demo();
+    let bond = "net_bonding0,mode=4,slave=(net_tap1,iface=dtap1),slave=(net_tap2,iface=dtap2)";
+    edge.configure(bond, "net_af_packet1,iface=cluster0", "");
+    edge.script(
+        "set -e; in_ns gw ip link add br0 type bridge; in_ns gw ip link set br0 up; in_ns gw ip link set uplink0 master br0",
+    );
+    edge.start();
+    // The driver gives the taps the bond's Ethernet address, which the bridge would keep for itself.
+    let others = "set -e; for n in 1 2; do in_ns gw ip link set dtap$n address 02:00:00:00:dd:0$n; done";
+    edge.script(&format!("{others}; for n in 1 2; do in_ns gw ip link set dtap$n master br0; done"));
+    let mut partner = edge.helper("gw", "lacp.py", &["dtap1", "dtap2"]);
+    let mut agreed = [partner.line(), partner.line()];
+    agreed.sort();
+    assert_eq!(agreed, ["in sync dtap1", "in sync dtap2"]);
+    until_link(&edge, "uplink", "up");
+    until("an answer", || edge.curl(VIP));
+    edge.all_answer(VIP);
+    edge.script("in_ns gw ip link set dtap1 down");
+    until("an answer by the other member", || {
+        edge.script(others);
+        edge.curl(VIP)
+    });
+    edge.all_answer(VIP);
+    edge.assert_account();
+    assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
+}

@@ -110,6 +110,12 @@ impl Device {
         matches!(self, Self::Virtual { name, .. } if name.starts_with(BONDING))
     }
 
+    /// Whether it is an 802.3ad bond, which has something to say to its partner.
+    #[must_use]
+    pub fn speaks_lacp(&self) -> bool {
+        matches!(self, Self::Virtual { arguments, .. } if self.is_bond() && pieces(arguments).any(|piece| piece == "mode=4"))
+    }
+
     /// Whether its driver says that it interrupts at a change of its link, and then calls nobody (DPDK 22.11: it only writes
     /// the new state down). A bond would wait for ever, so it is to ask, every 10 ms or `lsc_poll_period_ms`.
     pub(crate) fn is_silent_about_its_link(&self) -> bool {

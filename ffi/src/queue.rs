@@ -77,6 +77,12 @@ impl TxQueue {
         Self { port: started.id, queue, _started: started, not_sync: PhantomData }
     }
 
+    /// Sends what an 802.3ad bond has to say to its partner, which DPDK puts on the wire only when it is called to send.
+    pub fn speak(&mut self) {
+        // SAFETY: as in `transmit`; no packet is given.
+        unsafe { raw::sluice_tx_burst(self.port, self.queue, std::ptr::null_mut(), 0) };
+    }
+
     /// Sends from the front of the burst. What is refused stays in it, in order, and is the caller's to count and free.
     #[inline]
     pub fn transmit<B: From<Mbuf> + Into<Mbuf>, const N: usize>(&mut self, burst: &mut ArrayVec<B, N>) {

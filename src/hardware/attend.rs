@@ -160,6 +160,17 @@ impl Attended {
         (self.prepared, self.presence, self.leaving) = (None, None, None);
     }
 
+    /// Has the first worker send what an 802.3ad bond has to say: four times a second, while LACP's shorter timeout is 3 s.
+    fn speak(&self) {
+        if let (true, Some(berth)) = (self.device.speaks_lacp(), self.berths.first()) {
+            berth.use_once(|queues| {
+                if let Some(tx) = &mut queues.tx {
+                    tx.speak();
+                }
+            });
+        }
+    }
+
     /// Tells of a bond that has another active member. The first one is no move, nor is the one after the device was away.
     fn follow_member(&mut self, active: Option<Device>) {
         if self.member == active {
@@ -204,6 +215,7 @@ impl Attendant {
             ticks.tick().await;
             for (position, one) in attended.iter_mut().enumerate() {
                 one.look(&self.ports, position).await;
+                one.speak();
             }
             lock(&self.ports).iter_mut().for_each(tell_of_steering);
             let links: Vec<(bool, Option<Device>)> =
