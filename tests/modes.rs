@@ -103,10 +103,35 @@ fn carries_full_segments(edge: &Edge) {
     connection.assert_alive(&"x".repeat(50_000));
 }
 
+/// Probes find a server that clients' packets do not reach any more, while it lives and its neighbours serve, and see it
+/// come back. Before, in between and after, no request fails.
+fn probes_tell_who_serves(edge: &Edge, lose: impl FnOnce(), regain: impl FnOnce()) {
+    // Each server by two ports in two families, but at port 9000 nothing listens on IPv6: a probe to the VIP is told so by
+    // the server itself.
+    let healthy = |count: usize| until("probes find it", || edge.healthy("demo/web").filter(|found| *found == count));
+    healthy(9);
+    lose();
+    healthy(6);
+    for url in [format!("http://{VIP}:8080/"), format!("http://[{VIP_V6}]:8080/")] {
+        for n in 0..20 {
+            let who = edge.curl(&url).unwrap_or_else(|| panic!("{url}: request {n} failed; drops {:?}", edge.drops()));
+            assert_ne!(who, "b12");
+        }
+    }
+    assert_eq!(edge.healthy("demo/web"), Some(6), "the others pass their probes");
+    regain();
+    healthy(9);
+    edge.all_answer(&format!("http://{VIP}:8080/"));
+}
+
 /// The nodes' ends of the tunnels.
 fn tunnel_ends(edge: &Edge) -> Vec<Helper> {
     edge.script(". tests/edge/direct.sh; for n in 11 12 13; do make_tunnel_device $n; done");
-    ["b11", "b12", "b13"].map(|node| edge.helper(node, "tunnel_end.py", &["tunnel0"])).into()
+    ["b11", "b12", "b13"].map(|node| tunnel_end(edge, node)).into()
+}
+
+fn tunnel_end(edge: &Edge, node: &str) -> Helper {
+    edge.helper(node, "tunnel_end.py", &["tunnel0"])
 }
 
 #[test]
@@ -138,6 +163,8 @@ fn dsr_reaches_on_link_servers_that_answer_past_the_gateway() {
     serves(&edge, &format!("{VIP}:8080"), CLIENT);
     serves(&edge, &format!("[{VIP_V6}]:8080"), CLIENT_V6);
     carries_full_segments(&edge);
+    let b12 = |what: &str| edge.script(&format!(". tests/edge/direct.sh; {what}_vips 12 {VIP} {VIP_V6}"));
+    probes_tell_who_serves(&edge, || drop(b12("leave")), || drop(b12("take")));
     edge.assert_account();
 }
 
@@ -151,6 +178,8 @@ fn tunnels(name: &str, mode: &str) {
     serves(&edge, &format!("{VIP}:8080"), CLIENT);
     serves(&edge, &format!("[{VIP_V6}]:8080"), CLIENT_V6);
     carries_full_segments(&edge);
+    let end = std::cell::RefCell::new(&mut ends[1]);
+    probes_tell_who_serves(&edge, || end.borrow_mut().end(), || **end.borrow_mut() = tunnel_end(&edge, "b12"));
     let crossed =
         [("[IPv4]", "fd00::N", format!("{VIP}:8080"), CLIENT), ("[IPv6]", "10.0.0.N", format!("[{VIP_V6}]:8080"), CLIENT_V6)];
     for (families, node, address, client) in crossed {

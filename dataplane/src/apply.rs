@@ -3,6 +3,7 @@
 mod deliver;
 mod error;
 mod fragment;
+mod from_linux;
 mod originate;
 
 use std::sync::Arc;
@@ -29,7 +30,7 @@ use crate::tags::Tags;
 use crate::tally::Tally;
 use crate::tick::{Tick, Ticks};
 use crate::twin_rate::TwinRate;
-use crate::wire::protocol;
+use crate::wire::{Ethernet, protocol, take_mut};
 use crate::worker::Ask;
 use crate::{Address, Buffer, Burst, DropReason, Headers, Link, Port, Transport, WorkerCounters, answer, rewrite};
 
@@ -267,6 +268,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
             Verdict::Deliver(delivery) => self.deliver(lanes, buffer, headers, &delivery),
             Verdict::Wait(awaited) => self.hold(lanes, arrival, buffer, awaited),
             Verdict::Linux => self.give_to_linux(lanes, snapshot, arrival, buffer),
+            Verdict::LinuxAt(link) => self.give_to_linux_at(lanes, snapshot, arrival, link, buffer),
             Verdict::Reply(answer) => self.reply(lanes, snapshot, arrival, buffer, headers, answer),
             Verdict::Reset(reason) => self.reset(lanes, arrival, buffer, headers, reason),
             Verdict::Drop(reason) => self.drop(lanes, buffer, reason),
@@ -382,6 +384,22 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
             self.observer.observe(&buffer, Fate::Linux(port), || None);
             lanes.queue_for_linux(port, buffer, &mut self.tally);
         }
+    }
+
+    /// Gives a packet to Linux as if it had come in by another link, to that port's Ethernet address.
+    #[cold]
+    fn give_to_linux_at<P: Port<Buffer = B>>(
+        &mut self,
+        lanes: &mut Lanes<P>,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        link: Link,
+        mut buffer: B,
+    ) {
+        if let Some((ethernet, _)) = take_mut::<Ethernet>(buffer.bytes_mut()) {
+            ethernet.destination = snapshot.port(link.port()).mac.0;
+        }
+        self.give_to_linux(lanes, snapshot, Arrival { link, tags: Tags::on(link), ..arrival }, buffer);
     }
 
     /// ARP and neighbour discovery are answered without a limit (docs/adr/0013).

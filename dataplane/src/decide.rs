@@ -160,6 +160,8 @@ pub enum Verdict<'s> {
     Wait(Awaited),
     /// Given to the Linux twin of the port it came in by.
     Linux,
+    /// Given to Linux as if it had come in by this link.
+    LinuxAt(Link),
     /// Turned into an answer.
     Reply(Answer),
     /// Dropped, and a RST sent to where it came from: mid-stream without a flow (FORWARDING 4).
@@ -675,7 +677,7 @@ fn no_frontend<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdi
         Place::PoolUnused | Place::Elsewhere => false,
     };
     match snapshot.place(tuple.source) {
-        Place::Vip if probe::is_reply(packet, snapshot) => return Verdict::Linux,
+        Place::Vip if probe::is_reply(packet, snapshot) => return probe::answered(packet, snapshot),
         Place::Vip | Place::Snat => return Verdict::Drop(DropReason::OwnSource),
         // An answer would go to an address of ours; Linux knows what to do with such a packet.
         Place::Twin(_) | Place::PoolUnused if to_engine => return Verdict::Drop(DropReason::OwnSource),

@@ -393,8 +393,7 @@ fn look<A: Address>(table: &FlowTable<A>, headers: Headers<A>, looked: &mut AllL
     kind(headers.transport)
 }
 
-/// Sends what Linux sends, but nothing to a VIP or pool address: the router would send it back to us. What does not parse
-/// might be for one.
+/// Takes what Linux sends by the port.
 fn from_linux<P: Port, O: Observe<P::Buffer>>(
     engine: &mut Engine<P::Buffer, O>,
     lanes: &mut Lanes<P>,
@@ -404,30 +403,7 @@ fn from_linux<P: Port, O: Observe<P::Buffer>>(
     let Some(burst) = lanes.burst_of_linux(port) else { return 0 };
     let count = burst.len();
     engine.tally.received += count as u64;
-    for buffer in burst {
-        let place = match parse(buffer.bytes()) {
-            Ok(Parsed::V4(headers)) => {
-                lanes.sent_by_linux(port, &headers);
-                snapshot.place(headers.tuple.destination)
-            }
-            Ok(Parsed::V6(headers)) => {
-                lanes.sent_by_linux(port, &headers);
-                snapshot.place(headers.tuple.destination)
-            }
-            Ok(Parsed::Arp | Parsed::Other) => Place::Elsewhere,
-            Err(reason) => {
-                engine.drop(lanes, buffer, reason);
-                continue;
-            }
-        };
-        if place == Place::Vip && !snapshot.probe_tags.is_empty() {
-            engine.sent_to_vip(lanes, snapshot, buffer);
-        } else if matches!(place, Place::Vip | Place::PoolUnused) {
-            engine.drop(lanes, buffer, DropReason::VipLoop);
-        } else {
-            lanes.send(port, buffer, &mut engine.tally);
-        }
-    }
+    burst.into_iter().for_each(|buffer| engine.sent_by_linux(lanes, snapshot, port, buffer));
     count
 }
 

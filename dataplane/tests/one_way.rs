@@ -8,10 +8,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dataplane::testing::{Packet, Segment, assert_checksums};
-use dataplane::{Compiler, Config, DropReason, Fate, Route, Tunnel, tcp_flags};
+use dataplane::testing::{Packet, Segment, arp_request, assert_checksums, neighbour_solicitation};
+use dataplane::{Compiler, Config, DropReason, Fate, Link, Route, TagKind, Tunnel, Vlan, VlanLink, tcp_flags};
 use proto::{Mode, Reason, Service, ServiceName};
-use rig::{CLUSTER, CLUSTER_MAC, Rig, SECOND, UPLINK, backend_mac, ip};
+use rig::{CLUSTER, CLUSTER_MAC, Rig, SECOND, UPLINK, UPLINK_MAC, backend_mac, ip};
 
 const ACK: u8 = tcp_flags::ACK;
 const CLIENT: &str = "198.51.100.7:5555";
@@ -408,7 +408,9 @@ fn established_flows_stay_when_backends_come_and_go() {
     let clients: Vec<String> = (0..60).map(|n| format!("198.51.100.7:{}", 2000 + n)).collect();
     let to = |rig: &mut Rig, client: &str, flags| rig.forward(UPLINK, &Packet::tcp(client, VIP).flags(flags).build())[5];
     let before: Vec<u8> = clients.iter().map(|client| to(&mut rig, client, tcp_flags::SYN)).collect();
-    change(&mut rig, "web", |service| drop(service.ports[0].backends.remove(0)));
+    change(&mut rig, "web", |service| {
+        service.ports[0].backends.remove(0);
+    });
     let after: Vec<u8> = clients.iter().map(|client| to(&mut rig, client, ACK)).collect();
     assert_eq!(before, after, "those on the removed backend drain");
 }
@@ -542,14 +544,90 @@ fn a_probe_to_the_vip_reaches_the_backend_that_its_source_port_stands_for_and_it
             assert_eq!(sent[..6], backend_mac(last).0, "{mode}");
             let inner = if mode == Mode::Dsr { sent.clone() } else { open(&sent).inner };
             assert_eq!(inner[14..], one_hop_on(&probe)[14..], "{mode}");
-            let answer = Packet::tcp(VIP, &format!("10.0.0.2:{port}")).flags(tcp_flags::SYN | ACK);
-            assert_eq!(rig.put(CLUSTER, &answer.build()), Some(Fate::Linux(CLUSTER)));
+            // The VIP is on the uplink's subnet, so that is where Linux sends to it, and would take answers.
+            let answer = Packet::tcp(VIP, &format!("10.0.0.2:{port}")).flags(tcp_flags::SYN | ACK).build();
+            assert_eq!(rig.put(CLUSTER, &answer), Some(Fate::Linux(UPLINK)));
+            assert_eq!(rig.to_linux(UPLINK), [[&UPLINK_MAC.0, &answer[6..]].concat()], "{mode}");
         }
         let loops = rig.drops(DropReason::VipLoop);
         rig.send_from_linux(CLUSTER, &Packet::tcp("10.0.0.2:61002", VIP).build());
         assert_eq!(rig.drops(DropReason::VipLoop), loops + 1, "a port that stands for none");
-        let stray = Packet::tcp(VIP, "10.0.0.2:40000").flags(tcp_flags::SYN | ACK);
-        assert_eq!(rig.put(CLUSTER, &stray.build()), Some(Fate::Drop(DropReason::OwnSource)));
+        let strays = [
+            ("a port that stands for none", Packet::tcp(VIP, "10.0.0.2:40000")),
+            ("none of Linux's addresses", Packet::tcp(VIP, "10.0.0.77:61000")),
+            ("no frontend", Packet::tcp("192.0.2.100:81", "10.0.0.2:61000")),
+        ];
+        for (sentence, stray) in strays {
+            let stray = stray.flags(tcp_flags::SYN | ACK).build();
+            assert_eq!(rig.put(CLUSTER, &stray), Some(Fate::Drop(DropReason::OwnSource)), "{sentence}");
+        }
         assert_eq!(rig.counters.flows.get(), 0, "probes make no flows");
     }
+}
+
+/// Linux may have to ask who has the VIP before it can send to it, and asks by Ethernet or by neighbour discovery.
+#[test]
+fn linuxs_question_who_has_a_vip_is_answered_and_never_leaves() {
+    let mut rig = gateway(Mode::Ipip, false);
+    let arp = |target: &str| arp_request("192.0.2.2".parse().unwrap(), target.parse().unwrap());
+    let solicitation = |target: &str| {
+        let mut asked = neighbour_solicitation("2001:db8::2".parse().unwrap(), target.parse().unwrap());
+        asked.source_mac = UPLINK_MAC;
+        asked
+    };
+    let again = |target: &str| {
+        let mut asked = solicitation(target);
+        asked.destination = ip(target);
+        asked.destination_mac = UPLINK_MAC;
+        asked
+    };
+    let questions = [arp("192.0.2.100"), solicitation("2001:db8::1:0").build(), again("2001:db8::1:0").build()];
+    let replies = rig.counters.replies.get();
+    for tags in [&[][..], &[0x81, 0, 0, 100]] {
+        for question in &questions {
+            let with = |frame: &[u8]| [&frame[..12], tags, &frame[12..]].concat();
+            rig.send_from_linux(UPLINK, &with(question));
+            assert!(rig.sent(UPLINK).is_empty());
+            let answer = rig.to_linux(UPLINK).remove(0);
+            assert_eq!((&answer[..6], &answer[6..12]), (&question[6..12], &UPLINK_MAC.0[..]));
+            assert_eq!(&answer[12..12 + tags.len()], tags);
+            let behind = &answer[12 + tags.len()..];
+            let is_answer = if behind[..2] == [8, 6] { behind[9] == 2 } else { behind[42] == 136 };
+            assert!(is_answer, "{answer:02x?}");
+        }
+    }
+    assert_eq!(rig.counters.replies.get(), replies + 6);
+    for question in [arp("192.0.2.1"), arp("192.0.2.105"), solicitation("2001:db8::ffff").build()] {
+        rig.send_from_linux(UPLINK, &question);
+        assert_eq!(rig.sent(UPLINK), [question], "of others");
+        assert!(rig.to_linux(UPLINK).is_empty());
+    }
+}
+
+#[test]
+fn probes_and_their_answers_cross_a_vlan_device() {
+    let mut rig = gateway(Mode::Gue, false);
+    let vlan = Link::new(UPLINK, Vlan::NONE.with(TagKind::Customer, 100).unwrap());
+    for route in &mut rig.network.routes {
+        if route.link == UPLINK.into() {
+            route.link = vlan;
+        }
+    }
+    rig.network.vlans = vec![VlanLink { link: vlan, mtu: 1500, addresses: vec!["192.0.2.2/24".parse().unwrap()] }];
+    rig.compiler.probe_by([(61_000, ip("10.0.0.12"))].into_iter().collect());
+    rig.publish();
+    let tagged = |frame: &[u8]| [&frame[..12], &[0x81, 0, 0, 100], &frame[12..]].concat();
+    let probe = Packet::tcp("192.0.2.2:61000", VIP);
+    rig.send_from_linux(UPLINK, &tagged(&probe.build()));
+    assert_eq!(open(&rig.sent(CLUSTER).remove(0)).inner[14..], one_hop_on(&probe)[14..]);
+    let answer = Packet::tcp(VIP, "192.0.2.2:61000").flags(tcp_flags::RST).build();
+    assert_eq!(rig.put(CLUSTER, &answer), Some(Fate::Linux(UPLINK)));
+    assert_eq!(rig.to_linux(UPLINK), [tagged(&[&UPLINK_MAC.0, &answer[6..]].concat())]);
+    // What is no probe does not leave, whatever its tags.
+    let loops = rig.drops(DropReason::VipLoop);
+    for stray in [Packet::tcp("192.0.2.2:61001", VIP), Packet::tcp("192.0.2.2:61000", "192.0.2.110:80")] {
+        rig.send_from_linux(UPLINK, &tagged(&stray.build()));
+    }
+    assert_eq!(rig.drops(DropReason::VipLoop), loops + 2);
+    assert!(rig.sent(UPLINK).is_empty());
 }

@@ -1,5 +1,6 @@
-# What one-way modes need beside the demo's network: a way from each backend straight to the client, past the gateway, and
-# the VIPs on the backends' loopback. Sourced after demo/network.sh.
+# What one-way modes need beside the demo's network: a way from each backend straight to the client, past the gateway, one
+# to the gateway, which probes from its address towards the clients, and the VIPs on the backends' loopback. Sourced after
+# demo/network.sh.
 #
 #   b11 direct0 -- client d11, and so on
 
@@ -7,7 +8,9 @@ client4=192.0.2.10
 client6=2001:db8::10
 
 make_direct() { # VIPs...
-  local n vip
+  # Backends answer probes by another port than Linux sends them by.
+  in_ns gw sysctl -qw net.ipv4.conf.all.rp_filter=1
+  local n
   for n in "${backends[@]}"; do
     cable "b$n" direct0 client "d$n"
     local mac; mac=$(in_ns client cat "/sys/class/net/d$n/address")
@@ -15,16 +18,30 @@ make_direct() { # VIPs...
     in_ns "b$n" ip neigh replace "$client4" lladdr "$mac" nud permanent dev direct0
     in_ns "b$n" ip -6 route replace "$client6/128" dev direct0
     in_ns "b$n" ip -6 neigh replace "$client6" lladdr "$mac" nud permanent dev direct0
+    in_ns "b$n" ip route replace 192.0.2.2/32 via 10.0.0.2
+    in_ns "b$n" ip -6 route replace 2001:db8::2/128 via fd00::2
     in_ns "b$n" sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.eth0.rp_filter=0
-    for vip in "$@"; do
-      case $vip in
-        *:*) in_ns "b$n" ip -6 addr add "$vip/128" dev lo nodad ;;
-        *) in_ns "b$n" ip addr add "$vip/32" dev lo ;;
-      esac
-    done
+    take_vips "$n" "$@"
   done
   in_ns client sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0
   for n in "${backends[@]}"; do in_ns client sysctl -qw "net.ipv4.conf.d$n.rp_filter=0"; done
+}
+
+# The VIPs on a backend's loopback.
+take_vips() { # backend VIPs...
+  local n=$1 vip
+  for vip in "${@:2}"; do
+    case $vip in
+      *:*) in_ns "b$n" ip -6 addr add "$vip/128" dev lo nodad ;;
+      *) in_ns "b$n" ip addr add "$vip/32" dev lo ;;
+    esac
+  done
+}
+
+# And off it again.
+leave_vips() { # backend VIPs...
+  local n=$1 vip
+  for vip in "${@:2}"; do in_ns "b$n" ip addr del "$vip" dev lo; done
 }
 
 # The TUN device of a backend's tunnel end; the caller starts the end.

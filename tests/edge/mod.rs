@@ -285,13 +285,18 @@ impl Helper {
         self.output.read_line(&mut line).unwrap();
         line.trim_end().to_owned()
     }
+
+    /// Ends it.
+    pub fn end(&mut self) {
+        // `ip netns exec` becomes the program, so this is its pid.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // `ip netns exec` becomes the program, so this is its pid.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.end();
     }
 }
 

@@ -1,49 +1,16 @@
 //! Sends packets to backends that answer their clients directly.
 
-use super::{Engine, Tables};
+use super::Engine;
 use crate::cut::cut;
-use crate::decide::{Delivery, Packet, Stop, follow_probe};
+use crate::decide::Delivery;
 use crate::encapsulate::{Outer, encapsulate};
-use crate::flow::Candidate;
 use crate::lanes::Lanes;
 use crate::observe::{Belongs, Fate, Observe};
-use crate::snapshot::{Ends, Snapshot};
+use crate::snapshot::Ends;
 use crate::tags::Tags;
-use crate::{Address, Buffer, Burst, DropReason, Headers, Parsed, Port, PortIndex, parse, rewrite};
+use crate::{Address, Buffer, Burst, DropReason, Headers, Port, rewrite};
 
 impl<B: Buffer, O: Observe<B>> Engine<B, O> {
-    /// Ends a packet that Linux sends to a VIP: a probe goes to the backend that its source port stands for, anything else
-    /// would only come back.
-    pub(crate) fn sent_to_vip<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, snapshot: &Snapshot, buffer: B) {
-        match parse(buffer.bytes()) {
-            Ok(Parsed::V4(headers)) => self.probe(lanes, snapshot, buffer, &headers),
-            Ok(Parsed::V6(headers)) => self.probe(lanes, snapshot, buffer, &headers),
-            _ => self.drop(lanes, buffer, DropReason::VipLoop),
-        }
-    }
-
-    fn probe<A: Address, P: Port<Buffer = B>>(
-        &mut self,
-        lanes: &mut Lanes<P>,
-        snapshot: &Snapshot,
-        buffer: B,
-        headers: &Headers<A>,
-    ) where
-        Self: Tables<A>,
-    {
-        let hash = self.flows().0.hash(&headers.tuple);
-        let packet = Packet { headers, hash, candidate: Candidate::NONE, in_link: PortIndex(0).into() };
-        match follow_probe(&packet, snapshot) {
-            Some(Ok(delivery)) => self.deliver(lanes, buffer, headers, &delivery),
-            Some(Err(Stop::Unresolved(awaited))) => {
-                self.ask(awaited);
-                self.drop(lanes, buffer, DropReason::NeighbourUnresolved);
-            }
-            Some(Err(Stop::NoRoute)) => self.drop(lanes, buffer, DropReason::NoRoute),
-            Some(Err(_)) | None => self.drop(lanes, buffer, DropReason::VipLoop),
-        }
-    }
-
     /// Sends a packet as it is, or inside another.
     pub(super) fn deliver<A: Address, P: Port<Buffer = B>>(
         &mut self,

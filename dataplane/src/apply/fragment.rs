@@ -311,7 +311,7 @@ const fn follow_by<A: Address>(first: &Headers<A>, identification: u32) -> Cours
 /// What those that follow a first fragment with this verdict do. An answer tells of the whole datagram, and is one answer.
 const fn course_after(verdict: Verdict<'_>) -> Course {
     match verdict {
-        Verdict::Linux => Course::Linux,
+        Verdict::Linux | Verdict::LinuxAt(_) => Course::Linux,
         Verdict::Drop(reason) | Verdict::Reset(reason) => Course::Drop(reason),
         Verdict::Reply(_) | Verdict::Wait(_) | Verdict::Forward(_) | Verdict::Deliver(_) => {
             Course::Drop(DropReason::AnswerLimited)

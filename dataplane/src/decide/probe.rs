@@ -2,9 +2,9 @@
 //! the backend under test ([`proto::ProbeTags`]), and they go the way that clients' packets go there.
 
 use super::one_way::{Delivery, delivery};
-use super::{Packet, Stop};
+use super::{Packet, Stop, Verdict};
 use crate::flow::Way;
-use crate::snapshot::{Place, Snapshot};
+use crate::snapshot::{Place, RouteTo, Snapshot};
 use crate::{Address, Transport};
 
 /// The way of a packet that Linux sends to a VIP. None: it is no probe.
@@ -22,9 +22,23 @@ pub fn follow_probe<'s, A: Address>(packet: &Packet<'_, A>, snapshot: &'s Snapsh
 pub(super) fn is_reply<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> bool {
     let tuple = &packet.headers.tuple;
     matches!(packet.headers.transport, Transport::Tcp { .. } | Transport::Udp)
+        && !packet.headers.group_frame
         && snapshot.probe_tags.contains_key(&tuple.destination_port)
         && matches!(snapshot.place(tuple.destination), Place::Twin(_))
         && snapshot.frontend(tuple.source, tuple.protocol, tuple.source_port).is_some_and(|frontend| is_one_way(frontend.way()))
+}
+
+/// Where the answer to a probe goes: to the twin that the probe came from. Linux sends to the VIP by one link, the backend
+/// answers by its own way to the gateway, often by another; there a strict `rp_filter` would drop it.
+pub(super) fn answered<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdict<'static> {
+    match snapshot.route(packet.headers.tuple.source) {
+        RouteTo::Unresolved { link } => Verdict::LinuxAt(link),
+        RouteTo::NextHop(slot) => match snapshot.next_hop(snapshot.member(slot, packet.hash)) {
+            Some(hop) => Verdict::LinuxAt(hop.link),
+            None => Verdict::Linux,
+        },
+        RouteTo::None => Verdict::Linux,
+    }
 }
 
 const fn is_one_way(way: Way) -> bool {

@@ -1,0 +1,111 @@
+//! Ends what Linux sends out of a twin: by its port, but nothing to a VIP or a pool address. A router would send it back to
+//! us.
+//!
+//! Linux reaches a VIP all the same where a probe must (FORWARDING 12): the engine answers its question who has the VIP, and
+//! sends a probe to the backend under test. **Invariant:** neither question nor answer is seen on the wire.
+
+use super::{Engine, Tables};
+use crate::answer;
+use crate::decide::{Packet, Stop, follow_probe};
+use crate::flow::Candidate;
+use crate::lanes::Lanes;
+use crate::observe::Observe;
+use crate::snapshot::{Place, Snapshot};
+use crate::tags::Tags;
+use crate::{Address, Buffer, DropReason, Headers, Parsed, Port, PortIndex, parse};
+
+/// The twin that a packet came from, and the tags that it had.
+#[derive(Clone, Copy)]
+struct Twin {
+    port: PortIndex,
+    tags: Tags,
+}
+
+impl<B: Buffer, O: Observe<B>> Engine<B, O> {
+    /// Ends a packet that Linux sends by this port. What does not parse might be for a VIP.
+    pub(crate) fn sent_by_linux<P: Port<Buffer = B>>(
+        &mut self,
+        lanes: &mut Lanes<P>,
+        snapshot: &Snapshot,
+        port: PortIndex,
+        mut buffer: B,
+    ) {
+        let tags = Tags::of(buffer.bytes());
+        tags.take_off(&mut buffer);
+        let twin = Twin { port, tags };
+        match parse(buffer.bytes()) {
+            Ok(Parsed::V4(headers)) => self.packet_of_linux(lanes, snapshot, twin, buffer, &headers),
+            Ok(Parsed::V6(headers)) => {
+                let asked = answer::neighbour_question(buffer.bytes(), &headers);
+                if !asked.is_some_and(|target| snapshot.place(target) == Place::Vip) {
+                    return self.packet_of_linux(lanes, snapshot, twin, buffer, &headers);
+                }
+                let done = answer::neighbour_advertisement(&mut buffer, &headers, snapshot.port(port).mac);
+                self.answer_linux(lanes, twin, buffer, done);
+            }
+            Ok(Parsed::Arp) => {
+                let asked = answer::arp_question(buffer.bytes());
+                if !asked.is_some_and(|target| snapshot.place(target) == Place::Vip) {
+                    return lanes.leave(port, tags, buffer, &mut self.tally);
+                }
+                let done = answer::arp_reply(&mut buffer, snapshot.port(port).mac);
+                self.answer_linux(lanes, twin, buffer, done);
+            }
+            Ok(Parsed::Other) => lanes.leave(port, tags, buffer, &mut self.tally),
+            Err(reason) => self.drop(lanes, buffer, reason),
+        }
+    }
+
+    /// Gives Linux the answer that its question was turned into. That says the port's own address: Linux sends by the twin
+    /// then, and the engine takes the packet whatever its Ethernet addresses.
+    fn answer_linux<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, twin: Twin, mut buffer: B, done: bool) {
+        if done && twin.tags.put_on(&mut buffer) {
+            self.tally.replies += 1;
+            lanes.queue_for_linux(twin.port, buffer, &mut self.tally);
+        } else {
+            self.drop(lanes, buffer, DropReason::Malformed);
+        }
+    }
+
+    fn packet_of_linux<A: Address, P: Port<Buffer = B>>(
+        &mut self,
+        lanes: &mut Lanes<P>,
+        snapshot: &Snapshot,
+        twin: Twin,
+        buffer: B,
+        headers: &Headers<A>,
+    ) where
+        Self: Tables<A>,
+    {
+        lanes.sent_by_linux(twin.port, headers);
+        match snapshot.place(headers.tuple.destination) {
+            Place::Vip => self.probe(lanes, snapshot, buffer, headers),
+            Place::PoolUnused => self.drop(lanes, buffer, DropReason::VipLoop),
+            Place::Snat | Place::Twin(_) | Place::Elsewhere => lanes.leave(twin.port, twin.tags, buffer, &mut self.tally),
+        }
+    }
+
+    /// Ends a packet that Linux sends to a VIP: a probe goes to the backend that its source port stands for, anything else
+    /// would only come back.
+    fn probe<A: Address, P: Port<Buffer = B>>(
+        &mut self,
+        lanes: &mut Lanes<P>,
+        snapshot: &Snapshot,
+        buffer: B,
+        headers: &Headers<A>,
+    ) where
+        Self: Tables<A>,
+    {
+        let hash = self.flows().0.hash(&headers.tuple);
+        let packet = Packet { headers, hash, candidate: Candidate::NONE, in_link: PortIndex(0).into() };
+        match follow_probe(&packet, snapshot) {
+            Some(Ok(delivery)) => self.deliver(lanes, buffer, headers, &delivery),
+            Some(Err(Stop::Unresolved(awaited))) => {
+                self.ask(awaited);
+                self.drop(lanes, buffer, DropReason::NeighbourUnresolved);
+            }
+            Some(Err(Stop::NoRoute)) => self.drop(lanes, buffer, DropReason::NoRoute),
+            Some(Err(_)) | None => self.drop(lanes, buffer, DropReason::VipLoop),
+        }
+    }
+}
