@@ -261,7 +261,11 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         Self: Tables<A>,
     {
         match verdict {
-            Verdict::Forward(passage) if headers.dont_fragment && headers.packet_len <= passage.exit.plain_mtu => {
+            Verdict::Forward(passage)
+                if headers.dont_fragment
+                    && headers.packet_len <= passage.exit.plain_mtu
+                    && !matches!(headers.transport, Transport::Sctp { .. }) =>
+            {
                 self.forward(lanes, buffer, headers, passage);
             }
             Verdict::Forward(passage) => self.depart(lanes, buffer, headers, passage),
@@ -313,7 +317,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     {
         let Passage { flow, direction, exit } = passage;
         let flow = *self.flows().0.get(flow);
-        rewrite::nat(buffer.bytes_mut(), headers, &rewrite_of(&flow, direction, exit));
+        rewrite::whole(buffer.bytes_mut(), headers, &rewrite_of(&flow, direction, exit));
         if A::FAMILY == Family::V4 && !headers.dont_fragment {
             self.renumber(&mut buffer, headers);
         }
@@ -459,7 +463,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let allowed = answer::may_answer(headers) && self.limiter.allow(headers.tuple.source, arrival.now_ns);
         let source = answer_source(snapshot, arrival.link.port(), headers.tuple.destination).filter(|_| allowed);
         let done = source.is_some_and(|source| match reply {
-            Answer::Reset => answer::tcp_reset(&mut buffer, headers),
+            Answer::Reset => answer::reset(&mut buffer, headers),
             Answer::PortUnreachable => answer::icmp_error(&mut buffer, headers, source, IcmpError::PortUnreachable),
             Answer::TimeExceeded => answer::icmp_error(&mut buffer, headers, source, IcmpError::TimeExceeded),
             Answer::TooBig { mtu } => answer::icmp_error(&mut buffer, headers, source, IcmpError::TooBig { mtu }),
@@ -478,7 +482,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         lanes.leave(arrival.link.port(), arrival.tags, buffer, &mut self.tally);
     }
 
-    /// Drops a packet of no flow and, as far as the rate allows, sends a RST back. The RST is originated: its cause is
+    /// Drops a packet of no flow and, as far as the rate allows, sends a RST or ABORT back. The RST is originated: its cause is
     /// the drop (DESIGN 3.5). It is written over the packet, which is not needed any more.
     fn reset<A: Address, P: Port<Buffer = B>>(
         &mut self,
@@ -491,7 +495,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         self.observer.observe(&buffer, Fate::Drop(reason), || None);
         self.tally.drop(reason);
         let allowed = answer::may_answer(headers) && self.limiter.allow(headers.tuple.source, arrival.now_ns);
-        if allowed && answer::tcp_reset(&mut buffer, headers) {
+        if allowed && answer::reset(&mut buffer, headers) {
             self.tally.originated += 1;
             lanes.leave(arrival.link.port(), arrival.tags, buffer, &mut self.tally);
         } else {

@@ -20,8 +20,8 @@ use arrayvec::ArrayVec;
 use crate::answer::is_group_address;
 use crate::checksum::{Deltas, delta};
 use crate::flow::{
-    BackendId, Candidate, Direction, Flow, FlowIndex, FlowState, FlowTable, IdleLimits, Segment, UNRESOLVED, Way, is_opening,
-    is_plain,
+    BackendId, Candidate, Direction, Flow, FlowIndex, FlowState, FlowTable, IdleLimits, Segment, UNRESOLVED, Way, begins,
+    is_mid_stream, is_opening, is_plain,
 };
 use crate::hash::split_mix;
 use crate::held::Awaited;
@@ -29,7 +29,7 @@ use crate::rewrite::Rewrite;
 use crate::snapshot::{Backend, Exit, Frontend, NextHop, Place, RouteTo, Snapshot};
 use crate::snat::{SnatLease, SnatPorts, SnatTarget};
 use crate::tick::Tick;
-use crate::{Address, Chooser, DropReason, Headers, Link, Transport, Tuple, tcp_flags};
+use crate::{Address, Chooser, DropReason, Headers, Link, Transport, Tuple, sctp_chunk, tcp_flags};
 
 /// A packet as the decision sees it.
 #[derive(Clone, Copy, Debug)]
@@ -87,7 +87,7 @@ pub struct Changes {
 /// How to answer a packet with itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// TCP RST (RFC 9293 section 3.10.7.1).
+    /// TCP RST (RFC 9293 section 3.10.7.1), or SCTP's ABORT (RFC 9260 section 8.4).
     Reset,
     /// ICMP port unreachable (RFC 792; RFC 4443 section 3.1).
     PortUnreachable,
@@ -164,7 +164,7 @@ pub enum Verdict<'s> {
     LinuxAt(Link),
     /// Turned into an answer.
     Reply(Answer),
-    /// Dropped, and a RST sent to where it came from: mid-stream without a flow (FORWARDING 4).
+    /// Dropped, and a RST or ABORT sent to where it came from: mid-stream without a flow (FORWARDING 4).
     Reset(DropReason),
     /// Dropped.
     Drop(DropReason),
@@ -285,6 +285,7 @@ pub fn decide<'s, A: Address>(
     now: Tick,
 ) -> Verdict<'s> {
     let obstacle = match obstacle {
+        Obstacle::NoFlow if matches!(packet.headers.transport, Transport::Sctp { .. }) => association_of(packet, flows.table),
         Obstacle::OneWay(index) => match follow_one_way(packet, index, snapshot, flows.table, now) {
             Ok(delivery) => {
                 flows.changes.hit = true;
@@ -323,11 +324,20 @@ pub fn decide<'s, A: Address>(
         Obstacle::NoFlow | Obstacle::OneWay(_) => {}
     }
     match packet.headers.transport {
-        Transport::Tcp { .. } | Transport::Udp => match frontend_of(packet, snapshot) {
+        Transport::Tcp { .. } | Transport::Udp | Transport::Sctp { .. } => match frontend_of(packet, snapshot) {
             Some(frontend) => new_flow(packet, segment, snapshot, flows, now, frontend),
             None => dnat::reply(packet, snapshot, flows, now).unwrap_or_else(|| no_frontend(packet, snapshot)),
         },
         _ => no_frontend(packet, snapshot),
+    }
+}
+
+/// The flow of an SCTP packet, which [`follow`] leaves alone: its checksum takes longer than the search, and the plain
+/// packets of TCP and UDP are not asked for their protocol once more.
+fn association_of<'s, A: Address>(packet: &Packet<'_, A>, table: &FlowTable<A>) -> Obstacle<'s> {
+    match table.search(packet.hash, &packet.headers.tuple) {
+        Some((index, direction)) => Obstacle::Event(index, direction),
+        None => Obstacle::NoFlow,
     }
 }
 
@@ -380,7 +390,7 @@ fn breaks_off<A: Address>(
     if flags & tcp_flags::RST == 0 {
         changes.resets.extend(reclaim::reset_to_other_side(flow, direction, segment, packet, snapshot));
     }
-    Some(mid_stream(flags))
+    Some(mid_stream(packet.headers.transport))
 }
 
 /// Whether a backend's packets may come by this link (FORWARDING 9).
@@ -401,9 +411,12 @@ fn arrives_from_other(snapshot: &Snapshot, next_hop: u32, link: Link) -> bool {
 /// A SYN on a closing flow, a SYN that was never answered by a backend that takes no new flows any more, and any SYN or
 /// UDP packet whose backend is gone make a new choice (FORWARDING 2): TCP that has begun goes on to a draining backend.
 fn begins_anew(transport: Transport, state: FlowState, backend: &Backend) -> bool {
-    let unanswered_in_vain = matches!(state, FlowState::TcpOpening | FlowState::TcpOneWayNew) && !backend.accepts_new;
+    let is_unanswered = matches!(state, FlowState::TcpOpening | FlowState::TcpOneWayNew | FlowState::SctpOpening);
+    let unanswered_in_vain = is_unanswered && !backend.accepts_new;
     match transport {
-        Transport::Tcp { flags } => is_opening(flags) && (state.is_closing() || unanswered_in_vain || backend.removed),
+        Transport::Tcp { .. } | Transport::Sctp { .. } => {
+            begins(transport) && (state.is_closing() || unanswered_in_vain || backend.removed)
+        }
         _ => backend.removed,
     }
 }
@@ -413,11 +426,6 @@ fn begins_anew(transport: Transport, state: FlowState, backend: &Backend) -> boo
 fn is_another_handshake<A: Address>(transport: Transport, segment: Segment, flow: &Flow<A>) -> bool {
     let is_under_way = matches!(flow.state, FlowState::TcpOpening | FlowState::TcpAnswered);
     is_under_way && begins(transport) && segment.sequence != flow.initial_sequence
-}
-
-/// Whether a packet is the first of a TCP connection.
-const fn begins(transport: Transport) -> bool {
-    matches!(transport, Transport::Tcp { flags } if is_opening(flags))
 }
 
 /// Frontends are listened on once there is a complete state.
@@ -447,11 +455,8 @@ fn new_flow<'s, A: Address>(
     if !frontend.way().is_two_way() {
         return one_way::new_flow(packet, snapshot, flows, now, frontend);
     }
-    if let Transport::Tcp { flags } = packet.headers.transport
-        && !is_opening(flags)
-        && frontend.way() == Way::Nat
-    {
-        return mid_stream(flags);
+    if is_mid_stream(packet.headers.transport) && frontend.way() == Way::Nat {
+        return mid_stream(packet.headers.transport);
     }
     let Some((id, backend)) = choose(packet, frontend, flows.worker, now).and_then(|id| Some((id, snapshot.backend(id)?))) else {
         return without_backend(packet, frontend);
@@ -493,7 +498,7 @@ fn new_flow<'s, A: Address>(
 /// every gateway.
 fn choose<A: Address>(packet: &Packet<'_, A>, frontend: &Frontend, worker: usize, now: Tick) -> Option<BackendId> {
     match packet.headers.transport {
-        Transport::Tcp { flags } if !is_opening(flags) => frontend.choose_by_hash(&packet.headers.tuple),
+        transport if is_mid_stream(transport) => frontend.choose_by_hash(&packet.headers.tuple),
         _ => frontend.choose(&packet.headers.tuple, Chooser { worker, now }),
     }
 }
@@ -706,8 +711,8 @@ fn elsewhere<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdict
 /// A packet for a VIP, or for an address of a port without twin, without a frontend.
 fn for_vip<A: Address>(packet: &Packet<'_, A>) -> Verdict<'static> {
     match packet.headers.transport {
-        Transport::Tcp { flags } if flags & tcp_flags::RST != 0 => Verdict::Drop(DropReason::NoFlow),
-        transport @ (Transport::Tcp { .. } | Transport::Udp) => Verdict::Reply(refusal(transport)),
+        transport if is_last_word(transport) => Verdict::Drop(DropReason::NoFlow),
+        transport @ (Transport::Tcp { .. } | Transport::Udp | Transport::Sctp { .. }) => Verdict::Reply(refusal(transport)),
         transport => for_us(transport, A::FAMILY),
     }
 }
@@ -715,13 +720,13 @@ fn for_vip<A: Address>(packet: &Packet<'_, A>) -> Verdict<'static> {
 /// A packet for a SNAT address that is of no flow: RST to the backend, so that it forgets too.
 fn for_snat<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdict<'static> {
     match packet.headers.transport {
-        Transport::Tcp { flags } if snapshot.ready() => mid_stream(flags),
-        Transport::Tcp { .. } | Transport::Udp => Verdict::Drop(DropReason::NoFlow),
+        transport @ (Transport::Tcp { .. } | Transport::Sctp { .. }) if snapshot.ready() => mid_stream(transport),
+        Transport::Tcp { .. } | Transport::Udp | Transport::Sctp { .. } => Verdict::Drop(DropReason::NoFlow),
         transport => for_us(transport, A::FAMILY),
     }
 }
 
-/// What is neither TCP nor UDP, for an address of ours.
+/// What is neither TCP nor UDP nor SCTP, for an address of ours.
 fn for_us(transport: Transport, family: proto::Family) -> Verdict<'static> {
     let (echo_request, errors) = match family {
         proto::Family::V4 => (8, [3, 4, 5, 11, 12]),
@@ -748,12 +753,24 @@ fn without_backend<A: Address>(packet: &Packet<'_, A>, frontend: &Frontend) -> V
 /// How a closed port says so.
 const fn refusal(transport: Transport) -> Answer {
     match transport {
-        Transport::Tcp { .. } => Answer::Reset,
+        Transport::Tcp { .. } | Transport::Sctp { .. } => Answer::Reset,
         _ => Answer::PortUnreachable,
     }
 }
 
-/// TCP that is no beginning, without a flow (FORWARDING 4, mode `nat`). A RST is never answered.
-const fn mid_stream(flags: u8) -> Verdict<'static> {
-    if flags & tcp_flags::RST == 0 { Verdict::Reset(DropReason::NoFlow) } else { Verdict::Drop(DropReason::NoFlow) }
+/// TCP or SCTP that is no beginning, without a flow (FORWARDING 4, mode `nat`).
+const fn mid_stream(transport: Transport) -> Verdict<'static> {
+    if is_last_word(transport) { Verdict::Drop(DropReason::NoFlow) } else { Verdict::Reset(DropReason::NoFlow) }
+}
+
+/// Whether a packet is never answered by a RST or ABORT, or two ends without a connection might go on forever (RFC 9293
+/// section 3.10.7.1, RFC 9260 section 8.4).
+const fn is_last_word(transport: Transport) -> bool {
+    match transport {
+        Transport::Tcp { flags } => flags & tcp_flags::RST != 0,
+        Transport::Sctp { chunk } => {
+            matches!(chunk, sctp_chunk::ABORT | sctp_chunk::SHUTDOWN_COMPLETE | sctp_chunk::COOKIE_ACK)
+        }
+        _ => false,
+    }
 }

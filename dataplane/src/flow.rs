@@ -17,7 +17,7 @@ use zerocopy::FromZeros;
 
 pub use advance::{Segment, advance};
 pub use idle::IdleLimits;
-pub use state::{FlowState, is_opening, is_plain, next_state};
+pub use state::{FlowState, begins, is_mid_stream, is_opening, is_plain, next_state};
 pub use table::{Candidate, FlowIndex, FlowTable, Full};
 
 use crate::snat::{PoolId, SnatLease};

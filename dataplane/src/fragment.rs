@@ -7,9 +7,9 @@
 
 use proto::Family;
 
-use crate::parse::{ChainEnd, walk};
+use crate::parse::{ChainEnd, sctp_beginning, walk};
 use crate::snapshot::{Place, Snapshot};
-use crate::wire::{FragmentHeader, Ipv4, Tcp, Udp, next_header, protocol, take};
+use crate::wire::{Chunk, FragmentHeader, Ipv4, Sctp, Tcp, Udp, next_header, protocol, take};
 use crate::{Address, DropReason, Headers, Transport, Tuple, TupleHash};
 
 /// Which datagram: what its fragments have in common (RFC 791 section 3.2, RFC 8200 section 4.5).
@@ -174,7 +174,8 @@ const fn has_ports(number: u8) -> bool {
 const fn header_min(number: u8) -> u16 {
     match number {
         protocol::TCP => Tcp::BYTES,
-        protocol::SCTP => 12,
+        // The common header, and what tells of the first chunk.
+        protocol::SCTP => Sctp::BYTES + Chunk::BYTES,
         _ => Udp::BYTES,
     }
 }
@@ -193,7 +194,7 @@ fn first<A: Address>(headers: &Headers<A>, number: u8, extension_bytes: u16, dat
             Transport::Tcp { flags: tcp.flags }
         }
         protocol::UDP => (ports.len.get() >= Udp::BYTES).then_some(Transport::Udp)?,
-        _ => Transport::Sctp,
+        _ => sctp_beginning(data)?.0,
     };
     let tuple = Tuple {
         source_port: ports.source_port.get(),

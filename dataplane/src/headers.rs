@@ -16,6 +16,36 @@ pub mod tcp_flags {
     pub const ACK: u8 = 0x10;
 }
 
+/// Kinds of SCTP chunks that the engine tells apart (RFC 9260 section 3.2).
+pub mod sctp_chunk {
+    /// Data of a user.
+    pub const DATA: u8 = 0;
+    /// Asks for an association: alone in its packet, under the verification tag 0.
+    pub const INIT: u8 = 1;
+    /// The answer to that, with a cookie instead of state.
+    pub const INIT_ACK: u8 = 2;
+    /// Data has arrived.
+    pub const SACK: u8 = 3;
+    /// Asks whether the other end is there.
+    pub const HEARTBEAT: u8 = 4;
+    /// The answer to that.
+    pub const HEARTBEAT_ACK: u8 = 5;
+    /// Ends an association at once. Never answered.
+    pub const ABORT: u8 = 6;
+    /// All data has arrived at both ends.
+    pub const SHUTDOWN_ACK: u8 = 8;
+    /// Something is wrong with a packet.
+    pub const ERROR: u8 = 9;
+    /// The cookie comes back: the association stands.
+    pub const COOKIE_ECHO: u8 = 10;
+    /// The answer to that.
+    pub const COOKIE_ACK: u8 = 11;
+    /// The last packet of an association. Never answered.
+    pub const SHUTDOWN_COMPLETE: u8 = 14;
+    /// Data of a user in pieces of messages (RFC 8260).
+    pub const I_DATA: u8 = 64;
+}
+
 /// Source and destination of a packet, as they stand in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Tuple<A> {
@@ -41,8 +71,11 @@ pub enum Transport {
     },
     /// UDP. A checksum of 0 (IPv4) is found at rewrite.
     Udp,
-    /// SCTP; recognised, and dropped by name until it is built.
-    Sctp,
+    /// SCTP, with the kind of its first chunk.
+    Sctp {
+        /// See [`sctp_chunk`].
+        chunk: u8,
+    },
     /// ICMP or ICMPv6, with its type and code. Errors and queries alike.
     Icmp {
         /// Message type.

@@ -8,10 +8,10 @@ use crate::answer::is_group_address;
 use crate::checksum::header_holds;
 use crate::tags::behind;
 use crate::wire::{
-    Arp, Ethernet, Extension, FragmentHeader, Icmp, Ipv4, Ipv6, RoutingHeader, Tcp, Udp, VlanTag, ether_type, icmpv6,
-    next_header, protocol, take,
+    Arp, Chunk, Ethernet, Extension, FragmentHeader, Icmp, Ipv4, Ipv6, RoutingHeader, Sctp, Tcp, Udp, VlanTag, ether_type,
+    icmpv6, next_header, protocol, take,
 };
-use crate::{DropReason, Headers, Parsed, Transport, Tuple};
+use crate::{DropReason, Headers, Parsed, Transport, Tuple, sctp_chunk};
 
 /// Where the IP header of an untagged frame begins.
 const NETWORK_OFFSET: u16 = Ethernet::BYTES;
@@ -22,6 +22,9 @@ const EXTENSION_HEADERS_MAX: usize = 8;
 
 /// Bytes of extension headers that are walked over, at most: 32 for each header.
 const EXTENSION_BYTES_MAX: u16 = 256;
+
+/// Bytes of an INIT chunk without parameters (RFC 9260 section 3.3.2).
+const INIT_BYTES: u16 = 20;
 
 /// What an Ethernet frame carries, and whether it was sent to a group.
 #[derive(Clone, Copy, Debug)]
@@ -315,18 +318,38 @@ fn transport(number: u8, icmp: u8, payload: &[u8]) -> Result<(Transport, u16, u1
             }
             Ok((Transport::Udp, udp.source_port.get(), udp.destination_port.get()))
         }
-        protocol::SCTP => {
-            // Ports, verification tag, checksum (RFC 9260 section 3.1).
-            let header = payload.first_chunk::<12>().ok_or(DropReason::Malformed)?;
-            let [a, b, c, d, ..] = *header;
-            Ok((Transport::Sctp, u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])))
-        }
+        protocol::SCTP => sctp(payload),
         _ if number == icmp => {
             let (icmp, _) = take::<Icmp>(payload).ok_or(DropReason::Malformed)?;
             Ok((Transport::Icmp { kind: icmp.kind, code: icmp.code }, 0, 0))
         }
         _ => Ok((Transport::Other, 0, 0)),
     }
+}
+
+/// SCTP and its ports. An INIT is alone in its packet (RFC 9260 section 8.5.1).
+#[inline(never)]
+fn sctp(payload: &[u8]) -> Result<(Transport, u16, u16), DropReason> {
+    let (transport, source_port, destination_port) = sctp_beginning(payload).ok_or(DropReason::Malformed)?;
+    if transport == (Transport::Sctp { chunk: sctp_chunk::INIT }) {
+        let chunks = payload.get(usize::from(Sctp::BYTES)..).unwrap_or_default();
+        let behind = take::<Chunk>(chunks).and_then(|(init, _)| chunks.len().checked_sub(usize::from(init.len.get())));
+        if behind.is_none_or(|bytes| bytes >= usize::from(Chunk::BYTES)) {
+            return Err(DropReason::Malformed);
+        }
+    }
+    Ok((transport, source_port, destination_port))
+}
+
+/// The first chunk's kind, and the ports. None without a chunk, or when the tag is not 0 with INIT, or is with anything else
+/// (RFC 9260 section 8.5): a receiver discards that.
+pub(crate) fn sctp_beginning(payload: &[u8]) -> Option<(Transport, u16, u16)> {
+    let (sctp, chunks) = take::<Sctp>(payload)?;
+    let (first, _) = take::<Chunk>(chunks)?;
+    let is_init = first.kind == sctp_chunk::INIT;
+    let is_whole = first.len.get() >= if is_init { INIT_BYTES } else { Chunk::BYTES };
+    (is_whole && is_init == (sctp.tag.get() == 0))
+        .then(|| (Transport::Sctp { chunk: first.kind }, sctp.source_port.get(), sctp.destination_port.get()))
 }
 
 #[cfg(test)]
@@ -574,8 +597,9 @@ mod tests {
         let echo = v6(&Packet::echo_request("2001:db8::7", "2001:db8::8").build());
         assert_eq!(echo.transport, Transport::Icmp { kind: 128, code: 0 });
         let sctp = Packet { segment: Segment::Other { protocol: 132 }, ..Packet::tcp(CLIENT, VIP) };
-        let headers = v4(&sctp.payload(&[0x13, 0x88, 0x0b, 0x59, 0, 0, 0, 1, 0, 0, 0, 0]).build());
-        assert_eq!((headers.transport, headers.tuple.source_port, headers.tuple.destination_port), (Transport::Sctp, 5000, 2905));
+        let headers = v4(&sctp.payload(&[0x13, 0x88, 0x0b, 0x59, 0, 0, 0, 1, 0, 0, 0, 0, 10, 0, 0, 4]).build());
+        assert_eq!(headers.transport, Transport::Sctp { chunk: sctp_chunk::COOKIE_ECHO });
+        assert_eq!((headers.tuple.source_port, headers.tuple.destination_port), (5000, 2905));
     }
 
     #[test]
@@ -599,6 +623,7 @@ mod tests {
         let (protocol, transport, [source_port, destination_port], header_len) = match packet.segment {
             Segment::Tcp { ports, flags, .. } => (6, Transport::Tcp { flags }, ports, 20),
             Segment::Udp { ports, .. } => (17, Transport::Udp, ports, 8),
+            Segment::Sctp { ports, .. } => (132, Transport::Sctp { chunk: packet.payload[0] }, ports, 12),
             Segment::Icmp { kind, code, .. } => (if A::BYTES == 4 { 1 } else { 58 }, Transport::Icmp { kind, code }, [0, 0], 8),
             Segment::Other { protocol } => (protocol, Transport::Other, [0, 0], 0),
         };

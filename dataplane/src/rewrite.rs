@@ -6,6 +6,7 @@
 mod error;
 mod fragment;
 mod hop;
+mod sctp;
 
 pub use error::{ErrorRewrite, error};
 pub use fragment::{later_fragment, renumber};
@@ -13,6 +14,8 @@ pub use hop::hop;
 pub(crate) use hop::lower_hop_limit;
 
 use proto::Family;
+
+use sctp::try_sctp;
 
 use crate::checksum::{Deltas, HOP_DELTA, apply};
 use crate::wire::{Ethernet, Ipv4, Ipv6, Tcp, Udp, take_mut};
@@ -48,6 +51,14 @@ enum Ports<'a> {
 #[inline(always)]
 pub fn nat<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewrite<A>) {
     let _ = try_nat(frame, headers, rewrite);
+}
+
+/// As [`nat`], of TCP, UDP or SCTP.
+pub fn whole<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewrite<A>) {
+    let _ = match headers.transport {
+        Transport::Sctp { .. } => try_sctp(frame, headers, rewrite),
+        _ => try_nat(frame, headers, rewrite),
+    };
 }
 
 #[inline(always)]
@@ -134,7 +145,7 @@ mod tests {
             source_mac: OUR_MAC,
             destination_mac: NEXT_MAC,
         };
-        nat(&mut frame, headers, &rewrite);
+        whole(&mut frame, headers, &rewrite);
         frame
     }
 
@@ -145,8 +156,8 @@ mod tests {
         (after.source_mac, after.destination_mac) = (OUR_MAC, NEXT_MAC);
         after.hop_limit -= 1;
         match &mut after.segment {
-            Segment::Tcp { ports, .. } | Segment::Udp { ports, .. } => *ports = new_ports,
-            _ => panic!("only TCP and UDP are rewritten"),
+            Segment::Tcp { ports, .. } | Segment::Udp { ports, .. } | Segment::Sctp { ports, .. } => *ports = new_ports,
+            _ => panic!("only what has ports is rewritten"),
         }
         after.build()
     }
@@ -160,14 +171,20 @@ mod tests {
                 acknowledgement
             }),
             any::<([u16; 2], bool)>().prop_map(|(ports, checksum)| Segment::Udp { ports, checksum }),
+            (any::<[u16; 2]>(), 1_u32..).prop_map(|(ports, tag)| Segment::Sctp { ports, tag }),
         ]
+    }
+
+    /// Data that is a chunk of SCTP, too.
+    fn payloads() -> impl Strategy<Value = Vec<u8>> {
+        prop::collection::vec(any::<u8>(), 0..1400).prop_map(|data| [&[0, 3, 0, 16][..], &data].concat())
     }
 
     proptest! {
         #[test]
         fn an_ipv4_rewrite_by_difference_is_the_packet_built_anew(
             old in (0x0100_0000_u32..0x7f00_0000, 1_u32..), new in any::<(u32, u32)>(), ports in any::<[u16; 2]>(),
-            segment in segments(), hop_limit in 1_u8.., payload in prop::collection::vec(any::<u8>(), 0..40),
+            segment in segments(), hop_limit in 1_u8.., payload in payloads(),
         ) {
             prop_assume!(old.0 != old.1);
             let mut packet = Packet::between(old.0.ip(), old.1.ip(), segment).payload(&payload).hop_limit(hop_limit);
@@ -181,7 +198,7 @@ mod tests {
         #[test]
         fn an_ipv6_rewrite_by_difference_is_the_packet_built_anew(
             old in (1_u128 << 125.., 1_u128..), new in any::<(u128, u128)>(), ports in any::<[u16; 2]>(),
-            segment in segments(), hop_limit in 1_u8.., payload in prop::collection::vec(any::<u8>(), 0..40),
+            segment in segments(), hop_limit in 1_u8.., payload in payloads(),
         ) {
             prop_assume!(old.0 != old.1 && old.0 >> 120 != 0xff);
             let packet = Packet::between(old.0.ip(), old.1.ip(), segment).payload(&payload).hop_limit(hop_limit);
@@ -230,6 +247,16 @@ mod tests {
         let wrong = rewritten(frame, &headers, to);
         assert_ne!(wrong[50..52], right[50..52]);
         assert_eq!(wrong[..50], right[..50]);
+
+        let mut frame = Packet::sctp("198.51.100.7:5555", "192.0.2.100:80").build();
+        let Ok(Parsed::V4(headers)) = parse(&frame) else { panic!("not IPv4") };
+        let to = Tuple { protocol: 132, ..to };
+        let right = rewritten(frame.clone(), &headers, to);
+        assert_checksums(&right);
+        frame[44] ^= 0x40;
+        let wrong = rewritten(frame, &headers, to);
+        assert_eq!(wrong[44], right[44] ^ 0x40);
+        assert_eq!((&wrong[..44], &wrong[45..]), (&right[..44], &right[45..]));
     }
 
     #[test]

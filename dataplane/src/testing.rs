@@ -69,6 +69,13 @@ pub enum Segment {
         /// Whether to compute a checksum, or to send 0.
         checksum: bool,
     },
+    /// SCTP's common header, with its CRC32c; chunks are the payload.
+    Sctp {
+        /// Source and destination port.
+        ports: [u16; 2],
+        /// Verification tag.
+        tag: u32,
+    },
     /// ICMP or ICMPv6, by the family of the addresses.
     Icmp {
         /// Type.
@@ -100,6 +107,23 @@ impl Packet {
     pub fn udp(from: &str, to: &str) -> Self {
         let (from, to) = (socket(from), socket(to));
         Self::between(from.ip(), to.ip(), Segment::Udp { ports: [from.port(), to.port()], checksum: true })
+    }
+
+    /// An SCTP packet between `ip:port` pairs with an INIT, whose initiate tag is 0x0102_0304.
+    #[must_use]
+    pub fn sctp(from: &str, to: &str) -> Self {
+        let (from, to) = (socket(from), socket(to));
+        let segment = Segment::Sctp { ports: [from.port(), to.port()], tag: 0 };
+        let init = [1, 0, 0, 20, 1, 2, 3, 4, 0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 9];
+        Self::between(from.ip(), to.ip(), segment).payload(&init)
+    }
+
+    /// With another SCTP tag, and a chunk of this kind with 16 bytes in it instead of the INIT.
+    #[must_use]
+    pub fn chunk(mut self, new_tag: u32, kind: u8) -> Self {
+        let Segment::Sctp { tag, .. } = &mut self.segment else { panic!("only SCTP has chunks") };
+        *tag = new_tag;
+        self.payload(&[&[kind, 0, 0, 20][..], b"sixteen bytes of"].concat())
     }
 
     /// An echo request between addresses.
@@ -195,6 +219,10 @@ impl Packet {
                 let b = [from, to, 8 + payload_len, 0].map(u16::to_be_bytes).concat();
                 (17, b, checksum.then_some(6))
             }
+            Segment::Sctp { ports: [from, to], tag } => {
+                let ports = [from, to].map(u16::to_be_bytes).concat();
+                (132, [&ports[..], &tag.to_be_bytes(), &[0; 4]].concat(), None)
+            }
             Segment::Icmp { kind, code, rest } => {
                 let mut b = vec![kind, code, 0, 0];
                 b.extend(rest.to_be_bytes());
@@ -203,6 +231,10 @@ impl Packet {
             Segment::Other { protocol } => (protocol, Vec::new(), None),
         };
         bytes.extend(&self.payload);
+        if let Segment::Sctp { .. } = self.segment {
+            let crc = slow_crc32c(&bytes);
+            bytes[8..12].copy_from_slice(&crc.to_le_bytes());
+        }
         if let Some(at) = checksum_at {
             let sum = transport_checksum(self.source, self.destination, protocol, &bytes);
             let sum = if protocol == 17 && sum == 0 { 0xffff } else { sum };
@@ -266,8 +298,8 @@ pub fn neighbour_solicitation(sender: Ipv6Addr, target: Ipv6Addr) -> Packet {
     packet
 }
 
-/// Panics unless every checksum of an untagged IP frame without extension headers is right: IPv4's, and TCP's, UDP's or
-/// ICMP's. A UDP checksum of 0 is right.
+/// Panics unless every checksum of an untagged IP frame without extension headers is right: IPv4's, and TCP's, UDP's, SCTP's
+/// or ICMP's. A UDP checksum of 0 is right.
 pub fn assert_checksums(frame: &[u8]) {
     let packet = &frame[14..];
     let (source, destination, protocol, transport): (IpAddr, IpAddr, u8, &[u8]) = if packet[0] >> 4 == 4 {
@@ -281,6 +313,10 @@ pub fn assert_checksums(frame: &[u8]) {
         let payload_len = usize::from(u16::from_be_bytes([packet[4], packet[5]]));
         (address(8).into(), address(24).into(), packet[6], &packet[40..40 + payload_len])
     };
+    if protocol == 132 {
+        let zeroed = [&transport[..8], &[0; 4], &transport[12..]].concat();
+        assert_eq!(transport[8..12], slow_crc32c(&zeroed).to_le_bytes(), "CRC32c of SCTP");
+    }
     if matches!(protocol, 6 | 58 | 1) || protocol == 17 && transport[6..8] != [0, 0] {
         assert_eq!(transport_checksum(source, destination, protocol, transport), 0, "checksum of protocol {protocol}");
     }
@@ -307,6 +343,18 @@ pub fn transport_checksum(source: IpAddr, destination: IpAddr, protocol: u8, byt
     }
     all.extend(bytes);
     slow_checksum(&all)
+}
+
+/// CRC32c as RFC 9260 appendix A tells it: a division of polynomials, the first bit of the first byte being its lowest.
+#[must_use]
+pub fn slow_crc32c(bytes: &[u8]) -> u32 {
+    let bits = bytes.iter().flat_map(|byte| (0..8).map(move |n| byte >> n & 1 == 1));
+    let mut remainder = u32::MAX;
+    for bit in bits {
+        let is_divisible = (remainder >> 31 == 1) != bit;
+        remainder = remainder << 1 ^ if is_divisible { 0x1edc_6f41 } else { 0 };
+    }
+    !remainder.reverse_bits()
 }
 
 /// RFC 1071 as it is told: word by word, each carry added at once.

@@ -73,7 +73,7 @@ impl Begun {
         let begins = match headers.transport {
             Transport::Tcp { flags } => flags & (tcp_flags::SYN | tcp_flags::ACK) == tcp_flags::SYN,
             Transport::Icmp { kind, .. } => matches!(kind, 8 | 128),
-            Transport::Udp | Transport::Sctp => true,
+            Transport::Udp | Transport::Sctp { .. } => true,
             _ => false,
         };
         if begins {

@@ -88,10 +88,21 @@ fn segment() -> impl Strategy<Value = Segment> {
             |(ports, flags, sequence)| Segment::Tcp { ports, flags, sequence, acknowledgement: !sequence }
         ),
         3 => (ports(), any::<bool>()).prop_map(|(ports, checksum)| Segment::Udp { ports, checksum }),
+        2 => (ports(), prop_oneof![Just(0_u32), any::<u32>()]).prop_map(|(ports, tag)| Segment::Sctp { ports, tag }),
         2 => (prop_oneof![select([0, 3, 8, 11, 128, 129, 135, 136].as_slice()), any::<u8>()], any::<u8>(), any::<u32>())
             .prop_map(|(kind, code, rest)| Segment::Icmp { kind, code, rest }),
         1 => any::<u8>().prop_map(|protocol| Segment::Other { protocol }),
     ]
+}
+
+/// What SCTP carries: now and then a lone INIT.
+fn chunks() -> impl Strategy<Value = Vec<u8>> {
+    let chunk = (0..16_u8, any::<u8>(), vec(any::<u8>(), 16)).prop_map(|(kind, flags, body)| {
+        let mut chunk = vec![kind, flags, 0, 20];
+        chunk.extend(body);
+        chunk
+    });
+    vec(chunk, 1..4).prop_map(|chunks| chunks.concat())
 }
 
 fn packet() -> impl Strategy<Value = Vec<u8>> {
@@ -101,7 +112,7 @@ fn packet() -> impl Strategy<Value = Vec<u8>> {
         prop_oneof![3 => Just(0x4000_u16), 1 => Just(0), 1 => any::<u16>()],
         prop_oneof![5 => Just(Vec::new()), 1 => (0..10_usize).prop_flat_map(|words| vec(any::<u8>(), words * 4))],
         prop_oneof![5 => Just(Vec::new()), 1 => vec((select([0, 43, 44, 60].as_slice()), vec(0..4_u8, 8)), 1..4)],
-        prop_oneof![3 => vec(any::<u8>(), 0..80), 1 => vec(any::<u8>(), 1400..1600)],
+        prop_oneof![3 => vec(any::<u8>(), 0..80), 1 => vec(any::<u8>(), 1400..1600), 2 => chunks()],
         prop_oneof![5 => Just(None), 1 => select([[0xff; 6], [1, 0, 0x5e, 0, 0, 1]].as_slice()).prop_map(Some)],
         0..8_usize,
     );
@@ -349,7 +360,7 @@ fn error_about(frame: &[u8], kind: u8, quoted: usize) -> Option<Vec<u8>> {
     Some(Packet::between(from, source, Segment::Icmp { kind, code: 0, rest: 1300 }).payload(quote).build())
 }
 
-/// The frame with its ends exchanged, as its receiver would answer. TCP gets these flags.
+/// The frame with its ends exchanged, as its receiver would answer. TCP gets these flags, SCTP a chunk by them.
 fn answer_to(frame: &[u8], flags: u8) -> Vec<u8> {
     let transport_at = match frame.get(12..15) {
         Some([8, 0, 0x45]) => 34,
@@ -365,7 +376,12 @@ fn answer_to(frame: &[u8], flags: u8) -> Vec<u8> {
     }
     let (from, to) = (destination.to_string(), source.to_string());
     let protocol = frame[if transport_at == 34 { 23 } else { 20 }];
-    if protocol == 17 { Packet::udp(&from, &to).build() } else { Packet::tcp(&from, &to).flags(flags).build() }
+    match protocol {
+        17 => Packet::udp(&from, &to),
+        132 => Packet::sctp(&from, &to).chunk(7, flags & 15),
+        _ => Packet::tcp(&from, &to).flags(flags),
+    }
+    .build()
 }
 
 proptest! {

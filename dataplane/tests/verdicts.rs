@@ -62,7 +62,6 @@ fn what_is_never_forwarded_is_dropped_under_its_name() {
     let mut wrong_checksum = Packet::tcp(CLIENT, "192.0.2.100:80").build();
     wrong_checksum[24] ^= 1;
     let fragment = Packet { fragmentation: 0x0010, ..Packet::echo_request("198.51.100.7", "192.0.2.101") };
-    let sctp = Packet::between(ip("198.51.100.7"), ip("192.0.2.100"), Segment::Other { protocol: 132 }).payload(&[0; 12]);
     let gre = Packet::between(ip("198.51.100.7"), ip("192.0.2.100"), Segment::Other { protocol: 47 }).payload(&[0; 8]);
     let icmp_error = Packet::between(ip("198.51.100.7"), ip("192.0.2.100"), Segment::Icmp { kind: 3, code: 4, rest: 1300 });
     let to_all = Packet { destination_mac: Mac([0xff; 6]), ..Packet::tcp(CLIENT, "192.0.2.100:80") };
@@ -101,7 +100,6 @@ fn what_is_never_forwarded_is_dropped_under_its_name() {
         ),
         row("ping to it", UPLINK, Packet::echo_request("198.51.100.7", "192.0.2.119").build(), drop(R::UnknownVip)),
         row("a fragment of a ping", UPLINK, fragment.build(), drop(R::FragmentUnsupported)),
-        row("SCTP", UPLINK, sctp.build(), drop(R::UnsupportedProtocol)),
         row("GRE to a VIP", UPLINK, gre.build(), drop(R::UnsupportedProtocol)),
         row("an ICMP error about a packet of no flow", UPLINK, icmp_error.payload(&[0; 28]).build(), drop(R::IcmpUnmatched)),
         row("a RST of no flow", UPLINK, Packet::tcp(CLIENT, "192.0.2.100:80").flags(RST).build(), drop(R::NoFlow)),

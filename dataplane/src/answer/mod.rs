@@ -1,15 +1,17 @@
-//! Turns a received packet itself into the answer to it, in place: ARP, neighbour discovery, echo, TCP reset and ICMP
-//! errors (FORWARDING section 8).
+//! Turns a received packet itself into the answer to it, in place: ARP, neighbour discovery, echo, TCP reset, SCTP abort
+//! and ICMP errors (FORWARDING section 8).
 //!
 //! **Invariant:** a function that says `false` has changed nothing, and the packet is still what it was. What is written
 //! anew carries right checksums and a fresh hop limit. Deliberately not here: whose address it is, and how many answers
 //! there may be ([`crate::AnswerLimiter`]).
 
+mod abort;
 mod echo;
 mod error;
 mod neighbour;
 mod reset;
 
+pub use abort::sctp_abort;
 pub use echo::echo_reply;
 pub use error::{IcmpError, icmp_error};
 pub use neighbour::{announcement, arp_question, arp_reply, neighbour_advertisement, neighbour_question};
@@ -20,7 +22,7 @@ use zerocopy::network_endian::{U16, U32, U128};
 
 use crate::checksum;
 use crate::wire::{Ethernet, Ipv4, Ipv6, icmpv4, icmpv6, take_mut};
-use crate::{Address, Headers, Transport, tcp_flags};
+use crate::{Address, Buffer, Headers, Transport, sctp_chunk, tcp_flags};
 
 /// Hop limit of what we originate (RFC 1700: the recommended default).
 const HOP_LIMIT: u8 = 64;
@@ -38,7 +40,17 @@ pub fn may_answer<A: Address>(headers: &Headers<A>) -> bool {
         Transport::Tcp { flags } => flags & tcp_flags::RST == 0,
         Transport::Icmp { kind, .. } => !is_icmp_error::<A>(kind),
         Transport::Fragment => false,
-        Transport::Udp | Transport::Sctp | Transport::Other => true,
+        Transport::Sctp { chunk } => chunk != sctp_chunk::ABORT,
+        Transport::Udp | Transport::Other => true,
+    }
+}
+
+/// Turns a TCP segment or SCTP packet that belongs to nothing into the answer that says so. False when it gets none.
+#[must_use]
+pub fn reset<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>) -> bool {
+    match headers.transport {
+        Transport::Sctp { .. } => sctp_abort(buffer, headers),
+        _ => tcp_reset(buffer, headers),
     }
 }
 
@@ -151,7 +163,7 @@ fn transport_bytes<'a, A: Address>(frame: &'a [u8], headers: &Headers<A>) -> Opt
 mod tests {
     use super::*;
     use crate::testing::{Packet, Segment};
-    use crate::{Buffer, Mac, Parsed, parse};
+    use crate::{Mac, Parsed, parse};
 
     /// A buffer with room for as many bytes as a test gives it.
     #[derive(Debug, Clone, PartialEq, Eq)]

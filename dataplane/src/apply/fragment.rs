@@ -13,7 +13,7 @@ use crate::snapshot::Snapshot;
 use crate::steering::{WorkerId, owner_of_first};
 use crate::tick::Tick;
 use crate::wire::{Ipv4, take};
-use crate::{Address, Buffer, DropReason, Headers, Port, Transport, Tuple, parse, rewrite};
+use crate::{Address, Buffer, DropReason, Headers, Port, Transport, Tuple, parse, rewrite, sctp_chunk};
 
 /// A fragment and its datagram's place.
 struct Placed<'a, A> {
@@ -136,7 +136,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let flow = *self.flows().0.get(passage.flow);
         let rewrite = rewrite_of(&flow, passage.direction, passage.exit);
         let Tuple { source_port, destination_port, .. } = first.tuple;
-        if first.transport == Transport::Sctp
+        if matches!(first.transport, Transport::Sctp { .. })
             && (source_port, destination_port) != (rewrite.source_port, rewrite.destination_port)
         {
             // Its checksum counts the ports by a CRC over all fragments (RFC 9260 section 6.8).
@@ -155,7 +155,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
                 self.identifications.next(rewrite.source, rewrite.destination, of_protocol)
             }
         };
-        rewrite::nat(buffer.bytes_mut(), first, &rewrite);
+        rewrite::whole(buffer.bytes_mut(), first, &rewrite);
         rewrite::renumber(buffer.bytes_mut(), first, placed.fragment.identification_offset, identification);
         self.send_of_flow(lanes, buffer, first, &flow, passage.exit);
         follow_by(first, identification)
@@ -304,7 +304,11 @@ fn owner_elsewhere<A: Address, P: Port>(
 /// connection.
 const fn follow_by<A: Address>(first: &Headers<A>, identification: u32) -> Course {
     let Tuple { source_port, destination_port, protocol, .. } = first.tuple;
-    let transport = if let Transport::Tcp { .. } = first.transport { Transport::Tcp { flags: 0 } } else { first.transport };
+    let transport = match first.transport {
+        Transport::Tcp { .. } => Transport::Tcp { flags: 0 },
+        Transport::Sctp { .. } => Transport::Sctp { chunk: sctp_chunk::SACK },
+        other => other,
+    };
     Course::Follow { source_port, destination_port, protocol, transport, identification }
 }
 

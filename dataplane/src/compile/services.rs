@@ -96,16 +96,11 @@ impl ServedPort {
 
 /// What of a service this release cannot do. The controller refuses it too; an older or newer one may not.
 fn unsupported(service: &Service) -> Option<Refusal> {
-    let message = if service.ports.iter().any(|port| port.protocol == Protocol::Sctp) {
-        "SCTP is not built into this gateway; use TCP or UDP".to_owned()
-    } else if let Some(port) = service.ports.iter().find(|port| port.maglev.hash_version != MAGLEV_HASH_VERSION) {
-        let found = port.maglev.hash_version;
-        format!(
-            "expected hash version {MAGLEV_HASH_VERSION}, found {found}; controller and gateway are too far apart: update the older"
-        )
-    } else {
-        return None;
-    };
+    let port = service.ports.iter().find(|port| port.maglev.hash_version != MAGLEV_HASH_VERSION)?;
+    let found = port.maglev.hash_version;
+    let message = format!(
+        "expected hash version {MAGLEV_HASH_VERSION}, found {found}; controller and gateway are too far apart: update the older"
+    );
     Some(Refusal { reason: Reason::Unsupported, message })
 }
 

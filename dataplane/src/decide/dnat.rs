@@ -5,11 +5,11 @@
 
 use super::reclaim::make_room;
 use super::{Flows, Packet, Passage, Verdict, arrives_from, end, exit_to_client, fits, flow_of, stopped};
-use crate::flow::{Direction, Way, is_opening, next_state};
+use crate::flow::{Direction, Way, begins, next_state};
 use crate::snapshot::{Front, Frontend, Place, Snapshot};
 use crate::snat::{PoolId, SnatLease};
 use crate::tick::Tick;
-use crate::{Address, DropReason, Transport, Tuple};
+use crate::{Address, DropReason, Tuple};
 
 /// The client's own address and port, as what a flow has towards the backend. None while another flow has them: one
 /// that is not confirmed, closes or has ended gives way.
@@ -47,8 +47,7 @@ pub(super) fn reply<'s, A: Address>(
 ) -> Option<Verdict<'s>> {
     let tuple = &packet.headers.tuple;
     let front = snapshot.front(tuple.source, tuple.protocol, tuple.source_port)?;
-    let begins = matches!(packet.headers.transport, Transport::Tcp { flags } if is_opening(flags));
-    if begins || packet.headers.group_frame || snapshot.place(tuple.destination) != Place::Elsewhere {
+    if begins(packet.headers.transport) || packet.headers.group_frame || snapshot.place(tuple.destination) != Place::Elsewhere {
         return None;
     }
     Some(match front {

@@ -7,11 +7,11 @@ use zerocopy::FromZeros;
 
 use super::{Flows, Obstacle, Packet, Stop, Verdict, exit_by, fits_in, for_vip, stopped, without_backend};
 use crate::encapsulate::Outer;
-use crate::flow::{BackendId, Direction, Flow, FlowIndex, FlowState, FlowTable, UNRESOLVED, Way, is_opening};
+use crate::flow::{BackendId, Direction, Flow, FlowIndex, FlowState, FlowTable, UNRESOLVED, Way, is_mid_stream};
 use crate::snapshot::{Backend, Exit, Frontend, Place, Snapshot};
 use crate::snat::PoolId;
 use crate::tick::Tick;
-use crate::{Address, Chooser, DropReason, Transport, Tuple, tcp_flags};
+use crate::{Address, Chooser, DropReason, Transport, Tuple, sctp_chunk, tcp_flags};
 
 /// How a packet gets to a backend that answers its client directly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +79,7 @@ pub(super) fn new_flow<'s, A: Address>(
 ) -> Verdict<'s> {
     let tuple = &packet.headers.tuple;
     let chosen = match packet.headers.transport {
-        Transport::Tcp { flags } if !is_opening(flags) => frontend.choose_mid_stream(tuple, snapshot, now),
+        transport if is_mid_stream(transport) => frontend.choose_mid_stream(tuple, snapshot, now),
         // Without a flow only the hash remembers.
         _ if flows.room == 0 => frontend.choose_by_hash(tuple),
         _ => frontend.choose(tuple, Chooser { worker: flows.worker, now }),
@@ -94,7 +94,7 @@ pub(super) fn new_flow<'s, A: Address>(
         Ok(delivery) => delivery,
         Err(stop) => return stopped(stop),
     };
-    // A RST ends what we know nothing of.
+    // A RST or ABORT ends what we know nothing of.
     if flows.room > 0 && !is_reset(packet.headers.transport) {
         let flow = flow_to(tuple, packet.headers.transport, frontend.way(), id, now);
         flows.changes.made = flows.table.insert(flow).is_ok().then_some(id);
@@ -126,7 +126,11 @@ pub fn follow_one_way_error<'s, A: Address>(
 }
 
 const fn is_reset(transport: Transport) -> bool {
-    matches!(transport, Transport::Tcp { flags } if flags & tcp_flags::RST != 0)
+    match transport {
+        Transport::Tcp { flags } => flags & tcp_flags::RST != 0,
+        Transport::Sctp { chunk } => chunk == sctp_chunk::ABORT,
+        _ => false,
+    }
 }
 
 /// Whether a tunnel to the backend would lead to ourselves.

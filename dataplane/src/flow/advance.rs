@@ -2,15 +2,16 @@
 //!
 //! A TCP flow that both sides are seen of is confirmed by the client's acknowledgement of the backend's SYN, not by just
 //! any: the number is compared, or a flood of SYN and ACK from false addresses would confirm as many flows as it likes.
-//! One-way flows are confirmed by their third packet, TCP not before a second has passed. Deliberately not here: which
+//! One-way flows are confirmed by their third packet, TCP and SCTP not before a second has passed. Deliberately not here: which
 //! packets move a flow at all ([`super::is_plain`]).
 
 use std::time::Duration;
 
+use super::state::ends_association;
 use super::{Direction, Flow, FlowState, next_state};
 use crate::tick::{Tick, Ticks};
 use crate::wire::{Tcp, take};
-use crate::{Address, Headers, Transport, tcp_flags};
+use crate::{Address, Headers, Transport, sctp_chunk, tcp_flags};
 
 /// What a TCP segment says besides its flags.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,18 +37,24 @@ impl Segment {
 
 /// Client's packets that confirm a one-way flow (FORWARDING 2).
 const ONE_WAY_PACKETS: u8 = 3;
-/// Time that must have passed by then, if it is TCP.
+/// Time that must have passed by then, if it is TCP or SCTP.
 const ONE_WAY_AGE: Duration = Duration::from_secs(1);
 
 /// Moves a flow as a packet says that [`super::is_plain`] is false of. True when the packet confirmed it.
 pub fn advance<A: Address>(flow: &mut Flow<A>, transport: Transport, direction: Direction, segment: Segment, now: Tick) -> bool {
-    let next = next_state(flow.state, transport, direction);
+    let next = match transport {
+        Transport::Sctp { chunk } if flow.state == FlowState::SctpOpening && !flow.way.is_two_way() => one_way_sctp(chunk),
+        _ => next_state(flow.state, transport, direction),
+    };
     let was_confirmed = flow.state.is_confirmed();
     let may = match flow.state {
         FlowState::TcpAnswered if direction == Direction::ToBackend && next == FlowState::TcpEstablished => {
             segment.acknowledgement == flow.opened
         }
-        FlowState::TcpOneWayNew => one_more(flow) && now.since(Tick(flow.opened)) >= Ticks::from(ONE_WAY_AGE),
+        FlowState::SctpOpening if flow.way.is_two_way() || next == FlowState::SctpOpening => true,
+        FlowState::TcpOneWayNew | FlowState::SctpOpening => {
+            one_more(flow) && now.since(Tick(flow.opened)) >= Ticks::from(ONE_WAY_AGE)
+        }
         FlowState::UdpOneWayNew => one_more(flow),
         _ => true,
     };
@@ -68,6 +75,16 @@ pub fn advance<A: Address>(flow: &mut Flow<A>, transport: Transport, direction: 
 const fn is_syn_ack(transport: Transport, direction: Direction) -> bool {
     let both = tcp_flags::SYN | tcp_flags::ACK;
     matches!((transport, direction), (Transport::Tcp { flags }, Direction::ToClient) if flags & both == both)
+}
+
+/// What a client's chunk makes of an association that is not confirmed and whose backend is not seen. Asking again is no
+/// sign of an answer.
+const fn one_way_sctp(chunk: u8) -> FlowState {
+    match chunk {
+        sctp_chunk::INIT => FlowState::SctpOpening,
+        _ if ends_association(chunk) => FlowState::SctpClosing,
+        _ => FlowState::Sctp,
+    }
 }
 
 /// Counts the client's packet. True from the third on, the first of which made the flow.

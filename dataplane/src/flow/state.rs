@@ -15,7 +15,7 @@
 use zerocopy::FromZeros;
 
 use super::{Direction, Way};
-use crate::{Transport, tcp_flags};
+use crate::{Transport, sctp_chunk, tcp_flags};
 
 /// Where a flow stands. *Two-way* ones see both directions (`nat`, `dnat`), *one-way* ones the client's packets only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromZeros)]
@@ -83,7 +83,7 @@ impl FlowState {
             (Transport::Tcp { flags }, true) if is_opening(flags) => Self::TcpOpening,
             (Transport::Tcp { .. }, true) => Self::TcpAdopted,
             (Transport::Tcp { .. }, false) => Self::TcpOneWayNew,
-            (Transport::Sctp, _) => Self::SctpOpening,
+            (Transport::Sctp { .. }, _) => Self::SctpOpening,
             (_, true) => Self::UdpUnreplied,
             (_, false) => Self::UdpOneWayNew,
         }
@@ -115,6 +115,24 @@ pub const fn is_opening(flags: u8) -> bool {
     flags & (tcp_flags::SYN | tcp_flags::ACK | tcp_flags::RST | tcp_flags::FIN) == tcp_flags::SYN
 }
 
+/// Whether a packet asks for a connection: a SYN, or SCTP's INIT.
+#[must_use]
+#[inline]
+pub const fn begins(transport: Transport) -> bool {
+    match transport {
+        Transport::Tcp { flags } => is_opening(flags),
+        Transport::Sctp { chunk } => chunk == sctp_chunk::INIT,
+        _ => false,
+    }
+}
+
+/// Whether a packet is of a connection that must have begun before it. UDP knows none.
+#[must_use]
+#[inline]
+pub const fn is_mid_stream(transport: Transport) -> bool {
+    matches!(transport, Transport::Tcp { .. } | Transport::Sctp { .. }) && !begins(transport)
+}
+
 /// The state that a packet with this transport header, going in this direction, moves a flow to; the same if it moves
 /// nothing. A move into a confirmed state is a proposal: [`super::advance`] looks at numbers and time too.
 #[must_use]
@@ -122,6 +140,7 @@ pub const fn next_state(state: FlowState, transport: Transport, direction: Direc
     match transport {
         Transport::Tcp { flags } => next_tcp_state(state, flags, direction),
         Transport::Udp => next_udp_state(state, direction),
+        Transport::Sctp { chunk } => next_sctp_state(state, chunk, direction),
         _ => state,
     }
 }
@@ -157,11 +176,32 @@ const fn next_udp_state(state: FlowState, direction: Direction) -> FlowState {
     }
 }
 
+/// Two-way. The backend has a state of the association from the client's cookie on (RFC 9260 section 5.1), and only one that
+/// has speaks so. Of a one-way flow see [`super::advance`].
+const fn next_sctp_state(state: FlowState, chunk: u8, direction: Direction) -> FlowState {
+    use FlowState::{Sctp, SctpClosing, SctpOpening};
+    use sctp_chunk::{COOKIE_ACK, DATA, HEARTBEAT, HEARTBEAT_ACK, I_DATA, SACK};
+    match (state, direction) {
+        (SctpOpening, Direction::ToClient) if matches!(chunk, COOKIE_ACK | DATA | I_DATA | SACK | HEARTBEAT | HEARTBEAT_ACK) => {
+            Sctp
+        }
+        (Sctp, _) if ends_association(chunk) => SctpClosing,
+        (SctpClosing, _) if matches!(chunk, DATA | I_DATA) => Sctp,
+        _ => state,
+    }
+}
+
+/// Whether an association is over for the sender of this first chunk.
+pub(super) const fn ends_association(chunk: u8) -> bool {
+    matches!(chunk, sctp_chunk::ABORT | sctp_chunk::SHUTDOWN_ACK | sctp_chunk::SHUTDOWN_COMPLETE)
+}
+
 /// Bits of a transport header that a state may depend on: the lower five TCP flags.
 const SIGNALS: u8 = 32;
 
 /// By state a bit for each direction (the higher half is to the client) and signal: set where nothing moves and nothing
-/// begins, nor the backend tells its sequence number. 16 x 8 B, two cache lines.
+/// begins, nor the backend tells its sequence number; never for SCTP, all of which is looked at closer. 16 x 8 B, two cache
+/// lines.
 const PLAIN: [u64; FlowState::ALL.len()] = plain();
 
 const fn plain() -> [u64; FlowState::ALL.len()] {
@@ -169,7 +209,7 @@ const fn plain() -> [u64; FlowState::ALL.len()] {
     let mut number = 0;
     while number < table.len() {
         let state = FlowState::ALL[number];
-        let mut signal = 0;
+        let mut signal = if is_of_sctp(state) { SIGNALS } else { 0 };
         while signal < SIGNALS {
             let transport = transport_of(state, signal);
             if next_state(state, transport, Direction::ToBackend) as u8 == state as u8 && !begins(transport) {
@@ -186,17 +226,16 @@ const fn plain() -> [u64; FlowState::ALL.len()] {
     table
 }
 
-/// The transport header that flows in this state have.
+/// The transport header that flows of TCP and UDP in this state have.
 const fn transport_of(state: FlowState, signal: u8) -> Transport {
     match state {
         FlowState::UdpUnreplied | FlowState::Udp | FlowState::UdpOneWayNew | FlowState::UdpOneWay => Transport::Udp,
-        FlowState::SctpOpening | FlowState::Sctp | FlowState::SctpClosing => Transport::Sctp,
         _ => Transport::Tcp { flags: signal },
     }
 }
 
-const fn begins(transport: Transport) -> bool {
-    matches!(transport, Transport::Tcp { flags } if is_opening(flags))
+const fn is_of_sctp(state: FlowState) -> bool {
+    matches!(state, FlowState::SctpOpening | FlowState::Sctp | FlowState::SctpClosing)
 }
 
 /// Whether a packet neither moves its flow nor begins a new one: true of all but a handful of a connection's packets.
@@ -292,6 +331,34 @@ mod tests {
     }
 
     #[test]
+    fn sctp_is_confirmed_by_what_only_a_backend_with_the_association_says() {
+        use FlowState::{Sctp, SctpClosing, SctpOpening};
+        use sctp_chunk::{ABORT, COOKIE_ACK, COOKIE_ECHO, DATA, ERROR, INIT, INIT_ACK, SACK, SHUTDOWN_ACK, SHUTDOWN_COMPLETE};
+        let after = |steps: &[(Direction, u8)]| {
+            steps.iter().fold(SctpOpening, |state, &(direction, chunk)| next_state(state, Transport::Sctp { chunk }, direction))
+        };
+        let handshake = [(ToClient, INIT_ACK), (ToBackend, COOKIE_ECHO), (ToClient, COOKIE_ACK)];
+        let with = |more: &[(Direction, u8)]| after(&[&handshake[..], more].concat());
+        let client = [INIT, COOKIE_ECHO, DATA, SACK, ABORT, SHUTDOWN_COMPLETE].map(|chunk| (ToBackend, chunk));
+        let rows = [
+            ("whatever a client says alone confirms nothing", after(&client), SctpOpening),
+            ("an answer to INIT costs the backend nothing", after(&handshake[..2]), SctpOpening),
+            ("a refusal confirms nothing", after(&[(ToClient, ABORT)]), SctpOpening),
+            ("nor does an error", after(&[(ToClient, ERROR)]), SctpOpening),
+            ("the answer to a cookie confirms", after(&handshake), Sctp),
+            ("so does data, where that answer was lost", after(&[(ToClient, DATA)]), Sctp),
+            ("an ABORT closes", with(&[(ToBackend, ABORT)]), SctpClosing),
+            ("the end of a shutdown closes", with(&[(ToClient, SHUTDOWN_ACK), (ToBackend, SHUTDOWN_COMPLETE)]), SctpClosing),
+            ("acknowledgements do not restore", with(&[(ToBackend, ABORT), (ToClient, SACK)]), SctpClosing),
+            ("data after a forged ABORT does", with(&[(ToBackend, ABORT), (ToClient, DATA)]), Sctp),
+            ("an INIT in an association is its ends' affair", with(&[(ToBackend, INIT)]), Sctp),
+        ];
+        for (sentence, found, expected) in rows {
+            assert_eq!(found, expected, "{sentence}");
+        }
+    }
+
+    #[test]
     fn udp_is_confirmed_by_a_reply_only() {
         let step = |state, direction| next_state(state, Transport::Udp, direction);
         assert_eq!(step(FlowState::UdpUnreplied, ToBackend), FlowState::UdpUnreplied);
@@ -310,7 +377,8 @@ mod tests {
                     let moves = next_state(state, transport, direction) != state;
                     let is_tcp = matches!(transport, Transport::Tcp { .. });
                     let begins = if direction == ToBackend { begins(transport) } else { is_tcp && flags & SYN != 0 };
-                    assert_eq!(is_plain(state, transport, direction), !moves && !begins, "{state:?} {direction:?} {flags:#x}");
+                    let plain = !moves && !begins && !is_of_sctp(state);
+                    assert_eq!(is_plain(state, transport, direction), plain, "{state:?} {direction:?} {flags:#x}");
                 }
             }
         }
@@ -325,7 +393,7 @@ mod tests {
             let rows = [
                 (syn, if two { FlowState::TcpOpening } else { FlowState::TcpOneWayNew }),
                 (Transport::Udp, if two { FlowState::UdpUnreplied } else { FlowState::UdpOneWayNew }),
-                (Transport::Sctp, FlowState::SctpOpening),
+                (Transport::Sctp { chunk: sctp_chunk::INIT }, FlowState::SctpOpening),
             ];
             for (transport, expected) in rows {
                 assert_eq!(FlowState::first(transport, way), expected, "{way:?}");

@@ -84,7 +84,8 @@ fn errand<A: Address, B: Buffer>(
     let tuple = &looked.headers.tuple;
     let is_spread_by_cards = match looked.headers.transport {
         Transport::Tcp { .. } | Transport::Udp => true,
-        Transport::Sctp => false,
+        // Few cards hash its ports; those that do not would look refuted.
+        Transport::Sctp { .. } => false,
         Transport::Icmp { .. } => return Some((owner_of_error(steering, snapshot, buffer, looked)?, Errand::Decide)),
         Transport::Fragment => return Some((meeting(steering, snapshot, buffer, looked)?, Errand::Meet)),
         Transport::Other => return None,

@@ -119,6 +119,8 @@ pub fn state() -> State {
     let web = vec![
         service_port(Protocol::Tcp, Family::V4, &["192.0.2.100"], 80, None, 8080),
         service_port(Protocol::Tcp, Family::V6, &["2001:db8::1:0"], 80, None, 8080),
+        service_port(Protocol::Sctp, Family::V4, &["192.0.2.100"], 80, None, 8080),
+        service_port(Protocol::Sctp, Family::V6, &["2001:db8::1:0"], 80, None, 8080),
     ];
     let dns = vec![
         service_port(Protocol::Udp, Family::V4, &["192.0.2.101"], 53, None, 5353),
