@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use control::config::scalar;
+use proto::Mode;
 
 use crate::settings::SourceChoice;
 
@@ -115,10 +116,33 @@ pub struct CaptureInput {
 /// What `bench` does to packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BenchMode {
-    /// What the gateway does.
+    /// Destination and source are rewritten.
     Nat,
+    /// The destination is rewritten.
+    Dnat,
+    /// The backend, on the link, gets the packet as it is.
+    Dsr,
+    /// The packet goes inside another to the backend.
+    Ipip,
+    /// The packet goes inside a UDP datagram to the backend.
+    Gue,
     /// Only the Ethernet addresses are swapped: the floor.
     None,
+}
+
+impl BenchMode {
+    /// The mode of the services; none for the floor, which has none.
+    #[must_use]
+    pub const fn of_services(self) -> Option<Mode> {
+        match self {
+            Self::Nat => Some(Mode::Nat),
+            Self::Dnat => Some(Mode::Dnat),
+            Self::Dsr => Some(Mode::Dsr),
+            Self::Ipip => Some(Mode::Ipip),
+            Self::Gue => Some(Mode::Gue),
+            Self::None => None,
+        }
+    }
 }
 
 /// Address family of `bench`'s packets.
@@ -244,11 +268,15 @@ mod tests {
     }
 
     #[test]
-    fn bench_refuses_what_is_not_built() {
+    fn bench_reads_modes_and_refuses_what_there_is_not() {
+        for mode in Mode::ALL {
+            let args = Bench::try_parse_from(["bench", "--mode", mode.as_str()]).unwrap().args;
+            assert_eq!(args.mode.of_services(), Some(*mode));
+        }
         let args =
             Bench::try_parse_from(["bench", "--mode", "none", "--io", "ring", "--family", "v6", "-o", "json"]).unwrap().args;
         assert_eq!((args.mode, args.io, args.family), (BenchMode::None, BenchIo::Ring, BenchFamily::V6));
-        for wrong in [["--mode", "dsr"], ["--workers", "65"], ["--flows", "0"], ["-o", "yaml"]] {
+        for wrong in [["--mode", "snat"], ["--workers", "65"], ["--flows", "0"], ["-o", "yaml"]] {
             let error = Bench::try_parse_from(["bench", wrong[0], wrong[1]]).unwrap_err();
             assert_eq!(error.exit_code(), 2, "{wrong:?}");
         }

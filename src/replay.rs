@@ -448,6 +448,84 @@ endpoints: [{addresses: [10.0.0.12], conditions: {ready: true}}]
         }
     }
 
+    /// Puts the packets of one connection through the gateway, Service `web` being of a mode; twice, with the same result.
+    /// What is returned are the packets that left by the cluster's port, without Ethernet headers.
+    fn in_mode(bench: &mut Bench, mode: &str, backend_port: u16) -> Vec<Vec<u8>> {
+        let name =
+            format!("{{name: web, namespace: default, annotations: {{sluice.dev/mode: {mode}, sluice.dev/target: endpoint}}}}");
+        let manifests = MANIFESTS.replace("{name: web, namespace: default}", &name).replace("8080", &backend_port.to_string());
+        fs::write(bench.dir.path().join("manifests/web.yaml"), manifests).unwrap();
+        let packets = [SYN, ACK].map(|flags| Packet::tcp(CLIENT, vips()["web"]).flags(flags).build());
+        bench.input("uplink", &[(SECOND, packets[0].clone()), (3 * SECOND, packets[1].clone())]);
+        let lines = bench.run("out").unwrap();
+        assert_eq!(lines, bench.run("again").unwrap(), "{mode}");
+        for file in ["uplink", "cluster", "linux-uplink", "linux-cluster"] {
+            let read = |dir: &str| fs::read(bench.dir.path().join(dir).join(format!("{file}.pcap"))).unwrap();
+            assert_eq!(read("out"), read("again"), "{mode}: {file}");
+        }
+        for (line, n) in lines.lines().zip([1, 2]) {
+            let expected = format!(
+                "{{\"packet\":{n},\"in\":\"uplink\",\"verdict\":\"forward\",\"drop\":null,\"service\":\"default/web\",\
+                 \"frontend\":\"{}\",\"backend\":\"10.0.0.11:{backend_port}\",\"out\":\"cluster\"}}",
+                vips()["web"]
+            );
+            assert_eq!(line, expected, "{mode}");
+        }
+        let out = bench.frames("out/cluster.pcap");
+        assert_eq!(out.iter().map(|(time, _)| *time).collect::<Vec<_>>(), [SECOND, 3 * SECOND], "{mode}");
+        let packet = |(_, frame): (u64, Vec<u8>)| {
+            assert_checksums(&frame);
+            assert_eq!(frame[..12], [2, 0, 0, 0, 1, 0x0b, 2, 0, 0, 0, 0xaa, 2], "{mode}: to the backend, from the port");
+            frame[14..].to_vec()
+        };
+        out.into_iter().map(packet).collect()
+    }
+
+    /// The packets of the client as a router sends them on, to this destination, without Ethernet headers.
+    fn one_hop_on(to: &str) -> Vec<Vec<u8>> {
+        [SYN, ACK].map(|flags| Packet::tcp(CLIENT, to).flags(flags).hop_limit(62).build()[14..].to_vec()).into()
+    }
+
+    #[test]
+    fn dnat_rewrites_the_destination_and_the_source_of_replies() {
+        let mut bench = Bench::new();
+        let out = in_mode(&mut bench, "dnat", 8080);
+        assert_eq!(out, one_hop_on("10.0.0.11:8080"));
+        let reply = Packet::tcp("10.0.0.11:8080", CLIENT).flags(SYN | ACK).build();
+        bench.input("cluster", &[(2 * SECOND, reply)]);
+        let lines = bench.run("replied").unwrap();
+        assert_eq!(verdicts(&lines)[1], "2 cluster forward - uplink");
+        let told: Value = serde_json::from_str(lines.lines().nth(1).unwrap()).unwrap();
+        assert_eq!((&told["frontend"], &told["backend"]), (&vips()["web"].into(), &"10.0.0.11:8080".into()));
+        let (_, replied) = bench.frames("replied/uplink.pcap").remove(0);
+        let expected = Packet::tcp(vips()["web"], CLIENT).flags(SYN | ACK).hop_limit(62).build();
+        assert_eq!(replied[14..], expected[14..]);
+    }
+
+    #[test]
+    fn dsr_leaves_the_packet_as_it_is() {
+        let out = in_mode(&mut Bench::new(), "dsr", 80);
+        assert_eq!(out, one_hop_on(vips()["web"]));
+    }
+
+    #[test]
+    fn tunnels_carry_the_packet_whole() {
+        for (mode, protocol, outer_len) in [("ipip", 4, 20), ("gue", 17, 28)] {
+            let out = in_mode(&mut Bench::new(), mode, 80);
+            let inner: Vec<_> = out.iter().map(|packet| packet[outer_len..].to_vec()).collect();
+            assert_eq!(inner, one_hop_on(vips()["web"]), "{mode}");
+            for packet in &out {
+                assert_eq!(packet[9], protocol, "{mode}");
+                assert_eq!(packet[12..20], [10, 0, 0, 2, 10, 0, 0, 11], "{mode}: from the port to the backend");
+            }
+            let ports = |packet: &Vec<u8>| packet[20..24].to_vec();
+            if mode == "gue" {
+                assert_eq!(out[0][22..24], 6080u16.to_be_bytes());
+                assert_eq!(ports(&out[0]), ports(&out[1]), "a flow keeps to its path");
+            }
+        }
+    }
+
     #[test]
     fn flows_expire_by_the_times_of_the_capture() {
         let mut bench = Bench::new();

@@ -51,6 +51,14 @@ pub(super) struct Slot {
     len: usize,
 }
 
+impl Slot {
+    /// The same, with all its room in front again.
+    #[inline]
+    fn reset(self) -> Self {
+        Self { start: HEADROOM, ..self }
+    }
+}
+
 impl Buffer for Slot {
     #[inline]
     fn bytes(&self) -> &[u8] {
@@ -120,7 +128,7 @@ impl Port for SlotPort {
     }
 
     fn release(&mut self, burst: &mut Burst<Slot>) {
-        self.free.borrow_mut().extend(burst.drain(..));
+        self.free.borrow_mut().extend(burst.drain(..).map(Slot::reset));
     }
 }
 
@@ -172,7 +180,7 @@ impl Harness for Memory {
         let (mut sent, mut more) = (self.sent[side as usize].borrow_mut(), self.more[side as usize].borrow_mut());
         for slot in sent.drain(..).chain(more.drain(..)) {
             see(slot.bytes());
-            free.push(Slot { start: HEADROOM, ..slot });
+            free.push(slot.reset());
         }
     }
 }

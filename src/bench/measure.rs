@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
 use dataplane::{Address, Burst, DropReason, Parts, Peers, Port, Subscriber, Worker, WorkerCounters};
-use proto::Family;
+use proto::{Family, Mode};
 
 use super::harness::{Harness, Memory, Rings, Side};
 use super::share::{Share, shares};
 use super::traffic::{Kind, Trace};
 use super::verify::Verifier;
 use super::{BenchError, Report, SEED, scenario};
-use crate::cli::{BenchArgs, BenchFamily, BenchIo, BenchMode};
+use crate::cli::{BenchArgs, BenchFamily, BenchIo};
 
 /// One packet in so many is kept and checked.
 const SAMPLE: u32 = 1021;
@@ -22,6 +22,8 @@ const SAMPLES_MAX: usize = 65_536;
 const REPLIES: usize = 1024;
 /// Polls between looks at the clock that ends the measurement.
 const POLLS_PER_LOOK: u32 = 1024;
+/// More than the second for which a one-way flow must go on until a packet confirms it (FORWARDING 2).
+const ONE_WAY_AGE: Duration = Duration::from_secs(2);
 const BURST: u64 = dataplane::BURST as u64;
 
 pub(super) fn measure<A: Address>(options: &BenchArgs) -> Result<Report, BenchError> {
@@ -62,9 +64,9 @@ fn over<A: Address, H: Harness>(
     share: Share<<H::Port as Port>::Buffer>,
 ) -> Result<Report, BenchError> {
     let Some(ports) = harness.ports() else { return Err(BenchError::Dpdk("no ports".into())) };
-    match options.mode {
-        BenchMode::None => floor(options, A::FAMILY, harness, ports, share),
-        BenchMode::Nat => nat(options, A::FAMILY, harness, ports, share),
+    match options.mode.of_services() {
+        None => floor(options, A::FAMILY, harness, ports, share),
+        Some(mode) => gateway(options, (mode, A::FAMILY), harness, ports, share),
     }
 }
 
@@ -95,9 +97,10 @@ fn floor<H: Harness>(
     Ok(timed.report(options, &WorkerCounters::default(), 0))
 }
 
-fn nat<H: Harness>(
+/// A worker of a gateway whose services are of a mode.
+fn gateway<H: Harness>(
     options: &BenchArgs,
-    family: Family,
+    (mode, family): (Mode, Family),
     mut harness: H,
     ports: [H::Port; 2],
     share: Share<<H::Port as Port>::Buffer>,
@@ -105,21 +108,25 @@ fn nat<H: Harness>(
     let Share { subscriber, counters, peers, flows: own, start } = share;
     let mut worker = worker(options, family, ports, (subscriber, counters, peers))?;
     let counters = worker.counters().clone();
-    let clock = if options.new_flows || options.flood { Clock::simulated(options) } else { Clock::real() };
+    let mut clock = if options.new_flows || options.flood { Clock::simulated(options) } else { Clock::real() };
     let mut poll = |now_ns: u64| {
         worker.poll(now_ns);
     };
-    let mut verifier = Verifier::new(options, family);
+    let mut verifier = Verifier::new(options, mode, family);
     let trace = if options.new_flows || options.flood {
         // Twice as many tuples as flows live: each is new again when its turn comes.
         let twice = BenchArgs { flows: options.flows.saturating_mul(2), ..options.clone() };
         Trace::new(&twice, family, Kind::Syn, 1, &own)
     } else {
         let syns = Trace::new(options, family, Kind::Syn, 2, &own);
-        let opened = pass(options, &mut harness, &syns, &mut poll, &clock);
+        let acks = Trace::new(options, family, Kind::Ack, 1, &own);
+        let mut opened = pass(options, &mut harness, &syns, &mut poll, &clock);
+        opened.extend(pass(options, &mut harness, &acks, &mut poll, &clock));
         opened.iter().try_for_each(|frame| verifier.at_backend(frame))?;
-        Trace::new(options, family, Kind::Ack, 1, &own)
+        clock.skip(ONE_WAY_AGE);
+        acks
     };
+    // To one-way flows it is the third packet, which confirms them.
     pass(options, &mut harness, &trace, &mut poll, &clock);
     start.wait();
     let before = Marks::of(&counters);
@@ -129,7 +136,9 @@ fn nat<H: Harness>(
         counted.expect_no_drops()?;
     }
     timed.samples.iter().try_for_each(|frame| verifier.at_backend(frame))?;
-    check_replies(&mut harness, &mut verifier, &mut poll, &clock)?;
+    if mode.is_two_way() {
+        check_replies(&mut harness, &mut verifier, &mut poll, &clock)?;
+    }
     if verifier.checked == 0 {
         return Err(BenchError::Wrong("nothing left the engine at all".into()));
     }
@@ -160,11 +169,13 @@ struct Clock {
     /// Simulated: ns that each poll takes.
     poll_ns: Option<u64>,
     polls: std::cell::Cell<u64>,
+    /// How far ahead of real time it is.
+    ahead_ns: u64,
 }
 
 impl Clock {
     fn real() -> Self {
-        Self { start: Instant::now(), poll_ns: None, polls: std::cell::Cell::new(0) }
+        Self { start: Instant::now(), poll_ns: None, polls: std::cell::Cell::new(0), ahead_ns: 0 }
     }
 
     /// With new flows: a flow's 30 s of opening, and the 9 s until the sweep comes by, last until nine tenths of the table
@@ -178,9 +189,18 @@ impl Clock {
         self.polls.set(self.polls.get() + 1);
         match self.poll_ns {
             Some(poll_ns) => self.polls.get() * poll_ns,
-            None => u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            None => nanos(self.start.elapsed()) + self.ahead_ns,
         }
     }
+
+    /// Lets time pass at once. Simulated time stands still.
+    fn skip(&mut self, time: Duration) {
+        self.ahead_ns += nanos(time);
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Keeps a packet in so many.
@@ -300,7 +320,7 @@ impl Timed {
         let packets = self.polls * BURST;
         let seconds = self.elapsed.as_secs_f64();
         Report {
-            mode: if options.mode == BenchMode::Nat { "nat" } else { "none" },
+            mode: options.mode.of_services().map_or("none", Mode::as_str),
             family: if options.family == BenchFamily::V4 { "v4" } else { "v6" },
             io: if options.io == BenchIo::Mem { "mem" } else { "ring" },
             workers: options.workers.into(),
@@ -400,4 +420,49 @@ fn check_replies<H: Harness>(
         replies.iter().try_for_each(|frame| verifier.at_client(frame))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::traffic::FRAME_BYTES_V4;
+    use super::*;
+
+    #[derive(Debug, clap::Parser)]
+    struct Command {
+        #[command(flatten)]
+        bench: BenchArgs,
+    }
+
+    /// What the gateway sends of the first flow, in this mode.
+    fn sent(options: &BenchArgs, family: Family) -> Vec<u8> {
+        let mut harness = Memory::new();
+        let Share { subscriber, counters, peers, flows, .. } = shares(options, family).pop().unwrap();
+        let mut worker = worker(options, family, harness.ports().unwrap(), (subscriber, counters, peers)).unwrap();
+        let syns = Trace::new(options, family, Kind::Syn, 1, &flows);
+        let mut poll = |now_ns| {
+            worker.poll(now_ns);
+        };
+        pass(options, &mut harness, &syns, &mut poll, &Clock::real()).remove(0)
+    }
+
+    #[test]
+    fn each_bit_of_what_leaves_is_checked() {
+        for mode in Mode::ALL {
+            for family in [Family::V4, Family::V6] {
+                let args = ["bench", "--mode", mode.as_str(), "--flows", "1"];
+                let Command { bench: options } = clap::Parser::try_parse_from(args).unwrap();
+                let frame = sent(&options, family);
+                let mut verifier = Verifier::new(&options, *mode, family);
+                verifier.at_backend(&frame).unwrap();
+                assert_eq!(verifier.checked, 1);
+                let padding = if frame.len() == FRAME_BYTES_V4 { FRAME_BYTES_V4 - 54 } else { 0 };
+                for bit in 0..(frame.len() - padding) * 8 {
+                    let mut changed = frame.clone();
+                    changed[bit / 8] ^= 1 << (bit % 8);
+                    let found = verifier.at_backend(&changed);
+                    assert!(found.is_err(), "{mode}, {family:?}: bit {} of byte {} changed", bit % 8, bit / 8);
+                }
+            }
+        }
+    }
 }

@@ -7,6 +7,7 @@
 mod harness;
 mod measure;
 mod scenario;
+mod seen;
 mod share;
 mod traffic;
 mod verify;

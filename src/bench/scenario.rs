@@ -7,13 +7,16 @@ use std::time::Duration;
 
 use dataplane::{Config, FlowLimits, Mac, Neighbour, Network, PortConfig, PortIndex, Route, Tunnel};
 use proto::limits::{MAGLEV_ENTRIES_AT_CREATION, MAGLEV_HASH_VERSION, MAGLEV_SIZES};
-use proto::{Backend, BackendState, Family, Generation, MaglevSpec, Protocol, Service, ServiceName, ServicePort, State};
+use proto::{Backend, BackendState, Family, Generation, MaglevSpec, Mode, Protocol, Service, ServiceName, ServicePort, State};
 
-use crate::cli::BenchArgs;
+use crate::cli::{BenchArgs, BenchMode};
 
 pub(super) const UPLINK: PortIndex = PortIndex(0);
 pub(super) const CLUSTER: PortIndex = PortIndex(1);
 pub(super) const ROUTER_MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
+pub(super) const UPLINK_MAC: Mac = Mac([2, 0, 0, 0, 1, 0]);
+pub(super) const CLUSTER_MAC: Mac = Mac([2, 0, 0, 0, 1, 1]);
+/// Where the backends of modes that rewrite the destination listen.
 pub(super) const BACKEND_PORT: u16 = 8080;
 pub(super) const VIP_PORT: u16 = 80;
 
@@ -25,9 +28,20 @@ pub(super) fn vip(family: Family, service: u32) -> IpAddr {
     }
 }
 
+/// Number of a backend among those of all services.
+const fn backend_index(service: u32, n: u32, backends: u32) -> u32 {
+    service * backends + n
+}
+
+/// Ethernet address of a backend that is on the link.
+pub(super) fn backend_mac(service: u32, n: u32, backends: u32) -> Mac {
+    let [a, b, c, d] = backend_index(service, n, backends).to_be_bytes();
+    Mac([2, 1, a, b, c, d])
+}
+
 /// A backend of a service.
 pub(super) fn backend(family: Family, service: u32, n: u32, backends: u32) -> IpAddr {
-    let index = service * backends + n;
+    let index = backend_index(service, n, backends);
     match family {
         Family::V4 => Ipv4Addr::from(0xac10_0000 + index).into(), // 172.16.0.0/12
         Family::V6 => Ipv6Addr::from((0xfd00u128 << 112) + (1u128 << 64) + u128::from(index)).into(),
@@ -44,8 +58,26 @@ pub(super) fn client(family: Family, flow: u32) -> (IpAddr, u16) {
     }
 }
 
-/// SNAT addresses: each gives 64,512 ports per backend; half of them may be in use.
+/// The gateway's own address on the cluster's side, with the prefix of its link. In mode `dsr`, that of the backends.
+fn cluster_net(mode: BenchMode, family: Family) -> &'static str {
+    match (family, mode) {
+        (Family::V4, BenchMode::Dsr) => "172.31.255.254/12",
+        (Family::V4, _) => "192.168.0.2/16",
+        (Family::V6, BenchMode::Dsr) => "fd00:0:0:1:ffff::2/64",
+        (Family::V6, _) => "fd00::2/64",
+    }
+}
+
+/// Where tunnels come from: the gateway's own address.
+pub(super) fn tunnel_source(mode: BenchMode, family: Family) -> Option<IpAddr> {
+    cluster_net(mode, family).split('/').next().and_then(|address| address.parse().ok())
+}
+
+/// SNAT addresses: each gives 64,512 ports per backend; half of them may be in use. None but in mode `nat`.
 pub(super) fn snat_addresses(options: &BenchArgs, family: Family) -> Vec<IpAddr> {
+    if options.mode != BenchMode::Nat {
+        return Vec::new();
+    }
     let per_address = 32_256 * u64::from(options.services) * u64::from(options.backends);
     let count = u64::from(options.flows).div_ceil(per_address).max(1);
     (0..u32::try_from(count).unwrap_or(u32::MAX))
@@ -58,19 +90,16 @@ pub(super) fn snat_addresses(options: &BenchArgs, family: Family) -> Vec<IpAddr>
 
 /// What the gateway is configured with.
 pub(super) fn config(options: &BenchArgs, family: Family) -> Config {
-    let port = |name: &str, n: u8, address: &str| PortConfig {
+    let port = |name: &str, mac: Mac, address: &str| PortConfig {
         name: name.into(),
-        mac: Mac([2, 0, 0, 0, 1, n]),
+        mac,
         mtu: 1500,
         addresses: address.parse().into_iter().collect(),
         twin: false,
     };
-    let (uplink, cluster) = match family {
-        Family::V4 => ("192.0.2.2/24", "192.168.0.2/16"),
-        Family::V6 => ("2001:db8:ffff::2/64", "fd00::2/64"),
-    };
+    let uplink = if family == Family::V4 { "192.0.2.2/24" } else { "2001:db8:ffff::2/64" };
     Config {
-        ports: vec![port("uplink", 0, uplink), port("cluster", 1, cluster)],
+        ports: vec![port("uplink", UPLINK_MAC, uplink), port("cluster", CLUSTER_MAC, cluster_net(options.mode, family))],
         snat: snat_addresses(options, family),
         node_port_addresses: Vec::new(),
         flows: FlowLimits {
@@ -86,8 +115,9 @@ pub(super) fn config(options: &BenchArgs, family: Family) -> Config {
     }
 }
 
-/// Both ports have a router; all clients are behind one, all backends behind the other.
-pub(super) fn network(family: Family) -> Network {
+/// Both ports have a router; all clients are behind one, all backends behind the other. In mode `dsr` backends are on the
+/// link.
+pub(super) fn network(options: &BenchArgs, family: Family) -> Network {
     let (clients, uplink, backends, cluster) = match family {
         Family::V4 => ("0.0.0.0/0", "192.0.2.1", "172.16.0.0/12", "192.168.0.1"),
         Family::V6 => ("::/0", "2001:db8:ffff::1", "fd00:0:0:1::/64", "fd00::1"),
@@ -98,8 +128,25 @@ pub(super) fn network(family: Family) -> Network {
             Neighbour { link: port.into(), address: via.parse().ok()?, mac: ROUTER_MAC },
         ))
     };
-    let (routes, neighbours) = [route(clients, uplink, UPLINK), route(backends, cluster, CLUSTER)].into_iter().flatten().unzip();
+    let to_clients = route(clients, uplink, UPLINK);
+    let (routes, neighbours) = if options.mode == BenchMode::Dsr {
+        let (routes, routers): (Vec<_>, Vec<_>) = to_clients.into_iter().unzip();
+        (routes, routers.into_iter().chain(on_link(options, family)).collect())
+    } else {
+        [to_clients, route(backends, cluster, CLUSTER)].into_iter().flatten().unzip()
+    };
     Network { routes, neighbours, ..Network::default() }
+}
+
+/// All backends, as neighbours.
+fn on_link(options: &BenchArgs, family: Family) -> impl Iterator<Item = Neighbour> {
+    let each = options.backends;
+    let all = (0..options.services).flat_map(move |service| (0..each).map(move |n| (service, n)));
+    all.map(move |(service, n)| Neighbour {
+        link: CLUSTER.into(),
+        address: backend(family, service, n, each),
+        mac: backend_mac(service, n, each),
+    })
 }
 
 /// The services.
@@ -114,8 +161,10 @@ pub(super) fn state(options: &BenchArgs, family: Family) -> State {
 fn service(options: &BenchArgs, family: Family, n: u32, name: ServiceName) -> Service {
     let wanted = options.backends.saturating_mul(MAGLEV_ENTRIES_AT_CREATION);
     let size = MAGLEV_SIZES.into_iter().find(|size| *size >= wanted).unwrap_or(655_373);
+    let mode = options.mode.of_services().unwrap_or(Mode::Nat);
+    let backend_port = if mode.is_two_way() { BACKEND_PORT } else { VIP_PORT };
     let backend = |b| Backend {
-        address: SocketAddr::new(backend(family, n, b, options.backends), BACKEND_PORT),
+        address: SocketAddr::new(backend(family, n, b, options.backends), backend_port),
         weight: 1,
         state: BackendState::Active,
     };
@@ -129,5 +178,5 @@ fn service(options: &BenchArgs, family: Family, n: u32, name: ServiceName) -> Se
         maglev: MaglevSpec { size, seed: 0, hash_version: MAGLEV_HASH_VERSION },
         backends: (0..options.backends).map(backend).collect(),
     };
-    Service::new(name, vec![port])
+    Service { mode, ..Service::new(name, vec![port]) }
 }

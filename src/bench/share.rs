@@ -11,7 +11,7 @@ use proto::Family;
 
 use super::harness::Slot;
 use super::{SEED, scenario};
-use crate::cli::BenchArgs;
+use crate::cli::{BenchArgs, BenchMode};
 
 /// What a worker is made with.
 pub(super) struct Share<B = Slot> {
@@ -46,6 +46,8 @@ impl Drop for Start {
 #[derive(Clone)]
 pub(super) struct Flows {
     steering: Arc<Steering>,
+    /// By what the packets of clients find their owner.
+    towards: Towards,
     me: WorkerId,
 }
 
@@ -63,7 +65,7 @@ impl Flows {
 
     fn owner<A: dataplane::Address>(&self, source: A, source_port: u16, destination: A) -> WorkerId {
         let tuple = Tuple { source, destination, source_port, destination_port: scenario::VIP_PORT, protocol: 6 };
-        self.steering.owner(&tuple, Towards::Frontend)
+        self.steering.owner(&tuple, self.towards)
     }
 }
 
@@ -71,7 +73,8 @@ impl Flows {
 pub(super) fn shares<B>(options: &BenchArgs, family: Family) -> Vec<Share<B>> {
     let counters: Vec<_> = (0..options.workers).map(|_| Arc::new(WorkerCounters::default())).collect();
     let mut compiler = Compiler::new(scenario::config(options, family)).counting(counters.clone());
-    let snapshot = compiler.compile(&scenario::state(options, family), &scenario::network(family), &Health::default(), 0);
+    let snapshot =
+        compiler.compile(&scenario::state(options, family), &scenario::network(options, family), &Health::default(), 0);
     let (_, subscribers) = Publisher::new(snapshot, options.workers.into());
     let steering = Arc::new(Steering::own_hash(options.workers, SEED));
     let queues = [(); 2].map(|()| PortQueues { transmit: options.workers, rss: None });
@@ -79,12 +82,13 @@ pub(super) fn shares<B>(options: &BenchArgs, family: Family) -> Vec<Share<B>> {
         1 => vec![None],
         _ => Peers::all(&steering, &queues).into_iter().map(Some).collect(),
     };
+    let towards = if options.mode == BenchMode::Dnat { Towards::FrontendOfAddress } else { Towards::Frontend };
     let missing = Arc::new(AtomicU8::new(options.workers));
     let share = |(((subscriber, counters), peers), me)| Share {
         subscriber,
         counters,
         peers,
-        flows: Flows { steering: steering.clone(), me: WorkerId(me) },
+        flows: Flows { steering: steering.clone(), towards, me: WorkerId(me) },
         start: Start(missing.clone()),
     };
     subscribers.into_iter().zip(counters).zip(peers).zip(0..options.workers).map(share).collect()
