@@ -152,3 +152,29 @@ fn two_hundred_connections_follow_the_router_to_another_mac_and_another_address(
     }
     edge.assert_account();
 }
+
+#[test]
+fn sctp_associations_reach_every_server() {
+    if !may_run("SCTP") {
+        return;
+    }
+    let mut edge = edge("sct");
+    let servers = ["b11", "b12", "b13"];
+    let _ends = servers.map(|n| edge.helper(n, "sctp_peer.py", &["serve", "0.0.0.0", "9000", n]));
+    edge.manifest("sctp.yaml", &service(&["SCTP"], 90, 9000));
+    edge.start();
+    let ask = |port: &str, count: &str| {
+        let script = format!("{}/tests/edge/sctp_peer.py", env!("CARGO_MANIFEST_DIR"));
+        let output = edge.run("client", &["/usr/bin/python3", &script, "ask", ADDRESS, port, count]);
+        String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    until("the first answer", || Some(ask("90", "1")).filter(|lines| lines[0].ends_with("hello 0")));
+    let answers = ask("90", "40");
+    for (n, answer) in answers.iter().enumerate() {
+        assert!(answer.ends_with(&format!(" hello {n}")), "association {n}: {answer}; {:?}", edge.drops());
+    }
+    let seen: BTreeSet<_> = answers.iter().filter_map(|answer| answer.split(' ').next()).collect();
+    assert_eq!(seen, servers.into(), "{answers:?}");
+    assert_eq!(ask("91", "1"), ["refused"], "a closed port is answered by ABORT");
+    edge.assert_account();
+}
