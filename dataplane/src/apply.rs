@@ -45,6 +45,8 @@ pub(crate) struct Engine<B, O> {
     pub(crate) max_flows: u32,
     pub(crate) limits: IdleLimits,
     pub(crate) held: Held<B>,
+    /// Neighbours of held packets may be resolved by now.
+    pub(crate) held_may_go: bool,
     pub(crate) datagrams: Datagrams<B>,
     pub(crate) identifications: Identifications,
     pub(crate) limiter: AnswerLimiter,

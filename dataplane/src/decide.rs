@@ -76,8 +76,9 @@ pub struct Changes {
     pub displaced: Option<BackendId>,
     /// Flows that yielded to it: for want of a port, and for want of memory.
     pub reclaimed: ArrayVec<BackendId, 2>,
-    /// RSTs that go out besides the packet, before it.
-    pub resets: ArrayVec<Reset, 2>,
+    /// RSTs that go out besides the packet, before it: for a handshake that is forgotten, one that is displaced, two flows
+    /// that yield, and the other side of a connection that had ended.
+    pub resets: ArrayVec<Reset, 5>,
     /// A SNAT port was taken before it had rested.
     pub reused_early: bool,
     /// An on-link client of a new flow that Linux does not know yet.

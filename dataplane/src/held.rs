@@ -6,8 +6,11 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
-use crate::Link;
+use hashbrown::HashMap;
+
 use crate::apply::Arrival;
+use crate::hash::TableHash;
+use crate::{Burst, Link};
 
 /// Packets that may wait for one neighbour.
 pub(crate) const PER_NEIGHBOUR: usize = 16;
@@ -17,7 +20,7 @@ pub(crate) const PER_WORKER: usize = 1024;
 pub(crate) const PATIENCE_NS: u64 = 1_000_000_000;
 
 /// A neighbour that is waited for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Awaited {
     /// The link it is reached by.
     pub link: Link,
@@ -35,15 +38,18 @@ pub(crate) struct Waiting<B> {
     deadline_ns: u64,
 }
 
-/// The packets of one worker that wait, oldest first. Linear in their number, which is bounded and at rest 0.
+/// The packets of one worker that wait, oldest first.
 #[derive(Debug)]
 pub(crate) struct Held<B> {
     queue: VecDeque<Waiting<B>>,
+    /// Packets of each neighbour that is waited for.
+    counts: HashMap<Awaited, usize, TableHash>,
 }
 
 impl<B> Held<B> {
     pub(crate) fn new() -> Self {
-        Self { queue: VecDeque::with_capacity(PER_WORKER) }
+        let counts = HashMap::with_capacity_and_hasher(2 * PER_WORKER, TableHash); // so large that it is cleaned in place
+        Self { queue: VecDeque::with_capacity(PER_WORKER), counts }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -53,10 +59,15 @@ impl<B> Held<B> {
     /// Keeps a packet; gives it back when too many wait already. The flag says whether it is the first for its
     /// neighbour, which is then to be asked for.
     pub(crate) fn keep(&mut self, buffer: B, arrival: Arrival, awaited: Awaited) -> Result<bool, B> {
-        let same = self.queue.iter().filter(|w| w.awaited == awaited).count();
-        if same >= PER_NEIGHBOUR || self.queue.len() >= PER_WORKER {
+        if self.queue.len() >= PER_WORKER {
             return Err(buffer);
         }
+        let count = self.counts.entry(awaited).or_default();
+        if *count >= PER_NEIGHBOUR {
+            return Err(buffer);
+        }
+        let same = *count;
+        *count += 1;
         self.queue.push_back(Waiting { buffer, arrival, awaited, deadline_ns: arrival.now_ns.saturating_add(PATIENCE_NS) });
         Ok(same == 0)
     }
@@ -66,13 +77,32 @@ impl<B> Held<B> {
         if self.queue.front()?.deadline_ns > now_ns {
             return None;
         }
-        self.queue.pop_front()
+        self.queue.pop_front().inspect(|waiting| self.forget(waiting.awaited))
     }
 
-    /// Takes the oldest packet whose neighbour is `resolved`.
-    pub(crate) fn release(&mut self, resolved: impl Fn(Awaited) -> bool) -> Option<Waiting<B>> {
-        let position = self.queue.iter().position(|w| resolved(w.awaited))?;
-        self.queue.remove(position)
+    /// Takes the oldest packets, a burst at most, whose neighbours are `resolved`. Looks at each packet once: for when
+    /// there is news of neighbours, not for every poll.
+    pub(crate) fn release(&mut self, resolved: impl Fn(Awaited) -> bool) -> Burst<Waiting<B>> {
+        let mut released = Burst::new();
+        for _ in 0..self.queue.len() {
+            let Some(waiting) = self.queue.pop_front() else { break };
+            if !released.is_full() && resolved(waiting.awaited) {
+                self.forget(waiting.awaited);
+                released.push(waiting);
+            } else {
+                self.queue.push_back(waiting);
+            }
+        }
+        released
+    }
+
+    fn forget(&mut self, awaited: Awaited) {
+        if let Some(count) = self.counts.get_mut(&awaited) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&awaited);
+            }
+        }
     }
 }
 
@@ -123,8 +153,22 @@ mod tests {
         assert!(held.keep(2, at(0), awaited(2)).is_ok());
         assert!(held.keep(3, at(0), awaited(2)).is_ok());
         let resolved = |a: Awaited| a == awaited(2);
-        assert_eq!(held.release(resolved).map(|w| w.buffer), Some(2));
-        assert_eq!(held.release(resolved).map(|w| w.buffer), Some(3));
-        assert!(held.release(resolved).is_none());
+        assert_eq!(held.release(resolved).into_iter().map(|w| w.buffer).collect::<Vec<_>>(), [2, 3]);
+        assert!(held.release(resolved).is_empty());
+        assert_eq!(held.len(), 1);
+    }
+
+    #[test]
+    fn a_neighbour_that_was_resolved_may_be_waited_for_again_and_order_is_kept() {
+        let mut held = Held::new();
+        for round in 0..3 {
+            for n in 0..2 * PER_NEIGHBOUR {
+                let neighbour = awaited(u8::from(n % 2 == 1));
+                assert_eq!(held.keep(n, at(0), neighbour), Ok(n < 2), "round {round}, packet {n}");
+            }
+            let first = held.release(|_| true);
+            assert_eq!(first.iter().map(|w| w.buffer).collect::<Vec<_>>(), (0..32).collect::<Vec<_>>());
+            assert_eq!((held.len(), held.counts.len()), (0, 0));
+        }
     }
 }

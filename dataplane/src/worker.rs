@@ -104,6 +104,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             max_flows: flows,
             limits: IdleLimits::new(limits),
             held: Held::new(),
+            held_may_go: false,
             datagrams: Datagrams::new(parts.seed),
             identifications: Identifications::new(parts.seed, worker, workers),
             limiter: AnswerLimiter::new(parts.seed),
@@ -172,6 +173,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             handled += from_peers(engine, lanes, snapshot, now_ns);
         }
         if engine.held.len() > 0 {
+            engine.held_may_go |= changed;
             retry_held(engine, lanes, snapshot, now_ns);
         }
         if engine.datagrams.waiting() > 0 {
@@ -437,7 +439,8 @@ fn from_peers<P: Port, O: Observe<P::Buffer>>(
     count
 }
 
-/// Decides held packets again whose next hop is known now, and drops those that waited too long.
+/// Decides held packets again whose next hop is known now, and drops those that waited too long. Whose next hop is known
+/// depends on the snapshot alone, so they are looked at when there is another one.
 fn retry_held<P: Port, O: Observe<P::Buffer>>(
     engine: &mut Engine<P::Buffer, O>,
     lanes: &mut Lanes<P>,
@@ -447,9 +450,12 @@ fn retry_held<P: Port, O: Observe<P::Buffer>>(
     while let Some(waiting) = engine.held.expired(now_ns) {
         engine.drop(lanes, waiting.buffer, DropReason::NeighbourUnresolved);
     }
-    for _ in 0..BURST {
-        let Some(waiting) = engine.held.release(|awaited| snapshot.resolves(awaited.link, awaited.address)) else { return };
-        let Waiting { buffer, arrival, .. } = waiting;
+    if !engine.held_may_go {
+        return;
+    }
+    let released = engine.held.release(|awaited| snapshot.resolves(awaited.link, awaited.address));
+    engine.held_may_go = released.is_full();
+    for Waiting { buffer, arrival, .. } in released {
         let mut burst = Burst::new();
         burst.push(buffer);
         process(engine, lanes, snapshot, Arrival { now_ns, origin: Origin::Owned, ..arrival }, &mut burst);

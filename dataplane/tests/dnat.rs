@@ -107,6 +107,14 @@ fn a_reply_without_a_flow_is_dropped_where_several_frontends_lead_to_the_backend
 }
 
 #[test]
+fn a_stray_reset_of_a_backend_begins_no_flow() {
+    let mut rig = Rig::with_mode(Mode::Dnat);
+    let stray = Packet::tcp("10.0.0.12:8080", CLIENT).flags(tcp_flags::RST).build();
+    assert_eq!(rig.put(CLUSTER, &stray), Some(Fate::Drop(DropReason::NoFlow)));
+    assert_eq!(rig.counters.flows.get(), 0);
+}
+
+#[test]
 fn a_late_reply_of_a_backend_that_the_flow_left_is_dropped() {
     let mut rig = Rig::with_mode(Mode::Dnat);
     let (client, backend) = rig::ends(&rig.forward(UPLINK, &Packet::tcp(CLIENT, VIP).build()));
@@ -125,7 +133,10 @@ fn of_two_flows_that_a_backend_could_not_tell_apart_the_established_one_stays() 
     rig.publish();
     let via = |vip: &str| Packet::tcp(CLIENT, &format!("{vip}:80"));
     let (client, backend) = rig::ends(&rig.forward(UPLINK, &via("192.0.2.100").build()));
-    rig.forward(UPLINK, &via("192.0.2.102").build());
+    assert_eq!(rig.put(UPLINK, &via("192.0.2.102").build()), Some(Fate::Forward(CLUSTER)));
+    let sent = rig.sent(CLUSTER);
+    let flags: Vec<u8> = sent.iter().map(|frame| frame[47]).collect();
+    assert_eq!(flags, [tcp_flags::RST, SYN], "the backend forgets the older handshake before it sees the new one");
     assert_eq!(rig.counters.flows.get(), 1, "the flow that was not established yet gave way");
     let back = rig.forward(CLUSTER, &between(backend, client).flags(SYN | ACK).build());
     assert_eq!(rig::ends(&back).0, socket("192.0.2.102:80"));

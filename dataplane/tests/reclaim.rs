@@ -4,7 +4,7 @@
 
 mod rig;
 
-use dataplane::testing::{Packet, assert_checksums};
+use dataplane::testing::{Packet, assert_checksums, fragments};
 use dataplane::{DropReason, Fate, PortIndex, tcp_flags};
 use rig::{CLUSTER, Rig, SECOND, UPLINK, ends};
 
@@ -125,6 +125,17 @@ fn unanswered_udp_yields_without_a_word() {
     }
     rig.forward(UPLINK, &Packet::udp("198.51.100.9:5", "192.0.2.101:53").build());
     assert_eq!((rig.counters.reclaimed.get(), rig.counters.new_flows.get()), (1, 5));
+}
+
+#[test]
+fn a_fragment_makes_room_as_a_whole_packet_does() {
+    let mut rig = Rig::with_flows(4);
+    let first: Vec<_> = (0..4).map(|n| ends(&rig.forward(UPLINK, &syn(n)))).collect();
+    let query = Packet::udp("198.51.100.9:5", "192.0.2.101:53").payload(&[7; 1600]).build();
+    let came = fragments(&query, 800, 3);
+    let (fate, sent) = put_and_watch(&mut rig, UPLINK, &came[0], CLUSTER);
+    assert_eq!((fate, sent.len()), (Some(Fate::Forward(CLUSTER)), 2));
+    assert_eq!((ends(&sent[0]), segment(&sent[0])), (first[0], (RST, 70_001, 0)), "the backend forgets the flow that yielded");
 }
 
 #[test]

@@ -101,7 +101,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         Self: Tables<A>,
     {
         let segment = Segment::of(buffer.bytes(), first);
-        let verdict = self.verdict(snapshot, arrival, first, segment);
+        let verdict = self.verdict(lanes, snapshot, arrival, first, segment);
         let course = match verdict {
             Verdict::Forward(passage) => self.forward_first(lanes, buffer, placed, first, passage),
             Verdict::Deliver(_) => {
@@ -216,16 +216,17 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         };
         let tuple = Tuple { source_port, destination_port, protocol, ..placed.headers.tuple };
         let headers = Headers { tuple, transport, ..*placed.headers };
-        match self.verdict(snapshot, arrival, &headers, Segment::default()) {
+        match self.verdict(lanes, snapshot, arrival, &headers, Segment::default()) {
             Verdict::Forward(passage) => self.forward_later(lanes, buffer, placed, identification, passage),
             // As the fragment that it is: none but a first one may be answered.
             verdict => self.apply(lanes, snapshot, arrival, buffer, placed.headers, verdict),
         }
     }
 
-    /// What happens to a packet of no burst.
-    fn verdict<'s, A: Address>(
+    /// What happens to a packet of no burst. RSTs that its decision asks for go out before it.
+    fn verdict<'s, A: Address, P: Port<Buffer = B>>(
         &mut self,
+        lanes: &mut Lanes<P>,
         snapshot: &'s Snapshot,
         arrival: Arrival,
         headers: &Headers<A>,
@@ -247,6 +248,9 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
                 let mut changes = Changes::default();
                 let verdict = decide(&packet, segment, obstacle, snapshot, &mut self.new_flows(&mut changes), now);
                 self.count_changes(&changes);
+                if !changes.resets.is_empty() {
+                    self.originate(lanes, arrival, &changes.resets, matches!(verdict, Verdict::Reset(_)));
+                }
                 verdict
             }
         }

@@ -37,7 +37,9 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
             Ok(Parsed::V4(headers)) => self.packet_of_linux(lanes, snapshot, twin, buffer, &headers),
             Ok(Parsed::V6(headers)) => {
                 let asked = answer::neighbour_question(buffer.bytes(), &headers);
-                if !asked.is_some_and(|target| snapshot.place(target) == Place::Vip) {
+                // An answer to an address of the engine's would go to Linux, which is to have nothing for those.
+                let is_linuxs = matches!(snapshot.place(headers.tuple.source), Place::Twin(_) | Place::Elsewhere);
+                if !is_linuxs || !asked.is_some_and(|target| snapshot.place(target) == Place::Vip) {
                     return self.packet_of_linux(lanes, snapshot, twin, buffer, &headers);
                 }
                 let done = answer::neighbour_advertisement(&mut buffer, &headers, snapshot.port(port).mac);

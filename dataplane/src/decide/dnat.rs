@@ -3,13 +3,13 @@
 //! **Invariant:** no two flows look the same to a backend. Where a client speaks from one port through two frontends to
 //! one backend, the backend could not tell the flows apart, and we not their replies.
 
-use super::reclaim::make_room;
+use super::reclaim::{make_room, reset_to_backend};
 use super::{Flows, Packet, Passage, Verdict, arrives_from, end, exit_to_client, fits, flow_of, stopped};
 use crate::flow::{Direction, Way, begins, next_state};
 use crate::snapshot::{Front, Frontend, Place, Snapshot};
 use crate::snat::{PoolId, SnatLease};
 use crate::tick::Tick;
-use crate::{Address, DropReason, Tuple};
+use crate::{Address, DropReason, Transport, Tuple, tcp_flags};
 
 /// The client's own address and port, as what a flow has towards the backend. None while another flow has them: one
 /// that is not confirmed, closes or has ended gives way.
@@ -31,6 +31,10 @@ pub(super) fn own_port<A: Address>(
         if !gives_way {
             return None;
         }
+        // The backend would not answer another SYN of this port while it is in the handshake of the older flow.
+        let hash = flows.table.hash(&older.tuple(Direction::ToBackend));
+        let forgotten = reset_to_backend(older, hash, snapshot);
+        flows.changes.resets.extend(forgotten);
         flows.changes.displaced = Some(end(flows, index, now));
     }
     Some(SnatLease { address: tuple.source, port: tuple.source_port, pool: PoolId::NONE })
@@ -50,7 +54,8 @@ pub(super) fn reply<'s, A: Address>(
     if begins(packet.headers.transport) || packet.headers.group_frame || snapshot.place(tuple.destination) != Place::Elsewhere {
         return None;
     }
-    Some(match front {
+    let is_reset = matches!(packet.headers.transport, Transport::Tcp { flags } if flags & tcp_flags::RST != 0);
+    Some(match front.filter(|_| !is_reset) {
         Some(front) => by_front(packet, front, snapshot, flows, now),
         None => Verdict::Drop(DropReason::NoFlow),
     })
