@@ -165,6 +165,10 @@ fn dsr_reaches_on_link_servers_that_answer_past_the_gateway() {
     carries_full_segments(&edge);
     let b12 = |what: &str| edge.script(&format!(". tests/edge/direct.sh; {what}_vips 12 {VIP} {VIP_V6}"));
     probes_tell_who_serves(&edge, || drop(b12("leave")), || drop(b12("take")));
+    // Without a route of its own to the VIP Linux cannot probe, which is no backend's fault.
+    edge.script("in_ns gw ip route del 192.0.2.0/24 dev uplink");
+    until("the log says why", || edge.log().contains("no route to the VIP").then_some(()));
+    assert_eq!(edge.healthy("demo/web"), Some(9));
     edge.assert_account();
 }
 

@@ -1,7 +1,7 @@
 //! Probes through Linux: they leave by a twin and take the way that Linux' routes say.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use tokio::net::{TcpSocket, TcpStream};
@@ -42,6 +42,9 @@ async fn ask(target: Target, source_port: Option<u16>) -> Outcome {
     let stream = match connect(address, source_port).await {
         Ok(stream) => stream,
         Err(error) if is_ours(&error) => return Outcome::NotAsked(error.to_string()),
+        Err(error) if matches!(target, Target::Vip { .. }) && !has_route(address) => {
+            return Outcome::NotAsked(format!("the gateway itself has no route to the VIP, add one: {error}"));
+        }
         Err(error) => return Outcome::Failed(error.to_string()),
     };
     match (stream.set_zero_linger(), target) {
@@ -62,6 +65,14 @@ async fn connect(address: SocketAddr, source_port: Option<u16>) -> io::Result<Tc
     socket.set_reuseaddr(true)?;
     socket.bind(SocketAddr::new(any, port))?;
     socket.connect(address).await
+}
+
+/// Whether Linux would send to an address; connecting a UDP socket sends nothing. Clients' packets to a VIP do not ask Linux
+/// for its way, so that a gateway without a route to it, which one of a `routed` pool may be, finds no fault with backends.
+/// What a node says of the VIP being unreachable is another matter.
+fn has_route(to: SocketAddr) -> bool {
+    let any = if to.is_ipv4() { IpAddr::from(Ipv4Addr::UNSPECIFIED) } else { IpAddr::from(Ipv6Addr::UNSPECIFIED) };
+    UdpSocket::bind((any, 0)).is_ok_and(|socket| socket.connect(to).is_ok())
 }
 
 /// Whether an error says that this machine lacks something. "Unreachable" is not among them: a target that cannot be
@@ -145,6 +156,20 @@ mod tests {
         let target = Target::NodeHealth(listener.local_addr().unwrap());
         let outcome = NetworkProber.probe(target, None, Duration::from_millis(50)).await;
         assert!(matches!(outcome, Outcome::Failed(why) if why.contains("no answer")));
+    }
+
+    /// Without a scope nobody has a route to a link-local address of no link.
+    #[tokio::test]
+    async fn a_vip_that_the_gateway_has_no_way_to_says_nothing_of_the_backend() {
+        let nowhere: SocketAddr = "[fe80::1]:80".parse().unwrap();
+        let outcome = NetworkProber.probe(Target::Vip { vip: nowhere, backend: nowhere.ip() }, Some(0), LONG).await;
+        assert!(matches!(outcome, Outcome::NotAsked(why) if why.contains("no route to the VIP")));
+        assert!(matches!(NetworkProber.probe(Target::Tcp(nowhere), None, LONG).await, Outcome::Failed(_)));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let closed = listener.local_addr().unwrap();
+        drop(listener);
+        let outcome = NetworkProber.probe(Target::Vip { vip: closed, backend: closed.ip() }, Some(0), LONG).await;
+        assert!(matches!(outcome, Outcome::Failed(_)), "{outcome:?}");
     }
 
     #[tokio::test]
