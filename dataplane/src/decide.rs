@@ -682,6 +682,9 @@ fn no_frontend<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdi
         Place::Twin(port) => !snapshot.port(port).twin,
         Place::PoolUnused | Place::Elsewhere => false,
     };
+    if to_engine && !snapshot.ready() {
+        return Verdict::Drop(DropReason::UnknownVip); // answered once there is a complete state
+    }
     match snapshot.place(tuple.source) {
         Place::Vip if probe::is_reply(packet, snapshot) => return probe::answered(packet, snapshot),
         Place::Vip | Place::Snat => return Verdict::Drop(DropReason::OwnSource),
@@ -691,7 +694,7 @@ fn no_frontend<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdi
     }
     match destination {
         Place::Vip => for_vip(packet),
-        Place::Snat => for_snat(packet, snapshot),
+        Place::Snat => for_snat(packet),
         Place::PoolUnused => Verdict::Drop(DropReason::UnknownVip),
         Place::Twin(_) if to_engine => for_vip(packet),
         Place::Twin(_) => Verdict::Linux,
@@ -719,10 +722,10 @@ fn for_vip<A: Address>(packet: &Packet<'_, A>) -> Verdict<'static> {
 }
 
 /// A packet for a SNAT address that is of no flow: RST to the backend, so that it forgets too.
-fn for_snat<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdict<'static> {
+fn for_snat<A: Address>(packet: &Packet<'_, A>) -> Verdict<'static> {
     match packet.headers.transport {
-        transport @ (Transport::Tcp { .. } | Transport::Sctp { .. }) if snapshot.ready() => mid_stream(transport),
-        Transport::Tcp { .. } | Transport::Udp | Transport::Sctp { .. } => Verdict::Drop(DropReason::NoFlow),
+        transport @ (Transport::Tcp { .. } | Transport::Sctp { .. }) => mid_stream(transport),
+        Transport::Udp => Verdict::Drop(DropReason::NoFlow),
         transport => for_us(transport, A::FAMILY),
     }
 }

@@ -178,11 +178,8 @@ impl<P: Port> Lanes<P> {
 
     /// Hands over all that is gathered.
     fn flush_to_peers(&mut self, tally: &mut Tally) {
-        let workers = self.peers.as_ref().map_or(0, |peers| peers.owner_function().workers());
-        for owner in (0..workers).map(WorkerId) {
-            if let Some(handed) = self.peers.as_mut().and_then(|peers| peers.gathered(owner)) {
-                self.push_to(owner, handed, tally);
-            }
+        while let Some((owner, handed)) = self.peers.as_mut().and_then(Peers::gathered) {
+            self.push_to(owner, handed, tally);
         }
     }
 

@@ -1,24 +1,27 @@
 //! The other workers of the gateway, and how packets get to them: whole bursts through a bounded queue for each ordered
 //! pair. No side ever waits, and a worker that sleeps is not woken: it looks within 50 microseconds.
 //!
-//! **Invariant:** packets that one worker hands to another arrive in their order. What a queue refuses is dropped and
-//! counted (`handover_full`). Deliberately not here: who owns a packet ([`crate::steering`]).
+//! **Invariant:** packets of one port that one worker hands to another with one errand arrive in their order; and in a poll
+//! it pushes at most one burst that is not full for each port and errand, however they are mixed. What a queue refuses is
+//! dropped and counted (`handover_full`). Deliberately not here: who owns a packet ([`crate::steering`]).
 
+use std::mem;
 use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
 
 use crate::snat::PortShare;
 use crate::steering::{Observer, RssProof, Steering, WorkerId};
-use crate::{Burst, PortIndex};
+use crate::{BURST, Burst, PortIndex};
 
 /// Bursts that may wait for a worker, of all others together: full ones are the 4,096 packets that the pool of buffers
 /// holds for each worker. At 14.88 million packets a second, half of them another's, that is half a millisecond.
 const BURSTS_PER_WORKER: usize = 128;
 /// Bursts that may wait between two workers, at least.
 const BURSTS_PER_PAIR_MIN: usize = 16;
-/// Bursts taken from one worker before the next has its turn.
-pub(crate) const BURSTS_PER_TURN: usize = 4;
+/// Packets taken from one worker before the next has its turn, but for the last burst: four full bursts, and any number
+/// of small ones that a queue holds.
+pub(crate) const PACKETS_PER_TURN: usize = 4 * BURST;
 
 /// What another worker is to do with packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +33,9 @@ pub(crate) enum Errand {
     /// Send them: they are finished, and it has a transmit queue of the port.
     Send,
 }
+
+/// How many errands there are.
+const ERRANDS: usize = 3;
 
 /// Packets that one worker gives another.
 #[derive(Debug)]
@@ -61,8 +67,7 @@ pub struct Peers<B> {
     inboxes: Vec<HandoverQueue<B>>,
     /// By worker; none to itself.
     outboxes: Vec<Option<HandoverQueue<B>>>,
-    /// By worker: packets on their way there.
-    gathered: Vec<Option<Handed<B>>>,
+    gathered: Gathered<B>,
     /// By port.
     proofs: Vec<Option<Observer>>,
     /// By port: who sends for this worker, where it has no transmit queue of its own.
@@ -83,7 +88,7 @@ impl<B> Peers<B> {
             steering: Arc::clone(steering),
             inboxes: queues.iter().filter_map(|from| from.get(usize::from(me))?.clone()).collect(),
             outboxes: outboxes.clone(),
-            gathered: (0..workers).map(|_| None).collect(),
+            gathered: Gathered::new(workers.into(), ports.len()),
             proofs: ports.iter().map(|port| port.rss.as_ref()?.get(usize::from(me)).cloned().map(Observer::new)).collect(),
             senders: ports.iter().map(|port| sender(WorkerId(me), port.transmit)).collect(),
         };
@@ -139,18 +144,14 @@ impl<B> Peers<B> {
         self.inboxes.get(other)?.pop()
     }
 
-    /// Gathers a packet for its owner. Returns a burst that has to be pushed before, or with it.
+    /// Gathers a packet for its owner. Returns a full burst that has to be pushed before it.
     pub(crate) fn gather(&mut self, owner: WorkerId, errand: Errand, port: PortIndex, buffer: B) -> Option<Handed<B>> {
-        let gathered = self.gathered.get_mut(usize::from(owner.0))?;
-        let before = gathered.take_if(|handed| (handed.port, handed.errand) != (port, errand) || handed.burst.is_full());
-        let new = || Handed { port, errand, burst: Burst::new() };
-        gathered.get_or_insert_with(new).burst.push(buffer);
-        before
+        self.gathered.put(owner, errand, port, buffer)
     }
 
-    /// What is gathered for a worker.
-    pub(crate) fn gathered(&mut self, owner: WorkerId) -> Option<Handed<B>> {
-        self.gathered.get_mut(usize::from(owner.0))?.take()
+    /// One of the bursts that are gathered, and for whom; none when all are taken.
+    pub(crate) fn gathered(&mut self) -> Option<(WorkerId, Handed<B>)> {
+        self.gathered.take()
     }
 
     /// Gives a burst to a worker.
@@ -165,8 +166,81 @@ impl<B> Peers<B> {
     }
 }
 
+/// Packets on their way to other workers: a burst for each worker, port and errand. 280 bytes each: of 64 workers with 8
+/// ports 430 KB for each, of which a poll touches what it fills.
+#[derive(Debug)]
+struct Gathered<B> {
+    ports: usize,
+    /// By worker, port and errand.
+    bursts: Vec<Burst<B>>,
+    /// Those that are not empty, each once.
+    begun: Vec<(WorkerId, PortIndex, Errand)>,
+}
+
+impl<B> Gathered<B> {
+    fn new(workers: usize, ports: usize) -> Self {
+        let count = workers * ports * ERRANDS;
+        Self { ports, bursts: (0..count).map(|_| Burst::new()).collect(), begun: Vec::with_capacity(count) }
+    }
+
+    fn burst(&mut self, owner: WorkerId, port: PortIndex, errand: Errand) -> Option<&mut Burst<B>> {
+        let position = (usize::from(owner.0) * self.ports + usize::from(port.0)) * ERRANDS + errand as usize;
+        self.bursts.get_mut(position)
+    }
+
+    /// Adds a packet. Returns the burst before it, where that is full.
+    fn put(&mut self, owner: WorkerId, errand: Errand, port: PortIndex, buffer: B) -> Option<Handed<B>> {
+        let burst = self.burst(owner, port, errand)?;
+        let full = burst.is_full().then(|| mem::take(burst));
+        let begins = burst.is_empty() && full.is_none();
+        burst.push(buffer);
+        if begins {
+            self.begun.push((owner, port, errand));
+        }
+        full.map(|burst| Handed { port, errand, burst })
+    }
+
+    fn take(&mut self) -> Option<(WorkerId, Handed<B>)> {
+        let (owner, port, errand) = self.begun.pop()?;
+        let burst = mem::take(self.burst(owner, port, errand)?);
+        Some((owner, Handed { port, errand, burst }))
+    }
+}
+
 /// Who sends for a worker on a port with so many transmit queues; none: it does so itself.
 fn sender(worker: WorkerId, transmit_queues: u8) -> Option<WorkerId> {
     let queues = transmit_queues.max(1);
     (worker.0 >= queues).then_some(WorkerId(worker.0 % queues))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn however_ports_and_errands_are_mixed_bursts_are_full_but_for_the_last_and_in_order() {
+        let mut gathered = Gathered::new(3, 4);
+        let kind = |n: usize| {
+            let errand = if n.is_multiple_of(2) { Errand::Decide } else { Errand::Meet };
+            (WorkerId([1, 2][n / 2 % 2]), PortIndex([0, 1, 3][n % 3]), errand)
+        };
+        let mut handed = Vec::new();
+        for n in 0..1200 {
+            let (owner, port, errand) = kind(n);
+            handed.extend(gathered.put(owner, errand, port, n).map(|burst| (owner, burst)));
+        }
+        assert!(handed.iter().all(|(_, handed)| handed.burst.is_full()));
+        handed.extend(std::iter::from_fn(|| gathered.take()));
+        assert_eq!(handed.len(), 12 * 100_usize.div_ceil(BURST), "12 kinds of 100 packets");
+        let mut last = std::collections::HashMap::new();
+        for (owner, Handed { port, errand, burst }) in handed {
+            for n in burst {
+                let found = (owner, port, errand);
+                assert_eq!(found, kind(n));
+                let before = last.insert((owner.0, port.0, errand as usize), n);
+                assert!(before.is_none_or(|before| before < n), "{n} after {before:?}");
+            }
+        }
+        assert!(gathered.take().is_none());
+    }
 }

@@ -26,7 +26,7 @@ use crate::lanes::{Lane, Lanes};
 use crate::limiter::AnswerLimiter;
 use crate::observe::Observe;
 use crate::parse::{Carried, carried, ipv4, ipv6, parse};
-use crate::peers::{BURSTS_PER_TURN, Errand, Handed, Peers};
+use crate::peers::{Errand, Handed, PACKETS_PER_TURN, Peers};
 use crate::publish::Subscriber;
 use crate::snapshot::{Place, Snapshot};
 use crate::snat::{PortShare, SnatPorts};
@@ -418,7 +418,8 @@ fn from_peers<P: Port, O: Observe<P::Buffer>>(
 ) -> usize {
     let mut count = 0;
     for other in 0..lanes.peers.as_ref().map_or(0, Peers::others) {
-        for _ in 0..BURSTS_PER_TURN {
+        let before = count;
+        while count - before < PACKETS_PER_TURN {
             let Some(Handed { port, errand, mut burst }) = lanes.peers.as_ref().and_then(|peers| peers.take(other)) else {
                 break;
             };

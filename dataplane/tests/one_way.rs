@@ -216,6 +216,26 @@ fn a_packet_that_is_too_long_and_may_be_cut_goes_through_a_tunnel_in_pieces() {
 }
 
 #[test]
+fn only_the_first_piece_of_a_syn_with_data_is_looked_at_for_its_segment_size() {
+    // The data of each later piece looks like a header of 24 bytes whose option offers 65,535.
+    let lookalike = [0, 80, 0, 80, 0, 0, 0, 1, 0, 0, 0, 0, 0x60, 2, 0x20, 0, 0, 0, 0, 0, 2, 4, 0xff, 0xff];
+    let data: Vec<u8> = lookalike.into_iter().cycle().take(1460).collect();
+    for (mode, crossed) in TUNNELS.into_iter().flat_map(|mode| [(mode, false), (mode, true)]) {
+        for shift in 0..lookalike.len() {
+            let mut rig = gateway(mode, crossed);
+            let data = &data[shift..];
+            let data: Vec<u8> = data.iter().copied().chain(vec![7; 1460 - data.len()]).collect();
+            let packet = Packet { fragmentation: 0, ..Packet::tcp(CLIENT, VIP).payload(&data) };
+            assert_eq!(rig.put(UPLINK, &packet.build()), Some(Fate::Forward(CLUSTER)));
+            let pieces: Vec<_> = rig.sent(CLUSTER).iter().map(|sent| open(sent).inner).collect();
+            assert_eq!(pieces.len(), 2);
+            let arrives = [&pieces[0][34..], &pieces[1][34..]].concat();
+            assert!(arrives == one_hop_on(&packet)[34..], "{mode:?}, data from {shift} on: it is as it was sent");
+        }
+    }
+}
+
+#[test]
 fn flows_spread_over_ports_labels_and_sources() {
     let rows = [(Mode::Gue, false), (Mode::Gue, true)];
     for (mode, crossed) in rows {

@@ -305,6 +305,34 @@ fn nothing_is_answered_before_the_first_complete_state() {
 }
 
 #[test]
+fn no_address_of_the_gateway_itself_answers_before_the_first_complete_state() {
+    let mut config = rig::config(1024);
+    config.ports[0].twin = false;
+    config.tunnel.sources = vec![rig::ip("10.0.0.4")];
+    config.node_port_addresses.clear();
+    let rows = [
+        ("echo to a SNAT address", CLUSTER, Packet::echo_request("10.0.0.11", "10.0.0.3")),
+        ("TCP to a SNAT address", CLUSTER, Packet::tcp("10.0.0.11:8080", "10.0.0.3:2000").flags(ACK)),
+        ("UDP to a SNAT address", CLUSTER, Packet::udp("10.0.0.11:8080", "10.0.0.3:2000")),
+        ("echo to a tunnel's source", CLUSTER, Packet::echo_request("10.0.0.11", "10.0.0.4")),
+        ("echo to a port without twin", UPLINK, Packet::echo_request("198.51.100.7", "192.0.2.2")),
+        ("TCP to a port without twin", UPLINK, Packet::tcp(CLIENT, "192.0.2.2:80")),
+        ("UDP to a port without twin", UPLINK, Packet::udp(CLIENT, "192.0.2.2:80")),
+        ("the same, IPv6", UPLINK, Packet::echo_request("2001:db8:1::7", "2001:db8::2")),
+    ];
+    for (sentence, port, packet) in rows {
+        let mut rig = Rig::with_config(config.clone());
+        rig.network = rig::network();
+        assert_eq!(rig.put(port, &packet.build()), Some(Fate::Drop(DropReason::UnknownVip)), "{sentence}");
+        rig.settle_nothing_sent();
+        rig.publish();
+        let answered = !sentence.contains("UDP to a SNAT");
+        rig.put(port, &packet.build());
+        assert_eq!(!rig.sent(port).is_empty(), answered, "{sentence}, afterwards");
+    }
+}
+
+#[test]
 fn what_linux_sends_leaves_unless_it_is_for_a_vip() {
     let mut rig = Rig::new();
     let frame = Packet::tcp("192.0.2.2:40000", "198.51.100.7:80").build();

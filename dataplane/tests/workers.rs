@@ -285,6 +285,84 @@ fn what_finds_no_room_in_a_queue_between_workers_is_dropped_and_counted() {
 }
 
 #[test]
+fn fragments_among_other_packets_leave_room_in_the_queue_for_both() {
+    let mut team = Team::in_turn(2);
+    team.settle();
+    for n in 0..1000_u16 {
+        let from = format!("198.51.{}.{}:{}", n / 250, n % 250 + 1, 1024 + n);
+        let whole = Packet::udp(&from, "192.0.2.101:53");
+        let first = Packet { fragmentation: 0x2000, identification: n, ..whole.clone() }.payload(&[7; 8]);
+        let arriving = [whole.build(), first.build()].map(|frame| MemoryBuffer::new(&frame, 1));
+        team.workers[0].port_mut(UPLINK).unwrap().arriving.extend(arriving);
+    }
+    while team.workers[0].poll(team.now) > 0 {} // worker 1 does not poll meanwhile
+    assert!(team.counters[0].handed_out.get() > 900);
+    assert_eq!(team.drops(DropReason::HandoverFull), 0, "63 bursts of each kind find room");
+    team.poll();
+}
+
+#[test]
+fn small_bursts_are_taken_as_fast_as_they_come() {
+    let mut team = Team::in_turn(2);
+    team.settle();
+    for n in 0..100_u16 {
+        let frame = Packet::udp(&format!("198.51.100.7:{}", 1024 + n), "192.0.2.101:53").build();
+        team.workers[0].port_mut(UPLINK).unwrap().arriving.push_back(MemoryBuffer::new(&frame, 1));
+        team.workers[0].poll(team.now);
+    }
+    let waiting = team.counters[0].handed_out.get();
+    assert!(waiting > 30, "{waiting} bursts of one packet");
+    team.workers[1].poll(team.now);
+    assert_eq!(team.counters[1].handed_in.get(), waiting, "in one turn");
+    team.poll();
+}
+
+/// A sentence, and the frame from one end to another.
+type Row = (&'static str, fn(&str, &str) -> Vec<u8>);
+
+#[test]
+fn packets_that_cards_do_not_hash_neither_prove_nor_refute_and_reach_their_owner() {
+    let rows: [Row; 4] = [
+        ("IPv6 with destination options", |from, to| {
+            Packet { extensions: vec![(60, vec![0, 0, 1, 4, 0, 0, 0, 0])], ..Packet::udp(from, to) }.build()
+        }),
+        ("an atomic fragment", |from, to| {
+            Packet { extensions: vec![(44, vec![0, 0, 0, 0, 0, 0, 0, 9])], ..Packet::udp(from, to) }.build()
+        }),
+        ("IPv4 with options", |from, to| Packet { options: vec![1; 4], ..Packet::udp(from, to) }.build()),
+        ("two tags", |from, to| {
+            let plain = Packet::udp(from, to).build();
+            [&plain[..12], &[0x88, 0xa8, 0, 0, 0x81, 0, 0, 0], &plain[12..]].concat()
+        }),
+    ];
+    for (sentence, frame) in rows {
+        let mut team = Team::over_cards(2);
+        team.settle();
+        team.exchange(&clients(600), tcp_flags::SYN);
+        let before = team.proofs[0].iter().map(|proof| proof.read()).collect::<Vec<_>>();
+        assert_eq!(before, [Proof::Proven; 2]);
+        let (flows, hits) = (team.sum(|c| c.new_flows.get()), team.sum(|c| c.hits.get()));
+        // The same flows as plain packets have: they reach them wherever they come.
+        let clients = (0..1100_u16).map(|n| match sentence.contains("IPv4") || sentence.contains("tags") {
+            true => (format!("198.51.100.{}:{}", n % 200 + 1, 2000 + n), "192.0.2.101:53"),
+            false => (format!("[2001:db8:1::{}]:{}", n % 200 + 1, 2000 + n), "[2001:db8::1:1]:53"),
+        });
+        let clients: Vec<_> = clients.collect();
+        for (n, (from, to)) in clients.iter().enumerate() {
+            let frames = [Packet::udp(from, to).build(), frame(from, to)];
+            let Delivery::Card(card) = &team.delivery else { panic!("over cards") };
+            assert_eq!(card.queue(&frames[1]).1, None, "{sentence}");
+            team.put(UPLINK, &frames);
+            assert_eq!(team.sent(CLUSTER).len(), 2, "{sentence}, client {n}");
+        }
+        assert_eq!(team.sum(|c| c.new_flows.get()) - flows, 1100, "{sentence}: the plain packet and the other are of one flow");
+        assert_eq!(team.sum(|c| c.hits.get()) - hits, 1100, "{sentence}");
+        let after = team.proofs[0].iter().map(|proof| proof.read()).collect::<Vec<_>>();
+        assert_eq!(after, [Proof::Proven; 2], "{sentence}");
+    }
+}
+
+#[test]
 fn a_worker_without_a_transmit_queue_has_its_packets_sent_by_one_that_has() {
     let mut team = Team::new(Steering::own_hash(2, SEED), Delivery::InTurn, 1);
     team.settle();

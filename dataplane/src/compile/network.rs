@@ -1,7 +1,10 @@
 //! Routes and next hops of a snapshot, out of what Linux knows.
 //!
 //! A next hop keeps its slot while anything names it: a route, a neighbour, or a backend on-link. The epoch grows when
-//! routes change, a port loses or gets back its link, or a slot becomes free, so that flows look again.
+//! routes change, a port loses or gets back its link, or slots that became free are about to be used again, so that flows look
+//! again. A slot that only became free has no exit: its own flows look again anyway, and no others need to.
+//!
+//! **Invariant:** no flow of the present epoch holds a slot in `free`.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -24,6 +27,9 @@ use crate::{Link, Mac, Network, PortConfig, PortIndex, Route, VlanLink};
 pub(super) const GROUPS_MAX: usize = 1024;
 /// Next hops of a group, at most: what IPv4's own limit of a route message (about 100 with all attributes) does not exceed.
 const MEMBERS_MAX: usize = 128;
+/// Slots that became free and wait, before they are used again together: neighbours that come and go make all flows look again
+/// once in so many. 64 bytes each in the tables: 16 KB.
+const REUSED_TOGETHER: usize = 256;
 
 /// What is new of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +48,10 @@ pub(super) struct Ways {
     network: Network,
     macs: HashMap<NextHopKey, Mac, TableHash>,
     routes: Routes,
+    /// Slots to be used again.
     free: Vec<u32>,
+    /// Slots that became free in the present epoch: flows may hold them still.
+    freed: Vec<u32>,
     /// Slots that routes name.
     routers: BTreeSet<u32>,
     /// Routes whose group found no room.
@@ -70,6 +79,7 @@ impl Ways {
             macs: HashMap::default(),
             routes,
             free: Vec::new(),
+            freed: Vec::new(),
             routers: BTreeSet::new(),
             ungrouped: 0,
             shared: None,
@@ -142,8 +152,9 @@ impl Ways {
         self.look_again();
     }
 
-    /// Flows look up their next hops again.
+    /// Flows look up their next hops again. What they held before, they do not use any more.
     fn look_again(&mut self) {
+        self.free.append(&mut self.freed);
         self.routes.epoch = self.routes.epoch.wrapping_add(1).max(1);
     }
 
@@ -172,10 +183,13 @@ impl Ways {
 
     /// The slot of a next hop, a free one if it has none yet.
     fn slot(&mut self, key: NextHopKey) -> u32 {
-        let routes = &mut self.routes;
-        if let Some(&slot) = routes.slots.get(&key) {
+        if let Some(&slot) = self.routes.slots.get(&key) {
             return slot;
         }
+        if self.free.is_empty() && self.freed.len() >= REUSED_TOGETHER {
+            self.look_again();
+        }
+        let routes = &mut self.routes;
         let (link, address) = key;
         let hop = NextHop { link, mac: self.macs.get(&key).copied(), address };
         let slot = self.free.pop().unwrap_or_else(|| {
@@ -221,19 +235,18 @@ impl Ways {
     /// Frees the slots that no route, no neighbour and none of `targets` names.
     pub(super) fn forget(&mut self, targets: impl Iterator<Item = u32>) {
         let wanted = self.named(targets);
-        let (macs, next_hops, free) = (&self.macs, &mut self.routes.next_hops, &mut self.free);
+        let (macs, next_hops, freed) = (&self.macs, &mut self.routes.next_hops, &mut self.freed);
         let before = self.routes.slots.len();
         self.routes.slots.retain(|key, slot| {
             let keep = wanted[*slot as usize] || macs.contains_key(key);
             if !keep {
                 next_hops[*slot as usize] = None;
-                free.push(*slot);
+                freed.push(*slot);
             }
             keep
         });
         if self.routes.slots.len() < before {
             self.shared = None;
-            self.look_again();
         }
     }
 

@@ -311,8 +311,32 @@ fn a_slot_of_a_next_hop_survives_its_mac_and_old_flows_look_again_when_routes_ch
     assert_eq!(rerouted.route(v4("198.51.100.7")), rerouted.route(v4("192.0.2.50")));
     desk.network.neighbours.clear();
     let lost = desk.compile();
-    assert!(lost.route_epoch() > rerouted.route_epoch(), "the old router's slot became free");
+    assert_eq!(lost.route_epoch(), rerouted.route_epoch(), "who held the old router's slot finds no exit there");
+    assert!(lost.exit(router).is_none());
     assert!(matches!(lost.route(v4("198.51.100.7")), RouteTo::NextHop(slot) if mac(&lost, slot).is_none()));
+}
+
+#[test]
+fn neighbours_that_come_and_go_make_flows_look_again_only_where_a_slot_is_anothers() {
+    let mut desk = Desk::new();
+    desk.network.routes = vec![route("0.0.0.0/0", Some("192.0.2.1"), UPLINK)];
+    let mut holders = BTreeMap::new();
+    let mut first = None;
+    for n in 0..2000_u32 {
+        // One of three stays: it is there already when the next comes.
+        let present = [n, n.saturating_sub(1), n / 3 * 3].map(|n| format!("192.0.{}.{}", 2 + n / 200, 2 + n % 200));
+        desk.network.neighbours = present.iter().map(|address| neighbour(UPLINK, address, 9)).collect();
+        let snapshot = desk.compile();
+        for address in &present {
+            let slot = (0_u32..).find(|&slot| snapshot.next_hop(slot).is_some_and(|hop| hop.address == ip(address))).unwrap();
+            let holder = holders.entry((snapshot.route_epoch(), slot)).or_insert_with(|| address.clone());
+            assert_eq!(holder, address, "slot {slot} is one neighbour's in epoch {}", snapshot.route_epoch());
+            assert!(slot < 600, "slots are used again");
+        }
+        first = first.or(Some(snapshot.route_epoch()));
+    }
+    let grown = desk.compile().route_epoch() - first.unwrap();
+    assert!((1..20).contains(&grown), "2,000 that came and went, in groups of 256: {grown}");
 }
 
 #[test]

@@ -1,8 +1,11 @@
 //! Whether a port's receive queue tells the owner: only where the hash that the network card reports with live packets is
 //! the one that we compute over the same bytes, and the redirection table leads it to the queue it came by.
 //!
+//! Only plain packets testify: of others (fragments, options, extension headers, two tags) cards hash less, and their owner
+//! is computed always. So nobody outside ends the trust by what he sends.
+//!
 //! **Invariant:** trust ends with the first packet that contradicts it, and does not come back while the gateway runs.
-//! Cost: every packet of the first [`PACKETS_FIRST`] is looked at, later one of [`PACKETS_BETWEEN`].
+//! Cost: every plain packet of the first [`PACKETS_FIRST`] is looked at, later one of [`PACKETS_BETWEEN`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +21,7 @@ const PACKETS_BETWEEN: u32 = 1024;
 /// What spoke against a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refuted {
-    /// A TCP or UDP packet came without a hash.
+    /// A plain TCP or UDP packet came without a hash.
     NoHash,
     /// A packet's hash is not the Toeplitz hash of its tuple.
     OtherHash,

@@ -12,8 +12,12 @@ use crate::lanes::Lanes;
 use crate::peers::{Errand, Peers};
 use crate::snapshot::{Place, Snapshot};
 use crate::tally::Tally;
+use crate::wire::{Ipv4, Ipv6};
 use crate::worker::{Kind, Sorted};
-use crate::{Address, BURST, Buffer, Burst, Port, PortIndex, Quote, Transport, Tuple};
+use crate::{Address, BURST, Buffer, Burst, Headers, Port, Quote, Transport, Tuple};
+
+/// Bytes of tags that every card looks behind: those of one.
+const TAG_BYTES_PLAIN: u16 = 4;
 
 /// Leaves in the burst what is this worker's, in order, and hands the rest to its owners.
 #[inline(never)]
@@ -27,7 +31,7 @@ pub(crate) fn steer<P: Port>(
 ) {
     let Some(peers) = &mut lanes.peers else { return };
     let me = peers.me();
-    let errands = errands(peers, snapshot, arrival.link.port(), burst, sorted);
+    let errands = errands(peers, snapshot, arrival, burst, sorted);
     if errands.iter().all(|(owner, _)| *owner == me) {
         return;
     }
@@ -54,11 +58,14 @@ pub(crate) fn steer<P: Port>(
 fn errands<B: Buffer>(
     peers: &mut Peers<B>,
     snapshot: &Snapshot,
-    in_port: PortIndex,
+    arrival: Arrival,
     burst: &Burst<B>,
     sorted: &Sorted,
 ) -> ArrayVec<(WorkerId, Errand), BURST> {
-    let (me, steering, mut proof) = peers.steering(in_port);
+    let (me, steering, mut proof) = peers.steering(arrival.link.port());
+    if arrival.tags.bytes() > TAG_BYTES_PLAIN {
+        proof = None;
+    }
     let (mut v4, mut v6) = (sorted.v4.iter(), sorted.v6.iter());
     let errand = |(buffer, kind): (&B, &Kind)| {
         let errand = match kind {
@@ -91,7 +98,10 @@ fn errand<A: Address, B: Buffer>(
         Transport::Other => return None,
     };
     let towards = towards(snapshot, tuple);
-    if is_spread_by_cards && let Some(proof) = proof {
+    if is_spread_by_cards
+        && let Some(proof) = proof
+        && is_plain(&looked.headers)
+    {
         if proof.wants()
             && let Some(hash) = steering.rss_hash(tuple)
         {
@@ -102,6 +112,13 @@ fn errand<A: Address, B: Buffer>(
         }
     }
     Some((steering.owner_hashed(tuple, towards, looked.hash), Errand::Decide))
+}
+
+/// Whether every card hashes the ports of a packet of TCP or UDP: where nothing stands between the headers. Anybody may send
+/// others, which cards hash by the addresses alone or not at all.
+fn is_plain<A: Address>(headers: &Headers<A>) -> bool {
+    let network_bytes = if A::BYTES == 4 { Ipv4::BYTES } else { Ipv6::BYTES };
+    headers.transport_offset == headers.network_offset + network_bytes
 }
 
 /// The owner of the flow whose packet an ICMP error quotes, as we sent it: an answer to that would come to the owner.
