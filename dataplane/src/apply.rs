@@ -5,6 +5,7 @@ mod error;
 mod fragment;
 mod from_linux;
 mod originate;
+mod tunnel;
 
 use std::sync::Arc;
 

@@ -10,12 +10,14 @@ mod one_way;
 mod outcome;
 mod probe;
 mod reclaim;
+mod tunnel;
 
 pub use error::follow_error;
 pub use one_way::{Delivery, follow_one_way, follow_one_way_error};
 pub use outcome::{Answer, Changes, Obstacle, Passage, Stop, Verdict};
 pub use probe::follow_probe;
 pub use reclaim::{OtherFlows, Reset};
+pub use tunnel::follow_tunnel_error;
 
 use crate::answer::is_group_address;
 use crate::checksum::{Deltas, delta};

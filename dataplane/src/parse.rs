@@ -4,6 +4,8 @@
 //! within the packet, unless it is a fragment or [`Transport::Other`]. Checksums of TCP, UDP and ICMP are not verified:
 //! a wrong one is passed on (FORWARDING section 9). Who owns an address is not known here.
 
+use std::net::IpAddr;
+
 use crate::answer::is_group_address;
 use crate::checksum::header_holds;
 use crate::tags::behind;
@@ -11,7 +13,7 @@ use crate::wire::{
     Arp, Chunk, Ethernet, Extension, FragmentHeader, Icmp, Ipv4, Ipv6, RoutingHeader, Sctp, Tcp, Udp, VlanTag, ether_type,
     icmpv6, next_header, protocol, take,
 };
-use crate::{DropReason, Headers, Parsed, Transport, Tuple, sctp_chunk};
+use crate::{Address, DropReason, Headers, Parsed, Transport, Tuple, sctp_chunk};
 
 /// Where the IP header of an untagged frame begins.
 const NETWORK_OFFSET: u16 = Ethernet::BYTES;
@@ -222,6 +224,14 @@ fn is_martian_v6(source: u128) -> bool {
     source <= 1 || source >> 120 == 0xff || source >> 32 == 0xffff
 }
 
+/// Whether no packet may have this source.
+pub(crate) fn is_martian<A: Address>(source: A) -> bool {
+    match source.ip() {
+        IpAddr::V4(source) => is_martian_v4(source.into()),
+        IpAddr::V6(source) => is_martian_v6(source.into()),
+    }
+}
+
 /// Of a packet whose source no packet may have: whether it asks, from no address, for one that its sender wants to have. False
 /// is another packet of a host without address to a group, as a router solicitation (RFC 4861 sections 4.1 and 4.3): Linux's.
 #[cold]
@@ -354,13 +364,13 @@ pub(crate) fn sctp_beginning(payload: &[u8]) -> Option<(Transport, u16, u16)> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+    use std::net::{Ipv4Addr, Ipv6Addr};
 
     use proptest::prelude::*;
 
     use super::*;
+    use crate::tcp_flags;
     use crate::testing::{Packet, Segment, arp_request, neighbour_solicitation};
-    use crate::{Address, tcp_flags};
 
     const CLIENT: &str = "198.51.100.7:5555";
     const VIP: &str = "192.0.2.100:80";

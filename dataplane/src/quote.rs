@@ -3,6 +3,10 @@
 //! **Invariant:** the IP header and the first 8 bytes of the transport header, which RFC 792 promises, lie within the error.
 //! Deliberately not here: whether we ever sent such a packet. The flow knows.
 
+mod tunnel;
+
+pub(crate) use tunnel::{Inner, Trouble, TunnelQuote};
+
 use proto::Family;
 
 use crate::parse::{ChainEnd, walk};
@@ -43,26 +47,16 @@ impl<A: Address> Quote<A> {
         let end = usize::from(headers.network_offset) + usize::from(headers.packet_len);
         let network_offset = usize::from(headers.transport_offset) + usize::from(Icmp::BYTES);
         let quoted = frame.get(network_offset..end)?;
-        let (source, destination, protocol, header_len) = match A::FAMILY {
-            Family::V4 => network_v4(quoted)?,
-            Family::V6 => network_v6(quoted)?,
-        };
+        let (tuple, header_len) = packet(quoted)?;
         let transport_offset = network_offset + header_len;
-        let (ports, _) = take::<Udp>(quoted.get(header_len..)?)?;
-        let (header_bytes, checksum_at) = match protocol {
+        let (header_bytes, checksum_at) = match tuple.protocol {
             protocol::TCP => (20, Some(TCP_CHECKSUM_AT)),
             protocol::UDP => (8, Some(UDP_CHECKSUM_AT)),
             protocol::SCTP => (12, None),
             _ => return None,
         };
         Some(Self {
-            tuple: Tuple {
-                source: A::from_wide(source),
-                destination: A::from_wide(destination),
-                source_port: ports.source_port.get(),
-                destination_port: ports.destination_port.get(),
-                protocol,
-            },
+            tuple,
             network_offset,
             transport_offset,
             checksum_offset: checksum_at.map(|at| transport_offset + at).filter(|at| at + 2 <= end),
@@ -78,6 +72,24 @@ const fn is_about_a_packet<A: Address>(kind: u8) -> bool {
             matches!(kind, icmpv6::UNREACHABLE | icmpv6::PACKET_TOO_BIG | icmpv6::TIME_EXCEEDED | icmpv6::PARAMETER_PROBLEM)
         }
     }
+}
+
+/// The tuple of a quoted packet with ports, and the bytes before its transport header. None when it is cut before 8 bytes of
+/// that, a later fragment, or of a protocol without ports.
+fn packet<A: Address>(quoted: &[u8]) -> Option<(Tuple<A>, usize)> {
+    let (source, destination, protocol, header_len) = match A::FAMILY {
+        Family::V4 => network_v4(quoted)?,
+        Family::V6 => network_v6(quoted)?,
+    };
+    let (ports, _) = take::<Udp>(quoted.get(header_len..)?)?;
+    let tuple = Tuple {
+        source: A::from_wide(source),
+        destination: A::from_wide(destination),
+        source_port: ports.source_port.get(),
+        destination_port: ports.destination_port.get(),
+        protocol,
+    };
+    matches!(protocol, protocol::TCP | protocol::UDP | protocol::SCTP).then_some((tuple, header_len))
 }
 
 /// Source, destination, protocol, bytes before the transport header.

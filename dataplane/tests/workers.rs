@@ -16,7 +16,7 @@ use dataplane::{
     Buffer, Burst, Compiler, DropReason, Fate, Health, MemoryBuffer, MemoryPort, Parts, Peers, PortIndex, PortQueues, Publisher,
     TwinQueues, Worker, WorkerCounters, tcp_flags,
 };
-use proto::{Mode, Service, State};
+use proto::{Mode, Scheduler, Service, State};
 use rig::{CLUSTER, Log, SECOND, UPLINK, config, ends, network, state};
 
 const SEED: u64 = 7;
@@ -391,6 +391,36 @@ fn an_icmp_error_reaches_the_owner_of_its_flow() {
         team.put(CLUSTER, &errors);
     }
     assert_eq!(team.sent(UPLINK).len(), 3 * clients.len(), "each client is told, whichever queue the error came by");
+}
+
+#[test]
+fn an_error_of_a_router_inside_a_tunnel_reaches_the_owner_of_the_flow_inside() {
+    for mode in [Mode::Ipip, Mode::Gue] {
+        let mut state = state();
+        for service in state.services.values_mut() {
+            // By turns: only the owner of the flow knows the backend.
+            *service = Arc::new(Service { mode, scheduler: Scheduler::RoundRobin, ..Service::clone(service) });
+        }
+        let mut team = Team::serving(state, Steering::own_hash(3, SEED), Delivery::InTurn, 3);
+        team.settle();
+        let opening: Vec<_> = clients(60).iter().map(|(from, to)| Packet::tcp(from, to).build()).collect();
+        team.put(UPLINK, &opening);
+        let about = |frame: &Vec<u8>| {
+            let (source, _) = ends(frame);
+            let (router, kind, code) = if source.is_ipv4() { ("10.0.0.99", 3, 1) } else { ("fd00::99", 1, 0) };
+            let segment = Segment::Icmp { kind, code, rest: 0 };
+            Packet::between(rig::ip(router), source.ip(), segment).payload(&frame[14..]).build()
+        };
+        let errors: Vec<_> = team.sent(CLUSTER).iter().map(about).collect();
+        assert_eq!(errors.len(), 60);
+        team.put(CLUSTER, &errors);
+        let mut told: Vec<_> = team.sent(UPLINK).iter().map(|frame| ends(frame).1.ip().to_string()).collect();
+        let mut expected: Vec<_> =
+            clients(60).iter().map(|(from, _)| from.parse::<SocketAddr>().unwrap().ip().to_string()).collect();
+        told.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(told, expected, "{mode}");
+    }
 }
 
 #[test]

@@ -21,11 +21,13 @@ const TRAFFIC_CLASS: u8 = 0xc0;
 pub enum IcmpError {
     /// Nobody listens on the port.
     PortUnreachable,
+    /// There is no way to the destination.
+    HostUnreachable,
     /// The hop limit is used up.
     TimeExceeded,
     /// It does not fit, and may not be cut; for IPv4 only about packets that say so.
     TooBig {
-        /// Bytes of an IP packet that would fit (RFC 1191, RFC 8201); at least 1280 for IPv6.
+        /// Bytes of an IP packet that would fit (RFC 1191, RFC 8201); at least 1280 for IPv6. 0, for IPv4: unknown.
         mtu: u16,
     },
 }
@@ -35,15 +37,11 @@ pub enum IcmpError {
 #[must_use]
 pub fn icmp_error<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>, source: A, error: IcmpError) -> bool {
     let head_len = network_len::<A>() + Icmp::BYTES;
-    let packet_len_max = match A::FAMILY {
-        Family::V4 => IPV4_LEN_MAX,
-        Family::V6 => IPV6_LEN_MAX,
-    };
-    let quoted_len = headers.packet_len.min(packet_len_max - head_len);
+    let quoted_len = usize::from(headers.packet_len).min(quoted_len_max::<A>());
     let quoted_from = usize::from(headers.network_offset);
-    let quoted = quoted_from..quoted_from + usize::from(quoted_len);
+    let quoted = quoted_from..quoted_from + quoted_len;
     let quoted_to = usize::from(Ethernet::BYTES + head_len);
-    let (frame_len, answer_len) = (buffer.bytes().len(), quoted_to + usize::from(quoted_len));
+    let (frame_len, answer_len) = (buffer.bytes().len(), quoted_to + quoted_len);
     if quoted.end > frame_len || !buffer.resize(frame_len.max(answer_len)) {
         return false;
     }
@@ -51,8 +49,17 @@ pub fn icmp_error<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>, so
     buffer.resize(answer_len) && write(buffer.bytes_mut(), headers.tuple.source, source, error).is_some()
 }
 
+/// Bytes of a packet that an error about it may quote.
+pub(super) const fn quoted_len_max<A: Address>() -> usize {
+    let packet_len_max = match A::FAMILY {
+        Family::V4 => IPV4_LEN_MAX,
+        Family::V6 => IPV6_LEN_MAX,
+    };
+    (packet_len_max - network_len::<A>() - Icmp::BYTES) as usize
+}
+
 /// Writes the headers before the quoted packet.
-fn write<A: Address>(frame: &mut [u8], destination: A, source: A, error: IcmpError) -> Option<()> {
+pub(super) fn write<A: Address>(frame: &mut [u8], destination: A, source: A, error: IcmpError) -> Option<()> {
     let message = frame.get_mut(written_transport_offset::<A>()..)?;
     let message_len = u16::try_from(message.len()).ok()?;
     let (kind, code, rest) = numbers::<A>(error);
@@ -80,9 +87,11 @@ fn write<A: Address>(frame: &mut [u8], destination: A, source: A, error: IcmpErr
 fn numbers<A: Address>(error: IcmpError) -> (u8, u8, u32) {
     match (A::FAMILY, error) {
         (Family::V4, IcmpError::PortUnreachable) => (icmpv4::UNREACHABLE, icmpv4::CODE_PORT, 0),
+        (Family::V4, IcmpError::HostUnreachable) => (icmpv4::UNREACHABLE, icmpv4::CODE_HOST, 0),
         (Family::V4, IcmpError::TimeExceeded) => (icmpv4::TIME_EXCEEDED, 0, 0),
         (Family::V4, IcmpError::TooBig { mtu }) => (icmpv4::UNREACHABLE, icmpv4::CODE_FRAGMENTATION_NEEDED, mtu.into()),
         (Family::V6, IcmpError::PortUnreachable) => (icmpv6::UNREACHABLE, icmpv6::CODE_PORT, 0),
+        (Family::V6, IcmpError::HostUnreachable) => (icmpv6::UNREACHABLE, icmpv6::CODE_ADDRESS, 0),
         (Family::V6, IcmpError::TimeExceeded) => (icmpv6::TIME_EXCEEDED, 0, 0),
         (Family::V6, IcmpError::TooBig { mtu }) => (icmpv6::PACKET_TOO_BIG, 0, mtu.into()),
     }
@@ -98,7 +107,8 @@ mod tests {
 
     const OURS: u32 = 0xc000_0202;
     const OURS6: u128 = 0x2001_0db8 << 96 | 2;
-    const ALL: [IcmpError; 3] = [IcmpError::PortUnreachable, IcmpError::TimeExceeded, IcmpError::TooBig { mtu: 1400 }];
+    const ALL: [IcmpError; 4] =
+        [IcmpError::PortUnreachable, IcmpError::HostUnreachable, IcmpError::TimeExceeded, IcmpError::TooBig { mtu: 1400 }];
 
     /// The error built from nothing. The traffic class is put in by hand.
     fn expected(about: &Packet, source: std::net::IpAddr, numbers: (u8, u8, u32), quoted_len_max: usize) -> Vec<u8> {
@@ -125,7 +135,7 @@ mod tests {
         fn an_error_quotes_as_much_as_fits(payload_len in 0_usize..1500, padding in 0_usize..10) {
             let mut packet = Packet::udp("198.51.100.7:5555", "192.0.2.100:53").payload(&vec![b'q'; payload_len]);
             packet.padding = padding;
-            for (error, numbers) in ALL.into_iter().zip([(3, 3, 0), (11, 0, 0), (3, 4, 1400)]) {
+            for (error, numbers) in ALL.into_iter().zip([(3, 3, 0), (3, 1, 0), (11, 0, 0), (3, 4, 1400)]) {
                 let mut buffer = Bytes::new(packet.build());
                 let headers = v4(&buffer.frame);
                 prop_assert!(icmp_error(&mut buffer, &headers, OURS, error));
@@ -134,7 +144,7 @@ mod tests {
             }
             let mut packet = Packet::udp("[2001:db8::7]:5555", "[2001:db8::100]:53").payload(&vec![b'q'; payload_len]);
             packet.padding = padding;
-            for (error, numbers) in ALL.into_iter().zip([(1, 4, 0), (3, 0, 0), (2, 0, 1400)]) {
+            for (error, numbers) in ALL.into_iter().zip([(1, 4, 0), (1, 3, 0), (3, 0, 0), (2, 0, 1400)]) {
                 let mut buffer = Bytes::new(packet.build());
                 let headers = v6(&buffer.frame);
                 prop_assert!(icmp_error(&mut buffer, &headers, OURS6, error));

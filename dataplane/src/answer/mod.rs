@@ -10,12 +10,14 @@ mod echo;
 mod error;
 mod neighbour;
 mod reset;
+mod tunnel;
 
 pub use abort::sctp_abort;
 pub use echo::echo_reply;
 pub use error::{IcmpError, icmp_error};
 pub use neighbour::{announcement, arp_question, arp_reply, neighbour_advertisement, neighbour_question};
 pub use reset::{tcp_reset, write_reset};
+pub use tunnel::icmp_error_about_inner;
 
 use proto::Family;
 use zerocopy::network_endian::{U16, U32, U128};

@@ -11,7 +11,7 @@ use crate::tick::Tick;
 use crate::{Address, Buffer, Headers, Port, Quote};
 
 impl<B: Buffer, O: Observe<B>> Engine<B, O> {
-    /// Ends an ICMP error about a packet of a flow.
+    /// Ends an ICMP error about a packet of a flow, or of a tunnel that carried one.
     ///
     /// # Errors
     /// It is none, or must not go on: gives it back with the reason.
@@ -26,7 +26,9 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     where
         Self: Tables<A>,
     {
-        let Some(quote) = Quote::of(buffer.bytes(), packet.headers) else { return Err((buffer, Obstacle::NoFlow)) };
+        let Some(quote) = Quote::of(buffer.bytes(), packet.headers) else {
+            return self.tunnel_error(lanes, snapshot, arrival, buffer, packet);
+        };
         let asked = quote.tuple.reversed();
         if let Some(verdict) = follow_one_way_error(packet, &asked, snapshot, self.flows().0) {
             self.tally.hits += 1;
@@ -40,6 +42,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
                 self.forward_error(lanes, buffer, packet.headers, &quote, passage);
                 Ok(())
             }
+            Err(Obstacle::NoFlow) => self.tunnel_error(lanes, snapshot, arrival, buffer, packet),
             Err(obstacle) => Err((buffer, obstacle)),
         }
     }

@@ -56,6 +56,14 @@ impl Tunnels {
         }
     }
 
+    /// Whether tunnels come from this address, whichever port they leave by.
+    pub(crate) fn is_source(&self, address: IpAddr) -> bool {
+        match address {
+            IpAddr::V4(address) => self.v4.iter().any(|sources| sources.contains(&address)),
+            IpAddr::V6(address) => self.v6.iter().any(|sources| sources.contains(&address)),
+        }
+    }
+
     /// The ends of a tunnel to a backend by a port, from the source that `entropy` picks; none without a source.
     #[inline]
     pub(crate) fn ends(&self, port: PortIndex, backend: IpAddr, entropy: u32) -> Option<Ends> {

@@ -10,6 +10,7 @@ use crate::apply::{Arrival, Looked};
 use crate::fragment::Fragment;
 use crate::lanes::Lanes;
 use crate::peers::{Errand, Peers};
+use crate::quote::{Inner, TunnelQuote};
 use crate::snapshot::{Place, Snapshot};
 use crate::tally::Tally;
 use crate::wire::{Ipv4, Ipv6};
@@ -129,6 +130,13 @@ fn owner_of_error<A: Address, B: Buffer>(
     buffer: &B,
     looked: &Looked<A>,
 ) -> Option<WorkerId> {
+    // Of a tunnel the flow is that of the packet inside, which was found by its client's tuple.
+    if let Some(quote) = TunnelQuote::of(buffer.bytes(), &looked.headers, &snapshot.tunnels) {
+        return Some(match quote.inner {
+            Inner::V4(inner) => steering.owner(&inner, towards(snapshot, &inner)),
+            Inner::V6(inner) => steering.owner(&inner, towards(snapshot, &inner)),
+        });
+    }
     let answer = Quote::of(buffer.bytes(), &looked.headers)?.tuple.reversed();
     Some(steering.owner(&answer, towards(snapshot, &answer)))
 }

@@ -19,6 +19,8 @@ pub mod icmpv4 {
     pub const TIME_EXCEEDED: u8 = 11;
     /// Parameter problem.
     pub const PARAMETER_PROBLEM: u8 = 12;
+    /// Code of [`UNREACHABLE`]: no way to the host.
+    pub const CODE_HOST: u8 = 1;
     /// Code of [`UNREACHABLE`]: nobody listens on the port.
     pub const CODE_PORT: u8 = 3;
     /// Code of [`UNREACHABLE`]: fragmentation is needed and forbidden (RFC 1191).
@@ -45,6 +47,8 @@ pub mod icmpv6 {
     pub const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
     /// Redirect (RFC 4861).
     pub const REDIRECT: u8 = 137;
+    /// Code of [`UNREACHABLE`]: no way to the address.
+    pub const CODE_ADDRESS: u8 = 3;
     /// Code of [`UNREACHABLE`]: nobody listens on the port.
     pub const CODE_PORT: u8 = 4;
 }
