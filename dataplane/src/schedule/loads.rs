@@ -391,7 +391,7 @@ mod tests {
                 desk.flow(&loads, 0);
             }
             let flows = desk.flows();
-            prop_assert!(flows.iter().all(|n| (16..=23).contains(n)), "{:?}", flows);
+            prop_assert!(flows.iter().all(|n| (8..=32).contains(n)), "{:?}", flows);
         }
     }
 }
