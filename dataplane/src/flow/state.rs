@@ -9,7 +9,7 @@
 //! would keep it for hours (docs/adr/0007-closing-flows.md).
 //!
 //! **Invariant:** almost every packet leaves its flow where it is, and one test of one bit says so ([`is_plain`]).
-//! Deliberately not here: sequence numbers and time, which a change may need too ([`super::advance`]); how long a flow
+//! Deliberately not here: sequence numbers and time, which a change may need too ([`super::advance()`]); how long a flow
 //! may be silent ([`super::IdleLimits`]).
 
 use zerocopy::FromZeros;
@@ -134,7 +134,7 @@ pub const fn is_mid_stream(transport: Transport) -> bool {
 }
 
 /// The state that a packet with this transport header, going in this direction, moves a flow to; the same if it moves
-/// nothing. A move into a confirmed state is a proposal: [`super::advance`] looks at numbers and time too.
+/// nothing. A move into a confirmed state is a proposal: [`super::advance()`] looks at numbers and time too.
 #[must_use]
 pub const fn next_state(state: FlowState, transport: Transport, direction: Direction) -> FlowState {
     match transport {
@@ -177,7 +177,7 @@ const fn next_udp_state(state: FlowState, direction: Direction) -> FlowState {
 }
 
 /// Two-way. The backend has a state of the association from the client's cookie on (RFC 9260 section 5.1), and only one that
-/// has speaks so. Of a one-way flow see [`super::advance`].
+/// has speaks so. Of a one-way flow see [`super::advance()`].
 const fn next_sctp_state(state: FlowState, chunk: u8, direction: Direction) -> FlowState {
     use FlowState::{Sctp, SctpClosing, SctpOpening};
     use sctp_chunk::{COOKIE_ACK, DATA, HEARTBEAT, HEARTBEAT_ACK, I_DATA, SACK};

@@ -179,7 +179,7 @@ impl<A: Address> FlowTable<A> {
         flow
     }
 
-    /// Moves a flow as a packet of it says: see [`advance`].
+    /// Moves a flow as a packet of it says: see [`advance()`].
     pub fn advance(&mut self, index: FlowIndex, transport: Transport, direction: Direction, segment: Segment, now: Tick) {
         let flow = &mut self.entries[index.0 as usize];
         if advance(flow, transport, direction, segment, now) {
