@@ -140,10 +140,12 @@ fn state_of(settings: &Settings, dir: &Path) -> Result<State, ReplayError> {
     world.apply(Change::ServicesReplaced(objects.services.into_values().collect()));
     world.apply(Change::SlicesReplaced(objects.slices.into_values().collect()));
     world.apply(Change::NodesReplaced(objects.nodes.into_values().collect()));
+    world.apply(Change::NamespacesReplaced(Vec::new()));
+    world.apply(Change::PoolsReplaced(Vec::new()));
     // The time only matters to a plan that follows another.
     let plan = plan(&world, controller, &mut Memory::default(), Instant::now());
     for note in plan.notes {
-        tracing::warn!(service = %note.service, "{}", note.text);
+        tracing::warn!(subject = %note.subject, "{}", note.remark.text);
     }
     let generation = Generation { epoch: "replay".to_owned(), counter: 1 };
     Ok(State { generation, services: plan.services, pools: plan.pools })

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use proto::{Family, Reason, Refusal, ServiceName};
 
+use crate::note::{Cause, Remark};
 use crate::settings::ControllerSettings;
 
 /// How long a freed address waits for its last holder to come back.
@@ -47,7 +48,7 @@ pub struct Outcome {
     /// Why it got less than it needs.
     pub refusal: Option<Refusal>,
     /// What its owner should know, although it is served.
-    pub note: Option<String>,
+    pub note: Option<Remark>,
 }
 
 /// All holders.
@@ -167,7 +168,10 @@ impl Allocations {
                     }
                     self.hold(&claim.service, address);
                 }
-                (Some(refusal), Some(old)) => outcome.note = Some(format!("{}; it keeps {old}", refusal.message)),
+                (Some(refusal), Some(old)) => {
+                    let text = format!("{}; it keeps {old}", refusal.message);
+                    outcome.note = Some(Remark::new(Cause::AddressKept, text));
+                }
                 (Some(refusal), None) => outcome.refusal = Some(refusal),
             }
         }
@@ -224,7 +228,8 @@ impl Allocations {
         outcome.addresses.sort_by_key(rank);
         let outside = outcome.addresses.iter().find(|address| pool_of(settings, **address).is_none());
         if let (Some(address), None) = (outside, &outcome.note) {
-            outcome.note = Some(format!("{}: address {address} lies in no pool any more; it keeps it", Reason::OutsidePools));
+            let text = format!("address {address} lies in no pool any more; it keeps it");
+            outcome.note = Some(Remark::new(Cause::Reason(Reason::OutsidePools), text));
         }
     }
 
@@ -390,7 +395,7 @@ mod tests {
         edited.pools[0].ranges = vec!["198.51.100.0/28".parse().unwrap()];
         let outcomes = all.assign(&[claim("a", 1)], &edited, Instant::now());
         assert_eq!(addresses(&outcomes, "a"), [ip("192.0.2.100")]);
-        assert!(outcomes[&ServiceName::new("shop", "a")].note.as_ref().unwrap().contains("OutsidePools"));
+        assert!(outcomes[&ServiceName::new("shop", "a")].note.as_ref().unwrap().cause == Cause::Reason(Reason::OutsidePools));
         assert_eq!(all.outside_pools(&edited), [ip("192.0.2.100")]);
     }
 
@@ -431,7 +436,7 @@ mod tests {
         let outcomes = all.assign(&[asking.clone(), claim("b", 2)], &small(), Instant::now());
         assert_eq!(addresses(&outcomes, "a"), [ip("192.0.2.100")]);
         assert_eq!(reason(&outcomes, "a"), None);
-        assert!(outcomes[&asking.service].note.as_ref().unwrap().contains("shop/b"));
+        assert!(outcomes[&asking.service].note.as_ref().unwrap().text.contains("shop/b"));
         asking.requested = vec![ip("192.0.2.102")];
         let outcomes = all.assign(&[asking, claim("b", 2)], &small(), Instant::now());
         assert_eq!(addresses(&outcomes, "a"), [ip("192.0.2.102")]);

@@ -20,7 +20,8 @@ use tokio_util::sync::CancellationToken;
 use crate::gateways::Gateways;
 use crate::kubernetes::{self, StatusWriter};
 use crate::manifests::{self, StatusFiles};
-use crate::plan::{Memory, Note, plan};
+use crate::note::Note;
+use crate::plan::{Memory, plan};
 use crate::publish::Published;
 use crate::server::{self, ConfigService};
 use crate::settings::{ControllerSettings, Source};
@@ -203,6 +204,7 @@ impl Planning {
                 () = tokio::time::sleep_until(again_at.unwrap_or_else(Instant::now)), if again_at.is_some() => {}
             }
             settle(&mut changes, &mut world).await;
+            world.take_notes().iter().for_each(tell);
             if world.is_complete() {
                 again_at = self.plan(&world, &mut memory);
             }
@@ -212,9 +214,7 @@ impl Planning {
     /// Plans and publishes; returns when to do so again.
     fn plan(&self, world: &World, memory: &mut Memory) -> Option<Instant> {
         let plan = plan(world, &self.settings, memory, Instant::now().into_std());
-        for Note { service, text } in &plan.notes {
-            tracing::warn!(%service, "{text}");
-        }
+        plan.notes.iter().for_each(tell);
         let before = self.states.borrow().clone();
         let next = match &before {
             None => Some(Published::first(self.epoch.clone(), plan.services, plan.pools)),
@@ -236,6 +236,10 @@ impl Planning {
         self.statuses.send_replace(Some(Arc::new(statuses)));
         plan.again_at.map(Instant::from_std)
     }
+}
+
+fn tell(Note { subject, remark }: &Note) {
+    tracing::warn!(%subject, reason = remark.cause.as_str(), "{}", remark.text);
 }
 
 async fn settle(changes: &mut mpsc::Receiver<Change>, world: &mut World) {

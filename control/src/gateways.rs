@@ -1,7 +1,10 @@
-//! The gateways that are connected, and the generation that each forwards by.
+//! The gateways that are connected, the generation that each forwards by, and what each says of itself.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
 
+use proto::ServiceName;
 use tokio::sync::watch;
 
 /// One connected gateway.
@@ -13,6 +16,32 @@ pub struct Gateway {
     pub version: String,
     /// Counter of the newest generation of our epoch that all its workers forward by.
     pub acknowledged: Option<u64>,
+    /// Addresses of the gateway itself, which are never VIPs and never backends.
+    pub reserved: Vec<IpAddr>,
+    /// Whether every worker uses a complete state.
+    pub ready: bool,
+    /// The backends of each service as the gateway sees them.
+    pub health: Arc<BTreeMap<ServiceName, Health>>,
+}
+
+/// Backends of one service, as one gateway sees them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Health {
+    /// All of them.
+    pub backends: u32,
+    /// Those that pass their probes, or have none.
+    pub healthy: u32,
+}
+
+/// What a gateway told since its last report.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Whether every worker uses a complete state.
+    pub ready: bool,
+    /// What changed.
+    pub health: Vec<(ServiceName, Health)>,
+    /// Services that are gone.
+    pub removed: Vec<ServiceName>,
 }
 
 /// All that are connected, by connection: while a gateway reconnects it may be there twice.
@@ -51,12 +80,13 @@ pub struct Connection {
 impl Connection {
     /// Adds a gateway.
     #[must_use]
-    pub fn open(gateways: &watch::Sender<Gateways>, name: &str, version: &str) -> Self {
+    pub fn open(gateways: &watch::Sender<Gateways>, name: &str, version: &str, reserved: Vec<IpAddr>) -> Self {
         let mut number = 0;
         gateways.send_modify(|all| {
             all.last_connection += 1;
             number = all.last_connection;
-            let gateway = Gateway { name: name.to_owned(), version: version.to_owned(), acknowledged: None };
+            let (name, version) = (name.to_owned(), version.to_owned());
+            let gateway = Gateway { name, version, acknowledged: None, reserved, ready: false, health: Arc::default() };
             all.connected.insert(number, gateway);
         });
         Self { gateways: gateways.clone(), number }
@@ -74,6 +104,21 @@ impl Connection {
     }
 }
 
+impl Connection {
+    /// Notes what the gateway says of itself.
+    pub fn report(&self, report: Report) {
+        self.gateways.send_if_modified(|all| {
+            let Some(gateway) = all.connected.get_mut(&self.number) else { return false };
+            let is_news = gateway.ready != report.ready || !report.health.is_empty() || !report.removed.is_empty();
+            gateway.ready = report.ready;
+            let health = Arc::make_mut(&mut gateway.health);
+            health.extend(report.health);
+            health.retain(|name, _| !report.removed.contains(name));
+            is_news
+        });
+    }
+}
+
 impl Drop for Connection {
     fn drop(&mut self) {
         self.gateways.send_modify(|all| drop(all.connected.remove(&self.number)));
@@ -85,11 +130,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn reports_add_up() {
+        let gateways = watch::Sender::new(Gateways::default());
+        let one = Connection::open(&gateways, "edge-1", "0.1.0", Vec::new());
+        let (a, b) = (ServiceName::new("shop", "a"), ServiceName::new("shop", "b"));
+        let health = |healthy| Health { backends: 3, healthy };
+        one.report(Report { ready: true, health: vec![(a.clone(), health(3)), (b.clone(), health(1))], removed: Vec::new() });
+        one.report(Report { ready: true, health: vec![(a.clone(), health(2))], removed: vec![b] });
+        let all = gateways.borrow();
+        let gateway = all.iter().next().unwrap();
+        assert!(gateway.ready);
+        assert_eq!(*gateway.health, [(a, health(2))].into());
+    }
+
+    #[test]
     fn all_reached_a_generation_when_the_slowest_did_and_nobody_did_when_nobody_is_there() {
         let gateways = watch::Sender::new(Gateways::default());
         assert!(!gateways.borrow().all_reached(0));
-        let one = Connection::open(&gateways, "edge-1", "0.1.0");
-        let two = Connection::open(&gateways, "edge-2", "0.1.0");
+        let one = Connection::open(&gateways, "edge-1", "0.1.0", Vec::new());
+        let two = Connection::open(&gateways, "edge-2", "0.1.0", Vec::new());
         one.acknowledge(5);
         assert!(gateways.borrow().any_reached(5) && !gateways.borrow().all_reached(5));
         two.acknowledge(6);

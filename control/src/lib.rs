@@ -7,11 +7,13 @@
 pub mod addresses;
 pub mod config;
 pub mod controller;
+pub mod crd;
 pub mod ctl;
 pub mod gateways;
 pub mod kubernetes;
 pub mod logging;
 pub mod manifests;
+pub mod note;
 pub mod plan;
 pub mod policy;
 pub mod probe;

@@ -14,6 +14,7 @@ use proto::limits::SERVICES_MAX;
 use proto::{Pool, Protocol, Reason, Refusal, Service, ServiceName};
 
 use crate::addresses::{Allocations, Claim, Outcome};
+use crate::note::{Note, Remark, Subject};
 use crate::policy::Policy;
 use crate::selection::Fence;
 use crate::settings::ControllerSettings;
@@ -54,15 +55,6 @@ pub struct WantedStatus {
     pub served: bool,
 }
 
-/// A sentence about one Service.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Note {
-    /// Which.
-    pub service: ServiceName,
-    /// What, and what to do.
-    pub text: String,
-}
-
 /// What the next plan needs of this one.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
@@ -101,8 +93,9 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
             let policy = Policy::of(candidate.wanted.as_ref().ok(), candidate.kind, &settings.defaults);
             let builder = Builder { candidate, outcome, settings, fence: &fence, world, policy, ip_mode: policy.ip_mode };
             let one = builder.build_in_turn(entry.revision, before, now);
-            let is_new = |text: &&String| !before.is_some_and(|old| old.notes.contains(text));
-            plan.notes.extend(one.notes.iter().filter(is_new).map(|text| Note { service: name.clone(), text: text.clone() }));
+            let is_new = |remark: &&Remark| !before.is_some_and(|old| old.notes.contains(remark));
+            let note = |remark: &Remark| Note { subject: Subject::Service(name.clone()), remark: remark.clone() };
+            plan.notes.extend(one.notes.iter().filter(is_new).map(note));
             memory.planned.insert(name.clone(), one);
         }
     }

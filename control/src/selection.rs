@@ -11,6 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use ipnet::IpNet;
 use proto::{Backend, BackendState, Family, limits};
 
+use crate::note::{Cause, Remark};
 use crate::settings::ControllerSettings;
 use crate::spec::{EndpointSpec, PortSpec, SliceSpec};
 
@@ -33,7 +34,7 @@ pub struct Selection {
     /// Ordered by address.
     pub backends: Vec<Backend>,
     /// Why some were left out.
-    pub notes: Vec<String>,
+    pub notes: Vec<Remark>,
     /// How many were left out because they may not be reached.
     pub fenced: usize,
     /// Why there is no node to send to; for endpoints, none.
@@ -113,22 +114,23 @@ fn admit(candidates: impl Iterator<Item = (SocketAddr, u16)>, port: &PortSpec, f
         if let Some(why) = fence.refuses(address.ip()) {
             selection.fenced += 1;
             if selection.fenced <= FENCED_NAMED_MAX {
-                selection.notes.push(format!("backend {address} is left out: {why}"));
+                let text = format!("backend {address} is left out: {why}");
+                selection.notes.push(Remark::new(Cause::BackendRefused, text));
             }
         } else {
             selection.backends.push(Backend { address, weight, state: BackendState::Active });
         }
     }
     if selection.fenced > FENCED_NAMED_MAX {
-        selection.notes.push(format!("{} backends in all are left out for such reasons", selection.fenced));
+        let text = format!("{} backends in all are left out for such reasons", selection.fenced);
+        selection.notes.push(Remark::new(Cause::BackendRefused, text));
     }
     let found = selection.backends.len();
     if found > limits::BACKENDS_PER_PORT_MAX {
         selection.backends.truncate(limits::BACKENDS_PER_PORT_MAX);
         let max = limits::BACKENDS_PER_PORT_MAX;
-        selection
-            .notes
-            .push(format!("port {} {} has {found} backends, of which the first {max} are used", port.protocol, port.port));
+        let text = format!("port {} {} has {found} backends, of which the first {max} are used", port.protocol, port.port);
+        selection.notes.push(Remark::new(Cause::BackendRefused, text));
     }
     selection
 }

@@ -4,6 +4,7 @@
 //! started for an empty cluster. A slow gateway holds one message at most; what it gets next is the newest state.
 //! Deliberately not here: TLS, which a unix socket does not need.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::gateways::{Connection, Gateways};
+use crate::gateways::{Connection, Gateways, Health, Report};
 use crate::publish::Published;
 
 /// A gateway that connects says hello within this time, or it is none.
@@ -100,7 +101,7 @@ impl ConfigService {
         messages: &mpsc::Sender<Result<WatchResponse, Status>>,
     ) -> Result<(), Status> {
         let hello = hello(&mut inbound).await?;
-        let connection = Connection::open(&self.gateways, &hello.gateway, &hello.version);
+        let connection = Connection::open(&self.gateways, &hello.gateway, &hello.version, reserved(&hello)?);
         tracing::info!(gateway = hello.gateway, version = hello.version, "gateway connected");
         let mut sent: Option<Generation> = None;
         loop {
@@ -109,7 +110,7 @@ impl ConfigService {
                 () = self.shutdown.cancelled() => return Err(Status::unavailable("the controller stops; dial again")),
                 message = inbound.message() => match message? {
                     None => return Ok(()),
-                    Some(message) => acknowledge(&connection, message, sent.as_ref())?,
+                    Some(message) => take(&connection, message, sent.as_ref())?,
                 },
                 permit = messages.reserve(), if has_news => {
                     let Ok(permit) = permit else { return Ok(()) };
@@ -146,13 +147,34 @@ async fn hello(inbound: &mut Streaming<WatchRequest>) -> Result<Hello, Status> {
     Ok(hello)
 }
 
-fn acknowledge(connection: &Connection, message: WatchRequest, sent: Option<&Generation>) -> Result<(), Status> {
+/// Addresses of the gateway itself.
+fn reserved(hello: &Hello) -> Result<Vec<IpAddr>, Status> {
+    let address = |bytes: &Vec<u8>| proto::convert::address(bytes).map_err(|error| Status::invalid_argument(error.to_string()));
+    hello.reserved.iter().map(address).collect()
+}
+
+/// What a report says; a name that is none is left out, as of a newer version.
+fn report(message: v1::Report) -> Report {
+    let name = |text: &str| proto::convert::service_name(text).ok();
+    let health = |one: &v1::ServiceHealth| Some((name(&one.service)?, Health { backends: one.backends, healthy: one.healthy }));
+    Report {
+        ready: message.ready,
+        health: message.services.iter().filter_map(health).collect(),
+        removed: message.removed.iter().filter_map(|text| name(text)).collect(),
+    }
+}
+
+fn take(connection: &Connection, message: WatchRequest, sent: Option<&Generation>) -> Result<(), Status> {
     match message.message {
         // What it had before it connected proves nothing about this epoch; what it was never sent, nothing at all.
         Some(watch_request::Message::Acknowledge(v1::Generation { epoch, counter })) => {
             if sent.is_some_and(|sent| sent.epoch == epoch && counter <= sent.counter) {
                 connection.acknowledge(counter);
             }
+            Ok(())
+        }
+        Some(watch_request::Message::Report(message)) => {
+            connection.report(report(message));
             Ok(())
         }
         Some(watch_request::Message::Hello(_)) => Err(Status::invalid_argument("hello is said once, at the start")),
@@ -240,7 +262,7 @@ mod tests {
 
     fn hello(have: Option<(&str, u64)>) -> Hello {
         let have = have.map(|(epoch, counter)| v1::Generation { epoch: epoch.to_owned(), counter });
-        Hello { gateway: "edge-1".to_owned(), version: "0.1.0".to_owned(), have, hashes: BTreeMap::new() }
+        Hello { gateway: "edge-1".to_owned(), version: "0.1.0".to_owned(), have, ..Hello::default() }
     }
 
     fn names(message: &WatchResponse) -> Vec<&str> {

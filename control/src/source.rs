@@ -3,9 +3,12 @@
 
 use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::core::v1::{Namespace, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use proto::ServiceName;
+
+use crate::crd::AddressPool;
+use crate::note::Note;
 
 /// A change of the objects. A source sends every `*Replaced` before anything is planned, and again after a relist.
 #[derive(Clone, Debug)]
@@ -16,18 +19,32 @@ pub enum Change {
     SlicesReplaced(Vec<EndpointSlice>),
     /// All Nodes there are.
     NodesReplaced(Vec<Node>),
+    /// All Namespaces there are.
+    NamespacesReplaced(Vec<Namespace>),
+    /// All `AddressPool`s there are. None where the kind is not known: pools may stand in the configuration alone.
+    PoolsReplaced(Vec<AddressPool>),
     /// A Service appeared or changed.
     ServiceApplied(Box<Service>),
     /// An EndpointSlice appeared or changed.
     SliceApplied(Box<EndpointSlice>),
     /// A Node appeared or changed.
     NodeApplied(Box<Node>),
+    /// A Namespace appeared or changed.
+    NamespaceApplied(Box<Namespace>),
+    /// An `AddressPool` appeared or changed.
+    PoolApplied(Box<AddressPool>),
     /// A Service is gone.
     ServiceDeleted(ServiceName),
     /// An EndpointSlice is gone: namespace and name of the slice.
     SliceDeleted(ServiceName),
     /// A Node is gone: its name.
     NodeDeleted(String),
+    /// A Namespace is gone: its name.
+    NamespaceDeleted(String),
+    /// An `AddressPool` is gone: its name.
+    PoolDeleted(String),
+    /// Something that the owner of an object should know, such as that it cannot be read.
+    Noted(Note),
 }
 
 /// `status.loadBalancer.ingress` as it should be, and the object version that this was decided on.

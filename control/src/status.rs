@@ -290,8 +290,8 @@ mod tests {
         let (now, mut queue) = (Instant::now(), Queue::default());
         take(&mut queue, &statuses(4, "1", &[], &[ingress(1, IpMode::Proxy)], true));
         assert!(queue.due(&gateways.borrow(), now).is_empty(), "nobody is connected");
-        let fast = Connection::open(&gateways, "edge-1", "");
-        let slow = Connection::open(&gateways, "edge-2", "");
+        let fast = Connection::open(&gateways, "edge-1", "", Vec::new());
+        let slow = Connection::open(&gateways, "edge-2", "", Vec::new());
         slow.acknowledge(3);
         assert!(queue.due(&gateways.borrow(), now).is_empty() && queue.next_due().is_none());
         fast.acknowledge(4);
@@ -305,7 +305,7 @@ mod tests {
     #[test]
     fn a_later_generation_does_not_make_a_waiting_status_wait_longer() {
         let gateways = watch::Sender::new(Gateways::default());
-        let one = Connection::open(&gateways, "edge-1", "");
+        let one = Connection::open(&gateways, "edge-1", "", Vec::new());
         let mut queue = Queue::default();
         take(&mut queue, &statuses(4, "1", &[], &[ingress(1, IpMode::Proxy)], true));
         take(&mut queue, &statuses(9, "2", &[], &[ingress(1, IpMode::Proxy)], true));

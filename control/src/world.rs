@@ -6,10 +6,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::core::v1::{Namespace, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use proto::ServiceName;
 
+use crate::crd::AddressPool;
+use crate::note::Note;
 use crate::source::Change;
 use crate::spec::{Candidate, NodeSpec, NotServable, SliceError, SliceSpec};
 
@@ -22,6 +24,12 @@ pub struct Entry {
     pub revision: u64,
 }
 
+/// Labels of an object.
+pub type Labels = BTreeMap<String, String>;
+
+/// The label that the API server gives to every namespace: its name.
+const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
+
 /// The objects.
 #[derive(Clone, Debug, Default)]
 pub struct World {
@@ -29,12 +37,19 @@ pub struct World {
     slices: BTreeMap<ServiceName, SliceSpec>,
     slices_of: BTreeMap<ServiceName, BTreeSet<ServiceName>>,
     nodes: BTreeMap<String, NodeSpec>,
+    namespaces: BTreeMap<String, Labels>,
+    pools: BTreeMap<String, AddressPool>,
+    notes: Vec<Note>,
     revision: u64,
     services_revision: u64,
     nodes_revision: u64,
+    namespaces_revision: u64,
+    pools_revision: u64,
     services_known: bool,
     slices_known: bool,
     nodes_known: bool,
+    namespaces_known: bool,
+    pools_known: bool,
 }
 
 impl World {
@@ -58,6 +73,13 @@ impl World {
                 Err(error) => tracing::warn!(%error, "object ignored"),
             },
             Change::NodeDeleted(name) => self.remove_node(&name),
+            Change::NamespacesReplaced(all) => self.replace_namespaces(&all),
+            Change::NamespaceApplied(namespace) => self.put_namespace(&namespace),
+            Change::NamespaceDeleted(name) => self.remove_namespace(&name),
+            Change::PoolsReplaced(all) => self.replace_pools(all),
+            Change::PoolApplied(pool) => self.put_pool(*pool),
+            Change::PoolDeleted(name) => self.remove_pool(&name),
+            Change::Noted(note) => self.notes.push(note),
             Change::ServiceDeleted(name) => self.remove_service(&name),
             Change::SliceDeleted(name) => self.remove_slice(&name),
         }
@@ -66,7 +88,7 @@ impl World {
     /// Whether the source has told all objects once; before that nothing may be planned.
     #[must_use]
     pub const fn is_complete(&self) -> bool {
-        self.services_known && self.slices_known && self.nodes_known
+        self.services_known && self.slices_known && self.nodes_known && self.namespaces_known && self.pools_known
     }
 
     /// Services that may be ours.
@@ -96,6 +118,94 @@ impl World {
     #[must_use]
     pub const fn nodes_revision(&self) -> u64 {
         self.nodes_revision
+    }
+
+    /// The labels of a namespace, `kubernetes.io/metadata.name` included: that one the API server gives to each, and a
+    /// namespace that is only known from its Services has it alone.
+    #[must_use]
+    pub fn namespace_labels(&self, name: &str) -> Labels {
+        let own_name = || [(NAMESPACE_NAME_LABEL.to_owned(), name.to_owned())].into();
+        self.namespaces.get(name).cloned().unwrap_or_else(own_name)
+    }
+
+    /// Grows when the labels of any namespace change.
+    #[must_use]
+    pub const fn namespaces_revision(&self) -> u64 {
+        self.namespaces_revision
+    }
+
+    /// The `AddressPool` objects, by name.
+    #[must_use]
+    pub const fn pools(&self) -> &BTreeMap<String, AddressPool> {
+        &self.pools
+    }
+
+    /// Grows when what any `AddressPool` says changes; its status is not a part of that.
+    #[must_use]
+    pub const fn pools_revision(&self) -> u64 {
+        self.pools_revision
+    }
+
+    /// What came to be known of objects since this was last asked.
+    pub fn take_notes(&mut self) -> Vec<Note> {
+        std::mem::take(&mut self.notes)
+    }
+
+    fn replace_namespaces(&mut self, namespaces: &[Namespace]) {
+        let all: BTreeMap<String, Labels> = namespaces.iter().filter_map(labels_of).collect();
+        if all != self.namespaces {
+            self.namespaces = all;
+            self.namespaces_changed();
+        }
+        self.namespaces_known = true;
+    }
+
+    fn put_namespace(&mut self, namespace: &Namespace) {
+        let Some((name, labels)) = labels_of(namespace) else { return };
+        if self.namespaces.get(&name) != Some(&labels) {
+            self.namespaces.insert(name, labels);
+            self.namespaces_changed();
+        }
+    }
+
+    fn remove_namespace(&mut self, name: &str) {
+        if self.namespaces.remove(name).is_some() {
+            self.namespaces_changed();
+        }
+    }
+
+    const fn namespaces_changed(&mut self) {
+        self.revision += 1;
+        self.namespaces_revision = self.revision;
+    }
+
+    fn replace_pools(&mut self, pools: Vec<AddressPool>) {
+        let mut gone: BTreeSet<String> = self.pools.keys().cloned().collect();
+        for pool in pools {
+            gone.remove(pool.metadata.name.as_deref().unwrap_or_default());
+            self.put_pool(pool);
+        }
+        gone.iter().for_each(|name| self.remove_pool(name));
+        self.pools_known = true;
+    }
+
+    fn put_pool(&mut self, pool: AddressPool) {
+        let Some(name) = pool.metadata.name.clone() else { return };
+        if self.pools.get(&name).is_none_or(|old| old.spec != pool.spec) {
+            self.pools_changed();
+        }
+        self.pools.insert(name, pool);
+    }
+
+    fn remove_pool(&mut self, name: &str) {
+        if self.pools.remove(name).is_some() {
+            self.pools_changed();
+        }
+    }
+
+    const fn pools_changed(&mut self) {
+        self.revision += 1;
+        self.pools_revision = self.revision;
     }
 
     fn replace_nodes(&mut self, nodes: &[Node]) {
@@ -215,6 +325,13 @@ impl World {
             entry.revision = self.revision;
         }
     }
+}
+
+fn labels_of(namespace: &Namespace) -> Option<(String, Labels)> {
+    let name = namespace.metadata.name.clone()?;
+    let mut labels = namespace.metadata.labels.clone().unwrap_or_default();
+    labels.insert(NAMESPACE_NAME_LABEL.to_owned(), name.clone());
+    Some((name, labels))
 }
 
 #[cfg(test)]

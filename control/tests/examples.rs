@@ -43,6 +43,8 @@ fn service(name: &str) -> Service {
     world.apply(Change::ServicesReplaced(objects.services.into_values().collect()));
     world.apply(Change::SlicesReplaced(objects.slices.into_values().collect()));
     world.apply(Change::NodesReplaced(objects.nodes.into_values().collect()));
+    world.apply(Change::NamespacesReplaced(Vec::new()));
+    world.apply(Change::PoolsReplaced(Vec::new()));
     let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
     assert!(plan.notes.is_empty(), "{:?}", plan.notes);
     let service = Service::clone(&plan.services[&ServiceName::new("example", name)]);

@@ -60,6 +60,8 @@ fn empty() -> World {
     world.apply(Change::ServicesReplaced(Vec::new()));
     world.apply(Change::SlicesReplaced(Vec::new()));
     world.apply(Change::NodesReplaced(Vec::new()));
+    world.apply(Change::NamespacesReplaced(Vec::new()));
+    world.apply(Change::PoolsReplaced(Vec::new()));
     world
 }
 

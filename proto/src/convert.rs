@@ -383,14 +383,20 @@ fn backends(family: Option<Family>, messages: &[v1::Backend]) -> Result<Vec<Back
     }
 }
 
-fn address_bytes(address: IpAddr) -> Vec<u8> {
+/// 4 or 16 bytes, network order.
+#[must_use]
+pub fn address_bytes(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(a) => a.octets().to_vec(),
         IpAddr::V6(a) => a.octets().to_vec(),
     }
 }
 
-fn address(bytes: &[u8]) -> Result<IpAddr, ConvertError> {
+/// An address of 4 or 16 bytes, network order.
+///
+/// # Errors
+/// When it has another length.
+pub fn address(bytes: &[u8]) -> Result<IpAddr, ConvertError> {
     let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
     v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).map_err(|_| ConvertError::AddressBytes(bytes.len()))
 }

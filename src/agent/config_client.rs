@@ -196,7 +196,7 @@ mod tests {
         async fn hello(&mut self) -> v1::Hello {
             match self.next().await {
                 Message::Hello(hello) => hello,
-                Message::Acknowledge(_) => panic!("hello comes first"),
+                _ => panic!("hello comes first"),
             }
         }
 

@@ -46,6 +46,7 @@ impl Received {
             version: version.to_owned(),
             have: have.map(v1::Generation::from),
             hashes: if have.is_some() { self.hashes.clone() } else { BTreeMap::new() },
+            ..v1::Hello::default()
         }
     }
 

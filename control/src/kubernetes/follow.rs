@@ -7,10 +7,10 @@
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::pin::pin;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::core::v1::{Namespace, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher::{self, Event, watcher};
@@ -22,12 +22,18 @@ use tracing::{info, warn};
 
 use super::client::WATCH_SECONDS;
 use super::{Cluster, Outage, Trouble};
+use crate::crd::AddressPool;
 use crate::source::Change;
+
+/// A kind that the server lacks is looked for this often.
+const KIND_AWAITED_EVERY: Duration = Duration::from_secs(30);
 
 /// A kind of object that is followed.
 trait Followed: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static {
     /// What the service account must be allowed, in the words of RBAC.
     const RIGHTS: &'static str;
+    /// Whether a server may lack the kind: then there are none, until it is installed.
+    const IS_OPTIONAL: bool = false;
 
     fn replaced(all: Vec<Self>) -> Change;
     fn applied(object: Self) -> Change;
@@ -82,14 +88,49 @@ impl Followed for Node {
     }
 }
 
-/// Tells every change of Services, EndpointSlices and Nodes until the receiver is gone.
+impl Followed for Namespace {
+    const RIGHTS: &'static str = "list and watch namespaces";
+
+    fn replaced(all: Vec<Self>) -> Change {
+        Change::NamespacesReplaced(all)
+    }
+
+    fn applied(object: Self) -> Change {
+        Change::NamespaceApplied(Box::new(object))
+    }
+
+    fn deleted(name: ServiceName) -> Change {
+        Change::NamespaceDeleted(name.name)
+    }
+}
+
+impl Followed for AddressPool {
+    const RIGHTS: &'static str = "list and watch addresspools.sluice.dev";
+    const IS_OPTIONAL: bool = true;
+
+    fn replaced(all: Vec<Self>) -> Change {
+        Change::PoolsReplaced(all)
+    }
+
+    fn applied(object: Self) -> Change {
+        Change::PoolApplied(Box::new(object))
+    }
+
+    fn deleted(name: ServiceName) -> Change {
+        Change::PoolDeleted(name.name)
+    }
+}
+
+/// Tells every change of all kinds until the receiver is gone.
 pub async fn follow(cluster: &Cluster, changes: mpsc::Sender<Change>) {
-    let all_listed = Barrier::new(3);
+    let all_listed = Barrier::new(5);
     tokio::select! {
         () = changes.closed() => {}
         () = follow_kind::<Service>(cluster, &changes, &all_listed) => {}
         () = follow_kind::<EndpointSlice>(cluster, &changes, &all_listed) => {}
         () = follow_kind::<Node>(cluster, &changes, &all_listed) => {}
+        () = follow_kind::<Namespace>(cluster, &changes, &all_listed) => {}
+        () = follow_kind::<AddressPool>(cluster, &changes, &all_listed) => {}
     }
 }
 
@@ -117,6 +158,16 @@ async fn follow_kind<K: Followed>(cluster: &Cluster, changes: &mpsc::Sender<Chan
                             all_listed.wait().await;
                         }
                     }
+                }
+                Err(watcher::Error::InitialListFailed(kube::Error::Api(status))) if K::IS_OPTIONAL && status.code == 404 => {
+                    if std::mem::take(&mut is_first) {
+                        info!(server = cluster.server, "the kind {} is not installed; going on without", K::kind(&()));
+                        if changes.send(K::replaced(Vec::new())).await.is_err() {
+                            return;
+                        }
+                        all_listed.wait().await;
+                    }
+                    tokio::time::sleep(KIND_AWAITED_EVERY).await;
                 }
                 Err(error) => {
                     let outage = Outage::from(&error);

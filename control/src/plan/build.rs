@@ -13,6 +13,7 @@ use proto::{Family, HealthCheck, MaglevSpec, Protocol, Reason, Refusal, Service,
 
 use super::WantedStatus;
 use crate::addresses::Outcome;
+use crate::note::{Cause, Remark};
 use crate::policy::Policy;
 use crate::selection::{Fence, NodeChoice, Selection, select};
 use crate::settings::ControllerSettings;
@@ -35,7 +36,7 @@ pub(super) struct Planned {
     pub(super) outcome: Outcome,
     pub(super) service: Arc<Service>,
     pub(super) status: Option<Arc<WantedStatus>>,
-    pub(super) notes: Vec<String>,
+    pub(super) notes: Vec<Remark>,
     pub(super) tables: BTreeMap<TableKey, u32>,
     /// Of the nodes that it was planned with; none where nodes do not matter.
     pub(super) nodes_revision: Option<u64>,
@@ -109,7 +110,7 @@ impl Builder<'_> {
     fn build(&self, revision: u64, before: Option<&Planned>) -> Planned {
         let slices: Vec<&SliceSpec> = self.world.slices_of(&self.candidate.name).collect();
         let mut tables = BTreeMap::new();
-        let mut notes: Vec<String> = self.outcome.note.iter().cloned().collect();
+        let mut notes: Vec<Remark> = self.outcome.note.iter().cloned().collect();
         let served = match (&self.candidate.wanted, &self.outcome.refusal) {
             (Err(error), _) => Err(error.refusal()),
             (Ok(_), Some(refusal)) => Err(refusal.clone()),
@@ -122,7 +123,7 @@ impl Builder<'_> {
         let (ports, refusal) = match served {
             Ok(ports) => (ports, None),
             Err(refusal) => {
-                notes.push(format!("not served, {}: {}", refusal.reason, refusal.message));
+                notes.push(Remark::new(Cause::Reason(refusal.reason), refusal.message.clone()));
                 (Vec::new(), Some(refusal))
             }
         };
@@ -169,7 +170,7 @@ impl Builder<'_> {
         spec: &ServiceSpec,
         slices: &[&SliceSpec],
         tables: &mut BTreeMap<TableKey, u32>,
-        notes: &mut Vec<String>,
+        notes: &mut Vec<Remark>,
     ) -> Result<Vec<ServicePort>, Refusal> {
         if let Some(refusal) = self.policy.refusal(spec, self.candidate.kind) {
             return Err(refusal);
@@ -198,7 +199,7 @@ impl Builder<'_> {
         if has_none && let Some(message) = ineligible {
             return Err(Refusal { reason: Reason::NoEligibleNode, message });
         }
-        notes.extend(ineligible);
+        notes.extend(ineligible.map(|text| Remark::new(Cause::Reason(Reason::NoEligibleNode), text)));
         if fenced > 0 && has_none {
             let message = "none of its backends may be reached through a gateway; each is named in the log with the reason";
             return Err(Refusal { reason: Reason::Refused, message: message.to_owned() });

@@ -90,7 +90,7 @@ fn a_refused_service_is_in_the_plan_with_its_refusal_and_no_ports() {
     let planned = &plan.services[&named("web")];
     assert_eq!(planned.refusal.as_ref().unwrap().reason, Reason::Refused);
     assert!(planned.ports.is_empty() && !plan.statuses[&named("web")].served);
-    assert!(plan.notes[0].text.contains("sessionAffinity"), "{:?}", plan.notes);
+    assert!(plan.notes[0].remark.text.contains("sessionAffinity"), "{:?}", plan.notes);
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn a_service_all_of_whose_backends_are_fenced_off_is_refused_and_one_with_some_l
     let mut memory = Memory::default();
     let first = plan(&world, &settings(), &mut memory, Instant::now());
     assert_eq!(first.services[&named("web")].refusal.as_ref().unwrap().reason, Reason::Refused);
-    assert!(first.notes.iter().any(|note| note.text.contains("192.0.2.150:8080") && note.text.contains("pool")));
+    assert!(first.notes.iter().any(|note| note.remark.text.contains("192.0.2.150:8080") && note.remark.text.contains("pool")));
     endpoints(&mut world, "web", &texts(&["192.0.2.150", "10.0.0.1"]));
     let second = plan(&world, &settings(), &mut memory, Instant::now());
     assert_eq!(second.services[&named("web")].refusal, None);
@@ -292,7 +292,7 @@ fn of_two_families_one_may_do_without_nodes_and_that_is_noted() {
     apply(&mut world, annotated("web", "dsr", "node", json!({"ipFamilyPolicy": "RequireDualStack"})));
     let plan = plan(&world, &settings, &mut Memory::default(), Instant::now());
     assert_eq!(addresses(&plan.services[&named("web")]), ["10.0.1.1:80"]);
-    assert!(plan.notes.iter().any(|note| note.text.contains("no InternalIP of family IPv6")), "{:?}", plan.notes);
+    assert!(plan.notes.iter().any(|note| note.remark.text.contains("no InternalIP of family IPv6")), "{:?}", plan.notes);
 }
 
 /// The Service as an API server has it, in this mode and with this status.

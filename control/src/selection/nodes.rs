@@ -213,6 +213,6 @@ mod tests {
         let choice = NodeChoice { nodes: &nodes, local: false, is_tunnel: false };
         let selection = selected(&choice, &[], Family::V4);
         assert_eq!(texts(&selection), ["10.0.1.1:30080 x2"]);
-        assert!(selection.fenced == 1 && selection.notes[0].contains("192.0.2.150:30080"), "{:?}", selection.notes);
+        assert!(selection.fenced == 1 && selection.notes[0].text.contains("192.0.2.150:30080"), "{:?}", selection.notes);
     }
 }

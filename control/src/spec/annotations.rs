@@ -16,6 +16,7 @@ use proto::{HealthCheck, Mode, Probe, Scheduler, Target};
 
 use super::{SpecError, source_ranges};
 use crate::config::scalar::{duration, scheduler};
+use crate::note::{Cause, Remark};
 use crate::source::IpMode;
 
 const AWS: &str = "service.beta.kubernetes.io/aws-load-balancer-";
@@ -107,7 +108,7 @@ pub(super) struct Wishes {
     pub(super) health: HealthWish,
     pub(super) drain_timeout: Option<Duration>,
     pub(super) idle_timeout: Option<Duration>,
-    pub(super) notes: Vec<String>,
+    pub(super) notes: Vec<Remark>,
 }
 
 impl Wishes {
@@ -167,18 +168,22 @@ fn refuse_what_is_not_built(annotations: &BTreeMap<String, String>) -> Result<()
 
 struct Reader<'a> {
     annotations: &'a BTreeMap<String, String>,
-    notes: Vec<String>,
+    notes: Vec<Remark>,
 }
 
 impl Reader<'_> {
+    fn note(&mut self, cause: Cause, text: String) {
+        self.notes.push(Remark::new(cause, text));
+    }
+
     fn note_unknown(&mut self) {
         let http_only = ["health-check-path", "health-check-host", "health-check-status", "health-check-tls-verify"];
         for key in self.annotations.keys() {
             let Some(name) = key.strip_prefix(ANNOTATION_PREFIX) else { continue };
             if !OURS.contains(&name) {
-                self.notes.push(format!("annotation {key} is unknown and has no effect; check its spelling"));
+                self.note(Cause::AnnotationIgnored, format!("annotation {key} is unknown and has no effect; check its spelling"));
             } else if http_only.contains(&name) {
-                self.notes.push(format!("annotation {key} has no effect on a tcp health check"));
+                self.note(Cause::AnnotationIgnored, format!("annotation {key} has no effect on a tcp health check"));
             }
         }
     }
@@ -191,7 +196,10 @@ impl Reader<'_> {
         let chosen = set.next()?;
         for (key, value) in set.filter(|(_, value)| *value != chosen.1) {
             let (winner, used) = &chosen;
-            self.notes.push(format!("annotations {winner} and {key} differ; {used:?} is used, {value:?} is not"));
+            self.note(
+                Cause::AnnotationsDiffer,
+                format!("annotations {winner} and {key} differ; {used:?} is used, {value:?} is not"),
+            );
         }
         Some(chosen)
     }
@@ -201,7 +209,10 @@ impl Reader<'_> {
         let (key, value) = self.first(keys)?;
         let parsed = parse(&value);
         if parsed.is_none() {
-            self.notes.push(format!("annotation {key}: found {value:?}, expected {expected}; the default is used"));
+            self.note(
+                Cause::AnnotationIgnored,
+                format!("annotation {key}: found {value:?}, expected {expected}; the default is used"),
+            );
         }
         parsed
     }
@@ -214,7 +225,10 @@ impl Reader<'_> {
         let (place, text) = match (self.first(&keys), field) {
             (Some((key, value)), field) => {
                 if let Some(ip) = field.filter(|ip| *ip != value) {
-                    self.notes.push(format!("annotation {key} and spec.loadBalancerIP differ; {value:?} is used, {ip:?} is not"));
+                    self.note(
+                        Cause::AnnotationsDiffer,
+                        format!("annotation {key} and spec.loadBalancerIP differ; {value:?} is used, {ip:?} is not"),
+                    );
                 }
                 (format!("annotation {key}"), value)
             }
@@ -301,7 +315,7 @@ impl Reader<'_> {
             return self.parsed(&[alias.to_owned()], "a number of seconds", seconds);
         }
         if self.annotations.contains_key(alias) {
-            self.notes.push(format!("annotation {alias} is not used, because {key} is there"));
+            self.note(Cause::AnnotationsDiffer, format!("annotation {alias} is not used, because {key} is there"));
         }
         self.parsed(&[key.to_owned()], &expected, with_unit)
     }

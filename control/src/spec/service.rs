@@ -10,6 +10,7 @@ use proto::{Family, Mode, Protocol, Reason, Refusal, Scheduler, ServiceName, Tar
 
 use super::annotations::{HealthWish, Wishes};
 use super::traffic::{affinity, clients, is_local, note_denied_families};
+use crate::note::{Cause, Remark};
 use crate::source::{Ingress, IpMode};
 
 /// Says that kube-proxy does not serve it.
@@ -87,7 +88,7 @@ pub struct ServiceSpec {
     /// Idle limit asked for.
     pub idle_timeout: Option<Duration>,
     /// What was read differently than the author may have meant.
-    pub notes: Vec<String>,
+    pub notes: Vec<Remark>,
 }
 
 /// One port of a Service.
@@ -304,7 +305,8 @@ fn wanted(service: &Service, fields: &ServiceFields, kind: Kind) -> Result<Servi
     let local = is_local(fields)?;
     let labels = service.metadata.labels.as_ref();
     if fields.external_ips.as_ref().is_some_and(|ips| !ips.is_empty()) {
-        notes.push("spec.externalIPs has no effect: any tenant could claim any address by it (CVE-2020-8554)".to_owned());
+        let text = "spec.externalIPs has no effect: any tenant could claim any address by it (CVE-2020-8554)";
+        notes.push(Remark::new(Cause::FieldIgnored, text));
     }
     Ok(ServiceSpec {
         families,

@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
 use proto::{Family, Protocol, ServiceName};
 
+use crate::note::{Cause, Remark};
+
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 
@@ -22,7 +24,7 @@ pub struct SliceSpec {
     /// Endpoints with a valid address.
     pub endpoints: Vec<EndpointSpec>,
     /// What was left out.
-    pub notes: Vec<String>,
+    pub notes: Vec<Remark>,
 }
 
 /// A port of every endpoint of a slice.
@@ -95,7 +97,10 @@ impl TryFrom<&EndpointSlice> for SliceSpec {
         for entry in slice.ports.iter().flatten() {
             match port(entry) {
                 Ok(port) => ports.push(port),
-                Err(why) => notes.push(format!("EndpointSlice {name}: port {:?} is left out: {why}", entry.name)),
+                Err(why) => {
+                    let text = format!("EndpointSlice {name}: port {:?} is left out: {why}", entry.name);
+                    notes.push(Remark::new(Cause::SlicePortIgnored, text));
+                }
             }
         }
         let mut endpoints = Vec::new();
@@ -103,7 +108,8 @@ impl TryFrom<&EndpointSlice> for SliceSpec {
             match endpoint(entry, family) {
                 Ok(endpoint) => endpoints.push(endpoint),
                 Err(found) => {
-                    notes.push(format!("EndpointSlice {name}: endpoint {found:?} is left out: it is no {family} address"))
+                    let text = format!("EndpointSlice {name}: endpoint {found:?} is left out: it is no {family} address");
+                    notes.push(Remark::new(Cause::EndpointIgnored, text));
                 }
             }
         }

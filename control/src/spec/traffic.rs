@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::ServiceSpec as ServiceFields;
 use proto::Family;
 
 use super::service::{SpecError, word};
+use crate::note::{Cause, Remark};
 
 /// The API server's default for `sessionAffinityConfig.clientIP.timeoutSeconds`.
 const AFFINITY_DEFAULT_S: i32 = 10_800;
@@ -31,7 +32,7 @@ pub(super) fn source_ranges<'a>(place: &str, texts: impl Iterator<Item = &'a str
 pub(super) fn clients(
     fields: &ServiceFields,
     annotated: Option<Vec<IpNet>>,
-    notes: &mut Vec<String>,
+    notes: &mut Vec<Remark>,
 ) -> Result<Option<Vec<IpNet>>, SpecError> {
     let texts = fields.load_balancer_source_ranges.as_deref().unwrap_or_default();
     if texts.is_empty() {
@@ -39,25 +40,27 @@ pub(super) fn clients(
     }
     let ranges = source_ranges("spec.loadBalancerSourceRanges", texts.iter().map(String::as_str))?;
     if annotated.is_some_and(|annotated| annotated != ranges) {
-        notes.push("spec.loadBalancerSourceRanges and the annotation for it differ; the field is used".to_owned());
+        let text = "spec.loadBalancerSourceRanges and the annotation for it differ; the field is used";
+        notes.push(Remark::new(Cause::AnnotationsDiffer, text));
     }
     Ok(Some(ranges))
 }
 
 /// What an owner who knows kube-proxy may not expect: there, a family without a range is open.
-pub(super) fn note_denied_families(ranges: Option<&[IpNet]>, families: &[Family], notes: &mut Vec<String>) {
+pub(super) fn note_denied_families(ranges: Option<&[IpNet]>, families: &[Family], notes: &mut Vec<Remark>) {
     let Some(ranges) = ranges else { return };
     for family in families.iter().filter(|family| !ranges.iter().any(|net| Family::of(net.addr()) == **family)) {
         let all = if *family == Family::V4 { "0.0.0.0/0" } else { "::/0" };
-        notes.push(format!(
+        let text = format!(
             "the source ranges name no {family} prefix, so that no {family} client may connect (kube-proxy leaves it open); \
              add {all} to let all in"
-        ));
+        );
+        notes.push(Remark::new(Cause::FamilyDenied, text));
     }
 }
 
 /// `sessionAffinity: ClientIP` and how long a client keeps its backend.
-pub(super) fn affinity(fields: &ServiceFields, notes: &mut Vec<String>) -> Result<Option<Duration>, SpecError> {
+pub(super) fn affinity(fields: &ServiceFields, notes: &mut Vec<Remark>) -> Result<Option<Duration>, SpecError> {
     match fields.session_affinity.as_deref() {
         None | Some("" | "None") => return Ok(None),
         Some("ClientIP") => {}
@@ -69,7 +72,8 @@ pub(super) fn affinity(fields: &ServiceFields, notes: &mut Vec<String>) -> Resul
         asked
     } else {
         let place = "spec.sessionAffinityConfig.clientIP.timeoutSeconds";
-        notes.push(format!("{place} is {asked}, expected 1 to {AFFINITY_MAX_S}; {AFFINITY_DEFAULT_S} is used"));
+        let text = format!("{place} is {asked}, expected 1 to {AFFINITY_MAX_S}; {AFFINITY_DEFAULT_S} is used");
+        notes.push(Remark::new(Cause::FieldIgnored, text));
         AFFINITY_DEFAULT_S
     };
     Ok(Some(Duration::from_secs(seconds.unsigned_abs().into())))
@@ -123,7 +127,7 @@ mod tests {
             let mut notes = Vec::new();
             note_denied_families(ranges.as_deref(), families, &mut notes);
             assert_eq!(notes.len(), expected, "{ranges:?}: {notes:?}");
-            assert!(notes.iter().all(|note| note.contains("kube-proxy") && note.contains("IPv6")));
+            assert!(notes.iter().all(|note| note.text.contains("kube-proxy") && note.text.contains("IPv6")));
         }
     }
 

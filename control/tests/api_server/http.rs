@@ -106,10 +106,11 @@ async fn respond(request: Request<Incoming>, shared: Arc<Shared>) -> Result<Resp
 
 /// Kind, namespace, name, and whether the status is meant.
 fn route(path: &str) -> Option<(Kind, String, String, bool)> {
-    let rest = path.strip_prefix("/api/v1/").or_else(|| path.strip_prefix("/apis/discovery.k8s.io/v1/"))?;
+    let prefixes = ["/api/v1/", "/apis/discovery.k8s.io/v1/", "/apis/sluice.dev/v1beta1/"];
+    let rest = prefixes.into_iter().find_map(|prefix| path.strip_prefix(prefix))?;
     let parts: Vec<_> = rest.split('/').collect();
     let (namespace, parts) = match parts.as_slice() {
-        ["namespaces", namespace, rest @ ..] => (*namespace, rest),
+        ["namespaces", namespace, rest @ ..] if !rest.is_empty() && rest[0] != "status" => (*namespace, rest),
         rest => ("", rest),
     };
     let kind = Kind::ALL.into_iter().find(|kind| parts.first() == Some(&kind.plural()))?;
@@ -334,10 +335,11 @@ fn bookmark(kind: Kind, revision: u64) -> Value {
             object["endpoints"] = Value::Null;
             object["ports"] = Value::Null;
         }
-        Kind::Node => {
+        Kind::Node | Kind::Namespace => {
             object["spec"] = json!({});
             object["status"] = json!({});
         }
+        Kind::AddressPool => object["spec"] = json!({"addresses": []}),
     }
     object
 }

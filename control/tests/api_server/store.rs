@@ -14,16 +14,20 @@ pub enum Kind {
     Service,
     EndpointSlice,
     Node,
+    Namespace,
+    AddressPool,
 }
 
 impl Kind {
-    pub const ALL: [Self; 3] = [Self::Service, Self::EndpointSlice, Self::Node];
+    pub const ALL: [Self; 5] = [Self::Service, Self::EndpointSlice, Self::Node, Self::Namespace, Self::AddressPool];
 
     pub fn name(self) -> &'static str {
         match self {
             Self::Service => "Service",
             Self::EndpointSlice => "EndpointSlice",
             Self::Node => "Node",
+            Self::Namespace => "Namespace",
+            Self::AddressPool => "AddressPool",
         }
     }
 
@@ -32,20 +36,24 @@ impl Kind {
             Self::Service => "services",
             Self::EndpointSlice => "endpointslices",
             Self::Node => "nodes",
+            Self::Namespace => "namespaces",
+            Self::AddressPool => "addresspools",
         }
     }
 
     pub fn group(self) -> &'static str {
         match self {
-            Self::Service | Self::Node => "",
+            Self::Service | Self::Node | Self::Namespace => "",
             Self::EndpointSlice => "discovery.k8s.io",
+            Self::AddressPool => "sluice.dev",
         }
     }
 
     pub fn api_version(self) -> &'static str {
         match self {
-            Self::Service | Self::Node => "v1",
+            Self::Service | Self::Node | Self::Namespace => "v1",
             Self::EndpointSlice => "discovery.k8s.io/v1",
+            Self::AddressPool => "sluice.dev/v1beta1",
         }
     }
 }

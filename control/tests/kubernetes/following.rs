@@ -70,19 +70,25 @@ impl Follower {
                 self.lists += 1;
                 self.nodes = all.iter().map(ResourceExt::name_any).collect();
             }
+            Change::NamespacesReplaced(_) | Change::PoolsReplaced(_) => self.lists += 1,
             Change::NodeApplied(object) => {
-                assert!(self.lists >= 3, "a single change before all lists");
+                assert!(self.lists >= 5, "a single change before all lists");
                 self.nodes.insert(object.name_any());
             }
+            Change::NamespaceApplied(_)
+            | Change::NamespaceDeleted(_)
+            | Change::PoolApplied(_)
+            | Change::PoolDeleted(_)
+            | Change::Noted(_) => {}
             Change::NodeDeleted(name) => {
                 self.nodes.remove(&name);
             }
             Change::ServiceApplied(object) => {
-                assert!(self.lists >= 3, "a single change before all lists");
+                assert!(self.lists >= 5, "a single change before all lists");
                 self.services.insert(object.name_any());
             }
             Change::SliceApplied(object) => {
-                assert!(self.lists >= 3, "a single change before all lists");
+                assert!(self.lists >= 5, "a single change before all lists");
                 self.slices.insert(object.name_any());
             }
             Change::ServiceDeleted(name) => {

@@ -1,0 +1,103 @@
+//! What owners of objects should know: a word for the cause, and a sentence for a person.
+//!
+//! Invariant: one cause, one word; the word is the `reason` of the Event, so that a filter on it finds all of its kind.
+//! Deliberately not here: when a note is told, and how often.
+
+use proto::{Reason, ServiceName};
+
+/// Why something is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Cause {
+    /// The Service is not served, or not as it should be.
+    Reason(Reason),
+    /// An annotation has no effect, or a value that is none: the default is used.
+    AnnotationIgnored,
+    /// Two annotations, or one and a field, that mean the same differ.
+    AnnotationsDiffer,
+    /// A field has no effect, or a value that is none: the default is used.
+    FieldIgnored,
+    /// The source ranges leave a family without any client.
+    FamilyDenied,
+    /// A port of an EndpointSlice is not used.
+    SlicePortIgnored,
+    /// An endpoint of an EndpointSlice is not used.
+    EndpointIgnored,
+    /// A backend is left out: it lies where tenants must not reach through us, or there are too many.
+    BackendRefused,
+    /// An address is asked for that cannot be had; the Service keeps what it holds.
+    AddressKept,
+    /// An object cannot be read; its last good version stays in use.
+    Undecodable,
+}
+
+impl Cause {
+    /// The word.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Reason(reason) => reason.as_str(),
+            Self::AnnotationIgnored => "AnnotationIgnored",
+            Self::AnnotationsDiffer => "AnnotationsDiffer",
+            Self::FieldIgnored => "FieldIgnored",
+            Self::FamilyDenied => "FamilyDenied",
+            Self::SlicePortIgnored => "SlicePortIgnored",
+            Self::EndpointIgnored => "EndpointIgnored",
+            Self::BackendRefused => "BackendRefused",
+            Self::AddressKept => "AddressKept",
+            Self::Undecodable => "Undecodable",
+        }
+    }
+}
+
+/// A cause and a sentence, about an object that the context names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remark {
+    /// The word.
+    pub cause: Cause,
+    /// What, where, and what to do.
+    pub text: String,
+}
+
+impl Remark {
+    /// A remark.
+    #[must_use]
+    pub fn new(cause: Cause, text: impl Into<String>) -> Self {
+        Self { cause, text: text.into() }
+    }
+}
+
+/// What a note is about.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Subject {
+    /// A Service.
+    Service(ServiceName),
+    /// An EndpointSlice: its namespace and name.
+    Slice(ServiceName),
+    /// A Node: its name.
+    Node(String),
+    /// A Namespace: its name.
+    Namespace(String),
+    /// An `AddressPool`: its name.
+    Pool(String),
+}
+
+impl std::fmt::Display for Subject {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Service(name) => write!(f, "Service {name}"),
+            Self::Slice(name) => write!(f, "EndpointSlice {name}"),
+            Self::Node(name) => write!(f, "Node {name}"),
+            Self::Namespace(name) => write!(f, "Namespace {name}"),
+            Self::Pool(name) => write!(f, "AddressPool {name}"),
+        }
+    }
+}
+
+/// A remark about one object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// The object.
+    pub subject: Subject,
+    /// What is said.
+    pub remark: Remark,
+}
