@@ -50,7 +50,7 @@ fn a_device_that_comes_late_or_goes_and_comes_back_serves_without_a_restart() {
         rename(&edge, "elsewhere0", "cluster0");
         until_link(&edge, "cluster", "up");
         until("the carrier", || (carrier(&edge, "cluster") == "1").then_some(()));
-        until("backends pass their probes", || edge.healthy("demo/web").filter(|healthy| *healthy > 0));
+        until("all backends pass their probes", || edge.service("web").filter(|web| web.healthy == web.backends));
         until("an answer", || edge.curl(VIP));
         edge.all_answer(VIP);
         if round == 0 {

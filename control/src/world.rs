@@ -359,8 +359,10 @@ mod tests {
         let mut world = World::default();
         world.apply(Change::ServicesReplaced(vec![]));
         world.apply(Change::SlicesReplaced(vec![]));
-        assert!(!world.is_complete());
         world.apply(Change::NodesReplaced(vec![]));
+        world.apply(Change::NamespacesReplaced(vec![]));
+        assert!(!world.is_complete());
+        world.apply(Change::PoolsReplaced(vec![]));
         assert!(world.is_complete());
     }
 

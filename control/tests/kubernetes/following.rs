@@ -14,6 +14,9 @@ use crate::api_server::{ApiServer, Cut, Fault, Kind, Presence, Trap};
 /// Longer than any wait that is expected; a test that needs it has failed.
 const DEADLINE: Duration = Duration::from_secs(30);
 
+/// Kinds that are followed; each is listed once at the start.
+const LISTS: usize = 5;
+
 /// What a receiver of changes ends up knowing.
 struct Follower {
     changes: mpsc::Receiver<Change>,
@@ -72,7 +75,7 @@ impl Follower {
             }
             Change::NamespacesReplaced(_) | Change::PoolsReplaced(_) => self.lists += 1,
             Change::NodeApplied(object) => {
-                assert!(self.lists >= 5, "a single change before all lists");
+                assert!(self.lists >= LISTS, "a single change before all lists");
                 self.nodes.insert(object.name_any());
             }
             Change::NamespaceApplied(_)
@@ -84,11 +87,11 @@ impl Follower {
                 self.nodes.remove(&name);
             }
             Change::ServiceApplied(object) => {
-                assert!(self.lists >= 5, "a single change before all lists");
+                assert!(self.lists >= LISTS, "a single change before all lists");
                 self.services.insert(object.name_any());
             }
             Change::SliceApplied(object) => {
-                assert!(self.lists >= 5, "a single change before all lists");
+                assert!(self.lists >= LISTS, "a single change before all lists");
                 self.slices.insert(object.name_any());
             }
             Change::ServiceDeleted(name) => {
@@ -152,7 +155,7 @@ async fn a_watch_that_expires_leads_to_a_new_list_and_loses_nothing() {
     let server = ApiServer::start().await;
     add(&server, "old");
     let mut follower = Follower::start(&server).await;
-    follower.until("the lists", |f| f.lists == 3).await;
+    follower.until("the lists", |f| f.lists == LISTS).await;
     server.set_presence(Presence::Away).await;
     add(&server, "meanwhile");
     server.delete(Kind::Service, "a", "old");
@@ -165,7 +168,7 @@ async fn a_watch_that_expires_leads_to_a_new_list_and_loses_nothing() {
 async fn a_watch_that_ends_is_resumed_where_it_was() {
     let server = ApiServer::start().await;
     let mut follower = Follower::start(&server).await;
-    follower.until("the lists", |f| f.lists == 3).await;
+    follower.until("the lists", |f| f.lists == LISTS).await;
     for (cut, name) in [(Cut::Clean, "clean"), (Cut::Abort, "abort"), (Cut::Expired, "expired")] {
         server.cut_watches(cut);
         add(&server, name);
@@ -183,7 +186,7 @@ async fn a_list_that_is_expired_or_refused_for_a_while_is_repeated() {
     }
     server.trap(list_fault(Fault::Forbidden, 1, "/endpointslices"));
     let mut follower = Follower::start(&server).await;
-    follower.until("the list after the refusals", |f| f.lists == 3 && f.services.contains("web")).await;
+    follower.until("the list after the refusals", |f| f.lists == LISTS && f.services.contains("web")).await;
 }
 
 #[tokio::test]
@@ -192,7 +195,7 @@ async fn a_server_that_asks_to_be_left_alone_is() {
     server.trap(list_fault(Fault::TooMany { retry_after_s: 2 }, 1, "/services"));
     let mut follower = Follower::start(&server).await;
     let start = std::time::Instant::now();
-    follower.until("the lists", |f| f.lists == 3).await;
+    follower.until("the lists", |f| f.lists == LISTS).await;
     assert!(start.elapsed() >= Duration::from_millis(1_900), "asked again after {:?}", start.elapsed());
 }
 
@@ -201,7 +204,7 @@ async fn a_watch_refused_as_expired_leads_to_a_new_list() {
     let server = ApiServer::start().await;
     server.trap(Trap { fault: Fault::Expired, times: 1, method: "GET", path_contains: "/services", watch: true });
     let mut follower = Follower::start(&server).await;
-    follower.until("a second list of Services", |f| f.lists >= 4).await;
+    follower.until("a second list of Services", |f| f.lists > LISTS).await;
 }
 
 #[tokio::test]
@@ -213,7 +216,7 @@ async fn slices_that_may_not_be_listed_hold_everything_back_until_they_may() {
     follower.until("the Services", |f| f.services.contains("web")).await;
     add(&server, "later");
     server.release_traps();
-    follower.until("both", |f| f.lists >= 3 && f.services.contains("later")).await;
+    follower.until("both", |f| f.lists >= LISTS && f.services.contains("later")).await;
 }
 
 #[tokio::test]
@@ -254,9 +257,9 @@ async fn a_server_that_is_away_at_the_start_and_later_withdraws_nothing() {
 async fn a_connection_that_died_silently_is_noticed_within_20_seconds() {
     let server = ApiServer::start().await;
     let mut follower = Follower::start(&server).await;
-    follower.until("the lists", |f| f.lists == 3).await;
+    follower.until("the lists", |f| f.lists == LISTS).await;
     let watches = || server.log().iter().filter(|logged| logged.is_watch()).count();
-    let opened = watch_count_reaches(&watches, 3).await;
+    let opened = watch_count_reaches(&watches, LISTS).await;
     server.set_presence(Presence::Silent).await;
     let start = std::time::Instant::now();
     // New connections are answered; those from before stay silent for ever.
