@@ -10,9 +10,11 @@ mod pools;
 mod problem;
 pub mod scalar;
 mod section;
+mod selector;
 pub mod tree;
 
 pub use logs::{LogFormat, LogLevel, Logs};
 pub use pools::PlacedRange;
 pub use problem::{Invalid, Place, Placed, Problem};
 pub use section::{Field, Reader, Section};
+pub use selector::written as written_selector;

@@ -157,6 +157,18 @@ impl<'a> Field<'a> {
         items.iter().enumerate().map(|(i, node)| Self { reader: self.reader, place: place(i, node), node }).collect()
     }
 
+    /// The keys of the mapping that it is, and their values; none, and reported, where it is none. For mappings whose keys
+    /// are the file's own.
+    #[must_use]
+    pub fn entries(&self) -> Vec<(&'a str, Self)> {
+        let Section { reader, place, entries, .. } = self.section();
+        let field = |entry: &'a Entry| {
+            let place = Place { line: entry.line, key: format!("{}.{}", place.key, entry.key) };
+            (entry.key.as_str(), Self { reader, place, node: &entry.node })
+        };
+        entries.iter().map(field).collect()
+    }
+
     /// The mapping that it is; an empty one, and reported, where it is none.
     #[must_use]
     pub fn section(&self) -> Section<'a> {

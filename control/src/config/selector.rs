@@ -1,0 +1,192 @@
+//! Label selectors in configuration, as Kubernetes writes them: `matchLabels` and `matchExpressions`, or the labels alone
+//! as `{team: edge}`. An empty one selects everything.
+//!
+//! Invariant: [`written`] is read back as the same selector, and what the API server would refuse is refused here.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
+use kube::core::Selector;
+
+use super::scalar::{is_dns_label, quoted, quoted_list};
+use super::{Field, Section};
+
+/// Bytes of a label's value, and of its key without the prefix, that Kubernetes allows.
+const NAME_BYTES_MAX: usize = 63;
+/// Bytes of the prefix of a label's key.
+const PREFIX_BYTES_MAX: usize = 253;
+const EXPECTED_KEY: &str = "a label's key such as team or example.com/team";
+const EXPECTED_VALUE: &str = "a label's value: letters, digits, `-`, `_` and `.`, at most 63";
+
+impl Section<'_> {
+    /// A label selector; absent or empty, it selects everything.
+    pub fn selector(&mut self, key: &'static str) -> Selector {
+        self.field(key).map(|field| selector(&field)).unwrap_or_default()
+    }
+}
+
+/// Reads one selector. What is wrong with it is reported, and then left out.
+fn selector(field: &Field<'_>) -> Selector {
+    let entries = field.entries();
+    let is_long = entries.iter().any(|(key, _)| matches!(*key, "matchLabels" | "matchExpressions"));
+    let mut read = LabelSelector::default();
+    if is_long {
+        let mut section = field.section();
+        read.match_labels = section.field("matchLabels").map(|labels| labels_of(&labels.entries()));
+        let expressions = section.items("matchExpressions", "expressions");
+        read.match_expressions = Some(expressions.iter().filter_map(requirement).collect());
+        section.finish();
+    } else {
+        read.match_labels = Some(labels_of(&entries));
+    }
+    // Every operator that passed `requirement` is one that the conversion knows.
+    Selector::try_from(read).unwrap_or_default()
+}
+
+fn labels_of(entries: &[(&str, Field<'_>)]) -> std::collections::BTreeMap<String, String> {
+    let label = |(key, field): &(&str, Field<'_>)| {
+        if !is_label_key(key) {
+            field.problem(format!("found `{key}`, expected {EXPECTED_KEY}"));
+            return None;
+        }
+        let value = field.parse(EXPECTED_VALUE, |text| is_label_value(text).then(|| text.to_owned()))?;
+        Some(((*key).to_owned(), value))
+    };
+    entries.iter().filter_map(label).collect()
+}
+
+fn requirement(field: &Field<'_>) -> Option<LabelSelectorRequirement> {
+    let mut section = field.section();
+    let key = section.required("key", EXPECTED_KEY);
+    let key = key.and_then(|key| key.parse(EXPECTED_KEY, |text| is_label_key(text).then(|| text.to_owned())));
+    let operators = ["In", "NotIn", "Exists", "DoesNotExist"];
+    let expected = operators.join(" or ");
+    let operator = section.required("operator", &expected);
+    let operator = operator.and_then(|field| field.parse(&expected, |text| operators.into_iter().find(|name| *name == text)));
+    let listed = section.field("values");
+    let items = listed.as_ref().map(|field| field.items("values")).unwrap_or_default();
+    let parse = |text: &str| is_label_value(text).then(|| text.to_owned());
+    let values: Vec<String> = items.iter().filter_map(|item| item.parse(EXPECTED_VALUE, parse)).collect();
+    let place = section.place.clone();
+    let reader = section.reader;
+    section.finish();
+    let (key, operator) = (key?, operator?);
+    let takes_values = matches!(operator, "In" | "NotIn");
+    if takes_values && items.is_empty() {
+        reader.problem(&place, format!("operator {operator} has no `values`; list at least one"));
+    } else if !takes_values && !items.is_empty() {
+        reader.problem(&place, format!("operator {operator} takes no `values`; leave them out"));
+    }
+    Some(LabelSelectorRequirement { key, operator: operator.to_owned(), values: takes_values.then_some(values) })
+}
+
+/// A selector as YAML on one line.
+#[must_use]
+pub fn written(selector: &Selector) -> String {
+    let LabelSelector { match_labels, match_expressions } = selector.clone().into();
+    let labels: Vec<_> =
+        match_labels.iter().flatten().map(|(key, value)| format!("{}: {}", quoted(key), quoted(value))).collect();
+    let expression = |one: &LabelSelectorRequirement| {
+        let values = one.values.as_ref().map(|values| format!(", values: {}", quoted_list(values))).unwrap_or_default();
+        format!("{{key: {}, operator: {}{values}}}", quoted(&one.key), one.operator)
+    };
+    let expressions: Vec<_> = match_expressions.iter().flatten().map(expression).collect();
+    let mut parts = Vec::new();
+    if !labels.is_empty() {
+        parts.push(format!("matchLabels: {{{}}}", labels.join(", ")));
+    }
+    if !expressions.is_empty() {
+        parts.push(format!("matchExpressions: [{}]", expressions.join(", ")));
+    }
+    format!("{{{}}}", parts.join(", "))
+}
+
+/// An optional prefix that is a DNS name, a slash, and a name.
+fn is_label_key(text: &str) -> bool {
+    let (prefix, name) = text.split_once('/').map_or((None, text), |(prefix, name)| (Some(prefix), name));
+    let is_prefix = |prefix: &str| prefix.len() <= PREFIX_BYTES_MAX && prefix.split('.').all(|part| is_dns_label(part, 63));
+    prefix.is_none_or(is_prefix) && !name.is_empty() && is_label_value(name)
+}
+
+/// Letters, digits, `-`, `_` and `.`, the first and the last a letter or digit; or nothing.
+fn is_label_value(text: &str) -> bool {
+    let ends = [text.bytes().next(), text.bytes().last()];
+    text.len() <= NAME_BYTES_MAX
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+        && ends.into_iter().flatten().all(|b| b.is_ascii_alphanumeric())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::path::Path;
+
+    use kube::core::SelectorExt;
+
+    use super::super::Reader;
+    use super::*;
+
+    fn read(text: &str) -> Result<Selector, String> {
+        let (reader, root) = Reader::parse(Path::new("f"), &format!("s: {text}\n")).unwrap();
+        let mut top = reader.section(&root);
+        let selector = top.selector("s");
+        top.finish();
+        reader.finish().map(|()| selector).map_err(|invalid| invalid.to_string())
+    }
+
+    fn labels(text: &str) -> BTreeMap<String, String> {
+        let pair = |word: &str| word.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned())).unwrap();
+        text.split_whitespace().map(pair).collect()
+    }
+
+    #[test]
+    fn a_selector_selects_as_it_does_in_kubernetes_in_its_long_and_its_short_form() {
+        let long = "{matchLabels: {team: edge}, matchExpressions: [{key: tier, operator: In, values: [a, b]}, \
+                    {key: x/old, operator: DoesNotExist}, {key: zone, operator: NotIn, values: [c]}, {key: team, operator: Exists}]}";
+        let rows = [
+            ("{}", "", true),
+            ("", "a=b", true),
+            ("{team: edge}", "team=edge tier=a", true),
+            ("{team: edge}", "team=core", false),
+            ("{matchLabels: {team: edge}}", "team=edge", true),
+            ("{matchLabels: {}}", "team=edge", true),
+            (long, "team=edge tier=a", true),
+            (long, "team=edge tier=b zone=d", true),
+            (long, "team=edge tier=c", false),
+            (long, "team=edge", false),
+            (long, "team=edge tier=a zone=c", false),
+            (long, "team=edge tier=a x/old=", false),
+        ];
+        for (text, given, expected) in rows {
+            assert_eq!(read(text).unwrap().matches(&labels(given)), expected, "{text} over {given:?}");
+        }
+    }
+
+    #[test]
+    fn a_written_selector_reads_back() {
+        let long = "{matchExpressions: [{key: b, operator: In, values: [y, x, y]}, {key: a, operator: Exists}], matchLabels: {z: '1', a: ''}}";
+        for text in ["{}", "{team: edge, example.com/tier: 'on'}", long] {
+            let selector = read(text).unwrap();
+            assert_eq!(read(&written(&selector)), Ok(selector.clone()), "{}", written(&selector));
+        }
+        assert_eq!(written(&Selector::default()), "{}");
+    }
+
+    #[test]
+    fn what_the_api_server_would_refuse_is_refused_by_key() {
+        let rows = [
+            ("edge", "key `s`: found `edge`, expected a mapping"),
+            ("{matchlabels: {a: b}}", "key `s.matchlabels`: found a mapping, expected a label's value"),
+            ("{matchLabels: {a: b}, team: c}", "unknown key `team`"),
+            ("{-a: b}", "found `-a`, expected a label's key"),
+            ("{a/b/c: d}", "found `a/b/c`, expected a label's key"),
+            ("{a: 'b c'}", "key `s.a`: found `b c`, expected a label's value"),
+            ("{matchExpressions: [{key: a, operator: Like, values: [b]}]}", "found `Like`, expected In or NotIn"),
+            ("{matchExpressions: [{key: a, operator: In}]}", "operator In has no `values`"),
+            ("{matchExpressions: [{key: a, operator: Exists, values: [b]}]}", "operator Exists takes no `values`"),
+            ("{matchExpressions: [{operator: Exists}]}", "matchExpressions[0].key`: missing"),
+        ];
+        for (text, expected) in rows {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+}
