@@ -211,14 +211,32 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     ) where
         Self: Tables<A>,
     {
-        let mut changes = Changes::default();
         let segment = Segment::of(buffer.bytes(), packet.headers);
+        let verdict = self.verdict(lanes, snapshot, arrival, packet, segment, obstacle);
+        self.apply(lanes, snapshot, arrival, buffer, packet.headers, verdict);
+    }
+
+    /// What [`decide`] says, with what it changed counted, and what it resets told so.
+    #[inline(always)]
+    fn verdict<'s, A: Address, P: Port<Buffer = B>>(
+        &mut self,
+        lanes: &mut Lanes<P>,
+        snapshot: &'s Snapshot,
+        arrival: Arrival,
+        packet: &Packet<'_, A>,
+        segment: Segment,
+        obstacle: Obstacle<'s>,
+    ) -> Verdict<'s>
+    where
+        Self: Tables<A>,
+    {
+        let mut changes = Changes::default();
         let verdict = decide(packet, segment, obstacle, snapshot, &mut self.new_flows(&mut changes), Tick::at(arrival.now_ns));
         self.count_changes(&changes);
         if !changes.resets.is_empty() {
             self.originate(lanes, arrival, &changes.resets, matches!(verdict, Verdict::Reset(_)));
         }
-        self.apply(lanes, snapshot, arrival, buffer, packet.headers, verdict);
+        verdict
     }
 
     fn count_changes(&mut self, changes: &Changes) {
@@ -298,10 +316,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let id = flow.backend;
         let belongs = Belongs { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: id };
         rewrite::nat(buffer.bytes_mut(), headers, &rewrite_of(flow, direction, exit));
-        if let Some(counters) = self.counters.backend(id.slot) {
-            counters.packets.add(1);
-            counters.bytes.add(u64::from(headers.packet_len));
-        }
+        self.counters.forwarded(id.slot, headers.packet_len);
         self.observer.observe(&buffer, Fate::Forward(exit.port), || Some(belongs));
         lanes.send(exit.port, buffer, &mut self.tally);
     }
@@ -345,10 +360,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
             }
         }
         let belongs = Belongs { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: flow.backend };
-        if let Some(counters) = self.counters.backend(flow.backend.slot) {
-            counters.packets.add(1);
-            counters.bytes.add(u64::from(headers.packet_len));
-        }
+        self.counters.forwarded(flow.backend.slot, headers.packet_len);
         self.observer.observe(&buffer, Fate::Forward(exit.port), || Some(belongs));
         let tags = Tags::on(exit.link);
         lanes.leave(exit.port, tags, buffer, &mut self.tally);

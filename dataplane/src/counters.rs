@@ -155,6 +155,15 @@ impl WorkerCounters {
         if flows > u64::MAX / 2 { 0 } else { flows }
     }
 
+    /// A packet of this many bytes, from its network header on, that was sent for a backend slot.
+    #[inline]
+    pub fn forwarded(&self, slot: u32, packet_len: u16) {
+        if let Some(counters) = self.backend(slot) {
+            counters.packets.add(1);
+            counters.bytes.add(u64::from(packet_len));
+        }
+    }
+
     /// One flow fewer for a backend slot.
     pub fn flow_ended(&self, slot: u32) {
         if let Some(counters) = self.backend(slot) {

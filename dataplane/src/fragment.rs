@@ -7,7 +7,7 @@
 
 use proto::Family;
 
-use crate::parse::{ChainEnd, sctp_beginning, walk};
+use crate::parse::{ChainEnd, sctp_first_chunk_kind, walk};
 use crate::snapshot::{Place, Snapshot};
 use crate::wire::{Chunk, FragmentHeader, Ipv4, Sctp, Tcp, Udp, next_header, protocol, take};
 use crate::{Address, DropReason, Headers, Transport, Tuple, TupleHash};
@@ -194,7 +194,7 @@ fn first<A: Address>(headers: &Headers<A>, number: u8, extension_bytes: u16, dat
             Transport::Tcp { flags: tcp.flags }
         }
         protocol::UDP => (ports.len.get() >= Udp::BYTES).then_some(Transport::Udp)?,
-        _ => sctp_beginning(data)?.0,
+        _ => Transport::Sctp { chunk: sctp_first_chunk_kind(data)? },
     };
     let tuple = Tuple {
         source_port: ports.source_port.get(),

@@ -258,7 +258,11 @@ fn transport(number: u8, icmp: u8, payload: &[u8]) -> Result<(Transport, u16, u1
             }
             Ok((Transport::Udp, udp.source_port.get(), udp.destination_port.get()))
         }
-        protocol::SCTP => sctp(payload),
+        protocol::SCTP => {
+            let chunk = sctp_chunk_kind(payload).ok_or(DropReason::Malformed)?;
+            let (sctp, _) = take::<Sctp>(payload).ok_or(DropReason::Malformed)?;
+            Ok((Transport::Sctp { chunk }, sctp.source_port.get(), sctp.destination_port.get()))
+        }
         _ if number == icmp => {
             let (icmp, _) = take::<Icmp>(payload).ok_or(DropReason::Malformed)?;
             Ok((Transport::Icmp { kind: icmp.kind, code: icmp.code }, 0, 0))
@@ -267,29 +271,29 @@ fn transport(number: u8, icmp: u8, payload: &[u8]) -> Result<(Transport, u16, u1
     }
 }
 
-/// SCTP and its ports. An INIT is alone in its packet (RFC 9260 section 8.5.1).
+/// The kind of the first chunk of a whole SCTP packet. An INIT is alone in its packet (RFC 9260 section 8.5.1). It gives one
+/// byte, and not the transport, so that what `parse` finds of TCP and UDP stays in registers.
 #[inline(never)]
-fn sctp(payload: &[u8]) -> Result<(Transport, u16, u16), DropReason> {
-    let (transport, source_port, destination_port) = sctp_beginning(payload).ok_or(DropReason::Malformed)?;
-    if transport == (Transport::Sctp { chunk: sctp_chunk::INIT }) {
-        let chunks = payload.get(usize::from(Sctp::BYTES)..).unwrap_or_default();
-        let behind = take::<Chunk>(chunks).and_then(|(init, _)| chunks.len().checked_sub(usize::from(init.len.get())));
-        if behind.is_none_or(|bytes| bytes >= usize::from(Chunk::BYTES)) {
-            return Err(DropReason::Malformed);
+fn sctp_chunk_kind(payload: &[u8]) -> Option<u8> {
+    let kind = sctp_first_chunk_kind(payload)?;
+    if kind == sctp_chunk::INIT {
+        let chunks = payload.get(usize::from(Sctp::BYTES)..)?;
+        let behind = take::<Chunk>(chunks).and_then(|(init, _)| chunks.len().checked_sub(usize::from(init.len.get())))?;
+        if behind >= usize::from(Chunk::BYTES) {
+            return None;
         }
     }
-    Ok((transport, source_port, destination_port))
+    Some(kind)
 }
 
-/// The first chunk's kind, and the ports. None without a chunk, or when the tag is not 0 with INIT, or is with anything else
-/// (RFC 9260 section 8.5): a receiver discards that.
-pub(crate) fn sctp_beginning(payload: &[u8]) -> Option<(Transport, u16, u16)> {
+/// The kind of the first chunk, of which there may be only the beginning. None without a chunk, or when the tag is not 0 with
+/// INIT, or is with anything else (RFC 9260 section 8.5): a receiver discards that.
+pub(crate) fn sctp_first_chunk_kind(payload: &[u8]) -> Option<u8> {
     let (sctp, chunks) = take::<Sctp>(payload)?;
     let (first, _) = take::<Chunk>(chunks)?;
     let is_init = first.kind == sctp_chunk::INIT;
     let is_whole = first.len.get() >= if is_init { INIT_BYTES } else { Chunk::BYTES };
-    (is_whole && is_init == (sctp.tag.get() == 0))
-        .then(|| (Transport::Sctp { chunk: first.kind }, sctp.source_port.get(), sctp.destination_port.get()))
+    (is_whole && is_init == (sctp.tag.get() == 0)).then_some(first.kind)
 }
 
 #[cfg(test)]

@@ -32,10 +32,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
             rest.into_iter().for_each(|piece| lanes.discard(piece));
             return self.drop(lanes, buffer, DropReason::TooBig);
         }
-        if let Some(counters) = self.counters.backend(backend.slot) {
-            counters.packets.add(1);
-            counters.bytes.add(u64::from(headers.packet_len));
-        }
+        self.counters.forwarded(backend.slot, headers.packet_len);
         let belongs = || Some(Belongs { vip: headers.tuple.destination.ip(), port, protocol, backend });
         self.observer.observe(&buffer, Fate::Forward(exit.port), belongs);
         let tags = Tags::on(exit.link);

@@ -3,7 +3,7 @@
 
 use super::{Arrival, Engine, Origin, Tables};
 use crate::datagrams::{Course, Early, Slot};
-use crate::decide::{Changes, Obstacle, Packet, Passage, Verdict, decide, follow, rewrite_of};
+use crate::decide::{Obstacle, Packet, Passage, Verdict, follow, rewrite_of};
 use crate::flow::{Candidate, Segment};
 use crate::fragment::{Fragment, Part};
 use crate::lanes::Lanes;
@@ -101,7 +101,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         Self: Tables<A>,
     {
         let segment = Segment::of(buffer.bytes(), first);
-        let verdict = self.verdict(lanes, snapshot, arrival, first, segment);
+        let verdict = self.verdict_alone(lanes, snapshot, arrival, first, segment);
         let course = match verdict {
             Verdict::Forward(passage) => self.forward_first(lanes, buffer, placed, first, passage),
             Verdict::Deliver(_) => {
@@ -216,7 +216,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         };
         let tuple = Tuple { source_port, destination_port, protocol, ..placed.headers.tuple };
         let headers = Headers { tuple, transport, ..*placed.headers };
-        match self.verdict(lanes, snapshot, arrival, &headers, Segment::default()) {
+        match self.verdict_alone(lanes, snapshot, arrival, &headers, Segment::default()) {
             Verdict::Forward(passage) => self.forward_later(lanes, buffer, placed, identification, passage),
             // As the fragment that it is: none but a first one may be answered.
             verdict => self.apply(lanes, snapshot, arrival, buffer, placed.headers, verdict),
@@ -224,7 +224,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     }
 
     /// What happens to a packet of no burst. RSTs that its decision asks for go out before it.
-    fn verdict<'s, A: Address, P: Port<Buffer = B>>(
+    fn verdict_alone<'s, A: Address, P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
         snapshot: &'s Snapshot,
@@ -244,15 +244,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
                 self.tally.hits += 1;
                 Verdict::Forward(passage)
             }
-            Err(obstacle) => {
-                let mut changes = Changes::default();
-                let verdict = decide(&packet, segment, obstacle, snapshot, &mut self.new_flows(&mut changes), now);
-                self.count_changes(&changes);
-                if !changes.resets.is_empty() {
-                    self.originate(lanes, arrival, &changes.resets, matches!(verdict, Verdict::Reset(_)));
-                }
-                verdict
-            }
+            Err(obstacle) => self.verdict(lanes, snapshot, arrival, &packet, segment, obstacle),
         }
     }
 
