@@ -150,7 +150,7 @@ impl Admin for Sources {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proto::v1::admin_client::AdminClient;
     use tokio_util::sync::CancellationToken;
     use tonic::transport::{Channel, Endpoint};
@@ -158,6 +158,7 @@ mod tests {
     use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus};
 
     use super::*;
+    pub(crate) use tables::tests::web;
 
     fn sources() -> Sources {
         let counters = WorkerCounters::default();
@@ -178,7 +179,7 @@ mod tests {
         Sources {
             gateway: "edge-1".to_owned(),
             version: "0.1.0".to_owned(),
-            served: watch::channel(Served { ready: true, services: vec![Arc::new(tables::tests::web())] }).1,
+            served: watch::channel(Served { ready: true, services: vec![Arc::new(web())] }).1,
             reached,
             connected: watch::channel(true).1,
             tasks: Tasks::default(),

@@ -10,6 +10,7 @@ pub mod compile_loop;
 pub mod config_client;
 pub mod persist;
 pub(crate) mod received;
+pub mod report;
 pub mod served;
 pub mod supervisor;
 pub mod usable;

@@ -24,6 +24,7 @@ use crate::admin::{self, Sources};
 use crate::agent::compile_loop::{self, Inputs, Outputs, Tables};
 use crate::agent::config_client::{self, ClientChannels, ClientSettings};
 use crate::agent::persist::{self, StateFile};
+use crate::agent::report::Facts;
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Supervisor};
 use crate::hardware::{Hardware, HardwareError, PortsNow, WorkerShare};
@@ -281,7 +282,7 @@ fn supervise_state(supervisor: &mut Supervisor, settings: &Settings, channels: &
     let to_client = ClientChannels {
         known: channels.known.clone(),
         connected: channels.connected.clone(),
-        reached: channels.reached.subscribe(),
+        facts: Facts { served: channels.served.subscribe(), reached: channels.reached.subscribe() },
     };
     supervisor.run("config", move || config_client::run(client.clone(), to_client.clone()));
 

@@ -13,6 +13,7 @@ use dataplane::{DropReason, WorkerCounters};
 use proto::v1;
 
 use super::PortReading;
+use crate::agent::served::Counts;
 
 /// The counters of all workers, in their order.
 pub(super) type Workers = [Arc<WorkerCounters>];
@@ -45,8 +46,7 @@ fn flows(slot: u32, workers: &Workers) -> u64 {
 
 /// A service's line: its backends are those that are not to go.
 pub(super) fn service(service: &ServiceView) -> v1::ServiceStatus {
-    let rows = rows(service, &[]);
-    let count = |wanted: fn(&Row) -> bool| u32::try_from(rows.values().filter(|row| wanted(row)).count()).unwrap_or(u32::MAX);
+    let Counts { backends, healthy } = Counts::from(service);
     let refusal = service.refusal.as_ref();
     let frontend = |port: &PortView| {
         let protocol = port.protocol;
@@ -59,8 +59,8 @@ pub(super) fn service(service: &ServiceView) -> v1::ServiceStatus {
         mode: service.mode.as_str().to_owned(),
         target: service.target.as_str().to_owned(),
         scheduler: service.scheduler.as_str().to_owned(),
-        backends: count(|row| !row.draining),
-        healthy: count(|row| !row.draining && row.healthy),
+        backends,
+        healthy,
         reason: refusal.map_or_else(String::new, |refusal| refusal.reason.as_str().to_owned()),
         message: refusal.map_or_else(String::new, |refusal| refusal.message.clone()),
     }
@@ -139,7 +139,7 @@ pub(super) fn port(reading: PortReading) -> v1::PortStatus {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use dataplane::flow::BackendId;
     use dataplane::snapshot::BackendView;
     use proto::{Family, Mode, Protocol, Reason, Refusal, Scheduler, ServiceName, Target};

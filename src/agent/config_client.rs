@@ -10,14 +10,15 @@ use std::time::Duration;
 use proto::v1::config_client::ConfigClient;
 use proto::v1::watch_request::Message;
 use proto::{Generation, Known, limits, v1};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 use tokio_stream::StreamExt as _;
-use tokio_stream::wrappers::WatchStream;
+use tokio_stream::wrappers::{ReceiverStream, WatchStream};
 use tonic::transport::{Channel, Endpoint};
 
 use super::backoff::{Backoff, random};
 use super::received::{Received, ReceivedError};
+use super::report::{self, Facts};
 use super::supervisor::Failure;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -44,8 +45,8 @@ pub struct ClientChannels {
     pub known: watch::Sender<Option<Known>>,
     /// Out: whether a controller is connected and has sent its state.
     pub connected: watch::Sender<bool>,
-    /// In: the generation that every worker forwards by.
-    pub reached: watch::Receiver<Option<Generation>>,
+    /// In: what is acknowledged and reported.
+    pub facts: Facts,
 }
 
 /// Why a stream ended.
@@ -103,6 +104,10 @@ async fn follow(
     let (acknowledge, acknowledged) = watch::channel(None);
     let hello = Message::Hello(received.hello(&settings.gateway, &settings.version));
     let later = WatchStream::new(acknowledged).filter_map(|g: Option<Generation>| g).map(|g| Message::Acknowledge((&g).into()));
+    let (reports, reported) = mpsc::channel(1);
+    // Ends with the stream that takes its reports.
+    tokio::spawn(report::run(channels.facts.clone(), reports));
+    let later = later.merge(ReceiverStream::new(reported));
     let requests = tokio_stream::once(hello).chain(later).map(|message| v1::WatchRequest { message: Some(message) });
     let mut client = ConfigClient::new(channel)
         .max_decoding_message_size(limits::MESSAGE_BYTES_MAX)
@@ -111,7 +116,7 @@ async fn follow(
         Ok(response) => response.into_inner(),
         Err(status) => return refused(status),
     };
-    let mut reached = channels.reached.clone();
+    let mut reached = channels.facts.reached.clone();
     let mut epoch = None;
     loop {
         tokio::select! {
@@ -170,14 +175,15 @@ mod tests {
     use proto::v1::config_server::{Config, ConfigServer};
     use proto::{Origin, Service, State};
     use tokio::net::UnixListener;
-    use tokio::sync::mpsc;
     use tokio::time::timeout;
-    use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
+    use tokio_stream::wrappers::UnixListenerStream;
     use tokio_util::sync::CancellationToken;
     use tonic::{Request, Response, Status, Streaming};
 
     use super::super::received::tests::{service, state};
+    use super::super::served::Served;
     use super::*;
+    use crate::admin::tests::web as web_view;
 
     const LONG: Duration = Duration::from_secs(20);
 
@@ -232,6 +238,7 @@ mod tests {
         known: watch::Receiver<Option<Known>>,
         connected: watch::Receiver<bool>,
         reached: watch::Sender<Option<Generation>>,
+        served: watch::Sender<Served>,
         client: tokio::task::JoinHandle<Result<(), Failure>>,
     }
 
@@ -247,8 +254,10 @@ mod tests {
                 gateway: "edge-1".to_owned(),
                 version: "0.1.0".to_owned(),
             };
-            let client = tokio::spawn(run(settings, ClientChannels { known, connected, reached: reached_out }));
-            Self { dir, known: known_out, connected: connected_out, reached, client }
+            let (served, served_out) = watch::channel(Served::default());
+            let facts = Facts { served: served_out, reached: reached_out };
+            let client = tokio::spawn(run(settings, ClientChannels { known, connected, facts }));
+            Self { dir, known: known_out, connected: connected_out, reached, served, client }
         }
 
         /// The same, with a controller whose every word the test decides.
@@ -380,6 +389,9 @@ mod tests {
         gateway.reached.send_replace(Some(changed.generation.clone()));
         let acknowledged = |gateways: &Gateways| gateways.any_reached(changed.generation.counter);
         timeout(LONG, controller.gateways.wait_for(acknowledged)).await.unwrap().unwrap();
+        gateway.served.send_replace(Served { ready: true, services: vec![Arc::new(web_view())] });
+        let is_reported = |all: &Gateways| all.iter().any(|one| one.ready && one.health.values().any(|h| h.healthy == 1));
+        timeout(LONG, controller.gateways.wait_for(is_reported)).await.unwrap().unwrap();
         controller.stop().await;
         let again = Controller::start(&path, first("f", &[Arc::clone(&kept)])).await;
         let after = gateway.knows(&state("f", 1, &[Arc::clone(&kept)])).await;

@@ -1,6 +1,7 @@
 //! What the workers were last given to forward by, as far as somebody asks: a copy, so that nobody who asks keeps a
 //! snapshot alive.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dataplane::Snapshot;
@@ -18,5 +19,27 @@ pub struct Served {
 impl From<&Snapshot> for Served {
     fn from(snapshot: &Snapshot) -> Self {
         Self { ready: snapshot.ready(), services: snapshot.services().to_vec() }
+    }
+}
+
+/// The backends of a service that are not to go, each counted once however many of its ports it serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// All of them.
+    pub backends: u32,
+    /// Those that are healthy on all their ports.
+    pub healthy: u32,
+}
+
+impl From<&ServiceView> for Counts {
+    fn from(service: &ServiceView) -> Self {
+        let mut all = BTreeMap::new();
+        for backend in service.ports.iter().flat_map(|port| &port.backends) {
+            let (draining, healthy) = all.entry(backend.address).or_insert((true, true));
+            *draining &= backend.draining;
+            *healthy &= backend.healthy;
+        }
+        let count = |is: fn(&(bool, bool)) -> bool| u32::try_from(all.values().filter(|one| is(one)).count()).unwrap_or(u32::MAX);
+        Self { backends: count(|(draining, _)| !draining), healthy: count(|(draining, healthy)| !draining && *healthy) }
     }
 }

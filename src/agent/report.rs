@@ -1,0 +1,149 @@
+//! What the gateway tells the controller of itself: whether it is ready, and how many backends of each service are healthy.
+//!
+//! Invariant: the first report of a stream holds all services, later ones what differs from what was reported before; a
+//! report is made when the stream takes it, so that a slow controller gets the newest and nothing is queued.
+//! Deliberately not here: health itself, which is applied where it is found out (`compile_loop`).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dataplane::snapshot::ServiceView;
+use proto::v1::watch_request::Message;
+use proto::{Generation, ServiceName, v1};
+use tokio::sync::{mpsc, watch};
+use tokio::time::sleep;
+
+use super::served::{Counts, Served};
+
+/// Shortest time between two reports: conditions of Services change every 30 s at most, and people look once a second.
+const AT_MOST_EVERY: Duration = Duration::from_secs(1);
+
+/// What reports are made from.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// What the workers were given.
+    pub served: watch::Receiver<Served>,
+    /// The generation that every worker forwards by; none before the first.
+    pub reached: watch::Receiver<Option<Generation>>,
+}
+
+/// What was reported on one stream.
+#[derive(Debug, Default)]
+struct Reported {
+    ready: bool,
+    services: BTreeMap<Arc<ServiceName>, (Arc<ServiceView>, Counts)>,
+}
+
+/// Reports on one stream until it is gone.
+pub(super) async fn run(mut facts: Facts, messages: mpsc::Sender<Message>) {
+    let mut reported = Reported::default();
+    loop {
+        let Ok(permit) = messages.reserve().await else { return };
+        let served = facts.served.borrow_and_update().clone();
+        let is_ready = served.ready && facts.reached.borrow_and_update().is_some();
+        match reported.news(&served.services, is_ready) {
+            Some(report) => {
+                permit.send(Message::Report(report));
+                tokio::select! {
+                    () = messages.closed() => return,
+                    () = sleep(AT_MOST_EVERY) => {}
+                }
+            }
+            None => drop(permit),
+        }
+        tokio::select! {
+            () = messages.closed() => return,
+            changed = facts.served.changed() => if changed.is_err() { return },
+            changed = facts.reached.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+impl Reported {
+    /// What is not reported yet; nothing of it, none.
+    fn news(&mut self, services: &[Arc<ServiceView>], ready: bool) -> Option<v1::Report> {
+        let mut changed = Vec::new();
+        let mut now = BTreeMap::new();
+        for service in services {
+            let before = self.services.remove(&service.name);
+            // 10,000 services stay as they are while one changes.
+            let counts = match &before {
+                Some((view, counts)) if Arc::ptr_eq(view, service) => *counts,
+                _ => Counts::from(&**service),
+            };
+            if before.is_none_or(|(_, before)| before != counts) {
+                let Counts { backends, healthy } = counts;
+                changed.push(v1::ServiceHealth { service: service.name.to_string(), backends, healthy });
+            }
+            now.insert(Arc::clone(&service.name), (Arc::clone(service), counts));
+        }
+        let gone = std::mem::replace(&mut self.services, now);
+        let removed: Vec<_> = gone.keys().map(ToString::to_string).collect();
+        let is_news = ready != self.ready || !changed.is_empty() || !removed.is_empty();
+        self.ready = ready;
+        is_news.then_some(v1::Report { ready, services: changed, removed })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use dataplane::snapshot::ServiceView;
+    use tokio::time::{Instant, timeout};
+
+    use super::*;
+    use crate::admin::tests::web;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// A service of two backends, one of them healthy or none.
+    fn service(name: &str, one_is_healthy: bool) -> Arc<ServiceView> {
+        let mut view = ServiceView { name: Arc::new(ServiceName::new("default", name)), ..web() };
+        view.ports[0].backends[0].healthy = one_is_healthy;
+        Arc::new(view)
+    }
+
+    fn health(name: &str, healthy: u32) -> v1::ServiceHealth {
+        v1::ServiceHealth { service: format!("default/{name}"), backends: 2, healthy }
+    }
+
+    #[test]
+    fn first_everything_is_reported_and_then_what_differs() {
+        let mut reported = Reported::default();
+        assert_eq!(reported.news(&[], false), None);
+        let [a, b] = [service("a", true), service("b", true)];
+        let first = reported.news(&[Arc::clone(&a), Arc::clone(&b)], true).unwrap();
+        assert_eq!((first.ready, first.services, first.removed.len()), (true, vec![health("a", 1), health("b", 1)], 0));
+        assert_eq!(reported.news(&[Arc::clone(&a), service("b", true)], true), None, "another view of the same");
+        let second = reported.news(&[service("a", false)], true).unwrap();
+        assert_eq!((second.services, second.removed), (vec![health("a", 0)], vec!["default/b".to_owned()]));
+        let third = reported.news(&[service("a", false)], false).unwrap();
+        assert_eq!((third.ready, third.services.len()), (false, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn reports_come_at_most_once_a_second_and_the_last_is_the_newest() {
+        let (served, served_in) = watch::channel(Served::default());
+        let (reached, reached_in) = watch::channel(None);
+        let (sender, mut messages) = mpsc::channel(1);
+        let task = tokio::spawn(run(Facts { served: served_in, reached: reached_in }, sender));
+        reached.send_replace(Some(Generation::default()));
+        let started = Instant::now();
+        for step in 0..100 {
+            served.send_replace(Served { ready: true, services: vec![service("a", step % 2 == 0)] });
+            tokio::time::sleep(Duration::from_millis(35)).await;
+        }
+        let mut reports = Vec::new();
+        while reports.last() != Some(&vec![health("a", 0)]) || started.elapsed() < 4 * AT_MOST_EVERY {
+            let Ok(message) = timeout(LONG, messages.recv()).await else { break };
+            let Some(Message::Report(report)) = message else { panic!("no report") };
+            reports.push(report.services);
+        }
+        assert_eq!(reports.last(), Some(&vec![health("a", 0)]));
+        assert!(reports.len() <= 6, "{} reports in 3.5 s", reports.len());
+        drop(messages);
+        timeout(LONG, task).await.unwrap().unwrap();
+    }
+}
