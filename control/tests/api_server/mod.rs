@@ -1,32 +1,48 @@
-//! A small API server over loopback HTTP that behaves as a recorded kube-apiserver 1.36.2 does towards a client that
-//! lists, watches and patches Services, EndpointSlices and Nodes; for tests only.
+//! A small API server over loopback HTTP that behaves as a recorded kube-apiserver 1.36.2 does towards clients that list,
+//! watch and write the kinds of `kinds.rs`; for tests only.
 //!
 //! **Invariant.** What it is asked for and does not know it answers by 501, so that a test cannot rest on something that
-//! only this server does. Deliberately not here: other resources, selectors, authentication, admission, and the
-//! controllers that would write EndpointSlices: tests write them.
+//! only this server does. Deliberately not here: other resources, selectors but of one name, JSON patches, server-side
+//! apply, admission, and controllers, but for the one that empties namespaces: tests write EndpointSlices.
 
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod answer;
+mod fields;
 mod http;
+mod kinds;
+mod list;
 mod merge;
+mod objects;
+mod people;
+mod request;
 mod service;
 mod store;
+mod watch;
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tokio::sync::watch;
 
-pub use store::Kind;
-use store::Store;
+pub use kinds::Kind;
+use people::{ADMIN, People};
+#[allow(unused_imports)] // Tests of rights name them.
+pub use people::{Attributes, Grant, Person};
+use store::{Change, Part, Place, Store};
 
 /// A request as it came.
 #[derive(Clone, Debug)]
 pub struct Logged {
+    pub at: Instant,
+    /// Empty: nobody that the server knows.
+    pub user: String,
+    /// None: something that the server does not know.
+    pub asked: Option<Attributes>,
     pub method: String,
     pub path: String,
     pub query: String,
@@ -45,6 +61,10 @@ impl Logged {
 pub enum Fault {
     /// 429 in plain text, with Retry-After.
     TooMany { retry_after_s: u32 },
+    /// 503 in plain text, with Retry-After, as at the start.
+    Starting { retry_after_s: u32 },
+    /// 401: the token is no longer valid.
+    Unauthorized,
     /// 403 as RBAC gives it.
     Forbidden,
     /// 500 with a Status.
@@ -92,11 +112,15 @@ pub enum Presence {
 
 struct Shared {
     store: Mutex<Store>,
-    revision: watch::Sender<u64>,
-    cut: watch::Sender<Option<Cut>>,
-    presence: watch::Sender<Presence>,
+    revision: tokio::sync::watch::Sender<u64>,
+    cut: tokio::sync::watch::Sender<Option<Cut>>,
+    bookmarks: tokio::sync::watch::Sender<()>,
+    presence: tokio::sync::watch::Sender<Presence>,
     /// Connections that are served.
-    open: watch::Sender<usize>,
+    open: tokio::sync::watch::Sender<usize>,
+    people: Mutex<People>,
+    /// Kinds that are not installed.
+    absent: Mutex<BTreeSet<Kind>>,
     traps: Mutex<Vec<Trap>>,
     log: Mutex<Vec<Logged>>,
 }
@@ -113,10 +137,13 @@ impl ApiServer {
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {
             store: Mutex::new(Store::new()),
-            revision: watch::Sender::new(0),
-            cut: watch::Sender::new(None),
-            presence: watch::Sender::new(Presence::There),
-            open: watch::Sender::new(0),
+            revision: tokio::sync::watch::Sender::new(0),
+            cut: tokio::sync::watch::Sender::new(None),
+            bookmarks: tokio::sync::watch::Sender::new(()),
+            presence: tokio::sync::watch::Sender::new(Presence::There),
+            open: tokio::sync::watch::Sender::new(0),
+            people: Mutex::new(People::new()),
+            absent: Mutex::default(),
             traps: Mutex::default(),
             log: Mutex::default(),
         });
@@ -128,28 +155,75 @@ impl ApiServer {
         format!("http://{}", self.address)
     }
 
-    /// Writes a kubeconfig that leads here.
+    /// Writes a kubeconfig that leads here and may do everything.
     pub fn write_kubeconfig(&self, file: &Path) {
+        self.write_kubeconfig_of(ADMIN, file);
+    }
+
+    /// Writes a kubeconfig that leads here with a token.
+    pub fn write_kubeconfig_of(&self, token: &str, file: &Path) {
         let text = format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: test\nclusters: [{{name: test, cluster: {{server: \"{}\"}}}}]\n\
-             users: [{{name: test, user: {{token: test}}}}]\ncontexts: [{{name: test, context: {{cluster: test, user: test}}}}]\n",
+             users: [{{name: test, user: {{token: {token}}}}}]\n\
+             contexts: [{{name: test, context: {{cluster: test, user: test}}}}]\n",
             self.url()
         );
         std::fs::write(file, text).unwrap();
     }
 
-    /// Creates an object as POST would.
+    /// Whoever comes with the token is this person.
+    pub fn admit(&self, token: &str, person: Person) {
+        self.shared.people.lock().unwrap().admit(token, person);
+    }
+
+    /// Takes a custom kind away, with all its objects, as deleting its definition does; or brings it back.
+    pub fn set_installed(&self, kind: Kind, is_installed: bool) {
+        let mut absent = self.shared.absent.lock().unwrap();
+        if is_installed {
+            absent.remove(&kind);
+        } else if absent.insert(kind) {
+            let gone: Vec<_> = self.list(kind, "").iter().map(names).collect();
+            self.change(|store| gone.iter().for_each(|(_, name)| drop(store.delete(&Place::new(kind, "", name), false))));
+        }
+    }
+
+    /// What time it is on the server from now on, RFC 3339 with seconds.
+    pub fn set_time(&self, time: &str) {
+        self.change(|store| time.clone_into(&mut store.time));
+    }
+
+    /// Creates an object as POST would, and its namespace before it if need be.
     pub fn create(&self, kind: Kind, object: Value) -> Value {
-        self.change(|store| store.create(kind, object)).unwrap()
+        let (namespace, _) = names(&object);
+        if kind.is_namespaced() && self.get(Kind::Namespace, "", &namespace).is_none() {
+            self.create(Kind::Namespace, json!({"metadata": {"name": namespace}}));
+        }
+        self.change(|store| store.create(kind, object, "test")).unwrap()
     }
 
     /// Changes spec and metadata of an object by a merge patch.
     pub fn update(&self, kind: Kind, namespace: &str, name: &str, patch: &Value) -> Value {
-        self.change(|store| store.patch(kind, namespace, name, patch, merge::Strategy::Merge, store::Part::Main)).unwrap()
+        self.patch(kind, namespace, name, patch, Part::Main, "test")
     }
 
+    /// Changes the status of an object by a merge patch, as somebody else.
+    pub fn update_status(&self, kind: Kind, namespace: &str, name: &str, patch: &Value, manager: &str) -> Value {
+        self.patch(kind, namespace, name, patch, Part::Status, manager)
+    }
+
+    fn patch(&self, kind: Kind, namespace: &str, name: &str, patch: &Value, part: Part, manager: &str) -> Value {
+        let change = Change { body: patch, strategy: Some(merge::Strategy::Merge), part, manager };
+        self.change(|store| store.change(&Place::new(kind, namespace, name), &change)).unwrap()
+    }
+
+    /// Deletes an object as DELETE would.
     pub fn delete(&self, kind: Kind, namespace: &str, name: &str) {
-        self.change(|store| store.delete(kind, namespace, name)).unwrap();
+        self.change(|store| store.delete(&Place::new(kind, namespace, name), true)).unwrap();
+    }
+
+    /// Ends a Pod as its kubelet does once its containers have stopped.
+    pub fn end_pod(&self, namespace: &str, name: &str) {
+        self.change(|store| store.delete(&Place::new(Kind::Pod, namespace, name), false)).unwrap();
     }
 
     /// Puts an object into the store as it is, valid or not.
@@ -157,13 +231,28 @@ impl ApiServer {
         self.change(|store| store.put_raw(kind, object));
     }
 
+    /// Objects of a kind ordered by namespace and name; an empty namespace is all of them.
+    pub fn list(&self, kind: Kind, namespace: &str) -> Vec<Value> {
+        self.shared.store.lock().unwrap().list(kind, namespace).into_iter().cloned().collect()
+    }
+
+    /// When the object was created, on the clock of the log.
+    pub fn added_at(&self, kind: Kind, namespace: &str, name: &str) -> Option<Instant> {
+        self.shared.store.lock().unwrap().added_at(&Place::new(kind, namespace, name))
+    }
+
     pub fn get(&self, kind: Kind, namespace: &str, name: &str) -> Option<Value> {
-        self.shared.store.lock().unwrap().get(kind, namespace, name).ok().cloned()
+        self.shared.store.lock().unwrap().get(&Place::new(kind, namespace, name)).ok().cloned()
     }
 
     /// Forgets the history: watches from before it are expired.
     pub fn compact(&self) {
         self.shared.store.lock().unwrap().compact();
+    }
+
+    /// Every watch that wants bookmarks gets one.
+    pub fn send_bookmarks(&self) {
+        self.shared.bookmarks.send_replace(());
     }
 
     pub fn cut_watches(&self, cut: Cut) {
@@ -200,9 +289,15 @@ impl Shared {
     fn change<T>(&self, change: impl FnOnce(&mut Store) -> T) -> T {
         let mut store = self.store.lock().unwrap();
         let result = change(&mut store);
+        store.empty_namespaces();
         let revision = store.revision();
         drop(store);
         self.revision.send_replace(revision);
         result
     }
+}
+
+fn names(object: &Value) -> (String, String) {
+    let text = |field| object["metadata"][field].as_str().unwrap_or_default().to_owned();
+    (text("namespace"), text("name"))
 }

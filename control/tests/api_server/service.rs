@@ -73,7 +73,7 @@ pub fn check_status(service: &mut Value) -> Result<(), Answer> {
     }
     if !is_load_balancer {
         let message = "Forbidden: may only be used when `spec.type` is 'LoadBalancer'";
-        return Err(Answer::invalid(&name, "FieldValueForbidden", "status.loadBalancer.ingress", message));
+        return Err(Answer::invalid("Service", &name, "FieldValueForbidden", "status.loadBalancer.ingress", message));
     }
     let entries = load_balancer["ingress"].as_array_mut().map(Vec::as_mut_slice).unwrap_or_default();
     for (index, entry) in entries.iter_mut().enumerate() {
@@ -84,7 +84,13 @@ pub fn check_status(service: &mut Value) -> Result<(), Answer> {
 
 fn check_ingress(name: &str, at: &str, entry: &mut Value) -> Result<(), Answer> {
     let invalid = |field: &str, value: &str, what: &str| {
-        Answer::invalid(name, "FieldValueInvalid", &format!("{at}.{field}"), &format!("Invalid value: \"{value}\": {what}"))
+        Answer::invalid(
+            "Service",
+            name,
+            "FieldValueInvalid",
+            &format!("{at}.{field}"),
+            &format!("Invalid value: \"{value}\": {what}"),
+        )
     };
     if let Some(hostname) = entry["hostname"].as_str()
         && hostname.parse::<IpAddr>().is_ok()
@@ -97,7 +103,7 @@ fn check_ingress(name: &str, at: &str, entry: &mut Value) -> Result<(), Answer> 
             return Ok(());
         }
         let message = "Forbidden: may not be specified when `ip` is not set";
-        return Err(Answer::invalid(name, "FieldValueForbidden", &format!("{at}.ipMode"), message));
+        return Err(Answer::invalid("Service", name, "FieldValueForbidden", &format!("{at}.ipMode"), message));
     };
     match ip.parse::<IpAddr>() {
         Err(_) if has_leading_zeros(&ip) => return Err(invalid("ip", &ip, "must not have leading 0s")),
@@ -115,7 +121,7 @@ fn check_ingress(name: &str, at: &str, entry: &mut Value) -> Result<(), Answer> 
         }
         Some(other) => {
             let message = format!("Unsupported value: \"{other}\": supported values: \"Proxy\", \"VIP\"");
-            Err(Answer::invalid(name, "FieldValueNotSupported", &format!("{at}.ipMode"), &message))
+            Err(Answer::invalid("Service", name, "FieldValueNotSupported", &format!("{at}.ipMode"), &message))
         }
     }
 }

@@ -1,95 +1,83 @@
-//! Objects, their versions, and the history that watches read.
+//! Objects, their versions, and the history that watches and pages read.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use serde_json::{Value, json};
 
 use super::answer::Answer;
+use super::kinds::Kind;
 use super::merge::{Strategy, merge};
-use super::service;
-
-/// The kinds of objects that are kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
-    Service,
-    EndpointSlice,
-    Node,
-    Namespace,
-    AddressPool,
-}
-
-impl Kind {
-    pub const ALL: [Self; 5] = [Self::Service, Self::EndpointSlice, Self::Node, Self::Namespace, Self::AddressPool];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Service => "Service",
-            Self::EndpointSlice => "EndpointSlice",
-            Self::Node => "Node",
-            Self::Namespace => "Namespace",
-            Self::AddressPool => "AddressPool",
-        }
-    }
-
-    pub fn plural(self) -> &'static str {
-        match self {
-            Self::Service => "services",
-            Self::EndpointSlice => "endpointslices",
-            Self::Node => "nodes",
-            Self::Namespace => "namespaces",
-            Self::AddressPool => "addresspools",
-        }
-    }
-
-    pub fn group(self) -> &'static str {
-        match self {
-            Self::Service | Self::Node | Self::Namespace => "",
-            Self::EndpointSlice => "discovery.k8s.io",
-            Self::AddressPool => "sluice.dev",
-        }
-    }
-
-    pub fn api_version(self) -> &'static str {
-        match self {
-            Self::Service | Self::Node | Self::Namespace => "v1",
-            Self::EndpointSlice => "discovery.k8s.io/v1",
-            Self::AddressPool => "sluice.dev/v1beta1",
-        }
-    }
-}
+use super::{fields, objects, service};
 
 /// Which part of an object a request changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// All but the status.
     Main,
-    /// The status and the metadata.
+    /// The status, and the metadata of what no definition installed.
     Status,
 }
 
-/// Namespace and name within a kind.
-type Key = (Kind, String, String);
+/// Where an object lies. Namespace is empty for what has none.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    pub kind: Kind,
+    pub namespace: String,
+    pub name: String,
+}
+
+impl Place {
+    pub fn new(kind: Kind, namespace: &str, name: &str) -> Self {
+        Self { kind, namespace: namespace.to_owned(), name: name.to_owned() }
+    }
+
+    fn of(kind: Kind, object: &Value) -> Self {
+        let text = |field| object["metadata"][field].as_str().unwrap_or_default();
+        Self::new(kind, if kind.is_namespaced() { text("namespace") } else { "" }, text("name"))
+    }
+}
+
+/// What a request wants to become of an object.
+pub struct Change<'a> {
+    pub body: &'a Value,
+    /// None: the object is replaced.
+    pub strategy: Option<Strategy>,
+    pub part: Part,
+    pub manager: &'a str,
+}
 
 /// One event that watches deliver.
 #[derive(Clone, Debug)]
 pub struct Record {
     pub revision: u64,
-    pub kind: Kind,
-    pub namespace: String,
+    pub place: Place,
     pub event: &'static str,
     pub object: Value,
+    pub at: Instant,
 }
 
 pub struct Store {
     revision: u64,
     compacted: u64,
-    objects: BTreeMap<Key, Value>,
+    objects: BTreeMap<Place, Value>,
+    /// The objects as of the compaction.
+    base: BTreeMap<Place, Value>,
     history: Vec<Record>,
+    /// What time it is on the server, RFC 3339.
+    pub time: String,
 }
 
 impl Store {
     pub fn new() -> Self {
-        Self { revision: 100, compacted: 0, objects: BTreeMap::new(), history: Vec::new() }
+        Self {
+            revision: 100,
+            compacted: 0,
+            objects: BTreeMap::new(),
+            base: BTreeMap::new(),
+            history: Vec::new(),
+            time: "2026-01-01T00:00:00Z".to_owned(),
+        }
     }
 
     pub fn revision(&self) -> u64 {
@@ -104,143 +92,270 @@ impl Store {
     pub fn compact(&mut self) {
         self.revision += 1;
         self.compacted = self.revision;
+        self.base = self.objects.clone();
         self.history.clear();
     }
 
     /// Events of a kind after a version; an empty namespace is all of them.
-    pub fn since(&self, kind: Kind, namespace: &str, revision: u64) -> Vec<Record> {
-        let is_wanted = |record: &&Record| {
-            record.revision > revision && record.kind == kind && (namespace.is_empty() || record.namespace == namespace)
-        };
-        self.history.iter().filter(is_wanted).cloned().collect()
+    pub fn since<'a>(&'a self, kind: Kind, namespace: &str, revision: u64) -> impl Iterator<Item = &'a Record> {
+        let first = self.history.partition_point(|record| record.revision <= revision);
+        self.history[first..].iter().filter(move |record| lies_in(&record.place, kind, namespace))
     }
 
     /// Objects of a kind ordered by namespace and name; an empty namespace is all of them.
     pub fn list(&self, kind: Kind, namespace: &str) -> Vec<&Value> {
-        let is_wanted = |key: &Key| key.0 == kind && (namespace.is_empty() || key.1 == namespace);
-        self.objects.iter().filter(|(key, _)| is_wanted(key)).map(|(_, object)| object).collect()
+        self.objects.iter().filter(|(place, _)| lies_in(place, kind, namespace)).map(|(_, object)| object).collect()
     }
 
-    pub fn get(&self, kind: Kind, namespace: &str, name: &str) -> Result<&Value, Answer> {
-        self.objects.get(&key(kind, namespace, name)).ok_or_else(|| Answer::not_found(kind.plural(), name))
-    }
-
-    pub fn create(&mut self, kind: Kind, mut object: Value) -> Result<Value, Answer> {
-        let (namespace, name) = names(&object);
-        if self.objects.contains_key(&key(kind, &namespace, &name)) {
-            return Err(Answer::already_exists(kind.plural(), &name));
+    /// The same as they were at a version that is not forgotten.
+    pub fn list_at<'a>(&'a self, kind: Kind, namespace: &str, revision: u64) -> Vec<&'a Value> {
+        let mut then: BTreeMap<_, _> = self.base.iter().filter(|(place, _)| lies_in(place, kind, namespace)).collect();
+        for record in self.since(kind, namespace, 0).take_while(|record| record.revision <= revision) {
+            if record.event == "DELETED" {
+                then.remove(&record.place);
+            } else {
+                then.insert(&record.place, &record.object);
+            }
         }
+        then.into_values().collect()
+    }
+
+    pub fn get(&self, place: &Place) -> Result<&Value, Answer> {
+        self.objects.get(place).ok_or_else(|| Answer::not_found(place.kind, &place.name))
+    }
+
+    /// When an object came into being, on the clock of the test.
+    pub fn added_at(&self, place: &Place) -> Option<Instant> {
+        self.history.iter().rev().find(|record| record.event == "ADDED" && record.place == *place).map(|record| record.at)
+    }
+
+    pub fn create(&mut self, kind: Kind, mut object: Value, manager: &str) -> Result<Value, Answer> {
         let number = self.revision + 1;
+        if let (Some(prefix), None) = (object["metadata"]["generateName"].as_str(), object["metadata"]["name"].as_str()) {
+            object["metadata"]["name"] = format!("{prefix}{number:05}").into();
+        }
+        let place = Place::of(kind, &object);
+        if kind.is_namespaced() {
+            let namespace = self.get(&Place::new(Kind::Namespace, "", &place.namespace))?;
+            if is_terminating(namespace) {
+                return Err(Answer::terminating(kind, &place.name, &place.namespace));
+            }
+        }
+        if self.objects.contains_key(&place) {
+            return Err(Answer::already_exists(kind, &place.name));
+        }
         object["kind"] = kind.name().into();
         object["apiVersion"] = kind.api_version().into();
         object["metadata"]["uid"] = format!("00000000-0000-4000-8000-{number:012}").into();
-        object["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z".into();
-        if kind == Kind::Service {
-            service::set_defaults(&mut object, number);
-        }
-        Ok(self.put(kind, "ADDED", object))
+        object["metadata"]["creationTimestamp"] = self.time.as_str().into();
+        objects::set_defaults(kind, &mut object, number);
+        objects::check(kind, &object)?;
+        fields::note_change(&json!({}), &mut object, manager, "", &self.time, &kind.api_version());
+        Ok(self.put("ADDED", &place, object))
     }
 
     pub fn put_raw(&mut self, kind: Kind, object: Value) {
-        let (namespace, name) = names(&object);
-        let is_known = self.objects.contains_key(&key(kind, &namespace, &name));
-        self.put(kind, if is_known { "MODIFIED" } else { "ADDED" }, object);
+        let place = Place::of(kind, &object);
+        let event = if self.objects.contains_key(&place) { "MODIFIED" } else { "ADDED" };
+        self.put(event, &place, object);
     }
 
-    pub fn patch(
-        &mut self,
-        kind: Kind,
-        namespace: &str,
-        name: &str,
-        patch: &Value,
-        strategy: Strategy,
-        part: Part,
-    ) -> Result<Value, Answer> {
-        let old = self.get(kind, namespace, name)?.clone();
-        let mut new = old.clone();
-        merge(&mut new, patch, strategy);
-        check_guards(kind, name, &old, &new)?;
-        match part {
-            Part::Main => new["status"] = old["status"].clone(),
-            Part::Status => new["spec"] = old["spec"].clone(),
+    /// Patches or replaces an object.
+    pub fn change(&mut self, place: &Place, change: &Change<'_>) -> Result<Value, Answer> {
+        let kind = place.kind;
+        let old = self.get(place)?.clone();
+        let mut new = changed(place, &old, change)?;
+        check_guards(place, &old, &new)?;
+        check_finalizers(place, &old, &new)?;
+        match change.part {
+            Part::Main if kind.has_status() => new["status"] = old["status"].clone(),
+            Part::Main => {}
+            Part::Status => {
+                new["spec"] = old["spec"].clone();
+                if kind.is_custom() {
+                    new["metadata"] = old["metadata"].clone();
+                }
+            }
         }
         drop_nulls(&mut new, &old);
         if kind == Kind::Service {
-            if part == Part::Main {
+            if change.part == Part::Main {
                 service::clear_after_type_change(&mut new);
             }
             service::check_status(&mut new)?;
         }
+        objects::check_patched(kind, &new)?;
         if new == old {
             return Ok(old);
         }
-        let is_finished = new["metadata"]["deletionTimestamp"].is_string() && has_no_finalizers(&new);
-        Ok(if is_finished { self.remove(kind, namespace, name, new) } else { self.put(kind, "MODIFIED", new) })
-    }
-
-    pub fn delete(&mut self, kind: Kind, namespace: &str, name: &str) -> Result<Value, Answer> {
-        let mut object = self.get(kind, namespace, name)?.clone();
-        if has_no_finalizers(&object) {
-            return Ok(self.remove(kind, namespace, name, object));
+        if kind.has_generation() && change.part == Part::Main && new["spec"] != old["spec"] {
+            new["metadata"]["generation"] = (old["metadata"]["generation"].as_u64().unwrap_or(0) + 1).into();
         }
-        object["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:01Z".into();
-        Ok(self.put(kind, "MODIFIED", object))
+        let subresource = if change.part == Part::Status { "status" } else { "" };
+        fields::note_change(&old, &mut new, change.manager, subresource, &self.time, &kind.api_version());
+        if is_terminating(&new) && kind != Kind::Namespace && has_no_finalizers(&new) {
+            // The answer shows what was asked for; the event what there was.
+            self.remove(place, old);
+            return Ok(new);
+        }
+        Ok(self.put("MODIFIED", place, new))
     }
 
-    fn put(&mut self, kind: Kind, event: &'static str, object: Value) -> Value {
-        let object = self.record(kind, event, object);
-        let (namespace, name) = names(&object);
-        self.objects.insert(key(kind, &namespace, &name), object.clone());
+    /// Deletes an object, or marks it while finalizers hold it. A Pod on a node goes when its kubelet says so, which
+    /// is a deletion without grace.
+    pub fn delete(&mut self, place: &Place, has_grace: bool) -> Result<Value, Answer> {
+        let mut object = self.get(place)?.clone();
+        let waits_for_kubelet = place.kind == Kind::Pod && object["spec"]["nodeName"].is_string() && has_grace;
+        if has_no_finalizers(&object) && !waits_for_kubelet && place.kind != Kind::Namespace {
+            return Ok(self.remove(place, object));
+        }
+        if is_terminating(&object) {
+            return Ok(object);
+        }
+        object["metadata"]["deletionTimestamp"] = self.time.as_str().into();
+        if place.kind == Kind::Namespace {
+            object["status"]["phase"] = "Terminating".into();
+        } else {
+            object["metadata"]["deletionGracePeriodSeconds"] = if waits_for_kubelet { 30 } else { 0 }.into();
+        }
+        Ok(self.put("MODIFIED", place, object))
+    }
+
+    /// What the namespace controller does: once the Pods of a namespace that is being deleted are gone, it deletes all
+    /// else in it, and when that is gone the namespace.
+    pub fn empty_namespaces(&mut self) {
+        let is_ending = |(place, object): &(&Place, &Value)| place.kind == Kind::Namespace && is_terminating(object);
+        let ending: Vec<_> = self.objects.iter().filter(is_ending).map(|(place, _)| place.clone()).collect();
+        for namespace in ending {
+            let content = |store: &Self, is_wanted: &dyn Fn(Kind) -> bool| -> Vec<Place> {
+                let all = store.objects.keys().filter(|place| place.namespace == namespace.name && is_wanted(place.kind));
+                all.cloned().collect()
+            };
+            for pod in content(self, &|kind| kind == Kind::Pod) {
+                self.delete(&pod, true).ok();
+            }
+            if content(self, &|kind| kind == Kind::Pod).is_empty() {
+                for place in content(self, &|_| true) {
+                    self.delete(&place, true).ok();
+                }
+            }
+            if content(self, &|_| true).is_empty()
+                && let Some(object) = self.objects.get(&namespace).cloned()
+            {
+                self.remove(&namespace, object);
+            }
+        }
+    }
+
+    fn put(&mut self, event: &'static str, place: &Place, object: Value) -> Value {
+        let object = self.record(event, place, object);
+        self.objects.insert(place.clone(), object.clone());
         object
     }
 
-    fn remove(&mut self, kind: Kind, namespace: &str, name: &str, object: Value) -> Value {
-        self.objects.remove(&key(kind, namespace, name));
-        self.record(kind, "DELETED", object)
+    fn remove(&mut self, place: &Place, object: Value) -> Value {
+        self.objects.remove(place);
+        self.record("DELETED", place, object)
     }
 
-    fn record(&mut self, kind: Kind, event: &'static str, mut object: Value) -> Value {
+    fn record(&mut self, event: &'static str, place: &Place, mut object: Value) -> Value {
         self.revision += 1;
-        object["metadata"]["resourceVersion"] = self.revision.to_string().into();
-        let (namespace, _) = names(&object);
-        self.history.push(Record { revision: self.revision, kind, namespace, event, object: object.clone() });
+        let revision = self.revision;
+        object["metadata"]["resourceVersion"] = revision.to_string().into();
+        self.history.push(Record { revision, place: place.clone(), event, object: object.clone(), at: Instant::now() });
         object
     }
 }
 
-fn key(kind: Kind, namespace: &str, name: &str) -> Key {
-    (kind, namespace.to_owned(), name.to_owned())
+fn lies_in(place: &Place, kind: Kind, namespace: &str) -> bool {
+    place.kind == kind && (namespace.is_empty() || place.namespace == namespace)
 }
 
-fn names(object: &Value) -> (String, String) {
-    let text = |field| object["metadata"][field].as_str().unwrap_or_default().to_owned();
-    (text("namespace"), text("name"))
+fn is_terminating(object: &Value) -> bool {
+    object["metadata"]["deletionTimestamp"].is_string()
 }
 
 fn has_no_finalizers(object: &Value) -> bool {
     object["metadata"]["finalizers"].as_array().is_none_or(Vec::is_empty)
 }
 
+/// The object as a request wants it. What only the server writes stays.
+fn changed(place: &Place, old: &Value, change: &Change<'_>) -> Result<Value, Answer> {
+    let kind = place.kind;
+    let mut new = match change.strategy {
+        Some(strategy) => {
+            let mut new = old.clone();
+            merge(&mut new, change.body, strategy);
+            new
+        }
+        None => change.body.clone(),
+    };
+    if change.strategy.is_none() {
+        new["kind"] = old["kind"].clone();
+        new["apiVersion"] = old["apiVersion"].clone();
+        let version = &new["metadata"]["resourceVersion"];
+        if version.as_str().is_none_or(str::is_empty) {
+            if kind.needs_version() {
+                let message = "Invalid value: 0: must be specified for an update";
+                return Err(Answer::invalid(kind.name(), &place.name, "FieldValueInvalid", "metadata.resourceVersion", message));
+            }
+            new["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"].clone();
+        }
+        if new["metadata"]["uid"].is_null() {
+            new["metadata"]["uid"] = old["metadata"]["uid"].clone();
+        }
+    }
+    for field in [
+        "name",
+        "namespace",
+        "generation",
+        "creationTimestamp",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "managedFields",
+    ] {
+        let kept = &old["metadata"][field];
+        if kept.is_null() {
+            new["metadata"].as_object_mut().map(|metadata| metadata.remove(field));
+        } else {
+            new["metadata"][field] = kept.clone();
+        }
+    }
+    Ok(new)
+}
+
 /// A stale version is a conflict, another uid an invalid object.
-fn check_guards(kind: Kind, name: &str, old: &Value, new: &Value) -> Result<(), Answer> {
+fn check_guards(place: &Place, old: &Value, new: &Value) -> Result<(), Answer> {
     if new["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"] {
-        return Err(Answer::conflict(kind.plural(), name));
+        return Err(Answer::conflict(place.kind, &place.name));
     }
     if new["metadata"]["uid"] == old["metadata"]["uid"] {
         return Ok(());
     }
-    let uid = new["metadata"]["uid"].as_str().unwrap_or_default();
-    let message = format!("Invalid value: \"{uid}\": field is immutable");
-    let cause = json!({"reason": "FieldValueInvalid", "message": message, "field": "metadata.uid"});
-    let details = json!({"name": name, "kind": kind.name(), "causes": [cause.clone(), cause]});
-    let message = format!("{} \"{name}\" is invalid: metadata.uid: {message}", kind.name());
-    Err(Answer::status(422, "Invalid", message, Some(details)))
+    let message = format!("Invalid value: \"{}\": field is immutable", new["metadata"]["uid"].as_str().unwrap_or_default());
+    Err(Answer::invalid_metadata(place.kind, &place.name, "FieldValueInvalid", "metadata.uid", &message))
+}
+
+/// What is being deleted gets no new finalizers.
+fn check_finalizers(place: &Place, old: &Value, new: &Value) -> Result<(), Answer> {
+    let all = |object: &Value| object["metadata"]["finalizers"].as_array().cloned().unwrap_or_default();
+    let before = all(old);
+    let added: Vec<_> = all(new).iter().filter(|entry| !before.contains(entry)).map(Value::to_string).collect();
+    if !is_terminating(old) || added.is_empty() {
+        return Ok(());
+    }
+    let message = format!(
+        "Forbidden: no new finalizers can be added if the object is being deleted, found new finalizers []string{{{}}}",
+        added.join(", ")
+    );
+    Err(Answer::invalid_metadata(place.kind, &place.name, "FieldValueForbidden", "metadata.finalizers", &message))
 }
 
 /// Indexing for assignment leaves nulls where nothing was; emptied finalizers vanish.
 fn drop_nulls(new: &mut Value, old: &Value) {
     for part in ["status", "spec"] {
         if old[part].is_null()
+            && new[part].is_null()
             && let Some(object) = new.as_object_mut()
         {
             object.remove(part);

@@ -12,11 +12,11 @@ use serde_json::{Value, json};
 use crate::api_server::{ApiServer, Cut, Fault, Kind, Trap};
 
 /// An answer as it came over the wire.
-struct Received {
-    code: u16,
+pub struct Received {
+    pub code: u16,
     content_type: String,
     retry_after: Option<String>,
-    body: String,
+    pub body: String,
 }
 
 async fn client(server: &ApiServer) -> Cluster {
@@ -25,12 +25,25 @@ async fn client(server: &ApiServer) -> Cluster {
     connect(Some(file.path())).await.unwrap()
 }
 
-/// One exchange by a plain HTTP client that changes nothing.
-async fn exchange(server: &ApiServer, method: &str, path: &str, content_type: &str, body: &str) -> Received {
+/// One exchange by a plain HTTP client that changes nothing, of somebody who may do everything.
+pub async fn exchange(server: &ApiServer, method: &str, path: &str, content_type: &str, body: &str) -> Received {
+    exchange_as(server, "Bearer test", method, path, content_type, body).await
+}
+
+/// The same of somebody else.
+pub async fn exchange_as(
+    server: &ApiServer,
+    authorization: &str,
+    method: &str,
+    path: &str,
+    content_type: &str,
+    body: &str,
+) -> Received {
     let stream = tokio::net::TcpStream::connect(server.url().strip_prefix("http://").unwrap()).await.unwrap();
     let (mut sender, connection) = hyper::client::conn::http1::handshake(hyper_util::rt::TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
     let request = Request::builder().method(method).uri(path).header("host", "test").header("content-type", content_type);
+    let request = request.header("authorization", authorization);
     let response = sender.send_request(request.body(body.to_owned()).unwrap()).await.unwrap();
     let header = |name| response.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
     let (code, content_type, retry_after) = (response.status().as_u16(), header("content-type").unwrap(), header("retry-after"));
@@ -38,7 +51,7 @@ async fn exchange(server: &ApiServer, method: &str, path: &str, content_type: &s
     Received { code, content_type, retry_after, body: String::from_utf8(body.to_vec()).unwrap() }
 }
 
-fn fixture<T: for<'a> Deserialize<'a>>(name: &str) -> T {
+pub fn fixture<T: for<'a> Deserialize<'a>>(name: &str) -> T {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/recordings").join(name);
     serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap()
 }

@@ -13,7 +13,7 @@ use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
-use crate::api_server::ApiServer;
+use crate::api_server::{ApiServer, Kind};
 use crate::skip::skip;
 
 /// Longer than any wait that is expected; a test that needs it has failed.
@@ -35,6 +35,7 @@ impl User {
         let kubeconfig = directory.path().join("kubeconfig");
         server.write_kubeconfig(&kubeconfig);
         let cluster = connect(Some(&kubeconfig)).await.unwrap();
+        server.create(Kind::Namespace, json!({"metadata": {"name": "a"}}));
         Self { cluster, kubeconfig, namespace: "a".to_owned(), directory }
     }
 

@@ -1,0 +1,133 @@
+//! The kinds of objects that the server keeps, and what makes them different.
+
+/// A kind of object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    Service,
+    EndpointSlice,
+    Pod,
+    Node,
+    Namespace,
+    ConfigMap,
+    Secret,
+    Lease,
+    Event,
+    AddressPool,
+    EdgeGateway,
+}
+
+/// What a kind is called, and how it behaves.
+struct Facts {
+    name: &'static str,
+    plural: &'static str,
+    group: &'static str,
+    version: &'static str,
+    is_namespaced: bool,
+    has_status: bool,
+    /// A PUT must name the version that it replaces.
+    needs_version: bool,
+}
+
+impl Kind {
+    pub const ALL: [Self; 11] = [
+        Self::Service,
+        Self::EndpointSlice,
+        Self::Pod,
+        Self::Node,
+        Self::Namespace,
+        Self::ConfigMap,
+        Self::Secret,
+        Self::Lease,
+        Self::Event,
+        Self::AddressPool,
+        Self::EdgeGateway,
+    ];
+
+    fn facts(self) -> Facts {
+        let core = |name, plural, is_namespaced, has_status| Facts {
+            name,
+            plural,
+            group: "",
+            version: "v1",
+            is_namespaced,
+            has_status,
+            needs_version: false,
+        };
+        let custom = |name, plural| Facts {
+            name,
+            plural,
+            group: "sluice.dev",
+            version: "v1beta1",
+            is_namespaced: false,
+            has_status: true,
+            needs_version: true,
+        };
+        let extra = |name, plural, group, needs_version| Facts {
+            name,
+            plural,
+            group,
+            version: "v1",
+            is_namespaced: true,
+            has_status: false,
+            needs_version,
+        };
+        match self {
+            Self::Service => core("Service", "services", true, true),
+            Self::Pod => core("Pod", "pods", true, true),
+            Self::Node => core("Node", "nodes", false, true),
+            Self::Namespace => core("Namespace", "namespaces", false, true),
+            Self::ConfigMap => core("ConfigMap", "configmaps", true, false),
+            Self::Secret => core("Secret", "secrets", true, false),
+            Self::EndpointSlice => extra("EndpointSlice", "endpointslices", "discovery.k8s.io", false),
+            Self::Lease => extra("Lease", "leases", "coordination.k8s.io", true),
+            Self::Event => extra("Event", "events", "events.k8s.io", false),
+            Self::AddressPool => custom("AddressPool", "addresspools"),
+            Self::EdgeGateway => custom("EdgeGateway", "edgegateways"),
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        self.facts().name
+    }
+
+    pub fn plural(self) -> &'static str {
+        self.facts().plural
+    }
+
+    pub fn group(self) -> &'static str {
+        self.facts().group
+    }
+
+    pub fn api_version(self) -> String {
+        let Facts { group, version, .. } = self.facts();
+        if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") }
+    }
+
+    /// What paths of the kind begin with.
+    pub fn prefix(self) -> String {
+        let root = if self.group().is_empty() { "/api/" } else { "/apis/" };
+        format!("{root}{}/", self.api_version())
+    }
+
+    pub fn is_namespaced(self) -> bool {
+        self.facts().is_namespaced
+    }
+
+    pub fn has_status(self) -> bool {
+        self.facts().has_status
+    }
+
+    pub fn needs_version(self) -> bool {
+        self.facts().needs_version
+    }
+
+    /// Whether a definition installs the kind, so that a server may lack it.
+    pub fn is_custom(self) -> bool {
+        self.group() == "sluice.dev"
+    }
+
+    /// Whether its spec has a generation.
+    pub fn has_generation(self) -> bool {
+        self.is_custom() || matches!(self, Self::EndpointSlice | Self::Pod)
+    }
+}

@@ -1,0 +1,82 @@
+//! Lists, whole and in pages. Pages show what there was at the version of the first one.
+
+use serde_json::{Value, json};
+
+use super::Shared;
+use super::answer::Answer;
+use super::request::Asked;
+use super::store::Store;
+
+/// Where a list goes on: at which version (0: whatever there is), and behind how many objects.
+struct Continue {
+    revision: u64,
+    skipped: usize,
+}
+
+impl Continue {
+    fn parse(token: &str) -> Result<Self, Answer> {
+        let parts = token.split_once('-').and_then(|(revision, skipped)| Some((revision.parse().ok()?, skipped.parse().ok()?)));
+        let (revision, skipped) = parts.ok_or_else(|| Answer::bad_request("continue key is not valid".to_owned()))?;
+        Ok(Self { revision, skipped })
+    }
+
+    fn token(&self) -> String {
+        format!("{}-{}", self.revision, self.skipped)
+    }
+}
+
+/// A list, or a page of one. Its items have neither kind nor apiVersion.
+pub fn list(asked: &Asked, shared: &Shared) -> Result<Answer, Answer> {
+    let store = shared.store.lock().unwrap();
+    let mut start = Continue { revision: 0, skipped: 0 };
+    for (key, value) in &asked.query {
+        match (key.as_str(), value.as_str()) {
+            ("continue", token) => start = Continue::parse(token)?,
+            ("limit" | "pretty", _) | ("resourceVersionMatch", "NotOlderThan") => {}
+            ("fieldSelector", _) if asked.selected_name().is_some() => {}
+            ("resourceVersion", text) => check_version(text, &store)?,
+            (key, value) => return Err(Answer::not_built(&format!("{key}={value} in a list"))),
+        }
+    }
+    let current = store.revision();
+    if start.revision != 0 && start.revision < store.compacted() {
+        return Err(Answer::expired_list(&Continue { revision: 0, skipped: start.skipped }.token()));
+    }
+    let shown = if start.revision == 0 { current } else { start.revision };
+    let (kind, namespace) = (asked.place.kind, asked.place.namespace.as_str());
+    let all = if shown == current { store.list(kind, namespace) } else { store.list_at(kind, namespace, shown) };
+    let is_wanted = |object: &&&Value| asked.selected_name().is_none_or(|name| object["metadata"]["name"] == name);
+    let rest: Vec<_> = all.iter().filter(is_wanted).skip(start.skipped).collect();
+    let limit = asked.query.get("limit").and_then(|limit| limit.parse().ok()).filter(|limit| *limit > 0).unwrap_or(usize::MAX);
+    let mut metadata = json!({"resourceVersion": shown.to_string()});
+    if rest.len() > limit {
+        metadata["continue"] = Continue { revision: shown, skipped: start.skipped + limit }.token().into();
+        metadata["remainingItemCount"] = (rest.len() - limit).into();
+    }
+    let items: Vec<_> = rest.into_iter().take(limit).map(|object| item(object)).collect();
+    let (kind, api_version) = (format!("{}List", kind.name()), kind.api_version());
+    Ok(Answer::json(200, &json!({"kind": kind, "apiVersion": api_version, "metadata": metadata, "items": items})))
+}
+
+fn item(object: &Value) -> Value {
+    let mut item = object.clone();
+    item.as_object_mut().map(|item| (item.remove("kind"), item.remove("apiVersion")));
+    item
+}
+
+/// A list at least as new as a version, which must not lie ahead.
+fn check_version(text: &str, store: &Store) -> Result<(), Answer> {
+    let wanted = text.parse::<u64>();
+    let wanted = wanted.map_err(|_| Answer::bad_request(format!("invalid resource version: {}", not_a_version(text))))?;
+    let current = store.revision();
+    if wanted <= current {
+        return Ok(());
+    }
+    let message = format!("Timeout: Too large resource version: {wanted}, current: {current}");
+    let causes = json!([{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]);
+    Err(Answer::status(504, "Timeout", message, Some(json!({"causes": causes, "retryAfterSeconds": 1}))))
+}
+
+pub fn not_a_version(text: &str) -> String {
+    format!("resourceVersion: Invalid value: \"{text}\": strconv.ParseUint: parsing \"{text}\": invalid syntax")
+}

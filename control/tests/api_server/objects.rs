@@ -1,0 +1,99 @@
+//! What the server knows about kinds other than Services: defaults at creation, and what it refuses.
+
+use serde_json::{Value, json};
+
+use super::answer::Answer;
+use super::kinds::Kind;
+use super::service;
+
+/// Fills in what a server fills in at creation. `number` makes allocated values differ.
+pub fn set_defaults(kind: Kind, object: &mut Value, number: u64) {
+    match kind {
+        Kind::Service => service::set_defaults(object, number),
+        Kind::Namespace => {
+            let name = object["metadata"]["name"].clone();
+            object["metadata"]["labels"]["kubernetes.io/metadata.name"] = name;
+            object["spec"] = json!({"finalizers": ["kubernetes"]});
+            object["status"] = json!({"phase": "Active"});
+        }
+        Kind::Pod => object["status"] = json!({"phase": "Pending", "qosClass": "BestEffort"}),
+        Kind::AddressPool | Kind::EdgeGateway => {
+            object.as_object_mut().map(|object| object.remove("status"));
+        }
+        Kind::Event => {
+            for (field, value) in [
+                ("deprecatedSource", json!({})),
+                ("deprecatedFirstTimestamp", Value::Null),
+                ("deprecatedLastTimestamp", Value::Null),
+            ] {
+                object[field] = value;
+            }
+        }
+        Kind::EndpointSlice | Kind::Node | Kind::ConfigMap | Kind::Secret | Kind::Lease => {}
+    }
+    if kind.has_generation() {
+        object["metadata"]["generation"] = 1.into();
+    }
+}
+
+/// Refuses what a server refuses, in objects that are created or replaced.
+pub fn check(kind: Kind, object: &Value) -> Result<(), Answer> {
+    match kind {
+        Kind::Event => check_event(object),
+        Kind::Lease => check_times(object).map_err(|cause| Answer::bad_request(cause_of_object(kind, &cause))),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses what a server refuses, in objects that a patch made. A time that cannot be read is told otherwise than at
+/// creation: the patched object is no object then.
+pub fn check_patched(kind: Kind, object: &Value) -> Result<(), Answer> {
+    match kind {
+        Kind::Lease => check_times(object).map_err(|cause| {
+            let message = format!("Invalid value: \"{}\": {cause}", object.to_string().replace('"', "\\\""));
+            let details = json!({"causes": [{"reason": "FieldValueInvalid", "message": message, "field": "patch"}]});
+            Answer::status(422, "Invalid", format!(" \"\" is invalid: patch: {message}"), Some(details))
+        }),
+        kind => check(kind, object),
+    }
+}
+
+fn cause_of_object(kind: Kind, cause: &str) -> String {
+    format!("{} in version \"v1\" cannot be handled as a {}: {cause}", kind.name(), kind.name())
+}
+
+fn check_event(event: &Value) -> Result<(), Answer> {
+    let name = event["metadata"]["name"].as_str().unwrap_or_default();
+    let is_empty = |field: &&str| event[*field].as_str().is_none_or(str::is_empty);
+    let missing: Vec<_> = ["reportingController", "reportingInstance", "action", "reason"].into_iter().filter(is_empty).collect();
+    if !missing.is_empty() {
+        return Err(Answer::missing(Kind::Event.name(), name, &missing));
+    }
+    let note = event["note"].as_str().unwrap_or_default();
+    if note.len() > 1_024 {
+        let message = "Invalid value: \"\": can have at most 1024 characters";
+        return Err(Answer::invalid(Kind::Event.name(), name, "FieldValueInvalid", "note", message));
+    }
+    if let Err(cause) =
+        check_micro_time(&event["eventTime"]).and_then(|()| check_micro_time(&event["series"]["lastObservedTime"]))
+    {
+        return Err(Answer::bad_request(cause_of_object(Kind::Event, &cause)));
+    }
+    Ok(())
+}
+
+fn check_times(lease: &Value) -> Result<(), String> {
+    check_micro_time(&lease["spec"]["acquireTime"])?;
+    check_micro_time(&lease["spec"]["renewTime"])
+}
+
+/// A `MicroTime` has a fraction.
+fn check_micro_time(time: &Value) -> Result<(), String> {
+    let Some(text) = time.as_str() else { return Ok(()) };
+    let digits = text.split_once('.').map_or(0, |(_, rest)| rest.chars().take_while(char::is_ascii_digit).count());
+    if digits == 6 {
+        return Ok(());
+    }
+    let rest = text.get(19..).unwrap_or_default();
+    Err(format!("parsing time \"{text}\" as \"2006-01-02T15:04:05.000000Z07:00\": cannot parse \"{rest}\" as \".000000\""))
+}
