@@ -7,6 +7,7 @@
 pub mod addresses;
 pub mod config;
 pub mod controller;
+pub mod convert;
 pub mod crd;
 pub mod ctl;
 pub mod gateways;
