@@ -21,6 +21,8 @@ use crate::gateways::Gateways;
 use crate::kubernetes::{self, StatusWriter};
 use crate::manifests::{self, StatusFiles};
 use crate::note::Note;
+use crate::overrides::Desk;
+use crate::overrides::store::{self, Store};
 use crate::plan::{Memory, plan};
 use crate::publish::Published;
 use crate::server::{self, ConfigService};
@@ -94,6 +96,12 @@ impl Controller {
         let socket = TakenAway(settings.listen.clone());
 
         let mut tasks = JoinSet::new();
+        let desk = Desk::new(origin.overrides(&settings));
+        let (telling, to_plan, stop) = (desk.clone(), sender.clone(), shutdown.clone());
+        tasks.spawn(async move {
+            stop.run_until_cancelled(telling.tell(to_plan)).await;
+            Ok(())
+        });
         let sink = origin.start(&mut tasks, sender, &shutdown);
         tasks.spawn(async move { Ok(server::serve(listener, service).await?) });
         let seen = gateways_seen.clone();
@@ -148,6 +156,14 @@ impl Origin {
                 Ok(Self::Manifests { dir: dir.clone(), files, adopted })
             }
             Source::Kubernetes { kubeconfig } => Ok(Self::Kubernetes(kubernetes::connect(kubeconfig.as_deref()).await?)),
+        }
+    }
+
+    /// Where what operators set by hand is kept.
+    fn overrides(&self, settings: &ControllerSettings) -> Store {
+        match self {
+            Self::Kubernetes(cluster) => Store::config_map(cluster, &settings.group),
+            Self::Manifests { files, .. } => Store::File(files.dir().join(store::FILE)),
         }
     }
 

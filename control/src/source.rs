@@ -9,6 +9,7 @@ use proto::ServiceName;
 
 use crate::crd::AddressPool;
 use crate::note::Note;
+use crate::overrides::Overrides;
 
 /// A change of the objects. A source sends every `*Replaced` before anything is planned, and again after a relist.
 #[derive(Clone, Debug)]
@@ -43,6 +44,8 @@ pub enum Change {
     NamespaceDeleted(String),
     /// An `AddressPool` is gone: its name.
     PoolDeleted(String),
+    /// What operators set by hand, all of it.
+    OverridesReplaced(Box<Overrides>),
     /// Something that the owner of an object should know, such as that it cannot be read.
     Noted(Note),
 }

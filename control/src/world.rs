@@ -11,7 +11,8 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use proto::ServiceName;
 
 use crate::crd::AddressPool;
-use crate::note::{Cause, Note, Remark, Subject};
+use crate::note::Note;
+use crate::overrides::Overrides;
 use crate::source::Change;
 use crate::spec::{Candidate, NodeSpec, NotServable, SliceError, SliceSpec};
 
@@ -39,9 +40,8 @@ pub struct World {
     nodes: BTreeMap<String, NodeSpec>,
     namespaces: BTreeMap<String, Labels>,
     pools: BTreeMap<String, AddressPool>,
+    overrides: Overrides,
     notes: Vec<Note>,
-    /// Services whose owners were told that they are never served.
-    unserved: BTreeSet<ServiceName>,
     revision: u64,
     services_revision: u64,
     nodes_revision: u64,
@@ -52,6 +52,7 @@ pub struct World {
     nodes_known: bool,
     namespaces_known: bool,
     pools_known: bool,
+    overrides_known: bool,
 }
 
 impl World {
@@ -62,7 +63,8 @@ impl World {
             Change::SlicesReplaced(slices) => self.replace_slices(&slices),
             Change::ServiceApplied(service) => match Candidate::try_from(&*service) {
                 Ok(candidate) => self.put_service(candidate),
-                Err(error) => self.leave_service_out(&error, &BTreeSet::new()),
+                Err(NotServable::NotOurs { name, .. }) => self.remove_service(&name),
+                Err(error) => tracing::warn!(%error, "object ignored"),
             },
             Change::SliceApplied(slice) => match SliceSpec::try_from(&*slice) {
                 Ok(spec) => self.put_slice(spec),
@@ -80,11 +82,9 @@ impl World {
             Change::PoolsReplaced(all) => self.replace_pools(all),
             Change::PoolApplied(pool) => self.put_pool(*pool),
             Change::PoolDeleted(name) => self.remove_pool(&name),
+            Change::OverridesReplaced(all) => self.replace_overrides(*all),
             Change::Noted(note) => self.notes.push(note),
-            Change::ServiceDeleted(name) => {
-                self.remove_service(&name);
-                self.unserved.remove(&name);
-            }
+            Change::ServiceDeleted(name) => self.remove_service(&name),
             Change::SliceDeleted(name) => self.remove_slice(&name),
         }
     }
@@ -92,7 +92,9 @@ impl World {
     /// Whether the source has told all objects once; before that nothing may be planned.
     #[must_use]
     pub const fn is_complete(&self) -> bool {
-        self.services_known && self.slices_known && self.nodes_known && self.namespaces_known && self.pools_known
+        let objects_known =
+            self.services_known && self.slices_known && self.nodes_known && self.namespaces_known && self.pools_known;
+        objects_known && self.overrides_known
     }
 
     /// Services that may be ours.
@@ -150,9 +152,25 @@ impl World {
         self.pools_revision
     }
 
+    /// What operators set by hand.
+    #[must_use]
+    pub const fn overrides(&self) -> &Overrides {
+        &self.overrides
+    }
+
     /// What came to be known of objects since this was last asked.
     pub fn take_notes(&mut self) -> Vec<Note> {
         std::mem::take(&mut self.notes)
+    }
+
+    /// They may concern every Service, and change when a person wants it: all are looked at again.
+    fn replace_overrides(&mut self, overrides: Overrides) {
+        self.overrides_known = true;
+        if overrides != self.overrides {
+            self.overrides = overrides;
+            let all: Vec<ServiceName> = self.services.keys().cloned().collect();
+            all.iter().for_each(|name| self.touch(name));
+        }
     }
 
     fn replace_namespaces(&mut self, namespaces: &[Namespace]) {
@@ -243,19 +261,13 @@ impl World {
 
     fn replace_services(&mut self, services: &[Service]) {
         let mut gone: BTreeSet<ServiceName> = self.services.keys().cloned().collect();
-        let told = std::mem::take(&mut self.unserved);
         for service in services {
             match Candidate::try_from(service) {
                 Ok(candidate) => {
                     gone.remove(&candidate.name);
                     self.put_service(candidate);
                 }
-                Err(error) => {
-                    if let NotServable::NotOurs { name, .. } = &error {
-                        gone.remove(name);
-                    }
-                    self.leave_service_out(&error, &told);
-                }
+                Err(error) => tracing::debug!(%error, "not served"),
             }
         }
         gone.iter().for_each(|name| self.remove_service(name));
@@ -284,7 +296,6 @@ impl World {
             entry.candidate = candidate;
             return;
         }
-        self.unserved.remove(&candidate.name);
         self.revision += 1;
         self.services_revision = self.revision;
         self.services.insert(candidate.name.clone(), Entry { candidate, revision: self.revision });
@@ -294,19 +305,6 @@ impl World {
         if self.services.remove(name).is_some() {
             self.revision += 1;
             self.services_revision = self.revision;
-        }
-    }
-
-    /// A Service that can never be served as it is. Whoever seems to expect that it is, is told so once.
-    fn leave_service_out(&mut self, error: &NotServable, told: &BTreeSet<ServiceName>) {
-        let NotServable::NotOurs { name, why, is_expected } = error else {
-            return tracing::warn!(%error, "object ignored");
-        };
-        tracing::debug!(%error, "not served");
-        self.remove_service(name);
-        if *is_expected && self.unserved.insert(name.clone()) && !told.contains(name) {
-            let remark = Remark::new(Cause::NeverServed, format!("it is not served: {why}"));
-            self.notes.push(Note { subject: Subject::Service(name.clone()), remark });
         }
     }
 
@@ -385,8 +383,9 @@ mod tests {
         world.apply(Change::SlicesReplaced(vec![]));
         world.apply(Change::NodesReplaced(vec![]));
         world.apply(Change::NamespacesReplaced(vec![]));
-        assert!(!world.is_complete());
         world.apply(Change::PoolsReplaced(vec![]));
+        assert!(!world.is_complete());
+        world.apply(Change::OverridesReplaced(Box::default()));
         assert!(world.is_complete());
     }
 
@@ -423,23 +422,6 @@ mod tests {
         world.apply(Change::SlicesReplaced(vec![]));
         assert_eq!(world.services().len(), 1);
         assert_eq!(world.slices_of(&ServiceName::new("shop", "a")).count(), 0);
-    }
-
-    #[test]
-    fn who_expects_a_service_without_frontend_to_be_served_is_told_once() {
-        let mut world = World::default();
-        let mut name = service("db", 80);
-        let spec = name.spec.as_mut().unwrap();
-        (spec.type_, spec.external_ips) = (Some("ExternalName".to_owned()), Some(vec!["192.0.2.9".to_owned()]));
-        world.apply(Change::ServicesReplaced(vec![name.clone()]));
-        let notes = world.take_notes();
-        assert!(notes.len() == 1 && notes[0].remark.text.contains("ExternalName"), "{notes:?}");
-        world.apply(Change::ServiceApplied(Box::new(name.clone())));
-        world.apply(Change::ServicesReplaced(vec![name.clone()]));
-        assert_eq!(world.take_notes(), []);
-        world.apply(Change::ServicesReplaced(vec![]));
-        world.apply(Change::ServiceApplied(Box::new(name)));
-        assert_eq!(world.take_notes().len(), 1, "another one of that name");
     }
 
     #[test]

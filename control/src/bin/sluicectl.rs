@@ -20,8 +20,7 @@ async fn main() -> ExitCode {
         Err(CtlError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("sluicectl: {error}");
-            let is_input = matches!(error, CtlError::Convert(_));
-            ExitCode::from(if is_input { 2 } else { 1 })
+            ExitCode::FAILURE
         }
     }
 }

@@ -73,6 +73,12 @@ impl StatusFiles {
         Ok((files, statuses))
     }
 
+    /// The directory.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// Writes a status, unless the file says the same.
     ///
     /// # Errors

@@ -110,7 +110,7 @@ impl Builder<'_> {
     fn build(&self, revision: u64, before: Option<&Planned>) -> Planned {
         let slices: Vec<&SliceSpec> = self.world.slices_of(&self.candidate.name).collect();
         let mut tables = BTreeMap::new();
-        let mut notes: Vec<Remark> = self.outcome.note.iter().chain(&self.outcome.externals.remarks).cloned().collect();
+        let mut notes: Vec<Remark> = self.outcome.note.iter().cloned().collect();
         let served = match (&self.candidate.wanted, &self.outcome.refusal) {
             (Err(error), _) => Err(error.refusal()),
             (Ok(_), Some(refusal)) => Err(refusal.clone()),
@@ -180,13 +180,12 @@ impl Builder<'_> {
         let mut ineligible = None;
         for port in &spec.ports {
             for &family in &spec.families {
-                let addresses = self.outcome.addresses.iter().chain(&self.outcome.externals.addresses);
-                let vips: Vec<IpAddr> = addresses.copied().filter(|a| Family::of(*a) == family).collect();
-                let node_port = port.node_port.filter(|_| !self.outcome.withholds_node_ports);
-                if vips.is_empty() && node_port.is_none() {
+                let vips: Vec<IpAddr> = self.outcome.addresses.iter().copied().filter(|a| Family::of(*a) == family).collect();
+                if vips.is_empty() && self.candidate.kind == Kind::LoadBalancer {
                     continue;
                 }
-                let selection = self.select(spec, slices, port, family);
+                let mut selection = self.select(spec, slices, port, family);
+                self.world.overrides().apply(&self.candidate.name, slices, self.world.nodes(), &mut selection.backends);
                 fenced += selection.fenced;
                 notes.extend(selection.notes);
                 ineligible = ineligible.or(selection.ineligible);
@@ -194,7 +193,7 @@ impl Builder<'_> {
                     return Err(refusal);
                 }
                 let size = table(tables, (port.protocol, port.port, family), selection.backends.len());
-                ports.push(ServicePort { node_port, ..service_port(port, family, vips, size, selection.backends) });
+                ports.push(service_port(port, family, vips, size, selection.backends));
             }
         }
         let has_none = ports.iter().all(|port| port.backends.is_empty());

@@ -1,0 +1,150 @@
+//! Where overrides are kept: in the ConfigMap `sluice-overrides` of the controller's own namespace, under the name of the
+//! group; with manifests in a file beside the status files.
+//!
+//! Invariant: what is written replaces exactly what was read, or nothing: a ConfigMap that somebody else changed meanwhile
+//! is a conflict, and a text that cannot be read is never overwritten.
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Api;
+use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
+use proto::limits::FIELD_MANAGER;
+use serde_json::json;
+
+use super::{DocumentError, Overrides};
+use crate::kubernetes::{Cluster, Outage};
+
+/// Name of the ConfigMap.
+const CONFIG_MAP: &str = "sluice-overrides";
+/// Name of the file in the status directory, where everything else is a directory.
+pub const FILE: &str = "overrides.yaml";
+
+/// Where they are kept.
+#[derive(Clone, Debug)]
+pub enum Store {
+    /// A file.
+    File(PathBuf),
+    /// A ConfigMap.
+    ConfigMap {
+        /// Those of our own namespace.
+        api: Api<ConfigMap>,
+        /// The key: our group.
+        group: String,
+    },
+}
+
+/// What was read, as the next write must name it: the ConfigMap's resourceVersion; none when there was nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Version(Option<String>);
+
+/// Why overrides cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The system refused.
+    #[error("{path}: {error}; it must be readable and writable for this process (key `statusDir`)")]
+    System {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// The API server did not do it.
+    #[error("ConfigMap {CONFIG_MAP}: {0}")]
+    Cluster(Outage),
+    /// What is there is not what we write.
+    #[error("{place} holds no overrides: {error}; correct it, or remove it to start with none")]
+    Broken {
+        /// Where.
+        place: String,
+        /// What is wrong.
+        error: DocumentError,
+    },
+    /// They cannot be written as text.
+    #[error("they cannot be written: {0}")]
+    Unwritable(DocumentError),
+    /// Somebody else wrote meanwhile.
+    #[error("ConfigMap {CONFIG_MAP} was changed by somebody else meanwhile; try again")]
+    Conflict,
+}
+
+impl StoreError {
+    /// Whether asking again may help without anybody's doing: nothing was answered, or that it is busy.
+    #[must_use]
+    pub const fn passes(&self) -> bool {
+        matches!(self, Self::Cluster(Outage::Unreachable(_) | Outage::Busy { .. }))
+    }
+}
+
+impl Store {
+    /// In our own namespace of a cluster.
+    #[must_use]
+    pub fn config_map(cluster: &Cluster, group: &str) -> Self {
+        Self::ConfigMap { api: Api::default_namespaced(cluster.client.clone()), group: group.to_owned() }
+    }
+
+    /// Reads them.
+    ///
+    /// # Errors
+    /// See [`StoreError`]; nothing there is none.
+    pub async fn load(&self) -> Result<(Overrides, Version), StoreError> {
+        match self {
+            Self::File(path) => {
+                let text = match fs::read_to_string(path) {
+                    Ok(text) => text,
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+                    Err(error) => return Err(StoreError::System { path: path.clone(), error }),
+                };
+                Ok((read(&text, || path.display().to_string())?, Version(None)))
+            }
+            Self::ConfigMap { api, group } => {
+                let found = api.get_opt(CONFIG_MAP).await.map_err(|error| StoreError::Cluster(Outage::from(&error)))?;
+                let Some(found) = found else { return Ok((Overrides::default(), Version(None))) };
+                let text = found.data.unwrap_or_default().remove(group).unwrap_or_default();
+                let overrides = read(&text, || format!("key {group} of ConfigMap {CONFIG_MAP}"))?;
+                Ok((overrides, Version(found.metadata.resource_version)))
+            }
+        }
+    }
+
+    /// Replaces what was read as `version`.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn save(&self, overrides: &Overrides, version: Version) -> Result<(), StoreError> {
+        let text = overrides.to_text().map_err(StoreError::Unwritable)?;
+        match self {
+            Self::File(path) => {
+                let beside = path.with_extension("yaml.new");
+                let written = fs::write(&beside, text).and_then(|()| fs::rename(&beside, path));
+                written.map_err(|error| StoreError::System { path: path.clone(), error })
+            }
+            Self::ConfigMap { api, group } => {
+                let saved = match version.0 {
+                    None => {
+                        let metadata = ObjectMeta { name: Some(CONFIG_MAP.to_owned()), ..ObjectMeta::default() };
+                        let data = Some([(group.clone(), text)].into());
+                        let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+                        api.create(&parameters, &ConfigMap { metadata, data, ..ConfigMap::default() }).await
+                    }
+                    Some(version) => {
+                        let patch = json!({"metadata": {"resourceVersion": version}, "data": {group: text}});
+                        let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+                        api.patch(CONFIG_MAP, &parameters, &Patch::Merge(patch)).await
+                    }
+                };
+                saved.map(drop).map_err(|error| match &error {
+                    // It was created, changed or removed since it was read.
+                    kube::Error::Api(status) if matches!(status.code, 404 | 409) => StoreError::Conflict,
+                    other => StoreError::Cluster(Outage::from(other)),
+                })
+            }
+        }
+    }
+}
+
+fn read(text: &str, place: impl Fn() -> String) -> Result<Overrides, StoreError> {
+    Overrides::from_text(text).map_err(|error| StoreError::Broken { place: place(), error })
+}
