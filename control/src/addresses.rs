@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use proto::{Family, Reason, Refusal, ServiceName};
 
+use crate::externals::Externals;
 use crate::note::{Cause, Remark};
 use crate::settings::ControllerSettings;
 
@@ -49,6 +50,10 @@ pub struct Outcome {
     pub refusal: Option<Refusal>,
     /// What its owner should know, although it is served.
     pub note: Option<Remark>,
+    /// What it got of its `externalIPs`.
+    pub externals: Externals,
+    /// Its node ports are not listened on: its namespace is not selected for that.
+    pub withholds_node_ports: bool,
 }
 
 /// All holders.

@@ -5,6 +5,7 @@
 
 mod args;
 mod client;
+mod convert;
 mod follow;
 mod print;
 mod rows;
@@ -17,12 +18,18 @@ use proto::v1;
 pub use args::{Arguments, Command, ListArguments, Output, Server};
 pub use client::ClientError;
 
-/// Why a command did not succeed: exit 1.
+/// Why a command did not succeed: exit 1, unless said otherwise.
 #[derive(Debug, thiserror::Error)]
 pub enum CtlError {
     /// The gateway could not be asked.
     #[error(transparent)]
     Client(#[from] ClientError),
+    /// What is to be converted is wrong: exit 2.
+    #[error(transparent)]
+    Convert(#[from] crate::convert::ConvertError),
+    /// A file cannot be read.
+    #[error("cannot read {0}: {1}")]
+    Input(String, io::Error),
     /// The output could not be written.
     #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),
@@ -63,6 +70,7 @@ pub async fn run(arguments: &Arguments, out: &mut impl Write, notes: &mut impl W
             let answer = answer.map_err(|status| ClientError::from_status(server.socket(), &status, false))?.into_inner();
             Ok(write!(out, "{}", answer.yaml)?)
         }
+        Command::Convert(arguments) => convert::run(arguments, out, notes),
         Command::Completion { shell } => Ok(args::write_completion(*shell, out)?),
         Command::Version => Ok(writeln!(out, "sluicectl {}", env!("CARGO_PKG_VERSION"))?),
     }

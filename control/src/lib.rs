@@ -7,14 +7,17 @@
 pub mod addresses;
 pub mod config;
 pub mod controller;
+pub mod convert;
 pub mod crd;
 pub mod ctl;
+pub mod externals;
 pub mod gateways;
 pub mod kubernetes;
 pub mod logging;
 pub mod manifests;
 pub mod note;
 pub mod overrides;
+pub mod ownership;
 pub mod plan;
 pub mod policy;
 pub mod probe;

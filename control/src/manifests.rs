@@ -6,7 +6,7 @@
 //! Deliberately not here: what the objects mean (`spec`), and kinds that come from elsewhere (pools are configuration).
 
 mod directory;
-mod documents;
+pub(crate) mod documents;
 mod follow;
 mod status_files;
 

@@ -18,6 +18,8 @@ pub enum Cause {
     FieldIgnored,
     /// The source ranges leave a family without any client.
     FamilyDenied,
+    /// A Service of a kind that has no frontend: headless, or `ExternalName`.
+    NeverServed,
     /// A port of an EndpointSlice is not used.
     SlicePortIgnored,
     /// An endpoint of an EndpointSlice is not used.
@@ -40,6 +42,7 @@ impl Cause {
             Self::AnnotationsDiffer => "AnnotationsDiffer",
             Self::FieldIgnored => "FieldIgnored",
             Self::FamilyDenied => "FamilyDenied",
+            Self::NeverServed => "NeverServed",
             Self::SlicePortIgnored => "SlicePortIgnored",
             Self::EndpointIgnored => "EndpointIgnored",
             Self::BackendRefused => "BackendRefused",

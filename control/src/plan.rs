@@ -5,7 +5,7 @@
 //! and compared is only what changed.
 //! Deliberately not here: what becomes of one Service (`build`), generations and when a status is written (`publish`, `status`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,12 +14,14 @@ use proto::limits::SERVICES_MAX;
 use proto::{Pool, Protocol, Reason, Refusal, Service, ServiceName};
 
 use crate::addresses::{Allocations, Claim, Outcome};
+use crate::externals::Giving;
 use crate::note::{Note, Remark, Subject};
+use crate::ownership::Ownership;
 use crate::policy::Policy;
 use crate::selection::Fence;
 use crate::settings::ControllerSettings;
 use crate::source::{Ingress, StatusWrite};
-use crate::spec::{Candidate, Kind};
+use crate::spec::Candidate;
 use crate::world::World;
 
 mod build;
@@ -60,7 +62,10 @@ pub struct WantedStatus {
 pub struct Memory {
     allocations: Allocations,
     outcomes: BTreeMap<ServiceName, Outcome>,
-    services_revision: Option<u64>,
+    /// Of the Services and the namespaces that `outcomes` were decided for.
+    assigned_for: Option<(u64, u64)>,
+    external_ips: BTreeSet<IpAddr>,
+    /// VIPs that lie in no pool.
     outside_pools: Vec<IpAddr>,
     planned: BTreeMap<ServiceName, Planned>,
 }
@@ -69,11 +74,13 @@ pub struct Memory {
 pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, now: Instant) -> Plan {
     let outside_before = std::mem::take(&mut memory.outside_pools);
     let some_address_is_free_again = memory.allocations.next_expiry().is_some_and(|expiry| expiry <= now);
-    if memory.services_revision != Some(world.services_revision()) || some_address_is_free_again {
-        memory.outcomes = assign(world, settings, &mut memory.allocations, now);
-        memory.services_revision = Some(world.services_revision());
+    let revisions = (world.services_revision(), world.namespaces_revision());
+    if memory.assigned_for != Some(revisions) || some_address_is_free_again {
+        (memory.outcomes, memory.external_ips) = assign(world, settings, &mut memory.allocations, now);
+        memory.assigned_for = Some(revisions);
     }
     memory.outside_pools = memory.allocations.outside_pools(settings);
+    memory.outside_pools.extend(&memory.external_ips);
     let fence = Fence::new(settings, &memory.outside_pools);
     let fence_moved = memory.outside_pools != outside_before;
 
@@ -106,37 +113,40 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
     plan
 }
 
-/// Whether a Service is ours: by class, and a class cannot be said for type `NodePort`.
-fn is_ours(candidate: &Candidate, settings: &ControllerSettings) -> bool {
-    match candidate.kind {
-        Kind::NodePort => true,
-        Kind::LoadBalancer => candidate.class.as_deref() == Some(&settings.load_balancer_class),
-    }
-}
-
-/// Addresses and node ports for all Services that are ours.
+/// Addresses and node ports for all Services that are ours, and all `externalIPs` that were given.
 fn assign(
     world: &World,
     settings: &ControllerSettings,
     allocations: &mut Allocations,
     now: Instant,
-) -> BTreeMap<ServiceName, Outcome> {
-    let entries = world.services().values().map(|entry| &entry.candidate);
-    let mut ours: Vec<&Candidate> = entries.filter(|candidate| is_ours(candidate, settings)).collect();
-    ours.sort_by_key(|candidate| (candidate.created_s, &candidate.name));
+) -> (BTreeMap<ServiceName, Outcome>, BTreeSet<IpAddr>) {
+    let owned = |candidate| (candidate, Ownership::of(candidate, world, settings));
+    let entries = world.services().values().map(|entry| owned(&entry.candidate));
+    let mut ours: Vec<(&Candidate, Ownership)> = entries.filter(|(_, owned)| owned.is_any()).collect();
+    ours.sort_by_key(|(candidate, _)| (candidate.created_s, &candidate.name));
     let too_many = ours.split_off(ours.len().min(SERVICES_MAX));
-    let claims: Vec<Claim> = ours.iter().filter(|c| c.kind == Kind::LoadBalancer).map(|c| claim(c)).collect();
+    let claims: Vec<Claim> = ours.iter().filter(|(_, owned)| owned.addresses).map(|(candidate, _)| claim(candidate)).collect();
     let mut outcomes = allocations.assign(&claims, settings, now);
     let mut node_ports: BTreeMap<(Protocol, u16), &ServiceName> = BTreeMap::new();
-    for candidate in ours.iter().filter(|c| c.kind == Kind::NodePort) {
+    for (candidate, _) in ours.iter().filter(|(_, owned)| owned.node_ports) {
         outcomes.insert(candidate.name.clone(), take_node_ports(candidate, &mut node_ports));
     }
-    for candidate in too_many {
+    let outside_pools = allocations.outside_pools(settings);
+    let mut giving = Giving::new(settings, &outside_pools);
+    for (candidate, owned) in ours {
+        let outcome = outcomes.entry(candidate.name.clone()).or_default();
+        outcome.externals = giving.give(candidate);
+        outcome.withholds_node_ports = !owned.node_ports;
+        if !owned.addresses && !owned.node_ports && outcome.externals.addresses.is_empty() {
+            outcome.refusal = outcome.externals.refusal();
+        }
+    }
+    for (candidate, _) in too_many {
         let message = format!("there are more than {SERVICES_MAX} Services, and this is one of the youngest; remove some");
         let refusal = Some(Refusal { reason: Reason::Exhausted, message });
         outcomes.insert(candidate.name.clone(), Outcome { refusal, ..Outcome::default() });
     }
-    outcomes
+    (outcomes, giving.given())
 }
 
 fn claim(candidate: &Candidate) -> Claim {

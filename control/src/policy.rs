@@ -27,7 +27,7 @@ impl Policy {
     #[must_use]
     pub fn of(spec: Option<&ServiceSpec>, kind: Kind, defaults: &Defaults) -> Self {
         // At a node port a client asks for the gateway's own address, which no backend accepts packets for.
-        let can_default = kind == Kind::LoadBalancer || defaults.mode.is_two_way();
+        let can_default = kind != Kind::NodePort || defaults.mode.is_two_way();
         let default_mode = if can_default { defaults.mode } else { Mode::Nat };
         let mode = spec.and_then(|spec| spec.mode).unwrap_or(default_mode);
         let default_target = if mode.is_two_way() { Target::Endpoint } else { Target::Node };
@@ -60,8 +60,12 @@ impl Policy {
         }
         let without = spec.ports.iter().find(|port| port.port_of_nodes.is_none()).filter(|_| mode.is_two_way())?;
         let port = without.port;
+        let remedy = match kind {
+            Kind::ClusterIp => "use type NodePort",
+            Kind::LoadBalancer | Kind::NodePort => "set spec.allocateLoadBalancerNodePorts to true",
+        };
         refused(format!(
-            "mode {mode} to nodes needs a nodePort for each port, and port {port} has none; set spec.allocateLoadBalancerNodePorts to true, or use target endpoint"
+            "mode {mode} to nodes needs a nodePort for each port, and port {port} has none; {remedy}, or use target endpoint"
         ))
     }
 
@@ -109,7 +113,7 @@ mod tests {
         let annotations: serde_json::Map<_, _> =
             annotations.iter().map(|(key, value)| (format!("sluice.dev/{key}"), (*value).into())).collect();
         let service: Service = serde_json::from_value(json!({"metadata": {"name": "web", "annotations": annotations},
-            "spec": {"type": kind, "ports": [port]}}))
+            "spec": {"type": kind, "ports": [port], "externalIPs": ["192.0.2.9"]}}))
         .unwrap();
         Candidate::try_from(&service).unwrap()
     }
@@ -147,12 +151,13 @@ mod tests {
     fn what_cannot_work_together_is_refused_by_name() {
         let (plain, allocated) = (json!({"port": 80}), json!({"port": 80, "nodePort": 30080}));
         type Row<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a Value, Option<&'a str>);
-        let rows: [Row<'_>; 8] = [
+        let rows: [Row<'_>; 9] = [
             ("LoadBalancer", &[("target", "node")], &plain, Some("port 80 has none")),
             ("LoadBalancer", &[("target", "node"), ("mode", "dnat")], &plain, Some("allocateLoadBalancerNodePorts")),
             ("LoadBalancer", &[("target", "node")], &allocated, None),
             ("LoadBalancer", &[("mode", "dsr")], &plain, None),
             ("LoadBalancer", &[("mode", "gue"), ("target", "endpoint")], &plain, None),
+            ("ClusterIP", &[("target", "node")], &plain, Some("use type NodePort")),
             ("NodePort", &[("mode", "dsr")], &allocated, Some("type NodePort")),
             ("NodePort", &[("mode", "dnat")], &allocated, None),
             ("NodePort", &[("target", "node")], &allocated, None),

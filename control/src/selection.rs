@@ -75,7 +75,8 @@ impl<'a> Fence<'a> {
 }
 
 /// Addresses that mean the gateway itself, its link, many, or nobody. An IPv4-mapped IPv6 address means its IPv4 one.
-fn special(address: IpAddr) -> Option<&'static str> {
+#[must_use]
+pub fn special(address: IpAddr) -> Option<&'static str> {
     let address = match address {
         IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => return Some("an IPv4 address in IPv6 form"),
         other => other,

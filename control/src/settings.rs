@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use kube::core::Selector;
 use proto::{HealthCheck, Mode, Pool, Scheduler};
 
 /// Where Services and EndpointSlices come from and their status goes to.
@@ -35,6 +36,28 @@ pub struct Defaults {
     pub drain_timeout: Duration,
 }
 
+/// Which Services are ours besides those of our class (CONTROL section 4).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OwnershipRules {
+    /// Key `kubernetes.claimClassless`.
+    pub classless: ClaimClassless,
+    /// Key `nodePortNamespaceSelector`: namespaces whose node ports are served.
+    pub node_port_namespaces: Selector,
+    /// Key `externalIPs.allowed`: where `spec.externalIPs` may lie. Empty: they have no effect.
+    pub external_ips_allowed: Vec<IpNet>,
+}
+
+/// Which `LoadBalancer` Services without class are ours: those that both select.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClaimClassless {
+    /// Whether any is. Otherwise they are somebody else's, but for those that are ours already.
+    pub enabled: bool,
+    /// Over the labels of the namespace.
+    pub namespaces: Selector,
+    /// Over the labels of the Service.
+    pub services: Selector,
+}
+
 /// Settings of a controller, embedded or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ControllerSettings {
@@ -46,6 +69,8 @@ pub struct ControllerSettings {
     pub source: Source,
     /// The class of Services that are ours.
     pub load_balancer_class: String,
+    /// Which others are.
+    pub ownership: OwnershipRules,
     /// What a Service gets that does not say.
     pub defaults: Defaults,
     /// Health checks of Services that do not say.

@@ -11,7 +11,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use proto::ServiceName;
 
 use crate::crd::AddressPool;
-use crate::note::Note;
+use crate::note::{Cause, Note, Remark, Subject};
 use crate::overrides::Overrides;
 use crate::source::Change;
 use crate::spec::{Candidate, NodeSpec, NotServable, SliceError, SliceSpec};
@@ -42,6 +42,8 @@ pub struct World {
     pools: BTreeMap<String, AddressPool>,
     overrides: Overrides,
     notes: Vec<Note>,
+    /// Services whose owners were told that they are never served.
+    unserved: BTreeSet<ServiceName>,
     revision: u64,
     services_revision: u64,
     nodes_revision: u64,
@@ -63,8 +65,7 @@ impl World {
             Change::SlicesReplaced(slices) => self.replace_slices(&slices),
             Change::ServiceApplied(service) => match Candidate::try_from(&*service) {
                 Ok(candidate) => self.put_service(candidate),
-                Err(NotServable::NotOurs { name, .. }) => self.remove_service(&name),
-                Err(error) => tracing::warn!(%error, "object ignored"),
+                Err(error) => self.leave_service_out(&error, &BTreeSet::new()),
             },
             Change::SliceApplied(slice) => match SliceSpec::try_from(&*slice) {
                 Ok(spec) => self.put_slice(spec),
@@ -84,7 +85,10 @@ impl World {
             Change::PoolDeleted(name) => self.remove_pool(&name),
             Change::OverridesReplaced(all) => self.replace_overrides(*all),
             Change::Noted(note) => self.notes.push(note),
-            Change::ServiceDeleted(name) => self.remove_service(&name),
+            Change::ServiceDeleted(name) => {
+                self.remove_service(&name);
+                self.unserved.remove(&name);
+            }
             Change::SliceDeleted(name) => self.remove_slice(&name),
         }
     }
@@ -261,13 +265,19 @@ impl World {
 
     fn replace_services(&mut self, services: &[Service]) {
         let mut gone: BTreeSet<ServiceName> = self.services.keys().cloned().collect();
+        let told = std::mem::take(&mut self.unserved);
         for service in services {
             match Candidate::try_from(service) {
                 Ok(candidate) => {
                     gone.remove(&candidate.name);
                     self.put_service(candidate);
                 }
-                Err(error) => tracing::debug!(%error, "not served"),
+                Err(error) => {
+                    if let NotServable::NotOurs { name, .. } = &error {
+                        gone.remove(name);
+                    }
+                    self.leave_service_out(&error, &told);
+                }
             }
         }
         gone.iter().for_each(|name| self.remove_service(name));
@@ -296,6 +306,7 @@ impl World {
             entry.candidate = candidate;
             return;
         }
+        self.unserved.remove(&candidate.name);
         self.revision += 1;
         self.services_revision = self.revision;
         self.services.insert(candidate.name.clone(), Entry { candidate, revision: self.revision });
@@ -305,6 +316,19 @@ impl World {
         if self.services.remove(name).is_some() {
             self.revision += 1;
             self.services_revision = self.revision;
+        }
+    }
+
+    /// A Service that can never be served as it is. Whoever seems to expect that it is, is told so once.
+    fn leave_service_out(&mut self, error: &NotServable, told: &BTreeSet<ServiceName>) {
+        let NotServable::NotOurs { name, why, is_expected } = error else {
+            return tracing::warn!(%error, "object ignored");
+        };
+        tracing::debug!(%error, "not served");
+        self.remove_service(name);
+        if *is_expected && self.unserved.insert(name.clone()) && !told.contains(name) {
+            let remark = Remark::new(Cause::NeverServed, format!("it is not served: {why}"));
+            self.notes.push(Note { subject: Subject::Service(name.clone()), remark });
         }
     }
 
@@ -422,6 +446,23 @@ mod tests {
         world.apply(Change::SlicesReplaced(vec![]));
         assert_eq!(world.services().len(), 1);
         assert_eq!(world.slices_of(&ServiceName::new("shop", "a")).count(), 0);
+    }
+
+    #[test]
+    fn who_expects_a_service_without_frontend_to_be_served_is_told_once() {
+        let mut world = World::default();
+        let mut name = service("db", 80);
+        let spec = name.spec.as_mut().unwrap();
+        (spec.type_, spec.external_ips) = (Some("ExternalName".to_owned()), Some(vec!["192.0.2.9".to_owned()]));
+        world.apply(Change::ServicesReplaced(vec![name.clone()]));
+        let notes = world.take_notes();
+        assert!(notes.len() == 1 && notes[0].remark.text.contains("ExternalName"), "{notes:?}");
+        world.apply(Change::ServiceApplied(Box::new(name.clone())));
+        world.apply(Change::ServicesReplaced(vec![name.clone()]));
+        assert_eq!(world.take_notes(), []);
+        world.apply(Change::ServicesReplaced(vec![]));
+        world.apply(Change::ServiceApplied(Box::new(name)));
+        assert_eq!(world.take_notes().len(), 1, "another one of that name");
     }
 
     #[test]

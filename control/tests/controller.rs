@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use control::controller::{Controller, ControllerError, Running};
-use control::settings::{ControllerSettings, Defaults, Source};
+use control::settings::{ControllerSettings, Defaults, OwnershipRules, Source};
 use proto::v1::config_client::ConfigClient;
 use proto::v1::{Hello, WatchRequest, WatchResponse, watch_request};
 use proto::{Announce, HealthCheck, Mode, Pool, Scheduler};
@@ -50,6 +50,7 @@ impl Lab {
             group: "default".to_owned(),
             source,
             load_balancer_class: "sluice.dev/gateway".to_owned(),
+            ownership: OwnershipRules::default(),
             defaults: Defaults { mode: Mode::Nat, scheduler: Scheduler::Maglev, drain_timeout: Duration::from_secs(300) },
             health: HealthCheck::default(),
             backends_allowed: None,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use control::manifests::Directory;
 use control::plan::{Memory, plan};
-use control::settings::{ControllerSettings, Defaults, Source};
+use control::settings::{ControllerSettings, Defaults, OwnershipRules, Source};
 use control::source::Change;
 use control::world::World;
 use proto::{Announce, HealthCheck, Mode, Pool, Scheduler, Service, ServiceName, Target};
@@ -18,6 +18,7 @@ fn settings() -> ControllerSettings {
         group: "default".to_owned(),
         source: Source::Kubernetes { kubeconfig: None },
         load_balancer_class: "sluice.dev/gateway".to_owned(),
+        ownership: OwnershipRules::default(),
         defaults: Defaults { mode: Mode::Nat, scheduler: Scheduler::Maglev, drain_timeout: Duration::from_secs(300) },
         health: HealthCheck::default(),
         backends_allowed: None,

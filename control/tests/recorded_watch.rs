@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use control::plan::{Memory, Plan, plan};
-use control::settings::{ControllerSettings, Defaults, Source};
+use control::settings::{ControllerSettings, Defaults, OwnershipRules, Source};
 use control::source::Change;
 use control::world::World;
 use proto::{Announce, Family, HealthCheck, Mode, Pool, Scheduler, ServiceName};
@@ -23,6 +23,7 @@ fn settings() -> ControllerSettings {
         group: "default".to_owned(),
         source: Source::Kubernetes { kubeconfig: None },
         load_balancer_class: "sluice.dev/gateway".to_owned(),
+        ownership: OwnershipRules::default(),
         defaults: Defaults { mode: Mode::Nat, scheduler: Scheduler::Maglev, drain_timeout: Duration::from_secs(300) },
         health: HealthCheck::default(),
         backends_allowed: None,

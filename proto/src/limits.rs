@@ -8,6 +8,8 @@ pub const LOAD_BALANCER_CLASS: &str = "sluice.dev/gateway";
 pub const ANNOTATION_PREFIX: &str = "sluice.dev/";
 /// Field manager of every write to the Kubernetes API.
 pub const FIELD_MANAGER: &str = "sluice";
+/// Finalizer of Services that are ours: it keeps them until gateways took their addresses out.
+pub const FINALIZER: &str = "sluice.dev/load-balancer-cleanup";
 /// Default address of the admin API.
 pub const ADMIN_LISTEN: &str = "unix:/run/sluice/admin.sock";
 /// Default address of the configuration API.

@@ -20,7 +20,8 @@ async fn main() -> ExitCode {
         Err(CtlError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("sluicectl: {error}");
-            ExitCode::FAILURE
+            let is_input = matches!(error, CtlError::Convert(_));
+            ExitCode::from(if is_input { 2 } else { 1 })
         }
     }
 }

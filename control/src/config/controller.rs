@@ -12,8 +12,8 @@ use proto::limits::{CONFIG_LISTEN, DRAIN_TIMEOUT, LOAD_BALANCER_CLASS};
 use proto::{AddressRange, Announce, HealthCheck, Mode, Pool, Scheduler};
 
 use super::scalar::{Written, is_dns_label, quoted, quoted_list, scheduler};
-use super::{Field, Invalid, Logs, Placed, PlacedRange, Reader, Section};
-use crate::settings::{ControllerSettings, Defaults, Source};
+use super::{Field, Invalid, Logs, Placed, PlacedRange, Reader, Section, written_selector};
+use crate::settings::{ClaimClassless, ControllerSettings, Defaults, OwnershipRules, Source};
 
 /// Every top-level key that belongs to a controller and to no gateway.
 pub const KEYS: [&str; 13] = [
@@ -52,6 +52,7 @@ pub struct ControllerKeys {
     pub ranges: Vec<PlacedRange>,
     group: String,
     load_balancer_class: String,
+    ownership: OwnershipRules,
     defaults: Defaults,
     health: HealthCheck,
     backends_allowed: Option<Vec<IpNet>>,
@@ -62,7 +63,9 @@ pub struct ControllerKeys {
 impl ControllerKeys {
     /// Takes every key of [`KEYS`].
     pub fn take(top: &mut Section<'_>) -> Self {
-        let (kubeconfig, load_balancer_class) = take_kubernetes(top);
+        let (kubeconfig, load_balancer_class, classless) = take_kubernetes(top);
+        let node_port_namespaces = top.selector("nodePortNamespaceSelector");
+        let ownership = OwnershipRules { classless, node_port_namespaces, external_ips_allowed: take_external_ips(top) };
         let place_of = top.field("manifests").map(|field| field.place);
         let manifests = place_of.zip(top.path_of("manifests")).map(|(place, value)| Placed { place, value });
         let cluster_cidrs = take_nets(top, "clusterCIDRs");
@@ -83,6 +86,7 @@ impl ControllerKeys {
             ranges,
             group: take_group(top),
             load_balancer_class,
+            ownership,
             defaults: take_defaults(top),
             health: take_health(top),
             backends_allowed: take_allowed(top),
@@ -99,6 +103,7 @@ impl ControllerKeys {
             group: self.group,
             source,
             load_balancer_class: self.load_balancer_class,
+            ownership: self.ownership,
             defaults: self.defaults,
             health: self.health,
             backends_allowed: self.backends_allowed,
@@ -109,7 +114,7 @@ impl ControllerKeys {
     }
 }
 
-fn take_kubernetes(top: &mut Section<'_>) -> (Option<Placed<PathBuf>>, String) {
+fn take_kubernetes(top: &mut Section<'_>) -> (Option<Placed<PathBuf>>, String, ClaimClassless) {
     let mut section = top.section("kubernetes");
     let place = section.field("kubeconfig").filter(|field| !field.is_empty()).map(|field| field.place);
     let kubeconfig = place.and_then(|place| section.path_of("kubeconfig").map(|value| Placed { place, value }));
@@ -124,12 +129,14 @@ fn take_kubernetes(top: &mut Section<'_>) -> (Option<Placed<PathBuf>>, String) {
         .field("loadBalancerClass")
         .and_then(|field| field.parse("a class such as sluice.dev/gateway", |text| is_class(text).then(|| text.to_owned())));
     let mut claim = section.section("claimClassless");
-    claim.one_of_built("enabled", &[("false", ())], &["true"], ());
-    claim.unbuilt("namespaceSelector");
-    claim.unbuilt("serviceSelector");
+    let classless = ClaimClassless {
+        enabled: claim.one_of("enabled", &[("true", true), ("false", false)], false),
+        namespaces: claim.selector("namespaceSelector"),
+        services: claim.selector("serviceSelector"),
+    };
     claim.finish();
     section.finish();
-    (kubeconfig, class.unwrap_or_else(|| LOAD_BALANCER_CLASS.to_owned()))
+    (kubeconfig, class.unwrap_or_else(|| LOAD_BALANCER_CLASS.to_owned()), classless)
 }
 
 fn take_group(top: &mut Section<'_>) -> String {
@@ -200,10 +207,13 @@ fn nets_of(field: &Field<'_>) -> Vec<IpNet> {
 /// Keys of features that this version lacks.
 fn take_unbuilt(top: &mut Section<'_>) {
     top.unbuilt("tls");
-    top.unbuilt("nodePortNamespaceSelector");
-    let mut external = top.section("externalIPs");
-    external.unbuilt("allowed");
-    external.finish();
+}
+
+fn take_external_ips(top: &mut Section<'_>) -> Vec<IpNet> {
+    let mut section = top.section("externalIPs");
+    let allowed = take_nets(&mut section, "allowed");
+    section.finish();
+    allowed
 }
 
 /// The file of `sluice-controller`.
@@ -266,7 +276,11 @@ fn write_keys(out: &mut String, settings: &ControllerSettings) -> std::fmt::Resu
     writeln!(out, "kubernetes:")?;
     writeln!(out, "  kubeconfig: {}", kubeconfig.map_or_else(|| "null".to_owned(), |file| path(file)))?;
     writeln!(out, "  loadBalancerClass: {}", quoted(&settings.load_balancer_class))?;
-    writeln!(out, "  claimClassless: {{enabled: false, namespaceSelector: {{}}, serviceSelector: {{}}}}")?;
+    let ownership = &settings.ownership;
+    let classless = &ownership.classless;
+    let (namespaces, services) = (written_selector(&classless.namespaces), written_selector(&classless.services));
+    write!(out, "  claimClassless: {{enabled: {}, ", classless.enabled)?;
+    writeln!(out, "namespaceSelector: {namespaces}, serviceSelector: {services}}}")?;
     let drain = Written(defaults.drain_timeout);
     writeln!(out, "defaults: {{mode: {}, scheduler: {}, drainTimeout: {drain}}}", defaults.mode, defaults.scheduler)?;
     let (interval, timeout) = (Written(health.interval), Written(health.timeout));
@@ -275,8 +289,8 @@ fn write_keys(out: &mut String, settings: &ControllerSettings) -> std::fmt::Resu
     let allowed = settings.backends_allowed.as_ref().map_or_else(|| "null".to_owned(), quoted_list);
     writeln!(out, "backends: {{allowed: {allowed}}}")?;
     writeln!(out, "clusterCIDRs: {}", quoted_list(&settings.cluster_cidrs))?;
-    writeln!(out, "nodePortNamespaceSelector: {{}}")?;
-    writeln!(out, "externalIPs: {{allowed: []}}")?;
+    writeln!(out, "nodePortNamespaceSelector: {}", written_selector(&ownership.node_port_namespaces))?;
+    writeln!(out, "externalIPs: {{allowed: {}}}", quoted_list(&ownership.external_ips_allowed))?;
     writeln!(out, "pools:{}", if settings.pools.is_empty() { " []" } else { "" })?;
     for pool in &settings.pools {
         let announce = match pool.announce {
@@ -313,11 +327,13 @@ mod tests {
 
     #[test]
     fn what_check_prints_reads_back_as_the_same_settings() {
-        let text = "kubernetes: {kubeconfig: /k, loadBalancerClass: a.b/c}\n\
+        let text = "\
                     health: {interval: 90s, timeout: 250ms, rise: 1, fall: 9, failOpen: false}\n\
                     defaults: {mode: ipip, scheduler: wrr}\n\
                     backends: {allowed: [10.1.2.3/8, 'fd00::/8']}\nclusterCIDRs: [10.96.0.0/12]\ngroup: east\n\
                     pools:\n  - name: a\n    addresses: [192.0.2.0/25, 2001:db8::1]\n  - {name: b, addresses: [192.0.2.128-192.0.2.130]}\n\
+                    kubernetes: {kubeconfig: /k, loadBalancerClass: a.b/c, claimClassless: {enabled: true, namespaceSelector: {team: edge}, serviceSelector: {matchExpressions: [{key: lb, operator: Exists}]}}}\n\
+                    nodePortNamespaceSelector: {matchLabels: {nodeports: 'yes'}}\nexternalIPs: {allowed: [203.0.113.1/24]}\n\
                     logs: {format: json, level: debug}\n";
         for text in [text, "manifests: /m\nstatusDir: /s\n", ""] {
             let file = read(text).unwrap();
@@ -335,16 +351,7 @@ mod tests {
 
     #[test]
     fn what_is_not_built_is_refused_by_key() {
-        let rows = [
-            ("tls: {ca: f}", "tls"),
-            ("kubernetes: {claimClassless: {enabled: true}}", "kubernetes.claimClassless.enabled"),
-            ("kubernetes: {claimClassless: {serviceSelector: {a: b}}}", "kubernetes.claimClassless.serviceSelector"),
-            ("nodePortNamespaceSelector: {matchLabels: {}}", "nodePortNamespaceSelector"),
-            ("externalIPs: {allowed: [10.0.0.0/8]}", "externalIPs.allowed"),
-        ];
-        for (text, key) in rows {
-            assert_eq!(read(text).unwrap_err(), format!("1: key `{key}`: not built in this version; leave it out"));
-        }
+        assert_eq!(read("tls: {ca: f}").unwrap_err(), "1: key `tls`: not built in this version; leave it out");
     }
 
     #[test]
@@ -358,6 +365,11 @@ mod tests {
             ),
             ("backends: {allowed: []}", "key `backends.allowed`: found nothing, which would allow no backend"),
             ("health: {interval: 1s, timeout: 2s}", "key `health`: timeout 2s is longer than interval 1s"),
+            (
+                "kubernetes: {claimClassless: {enabled: yes}}",
+                "key `kubernetes.claimClassless.enabled`: found `yes`, expected true or",
+            ),
+            ("externalIPs: {allowed: [10.0.0.0/33]}", "key `externalIPs.allowed[0]`: found `10.0.0.0/33`, expected a CIDR"),
             ("group: A_b", "key `group`: found `A_b`, expected a name of lower-case letters"),
             ("pools: [{name: a}]", "key `pools[0].addresses`: missing, expected a list"),
             ("pools: [{name: a, addresses: []}]", "key `pools[0].addresses`: found a list, expected a list of addresses"),

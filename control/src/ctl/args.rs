@@ -9,6 +9,7 @@ use clap_complete::Shell;
 use proto::limits::ADMIN_LISTEN;
 
 use crate::config::scalar;
+use crate::convert::Product;
 
 /// Asks a sluice gateway what it does.
 #[derive(Clone, Debug, Parser)]
@@ -33,6 +34,8 @@ pub enum Command {
     Ports(ListArguments),
     /// Dropped packets by reason and worker.
     Drops(ListArguments),
+    /// Print what MetalLB or Cilium hold of load balancer addresses as AddressPools, and say what has no equivalent.
+    Convert(ConvertArguments),
     /// Have the gateway read its configuration again; says what is in effect and what needs a restart.
     Reload,
     /// Print the settings in effect, with all defaults.
@@ -44,6 +47,16 @@ pub enum Command {
     },
     /// Print the version of this program.
     Version,
+}
+
+/// What is converted.
+#[derive(Clone, Debug, Args)]
+pub struct ConvertArguments {
+    /// Whose objects these are.
+    pub product: Product,
+    /// Files of YAML as `kubectl get -o yaml` prints; - is the standard input, which is read unless a file is given.
+    #[arg(value_name = "FILE")]
+    pub files: Vec<PathBuf>,
 }
 
 /// How a list is printed.

@@ -64,14 +64,16 @@ pub fn documents(text: &str) -> Result<Vec<Document>, DocumentError> {
 }
 
 /// A document and the line of the file that it starts on.
-struct Part {
-    text: String,
-    first_line: u64,
+pub(crate) struct Part {
+    /// Its text, after as many empty lines as stand before it.
+    pub(crate) text: String,
+    /// Counted from 1.
+    pub(crate) first_line: u64,
 }
 
 /// A document marker ends a document wherever it stands, so that lines are enough to find them. Lines before a document
 /// are left blank, so that positions within it are those of the file.
-fn split(text: &str) -> Vec<Part> {
+pub(crate) fn split(text: &str) -> Vec<Part> {
     let mut parts = vec![Part { text: String::new(), first_line: 1 }];
     for (index, line) in (1u64..).zip(text.lines()) {
         let ends = line == "---" || line == "..." || line.starts_with("--- ");

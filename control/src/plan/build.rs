@@ -110,7 +110,7 @@ impl Builder<'_> {
     fn build(&self, revision: u64, before: Option<&Planned>) -> Planned {
         let slices: Vec<&SliceSpec> = self.world.slices_of(&self.candidate.name).collect();
         let mut tables = BTreeMap::new();
-        let mut notes: Vec<Remark> = self.outcome.note.iter().cloned().collect();
+        let mut notes: Vec<Remark> = self.outcome.note.iter().chain(&self.outcome.externals.remarks).cloned().collect();
         let served = match (&self.candidate.wanted, &self.outcome.refusal) {
             (Err(error), _) => Err(error.refusal()),
             (Ok(_), Some(refusal)) => Err(refusal.clone()),
@@ -180,8 +180,10 @@ impl Builder<'_> {
         let mut ineligible = None;
         for port in &spec.ports {
             for &family in &spec.families {
-                let vips: Vec<IpAddr> = self.outcome.addresses.iter().copied().filter(|a| Family::of(*a) == family).collect();
-                if vips.is_empty() && self.candidate.kind == Kind::LoadBalancer {
+                let addresses = self.outcome.addresses.iter().chain(&self.outcome.externals.addresses);
+                let vips: Vec<IpAddr> = addresses.copied().filter(|a| Family::of(*a) == family).collect();
+                let node_port = port.node_port.filter(|_| !self.outcome.withholds_node_ports);
+                if vips.is_empty() && node_port.is_none() {
                     continue;
                 }
                 let mut selection = self.select(spec, slices, port, family);
@@ -193,7 +195,7 @@ impl Builder<'_> {
                     return Err(refusal);
                 }
                 let size = table(tables, (port.protocol, port.port, family), selection.backends.len());
-                ports.push(service_port(port, family, vips, size, selection.backends));
+                ports.push(ServicePort { node_port, ..service_port(port, family, vips, size, selection.backends) });
             }
         }
         let has_none = ports.iter().all(|port| port.backends.is_empty());

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::build::STATUS_WAITED_FOR;
 use super::*;
-use crate::settings::{Defaults, Source};
+use crate::settings::{Defaults, OwnershipRules, Source};
 use crate::source::{Change, IpMode};
 
 /// Settings with one pool, 192.0.2.100-199.
@@ -20,6 +20,7 @@ pub(crate) fn settings() -> ControllerSettings {
         group: "default".to_owned(),
         source: Source::Manifests { dir: PathBuf::from("/nonexistent"), status_dir: PathBuf::from("/nonexistent") },
         load_balancer_class: "sluice.dev/gateway".to_owned(),
+        ownership: OwnershipRules::default(),
         defaults: Defaults { mode: Mode::Nat, scheduler: Scheduler::Maglev, drain_timeout: Duration::from_secs(300) },
         health: HealthCheck::default(),
         backends_allowed: None,
@@ -121,6 +122,61 @@ fn a_node_port_service_has_its_port_and_no_address_and_no_status() {
     assert!(plan.statuses.is_empty());
     let refusal = plan.services[&named("web2")].refusal.clone().unwrap();
     assert!(refusal.reason == Reason::Conflict && refusal.message.contains("shop/web"), "{}", refusal.message);
+}
+
+#[test]
+fn external_ips_are_listened_on_and_no_backend_may_be_one() {
+    let mut settings = settings();
+    settings.ownership.external_ips_allowed = vec!["203.0.113.0/24".parse().unwrap()];
+    settings.ownership.node_port_namespaces = kube::core::Selector::from_iter([("node-ports", "yes")]);
+    let mut world = World::default();
+    let none: Option<&str> = None;
+    apply(&mut world, service("web", json!({"externalIPs": ["203.0.113.7"]})));
+    apply(
+        &mut world,
+        service("inner", json!({"type": "ClusterIP", "loadBalancerClass": none, "externalIPs": ["203.0.113.8", "192.0.2.7"]})),
+    );
+    apply(&mut world, service("young", json!({"type": "ClusterIP", "loadBalancerClass": none, "externalIPs": ["203.0.113.7"]})));
+    let ports = json!([{"port": 80, "nodePort": 30080}]);
+    let node_port = |ips: Value| json!({"type": "NodePort", "loadBalancerClass": none, "ports": ports, "externalIPs": ips});
+    apply(&mut world, service("node", node_port(json!(["203.0.113.9"]))));
+    apply(&mut world, service("node-only", node_port(json!([]))));
+    for (of, address) in [("web", "10.0.0.1"), ("inner", "10.0.0.2"), ("node", "203.0.113.8")] {
+        endpoints(&mut world, of, &texts(&[address]));
+    }
+    let plan = plan(&world, &settings, &mut Memory::default(), Instant::now());
+    let vips =
+        |name| plan.services[&named(name)].ports.iter().flat_map(|port| &port.vips).map(IpAddr::to_string).collect::<Vec<_>>();
+    assert_eq!(vips("web"), ["192.0.2.100", "203.0.113.7"]);
+    assert_eq!(plan.statuses[&named("web")].write.ingress.len(), 1, "the status holds the pool's address alone");
+    assert_eq!(vips("inner"), ["203.0.113.8"]);
+    assert!(
+        plan.notes.iter().any(|note| note.subject == Subject::Service(named("inner")) && note.remark.text.contains("192.0.2.7"))
+    );
+    assert_eq!(plan.statuses.len(), 1);
+    let refusal = |name| plan.services[&named(name)].refusal.clone().map(|refusal| refusal.reason);
+    assert_eq!(refusal("young"), Some(Reason::Conflict), "an older Service has the address and port");
+    assert_eq!(refusal("node"), Some(Reason::Refused), "its only backend is a VIP");
+    assert!(!plan.services.contains_key(&named("node-only")), "its namespace is not selected");
+    endpoints(&mut world, "node", &texts(&["10.0.0.3"]));
+    let plan = super::plan(&world, &settings, &mut Memory::default(), Instant::now());
+    let port = &plan.services[&named("node")].ports[0];
+    assert_eq!((port.node_port, port.vips.len()), (None, 1), "its node port is not listened on, its address is");
+}
+
+#[test]
+fn a_namespace_that_gets_the_label_has_its_services_served() {
+    let mut settings = settings();
+    settings.ownership.classless.enabled = true;
+    settings.ownership.classless.namespaces = kube::core::Selector::from_iter([("team", "edge")]);
+    let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+    apply(&mut world, service("web", json!({"loadBalancerClass": null})));
+    assert!(plan(&world, &settings, &mut memory, now).services.is_empty());
+    let namespace = |labels: Value| serde_json::from_value(json!({"metadata": {"name": "shop", "labels": labels}})).unwrap();
+    world.apply(Change::NamespaceApplied(Box::new(namespace(json!({"team": "edge"})))));
+    assert_eq!(plan(&world, &settings, &mut memory, now).services.len(), 1);
+    world.apply(Change::NamespaceApplied(Box::new(namespace(json!({})))));
+    assert!(plan(&world, &settings, &mut memory, now).services.is_empty(), "nothing of ours was written yet");
 }
 
 #[test]

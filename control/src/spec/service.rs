@@ -1,11 +1,12 @@
 //! A Service object, read: who it is, what it holds, and either what it asks for or why that cannot be served.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec as ServiceFields};
-use proto::limits::FIELD_MANAGER;
+use proto::limits::{ANNOTATION_PREFIX, FIELD_MANAGER, FINALIZER};
 use proto::{Family, Mode, Protocol, Reason, Refusal, Scheduler, ServiceName, Target};
 
 use super::annotations::{HealthWish, Wishes};
@@ -15,6 +16,8 @@ use crate::source::{Ingress, IpMode};
 
 /// Says that kube-proxy does not serve it.
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
+/// A cloud's controller holds the Service by it.
+const CLOUD_FINALIZER: &str = "service.kubernetes.io/load-balancer-cleanup";
 
 /// What kind of Service of ours it may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +26,8 @@ pub enum Kind {
     LoadBalancer,
     /// Listens on the gateways' node port addresses.
     NodePort,
+    /// Listens on its `externalIPs` alone.
+    ClusterIp,
 }
 
 /// A Service that is ours if its class is: identity, what its status holds, and what it asks for.
@@ -40,6 +45,12 @@ pub struct Candidate {
     pub kind: Kind,
     /// `spec.loadBalancerClass`.
     pub class: Option<String>,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// It carries our finalizer.
+    pub has_our_finalizer: bool,
+    /// It carries the finalizer of a cloud's controller, which is at work on it.
+    pub is_held_by_cloud: bool,
     /// `status.loadBalancer.ingress`, entries without an address left out.
     pub ingress: Vec<Ingress>,
     /// Whether our field manager wrote its status.
@@ -61,6 +72,8 @@ pub struct ServiceSpec {
     pub ports: Vec<PortSpec>,
     /// Addresses asked for by name, at most one a family.
     pub addresses: Vec<IpAddr>,
+    /// `spec.externalIPs`, without those that are no address.
+    pub external_ips: Vec<IpAddr>,
     /// Pool asked for by name.
     pub pool: Option<String>,
     /// Mode asked for.
@@ -112,13 +125,15 @@ pub enum NotServable {
     /// No name.
     #[error("a Service without metadata.name")]
     Unnamed,
-    /// Neither `LoadBalancer` nor `NodePort`, or being deleted.
+    /// Neither `LoadBalancer` nor `NodePort` nor with `externalIPs`, or being deleted.
     #[error("Service {name}: {why}")]
     NotOurs {
         /// Which.
         name: ServiceName,
         /// In a few words.
         why: &'static str,
+        /// It can never be served as it is (headless, `ExternalName`), and it seems that somebody expects it to be.
+        is_expected: bool,
     },
 }
 
@@ -236,8 +251,17 @@ impl Candidate {
     /// Whether this and `other` ask for the same: all but what the API server changes by itself.
     #[must_use]
     pub fn asks_the_same(&self, other: &Self) -> bool {
-        let asked = |c: &Self| (c.uid.clone(), c.created_s, c.kind, c.class.clone());
-        asked(self) == asked(other) && self.wanted == other.wanted
+        let asked = |c: &Self| (c.created_s, c.kind, c.is_held_by_cloud, c.class.is_none() && c.is_held_by_us());
+        let is_same = self.uid == other.uid && self.class == other.class && self.labels == other.labels;
+        is_same && asked(self) == asked(other) && self.wanted == other.wanted
+    }
+}
+
+impl Candidate {
+    /// Whether it was ours before: it carries our finalizer, or its status holds what we wrote.
+    #[must_use]
+    pub fn is_held_by_us(&self) -> bool {
+        self.has_our_finalizer || (self.status_is_ours && !self.ingress.is_empty())
     }
 }
 
@@ -248,17 +272,27 @@ impl TryFrom<&Service> for Candidate {
         let metadata = &service.metadata;
         let name = metadata.name.as_deref().ok_or(NotServable::Unnamed)?;
         let name = ServiceName::new(metadata.namespace.as_deref().unwrap_or("default"), name);
-        let not_ours = |why| NotServable::NotOurs { name: name.clone(), why };
+        let has_finalizer = |wanted: &str| metadata.finalizers.iter().flatten().any(|finalizer| finalizer == wanted);
+        let annotations = metadata.annotations.iter().flatten();
+        let is_expected = has_finalizer(FINALIZER) || annotations.into_iter().any(|(key, _)| key.starts_with(ANNOTATION_PREFIX));
+        let not_ours = |why, is_expected| NotServable::NotOurs { name: name.clone(), why, is_expected };
         if metadata.deletion_timestamp.is_some() {
-            return Err(not_ours("it is being deleted"));
+            return Err(not_ours("it is being deleted", false));
         }
         let empty = ServiceFields::default();
         let fields = service.spec.as_ref().unwrap_or(&empty);
+        let has_external_ips = fields.external_ips.as_ref().is_some_and(|ips| !ips.is_empty());
         let kind = match fields.type_.as_deref() {
             Some("LoadBalancer") => Kind::LoadBalancer,
             Some("NodePort") => Kind::NodePort,
-            Some("ExternalName") => return Err(not_ours("type ExternalName has no frontend")),
-            _ => return Err(not_ours("its type is neither LoadBalancer nor NodePort")),
+            Some("ExternalName") => {
+                return Err(not_ours("type ExternalName has no frontend, only a name", is_expected || has_external_ips));
+            }
+            _ if has_external_ips => Kind::ClusterIp,
+            _ if fields.cluster_ip.as_deref() == Some("None") => {
+                return Err(not_ours("a headless Service (clusterIP: None) has no frontend", is_expected));
+            }
+            _ => return Err(not_ours("its type is neither LoadBalancer nor NodePort, and it has no externalIPs", false)),
         };
         let managers = metadata.managed_fields.iter().flatten().filter(|entry| entry.subresource.as_deref() == Some("status"));
         let (ours, others): (Vec<_>, Vec<_>) = managers.partition(|entry| entry.manager.as_deref() == Some(FIELD_MANAGER));
@@ -268,6 +302,9 @@ impl TryFrom<&Service> for Candidate {
             created_s: metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
             kind,
             class: fields.load_balancer_class.clone(),
+            labels: metadata.labels.clone().unwrap_or_default(),
+            has_our_finalizer: has_finalizer(FINALIZER),
+            is_held_by_cloud: has_finalizer(CLOUD_FINALIZER),
             ingress: ingress(service),
             status_is_ours: !ours.is_empty(),
             foreign_manager: others
@@ -304,15 +341,12 @@ fn wanted(service: &Service, fields: &ServiceFields, kind: Kind) -> Result<Servi
     note_denied_families(source_ranges.as_deref(), &families, &mut notes);
     let local = is_local(fields)?;
     let labels = service.metadata.labels.as_ref();
-    if fields.external_ips.as_ref().is_some_and(|ips| !ips.is_empty()) {
-        let text = "spec.externalIPs has no effect: any tenant could claim any address by it (CVE-2020-8554)";
-        notes.push(Remark::new(Cause::FieldIgnored, text));
-    }
     Ok(ServiceSpec {
         families,
         second_family_optional,
         ports: ports(fields.ports.as_deref().unwrap_or_default(), kind)?,
         addresses: wishes.addresses,
+        external_ips: external_ips(fields, &mut notes),
         pool: wishes.pool,
         mode: wishes.mode,
         target: wishes.target,
@@ -328,6 +362,23 @@ fn wanted(service: &Service, fields: &ServiceFields, kind: Kind) -> Result<Servi
         idle_timeout: wishes.idle_timeout,
         notes,
     })
+}
+
+/// `spec.externalIPs`: the API server lets only addresses in, manifests may hold anything.
+fn external_ips(fields: &ServiceFields, notes: &mut Vec<Remark>) -> Vec<IpAddr> {
+    let mut addresses = Vec::new();
+    for text in fields.external_ips.iter().flatten() {
+        match text.trim().parse() {
+            Ok(address) if !addresses.contains(&address) => addresses.push(address),
+            Ok(_) => {}
+            Err(_) => {
+                let found: String = text.chars().take(80).collect();
+                let text = format!("spec.externalIPs: found {found:?}, expected an IP address; it is left out");
+                notes.push(Remark::new(Cause::FieldIgnored, text));
+            }
+        }
+    }
+    addresses
 }
 
 /// kube-proxy answers there for Services of type `LoadBalancer` with `externalTrafficPolicy: Local` alone.
@@ -419,7 +470,7 @@ fn port(index: usize, entry: &ServicePort, kind: Kind) -> Result<PortSpec, SpecE
         Some(text) => text.parse().map_err(|_| SpecError::Protocol { index, found: text.to_owned() })?,
     };
     let node_port = match (kind, entry.node_port) {
-        (Kind::LoadBalancer, _) => None,
+        (Kind::LoadBalancer | Kind::ClusterIp, _) => None,
         (Kind::NodePort, None | Some(0)) => return Err(SpecError::NodePortMissing { index }),
         (Kind::NodePort, Some(found)) => Some(number("nodePort", found)?),
     };
@@ -498,10 +549,22 @@ mod tests {
 
     #[test]
     fn internal_traffic_policy_has_no_effect() {
-        assert!(
-            wanted_of(serde_json::json!({"type": "LoadBalancer", "internalTrafficPolicy": "Local", "ports": [{"port": 80}]}))
-                .is_ok()
-        );
+        let with = |policy| {
+            wanted_of(serde_json::json!({"type": "LoadBalancer", "internalTrafficPolicy": policy, "ports": [{"port": 80}]}))
+                .unwrap()
+        };
+        assert_eq!(with("Local"), with("Cluster"));
+    }
+
+    #[test]
+    fn a_cluster_ip_service_counts_for_its_external_ips_alone() {
+        let spec = serde_json::json!({"type": "ClusterIP", "externalIPs": ["192.0.2.9", "192.0.2.9", " 2001:db8::9", "x"],
+            "ports": [{"port": 80}]});
+        let candidate = Candidate::try_from(&service(&spec)).unwrap();
+        assert_eq!(candidate.kind, Kind::ClusterIp);
+        let wanted = candidate.wanted.unwrap();
+        assert_eq!(wanted.external_ips, ["192.0.2.9".parse::<IpAddr>().unwrap(), "2001:db8::9".parse().unwrap()]);
+        assert_eq!((wanted.notes.len(), wanted.ports[0].node_port), (1, None));
     }
 
     #[test]
@@ -534,10 +597,18 @@ mod tests {
     }
 
     #[test]
-    fn other_types_and_headless_services_are_not_served() {
-        for kind in ["ClusterIP", "ExternalName"] {
-            let result = Candidate::try_from(&service(&serde_json::json!({"type": kind, "externalName": "db.example.com"})));
-            assert!(matches!(result, Err(NotServable::NotOurs { .. })), "{kind}");
+    fn other_types_and_headless_services_are_not_served_and_who_expects_it_is_told() {
+        let rows = [("ClusterIP", "10.96.0.1", false), ("ClusterIP", "None", true), ("ExternalName", "", true)];
+        for (kind, cluster_ip, told) in rows {
+            let mut object =
+                service(&serde_json::json!({"type": kind, "clusterIP": cluster_ip, "externalName": "db.example.com"}));
+            let not_ours = |object: &Service| match Candidate::try_from(object) {
+                Err(NotServable::NotOurs { is_expected, .. }) => is_expected,
+                other => panic!("{other:?}"),
+            };
+            assert!(!not_ours(&object), "{kind}");
+            object.metadata.annotations = Some([("sluice.dev/addresses".to_owned(), "192.0.2.1".to_owned())].into());
+            assert_eq!(not_ours(&object), told, "{kind} {cluster_ip}");
         }
         let headless =
             wanted_of(serde_json::json!({"type": "NodePort", "clusterIP": "None", "ports": [{"port": 80, "nodePort": 30080}]}));

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use control::controller::{Controller, Running};
-use control::settings::{ControllerSettings, Defaults, Source};
+use control::settings::{ControllerSettings, Defaults, OwnershipRules, Source};
 use proto::limits::DRAIN_TIMEOUT;
 use proto::{Announce, HealthCheck, Mode, Pool, Scheduler};
 use serde_json::json;
@@ -43,6 +43,7 @@ fn settings(user: &User, listen: PathBuf) -> ControllerSettings {
         group: "default".to_owned(),
         source: Source::Kubernetes { kubeconfig: Some(user.kubeconfig.clone()) },
         load_balancer_class: user.class(),
+        ownership: OwnershipRules::default(),
         defaults: Defaults { mode: Mode::Nat, scheduler: Scheduler::Maglev, drain_timeout: DRAIN_TIMEOUT },
         health: HealthCheck::default(),
         backends_allowed: None,

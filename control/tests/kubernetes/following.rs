@@ -82,7 +82,8 @@ impl Follower {
             | Change::NamespaceDeleted(_)
             | Change::PoolApplied(_)
             | Change::PoolDeleted(_)
-            | Change::Noted(_) | Change::OverridesReplaced(_) => {}
+            | Change::Noted(_)
+            | Change::OverridesReplaced(_) => {}
             Change::NodeDeleted(name) => {
                 self.nodes.remove(&name);
             }

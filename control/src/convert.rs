@@ -1,0 +1,154 @@
+//! `sluicectl convert`: what MetalLB or Cilium hold of load balancer addresses, as our AddressPools.
+//!
+//! Invariant: a converted pool gives no address to a Service that could not have had it before. What cannot be said so is
+//! left out, and a note tells what to do instead.
+//! Deliberately not here: reading files, a cluster, and changing Services; the page docs/migration.md tells the order.
+
+mod cilium;
+mod metallb;
+mod objects;
+mod selectors;
+mod services;
+
+use std::collections::HashMap;
+
+use clap::ValueEnum;
+use kube::core::ObjectMeta;
+use proto::AddressRange;
+use serde_json::{Value, json};
+
+use crate::crd::{AddressPool, AddressPoolSpec};
+use objects::{Found, Place};
+
+/// Whose objects are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Product {
+    /// IPAddressPool, its advertisements and peers, and Services.
+    Metallb,
+    /// CiliumLoadBalancerIPPool, its policies, and Services.
+    Cilium,
+}
+
+/// A text of YAML documents and what messages call it.
+#[derive(Clone, Copy, Debug)]
+pub struct Input<'a> {
+    /// A file's name, or `-`.
+    pub name: &'a str,
+    /// What it holds.
+    pub text: &'a str,
+}
+
+/// Why nothing is converted: the input is wrong.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{place}: {message}")]
+pub struct ConvertError {
+    place: Place,
+    message: String,
+}
+
+/// A pool of ours and where it comes from.
+#[derive(Clone, Debug)]
+struct Converted {
+    place: Place,
+    origin: String,
+    name: String,
+    spec: AddressPoolSpec,
+}
+
+/// What is to be printed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conversion {
+    /// Documents of AddressPools.
+    pub yaml: String,
+    /// What has no equivalent, or is to be done by hand.
+    pub notes: Vec<String>,
+}
+
+/// Converts everything in `inputs`.
+///
+/// # Errors
+/// The first thing that is no YAML, or no object of its kind, by document and line.
+pub fn convert(product: Product, inputs: &[Input<'_>]) -> Result<Conversion, ConvertError> {
+    let mut found = Vec::new();
+    for input in inputs {
+        found.extend(objects::read(input)?);
+    }
+    let mut notes = Vec::new();
+    let pools = match product {
+        Product::Metallb => metallb::pools(&found, &mut notes)?,
+        Product::Cilium => cilium::pools(&found, &mut notes)?,
+    };
+    refuse_equal_names(&pools)?;
+    note_overlaps(&pools, &mut notes)?;
+    services::notes(product, &found, &mut notes)?;
+    if pools.is_empty() {
+        notes.push("no pool was read, so that none is printed".to_owned());
+    }
+    Ok(Conversion { yaml: pools.iter().map(document).collect(), notes })
+}
+
+/// `kubectl apply` would write the second over the first.
+fn refuse_equal_names(pools: &[Converted]) -> Result<(), ConvertError> {
+    let mut seen: HashMap<&str, &Converted> = HashMap::new();
+    for pool in pools {
+        if let Some(first) = seen.insert(&pool.name, pool) {
+            let message = format!(
+                "{} has the name of {} ({}); AddressPools have no namespace: rename one of the two",
+                pool.origin, first.origin, first.place
+            );
+            return Err(pool.place.error(message));
+        }
+    }
+    Ok(())
+}
+
+fn note_overlaps(pools: &[Converted], notes: &mut Vec<String>) -> Result<(), ConvertError> {
+    let mut ranges: Vec<(AddressRange, &Converted)> = Vec::new();
+    for pool in pools {
+        for text in &pool.spec.addresses {
+            ranges.push((parse_range(pool, text)?, pool));
+        }
+    }
+    ranges.sort_by_key(|(range, _)| (range.first(), range.last()));
+    for pair in ranges.windows(2) {
+        if let [(first, one), (second, other)] = pair
+            && first.overlaps(second)
+        {
+            notes.push(format!(
+                "pools {} and {}: {first} and {second} overlap; of two such pools the younger one is not used: divide the addresses",
+                one.name, other.name
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn parse_range(pool: &Converted, text: &str) -> Result<AddressRange, ConvertError> {
+    text.parse().map_err(|error| pool.place.error(format!("{}: {error}", pool.origin)))
+}
+
+/// The ranges as we write them: CIDRs stay, blanks go.
+fn addresses<'a>(found: &Found, texts: impl Iterator<Item = &'a str>) -> Result<Vec<String>, ConvertError> {
+    let trimmed = texts.map(|text| text.split('-').map(str::trim).collect::<Vec<_>>().join("-"));
+    let checked = trimmed.map(|text| match text.parse::<AddressRange>() {
+        Ok(_) => Ok(text),
+        Err(error) => Err(found.place.error(format!("{}: {error}", found.title()))),
+    });
+    checked.collect()
+}
+
+/// One pool as a document, with the fields that say something else than the default.
+fn document(pool: &Converted) -> String {
+    let plain = json!(AddressPoolSpec { addresses: Vec::new(), auto_assign: true, ..AddressPoolSpec::default() });
+    let metadata = ObjectMeta { name: Some(pool.name.clone()), ..ObjectMeta::default() };
+    let mut object = json!(AddressPool { metadata, spec: pool.spec.clone(), status: None });
+    if let Some(Value::Object(fields)) = object.get_mut("spec") {
+        fields.retain(|key, value| key == "addresses" || plain.get(key) != Some(value));
+    }
+    // Strings, numbers and lists alone: there is nothing that YAML could not hold.
+    let text = serde_saphyr::to_string(&object).unwrap_or_default();
+    format!("---\n# From {}, {}.\n{text}", pool.origin, pool.place)
+}
+
+#[cfg(test)]
+mod tests;
