@@ -222,15 +222,16 @@ impl Planning {
             settle(&mut changes, &mut world).await;
             world.take_notes().iter().for_each(tell);
             if world.is_complete() {
-                again_at = self.plan(&world, &mut memory);
+                again_at = self.plan(&mut world, &mut memory);
             }
         }
     }
 
     /// Plans and publishes; returns when to do so again.
-    fn plan(&self, world: &World, memory: &mut Memory) -> Option<Instant> {
+    fn plan(&self, world: &mut World, memory: &mut Memory) -> Option<Instant> {
         let plan = plan(world, &self.settings, memory, Instant::now().into_std());
         plan.notes.iter().for_each(tell);
+        world.forget_departed(&plan.done_with_departed);
         let before = self.states.borrow().clone();
         let next = match &before {
             None => Some(Published::first(self.epoch.clone(), plan.services, plan.pools)),

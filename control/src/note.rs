@@ -20,6 +20,8 @@ pub enum Cause {
     FamilyDenied,
     /// A Service of a kind that has no frontend: headless, or `ExternalName`.
     NeverServed,
+    /// An EndpointSlice is not used at all.
+    SliceIgnored,
     /// A port of an EndpointSlice is not used.
     SlicePortIgnored,
     /// An endpoint of an EndpointSlice is not used.
@@ -43,6 +45,7 @@ impl Cause {
             Self::FieldIgnored => "FieldIgnored",
             Self::FamilyDenied => "FamilyDenied",
             Self::NeverServed => "NeverServed",
+            Self::SliceIgnored => "SliceIgnored",
             Self::SlicePortIgnored => "SlicePortIgnored",
             Self::EndpointIgnored => "EndpointIgnored",
             Self::BackendRefused => "BackendRefused",

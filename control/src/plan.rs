@@ -42,6 +42,8 @@ pub struct Plan {
     pub notes: Vec<Note>,
     /// When to plan again although nothing changed: an address that is kept for somebody gets free.
     pub again_at: Option<Instant>,
+    /// Services whose deleted slices do not count any more: the world may forget them.
+    pub done_with_departed: Vec<ServiceName>,
 }
 
 /// The status of one Service.
@@ -91,7 +93,7 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
         let before = memory.planned.get(name);
         let nodes_are_kept = |old: &Planned| old.nodes_revision.is_none_or(|revision| revision == world.nodes_revision());
         let is_kept = |old: &Planned| {
-            let hold_is_over = old.held_until.is_some_and(|until| until <= now);
+            let hold_is_over = old.again_at().is_some_and(|until| until <= now);
             let unchanged = old.revision == entry.revision && old.outcome == *outcome && nodes_are_kept(old);
             unchanged && !fence_moved && !hold_is_over
         };
@@ -103,11 +105,12 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
             let is_new = |remark: &&Remark| !before.is_some_and(|old| old.notes.contains(remark));
             let note = |remark: &Remark| Note { subject: Subject::Service(name.clone()), remark: remark.clone() };
             plan.notes.extend(one.notes.iter().filter(is_new).map(note));
+            plan.done_with_departed.extend(one.has_done_with_departed().then(|| name.clone()));
             memory.planned.insert(name.clone(), one);
         }
     }
     let planned = &memory.planned;
-    plan.again_at = planned.values().filter_map(|one| one.held_until).chain(plan.again_at).min();
+    plan.again_at = planned.values().filter_map(Planned::again_at).chain(plan.again_at).min();
     plan.services = planned.iter().map(|(name, one)| (name.clone(), Arc::clone(&one.service))).collect();
     plan.statuses = planned.iter().filter_map(|(name, one)| Some((name.clone(), Arc::clone(one.status.as_ref()?)))).collect();
     plan

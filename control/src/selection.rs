@@ -15,8 +15,10 @@ use crate::note::{Cause, Remark};
 use crate::settings::ControllerSettings;
 use crate::spec::{EndpointSpec, PortSpec, SliceSpec};
 
+mod departed;
 mod nodes;
 
+pub use departed::{Departed, SLICE_KEPT};
 pub use nodes::NodeChoice;
 
 /// Backends that are named when they are left out; of more, only the number is told.

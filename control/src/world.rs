@@ -37,6 +37,8 @@ pub struct World {
     services: BTreeMap<ServiceName, Entry>,
     slices: BTreeMap<ServiceName, SliceSpec>,
     slices_of: BTreeMap<ServiceName, BTreeSet<ServiceName>>,
+    /// Of `slices`, those that were deleted while their Service remains: a managed one is written anew moments later.
+    departed: BTreeSet<ServiceName>,
     nodes: BTreeMap<String, NodeSpec>,
     namespaces: BTreeMap<String, Labels>,
     pools: BTreeMap<String, AddressPool>,
@@ -89,7 +91,7 @@ impl World {
                 self.remove_service(&name);
                 self.unserved.remove(&name);
             }
-            Change::SliceDeleted(name) => self.remove_slice(&name),
+            Change::SliceDeleted(name) => self.slice_departs(&name),
         }
     }
 
@@ -109,7 +111,24 @@ impl World {
 
     /// The slices of one Service, by name.
     pub fn slices_of(&self, service: &ServiceName) -> impl Iterator<Item = &SliceSpec> {
+        self.all_slices_of(service).filter(|slice| !self.departed.contains(&slice.name))
+    }
+
+    /// Slices of one Service that were deleted while it remained, as they were last.
+    pub fn departed_slices_of(&self, service: &ServiceName) -> impl Iterator<Item = &SliceSpec> {
+        self.all_slices_of(service).filter(|slice| self.departed.contains(&slice.name))
+    }
+
+    fn all_slices_of(&self, service: &ServiceName) -> impl Iterator<Item = &SliceSpec> {
         self.slices_of.get(service).into_iter().flatten().filter_map(|name| self.slices.get(name))
+    }
+
+    /// Forgets the departed slices of these Services. A plan that still counts any of them has to say so by not asking.
+    pub fn forget_departed(&mut self, services: &[ServiceName]) {
+        for service in services {
+            let names: Vec<ServiceName> = self.departed_slices_of(service).map(|slice| slice.name.clone()).collect();
+            names.iter().for_each(|name| drop(self.take_slice(name)));
+        }
     }
 
     /// Grows when any Service asks for something else, appears or goes; not when slices change.
@@ -295,7 +314,7 @@ impl World {
                 Err(error) => self.leave_out(&error),
             }
         }
-        gone.iter().for_each(|name| self.remove_slice(name));
+        gone.iter().for_each(|name| self.slice_departs(name));
         self.slices_known = true;
     }
 
@@ -313,6 +332,7 @@ impl World {
     }
 
     fn remove_service(&mut self, name: &ServiceName) {
+        self.forget_departed(std::slice::from_ref(name));
         if self.services.remove(name).is_some() {
             self.revision += 1;
             self.services_revision = self.revision;
@@ -333,7 +353,7 @@ impl World {
     }
 
     fn put_slice(&mut self, slice: SliceSpec) {
-        if self.slices.get(&slice.name) == Some(&slice) {
+        if self.slices.get(&slice.name) == Some(&slice) && !self.departed.contains(&slice.name) {
             return;
         }
         // A slice may change hands: its label is not immutable.
@@ -343,24 +363,40 @@ impl World {
         self.slices.insert(slice.name.clone(), slice);
     }
 
+    /// Not there any more, but perhaps about to come back under another name.
+    fn slice_departs(&mut self, name: &ServiceName) {
+        let Some(slice) = self.slices.get(name) else { return };
+        if slice.endpoints.is_empty() || !self.services.contains_key(&slice.service) {
+            self.remove_slice(name);
+        } else if self.departed.insert(name.clone()) {
+            let service = slice.service.clone();
+            self.touch(&service);
+        }
+    }
+
     fn remove_slice(&mut self, name: &ServiceName) {
-        let Some(slice) = self.slices.remove(name) else { return };
-        self.touch(&slice.service);
+        if let Some(slice) = self.take_slice(name) {
+            self.touch(&slice.service);
+        }
+    }
+
+    fn take_slice(&mut self, name: &ServiceName) -> Option<SliceSpec> {
+        let slice = self.slices.remove(name)?;
+        self.departed.remove(name);
         if let Some(names) = self.slices_of.get_mut(&slice.service) {
             names.remove(name);
             if names.is_empty() {
                 self.slices_of.remove(&slice.service);
             }
         }
+        Some(slice)
     }
 
     /// A slice that is not used (any more).
     fn leave_out(&mut self, error: &SliceError) {
         match error {
             SliceError::Unnamed => {}
-            SliceError::NoService(name) | SliceError::Headless(name) | SliceError::AddressType { slice: name, .. } => {
-                self.remove_slice(name);
-            }
+            SliceError::NoService(name) => self.remove_slice(name),
         }
         tracing::debug!(%error, "slice not used");
     }
@@ -446,6 +482,29 @@ mod tests {
         world.apply(Change::SlicesReplaced(vec![]));
         assert_eq!(world.services().len(), 1);
         assert_eq!(world.slices_of(&ServiceName::new("shop", "a")).count(), 0);
+    }
+
+    #[test]
+    fn a_deleted_slice_is_remembered_while_its_service_is_there_until_it_is_forgotten() {
+        let a = ServiceName::new("shop", "a");
+        let counts = |world: &World| (world.slices_of(&a).count(), world.departed_slices_of(&a).count());
+        let mut world = World::default();
+        world.apply(Change::ServicesReplaced(vec![service("a", 80)]));
+        world.apply(Change::SlicesReplaced(vec![slice("a-1", "a", "10.0.0.1"), slice("b-1", "b", "10.0.0.9")]));
+        let before = revision(&world, "a");
+        world.apply(Change::SliceDeleted(ServiceName::new("shop", "a-1")));
+        assert_eq!(counts(&world), (0, 1));
+        assert!(revision(&world, "a") > before);
+        world.apply(Change::SliceApplied(Box::new(slice("a-1", "a", "10.0.0.1"))));
+        assert_eq!(counts(&world), (1, 0), "it is back under its own name");
+        world.apply(Change::SlicesReplaced(vec![slice("a-2", "a", "10.0.0.1")]));
+        assert_eq!(counts(&world), (1, 1));
+        world.forget_departed(std::slice::from_ref(&a));
+        assert_eq!(counts(&world), (1, 0));
+        world.apply(Change::SlicesReplaced(vec![]));
+        world.apply(Change::ServiceDeleted(a.clone()));
+        assert_eq!(counts(&world), (0, 0), "with its Service it goes for good");
+        assert!(world.slices.is_empty() && world.departed.is_empty(), "nothing is kept for Services that are not there");
     }
 
     #[test]

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proto::limits::{MAGLEV_ENTRIES_AT_CREATION, MAGLEV_ENTRIES_AT_LEAST, MAGLEV_HASH_VERSION, MAGLEV_SIZES};
-use proto::{Family, HealthCheck, MaglevSpec, Protocol, Reason, Refusal, Service, ServicePort, Target};
+use proto::{Family, HealthCheck, MaglevSpec, Protocol, Reason, Refusal, Service, ServiceName, ServicePort, Target};
 
 use super::WantedStatus;
 use crate::addresses::Outcome;
 use crate::note::{Cause, Remark};
 use crate::policy::Policy;
-use crate::selection::{Fence, NodeChoice, Selection, select};
+use crate::selection::{Departed, Fence, NodeChoice, Selection, select};
 use crate::settings::ControllerSettings;
 use crate::source::{Ingress, IpMode, StatusWrite};
 use crate::spec::{Candidate, Kind, PortSpec, ServiceSpec, SliceSpec};
@@ -44,12 +44,26 @@ pub(super) struct Planned {
     pub(super) policy: Policy,
     /// While the status must come first: until when `policy` is the one of before.
     pub(super) held_until: Option<Instant>,
+    /// Its slices that were deleted, and since when each is known to be.
+    pub(super) departed: BTreeMap<ServiceName, Instant>,
+    /// While any of them still counts: until when the first does.
+    pub(super) departed_until: Option<Instant>,
 }
 
 /// A table of a Service.
 pub(super) type TableKey = (Protocol, u16, Family);
 
 impl Planned {
+    /// When it may come out otherwise although nothing changed.
+    pub(super) fn again_at(&self) -> Option<Instant> {
+        self.held_until.into_iter().chain(self.departed_until).min()
+    }
+
+    /// Whether slices of it were deleted that do not count any more.
+    pub(super) fn has_done_with_departed(&self) -> bool {
+        !self.departed.is_empty() && self.departed_until.is_none()
+    }
+
     /// Whether the status was planned for this version of the object.
     pub(super) fn status_is_of(&self, candidate: &Candidate) -> bool {
         self.status.as_ref().is_none_or(|status| {
@@ -89,10 +103,10 @@ impl Builder<'_> {
     /// Towards a mode in which nodes see the VIP, the status comes first: a node takes packets for the VIP only once it is
     /// told so there. Until the object shows it, gateways go on as before.
     pub(super) fn build_in_turn(&self, revision: u64, before: Option<&Planned>, now: Instant) -> Planned {
-        let wanted = self.build(revision, before);
+        let wanted = self.build(revision, before, now);
         let held = before.and_then(|old| Some((old.policy, self.hold(old, now)?)));
         let Some((policy, until)) = held.filter(|_| wanted.service.refusal.is_none()) else { return wanted };
-        let as_before = Builder { policy, ..*self }.build(revision, before);
+        let as_before = Builder { policy, ..*self }.build(revision, before, now);
         if as_before.service.refusal.is_some() { wanted } else { Planned { held_until: Some(until), ..as_before } }
     }
 
@@ -107,8 +121,10 @@ impl Builder<'_> {
         Some(before.held_until.unwrap_or(now + STATUS_WAITED_FOR)).filter(|until| *until > now)
     }
 
-    fn build(&self, revision: u64, before: Option<&Planned>) -> Planned {
-        let slices: Vec<&SliceSpec> = self.world.slices_of(&self.candidate.name).collect();
+    fn build(&self, revision: u64, before: Option<&Planned>, now: Instant) -> Planned {
+        let name = &self.candidate.name;
+        let leaving = Departed::of(self.world, name, before.map(|old| &old.departed), now);
+        let slices: Vec<&SliceSpec> = self.world.slices_of(name).chain(&leaving.counting).collect();
         let mut tables = BTreeMap::new();
         let mut notes: Vec<Remark> = self.outcome.note.iter().chain(&self.outcome.externals.remarks).cloned().collect();
         let served = match (&self.candidate.wanted, &self.outcome.refusal) {
@@ -145,6 +161,8 @@ impl Builder<'_> {
             nodes_revision,
             policy: self.policy,
             held_until: None,
+            departed: leaving.since,
+            departed_until: leaving.until,
         }
     }
 

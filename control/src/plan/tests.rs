@@ -180,6 +180,54 @@ fn a_namespace_that_gets_the_label_has_its_services_served() {
 }
 
 #[test]
+fn the_endpoints_of_a_deleted_slice_count_until_it_is_written_anew_or_two_seconds_are_over() {
+    let (mut world, mut memory, start) = (World::default(), Memory::default(), Instant::now());
+    let after = |ms| start + Duration::from_millis(ms);
+    apply(&mut world, service("web", json!({})));
+    endpoints(&mut world, "web", &texts(&["10.0.0.1", "10.0.0.2"]));
+    let deleted = |world: &mut World| world.apply(Change::SliceDeleted(named("web-IPv4")));
+    let mut backends = |world: &mut World, ms| {
+        let plan = plan(world, &settings(), &mut memory, after(ms));
+        world.forget_departed(&plan.done_with_departed);
+        (addresses(&plan.services[&named("web")]).join(" ").replace("10.0.0.", "").replace(":8080", ""), plan.again_at)
+    };
+    assert_eq!(backends(&mut world, 0), ("1 2".to_owned(), None));
+    deleted(&mut world);
+    assert_eq!(backends(&mut world, 100), ("1 2".to_owned(), Some(after(2100))));
+    // Written anew, without the second pod: for that alone the old slice still counts.
+    let anew = json!({"metadata": {"name": "web-new", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}},
+        "addressType": "IPv4", "ports": [{"port": 8080}], "endpoints": [{"addresses": ["10.0.0.1"], "conditions": {"ready": false}},
+        {"addresses": ["10.0.0.3"]}]});
+    world.apply(Change::SliceApplied(Box::new(serde_json::from_value(anew).unwrap())));
+    assert_eq!(backends(&mut world, 1100), ("2 3".to_owned(), Some(after(2100))), "what a living slice says counts more");
+    assert_eq!(backends(&mut world, 2100), ("3".to_owned(), None));
+    assert_eq!(backends(&mut world, 9000), ("3".to_owned(), None));
+    // The slice of that name again, and deleted again: the two seconds begin anew.
+    endpoints(&mut world, "web", &texts(&["10.0.0.4"]));
+    assert_eq!(backends(&mut world, 9100).0, "3 4");
+    deleted(&mut world);
+    assert_eq!(backends(&mut world, 9200), ("3 4".to_owned(), Some(after(11_200))));
+    assert_eq!(backends(&mut world, 11_200), ("3".to_owned(), None));
+}
+
+#[test]
+fn an_endpoint_that_leaves_its_slice_and_a_service_that_goes_are_gone_at_once() {
+    let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+    apply(&mut world, service("web", json!({})));
+    endpoints(&mut world, "web", &texts(&["10.0.0.1"]));
+    plan(&world, &settings(), &mut memory, now);
+    endpoints(&mut world, "web", &[]);
+    let emptied = plan(&world, &settings(), &mut memory, now);
+    assert!(addresses(&emptied.services[&named("web")]).is_empty());
+    endpoints(&mut world, "web", &texts(&["10.0.0.1"]));
+    world.apply(Change::SliceDeleted(named("web-IPv4")));
+    world.apply(Change::ServiceDeleted(named("web")));
+    apply(&mut world, service("web", json!({"sessionAffinity": "ClientIP"})));
+    let again = plan(&world, &settings(), &mut memory, now);
+    assert!(addresses(&again.services[&named("web")]).is_empty(), "another Service of that name has none of its endpoints");
+}
+
+#[test]
 fn both_families_have_their_own_backends() {
     let mut settings = settings();
     settings.pools[0].ranges.push("2001:db8::1:0/112".parse().unwrap());

@@ -10,7 +10,7 @@ use crate::note::{Cause, Remark};
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 
-/// The endpoints of one Service and family, or some of them.
+/// The endpoints of one Service and family, or some of them. A slice that is not used has none, and says why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceSpec {
     /// Namespace and name of the slice.
@@ -62,17 +62,6 @@ pub enum SliceError {
     /// No Service.
     #[error("EndpointSlice {0} has no label {SERVICE_NAME_LABEL} and so belongs to no Service")]
     NoService(ServiceName),
-    /// Of a headless Service.
-    #[error("EndpointSlice {0} is labelled {HEADLESS_LABEL}; headless Services are not served")]
-    Headless(ServiceName),
-    /// Names instead of addresses, or a new kind.
-    #[error("EndpointSlice {slice} has addressType {found:?}; only IPv4 and IPv6 are used")]
-    AddressType {
-        /// Which slice.
-        slice: ServiceName,
-        /// Its address type.
-        found: String,
-    },
 }
 
 impl TryFrom<&EndpointSlice> for SliceSpec {
@@ -83,14 +72,20 @@ impl TryFrom<&EndpointSlice> for SliceSpec {
         let namespace = metadata.namespace.as_deref().unwrap_or("default");
         let name = ServiceName::new(namespace, metadata.name.as_deref().ok_or(SliceError::Unnamed)?);
         let label = |key: &str| metadata.labels.as_ref().and_then(|labels| labels.get(key));
-        if label(HEADLESS_LABEL).is_some() {
-            return Err(SliceError::Headless(name));
-        }
         let service = label(SERVICE_NAME_LABEL).ok_or_else(|| SliceError::NoService(name.clone()))?;
+        let service = ServiceName::new(namespace, service);
+        let unused = |why: String| {
+            let notes = vec![Remark::new(Cause::SliceIgnored, format!("EndpointSlice {name} is not used: {why}"))];
+            let (name, service) = (name.clone(), service.clone());
+            Self { name, service, family: Family::V4, ports: Vec::new(), endpoints: Vec::new(), notes }
+        };
+        if label(HEADLESS_LABEL).is_some() {
+            return Ok(unused(format!("its label {HEADLESS_LABEL} says that its Service is headless")));
+        }
         let family = match slice.address_type.as_str() {
             "IPv4" => Family::V4,
             "IPv6" => Family::V6,
-            other => return Err(SliceError::AddressType { slice: name, found: other.to_owned() }),
+            other => return Ok(unused(format!("its addressType is {other}; expected IPv4 or IPv6"))),
         };
         let mut notes = Vec::new();
         let mut ports = Vec::new();
@@ -113,7 +108,7 @@ impl TryFrom<&EndpointSlice> for SliceSpec {
                 }
             }
         }
-        Ok(Self { service: ServiceName::new(namespace, service), name, family, ports, endpoints, notes })
+        Ok(Self { service, name, family, ports, endpoints, notes })
     }
 }
 
@@ -185,12 +180,18 @@ mod tests {
     }
 
     #[test]
-    fn slices_of_nobody_of_headless_services_and_of_names_are_not_used() {
-        let labels = serde_json::json!({"kubernetes.io/service-name": "web"});
+    fn slices_of_nobody_are_not_read_and_those_of_headless_services_and_of_names_hold_nothing_and_say_so() {
+        let object = |labels: serde_json::Value, kind: &str| {
+            read(serde_json::json!({"metadata": {"name": "a", "labels": labels}, "addressType": kind,
+                "ports": [{"port": 80}], "endpoints": [{"addresses": ["10.0.0.1"]}]}))
+        };
+        assert!(object(serde_json::json!({}), "IPv4").is_err());
         let headless = serde_json::json!({"kubernetes.io/service-name": "web", "service.kubernetes.io/headless": ""});
-        for (labels, kind) in [(serde_json::json!({}), "IPv4"), (headless, "IPv4"), (labels, "FQDN")] {
-            let object = serde_json::json!({"metadata": {"name": "a", "labels": labels}, "addressType": kind, "endpoints": []});
-            assert!(read(object.clone()).is_err(), "{object}");
+        let named = serde_json::json!({"kubernetes.io/service-name": "web"});
+        for (labels, kind, said) in [(headless, "IPv4", "headless"), (named, "FQDN", "FQDN")] {
+            let slice = object(labels, kind).unwrap();
+            assert!(slice.ports.is_empty() && slice.endpoints.is_empty());
+            assert!(slice.notes[0].text.contains(said), "{:?}", slice.notes);
         }
     }
 }
