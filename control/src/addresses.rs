@@ -13,6 +13,7 @@ use proto::{Family, Reason, Refusal, ServiceName};
 use crate::externals::Externals;
 use crate::note::{Cause, Remark};
 use crate::settings::ControllerSettings;
+use crate::spec::PoolSpec;
 
 /// How long a freed address waits for its last holder to come back.
 pub const FREED_ADDRESS_KEPT: Duration = Duration::from_secs(600);
@@ -261,7 +262,7 @@ impl Allocations {
 }
 
 fn pools_text(settings: &ControllerSettings) -> String {
-    let pool = |pool: &proto::Pool| {
+    let pool = |pool: &PoolSpec| {
         let ranges: Vec<String> = pool.ranges.iter().map(ToString::to_string).collect();
         format!("pool {} ({})", pool.name, ranges.join(", "))
     };
@@ -296,7 +297,7 @@ struct RangeWalk {
 impl Search {
     fn new(settings: &ControllerSettings) -> Self {
         let ranges = settings.pools.iter().flat_map(|pool| pool.ranges.iter().map(move |range| (pool, range)));
-        let walk = |(pool, range): (&proto::Pool, &proto::AddressRange)| RangeWalk {
+        let walk = |(pool, range): (&PoolSpec, &proto::AddressRange)| RangeWalk {
             pool: pool.name.clone(),
             family: range.family(),
             rest: Box::new(range.addresses()),

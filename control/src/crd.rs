@@ -1,11 +1,16 @@
 //! The kinds that sluice adds to a cluster: `AddressPool`, which operators write, and `EdgeGateway`, which shows them the
 //! gateways.
 //!
-//! Invariant: additive only within v1beta1; a field that was ever served keeps its name and meaning.
+//! Invariant: additive only within v1beta1; a field that was ever served keeps its name and meaning. What the API server
+//! refuses by the schema, the controller refuses too (`spec::pool`): manifests have no API server.
 //! Deliberately not here: which values are legal together (`spec::pool`), and who writes their status.
 
+mod schema;
+
+pub use schema::{ADDRESS_CHARS_MAX, ADDRESSES_MAX, CLASS_CHARS_MAX, PER_NAMESPACE_MAX, PRIORITY_MAX};
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
-use kube::CustomResource;
+use kube::{CustomResource, CustomResourceExt as _};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -22,31 +27,50 @@ pub enum AnnounceKind {
 
 /// Addresses that load balancer addresses are taken from.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[kube(group = "sluice.dev", version = "v1beta1", kind = "AddressPool", plural = "addresspools", status = "AddressPoolStatus")]
+#[kube(
+    group = "sluice.dev",
+    version = "v1beta1",
+    kind = "AddressPool",
+    plural = "addresspools",
+    status = "AddressPoolStatus",
+    printcolumn = r#"{"name": "ADDRESSES", "type": "string", "jsonPath": ".spec.addresses"}"#,
+    printcolumn = r#"{"name": "TOTAL", "type": "string", "jsonPath": ".status.total"}"#,
+    printcolumn = r#"{"name": "USED", "type": "string", "jsonPath": ".status.used"}"#,
+    printcolumn = r#"{"name": "AVAILABLE", "type": "string", "jsonPath": ".status.available"}"#,
+    printcolumn = r#"{"name": "CONFLICT", "type": "string", "jsonPath": ".status.conditions[?(@.type==\"Conflict\")].status"}"#,
+    printcolumn = r#"{"name": "AGE", "type": "date", "jsonPath": ".metadata.creationTimestamp"}"#
+)]
 #[serde(rename_all = "camelCase")]
 pub struct AddressPoolSpec {
     /// CIDRs, ranges FIRST-LAST and single addresses of both families.
+    #[schemars(schema_with = "schema::addresses")]
     pub addresses: Vec<String>,
     /// Whether Services that ask for neither pool nor address may get one of these. Default true.
     #[serde(default = "yes")]
     pub auto_assign: bool,
     /// Leave out IPv4 addresses that end in .0 or .255: some networks drop them.
-    #[serde(default)]
+    #[serde(default, rename = "avoidBuggyIPs")]
     pub avoid_buggy_ips: bool,
-    /// Pools of a lower number are used first; of equal ones the first by name. 0, the default, comes last.
+    /// Pools of a lower number are used first; 0, the default, comes last. Of equal ones, first those of the configuration
+    /// in its order, then the others by name.
     #[serde(default)]
+    #[schemars(range(min = 0, max = 65535))]
     pub priority: u32,
     /// Namespaces whose Services may have one of these addresses; none: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::selector")]
     pub namespace_selector: Option<LabelSelector>,
     /// Services that may have one of these addresses; none: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::selector")]
     pub service_selector: Option<LabelSelector>,
     /// Addresses that one namespace may hold; none: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 65536))]
     pub max_per_namespace: Option<u32>,
     /// Only the installation of this class uses the pool; none: every one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::class")]
     pub load_balancer_class: Option<String>,
     /// How routers learn of the addresses.
     #[serde(default)]
@@ -73,14 +97,25 @@ pub struct AddressPoolStatus {
     /// Addresses that a Service could have now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub available: Option<String>,
-    /// `Conflict`: the pool is not used, because of what its message says.
+    /// `Conflict`: the pool is not used, because of what its message says. `Exhausted`: none of its addresses is left.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
 }
 
 /// A gateway of an installation, as its controller last saw it. Nobody but the controller writes it.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[kube(group = "sluice.dev", version = "v1beta1", kind = "EdgeGateway", plural = "edgegateways", status = "EdgeGatewayStatus")]
+#[kube(
+    group = "sluice.dev",
+    version = "v1beta1",
+    kind = "EdgeGateway",
+    plural = "edgegateways",
+    status = "EdgeGatewayStatus",
+    printcolumn = r#"{"name": "GROUP", "type": "string", "jsonPath": ".spec.group"}"#,
+    printcolumn = r#"{"name": "READY", "type": "string", "jsonPath": ".status.ready"}"#,
+    printcolumn = r#"{"name": "SERVICES", "type": "integer", "jsonPath": ".status.services"}"#,
+    printcolumn = r#"{"name": "LAST-SEEN", "type": "date", "jsonPath": ".status.lastSeen"}"#,
+    printcolumn = r#"{"name": "AGE", "type": "date", "jsonPath": ".metadata.creationTimestamp"}"#
+)]
 #[serde(rename_all = "camelCase")]
 pub struct EdgeGatewaySpec {
     /// The group, which is the installation, that it belongs to.
@@ -103,4 +138,25 @@ pub struct EdgeGatewayStatus {
     /// When it was last connected, RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_seen: Option<String>,
+}
+
+/// The definitions of both kinds, as `kubectl apply -f -` takes them.
+///
+/// # Errors
+/// When they cannot be written as YAML.
+pub fn definitions() -> Result<String, serde_saphyr::SerializeError> {
+    let [pools, gateways] = [AddressPool::crd(), EdgeGateway::crd()];
+    Ok(format!("{}---\n{}", serde_saphyr::to_string(&pools)?, serde_saphyr::to_string(&gateways)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// After a change of a kind: `sluice-controller crds > deploy/crds.yaml`.
+    #[test]
+    fn the_definitions_that_are_shipped_are_those_that_the_program_prints() {
+        let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/crds.yaml");
+        assert_eq!(std::fs::read_to_string(shipped).unwrap(), definitions().unwrap());
+    }
 }

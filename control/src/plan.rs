@@ -21,7 +21,7 @@ use crate::policy::Policy;
 use crate::selection::Fence;
 use crate::settings::ControllerSettings;
 use crate::source::{Ingress, StatusWrite};
-use crate::spec::Candidate;
+use crate::spec::{Candidate, PoolSpec};
 use crate::world::World;
 
 mod build;
@@ -86,7 +86,11 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
     let fence = Fence::new(settings, &memory.outside_pools);
     let fence_moved = memory.outside_pools != outside_before;
 
-    let mut plan = Plan { pools: settings.pools.clone(), again_at: memory.allocations.next_expiry(), ..Plan::default() };
+    let mut plan = Plan {
+        pools: settings.pools.iter().map(PoolSpec::told).collect(),
+        again_at: memory.allocations.next_expiry(),
+        ..Plan::default()
+    };
     memory.planned.retain(|name, _| memory.outcomes.contains_key(name));
     for (name, entry) in world.services() {
         let Some(outcome) = memory.outcomes.get(name) else { continue };

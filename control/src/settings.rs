@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use kube::core::Selector;
-use proto::{HealthCheck, Mode, Pool, Scheduler};
+use proto::{HealthCheck, Mode, Scheduler};
+
+use crate::spec::PoolSpec;
 
 /// Where Services and EndpointSlices come from and their status goes to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,8 +81,8 @@ pub struct ControllerSettings {
     pub backends_allowed: Option<Vec<IpNet>>,
     /// Service CIDRs: never pool addresses, never backends.
     pub cluster_cidrs: Vec<IpNet>,
-    /// Pools, without overlaps, in the order of the configuration.
-    pub pools: Vec<Pool>,
+    /// Pools of the configuration, without overlaps, in its order. `AddressPool` objects come beside them.
+    pub pools: Vec<PoolSpec>,
     /// Addresses that are never a VIP and never a backend: of ports, SNAT, node ports, next hops. Known when embedded.
     pub reserved: Vec<IpAddr>,
 }

@@ -6,12 +6,14 @@
 
 mod annotations;
 mod node;
+pub mod pool;
 mod service;
 mod slice;
 mod traffic;
 
 pub use annotations::HealthWish;
 pub use node::{NodeError, NodeSpec};
+pub use pool::{PoolError, PoolSpec};
 pub use service::{Candidate, Kind, NotServable, PortSpec, ServiceSpec, SpecError};
 use traffic::source_ranges;
 

@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use control::controller::{Controller, ControllerError, Running};
 use control::settings::{ControllerSettings, Defaults, OwnershipRules, Source};
+use control::spec::PoolSpec;
 use proto::v1::config_client::ConfigClient;
 use proto::v1::{Hello, WatchRequest, WatchResponse, watch_request};
-use proto::{Announce, HealthCheck, Mode, Pool, Scheduler};
+use proto::{HealthCheck, Mode, Scheduler};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -55,7 +56,7 @@ impl Lab {
             health: HealthCheck::default(),
             backends_allowed: None,
             cluster_cidrs: Vec::new(),
-            pools: vec![Pool { name: "default".to_owned(), ranges, announce: Announce::L2 }],
+            pools: vec![PoolSpec::new("default", ranges)],
             reserved: Vec::new(),
         }
     }

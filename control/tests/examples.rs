@@ -9,8 +9,9 @@ use control::manifests::Directory;
 use control::plan::{Memory, plan};
 use control::settings::{ControllerSettings, Defaults, OwnershipRules, Source};
 use control::source::Change;
+use control::spec::PoolSpec;
 use control::world::World;
-use proto::{Announce, HealthCheck, Mode, Pool, Scheduler, Service, ServiceName, Target};
+use proto::{HealthCheck, Mode, Scheduler, Service, ServiceName, Target};
 
 fn settings() -> ControllerSettings {
     ControllerSettings {
@@ -23,11 +24,7 @@ fn settings() -> ControllerSettings {
         health: HealthCheck::default(),
         backends_allowed: None,
         cluster_cidrs: Vec::new(),
-        pools: vec![Pool {
-            name: "default".to_owned(),
-            ranges: vec!["192.0.2.100-192.0.2.199".parse().unwrap()],
-            announce: Announce::L2,
-        }],
+        pools: vec![PoolSpec::new("default", vec!["192.0.2.100-192.0.2.199".parse().unwrap()])],
         reserved: Vec::new(),
     }
 }

@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use control::plan::{Memory, Plan, plan};
 use control::settings::{ControllerSettings, Defaults, OwnershipRules, Source};
 use control::source::Change;
+use control::spec::PoolSpec;
 use control::world::World;
-use proto::{Announce, Family, HealthCheck, Mode, Pool, Scheduler, ServiceName};
+use proto::{Family, HealthCheck, Mode, Scheduler, ServiceName};
 use serde_json::Value;
 
 fn settings() -> ControllerSettings {
@@ -28,7 +29,7 @@ fn settings() -> ControllerSettings {
         health: HealthCheck::default(),
         backends_allowed: None,
         cluster_cidrs: vec!["10.96.0.0/16".parse().unwrap()],
-        pools: vec![Pool { name: "default".to_owned(), ranges, announce: Announce::L2 }],
+        pools: vec![PoolSpec::new("default", ranges)],
         reserved: Vec::new(),
     }
 }

@@ -114,7 +114,7 @@ pub struct AddressRange {
 }
 
 /// Why a text is no range of addresses.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum AddressRangeError {
     /// Neither an address, nor a CIDR, nor FIRST-LAST.
     #[error("{0:?} is neither an address, a CIDR nor a range FIRST-LAST")]

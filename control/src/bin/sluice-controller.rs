@@ -27,6 +27,8 @@ enum Command {
         #[arg(long, value_name = "FILE", default_value = "/etc/sluice/sluice.yaml")]
         config: PathBuf,
     },
+    /// Print the definitions of the kinds that sluice adds to a cluster, for `kubectl apply -f -`.
+    Crds,
     /// Check the configuration and print the effective settings, or everything that is wrong with it.
     Check {
         /// The configuration.
@@ -42,6 +44,16 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }),
         Command::Run { config } => with_file(&config, run),
+        Command::Crds => match control::crd::definitions() {
+            Ok(text) => {
+                print!("{text}");
+                ExitCode::SUCCESS
+            }
+            Err(error) => {
+                eprintln!("sluice-controller: {error}");
+                ExitCode::FAILURE
+            }
+        },
     }
 }
 

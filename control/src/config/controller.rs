@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use proto::limits::{CONFIG_LISTEN, DRAIN_TIMEOUT, LOAD_BALANCER_CLASS};
-use proto::{AddressRange, Announce, HealthCheck, Mode, Pool, Scheduler};
+use proto::{AddressRange, HealthCheck, Mode, Scheduler};
 
-use super::scalar::{Written, is_dns_label, quoted, quoted_list, scheduler};
+use super::scalar::{CLASS_EXPECTED, Written, is_class, is_dns_label, quoted, quoted_list, scheduler};
 use super::{Field, Invalid, Logs, Placed, PlacedRange, Reader, Section, written_selector};
 use crate::settings::{ClaimClassless, ControllerSettings, Defaults, OwnershipRules, Source};
+use crate::spec::PoolSpec;
 
 /// Every top-level key that belongs to a controller and to no gateway.
 pub const KEYS: [&str; 13] = [
@@ -57,7 +58,7 @@ pub struct ControllerKeys {
     health: HealthCheck,
     backends_allowed: Option<Vec<IpNet>>,
     cluster_cidrs: Vec<IpNet>,
-    pools: Vec<Pool>,
+    pools: Vec<PoolSpec>,
 }
 
 impl ControllerKeys {
@@ -69,7 +70,7 @@ impl ControllerKeys {
         let place_of = top.field("manifests").map(|field| field.place);
         let manifests = place_of.zip(top.path_of("manifests")).map(|(place, value)| Placed { place, value });
         let cluster_cidrs = take_nets(top, "clusterCIDRs");
-        let (pools, ranges) = super::pools::take(top);
+        let (pools, ranges) = super::pools::take(top, &load_balancer_class);
         for (placed, net) in ranges.iter().flat_map(|placed| cluster_cidrs.iter().map(move |net| (placed, net))) {
             if AddressRange::new(net.network(), net.broadcast()).is_ok_and(|cidr| cidr.overlaps(&placed.range)) {
                 let message =
@@ -118,16 +119,9 @@ fn take_kubernetes(top: &mut Section<'_>) -> (Option<Placed<PathBuf>>, String, C
     let mut section = top.section("kubernetes");
     let place = section.field("kubeconfig").filter(|field| !field.is_empty()).map(|field| field.place);
     let kubeconfig = place.and_then(|place| section.path_of("kubeconfig").map(|value| Placed { place, value }));
-    let is_class = |text: &str| {
-        let legal = |b: u8| b.is_ascii_alphanumeric() || b"-_./".contains(&b);
-        !text.is_empty()
-            && text.bytes().all(legal)
-            && text.split('/').count() <= 2
-            && text.split('/').all(|part| !part.is_empty())
-    };
     let class = section
         .field("loadBalancerClass")
-        .and_then(|field| field.parse("a class such as sluice.dev/gateway", |text| is_class(text).then(|| text.to_owned())));
+        .and_then(|field| field.parse(CLASS_EXPECTED, |text| is_class(text).then(|| text.to_owned())));
     let mut claim = section.section("claimClassless");
     let classless = ClaimClassless {
         enabled: claim.one_of("enabled", &[("true", true), ("false", false)], false),
@@ -291,14 +285,7 @@ fn write_keys(out: &mut String, settings: &ControllerSettings) -> std::fmt::Resu
     writeln!(out, "clusterCIDRs: {}", quoted_list(&settings.cluster_cidrs))?;
     writeln!(out, "nodePortNamespaceSelector: {}", written_selector(&ownership.node_port_namespaces))?;
     writeln!(out, "externalIPs: {{allowed: {}}}", quoted_list(&ownership.external_ips_allowed))?;
-    writeln!(out, "pools:{}", if settings.pools.is_empty() { " []" } else { "" })?;
-    for pool in &settings.pools {
-        let announce = match pool.announce {
-            Announce::L2 => "l2",
-            Announce::Routed => "routed",
-        };
-        writeln!(out, "  - {{name: {}, addresses: {}, announce: {announce}}}", quoted(&pool.name), quoted_list(&pool.ranges))?;
-    }
+    super::pools::write(out, &settings.pools)?;
     writeln!(out, "manifests: {}", manifests.map_or_else(|| "null".to_owned(), |(dir, _)| path(dir)))?;
     writeln!(out, "statusDir: {}", manifests.map_or_else(|| quoted(STATUS_DIR), |(_, dir)| path(dir)))
 }
@@ -331,7 +318,10 @@ mod tests {
                     health: {interval: 90s, timeout: 250ms, rise: 1, fall: 9, failOpen: false}\n\
                     defaults: {mode: ipip, scheduler: wrr}\n\
                     backends: {allowed: [10.1.2.3/8, 'fd00::/8']}\nclusterCIDRs: [10.96.0.0/12]\ngroup: east\n\
-                    pools:\n  - name: a\n    addresses: [192.0.2.0/25, 2001:db8::1]\n  - {name: b, addresses: [192.0.2.128-192.0.2.130]}\n\
+                    pools:\n  - name: a\n    addresses: [192.0.2.0/25, 2001:db8::1]\n  - {name: b, addresses: [192.0.2.128-192.0.2.130]}\n  \
+                    - {name: c, addresses: [192.0.2.140], announce: routed, autoAssign: false, avoidBuggyIPs: true, priority: 7,\n    \
+                    namespaceSelector: {matchLabels: {team: a}}, serviceSelector: {matchExpressions: [{key: b, operator: Exists}]},\n    \
+                    maxPerNamespace: 3, loadBalancerClass: a.b/c, allowCrossNamespaceSharing: true}\n\
                     kubernetes: {kubeconfig: /k, loadBalancerClass: a.b/c, claimClassless: {enabled: true, namespaceSelector: {team: edge}, serviceSelector: {matchExpressions: [{key: lb, operator: Exists}]}}}\n\
                     nodePortNamespaceSelector: {matchLabels: {nodeports: 'yes'}}\nexternalIPs: {allowed: [203.0.113.1/24]}\n\
                     logs: {format: json, level: debug}\n";

@@ -1,21 +1,17 @@
-//! Key `pools`: addresses that VIPs are taken from, without overlaps.
+//! Key `pools`: addresses that VIPs are taken from, without overlaps. The keys of a pool are the fields of an
+//! `AddressPool`.
+//!
+//! Invariant: [`write`] writes every key, and what it writes reads back as the same pools.
 
-use proto::{AddressRange, Announce, Pool};
+use std::fmt::Write;
 
-use super::{Field, Place, Section, scalar};
+use proto::{AddressRange, Announce};
 
-/// Addresses that nothing can be reached at from another machine: "this network", loopback, link-local, multicast,
-/// reserved, IPv4-mapped (RFC 6890).
-const UNREACHABLE: [&str; 8] = [
-    "0.0.0.0/8",
-    "127.0.0.0/8",
-    "169.254.0.0/16",
-    "224.0.0.0-255.255.255.255",
-    "::/127",
-    "::ffff:0:0/96",
-    "fe80::/10",
-    "ff00::/8",
-];
+use super::scalar::{CLASS_EXPECTED, is_class, quoted, quoted_list};
+use super::{Field, Place, Section, scalar, selector};
+use crate::crd;
+use crate::spec::PoolSpec;
+use crate::spec::pool::unreachable;
 
 /// A pool's range and where it stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,33 +26,32 @@ pub struct PlacedRange {
     pub announce: Announce,
 }
 
-/// Takes key `pools`.
-pub(super) fn take(top: &mut Section<'_>) -> (Vec<Pool>, Vec<PlacedRange>) {
-    let mut pools: Vec<Pool> = Vec::new();
+/// Takes key `pools`, for a controller of this class.
+pub(super) fn take(top: &mut Section<'_>, class: &str) -> (Vec<PoolSpec>, Vec<PlacedRange>) {
+    let mut pools: Vec<PoolSpec> = Vec::new();
     let mut placed: Vec<PlacedRange> = Vec::new();
     for field in top.items("pools", "pools") {
         let mut section = field.section();
         let name = take_name(&mut section, &pools);
         let announce = section.one_of("announce", &[("l2", Announce::L2), ("routed", Announce::Routed)], Announce::L2);
-        let addresses = section.required("addresses", EXPECTED_RANGES);
-        let items = addresses.as_ref().map(|field| field.items(EXPECTED_RANGE)).unwrap_or_default();
-        if let Some(field) = addresses.filter(Field::is_empty) {
-            field.unexpected(EXPECTED_RANGES);
-        }
-        let mut ranges = Vec::new();
-        for item in items {
-            let Some(range) = take_range(&item) else { continue };
-            match placed.iter().find(|other| other.range.overlaps(&range)) {
-                Some(other) => item.problem(format!(
-                    "found {range}, which overlaps {} of `{}` (line {}); an address belongs to one pool, once",
-                    other.range, other.place.key, other.place.line
-                )),
-                None => ranges.push(range),
-            }
-            placed.push(PlacedRange { pool: name.clone(), place: item.place.clone(), range, announce });
-        }
+        let ranges = take_ranges(&mut section, &name, announce, &mut placed);
+        let flag = |section: &mut Section<'_>, key, default| section.one_of(key, &[("true", true), ("false", false)], default);
+        let limit = section.field("maxPerNamespace");
+        let expected = format!("a number from 1 to {}", crd::PER_NAMESPACE_MAX);
+        let parse = |text: &str| text.parse().ok().filter(|n| (1..=crd::PER_NAMESPACE_MAX).contains(n));
+        pools.push(PoolSpec {
+            announce,
+            auto_assign: flag(&mut section, "autoAssign", true),
+            avoid_buggy_ips: flag(&mut section, "avoidBuggyIPs", false),
+            priority: section.number("priority", 0..=crd::PRIORITY_MAX, 0),
+            namespaces: section.selector("namespaceSelector"),
+            services: section.selector("serviceSelector"),
+            max_per_namespace: limit.and_then(|field| field.parse(expected, parse)),
+            load_balancer_class: take_class(&mut section, class),
+            allow_cross_namespace_sharing: flag(&mut section, "allowCrossNamespaceSharing", false),
+            ..PoolSpec::new(name, ranges)
+        });
         section.finish();
-        pools.push(Pool { name, ranges, announce });
     }
     (pools, placed)
 }
@@ -64,7 +59,28 @@ pub(super) fn take(top: &mut Section<'_>) -> (Vec<Pool>, Vec<PlacedRange>) {
 const EXPECTED_RANGE: &str = "addresses, CIDRs or ranges FIRST-LAST";
 const EXPECTED_RANGES: &str = "a list of addresses, CIDRs or ranges FIRST-LAST, such as [192.0.2.100-192.0.2.199]";
 
-fn take_name(section: &mut Section<'_>, pools: &[Pool]) -> String {
+fn take_ranges(section: &mut Section<'_>, pool: &str, announce: Announce, placed: &mut Vec<PlacedRange>) -> Vec<AddressRange> {
+    let addresses = section.required("addresses", EXPECTED_RANGES);
+    let items = addresses.as_ref().map(|field| field.items(EXPECTED_RANGE)).unwrap_or_default();
+    if let Some(field) = addresses.filter(Field::is_empty) {
+        field.unexpected(EXPECTED_RANGES);
+    }
+    let mut ranges = Vec::new();
+    for item in items {
+        let Some(range) = take_range(&item) else { continue };
+        match placed.iter().find(|other| other.range.overlaps(&range)) {
+            Some(other) => item.problem(format!(
+                "found {range}, which overlaps {} of `{}` (line {}); an address belongs to one pool, once",
+                other.range, other.place.key, other.place.line
+            )),
+            None => ranges.push(range),
+        }
+        placed.push(PlacedRange { pool: pool.to_owned(), place: item.place.clone(), range, announce });
+    }
+    ranges
+}
+
+fn take_name(section: &mut Section<'_>, pools: &[PoolSpec]) -> String {
     let expected = "a name of lower-case letters, digits and `-`, at most 63";
     let Some(field) = section.required("name", expected) else { return String::new() };
     let Some(name) = field.parse(expected, |text| scalar::is_dns_label(text, 63).then_some(text)) else { return String::new() };
@@ -78,10 +94,43 @@ fn take_range(item: &Field<'_>) -> Option<AddressRange> {
     let range = item.try_parse("an address, a CIDR or a range FIRST-LAST", |text| {
         text.parse::<AddressRange>().map_err(|error| format!("expected an address, a CIDR or a range FIRST-LAST: {error}"))
     })?;
-    let unreachable = UNREACHABLE.iter().find(|net| net.parse().is_ok_and(|net: AddressRange| net.overlaps(&range)));
-    if let Some(net) = unreachable {
+    if let Some(net) = unreachable(&range) {
         item.problem(format!("found {range}, which reaches into {net}; expected addresses that clients can reach"));
         return None;
     }
     Some(range)
+}
+
+/// A pool of another installation in this one's own file would never be used.
+fn take_class(section: &mut Section<'_>, class: &str) -> Option<String> {
+    let field = section.field("loadBalancerClass")?;
+    let found = field.parse(CLASS_EXPECTED, |text| is_class(text).then(|| text.to_owned()))?;
+    if found != class {
+        field.problem(format!("found `{found}`, but this controller's class is `{class}`; leave the key or the pool out"));
+    }
+    Some(found)
+}
+
+/// Writes key `pools`.
+pub(super) fn write(out: &mut String, pools: &[PoolSpec]) -> std::fmt::Result {
+    writeln!(out, "pools:{}", if pools.is_empty() { " []" } else { "" })?;
+    for pool in pools {
+        let announce = match pool.announce {
+            Announce::L2 => "l2",
+            Announce::Routed => "routed",
+        };
+        writeln!(out, "  - name: {}", quoted(&pool.name))?;
+        writeln!(out, "    addresses: {}", quoted_list(&pool.ranges))?;
+        writeln!(out, "    announce: {announce}")?;
+        writeln!(out, "    autoAssign: {}", pool.auto_assign)?;
+        writeln!(out, "    avoidBuggyIPs: {}", pool.avoid_buggy_ips)?;
+        writeln!(out, "    priority: {}", pool.priority)?;
+        writeln!(out, "    namespaceSelector: {}", selector::written(&pool.namespaces))?;
+        writeln!(out, "    serviceSelector: {}", selector::written(&pool.services))?;
+        writeln!(out, "    maxPerNamespace: {}", pool.max_per_namespace.map_or_else(|| "null".to_owned(), |n| n.to_string()))?;
+        let class = pool.load_balancer_class.as_deref().map_or_else(|| "null".to_owned(), quoted);
+        writeln!(out, "    loadBalancerClass: {class}")?;
+        writeln!(out, "    allowCrossNamespaceSharing: {}", pool.allow_cross_namespace_sharing)?;
+    }
+    Ok(())
 }

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use proto::Scheduler;
 
+use crate::crd::CLASS_CHARS_MAX;
+
 /// Bytes of a unix socket path that fit `sockaddr_un` on Linux: 108 with the terminating zero.
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 
@@ -79,6 +81,17 @@ pub fn socket(text: &str, base: &Path) -> Result<PathBuf, String> {
         return Err(format!("{bytes} bytes; expected a path of at most {SOCKET_PATH_BYTES_MAX} bytes, which is Linux's limit"));
     }
     Ok(path)
+}
+
+/// What [`is_class`] takes.
+pub const CLASS_EXPECTED: &str = "a class such as sluice.dev/gateway";
+
+/// Whether this is a load balancer class: a name, or two with a slash between them.
+#[must_use]
+pub fn is_class(text: &str) -> bool {
+    let legal = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
+    let is_part = |part: &str| !part.is_empty() && part.bytes().all(legal);
+    text.len() <= CLASS_CHARS_MAX && text.split('/').count() <= 2 && text.split('/').all(is_part)
 }
 
 /// Whether this is a DNS-1123 label of at most `bytes_max` bytes, as Kubernetes names objects.

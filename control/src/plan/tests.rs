@@ -11,6 +11,7 @@ use super::build::STATUS_WAITED_FOR;
 use super::*;
 use crate::settings::{Defaults, OwnershipRules, Source};
 use crate::source::{Change, IpMode};
+use crate::spec::PoolSpec;
 
 /// Settings with one pool, 192.0.2.100-199.
 pub(crate) fn settings() -> ControllerSettings {
@@ -25,7 +26,7 @@ pub(crate) fn settings() -> ControllerSettings {
         health: HealthCheck::default(),
         backends_allowed: None,
         cluster_cidrs: Vec::new(),
-        pools: vec![Pool { name: "default".to_owned(), ranges, announce: proto::Announce::L2 }],
+        pools: vec![PoolSpec::new("default", ranges)],
         reserved: Vec::new(),
     }
 }

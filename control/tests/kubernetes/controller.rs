@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use control::controller::{Controller, Running};
 use control::settings::{ControllerSettings, Defaults, OwnershipRules, Source};
+use control::spec::PoolSpec;
 use proto::limits::DRAIN_TIMEOUT;
-use proto::{Announce, HealthCheck, Mode, Pool, Scheduler};
+use proto::{HealthCheck, Mode, Scheduler};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
@@ -48,7 +49,7 @@ fn settings(user: &User, listen: PathBuf) -> ControllerSettings {
         health: HealthCheck::default(),
         backends_allowed: None,
         cluster_cidrs: Vec::new(),
-        pools: vec![Pool { name: "default".to_owned(), ranges, announce: Announce::L2 }],
+        pools: vec![PoolSpec::new("default", ranges)],
         reserved: Vec::new(),
     }
 }
