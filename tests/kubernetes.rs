@@ -9,6 +9,7 @@ mod edge;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::time::{Duration, Instant};
 
 use api_server::{ApiServer, Cut, Kind, Presence};
 use edge::{Edge, may_run, until};
@@ -61,6 +62,53 @@ fn url(api: &ApiServer, name: &str) -> String {
 /// Who answers 40 requests, none of which may fail.
 fn answers(edge: &Edge, url: &str) -> BTreeSet<String> {
     (0..40).map(|n| edge.curl(url).unwrap_or_else(|| panic!("request {n} failed; drops {:?}", edge.drops()))).collect()
+}
+
+/// The program that tc runs for every packet that arrives, which drops it: nobody is told, as when a cable is cut.
+const DROP_ALL: &str = "1,6 0 0 2";
+
+/// Cuts what leads to the API server, or mends it.
+fn cut_loopback(edge: &Edge, is_cut: bool) {
+    let words = ["tc", "qdisc", if is_cut { "add" } else { "del" }, "dev", "lo", "clsact"];
+    let mut commands = vec![words.to_vec()];
+    if is_cut {
+        commands.push(["tc", "filter", "add", "dev", "lo", "ingress", "bpf", "da", "bytecode", DROP_ALL].to_vec());
+    }
+    for command in commands {
+        let output = edge.run("gw", &command);
+        assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+/// Sockets notice it after at most 13 s, before the silence of a watch would be (17 s) and the 20 s that are promised.
+#[test]
+fn a_cut_link_to_the_api_server_is_noticed_within_sixteen_seconds_and_withdraws_nothing() {
+    if !may_run("a cut link to the API server") {
+        return;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let mut edge = Edge::new("k8scut");
+    let api = api_server(&edge, &runtime);
+    create(&api, "web", &[11]);
+    configure(&edge);
+    edge.start();
+    let web = url(&api, "web");
+    until("an answer", || edge.curl(&web));
+    let set = |servers: &[u8]| api.update(Kind::EndpointSlice, "demo", "web-1", &json!({"endpoints": endpoints(servers)}));
+    set(&[11, 12]);
+    until("a change, which every silence starts after", || edge.service("web").filter(|web| web.backends == 2));
+
+    cut_loopback(&edge, true);
+    let start = Instant::now();
+    set(&[13]);
+    until("it is noticed", || edge.log().contains("the API server cannot be reached").then_some(()));
+    let taken = start.elapsed();
+    println!("noticed after {taken:?}");
+    assert!(taken < Duration::from_secs(16), "noticed after {taken:?}");
+    assert_eq!(answers(&edge, &web), ["b11", "b12"].map(str::to_owned).into(), "the last known state is served");
+    cut_loopback(&edge, false);
+    until("what changed meanwhile", || edge.service("web").filter(|web| web.backends == 1));
+    assert_eq!(answers(&edge, &web), ["b13"].map(str::to_owned).into());
 }
 
 #[test]

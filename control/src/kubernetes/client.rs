@@ -1,24 +1,35 @@
 //! The client of one API server: from a kubeconfig or from the pod that we run in.
 //!
-//! **Invariant.** No request hangs: a connection on which nothing was heard for [`SILENCE_MAX`] is given up, and watches
-//! are ended by the server well before that, so that silence always means trouble. Nothing is retried in here: whoever
-//! asked also decides when to ask again, and is told how long the server wants to be left alone.
+//! **Invariant.** No request hangs. A link that is dead is noticed by its sockets ([`PEER_LOST_AFTER`]); a server that takes
+//! what is sent and says nothing, by [`SILENCE_MAX`]: watches are ended by the server well before that, so that silence always
+//! means trouble. Nothing is retried in here: whoever asked also decides when to ask again, and is told how long the server
+//! wants to be left alone.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use kube::client::Body;
+use hyper_timeout::TimeoutConnector;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use kube::client::{Body, ConfigExt};
 use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::core::Status;
 use kube::core::response::StatusDetails;
 use kube::{Client, Config};
 use thiserror::Error;
+use tower::ServiceBuilder;
 
 /// A watch lasts this long, then the server ends it after a bookmark and it is resumed. Short, so that a dead
 /// connection shows within 20 s (CONTROL section 8); two resumed watches in 12 s are nothing to a server.
 pub(super) const WATCH_SECONDS: u32 = 12;
 /// A connection that is awaited and says nothing for this long is dead: longer than a watch, shorter than 20 s.
 const SILENCE_MAX: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 5);
+/// A connection on which nothing came for this long is asked for a sign of life, and again after each [`ASKED_AGAIN`].
+const IDLE_BEFORE_ASKED: Duration = Duration::from_secs(4);
+const ASKED_AGAIN: Duration = Duration::from_secs(3);
+/// Neither data nor such a question stays unacknowledged for longer: 4 s and two questions more make 10 s for an idle
+/// connection, at most 13 s where a request was sent meanwhile; kube's own sockets give up after about 295 s.
+const PEER_LOST_AFTER: Duration = Duration::from_secs(9);
 /// Connecting takes no longer than this.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -74,10 +85,36 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<Cluster, ConnectError>
     config.default_retry = false;
     let server = config.cluster_url.to_string();
     let namespace = config.default_namespace.clone();
-    match Client::try_from(config) {
+    match client_of(config) {
         Ok(client) => Ok(Cluster { client: telling_retry_after(client, namespace), server }),
         Err(cause) => Err(ConnectError::Unusable { server, from, cause: Box::new(cause) }),
     }
+}
+
+/// The client that kube would make, but for the options of its sockets.
+fn client_of(config: Config) -> Result<Client, kube::Error> {
+    if config.proxy_url.is_some() {
+        // Refused in kube's words: what this program is built with knows no proxies.
+        return Client::try_from(config);
+    }
+    let mut sockets = HttpConnector::new();
+    sockets.enforce_http(false);
+    sockets.set_nodelay(true);
+    sockets.set_keepalive(Some(IDLE_BEFORE_ASKED));
+    sockets.set_keepalive_interval(Some(ASKED_AGAIN));
+    sockets.set_tcp_user_timeout(Some(PEER_LOST_AFTER));
+    let mut connector = TimeoutConnector::new(config.rustls_https_connector_with_connector(sockets)?);
+    connector.set_connect_timeout(config.connect_timeout);
+    connector.set_read_timeout(config.read_timeout);
+    connector.set_reset_reader_on_write(config.reset_reader_on_write);
+    let client = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build::<_, Body>(connector);
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .map_err(tower::BoxError::from)
+        .service(client);
+    Ok(Client::new(service, config.default_namespace))
 }
 
 async fn read(file: &Path) -> Result<Config, ConnectError> {

@@ -4,7 +4,7 @@
 //! **Invariant.** Every kind is told as `*Replaced` before any single change is. Nothing is withdrawn because of
 //! trouble: not when the server fails, and not when an object cannot be decoded any more.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::pin::pin;
 use std::time::{Duration, Instant};
@@ -12,21 +12,22 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Namespace, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::core::DeserializeGuard;
+use kube::core::{DeserializeGuard, ObjectMeta};
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Resource, ResourceExt};
 use proto::ServiceName;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Barrier, mpsc};
-use tracing::{info, warn};
+use tracing::info;
 
 use super::client::WATCH_SECONDS;
 use super::{Cluster, Outage, Trouble};
 use crate::crd::AddressPool;
+use crate::note::{Cause, Note, Remark, Subject};
 use crate::source::Change;
 
 /// A kind that the server lacks is looked for this often.
-const KIND_AWAITED_EVERY: Duration = Duration::from_secs(30);
+const KIND_AWAITED_EVERY: Duration = Duration::from_secs(10);
 
 /// A kind of object that is followed.
 trait Followed: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static {
@@ -38,6 +39,7 @@ trait Followed: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + 
     fn replaced(all: Vec<Self>) -> Change;
     fn applied(object: Self) -> Change;
     fn deleted(name: ServiceName) -> Change;
+    fn subject(name: ServiceName) -> Subject;
 }
 
 impl Followed for Service {
@@ -53,6 +55,10 @@ impl Followed for Service {
 
     fn deleted(name: ServiceName) -> Change {
         Change::ServiceDeleted(name)
+    }
+
+    fn subject(name: ServiceName) -> Subject {
+        Subject::Service(name)
     }
 }
 
@@ -70,6 +76,10 @@ impl Followed for EndpointSlice {
     fn deleted(name: ServiceName) -> Change {
         Change::SliceDeleted(name)
     }
+
+    fn subject(name: ServiceName) -> Subject {
+        Subject::Slice(name)
+    }
 }
 
 impl Followed for Node {
@@ -85,6 +95,10 @@ impl Followed for Node {
 
     fn deleted(name: ServiceName) -> Change {
         Change::NodeDeleted(name.name)
+    }
+
+    fn subject(name: ServiceName) -> Subject {
+        Subject::Node(name.name)
     }
 }
 
@@ -102,6 +116,10 @@ impl Followed for Namespace {
     fn deleted(name: ServiceName) -> Change {
         Change::NamespaceDeleted(name.name)
     }
+
+    fn subject(name: ServiceName) -> Subject {
+        Subject::Namespace(name.name)
+    }
 }
 
 impl Followed for AddressPool {
@@ -118,6 +136,10 @@ impl Followed for AddressPool {
 
     fn deleted(name: ServiceName) -> Change {
         Change::PoolDeleted(name.name)
+    }
+
+    fn subject(name: ServiceName) -> Subject {
+        Subject::Pool(name.name)
     }
 }
 
@@ -188,13 +210,16 @@ async fn follow_kind<K: Followed>(cluster: &Cluster, changes: &mpsc::Sender<Chan
 struct Known<K> {
     names: BTreeSet<ServiceName>,
     listed: Vec<K>,
-    undecodable: BTreeSet<ServiceName>,
+    listed_undecodable: BTreeMap<ServiceName, String>,
+    /// What cannot be decoded now, and why: each is told once.
+    undecodable: BTreeMap<ServiceName, String>,
     was_listed: bool,
 }
 
 impl<K: Followed> Known<K> {
     fn new() -> Self {
-        Self { names: BTreeSet::new(), listed: Vec::new(), undecodable: BTreeSet::new(), was_listed: false }
+        let (listed_undecodable, undecodable) = (BTreeMap::new(), BTreeMap::new());
+        Self { names: BTreeSet::new(), listed: Vec::new(), listed_undecodable, undecodable, was_listed: false }
     }
 
     /// What an event means to the receiver.
@@ -202,29 +227,38 @@ impl<K: Followed> Known<K> {
         match event {
             Event::Init => {
                 self.listed.clear();
-                self.undecodable.clear();
+                self.listed_undecodable.clear();
                 Vec::new()
             }
             Event::InitApply(object) => {
                 match decoded(object) {
                     Ok(object) => self.listed.push(object),
-                    Err(name) => {
-                        self.undecodable.insert(name);
+                    Err((name, error)) => {
+                        self.listed_undecodable.insert(name, error);
                     }
                 }
                 Vec::new()
             }
-            Event::InitDone => self.take_list(),
+            Event::InitDone => {
+                let mut changes = self.take_list();
+                let undecodable = std::mem::take(&mut self.listed_undecodable);
+                self.undecodable.retain(|name, _| undecodable.contains_key(name));
+                changes.extend(undecodable.into_iter().filter_map(|(name, error)| self.note(name, error)));
+                changes
+            }
             Event::Apply(object) => match decoded(object) {
                 Ok(object) => {
-                    self.names.insert(name_of(&object));
+                    let name = name_of(&object);
+                    self.undecodable.remove(&name);
+                    self.names.insert(name);
                     vec![K::applied(object)]
                 }
-                Err(_) => Vec::new(),
+                Err((name, error)) => self.note(name, error).into_iter().collect(),
             },
             Event::Delete(object) => {
                 let name = name_of(&object);
                 self.names.remove(&name);
+                self.undecodable.remove(&name);
                 vec![K::deleted(name)]
             }
         }
@@ -235,7 +269,7 @@ impl<K: Followed> Known<K> {
     fn take_list(&mut self) -> Vec<Change> {
         let listed = std::mem::take(&mut self.listed);
         let mut names: BTreeSet<_> = listed.iter().map(name_of).collect();
-        let kept: BTreeSet<_> = self.names.intersection(&self.undecodable).cloned().collect();
+        let kept: BTreeSet<_> = self.names.iter().filter(|name| self.listed_undecodable.contains_key(name)).cloned().collect();
         let was_listed = std::mem::replace(&mut self.was_listed, true);
         if !was_listed || kept.is_empty() {
             self.names = names;
@@ -246,29 +280,27 @@ impl<K: Followed> Known<K> {
         self.names = names;
         gone.into_iter().chain(listed.into_iter().map(K::applied)).collect()
     }
+
+    /// What the owner of an object that cannot be decoded is told; nothing when it is known.
+    fn note(&mut self, name: ServiceName, error: String) -> Option<Change> {
+        if self.undecodable.get(&name) == Some(&error) {
+            return None;
+        }
+        let is_known = self.names.contains(&name);
+        let stays = if is_known { "its last good version stays in use" } else { "it is not used" };
+        let text = format!("{stays}: expected an object of {}, found: {error}; correct the object", K::api_version(&()));
+        self.undecodable.insert(name.clone(), error);
+        Some(Change::Noted(Note { subject: K::subject(name), remark: Remark::new(Cause::Undecodable, text) }))
+    }
 }
 
-/// The object, or the name of one that this version does not understand.
-fn decoded<K: Followed>(object: DeserializeGuard<K>) -> Result<K, ServiceName> {
-    object.0.map_err(|invalid| {
-        let name = ServiceName {
-            namespace: invalid.metadata.namespace.unwrap_or_default(),
-            name: invalid.metadata.name.unwrap_or_default(),
-        };
-        warn!(
-            "{} {} is left as it was: expected an object of {}, found: {}; correct the object",
-            K::kind(&()),
-            shown(&name),
-            K::api_version(&()),
-            super::outage::truncated(&invalid.error)
-        );
-        name
-    })
+/// The object, or the name of one that this version does not understand, and why.
+fn decoded<K: Followed>(object: DeserializeGuard<K>) -> Result<K, (ServiceName, String)> {
+    object.0.map_err(|invalid| (name_of_metadata(invalid.metadata), super::outage::truncated(&invalid.error)))
 }
 
-/// Nodes have no namespace.
-fn shown(name: &ServiceName) -> String {
-    if name.namespace.is_empty() { name.name.clone() } else { name.to_string() }
+fn name_of_metadata(metadata: ObjectMeta) -> ServiceName {
+    ServiceName { namespace: metadata.namespace.unwrap_or_default(), name: metadata.name.unwrap_or_default() }
 }
 
 fn name_of(object: &impl Resource) -> ServiceName {
@@ -290,6 +322,7 @@ mod tests {
             Change::ServicesReplaced(all) => format!("replaced by {}", all.len()),
             Change::ServiceApplied(object) => format!("applied {}", object.name_any()),
             Change::ServiceDeleted(name) => format!("deleted {name}"),
+            Change::Noted(note) => format!("{} of {}", note.remark.cause.as_str(), note.subject),
             other => format!("{other:?}"),
         };
         changes.iter().map(text).collect()
@@ -301,7 +334,22 @@ mod tests {
         assert!(known.take(Event::Init).is_empty());
         known.take(Event::InitApply(service("good", json!([]))));
         known.take(Event::InitApply(service("bad", json!("no list"))));
-        assert_eq!(names(&known.take(Event::InitDone)), ["replaced by 1"]);
+        assert_eq!(names(&known.take(Event::InitDone)), ["replaced by 1", "Undecodable of Service a/bad"]);
+    }
+
+    #[test]
+    fn what_cannot_be_decoded_is_told_once_and_again_after_it_was_good() {
+        let mut known = Known::new();
+        known.take(Event::Init);
+        known.take(Event::InitDone);
+        let mut apply = |ports| names(&known.take(Event::Apply(service("web", ports))));
+        assert_eq!(apply(json!("no list")), ["Undecodable of Service a/web"]);
+        assert_eq!(apply(json!("no list")), [""; 0]);
+        assert_eq!(apply(json!([])), ["applied web"]);
+        assert_eq!(apply(json!("no list")), ["Undecodable of Service a/web"]);
+        known.take(Event::Init);
+        known.take(Event::InitApply(service("web", json!("no list"))));
+        assert_eq!(names(&known.take(Event::InitDone)), [""; 0], "neither withdrawn nor told again");
     }
 
     #[test]
@@ -312,7 +360,7 @@ mod tests {
             known.take(Event::InitApply(service(name, json!([]))));
         }
         known.take(Event::InitDone);
-        assert!(known.take(Event::Apply(service("kept", json!("no list")))).is_empty());
+        assert_eq!(names(&known.take(Event::Apply(service("kept", json!("no list"))))), ["Undecodable of Service a/kept"]);
         known.take(Event::Init);
         known.take(Event::InitApply(service("kept", json!("no list"))));
         known.take(Event::InitApply(service("stays", json!([]))));

@@ -27,7 +27,7 @@ impl Continue {
 
 /// A list, or a page of one. Its items have neither kind nor apiVersion.
 pub fn list(asked: &Asked, shared: &Shared) -> Result<Answer, Answer> {
-    let store = shared.store.lock().unwrap();
+    let mut store = shared.store.lock().unwrap();
     let mut start = Continue { revision: 0, skipped: 0 };
     for (key, value) in &asked.query {
         match (key.as_str(), value.as_str()) {
@@ -54,6 +54,9 @@ pub fn list(asked: &Asked, shared: &Shared) -> Result<Answer, Answer> {
         metadata["remainingItemCount"] = (rest.len() - limit).into();
     }
     let items: Vec<_> = rest.into_iter().take(limit).map(|object| item(object)).collect();
+    if metadata["continue"].is_string() && std::mem::take(&mut store.compact_before_next_page) {
+        store.compact();
+    }
     let (kind, api_version) = (format!("{}List", kind.name()), kind.api_version());
     Ok(Answer::json(200, &json!({"kind": kind, "apiVersion": api_version, "metadata": metadata, "items": items})))
 }

@@ -255,6 +255,19 @@ impl ApiServer {
         self.shared.bookmarks.send_replace(());
     }
 
+    /// Forgets the history once the first page of a list was given, so that the second one comes too late.
+    pub fn compact_before_next_page(&self) {
+        self.shared.store.lock().unwrap().compact_before_next_page = true;
+    }
+
+    /// Forgets the history and tells every watch, in one step, from where it can go on.
+    pub fn compact_and_bookmark(&self) {
+        let mut store = self.shared.store.lock().unwrap();
+        store.compact();
+        drop(store);
+        self.send_bookmarks();
+    }
+
     pub fn cut_watches(&self, cut: Cut) {
         self.shared.cut.send_replace(Some(cut));
     }

@@ -61,9 +61,10 @@ pub struct Store {
     revision: u64,
     compacted: u64,
     objects: BTreeMap<Place, Value>,
-    /// The objects as of the compaction.
-    base: BTreeMap<Place, Value>,
+    /// All of it: watches that are open hear even what new ones no longer can.
     history: Vec<Record>,
+    /// Whether the next page that is not the last one ages at once.
+    pub compact_before_next_page: bool,
     /// What time it is on the server, RFC 3339.
     pub time: String,
 }
@@ -74,8 +75,8 @@ impl Store {
             revision: 100,
             compacted: 0,
             objects: BTreeMap::new(),
-            base: BTreeMap::new(),
             history: Vec::new(),
+            compact_before_next_page: false,
             time: "2026-01-01T00:00:00Z".to_owned(),
         }
     }
@@ -88,12 +89,11 @@ impl Store {
         self.compacted
     }
 
-    /// Forgets all events so far. Something else moved the version on, as in any real cluster.
+    /// Forgets all events so far, for whoever comes with a version from before. Something else moved the version on, as in any
+    /// real cluster.
     pub fn compact(&mut self) {
         self.revision += 1;
         self.compacted = self.revision;
-        self.base = self.objects.clone();
-        self.history.clear();
     }
 
     /// Events of a kind after a version; an empty namespace is all of them.
@@ -109,7 +109,7 @@ impl Store {
 
     /// The same as they were at a version that is not forgotten.
     pub fn list_at<'a>(&'a self, kind: Kind, namespace: &str, revision: u64) -> Vec<&'a Value> {
-        let mut then: BTreeMap<_, _> = self.base.iter().filter(|(place, _)| lies_in(place, kind, namespace)).collect();
+        let mut then = BTreeMap::new();
         for record in self.since(kind, namespace, 0).take_while(|record| record.revision <= revision) {
             if record.event == "DELETED" {
                 then.remove(&record.place);

@@ -61,10 +61,10 @@ async fn deliver(watched: Watched, mut lines: Lines, shared: Arc<Shared>) {
     cut.borrow_and_update();
     bookmarks.borrow_and_update();
     let mut timeout = pin!(tokio::time::sleep(watched.timeout));
-    let mut seen = watched.from;
+    let (mut seen, mut is_open, mut wants_bookmark) = (watched.from, false, false);
     loop {
         revision.borrow_and_update();
-        let (events, current) = next_events(&shared, &watched, seen);
+        let (events, current) = next_events(&shared, &watched, seen, std::mem::replace(&mut is_open, true));
         for (event, object) in events {
             let is_error = event == "ERROR";
             if !say(&mut lines, event, &object).await || is_error {
@@ -72,8 +72,16 @@ async fn deliver(watched: Watched, mut lines: Lines, shared: Arc<Shared>) {
             }
         }
         seen = seen.max(current);
+        if std::mem::take(&mut wants_bookmark) && !say(&mut lines, "BOOKMARK", &bookmark(watched.kind, current)).await {
+            return;
+        }
         tokio::select! {
+            biased;
             changed = revision.changed() => if changed.is_err() { return },
+            _ = bookmarks.changed() => {
+                bookmarks.borrow_and_update();
+                wants_bookmark = watched.has_bookmarks;
+            }
             _ = cut.changed() => {
                 let how = *cut.borrow_and_update();
                 match how {
@@ -82,12 +90,6 @@ async fn deliver(watched: Watched, mut lines: Lines, shared: Arc<Shared>) {
                     Some(Cut::Clean) | None => {}
                 }
                 return;
-            }
-            _ = bookmarks.changed() => {
-                bookmarks.borrow_and_update();
-                if watched.has_bookmarks && !say(&mut lines, "BOOKMARK", &bookmark(watched.kind, current)).await {
-                    return;
-                }
             }
             () = &mut timeout => {
                 if watched.has_bookmarks {
@@ -99,8 +101,9 @@ async fn deliver(watched: Watched, mut lines: Lines, shared: Arc<Shared>) {
     }
 }
 
-/// What a watch has to deliver, and the version it is then at. A version of 0 starts with everything there is.
-fn next_events(shared: &Shared, watched: &Watched, seen: u64) -> (Vec<(&'static str, Value)>, u64) {
+/// What a watch has to deliver, and the version it is then at. A version of 0 starts with everything there is. Only a
+/// watch that begins can come too late.
+fn next_events(shared: &Shared, watched: &Watched, seen: u64, is_open: bool) -> (Vec<(&'static str, Value)>, u64) {
     let Watched { kind, namespace, name, .. } = watched;
     let is_wanted = |object: &Value| name.as_ref().is_none_or(|name| object["metadata"]["name"] == name.as_str());
     let store = shared.store.lock().unwrap();
@@ -108,7 +111,7 @@ fn next_events(shared: &Shared, watched: &Watched, seen: u64) -> (Vec<(&'static 
     let events = if seen == 0 {
         let all = store.list(*kind, namespace).into_iter().filter(|object| is_wanted(object));
         all.map(|object| ("ADDED", object.clone())).collect()
-    } else if seen < store.compacted() {
+    } else if seen < store.compacted() && !is_open {
         vec![("ERROR", expired(seen, store.compacted()))]
     } else {
         let all = store.since(*kind, namespace, seen).filter(|record| is_wanted(&record.object));

@@ -23,7 +23,12 @@ struct Follower {
     services: BTreeSet<String>,
     slices: BTreeSet<String>,
     nodes: BTreeSet<String>,
+    pools: BTreeSet<String>,
+    /// Namespaces that are being deleted.
+    terminating: BTreeSet<String>,
     withdrawn: Vec<String>,
+    /// What owners are told: the object, and the cause.
+    noted: Vec<(String, &'static str)>,
     lists: usize,
 }
 
@@ -39,7 +44,10 @@ impl Follower {
             services: BTreeSet::new(),
             slices: BTreeSet::new(),
             nodes: BTreeSet::new(),
+            pools: BTreeSet::new(),
+            terminating: BTreeSet::new(),
             withdrawn: Vec::new(),
+            noted: Vec::new(),
             lists: 0,
         }
     }
@@ -73,17 +81,22 @@ impl Follower {
                 self.lists += 1;
                 self.nodes = all.iter().map(ResourceExt::name_any).collect();
             }
-            Change::NamespacesReplaced(_) | Change::PoolsReplaced(_) => self.lists += 1,
+            Change::NamespacesReplaced(_) => self.lists += 1,
+            Change::PoolsReplaced(all) => {
+                self.lists += 1;
+                self.pools = all.iter().map(ResourceExt::name_any).collect();
+            }
             Change::NodeApplied(object) => {
                 assert!(self.lists >= LISTS, "a single change before all lists");
                 self.nodes.insert(object.name_any());
             }
-            Change::NamespaceApplied(_)
-            | Change::NamespaceDeleted(_)
-            | Change::PoolApplied(_)
-            | Change::PoolDeleted(_)
-            | Change::Noted(_)
-            | Change::OverridesReplaced(_) => {}
+            Change::NamespaceApplied(object) => {
+                if object.metadata.deletion_timestamp.is_some() {
+                    self.terminating.insert(object.name_any());
+                }
+            }
+            Change::NamespaceDeleted(_) | Change::PoolApplied(_) | Change::PoolDeleted(_) | Change::OverridesReplaced(_) => {}
+            Change::Noted(note) => self.noted.push((note.subject.to_string(), note.remark.cause.as_str())),
             Change::NodeDeleted(name) => {
                 self.nodes.remove(&name);
             }
@@ -149,6 +162,115 @@ async fn a_list_longer_than_a_page_is_complete() {
     let pages =
         server.log().iter().filter(|logged| logged.query.contains("limit=500") && logged.path.ends_with("/services")).count();
     assert_eq!(pages, 3);
+}
+
+/// Requests for a list of Services.
+fn lists_of_services(server: &ApiServer) -> usize {
+    server.log().iter().filter(|logged| logged.path.ends_with("/services") && !logged.is_watch()).count()
+}
+
+#[tokio::test]
+async fn a_list_whose_next_page_has_expired_begins_again() {
+    let server = ApiServer::start().await;
+    for number in 0..600 {
+        add(&server, &format!("s{number}"));
+    }
+    server.compact_before_next_page();
+    let mut follower = Follower::start(&server).await;
+    follower.until("all Services", |f| f.services.len() == 600).await;
+    assert_eq!(lists_of_services(&server), 4, "two pages, the second of which has expired, and two more");
+}
+
+#[tokio::test]
+async fn a_bookmark_moves_the_point_that_a_watch_is_resumed_from() {
+    let server = ApiServer::start().await;
+    let mut follower = Follower::start(&server).await;
+    follower.until("the lists", |f| f.lists == LISTS).await;
+    let watches = || server.log().iter().filter(|logged| logged.is_watch()).count();
+    watch_count_reaches(&watches, LISTS).await;
+    let listed = lists_of_services(&server);
+    // The versions that the lists were of are forgotten. Whoever heard the bookmark behind that need not list again.
+    server.compact_and_bookmark();
+    server.cut_watches(Cut::Clean);
+    add(&server, "next");
+    follower.until("the change after it", |f| f.services.contains("next")).await;
+    assert_eq!((lists_of_services(&server), follower.lists), (listed, LISTS));
+}
+
+#[tokio::test]
+async fn a_kind_that_is_not_installed_holds_nothing_up_and_is_found_once_it_is() {
+    let server = ApiServer::start().await;
+    server.set_installed(Kind::AddressPool, false);
+    add(&server, "web");
+    let mut follower = Follower::start(&server).await;
+    follower.until("the lists", |f| f.lists == LISTS).await;
+    add(&server, "next");
+    follower.until("changes", |f| f.services.contains("next")).await;
+    server.set_installed(Kind::AddressPool, true);
+    server.create(Kind::AddressPool, json!({"metadata": {"name": "p"}, "spec": {"addresses": ["192.0.2.0/24"]}}));
+    follower.until("the pool", |f| f.pools.contains("p")).await;
+}
+
+#[tokio::test]
+async fn a_namespace_that_is_deleted_takes_its_services_when_its_pods_are_gone() {
+    let server = ApiServer::start().await;
+    add(&server, "web");
+    add_slice(&server, "web-1");
+    server.create(Kind::Pod, json!({"metadata": {"name": "p", "namespace": "a"}, "spec": {"nodeName": "n1"}}));
+    let mut follower = Follower::start(&server).await;
+    follower.until("the lists", |f| f.lists == LISTS).await;
+    server.delete(Kind::Namespace, "", "a");
+    follower.until("the end of the namespace is announced", |f| f.terminating.contains("a")).await;
+    assert!(follower.services.contains("web"), "Services stay while a Pod ends");
+    server.end_pod("a", "p");
+    follower.until("nothing is left", |f| f.services.is_empty() && f.slices.is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_server_whose_clock_is_wrong_is_followed_like_any_other() {
+    let server = ApiServer::start().await;
+    server.set_time("2099-01-01T00:00:00Z");
+    add(&server, "web");
+    let mut follower = Follower::start(&server).await;
+    follower.until("the lists", |f| f.lists == LISTS && f.services.contains("web")).await;
+    server.set_time("1999-01-01T00:00:00Z");
+    add(&server, "next");
+    follower.until("what comes", |f| f.services.contains("next")).await;
+    server.delete(Kind::Service, "a", "web");
+    follower.until("what goes", |f| !f.services.contains("web")).await;
+}
+
+#[tokio::test]
+async fn a_server_that_restarts_and_asks_for_patience_withdraws_nothing() {
+    let server = ApiServer::start().await;
+    add(&server, "web");
+    let mut follower = Follower::start(&server).await;
+    follower.until("the lists", |f| f.lists == LISTS).await;
+    server.set_presence(Presence::Away).await;
+    server.compact();
+    for watch in [false, true] {
+        let fault = Fault::Starting { retry_after_s: 1 };
+        server.trap(Trap { fault, times: LISTS, method: "GET", path_contains: "/api", watch });
+    }
+    server.set_presence(Presence::There).await;
+    add(&server, "next");
+    follower.until("the one after the restart", |f| f.services.contains("next")).await;
+    assert!(follower.withdrawn.is_empty(), "{:?}", follower.withdrawn);
+}
+
+#[tokio::test]
+async fn a_token_that_expires_and_is_renewed_withdraws_nothing() {
+    let server = ApiServer::start().await;
+    add(&server, "web");
+    let mut follower = Follower::start(&server).await;
+    follower.until("the lists", |f| f.lists == LISTS).await;
+    for watch in [false, true] {
+        server.trap(Trap { fault: Fault::Unauthorized, times: LISTS, method: "GET", path_contains: "/api", watch });
+    }
+    server.cut_watches(Cut::Abort);
+    add(&server, "next");
+    follower.until("the one after the renewal", |f| f.services.contains("next")).await;
+    assert!(follower.withdrawn.is_empty(), "{:?}", follower.withdrawn);
 }
 
 #[tokio::test]
@@ -237,6 +359,8 @@ async fn an_object_that_cannot_be_decoded_is_skipped_and_the_others_are_heard() 
     follower.until("the one after the new list", |f| f.services.contains("fourth")).await;
     assert!(follower.withdrawn.is_empty(), "{:?}", follower.withdrawn);
     assert!(follower.services.contains("even") && !follower.services.contains("odd"));
+    let told = ["Service a/odd", "Service a/even"].map(|object| (object.to_owned(), "Undecodable"));
+    assert_eq!(follower.noted, told, "each is told once, whatever is listed again");
 }
 
 #[tokio::test]
