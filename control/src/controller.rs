@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use k8s_openapi::api::core::v1::ServiceStatus;
 use proto::ServiceName;
@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::gateways::Gateways;
+use crate::gathering::{CHANGES_WAITING_MAX, gather};
 use crate::kubernetes::{self, StatusWriter};
 use crate::manifests::{self, StatusFiles};
 use crate::note::Note;
@@ -31,13 +32,6 @@ use crate::socket::{self, TakenAway};
 use crate::source::Change;
 use crate::status::{StatusSink, Statuses, write_statuses};
 use crate::world::World;
-
-/// Changes that wait to be taken in; a source that is faster waits.
-const CHANGES_WAITING_MAX: usize = 1024;
-/// Changes come in swarms: they are planned for once nothing came for this long,
-const QUIET: Duration = Duration::from_millis(5);
-/// or at the latest after this time.
-const QUIET_MAX: Duration = Duration::from_millis(50);
 
 /// Why a controller does not start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -209,7 +203,7 @@ struct Planning {
 impl Planning {
     async fn run(self, mut changes: mpsc::Receiver<Change>, shutdown: &CancellationToken) {
         let (mut world, mut memory) = (World::default(), Memory::default());
-        let mut again_at: Option<Instant> = None;
+        let (mut again_at, mut planned_at): (_, Option<Instant>) = (None, None);
         loop {
             tokio::select! {
                 () = shutdown.cancelled() => return,
@@ -219,10 +213,11 @@ impl Planning {
                 },
                 () = tokio::time::sleep_until(again_at.unwrap_or_else(Instant::now)), if again_at.is_some() => {}
             }
-            settle(&mut changes, &mut world).await;
+            gather(&mut changes, &mut world, planned_at).await;
             world.take_notes().iter().for_each(tell);
             if world.is_complete() {
                 again_at = self.plan(&mut world, &mut memory);
+                planned_at = Some(Instant::now());
             }
         }
     }
@@ -257,18 +252,4 @@ impl Planning {
 
 fn tell(Note { subject, remark }: &Note) {
     tracing::warn!(%subject, reason = remark.cause.as_str(), "{}", remark.text);
-}
-
-async fn settle(changes: &mut mpsc::Receiver<Change>, world: &mut World) {
-    let end = Instant::now() + QUIET_MAX;
-    loop {
-        let quiet = end.min(Instant::now() + QUIET);
-        match tokio::time::timeout_at(quiet, changes.recv()).await {
-            Ok(Some(change)) => world.apply(change),
-            _ => return,
-        }
-        if Instant::now() >= end {
-            return;
-        }
-    }
 }

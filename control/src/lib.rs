@@ -12,6 +12,7 @@ pub mod crd;
 pub mod ctl;
 pub mod externals;
 pub mod gateways;
+mod gathering;
 pub mod kubernetes;
 pub mod logging;
 pub mod manifests;

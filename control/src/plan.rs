@@ -1,8 +1,8 @@
 //! What follows from the objects: the Services that gateways forward by, and the status of each. A function: no I/O, no
 //! clock, no health.
 //!
-//! Invariant: a Service that did not change keeps its `Arc` from one plan to the next, so that what is sent, compiled
-//! and compared is only what changed.
+//! Invariant: a plan is what planning all Services anew would give; yet a Service that did not change is not looked at, and
+//! keeps its `Arc` from one plan to the next, so that what is sent, compiled and compared is only what changed, too.
 //! Deliberately not here: what becomes of one Service (`build`), generations and when a status is written (`publish`, `status`).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,8 +10,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use imbl::OrdMap;
 use proto::limits::SERVICES_MAX;
-use proto::{Pool, Protocol, Reason, Refusal, Service, ServiceName};
+use proto::{Pool, Protocol, Reason, Refusal, ServiceName, Services};
 
 use crate::addresses::{Allocations, Claim, Outcome};
 use crate::externals::Giving;
@@ -22,7 +23,7 @@ use crate::selection::Fence;
 use crate::settings::ControllerSettings;
 use crate::source::{Ingress, StatusWrite};
 use crate::spec::{Candidate, PoolSpec};
-use crate::world::World;
+use crate::world::{Entry, World};
 
 mod build;
 
@@ -33,11 +34,11 @@ use build::{Builder, Planned};
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     /// The Services that are ours, served or refused.
-    pub services: BTreeMap<ServiceName, Arc<Service>>,
+    pub services: Services,
     /// The pools.
     pub pools: Vec<Pool>,
     /// Services of type `LoadBalancer` that are ours.
-    pub statuses: BTreeMap<ServiceName, Arc<WantedStatus>>,
+    pub statuses: WantedStatuses,
     /// What owners should know and were not told by the plan before.
     pub notes: Vec<Note>,
     /// When to plan again although nothing changed: an address that is kept for somebody gets free.
@@ -45,6 +46,9 @@ pub struct Plan {
     /// Services whose deleted slices do not count any more: the world may forget them.
     pub done_with_departed: Vec<ServiceName>,
 }
+
+/// The statuses of Services; copied and compared as [`Services`] are.
+pub type WantedStatuses = OrdMap<ServiceName, Arc<WantedStatus>>;
 
 /// The status of one Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,57 +71,120 @@ pub struct Memory {
     /// Of the Services and the namespaces that `outcomes` were decided for.
     assigned_for: Option<(u64, u64)>,
     external_ips: BTreeSet<IpAddr>,
+    nodes_revision: u64,
     /// VIPs that lie in no pool.
     outside_pools: Vec<IpAddr>,
     planned: BTreeMap<ServiceName, Planned>,
+    /// The world's revision that it was planned for.
+    revision: u64,
+    /// Of `planned`, those that come out otherwise with time.
+    waiting: BTreeSet<ServiceName>,
+    /// What `planned` comes to.
+    services: Services,
+    statuses: WantedStatuses,
 }
 
-/// Plans for `world`. `memory` is that of the plan before, with the same settings.
+/// Plans for `world`. `memory` is that of the plan before, with the same settings. Unless something changed that concerns
+/// all Services, only those of which anything changed are looked at.
 pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, now: Instant) -> Plan {
-    let outside_before = std::mem::take(&mut memory.outside_pools);
     let some_address_is_free_again = memory.allocations.next_expiry().is_some_and(|expiry| expiry <= now);
     let revisions = (world.services_revision(), world.namespaces_revision());
-    if memory.assigned_for != Some(revisions) || some_address_is_free_again {
+    let assigns = memory.assigned_for != Some(revisions) || some_address_is_free_again;
+    let concerns_all = assigns || memory.nodes_revision != world.nodes_revision();
+    let mut fence_moved = false;
+    if assigns {
         (memory.outcomes, memory.external_ips) = assign(world, settings, &mut memory.allocations, now);
         memory.assigned_for = Some(revisions);
+        let mut outside_pools = memory.allocations.outside_pools(settings);
+        outside_pools.extend(&memory.external_ips);
+        fence_moved = memory.outside_pools != outside_pools;
+        memory.outside_pools = outside_pools;
     }
-    memory.outside_pools = memory.allocations.outside_pools(settings);
-    memory.outside_pools.extend(&memory.external_ips);
-    let fence = Fence::new(settings, &memory.outside_pools);
-    let fence_moved = memory.outside_pools != outside_before;
-
-    let mut plan = Plan {
-        pools: settings.pools.iter().map(PoolSpec::told).collect(),
-        again_at: memory.allocations.next_expiry(),
-        ..Plan::default()
+    let names: BTreeSet<ServiceName> = if concerns_all {
+        memory.forget_all_but_outcomes();
+        memory.outcomes.keys().cloned().collect()
+    } else {
+        world.changed_since(memory.revision).chain(&memory.waiting).cloned().collect()
     };
-    memory.planned.retain(|name, _| memory.outcomes.contains_key(name));
-    for (name, entry) in world.services() {
-        let Some(outcome) = memory.outcomes.get(name) else { continue };
-        let before = memory.planned.get(name);
-        let nodes_are_kept = |old: &Planned| old.nodes_revision.is_none_or(|revision| revision == world.nodes_revision());
-        let is_kept = |old: &Planned| {
-            let hold_is_over = old.again_at().is_some_and(|until| until <= now);
-            let unchanged = old.revision == entry.revision && old.outcome == *outcome && nodes_are_kept(old);
-            unchanged && !fence_moved && !hold_is_over
-        };
-        if !before.is_some_and(|old| is_kept(old) && old.status_is_of(&entry.candidate)) {
-            let candidate = &entry.candidate;
-            let policy = Policy::of(candidate.wanted.as_ref().ok(), candidate.kind, &settings.defaults);
-            let builder = Builder { candidate, outcome, settings, fence: &fence, world, policy, ip_mode: policy.ip_mode };
-            let one = builder.build_in_turn(entry.revision, before, now);
-            let is_new = |remark: &&Remark| !before.is_some_and(|old| old.notes.contains(remark));
-            let note = |remark: &Remark| Note { subject: Subject::Service(name.clone()), remark: remark.clone() };
-            plan.notes.extend(one.notes.iter().filter(is_new).map(note));
-            plan.done_with_departed.extend(one.has_done_with_departed().then(|| name.clone()));
-            memory.planned.insert(name.clone(), one);
+    (memory.revision, memory.nodes_revision) = (world.revision(), world.nodes_revision());
+
+    let outside_pools = std::mem::take(&mut memory.outside_pools);
+    let fence = Fence::new(settings, &outside_pools);
+    let look = Look { world, settings, fence: &fence, fence_moved, now };
+    let mut plan = Plan { pools: settings.pools.iter().map(PoolSpec::told).collect(), ..Plan::default() };
+    for name in &names {
+        look.at(name, memory, &mut plan);
+    }
+    memory.outside_pools = outside_pools;
+    let waiting = memory.waiting.iter().filter_map(|name| memory.planned.get(name)?.again_at());
+    plan.again_at = waiting.chain(memory.allocations.next_expiry()).min();
+    (plan.services, plan.statuses) = (memory.services.clone(), memory.statuses.clone());
+    plan
+}
+
+impl Memory {
+    fn forget_all_but_outcomes(&mut self) {
+        let gone = self.planned.keys().filter(|name| !self.outcomes.contains_key(*name));
+        for name in gone.cloned().collect::<Vec<_>>() {
+            self.planned.remove(&name);
+            self.waiting.remove(&name);
+            self.services.remove(&name);
+            self.statuses.remove(&name);
         }
     }
-    let planned = &memory.planned;
-    plan.again_at = planned.values().filter_map(Planned::again_at).chain(plan.again_at).min();
-    plan.services = planned.iter().map(|(name, one)| (name.clone(), Arc::clone(&one.service))).collect();
-    plan.statuses = planned.iter().filter_map(|(name, one)| Some((name.clone(), Arc::clone(one.status.as_ref()?)))).collect();
-    plan
+
+    fn take(&mut self, name: &ServiceName, one: Planned) {
+        if self.services.get(name).is_none_or(|old| !Arc::ptr_eq(old, &one.service)) {
+            self.services.insert(name.clone(), Arc::clone(&one.service));
+        }
+        match &one.status {
+            Some(status) => drop(self.statuses.insert(name.clone(), Arc::clone(status))),
+            None => drop(self.statuses.remove(name)),
+        }
+        if one.again_at().is_some() {
+            self.waiting.insert(name.clone())
+        } else {
+            self.waiting.remove(name)
+        };
+        self.planned.insert(name.clone(), one);
+    }
+}
+
+/// What each Service is looked at with.
+struct Look<'a> {
+    world: &'a World,
+    settings: &'a ControllerSettings,
+    fence: &'a Fence<'a>,
+    fence_moved: bool,
+    now: Instant,
+}
+
+impl Look<'_> {
+    /// Plans one Service anew, if it may come out otherwise than before.
+    fn at(&self, name: &ServiceName, memory: &mut Memory, plan: &mut Plan) {
+        let Some((entry, outcome)) = self.world.services().get(name).zip(memory.outcomes.get(name)) else { return };
+        let before = memory.planned.get(name);
+        let candidate = &entry.candidate;
+        if before.is_some_and(|old| self.keeps(old, entry, outcome) && old.status_is_of(candidate)) {
+            return;
+        }
+        let &Self { world, settings, fence, now, .. } = self;
+        let policy = Policy::of(candidate.wanted.as_ref().ok(), candidate.kind, &settings.defaults);
+        let builder = Builder { candidate, outcome, settings, fence, world, policy, ip_mode: policy.ip_mode };
+        let one = builder.build_in_turn(entry.revision, before, now);
+        let is_new = |remark: &&Remark| !before.is_some_and(|old| old.notes.contains(remark));
+        let note = |remark: &Remark| Note { subject: Subject::Service(name.clone()), remark: remark.clone() };
+        plan.notes.extend(one.notes.iter().filter(is_new).map(note));
+        plan.done_with_departed.extend(one.has_done_with_departed().then(|| name.clone()));
+        memory.take(name, one);
+    }
+
+    fn keeps(&self, old: &Planned, entry: &Entry, outcome: &Outcome) -> bool {
+        let nodes_are_kept = old.nodes_revision.is_none_or(|revision| revision == self.world.nodes_revision());
+        let wait_is_over = old.again_at().is_some_and(|until| until <= self.now);
+        let unchanged = old.revision == entry.revision && old.outcome == *outcome && nodes_are_kept;
+        unchanged && !self.fence_moved && !wait_is_over
+    }
 }
 
 /// Addresses and node ports for all Services that are ours, and all `externalIPs` that were given.

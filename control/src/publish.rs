@@ -3,11 +3,13 @@
 //! Invariant: within an epoch the counter grows by one with every state that differs from the one before. What a
 //! connected gateway is sent is always the difference to the newest state; nothing is queued for a slow one.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use imbl::Vector;
+use imbl::ordmap::DiffItem;
 use proto::convert;
-use proto::{Generation, Pool, Service, ServiceName, State, v1};
+use proto::{Generation, Pool, ServiceName, Services, State, v1};
 
 /// Changed names that are remembered: a gateway that was away for fewer changes gets only those. 65,536 names of about
 /// 100 bytes are 7 MB; beyond that a comparison by content hashes is as good.
@@ -18,7 +20,10 @@ const NAMES_MAX: usize = 65_536;
 pub struct Published {
     /// The state.
     pub state: Arc<State>,
-    log: VecDeque<Step>,
+    /// Shared with the states before, as the Services are.
+    log: Vector<Step>,
+    /// In the log.
+    names: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -30,32 +35,28 @@ struct Step {
 impl Published {
     /// The first state of an epoch.
     #[must_use]
-    pub fn first(epoch: String, services: BTreeMap<ServiceName, Arc<Service>>, pools: Vec<Pool>) -> Self {
+    pub fn first(epoch: String, services: Services, pools: Vec<Pool>) -> Self {
         let generation = Generation { epoch, counter: 1 };
-        Self { state: Arc::new(State { generation, services, pools }), log: VecDeque::new() }
+        Self { state: Arc::new(State { generation, services, pools }), ..Self::default() }
     }
 
     /// The next state, unless it is the same.
     #[must_use]
-    pub fn next(&self, services: BTreeMap<ServiceName, Arc<Service>>, pools: Vec<Pool>) -> Option<Self> {
-        let old = &self.state.services;
-        let is_kept = |name: &ServiceName, service: &Arc<Service>| old.get(name).is_some_and(|kept| Arc::ptr_eq(kept, service));
-        let new = services.iter().filter(|(name, service)| !is_kept(name, service)).map(|(name, _)| name);
-        let gone = old.keys().filter(|name| !services.contains_key(*name));
-        let changed: Arc<[ServiceName]> = new.chain(gone).cloned().collect();
+    pub fn next(&self, services: Services, pools: Vec<Pool>) -> Option<Self> {
+        let changed: Arc<[ServiceName]> = self.state.services.diff(&services).map(|item| name(&item).clone()).collect();
         if changed.is_empty() && pools == self.state.pools {
             return None;
         }
         let counter = self.state.generation.counter + 1;
         let generation = Generation { epoch: self.state.generation.epoch.clone(), counter };
         let mut log = self.log.clone();
+        let mut names = self.names + changed.len();
         log.push_back(Step { counter, changed });
-        let mut names: usize = log.iter().map(|step| step.changed.len()).sum();
         // Steps count too: a change of pools alone has no names.
         while names + log.len() > NAMES_MAX {
             names -= log.pop_front().map_or(0, |step| step.changed.len());
         }
-        Some(Self { state: Arc::new(State { generation, services, pools }), log })
+        Some(Self { state: Arc::new(State { generation, services, pools }), log, names })
     }
 
     /// What a gateway that says hello is sent: what changed since the generation it has; where that is not known, what
@@ -80,9 +81,9 @@ impl Published {
         if have.epoch != now.epoch || have.counter > now.counter || have.counter + 1 < first {
             return None;
         }
-        let steps = self.log.iter().filter(|step| step.counter > have.counter);
+        let steps = self.log.iter().rev().take_while(|step| step.counter > have.counter);
         let names: BTreeSet<&ServiceName> = steps.flat_map(|step| step.changed.iter()).collect();
-        let (there, gone): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| self.state.services.contains_key(name));
+        let (there, gone): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| self.state.services.contains_key(*name));
         let services = there.iter().filter_map(|name| self.state.services.get(*name));
         Some(v1::WatchResponse {
             generation: Some(now.into()),
@@ -94,9 +95,18 @@ impl Published {
     }
 }
 
+fn name<'a, V>(item: &DiffItem<'a, 'a, ServiceName, V>) -> &'a ServiceName {
+    match item {
+        DiffItem::Add(name, _) | DiffItem::Remove(name, _) | DiffItem::Update { new: (name, _), .. } => name,
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::collections::BTreeMap;
     use std::time::Duration;
+
+    use proto::Service;
 
     use proptest::prelude::*;
 
@@ -110,7 +120,7 @@ pub(crate) mod tests {
         })
     }
 
-    pub(crate) fn services(list: &[(&str, u64)]) -> BTreeMap<ServiceName, Arc<Service>> {
+    pub(crate) fn services(list: &[(&str, u64)]) -> Services {
         list.iter().map(|(name, version)| (ServiceName::new("shop", name), service(name, *version))).collect()
     }
 
@@ -159,7 +169,7 @@ pub(crate) mod tests {
             let mut all: Vec<Published> = Vec::new();
             let mut kept: BTreeMap<(String, u64), Arc<Service>> = BTreeMap::new();
             for step in &steps {
-                let mut now = BTreeMap::new();
+                let mut now = Services::new();
                 for (name, version) in step {
                     let one = kept.entry((name.clone(), *version)).or_insert_with(|| service(name, *version));
                     now.insert(one.name.clone(), Arc::clone(one));

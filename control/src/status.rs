@@ -6,10 +6,11 @@
 //! at most `REWRITES_MAX` times in `REWRITES_WITHIN`.
 //! Deliberately not here: what a status should be (`plan`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use imbl::ordmap::DiffItem;
 use proto::{Reason, ServiceName};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -17,7 +18,7 @@ use tokio::time::Instant;
 use crate::gateways::Gateways;
 use crate::kubernetes::StatusWriter;
 use crate::manifests::StatusFiles;
-use crate::plan::WantedStatus;
+use crate::plan::{WantedStatus, WantedStatuses};
 use crate::source::{Ingress, IpMode, StatusWrite};
 
 /// A gateway that is slow, or that nobody repairs, holds the status up no longer than this after the first one.
@@ -45,7 +46,7 @@ pub struct Statuses {
     /// Counter of the generation that gateways forward by for them.
     pub counter: u64,
     /// All Services of type `LoadBalancer` that are ours.
-    pub wanted: BTreeMap<ServiceName, Arc<WantedStatus>>,
+    pub wanted: WantedStatuses,
 }
 
 /// Writes what is wanted, when it is due, until the sender of `statuses` is gone.
@@ -59,7 +60,7 @@ pub async fn write_statuses(
         let newest = statuses.borrow_and_update().clone();
         if let Some(newest) = newest {
             queue.take_in(&newest, Instant::now(), |write| sink.has_written(write));
-            sink.forget_all_but(&newest.wanted.keys().collect());
+            sink.forget_all_but(&newest.wanted);
         }
         let connected = gateways.borrow_and_update().clone();
         for write in queue.due(&connected, Instant::now()) {
@@ -104,9 +105,9 @@ impl StatusSink {
     }
 
     /// A Service that is gone has no status. In a cluster that went with the Service.
-    fn forget_all_but(&mut self, services: &BTreeSet<&ServiceName>) {
+    fn forget_all_but(&mut self, services: &WantedStatuses) {
         if let Self::Files(files) = self {
-            files.forget_all_but(services);
+            files.forget_all_but(|name| services.contains_key(name));
         }
     }
 }
@@ -114,6 +115,8 @@ impl StatusSink {
 /// Writes that wait, and what was written.
 #[derive(Debug, Default)]
 struct Queue {
+    /// What was taken in last: what is the same now was decided then.
+    wanted: WantedStatuses,
     waiting: BTreeMap<ServiceName, Waiting>,
     written: BTreeMap<ServiceName, StatusWrite>,
     contests: BTreeMap<ServiceName, Contest>,
@@ -163,10 +166,17 @@ impl Contest {
 impl Queue {
     /// `has_written` tells whether the object has had the status of a write.
     fn take_in(&mut self, statuses: &Statuses, now: Instant, has_written: impl Fn(&StatusWrite) -> bool) {
-        self.contests.retain(|name, _| statuses.wanted.contains_key(name));
-        self.waiting.retain(|name, _| statuses.wanted.contains_key(name));
-        self.written.retain(|name, _| statuses.wanted.contains_key(name));
-        for (name, wanted) in &statuses.wanted {
+        let before = std::mem::replace(&mut self.wanted, statuses.wanted.clone());
+        for item in before.diff(&statuses.wanted) {
+            let (name, wanted) = match item {
+                DiffItem::Add(name, wanted) | DiffItem::Update { new: (name, wanted), .. } => (name, wanted),
+                DiffItem::Remove(name, _) => {
+                    self.contests.remove(name);
+                    self.waiting.remove(name);
+                    self.written.remove(name);
+                    continue;
+                }
+            };
             let known = self.known(wanted).to_vec();
             let mut write = wanted.write.clone();
             if !wanted.served {
@@ -277,7 +287,7 @@ mod tests {
             ingress: wanted.to_vec(),
         };
         let status = WantedStatus { write, current: current.to_vec(), foreign_manager: None, served };
-        Statuses { counter, wanted: [(service, Arc::new(status))].into() }
+        Statuses { counter, wanted: WantedStatuses::unit(service, Arc::new(status)) }
     }
 
     fn take(queue: &mut Queue, statuses: &Statuses) {

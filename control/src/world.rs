@@ -1,10 +1,11 @@
 //! All objects that matter, as specs, kept current by the changes of one source.
 //!
-//! Invariant: a Service's revision grows exactly when what it asks for or its slices changed, so that a plan looks again
-//! only at those. No I/O, no clock.
+//! Invariant: a Service's revision grows exactly when what it asks for or its slices changed, so that a plan builds anew
+//! only those; and every Service of which anything changed is found without looking at the others. No I/O, no clock.
 //! Deliberately not here: which class is ours and what follows from the objects (`plan`).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use k8s_openapi::api::core::v1::{Namespace, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -23,6 +24,8 @@ pub struct Entry {
     pub candidate: Candidate,
     /// The world's revision at its last change, slices included.
     pub revision: u64,
+    /// The same for a change of any kind, such as of its status.
+    touched: u64,
 }
 
 /// Labels of an object.
@@ -35,6 +38,8 @@ const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 #[derive(Clone, Debug, Default)]
 pub struct World {
     services: BTreeMap<ServiceName, Entry>,
+    /// Every Service by when it was touched.
+    touched: BTreeMap<u64, ServiceName>,
     slices: BTreeMap<ServiceName, SliceSpec>,
     slices_of: BTreeMap<ServiceName, BTreeSet<ServiceName>>,
     /// Of `slices`, those that were deleted while their Service remains: a managed one is written anew moments later.
@@ -107,6 +112,17 @@ impl World {
     #[must_use]
     pub const fn services(&self) -> &BTreeMap<ServiceName, Entry> {
         &self.services
+    }
+
+    /// Grows with every change of which a plan must know.
+    #[must_use]
+    pub const fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// The Services that are there and of which anything changed after `revision`, the one changed last at the end.
+    pub fn changed_since(&self, revision: u64) -> impl Iterator<Item = &ServiceName> {
+        self.touched.range((Bound::Excluded(revision), Bound::Unbounded)).map(|(_, name)| name)
     }
 
     /// The slices of one Service, by name.
@@ -319,20 +335,31 @@ impl World {
     }
 
     fn put_service(&mut self, candidate: Candidate) {
-        if let Some(entry) = self.services.get_mut(&candidate.name)
-            && entry.candidate.asks_the_same(&candidate)
-        {
-            entry.candidate = candidate;
+        let before = self.services.get(&candidate.name);
+        if before.is_some_and(|entry| entry.candidate == candidate) {
             return;
         }
         self.unserved.remove(&candidate.name);
+        let kept = before.filter(|entry| entry.candidate.asks_the_same(&candidate)).map(|entry| entry.revision);
+        self.forget_touch(&candidate.name);
         self.revision += 1;
-        self.services_revision = self.revision;
-        self.services.insert(candidate.name.clone(), Entry { candidate, revision: self.revision });
+        if kept.is_none() {
+            self.services_revision = self.revision;
+        }
+        self.touched.insert(self.revision, candidate.name.clone());
+        let entry = Entry { revision: kept.unwrap_or(self.revision), touched: self.revision, candidate };
+        self.services.insert(entry.candidate.name.clone(), entry);
+    }
+
+    fn forget_touch(&mut self, name: &ServiceName) {
+        if let Some(entry) = self.services.get(name) {
+            self.touched.remove(&entry.touched);
+        }
     }
 
     fn remove_service(&mut self, name: &ServiceName) {
         self.forget_departed(std::slice::from_ref(name));
+        self.forget_touch(name);
         if self.services.remove(name).is_some() {
             self.revision += 1;
             self.services_revision = self.revision;
@@ -403,8 +430,10 @@ impl World {
 
     fn touch(&mut self, service: &ServiceName) {
         self.revision += 1;
+        self.forget_touch(service);
         if let Some(entry) = self.services.get_mut(service) {
-            entry.revision = self.revision;
+            (entry.revision, entry.touched) = (self.revision, self.revision);
+            self.touched.insert(self.revision, service.clone());
         }
     }
 }

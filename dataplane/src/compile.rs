@@ -287,7 +287,7 @@ impl Compiler {
         if self.services.len() == state.services.len() && self.services.iter().zip(&state.services).all(same) {
             return (false, false);
         }
-        let gone: Vec<ServiceName> = self.services.keys().filter(|name| !state.services.contains_key(name)).cloned().collect();
+        let gone: Vec<ServiceName> = self.services.keys().filter(|name| !state.services.contains_key(*name)).cloned().collect();
         let mut any_dnat = false;
         for served in gone.iter().filter_map(|name| self.services.remove(name)) {
             any_dnat |= served.is_dnat();

@@ -397,9 +397,10 @@ fn an_icmp_error_reaches_the_owner_of_its_flow() {
 fn an_error_of_a_router_inside_a_tunnel_reaches_the_owner_of_the_flow_inside() {
     for mode in [Mode::Ipip, Mode::Gue] {
         let mut state = state();
-        for service in state.services.values_mut() {
+        for (_, service) in state.services.clone() {
             // By turns: only the owner of the flow knows the backend.
-            *service = Arc::new(Service { mode, scheduler: Scheduler::RoundRobin, ..Service::clone(service) });
+            let changed = Service { mode, scheduler: Scheduler::RoundRobin, ..Service::clone(&service) };
+            state.services.insert(service.name.clone(), Arc::new(changed));
         }
         let mut team = Team::serving(state, Steering::own_hash(3, SEED), Delivery::InTurn, 3);
         team.settle();
@@ -426,8 +427,8 @@ fn an_error_of_a_router_inside_a_tunnel_reaches_the_owner_of_the_flow_inside() {
 #[test]
 fn both_sides_of_a_dnat_flow_come_to_the_worker_of_the_client() {
     let mut state = state();
-    for service in state.services.values_mut() {
-        *service = Arc::new(Service { mode: Mode::Dnat, ..Service::clone(service) });
+    for (_, service) in state.services.clone() {
+        state.services.insert(service.name.clone(), Arc::new(Service { mode: Mode::Dnat, ..Service::clone(&service) }));
     }
     let cards = Steering::toeplitz(3, SEED);
     let card = Delivery::Card(card(&cards));

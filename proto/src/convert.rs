@@ -7,9 +7,9 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::time::Duration;
 
+use imbl::ordmap::DiffItem;
 use ipnet::IpNet;
 use prost::Message;
 use sha2::{Digest, Sha256};
@@ -140,13 +140,16 @@ pub fn full(state: &State) -> v1::WatchResponse {
     response(state, true, state.services.values().map(|s| v1::Service::from(&**s)).collect(), Vec::new())
 }
 
-/// What turns `from` into `to`. Services that both share by pointer cost nothing.
+/// What turns `from` into `to`. What both share costs nothing.
 #[must_use]
 pub fn difference(from: &State, to: &State) -> v1::WatchResponse {
-    let same =
-        |name: &ServiceName, new: &Arc<Service>| from.services.get(name).is_some_and(|old| Arc::ptr_eq(old, new) || old == new);
-    let changed = to.services.iter().filter(|(name, new)| !same(name, new)).map(|(_, new)| v1::Service::from(&**new)).collect();
-    let removed = from.services.keys().filter(|name| !to.services.contains_key(name)).map(ToString::to_string).collect();
+    let (mut changed, mut removed) = (Vec::new(), Vec::new());
+    for item in from.services.diff(&to.services) {
+        match item {
+            DiffItem::Add(_, new) | DiffItem::Update { new: (_, new), .. } => changed.push(v1::Service::from(&**new)),
+            DiffItem::Remove(name, _) => removed.push(name.to_string()),
+        }
+    }
     response(to, false, changed, removed)
 }
 
@@ -431,9 +434,12 @@ fn milliseconds(duration: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use proptest::prelude::*;
 
     use super::*;
+    use crate::Services;
     use crate::{Probe, Scheduler, Target};
 
     fn any_address(family: Family) -> BoxedStrategy<IpAddr> {
@@ -552,7 +558,7 @@ mod tests {
 
     /// What a gateway does with a response, in its plainest form.
     fn applied(state: &State, response: v1::WatchResponse) -> State {
-        let mut services = if response.full { BTreeMap::new() } else { state.services.clone() };
+        let mut services = if response.full { Services::new() } else { state.services.clone() };
         for name in &response.removed {
             services.remove(&service_name(name).unwrap());
         }

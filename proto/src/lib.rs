@@ -22,4 +22,4 @@ pub use service::{
     Backend, BackendState, HealthCheck, MaglevSpec, Mode, Probe, Reason, Refusal, Scheduler, Service, ServiceName, ServicePort,
     Target,
 };
-pub use state::{Announce, Known, Origin, Pool, ProbeTags, State};
+pub use state::{Announce, Known, Origin, Pool, ProbeTags, Services, State};

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use imbl::OrdMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{AddressRange, Generation, Service, ServiceName};
@@ -30,13 +31,17 @@ pub struct Pool {
     pub announce: Announce,
 }
 
+/// Services by name. Successive states share what did not change: a copy costs nothing, and what differs between two of them
+/// is found without looking at the rest.
+pub type Services = OrdMap<ServiceName, Arc<Service>>;
+
 /// All that a controller tells a gateway. Services are shared, never copied, between one state and the next.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct State {
     /// Which version this is.
     pub generation: Generation,
     /// The Services that are ours, served or refused.
-    pub services: BTreeMap<ServiceName, Arc<Service>>,
+    pub services: Services,
     /// The pools.
     pub pools: Vec<Pool>,
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use proto::convert::{ConvertError, service_name};
-use proto::{Generation, Known, Origin, Pool, Reason, Refusal, Service, ServiceName, State, v1};
+use proto::{Generation, Known, Origin, Pool, Reason, Refusal, Service, ServiceName, Services, State, v1};
 
 /// Why a message cannot be used at all. The stream starts again.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl Received {
             None => return Err(ReceivedError::NothingToChange),
         };
         let pools: Vec<Pool> = response.pools.into_iter().map(Pool::try_from).collect::<Result<_, _>>()?;
-        let mut services = if response.full { BTreeMap::new() } else { before.services.clone() };
+        let mut services = if response.full { Services::new() } else { before.services.clone() };
         if response.full {
             self.hashes.clear();
         }

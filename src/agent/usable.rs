@@ -16,7 +16,7 @@ pub fn usable(known: &Known, health: &Health) -> Arc<State> {
         return Arc::clone(&known.state);
     }
     let mut state = State::clone(&known.state);
-    for service in state.services.values_mut().filter(|service| service.target == Target::Endpoint) {
+    for service in known.state.services.values().filter(|service| service.target == Target::Endpoint) {
         let mut limited = Service::clone(service);
         let name = Arc::new(service.name.clone());
         for port in &mut limited.ports {
@@ -30,7 +30,7 @@ pub fn usable(known: &Known, health: &Health) -> Arc<State> {
             port.backends.retain(|backend| is_proven(backend.address));
         }
         if limited != **service {
-            *service = Arc::new(limited);
+            state.services.insert(limited.name.clone(), Arc::new(limited));
         }
     }
     Arc::new(state)

@@ -3,7 +3,7 @@
 //! Invariant: a file is whole or not there: it is written beside its place and renamed. It is no manifest, but at start
 //! its addresses are taken over, so that a restart moves no Service.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -109,12 +109,12 @@ impl StatusFiles {
         Arc::clone(&self.may_forget)
     }
 
-    /// Removes the files of Services that are not among `services`, and directories that are empty then.
-    pub fn forget_all_but(&mut self, services: &BTreeSet<&ServiceName>) {
+    /// Removes the files of Services that are not `kept`, and directories that are empty then.
+    pub fn forget_all_but(&mut self, kept: impl Fn(&ServiceName) -> bool) {
         if !self.may_forget.load(Ordering::Relaxed) {
             return;
         }
-        let gone: Vec<ServiceName> = self.known.keys().filter(|name| !services.contains(name)).cloned().collect();
+        let gone: Vec<ServiceName> = self.known.keys().filter(|name| !kept(name)).cloned().collect();
         for service in gone {
             let path = self.path(&service);
             if let Err(error) = fs::remove_file(&path).or_else(not_found_is_fine) {
@@ -202,12 +202,12 @@ mod tests {
         files.write(&write("a", 100)).unwrap();
         files.write(&write("b", 101)).unwrap();
         let kept = ServiceName::new("shop", "a");
-        files.forget_all_but(&BTreeSet::new());
+        files.forget_all_but(|_| false);
         assert!(dir.path().join("shop/a.yaml").exists(), "not all manifests are known yet");
         files.may_forget().store(true, Ordering::Relaxed);
-        files.forget_all_but(&[&kept].into());
+        files.forget_all_but(|name| *name == kept);
         assert!(dir.path().join("shop/a.yaml").exists() && !dir.path().join("shop/b.yaml").exists());
-        files.forget_all_but(&BTreeSet::new());
+        files.forget_all_but(|_| false);
         assert!(!dir.path().join("shop").exists());
     }
 

@@ -4,7 +4,8 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use proto::{Family, HealthCheck, Mode, Scheduler, Target};
+use proptest::prelude::*;
+use proto::{Family, HealthCheck, Mode, Scheduler, Service, Target};
 use serde_json::{Value, json};
 
 use super::build::STATUS_WAITED_FOR;
@@ -477,4 +478,108 @@ fn a_service_that_waits_for_an_address_gets_it_when_it_is_free() {
     assert_eq!(waiting.services[&named("b")].refusal.as_ref().unwrap().reason, Reason::Exhausted);
     let later = plan(&world, &settings, &mut memory, waiting.again_at.unwrap());
     assert_eq!(later.services[&named("b")].refusal, None);
+}
+
+/// One change of a world of three Services, three nodes and a pool of three addresses.
+#[derive(Clone, Debug)]
+enum Step {
+    Service { name: u8, mode: usize, node: bool, request: Option<u8>, port: u16 },
+    Status { name: u8, version: u8, proxy: bool },
+    Gone(u8),
+    Endpoints { of: u8, count: u8 },
+    NoEndpoints(u8),
+    Node { name: u8, address: u8 },
+    Later(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let name = 0u8..3;
+    prop_oneof![
+        3 => (name.clone(), 0usize..5, any::<bool>(), prop::option::of(99u8..104), 80u16..82)
+            .prop_map(|(name, mode, node, request, port)| Step::Service { name, mode, node, request, port }),
+        2 => (name.clone(), any::<u8>(), any::<bool>()).prop_map(|(name, version, proxy)| Step::Status { name, version, proxy }),
+        1 => name.clone().prop_map(Step::Gone),
+        4 => (name.clone(), 0u8..12).prop_map(|(of, count)| Step::Endpoints { of, count }),
+        1 => name.prop_map(Step::NoEndpoints),
+        1 => (0u8..3, 1u8..4).prop_map(|(name, address)| Step::Node { name, address }),
+        3 => (1u64..400).prop_map(Step::Later),
+    ]
+}
+
+/// The objects as a source has them, and the changes that it tells.
+#[derive(Default)]
+struct Objects(std::collections::BTreeMap<u8, Value>);
+
+impl Objects {
+    /// `planned`: what the plan before wanted, of which a status tells the address.
+    fn take(&mut self, world: &mut World, step: &Step, planned: &WantedStatuses) {
+        match *step {
+            Step::Service { name, mode, node, request, port } => {
+                let mut object = service(&format!("s{name}"), json!({"ports": [{"port": port, "nodePort": 30_000}]}));
+                object["metadata"]["uid"] = format!("uid-{name}").into();
+                object["metadata"]["annotations"] = json!({"sluice.dev/mode": Mode::ALL[mode].as_str(),
+                    "sluice.dev/target": if node { "node" } else { "endpoint" }});
+                if let Some(last) = request {
+                    object["metadata"]["annotations"]["sluice.dev/addresses"] = format!("192.0.2.{last}").into();
+                }
+                if let Some(old) = self.0.remove(&name) {
+                    object["status"] = old["status"].clone();
+                }
+                apply(world, object.clone());
+                self.0.insert(name, object);
+            }
+            Step::Status { name, version, proxy } => {
+                let Some(object) = self.0.get_mut(&name) else { return };
+                let wanted = planned.get(&named(&format!("s{name}"))).and_then(|status| status.write.ingress.first());
+                let Some(address) = wanted.map(|ingress| ingress.ip.to_string()) else { return };
+                object["metadata"]["resourceVersion"] = version.to_string().into();
+                let ip_mode = if proxy { "Proxy" } else { "VIP" };
+                object["status"]["loadBalancer"]["ingress"] = json!([{"ip": address, "ipMode": ip_mode}]);
+                apply(world, object.clone());
+            }
+            Step::Gone(name) => {
+                self.0.remove(&name);
+                world.apply(Change::ServiceDeleted(named(&format!("s{name}"))));
+            }
+            Step::Endpoints { of, count } => {
+                let list: Vec<String> = (1..=count).map(|last| format!("10.0.{of}.{last}")).collect();
+                endpoints(world, &format!("s{of}"), &list);
+            }
+            Step::NoEndpoints(of) => world.apply(Change::SliceDeleted(named(&format!("s{of}-IPv4")))),
+            Step::Node { name, address } => node(world, &format!("n{name}"), json!({}), &[&format!("10.0.9.{address}")]),
+            Step::Later(_) => {}
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_plan_after_changes_is_what_planning_everything_anew_gives(
+        swarms in prop::collection::vec(prop::collection::vec(step(), 1..3), 1..24)
+    ) {
+        let mut settings = settings();
+        settings.pools[0].ranges = vec!["192.0.2.100-192.0.2.102".parse().unwrap()];
+        let (mut world, mut memory, mut now) = (World::default(), Memory::default(), Instant::now());
+        let (mut objects, mut planned) = (Objects::default(), WantedStatuses::new());
+        for swarm in &swarms {
+            for step in swarm {
+                objects.take(&mut world, step, &planned);
+                if let Step::Later(seconds) = step {
+                    now += Duration::from_secs(*seconds);
+                }
+            }
+            let mut anew = memory.clone();
+            anew.nodes_revision = u64::MAX;
+            anew.planned.values_mut().for_each(|one| one.revision = u64::MAX);
+            let expected = plan(&world, &settings, &mut anew, now);
+            let found = plan(&world, &settings, &mut memory, now);
+            prop_assert_eq!(&found.services, &expected.services);
+            prop_assert_eq!(&found.statuses, &expected.statuses);
+            prop_assert_eq!(&found.notes, &expected.notes);
+            prop_assert_eq!(found.again_at, expected.again_at);
+            world.forget_departed(&found.done_with_departed);
+            planned = found.statuses;
+            prop_assert_eq!(found.services.keys().collect::<Vec<_>>(), memory.planned.keys().collect::<Vec<_>>());
+        }
+    }
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use proto::limits::{MAGLEV_HASH_VERSION, SNAT_PORT_REST};
-use proto::{Announce, Backend, BackendState, Family, MaglevSpec, Protocol, Reason, ServicePort};
+use proto::{Announce, Backend, BackendState, Family, MaglevSpec, Protocol, Reason, ServicePort, Services};
 
 use super::*;
 use crate::flow::{BackendId, UNRESOLVED};
@@ -93,7 +93,7 @@ impl Desk {
             pool("far", "203.0.113.0/24", Announce::L2),
             pool("six", "2001:db8::1:0/112", Announce::Routed),
         ];
-        let state = State { generation: Generation::default(), services: BTreeMap::new(), pools };
+        let state = State { generation: Generation::default(), services: Services::new(), pools };
         Self { compiler: Compiler::new(config), state, network: Network::default(), health: Health::default(), now_ns: 1 }
     }
 
