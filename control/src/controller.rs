@@ -3,7 +3,10 @@
 //!
 //! Invariant: nothing is planned before the source has told all Services and all slices once, and nothing that goes
 //! wrong later withdraws anything.
-//! Deliberately not here: leader election, and what each step decides (`plan`, `status`, `server`).
+//!
+//! Invariant: of several replicas on one cluster only the leader follows, plans and writes, and what it does ends before
+//! another may begin (`lease`). A new leader reads every object anew before it plans: what its predecessor wrote is adopted.
+//! Deliberately not here: who leads (`lease`), and what each step decides (`plan`, `status`, `server`).
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,7 +22,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::gateways::Gateways;
 use crate::gathering::{CHANGES_WAITING_MAX, gather};
-use crate::kubernetes::{self, StatusWriter};
+use crate::kubernetes::{self, Cluster, StatusWriter};
+use crate::lease::{Candidate, Leadership};
 use crate::manifests::{self, StatusFiles};
 use crate::note::Note;
 use crate::overrides::Desk;
@@ -81,36 +85,126 @@ impl Controller {
         // Before anything is listened on: an error here leaves nothing behind.
         let origin = Origin::open(&settings.source).await?;
         let listener = socket::listen(&settings.listen).await?;
-        let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis().to_string();
-        let (sender, changes) = mpsc::channel(CHANGES_WAITING_MAX);
         let (states, states_seen) = watch::channel(None);
-        let (statuses, statuses_seen) = watch::channel(None);
         let (gateways, gateways_seen) = watch::channel(Gateways::default());
-        let service = ConfigService { states: states_seen.clone(), gateways, shutdown: shutdown.clone() };
+        let (leadership, led) = watch::channel(Leadership::Following(None));
+        let service =
+            ConfigService { states: states_seen.clone(), gateways, leadership: led.clone(), shutdown: shutdown.clone() };
         let socket = TakenAway(settings.listen.clone());
 
         let mut tasks = JoinSet::new();
         let desk = Desk::new(origin.overrides(&settings));
-        let (telling, to_plan, stop) = (desk.clone(), sender.clone(), shutdown.clone());
-        tasks.spawn(async move {
-            stop.run_until_cancelled(telling.tell(to_plan)).await;
-            Ok(())
-        });
-        let sink = origin.start(&mut tasks, sender, &shutdown);
         tasks.spawn(async move { Ok(server::serve(listener, service).await?) });
-        let seen = gateways_seen.clone();
-        tasks.spawn(async move {
-            write_statuses(statuses_seen, seen, sink).await;
-            Ok(())
-        });
-        let planning = Planning { settings, epoch, states, statuses };
-        let stop = shutdown.clone();
-        tasks.spawn(async move {
-            planning.run(changes, &stop).await;
-            Ok(())
-        });
+        let work = Work { settings, states, gateways: gateways_seen.clone(), desk };
+        match origin {
+            Origin::Manifests { dir, files, adopted } => {
+                let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis().to_string();
+                leadership.send_replace(Leadership::Leading { epoch: epoch.clone() });
+                let stop = shutdown.clone();
+                tasks.spawn(async move {
+                    let mut steps = JoinSet::new();
+                    let may_forget = files.may_forget();
+                    let changes = work.start(&mut steps, epoch, StatusSink::Files(files));
+                    steps.spawn(async move { Ok(manifests::follow(dir, adopted, may_forget, changes).await?) });
+                    first_to_end(&mut steps, &stop).await
+                });
+            }
+            Origin::Kubernetes(cluster) => {
+                let candidate = Candidate::new(&work.settings.group, None);
+                let released = CancellationToken::new();
+                let (cluster, release) = (Arc::new(cluster), released.clone());
+                let electing = Arc::clone(&cluster);
+                tasks.spawn(async move {
+                    kubernetes::elect(&electing, candidate, &leadership, released).await;
+                    Ok(())
+                });
+                let stop = shutdown.clone();
+                tasks.spawn(async move {
+                    let ended = lead(&work, &cluster, led, &stop).await;
+                    // What we did has ended: the next may lead.
+                    release.cancel();
+                    ended
+                });
+            }
+        }
         Ok(Running { states: states_seen, gateways: gateways_seen, _socket: socket, tasks, shutdown })
     }
+}
+
+/// What a leader does: all of it ends with its tasks.
+struct Work {
+    settings: ControllerSettings,
+    states: watch::Sender<Option<Arc<Published>>>,
+    gateways: watch::Receiver<Gateways>,
+    desk: Desk,
+}
+
+type Steps = JoinSet<Result<(), ControllerError>>;
+
+impl Work {
+    /// Starts to plan and to write statuses to `sink`, for whatever changes are sent.
+    fn start(&self, steps: &mut Steps, epoch: String, sink: StatusSink) -> mpsc::Sender<Change> {
+        let (sender, changes) = mpsc::channel(CHANGES_WAITING_MAX);
+        let (statuses, statuses_seen) = watch::channel(None);
+        let (desk, to_plan) = (self.desk.clone(), sender.clone());
+        steps.spawn(async move {
+            desk.tell(to_plan).await;
+            Ok(())
+        });
+        let gateways = self.gateways.clone();
+        steps.spawn(async move {
+            write_statuses(statuses_seen, gateways, sink).await;
+            Ok(())
+        });
+        let planning = Planning { settings: self.settings.clone(), epoch, states: self.states.clone(), statuses };
+        steps.spawn(async move {
+            planning.run(changes).await;
+            Ok(())
+        });
+        sender
+    }
+}
+
+/// Works whenever this replica leads, until `shutdown`.
+async fn lead(
+    work: &Work,
+    cluster: &Arc<Cluster>,
+    mut leadership: watch::Receiver<Leadership>,
+    shutdown: &CancellationToken,
+) -> Result<(), ControllerError> {
+    loop {
+        let now = leadership.borrow_and_update().clone();
+        let mut steps = Steps::new();
+        if let Leadership::Leading { epoch } = &now {
+            let writer = Arc::new(StatusWriter::default());
+            let changes = work.start(&mut steps, epoch.clone(), StatusSink::Kubernetes(Arc::clone(&writer)));
+            let cluster = Arc::clone(cluster);
+            steps.spawn(async move {
+                tokio::join!(kubernetes::follow(&cluster, changes), writer.run(&cluster));
+                Ok(())
+            });
+        }
+        let stays = async { leadership.wait_for(|newest| *newest != now).await.map(drop) };
+        let ended = tokio::select! {
+            biased;
+            changed = stays => changed.is_err(),
+            () = shutdown.cancelled() => true,
+            Some(ended) = steps.join_next() => return ended.map_err(ControllerError::from).and_then(|ended| ended),
+        };
+        // Nothing is written any more once this is over.
+        steps.shutdown().await;
+        work.states.send_replace(None);
+        if ended {
+            return Ok(());
+        }
+    }
+}
+
+/// The end of the first that ends, or `shutdown`; then the others end too.
+async fn first_to_end(steps: &mut Steps, shutdown: &CancellationToken) -> Result<(), ControllerError> {
+    let first = shutdown.run_until_cancelled(steps.join_next()).await.flatten();
+    steps.shutdown().await;
+    first.map_or(Ok(()), |ended| ended.map_err(ControllerError::from).and_then(|ended| ended))
 }
 
 impl Running {
@@ -139,7 +233,7 @@ impl Running {
 /// A source that is ready to be followed.
 enum Origin {
     Manifests { dir: PathBuf, files: StatusFiles, adopted: BTreeMap<ServiceName, ServiceStatus> },
-    Kubernetes(kubernetes::Cluster),
+    Kubernetes(Cluster),
 }
 
 impl Origin {
@@ -149,7 +243,13 @@ impl Origin {
                 let (files, adopted) = StatusFiles::open(status_dir)?;
                 Ok(Self::Manifests { dir: dir.clone(), files, adopted })
             }
-            Source::Kubernetes { kubeconfig } => Ok(Self::Kubernetes(kubernetes::connect(kubeconfig.as_deref()).await?)),
+            Source::Kubernetes { kubeconfig, namespace } => {
+                let mut cluster = kubernetes::connect(kubeconfig.as_deref()).await?;
+                if let Some(namespace) = namespace {
+                    cluster.namespace.clone_from(namespace);
+                }
+                Ok(Self::Kubernetes(cluster))
+            }
         }
     }
 
@@ -158,36 +258,6 @@ impl Origin {
         match self {
             Self::Kubernetes(cluster) => Store::config_map(cluster, &settings.group),
             Self::Manifests { files, .. } => Store::File(files.dir().join(store::FILE)),
-        }
-    }
-
-    /// Starts to follow it; the sink writes statuses to where the objects came from.
-    fn start(
-        self,
-        tasks: &mut JoinSet<Result<(), ControllerError>>,
-        changes: mpsc::Sender<Change>,
-        shutdown: &CancellationToken,
-    ) -> StatusSink {
-        let shutdown = shutdown.clone();
-        match self {
-            Self::Manifests { dir, files, adopted } => {
-                let may_forget = files.may_forget();
-                tasks.spawn(async move {
-                    let ended = shutdown.run_until_cancelled(manifests::follow(dir, adopted, may_forget, changes)).await;
-                    Ok(ended.unwrap_or(Ok(()))?)
-                });
-                StatusSink::Files(files)
-            }
-            Self::Kubernetes(cluster) => {
-                let writer = Arc::new(StatusWriter::default());
-                let queue = Arc::clone(&writer);
-                tasks.spawn(async move {
-                    let both = async { tokio::join!(kubernetes::follow(&cluster, changes), queue.run(&cluster)) };
-                    shutdown.run_until_cancelled(both).await;
-                    Ok(())
-                });
-                StatusSink::Kubernetes(writer)
-            }
         }
     }
 }
@@ -201,12 +271,12 @@ struct Planning {
 }
 
 impl Planning {
-    async fn run(self, mut changes: mpsc::Receiver<Change>, shutdown: &CancellationToken) {
+    /// Until the source ends.
+    async fn run(self, mut changes: mpsc::Receiver<Change>) {
         let (mut world, mut memory) = (World::default(), Memory::default());
         let (mut again_at, mut planned_at): (_, Option<Instant>) = (None, None);
         loop {
             tokio::select! {
-                () = shutdown.cancelled() => return,
                 change = changes.recv() => match change {
                     Some(change) => world.apply(change),
                     None => return,

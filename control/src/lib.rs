@@ -14,6 +14,7 @@ pub mod externals;
 pub mod gateways;
 mod gathering;
 pub mod kubernetes;
+pub mod lease;
 pub mod logging;
 pub mod manifests;
 pub mod note;

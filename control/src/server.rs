@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::limits::{MESSAGE_BYTES_MAX, SERVICES_MAX};
+use proto::limits::{LEADER_METADATA, MESSAGE_BYTES_MAX, SERVICES_MAX};
 use proto::v1::config_server::{Config, ConfigServer};
 use proto::v1::{self, Hello, WatchRequest, WatchResponse, watch_request};
 use proto::{Generation, v1::FILE_DESCRIPTOR_SET};
@@ -20,10 +20,13 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::gateways::{Connection, Gateways, Health, Report};
+use crate::lease::{Leader, Leadership};
 use crate::publish::Published;
 
 /// A gateway that connects says hello within this time, or it is none.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// Connections that are still open this long after a stop are dropped.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 /// Kubernetes allows names of 253 characters.
 const GATEWAY_NAME_MAX: usize = 253;
 
@@ -34,6 +37,8 @@ pub struct ConfigService {
     pub states: watch::Receiver<Option<Arc<Published>>>,
     /// Where connected gateways are listed.
     pub gateways: watch::Sender<Gateways>,
+    /// Whether this controller leads: only then it serves.
+    pub leadership: watch::Receiver<Leadership>,
     /// Ends all streams.
     pub shutdown: CancellationToken,
 }
@@ -63,13 +68,20 @@ pub async fn serve(listener: UnixListener, service: ConfigService) -> Result<(),
         .build_v1()?;
     let config =
         ConfigServer::new(service).max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX);
-    Server::builder()
+    let server = Server::builder()
         .add_service(config)
         .add_service(health)
         .add_service(reflection)
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), shutdown.cancelled_owned())
-        .await?;
-    Ok(())
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), shutdown.clone().cancelled_owned());
+    // Streams end at once; whoever does not take note of it keeps nobody from ending.
+    let grace_is_over = async {
+        shutdown.cancelled().await;
+        tokio::time::sleep(SHUTDOWN_GRACE).await;
+    };
+    tokio::select! {
+        ended = server => Ok(ended?),
+        () = grace_is_over => Ok(()),
+    }
 }
 
 #[tonic::async_trait]
@@ -77,11 +89,15 @@ impl Config for ConfigService {
     type WatchStream = ReceiverStream<Result<WatchResponse, Status>>;
 
     async fn watch(&self, request: Request<Streaming<WatchRequest>>) -> Result<Response<Self::WatchStream>, Status> {
+        let leads_since = self.leadership.borrow().clone();
+        if !matches!(leads_since, Leadership::Leading { .. }) {
+            return Err(not_leading(&leads_since));
+        }
         // One message: whatever else changes while the gateway reads it is sent as one difference.
         let (messages, stream) = mpsc::channel(1);
         let (service, shutdown) = (self.clone(), self.shutdown.clone());
         tokio::spawn(async move {
-            if let Err(status) = service.converse(request.into_inner(), &messages).await {
+            if let Err(status) = service.converse(request.into_inner(), &messages, leads_since).await {
                 if !shutdown.is_cancelled() {
                     tracing::warn!(%status, "gateway disconnected");
                 }
@@ -94,11 +110,12 @@ impl Config for ConfigService {
 }
 
 impl ConfigService {
-    /// One gateway, until either side goes.
+    /// One gateway, until either side goes, or the leadership does that it connected in.
     async fn converse(
         mut self,
         mut inbound: Streaming<WatchRequest>,
         messages: &mpsc::Sender<Result<WatchResponse, Status>>,
+        leads_since: Leadership,
     ) -> Result<(), Status> {
         let hello = hello(&mut inbound).await?;
         let connection = Connection::open(&self.gateways, &hello.gateway, &hello.version, reserved(&hello)?);
@@ -108,6 +125,7 @@ impl ConfigService {
             let has_news = self.states.borrow().as_ref().is_some_and(|newest| sent.as_ref() != Some(&newest.state.generation));
             tokio::select! {
                 () = self.shutdown.cancelled() => return Err(Status::unavailable("the controller stops; dial again")),
+                now = left(&mut self.leadership, &leads_since) => return Err(not_leading(&now)),
                 message = inbound.message() => match message? {
                     None => return Ok(()),
                     Some(message) => take(&connection, message, sent.as_ref())?,
@@ -127,6 +145,30 @@ impl ConfigService {
             }
         }
     }
+}
+
+/// Waits until this controller leads no more, or leads in another epoch. With manifests that is never.
+async fn left(leadership: &mut watch::Receiver<Leadership>, since: &Leadership) -> Leadership {
+    let now = leadership.wait_for(|now| now != since).await.ok().map(|now| now.clone());
+    match now {
+        Some(now) => now,
+        None => std::future::pending().await,
+    }
+}
+
+/// What a gateway is told that dialled one who does not lead: whom to dial instead.
+fn not_leading(leadership: &Leadership) -> Status {
+    let Leadership::Following(Some(Leader { identity, address })) = leadership else {
+        return Status::failed_precondition("this controller does not lead, and knows nobody who does yet; dial again");
+    };
+    let Some(address) = address else {
+        return Status::failed_precondition(format!("this controller does not lead, {identity} does; dial that one"));
+    };
+    let mut status = Status::failed_precondition(format!("this controller does not lead, {identity} at {address} does"));
+    if let Ok(value) = address.parse() {
+        status.metadata_mut().insert(LEADER_METADATA, value);
+    }
+    status
 }
 
 /// The first message, checked.
@@ -210,7 +252,8 @@ mod tests {
             let (states, seen) = watch::channel(None);
             let (gateways, gateways_seen) = watch::channel(Gateways::default());
             let shutdown = CancellationToken::new();
-            let service = ConfigService { states: seen, gateways, shutdown: shutdown.clone() };
+            let leadership = watch::channel(Leadership::Leading { epoch: "now".to_owned() }).1;
+            let service = ConfigService { states: seen, gateways, leadership, shutdown: shutdown.clone() };
             let listener = crate::socket::listen(&dir.path().join("config.sock")).await.unwrap();
             tokio::spawn(serve(listener, service));
             Self { dir, states, gateways: gateways_seen, shutdown }

@@ -24,6 +24,8 @@ pub enum Source {
     Kubernetes {
         /// The kubeconfig; none: the service account of the pod.
         kubeconfig: Option<PathBuf>,
+        /// The namespace of the Lease and of what else is ours alone; none: the pod's, or that of the kubeconfig's context.
+        namespace: Option<String>,
     },
 }
 

@@ -22,7 +22,7 @@ fn settings() -> ControllerSettings {
     ControllerSettings {
         listen: PathBuf::new(),
         group: "default".to_owned(),
-        source: Source::Kubernetes { kubeconfig: None },
+        source: Source::Kubernetes { kubeconfig: None, namespace: None },
         load_balancer_class: "sluice.dev/gateway".to_owned(),
         ownership: OwnershipRules::default(),
         defaults: Defaults { mode: Mode::Nat, scheduler: Scheduler::Maglev, drain_timeout: Duration::from_secs(300) },

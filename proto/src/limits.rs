@@ -15,6 +15,9 @@ pub const ADMIN_LISTEN: &str = "unix:/run/sluice/admin.sock";
 /// Default address of the configuration API.
 pub const CONFIG_LISTEN: &str = "unix:/run/sluice/config.sock";
 
+/// Metadata of FAILED_PRECONDITION on the configuration API: the URL of the controller that leads.
+pub const LEADER_METADATA: &str = "sluice-leader";
+
 /// Candidates for the size of a Maglev table, all prime (FORWARDING section 11).
 pub const MAGLEV_SIZES: [u32; 10] = [251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65537, 655_373];
 /// A new table has at least this many entries per backend, while a size that large exists.

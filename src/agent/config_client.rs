@@ -169,6 +169,7 @@ mod tests {
     use std::sync::Arc;
 
     use control::gateways::Gateways;
+    use control::lease::Leadership;
     use control::publish::Published;
     use control::server::{ConfigService, ServeError, serve};
     use proto::convert::{difference, difference_by_hashes, full};
@@ -353,7 +354,8 @@ mod tests {
             let (states, states_in) = watch::channel(Some(Arc::new(first)));
             let (gateways_out, gateways) = watch::channel(Gateways::default());
             let shutdown = CancellationToken::new();
-            let service = ConfigService { states: states_in, gateways: gateways_out, shutdown: shutdown.clone() };
+            let leadership = watch::channel(Leadership::Leading { epoch: "e".to_owned() }).1;
+            let service = ConfigService { states: states_in, gateways: gateways_out, leadership, shutdown: shutdown.clone() };
             let listener = control::socket::listen(path).await.unwrap();
             Self { states, gateways, shutdown, server: tokio::spawn(serve(listener, service)) }
         }

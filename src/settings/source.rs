@@ -100,13 +100,13 @@ fn refuse_controller_keys(top: &mut Section<'_>) {
 
 fn choose(top: &Section<'_>, choice: &SourceChoice, keys: &ControllerKeys, urls: Option<&Placed<Vec<PathBuf>>>) -> Source {
     let manifests = |dir: &PathBuf| Source::Manifests { dir: dir.clone(), status_dir: keys.status_dir.clone() };
-    let kubernetes = |file: &PathBuf| Source::Kubernetes { kubeconfig: Some(file.clone()) };
+    let kubernetes = |file: &PathBuf| Source::Kubernetes { kubeconfig: Some(file.clone()), namespace: keys.namespace.clone() };
     // Every source that the file names, with the key that names it.
     let named = [
         ("manifests", keys.manifests.as_ref().map(|placed| (&placed.place, manifests(&placed.value)))),
         ("kubernetes.kubeconfig", keys.kubeconfig.as_ref().map(|placed| (&placed.place, kubernetes(&placed.value)))),
         // Reached only with a flag for another source, so that the value itself never counts.
-        ("controller", urls.map(|placed| (&placed.place, Source::Kubernetes { kubeconfig: None }))),
+        ("controller", urls.map(|placed| (&placed.place, Source::Kubernetes { kubeconfig: None, namespace: None }))),
     ];
     let mut named = named.into_iter().filter_map(|(key, source)| source.map(|(place, source)| (key, place, source)));
     let (flag, key, source) = match choice {
@@ -131,5 +131,5 @@ fn missing(top: &Section<'_>) -> Source {
     let place = Place { line: 0, key: String::new() };
     let expected = "one of the keys `manifests`, `kubernetes.kubeconfig`, `controller.urls` or of the flags --manifests, --kubeconfig, --controller";
     top.reader.problem(&place, format!("found no source of Services, expected {expected}"));
-    Source::Kubernetes { kubeconfig: None }
+    Source::Kubernetes { kubeconfig: None, namespace: None }
 }

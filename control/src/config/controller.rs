@@ -37,6 +37,8 @@ pub const KEYS: [&str; 13] = [
 pub const STATUS_DIR: &str = "/var/lib/sluice/status";
 /// Longest group name: the Lease `sluice-controller-<group>` is a DNS label, 63 - 18 bytes.
 const GROUP_BYTES_MAX: usize = 45;
+/// Longest name of a Namespace, a DNS label.
+const NAMESPACE_BYTES_MAX: usize = 63;
 
 /// A controller's keys as read, before its source is chosen.
 #[derive(Clone, Debug)]
@@ -45,6 +47,8 @@ pub struct ControllerKeys {
     pub listen: PathBuf,
     /// Key `kubernetes.kubeconfig`.
     pub kubeconfig: Option<Placed<PathBuf>>,
+    /// Key `kubernetes.namespace`.
+    pub namespace: Option<String>,
     /// Key `manifests`.
     pub manifests: Option<Placed<PathBuf>>,
     /// Key `statusDir`.
@@ -64,7 +68,7 @@ pub struct ControllerKeys {
 impl ControllerKeys {
     /// Takes every key of [`KEYS`].
     pub fn take(top: &mut Section<'_>) -> Self {
-        let (kubeconfig, load_balancer_class, classless) = take_kubernetes(top);
+        let (kubeconfig, namespace, load_balancer_class, classless) = take_kubernetes(top);
         let node_port_namespaces = top.selector("nodePortNamespaceSelector");
         let ownership = OwnershipRules { classless, node_port_namespaces, external_ips_allowed: take_external_ips(top) };
         let place_of = top.field("manifests").map(|field| field.place);
@@ -82,6 +86,7 @@ impl ControllerKeys {
         Self {
             listen: top.socket("listen", CONFIG_LISTEN),
             kubeconfig,
+            namespace,
             manifests,
             status_dir: top.path_of("statusDir").unwrap_or_else(|| STATUS_DIR.into()),
             ranges,
@@ -115,10 +120,13 @@ impl ControllerKeys {
     }
 }
 
-fn take_kubernetes(top: &mut Section<'_>) -> (Option<Placed<PathBuf>>, String, ClaimClassless) {
+fn take_kubernetes(top: &mut Section<'_>) -> (Option<Placed<PathBuf>>, Option<String>, String, ClaimClassless) {
     let mut section = top.section("kubernetes");
     let place = section.field("kubeconfig").filter(|field| !field.is_empty()).map(|field| field.place);
     let kubeconfig = place.and_then(|place| section.path_of("kubeconfig").map(|value| Placed { place, value }));
+    let namespace = section.field("namespace").and_then(|field| {
+        field.parse("the name of a Namespace", |text| is_dns_label(text, NAMESPACE_BYTES_MAX).then(|| text.to_owned()))
+    });
     let class = section
         .field("loadBalancerClass")
         .and_then(|field| field.parse(CLASS_EXPECTED, |text| is_class(text).then(|| text.to_owned())));
@@ -130,7 +138,7 @@ fn take_kubernetes(top: &mut Section<'_>) -> (Option<Placed<PathBuf>>, String, C
     };
     claim.finish();
     section.finish();
-    (kubeconfig, class.unwrap_or_else(|| LOAD_BALANCER_CLASS.to_owned()), classless)
+    (kubeconfig, namespace, class.unwrap_or_else(|| LOAD_BALANCER_CLASS.to_owned()), classless)
 }
 
 fn take_group(top: &mut Section<'_>) -> String {
@@ -236,7 +244,10 @@ impl ControllerFile {
         reader.finish()?;
         let source = match (&keys.manifests, &keys.kubeconfig) {
             (Some(dir), _) => Source::Manifests { dir: dir.value.clone(), status_dir: keys.status_dir.clone() },
-            (None, kubeconfig) => Source::Kubernetes { kubeconfig: kubeconfig.as_ref().map(|placed| placed.value.clone()) },
+            (None, kubeconfig) => Source::Kubernetes {
+                kubeconfig: kubeconfig.as_ref().map(|placed| placed.value.clone()),
+                namespace: keys.namespace.clone(),
+            },
         };
         Ok(Self { settings: keys.settings(source, Vec::new()), logs })
     }
@@ -259,9 +270,9 @@ pub fn effective(settings: &ControllerSettings) -> String {
 
 fn write_keys(out: &mut String, settings: &ControllerSettings) -> std::fmt::Result {
     let path = |path: &Path| quoted(&format!("{}", path.display()));
-    let (kubeconfig, manifests) = match &settings.source {
-        Source::Manifests { dir, status_dir } => (None, Some((dir, status_dir))),
-        Source::Kubernetes { kubeconfig } => (kubeconfig.as_ref(), None),
+    let (kubeconfig, namespace, manifests) = match &settings.source {
+        Source::Manifests { dir, status_dir } => (None, None, Some((dir, status_dir))),
+        Source::Kubernetes { kubeconfig, namespace } => (kubeconfig.as_ref(), namespace.as_ref(), None),
     };
     let (health, defaults) = (&settings.health, &settings.defaults);
     writeln!(out, "listen: {}", quoted(&format!("unix:{}", settings.listen.display())))?;
@@ -269,6 +280,7 @@ fn write_keys(out: &mut String, settings: &ControllerSettings) -> std::fmt::Resu
     writeln!(out, "group: {}", settings.group)?;
     writeln!(out, "kubernetes:")?;
     writeln!(out, "  kubeconfig: {}", kubeconfig.map_or_else(|| "null".to_owned(), |file| path(file)))?;
+    writeln!(out, "  namespace: {}", namespace.map_or_else(|| "null".to_owned(), |name| quoted(name)))?;
     writeln!(out, "  loadBalancerClass: {}", quoted(&settings.load_balancer_class))?;
     let ownership = &settings.ownership;
     let classless = &ownership.classless;
@@ -304,7 +316,7 @@ mod tests {
     #[test]
     fn an_empty_file_follows_the_cluster_it_runs_in_with_all_defaults() {
         let settings = read("").unwrap().settings;
-        assert_eq!(settings.source, Source::Kubernetes { kubeconfig: None });
+        assert_eq!(settings.source, Source::Kubernetes { kubeconfig: None, namespace: None });
         assert_eq!(settings.listen, Path::new("/run/sluice/config.sock"));
         assert_eq!((settings.group.as_str(), settings.load_balancer_class.as_str()), ("default", "sluice.dev/gateway"));
         assert_eq!(settings.health, HealthCheck::default());
@@ -322,7 +334,7 @@ mod tests {
                     - {name: c, addresses: [192.0.2.140], announce: routed, autoAssign: false, avoidBuggyIPs: true, priority: 7,\n    \
                     namespaceSelector: {matchLabels: {team: a}}, serviceSelector: {matchExpressions: [{key: b, operator: Exists}]},\n    \
                     maxPerNamespace: 3, loadBalancerClass: a.b/c, allowCrossNamespaceSharing: true}\n\
-                    kubernetes: {kubeconfig: /k, loadBalancerClass: a.b/c, claimClassless: {enabled: true, namespaceSelector: {team: edge}, serviceSelector: {matchExpressions: [{key: lb, operator: Exists}]}}}\n\
+                    kubernetes: {kubeconfig: /k, namespace: edge, loadBalancerClass: a.b/c, claimClassless: {enabled: true, namespaceSelector: {team: edge}, serviceSelector: {matchExpressions: [{key: lb, operator: Exists}]}}}\n\
                     nodePortNamespaceSelector: {matchLabels: {nodeports: 'yes'}}\nexternalIPs: {allowed: [203.0.113.1/24]}\n\
                     logs: {format: json, level: debug}\n";
         for text in [text, "manifests: /m\nstatusDir: /s\n", ""] {
@@ -360,6 +372,7 @@ mod tests {
                 "key `kubernetes.claimClassless.enabled`: found `yes`, expected true or",
             ),
             ("externalIPs: {allowed: [10.0.0.0/33]}", "key `externalIPs.allowed[0]`: found `10.0.0.0/33`, expected a CIDR"),
+            ("kubernetes: {namespace: A_b}", "key `kubernetes.namespace`: found `A_b`, expected the name of a Namespace"),
             ("group: A_b", "key `group`: found `A_b`, expected a name of lower-case letters"),
             ("pools: [{name: a}]", "key `pools[0].addresses`: missing, expected a list"),
             ("pools: [{name: a, addresses: []}]", "key `pools[0].addresses`: found a list, expected a list of addresses"),

@@ -40,6 +40,8 @@ pub struct Cluster {
     pub client: Client,
     /// Where the API server is, for messages.
     pub server: String,
+    /// Our own namespace there, of the Lease and of what else is ours alone: the pod's, or that of the kubeconfig's context.
+    pub namespace: String,
 }
 
 /// Why there is no client.
@@ -86,7 +88,7 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<Cluster, ConnectError>
     let server = config.cluster_url.to_string();
     let namespace = config.default_namespace.clone();
     match client_of(config) {
-        Ok(client) => Ok(Cluster { client: telling_retry_after(client, namespace), server }),
+        Ok(client) => Ok(Cluster { client: telling_retry_after(client, namespace.clone()), server, namespace }),
         Err(cause) => Err(ConnectError::Unusable { server, from, cause: Box::new(cause) }),
     }
 }

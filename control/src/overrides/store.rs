@@ -82,7 +82,7 @@ impl Store {
     /// In our own namespace of a cluster.
     #[must_use]
     pub fn config_map(cluster: &Cluster, group: &str) -> Self {
-        Self::ConfigMap { api: Api::default_namespaced(cluster.client.clone()), group: group.to_owned() }
+        Self::ConfigMap { api: Api::namespaced(cluster.client.clone(), &cluster.namespace), group: group.to_owned() }
     }
 
     /// Reads them.

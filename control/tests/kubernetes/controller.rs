@@ -42,7 +42,7 @@ fn settings(user: &User, listen: PathBuf) -> ControllerSettings {
     ControllerSettings {
         listen,
         group: "default".to_owned(),
-        source: Source::Kubernetes { kubeconfig: Some(user.kubeconfig.clone()) },
+        source: Source::Kubernetes { kubeconfig: Some(user.kubeconfig.clone()), namespace: Some(user.namespace.clone()) },
         load_balancer_class: user.class(),
         ownership: OwnershipRules::default(),
         defaults: Defaults { mode: Mode::Nat, scheduler: Scheduler::Maglev, drain_timeout: DRAIN_TIMEOUT },

@@ -67,7 +67,7 @@ async fn watch(socket: &Path, given: &Mutex<Given>) -> Result<(), Box<dyn std::e
     Ok(())
 }
 
-async fn dial(socket: PathBuf) -> Result<Channel, tonic::transport::Error> {
+pub async fn dial(socket: PathBuf) -> Result<Channel, tonic::transport::Error> {
     let connector = tower::service_fn(move |_: Uri| {
         let socket = socket.clone();
         async move { UnixStream::connect(socket).await.map(TokioIo::new) }

@@ -9,6 +9,7 @@ mod controller;
 mod following;
 mod gateway;
 mod recordings;
+mod replicas;
 mod server;
 #[path = "../../../tests/edge/skip.rs"]
 #[allow(dead_code)] // what it says of namespaces is for other tests

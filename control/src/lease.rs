@@ -1,0 +1,228 @@
+//! Who leads: what a replica makes of the Lease `sluice-controller-<group>`.
+//!
+//! Invariant: no clock is compared with another machine's. A replica takes a Lease that it has itself seen unchanged for
+//! [`LEASE`], by its own clock; who holds it stops at the latest [`LED_AT_MOST`] after it sent the last renewal that the server
+//! took. Nobody can have seen that renewal before it was sent, so between the two lie at least 5 s: enough for clocks that run
+//! apart by a third, and for what is still on its way to the API server.
+//! Deliberately not here: requests to the API server (`kubernetes::elect`), and what leading means (`controller`).
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::ObjectMeta;
+
+/// A Lease that nobody renewed for this long may be taken.
+pub const LEASE: Duration = Duration::from_secs(15);
+/// Who cannot renew stops leading this long after its last renewal was sent: two thirds of [`LEASE`].
+pub const LED_AT_MOST: Duration = Duration::from_secs(10);
+/// Time between two looks at the Lease, and between two renewals: four may fail before the leader stops.
+pub const LOOKED_AT_EVERY: Duration = Duration::from_secs(2);
+/// Another version's replica may want longer, but not so long that nobody leads for minutes.
+const LEASE_LONGEST: Duration = Duration::from_secs(60);
+/// Where others find the leader: an annotation, since the holder's identity is opaque.
+const ADDRESS: &str = "sluice.dev/leader-address";
+
+/// What this replica is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Leadership {
+    /// Somebody else leads, or nobody does yet.
+    Following(Option<Leader>),
+    /// This replica leads, in this epoch.
+    Leading {
+        /// Epoch of the generations that it makes: no other leadership ever had it.
+        epoch: String,
+    },
+}
+
+/// Who leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leader {
+    /// Its identity in the Lease.
+    pub identity: String,
+    /// Where gateways reach it, if it says so.
+    pub address: Option<String>,
+}
+
+/// One that would lead.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    /// Name of the Lease.
+    pub lease: String,
+    /// Of this replica alone.
+    pub identity: String,
+    /// Where gateways reach it.
+    pub address: Option<String>,
+    seen: Option<Seen>,
+}
+
+/// The newest version of the Lease that this replica saw, and since when.
+#[derive(Clone, Debug)]
+struct Seen {
+    version: Option<String>,
+    since: Instant,
+}
+
+impl Candidate {
+    /// For a group. The identity is the host's name, which tells people where to look, and chance: no other run ever has it.
+    #[must_use]
+    pub fn new(group: &str, address: Option<String>) -> Self {
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let identity = format!("{}_{:016x}", host.trim(), RandomState::new().hash_one(std::process::id()));
+        Self { lease: format!("sluice-controller-{group}"), identity, address, seen: None }
+    }
+
+    /// A Lease of our own, where there is none.
+    #[must_use]
+    pub fn create(&self) -> Lease {
+        let metadata = ObjectMeta { name: Some(self.lease.clone()), ..ObjectMeta::default() };
+        let mut lease = Lease { metadata, spec: None };
+        self.hold(&mut lease, 0);
+        lease
+    }
+
+    /// The Lease as this replica takes it, if it may: nobody holds it, or its holder was silent for too long. Called with
+    /// every version that is seen, and with the time after it was.
+    #[must_use]
+    pub fn take(&mut self, lease: &Lease, now: Instant) -> Option<Lease> {
+        let version = lease.metadata.resource_version.clone();
+        let since = match &self.seen {
+            Some(seen) if seen.version == version => seen.since,
+            _ => now,
+        };
+        self.seen = Some(Seen { version, since });
+        let spec = lease.spec.clone().unwrap_or_default();
+        let holder = spec.holder_identity.unwrap_or_default();
+        let said = Duration::from_secs(u64::try_from(spec.lease_duration_seconds.unwrap_or_default()).unwrap_or_default());
+        let is_over = now.duration_since(since) >= said.clamp(LEASE, LEASE_LONGEST);
+        // It is held in our name when the answer to our taking it was lost.
+        if !(holder.is_empty() || holder == self.identity || is_over) {
+            return None;
+        }
+        let mut taken = lease.clone();
+        self.hold(&mut taken, spec.lease_transitions.unwrap_or_default().wrapping_add(1));
+        Some(taken)
+    }
+
+    /// The Lease that we hold, renewed.
+    #[must_use]
+    pub fn renew(&self, held: &Lease) -> Lease {
+        let mut lease = held.clone();
+        lease.spec.get_or_insert_default().renew_time = Some(MicroTime(Timestamp::now()));
+        lease
+    }
+
+    /// The Lease that we held, for the next to take at once.
+    #[must_use]
+    pub fn release(&self, held: &Lease) -> Lease {
+        let mut lease = held.clone();
+        let spec = lease.spec.get_or_insert_default();
+        spec.holder_identity = None;
+        spec.lease_duration_seconds = Some(1);
+        lease.metadata.annotations.get_or_insert_default().remove(ADDRESS);
+        lease
+    }
+
+    /// Whether `lease` is the one that we hold, in another version: the answer to a renewal was lost.
+    #[must_use]
+    pub fn holds(&self, held: &Lease, lease: &Lease) -> bool {
+        lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_ref()) == Some(&self.identity) && epoch(held) == epoch(lease)
+    }
+
+    fn hold(&self, lease: &mut Lease, transitions: i32) {
+        let now = Some(MicroTime(Timestamp::now()));
+        let duration_s = i32::try_from(LEASE.as_secs()).unwrap_or(i32::MAX);
+        lease.spec = Some(LeaseSpec {
+            acquire_time: now.clone(),
+            holder_identity: Some(self.identity.clone()),
+            lease_duration_seconds: Some(duration_s),
+            lease_transitions: Some(transitions),
+            renew_time: now,
+            ..lease.spec.take().unwrap_or_default()
+        });
+        let annotations: &mut BTreeMap<_, _> = lease.metadata.annotations.get_or_insert_default();
+        match &self.address {
+            Some(address) => _ = annotations.insert(ADDRESS.to_owned(), address.clone()),
+            None => _ = annotations.remove(ADDRESS),
+        }
+    }
+}
+
+/// The epoch of whoever holds this: the Lease's uid and how often it was taken. Taking is guarded by the version, so that no
+/// two leaderships have one epoch.
+#[must_use]
+pub fn epoch(lease: &Lease) -> String {
+    let transitions = lease.spec.as_ref().and_then(|spec| spec.lease_transitions).unwrap_or_default();
+    format!("{}-{transitions}", lease.metadata.uid.as_deref().unwrap_or_default())
+}
+
+/// Who holds it.
+#[must_use]
+pub fn holder(lease: &Lease) -> Option<Leader> {
+    let identity = lease.spec.as_ref()?.holder_identity.clone().filter(|identity| !identity.is_empty())?;
+    let address = lease.metadata.annotations.as_ref().and_then(|annotations| annotations.get(ADDRESS)).cloned();
+    Some(Leader { identity, address })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// As the API server keeps it.
+    fn kept(mut lease: Lease, version: &str) -> Lease {
+        lease.metadata.uid = Some("uid".to_owned());
+        lease.metadata.resource_version = Some(version.to_owned());
+        lease
+    }
+
+    fn candidates() -> (Candidate, Candidate) {
+        (Candidate::new("east", Some("https://192.0.2.1:9443".to_owned())), Candidate::new("east", None))
+    }
+
+    #[test]
+    fn a_lease_that_is_renewed_is_not_taken_and_one_that_is_not_is_after_15_s_of_our_own_clock() {
+        let (one, mut two) = candidates();
+        let start = Instant::now();
+        let mut held = kept(one.create(), "1");
+        // What the other's clock says does not count.
+        held.spec.as_mut().unwrap().renew_time = Some(MicroTime(Timestamp::UNIX_EPOCH));
+        for second in 0..40 {
+            held = kept(one.renew(&held), &second.to_string());
+            assert!(two.take(&held, start + second * SECOND).is_none(), "after {second} s");
+        }
+        assert!(two.take(&held, start + 53 * SECOND).is_none());
+        let taken = two.take(&held, start + 54 * SECOND).unwrap();
+        assert_eq!(holder(&taken), Some(Leader { identity: two.identity, address: None }));
+        assert_eq!((epoch(&held), epoch(&taken)), ("uid-0".to_owned(), "uid-1".to_owned()));
+    }
+
+    #[test]
+    fn who_has_just_come_waits_however_old_the_lease_is() {
+        let (one, mut two) = candidates();
+        let held = kept(one.create(), "7");
+        assert!(two.take(&held, Instant::now()).is_none());
+    }
+
+    #[test]
+    fn a_released_lease_is_taken_at_once_and_leads_to_nobody_until_then() {
+        let (one, mut two) = candidates();
+        let held = kept(one.create(), "1");
+        assert_eq!(holder(&held).unwrap().address.as_deref(), Some("https://192.0.2.1:9443"));
+        let released = kept(one.release(&held), "2");
+        assert_eq!(holder(&released), None);
+        assert_eq!(epoch(&two.take(&released, Instant::now()).unwrap()), "uid-1");
+    }
+
+    #[test]
+    fn a_lease_taken_in_our_name_by_a_request_whose_answer_was_lost_is_taken_anew_in_a_new_epoch() {
+        let (mut one, two) = candidates();
+        let held = kept(one.create(), "1");
+        assert_eq!(epoch(&one.take(&held, Instant::now()).unwrap()), "uid-1");
+        assert!(one.holds(&held, &kept(held.clone(), "2")) && !two.holds(&held, &held));
+    }
+}

@@ -1,0 +1,206 @@
+//! More than one controller on a cluster, as gateways, owners of Services and whoever ends a process meet them.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use control::lease::{LEASE, LED_AT_MOST, LOOKED_AT_EVERY};
+use proto::v1::config_client::ConfigClient;
+use proto::v1::watch_request::Message;
+use proto::v1::{Generation, Hello, WatchRequest, WatchResponse};
+use tokio::process::{Child, Command};
+use tokio_stream::StreamExt;
+use tonic::{Code, Status, Streaming};
+
+use crate::api_server::{ApiServer, Kind, Presence};
+use crate::gateway::{Gateway, dial};
+use crate::user::{User, reached};
+
+/// What a busy machine may add to any wait.
+const SLACK: Duration = Duration::from_secs(10);
+
+/// A `sluice-controller` process.
+struct Replica {
+    socket: PathBuf,
+    child: Child,
+}
+
+impl Replica {
+    fn start(user: &User, name: &str) -> Self {
+        let file = |end: &str| user.directory().join(format!("{name}.{end}"));
+        let (config, socket) = (file("yaml"), file("sock"));
+        let text = format!(
+            "listen: \"unix:{}\"\nkubernetes: {{kubeconfig: {}, namespace: {}, loadBalancerClass: {}}}\n\
+             pools: [{{name: default, addresses: [192.0.2.100-192.0.2.199]}}]\n",
+            socket.display(),
+            user.kubeconfig.display(),
+            user.namespace,
+            user.class(),
+        );
+        std::fs::write(&config, text).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-controller"));
+        let child =
+            command.args(["run", "--config", config.to_str().unwrap()]).stderr(Stdio::null()).kill_on_drop(true).spawn().unwrap();
+        Self { socket, child }
+    }
+
+    /// What it first answers to a gateway that has this; it is dialled until it listens.
+    async fn answers(&self, have: Hello) -> Result<WatchResponse, Status> {
+        let end = Instant::now() + SLACK;
+        let channel = loop {
+            match dial(self.socket.clone()).await {
+                Ok(channel) => break channel,
+                Err(error) => assert!(Instant::now() < end, "{error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        };
+        first(watch(channel, have).await?).await
+    }
+
+    async fn leads(&self) -> bool {
+        self.answers(hello()).await.is_ok()
+    }
+
+    async fn stop(&mut self, signal: &str) {
+        let id = self.child.id().unwrap().to_string();
+        assert!(Command::new("kill").args([signal, &id]).status().await.unwrap().success());
+        tokio::time::timeout(SLACK, self.child.wait()).await.unwrap().unwrap();
+    }
+}
+
+fn hello() -> Hello {
+    Hello { gateway: "edge-2".to_owned(), version: "test".to_owned(), ..Hello::default() }
+}
+
+async fn watch(channel: tonic::transport::Channel, hello: Hello) -> Result<Streaming<WatchResponse>, Status> {
+    let requests = tokio_stream::once(WatchRequest { message: Some(Message::Hello(hello)) }).chain(tokio_stream::pending());
+    Ok(ConfigClient::new(channel).watch(requests).await?.into_inner())
+}
+
+async fn first(mut stream: Streaming<WatchResponse>) -> Result<WatchResponse, Status> {
+    let message = tokio::time::timeout(SLACK, stream.message()).await.unwrap()?;
+    message.ok_or_else(|| Status::aborted("the stream ended"))
+}
+
+/// What `answer` left a gateway with.
+fn having(answer: &WatchResponse) -> Hello {
+    let hashes: HashMap<_, _> = answer.services.iter().map(|s| (format!("{}/{}", s.namespace, s.name), s.hash.clone())).collect();
+    Hello { have: answer.generation.clone(), hashes: hashes.into_iter().collect(), ..hello() }
+}
+
+fn status_writes(server: &ApiServer) -> usize {
+    server.log().iter().filter(|logged| logged.method == "PATCH" && logged.path.contains("/services/")).count()
+}
+
+fn lease_holder(server: &ApiServer, user: &User) -> Option<String> {
+    let lease = server.get(Kind::Lease, &user.namespace, "sluice-controller-default")?;
+    lease["spec"]["holderIdentity"].as_str().map(str::to_owned)
+}
+
+/// Two replicas of which the first leads, and Services that have their addresses.
+async fn two_replicas(server: &ApiServer, user: &User) -> (Replica, Replica) {
+    let one = Replica::start(user, "one");
+    let _gateway = Gateway::start(&one.socket);
+    for name in ["web", "mail"] {
+        user.add_service(name, &user.class()).await;
+        user.ingress_comes(name).await;
+    }
+    let two = Replica::start(user, "two");
+    let refused = two.answers(hello()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    let holder = lease_holder(server, user).unwrap();
+    reached(
+        "the leader's name",
+        async || two.answers(hello()).await.unwrap_err().message().to_owned(),
+        |said| said.contains(&holder),
+    )
+    .await;
+    (one, two)
+}
+
+#[tokio::test]
+async fn of_two_controllers_one_is_killed_and_the_other_leads_within_the_lease_and_moves_nothing() {
+    let server = ApiServer::start().await;
+    let user = User::of_test_server(&server).await;
+    let (mut one, two) = two_replicas(&server, &user).await;
+    let before = (user.ingress("web").await, user.ingress("mail").await);
+    let told = one.answers(hello()).await.unwrap();
+    let written = status_writes(&server);
+    let killed_at = Instant::now();
+    one.stop("-KILL").await;
+    let wait = async {
+        while !two.leads().await {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(LEASE + LOOKED_AT_EVERY + SLACK, wait).await.unwrap();
+    println!("another leads {:?} after a kill", killed_at.elapsed());
+    assert!(killed_at.elapsed() > LED_AT_MOST - LOOKED_AT_EVERY, "it led before the other's Lease had run out");
+    // A gateway that comes over is sent nothing that it has.
+    let resumed = two.answers(having(&told)).await.unwrap();
+    let epoch = |generation: &Option<Generation>| generation.as_ref().unwrap().epoch.clone();
+    assert!(epoch(&told.generation).ends_with("-0") && epoch(&resumed.generation).ends_with("-1"), "{resumed:?}");
+    assert!(!resumed.full && resumed.services.is_empty() && resumed.removed.is_empty(), "{resumed:?}");
+    let _gateway = Gateway::start(&two.socket);
+    user.add_service("late", &user.class()).await;
+    user.ingress_comes("late").await;
+    assert_eq!((user.ingress("web").await, user.ingress("mail").await), before);
+    assert_eq!(status_writes(&server), written + 1, "only the new Service's status was written");
+}
+
+#[tokio::test]
+async fn a_controller_that_is_asked_to_end_hands_over_at_once() {
+    let server = ApiServer::start().await;
+    let user = User::of_test_server(&server).await;
+    let (mut one, two) = two_replicas(&server, &user).await;
+    let asked_at = Instant::now();
+    one.stop("-TERM").await;
+    while !two.leads().await {
+        assert!(asked_at.elapsed() < LED_AT_MOST, "as slow as after a kill");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_leader_that_cannot_renew_its_lease_stops_before_another_may_lead_and_leads_again_when_it_can() {
+    let server = ApiServer::start().await;
+    let user = User::of_test_server(&server).await;
+    let one = Replica::start(&user, "one");
+    reached("a leader", async || one.leads().await, |leads| *leads).await;
+    let mut stream = watch(dial(one.socket.clone()).await.unwrap(), hello()).await.unwrap();
+    let first = stream.message().await.unwrap().unwrap();
+    let silent_since = Instant::now();
+    server.set_presence(Presence::Silent).await;
+    let end = loop {
+        match tokio::time::timeout(LEASE, stream.message()).await.expect("it goes on for longer than the Lease lasts") {
+            Ok(message) => assert!(message.is_some_and(|message| message.removed.is_empty()), "withdrawn, or ended in silence"),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(end.code(), Code::FailedPrecondition, "{end}");
+    assert!(silent_since.elapsed() < LED_AT_MOST + Duration::from_secs(2), "after {:?}", silent_since.elapsed());
+    server.set_presence(Presence::There).await;
+    let again = reached("a leader again", async || one.answers(hello()).await, Result::is_ok).await.unwrap();
+    assert_ne!(first.generation.unwrap().epoch, again.generation.unwrap().epoch);
+}
+
+/// The role that is shipped lets a controller do this with Leases, and no more.
+#[tokio::test]
+async fn a_controller_only_gets_creates_and_updates_its_lease() {
+    let server = ApiServer::start().await;
+    let user = User::of_test_server(&server).await;
+    let mut one = Replica::start(&user, "one");
+    reached("a leader", async || one.leads().await, |leads| *leads).await;
+    one.stop("-TERM").await;
+    let path = format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases", user.namespace);
+    let log = server.log();
+    let of_leases: Vec<_> = log.iter().filter(|logged| logged.path.contains("/leases")).collect();
+    let is_allowed = |method: &str, is_named: bool| matches!((method, is_named), ("GET" | "PUT", true) | ("POST", false));
+    for logged in &of_leases {
+        let is_named = Path::new(&logged.path) == Path::new(&path).join("sluice-controller-default");
+        assert!(is_named || logged.path == path, "{logged:?}");
+        assert!(is_allowed(&logged.method, is_named) && !logged.is_watch(), "{logged:?}");
+    }
+    assert_eq!(lease_holder(&server, &user), None, "it is given back");
+}
