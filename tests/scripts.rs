@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod edge;
+#[path = "../control/tests/documents/pages.rs"]
+mod pages;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -57,6 +59,20 @@ fn the_first_configuration_of_the_readme_is_accepted() {
     fs::write(&file, first).unwrap();
     let output = check(&file);
     assert!(output.status.success(), "{}", text(&output));
+}
+
+#[test]
+fn command_lines_in_documents_are_taken_by_sluiced() {
+    let mut seen = 0;
+    for page in pages::pages(root()) {
+        for arguments in page.commands("sluiced") {
+            seen += 1;
+            // Says so without doing anything.
+            let output = Command::new(env!("CARGO_BIN_EXE_sluiced")).args(&arguments).arg("--help").output().unwrap();
+            assert!(output.status.success(), "{}: {arguments:?}: {}", page.name(), text(&output));
+        }
+    }
+    assert!(seen > 10, "only {seen} were found");
 }
 
 #[test]

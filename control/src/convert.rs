@@ -2,7 +2,7 @@
 //!
 //! Invariant: a converted pool gives no address to a Service that could not have had it before. What cannot be said so is
 //! left out, and a note tells what to do instead.
-//! Deliberately not here: reading files, a cluster, and changing Services; the page docs/migration.md tells the order.
+//! Deliberately not here: reading files, a cluster, and changing Services; the page the order of moving is told to people.
 
 mod cilium;
 mod metallb;
