@@ -14,3 +14,4 @@ pub mod report;
 pub mod served;
 pub mod supervisor;
 pub mod usable;
+pub mod zone;

@@ -12,6 +12,7 @@ mod verdicts;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use control::config::Invalid;
@@ -24,6 +25,7 @@ use proto::{Generation, State};
 
 pub use capture::CaptureError;
 
+use crate::agent::zone::Zone;
 use crate::cli::ReplayArgs;
 use crate::settings::{Settings, SourceChoice, StateSource};
 use capture::{Merged, Output};
@@ -96,7 +98,8 @@ pub fn replay(args: &ReplayArgs, out: &mut impl Write) -> Result<(), ReplayError
     let config = settings.engine(&stand_in_macs(settings.ports.len()));
     let named = args.inputs.iter().map(|input| Ok((port_named(&config.ports, &input.port)?, input.file.as_path())));
     let inputs = named.collect::<Result<Vec<_>, ReplayError>>()?;
-    let state = state_of(&settings, &args.manifests)?;
+    let state = Arc::new(state_of(&settings, &args.manifests)?);
+    let state = settings.zone.clone().map_or_else(|| Arc::clone(&state), |zone| Zone::new(zone).narrow(&state));
     let mut frames = Merged::open(inputs)?;
     let mut outputs = Outputs::create(&args.out, &config.ports)?;
     let mut report = Report::new(&config.ports, args.output.is_some());

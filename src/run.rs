@@ -27,6 +27,7 @@ use crate::agent::persist::{self, StateFile};
 use crate::agent::report::Facts;
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Supervisor};
+use crate::agent::zone;
 use crate::hardware::{Hardware, HardwareError, PortsNow, WorkerShare};
 use crate::netlink::{Follow, REQUESTS_MAX, announce, follow, withdraw};
 use crate::reload::Reload;
@@ -121,6 +122,8 @@ fn reload_on_signal(reload: Arc<Reload>) -> std::io::Result<()> {
 /// The channels between the agent's tasks.
 struct Channels {
     known: watch::Sender<Option<Known>>,
+    /// The same as it is used in this gateway's zone.
+    near: watch::Sender<Option<Known>>,
     connected: watch::Sender<bool>,
     reached: watch::Sender<Option<Generation>>,
     linux: watch::Sender<Network>,
@@ -141,8 +144,10 @@ async fn serve(
     stop: &CancellationToken,
 ) -> Result<(), RunError> {
     let file = StateFile::in_dir(&settings.state_dir);
+    let known = watch::Sender::new(file.known_at_start(SystemTime::now(), settings.max_state_age));
     let channels = Channels {
-        known: watch::Sender::new(file.known_at_start(SystemTime::now(), settings.max_state_age)),
+        near: if settings.zone.is_some() { watch::Sender::new(None) } else { known.clone() },
+        known,
         connected: watch::Sender::new(false),
         reached: watch::Sender::new(None),
         linux: watch::Sender::new(Network::default()),
@@ -289,7 +294,12 @@ fn supervise_state(supervisor: &mut Supervisor, settings: &Settings, channels: &
     let (known, connected) = (channels.known.subscribe(), channels.connected.subscribe());
     supervisor.run("persist", move || persist::run(file.clone(), known.clone(), connected.clone()));
 
-    let (known, findings) = (channels.known.subscribe(), channels.probed.clone());
+    if let Some(zone) = settings.zone.clone() {
+        let (known, near) = (channels.known.subscribe(), channels.near.clone());
+        supervisor.run("zone", move || zone::run(zone.clone(), known.clone(), near.clone()));
+    }
+
+    let (known, findings) = (channels.near.subscribe(), channels.probed.clone());
     let node_ports = settings.node_port_addresses.clone();
     supervisor.run("probe", move || {
         let (known, findings, node_ports) = (known.clone(), findings.clone(), node_ports.clone());
@@ -301,7 +311,7 @@ fn supervise_state(supervisor: &mut Supervisor, settings: &Settings, channels: &
 
     let tables = Arc::new(tokio::sync::Mutex::new(tables));
     let inputs = Inputs {
-        known: channels.known.subscribe(),
+        known: channels.near.subscribe(),
         network: channels.network.subscribe(),
         health: channels.probed.health.subscribe(),
         tags: channels.probed.tags.subscribe(),

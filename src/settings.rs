@@ -76,6 +76,8 @@ pub struct Settings {
     pub node_port_addresses: Vec<IpAddr>,
     /// Key `flows`.
     pub flows: FlowLimits,
+    /// Key `zone`: where the gateway stands among the cluster's zones; none: hints for zones do not count.
+    pub zone: Option<String>,
     /// Key `stateDir`.
     pub state_dir: PathBuf,
     /// Key `maxStateAge`.
@@ -114,6 +116,7 @@ impl Settings {
         let (tunnel_sources, gue_destination_port) = keys::tunnel(&mut top);
         let node_ports = keys::node_port_addresses(&mut top, &ports);
         let flows = keys::flows(&mut top);
+        let zone = keys::zone(&mut top);
         let (state_dir, max_state_age) = keys::persistence(&mut top);
         let logs = Logs::take(&mut top);
         let admin_listen = keys::admin(&mut top);
@@ -137,6 +140,7 @@ impl Settings {
             tunnel: Tunnel { sources: values(tunnel_sources), gue_destination_port },
             node_port_addresses: values(node_ports),
             flows,
+            zone,
             state_dir,
             max_state_age,
             logs,

@@ -93,6 +93,8 @@ fn state() -> State {
             port: 80,
             node_port: None,
             maglev: MaglevSpec { size: 251, seed: 0, hash_version: MAGLEV_HASH_VERSION },
+            zones: Vec::new(),
+            app_protocol: None,
             backends: vec![Backend { address: backend, weight: 1, state: BackendState::Active }],
         };
         let name = ServiceName::new("default", NAMES[usize::from(n)]);

@@ -17,4 +17,4 @@ pub use logs::{LogFormat, LogLevel, Logs};
 pub use pools::PlacedRange;
 pub use problem::{Invalid, Place, Placed, Problem};
 pub use section::{Field, Reader, Section};
-pub use selector::written as written_selector;
+pub use selector::{is_label_value, written as written_selector};

@@ -5,11 +5,11 @@
 //! reached from outside the cluster.
 //! Deliberately not here: health, which each gateway finds out for itself.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
-use proto::{Backend, BackendState, Family, limits};
+use proto::{Backend, BackendState, Family, ZoneBackends, limits};
 
 use crate::note::{Cause, Remark};
 use crate::settings::ControllerSettings;
@@ -41,6 +41,8 @@ pub struct Selection {
     pub fenced: usize,
     /// Why there is no node to send to; for endpoints, none.
     pub ineligible: Option<String>,
+    /// Which of the backends gateways of a zone use.
+    pub zones: Vec<ZoneBackends>,
 }
 
 impl<'a> Fence<'a> {
@@ -103,11 +105,33 @@ pub fn select<'a>(slices: impl Iterator<Item = &'a SliceSpec>, port: &PortSpec, 
     let endpoints = endpoints(slices, port, family);
     let ready = endpoints.iter().filter(|(_, endpoint)| endpoint.ready);
     let mut chosen: Vec<SocketAddr> = ready.map(|(address, _)| *address).collect();
-    if chosen.is_empty() {
+    let is_any_ready = !chosen.is_empty();
+    if !is_any_ready {
         let leaving = endpoints.iter().filter(|(_, endpoint)| endpoint.serving && endpoint.terminating);
         chosen = leaving.map(|(address, _)| *address).collect();
     }
-    admit(chosen.into_iter().map(|address| (address, 1)), port, fence)
+    let mut selection = admit(chosen.into_iter().map(|address| (address, 1)), port, fence);
+    if is_any_ready {
+        selection.zones = zones(&endpoints, &selection.backends);
+    }
+    selection
+}
+
+/// Hints count as in kube-proxy: only if every ready endpoint has one, and in the zones that any names. Those for nodes do
+/// not, since a gateway is none; endpoints that terminate are used wherever they are.
+fn zones(endpoints: &BTreeMap<SocketAddr, &EndpointSpec>, backends: &[Backend]) -> Vec<ZoneBackends> {
+    if endpoints.values().any(|endpoint| endpoint.ready && endpoint.zones.is_empty()) {
+        return Vec::new();
+    }
+    let mut zones: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
+    for (place, backend) in (0..).zip(backends) {
+        let hinted: BTreeSet<&str> =
+            endpoints.get(&backend.address).into_iter().flat_map(|e| &e.zones).map(|zone| &**zone).collect();
+        for zone in hinted {
+            zones.entry(zone).or_default().push(place);
+        }
+    }
+    zones.into_iter().map(|(zone, backends)| ZoneBackends { zone: zone.to_owned(), backends }).collect()
 }
 
 /// Those of the candidates that may be reached, at most as many as a table can balance; candidates come by address.
@@ -169,7 +193,14 @@ pub(crate) mod tests {
     use crate::spec::SlicePort;
 
     pub(crate) fn port() -> PortSpec {
-        PortSpec { name: "http".to_owned(), protocol: Protocol::Tcp, port: 80, node_port: None, port_of_nodes: None }
+        PortSpec {
+            name: "http".to_owned(),
+            protocol: Protocol::Tcp,
+            port: 80,
+            node_port: None,
+            port_of_nodes: None,
+            app_protocol: None,
+        }
     }
 
     pub(crate) fn slice(ports: &[(&str, Protocol, u16)], endpoints: &[EndpointSpec]) -> SliceSpec {
@@ -192,7 +223,7 @@ pub(crate) mod tests {
     pub(crate) fn endpoint(last: u8, conditions: &str) -> EndpointSpec {
         let has = |c| conditions.contains(c);
         let address = [10, 0, 0, last].into();
-        EndpointSpec { address, ready: has('r'), serving: has('s'), terminating: has('t'), node: None }
+        EndpointSpec { address, ready: has('r'), serving: has('s'), terminating: has('t'), node: None, zones: Box::default() }
     }
 
     fn selected(slices: &[SliceSpec]) -> Vec<String> {
@@ -219,6 +250,44 @@ pub(crate) mod tests {
             let slice = slice(&[("http", Protocol::Tcp, 8080)], &list.collect::<Vec<_>>());
             assert_eq!(selected(&[slice]), expected, "{sentence}");
         }
+    }
+
+    /// `1rs a,b`: endpoint 10.0.0.1, ready and serving, hinted to zones a and b.
+    fn hinted(text: &str) -> EndpointSpec {
+        let (first, zones) = text.split_once(' ').unwrap_or((text, ""));
+        let zones = zones.split(',').filter(|zone| !zone.is_empty()).map(Box::from).collect();
+        EndpointSpec { zones, ..endpoint(first[..1].parse().unwrap(), &first[1..]) }
+    }
+
+    #[test]
+    fn hints_count_for_zones_when_every_ready_endpoint_has_one() {
+        let rows: [(&str, &[&str], &[(&str, &[u32])]); 8] = [
+            ("no hints", &["1rs", "2rs"], &[]),
+            ("each to its own zone", &["1rs a", "2rs b", "3rs a"], &[("a", &[0, 2]), ("b", &[1])]),
+            ("to several zones", &["1rs a,b", "2rs b,b"], &[("a", &[0]), ("b", &[0, 1])]),
+            ("one ready endpoint without", &["1rs a", "2rs"], &[]),
+            ("only one that is not ready without", &["1rs a", "2s"], &[("a", &[0])]),
+            ("one that terminates beside ready ones does not count", &["1rs a", "2st b"], &[("a", &[0])]),
+            ("terminating ones are used wherever they are", &["1st a", "2st b"], &[]),
+            ("publishNotReadyAddresses arrives as ready", &["1r a", "2rt b"], &[("a", &[0]), ("b", &[1])]),
+        ];
+        let settings = settings();
+        for (sentence, endpoints, expected) in rows {
+            let list: Vec<_> = endpoints.iter().map(|text| hinted(text)).collect();
+            let slice = slice(&[("http", Protocol::Tcp, 8080)], &list);
+            let selection = select([slice].iter(), &port(), Family::V4, &Fence::new(&settings, &[]));
+            let zones: Vec<_> = selection.zones.iter().map(|hint| (hint.zone.as_str(), hint.backends.as_slice())).collect();
+            assert_eq!(zones, expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn a_zone_all_of_whose_endpoints_may_not_be_reached_uses_those_of_the_others() {
+        let fenced = EndpointSpec { address: [127, 0, 0, 1].into(), ..hinted("1rs a") };
+        let slice = slice(&[("http", Protocol::Tcp, 8080)], &[fenced, hinted("2rs b")]);
+        let settings = settings();
+        let selection = select([slice].iter(), &port(), Family::V4, &Fence::new(&settings, &[]));
+        assert_eq!(selection.zones, [ZoneBackends { zone: "b".to_owned(), backends: vec![0] }]);
     }
 
     #[test]

@@ -96,6 +96,8 @@ fn service(name: u32, backends: impl Iterator<Item = u32>, size: u32) -> Service
         port: 80,
         node_port: None,
         maglev: MaglevSpec { size, seed: 42, hash_version: MAGLEV_HASH_VERSION },
+        zones: Vec::new(),
+        app_protocol: None,
         backends: backends.map(backend).collect(),
     };
     Service::new(ServiceName::new("default", &format!("s{name}")), vec![port])

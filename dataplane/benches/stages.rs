@@ -143,6 +143,8 @@ fn state(stage: Stage) -> State {
         port: 80,
         node_port: None,
         maglev: MaglevSpec { size: 65_537, seed: 0, hash_version: MAGLEV_HASH_VERSION },
+        zones: Vec::new(),
+        app_protocol: None,
         backends: (0..100).map(backend).collect(),
     };
     let name = ServiceName::new("bench", "web");

@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     AddressRange, AddressRangeError, Announce, Backend, BackendState, Family, Generation, HealthCheck, MaglevSpec, Mode, Pool,
-    Protocol, Reason, Refusal, Service, ServiceName, ServicePort, State, limits, v1,
+    Protocol, Reason, Refusal, Service, ServiceName, ServicePort, State, ZoneBackends, limits, v1,
 };
 
 /// Bytes of a Service's content hash: a collision among 65,536 Services has a chance of 2^-97.
@@ -92,6 +92,9 @@ pub enum ConvertError {
     /// Backends that are not strictly ascending by address.
     #[error("backend {0} is out of order or listed twice")]
     BackendOrder(SocketAddr),
+    /// Backends of a zone that are none of the port's, or not strictly ascending.
+    #[error("zone {0} names no backends, some that are not there, or some twice")]
+    ZoneBackends(String),
     /// A pool range that is none.
     #[error("pool {pool}: {error}")]
     Range {
@@ -324,6 +327,7 @@ impl From<&ServicePort> for v1::ServicePort {
             weight: b.weight.into(),
             draining: b.state == BackendState::Draining,
         };
+        let zone = |z: &ZoneBackends| v1::ZoneBackends { zone: z.zone.clone(), backends: z.backends.clone() };
         Self {
             name: port.name.clone(),
             protocol: port.protocol.number().into(),
@@ -338,6 +342,8 @@ impl From<&ServicePort> for v1::ServicePort {
             maglev_seed: port.maglev.seed,
             maglev_hash_version: port.maglev.hash_version,
             backends: port.backends.iter().map(backend).collect(),
+            zones: port.zones.iter().map(zone).collect(),
+            app_protocol: port.app_protocol.clone().unwrap_or_default(),
         }
     }
 }
@@ -356,6 +362,7 @@ fn service_port(message: v1::ServicePort, mode: Mode) -> Result<ServicePort, Con
         return Err(ConvertError::MaglevHashVersion(message.maglev_hash_version));
     }
     let maglev = MaglevSpec { size: message.maglev_size, seed: message.maglev_seed, hash_version: message.maglev_hash_version };
+    let backends = backends((!mode.is_tunnel()).then_some(family), &message.backends)?;
     Ok(ServicePort {
         name: message.name,
         protocol: protocol.ok_or(ConvertError::Protocol(message.protocol))?,
@@ -364,8 +371,19 @@ fn service_port(message: v1::ServicePort, mode: Mode) -> Result<ServicePort, Con
         port: port("port", message.port)?,
         node_port: optional_port("node port", message.node_port)?,
         maglev,
-        backends: backends((!mode.is_tunnel()).then_some(family), &message.backends)?,
+        zones: message.zones.into_iter().map(|zone| zone_backends(zone, backends.len())).collect::<Result<_, _>>()?,
+        backends,
+        app_protocol: Some(message.app_protocol).filter(|text| !text.is_empty()),
     })
+}
+
+fn zone_backends(message: v1::ZoneBackends, count: usize) -> Result<ZoneBackends, ConvertError> {
+    let v1::ZoneBackends { zone, backends } = message;
+    let is_place = |place: &u32| usize::try_from(*place).is_ok_and(|place| place < count);
+    if backends.is_empty() || !backends.iter().all(is_place) || backends.windows(2).any(|pair| pair[0] >= pair[1]) {
+        return Err(ConvertError::ZoneBackends(zone));
+    }
+    Ok(ZoneBackends { zone, backends })
 }
 
 /// The backends of one port; `family` is what they must be of, if anything.
@@ -473,6 +491,13 @@ mod tests {
             let maglev = (prop::sample::select(limits::MAGLEV_SIZES.to_vec()), any::<u64>());
             ("[a-z]{0,4}", protocol.clone(), vips, ports, maglev, any_backends(family)).prop_map(
                 move |(name, protocol, vips, (port, node_port), (size, seed), backends)| ServicePort {
+                    app_protocol: Some(format!("{name}x")).filter(|_| port % 2 == 0),
+                    zones: (0..u32::try_from(backends.len()).unwrap())
+                        .map(|place| ZoneBackends {
+                            zone: format!("zone-{place}"),
+                            backends: (place..backends.len() as u32).collect(),
+                        })
+                        .collect(),
                     name,
                     protocol,
                     family,

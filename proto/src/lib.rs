@@ -20,6 +20,6 @@ pub use address::{AddressRange, AddressRangeError, Family, ParseProtocolError, P
 pub use generation::Generation;
 pub use service::{
     Backend, BackendState, HealthCheck, MaglevSpec, Mode, Probe, Reason, Refusal, Scheduler, Service, ServiceName, ServicePort,
-    Target,
+    Target, ZoneBackends,
 };
 pub use state::{Announce, Known, Origin, Pool, ProbeTags, Services, State};

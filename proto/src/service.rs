@@ -224,6 +224,15 @@ pub struct Backend {
     pub state: BackendState,
 }
 
+/// The backends of a port that Kubernetes hints to clients of one zone (`hints.forZones`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ZoneBackends {
+    /// The zone.
+    pub zone: String,
+    /// Places in [`ServicePort::backends`], ascending; at least one.
+    pub backends: Vec<u32>,
+}
+
 /// One port of a Service in one family: what is listened on, and who takes the flows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {
@@ -243,6 +252,11 @@ pub struct ServicePort {
     pub maglev: MaglevSpec,
     /// Ordered by address, without duplicates.
     pub backends: Vec<Backend>,
+    /// Which of them a gateway with a configured zone uses. Zones that have none, and all zones while any ready endpoint has
+    /// no hint, are not here: all backends are used there.
+    pub zones: Vec<ZoneBackends>,
+    /// What clients and backends speak (`appProtocol`); only told on.
+    pub app_protocol: Option<String>,
 }
 
 /// A Service that is ours. One that is not served carries the refusal and no ports.
@@ -289,7 +303,30 @@ impl Mode {
     }
 }
 
+impl ServicePort {
+    /// The port as a gateway in `zone` uses it; none where that is no other. Backends that take no new flows by somebody's
+    /// wish are no reason to leave those of other zones out.
+    fn in_zone(&self, zone: &str) -> Option<Self> {
+        let hinted = self.zones.iter().find(|hinted| hinted.zone == zone)?;
+        let places = hinted.backends.iter().filter_map(|place| usize::try_from(*place).ok());
+        let backends: Vec<Backend> = places.filter_map(|place| self.backends.get(place).cloned()).collect();
+        let takes_new = |backend: &Backend| backend.state == BackendState::Active && backend.weight > 0;
+        let is_enough = backends.len() < self.backends.len() && backends.iter().any(takes_new);
+        is_enough.then(|| Self { backends, zones: Vec::new(), ..self.clone() })
+    }
+}
+
 impl Service {
+    /// The Service as a gateway in `zone` uses it; none where that is no other.
+    #[must_use]
+    pub fn in_zone(&self, zone: &str) -> Option<Self> {
+        let narrowed: Vec<Option<ServicePort>> = self.ports.iter().map(|port| port.in_zone(zone)).collect();
+        narrowed.iter().any(Option::is_some).then(|| {
+            let ports = narrowed.into_iter().zip(&self.ports).map(|(near, port)| near.unwrap_or_else(|| port.clone()));
+            Self { ports: ports.collect(), ..self.clone() }
+        })
+    }
+
     /// A Service with these ports, and the defaults for all else.
     #[must_use]
     pub fn new(name: ServiceName, ports: Vec<ServicePort>) -> Self {
@@ -306,6 +343,45 @@ impl Service {
             local: false,
             refusal: None,
             ports,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gateway_uses_the_backends_of_its_zone_where_one_of_them_takes_new_flows() {
+        let backend = |(last, weight, state)| Backend { address: ([10, 0, 0, last], 80).into(), weight, state };
+        let all = [
+            (1, 1, BackendState::Active),
+            (2, 1, BackendState::Active),
+            (3, 0, BackendState::Active),
+            (4, 1, BackendState::Draining),
+        ];
+        let zone = |name: &str, backends: &[u32]| ZoneBackends { zone: name.to_owned(), backends: backends.to_vec() };
+        let port = ServicePort {
+            name: String::new(),
+            protocol: Protocol::Tcp,
+            family: Family::V4,
+            vips: Vec::new(),
+            port: 80,
+            node_port: None,
+            maglev: MaglevSpec { size: 251, seed: 0, hash_version: 1 },
+            backends: all.map(backend).into(),
+            zones: vec![zone("a", &[0, 3]), zone("off", &[2, 3]), zone("all", &[0, 1, 2, 3])],
+            app_protocol: None,
+        };
+        let service = Service::new(ServiceName::new("shop", "web"), vec![port]);
+        let near = service.in_zone("a").unwrap();
+        assert_eq!(
+            near.ports[0].backends.iter().map(|b| b.address.to_string()).collect::<Vec<_>>(),
+            ["10.0.0.1:80", "10.0.0.4:80"]
+        );
+        assert!(near.ports[0].zones.is_empty());
+        for zone in ["off", "all", "unknown", ""] {
+            assert_eq!(service.in_zone(zone), None, "{zone:?}");
         }
     }
 }

@@ -44,18 +44,23 @@ fn flows(slot: u32, workers: &Workers) -> u64 {
     workers.iter().filter_map(|worker| worker.backend(slot)).map(|counters| counters.flows.get()).sum()
 }
 
+/// Where a port listens, as an operator reads it.
+fn frontends(port: &PortView) -> Vec<String> {
+    port.frontends.iter().map(|address| format!("{} {address}", port.protocol)).collect()
+}
+
 /// A service's line: its backends are those that are not to go.
 pub(super) fn service(service: &ServiceView) -> v1::ServiceStatus {
     let Counts { backends, healthy } = Counts::from(service);
     let refusal = service.refusal.as_ref();
-    let frontend = |port: &PortView| {
-        let protocol = port.protocol;
-        port.frontends.iter().map(move |address| format!("{protocol} {address}")).collect::<Vec<_>>()
+    let app_protocols = |port: &PortView| {
+        let spoken = port.app_protocol.iter().flat_map(|spoken| frontends(port).into_iter().map(|f| (f, spoken.clone())));
+        spoken.collect::<Vec<_>>()
     };
     v1::ServiceStatus {
         namespace: service.name.namespace.clone(),
         name: service.name.name.clone(),
-        frontends: service.ports.iter().flat_map(frontend).collect(),
+        frontends: service.ports.iter().flat_map(frontends).collect(),
         mode: service.mode.as_str().to_owned(),
         target: service.target.as_str().to_owned(),
         scheduler: service.scheduler.as_str().to_owned(),
@@ -63,6 +68,7 @@ pub(super) fn service(service: &ServiceView) -> v1::ServiceStatus {
         healthy,
         reason: refusal.map_or_else(String::new, |refusal| refusal.reason.as_str().to_owned()),
         message: refusal.map_or_else(String::new, |refusal| refusal.message.clone()),
+        app_protocols: service.ports.iter().flat_map(app_protocols).collect(),
     }
 }
 
@@ -153,7 +159,7 @@ pub(crate) mod tests {
 
     fn port(frontends: &[&str], backends: Vec<BackendView>) -> PortView {
         let frontends = frontends.iter().map(|f| f.parse().unwrap()).collect();
-        PortView { protocol: Protocol::Tcp, family: Family::V4, frontends, backends }
+        PortView { protocol: Protocol::Tcp, family: Family::V4, frontends, backends, app_protocol: Some("http".to_owned()) }
     }
 
     /// Two ports; of four backends one fails on one port and one drains.
@@ -182,6 +188,7 @@ pub(crate) mod tests {
         let status = service(&web());
         assert_eq!(status.frontends, ["tcp 192.0.2.100:80", "tcp 192.0.2.2:30080", "tcp 192.0.2.100:443"]);
         assert_eq!((status.backends, status.healthy, status.reason.as_str()), (2, 1, ""));
+        assert_eq!(status.app_protocols, status.frontends.iter().map(|f| (f.clone(), "http".to_owned())).collect());
     }
 
     #[test]

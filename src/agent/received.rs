@@ -132,6 +132,8 @@ pub(crate) mod tests {
                 node_port: None,
                 maglev: MaglevSpec { size: 251, seed: 0, hash_version: 1 },
                 backends: backends.iter().map(backend).collect(),
+                zones: Vec::new(),
+                app_protocol: None,
             }],
         ))
     }

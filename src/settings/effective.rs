@@ -41,7 +41,7 @@ impl Settings {
         writeln!(out, "tunnel: {{sources: {sources}, gueDestinationPort: {}}}", self.tunnel.gue_destination_port)?;
         writeln!(out, "nodePortAddresses: {}", quoted_list(&self.node_port_addresses))?;
         self.write_flows(out)?;
-        writeln!(out, "zone: \"\"")?;
+        writeln!(out, "zone: {}", quoted(self.zone.as_deref().unwrap_or_default()))?;
         writeln!(out, "stateDir: {}", quoted(&self.state_dir.display().to_string()))?;
         writeln!(out, "maxStateAge: {}", Written(self.max_state_age))?;
         writeln!(out, "logs: {}", self.logs)?;

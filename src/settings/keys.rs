@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use control::config::{Field, Place, Placed, Section};
+use control::config::{Field, Place, Placed, Section, is_label_value};
 use dataplane::steering::WORKERS_MAX;
 use dataplane::{FlowLimits, GUE_PORT, Neighbour, PortIndex, Route};
 use ipnet::IpNet;
@@ -224,9 +224,16 @@ fn port_index(section: &mut Section<'_>, ports: &[PlacedPort]) -> Option<PortInd
     u8::try_from(index).ok().map(PortIndex)
 }
 
+/// Key `zone`: a value that a Node's label `topology.kubernetes.io/zone` can have.
+pub(super) fn zone(top: &mut Section<'_>) -> Option<String> {
+    let field = top.field("zone").filter(|field| !field.is_empty())?;
+    let expected =
+        "a zone as Nodes have it in their label topology.kubernetes.io/zone: letters, digits, `-`, `_` and `.`, at most 63";
+    field.parse(expected, |text| is_label_value(text).then(|| text.to_owned()))
+}
+
 /// Keys of features that this version lacks.
 pub(super) fn unbuilt(top: &mut Section<'_>) {
-    top.unbuilt("zone");
     let mut records = top.section("flowRecords");
     records.unbuilt("to");
     records.finish();

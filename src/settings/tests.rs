@@ -82,7 +82,7 @@ fn what_check_prints_reads_back_as_the_same_settings() {
     let rich = format!(
         "{BASE}{}",
         "workers: {cores: [3], poll: adaptive}\nmemory: {hugepages: off}\nnodePortAddresses: [192.0.2.2, '2001:db8::2']\n\
-         flows: {maxPerWorker: 5, tcpEstablished: 90s, udp: 1500ms}\nstateDir: state\nmaxStateAge: 1h\n\
+         flows: {maxPerWorker: 5, tcpEstablished: 90s, udp: 1500ms}\nzone: rack-7\nstateDir: state\nmaxStateAge: 1h\n\
          logs: {format: json, level: warn}\nadmin: {listen: 'unix:admin.sock'}\nstatusDir: s\n\
          pools: [{name: default, addresses: [192.0.2.100-192.0.2.199, '2001:db8::1:0/112']}]\n\
          static:\n  routes: [{to: 0.0.0.0/0, via: 192.0.2.1, port: uplink}]\n  neighbours: [{address: 192.0.2.1, mac: '02:00:00:00:00:01', port: uplink}]\n"
@@ -134,7 +134,6 @@ fn a_flag_overrides_its_key_and_clashes_with_another() {
 #[test]
 fn what_is_not_built_is_refused_by_key() {
     let rows = [
-        ("zone: a", "zone"),
         ("flowRecords: {to: 'file:/x'}", "flowRecords.to"),
         ("metrics: {listen: '127.0.0.1:9435'}", "metrics.listen"),
         ("controller: {tls: {ca: f}}", "controller.tls"),
@@ -262,9 +261,10 @@ fn a_pci_device_needs_hugepages() {
 
 #[test]
 fn all_mistakes_are_reported_at_once() {
-    let error = read("ports: []\nworkers: {poll: x}\nzone: z\n").unwrap_err();
+    let error = read("ports: []\nworkers: {poll: x}\nzone: 'z z'\n").unwrap_err();
     let lines: Vec<_> = error.lines().collect();
     assert_eq!(lines.len(), 4, "{error}");
+    assert!(lines[3].contains("key `zone`: found `z z`, expected a zone as Nodes have it"), "{error}");
     assert!(lines[0].contains("found no source"), "{error}");
     assert!(lines[1].contains("key `ports`: found a list, expected a list of at least one port"), "{error}");
     assert!(lines[2].contains("key `workers.poll`: found `x`, expected busy or adaptive"), "{error}");

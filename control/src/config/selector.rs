@@ -107,7 +107,8 @@ fn is_label_key(text: &str) -> bool {
 }
 
 /// Letters, digits, `-`, `_` and `.`, the first and the last a letter or digit; or nothing.
-fn is_label_value(text: &str) -> bool {
+#[must_use]
+pub fn is_label_value(text: &str) -> bool {
     let ends = [text.bytes().next(), text.bytes().last()];
     text.len() <= NAME_BYTES_MAX
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))

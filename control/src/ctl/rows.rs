@@ -1,5 +1,7 @@
 //! What is listed: one type per command, whose fields are those of the JSON, in order.
 
+use std::collections::BTreeMap;
+
 use proto::v1;
 use proto::v1::admin_client::AdminClient;
 use serde::Serialize;
@@ -33,6 +35,8 @@ pub(super) struct Service {
     backends: u32,
     healthy: u32,
     reason: String,
+    /// By frontend, for those whose port has one: what clients and backends speak.
+    app_protocols: BTreeMap<String, String>,
     /// For people only: DESIGN section 8 fixes the fields of the JSON.
     #[serde(skip)]
     message: String,
@@ -69,9 +73,19 @@ impl Row for Service {
 
 impl From<v1::ServiceStatus> for Service {
     fn from(status: v1::ServiceStatus) -> Self {
-        let v1::ServiceStatus { namespace, name, frontends, mode, target, scheduler, backends, healthy, reason, message } =
-            status;
-        Self { namespace, name, frontends, mode, target, scheduler, backends, healthy, reason, message }
+        Self {
+            namespace: status.namespace,
+            name: status.name,
+            frontends: status.frontends,
+            mode: status.mode,
+            target: status.target,
+            scheduler: status.scheduler,
+            backends: status.backends,
+            healthy: status.healthy,
+            reason: status.reason,
+            app_protocols: status.app_protocols,
+            message: status.message,
+        }
     }
 }
 

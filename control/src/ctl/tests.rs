@@ -33,6 +33,7 @@ impl Admin for Canned {
             scheduler: "maglev".into(),
             backends: 3,
             healthy: 2,
+            app_protocols: [("tcp 192.0.2.100:80".into(), "kubernetes.io/h2c".into())].into(),
             ..Default::default()
         };
         let refused = v1::ServiceStatus {
@@ -155,13 +156,14 @@ async fn json_is_one_array_with_the_fields_of_the_contract_in_order() {
         keys.map(|(key, _)| key.to_owned()).collect::<Vec<_>>().join(" ")
     };
     let (services, _) = printed(Canned::default(), "services -o json").await;
-    let one = "namespace name frontends mode target scheduler backends healthy reason";
-    assert_eq!(fields(&services), format!("{one} {one}"));
+    let one = "namespace name frontends mode target scheduler backends healthy reason app_protocols";
+    assert_eq!(fields(&services), format!("{one} tcp 192.0.2.100:80 {one}"));
     let parsed: serde_json::Value = serde_json::from_str(&services).unwrap();
     assert_eq!(
         (&parsed[0]["healthy"], &parsed[0]["reason"], &parsed[1]["reason"]),
         (&2.into(), &"".into(), &"Unsupported".into())
     );
+    assert_eq!(parsed[0]["app_protocols"], serde_json::json!({"tcp 192.0.2.100:80": "kubernetes.io/h2c"}));
     let (backends, _) = printed(Canned::default(), "backends -o json").await;
     assert_eq!(fields(&backends), "service address state healthy weight flows");
     let (ports, _) = printed(Canned::default(), "ports -o json").await;

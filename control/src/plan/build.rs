@@ -213,7 +213,8 @@ impl Builder<'_> {
                     return Err(refusal);
                 }
                 let size = table(tables, (port.protocol, port.port, family), selection.backends.len());
-                ports.push(ServicePort { node_port, ..service_port(port, family, vips, size, selection.backends) });
+                let planned = service_port(port, family, vips, size, selection.backends);
+                ports.push(ServicePort { node_port, zones: selection.zones, ..planned });
             }
         }
         let has_none = ports.iter().all(|port| port.backends.is_empty());
@@ -266,6 +267,8 @@ fn service_port(port: &PortSpec, family: Family, vips: Vec<IpAddr>, size: u32, b
         node_port: port.node_port,
         maglev: MaglevSpec { size, seed: MAGLEV_SEED, hash_version: MAGLEV_HASH_VERSION },
         backends,
+        zones: Vec::new(),
+        app_protocol: port.app_protocol.clone(),
     }
 }
 

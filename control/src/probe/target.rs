@@ -141,6 +141,8 @@ pub(super) mod tests {
                     port: 80,
                     node_port: None,
                     maglev: MaglevSpec { size: 251, seed: 0, hash_version: 1 },
+                    zones: Vec::new(),
+                    app_protocol: None,
                     backends: backends.iter().map(backend).collect(),
                 }],
             )

@@ -117,6 +117,8 @@ pub struct PortSpec {
     pub node_port: Option<u16>,
     /// At the cluster's nodes, where kube-proxy listens; none where the Service has none allocated.
     pub port_of_nodes: Option<u16>,
+    /// What clients and backends speak; only told on.
+    pub app_protocol: Option<String>,
 }
 
 /// Why a Service is none that sluice could serve.
@@ -476,7 +478,8 @@ fn port(index: usize, entry: &ServicePort, kind: Kind) -> Result<PortSpec, SpecE
     };
     let port_of_nodes = entry.node_port.filter(|found| *found != 0).map(|found| number("nodePort", found)).transpose()?;
     let name = entry.name.clone().unwrap_or_default();
-    Ok(PortSpec { name, protocol, port: number("port", entry.port)?, node_port, port_of_nodes })
+    let app_protocol = entry.app_protocol.clone().filter(|text| !text.is_empty());
+    Ok(PortSpec { name, protocol, port: number("port", entry.port)?, node_port, port_of_nodes, app_protocol })
 }
 
 #[cfg(test)]
@@ -495,7 +498,8 @@ mod tests {
     fn a_manifest_gets_the_defaults_of_the_api_server() {
         let wanted = wanted_of(serde_json::json!({"type": "LoadBalancer", "ports": [{"port": 80}]})).unwrap();
         assert_eq!(wanted.families, [Family::V4]);
-        let port = PortSpec { name: String::new(), protocol: Protocol::Tcp, port: 80, node_port: None, port_of_nodes: None };
+        let (protocol, port) = (Protocol::Tcp, 80);
+        let port = PortSpec { name: String::new(), protocol, port, node_port: None, port_of_nodes: None, app_protocol: None };
         assert_eq!(wanted.ports, [port]);
     }
 
@@ -511,7 +515,7 @@ mod tests {
     fn who_may_connect_and_which_backend_a_client_gets_is_read() {
         let mut object = service(&serde_json::json!({"type": "LoadBalancer", "sessionAffinity": "ClientIP",
             "externalTrafficPolicy": "Local", "healthCheckNodePort": 31000, "loadBalancerSourceRanges": ["10.0.0.0/8"],
-            "ports": [{"port": 80, "nodePort": 30080, "protocol": "SCTP"}]}));
+            "ports": [{"port": 80, "nodePort": 30080, "protocol": "SCTP", "appProtocol": "example.com/x"}]}));
         object.metadata.labels = Some([("service.kubernetes.io/service-proxy-name".to_owned(), "x".to_owned())].into());
         let wanted = Candidate::try_from(&object).unwrap().wanted.unwrap();
         assert_eq!((wanted.affinity, wanted.local), (Some(Duration::from_secs(10_800)), true));
@@ -519,6 +523,7 @@ mod tests {
         assert_eq!((wanted.node_health_port, wanted.proxy_name.as_deref()), (Some(31_000), Some("x")));
         let port = &wanted.ports[0];
         assert_eq!((port.protocol, port.node_port, port.port_of_nodes), (Protocol::Sctp, None, Some(30_080)));
+        assert_eq!(port.app_protocol.as_deref(), Some("example.com/x"));
     }
 
     #[test]

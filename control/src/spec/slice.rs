@@ -51,6 +51,8 @@ pub struct EndpointSpec {
     pub terminating: bool,
     /// The node that it runs on.
     pub node: Option<Box<str>>,
+    /// Zones whose clients it is hinted to.
+    pub zones: Box<[Box<str>]>,
 }
 
 /// Why a slice is not used.
@@ -129,12 +131,14 @@ fn endpoint(entry: &Endpoint, family: Family) -> Result<EndpointSpec, String> {
         return Err(text.to_owned());
     }
     let conditions = entry.conditions.clone().unwrap_or_default();
+    let hints = entry.hints.iter().filter_map(|hints| hints.for_zones.as_ref()).flatten();
     Ok(EndpointSpec {
         address,
         ready: conditions.ready.unwrap_or(true),
         serving: conditions.serving.unwrap_or(true),
         terminating: conditions.terminating.unwrap_or(false),
         node: entry.node_name.as_deref().map(Box::from),
+        zones: hints.map(|hint| Box::from(hint.name.as_str())).collect(),
     })
 }
 
@@ -151,7 +155,7 @@ mod tests {
         let slice = read(serde_json::json!({
             "metadata": {"name": "web-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}},
             "addressType": "IPv4", "ports": [{"port": 8080}],
-            "endpoints": [{"addresses": ["10.0.0.1"], "nodeName": "a"},
+            "endpoints": [{"addresses": ["10.0.0.1"], "nodeName": "a", "hints": {"forZones": [{"name": "z"}], "forNodes": [{"name": "a"}]}},
                 {"addresses": ["10.0.0.2", "10.0.0.9"], "conditions": {"ready": false}}],
         }))
         .unwrap();
@@ -161,6 +165,7 @@ mod tests {
             serving: true,
             terminating: false,
             node: node.map(Box::from),
+            zones: if last == 1 { ["z".into()].into() } else { Box::default() },
         };
         assert_eq!(slice.endpoints, [of(1, true, Some("a")), of(2, false, None)]);
         assert_eq!(slice.ports, [SlicePort { name: String::new(), protocol: Protocol::Tcp, port: 8080 }]);

@@ -259,8 +259,13 @@ impl Served {
             draining: b.draining,
             accepts_new: weight > 0,
         });
-        let view =
-            PortView { protocol: port.protocol, family: port.family, frontends: listens.clone(), backends: backends.collect() };
+        let view = PortView {
+            protocol: port.protocol,
+            family: port.family,
+            frontends: listens.clone(),
+            backends: backends.collect(),
+            app_protocol: port.app_protocol.clone(),
+        };
         let ids = listed.iter().map(|b| b.id).collect();
         let frontend = self.frontend(port, &weights, ids, before, around);
         (ServedPort { protocol: port.protocol, listens, vips, frontend, spec: port.maglev, weights }, view)

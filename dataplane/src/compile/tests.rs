@@ -68,6 +68,8 @@ fn service(name: &str, vip: &str, backends: &[&str]) -> Service {
             port: 80,
             node_port: None,
             maglev: MaglevSpec { size: 251, seed: 1, hash_version: MAGLEV_HASH_VERSION },
+            zones: Vec::new(),
+            app_protocol: None,
             backends: backends.iter().map(|b| backend(b)).collect(),
         }],
     )

@@ -211,6 +211,8 @@ pub struct PortView {
     pub frontends: Vec<SocketAddr>,
     /// Its backends, ordered by address.
     pub backends: Vec<BackendView>,
+    /// What clients and backends speak, if the Service says so (`appProtocol`).
+    pub app_protocol: Option<String>,
 }
 
 /// One backend of a port.

@@ -102,6 +102,8 @@ fn service_port(
         port,
         node_port,
         maglev: MaglevSpec { size: 1021, seed: 0, hash_version: MAGLEV_HASH_VERSION },
+        zones: Vec::new(),
+        app_protocol: None,
         backends: BACKENDS
             .iter()
             .map(|n| Backend { address: SocketAddr::new(backend(*n), target), weight: 1, state: BackendState::Active })

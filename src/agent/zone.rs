@@ -1,0 +1,117 @@
+//! What a gateway in a zone makes of a state: where Kubernetes hints backends to clients of that zone, these alone.
+//!
+//! Invariant: the whole state is what is kept on disk and spoken of with controllers; only what probes and workers go by
+//! is narrowed. A Service that did not change keeps its `Arc`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use proto::{Known, Service, ServiceName, State};
+use tokio::sync::watch;
+
+use super::supervisor::Failure;
+
+/// Narrows states to one zone.
+#[derive(Debug)]
+pub struct Zone {
+    name: String,
+    /// Services that were narrowed last, as they came and as they are used.
+    narrowed: BTreeMap<ServiceName, (Arc<Service>, Arc<Service>)>,
+}
+
+impl Zone {
+    /// The zone of this name.
+    #[must_use]
+    pub const fn new(name: String) -> Self {
+        Self { name, narrowed: BTreeMap::new() }
+    }
+
+    /// The state as it is used in this zone.
+    pub fn narrow(&mut self, state: &Arc<State>) -> Arc<State> {
+        let before = std::mem::take(&mut self.narrowed);
+        for (name, service) in &state.services {
+            let kept = before.get(name).filter(|(whole, _)| Arc::ptr_eq(whole, service)).map(|(_, near)| Arc::clone(near));
+            if let Some(near) = kept.or_else(|| service.in_zone(&self.name).map(Arc::new)) {
+                self.narrowed.insert(name.clone(), (Arc::clone(service), near));
+            }
+        }
+        if self.narrowed.is_empty() {
+            return Arc::clone(state);
+        }
+        let mut near = State::clone(state);
+        for (name, (_, service)) in &self.narrowed {
+            near.services.insert(name.clone(), Arc::clone(service));
+        }
+        Arc::new(near)
+    }
+}
+
+/// Passes on what is known, narrowed, until nobody knows anything more.
+///
+/// # Errors
+/// Never.
+pub async fn run(
+    name: String,
+    mut known: watch::Receiver<Option<Known>>,
+    near: watch::Sender<Option<Known>>,
+) -> Result<(), Failure> {
+    let mut zone = Zone::new(name);
+    known.mark_changed();
+    while known.changed().await.is_ok() {
+        let now = known.borrow_and_update().clone();
+        near.send_replace(now.map(|known| Known { state: zone.narrow(&known.state), ..known }));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::{Origin, ZoneBackends};
+
+    use super::super::received::tests::{service, state};
+    use super::*;
+
+    fn hinted(name: &str) -> Arc<Service> {
+        let mut hinted = Service::clone(&service(name, &["10.0.0.1:80", "10.0.0.2:80"]));
+        hinted.ports[0].zones = vec![ZoneBackends { zone: "a".to_owned(), backends: vec![1] }];
+        Arc::new(hinted)
+    }
+
+    fn backends(state: &State, name: &str) -> Vec<String> {
+        let port = &state.services[&ServiceName::new("default", name)].ports[0];
+        port.backends.iter().map(|backend| backend.address.to_string()).collect()
+    }
+
+    #[test]
+    fn services_with_hints_for_the_zone_are_narrowed_and_keep_their_arc_while_they_do_not_change() {
+        let mut zone = Zone::new("a".to_owned());
+        let (web, plain) = (hinted("web"), service("plain", &["10.0.0.3:80"]));
+        let first = zone.narrow(&Arc::new(state("e", 1, &[Arc::clone(&web), Arc::clone(&plain)])));
+        assert_eq!(
+            (backends(&first, "web"), backends(&first, "plain")),
+            (vec!["10.0.0.2:80".to_owned()], vec!["10.0.0.3:80".to_owned()])
+        );
+        let second = zone.narrow(&Arc::new(state("e", 2, &[web, service("plain", &["10.0.0.4:80"])])));
+        let name = ServiceName::new("default", "web");
+        assert!(Arc::ptr_eq(&first.services[&name], &second.services[&name]));
+        assert!(Arc::ptr_eq(&first.services[&ServiceName::new("default", "plain")], &plain));
+    }
+
+    #[test]
+    fn in_a_zone_without_hints_the_state_is_used_as_it_is() {
+        let whole = Arc::new(state("e", 1, &[hinted("web")]));
+        assert!(Arc::ptr_eq(&Zone::new("b".to_owned()).narrow(&whole), &whole));
+    }
+
+    #[tokio::test]
+    async fn what_comes_to_be_known_is_passed_on_narrowed() {
+        let (known, near) = (watch::Sender::new(None), watch::Sender::new(None));
+        let mut seen = near.subscribe();
+        let task = tokio::spawn(run("a".to_owned(), known.subscribe(), near));
+        known.send_replace(Some(Known { state: Arc::new(state("e", 1, &[hinted("web")])), origin: Origin::Disk }));
+        let passed = seen.wait_for(Option::is_some).await.unwrap().clone().unwrap();
+        assert_eq!((backends(&passed.state, "web"), passed.origin), (vec!["10.0.0.2:80".to_owned()], Origin::Disk));
+        drop(known);
+        task.await.unwrap().unwrap();
+    }
+}
