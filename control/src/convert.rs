@@ -18,6 +18,7 @@ use proto::AddressRange;
 use serde_json::{Value, json};
 
 use crate::crd::{AddressPool, AddressPoolSpec};
+use crate::spec::PoolSpec;
 use objects::{Found, Place};
 
 /// Whose objects are read.
@@ -79,12 +80,13 @@ pub fn convert(product: Product, inputs: &[Input<'_>]) -> Result<Conversion, Con
         Product::Cilium => cilium::pools(&found, &mut notes)?,
     };
     refuse_equal_names(&pools)?;
-    note_overlaps(&pools, &mut notes)?;
+    let pools = usable(pools, &mut notes);
+    note_overlaps(&pools, &mut notes);
     services::notes(product, &found, &mut notes)?;
     if pools.is_empty() {
         notes.push("no pool was read, so that none is printed".to_owned());
     }
-    Ok(Conversion { yaml: pools.iter().map(document).collect(), notes })
+    Ok(Conversion { yaml: pools.iter().map(|(pool, _)| document(pool)).collect(), notes })
 }
 
 /// `kubectl apply` would write the second over the first.
@@ -102,29 +104,34 @@ fn refuse_equal_names(pools: &[Converted]) -> Result<(), ConvertError> {
     Ok(())
 }
 
-fn note_overlaps(pools: &[Converted], notes: &mut Vec<String>) -> Result<(), ConvertError> {
-    let mut ranges: Vec<(AddressRange, &Converted)> = Vec::new();
+/// Without those that our own rules refuse, which a note names: theirs are wider.
+fn usable(pools: Vec<Converted>, notes: &mut Vec<String>) -> Vec<(Converted, PoolSpec)> {
+    let mut usable = Vec::new();
     for pool in pools {
-        for text in &pool.spec.addresses {
-            ranges.push((parse_range(pool, text)?, pool));
+        match PoolSpec::try_from(&object(&pool)) {
+            Ok(spec) => usable.push((pool, spec)),
+            Err(error) => notes.push(format!("{}: {} is left out: {error}", pool.place, pool.origin)),
         }
     }
-    ranges.sort_by_key(|(range, _)| (range.first(), range.last()));
-    for pair in ranges.windows(2) {
-        if let [(first, one), (second, other)] = pair
-            && first.overlaps(second)
-        {
-            notes.push(format!(
-                "pools {} and {}: {first} and {second} overlap; of two such pools the younger one is not used: divide the addresses",
-                one.name, other.name
-            ));
-        }
-    }
-    Ok(())
+    usable
 }
 
-fn parse_range(pool: &Converted, text: &str) -> Result<AddressRange, ConvertError> {
-    text.parse().map_err(|error| pool.place.error(format!("{}: {error}", pool.origin)))
+fn note_overlaps(pools: &[(Converted, PoolSpec)], notes: &mut Vec<String>) {
+    let mut ranges: Vec<_> = pools.iter().flat_map(|(pool, spec)| spec.ranges.iter().map(move |range| (range, pool))).collect();
+    ranges.sort_by_key(|(range, _)| (range.first(), range.last()));
+    let mut farthest: Option<(&AddressRange, &Converted)> = None;
+    for (range, pool) in ranges {
+        match farthest {
+            Some((before, other)) if before.overlaps(range) => notes.push(format!(
+                "pools {} and {}: {before} and {range} overlap; of two such pools the younger one is not used: divide the addresses",
+                other.name, pool.name
+            )),
+            _ => {}
+        }
+        if farthest.is_none_or(|(before, _)| before.last() < range.last()) {
+            farthest = Some((range, pool));
+        }
+    }
 }
 
 /// The ranges as we write them: CIDRs stay, blanks go.
@@ -137,11 +144,15 @@ fn addresses<'a>(found: &Found, texts: impl Iterator<Item = &'a str>) -> Result<
     checked.collect()
 }
 
+fn object(pool: &Converted) -> AddressPool {
+    let metadata = ObjectMeta { name: Some(pool.name.clone()), ..ObjectMeta::default() };
+    AddressPool { metadata, spec: pool.spec.clone(), status: None }
+}
+
 /// One pool as a document, with the fields that say something else than the default.
 fn document(pool: &Converted) -> String {
     let plain = json!(AddressPoolSpec { addresses: Vec::new(), auto_assign: true, ..AddressPoolSpec::default() });
-    let metadata = ObjectMeta { name: Some(pool.name.clone()), ..ObjectMeta::default() };
-    let mut object = json!(AddressPool { metadata, spec: pool.spec.clone(), status: None });
+    let mut object = json!(object(pool));
     if let Some(Value::Object(fields)) = object.get_mut("spec") {
         fields.retain(|key, value| key == "addresses" || plain.get(key) != Some(value));
     }

@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use control::crd::AddressPool;
 use control::manifests::Directory;
 use control::plan::{Memory, plan};
 use control::settings::{ControllerSettings, Defaults, OwnershipRules, Source};
@@ -54,17 +55,39 @@ fn backends(service: &Service) -> Vec<String> {
     service.ports.iter().flat_map(|port| &port.backends).map(|b| format!("{} x{}", b.address, b.weight)).collect()
 }
 
+/// Examples of other things than a mode.
+const OTHERS: [&str; 1] = ["pools.yaml"];
+
 #[test]
-fn there_is_one_example_for_each_mode_and_no_other() {
+fn there_is_one_example_for_each_mode_and_of_what_else_is_named() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/examples");
     let mut names: Vec<_> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
-    let mut modes: Vec<_> = Mode::ALL.iter().map(|mode| format!("{mode}.yaml")).collect();
+    let mut known: Vec<_> = Mode::ALL.iter().map(|mode| format!("{mode}.yaml")).collect();
+    known.extend(OTHERS.map(str::to_owned));
     names.sort();
-    modes.sort();
-    assert_eq!(names, modes);
+    known.sort();
+    assert_eq!(names, known);
     for mode in Mode::ALL {
         assert_eq!(service(mode.as_str()).mode, *mode);
     }
+}
+
+#[test]
+fn pools_are_what_their_comments_say() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/examples/pools.yaml");
+    let text = std::fs::read_to_string(file).unwrap();
+    let documents = text.split("\n---\n").map(|document| serde_saphyr::from_str::<AddressPool>(document).unwrap());
+    let pools: Vec<PoolSpec> = documents.map(|pool| PoolSpec::try_from(&pool).unwrap()).collect();
+    let names: Vec<_> = pools.iter().map(|pool| pool.name.as_str()).collect();
+    assert_eq!(names, ["default", "tenants", "dns", "east"]);
+    let all: Vec<_> = pools.iter().flat_map(|pool| &pool.ranges).collect();
+    let clash = all.iter().enumerate().any(|(index, range)| all[..index].iter().any(|other| other.overlaps(range)));
+    assert!(!clash, "{all:?}");
+    let [default, tenants, dns, east] = &pools[..] else { panic!("{names:?}") };
+    assert_eq!((default, default.auto_assign), (&PoolSpec::new("default", default.ranges.clone()), true));
+    assert_eq!((tenants.priority, tenants.max_per_namespace, tenants.avoid_buggy_ips), (10, Some(4), true));
+    assert_eq!((dns.auto_assign, dns.allow_cross_namespace_sharing), (false, true));
+    assert_eq!(east.load_balancer_class.as_deref(), Some("example.com/east"));
 }
 
 #[test]

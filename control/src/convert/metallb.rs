@@ -9,12 +9,12 @@ use serde::Deserialize;
 use super::objects::Found;
 use super::selectors::{any_of, named};
 use super::{ConvertError, Converted, addresses};
-use crate::crd::{AddressPoolSpec, AnnounceKind};
+use crate::crd::{AddressPoolSpec, AnnounceKind, PRIORITY_MAX};
 
 const GROUP: &str = "metallb.io";
 /// MetalLB tries pools with selectors before those without, whatever their priority; ours go by the number alone, and 0
 /// comes last.
-const PRIORITY_WITH_SELECTOR: u32 = 1_000_000;
+const PRIORITY_WITH_SELECTOR: u32 = PRIORITY_MAX;
 
 #[derive(Deserialize)]
 struct Object<T> {

@@ -272,3 +272,26 @@ fn two_pools_of_one_name_are_refused_and_overlaps_are_told() {
     let notes = run(Product::Metallb, &format!("{}{}", pool("x", "a"), pool("x", "b"))).notes;
     assert!(notes.iter().any(|note| note.contains("pools a and b") && note.contains("overlap")), "{notes:?}");
 }
+
+#[test]
+fn a_pool_that_our_rules_refuse_is_left_out_and_named() {
+    let pool = |addresses: &str| {
+        format!(
+            "apiVersion: metallb.io/v1beta1\nkind: IPAddressPool\nmetadata: {{name: a}}\nspec: {{addresses: [{addresses}]}}\n"
+        )
+    };
+    for (addresses, word) in [("169.254.7.0/24", "reaches into"), ("192.0.2.0/24, 192.0.2.0/28", "overlaps"), ("", "0 entries")] {
+        let converted = run(Product::Metallb, &pool(addresses));
+        assert_eq!(converted.yaml, "");
+        let left_out = |note: &String| note.contains("IPAddressPool a is left out") && note.contains(word);
+        assert!(converted.notes.iter().any(left_out), "{:?}", converted.notes);
+    }
+}
+
+#[test]
+fn what_is_printed_is_what_the_controller_takes() {
+    for (product, text, count) in [(Product::Metallb, METALLB, 2), (Product::Cilium, CILIUM, 2)] {
+        let pools = pools(&run(product, text));
+        assert_eq!(pools.iter().filter(|pool| PoolSpec::try_from(*pool).is_ok()).count(), count);
+    }
+}
