@@ -5,6 +5,7 @@
 //! Deliberately not here: which class is ours, addresses, and which endpoints are used.
 
 mod annotations;
+mod foreign;
 mod node;
 pub mod pool;
 mod service;

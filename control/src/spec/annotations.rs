@@ -14,7 +14,7 @@ use ipnet::IpNet;
 use proto::limits::ANNOTATION_PREFIX;
 use proto::{HealthCheck, Mode, Probe, Scheduler, Target};
 
-use super::{SpecError, source_ranges};
+use super::{SpecError, foreign, source_ranges};
 use crate::config::scalar::{duration, scheduler};
 use crate::note::{Cause, Remark};
 use crate::source::IpMode;
@@ -23,6 +23,8 @@ const AWS: &str = "service.beta.kubernetes.io/aws-load-balancer-";
 const SOURCE_RANGES: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
 const METALLB: [&str; 2] = ["metallb.io/", "metallb.universe.tf/"];
 const CILIUM: &str = "lbipam.cilium.io/";
+/// The same, as it was called before Cilium 1.15.
+const CILIUM_BEFORE: &str = "io.cilium/lb-ipam-";
 
 /// Every annotation below `sluice.dev/` that means something; another one is a typing error.
 const OURS: [&str; 21] = [
@@ -115,7 +117,7 @@ impl Wishes {
     /// Reads `annotations`; `load_balancer_ip` is the deprecated field that asks for an address.
     pub(super) fn read(annotations: &BTreeMap<String, String>, load_balancer_ip: Option<&str>) -> Result<Self, SpecError> {
         refuse_what_is_not_built(annotations)?;
-        let mut reader = Reader { annotations, notes: Vec::new() };
+        let mut reader = Reader { annotations, notes: foreign::remarks(annotations)? };
         reader.note_unknown();
         let addresses = reader.addresses(load_balancer_ip)?;
         let pool = reader.first(&[ours("address-pool"), metallb(0, "address-pool"), metallb(1, "address-pool")]);
@@ -156,6 +158,7 @@ fn refuse_what_is_not_built(annotations: &BTreeMap<String, String>) -> Result<()
         metallb(0, "allow-shared-ip"),
         metallb(1, "allow-shared-ip"),
         format!("{CILIUM}sharing-key"),
+        format!("{CILIUM_BEFORE}sharing-key"),
         aws("proxy-protocol"),
     ];
     for key in none {
@@ -220,7 +223,7 @@ impl Reader<'_> {
     /// Addresses asked for. Asking for something that is no address is an error: another one is not what was meant.
     fn addresses(&mut self, load_balancer_ip: Option<&str>) -> Result<Vec<IpAddr>, SpecError> {
         let name = "loadBalancerIPs";
-        let keys = [ours("addresses"), metallb(0, name), metallb(1, name), format!("{CILIUM}ips")];
+        let keys = [ours("addresses"), metallb(0, name), metallb(1, name), format!("{CILIUM}ips"), format!("{CILIUM_BEFORE}ips")];
         let field = load_balancer_ip.map(str::trim).filter(|ip| !ip.is_empty());
         let (place, text) = match (self.first(&keys), field) {
             (Some((key, value)), field) => {
@@ -355,10 +358,23 @@ mod tests {
 
     #[test]
     fn every_alias_of_an_address_request_is_read() {
-        for key in ["metallb.io/loadBalancerIPs", "metallb.universe.tf/loadBalancerIPs", "lbipam.cilium.io/ips"] {
+        let keys = [
+            "metallb.io/loadBalancerIPs",
+            "metallb.universe.tf/loadBalancerIPs",
+            "lbipam.cilium.io/ips",
+            "io.cilium/lb-ipam-ips",
+        ];
+        for key in keys {
             assert_eq!(read(&[(key, "192.0.2.9")]).unwrap().addresses, ["192.0.2.9".parse::<IpAddr>().unwrap()], "{key}");
         }
         assert_eq!(read(&[("metallb.io/address-pool", "edge")]).unwrap().pool.as_deref(), Some("edge"));
+    }
+
+    #[test]
+    fn every_annotation_of_others_that_counts_as_read_is() {
+        for key in foreign::READ.iter().filter(|key| !key.ends_with("sharing-cross-namespace")) {
+            assert_ne!(read(&[(key, "false")]), Ok(Wishes::default()), "{key}");
+        }
     }
 
     #[test]
