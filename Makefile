@@ -3,7 +3,7 @@
 KEEP ?= 0
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 build: ## install what building needs, and build the release programs
 	@.ci/install build run
@@ -25,6 +25,12 @@ test: ## every test that this machine allows
 	@.ci/install build run test
 	@.ci/test
 
+e2e-k8s: ## what users observe, on the cluster of KUBECONFIG, each in a namespace of its own that is removed again
+	@[ -n "$(KUBECONFIG)" ] || { echo "e2e-k8s: say which cluster: make e2e-k8s KUBECONFIG=/path/to/kubeconfig" >&2; exit 2; }
+	@.ci/install build
+	SLUICE_TEST_KUBECONFIG=$(abspath $(KUBECONFIG)) cargo test --quiet -p control --test kubernetes -- \
+	  --exact scenarios::every_scenario_holds_on_a_real_cluster --nocapture
+
 bench: ## figures of the forwarding engine beside the floor of the same harness
 	@.ci/install build run test
 	@cargo build --quiet --release --bin sluiced
@@ -34,4 +40,4 @@ bench-guard: ## instructions per packet of the hot stages, against the committed
 	@.ci/install build test
 	@.ci/bench-guard
 
-.PHONY: help build demo lint test bench bench-guard
+.PHONY: help build demo lint test e2e-k8s bench bench-guard

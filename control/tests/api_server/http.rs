@@ -128,7 +128,23 @@ fn answer(asked: &Asked, shared: &Arc<Shared>) -> Result<Response<Body>, Answer>
         ("PATCH" | "PUT", false) => write(asked, shared)?,
         (method, _) => return Err(Answer::not_built(&format!("{method} of {}", kind.plural()))),
     };
+    if kind == Kind::CustomResourceDefinition {
+        install(asked, shared);
+    }
     Ok(whole(answer))
+}
+
+/// A definition that was created or deleted installs or removes its kind.
+fn install(asked: &Asked, shared: &Shared) {
+    let name = match asked.method.as_str() {
+        "POST" => asked.option("/metadata/name").and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default(),
+        "DELETE" => asked.place.name.clone(),
+        _ => return,
+    };
+    let defined = Kind::ALL.into_iter().find(|kind| kind.is_custom() && name == format!("{}.{}", kind.plural(), kind.group()));
+    if let Some(kind) = defined {
+        shared.set_installed(kind, asked.method == "POST");
+    }
 }
 
 fn delete(asked: &Asked, shared: &Shared) -> Result<Answer, Answer> {

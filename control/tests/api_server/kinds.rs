@@ -12,6 +12,7 @@ pub enum Kind {
     Secret,
     Lease,
     Event,
+    CustomResourceDefinition,
     AddressPool,
     EdgeGateway,
 }
@@ -29,7 +30,7 @@ struct Facts {
 }
 
 impl Kind {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Service,
         Self::EndpointSlice,
         Self::Pod,
@@ -39,6 +40,7 @@ impl Kind {
         Self::Secret,
         Self::Lease,
         Self::Event,
+        Self::CustomResourceDefinition,
         Self::AddressPool,
         Self::EdgeGateway,
     ];
@@ -81,6 +83,11 @@ impl Kind {
             Self::EndpointSlice => extra("EndpointSlice", "endpointslices", "discovery.k8s.io", false),
             Self::Lease => extra("Lease", "leases", "coordination.k8s.io", true),
             Self::Event => extra("Event", "events", "events.k8s.io", false),
+            Self::CustomResourceDefinition => Facts {
+                is_namespaced: false,
+                has_status: true,
+                ..extra("CustomResourceDefinition", "customresourcedefinitions", "apiextensions.k8s.io", true)
+            },
             Self::AddressPool => custom("AddressPool", "addresspools"),
             Self::EdgeGateway => custom("EdgeGateway", "edgegateways"),
         }

@@ -8,6 +8,7 @@
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod answer;
+mod clock;
 mod fields;
 mod http;
 mod kinds;
@@ -29,6 +30,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
+use clock::Clock;
 pub use kinds::Kind;
 use people::{ADMIN, People};
 #[allow(unused_imports)] // Tests of rights name them.
@@ -178,18 +180,12 @@ impl ApiServer {
 
     /// Takes a custom kind away, with all its objects, as deleting its definition does; or brings it back.
     pub fn set_installed(&self, kind: Kind, is_installed: bool) {
-        let mut absent = self.shared.absent.lock().unwrap();
-        if is_installed {
-            absent.remove(&kind);
-        } else if absent.insert(kind) {
-            let gone: Vec<_> = self.list(kind, "").iter().map(names).collect();
-            self.change(|store| gone.iter().for_each(|(_, name)| drop(store.delete(&Place::new(kind, "", name), false))));
-        }
+        self.shared.set_installed(kind, is_installed);
     }
 
     /// What time it is on the server from now on, RFC 3339 with seconds.
     pub fn set_time(&self, time: &str) {
-        self.change(|store| time.clone_into(&mut store.time));
+        self.change(|store| store.clock = Clock::at(time));
     }
 
     /// Creates an object as POST would, and its namespace before it if need be.
@@ -299,6 +295,18 @@ impl ApiServer {
 }
 
 impl Shared {
+    fn set_installed(&self, kind: Kind, is_installed: bool) {
+        let mut absent = self.absent.lock().unwrap();
+        if is_installed {
+            absent.remove(&kind);
+        } else if absent.insert(kind) {
+            self.change(|store| {
+                let gone: Vec<_> = store.list(kind, "").into_iter().map(names).collect();
+                gone.iter().for_each(|(_, name)| drop(store.delete(&Place::new(kind, "", name), false)));
+            });
+        }
+    }
+
     fn change<T>(&self, change: impl FnOnce(&mut Store) -> T) -> T {
         let mut store = self.store.lock().unwrap();
         let result = change(&mut store);

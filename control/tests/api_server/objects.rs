@@ -16,6 +16,10 @@ pub fn set_defaults(kind: Kind, object: &mut Value, number: u64) {
             object["spec"] = json!({"finalizers": ["kubernetes"]});
             object["status"] = json!({"phase": "Active"});
         }
+        Kind::CustomResourceDefinition => {
+            object["status"] =
+                json!({"conditions": [{"type": "Established", "status": "True", "reason": "InitialNamesAccepted"}]});
+        }
         Kind::Pod => object["status"] = json!({"phase": "Pending", "qosClass": "BestEffort"}),
         Kind::AddressPool | Kind::EdgeGateway => {
             object.as_object_mut().map(|object| object.remove("status"));

@@ -6,6 +6,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use super::answer::Answer;
+use super::clock::Clock;
 use super::kinds::Kind;
 use super::merge::{Strategy, merge};
 use super::{fields, objects, service};
@@ -65,8 +66,7 @@ pub struct Store {
     history: Vec<Record>,
     /// Whether the next page that is not the last one ages at once.
     pub compact_before_next_page: bool,
-    /// What time it is on the server, RFC 3339.
-    pub time: String,
+    pub clock: Clock,
 }
 
 impl Store {
@@ -77,7 +77,7 @@ impl Store {
             objects: BTreeMap::new(),
             history: Vec::new(),
             compact_before_next_page: false,
-            time: "2026-01-01T00:00:00Z".to_owned(),
+            clock: Clock::at("2026-01-01T00:00:00Z"),
         }
     }
 
@@ -147,10 +147,10 @@ impl Store {
         object["kind"] = kind.name().into();
         object["apiVersion"] = kind.api_version().into();
         object["metadata"]["uid"] = format!("00000000-0000-4000-8000-{number:012}").into();
-        object["metadata"]["creationTimestamp"] = self.time.as_str().into();
+        object["metadata"]["creationTimestamp"] = self.clock.now().into();
         objects::set_defaults(kind, &mut object, number);
         objects::check(kind, &object)?;
-        fields::note_change(&json!({}), &mut object, manager, "", &self.time, &kind.api_version());
+        fields::note_change(&json!({}), &mut object, manager, "", &self.clock.now(), &kind.api_version());
         Ok(self.put("ADDED", &place, object))
     }
 
@@ -192,7 +192,7 @@ impl Store {
             new["metadata"]["generation"] = (old["metadata"]["generation"].as_u64().unwrap_or(0) + 1).into();
         }
         let subresource = if change.part == Part::Status { "status" } else { "" };
-        fields::note_change(&old, &mut new, change.manager, subresource, &self.time, &kind.api_version());
+        fields::note_change(&old, &mut new, change.manager, subresource, &self.clock.now(), &kind.api_version());
         if is_terminating(&new) && kind != Kind::Namespace && has_no_finalizers(&new) {
             // The answer shows what was asked for; the event what there was.
             self.remove(place, old);
@@ -212,7 +212,7 @@ impl Store {
         if is_terminating(&object) {
             return Ok(object);
         }
-        object["metadata"]["deletionTimestamp"] = self.time.as_str().into();
+        object["metadata"]["deletionTimestamp"] = self.clock.now().into();
         if place.kind == Kind::Namespace {
             object["status"]["phase"] = "Terminating".into();
         } else {

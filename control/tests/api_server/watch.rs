@@ -145,7 +145,8 @@ fn bookmark(kind: Kind, revision: u64) -> Value {
         }
         Kind::Lease => object["spec"] = json!({}),
         // A custom resource has nothing but its version: its spec is absent even where it is required.
-        Kind::AddressPool | Kind::EdgeGateway | Kind::ConfigMap | Kind::Secret | Kind::Event => {}
+        Kind::CustomResourceDefinition | Kind::AddressPool | Kind::EdgeGateway | Kind::ConfigMap | Kind::Secret | Kind::Event => {
+        }
     }
     object
 }

@@ -1,130 +1,14 @@
-//! The whole controller on a cluster, as the owner of a Service and a gateway meet it. What only needs the API is also
-//! tried on a real cluster.
+//! The whole controller on the test server, where that must do what no real one does when it is asked to. What only needs
+//! the API is in `scenarios`.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use control::controller::{Controller, Running};
-use control::settings::{ControllerSettings, Defaults, OwnershipRules, Source};
-use control::spec::PoolSpec;
-use proto::limits::DRAIN_TIMEOUT;
-use proto::{HealthCheck, Mode, Scheduler};
 use serde_json::json;
-use tokio_util::sync::CancellationToken;
 
 use crate::api_server::{ApiServer, Cut, Fault, Kind, Presence, Trap};
-use crate::gateway::{Gateway, Given};
-use crate::user::{User, on_a_real_cluster, reached};
-
-/// A controller and its one gateway.
-struct Installation {
-    gateway: Gateway,
-    shutdown: CancellationToken,
-    running: Running,
-}
-
-impl Installation {
-    async fn start(user: &User) -> Self {
-        let socket = user.directory().join("config.sock");
-        let shutdown = CancellationToken::new();
-        let running = Controller::start(settings(user, socket.clone()), shutdown.clone()).await.unwrap();
-        Self { gateway: Gateway::start(&socket), shutdown, running }
-    }
-
-    /// Waits until the gateway was given what is wanted.
-    async fn gives(&self, what: &str, is_wanted: impl Fn(&Given) -> bool) -> Given {
-        reached(what, async || self.gateway.given(), is_wanted).await
-    }
-}
-
-fn settings(user: &User, listen: PathBuf) -> ControllerSettings {
-    let ranges = vec!["192.0.2.100-192.0.2.199".parse().unwrap()];
-    ControllerSettings {
-        listen,
-        group: "default".to_owned(),
-        source: Source::Kubernetes { kubeconfig: Some(user.kubeconfig.clone()), namespace: Some(user.namespace.clone()) },
-        load_balancer_class: user.class(),
-        ownership: OwnershipRules::default(),
-        defaults: Defaults { mode: Mode::Nat, scheduler: Scheduler::Maglev, drain_timeout: DRAIN_TIMEOUT },
-        health: HealthCheck::default(),
-        backends_allowed: None,
-        cluster_cidrs: Vec::new(),
-        pools: vec![PoolSpec::new("default", ranges)],
-        reserved: Vec::new(),
-    }
-}
-
-async fn a_service_gets_its_address(user: &User) {
-    let installation = Installation::start(user).await;
-    installation.gives("a first message", |given| given.messages > 0).await;
-    let start = Instant::now();
-    user.add_service("web", &user.class()).await;
-    let ingress = user.ingress_comes("web").await;
-    let taken = start.elapsed();
-    println!("an address after {taken:?}");
-    assert!(taken < Duration::from_secs(1), "after {taken:?}");
-    assert_eq!(ingress, json!([{"ip": "192.0.2.100", "ipMode": "Proxy"}]));
-    let web = user.full_name("web");
-    installation.gives("the backend", |given| given.backends(&web) == 1).await;
-    user.delete_service("web").await;
-    installation.gives("the end", |given| !given.services.contains_key(&web)).await;
-}
-
-async fn a_service_of_another_class_is_left_alone(user: &User) {
-    let _installation = Installation::start(user).await;
-    user.add_service("theirs", "example.com/other").await;
-    user.add_service("ours", &user.class()).await;
-    user.ingress_comes("ours").await;
-    assert!(user.ingress("theirs").await.is_null());
-}
-
-async fn an_address_survives_a_new_controller(user: &User) {
-    let installation = Installation::start(user).await;
-    for name in ["first", "second"] {
-        user.add_service(name, &user.class()).await;
-        user.ingress_comes(name).await;
-    }
-    let before = user.ingress("second").await;
-    user.delete_service("first").await;
-    installation.shutdown.cancel();
-    installation.running.stopped().await.unwrap();
-    let installation = Installation::start(user).await;
-    let second = user.full_name("second");
-    installation.gives("the Service", |given| given.backends(&second) == 1).await;
-    assert_eq!(user.ingress("second").await, before);
-}
-
-#[tokio::test]
-async fn a_new_service_has_its_address_within_a_second() {
-    a_service_gets_its_address(&User::of_test_server(&ApiServer::start().await).await).await;
-}
-
-#[tokio::test]
-async fn a_new_service_has_its_address_within_a_second_on_a_real_cluster() {
-    on_a_real_cluster("a new Service has its address within a second", a_service_gets_its_address).await;
-}
-
-#[tokio::test]
-async fn services_of_others_are_left_alone() {
-    let server = ApiServer::start().await;
-    a_service_of_another_class_is_left_alone(&User::of_test_server(&server).await).await;
-    assert!(!server.log().iter().any(|logged| logged.method == "PATCH" && logged.path.contains("theirs")));
-}
-
-#[tokio::test]
-async fn services_of_others_are_left_alone_on_a_real_cluster() {
-    on_a_real_cluster("Services of others are left alone", a_service_of_another_class_is_left_alone).await;
-}
-
-#[tokio::test]
-async fn a_controller_that_starts_anew_renumbers_nobody() {
-    an_address_survives_a_new_controller(&User::of_test_server(&ApiServer::start().await).await).await;
-}
-
-#[tokio::test]
-async fn a_controller_that_starts_anew_renumbers_nobody_on_a_real_cluster() {
-    on_a_real_cluster("a controller that starts anew renumbers nobody", an_address_survives_a_new_controller).await;
-}
+use crate::gateway::Given;
+use crate::installation::Installation;
+use crate::user::{User, reached};
 
 #[tokio::test]
 async fn a_write_that_lost_a_race_is_decided_again_on_the_newer_object() {
@@ -135,7 +19,7 @@ async fn a_write_that_lost_a_race_is_decided_again_on_the_newer_object() {
     user.add_service("web", &user.class()).await;
     let patches = || server.log().iter().filter(|logged| logged.path.ends_with("/status")).count();
     reached("the write that loses", async || patches(), |count| *count == 1).await;
-    user.annotate("web", "example.com/touched").await;
+    user.annotate("web", "example.com/touched", "yes").await;
     user.ingress_comes("web").await;
     assert_eq!(patches(), 2);
 }

@@ -33,19 +33,26 @@ impl Given {
 
 pub struct Gateway {
     given: Arc<Mutex<Given>>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
 }
 
 impl Gateway {
-    /// Dials the controller until it answers, then stays for as long as the runtime.
+    /// Dials the controller until it answers, then stays.
     pub fn start(socket: &Path) -> Self {
         let given = Arc::new(Mutex::new(Given::default()));
         let (socket, taken) = (socket.to_owned(), Arc::clone(&given));
-        tokio::spawn(async move {
+        let task = tokio::spawn(async move {
             while watch(&socket, &taken).await.is_err() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         });
-        Self { given }
+        Self { given, task }
     }
 
     pub fn given(&self) -> Given {

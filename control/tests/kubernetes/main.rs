@@ -8,8 +8,11 @@ mod api_server;
 mod controller;
 mod following;
 mod gateway;
+mod installation;
+mod link;
 mod recordings;
 mod replicas;
+mod scenarios;
 mod server;
 #[path = "../../../tests/edge/skip.rs"]
 #[allow(dead_code)] // what it says of namespaces is for other tests

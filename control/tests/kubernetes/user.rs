@@ -1,42 +1,51 @@
 //! Somebody who works with a cluster, the test server's or a real one, through its API only.
 
 use std::fmt::Debug;
-use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::Duration;
 
+use control::crd::AddressPool;
 use control::kubernetes::{Cluster, connect};
-use futures::FutureExt;
-use k8s_openapi::api::core::v1::{Namespace, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::Api;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
 use crate::api_server::{ApiServer, Kind};
-use crate::skip::skip;
+use crate::link::Link;
 
 /// Longer than any wait that is expected; a test that needs it has failed.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Names a kubeconfig of a cluster that tests may work in, each in a namespace of its own.
-const REAL_CLUSTER: &str = "SLUICE_TEST_KUBECONFIG";
-
 pub struct User {
-    cluster: Cluster,
+    pub cluster: Cluster,
+    /// What a controller is given: it leads over the link.
     pub kubeconfig: PathBuf,
+    pub link: Link,
     pub namespace: String,
+    /// Pools that this user made.
+    pools: Mutex<Vec<String>>,
     directory: tempfile::TempDir,
 }
 
 impl User {
     pub async fn of_test_server(server: &ApiServer) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let kubeconfig = directory.path().join("kubeconfig");
-        server.write_kubeconfig(&kubeconfig);
-        let cluster = connect(Some(&kubeconfig)).await.unwrap();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        server.write_kubeconfig(file.path());
         server.create(Kind::Namespace, json!({"metadata": {"name": "a"}}));
-        Self { cluster, kubeconfig, namespace: "a".to_owned(), directory }
+        Self::of_cluster(file.path(), "a").await
+    }
+
+    /// In a namespace that there is.
+    pub async fn of_cluster(kubeconfig: &Path, namespace: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let cluster = connect(Some(kubeconfig)).await.unwrap();
+        let over_link = directory.path().join("kubeconfig");
+        let link = Link::write_kubeconfig(kubeconfig, &over_link, namespace).await;
+        let (namespace, pools) = (namespace.to_owned(), Mutex::default());
+        Self { cluster, kubeconfig: over_link, link, namespace, pools, directory }
     }
 
     /// Where sockets and files of this user go.
@@ -49,40 +58,73 @@ impl User {
         format!("sluice.dev/{}", self.namespace)
     }
 
+    /// Likewise the name of an installation.
+    pub fn group(&self) -> String {
+        format!("group-{}", self.namespace)
+    }
+
     pub fn full_name(&self, service: &str) -> String {
         format!("{}/{service}", self.namespace)
     }
 
     /// Creates a Service of type `LoadBalancer` with one backend.
     pub async fn add_service(&self, name: &str, class: &str) {
-        let spec = json!({"type": "LoadBalancer", "loadBalancerClass": class, "ports": [{"port": 80, "targetPort": 8080}]});
-        let service = json!({"metadata": {"name": name, "namespace": self.namespace}, "spec": spec});
+        self.add(name, &json!({"spec": {"loadBalancerClass": class}})).await;
+    }
+
+    /// Creates a Service of our class with one backend; `more` is merged over it.
+    pub async fn add(&self, name: &str, more: &Value) {
+        let spec = json!({
+            "type": "LoadBalancer", "loadBalancerClass": self.class(), "ports": [{"name": "http", "port": 80, "targetPort": 8080}],
+        });
+        let mut service = json!({"metadata": {"name": name, "namespace": self.namespace}, "spec": spec});
+        merge(&mut service, more);
         let service: Service = serde_json::from_value(service).unwrap();
         self.services().create(&PostParams::default(), &service).await.unwrap();
         let labels = json!({"kubernetes.io/service-name": name, "endpointslice.kubernetes.io/managed-by": "test"});
         let slice = json!({
             "metadata": {"name": format!("{name}-1"), "namespace": self.namespace, "labels": labels},
-            "addressType": "IPv4", "ports": [{"port": 8080, "protocol": "TCP", "name": ""}],
-            "endpoints": [{"addresses": ["10.0.0.11"], "conditions": {"ready": true}}],
+            "addressType": "IPv4", "ports": [{"port": 8080, "protocol": "TCP", "name": "http"}], "endpoints": endpoints(1),
         });
         let slice: EndpointSlice = serde_json::from_value(slice).unwrap();
-        let slices = Api::namespaced(self.cluster.client.clone(), &self.namespace);
-        slices.create(&PostParams::default(), &slice).await.unwrap();
+        self.slices().create(&PostParams::default(), &slice).await.unwrap();
     }
 
-    pub async fn annotate(&self, name: &str, annotation: &str) {
-        let patch = Patch::Merge(json!({"metadata": {"annotations": {annotation: "yes"}}}));
-        self.services().patch(name, &PatchParams::default(), &patch).await.unwrap();
+    /// Gives a Service this many ready backends.
+    pub async fn set_backends(&self, name: &str, count: u8) {
+        let patch = Patch::Merge(json!({"endpoints": endpoints(count)}));
+        self.slices().patch(&format!("{name}-1"), &PatchParams::default(), &patch).await.unwrap();
+    }
+
+    /// Changes a Service by a merge patch.
+    pub async fn change(&self, name: &str, patch: &Value) {
+        self.services().patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+    }
+
+    pub async fn annotate(&self, name: &str, annotation: &str, value: &str) {
+        self.change(name, &json!({"metadata": {"annotations": {annotation: value}}})).await;
     }
 
     pub async fn delete_service(&self, name: &str) {
         self.services().delete(name, &DeleteParams::default()).await.unwrap();
+        let slice = format!("{name}-1");
+        self.slices().delete(&slice, &DeleteParams::default()).await.unwrap();
+    }
+
+    /// Waits until nothing of a Service is left.
+    pub async fn service_goes(&self, name: &str) {
+        let look = async || self.services().get_opt(name).await.unwrap().is_none();
+        reached(&format!("the end of {name}"), look, |is_gone| *is_gone).await;
+    }
+
+    /// A Service as the API has it.
+    pub async fn service(&self, name: &str) -> Value {
+        serde_json::to_value(self.services().get(name).await.unwrap()).unwrap()
     }
 
     /// `status.loadBalancer.ingress` of a Service.
     pub async fn ingress(&self, name: &str) -> Value {
-        let service = self.services().get(name).await.unwrap();
-        serde_json::to_value(service.status).unwrap()["loadBalancer"]["ingress"].clone()
+        self.service(name).await["status"]["loadBalancer"]["ingress"].clone()
     }
 
     /// The ingress, once there is one.
@@ -90,27 +132,77 @@ impl User {
         reached(&format!("an address of {name}"), async || self.ingress(name).await, |ingress| !ingress.is_null()).await
     }
 
+    /// The first address, once there is one.
+    pub async fn address_comes(&self, name: &str) -> String {
+        self.ingress_comes(name).await[0]["ip"].as_str().unwrap().to_owned()
+    }
+
+    /// Creates an `AddressPool` that only our class may use; `more` is merged over its spec. Gives its name.
+    pub async fn add_pool(&self, name: &str, addresses: &[&str], more: &Value) -> String {
+        let name = format!("{}-{name}", self.namespace);
+        let mut spec = json!({"addresses": addresses, "loadBalancerClass": self.class()});
+        merge(&mut spec, more);
+        let pool: AddressPool = serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec})).unwrap();
+        self.pools.lock().unwrap().push(name.clone());
+        self.all_pools().create(&PostParams::default(), &pool).await.unwrap();
+        name
+    }
+
+    /// Waits until the server's clock shows a later second than when a Service was created: such are the times of objects.
+    pub async fn wait_for_a_later_second(&self, name: &str) {
+        let created = self.service(name).await["metadata"]["creationTimestamp"].clone();
+        let api = Api::<ConfigMap>::namespaced(self.cluster.client.clone(), &self.namespace);
+        let probe: ConfigMap = serde_json::from_value(json!({"metadata": {"generateName": "clock-"}})).unwrap();
+        let look = async || {
+            let made = api.create(&PostParams::default(), &probe).await.unwrap();
+            api.delete(&made.name_any(), &DeleteParams::default()).await.unwrap();
+            serde_json::to_value(made.metadata.creation_timestamp).unwrap()
+        };
+        reached("a later second", look, |now| now.as_str() > created.as_str()).await;
+    }
+
+    /// Takes the finalizers off all Services that are left, so that their namespace can go though no controller runs.
+    pub async fn free_services(&self) {
+        for service in self.services().list(&ListParams::default()).await.unwrap() {
+            self.change(&service.name_any(), &json!({"metadata": {"finalizers": null}})).await;
+        }
+    }
+
+    /// Removes what lies in no namespace.
+    pub async fn clean_up(&self) {
+        let pools = std::mem::take(&mut *self.pools.lock().unwrap());
+        for name in pools {
+            // A scenario may have deleted it.
+            self.all_pools().delete(&name, &DeleteParams::default()).await.ok();
+        }
+    }
+
     fn services(&self) -> Api<Service> {
         Api::namespaced(self.cluster.client.clone(), &self.namespace)
     }
+
+    fn slices(&self) -> Api<EndpointSlice> {
+        Api::namespaced(self.cluster.client.clone(), &self.namespace)
+    }
+
+    fn all_pools(&self) -> Api<AddressPool> {
+        Api::all(self.cluster.client.clone())
+    }
 }
 
-/// Runs a scenario in a namespace of its own of a real cluster, and removes it whatever happens. Without a cluster it
-/// prints that it was skipped.
-pub async fn on_a_real_cluster(test: &str, scenario: impl AsyncFnOnce(&User)) {
-    let Some(kubeconfig) = std::env::var_os(REAL_CLUSTER).map(PathBuf::from) else {
-        skip(&format!("{test} (on a real cluster)"), &format!("{REAL_CLUSTER} names no kubeconfig"));
-        return;
-    };
-    let cluster = connect(Some(&kubeconfig)).await.unwrap();
-    let namespaces = Api::<Namespace>::all(cluster.client.clone());
-    let wanted: Namespace = serde_json::from_value(json!({"metadata": {"generateName": "sluice-test-"}})).unwrap();
-    let namespace = namespaces.create(&PostParams::default(), &wanted).await.unwrap().metadata.name.unwrap();
-    let user = User { cluster, kubeconfig, namespace: namespace.clone(), directory: tempfile::tempdir().unwrap() };
-    let result = AssertUnwindSafe(scenario(&user)).catch_unwind().await;
-    namespaces.delete(&namespace, &DeleteParams::default()).await.unwrap();
-    if let Err(panic) = result {
-        std::panic::resume_unwind(panic);
+fn endpoints(count: u8) -> Value {
+    (0..count).map(|n| json!({"addresses": [format!("10.0.0.{}", 11 + n)], "conditions": {"ready": true}})).collect()
+}
+
+/// RFC 7396, for objects.
+fn merge(target: &mut Value, patch: &Value) {
+    match patch {
+        Value::Object(patch) => {
+            for (key, value) in patch {
+                merge(&mut target[key], value);
+            }
+        }
+        value => *target = value.clone(),
     }
 }
 

@@ -1,0 +1,76 @@
+//! A controller and its one gateway, beside the cluster of a user.
+
+use std::path::PathBuf;
+
+use control::controller::{Controller, Running};
+use control::settings::{ControllerSettings, Defaults, OwnershipRules, Source};
+use control::spec::PoolSpec;
+use proto::limits::DRAIN_TIMEOUT;
+use proto::{HealthCheck, Mode, Scheduler};
+use tokio_util::sync::CancellationToken;
+
+use crate::gateway::{Gateway, Given};
+use crate::user::{User, reached};
+
+pub struct Installation {
+    pub gateway: Gateway,
+    shutdown: CancellationToken,
+    running: Running,
+}
+
+impl Installation {
+    /// With a pool of a hundred addresses.
+    pub async fn start(user: &User) -> Self {
+        Self::start_with(user, |_| {}).await
+    }
+
+    /// With other settings.
+    pub async fn start_with(user: &User, change: impl FnOnce(&mut ControllerSettings)) -> Self {
+        let socket = user.directory().join("config.sock");
+        let shutdown = CancellationToken::new();
+        let mut settings = settings(user, socket.clone());
+        change(&mut settings);
+        let running = Controller::start(settings, shutdown.clone()).await.unwrap();
+        Self { gateway: Gateway::start(&socket), shutdown, running }
+    }
+
+    /// Ends the controller, and waits until it has ended.
+    pub async fn stop(self) {
+        self.shutdown.cancel();
+        self.running.stopped().await.unwrap();
+    }
+
+    /// Waits until the gateway was given what is wanted.
+    pub async fn gives(&self, what: &str, is_wanted: impl Fn(&Given) -> bool) -> Given {
+        reached(what, async || self.gateway.given(), is_wanted).await
+    }
+
+    /// Waits until the gateway has a Service with this many backends.
+    pub async fn serves(&self, user: &User, name: &str, backends: usize) -> Given {
+        let service = user.full_name(name);
+        self.gives(&format!("{backends} backends of {name}"), |given| given.backends(&service) == backends).await
+    }
+
+    /// Waits until the gateway no longer has a Service.
+    pub async fn withdraws(&self, user: &User, name: &str) -> Given {
+        let service = user.full_name(name);
+        self.gives(&format!("the end of {name}"), |given| !given.services.contains_key(&service)).await
+    }
+}
+
+fn settings(user: &User, listen: PathBuf) -> ControllerSettings {
+    let ranges = vec!["192.0.2.100-192.0.2.199".parse().unwrap()];
+    ControllerSettings {
+        listen,
+        group: user.group(),
+        source: Source::Kubernetes { kubeconfig: Some(user.kubeconfig.clone()), namespace: Some(user.namespace.clone()) },
+        load_balancer_class: user.class(),
+        ownership: OwnershipRules::default(),
+        defaults: Defaults { mode: Mode::Nat, scheduler: Scheduler::Maglev, drain_timeout: DRAIN_TIMEOUT },
+        health: HealthCheck::default(),
+        backends_allowed: None,
+        cluster_cidrs: Vec::new(),
+        pools: vec![PoolSpec::new("default", ranges)],
+        reserved: Vec::new(),
+    }
+}

@@ -1,0 +1,74 @@
+//! What lies between a controller and its API server, and can be cut: an outage on any cluster, without touching it.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use kube::config::Kubeconfig;
+use serde_json::Value;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+pub struct Link {
+    is_up: watch::Sender<bool>,
+    address: SocketAddr,
+}
+
+impl Link {
+    /// A way to `host:port` that is up. It ends with the runtime.
+    async fn to(target: String) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let is_up = watch::Sender::new(true);
+        let seen = is_up.subscribe();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                if *seen.borrow() {
+                    tokio::spawn(carry(stream, target.clone(), seen.clone()));
+                }
+            }
+        });
+        Self { is_up, address }
+    }
+
+    /// Writes a kubeconfig whose cluster is reached over a new link, with `namespace` as that of the context.
+    pub async fn write_kubeconfig(from: &Path, to: &PathBuf, namespace: &str) -> Self {
+        let mut config = serde_json::to_value(Kubeconfig::read_from(from).unwrap()).unwrap();
+        let current = config["current-context"].clone();
+        let context = named(&mut config["contexts"], &current);
+        context["context"]["namespace"] = namespace.into();
+        let name = context["context"]["cluster"].clone();
+        let cluster = &mut named(&mut config["clusters"], &name)["cluster"];
+        let server: http::Uri = cluster["server"].as_str().unwrap().parse().unwrap();
+        let (scheme, host) = (server.scheme_str().unwrap(), server.host().unwrap());
+        let port = server.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
+        let link = Self::to(format!("{host}:{port}")).await;
+        if scheme == "https" && cluster["tls-server-name"].is_null() {
+            cluster["tls-server-name"] = host.trim_matches(['[', ']']).into();
+        }
+        cluster["server"] = format!("{scheme}://{}{}", link.address, server.path().trim_end_matches('/')).into();
+        // JSON is YAML.
+        std::fs::write(to, config.to_string()).unwrap();
+        link
+    }
+
+    /// Ends every connection and refuses new ones, until it is mended.
+    pub fn cut(&self) {
+        self.is_up.send_replace(false);
+    }
+
+    pub fn mend(&self) {
+        self.is_up.send_replace(true);
+    }
+}
+
+fn named<'a>(list: &'a mut Value, name: &Value) -> &'a mut Value {
+    list.as_array_mut().unwrap().iter_mut().find(|entry| entry["name"] == *name).unwrap()
+}
+
+async fn carry(mut near: TcpStream, target: String, mut is_up: watch::Receiver<bool>) {
+    let Ok(mut far) = TcpStream::connect(target).await else { return };
+    tokio::select! {
+        _ = tokio::io::copy_bidirectional(&mut near, &mut far) => {}
+        _ = is_up.wait_for(|is_up| !is_up) => {}
+    }
+}

@@ -1,0 +1,89 @@
+//! What users observe, each written once and run on any cluster: on the test server by `make test`, on a real one by
+//! `make e2e-k8s`. They need no kubelet: Nodes, Pods and EndpointSlices are made as objects.
+//!
+//! A new scenario is one function of a [`User`] and one row of [`SCENARIOS`].
+
+mod addresses;
+mod clusters;
+mod lives;
+mod ownership;
+
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::time::Instant;
+
+use futures::FutureExt;
+
+use crate::api_server::ApiServer;
+use crate::skip::skip;
+use crate::user::User;
+
+type Scenario = for<'a> fn(&'a User) -> Pin<Box<dyn Future<Output = ()> + 'a>>;
+
+/// Sentence and function.
+const SCENARIOS: &[(&str, Scenario)] = &[
+    ("a new Service has its address within a second", |user| Box::pin(lives::a_new_service_has_its_address(user))),
+    ("backends that come and go reach the gateways", |user| Box::pin(lives::backends_come_and_go(user))),
+    ("a deleted Service is withdrawn and gone", |user| Box::pin(lives::a_deleted_service_is_withdrawn(user))),
+    ("a Service that is no LoadBalancer any more is withdrawn, and comes back to its address", |user| {
+        Box::pin(lives::a_type_changes(user))
+    }),
+    ("towards a VIP mode the status comes first, and back from it the gateways", |user| Box::pin(lives::a_mode_changes(user))),
+    ("an outage of the API server withdraws nothing, and what changed meanwhile arrives", |user| {
+        Box::pin(lives::the_api_server_is_away(user))
+    }),
+    ("a controller that starts during an outage serves once it is over", |user| {
+        Box::pin(lives::a_controller_starts_during_an_outage(user))
+    }),
+    ("Services of others are left alone", |user| Box::pin(ownership::services_of_others_are_left_alone(user))),
+    ("Services without class are left alone until they are claimed", |user| {
+        Box::pin(ownership::classless_services_are_claimed(user))
+    }),
+    ("a controller that starts anew renumbers nobody", |user| Box::pin(addresses::a_new_controller_renumbers_nobody(user))),
+    ("a Service gets the address that it asks for", |user| Box::pin(addresses::an_address_is_asked_for(user))),
+    ("of two that ask for one address the older one has it", |user| Box::pin(addresses::the_older_claim_wins(user))),
+];
+
+/// Runs a scenario to its end, and removes what it made outside of its namespace. False when it failed.
+async fn holds(sentence: &str, scenario: Scenario, user: &User) -> bool {
+    let start = Instant::now();
+    let result = AssertUnwindSafe(scenario(user)).catch_unwind().await;
+    user.clean_up().await;
+    let verdict = if result.is_ok() { "ok" } else { "FAILED" };
+    println!("scenario: {sentence}: {verdict} ({:.1} s)", start.elapsed().as_secs_f32());
+    result.is_ok()
+}
+
+#[tokio::test]
+async fn every_scenario_holds_on_the_test_server() {
+    let mut failed = Vec::new();
+    for (sentence, scenario) in SCENARIOS {
+        let server = ApiServer::start().await;
+        let user = User::of_test_server(&server).await;
+        if !holds(sentence, *scenario, &user).await {
+            failed.push(sentence);
+        }
+    }
+    assert!(failed.is_empty(), "failed: {failed:#?}");
+}
+
+#[tokio::test]
+async fn every_scenario_holds_on_a_real_cluster() {
+    let Some(kubeconfig) = clusters::real() else {
+        let sentences: Vec<_> = SCENARIOS.iter().map(|(sentence, _)| *sentence).collect();
+        let what = format!("{} scenarios on a real cluster ({})", sentences.len(), sentences.join("; "));
+        skip(&what, "`make e2e-k8s KUBECONFIG=...` names one");
+        return;
+    };
+    let mut failed = Vec::new();
+    clusters::with_kinds(&kubeconfig, async || {
+        for (sentence, scenario) in SCENARIOS {
+            let is_held = clusters::in_own_namespace(&kubeconfig, async |user| holds(sentence, *scenario, user).await).await;
+            if !is_held {
+                failed.push(sentence);
+            }
+        }
+    })
+    .await;
+    assert!(failed.is_empty(), "failed: {failed:#?}");
+}

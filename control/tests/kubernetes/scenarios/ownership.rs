@@ -1,0 +1,47 @@
+//! Whose Services are served.
+
+use serde_json::json;
+
+use crate::installation::Installation;
+use crate::user::User;
+
+pub async fn services_of_others_are_left_alone(user: &User) {
+    let installation = Installation::start(user).await;
+    user.add_service("theirs", "example.com/other").await;
+    let before = user.service("theirs").await;
+    user.add("ours", &json!({})).await;
+    user.ingress_comes("ours").await;
+    let given = installation.serves(user, "ours", 1).await;
+    assert_eq!(user.service("theirs").await, before, "not a field of it has changed");
+    assert_eq!(given.services.len(), 1);
+}
+
+pub async fn classless_services_are_claimed(user: &User) {
+    let classless = json!({"metadata": {"labels": {"gateway": "ours"}}, "spec": {"loadBalancerClass": null}});
+    let installation = Installation::start(user).await;
+    user.add("web", &classless).await;
+    user.add("ours", &json!({})).await;
+    user.ingress_comes("ours").await;
+    assert!(user.ingress("web").await.is_null());
+    installation.stop().await;
+
+    let own = json!({"matchLabels": {"kubernetes.io/metadata.name": user.namespace}});
+    let labelled = json!({"matchLabels": {"gateway": "ours"}});
+    let installation = Installation::start_with(user, |settings| {
+        let classless = &mut settings.ownership.classless;
+        classless.enabled = true;
+        classless.namespaces = selector(&own);
+        classless.services = selector(&labelled);
+    })
+    .await;
+    user.add("unlabelled", &json!({"spec": {"loadBalancerClass": null}})).await;
+    user.ingress_comes("web").await;
+    installation.serves(user, "web", 1).await;
+    assert!(user.ingress("unlabelled").await.is_null());
+}
+
+fn selector(labels: &serde_json::Value) -> kube::core::Selector {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+    let labels: LabelSelector = serde_json::from_value(labels.clone()).unwrap();
+    labels.try_into().unwrap()
+}
