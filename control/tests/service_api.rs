@@ -1,0 +1,41 @@
+//! The tables of fields in docs/kubernetes.md against the API: a field that Kubernetes adds is one that the page, and with
+//! it sluice, has to say something of.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::{ServicePort, ServiceSpec};
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
+use schemars::{JsonSchema, schema_for};
+
+const PAGE: &str = include_str!("../../docs/kubernetes.md");
+
+/// The names in the first column of the table below `title`.
+fn documented(title: &str) -> BTreeSet<String> {
+    let table = PAGE.split_once(&format!("| {title} | |\n|---|---|\n")).unwrap().1;
+    let rows = table.lines().take_while(|line| line.starts_with('|'));
+    let cells = rows.map(|row| row.split('|').nth(1).unwrap());
+    cells.flat_map(|cell| cell.split(',').map(|name| name.trim().trim_matches('`').to_owned())).collect()
+}
+
+/// The fields of a type, each after `prefix`.
+fn fields<T: JsonSchema>(prefix: &str) -> Vec<String> {
+    let schema = schema_for!(T);
+    let properties = schema.get("properties").unwrap().as_object().unwrap();
+    properties.keys().map(|name| format!("{prefix}{name}")).collect()
+}
+
+#[test]
+fn every_field_of_a_service_is_in_the_table_and_no_other() {
+    assert_eq!(documented("field of a Service"), fields::<ServiceSpec>("").into_iter().collect());
+    assert_eq!(documented("field of a port"), fields::<ServicePort>("").into_iter().collect());
+}
+
+#[test]
+fn every_field_of_an_endpoint_slice_is_in_the_table_and_no_other() {
+    let of_lists = [fields::<EndpointPort>("ports[]."), fields::<Endpoint>("endpoints[].")].concat();
+    let own = fields::<EndpointSlice>("");
+    let own = own.into_iter().filter(|name| !["apiVersion", "kind", "metadata", "ports", "endpoints"].contains(&name.as_str()));
+    assert_eq!(documented("field of an EndpointSlice"), own.chain(of_lists).collect());
+}
