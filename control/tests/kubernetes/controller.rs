@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::api_server::{ApiServer, Cut, Fault, Kind, Presence, Trap};
+use crate::api_server::{ApiServer, Cut, Fault, Kind, Logged, Presence, Trap};
 use crate::gateway::Given;
 use crate::installation::Installation;
 use crate::user::{User, reached};
@@ -125,4 +125,27 @@ async fn a_status_that_is_never_taken_holds_a_mode_up_for_ten_seconds_only() {
     server.update(Kind::Service, &user.namespace, "web", &annotations);
     installation.gives("the new mode", |given| given.services.get(&web).is_some_and(|service| service.mode == "dnat")).await;
     assert!(start.elapsed() >= Duration::from_secs(9), "after {:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn the_address_of_every_one_of_ten_services_is_patched_within_a_second_of_its_creation() {
+    let server = ApiServer::start().await;
+    let user = User::of_test_server(&server).await;
+    let installation = Installation::start(&user).await;
+    installation.gives("a first message", |given| given.messages > 0).await;
+    let names: Vec<_> = (0..10).map(|number| format!("web-{number}")).collect();
+    for name in &names {
+        user.add(name, &json!({})).await;
+    }
+    for name in &names {
+        user.ingress_comes(name).await;
+    }
+    let log = server.log();
+    for name in &names {
+        let path = format!("/services/{name}/status");
+        let tells = |logged: &&Logged| logged.path.ends_with(&path) && logged.body.contains("\"ip\"");
+        let patched = log.iter().find(tells).unwrap().at;
+        let taken = patched.duration_since(server.added_at(Kind::Service, &user.namespace, name).unwrap());
+        assert!(taken < Duration::from_secs(1), "{name} after {taken:?}");
+    }
 }

@@ -12,6 +12,7 @@ mod installation;
 mod link;
 mod recordings;
 mod replicas;
+mod role;
 mod scenarios;
 mod server;
 #[path = "../../../tests/edge/skip.rs"]
