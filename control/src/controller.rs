@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use k8s_openapi::api::core::v1::ServiceStatus;
 use proto::ServiceName;
@@ -22,10 +22,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::gateways::Gateways;
 use crate::gathering::{CHANGES_WAITING_MAX, gather};
-use crate::kubernetes::{self, Cluster, StatusWriter};
+use crate::kubernetes::{self, Cluster, EventWriter, StatusWriter};
 use crate::lease::{Candidate, Leadership};
 use crate::manifests::{self, StatusFiles};
-use crate::note::Note;
+use crate::note::{Note, Subject};
+use crate::notebook::Notebook;
 use crate::overrides::Desk;
 use crate::overrides::store::{self, Store};
 use crate::plan::{Memory, plan};
@@ -36,6 +37,9 @@ use crate::socket::{self, TakenAway};
 use crate::source::Change;
 use crate::status::{StatusSink, Statuses, write_statuses};
 use crate::world::World;
+
+/// What still stands is looked at this often; it is repeated when its time has come.
+const STANDING_EVERY: Duration = Duration::from_secs(60);
 
 /// Why a controller does not start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +75,8 @@ pub struct Running {
     pub states: watch::Receiver<Option<Arc<Published>>>,
     /// The connected gateways.
     pub gateways: watch::Receiver<Gateways>,
+    /// What owners of objects were told lately.
+    pub notebook: Arc<Notebook>,
     _socket: TakenAway,
     tasks: JoinSet<Result<(), ControllerError>>,
     shutdown: CancellationToken,
@@ -95,7 +101,12 @@ impl Controller {
         let mut tasks = JoinSet::new();
         let desk = Desk::new(origin.overrides(&settings));
         tasks.spawn(async move { Ok(server::serve(listener, service).await?) });
-        let work = Work { settings, states, gateways: gateways_seen.clone(), desk };
+        // Only a leader writes Events, and it alone has something to tell.
+        let notebook = Arc::new(match &origin {
+            Origin::Manifests { .. } => Notebook::default(),
+            Origin::Kubernetes(_) => Notebook::with_events(Arc::new(EventWriter::new(&kubernetes::instance()))),
+        });
+        let work = Work { settings, states, gateways: gateways_seen.clone(), desk, notebook: Arc::clone(&notebook) };
         match origin {
             Origin::Manifests { dir, files, adopted } => {
                 let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis().to_string();
@@ -127,7 +138,7 @@ impl Controller {
                 });
             }
         }
-        Ok(Running { states: states_seen, gateways: gateways_seen, _socket: socket, tasks, shutdown })
+        Ok(Running { states: states_seen, gateways: gateways_seen, notebook, _socket: socket, tasks, shutdown })
     }
 }
 
@@ -137,6 +148,7 @@ struct Work {
     states: watch::Sender<Option<Arc<Published>>>,
     gateways: watch::Receiver<Gateways>,
     desk: Desk,
+    notebook: Arc<Notebook>,
 }
 
 type Steps = JoinSet<Result<(), ControllerError>>;
@@ -151,12 +163,13 @@ impl Work {
             desk.tell(to_plan).await;
             Ok(())
         });
-        let gateways = self.gateways.clone();
+        let (gateways, told) = (self.gateways.clone(), Arc::clone(&self.notebook));
         steps.spawn(async move {
-            write_statuses(statuses_seen, gateways, sink).await;
+            write_statuses(statuses_seen, gateways, sink, told).await;
             Ok(())
         });
-        let planning = Planning { settings: self.settings.clone(), epoch, states: self.states.clone(), statuses };
+        let (settings, states, notebook) = (self.settings.clone(), self.states.clone(), Arc::clone(&self.notebook));
+        let planning = Planning { settings, epoch, states, statuses, notebook };
         steps.spawn(async move {
             planning.run(changes).await;
             Ok(())
@@ -178,9 +191,14 @@ async fn lead(
         if let Leadership::Leading { epoch } = &now {
             let writer = Arc::new(StatusWriter::default());
             let changes = work.start(&mut steps, epoch.clone(), StatusSink::Kubernetes(Arc::clone(&writer)));
-            let cluster = Arc::clone(cluster);
+            let (cluster, notebook) = (Arc::clone(cluster), Arc::clone(&work.notebook));
             steps.spawn(async move {
-                tokio::join!(kubernetes::follow(&cluster, changes), writer.run(&cluster));
+                let events = async {
+                    if let Some(events) = notebook.events() {
+                        events.run(&cluster).await;
+                    }
+                };
+                tokio::join!(kubernetes::follow(&cluster, changes), writer.run(&cluster), events);
                 Ok(())
             });
         }
@@ -268,6 +286,7 @@ struct Planning {
     epoch: String,
     states: watch::Sender<Option<Arc<Published>>>,
     statuses: watch::Sender<Option<Arc<Statuses>>>,
+    notebook: Arc<Notebook>,
 }
 
 impl Planning {
@@ -275,6 +294,7 @@ impl Planning {
     async fn run(self, mut changes: mpsc::Receiver<Change>) {
         let (mut world, mut memory) = (World::default(), Memory::default());
         let (mut again_at, mut planned_at): (_, Option<Instant>) = (None, None);
+        let mut standing = tokio::time::interval(STANDING_EVERY);
         loop {
             tokio::select! {
                 change = changes.recv() => match change {
@@ -282,9 +302,13 @@ impl Planning {
                     None => return,
                 },
                 () = tokio::time::sleep_until(again_at.unwrap_or_else(Instant::now)), if again_at.is_some() => {}
+                _ = standing.tick() => {
+                    memory.standing().iter().for_each(|note| self.notebook.stands(note, uid(&world, note).as_deref()));
+                    continue;
+                }
             }
             gather(&mut changes, &mut world, planned_at).await;
-            world.take_notes().iter().for_each(tell);
+            world.take_notes().iter().for_each(|note| self.notebook.tell(note, uid(&world, note).as_deref()));
             if world.is_complete() {
                 again_at = self.plan(&mut world, &mut memory);
                 planned_at = Some(Instant::now());
@@ -295,7 +319,7 @@ impl Planning {
     /// Plans and publishes; returns when to do so again.
     fn plan(&self, world: &mut World, memory: &mut Memory) -> Option<Instant> {
         let plan = plan(world, &self.settings, memory, Instant::now().into_std());
-        plan.notes.iter().for_each(tell);
+        plan.notes.iter().for_each(|note| self.notebook.tell(note, uid(world, note).as_deref()));
         world.forget_departed(&plan.done_with_departed);
         let before = self.states.borrow().clone();
         let next = match &before {
@@ -309,7 +333,7 @@ impl Planning {
         };
         let generation = &newest.state.generation;
         tracing::debug!(%generation, services = newest.state.services.len(), "planned");
-        let statuses = Statuses { counter: generation.counter, wanted: plan.statuses };
+        let statuses = Statuses { counter: generation.counter, wanted: plan.statuses, leaving: plan.leaving };
         self.states.send_if_modified(|kept| {
             let is_new = kept.as_ref().is_none_or(|kept| !Arc::ptr_eq(kept, &newest));
             *kept = Some(Arc::clone(&newest));
@@ -320,6 +344,13 @@ impl Planning {
     }
 }
 
-fn tell(Note { subject, remark }: &Note) {
-    tracing::warn!(%subject, reason = remark.cause.as_str(), "{}", remark.text);
+/// The uid of the object that a note is about, where it is known.
+fn uid(world: &World, note: &Note) -> Option<String> {
+    match &note.subject {
+        Subject::Service(name) => Some(world.services().get(name)?.candidate.uid.clone()).filter(|uid| !uid.is_empty()),
+        Subject::Pool(name) => world.pools().get(name)?.metadata.uid.clone(),
+        // What the kubelet writes and kubectl looks for.
+        Subject::Node(name) => Some(name.clone()),
+        Subject::Slice(_) | Subject::Namespace(_) => None,
+    }
 }

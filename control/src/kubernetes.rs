@@ -3,18 +3,20 @@
 //! **Invariant.** Trouble with the API server is said once per cause and never withdraws anything: what was last heard
 //! stays in force until the server says otherwise.
 //!
-//! Deliberately not here: what an object means (`spec`), what is written and when (`plan`, `controller`), who may lead
-//! (`lease`), events and custom resources.
+//! Deliberately not here: what an object means (`spec`), what is written and when (`plan`, `status`), and who may lead
+//! (`lease`).
 
 mod client;
 mod election;
+mod events;
 mod follow;
 mod outage;
 mod status;
 mod writer;
 
-pub use client::{Cluster, ConnectError, connect};
+pub use client::{Cluster, ConnectError, connect, instance};
 pub use election::elect;
+pub use events::{EventWriter, REPEATED_AFTER};
 pub use follow::follow;
 pub use outage::{Outage, Trouble};
 pub use status::{Outcome, StatusError, patch};

@@ -18,6 +18,7 @@ pub mod lease;
 pub mod logging;
 pub mod manifests;
 pub mod note;
+pub mod notebook;
 pub mod overrides;
 pub mod ownership;
 pub mod plan;

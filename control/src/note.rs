@@ -32,6 +32,14 @@ pub enum Cause {
     AddressKept,
     /// An object cannot be read; its last good version stays in use.
     Undecodable,
+    /// No gateway finds a healthy backend.
+    NoHealthyBackend,
+    /// The Service has its addresses.
+    AddressAssigned,
+    /// Gateways forward for the Service.
+    Programmed,
+    /// Gateways do not forward for it any more, and its object is free of us.
+    Released,
 }
 
 impl Cause {
@@ -51,6 +59,30 @@ impl Cause {
             Self::BackendRefused => "BackendRefused",
             Self::AddressKept => "AddressKept",
             Self::Undecodable => "Undecodable",
+            Self::NoHealthyBackend => "NoHealthyBackend",
+            Self::AddressAssigned => "AddressAssigned",
+            Self::Programmed => "Programmed",
+            Self::Released => "Released",
+        }
+    }
+
+    /// Whether all is as it should be; else somebody should look.
+    #[must_use]
+    pub const fn is_ordinary(self) -> bool {
+        matches!(self, Self::AddressAssigned | Self::Programmed | Self::Released)
+    }
+
+    /// What was done when it came up, in a word: the `action` of an Event.
+    #[must_use]
+    pub const fn action(self) -> &'static str {
+        match self {
+            Self::Reason(_) | Self::NeverServed => "Serve",
+            Self::SlicePortIgnored | Self::EndpointIgnored | Self::BackendRefused => "SelectBackends",
+            Self::AddressKept | Self::AddressAssigned => "AssignAddress",
+            Self::NoHealthyBackend => "ProbeBackends",
+            Self::Programmed => "Program",
+            Self::Released => "Release",
+            _ => "Read",
         }
     }
 }

@@ -16,19 +16,22 @@ use proto::{Pool, Protocol, Reason, Refusal, ServiceName, Services};
 
 use crate::addresses::{Allocations, Claim, Outcome};
 use crate::externals::Giving;
-use crate::note::{Note, Remark, Subject};
+use crate::note::{Cause, Note, Remark, Subject};
 use crate::ownership::Ownership;
 use crate::policy::Policy;
 use crate::selection::Fence;
 use crate::settings::ControllerSettings;
-use crate::source::{Ingress, StatusWrite};
-use crate::spec::{Candidate, PoolSpec};
+use crate::source::Ingress;
+use crate::spec::{Candidate, Held, PoolSpec};
 use crate::world::{Entry, World};
 
 mod build;
+mod leaving;
 
 pub use build::MAGLEV_SEED;
 use build::{Builder, Planned};
+pub use leaving::{Leaving, LeftBy};
+use leaving::{leaving, strangers};
 
 /// What gateways shall forward by, and what the objects' status shall be.
 #[derive(Clone, Debug, Default)]
@@ -39,6 +42,8 @@ pub struct Plan {
     pub pools: Vec<Pool>,
     /// Services of type `LoadBalancer` that are ours.
     pub statuses: WantedStatuses,
+    /// Services that are not ours, or not any more, and still hold something of ours.
+    pub leaving: BTreeMap<ServiceName, Leaving>,
     /// What owners should know and were not told by the plan before.
     pub notes: Vec<Note>,
     /// When to plan again although nothing changed: an address that is kept for somebody gets free.
@@ -53,14 +58,26 @@ pub type WantedStatuses = OrdMap<ServiceName, Arc<WantedStatus>>;
 /// The status of one Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WantedStatus {
-    /// What it should be.
-    pub write: StatusWrite,
-    /// What the object says.
-    pub current: Vec<Ingress>,
+    /// The Service.
+    pub service: ServiceName,
+    /// Guard of a write; empty for manifests.
+    pub uid: String,
+    /// Guard of a write; empty for manifests.
+    pub resource_version: String,
+    /// The addresses that it shall tell, in the order of the families.
+    pub ingress: Vec<Ingress>,
+    /// What the object holds.
+    pub held: Held,
     /// Who else wrote its status.
     pub foreign_manager: Option<String>,
-    /// Whether it is served. While it is not, its status loses what it does not hold, but gains nothing.
-    pub served: bool,
+    /// Why it is not served. While it is not, its status loses what it does not hold, but gains nothing.
+    pub refusal: Option<Reason>,
+    /// Why it has not every address that it needs.
+    pub unassigned: Option<Reason>,
+    /// Whether an address of it lies in no pool.
+    pub outside_pools: bool,
+    /// Whether gateways are not given it yet: its finalizer comes first.
+    pub is_withheld: bool,
 }
 
 /// What the next plan needs of this one.
@@ -74,6 +91,8 @@ pub struct Memory {
     nodes_revision: u64,
     /// VIPs that lie in no pool.
     outside_pools: Vec<IpAddr>,
+    /// Services of type `LoadBalancer` that are not ours.
+    strangers: Vec<ServiceName>,
     planned: BTreeMap<ServiceName, Planned>,
     /// The world's revision that it was planned for.
     revision: u64,
@@ -82,6 +101,19 @@ pub struct Memory {
     /// What `planned` comes to.
     services: Services,
     statuses: WantedStatuses,
+}
+
+impl Memory {
+    /// Why Services are not served, or not as they should be, at this time.
+    #[must_use]
+    pub fn standing(&self) -> Vec<Note> {
+        let of = |(name, one): (&ServiceName, &Planned)| {
+            let subject = Subject::Service(name.clone());
+            let standing = one.notes.iter().filter(|remark| matches!(remark.cause, Cause::Reason(_)));
+            standing.map(|remark| Note { subject: subject.clone(), remark: remark.clone() }).collect::<Vec<_>>()
+        };
+        self.planned.iter().flat_map(of).collect()
+    }
 }
 
 /// Plans for `world`. `memory` is that of the plan before, with the same settings. Unless something changed that concerns
@@ -99,6 +131,7 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
         outside_pools.extend(&memory.external_ips);
         fence_moved = memory.outside_pools != outside_pools;
         memory.outside_pools = outside_pools;
+        memory.strangers = strangers(world, settings);
     }
     let names: BTreeSet<ServiceName> = if concerns_all {
         memory.forget_all_but_outcomes();
@@ -119,6 +152,7 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
     let waiting = memory.waiting.iter().filter_map(|name| memory.planned.get(name)?.again_at());
     plan.again_at = waiting.chain(memory.allocations.next_expiry()).min();
     (plan.services, plan.statuses) = (memory.services.clone(), memory.statuses.clone());
+    plan.leaving = leaving(world, settings, &memory.strangers);
     plan
 }
 
@@ -134,7 +168,9 @@ impl Memory {
     }
 
     fn take(&mut self, name: &ServiceName, one: Planned) {
-        if self.services.get(name).is_none_or(|old| !Arc::ptr_eq(old, &one.service)) {
+        if one.withheld_until.is_some() {
+            self.services.remove(name);
+        } else if self.services.get(name).is_none_or(|old| !Arc::ptr_eq(old, &one.service)) {
             self.services.insert(name.clone(), Arc::clone(&one.service));
         }
         match &one.status {
@@ -232,7 +268,7 @@ fn claim(candidate: &Candidate) -> Claim {
         second_family_optional: spec.is_some_and(|spec| spec.second_family_optional),
         requested: spec.map(|spec| spec.addresses.clone()).unwrap_or_default(),
         pool: spec.and_then(|spec| spec.pool.clone()),
-        in_status: candidate.ingress.iter().map(|ingress| ingress.ip).collect(),
+        in_status: candidate.held.ingress.iter().map(|ingress| ingress.ip).collect(),
         status_is_ours: candidate.status_is_ours,
     }
 }

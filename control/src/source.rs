@@ -1,6 +1,7 @@
 //! What a source of objects tells the controller, and what it is asked to write back. Two sources exist: a directory
 //! of manifests and a Kubernetes API server.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Namespace, Node, Service};
@@ -10,6 +11,7 @@ use proto::ServiceName;
 use crate::crd::AddressPool;
 use crate::note::Note;
 use crate::overrides::Overrides;
+use crate::spec::{Condition, ConditionType};
 
 /// A change of the objects. A source sends every `*Replaced` before anything is planned, and again after a relist.
 #[derive(Clone, Debug)]
@@ -50,7 +52,7 @@ pub enum Change {
     Noted(Note),
 }
 
-/// `status.loadBalancer.ingress` as it should be, and the object version that this was decided on.
+/// What of a Service's object is to change, and the object version that this was decided on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatusWrite {
     /// The Service.
@@ -59,8 +61,12 @@ pub struct StatusWrite {
     pub uid: String,
     /// Guard: the object's resourceVersion. Empty for manifests.
     pub resource_version: String,
-    /// The addresses, in the order of `ipFamilies`. Empty clears the status.
-    pub ingress: Vec<Ingress>,
+    /// The addresses, in the order of `ipFamilies`. Empty clears them; none leaves them.
+    pub ingress: Option<Vec<Ingress>>,
+    /// The conditions that change; none as value takes one away.
+    pub conditions: BTreeMap<ConditionType, Option<Condition>>,
+    /// Whether our finalizer shall be there; none leaves it as it is.
+    pub finalizer: Option<bool>,
 }
 
 /// One entry of `status.loadBalancer.ingress`.
@@ -79,4 +85,15 @@ pub enum IpMode {
     Vip,
     /// Traffic reaches the node or pod with another destination.
     Proxy,
+}
+
+impl IpMode {
+    /// As the API writes it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Vip => "VIP",
+            Self::Proxy => "Proxy",
+        }
+    }
 }

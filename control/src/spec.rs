@@ -6,6 +6,7 @@
 
 mod annotations;
 mod foreign;
+mod held;
 mod node;
 pub mod pool;
 mod service;
@@ -13,6 +14,7 @@ mod slice;
 mod traffic;
 
 pub use annotations::HealthWish;
+pub use held::{Condition, ConditionType, Held, Leftover};
 pub use node::{NodeError, NodeSpec};
 pub use pool::{PoolError, PoolSpec};
 pub use service::{Candidate, Kind, NotServable, PortSpec, ServiceSpec, SpecError};

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Namespace, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -15,7 +16,7 @@ use crate::crd::AddressPool;
 use crate::note::{Cause, Note, Remark, Subject};
 use crate::overrides::Overrides;
 use crate::source::Change;
-use crate::spec::{Candidate, NodeSpec, NotServable, SliceError, SliceSpec};
+use crate::spec::{Candidate, Leftover, NodeSpec, NotServable, SliceError, SliceSpec};
 
 /// A Service that may be ours, and when it last changed.
 #[derive(Clone, Debug)]
@@ -40,6 +41,7 @@ pub struct World {
     services: BTreeMap<ServiceName, Entry>,
     /// Every Service by when it was touched.
     touched: BTreeMap<u64, ServiceName>,
+    leftovers: BTreeMap<ServiceName, Arc<Leftover>>,
     slices: BTreeMap<ServiceName, SliceSpec>,
     slices_of: BTreeMap<ServiceName, BTreeSet<ServiceName>>,
     /// Of `slices`, those that were deleted while their Service remains: a managed one is written anew moments later.
@@ -70,10 +72,13 @@ impl World {
         match change {
             Change::ServicesReplaced(services) => self.replace_services(&services),
             Change::SlicesReplaced(slices) => self.replace_slices(&slices),
-            Change::ServiceApplied(service) => match Candidate::try_from(&*service) {
-                Ok(candidate) => self.put_service(candidate),
-                Err(error) => self.leave_service_out(&error, &BTreeSet::new()),
-            },
+            Change::ServiceApplied(service) => {
+                self.put_leftover(&service);
+                match Candidate::try_from(&*service) {
+                    Ok(candidate) => self.put_service(candidate),
+                    Err(error) => self.leave_service_out(&error, &BTreeSet::new()),
+                }
+            }
             Change::SliceApplied(slice) => match SliceSpec::try_from(&*slice) {
                 Ok(spec) => self.put_slice(spec),
                 Err(error) => self.leave_out(&error),
@@ -93,6 +98,7 @@ impl World {
             Change::OverridesReplaced(all) => self.replace_overrides(*all),
             Change::Noted(note) => self.notes.push(note),
             Change::ServiceDeleted(name) => {
+                self.remove_leftover(&name);
                 self.remove_service(&name);
                 self.unserved.remove(&name);
             }
@@ -123,6 +129,12 @@ impl World {
     /// The Services that are there and of which anything changed after `revision`, the one changed last at the end.
     pub fn changed_since(&self, revision: u64) -> impl Iterator<Item = &ServiceName> {
         self.touched.range((Bound::Excluded(revision), Bound::Unbounded)).map(|(_, name)| name)
+    }
+
+    /// Services that are deleted or of another type by now, and still hold something of ours.
+    #[must_use]
+    pub const fn leftovers(&self) -> &BTreeMap<ServiceName, Arc<Leftover>> {
+        &self.leftovers
     }
 
     /// The slices of one Service, by name.
@@ -301,7 +313,9 @@ impl World {
     fn replace_services(&mut self, services: &[Service]) {
         let mut gone: BTreeSet<ServiceName> = self.services.keys().cloned().collect();
         let told = std::mem::take(&mut self.unserved);
+        self.leftovers.clear();
         for service in services {
+            self.put_leftover(service);
             match Candidate::try_from(service) {
                 Ok(candidate) => {
                     gone.remove(&candidate.name);
@@ -332,6 +346,27 @@ impl World {
         }
         gone.iter().for_each(|name| self.slice_departs(name));
         self.slices_known = true;
+    }
+
+    fn put_leftover(&mut self, service: &Service) {
+        match Leftover::of(service) {
+            Some(leftover) => {
+                self.revision += 1;
+                self.leftovers.insert(leftover.name.clone(), Arc::new(leftover));
+            }
+            None if self.leftovers.is_empty() => {}
+            None => {
+                let metadata = &service.metadata;
+                let name = metadata.name.as_deref().unwrap_or_default();
+                self.remove_leftover(&ServiceName::new(metadata.namespace.as_deref().unwrap_or("default"), name));
+            }
+        }
+    }
+
+    fn remove_leftover(&mut self, name: &ServiceName) {
+        if self.leftovers.remove(name).is_some() {
+            self.revision += 1;
+        }
     }
 
     fn put_service(&mut self, candidate: Candidate) {

@@ -135,7 +135,8 @@ async fn a_service_gets_an_address_once_a_gateway_forwards_for_it_and_loses_its_
     let (running, shutdown) = lab.start().await;
     let mut states = running.states.clone();
     tokio::time::timeout(WAIT, states.wait_for(Option::is_some)).await.unwrap().unwrap();
-    assert!(!lab.status("web").exists(), "no gateway is connected");
+    until_file(&lab.status("web"), Some("NoGateway")).await;
+    assert!(!fs::read_to_string(lab.status("web")).unwrap().contains("192.0.2."), "no gateway is connected");
 
     let mut gateway = Gateway::dial(&lab.socket()).await;
     let first = gateway.until(|message| !message.services.is_empty()).await;
@@ -220,7 +221,7 @@ async fn a_broken_manifest_changes_nothing_and_the_rest_goes_on() {
 }
 
 #[tokio::test]
-async fn a_service_that_cannot_be_served_reaches_the_gateway_as_refused_and_gets_no_status() {
+async fn a_service_that_cannot_be_served_reaches_the_gateway_as_refused_and_its_status_says_so_without_an_address() {
     let lab = Lab::new();
     lab.write("web.yaml", &service("web").replace("  ports:", "  sessionAffinity: Cookie\n  ports:"));
     let (running, shutdown) = lab.start().await;
@@ -233,7 +234,8 @@ async fn a_service_that_cannot_be_served_reaches_the_gateway_as_refused_and_gets
     lab.write("good.yaml", &service("good"));
     gateway.until(|message| message.services.iter().any(|service| service.name == "good")).await;
     until_file(&lab.status("good"), Some("192.0.2.100")).await;
-    assert!(!lab.status("web").exists());
+    until_file(&lab.status("web"), Some("Refused")).await;
+    assert!(!fs::read_to_string(lab.status("web")).unwrap().contains("192.0.2."));
     shutdown.cancel();
     running.stopped().await.unwrap();
 }

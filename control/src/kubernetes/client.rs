@@ -74,6 +74,13 @@ pub enum ConnectError {
     },
 }
 
+/// The name of this machine or pod, by which Events tell who reports.
+#[must_use]
+pub fn instance() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    if name.trim().is_empty() { "unknown".to_owned() } else { name.trim().to_owned() }
+}
+
 /// A client from a kubeconfig, or without one from the service account of the pod. Nothing is sent yet: an API server
 /// that is away is no error here.
 pub async fn connect(kubeconfig: Option<&Path>) -> Result<Cluster, ConnectError> {

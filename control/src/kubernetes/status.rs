@@ -1,18 +1,22 @@
-//! Writes `status.loadBalancer.ingress`: one strategic-merge PATCH of `services/status` (CONTROL section 5).
+//! Writes what of a Service is ours, addresses, conditions and finalizer, by one strategic-merge PATCH of `services/status`
+//! (CONTROL section 5).
 //!
 //! **Invariant.** A write applies to exactly the object version that it was decided on, or not at all: `uid` and
 //! `resourceVersion` go with it. Deliberately not here: whether to write, and when.
 
 use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
-use proto::limits::FIELD_MANAGER;
+use proto::limits::{FIELD_MANAGER, FINALIZER};
 use serde_json::{Value, json};
 use thiserror::Error;
 
 use super::Outage;
 use super::outage::truncated;
-use crate::source::{IpMode, StatusWrite};
+use crate::source::{Ingress, StatusWrite};
+use crate::spec::{Condition, ConditionType};
 
 /// What became of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +51,7 @@ pub enum StatusError {
 pub async fn patch(client: &kube::Client, write: &StatusWrite) -> Result<Outcome, StatusError> {
     let api = Api::<Service>::namespaced(client.clone(), &write.service.namespace);
     let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-    match api.patch_status(&write.service.name, &params, &Patch::Strategic(body(write))).await {
+    match api.patch_status(&write.service.name, &params, &Patch::Strategic(body(write, Timestamp::now()))).await {
         // It was accepted; that the answer cannot be decoded is the reader's trouble.
         Ok(_) | Err(kube::Error::SerdeError(_)) => Ok(Outcome::Written),
         Err(kube::Error::Api(status)) => match status.code {
@@ -62,30 +66,62 @@ pub async fn patch(client: &kube::Client, write: &StatusWrite) -> Result<Outcome
     }
 }
 
-/// `null` removes the list; a list replaces it whole, as the API declares it atomic.
-fn body(write: &StatusWrite) -> Value {
-    let ingress = write.ingress.iter().map(|entry| {
-        let mode = match entry.ip_mode {
-            IpMode::Vip => "VIP",
-            IpMode::Proxy => "Proxy",
-        };
-        json!({"ip": entry.ip.to_string(), "ipMode": mode})
-    });
-    let ingress = if write.ingress.is_empty() { Value::Null } else { ingress.collect() };
+/// What is not to change is not named. `null` removes the list of addresses; a list replaces it whole, as the API declares
+/// it atomic. Conditions and finalizers merge with those of others.
+fn body(write: &StatusWrite, now: Timestamp) -> Value {
+    let mut metadata = json!({"uid": write.uid, "resourceVersion": write.resource_version});
+    match write.finalizer {
+        Some(true) => metadata["finalizers"] = json!([FINALIZER]),
+        Some(false) => metadata["$deleteFromPrimitiveList/finalizers"] = json!([FINALIZER]),
+        None => {}
+    }
+    let mut status = json!({});
+    if let Some(ingress) = &write.ingress {
+        let ingress = if ingress.is_empty() { Value::Null } else { ingress.iter().map(entry).collect() };
+        status["loadBalancer"] = json!({"ingress": ingress});
+    }
+    if !write.conditions.is_empty() {
+        status["conditions"] = write.conditions.iter().map(|(kind, change)| condition(*kind, change.as_ref(), now)).collect();
+    }
+    let mut body = json!({"metadata": metadata});
+    if status != json!({}) {
+        body["status"] = status;
+    }
+    body
+}
+
+fn entry(ingress: &Ingress) -> Value {
+    json!({"ip": ingress.ip.to_string(), "ipMode": ingress.ip_mode.as_str()})
+}
+
+fn condition(kind: ConditionType, change: Option<&Condition>, now: Timestamp) -> Value {
+    let Some(condition) = change else { return json!({"type": kind.as_str(), "$patch": "delete"}) };
     json!({
-        "metadata": {"uid": write.uid, "resourceVersion": write.resource_version},
-        "status": {"loadBalancer": {"ingress": ingress}},
+        "type": kind.as_str(),
+        "status": if condition.holds { "True" } else { "False" },
+        "reason": condition.reason,
+        "message": condition.message,
+        "lastTransitionTime": Time(condition.since.unwrap_or(now)),
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
-    use crate::source::Ingress;
+    use crate::source::IpMode;
     use proto::ServiceName;
 
-    fn write(ingress: Vec<Ingress>) -> StatusWrite {
-        StatusWrite { service: ServiceName::new("a", "web"), uid: "u".into(), resource_version: "7".into(), ingress }
+    fn write(ingress: Option<Vec<Ingress>>) -> StatusWrite {
+        StatusWrite {
+            service: ServiceName::new("a", "web"),
+            uid: "u".into(),
+            resource_version: "7".into(),
+            ingress,
+            conditions: BTreeMap::new(),
+            finalizer: None,
+        }
     }
 
     #[test]
@@ -98,11 +134,32 @@ mod tests {
             "metadata": {"uid": "u", "resourceVersion": "7"},
             "status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.1", "ipMode": "Proxy"}, {"ip": "2001:db8::1", "ipMode": "VIP"}]}},
         });
-        assert_eq!(body(&write(ingress)), expected);
+        assert_eq!(body(&write(Some(ingress)), Timestamp::UNIX_EPOCH), expected);
     }
 
     #[test]
     fn no_address_clears_the_status() {
-        assert_eq!(body(&write(Vec::new()))["status"]["loadBalancer"], json!({"ingress": null}));
+        assert_eq!(body(&write(Some(Vec::new())), Timestamp::UNIX_EPOCH)["status"]["loadBalancer"], json!({"ingress": null}));
+    }
+
+    #[test]
+    fn a_condition_and_the_finalizer_merge_with_those_of_others() {
+        let mut write = write(None);
+        write.finalizer = Some(true);
+        write.conditions.insert(ConditionType::Programmed, Some(Condition::new(false, "NoGateway", "none")));
+        write.conditions.insert(ConditionType::BackendsHealthy, None);
+        let expected = json!({
+            "metadata": {"uid": "u", "resourceVersion": "7", "finalizers": ["sluice.dev/load-balancer-cleanup"]},
+            "status": {"conditions": [
+                {"type": "sluice.dev/Programmed", "status": "False", "reason": "NoGateway", "message": "none",
+                 "lastTransitionTime": "1970-01-01T00:00:00Z"},
+                {"type": "sluice.dev/BackendsHealthy", "$patch": "delete"},
+            ]},
+        });
+        assert_eq!(body(&write, Timestamp::UNIX_EPOCH), expected);
+        write = StatusWrite { finalizer: Some(false), conditions: BTreeMap::new(), ..write };
+        let expected = json!({"metadata": {"uid": "u", "resourceVersion": "7",
+            "$deleteFromPrimitiveList/finalizers": ["sluice.dev/load-balancer-cleanup"]}});
+        assert_eq!(body(&write, Timestamp::UNIX_EPOCH), expected);
     }
 }

@@ -11,18 +11,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, LoadBalancerStatus, Service, ServiceStatus};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
+use k8s_openapi::jiff::Timestamp;
 use proto::ServiceName;
 
-use crate::source::{IpMode, StatusWrite};
+use crate::source::{Ingress, StatusWrite};
 
 /// The status files of one directory.
 #[derive(Debug)]
 pub struct StatusFiles {
     dir: PathBuf,
-    known: BTreeMap<ServiceName, String>,
+    known: BTreeMap<ServiceName, Known>,
     /// Set once all manifests are known: before that a Service without manifest may have one that cannot be read yet.
     may_forget: Arc<AtomicBool>,
+}
+
+/// A file as it is.
+#[derive(Debug, Default)]
+struct Known {
+    text: String,
+    status: ServiceStatus,
 }
 
 /// Why a status file could not be read or written.
@@ -60,14 +68,16 @@ impl StatusFiles {
                 let Some(name) = file.strip_suffix(".yaml") else { continue };
                 let text = fs::read_to_string(&path).map_err(system(&path))?;
                 let service = ServiceName::new(&namespace, name);
-                match serde_saphyr::from_str::<Service>(&text) {
-                    Ok(object) => statuses.extend(object.status.map(|status| (service.clone(), status))),
+                let status = match serde_saphyr::from_str::<Service>(&text) {
+                    Ok(object) => object.status,
                     Err(error) => {
                         let error = error.without_snippet().to_string();
                         tracing::warn!(path = %path.display(), error, "status file not readable; its addresses are not kept");
+                        None
                     }
-                }
-                files.known.insert(service, text);
+                };
+                statuses.extend(status.clone().map(|status| (service.clone(), status)));
+                files.known.insert(service, Known { text, status: status.unwrap_or_default() });
             }
         }
         Ok((files, statuses))
@@ -88,8 +98,10 @@ impl StatusFiles {
             service: write.service.clone(),
             error: error.to_string(),
         };
-        let text = serde_saphyr::to_string(&object(write)).map_err(yaml)?;
-        if self.known.get(&write.service) == Some(&text) {
+        let known = self.known.get(&write.service);
+        let status = changed(known.map(|known| known.status.clone()).unwrap_or_default(), write, Timestamp::now());
+        let text = serde_saphyr::to_string(&object(&write.service, status.clone())).map_err(yaml)?;
+        if known.is_some_and(|known| known.text == text) {
             return Ok(());
         }
         let path = self.path(&write.service);
@@ -99,7 +111,7 @@ impl StatusFiles {
         }
         fs::write(&beside, &text).map_err(system(&beside))?;
         fs::rename(&beside, &path).map_err(system(&path))?;
-        self.known.insert(write.service.clone(), text);
+        self.known.insert(write.service.clone(), Known { text, status });
         Ok(())
     }
 
@@ -141,28 +153,34 @@ fn children(dir: &Path) -> Result<Vec<(String, PathBuf)>, StatusFileError> {
     Ok(entries.into_iter().filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path()))).collect())
 }
 
-fn object(write: &StatusWrite) -> Service {
-    let mode = |mode| match mode {
-        IpMode::Vip => "VIP",
-        IpMode::Proxy => "Proxy",
-    };
-    let ingress = write.ingress.iter().map(|entry| LoadBalancerIngress {
-        ip: Some(entry.ip.to_string()),
-        ip_mode: Some(mode(entry.ip_mode).to_owned()),
-        ..LoadBalancerIngress::default()
-    });
-    Service {
-        metadata: ObjectMeta {
-            name: Some(write.service.name.clone()),
-            namespace: Some(write.service.namespace.clone()),
-            ..ObjectMeta::default()
-        },
-        spec: None,
-        status: Some(ServiceStatus {
-            conditions: None,
-            load_balancer: Some(LoadBalancerStatus { ingress: Some(ingress.collect()) }),
-        }),
+fn object(name: &ServiceName, status: ServiceStatus) -> Service {
+    let (namespace, name) = (Some(name.namespace.clone()), Some(name.name.clone()));
+    Service { metadata: ObjectMeta { name, namespace, ..ObjectMeta::default() }, spec: None, status: Some(status) }
+}
+
+/// What a status becomes by a write at time `now`.
+fn changed(mut status: ServiceStatus, write: &StatusWrite, now: Timestamp) -> ServiceStatus {
+    if let Some(ingress) = &write.ingress {
+        let entry = |ingress: &Ingress| LoadBalancerIngress {
+            ip: Some(ingress.ip.to_string()),
+            ip_mode: Some(ingress.ip_mode.as_str().to_owned()),
+            ..LoadBalancerIngress::default()
+        };
+        status.load_balancer = Some(LoadBalancerStatus { ingress: Some(ingress.iter().map(entry).collect()) });
     }
+    for (kind, change) in &write.conditions {
+        let list = status.conditions.get_or_insert_default();
+        list.retain(|condition| condition.type_ != kind.as_str());
+        list.extend(change.as_ref().map(|condition| Condition {
+            type_: kind.as_str().to_owned(),
+            status: if condition.holds { "True" } else { "False" }.to_owned(),
+            reason: condition.reason.to_string(),
+            message: condition.message.to_string(),
+            last_transition_time: Time(condition.since.unwrap_or(now)),
+            observed_generation: None,
+        }));
+    }
+    status
 }
 
 fn system(path: &Path) -> impl Fn(io::Error) -> StatusFileError {
@@ -172,11 +190,19 @@ fn system(path: &Path) -> impl Fn(io::Error) -> StatusFileError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::Ingress;
+    use crate::source::IpMode;
+    use crate::spec::ConditionType;
 
     fn write(name: &str, last: u8) -> StatusWrite {
-        let ingress = vec![Ingress { ip: [192, 0, 2, last].into(), ip_mode: IpMode::Proxy }];
-        StatusWrite { service: ServiceName::new("shop", name), uid: String::new(), resource_version: String::new(), ingress }
+        let condition = crate::spec::Condition::new(true, "Programmed", "Gateways forward for it.");
+        StatusWrite {
+            service: ServiceName::new("shop", name),
+            uid: String::new(),
+            resource_version: String::new(),
+            ingress: Some(vec![Ingress { ip: [192, 0, 2, last].into(), ip_mode: IpMode::Proxy }]),
+            conditions: [(ConditionType::Programmed, Some(condition))].into(),
+            finalizer: None,
+        }
     }
 
     #[test]
@@ -186,13 +212,32 @@ mod tests {
         assert!(before.is_empty());
         files.write(&write("web", 100)).unwrap();
         let text = fs::read_to_string(dir.path().join("status/shop/web.yaml")).unwrap();
-        for line in ["apiVersion: v1", "kind: Service", "namespace: shop", "ip: \"192.0.2.100\"", "ipMode: Proxy"] {
+        for line in [
+            "apiVersion: v1",
+            "kind: Service",
+            "namespace: shop",
+            "ip: \"192.0.2.100\"",
+            "ipMode: Proxy",
+            "sluice.dev/Programmed",
+        ] {
             assert!(text.contains(line), "{text}");
         }
         let (_, statuses) = StatusFiles::open(&dir.path().join("status")).unwrap();
         let status = &statuses[&ServiceName::new("shop", "web")];
         let ingress = status.load_balancer.as_ref().unwrap().ingress.as_ref().unwrap();
         assert_eq!(ingress[0].ip.as_deref(), Some("192.0.2.100"));
+    }
+
+    #[test]
+    fn a_write_changes_what_it_names_and_leaves_the_rest() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut files, _) = StatusFiles::open(dir.path()).unwrap();
+        files.write(&write("web", 100)).unwrap();
+        let without = StatusWrite { ingress: None, conditions: [(ConditionType::Programmed, None)].into(), ..write("web", 0) };
+        files.write(&without).unwrap();
+        let status = StatusFiles::open(dir.path()).unwrap().1.remove(&ServiceName::new("shop", "web")).unwrap();
+        assert_eq!(status.conditions.unwrap_or_default(), []);
+        assert_eq!(status.load_balancer.unwrap().ingress.unwrap()[0].ip.as_deref(), Some("192.0.2.100"));
     }
 
     #[test]

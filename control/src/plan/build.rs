@@ -17,7 +17,7 @@ use crate::note::{Cause, Remark};
 use crate::policy::Policy;
 use crate::selection::{Departed, Fence, NodeChoice, Selection, select};
 use crate::settings::ControllerSettings;
-use crate::source::{Ingress, IpMode, StatusWrite};
+use crate::source::{Ingress, IpMode};
 use crate::spec::{Candidate, Kind, PortSpec, ServiceSpec, SliceSpec};
 use crate::world::World;
 
@@ -25,7 +25,7 @@ use crate::world::World;
 /// an update of the controller would move flows of stateless modes.
 pub const MAGLEV_SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// A mode waits this long for the status that must come before it: an API server that refuses the write, or is away, does
+/// A mode or a new Service waits this long for the status or finalizer that must come before it: an API server that refuses the write, or is away, does
 /// not keep an owner's change from the gateways for ever.
 pub(super) const STATUS_WAITED_FOR: Duration = Duration::from_secs(10);
 
@@ -44,6 +44,8 @@ pub(super) struct Planned {
     pub(super) policy: Policy,
     /// While the status must come first: until when `policy` is the one of before.
     pub(super) held_until: Option<Instant>,
+    /// While its finalizer must come first: until when gateways are not given it.
+    pub(super) withheld_until: Option<Instant>,
     /// Its slices that were deleted, and since when each is known to be.
     pub(super) departed: BTreeMap<ServiceName, Instant>,
     /// While any of them still counts: until when the first does.
@@ -56,7 +58,7 @@ pub(super) type TableKey = (Protocol, u16, Family);
 impl Planned {
     /// When it may come out otherwise although nothing changed.
     pub(super) fn again_at(&self) -> Option<Instant> {
-        self.held_until.into_iter().chain(self.departed_until).min()
+        [self.held_until, self.withheld_until, self.departed_until].into_iter().flatten().min()
     }
 
     /// Whether slices of it were deleted that do not count any more.
@@ -67,24 +69,27 @@ impl Planned {
     /// Whether the status was planned for this version of the object.
     pub(super) fn status_is_of(&self, candidate: &Candidate) -> bool {
         self.status.as_ref().is_none_or(|status| {
-            let write = &status.write;
-            write.resource_version == candidate.resource_version
-                && write.uid == candidate.uid
-                && status.current == candidate.ingress
+            status.resource_version == candidate.resource_version && status.uid == candidate.uid && status.held == candidate.held
         })
     }
 }
 
 fn status(candidate: &Candidate, outcome: &Outcome, ip_mode: IpMode, service: &Service) -> WantedStatus {
-    let ingress = outcome.addresses.iter().map(|&ip| Ingress { ip, ip_mode }).collect();
-    let write = StatusWrite {
+    let refusal = service.refusal.as_ref().map(|refusal| refusal.reason);
+    let has_address = !outcome.addresses.is_empty();
+    let is_outside = |remark: &Remark| remark.cause == Cause::Reason(Reason::OutsidePools);
+    WantedStatus {
         service: candidate.name.clone(),
         uid: candidate.uid.clone(),
         resource_version: candidate.resource_version.clone(),
-        ingress,
-    };
-    let foreign_manager = candidate.foreign_manager.clone();
-    WantedStatus { write, current: candidate.ingress.clone(), foreign_manager, served: service.refusal.is_none() }
+        ingress: outcome.addresses.iter().map(|&ip| Ingress { ip, ip_mode }).collect(),
+        held: candidate.held.clone(),
+        foreign_manager: candidate.foreign_manager.clone(),
+        refusal,
+        unassigned: outcome.refusal.as_ref().map(|refusal| refusal.reason).or(refusal.filter(|_| !has_address)),
+        outside_pools: outcome.note.as_ref().is_some_and(is_outside),
+        is_withheld: false,
+    }
 }
 
 /// What one Service is planned from.
@@ -100,9 +105,33 @@ pub(super) struct Builder<'a> {
 }
 
 impl Builder<'_> {
+    /// A Service that is new to gateways gets its finalizer before them, so that its deletion is not missed.
+    pub(super) fn build_in_turn(&self, revision: u64, before: Option<&Planned>, now: Instant) -> Planned {
+        let mut planned = self.build_as_told(revision, before, now);
+        planned.withheld_until = self.withhold(&planned, before, now);
+        if planned.withheld_until.is_some() {
+            let withheld = planned.status.map(|status| WantedStatus { is_withheld: true, ..Arc::unwrap_or_clone(status) });
+            planned.status = withheld.map(Arc::new);
+        }
+        planned
+    }
+
+    /// Until when gateways are not given it, if they are not. One whose status tells an address may be forwarded for.
+    fn withhold(&self, planned: &Planned, before: Option<&Planned>, now: Instant) -> Option<Instant> {
+        let is_given = before.is_some_and(|old| old.withheld_until.is_none() && old.service.refusal.is_none());
+        let needs_none = self.candidate.uid.is_empty() || self.candidate.kind != Kind::LoadBalancer;
+        let tells = |ingress: &Ingress| self.outcome.addresses.contains(&ingress.ip);
+        let is_marked = self.candidate.held.finalizer || self.candidate.held.ingress.iter().any(tells);
+        if is_given || needs_none || is_marked || planned.service.refusal.is_some() {
+            return None;
+        }
+        let until = before.and_then(|old| old.withheld_until).unwrap_or(now + STATUS_WAITED_FOR);
+        Some(until).filter(|until| *until > now)
+    }
+
     /// Towards a mode in which nodes see the VIP, the status comes first: a node takes packets for the VIP only once it is
     /// told so there. Until the object shows it, gateways go on as before.
-    pub(super) fn build_in_turn(&self, revision: u64, before: Option<&Planned>, now: Instant) -> Planned {
+    fn build_as_told(&self, revision: u64, before: Option<&Planned>, now: Instant) -> Planned {
         let wanted = self.build(revision, before, now);
         let held = before.and_then(|old| Some((old.policy, self.hold(old, now)?)));
         let Some((policy, until)) = held.filter(|_| wanted.service.refusal.is_none()) else { return wanted };
@@ -113,7 +142,7 @@ impl Builder<'_> {
     /// Until when the policy of before is kept, if it is. Of manifests the status is known to nobody who forwards.
     fn hold(&self, before: &Planned, now: Instant) -> Option<Instant> {
         let ours = |ingress: &&Ingress| self.outcome.addresses.contains(&ingress.ip);
-        let is_told = !self.candidate.ingress.iter().filter(ours).any(|ingress| ingress.ip_mode == IpMode::Proxy);
+        let is_told = !self.candidate.held.ingress.iter().filter(ours).any(|ingress| ingress.ip_mode == IpMode::Proxy);
         let turns = before.policy.ip_mode == IpMode::Proxy && self.policy.ip_mode == IpMode::Vip;
         if !turns || is_told || self.candidate.uid.is_empty() || before.service.refusal.is_some() {
             return None;
@@ -161,6 +190,7 @@ impl Builder<'_> {
             nodes_revision,
             policy: self.policy,
             held_until: None,
+            withheld_until: None,
             departed: leaving.since,
             departed_until: leaving.until,
         }

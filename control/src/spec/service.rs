@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec as ServiceFields};
-use proto::limits::{ANNOTATION_PREFIX, FIELD_MANAGER, FINALIZER};
+use proto::limits::{ANNOTATION_PREFIX, FINALIZER};
 use proto::{Family, Mode, Protocol, Reason, Refusal, Scheduler, ServiceName, Target};
 
 use super::annotations::{HealthWish, Wishes};
+use super::held::{Held, writers};
 use super::traffic::{affinity, clients, is_local, note_denied_families};
 use crate::note::{Cause, Remark};
 use crate::source::{Ingress, IpMode};
@@ -47,12 +48,10 @@ pub struct Candidate {
     pub class: Option<String>,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
-    /// It carries our finalizer.
-    pub has_our_finalizer: bool,
     /// It carries the finalizer of a cloud's controller, which is at work on it.
     pub is_held_by_cloud: bool,
-    /// `status.loadBalancer.ingress`, entries without an address left out.
-    pub ingress: Vec<Ingress>,
+    /// What of the object is ours: addresses in its status, conditions, the finalizer.
+    pub held: Held,
     /// Whether our field manager wrote its status.
     pub status_is_ours: bool,
     /// Another field manager of its status, the one that wrote last.
@@ -263,7 +262,7 @@ impl Candidate {
     /// Whether it was ours before: it carries our finalizer, or its status holds what we wrote.
     #[must_use]
     pub fn is_held_by_us(&self) -> bool {
-        self.has_our_finalizer || (self.status_is_ours && !self.ingress.is_empty())
+        self.held.finalizer || (self.status_is_ours && !self.held.ingress.is_empty())
     }
 }
 
@@ -296,8 +295,7 @@ impl TryFrom<&Service> for Candidate {
             }
             _ => return Err(not_ours("its type is neither LoadBalancer nor NodePort, and it has no externalIPs", false)),
         };
-        let managers = metadata.managed_fields.iter().flatten().filter(|entry| entry.subresource.as_deref() == Some("status"));
-        let (ours, others): (Vec<_>, Vec<_>) = managers.partition(|entry| entry.manager.as_deref() == Some(FIELD_MANAGER));
+        let (status_is_ours, foreign_manager) = writers(service);
         Ok(Self {
             uid: metadata.uid.clone().unwrap_or_default(),
             resource_version: metadata.resource_version.clone().unwrap_or_default(),
@@ -305,14 +303,10 @@ impl TryFrom<&Service> for Candidate {
             kind,
             class: fields.load_balancer_class.clone(),
             labels: metadata.labels.clone().unwrap_or_default(),
-            has_our_finalizer: has_finalizer(FINALIZER),
             is_held_by_cloud: has_finalizer(CLOUD_FINALIZER),
-            ingress: ingress(service),
-            status_is_ours: !ours.is_empty(),
-            foreign_manager: others
-                .into_iter()
-                .max_by_key(|entry| entry.time.as_ref().map(|time| time.0))
-                .and_then(|entry| entry.manager.clone()),
+            held: Held::of(service),
+            status_is_ours,
+            foreign_manager,
             wanted: wanted(service, fields, kind),
             name,
         })
@@ -320,7 +314,7 @@ impl TryFrom<&Service> for Candidate {
 }
 
 /// The addresses that the status holds; the API server's default for `ipMode` is VIP.
-fn ingress(service: &Service) -> Vec<Ingress> {
+pub(super) fn ingress(service: &Service) -> Vec<Ingress> {
     let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
     let entries = status.and_then(|balancer| balancer.ingress.as_deref()).unwrap_or_default();
     let read = |ip: &str, mode: Option<&str>| {

@@ -146,7 +146,7 @@ async fn of_two_controllers_one_is_killed_and_the_other_leads_within_the_lease_a
     user.add_service("late", &user.class()).await;
     user.ingress_comes("late").await;
     assert_eq!((user.ingress("web").await, user.ingress("mail").await), before);
-    assert_eq!(status_writes(&server), written + 1, "only the new Service's status was written");
+    assert_eq!(status_writes(&server), written + 2, "only the new Service was written to: its finalizer, then its address");
 }
 
 #[tokio::test]

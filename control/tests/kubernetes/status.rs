@@ -1,5 +1,6 @@
 //! Writing a status: what the Service then says, and what becomes of writes that come too late or are refused.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use control::kubernetes::{Cluster, Outage, Outcome, StatusError, StatusWriter, connect, patch};
@@ -25,7 +26,9 @@ fn write(service: &Value, ips: &[&str]) -> StatusWrite {
         service: ServiceName::new(&text("namespace"), &text("name")),
         uid: text("uid"),
         resource_version: text("resourceVersion"),
-        ingress: ips.iter().map(|ip| Ingress { ip: ip.parse().unwrap(), ip_mode: IpMode::Proxy }).collect(),
+        ingress: Some(ips.iter().map(|ip| Ingress { ip: ip.parse().unwrap(), ip_mode: IpMode::Proxy }).collect()),
+        conditions: BTreeMap::new(),
+        finalizer: None,
     }
 }
 

@@ -1,0 +1,148 @@
+//! All Services whose objects we write: those that are ours, and those that leave.
+//!
+//! Invariant: a Service is looked at again only when its plan, the gateways or the time may change what is due for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use imbl::ordmap::DiffItem;
+use proto::ServiceName;
+use tokio::time::Instant;
+
+use super::Statuses;
+use super::departure::Departure;
+use super::item::Item;
+use super::view::View;
+use crate::gateways::{Gateways, Health};
+use crate::note::{Cause, Note, Remark, Subject};
+use crate::plan::WantedStatuses;
+use crate::source::StatusWrite;
+
+/// A write that is due, and what its owner should know.
+#[derive(Debug)]
+pub(super) struct Due {
+    pub(super) write: Option<StatusWrite>,
+    pub(super) uid: String,
+    pub(super) notes: Vec<Note>,
+}
+
+/// What waits, and what was written.
+#[derive(Debug)]
+pub(super) struct Queue {
+    /// What was taken in last: what is the same now was decided then.
+    wanted: WantedStatuses,
+    items: BTreeMap<ServiceName, Item>,
+    departures: BTreeMap<ServiceName, Departure>,
+    /// Those that changed since they were looked at.
+    changed: BTreeSet<ServiceName>,
+    /// Those that a gateway's acknowledgement may make due.
+    waiting: BTreeSet<ServiceName>,
+    wakes: BTreeMap<ServiceName, Instant>,
+    absent_since: Option<Instant>,
+    health: Vec<Arc<BTreeMap<ServiceName, Health>>>,
+}
+
+impl Queue {
+    /// Before any gateway is connected.
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            wanted: WantedStatuses::new(),
+            items: BTreeMap::new(),
+            departures: BTreeMap::new(),
+            changed: BTreeSet::new(),
+            waiting: BTreeSet::new(),
+            wakes: BTreeMap::new(),
+            absent_since: Some(now),
+            health: Vec::new(),
+        }
+    }
+
+    /// Takes in a plan.
+    pub(super) fn take_in(&mut self, statuses: &Statuses, now: Instant) {
+        for (name, leaving) in &statuses.leaving {
+            let kept = self.departures.get_mut(name).filter(|departure| departure.is_of(leaving));
+            if let Some(departure) = kept {
+                departure.renew(leaving, now);
+            } else {
+                let is_remembered = self.items.get(name).is_some_and(|item| item.wanted.uid == leaving.left.uid);
+                let departure = Departure::new(leaving.clone(), statuses.counter, now, is_remembered);
+                self.departures.insert(name.clone(), departure);
+            }
+        }
+        self.departures.retain(|name, _| statuses.leaving.contains_key(name));
+        let before = std::mem::replace(&mut self.wanted, statuses.wanted.clone());
+        for item in before.diff(&statuses.wanted) {
+            let (name, wanted) = match item {
+                DiffItem::Add(name, wanted) | DiffItem::Update { new: (name, wanted), .. } => (name, wanted),
+                DiffItem::Remove(name, _) => {
+                    self.items.remove(name);
+                    continue;
+                }
+            };
+            match self.items.get_mut(name) {
+                Some(item) if item.wanted.uid == wanted.uid => item.renew(Arc::clone(wanted), statuses.counter),
+                _ => drop(self.items.insert(name.clone(), Item::new(Arc::clone(wanted), statuses.counter))),
+            }
+            self.changed.insert(name.clone());
+        }
+    }
+
+    /// Takes in who is connected.
+    pub(super) fn see(&mut self, gateways: &Gateways, now: Instant) {
+        let is_absent = gateways.iter().next().is_none();
+        let health: Vec<_> = gateways.iter().map(|gateway| Arc::clone(&gateway.health)).collect();
+        let same_health = health.len() == self.health.len() && health.iter().zip(&self.health).all(|(a, b)| Arc::ptr_eq(a, b));
+        if is_absent != self.absent_since.is_some() || !same_health {
+            self.changed.extend(self.items.keys().cloned());
+        } else {
+            self.changed.extend(self.waiting.iter().cloned());
+        }
+        self.health = health;
+        self.absent_since = is_absent.then(|| self.absent_since.unwrap_or(now));
+    }
+
+    /// What is to be written now; it counts as written. `is_taken` tells whether the server took a write.
+    pub(super) fn due(&mut self, gateways: &Gateways, now: Instant, is_taken: impl Fn(&StatusWrite) -> bool) -> Vec<Due> {
+        let view = View { gateways, absent_since: self.absent_since };
+        let mut names = std::mem::take(&mut self.changed);
+        names.extend(self.wakes.iter().filter(|(_, at)| **at <= now).map(|(name, _)| name.clone()));
+        let mut due = Vec::new();
+        for name in names {
+            self.wakes.remove(&name);
+            self.waiting.remove(&name);
+            let Some(item) = self.items.get_mut(&name) else { continue };
+            let decision = item.decide(&view, now, &is_taken);
+            self.wakes.extend(decision.wake_at.map(|at| (name.clone(), at)));
+            if decision.waits_for_gateways {
+                self.waiting.insert(name.clone());
+            }
+            if decision.write.is_some() || !decision.remarks.is_empty() {
+                let note = |remark| Note { subject: Subject::Service(name.clone()), remark };
+                let notes = decision.remarks.into_iter().map(note).collect();
+                due.push(Due { write: decision.write, uid: item.wanted.uid.clone(), notes });
+            }
+        }
+        due.extend(self.departures.values_mut().filter_map(|departure| departure.due(&view, now)).map(|write| {
+            let remark = Remark::new(Cause::Released, "gateways do not forward for it any more; nothing of sluice is left on it");
+            let note = Note { subject: Subject::Service(write.service.clone()), remark };
+            Due { uid: write.uid.clone(), write: Some(write), notes: vec![note] }
+        }));
+        due
+    }
+
+    /// A write could not be handed over.
+    pub(super) fn failed(&mut self, service: &ServiceName, retry_at: Instant) {
+        if let Some(item) = self.items.get_mut(service) {
+            item.failed(retry_at);
+            self.wakes.insert(service.clone(), retry_at);
+        } else if let Some(departure) = self.departures.get_mut(service) {
+            departure.failed(retry_at);
+        }
+    }
+
+    /// When something is due without anything happening.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        let departures = self.departures.values().filter_map(Departure::wake_at);
+        self.wakes.values().copied().chain(departures).min()
+    }
+}

@@ -1,0 +1,382 @@
+//! When what is written to a Service, as plans, gateways and other writers come.
+
+use super::departure::{GATEWAYS_WAITED_FOR, OTHERS_WAITED_FOR};
+use super::item::{ABSENCE_TOLERATED, REWRITES_MAX, REWRITES_WITHIN, SLOW_GATEWAY_WAITED_FOR};
+use super::*;
+use crate::gateways::{Connection, Health, Report};
+use crate::note::Cause;
+use crate::plan::{LeftBy, WantedStatus};
+use crate::source::{Ingress, IpMode};
+use crate::spec::{Condition, ConditionType, Held, Leftover};
+use proto::Reason;
+
+/// A Service, what its object holds, and who forwards for it.
+struct Lab {
+    queue: Queue,
+    gateways: watch::Sender<Gateways>,
+    now: Instant,
+    wanted: WantedStatus,
+    version: u64,
+    causes: Vec<Cause>,
+}
+
+fn web() -> ServiceName {
+    ServiceName::new("shop", "web")
+}
+
+fn ingress(last: u8, ip_mode: IpMode) -> Ingress {
+    Ingress { ip: [192, 0, 2, last].into(), ip_mode }
+}
+
+fn held(ingress: &[Ingress]) -> Held {
+    Held { ingress: ingress.to_vec(), ..Held::default() }
+}
+
+fn leftover(by: LeftBy, is_deleted: bool) -> Leaving {
+    let conditions = [(ConditionType::Programmed, Condition::new(true, "Programmed", ""))].into();
+    let held = Held { ingress: vec![ingress(1, IpMode::Proxy)], conditions, finalizer: true };
+    let left = Leftover {
+        name: web(),
+        uid: "u".to_owned(),
+        resource_version: "90".to_owned(),
+        class: None,
+        is_load_balancer: is_deleted,
+        is_deleted,
+        held,
+    };
+    Leaving { left: Arc::new(left), by }
+}
+
+impl Lab {
+    fn new(wish: &[Ingress]) -> Self {
+        let wanted = WantedStatus {
+            service: web(),
+            uid: "u".to_owned(),
+            resource_version: String::new(),
+            ingress: wish.to_vec(),
+            held: Held::default(),
+            foreign_manager: Some("rival".to_owned()),
+            refusal: None,
+            unassigned: None,
+            outside_pools: false,
+            is_withheld: false,
+        };
+        let now = Instant::now();
+        let gateways = watch::Sender::new(Gateways::default());
+        Self { queue: Queue::new(now), gateways, now, wanted, version: 0, causes: Vec::new() }
+    }
+
+    fn connect(&self, name: &str) -> Connection {
+        Connection::open(&self.gateways, name, "", Vec::new())
+    }
+
+    /// A plan of generation `counter`, for the object as it is.
+    fn plan(&mut self, counter: u64) {
+        let wanted = WantedStatus { resource_version: self.version.to_string(), ..self.wanted.clone() };
+        let statuses = Statuses { counter, wanted: WantedStatuses::unit(web(), Arc::new(wanted)), leaving: BTreeMap::new() };
+        self.queue.take_in(&statuses, self.now);
+    }
+
+    fn leave(&mut self, counter: u64, leaving: Leaving) {
+        let statuses = Statuses { counter, wanted: WantedStatuses::new(), leaving: [(web(), leaving)].into() };
+        self.queue.take_in(&statuses, self.now);
+    }
+
+    /// What is due; the server takes it, unless `is_taken` says otherwise, but the object is not seen yet.
+    fn due_unless(&mut self, is_taken: bool) -> Option<StatusWrite> {
+        let gateways = self.gateways.borrow().clone();
+        self.queue.see(&gateways, self.now);
+        let mut due = self.queue.due(&gateways, self.now, |_| is_taken);
+        self.causes.extend(due.iter().flat_map(|due| &due.notes).map(|note| note.remark.cause));
+        assert!(due.len() <= 1, "{due:?}");
+        due.pop().and_then(|due| due.write)
+    }
+
+    fn due(&mut self) -> Option<StatusWrite> {
+        self.due_unless(true)
+    }
+
+    /// The object is seen as the write left it.
+    fn see(&mut self, write: &StatusWrite, counter: u64) {
+        let held = &mut self.wanted.held;
+        held.finalizer = write.finalizer.unwrap_or(held.finalizer);
+        held.ingress = write.ingress.clone().unwrap_or_else(|| held.ingress.clone());
+        for (kind, condition) in &write.conditions {
+            held.conditions.remove(kind);
+            held.conditions.extend(condition.clone().map(|condition| (*kind, condition)));
+        }
+        self.version += 1;
+        self.plan(counter);
+    }
+
+    /// Everything that is due without anything else happening is written and seen.
+    fn settle(&mut self, counter: u64) {
+        self.plan(counter);
+        while let Some(write) = self.due() {
+            self.see(&write, counter);
+        }
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.now += time;
+    }
+
+    fn condition(&self, kind: ConditionType) -> Option<(bool, &str)> {
+        self.wanted.held.conditions.get(&kind).map(|condition| (condition.holds, &*condition.reason))
+    }
+}
+
+#[test]
+fn an_address_waits_for_every_connected_gateway_or_two_seconds_after_the_first() {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Proxy)]);
+    let (fast, slow) = (lab.connect("edge-1"), lab.connect("edge-2"));
+    lab.settle(4);
+    assert!(lab.wanted.held.finalizer && lab.wanted.held.ingress.is_empty());
+    assert_eq!(lab.condition(ConditionType::AddressAssigned), Some((true, "Assigned")));
+    assert_eq!(lab.condition(ConditionType::Programmed), Some((false, "Pending")));
+    slow.acknowledge(3);
+    assert!(lab.due().is_none() && lab.queue.next_due().is_none());
+    fast.acknowledge(4);
+    assert!(lab.due().is_none());
+    assert_eq!(lab.queue.next_due(), Some(lab.now + SLOW_GATEWAY_WAITED_FOR));
+    lab.pass(SLOW_GATEWAY_WAITED_FOR);
+    let write = lab.due().unwrap();
+    assert_eq!(write.ingress, Some(vec![ingress(1, IpMode::Proxy)]));
+    assert!(write.conditions[&ConditionType::Programmed].as_ref().unwrap().holds);
+    assert_eq!(write.finalizer, None, "it is there already");
+    assert_eq!(lab.causes, [Cause::AddressAssigned, Cause::Programmed]);
+}
+
+#[test]
+fn the_slowest_gateway_makes_an_address_due_at_once() {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Proxy)]);
+    let (one, two) = (lab.connect("edge-1"), lab.connect("edge-2"));
+    lab.settle(4);
+    one.acknowledge(4);
+    two.acknowledge(4);
+    assert!(lab.due().unwrap().ingress.is_some());
+}
+
+#[test]
+fn a_later_generation_does_not_make_a_waiting_address_wait_longer() {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Proxy)]);
+    let gateway = lab.connect("edge-1");
+    lab.settle(4);
+    lab.version += 1;
+    lab.plan(9);
+    gateway.acknowledge(4);
+    let write = lab.due().unwrap();
+    assert_eq!(write.resource_version, lab.version.to_string());
+    assert!(write.ingress.is_some());
+}
+
+#[test]
+fn what_waits_to_be_sent_to_a_version_is_said_again_by_the_next_write_to_it() {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Proxy)]);
+    let gateway = lab.connect("edge-1");
+    lab.plan(4);
+    assert_eq!(lab.due().unwrap().finalizer, Some(true));
+    gateway.acknowledge(4);
+    let write = lab.due().unwrap();
+    assert!(write.finalizer == Some(true) && write.ingress.is_some(), "{write:?}");
+    assert!(lab.due().is_none());
+}
+
+#[test]
+fn a_vip_mode_waits_for_nobody() {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
+    let gateway = lab.connect("edge-1");
+    lab.wanted.is_withheld = true;
+    lab.plan(4);
+    let write = lab.due().unwrap();
+    assert_eq!((write.ingress.as_deref(), write.finalizer), (Some(&[ingress(1, IpMode::Vip)][..]), Some(true)));
+    lab.wanted.is_withheld = false;
+    lab.see(&write, 5);
+    gateway.acknowledge(4);
+    assert!(lab.due().is_none(), "gateways were given it by generation 5");
+    gateway.acknowledge(5);
+    assert!(lab.due().unwrap().conditions[&ConditionType::Programmed].as_ref().unwrap().holds);
+}
+
+#[test]
+fn without_a_gateway_nothing_is_told_and_nothing_is_taken_back() {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Proxy)]);
+    lab.settle(4);
+    assert_eq!(lab.condition(ConditionType::Programmed), Some((false, "NoGateway")));
+    assert!(lab.wanted.held.ingress.is_empty());
+    let gateway = lab.connect("edge-1");
+    assert!(lab.due().is_none());
+    gateway.acknowledge(4);
+    lab.settle(4);
+    assert_eq!(lab.condition(ConditionType::Programmed), Some((true, "Programmed")));
+    drop(gateway);
+    assert!(lab.due().is_none(), "it may dial again");
+    assert_eq!(lab.queue.next_due(), Some(lab.now + ABSENCE_TOLERATED));
+    lab.pass(ABSENCE_TOLERATED);
+    lab.settle(4);
+    assert_eq!(lab.condition(ConditionType::Programmed), Some((false, "NoGateway")));
+    assert_eq!(lab.wanted.held.ingress, [ingress(1, IpMode::Proxy)]);
+}
+
+#[test]
+fn a_refused_service_says_why_and_keeps_the_address_it_tells() {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Vip), ingress(2, IpMode::Vip)]);
+    (lab.wanted.held, lab.wanted.refusal) =
+        (held(&[ingress(1, IpMode::Vip), ingress(9, IpMode::Vip)]), Some(Reason::Unsupported));
+    lab.settle(4);
+    assert_eq!(lab.wanted.held.ingress, [ingress(1, IpMode::Vip)]);
+    assert_eq!(lab.condition(ConditionType::AddressAssigned), Some((true, "Assigned")));
+    assert_eq!(lab.condition(ConditionType::Programmed), Some((false, "Unsupported")));
+    let mut lab = Lab::new(&[]);
+    (lab.wanted.refusal, lab.wanted.unassigned) = (Some(Reason::Exhausted), Some(Reason::Exhausted));
+    lab.settle(4);
+    assert_eq!(lab.condition(ConditionType::AddressAssigned), Some((false, "Exhausted")));
+    assert!(lab.causes.is_empty(), "the plan tells refusals");
+}
+
+#[test]
+fn a_manifest_has_conditions_and_no_finalizer() {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
+    lab.wanted.uid = String::new();
+    lab.plan(4);
+    let write = lab.due().unwrap();
+    assert!(write.finalizer.is_none() && write.conditions.len() == 2);
+}
+
+#[test]
+fn a_failed_write_is_tried_again_later() {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
+    lab.plan(4);
+    assert!(lab.due().is_some());
+    lab.queue.failed(&web(), lab.now + RETRY);
+    assert!(lab.due().is_none());
+    lab.pass(RETRY);
+    assert!(lab.due().is_some());
+}
+
+/// Lets somebody else clear the addresses `times` times, and counts how often they are written again.
+fn contested(lab: &mut Lab, times: usize) -> usize {
+    let clear = |lab: &mut Lab| {
+        lab.wanted.held.ingress.clear();
+        lab.version += 1;
+        lab.plan(4);
+        let mut is_written = false;
+        while let Some(write) = lab.due() {
+            is_written |= write.ingress.is_some();
+            lab.see(&write, 4);
+        }
+        is_written
+    };
+    (0..times).filter(|_| clear(lab)).count()
+}
+
+#[test]
+fn a_foreign_writer_is_overwritten_three_times_in_ten_minutes_and_then_left_alone() {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
+    let gateway = lab.connect("edge-1");
+    gateway.acknowledge(4);
+    lab.settle(4);
+    assert_eq!(contested(&mut lab, 9), REWRITES_MAX);
+    assert_eq!(lab.condition(ConditionType::Programmed), Some((false, "ForeignStatusWriter")));
+    assert_eq!(lab.causes.iter().filter(|cause| **cause == Cause::Reason(Reason::ForeignStatusWriter)).count(), 1);
+    assert_eq!(lab.queue.next_due(), Some(lab.now + REWRITES_WITHIN));
+    lab.pass(REWRITES_WITHIN);
+    let again = lab.due().unwrap();
+    assert_eq!(again.ingress, Some(vec![ingress(1, IpMode::Vip)]));
+    lab.see(&again, 4);
+    assert_eq!(lab.condition(ConditionType::Programmed), Some((true, "Programmed")));
+    assert_eq!(contested(&mut lab, 9), REWRITES_MAX - 1, "the new attempt counts");
+    lab.wanted.ingress = vec![ingress(2, IpMode::Vip)];
+    lab.settle(4);
+    assert_eq!(lab.wanted.held.ingress, [ingress(2, IpMode::Vip)], "another wish");
+}
+
+#[test]
+fn a_write_that_came_too_late_is_no_contest() {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
+    for _ in 0..9 {
+        lab.version += 1;
+        lab.plan(4);
+        assert!(lab.due_unless(false).is_some());
+    }
+}
+
+#[test]
+fn health_is_told_when_it_turns_and_at_most_every_thirty_seconds() {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
+    let gateway = lab.connect("edge-1");
+    gateway.acknowledge(4);
+    lab.settle(4);
+    assert_eq!(lab.condition(ConditionType::BackendsHealthy), None, "no gateway has told");
+    let report = |healthy| {
+        let health = vec![(web(), Health { backends: 3, healthy })];
+        gateway.report(Report { ready: true, health, removed: Vec::new() });
+    };
+    report(3);
+    lab.settle(4);
+    assert_eq!(lab.condition(ConditionType::BackendsHealthy), Some((true, "Healthy")));
+    report(1);
+    assert!(lab.due().is_none(), "some are still healthy");
+    report(0);
+    assert!(lab.due().is_none());
+    lab.pass(Duration::from_secs(30));
+    lab.settle(4);
+    assert_eq!(lab.condition(ConditionType::BackendsHealthy), Some((false, "NoHealthyBackend")));
+    assert_eq!(lab.causes.last(), Some(&Cause::NoHealthyBackend));
+}
+
+#[test]
+fn a_deleted_service_is_let_go_once_gateways_have_taken_it_out_or_after_ten_seconds() {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Proxy)]);
+    let gateway = lab.connect("edge-1");
+    gateway.acknowledge(4);
+    lab.settle(4);
+    lab.leave(5, leftover(LeftBy::Us, true));
+    assert!(lab.due().is_none());
+    assert_eq!(lab.queue.next_due(), Some(lab.now + GATEWAYS_WAITED_FOR));
+    gateway.acknowledge(5);
+    let write = lab.due().unwrap();
+    assert_eq!((write.ingress.as_deref(), write.finalizer), (Some(&[][..]), Some(false)));
+    assert_eq!(write.conditions[&ConditionType::Programmed], None);
+    assert_eq!(lab.causes.last(), Some(&Cause::Released));
+    assert!(lab.due().is_none(), "once");
+    let mut lab = Lab::new(&[]);
+    let _silent = lab.connect("edge-1");
+    lab.leave(5, leftover(LeftBy::Us, true));
+    assert!(lab.due().is_none());
+    lab.pass(GATEWAYS_WAITED_FOR);
+    assert!(lab.due().is_some());
+}
+
+#[test]
+fn a_gateway_that_is_not_connected_holds_no_deletion() {
+    let mut lab = Lab::new(&[]);
+    lab.leave(5, leftover(LeftBy::Us, true));
+    assert!(lab.due().is_some());
+}
+
+#[test]
+fn a_service_without_class_any_more_may_be_another_installations_unless_it_was_ours() {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Proxy)]);
+    lab.settle(4);
+    lab.leave(5, leftover(LeftBy::Anybody, false));
+    let write = lab.due().unwrap();
+    assert_eq!((write.ingress, write.finalizer), (None, Some(false)), "only a load balancer tells addresses");
+    let mut lab = Lab::new(&[]);
+    lab.leave(5, leftover(LeftBy::Anybody, false));
+    assert!(lab.due().is_none());
+    lab.pass(GATEWAYS_WAITED_FOR);
+    assert!(lab.due().is_some());
+}
+
+#[test]
+fn what_another_installation_holds_is_left_to_it_until_it_fails_to_let_a_deleted_service_go() {
+    let mut lab = Lab::new(&[]);
+    lab.leave(5, leftover(LeftBy::Another, false));
+    lab.pass(Duration::from_secs(3_600));
+    assert!(lab.due().is_none() && lab.queue.next_due().is_none());
+    lab.leave(6, leftover(LeftBy::Another, true));
+    assert!(lab.due().is_none());
+    lab.pass(OTHERS_WAITED_FOR);
+    assert_eq!(lab.due().unwrap().ingress, None, "its addresses are not ours");
+}
