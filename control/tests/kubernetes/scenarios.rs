@@ -6,6 +6,7 @@
 mod addresses;
 mod clusters;
 mod lives;
+mod moving;
 mod ownership;
 
 use std::panic::AssertUnwindSafe;
@@ -38,6 +39,9 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("Services of others are left alone", |user| Box::pin(ownership::services_of_others_are_left_alone(user))),
     ("Services without class are left alone until they are claimed", |user| {
         Box::pin(ownership::classless_services_are_claimed(user))
+    }),
+    ("a Service that another controller gave its address is taken over with it", |user| {
+        Box::pin(moving::an_address_of_another_controller_is_kept(user))
     }),
     ("a controller that starts anew renumbers nobody", |user| Box::pin(addresses::a_new_controller_renumbers_nobody(user))),
     ("a Service gets the address that it asks for", |user| Box::pin(addresses::an_address_is_asked_for(user))),
