@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use control::config::scalar;
+use control::dial::ControllerUrl;
 use proto::Mode;
 
 use crate::settings::SourceChoice;
@@ -72,9 +72,9 @@ struct SourceArgs {
     /// Follow the cluster of this kubeconfig, with an embedded controller.
     #[arg(long, value_name = "F", value_parser = absolute)]
     kubeconfig: Option<PathBuf>,
-    /// Follow a sluice-controller: unix:PATH.
-    #[arg(long, value_name = "URL", value_parser = socket)]
-    controller: Option<PathBuf>,
+    /// Follow a sluice-controller: unix:PATH or https://HOST:PORT.
+    #[arg(long, value_name = "URL", value_parser = controller_url)]
+    controller: Option<ControllerUrl>,
 }
 
 /// How results are printed.
@@ -208,9 +208,9 @@ fn absolute(text: &str) -> Result<PathBuf, String> {
     std::path::absolute(text).map_err(|error| format!("expected a path: {error}"))
 }
 
-fn socket(text: &str) -> Result<PathBuf, String> {
+fn controller_url(text: &str) -> Result<ControllerUrl, String> {
     let here = std::env::current_dir().map_err(|error| format!("the current directory is gone: {error}"))?;
-    scalar::socket(text, &here)
+    ControllerUrl::parse(text, &here)
 }
 
 fn capture(text: &str) -> Result<CaptureInput, String> {
@@ -250,8 +250,11 @@ mod tests {
         let Command::Check(args) = parse(&["--config", "f", "--manifests", "/m"]).unwrap().command else { panic!("not check") };
         assert_eq!((args.config.to_str(), args.choice()), (Some("f"), SourceChoice::Manifests("/m".into())));
         let Command::Check(args) = parse(&["--controller", "unix:/c"]).unwrap().command else { panic!("not check") };
-        assert_eq!((args.config.to_str(), args.choice()), (Some(CONFIG), SourceChoice::Controller("/c".into())));
-        for wrong in [&["--manifests", "a", "--kubeconfig", "b"][..], &["--controller", "https://a:1"], &["--x"]] {
+        assert_eq!(
+            (args.config.to_str(), args.choice()),
+            (Some(CONFIG), SourceChoice::Controller(ControllerUrl::Unix("/c".into())))
+        );
+        for wrong in [&["--manifests", "a", "--kubeconfig", "b"][..], &["--controller", "http://a:1"], &["--x"]] {
             assert_eq!(parse(wrong).unwrap_err().exit_code(), 2, "{wrong:?}");
         }
     }

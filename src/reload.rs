@@ -49,8 +49,8 @@ impl Reload {
     #[must_use]
     pub fn new(file: PathBuf, choice: SourceChoice, settings: Settings) -> Self {
         let controller = match &settings.source {
-            StateSource::Embedded(controller) => Some((**controller).clone()),
-            StateSource::Remote(_) => None,
+            StateSource::Embedded(controller, _) => Some((**controller).clone()),
+            StateSource::Remote(..) => None,
         };
         Self { file, choice, running: Mutex::new(settings), controller: watch::Sender::new(controller) }
     }
@@ -77,14 +77,16 @@ impl Reload {
         let changed = changed_keys(&running.effective(), &new.effective());
         // The socket is where this gateway itself is connected; a source of another kind is another gateway.
         let stays = match (&running.source, &new.source) {
-            (StateSource::Embedded(old), StateSource::Embedded(new)) => old.listen == new.listen,
+            (StateSource::Embedded(old, _), StateSource::Embedded(new, _)) => old.listen == new.listen,
             _ => false,
         };
         let live = |key: &String| stays && KEYS.contains(&key.as_str());
         let (applied, at_next_start): (Vec<_>, Vec<_>) = changed.into_iter().partition(live);
-        if let (StateSource::Embedded(controller), false) = (&new.source, applied.is_empty()) {
-            self.controller.send_replace(Some((**controller).clone()));
-            running.source = new.source;
+        if let (StateSource::Embedded(now, _), StateSource::Embedded(controller, _), false) =
+            (&mut running.source, new.source, applied.is_empty())
+        {
+            self.controller.send_replace(Some((*controller).clone()));
+            *now = controller;
         }
         Ok(Reloaded { applied, at_next_start })
     }

@@ -132,7 +132,7 @@ fn port_named(ports: &[PortConfig], name: &str) -> Result<PortIndex, ReplayError
 
 /// What a controller plans for these manifests at its first start: VIPs of earlier runs are not known.
 fn state_of(settings: &Settings, dir: &Path) -> Result<State, ReplayError> {
-    let StateSource::Embedded(controller) = &settings.source else { return Ok(State::default()) };
+    let StateSource::Embedded(controller, _) = &settings.source else { return Ok(State::default()) };
     let read = Directory::new(dir.to_owned()).read();
     let (objects, notes) = read.map_err(|error| ReplayError::Manifests { dir: dir.to_owned(), error })?;
     for note in notes {

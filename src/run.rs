@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use control::controller::{Controller, ControllerError, Running};
+use control::dial::ControllerUrl;
 use control::probe;
 use control::settings::ControllerSettings;
 use control::socket::{ListenError, listen};
@@ -164,8 +165,8 @@ async fn serve(
     let (publisher, subscribers) = Publisher::new(compiler.initial(), shares.len());
     let tables = Tables { compiler, publisher };
     let controller = match &settings.source {
-        StateSource::Embedded(controller) => Some(controller),
-        StateSource::Remote(_) => None,
+        StateSource::Embedded(controller, _) => Some(controller),
+        StateSource::Remote(..) => None,
     };
     let running = match controller {
         Some(controller) => Some(Controller::start((**controller).clone(), stop.child_token()).await?),
@@ -275,12 +276,17 @@ async fn run_controller(
 
 /// The tasks that make snapshots of what the controller says: following it, its state on disk, probes, compiling.
 fn supervise_state(supervisor: &mut Supervisor, settings: &Settings, channels: &Channels, file: StateFile, tables: Tables) {
-    let sockets = match &settings.source {
-        StateSource::Embedded(controller) => std::slice::from_ref(&controller.listen),
-        StateSource::Remote(sockets) => sockets,
+    let (urls, certificates, group) = match &settings.source {
+        StateSource::Embedded(controller, certificates) => {
+            let own = controller.listen.unix.iter().cloned().map(ControllerUrl::Unix).collect();
+            (own, certificates, Some(controller.group.clone()))
+        }
+        StateSource::Remote(urls, certificates) => (urls.clone(), certificates, None),
     };
     let client = ClientSettings {
-        urls: sockets.iter().map(|socket| format!("unix:{}", socket.display())).collect(),
+        urls,
+        certificates: certificates.clone(),
+        group,
         gateway: settings.name.clone(),
         version: VERSION.to_owned(),
     };

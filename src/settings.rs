@@ -17,7 +17,8 @@ use std::time::Duration;
 
 use control::config::tree::Node;
 use control::config::{Invalid, Logs, Placed, Reader};
-use control::settings::ControllerSettings;
+use control::dial::ControllerUrl;
+use control::settings::{CertificateFiles, ControllerSettings};
 use dataplane::{FlowLimits, Neighbour, Route, Tunnel};
 
 use crate::netlink::RouteTable;
@@ -49,10 +50,10 @@ pub enum Hugepages {
 /// Who tells the gateway what to forward.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StateSource {
-    /// A controller in this process.
-    Embedded(Box<ControllerSettings>),
-    /// Controllers behind these unix sockets, tried in order; never empty.
-    Remote(Vec<PathBuf>),
+    /// A controller in this process; with certificates also another one that leads.
+    Embedded(Box<ControllerSettings>, Option<CertificateFiles>),
+    /// Controllers, tried in order, never empty; certificates where one is reached over TCP.
+    Remote(Vec<ControllerUrl>, Option<CertificateFiles>),
 }
 
 /// A valid configuration.

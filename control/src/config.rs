@@ -5,6 +5,7 @@
 //! no settings. Deliberately not here: what only a running machine knows (devices, cores, free addresses).
 
 pub mod controller;
+pub mod listen;
 mod logs;
 mod pools;
 mod problem;

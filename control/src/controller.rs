@@ -22,7 +22,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::gateways::Gateways;
 use crate::gathering::{CHANGES_WAITING_MAX, gather};
-use crate::kubernetes::{self, Cluster, EventWriter, StatusWriter};
+use crate::incoming::{CertificateSource, Listeners, ServerTls};
+use crate::kubernetes::{self, Cluster, EventWriter, FollowedSecret, StatusWriter};
 use crate::lease::{Candidate, Leadership};
 use crate::manifests::{self, StatusFiles};
 use crate::note::{Note, Subject};
@@ -32,10 +33,11 @@ use crate::overrides::store::{self, Store};
 use crate::plan::{Memory, plan};
 use crate::publish::Published;
 use crate::server::{self, ConfigService};
-use crate::settings::{ControllerSettings, Source};
+use crate::settings::{Certificates, ControllerSettings, Source};
 use crate::socket::{self, TakenAway};
 use crate::source::Change;
 use crate::status::{StatusSink, Statuses, write_statuses};
+use crate::tls::TlsError;
 use crate::world::World;
 
 /// What still stands is looked at this often; it is repeated when its time has come.
@@ -47,6 +49,9 @@ pub enum ControllerError {
     /// The socket cannot be listened on.
     #[error(transparent)]
     Listen(#[from] socket::ListenError),
+    /// The certificates for TCP cannot be used.
+    #[error("tls: {0}")]
+    Certificates(#[from] TlsError),
     /// The status files cannot be read.
     #[error(transparent)]
     StatusFiles(#[from] manifests::StatusFileError),
@@ -77,7 +82,7 @@ pub struct Running {
     pub gateways: watch::Receiver<Gateways>,
     /// What owners of objects were told lately.
     pub notebook: Arc<Notebook>,
-    _socket: TakenAway,
+    _socket: Option<TakenAway>,
     tasks: JoinSet<Result<(), ControllerError>>,
     shutdown: CancellationToken,
 }
@@ -90,17 +95,21 @@ impl Controller {
     pub async fn start(settings: ControllerSettings, shutdown: CancellationToken) -> Result<Running, ControllerError> {
         // Before anything is listened on: an error here leaves nothing behind.
         let origin = Origin::open(&settings.source).await?;
-        let listener = socket::listen(&settings.listen).await?;
+        let (listeners, socket, secret) = listen(&settings, &origin).await?;
         let (states, states_seen) = watch::channel(None);
         let (gateways, gateways_seen) = watch::channel(Gateways::default());
         let (leadership, led) = watch::channel(Leadership::Following(None));
-        let service =
-            ConfigService { states: states_seen.clone(), gateways, leadership: led.clone(), shutdown: shutdown.clone() };
-        let socket = TakenAway(settings.listen.clone());
+        let service = ConfigService {
+            states: states_seen.clone(),
+            gateways,
+            leadership: led.clone(),
+            group: settings.group.clone(),
+            shutdown: shutdown.clone(),
+        };
 
         let mut tasks = JoinSet::new();
         let desk = Desk::new(origin.overrides(&settings));
-        tasks.spawn(async move { Ok(server::serve(listener, service).await?) });
+        tasks.spawn(async move { Ok(server::serve(listeners, service).await?) });
         // Only a leader writes Events, and it alone has something to tell.
         let notebook = Arc::new(match &origin {
             Origin::Manifests { .. } => Notebook::default(),
@@ -121,9 +130,16 @@ impl Controller {
                 });
             }
             Origin::Kubernetes(cluster) => {
-                let candidate = Candidate::new(&work.settings.group, None);
+                let candidate = Candidate::new(&work.settings.group, work.settings.listen.advertised());
                 let released = CancellationToken::new();
                 let (cluster, release) = (Arc::new(cluster), released.clone());
+                if let Some(secret) = secret {
+                    let (cluster, stop) = (Arc::clone(&cluster), shutdown.clone());
+                    tasks.spawn(async move {
+                        stop.run_until_cancelled(secret.follow(&cluster)).await;
+                        Ok(())
+                    });
+                }
                 let electing = Arc::clone(&cluster);
                 tasks.spawn(async move {
                     kubernetes::elect(&electing, candidate, &leadership, released).await;
@@ -140,6 +156,36 @@ impl Controller {
         }
         Ok(Running { states: states_seen, gateways: gateways_seen, notebook, _socket: socket, tasks, shutdown })
     }
+}
+
+/// Listens where it should. Certificates in files must be usable now; a Secret is followed from now on, since the API server may be
+/// away.
+async fn listen(
+    settings: &ControllerSettings,
+    origin: &Origin,
+) -> Result<(Listeners, Option<TakenAway>, Option<FollowedSecret>), ControllerError> {
+    let (mut listeners, mut socket, mut secret) = (Listeners::default(), None, None);
+    if let Some(tcp) = &settings.listen.tcp {
+        let tls = match (&tcp.certificates, origin) {
+            (Certificates::Files(files), _) => {
+                let tls = ServerTls::new(CertificateSource::Files(files.clone()), &settings.group);
+                tls.read().await?;
+                tls
+            }
+            (Certificates::Secret(name), Origin::Kubernetes(_)) => {
+                let (sender, read) = watch::channel(None);
+                secret = Some(FollowedSecret { name: name.clone(), sender });
+                ServerTls::new(CertificateSource::Secret(name.clone(), read), &settings.group)
+            }
+            (Certificates::Secret(name), Origin::Manifests { .. }) => return Err(TlsError::NoCluster(name.clone()).into()),
+        };
+        listeners.tcp = Some((socket::listen_tcp(tcp.address).await?, Arc::new(tls)));
+    }
+    if let Some(path) = &settings.listen.unix {
+        listeners.unix = Some(socket::listen(path).await?);
+        socket = Some(TakenAway(path.clone()));
+    }
+    Ok((listeners, socket, secret))
 }
 
 /// What a leader does: all of it ends with its tasks.

@@ -11,6 +11,7 @@ mod election;
 mod events;
 mod follow;
 mod outage;
+mod secret;
 mod status;
 mod writer;
 
@@ -19,5 +20,6 @@ pub use election::elect;
 pub use events::{EventWriter, REPEATED_AFTER};
 pub use follow::follow;
 pub use outage::{Outage, Trouble};
+pub use secret::FollowedSecret;
 pub use status::{Outcome, StatusError, patch};
 pub use writer::StatusWriter;

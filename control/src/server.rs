@@ -1,8 +1,9 @@
-//! `sluice.v1.Config` on a unix socket: gateways dial it, say what they have, and are sent what they lack.
+//! `sluice.v1.Config`: gateways dial it, say what they have, and are sent what they lack.
 //!
 //! Invariant: before the first complete state nothing is sent, so that no gateway ever takes a controller that has just
 //! started for an empty cluster. A slow gateway holds one message at most; what it gets next is the newest state.
-//! Deliberately not here: TLS, which a unix socket does not need.
+//! A gateway speaks only for itself: over TCP its name must be that of its certificate, and its group is ours.
+//! Deliberately not here: sockets and TLS (`incoming`).
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,19 +13,22 @@ use proto::limits::{LEADER_METADATA, MESSAGE_BYTES_MAX, SERVICES_MAX};
 use proto::v1::config_server::{Config, ConfigServer};
 use proto::v1::{self, Hello, WatchRequest, WatchResponse, watch_request};
 use proto::{Generation, v1::FILE_DESCRIPTOR_SET};
-use tokio::net::UnixListener;
 use tokio::sync::{mpsc, watch};
-use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
+use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::gateways::{Connection, Gateways, Health, Report};
+use crate::incoming::{Listeners, Peer};
 use crate::lease::{Leader, Leadership};
 use crate::publish::Published;
+use crate::tls::{CONTROLLER, Identity};
 
 /// A gateway that connects says hello within this time, or it is none.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// A gateway that does not answer pings is gone within twice this, 20 s as everywhere (CONTROL section 8).
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// Connections that are still open this long after a stop are dropped.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 /// Kubernetes allows names of 253 characters.
@@ -39,6 +43,8 @@ pub struct ConfigService {
     pub gateways: watch::Sender<Gateways>,
     /// Whether this controller leads: only then it serves.
     pub leadership: watch::Receiver<Leadership>,
+    /// The group of gateways that it serves.
+    pub group: String,
     /// Ends all streams.
     pub shutdown: CancellationToken,
 }
@@ -58,7 +64,7 @@ pub enum ServeError {
 ///
 /// # Errors
 /// When the transport fails.
-pub async fn serve(listener: UnixListener, service: ConfigService) -> Result<(), ServeError> {
+pub async fn serve(listeners: impl Into<Listeners>, service: ConfigService) -> Result<(), ServeError> {
     let shutdown = service.shutdown.clone();
     let (reporter, health) = tonic_health::server::health_reporter();
     reporter.set_serving::<ConfigServer<ConfigService>>().await;
@@ -69,10 +75,12 @@ pub async fn serve(listener: UnixListener, service: ConfigService) -> Result<(),
     let config =
         ConfigServer::new(service).max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX);
     let server = Server::builder()
+        .http2_keepalive_interval(Some(KEEP_ALIVE))
+        .http2_keepalive_timeout(Some(KEEP_ALIVE))
         .add_service(config)
         .add_service(health)
         .add_service(reflection)
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), shutdown.clone().cancelled_owned());
+        .serve_with_incoming_shutdown(listeners.into().incoming(), shutdown.clone().cancelled_owned());
     // Streams end at once; whoever does not take note of it keeps nobody from ending.
     let grace_is_over = async {
         shutdown.cancelled().await;
@@ -93,11 +101,14 @@ impl Config for ConfigService {
         if !matches!(leads_since, Leadership::Leading { .. }) {
             return Err(not_leading(&leads_since));
         }
+        let Some(peer) = request.extensions().get::<Peer>().cloned() else {
+            return Err(Status::internal("the connection does not say who is at its other end"));
+        };
         // One message: whatever else changes while the gateway reads it is sent as one difference.
         let (messages, stream) = mpsc::channel(1);
         let (service, shutdown) = (self.clone(), self.shutdown.clone());
         tokio::spawn(async move {
-            if let Err(status) = service.converse(request.into_inner(), &messages, leads_since).await {
+            if let Err(status) = service.converse((request.into_inner(), peer), &messages, leads_since).await {
                 if !shutdown.is_cancelled() {
                     tracing::warn!(%status, "gateway disconnected");
                 }
@@ -113,11 +124,12 @@ impl ConfigService {
     /// One gateway, until either side goes, or the leadership does that it connected in.
     async fn converse(
         mut self,
-        mut inbound: Streaming<WatchRequest>,
+        (mut inbound, peer): (Streaming<WatchRequest>, Peer),
         messages: &mpsc::Sender<Result<WatchResponse, Status>>,
         leads_since: Leadership,
     ) -> Result<(), Status> {
         let hello = hello(&mut inbound).await?;
+        speaks_for_itself(&hello, &peer, &self.group)?;
         let connection = Connection::open(&self.gateways, &hello.gateway, &hello.version, reserved(&hello)?);
         tracing::info!(gateway = hello.gateway, version = hello.version, "gateway connected");
         let mut sent: Option<Generation> = None;
@@ -189,6 +201,28 @@ async fn hello(inbound: &mut Streaming<WatchRequest>) -> Result<Hello, Status> {
     Ok(hello)
 }
 
+/// Whether the gateway belongs to us, and is who it says it is. On the unix socket everybody is who they say.
+fn speaks_for_itself(hello: &Hello, peer: &Peer, group: &str) -> Result<(), Status> {
+    if !(hello.group.is_empty() || hello.group == group) {
+        return Err(Status::invalid_argument(format!(
+            "gateway {} belongs to group {}, and this controller serves group {group}; correct `group`, the gateway's certificate, or \
+             `controller.urls`",
+            hello.gateway, hello.group
+        )));
+    }
+    let Peer::Named(names) = peer else { return Ok(()) };
+    let claimed = Identity::new(group, &hello.gateway);
+    if hello.gateway == CONTROLLER {
+        return Err(Status::permission_denied(format!("no gateway may be named {CONTROLLER}; give it another `name`")));
+    }
+    if names.contains(&claimed) {
+        return Ok(());
+    }
+    let found = if names.is_empty() { "nobody of ours".to_owned() } else { Identity::list(names) };
+    let advice = "correct the gateway's `name`, or issue its certificate with that URI SAN";
+    Err(Status::permission_denied(format!("the gateway's certificate is for {found}; expected {claimed}: {advice}")))
+}
+
 /// Addresses of the gateway itself.
 fn reserved(hello: &Hello) -> Result<Vec<IpAddr>, Status> {
     let address = |bytes: &Vec<u8>| proto::convert::address(bytes).map_err(|error| Status::invalid_argument(error.to_string()));
@@ -253,7 +287,8 @@ mod tests {
             let (gateways, gateways_seen) = watch::channel(Gateways::default());
             let shutdown = CancellationToken::new();
             let leadership = watch::channel(Leadership::Leading { epoch: "now".to_owned() }).1;
-            let service = ConfigService { states: seen, gateways, leadership, shutdown: shutdown.clone() };
+            let group = "east".to_owned();
+            let service = ConfigService { states: seen, gateways, leadership, group, shutdown: shutdown.clone() };
             let listener = crate::socket::listen(&dir.path().join("config.sock")).await.unwrap();
             tokio::spawn(serve(listener, service));
             Self { dir, states, gateways: gateways_seen, shutdown }

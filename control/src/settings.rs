@@ -1,9 +1,10 @@
 //! What the controller is configured with: valid values, whoever read them.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::dial::ControllerUrl;
 use ipnet::IpNet;
 use kube::core::Selector;
 use proto::{HealthCheck, Mode, Scheduler};
@@ -27,6 +28,60 @@ pub enum Source {
         /// The namespace of the Lease and of what else is ours alone; none: the pod's, or that of the kubeconfig's context.
         namespace: Option<String>,
     },
+}
+
+/// PEM files of one side of TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CertificateFiles {
+    /// The authority that the other side's certificate must be of.
+    pub ca: PathBuf,
+    /// Our certificate, and what leads from it to the authority.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+}
+
+/// Where a controller's certificates are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Certificates {
+    /// In files.
+    Files(CertificateFiles),
+    /// In a Secret of our own namespace, under `ca.crt`, `tls.crt` and `tls.key`: its name.
+    Secret(String),
+}
+
+/// A TCP address that gateways are served on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenTcp {
+    /// The address.
+    pub address: SocketAddr,
+    /// Key `tls`: without it nothing listens on TCP.
+    pub certificates: Certificates,
+    /// Key `advertise`: the URL under which gateways reach this controller and no other.
+    pub advertise: Option<ControllerUrl>,
+}
+
+/// Where gateways are served: on one or both.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listen {
+    /// A unix socket.
+    pub unix: Option<PathBuf>,
+    /// TCP with TLS.
+    pub tcp: Option<ListenTcp>,
+}
+
+impl Listen {
+    /// On a unix socket alone.
+    #[must_use]
+    pub fn unix(path: PathBuf) -> Self {
+        Self { unix: Some(path), tcp: None }
+    }
+
+    /// Where gateways reach this controller and no other, if it says so.
+    #[must_use]
+    pub fn advertised(&self) -> Option<String> {
+        self.tcp.as_ref()?.advertise.as_ref().map(ToString::to_string)
+    }
 }
 
 /// What a Service gets that does not say.
@@ -65,8 +120,8 @@ pub struct ClaimClassless {
 /// Settings of a controller, embedded or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ControllerSettings {
-    /// Socket that `sluice.v1.Config` is served on.
-    pub listen: PathBuf,
+    /// Where `sluice.v1.Config` is served.
+    pub listen: Listen,
     /// Name of the gateway group.
     pub group: String,
     /// Where objects come from.

@@ -1,14 +1,15 @@
-//! The unix sockets that sluice's programs listen on.
+//! The sockets that sluice's programs listen on.
 //!
 //! Invariant: a socket that somebody listens on is never taken away from them; one that nobody does (its program was
 //! killed) is replaced. Its owner and group may connect.
 
 use std::fs::{self, Permissions};
 use std::io;
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
 
 /// Why nothing listens.
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +20,14 @@ pub enum ListenError {
     /// There is something else of that name.
     #[error("{0} exists and is no socket; move it away, or configure another path")]
     NotASocket(PathBuf),
+    /// The address cannot be had.
+    #[error("cannot listen on {address}: {error}; another process may listen there, or the address is none of this machine")]
+    Tcp {
+        /// The address.
+        address: SocketAddr,
+        /// What the system said.
+        error: io::Error,
+    },
     /// The system refused.
     #[error("cannot listen on {path}: {error}; the directory must exist or be creatable, and be writable for this process")]
     System {
@@ -46,6 +55,14 @@ pub async fn listen(path: &Path) -> Result<UnixListener, ListenError> {
     let listener = UnixListener::bind(path).map_err(system(path))?;
     fs::set_permissions(path, Permissions::from_mode(0o660)).map_err(system(path))?;
     Ok(listener)
+}
+
+/// Listens on a TCP address.
+///
+/// # Errors
+/// When it cannot be had.
+pub async fn listen_tcp(address: SocketAddr) -> Result<TcpListener, ListenError> {
+    TcpListener::bind(address).await.map_err(|error| ListenError::Tcp { address, error })
 }
 
 /// Removes a socket that this process listens on, however its server ends. One that a crash leaves behind is replaced by the

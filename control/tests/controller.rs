@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use control::controller::{Controller, ControllerError, Running};
-use control::settings::{ControllerSettings, Defaults, OwnershipRules, Source};
+use control::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
 use control::spec::PoolSpec;
 use proto::v1::config_client::ConfigClient;
 use proto::v1::{Hello, WatchRequest, WatchResponse, watch_request};
@@ -47,7 +47,7 @@ impl Lab {
         let source = Source::Manifests { dir: self.dir.path().join("manifests"), status_dir: self.dir.path().join("status") };
         let ranges = vec!["192.0.2.100-192.0.2.199".parse().unwrap()];
         ControllerSettings {
-            listen: self.socket(),
+            listen: Listen::unix(self.socket()),
             group: "default".to_owned(),
             source,
             load_balancer_class: "sluice.dev/gateway".to_owned(),

@@ -2,13 +2,13 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use control::crd::AddressPool;
 use control::manifests::Directory;
 use control::plan::{Memory, plan};
-use control::settings::{ControllerSettings, Defaults, OwnershipRules, Source};
+use control::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
 use control::source::Change;
 use control::spec::PoolSpec;
 use control::world::World;
@@ -16,7 +16,7 @@ use proto::{HealthCheck, Mode, Scheduler, Service, ServiceName, Target};
 
 fn settings() -> ControllerSettings {
     ControllerSettings {
-        listen: PathBuf::new(),
+        listen: Listen::default(),
         group: "default".to_owned(),
         source: Source::Kubernetes { kubeconfig: None, namespace: None },
         load_balancer_class: "sluice.dev/gateway".to_owned(),

@@ -6,11 +6,10 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use control::plan::{Memory, Plan, plan};
-use control::settings::{ControllerSettings, Defaults, OwnershipRules, Source};
+use control::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
 use control::source::Change;
 use control::spec::PoolSpec;
 use control::world::World;
@@ -21,7 +20,7 @@ use serde_json::Value;
 fn settings() -> ControllerSettings {
     let ranges = vec!["192.0.2.0/24".parse().unwrap(), "2001:db8:1::/112".parse().unwrap()];
     ControllerSettings {
-        listen: PathBuf::new(),
+        listen: Listen::default(),
         group: "default".to_owned(),
         source: Source::Kubernetes { kubeconfig: None, namespace: None },
         load_balancer_class: "sluice.dev/gateway".to_owned(),

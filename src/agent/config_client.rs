@@ -3,10 +3,13 @@
 //! Invariant: the last state stays in use for as long as no controller says otherwise; only a message changes it. A
 //! generation is acknowledged on the stream that brought it, after every worker forwards by it, newest first: an
 //! acknowledgement that could not be sent yet is replaced, never queued.
-//! Deliberately not here: what a message means (`received`), TLS and a leader's redirection (later).
+//! A controller that does not lead says who does: that one is dialled next, then the configured ones in turn.
+//! Deliberately not here: what a message means (`received`), sockets and TLS (`control::dial`).
 
 use std::time::Duration;
 
+use control::dial::{ControllerUrl, DialError, chain, dial};
+use control::settings::CertificateFiles;
 use proto::v1::config_client::ConfigClient;
 use proto::v1::watch_request::Message;
 use proto::{Generation, Known, limits, v1};
@@ -14,24 +17,24 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::{ReceiverStream, WatchStream};
-use tonic::transport::{Channel, Endpoint};
 
 use super::backoff::{Backoff, random};
 use super::received::{Received, ReceivedError};
 use super::report::{self, Facts};
 use super::supervisor::Failure;
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A controller that does not answer pings is given up within twice this, 20 s as everywhere (CONTROL section 8).
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
 /// Whom to follow, and as whom.
 #[derive(Clone, Debug)]
 pub struct ClientSettings {
-    /// Addresses of controllers, tried in turn: `unix:PATH`.
-    pub urls: Vec<String>,
+    /// Controllers, tried in turn.
+    pub urls: Vec<ControllerUrl>,
+    /// What those over TCP are dialled with.
+    pub certificates: Option<CertificateFiles>,
+    /// The group of the embedded controller; with others the certificate says it.
+    pub group: Option<String>,
     /// This gateway's name.
     pub gateway: String,
     /// This program's version.
@@ -52,14 +55,25 @@ pub struct ClientChannels {
 /// Why a stream ended.
 #[derive(Debug, thiserror::Error)]
 enum StreamError {
-    #[error("cannot connect to the controller at {url}: {error}; is it running, and may this process open the socket?")]
-    Connect { url: String, error: String },
-    #[error("the controller at {url} refused: {}", status.message())]
-    Refused { url: String, status: tonic::Status },
+    #[error("cannot connect to the controller at {url}: {error}; is it running there, and may this process reach it?")]
+    Connect { url: ControllerUrl, error: DialError },
+    #[error("the controller at {url} refused: {}", said(status))]
+    Refused { url: ControllerUrl, status: Box<tonic::Status> },
     #[error("the controller at {0} closed the stream")]
-    Closed(String),
+    Closed(ControllerUrl),
     #[error(transparent)]
     Received(#[from] ReceivedError),
+}
+
+impl StreamError {
+    /// The controller that leads, where one that does not has said so.
+    fn leader(&self) -> Option<ControllerUrl> {
+        let Self::Refused { status, .. } = self else { return None };
+        if status.code() != tonic::Code::FailedPrecondition {
+            return None;
+        }
+        status.metadata().get(limits::LEADER_METADATA)?.to_str().ok()?.parse().ok()
+    }
 }
 
 /// Follows the controllers for ever.
@@ -73,8 +87,14 @@ pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(
     let mut received = Received::resuming(channels.known.borrow().as_ref());
     let mut backoff = Backoff::new(FIRST_WAIT, LONGEST_WAIT);
     let mut said = String::new();
-    for url in settings.urls.iter().cycle() {
-        let error = follow(url, &settings, &channels, &mut received, &mut backoff).await;
+    let mut configured = settings.urls.iter().cycle();
+    let mut leader: Option<ControllerUrl> = None;
+    loop {
+        // Whoever is named as leader and does not lead names nobody further: two that name each other keep us from nothing.
+        let is_led_there = leader.is_some();
+        let Some(url) = leader.take().or_else(|| configured.next().cloned()) else { return Ok(()) };
+        let error = follow(&url, &settings, &channels, &mut received, &mut backoff).await;
+        leader = error.leader().filter(|_| !is_led_there && settings.certificates.is_some());
         if channels.connected.send_replace(false) {
             said.clear();
         }
@@ -83,26 +103,28 @@ pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(
             tracing::warn!(error, "not following a controller; the last state stays in use");
             said = error;
         }
-        sleep(backoff.wait(random())).await;
+        if leader.is_none() {
+            sleep(backoff.wait(random())).await;
+        }
     }
-    Ok(())
 }
 
 /// Follows one controller until the stream ends; says why it did.
 async fn follow(
-    url: &str,
+    url: &ControllerUrl,
     settings: &ClientSettings,
     channels: &ClientChannels,
     received: &mut Received,
     backoff: &mut Backoff,
 ) -> StreamError {
-    let refused = |status| StreamError::Refused { url: url.to_owned(), status };
-    let channel = match connect(url).await {
-        Ok(channel) => channel,
-        Err(error) => return StreamError::Connect { url: url.to_owned(), error: chain(&error) },
+    let refused = |status| StreamError::Refused { url: url.clone(), status: Box::new(status) };
+    let (channel, group) = match dial(url, &settings.gateway, settings.certificates.as_ref()).await {
+        Ok(dialled) => dialled,
+        Err(error) => return StreamError::Connect { url: url.clone(), error },
     };
+    let group = group.or_else(|| settings.group.clone()).unwrap_or_default();
     let (acknowledge, acknowledged) = watch::channel(None);
-    let hello = Message::Hello(received.hello(&settings.gateway, &settings.version));
+    let hello = Message::Hello(v1::Hello { group, ..received.hello(&settings.gateway, &settings.version) });
     let later = WatchStream::new(acknowledged).filter_map(|g: Option<Generation>| g).map(|g| Message::Acknowledge((&g).into()));
     let (reports, reported) = mpsc::channel(1);
     // Ends with the stream that takes its reports.
@@ -123,7 +145,7 @@ async fn follow(
             message = stream.message() => {
                 let known = match message {
                     Ok(Some(message)) => received.apply(message),
-                    Ok(None) => return StreamError::Closed(url.to_owned()),
+                    Ok(None) => return StreamError::Closed(url.clone()),
                     Err(status) => return refused(status),
                 };
                 let known = match known {
@@ -133,7 +155,7 @@ async fn follow(
                 backoff.reset();
                 epoch = Some(known.state.generation.epoch.clone());
                 if !channels.connected.send_replace(true) {
-                    tracing::info!(url, generation = %known.state.generation, "following the controller");
+                    tracing::info!(%url, generation = %known.state.generation, "following the controller");
                 }
                 channels.known.send_replace(Some(known));
                 reached.mark_changed();
@@ -146,21 +168,10 @@ async fn follow(
     }
 }
 
-async fn connect(url: &str) -> Result<Channel, tonic::transport::Error> {
-    Endpoint::from_shared(url.to_owned())?
-        .connect_timeout(CONNECT_TIMEOUT)
-        .http2_keep_alive_interval(KEEP_ALIVE)
-        .keep_alive_timeout(KEEP_ALIVE)
-        .keep_alive_while_idle(true)
-        .connect()
-        .await
-}
-
-/// An error with its causes: tonic's own text is "transport error". Some of them repeat their cause.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source()).map(ToString::to_string);
-    let join = |text: String, cause: String| if text.ends_with(&cause) { text } else { format!("{text}: {cause}") };
-    causes.fold(error.to_string(), join)
+/// What a status says, with what the transport says beneath it: a handshake that the controller refused shows only there.
+fn said(status: &tonic::Status) -> String {
+    let cause = std::error::Error::source(status).map(chain).unwrap_or_default();
+    if cause.is_empty() { status.message().to_owned() } else { format!("{}: {cause}", status.message()) }
 }
 
 #[cfg(test)]
@@ -251,7 +262,9 @@ mod tests {
             let (connected, connected_out) = watch::channel(false);
             let (reached, reached_out) = watch::channel(None);
             let settings = ClientSettings {
-                urls: vec![format!("unix:{}", dir.path().join("config.sock").display())],
+                urls: vec![ControllerUrl::Unix(dir.path().join("config.sock"))],
+                certificates: None,
+                group: Some("east".to_owned()),
                 gateway: "edge-1".to_owned(),
                 version: "0.1.0".to_owned(),
             };
@@ -355,7 +368,8 @@ mod tests {
             let (gateways_out, gateways) = watch::channel(Gateways::default());
             let shutdown = CancellationToken::new();
             let leadership = watch::channel(Leadership::Leading { epoch: "e".to_owned() }).1;
-            let service = ConfigService { states: states_in, gateways: gateways_out, leadership, shutdown: shutdown.clone() };
+            let (group, shutdown_in) = ("east".to_owned(), shutdown.clone());
+            let service = ConfigService { states: states_in, gateways: gateways_out, leadership, group, shutdown: shutdown_in };
             let listener = control::socket::listen(path).await.unwrap();
             Self { states, gateways, shutdown, server: tokio::spawn(serve(listener, service)) }
         }

@@ -3,7 +3,10 @@
 use std::fmt::{self, Write};
 
 use control::config::controller;
+use control::config::listen::written_files;
 use control::config::scalar::{Written, quoted, quoted_list};
+
+use control::settings::CertificateFiles;
 
 use crate::netlink::RouteTable;
 
@@ -91,16 +94,19 @@ impl Settings {
 
     fn write_source(&self, out: &mut String) -> fmt::Result {
         match &self.source {
-            StateSource::Remote(urls) => {
-                let urls = quoted_list(urls.iter().map(|path| format!("unix:{}", path.display())));
-                writeln!(out, "controller: {{urls: {urls}, tls: {{}}}}")
+            StateSource::Remote(urls, tls) => {
+                writeln!(out, "controller: {{urls: {}, tls: {}}}", quoted_list(urls), written(tls.as_ref()))
             }
-            StateSource::Embedded(settings) => {
-                writeln!(out, "controller: {{urls: [], tls: {{}}}}")?;
+            StateSource::Embedded(settings, tls) => {
+                writeln!(out, "controller: {{urls: [], tls: {}}}", written(tls.as_ref()))?;
                 out.write_str(&controller::effective(settings))
             }
         }
     }
+}
+
+fn written(tls: Option<&CertificateFiles>) -> String {
+    tls.map_or_else(|| "{}".to_owned(), written_files)
 }
 
 fn write_port(out: &mut String, port: &PortSettings) -> fmt::Result {

@@ -5,8 +5,10 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use control::config::controller::{ControllerKeys, KEYS};
-use control::config::{Place, Placed, PlacedRange, Section, scalar};
-use control::settings::Source;
+use control::config::listen::{take_files, take_url};
+use control::config::{Place, Placed, PlacedRange, Section};
+use control::dial::ControllerUrl;
+use control::settings::{CertificateFiles, Source};
 
 use super::StateSource;
 
@@ -20,67 +22,79 @@ pub enum SourceChoice {
     Manifests(PathBuf),
     /// `--kubeconfig F`.
     Kubeconfig(PathBuf),
-    /// `--controller URL`, its socket.
-    Controller(PathBuf),
+    /// `--controller URL`.
+    Controller(ControllerUrl),
     /// `replay --manifests DIR`: whatever source the file names is not asked.
     Replay(PathBuf),
 }
 
 /// The source as read.
 pub(super) enum Chosen {
-    Embedded(Box<ControllerKeys>, Source),
-    Remote(Vec<PathBuf>),
+    Embedded(Box<ControllerKeys>, Source, Option<CertificateFiles>),
+    Remote(Vec<ControllerUrl>, Option<CertificateFiles>),
 }
 
 impl Chosen {
     /// Ranges of the pools, where the pools are in this file.
     pub(super) fn ranges(&self) -> &[PlacedRange] {
         match self {
-            Self::Embedded(keys, _) => &keys.ranges,
-            Self::Remote(_) => &[],
+            Self::Embedded(keys, ..) => &keys.ranges,
+            Self::Remote(..) => &[],
         }
     }
 
     /// The source of a gateway that itself uses the `reserved` addresses.
     pub(super) fn settings(self, reserved: Vec<IpAddr>) -> StateSource {
         match self {
-            Self::Embedded(keys, source) => StateSource::Embedded(Box::new(keys.settings(source, reserved))),
-            Self::Remote(urls) => StateSource::Remote(urls),
+            Self::Embedded(keys, source, tls) => StateSource::Embedded(Box::new(keys.settings(source, reserved)), tls),
+            Self::Remote(urls, tls) => StateSource::Remote(urls, tls),
         }
     }
 }
 
 /// Takes key `controller` and, where the controller is embedded, its keys.
 pub(super) fn take(top: &mut Section<'_>, choice: &SourceChoice, admin_listen: &Path) -> Chosen {
-    let urls = take_controller(top);
+    let (urls, tls) = take_controller(top);
     if matches!(choice, SourceChoice::Controller(_)) || (*choice == SourceChoice::File && urls.is_some()) {
         refuse_controller_keys(top);
-        return Chosen::Remote(match choice {
-            SourceChoice::Controller(socket) => vec![socket.clone()],
+        let urls = match choice {
+            SourceChoice::Controller(url) => vec![url.clone()],
             _ => urls.map(|urls| urls.value).unwrap_or_default(),
-        });
+        };
+        if let (Some(url), None) = (urls.iter().find(|url| matches!(url, ControllerUrl::Https { .. })), &tls) {
+            let place = Place { line: top.place.line, key: "controller.tls".to_owned() };
+            top.reader.problem(&place, format!("missing, expected `ca`, `cert` and `key`, which {url} needs"));
+        }
+        return Chosen::Remote(urls, tls);
     }
     let keys = ControllerKeys::take(top);
-    if keys.listen == admin_listen {
+    if keys.listen.unix.is_none() {
+        let place = Place { line: top.place.line, key: "listen".to_owned() };
+        top.reader.problem(&place, "found no unix socket, and this gateway's own connection needs one; add unix:PATH");
+    }
+    if keys.listen.unix.as_deref() == Some(admin_listen) {
         let place = Place { line: top.place.line, key: "listen".to_owned() };
         top.reader
             .problem(&place, format!("found unix:{}, which is `admin.listen` too; give each its own", admin_listen.display()));
     }
     let source = choose(top, choice, &keys, urls.as_ref());
-    Chosen::Embedded(Box::new(keys), source)
+    Chosen::Embedded(Box::new(keys), source, tls)
 }
 
-fn take_controller(top: &mut Section<'_>) -> Option<Placed<Vec<PathBuf>>> {
+fn take_controller(top: &mut Section<'_>) -> (Option<Placed<Vec<ControllerUrl>>>, Option<CertificateFiles>) {
     let base = top.reader.base();
     let mut section = top.section("controller");
-    section.unbuilt("tls");
+    let mut files = section.section("tls");
+    let tls = take_files(&mut files);
+    files.finish();
     let field = section.field("urls").filter(|field| !field.is_empty());
     section.finish();
-    field.map(|field| {
+    let urls = field.map(|field| {
         let items = field.items("URLs");
-        let value = items.iter().filter_map(|item| item.try_parse("unix:PATH", |text| scalar::socket(text, &base))).collect();
+        let value = items.iter().filter_map(|item| take_url(item, &base)).collect();
         Placed { place: field.place, value }
-    })
+    });
+    (urls, tls)
 }
 
 /// With a remote controller its keys stand in its own file, and here they would be ignored.
@@ -98,7 +112,7 @@ fn refuse_controller_keys(top: &mut Section<'_>) {
     }
 }
 
-fn choose(top: &Section<'_>, choice: &SourceChoice, keys: &ControllerKeys, urls: Option<&Placed<Vec<PathBuf>>>) -> Source {
+fn choose(top: &Section<'_>, choice: &SourceChoice, keys: &ControllerKeys, urls: Option<&Placed<Vec<ControllerUrl>>>) -> Source {
     let manifests = |dir: &PathBuf| Source::Manifests { dir: dir.clone(), status_dir: keys.status_dir.clone() };
     let kubernetes = |file: &PathBuf| Source::Kubernetes { kubeconfig: Some(file.clone()), namespace: keys.namespace.clone() };
     // Every source that the file names, with the key that names it.

@@ -1,6 +1,7 @@
 //! Files as people write them, and what is said about them.
 
 use super::*;
+use control::dial::ControllerUrl;
 use control::settings::Source;
 use dataplane::{Mac, PortIndex};
 
@@ -39,7 +40,7 @@ fn a_small_file_gets_the_defaults_of_the_contract() {
     assert_eq!(settings.admin_listen, Path::new("/run/sluice/admin.sock"));
     assert_eq!(settings.max_state_age, Duration::from_secs(86_400));
     assert_eq!(settings.node_port_addresses, Vec::<IpAddr>::new());
-    let StateSource::Embedded(controller) = settings.source else { panic!("not embedded") };
+    let StateSource::Embedded(controller, _) = settings.source else { panic!("not embedded") };
     assert_eq!(controller.source, Source::Manifests { dir: "/m".into(), status_dir: "/var/lib/sluice/status".into() });
 }
 
@@ -50,7 +51,7 @@ fn what_the_gateway_uses_is_reserved() {
     );
     let settings = read(&text).unwrap();
     assert_eq!(settings.node_port_addresses, ["192.0.2.2".parse::<IpAddr>().unwrap()]);
-    let StateSource::Embedded(controller) = settings.source else { panic!("not embedded") };
+    let StateSource::Embedded(controller, _) = settings.source else { panic!("not embedded") };
     let reserved: Vec<_> = controller.reserved.iter().map(ToString::to_string).collect();
     assert_eq!(reserved, ["10.0.0.2", "10.0.0.3", "192.0.2.1", "192.0.2.2", "2001:db8::2"]);
 }
@@ -99,7 +100,7 @@ fn what_check_prints_reads_back_as_the_same_settings() {
 #[test]
 fn paths_of_the_file_are_taken_from_its_directory() {
     let settings = read(&BASE.replace("/m", "./manifests")).unwrap();
-    let StateSource::Embedded(controller) = settings.source else { panic!("not embedded") };
+    let StateSource::Embedded(controller, _) = settings.source else { panic!("not embedded") };
     assert!(matches!(controller.source, Source::Manifests { dir, .. } if dir == Path::new("/etc/manifests")));
 }
 
@@ -118,16 +119,20 @@ fn exactly_one_source_is_named() {
 #[test]
 fn a_flag_overrides_its_key_and_clashes_with_another() {
     let flag = SourceChoice::Manifests("/flag".into());
-    let StateSource::Embedded(controller) = read_with(BASE, &flag).unwrap().source else { panic!("not embedded") };
+    let StateSource::Embedded(controller, _) = read_with(BASE, &flag).unwrap().source else { panic!("not embedded") };
     assert!(matches!(controller.source, Source::Manifests { dir, .. } if dir == Path::new("/flag")));
     let error = read_with(BASE, &SourceChoice::Kubeconfig("/k".into())).unwrap_err();
     assert!(error.contains("key `manifests`: found a second source beside the flag --kubeconfig"), "{error}");
-    assert!(read_with(BASE, &SourceChoice::Controller("/c".into())).unwrap_err().contains("found a second source"));
+    assert!(
+        read_with(BASE, &SourceChoice::Controller(ControllerUrl::Unix("/c".into())))
+            .unwrap_err()
+            .contains("found a second source")
+    );
     let remote = BASE.replace("manifests: /m", "controller: {urls: ['unix:/c.sock']}");
     let error = read_with(&remote, &flag).unwrap_err();
     assert!(error.contains("key `controller.urls`: found a second source beside the flag --manifests"), "{error}");
-    let settings = read_with(&remote, &SourceChoice::Controller("/flag".into())).unwrap();
-    assert_eq!(settings.source, StateSource::Remote(vec!["/flag".into()]));
+    let settings = read_with(&remote, &SourceChoice::Controller(ControllerUrl::Unix("/flag".into()))).unwrap();
+    assert_eq!(settings.source, StateSource::Remote(vec![ControllerUrl::Unix("/flag".into())], None));
     assert!(read_with(&remote, &SourceChoice::Replay("/flag".into())).is_ok());
 }
 
@@ -136,7 +141,6 @@ fn what_is_not_built_is_refused_by_key() {
     let rows = [
         ("flowRecords: {to: 'file:/x'}", "flowRecords.to"),
         ("metrics: {listen: '127.0.0.1:9435'}", "metrics.listen"),
-        ("controller: {tls: {ca: f}}", "controller.tls"),
         ("tls: {ca: f}", "tls"),
     ];
     for (line, key) in rows {

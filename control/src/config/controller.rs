@@ -8,18 +8,19 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use proto::limits::{CONFIG_LISTEN, DRAIN_TIMEOUT, LOAD_BALANCER_CLASS};
+use proto::limits::{DRAIN_TIMEOUT, LOAD_BALANCER_CLASS};
 use proto::{AddressRange, HealthCheck, Mode, Scheduler};
 
 use super::scalar::{CLASS_EXPECTED, Written, is_class, is_dns_label, quoted, quoted_list, scheduler};
 use super::{Field, Invalid, Logs, Placed, PlacedRange, Reader, Section, written_selector};
-use crate::settings::{ClaimClassless, ControllerSettings, Defaults, OwnershipRules, Source};
+use crate::settings::{ClaimClassless, ControllerSettings, Defaults, Listen, OwnershipRules, Source};
 use crate::spec::PoolSpec;
 
 /// Every top-level key that belongs to a controller and to no gateway.
-pub const KEYS: [&str; 13] = [
+pub const KEYS: [&str; 14] = [
     "listen",
     "tls",
+    "advertise",
     "group",
     "kubernetes",
     "defaults",
@@ -43,8 +44,8 @@ const NAMESPACE_BYTES_MAX: usize = 63;
 /// A controller's keys as read, before its source is chosen.
 #[derive(Clone, Debug)]
 pub struct ControllerKeys {
-    /// Key `listen`.
-    pub listen: PathBuf,
+    /// Keys `listen`, `tls` and `advertise`.
+    pub listen: Listen,
     /// Key `kubernetes.kubeconfig`.
     pub kubeconfig: Option<Placed<PathBuf>>,
     /// Key `kubernetes.namespace`.
@@ -82,9 +83,8 @@ impl ControllerKeys {
                 top.reader.problem(&placed.place, message);
             }
         }
-        take_unbuilt(top);
         Self {
-            listen: top.socket("listen", CONFIG_LISTEN),
+            listen: super::listen::take(top),
             kubeconfig,
             namespace,
             manifests,
@@ -206,11 +206,6 @@ fn nets_of(field: &Field<'_>) -> Vec<IpNet> {
     field.items("CIDRs").iter().filter_map(|item| item.parse("a CIDR such as 10.0.0.0/8", parse)).collect()
 }
 
-/// Keys of features that this version lacks.
-fn take_unbuilt(top: &mut Section<'_>) {
-    top.unbuilt("tls");
-}
-
 fn take_external_ips(top: &mut Section<'_>) -> Vec<IpNet> {
     let mut section = top.section("externalIPs");
     let allowed = take_nets(&mut section, "allowed");
@@ -275,8 +270,7 @@ fn write_keys(out: &mut String, settings: &ControllerSettings) -> std::fmt::Resu
         Source::Kubernetes { kubeconfig, namespace } => (kubeconfig.as_ref(), namespace.as_ref(), None),
     };
     let (health, defaults) = (&settings.health, &settings.defaults);
-    writeln!(out, "listen: {}", quoted(&format!("unix:{}", settings.listen.display())))?;
-    writeln!(out, "tls: {{}}")?;
+    super::listen::write(out, &settings.listen)?;
     writeln!(out, "group: {}", settings.group)?;
     writeln!(out, "kubernetes:")?;
     writeln!(out, "  kubeconfig: {}", kubeconfig.map_or_else(|| "null".to_owned(), |file| path(file)))?;
@@ -317,7 +311,7 @@ mod tests {
     fn an_empty_file_follows_the_cluster_it_runs_in_with_all_defaults() {
         let settings = read("").unwrap().settings;
         assert_eq!(settings.source, Source::Kubernetes { kubeconfig: None, namespace: None });
-        assert_eq!(settings.listen, Path::new("/run/sluice/config.sock"));
+        assert_eq!(settings.listen, Listen::unix("/run/sluice/config.sock".into()));
         assert_eq!((settings.group.as_str(), settings.load_balancer_class.as_str()), ("default", "sluice.dev/gateway"));
         assert_eq!(settings.health, HealthCheck::default());
         assert_eq!(settings.defaults.drain_timeout, Duration::from_secs(300));
@@ -337,7 +331,10 @@ mod tests {
                     kubernetes: {kubeconfig: /k, namespace: edge, loadBalancerClass: a.b/c, claimClassless: {enabled: true, namespaceSelector: {team: edge}, serviceSelector: {matchExpressions: [{key: lb, operator: Exists}]}}}\n\
                     nodePortNamespaceSelector: {matchLabels: {nodeports: 'yes'}}\nexternalIPs: {allowed: [203.0.113.1/24]}\n\
                     logs: {format: json, level: debug}\n";
-        for text in [text, "manifests: /m\nstatusDir: /s\n", ""] {
+        let tcp =
+            "listen: ['unix:/s', '[::]:9443']\ntls: {ca: /a, cert: /b, key: /c}\nadvertise: 'https://[2001:db8::1]:30443'\n";
+        let secret = "listen: 0.0.0.0:9443\ntls: {secret: sluice-controller-tls}\n";
+        for text in [text, "manifests: /m\nstatusDir: /s\n", tcp, secret, ""] {
             let file = read(text).unwrap();
             assert_eq!(read(&file.effective()).as_ref(), Ok(&file), "{}", file.effective());
         }
@@ -352,14 +349,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_built_is_refused_by_key() {
-        assert_eq!(read("tls: {ca: f}").unwrap_err(), "1: key `tls`: not built in this version; leave it out");
-    }
-
-    #[test]
     fn wrong_values_say_what_is_allowed() {
         let rows = [
-            ("listen: 0.0.0.0:9", "key `listen`: found `0.0.0.0:9`, expected unix:PATH; TCP is not built in this version"),
+            ("listen: 0.0.0.0:9", "key `listen`: found 0.0.0.0:9, and no certificates; name them by `tls`"),
+            ("listen: 'localhost:9'", "key `listen`: found `localhost:9`, expected unix:PATH, IP:PORT or [IP]:PORT"),
+            ("listen: ['unix:/a', 'unix:/b']", "key `listen[1]`: found a second address of its kind"),
+            ("tls: {ca: a, cert: b, key: c}", "key `tls`: found without a TCP address in `listen`"),
+            ("advertise: 'https://a:9'", "key `advertise`: found without a TCP address in `listen`"),
+            ("listen: '[::]:9'\ntls: {ca: a}", "key `tls`: expected all of `ca`, `cert` and `key`"),
+            ("listen: '[::]:9'\ntls: {secret: a, ca: a}", "key `tls.ca`: found beside `tls.secret`"),
+            (
+                "listen: '[::]:9'\ntls: {secret: a}\nadvertise: 'unix:/a'",
+                "key `advertise`: found `unix:/a`, expected https://HOST:PORT",
+            ),
             ("defaults: {mode: x}", "key `defaults.mode`: found `x`, expected nat or dnat or dsr or ipip or gue"),
             (
                 "defaults: {scheduler: x}",

@@ -73,7 +73,7 @@ pub fn quoted_list<T: fmt::Display>(items: impl IntoIterator<Item = T>) -> Strin
 /// What is expected instead, as a sentence after "found X, ".
 pub fn socket(text: &str, base: &Path) -> Result<PathBuf, String> {
     let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) else {
-        return Err("expected unix:PATH; TCP is not built in this version".to_owned());
+        return Err("expected unix:PATH".to_owned());
     };
     let path = base.join(path);
     let bytes = path.as_os_str().len();
@@ -99,6 +99,12 @@ pub fn is_class(text: &str) -> bool {
 pub fn is_dns_label(text: &str, bytes_max: usize) -> bool {
     let legal = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
     !text.is_empty() && text.len() <= bytes_max && text.bytes().all(legal) && !text.starts_with('-') && !text.ends_with('-')
+}
+
+/// Whether this is a DNS-1123 subdomain, as Kubernetes names most objects.
+#[must_use]
+pub fn is_dns_name(text: &str) -> bool {
+    text.len() <= 253 && text.split('.').all(|label| is_dns_label(label, 253))
 }
 
 /// Whether an interface or a peer on a network can have this address: it is neither unspecified, loopback, multicast

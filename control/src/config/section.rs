@@ -169,6 +169,12 @@ impl<'a> Field<'a> {
         entries.iter().map(field).collect()
     }
 
+    /// Its items, or where it is no list itself as the only one.
+    #[must_use]
+    pub fn one_or_more(&self) -> Vec<Self> {
+        if matches!(self.node.value, Value::List(_)) { self.items("values") } else { vec![self.clone()] }
+    }
+
     /// The mapping that it is; an empty one, and reported, where it is none.
     #[must_use]
     pub fn section(&self) -> Section<'a> {

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::build::STATUS_WAITED_FOR;
 use super::*;
-use crate::settings::{Defaults, OwnershipRules, Source};
+use crate::settings::{Defaults, Listen, OwnershipRules, Source};
 use crate::source::{Change, IpMode};
 use crate::spec::PoolSpec;
 
@@ -18,7 +18,7 @@ use crate::spec::PoolSpec;
 pub(crate) fn settings() -> ControllerSettings {
     let ranges = vec!["192.0.2.100-192.0.2.199".parse().unwrap()];
     ControllerSettings {
-        listen: PathBuf::from("/nonexistent/config.sock"),
+        listen: Listen::default(),
         group: "default".to_owned(),
         source: Source::Manifests { dir: PathBuf::from("/nonexistent"), status_dir: PathBuf::from("/nonexistent") },
         load_balancer_class: "sluice.dev/gateway".to_owned(),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use control::controller::{Controller, Running};
-use control::settings::{ControllerSettings, Defaults, OwnershipRules, Source};
+use control::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
 use control::spec::PoolSpec;
 use proto::limits::DRAIN_TIMEOUT;
 use proto::{HealthCheck, Mode, Scheduler};
@@ -61,7 +61,7 @@ impl Installation {
 fn settings(user: &User, listen: PathBuf) -> ControllerSettings {
     let ranges = vec!["192.0.2.100-192.0.2.199".parse().unwrap()];
     ControllerSettings {
-        listen,
+        listen: Listen::unix(listen),
         group: user.group(),
         source: Source::Kubernetes { kubeconfig: Some(user.kubeconfig.clone()), namespace: Some(user.namespace.clone()) },
         load_balancer_class: user.class(),

@@ -1,0 +1,136 @@
+//! Keys `listen`, `tls` and `advertise`: where a controller serves gateways, and as whom.
+
+use std::fmt::{self, Write};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use proto::limits::CONFIG_LISTEN;
+
+use super::scalar::{self, is_dns_name, quoted, quoted_list};
+use super::{Place, Section};
+use crate::dial::ControllerUrl;
+use crate::settings::{CertificateFiles, Certificates, Listen, ListenTcp};
+
+const EXPECTED: &str = "unix:PATH, IP:PORT or [IP]:PORT";
+
+/// One address to listen on.
+enum Address {
+    Unix(PathBuf),
+    Tcp(SocketAddr),
+}
+
+/// Takes the keys.
+pub(super) fn take(top: &mut Section<'_>) -> Listen {
+    let base = top.reader.base();
+    let (mut unix, mut tcp): (Option<PathBuf>, Option<SocketAddr>) = (None, None);
+    let field = top.field("listen");
+    let place = field.as_ref().map(|field| field.place.clone());
+    for item in field.iter().flat_map(|field| field.one_or_more()) {
+        let parse = |text: &str| match text.parse::<SocketAddr>() {
+            Ok(address) if address.port() == 0 => Err("expected a port from 1 to 65535".to_owned()),
+            Ok(address) => Ok(Address::Tcp(address)),
+            Err(_) if text.starts_with("unix:") => scalar::socket(text, &base).map(Address::Unix),
+            Err(_) => Err(format!("expected {EXPECTED}")),
+        };
+        let second = match item.try_parse(EXPECTED, parse) {
+            Some(Address::Unix(path)) => unix.replace(path).is_some(),
+            Some(Address::Tcp(address)) => tcp.replace(address).is_some(),
+            None => false,
+        };
+        if second {
+            item.problem("found a second address of its kind; keep one unix socket and one TCP address at most");
+        }
+    }
+    let (certificates, tls_place) = take_certificates(top);
+    let advertise = top.field("advertise");
+    let advertise = advertise.and_then(|field| Some((field.place.clone(), field.try_parse("https://HOST:PORT", str::parse)?)));
+    let no_effect = |place: &Place| {
+        top.reader
+            .problem(place, "found without a TCP address in `listen`, where it would have no effect; add one, or leave it out");
+    };
+    let tcp = match (tcp, certificates) {
+        (Some(address), Some(certificates)) => {
+            Some(ListenTcp { address, certificates, advertise: advertise.map(|(_, url)| url) })
+        }
+        (Some(address), None) => {
+            if let Some(place) = place.filter(|_| tls_place.is_none()) {
+                top.reader
+                    .problem(&place, format!("found {address}, and no certificates; name them by `tls`, or use a unix socket"));
+            }
+            None
+        }
+        (None, _) => {
+            tls_place.iter().for_each(no_effect);
+            advertise.iter().for_each(|(place, _)| no_effect(place));
+            None
+        }
+    };
+    if unix.is_none() && tcp.is_none() {
+        unix = Some(PathBuf::from(CONFIG_LISTEN.trim_start_matches("unix:")));
+    }
+    Listen { unix, tcp }
+}
+
+/// Takes key `tls`, and where it stands if it asks for anything.
+fn take_certificates(top: &mut Section<'_>) -> (Option<Certificates>, Option<Place>) {
+    let place = top.field("tls").filter(|field| !field.is_empty()).map(|field| field.place);
+    let mut section = top.section("tls");
+    let secret = section.field("secret").filter(|field| !field.is_empty());
+    let certificates = match secret {
+        Some(field) => {
+            let name =
+                field.parse("the name of a Secret in our own namespace", |text| is_dns_name(text).then(|| text.to_owned()));
+            for key in ["ca", "cert", "key"] {
+                if let Some(file) = section.field(key) {
+                    file.problem("found beside `tls.secret`; keep one of the two");
+                }
+            }
+            name.map(Certificates::Secret)
+        }
+        None => take_files(&mut section).map(Certificates::Files),
+    };
+    section.finish();
+    (certificates, place)
+}
+
+/// Takes keys `ca`, `cert` and `key` of a section: all, or none.
+pub fn take_files(section: &mut Section<'_>) -> Option<CertificateFiles> {
+    let paths = ["ca", "cert", "key"].map(|key| section.path_of(key));
+    if paths.iter().all(Option::is_none) {
+        return None;
+    }
+    if let [Some(ca), Some(cert), Some(key)] = paths {
+        return Some(CertificateFiles { ca, cert, key });
+    }
+    section.reader.problem(&section.place.clone(), "expected all of `ca`, `cert` and `key`: paths of PEM files");
+    None
+}
+
+/// The three keys with their values.
+pub(super) fn write(out: &mut String, listen: &Listen) -> fmt::Result {
+    let unix = listen.unix.iter().map(|path| format!("unix:{}", path.display()));
+    let all: Vec<_> = unix.chain(listen.tcp.iter().map(|tcp| tcp.address.to_string())).collect();
+    match all.as_slice() {
+        [one] => writeln!(out, "listen: {}", quoted(one))?,
+        all => writeln!(out, "listen: {}", quoted_list(all))?,
+    }
+    match listen.tcp.as_ref().map(|tcp| &tcp.certificates) {
+        None => writeln!(out, "tls: {{}}")?,
+        Some(Certificates::Secret(name)) => writeln!(out, "tls: {{secret: {}}}", quoted(name))?,
+        Some(Certificates::Files(files)) => writeln!(out, "tls: {}", written_files(files))?,
+    }
+    let advertise = listen.advertised().map_or_else(|| "null".to_owned(), |url| quoted(&url));
+    writeln!(out, "advertise: {advertise}")
+}
+
+/// Certificate files as a mapping.
+#[must_use]
+pub fn written_files(files: &CertificateFiles) -> String {
+    let [ca, cert, key] = [&files.ca, &files.cert, &files.key].map(|path| quoted(&path.display().to_string()));
+    format!("{{ca: {ca}, cert: {cert}, key: {key}}}")
+}
+
+/// The URL of a controller, as a gateway dials it.
+pub fn take_url(field: &super::Field<'_>, base: &std::path::Path) -> Option<ControllerUrl> {
+    field.try_parse("unix:PATH or https://HOST:PORT", |text| ControllerUrl::parse(text, base))
+}

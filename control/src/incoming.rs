@@ -1,0 +1,244 @@
+//! Connections of gateways, from a unix socket and from TCP with TLS, and who is at the other end of each.
+//!
+//! Invariant: what comes over TCP has shown a certificate of our authority before anything else of it is looked at. Handshakes are
+//! bounded in number and time. Certificates are read again at each of them, if they have changed.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::server::Connected;
+
+use crate::dial::chain;
+use crate::settings::CertificateFiles;
+use crate::tls::{self, Identity, Material, TlsError, identities};
+
+/// A handshake that takes longer is given up.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Handshakes at once: a whole group of gateways at 30 KB each, 2 MB.
+const HANDSHAKES_MAX: usize = 64;
+/// After a connection could not be accepted (too many open files) the next is waited for this long.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// Who is at the other end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// Somebody on this machine whom the socket's permissions let in.
+    Local,
+    /// Somebody with a certificate: all that it is for.
+    Named(Arc<[Identity]>),
+}
+
+/// What bytes come from and go to.
+trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
+
+/// One connection.
+pub struct Wire {
+    stream: Box<dyn Duplex>,
+    peer: Peer,
+}
+
+impl Wire {
+    fn unix(stream: UnixStream) -> Self {
+        Self { stream: Box::new(stream), peer: Peer::Local }
+    }
+
+    fn tls(stream: TlsStream<TcpStream>) -> Self {
+        let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+        let peer = Peer::Named(certificate.map(identities).unwrap_or_default().into());
+        Self { stream: Box::new(stream), peer }
+    }
+}
+
+impl Connected for Wire {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
+    }
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// Where a controller's certificates are read from.
+#[derive(Debug)]
+pub enum CertificateSource {
+    /// Files.
+    Files(CertificateFiles),
+    /// A Secret of this name, as it was last read.
+    Secret(String, watch::Receiver<Option<Material>>),
+}
+
+/// A controller's certificates, and what was made of those that were good last.
+#[derive(Debug)]
+pub struct ServerTls {
+    source: CertificateSource,
+    group: String,
+    good: Mutex<Option<(Material, Arc<ServerConfig>)>>,
+    said: Mutex<String>,
+}
+
+impl ServerTls {
+    /// For a controller of `group`.
+    #[must_use]
+    pub fn new(source: CertificateSource, group: &str) -> Self {
+        Self { source, group: group.to_owned(), good: Mutex::default(), said: Mutex::default() }
+    }
+
+    /// Reads them, and makes of them what connections are taken with.
+    ///
+    /// # Errors
+    /// When they cannot be used.
+    pub async fn read(&self) -> Result<Arc<ServerConfig>, TlsError> {
+        let material = match &self.source {
+            CertificateSource::Files(files) => Material::read(files).await?,
+            CertificateSource::Secret(name, read) => {
+                let newest = read.borrow().clone();
+                newest.ok_or_else(|| TlsError::NotYet(name.clone()))?
+            }
+        };
+        let mut good = self.good.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, config)) = good.as_ref().filter(|(kept, _)| *kept == material) {
+            return Ok(Arc::clone(config));
+        }
+        let config = Arc::new(tls::server_config(&material, &self.group)?);
+        tracing::info!(from = material.from, "certificates were read");
+        *good = Some((material, Arc::clone(&config)));
+        Ok(config)
+    }
+
+    /// The newest that can be used; why newer ones cannot is said once.
+    async fn newest(&self) -> Option<Arc<ServerConfig>> {
+        let error = match self.read().await {
+            Ok(config) => {
+                self.said.lock().unwrap_or_else(PoisonError::into_inner).clear();
+                return Some(config);
+            }
+            Err(error) => error.to_string(),
+        };
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if *said != error {
+            tracing::error!(error, "certificates cannot be used; the last good ones are, if there are any");
+            *said = error;
+        }
+        self.good.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|(_, config)| Arc::clone(config))
+    }
+}
+
+/// What is listened on.
+#[derive(Debug, Default)]
+pub struct Listeners {
+    /// A unix socket.
+    pub unix: Option<UnixListener>,
+    /// TCP, with certificates.
+    pub tcp: Option<(TcpListener, Arc<ServerTls>)>,
+}
+
+impl From<UnixListener> for Listeners {
+    fn from(listener: UnixListener) -> Self {
+        Self { unix: Some(listener), tcp: None }
+    }
+}
+
+impl Listeners {
+    /// Accepts, until nobody takes connections any more.
+    #[must_use]
+    pub fn incoming(self) -> ReceiverStream<io::Result<Wire>> {
+        let (wires, stream) = mpsc::channel(1);
+        if let Some(listener) = self.unix {
+            tokio::spawn(accept_unix(listener, wires.clone()));
+        }
+        if let Some((listener, tls)) = self.tcp {
+            tokio::spawn(accept_tcp(listener, tls, wires));
+        }
+        ReceiverStream::new(stream)
+    }
+}
+
+type Wires = mpsc::Sender<io::Result<Wire>>;
+
+async fn accept_unix(listener: UnixListener, wires: Wires) {
+    loop {
+        let accepted = tokio::select! {
+            () = wires.closed() => return,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, _)) => _ = wires.send(Ok(Wire::unix(stream))).await,
+            Err(error) => not_accepted(&error).await,
+        }
+    }
+}
+
+async fn accept_tcp(listener: TcpListener, tls: Arc<ServerTls>, wires: Wires) {
+    let handshakes = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+    loop {
+        let Ok(permit) = Arc::clone(&handshakes).acquire_owned().await else { return };
+        let accepted = tokio::select! {
+            () = wires.closed() => return,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, from)) => {
+                let (tls, wires) = (Arc::clone(&tls), wires.clone());
+                tokio::spawn(async move {
+                    if let Some(wire) = shake_hands(stream, from, &tls).await {
+                        let _ = wires.send(Ok(wire)).await;
+                    }
+                    drop(permit);
+                });
+            }
+            Err(error) => not_accepted(&error).await,
+        }
+    }
+}
+
+async fn shake_hands(stream: TcpStream, from: SocketAddr, tls: &ServerTls) -> Option<Wire> {
+    let config = tls.newest().await?;
+    let _ = stream.set_nodelay(true);
+    match timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(config).accept(stream)).await {
+        Ok(Ok(stream)) => return Some(Wire::tls(stream)),
+        Ok(Err(error)) => tracing::warn!(%from, error = chain(&error), "a connection over TCP was refused"),
+        Err(_) => tracing::warn!(%from, "a connection over TCP did not complete its handshake within 10 s"),
+    }
+    None
+}
+
+async fn not_accepted(error: &io::Error) {
+    tracing::warn!(%error, "a connection could not be accepted");
+    tokio::time::sleep(ACCEPT_RETRY).await;
+}
+
+#[cfg(test)]
+mod tests;
