@@ -289,6 +289,7 @@ fn supervise_state(supervisor: &mut Supervisor, settings: &Settings, channels: &
         group,
         gateway: settings.name.clone(),
         version: VERSION.to_owned(),
+        reserved: settings.reserved.clone(),
     };
     let to_client = ClientChannels {
         known: channels.known.clone(),

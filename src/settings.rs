@@ -93,6 +93,8 @@ pub struct Settings {
     pub neighbours: Vec<Neighbour>,
     /// Key `announce`.
     pub announce: RouteTable,
+    /// The gateway's own addresses, ordered: of ports, SNAT, tunnels, node ports and next hops. They are never VIPs.
+    pub reserved: Vec<IpAddr>,
     /// The source of state.
     pub source: StateSource,
 }
@@ -127,7 +129,7 @@ impl Settings {
         let source = source::take(&mut top, choice, &admin_listen);
         top.finish();
 
-        let used = checks::Used { ports: &ports, snat: &snat, node_ports: &node_ports, routes: &routes };
+        let used = checks::Used { ports: &ports, snat: &snat, tunnel: &tunnel_sources, node_ports: &node_ports, routes: &routes };
         checks::run(&reader, &used, hugepages, source.ranges());
         let reserved = used.reserved();
         reader.finish()?;
@@ -149,7 +151,8 @@ impl Settings {
             routes: values(routes),
             neighbours,
             announce,
-            source: source.settings(reserved),
+            source: source.settings(reserved.clone()),
+            reserved,
         })
     }
 }

@@ -1,25 +1,44 @@
-//! Who holds which VIP.
+//! Who holds which VIP (CONTROL section 6).
 //!
-//! Invariants: no address has two holders; what a Service holds it keeps, whatever happens to pools, as long as it asks
-//! for nothing else; an address that is freed stays with its last holder's name for ten minutes. Time is an argument.
-//! Deliberately not here: sharing an address among Services, and writing it anywhere.
+//! Invariants: no two Services hold one (address, protocol, port), and two hold one address only where both share it;
+//! what a Service holds it keeps, whatever happens to pools, as long as it asks for nothing else; an address that is
+//! freed stays with its last holder's name for ten minutes, and from others until every connected gateway has taken it
+//! out. Time is an argument.
+//! Deliberately not here: writing addresses anywhere, and `externalIPs`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use proto::{Family, Reason, Refusal, ServiceName};
+use proto::{Announce, Family, Reason, Refusal, ServiceName};
 
 use crate::externals::Externals;
 use crate::note::{Cause, Remark};
-use crate::settings::ControllerSettings;
 use crate::spec::PoolSpec;
+use crate::world::Labels;
 
-/// How long a freed address waits for its last holder to come back.
-pub const FREED_ADDRESS_KEPT: Duration = Duration::from_secs(600);
-/// Addresses looked at for one Service before giving up. More than 65,536 Services, as many freed addresses and the
-/// reserved ones together can never be in the way; a pool that lies in a huge Service CIDR can.
-const SEARCH_MAX: usize = 262_144;
+mod account;
+mod forbidden;
+mod freed;
+mod holders;
+mod pools;
+mod search;
+mod sharing;
+
+pub use account::PoolUse;
+pub use forbidden::Forbidden;
+pub use freed::FREED_ADDRESS_KEPT;
+pub use pools::{Pools, Standing};
+pub use sharing::{Namespaces, Sharing};
+
+use freed::Freed;
+use holders::{Holders, Port};
+use pools::refuses;
+use search::{Search, is_buggy};
+use sharing::Terms;
+
+/// Addresses under one sharing key that are looked at for one Service: beyond that it gets one of its own.
+const SHARED_LOOKED_AT_MAX: usize = 256;
 
 /// What one Service wants.
 #[derive(Clone, Debug)]
@@ -32,14 +51,33 @@ pub struct Claim {
     pub families: Vec<Family>,
     /// Whether it does without its second family.
     pub second_family_optional: bool,
+    /// Where it listens.
+    pub ports: Vec<Port>,
+    /// Whether and with whom it shares its addresses.
+    pub sharing: Option<Sharing>,
     /// Addresses it asks for.
     pub requested: Vec<IpAddr>,
     /// Pool it asks for.
     pub pool: Option<String>,
+    /// Its labels.
+    pub labels: Labels,
+    /// Those of its namespace.
+    pub namespace_labels: Labels,
     /// What its status holds.
     pub in_status: Vec<IpAddr>,
     /// Whether that was written by us: then it counts outside the pools, too.
     pub status_is_ours: bool,
+}
+
+impl Claim {
+    fn terms(&self) -> Terms {
+        Terms { namespace: self.service.namespace.clone(), sharing: self.sharing.clone() }
+    }
+
+    /// Whether what it asks for could be read.
+    const fn is_readable(&self) -> bool {
+        !self.families.is_empty()
+    }
 }
 
 /// What a Service got.
@@ -50,67 +88,90 @@ pub struct Outcome {
     /// Why it got less than it needs.
     pub refusal: Option<Refusal>,
     /// What its owner should know, although it is served.
-    pub note: Option<Remark>,
+    pub notes: Vec<Remark>,
     /// What it got of its `externalIPs`.
     pub externals: Externals,
     /// Its node ports are not listened on: its namespace is not selected for that.
     pub withholds_node_ports: bool,
 }
 
+/// What addresses are given by.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules<'a> {
+    /// Where they come from.
+    pub pools: &'a Pools,
+    /// What none of them is.
+    pub forbidden: &'a Forbidden,
+    /// Counter of the state that all connected gateways forward by; none where none is connected.
+    pub reached: Option<u64>,
+    /// The time.
+    pub now: Instant,
+}
+
 /// All holders.
 #[derive(Clone, Debug, Default)]
 pub struct Allocations {
-    held: BTreeMap<ServiceName, Vec<IpAddr>>,
-    holders: BTreeMap<IpAddr, ServiceName>,
-    freed: BTreeMap<IpAddr, Freed>,
-}
-
-#[derive(Clone, Debug)]
-struct Freed {
-    by: ServiceName,
-    until: Instant,
+    holders: Holders,
+    freed: Freed,
 }
 
 impl Allocations {
     /// Gives every claim what it can have: what it holds, then what its status holds, then what it asks for, then
     /// anything free; the older one first in each round. What no claim names any more is freed.
-    pub fn assign(&mut self, claims: &[Claim], settings: &ControllerSettings, now: Instant) -> BTreeMap<ServiceName, Outcome> {
-        self.freed.retain(|_, freed| freed.until > now);
-        self.release_what_nobody_claims(claims, now);
+    pub fn assign(&mut self, claims: &[Claim], rules: Rules<'_>) -> BTreeMap<ServiceName, Outcome> {
+        self.freed.expire(rules.now, rules.reached);
+        self.release_what_nobody_claims(claims, rules.now);
         let mut order: Vec<&Claim> = claims.iter().collect();
         order.sort_by_key(|claim| (claim.created_s, &claim.service));
-        for claim in &order {
-            self.adopt(claim, settings);
+        let mut outcomes: Vec<Outcome> = vec![Outcome::default(); order.len()];
+        self.reseat(&order, &mut outcomes, rules);
+        // Nobody knows on which ports and terms one that cannot be read holds an address: it sits down last.
+        for readable in [true, false] {
+            let of_these = order.iter().zip(&mut outcomes).filter(|(claim, _)| claim.is_readable() == readable);
+            of_these.for_each(|(claim, outcome)| self.adopt(claim, rules, outcome));
         }
-        let mut outcomes: BTreeMap<ServiceName, Outcome> = BTreeMap::new();
-        for claim in &order {
-            outcomes.insert(claim.service.clone(), self.request(claim, settings, now));
+        for (claim, outcome) in order.iter().zip(&mut outcomes) {
+            self.request(claim, rules, outcome);
         }
-        let mut search = Search::new(settings);
-        for claim in &order {
-            if let Some(outcome) = outcomes.get_mut(&claim.service) {
-                self.fill(claim, settings, &mut search, outcome);
-            }
+        let mut search = Search::new(rules.pools);
+        for (claim, outcome) in order.iter().zip(&mut outcomes) {
+            self.fill(claim, rules, &mut search, outcome);
         }
-        outcomes
+        order.iter().map(|claim| claim.service.clone()).zip(outcomes).collect()
     }
 
-    /// When a freed address can next be given to somebody else.
-    #[must_use]
-    pub fn next_expiry(&self) -> Option<Instant> {
-        self.freed.values().map(|freed| freed.until).min()
+    /// What was freed so far is not in the state with this counter.
+    pub fn published(&mut self, counter: u64) {
+        self.freed.published(counter);
     }
 
-    /// Held addresses that lie in no pool.
+    /// When to look again, although nothing changes: a freed address can be given to somebody else then.
     #[must_use]
-    pub fn outside_pools(&self, settings: &ControllerSettings) -> Vec<IpAddr> {
-        self.holders.keys().copied().filter(|address| pool_of(settings, *address).is_none()).collect()
+    pub fn next_expiry(&self, now: Instant) -> Option<Instant> {
+        self.freed.next_expiry(now)
+    }
+
+    /// Whether a freed address waits for nothing but gateways to take it out.
+    #[must_use]
+    pub fn waits_for_gateways(&self, now: Instant) -> bool {
+        self.freed.waits_for_gateways(now)
+    }
+
+    /// Held addresses that lie in no pool, and how routers learned of each as long as it did.
+    pub fn outside(&mut self, pools: &Pools) -> Vec<(IpAddr, Option<Announce>)> {
+        self.holders.outside(pools)
+    }
+
+    /// Every pool in figures.
+    #[must_use]
+    pub fn account(&self, pools: &Pools, forbidden: &Forbidden) -> Vec<PoolUse> {
+        account::account(pools, &self.holders, &self.freed, forbidden)
     }
 
     fn release_what_nobody_claims(&mut self, claims: &[Claim], now: Instant) {
         let claimed: BTreeMap<&ServiceName, &Claim> = claims.iter().map(|claim| (&claim.service, claim)).collect();
         let mut freed = Vec::new();
-        for (service, addresses) in &self.held {
+        for (service, addresses) in self.holders.services() {
             let families = claimed.get(service).map(|claim| &claim.families);
             let keeps = |address: &IpAddr| families.is_some_and(|f| f.is_empty() || f.contains(&Family::of(*address)));
             freed.extend(addresses.iter().filter(|address| !keeps(address)).map(|address| (service.clone(), *address)));
@@ -121,386 +182,241 @@ impl Allocations {
     }
 
     fn free(&mut self, service: &ServiceName, address: IpAddr, now: Instant) {
-        self.holders.remove(&address);
-        if let Some(addresses) = self.held.get_mut(service) {
-            addresses.retain(|held| *held != address);
-            if addresses.is_empty() {
-                self.held.remove(service);
+        self.holders.unseat(address, service);
+        self.freed.put(address, service, now);
+    }
+
+    fn hold(&mut self, claim: &Claim, address: IpAddr, pools: &Pools) {
+        self.freed.remove(address, &claim.service);
+        self.holders.seat(address, claim, pools.holding(address));
+    }
+
+    /// Why `claim` cannot have `address` because of others: who holds it, or waits for it. None where it can.
+    fn obstacle(&self, claim: &Claim, address: IpAddr, pools: &Pools) -> Option<String> {
+        if self.holders.is_held(address) {
+            return self.holders.refuse(address, claim, pools.holding(address));
+        }
+        let by = self.freed.kept_from(address, &claim.service)?;
+        Some(format!("was {by}'s until now and is kept for it for 10 minutes, and until every gateway has taken it out"))
+    }
+
+    /// Those whose ports or terms have changed sit down again, after those who sat still: nobody is moved by what another
+    /// does. Who has no place any more leaves.
+    fn reseat(&mut self, order: &[&Claim], outcomes: &mut [Outcome], rules: Rules<'_>) {
+        let mut standing = Vec::new();
+        for (claim, outcome) in order.iter().zip(outcomes) {
+            if claim.is_readable() && !self.holders.is_seated_as(claim) {
+                let addresses = self.holders.of(&claim.service).to_vec();
+                addresses.iter().for_each(|address| self.holders.unseat(*address, &claim.service));
+                standing.push((claim, addresses, outcome));
             }
         }
-        self.freed.insert(address, Freed { by: service.clone(), until: now + FREED_ADDRESS_KEPT });
+        for (claim, addresses, outcome) in standing {
+            for address in addresses {
+                let pool = rules.pools.holding(address);
+                match self.holders.refuse(address, claim, pool) {
+                    None => self.holders.seat(address, claim, pool),
+                    Some(why) => {
+                        self.freed.put(address, &claim.service, rules.now);
+                        let text =
+                            format!("it leaves address {address}, which is {why}; ports and sharing-key must fit together");
+                        outcome.notes.push(Remark::new(Cause::AddressLost, text));
+                    }
+                }
+            }
+        }
     }
 
-    fn hold(&mut self, service: &ServiceName, address: IpAddr) {
-        self.freed.remove(&address);
-        self.holders.insert(address, service.clone());
-        self.held.entry(service.clone()).or_default().push(address);
-    }
-
-    fn held_of(&self, service: &ServiceName, family: Family) -> Option<IpAddr> {
-        self.held.get(service)?.iter().copied().find(|address| Family::of(*address) == family)
-    }
-
-    /// Whether nobody else holds `address` or waits for it.
-    fn is_free_for(&self, service: &ServiceName, address: IpAddr) -> bool {
-        !self.holders.contains_key(&address) && self.freed.get(&address).is_none_or(|freed| freed.by == *service)
-    }
-
-    fn adopt(&mut self, claim: &Claim, settings: &ControllerSettings) {
+    fn adopt(&mut self, claim: &Claim, rules: Rules<'_>, outcome: &mut Outcome) {
         for &address in &claim.in_status {
             let family = Family::of(address);
-            let wanted = claim.families.is_empty() || claim.families.contains(&family);
-            let known = claim.status_is_ours || pool_of(settings, address).is_some();
-            let usable = wanted && known && never(settings, address).is_none();
-            if usable && self.held_of(&claim.service, family).is_none() && self.is_free_for(&claim.service, address) {
-                self.hold(&claim.service, address);
+            let wanted = !claim.is_readable() || claim.families.contains(&family);
+            let known = claim.status_is_ours || rules.pools.holding(address).is_some();
+            let usable = wanted && known && !rules.forbidden.contains(address);
+            if !usable || self.holders.held_of(&claim.service, family).is_some() {
+                continue;
+            }
+            let is_shared_unread = !claim.is_readable() && self.holders.is_held(address);
+            match self.obstacle(claim, address, rules.pools) {
+                Some(why) if !is_shared_unread => {
+                    let text = format!("address {address} of its status is {why}; it gets another one");
+                    outcome.notes.push(Remark::new(Cause::AddressLost, text));
+                }
+                _ => self.hold(claim, address, rules.pools),
             }
         }
     }
 
     /// Exchanges what the Service holds for what it asks for by name, where that can be had. Where not, a Service that
     /// already holds an address keeps it and is told.
-    fn request(&mut self, claim: &Claim, settings: &ControllerSettings, now: Instant) -> Outcome {
-        let mut outcome = Outcome::default();
-        for &address in claim.requested.iter().filter(|_| !claim.families.is_empty()) {
-            let held = self.held_of(&claim.service, Family::of(address));
+    fn request(&mut self, claim: &Claim, rules: Rules<'_>, outcome: &mut Outcome) {
+        for &address in claim.requested.iter().filter(|_| claim.is_readable()) {
+            let held = self.holders.held_of(&claim.service, Family::of(address));
             if held == Some(address) {
                 continue;
             }
-            match (self.refusal_of_request(claim, address, settings), held) {
+            match (self.refusal_of_request(claim, address, held, rules), held) {
                 (None, held) => {
                     if let Some(old) = held {
-                        self.free(&claim.service, old, now);
+                        self.free(&claim.service, old, rules.now);
                     }
-                    self.hold(&claim.service, address);
+                    self.hold(claim, address, rules.pools);
                 }
                 (Some(refusal), Some(old)) => {
                     let text = format!("{}; it keeps {old}", refusal.message);
-                    outcome.note = Some(Remark::new(Cause::AddressKept, text));
+                    outcome.notes.push(Remark::new(Cause::AddressKept, text));
                 }
                 (Some(refusal), None) => outcome.refusal = Some(refusal),
             }
         }
-        outcome
     }
 
-    fn refusal_of_request(&self, claim: &Claim, address: IpAddr, settings: &ControllerSettings) -> Option<Refusal> {
-        let refusal = |reason, message| Some(Refusal { reason, message });
-        if let Some(why) = never(settings, address) {
-            return refusal(Reason::Refused, format!("address {address} is asked for, but {why}; ask for another one"));
+    fn refusal_of_request(&self, claim: &Claim, address: IpAddr, held: Option<IpAddr>, rules: Rules<'_>) -> Option<Refusal> {
+        let refusal =
+            |reason, why: String| Some(Refusal { reason, message: format!("address {address} is asked for, but {why}") });
+        if let Some(why) = rules.forbidden.why(address) {
+            return refusal(Reason::Refused, format!("{why}; ask for another one"));
         }
-        let Some(pool) = pool_of(settings, address) else {
-            let message = format!("address {address} is asked for, but lies in no pool; ask for one of {}", pools_text(settings));
-            return refusal(Reason::OutsidePools, message);
+        let Some(pool) = rules.pools.holding(address) else {
+            return refusal(Reason::OutsidePools, format!("lies in no pool; ask for one of {}", rules.pools.names()));
         };
-        if let Some(named) = claim.pool.as_deref().filter(|named| *named != pool) {
-            let message =
-                format!("address {address} is asked for, but lies in pool {pool}, not in {named}; remove one of both requests");
-            return refusal(Reason::Refused, message);
+        let name = &pool.name;
+        if let Some(named) = claim.pool.as_ref().filter(|named| *named != name) {
+            return refusal(Reason::Refused, format!("lies in pool {name}, not in {named}; remove one of both requests"));
         }
-        if let Some(holder) = self.holders.get(&address) {
+        if let Some(why) = refuses(pool, &claim.service, &claim.labels, &claim.namespace_labels) {
+            return refusal(Reason::Refused, format!("{why}; ask for another one"));
+        }
+        if pool.avoid_buggy_ips && is_buggy(address) {
             return refusal(
-                Reason::Conflict,
-                format!("address {address} is asked for, but held by {holder}; ask for another one"),
+                Reason::Refused,
+                format!("pool {name} leaves out addresses that end in .0 or .255; ask for another one"),
             );
         }
-        match self.freed.get(&address) {
-            Some(freed) if freed.by != claim.service => {
-                let message =
-                    format!("address {address} is asked for, but was {}'s until now and is kept for it for 10 minutes", freed.by);
-                refusal(Reason::Conflict, message)
-            }
-            _ => None,
+        if self.is_over_limit(claim, pool, address, held) {
+            return refusal(Reason::Exhausted, limit_text(claim, pool));
         }
+        refusal(Reason::Conflict, format!("{}; ask for another one", self.obstacle(claim, address, rules.pools)?))
+    }
+
+    /// Whether one more address would be too many for the namespace.
+    fn is_over_limit(&self, claim: &Claim, pool: &PoolSpec, address: IpAddr, instead_of: Option<IpAddr>) -> bool {
+        let namespace = &claim.service.namespace;
+        !self.holders.is_held_in(namespace, address) && self.holders.has_reached_limit(namespace, pool, instead_of)
     }
 
     /// Completes what a Service needs from the pools, and says what it holds in the end.
-    fn fill(&mut self, claim: &Claim, settings: &ControllerSettings, search: &mut Search, outcome: &mut Outcome) {
+    fn fill(&mut self, claim: &Claim, rules: Rules<'_>, search: &mut Search<'_>, outcome: &mut Outcome) {
         if outcome.refusal.is_none() {
             for (index, &family) in claim.families.iter().enumerate() {
-                if self.held_of(&claim.service, family).is_some() {
+                if self.holders.held_of(&claim.service, family).is_some() {
                     continue;
                 }
-                match self.take(claim, family, settings, search) {
-                    Ok(address) => self.hold(&claim.service, address),
+                match self.take(claim, family, rules, search) {
+                    Ok(address) => self.hold(claim, address, rules.pools),
                     Err(_) if index > 0 && claim.second_family_optional => {}
                     Err(refusal) => outcome.refusal = Some(refusal),
                 }
             }
         }
-        let held = self.held.get(&claim.service).map(Vec::as_slice).unwrap_or_default();
         let rank = |address: &IpAddr| claim.families.iter().position(|family| *family == Family::of(*address));
-        outcome.addresses = held.to_vec();
+        outcome.addresses = self.holders.of(&claim.service).to_vec();
         outcome.addresses.sort_by_key(rank);
-        let outside = outcome.addresses.iter().find(|address| pool_of(settings, **address).is_none());
-        if let (Some(address), None) = (outside, &outcome.note) {
-            let text = format!("address {address} lies in no pool any more; it keeps it");
-            outcome.note = Some(Remark::new(Cause::Reason(Reason::OutsidePools), text));
-        }
-    }
-
-    fn take(&self, claim: &Claim, family: Family, settings: &ControllerSettings, search: &mut Search) -> Result<IpAddr, Refusal> {
-        let pools = settings.pools.iter().filter(|pool| claim.pool.as_ref().is_none_or(|named| *named == pool.name));
-        let names: Vec<&str> = pools.map(|pool| pool.name.as_str()).collect();
-        if let (Some(named), true) = (&claim.pool, names.is_empty()) {
-            let message = format!("pool {named} is asked for, but does not exist; ask for one of {}", pools_text(settings));
-            return Err(Refusal { reason: Reason::Refused, message });
-        }
-        let allowed = |address: IpAddr| pool_of(settings, address).is_some_and(|pool| names.contains(&pool));
-        let mine = self.freed.iter().filter(|(_, freed)| freed.by == claim.service).map(|(address, _)| *address);
-        let usable = |address: &IpAddr| Family::of(*address) == family && never(settings, *address).is_none();
-        if let Some(address) = mine.filter(|address| usable(address) && allowed(*address)).min() {
-            return Ok(address);
-        }
-        let is_free = |address: IpAddr| self.is_free_for(&claim.service, address) && never(settings, address).is_none();
-        search.next(&names, family, is_free).ok_or_else(|| {
-            let pools = if names.is_empty() { "no pool is configured".to_owned() } else { format!("pool {}", names.join(", ")) };
-            let message = format!("no {family} address is left ({pools}); add addresses to it or remove Services");
-            Refusal { reason: Reason::Exhausted, message }
-        })
-    }
-}
-
-fn pools_text(settings: &ControllerSettings) -> String {
-    let pool = |pool: &PoolSpec| {
-        let ranges: Vec<String> = pool.ranges.iter().map(ToString::to_string).collect();
-        format!("pool {} ({})", pool.name, ranges.join(", "))
-    };
-    settings.pools.iter().map(pool).collect::<Vec<_>>().join(", ")
-}
-
-fn pool_of(settings: &ControllerSettings, address: IpAddr) -> Option<&str> {
-    let pool = settings.pools.iter().find(|pool| pool.ranges.iter().any(|range| range.contains(address)));
-    pool.map(|pool| pool.name.as_str())
-}
-
-/// Why `address` is never a VIP.
-fn never(settings: &ControllerSettings, address: IpAddr) -> Option<String> {
-    if settings.reserved.contains(&address) {
-        return Some("it is an address of the gateway itself".to_owned());
-    }
-    let net = settings.cluster_cidrs.iter().find(|net| net.contains(&address))?;
-    Some(format!("it lies in {net} of clusterCIDRs"))
-}
-
-/// Walks each pool's addresses once, however many Services want one: within one assignment nothing becomes free.
-struct Search {
-    ranges: Vec<RangeWalk>,
-}
-
-struct RangeWalk {
-    pool: String,
-    family: Family,
-    rest: Box<dyn Iterator<Item = IpAddr>>,
-}
-
-impl Search {
-    fn new(settings: &ControllerSettings) -> Self {
-        let ranges = settings.pools.iter().flat_map(|pool| pool.ranges.iter().map(move |range| (pool, range)));
-        let walk = |(pool, range): (&PoolSpec, &proto::AddressRange)| RangeWalk {
-            pool: pool.name.clone(),
-            family: range.family(),
-            rest: Box::new(range.addresses()),
-        };
-        Self { ranges: ranges.map(walk).collect() }
-    }
-
-    fn next(&mut self, pools: &[&str], family: Family, is_free: impl Fn(IpAddr) -> bool) -> Option<IpAddr> {
-        let ranges = self.ranges.iter_mut().filter(|range| range.family == family && pools.contains(&range.pool.as_str()));
-        for range in ranges {
-            if let Some(address) = range.rest.by_ref().take(SEARCH_MAX).find(|address| is_free(*address)) {
-                return Some(address);
+        for address in &outcome.addresses {
+            if rules.pools.holding(*address).is_none() {
+                let text = format!("address {address} lies in no pool any more; it keeps it");
+                outcome.notes.push(Remark::new(Cause::Reason(Reason::OutsidePools), text));
+            }
+            if let Some(why) = rules.forbidden.why(*address) {
+                let text = format!("address {address} may not work: {why}; ask for another one");
+                outcome.notes.push(Remark::new(Cause::Reason(Reason::Conflict), text));
             }
         }
-        None
     }
+
+    fn take(&self, claim: &Claim, family: Family, rules: Rules<'_>, search: &mut Search<'_>) -> Result<IpAddr, Refusal> {
+        let admitting = admitting(claim, rules.pools)?;
+        let is_usable = |address: &IpAddr| {
+            let pool = || rules.pools.holding(*address).filter(|pool| !(pool.avoid_buggy_ips && is_buggy(*address)));
+            Family::of(*address) == family
+                && pool().is_some_and(|pool| !self.is_over_limit(claim, pool, *address, None))
+                && !rules.forbidden.contains(*address)
+                && self.obstacle(claim, *address, rules.pools).is_none()
+        };
+        let is_admitted = |address: &IpAddr| rules.pools.position_of(*address).is_some_and(|at| admitting.contains(&at));
+        let mut before = self.freed.before(&claim.service);
+        if let Some(address) = before.find(|address| is_admitted(address) && is_usable(address)) {
+            return Ok(address);
+        }
+        if let Some(address) = self.shared(claim, family, rules.pools, is_usable) {
+            return Ok(address);
+        }
+        let is_free = |address: IpAddr| {
+            let is_kept = self.freed.kept_from(address, &claim.service).is_some();
+            !is_kept && !self.holders.is_held(address) && !rules.forbidden.contains(address)
+        };
+        let mut limit = None;
+        for pool in admitting.iter().filter_map(|at| Some((*at, rules.pools.at(*at)?))) {
+            if self.holders.has_reached_limit(&claim.service.namespace, pool.1, None) {
+                limit = Some(limit_text(claim, pool.1));
+            } else if let Some(address) = search.next(pool.0, family, is_free) {
+                return Ok(address);
+            }
+        }
+        let names: Vec<&str> = admitting.iter().filter_map(|at| Some(rules.pools.at(*at)?.name.as_str())).collect();
+        let pools = if names.is_empty() { "there is no pool".to_owned() } else { format!("pool {}", names.join(", ")) };
+        let left = || format!("no {family} address is left ({pools}); add addresses to it or remove Services");
+        Err(Refusal { reason: Reason::Exhausted, message: limit.unwrap_or_else(left) })
+    }
+
+    /// An address that others hold under the Service's sharing key and that it can have, too.
+    fn shared(&self, claim: &Claim, family: Family, pools: &Pools, is_usable: impl Fn(&IpAddr) -> bool) -> Option<IpAddr> {
+        let key = &claim.sharing.as_ref()?.key;
+        let admits = |address: &IpAddr| {
+            let pool = pools.holding(*address).filter(|pool| claim.pool.as_ref().is_none_or(|named| *named == pool.name));
+            pool.is_some_and(|pool| refuses(pool, &claim.service, &claim.labels, &claim.namespace_labels).is_none())
+        };
+        let shared = self.holders.under(key).filter(|address| Family::of(*address) == family);
+        shared.take(SHARED_LOOKED_AT_MAX).find(|address| is_usable(address) && admits(address))
+    }
+}
+
+/// Positions of the pools that a claim may be given anything of.
+fn admitting(claim: &Claim, pools: &Pools) -> Result<Vec<usize>, Refusal> {
+    let asked_for = |pool: &PoolSpec| match &claim.pool {
+        Some(named) => *named == pool.name,
+        None => pool.auto_assign,
+    };
+    let mut found = Vec::new();
+    let mut refusal = None;
+    for (at, pool) in pools.iter().enumerate().filter(|(_, pool)| asked_for(pool)) {
+        match refuses(pool, &claim.service, &claim.labels, &claim.namespace_labels) {
+            None => found.push(at),
+            Some(why) => refusal = refusal.or(Some(why)),
+        }
+    }
+    let refused = |message| Err(Refusal { reason: Reason::Refused, message });
+    match (&claim.pool, refusal) {
+        _ if !found.is_empty() => Ok(found),
+        (Some(named), Some(why)) => refused(format!("pool {named} is asked for, but {why}; ask for another one")),
+        (Some(named), None) => {
+            let clash = pools.standing().iter().find(|standing| standing.name == *named).and_then(|found| found.clash.clone());
+            let why = clash.map_or_else(|| "does not exist".to_owned(), |clash| format!("is not used: {clash}"));
+            refused(format!("pool {named} is asked for, but {why}; ask for one of {}", pools.names()))
+        }
+        (None, Some(why)) => refused(format!("no pool gives it an address: {why}")),
+        (None, None) => Ok(found),
+    }
+}
+
+fn limit_text(claim: &Claim, pool: &PoolSpec) -> String {
+    let (name, namespace, max) = (&pool.name, &claim.service.namespace, pool.max_per_namespace.unwrap_or_default());
+    format!(
+        "namespace {namespace} has reached its limit in pool {name} (maxPerNamespace {max}); remove Services or share addresses"
+    )
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::plan::tests::settings;
-
-    fn claim(name: &str, created_s: i64) -> Claim {
-        Claim {
-            service: ServiceName::new("shop", name),
-            created_s: Some(created_s),
-            families: vec![Family::V4],
-            second_family_optional: false,
-            requested: Vec::new(),
-            pool: None,
-            in_status: Vec::new(),
-            status_is_ours: false,
-        }
-    }
-
-    fn ip(text: &str) -> IpAddr {
-        text.parse().unwrap()
-    }
-
-    fn small() -> ControllerSettings {
-        let mut settings = settings();
-        settings.pools[0].ranges = vec!["192.0.2.100-192.0.2.102".parse().unwrap()];
-        settings
-    }
-
-    fn addresses(outcomes: &BTreeMap<ServiceName, Outcome>, name: &str) -> Vec<IpAddr> {
-        outcomes[&ServiceName::new("shop", name)].addresses.clone()
-    }
-
-    fn reason(outcomes: &BTreeMap<ServiceName, Outcome>, name: &str) -> Option<Reason> {
-        outcomes[&ServiceName::new("shop", name)].refusal.as_ref().map(|refusal| refusal.reason)
-    }
-
-    #[test]
-    fn at_start_what_status_holds_comes_first_then_requests_then_the_rest_by_age() {
-        let mut requesting = claim("requesting", 3);
-        requesting.requested = vec![ip("192.0.2.101")];
-        let mut holding = claim("holding", 9);
-        holding.in_status = vec![ip("192.0.2.100")];
-        let mut all = Allocations::default();
-        let outcomes = all.assign(&[claim("oldest", 1), requesting, holding, claim("young", 5)], &small(), Instant::now());
-        assert_eq!(addresses(&outcomes, "holding"), [ip("192.0.2.100")]);
-        assert_eq!(addresses(&outcomes, "requesting"), [ip("192.0.2.101")]);
-        assert_eq!(addresses(&outcomes, "oldest"), [ip("192.0.2.102")]);
-        assert_eq!(reason(&outcomes, "young"), Some(Reason::Exhausted));
-    }
-
-    #[test]
-    fn of_two_that_claim_one_address_the_older_gets_it_and_the_other_is_told() {
-        let mut older = claim("older", 1);
-        older.requested = vec![ip("192.0.2.100")];
-        let mut younger = claim("younger", 2);
-        younger.requested = vec![ip("192.0.2.100")];
-        let outcomes = Allocations::default().assign(&[younger, older], &small(), Instant::now());
-        assert_eq!(addresses(&outcomes, "older"), [ip("192.0.2.100")]);
-        assert_eq!(reason(&outcomes, "younger"), Some(Reason::Conflict));
-    }
-
-    #[test]
-    fn a_freed_address_waits_ten_minutes_for_the_same_name() {
-        let (now, mut all) = (Instant::now(), Allocations::default());
-        let first = addresses(&all.assign(&[claim("a", 1)], &small(), now), "a");
-        all.assign(&[], &small(), now);
-        let outcomes = all.assign(&[claim("b", 2), claim("c", 3), claim("d", 4)], &small(), now + FREED_ADDRESS_KEPT / 2);
-        assert_eq!(reason(&outcomes, "d"), Some(Reason::Exhausted));
-        let outcomes = all.assign(&[claim("b", 2), claim("c", 3), claim("a", 5)], &small(), now + FREED_ADDRESS_KEPT / 2);
-        assert_eq!(addresses(&outcomes, "a"), first);
-        all.assign(&[claim("b", 2), claim("c", 3)], &small(), now + FREED_ADDRESS_KEPT);
-        let later = now + FREED_ADDRESS_KEPT * 2;
-        assert_eq!(addresses(&all.assign(&[claim("b", 2), claim("c", 3), claim("d", 4)], &small(), later), "d"), first);
-    }
-
-    #[test]
-    fn a_pool_edit_renumbers_nobody_and_says_so() {
-        let mut all = Allocations::default();
-        all.assign(&[claim("a", 1)], &small(), Instant::now());
-        let mut edited = small();
-        edited.pools[0].ranges = vec!["198.51.100.0/28".parse().unwrap()];
-        let outcomes = all.assign(&[claim("a", 1)], &edited, Instant::now());
-        assert_eq!(addresses(&outcomes, "a"), [ip("192.0.2.100")]);
-        assert!(outcomes[&ServiceName::new("shop", "a")].note.as_ref().unwrap().cause == Cause::Reason(Reason::OutsidePools));
-        assert_eq!(all.outside_pools(&edited), [ip("192.0.2.100")]);
-    }
-
-    #[test]
-    fn a_status_outside_the_pools_counts_only_if_we_wrote_it() {
-        let mut foreign = claim("foreign", 1);
-        foreign.in_status = vec![ip("203.0.113.1")];
-        let mut ours = claim("ours", 2);
-        (ours.in_status, ours.status_is_ours) = (vec![ip("203.0.113.2")], true);
-        let outcomes = Allocations::default().assign(&[foreign, ours], &small(), Instant::now());
-        assert_eq!(addresses(&outcomes, "foreign"), [ip("192.0.2.100")]);
-        assert_eq!(addresses(&outcomes, "ours"), [ip("203.0.113.2")]);
-    }
-
-    #[test]
-    fn a_request_is_refused_with_its_reason() {
-        let mut settings = small();
-        settings.reserved = vec![ip("192.0.2.102")];
-        let rows = [("203.0.113.1", Reason::OutsidePools), ("192.0.2.102", Reason::Refused)];
-        for (address, expected) in rows {
-            let mut asking = claim("a", 1);
-            asking.requested = vec![ip(address)];
-            let outcomes = Allocations::default().assign(&[asking], &settings, Instant::now());
-            assert_eq!(reason(&outcomes, "a"), Some(expected), "{address}");
-            assert!(addresses(&outcomes, "a").is_empty());
-        }
-        let mut asking = claim("a", 1);
-        asking.pool = Some("nowhere".to_owned());
-        assert_eq!(reason(&Allocations::default().assign(&[asking], &settings, Instant::now()), "a"), Some(Reason::Refused));
-    }
-
-    #[test]
-    fn a_changed_request_moves_the_service_if_it_can_and_else_leaves_it_where_it_is() {
-        let mut all = Allocations::default();
-        all.assign(&[claim("a", 1), claim("b", 2)], &small(), Instant::now());
-        let mut asking = claim("a", 1);
-        asking.requested = vec![ip("192.0.2.101")];
-        let outcomes = all.assign(&[asking.clone(), claim("b", 2)], &small(), Instant::now());
-        assert_eq!(addresses(&outcomes, "a"), [ip("192.0.2.100")]);
-        assert_eq!(reason(&outcomes, "a"), None);
-        assert!(outcomes[&asking.service].note.as_ref().unwrap().text.contains("shop/b"));
-        asking.requested = vec![ip("192.0.2.102")];
-        let outcomes = all.assign(&[asking, claim("b", 2)], &small(), Instant::now());
-        assert_eq!(addresses(&outcomes, "a"), [ip("192.0.2.102")]);
-    }
-
-    #[test]
-    fn a_service_of_two_families_needs_both_unless_the_second_is_optional() {
-        let mut both = claim("a", 1);
-        both.families = vec![Family::V6, Family::V4];
-        let outcomes = Allocations::default().assign(&[both.clone()], &small(), Instant::now());
-        assert_eq!(reason(&outcomes, "a"), Some(Reason::Exhausted));
-        let mut settings = small();
-        settings.pools[0].ranges.push("2001:db8::1:0/112".parse().unwrap());
-        let outcomes = Allocations::default().assign(&[both.clone()], &settings, Instant::now());
-        assert_eq!(addresses(&outcomes, "a"), [ip("2001:db8::1:0"), ip("192.0.2.100")]);
-        (both.families, both.second_family_optional) = (vec![Family::V4, Family::V6], true);
-        assert_eq!(reason(&Allocations::default().assign(&[both], &small(), Instant::now()), "a"), None);
-    }
-
-    #[test]
-    fn a_service_that_cannot_be_served_keeps_what_it_holds_and_gets_nothing_new() {
-        let mut all = Allocations::default();
-        all.assign(&[claim("a", 1)], &small(), Instant::now());
-        let unservable = |name| Claim { families: Vec::new(), ..claim(name, 1) };
-        let outcomes = all.assign(&[unservable("a"), unservable("b")], &small(), Instant::now());
-        assert_eq!(addresses(&outcomes, "a"), [ip("192.0.2.100")]);
-        assert!(addresses(&outcomes, "b").is_empty());
-    }
-
-    proptest! {
-        #[test]
-        fn no_two_services_ever_hold_one_address(steps in prop::collection::vec(
-            prop::collection::btree_map(0u8..12, (0i64..4, prop::option::of(95u8..110), prop::option::of(95u8..110), any::<bool>()), 0..10), 1..12))
-        {
-            let (start, settings, mut all) = (Instant::now(), small(), Allocations::default());
-            let mut before: BTreeMap<ServiceName, Outcome> = BTreeMap::new();
-            for (step, wanted) in steps.iter().enumerate() {
-                let claims: Vec<Claim> = wanted.iter().map(|(name, (created, asked, status, ours))| Claim {
-                    requested: asked.map(|last| IpAddr::from([192, 0, 2, last])).into_iter().collect(),
-                    in_status: status.map(|last| IpAddr::from([192, 0, 2, last])).into_iter().collect(),
-                    status_is_ours: *ours,
-                    ..claim(&name.to_string(), *created)
-                }).collect();
-                let outcomes = all.assign(&claims, &settings, start + Duration::from_secs(400) * u32::try_from(step).unwrap());
-                let mut holders = BTreeMap::new();
-                for (service, outcome) in &outcomes {
-                    for address in &outcome.addresses {
-                        prop_assert_eq!(holders.insert(*address, service.clone()), None);
-                    }
-                    // Nobody is moved who did not ask for it.
-                    let asks = claims.iter().any(|c| c.service == *service && !c.requested.is_empty());
-                    if let (Some(old), false) = (before.get(service), asks) && !old.addresses.is_empty() {
-                        prop_assert_eq!(&old.addresses, &outcome.addresses);
-                    }
-                }
-                prop_assert_eq!(&holders, &all.holders);
-                before = outcomes;
-            }
-        }
-    }
-}
+mod property;
+#[cfg(test)]
+pub(crate) mod tests;

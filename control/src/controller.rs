@@ -215,7 +215,7 @@ impl Work {
             Ok(())
         });
         let (settings, states, notebook) = (self.settings.clone(), self.states.clone(), Arc::clone(&self.notebook));
-        let planning = Planning { settings, epoch, states, statuses, notebook };
+        let planning = Planning { settings, epoch, states, gateways: self.gateways.clone(), statuses, notebook };
         steps.spawn(async move {
             planning.run(changes).await;
             Ok(())
@@ -331,6 +331,7 @@ struct Planning {
     settings: ControllerSettings,
     epoch: String,
     states: watch::Sender<Option<Arc<Published>>>,
+    gateways: watch::Receiver<Gateways>,
     statuses: watch::Sender<Option<Arc<Statuses>>>,
     notebook: Arc<Notebook>,
 }
@@ -341,12 +342,20 @@ impl Planning {
         let (mut world, mut memory) = (World::default(), Memory::default());
         let (mut again_at, mut planned_at): (_, Option<Instant>) = (None, None);
         let mut standing = tokio::time::interval(STANDING_EVERY);
+        let mut gateways = self.gateways.clone();
+        gateways.mark_changed();
         loop {
             tokio::select! {
                 change = changes.recv() => match change {
                     Some(change) => world.apply(change),
                     None => return,
                 },
+                // Their own addresses are never VIPs, and what they still forward for nobody else gets.
+                Ok(()) = gateways.changed() => {
+                    if !memory.follow_gateways(&gateways.borrow_and_update(), Instant::now().into_std()) {
+                        continue;
+                    }
+                }
                 () = tokio::time::sleep_until(again_at.unwrap_or_else(Instant::now)), if again_at.is_some() => {}
                 _ = standing.tick() => {
                     memory.standing().iter().for_each(|note| self.notebook.stands(note, uid(&world, note).as_deref()));
@@ -378,6 +387,7 @@ impl Planning {
             (None, None) => return plan.again_at.map(Instant::from_std),
         };
         let generation = &newest.state.generation;
+        memory.published(generation.counter);
         tracing::debug!(%generation, services = newest.state.services.len(), "planned");
         let statuses = Statuses { counter: generation.counter, wanted: plan.statuses, leaving: plan.leaving };
         self.states.send_if_modified(|kept| {

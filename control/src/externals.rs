@@ -11,6 +11,7 @@ use std::net::IpAddr;
 
 use proto::{Family, Protocol, Reason, Refusal, ServiceName};
 
+use crate::addresses::{Forbidden, Pools};
 use crate::note::{Cause, Remark};
 use crate::selection::special;
 use crate::settings::ControllerSettings;
@@ -41,6 +42,8 @@ impl Externals {
 /// Gives out `externalIPs`, to the older Service first.
 pub struct Giving<'a> {
     settings: &'a ControllerSettings,
+    pools: &'a Pools,
+    forbidden: &'a Forbidden,
     /// Addresses of load balancers that no pool holds any more.
     vips_outside_pools: &'a [IpAddr],
     taken: BTreeMap<(IpAddr, Protocol, u16), &'a ServiceName>,
@@ -50,8 +53,13 @@ pub struct Giving<'a> {
 impl<'a> Giving<'a> {
     /// Nothing is given yet.
     #[must_use]
-    pub const fn new(settings: &'a ControllerSettings, vips_outside_pools: &'a [IpAddr]) -> Self {
-        Self { settings, vips_outside_pools, taken: BTreeMap::new(), given: BTreeSet::new() }
+    pub const fn new(
+        settings: &'a ControllerSettings,
+        pools: &'a Pools,
+        forbidden: &'a Forbidden,
+        vips_outside_pools: &'a [IpAddr],
+    ) -> Self {
+        Self { settings, pools, forbidden, vips_outside_pools, taken: BTreeMap::new(), given: BTreeSet::new() }
     }
 
     /// What the next Service gets; none may come that is older than one before.
@@ -98,17 +106,14 @@ impl<'a> Giving<'a> {
         if let Some(what) = special(address) {
             return refused(format!("it is {what}"));
         }
-        if self.settings.reserved.contains(&address) {
-            return refused("it is an address of the gateway itself".to_owned());
+        if let Some(why) = self.forbidden.why(address) {
+            return refused(why);
         }
-        if let Some(pool) = self.settings.pools.iter().find(|pool| pool.ranges.iter().any(|range| range.contains(address))) {
+        if let Some(pool) = self.pools.holding(address) {
             return refused(format!("it lies in pool {}; ask for it by sluice.dev/addresses", pool.name));
         }
         if self.vips_outside_pools.contains(&address) {
             return refused("it is the address of a load balancer".to_owned());
-        }
-        if let Some(net) = within(&self.settings.cluster_cidrs) {
-            return refused(format!("it lies in {net} of clusterCIDRs"));
         }
         let family = Family::of(address);
         if !spec.families.contains(&family) {
@@ -141,6 +146,15 @@ mod tests {
         Candidate::try_from(&service).unwrap()
     }
 
+    /// What `candidates` get, one after another.
+    fn given(settings: &ControllerSettings, outside: &[IpAddr], candidates: &[Candidate]) -> (Vec<Externals>, BTreeSet<IpAddr>) {
+        let pools = crate::addresses::tests::pools(&settings.pools);
+        let forbidden = Forbidden::new(&settings.reserved, &BTreeMap::new(), [].iter(), &settings.cluster_cidrs);
+        let mut giving = Giving::new(settings, &pools, &forbidden, outside);
+        let got = candidates.iter().map(|one| giving.give(one)).collect();
+        (got, giving.given())
+    }
+
     fn rules() -> ControllerSettings {
         let mut settings = settings();
         settings.ownership.external_ips_allowed =
@@ -164,8 +178,7 @@ mod tests {
         ];
         let (settings, outside) = (rules(), ["192.0.7.7".parse().unwrap()]);
         for (address, expected) in rows {
-            let one = candidate("web", &[address], 80, "TCP");
-            let got = Giving::new(&settings, &outside).give(&one);
+            let got = given(&settings, &outside, &[candidate("web", &[address], 80, "TCP")]).0.remove(0);
             assert_eq!(got.addresses.is_empty(), expected.is_some(), "{address}: {got:?}");
             let text = got.remarks.first().map(|remark| remark.text.as_str()).unwrap_or_default();
             assert!(text.contains(expected.unwrap_or_default()), "{address}: {text}");
@@ -181,19 +194,18 @@ mod tests {
             candidate("udp", &["192.0.2.9"], 80, "UDP"),
             candidate("tls", &["192.0.2.9"], 443, "TCP"),
         ];
-        let mut giving = Giving::new(&settings, &[]);
-        let got: Vec<_> = all.iter().map(|one| giving.give(one)).collect();
+        let (got, addresses) = given(&settings, &[], &all);
         let counts: Vec<_> = got.iter().map(|got| (got.addresses.len(), got.remarks.len())).collect();
         assert_eq!(counts, [(2, 0), (1, 1), (1, 0), (1, 0)]);
         assert_eq!(got[1].remarks[0].cause, Cause::Reason(Reason::Conflict));
         assert!(got[1].remarks[0].text.contains("shop/first"), "{}", got[1].remarks[0].text);
-        assert_eq!(giving.given().len(), 3);
+        assert_eq!(addresses.len(), 3);
     }
 
     #[test]
     fn none_is_served_and_the_owner_told_while_none_is_allowed() {
         let settings = settings();
-        let got = Giving::new(&settings, &[]).give(&candidate("web", &["192.0.2.9"], 80, "TCP"));
+        let got = given(&settings, &[], &[candidate("web", &["192.0.2.9"], 80, "TCP")]).0.remove(0);
         assert!(got.addresses.is_empty() && got.remarks[0].text.contains("CVE-2020-8554"), "{got:?}");
     }
 
@@ -201,7 +213,7 @@ mod tests {
     fn a_service_gets_no_more_than_fit() {
         let (settings, ips) = (rules(), (1..=20).map(|last| format!("192.0.2.{}", last + 10)).collect::<Vec<_>>());
         let ips: Vec<&str> = ips.iter().map(String::as_str).collect();
-        let got = Giving::new(&settings, &[]).give(&candidate("web", &ips, 80, "TCP"));
+        let got = given(&settings, &[], &[candidate("web", &ips, 80, "TCP")]).0.remove(0);
         assert_eq!((got.addresses.len(), got.remarks.len()), (EXTERNAL_IPS_MAX, 20 - EXTERNAL_IPS_MAX));
     }
 }

@@ -63,6 +63,13 @@ impl Gateways {
         self.iter().any(|gateway| gateway.acknowledged >= Some(counter))
     }
 
+    /// Counter of the generation that all of them forward by, or a newer one; 0 while one forwards by none of this epoch. None
+    /// where no gateway is connected.
+    #[must_use]
+    pub fn reached_by_all(&self) -> Option<u64> {
+        self.iter().map(|gateway| gateway.acknowledged.unwrap_or(0)).min()
+    }
+
     /// Whether there are gateways and all forward by `counter` or a newer generation.
     #[must_use]
     pub fn all_reached(&self, counter: u64) -> bool {

@@ -30,6 +30,8 @@ pub enum Cause {
     BackendRefused,
     /// An address is asked for that cannot be had; the Service keeps what it holds.
     AddressKept,
+    /// An address is left to others, with whom it cannot be shared.
+    AddressLost,
     /// An object cannot be read; its last good version stays in use.
     Undecodable,
     /// No gateway finds a healthy backend.
@@ -58,6 +60,7 @@ impl Cause {
             Self::EndpointIgnored => "EndpointIgnored",
             Self::BackendRefused => "BackendRefused",
             Self::AddressKept => "AddressKept",
+            Self::AddressLost => "AddressLost",
             Self::Undecodable => "Undecodable",
             Self::NoHealthyBackend => "NoHealthyBackend",
             Self::AddressAssigned => "AddressAssigned",

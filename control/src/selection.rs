@@ -11,6 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use ipnet::IpNet;
 use proto::{Backend, BackendState, Family, ZoneBackends, limits};
 
+use crate::addresses::{Forbidden, Pools};
 use crate::note::{Cause, Remark};
 use crate::settings::ControllerSettings;
 use crate::spec::{EndpointSpec, PortSpec, SliceSpec};
@@ -27,6 +28,8 @@ const FENCED_NAMED_MAX: usize = 5;
 /// Where no backend may lie.
 pub struct Fence<'a> {
     settings: &'a ControllerSettings,
+    pools: &'a Pools,
+    forbidden: &'a Forbidden,
     vips_outside_pools: &'a [IpAddr],
 }
 
@@ -48,8 +51,13 @@ pub struct Selection {
 impl<'a> Fence<'a> {
     /// The fence of these settings; VIPs that no pool holds any more are no backends either.
     #[must_use]
-    pub const fn new(settings: &'a ControllerSettings, vips_outside_pools: &'a [IpAddr]) -> Self {
-        Self { settings, vips_outside_pools }
+    pub const fn new(
+        settings: &'a ControllerSettings,
+        pools: &'a Pools,
+        forbidden: &'a Forbidden,
+        vips_outside_pools: &'a [IpAddr],
+    ) -> Self {
+        Self { settings, pools, forbidden, vips_outside_pools }
     }
 
     /// Why `address` may be no backend.
@@ -59,10 +67,10 @@ impl<'a> Fence<'a> {
         if let Some(what) = special(address) {
             return Some(format!("it is {what}"));
         }
-        if self.settings.reserved.contains(&address) {
-            return Some("it is an address of the gateway itself".to_owned());
+        if let Some(why) = self.forbidden.of_gateway(address) {
+            return Some(why);
         }
-        if let Some(pool) = self.settings.pools.iter().find(|pool| pool.ranges.iter().any(|range| range.contains(address))) {
+        if let Some(pool) = self.pools.holding(address) {
             return Some(format!("it lies in pool {}", pool.name));
         }
         if self.vips_outside_pools.contains(&address) {
@@ -192,6 +200,24 @@ pub(crate) mod tests {
     use crate::plan::tests::settings;
     use crate::spec::SlicePort;
 
+    /// What a fence is made of.
+    pub(crate) struct Fenced {
+        pools: Pools,
+        forbidden: Forbidden,
+    }
+
+    impl Fenced {
+        pub(crate) fn of(settings: &ControllerSettings) -> Self {
+            let none = std::collections::BTreeMap::new();
+            let forbidden = Forbidden::new(&settings.reserved, &none, [].iter(), &settings.cluster_cidrs);
+            Self { pools: crate::addresses::tests::pools(&settings.pools), forbidden }
+        }
+
+        pub(crate) fn fence<'a>(&'a self, settings: &'a ControllerSettings, vips: &'a [IpAddr]) -> Fence<'a> {
+            Fence::new(settings, &self.pools, &self.forbidden, vips)
+        }
+    }
+
     pub(crate) fn port() -> PortSpec {
         PortSpec {
             name: "http".to_owned(),
@@ -228,7 +254,8 @@ pub(crate) mod tests {
 
     fn selected(slices: &[SliceSpec]) -> Vec<String> {
         let settings = settings();
-        let selection = select(slices.iter(), &port(), Family::V4, &Fence::new(&settings, &[]));
+        let fenced = Fenced::of(&settings);
+        let selection = select(slices.iter(), &port(), Family::V4, &fenced.fence(&settings, &[]));
         selection.backends.iter().map(|backend| backend.address.to_string()).collect()
     }
 
@@ -275,7 +302,7 @@ pub(crate) mod tests {
         for (sentence, endpoints, expected) in rows {
             let list: Vec<_> = endpoints.iter().map(|text| hinted(text)).collect();
             let slice = slice(&[("http", Protocol::Tcp, 8080)], &list);
-            let selection = select([slice].iter(), &port(), Family::V4, &Fence::new(&settings, &[]));
+            let selection = select([slice].iter(), &port(), Family::V4, &Fenced::of(&settings).fence(&settings, &[]));
             let zones: Vec<_> = selection.zones.iter().map(|hint| (hint.zone.as_str(), hint.backends.as_slice())).collect();
             assert_eq!(zones, expected, "{sentence}");
         }
@@ -286,7 +313,7 @@ pub(crate) mod tests {
         let fenced = EndpointSpec { address: [127, 0, 0, 1].into(), ..hinted("1rs a") };
         let slice = slice(&[("http", Protocol::Tcp, 8080)], &[fenced, hinted("2rs b")]);
         let settings = settings();
-        let selection = select([slice].iter(), &port(), Family::V4, &Fence::new(&settings, &[]));
+        let selection = select([slice].iter(), &port(), Family::V4, &Fenced::of(&settings).fence(&settings, &[]));
         assert_eq!(selection.zones, [ZoneBackends { zone: "b".to_owned(), backends: vec![0] }]);
     }
 
@@ -341,11 +368,12 @@ pub(crate) mod tests {
             ("10.96.0.1", "clusterCIDRs"),
         ];
         for (address, expected) in rows {
-            let why = Fence::new(&settings, &vips).refuses(address.parse().unwrap()).unwrap();
+            let why = Fenced::of(&settings).fence(&settings, &vips).refuses(address.parse().unwrap()).unwrap();
             assert!(why.contains(expected), "{address}: {why}");
         }
         settings.backends_allowed = Some(vec!["10.0.0.0/8".parse().unwrap()]);
-        let fence = Fence::new(&settings, &vips);
+        let fenced = Fenced::of(&settings);
+        let fence = fenced.fence(&settings, &vips);
         assert_eq!(fence.refuses("10.0.0.1".parse().unwrap()), None);
         assert!(fence.refuses("172.16.0.1".parse().unwrap()).unwrap().contains("backends.allowed"));
     }

@@ -6,6 +6,7 @@
 //! A controller that does not lead says who does: that one is dialled next, then the configured ones in turn.
 //! Deliberately not here: what a message means (`received`), sockets and TLS (`control::dial`).
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use control::dial::{ControllerUrl, DialError, chain, dial};
@@ -39,6 +40,8 @@ pub struct ClientSettings {
     pub gateway: String,
     /// This program's version.
     pub version: String,
+    /// Addresses of the gateway itself, which are never VIPs and never backends.
+    pub reserved: Vec<IpAddr>,
 }
 
 /// The channels of the client.
@@ -124,7 +127,8 @@ async fn follow(
     };
     let group = group.or_else(|| settings.group.clone()).unwrap_or_default();
     let (acknowledge, acknowledged) = watch::channel(None);
-    let hello = Message::Hello(v1::Hello { group, ..received.hello(&settings.gateway, &settings.version) });
+    let reserved = settings.reserved.iter().copied().map(proto::convert::address_bytes).collect();
+    let hello = Message::Hello(v1::Hello { group, reserved, ..received.hello(&settings.gateway, &settings.version) });
     let later = WatchStream::new(acknowledged).filter_map(|g: Option<Generation>| g).map(|g| Message::Acknowledge((&g).into()));
     let (reports, reported) = mpsc::channel(1);
     // Ends with the stream that takes its reports.
@@ -267,6 +271,7 @@ mod tests {
                 group: Some("east".to_owned()),
                 gateway: "edge-1".to_owned(),
                 version: "0.1.0".to_owned(),
+                reserved: vec!["192.0.2.2".parse().unwrap()],
             };
             let (served, served_out) = watch::channel(Served::default());
             let facts = Facts { served: served_out, reached: reached_out };
@@ -303,6 +308,7 @@ mod tests {
         let mut stream = streams.next().await;
         let hello = stream.hello().await;
         assert_eq!((hello.gateway.as_str(), hello.have), ("edge-1", None));
+        assert_eq!(hello.reserved, [[192, 0, 2, 2]]);
         let [one, two] = [state("e", 1, &[service("a", &["10.0.0.1:80"])]), state("e", 2, &[service("a", &["10.0.0.2:80"])])];
         stream.send(full(&one)).await;
         gateway.knows(&one).await;

@@ -14,6 +14,7 @@ use super::port::{Device, PlacedPort, Twin};
 pub(super) struct Used<'a> {
     pub(super) ports: &'a [PlacedPort],
     pub(super) snat: &'a [Placed<IpAddr>],
+    pub(super) tunnel: &'a [Placed<IpAddr>],
     pub(super) node_ports: &'a [Placed<IpAddr>],
     pub(super) routes: &'a [Placed<Route>],
 }
@@ -33,7 +34,7 @@ impl Used<'_> {
     /// The addresses that are never a VIP and never a backend, in order.
     pub(super) fn reserved(&self) -> Vec<IpAddr> {
         let mut reserved: Vec<_> = self.named().map(|(address, _)| address).collect();
-        reserved.extend(self.node_ports.iter().map(|placed| placed.value));
+        reserved.extend(self.node_ports.iter().chain(self.tunnel).map(|placed| placed.value));
         reserved.sort_unstable();
         reserved.dedup();
         reserved

@@ -51,9 +51,12 @@ fn what_the_gateway_uses_is_reserved() {
     );
     let settings = read(&text).unwrap();
     assert_eq!(settings.node_port_addresses, ["192.0.2.2".parse::<IpAddr>().unwrap()]);
+    let text = format!("{text}tunnel: {{sources: [10.0.0.4]}}\n");
+    let settings = read(&text).unwrap();
     let StateSource::Embedded(controller, _) = settings.source else { panic!("not embedded") };
+    assert_eq!(controller.reserved, settings.reserved);
     let reserved: Vec<_> = controller.reserved.iter().map(ToString::to_string).collect();
-    assert_eq!(reserved, ["10.0.0.2", "10.0.0.3", "192.0.2.1", "192.0.2.2", "2001:db8::2"]);
+    assert_eq!(reserved, ["10.0.0.2", "10.0.0.3", "10.0.0.4", "192.0.2.1", "192.0.2.2", "2001:db8::2"]);
 }
 
 #[test]

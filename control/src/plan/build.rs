@@ -87,7 +87,7 @@ fn status(candidate: &Candidate, outcome: &Outcome, ip_mode: IpMode, service: &S
         foreign_manager: candidate.foreign_manager.clone(),
         refusal,
         unassigned: outcome.refusal.as_ref().map(|refusal| refusal.reason).or(refusal.filter(|_| !has_address)),
-        outside_pools: outcome.note.as_ref().is_some_and(is_outside),
+        outside_pools: outcome.notes.iter().any(is_outside),
         is_withheld: false,
     }
 }
@@ -155,7 +155,7 @@ impl Builder<'_> {
         let leaving = Departed::of(self.world, name, before.map(|old| &old.departed), now);
         let slices: Vec<&SliceSpec> = self.world.slices_of(name).chain(&leaving.counting).collect();
         let mut tables = BTreeMap::new();
-        let mut notes: Vec<Remark> = self.outcome.note.iter().chain(&self.outcome.externals.remarks).cloned().collect();
+        let mut notes: Vec<Remark> = self.outcome.notes.iter().chain(&self.outcome.externals.remarks).cloned().collect();
         let served = match (&self.candidate.wanted, &self.outcome.refusal) {
             (Err(error), _) => Err(error.refusal()),
             (Ok(_), Some(refusal)) => Err(refusal.clone()),

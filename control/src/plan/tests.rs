@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use proto::{Family, HealthCheck, Mode, Scheduler, Service, Target};
+use proto::{Family, HealthCheck, Mode, Reason, Scheduler, Service, Target};
 use serde_json::{Value, json};
 
 use super::build::STATUS_WAITED_FOR;

@@ -113,7 +113,7 @@ fn counts<'e>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{endpoint, port, slice};
+    use super::super::tests::{Fenced, endpoint, port, slice};
     use super::*;
     use crate::plan::tests::settings;
 
@@ -142,7 +142,7 @@ mod tests {
 
     fn selected(choice: &NodeChoice<'_>, endpoints: &[&str], family: Family) -> Selection {
         let settings = settings();
-        choice.select(slices(endpoints).iter(), &port(), 30_080, family, &Fence::new(&settings, &[]))
+        choice.select(slices(endpoints).iter(), &port(), 30_080, family, &Fenced::of(&settings).fence(&settings, &[]))
     }
 
     fn texts(selection: &Selection) -> Vec<String> {

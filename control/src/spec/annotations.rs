@@ -4,7 +4,7 @@
 //! Invariant: a value that changes who may connect or what a backend sees and that cannot be honoured is an error. Any
 //! other bad value is a note, and the default is used.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -15,7 +15,8 @@ use proto::limits::ANNOTATION_PREFIX;
 use proto::{HealthCheck, Mode, Probe, Scheduler, Target};
 
 use super::{SpecError, foreign, source_ranges};
-use crate::config::scalar::{duration, scheduler};
+use crate::addresses::{Namespaces, Sharing};
+use crate::config::scalar::{duration, is_dns_label, scheduler};
 use crate::note::{Cause, Remark};
 use crate::source::IpMode;
 
@@ -50,6 +51,10 @@ const OURS: [&str; 21] = [
     "drain-timeout",
     "idle-timeout",
 ];
+/// As long as a label's key may be.
+const SHARING_KEY_CHARS_MAX: usize = 253;
+/// Namespaces that one Service shares an address with by name; more are `*`.
+const SHARING_NAMESPACES_MAX: usize = 64;
 /// Probes of DESIGN section 9 that are later work.
 const PROBES_NOT_BUILT: [&str; 4] = ["http", "https", "grpc", "icmp"];
 /// Not more often than ten times a second, or a tenant could flood its backends through us; not more rarely than hourly.
@@ -102,6 +107,7 @@ impl HealthWish {
 pub(super) struct Wishes {
     pub(super) addresses: Vec<IpAddr>,
     pub(super) pool: Option<String>,
+    pub(super) sharing: Option<Sharing>,
     pub(super) mode: Option<Mode>,
     pub(super) target: Option<Target>,
     pub(super) scheduler: Option<Scheduler>,
@@ -124,6 +130,7 @@ impl Wishes {
         Ok(Self {
             addresses,
             pool: pool.map(|(_, name)| name),
+            sharing: reader.sharing(),
             mode: reader.must_be("mode")?,
             target: reader.must_be("target")?,
             scheduler: reader.scheduler(),
@@ -151,22 +158,22 @@ fn aws(name: &str) -> String {
 
 /// A value that changes who may connect or what a backend receives, and cannot be honoured yet.
 fn refuse_what_is_not_built(annotations: &BTreeMap<String, String>) -> Result<(), SpecError> {
-    let none = [
-        ours("sharing-key"),
-        ours("sharing-namespaces"),
-        ours("proxy-protocol"),
-        metallb(0, "allow-shared-ip"),
-        metallb(1, "allow-shared-ip"),
-        format!("{CILIUM}sharing-key"),
-        format!("{CILIUM_BEFORE}sharing-key"),
-        aws("proxy-protocol"),
-    ];
+    let none = [ours("proxy-protocol"), aws("proxy-protocol")];
     for key in none {
         if let Some(value) = annotations.get(&key).filter(|value| !value.trim().is_empty()) {
             return Err(SpecError::unsupported(&format!("annotation {key}"), value, "remove it"));
         }
     }
     Ok(())
+}
+
+fn sharing_namespaces(value: &str) -> Option<Namespaces> {
+    if value == "*" {
+        return Some(Namespaces::All);
+    }
+    let names: BTreeSet<String> = value.split(',').map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect();
+    let are_names = names.iter().all(|name| is_dns_label(name, 63));
+    (are_names && names.len() <= SHARING_NAMESPACES_MAX).then_some(Namespaces::Named(names))
 }
 
 struct Reader<'a> {
@@ -246,6 +253,30 @@ impl Reader<'_> {
             }
         }
         Ok(addresses)
+    }
+
+    /// Whether and with whom addresses are shared. A key that is none leaves the Service with an address of its own.
+    fn sharing(&mut self) -> Option<Sharing> {
+        let expected = format!("a key of at most {SHARING_KEY_CHARS_MAX} characters");
+        let of_metallb = [metallb(0, "allow-shared-ip"), metallb(1, "allow-shared-ip")];
+        let [first, second] = of_metallb.clone();
+        let keys = [ours("sharing-key"), first, second, format!("{CILIUM}sharing-key"), format!("{CILIUM_BEFORE}sharing-key")];
+        let chosen = keys.iter().find(|key| self.annotations.get(*key).is_some_and(|value| !value.trim().is_empty()));
+        let is_metallb = chosen.is_some_and(|key| of_metallb.contains(key));
+        let key =
+            self.parsed(&keys, &expected, |value| (value.chars().count() <= SHARING_KEY_CHARS_MAX).then(|| value.to_owned()));
+        let cross = [CILIUM, CILIUM_BEFORE].map(|prefix| format!("{prefix}sharing-cross-namespace"));
+        let named: Vec<String> = [ours("sharing-namespaces")].into_iter().chain(cross).collect();
+        let expected = format!("`*` or at most {SHARING_NAMESPACES_MAX} names of namespaces, with commas between them");
+        let namespaces = self.parsed(&named, &expected, sharing_namespaces);
+        let Some(key) = key else {
+            if namespaces.is_some() {
+                let text = "annotation sharing-namespaces has no effect without sharing-key; add one, the same on all sharers";
+                self.note(Cause::AnnotationIgnored, text.to_owned());
+            }
+            return None;
+        };
+        Some(Sharing { key, is_metallb, namespaces: namespaces.unwrap_or(Namespaces::Named(BTreeSet::new())) })
     }
 
     /// What changes what a backend receives: another value than the known ones is an error.
@@ -372,19 +403,45 @@ mod tests {
 
     #[test]
     fn every_annotation_of_others_that_counts_as_read_is() {
-        for key in foreign::READ.iter().filter(|key| !key.ends_with("sharing-cross-namespace")) {
+        for key in foreign::READ {
             assert_ne!(read(&[(key, "false")]), Ok(Wishes::default()), "{key}");
         }
     }
 
     #[test]
+    fn sharing_is_said_by_our_annotations_or_by_those_of_others() {
+        let shares = |pairs: &[(&str, &str)]| {
+            let wishes = read(pairs).unwrap();
+            let sharing = wishes.sharing.map(|sharing| (sharing.key, sharing.is_metallb, sharing.namespaces));
+            (sharing, wishes.notes.len())
+        };
+        let named = |names: &[&str]| Namespaces::Named(names.iter().map(|name| (*name).to_owned()).collect());
+        let of = |is_metallb, namespaces| Some(("k".to_owned(), is_metallb, namespaces));
+        let rows: [(&[(&str, &str)], _); 8] = [
+            (&[("sluice.dev/sharing-key", " k ")], (of(false, named(&[])), 0)),
+            (&[("metallb.io/allow-shared-ip", "k")], (of(true, named(&[])), 0)),
+            (&[("metallb.universe.tf/allow-shared-ip", "k")], (of(true, named(&[])), 0)),
+            (
+                &[("lbipam.cilium.io/sharing-key", "k"), ("lbipam.cilium.io/sharing-cross-namespace", "*")],
+                (of(false, Namespaces::All), 0),
+            ),
+            (&[("sluice.dev/sharing-key", "k"), ("metallb.io/allow-shared-ip", "l")], (of(false, named(&[])), 1)),
+            (&[("sluice.dev/sharing-key", "k"), ("sluice.dev/sharing-namespaces", "b, a")], (of(false, named(&["a", "b"])), 0)),
+            (&[("sluice.dev/sharing-key", "k"), ("sluice.dev/sharing-namespaces", "A_b")], (of(false, named(&[])), 1)),
+            (&[("sluice.dev/sharing-namespaces", "*")], (None, 1)),
+        ];
+        for (pairs, expected) in rows {
+            assert_eq!(shares(pairs), expected, "{pairs:?}");
+        }
+        let long = "k".repeat(SHARING_KEY_CHARS_MAX + 1);
+        assert_eq!(shares(&[("sluice.dev/sharing-key", &long)]), (None, 1));
+    }
+
+    #[test]
     fn what_changes_who_may_connect_and_is_not_built_is_refused_by_name() {
         let rows = [
-            ("sluice.dev/sharing-key", "a"),
             ("sluice.dev/proxy-protocol", "v2"),
             ("sluice.dev/health-check", "http"),
-            ("metallb.io/allow-shared-ip", "a"),
-            ("lbipam.cilium.io/sharing-key", "a"),
             ("service.beta.kubernetes.io/aws-load-balancer-healthcheck-protocol", "HTTP"),
             ("service.beta.kubernetes.io/aws-load-balancer-proxy-protocol", "*"),
         ];

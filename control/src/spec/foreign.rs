@@ -25,7 +25,7 @@ const FAMILIES: [&str; 12] = [
     "protocol.openelb.kubesphere.io/",
 ];
 /// Those that `annotations` reads, refuses or tells of itself.
-pub(super) const READ: [&str; 22] = [
+pub(super) const READ: [&str; 23] = [
     "metallb.io/loadBalancerIPs",
     "metallb.io/address-pool",
     "metallb.io/allow-shared-ip",
@@ -37,6 +37,7 @@ pub(super) const READ: [&str; 22] = [
     "lbipam.cilium.io/sharing-cross-namespace",
     "io.cilium/lb-ipam-ips",
     "io.cilium/lb-ipam-sharing-key",
+    "io.cilium/lb-ipam-sharing-cross-namespace",
     "service.beta.kubernetes.io/aws-load-balancer-healthcheck-protocol",
     "service.beta.kubernetes.io/aws-load-balancer-healthcheck-port",
     "service.beta.kubernetes.io/aws-load-balancer-healthcheck-interval",

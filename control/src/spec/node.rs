@@ -14,7 +14,7 @@ const EXCLUDE_LABEL: &str = "node.kubernetes.io/exclude-from-external-load-balan
 const DELETION_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
 /// What matters of a node.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeSpec {
     /// Its name; endpoints name the node they are on by it.
     pub name: String,

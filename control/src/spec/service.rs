@@ -12,6 +12,7 @@ use proto::{Family, Mode, Protocol, Reason, Refusal, Scheduler, ServiceName, Tar
 use super::annotations::{HealthWish, Wishes};
 use super::held::{Held, writers};
 use super::traffic::{affinity, clients, is_local, note_denied_families};
+use crate::addresses::Sharing;
 use crate::note::{Cause, Remark};
 use crate::source::{Ingress, IpMode};
 
@@ -75,6 +76,8 @@ pub struct ServiceSpec {
     pub external_ips: Vec<IpAddr>,
     /// Pool asked for by name.
     pub pool: Option<String>,
+    /// Whether and with whom it shares its addresses.
+    pub sharing: Option<Sharing>,
     /// Mode asked for.
     pub mode: Option<Mode>,
     /// Target asked for.
@@ -344,6 +347,7 @@ fn wanted(service: &Service, fields: &ServiceFields, kind: Kind) -> Result<Servi
         addresses: wishes.addresses,
         external_ips: external_ips(fields, &mut notes),
         pool: wishes.pool,
+        sharing: wishes.sharing,
         mode: wishes.mode,
         target: wishes.target,
         scheduler: wishes.scheduler,

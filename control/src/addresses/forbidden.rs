@@ -1,0 +1,76 @@
+//! Addresses that are never a VIP: the gateways' own, nodes' and Service CIDRs (CONTROL section 6).
+//!
+//! Deliberately not here: what never is a backend (`selection`): nodes are backends.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::spec::NodeSpec;
+
+/// All of them, each with its owner.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Forbidden {
+    gateways: BTreeMap<IpAddr, Option<String>>,
+    nodes: BTreeMap<IpAddr, String>,
+    cidrs: Vec<IpNet>,
+}
+
+impl Forbidden {
+    /// Of the gateway that we are embedded in, of those that are connected, of the nodes, and Service CIDRs.
+    #[must_use]
+    pub fn new<'a>(
+        own: &[IpAddr],
+        gateways: &BTreeMap<IpAddr, String>,
+        nodes: impl Iterator<Item = &'a NodeSpec>,
+        cidrs: &[IpNet],
+    ) -> Self {
+        let named = gateways.iter().map(|(address, name)| (*address, Some(name.clone())));
+        let of_node = |node: &'a NodeSpec| node.addresses.iter().map(|address| (*address, node.name.clone()));
+        Self {
+            gateways: own.iter().map(|address| (*address, None)).chain(named).collect(),
+            nodes: nodes.flat_map(of_node).collect(),
+            cidrs: cidrs.to_vec(),
+        }
+    }
+
+    /// Why `address` is never a VIP.
+    #[must_use]
+    pub fn why(&self, address: IpAddr) -> Option<String> {
+        if let Some(why) = self.of_gateway(address) {
+            return Some(why);
+        }
+        if let Some(node) = self.nodes.get(&address) {
+            return Some(format!("it is the address of node {node}"));
+        }
+        let net = self.cidrs.iter().find(|net| net.contains(&address))?;
+        Some(format!("it lies in {net} of clusterCIDRs"))
+    }
+
+    /// Why `address` is a gateway's own, which no backend is either.
+    #[must_use]
+    pub fn of_gateway(&self, address: IpAddr) -> Option<String> {
+        Some(match self.gateways.get(&address)? {
+            Some(name) => format!("it is an address of gateway {name} itself"),
+            None => "it is an address of the gateway itself".to_owned(),
+        })
+    }
+
+    /// Whether `address` is one of them.
+    #[must_use]
+    pub(super) fn contains(&self, address: IpAddr) -> bool {
+        self.is_single(address) || self.cidrs.iter().any(|net| net.contains(&address))
+    }
+
+    fn is_single(&self, address: IpAddr) -> bool {
+        self.gateways.contains_key(&address) || self.nodes.contains_key(&address)
+    }
+
+    /// Those from `first` to `last`, both included, Service CIDRs left out: no pool reaches into one.
+    pub(super) fn within(&self, first: IpAddr, last: IpAddr) -> impl Iterator<Item = IpAddr> {
+        let nodes = self.nodes.range(first..=last).map(|(address, _)| *address);
+        let gateways = self.gateways.range(first..=last).map(|(address, _)| *address);
+        gateways.chain(nodes.filter(|address| !self.gateways.contains_key(address)))
+    }
+}

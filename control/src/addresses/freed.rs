@@ -1,0 +1,120 @@
+//! Addresses that were given up: each is kept for the names that held it, and from others until every connected gateway
+//! has taken it out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use proto::ServiceName;
+use proto::limits::SERVICES_MAX;
+
+/// How long a freed address waits for its last holder to come back.
+pub const FREED_ADDRESS_KEPT: Duration = Duration::from_secs(600);
+/// Addresses that are kept: as many as Services can hold, in both families. Of more, the first to expire go earlier.
+const FREED_MAX: usize = 2 * SERVICES_MAX;
+
+/// Thousands of Services that go one after another are not looked at one by one ten minutes later.
+const TOGETHER: Duration = Duration::from_secs(1);
+
+/// All of them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Freed {
+    /// Who held an address before.
+    of: BTreeMap<IpAddr, BTreeMap<ServiceName, Kept>>,
+    /// What a Service held before.
+    by: BTreeMap<ServiceName, BTreeSet<IpAddr>>,
+    /// By the end of their time.
+    order: BTreeSet<(Instant, IpAddr, ServiceName)>,
+    /// Those that the next state is the first without.
+    unpublished: Vec<(IpAddr, ServiceName)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Kept {
+    until: Instant,
+    /// Counter of the first state without it; none before there is one.
+    gone_in: Option<u64>,
+}
+
+impl Freed {
+    /// `service` gave `address` up.
+    pub(super) fn put(&mut self, address: IpAddr, service: &ServiceName, now: Instant) {
+        self.remove(address, service);
+        while self.order.len() >= FREED_MAX
+            && let Some((_, address, service)) = self.order.first().cloned()
+        {
+            self.remove(address, &service);
+        }
+        let until = now + FREED_ADDRESS_KEPT;
+        self.of.entry(address).or_default().insert(service.clone(), Kept { until, gone_in: None });
+        self.by.entry(service.clone()).or_default().insert(address);
+        self.order.insert((until, address, service.clone()));
+        self.unpublished.push((address, service.clone()));
+    }
+
+    /// `service` has `address` again, or its time is over.
+    pub(super) fn remove(&mut self, address: IpAddr, service: &ServiceName) {
+        let Some(holders) = self.of.get_mut(&address) else { return };
+        let Some(kept) = holders.remove(service) else { return };
+        if holders.is_empty() {
+            self.of.remove(&address);
+        }
+        if let Some(addresses) = self.by.get_mut(service) {
+            addresses.remove(&address);
+            if addresses.is_empty() {
+                self.by.remove(service);
+            }
+        }
+        self.order.remove(&(kept.until, address, service.clone()));
+    }
+
+    /// Ends what is over: its time, and the last connected gateway has taken it out. `reached` is the counter that all of
+    /// them forward by; none where none is connected.
+    pub(super) fn expire(&mut self, now: Instant, reached: Option<u64>) {
+        let is_gone = |(_, address, service): &&(Instant, IpAddr, ServiceName)| {
+            let kept = self.of.get(address).and_then(|holders| holders.get(service));
+            let gone_in = kept.and_then(|kept| kept.gone_in);
+            reached.is_none_or(|reached| gone_in.is_some_and(|counter| counter <= reached))
+        };
+        let over: Vec<_> = self.order.iter().take_while(|(until, ..)| *until <= now).filter(is_gone).cloned().collect();
+        for (_, address, service) in over {
+            self.remove(address, &service);
+        }
+    }
+
+    /// What was given up so far is not in the state with this counter.
+    pub(super) fn published(&mut self, counter: u64) {
+        for (address, service) in std::mem::take(&mut self.unpublished) {
+            if let Some(kept) = self.of.get_mut(&address).and_then(|holders| holders.get_mut(&service)) {
+                kept.gone_in.get_or_insert(counter);
+            }
+        }
+    }
+
+    /// When to look again: the time of the next one is over then, and of those that follow closely.
+    pub(super) fn next_expiry(&self, now: Instant) -> Option<Instant> {
+        let next = self.order.iter().map(|(until, ..)| *until).find(|until| *until > now)?;
+        Some(next + TOGETHER)
+    }
+
+    /// Whether the time of any is over, and only gateways are waited for.
+    pub(super) fn waits_for_gateways(&self, now: Instant) -> bool {
+        self.order.first().is_some_and(|(until, ..)| *until <= now)
+    }
+
+    /// Whom `address` is kept for, if it is not `service`.
+    pub(super) fn kept_from(&self, address: IpAddr, service: &ServiceName) -> Option<&ServiceName> {
+        let holders = self.of.get(&address)?;
+        if holders.contains_key(service) { None } else { holders.keys().next() }
+    }
+
+    /// What `service` held before, lowest first.
+    pub(super) fn before(&self, service: &ServiceName) -> impl Iterator<Item = IpAddr> {
+        self.by.get(service).into_iter().flatten().copied()
+    }
+
+    /// Those that are kept, from `first` to `last`, both included.
+    pub(super) fn within(&self, first: IpAddr, last: IpAddr) -> impl Iterator<Item = IpAddr> {
+        self.of.range(first..=last).map(|(address, _)| *address)
+    }
+}

@@ -1,0 +1,179 @@
+//! Who holds which address, with which ports and on which terms.
+//!
+//! Invariant: no two Services hold one (address, protocol, port), and whoever holds an address together with another
+//! shares it on terms that both agree to.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use proto::{Announce, Family, Protocol, ServiceName};
+
+use super::pools::Pools;
+use super::sharing::Terms;
+use super::{Claim, Sharing};
+use crate::spec::PoolSpec;
+
+/// Where a Service listens at its addresses.
+pub(super) type Port = (Protocol, u16);
+
+/// All of them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Holders {
+    places: BTreeMap<IpAddr, Place>,
+    of: BTreeMap<ServiceName, Vec<IpAddr>>,
+    /// Addresses under each sharing key.
+    keys: BTreeMap<String, BTreeSet<IpAddr>>,
+    /// How many Services of a namespace hold an address.
+    namespaces: BTreeMap<String, BTreeMap<IpAddr, u32>>,
+}
+
+/// One address.
+#[derive(Clone, Debug, Default)]
+struct Place {
+    seats: BTreeMap<ServiceName, Seat>,
+    ports: BTreeMap<Port, ServiceName>,
+    /// The different terms of its seats, and how many have each: as a rule there are one or two.
+    terms: BTreeMap<Terms, u32>,
+    /// As its pool said last.
+    announce: Option<Announce>,
+}
+
+#[derive(Clone, Debug)]
+struct Seat {
+    ports: Vec<Port>,
+    sharing: Option<Sharing>,
+}
+
+impl Holders {
+    /// What a Service holds.
+    pub(super) fn of(&self, service: &ServiceName) -> &[IpAddr] {
+        self.of.get(service).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// What a Service holds in a family.
+    pub(super) fn held_of(&self, service: &ServiceName, family: Family) -> Option<IpAddr> {
+        self.of(service).iter().copied().find(|address| Family::of(*address) == family)
+    }
+
+    /// Services that hold anything.
+    pub(super) fn services(&self) -> impl Iterator<Item = (&ServiceName, &[IpAddr])> {
+        self.of.iter().map(|(service, addresses)| (service, addresses.as_slice()))
+    }
+
+    /// Those from `first` to `last`, both included.
+    pub(super) fn within(&self, first: IpAddr, last: IpAddr) -> impl Iterator<Item = IpAddr> {
+        self.places.range(first..=last).map(|(address, _)| *address)
+    }
+
+    /// Whether anybody holds `address`.
+    pub(super) fn is_held(&self, address: IpAddr) -> bool {
+        self.places.contains_key(&address)
+    }
+
+    /// Addresses that are shared under `key`.
+    pub(super) fn under(&self, key: &str) -> impl Iterator<Item = IpAddr> {
+        self.keys.get(key).into_iter().flatten().copied()
+    }
+
+    /// Whether `claim` holds what it holds with these ports and on these terms.
+    pub(super) fn is_seated_as(&self, claim: &Claim) -> bool {
+        let mut seats = self.of(&claim.service).iter().filter_map(|address| self.places.get(address)?.seats.get(&claim.service));
+        seats.all(|seat| seat.ports == claim.ports && seat.sharing == claim.sharing)
+    }
+
+    /// Why `claim` cannot hold `address` together with those that do; none where it can.
+    pub(super) fn refuse(&self, address: IpAddr, claim: &Claim, pool: Option<&PoolSpec>) -> Option<String> {
+        let place = self.places.get(&address)?;
+        let (holder, _) = place.seats.first_key_value()?;
+        let terms = claim.terms();
+        if let Some(why) = place.terms.keys().find_map(|other| terms.refuses(other, pool)) {
+            return Some(format!("held by {holder} ({why})"));
+        }
+        let taken = claim.ports.iter().find_map(|port| Some((port, place.ports.get(port)?)));
+        taken.map(|((protocol, port), holder)| format!("held by {holder}, which has {protocol} {port} of it, too"))
+    }
+
+    /// `claim` holds `address` from now on.
+    pub(super) fn seat(&mut self, address: IpAddr, claim: &Claim, pool: Option<&PoolSpec>) {
+        let service = &claim.service;
+        let place = self.places.entry(address).or_default();
+        place.announce = pool.map(|pool| pool.announce).or(place.announce);
+        place.ports.extend(claim.ports.iter().map(|port| (*port, service.clone())));
+        *place.terms.entry(claim.terms()).or_default() += 1;
+        place.seats.insert(service.clone(), Seat { ports: claim.ports.clone(), sharing: claim.sharing.clone() });
+        self.of.entry(service.clone()).or_default().push(address);
+        if let Some(sharing) = &claim.sharing {
+            self.keys.entry(sharing.key.clone()).or_default().insert(address);
+        }
+        *self.namespaces.entry(service.namespace.clone()).or_default().entry(address).or_default() += 1;
+    }
+
+    /// `service` does not hold `address` any more.
+    pub(super) fn unseat(&mut self, address: IpAddr, service: &ServiceName) {
+        let Some(place) = self.places.get_mut(&address) else { return };
+        let Some(seat) = place.seats.remove(service) else { return };
+        for port in &seat.ports {
+            place.ports.remove(port);
+        }
+        let terms = Terms { namespace: service.namespace.clone(), sharing: seat.sharing.clone() };
+        count_down(&mut place.terms, &terms);
+        if let Some(Sharing { key, .. }) = seat.sharing
+            && !place.terms.keys().any(|terms| terms.sharing.as_ref().is_some_and(|sharing| sharing.key == key))
+            && let Some(addresses) = self.keys.get_mut(&key)
+        {
+            addresses.remove(&address);
+            if addresses.is_empty() {
+                self.keys.remove(&key);
+            }
+        }
+        if place.seats.is_empty() {
+            self.places.remove(&address);
+        }
+        if let Some(addresses) = self.of.get_mut(service) {
+            addresses.retain(|held| *held != address);
+            if addresses.is_empty() {
+                self.of.remove(service);
+            }
+        }
+        if let Some(addresses) = self.namespaces.get_mut(&service.namespace) {
+            count_down(addresses, &address);
+            if addresses.is_empty() {
+                self.namespaces.remove(&service.namespace);
+            }
+        }
+    }
+
+    /// Whether a namespace holds as many addresses of `pool` as it may, `except` left out.
+    pub(super) fn has_reached_limit(&self, namespace: &str, pool: &PoolSpec, except: Option<IpAddr>) -> bool {
+        let Some(max) = pool.max_per_namespace else { return false };
+        let max = usize::try_from(max).unwrap_or(usize::MAX);
+        let Some(addresses) = self.namespaces.get(namespace) else { return false };
+        let within = |range: &proto::AddressRange| addresses.range(range.first()..=range.last()).map(|(address, _)| *address);
+        let held = pool.ranges.iter().flat_map(within).filter(|address| Some(*address) != except);
+        held.take(max).count() == max
+    }
+
+    /// Whether any Service of a namespace holds `address`.
+    pub(super) fn is_held_in(&self, namespace: &str, address: IpAddr) -> bool {
+        self.namespaces.get(namespace).is_some_and(|addresses| addresses.contains_key(&address))
+    }
+
+    /// Those that lie in no pool, and how routers learned of each as long as it did. What pools say now is remembered.
+    pub(super) fn outside(&mut self, pools: &Pools) -> Vec<(IpAddr, Option<Announce>)> {
+        let mut outside = Vec::new();
+        for (address, place) in &mut self.places {
+            match pools.holding(*address) {
+                Some(pool) => place.announce = Some(pool.announce),
+                None => outside.push((*address, place.announce)),
+            }
+        }
+        outside
+    }
+}
+
+fn count_down<K: Ord>(counts: &mut BTreeMap<K, u32>, key: &K) {
+    match counts.get_mut(key) {
+        Some(count) if *count > 1 => *count -= 1,
+        _ => _ = counts.remove(key),
+    }
+}

@@ -1,0 +1,186 @@
+//! The pools that are used: those of the configuration, and the `AddressPool` objects that clash with none.
+//!
+//! Invariant: no address lies in two of them. Of two that clash the younger one is not used at all; the configuration is
+//! older than any object. Deliberately not here: who holds which address.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use proto::{AddressRange, ServiceName};
+
+use crate::crd::AddressPool;
+use crate::spec::PoolSpec;
+use crate::spec::pool::range_of;
+use crate::world::Labels;
+use kube::core::SelectorExt as _;
+
+/// Pools in all: with 128 ranges each, 131,072 ranges, which each gateway is told of with every change of a pool.
+const POOLS_MAX: usize = 1024;
+
+/// All pools of an installation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pools {
+    /// In the order in which they are tried.
+    used: Vec<PoolSpec>,
+    /// Ranges of the used ones by their first address, with the pool's position.
+    ranges: BTreeMap<IpAddr, (AddressRange, usize)>,
+    standing: Vec<Standing>,
+}
+
+/// What became of one pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// Its name.
+    pub name: String,
+    /// Whether it is an `AddressPool`, and not of the configuration.
+    pub is_object: bool,
+    /// Its addresses as they were written.
+    pub addresses: Vec<String>,
+    /// Why it is not used.
+    pub clash: Option<String>,
+}
+
+impl Pools {
+    /// Those of an installation of this class. `configured` has no clashes.
+    #[must_use]
+    pub fn of(configured: &[PoolSpec], objects: &BTreeMap<String, AddressPool>, class: &str, cluster_cidrs: &[IpNet]) -> Self {
+        let cidrs = cluster_cidrs.iter().filter_map(|net| Some((range_of(net)?, format!("{net} of clusterCIDRs"))));
+        let mut taken = Taken { names: BTreeMap::new(), ranges: BTreeMap::new(), foreign: cidrs.collect() };
+        let mut all = Self::default();
+        for spec in configured {
+            taken.take(spec, false);
+            let addresses = spec.ranges.iter().map(ToString::to_string).collect();
+            all.standing.push(Standing { name: spec.name.clone(), is_object: false, addresses, clash: None });
+            all.used.push(spec.clone());
+        }
+        let ours = |pool: &&AddressPool| pool.spec.load_balancer_class.as_deref().is_none_or(|named| named == class);
+        let mut objects: Vec<&AddressPool> = objects.values().filter(ours).collect();
+        objects
+            .sort_by_key(|pool| (pool.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()), &pool.metadata.name));
+        let mut by_name = BTreeMap::new();
+        for pool in objects {
+            let admitted = match PoolSpec::try_from(pool) {
+                Err(error) => Err(error.to_string()),
+                Ok(_) if all.used.len() + by_name.len() >= POOLS_MAX => {
+                    Err(format!("there are more than {POOLS_MAX} pools, and this is one of the youngest; merge some"))
+                }
+                Ok(spec) => taken.clash(&spec).map_or(Ok(spec), Err),
+            };
+            let clash = admitted.as_ref().err().cloned();
+            let (name, addresses) = (pool.metadata.name.clone().unwrap_or_default(), pool.spec.addresses.clone());
+            all.standing.push(Standing { name, is_object: true, addresses, clash });
+            if let Ok(spec) = admitted {
+                taken.take(&spec, true);
+                by_name.insert(spec.name.clone(), spec);
+            }
+        }
+        all.used.extend(by_name.into_values());
+        // A stable sort: of equal priority the configuration comes first in its order, then objects by name.
+        all.used.sort_by_key(|pool| (pool.priority == 0, pool.priority));
+        all.index();
+        all
+    }
+
+    fn index(&mut self) {
+        let ranges = self.used.iter().enumerate().flat_map(|(index, pool)| pool.ranges.iter().map(move |range| (*range, index)));
+        self.ranges = ranges.map(|(range, index)| (range.first(), (range, index))).collect();
+    }
+
+    /// The used ones, in the order in which they are tried.
+    pub fn iter(&self) -> impl Iterator<Item = &PoolSpec> {
+        self.used.iter()
+    }
+
+    /// The used pool at a position.
+    #[must_use]
+    pub(super) fn at(&self, index: usize) -> Option<&PoolSpec> {
+        self.used.get(index)
+    }
+
+    /// All of them, used or not: the configuration's, then objects by age.
+    #[must_use]
+    pub fn standing(&self) -> &[Standing] {
+        &self.standing
+    }
+
+    /// Position of the used pool that holds an address.
+    #[must_use]
+    pub(super) fn position_of(&self, address: IpAddr) -> Option<usize> {
+        let (_, (range, index)) = self.ranges.range(..=address).next_back()?;
+        range.contains(address).then_some(*index)
+    }
+
+    /// The used pool that holds an address.
+    #[must_use]
+    pub fn holding(&self, address: IpAddr) -> Option<&PoolSpec> {
+        self.at(self.position_of(address)?)
+    }
+
+    /// Whether it matters for any pool which labels a namespace has.
+    #[must_use]
+    pub fn select_namespaces(&self) -> bool {
+        self.used.iter().any(|pool| !pool.namespaces.selects_all())
+    }
+
+    /// Their names, for a sentence.
+    #[must_use]
+    pub(super) fn names(&self) -> String {
+        let names: Vec<_> = self.used.iter().map(|pool| format!("pool {} ({})", pool.name, pool.ranges_text())).collect();
+        if names.is_empty() { "nothing, for there is no pool".to_owned() } else { shortened(&names) }
+    }
+}
+
+/// As many items as a person reads.
+fn shortened(items: &[String]) -> String {
+    const NAMED_MAX: usize = 5;
+    let rest = items.len().saturating_sub(NAMED_MAX);
+    let named = items[..items.len() - rest].join(", ");
+    if rest == 0 { named } else { format!("{named} and {rest} more") }
+}
+
+/// Why a pool gives nothing to a Service; none where it does.
+pub(super) fn refuses(pool: &PoolSpec, service: &ServiceName, labels: &Labels, namespace: &Labels) -> Option<String> {
+    if !pool.namespaces.matches(namespace) {
+        let (name, namespace, wanted) = (&pool.name, &service.namespace, &pool.namespaces);
+        return Some(format!("pool {name} is for namespaces with {wanted}, and {namespace} is none of them"));
+    }
+    if !pool.services.matches(labels) {
+        return Some(format!("pool {} is for Services with {}, and this is none of them", pool.name, pool.services));
+    }
+    None
+}
+
+/// What earlier pools have.
+struct Taken {
+    /// Name, and whether it is an object's.
+    names: BTreeMap<String, bool>,
+    /// By first address: they do not overlap.
+    ranges: BTreeMap<IpAddr, (AddressRange, String)>,
+    /// What no pool may hold, in words.
+    foreign: Vec<(AddressRange, String)>,
+}
+
+impl Taken {
+    fn take(&mut self, spec: &PoolSpec, is_object: bool) {
+        self.names.insert(spec.name.clone(), is_object);
+        self.ranges.extend(spec.ranges.iter().map(|range| (range.first(), (*range, format!("pool {}", spec.name)))));
+    }
+
+    fn clash(&self, spec: &PoolSpec) -> Option<String> {
+        let name = &spec.name;
+        if self.names.contains_key(name) {
+            return Some(format!(
+                "the configuration has a pool {name} too, and its pools come first; give this one another name"
+            ));
+        }
+        spec.ranges.iter().find_map(|range| {
+            let nearest = self.ranges.range(..=range.last()).next_back().map(|(_, taken)| taken);
+            let mut clashing = nearest.into_iter().chain(&self.foreign).filter(|(other, _)| other.overlaps(range));
+            let (other, whose) = clashing.next()?;
+            Some(format!(
+                "{range} of pool {name} overlaps {other} of {whose}, which is older; an address belongs to one pool, take {range} or the overlap out of one of them"
+            ))
+        })
+    }
+}

@@ -1,0 +1,64 @@
+//! Walks each pool's addresses once, however many Services want one: within one assignment nothing becomes free.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use proto::{AddressRange, Family};
+
+use super::pools::Pools;
+use crate::spec::PoolSpec;
+
+/// Addresses looked at for one Service before giving up. More than 65,536 Services of two families, as many freed
+/// addresses, the gateways' own and those of nodes together are never in the way.
+const SEARCH_MAX: usize = 524_288;
+
+/// Where the walk through each pool has come to.
+pub(super) struct Search<'a> {
+    pools: &'a Pools,
+    walks: BTreeMap<(usize, Family), Walk>,
+}
+
+struct Walk {
+    /// The next is the last one.
+    ranges: Vec<AddressRange>,
+    rest: Option<Box<dyn Iterator<Item = IpAddr>>>,
+}
+
+impl Walk {
+    fn new(pool: &PoolSpec, family: Family) -> Self {
+        Self { ranges: pool.ranges.iter().rev().filter(|range| range.family() == family).copied().collect(), rest: None }
+    }
+
+    fn next(&mut self) -> Option<IpAddr> {
+        loop {
+            if let Some(address) = self.rest.as_mut().and_then(Iterator::next) {
+                return Some(address);
+            }
+            self.rest = Some(Box::new(self.ranges.pop()?.addresses()));
+        }
+    }
+}
+
+impl<'a> Search<'a> {
+    pub(super) const fn new(pools: &'a Pools) -> Self {
+        Self { pools, walks: BTreeMap::new() }
+    }
+
+    /// The next free address of a pool.
+    pub(super) fn next(&mut self, position: usize, family: Family, is_free: impl Fn(IpAddr) -> bool) -> Option<IpAddr> {
+        let pool = self.pools.at(position)?;
+        let walk = self.walks.entry((position, family)).or_insert_with(|| Walk::new(pool, family));
+        for _ in 0..SEARCH_MAX {
+            let address = walk.next()?;
+            if !(pool.avoid_buggy_ips && is_buggy(address)) && is_free(address) {
+                return Some(address);
+            }
+        }
+        None
+    }
+}
+
+/// Whether some networks take it for the address of a network or of all its hosts, whatever the prefix is.
+pub(super) fn is_buggy(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V4(v4) if matches!(v4.octets()[3], 0 | 255))
+}

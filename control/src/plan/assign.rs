@@ -1,0 +1,242 @@
+//! Who gets which addresses and node ports: the part of a plan that looks at all Services together.
+//!
+//! Invariant: it runs again only when something that it depends on has changed, never for an endpoint.
+//! Deliberately not here: how addresses are given (`addresses`, `externals`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use proto::limits::SERVICES_MAX;
+use proto::{Announce, Pool, Protocol, Reason, Refusal, ServiceName};
+
+use crate::addresses::{Allocations, Claim, Forbidden, Outcome, PoolUse, Pools, Rules};
+use crate::externals::Giving;
+use crate::gateways::Gateways;
+use crate::note::{Cause, Note, Remark, Subject};
+use crate::ownership::Ownership;
+use crate::settings::ControllerSettings;
+use crate::spec::{Candidate, PoolSpec};
+use crate::world::{Labels, World};
+
+/// Name of the pool that holds, for gateways, addresses that no pool holds any more: deleting a pool withdraws nothing.
+const OUTSIDE: &str = "outside-pools";
+
+/// What was decided last, and from what.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Assignment {
+    /// What each Service that is ours got.
+    pub(super) outcomes: BTreeMap<ServiceName, Outcome>,
+    /// The pools that are used.
+    pub(super) pools: Arc<Pools>,
+    /// Addresses that are never VIPs.
+    pub(super) forbidden: Arc<Forbidden>,
+    /// VIPs that lie in no pool.
+    pub(super) outside_pools: Arc<Vec<IpAddr>>,
+    /// What gateways are told of pools.
+    pub(super) told: Vec<Pool>,
+    /// Every pool in figures.
+    pub(super) uses: Arc<Vec<PoolUse>>,
+    allocations: Allocations,
+    gateways: OfGateways,
+    decided_for: Option<Revisions>,
+    clashes: BTreeMap<String, String>,
+}
+
+/// What became of an update.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct News {
+    /// Everything was decided anew, as a rule with the same outcome for most.
+    pub(super) is_decided: bool,
+    /// The addresses that no backend may have are others than before.
+    pub(super) fence_moved: bool,
+}
+
+/// What the connected gateways say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct OfGateways {
+    reserved: BTreeMap<IpAddr, String>,
+    /// Counter of the state that all of them forward by; none where none is connected.
+    reached: Option<u64>,
+    revision: u64,
+}
+
+/// Of everything that assignment depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Revisions {
+    services: u64,
+    namespaces: u64,
+    pools: u64,
+    nodes: u64,
+    gateways: u64,
+}
+
+impl Assignment {
+    /// Takes in what the connected gateways say. True when that may change who gets which address.
+    pub(super) fn follow_gateways(&mut self, gateways: &Gateways, now: Instant) -> bool {
+        let of = |gateway: &crate::gateways::Gateway| {
+            let name = gateway.name.clone();
+            gateway.reserved.clone().into_iter().map(move |address| (address, name.clone()))
+        };
+        let reserved: BTreeMap<IpAddr, String> = gateways.iter().flat_map(of).collect();
+        let is_other = reserved != self.gateways.reserved;
+        let reached = gateways.reached_by_all();
+        let is_awaited = reached != self.gateways.reached && self.allocations.waits_for_gateways(now);
+        let revision = self.gateways.revision + u64::from(is_other || is_awaited);
+        self.gateways = OfGateways { reserved, reached, revision };
+        is_other || is_awaited
+    }
+
+    /// The state with this counter is the newest; what was freed so far is not in it.
+    pub(super) fn published(&mut self, counter: u64) {
+        self.allocations.published(counter);
+    }
+
+    /// When to decide again although nothing changed.
+    pub(super) fn again_at(&self, now: Instant) -> Option<Instant> {
+        self.allocations.next_expiry(now)
+    }
+
+    /// Decides again if anything changed or `is_due`.
+    pub(super) fn update(&mut self, world: &World, settings: &ControllerSettings, is_due: bool, now: Instant) -> News {
+        let revisions = Revisions {
+            services: world.services_revision(),
+            namespaces: world.namespaces_revision(),
+            pools: world.pools_revision(),
+            nodes: world.nodes_revision(),
+            gateways: self.gateways.revision,
+        };
+        let before = self.decided_for.replace(revisions);
+        if before == Some(revisions) && !is_due {
+            return News::default();
+        }
+        let mut has_moved = before.is_none();
+        if before.is_none_or(|before| before.pools != revisions.pools) {
+            let class = &settings.load_balancer_class;
+            let pools = Pools::of(&settings.pools, world.pools(), class, &settings.cluster_cidrs);
+            has_moved |= pools != *self.pools;
+            self.pools = Arc::new(pools);
+        }
+        if before.is_none_or(|before| (before.nodes, before.gateways) != (revisions.nodes, revisions.gateways)) {
+            let (own, nodes) = (&settings.reserved, world.nodes().values());
+            let forbidden = Forbidden::new(own, &self.gateways.reserved, nodes, &settings.cluster_cidrs);
+            has_moved |= forbidden != *self.forbidden;
+            self.forbidden = Arc::new(forbidden);
+        }
+        let only_nodes = before.is_some_and(|before| Revisions { nodes: revisions.nodes, ..before } == revisions);
+        if only_nodes && !has_moved && !is_due {
+            return News::default();
+        }
+        let outside_before = Arc::clone(&self.outside_pools);
+        self.decide(world, settings, now);
+        News { is_decided: true, fence_moved: has_moved || self.outside_pools != outside_before }
+    }
+
+    /// What owners of pools should know and were not told before.
+    pub(super) fn notes_on_pools(&mut self) -> Vec<Note> {
+        let clash = |standing: &crate::addresses::Standing| Some((standing.name.clone(), standing.clash.clone()?));
+        let clashes: BTreeMap<String, String> = self.pools.standing().iter().filter_map(clash).collect();
+        let is_new = |(name, why): &(&String, &String)| self.clashes.get(*name) != Some(*why);
+        let notes = clashes.iter().filter(is_new).map(clash_note).collect();
+        self.clashes = clashes;
+        notes
+    }
+
+    /// What is wrong with pools at this time.
+    pub(super) fn standing_on_pools(&self) -> impl Iterator<Item = Note> {
+        self.clashes.iter().map(clash_note)
+    }
+
+    fn decide(&mut self, world: &World, settings: &ControllerSettings, now: Instant) {
+        let owned = |candidate| (candidate, Ownership::of(candidate, world, settings));
+        let entries = world.services().values().map(|entry| owned(&entry.candidate));
+        let mut ours: Vec<(&Candidate, Ownership)> = entries.filter(|(_, owned)| owned.is_any()).collect();
+        ours.sort_by_key(|(candidate, _)| (candidate.created_s, &candidate.name));
+        let too_many = ours.split_off(ours.len().min(SERVICES_MAX));
+        let selects = self.pools.select_namespaces();
+        let namespace = |name: &str| if selects { world.namespace_labels(name) } else { Labels::new() };
+        let wants = ours.iter().filter(|(_, owned)| owned.addresses);
+        let claims: Vec<Claim> = wants.map(|(candidate, _)| claim(candidate, namespace(&candidate.name.namespace))).collect();
+        let (pools, forbidden) = (Arc::clone(&self.pools), Arc::clone(&self.forbidden));
+        let rules = Rules { pools: &pools, forbidden: &forbidden, reached: self.gateways.reached, now };
+        let mut outcomes = self.allocations.assign(&claims, rules);
+        let mut node_ports: BTreeMap<(Protocol, u16), &ServiceName> = BTreeMap::new();
+        for (candidate, _) in ours.iter().filter(|(_, owned)| owned.node_ports) {
+            outcomes.insert(candidate.name.clone(), take_node_ports(candidate, &mut node_ports));
+        }
+        let outside = self.allocations.outside(&pools);
+        let mut outside_pools: Vec<IpAddr> = outside.iter().map(|(address, _)| *address).collect();
+        let mut giving = Giving::new(settings, &pools, &forbidden, &outside_pools);
+        for (candidate, owned) in ours {
+            let outcome = outcomes.entry(candidate.name.clone()).or_default();
+            outcome.externals = giving.give(candidate);
+            outcome.withholds_node_ports = !owned.node_ports;
+            if !owned.addresses && !owned.node_ports && outcome.externals.addresses.is_empty() {
+                outcome.refusal = outcome.externals.refusal();
+            }
+        }
+        let externals: BTreeSet<IpAddr> = giving.given();
+        for (candidate, _) in too_many {
+            let message = format!("there are more than {SERVICES_MAX} Services, and this is one of the youngest; remove some");
+            let refusal = Some(Refusal { reason: Reason::Exhausted, message });
+            outcomes.insert(candidate.name.clone(), Outcome { refusal, ..Outcome::default() });
+        }
+        outside_pools.extend(externals);
+        self.outside_pools = Arc::new(outside_pools);
+        self.outcomes = outcomes;
+        self.told = told(&pools, &outside);
+        self.uses = Arc::new(self.allocations.account(&pools, &forbidden));
+    }
+}
+
+fn clash_note((name, why): (&String, &String)) -> Note {
+    let remark = Remark::new(Cause::Reason(Reason::Conflict), format!("the pool is not used: {why}"));
+    Note { subject: Subject::Pool(name.clone()), remark }
+}
+
+/// What gateways are told: the pools that are used, and the VIPs that lie in none. How routers learn of one whose pool was
+/// gone before we started nobody remembers: then in both ways.
+fn told(pools: &Pools, outside: &[(IpAddr, Option<Announce>)]) -> Vec<Pool> {
+    let mut told: Vec<Pool> = pools.iter().map(PoolSpec::told).collect();
+    for announce in [Announce::L2, Announce::Routed] {
+        let of_this = outside.iter().filter(|(_, known)| known.is_none_or(|known| known == announce));
+        let ranges: Vec<_> = of_this.filter_map(|(address, _)| proto::AddressRange::new(*address, *address).ok()).collect();
+        if !ranges.is_empty() {
+            told.push(Pool { name: OUTSIDE.to_owned(), ranges, announce });
+        }
+    }
+    told
+}
+
+fn claim(candidate: &Candidate, namespace_labels: Labels) -> Claim {
+    let spec = candidate.wanted.as_ref().ok();
+    let mut ports: Vec<_> = spec.iter().flat_map(|spec| &spec.ports).map(|port| (port.protocol, port.port)).collect();
+    ports.sort_unstable();
+    Claim {
+        service: candidate.name.clone(),
+        created_s: candidate.created_s,
+        families: spec.map(|spec| spec.families.clone()).unwrap_or_default(),
+        second_family_optional: spec.is_some_and(|spec| spec.second_family_optional),
+        ports,
+        sharing: spec.and_then(|spec| spec.sharing.clone()),
+        requested: spec.map(|spec| spec.addresses.clone()).unwrap_or_default(),
+        pool: spec.and_then(|spec| spec.pool.clone()),
+        labels: candidate.labels.clone(),
+        namespace_labels,
+        in_status: candidate.held.ingress.iter().map(|ingress| ingress.ip).collect(),
+        status_is_ours: candidate.status_is_ours,
+    }
+}
+
+/// The API server lets no two Services have one nodePort; nobody watches over manifests but this.
+fn take_node_ports<'a>(candidate: &'a Candidate, taken: &mut BTreeMap<(Protocol, u16), &'a ServiceName>) -> Outcome {
+    let ports = candidate.wanted.iter().flat_map(|spec| &spec.ports);
+    let keys: Vec<_> = ports.filter_map(|port| Some((port.protocol, port.node_port?))).collect();
+    if let Some((key, holder)) = keys.iter().find_map(|key| taken.get_key_value(key)) {
+        let message = format!("nodePort {} {} is held by {holder}; choose another one", key.0, key.1);
+        return Outcome { refusal: Some(Refusal { reason: Reason::Conflict, message }), ..Outcome::default() };
+    }
+    taken.extend(keys.into_iter().map(|key| (key, &candidate.name)));
+    Outcome::default()
+}
