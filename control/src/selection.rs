@@ -288,7 +288,8 @@ pub(crate) mod tests {
 
     #[test]
     fn hints_count_for_zones_when_every_ready_endpoint_has_one() {
-        let rows: [(&str, &[&str], &[(&str, &[u32])]); 8] = [
+        type Row<'a> = (&'a str, &'a [&'a str], &'a [(&'a str, &'a [u32])]);
+        let rows: [Row<'_>; 8] = [
             ("no hints", &["1rs", "2rs"], &[]),
             ("each to its own zone", &["1rs a", "2rs b", "3rs a"], &[("a", &[0, 2]), ("b", &[1])]),
             ("to several zones", &["1rs a,b", "2rs b,b"], &[("a", &[0]), ("b", &[0, 1])]),

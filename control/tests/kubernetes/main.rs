@@ -11,6 +11,7 @@ mod gateway;
 mod installation;
 mod link;
 mod recordings;
+mod replay;
 mod replicas;
 mod role;
 mod scenarios;
