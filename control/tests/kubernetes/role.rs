@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use control::settings::Source;
+use control::settings::{Certificates, ListenTcp, Source};
 use serde_json::{Value, json};
 
 use crate::api_server::{ApiServer, Attributes, Grant, Kind, Person};
@@ -50,7 +50,13 @@ async fn live(role: &Role) -> Vec<Attributes> {
     let kubeconfig = user.directory().join("of-the-role");
     server.write_kubeconfig_of(TOKEN, &kubeconfig);
     let source = Source::Kubernetes { kubeconfig: Some(kubeconfig), namespace: Some(role.namespace.clone()) };
-    let installation = Installation::start_with(&user, |settings| settings.source = source).await;
+    let certificates = Certificates::Secret("sluice-controller-tls".to_owned());
+    let installation = Installation::start_with(&user, |settings| {
+        settings.source = source;
+        // As the shipped configuration has it; there is no such Secret here, which the controller says and goes on.
+        settings.listen.tcp = Some(ListenTcp { address: ([127, 0, 0, 1], 0).into(), certificates, advertise: None });
+    })
+    .await;
     user.add_pool("p", &["198.51.100.0/24"], &json!({})).await;
     user.add("web", &json!({})).await;
     user.ingress_comes("web").await;
@@ -61,8 +67,9 @@ async fn live(role: &Role) -> Vec<Attributes> {
     let asked = || -> Vec<Attributes> {
         server.log().into_iter().filter(|logged| logged.user == role.person.name).filter_map(|logged| logged.asked).collect()
     };
-    let is_renewed = |all: &Vec<Attributes>| all.iter().any(|one| one.resource == "leases" && one.verb == "update");
-    reached("a renewed Lease", async || asked(), is_renewed).await
+    let has = |all: &[Attributes], resource: &str, verb: &str| all.iter().any(|one| one.resource == resource && one.verb == verb);
+    let is_all = |all: &Vec<Attributes>| has(all, "leases", "update") && has(all, "secrets", "get");
+    reached("a renewed Lease and a look for the certificates", async || asked(), is_all).await
 }
 
 fn is_allowed(role: &Role, asked: &Attributes) -> bool {

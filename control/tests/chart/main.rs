@@ -1,0 +1,268 @@
+//! deploy/: the Helm chart says what the plain files say, and both are what they should be.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod helm;
+mod schema;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use control::config::controller::ControllerFile;
+use control::crd::AddressPool;
+use helm::{documents_of, merge, read_yaml, render};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Service, ServiceAccount};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+fn deploy(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy").join(name)
+}
+
+fn rendered(values: &Value) -> Vec<Value> {
+    render(&deploy("chart"), "sluice", "sluice-system", values).unwrap()
+}
+
+fn documents(file: &str) -> Vec<Value> {
+    documents_of(&fs::read_to_string(deploy(file)).unwrap()).unwrap()
+}
+
+/// Objects by kind, namespace and name.
+fn by_name(objects: Vec<Value>) -> BTreeMap<String, Value> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let name = |object: &Value| {
+        let metadata = &object["metadata"];
+        [&object["apiVersion"], &object["kind"], &metadata["namespace"], &metadata["name"]].map(text).join(" ")
+    };
+    objects.into_iter().map(|object| (name(&object), object)).collect()
+}
+
+fn find<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
+    objects.iter().filter(|object| object["kind"] == kind).collect()
+}
+
+/// The controller's configuration in these objects, read as the controller reads it.
+fn configuration(objects: &[Value]) -> Result<ControllerFile, String> {
+    let text = find(objects, "ConfigMap")[0]["data"]["controller.yaml"].as_str().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("controller.yaml");
+    fs::write(&file, text).unwrap();
+    ControllerFile::read(&file).map_err(|invalid| format!("{invalid}\n{text}"))
+}
+
+/// Values that change every line of the templates.
+fn all_other() -> Value {
+    json!({
+        "image": {"repository": "registry.example.com/sluice-controller", "tag": "0.2.0", "pullPolicy": "Always"},
+        "imagePullSecrets": [{"name": "registry"}],
+        "replicas": 3,
+        "class": "example.com/edge",
+        "group": "east",
+        "claimClassless": {"enabled": true, "namespaceSelector": {"matchLabels": {"edge": "yes"}}},
+        "config": {"defaults": {"mode": "dsr"}, "clusterCIDRs": ["10.96.0.0/12"], "logs": {"format": "json"}},
+        "pools": [
+            {"name": "a", "spec": {"addresses": ["192.0.2.0/28"], "announce": "routed"}},
+            {"name": "b", "spec": {"addresses": ["192.0.2.16-192.0.2.31"], "maxPerNamespace": 2}},
+        ],
+        "tls": {"secret": "certificates"},
+        "service": {"nodePort": 31000},
+        "hostNetwork": true,
+        "resources": {"limits": {"memory": "1Gi"}},
+        "priorityClassName": "system-cluster-critical",
+        "nodeSelector": {"node-role.kubernetes.io/control-plane": ""},
+        "tolerations": [{"key": "node-role.kubernetes.io/control-plane", "operator": "Exists"}],
+    })
+}
+
+#[test]
+fn the_chart_with_default_values_says_what_the_plain_files_say() {
+    let mut objects = rendered(&json!({}));
+    for object in &mut objects {
+        // Restarts Pods when the configuration changes: the plain file says that it has to be done by hand.
+        if let Some(metadata) = object.pointer_mut("/spec/template/metadata").and_then(Value::as_object_mut) {
+            let sum = metadata.remove("annotations").unwrap()["sluice.dev/configuration"].as_str().unwrap().len();
+            assert_eq!(sum, 64);
+        }
+        read_configuration(object);
+    }
+    let mut files: Vec<_> = documents("rbac.yaml").into_iter().chain(documents("controller.yaml")).collect();
+    // `helm install --create-namespace` makes it.
+    files.retain(|object| object["kind"] != "Namespace");
+    files.iter_mut().for_each(read_configuration);
+    let (objects, files) = (by_name(objects), by_name(files));
+    assert_eq!(objects.keys().collect::<Vec<_>>(), files.keys().collect::<Vec<_>>());
+    for (name, object) in &objects {
+        assert_eq!(object, &files[name], "{name}");
+    }
+}
+
+/// The configuration is a text within the object: what it says counts, not how.
+fn read_configuration(object: &mut Value) {
+    if let Some(text) = object.pointer_mut("/data/controller.yaml") {
+        *text = serde_saphyr::from_str(text.as_str().unwrap()).unwrap();
+    }
+}
+
+#[test]
+fn every_value_has_an_effect_where_it_belongs() {
+    let objects = rendered(&all_other());
+    let deployment = find(&objects, "Deployment")[0];
+    let pod = &deployment["spec"]["template"]["spec"];
+    assert_eq!(deployment["spec"]["replicas"], 3);
+    assert_eq!(pod["containers"][0]["image"], "registry.example.com/sluice-controller:0.2.0");
+    assert_eq!(pod["containers"][0]["imagePullPolicy"], "Always");
+    assert_eq!(pod["containers"][0]["resources"]["limits"]["memory"], "1Gi");
+    assert_eq!((&pod["hostNetwork"], &pod["dnsPolicy"]), (&json!(true), &json!("ClusterFirstWithHostNet")));
+    for key in ["imagePullSecrets", "priorityClassName", "nodeSelector", "tolerations"] {
+        assert_eq!(pod[key], all_other()[key], "{key}");
+    }
+    assert_eq!(find(&objects, "Role")[0]["rules"][2]["resourceNames"], json!(["certificates"]));
+    assert_eq!(find(&objects, "Service")[0]["spec"]["ports"][0]["nodePort"], 31_000);
+    let settings = configuration(&objects).unwrap().settings;
+    assert_eq!((settings.group.as_str(), settings.load_balancer_class.as_str()), ("east", "example.com/edge"));
+    assert_eq!((settings.defaults.mode, settings.cluster_cidrs.len()), (proto::Mode::Dsr, 1));
+    assert!(settings.ownership.classless.enabled, "{settings:?}");
+    let pools: Vec<AddressPool> =
+        find(&objects, "AddressPool").into_iter().map(|pool| serde_json::from_value(pool.clone()).unwrap()).collect();
+    let names: Vec<_> = pools.iter().map(|pool| pool.metadata.name.as_deref().unwrap()).collect();
+    assert_eq!((names, pools[1].spec.max_per_namespace), (vec!["a", "b"], Some(2)));
+}
+
+#[test]
+fn another_configuration_means_other_pods_and_another_release_other_names() {
+    let sum = |values: &Value| find(&rendered(values), "Deployment")[0]["spec"]["template"]["metadata"]["annotations"].clone();
+    assert_eq!(sum(&json!({})), sum(&json!({"replicas": 5})));
+    assert_ne!(sum(&json!({})), sum(&json!({"config": {"defaults": {"mode": "dsr"}}})));
+    let one = by_name(rendered(&json!({})));
+    let other = by_name(render(&deploy("chart"), "east", "edge", &json!({})).unwrap());
+    assert!(one.keys().all(|name| !other.contains_key(name)), "{:?}", other.keys());
+    assert_eq!(one.len(), other.len());
+}
+
+#[test]
+fn every_document_is_an_object_of_kubernetes() {
+    let plain = ["rbac.yaml", "controller.yaml"].into_iter().flat_map(documents);
+    let charts = [json!({}), all_other()];
+    let all: Vec<_> = plain.chain(charts.iter().flat_map(rendered)).collect();
+    assert!(all.len() > 25);
+    for object in all {
+        let has = |path: &str| object.pointer(path).and_then(Value::as_str).is_some_and(|text| !text.is_empty());
+        assert!(has("/apiVersion") && has("/kind") && has("/metadata/name"), "{object}");
+    }
+}
+
+/// The object as the API has it: a field that it does not know, or of another type, is lost or refused.
+fn as_the_api_reads_it(object: &Value) -> Value {
+    fn read<T: DeserializeOwned + Serialize>(object: &Value) -> Value {
+        serde_json::to_value(serde_json::from_value::<T>(object.clone()).unwrap()).unwrap()
+    }
+    match object["kind"].as_str().unwrap() {
+        "Namespace" => read::<Namespace>(object),
+        "ServiceAccount" => read::<ServiceAccount>(object),
+        "ConfigMap" => read::<ConfigMap>(object),
+        "Service" => read::<Service>(object),
+        "Deployment" => read::<Deployment>(object),
+        "PodDisruptionBudget" => read::<PodDisruptionBudget>(object),
+        "ClusterRole" => read::<ClusterRole>(object),
+        "ClusterRoleBinding" => read::<ClusterRoleBinding>(object),
+        "Role" => read::<Role>(object),
+        "RoleBinding" => read::<RoleBinding>(object),
+        "CustomResourceDefinition" => read::<CustomResourceDefinition>(object),
+        other => panic!("{other} is not known here"),
+    }
+}
+
+#[test]
+fn every_field_is_one_that_kubernetes_knows() {
+    let files = ["rbac.yaml", "controller.yaml", "crds.yaml"].into_iter().flat_map(documents);
+    for object in files.chain(rendered(&all_other())).filter(|object| object["kind"] != "AddressPool") {
+        let read = as_the_api_reads_it(&object);
+        let lost = lost(&object, &read, "");
+        assert!(lost.is_empty(), "{} {}: {lost:?}", object["kind"], object["metadata"]["name"]);
+    }
+}
+
+/// Paths of what is in `written` and not in `read`.
+fn lost(written: &Value, read: &Value, path: &str) -> Vec<String> {
+    match (written, read) {
+        (Value::Object(written), Value::Object(read)) => {
+            let fields = written
+                .iter()
+                .flat_map(|(key, value)| lost(value, read.get(key).unwrap_or(&Value::Null), &format!("{path}.{key}")));
+            fields.collect()
+        }
+        (Value::Array(written), Value::Array(read)) if written.len() == read.len() => written
+            .iter()
+            .zip(read)
+            .enumerate()
+            .flat_map(|(index, (one, other))| lost(one, other, &format!("{path}[{index}]")))
+            .collect(),
+        _ if written == read || written.as_f64().is_some_and(|number| read.as_f64() == Some(number)) => Vec::new(),
+        // What is empty or off may be left out.
+        _ if *written == json!({}) && read.is_null() => Vec::new(),
+        _ => vec![format!("{path}: {written}, read {read}")],
+    }
+}
+
+#[test]
+fn the_shipped_configuration_is_accepted_by_the_controller() {
+    configuration(&documents("controller.yaml")).unwrap();
+    configuration(&rendered(&json!({}))).unwrap();
+}
+
+#[test]
+fn the_chart_brings_the_shipped_kinds() {
+    let shipped = documents("crds.yaml");
+    assert_eq!(shipped.len(), 2);
+    assert_eq!(documents("chart/crds/crds.yaml"), shipped);
+}
+
+#[test]
+fn values_are_checked_by_the_schema() {
+    let schema: Value = serde_json::from_str(&fs::read_to_string(deploy("chart/values.schema.json")).unwrap()).unwrap();
+    let with = |over: Value| {
+        let mut values = read_yaml(&deploy("chart/values.yaml"));
+        merge(&mut values, &over);
+        schema::errors(&schema, &values)
+    };
+    assert_eq!(with(json!({})), Vec::<String>::new());
+    assert_eq!(with(all_other()), Vec::<String>::new());
+    let wrong = [
+        (json!({"replica": 2}), ".replica"),
+        (json!({"replicas": 0}), ".replicas"),
+        (json!({"replicas": "2"}), ".replicas"),
+        (json!({"image": {"pullPolicy": "Sometimes"}}), ".image.pullPolicy"),
+        (json!({"class": "a b"}), ".class"),
+        (json!({"group": "East"}), ".group"),
+        (json!({"config": {"tls": {}}}), ".config.tls"),
+        (json!({"pools": [{"name": "a", "spec": {"addresses": []}}]}), ".pools[0].spec.addresses"),
+        (json!({"tls": {"secret": ""}}), ".tls.secret"),
+        (json!({"service": {"nodePort": 70_000}}), ".service.nodePort"),
+        (json!({"nodeSelector": {"a": true}}), ".nodeSelector.a"),
+    ];
+    for (over, path) in wrong {
+        let errors = with(over);
+        assert!(errors.len() == 1 && errors[0].starts_with(path), "{path}: {errors:?}");
+    }
+    let named = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    let mut known = named(&schema["properties"]);
+    known.retain(|key| key != "global");
+    assert_eq!(known, named(&read_yaml(&deploy("chart/values.yaml"))), "each value has a rule, and each rule a value");
+}
+
+#[test]
+fn pods_run_without_rights_of_the_node() {
+    for objects in [documents("controller.yaml"), rendered(&all_other())] {
+        let pod = &find(&objects, "Deployment")[0]["spec"]["template"]["spec"];
+        assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
+        let container = &pod["containers"][0]["securityContext"];
+        assert_eq!(container["capabilities"], json!({"drop": ["ALL"]}));
+        assert_eq!((&container["allowPrivilegeEscalation"], &container["readOnlyRootFilesystem"]), (&json!(false), &json!(true)));
+    }
+}

@@ -1,0 +1,25 @@
+{{- define "sluice.selector" -}}
+app.kubernetes.io/name: sluice-controller
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "sluice.subject" -}}
+- kind: ServiceAccount
+  name: {{ .Release.Name }}
+  namespace: {{ .Release.Namespace }}
+{{- end -}}
+
+{{- define "sluice.configuration" -}}
+group: {{ .Values.group }}
+listen: "0.0.0.0:9443"
+tls: {secret: {{ .Values.tls.secret }}}
+kubernetes:
+  loadBalancerClass: {{ .Values.class }}
+{{- if .Values.claimClassless.enabled }}
+  claimClassless:
+    {{- toYaml .Values.claimClassless | nindent 4 }}
+{{- end }}
+{{- if .Values.config }}
+{{ toYaml .Values.config }}
+{{- end }}
+{{- end -}}
