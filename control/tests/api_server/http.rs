@@ -41,8 +41,10 @@ async fn serve_connection(stream: TcpStream, shared: Arc<Shared>) {
     let mut connection = pin!(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service));
     shared.open.send_modify(|open| *open += 1);
     tokio::select! {
-        _ = &mut connection => {}
+        // First: what a new connection brings is not answered any more.
+        biased;
         _ = presence.wait_for(|now| *now != Presence::There) => {}
+        _ = &mut connection => {}
     }
     shared.open.send_modify(|open| *open -= 1);
     let is_silent = *presence.borrow() == Presence::Silent;

@@ -104,7 +104,9 @@ impl Store {
 
     /// Objects of a kind ordered by namespace and name; an empty namespace is all of them.
     pub fn list(&self, kind: Kind, namespace: &str) -> Vec<&Value> {
-        self.objects.iter().filter(|(place, _)| lies_in(place, kind, namespace)).map(|(_, object)| object).collect()
+        let first = Place::new(kind, namespace, "");
+        let all = self.objects.range(first..).take_while(|(place, _)| lies_in(place, kind, namespace));
+        all.map(|(_, object)| object).collect()
     }
 
     /// The same as they were at a version that is not forgotten.
@@ -224,8 +226,8 @@ impl Store {
     /// What the namespace controller does: once the Pods of a namespace that is being deleted are gone, it deletes all
     /// else in it, and when that is gone the namespace.
     pub fn empty_namespaces(&mut self) {
-        let is_ending = |(place, object): &(&Place, &Value)| place.kind == Kind::Namespace && is_terminating(object);
-        let ending: Vec<_> = self.objects.iter().filter(is_ending).map(|(place, _)| place.clone()).collect();
+        let ending = self.list(Kind::Namespace, "").into_iter().filter(|object| is_terminating(object));
+        let ending: Vec<_> = ending.map(|object| Place::of(Kind::Namespace, object)).collect();
         for namespace in ending {
             let content = |store: &Self, is_wanted: &dyn Fn(Kind) -> bool| -> Vec<Place> {
                 let all = store.objects.keys().filter(|place| place.namespace == namespace.name && is_wanted(place.kind));
