@@ -150,7 +150,10 @@ impl ApiServer {
             log: Mutex::default(),
         });
         tokio::spawn(http::serve(listener, shared.clone()));
-        Self { shared, address }
+        let server = Self { shared, address };
+        // Events about what has no namespace lie there.
+        server.create(Kind::Namespace, json!({"metadata": {"name": "default"}}));
+        server
     }
 
     pub fn url(&self) -> String {

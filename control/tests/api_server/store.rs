@@ -353,7 +353,7 @@ fn check_finalizers(place: &Place, old: &Value, new: &Value) -> Result<(), Answe
     Err(Answer::invalid_metadata(place.kind, &place.name, "FieldValueForbidden", "metadata.finalizers", &message))
 }
 
-/// Indexing for assignment leaves nulls where nothing was; emptied finalizers vanish.
+/// Indexing for assignment leaves nulls where nothing was; emptied finalizers and conditions vanish.
 fn drop_nulls(new: &mut Value, old: &Value) {
     for part in ["status", "spec"] {
         if old[part].is_null()
@@ -362,6 +362,11 @@ fn drop_nulls(new: &mut Value, old: &Value) {
         {
             object.remove(part);
         }
+    }
+    if new["status"]["conditions"].as_array().is_some_and(Vec::is_empty)
+        && let Some(status) = new["status"].as_object_mut()
+    {
+        status.remove("conditions");
     }
     if has_no_finalizers(new)
         && let Some(metadata) = new["metadata"].as_object_mut()

@@ -13,7 +13,9 @@ use crate::gateway::{Gateway, Given};
 use crate::user::{User, reached};
 
 pub struct Installation {
-    pub gateway: Gateway,
+    /// None: nobody forwards for it yet.
+    gateway: Option<Gateway>,
+    socket: PathBuf,
     shutdown: CancellationToken,
     running: Running,
 }
@@ -26,12 +28,28 @@ impl Installation {
 
     /// With other settings.
     pub async fn start_with(user: &User, change: impl FnOnce(&mut ControllerSettings)) -> Self {
+        let mut installation = Self::without_gateway(user, change).await;
+        installation.connect_gateway();
+        installation
+    }
+
+    /// The controller alone.
+    pub async fn without_gateway(user: &User, change: impl FnOnce(&mut ControllerSettings)) -> Self {
         let socket = user.directory().join("config.sock");
         let shutdown = CancellationToken::new();
         let mut settings = settings(user, socket.clone());
         change(&mut settings);
         let running = Controller::start(settings, shutdown.clone()).await.unwrap();
-        Self { gateway: Gateway::start(&socket), shutdown, running }
+        Self { gateway: None, socket, shutdown, running }
+    }
+
+    pub fn connect_gateway(&mut self) {
+        self.gateway = Some(Gateway::start(&self.socket));
+    }
+
+    /// What the gateway was given.
+    pub fn given(&self) -> Given {
+        self.gateway.as_ref().expect("a gateway is connected").given()
     }
 
     /// Ends the controller, and waits until it has ended.
@@ -42,7 +60,7 @@ impl Installation {
 
     /// Waits until the gateway was given what is wanted.
     pub async fn gives(&self, what: &str, is_wanted: impl Fn(&Given) -> bool) -> Given {
-        reached(what, async || self.gateway.given(), is_wanted).await
+        reached(what, async || self.given(), is_wanted).await
     }
 
     /// Waits until the gateway has a Service with this many backends.

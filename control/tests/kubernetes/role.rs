@@ -3,7 +3,10 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use control::settings::{Certificates, ListenTcp, Source};
+use control::kubernetes::connect;
+use control::overrides::store::Store;
+use control::overrides::{Drained, Said};
+use control::settings::{Certificates, ControllerSettings, ListenTcp, Source};
 use serde_json::{Value, json};
 
 use crate::api_server::{ApiServer, Attributes, Grant, Kind, Person};
@@ -49,27 +52,43 @@ async fn live(role: &Role) -> Vec<Attributes> {
     let user = User::of_test_server(&server).await;
     let kubeconfig = user.directory().join("of-the-role");
     server.write_kubeconfig_of(TOKEN, &kubeconfig);
-    let source = Source::Kubernetes { kubeconfig: Some(kubeconfig), namespace: Some(role.namespace.clone()) };
-    let certificates = Certificates::Secret("sluice-controller-tls".to_owned());
-    let installation = Installation::start_with(&user, |settings| {
-        settings.source = source;
+    let source = Source::Kubernetes { kubeconfig: Some(kubeconfig.clone()), namespace: Some(role.namespace.clone()) };
+    let configure = |settings: &mut ControllerSettings| {
+        settings.source = source.clone();
         // As the shipped configuration has it; there is no such Secret here, which the controller says and goes on.
+        let certificates = Certificates::Secret("sluice-controller-tls".to_owned());
         settings.listen.tcp = Some(ListenTcp { address: ([127, 0, 0, 1], 0).into(), certificates, advertise: None });
-    })
-    .await;
+    };
+    let installation = Installation::start_with(&user, configure).await;
     user.add_pool("p", &["198.51.100.0/24"], &json!({})).await;
     user.add("web", &json!({})).await;
     user.ingress_comes("web").await;
     installation.serves(&user, "web", 1).await;
+    // What an operator sets by hand, twice: the first time makes the ConfigMap.
+    let mut cluster = connect(Some(&kubeconfig)).await.unwrap();
+    cluster.namespace.clone_from(&role.namespace);
+    let store = Store::config_map(&cluster, &user.group());
+    for node in ["n1", "n2"] {
+        let (mut overrides, version) = store.load().await.unwrap();
+        overrides.drain(Drained::Node(node.to_owned()), Said { by: "test".to_owned(), at_s: 0 }).unwrap();
+        store.save(&overrides, version).await.unwrap();
+    }
     user.delete_service("web").await;
     installation.withdraws(&user, "web").await;
     user.service_goes("web").await;
+    // A refusal that stands is told by every controller: the next one finds its Event there and repeats it.
+    user.add("refused", &json!({"metadata": {"annotations": {"sluice.dev/addresses": "203.0.113.9"}}})).await;
+    user.event_comes("refused", "OutsidePools").await;
+    installation.stop().await;
+    let _installation = Installation::start_with(&user, configure).await;
     let asked = || -> Vec<Attributes> {
         server.log().into_iter().filter(|logged| logged.user == role.person.name).filter_map(|logged| logged.asked).collect()
     };
-    let has = |all: &[Attributes], resource: &str, verb: &str| all.iter().any(|one| one.resource == resource && one.verb == verb);
-    let is_all = |all: &Vec<Attributes>| has(all, "leases", "update") && has(all, "secrets", "get");
-    reached("a renewed Lease and a look for the certificates", async || asked(), is_all).await
+    for (resource, verb) in [("leases", "update"), ("secrets", "get"), ("events", "patch")] {
+        let is_there = |all: &Vec<Attributes>| all.iter().any(|one| one.resource == resource && one.verb == verb);
+        reached(&format!("{verb} of {resource}"), async || asked(), is_there).await;
+    }
+    asked()
 }
 
 fn is_allowed(role: &Role, asked: &Attributes) -> bool {

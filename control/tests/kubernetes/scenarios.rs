@@ -30,6 +30,8 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         Box::pin(lives::a_type_changes(user))
     }),
     ("towards a VIP mode the status comes first, and back from it the gateways", |user| Box::pin(lives::a_mode_changes(user))),
+    ("conditions tell whether gateways forward for a Service", |user| Box::pin(lives::conditions_follow_the_gateways(user))),
+    ("conditions and an Event tell why a Service is not served", |user| Box::pin(lives::a_refusal_says_why(user))),
     ("an outage of the API server withdraws nothing, and what changed meanwhile arrives", |user| {
         Box::pin(lives::the_api_server_is_away(user))
     }),

@@ -1,5 +1,6 @@
 //! Somebody who works with a cluster, the test server's or a real one, through its API only.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -9,6 +10,7 @@ use control::crd::AddressPool;
 use control::kubernetes::{Cluster, connect};
 use k8s_openapi::api::core::v1::{ConfigMap, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
@@ -135,6 +137,37 @@ impl User {
     /// The first address, once there is one.
     pub async fn address_comes(&self, name: &str) -> String {
         self.ingress_comes(name).await[0]["ip"].as_str().unwrap().to_owned()
+    }
+
+    /// Conditions of a Service by type: status and reason.
+    pub async fn conditions(&self, name: &str) -> BTreeMap<String, (String, String)> {
+        let service = self.service(name).await;
+        let text = |condition: &Value, field: &str| condition[field].as_str().unwrap_or_default().to_owned();
+        let all = service["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        let of = |condition: &Value| (text(condition, "type"), (text(condition, "status"), text(condition, "reason")));
+        all.iter().map(of).collect()
+    }
+
+    /// Waits until a condition of a Service has this status, and gives its reason.
+    pub async fn condition_comes(&self, name: &str, kind: &str, status: &str) -> String {
+        let look = async || self.conditions(name).await;
+        let is_there = |all: &BTreeMap<String, (String, String)>| all.get(kind).is_some_and(|(found, _)| found == status);
+        reached(&format!("{kind}={status} of {name}"), look, is_there).await.remove(kind).unwrap().1
+    }
+
+    /// Waits until there is an Event of a reason about a Service, and gives its note.
+    pub async fn event_comes(&self, name: &str, reason: &str) -> String {
+        let events = Api::<Event>::namespaced(self.cluster.client.clone(), &self.namespace);
+        let look = async || {
+            let all = events.list(&ListParams::default()).await.unwrap().items.into_iter();
+            let is_about = |event: &Event| event.regarding.as_ref().is_some_and(|object| object.name.as_deref() == Some(name));
+            all.filter(is_about)
+                .map(|event| (event.reason.unwrap_or_default(), event.note.unwrap_or_default()))
+                .collect::<Vec<_>>()
+        };
+        let is_there = |all: &Vec<(String, String)>| all.iter().any(|(found, _)| found == reason);
+        let all = reached(&format!("an Event {reason} of {name}"), look, is_there).await;
+        all.into_iter().find(|(found, _)| found == reason).unwrap().1
     }
 
     /// Creates an `AddressPool` that only our class may use; `more` is merged over its spec. Gives its name.

@@ -54,7 +54,16 @@ pub async fn a_type_changes(user: &User) {
     installation.serves(user, "web", 1).await;
     user.change("web", &json!({"spec": {"type": "ClusterIP"}})).await;
     installation.withdraws(user, "web").await;
-    reached("no address", async || user.ingress("web").await, serde_json::Value::is_null).await;
+    reached(
+        "nothing of ours",
+        async || user.service("web").await,
+        |web| {
+            web["status"]["loadBalancer"]["ingress"].is_null()
+                && web["status"]["conditions"].is_null()
+                && web["metadata"]["finalizers"].is_null()
+        },
+    )
+    .await;
     user.change("web", &json!({"spec": {"type": "LoadBalancer", "loadBalancerClass": user.class()}})).await;
     assert_eq!(user.address_comes("web").await, before);
     installation.serves(user, "web", 1).await;
@@ -76,6 +85,30 @@ pub async fn a_mode_changes(user: &User) {
     user.annotate("web", "sluice.dev/mode", "nat").await;
     reached("the status of before", &told, |told| told == "Proxy").await;
     mode_comes("nat").await;
+}
+
+pub async fn conditions_follow_the_gateways(user: &User) {
+    let mut installation = Installation::without_gateway(user, |_| {}).await;
+    user.add("web", &json!({})).await;
+    user.condition_comes("web", "sluice.dev/AddressAssigned", "True").await;
+    assert_eq!(user.condition_comes("web", "sluice.dev/Programmed", "False").await, "NoGateway");
+    installation.connect_gateway();
+    user.condition_comes("web", "sluice.dev/Programmed", "True").await;
+    assert!(!user.ingress("web").await.is_null());
+    user.event_comes("web", "Programmed").await;
+}
+
+pub async fn a_refusal_says_why(user: &User) {
+    let installation = Installation::start(user).await;
+    user.add("web", &json!({"metadata": {"annotations": {"sluice.dev/addresses": "203.0.113.9"}}})).await;
+    assert_eq!(user.condition_comes("web", "sluice.dev/AddressAssigned", "False").await, "OutsidePools");
+    assert_eq!(user.condition_comes("web", "sluice.dev/Programmed", "False").await, "OutsidePools");
+    let note = user.event_comes("web", "OutsidePools").await;
+    assert!(note.contains("203.0.113.9"), "{note}");
+    user.annotate("web", "sluice.dev/addresses", "192.0.2.150").await;
+    assert_eq!(user.address_comes("web").await, "192.0.2.150");
+    user.condition_comes("web", "sluice.dev/Programmed", "True").await;
+    installation.serves(user, "web", 1).await;
 }
 
 pub async fn the_api_server_is_away(user: &User) {
