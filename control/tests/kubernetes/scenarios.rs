@@ -48,6 +48,13 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("a controller that starts anew renumbers nobody", |user| Box::pin(addresses::a_new_controller_renumbers_nobody(user))),
     ("a Service gets the address that it asks for", |user| Box::pin(addresses::an_address_is_asked_for(user))),
     ("of two that ask for one address the older one has it", |user| Box::pin(addresses::the_older_claim_wins(user))),
+    ("a Service that finds its pool exhausted is told so, and served once there is room", |user| {
+        Box::pin(addresses::an_exhausted_pool_grows(user))
+    }),
+    ("an edited or deleted pool renumbers nobody", |user| Box::pin(addresses::a_pool_edit_renumbers_nobody(user))),
+    ("Services of one sharing key have one address as long as their ports differ", |user| {
+        Box::pin(addresses::an_address_is_shared(user))
+    }),
 ];
 
 /// Runs a scenario to its end, and removes what it made outside of its namespace. False when it failed.

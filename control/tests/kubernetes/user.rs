@@ -181,6 +181,16 @@ impl User {
         name
     }
 
+    /// Gives a pool other addresses.
+    pub async fn set_pool(&self, name: &str, addresses: &[&str]) {
+        let patch = Patch::Merge(json!({"spec": {"addresses": addresses}}));
+        self.all_pools().patch(name, &PatchParams::default(), &patch).await.unwrap();
+    }
+
+    pub async fn delete_pool(&self, name: &str) {
+        self.all_pools().delete(name, &DeleteParams::default()).await.unwrap();
+    }
+
     /// Waits until the server's clock shows a later second than when a Service was created: such are the times of objects.
     pub async fn wait_for_a_later_second(&self, name: &str) {
         let created = self.service(name).await["metadata"]["creationTimestamp"].clone();

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::installation::Installation;
-use crate::user::User;
+use crate::user::{User, reached};
 
 pub async fn a_new_controller_renumbers_nobody(user: &User) {
     let installation = Installation::start(user).await;
@@ -41,4 +41,53 @@ pub async fn the_older_claim_wins(user: &User) {
     user.ingress_comes("last").await;
     assert!(user.ingress("a-younger").await.is_null());
     installation.serves(user, "older", 1).await;
+}
+
+pub async fn an_exhausted_pool_grows(user: &User) {
+    let pool = user.add_pool("small", &["198.51.100.1/32"], &json!({})).await;
+    let _installation = Installation::start_with(user, |settings| settings.pools.clear()).await;
+    user.add("first", &json!({})).await;
+    assert_eq!(user.address_comes("first").await, "198.51.100.1");
+    user.add("second", &json!({})).await;
+    assert_eq!(user.condition_comes("second", "sluice.dev/AddressAssigned", "False").await, "Exhausted");
+    user.event_comes("second", "Exhausted").await;
+    user.set_pool(&pool, &["198.51.100.1-198.51.100.2"]).await;
+    assert_eq!(user.address_comes("second").await, "198.51.100.2");
+    assert_eq!(user.address_comes("first").await, "198.51.100.1");
+}
+
+pub async fn a_pool_edit_renumbers_nobody(user: &User) {
+    let pool = user.add_pool("edited", &["198.51.100.0/28"], &json!({})).await;
+    let installation = Installation::start_with(user, |settings| settings.pools.clear()).await;
+    user.add("web", &json!({})).await;
+    let before = user.address_comes("web").await;
+    user.set_pool(&pool, &["203.0.113.0/28"]).await;
+    user.add("next", &json!({})).await;
+    assert!(user.address_comes("next").await.starts_with("203.0.113."));
+    assert_eq!(user.address_comes("web").await, before);
+    user.delete_pool(&pool).await;
+    user.set_backends("web", 2).await;
+    let given = installation.serves(user, "web", 2).await;
+    assert!(given.removed.is_empty(), "{:?}", given.removed);
+    let reason = async || user.conditions("web").await.remove("sluice.dev/AddressAssigned").unwrap_or_default();
+    let outside = ("True".to_owned(), "OutsidePools".to_owned());
+    reached("it is said that its pool is gone", reason, |found| *found == outside).await;
+    assert_eq!(user.address_comes("web").await, before);
+}
+
+pub async fn an_address_is_shared(user: &User) {
+    let installation = Installation::start(user).await;
+    let sharing = |name: &str, port: u16| {
+        let ports = json!([{"name": name, "port": port, "targetPort": 8080}]);
+        json!({"metadata": {"annotations": {"sluice.dev/sharing-key": "web"}}, "spec": {"ports": ports}})
+    };
+    user.add("plain", &sharing("http", 80)).await;
+    let shared = user.address_comes("plain").await;
+    user.add("secure", &sharing("http", 443)).await;
+    assert_eq!(user.address_comes("secure").await, shared);
+    user.add("other", &sharing("http", 80)).await;
+    assert_ne!(user.address_comes("other").await, shared, "the port is taken");
+    user.delete_service("plain").await;
+    installation.withdraws(user, "plain").await;
+    assert_eq!(user.address_comes("secure").await, shared);
 }
