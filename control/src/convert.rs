@@ -82,7 +82,7 @@ pub fn convert(product: Product, inputs: &[Input<'_>]) -> Result<Conversion, Con
     refuse_equal_names(&pools)?;
     let pools = usable(pools, &mut notes);
     note_overlaps(&pools, &mut notes);
-    services::notes(product, &found, &mut notes)?;
+    services::notes(&found, &mut notes)?;
     if pools.is_empty() {
         notes.push("no pool was read, so that none is printed".to_owned());
     }

@@ -5,7 +5,7 @@
 //! Deliberately not here: which class is ours, addresses, and which endpoints are used.
 
 mod annotations;
-mod foreign;
+pub(crate) mod foreign;
 mod held;
 mod node;
 pub mod pool;

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -30,8 +31,13 @@ fn settings() -> ControllerSettings {
     }
 }
 
-/// The Service that `deploy/examples/NAME.yaml` describes, alone in a directory.
+/// The Service `name` that `deploy/examples/NAME.yaml` describes.
 fn service(name: &str) -> Service {
+    services(name).remove(&ServiceName::new("example", name)).unwrap()
+}
+
+/// The Services of `deploy/examples/NAME.yaml`, alone in a directory; all are served.
+fn services(name: &str) -> BTreeMap<ServiceName, Service> {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../deploy/examples/{name}.yaml"));
     let dir = tempfile::tempdir().unwrap();
     std::fs::copy(file, dir.path().join("example.yaml")).unwrap();
@@ -46,9 +52,9 @@ fn service(name: &str) -> Service {
     world.apply(Change::PoolsReplaced(Vec::new()));
     let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
     assert!(plan.notes.is_empty(), "{:?}", plan.notes);
-    let service = Service::clone(&plan.services[&ServiceName::new("example", name)]);
-    assert_eq!(service.refusal, None);
-    service
+    let served: Vec<_> = plan.services.iter().map(|(name, service)| (name.clone(), Service::clone(service))).collect();
+    assert!(served.iter().all(|(_, service)| service.refusal.is_none()), "{served:?}");
+    served.into_iter().collect()
 }
 
 fn backends(service: &Service) -> Vec<String> {
@@ -56,7 +62,7 @@ fn backends(service: &Service) -> Vec<String> {
 }
 
 /// Examples of other things than a mode.
-const OTHERS: [&str; 1] = ["pools.yaml"];
+const OTHERS: [&str; 2] = ["pools.yaml", "sharing.yaml"];
 
 #[test]
 fn there_is_one_example_for_each_mode_and_of_what_else_is_named() {
@@ -70,6 +76,16 @@ fn there_is_one_example_for_each_mode_and_of_what_else_is_named() {
     for mode in Mode::ALL {
         assert_eq!(service(mode.as_str()).mode, *mode);
     }
+}
+
+#[test]
+fn two_services_share_an_address_by_different_ports() {
+    let services = services("sharing");
+    let ports: Vec<_> = services.values().flat_map(|service| &service.ports).collect();
+    let address: std::net::IpAddr = "192.0.2.153".parse().unwrap();
+    assert!(ports.iter().all(|port| port.vips == [address] && port.port == 53), "{ports:?}");
+    assert_eq!(ports.len(), 2);
+    assert_ne!(ports[0].protocol, ports[1].protocol);
 }
 
 #[test]

@@ -5,47 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::Service;
 use proto::limits::LOAD_BALANCER_CLASS;
 
+use super::ConvertError;
 use super::objects::Found;
-use super::{ConvertError, Product};
+use crate::spec::foreign;
 
-/// Prefixes of annotations that the product reads or writes.
-const fn prefixes(product: Product) -> &'static [&'static str] {
-    match product {
-        Product::Metallb => &["metallb.io/", "metallb.universe.tf/"],
-        Product::Cilium => &["lbipam.cilium.io/", "io.cilium/lb-ipam-", "service.cilium.io/"],
-    }
-}
-
-/// What to do about an annotation that has a prefix of [`prefixes`]; nothing where we read it, or nobody needs it.
-fn advice(key: &str) -> Option<&'static str> {
-    let ending = key.split_once('/').map_or(key, |(_, ending)| ending);
-    Some(match key {
-        "lbipam.cilium.io/ips" | "lbipam.cilium.io/sharing-key" => return None,
-        // Ports of one address are told apart here whatever pods stand behind them.
-        "lbipam.cilium.io/sharing-permit-different-pods" => return None,
-        "lbipam.cilium.io/sharing-cross-namespace" => "write `sluice.dev/sharing-namespaces` with the same value",
-        "io.cilium/lb-ipam-ips" => "write `sluice.dev/addresses` with the same value",
-        "io.cilium/lb-ipam-sharing-key" => "write `sluice.dev/sharing-key` with the same value",
-        "io.cilium/lb-ipam-sharing-cross-namespace" => "write `sluice.dev/sharing-namespaces` with the same value",
-        "service.cilium.io/lb-algorithm" => "`sluice.dev/scheduler` chooses the scheduler; `maglev` is the default",
-        "service.cilium.io/forwarding-mode" => {
-            "no effect: it is about nodes; `sluice.dev/mode` says how gateways deliver, and `dsr` there needs nodes on the link"
-        }
-        "service.cilium.io/src-ranges-policy" => {
-            "no effect: `loadBalancerSourceRanges` always lists who may connect; a list of who may not has no equivalent"
-        }
-        _ if key.starts_with("metallb.") => match ending {
-            "loadBalancerIPs" | "address-pool" | "allow-shared-ip" => return None,
-            // Written by MetalLB.
-            "ip-allocated-from-pool" => return None,
-            _ => "no equivalent",
-        },
-        _ => "no equivalent",
-    })
-}
+/// Sharing that asks nobody: MetalLB's, which is one for all namespaces.
+const SHARING: [&str; 2] = ["metallb.io/allow-shared-ip", "metallb.universe.tf/allow-shared-ip"];
 
 /// Notes about the Services among `found`.
-pub(super) fn notes(product: Product, found: &[Found], notes: &mut Vec<String>) -> Result<(), ConvertError> {
+pub(super) fn notes(found: &[Found], notes: &mut Vec<String>) -> Result<(), ConvertError> {
     let mut without_class = Vec::new();
     let mut sharers: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for object in found.iter().filter(|object| object.is("", "Service")) {
@@ -55,15 +23,14 @@ pub(super) fn notes(product: Product, found: &[Found], notes: &mut Vec<String>) 
             continue;
         }
         let title = object.title();
-        for (key, value) in service.metadata.annotations.iter().flatten() {
-            let is_theirs = prefixes(product).iter().any(|prefix| key.starts_with(prefix));
-            if let Some(advice) = advice(key).filter(|_| is_theirs) {
-                notes.push(format!("{}: {title}: annotation {key}: {advice}", object.place));
-            }
-            if is_theirs && key.ends_with("/allow-shared-ip") {
-                let namespace = service.metadata.namespace.clone().unwrap_or_else(|| "default".to_owned());
-                sharers.entry(value.clone()).or_default().insert(namespace);
-            }
+        let annotations = service.metadata.annotations.unwrap_or_default();
+        match foreign::remarks(&annotations) {
+            Ok(remarks) => notes.extend(remarks.into_iter().map(|remark| format!("{}: {title}: {}", object.place, remark.text))),
+            Err(refusal) => notes.push(format!("{}: {title} will not be served: {refusal}", object.place)),
+        }
+        if let Some(key) = SHARING.iter().find_map(|name| annotations.get(*name)) {
+            let namespace = service.metadata.namespace.clone().unwrap_or_else(|| "default".to_owned());
+            sharers.entry(key.clone()).or_default().insert(namespace);
         }
         match spec.load_balancer_class {
             None => without_class.push(title),

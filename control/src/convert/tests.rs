@@ -219,12 +219,16 @@ fn annotations_of_services_that_are_not_read_are_named() {
     for read in ["metallb.universe.tf/loadBalancerIPs: 192.0.2.1", "metallb.io/ip-allocated-from-pool: a", "example.com/x: y"] {
         assert_eq!(service(Product::Metallb, read, ours), Vec::<String>::new(), "{read}");
     }
-    assert_eq!(service(Product::Cilium, "lbipam.cilium.io/ips: 192.0.2.1", ours), Vec::<String>::new());
+    for read in
+        ["lbipam.cilium.io/ips: 192.0.2.1", "io.cilium/lb-ipam-ips: 192.0.2.1", "lbipam.cilium.io/sharing-cross-namespace: '*'"]
+    {
+        assert_eq!(service(Product::Cilium, read, ours), Vec::<String>::new(), "{read}");
+    }
     let rows = [
-        ("io.cilium/lb-ipam-ips: 192.0.2.1", "sluice.dev/addresses"),
-        ("lbipam.cilium.io/sharing-cross-namespace: '*'", "sluice.dev/sharing-namespaces"),
         ("service.cilium.io/forwarding-mode: dsr", "sluice.dev/mode"),
-        ("service.cilium.io/unheard-of: x", "no equivalent"),
+        ("service.cilium.io/src-ranges-policy: deny", "will not be served"),
+        ("service.cilium.io/unheard-of: x", "no effect"),
+        ("kube-vip.io/loadbalancerIPs: 192.0.2.1", "sluice.dev/addresses"),
     ];
     for (annotation, word) in rows {
         let notes = service(Product::Cilium, annotation, ours);

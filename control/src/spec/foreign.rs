@@ -87,7 +87,7 @@ const EQUIVALENTS: [(&str, &str); 18] = [
 ///
 /// # Errors
 /// When one of them asks for something that changes who may connect or what a backend receives.
-pub(super) fn remarks(annotations: &BTreeMap<String, String>) -> Result<Vec<Remark>, SpecError> {
+pub(crate) fn remarks(annotations: &BTreeMap<String, String>) -> Result<Vec<Remark>, SpecError> {
     let mut remarks = Vec::new();
     for (key, value) in annotations.iter().filter(|(key, _)| FAMILIES.iter().any(|family| key.starts_with(family))) {
         if let Some(remedy) = refused(key, value) {
