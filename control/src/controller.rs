@@ -238,13 +238,15 @@ async fn lead(
             let writer = Arc::new(StatusWriter::default());
             let changes = work.start(&mut steps, epoch.clone(), StatusSink::Kubernetes(Arc::clone(&writer)));
             let (cluster, notebook) = (Arc::clone(cluster), Arc::clone(&work.notebook));
+            let (group, gateways, states) = (work.settings.group.clone(), work.gateways.clone(), work.states.subscribe());
             steps.spawn(async move {
+                let fleet = kubernetes::show_gateways(&cluster, &group, gateways, states);
                 let events = async {
                     if let Some(events) = notebook.events() {
                         events.run(&cluster).await;
                     }
                 };
-                tokio::join!(kubernetes::follow(&cluster, changes), writer.run(&cluster), events);
+                tokio::join!(kubernetes::follow(&cluster, changes), writer.run(&cluster), events, fleet);
                 Ok(())
             });
         }

@@ -7,19 +7,23 @@
 //! (`lease`).
 
 mod client;
+mod edge_gateways;
 mod election;
 mod events;
 mod follow;
 mod outage;
+mod release;
 mod secret;
 mod status;
 mod writer;
 
 pub use client::{Cluster, ConnectError, connect, instance};
+pub use edge_gateways::show_gateways;
 pub use election::elect;
 pub use events::{EventWriter, REPEATED_AFTER};
 pub use follow::follow;
 pub use outage::{Outage, Trouble};
+pub use release::{Extent, ReleaseError, delete_gateways, nobody_leads, release};
 pub use secret::FollowedSecret;
 pub use status::{Outcome, StatusError, patch};
 pub use writer::StatusWriter;

@@ -8,7 +8,9 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use control::config::controller::ControllerFile;
 use control::controller::{Controller, ControllerError};
+use control::kubernetes::{self, Extent};
 use control::logging;
+use control::settings::Source;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -29,6 +31,31 @@ enum Command {
     },
     /// Print the definitions of the kinds that sluice adds to a cluster, for `kubectl apply -f -`.
     Crds,
+    /// Take from Services what sluice left on them: addresses, conditions and the finalizer. Without `--class` or `--all`
+    /// from those that the configuration does not claim any more: without class, or no load balancers any more.
+    Release {
+        /// The configuration.
+        #[arg(long, value_name = "FILE", default_value = "/etc/sluice/sluice.yaml")]
+        config: PathBuf,
+        /// Also from those of this class, which was ours.
+        #[arg(long, value_name = "CLASS", conflicts_with = "all")]
+        class: Option<String>,
+        /// From every Service of this installation.
+        #[arg(long)]
+        all: bool,
+        /// Only tell which Services these are.
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Release every Service of this installation and delete its EdgeGateway objects; says what then remains.
+    Uninstall {
+        /// The configuration.
+        #[arg(long, value_name = "FILE", default_value = "/etc/sluice/sluice.yaml")]
+        config: PathBuf,
+        /// Only tell what would be done.
+        #[arg(long)]
+        dry_run: bool,
+    },
     /// Check the configuration and print the effective settings, or everything that is wrong with it.
     Check {
         /// The configuration.
@@ -44,6 +71,11 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }),
         Command::Run { config } => with_file(&config, run),
+        Command::Release { config, class, all, dry_run } => with_file(&config, |file| {
+            let extent = class.map_or(if all { Extent::All } else { Extent::Unclaimed }, Extent::Class);
+            leave(&file, &extent, false, dry_run)
+        }),
+        Command::Uninstall { config, dry_run } => with_file(&config, |file| leave(&file, &Extent::All, true, dry_run)),
         Command::Crds => match control::crd::definitions() {
             Ok(text) => {
                 print!("{text}");
@@ -78,6 +110,58 @@ fn run(file: ControllerFile) -> ExitCode {
             ExitCode::from(if is_configuration { 2 } else { 1 })
         }
     }
+}
+
+/// Releases, and with `is_uninstalled` deletes what else is ours; exit code 2 where there is no cluster to leave.
+fn leave(file: &ControllerFile, extent: &Extent, is_uninstalled: bool, is_dry: bool) -> ExitCode {
+    let Source::Kubernetes { kubeconfig, namespace } = &file.settings.source else {
+        eprintln!(
+            "sluice-controller: expected a Kubernetes cluster, found `manifests`: stop the controller and remove the status files"
+        );
+        return ExitCode::from(2);
+    };
+    match let_go(file, kubeconfig.as_deref(), namespace.as_deref(), (extent, is_uninstalled, is_dry)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("sluice-controller: {error}");
+            let is_configuration = error.downcast_ref::<kubernetes::ConnectError>().is_some();
+            ExitCode::from(if is_configuration { 2 } else { 1 })
+        }
+    }
+}
+
+#[tokio::main]
+async fn let_go(
+    file: &ControllerFile,
+    kubeconfig: Option<&Path>,
+    namespace: Option<&str>,
+    (extent, is_uninstalled, is_dry): (&Extent, bool, bool),
+) -> anyhow::Result<()> {
+    let mut cluster = kubernetes::connect(kubeconfig).await?;
+    if let Some(namespace) = namespace {
+        namespace.clone_into(&mut cluster.namespace);
+    }
+    let (settings, would) = (&file.settings, if is_dry { "would release" } else { "released" });
+    if !is_dry {
+        kubernetes::nobody_leads(&cluster, &settings.group).await?;
+    }
+    let mut count = 0_usize;
+    kubernetes::release(&cluster, settings, extent, is_dry, |service| {
+        println!("{would} Service {service}");
+        count += 1;
+    })
+    .await?;
+    println!("{would} {count} Services");
+    if is_uninstalled {
+        let would = if is_dry { "would delete" } else { "deleted" };
+        kubernetes::delete_gateways(&cluster, &settings.group, is_dry, |name| println!("{would} EdgeGateway {name}")).await?;
+        println!("what remains is the cluster administrator's to delete:");
+        println!("  kubectl -n {} delete lease/sluice-controller-{}", cluster.namespace, settings.group);
+        println!("  kubectl -n {} delete configmap/sluice-overrides", cluster.namespace);
+        println!("  kubectl delete -f deploy/rbac.yaml");
+        println!("  kubectl delete crd/addresspools.sluice.dev crd/edgegateways.sluice.dev  # of every installation");
+    }
+    Ok(())
 }
 
 #[tokio::main]

@@ -1,9 +1,9 @@
-//! The queue of status writes: the newest per Service, sent one after another at a bounded rate.
+//! The queue of status writes: the newest per Service, sent one after another, no more than 20 in any second.
 //!
 //! **Invariant.** A write is sent until the server has decided about it, and never again after that: an equal one is
 //! dropped until the object or the wish changes. A Service whose writes fail waits alone. Handing one over never waits.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,8 +16,10 @@ use super::outage::{Outage, WAIT_MAX, WAIT_MIN};
 use super::{Cluster, Outcome, StatusError, Trouble, patch};
 use crate::source::StatusWrite;
 
-/// 20 writes a second: every write of a Service goes to every kube-proxy (CONTROL section 5).
-const PACE: Duration = Duration::from_millis(50);
+/// Writes in any [`PACED_BY`]: every write of a Service goes to every kube-proxy (CONTROL section 5).
+const WRITES_MAX: usize = 20;
+/// The time that they are counted in. A new Service takes two writes, and is not to wait for those of a few others.
+const PACED_BY: Duration = Duration::from_secs(1);
 
 /// Writes that wait to be sent.
 #[derive(Debug, Default)]
@@ -57,6 +59,7 @@ impl StatusWriter {
         let mut of_some = Trouble::new("patch services/status of some Services", &cluster.server);
         let mut held = Held::default();
         let mut decided = HashMap::new();
+        let mut pace = Pace::default();
         loop {
             let Some(write) = self.next(&held, Instant::now()) else {
                 tokio::select! {
@@ -69,6 +72,8 @@ impl StatusWriter {
                 held.0.remove(&write.service);
                 continue;
             }
+            tokio::time::sleep(pace.wait(Instant::now())).await;
+            pace.count(Instant::now());
             let wait = match patch(&cluster.client, &write).await {
                 Err(StatusError::Later(outage)) => {
                     let now = Instant::now();
@@ -79,7 +84,7 @@ impl StatusWriter {
                     } else {
                         of_server.over();
                         of_some.met(outage, now);
-                        PACE
+                        Duration::ZERO
                     }
                 }
                 result => {
@@ -95,7 +100,7 @@ impl StatusWriter {
                         decided.clear();
                     }
                     decided.insert(write.service.clone(), write);
-                    PACE
+                    Duration::ZERO
                 }
             };
             tokio::time::sleep(wait).await;
@@ -111,6 +116,25 @@ impl StatusWriter {
     /// A newer one that came meanwhile wins.
     fn put_back(&self, write: StatusWrite) {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).entry(write.service.clone()).or_insert(write);
+    }
+}
+
+/// When the newest writes were sent.
+#[derive(Debug, Default)]
+struct Pace(VecDeque<Instant>);
+
+impl Pace {
+    /// How long the next one waits.
+    fn wait(&self, now: Instant) -> Duration {
+        let oldest = self.0.front().filter(|_| self.0.len() >= WRITES_MAX);
+        oldest.map_or(Duration::ZERO, |sent| (*sent + PACED_BY).saturating_duration_since(now))
+    }
+
+    fn count(&mut self, now: Instant) {
+        if self.0.len() >= WRITES_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back(now);
     }
 }
 
@@ -155,5 +179,23 @@ fn tell(write: &StatusWrite, result: &Result<Outcome, StatusError>) {
         }
         Ok(Outcome::Gone) => debug!(service = %write.service, "the Service was deleted before its status was written"),
         Err(error) => warn!("{error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn twenty_writes_go_at_once_and_the_next_ones_as_the_second_passes() {
+        let (mut pace, now) = (Pace::default(), Instant::now());
+        for number in 0..20 {
+            assert_eq!(pace.wait(now), Duration::ZERO);
+            pace.count(now + Duration::from_millis(number));
+        }
+        assert_eq!(pace.wait(now), PACED_BY);
+        assert_eq!(pace.wait(now + PACED_BY), Duration::ZERO);
+        pace.count(now + PACED_BY);
+        assert_eq!(pace.wait(now + PACED_BY), Duration::from_millis(1));
     }
 }

@@ -20,4 +20,5 @@ mod server;
 #[allow(dead_code)] // what it says of namespaces is for other tests
 mod skip;
 mod status;
+mod telling;
 mod user;

@@ -1,0 +1,217 @@
+//! Shows the fleet in the cluster: one `EdgeGateway` object for each gateway that is or lately was connected.
+//!
+//! **Invariant.** Only objects of our own group are written. A gateway that left stays there, not ready, for
+//! [`KEPT`]; a server that lacks the kind is asked again and else left alone. Deliberately not here: who is connected
+//! (`gateways`). Nothing depends on these objects.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt};
+use proto::limits::FIELD_MANAGER;
+use serde_json::json;
+use tokio::sync::watch;
+use tracing::warn;
+
+use super::{Cluster, Outage, Trouble};
+use crate::crd::{EdgeGateway, EdgeGatewaySpec, EdgeGatewayStatus};
+use crate::gateways::Gateways;
+use crate::publish::Published;
+
+/// Who is there is written this often; LAST-SEEN is at most this old while a gateway is connected.
+const REFRESHED_EVERY: Duration = Duration::from_secs(60);
+/// What changes sooner waits this long for more, so that a fleet that restarts is a few writes each.
+const GATHERED_FOR: Duration = Duration::from_secs(1);
+/// A gateway that is gone is shown for a day.
+const KEPT: SignedDuration = SignedDuration::from_hours(24);
+
+/// What the cluster shows of one connected gateway.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Shown {
+    is_ready: bool,
+    version: String,
+}
+
+/// Shows them for as long as it is polled.
+pub async fn show_gateways(
+    cluster: &Cluster,
+    group: &str,
+    mut gateways: watch::Receiver<Gateways>,
+    states: watch::Receiver<Option<Arc<Published>>>,
+) {
+    let fleet = Fleet { api: Api::all(cluster.client.clone()), group };
+    let mut trouble = Trouble::new("list, create, delete edgegateways.sluice.dev and patch their status", &cluster.server);
+    let mut refused = BTreeSet::new();
+    loop {
+        let connected = shown(&gateways.borrow_and_update());
+        let served = states
+            .borrow()
+            .as_ref()
+            .map_or(0, |newest| newest.state.services.values().filter(|service| service.refusal.is_none()).count());
+        let services = u32::try_from(served).unwrap_or(u32::MAX);
+        match fleet.show(&connected, services, &mut refused).await {
+            Ok(()) => trouble.over(),
+            Err(outage) => tokio::time::sleep(trouble.met(outage, Instant::now())).await,
+        }
+        let changes = async {
+            while gateways.changed().await.is_ok() {
+                if shown(&gateways.borrow_and_update()) != connected {
+                    return tokio::time::sleep(GATHERED_FOR).await;
+                }
+            }
+            std::future::pending().await
+        };
+        // Whichever comes first.
+        let _ = tokio::time::timeout(REFRESHED_EVERY, changes).await;
+    }
+}
+
+/// While a gateway reconnects it may be there twice.
+fn shown(gateways: &Gateways) -> BTreeMap<String, Shown> {
+    let mut all: BTreeMap<String, Shown> = BTreeMap::new();
+    for gateway in gateways.iter() {
+        let is_ready = gateway.ready && gateway.acknowledged.is_some();
+        let shown = Shown { is_ready, version: gateway.version.clone() };
+        let before = all.get(&gateway.name).is_some_and(|other| other.is_ready);
+        all.insert(gateway.name.clone(), Shown { is_ready: is_ready || before, ..shown });
+    }
+    all
+}
+
+struct Fleet<'a> {
+    api: Api<EdgeGateway>,
+    group: &'a str,
+}
+
+impl Fleet<'_> {
+    async fn show(
+        &self,
+        connected: &BTreeMap<String, Shown>,
+        services: u32,
+        refused: &mut BTreeSet<String>,
+    ) -> Result<(), Outage> {
+        let now = Timestamp::now();
+        let objects = match self.api.list(&ListParams::default()).await {
+            Ok(list) => list.items,
+            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+            Err(error) => return Err(Outage::from(&error)),
+        };
+        let objects: BTreeMap<String, EdgeGateway> = objects.into_iter().map(|object| (object.name_any(), object)).collect();
+        for (name, shown) in connected {
+            let old = objects.get(name);
+            if old.is_some_and(|old| old.spec.group != self.group) || refused.contains(name) {
+                if refused.insert(name.clone()) {
+                    warn!(gateway = name, "an EdgeGateway of this name belongs to another group; this gateway is not shown");
+                }
+                continue;
+            }
+            if old.is_none() && !self.create(name).await? {
+                refused.insert(name.clone());
+                continue;
+            }
+            let status = wanted(shown, services, now);
+            if old.and_then(|old| old.status.as_ref()).is_none_or(|old| is_outdated(old, &status, now)) {
+                self.patch(name, &status).await?;
+            }
+        }
+        for (name, object) in
+            objects.iter().filter(|(name, object)| object.spec.group == self.group && !connected.contains_key(*name))
+        {
+            self.show_gone(name, object, now).await?;
+        }
+        Ok(())
+    }
+
+    /// False where the server takes no object of that name.
+    async fn create(&self, name: &str) -> Result<bool, Outage> {
+        let object = EdgeGateway::new(name, EdgeGatewaySpec { group: self.group.to_owned() });
+        let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        match self.api.create(&parameters, &object).await {
+            Ok(_) | Err(kube::Error::SerdeError(_)) => Ok(true),
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(true),
+            Err(kube::Error::Api(status)) if matches!(status.code, 400 | 422) => {
+                let message = super::outage::truncated(&status.message);
+                warn!(gateway = name, "the API server takes no EdgeGateway of this name: {message}; this gateway is not shown");
+                Ok(false)
+            }
+            Err(error) => Err(Outage::from(&error)),
+        }
+    }
+
+    async fn show_gone(&self, name: &str, object: &EdgeGateway, now: Timestamp) -> Result<(), Outage> {
+        let status = object.status.clone().unwrap_or_default();
+        let created = object.metadata.creation_timestamp.as_ref().map(|time| time.0);
+        let last_seen = status.last_seen.as_ref().and_then(|text| text.parse().ok()).or(created);
+        if last_seen.is_some_and(|seen: Timestamp| now.duration_since(seen) > KEPT) {
+            return match self.api.delete(name, &DeleteParams::default()).await {
+                Ok(_) | Err(kube::Error::SerdeError(_)) => Ok(()),
+                Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+                Err(error) => Err(Outage::from(&error)),
+            };
+        }
+        if status.ready.as_deref() == Some("False") {
+            return Ok(());
+        }
+        let gone = EdgeGatewayStatus { ready: Some("False".to_owned()), ..EdgeGatewayStatus::default() };
+        self.patch(name, &gone).await
+    }
+
+    /// Custom resources take JSON merge patches: what is none in `status` stays.
+    async fn patch(&self, name: &str, status: &EdgeGatewayStatus) -> Result<(), Outage> {
+        let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        match self.api.patch_status(name, &parameters, &Patch::Merge(json!({"status": status}))).await {
+            Ok(_) | Err(kube::Error::SerdeError(_)) => Ok(()),
+            // Deleted by somebody meanwhile: it is made anew the next time.
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            Err(error) => Err(Outage::from(&error)),
+        }
+    }
+}
+
+fn wanted(shown: &Shown, services: u32, now: Timestamp) -> EdgeGatewayStatus {
+    EdgeGatewayStatus {
+        ready: Some(if shown.is_ready { "True" } else { "False" }.to_owned()),
+        services: Some(services),
+        version: Some(shown.version.clone()),
+        last_seen: Some(now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()),
+    }
+}
+
+/// Whether an object says something else, or was last seen too long ago.
+fn is_outdated(old: &EdgeGatewayStatus, new: &EdgeGatewayStatus, now: Timestamp) -> bool {
+    let said = |status: &EdgeGatewayStatus| (status.ready.clone(), status.services, status.version.clone());
+    let seen = old.last_seen.as_ref().and_then(|text| text.parse::<Timestamp>().ok());
+    let is_fresh = seen.is_some_and(|seen| now.duration_since(seen).unsigned_abs() < REFRESHED_EVERY / 2);
+    said(old) != said(new) || !is_fresh
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gateways::{Connection, Report};
+
+    #[test]
+    fn a_gateway_is_ready_once_it_forwards_by_a_state_and_says_so() {
+        let gateways = watch::Sender::new(Gateways::default());
+        let one = Connection::open(&gateways, "edge-1", "1.0", Vec::new());
+        one.acknowledge(3);
+        assert!(!shown(&gateways.borrow())["edge-1"].is_ready);
+        one.report(Report { ready: true, ..Report::default() });
+        assert!(shown(&gateways.borrow())["edge-1"].is_ready);
+        let _again = Connection::open(&gateways, "edge-1", "1.0", Vec::new());
+        assert!(shown(&gateways.borrow())["edge-1"].is_ready, "it reconnects");
+    }
+
+    #[test]
+    fn an_object_is_written_again_when_it_says_something_else_or_is_old() {
+        let (now, shown) = (Timestamp::UNIX_EPOCH, Shown { is_ready: true, version: "1.0".to_owned() });
+        let old = wanted(&shown, 5, now);
+        assert_eq!(old.last_seen.as_deref(), Some("1970-01-01T00:00:00Z"));
+        assert!(!is_outdated(&old, &wanted(&shown, 5, now), now));
+        assert!(is_outdated(&old, &wanted(&shown, 6, now), now));
+        assert!(is_outdated(&old, &old, now + REFRESHED_EVERY));
+    }
+}
