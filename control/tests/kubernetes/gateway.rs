@@ -45,10 +45,15 @@ impl Drop for Gateway {
 impl Gateway {
     /// Dials the controller until it answers, then stays.
     pub fn start(socket: &Path) -> Self {
+        Self::start_as("edge-1", socket)
+    }
+
+    /// The same under another name.
+    pub fn start_as(name: &str, socket: &Path) -> Self {
         let given = Arc::new(Mutex::new(Given::default()));
-        let (socket, taken) = (socket.to_owned(), Arc::clone(&given));
+        let (name, socket, taken) = (name.to_owned(), socket.to_owned(), Arc::clone(&given));
         let task = tokio::spawn(async move {
-            while watch(&socket, &taken).await.is_err() {
+            while watch(&name, &socket, &taken).await.is_err() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         });
@@ -60,10 +65,10 @@ impl Gateway {
     }
 }
 
-async fn watch(socket: &Path, given: &Mutex<Given>) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+async fn watch(name: &str, socket: &Path, given: &Mutex<Given>) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let mut client = ConfigClient::new(dial(socket.to_owned()).await?);
     let (requests, receiver) = mpsc::channel(16);
-    let hello = Hello { gateway: "edge-1".to_owned(), version: "test".to_owned(), ..Hello::default() };
+    let hello = Hello { gateway: name.to_owned(), version: "test".to_owned(), ..Hello::default() };
     requests.send(WatchRequest { message: Some(Message::Hello(hello)) }).await?;
     let mut responses = client.watch(ReceiverStream::new(receiver)).await?.into_inner();
     while let Some(response) = responses.message().await? {

@@ -15,6 +15,7 @@ use crate::user::{User, reached};
 pub struct Installation {
     /// None: nobody forwards for it yet.
     gateway: Option<Gateway>,
+    gateway_name: String,
     socket: PathBuf,
     shutdown: CancellationToken,
     running: Running,
@@ -40,11 +41,11 @@ impl Installation {
         let mut settings = settings(user, socket.clone());
         change(&mut settings);
         let running = Controller::start(settings, shutdown.clone()).await.unwrap();
-        Self { gateway: None, socket, shutdown, running }
+        Self { gateway: None, gateway_name: user.gateway.clone(), socket, shutdown, running }
     }
 
     pub fn connect_gateway(&mut self) {
-        self.gateway = Some(Gateway::start(&self.socket));
+        self.gateway = Some(Gateway::start_as(&self.gateway_name, &self.socket));
     }
 
     /// What the gateway was given.

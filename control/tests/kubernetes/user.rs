@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use control::crd::AddressPool;
+use control::crd::{AddressPool, EdgeGateway};
 use control::kubernetes::{Cluster, connect};
 use k8s_openapi::api::core::v1::{ConfigMap, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -27,6 +27,8 @@ pub struct User {
     pub kubeconfig: PathBuf,
     pub link: Link,
     pub namespace: String,
+    /// What the gateway of this user's installation is called.
+    pub gateway: String,
     /// Pools that this user made.
     pools: Mutex<Vec<String>>,
     directory: tempfile::TempDir,
@@ -37,17 +39,17 @@ impl User {
         let file = tempfile::NamedTempFile::new().unwrap();
         server.write_kubeconfig(file.path());
         server.create(Kind::Namespace, json!({"metadata": {"name": "a"}}));
-        Self::of_cluster(file.path(), "a").await
+        Self { gateway: "edge-1".to_owned(), ..Self::of_cluster(file.path(), "a").await }
     }
 
-    /// In a namespace that there is.
+    /// In a namespace that there is. What lies in none has names that no other user has.
     pub async fn of_cluster(kubeconfig: &Path, namespace: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let cluster = connect(Some(kubeconfig)).await.unwrap();
         let over_link = directory.path().join("kubeconfig");
         let link = Link::write_kubeconfig(kubeconfig, &over_link, namespace).await;
-        let (namespace, pools) = (namespace.to_owned(), Mutex::default());
-        Self { cluster, kubeconfig: over_link, link, namespace, pools, directory }
+        let (namespace, gateway, pools) = (namespace.to_owned(), format!("{namespace}-edge"), Mutex::default());
+        Self { cluster, kubeconfig: over_link, link, namespace, gateway, pools, directory }
     }
 
     /// Where sockets and files of this user go.
@@ -211,13 +213,16 @@ impl User {
         }
     }
 
-    /// Removes what lies in no namespace.
+    /// Removes what lies in no namespace, once no controller of ours runs any more.
     pub async fn clean_up(&self) {
         let pools = std::mem::take(&mut *self.pools.lock().unwrap());
         for name in pools {
             // A scenario may have deleted it.
             self.all_pools().delete(&name, &DeleteParams::default()).await.ok();
         }
+        let gateways = Api::<EdgeGateway>::all(self.cluster.client.clone());
+        // Where no scenario had a gateway that its controller showed, there is none.
+        gateways.delete(&self.gateway, &DeleteParams::default()).await.ok();
     }
 
     fn services(&self) -> Api<Service> {
