@@ -309,6 +309,37 @@ pub(crate) mod tests {
         }
     }
 
+    /// kube-proxy's rule as its reference words it, without any of its optimisations.
+    fn naive(endpoints: &[EndpointSpec], zone: &str) -> BTreeSet<IpAddr> {
+        let addresses = |wanted: &dyn Fn(&EndpointSpec) -> bool| -> BTreeSet<IpAddr> {
+            endpoints.iter().filter(|e| wanted(e)).map(|e| e.address).collect()
+        };
+        let ready: Vec<_> = endpoints.iter().filter(|e| e.ready).collect();
+        let names_zone = |e: &EndpointSpec| e.zones.iter().any(|hint| **hint == *zone);
+        let by_zone = !ready.is_empty() && ready.iter().all(|e| !e.zones.is_empty()) && ready.iter().any(|e| names_zone(e));
+        let cluster = addresses(&|e| e.ready && (!by_zone || names_zone(e)));
+        if cluster.is_empty() { addresses(&|e| e.serving && e.terminating) } else { cluster }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn a_gateway_in_any_zone_uses_what_kube_proxy_would(
+            list in proptest::collection::vec(("r?s?t?", "(a|b|a,b)?"), 0..6),
+            zone in "a|b|c",
+        ) {
+            let one = |(last, (conditions, zones)): (u8, &(String, String))| hinted(&format!("{last}{conditions} {zones}"));
+            let endpoints: Vec<EndpointSpec> = (1..).zip(&list).map(one).collect();
+            let slice = slice(&[("http", Protocol::Tcp, 8080)], &endpoints);
+            let settings = settings();
+            let fenced = Fenced::of(&settings);
+            let Selection { backends, zones, .. } = select([slice].iter(), &port(), Family::V4, &fenced.fence(&settings, &[]));
+            let near = zones.iter().find(|hint| hint.zone == zone);
+            let used = (0..).zip(&backends).filter(|(place, _)| near.is_none_or(|hint| hint.backends.contains(place)));
+            let used: BTreeSet<IpAddr> = used.map(|(_, backend)| backend.address.ip()).collect();
+            proptest::prop_assert_eq!(used, naive(&endpoints, &zone));
+        }
+    }
+
     #[test]
     fn a_zone_all_of_whose_endpoints_may_not_be_reached_uses_those_of_the_others() {
         let fenced = EndpointSpec { address: [127, 0, 0, 1].into(), ..hinted("1rs a") };

@@ -8,6 +8,7 @@ mod clusters;
 mod lives;
 mod moving;
 mod ownership;
+mod services;
 
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
@@ -45,6 +46,13 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("a Service that another controller gave its address is taken over with it", |user| {
         Box::pin(moving::an_address_of_another_controller_is_kept(user))
     }),
+    ("the endpoints of a deleted EndpointSlice count for two seconds more", |user| {
+        Box::pin(services::a_deleted_slice_counts_on(user))
+    }),
+    ("externalIPs are served where they are allowed", |user| {
+        Box::pin(services::external_ips_are_served_where_they_are_allowed(user))
+    }),
+    ("one port number is served on three protocols", |user| Box::pin(services::one_number_on_three_protocols(user))),
     ("a controller that starts anew renumbers nobody", |user| Box::pin(addresses::a_new_controller_renumbers_nobody(user))),
     ("a Service gets the address that it asks for", |user| Box::pin(addresses::an_address_is_asked_for(user))),
     ("of two that ask for one address the older one has it", |user| Box::pin(addresses::the_older_claim_wins(user))),
