@@ -12,7 +12,7 @@ use std::time::Duration;
 use proto::limits::{LEADER_METADATA, MESSAGE_BYTES_MAX, SERVICES_MAX};
 use proto::v1::config_server::{Config, ConfigServer};
 use proto::v1::{self, Hello, WatchRequest, WatchResponse, watch_request};
-use proto::{Generation, v1::FILE_DESCRIPTOR_SET};
+use proto::{Generation, parts, v1::FILE_DESCRIPTOR_SET};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -148,7 +148,15 @@ impl ConfigService {
                     // What was sent lately is remembered unless the gateway slept through thousands of changes.
                     let changes = sent.as_ref().and_then(|have| newest.since(have));
                     let first_or_full = || if sent.is_none() { newest.answer(&hello) } else { proto::convert::full(&newest.state) };
-                    permit.send(Ok(changes.unwrap_or_else(first_or_full)));
+                    let whole = changes.unwrap_or_else(first_or_full);
+                    let mut parts = if hello.parts { parts::split(whole, parts::PART_BYTES) } else { vec![whole] }.into_iter();
+                    if let Some(first) = parts.next() {
+                        permit.send(Ok(first));
+                    }
+                    tokio::select! {
+                        now = left(&mut self.leadership, &leads_since) => return Err(not_leading(&now)),
+                        is_taken = send(messages, parts) => if !is_taken { return Ok(()) },
+                    }
                     sent = Some(newest.state.generation.clone());
                 }
                 changed = self.states.changed(), if !has_news => {
@@ -157,6 +165,16 @@ impl ConfigService {
             }
         }
     }
+}
+
+/// Sends the rest of a change; false when nobody takes it any more.
+async fn send(messages: &mpsc::Sender<Result<WatchResponse, Status>>, parts: impl Iterator<Item = WatchResponse>) -> bool {
+    for part in parts {
+        if messages.send(Ok(part)).await.is_err() {
+            return false;
+        }
+    }
+    true
 }
 
 /// Waits until this controller leads no more, or leads in another epoch. With manifests that is never.

@@ -14,6 +14,8 @@ mod state;
 #[cfg(feature = "grpc")]
 pub mod convert;
 #[cfg(feature = "grpc")]
+pub mod parts;
+#[cfg(feature = "grpc")]
 pub mod v1;
 
 pub use address::{AddressRange, AddressRangeError, Family, ParseProtocolError, Protocol, endpoint};

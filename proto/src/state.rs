@@ -59,6 +59,9 @@ pub enum Origin {
     /// An earlier run left it on disk. Pod addresses may belong to somebody else by now, so a backend of target
     /// `endpoint` must pass one probe before it is used (CONTROL section 2).
     Disk,
+    /// The same, and nobody knew it to be current for longer than key `maxStateAge`: whoever answers at an address of a pod is
+    /// somebody else's. Only targets `node` are used (CONTROL section 7).
+    OldDisk,
 }
 
 /// The state that a gateway goes by.

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use control::dial::{ControllerUrl, DialError, chain, dial};
 use control::settings::CertificateFiles;
+use proto::parts::{Joining, TooManyParts};
 use proto::v1::config_client::ConfigClient;
 use proto::v1::watch_request::Message;
 use proto::{Generation, Known, limits, v1};
@@ -66,6 +67,8 @@ enum StreamError {
     Closed(ControllerUrl),
     #[error(transparent)]
     Received(#[from] ReceivedError),
+    #[error(transparent)]
+    Parts(#[from] TooManyParts),
 }
 
 impl StreamError {
@@ -128,7 +131,8 @@ async fn follow(
     let group = group.or_else(|| settings.group.clone()).unwrap_or_default();
     let (acknowledge, acknowledged) = watch::channel(None);
     let reserved = settings.reserved.iter().copied().map(proto::convert::address_bytes).collect();
-    let hello = Message::Hello(v1::Hello { group, reserved, ..received.hello(&settings.gateway, &settings.version) });
+    let hello = v1::Hello { group, reserved, parts: true, ..received.hello(&settings.gateway, &settings.version) };
+    let hello = Message::Hello(hello);
     let later = WatchStream::new(acknowledged).filter_map(|g: Option<Generation>| g).map(|g| Message::Acknowledge((&g).into()));
     let (reports, reported) = mpsc::channel(1);
     // Ends with the stream that takes its reports.
@@ -143,14 +147,19 @@ async fn follow(
         Err(status) => return refused(status),
     };
     let mut reached = channels.facts.reached.clone();
-    let mut epoch = None;
+    let (mut epoch, mut joining) = (None, Joining::default());
     loop {
         tokio::select! {
             message = stream.message() => {
-                let known = match message {
-                    Ok(Some(message)) => received.apply(message),
+                let message = match message {
+                    Ok(Some(message)) => joining.add(message),
                     Ok(None) => return StreamError::Closed(url.clone()),
                     Err(status) => return refused(status),
+                };
+                let known = match message {
+                    Ok(Some(whole)) => received.apply(whole),
+                    Ok(None) => continue,
+                    Err(error) => return error.into(),
                 };
                 let known = match known {
                     Ok(known) => known,
@@ -177,6 +186,9 @@ fn said(status: &tonic::Status) -> String {
     let cause = std::error::Error::source(status).map(chain).unwrap_or_default();
     if cause.is_empty() { status.message().to_owned() } else { format!("{}: {cause}", status.message()) }
 }
+
+#[cfg(test)]
+mod redirected;
 
 #[cfg(test)]
 mod tests {

@@ -56,18 +56,6 @@ pub enum LoadError {
         /// Where it is now.
         moved: PathBuf,
     },
-    /// It is older than may be used: endpoint addresses may belong to others by now.
-    #[error(
-        "{path} was last current {age_s} s ago, `maxStateAge` is {max_age_s} s; its backends may be others' now, starting empty"
-    )]
-    TooOld {
-        /// The file.
-        path: PathBuf,
-        /// Its age, seconds.
-        age_s: u64,
-        /// The limit, seconds.
-        max_age_s: u64,
-    },
 }
 
 /// How a file is broken.
@@ -98,13 +86,13 @@ impl StateFile {
         self.dir.join(name)
     }
 
-    /// The state, if there is one that was current within `max_age` before `now`. One from the future is of unknown age:
+    /// The state, if there is one, and whether it was current within `max_age` before `now`. One from the future is of unknown age:
     /// a clock that was set back must not cost all services, and endpoints are not used before they pass a probe. Its generation is empty when another
     /// version of the program wrote it: that one may have left out what this one can read, so all is asked for again.
     ///
     /// # Errors
     /// When there is a file, and it cannot be used.
-    pub fn load(&self, now: SystemTime, max_age: Duration) -> Result<Option<State>, LoadError> {
+    pub fn load(&self, now: SystemTime, max_age: Duration) -> Result<Option<Known>, LoadError> {
         let path = self.path("state");
         let bytes = match fs::read(&path) {
             Ok(bytes) => bytes,
@@ -119,14 +107,19 @@ impl StateFile {
                 return Err(LoadError::Broken { path, what, moved });
             }
         };
+        let known = |origin| Ok(Some(Known { state: Arc::new(state), origin }));
         match now.duration_since(saved_at) {
             Err(ahead) => {
                 let ahead_s = ahead.duration().as_secs();
                 tracing::warn!(path = %path.display(), ahead_s, "the state on disk is dated in the future: its age is unknown, check the clock");
-                Ok(Some(state))
+                known(Origin::Disk)
             }
-            Ok(age) if age > max_age => Err(LoadError::TooOld { path, age_s: age.as_secs(), max_age_s: max_age.as_secs() }),
-            Ok(_) => Ok(Some(state)),
+            Ok(age) if age > max_age => {
+                let (age_s, max_age_s) = (age.as_secs(), max_age.as_secs());
+                tracing::warn!(path = %path.display(), age_s, max_age_s, "the state on disk is older than `maxStateAge`: only nodes are used of it");
+                known(Origin::OldDisk)
+            }
+            Ok(_) => known(Origin::Disk),
         }
     }
 
@@ -134,9 +127,11 @@ impl StateFile {
     #[must_use]
     pub fn known_at_start(&self, now: SystemTime, max_age: Duration) -> Option<Known> {
         match self.load(now, max_age) {
-            Ok(state) => state.map(|state| {
-                tracing::info!(services = state.services.len(), "starting from the state on disk until a controller is there");
-                Known { state: Arc::new(state), origin: Origin::Disk }
+            Ok(known) => known.inspect(|known| {
+                tracing::info!(
+                    services = known.state.services.len(),
+                    "starting from the state on disk until a controller is there"
+                );
             }),
             Err(error) => {
                 tracing::error!(%error, "not starting from the state on disk");
@@ -242,7 +237,7 @@ mod tests {
     fn what_was_saved_is_loaded_and_only_the_owner_may_read_it() {
         let (_dir, file, state, now) = saved();
         file.save(&state, now).unwrap();
-        assert_eq!(file.load(now + DAY, DAY).unwrap(), Some(state));
+        assert_eq!(file.load(now + DAY, DAY).unwrap(), Some(Known { state: Arc::new(state), origin: Origin::Disk }));
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&file.path("state")), mode(&file.dir)), (0o600, 0o700));
         assert!(!file.path("state.new").exists());
@@ -271,18 +266,18 @@ mod tests {
     }
 
     #[test]
-    fn an_old_file_is_not_used_and_one_from_the_future_is() {
+    fn an_old_file_is_told_from_a_newer_one_and_one_from_the_future_is_used() {
         let (_dir, file, state, now) = saved();
-        let error = file.load(now + DAY + Duration::from_secs(1), DAY).unwrap_err();
-        assert!(matches!(error, LoadError::TooOld { age_s: 86_401, max_age_s: 86_400, .. }));
-        assert_eq!(file.load(now - 3 * DAY, DAY).unwrap(), Some(state));
+        let known = |origin| Some(Known { state: Arc::new(state.clone()), origin });
+        assert_eq!(file.load(now + DAY + Duration::from_secs(1), DAY).unwrap(), known(Origin::OldDisk));
+        assert_eq!(file.load(now - 3 * DAY, DAY).unwrap(), known(Origin::Disk));
     }
 
     #[test]
     fn a_write_that_was_killed_halfway_leaves_the_old_state() {
         let (_dir, file, state, now) = saved();
         fs::write(file.path("state.new"), b"half").unwrap();
-        assert_eq!(file.load(now, DAY).unwrap().as_ref(), Some(&state));
+        assert_eq!(*file.load(now, DAY).unwrap().unwrap().state, state);
         file.save(&state, now).unwrap();
     }
 
@@ -315,7 +310,7 @@ mod tests {
             }
             tokio::task::yield_now().await;
         };
-        assert_eq!(loaded, at(2));
+        assert_eq!(*loaded.state, at(2));
         drop(sender);
         task.await.unwrap().unwrap();
     }

@@ -2,7 +2,8 @@
 //!
 //! Invariant: of a state from disk, a backend of target `endpoint` counts only once its probes passed. Until then it is
 //! left out entirely, so that not even "all failing, use all" reaches an address that may be another tenant's by now.
-//! One that nothing probes (UDP without a health check port, probe `none`) waits for the controller.
+//! One that nothing probes (UDP without a health check port, probe `none`) waits for the controller, and so does every one of a state that
+//! is too old: a probe cannot tell that another tenant answers.
 
 use std::sync::Arc;
 
@@ -27,7 +28,7 @@ pub fn usable(known: &Known, health: &Health) -> Arc<State> {
                     .into_iter()
                     .any(|service| health.proven.contains(&Subject { service, protocol, address }))
             };
-            port.backends.retain(|backend| is_proven(backend.address));
+            port.backends.retain(|backend| known.origin == Origin::Disk && is_proven(backend.address));
         }
         if limited != **service {
             state.services.insert(limited.name.clone(), Arc::new(limited));
@@ -57,6 +58,7 @@ mod tests {
         let health = Health { failing: HashSet::new(), proven: proven.into() };
         let from = |origin| usable(&Known { state: Arc::clone(&held), origin }, &health);
         assert!(Arc::ptr_eq(&from(Origin::Controller), &held));
+        assert!(from(Origin::OldDisk).services[&ServiceName::new("default", "web")].ports[0].backends.is_empty());
         let left = &from(Origin::Disk).services[&ServiceName::new("default", "web")].ports[0].backends;
         assert_eq!(left.iter().map(|b| b.address.to_string()).collect::<Vec<_>>(), ["10.0.0.2:80", "10.0.0.3:80"]);
     }
@@ -66,7 +68,9 @@ mod tests {
         let mut to_node = Service::clone(&service("web", &["10.0.0.1:30080"]));
         to_node.target = Target::Node;
         let held = Arc::new(state("e", 1, &[Arc::new(to_node)]));
-        let known = Known { state: Arc::clone(&held), origin: Origin::Disk };
-        assert_eq!(usable(&known, &Health::default()), held);
+        for origin in [Origin::Disk, Origin::OldDisk] {
+            let known = Known { state: Arc::clone(&held), origin };
+            assert_eq!(usable(&known, &Health::default()), held);
+        }
     }
 }

@@ -59,7 +59,7 @@ impl HealthTracker {
 
     /// Follows exactly `targets` from now on. A target that was followed keeps its health.
     pub fn follow(&mut self, mut targets: Targets, origin: Origin) {
-        self.from_disk = origin == Origin::Disk;
+        self.from_disk = origin != Origin::Controller;
         self.targets.retain(|target, followed| match targets.remove(target) {
             Some(check) => {
                 followed.check = check;

@@ -94,3 +94,31 @@ fn a_key_is_never_printed() {
     let material = Authority::new().issue(&["sluice://east/controller"]);
     assert_eq!(format!("{material:?}"), "Material(tls.crt)");
 }
+
+/// The page's own commands. Skipped where there is no openssl.
+#[test]
+fn the_documented_commands_make_certificates_that_are_taken() {
+    if std::process::Command::new("openssl").arg("version").output().is_err() {
+        println!("skipped: there is no openssl");
+        return;
+    }
+    let page = include_str!("../../../docs/operations.md");
+    let commands = page.split("```sh\n").find(|block| block.starts_with("openssl req -x509")).unwrap();
+    let commands = commands.split("```").next().unwrap();
+    let (authority, each) = commands.split_once("name=controller").unwrap();
+    let (_, each) = each.split_once('\n').unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let script = format!("{authority}\nfor name in controller edge-1; do\n{each}\ndone\n");
+    let output = std::process::Command::new("sh").args(["-ec", &script]).current_dir(dir.path()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let read = |name: &str| std::fs::read(dir.path().join(name)).unwrap();
+    let material = |name: &str| Material {
+        from: name.to_owned(),
+        ca: read("ca.crt"),
+        certificate: read(&format!("{name}.crt")),
+        key: read(&format!("{name}.key")),
+    };
+    server_config(&material("controller"), "east").unwrap();
+    let (_, group) = client_config(&material("edge-1"), "edge-1").unwrap();
+    assert_eq!(group, "east");
+}

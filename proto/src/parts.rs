@@ -1,0 +1,131 @@
+//! A change that is too large for one message goes as several, which the gateway applies as one.
+//!
+//! Invariant: what is joined is what was split, whole or not at all.
+
+use std::mem::take;
+
+use prost::Message as _;
+
+use crate::v1::WatchResponse;
+
+/// Bytes of Services in one message: a quarter of [`crate::limits::MESSAGE_BYTES_MAX`]. The largest Service there can be, 100 ports of
+/// 6,553 backends at 45 bytes, is 30 MB and goes alone; removed names, 65,536 at 320 bytes, are 21 MB and go with the first.
+pub const PART_BYTES: usize = 16 * 1024 * 1024;
+/// Parts of one change: 64 of 16 MiB are a gigabyte, ten million backends.
+pub const PARTS_MAX: usize = 64;
+
+/// There is no end to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the controller sent one change in more than {PARTS_MAX} messages")]
+pub struct TooManyParts;
+
+/// A change as messages of about `part_bytes` of Services each; at least one.
+#[must_use]
+pub fn split(mut whole: WatchResponse, part_bytes: usize) -> Vec<WatchResponse> {
+    let (mut parts, mut bytes) = (Vec::new(), 0);
+    let mut services = Vec::new();
+    for service in take(&mut whole.services) {
+        let size = service.encoded_len();
+        if bytes + size > part_bytes && !services.is_empty() {
+            let (services, removed) = (take(&mut services), take(&mut whole.removed));
+            let generation = whole.generation.clone();
+            parts.push(WatchResponse { generation, full: whole.full, services, removed, more: true, ..WatchResponse::default() });
+            // Of the parts together: said once.
+            (whole.full, bytes) = (false, 0);
+        }
+        bytes += size;
+        services.push(service);
+    }
+    parts.push(WatchResponse { services, ..whole });
+    parts
+}
+
+/// The parts of a change that came so far.
+#[derive(Clone, Debug, Default)]
+pub struct Joining {
+    so_far: Option<WatchResponse>,
+    parts: usize,
+}
+
+impl Joining {
+    /// Takes a message; the whole change when it is the last part, or the only one.
+    ///
+    /// # Errors
+    /// When there are more than [`PARTS_MAX`].
+    pub fn add(&mut self, mut message: WatchResponse) -> Result<Option<WatchResponse>, TooManyParts> {
+        let is_last = !take(&mut message.more);
+        self.parts += 1;
+        if self.parts > PARTS_MAX {
+            return Err(TooManyParts);
+        }
+        if let Some(before) = self.so_far.take() {
+            let (mut services, mut removed) = (before.services, before.removed);
+            services.append(&mut message.services);
+            removed.append(&mut message.removed);
+            message = WatchResponse { full: before.full || message.full, services, removed, ..message };
+        }
+        if is_last {
+            self.parts = 0;
+            return Ok(Some(message));
+        }
+        self.so_far = Some(message);
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::v1::{Generation, Pool, Service};
+
+    fn whole(services: usize) -> WatchResponse {
+        let service = |n| Service { namespace: "shop".to_owned(), name: format!("{n:0100}"), ..Service::default() };
+        WatchResponse {
+            generation: Some(Generation { epoch: "e".to_owned(), counter: 7 }),
+            full: true,
+            services: (0..services).map(service).collect(),
+            removed: vec!["shop/gone".to_owned()],
+            pools: vec![Pool::default()],
+            ..WatchResponse::default()
+        }
+    }
+
+    #[test]
+    fn what_is_split_is_joined_again_and_only_at_the_last_part() {
+        for (services, part_bytes, expected) in [(0, 1000, 1), (9, 1000, 1), (10, 1000, 2), (100, 1000, 12), (3, 1, 3)] {
+            let parts = split(whole(services), part_bytes);
+            assert_eq!(parts.len(), expected, "{services} services");
+            let mut joining = Joining::default();
+            // A joining is good for more than one change.
+            for _ in 0..2 {
+                let (last, before) = parts.split_last().unwrap();
+                for part in before {
+                    assert_eq!(joining.add(part.clone()), Ok(None));
+                }
+                assert_eq!(joining.add(last.clone()), Ok(Some(whole(services))));
+            }
+        }
+    }
+
+    #[test]
+    fn a_change_without_end_is_refused() {
+        let mut joining = Joining::default();
+        let part = WatchResponse { more: true, ..WatchResponse::default() };
+        let results: Vec<_> = (0..=PARTS_MAX).map(|_| joining.add(part.clone())).collect();
+        assert!(results[..PARTS_MAX].iter().all(|result| *result == Ok(None)));
+        assert_eq!(results[PARTS_MAX], Err(TooManyParts));
+    }
+
+    /// What a later version sends: fields that this one does not know, in a message and in what it holds.
+    #[test]
+    fn fields_of_a_later_version_are_ignored() {
+        // Field 1000, a varint; field 1001, a text.
+        let unknown = [0xc0, 0x3e, 0x07, 0xca, 0x3e, 0x02, b'h', b'i'];
+        let service = Service { namespace: "shop".to_owned(), name: "web".to_owned(), ..Service::default() };
+        let inner = [service.encode_to_vec(), unknown.to_vec()].concat();
+        let length = u8::try_from(inner.len()).unwrap();
+        let bytes = [&[0x1a, length][..], &inner, &unknown].concat();
+        let read = WatchResponse::decode(&bytes[..]).unwrap();
+        assert_eq!(read, WatchResponse { services: vec![service], ..WatchResponse::default() });
+    }
+}

@@ -1,0 +1,84 @@
+//! Two controllers over TCP, of which the configured one does not lead.
+
+use std::path::Path;
+
+use control::gateways::Gateways;
+use control::incoming::{CertificateSource, Listeners, ServerTls};
+use control::lease::{Leader, Leadership};
+use control::publish::Published;
+use control::server::{ConfigService, serve};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, SanType};
+use tokio::net::TcpListener;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use super::super::received::tests::{service, state};
+use super::super::served::Served;
+use super::*;
+
+const LONG: Duration = Duration::from_secs(20);
+
+/// Certificates of one authority for each of these names, as `NAME.crt` and `NAME.key` beside `ca.crt`.
+fn issue(dir: &Path, names: &[&str]) {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().unwrap();
+    std::fs::write(dir.join("ca.crt"), params.self_signed(&key).unwrap().pem()).unwrap();
+    let authority = Issuer::new(params, key);
+    for name in names {
+        let (mut params, key) = (CertificateParams::default(), KeyPair::generate().unwrap());
+        params.subject_alt_names = vec![SanType::URI(format!("sluice://east/{name}").try_into().unwrap())];
+        std::fs::write(dir.join(format!("{name}.crt")), params.signed_by(&key, &authority).unwrap().pem()).unwrap();
+        std::fs::write(dir.join(format!("{name}.key")), key.serialize_pem()).unwrap();
+    }
+}
+
+fn files(dir: &Path, name: &str) -> CertificateFiles {
+    let file = |name: String| dir.join(name);
+    CertificateFiles { ca: file("ca.crt".to_owned()), cert: file(format!("{name}.crt")), key: file(format!("{name}.key")) }
+}
+
+/// A controller, and where it is. Its state is of epoch `e`.
+async fn controller(dir: &Path, leadership: Leadership, stop: &CancellationToken) -> ControllerUrl {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = ControllerUrl::Https { host: "127.0.0.1".to_owned(), port: listener.local_addr().unwrap().port() };
+    let services = state("", 0, &[service("web", &["10.0.0.1:80"])]).services;
+    let (states, states_in) = watch::channel(Some(std::sync::Arc::new(Published::first("e".to_owned(), services, Vec::new()))));
+    let service = ConfigService {
+        states: states_in,
+        gateways: watch::channel(Gateways::default()).0,
+        leadership: watch::channel(leadership).1,
+        group: "east".to_owned(),
+        shutdown: stop.clone(),
+    };
+    let tls = ServerTls::new(CertificateSource::Files(files(dir, "controller")), "east");
+    tokio::spawn(async move {
+        let _states = states;
+        serve(Listeners { unix: None, tcp: Some((listener, std::sync::Arc::new(tls))) }, service).await
+    });
+    url
+}
+
+#[tokio::test]
+async fn a_gateway_that_dials_a_follower_goes_on_to_the_leader() {
+    let (dir, stop) = (tempfile::tempdir().unwrap(), CancellationToken::new());
+    issue(dir.path(), &["controller", "edge-1"]);
+    let leads = controller(dir.path(), Leadership::Leading { epoch: "e".to_owned() }, &stop).await;
+    let leader = Leader { identity: "b".to_owned(), address: Some(leads.to_string()) };
+    let follows = controller(dir.path(), Leadership::Following(Some(leader)), &stop).await;
+    let settings = ClientSettings {
+        urls: vec![follows],
+        certificates: Some(files(dir.path(), "edge-1")),
+        group: None,
+        gateway: "edge-1".to_owned(),
+        version: "0.1.0".to_owned(),
+        reserved: Vec::new(),
+    };
+    let (known, mut known_in) = watch::channel(None);
+    let facts = Facts { served: watch::channel(Served::default()).1, reached: watch::channel(None).1 };
+    let client = tokio::spawn(run(settings, ClientChannels { known, connected: watch::Sender::new(false), facts }));
+    let is_there = |known: &Option<Known>| known.as_ref().is_some_and(|known| known.state.services.len() == 1);
+    timeout(LONG, known_in.wait_for(is_there)).await.unwrap().unwrap();
+    client.abort();
+    stop.cancel();
+}
