@@ -144,7 +144,7 @@ fn state_of(settings: &Settings, dir: &Path) -> Result<State, ReplayError> {
     world.apply(Change::SlicesReplaced(objects.slices.into_values().collect()));
     world.apply(Change::NodesReplaced(objects.nodes.into_values().collect()));
     world.apply(Change::NamespacesReplaced(Vec::new()));
-    world.apply(Change::PoolsReplaced(Vec::new()));
+    world.apply(Change::PoolsReplaced(objects.pools.into_values().collect()));
     // The time only matters to a plan that follows another.
     let plan = plan(&world, controller, &mut Memory::default(), Instant::now());
     for note in plan.notes {

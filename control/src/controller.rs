@@ -20,10 +20,11 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::addresses::PoolUse;
 use crate::gateways::Gateways;
 use crate::gathering::{CHANGES_WAITING_MAX, gather};
 use crate::incoming::{CertificateSource, Listeners, ServerTls};
-use crate::kubernetes::{self, Cluster, EventWriter, FollowedSecret, StatusWriter};
+use crate::kubernetes::{self, Cluster, EventWriter, FollowedSecret, PoolsTold, StatusWriter};
 use crate::lease::{Candidate, Leadership};
 use crate::manifests::{self, StatusFiles};
 use crate::note::{Note, Subject};
@@ -82,6 +83,8 @@ pub struct Running {
     pub gateways: watch::Receiver<Gateways>,
     /// What owners of objects were told lately.
     pub notebook: Arc<Notebook>,
+    /// Every pool in figures.
+    pub pools: watch::Receiver<PoolsTold>,
     _socket: Option<TakenAway>,
     tasks: JoinSet<Result<(), ControllerError>>,
     shutdown: CancellationToken,
@@ -115,7 +118,8 @@ impl Controller {
             Origin::Manifests { .. } => Notebook::default(),
             Origin::Kubernetes(_) => Notebook::with_events(Arc::new(EventWriter::new(&kubernetes::instance()))),
         });
-        let work = Work { settings, states, gateways: gateways_seen.clone(), desk, notebook: Arc::clone(&notebook) };
+        let (pools, pools_seen) = watch::channel(PoolsTold::default());
+        let work = Work { settings, states, gateways: gateways_seen.clone(), desk, notebook: Arc::clone(&notebook), pools };
         match origin {
             Origin::Manifests { dir, files, adopted } => {
                 let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis().to_string();
@@ -154,7 +158,15 @@ impl Controller {
                 });
             }
         }
-        Ok(Running { states: states_seen, gateways: gateways_seen, notebook, _socket: socket, tasks, shutdown })
+        Ok(Running {
+            states: states_seen,
+            gateways: gateways_seen,
+            notebook,
+            pools: pools_seen,
+            _socket: socket,
+            tasks,
+            shutdown,
+        })
     }
 }
 
@@ -195,6 +207,7 @@ struct Work {
     gateways: watch::Receiver<Gateways>,
     desk: Desk,
     notebook: Arc<Notebook>,
+    pools: watch::Sender<PoolsTold>,
 }
 
 type Steps = JoinSet<Result<(), ControllerError>>;
@@ -215,7 +228,8 @@ impl Work {
             Ok(())
         });
         let (settings, states, notebook) = (self.settings.clone(), self.states.clone(), Arc::clone(&self.notebook));
-        let planning = Planning { settings, epoch, states, gateways: self.gateways.clone(), statuses, notebook };
+        let planning =
+            Planning { settings, epoch, states, gateways: self.gateways.clone(), statuses, notebook, pools: self.pools.clone() };
         steps.spawn(async move {
             planning.run(changes).await;
             Ok(())
@@ -237,7 +251,7 @@ async fn lead(
         if let Leadership::Leading { epoch } = &now {
             let writer = Arc::new(StatusWriter::default());
             let changes = work.start(&mut steps, epoch.clone(), StatusSink::Kubernetes(Arc::clone(&writer)));
-            let (cluster, notebook) = (Arc::clone(cluster), Arc::clone(&work.notebook));
+            let (cluster, notebook, pools) = (Arc::clone(cluster), Arc::clone(&work.notebook), work.pools.subscribe());
             let (group, gateways, states) = (work.settings.group.clone(), work.gateways.clone(), work.states.subscribe());
             steps.spawn(async move {
                 let fleet = kubernetes::show_gateways(&cluster, &group, gateways, states);
@@ -246,7 +260,8 @@ async fn lead(
                         events.run(&cluster).await;
                     }
                 };
-                tokio::join!(kubernetes::follow(&cluster, changes), writer.run(&cluster), events, fleet);
+                let pools = kubernetes::write_pools(&cluster, pools);
+                tokio::join!(kubernetes::follow(&cluster, changes), writer.run(&cluster), pools, events, fleet);
                 Ok(())
             });
         }
@@ -260,6 +275,7 @@ async fn lead(
         // Nothing is written any more once this is over.
         steps.shutdown().await;
         work.states.send_replace(None);
+        work.pools.send_replace(PoolsTold::default());
         if ended {
             return Ok(());
         }
@@ -336,6 +352,7 @@ struct Planning {
     gateways: watch::Receiver<Gateways>,
     statuses: watch::Sender<Option<Arc<Statuses>>>,
     notebook: Arc<Notebook>,
+    pools: watch::Sender<PoolsTold>,
 }
 
 impl Planning {
@@ -378,6 +395,7 @@ impl Planning {
         let plan = plan(world, &self.settings, memory, Instant::now().into_std());
         plan.notes.iter().for_each(|note| self.notebook.tell(note, uid(world, note).as_deref()));
         world.forget_departed(&plan.done_with_departed);
+        self.tell_of_pools(world, &plan.pools_status);
         let before = self.states.borrow().clone();
         let next = match &before {
             None => Some(Published::first(self.epoch.clone(), plan.services, plan.pools)),
@@ -399,6 +417,20 @@ impl Planning {
         });
         self.statuses.send_replace(Some(Arc::new(statuses)));
         plan.again_at.map(Instant::from_std)
+    }
+}
+
+impl Planning {
+    /// The objects are looked at only when anything of them or of the figures has changed.
+    fn tell_of_pools(&self, world: &World, uses: &Arc<Vec<PoolUse>>) {
+        self.pools.send_if_modified(|told| {
+            let revision = world.pools_revision();
+            let is_other = told.revision != revision || (!Arc::ptr_eq(&told.uses, uses) && told.uses != *uses);
+            if is_other {
+                *told = PoolsTold { uses: Arc::clone(uses), revision, objects: Arc::new(world.pools().clone()) };
+            }
+            is_other
+        });
     }
 }
 

@@ -33,6 +33,7 @@ pub enum AnnounceKind {
     kind = "AddressPool",
     plural = "addresspools",
     status = "AddressPoolStatus",
+    derive = "PartialEq",
     printcolumn = r#"{"name": "ADDRESSES", "type": "string", "jsonPath": ".spec.addresses"}"#,
     printcolumn = r#"{"name": "TOTAL", "type": "string", "jsonPath": ".status.total"}"#,
     printcolumn = r#"{"name": "USED", "type": "string", "jsonPath": ".status.used"}"#,

@@ -49,7 +49,7 @@ fn services(name: &str) -> BTreeMap<ServiceName, Service> {
     world.apply(Change::SlicesReplaced(objects.slices.into_values().collect()));
     world.apply(Change::NodesReplaced(objects.nodes.into_values().collect()));
     world.apply(Change::NamespacesReplaced(Vec::new()));
-    world.apply(Change::PoolsReplaced(Vec::new()));
+    world.apply(Change::PoolsReplaced(objects.pools.into_values().collect()));
     let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
     assert!(plan.notes.is_empty(), "{:?}", plan.notes);
     let served: Vec<_> = plan.services.iter().map(|(name, service)| (name.clone(), Service::clone(service))).collect();

@@ -9,6 +9,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use proto::ServiceName;
 
 use super::documents::{Document, Object, documents};
+use crate::crd::AddressPool;
 
 /// Largest manifest read: 65,536 Services at 1 KB. A larger file is no manifest.
 const FILE_BYTES_MAX: u64 = 64 * 1024 * 1024;
@@ -38,6 +39,8 @@ pub struct Objects {
     pub slices: BTreeMap<ServiceName, EndpointSlice>,
     /// By name.
     pub nodes: BTreeMap<String, Node>,
+    /// By name.
+    pub pools: BTreeMap<String, AddressPool>,
 }
 
 impl Directory {
@@ -109,6 +112,7 @@ impl Directory {
                     Object::Service(_) => "Service",
                     Object::Slice(_) => "EndpointSlice",
                     Object::Node(_) => "Node",
+                    Object::Pool(_) => "AddressPool",
                 };
                 if let Some(owner) = owners.get(&(kind, name.clone())) {
                     notes.push(format!(
@@ -121,6 +125,7 @@ impl Directory {
                     Object::Service(service) => drop(objects.services.insert(name.clone(), (**service).clone())),
                     Object::Slice(slice) => drop(objects.slices.insert(name.clone(), (**slice).clone())),
                     Object::Node(node) => drop(objects.nodes.insert(name.name.clone(), (**node).clone())),
+                    Object::Pool(pool) => drop(objects.pools.insert(name.name.clone(), (**pool).clone())),
                 }
             }
         }

@@ -7,6 +7,8 @@ use proto::ServiceName;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::crd::AddressPool;
+
 /// Kubernetes' limit for names.
 const NAME_MAX: usize = 253;
 
@@ -19,6 +21,8 @@ pub enum Object {
     Slice(Box<EndpointSlice>),
     /// A Node, whose status is the author's to say: there is no kubelet.
     Node(Box<Node>),
+    /// An `AddressPool`.
+    Pool(Box<AddressPool>),
 }
 
 /// One document: an object, or why it is none, and what its author should know.
@@ -109,11 +113,11 @@ fn document(number: usize, part: &Part) -> Result<Option<Document>, DocumentErro
             Some((name, Object::Slice(Box::new(slice))))
         }
         ("sluice.dev/v1beta1", "AddressPool") => {
-            notes.push(
-                "AddressPool manifests are not read in this version; write the addresses under `pools` of the configuration"
-                    .to_owned(),
-            );
-            None
+            let mut pool: AddressPool = typed(number, part, &mut notes)?;
+            let name = name(&pool.metadata).map_err(error)?;
+            pool.metadata = ObjectMeta { namespace: None, ..own(&pool.metadata) };
+            pool.status = None;
+            Some((name, Object::Pool(Box::new(pool))))
         }
         ("v1", "Node") => {
             let mut node: Node = typed(number, part, &mut notes)?;
@@ -126,7 +130,7 @@ fn document(number: usize, part: &Part) -> Result<Option<Document>, DocumentErro
         }
         (version, kind) => {
             notes.push(format!(
-                "{kind} of {version} has no effect; Service and Node (v1) and EndpointSlice (discovery.k8s.io/v1) are read"
+                "{kind} of {version} has no effect; Service and Node (v1), EndpointSlice (discovery.k8s.io/v1) and AddressPool (sluice.dev/v1beta1) are read"
             ));
             None
         }
@@ -260,12 +264,15 @@ mod tests {
 
     #[test]
     fn other_kinds_have_no_effect_and_say_so() {
-        let pool = "apiVersion: sluice.dev/v1beta1\nkind: AddressPool\nmetadata: {name: a}\n";
         let deployment = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\n";
-        for (text, word) in [(pool, "AddressPool"), (deployment, "Deployment")] {
-            let read = documents(text).unwrap();
-            assert!(read[0].object.is_none() && read[0].notes[0].contains(word));
-        }
+        let read = documents(deployment).unwrap();
+        assert!(read[0].object.is_none() && read[0].notes[0].contains("Deployment"));
+        let pool = "apiVersion: sluice.dev/v1beta1\nkind: AddressPool\nmetadata: {name: a}\nspec: {addresses: [192.0.2.1], avoidBuggyIPs: true}\n";
+        let read = documents(pool).unwrap().remove(0);
+        assert!(read.notes.is_empty(), "{:?}", read.notes);
+        assert!(
+            matches!(read.object, Some((_, Object::Pool(pool))) if pool.spec.avoid_buggy_ips && pool.metadata.namespace.is_none())
+        );
         let node =
             "apiVersion: v1\nkind: Node\nmetadata: {name: a}\nstatus: {addresses: [{type: InternalIP, address: 10.0.1.1}]}\n";
         let read = documents(node).unwrap().remove(0);

@@ -140,7 +140,7 @@ async fn tell(
     changes.send(Change::SlicesReplaced(objects.slices.into_values().collect())).await?;
     // Nobody writes namespaces into a directory; those of the Services are known by their names.
     changes.send(Change::NamespacesReplaced(Vec::new())).await?;
-    changes.send(Change::PoolsReplaced(Vec::new())).await?;
+    changes.send(Change::PoolsReplaced(objects.pools.into_values().collect())).await?;
     changes.send(Change::NodesReplaced(objects.nodes.into_values().collect())).await
 }
 

@@ -55,6 +55,9 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("one port number is served on three protocols", |user| Box::pin(services::one_number_on_three_protocols(user))),
     ("a controller that starts anew renumbers nobody", |user| Box::pin(addresses::a_new_controller_renumbers_nobody(user))),
     ("a Service gets the address that it asks for", |user| Box::pin(addresses::an_address_is_asked_for(user))),
+    ("an AddressPool gives its addresses and says how many are left, and deleting it withdraws nothing", |user| {
+        Box::pin(addresses::a_pool_gives_and_tells(user))
+    }),
     ("of two that ask for one address the older one has it", |user| Box::pin(addresses::the_older_claim_wins(user))),
     ("a Service that finds its pool exhausted is told so, and served once there is room", |user| {
         Box::pin(addresses::an_exhausted_pool_grows(user))

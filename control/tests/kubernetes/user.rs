@@ -189,6 +189,11 @@ impl User {
         self.all_pools().patch(name, &PatchParams::default(), &patch).await.unwrap();
     }
 
+    /// The status of an `AddressPool`.
+    pub async fn pool_status(&self, name: &str) -> Value {
+        serde_json::to_value(self.all_pools().get_status(name).await.unwrap().status).unwrap()
+    }
+
     pub async fn delete_pool(&self, name: &str) {
         self.all_pools().delete(name, &DeleteParams::default()).await.unwrap();
     }

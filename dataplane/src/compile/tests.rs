@@ -146,6 +146,25 @@ fn a_frontend_sends_new_flows_to_all_its_backends() {
 }
 
 #[test]
+fn two_services_share_a_vip_and_it_stays_when_one_of_them_goes() {
+    let mut desk = Desk::new();
+    desk.put(service("web", "192.0.2.100", &TWO));
+    desk.put(service("tls", "192.0.2.100", &["10.0.0.13:8443"]));
+    desk.change("tls", |service| service.ports[0].port = 443);
+    let both = desk.compile();
+    assert_eq!(addresses(&chosen(&both, "192.0.2.100", 80)), TWO);
+    assert_eq!(addresses(&chosen(&both, "192.0.2.100", 443)), ["10.0.0.13:8443"]);
+    assert_eq!(both.problems(), Vec::<String>::new());
+    desk.state.services.remove(&ServiceName::new("default", "web"));
+    let one = desk.compile();
+    assert!(chosen(&one, "192.0.2.100", 80).is_empty());
+    assert_eq!(addresses(&chosen(&one, "192.0.2.100", 443)), ["10.0.0.13:8443"]);
+    assert_eq!(one.place(v4("192.0.2.100")), Place::Vip);
+    // It is no new one either: nothing is announced again.
+    assert_eq!(one.announced(), both.announced());
+}
+
+#[test]
 fn node_ports_are_served_on_their_addresses_and_vips_of_ipv6_in_their_family() {
     let mut desk = Desk::new();
     desk.put(service("web", "192.0.2.100", &TWO));

@@ -1,6 +1,6 @@
 //! Which address a Service has, and keeps.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::installation::Installation;
 use crate::user::{User, reached};
@@ -73,6 +73,36 @@ pub async fn a_pool_edit_renumbers_nobody(user: &User) {
     let outside = ("True".to_owned(), "OutsidePools".to_owned());
     reached("it is said that its pool is gone", reason, |found| *found == outside).await;
     assert_eq!(user.address_comes("web").await, before);
+}
+
+/// As `used of total`, and the condition `Conflict`.
+fn figures(status: &Value) -> String {
+    let conflict = status["conditions"].as_array().into_iter().flatten().find(|one| one["type"] == "Conflict");
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let conflict = conflict.map(|one| text(&one["status"])).unwrap_or_default();
+    format!("{} of {}, {conflict}", text(&status["used"]), text(&status["total"]))
+}
+
+pub async fn a_pool_gives_and_tells(user: &User) {
+    let installation = Installation::start(user).await;
+    let pool = user.add_pool("edge", &["203.0.113.0/30"], &json!({"autoAssign": false})).await;
+    let says = async |name: &str, wanted: &str| {
+        reached("the pool's status", async || user.pool_status(name).await, |status| figures(status) == wanted).await
+    };
+    says(&pool, "0 of 4, False").await;
+    user.add("web", &json!({"metadata": {"annotations": {"sluice.dev/address-pool": pool}}})).await;
+    assert_eq!(user.address_comes("web").await, "203.0.113.0");
+    let status = says(&pool, "1 of 4, False").await;
+    assert_eq!(status["available"], "3");
+    user.wait_for_a_later_second("web").await;
+    let younger = user.add_pool("younger", &["203.0.113.3-203.0.113.9"], &json!({})).await;
+    let status = says(&younger, "0 of 0, True").await;
+    let message = status["conditions"][0]["message"].as_str().unwrap();
+    assert!(message.contains(&format!("of pool {pool}")) && message.contains(&younger), "{message}");
+    user.delete_pool(&pool).await;
+    says(&younger, "0 of 7, False").await;
+    assert_eq!(user.address_comes("web").await, "203.0.113.0");
+    installation.serves(user, "web", 1).await;
 }
 
 pub async fn an_address_is_shared(user: &User) {

@@ -1,0 +1,171 @@
+//! Writes `addresspools/status`: what became of each pool, for whoever wrote it.
+//!
+//! **Invariant.** A status is written only when it says something else than the object does, one pool after another and
+//! all of them at most once a second: with every Service that comes or goes some figure changes. Deliberately not here:
+//! the figures (`addresses`).
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::jiff::Timestamp;
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use proto::limits::FIELD_MANAGER;
+use serde_json::json;
+use tokio::sync::watch;
+
+use super::{Cluster, Outage, Trouble};
+use crate::addresses::PoolUse;
+use crate::crd::{AddressPool, AddressPoolStatus};
+
+/// Between two writes: as for Services, 20 a second.
+const PACE: Duration = Duration::from_millis(50);
+/// Between two looks at all pools.
+const ROUND: Duration = Duration::from_secs(1);
+
+/// Every pool in figures, and the objects of those that are objects.
+#[derive(Clone, Debug, Default)]
+pub struct PoolsTold {
+    /// The figures.
+    pub uses: Arc<Vec<PoolUse>>,
+    /// Grows when what any of the objects says changes.
+    pub revision: u64,
+    /// The objects, by name.
+    pub objects: Arc<BTreeMap<String, AddressPool>>,
+}
+
+/// What an object is known to say: its uid, and its status as last read or written.
+type Known = HashMap<String, (Option<String>, AddressPoolStatus)>;
+
+/// Writes what is told for as long as it is polled and `told` has a sender.
+pub async fn write_pools(cluster: &Cluster, mut told: watch::Receiver<PoolsTold>) {
+    let api = Api::<AddressPool>::all(cluster.client.clone());
+    let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+    let mut trouble = Trouble::new("patch addresspools/status", &cluster.server);
+    let mut known = Known::new();
+    loop {
+        let now = told.borrow_and_update().clone();
+        known.retain(|name, (uid, _)| now.objects.get(name).is_some_and(|pool| pool.metadata.uid == *uid));
+        let mut waits = None;
+        for (name, status) in due(&now, &mut known, Timestamp::now()) {
+            let body =
+                json!({"metadata": {"uid": now.objects.get(&name).and_then(|pool| pool.metadata.uid.clone())}, "status": status});
+            let outage = match api.patch_status(&name, &params, &Patch::Merge(body)).await {
+                // It was accepted; that the answer cannot be decoded is the reader's trouble.
+                Ok(_) | Err(kube::Error::SerdeError(_)) => None,
+                // Gone, replaced by another, or never accepted: to be decided again when it changes.
+                Err(kube::Error::Api(answer)) if matches!(answer.code, 400 | 404 | 409 | 422) => None,
+                Err(kube::Error::Api(answer)) => Some(answer.as_ref().into()),
+                Err(error) => Some(Outage::from(&error)),
+            };
+            if let Some(outage) = outage {
+                waits = Some(trouble.met(outage, Instant::now()));
+                break;
+            }
+            trouble.over();
+            if let Some((_, kept)) = known.get_mut(&name) {
+                *kept = status;
+            }
+            tokio::time::sleep(PACE).await;
+        }
+        match waits {
+            Some(wait) => tokio::time::sleep(wait).await,
+            None if told.changed().await.is_err() => return,
+            None => tokio::time::sleep(ROUND).await,
+        }
+    }
+}
+
+/// The statuses that differ from what is known of their objects.
+fn due(told: &PoolsTold, known: &mut Known, now: Timestamp) -> Vec<(String, AddressPoolStatus)> {
+    let mut due = Vec::new();
+    for one in told.uses.iter().filter(|one| one.is_object) {
+        let Some(object) = told.objects.get(&one.name) else { continue };
+        let of_object = || (object.metadata.uid.clone(), object.status.clone().unwrap_or_default());
+        let (_, before) = known.entry(one.name.clone()).or_insert_with(of_object);
+        let status = status(one, object.metadata.generation, before, now);
+        if status != *before {
+            due.push((one.name.clone(), status));
+        }
+    }
+    due
+}
+
+fn status(one: &PoolUse, generation: Option<i64>, before: &AddressPoolStatus, now: Timestamp) -> AddressPoolStatus {
+    let condition = |type_: &str, is_true: bool, reason: &str, message: String| {
+        let status = if is_true { "True" } else { "False" };
+        let same = before.conditions.iter().find(|old| old.type_ == type_ && old.status == status);
+        Condition {
+            type_: type_.to_owned(),
+            status: status.to_owned(),
+            reason: reason.to_owned(),
+            message,
+            last_transition_time: same.map_or(Time(now), |old| old.last_transition_time.clone()),
+            observed_generation: generation,
+        }
+    };
+    let conflict = match &one.conflict {
+        Some(why) => condition("Conflict", true, "Conflict", format!("the pool is not used: {why}")),
+        None => condition("Conflict", false, "Used", String::new()),
+    };
+    let exhausted = match one.is_exhausted() {
+        true => condition("Exhausted", true, "NoneLeft", "no address is left; add addresses or remove Services".to_owned()),
+        false => condition("Exhausted", false, "SomeLeft", String::new()),
+    };
+    AddressPoolStatus {
+        total: Some(one.total.to_string()),
+        used: Some(one.used.to_string()),
+        available: Some(one.available.to_string()),
+        conditions: vec![conflict, exhausted],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(available: u128, conflict: Option<&str>) -> PoolsTold {
+        let one = PoolUse {
+            name: "edge".to_owned(),
+            is_object: true,
+            total: 1 << 64,
+            available,
+            conflict: conflict.map(str::to_owned),
+            ..PoolUse::default()
+        };
+        let of_file = PoolUse { name: "default".to_owned(), ..PoolUse::default() };
+        let object: AddressPool = serde_json::from_value(json!({"apiVersion": "sluice.dev/v1beta1", "kind": "AddressPool",
+            "metadata": {"name": "edge", "uid": "u", "generation": 3}, "spec": {"addresses": ["2001:db8::/64"]}}))
+        .unwrap();
+        PoolsTold { uses: Arc::new(vec![of_file, one]), revision: 1, objects: Arc::new([("edge".to_owned(), object)].into()) }
+    }
+
+    #[test]
+    fn a_status_is_due_when_it_says_something_else_and_keeps_the_time_of_what_stays() {
+        let (mut known, early, late) = (Known::new(), Timestamp::from_second(1).unwrap(), Timestamp::from_second(2).unwrap());
+        let first = due(&told(5, None), &mut known, early);
+        assert_eq!(first.len(), 1, "only objects have a status: {first:?}");
+        let (name, written) = first[0].clone();
+        assert_eq!(written.total.as_deref(), Some("18446744073709551616"));
+        let of = |status: &AddressPoolStatus| -> Vec<_> {
+            let told = |one: &Condition| (one.type_.clone(), one.status.clone(), one.last_transition_time.0.as_second());
+            status.conditions.iter().map(told).collect()
+        };
+        let expect = |conflict: (&str, i64), exhausted: (&str, i64)| {
+            vec![
+                ("Conflict".to_owned(), conflict.0.to_owned(), conflict.1),
+                ("Exhausted".to_owned(), exhausted.0.to_owned(), exhausted.1),
+            ]
+        };
+        assert_eq!(of(&written), expect(("False", 1), ("False", 1)));
+        known.insert(name, (Some("u".to_owned()), written));
+        assert_eq!(due(&told(5, None), &mut known, late), []);
+        let later = due(&told(0, None), &mut known, late);
+        assert_eq!(of(&later[0].1), expect(("False", 1), ("True", 2)));
+        let clashing = due(&told(0, Some("it overlaps")), &mut known, late);
+        assert_eq!(of(&clashing[0].1), expect(("True", 2), ("False", 1)));
+        assert!(clashing[0].1.conditions[0].message.contains("it overlaps"));
+    }
+}
