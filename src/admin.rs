@@ -102,13 +102,13 @@ pub async fn serve(path: PathBuf, sources: Sources, stop: impl Future<Output = (
 impl Admin for Sources {
     async fn list_services(&self, _: Request<v1::ListServicesRequest>) -> Result<Response<v1::ListServicesResponse>, Status> {
         let services = self.served.borrow().services.clone();
-        Ok(Response::new(v1::ListServicesResponse { services: services.iter().map(|s| tables::service(s)).collect() }))
+        Ok(Response::new(v1::ListServicesResponse { services: services.values().map(|s| tables::service(s)).collect() }))
     }
 
     async fn list_backends(&self, _: Request<v1::ListBackendsRequest>) -> Result<Response<v1::ListBackendsResponse>, Status> {
         let services = self.served.borrow().services.clone();
         Ok(Response::new(v1::ListBackendsResponse {
-            backends: services.iter().flat_map(|s| tables::backends(s, &self.workers)).collect(),
+            backends: services.values().flat_map(|s| tables::backends(s, &self.workers)).collect(),
         }))
     }
 
@@ -179,7 +179,11 @@ pub(crate) mod tests {
         Sources {
             gateway: "edge-1".to_owned(),
             version: "0.1.0".to_owned(),
-            served: watch::channel(Served { ready: true, services: vec![Arc::new(web())] }).1,
+            served: watch::channel(Served {
+                ready: true,
+                services: dataplane::snapshot::Views::unit(Arc::clone(&web().name), Arc::new(web())),
+            })
+            .1,
             reached,
             connected: watch::channel(true).1,
             tasks: Tasks::default(),

@@ -1,7 +1,7 @@
 //! State, network and health become the snapshot that workers forward by.
 //!
 //! **Invariant:** what a flow may hold keeps its meaning: a backend keeps its slot until its drain is over, a target for
-//! two minutes more, a next hop while anything names it. A service that did not change is not looked into: its tables
+//! two minutes more, a next hop while anything names it. A service that did not change is not looked at: its tables
 //! are shared with the snapshot before. Deliberately not here: when to compile (the agent's matter), and packets.
 
 mod fronts;
@@ -17,10 +17,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use proto::{Generation, Mode, Pool, ProbeTags, Service, ServiceName, State};
+use imbl::ordmap::DiffItem;
+use proto::{Generation, Mode, Pool, ProbeTags, ServiceName, Services, State};
 
 use crate::hash::TableHash;
-use crate::snapshot::{FamilyTables, FrontendKey, Snapshot, Tunnels};
+use crate::snapshot::{FamilyTables, FrontendKey, Pieces, Snapshot, Tunnels, Views};
 use crate::{Address, Config, Health, Network, PortIndex, VlanLink, WorkerCounters};
 use network::{News, Ways};
 use places::Answers;
@@ -52,8 +53,12 @@ pub struct Compiler {
     by_address: ByAddress,
     conflicts: Vec<String>,
     failing_open: Vec<String>,
-    /// When the grace of a table that was replaced is over next.
-    grace_due_ns: Option<u64>,
+    /// When the grace of a table that was replaced is over, of each service that has one.
+    graces: BTreeSet<(u64, Arc<ServiceName>)>,
+    /// What was compiled last.
+    state: Services,
+    /// Whether it was compiled to its end.
+    is_whole: bool,
     last: Snapshot,
 }
 
@@ -74,20 +79,20 @@ impl Compiler {
             ports,
             v4: FamilyTables::new(places::places(&config, &network, &[], &[]), snat.v4.clone()),
             v6: FamilyTables::new(places::places(&config, &network, &[], &[]), snat.v6.clone()),
-            frontends: Vec::new(),
+            frontends: Pieces::default(),
             affinity: None,
             backends: crate::snapshot::BackendTable::default(),
             routes: ways.share(),
             tunnels: tunnels.clone(),
             probe_tags: Arc::default(),
-            services: Vec::new(),
+            services: Views::new(),
             vlans: snat.vlans.clone(),
             announced: answers.update(&config, &[], &[], &network, 1),
             routed: Arc::default(),
             managed: Arc::default(),
             shortest_idle_timeout: None,
-            refused: Vec::new(),
-            problems: Vec::new(),
+            refused: Arc::default(),
+            problems: Arc::default(),
         };
         Self {
             snat,
@@ -109,7 +114,9 @@ impl Compiler {
             vlans: Vec::new(),
             conflicts: Vec::new(),
             failing_open: Vec::new(),
-            grace_due_ns: None,
+            graces: BTreeSet::new(),
+            state: Services::new(),
+            is_whole: true,
         }
     }
 
@@ -132,7 +139,8 @@ impl Compiler {
         self.backends.expire(now_ns);
         let vlans_changed = self.follow_vlans(network);
         let all = self.follow_network(network, health, vlans_changed, now_ns);
-        let listens_changed = self.follow_services(state, health, all, now_ns);
+        let turn = self.follow_services(state, health, all, now_ns);
+        let listens_changed = turn.listens;
         if listens_changed {
             self.index_frontends();
         }
@@ -145,7 +153,9 @@ impl Compiler {
             self.moves.clone_from(&network.moves);
             self.update_places(network);
         }
-        self.update_steering(now_ns);
+        if turn.dnat || self.by_address.is_due(listens_changed, now_ns) {
+            self.update_steering(now_ns);
+        }
         let last = &mut self.last;
         last.generation = state.generation.clone();
         last.ready = true;
@@ -165,7 +175,8 @@ impl Compiler {
     /// When the next snapshot is due although nothing changes: a drain is over then, or the grace of a table.
     #[must_use]
     pub fn next_due_ns(&self) -> Option<u64> {
-        self.backends.due_ns().into_iter().chain(self.grace_due_ns).min()
+        let grace_due_ns = self.graces.first().map(|(due_ns, _)| *due_ns);
+        self.backends.due_ns().into_iter().chain(grace_due_ns).min()
     }
 
     /// VLAN devices. True when any came, went or changed.
@@ -222,17 +233,19 @@ impl Compiler {
         }
     }
 
-    /// Looks into the services that changed. True when any listens elsewhere than before.
-    fn follow_services(&mut self, state: &State, health: &Health, all: bool, now_ns: u64) -> bool {
-        let changed: Vec<TargetKey> = self.failing.symmetric_difference(&health.failing).copied().collect();
-        if !changed.is_empty() {
-            self.failing.clone_from(&health.failing);
+    /// Looks into the services that changed. What else there is is not looked at, for the names of 10,000 services alone are
+    /// more than a cache holds.
+    fn follow_services(&mut self, state: &State, health: &Health, all: bool, now_ns: u64) -> Turn {
+        // Not so when the last compilation was given up: then nothing of what it left is relied on.
+        let is_whole = std::mem::replace(&mut self.is_whole, false);
+        if !is_whole {
+            self.graces.clear();
         }
-        let failed_before = (self.failing_for != health.failing_for).then(|| self.failing_for.clone());
-        if failed_before.is_some() {
-            self.failing_for.clone_from(&health.failing_for);
-        }
-        let (mut listens_changed, gone_dnat) = self.follow_names(state, now_ns);
+        let (changed, mut turn) = self.follow_names(state, now_ns);
+        turn.listens |= !is_whole;
+        let changed = if all || !is_whole { self.services.keys().cloned().collect() } else { changed };
+        let changed = self.affected_by(health, changed);
+        let changed = self.over(changed, now_ns);
         let mut around = Surroundings {
             affinity: self.last.affinity.clone(),
             ways: &mut self.ways,
@@ -244,61 +257,101 @@ impl Compiler {
             grace: self.config.flows.table_grace,
             now_ns,
         };
-        self.grace_due_ns = None;
-        let mut dnat_changed = gone_dnat;
-        self.last.services.clear();
-        self.last.frontends.clear();
-        self.last.refused.clear();
-        self.failing_open.clear();
-        let mut shortest_idle_timeout = None;
-        for ((name, service), served) in state.services.iter().zip(self.services.values_mut()) {
-            let affected_alone = || failed_before.as_ref().is_some_and(|old| old.get(name) != health.failing_for.get(name));
-            let affected = || changed.iter().any(|key| served.backends.contains_key(key)) || affected_alone();
-            let over = served.grace_due_ns.is_some_and(|due_ns| due_ns <= now_ns);
-            if served.is_new || all || over || is_other(&served.source, service) || affected() {
-                dnat_changed |= served.is_dnat() || service.mode == Mode::Dnat;
-                listens_changed |= served.compile(service, &mut self.backends, &mut around);
-            } else if !Arc::ptr_eq(&served.source, service) {
-                // Equal, and the next look will see so without comparing.
-                served.source = service.clone();
-            }
-            shortest_idle_timeout = [shortest_idle_timeout, served.idle_timeout].into_iter().flatten().min();
-            self.grace_due_ns = [self.grace_due_ns, served.grace_due_ns].into_iter().flatten().min();
-            self.last.services.push(served.view.clone());
-            self.last.frontends.extend(served.ports.iter().map(|port| port.frontend.clone()));
-            self.failing_open.extend_from_slice(&served.failing_open);
-            self.last.refused.extend(served.refusal.clone().map(|refusal| (name.clone(), refusal)));
+        for name in &changed {
+            let Some((service, served)) = state.services.get(name).zip(self.services.get_mut(name)) else { continue };
+            let (before, grace_before) = (served.standing(), served.grace_due_ns);
+            turn.dnat |= served.is_dnat() || service.mode == Mode::Dnat;
+            turn.listens |= served.compile(service, &mut self.backends, &mut around);
+            turn.standing |= before != served.standing();
+            grace_before.map(|due_ns| self.graces.remove(&(due_ns, served.name.clone())));
+            self.graces.extend(served.grace_due_ns.map(|due_ns| (due_ns, served.name.clone())));
+            self.last.services.insert(served.name.clone(), served.view.clone());
         }
         self.last.affinity = around.affinity;
-        self.last.shortest_idle_timeout = shortest_idle_timeout.map(Into::into);
-        if dnat_changed {
+        self.place_frontends(&changed, turn.listens);
+        if turn.standing || turn.listens {
+            self.sum_up();
+        }
+        if turn.dnat {
             (self.last.v4.fronts, self.last.v6.fronts) = fronts::fronts(self.services.values());
         }
-        listens_changed
+        self.state = state.services.clone();
+        self.is_whole = true;
+        turn
     }
 
-    /// Makes room for the services that came, and ends those that went: as a rule none did. What did not change is not looked
-    /// into, for the names of 10,000 services alone are more than a cache holds. True when any went, and when one of
-    /// mode `dnat` did.
-    fn follow_names(&mut self, state: &State, now_ns: u64) -> (bool, bool) {
-        let same = |((old, served), (name, service)): ((&ServiceName, &Served), (&ServiceName, &Arc<Service>))| {
-            Arc::ptr_eq(&served.source, service) || old == name
-        };
-        if self.services.len() == state.services.len() && self.services.iter().zip(&state.services).all(same) {
-            return (false, false);
-        }
-        let gone: Vec<ServiceName> = self.services.keys().filter(|name| !state.services.contains_key(*name)).cloned().collect();
-        let mut any_dnat = false;
-        for served in gone.iter().filter_map(|name| self.services.remove(name)) {
-            any_dnat |= served.is_dnat();
-            served.end(&mut self.backends, now_ns);
-        }
-        for (name, service) in &state.services {
-            if !self.services.contains_key(name) {
-                self.services.insert(name.clone(), Served::new(service));
+    /// Makes room for the services that came, and ends those that went. Returns those that came or are others now.
+    fn follow_names(&mut self, state: &State, now_ns: u64) -> (BTreeSet<ServiceName>, Turn) {
+        let (mut changed, mut turn) = (BTreeSet::new(), Turn::default());
+        for item in self.state.diff(&state.services) {
+            match item {
+                DiffItem::Add(name, service) => {
+                    changed.insert(name.clone());
+                    turn.listens = true;
+                    self.services.entry(name.clone()).or_insert_with(|| Served::new(service));
+                }
+                DiffItem::Update { new: (name, _), .. } => _ = changed.insert(name.clone()),
+                DiffItem::Remove(name, _) => {
+                    turn.listens = true;
+                    let Some(served) = self.services.remove(name) else { continue };
+                    turn.dnat |= served.is_dnat();
+                    served.end(&mut self.backends, now_ns);
+                    served.grace_due_ns.map(|due_ns| self.graces.remove(&(due_ns, served.name.clone())));
+                    self.last.services.remove(name);
+                }
             }
         }
-        (!gone.is_empty(), any_dnat)
+        (changed, turn)
+    }
+
+    /// Adds the services that have backends of which the probes say something else than before.
+    fn affected_by(&mut self, health: &Health, mut changed: BTreeSet<ServiceName>) -> BTreeSet<ServiceName> {
+        let turned: Vec<TargetKey> = self.failing.symmetric_difference(&health.failing).copied().collect();
+        if !turned.is_empty() {
+            self.failing.clone_from(&health.failing);
+            let is_affected = |served: &&Served| turned.iter().any(|key| served.backends.contains_key(key));
+            changed.extend(self.services.values().filter(is_affected).map(|served| ServiceName::clone(&served.name)));
+        }
+        if self.failing_for != health.failing_for {
+            let before = std::mem::replace(&mut self.failing_for, health.failing_for.clone());
+            let names = before.keys().chain(health.failing_for.keys());
+            changed.extend(names.filter(|name| before.get(*name) != health.failing_for.get(*name)).cloned());
+        }
+        changed
+    }
+
+    /// Adds the services of which the grace of a table is over.
+    fn over(&self, mut changed: BTreeSet<ServiceName>, now_ns: u64) -> BTreeSet<ServiceName> {
+        let over = self.graces.iter().take_while(|(due_ns, _)| *due_ns <= now_ns);
+        changed.extend(over.map(|(_, name)| ServiceName::clone(name)));
+        changed
+    }
+
+    /// Gives each frontend its place: all anew when any listens elsewhere, for then there may be more or fewer.
+    fn place_frontends(&mut self, changed: &BTreeSet<ServiceName>, listens_changed: bool) {
+        if listens_changed {
+            let mut all = Vec::new();
+            for served in self.services.values_mut() {
+                served.first_frontend = all.len();
+                all.extend(served.ports.iter().map(|port| port.frontend.clone()));
+            }
+            self.last.frontends = Pieces::new(&all);
+            return;
+        }
+        for served in changed.iter().filter_map(|name| self.services.get(name)) {
+            for (position, port) in (served.first_frontend..).zip(&served.ports) {
+                self.last.frontends.set(position, port.frontend.clone());
+            }
+        }
+    }
+
+    /// What of services stands in the snapshot once more, for all of them.
+    fn sum_up(&mut self) {
+        let refused = self.services.iter().filter_map(|(name, served)| Some((name.clone(), served.refusal.clone()?)));
+        self.last.refused = refused.collect();
+        self.failing_open = self.services.values().flat_map(|served| &served.failing_open).cloned().collect();
+        let shortest = self.services.values().filter_map(|served| served.idle_timeout).min();
+        self.last.shortest_idle_timeout = shortest.map(Into::into);
     }
 
     /// Addresses, protocols and ports to positions in `frontends`. Of two services at one place the first by name has it.
@@ -350,9 +403,15 @@ impl Compiler {
     }
 }
 
-/// Whether a service is another one than before. Mostly it is the very same.
-fn is_other(before: &Arc<Service>, now: &Arc<Service>) -> bool {
-    !Arc::ptr_eq(before, now) && before != now
+/// What following the services changed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Turn {
+    /// Where any listens, or which there are.
+    listens: bool,
+    /// Anything of mode `dnat`.
+    dnat: bool,
+    /// What is summed up over all services.
+    standing: bool,
 }
 
 fn claim<A: Address>(

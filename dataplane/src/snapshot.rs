@@ -8,12 +8,14 @@
 mod backends;
 mod family;
 mod frontend;
+mod pieces;
 mod routes;
 mod tunnels;
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use imbl::OrdMap;
 use proto::{Generation, ProbeTags, Refusal, ServiceName};
 
 pub(crate) use backends::BackendTable;
@@ -22,6 +24,7 @@ pub use family::{FamilyTables, Front, Place};
 pub(crate) use family::{FrontendKey, Places};
 pub(crate) use frontend::{Affinity, Policy, Previous};
 pub use frontend::{BackendView, Frontend, PortView, ServiceView};
+pub(crate) use pieces::Pieces;
 pub use routes::{Exit, NextHop, RouteTo};
 pub(crate) use routes::{GROUP_TABLE, Group, NextHopKey, Routes, Way};
 pub use tunnels::Ends;
@@ -33,6 +36,10 @@ use crate::snat::SnatAddress;
 use crate::tick::{Tick, Ticks};
 use crate::{Address, Link, PortConfig, PortIndex};
 
+/// Services as commands show them, by name. A copy costs nothing, and what differs between two of them is found without
+/// looking at the rest.
+pub type Views = OrdMap<Arc<ServiceName>, Arc<ServiceView>>;
+
 /// All tables, of one moment.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
@@ -42,21 +49,21 @@ pub struct Snapshot {
     pub(crate) ports: Arc<[PortConfig]>,
     pub(crate) v4: FamilyTables<u32>,
     pub(crate) v6: FamilyTables<u128>,
-    pub(crate) frontends: Vec<Arc<Frontend>>,
+    pub(crate) frontends: Pieces<Arc<Frontend>>,
     /// What clients of services with affinity keep; from the first such service on.
     pub(crate) affinity: Option<Arc<AffinityTable>>,
     pub(crate) backends: BackendTable,
     pub(crate) routes: Arc<Routes>,
     pub(crate) tunnels: Arc<Tunnels>,
     pub(crate) probe_tags: Arc<ProbeTags>,
-    pub(crate) services: Vec<Arc<ServiceView>>,
+    pub(crate) services: Views,
     pub(crate) vlans: Arc<[Link]>,
     pub(crate) announced: Arc<[(Link, IpAddr, u64)]>,
     pub(crate) routed: Arc<[IpAddr]>,
     pub(crate) managed: Arc<[(Link, IpAddr)]>,
     pub(crate) shortest_idle_timeout: Option<Ticks>,
-    pub(crate) refused: Vec<(ServiceName, Refusal)>,
-    pub(crate) problems: Vec<String>,
+    pub(crate) refused: Arc<[(ServiceName, Refusal)]>,
+    pub(crate) problems: Arc<[String]>,
 }
 
 impl Snapshot {
@@ -240,7 +247,7 @@ impl Snapshot {
 
     /// The services, by name.
     #[must_use]
-    pub fn services(&self) -> &[Arc<ServiceView>] {
+    pub const fn services(&self) -> &Views {
         &self.services
     }
 

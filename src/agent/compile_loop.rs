@@ -74,20 +74,21 @@ pub async fn run(tables: Arc<Mutex<Tables>>, mut inputs: Inputs, outputs: Output
     let clock = inputs.clock;
     let mut due = true;
     let mut awaited = VecDeque::new();
-    let mut problems = Vec::new();
+    let (mut problems, mut engine) = (Vec::new(), None);
     loop {
         tokio::select! {
-            is_open = inputs.changed() => {
-                if !is_open {
-                    return Ok(());
-                }
+            changed = inputs.changed() => {
+                let Some(is_of_probes) = changed else { return Ok(()) };
                 due = true;
+                if is_of_probes {
+                    engine = None;
+                }
             }
             () = until(tables.compiler.next_due_ns(), clock), if !due => due = true,
             _ = step.tick(), if due || !awaited.is_empty() => {
                 if due && awaited.len() < AWAITED_MAX {
                     due = false;
-                    if let Some(snapshot) = inputs.compile(&mut tables.compiler) {
+                    if let Some(snapshot) = inputs.compile(&mut tables.compiler, &mut engine) {
                         say(&snapshot, &mut problems);
                         outputs.tell(&snapshot);
                         let generation = snapshot.generation().clone();
@@ -97,6 +98,7 @@ pub async fn run(tables: Arc<Mutex<Tables>>, mut inputs: Inputs, outputs: Output
                 tables.publisher.advance();
                 let reached = awaited.iter().take_while(|(sequence, _)| tables.publisher.reached(*sequence)).count();
                 if let Some((_, generation)) = awaited.drain(..reached).next_back() {
+                    tracing::debug!(%generation, "every worker forwards by it");
                     outputs.reached.send_if_modified(|last| last.as_ref() != Some(&generation) && { *last = Some(generation); true });
                     tables.publisher.advance();
                 }
@@ -106,24 +108,31 @@ pub async fn run(tables: Arc<Mutex<Tables>>, mut inputs: Inputs, outputs: Output
 }
 
 impl Inputs {
-    /// False when one is gone.
-    async fn changed(&mut self) -> bool {
-        tokio::select! {
-            changed = self.known.changed() => changed.is_ok(),
-            changed = self.network.changed() => changed.is_ok(),
-            changed = self.health.changed() => changed.is_ok(),
-            changed = self.tags.changed() => changed.is_ok(),
-        }
+    /// Whether it was one that comes from the probes. None when one is gone.
+    async fn changed(&mut self) -> Option<bool> {
+        let (changed, is_of_probes) = tokio::select! {
+            changed = self.known.changed() => (changed, false),
+            changed = self.network.changed() => (changed, false),
+            changed = self.health.changed() => (changed, true),
+            changed = self.tags.changed() => (changed, true),
+        };
+        changed.is_ok().then_some(is_of_probes)
     }
 
-    /// None while there is no state.
-    fn compile(&mut self, compiler: &mut Compiler) -> Option<Snapshot> {
+    /// None while there is no state. `engine`: what the probes say, in the engine's terms; none where that may have changed.
+    fn compile(&mut self, compiler: &mut Compiler, engine: &mut Option<Health>) -> Option<Snapshot> {
         let known = self.known.borrow_and_update().clone()?;
-        let health = self.health.borrow_and_update().clone();
-        compiler.probe_by(self.tags.borrow_and_update().clone());
+        if self.health.has_changed().unwrap_or(true) || self.tags.has_changed().unwrap_or(true) {
+            *engine = None;
+        }
+        let health = self.health.borrow_and_update();
+        if engine.is_none() {
+            compiler.probe_by(self.tags.borrow_and_update().clone());
+        }
+        let engine = engine.get_or_insert_with(|| engine_health(&health));
         let network = self.network.borrow_and_update();
         let state = usable(&known, &health);
-        Some(compiler.compile(&state, &network, &engine_health(&health), (self.clock)()))
+        Some(compiler.compile(&state, &network, engine, (self.clock)()))
     }
 }
 
@@ -259,7 +268,7 @@ mod tests {
         /// The backends of web that take new flows, once they are `wanted`.
         async fn takes(&mut self, wanted: &[&str]) {
             let right = |served: &Served| {
-                let web = served.services.iter().find(|s| *s.name == ServiceName::new("default", "web"));
+                let web = served.services.values().find(|s| *s.name == ServiceName::new("default", "web"));
                 let backends = web.into_iter().flat_map(|s| &s.ports).flat_map(|p| &p.backends);
                 let taking: Vec<_> = backends.filter(|b| b.accepts_new).map(|b| b.address.to_string()).collect();
                 served.ready && taking == wanted
@@ -359,7 +368,7 @@ mod tests {
     async fn after_a_restart_of_the_task_backends_keep_their_slots() {
         let mut gateway = Gateway::start();
         let slots = |served: &Served| -> Vec<_> {
-            served.services.iter().flat_map(|s| &s.ports).flat_map(|p| &p.backends).map(|b| (b.address, b.id)).collect()
+            served.services.values().flat_map(|s| &s.ports).flat_map(|p| &p.backends).map(|b| (b.address, b.id)).collect()
         };
         gateway.know(Origin::Controller, web(1, &["10.0.0.1:80", "10.0.0.2:80"]));
         gateway.takes(&["10.0.0.1:80", "10.0.0.2:80"]).await;

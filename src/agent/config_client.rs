@@ -423,7 +423,10 @@ mod tests {
         gateway.reached.send_replace(Some(changed.generation.clone()));
         let acknowledged = |gateways: &Gateways| gateways.any_reached(changed.generation.counter);
         timeout(LONG, controller.gateways.wait_for(acknowledged)).await.unwrap().unwrap();
-        gateway.served.send_replace(Served { ready: true, services: vec![Arc::new(web_view())] });
+        gateway.served.send_replace(Served {
+            ready: true,
+            services: dataplane::snapshot::Views::unit(Arc::clone(&web_view().name), Arc::new(web_view())),
+        });
         let is_reported = |all: &Gateways| all.iter().any(|one| one.ready && one.health.values().any(|h| h.healthy == 1));
         timeout(LONG, controller.gateways.wait_for(is_reported)).await.unwrap().unwrap();
         controller.stop().await;

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dataplane::snapshot::ServiceView;
+use dataplane::snapshot::Views;
+use imbl::ordmap::DiffItem;
 use proto::v1::watch_request::Message;
 use proto::{Generation, ServiceName, v1};
 use tokio::sync::{mpsc, watch};
@@ -32,7 +33,8 @@ pub struct Facts {
 #[derive(Debug, Default)]
 struct Reported {
     ready: bool,
-    services: BTreeMap<Arc<ServiceName>, (Arc<ServiceView>, Counts)>,
+    services: Views,
+    counts: BTreeMap<Arc<ServiceName>, Counts>,
 }
 
 /// Reports on one stream until it is gone.
@@ -61,25 +63,25 @@ pub(super) async fn run(mut facts: Facts, messages: mpsc::Sender<Message>) {
 }
 
 impl Reported {
-    /// What is not reported yet; nothing of it, none.
-    fn news(&mut self, services: &[Arc<ServiceView>], ready: bool) -> Option<v1::Report> {
-        let mut changed = Vec::new();
-        let mut now = BTreeMap::new();
-        for service in services {
-            let before = self.services.remove(&service.name);
-            // 10,000 services stay as they are while one changes.
-            let counts = match &before {
-                Some((view, counts)) if Arc::ptr_eq(view, service) => *counts,
-                _ => Counts::from(&**service),
-            };
-            if before.is_none_or(|(_, before)| before != counts) {
-                let Counts { backends, healthy } = counts;
-                changed.push(v1::ServiceHealth { service: service.name.to_string(), backends, healthy });
+    /// What is not reported yet; nothing of it, none. What did not change is not looked at.
+    fn news(&mut self, services: &Views, ready: bool) -> Option<v1::Report> {
+        let (mut changed, mut removed) = (Vec::new(), Vec::new());
+        for item in self.services.diff(services) {
+            match item {
+                DiffItem::Add(name, view) | DiffItem::Update { new: (name, view), .. } => {
+                    let counts = Counts::from(&**view);
+                    if self.counts.insert(Arc::clone(name), counts) != Some(counts) {
+                        let Counts { backends, healthy } = counts;
+                        changed.push(v1::ServiceHealth { service: name.to_string(), backends, healthy });
+                    }
+                }
+                DiffItem::Remove(name, _) => {
+                    self.counts.remove(name);
+                    removed.push(name.to_string());
+                }
             }
-            now.insert(Arc::clone(&service.name), (Arc::clone(service), counts));
         }
-        let gone = std::mem::replace(&mut self.services, now);
-        let removed: Vec<_> = gone.keys().map(ToString::to_string).collect();
+        self.services = services.clone();
         let is_news = ready != self.ready || !changed.is_empty() || !removed.is_empty();
         self.ready = ready;
         is_news.then_some(v1::Report { ready, services: changed, removed })
@@ -105,6 +107,10 @@ mod tests {
         Arc::new(view)
     }
 
+    fn views(services: &[Arc<ServiceView>]) -> Views {
+        services.iter().map(|view| (Arc::clone(&view.name), Arc::clone(view))).collect()
+    }
+
     fn health(name: &str, healthy: u32) -> v1::ServiceHealth {
         v1::ServiceHealth { service: format!("default/{name}"), backends: 2, healthy }
     }
@@ -112,14 +118,14 @@ mod tests {
     #[test]
     fn first_everything_is_reported_and_then_what_differs() {
         let mut reported = Reported::default();
-        assert_eq!(reported.news(&[], false), None);
+        assert_eq!(reported.news(&Views::new(), false), None);
         let [a, b] = [service("a", true), service("b", true)];
-        let first = reported.news(&[Arc::clone(&a), Arc::clone(&b)], true).unwrap();
+        let first = reported.news(&views(&[Arc::clone(&a), Arc::clone(&b)]), true).unwrap();
         assert_eq!((first.ready, first.services, first.removed.len()), (true, vec![health("a", 1), health("b", 1)], 0));
-        assert_eq!(reported.news(&[Arc::clone(&a), service("b", true)], true), None, "another view of the same");
-        let second = reported.news(&[service("a", false)], true).unwrap();
+        assert_eq!(reported.news(&views(&[Arc::clone(&a), service("b", true)]), true), None, "another view of the same");
+        let second = reported.news(&views(&[service("a", false)]), true).unwrap();
         assert_eq!((second.services, second.removed), (vec![health("a", 0)], vec!["default/b".to_owned()]));
-        let third = reported.news(&[service("a", false)], false).unwrap();
+        let third = reported.news(&views(&[service("a", false)]), false).unwrap();
         assert_eq!((third.ready, third.services.len()), (false, 0));
     }
 
@@ -132,7 +138,7 @@ mod tests {
         reached.send_replace(Some(Generation::default()));
         let started = Instant::now();
         for step in 0..100 {
-            served.send_replace(Served { ready: true, services: vec![service("a", step % 2 == 0)] });
+            served.send_replace(Served { ready: true, services: views(&[service("a", step % 2 == 0)]) });
             tokio::time::sleep(Duration::from_millis(35)).await;
         }
         let mut reports = Vec::new();

@@ -2,10 +2,9 @@
 //! snapshot alive.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use dataplane::Snapshot;
-use dataplane::snapshot::ServiceView;
+use dataplane::snapshot::{ServiceView, Views};
 
 /// The part of a snapshot that is told to an operator.
 #[derive(Clone, Debug, Default)]
@@ -13,12 +12,12 @@ pub struct Served {
     /// Whether it was made of a complete state, live or persisted.
     pub ready: bool,
     /// The services, by name.
-    pub services: Vec<Arc<ServiceView>>,
+    pub services: Views,
 }
 
 impl From<&Snapshot> for Served {
     fn from(snapshot: &Snapshot) -> Self {
-        Self { ready: snapshot.ready(), services: snapshot.services().to_vec() }
+        Self { ready: snapshot.ready(), services: snapshot.services().clone() }
     }
 }
 

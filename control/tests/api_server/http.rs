@@ -31,6 +31,8 @@ const PATCHES_OF_CUSTOM_KINDS: &str = "the body of the request was in an unknown
 /// Serves until the runtime ends.
 pub async fn serve(listener: TcpListener, shared: Arc<Shared>) {
     while let Ok((stream, _)) = listener.accept().await {
+        // As a real one: without it, the second of two events at once would wait for the first to be acknowledged.
+        stream.set_nodelay(true).ok();
         tokio::spawn(serve_connection(stream, shared.clone()));
     }
 }

@@ -32,9 +32,9 @@ use tokio::net::TcpListener;
 
 use clock::Clock;
 pub use kinds::Kind;
-use people::{ADMIN, People};
-#[allow(unused_imports)] // Tests of rights name them.
-pub use people::{Attributes, Grant, Person};
+use people::People;
+#[allow(unused_imports)] // Some tests name them.
+pub use people::{ADMIN, Attributes, Grant, Person};
 use store::{Change, Part, Place, Store};
 
 /// A request as it came.

@@ -111,6 +111,9 @@ impl Store {
 
     /// The same as they were at a version that is not forgotten.
     pub fn list_at<'a>(&'a self, kind: Kind, namespace: &str, revision: u64) -> Vec<&'a Value> {
+        if self.since(kind, namespace, revision).next().is_none() {
+            return self.list(kind, namespace);
+        }
         let mut then = BTreeMap::new();
         for record in self.since(kind, namespace, 0).take_while(|record| record.revision <= revision) {
             if record.event == "DELETED" {

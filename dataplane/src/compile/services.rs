@@ -70,8 +70,8 @@ pub(super) struct Served {
     pub(super) idle_timeout: Option<Duration>,
     /// When the grace of a table is over that was replaced, and its memory is free.
     pub(super) grace_due_ns: Option<u64>,
-    /// It was never compiled.
-    pub(super) is_new: bool,
+    /// Position of the frontend of its first port.
+    pub(super) first_frontend: usize,
 }
 
 /// One port of it. The table is kept together with what it was built from.
@@ -122,7 +122,7 @@ impl Served {
             mode: source.mode,
             idle_timeout: source.idle_timeout,
             grace_due_ns: None,
-            is_new: true,
+            first_frontend: 0,
         }
     }
 
@@ -132,7 +132,7 @@ impl Served {
             self.sources = source_ranges(source);
         }
         self.source = source.clone();
-        (self.is_new, self.mode, self.idle_timeout) = (false, source.mode, source.idle_timeout);
+        (self.mode, self.idle_timeout) = (source.mode, source.idle_timeout);
         self.refusal = unsupported(source);
         self.failing_open.clear();
         let serves = source.refusal.is_none() && self.refusal.is_none();
@@ -175,6 +175,11 @@ impl Served {
         self.grace_due_ns = self.due_ns(around.grace);
         self.view = Arc::new(view_of(source, &self.name, self.refusal.clone(), views));
         !listens_before.iter().map(|(p, l)| (p, l)).eq(self.ports.iter().map(|port| (&port.protocol, &port.listens)))
+    }
+
+    /// What of it is summed up over all services.
+    pub(super) fn standing(&self) -> (Option<Refusal>, Vec<String>, Option<Duration>) {
+        (self.refusal.clone(), self.failing_open.clone(), self.idle_timeout)
     }
 
     /// Whether backends see the clients' addresses and answer through us.

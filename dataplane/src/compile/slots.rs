@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
 use proto::limits::SNAT_PORT_REST;
 use proto::{Mode, Protocol, ServiceName};
 
@@ -67,6 +68,8 @@ impl Reach {
 pub(super) struct Targets {
     entries: Vec<TargetEntry>,
     slots: HashMap<TargetKey, u32, TableHash>,
+    /// How many targets with users each next hop has.
+    hops: HashMap<u32, u32, TableHash>,
     /// Without users, in the order of `free_since_ns`. One that has users again stays in it until its turn.
     free: VecDeque<(u64, u32)>,
 }
@@ -76,7 +79,9 @@ impl Targets {
     fn acquire(&mut self, key: TargetKey, reach: Reach, now_ns: u64) -> Option<TargetSlot> {
         if let Some(&slot) = self.slots.get(&key) {
             let entry = &mut self.entries[slot as usize];
+            let hop_before = (entry.users > 0).then_some(entry.reach.next_hop);
             (entry.users, entry.reach) = (entry.users + 1, reach);
+            count_hop(&mut self.hops, hop_before, Some(reach.next_hop));
             return Some(TargetSlot(slot));
         }
         let entry = TargetEntry { key, users: 1, free_since_ns: 0, reach };
@@ -93,6 +98,7 @@ impl Targets {
             }
         };
         self.slots.insert(key, slot);
+        count_hop(&mut self.hops, None, Some(reach.next_hop));
         Some(TargetSlot(slot))
     }
 
@@ -117,6 +123,7 @@ impl Targets {
         entry.users -= 1;
         if entry.users == 0 {
             entry.free_since_ns = now_ns;
+            count_hop(&mut self.hops, Some(entry.reach.next_hop), None);
             self.free.push_back((now_ns, slot.0));
         }
     }
@@ -131,6 +138,7 @@ impl Targets {
         for entry in self.entries.iter_mut().filter(|entry| entry.users > 0) {
             let now = reach(entry.key.1);
             changed |= Mode::ALL.iter().any(|&mode| now.serves(mode) != entry.reach.serves(mode));
+            count_hop(&mut self.hops, Some(entry.reach.next_hop), Some(now.next_hop));
             entry.reach = now;
         }
         changed
@@ -138,7 +146,23 @@ impl Targets {
 
     /// Next hops of the targets in use.
     pub(super) fn next_hops(&self) -> impl Iterator<Item = u32> {
-        self.entries.iter().filter(|entry| entry.users > 0).map(|entry| entry.reach.next_hop)
+        self.hops.keys().copied()
+    }
+}
+
+/// Takes a target from one next hop to another.
+fn count_hop(hops: &mut HashMap<u32, u32, TableHash>, from: Option<u32>, to: Option<u32>) {
+    if from == to {
+        return;
+    }
+    if let Some(to) = to {
+        *hops.entry(to).or_insert(0) += 1;
+    }
+    if let Some(Entry::Occupied(mut of)) = from.map(|from| hops.entry(from)) {
+        *of.get_mut() -= 1;
+        if *of.get() == 0 {
+            of.remove();
+        }
     }
 }
 

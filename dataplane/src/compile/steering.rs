@@ -29,9 +29,17 @@ type Entries = HashMap<TargetKey, Entry, TableHash>;
 pub(super) struct ByAddress {
     frontends: Entries,
     backends: Entries,
+    /// When the first that is gone is forgotten.
+    due_ns: Option<u64>,
 }
 
 impl ByAddress {
+    /// Whether [`ByAddress::follow`] would find anything new although no service of mode `dnat` changed. `listens_changed`:
+    /// any other did, and may now have a frontend that is still steered by address.
+    pub(super) fn is_due(&self, listens_changed: bool, now_ns: u64) -> bool {
+        (listens_changed && !self.frontends.is_empty()) || self.due_ns.is_some_and(|due_ns| due_ns <= now_ns)
+    }
+
     /// Follows the services. `listens` says whether a service listens somewhere. True when anything has changed.
     pub(super) fn follow<'s>(
         &mut self,
@@ -51,6 +59,7 @@ impl ByAddress {
         keep_gone(&self.backends, &mut backends, now_ns, |_| false);
         let changed = frontends != self.frontends || backends != self.backends;
         (self.frontends, self.backends) = (frontends, backends);
+        self.due_ns = self.frontends.values().chain(self.backends.values()).filter_map(|entry| entry.until_ns).min();
         changed
     }
 

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use proptest::prelude::*;
 use proto::limits::{MAGLEV_HASH_VERSION, SNAT_PORT_REST};
-use proto::{Announce, Backend, BackendState, Family, MaglevSpec, Protocol, Reason, ServicePort, Services};
+use proto::{Announce, Backend, BackendState, Family, MaglevSpec, Protocol, Reason, Service, ServicePort, Services};
 
 use super::*;
 use crate::flow::{BackendId, UNRESOLVED};
-use crate::snapshot::{NextHop, Place, RouteTo};
+use crate::snapshot::{NextHop, Place, RouteTo, ServiceView};
 use crate::{FlowLimits, Mac, Neighbour, PortConfig, PortIndex, Route, Tunnel, Tuple};
 
 const UPLINK: PortIndex = PortIndex(0);
@@ -127,6 +128,10 @@ fn chosen(snapshot: &Snapshot, vip: &str, port: u16) -> BTreeMap<SocketAddr, Bac
     ids.map(|id| (snapshot.backend(id).unwrap().address, id)).collect()
 }
 
+fn view(snapshot: &Snapshot, n: usize) -> &ServiceView {
+    snapshot.services().values().nth(n).unwrap()
+}
+
 fn addresses(chosen: &BTreeMap<SocketAddr, BackendId>) -> Vec<String> {
     chosen.keys().map(ToString::to_string).collect()
 }
@@ -142,7 +147,7 @@ fn a_frontend_sends_new_flows_to_all_its_backends() {
     assert_eq!(addresses(&chosen(&snapshot, "192.0.2.100", 80)), TWO);
     assert!(snapshot.frontend(v4("192.0.2.100"), 6, 81).is_none());
     assert!(snapshot.frontend(v4("192.0.2.100"), 17, 80).is_none());
-    assert!(snapshot.services()[0].ports[0].backends.iter().all(|b| b.accepts_new && b.healthy));
+    assert!(view(&snapshot, 0).ports[0].backends.iter().all(|b| b.accepts_new && b.healthy));
 }
 
 #[test]
@@ -188,7 +193,7 @@ fn a_node_port_service_that_listens_nowhere_says_why() {
     let [(name, refusal)] = snapshot.refused() else { panic!("{:?}", snapshot.refused()) };
     assert_eq!((name.name.as_str(), refusal.reason), ("six", Reason::Refused));
     assert!(refusal.message.contains("no `nodePortAddresses`"), "{}", refusal.message);
-    assert_eq!(snapshot.services()[1].refusal.as_ref(), Some(refusal));
+    assert_eq!(view(&snapshot, 1).refusal.as_ref(), Some(refusal));
 }
 
 #[test]
@@ -484,7 +489,7 @@ fn what_is_not_built_is_refused_by_name() {
     let snapshot = desk.compile();
     assert!(snapshot.frontend(v4("192.0.2.100"), 6, 80).is_none());
     assert_eq!(snapshot.refused()[0].1.reason, Reason::Unsupported);
-    assert!(snapshot.services()[0].refusal.is_some());
+    assert!(view(&snapshot, 0).refusal.is_some());
 }
 
 #[test]
@@ -505,7 +510,68 @@ fn services_that_did_not_change_share_their_tables() {
     let before = desk.compile();
     desk.change("b", |service| service.ports[0].backends.truncate(1));
     let after = desk.compile();
-    assert!(Arc::ptr_eq(&before.frontends[0], &after.frontends[0]));
-    assert!(!Arc::ptr_eq(&before.frontends[1], &after.frontends[1]));
+    assert!(Arc::ptr_eq(before.frontends.get(0).unwrap(), after.frontends.get(0).unwrap()));
+    assert!(!Arc::ptr_eq(before.frontends.get(1).unwrap(), after.frontends.get(1).unwrap()));
     assert!(Arc::ptr_eq(&before.v4.frontends, &after.v4.frontends) && Arc::ptr_eq(&before.routes, &after.routes));
+}
+
+/// A service, its port and backends: what one step makes of it. None: it goes.
+type Wanted = Option<(usize, u16, Vec<u8>, bool)>;
+
+fn told(snapshot: &Snapshot) -> Vec<String> {
+    let told_of = |view: &ServiceView| {
+        let backends = view.ports.iter().flat_map(|port| &port.backends);
+        let backends: Vec<_> = backends.map(|b| (b.address, b.weight, b.healthy, b.accepts_new)).collect();
+        let listens: Vec<_> = view.ports.iter().flat_map(|port| &port.frontends).collect();
+        let found = |at: &&SocketAddr| {
+            let IpAddr::V4(vip) = at.ip() else { return None };
+            let frontend = snapshot.frontend(u32::from(vip), 6, at.port())?;
+            let of = frontend.backends.iter().map(|id| snapshot.backend(*id).map(|backend| (backend.address, backend.removed)));
+            Some((frontend.service.to_string(), of.collect::<Vec<_>>()))
+        };
+        let found: Vec<_> = listens.iter().filter_map(|at| found(at)).collect();
+        format!("{} {:?} {:?} {listens:?} {backends:?} {found:?}", view.name, view.mode, view.refusal)
+    };
+    let services = snapshot.services().values().map(|view| told_of(view));
+    let rest = format!("{:?} {:?} {:?}", snapshot.refused(), snapshot.problems(), snapshot.shortest_idle_timeout());
+    let fronts = (1..10).map(|n| snapshot.front(v4(&format!("10.0.0.{n}")), 6, 80).map(|front| front.map(|f| (f.vip, f.port))));
+    services.chain([rest, format!("{:?}", fronts.collect::<Vec<_>>())]).collect()
+}
+
+proptest! {
+    #[test]
+    fn a_snapshot_after_changes_says_what_one_made_anew_says(
+        swarms in prop::collection::vec(prop::collection::vec((0u8..4, prop::option::weighted(0.8, (
+            0usize..5, 80u16..82, prop::collection::btree_set(1u8..10, 0..4).prop_map(|all| all.into_iter().collect()), any::<bool>(),
+        ))), 1..4), 1..12),
+        failing in prop::collection::vec(prop::collection::vec(1u8..10, 0..3), 12),
+    ) {
+        let mut desk = Desk::new();
+        for (swarm, failing) in swarms.iter().zip(&failing) {
+            for (n, wanted) in swarm {
+                let wanted: &Wanted = wanted;
+                let name = format!("s{n}");
+                let Some((mode, port, backends, timeout)) = wanted else {
+                    desk.state.services.remove(&ServiceName::new("default", &name));
+                    continue;
+                };
+                let backends: Vec<String> = backends.iter().map(|last| format!("10.0.0.{last}:80")).collect();
+                let backends: Vec<&str> = backends.iter().map(String::as_str).collect();
+                // Two of them share an address.
+                let mut service = service(&name, &format!("192.0.2.{}", 100 + n / 2), &backends);
+                service.ports[0].port = *port;
+                service.mode = Mode::ALL[*mode];
+                service.idle_timeout = timeout.then_some(Duration::from_secs(60 + u64::from(*n)));
+                desk.put(service);
+            }
+            desk.health.failing =
+                failing.iter().map(|last| (Protocol::Tcp, format!("10.0.0.{last}:80").parse().unwrap())).collect();
+            desk.now_ns += SECOND_NS;
+            let after = desk.compile();
+            let anew = Compiler::new(config()).compile(&desk.state, &desk.network, &desk.health, desk.now_ns);
+            prop_assert_eq!(told(&after), told(&anew));
+            // Those of backends that drain are managed, too.
+            prop_assert!(anew.managed_next_hops().iter().all(|hop| after.managed_next_hops().contains(hop)));
+        }
+    }
 }

@@ -184,7 +184,7 @@ impl Frontend {
 }
 
 /// A service as commands show it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceView {
     /// Its name.
     pub name: Arc<ServiceName>,
@@ -201,7 +201,7 @@ pub struct ServiceView {
 }
 
 /// One port of a service in one family.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortView {
     /// Its protocol.
     pub protocol: Protocol,
@@ -216,7 +216,7 @@ pub struct PortView {
 }
 
 /// One backend of a port.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackendView {
     /// Where its packets go.
     pub address: SocketAddr,

@@ -1,0 +1,55 @@
+//! A table in pieces that successive snapshots share.
+
+use std::sync::Arc;
+
+/// Entries in a piece: of 10,000 entries, a copy of the table takes 157 pointers and a change another 64.
+const PIECE: usize = 64;
+
+/// Entries by position.
+#[derive(Clone, Debug)]
+pub(crate) struct Pieces<T>(Vec<Arc<[T]>>);
+
+impl<T> Default for Pieces<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T: Clone> Pieces<T> {
+    pub(crate) fn new(entries: &[T]) -> Self {
+        Self(entries.chunks(PIECE).map(Arc::from).collect())
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, position: usize) -> Option<&T> {
+        self.0.get(position / PIECE)?.get(position % PIECE)
+    }
+
+    /// Changes an entry that is there. What shares its piece is copied along.
+    pub(crate) fn set(&mut self, position: usize, entry: T) {
+        if let Some(place) = self.0.get_mut(position / PIECE).and_then(|piece| Arc::make_mut(piece).get_mut(position % PIECE)) {
+            *place = entry;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_is_seen_in_the_copy_alone_and_copies_one_piece() {
+        let entries: Vec<usize> = (0..3 * PIECE + 5).collect();
+        let before = Pieces::new(&entries);
+        let mut after = before.clone();
+        after.set(PIECE + 1, 1_000);
+        after.set(entries.len(), 7);
+        let all = |pieces: &Pieces<usize>| (0..=entries.len()).map(|n| pieces.get(n).copied()).collect::<Vec<_>>();
+        let mut expected: Vec<Option<usize>> = entries.iter().copied().map(Some).chain([None]).collect();
+        assert_eq!(all(&before), expected);
+        expected[PIECE + 1] = Some(1_000);
+        assert_eq!(all(&after), expected);
+        let shared = before.0.iter().zip(&after.0).filter(|(a, b)| Arc::ptr_eq(a, b)).count();
+        assert_eq!(shared, 3);
+    }
+}
