@@ -409,7 +409,8 @@ impl Planning {
         let generation = &newest.state.generation;
         memory.published(generation.counter);
         tracing::debug!(%generation, services = newest.state.services.len(), "planned");
-        let statuses = Statuses { counter: generation.counter, wanted: plan.statuses, leaving: plan.leaving };
+        let drained = world.overrides().drained_gateways();
+        let statuses = Statuses { counter: generation.counter, wanted: plan.statuses, leaving: plan.leaving, drained };
         self.states.send_if_modified(|kept| {
             let is_new = kept.as_ref().is_none_or(|kept| !Arc::ptr_eq(kept, &newest));
             *kept = Some(Arc::clone(&newest));

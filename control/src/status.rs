@@ -1,12 +1,12 @@
 //! What of Services' objects is ours, and when it is written: addresses, conditions, the finalizer.
 //!
 //! Invariant: an address whose traffic does not pass the VIP on to nodes (`ipMode: Proxy`) is told to the world once
-//! every connected gateway forwards for it, or 2 s after the first does. What is there is never cleared because gateways
+//! every connected gateway that is not drained forwards for it, or 2 s after the first does. What is there is never cleared because gateways
 //! leave. A Service that leaves is let go by gateways first. Somebody else who writes the same status is overwritten at
 //! most `REWRITES_MAX` times in `REWRITES_WITHIN`.
 //! Deliberately not here: which addresses, and why a Service is not served (`plan`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,6 +50,8 @@ pub struct Statuses {
     pub wanted: WantedStatuses,
     /// Those that are not, or not any more, and still hold something of ours.
     pub leaving: BTreeMap<ServiceName, Leaving>,
+    /// Names of gateways that are drained: nobody waits for them.
+    pub drained: BTreeSet<String>,
 }
 
 /// Writes what is wanted, when it is due, until the sender of `statuses` is gone.

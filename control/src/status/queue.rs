@@ -39,6 +39,7 @@ pub(super) struct Queue {
     waiting: BTreeSet<ServiceName>,
     wakes: BTreeMap<ServiceName, Instant>,
     absent_since: Option<Instant>,
+    drained: BTreeSet<String>,
     health: Vec<Arc<BTreeMap<ServiceName, Health>>>,
 }
 
@@ -53,12 +54,17 @@ impl Queue {
             waiting: BTreeSet::new(),
             wakes: BTreeMap::new(),
             absent_since: Some(now),
+            drained: BTreeSet::new(),
             health: Vec::new(),
         }
     }
 
     /// Takes in a plan.
     pub(super) fn take_in(&mut self, statuses: &Statuses, now: Instant) {
+        if self.drained != statuses.drained {
+            self.drained.clone_from(&statuses.drained);
+            self.changed.extend(self.waiting.iter().cloned());
+        }
         for (name, leaving) in &statuses.leaving {
             let kept = self.departures.get_mut(name).filter(|departure| departure.is_of(leaving));
             if let Some(departure) = kept {
@@ -103,7 +109,7 @@ impl Queue {
 
     /// What is to be written now; it counts as written. `is_taken` tells whether the server took a write.
     pub(super) fn due(&mut self, gateways: &Gateways, now: Instant, is_taken: impl Fn(&StatusWrite) -> bool) -> Vec<Due> {
-        let view = View { gateways, absent_since: self.absent_since };
+        let view = View { gateways, absent_since: self.absent_since, drained: &self.drained };
         let mut names = std::mem::take(&mut self.changed);
         names.extend(self.wakes.iter().filter(|(_, at)| **at <= now).map(|(name, _)| name.clone()));
         let mut due = Vec::new();

@@ -17,6 +17,7 @@ struct Lab {
     now: Instant,
     wanted: WantedStatus,
     version: u64,
+    drained: BTreeSet<String>,
     causes: Vec<Cause>,
 }
 
@@ -63,7 +64,7 @@ impl Lab {
         };
         let now = Instant::now();
         let gateways = watch::Sender::new(Gateways::default());
-        Self { queue: Queue::new(now), gateways, now, wanted, version: 0, causes: Vec::new() }
+        Self { queue: Queue::new(now), gateways, now, wanted, version: 0, drained: BTreeSet::new(), causes: Vec::new() }
     }
 
     fn connect(&self, name: &str) -> Connection {
@@ -73,12 +74,22 @@ impl Lab {
     /// A plan of generation `counter`, for the object as it is.
     fn plan(&mut self, counter: u64) {
         let wanted = WantedStatus { resource_version: self.version.to_string(), ..self.wanted.clone() };
-        let statuses = Statuses { counter, wanted: WantedStatuses::unit(web(), Arc::new(wanted)), leaving: BTreeMap::new() };
+        let statuses = Statuses {
+            counter,
+            wanted: WantedStatuses::unit(web(), Arc::new(wanted)),
+            leaving: BTreeMap::new(),
+            drained: self.drained.clone(),
+        };
         self.queue.take_in(&statuses, self.now);
     }
 
     fn leave(&mut self, counter: u64, leaving: Leaving) {
-        let statuses = Statuses { counter, wanted: WantedStatuses::new(), leaving: [(web(), leaving)].into() };
+        let statuses = Statuses {
+            counter,
+            wanted: WantedStatuses::new(),
+            leaving: [(web(), leaving)].into(),
+            drained: self.drained.clone(),
+        };
         self.queue.take_in(&statuses, self.now);
     }
 
@@ -154,6 +165,18 @@ fn the_slowest_gateway_makes_an_address_due_at_once() {
     lab.settle(4);
     one.acknowledge(4);
     two.acknowledge(4);
+    assert!(lab.due().unwrap().ingress.is_some());
+}
+
+#[test]
+fn a_drained_gateway_is_not_waited_for() {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Proxy)]);
+    let (one, _drained) = (lab.connect("edge-1"), lab.connect("edge-2"));
+    lab.settle(4);
+    one.acknowledge(4);
+    assert!(lab.due().is_none(), "it is not drained yet");
+    lab.drained = ["edge-2".to_owned()].into();
+    lab.plan(4);
     assert!(lab.due().unwrap().ingress.is_some());
 }
 
