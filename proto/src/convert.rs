@@ -493,10 +493,7 @@ mod tests {
                 move |(name, protocol, vips, (port, node_port), (size, seed), backends)| ServicePort {
                     app_protocol: Some(format!("{name}x")).filter(|_| port % 2 == 0),
                     zones: (0..u32::try_from(backends.len()).unwrap())
-                        .map(|place| ZoneBackends {
-                            zone: format!("zone-{place}"),
-                            backends: (place..backends.len() as u32).collect(),
-                        })
+                        .map(|place| ZoneBackends { zone: format!("z{place}"), backends: vec![place] })
                         .collect(),
                     name,
                     protocol,
