@@ -1,3 +1,5 @@
+//! Pools and Services of others, converted: what becomes of each, and what is named as having no equivalent.
+
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use super::*;
