@@ -1,4 +1,4 @@
-//! The shipped role: a controller lives its whole life under exactly it.
+//! The shipped role: a controller lives its whole life under exactly it, and has a use for every rule in it.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -52,6 +52,9 @@ async fn live(role: &Role) -> Vec<Attributes> {
     let user = User::of_test_server(&server).await;
     let kubeconfig = user.directory().join("of-the-role");
     server.write_kubeconfig_of(TOKEN, &kubeconfig);
+    // A gateway that was not seen for a day is forgotten.
+    server.create(Kind::EdgeGateway, json!({"metadata": {"name": "gone"}, "spec": {"group": user.group()}}));
+    server.update_status(Kind::EdgeGateway, "", "gone", &json!({"status": {"lastSeen": "2020-01-01T00:00:00Z"}}), "test");
     let source = Source::Kubernetes { kubeconfig: Some(kubeconfig.clone()), namespace: Some(role.namespace.clone()) };
     let configure = |settings: &mut ControllerSettings| {
         settings.source = source.clone();
@@ -84,7 +87,15 @@ async fn live(role: &Role) -> Vec<Attributes> {
     let asked = || -> Vec<Attributes> {
         server.log().into_iter().filter(|logged| logged.user == role.person.name).filter_map(|logged| logged.asked).collect()
     };
-    for (resource, verb) in [("leases", "update"), ("secrets", "get"), ("events", "patch")] {
+    let last = [
+        ("leases", "update"),
+        ("secrets", "get"),
+        ("events", "patch"),
+        ("edgegateways", "delete"),
+        ("edgegateways/status", "patch"),
+        ("addresspools/status", "patch"),
+    ];
+    for (resource, verb) in last {
         let is_there = |all: &Vec<Attributes>| all.iter().any(|one| one.resource == resource && one.verb == verb);
         reached(&format!("{verb} of {resource}"), async || asked(), is_there).await;
     }
@@ -95,10 +106,38 @@ fn is_allowed(role: &Role, asked: &Attributes) -> bool {
     role.person.check(asked).is_ok()
 }
 
+/// Reading whole is reading whole: who may list gets nothing more by a watch or one by one.
+fn is_used(asked: &[Attributes], single: &Value) -> bool {
+    const READING: [&str; 3] = ["get", "list", "watch"];
+    if asked.iter().any(|asked| asked.is_allowed_by(single)) {
+        return true;
+    }
+    let mut listing = single.clone();
+    listing["verbs"] = json!(["list"]);
+    READING.iter().any(|verb| single["verbs"][0] == *verb) && asked.iter().any(|asked| asked.is_allowed_by(&listing))
+}
+
 #[tokio::test]
-async fn a_controller_lives_under_exactly_the_shipped_role() {
+async fn a_controller_lives_under_exactly_the_shipped_role_and_uses_all_of_it() {
     let role = shipped();
     let asked = live(&role).await;
     let refused: BTreeSet<_> = asked.iter().filter(|asked| !is_allowed(&role, asked)).collect();
     assert!(refused.is_empty(), "the role lacks {refused:#?}");
+    let rules = role.person.grants.iter().flatten().flat_map(|grant| &grant.rules);
+    let unused: Vec<_> = rules.flat_map(single_rules).filter(|single| !is_used(&asked, single)).collect();
+    assert!(unused.is_empty(), "the role gives what nothing needs: {unused:#?}");
+}
+
+/// A rule as rules of one resource and one verb each.
+fn single_rules(rule: &Value) -> Vec<Value> {
+    let list = |field: &str| rule[field].as_array().unwrap().clone();
+    let pairs =
+        list("resources").into_iter().flat_map(|resource| list("verbs").into_iter().map(move |verb| (resource.clone(), verb)));
+    let single = |(resource, verb)| {
+        let mut single = rule.clone();
+        single["resources"] = json!([resource]);
+        single["verbs"] = json!([verb]);
+        single
+    };
+    pairs.map(single).collect()
 }
