@@ -1,10 +1,13 @@
 //! The admin API: `sluice.v1.Admin` on a unix socket, with server reflection and the health service.
 //!
 //! It reads what the agent publishes and what workers count, and changes nothing but the configuration that is read again
-//! when asked to. Invariant: it holds no snapshot, so
-//! that a slow reader keeps no table alive.
+//! when asked to. What concerns the group of gateways is passed on to the embedded controller. Invariant: it holds no
+//! snapshot, so that a slow reader keeps no table alive.
 
+mod seat;
 mod tables;
+
+pub use seat::Seat;
 
 use std::fmt;
 use std::future::Future;
@@ -14,6 +17,7 @@ use std::sync::Arc;
 use control::socket::{TakenAway, listen};
 use dataplane::WorkerCounters;
 use proto::v1::admin_server::{Admin, AdminServer};
+use proto::v1::{answer::Said, question::Ask};
 use proto::{Generation, limits, v1};
 use tokio::sync::watch;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -60,6 +64,10 @@ pub struct Sources {
     pub reached: watch::Receiver<Option<Generation>>,
     /// Whether a controller is connected.
     pub connected: watch::Receiver<bool>,
+    /// Whether the gateway is drained.
+    pub draining: watch::Receiver<bool>,
+    /// Where the controller is.
+    pub controller: Seat,
     /// The agent's tasks.
     pub tasks: Tasks,
     /// The workers' counters, in their order.
@@ -98,27 +106,59 @@ pub async fn serve(path: PathBuf, sources: Sources, stop: impl Future<Output = (
     Ok(())
 }
 
+impl Sources {
+    fn services(&self) -> v1::ListServicesResponse {
+        let services = self.served.borrow().services.clone();
+        let status = |service| v1::ServiceStatus { gateway: self.gateway.clone(), ..tables::service(service) };
+        v1::ListServicesResponse { services: services.values().map(|service| status(service)).collect(), silent: Vec::new() }
+    }
+
+    fn backends(&self) -> v1::ListBackendsResponse {
+        let services = self.served.borrow().services.clone();
+        let mut backends: Vec<_> = services.values().flat_map(|service| tables::backends(service, &self.workers)).collect();
+        backends.iter_mut().for_each(|backend| backend.gateway.clone_from(&self.gateway));
+        v1::ListBackendsResponse { backends, silent: Vec::new() }
+    }
+
+    fn ports(&self) -> v1::ListPortsResponse {
+        let status = |reading| v1::PortStatus { gateway: self.gateway.clone(), ..tables::port(reading) };
+        v1::ListPortsResponse { ports: (self.ports)().into_iter().map(status).collect(), silent: Vec::new() }
+    }
+
+    fn drops(&self) -> v1::ListDropsResponse {
+        let mut drops = tables::drops(&self.workers);
+        drops.iter_mut().for_each(|count| count.gateway.clone_from(&self.gateway));
+        v1::ListDropsResponse { drops, silent: Vec::new() }
+    }
+
+    /// What the controller asks on behalf of an operator.
+    #[must_use]
+    pub fn answer(&self, ask: &Ask) -> Said {
+        match ask {
+            Ask::Services(_) => Said::Services(self.services()),
+            Ask::Backends(_) => Said::Backends(self.backends()),
+            Ask::Ports(_) => Said::Ports(self.ports()),
+            Ask::Drops(_) => Said::Drops(self.drops()),
+        }
+    }
+}
+
 #[tonic::async_trait]
 impl Admin for Sources {
     async fn list_services(&self, _: Request<v1::ListServicesRequest>) -> Result<Response<v1::ListServicesResponse>, Status> {
-        let services = self.served.borrow().services.clone();
-        Ok(Response::new(v1::ListServicesResponse { services: services.values().map(|s| tables::service(s)).collect() }))
+        Ok(Response::new(self.services()))
     }
 
     async fn list_backends(&self, _: Request<v1::ListBackendsRequest>) -> Result<Response<v1::ListBackendsResponse>, Status> {
-        let services = self.served.borrow().services.clone();
-        Ok(Response::new(v1::ListBackendsResponse {
-            backends: services.values().flat_map(|s| tables::backends(s, &self.workers)).collect(),
-        }))
+        Ok(Response::new(self.backends()))
     }
 
     async fn list_ports(&self, _: Request<v1::ListPortsRequest>) -> Result<Response<v1::ListPortsResponse>, Status> {
-        let ports = (self.ports)().into_iter().map(tables::port).collect();
-        Ok(Response::new(v1::ListPortsResponse { ports }))
+        Ok(Response::new(self.ports()))
     }
 
     async fn list_drops(&self, _: Request<v1::ListDropsRequest>) -> Result<Response<v1::ListDropsResponse>, Status> {
-        Ok(Response::new(v1::ListDropsResponse { drops: tables::drops(&self.workers) }))
+        Ok(Response::new(self.drops()))
     }
 
     async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Result<Response<v1::GetStatusResponse>, Status> {
@@ -130,7 +170,36 @@ impl Admin for Sources {
             controller_connected: *self.connected.borrow(),
             accounts: tables::accounts(&self.workers),
             tasks: self.tasks.status(),
+            draining: *self.draining.borrow(),
         }))
+    }
+
+    async fn list_gateways(&self, _: Request<v1::ListGatewaysRequest>) -> Result<Response<v1::ListGatewaysResponse>, Status> {
+        Ok(Response::new(self.controller.view()?.list_gateways()))
+    }
+
+    async fn list_pools(&self, _: Request<v1::ListPoolsRequest>) -> Result<Response<v1::ListPoolsResponse>, Status> {
+        Ok(Response::new(self.controller.view()?.list_pools()))
+    }
+
+    async fn list_events(&self, _: Request<v1::ListEventsRequest>) -> Result<Response<v1::ListEventsResponse>, Status> {
+        Ok(Response::new(self.controller.view()?.list_events()))
+    }
+
+    async fn list_overrides(&self, _: Request<v1::ListOverridesRequest>) -> Result<Response<v1::ListOverridesResponse>, Status> {
+        self.controller.view()?.list_overrides().map(Response::new)
+    }
+
+    async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::ChangeResponse>, Status> {
+        self.controller.view()?.drain(request.into_inner()).await.map(Response::new)
+    }
+
+    async fn undrain(&self, request: Request<v1::UndrainRequest>) -> Result<Response<v1::ChangeResponse>, Status> {
+        self.controller.view()?.undrain(request.into_inner()).await.map(Response::new)
+    }
+
+    async fn set_weight(&self, request: Request<v1::SetWeightRequest>) -> Result<Response<v1::ChangeResponse>, Status> {
+        self.controller.view()?.set_weight(request.into_inner()).await.map(Response::new)
     }
 
     async fn reload(&self, _: Request<v1::ReloadRequest>) -> Result<Response<v1::ReloadResponse>, Status> {
@@ -186,6 +255,8 @@ pub(crate) mod tests {
             .1,
             reached,
             connected: watch::channel(true).1,
+            draining: watch::channel(false).1,
+            controller: Seat::Remote(vec!["unix:/c.sock".to_owned()]),
             tasks: Tasks::default(),
             workers: vec![Arc::new(counters)],
             ports: Arc::new(move || vec![reading.clone()]),
@@ -223,7 +294,10 @@ pub(crate) mod tests {
         let services = admin.list_services(v1::ListServicesRequest {}).await.unwrap().into_inner().services;
         assert_eq!((services[0].name.as_str(), services[0].healthy), ("web", 1));
         let backends = admin.list_backends(v1::ListBackendsRequest {}).await.unwrap().into_inner().backends;
-        assert_eq!(backends[0].address, "10.0.0.1:80");
+        assert_eq!((backends[0].address.as_str(), backends[0].gateway.as_str()), ("10.0.0.1:80", "edge-1"));
+        let elsewhere = admin.drain(v1::DrainRequest::default()).await.unwrap_err();
+        assert_eq!(elsewhere.code(), tonic::Code::FailedPrecondition);
+        assert!(elsewhere.message().contains("unix:/c.sock"), "{elsewhere}");
         let ports = admin.list_ports(v1::ListPortsRequest {}).await.unwrap().into_inner().ports;
         assert_eq!((ports[0].link.as_str(), ports[0].steering.as_str()), ("up", "one worker"));
         let drops = admin.list_drops(v1::ListDropsRequest {}).await.unwrap().into_inner().drops;

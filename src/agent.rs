@@ -8,9 +8,11 @@
 mod backoff;
 pub mod compile_loop;
 pub mod config_client;
+pub mod drain;
 pub mod persist;
 pub(crate) mod received;
 pub mod report;
+pub mod serve;
 pub mod served;
 pub mod supervisor;
 pub mod usable;

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
+use control::admin::View;
 use control::controller::{Controller, ControllerError, Running};
 use control::dial::ControllerUrl;
 use control::probe;
@@ -21,13 +22,15 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::admin::{self, Sources};
+use crate::admin::{self, Seat, Sources};
 use crate::agent::compile_loop::{self, Inputs, Outputs, Tables};
 use crate::agent::config_client::{self, ClientChannels, ClientSettings};
+use crate::agent::drain;
 use crate::agent::persist::{self, StateFile};
 use crate::agent::report::Facts;
+use crate::agent::serve::Answering;
 use crate::agent::served::Served;
-use crate::agent::supervisor::{Failure, Supervisor};
+use crate::agent::supervisor::{Failure, Supervisor, Tasks};
 use crate::agent::zone;
 use crate::hardware::{Hardware, HardwareError, PortsNow, WorkerShare};
 use crate::netlink::{Follow, REQUESTS_MAX, announce, follow, withdraw};
@@ -133,6 +136,8 @@ struct Channels {
     probed: probe::Findings,
     next_hops: watch::Sender<BTreeSet<(Link, IpAddr)>>,
     routed: watch::Sender<BTreeSet<IpAddr>>,
+    announced: watch::Sender<BTreeSet<IpAddr>>,
+    draining: watch::Sender<bool>,
     served: watch::Sender<Served>,
     asks: Arc<ArrayQueue<(Link, IpAddr)>>,
 }
@@ -157,6 +162,8 @@ async fn serve(
         probed: probe::Findings::default(),
         next_hops: watch::Sender::default(),
         routed: watch::Sender::default(),
+        announced: watch::Sender::default(),
+        draining: watch::Sender::default(),
         served: watch::Sender::default(),
         asks: Arc::new(ArrayQueue::new(REQUESTS_MAX)),
     };
@@ -189,12 +196,17 @@ async fn serve(
         workers.push(start_worker(workers.len(), CoreId { id: core }, settings.poll, hardware, parts)?);
     }
     let mut supervisor = Supervisor::new(stop.clone());
-    if let Some(running) = running {
-        supervise_controller(&mut supervisor, reload.controller(), running, stop);
-    }
-    supervise_state(&mut supervisor, settings, &channels, file, tables);
+    let seat = match (&settings.source, running) {
+        (StateSource::Remote(urls, _), _) => Seat::Remote(urls.iter().map(ToString::to_string).collect()),
+        (StateSource::Embedded(..), running) => {
+            Seat::Embedded(supervise_controller(&mut supervisor, reload.controller(), running, stop))
+        }
+    };
+    let sources = sources(settings, &channels, hardware, counters, (reload, seat, supervisor.tasks()));
+    supervise_state(&mut supervisor, settings, &channels, &sources, (file, tables));
     supervise_network(&mut supervisor, settings, &channels, hardware);
-    supervise_admin(&mut supervisor, settings, &channels, hardware, counters, reload, stop);
+    let (path, ended) = (settings.admin_listen.clone(), stop.clone());
+    supervisor.run("admin", move || admin::serve(path.clone(), sources.clone(), ended.clone().cancelled_owned()));
     tracing::info!(name = settings.name, cores = ?settings.cores, admin = %settings.admin_listen.display(), "the gateway runs");
     stop.cancelled().await;
     supervisor.finished().await;
@@ -239,20 +251,23 @@ fn start_worker(
 fn supervise_controller(
     supervisor: &mut Supervisor,
     settings: watch::Receiver<Option<ControllerSettings>>,
-    running: Running,
+    running: Option<Running>,
     stop: &CancellationToken,
-) {
-    let (first, stop) = (Arc::new(Mutex::new(Some(running))), stop.clone());
+) -> watch::Receiver<Option<View>> {
+    let (first, stop) = (Arc::new(Mutex::new(running)), stop.clone());
+    let (view, shown) = watch::channel(None);
     supervisor.run("controller", move || {
-        let (settings, stop) = (settings.clone(), stop.clone());
+        let (settings, view, stop) = (settings.clone(), view.clone(), stop.clone());
         let running = first.lock().unwrap_or_else(PoisonError::into_inner).take();
-        run_controller(settings, running, stop)
+        run_controller(settings, running, view, stop)
     });
+    shown
 }
 
 async fn run_controller(
     mut settings: watch::Receiver<Option<ControllerSettings>>,
     mut first: Option<Running>,
+    view: watch::Sender<Option<View>>,
     stop: CancellationToken,
 ) -> Result<(), Failure> {
     loop {
@@ -263,6 +278,7 @@ async fn run_controller(
             (None, Some(now)) => Controller::start(now, child.clone()).await?,
             (None, None) => return Ok(()),
         };
+        view.send_replace(Some(running.view.clone()));
         let shutdown = running.shutdown();
         let mut stopped = std::pin::pin!(running.stopped());
         tokio::select! {
@@ -275,7 +291,13 @@ async fn run_controller(
 }
 
 /// The tasks that make snapshots of what the controller says: following it, its state on disk, probes, compiling.
-fn supervise_state(supervisor: &mut Supervisor, settings: &Settings, channels: &Channels, file: StateFile, tables: Tables) {
+fn supervise_state(
+    supervisor: &mut Supervisor,
+    settings: &Settings,
+    channels: &Channels,
+    sources: &Sources,
+    (file, tables): (StateFile, Tables),
+) {
     let (urls, certificates, group) = match &settings.source {
         StateSource::Embedded(controller, certificates) => {
             let own = controller.listen.unix.iter().cloned().map(ControllerUrl::Unix).collect();
@@ -291,9 +313,12 @@ fn supervise_state(supervisor: &mut Supervisor, settings: &Settings, channels: &
         version: VERSION.to_owned(),
         reserved: settings.reserved.clone(),
     };
+    let answers = sources.clone();
     let to_client = ClientChannels {
         known: channels.known.clone(),
         connected: channels.connected.clone(),
+        draining: channels.draining.clone(),
+        answering: Answering::new(move |ask| answers.answer(ask)),
         facts: Facts { served: channels.served.subscribe(), reached: channels.reached.subscribe() },
     };
     supervisor.run("config", move || config_client::run(client.clone(), to_client.clone()));
@@ -353,7 +378,9 @@ fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels:
             async move { follow(follows).await.map(|never| match never {}).map_err(Failure::from) }
         });
     }
-    let (at, routed) = (settings.announce, channels.routed.subscribe());
+    let (routed, draining, announced) = (channels.routed.subscribe(), channels.draining.subscribe(), channels.announced.clone());
+    supervisor.run("drain", move || drain::run(routed.clone(), draining.clone(), announced.clone()));
+    let (at, routed) = (settings.announce, channels.announced.subscribe());
     supervisor.run("announce", move || {
         let routed = routed.clone();
         async move { announce(at, routed).await.map(|never| match never {}).map_err(Failure::from) }
@@ -390,26 +417,25 @@ async fn merge(
     }
 }
 
-fn supervise_admin(
-    supervisor: &mut Supervisor,
+/// What the admin API reads, and the controller for operators.
+fn sources(
     settings: &Settings,
     channels: &Channels,
     hardware: &Hardware,
     workers: Vec<Arc<WorkerCounters>>,
-    reload: &Arc<Reload>,
-    stop: &CancellationToken,
-) {
-    let sources = Sources {
+    (reload, controller, tasks): (&Arc<Reload>, Seat, Tasks),
+) -> Sources {
+    Sources {
         gateway: settings.name.clone(),
         version: VERSION.to_owned(),
         served: channels.served.subscribe(),
         reached: channels.reached.subscribe(),
         connected: channels.connected.subscribe(),
-        tasks: supervisor.tasks(),
+        draining: channels.draining.subscribe(),
+        controller,
+        tasks,
         workers,
         ports: hardware.read_ports(),
         reload: Arc::clone(reload),
-    };
-    let (path, stop) = (settings.admin_listen.clone(), stop.clone());
-    supervisor.run("admin", move || admin::serve(path.clone(), sources.clone(), stop.clone().cancelled_owned()));
+    }
 }

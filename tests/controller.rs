@@ -60,7 +60,8 @@ fn split_configuration(edge: &Edge) {
     let text = fs::read_to_string(edge.path("sluice.yaml")).unwrap();
     let is_controllers = |line: &&str| CONTROLLER_KEYS.iter().any(|key| line.starts_with(key));
     let (controllers, gateways): (Vec<_>, Vec<_>) = text.lines().partition(is_controllers);
-    fs::write(edge.path("controller.yaml"), controllers.join("\n")).unwrap();
+    let admin = format!("admin: {{listen: \"unix:{}\"}}", edge.path("controller.sock").display());
+    fs::write(edge.path("controller.yaml"), [controllers.join("\n"), admin].join("\n")).unwrap();
     let socket = edge.path("config.sock").display().to_string();
     let gateways = format!("{}\ncontroller: {{urls: [\"unix:{socket}\"]}}\n", gateways.join("\n"));
     fs::write(edge.path("sluice.yaml"), gateways).unwrap();

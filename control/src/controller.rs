@@ -8,7 +8,7 @@
 //! another may begin (`lease`). A new leader reads every object anew before it plans: what its predecessor wrote is adopted.
 //! Deliberately not here: who leads (`lease`), and what each step decides (`plan`, `status`, `server`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -21,6 +21,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::addresses::PoolUse;
+use crate::admin::View;
+use crate::fleet::Fleet;
 use crate::gateways::Gateways;
 use crate::gathering::{CHANGES_WAITING_MAX, gather};
 use crate::incoming::{CertificateSource, Listeners, ServerTls};
@@ -85,6 +87,8 @@ pub struct Running {
     pub notebook: Arc<Notebook>,
     /// Every pool in figures.
     pub pools: watch::Receiver<PoolsTold>,
+    /// What operators may ask for.
+    pub view: View,
     _socket: Option<TakenAway>,
     tasks: JoinSet<Result<(), ControllerError>>,
     shutdown: CancellationToken,
@@ -102,24 +106,38 @@ impl Controller {
         let (states, states_seen) = watch::channel(None);
         let (gateways, gateways_seen) = watch::channel(Gateways::default());
         let (leadership, led) = watch::channel(Leadership::Following(None));
+        let (nodes, nodes_seen) = watch::channel(Arc::default());
+        let (pools, pools_seen) = watch::channel(PoolsTold::default());
+        let desk = Desk::new(origin.overrides(&settings));
+        let fleet = Fleet::default();
+        // Only a leader writes Events, and it alone has something to tell.
+        let notebook = Arc::new(match &origin {
+            Origin::Manifests { .. } => Notebook::default(),
+            Origin::Kubernetes(_) => Notebook::with_events(Arc::new(EventWriter::new(&kubernetes::instance()))),
+        });
+        let view = View {
+            states: states_seen.clone(),
+            gateways: gateways_seen.clone(),
+            nodes: nodes_seen,
+            pools: pools_seen.clone(),
+            desk: desk.clone(),
+            fleet: fleet.clone(),
+            notebook: Arc::clone(&notebook),
+        };
+        let shown = Shown { gateways: gateways.clone(), nodes };
         let service = ConfigService {
             states: states_seen.clone(),
             gateways,
+            fleet,
             leadership: led.clone(),
             group: settings.group.clone(),
             shutdown: shutdown.clone(),
         };
 
         let mut tasks = JoinSet::new();
-        let desk = Desk::new(origin.overrides(&settings));
         tasks.spawn(async move { Ok(server::serve(listeners, service).await?) });
-        // Only a leader writes Events, and it alone has something to tell.
-        let notebook = Arc::new(match &origin {
-            Origin::Manifests { .. } => Notebook::default(),
-            Origin::Kubernetes(_) => Notebook::with_events(Arc::new(EventWriter::new(&kubernetes::instance()))),
-        });
-        let (pools, pools_seen) = watch::channel(PoolsTold::default());
-        let work = Work { settings, states, gateways: gateways_seen.clone(), desk, notebook: Arc::clone(&notebook), pools };
+        let gateways = gateways_seen.clone();
+        let work = Work { settings, states, gateways, desk, notebook: Arc::clone(&notebook), pools, shown };
         match origin {
             Origin::Manifests { dir, files, adopted } => {
                 let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis().to_string();
@@ -162,6 +180,7 @@ impl Controller {
             states: states_seen,
             gateways: gateways_seen,
             notebook,
+            view,
             pools: pools_seen,
             _socket: socket,
             tasks,
@@ -208,6 +227,7 @@ struct Work {
     desk: Desk,
     notebook: Arc<Notebook>,
     pools: watch::Sender<PoolsTold>,
+    shown: Shown,
 }
 
 type Steps = JoinSet<Result<(), ControllerError>>;
@@ -228,8 +248,8 @@ impl Work {
             Ok(())
         });
         let (settings, states, notebook) = (self.settings.clone(), self.states.clone(), Arc::clone(&self.notebook));
-        let planning =
-            Planning { settings, epoch, states, gateways: self.gateways.clone(), statuses, notebook, pools: self.pools.clone() };
+        let (gateways, pools, shown) = (self.gateways.clone(), self.pools.clone(), self.shown.clone());
+        let planning = Planning { settings, epoch, states, gateways, statuses, notebook, pools, shown };
         steps.spawn(async move {
             planning.run(changes).await;
             Ok(())
@@ -353,6 +373,28 @@ struct Planning {
     statuses: watch::Sender<Option<Arc<Statuses>>>,
     notebook: Arc<Notebook>,
     pools: watch::Sender<PoolsTold>,
+    shown: Shown,
+}
+
+/// What a plan goes by that others are shown, too.
+#[derive(Clone)]
+struct Shown {
+    gateways: watch::Sender<Gateways>,
+    nodes: watch::Sender<Arc<BTreeSet<String>>>,
+}
+
+impl Shown {
+    /// Gateways learn that they are drained before they are sent what was planned with it.
+    fn update(&self, world: &World) {
+        Gateways::drain(&self.gateways, world.overrides().drained_gateways());
+        self.nodes.send_if_modified(|known| {
+            let is_news = !known.iter().eq(world.nodes().keys());
+            if is_news {
+                *known = Arc::new(world.nodes().keys().cloned().collect());
+            }
+            is_news
+        });
+    }
 }
 
 impl Planning {
@@ -394,6 +436,7 @@ impl Planning {
     fn plan(&self, world: &mut World, memory: &mut Memory) -> Option<Instant> {
         let plan = plan(world, &self.settings, memory, Instant::now().into_std());
         plan.notes.iter().for_each(|note| self.notebook.tell(note, uid(world, note).as_deref()));
+        self.shown.update(world);
         world.forget_departed(&plan.done_with_departed);
         self.tell_of_pools(world, &plan.pools_status);
         let before = self.states.borrow().clone();

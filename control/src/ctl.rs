@@ -1,4 +1,4 @@
-//! `sluicectl`: asks a gateway's admin API and prints what it says, for people or for programs.
+//! `sluicectl`: asks the admin API of a gateway or a controller and prints what it says, for people or for programs.
 //!
 //! Invariant: the JSON fields are those of DESIGN section 8, in that order, and a program can rely on them.
 //! Deliberately not here: TLS.
@@ -14,6 +14,9 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use proto::v1;
+use proto::v1::admin_client::AdminClient;
+use tonic::transport::Channel;
+use tonic::{Response, Status};
 
 pub use args::{Arguments, Command, ListArguments, Output, Server};
 pub use client::ClientError;
@@ -30,6 +33,9 @@ pub enum CtlError {
     /// A file cannot be read.
     #[error("cannot read {0}: {1}")]
     Input(String, io::Error),
+    /// Some gateways told nothing; what the others did was printed.
+    #[error("{0}")]
+    Silent(String),
     /// The output could not be written.
     #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),
@@ -58,6 +64,23 @@ pub async fn run(arguments: &Arguments, out: &mut impl Write, notes: &mut impl W
         Command::Backends(list) => follow::<rows::Backend>(server, list, out, notes, screen).await,
         Command::Ports(list) => follow::<rows::Port>(server, list, out, notes, screen).await,
         Command::Drops(list) => follow::<rows::Drop>(server, list, out, notes, screen).await,
+        Command::Gateways(list) => follow::<rows::Gateway>(server, list, out, notes, screen).await,
+        Command::Pools(list) => follow::<rows::Pool>(server, list, out, notes, screen).await,
+        Command::Events(list) => follow::<rows::Event>(server, list, out, notes, screen).await,
+        Command::Overrides(list) => follow::<rows::Override>(server, list, out, notes, screen).await,
+        Command::Drain { target } => {
+            let request = v1::DrainRequest { target: target.clone(), by: user() };
+            change(server, async |mut admin| admin.drain(request).await, out, notes).await
+        }
+        Command::Undrain { target } => {
+            let request = v1::UndrainRequest { target: target.clone() };
+            change(server, async |mut admin| admin.undrain(request).await, out, notes).await
+        }
+        Command::Weight { service, backend, weight } => {
+            let (service, backend, weight) = (service.clone(), backend.to_string(), weight.0.map(u32::from));
+            let request = v1::SetWeightRequest { service, backend, weight, by: user() };
+            change(server, async |mut admin| admin.set_weight(request).await, out, notes).await
+        }
         Command::Reload => {
             let mut admin = client::connect(server).await?;
             let answer = admin.reload(v1::ReloadRequest {}).await;
@@ -74,6 +97,29 @@ pub async fn run(arguments: &Arguments, out: &mut impl Write, notes: &mut impl W
         Command::Completion { shell } => Ok(args::write_completion(*shell, out)?),
         Command::Version => Ok(writeln!(out, "sluicectl {}", env!("CARGO_PKG_VERSION"))?),
     }
+}
+
+/// Has something changed that is set by hand, and says what is so now.
+async fn change(
+    server: &Server,
+    ask: impl AsyncFnOnce(AdminClient<Channel>) -> Result<Response<v1::ChangeResponse>, Status>,
+    out: &mut impl Write,
+    notes: &mut impl Write,
+) -> Result<(), CtlError> {
+    let answer = ask(client::connect(server).await?).await;
+    let answer = answer.map_err(|status| ClientError::from_status(server.socket(), &status, false))?.into_inner();
+    writeln!(out, "{}", answer.summary)?;
+    for note in &answer.notes {
+        writeln!(notes, "{note}")?;
+    }
+    Ok(())
+}
+
+/// Who asks: the person behind sudo, on this machine.
+fn user() -> String {
+    let name = ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|key| std::env::var(key).ok().filter(|name| !name.is_empty()));
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    format!("{}@{}", name.as_deref().unwrap_or("somebody"), host.trim())
 }
 
 use follow::follow;

@@ -1,8 +1,10 @@
-//! The gateways that are connected, the generation that each forwards by, and what each says of itself.
+//! The gateways that are connected, the generation that each forwards by, and what each says of itself; also which are
+//! drained, and when those that left were heard last.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use proto::ServiceName;
 use tokio::sync::watch;
@@ -22,7 +24,12 @@ pub struct Gateway {
     pub ready: bool,
     /// The backends of each service as the gateway sees them.
     pub health: Arc<BTreeMap<ServiceName, Health>>,
+    /// When it said something last.
+    pub last_seen: SystemTime,
 }
+
+/// Gateways that left are remembered so many, those that left last: a group has a dozen.
+const GONE_MAX: usize = 1024;
 
 /// Backends of one service, as one gateway sees them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,12 +56,37 @@ pub struct Report {
 pub struct Gateways {
     connected: BTreeMap<u64, Gateway>,
     last_connection: u64,
+    gone: BTreeMap<String, SystemTime>,
+    drained: Arc<BTreeSet<String>>,
 }
 
 impl Gateways {
     /// The connected gateways.
     pub fn iter(&self) -> impl Iterator<Item = &Gateway> {
         self.connected.values()
+    }
+
+    /// Gateways that were connected and are not, and when each was heard last.
+    #[must_use]
+    pub const fn gone(&self) -> &BTreeMap<String, SystemTime> {
+        &self.gone
+    }
+
+    /// Whether an operator drained the gateway of this name, connected or not.
+    #[must_use]
+    pub fn is_drained(&self, name: &str) -> bool {
+        self.drained.contains(name)
+    }
+
+    /// Says which gateways are drained.
+    pub fn drain(gateways: &watch::Sender<Self>, drained: BTreeSet<String>) {
+        gateways.send_if_modified(|all| {
+            let is_news = *all.drained != drained;
+            if is_news {
+                all.drained = Arc::new(drained);
+            }
+            is_news
+        });
     }
 
     /// Whether any gateway forwards by `counter` or a newer generation.
@@ -70,10 +102,24 @@ impl Gateways {
         self.iter().map(|gateway| gateway.acknowledged.unwrap_or(0)).min()
     }
 
-    /// Whether there are gateways and all forward by `counter` or a newer generation.
+    /// Whether there are gateways that are not drained, and all of them forward by `counter` or a newer generation.
     #[must_use]
     pub fn all_reached(&self, counter: u64) -> bool {
-        !self.connected.is_empty() && self.iter().all(|gateway| gateway.acknowledged >= Some(counter))
+        let mut awaited = self.iter().filter(|gateway| !self.is_drained(&gateway.name)).peekable();
+        awaited.peek().is_some() && awaited.all(|gateway| gateway.acknowledged >= Some(counter))
+    }
+
+    fn leave(&mut self, number: u64) {
+        let Some(Gateway { name, last_seen, .. }) = self.connected.remove(&number) else { return };
+        if self.iter().any(|gateway| gateway.name == name) {
+            return;
+        }
+        self.gone.insert(name, last_seen);
+        if self.gone.len() > GONE_MAX
+            && let Some(oldest) = self.gone.iter().min_by_key(|(_, seen)| **seen).map(|(name, _)| name.clone())
+        {
+            self.gone.remove(&oldest);
+        }
     }
 }
 
@@ -92,8 +138,16 @@ impl Connection {
         gateways.send_modify(|all| {
             all.last_connection += 1;
             number = all.last_connection;
-            let (name, version) = (name.to_owned(), version.to_owned());
-            let gateway = Gateway { name, version, acknowledged: None, reserved, ready: false, health: Arc::default() };
+            all.gone.remove(name);
+            let gateway = Gateway {
+                name: name.to_owned(),
+                version: version.to_owned(),
+                acknowledged: None,
+                reserved,
+                ready: false,
+                health: Arc::default(),
+                last_seen: SystemTime::now(),
+            };
             all.connected.insert(number, gateway);
         });
         Self { gateways: gateways.clone(), number }
@@ -101,12 +155,12 @@ impl Connection {
 
     /// Notes what the gateway forwards by.
     pub fn acknowledge(&self, counter: u64) {
-        self.gateways.send_if_modified(|all| match all.connected.get_mut(&self.number) {
-            Some(gateway) if gateway.acknowledged < Some(counter) => {
-                gateway.acknowledged = Some(counter);
-                true
-            }
-            _ => false,
+        self.gateways.send_if_modified(|all| {
+            let Some(gateway) = all.connected.get_mut(&self.number) else { return false };
+            gateway.last_seen = SystemTime::now();
+            let is_news = gateway.acknowledged < Some(counter);
+            gateway.acknowledged = gateway.acknowledged.max(Some(counter));
+            is_news
         });
     }
 }
@@ -116,6 +170,7 @@ impl Connection {
     pub fn report(&self, report: Report) {
         self.gateways.send_if_modified(|all| {
             let Some(gateway) = all.connected.get_mut(&self.number) else { return false };
+            gateway.last_seen = SystemTime::now();
             let is_news = gateway.ready != report.ready || !report.health.is_empty() || !report.removed.is_empty();
             gateway.ready = report.ready;
             let health = Arc::make_mut(&mut gateway.health);
@@ -128,7 +183,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.gateways.send_modify(|all| drop(all.connected.remove(&self.number)));
+        self.gateways.send_modify(|all| all.leave(self.number));
     }
 }
 
@@ -164,5 +219,35 @@ mod tests {
         assert!(gateways.borrow().all_reached(6));
         drop(two);
         assert!(!gateways.borrow().any_reached(0));
+    }
+
+    #[test]
+    fn a_drained_gateway_is_not_waited_for_and_one_that_left_is_remembered() {
+        let gateways = watch::Sender::new(Gateways::default());
+        let one = Connection::open(&gateways, "edge-1", "0.1.0", Vec::new());
+        let two = Connection::open(&gateways, "edge-2", "0.1.0", Vec::new());
+        one.acknowledge(5);
+        Gateways::drain(&gateways, ["edge-2".to_owned()].into());
+        assert!(gateways.borrow().all_reached(5) && gateways.borrow().is_drained("edge-2"));
+        Gateways::drain(&gateways, ["edge-1".to_owned(), "edge-2".to_owned()].into());
+        assert!(!gateways.borrow().all_reached(0), "nobody is waited for");
+        let again = Connection::open(&gateways, "edge-2", "0.1.0", Vec::new());
+        drop(two);
+        assert!(gateways.borrow().gone().is_empty(), "it is there twice while it connects again");
+        drop(again);
+        assert_eq!(gateways.borrow().gone().keys().collect::<Vec<_>>(), ["edge-2"]);
+        let _again = Connection::open(&gateways, "edge-2", "0.1.0", Vec::new());
+        assert!(gateways.borrow().gone().is_empty());
+    }
+
+    #[test]
+    fn those_that_left_first_are_forgotten_first() {
+        let gateways = watch::Sender::new(Gateways::default());
+        for number in 0..=GONE_MAX {
+            drop(Connection::open(&gateways, &format!("edge-{number}"), "0.1.0", Vec::new()));
+        }
+        let all = gateways.borrow();
+        assert_eq!(all.gone().len(), GONE_MAX);
+        assert!(!all.gone().contains_key("edge-0") && all.gone().contains_key("edge-1"));
     }
 }

@@ -5,6 +5,7 @@
 //! Deliberately not here: anything of the forwarding engine. This crate knows `proto` and nothing else of ours.
 
 pub mod addresses;
+pub mod admin;
 pub mod config;
 pub mod controller;
 pub mod convert;
@@ -12,6 +13,7 @@ pub mod crd;
 pub mod ctl;
 pub mod dial;
 pub mod externals;
+pub mod fleet;
 pub mod gateways;
 mod gathering;
 pub mod incoming;

@@ -91,6 +91,7 @@ impl Published {
             services: services.map(|service| v1::Service::from(&**service)).collect(),
             removed: gone.iter().map(ToString::to_string).collect(),
             pools: self.state.pools.iter().map(v1::Pool::from).collect(),
+            draining: false,
             more: false,
         })
     }

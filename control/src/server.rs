@@ -1,4 +1,4 @@
-//! `sluice.v1.Config`: gateways dial it, say what they have, and are sent what they lack.
+//! `sluice.v1.Config`, with `sluice.v1.Fleet` beside it: gateways dial it, say what they have, and are sent what they lack.
 //!
 //! Invariant: before the first complete state nothing is sent, so that no gateway ever takes a controller that has just
 //! started for an empty cluster. A slow gateway holds one message at most; what it gets next is the newest state.
@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use proto::limits::{LEADER_METADATA, MESSAGE_BYTES_MAX, SERVICES_MAX};
 use proto::v1::config_server::{Config, ConfigServer};
+use proto::v1::fleet_server::FleetServer;
 use proto::v1::{self, Hello, WatchRequest, WatchResponse, watch_request};
 use proto::{Generation, parts, v1::FILE_DESCRIPTOR_SET};
 use tokio::sync::{mpsc, watch};
@@ -19,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::fleet::{Fleet, FleetService};
 use crate::gateways::{Connection, Gateways, Health, Report};
 use crate::incoming::{Listeners, Peer};
 use crate::lease::{Leader, Leadership};
@@ -41,6 +43,8 @@ pub struct ConfigService {
     pub states: watch::Receiver<Option<Arc<Published>>>,
     /// Where connected gateways are listed.
     pub gateways: watch::Sender<Gateways>,
+    /// Where those that offer to answer are listed.
+    pub fleet: Fleet,
     /// Whether this controller leads: only then it serves.
     pub leadership: watch::Receiver<Leadership>,
     /// The group of gateways that it serves.
@@ -72,12 +76,14 @@ pub async fn serve(listeners: impl Into<Listeners>, service: ConfigService) -> R
         .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()?;
+    let fleet = FleetService { fleet: service.fleet.clone(), group: service.group.clone(), shutdown: shutdown.clone() };
     let config =
         ConfigServer::new(service).max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX);
     let server = Server::builder()
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(KEEP_ALIVE))
         .add_service(config)
+        .add_service(FleetServer::new(fleet).max_decoding_message_size(MESSAGE_BYTES_MAX))
         .add_service(health)
         .add_service(reflection)
         .serve_with_incoming_shutdown(listeners.into().incoming(), shutdown.clone().cancelled_owned());
@@ -133,8 +139,11 @@ impl ConfigService {
         let connection = Connection::open(&self.gateways, &hello.gateway, &hello.version, reserved(&hello)?);
         tracing::info!(gateway = hello.gateway, version = hello.version, "gateway connected");
         let mut sent: Option<Generation> = None;
+        let (mut gateways, mut said_draining) = (self.gateways.subscribe(), false);
         loop {
-            let has_news = self.states.borrow().as_ref().is_some_and(|newest| sent.as_ref() != Some(&newest.state.generation));
+            let draining = gateways.borrow_and_update().is_drained(&hello.gateway);
+            let is_news = |newest: &Arc<Published>| sent.as_ref() != Some(&newest.state.generation) || said_draining != draining;
+            let has_news = self.states.borrow().as_ref().is_some_and(is_news);
             tokio::select! {
                 () = self.shutdown.cancelled() => return Err(Status::unavailable("the controller stops; dial again")),
                 now = left(&mut self.leadership, &leads_since) => return Err(not_leading(&now)),
@@ -148,7 +157,7 @@ impl ConfigService {
                     // What was sent lately is remembered unless the gateway slept through thousands of changes.
                     let changes = sent.as_ref().and_then(|have| newest.since(have));
                     let first_or_full = || if sent.is_none() { newest.answer(&hello) } else { proto::convert::full(&newest.state) };
-                    let whole = changes.unwrap_or_else(first_or_full);
+                    let whole = WatchResponse { draining, ..changes.unwrap_or_else(first_or_full) };
                     let mut parts = if hello.parts { parts::split(whole, parts::PART_BYTES) } else { vec![whole] }.into_iter();
                     if let Some(first) = parts.next() {
                         permit.send(Ok(first));
@@ -157,8 +166,11 @@ impl ConfigService {
                         now = left(&mut self.leadership, &leads_since) => return Err(not_leading(&now)),
                         is_taken = send(messages, parts) => if !is_taken { return Ok(()) },
                     }
+                    said_draining = draining;
                     sent = Some(newest.state.generation.clone());
                 }
+                // It is known by others that the sender is gone: this task has it.
+                _ = gateways.changed(), if !has_news => {}
                 changed = self.states.changed(), if !has_news => {
                     changed.map_err(|_| Status::unavailable("the controller stops; dial again"))?;
                 }
@@ -228,9 +240,14 @@ fn speaks_for_itself(hello: &Hello, peer: &Peer, group: &str) -> Result<(), Stat
             hello.gateway, hello.group
         )));
     }
+    may_speak_for(&hello.gateway, peer, group)
+}
+
+/// Whether who is at the other end is the gateway that it says it is.
+pub(crate) fn may_speak_for(gateway: &str, peer: &Peer, group: &str) -> Result<(), Status> {
     let Peer::Named(names) = peer else { return Ok(()) };
-    let claimed = Identity::new(group, &hello.gateway);
-    if hello.gateway == CONTROLLER {
+    let claimed = Identity::new(group, gateway);
+    if gateway == CONTROLLER {
         return Err(Status::permission_denied(format!("no gateway may be named {CONTROLLER}; give it another `name`")));
     }
     if names.contains(&claimed) {
@@ -305,8 +322,8 @@ mod tests {
             let (gateways, gateways_seen) = watch::channel(Gateways::default());
             let shutdown = CancellationToken::new();
             let leadership = watch::channel(Leadership::Leading { epoch: "now".to_owned() }).1;
-            let group = "east".to_owned();
-            let service = ConfigService { states: seen, gateways, leadership, group, shutdown: shutdown.clone() };
+            let (group, fleet) = ("east".to_owned(), Fleet::default());
+            let service = ConfigService { states: seen, gateways, fleet, leadership, group, shutdown: shutdown.clone() };
             let listener = crate::socket::listen(&dir.path().join("config.sock")).await.unwrap();
             tokio::spawn(serve(listener, service));
             Self { dir, states, gateways: gateways_seen, shutdown }

@@ -50,7 +50,11 @@ fn run(source: &str) -> (tempfile::TempDir, std::process::Child) {
     let config = directory.path().join("controller.yaml");
     let socket = directory.path().join("config.sock");
     let status = directory.path().join("status");
-    let text = format!("listen: \"unix:{}\"\nstatusDir: {}\n{source}\n", socket.display(), status.display());
+    let text = format!(
+        "listen: \"unix:{0}\"\nadmin: {{listen: \"unix:{0}.admin\"}}\nstatusDir: {1}\n{source}\n",
+        socket.display(),
+        status.display()
+    );
     std::fs::write(&config, text).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-controller"));
     command.args(["run", "--config", config.to_str().unwrap()]).stderr(std::process::Stdio::piped());

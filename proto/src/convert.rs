@@ -167,7 +167,15 @@ pub fn difference_by_hashes(have: &BTreeMap<String, Vec<u8>>, to: &State) -> v1:
 
 fn response(state: &State, full: bool, services: Vec<v1::Service>, removed: Vec<String>) -> v1::WatchResponse {
     let pools = state.pools.iter().map(v1::Pool::from).collect();
-    v1::WatchResponse { generation: Some(v1::Generation::from(&state.generation)), full, services, removed, pools, more: false }
+    v1::WatchResponse {
+        generation: Some(v1::Generation::from(&state.generation)),
+        full,
+        services,
+        removed,
+        pools,
+        draining: false,
+        more: false,
+    }
 }
 
 impl From<&Generation> for v1::Generation {

@@ -12,6 +12,8 @@ pub const FIELD_MANAGER: &str = "sluice";
 pub const FINALIZER: &str = "sluice.dev/load-balancer-cleanup";
 /// Default address of the admin API.
 pub const ADMIN_LISTEN: &str = "unix:/run/sluice/admin.sock";
+/// Default address of the admin API of a controller that is a program of its own: a gateway may run on the same machine.
+pub const CONTROLLER_ADMIN_LISTEN: &str = "unix:/run/sluice/controller.sock";
 /// Default address of the configuration API.
 pub const CONFIG_LISTEN: &str = "unix:/run/sluice/config.sock";
 

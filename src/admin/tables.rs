@@ -1,7 +1,7 @@
 //! What an operator is told of services, backends, ports and workers: pure functions from what the workers were given
 //! and what they count.
 //!
-//! Invariant: the words are those of DESIGN section 8, and a backend stands once per service, whatever number of its
+//! Whose rows they are is added by who sends them. Invariant: the words are those of DESIGN section 8, and a backend stands once per service, whatever number of its
 //! ports it serves.
 
 use std::collections::BTreeMap;
@@ -69,6 +69,7 @@ pub(super) fn service(service: &ServiceView) -> v1::ServiceStatus {
         reason: refusal.map_or_else(String::new, |refusal| refusal.reason.as_str().to_owned()),
         message: refusal.map_or_else(String::new, |refusal| refusal.message.clone()),
         app_protocols: service.ports.iter().flat_map(app_protocols).collect(),
+        gateway: String::new(),
     }
 }
 
@@ -81,6 +82,7 @@ pub(super) fn backends(service: &ServiceView, workers: &Workers) -> Vec<v1::Back
         healthy: row.healthy,
         weight: row.weight.into(),
         flows: row.flows,
+        gateway: String::new(),
     };
     rows(service, workers).into_iter().map(status).collect()
 }
@@ -89,7 +91,8 @@ pub(super) fn backends(service: &ServiceView, workers: &Workers) -> Vec<v1::Back
 pub(super) fn drops(workers: &Workers) -> Vec<v1::DropCount> {
     let of = |(worker, counters): (u32, &Arc<WorkerCounters>)| {
         let packets = |reason: &DropReason| counters.drops(*reason).get();
-        let count = |r: &DropReason| v1::DropCount { reason: r.as_str().to_owned(), worker, packets: packets(r) };
+        let count =
+            |r: &DropReason| v1::DropCount { reason: r.as_str().to_owned(), worker, packets: packets(r), gateway: String::new() };
         DropReason::ALL.iter().map(count).collect::<Vec<_>>()
     };
     (0..).zip(workers).flat_map(of).collect()
@@ -141,6 +144,7 @@ pub(super) fn port(reading: PortReading) -> v1::PortStatus {
         speed_mbps: reading.speed_mbps,
         mtu: reading.mtu_bytes.map(u32::from),
         steering: reading.steering,
+        gateway: String::new(),
     }
 }
 

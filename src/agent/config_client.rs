@@ -16,6 +16,7 @@ use proto::v1::config_client::ConfigClient;
 use proto::v1::watch_request::Message;
 use proto::{Generation, Known, limits, v1};
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::{ReceiverStream, WatchStream};
@@ -23,6 +24,7 @@ use tokio_stream::wrappers::{ReceiverStream, WatchStream};
 use super::backoff::{Backoff, random};
 use super::received::{Received, ReceivedError};
 use super::report::{self, Facts};
+use super::serve::{self, Answering};
 use super::supervisor::Failure;
 
 const FIRST_WAIT: Duration = Duration::from_millis(100);
@@ -52,6 +54,10 @@ pub struct ClientChannels {
     pub known: watch::Sender<Option<Known>>,
     /// Out: whether a controller is connected and has sent its state.
     pub connected: watch::Sender<bool>,
+    /// Out: whether routers shall send elsewhere.
+    pub draining: watch::Sender<bool>,
+    /// What answers the controller's questions.
+    pub answering: Answering,
     /// In: what is acknowledged and reported.
     pub facts: Facts,
 }
@@ -139,13 +145,15 @@ async fn follow(
     tokio::spawn(report::run(channels.facts.clone(), reports));
     let later = later.merge(ReceiverStream::new(reported));
     let requests = tokio_stream::once(hello).chain(later).map(|message| v1::WatchRequest { message: Some(message) });
-    let mut client = ConfigClient::new(channel)
+    let mut answers = JoinSet::new();
+    let mut client = ConfigClient::new(channel.clone())
         .max_decoding_message_size(limits::MESSAGE_BYTES_MAX)
         .max_encoding_message_size(limits::MESSAGE_BYTES_MAX);
     let mut stream = match client.watch(requests).await {
         Ok(response) => response.into_inner(),
         Err(status) => return refused(status),
     };
+    answers.spawn(serve::run(channel, settings.gateway.clone(), channels.answering.clone()));
     let mut reached = channels.facts.reached.clone();
     let (mut epoch, mut joining) = (None, Joining::default());
     loop {
@@ -157,7 +165,11 @@ async fn follow(
                     Err(status) => return refused(status),
                 };
                 let known = match message {
-                    Ok(Some(whole)) => received.apply(whole),
+                    Ok(Some(whole)) => {
+                        // Before the state, so that a drained gateway announces nothing in between.
+                        send_if_other(&channels.draining, whole.draining);
+                        received.apply(whole)
+                    }
                     Ok(None) => continue,
                     Err(error) => return error.into(),
                 };
@@ -187,6 +199,10 @@ fn said(status: &tonic::Status) -> String {
     if cause.is_empty() { status.message().to_owned() } else { format!("{}: {cause}", status.message()) }
 }
 
+fn send_if_other(to: &watch::Sender<bool>, now: bool) {
+    to.send_if_modified(|last| std::mem::replace(last, now) != now);
+}
+
 #[cfg(test)]
 mod redirected;
 
@@ -195,12 +211,15 @@ mod tests {
     use std::path::Path;
     use std::sync::Arc;
 
+    use control::fleet::{Fleet, SilentError};
     use control::gateways::Gateways;
     use control::lease::Leadership;
     use control::publish::Published;
     use control::server::{ConfigService, ServeError, serve};
     use proto::convert::{difference, difference_by_hashes, full};
+    use proto::v1::answer::Said;
     use proto::v1::config_server::{Config, ConfigServer};
+    use proto::v1::question::Ask;
     use proto::{Origin, Service, State};
     use tokio::net::UnixListener;
     use tokio::time::timeout;
@@ -267,6 +286,7 @@ mod tests {
         connected: watch::Receiver<bool>,
         reached: watch::Sender<Option<Generation>>,
         served: watch::Sender<Served>,
+        draining: watch::Receiver<bool>,
         client: tokio::task::JoinHandle<Result<(), Failure>>,
     }
 
@@ -287,8 +307,13 @@ mod tests {
             };
             let (served, served_out) = watch::channel(Served::default());
             let facts = Facts { served: served_out, reached: reached_out };
-            let client = tokio::spawn(run(settings, ClientChannels { known, connected, facts }));
-            Self { dir, known: known_out, connected: connected_out, reached, served, client }
+            let (draining, draining_out) = watch::channel(false);
+            let answering = Answering::new(|ask| match ask {
+                Ask::Services(_) => Said::Services(v1::ListServicesResponse::default()),
+                _ => Said::Refusal("not today".to_owned()),
+            });
+            let client = tokio::spawn(run(settings, ClientChannels { known, connected, draining, answering, facts }));
+            Self { dir, known: known_out, connected: connected_out, reached, served, draining: draining_out, client }
         }
 
         /// The same, with a controller whose every word the test decides.
@@ -374,6 +399,8 @@ mod tests {
 
     /// The controller's own server, with the states that the test publishes.
     struct Controller {
+        fleet: Fleet,
+        drains: watch::Sender<Gateways>,
         states: watch::Sender<Option<Arc<Published>>>,
         gateways: watch::Receiver<Gateways>,
         shutdown: CancellationToken,
@@ -386,10 +413,17 @@ mod tests {
             let (gateways_out, gateways) = watch::channel(Gateways::default());
             let shutdown = CancellationToken::new();
             let leadership = watch::channel(Leadership::Leading { epoch: "e".to_owned() }).1;
-            let (group, shutdown_in) = ("east".to_owned(), shutdown.clone());
-            let service = ConfigService { states: states_in, gateways: gateways_out, leadership, group, shutdown: shutdown_in };
+            let (fleet, drains) = (Fleet::default(), gateways_out.clone());
+            let service = ConfigService {
+                states: states_in,
+                gateways: gateways_out,
+                fleet: fleet.clone(),
+                leadership,
+                group: "east".to_owned(),
+                shutdown: shutdown.clone(),
+            };
             let listener = control::socket::listen(path).await.unwrap();
-            Self { states, gateways, shutdown, server: tokio::spawn(serve(listener, service)) }
+            Self { fleet, drains, states, gateways, shutdown, server: tokio::spawn(serve(listener, service)) }
         }
 
         fn publish(&self, services: &[Arc<Service>]) -> State {
@@ -433,6 +467,44 @@ mod tests {
         let again = Controller::start(&path, first("f", &[Arc::clone(&kept)])).await;
         let after = gateway.knows(&state("f", 1, &[Arc::clone(&kept)])).await;
         assert!(Arc::ptr_eq(&before.state.services[&kept.name], &after.state.services[&kept.name]));
+        again.stop().await;
+    }
+
+    /// Asks until the gateway offers to answer.
+    async fn answered(controller: &Controller, ask: Ask) -> Result<Said, SilentError> {
+        let names = || vec!["edge-1".to_owned()];
+        let answer = async {
+            loop {
+                match controller.fleet.ask(names(), &ask).await.remove(0).1 {
+                    Err(SilentError::NoOffer) => tokio::task::yield_now().await,
+                    answer => return answer,
+                }
+            }
+        };
+        timeout(LONG, answer).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn the_controller_drains_a_gateway_and_asks_it_what_operators_want_to_know() {
+        let mut gateway = Gateway::dialling(None);
+        let path = gateway.dir.path().join("config.sock");
+        let controller = Controller::start(&path, first("e", &[])).await;
+        gateway.knows(&state("e", 1, &[])).await;
+        for is_drained in [true, false, true] {
+            let names = if is_drained { ["edge-1".to_owned()].into() } else { ["edge-9".to_owned()].into() };
+            Gateways::drain(&controller.drains, names);
+            timeout(LONG, gateway.draining.wait_for(|draining| *draining == is_drained)).await.unwrap().unwrap();
+        }
+        let services = answered(&controller, Ask::Services(v1::ListServicesRequest {})).await;
+        assert_eq!(services, Ok(Said::Services(v1::ListServicesResponse::default())));
+        let refused = answered(&controller, Ask::Drops(v1::ListDropsRequest {})).await;
+        assert_eq!(refused, Err(SilentError::Refused("not today".to_owned())));
+        let nobody = controller.fleet.ask(vec!["edge-9".to_owned()], &Ask::Drops(v1::ListDropsRequest {})).await;
+        assert_eq!(nobody, [("edge-9".to_owned(), Err(SilentError::NoOffer))]);
+        controller.stop().await;
+        let again = Controller::start(&path, first("f", &[])).await;
+        gateway.knows(&state("f", 1, &[])).await;
+        assert!(!*gateway.draining.borrow(), "the new controller says so with its first message");
         again.stop().await;
     }
 }

@@ -19,6 +19,8 @@ use super::served::{Counts, Served};
 
 /// Shortest time between two reports: conditions of Services change every 30 s at most, and people look once a second.
 const AT_MOST_EVERY: Duration = Duration::from_secs(1);
+/// A report without news says that the gateway is there.
+const AT_LEAST_EVERY: Duration = Duration::from_secs(10);
 
 /// What reports are made from.
 #[derive(Clone, Debug)]
@@ -40,6 +42,7 @@ struct Reported {
 /// Reports on one stream until it is gone.
 pub(super) async fn run(mut facts: Facts, messages: mpsc::Sender<Message>) {
     let mut reported = Reported::default();
+    let mut is_due = false;
     loop {
         let Ok(permit) = messages.reserve().await else { return };
         let served = facts.served.borrow_and_update().clone();
@@ -52,10 +55,13 @@ pub(super) async fn run(mut facts: Facts, messages: mpsc::Sender<Message>) {
                     () = sleep(AT_MOST_EVERY) => {}
                 }
             }
+            None if is_due => permit.send(Message::Report(v1::Report { ready: is_ready, ..v1::Report::default() })),
             None => drop(permit),
         }
+        is_due = false;
         tokio::select! {
             () = messages.closed() => return,
+            () = sleep(AT_LEAST_EVERY) => is_due = true,
             changed = facts.served.changed() => if changed.is_err() { return },
             changed = facts.reached.changed() => if changed.is_err() { return },
         }

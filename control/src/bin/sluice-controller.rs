@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use control::admin::{self, ControllerAdmin};
 use control::config::controller::ControllerFile;
 use control::controller::{Controller, ControllerError};
 use control::kubernetes::{self, Extent};
 use control::logging;
 use control::settings::Source;
+use control::socket::{self, TakenAway};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -168,7 +170,18 @@ async fn let_go(
 async fn serve(file: ControllerFile) -> anyhow::Result<()> {
     let shutdown = CancellationToken::new();
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let config = file.effective();
+    let listener = socket::listen(&file.admin_listen).await?;
+    let _taken_away = TakenAway(file.admin_listen);
     let running = Controller::start(file.settings, shutdown.clone()).await?;
+    let admin = ControllerAdmin { view: running.view.clone(), config };
+    let stop = shutdown.clone().cancelled_owned();
+    // An operator who cannot ask is no reason to stop what runs.
+    tokio::spawn(async move {
+        if let Err(error) = admin::serve(listener, admin, stop).await {
+            tracing::error!(%error, "nobody is answered any more; restart sluice-controller");
+        }
+    });
     tokio::spawn(async move {
         tokio::select! {
             _ = terminate.recv() => {}

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use proto::limits::{DRAIN_TIMEOUT, LOAD_BALANCER_CLASS};
+use proto::limits::{CONTROLLER_ADMIN_LISTEN, DRAIN_TIMEOUT, LOAD_BALANCER_CLASS};
 use proto::{AddressRange, HealthCheck, Mode, Scheduler};
 
 use super::scalar::{CLASS_EXPECTED, Written, is_class, is_dns_label, quoted, quoted_list, scheduler};
@@ -141,6 +141,18 @@ fn take_kubernetes(top: &mut Section<'_>) -> (Option<Placed<PathBuf>>, Option<St
     (kubeconfig, namespace, class.unwrap_or_else(|| LOAD_BALANCER_CLASS.to_owned()), classless)
 }
 
+/// Takes key `admin` of a controller that is a program of its own.
+fn take_admin(top: &mut Section<'_>, config_listen: Option<&Path>) -> PathBuf {
+    let mut section = top.section("admin");
+    let place = section.place.clone();
+    let listen = section.socket("listen", CONTROLLER_ADMIN_LISTEN);
+    if config_listen == Some(&*listen) {
+        section.reader.problem(&place, format!("found unix:{}, which is `listen` too; give each its own", listen.display()));
+    }
+    section.finish();
+    listen
+}
+
 fn take_group(top: &mut Section<'_>) -> String {
     let expected = format!("a name of lower-case letters, digits and `-`, at most {GROUP_BYTES_MAX}");
     let group =
@@ -218,6 +230,8 @@ fn take_external_ips(top: &mut Section<'_>) -> Vec<IpNet> {
 pub struct ControllerFile {
     /// What it controls, and how.
     pub settings: ControllerSettings,
+    /// Socket that `sluice.v1.Admin` is served on.
+    pub admin_listen: PathBuf,
     /// What it logs.
     pub logs: Logs,
 }
@@ -232,6 +246,7 @@ impl ControllerFile {
         let mut top = reader.section(&root);
         let keys = ControllerKeys::take(&mut top);
         let logs = Logs::take(&mut top);
+        let admin_listen = take_admin(&mut top, keys.listen.unix.as_deref());
         top.finish();
         if let (Some(manifests), Some(_)) = (&keys.manifests, &keys.kubeconfig) {
             reader.problem(&manifests.place, "found a second source beside `kubernetes.kubeconfig`; keep one of the two");
@@ -244,13 +259,14 @@ impl ControllerFile {
                 namespace: keys.namespace.clone(),
             },
         };
-        Ok(Self { settings: keys.settings(source, Vec::new()), logs })
+        Ok(Self { settings: keys.settings(source, Vec::new()), admin_listen, logs })
     }
 
     /// Every key with its value, as YAML that [`ControllerFile::read`] takes.
     #[must_use]
     pub fn effective(&self) -> String {
-        format!("logs: {}\n{}", self.logs, effective(&self.settings))
+        let admin = quoted(&format!("unix:{}", self.admin_listen.display()));
+        format!("logs: {}\nadmin: {{listen: {admin}}}\n{}", self.logs, effective(&self.settings))
     }
 }
 
@@ -330,7 +346,7 @@ mod tests {
                     maxPerNamespace: 3, loadBalancerClass: a.b/c, allowCrossNamespaceSharing: true}\n\
                     kubernetes: {kubeconfig: /k, namespace: edge, loadBalancerClass: a.b/c, claimClassless: {enabled: true, namespaceSelector: {team: edge}, serviceSelector: {matchExpressions: [{key: lb, operator: Exists}]}}}\n\
                     nodePortNamespaceSelector: {matchLabels: {nodeports: 'yes'}}\nexternalIPs: {allowed: [203.0.113.1/24]}\n\
-                    logs: {format: json, level: debug}\n";
+                    logs: {format: json, level: debug}\nadmin: {listen: 'unix:/a b.sock'}\n";
         let tcp =
             "listen: ['unix:/s', '[::]:9443']\ntls: {ca: /a, cert: /b, key: /c}\nadvertise: 'https://[2001:db8::1]:30443'\n";
         let secret = "listen: 0.0.0.0:9443\ntls: {secret: sluice-controller-tls}\n";
@@ -351,6 +367,7 @@ mod tests {
     #[test]
     fn wrong_values_say_what_is_allowed() {
         let rows = [
+            ("listen: unix:/a\nadmin: {listen: unix:/a}", "key `admin`: found unix:/a, which is `listen` too"),
             ("listen: 0.0.0.0:9", "key `listen`: found 0.0.0.0:9, and no certificates; name them by `tls`"),
             ("listen: 'localhost:9'", "key `listen`: found `localhost:9`, expected unix:PATH, IP:PORT or [IP]:PORT"),
             ("listen: ['unix:/a', 'unix:/b']", "key `listen[1]`: found a second address of its kind"),

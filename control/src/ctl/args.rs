@@ -1,6 +1,7 @@
 //! The command line of `sluicectl` (DESIGN section 8).
 
 use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -11,11 +12,11 @@ use proto::limits::ADMIN_LISTEN;
 use crate::config::scalar;
 use crate::convert::Product;
 
-/// Asks a sluice gateway what it does.
+/// Asks a sluice gateway, or a controller for all of its gateways, what they do, and takes backends, nodes and gateways out.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "sluicectl", version)]
 pub struct Arguments {
-    /// The gateway's admin API: unix:PATH.
+    /// The admin API of a gateway or a controller: unix:PATH.
     #[arg(long, global = true, value_name = "URL", env = "SLUICE_SERVER", default_value = ADMIN_LISTEN)]
     pub server: Server,
     /// What to ask.
@@ -36,6 +37,37 @@ pub enum Command {
     Drops(ListArguments),
     /// Print what MetalLB or Cilium hold of load balancer addresses as AddressPools, and say what has no equivalent.
     Convert(ConvertArguments),
+    /// Gateways of the group: ready, generation, draining, when last heard of.
+    Gateways(ListArguments),
+    /// Pools that VIPs are taken from: addresses, how many are used and available, and why one is not used.
+    Pools(ListArguments),
+    /// What owners of objects were told: why a Service is not served, and the like.
+    Events(ListArguments),
+    /// What is set by hand, by whom and since when: drains and weights.
+    Overrides(ListArguments),
+    /// Take no new flows: of a backend (ADDRESS:PORT, or ADDRESS for all its ports), of all backends on a node, or of a
+    /// gateway, whose routes to VIPs are withdrawn. Flows that there are go on.
+    Drain {
+        /// A backend, or the name of a node or gateway; node/NAME or gateway/NAME where both have it.
+        #[arg(value_name = "BACKEND|NODE|GATEWAY")]
+        target: String,
+    },
+    /// Take new flows again.
+    Undrain {
+        /// What is drained, as `overrides` lists it.
+        #[arg(value_name = "BACKEND|NODE|GATEWAY")]
+        target: String,
+    },
+    /// Set the share of new flows that a backend takes, relative to the others.
+    Weight {
+        /// The Service: NAMESPACE/NAME, or a name that one alone has.
+        service: String,
+        /// The backend: ADDRESS:PORT.
+        backend: SocketAddr,
+        /// 0 to 65535; `auto`: its own again.
+        #[arg(value_name = "N")]
+        weight: ChosenWeight,
+    },
     /// Have the gateway read its configuration again; says what is in effect and what needs a restart.
     Reload,
     /// Print the settings in effect, with all defaults.
@@ -79,6 +111,21 @@ pub enum Output {
     Json,
     /// One list; with --watch, one document per object.
     Yaml,
+}
+
+/// A weight; none: the backend's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChosenWeight(pub Option<u16>);
+
+impl FromStr for ChosenWeight {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self(None)),
+            number => number.parse().map(|weight| Self(Some(weight))).map_err(|_| "expected 0 to 65535, or auto".to_owned()),
+        }
+    }
 }
 
 /// Where the admin API is.

@@ -2,7 +2,9 @@
 
 use std::io::Write;
 
-use super::rows::Row;
+use proto::v1;
+
+use super::rows::{Listed, Row};
 use super::{ClientError, CtlError, ListArguments, Output, Screen, Server, client, print};
 
 /// Prints the list, and with `--watch` what becomes of it until the output closes or the gateway goes.
@@ -15,22 +17,27 @@ pub(super) async fn follow<R: Row>(
 ) -> Result<(), CtlError> {
     let mut client = client::connect(server).await?;
     let path = server.socket();
-    let rows = R::list(&mut client).await.map_err(|status| ClientError::from_status(path, &status, false))?;
+    let first = R::list(&mut client).await.map_err(|status| ClientError::from_status(path, &status, false))?;
     if !arguments.watch {
-        return print::list(&rows, arguments.output, out, notes);
+        print::list(&first.rows, arguments.output, out, notes)?;
+        return if first.silent.is_empty() { Ok(()) } else { Err(CtlError::Silent(told(&first.silent))) };
     }
     let mut period = tokio::time::interval(screen.period);
     let mut shown: Vec<R> = Vec::new();
-    let mut first = true;
-    let mut rows = Some(rows);
+    let mut silent = Vec::new();
+    let mut is_first = true;
+    let mut listed = Some(first);
     loop {
         period.tick().await;
-        let now = match rows.take() {
-            Some(rows) => rows,
+        let Listed { rows: now, silent: silent_now } = match listed.take() {
+            Some(listed) => listed,
             None => R::list(&mut client).await.map_err(|status| ClientError::from_status(path, &status, true))?,
         };
+        if silent_now != silent && !silent_now.is_empty() {
+            writeln!(notes, "{}", told(&silent_now))?;
+        }
         match arguments.output {
-            Output::Table if first || now != shown => {
+            Output::Table if is_first || now != shown => {
                 if screen.redraw {
                     print::clear(out)?;
                 }
@@ -44,8 +51,14 @@ pub(super) async fn follow<R: Row>(
                 out.flush()?;
             }
         }
-        (shown, first) = (now, false);
+        (shown, silent, is_first) = (now, silent_now, false);
     }
+}
+
+/// Which gateways told nothing, and why.
+fn told(silent: &[v1::Silent]) -> String {
+    let one = |v1::Silent { gateway, reason }: &v1::Silent| format!("nothing of gateway {gateway}: {reason}");
+    silent.iter().map(one).collect::<Vec<_>>().join("\n")
 }
 
 /// The objects of `now` that are new or differ from what was shown.

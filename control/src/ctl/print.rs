@@ -43,12 +43,16 @@ fn format_error(error: impl ToString) -> CtlError {
     CtlError::Format(error.to_string())
 }
 
-/// Aligned columns under their titles, each line with its end.
+/// Aligned columns under their titles, each line with its end. Whose rows they are is the first column where they are of
+/// several gateways.
 pub(super) fn table<R: Row>(rows: &[R]) -> String {
-    let titles = R::TITLES.iter().map(|title| (*title).to_owned()).collect();
-    let lines: Vec<Vec<String>> = std::iter::once(titles).chain(rows.iter().map(Row::cells)).collect();
+    let of_several = rows.iter().any(|row| row.gateway() != rows[0].gateway());
+    let whose = |gateway: &str| of_several.then(|| gateway.to_owned());
+    let titles = whose("GATEWAY").into_iter().chain(R::TITLES.iter().map(|title| (*title).to_owned())).collect();
+    let cells = |row: &R| whose(row.gateway()).into_iter().chain(row.cells()).collect();
+    let lines: Vec<Vec<String>> = std::iter::once(titles).chain(rows.iter().map(cells)).collect();
     let width = |column: usize| lines.iter().filter_map(|line| line.get(column)).map(|cell| cell.chars().count()).max();
-    let widths: Vec<usize> = (0..R::TITLES.len()).map(|column| width(column).unwrap_or(0)).collect();
+    let widths: Vec<usize> = (0..lines[0].len()).map(|column| width(column).unwrap_or(0)).collect();
     let mut text = String::new();
     for line in &lines {
         let padded: String = line.iter().zip(&widths).map(|(cell, width)| format!("{cell:<pad$}", pad = width + GAP)).collect();

@@ -1,5 +1,9 @@
 //! What is listed: one type per command, whose fields are those of the JSON, in order.
 
+mod group;
+
+pub(super) use group::{Event, Gateway, Override, Pool};
+
 use std::collections::BTreeMap;
 
 use proto::v1;
@@ -14,13 +18,36 @@ pub(super) trait Row: Serialize + Clone + PartialEq {
     const TITLES: &'static [&'static str];
 
     /// Asks for all of them.
-    async fn list(client: &mut AdminClient<Channel>) -> Result<Vec<Self>, Status>;
+    async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status>;
 
     /// Whether both tell of one object, at different times.
     fn same_object(&self, other: &Self) -> bool;
 
     /// One cell per title.
     fn cells(&self) -> Vec<String>;
+
+    /// The gateway that tells of it; empty where none does.
+    fn gateway(&self) -> &str {
+        ""
+    }
+}
+
+/// All objects of a kind.
+#[derive(Clone, Debug)]
+pub(super) struct Listed<R> {
+    /// Those that were told of.
+    pub(super) rows: Vec<R>,
+    /// The gateways that told nothing.
+    pub(super) silent: Vec<v1::Silent>,
+}
+
+impl<R> Listed<R> {
+    fn of<S>(rows: Vec<S>, silent: Vec<v1::Silent>) -> Self
+    where
+        R: From<S>,
+    {
+        Self { rows: rows.into_iter().map(R::from).collect(), silent }
+    }
 }
 
 /// A Service.
@@ -37,6 +64,7 @@ pub(super) struct Service {
     reason: String,
     /// By frontend, for those whose port has one: what clients and backends speak.
     app_protocols: BTreeMap<String, String>,
+    gateway: String,
     /// For people only: DESIGN section 8 fixes the fields of the JSON.
     #[serde(skip)]
     message: String,
@@ -46,13 +74,13 @@ impl Row for Service {
     const TITLES: &'static [&'static str] =
         &["NAMESPACE", "NAME", "FRONTENDS", "MODE", "TARGET", "SCHEDULER", "BACKENDS", "HEALTHY", "REASON"];
 
-    async fn list(client: &mut AdminClient<Channel>) -> Result<Vec<Self>, Status> {
-        let services = client.list_services(v1::ListServicesRequest {}).await?.into_inner().services;
-        Ok(services.into_iter().map(Self::from).collect())
+    async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
+        let v1::ListServicesResponse { services, silent } = client.list_services(v1::ListServicesRequest {}).await?.into_inner();
+        Ok(Listed::of(services, silent))
     }
 
     fn same_object(&self, other: &Self) -> bool {
-        (&self.namespace, &self.name) == (&other.namespace, &other.name)
+        (&self.namespace, &self.name, &self.gateway) == (&other.namespace, &other.name, &other.gateway)
     }
 
     fn cells(&self) -> Vec<String> {
@@ -69,6 +97,10 @@ impl Row for Service {
             reason,
         ]
     }
+
+    fn gateway(&self) -> &str {
+        &self.gateway
+    }
 }
 
 impl From<v1::ServiceStatus> for Service {
@@ -84,6 +116,7 @@ impl From<v1::ServiceStatus> for Service {
             healthy: status.healthy,
             reason: status.reason,
             app_protocols: status.app_protocols,
+            gateway: status.gateway,
             message: status.message,
         }
     }
@@ -98,18 +131,19 @@ pub(super) struct Backend {
     healthy: bool,
     weight: u32,
     flows: u64,
+    gateway: String,
 }
 
 impl Row for Backend {
     const TITLES: &'static [&'static str] = &["SERVICE", "ADDRESS", "STATE", "HEALTHY", "WEIGHT", "FLOWS"];
 
-    async fn list(client: &mut AdminClient<Channel>) -> Result<Vec<Self>, Status> {
-        let backends = client.list_backends(v1::ListBackendsRequest {}).await?.into_inner().backends;
-        Ok(backends.into_iter().map(Self::from).collect())
+    async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
+        let v1::ListBackendsResponse { backends, silent } = client.list_backends(v1::ListBackendsRequest {}).await?.into_inner();
+        Ok(Listed::of(backends, silent))
     }
 
     fn same_object(&self, other: &Self) -> bool {
-        (&self.service, &self.address) == (&other.service, &other.address)
+        (&self.service, &self.address, &self.gateway) == (&other.service, &other.address, &other.gateway)
     }
 
     fn cells(&self) -> Vec<String> {
@@ -117,12 +151,16 @@ impl Row for Backend {
         let (weight, flows) = (self.weight.to_string(), self.flows.to_string());
         vec![self.service.clone(), self.address.clone(), self.state.clone(), healthy.to_owned(), weight, flows]
     }
+
+    fn gateway(&self) -> &str {
+        &self.gateway
+    }
 }
 
 impl From<v1::BackendStatus> for Backend {
     fn from(status: v1::BackendStatus) -> Self {
-        let v1::BackendStatus { service, address, state, healthy, weight, flows } = status;
-        Self { service, address, state, healthy, weight, flows }
+        let v1::BackendStatus { service, address, state, healthy, weight, flows, gateway } = status;
+        Self { service, address, state, healthy, weight, flows, gateway }
     }
 }
 
@@ -142,18 +180,19 @@ pub(super) struct Port {
     tx_errors: u64,
     speed_mbps: Option<u32>,
     mtu: Option<u32>,
+    gateway: String,
 }
 
 impl Row for Port {
     const TITLES: &'static [&'static str] = &["NAME", "DEVICE", "LINK", "RX-PACKETS", "TX-PACKETS", "RX-MISSED", "STEERING"];
 
-    async fn list(client: &mut AdminClient<Channel>) -> Result<Vec<Self>, Status> {
-        let ports = client.list_ports(v1::ListPortsRequest {}).await?.into_inner().ports;
-        Ok(ports.into_iter().map(Self::from).collect())
+    async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
+        let v1::ListPortsResponse { ports, silent } = client.list_ports(v1::ListPortsRequest {}).await?.into_inner();
+        Ok(Listed::of(ports, silent))
     }
 
     fn same_object(&self, other: &Self) -> bool {
-        self.name == other.name
+        (&self.name, &self.gateway) == (&other.name, &other.gateway)
     }
 
     fn cells(&self) -> Vec<String> {
@@ -166,6 +205,10 @@ impl Row for Port {
             self.rx_missed.to_string(),
             self.steering.clone(),
         ]
+    }
+
+    fn gateway(&self) -> &str {
+        &self.gateway
     }
 }
 
@@ -185,6 +228,7 @@ impl From<v1::PortStatus> for Port {
             tx_errors: status.tx_errors,
             speed_mbps: status.speed_mbps,
             mtu: status.mtu,
+            gateway: status.gateway,
         }
     }
 }
@@ -195,21 +239,32 @@ pub(super) struct Drop {
     reason: String,
     worker: u32,
     packets: u64,
+    gateway: String,
 }
 
 impl Row for Drop {
     const TITLES: &'static [&'static str] = &["REASON", "WORKER", "PACKETS"];
 
-    async fn list(client: &mut AdminClient<Channel>) -> Result<Vec<Self>, Status> {
-        let drops = client.list_drops(v1::ListDropsRequest {}).await?.into_inner().drops;
-        Ok(drops.into_iter().map(|v1::DropCount { reason, worker, packets }| Self { reason, worker, packets }).collect())
+    async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
+        let v1::ListDropsResponse { drops, silent } = client.list_drops(v1::ListDropsRequest {}).await?.into_inner();
+        Ok(Listed::of(drops, silent))
     }
 
     fn same_object(&self, other: &Self) -> bool {
-        (&self.reason, self.worker) == (&other.reason, other.worker)
+        (&self.reason, self.worker, &self.gateway) == (&other.reason, other.worker, &other.gateway)
     }
 
     fn cells(&self) -> Vec<String> {
         vec![self.reason.clone(), self.worker.to_string(), self.packets.to_string()]
+    }
+
+    fn gateway(&self) -> &str {
+        &self.gateway
+    }
+}
+
+impl From<v1::DropCount> for Drop {
+    fn from(v1::DropCount { reason, worker, packets, gateway }: v1::DropCount) -> Self {
+        Self { reason, worker, packets, gateway }
     }
 }

@@ -18,6 +18,8 @@ const SCREEN: Screen = Screen { redraw: false, period: Duration::from_millis(1) 
 #[derive(Default)]
 struct Canned {
     empty: bool,
+    /// As a controller answers, of whose gateways one does not.
+    of_several: bool,
     asked: AtomicU64,
 }
 
@@ -47,11 +49,12 @@ impl Admin for Canned {
             ..Default::default()
         };
         let services = if self.empty { Vec::new() } else { vec![web, refused] };
-        Ok(Response::new(v1::ListServicesResponse { services }))
+        Ok(Response::new(v1::ListServicesResponse { services, ..Default::default() }))
     }
 
     async fn list_backends(&self, _: Request<v1::ListBackendsRequest>) -> Result<Response<v1::ListBackendsResponse>, Status> {
-        let backend = v1::BackendStatus {
+        let backend = |gateway: &str| v1::BackendStatus {
+            gateway: gateway.into(),
             service: "default/web".into(),
             address: "10.0.0.11:8080".into(),
             state: "active".into(),
@@ -59,7 +62,11 @@ impl Admin for Canned {
             weight: 1,
             flows: 7,
         };
-        Ok(Response::new(v1::ListBackendsResponse { backends: vec![backend] }))
+        if !self.of_several {
+            return Ok(Response::new(v1::ListBackendsResponse { backends: vec![backend("edge-1")], silent: Vec::new() }));
+        }
+        let silent = vec![v1::Silent { gateway: "edge-3".into(), reason: "it gave no answer within 3 s".into() }];
+        Ok(Response::new(v1::ListBackendsResponse { backends: vec![backend("edge-1"), backend("edge-2")], silent }))
     }
 
     async fn list_ports(&self, _: Request<v1::ListPortsRequest>) -> Result<Response<v1::ListPortsResponse>, Status> {
@@ -74,7 +81,7 @@ impl Admin for Canned {
             steering: "single worker".into(),
             ..v1::PortStatus::default()
         };
-        Ok(Response::new(v1::ListPortsResponse { ports: vec![port] }))
+        Ok(Response::new(v1::ListPortsResponse { ports: vec![port], ..Default::default() }))
     }
 
     async fn list_drops(&self, _: Request<v1::ListDropsRequest>) -> Result<Response<v1::ListDropsResponse>, Status> {
@@ -82,9 +89,9 @@ impl Admin for Canned {
         if asked == 3 {
             return Err(Status::failed_precondition("enough"));
         }
-        let fixed = v1::DropCount { reason: "malformed".into(), worker: 0, packets: 5 };
-        let growing = v1::DropCount { reason: "no_flow".into(), worker: 0, packets: asked };
-        Ok(Response::new(v1::ListDropsResponse { drops: vec![fixed, growing] }))
+        let fixed = v1::DropCount { reason: "malformed".into(), worker: 0, packets: 5, gateway: "edge-1".into() };
+        let growing = v1::DropCount { reason: "no_flow".into(), worker: 0, packets: asked, gateway: "edge-1".into() };
+        Ok(Response::new(v1::ListDropsResponse { drops: vec![fixed, growing], ..Default::default() }))
     }
 
     async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Result<Response<v1::GetStatusResponse>, Status> {
@@ -96,6 +103,74 @@ impl Admin for Canned {
             return Err(Status::invalid_argument("/etc/f.yaml:3: unknown key `snatt`, did you mean `snat`?"));
         }
         Ok(Response::new(v1::ReloadResponse { summary: "in effect: pools".into(), ..Default::default() }))
+    }
+
+    async fn list_gateways(&self, _: Request<v1::ListGatewaysRequest>) -> Result<Response<v1::ListGatewaysResponse>, Status> {
+        let gateway = v1::GatewayStatus {
+            name: "edge-1".into(),
+            ready: true,
+            generation: "1700/4".into(),
+            draining: false,
+            last_seen: "2026-01-31T12:00:00Z".into(),
+            version: "0.1.0".into(),
+        };
+        let gone = v1::GatewayStatus { name: "edge-2".into(), draining: true, ..Default::default() };
+        Ok(Response::new(v1::ListGatewaysResponse { gateways: vec![gateway, gone] }))
+    }
+
+    async fn list_pools(&self, _: Request<v1::ListPoolsRequest>) -> Result<Response<v1::ListPoolsResponse>, Status> {
+        let pool = v1::PoolStatus {
+            name: "default".into(),
+            addresses: vec!["192.0.2.0/24".into(), "2001:db8::/64".into()],
+            total: "18446744073709551872".into(),
+            used: "1".into(),
+            available: "18446744073709551871".into(),
+            conflict: String::new(),
+        };
+        Ok(Response::new(v1::ListPoolsResponse { pools: vec![pool] }))
+    }
+
+    async fn list_events(&self, _: Request<v1::ListEventsRequest>) -> Result<Response<v1::ListEventsResponse>, Status> {
+        let event = |time: &str| v1::EventStatus {
+            time: time.into(),
+            r#type: "Warning".into(),
+            reason: "Refused".into(),
+            object: "Service default/web".into(),
+            message: "no".into(),
+        };
+        let asked = self.asked.fetch_add(1, Ordering::Relaxed);
+        let all = ["2026-01-31T12:00:00Z", "2026-01-31T12:00:00Z", "2026-01-31T12:00:05Z"].map(event);
+        if asked == 2 {
+            return Err(Status::failed_precondition("enough"));
+        }
+        Ok(Response::new(v1::ListEventsResponse { events: all[..2 + usize::try_from(asked).unwrap()].to_vec() }))
+    }
+
+    async fn list_overrides(&self, _: Request<v1::ListOverridesRequest>) -> Result<Response<v1::ListOverridesResponse>, Status> {
+        let (by, at) = ("alice@edge".to_owned(), "2026-01-31T12:00:00Z".to_owned());
+        let drain =
+            v1::Override { kind: "node".into(), name: "worker-1".into(), by: by.clone(), at: at.clone(), ..Default::default() };
+        let name = "10.0.0.11:8080".into();
+        let weight = v1::Override { kind: "weight".into(), name, service: "default/web".into(), weight: Some(0), by, at };
+        Ok(Response::new(v1::ListOverridesResponse { overrides: vec![drain, weight] }))
+    }
+
+    async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::ChangeResponse>, Status> {
+        let v1::DrainRequest { target, by } = request.into_inner();
+        match target.as_str() {
+            "edge-1" => Ok(Response::new(v1::ChangeResponse { summary: format!("drained by {by}"), notes: vec!["l2".into()] })),
+            other => Err(Status::not_found(format!("{other} is neither a gateway (edge-1) nor a node (none)"))),
+        }
+    }
+
+    async fn undrain(&self, request: Request<v1::UndrainRequest>) -> Result<Response<v1::ChangeResponse>, Status> {
+        let summary = format!("{} is back", request.into_inner().target);
+        Ok(Response::new(v1::ChangeResponse { summary, ..Default::default() }))
+    }
+
+    async fn set_weight(&self, request: Request<v1::SetWeightRequest>) -> Result<Response<v1::ChangeResponse>, Status> {
+        let v1::SetWeightRequest { service, backend, weight, .. } = request.into_inner();
+        Ok(Response::new(v1::ChangeResponse { summary: format!("{service} {backend} {weight:?}"), ..Default::default() }))
     }
 
     async fn get_config(&self, _: Request<v1::GetConfigRequest>) -> Result<Response<v1::GetConfigResponse>, Status> {
@@ -157,7 +232,7 @@ async fn json_is_one_array_with_the_fields_of_the_contract_in_order() {
     };
     let (services, _) = printed(Canned::default(), "services -o json").await;
     let one = "namespace name frontends mode target scheduler backends healthy reason app_protocols";
-    assert_eq!(fields(&services), format!("{one} tcp 192.0.2.100:80 {one}"));
+    assert_eq!(fields(&services), format!("{one} tcp 192.0.2.100:80 gateway {one} gateway"));
     let parsed: serde_json::Value = serde_json::from_str(&services).unwrap();
     assert_eq!(
         (&parsed[0]["healthy"], &parsed[0]["reason"], &parsed[1]["reason"]),
@@ -165,22 +240,25 @@ async fn json_is_one_array_with_the_fields_of_the_contract_in_order() {
     );
     assert_eq!(parsed[0]["app_protocols"], serde_json::json!({"tcp 192.0.2.100:80": "kubernetes.io/h2c"}));
     let (backends, _) = printed(Canned::default(), "backends -o json").await;
-    assert_eq!(fields(&backends), "service address state healthy weight flows");
+    assert_eq!(fields(&backends), "service address state healthy weight flows gateway");
     let (ports, _) = printed(Canned::default(), "ports -o json").await;
     assert_eq!(
         fields(&ports),
-        "name device link rx_packets tx_packets rx_missed steering rx_bytes tx_bytes rx_errors tx_errors speed_mbps mtu"
+        "name device link rx_packets tx_packets rx_missed steering rx_bytes tx_bytes rx_errors tx_errors speed_mbps mtu gateway"
     );
     let parsed: serde_json::Value = serde_json::from_str(&ports).unwrap();
     assert_eq!(parsed[0]["rx_packets"], serde_json::json!(u64::MAX));
     let (drops, _) = printed(Canned::default(), "drops --output json").await;
-    assert_eq!(fields(&drops), "reason worker packets reason worker packets");
+    assert_eq!(fields(&drops), "reason worker packets gateway reason worker packets gateway");
 }
 
 #[tokio::test]
 async fn yaml_is_one_list() {
     let (out, _) = printed(Canned::default(), "drops -o yaml").await;
-    assert_eq!(out, "- reason: malformed\n  worker: 0\n  packets: 5\n- reason: no_flow\n  worker: 0\n  packets: 0\n");
+    assert_eq!(
+        out,
+        "- reason: malformed\n  worker: 0\n  packets: 5\n  gateway: edge-1\n- reason: no_flow\n  worker: 0\n  packets: 0\n  gateway: edge-1\n"
+    );
 }
 
 #[tokio::test]
@@ -200,7 +278,9 @@ async fn watching_prints_an_object_a_line_when_it_changes() {
     let socket = dir.path().join("admin.sock");
     serve(&socket, Canned::default());
     let (out, _, result) = ctl(&socket, "drops -o json --watch").await;
-    let line = |reason: &str, packets: u64| format!("{{\"reason\":\"{reason}\",\"worker\":0,\"packets\":{packets}}}\n");
+    let line = |reason: &str, packets: u64| {
+        format!("{{\"reason\":\"{reason}\",\"worker\":0,\"packets\":{packets},\"gateway\":\"edge-1\"}}\n")
+    };
     assert_eq!(out, [line("malformed", 5), line("no_flow", 0), line("no_flow", 1), line("no_flow", 2)].concat());
     let error = result.unwrap_err().to_string();
     assert!(error.contains("answered: enough"), "{error}");
@@ -281,4 +361,76 @@ async fn a_reload_says_what_is_in_effect_or_what_is_wrong_with_the_file() {
     serve(&socket, Canned { empty: true, ..Canned::default() });
     let error = ctl(&socket, "reload").await.2.unwrap_err().to_string();
     assert!(error.contains("/etc/f.yaml:3: unknown key `snatt`"), "{error}");
+}
+
+#[tokio::test]
+async fn of_several_gateways_each_row_has_its_own_and_a_silent_one_is_named_with_exit_code_1() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("admin.sock");
+    serve(&socket, Canned { of_several: true, ..Canned::default() });
+    let (out, _, result) = ctl(&socket, "backends").await;
+    assert_eq!(
+        out,
+        "GATEWAY  SERVICE      ADDRESS         STATE   HEALTHY  WEIGHT  FLOWS\n\
+         edge-1   default/web  10.0.0.11:8080  active  yes      1       7\n\
+         edge-2   default/web  10.0.0.11:8080  active  yes      1       7\n"
+    );
+    let error = result.unwrap_err().to_string();
+    assert_eq!(error, "nothing of gateway edge-3: it gave no answer within 3 s");
+}
+
+#[tokio::test]
+async fn the_group_is_listed_with_the_fields_of_the_contract() {
+    let (out, _) = printed(Canned::default(), "gateways").await;
+    assert_eq!(
+        out,
+        "NAME    READY  GENERATION  DRAINING  LAST-SEEN             VERSION\n\
+         edge-1  yes    1700/4      no        2026-01-31T12:00:00Z  0.1.0\n\
+         edge-2  no                 yes\n"
+    );
+    let (out, _) = printed(Canned::default(), "gateways -o json").await;
+    let parsed: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(parsed[0]["draining"], false);
+    let (out, _) = printed(Canned::default(), "pools -o json").await;
+    let parsed: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let pool = serde_json::json!({"name": "default", "addresses": ["192.0.2.0/24", "2001:db8::/64"],
+        "total": "18446744073709551872", "used": "1", "available": "18446744073709551871", "conflict": ""});
+    assert_eq!(parsed[0], pool);
+    let (out, _) = printed(Canned::default(), "overrides -o json").await;
+    let parsed: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let first = serde_json::json!({"kind": "node", "name": "worker-1", "service": "", "weight": null, "by": "alice@edge",
+        "at": "2026-01-31T12:00:00Z"});
+    assert_eq!((&parsed[0], &parsed[1]["weight"]), (&first, &0.into()));
+}
+
+#[tokio::test]
+async fn a_drain_and_a_weight_say_what_is_so_now_and_wrong_names_what_there_is() {
+    let (out, notes) = printed(Canned::default(), "drain edge-1").await;
+    assert!(out.starts_with("drained by ") && out.contains('@'), "{out}");
+    assert_eq!(notes, "l2\n");
+    assert_eq!(printed(Canned::default(), "undrain node/x").await.0, "node/x is back\n");
+    assert_eq!(printed(Canned::default(), "weight web 10.0.0.1:80 7").await.0, "web 10.0.0.1:80 Some(7)\n");
+    assert_eq!(printed(Canned::default(), "weight web 10.0.0.1:80 auto").await.0, "web 10.0.0.1:80 None\n");
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("admin.sock");
+    serve(&socket, Canned::default());
+    let error = ctl(&socket, "drain edge-9").await.2.unwrap_err().to_string();
+    assert!(error.contains("edge-9 is neither a gateway (edge-1)"), "{error}");
+    for wrong in ["weight web 10.0.0.1 7", "weight web 10.0.0.1:80 65536", "weight web 10.0.0.1:80 -1", "drain", "undrain"] {
+        let words = ["sluicectl"].into_iter().chain(wrong.split(' '));
+        assert_eq!(Arguments::try_parse_from(words).unwrap_err().exit_code(), 2, "{wrong}");
+    }
+}
+
+#[tokio::test]
+async fn events_are_listed_and_followed_as_they_come() {
+    let (out, _) = printed(Canned::default(), "events").await;
+    assert!(out.starts_with("TIME                  TYPE     REASON   OBJECT               MESSAGE\n"), "{out}");
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("admin.sock");
+    serve(&socket, Canned::default());
+    let (out, _, _) = ctl(&socket, "events -o json --watch").await;
+    let lines: Vec<_> = out.lines().collect();
+    assert!(lines.last().unwrap().starts_with("{\"time\":\"2026-01-31T12:00:05Z\",\"type\":\"Warning\",\"reason\""), "{out}");
+    assert_eq!(lines.len(), 3, "{out}");
 }

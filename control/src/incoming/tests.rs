@@ -56,6 +56,7 @@ impl Lab {
         let (leadership, led) = watch::channel(Leadership::Leading { epoch: "e".to_owned() });
         let shutdown = CancellationToken::new();
         let service = ConfigService {
+            fleet: crate::fleet::Fleet::default(),
             states,
             gateways: watch::channel(Gateways::default()).0,
             leadership: led,

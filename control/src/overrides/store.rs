@@ -30,7 +30,7 @@ pub enum Store {
     /// A ConfigMap.
     ConfigMap {
         /// Those of our own namespace.
-        api: Api<ConfigMap>,
+        api: Box<Api<ConfigMap>>,
         /// The key: our group.
         group: String,
     },
@@ -82,7 +82,8 @@ impl Store {
     /// In our own namespace of a cluster.
     #[must_use]
     pub fn config_map(cluster: &Cluster, group: &str) -> Self {
-        Self::ConfigMap { api: Api::namespaced(cluster.client.clone(), &cluster.namespace), group: group.to_owned() }
+        let api = Api::namespaced(cluster.client.clone(), &cluster.namespace);
+        Self::ConfigMap { api: Box::new(api), group: group.to_owned() }
     }
 
     /// Reads them.

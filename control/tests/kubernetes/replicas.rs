@@ -31,7 +31,7 @@ impl Replica {
         let file = |end: &str| user.directory().join(format!("{name}.{end}"));
         let (config, socket) = (file("yaml"), file("sock"));
         let text = format!(
-            "listen: \"unix:{}\"\nkubernetes: {{kubeconfig: {}, namespace: {}, loadBalancerClass: {}}}\n\
+            "listen: \"unix:{0}\"\nadmin: {{listen: \"unix:{0}.admin\"}}\nkubernetes: {{kubeconfig: {1}, namespace: {2}, loadBalancerClass: {3}}}\n\
              pools: [{{name: default, addresses: [192.0.2.100-192.0.2.199]}}]\n",
             socket.display(),
             user.kubeconfig.display(),

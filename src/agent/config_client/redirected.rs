@@ -45,6 +45,7 @@ async fn controller(dir: &Path, leadership: Leadership, stop: &CancellationToken
     let services = state("", 0, &[service("web", &["10.0.0.1:80"])]).services;
     let (states, states_in) = watch::channel(Some(std::sync::Arc::new(Published::first("e".to_owned(), services, Vec::new()))));
     let service = ConfigService {
+        fleet: control::fleet::Fleet::default(),
         states: states_in,
         gateways: watch::channel(Gateways::default()).0,
         leadership: watch::channel(leadership).1,
@@ -76,7 +77,9 @@ async fn a_gateway_that_dials_a_follower_goes_on_to_the_leader() {
     };
     let (known, mut known_in) = watch::channel(None);
     let facts = Facts { served: watch::channel(Served::default()).1, reached: watch::channel(None).1 };
-    let client = tokio::spawn(run(settings, ClientChannels { known, connected: watch::Sender::new(false), facts }));
+    let (connected, draining) = (watch::Sender::new(false), watch::Sender::new(false));
+    let answering = Answering::new(|_| v1::answer::Said::Refusal("nobody asks".to_owned()));
+    let client = tokio::spawn(run(settings, ClientChannels { known, connected, draining, answering, facts }));
     let is_there = |known: &Option<Known>| known.as_ref().is_some_and(|known| known.state.services.len() == 1);
     timeout(LONG, known_in.wait_for(is_there)).await.unwrap().unwrap();
     client.abort();

@@ -1,0 +1,277 @@
+//! What operators see and do across gateways: the controller's part of `sluice.v1.Admin`, and the whole of it where the
+//! controller is a program of its own.
+//!
+//! Invariant: rows of gateways come from the gateways themselves, asked at once; one that does not answer is named. What is
+//! set by hand is checked against what there is, written down, and only then answered.
+//! Deliberately not here: what a gateway knows of itself, which it answers from its own memory.
+
+mod names;
+mod service;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use k8s_openapi::jiff::Timestamp;
+use proto::{Announce, Generation, ServiceName, State, v1};
+use tokio::sync::watch;
+use tonic::{Code, Status};
+
+use crate::addresses::PoolUse;
+use crate::fleet::Fleet;
+use crate::gateways::{Gateway, Gateways};
+use crate::kubernetes::PoolsTold;
+use crate::note::Note;
+use crate::notebook::{Notebook, Told};
+use crate::overrides::store::StoreError;
+use crate::overrides::{ChangeError, Desk, Drained, Full, Held, Overrides, Said, Weight};
+use crate::publish::Published;
+use names::{NameError, Names};
+
+pub use service::{AdminError, ControllerAdmin, serve};
+
+/// Writing something down takes no longer, or who asked is told that it is not known: less than `sluicectl` waits.
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(4);
+/// Characters of a name that an operator goes by.
+const BY_CHARS_MAX: usize = 253;
+
+/// What of a controller operators may ask for.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// The newest state; none before the first, and while the controller does not lead.
+    pub states: watch::Receiver<Option<Arc<Published>>>,
+    /// The gateways.
+    pub gateways: watch::Receiver<Gateways>,
+    /// The names of all nodes.
+    pub nodes: watch::Receiver<Arc<BTreeSet<String>>>,
+    /// The pools, in figures.
+    pub pools: watch::Receiver<PoolsTold>,
+    /// What is set by hand.
+    pub desk: Desk,
+    /// Whom to ask what gateways know.
+    pub fleet: Fleet,
+    /// What owners of objects were told.
+    pub notebook: Arc<Notebook>,
+}
+
+impl View {
+    /// The gateways that are connected, and those that were.
+    #[must_use]
+    pub fn list_gateways(&self) -> v1::ListGatewaysResponse {
+        let epoch = self.state().map(|state| state.generation.epoch.clone());
+        let gateways = self.gateways.borrow();
+        let connected = gateways.iter().map(|gateway| connected(gateway, &gateways, epoch.as_deref()));
+        let gone = gateways.gone().iter().map(|(name, seen)| v1::GatewayStatus {
+            name: name.clone(),
+            draining: gateways.is_drained(name),
+            last_seen: written(*seen),
+            ..v1::GatewayStatus::default()
+        });
+        let mut all: Vec<_> = connected.chain(gone).collect();
+        // While it connects again a gateway is there twice; the last one is in use.
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all.dedup_by(|later, first| {
+            later.name == first.name && {
+                std::mem::swap(later, first);
+                true
+            }
+        });
+        v1::ListGatewaysResponse { gateways: all }
+    }
+
+    /// The pools that VIPs are taken from.
+    #[must_use]
+    pub fn list_pools(&self) -> v1::ListPoolsResponse {
+        let status = |pool: &PoolUse| v1::PoolStatus {
+            name: pool.name.clone(),
+            addresses: pool.addresses.clone(),
+            total: pool.total.to_string(),
+            used: pool.used.to_string(),
+            available: pool.available.to_string(),
+            conflict: pool.conflict.clone().unwrap_or_default(),
+        };
+        v1::ListPoolsResponse { pools: self.pools.borrow().uses.iter().map(status).collect() }
+    }
+
+    /// What owners of objects were told lately, the oldest first.
+    #[must_use]
+    pub fn list_events(&self) -> v1::ListEventsResponse {
+        let event = |Told { time, note: Note { subject, remark } }: Told| v1::EventStatus {
+            time: written(time),
+            r#type: if remark.cause.is_ordinary() { "Normal" } else { "Warning" }.to_owned(),
+            reason: remark.cause.as_str().to_owned(),
+            object: subject.to_string(),
+            message: remark.text,
+        };
+        v1::ListEventsResponse { events: self.notebook.newest().into_iter().map(event).collect() }
+    }
+
+    /// What is set by hand.
+    ///
+    /// # Errors
+    /// When it is not known.
+    pub fn list_overrides(&self) -> Result<v1::ListOverridesResponse, Status> {
+        match self.desk.held() {
+            Held::Known(overrides) => Ok(v1::ListOverridesResponse { overrides: rows(&overrides) }),
+            Held::Nothing => Err(status(ChangeError::NotLeading)),
+            Held::Unreadable(why) => Err(status(ChangeError::Unreadable(why))),
+        }
+    }
+
+    /// Drains a backend, a node or a gateway.
+    ///
+    /// # Errors
+    /// When nothing has that name, or it cannot be written down.
+    pub async fn drain(&self, request: v1::DrainRequest) -> Result<v1::ChangeResponse, Status> {
+        let state = self.complete()?;
+        let what = names::to_drain(&request.target, &self.names(), &state).map_err(not_found)?;
+        let said = said(&request.by);
+        let is_new = |all: &mut Overrides| {
+            let is_new = !all.drains().contains_key(&what);
+            all.drain(what.clone(), said.clone()).map(|()| is_new)
+        };
+        let is_new = self.change(is_new).await?;
+        tracing::info!(%what, by = said.by, is_new, "drained");
+        let summary = if is_new { format!("{what} is drained") } else { format!("{what} was drained already") };
+        Ok(v1::ChangeResponse { summary, notes: notes(&what, &state) })
+    }
+
+    /// Takes a drain back.
+    ///
+    /// # Errors
+    /// When it is not drained, or that cannot be written down.
+    pub async fn undrain(&self, request: v1::UndrainRequest) -> Result<v1::ChangeResponse, Status> {
+        let Held::Known(now) = self.desk.held() else { return Err(status(ChangeError::NotLeading)) };
+        let what = names::to_undrain(&request.target, &now).map_err(not_found)?;
+        self.change(|all| Ok(all.undrain(&what))).await?;
+        tracing::info!(%what, "no longer drained");
+        Ok(v1::ChangeResponse { summary: format!("{what} is no longer drained"), notes: Vec::new() })
+    }
+
+    /// Sets the weight of a backend, or gives it its own back.
+    ///
+    /// # Errors
+    /// When there is no such Service or backend, or it cannot be written down.
+    pub async fn set_weight(&self, request: v1::SetWeightRequest) -> Result<v1::ChangeResponse, Status> {
+        let Some(weight) = request.weight else { return self.unset_weight(&request).await };
+        let weight = u16::try_from(weight)
+            .map_err(|_| Status::invalid_argument(format!("found weight {weight}, expected 0 to {}", u16::MAX)))?;
+        let state = self.complete()?;
+        let service = names::service(&request.service, &state).map_err(not_found)?;
+        let backend = names::backend_of(&request.backend, &service, &state).map_err(not_found)?;
+        let set = Weight { weight, said: said(&request.by) };
+        self.change(|all| all.set_weight(service.clone(), backend, set.clone())).await?;
+        tracing::info!(%service, %backend, weight, by = set.said.by, "weight set by hand");
+        Ok(v1::ChangeResponse { summary: format!("{backend} of {service} has weight {weight}"), notes: Vec::new() })
+    }
+
+    async fn unset_weight(&self, request: &v1::SetWeightRequest) -> Result<v1::ChangeResponse, Status> {
+        let Held::Known(now) = self.desk.held() else { return Err(status(ChangeError::NotLeading)) };
+        let (service, backend) = names::weighed(&request.service, &request.backend, &now).map_err(not_found)?;
+        self.change(|all| Ok(all.unset_weight(&service, backend))).await?;
+        tracing::info!(%service, %backend, "the weight set by hand is taken back");
+        Ok(v1::ChangeResponse { summary: format!("{backend} of {service} has its own weight"), notes: Vec::new() })
+    }
+
+    async fn change<T>(&self, change: impl Fn(&mut Overrides) -> Result<T, Full>) -> Result<T, Status> {
+        match tokio::time::timeout(CHANGE_TIMEOUT, self.desk.change(change)).await {
+            Ok(done) => done.map_err(status),
+            Err(_) => Err(Status::unavailable(
+                "where this is written down does not answer; it may or may not be so now, ask again by `sluicectl overrides`",
+            )),
+        }
+    }
+
+    fn state(&self) -> Option<Arc<State>> {
+        self.states.borrow().as_ref().map(|published| Arc::clone(&published.state))
+    }
+
+    fn complete(&self) -> Result<Arc<State>, Status> {
+        let why = "this controller does not lead, or has not read all objects yet; ask the one that leads, or wait";
+        self.state().ok_or_else(|| Status::failed_precondition(why))
+    }
+
+    fn names(&self) -> Names {
+        let gateways = self.gateways.borrow();
+        let mut all: BTreeSet<String> = gateways.iter().map(|gateway| gateway.name.clone()).collect();
+        all.extend(gateways.gone().keys().cloned());
+        Names { gateways: all, nodes: (**self.nodes.borrow()).clone() }
+    }
+}
+
+fn connected(gateway: &Gateway, all: &Gateways, epoch: Option<&str>) -> v1::GatewayStatus {
+    let generation = gateway.acknowledged.zip(epoch).map(|(counter, epoch)| Generation { epoch: epoch.to_owned(), counter });
+    v1::GatewayStatus {
+        name: gateway.name.clone(),
+        ready: gateway.ready,
+        generation: generation.map_or_else(String::new, |generation| generation.to_string()),
+        draining: all.is_drained(&gateway.name),
+        last_seen: written(gateway.last_seen),
+        version: gateway.version.clone(),
+    }
+}
+
+/// A time to the second, as people write it.
+fn written(time: SystemTime) -> String {
+    Timestamp::from_second(seconds(time)).unwrap_or(Timestamp::UNIX_EPOCH).to_string()
+}
+
+fn seconds(time: SystemTime) -> i64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}
+
+/// Who asks, as they call themselves, now.
+fn said(by: &str) -> Said {
+    let by: String = by.chars().filter(|c| !c.is_control()).take(BY_CHARS_MAX).collect();
+    Said { by, at_s: seconds(SystemTime::now()) }
+}
+
+fn rows(overrides: &Overrides) -> Vec<v1::Override> {
+    let drain = |(what, said): (&Drained, &Said)| {
+        let text = what.to_string();
+        let (kind, name) = text.split_once('/').unwrap_or_default();
+        let (by, at) = (said.by.clone(), said.at());
+        v1::Override { kind: kind.to_owned(), name: name.to_owned(), by, at, ..v1::Override::default() }
+    };
+    let weights = overrides.weights().iter().flat_map(|(service, of)| of.iter().map(move |one| (service, one)));
+    let weighed = |(service, (backend, set)): (&ServiceName, (&std::net::SocketAddr, &Weight))| v1::Override {
+        kind: "weight".to_owned(),
+        name: backend.to_string(),
+        service: service.to_string(),
+        weight: Some(set.weight.into()),
+        by: set.said.by.clone(),
+        at: set.said.at(),
+    };
+    overrides.drains().iter().map(drain).chain(weights.map(weighed)).collect()
+}
+
+/// What a drain does not do, where somebody might expect it.
+fn notes(what: &Drained, state: &State) -> Vec<String> {
+    let l2: Vec<&str> = state.pools.iter().filter(|pool| pool.announce == Announce::L2).map(|pool| pool.name.as_str()).collect();
+    match what {
+        Drained::Gateway(name) if !l2.is_empty() => vec![format!(
+            "routes to VIPs of routed pools are withdrawn; for VIPs of pool {} (announce: l2) {name} goes on to answer, since no other \
+             gateway would",
+            l2.join(", ")
+        )],
+        _ => Vec::new(),
+    }
+}
+
+fn not_found(error: NameError) -> Status {
+    let code = if matches!(error, NameError::NoAddress(_)) { Code::InvalidArgument } else { Code::NotFound };
+    Status::new(code, error.to_string())
+}
+
+fn status(error: ChangeError) -> Status {
+    let code = match &error {
+        ChangeError::NotLeading | ChangeError::Unreadable(_) | ChangeError::Store(StoreError::Broken { .. }) => {
+            Code::FailedPrecondition
+        }
+        ChangeError::Store(StoreError::Conflict) => Code::Aborted,
+        ChangeError::Store(_) => Code::Unavailable,
+        ChangeError::Full(_) => Code::ResourceExhausted,
+    };
+    Status::new(code, error.to_string())
+}

@@ -1,0 +1,251 @@
+//! What operators call backends, nodes, gateways and Services, looked up among those that there are.
+//!
+//! Invariant: a name that nothing has is answered with what there is, and one that two have with how to tell them apart.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+
+use proto::convert::service_name;
+use proto::{ServiceName, State};
+
+use crate::overrides::{Drained, Overrides};
+
+/// Names that an answer lists; of more, it says how many.
+const LISTED_MAX: usize = 20;
+
+/// All that has a name.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Names {
+    /// Of gateways: connected, gone or drained.
+    pub(super) gateways: BTreeSet<String>,
+    /// Of nodes.
+    pub(super) nodes: BTreeSet<String>,
+}
+
+/// Why a name leads nowhere.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NameError {
+    #[error("{found:?} is neither a gateway ({gateways}) nor a node ({nodes}); a backend is ADDRESS:PORT or ADDRESS")]
+    Unknown { found: String, gateways: String, nodes: String },
+    #[error("there is no gateway {found:?}; there are: {gateways}")]
+    NoGateway { found: String, gateways: String },
+    #[error("there is no node {found:?}; there are: {nodes}")]
+    NoNode { found: String, nodes: String },
+    #[error("no Service has a backend {found}; there are: {backends}")]
+    NoBackend { found: String, backends: String },
+    #[error("{0:?} is the name of a gateway and of a node; write gateway/{0} or node/{0}")]
+    Both(String),
+    #[error("{found} is not drained; drained are: {drained}")]
+    NotDrained { found: String, drained: String },
+    #[error("there is no Service {found:?}; there are: {services}")]
+    NoService { found: String, services: String },
+    #[error("Services of several namespaces are called {found:?}: {services}; write namespace/name")]
+    SeveralServices { found: String, services: String },
+    #[error("{service} has no backend {found}; it has: {backends}")]
+    NotOfService { service: ServiceName, found: String, backends: String },
+    #[error("{0:?} is no backend; expected ADDRESS:PORT, as `sluicectl backends` shows it")]
+    NoAddress(String),
+    #[error("no weight is set for {found} of {service}; weights are set for: {weights}")]
+    NotWeighed { service: String, found: String, weights: String },
+}
+
+/// What an operator wants drained.
+pub(super) fn to_drain(text: &str, names: &Names, state: &State) -> Result<Drained, NameError> {
+    let what = if text.contains('/') { text.parse().map_err(|_| unknown(text, names))? } else { by_bare_name(text, names)? };
+    match &what {
+        Drained::Gateway(name) if !names.gateways.contains(name) => {
+            Err(NameError::NoGateway { found: name.clone(), gateways: listed(&names.gateways) })
+        }
+        Drained::Node(name) if !names.nodes.contains(name) => {
+            Err(NameError::NoNode { found: name.clone(), nodes: listed(&names.nodes) })
+        }
+        Drained::Backend(address) if !backends(state).any(|backend| backend == *address) => Err(no_backend(text, state)),
+        Drained::Address(address) if !backends(state).any(|backend| backend.ip() == *address) => Err(no_backend(text, state)),
+        _ => Ok(what),
+    }
+}
+
+/// What an operator wants back. What is drained may have gone since.
+pub(super) fn to_undrain(text: &str, overrides: &Overrides) -> Result<Drained, NameError> {
+    let is_meant = |what: &&Drained| match what {
+        Drained::Gateway(name) | Drained::Node(name) => name == text || what.to_string() == text,
+        Drained::Backend(address) => text.parse() == Ok(*address) || what.to_string() == text,
+        Drained::Address(address) => text.parse() == Ok(*address) || what.to_string() == text,
+    };
+    let mut meant = overrides.drains().keys().filter(is_meant);
+    match (meant.next(), meant.next()) {
+        (Some(what), None) => Ok(what.clone()),
+        (Some(_), Some(_)) => Err(NameError::Both(text.to_owned())),
+        (None, _) => Err(NameError::NotDrained { found: text.to_owned(), drained: listed(overrides.drains().keys()) }),
+    }
+}
+
+/// The Service that an operator means: `namespace/name`, or a name that one alone has.
+pub(super) fn service(text: &str, state: &State) -> Result<ServiceName, NameError> {
+    let full = service_name(text).ok();
+    let is_meant = |name: &&ServiceName| full.as_ref().map_or(name.name == text, |full| full == *name);
+    let meant: Vec<&ServiceName> = state.services.keys().filter(is_meant).collect();
+    match meant.as_slice() {
+        [one] => Ok((*one).clone()),
+        [] => Err(NameError::NoService { found: text.to_owned(), services: listed(state.services.keys()) }),
+        several => Err(NameError::SeveralServices { found: text.to_owned(), services: listed(several) }),
+    }
+}
+
+/// A backend of a Service.
+pub(super) fn backend_of(text: &str, service: &ServiceName, state: &State) -> Result<SocketAddr, NameError> {
+    let address: SocketAddr = text.parse().map_err(|_| NameError::NoAddress(text.to_owned()))?;
+    let of = state.services.get(service);
+    let all: BTreeSet<SocketAddr> =
+        of.iter().flat_map(|service| &service.ports).flat_map(|port| &port.backends).map(|backend| backend.address).collect();
+    if all.contains(&address) {
+        return Ok(address);
+    }
+    Err(NameError::NotOfService { service: service.clone(), found: text.to_owned(), backends: listed(&all) })
+}
+
+/// A weight that was set, of whatever is still there of it.
+pub(super) fn weighed(service: &str, backend: &str, overrides: &Overrides) -> Result<(ServiceName, SocketAddr), NameError> {
+    let all = overrides.weights().iter().flat_map(|(name, of)| of.keys().map(move |address| (name, *address)));
+    let is_meant = |(name, address): &(&ServiceName, SocketAddr)| {
+        (name.name == service || name.to_string() == service) && backend.parse() == Ok(*address)
+    };
+    let found = all.clone().find(is_meant).map(|(name, address)| (name.clone(), address));
+    found.ok_or_else(|| NameError::NotWeighed {
+        service: service.to_owned(),
+        found: backend.to_owned(),
+        weights: listed(all.map(|(name, address)| format!("{address} of {name}"))),
+    })
+}
+
+fn by_bare_name(text: &str, names: &Names) -> Result<Drained, NameError> {
+    if let Ok(address) = text.parse::<SocketAddr>() {
+        return Ok(Drained::Backend(address));
+    }
+    if let Ok(address) = text.parse::<IpAddr>() {
+        return Ok(Drained::Address(address));
+    }
+    match (names.gateways.contains(text), names.nodes.contains(text)) {
+        (true, true) => Err(NameError::Both(text.to_owned())),
+        (true, false) => Ok(Drained::Gateway(text.to_owned())),
+        (false, true) => Ok(Drained::Node(text.to_owned())),
+        (false, false) => Err(unknown(text, names)),
+    }
+}
+
+fn unknown(text: &str, names: &Names) -> NameError {
+    NameError::Unknown { found: text.to_owned(), gateways: listed(&names.gateways), nodes: listed(&names.nodes) }
+}
+
+fn no_backend(text: &str, state: &State) -> NameError {
+    let all: BTreeSet<SocketAddr> = backends(state).collect();
+    NameError::NoBackend { found: text.trim_start_matches("backend/").to_owned(), backends: listed(&all) }
+}
+
+fn backends(state: &State) -> impl Iterator<Item = SocketAddr> {
+    let ports = state.services.values().flat_map(|service| &service.ports);
+    ports.flat_map(|port| &port.backends).map(|backend| backend.address)
+}
+
+/// The first of them, and how many more there are.
+fn listed<T: ToString>(all: impl IntoIterator<Item = T>) -> String {
+    let mut all = all.into_iter();
+    let first: Vec<String> = all.by_ref().take(LISTED_MAX).map(|one| one.to_string()).collect();
+    match (first.is_empty(), all.count()) {
+        (true, _) => "none".to_owned(),
+        (false, 0) => first.join(", "),
+        (false, more) => format!("{}, and {more} more", first.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use proto::{Backend, BackendState, Family, MaglevSpec, Protocol, Service, ServicePort};
+
+    use super::*;
+    use crate::overrides::tests::drained;
+
+    fn state() -> State {
+        let service = |namespace: &str, name: &str, backends: &[&str]| {
+            let backend = |text: &&str| Backend { address: text.parse().unwrap(), weight: 1, state: BackendState::Active };
+            let port = ServicePort {
+                name: String::new(),
+                protocol: Protocol::Tcp,
+                family: Family::V4,
+                vips: Vec::new(),
+                port: 80,
+                node_port: None,
+                maglev: MaglevSpec { size: 251, seed: 0, hash_version: 1 },
+                backends: backends.iter().map(backend).collect(),
+                app_protocol: None,
+                zones: Vec::new(),
+            };
+            Arc::new(Service::new(ServiceName::new(namespace, name), vec![port]))
+        };
+        let all =
+            [service("shop", "web", &["10.0.0.1:80"]), service("shop", "db", &["10.0.0.2:5432"]), service("test", "web", &[])];
+        State { services: all.into_iter().map(|one| (one.name.clone(), one)).collect(), ..State::default() }
+    }
+
+    fn names() -> Names {
+        let set = |list: &[&str]| list.iter().map(|name| (*name).to_owned()).collect();
+        Names { gateways: set(&["edge-1", "both"]), nodes: set(&["worker-1", "both"]) }
+    }
+
+    #[test]
+    fn names_are_found_and_wrong_ones_answered_with_what_there_is() {
+        let rows = [
+            ("10.0.0.1:80", Ok("backend/10.0.0.1:80")),
+            ("10.0.0.2", Ok("backend/10.0.0.2")),
+            ("backend/10.0.0.2", Ok("backend/10.0.0.2")),
+            ("edge-1", Ok("gateway/edge-1")),
+            ("worker-1", Ok("node/worker-1")),
+            ("node/both", Ok("node/both")),
+            ("both", Err("write gateway/both or node/both")),
+            ("worker-9", Err("neither a gateway (both, edge-1) nor a node (both, worker-1)")),
+            ("node/edge-1", Err("there is no node \"edge-1\"; there are: both, worker-1")),
+            ("10.0.0.9:80", Err("no Service has a backend 10.0.0.9:80; there are: 10.0.0.1:80, 10.0.0.2:5432")),
+            ("10.0.0.1:81", Err("no Service has a backend 10.0.0.1:81")),
+            ("pod/x", Err("neither a gateway")),
+        ];
+        for (text, expected) in rows {
+            let found = to_drain(text, &names(), &state()).map(|what| what.to_string()).map_err(|error| error.to_string());
+            match expected {
+                Ok(expected) => assert_eq!(found.as_deref(), Ok(expected), "{text}"),
+                Err(expected) => assert!(found.as_ref().is_err_and(|error| error.contains(expected)), "{text}: {found:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_drained_is_taken_back_by_any_of_its_names_whether_it_is_still_there_or_not() {
+        let overrides = drained(&["node/gone", "gateway/edge-1", "node/edge-1", "backend/10.0.0.7:80", "backend/10.0.0.8"]);
+        for (text, expected) in [
+            ("gone", "node/gone"),
+            ("node/edge-1", "node/edge-1"),
+            ("10.0.0.7:80", "backend/10.0.0.7:80"),
+            ("10.0.0.8", "backend/10.0.0.8"),
+        ] {
+            assert_eq!(to_undrain(text, &overrides).unwrap().to_string(), expected);
+        }
+        let error = to_undrain("10.0.0.8:80", &overrides).unwrap_err().to_string();
+        assert!(error.contains("10.0.0.8:80 is not drained") && error.contains("node/gone"), "{error}");
+        assert!(matches!(to_undrain("edge-1", &overrides), Err(NameError::Both(_))));
+        assert!(to_undrain("x", &Overrides::default()).unwrap_err().to_string().contains("drained are: none"));
+    }
+
+    #[test]
+    fn services_go_by_their_full_name_or_by_one_that_is_theirs_alone() {
+        assert_eq!(service("shop/web", &state()).unwrap(), ServiceName::new("shop", "web"));
+        assert_eq!(service("db", &state()).unwrap(), ServiceName::new("shop", "db"));
+        let error = service("web", &state()).unwrap_err().to_string();
+        assert!(error.contains("shop/web, test/web"), "{error}");
+        assert!(service("shop/x", &state()).unwrap_err().to_string().contains("there are: shop/db, shop/web, test/web"));
+        let web = ServiceName::new("shop", "web");
+        assert!(backend_of("10.0.0.1:80", &web, &state()).is_ok());
+        assert!(backend_of("10.0.0.2:5432", &web, &state()).unwrap_err().to_string().contains("it has: 10.0.0.1:80"));
+        assert!(matches!(backend_of("10.0.0.1", &web, &state()), Err(NameError::NoAddress(_))));
+    }
+}

@@ -1,0 +1,307 @@
+//! What operators see and do through a controller of manifests: its admin API on a socket, and gateways that answer it.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use control::admin::{ControllerAdmin, serve};
+use control::config::controller::ControllerFile;
+use control::controller::{Controller, Running};
+use control::socket;
+use proto::v1;
+use proto::v1::admin_client::AdminClient;
+use proto::v1::config_client::ConfigClient;
+use proto::v1::fleet_client::FleetClient;
+use proto::v1::{answer::Said, watch_request::Message};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Streaming};
+
+const WAIT: Duration = Duration::from_secs(30);
+
+async fn dial(socket: &Path) -> Channel {
+    Endpoint::try_from(format!("unix:{}", socket.display())).unwrap().connect().await.unwrap()
+}
+
+/// A controller over a Service of two backends on two nodes, its admin API, and what it wrote.
+struct Lab {
+    dir: tempfile::TempDir,
+}
+
+struct Started {
+    running: Running,
+    admin: AdminClient<Channel>,
+    shutdown: CancellationToken,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("manifests")).unwrap();
+        fs::write(dir.path().join("manifests/web.yaml"), MANIFESTS).unwrap();
+        Self { dir }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    async fn start(&self) -> Started {
+        let [config, admin, manifests, status] =
+            ["config.sock", "admin.sock", "manifests", "status"].map(|name| self.path(name).display().to_string());
+        let text = format!(
+            "listen: \"unix:{config}\"\nadmin: {{listen: \"unix:{admin}\"}}\nmanifests: \"{manifests}\"\nstatusDir: \"{status}\"\n\
+             pools: [{{name: default, addresses: [192.0.2.100]}}]\n"
+        );
+        fs::write(self.path("controller.yaml"), text).unwrap();
+        let file = ControllerFile::read(&self.path("controller.yaml")).unwrap();
+        let listener = socket::listen(&file.admin_listen).await.unwrap();
+        let shutdown = CancellationToken::new();
+        let config = file.effective();
+        let running = Controller::start(file.settings, shutdown.clone()).await.unwrap();
+        let view = running.view.clone();
+        tokio::spawn(serve(listener, ControllerAdmin { view, config }, shutdown.clone().cancelled_owned()));
+        let mut states = running.states.clone();
+        tokio::time::timeout(WAIT, states.wait_for(Option::is_some)).await.unwrap().unwrap();
+        Started { running, admin: AdminClient::new(dial(&file.admin_listen).await), shutdown }
+    }
+
+    async fn gateway(&self, name: &str) -> Gateway {
+        Gateway::dial(&self.path("config.sock"), name).await
+    }
+}
+
+impl Started {
+    async fn drain(&mut self, target: &str) -> Result<String, tonic::Status> {
+        let request = v1::DrainRequest { target: target.to_owned(), by: "alice@edge".to_owned() };
+        Ok(self.admin.drain(request).await?.into_inner().summary)
+    }
+
+    async fn undrain(&mut self, target: &str) -> Result<String, tonic::Status> {
+        Ok(self.admin.undrain(v1::UndrainRequest { target: target.to_owned() }).await?.into_inner().summary)
+    }
+
+    async fn weigh(&mut self, backend: &str, weight: Option<u32>) -> Result<String, tonic::Status> {
+        let request =
+            v1::SetWeightRequest { service: "web".to_owned(), backend: backend.to_owned(), weight, by: "bob".to_owned() };
+        Ok(self.admin.set_weight(request).await?.into_inner().summary)
+    }
+
+    async fn overrides(&mut self) -> Vec<String> {
+        let all = self.admin.list_overrides(v1::ListOverridesRequest {}).await.unwrap().into_inner().overrides;
+        let text = |one: v1::Override| {
+            assert!(one.at.ends_with('Z'), "{one:?}");
+            format!("{} {} {:?} by {}", one.kind, one.name, one.weight, one.by)
+        };
+        all.into_iter().map(text).collect()
+    }
+
+    async fn stop(self) {
+        self.shutdown.cancel();
+        self.running.stopped().await.unwrap();
+    }
+}
+
+const MANIFESTS: &str = "apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  type: LoadBalancer
+  loadBalancerClass: sluice.dev/gateway
+  ports: [{port: 80}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints:
+- {addresses: [10.0.0.1], nodeName: worker-1}
+- {addresses: [10.0.0.2], nodeName: worker-2}
+---
+apiVersion: v1
+kind: Node
+metadata: {name: worker-1}
+status: {addresses: [{type: InternalIP, address: 10.0.1.1}]}
+";
+
+/// A gateway that forwards by whatever it is sent.
+struct Gateway {
+    channel: Channel,
+    name: String,
+    requests: mpsc::Sender<v1::WatchRequest>,
+    messages: Streaming<v1::WatchResponse>,
+}
+
+impl Gateway {
+    async fn dial(socket: &Path, name: &str) -> Self {
+        let channel = dial(socket).await;
+        let (requests, outbound) = mpsc::channel(8);
+        let hello = v1::Hello { gateway: name.to_owned(), version: "9".to_owned(), ..v1::Hello::default() };
+        requests.send(v1::WatchRequest { message: Some(Message::Hello(hello)) }).await.unwrap();
+        let messages = ConfigClient::new(channel.clone()).watch(ReceiverStream::new(outbound)).await.unwrap().into_inner();
+        Self { channel, name: name.to_owned(), requests, messages }
+    }
+
+    /// The next message of which `what` is as expected; all are acknowledged.
+    async fn until(&mut self, what: impl Fn(&v1::WatchResponse) -> String, expected: &str) {
+        let wait = async {
+            loop {
+                let message = self.messages.message().await.unwrap().unwrap();
+                let acknowledge = Message::Acknowledge(message.generation.clone().unwrap());
+                self.requests.send(v1::WatchRequest { message: Some(acknowledge) }).await.unwrap();
+                if what(&message) == expected {
+                    return;
+                }
+            }
+        };
+        assert!(tokio::time::timeout(WAIT, wait).await.is_ok(), "never came to {expected}");
+    }
+
+    /// Offers to answer; of the first question nothing is said when `is_silent`.
+    async fn offer(&self, is_silent: bool) {
+        let (answers, outbound) = mpsc::channel(8);
+        let offer = Said::Offer(v1::Offer { gateway: self.name.clone() });
+        answers.send(v1::Answer { number: 0, said: Some(offer) }).await.unwrap();
+        let mut questions =
+            FleetClient::new(self.channel.clone()).serve(ReceiverStream::new(outbound)).await.unwrap().into_inner();
+        tokio::spawn(async move {
+            while let Ok(Some(question)) = questions.message().await {
+                let count = v1::DropCount { reason: "no_flow".to_owned(), packets: 7, ..v1::DropCount::default() };
+                let drops = v1::ListDropsResponse { drops: vec![count], ..v1::ListDropsResponse::default() };
+                if !is_silent {
+                    let answer = v1::Answer { number: question.number, said: Some(Said::Drops(drops)) };
+                    answers.send(answer).await.unwrap();
+                }
+            }
+        });
+    }
+}
+
+/// The backends of web: last number, weight, and `d` for draining.
+fn backends(message: &v1::WatchResponse) -> String {
+    let all = message.services.iter().flat_map(|service| &service.ports).flat_map(|port| &port.backends);
+    let one = |b: &v1::Backend| format!("{}x{}{}", b.address[3], b.weight, if b.draining { "d" } else { "" });
+    all.map(one).collect::<Vec<_>>().join(" ")
+}
+
+#[tokio::test]
+async fn a_drain_and_a_weight_reach_gateways_outlive_the_controller_and_can_be_taken_back() {
+    let lab = Lab::new();
+    let mut controller = lab.start().await;
+    let mut gateway = lab.gateway("edge-1").await;
+    gateway.until(backends, "1x1 2x1").await;
+    assert_eq!(controller.drain("10.0.0.1:8080").await.unwrap(), "backend/10.0.0.1:8080 is drained");
+    gateway.until(backends, "1x1d 2x1").await;
+    assert_eq!(controller.weigh("10.0.0.2:8080", Some(9)).await.unwrap(), "10.0.0.2:8080 of default/web has weight 9");
+    gateway.until(backends, "1x1d 2x9").await;
+    controller.stop().await;
+
+    let mut again = lab.start().await;
+    let mut gateway = lab.gateway("edge-1").await;
+    gateway.until(backends, "1x1d 2x9").await;
+    let listed = ["backend 10.0.0.1:8080 None by alice@edge", "weight 10.0.0.2:8080 Some(9) by bob"];
+    assert_eq!(again.overrides().await, listed);
+    again.undrain("10.0.0.1:8080").await.unwrap();
+    gateway.until(backends, "1x1 2x9").await;
+    again.weigh("10.0.0.2:8080", None).await.unwrap();
+    gateway.until(backends, "1x1 2x1").await;
+    assert!(again.overrides().await.is_empty());
+    again.stop().await;
+}
+
+#[tokio::test]
+async fn a_drained_node_drains_what_runs_there_and_a_drained_gateway_is_told_so() {
+    let lab = Lab::new();
+    let mut controller = lab.start().await;
+    let [mut one, mut two] = [lab.gateway("edge-1").await, lab.gateway("edge-2").await];
+    controller.drain("worker-1").await.unwrap();
+    one.until(backends, "1x1d 2x1").await;
+    controller.drain("edge-2").await.unwrap();
+    let draining = |message: &v1::WatchResponse| message.draining.to_string();
+    two.until(draining, "true").await;
+    let gateways = controller.admin.list_gateways(v1::ListGatewaysRequest {}).await.unwrap().into_inner().gateways;
+    let rows: Vec<_> = gateways.iter().map(|g| (g.name.as_str(), g.draining, g.version.as_str())).collect();
+    assert_eq!(rows, [("edge-1", false, "9"), ("edge-2", true, "9")]);
+    drop(two);
+    let mut back = lab.gateway("edge-2").await;
+    back.until(draining, "true").await;
+    controller.undrain("edge-2").await.unwrap();
+    back.until(draining, "false").await;
+    controller.stop().await;
+}
+
+#[tokio::test]
+async fn wrong_names_are_answered_with_what_there_is_and_change_nothing() {
+    let lab = Lab::new();
+    let mut controller = lab.start().await;
+    let _gateway = lab.gateway("edge-1").await;
+    let mut gateways = controller.running.gateways.clone();
+    tokio::time::timeout(WAIT, gateways.wait_for(|all| all.iter().count() == 1)).await.unwrap().unwrap();
+    let error = controller.drain("edge-9").await.unwrap_err();
+    assert_eq!(error.code(), Code::NotFound);
+    assert!(error.message().contains("neither a gateway (edge-1) nor a node (worker-1)"), "{error}");
+    let error = controller.drain("10.0.0.9:8080").await.unwrap_err();
+    assert!(error.message().contains("there are: 10.0.0.1:8080, 10.0.0.2:8080"), "{error}");
+    let error = controller.weigh("10.0.0.9:8080", Some(1)).await.unwrap_err();
+    assert!(error.message().contains("default/web has no backend 10.0.0.9:8080"), "{error}");
+    let error = controller.weigh("10.0.0.1:8080", Some(70_000)).await.unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument);
+    assert_eq!(controller.weigh("10.0.0.1:8080", None).await.unwrap_err().code(), Code::NotFound);
+    assert_eq!(controller.undrain("worker-1").await.unwrap_err().code(), Code::NotFound);
+    assert!(controller.overrides().await.is_empty());
+    controller.stop().await;
+}
+
+#[tokio::test]
+async fn rows_of_all_gateways_come_with_their_names_and_one_that_is_silent_is_named() {
+    let lab = Lab::new();
+    let mut controller = lab.start().await;
+    let gateways = [lab.gateway("edge-1").await, lab.gateway("edge-2").await, lab.gateway("edge-3").await];
+    let mut connected = controller.running.gateways.clone();
+    tokio::time::timeout(WAIT, connected.wait_for(|all| all.iter().count() == 3)).await.unwrap().unwrap();
+    gateways[0].offer(false).await;
+    gateways[1].offer(true).await;
+    let wait = async {
+        loop {
+            let answer = controller.admin.list_drops(v1::ListDropsRequest {}).await.unwrap().into_inner();
+            let rows: Vec<_> = answer.drops.into_iter().map(|drop| (drop.gateway, drop.packets)).collect();
+            let silent: Vec<_> = answer.silent.into_iter().map(|one| (one.gateway, one.reason.contains("no answer"))).collect();
+            if rows == [("edge-1".to_owned(), 7)] && silent == [("edge-2".to_owned(), true), ("edge-3".to_owned(), false)] {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(WAIT, wait).await.unwrap();
+    controller.stop().await;
+}
+
+#[tokio::test]
+async fn the_controller_says_what_it_is_configured_with_and_how_far_it_is() {
+    let lab = Lab::new();
+    let mut controller = lab.start().await;
+    let config = controller.admin.get_config(v1::GetConfigRequest {}).await.unwrap().into_inner().yaml;
+    assert!(config.contains("admin: {listen:") && config.contains("192.0.2.100"), "{config}");
+    let status = controller.admin.get_status(v1::GetStatusRequest {}).await.unwrap().into_inner();
+    assert!(status.ready && status.gateway.is_empty() && status.generation.is_some());
+    let pools = controller.admin.list_pools(v1::ListPoolsRequest {}).await.unwrap().into_inner().pools;
+    let figures: Vec<_> = pools.iter().map(|pool| (pool.name.as_str(), pool.total.as_str(), pool.used.as_str())).collect();
+    assert_eq!(figures, [("default", "1", "1")]);
+    fs::write(lab.path("manifests/more.yaml"), MANIFESTS.replace("name: web", "name: more")).unwrap();
+    let wait = async {
+        loop {
+            let events = controller.admin.list_events(v1::ListEventsRequest {}).await.unwrap().into_inner().events;
+            if let Some(event) = events.iter().find(|event| event.reason == "Exhausted") {
+                return (event.r#type.clone(), event.object.clone());
+            }
+        }
+    };
+    let event = tokio::time::timeout(WAIT, wait).await.unwrap();
+    assert_eq!(event, ("Warning".to_owned(), "Service default/more".to_owned()));
+    assert_eq!(controller.admin.reload(v1::ReloadRequest {}).await.unwrap_err().code(), Code::FailedPrecondition);
+    controller.stop().await;
+}

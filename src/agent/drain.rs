@@ -1,0 +1,68 @@
+//! What is announced to routers: the VIPs of `routed` pools, and none of them while the gateway is drained.
+//!
+//! Invariant: a drain withdraws routes and nothing else. What still arrives is forwarded, so that routers may take their time;
+//! VIPs of `l2` pools are answered for on, since nobody else would.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use tokio::sync::watch;
+
+use super::supervisor::Failure;
+
+/// Announces `routed` unless `draining`.
+///
+/// # Errors
+/// When a sender is gone.
+pub async fn run(
+    mut routed: watch::Receiver<BTreeSet<IpAddr>>,
+    mut draining: watch::Receiver<bool>,
+    announced: watch::Sender<BTreeSet<IpAddr>>,
+) -> Result<(), Failure> {
+    let mut was_draining = false;
+    loop {
+        let is_draining = *draining.borrow_and_update();
+        let vips = if is_draining { BTreeSet::new() } else { routed.borrow_and_update().clone() };
+        if std::mem::replace(&mut was_draining, is_draining) != is_draining {
+            let what = if is_draining { "drained: routes to VIPs are withdrawn" } else { "no longer drained" };
+            tracing::warn!(is_draining, "{what}");
+        }
+        announced.send_if_modified(|last| {
+            *last != vips && {
+                *last = vips;
+                true
+            }
+        });
+        tokio::select! {
+            changed = routed.changed() => changed?,
+            changed = draining.changed() => changed?,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    #[tokio::test]
+    async fn a_drained_gateway_announces_nothing_until_it_is_not() {
+        let (routed, routed_in) = watch::channel(BTreeSet::new());
+        let (draining, draining_in) = watch::channel(false);
+        let (announced, mut seen) = watch::channel(BTreeSet::new());
+        tokio::spawn(run(routed_in, draining_in, announced));
+        let vips = |list: &[&str]| list.iter().map(|text| text.parse::<IpAddr>().unwrap()).collect::<BTreeSet<_>>();
+        routed.send_replace(vips(&["192.0.2.100"]));
+        timeout(LONG, seen.wait_for(|all| *all == vips(&["192.0.2.100"]))).await.unwrap().unwrap();
+        draining.send_replace(true);
+        timeout(LONG, seen.wait_for(BTreeSet::is_empty)).await.unwrap().unwrap();
+        routed.send_replace(vips(&["192.0.2.100", "192.0.2.101"]));
+        draining.send_replace(false);
+        timeout(LONG, seen.wait_for(|all| all.len() == 2)).await.unwrap().unwrap();
+    }
+}
