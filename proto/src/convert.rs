@@ -167,15 +167,8 @@ pub fn difference_by_hashes(have: &BTreeMap<String, Vec<u8>>, to: &State) -> v1:
 
 fn response(state: &State, full: bool, services: Vec<v1::Service>, removed: Vec<String>) -> v1::WatchResponse {
     let pools = state.pools.iter().map(v1::Pool::from).collect();
-    v1::WatchResponse {
-        generation: Some(v1::Generation::from(&state.generation)),
-        full,
-        services,
-        removed,
-        pools,
-        draining: false,
-        more: false,
-    }
+    let generation = Some(v1::Generation::from(&state.generation));
+    v1::WatchResponse { generation, full, services, removed, pools, ..v1::WatchResponse::default() }
 }
 
 impl From<&Generation> for v1::Generation {
