@@ -90,7 +90,7 @@ pub struct Running {
     /// What operators may ask for.
     pub view: View,
     _socket: Option<TakenAway>,
-    tasks: JoinSet<Result<(), ControllerError>>,
+    tasks: Tasks,
     shutdown: CancellationToken,
 }
 
@@ -134,48 +134,11 @@ impl Controller {
             shutdown: shutdown.clone(),
         };
 
-        let mut tasks = JoinSet::new();
+        let mut tasks = Tasks::new();
         tasks.spawn(async move { Ok(server::serve(listeners, service).await?) });
         let gateways = gateways_seen.clone();
         let work = Work { settings, states, gateways, desk, notebook: Arc::clone(&notebook), pools, shown };
-        match origin {
-            Origin::Manifests { dir, files, adopted } => {
-                let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis().to_string();
-                leadership.send_replace(Leadership::Leading { epoch: epoch.clone() });
-                let stop = shutdown.clone();
-                tasks.spawn(async move {
-                    let mut steps = JoinSet::new();
-                    let may_forget = files.may_forget();
-                    let changes = work.start(&mut steps, epoch, StatusSink::Files(files));
-                    steps.spawn(async move { Ok(manifests::follow(dir, adopted, may_forget, changes).await?) });
-                    first_to_end(&mut steps, &stop).await
-                });
-            }
-            Origin::Kubernetes(cluster) => {
-                let candidate = Candidate::new(&work.settings.group, work.settings.listen.advertised());
-                let released = CancellationToken::new();
-                let (cluster, release) = (Arc::new(cluster), released.clone());
-                if let Some(secret) = secret {
-                    let (cluster, stop) = (Arc::clone(&cluster), shutdown.clone());
-                    tasks.spawn(async move {
-                        stop.run_until_cancelled(secret.follow(&cluster)).await;
-                        Ok(())
-                    });
-                }
-                let electing = Arc::clone(&cluster);
-                tasks.spawn(async move {
-                    kubernetes::elect(&electing, candidate, &leadership, released).await;
-                    Ok(())
-                });
-                let stop = shutdown.clone();
-                tasks.spawn(async move {
-                    let ended = lead(&work, &cluster, led, &stop).await;
-                    // What we did has ended: the next may lead.
-                    release.cancel();
-                    ended
-                });
-            }
-        }
+        begin(origin, work, secret, (leadership, led), &mut tasks, &shutdown);
         Ok(Running {
             states: states_seen,
             gateways: gateways_seen,
@@ -186,6 +149,57 @@ impl Controller {
             tasks,
             shutdown,
         })
+    }
+}
+
+type Tasks = JoinSet<Result<(), ControllerError>>;
+
+/// Starts what follows the source and leads by it. Without a cluster there is nobody else who could.
+fn begin(
+    origin: Origin,
+    work: Work,
+    secret: Option<FollowedSecret>,
+    leadership: (watch::Sender<Leadership>, watch::Receiver<Leadership>),
+    tasks: &mut Tasks,
+    shutdown: &CancellationToken,
+) {
+    match origin {
+        Origin::Manifests { dir, files, adopted } => {
+            let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis().to_string();
+            leadership.0.send_replace(Leadership::Leading { epoch: epoch.clone() });
+            let stop = shutdown.clone();
+            tasks.spawn(async move {
+                let mut steps = JoinSet::new();
+                let may_forget = files.may_forget();
+                let changes = work.start(&mut steps, epoch, StatusSink::Files(files));
+                steps.spawn(async move { Ok(manifests::follow(dir, adopted, may_forget, changes).await?) });
+                first_to_end(&mut steps, &stop).await
+            });
+        }
+        Origin::Kubernetes(cluster) => {
+            let candidate = Candidate::new(&work.settings.group, work.settings.listen.advertised());
+            let released = CancellationToken::new();
+            let (cluster, release) = (Arc::new(cluster), released.clone());
+            if let Some(secret) = secret {
+                let (cluster, stop) = (Arc::clone(&cluster), shutdown.clone());
+                tasks.spawn(async move {
+                    stop.run_until_cancelled(secret.follow(&cluster)).await;
+                    Ok(())
+                });
+            }
+            let (electing, (leadership, led)) = (Arc::clone(&cluster), leadership);
+            tasks.spawn(async move {
+                kubernetes::elect(&electing, candidate, &leadership, released).await;
+                Ok(())
+            });
+            let stop = shutdown.clone();
+            tasks.spawn(async move {
+                let ended = lead(&work, &cluster, led, &stop).await;
+                // What we did has ended: the next may lead.
+                release.cancel();
+                ended
+            });
+        }
     }
 }
 
@@ -230,11 +244,9 @@ struct Work {
     shown: Shown,
 }
 
-type Steps = JoinSet<Result<(), ControllerError>>;
-
 impl Work {
     /// Starts to plan and to write statuses to `sink`, for whatever changes are sent.
-    fn start(&self, steps: &mut Steps, epoch: String, sink: StatusSink) -> mpsc::Sender<Change> {
+    fn start(&self, steps: &mut Tasks, epoch: String, sink: StatusSink) -> mpsc::Sender<Change> {
         let (sender, changes) = mpsc::channel(CHANGES_WAITING_MAX);
         let (statuses, statuses_seen) = watch::channel(None);
         let (desk, to_plan) = (self.desk.clone(), sender.clone());
@@ -267,7 +279,7 @@ async fn lead(
 ) -> Result<(), ControllerError> {
     loop {
         let now = leadership.borrow_and_update().clone();
-        let mut steps = Steps::new();
+        let mut steps = Tasks::new();
         if let Leadership::Leading { epoch } = &now {
             let writer = Arc::new(StatusWriter::default());
             let changes = work.start(&mut steps, epoch.clone(), StatusSink::Kubernetes(Arc::clone(&writer)));
@@ -303,7 +315,7 @@ async fn lead(
 }
 
 /// The end of the first that ends, or `shutdown`; then the others end too.
-async fn first_to_end(steps: &mut Steps, shutdown: &CancellationToken) -> Result<(), ControllerError> {
+async fn first_to_end(steps: &mut Tasks, shutdown: &CancellationToken) -> Result<(), ControllerError> {
     let first = shutdown.run_until_cancelled(steps.join_next()).await.flatten();
     steps.shutdown().await;
     first.map_or(Ok(()), |ended| ended.map_err(ControllerError::from).and_then(|ended| ended))

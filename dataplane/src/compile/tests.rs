@@ -529,7 +529,7 @@ fn told(snapshot: &Snapshot) -> Vec<String> {
             let of = frontend.backends.iter().map(|id| snapshot.backend(*id).map(|backend| (backend.address, backend.removed)));
             Some((frontend.service.to_string(), of.collect::<Vec<_>>()))
         };
-        let found: Vec<_> = listens.iter().filter_map(|at| found(at)).collect();
+        let found: Vec<_> = listens.iter().filter_map(found).collect();
         format!("{} {:?} {:?} {listens:?} {backends:?} {found:?}", view.name, view.mode, view.refusal)
     };
     let services = snapshot.services().values().map(|view| told_of(view));
