@@ -1,6 +1,6 @@
 //! Where notes go: into the log, among the newest ones that are kept, and to a cluster as Events.
 //!
-//! Invariant: bounded by [`NEWEST_MAX`]; telling never waits. Deliberately not here: how Events are written (`kubernetes::events`).
+//! Invariant: bounded by `NEWEST_MAX`; telling never waits. Deliberately not here: how Events are written (`kubernetes::events`).
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,7 +1,7 @@
 //! Key `pools`: addresses that VIPs are taken from, without overlaps. The keys of a pool are the fields of an
 //! `AddressPool`.
 //!
-//! Invariant: [`write`] writes every key, and what it writes reads back as the same pools.
+//! Invariant: [`write()`] writes every key, and what it writes reads back as the same pools.
 
 use std::fmt::Write;
 
