@@ -10,6 +10,7 @@ mod following;
 mod gateway;
 mod installation;
 mod link;
+mod overrides;
 mod recordings;
 mod replay;
 mod replicas;
