@@ -40,4 +40,9 @@ bench-guard: ## instructions per packet of the hot stages, against the committed
 	@.ci/install build test
 	@.ci/bench-guard
 
-.PHONY: help build demo lint test e2e-k8s bench bench-guard
+bench-control: ## how long changes of a cluster of 10,000 Services take, and what controller and gateway need
+	@.ci/install build run test
+	@cargo build --quiet --release --bins --workspace
+	@cargo bench --quiet --bench control
+
+.PHONY: help build demo lint test e2e-k8s bench bench-guard bench-control

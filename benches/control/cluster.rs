@@ -1,0 +1,184 @@
+//! The cluster: Services whose statuses are written, and their endpoints; and what of a change is the API server's part.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::api_server::{ApiServer, Kind};
+use crate::report::Spread;
+
+/// The pool, 100.64.0.0/16, and the first of its addresses.
+const FIRST_VIP: u32 = 0x6440_0100;
+const NAMESPACES: usize = 100;
+
+pub struct Cluster<'a> {
+    api: &'a ApiServer,
+    endpoints_each: usize,
+    services: usize,
+    /// What the first Service has in its metadata and status once the controller was at it.
+    template: Value,
+    changes: u32,
+    changed: usize,
+}
+
+impl<'a> Cluster<'a> {
+    /// One Service.
+    pub fn new(api: &'a ApiServer, endpoints_each: usize) -> Self {
+        let cluster = Self { api, endpoints_each, services: 1, template: Value::Null, changes: 0, changed: 0 };
+        api.create(Kind::Namespace, json!({"metadata": {"name": "sluice"}}));
+        for n in 0..NAMESPACES {
+            api.create(Kind::Namespace, json!({"metadata": {"name": format!("team-{n:02}")}}));
+        }
+        api.create(Kind::Service, cluster.service(0));
+        api.create(Kind::EndpointSlice, cluster.slice(0));
+        cluster
+    }
+
+    /// Until the first Service is as the controller leaves it: told an address, and silent for a second after that.
+    pub fn wait_for_status(&mut self) {
+        let (namespace, name) = names(0);
+        let (mut since, start) = (Instant::now(), Instant::now());
+        while since.elapsed() < Duration::from_secs(1) || self.template["status"]["loadBalancer"]["ingress"][0].is_null() {
+            assert!(start.elapsed() < Duration::from_secs(30), "no status: {}", self.template);
+            let now = self.api.get(Kind::Service, &namespace, &name).unwrap();
+            if now != self.template {
+                (since, self.template) = (Instant::now(), now);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// All others, each with what the controller wrote of the first.
+    pub fn fill(&mut self, services: usize) {
+        for n in 1..services {
+            let mut object = self.api.create(Kind::Service, self.service(n));
+            for part in ["finalizers", "managedFields"] {
+                object["metadata"][part] = self.template["metadata"][part].clone();
+            }
+            object["status"] = self.template["status"].clone();
+            object["status"]["loadBalancer"]["ingress"][0]["ip"] = vip(n).to_string().into();
+            self.api.put_raw(Kind::Service, object);
+            self.api.create(Kind::EndpointSlice, self.slice(n));
+        }
+        self.services = services;
+        self.api.compact();
+    }
+
+    /// Gives one endpoint of a Service another address. Neighbours in turn are not neighbours by name.
+    pub fn change(&mut self, n: usize) {
+        let service = n * 7919 % self.services;
+        self.changes += 1;
+        self.changed = service;
+        let (namespace, name) = names(service);
+        let patch = json!({"endpoints": self.endpoints(service, Some(Ipv4Addr::from(0x0ac8_0000 + self.changes)))});
+        self.api.update(Kind::EndpointSlice, &namespace, &format!("{name}-1"), &patch);
+    }
+
+    /// The Service changed last, and the backend that it got.
+    pub fn last_changed(&self) -> (String, String) {
+        let (namespace, name) = names(self.changed);
+        (format!("{namespace}/{name}"), format!("{}:8080", Ipv4Addr::from(0x0ac8_0000 + self.changes)))
+    }
+
+    /// From a change until somebody who watches has read it: what the API server takes.
+    pub fn watch_lag(&mut self) -> Spread {
+        let path = "/apis/discovery.k8s.io/v1/endpointslices?watch=1&resourceVersion=";
+        let mut reader = request(self.api, &format!("{path}{}", self.version()));
+        skip_head(&mut reader);
+        let mut line = String::new();
+        let times = (0..100).map(|n| {
+            std::thread::sleep(Duration::from_millis(10));
+            let at = Instant::now();
+            self.change(n);
+            loop {
+                line.clear();
+                reader.read_line(&mut line).unwrap();
+                if line.starts_with('{') {
+                    return at.elapsed();
+                }
+            }
+        });
+        Spread::of(times.collect())
+    }
+
+    fn version(&self) -> String {
+        let (namespace, name) = names(self.changed);
+        let slice = self.api.get(Kind::EndpointSlice, &namespace, &format!("{name}-1")).unwrap();
+        slice["metadata"]["resourceVersion"].as_str().unwrap().to_owned()
+    }
+
+    fn service(&self, n: usize) -> Value {
+        let (namespace, name) = names(n);
+        json!({
+            "metadata": {"name": name, "namespace": namespace, "labels": {"app": name},
+                "annotations": {"sluice.dev/health-check": "none", "sluice.dev/addresses": vip(n).to_string()}},
+            "spec": {"type": "LoadBalancer", "loadBalancerClass": "sluice.dev/gateway", "selector": {"app": name},
+                "ports": [{"name": "web", "port": 80, "targetPort": 8080}]},
+        })
+    }
+
+    fn slice(&self, n: usize) -> Value {
+        let (namespace, name) = names(n);
+        json!({
+            "metadata": {"name": format!("{name}-1"), "namespace": namespace, "labels": {"kubernetes.io/service-name": name}},
+            "addressType": "IPv4", "ports": [{"name": "web", "port": 8080, "protocol": "TCP"}],
+            "endpoints": self.endpoints(n, None),
+        })
+    }
+
+    fn endpoints(&self, n: usize, first: Option<Ipv4Addr>) -> Value {
+        let endpoint = |k: usize| {
+            let number = u32::try_from(n * self.endpoints_each + k).unwrap();
+            // 10.0.0.0 to 10.199.255.255: 200 nodes of a /16 each.
+            let own = Ipv4Addr::from(0x0a00_0000 + (number % 200) * 0x1_0000 + number / 200 + 1);
+            let address = first.filter(|_| k == 0).unwrap_or(own);
+            json!({"addresses": [address.to_string()], "nodeName": format!("node-{}", number % 200), "zone": "a",
+                "conditions": {"ready": true, "serving": true, "terminating": false},
+                "targetRef": {"kind": "Pod", "name": format!("pod-{number}"), "namespace": names(n).0}})
+        };
+        (0..self.endpoints_each).map(endpoint).collect()
+    }
+}
+
+fn names(n: usize) -> (String, String) {
+    (format!("team-{:02}", n % NAMESPACES), format!("service-{n:05}"))
+}
+
+fn vip(n: usize) -> Ipv4Addr {
+    Ipv4Addr::from(FIRST_VIP + u32::try_from(n).unwrap())
+}
+
+/// How long the API server takes to give all Services and all slices to somebody who reads nothing of them.
+pub fn list_time(api: &ApiServer) -> Duration {
+    let start = Instant::now();
+    for path in ["/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices"] {
+        let mut reader = request(api, path);
+        let length = skip_head(&mut reader).expect("a list has a length");
+        reader.read_exact(&mut vec![0; length]).unwrap();
+    }
+    start.elapsed()
+}
+
+fn request(api: &ApiServer, path: &str) -> BufReader<TcpStream> {
+    let url = api.url();
+    let mut stream = TcpStream::connect(url.strip_prefix("http://").unwrap()).unwrap();
+    let token = crate::api_server::ADMIN;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer {token}\r\n\r\n").unwrap();
+    BufReader::new(stream)
+}
+
+/// The length of the body, if it is said.
+fn skip_head(reader: &mut impl BufRead) -> Option<usize> {
+    let mut length = None;
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        if line.trim().is_empty() {
+            return length;
+        }
+        let line = line.to_lowercase();
+        length = length.or_else(|| line.strip_prefix("content-length:")?.trim().parse().ok());
+    }
+}

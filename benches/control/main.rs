@@ -1,0 +1,104 @@
+//! How long a change of the cluster takes until every worker forwards by it, how long the first state takes, and what
+//! controller and gateway need for it: a test API server in this process, and the programs `sluice-controller` and `sluiced`
+//! beside it, whose workers poll ports at which nothing arrives.
+//!
+//! When a generation is reached is what the gateway says of it, which is what it acknowledges to the controller, taken from
+//! its log the moment it is written. Deliberately not here: packets (`sluiced bench`), and probes (no backend exists).
+
+#![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../../control/tests/api_server/mod.rs"]
+mod api_server;
+mod cluster;
+mod programs;
+mod report;
+
+use std::time::{Duration, Instant};
+
+use api_server::ApiServer;
+use cluster::Cluster;
+use programs::Programs;
+use report::{Report, Spread};
+
+/// Between two single changes: each comes after a silence, as [`Cluster::change`] of a few services a second does.
+const PAUSE: Duration = Duration::from_millis(10);
+/// After which nothing more is expected of a swarm.
+const SILENCE: Duration = Duration::from_millis(500);
+/// CPU time at rest is taken over this time.
+const REST: Duration = Duration::from_secs(5);
+
+/// What is measured, and what must hold.
+struct Options {
+    services: usize,
+    endpoints_each: usize,
+    changes: usize,
+    check: bool,
+}
+
+impl Options {
+    /// `cargo bench` gives `--bench`, too.
+    fn read() -> Self {
+        let check = std::env::args().any(|word| word == "--check");
+        let number = |name: &str, default| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default);
+        let (services, changes) = if check { (2_000, 200) } else { (10_000, 1_000) };
+        Self { services: number("SERVICES", services), endpoints_each: 10, changes: number("CHANGES", changes), check }
+    }
+}
+
+fn main() {
+    let options = Options::read();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let api = runtime.block_on(ApiServer::start());
+    let mut cluster = Cluster::new(&api, options.endpoints_each);
+    // What the controller leaves of one Service is what all have from before: a cluster whose statuses are written.
+    let mut first = Programs::start(&api);
+    first.wait_for_generation(0, Duration::from_secs(30));
+    cluster.wait_for_status();
+    drop(first);
+    cluster.fill(options.services);
+    let listed = cluster::list_time(&api);
+
+    let start = Instant::now();
+    let mut programs = Programs::start(&api);
+    let (reached, mut last) = programs.wait_for_generation(0, Duration::from_secs(120));
+    let first_sync = reached - start;
+    let planned = programs.first_plan().map(|at| at - start);
+    last = programs.drain(SILENCE, last).map_or(last, |(_, counter)| counter);
+
+    let mut times = Vec::new();
+    for n in 0..options.changes {
+        let at = Instant::now();
+        cluster.change(n);
+        let (reached, counter) = programs.wait_for_generation(last, Duration::from_secs(30));
+        times.push(reached - at);
+        last = counter;
+        std::thread::sleep(PAUSE);
+    }
+    let at = Instant::now();
+    for n in 0..options.changes {
+        cluster.change(n);
+    }
+    let written = at.elapsed();
+    let swarm = programs.drain(SILENCE, last).map(|(reached, counter)| (reached - at, counter - last));
+    programs.assert_serves(&cluster.last_changed());
+    let rest = programs.cpu_at_rest(REST);
+
+    let report = Report {
+        services: options.services,
+        endpoints: options.services * options.endpoints_each,
+        list_time: listed,
+        first_plan: planned,
+        first_sync,
+        watch_lag: cluster.watch_lag(),
+        change: Spread::of(times),
+        at_once: swarm.expect("the swarm arrives"),
+        at_once_written: written,
+        changes: options.changes,
+        memory: programs.memory(),
+        rest,
+    };
+    report.print();
+    if options.check && !report.is_good() {
+        std::process::exit(1);
+    }
+}

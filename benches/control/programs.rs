@@ -1,0 +1,197 @@
+//! The two programs, and what their logs and the kernel say of them.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
+
+use proto::v1::ListBackendsRequest;
+use proto::v1::admin_client::AdminClient;
+use serde_json::Value;
+
+use crate::api_server::ApiServer;
+
+/// Ports at which nothing arrives, 200 nodes with their own pod addresses behind the second, and a worker that polls.
+const GATEWAY: &str = "\
+name: bench
+ports:
+  - {name: uplink, device: 'net_null0,no-rx=1', addresses: [100.64.0.2/16], twin: none}
+  - {name: cluster, device: 'net_null1,no-rx=1', addresses: [172.16.0.2/16], twin: none}
+memory: {hugepages: off}
+flows: {maxPerWorker: 1024}
+snat: {addresses: [172.16.0.3, 172.16.0.4]}
+stateDir: state
+admin: {listen: 'unix:admin.sock'}
+logs: {format: json}
+";
+const CONTROLLER: &str = "\
+kubernetes: {kubeconfig: kubeconfig, namespace: sluice}
+listen: unix:config.sock
+pools: [{name: default, addresses: [100.64.1.0-100.64.255.0]}]
+logs: {format: json}
+";
+
+/// What a line of a log says.
+enum Said {
+    /// The controller planned something, or the same again.
+    Planned(Instant),
+    /// Every worker forwards by the generation of this counter.
+    Reached(Instant, u64),
+}
+
+pub struct Programs {
+    dir: tempfile::TempDir,
+    controller: Child,
+    gateway: Child,
+    said: Receiver<Said>,
+    first_plan: Option<Instant>,
+}
+
+impl Programs {
+    pub fn start(api: &ApiServer) -> Self {
+        let dir = tempfile::Builder::new().prefix("sluice-bench-").tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        api.write_kubeconfig(&path("kubeconfig"));
+        fs::write(path("controller.yaml"), CONTROLLER).unwrap();
+        let routes: Vec<String> =
+            (0..200).map(|n| format!("{{to: 10.{n}.0.0/16, via: 172.16.1.{}, port: cluster}}", n + 1)).collect();
+        let static_network =
+            format!("static: {{routes: [{{to: 10.200.0.0/16, via: 172.16.2.1, port: cluster}}, {}]}}\n", routes.join(", "));
+        let cores = std::env::var("CORES").unwrap_or_else(|_| last_core().to_string());
+        let workers = format!("workers: {{cores: [{cores}], poll: busy}}\n");
+        let controller = format!("controller: {{urls: ['unix:{}']}}\n", path("config.sock").display());
+        fs::write(path("sluice.yaml"), [GATEWAY, &static_network, &workers, &controller].concat()).unwrap();
+        let (says, said) = mpsc::channel();
+        let sluiced = Path::new(env!("CARGO_BIN_EXE_sluiced"));
+        let start = |program: PathBuf, config: &str, debug: &str| {
+            let mut child = Command::new(program)
+                .args(["run", "--config"])
+                .arg(path(config))
+                .env("RUST_LOG", format!("warn,{debug}=debug,kube_client=off,kube_runtime=off"))
+                .stdin(Stdio::null())
+                .stderr(Stdio::piped())
+                .spawn()
+                .expect("built by `make bench-control`");
+            let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+            let says = says.clone();
+            std::thread::spawn(move || {
+                for line in lines.map_while(Result::ok) {
+                    match read(&line) {
+                        Some(said) => drop(says.send(said)),
+                        None => eprintln!("{line}"),
+                    }
+                }
+            });
+            child
+        };
+        let controller = start(sluiced.with_file_name("sluice-controller"), "controller.yaml", "control::controller");
+        let gateway = start(sluiced.to_owned(), "sluice.yaml", "sluice::agent::compile_loop");
+        Self { dir, controller, gateway, said, first_plan: None }
+    }
+
+    /// When the workers reached a later generation than `after`, and its counter.
+    pub fn wait_for_generation(&mut self, after: u64, patience: Duration) -> (Instant, u64) {
+        let deadline = Instant::now() + patience;
+        loop {
+            match self.said.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(Said::Reached(at, counter)) if counter > after => return (at, counter),
+                Ok(Said::Planned(at)) => _ = self.first_plan.get_or_insert(at),
+                Ok(Said::Reached(..)) => {}
+                Err(_) => panic!("no generation after {after} within {patience:?}"),
+            }
+        }
+    }
+
+    /// The last generation after `after` before a silence; none if there was none.
+    pub fn drain(&mut self, silence: Duration, after: u64) -> Option<(Instant, u64)> {
+        let mut last = None;
+        while let Ok(said) = self.said.recv_timeout(silence) {
+            if let Said::Reached(at, counter) = said
+                && counter > after
+            {
+                last = Some((at, counter));
+            }
+        }
+        last
+    }
+
+    pub fn first_plan(&self) -> Option<Instant> {
+        self.first_plan
+    }
+
+    /// That a backend is served, so that the last change was not lost.
+    pub fn assert_serves(&self, (service, backend): &(String, String)) {
+        let socket = format!("unix:{}", self.dir.path().join("admin.sock").display());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let listed = runtime.block_on(async {
+            let channel = tonic::transport::Endpoint::try_from(socket).unwrap().connect().await.unwrap();
+            let mut admin = AdminClient::new(channel).max_decoding_message_size(proto::limits::MESSAGE_BYTES_MAX);
+            admin.list_backends(ListBackendsRequest::default()).await.unwrap().into_inner()
+        });
+        let there = listed.backends.iter().any(|b| b.service == *service && b.address == *backend);
+        assert!(there, "expected {backend} among the backends of {service}");
+    }
+
+    /// Resident memory of controller and gateway, bytes.
+    pub fn memory(&self) -> [u64; 2] {
+        [&self.controller, &self.gateway].map(|child| {
+            let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+            let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+            line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+        })
+    }
+
+    /// Of controller and gateway: parts of a core that they use while nothing changes, workers left out, which poll.
+    pub fn cpu_at_rest(&self, time: Duration) -> [f64; 2] {
+        let children = [&self.controller, &self.gateway];
+        let before = children.map(|child| ticks(child.id()));
+        std::thread::sleep(time);
+        let after = children.map(|child| ticks(child.id()));
+        // The kernel counts in hundredths of a second.
+        [0, 1].map(|n| (after[n] - before[n]) as f64 / 100.0 / time.as_secs_f64())
+    }
+}
+
+impl Drop for Programs {
+    fn drop(&mut self) {
+        // Asked to end, so that the controller gives its Lease back.
+        for child in [&mut self.gateway, &mut self.controller] {
+            let _ = rustix::process::kill_process(rustix::process::Pid::from_child(child), rustix::process::Signal::TERM);
+            let _ = child.wait();
+        }
+    }
+}
+
+fn last_core() -> usize {
+    std::thread::available_parallelism().map_or(0, |count| count.get() - 1)
+}
+
+fn read(line: &str) -> Option<Said> {
+    let now = Instant::now();
+    let line: Value = serde_json::from_str(line).ok()?;
+    let fields = &line["fields"];
+    let counter = fields["generation"].as_str()?.rsplit('/').next()?.parse().ok()?;
+    match fields["message"].as_str()? {
+        "planned" => Some(Said::Planned(now)),
+        "every worker forwards by it" => Some(Said::Reached(now, counter)),
+        _ => None,
+    }
+}
+
+/// CPU time of a process without its workers, clock ticks.
+fn ticks(process: u32) -> u64 {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    let of_thread = |thread: fs::DirEntry| {
+        let text = |file: &str| fs::read_to_string(thread.path().join(file)).unwrap_or_default();
+        if text("comm").starts_with("sluice-worker") {
+            return 0;
+        }
+        // utime and stime are fields 14 and 15; the second field, in brackets, may hold blanks.
+        let stat = text("stat");
+        let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+        fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum()
+    };
+    threads.flatten().map(of_thread).sum()
+}

@@ -1,0 +1,100 @@
+//! The figures, beside the targets of DESIGN section 11.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+const MB: f64 = 1_000_000.0;
+
+/// Of many times.
+#[derive(Clone, Copy)]
+pub struct Spread {
+    pub p50: Duration,
+    pub p99: Duration,
+    pub max: Duration,
+}
+
+impl Spread {
+    pub fn of(mut times: Vec<Duration>) -> Self {
+        times.sort_unstable();
+        let at = |percent: usize| times[(times.len() * percent / 100).min(times.len() - 1)];
+        Self { p50: at(50), p99: at(99), max: at(100) }
+    }
+}
+
+pub struct Report {
+    pub services: usize,
+    pub endpoints: usize,
+    /// What of the first sync is the API server's alone, twice the same.
+    pub list_time: Duration,
+    pub first_plan: Option<Duration>,
+    pub first_sync: Duration,
+    /// What of a change is the API server's.
+    pub watch_lag: Spread,
+    pub change: Spread,
+    /// How long, and over how many generations.
+    pub at_once: (Duration, u64),
+    /// What of it is writing to the API server.
+    pub at_once_written: Duration,
+    pub changes: usize,
+    /// Of controller and gateway, bytes.
+    pub memory: [u64; 2],
+    /// Of controller and gateway, cores.
+    pub rest: [f64; 2],
+}
+
+impl Report {
+    /// A table on standard error, JSON on standard output.
+    pub fn print(&self) {
+        let ms = |time: Duration| format!("{:.1} ms", time.as_secs_f64() * 1e3);
+        let row = |what: &str, found: String, target: &str| eprintln!("{what:<58} {found:>28}   {target}");
+        let spread = |s: &Spread| format!("{} / {} / {}", ms(s.p50), ms(s.p99), ms(s.max));
+        let (swarm, generations) = self.at_once;
+        eprintln!("{} Services, {} endpoints, p50 / p99 / max of {} changes", self.services, self.endpoints, self.changes);
+        row("first sync: start of both programs to every worker", ms(self.first_sync), "<= 1 s");
+        row("  of it, until the controller has planned", self.first_plan.map_or_else(|| "-".to_owned(), ms), "");
+        row("  the API server alone, both lists", ms(self.list_time), "");
+        row("one endpoint to every worker", spread(&self.change), "p99 <= 5 ms");
+        row("  the API server alone, to one who watches", spread(&self.watch_lag), "");
+        let at_once = format!("{} in {generations} generations", ms(swarm));
+        row(&format!("{} changes at once to every worker", self.changes), at_once, "");
+        row("  writing them to the API server", ms(self.at_once_written), "");
+        row("memory of the controller", format!("{:.0} MB", self.memory[0] as f64 / MB), "<= 400 MB");
+        row("memory of the gateway", format!("{:.0} MB", self.memory[1] as f64 / MB), "<= 512 MB + flows");
+        row("CPU at rest, controller", format!("{:.2} cores", self.rest[0]), "");
+        row("CPU at rest, gateway without workers", format!("{:.2} cores", self.rest[1]), "");
+        println!("{}", self.json());
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let ms = |time: Duration| (time.as_secs_f64() * 1e5).round() / 1e2;
+        let spread = |s: &Spread| json!({"p50": ms(s.p50), "p99": ms(s.p99), "max": ms(s.max)});
+        json!({
+            "services": self.services, "endpoints": self.endpoints, "changes": self.changes,
+            "list_ms": ms(self.list_time), "first_plan_ms": self.first_plan.map(ms), "first_sync_ms": ms(self.first_sync),
+            "watch_lag_ms": spread(&self.watch_lag), "change_ms": spread(&self.change),
+            "at_once_ms": ms(self.at_once.0), "at_once_generations": self.at_once.1, "at_once_written_ms": ms(self.at_once_written),
+            "controller_bytes": self.memory[0], "gateway_bytes": self.memory[1],
+            "controller_cores_at_rest": self.rest[0], "gateway_cores_at_rest": self.rest[1],
+        })
+    }
+
+    /// Loose limits, for a machine with neighbours: ten times what is aimed at, and the targets for memory.
+    pub fn is_good(&self) -> bool {
+        let limits = [
+            ("first sync", self.first_sync.as_secs_f64(), 10.0, "s"),
+            ("one change, p50", self.change.p50.as_secs_f64() * 1e3, 50.0, "ms"),
+            ("changes at once", self.at_once.0.as_secs_f64(), 5.0, "s"),
+            ("memory of the controller", self.memory[0] as f64 / MB, 400.0, "MB"),
+            ("memory of the gateway", self.memory[1] as f64 / MB, 512.0, "MB"),
+            ("CPU at rest of the controller", self.rest[0], 0.5, "cores"),
+            ("CPU at rest of the gateway", self.rest[1], 0.5, "cores"),
+        ];
+        let mut is_good = true;
+        for (what, found, limit, unit) in limits.into_iter().filter(|(_, found, limit, _)| found > limit) {
+            eprintln!("bench-control: {what}: expected at most {limit} {unit}, found {found:.2}");
+            is_good = false;
+        }
+        is_good
+    }
+}
