@@ -27,7 +27,9 @@ impl<T: Clone> Pieces<T> {
 
     /// Changes an entry that is there. What shares its piece is copied along.
     pub(crate) fn set(&mut self, position: usize, entry: T) {
-        if let Some(place) = self.0.get_mut(position / PIECE).and_then(|piece| Arc::make_mut(piece).get_mut(position % PIECE)) {
+        let at = position % PIECE;
+        let piece = self.0.get_mut(position / PIECE).filter(|piece| at < piece.len());
+        if let Some(place) = piece.and_then(|piece| Arc::make_mut(piece).get_mut(at)) {
             *place = entry;
         }
     }
