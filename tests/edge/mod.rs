@@ -207,7 +207,8 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
         (Helper { child, output }, line)
     }
 
-    fn admin<T>(&self, ask: impl AsyncFnOnce(AdminClient<tonic::transport::Channel>) -> Option<T>) -> Option<T> {
+    /// Asks the gateway's admin API.
+    pub fn admin<T>(&self, ask: impl AsyncFnOnce(AdminClient<tonic::transport::Channel>) -> Option<T>) -> Option<T> {
         let uri = format!("unix:{}", self.path("admin.sock").display());
         self.runtime.block_on(async {
             let channel = tonic::transport::Endpoint::from_shared(uri).ok()?.connect().await.ok()?;

@@ -1,0 +1,72 @@
+//! What operators set by hand, down to packets: a drained backend keeps its connections and gets no new ones, a weight
+//! shifts the new ones, and both can be taken back.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod edge;
+
+use std::collections::BTreeSet;
+
+use edge::{Edge, may_run, until};
+use proto::v1::{DrainRequest, ListBackendsRequest, SetWeightRequest, UndrainRequest};
+
+const ADDRESS: &str = "192.0.2.100:80";
+const BY: &str = "test";
+
+/// What the gateway says of a backend: its state and weight.
+fn backend(edge: &Edge, address: &str) -> Option<(String, u32)> {
+    let answer = edge.admin(async |mut client| client.list_backends(ListBackendsRequest {}).await.ok())?.into_inner();
+    let found = answer.backends.into_iter().find(|backend| backend.service == "demo/web" && backend.address == address)?;
+    Some((found.state, found.weight))
+}
+
+fn becomes(edge: &Edge, address: &str, state: &str, weight: u32) {
+    until(&format!("{address} is {state} at {weight}"), || {
+        backend(edge, address).filter(|now| *now == (state.to_owned(), weight))
+    });
+}
+
+/// Who takes 40 new connections.
+fn takers(edge: &Edge) -> BTreeSet<String> {
+    (0..40).map(|n| edge.connect(ADDRESS).unwrap_or_else(|| panic!("connection {n}")).server.clone()).collect()
+}
+
+#[test]
+fn a_drained_backend_keeps_its_connections_and_a_weight_of_nought_takes_no_new_ones() {
+    if !may_run("drains and weights by hand") {
+        return;
+    }
+    let mut edge = Edge::new("ovr");
+    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+    for server in ["b11", "b12", "b13"] {
+        edge.echo_server(server, 9000);
+    }
+    edge.manifest("web.yaml", &include_str!("edge/web.yaml").replace("8080", "9000"));
+    edge.start();
+    until("the first connection", || edge.connect(ADDRESS));
+    let mut connections: Vec<_> = (0..40).map(|n| edge.connect(ADDRESS).unwrap_or_else(|| panic!("connection {n}"))).collect();
+    assert!(connections.iter().any(|connection| connection.server == "b12"));
+
+    let drain = DrainRequest { target: "10.0.0.12:9000".to_owned(), by: BY.to_owned() };
+    edge.admin(async |mut client| client.drain(drain).await.ok()).expect("a drain");
+    becomes(&edge, "10.0.0.12:9000", "draining", 1);
+    assert_eq!(takers(&edge), ["b11", "b13"].map(str::to_owned).into());
+    connections.iter_mut().for_each(|connection| connection.assert_alive("while its backend drains"));
+
+    let weight = SetWeightRequest {
+        service: "demo/web".to_owned(),
+        backend: "10.0.0.11:9000".to_owned(),
+        weight: Some(0),
+        by: BY.to_owned(),
+    };
+    edge.admin(async |mut client| client.set_weight(weight).await.ok()).expect("a weight");
+    becomes(&edge, "10.0.0.11:9000", "active", 0);
+    assert_eq!(takers(&edge), ["b13".to_owned()].into());
+
+    let undrain = UndrainRequest { target: "10.0.0.12:9000".to_owned() };
+    edge.admin(async |mut client| client.undrain(undrain).await.ok()).expect("the end of a drain");
+    becomes(&edge, "10.0.0.12:9000", "active", 1);
+    assert_eq!(takers(&edge), ["b12", "b13"].map(str::to_owned).into());
+    connections.iter_mut().for_each(|connection| connection.assert_alive("after all of it"));
+    edge.assert_account();
+}
