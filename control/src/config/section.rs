@@ -208,7 +208,9 @@ impl<'a> Section<'a> {
 
     /// The value of a key, unless it is absent or null.
     pub fn field(&mut self, key: &'static str) -> Option<Field<'a>> {
-        self.known.push(key);
+        if !self.known.contains(&key) {
+            self.known.push(key);
+        }
         let entry = self.entries.iter().find(|entry| entry.key == key && entry.node.value != Value::Null)?;
         Some(Field { reader: self.reader, place: Place { line: entry.line, key: self.path(key) }, node: &entry.node })
     }
