@@ -16,11 +16,10 @@ use std::sync::Arc;
 
 use control::socket::{TakenAway, listen};
 use dataplane::WorkerCounters;
-use proto::v1::admin_server::{Admin, AdminServer};
+use proto::v1::admin_server::Admin;
 use proto::v1::{answer::Said, question::Ask};
-use proto::{Generation, limits, v1};
+use proto::{Generation, v1};
 use tokio::sync::watch;
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 
 use crate::agent::served::Served;
@@ -91,19 +90,7 @@ impl fmt::Debug for Sources {
 pub async fn serve(path: PathBuf, sources: Sources, stop: impl Future<Output = ()>) -> Result<(), Failure> {
     let listener = listen(&path).await?;
     let _taken_away = TakenAway(path);
-    let (health_reporter, health) = tonic_health::server::health_reporter();
-    health_reporter.set_serving::<AdminServer<Sources>>().await;
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(v1::FILE_DESCRIPTOR_SET)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1()?;
-    tonic::transport::Server::builder()
-        .add_service(health)
-        .add_service(reflection)
-        .add_service(AdminServer::new(sources).max_encoding_message_size(limits::MESSAGE_BYTES_MAX))
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop)
-        .await?;
-    Ok(())
+    Ok(control::admin::serve(listener, sources, stop).await?)
 }
 
 impl Sources {

@@ -43,11 +43,7 @@ fn two_hundred_connections_outlive_a_minute_of_backends_that_come_and_go() {
     if !may_run("200 connections while backends come and go") {
         return;
     }
-    let mut edge = Edge::new("chu");
-    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
-    for server in ["b11", "b12", "b13"] {
-        edge.echo_server(server, 9000);
-    }
+    let mut edge = Edge::with_echo_servers("chu", 9000);
     edge.manifest("own.yaml", &service(9000, &[11, 12, 13]));
     edge.start();
     let address = format!("{ADDRESS}:90");

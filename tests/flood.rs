@@ -14,11 +14,7 @@ fn connections_live_and_new_ones_succeed_under_a_flood_of_syns() {
     if !may_run("a flood of SYNs over namespaces") {
         return;
     }
-    let mut edge = Edge::new("flo");
-    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
-    for server in ["b11", "b12", "b13"] {
-        edge.echo_server(server, 9000);
-    }
+    let mut edge = Edge::with_echo_servers("flo", 9000);
     edge.manifest("web.yaml", &include_str!("edge/web.yaml").replace("8080", "9000"));
     edge.start();
     // The answers to the flood have a way, too.

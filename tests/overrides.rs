@@ -36,11 +36,7 @@ fn a_drained_backend_keeps_its_connections_and_a_weight_of_nought_takes_no_new_o
     if !may_run("drains and weights by hand") {
         return;
     }
-    let mut edge = Edge::new("ovr");
-    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
-    for server in ["b11", "b12", "b13"] {
-        edge.echo_server(server, 9000);
-    }
+    let mut edge = Edge::with_echo_servers("ovr", 9000);
     edge.manifest("web.yaml", &include_str!("edge/web.yaml").replace("8080", "9000"));
     edge.start();
     until("the first connection", || edge.connect(ADDRESS));

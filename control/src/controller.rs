@@ -79,15 +79,7 @@ pub struct Controller;
 /// A controller at work.
 #[derive(Debug)]
 pub struct Running {
-    /// The newest state; none before the first.
-    pub states: watch::Receiver<Option<Arc<Published>>>,
-    /// The connected gateways.
-    pub gateways: watch::Receiver<Gateways>,
-    /// What owners of objects were told lately.
-    pub notebook: Arc<Notebook>,
-    /// Every pool in figures.
-    pub pools: watch::Receiver<PoolsTold>,
-    /// What operators may ask for.
+    /// What is to be seen of it, and what operators may ask for.
     pub view: View,
     _socket: Option<TakenAway>,
     tasks: Tasks,
@@ -116,17 +108,17 @@ impl Controller {
             Origin::Kubernetes(_) => Notebook::with_events(Arc::new(EventWriter::new(&kubernetes::instance()))),
         });
         let view = View {
-            states: states_seen.clone(),
-            gateways: gateways_seen.clone(),
+            states: states_seen,
+            gateways: gateways_seen,
             nodes: nodes_seen,
-            pools: pools_seen.clone(),
+            pools: pools_seen,
             desk: desk.clone(),
             fleet: fleet.clone(),
             notebook: Arc::clone(&notebook),
         };
         let shown = Shown { gateways: gateways.clone(), nodes };
         let service = ConfigService {
-            states: states_seen.clone(),
+            states: view.states.clone(),
             gateways,
             fleet,
             leadership: led.clone(),
@@ -136,19 +128,9 @@ impl Controller {
 
         let mut tasks = Tasks::new();
         tasks.spawn(async move { Ok(server::serve(listeners, service).await?) });
-        let gateways = gateways_seen.clone();
-        let work = Work { settings, states, gateways, desk, notebook: Arc::clone(&notebook), pools, shown };
+        let work = Work { settings, states, gateways: view.gateways.clone(), desk, notebook, pools, shown };
         begin(origin, work, secret, (leadership, led), &mut tasks, &shutdown);
-        Ok(Running {
-            states: states_seen,
-            gateways: gateways_seen,
-            notebook,
-            view,
-            pools: pools_seen,
-            _socket: socket,
-            tasks,
-            shutdown,
-        })
+        Ok(Running { view, _socket: socket, tasks, shutdown })
     }
 }
 

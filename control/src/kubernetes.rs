@@ -6,6 +6,9 @@
 //! Deliberately not here: what an object means (`spec`), what is written and when (`plan`, `status`), and who may lead
 //! (`lease`).
 
+use kube::api::{PatchParams, PostParams};
+use proto::limits::FIELD_MANAGER;
+
 mod client;
 mod edge_gateways;
 mod election;
@@ -29,3 +32,13 @@ pub use release::{Extent, ReleaseError, delete_gateways, nobody_leads, release};
 pub use secret::FollowedSecret;
 pub use status::{Outcome, StatusError, patch};
 pub use writer::StatusWriter;
+
+/// Every object that we create or replace says that it was us.
+pub(crate) fn post_params() -> PostParams {
+    PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() }
+}
+
+/// As [`post_params`], for patches.
+pub(crate) fn patch_params() -> PatchParams {
+    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
+}

@@ -65,7 +65,7 @@ impl Lab {
         let running = Controller::start(file.settings, shutdown.clone()).await.unwrap();
         let view = running.view.clone();
         tokio::spawn(serve(listener, ControllerAdmin { view, config }, shutdown.clone().cancelled_owned()));
-        let mut states = running.states.clone();
+        let mut states = running.view.states.clone();
         tokio::time::timeout(WAIT, states.wait_for(Option::is_some)).await.unwrap().unwrap();
         Started { running, admin: AdminClient::new(dial(&file.admin_listen).await), shutdown }
     }
@@ -240,7 +240,7 @@ async fn wrong_names_are_answered_with_what_there_is_and_change_nothing() {
     let lab = Lab::new();
     let mut controller = lab.start().await;
     let _gateway = lab.gateway("edge-1").await;
-    let mut gateways = controller.running.gateways.clone();
+    let mut gateways = controller.running.view.gateways.clone();
     tokio::time::timeout(WAIT, gateways.wait_for(|all| all.iter().count() == 1)).await.unwrap().unwrap();
     let error = controller.drain("edge-9").await.unwrap_err();
     assert_eq!(error.code(), Code::NotFound);
@@ -262,7 +262,7 @@ async fn rows_of_all_gateways_come_with_their_names_and_one_that_is_silent_is_na
     let lab = Lab::new();
     let mut controller = lab.start().await;
     let gateways = [lab.gateway("edge-1").await, lab.gateway("edge-2").await, lab.gateway("edge-3").await];
-    let mut connected = controller.running.gateways.clone();
+    let mut connected = controller.running.view.gateways.clone();
     tokio::time::timeout(WAIT, connected.wait_for(|all| all.iter().count() == 3)).await.unwrap().unwrap();
     gateways[0].offer(false).await;
     gateways[1].offer(true).await;

@@ -133,7 +133,7 @@ async fn a_service_gets_an_address_once_a_gateway_forwards_for_it_and_loses_its_
     let lab = Lab::new();
     lab.write("web.yaml", &(service("web") + &slice("web", "10.0.0.1")));
     let (running, shutdown) = lab.start().await;
-    let mut states = running.states.clone();
+    let mut states = running.view.states.clone();
     tokio::time::timeout(WAIT, states.wait_for(Option::is_some)).await.unwrap().unwrap();
     until_file(&lab.status("web"), Some("NoGateway")).await;
     assert!(!fs::read_to_string(lab.status("web")).unwrap().contains("192.0.2."), "no gateway is connected");
@@ -214,7 +214,7 @@ async fn a_broken_manifest_changes_nothing_and_the_rest_goes_on() {
     lab.write("more.yaml", &service("more"));
     let message = gateway.until(|message| message.services.iter().any(|service| service.name == "more")).await;
     assert!(message.removed.is_empty() && !message.full);
-    let state = running.states.borrow().clone().unwrap();
+    let state = running.view.states.borrow().clone().unwrap();
     assert_eq!(state.state.services.len(), 2);
     shutdown.cancel();
     running.stopped().await.unwrap();

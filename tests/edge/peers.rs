@@ -40,6 +40,16 @@ impl Edge {
         });
     }
 
+    /// Configured over af_packet, with an echo server at this port of every backend; not started.
+    pub fn with_echo_servers(id: &str, port: u16) -> Self {
+        let edge = Self::new(id);
+        edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+        for server in ["b11", "b12", "b13"] {
+            edge.echo_server(server, port);
+        }
+        edge
+    }
+
     /// A connection from the client; none when it is refused or nobody answers.
     pub fn connect(&self, address: &str) -> Option<Connection> {
         let address = address.parse().unwrap();

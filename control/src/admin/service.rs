@@ -33,13 +33,14 @@ pub struct ControllerAdmin {
     pub config: String,
 }
 
-/// Serves the API on a socket until `stop` is done.
+/// Serves the API, a controller's or a gateway's, with server reflection and the health service on a socket until `stop` is
+/// done.
 ///
 /// # Errors
 /// When the transport fails.
-pub async fn serve(listener: UnixListener, admin: ControllerAdmin, stop: impl Future<Output = ()>) -> Result<(), AdminError> {
+pub async fn serve<A: Admin>(listener: UnixListener, admin: A, stop: impl Future<Output = ()>) -> Result<(), AdminError> {
     let (reporter, health) = tonic_health::server::health_reporter();
-    reporter.set_serving::<AdminServer<ControllerAdmin>>().await;
+    reporter.set_serving::<AdminServer<A>>().await;
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(v1::FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)

@@ -9,14 +9,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch};
 use kube::{Api, ResourceExt};
-use proto::limits::FIELD_MANAGER;
 use serde_json::json;
 use tokio::sync::watch;
 use tracing::warn;
 
-use super::{Cluster, Outage, Trouble};
+use super::{Cluster, Outage, Trouble, patch_params, post_params};
 use crate::crd::{EdgeGateway, EdgeGatewaySpec, EdgeGatewayStatus};
 use crate::gateways::Gateways;
 use crate::publish::Published;
@@ -128,8 +127,7 @@ impl Fleet<'_> {
     /// False where the server takes no object of that name.
     async fn create(&self, name: &str) -> Result<bool, Outage> {
         let object = EdgeGateway::new(name, EdgeGatewaySpec { group: self.group.to_owned() });
-        let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
-        match self.api.create(&parameters, &object).await {
+        match self.api.create(&post_params(), &object).await {
             Ok(_) | Err(kube::Error::SerdeError(_)) => Ok(true),
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(true),
             Err(kube::Error::Api(status)) if matches!(status.code, 400 | 422) => {
@@ -161,8 +159,7 @@ impl Fleet<'_> {
 
     /// Custom resources take JSON merge patches: what is none in `status` stays.
     async fn patch(&self, name: &str, status: &EdgeGatewayStatus) -> Result<(), Outage> {
-        let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-        match self.api.patch_status(name, &parameters, &Patch::Merge(json!({"status": status}))).await {
+        match self.api.patch_status(name, &patch_params(), &Patch::Merge(json!({"status": status}))).await {
             Ok(_) | Err(kube::Error::SerdeError(_)) => Ok(()),
             // Deleted by somebody meanwhile: it is made anew the next time.
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),

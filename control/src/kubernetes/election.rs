@@ -8,14 +8,12 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
-use kube::api::PostParams;
-use proto::limits::FIELD_MANAGER;
 use tokio::sync::watch;
 use tokio::time::{sleep_until, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::{Cluster, Outage, Trouble};
+use super::{Cluster, Outage, Trouble, post_params};
 use crate::lease::{self, Candidate, LED_AT_MOST, LOOKED_AT_EVERY, Leadership};
 
 /// An attempt that takes longer is given up: it leaves time for another before the leader must stop.
@@ -70,7 +68,7 @@ pub async fn elect(cluster: &Cluster, mut candidate: Candidate, leadership: &wat
     }
     leadership.send_replace(Leadership::Following(None));
     if let Some(held) = held {
-        let (parameters, released) = (parameters(), candidate.release(&held.lease));
+        let (parameters, released) = (post_params(), candidate.release(&held.lease));
         let release = leases.replace(&candidate.lease, &parameters, &released);
         match tokio::time::timeout(RELEASE_MAX, release).await {
             Ok(Ok(_)) => info!("gave the Lease back"),
@@ -115,7 +113,7 @@ fn take(answer: Answer, sent_at: Instant, held: &mut Option<Held>, leadership: &
 
 async fn attempt(leases: &Api<Lease>, candidate: &mut Candidate, held: Option<&Held>) -> Result<Answer, kube::Error> {
     if let Some(held) = held {
-        match leases.replace(&candidate.lease, &parameters(), &candidate.renew(&held.lease)).await {
+        match leases.replace(&candidate.lease, &post_params(), &candidate.renew(&held.lease)).await {
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
             result => return result.map(Answer::Held),
         }
@@ -124,7 +122,7 @@ async fn attempt(leases: &Api<Lease>, candidate: &mut Candidate, held: Option<&H
         if held.is_some() {
             return Ok(Answer::NotOurs(None));
         }
-        return match leases.create(&parameters(), &candidate.create()).await {
+        return match leases.create(&post_params(), &candidate.create()).await {
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(Answer::NotOurs(None)),
             result => result.map(Answer::Held),
         };
@@ -136,12 +134,8 @@ async fn attempt(leases: &Api<Lease>, candidate: &mut Candidate, held: Option<&H
         return Ok(Answer::NotOurs(Some(now)));
     }
     let Some(taken) = candidate.take(&now, Instant::now()) else { return Ok(Answer::NotOurs(Some(now))) };
-    match leases.replace(&candidate.lease, &parameters(), &taken).await {
+    match leases.replace(&candidate.lease, &post_params(), &taken).await {
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(Answer::NotOurs(None)),
         result => result.map(Answer::Held),
     }
-}
-
-fn parameters() -> PostParams {
-    PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() }
 }

@@ -13,14 +13,13 @@ use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
-use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
+use kube::api::{ObjectMeta, Patch};
 use proto::ServiceName;
-use proto::limits::FIELD_MANAGER;
 use serde_json::json;
 use tokio::sync::Notify;
 use tracing::{debug, warn};
 
-use super::{Cluster, Outage, Trouble};
+use super::{Cluster, Outage, Trouble, patch_params, post_params};
 use crate::note::{Note, Subject};
 
 /// An Event vanishes after an hour unless it is written again; half of that leaves room for an outage.
@@ -175,14 +174,6 @@ impl EventWriter {
         }
         Ok(())
     }
-}
-
-fn post_params() -> PostParams {
-    PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() }
-}
-
-fn patch_params() -> PatchParams {
-    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
 }
 
 fn is_terminating(status: &kube::core::Status) -> bool {

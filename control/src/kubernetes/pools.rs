@@ -11,12 +11,11 @@ use std::time::{Duration, Instant};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
-use kube::api::{Patch, PatchParams};
-use proto::limits::FIELD_MANAGER;
+use kube::api::Patch;
 use serde_json::json;
 use tokio::sync::watch;
 
-use super::{Cluster, Outage, Trouble};
+use super::{Cluster, Outage, Trouble, patch_params};
 use crate::addresses::PoolUse;
 use crate::crd::{AddressPool, AddressPoolStatus};
 
@@ -42,7 +41,6 @@ type Known = HashMap<String, (Option<String>, AddressPoolStatus)>;
 /// Writes what is told for as long as it is polled and `told` has a sender.
 pub async fn write_pools(cluster: &Cluster, mut told: watch::Receiver<PoolsTold>) {
     let api = Api::<AddressPool>::all(cluster.client.clone());
-    let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
     let mut trouble = Trouble::new("patch addresspools/status", &cluster.server);
     let mut known = Known::new();
     loop {
@@ -52,7 +50,7 @@ pub async fn write_pools(cluster: &Cluster, mut told: watch::Receiver<PoolsTold>
         for (name, status) in due(&now, &mut known, Timestamp::now()) {
             let body =
                 json!({"metadata": {"uid": now.objects.get(&name).and_then(|pool| pool.metadata.uid.clone())}, "status": status});
-            let outage = match api.patch_status(&name, &params, &Patch::Merge(body)).await {
+            let outage = match api.patch_status(&name, &patch_params(), &Patch::Merge(body)).await {
                 // It was accepted; that the answer cannot be decoded is the reader's trouble.
                 Ok(_) | Err(kube::Error::SerdeError(_)) => None,
                 // Gone, replaced by another, or never accepted: to be decided again when it changes.

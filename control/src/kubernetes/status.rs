@@ -8,13 +8,13 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
-use kube::api::{Patch, PatchParams};
-use proto::limits::{FIELD_MANAGER, FINALIZER};
+use kube::api::Patch;
+use proto::limits::FINALIZER;
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use super::Outage;
 use super::outage::truncated;
+use super::{Outage, patch_params};
 use crate::source::{Ingress, StatusWrite};
 use crate::spec::{Condition, ConditionType};
 
@@ -50,8 +50,7 @@ pub enum StatusError {
 /// Sends one write, once.
 pub async fn patch(client: &kube::Client, write: &StatusWrite) -> Result<Outcome, StatusError> {
     let api = Api::<Service>::namespaced(client.clone(), &write.service.namespace);
-    let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-    match api.patch_status(&write.service.name, &params, &Patch::Strategic(body(write, Timestamp::now()))).await {
+    match api.patch_status(&write.service.name, &patch_params(), &Patch::Strategic(body(write, Timestamp::now()))).await {
         // It was accepted; that the answer cannot be decoded is the reader's trouble.
         Ok(_) | Err(kube::Error::SerdeError(_)) => Ok(Outcome::Written),
         Err(kube::Error::Api(status)) => match status.code {

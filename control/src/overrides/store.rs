@@ -10,12 +10,11 @@ use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
-use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
-use proto::limits::FIELD_MANAGER;
+use kube::api::{ObjectMeta, Patch};
 use serde_json::json;
 
 use super::{DocumentError, Overrides};
-use crate::kubernetes::{Cluster, Outage};
+use crate::kubernetes::{Cluster, Outage, patch_params, post_params};
 
 /// Name of the ConfigMap.
 const CONFIG_MAP: &str = "sluice-overrides";
@@ -127,13 +126,11 @@ impl Store {
                     None => {
                         let metadata = ObjectMeta { name: Some(CONFIG_MAP.to_owned()), ..ObjectMeta::default() };
                         let data = Some([(group.clone(), text)].into());
-                        let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
-                        api.create(&parameters, &ConfigMap { metadata, data, ..ConfigMap::default() }).await
+                        api.create(&post_params(), &ConfigMap { metadata, data, ..ConfigMap::default() }).await
                     }
                     Some(version) => {
                         let patch = json!({"metadata": {"resourceVersion": version}, "data": {group: text}});
-                        let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-                        api.patch(CONFIG_MAP, &parameters, &Patch::Merge(patch)).await
+                        api.patch(CONFIG_MAP, &patch_params(), &Patch::Merge(patch)).await
                     }
                 };
                 saved.map(drop).map_err(|error| match &error {
