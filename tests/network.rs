@@ -116,7 +116,7 @@ impl Twin {
         let (interface, tap) = Interface::open(config).await.unwrap();
         let queues = Arc::new(TwinQueues::new());
         let counters = Arc::new(TwinCounters::default());
-        let port = TwinPort::new(tap, queues.clone(), counters.clone(), config.mtu);
+        let (port, _) = TwinPort::new(tap, queues.clone(), counters.clone(), config.mtu);
         let thread = TwinThread::start(vec![port], || Some(MemoryBuffer::default())).unwrap();
         Self { queues, counters, interface, _thread: thread }
     }
