@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
-use proto::limits::SNAT_PORT_REST;
+use proto::limits::{DRAIN_TIMEOUT, SNAT_PORT_REST};
 use proto::{Mode, Protocol, ServiceName};
 
 use crate::counters::BACKEND_SLOTS;
-use crate::flow::BackendId;
+use crate::flow::{BackendId, UNRESOLVED};
 use crate::hash::TableHash;
 use crate::snapshot::{Backend, BackendTable};
 use crate::snat::{TARGETS_MAX, TargetSlot};
@@ -75,6 +75,28 @@ pub(super) struct Targets {
 }
 
 impl Targets {
+    /// The targets of the backends in a table, in their slots. What else had a slot before rests from now on.
+    fn taken_over(table: &BackendTable, before: &Self, slots: u32, now_ns: u64) -> Self {
+        let nowhere = Reach { next_hop: UNRESOLVED, snat: false, on_link: false, tunnel_source: false };
+        let resting = |entry: &TargetEntry| TargetEntry { key: entry.key, users: 0, free_since_ns: now_ns, reach: nowhere };
+        let mut targets = Self { entries: before.entries.iter().map(resting).collect(), ..Self::default() };
+        for backend in (0..slots).filter_map(|slot| table.in_slot(slot)) {
+            let (slot, key) = (backend.target.0, (backend.protocol, backend.address));
+            let Some(entry) = targets.entries.get_mut(slot as usize) else { continue };
+            (entry.key, entry.users) = (key, entry.users + 1);
+            targets.slots.insert(key, slot);
+        }
+        for (entry, slot) in targets.entries.iter().zip(0..) {
+            if entry.users > 0 {
+                count_hop(&mut targets.hops, None, Some(nowhere.next_hop));
+            } else if !targets.slots.contains_key(&entry.key) {
+                targets.slots.insert(entry.key, slot);
+                targets.free.push_back((now_ns, slot));
+            }
+        }
+        targets
+    }
+
     /// The slot of a target, for one more user. None when [`TARGETS_MAX`] are in use or resting.
     fn acquire(&mut self, key: TargetKey, reach: Reach, now_ns: u64) -> Option<TargetSlot> {
         if let Some(&slot) = self.slots.get(&key) {
@@ -185,6 +207,33 @@ pub(super) struct Backends {
 }
 
 impl Backends {
+    /// The backends of a finished table, in their slots, as if all had been removed: those that are added again go on in them, the
+    /// others drain. `before` may be half done; of it only is taken when drains are over, and which slots there are.
+    pub(super) fn taken_over(mut table: BackendTable, before: &Self, now_ns: u64) -> Self {
+        let slots = u32::try_from(before.generations.len()).unwrap_or(u32::MAX);
+        let targets = Targets::taken_over(&table, &before.targets, slots, now_ns);
+        let (mut generations, mut free, mut draining) = (before.generations.clone(), Vec::new(), HashMap::default());
+        for (slot, generation) in (0..slots).zip(&mut generations) {
+            let Some(backend) = table.in_slot(slot) else {
+                free.push(slot);
+                continue;
+            };
+            *generation = backend.generation;
+            let key = (backend.service.clone(), (backend.protocol, backend.address));
+            let until_ns = before.draining.get(&key).filter(|before| before.slot == slot).map(|before| before.until_ns);
+            let until_ns = until_ns.unwrap_or_else(|| now_ns.saturating_add(nanoseconds(DRAIN_TIMEOUT)));
+            draining.insert(key, Draining { until_ns, slot });
+            table.update(
+                slot,
+                |_| true,
+                |backend| {
+                    (backend.removed, backend.accepts_new, backend.next_hop) = (true, false, UNRESOLVED);
+                },
+            );
+        }
+        Self { table, targets, generations, free, draining }
+    }
+
     /// A slot for a backend: the one that it drains in, or a new one. None when there is no room for its target,
     /// or as many backends already as flows can be counted for.
     pub(super) fn add(

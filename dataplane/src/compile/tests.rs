@@ -575,3 +575,5 @@ proptest! {
         }
     }
 }
+
+mod after_a_panic;
