@@ -93,6 +93,8 @@ pub struct Settings {
     pub neighbours: Vec<Neighbour>,
     /// Key `announce`.
     pub announce: RouteTable,
+    /// Key `drainOnStop`: how long packets are forwarded on after the routes to VIPs were withdrawn, before the end.
+    pub drain_on_stop: Duration,
     /// The gateway's own addresses, ordered: of ports, SNAT, tunnels, node ports and next hops. They are never VIPs.
     pub reserved: Vec<IpAddr>,
     /// The source of state.
@@ -125,6 +127,7 @@ impl Settings {
         let admin_listen = keys::admin(&mut top);
         let (routes, neighbours) = keys::fixed_network(&mut top, &ports);
         let announce = announce::take(&mut top);
+        let drain_on_stop = announce::drain_on_stop(&mut top);
         keys::unbuilt(&mut top);
         let source = source::take(&mut top, choice, &admin_listen);
         top.finish();
@@ -151,6 +154,7 @@ impl Settings {
             routes: values(routes),
             neighbours,
             announce,
+            drain_on_stop,
             source: source.settings(reserved.clone()),
             reserved,
         })

@@ -53,6 +53,7 @@ impl Settings {
         writeln!(out, "metrics: {{listen: \"\"}}")?;
         let RouteTable { table, protocol } = self.announce;
         writeln!(out, "announce: {{routeTable: {table}, routeProtocol: {protocol}}}")?;
+        writeln!(out, "drainOnStop: {}", Written(self.drain_on_stop))?;
         self.write_fixed_network(out)
     }
 
