@@ -8,7 +8,7 @@ mod edge;
 use std::collections::BTreeSet;
 use std::fs;
 
-use edge::{Edge, may_run, until};
+use edge::{Edge, REQUEST_S, may_run, until};
 
 const VIP: &str = "http://192.0.2.100/";
 const VIP_V6: &str = "http://[2001:db8::1:0]/";
@@ -59,7 +59,7 @@ fn names_are_looked_up_over_udp_and_tcp() {
     edge.start();
     let dig = |transport: &str| {
         let at = format!("@{ADDRESS}");
-        let output = edge.run("client", &["dig", &at, "+short", "+tries=1", "+time=3", transport, "who.example", "TXT"]);
+        let output = edge.run("client", &["dig", &at, "+short", "+tries=1", "+time=20", transport, "who.example", "TXT"]);
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().trim_matches('"').to_owned())
     };
     for transport in ["+notcp", "+tcp"] {
@@ -82,7 +82,7 @@ fn a_server_reaches_its_own_vip() {
     edge.start();
     for url in [VIP, VIP_V6] {
         let ask = || {
-            let output = edge.run("b12", &["curl", "-sg", "--max-time", "3", url]);
+            let output = edge.run("b12", &["curl", "-sg", "--max-time", REQUEST_S, url]);
             output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
         };
         until("the first answer", ask);
@@ -111,7 +111,7 @@ fn a_download_passes_a_narrow_link() {
     for url in [VIP, VIP_V6] {
         until("the first answer", || edge.curl(url));
         let big = format!("{url}big");
-        let output = edge.run("client", &["curl", "-sg", "--max-time", "20", "-o", "/dev/null", "-w", "%{size_download}", &big]);
+        let output = edge.run("client", &["curl", "-sg", "--max-time", "100", "-o", "/dev/null", "-w", "%{size_download}", &big]);
         assert_eq!(String::from_utf8_lossy(&output.stdout), size.to_string(), "{url}: {:?}", edge.drops());
     }
     edge.assert_account();

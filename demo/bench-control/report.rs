@@ -79,12 +79,14 @@ impl Report {
         })
     }
 
-    /// Loose limits, for a machine with neighbours: ten times what is aimed at, and the targets for memory.
+    /// Times in those of the API server alone in the same run, which neighbours on the machine slow down as well; the targets for
+    /// memory; CPU time at rest, which is the programs' own.
     pub fn is_good(&self) -> bool {
+        let ratio = |time: Duration, floor: Duration| time.as_secs_f64() / floor.as_secs_f64();
         let limits = [
-            ("first sync", self.first_sync.as_secs_f64(), 10.0, "s"),
-            ("one change, p50", self.change.p50.as_secs_f64() * 1e3, 50.0, "ms"),
-            ("changes at once", self.at_once.0.as_secs_f64(), 5.0, "s"),
+            ("first sync", ratio(self.first_sync, self.list_time), FIRST_SYNC_MAX, "times the API server's lists"),
+            ("one change, p50", ratio(self.change.p50, self.watch_lag.p50), CHANGE_MAX, "times what one who watches waits"),
+            ("changes at once", ratio(self.at_once.0, self.at_once_written), AT_ONCE_MAX, "times what writing them takes"),
             ("memory of the controller", self.memory[0] as f64 / MB, 400.0, "MB"),
             ("memory of the gateway", self.memory[1] as f64 / MB, 512.0, "MB"),
             ("CPU at rest of the controller", self.rest[0], 0.5, "cores"),

@@ -28,7 +28,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 /// Longer than any wait that is expected; a test that needs it has failed.
-const DEADLINE: Duration = Duration::from_secs(30);
+const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Later than any status or finalizer is waited for, and any slice kept: nobody writes here.
 const WAITS_ARE_OVER: Duration = Duration::from_secs(60);

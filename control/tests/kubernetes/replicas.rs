@@ -18,7 +18,7 @@ use crate::gateway::{Gateway, dial};
 use crate::user::{User, reached};
 
 /// What a busy machine may add to any wait.
-const SLACK: Duration = Duration::from_secs(10);
+const SLACK: Duration = Duration::from_secs(60);
 
 /// A `sluice-controller` process.
 struct Replica {
@@ -154,12 +154,11 @@ async fn a_controller_that_is_asked_to_end_hands_over_at_once() {
     let server = ApiServer::start().await;
     let user = User::of_test_server(&server).await;
     let (mut one, two) = two_replicas(&server, &user).await;
-    let asked_at = Instant::now();
+    let before = lease_holder(&server, &user);
+    assert!(before.is_some());
     one.stop("-TERM").await;
-    while !two.leads().await {
-        assert!(asked_at.elapsed() < LED_AT_MOST, "as slow as after a kill");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    assert_ne!(lease_holder(&server, &user), before, "who is killed keeps it until it has run out");
+    reached("the other leads", async || two.leads().await, |leads| *leads).await;
 }
 
 #[tokio::test]
@@ -179,7 +178,7 @@ async fn a_leader_that_cannot_renew_its_lease_stops_before_another_may_lead_and_
         }
     };
     assert_eq!(end.code(), Code::FailedPrecondition, "{end}");
-    assert!(silent_since.elapsed() < LED_AT_MOST + Duration::from_secs(2), "after {:?}", silent_since.elapsed());
+    assert!(silent_since.elapsed() < LEASE, "another may lead, after {:?}", silent_since.elapsed());
     server.set_presence(Presence::There).await;
     let again = reached("a leader again", async || one.answers(hello()).await, Result::is_ok).await.unwrap();
     assert_ne!(first.generation.unwrap().epoch, again.generation.unwrap().epoch);
