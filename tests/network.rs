@@ -26,7 +26,7 @@ use sluice::netlink::{Follow, REQUESTS_MAX, follow};
 use sluice::twin::{Interface, TwinConfig, TwinCounters, TwinError, TwinPort, TwinThread};
 use tokio::sync::watch;
 
-const DEADLINE: Duration = Duration::from_secs(10);
+const DEADLINE: Duration = Duration::from_secs(120);
 const TWIN_MAC: Mac = Mac([2, 0, 0, 0, 0xaa, 1]);
 const PEER_MAC: Mac = Mac([2, 0, 0, 0, 0xbb, 9]);
 

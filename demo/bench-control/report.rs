@@ -5,6 +5,10 @@ use std::time::Duration;
 use serde_json::json;
 
 const MB: f64 = 1_000_000.0;
+/// Limits of `--check`, loose. A debug build on a machine with a load of 14 on two cores came to 5, 3 and 1.3.
+const FIRST_SYNC_MAX: f64 = 100.0;
+const CHANGE_MAX: f64 = 100.0;
+const AT_ONCE_MAX: f64 = 20.0;
 
 /// Of many times.
 #[derive(Clone, Copy)]

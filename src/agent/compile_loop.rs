@@ -196,7 +196,7 @@ mod tests {
     use super::super::received::tests::{service, state};
     use super::*;
 
-    const LONG: Duration = Duration::from_secs(20);
+    const LONG: Duration = Duration::from_secs(120);
 
     fn config() -> Config {
         let second = Duration::from_secs(1);

@@ -232,7 +232,7 @@ mod tests {
     use super::*;
     use crate::admin::tests::web as web_view;
 
-    const LONG: Duration = Duration::from_secs(20);
+    const LONG: Duration = Duration::from_secs(120);
 
     /// A stream as the controller sees it.
     struct Seen {

@@ -52,7 +52,7 @@ mod tests {
 
     use super::*;
 
-    const LONG: Duration = Duration::from_secs(20);
+    const LONG: Duration = Duration::from_secs(120);
 
     #[tokio::test]
     async fn a_drained_gateway_announces_nothing_until_it_is_not_and_one_that_leaves_nothing_any_more() {

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
     use crate::admin::tests::web;
 
-    const LONG: Duration = Duration::from_secs(20);
+    const LONG: Duration = Duration::from_secs(120);
 
     /// A service of two backends, one of them healthy or none.
     fn service(name: &str, one_is_healthy: bool) -> Arc<ServiceView> {
