@@ -27,6 +27,7 @@ use crate::flow::{
 };
 use crate::hash::split_mix;
 use crate::held::Awaited;
+use crate::parse::is_link_local;
 use crate::rewrite::Rewrite;
 use crate::snapshot::{Backend, Exit, Frontend, NextHop, Place, RouteTo, Snapshot};
 use crate::snat::{SnatLease, SnatPorts, SnatTarget};
@@ -75,8 +76,8 @@ pub fn follow_plain<'s, A: Address>(
     limits: &IdleLimits,
     now: Tick,
 ) -> Option<Passage<'s>> {
-    let Headers { transport, hop_limit, packet_len, dont_fragment, .. } = *packet.headers;
-    if !matches!(transport, Transport::Tcp { .. } | Transport::Udp) || !dont_fragment {
+    let Headers { transport, hop_limit, packet_len, dont_fragment, group_frame, .. } = *packet.headers;
+    if !matches!(transport, Transport::Tcp { .. } | Transport::Udp) || !dont_fragment || group_frame {
         return None;
     }
     let (index, direction) = table.find(packet.hash, &packet.headers.tuple, packet.candidate)?;
@@ -116,8 +117,8 @@ pub fn follow<'s, A: Address>(
     limits: &IdleLimits,
     now: Tick,
 ) -> Result<Passage<'s>, Obstacle<'s>> {
-    let transport = packet.headers.transport;
-    if !matches!(transport, Transport::Tcp { .. } | Transport::Udp) {
+    let Headers { transport, group_frame, .. } = *packet.headers;
+    if !matches!(transport, Transport::Tcp { .. } | Transport::Udp) || group_frame {
         return Err(Obstacle::NoFlow);
     }
     let (index, direction) = table.find(packet.hash, &packet.headers.tuple, packet.candidate).ok_or(Obstacle::NoFlow)?;
@@ -179,6 +180,9 @@ pub fn decide<'s, A: Address>(
     flows: &mut Flows<'_, A>,
     now: Tick,
 ) -> Verdict<'s> {
+    if packet.headers.group_frame {
+        return in_group_frame(packet, snapshot, flows.table);
+    }
     let obstacle = match obstacle {
         Obstacle::NoFlow if matches!(packet.headers.transport, Transport::Sctp { .. }) => association_of(packet, flows.table),
         Obstacle::OneWay(index) => match follow_one_way(packet, index, snapshot, flows.table, now) {
@@ -225,6 +229,18 @@ pub fn decide<'s, A: Address>(
         },
         _ => no_frontend(packet, snapshot),
     }
+}
+
+/// A packet in a frame to a group. One for a frontend, or of a flow, has one address in it and is dropped (RFC 1812 section
+/// 5.3.4).
+#[cold]
+fn in_group_frame<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot, table: &FlowTable<A>) -> Verdict<'static> {
+    let has_ports = matches!(packet.headers.transport, Transport::Tcp { .. } | Transport::Udp | Transport::Sctp { .. });
+    let is_of_flow = || table.search(packet.hash, &packet.headers.tuple).is_some();
+    if has_ports && (frontend_of(packet, snapshot).is_some() || is_of_flow()) {
+        return Verdict::Drop(DropReason::Malformed);
+    }
+    no_frontend(packet, snapshot)
 }
 
 /// The flow of an SCTP packet, which [`follow`] leaves alone: its checksum takes longer than the search, and the plain
@@ -323,6 +339,15 @@ fn is_another_handshake<A: Address>(transport: Transport, segment: Segment, flow
     is_under_way && begins(transport) && segment.sequence != flow.initial_sequence
 }
 
+/// Why nothing from this address is forwarded; none: it is (FORWARDING 9).
+fn refused_source<A: Address>(source: A, snapshot: &Snapshot) -> Option<DropReason> {
+    match snapshot.place(source) {
+        Place::Elsewhere if !is_link_local(source) => None,
+        Place::Elsewhere | Place::Broadcast => Some(DropReason::MartianSource),
+        Place::Vip | Place::Snat | Place::Twin(_) | Place::PoolUnused => Some(DropReason::OwnSource),
+    }
+}
+
 /// Frontends are listened on once there is a complete state.
 fn frontend_of<'s, A: Address>(packet: &Packet<'_, A>, snapshot: &'s Snapshot) -> Option<&'s Frontend> {
     let tuple = &packet.headers.tuple;
@@ -337,12 +362,9 @@ fn new_flow<'s, A: Address>(
     now: Tick,
     frontend: &Frontend,
 ) -> Verdict<'s> {
-    if packet.headers.group_frame {
-        return Verdict::Drop(DropReason::Malformed); // a frame to a group with one address in it (RFC 1812 section 5.3.4)
-    }
     let tuple = &packet.headers.tuple;
-    if !matches!(snapshot.place(tuple.source), Place::Elsewhere) {
-        return Verdict::Drop(DropReason::OwnSource);
+    if let Some(reason) = refused_source(tuple.source, snapshot) {
+        return Verdict::Drop(reason);
     }
     if !frontend.allows(tuple.source) {
         return Verdict::Drop(DropReason::SourceRange);
@@ -359,6 +381,10 @@ fn new_flow<'s, A: Address>(
     let Some(target) = A::from_ip(backend.address.ip()) else { return Verdict::Drop(DropReason::NoRoute) };
     if matches!(snapshot.place(target), Place::Vip | Place::Snat | Place::PoolUnused) {
         return Verdict::Drop(DropReason::VipLoop);
+    }
+    // A backend that is its own client would get a packet from itself.
+    if frontend.way() == Way::Dnat && target == tuple.source {
+        return Verdict::Drop(DropReason::SameSourceDestination);
     }
     let exit = match exit_by(snapshot, backend.next_hop, packet.hash).and_then(|exit| fits(packet, exit)) {
         Ok(exit) => exit,
@@ -574,7 +600,7 @@ fn no_frontend<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdi
     let to_engine = match destination {
         Place::Vip | Place::Snat => true,
         Place::Twin(port) => !snapshot.port(port).twin,
-        Place::PoolUnused | Place::Elsewhere => false,
+        Place::Broadcast | Place::PoolUnused | Place::Elsewhere => false,
     };
     if to_engine && !snapshot.ready() {
         return Verdict::Drop(DropReason::UnknownVip); // answered once there is a complete state
@@ -582,6 +608,7 @@ fn no_frontend<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdi
     match snapshot.place(tuple.source) {
         Place::Vip if probe::is_reply(packet, snapshot) => return probe::answered(packet, snapshot),
         Place::Vip | Place::Snat => return Verdict::Drop(DropReason::OwnSource),
+        Place::Broadcast => return Verdict::Drop(DropReason::MartianSource),
         // An answer would go to an address of ours; Linux knows what to do with such a packet.
         Place::Twin(_) | Place::PoolUnused if to_engine => return Verdict::Drop(DropReason::OwnSource),
         Place::Twin(_) | Place::PoolUnused | Place::Elsewhere => {}
@@ -592,7 +619,7 @@ fn no_frontend<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdi
         Place::PoolUnused => Verdict::Drop(DropReason::UnknownVip),
         Place::Twin(_) if to_engine => for_vip(packet),
         Place::Twin(_) => Verdict::Linux,
-        Place::Elsewhere => elsewhere(packet, snapshot),
+        Place::Broadcast | Place::Elsewhere => elsewhere(packet, snapshot),
     }
 }
 

@@ -9,9 +9,11 @@ mod extensions;
 use std::net::IpAddr;
 
 pub(crate) use extensions::{Chain, ChainEnd, walk};
+use proto::Family;
 
 use crate::answer::is_group_address;
 use crate::checksum::header_holds;
+use crate::frame_filter::{FrameFilter, SentTo};
 use crate::tags::behind;
 use crate::wire::{Arp, Chunk, Ethernet, Icmp, Ipv4, Ipv6, Sctp, Tcp, Udp, VlanTag, ether_type, icmpv6, protocol, take};
 use crate::{Address, DropReason, Headers, Parsed, Transport, Tuple, sctp_chunk};
@@ -72,9 +74,21 @@ fn moved<A>(mut headers: Headers<A>, bytes: u16) -> Headers<A> {
 
 /// Parses the Ethernet header.
 #[inline]
-pub(crate) fn carried(frame: &[u8]) -> Result<Carried<'_>, DropReason> {
+fn carried(frame: &[u8]) -> Result<Carried<'_>, DropReason> {
     let (ethernet, packet) = take::<Ethernet>(frame).ok_or(DropReason::Malformed)?;
     carried_as(ethernet.ether_type.get(), packet, ethernet.is_group())
+}
+
+/// As [`carried`], of a frame that came in by the port of this filter. None: it goes to another station.
+#[inline(always)]
+pub(crate) fn received(frame: &[u8], filter: FrameFilter) -> Result<Option<Carried<'_>>, DropReason> {
+    let (ethernet, packet) = take::<Ethernet>(frame).ok_or(DropReason::Malformed)?;
+    let is_group = match filter.sent_to(ethernet)? {
+        SentTo::Port => false,
+        SentTo::Group => true,
+        SentTo::OtherStation => return Ok(None),
+    };
+    carried_as(ethernet.ether_type.get(), packet, is_group).map(Some)
 }
 
 #[inline(always)]
@@ -216,6 +230,15 @@ pub(crate) fn ipv6<T>(bytes: &[u8], group_frame: bool, found: impl FnOnce(Header
 #[inline]
 fn is_martian_v6(source: u128) -> bool {
     source <= 1 || source >> 120 == 0xff || source >> 32 == 0xffff
+}
+
+/// RFC 3927 section 2.7, RFC 4291 section 2.5.6: of one link alone, and not to be forwarded to another.
+#[inline]
+pub(crate) fn is_link_local<A: Address>(address: A) -> bool {
+    match A::FAMILY {
+        Family::V4 => address.wide() >> 16 == 0xa9fe,
+        Family::V6 => address.wide() >> 118 == 0xfe80 >> 6,
+    }
 }
 
 /// Whether no packet may have this source.
