@@ -315,8 +315,8 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let flow = self.flows().0.get(flow);
         let id = flow.backend;
         let belongs = Belongs { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: id };
-        trim(&mut buffer, headers);
         rewrite::nat(buffer.bytes_mut(), headers, &rewrite_of(flow, direction, exit));
+        trim(&mut buffer, headers);
         self.counters.forwarded(id.slot, headers.packet_len);
         self.observer.observe(&buffer, Fate::Forward(exit.port), || Some(belongs));
         lanes.send(exit.port, buffer, &mut self.tally);

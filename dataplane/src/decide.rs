@@ -6,6 +6,7 @@
 
 mod dnat;
 mod error;
+mod never_forwarded;
 mod one_way;
 mod outcome;
 mod probe;
@@ -13,6 +14,7 @@ mod reclaim;
 mod tunnel;
 
 pub use error::follow_error;
+use never_forwarded::{in_group_frame, refused_source};
 pub use one_way::{Delivery, follow_one_way, follow_one_way_error};
 pub use outcome::{Answer, Changes, Obstacle, Passage, Stop, Verdict};
 pub use probe::follow_probe;
@@ -27,7 +29,6 @@ use crate::flow::{
 };
 use crate::hash::split_mix;
 use crate::held::Awaited;
-use crate::parse::is_link_local;
 use crate::rewrite::Rewrite;
 use crate::snapshot::{Backend, Exit, Frontend, NextHop, Place, RouteTo, Snapshot};
 use crate::snat::{SnatLease, SnatPorts, SnatTarget};
@@ -231,18 +232,6 @@ pub fn decide<'s, A: Address>(
     }
 }
 
-/// A packet in a frame to a group. One for a frontend, or of a flow, has one address in it and is dropped (RFC 1812 section
-/// 5.3.4).
-#[cold]
-fn in_group_frame<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot, table: &FlowTable<A>) -> Verdict<'static> {
-    let has_ports = matches!(packet.headers.transport, Transport::Tcp { .. } | Transport::Udp | Transport::Sctp { .. });
-    let is_of_flow = || table.search(packet.hash, &packet.headers.tuple).is_some();
-    if has_ports && (frontend_of(packet, snapshot).is_some() || is_of_flow()) {
-        return Verdict::Drop(DropReason::Malformed);
-    }
-    no_frontend(packet, snapshot)
-}
-
 /// The flow of an SCTP packet, which [`follow`] leaves alone: its checksum takes longer than the search, and the plain
 /// packets of TCP and UDP are not asked for their protocol once more.
 fn association_of<'s, A: Address>(packet: &Packet<'_, A>, table: &FlowTable<A>) -> Obstacle<'s> {
@@ -337,15 +326,6 @@ fn begins_anew(transport: Transport, state: FlowState, backend: &Backend) -> boo
 fn is_another_handshake<A: Address>(transport: Transport, segment: Segment, flow: &Flow<A>) -> bool {
     let is_under_way = matches!(flow.state, FlowState::TcpOpening | FlowState::TcpAnswered);
     is_under_way && begins(transport) && segment.sequence != flow.initial_sequence
-}
-
-/// Why nothing from this address is forwarded; none: it is (FORWARDING 9).
-fn refused_source<A: Address>(source: A, snapshot: &Snapshot) -> Option<DropReason> {
-    match snapshot.place(source) {
-        Place::Elsewhere if !is_link_local(source) => None,
-        Place::Elsewhere | Place::Broadcast => Some(DropReason::MartianSource),
-        Place::Vip | Place::Snat | Place::Twin(_) | Place::PoolUnused => Some(DropReason::OwnSource),
-    }
 }
 
 /// Frontends are listened on once there is a complete state.

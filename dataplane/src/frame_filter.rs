@@ -3,9 +3,7 @@
 //! **Invariant:** one comparison tells the frames that go to the port alone, which are almost all. Deliberately not here:
 //! which groups a protocol asks for, and what Linux may have of the frames for other stations.
 
-use zerocopy::IntoBytes;
-
-use crate::wire::Ethernet;
+use crate::wire::{Ethernet, take};
 use crate::{DropReason, Mac};
 
 /// What is compared of the first 8 bytes of a frame: the destination, and of the source the bit that makes it a group.
@@ -34,30 +32,31 @@ impl FrameFilter {
         Self { port: u64::from_ne_bytes([a, b, c, d, e, f, 0, 0]) }
     }
 
+    /// Whether a frame goes to the port alone, and comes from a station: the one question that each frame meets.
+    #[inline(always)]
+    pub(crate) fn is_for_port(self, frame: &[u8]) -> bool {
+        frame.first_chunk().is_some_and(|first| (u64::from_ne_bytes(*first) ^ self.port) & COMPARED == 0)
+    }
+
     /// Where a frame goes that came in by the port.
     ///
     /// # Errors
-    /// `not_our_mac`: it comes from a group, and no station has such an address (IEEE 802.3 clause 3.2.3).
-    #[inline(always)]
-    pub(crate) fn sent_to(self, ethernet: &Ethernet) -> Result<SentTo, DropReason> {
-        let first = ethernet.as_bytes().first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes));
-        if (first ^ self.port) & COMPARED == 0 { Ok(SentTo::Port) } else { unusual(ethernet) }
-    }
-}
-
-#[cold]
-fn unusual(ethernet: &Ethernet) -> Result<SentTo, DropReason> {
-    match ethernet {
-        Ethernet { source: [first, ..], .. } if first & 1 != 0 => Err(DropReason::NotOurMac),
-        _ if ethernet.is_group() => Ok(SentTo::Group),
-        _ => Ok(SentTo::OtherStation),
+    /// `not_our_mac`: it comes from a group, and no station has such an address (IEEE 802.3 clause 3.2.3). `malformed`: it is too
+    /// short.
+    pub(crate) fn sent_to(self, frame: &[u8]) -> Result<SentTo, DropReason> {
+        let (ethernet, _) = take::<Ethernet>(frame).ok_or(DropReason::Malformed)?;
+        match ethernet {
+            Ethernet { source: [first, ..], .. } if first & 1 != 0 => Err(DropReason::NotOurMac),
+            _ if ethernet.is_group() => Ok(SentTo::Group),
+            _ if self.is_for_port(frame) => Ok(SentTo::Port),
+            _ => Ok(SentTo::OtherStation),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use zerocopy::network_endian::U16;
 
     use super::*;
 
@@ -72,8 +71,12 @@ mod tests {
                 _ if destination == port => Ok(SentTo::Port),
                 _ => Ok(SentTo::OtherStation),
             };
-            let ethernet = Ethernet { destination, source, ether_type: U16::ZERO };
-            prop_assert_eq!(FrameFilter::new(Mac(port)).sent_to(&ethernet), expected);
+            let (frame, filter) = ([&destination[..], &source, &[8, 0]].concat(), FrameFilter::new(Mac(port)));
+            prop_assert_eq!(filter.sent_to(&frame), expected);
+            prop_assert_eq!(filter.is_for_port(&frame), expected == Ok(SentTo::Port));
+            for len in 0..14 {
+                prop_assert_eq!(filter.sent_to(&frame[..len]), Err(DropReason::Malformed));
+            }
         }
     }
 
@@ -83,8 +86,8 @@ mod tests {
         for bit in 1..48 {
             let mut destination = port.0;
             destination[bit / 8] ^= 1 << (bit % 8);
-            let ethernet = Ethernet { destination, source: [2; 6], ether_type: U16::ZERO };
-            assert_eq!(FrameFilter::new(port).sent_to(&ethernet), Ok(SentTo::OtherStation), "bit {bit}");
+            let frame = [&destination[..], &[2; 6], &[8, 0]].concat();
+            assert_eq!(FrameFilter::new(port).sent_to(&frame), Ok(SentTo::OtherStation), "bit {bit}");
         }
     }
 }

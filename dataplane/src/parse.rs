@@ -13,7 +13,6 @@ use proto::Family;
 
 use crate::answer::is_group_address;
 use crate::checksum::header_holds;
-use crate::frame_filter::{FrameFilter, SentTo};
 use crate::tags::behind;
 use crate::wire::{Arp, Chunk, Ethernet, Icmp, Ipv4, Ipv6, Sctp, Tcp, Udp, VlanTag, ether_type, icmpv6, protocol, take};
 use crate::{Address, DropReason, Headers, Parsed, Transport, Tuple, sctp_chunk};
@@ -41,7 +40,8 @@ pub(crate) enum Carried<'f> {
 /// The reason to drop it: `malformed`, `ipv4_checksum`, `source_route`, `martian_source`, `same_source_destination`.
 #[inline]
 pub fn parse(frame: &[u8]) -> Result<Parsed, DropReason> {
-    Ok(match carried(frame)? {
+    let is_group = take::<Ethernet>(frame).is_some_and(|(ethernet, _)| ethernet.is_group());
+    Ok(match carried(frame, is_group)? {
         Carried::V4(packet, group_frame) => ipv4(packet, group_frame, Parsed::V4)?.unwrap_or(Parsed::Other),
         Carried::V6(packet, group_frame) => ipv6(packet, group_frame, Parsed::V6)?.unwrap_or(Parsed::Other),
         Carried::Arp => Parsed::Arp,
@@ -72,23 +72,11 @@ fn moved<A>(mut headers: Headers<A>, bytes: u16) -> Headers<A> {
     headers
 }
 
-/// Parses the Ethernet header.
-#[inline]
-fn carried(frame: &[u8]) -> Result<Carried<'_>, DropReason> {
-    let (ethernet, packet) = take::<Ethernet>(frame).ok_or(DropReason::Malformed)?;
-    carried_as(ethernet.ether_type.get(), packet, ethernet.is_group())
-}
-
-/// As [`carried`], of a frame that came in by the port of this filter. None: it goes to another station.
+/// Parses the Ethernet header of a frame, of which is known whether it was sent to a group.
 #[inline(always)]
-pub(crate) fn received(frame: &[u8], filter: FrameFilter) -> Result<Option<Carried<'_>>, DropReason> {
+pub(crate) fn carried(frame: &[u8], is_group: bool) -> Result<Carried<'_>, DropReason> {
     let (ethernet, packet) = take::<Ethernet>(frame).ok_or(DropReason::Malformed)?;
-    let is_group = match filter.sent_to(ethernet)? {
-        SentTo::Port => false,
-        SentTo::Group => true,
-        SentTo::OtherStation => return Ok(None),
-    };
-    carried_as(ethernet.ether_type.get(), packet, is_group).map(Some)
+    carried_as(ethernet.ether_type.get(), packet, is_group)
 }
 
 #[inline(always)]

@@ -20,13 +20,13 @@ use crate::answer::is_group_address;
 use crate::apply::{Arrival, Engine, Looked, Origin, Swept, Tables};
 use crate::datagrams::Datagrams;
 use crate::flow::{Candidate, FlowTable, IdleLimits};
-use crate::frame_filter::FrameFilter;
+use crate::frame_filter::{FrameFilter, SentTo};
 use crate::held::{Held, Waiting};
 use crate::identification::Identifications;
 use crate::lanes::{Lane, Lanes};
 use crate::limiter::AnswerLimiter;
 use crate::observe::Observe;
-use crate::parse::{Carried, ipv4, ipv6, parse, received};
+use crate::parse::{Carried, carried, ipv4, ipv6, parse};
 use crate::peers::{Errand, Handed, PACKETS_PER_TURN, Peers};
 use crate::publish::Subscriber;
 use crate::snapshot::{Place, Snapshot};
@@ -226,7 +226,8 @@ fn process<P: Port, O: Observe<P::Buffer>>(
     burst: &mut Burst<P::Buffer>,
 ) {
     let mut sorted = Sorted { kinds: ArrayVec::new(), v4: AllLooked::new(), v6: AllLooked::new() };
-    sort(engine, FrameFilter::new(snapshot.port(arrival.link.port()).mac), burst, &mut sorted);
+    let filter = FrameFilter::new(snapshot.port(arrival.link.port()).mac);
+    sort(engine, filter, burst, &mut sorted);
     if arrival.origin == Origin::Port && lanes.peers.is_some() {
         steer(lanes, snapshot, arrival, burst, &mut sorted, &mut engine.tally);
     }
@@ -385,13 +386,17 @@ fn destination(frame: &[u8], snapshot: &Snapshot) -> Result<Option<Place>, DropR
 fn sort<B: Buffer, O>(engine: &Engine<B, O>, filter: FrameFilter, burst: &Burst<B>, sorted: &mut Sorted) {
     let Sorted { kinds, v4, v6 } = sorted;
     for buffer in burst {
-        let found = match received(buffer.bytes(), filter) {
-            Ok(Some(Carried::V4(packet, group))) => ipv4(packet, group, |headers| look(&engine.v4, headers, v4, |_| Kind::V4)),
-            Ok(Some(Carried::V6(packet, group))) => ipv6(packet, group, |headers| look(&engine.v6, headers, v6, kind_v6)),
-            Ok(Some(Carried::Arp)) => Ok(Some(Kind::Arp)),
-            Ok(Some(Carried::Tagged)) => Ok(Some(Kind::Tagged)),
-            Ok(Some(Carried::Other)) => Ok(None),
-            Ok(None) => Ok(Some(Kind::Foreign)),
+        let frame = buffer.bytes();
+        if !filter.is_for_port(frame) {
+            kinds.push(unusual(engine, filter, frame, v4, v6));
+            continue;
+        }
+        let found = match carried(frame, false) {
+            Ok(Carried::V4(packet, group)) => ipv4(packet, group, |headers| look(&engine.v4, headers, v4, |_| Kind::V4)),
+            Ok(Carried::V6(packet, group)) => ipv6(packet, group, |headers| look(&engine.v6, headers, v6, kind_v6)),
+            Ok(Carried::Arp) => Ok(Some(Kind::Arp)),
+            Ok(Carried::Tagged) => Ok(Some(Kind::Tagged)),
+            Ok(Carried::Other) => Ok(None),
             Err(reason) => Err(reason),
         };
         kinds.push(match found {
@@ -399,6 +404,31 @@ fn sort<B: Buffer, O>(engine: &Engine<B, O>, filter: FrameFilter, burst: &Burst<
             Ok(None) => Kind::Other,
             Err(reason) => Kind::Bad(reason),
         });
+    }
+}
+
+/// The kind of a frame that does not go to the port alone. Kept out of the way of those that do.
+#[cold]
+#[inline(never)]
+fn unusual<B: Buffer, O>(
+    engine: &Engine<B, O>,
+    filter: FrameFilter,
+    frame: &[u8],
+    v4: &mut AllLooked<u32>,
+    v6: &mut AllLooked<u128>,
+) -> Kind {
+    match filter.sent_to(frame) {
+        Ok(SentTo::OtherStation) => return Kind::Foreign,
+        Ok(SentTo::Group | SentTo::Port) if !Tags::of(frame).is_none() => return Kind::Tagged,
+        Ok(SentTo::Group | SentTo::Port) => {}
+        Err(reason) => return Kind::Bad(reason),
+    }
+    match parse(frame) {
+        Ok(Parsed::V4(headers)) => look(&engine.v4, headers, v4, |_| Kind::V4),
+        Ok(Parsed::V6(headers)) => look(&engine.v6, headers, v6, kind_v6),
+        Ok(Parsed::Arp) => Kind::Arp,
+        Ok(Parsed::Other) => Kind::Other,
+        Err(reason) => Kind::Bad(reason),
     }
 }
 
