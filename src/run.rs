@@ -490,6 +490,11 @@ async fn merge(
         merged.routes.extend(&fixed.routes);
         merged.neighbours.extend(&fixed.neighbours);
         merged.addresses.extend(&fixed.addresses);
+        // Where Linux has a device with the tags, that counts.
+        let missing: Vec<_> =
+            fixed.vlans.iter().filter(|vlan| merged.vlans.iter().all(|known| known.link != vlan.link)).collect();
+        merged.vlans.extend(missing.into_iter().cloned());
+        merged.vlans.sort_by_key(|vlan| vlan.link);
         let ports = ports.borrow_and_update().clone();
         (merged.down, merged.moves, merged.macs) = (ports.down, ports.moves, ports.macs);
         network.send_replace(merged);

@@ -92,6 +92,7 @@ impl Compiler {
             probe_tags: Arc::default(),
             services: Views::new(),
             vlans: snat.vlans.clone(),
+            promiscuous: Arc::default(),
             announced: answers.update(&config, &[], &[], &network, 1),
             routed: Arc::default(),
             managed: Arc::default(),
@@ -169,6 +170,9 @@ impl Compiler {
         let last = &mut self.last;
         last.generation = state.generation.clone();
         last.ready = true;
+        if *last.promiscuous != *network.promiscuous {
+            last.promiscuous = network.promiscuous.as_slice().into();
+        }
         last.backends = self.backends.table.clone();
         last.routes = self.ways.share();
         last.managed = self.ways.managed(self.backends.targets.next_hops());

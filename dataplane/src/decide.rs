@@ -6,6 +6,7 @@
 
 mod dnat;
 mod error;
+mod never_forwarded;
 mod one_way;
 mod outcome;
 mod probe;
@@ -13,6 +14,7 @@ mod reclaim;
 mod tunnel;
 
 pub use error::follow_error;
+use never_forwarded::{in_group_frame, refused_source};
 pub use one_way::{Delivery, follow_one_way, follow_one_way_error};
 pub use outcome::{Answer, Changes, Obstacle, Passage, Stop, Verdict};
 pub use probe::follow_probe;
@@ -75,8 +77,8 @@ pub fn follow_plain<'s, A: Address>(
     limits: &IdleLimits,
     now: Tick,
 ) -> Option<Passage<'s>> {
-    let Headers { transport, hop_limit, packet_len, dont_fragment, .. } = *packet.headers;
-    if !matches!(transport, Transport::Tcp { .. } | Transport::Udp) || !dont_fragment {
+    let Headers { transport, hop_limit, packet_len, dont_fragment, group_frame, .. } = *packet.headers;
+    if !matches!(transport, Transport::Tcp { .. } | Transport::Udp) || !dont_fragment || group_frame {
         return None;
     }
     let (index, direction) = table.find(packet.hash, &packet.headers.tuple, packet.candidate)?;
@@ -116,8 +118,8 @@ pub fn follow<'s, A: Address>(
     limits: &IdleLimits,
     now: Tick,
 ) -> Result<Passage<'s>, Obstacle<'s>> {
-    let transport = packet.headers.transport;
-    if !matches!(transport, Transport::Tcp { .. } | Transport::Udp) {
+    let Headers { transport, group_frame, .. } = *packet.headers;
+    if !matches!(transport, Transport::Tcp { .. } | Transport::Udp) || group_frame {
         return Err(Obstacle::NoFlow);
     }
     let (index, direction) = table.find(packet.hash, &packet.headers.tuple, packet.candidate).ok_or(Obstacle::NoFlow)?;
@@ -179,6 +181,9 @@ pub fn decide<'s, A: Address>(
     flows: &mut Flows<'_, A>,
     now: Tick,
 ) -> Verdict<'s> {
+    if packet.headers.group_frame {
+        return in_group_frame(packet, snapshot, flows.table);
+    }
     let obstacle = match obstacle {
         Obstacle::NoFlow if matches!(packet.headers.transport, Transport::Sctp { .. }) => association_of(packet, flows.table),
         Obstacle::OneWay(index) => match follow_one_way(packet, index, snapshot, flows.table, now) {
@@ -337,12 +342,9 @@ fn new_flow<'s, A: Address>(
     now: Tick,
     frontend: &Frontend,
 ) -> Verdict<'s> {
-    if packet.headers.group_frame {
-        return Verdict::Drop(DropReason::Malformed); // a frame to a group with one address in it (RFC 1812 section 5.3.4)
-    }
     let tuple = &packet.headers.tuple;
-    if !matches!(snapshot.place(tuple.source), Place::Elsewhere) {
-        return Verdict::Drop(DropReason::OwnSource);
+    if let Some(reason) = refused_source(tuple.source, snapshot) {
+        return Verdict::Drop(reason);
     }
     if !frontend.allows(tuple.source) {
         return Verdict::Drop(DropReason::SourceRange);
@@ -359,6 +361,10 @@ fn new_flow<'s, A: Address>(
     let Some(target) = A::from_ip(backend.address.ip()) else { return Verdict::Drop(DropReason::NoRoute) };
     if matches!(snapshot.place(target), Place::Vip | Place::Snat | Place::PoolUnused) {
         return Verdict::Drop(DropReason::VipLoop);
+    }
+    // A backend that is its own client would get a packet from itself.
+    if frontend.way() == Way::Dnat && target == tuple.source {
+        return Verdict::Drop(DropReason::SameSourceDestination);
     }
     let exit = match exit_by(snapshot, backend.next_hop, packet.hash).and_then(|exit| fits(packet, exit)) {
         Ok(exit) => exit,
@@ -574,7 +580,7 @@ fn no_frontend<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdi
     let to_engine = match destination {
         Place::Vip | Place::Snat => true,
         Place::Twin(port) => !snapshot.port(port).twin,
-        Place::PoolUnused | Place::Elsewhere => false,
+        Place::Broadcast | Place::PoolUnused | Place::Elsewhere => false,
     };
     if to_engine && !snapshot.ready() {
         return Verdict::Drop(DropReason::UnknownVip); // answered once there is a complete state
@@ -582,6 +588,7 @@ fn no_frontend<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdi
     match snapshot.place(tuple.source) {
         Place::Vip if probe::is_reply(packet, snapshot) => return probe::answered(packet, snapshot),
         Place::Vip | Place::Snat => return Verdict::Drop(DropReason::OwnSource),
+        Place::Broadcast => return Verdict::Drop(DropReason::MartianSource),
         // An answer would go to an address of ours; Linux knows what to do with such a packet.
         Place::Twin(_) | Place::PoolUnused if to_engine => return Verdict::Drop(DropReason::OwnSource),
         Place::Twin(_) | Place::PoolUnused | Place::Elsewhere => {}
@@ -592,7 +599,7 @@ fn no_frontend<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdi
         Place::PoolUnused => Verdict::Drop(DropReason::UnknownVip),
         Place::Twin(_) if to_engine => for_vip(packet),
         Place::Twin(_) => Verdict::Linux,
-        Place::Elsewhere => elsewhere(packet, snapshot),
+        Place::Broadcast | Place::Elsewhere => elsewhere(packet, snapshot),
     }
 }
 

@@ -164,6 +164,9 @@ pub struct Network {
     pub addresses: Vec<IpAddr>,
     /// Ethernet addresses of ports whose devices came after the start, or came back; they replace the configured ones.
     pub macs: Vec<(PortIndex, Mac)>,
+    /// Ports whose Linux twin takes frames for other stations too: an interface with an Ethernet address of its own stands
+    /// on it, it is in a bridge, or somebody listens.
+    pub promiscuous: Vec<PortIndex>,
     /// Ports without link. What they answer for is announced again when they have it back.
     pub down: Vec<PortIndex>,
     /// How often each port has moved to another cable (a bond to another member), by port; beyond the end: never. What it

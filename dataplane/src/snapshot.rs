@@ -58,6 +58,7 @@ pub struct Snapshot {
     pub(crate) probe_tags: Arc<ProbeTags>,
     pub(crate) services: Views,
     pub(crate) vlans: Arc<[Link]>,
+    pub(crate) promiscuous: Arc<[PortIndex]>,
     pub(crate) announced: Arc<[(Link, IpAddr, u64)]>,
     pub(crate) routed: Arc<[IpAddr]>,
     pub(crate) managed: Arc<[(Link, IpAddr)]>,
@@ -193,6 +194,12 @@ impl Snapshot {
     #[must_use]
     pub fn knows(&self, link: Link) -> bool {
         !link.is_tagged() || self.vlans.binary_search(&link).is_ok()
+    }
+
+    /// Whether Linux takes frames for other stations at the twin of this port.
+    #[must_use]
+    pub(crate) fn is_promiscuous(&self, port: PortIndex) -> bool {
+        self.promiscuous.contains(&port)
     }
 
     /// The SNAT addresses towards backends that are reached by this link.

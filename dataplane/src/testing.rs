@@ -275,6 +275,15 @@ impl Packet {
     }
 }
 
+/// The frame as it arrives at the port with this address: what was built for [`OUR_MAC`] is for that port, whichever it is.
+#[must_use]
+pub fn arriving_at(port: Mac, frame: &[u8]) -> Vec<u8> {
+    match frame.strip_prefix(&OUR_MAC.0) {
+        Some(rest) => [&port.0, rest].concat(),
+        None => frame.to_vec(),
+    }
+}
+
 /// An ARP request that asks everybody for `target`.
 #[must_use]
 pub fn arp_request(sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {

@@ -260,7 +260,7 @@ impl World {
     }
 
     fn arrives(&mut self, port: PortIndex, frame: &[u8]) {
-        self.rig.worker.port_mut(port).unwrap().arriving.push_back(MemoryBuffer::new(frame, 1));
+        self.rig.arrive(port, frame, 1);
     }
 
     fn changes(&mut self, change: Change) {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
 use dataplane::steering::{Proof, RETA_ENTRIES, Refuted, RssProof, Steering};
-use dataplane::testing::{Packet, Rss, Segment, arp_request, fragments};
+use dataplane::testing::{Packet, Rss, Segment, arp_request, arriving_at, fragments};
 use dataplane::{
     Buffer, Burst, Compiler, DropReason, Fate, Health, MemoryBuffer, MemoryPort, Parts, Peers, PortIndex, PortQueues, Publisher,
     TwinQueues, Worker, WorkerCounters, tcp_flags,
@@ -109,6 +109,7 @@ impl Team {
     /// Puts frames in at a port and lets all workers do their work.
     fn put(&mut self, port: PortIndex, frames: &[Vec<u8>]) {
         for frame in frames {
+            let frame = &arriving_at(rig::mac_of(port), frame);
             let mut buffer = MemoryBuffer::new(frame, 1);
             let queue = match &self.delivery {
                 Delivery::Card(card) => {

@@ -118,6 +118,11 @@ impl Socket {
         }
     }
 
+    /// Asks for what answers itself, on a socket that follows changes: the answer comes as they do.
+    pub(crate) async fn ask(&mut self, message: RouteNetlinkMessage) -> Result<(), NetlinkError> {
+        self.send(message, NLM_F_REQUEST).await.map(|_| ())
+    }
+
     /// Sends a request and waits for the kernel's answer to it. `what` completes "refused to".
     pub(crate) async fn request(&mut self, message: RouteNetlinkMessage, flags: u16, what: &str) -> Result<(), NetlinkError> {
         let sequence = self.send(message, NLM_F_REQUEST | NLM_F_ACK | flags).await?;

@@ -3,7 +3,7 @@
 use super::*;
 use control::dial::ControllerUrl;
 use control::settings::Source;
-use dataplane::{Mac, PortIndex};
+use dataplane::{Link, Mac, PortIndex, TagKind, Vlan};
 
 /// A valid file with two ports; tests replace and append lines.
 const BASE: &str = "\
@@ -79,6 +79,91 @@ fn static_routes_and_neighbours_name_ports() {
     assert_eq!(network.routes, [Route { to: "10.0.0.0/8".parse().unwrap(), via: None, link: PortIndex(1).into(), weight: 1 }]);
     assert_eq!(network.neighbours[0].link, PortIndex(1).into());
     assert_eq!(network.addresses.len(), 3);
+}
+
+/// Two links, a route and a neighbour on them.
+const LINKS: &str = "static:
+  links:
+    - {port: uplink, tags: [100], addresses: [203.0.113.2/24], mtu: 1400}
+    - {port: cluster, tags: [802.1ad:7, 200], addresses: [10.9.0.2/24, 'fd09::2/64']}
+  routes: [{to: 0.0.0.0/0, via: 203.0.113.1, port: uplink, tags: [100]}, {to: 10.9.0.0/24, via: 10.0.0.9, port: cluster}]
+  neighbours: [{address: 10.9.0.11, mac: '02:00:00:00:00:09', port: cluster, tags: [802.1ad:7, 200]}]
+";
+
+#[test]
+fn static_links_are_what_vlan_devices_are() {
+    let settings = read(&format!("{BASE}{LINKS}pools: [{{name: a, addresses: [203.0.113.100-203.0.113.110]}}]\n")).unwrap();
+    let network = settings.fixed_network();
+    let clients = Link::new(PortIndex(0), Vlan::NONE.with(TagKind::Customer, 100).unwrap());
+    let both = Vlan::NONE.with(TagKind::Service, 7).and_then(|outer| outer.with(TagKind::Customer, 200)).unwrap();
+    let backends = Link::new(PortIndex(1), both);
+    let vlans: Vec<_> = network.vlans.iter().map(|vlan| (vlan.link, vlan.mtu, vlan.addresses.len())).collect();
+    assert_eq!(vlans, [(clients, 1400, 1), (backends, 1500, 2)]);
+    let routes: Vec<_> = network.routes.iter().map(|route| (route.to.to_string(), route.link)).collect();
+    let expected = [
+        ("0.0.0.0/0", clients),
+        ("10.9.0.0/24", PortIndex(1).into()), // it names the prefix of a link, and so counts instead
+        ("203.0.113.0/24", clients),
+        ("fd09::/64", backends),
+    ];
+    assert_eq!(routes, expected.map(|(to, link)| (to.to_owned(), link)));
+    assert_eq!(network.neighbours[0].link, backends);
+    assert_eq!(network.addresses.len(), 6);
+    assert!(settings.reserved.contains(&"203.0.113.2".parse().unwrap()), "never a VIP, never a backend");
+    let effective = settings.effective();
+    assert_eq!(read(&effective).as_ref(), Ok(&settings), "{effective}");
+}
+
+#[test]
+fn wrong_links_say_what_is_allowed() {
+    let rows = [
+        ("tags: [100], addresses", "addresses", "key `static.links[0].tags`: missing, expected a list of one VLAN tag or two"),
+        (
+            "tags: [100], addresses",
+            "tags: [], addresses",
+            "found a list, expected a list of one VLAN tag or two, the outer first",
+        ),
+        ("tags: [100], addresses", "tags: [0], addresses", "key `static.links[0].tags[0]`: found `0`, expected one VLAN tag"),
+        ("tags: [100], addresses", "tags: [4095], addresses", "found `4095`, expected one VLAN tag"),
+        ("tags: [100], addresses", "tags: [802.1q:5], addresses", "found `802.1q:5`, expected one VLAN tag"),
+        (
+            "tags: [100], addresses",
+            "tags: [1, 2, 3], addresses",
+            "key `static.links[0].tags`: found 3 tags, expected a list of one",
+        ),
+        (
+            "port: uplink, tags: [100], addresses",
+            "port: up, tags: [100], addresses",
+            "expected the name of a port: uplink or cluster",
+        ),
+        ("203.0.113.2/24", "192.0.2.2/24", "found 192.0.2.2 a second time; an address belongs to one port"),
+        ("10.9.0.2/24", "203.0.113.2/25", "found 203.0.113.2 a second time"),
+        ("mtu: 1400", "mtu: 60", "key `static.links[0].mtu`: found `60`, expected a number from 68 to 9216"),
+        ("'fd09::2/64']}", "'fd09::2/64'], mtu: 1000}", "mtu 1000 is too small for IPv6 (fd09::2/64), expected at least 1280"),
+        (
+            "via: 203.0.113.1, port: uplink, tags: [100]",
+            "port: uplink, tags: [101]",
+            "found tags 101 of a link that is not in `static.links`",
+        ),
+        (
+            "port: cluster, tags: [802.1ad:7, 200], addresses",
+            "port: uplink, tags: [100], addresses",
+            "found the link with tags 100 of this port a second time",
+        ),
+        (
+            "10.9.0.2/24",
+            "10.0.0.3/24",
+            "key `snat.addresses[0]`: found 10.0.0.3, which is an address of a link in `static.links`",
+        ),
+    ];
+    for (from, to, message) in rows {
+        assert!(LINKS.contains(from), "{from}");
+        let error = read(&format!("{BASE}{}", LINKS.replacen(from, to, 1))).unwrap_err();
+        assert!(error.contains(message), "{to}: {error}");
+    }
+    let pool = "pools: [{name: a, addresses: [203.0.113.2]}]\n";
+    let error = read(&format!("{BASE}{LINKS}{pool}")).unwrap_err();
+    assert!(error.contains("holds 203.0.113.2, an address of a link in `static.links`"), "{error}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Sends packets to backends that answer their clients directly.
 
-use super::Engine;
+use super::{Engine, trim};
 use crate::cut::cut;
 use crate::decide::Delivery;
 use crate::encapsulate::{Outer, encapsulate};
@@ -53,6 +53,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     fn send_off<A: Address>(&mut self, buffer: &mut B, headers: &Headers<A>, delivery: &Delivery<'_>) -> bool {
         let exit = delivery.exit;
         let Some(outer) = delivery.outer else {
+            trim(buffer, headers);
             rewrite::hop(buffer.bytes_mut(), headers, exit);
             return true;
         };

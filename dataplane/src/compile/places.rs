@@ -17,6 +17,10 @@ use crate::{Address, Config, Link, Network, PortConfig, PortIndex};
 pub(super) fn places<A: Address>(config: &Config, network: &Network, pools: &[Pool], vips: &[IpAddr]) -> Places<A> {
     let mut exact: HashMap<A, Place, TableHash> = HashMap::default();
     let mut put = |address: IpAddr, place| A::from_ip(address).map(|address| exact.insert(address, place));
+    // First, for a VIP may be one: on a network of its own (a routed pool) it is an address as any.
+    for address in prefixes(config, network).flat_map(|(_, nets)| nets).filter_map(directed_broadcast) {
+        put(address, Place::Broadcast);
+    }
     for &vip in vips {
         put(vip, Place::Vip);
     }
@@ -37,6 +41,14 @@ pub(super) fn places<A: Address>(config: &Config, network: &Network, pools: &[Po
         ranges.filter_map(|range| Some((A::from_ip(range.first())?, A::from_ip(range.last())?))).collect();
     pools.sort_unstable();
     Places { exact, pools }
+}
+
+/// The address of all hosts of a prefix, where it has one (RFC 919; RFC 3021: prefixes of 31 bits have none).
+fn directed_broadcast(net: &IpNet) -> Option<IpAddr> {
+    match net {
+        IpNet::V4(net) => (net.prefix_len() < 31).then(|| net.broadcast().into()),
+        IpNet::V6(_) => None,
+    }
 }
 
 fn ports(config: &Config) -> impl Iterator<Item = (PortIndex, &PortConfig)> {
@@ -99,6 +111,8 @@ impl Answers {
         }
         for (index, port) in ports(config).filter(|(_, port)| !port.twin) {
             now.extend(port.addresses.iter().map(|net| (index.into(), net.addr())));
+            let links = network.vlans.iter().filter(|vlan| vlan.link.port() == index);
+            now.extend(links.flat_map(|vlan| vlan.addresses.iter().map(|net| (vlan.link, net.addr()))));
         }
         let l2: Vec<_> = pools.iter().filter(|pool| pool.announce == Announce::L2).collect();
         for &vip in vips {

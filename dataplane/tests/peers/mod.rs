@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 
 use dataplane::testing::{Packet, Segment};
-use dataplane::{MemoryBuffer, PortIndex, tcp_flags};
+use dataplane::{PortIndex, tcp_flags};
 
 use crate::rig::{CLUSTER, Rig, SECOND, UPLINK, ends};
 
@@ -196,8 +196,7 @@ impl World {
 
     /// Frames arrive at a port now.
     pub fn arrive(&mut self, port: PortIndex, frames: impl IntoIterator<Item = Vec<u8>>) {
-        let arriving = frames.into_iter().map(|frame| MemoryBuffer::new(&frame, 0));
-        self.rig.worker.port_mut(port).unwrap().arriving.extend(arriving);
+        frames.into_iter().for_each(|frame| self.rig.arrive(port, &frame, 0));
     }
 
     /// Time passes, and all that is under way by then is handled.
