@@ -267,7 +267,10 @@ fn reserved(hello: &Hello) -> Result<Vec<IpAddr>, Status> {
 /// What a report says; a name that is none is left out, as of a newer version.
 fn report(message: v1::Report) -> Report {
     let name = |text: &str| proto::convert::service_name(text).ok();
-    let health = |one: &v1::ServiceHealth| Some((name(&one.service)?, Health { backends: one.backends, healthy: one.healthy }));
+    let health = |one: &v1::ServiceHealth| {
+        let refusal = one.refusal.as_ref().map(|refusal| Arc::new(proto::convert::read_reported_refusal(refusal)));
+        Some((name(&one.service)?, Health { backends: one.backends, healthy: one.healthy, refusal }))
+    };
     Report {
         ready: message.ready,
         health: message.services.iter().filter_map(health).collect(),

@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tokio_stream::StreamExt as _;
-use tokio_stream::wrappers::{ReceiverStream, WatchStream};
+use tokio_stream::wrappers::ReceiverStream;
 
 use super::backoff::{Backoff, random};
 use super::received::{Received, ReceivedError};
@@ -139,12 +139,12 @@ async fn follow(
     let reserved = settings.reserved.iter().copied().map(proto::convert::address_bytes).collect();
     let hello = v1::Hello { group, reserved, parts: true, ..received.hello(&settings.gateway, &settings.version) };
     let hello = Message::Hello(hello);
-    let later = WatchStream::new(acknowledged).filter_map(|g: Option<Generation>| g).map(|g| Message::Acknowledge((&g).into()));
-    let (reports, reported) = mpsc::channel(1);
-    // Ends with the stream that takes its reports.
-    tokio::spawn(report::run(channels.facts.clone(), reports));
-    let later = later.merge(ReceiverStream::new(reported));
-    let requests = tokio_stream::once(hello).chain(later).map(|message| v1::WatchRequest { message: Some(message) });
+    let (later, said_later) = mpsc::channel(1);
+    // Ends with the stream that takes what it says.
+    tokio::spawn(report::run(channels.facts.clone(), acknowledged, later));
+    let requests = tokio_stream::once(hello)
+        .chain(ReceiverStream::new(said_later))
+        .map(|message| v1::WatchRequest { message: Some(message) });
     let mut answers = JoinSet::new();
     let mut client = ConfigClient::new(channel.clone())
         .max_decoding_message_size(limits::MESSAGE_BYTES_MAX)
@@ -220,7 +220,7 @@ mod tests {
     use proto::v1::answer::Said;
     use proto::v1::config_server::{Config, ConfigServer};
     use proto::v1::question::Ask;
-    use proto::{Origin, Service, State};
+    use proto::{Origin, Reason, Refusal, Service, State};
     use tokio::net::UnixListener;
     use tokio::time::timeout;
     use tokio_stream::wrappers::UnixListenerStream;
@@ -252,6 +252,7 @@ mod tests {
                 _ => panic!("hello comes first"),
             }
         }
+    use dataplane::snapshot::ServiceView;
 
         async fn send(&self, response: v1::WatchResponse) {
             self.responses.send(Ok(response)).await.unwrap();
@@ -508,3 +509,12 @@ mod tests {
         again.stop().await;
     }
 }
+        let refusal = Some(Refusal { reason: Reason::Refused, message: "no SNAT address".to_owned() });
+        let refused = ServiceView { refusal, ..web_view() };
+        let services = dataplane::snapshot::Views::unit(Arc::clone(&refused.name), Arc::new(refused.clone()));
+        gateway.served.send_replace(Served { ready: true, services });
+        let is_refused = |all: &Gateways| {
+            let found = all.refusal(&refused.name, changed.generation.counter);
+            found.is_some_and(|(by, why)| by == ["edge-1"].into() && Some(why) == refused.refusal.as_ref())
+        };
+        timeout(LONG, controller.gateways.wait_for(is_refused)).await.unwrap().unwrap();
