@@ -204,7 +204,8 @@ fn not_leading(leadership: &Leadership) -> Status {
         return Status::failed_precondition("this controller does not lead, and knows nobody who does yet; dial again");
     };
     let Some(address) = address else {
-        return Status::failed_precondition(format!("this controller does not lead, {identity} does; dial that one"));
+        let why = "it has not said where, or has not been seen to renew its Lease lately";
+        return Status::failed_precondition(format!("this controller does not lead, {identity} does ({why}); dial again"));
     };
     let mut status = Status::failed_precondition(format!("this controller does not lead, {identity} at {address} does"));
     if let Ok(value) = address.parse() {
