@@ -33,8 +33,10 @@ pub(crate) struct Announcements {
     done: [Option<Position>; ROUNDS],
     /// How far each round but the first may follow the one before.
     follows: [Follows; ROUNDS - 1],
-    /// When the next announcement is due.
+    /// When pacing lets the next announcement go.
     next_ns: u64,
+    /// Until then no round may go on.
+    rests_until_ns: u64,
     /// Nothing is left to be announced.
     is_idle: bool,
 }
@@ -61,20 +63,27 @@ impl Follows {
     }
 }
 
+impl Follows {
+    /// When it may go further.
+    fn allows_more_at(&self) -> Option<u64> {
+        (self.waiting > self.allowed).then(|| self.since_ns.saturating_add(INTERVAL_NS))
+    }
+}
+
 impl Announcements {
     pub(crate) fn new() -> Self {
-        Self { done: [None; ROUNDS], follows: [Follows::default(); ROUNDS - 1], next_ns: 0, is_idle: true }
+        Self { done: [None; ROUNDS], follows: [Follows::default(); ROUNDS - 1], next_ns: 0, rests_until_ns: 0, is_idle: true }
     }
 
     /// There is another snapshot, which may answer for more.
     pub(crate) fn wake(&mut self) {
-        self.is_idle = false;
+        (self.is_idle, self.rests_until_ns) = (false, 0);
     }
 
     /// Sends what is due.
     #[inline]
     pub(crate) fn send<P: Port>(&mut self, lanes: &mut Lanes<P>, snapshot: &Snapshot, now_ns: u64, tally: &mut Tally) {
-        if !self.is_idle {
+        if !self.is_idle && now_ns >= self.next_ns.max(self.rests_until_ns) {
             self.send_due(lanes, snapshot, now_ns, tally);
         }
     }
@@ -83,11 +92,14 @@ impl Announcements {
     fn send_due<P: Port>(&mut self, lanes: &mut Lanes<P>, snapshot: &Snapshot, now_ns: u64, tally: &mut Tally) {
         let announced = snapshot.all_announced();
         for _ in 0..BURST {
-            self.update(now_ns);
-            let Some((round, position)) = self.next(announced) else { break };
             if self.next_ns > now_ns {
                 break;
             }
+            self.update(now_ns);
+            let Some((round, position)) = self.next(announced) else {
+                self.rests_until_ns = self.follows.iter().filter_map(Follows::allows_more_at).min().unwrap_or(0);
+                break;
+            };
             let (_, link, address) = position;
             let Some(mut buffer) = lanes.allocate(link.port()) else { break };
             if answer::announcement(&mut buffer, address, snapshot.port(link.port()).mac) {
