@@ -35,7 +35,7 @@ use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Supervisor, Tasks};
 use crate::agent::zone;
 use crate::hardware::{Hardware, HardwareError, PortsNow, WorkerShare};
-use crate::netlink::{Follow, REQUESTS_MAX, announce, follow, withdraw};
+use crate::netlink::{Answered, Follow, REQUESTS_MAX, announce, follow, withdraw};
 use crate::reload::Reload;
 use crate::settings::{Poll, Settings, StateSource, Twin};
 use crate::workers::{self, Turn, WorkerError};
@@ -146,6 +146,7 @@ struct Channels {
     network: watch::Sender<Network>,
     probed: probe::Findings,
     next_hops: watch::Sender<BTreeSet<(Link, IpAddr)>>,
+    answered: watch::Sender<Answered>,
     routed: watch::Sender<BTreeSet<IpAddr>>,
     announced: watch::Sender<BTreeSet<IpAddr>>,
     draining: watch::Sender<bool>,
@@ -174,6 +175,7 @@ async fn serve(
         network: watch::Sender::new(settings.fixed_network()),
         probed: probe::Findings::default(),
         next_hops: watch::Sender::default(),
+        answered: watch::Sender::default(),
         routed: watch::Sender::default(),
         announced: watch::Sender::default(),
         draining: watch::Sender::default(),
@@ -429,6 +431,7 @@ fn supervise_state(
     };
     let outputs = Outputs {
         next_hops: channels.next_hops.clone(),
+        answered: channels.answered.clone(),
         routed: channels.routed.clone(),
         served: channels.served.clone(),
         reached: channels.reached.clone(),
@@ -448,6 +451,7 @@ fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels:
         let follows = Follow {
             ports: settings.ports.iter().map(|port| port.name.clone()).collect(),
             next_hops: channels.next_hops.subscribe(),
+            answered: channels.answered.subscribe(),
             requests: Arc::clone(&channels.asks),
             network: channels.linux.clone(),
         };

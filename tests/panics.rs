@@ -63,6 +63,7 @@ fn a_task_that_panics_loses_no_packet_and_is_heard_again_afterwards() {
     };
     let outputs = Outputs {
         next_hops: watch::Sender::default(),
+        answered: watch::Sender::default(),
         routed: watch::Sender::default(),
         served: watch::Sender::new(Served::default()),
         reached: watch::Sender::new(None),

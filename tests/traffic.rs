@@ -72,6 +72,36 @@ fn names_are_looked_up_over_udp_and_tcp() {
 }
 
 #[test]
+fn behind_a_switch_that_snoops_mld_the_vips_of_ipv6_are_found() {
+    if !may_run("a switch that snoops MLD") {
+        return;
+    }
+    let mut edge = Edge::new("mld");
+    // The switch asks who listens, and sends what is for a group only to ports from where a membership was reported.
+    edge.script(
+        "set -e; ip netns add $id-snoop; in_ns snoop sysctl -qw net.ipv6.conf.default.accept_dad=0
+         in_ns snoop ip link add switch type bridge mcast_snooping 1 mcast_querier 1 mcast_query_response_interval 100
+         in_ns snoop ip link set switch up
+         cable client eth1 snoop client; cable gw uplink1 snoop gw
+         for port in client gw; do in_ns snoop ip link set $port master switch; done
+         in_ns client ip addr flush dev eth0; in_ns client ip link set eth0 down
+         in_ns client ip addr add 192.0.2.10/24 dev eth1; in_ns client ip -6 addr add 2001:db8::10/64 dev eth1 nodad",
+    );
+    edge.configure("net_af_packet0,iface=uplink1", "net_af_packet1,iface=cluster0", "");
+    edge.manifests_of_the_demo();
+    edge.start();
+    let memberships = || String::from_utf8_lossy(&edge.run("snoop", &["bridge", "mdb", "show"]).stdout).into_owned();
+    until("the switch knows who listens to the group of the VIP", || {
+        memberships().lines().any(|line| line.contains("port gw grp ff02::1:ff01:0 ")).then_some(())
+    });
+    until("an answer over IPv6", || edge.curl(VIP_V6));
+    edge.all_answer(VIP_V6);
+    fs::remove_file(edge.path("manifests/web.yaml")).unwrap();
+    until("the membership ends with the Service", || (!memberships().contains("ff02::1:ff01:0")).then_some(()));
+    edge.assert_account();
+}
+
+#[test]
 fn a_server_reaches_its_own_vip() {
     if !may_run("hairpin") {
         return;

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use proto::ServiceName;
+use proto::{Refusal, ServiceName};
 use tokio::sync::watch;
 
 /// One connected gateway.
@@ -31,13 +31,15 @@ pub struct Gateway {
 /// Gateways that left are remembered so many, those that left last: a group has a dozen.
 const GONE_MAX: usize = 1024;
 
-/// Backends of one service, as one gateway sees them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// One service, as one gateway sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Health {
     /// All of them.
     pub backends: u32,
     /// Those that pass their probes, or have none.
     pub healthy: u32,
+    /// Why the gateway does not serve it, or not wholly.
+    pub refusal: Option<Arc<Refusal>>,
 }
 
 /// What a gateway told since its last report.
@@ -107,6 +109,26 @@ impl Gateways {
     pub fn all_reached(&self, counter: u64) -> bool {
         let mut awaited = self.iter().filter(|gateway| !self.is_drained(&gateway.name)).peekable();
         awaited.peek().is_some() && awaited.all(|gateway| gateway.acknowledged >= Some(counter))
+    }
+
+    /// The gateways that forward by `counter` or a newer generation and do not serve the Service, or not wholly, and the refusal
+    /// of the first of them by name. Those that are drained count only where all are.
+    #[must_use]
+    pub fn refusal(&self, service: &ServiceName, counter: u64) -> Option<(BTreeSet<&str>, &Refusal)> {
+        let is_any_undrained = self.iter().any(|gateway| !self.is_drained(&gateway.name));
+        let counts =
+            |gateway: &&Gateway| gateway.acknowledged >= Some(counter) && !(is_any_undrained && self.is_drained(&gateway.name));
+        let told =
+            self.iter().filter(counts).filter_map(|gateway| Some((gateway, gateway.health.get(service)?.refusal.as_deref()?)));
+        let refusals: BTreeMap<&str, &Refusal> = told.map(|(gateway, refusal)| (gateway.name.as_str(), refusal)).collect();
+        let first = *refusals.values().next()?;
+        Some((refusals.into_keys().collect(), first))
+    }
+
+    /// Whether any gateway says that it does not serve the Service, or not wholly, whatever it forwards by.
+    #[must_use]
+    pub fn is_refused(&self, service: &ServiceName) -> bool {
+        self.iter().filter_map(|gateway| gateway.health.get(service)).any(|health| health.refusal.is_some())
     }
 
     fn leave(&mut self, number: u64) {
@@ -196,7 +218,7 @@ mod tests {
         let gateways = watch::Sender::new(Gateways::default());
         let one = Connection::open(&gateways, "edge-1", "0.1.0", Vec::new());
         let (a, b) = (ServiceName::new("shop", "a"), ServiceName::new("shop", "b"));
-        let health = |healthy| Health { backends: 3, healthy };
+        let health = |healthy| Health { backends: 3, healthy, refusal: None };
         one.report(Report { ready: true, health: vec![(a.clone(), health(3)), (b.clone(), health(1))], removed: Vec::new() });
         one.report(Report { ready: true, health: vec![(a.clone(), health(2))], removed: vec![b] });
         let all = gateways.borrow();

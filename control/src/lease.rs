@@ -21,6 +21,8 @@ pub const LEASE: Duration = Duration::from_secs(15);
 pub const LED_AT_MOST: Duration = Duration::from_secs(10);
 /// Time between two looks at the Lease, and between two renewals: four may fail before the leader stops.
 pub const LOOKED_AT_EVERY: Duration = Duration::from_secs(2);
+/// A leader whose renewals are not seen for this long, three of them, may be dead: nobody is sent to it any more.
+const SILENT: Duration = Duration::from_secs(6);
 /// Another version's replica may want longer, but not so long that nobody leads for minutes.
 const LEASE_LONGEST: Duration = Duration::from_secs(60);
 /// Where others find the leader: an annotation, since the holder's identity is opaque.
@@ -64,6 +66,8 @@ pub struct Candidate {
 struct Seen {
     version: Option<String>,
     since: Instant,
+    /// Whether it replaced another that we saw: whoever holds it lived then.
+    is_renewal: bool,
 }
 
 impl Candidate {
@@ -89,11 +93,11 @@ impl Candidate {
     #[must_use]
     pub fn take(&mut self, lease: &Lease, now: Instant) -> Option<Lease> {
         let version = lease.metadata.resource_version.clone();
-        let since = match &self.seen {
-            Some(seen) if seen.version == version => seen.since,
-            _ => now,
+        let (since, is_renewal) = match &self.seen {
+            Some(seen) if seen.version == version => (seen.since, seen.is_renewal),
+            seen => (now, seen.is_some()),
         };
-        self.seen = Some(Seen { version, since });
+        self.seen = Some(Seen { version, since, is_renewal });
         let spec = lease.spec.clone().unwrap_or_default();
         let holder = spec.holder_identity.unwrap_or_default();
         let said = Duration::from_secs(u64::try_from(spec.lease_duration_seconds.unwrap_or_default()).unwrap_or_default());
@@ -105,6 +109,20 @@ impl Candidate {
         let mut taken = lease.clone();
         self.hold(&mut taken, spec.lease_transitions.unwrap_or_default().wrapping_add(1));
         Some(taken)
+    }
+
+    /// Who holds the Lease that [`Candidate::take`] saw last, and where gateways reach it as long as it is seen to live: one that
+    /// was dead before we came, or was not heard for long, is no address to send anybody to.
+    #[must_use]
+    pub fn leader(&self, lease: &Lease, now: Instant) -> Option<Leader> {
+        let leader = holder(lease)?;
+        Some(Leader { address: leader.address.filter(|_| self.sees_life(now)), ..leader })
+    }
+
+    /// Whether the Lease was seen to change lately.
+    #[must_use]
+    pub fn sees_life(&self, now: Instant) -> bool {
+        self.seen.as_ref().is_some_and(|seen| seen.is_renewal && now.duration_since(seen.since) < SILENT)
     }
 
     /// The Lease that we hold, renewed.
@@ -159,9 +177,8 @@ pub fn epoch(lease: &Lease) -> String {
     format!("{}-{transitions}", lease.metadata.uid.as_deref().unwrap_or_default())
 }
 
-/// Who holds it.
-#[must_use]
-pub fn holder(lease: &Lease) -> Option<Leader> {
+/// Who holds it, alive or not.
+fn holder(lease: &Lease) -> Option<Leader> {
     let identity = lease.spec.as_ref()?.holder_identity.clone().filter(|identity| !identity.is_empty())?;
     let address = lease.metadata.annotations.as_ref().and_then(|annotations| annotations.get(ADDRESS)).cloned();
     Some(Leader { identity, address })
@@ -199,6 +216,26 @@ mod tests {
         let taken = two.take(&held, start + 54 * SECOND).unwrap();
         assert_eq!(holder(&taken), Some(Leader { identity: two.identity, address: None }));
         assert_eq!((epoch(&held), epoch(&taken)), ("uid-0".to_owned(), "uid-1".to_owned()));
+    }
+
+    #[test]
+    fn a_leader_is_named_with_its_address_only_while_its_renewals_are_seen() {
+        let (one, mut two) = candidates();
+        let start = Instant::now();
+        let mut look = |version: &str, second: u32| {
+            let held = kept(one.create(), version);
+            let now = start + second * SECOND;
+            assert!(two.take(&held, now).is_none());
+            let leader = two.leader(&held, now).unwrap();
+            assert_eq!(leader.identity, one.identity);
+            leader.address.is_some()
+        };
+        assert!(!look("1", 0), "it may have died long ago");
+        assert!(!look("1", 2));
+        assert!(look("2", 4), "it lives");
+        assert!(look("2", 9));
+        assert!(!look("2", 10), "three renewals are missing");
+        assert!(look("3", 12));
     }
 
     #[test]

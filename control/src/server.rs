@@ -204,7 +204,8 @@ fn not_leading(leadership: &Leadership) -> Status {
         return Status::failed_precondition("this controller does not lead, and knows nobody who does yet; dial again");
     };
     let Some(address) = address else {
-        return Status::failed_precondition(format!("this controller does not lead, {identity} does; dial that one"));
+        let why = "it has not said where, or has not been seen to renew its Lease lately";
+        return Status::failed_precondition(format!("this controller does not lead, {identity} does ({why}); dial again"));
     };
     let mut status = Status::failed_precondition(format!("this controller does not lead, {identity} at {address} does"));
     if let Ok(value) = address.parse() {
@@ -267,7 +268,10 @@ fn reserved(hello: &Hello) -> Result<Vec<IpAddr>, Status> {
 /// What a report says; a name that is none is left out, as of a newer version.
 fn report(message: v1::Report) -> Report {
     let name = |text: &str| proto::convert::service_name(text).ok();
-    let health = |one: &v1::ServiceHealth| Some((name(&one.service)?, Health { backends: one.backends, healthy: one.healthy }));
+    let health = |one: &v1::ServiceHealth| {
+        let refusal = one.refusal.as_ref().map(|refusal| Arc::new(proto::convert::read_reported_refusal(refusal)));
+        Some((name(&one.service)?, Health { backends: one.backends, healthy: one.healthy, refusal }))
+    };
     Report {
         ready: message.ready,
         health: message.services.iter().filter_map(health).collect(),

@@ -154,7 +154,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         if changed {
             engine.limits.follow(snapshot.shortest_idle_timeout());
             if lanes.peers.as_ref().is_none_or(Peers::announces) {
-                self.announcements.add(snapshot, now_ns);
+                self.announcements.wake();
             }
         }
         let mut handled = 0;

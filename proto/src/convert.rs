@@ -16,8 +16,12 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     AddressRange, AddressRangeError, Announce, Backend, BackendState, Family, Generation, HealthCheck, MaglevSpec, Mode, Pool,
-    Protocol, Reason, Refusal, Service, ServiceName, ServicePort, State, ZoneBackends, limits, v1,
+    Protocol, Refusal, Service, ServiceName, ServicePort, State, ZoneBackends, limits, v1,
 };
+
+mod refusal;
+
+pub use refusal::{read_reported_refusal, reported_refusal};
 
 /// Bytes of a Service's content hash: a collision among 65,536 Services has a chance of 2^-97.
 const HASH_BYTES: usize = 16;
@@ -217,7 +221,6 @@ impl TryFrom<v1::Pool> for Pool {
 impl From<&Service> for v1::Service {
     /// The message, its content hash filled in.
     fn from(service: &Service) -> Self {
-        let refusal = service.refusal.as_ref();
         let mut message = Self {
             namespace: service.name.namespace.clone(),
             name: service.name.name.clone(),
@@ -226,7 +229,7 @@ impl From<&Service> for v1::Service {
             scheduler: service.scheduler.as_str().to_owned(),
             health: Some(v1::HealthCheck::from(&service.health)),
             drain_timeout_ms: milliseconds(service.drain_timeout),
-            refusal: refusal.map(|r| v1::Refusal { reason: r.reason.as_str().to_owned(), message: r.message.clone() }),
+            refusal: service.refusal.as_ref().map(v1::Refusal::from),
             ports: service.ports.iter().map(v1::ServicePort::from).collect(),
             hash: Vec::new(),
             affinity_timeout_ms: service.affinity.map_or(0, milliseconds),
@@ -243,10 +246,6 @@ impl TryFrom<v1::Service> for Service {
     type Error = ConvertError;
 
     fn try_from(message: v1::Service) -> Result<Self, ConvertError> {
-        let refusal = |r: v1::Refusal| {
-            let reason: Reason = r.reason.parse().map_err(ConvertError::Reason)?;
-            Ok(Refusal { reason, message: r.message })
-        };
         let mode: Mode = message.mode.parse().map_err(ConvertError::Mode)?;
         Ok(Self {
             name: service_name(&format!("{}/{}", message.namespace, message.name))?,
@@ -259,7 +258,7 @@ impl TryFrom<v1::Service> for Service {
             source_ranges: message.source_ranges.as_ref().map(source_ranges).transpose()?,
             idle_timeout: optional_duration(message.idle_timeout_ms),
             local: message.local,
-            refusal: message.refusal.map(refusal).transpose()?,
+            refusal: message.refusal.map(Refusal::try_from).transpose()?,
             ports: message.ports.into_iter().map(|port| service_port(port, mode)).collect::<Result<_, _>>()?,
         })
     }
@@ -458,6 +457,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::Reason;
     use crate::Services;
     use crate::{Probe, Scheduler, Target};
 

@@ -42,6 +42,8 @@ pub const BACKENDS_PER_PORT_MAX: usize = 6553;
 pub const SERVICES_MAX: usize = 65_536;
 /// Largest message on the configuration API, bytes: 10,000 backends at about 100 bytes, times ten for headroom.
 pub const MESSAGE_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// Longest sentence with which a gateway refuses a Service, bytes: with all Services refused the report still fits a message.
+pub const REFUSAL_BYTES_MAX: usize = 512;
 /// First source port of probes to VIPs: one for each backend that is probed so. Linux gives ports up to 60,999 to
 /// connections of its own (`net.ipv4.ip_local_port_range`).
 pub const PROBE_PORT_FIRST: u16 = 61_000;

@@ -41,7 +41,7 @@ pub(super) struct Attended {
     pub(super) prepared: Option<Prepared>,
     pub(super) twin: Option<AttendedTwin>,
     /// What stood for the device when it was attached; none: it is not attached.
-    pub(super) presence: Option<u32>,
+    pub(super) presence: Option<u64>,
     /// Workers that were asked for their queues and have not given them back; none: nobody is asked.
     leaving: Option<Vec<usize>>,
     retry: Retry,

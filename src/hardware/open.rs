@@ -66,7 +66,7 @@ async fn open_all(settings: &Settings, seed: u64) -> Result<Taken, HardwareError
     let workers = u8::try_from(settings.cores.len()).unwrap_or(WORKERS_MAX);
     let by_cards = Steering::toeplitz(workers, seed);
     let mut wanted = steering::wanted(workers, &by_cards);
-    let presences: Vec<Option<u32>> =
+    let presences: Vec<Option<u64>> =
         settings.ports.iter().map(|port| dpdk::device(port).ok().and_then(|device| device.presence())).collect();
     let opened = open_devices(eal, settings, pool, &wanted)?;
     let found = opened.iter().map(|port| port.as_ref().map(|port| port.found.clone())).collect();

@@ -8,7 +8,7 @@ use crate::note::Cause;
 use crate::plan::{LeftBy, WantedStatus};
 use crate::source::{Ingress, IpMode};
 use crate::spec::{Condition, ConditionType, Held, Leftover};
-use proto::Reason;
+use proto::{Reason, Refusal};
 
 /// A Service, what its object holds, and who forwards for it.
 struct Lab {
@@ -332,7 +332,7 @@ fn health_is_told_when_it_turns_and_at_most_every_thirty_seconds() {
     lab.settle(4);
     assert_eq!(lab.condition(ConditionType::BackendsHealthy), None, "no gateway has told");
     let report = |healthy| {
-        let health = vec![(web(), Health { backends: 3, healthy })];
+        let health = vec![(web(), Health { backends: 3, healthy, refusal: None })];
         gateway.report(Report { ready: true, health, removed: Vec::new() });
     };
     report(3);
@@ -346,6 +346,45 @@ fn health_is_told_when_it_turns_and_at_most_every_thirty_seconds() {
     lab.settle(4);
     assert_eq!(lab.condition(ConditionType::BackendsHealthy), Some((false, "NoHealthyBackend")));
     assert_eq!(lab.causes.last(), Some(&Cause::NoHealthyBackend));
+}
+
+#[test]
+fn a_service_that_a_gateway_refuses_is_not_programmed_and_the_condition_says_by_which_and_why() {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
+    let (one, two) = (lab.connect("edge-1"), lab.connect("edge-2"));
+    let report = |gateway: &Connection, refusal: Option<&str>| {
+        let refusal = refusal.map(|why| Arc::new(Refusal { reason: Reason::Refused, message: why.to_owned() }));
+        let health = vec![(web(), Health { backends: 3, healthy: 3, refusal })];
+        gateway.report(Report { ready: true, health, removed: Vec::new() });
+    };
+    report(&two, Some("no SNAT address"));
+    lab.settle(4);
+    assert_eq!(lab.condition(ConditionType::Programmed), Some((false, "Pending")), "it may have been of an older generation");
+    one.acknowledge(4);
+    two.acknowledge(4);
+    lab.settle(4);
+    assert_eq!(lab.condition(ConditionType::Programmed), Some((false, "Refused")));
+    let message = |lab: &Lab| lab.wanted.held.conditions[&ConditionType::Programmed].message.clone();
+    assert_eq!(message(&lab), "Not served, or not wholly, by gateway edge-2: no SNAT address");
+    assert_eq!(lab.causes.iter().filter(|cause| **cause == Cause::Reason(Reason::Refused)).count(), 1, "told once");
+    report(&one, Some("no way"));
+    lab.settle(4);
+    assert_eq!(message(&lab), "Not served, or not wholly, by gateway edge-1, edge-2: no way");
+    Gateways::drain(&lab.gateways, ["edge-1".to_owned()].into());
+    report(&one, None);
+    lab.settle(4);
+    assert_eq!(message(&lab), "Not served, or not wholly, by gateway edge-2: no SNAT address");
+
+    // A controller that has just started finds the condition, and nobody has acknowledged anything yet.
+    let mut again = Lab::new(&[ingress(1, IpMode::Vip)]);
+    again.wanted.held = lab.wanted.held.clone();
+    let _gateway = again.connect("edge-2");
+    again.plan(1);
+    assert!(again.due().is_none_or(|write| write.conditions.is_empty()), "it stands until gateways have been heard");
+
+    report(&two, None);
+    lab.settle(4);
+    assert_eq!(lab.condition(ConditionType::Programmed), Some((true, "Programmed")));
 }
 
 #[test]

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use hashbrown::HashMap;
 use ipnet::IpNet;
@@ -10,7 +9,7 @@ use proto::{Announce, Pool};
 
 use super::snat::is_on_link;
 use crate::hash::TableHash;
-use crate::snapshot::{Place, Places};
+use crate::snapshot::{Announced, Place, Places};
 use crate::{Address, Config, Link, Network, PortConfig, PortIndex};
 
 /// What an address is to us, in one family.
@@ -96,7 +95,7 @@ impl Answers {
         vips: &[IpAddr],
         network: &Network,
         sequence: u64,
-    ) -> Arc<[(Link, IpAddr, u64)]> {
+    ) -> Announced {
         self.problems.clear();
         let mut now: Vec<(Link, IpAddr)> = Vec::new();
         let holding = |address: IpAddr| {
@@ -138,6 +137,6 @@ impl Answers {
         }
         self.moves.clone_from(&network.moves);
         self.since = since;
-        self.since.iter().map(|(&(link, address), &since)| (link, address, since)).collect()
+        Announced::new(self.since.iter().map(|(&(link, address), &since)| (link, address, since)))
     }
 }
