@@ -87,6 +87,7 @@ impl Compiler {
             probe_tags: Arc::default(),
             services: Views::new(),
             vlans: snat.vlans.clone(),
+            vlan_mtus: Arc::default(),
             announced: answers.update(&config, &[], &[], &network, 1),
             routed: Arc::default(),
             managed: Arc::default(),
@@ -189,6 +190,7 @@ impl Compiler {
         let last = &mut self.last;
         (last.v4.snat, last.v6.snat) = (self.snat.v4.clone(), self.snat.v6.clone());
         last.vlans = self.snat.vlans.clone();
+        last.vlan_mtus = network.vlans.iter().map(|vlan| vlan.mtu).collect();
         true
     }
 
