@@ -15,7 +15,7 @@ use crate::flow::BackendId;
 use crate::hash::TableHash;
 use crate::snapshot::{Backend, BackendTable};
 use crate::snat::{TARGETS_MAX, TargetSlot};
-use crate::tick::Ticks;
+use crate::tick::{Tick, Ticks};
 
 /// What a backend is known by within its service, and a target altogether.
 pub(super) type TargetKey = (Protocol, SocketAddr);
@@ -33,6 +33,7 @@ pub(super) const fn nanoseconds(duration: Duration) -> u64 {
 #[derive(Debug)]
 struct TargetEntry {
     key: TargetKey,
+    slot: TargetSlot,
     users: u32,
     free_since_ns: u64,
     reach: Reach,
@@ -82,24 +83,26 @@ impl Targets {
             let hop_before = (entry.users > 0).then_some(entry.reach.next_hop);
             (entry.users, entry.reach) = (entry.users + 1, reach);
             count_hop(&mut self.hops, hop_before, Some(reach.next_hop));
-            return Some(TargetSlot(slot));
+            return Some(entry.slot);
         }
-        let entry = TargetEntry { key, users: 1, free_since_ns: 0, reach };
+        let entry = |slot| TargetEntry { key, slot, users: 1, free_since_ns: 0, reach };
         let slot = match self.rested(now_ns) {
-            Some(slot) => {
-                self.slots.remove(&self.entries[slot as usize].key);
-                self.entries[slot as usize] = entry;
-                slot
+            Some(index) => {
+                let old = &mut self.entries[index as usize];
+                self.slots.remove(&old.key);
+                *old = entry(old.slot.next());
+                old.slot
             }
             None => {
-                let slot = u32::try_from(self.entries.len()).ok().filter(|&slot| slot < TARGETS_MAX)?;
-                self.entries.push(entry);
+                let index = u32::try_from(self.entries.len()).ok().filter(|&index| index < TARGETS_MAX)?;
+                let slot = TargetSlot { index, generation: 0 };
+                self.entries.push(entry(slot));
                 slot
             }
         };
-        self.slots.insert(key, slot);
+        self.slots.insert(key, slot.index);
         count_hop(&mut self.hops, None, Some(reach.next_hop));
-        Some(TargetSlot(slot))
+        Some(slot)
     }
 
     /// The slot that has been free the longest, if that is long enough.
@@ -119,17 +122,17 @@ impl Targets {
     }
 
     fn release(&mut self, slot: TargetSlot, now_ns: u64) {
-        let entry = &mut self.entries[slot.0 as usize];
+        let entry = &mut self.entries[slot.index as usize];
         entry.users -= 1;
         if entry.users == 0 {
             entry.free_since_ns = now_ns;
             count_hop(&mut self.hops, Some(entry.reach.next_hop), None);
-            self.free.push_back((now_ns, slot.0));
+            self.free.push_back((now_ns, slot.index));
         }
     }
 
     pub(super) fn reach(&self, slot: TargetSlot) -> Reach {
-        self.entries[slot.0 as usize].reach
+        self.entries[slot.index as usize].reach
     }
 
     /// Looks up anew how every target is reached. True when one can be reached by other modes than before.
@@ -220,7 +223,7 @@ impl Backends {
             idle_timeout: None,
             accepts_new: false,
             removed: false,
-            failing: false,
+            failing: None,
         };
         self.table.set(slot, Some(backend));
         Some(BackendId { slot, generation })
@@ -231,11 +234,11 @@ impl Backends {
         self.table.get(id).is_some_and(|backend| self.targets.reach(backend.target).serves(mode))
     }
 
-    /// What the service of a backend says of it now.
-    pub(super) fn set_policy(&mut self, id: BackendId, accepts_new: bool, failing: bool, idle_timeout: Option<Ticks>) {
-        let now = (accepts_new, failing, idle_timeout);
-        let differs = |backend: &Backend| (backend.accepts_new, backend.failing, backend.idle_timeout) != now;
-        let change = |backend: &mut Backend| (backend.accepts_new, backend.failing, backend.idle_timeout) = now;
+    /// What the service of a backend says of it, at `now`.
+    pub(super) fn set_policy(&mut self, id: BackendId, accepts_new: bool, failing: bool, idle_timeout: Option<Ticks>, now: Tick) {
+        let policy = |backend: &Backend| (accepts_new, failing.then(|| backend.failing.unwrap_or(now)), idle_timeout);
+        let differs = |backend: &Backend| (backend.accepts_new, backend.failing, backend.idle_timeout) != policy(backend);
+        let change = |backend: &mut Backend| (backend.accepts_new, backend.failing, backend.idle_timeout) = policy(backend);
         self.table.update(id.slot, differs, change);
     }
 
