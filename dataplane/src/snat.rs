@@ -283,8 +283,9 @@ impl SnatPorts {
     /// When there is no address space for it.
     pub fn new(flows: u32, share: PortShare) -> Result<Self, AllocError> {
         let pools = TARGETS_MAX * u32::from(SNAT_ADDRESSES_MAX);
-        let common_limit = flows.saturating_mul(2);
-        let limit = common_limit.saturating_add(flows).saturating_mul(2);
+        // At least two small pools, or resting ports of a few flows would leave a target without any.
+        let common_limit = flows.saturating_mul(2).max(2 * SMALL_POOL_PORTS);
+        let limit = (common_limit / 2).saturating_mul(3).saturating_mul(ACCOUNTS as u32);
         let pages = limit / 10 + 2 * pools.min(limit);
         Ok(Self {
             share,
@@ -454,7 +455,7 @@ impl SnatPorts {
         let age = (resting > 0).then(|| now.since(self.pages[pool.head as usize - 1].freed[usize::from(pool.head_at)]));
         let held = self.held[usize::from(account_of(transport))];
         let may_grow = high_water < u32::from(self.share.count)
-            && (held < self.common_limit || high_water < SMALL_POOL_PORTS && held < self.common_limit / 2 * 3);
+            && (held < self.common_limit || high_water < SMALL_POOL_PORTS && held < (self.common_limit / 2).saturating_mul(3));
         match age {
             Some(age) if age >= self.rest => Offer::Rested,
             _ if may_grow => Offer::Fresh,
