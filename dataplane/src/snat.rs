@@ -228,7 +228,7 @@ struct Pool {
 const _: () = assert!(size_of::<Pool>() == 24);
 
 /// Memory for resting ports is counted for TCP and for all other protocols apart.
-const ACCOUNTS: usize = 2;
+const ACCOUNTS: u8 = 2;
 
 const fn account_of(transport: u8) -> u8 {
     if transport == protocol::TCP { 0 } else { 1 }
@@ -265,7 +265,7 @@ pub struct SnatPorts {
     /// Pools below were used at least once.
     pools_high_water: u32,
     /// Ports handed out or resting, of all pools of an account.
-    held: [u32; ACCOUNTS],
+    held: [u32; ACCOUNTS as usize],
     /// See [`SnatPorts::new`].
     common_limit: u32,
     reused_early: u64,
@@ -285,7 +285,7 @@ impl SnatPorts {
         let pools = TARGETS_MAX * u32::from(SNAT_ADDRESSES_MAX);
         // At least two small pools, or resting ports of a few flows would leave a target without any.
         let common_limit = flows.saturating_mul(2).max(2 * SMALL_POOL_PORTS);
-        let limit = (common_limit / 2).saturating_mul(3).saturating_mul(ACCOUNTS as u32);
+        let limit = (common_limit / 2).saturating_mul(3).saturating_mul(ACCOUNTS.into());
         let pages = limit / 10 + 2 * pools.min(limit);
         Ok(Self {
             share,
@@ -295,7 +295,7 @@ impl SnatPorts {
             free_page: 0,
             pages_high_water: 0,
             pools_high_water: 0,
-            held: [0; ACCOUNTS],
+            held: [0; ACCOUNTS as usize],
             common_limit,
             reused_early: 0,
             in_use: 0,
