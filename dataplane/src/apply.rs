@@ -33,7 +33,7 @@ use crate::tick::{Tick, Ticks};
 use crate::twin_rate::TwinRate;
 use crate::wire::{Ethernet, protocol, take_mut};
 use crate::worker::Ask;
-use crate::{Address, Buffer, Burst, DropReason, Headers, Link, Port, Transport, WorkerCounters, answer, rewrite};
+use crate::{Address, Buffer, Burst, DropReason, Headers, Link, Port, Transport, WorkerCounters, answer, mss, rewrite};
 
 /// All of a worker but its ports.
 #[derive(Debug)]
@@ -275,12 +275,16 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         lanes: &mut Lanes<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
-        buffer: B,
+        mut buffer: B,
         headers: &Headers<A>,
         verdict: Verdict<'_>,
     ) where
         Self: Tables<A>,
     {
+        if let Verdict::Forward(passage) = &verdict {
+            let mtus = [snapshot.mtu(arrival.link), passage.exit.mtu];
+            mss::clamp_between(buffer.bytes_mut(), headers, mtus);
+        }
         match verdict {
             Verdict::Forward(passage)
                 if headers.dont_fragment

@@ -93,6 +93,7 @@ impl Compiler {
             services: Views::new(),
             vlans: snat.vlans.clone(),
             promiscuous: Arc::default(),
+            vlan_mtus: Arc::default(),
             announced: answers.update(&config, &[], &[], &network, 1),
             routed: Arc::default(),
             managed: Arc::default(),
@@ -219,6 +220,7 @@ impl Compiler {
         let last = &mut self.last;
         (last.v4.snat, last.v6.snat) = (self.snat.v4.clone(), self.snat.v6.clone());
         last.vlans = self.snat.vlans.clone();
+        last.vlan_mtus = network.vlans.iter().map(|vlan| vlan.mtu).collect();
         true
     }
 

@@ -4,6 +4,7 @@
 //! Invariant: a packet for one of our addresses is never given to Linux, and nothing is answered before the first
 //! complete state (FORWARDING 1). Rewriting bytes and moving packets happen elsewhere.
 
+mod anew;
 mod dnat;
 mod error;
 mod never_forwarded;
@@ -89,7 +90,7 @@ pub fn follow_plain<'s, A: Address>(
     {
         return None;
     }
-    let next_hop = snapshot.spot(flow.backend).filter(|backend| !backend.removed)?.next_hop;
+    let next_hop = snapshot.spot(flow.backend).filter(|backend| backend.steady)?.next_hop;
     let exit = match direction {
         Direction::ToBackend => snapshot.exit(next_hop)?,
         Direction::ToClient if flow.route_epoch == snapshot.route_epoch() => {
@@ -131,7 +132,7 @@ pub fn follow<'s, A: Address>(
         return Err(Obstacle::OneWay(index));
     }
     match snapshot.spot(flow.backend) {
-        Some(backend) if !backend.removed => match pass(packet, snapshot, backend.next_hop, flow, direction, now) {
+        Some(backend) if backend.steady => match pass(packet, snapshot, backend.next_hop, flow, direction, now) {
             Ok(exit) if packet.headers.hop_limit > 1 && packet.headers.packet_len <= exit.plain_mtu => {
                 Ok(Passage { flow: index, direction, exit })
             }
@@ -254,12 +255,14 @@ fn look_closer<'s, A: Address>(
     let flow = flows.table.get_mut(index);
     let backend = snapshot.backend(flow.backend)?;
     let over = flows.limits.is_over(flow.state, backend.idle_timeout, flow.last_seen, now);
-    let begins = || begins_anew(transport, flow.state, backend) || is_another_handshake(transport, segment, flow);
-    if over || direction == Direction::ToBackend && begins() {
+    if over || direction == Direction::ToBackend && anew::chooses_anew(flow, transport, segment, backend, now) {
         return None;
     }
-    if direction == Direction::ToClient && !arrives_from(snapshot, backend.next_hop, packet.in_link) {
-        return Some(stopped(Stop::WrongPort));
+    if direction == Direction::ToClient {
+        if !arrives_from(snapshot, backend.next_hop, packet.in_link) {
+            return Some(stopped(Stop::WrongPort));
+        }
+        flow.set_unanswered_since(None);
     }
     flows.table.advance(index, transport, direction, segment, now);
     let flow = flows.table.get_mut(index);
@@ -308,26 +311,6 @@ fn arrives_from_other(snapshot: &Snapshot, next_hop: u32, link: Link) -> bool {
     snapshot.next_hop(next_hop).is_some_and(|hop| hop.link == link) || snapshot.any_member_by(next_hop, link)
 }
 
-/// A SYN on a closing flow, a SYN that was never answered by a backend that takes no new flows any more, and any SYN or
-/// UDP packet whose backend is gone make a new choice (FORWARDING 2): TCP that has begun goes on to a draining backend.
-fn begins_anew(transport: Transport, state: FlowState, backend: &Backend) -> bool {
-    let is_unanswered = matches!(state, FlowState::TcpOpening | FlowState::TcpOneWayNew | FlowState::SctpOpening);
-    let unanswered_in_vain = is_unanswered && !backend.accepts_new;
-    match transport {
-        Transport::Tcp { .. } | Transport::Sctp { .. } => {
-            begins(transport) && (state.is_closing() || unanswered_in_vain || backend.removed)
-        }
-        _ => backend.removed,
-    }
-}
-
-/// A SYN with another number than that of the handshake that is under way: the client gave up and came back from the same
-/// port. The backend would not answer it as long as it waits for the first (FORWARDING 3).
-fn is_another_handshake<A: Address>(transport: Transport, segment: Segment, flow: &Flow<A>) -> bool {
-    let is_under_way = matches!(flow.state, FlowState::TcpOpening | FlowState::TcpAnswered);
-    is_under_way && begins(transport) && segment.sequence != flow.initial_sequence
-}
-
 /// Frontends are listened on once there is a complete state.
 fn frontend_of<'s, A: Address>(packet: &Packet<'_, A>, snapshot: &'s Snapshot) -> Option<&'s Frontend> {
     let tuple = &packet.headers.tuple;
@@ -373,7 +356,8 @@ fn new_flow<'s, A: Address>(
     let lease = match frontend.way() {
         Way::Dnat => dnat::own_port(tuple, (target, backend.address.port()), snapshot, flows, now),
         _ => {
-            let towards = SnatTarget { slot: backend.target, address: target, port: backend.address.port() };
+            let (slot, port, protocol) = (backend.target, backend.address.port(), tuple.protocol);
+            let towards = SnatTarget { slot, address: target, port, protocol };
             reclaim::lease(flows, snapshot, towards, snapshot.snat::<A>(exit.link), packet.hash >> 40, now)
         }
     };

@@ -58,6 +58,8 @@ pub struct Snapshot {
     pub(crate) probe_tags: Arc<ProbeTags>,
     pub(crate) services: Views,
     pub(crate) vlans: Arc<[Link]>,
+    /// Largest IP packets of `vlans`, in their order.
+    pub(crate) vlan_mtus: Arc<[u16]>,
     pub(crate) promiscuous: Arc<[PortIndex]>,
     pub(crate) announced: Announced,
     pub(crate) routed: Arc<[IpAddr]>,
@@ -236,6 +238,18 @@ impl Snapshot {
     #[must_use]
     pub(crate) fn is_promiscuous(&self, port: PortIndex) -> bool {
         self.promiscuous.contains(&port)
+    }
+
+    /// Largest IP packet of a link, bytes; of one that is not known, its port's.
+    #[must_use]
+    #[inline]
+    pub fn mtu(&self, link: Link) -> u16 {
+        let of_port = self.port(link.port()).mtu;
+        if link.is_tagged() { self.mtu_of_vlan(link).map_or(of_port, |mtu| mtu.min(of_port)) } else { of_port }
+    }
+
+    fn mtu_of_vlan(&self, link: Link) -> Option<u16> {
+        self.vlan_mtus.get(self.vlans.binary_search(&link).ok()?).copied()
     }
 
     /// The SNAT addresses towards backends that are reached by this link.

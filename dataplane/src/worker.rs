@@ -536,7 +536,8 @@ fn retry_held<P: Port, O: Observe<P::Buffer>>(
 /// Expiry by bounded work: the tables are looked at once every [`Sweep::TICKS`], a few entries per poll.
 #[derive(Debug, Default)]
 struct Sweep {
-    last: Tick,
+    /// When it ran last; at the first poll it only takes note of the time.
+    last: Option<Tick>,
     /// Entries that are due to be looked at.
     owed: u32,
 }
@@ -550,9 +551,9 @@ impl Sweep {
     const POOLS: u32 = 256;
 
     fn run<B: Buffer, O: Observe<B>>(&mut self, engine: &mut Engine<B, O>, snapshot: &Snapshot, now: Tick) {
-        let elapsed = now.since(self.last).0.min(Self::TICKS);
+        let elapsed = now.since(*self.last.get_or_insert(now)).0.min(Self::TICKS);
         if elapsed > 0 {
-            self.last = now;
+            self.last = Some(now);
             let entries = engine.entries_used();
             self.owed = (self.owed + entries.div_ceil(Self::TICKS) * elapsed).min(entries);
             engine.sweep_pools(Self::POOLS, now);

@@ -64,9 +64,11 @@ impl Settings {
         let limits = [
             ("tcpEstablished", flows.tcp_established),
             ("tcpOpening", flows.tcp_opening),
+            ("tcpHalfClosed", flows.tcp_half_closed),
             ("tcpClosing", flows.tcp_closing),
             ("tcpOneWay", flows.tcp_one_way),
             ("udp", flows.udp),
+            ("udpExchange", flows.udp_exchange),
             ("udpUnreplied", flows.udp_unreplied),
             ("sctp", flows.sctp),
             ("tableGrace", flows.table_grace),

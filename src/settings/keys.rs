@@ -139,9 +139,11 @@ pub(super) fn flows(top: &mut Section<'_>) -> FlowLimits {
     let flows = FlowLimits {
         tcp_established: limit("tcpEstablished", built.tcp_established),
         tcp_opening: limit("tcpOpening", built.tcp_opening),
+        tcp_half_closed: limit("tcpHalfClosed", built.tcp_half_closed),
         tcp_closing: limit("tcpClosing", built.tcp_closing),
         tcp_one_way: limit("tcpOneWay", built.tcp_one_way),
         udp: limit("udp", built.udp),
+        udp_exchange: limit("udpExchange", built.udp_exchange),
         udp_unreplied: limit("udpUnreplied", built.udp_unreplied),
         sctp: limit("sctp", built.sctp),
         table_grace: limit("tableGrace", built.table_grace),

@@ -19,6 +19,7 @@ use crate::hash::TableHash;
 use crate::maglev::MaglevTable;
 use crate::schedule::{HashedBy, Schedule};
 use crate::snapshot::{Affinity, BackendView, Frontend, Policy, PortView, Previous, ServiceView, Tunnels};
+use crate::tick::Tick;
 use crate::{Health, Link, SourceRanges, TupleHash, WorkerCounters};
 
 /// What services are compiled against.
@@ -168,8 +169,9 @@ impl Served {
         if no_room {
             self.refusal.get_or_insert_with(too_many_targets);
         }
+        let (idle_timeout, now) = (source.idle_timeout.map(Into::into), Tick::at(around.now_ns));
         for &id in self.backends.values() {
-            backends.set_policy(id, accepting.contains(&id), failing.contains(&id), source.idle_timeout.map(Into::into));
+            backends.set_policy(id, accepting.contains(&id), failing.contains(&id), idle_timeout, now);
         }
         listens_before.extend(old.map(|port| (port.protocol, port.listens)));
         self.grace_due_ns = self.due_ns(around.grace);

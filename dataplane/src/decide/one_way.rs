@@ -40,7 +40,7 @@ pub fn follow_one_way<'s, A: Address>(
     now: Tick,
 ) -> Result<Delivery<'s>, Obstacle<'s>> {
     let flow = table.get_mut(index);
-    let Some(backend) = snapshot.backend(flow.backend).filter(|backend| !backend.removed) else {
+    let Some(backend) = snapshot.backend(flow.backend).filter(|backend| backend.is_steady()) else {
         return Err(Obstacle::Event(index, Direction::ToBackend));
     };
     if flow.last_seen != now {
