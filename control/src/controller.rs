@@ -445,7 +445,7 @@ impl Planning {
         };
         let generation = &newest.state.generation;
         memory.published(generation.counter);
-        tracing::debug!(%generation, services = newest.state.services.len(), "planned");
+        tracing::debug!(%generation, services = newest.state.services.len(), replanned = plan.replanned, "planned");
         let drained = world.overrides().drained_gateways();
         let statuses = Statuses { counter: generation.counter, wanted: plan.statuses, leaving: plan.leaving, drained };
         self.states.send_if_modified(|kept| {

@@ -52,6 +52,8 @@ pub struct Plan {
     pub again_at: Option<Instant>,
     /// Services whose deleted slices do not count any more: the world may forget them.
     pub done_with_departed: Vec<ServiceName>,
+    /// How many Services were planned anew, as something of them or around them changed; all others are as before.
+    pub replanned: usize,
 }
 
 /// The statuses of Services; copied and compared as [`Services`] are.
@@ -88,6 +90,8 @@ pub struct Memory {
     assignment: Assignment,
     assigned_until: Option<Instant>,
     nodes_revision: u64,
+    /// Of `planned`, those whose backends are nodes.
+    to_nodes: BTreeSet<ServiceName>,
     /// Services of type `LoadBalancer` that are not ours.
     strangers: Vec<ServiceName>,
     planned: BTreeMap<ServiceName, Planned>,
@@ -122,12 +126,15 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
     if news.is_decided {
         memory.strangers = strangers(world, settings);
     }
-    let names: BTreeSet<ServiceName> = if news.is_decided || memory.nodes_revision != world.nodes_revision() {
+    let mut names: BTreeSet<ServiceName> = if news.is_decided {
         memory.forget_all_but_outcomes();
         memory.assignment.outcomes.keys().cloned().collect()
     } else {
         world.changed_since(memory.revision).chain(&memory.waiting).cloned().collect()
     };
+    if memory.nodes_revision != world.nodes_revision() {
+        names.extend(memory.to_nodes.iter().cloned());
+    }
     (memory.revision, memory.nodes_revision) = (world.revision(), world.nodes_revision());
 
     let Assignment { pools, forbidden, outside_pools, .. } = &memory.assignment;
@@ -166,6 +173,7 @@ impl Memory {
         for name in gone.cloned().collect::<Vec<_>>() {
             self.planned.remove(&name);
             self.waiting.remove(&name);
+            self.to_nodes.remove(&name);
             self.services.remove(&name);
             self.statuses.remove(&name);
         }
@@ -185,6 +193,11 @@ impl Memory {
             self.waiting.insert(name.clone())
         } else {
             self.waiting.remove(name)
+        };
+        if one.nodes_revision.is_some() {
+            self.to_nodes.insert(name.clone())
+        } else {
+            self.to_nodes.remove(name)
         };
         self.planned.insert(name.clone(), one);
     }
@@ -215,6 +228,7 @@ impl Look<'_> {
         let is_new = |remark: &&Remark| !before.is_some_and(|old| old.notes.contains(remark));
         let note = |remark: &Remark| Note { subject: Subject::Service(name.clone()), remark: remark.clone() };
         plan.notes.extend(one.notes.iter().filter(is_new).map(note));
+        plan.replanned += 1;
         plan.done_with_departed.extend(one.has_done_with_departed().then(|| name.clone()));
         memory.take(name, one);
     }

@@ -584,3 +584,38 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_node_that_comes_changes_or_goes_replans_only_services_whose_backends_are_nodes() {
+    let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+    for n in 0..20 {
+        let name = format!("pods-{n}");
+        apply(&mut world, service(&name, json!({})));
+        endpoints(&mut world, &name, &texts(&[&format!("10.0.0.{n}")]));
+    }
+    apply(&mut world, annotated("nodes", "dsr", "node", json!({})));
+    node(&mut world, "a", json!({}), &["10.0.1.1"]);
+    let mut replanned = |world: &World| {
+        let plan = plan(world, &settings(), &mut memory, now);
+        (plan.replanned, addresses(&plan.services[&named("nodes")]).len(), plan.services[&named("pods-0")].ports[0].vips[0])
+    };
+    let vip: IpAddr = "192.0.2.101".parse().unwrap();
+    assert_eq!(replanned(&world), (21, 1, vip));
+    node(&mut world, "b", json!({}), &["10.0.1.2"]);
+    assert_eq!(replanned(&world), (1, 2, vip));
+    node(&mut world, "b", json!({}), &["10.0.1.3"]);
+    assert_eq!(replanned(&world), (1, 2, vip));
+    world.apply(Change::NodeDeleted("b".to_owned()));
+    assert_eq!(replanned(&world), (1, 1, vip));
+    // Where a node has an address of a pool, who gets which address is decided again.
+    node(&mut world, "c", json!({}), &["192.0.2.199"]);
+    replanned(&world);
+    let mut asking = service("late", json!({}));
+    asking["metadata"]["annotations"] = json!({"sluice.dev/addresses": "192.0.2.199"});
+    apply(&mut world, asking);
+    let refused = plan(&world, &settings(), &mut memory, now).services[&named("late")].refusal.clone().unwrap();
+    assert!(refused.message.contains("node c"), "{}", refused.message);
+    world.apply(Change::NodeDeleted("c".to_owned()));
+    let served = plan(&world, &settings(), &mut memory, now);
+    assert_eq!(served.services[&named("late")].refusal, None, "the address is free again");
+}
