@@ -144,6 +144,7 @@ impl Settings {
             node_port_addresses: values(node_ports),
             flows,
             zone,
+            source: source.settings(reserved.clone(), &state_dir),
             state_dir,
             max_state_age,
             logs,
@@ -151,7 +152,6 @@ impl Settings {
             routes: values(routes),
             neighbours,
             announce,
-            source: source.settings(reserved.clone()),
             reserved,
         })
     }

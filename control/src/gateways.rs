@@ -108,10 +108,12 @@ impl Gateways {
         self.iter().map(|gateway| gateway.acknowledged.unwrap_or(0)).min()
     }
 
-    /// Whether there are gateways that are not drained, and all of them forward by `counter` or a newer generation.
+    /// Whether all gateways that are waited for forward by `counter` or a newer generation: those that are not drained, or,
+    /// where all are, all. False where none is connected.
     #[must_use]
     pub fn all_reached(&self, counter: u64) -> bool {
-        let mut awaited = self.iter().filter(|gateway| !self.is_drained(&gateway.name)).peekable();
+        let is_any_undrained = self.iter().any(|gateway| !self.is_drained(&gateway.name));
+        let mut awaited = self.iter().filter(|gateway| !(is_any_undrained && self.is_drained(&gateway.name))).peekable();
         awaited.peek().is_some() && awaited.all(|gateway| gateway.acknowledged >= Some(counter))
     }
 

@@ -215,7 +215,12 @@ struct Look<'a> {
 impl Look<'_> {
     /// Plans one Service anew, if it may come out otherwise than before.
     fn at(&self, name: &ServiceName, memory: &mut Memory, plan: &mut Plan) {
-        let Some((entry, outcome)) = self.world.services().get(name).zip(memory.assignment.outcomes.get(name)) else { return };
+        let Some(entry) = self.world.services().get(name) else { return };
+        let Some(outcome) = memory.assignment.outcomes.get(name) else {
+            // Not ours: nobody is sent to its endpoints, whether their slices are deleted or not.
+            let has_departed = self.world.departed_slices_of(name).next().is_some();
+            return plan.done_with_departed.extend(has_departed.then(|| name.clone()));
+        };
         let before = memory.planned.get(name);
         let candidate = &entry.candidate;
         if before.is_some_and(|old| self.keeps(old, entry, outcome) && old.status_is_of(candidate)) {

@@ -28,6 +28,7 @@ fn settings() -> ControllerSettings {
         cluster_cidrs: Vec::new(),
         pools: vec![PoolSpec::new("default", vec!["192.0.2.100-192.0.2.199".parse().unwrap()])],
         reserved: Vec::new(),
+        lock_dir: None,
     }
 }
 

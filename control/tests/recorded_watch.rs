@@ -31,6 +31,7 @@ fn settings() -> ControllerSettings {
         cluster_cidrs: vec!["10.96.0.0/16".parse().unwrap()],
         pools: vec![PoolSpec::new("default", ranges)],
         reserved: Vec::new(),
+        lock_dir: None,
     }
 }
 

@@ -29,6 +29,7 @@ pub(crate) fn settings() -> ControllerSettings {
         cluster_cidrs: Vec::new(),
         pools: vec![PoolSpec::new("default", ranges)],
         reserved: Vec::new(),
+        lock_dir: None,
     }
 }
 
@@ -618,4 +619,22 @@ fn a_node_that_comes_changes_or_goes_replans_only_services_whose_backends_are_no
     world.apply(Change::NodeDeleted("c".to_owned()));
     let served = plan(&world, &settings(), &mut memory, now);
     assert_eq!(served.services[&named("late")].refusal, None, "the address is free again");
+}
+
+#[test]
+fn deleted_slices_of_a_stranger_are_forgotten_and_do_not_come_back_when_it_becomes_ours() {
+    let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+    apply(&mut world, service("web", json!({"loadBalancerClass": "example.com/lb"})));
+    endpoints(&mut world, "web", &texts(&["10.0.0.1"]));
+    let mut backends = |world: &mut World| {
+        let plan = plan(world, &settings(), &mut memory, now);
+        world.forget_departed(&plan.done_with_departed);
+        plan.services.get(&named("web")).map(|service| addresses(service).len())
+    };
+    assert_eq!(backends(&mut world), None);
+    world.apply(Change::SliceDeleted(named("web-IPv4")));
+    assert_eq!(backends(&mut world), None);
+    assert_eq!(world.departed_slices_of(&named("web")).count(), 0, "nothing of it is kept");
+    apply(&mut world, service("web", json!({})));
+    assert_eq!(backends(&mut world), Some(0));
 }

@@ -40,7 +40,6 @@ pub(super) struct Queue {
     waiting: BTreeSet<ServiceName>,
     wakes: BTreeMap<ServiceName, Instant>,
     absent_since: Option<Instant>,
-    drained: BTreeSet<String>,
     /// What each connection's gateway said of the Services, when it was looked at last.
     health: BTreeMap<u64, OrdMap<ServiceName, Health>>,
 }
@@ -56,17 +55,12 @@ impl Queue {
             waiting: BTreeSet::new(),
             wakes: BTreeMap::new(),
             absent_since: Some(now),
-            drained: BTreeSet::new(),
             health: BTreeMap::new(),
         }
     }
 
     /// Takes in a plan.
     pub(super) fn take_in(&mut self, statuses: &Statuses, now: Instant) {
-        if self.drained != statuses.drained {
-            self.drained.clone_from(&statuses.drained);
-            self.changed.extend(self.waiting.iter().cloned());
-        }
         for (name, leaving) in &statuses.leaving {
             let kept = self.departures.get_mut(name).filter(|departure| departure.is_of(leaving));
             if let Some(departure) = kept {
@@ -114,7 +108,7 @@ impl Queue {
 
     /// What is to be written now; it counts as written. `is_taken` tells whether the server took a write.
     pub(super) fn due(&mut self, gateways: &Gateways, now: Instant, is_taken: impl Fn(&StatusWrite) -> bool) -> Vec<Due> {
-        let view = View { gateways, absent_since: self.absent_since, drained: &self.drained };
+        let view = View { gateways, absent_since: self.absent_since };
         let mut names = std::mem::take(&mut self.changed);
         names.extend(self.wakes.iter().filter(|(_, at)| **at <= now).map(|(name, _)| name.clone()));
         let mut due = Vec::new();
