@@ -17,7 +17,7 @@ use crate::addresses::{Outcome, PoolUse};
 use crate::gateways::Gateways;
 use crate::note::{Cause, Note, Remark, Subject};
 use crate::policy::Policy;
-use crate::selection::Fence;
+use crate::selection::{Fence, Nodes};
 use crate::settings::ControllerSettings;
 use crate::source::Ingress;
 use crate::spec::Held;
@@ -90,6 +90,9 @@ pub struct Memory {
     assignment: Assignment,
     assigned_until: Option<Instant>,
     nodes_revision: u64,
+    /// As Services are sent to them, and the world's revisions that they were looked at for.
+    nodes: Arc<Nodes>,
+    nodes_seen: Option<(u64, u64)>,
     /// Of `planned`, those whose backends are nodes.
     to_nodes: BTreeSet<ServiceName>,
     /// Services of type `LoadBalancer` that are not ours.
@@ -140,7 +143,12 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
     let Assignment { pools, forbidden, outside_pools, .. } = &memory.assignment;
     let (pools, forbidden, outside_pools) = (Arc::clone(pools), Arc::clone(forbidden), Arc::clone(outside_pools));
     let fence = Fence::new(settings, &pools, &forbidden, &outside_pools);
-    let look = Look { world, settings, fence: &fence, fence_moved: news.fence_moved, now };
+    let seen = (world.nodes_revision(), world.overrides_revision());
+    if memory.nodes_seen.replace(seen) != Some(seen) || news.fence_moved {
+        memory.nodes = Arc::new(Nodes::new(world.nodes(), &fence, world.overrides(), &memory.nodes));
+    }
+    let nodes = Arc::clone(&memory.nodes);
+    let look = Look { world, settings, fence: &fence, fence_moved: news.fence_moved, nodes: &nodes, now };
     let mut plan = Plan {
         notes: memory.assignment.notes_on_pools(),
         pools: memory.assignment.told.clone(),
@@ -209,6 +217,7 @@ struct Look<'a> {
     settings: &'a ControllerSettings,
     fence: &'a Fence<'a>,
     fence_moved: bool,
+    nodes: &'a Nodes,
     now: Instant,
 }
 
@@ -226,9 +235,9 @@ impl Look<'_> {
         if before.is_some_and(|old| self.keeps(old, entry, outcome) && old.status_is_of(candidate)) {
             return;
         }
-        let &Self { world, settings, fence, now, .. } = self;
+        let &Self { world, settings, fence, nodes, now, .. } = self;
         let policy = Policy::of(candidate.wanted.as_ref().ok(), candidate.kind, &settings.defaults);
-        let builder = Builder { candidate, outcome, settings, fence, world, policy, ip_mode: policy.ip_mode };
+        let builder = Builder { candidate, outcome, settings, fence, nodes, world, policy, ip_mode: policy.ip_mode };
         let one = builder.build_in_turn(entry.revision, before, now);
         let is_new = |remark: &&Remark| !before.is_some_and(|old| old.notes.contains(remark));
         let note = |remark: &Remark| Note { subject: Subject::Service(name.clone()), remark: remark.clone() };

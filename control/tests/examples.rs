@@ -59,7 +59,7 @@ fn services(name: &str) -> BTreeMap<ServiceName, Service> {
 }
 
 fn backends(service: &Service) -> Vec<String> {
-    service.ports.iter().flat_map(|port| &port.backends).map(|b| format!("{} x{}", b.address, b.weight)).collect()
+    service.ports.iter().flat_map(|port| port.all_backends()).map(|b| format!("{} x{}", b.address, b.weight)).collect()
 }
 
 /// Examples of other things than a mode.

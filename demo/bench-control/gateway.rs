@@ -66,7 +66,8 @@ async fn dial(url: &str) -> Option<Stream> {
     let channel = tonic::transport::Endpoint::try_from(url.to_owned()).unwrap().connect().await.ok()?;
     let mut client = ConfigClient::new(channel).max_decoding_message_size(proto::limits::MESSAGE_BYTES_MAX);
     let (requests, later) = mpsc::channel(16);
-    let hello = Hello { gateway: "bench-2".to_owned(), version: "bench".to_owned(), parts: true, ..Hello::default() };
+    let hello =
+        Hello { gateway: "bench-2".to_owned(), version: "bench".to_owned(), parts: true, node_sets: true, ..Hello::default() };
     requests.send(WatchRequest { message: Some(Message::Hello(hello)) }).await.ok()?;
     Some((requests, client.watch(ReceiverStream::new(later)).await.ok()?.into_inner()))
 }

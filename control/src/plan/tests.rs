@@ -323,7 +323,7 @@ fn annotated(name: &str, mode: &str, target: &str, spec: Value) -> Value {
 }
 
 fn addresses(service: &Service) -> Vec<String> {
-    service.ports.iter().flat_map(|port| &port.backends).map(|backend| backend.address.to_string()).collect()
+    service.ports.iter().flat_map(|port| port.all_backends()).map(|backend| backend.address.to_string()).collect()
 }
 
 #[test]
@@ -619,6 +619,40 @@ fn a_node_that_comes_changes_or_goes_replans_only_services_whose_backends_are_no
     world.apply(Change::NodeDeleted("c".to_owned()));
     let served = plan(&world, &settings(), &mut memory, now);
     assert_eq!(served.services[&named("late")].refusal, None, "the address is free again");
+}
+
+#[test]
+fn services_that_are_sent_to_every_node_share_one_list_but_for_those_with_backends_set_by_hand() {
+    let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+    for name in ["a", "b", "c"] {
+        apply(&mut world, annotated(name, "gue", "node", json!({})));
+    }
+    for n in 1..=3 {
+        node(&mut world, &format!("n{n}"), json!({}), &[&format!("10.0.1.{n}")]);
+    }
+    let mut overrides = crate::overrides::tests::drained(&["node/n1"]);
+    let weight = crate::overrides::Weight { weight: 7, said: crate::overrides::tests::said("alice") };
+    overrides.set_weight(named("c"), "10.0.1.2:80".parse().unwrap(), weight).unwrap();
+    world.apply(Change::OverridesReplaced(Box::new(overrides)));
+    let first = plan(&world, &settings(), &mut memory, now);
+    let port = |plan: &Plan, name| plan.services[&named(name)].ports[0].clone();
+    let set = |name| port(&first, name).nodes.unwrap().set;
+    assert!(Arc::ptr_eq(&set("a"), &set("b")));
+    let text = |port: &proto::ServicePort| -> Vec<String> {
+        let of = |b: proto::Backend| format!("{} x{} {:?}", b.address.ip(), b.weight, b.state);
+        port.all_backends().map(of).collect()
+    };
+    assert_eq!(text(&port(&first, "a")), ["10.0.1.1 x1 Draining", "10.0.1.2 x1 Active", "10.0.1.3 x1 Active"]);
+    let own = port(&first, "c");
+    assert!(own.nodes.is_none() && text(&own) == ["10.0.1.1 x1 Draining", "10.0.1.2 x7 Active", "10.0.1.3 x1 Active"], "{own:?}");
+    // A node that comes changes nothing of the Services but the list.
+    node(&mut world, "n4", json!({}), &["10.0.1.4"]);
+    let second = plan(&world, &settings(), &mut memory, now);
+    assert_eq!([port(&second, "a"), port(&second, "c")].map(|port| port.backend_count()), [4, 4]);
+    let before = crate::publish::Published::first("e".to_owned(), first.services, Vec::new());
+    let sent = before.next(second.services, Vec::new()).unwrap().since(&before.state.generation, true).unwrap();
+    let names: Vec<&str> = sent.services.iter().map(|service| service.name.as_str()).collect();
+    assert_eq!((names, sent.node_sets.len()), (vec!["c"], 1));
 }
 
 #[test]
