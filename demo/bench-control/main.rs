@@ -61,6 +61,19 @@ impl Options {
     }
 }
 
+/// CPU time of the controller for a report of one Service, and for a Node that comes.
+fn costs(programs: &Programs, cluster: &mut Cluster<'_>, services: usize) -> (Duration, Duration) {
+    let gateway = Gateway::start(&programs.socket());
+    let health = |n: usize, backends: u32| {
+        let (namespace, name) = cluster::names(n);
+        ServiceHealth { service: format!("{namespace}/{name}"), backends, healthy: 1 }
+    };
+    gateway.report((0..services).map(|n| health(n, 1)).collect());
+    gateway.settle(SILENCE);
+    let report = programs.controller_time(REPORTS, |n| gateway.report(vec![health(7, n + 2)]));
+    (report, programs.controller_time(NODES_MORE, |_| cluster.add_node()))
+}
+
 /// The controller alone, with Services that are sent to every node.
 fn to_nodes(runtime: &tokio::runtime::Runtime, options: &Options) -> Nodes {
     let api = runtime.block_on(ApiServer::start());
@@ -131,16 +144,8 @@ fn main() {
     let rest = programs.cpu_at_rest(REST);
     let watch_lag = cluster.watch_lag();
     let memory = programs.memory();
-    let other = Gateway::start(&programs.socket());
-    let health = |n: usize, backends: u32| {
-        let (namespace, name) = cluster::names(n);
-        ServiceHealth { service: format!("{namespace}/{name}"), backends, healthy: 1 }
-    };
-    other.report((0..options.services).map(|n| health(n, 1)).collect());
-    other.settle(SILENCE);
-    let report_cost = programs.controller_time(REPORTS, |n| other.report(vec![health(7, n + 2)]));
-    let node_cost = programs.controller_time(NODES_MORE, |_| cluster.add_node());
-    drop((other, programs));
+    let (report_cost, node_cost) = costs(&programs, &mut cluster, options.services);
+    drop(programs);
 
     let report = Report {
         services: options.services,
