@@ -158,6 +158,7 @@ impl Settings {
             node_port_addresses: values(node_ports),
             flows,
             zone,
+            source: source.settings(reserved.clone(), &state_dir),
             state_dir,
             max_state_age,
             logs,
@@ -167,7 +168,6 @@ impl Settings {
             neighbours,
             announce,
             drain_on_stop,
-            source: source.settings(reserved.clone()),
             reserved,
         })
     }

@@ -99,6 +99,7 @@ fn state() -> State {
             maglev: MaglevSpec { size: 251, seed: 0, hash_version: MAGLEV_HASH_VERSION },
             zones: Vec::new(),
             app_protocol: None,
+            nodes: None,
             backends: vec![Backend { address: backend, weight: 1, state: BackendState::Active }],
         };
         let name = ServiceName::new("default", NAMES[usize::from(n)]);

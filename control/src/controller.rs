@@ -115,6 +115,7 @@ impl Controller {
             desk: desk.clone(),
             fleet: fleet.clone(),
             notebook: Arc::clone(&notebook),
+            leadership: led.clone(),
         };
         let shown = Shown { gateways: gateways.clone(), nodes };
         let service = ConfigService {
@@ -160,6 +161,10 @@ fn begin(
         }
         Origin::Kubernetes(cluster) => {
             let candidate = Candidate::new(&work.settings.group, work.settings.listen.advertised());
+            let candidate = match &work.settings.lock_dir {
+                Some(dir) => candidate.locked_in(dir),
+                None => candidate,
+            };
             let released = CancellationToken::new();
             let (cluster, release) = (Arc::new(cluster), released.clone());
             if let Some(secret) = secret {
@@ -445,9 +450,8 @@ impl Planning {
         };
         let generation = &newest.state.generation;
         memory.published(generation.counter);
-        tracing::debug!(%generation, services = newest.state.services.len(), "planned");
-        let drained = world.overrides().drained_gateways();
-        let statuses = Statuses { counter: generation.counter, wanted: plan.statuses, leaving: plan.leaving, drained };
+        tracing::debug!(%generation, services = newest.state.services.len(), replanned = plan.replanned, "planned");
+        let statuses = Statuses { counter: generation.counter, wanted: plan.statuses, leaving: plan.leaving };
         self.states.send_if_modified(|kept| {
             let is_new = kept.as_ref().is_none_or(|kept| !Arc::ptr_eq(kept, &newest));
             *kept = Some(Arc::clone(&newest));

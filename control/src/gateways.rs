@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use imbl::OrdMap;
 use proto::{Refusal, ServiceName};
 use tokio::sync::watch;
 
@@ -22,8 +23,8 @@ pub struct Gateway {
     pub reserved: Vec<IpAddr>,
     /// Whether every worker uses a complete state.
     pub ready: bool,
-    /// The backends of each service as the gateway sees them.
-    pub health: Arc<BTreeMap<ServiceName, Health>>,
+    /// The backends of each service as the gateway sees them. A copy shares what no report changed since.
+    pub health: OrdMap<ServiceName, Health>,
     /// When it said something last.
     pub last_seen: SystemTime,
 }
@@ -63,6 +64,11 @@ pub struct Gateways {
 }
 
 impl Gateways {
+    /// The connected gateways, each with the number of its connection.
+    pub fn connections(&self) -> impl Iterator<Item = (u64, &Gateway)> {
+        self.connected.iter().map(|(number, gateway)| (*number, gateway))
+    }
+
     /// The connected gateways.
     pub fn iter(&self) -> impl Iterator<Item = &Gateway> {
         self.connected.values()
@@ -104,10 +110,12 @@ impl Gateways {
         self.iter().map(|gateway| gateway.acknowledged.unwrap_or(0)).min()
     }
 
-    /// Whether there are gateways that are not drained, and all of them forward by `counter` or a newer generation.
+    /// Whether all gateways that are waited for forward by `counter` or a newer generation: those that are not drained, or,
+    /// where all are, all. False where none is connected.
     #[must_use]
     pub fn all_reached(&self, counter: u64) -> bool {
-        let mut awaited = self.iter().filter(|gateway| !self.is_drained(&gateway.name)).peekable();
+        let is_any_undrained = self.iter().any(|gateway| !self.is_drained(&gateway.name));
+        let mut awaited = self.iter().filter(|gateway| !(is_any_undrained && self.is_drained(&gateway.name))).peekable();
         awaited.peek().is_some() && awaited.all(|gateway| gateway.acknowledged >= Some(counter))
     }
 
@@ -167,7 +175,7 @@ impl Connection {
                 acknowledged: None,
                 reserved,
                 ready: false,
-                health: Arc::default(),
+                health: OrdMap::new(),
                 last_seen: SystemTime::now(),
             };
             all.connected.insert(number, gateway);
@@ -195,9 +203,10 @@ impl Connection {
             gateway.last_seen = SystemTime::now();
             let is_news = gateway.ready != report.ready || !report.health.is_empty() || !report.removed.is_empty();
             gateway.ready = report.ready;
-            let health = Arc::make_mut(&mut gateway.health);
-            health.extend(report.health);
-            health.retain(|name, _| !report.removed.contains(name));
+            gateway.health.extend(report.health);
+            for name in &report.removed {
+                gateway.health.remove(name);
+            }
             is_news
         });
     }
@@ -224,7 +233,7 @@ mod tests {
         let all = gateways.borrow();
         let gateway = all.iter().next().unwrap();
         assert!(gateway.ready);
-        assert_eq!(*gateway.health, [(a, health(2))].into());
+        assert_eq!(gateway.health, [(a, health(2))].into_iter().collect());
     }
 
     #[test]

@@ -3,17 +3,24 @@
 //! Invariant: no clock is compared with another machine's. A replica takes a Lease that it has itself seen unchanged for
 //! [`LEASE`], by its own clock; who holds it stops at the latest [`LED_AT_MOST`] after it sent the last renewal that the server
 //! took. Nobody can have seen that renewal before it was sent, so between the two lie at least 5 s: enough for clocks that run
-//! apart by a third, and for what is still on its way to the API server.
+//! apart by a third, and for what is still on its way to the API server. Only a holder that has provably ended on this machine
+//! (`lock`) is waited for no longer.
 //! Deliberately not here: requests to the API server (`kubernetes::elect`), and what leading means (`controller`).
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
+use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::ObjectMeta;
+
+mod lock;
+
+use lock::ProcessLock;
 
 /// A Lease that nobody renewed for this long may be taken.
 pub const LEASE: Duration = Duration::from_secs(15);
@@ -59,6 +66,7 @@ pub struct Candidate {
     /// Where gateways reach it.
     pub address: Option<String>,
     seen: Option<Seen>,
+    lock: Option<Arc<ProcessLock>>,
 }
 
 /// The newest version of the Lease that this replica saw, and since when.
@@ -76,7 +84,26 @@ impl Candidate {
     pub fn new(group: &str, address: Option<String>) -> Self {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let identity = format!("{}_{:016x}", host.trim(), RandomState::new().hash_one(std::process::id()));
-        Self { lease: format!("sluice-controller-{group}"), identity, address, seen: None }
+        Self { lease: format!("sluice-controller-{group}"), identity, address, seen: None, lock: None }
+    }
+
+    /// The same, with a lock in `dir` that shows others on this machine that this replica runs, and by which it knows which of
+    /// them have ended. Where that cannot be had, it waits for Leases to run out as on any other machine.
+    #[must_use]
+    pub fn locked_in(mut self, dir: &Path) -> Self {
+        match ProcessLock::take(dir, &self.identity) {
+            Ok(lock) => self.lock = Some(Arc::new(lock)),
+            Err(error) => tracing::warn!(
+                dir = %dir.display(), %error,
+                "no lock can be kept there; after a crash on this machine the next controller waits until the Lease has run out"
+            ),
+        }
+        self
+    }
+
+    /// This replica leads: what proves the end of those before it is of no use any more.
+    pub fn leads(&self) {
+        self.lock.iter().for_each(|lock| lock.remove_left());
     }
 
     /// A Lease of our own, where there is none.
@@ -88,7 +115,7 @@ impl Candidate {
         lease
     }
 
-    /// The Lease as this replica takes it, if it may: nobody holds it, or its holder was silent for too long. Called with
+    /// The Lease as this replica takes it, if it may: nobody holds it, or its holder was silent for too long or has ended. Called with
     /// every version that is seen, and with the time after it was.
     #[must_use]
     pub fn take(&mut self, lease: &Lease, now: Instant) -> Option<Lease> {
@@ -102,8 +129,15 @@ impl Candidate {
         let holder = spec.holder_identity.unwrap_or_default();
         let said = Duration::from_secs(u64::try_from(spec.lease_duration_seconds.unwrap_or_default()).unwrap_or_default());
         let is_over = now.duration_since(since) >= said.clamp(LEASE, LEASE_LONGEST);
+        let has_ended = || {
+            let has_ended = self.lock.as_ref().is_some_and(|lock| lock.has_ended(&holder));
+            if has_ended {
+                tracing::info!(holder, "who holds the Lease ended on this machine; taking it");
+            }
+            has_ended
+        };
         // It is held in our name when the answer to our taking it was lost.
-        if !(holder.is_empty() || holder == self.identity || is_over) {
+        if !(holder.is_empty() || holder == self.identity || is_over || has_ended()) {
             return None;
         }
         let mut taken = lease.clone();
@@ -236,6 +270,20 @@ mod tests {
         assert!(look("2", 9));
         assert!(!look("2", 10), "three renewals are missing");
         assert!(look("3", 12));
+    }
+
+    #[test]
+    fn a_lease_whose_holder_has_ended_on_this_machine_is_taken_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, two) = candidates();
+        let (one, mut two) = (one.locked_in(dir.path()), two.locked_in(dir.path()));
+        let held = kept(one.create(), "1");
+        assert!(two.take(&held, Instant::now()).is_none(), "it runs");
+        drop(one);
+        assert_eq!(epoch(&two.take(&held, Instant::now()).unwrap()), "uid-1");
+        two.leads();
+        assert!(two.take(&held, Instant::now()).is_none(), "only what is there proves anything");
+        assert!(candidates().0.locked_in(Path::new("/proc/none")).lock.is_none(), "without a lock it runs as well");
     }
 
     #[test]

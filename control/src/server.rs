@@ -155,8 +155,8 @@ impl ConfigService {
                     let Ok(permit) = permit else { return Ok(()) };
                     let Some(newest) = self.states.borrow_and_update().clone() else { continue };
                     // What was sent lately is remembered unless the gateway slept through thousands of changes.
-                    let changes = sent.as_ref().and_then(|have| newest.since(have));
-                    let first_or_full = || if sent.is_none() { newest.answer(&hello) } else { proto::convert::full(&newest.state) };
+                    let changes = sent.as_ref().and_then(|have| newest.since(have, hello.node_sets));
+                    let first_or_full = || if sent.is_none() { newest.answer(&hello) } else { newest.full(hello.node_sets) };
                     let whole = WatchResponse { draining, ..changes.unwrap_or_else(first_or_full) };
                     let mut parts = if hello.parts { parts::split(whole, parts::PART_BYTES) } else { vec![whole] }.into_iter();
                     if let Some(first) = parts.next() {

@@ -142,4 +142,7 @@ pub struct ControllerSettings {
     pub pools: Vec<PoolSpec>,
     /// Addresses that are never a VIP and never a backend: of ports, SNAT, node ports, next hops. Known when embedded.
     pub reserved: Vec<IpAddr>,
+    /// A directory of this machine where controllers of a cluster keep locks, by which one that starts again knows that the one
+    /// before it has ended: the gateway's `stateDir`, or that of a controller's admin socket. None: none is kept.
+    pub lock_dir: Option<PathBuf>,
 }

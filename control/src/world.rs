@@ -50,6 +50,7 @@ pub struct World {
     namespaces: BTreeMap<String, Labels>,
     pools: BTreeMap<String, AddressPool>,
     overrides: Overrides,
+    overrides_revision: u64,
     notes: Vec<Note>,
     /// Services whose owners were told that they are never served.
     unserved: BTreeSet<ServiceName>,
@@ -209,6 +210,12 @@ impl World {
         &self.overrides
     }
 
+    /// Grows when anything of that changes.
+    #[must_use]
+    pub const fn overrides_revision(&self) -> u64 {
+        self.overrides_revision
+    }
+
     /// What came to be known of objects since this was last asked.
     pub fn take_notes(&mut self) -> Vec<Note> {
         std::mem::take(&mut self.notes)
@@ -219,6 +226,8 @@ impl World {
         self.overrides_known = true;
         if overrides != self.overrides {
             self.overrides = overrides;
+            self.revision += 1;
+            self.overrides_revision = self.revision;
             let all: Vec<ServiceName> = self.services.keys().cloned().collect();
             all.iter().for_each(|name| self.touch(name));
         }

@@ -58,6 +58,7 @@ impl Lab {
             cluster_cidrs: Vec::new(),
             pools: vec![PoolSpec::new("default", ranges)],
             reserved: Vec::new(),
+            lock_dir: None,
         }
     }
 

@@ -43,10 +43,12 @@ impl Chosen {
         }
     }
 
-    /// The source of a gateway that itself uses the `reserved` addresses.
-    pub(super) fn settings(self, reserved: Vec<IpAddr>) -> StateSource {
+    /// The source of a gateway that keeps its state in `state_dir` and itself uses the `reserved` addresses.
+    pub(super) fn settings(self, reserved: Vec<IpAddr>, state_dir: &Path) -> StateSource {
         match self {
-            Self::Embedded(keys, source, tls) => StateSource::Embedded(Box::new(keys.settings(source, reserved)), tls),
+            Self::Embedded(keys, source, tls) => {
+                StateSource::Embedded(Box::new(keys.settings(source, reserved, Some(state_dir))), tls)
+            }
             Self::Remote(urls, tls) => StateSource::Remote(urls, tls),
         }
     }

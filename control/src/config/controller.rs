@@ -101,9 +101,10 @@ impl ControllerKeys {
         }
     }
 
-    /// The settings of a controller that follows `source`, in a gateway that itself uses the `reserved` addresses.
+    /// The settings of a controller that follows `source` and keeps its lock in `lock_dir`, in a gateway that itself uses the
+    /// `reserved` addresses.
     #[must_use]
-    pub fn settings(self, source: Source, reserved: Vec<IpAddr>) -> ControllerSettings {
+    pub fn settings(self, source: Source, reserved: Vec<IpAddr>, lock_dir: Option<&Path>) -> ControllerSettings {
         ControllerSettings {
             listen: self.listen,
             group: self.group,
@@ -116,6 +117,7 @@ impl ControllerKeys {
             cluster_cidrs: self.cluster_cidrs,
             pools: self.pools,
             reserved,
+            lock_dir: lock_dir.map(Path::to_owned),
         }
     }
 }
@@ -259,7 +261,7 @@ impl ControllerFile {
                 namespace: keys.namespace.clone(),
             },
         };
-        Ok(Self { settings: keys.settings(source, Vec::new()), admin_listen, logs })
+        Ok(Self { settings: keys.settings(source, Vec::new(), admin_listen.parent()), admin_listen, logs })
     }
 
     /// Every key with its value, as YAML that [`ControllerFile::read`] takes.

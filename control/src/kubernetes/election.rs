@@ -52,7 +52,11 @@ pub async fn elect(cluster: &Cluster, mut candidate: Candidate, leadership: &wat
             None => break,
             Some(Ok(Ok(answer))) => {
                 trouble.over();
+                let was_held = held.is_some();
                 take(answer, (started, &candidate), &mut held, leadership);
+                if held.is_some() && !was_held {
+                    candidate.leads();
+                }
             }
             Some(Ok(Err(error))) => wait = trouble.met(Outage::from(&error), Instant::now()).min(LOOKED_AT_EVERY),
             Some(Err(_)) => _ = trouble.met(Outage::Unreachable("it does not answer".to_owned()), Instant::now()),

@@ -38,6 +38,8 @@ pub(super) struct Assignment {
     pub(super) told: Vec<Pool>,
     /// Every pool in figures.
     pub(super) uses: Arc<Vec<PoolUse>>,
+    /// Addresses that Services ask for or that their statuses hold.
+    named: BTreeSet<IpAddr>,
     allocations: Allocations,
     gateways: OfGateways,
     decided_for: Option<Revisions>,
@@ -111,7 +113,7 @@ impl Assignment {
         if before == Some(revisions) && !is_due {
             return News::default();
         }
-        let mut has_moved = before.is_none();
+        let (mut has_moved, mut is_concerned) = (before.is_none(), false);
         if before.is_none_or(|before| before.pools != revisions.pools) {
             let class = &settings.load_balancer_class;
             let pools = Pools::of(&settings.pools, world.pools(), class, &settings.cluster_cidrs);
@@ -121,16 +123,24 @@ impl Assignment {
         if before.is_none_or(|before| (before.nodes, before.gateways) != (revisions.nodes, revisions.gateways)) {
             let (own, nodes) = (&settings.reserved, world.nodes().values());
             let forbidden = Forbidden::new(own, &self.gateways.reserved, nodes, &settings.cluster_cidrs);
-            has_moved |= forbidden != *self.forbidden;
+            has_moved |= !forbidden.fences_as(&self.forbidden);
+            is_concerned = forbidden.nodes_differing(&self.forbidden).any(|address| self.concerns(address, settings));
             self.forbidden = Arc::new(forbidden);
         }
         let only_nodes = before.is_some_and(|before| Revisions { nodes: revisions.nodes, ..before } == revisions);
-        if only_nodes && !has_moved && !is_due {
+        if only_nodes && !has_moved && !is_concerned && !is_due {
             return News::default();
         }
         let outside_before = Arc::clone(&self.outside_pools);
         self.decide(world, settings, now);
         News { is_decided: true, fence_moved: has_moved || self.outside_pools != outside_before }
+    }
+
+    /// Whether it matters for any Service what else has this address.
+    fn concerns(&self, address: IpAddr, settings: &ControllerSettings) -> bool {
+        let is_named = self.named.contains(&address) || self.outside_pools.contains(&address);
+        let mut externals = settings.ownership.external_ips_allowed.iter();
+        is_named || self.pools.holding(address).is_some() || externals.any(|net| net.contains(&address))
     }
 
     /// What owners of pools should know and were not told before.
@@ -158,6 +168,7 @@ impl Assignment {
         let namespace = |name: &str| if selects { world.namespace_labels(name) } else { Labels::new() };
         let wants = ours.iter().filter(|(_, owned)| owned.addresses);
         let claims: Vec<Claim> = wants.map(|(candidate, _)| claim(candidate, namespace(&candidate.name.namespace))).collect();
+        self.named = claims.iter().flat_map(|claim| claim.requested.iter().chain(&claim.in_status)).copied().collect();
         let (pools, forbidden) = (Arc::clone(&self.pools), Arc::clone(&self.forbidden));
         let rules = Rules { pools: &pools, forbidden: &forbidden, reached: self.gateways.reached, now };
         let mut outcomes = self.allocations.assign(&claims, rules);

@@ -79,7 +79,7 @@ impl Gate {
         let first = self.first_reached_at.filter(|_| view.gateways.any_reached(self.counter));
         self.first_reached_at = first.or_else(|| view.gateways.any_reached(self.counter).then_some(now));
         let waited_enough = self.first_reached_at.is_some_and(|first| now >= first + SLOW_GATEWAY_WAITED_FOR);
-        self.is_passed |= waited_enough || view.all_reached(self.counter);
+        self.is_passed |= waited_enough || view.gateways.all_reached(self.counter);
     }
 }
 

@@ -17,7 +17,6 @@ struct Lab {
     now: Instant,
     wanted: WantedStatus,
     version: u64,
-    drained: BTreeSet<String>,
     causes: Vec<Cause>,
 }
 
@@ -64,7 +63,7 @@ impl Lab {
         };
         let now = Instant::now();
         let gateways = watch::Sender::new(Gateways::default());
-        Self { queue: Queue::new(now), gateways, now, wanted, version: 0, drained: BTreeSet::new(), causes: Vec::new() }
+        Self { queue: Queue::new(now), gateways, now, wanted, version: 0, causes: Vec::new() }
     }
 
     fn connect(&self, name: &str) -> Connection {
@@ -74,22 +73,12 @@ impl Lab {
     /// A plan of generation `counter`, for the object as it is.
     fn plan(&mut self, counter: u64) {
         let wanted = WantedStatus { resource_version: self.version.to_string(), ..self.wanted.clone() };
-        let statuses = Statuses {
-            counter,
-            wanted: WantedStatuses::unit(web(), Arc::new(wanted)),
-            leaving: BTreeMap::new(),
-            drained: self.drained.clone(),
-        };
+        let statuses = Statuses { counter, wanted: WantedStatuses::unit(web(), Arc::new(wanted)), leaving: BTreeMap::new() };
         self.queue.take_in(&statuses, self.now);
     }
 
     fn leave(&mut self, counter: u64, leaving: Leaving) {
-        let statuses = Statuses {
-            counter,
-            wanted: WantedStatuses::new(),
-            leaving: [(web(), leaving)].into(),
-            drained: self.drained.clone(),
-        };
+        let statuses = Statuses { counter, wanted: WantedStatuses::new(), leaving: [(web(), leaving)].into() };
         self.queue.take_in(&statuses, self.now);
     }
 
@@ -175,9 +164,25 @@ fn a_drained_gateway_is_not_waited_for() {
     lab.settle(4);
     one.acknowledge(4);
     assert!(lab.due().is_none(), "it is not drained yet");
-    lab.drained = ["edge-2".to_owned()].into();
-    lab.plan(4);
+    Gateways::drain(&lab.gateways, ["edge-2".to_owned()].into());
     assert!(lab.due().unwrap().ingress.is_some());
+}
+
+#[test]
+fn where_all_gateways_are_drained_an_address_and_a_deletion_wait_for_them_and_no_longer() {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Proxy)]);
+    let (one, two) = (lab.connect("edge-1"), lab.connect("edge-2"));
+    Gateways::drain(&lab.gateways, ["edge-1".to_owned(), "edge-2".to_owned()].into());
+    lab.settle(4);
+    one.acknowledge(4);
+    assert!(lab.due().is_none());
+    two.acknowledge(4);
+    assert!(lab.due().unwrap().ingress.is_some());
+    lab.leave(5, leftover(LeftBy::Us, true));
+    one.acknowledge(5);
+    assert!(lab.due().is_none(), "the other forwards for it still");
+    two.acknowledge(5);
+    assert_eq!(lab.due().unwrap().finalizer, Some(false), "both have taken it out");
 }
 
 #[test]

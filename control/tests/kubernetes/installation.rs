@@ -91,5 +91,6 @@ fn settings(user: &User, listen: PathBuf) -> ControllerSettings {
         cluster_cidrs: Vec::new(),
         pools: vec![PoolSpec::new("default", ranges)],
         reserved: Vec::new(),
+        lock_dir: None,
     }
 }

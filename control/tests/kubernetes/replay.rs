@@ -161,7 +161,7 @@ impl Following {
 fn line(service: &str, port: &ServicePort) -> String {
     let family = if port.family == Family::V4 { "IPv4" } else { "IPv6" };
     let mut words = vec![format!("{service} {} {} {family}", port.protocol, port.port)];
-    words.extend(port.backends.iter().map(|backend| backend.address.to_string()));
+    words.extend(port.all_backends().map(|backend| backend.address.to_string()));
     for hint in &port.zones {
         let places: Vec<String> = hint.backends.iter().map(ToString::to_string).collect();
         words.push(format!("{}={}", hint.zone, places.join(",")));

@@ -194,6 +194,20 @@ async fn a_connected_gateway_is_shown_in_the_cluster() {
     assert!(status.last_seen.is_some() && status.ready.is_some(), "{status:?}");
 }
 
+#[tokio::test]
+async fn the_fleet_in_the_cluster_lags_neither_behind_services_nor_behind_a_write_that_failed() {
+    let (server, user) = start().await;
+    server.trap(Trap { fault: Fault::Internal, times: 2, method: "PATCH", path_contains: "/edgegateways/", watch: false });
+    let _installation = Installation::start(&user).await;
+    let fleet = Api::<EdgeGateway>::all(user.cluster.client.clone());
+    let shown = async || fleet.get_opt("edge-1").await.unwrap().and_then(|object| object.status?.services);
+    reached("a status, once the server takes it", &shown, Option::is_some).await;
+    for count in 1..=2 {
+        user.add(&format!("web-{count}"), &json!({})).await;
+        reached("the number of Services", &shown, |services| *services == Some(count)).await;
+    }
+}
+
 /// Runs `sluice-controller` with the configuration of a user's installation.
 fn sluice_controller(user: &User, arguments: &[&str]) -> (Option<i32>, String) {
     let config = user.directory().join("controller.yaml");

@@ -193,7 +193,7 @@ impl Served {
     fn take_backends(&mut self, ports: &[ServicePort], backends: &mut Backends, around: &mut Surroundings<'_>) -> bool {
         let mut old = std::mem::take(&mut self.backends);
         let mut no_room = false;
-        for (protocol, address) in ports.iter().flat_map(|p| p.backends.iter().map(|b| (p.protocol, b.address))) {
+        for (protocol, address) in ports.iter().flat_map(|p| p.all_backends().map(|b| (p.protocol, b.address))) {
             let key = (protocol, address);
             if self.backends.contains_key(&key) {
                 continue;
@@ -223,7 +223,7 @@ impl Served {
         let failing_here = around.health.failing_for.get(&*self.name);
         let fails =
             |key: &TargetKey| (probed && around.health.failing.contains(key)) || failing_here.is_some_and(|f| f.contains(key));
-        let listed = |backend: &proto::Backend| {
+        let listed = |backend: proto::Backend| {
             let key = (port.protocol, backend.address);
             let id = *self.backends.get(&key)?;
             Some(Listed {
@@ -235,7 +235,7 @@ impl Served {
                 is_reachable: backends.serves(id, self.source.mode),
             })
         };
-        port.backends.iter().filter_map(listed).collect()
+        port.all_backends().filter_map(listed).collect()
     }
 
     fn serve_port(

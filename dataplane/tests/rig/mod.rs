@@ -105,6 +105,7 @@ fn service_port(
         maglev: MaglevSpec { size: 1021, seed: 0, hash_version: MAGLEV_HASH_VERSION },
         zones: Vec::new(),
         app_protocol: None,
+        nodes: None,
         backends: BACKENDS
             .iter()
             .map(|n| Backend { address: SocketAddr::new(backend(*n), target), weight: 1, state: BackendState::Active })
