@@ -48,6 +48,11 @@ impl Installation {
         self.gateway = Some(Gateway::start_as(&self.gateway_name, &self.socket));
     }
 
+    /// The controller at work.
+    pub fn running(&self) -> &Running {
+        &self.running
+    }
+
     /// What the gateway was given.
     pub fn given(&self) -> Given {
         self.gateway.as_ref().expect("a gateway is connected").given()
