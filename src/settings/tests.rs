@@ -154,6 +154,8 @@ fn a_flag_overrides_its_key_and_clashes_with_another() {
 
 #[test]
 fn what_is_not_built_is_refused_by_key() {
+    let error = read(&format!("{BASE}health: {{listen: '127.0.0.1:9440'}}\n")).unwrap_err();
+    assert!(error.contains("key `health.listen`: found 127.0.0.1:9440, which only sluice-controller serves"), "{error}");
     let rows = [("flowRecords: {to: 'file:/x'}", "flowRecords.to"), ("metrics: {listen: '127.0.0.1:9435'}", "metrics.listen")];
     for (line, key) in rows {
         let expected = format!("/etc/f.yaml:11: key `{key}`: not built in this version; leave it out");
