@@ -17,7 +17,7 @@ use crate::settings::{ClaimClassless, ControllerSettings, Defaults, Listen, Owne
 use crate::spec::PoolSpec;
 
 /// Every top-level key that belongs to a controller and to no gateway.
-pub const KEYS: [&str; 14] = [
+pub const KEYS: [&str; 15] = [
     "listen",
     "tls",
     "advertise",
@@ -30,6 +30,7 @@ pub const KEYS: [&str; 14] = [
     "nodePortNamespaceSelector",
     "externalIPs",
     "pools",
+    "poolSelector",
     "manifests",
     "statusDir",
 ];
@@ -73,7 +74,8 @@ impl ControllerKeys {
     pub fn take(top: &mut Section<'_>) -> Self {
         let (kubeconfig, namespace, load_balancer_class, classless) = take_kubernetes(top);
         let node_port_namespaces = top.selector("nodePortNamespaceSelector");
-        let ownership = OwnershipRules { classless, node_port_namespaces, external_ips_allowed: take_external_ips(top) };
+        let (external_ips_allowed, pools) = (take_external_ips(top), top.selector("poolSelector"));
+        let ownership = OwnershipRules { classless, node_port_namespaces, external_ips_allowed, pools };
         let place_of = top.field("manifests").map(|field| field.place);
         let manifests = place_of.zip(top.path_of("manifests")).map(|(place, value)| Placed { place, value });
         let cluster_cidrs = take_nets(top, "clusterCIDRs");
@@ -334,6 +336,7 @@ fn write_keys(out: &mut String, settings: &ControllerSettings, health_listen: Op
     writeln!(out, "nodePortNamespaceSelector: {}", written_selector(&ownership.node_port_namespaces))?;
     writeln!(out, "externalIPs: {{allowed: {}}}", quoted_list(&ownership.external_ips_allowed))?;
     super::pools::write(out, &settings.pools)?;
+    writeln!(out, "poolSelector: {}", written_selector(&ownership.pools))?;
     writeln!(out, "manifests: {}", manifests.map_or_else(|| "null".to_owned(), |(dir, _)| path(dir)))?;
     writeln!(out, "statusDir: {}", manifests.map_or_else(|| quoted(STATUS_DIR), |(_, dir)| path(dir)))
 }
@@ -364,6 +367,7 @@ mod tests {
     fn what_check_prints_reads_back_as_the_same_settings() {
         let text = "\
                     health: {listen: '[::1]:9440', interval: 90s, timeout: 250ms, rise: 1, fall: 9, failOpen: false}\n\
+                    poolSelector: {sluice.dev/group: east}\n\
                     defaults: {mode: ipip, scheduler: wrr}\n\
                     backends: {allowed: [10.1.2.3/8, 'fd00::/8']}\nclusterCIDRs: [10.96.0.0/12]\ngroup: east\n\
                     pools:\n  - name: a\n    addresses: [192.0.2.0/25, 2001:db8::1]\n  - {name: b, addresses: [192.0.2.128-192.0.2.130]}\n  \
@@ -424,6 +428,7 @@ mod tests {
                 "listen: '[::]:9'\ntls: {secret: a}\nhealth: {listen: 0.0.0.0:9}",
                 "key `health.listen`: found 0.0.0.0:9, the port of `listen` ([::]:9); give each a port of its own",
             ),
+            ("poolSelector: [a]", "key `poolSelector`"),
             ("group: A_b", "key `group`: found `A_b`, expected a name of lower-case letters"),
             ("pools: [{name: a}]", "key `pools[0].addresses`: missing, expected a list"),
             ("pools: [{name: a, addresses: []}]", "key `pools[0].addresses`: found a list, expected a list of addresses"),
