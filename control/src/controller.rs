@@ -25,6 +25,7 @@ use crate::admin::View;
 use crate::fleet::Fleet;
 use crate::gateways::Gateways;
 use crate::gathering::{CHANGES_WAITING_MAX, gather};
+use crate::healthz::{BEAT_EVERY, Heartbeat, Probes, STALLED_AFTER};
 use crate::incoming::{CertificateSource, Listeners, ServerTls};
 use crate::kubernetes::{self, Cluster, EventWriter, FollowedSecret, PoolsTold, StatusWriter};
 use crate::lease::{Candidate, Leadership};
@@ -81,6 +82,8 @@ pub struct Controller;
 pub struct Running {
     /// What is to be seen of it, and what operators may ask for.
     pub view: View,
+    /// What a Deployment's probes ask.
+    pub probes: Probes,
     _socket: Option<TakenAway>,
     tasks: Tasks,
     shutdown: CancellationToken,
@@ -117,6 +120,14 @@ impl Controller {
             notebook: Arc::clone(&notebook),
             leadership: led.clone(),
         };
+        let probes = Probes {
+            planner: Heartbeat::default(),
+            stalled_after: STALLED_AFTER,
+            leadership: led.clone(),
+            states: view.states.clone(),
+            desk: desk.clone(),
+            tls: listeners.tcp.as_ref().map(|(_, tls)| Arc::clone(tls)),
+        };
         let shown = Shown { gateways: gateways.clone(), nodes };
         let service = ConfigService {
             states: view.states.clone(),
@@ -129,9 +140,10 @@ impl Controller {
 
         let mut tasks = Tasks::new();
         tasks.spawn(async move { Ok(server::serve(listeners, service).await?) });
-        let work = Work { settings, states, gateways: view.gateways.clone(), desk, notebook, pools, shown };
+        let heartbeat = probes.planner.clone();
+        let work = Work { settings, states, gateways: view.gateways.clone(), desk, notebook, pools, shown, heartbeat };
         begin(origin, work, secret, (leadership, led), &mut tasks, &shutdown);
-        Ok(Running { view, _socket: socket, tasks, shutdown })
+        Ok(Running { view, probes, _socket: socket, tasks, shutdown })
     }
 }
 
@@ -229,6 +241,7 @@ struct Work {
     notebook: Arc<Notebook>,
     pools: watch::Sender<PoolsTold>,
     shown: Shown,
+    heartbeat: Heartbeat,
 }
 
 impl Work {
@@ -248,7 +261,8 @@ impl Work {
         });
         let (settings, states, notebook) = (self.settings.clone(), self.states.clone(), Arc::clone(&self.notebook));
         let (gateways, pools, shown) = (self.gateways.clone(), self.pools.clone(), self.shown.clone());
-        let planning = Planning { settings, epoch, states, gateways, statuses, notebook, pools, shown };
+        let heartbeat = self.heartbeat.clone();
+        let planning = Planning { settings, epoch, states, gateways, statuses, notebook, pools, shown, heartbeat };
         steps.spawn(async move {
             planning.run(changes).await;
             Ok(())
@@ -373,6 +387,7 @@ struct Planning {
     notebook: Arc<Notebook>,
     pools: watch::Sender<PoolsTold>,
     shown: Shown,
+    heartbeat: Heartbeat,
 }
 
 /// What a plan goes by that others are shown, too.
@@ -402,10 +417,13 @@ impl Planning {
         let (mut world, mut memory) = (World::default(), Memory::default());
         let (mut again_at, mut planned_at): (_, Option<Instant>) = (None, None);
         let mut standing = tokio::time::interval(STANDING_EVERY);
+        let (mut beats, beating) = (tokio::time::interval(BEAT_EVERY), self.heartbeat.start());
         let mut gateways = self.gateways.clone();
         gateways.mark_changed();
         loop {
+            beating.beat();
             tokio::select! {
+                _ = beats.tick() => continue,
                 change = changes.recv() => match change {
                     Some(change) => world.apply(change),
                     None => return,

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::limits::{LEADER_METADATA, MESSAGE_BYTES_MAX, SERVICES_MAX};
+use proto::limits::{LEADER_METADATA, MESSAGE_BYTES_MAX, RESERVED_MAX, SERVICES_MAX};
 use proto::v1::config_server::{Config, ConfigServer};
 use proto::v1::fleet_server::FleetServer;
 use proto::v1::{self, Hello, WatchRequest, WatchResponse, watch_request};
@@ -114,7 +114,13 @@ impl Config for ConfigService {
         let (messages, stream) = mpsc::channel(1);
         let (service, shutdown) = (self.clone(), self.shutdown.clone());
         tokio::spawn(async move {
-            if let Err(status) = service.converse((request.into_inner(), peer), &messages, leads_since).await {
+            let ended = tokio::select! {
+                // First: who comes on a connection from before its certificate expired is not served.
+                biased;
+                expired = peer.expired() => Err(expired),
+                ended = service.converse((request.into_inner(), &peer), &messages, leads_since) => ended,
+            };
+            if let Err(status) = ended {
                 if !shutdown.is_cancelled() {
                     tracing::warn!(%status, "gateway disconnected");
                 }
@@ -130,12 +136,12 @@ impl ConfigService {
     /// One gateway, until either side goes, or the leadership does that it connected in.
     async fn converse(
         mut self,
-        (mut inbound, peer): (Streaming<WatchRequest>, Peer),
+        (mut inbound, peer): (Streaming<WatchRequest>, &Peer),
         messages: &mpsc::Sender<Result<WatchResponse, Status>>,
         leads_since: Leadership,
     ) -> Result<(), Status> {
         let hello = hello(&mut inbound).await?;
-        speaks_for_itself(&hello, &peer, &self.group)?;
+        speaks_for_itself(&hello, peer, &self.group)?;
         let connection = Connection::open(&self.gateways, &hello.gateway, &hello.version, reserved(&hello)?);
         tracing::info!(gateway = hello.gateway, version = hello.version, "gateway connected");
         let mut sent: Option<Generation> = None;
@@ -229,6 +235,12 @@ async fn hello(inbound: &mut Streaming<WatchRequest>) -> Result<Hello, Status> {
         let found = hello.hashes.len();
         return Err(Status::invalid_argument(format!("expected at most {SERVICES_MAX} hashes, found {found}")));
     }
+    if hello.reserved.len() > RESERVED_MAX {
+        let found = hello.reserved.len();
+        let message =
+            format!("expected at most {RESERVED_MAX} addresses of the gateway itself, found {found}; give its ports fewer");
+        return Err(Status::invalid_argument(message));
+    }
     Ok(hello)
 }
 
@@ -246,7 +258,8 @@ fn speaks_for_itself(hello: &Hello, peer: &Peer, group: &str) -> Result<(), Stat
 
 /// Whether who is at the other end is the gateway that it says it is.
 pub(crate) fn may_speak_for(gateway: &str, peer: &Peer, group: &str) -> Result<(), Status> {
-    let Peer::Named(names) = peer else { return Ok(()) };
+    let Peer::Named(credential) = peer else { return Ok(()) };
+    let names = credential.names();
     let claimed = Identity::new(group, gateway);
     if gateway == CONTROLLER {
         return Err(Status::permission_denied(format!("no gateway may be named {CONTROLLER}; give it another `name`")));
@@ -481,6 +494,21 @@ mod tests {
         twice.next().await.unwrap();
         twice.requests.send(WatchRequest { message: Some(watch_request::Message::Hello(hello(None))) }).await.unwrap();
         assert_eq!(twice.next().await.unwrap_err().code(), tonic::Code::InvalidArgument);
+    }
+
+    #[tokio::test]
+    async fn a_gateway_that_claims_more_addresses_than_one_has_is_refused() {
+        let lab = Lab::new().await;
+        lab.publish(&[("a", 1)]);
+        let address = |number: usize| (0xfd00_u128 << 112 | number as u128).to_be_bytes().to_vec();
+        let claims = async |count: usize| {
+            let hello = Hello { reserved: (0..count).map(address).collect(), ..hello(None) };
+            lab.dial(hello).await.next().await
+        };
+        claims(RESERVED_MAX).await.unwrap();
+        let status = claims(RESERVED_MAX + 1).await.unwrap_err();
+        assert_eq!(status.code(), tonic::Code::InvalidArgument);
+        assert!(status.message().contains("at most 4096 addresses") && status.message().contains("found 4097"), "{status}");
     }
 
     #[tokio::test]

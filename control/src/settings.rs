@@ -95,7 +95,7 @@ pub struct Defaults {
     pub drain_timeout: Duration,
 }
 
-/// Which Services are ours besides those of our class (CONTROL section 4).
+/// Which Services are ours besides those of our class (CONTROL section 4), and which pools.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnershipRules {
     /// Key `kubernetes.claimClassless`.
@@ -104,6 +104,8 @@ pub struct OwnershipRules {
     pub node_port_namespaces: Selector,
     /// Key `externalIPs.allowed`: where `spec.externalIPs` may lie. Empty: they have no effect.
     pub external_ips_allowed: Vec<IpNet>,
+    /// Key `poolSelector`: labels of the `AddressPool` objects that are used and written to. The others are somebody else's.
+    pub pools: Selector,
 }
 
 /// Which `LoadBalancer` Services without class are ours: those that both select.

@@ -198,7 +198,7 @@ impl World {
         &self.pools
     }
 
-    /// Grows when what any `AddressPool` says changes; its status is not a part of that.
+    /// Grows when what any `AddressPool` says or its labels change; its status is not a part of that.
     #[must_use]
     pub const fn pools_revision(&self) -> u64 {
         self.pools_revision
@@ -273,7 +273,8 @@ impl World {
 
     fn put_pool(&mut self, pool: AddressPool) {
         let Some(name) = pool.metadata.name.clone() else { return };
-        if self.pools.get(&name).is_none_or(|old| old.spec != pool.spec) {
+        let is_same = |old: &AddressPool| old.spec == pool.spec && old.metadata.labels == pool.metadata.labels;
+        if !self.pools.get(&name).is_some_and(is_same) {
             self.pools_changed();
         }
         self.pools.insert(name, pool);

@@ -2,10 +2,11 @@
 
 use std::net::IpAddr;
 
-use control::config::{Placed, PlacedRange, Reader};
+use control::config::{Place, Placed, PlacedRange, Reader};
 use dataplane::Route;
 use ipnet::IpNet;
 use proto::Announce;
+use proto::limits::RESERVED_MAX;
 
 use super::Hugepages;
 use super::links::PlacedLink;
@@ -47,11 +48,21 @@ impl Used<'_> {
 
 /// Runs every check.
 pub(super) fn run(reader: &Reader, used: &Used<'_>, hugepages: Hugepages, pools: &[PlacedRange]) {
+    controllers_take_all_addresses(reader, used);
     snat_is_nobody_elses(reader, used);
     pools_hold_no_used_address(reader, used, pools);
     pools_are_on_link(reader, used, pools);
     devices_have_memory(reader, used.ports, hugepages);
     twins_have_names_of_their_own(reader, used.ports);
+}
+
+fn controllers_take_all_addresses(reader: &Reader, used: &Used<'_>) {
+    let count = used.reserved().len();
+    if let Some(port) = used.ports.first().filter(|_| count > RESERVED_MAX) {
+        let place = Place { line: port.device_place.line, key: "ports".to_owned() };
+        let message = format!("found {count} addresses of ports, next hops, SNAT and tunnels, expected at most {RESERVED_MAX}");
+        reader.problem(&place, format!("{message}; give the gateway fewer"));
+    }
 }
 
 fn snat_is_nobody_elses(reader: &Reader, used: &Used<'_>) {

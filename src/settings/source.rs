@@ -79,6 +79,10 @@ pub(super) fn take(top: &mut Section<'_>, choice: &SourceChoice, admin_listen: &
         top.reader
             .problem(&place, format!("found unix:{}, which is `admin.listen` too; give each its own", admin_listen.display()));
     }
+    if let Some(listen) = &keys.health_listen {
+        let message = format!("found {}, which only sluice-controller serves in this version; leave it out", listen.value);
+        top.reader.problem(&listen.place, message);
+    }
     let source = choose(top, choice, &keys, urls.as_ref());
     Chosen::Embedded(Box::new(keys), source, tls)
 }

@@ -64,6 +64,19 @@ fn what_the_gateway_uses_is_reserved() {
 }
 
 #[test]
+fn more_addresses_than_a_controller_takes_are_refused_by_check() {
+    let with = |count: u16| {
+        let addresses: Vec<_> = (0..count).map(|number| format!("'fd00::1:{number:x}/64'")).collect();
+        read(&BASE.replace("10.0.0.2/24", &addresses.join(", ")))
+    };
+    // Beside two of the other port and one of SNAT.
+    let most = u16::try_from(proto::limits::RESERVED_MAX - 3).unwrap();
+    with(most).unwrap();
+    let error = with(most + 1).unwrap_err();
+    assert!(error.contains("key `ports`: found 4097 addresses") && error.contains("at most 4096; give"), "{error}");
+}
+
+#[test]
 fn the_engine_gets_the_devices_ethernet_addresses_unless_configured() {
     let text = BASE.replacen("    addresses", "    mac: 02:00:00:00:aa:01\n    addresses", 1);
     let settings = read(&text).unwrap();
@@ -230,6 +243,8 @@ fn a_flag_overrides_its_key_and_clashes_with_another() {
 
 #[test]
 fn what_is_not_built_is_refused_by_key() {
+    let error = read(&format!("{BASE}health: {{listen: '127.0.0.1:9440'}}\n")).unwrap_err();
+    assert!(error.contains("key `health.listen`: found 127.0.0.1:9440, which only sluice-controller serves"), "{error}");
     let rows = [("flowRecords: {to: 'file:/x'}", "flowRecords.to"), ("metrics: {listen: '127.0.0.1:9435'}", "metrics.listen")];
     for (line, key) in rows {
         let expected = format!("/etc/f.yaml:11: key `{key}`: not built in this version; leave it out");

@@ -115,8 +115,8 @@ impl Assignment {
         }
         let (mut has_moved, mut is_concerned) = (before.is_none(), false);
         if before.is_none_or(|before| before.pools != revisions.pools) {
-            let class = &settings.load_balancer_class;
-            let pools = Pools::of(&settings.pools, world.pools(), class, &settings.cluster_cidrs);
+            let ours = (settings.load_balancer_class.as_str(), &settings.ownership.pools);
+            let pools = Pools::of(&settings.pools, world.pools(), ours, &settings.cluster_cidrs);
             has_moved |= pools != *self.pools;
             self.pools = Arc::new(pools);
         }

@@ -244,8 +244,14 @@ async fn an_installation_that_is_taken_away_leaves_nothing_on_services() {
     assert!(has_finalizer(&user.service("web").await));
     let (code, said) = sluice_controller(&user, &["release"]);
     assert!(code == Some(0) && said.contains("released 0 Services"), "its class is ours: {code:?} {said}");
+    // Somebody is faster once, and the role gives no right to get one Service.
+    server.trap(Trap { fault: Fault::Conflict, times: 1, method: "PATCH", path_contains: "/services/web/status", watch: false });
+    let before = server.log().len();
     let (code, said) = sluice_controller(&user, &["uninstall"]);
     assert!(code == Some(0) && said.contains(&format!("released Service {web}")), "{code:?} {said}");
+    let asked = server.log().split_off(before).into_iter().filter_map(|logged| logged.asked).collect::<Vec<_>>();
+    assert_eq!(asked.iter().filter(|asked| asked.resource == "services/status").count(), 2, "{asked:?}");
+    assert!(!asked.iter().any(|asked| asked.resource == "services" && asked.verb == "get"), "{asked:?}");
     let service = user.service("web").await;
     assert!(!has_finalizer(&service) && service["status"]["loadBalancer"]["ingress"].is_null(), "{service}");
     assert_eq!(condition(&service, "Programmed"), None);

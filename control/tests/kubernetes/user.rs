@@ -67,6 +67,11 @@ impl User {
         format!("group-{}", self.namespace)
     }
 
+    /// Labels of the pools that are of this user.
+    pub fn own_pools(&self) -> BTreeMap<String, String> {
+        [("sluice.dev/test".to_owned(), self.namespace.clone())].into()
+    }
+
     pub fn full_name(&self, service: &str) -> String {
         format!("{}/{service}", self.namespace)
     }
@@ -177,7 +182,8 @@ impl User {
         let name = format!("{}-{name}", self.namespace);
         let mut spec = json!({"addresses": addresses, "loadBalancerClass": self.class()});
         merge(&mut spec, more);
-        let pool: AddressPool = serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec})).unwrap();
+        let metadata = json!({"name": name, "labels": self.own_pools()});
+        let pool: AddressPool = serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap();
         self.pools.lock().unwrap().push(name.clone());
         self.all_pools().create(&PostParams::default(), &pool).await.unwrap();
         name
