@@ -369,8 +369,13 @@ impl World {
         }
     }
 
-    fn put_service(&mut self, candidate: Candidate) {
+    fn put_service(&mut self, mut candidate: Candidate) {
         let before = self.services.get(&candidate.name);
+        if let Some(old) = before.filter(|entry| entry.candidate.uid == candidate.uid)
+            && let (Ok(wanted), Ok(old)) = (&mut candidate.wanted, &old.candidate.wanted)
+        {
+            wanted.keep(old);
+        }
         if before.is_some_and(|entry| entry.candidate == candidate) {
             return;
         }
@@ -535,6 +540,31 @@ mod tests {
         world.apply(Change::SlicesReplaced(vec![slice("a-1", "a", "10.0.0.1")]));
         assert_eq!(revision(&world, "a"), before);
         assert_eq!(world.services()[&ServiceName::new("shop", "a")].candidate.resource_version, "9");
+    }
+
+    #[test]
+    fn a_typing_error_leaves_in_force_what_was() {
+        let annotated = |pairs: &[(&str, &str)]| {
+            let mut object = service("a", 80);
+            object.metadata.annotations = Some(pairs.iter().map(|(k, v)| (format!("sluice.dev/{k}"), (*v).to_owned())).collect());
+            Change::ServiceApplied(Box::new(object))
+        };
+        let wanted = |world: &World| world.services()[&ServiceName::new("shop", "a")].candidate.wanted.clone().unwrap();
+        let good = [("addresses", "192.0.2.9"), ("health-check", "none"), ("scheduler", "rr"), ("idle-timeout", "5m")];
+        let mut world = World::default();
+        world.apply(annotated(&good));
+        let before = wanted(&world);
+        for _ in 0..2 {
+            // The second time as any later event of the object.
+            let bad = [("addresses", "192.0.2.900"), ("health-check", "http"), ("scheduler", "dice"), ("idle-timeout", "5")];
+            world.apply(annotated(&bad));
+            let now = wanted(&world);
+            assert_eq!((&now.addresses, &now.health), (&before.addresses, &before.health));
+            assert_eq!((now.scheduler, now.idle_timeout), (before.scheduler, before.idle_timeout));
+            assert_eq!((now.unread.len(), now.notes.len()), (4, 4), "{:?}", now.notes);
+        }
+        world.apply(annotated(&[]));
+        assert_eq!(wanted(&world).addresses, [] as [std::net::IpAddr; 0], "taken back");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
 use proto::{Family, Protocol, ServiceName};
 
-use crate::note::{Cause, Remark};
+use crate::note::{self, Cause, Remark};
 
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
@@ -95,7 +95,8 @@ impl TryFrom<&EndpointSlice> for SliceSpec {
             match port(entry) {
                 Ok(port) => ports.push(port),
                 Err(why) => {
-                    let text = format!("EndpointSlice {name}: port {:?} is left out: {why}", entry.name);
+                    let called = entry.name.as_deref().filter(|name| !name.is_empty()).unwrap_or("without name");
+                    let text = format!("EndpointSlice {name}: port {called} is left out: {why}");
                     notes.push(Remark::new(Cause::SlicePortIgnored, text));
                 }
             }
@@ -105,7 +106,8 @@ impl TryFrom<&EndpointSlice> for SliceSpec {
             match endpoint(entry, family) {
                 Ok(endpoint) => endpoints.push(endpoint),
                 Err(found) => {
-                    let text = format!("EndpointSlice {name}: endpoint {found:?} is left out: it is no {family} address");
+                    let found = note::quoted(&found);
+                    let text = format!("EndpointSlice {name}: endpoint {found} is left out: it is no {family} address");
                     notes.push(Remark::new(Cause::EndpointIgnored, text));
                 }
             }
