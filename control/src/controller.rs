@@ -263,7 +263,7 @@ async fn lead(
         let now = leadership.borrow_and_update().clone();
         let mut steps = Tasks::new();
         if let Leadership::Leading { epoch } = &now {
-            let writer = Arc::new(StatusWriter::default());
+            let writer = Arc::new(StatusWriter::new(Arc::clone(&work.notebook)));
             let changes = work.start(&mut steps, epoch.clone(), StatusSink::Kubernetes(Arc::clone(&writer)));
             let (cluster, notebook, pools) = (Arc::clone(cluster), Arc::clone(&work.notebook), work.pools.subscribe());
             let (group, gateways, states) = (work.settings.group.clone(), work.gateways.clone(), work.states.subscribe());
@@ -418,6 +418,8 @@ impl Planning {
                 }
             }
             gather(&mut changes, &mut world, planned_at).await;
+            self.notebook.end(world.ending_namespaces());
+            self.notebook.forget(&world.take_gone());
             world.take_notes().iter().for_each(|note| self.notebook.tell(note, uid(&world, note).as_deref()));
             if world.is_complete() {
                 again_at = self.plan(&mut world, &mut memory);

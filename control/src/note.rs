@@ -63,6 +63,10 @@ pub enum Cause {
     Undecodable,
     /// No gateway finds a healthy backend.
     NoHealthyBackend,
+    /// No endpoint takes new connections.
+    NoEndpoints,
+    /// No EndpointSlice has a port of the name and protocol that the Service asks for.
+    NoMatchingPort,
     /// The Service has its addresses.
     AddressAssigned,
     /// Gateways forward for the Service.
@@ -90,11 +94,16 @@ impl Cause {
             Self::AddressLost => "AddressLost",
             Self::Undecodable => "Undecodable",
             Self::NoHealthyBackend => "NoHealthyBackend",
+            Self::NoEndpoints => "NoEndpoints",
+            Self::NoMatchingPort => "NoMatchingPort",
             Self::AddressAssigned => "AddressAssigned",
             Self::Programmed => "Programmed",
             Self::Released => "Released",
         }
     }
+
+    /// Those that say that all is as it should be.
+    pub const ORDINARY: [Self; 3] = [Self::AddressAssigned, Self::Programmed, Self::Released];
 
     /// Whether all is as it should be; else somebody should look.
     #[must_use]
@@ -107,7 +116,11 @@ impl Cause {
     pub const fn action(self) -> &'static str {
         match self {
             Self::Reason(_) | Self::NeverServed => "Serve",
-            Self::SlicePortIgnored | Self::EndpointIgnored | Self::BackendRefused => "SelectBackends",
+            Self::SlicePortIgnored
+            | Self::EndpointIgnored
+            | Self::BackendRefused
+            | Self::NoEndpoints
+            | Self::NoMatchingPort => "SelectBackends",
             Self::AddressKept | Self::AddressAssigned => "AssignAddress",
             Self::NoHealthyBackend => "ProbeBackends",
             Self::Programmed => "Program",

@@ -60,6 +60,12 @@ impl<'a> Fence<'a> {
         Self { settings, pools, forbidden, vips_outside_pools }
     }
 
+    /// The pool that holds an address.
+    #[must_use]
+    pub fn pool_of(&self, address: IpAddr) -> Option<&str> {
+        self.pools.holding(address).map(|pool| pool.name.as_str())
+    }
+
     /// Why `address` may be no backend.
     #[must_use]
     pub fn refuses(&self, address: IpAddr) -> Option<String> {
@@ -227,6 +233,14 @@ pub(crate) mod tests {
             port_of_nodes: None,
             app_protocol: None,
         }
+    }
+
+    /// What gateways are given of [`port`].
+    pub(crate) fn service_port(family: Family, backends: Vec<Backend>) -> proto::ServicePort {
+        let maglev = proto::MaglevSpec { size: limits::MAGLEV_SIZES[0], seed: 0, hash_version: limits::MAGLEV_HASH_VERSION };
+        let PortSpec { name, protocol, port, node_port, app_protocol, .. } = port();
+        let (vips, zones) = (Vec::new(), Vec::new());
+        proto::ServicePort { name, protocol, family, vips, port, node_port, maglev, backends, zones, app_protocol }
     }
 
     pub(crate) fn slice(ports: &[(&str, Protocol, u16)], endpoints: &[EndpointSpec]) -> SliceSpec {

@@ -48,9 +48,13 @@ pub struct World {
     departed: BTreeSet<ServiceName>,
     nodes: BTreeMap<String, NodeSpec>,
     namespaces: BTreeMap<String, Labels>,
+    /// Of the namespaces, those that are being deleted.
+    ending_namespaces: BTreeSet<String>,
     pools: BTreeMap<String, AddressPool>,
     overrides: Overrides,
     notes: Vec<Note>,
+    /// Services that are gone, or going, and were not asked for yet.
+    gone: BTreeSet<Subject>,
     /// Services whose owners were told that they are never served.
     unserved: BTreeSet<ServiceName>,
     revision: u64,
@@ -185,6 +189,17 @@ impl World {
         self.namespaces.get(name).cloned().unwrap_or_else(own_name)
     }
 
+    /// The namespaces that are being deleted.
+    #[must_use]
+    pub const fn ending_namespaces(&self) -> &BTreeSet<String> {
+        &self.ending_namespaces
+    }
+
+    /// Services that are gone, or going, since this was asked last.
+    pub fn take_gone(&mut self) -> BTreeSet<Subject> {
+        std::mem::take(&mut self.gone)
+    }
+
     /// Grows when the labels of any namespace change.
     #[must_use]
     pub const fn namespaces_revision(&self) -> u64 {
@@ -225,6 +240,8 @@ impl World {
     }
 
     fn replace_namespaces(&mut self, namespaces: &[Namespace]) {
+        let ending = namespaces.iter().filter(|namespace| namespace.metadata.deletion_timestamp.is_some());
+        self.ending_namespaces = ending.filter_map(|namespace| namespace.metadata.name.clone()).collect();
         let all: BTreeMap<String, Labels> = namespaces.iter().filter_map(labels_of).collect();
         if all != self.namespaces {
             self.namespaces = all;
@@ -235,6 +252,11 @@ impl World {
 
     fn put_namespace(&mut self, namespace: &Namespace) {
         let Some((name, labels)) = labels_of(namespace) else { return };
+        if namespace.metadata.deletion_timestamp.is_some() {
+            self.ending_namespaces.insert(name.clone());
+        } else {
+            self.ending_namespaces.remove(&name);
+        }
         if self.namespaces.get(&name) != Some(&labels) {
             self.namespaces.insert(name, labels);
             self.namespaces_changed();
@@ -242,6 +264,7 @@ impl World {
     }
 
     fn remove_namespace(&mut self, name: &str) {
+        self.ending_namespaces.remove(name);
         if self.namespaces.remove(name).is_some() {
             self.namespaces_changed();
         }
@@ -401,6 +424,7 @@ impl World {
         self.forget_departed(std::slice::from_ref(name));
         self.forget_touch(name);
         if self.services.remove(name).is_some() {
+            self.gone.insert(Subject::Service(name.clone()));
             self.revision += 1;
             self.services_revision = self.revision;
         }

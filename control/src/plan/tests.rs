@@ -61,6 +61,12 @@ fn texts(list: &[&str]) -> Vec<String> {
     list.iter().map(|text| (*text).to_owned()).collect()
 }
 
+/// What the status of a Service with one port, TCP 80, says.
+fn ingress(ip: &str) -> Ingress {
+    let port = PortStatus { port: 80, protocol: proto::Protocol::Tcp, error: None };
+    Ingress { ports: vec![port], ..Ingress::new(ip.parse().unwrap(), IpMode::Proxy) }
+}
+
 #[test]
 fn a_service_of_our_class_is_served_at_an_address_of_the_pool() {
     let mut world = World::default();
@@ -72,7 +78,7 @@ fn a_service_of_our_class_is_served_at_an_address_of_the_pool() {
     assert_eq!(planned.ports[0].vips, ["192.0.2.100".parse::<IpAddr>().unwrap()]);
     assert_eq!(planned.ports[0].backends.len(), 2);
     assert_eq!(planned.ports[0].maglev.size, 509);
-    let ingress = Ingress { ip: "192.0.2.100".parse().unwrap(), ip_mode: IpMode::Proxy };
+    let ingress = ingress("192.0.2.100");
     assert_eq!(plan.statuses[&named("web")].ingress, [ingress]);
 }
 
@@ -290,7 +296,7 @@ fn what_a_service_asks_for_reaches_it() {
     assert_eq!((planned.mode, planned.target, planned.scheduler), (Mode::Ipip, Target::Endpoint, Scheduler::SourceHash));
     assert_eq!((planned.affinity, planned.idle_timeout), (Some(Duration::from_secs(10_800)), Some(Duration::from_secs(10_800))));
     assert_eq!((planned.local, &planned.source_ranges), (true, &Some(vec!["198.51.100.0/24".parse().unwrap()])));
-    let ingress = Ingress { ip: "192.0.2.177".parse().unwrap(), ip_mode: IpMode::Proxy };
+    let ingress = ingress("192.0.2.177");
     assert_eq!(plan.statuses[&named("web")].ingress, [ingress]);
 }
 

@@ -1,11 +1,12 @@
 //! A Service object, read: who it is, what it holds, and either what it asks for or why that cannot be served.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec as ServiceFields};
+use k8s_openapi::api::core::v1::{LoadBalancerIngress, Service, ServicePort, ServiceSpec as ServiceFields};
 use proto::limits::{ANNOTATION_PREFIX, FINALIZER};
 use proto::{Family, Mode, Protocol, Reason, Refusal, Scheduler, ServiceName, Target};
 
@@ -15,7 +16,7 @@ use super::kept::{STAYS, Unread};
 use super::traffic::{affinity, clients, is_local, note_denied_families};
 use crate::addresses::Sharing;
 use crate::note::{self, Cause, Remark};
-use crate::source::{Ingress, IpMode};
+use crate::source::{Ingress, IpMode, PortStatus};
 
 /// Says that kube-proxy does not serve it.
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
@@ -305,11 +306,16 @@ impl TryFrom<&Service> for Candidate {
 pub(super) fn ingress(service: &Service) -> Vec<Ingress> {
     let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
     let entries = status.and_then(|balancer| balancer.ingress.as_deref()).unwrap_or_default();
-    let read = |ip: &str, mode: Option<&str>| {
-        let ip_mode = if mode == Some("Proxy") { IpMode::Proxy } else { IpMode::Vip };
-        ip.parse().ok().map(|ip| Ingress { ip, ip_mode })
+    let port = |port: &k8s_openapi::api::core::v1::PortStatus| {
+        let error = port.error.clone().map(Cow::Owned);
+        Some(PortStatus { port: u16::try_from(port.port).ok()?, protocol: port.protocol.parse().ok()?, error })
     };
-    entries.iter().filter_map(|entry| read(entry.ip.as_deref()?, entry.ip_mode.as_deref())).collect()
+    let read = |entry: &LoadBalancerIngress| {
+        let ip_mode = if entry.ip_mode.as_deref() == Some("Proxy") { IpMode::Proxy } else { IpMode::Vip };
+        let ports = entry.ports.iter().flatten().filter_map(port).collect();
+        Some(Ingress { ip: entry.ip.as_deref()?.parse().ok()?, ip_mode, ports })
+    };
+    entries.iter().filter_map(read).collect()
 }
 
 fn wanted(service: &Service, fields: &ServiceFields, kind: Kind) -> Result<ServiceSpec, SpecError> {

@@ -26,7 +26,7 @@ fn write(service: &Value, ips: &[&str]) -> StatusWrite {
         service: ServiceName::new(&text("namespace"), &text("name")),
         uid: text("uid"),
         resource_version: text("resourceVersion"),
-        ingress: Some(ips.iter().map(|ip| Ingress { ip: ip.parse().unwrap(), ip_mode: IpMode::Proxy }).collect()),
+        ingress: Some(ips.iter().map(|ip| Ingress::new(ip.parse().unwrap(), IpMode::Proxy)).collect()),
         conditions: BTreeMap::new(),
         finalizer: None,
     }
@@ -129,7 +129,7 @@ async fn a_write_is_repeated_until_the_server_takes_it() {
         server.trap(fault(trouble));
     }
     let writer = StatusWriter::default();
-    writer.write(write(&service, &["192.0.2.1"]));
+    writer.write(write(&service, &["192.0.2.1"]), Vec::new());
     run_until(&writer, &cluster, "the address", || address(&server).as_deref() == Some("192.0.2.1")).await;
     assert_eq!(patches(&server), 4);
 }
@@ -143,7 +143,7 @@ async fn a_service_whose_write_fails_again_and_again_holds_up_no_other() {
     for (name, fault, path_contains) in rows {
         server.trap(Trap { fault, times: usize::MAX, method: "PATCH", path_contains, watch: false });
         let service = server.create(Kind::Service, json!({"metadata": {"name": name, "namespace": "a"}, "spec": spec}));
-        writer.write(write(&service, &["192.0.2.9"]));
+        writer.write(write(&service, &["192.0.2.9"]), Vec::new());
     }
     let has_address = |name: &str| !server.get(Kind::Service, "a", name).unwrap()["status"]["loadBalancer"]["ingress"].is_null();
     let steps = async {
@@ -151,7 +151,7 @@ async fn a_service_whose_write_fails_again_and_again_holds_up_no_other() {
             tokio::task::yield_now().await;
         }
         let start = std::time::Instant::now();
-        writer.write(write(&web, &["192.0.2.1"]));
+        writer.write(write(&web, &["192.0.2.1"]), Vec::new());
         while !has_address("web") {
             tokio::task::yield_now().await;
         }
@@ -178,16 +178,16 @@ async fn a_refused_or_outdated_write_is_not_repeated_until_the_service_changes()
     let run = writer.run(&cluster);
     let steps = async {
         for expected in [1, 1, 2] {
-            writer.write(write(&service, &["192.0.2.1"]));
+            writer.write(write(&service, &["192.0.2.1"]), Vec::new());
             if expected == 2 {
-                writer.write(write(&other, &["192.0.2.9"]));
+                writer.write(write(&other, &["192.0.2.9"]), Vec::new());
             }
             while patches(&server) < expected {
                 tokio::task::yield_now().await;
             }
         }
         let newer = server.update(Kind::Service, "a", "web", &json!({"metadata": {"annotations": {"touched": "yes"}}}));
-        writer.write(write(&newer, &["192.0.2.1"]));
+        writer.write(write(&newer, &["192.0.2.1"]), Vec::new());
         while address(&server).is_none() {
             tokio::task::yield_now().await;
         }
@@ -203,8 +203,8 @@ async fn a_refused_or_outdated_write_is_not_repeated_until_the_service_changes()
 async fn only_the_newest_write_of_a_service_is_sent() {
     let (server, cluster, service) = start().await;
     let writer = StatusWriter::default();
-    writer.write(write(&service, &["192.0.2.1"]));
-    writer.write(write(&service, &["192.0.2.2"]));
+    writer.write(write(&service, &["192.0.2.1"]), Vec::new());
+    writer.write(write(&service, &["192.0.2.2"]), Vec::new());
     run_until(&writer, &cluster, "the newer address", || address(&server).as_deref() == Some("192.0.2.2")).await;
     assert_eq!(patches(&server), 1);
 }
