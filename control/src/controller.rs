@@ -41,6 +41,7 @@ use crate::socket::{self, TakenAway};
 use crate::source::Change;
 use crate::status::{StatusSink, Statuses, write_statuses};
 use crate::tls::TlsError;
+use crate::unallowed::Unallowed;
 use crate::world::World;
 
 /// What still stands is looked at this often; it is repeated when its time has come.
@@ -396,6 +397,7 @@ impl Planning {
     async fn run(self, mut changes: mpsc::Receiver<Change>) {
         let (mut world, mut memory) = (World::default(), Memory::default());
         let (mut again_at, mut planned_at): (_, Option<Instant>) = (None, None);
+        let mut unallowed = Unallowed::default();
         let mut standing = tokio::time::interval(STANDING_EVERY);
         let mut gateways = self.gateways.clone();
         gateways.mark_changed();
@@ -422,6 +424,7 @@ impl Planning {
             self.notebook.forget(&world.take_gone());
             world.take_notes().iter().for_each(|note| self.notebook.tell(note, uid(&world, note).as_deref()));
             if world.is_complete() {
+                unallowed.look(&world, &self.settings);
                 again_at = self.plan(&mut world, &mut memory);
                 planned_at = Some(Instant::now());
             }

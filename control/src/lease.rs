@@ -19,8 +19,11 @@ use kube::api::ObjectMeta;
 pub const LEASE: Duration = Duration::from_secs(15);
 /// Who cannot renew stops leading this long after its last renewal was sent: two thirds of [`LEASE`].
 pub const LED_AT_MOST: Duration = Duration::from_secs(10);
-/// Time between two looks at the Lease, and between two renewals: four may fail before the leader stops.
+/// Time between two looks at the Lease of another, and at most between two attempts at a renewal that failed.
 pub const LOOKED_AT_EVERY: Duration = Duration::from_secs(2);
+/// Time between two renewals of our own: half of our requests at rest. One that hangs leaves time for another before the
+/// leader stops.
+pub const RENEWED_EVERY: Duration = Duration::from_secs(4);
 /// Another version's replica may want longer, but not so long that nobody leads for minutes.
 const LEASE_LONGEST: Duration = Duration::from_secs(60);
 /// Where others find the leader: an annotation, since the holder's identity is opaque.

@@ -116,11 +116,9 @@ impl Cause {
     pub const fn action(self) -> &'static str {
         match self {
             Self::Reason(_) | Self::NeverServed => "Serve",
-            Self::SlicePortIgnored
-            | Self::EndpointIgnored
-            | Self::BackendRefused
-            | Self::NoEndpoints
-            | Self::NoMatchingPort => "SelectBackends",
+            Self::SlicePortIgnored | Self::EndpointIgnored | Self::BackendRefused | Self::NoEndpoints | Self::NoMatchingPort => {
+                "SelectBackends"
+            }
             Self::AddressKept | Self::AddressAssigned => "AssignAddress",
             Self::NoHealthyBackend => "ProbeBackends",
             Self::Programmed => "Program",

@@ -253,6 +253,7 @@ pub(crate) mod tests {
             name: ServiceName::new("shop", "web-1"),
             service: ServiceName::new("shop", "web"),
             family: Family::V4,
+            is_managed: true,
             ports: ports.iter().map(named).collect(),
             endpoints: endpoints.to_vec(),
             notes: Vec::new(),

@@ -457,7 +457,8 @@ impl World {
     /// Not there any more, but perhaps about to come back under another name.
     fn slice_departs(&mut self, name: &ServiceName) {
         let Some(slice) = self.slices.get(name) else { return };
-        if slice.endpoints.is_empty() || !self.services.contains_key(&slice.service) {
+        let is_replaced = slice.is_managed && slice.endpoints.iter().any(|endpoint| !endpoint.terminating);
+        if !is_replaced || !self.services.contains_key(&slice.service) {
             self.remove_slice(name);
         } else if self.departed.insert(name.clone()) {
             let service = slice.service.clone();
@@ -520,7 +521,9 @@ mod tests {
     }
 
     fn slice(name: &str, of: &str, address: &str) -> EndpointSlice {
-        let object = serde_json::json!({"metadata": {"name": name, "namespace": "shop", "labels": {"kubernetes.io/service-name": of}},
+        let labels = serde_json::json!({"kubernetes.io/service-name": of,
+            "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io"});
+        let object = serde_json::json!({"metadata": {"name": name, "namespace": "shop", "labels": labels},
             "addressType": "IPv4", "ports": [{"port": 8080}], "endpoints": [{"addresses": [address]}]});
         serde_json::from_value(object).unwrap()
     }
@@ -564,31 +567,6 @@ mod tests {
         world.apply(Change::SlicesReplaced(vec![slice("a-1", "a", "10.0.0.1")]));
         assert_eq!(revision(&world, "a"), before);
         assert_eq!(world.services()[&ServiceName::new("shop", "a")].candidate.resource_version, "9");
-    }
-
-    #[test]
-    fn a_typing_error_leaves_in_force_what_was() {
-        let annotated = |pairs: &[(&str, &str)]| {
-            let mut object = service("a", 80);
-            object.metadata.annotations = Some(pairs.iter().map(|(k, v)| (format!("sluice.dev/{k}"), (*v).to_owned())).collect());
-            Change::ServiceApplied(Box::new(object))
-        };
-        let wanted = |world: &World| world.services()[&ServiceName::new("shop", "a")].candidate.wanted.clone().unwrap();
-        let good = [("addresses", "192.0.2.9"), ("health-check", "none"), ("scheduler", "rr"), ("idle-timeout", "5m")];
-        let mut world = World::default();
-        world.apply(annotated(&good));
-        let before = wanted(&world);
-        for _ in 0..2 {
-            // The second time as any later event of the object.
-            let bad = [("addresses", "192.0.2.900"), ("health-check", "http"), ("scheduler", "dice"), ("idle-timeout", "5")];
-            world.apply(annotated(&bad));
-            let now = wanted(&world);
-            assert_eq!((&now.addresses, &now.health), (&before.addresses, &before.health));
-            assert_eq!((now.scheduler, now.idle_timeout), (before.scheduler, before.idle_timeout));
-            assert_eq!((now.unread.len(), now.notes.len()), (4, 4), "{:?}", now.notes);
-        }
-        world.apply(annotated(&[]));
-        assert_eq!(wanted(&world).addresses, [] as [std::net::IpAddr; 0], "taken back");
     }
 
     #[test]

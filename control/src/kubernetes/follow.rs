@@ -20,7 +20,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{Barrier, mpsc};
 use tracing::info;
 
-use super::client::WATCH_SECONDS;
+use super::client::{LONG_WATCH_SECONDS, WATCH_SECONDS};
 use super::{Cluster, Outage, Trouble};
 use crate::crd::AddressPool;
 use crate::note::{Cause, Note, Remark, Subject};
@@ -35,6 +35,8 @@ trait Followed: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + 
     const RIGHTS: &'static str;
     /// Whether a server may lack the kind: then there are none, until it is installed.
     const IS_OPTIONAL: bool = false;
+    /// Whether it changes so rarely that its watches may last: together the watches are most of our requests at rest.
+    const IS_QUIET: bool = false;
 
     fn replaced(all: Vec<Self>) -> Change;
     fn applied(object: Self) -> Change;
@@ -84,6 +86,7 @@ impl Followed for EndpointSlice {
 
 impl Followed for Node {
     const RIGHTS: &'static str = "list and watch nodes";
+    const IS_QUIET: bool = true;
 
     fn replaced(all: Vec<Self>) -> Change {
         Change::NodesReplaced(all)
@@ -104,6 +107,7 @@ impl Followed for Node {
 
 impl Followed for Namespace {
     const RIGHTS: &'static str = "list and watch namespaces";
+    const IS_QUIET: bool = true;
 
     fn replaced(all: Vec<Self>) -> Change {
         Change::NamespacesReplaced(all)
@@ -125,6 +129,7 @@ impl Followed for Namespace {
 impl Followed for AddressPool {
     const RIGHTS: &'static str = "list and watch addresspools.sluice.dev";
     const IS_OPTIONAL: bool = true;
+    const IS_QUIET: bool = true;
 
     fn replaced(all: Vec<Self>) -> Change {
         Change::PoolsReplaced(all)
@@ -160,10 +165,11 @@ async fn follow_kind<K: Followed>(cluster: &Cluster, changes: &mpsc::Sender<Chan
     let mut trouble = Trouble::new(K::RIGHTS, &cluster.server);
     let mut known = Known::new();
     let mut is_first = true;
+    let (client, seconds) = if K::IS_QUIET { (&cluster.patient, LONG_WATCH_SECONDS) } else { (&cluster.client, WATCH_SECONDS) };
     // A round ends only when the watcher must start over.
     loop {
-        let api = Api::<DeserializeGuard<K>>::all(cluster.client.clone());
-        let mut events = pin!(watcher(api, watcher::Config::default().timeout(WATCH_SECONDS)));
+        let api = Api::<DeserializeGuard<K>>::all(client.clone());
+        let mut events = pin!(watcher(api, watcher::Config::default().timeout(seconds)));
         while let Some(event) = events.next().await {
             match event {
                 Ok(event) => {

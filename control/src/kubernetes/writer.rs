@@ -122,9 +122,8 @@ impl StatusWriter {
     }
 
     fn next(&self, sending: &Sending, now: Instant) -> Option<Pending> {
-        let is_open = |namespace: &str| {
-            sending.busy_namespaces.get(namespace).is_none_or(|count| *count < IN_FLIGHT_OF_NAMESPACE_MAX)
-        };
+        let is_open =
+            |namespace: &str| sending.busy_namespaces.get(namespace).is_none_or(|count| *count < IN_FLIGHT_OF_NAMESPACE_MAX);
         let may_go = |name: &ServiceName| !sending.held.holds(name, now) && !sending.busy.contains(name);
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).take(is_open, may_go)
     }

@@ -96,7 +96,10 @@ mod tests {
         let other = slice(&[("web", Protocol::Tcp, 8080), ("http", Protocol::Udp, 53)], &[endpoint(1, "rs")]);
         let found = lack(&[], &[other]);
         assert!(found.is_whole && found.unmatched == [(Protocol::Tcp, 80)].into());
-        assert!(found.sentence.contains("http (tcp 80)") && found.sentence.contains("http (udp 53), web (tcp 8080)"), "{found:?}");
+        assert!(
+            found.sentence.contains("http (tcp 80)") && found.sentence.contains("http (udp 53), web (tcp 8080)"),
+            "{found:?}"
+        );
         let without = lack(&[], &[slice(&[], &[endpoint(1, "rs")])]);
         assert!(without.sentence.contains("no port at all"), "{without:?}");
     }

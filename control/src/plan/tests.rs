@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::build::STATUS_WAITED_FOR;
 use super::*;
 use crate::settings::{Defaults, Listen, OwnershipRules, Source};
-use crate::source::{Change, IpMode};
+use crate::source::{Change, IpMode, PortStatus};
 use crate::spec::PoolSpec;
 
 /// Settings with one pool, 192.0.2.100-199.

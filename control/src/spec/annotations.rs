@@ -469,10 +469,7 @@ mod tests {
 
     #[test]
     fn what_changes_who_may_connect_and_is_not_built_is_refused_by_name() {
-        let rows = [
-            ("sluice.dev/proxy-protocol", "v2"),
-            ("service.beta.kubernetes.io/aws-load-balancer-proxy-protocol", "*"),
-        ];
+        let rows = [("sluice.dev/proxy-protocol", "v2"), ("service.beta.kubernetes.io/aws-load-balancer-proxy-protocol", "*")];
         for (key, value) in rows {
             let error = read(&[(key, value)]).unwrap_err().to_string();
             assert!(error.contains(key) && error.contains(value), "{error}");
@@ -578,7 +575,8 @@ mod tests {
     #[test]
     fn a_value_of_256_kib_goes_no_further_and_leaves_room_for_what_to_do() {
         let long = "x".repeat(256 * 1024);
-        for key in ["addresses", "address-pool", "sharing-key", "sharing-namespaces", "scheduler", "health-check", "idle-timeout"] {
+        for key in ["addresses", "address-pool", "sharing-key", "sharing-namespaces", "scheduler", "health-check", "idle-timeout"]
+        {
             let wishes = read(&[(&format!("sluice.dev/{key}"), &long)]).unwrap();
             assert!(wishes.notes[0].text.len() < 400 && wishes.notes[0].text.ends_with(STAYS), "{key}: {:?}", wishes.notes);
             assert!(wishes.pool.is_none() && wishes.sharing.is_none());

@@ -42,7 +42,8 @@ pub(super) fn programmed(wanted: &WantedStatus, progress: Progress) -> Condition
     }
     match progress {
         Progress::Done if wanted.is_partly_unread => {
-            let text = "Gateways forward for it; something that it asks for cannot be read and has no effect, the Event names it.";
+            let text =
+                "Gateways forward for it; something that it asks for cannot be read and has no effect, the Event names it.";
             Condition::new(true, Cause::AnnotationIgnored.as_str(), text)
         }
         Progress::Done => Condition::new(true, "Programmed", "Gateways forward for it."),
@@ -71,9 +72,10 @@ pub(super) fn backends_healthy(backends: Backends) -> Condition {
     match backends {
         Backends::Healthy => Condition::new(true, "Healthy", "Gateways find healthy backends."),
         Backends::NoEndpoints => unhealthy(Cause::NoEndpoints, "It has no endpoint that takes new connections."),
-        Backends::NoMatchingPort => {
-            unhealthy(Cause::NoMatchingPort, "No EndpointSlice has a port that it asks for; the Event names those that they have.")
-        }
+        Backends::NoMatchingPort => unhealthy(
+            Cause::NoMatchingPort,
+            "No EndpointSlice has a port that it asks for; the Event names those that they have.",
+        ),
         Backends::NoneHealthy => unhealthy(Cause::NoHealthyBackend, "No gateway finds a healthy backend: all fail their probes."),
     }
 }

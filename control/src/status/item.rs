@@ -182,7 +182,9 @@ impl Item {
         } else if self.contested_until.is_none() && (self.gate.is_passed || !waits) {
             goal.ingress.clone_from(&wanted.ingress);
         }
-        self.tell_ports(known, &mut goal, now, decision);
+        if self.contested_until.is_none() {
+            self.tell_ports(known, &mut goal, now, decision);
+        }
         set(&mut goal, ConditionType::AddressAssigned, address_assigned(wanted));
         if let Some(progress) = self.progress(known, view, now, decision) {
             set(&mut goal, ConditionType::Programmed, programmed(wanted, progress));

@@ -69,7 +69,16 @@ impl Lab {
         };
         let now = Instant::now();
         let gateways = watch::Sender::new(Gateways::default());
-        Self { queue: Queue::new(now), gateways, now, wanted, version: 0, drained: BTreeSet::new(), causes: Vec::new(), texts: Vec::new() }
+        Self {
+            queue: Queue::new(now),
+            gateways,
+            now,
+            wanted,
+            version: 0,
+            drained: BTreeSet::new(),
+            causes: Vec::new(),
+            texts: Vec::new(),
+        }
     }
 
     fn connect(&self, name: &str) -> Connection {
@@ -351,7 +360,11 @@ fn health_is_told_when_it_turns_and_at_most_every_thirty_seconds() {
     assert!(lab.due().is_none(), "some are still healthy");
     report(0);
     lab.settle(4);
-    assert_eq!(lab.condition(ConditionType::BackendsHealthy), Some((false, "NoHealthyBackend")), "what was said first is no change");
+    assert_eq!(
+        lab.condition(ConditionType::BackendsHealthy),
+        Some((false, "NoHealthyBackend")),
+        "what was said first is no change"
+    );
     assert_eq!(lab.causes.last(), Some(&Cause::NoHealthyBackend));
     report(3);
     assert!(lab.due().is_none());
@@ -419,7 +432,8 @@ fn without_endpoints_without_a_matching_port_and_with_failing_probes_are_three_s
 
 #[test]
 fn every_port_is_told_and_one_that_no_slice_has_with_an_error() {
-    let port = |port, error: Option<&'static str>| PortStatus { port, protocol: proto::Protocol::Tcp, error: error.map(Into::into) };
+    let port =
+        |port, error: Option<&'static str>| PortStatus { port, protocol: proto::Protocol::Tcp, error: error.map(Into::into) };
     let wish = Ingress { ports: vec![port(80, None), port(443, None)], ..ingress(1, IpMode::Vip) };
     let mut lab = Lab::new(&[wish]);
     let gateway = lab.connect("edge-1");
@@ -432,7 +446,10 @@ fn every_port_is_told_and_one_that_no_slice_has_with_an_error() {
     lab.settle(4);
     let told = [port(80, None), port(443, Some("sluice.dev/NoMatchingPort"))];
     assert_eq!(lab.wanted.held.ingress[0].ports, told);
-    assert_eq!((lab.causes.last(), lab.condition(ConditionType::Programmed)), (Some(&Cause::NoMatchingPort), Some((true, "Programmed"))));
+    assert_eq!(
+        (lab.causes.last(), lab.condition(ConditionType::Programmed)),
+        (Some(&Cause::NoMatchingPort), Some((true, "Programmed")))
+    );
     lab.queue = Queue::new(lab.now);
     lab.settle(4);
     assert_eq!(lab.wanted.held.ingress[0].ports, told, "a new leader takes nothing back");

@@ -1,6 +1,7 @@
 //! The whole controller on the test server, where that must do what no real one does when it is asked to. What only needs
 //! the API is in `scenarios`.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -164,4 +165,34 @@ async fn a_namespace_that_is_deleted_goes_with_its_services_once_its_pods_have_e
     installation.withdraws(&user, "web").await;
     let is_there = async || server.get(Kind::Namespace, "", &user.namespace).is_some();
     reached("the end of the namespace", is_there, |is_there| !is_there).await;
+}
+
+/// Requests of one kind are counted between their first and their last. What comes more rarely adds 3.5 a minute: three
+/// watches of 120 s, and a look at the EdgeGateways and a write of one every 60 s.
+#[tokio::test]
+async fn a_controller_at_rest_asks_less_than_thirty_times_a_minute() {
+    let server = ApiServer::start().await;
+    let user = User::of_test_server(&server).await;
+    let _installation = Installation::start(&user).await;
+    user.add("web", &json!({})).await;
+    user.event_comes("web", "Programmed").await;
+    let since = server.log().len();
+    let watches =
+        || server.log()[since..].iter().filter(|logged| logged.is_watch() && logged.path.ends_with("/services")).count();
+    let enough = async {
+        while watches() < 3 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(120), enough).await.unwrap();
+    let mut asked: BTreeMap<(String, String), Vec<Instant>> = BTreeMap::new();
+    for logged in server.log().split_off(since) {
+        asked.entry((logged.method, logged.path)).or_default().push(logged.at);
+    }
+    let lasted = |times: &Vec<Instant>| times[times.len() - 1] - times[0];
+    let rate = |times: &Vec<Instant>| 60.0 * f64::from(u32::try_from(times.len() - 1).unwrap()) / lasted(times).as_secs_f64();
+    let (often, rarely): (Vec<_>, Vec<_>) = asked.iter().partition(|(_, times)| lasted(times) >= Duration::from_secs(10));
+    let rates: BTreeMap<_, _> = often.into_iter().map(|(asked, times)| (asked, rate(times))).collect();
+    println!("requests a minute: {rates:#?}, and {} others", rarely.len());
+    assert!(rates.values().sum::<f64>() + 3.5 < 30.0 && rarely.len() <= 6, "{rates:#?} {rarely:#?}");
 }

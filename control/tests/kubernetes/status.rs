@@ -1,9 +1,12 @@
 //! Writing a status: what the Service then says, and what becomes of writes that come too late or are refused.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use control::kubernetes::{Cluster, Outage, Outcome, StatusError, StatusWriter, connect, patch};
+use control::note::{Cause, Note, Remark, Subject};
+use control::notebook::Notebook;
 use control::source::{Ingress, IpMode, StatusWrite};
 use proto::ServiceName;
 use serde_json::{Value, json};
@@ -207,4 +210,40 @@ async fn only_the_newest_write_of_a_service_is_sent() {
     writer.write(write(&service, &["192.0.2.2"]), Vec::new());
     run_until(&writer, &cluster, "the newer address", || address(&server).as_deref() == Some("192.0.2.2")).await;
     assert_eq!(patches(&server), 1);
+}
+
+#[tokio::test]
+async fn what_a_write_means_is_told_once_the_server_took_it() {
+    let (server, cluster, service) = start().await;
+    let note = |text: &str| Note {
+        subject: Subject::Service(ServiceName::new("a", "web")),
+        remark: Remark::new(Cause::Programmed, text),
+    };
+    let notebook = Arc::new(Notebook::default());
+    let writer = StatusWriter::new(Arc::clone(&notebook));
+    let refusal = Trap { times: 1, ..fault(Fault::Invalid("no".to_owned())) };
+    server.trap(refusal);
+    writer.write(write(&service, &["192.0.2.1"]), vec![note("refused")]);
+    run_until(&writer, &cluster, "the refusal", || patches(&server) == 1).await;
+    writer.write(write(&service, &["192.0.2.2"]), vec![note("replaced")]);
+    writer.write(write(&service, &["192.0.2.3"]), vec![note("taken")]);
+    run_until(&writer, &cluster, "the note", || !notebook.newest().is_empty()).await;
+    let told: Vec<String> = notebook.newest().into_iter().map(|told| told.note.remark.text).collect();
+    assert_eq!((told, address(&server).as_deref()), (vec!["taken".to_owned()], Some("192.0.2.3")));
+}
+
+#[tokio::test]
+async fn a_namespace_with_many_writes_keeps_no_other_from_its_turn() {
+    let (server, cluster, web) = start().await;
+    let writer = StatusWriter::default();
+    let spec = json!({"type": "LoadBalancer", "ports": [{"port": 80}]});
+    for number in 0..60 {
+        let name = format!("aaa-{number:02}");
+        let service = server.create(Kind::Service, json!({"metadata": {"name": name, "namespace": "busy"}, "spec": spec}));
+        writer.write(write(&service, &["192.0.2.9"]), Vec::new());
+    }
+    writer.write(write(&web, &["192.0.2.1"]), Vec::new());
+    run_until(&writer, &cluster, "the last one's address", || address(&server).is_some()).await;
+    let position = server.log().iter().position(|logged| logged.path.ends_with("/web/status")).unwrap();
+    assert!(position <= 4, "it was sent after {position} others");
 }
