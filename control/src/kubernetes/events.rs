@@ -123,7 +123,9 @@ impl State {
                 routine => routine,
             };
             // It may be told when it comes up again.
-            lost.iter().for_each(|lost| drop(self.told.remove(&lost.key)));
+            if let Some(lost) = lost {
+                self.told.remove(&lost.key);
+            }
         }
         if !waiting.is_routine() {
             self.warnings.put(&namespace, waiting.turn(), waiting);

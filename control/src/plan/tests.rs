@@ -48,8 +48,10 @@ fn apply(world: &mut World, object: Value) {
 fn endpoints(world: &mut World, of: &str, addresses: &[String]) {
     let list: Vec<Value> = addresses.iter().map(|address| json!({"addresses": [address]})).collect();
     let family = if addresses.iter().any(|a| a.contains(':')) { "IPv6" } else { "IPv4" };
-    let object = json!({"metadata": {"name": format!("{of}-{family}"), "namespace": "shop",
-        "labels": {"kubernetes.io/service-name": of}}, "addressType": family, "ports": [{"port": 8080}], "endpoints": list});
+    let labels =
+        json!({"kubernetes.io/service-name": of, "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io"});
+    let object = json!({"metadata": {"name": format!("{of}-{family}"), "namespace": "shop", "labels": labels},
+        "addressType": family, "ports": [{"port": 8080}], "endpoints": list});
     world.apply(Change::SliceApplied(Box::new(serde_json::from_value(object).unwrap())));
 }
 

@@ -336,11 +336,11 @@ impl Item {
         if comes(ConditionType::Programmed) {
             remarks.push(Remark::new(Cause::Programmed, "gateways forward for it"));
         }
-        let is_unmatched = says_unmatched(goal);
-        if is_unmatched && !says_unmatched(base) {
+        if says_unmatched(goal) && !says_unmatched(base) {
             remarks.push(Remark::new(Cause::NoMatchingPort, self.wanted.lack.sentence.clone()));
         }
-        if turns(ConditionType::BackendsHealthy, false) && !is_unmatched {
+        let is_of_ports = of(goal, ConditionType::BackendsHealthy).is_some_and(|now| now.1 == Cause::NoMatchingPort.as_str());
+        if turns(ConditionType::BackendsHealthy, false) && !is_of_ports {
             remarks.push(self.without_backend());
         }
         remarks

@@ -16,7 +16,8 @@ pub async fn a_new_service_has_its_address(user: &User) {
     let taken = start.elapsed();
     println!("an address after {taken:?}");
     assert!(taken < Duration::from_secs(1), "after {taken:?}");
-    assert_eq!(ingress, json!([{"ip": "192.0.2.100", "ipMode": "Proxy"}]));
+    let ports = json!([{"port": 80, "protocol": "TCP"}]);
+    assert_eq!(ingress, json!([{"ip": "192.0.2.100", "ipMode": "Proxy", "ports": ports}]));
     installation.serves(user, "web", 1).await;
 }
 
