@@ -22,8 +22,8 @@ use tower::ServiceBuilder;
 /// A watch lasts this long, then the server ends it after a bookmark and it is resumed. Short, so that a dead
 /// connection shows within 20 s (CONTROL section 8); two resumed watches in 12 s are nothing to a server.
 pub(super) const WATCH_SECONDS: u32 = 12;
-/// The same for kinds that hardly ever change, and of which late news harms nobody: a link that is dead shows by its
-/// sockets there, too, and a server that is silent by the other watches.
+/// The same for kinds that hardly ever change: a link that is dead shows by its sockets there, too, and a server that is
+/// silent by the other watches, which say so (`follow`).
 pub(super) const LONG_WATCH_SECONDS: u32 = 120;
 /// A connection that is awaited and says nothing for this long is dead: longer than a watch, shorter than 20 s.
 const SILENCE_MAX: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 5);

@@ -17,7 +17,7 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Resource, ResourceExt};
 use proto::ServiceName;
 use serde::de::DeserializeOwned;
-use tokio::sync::{Barrier, mpsc};
+use tokio::sync::{Barrier, mpsc, watch};
 use tracing::info;
 
 use super::client::{LONG_WATCH_SECONDS, WATCH_SECONDS};
@@ -25,6 +25,9 @@ use super::{Cluster, Outage, Trouble};
 use crate::crd::AddressPool;
 use crate::note::{Cause, Note, Remark, Subject};
 use crate::source::Change;
+
+/// Told by short watches when the server could not be reached: long ones, which may hang on the same server, start over.
+type Alarm = watch::Sender<()>;
 
 /// A kind that the server lacks is looked for this often.
 const KIND_AWAITED_EVERY: Duration = Duration::from_secs(10);
@@ -150,27 +153,33 @@ impl Followed for AddressPool {
 
 /// Tells every change of all kinds until the receiver is gone.
 pub async fn follow(cluster: &Cluster, changes: mpsc::Sender<Change>) {
-    let all_listed = Barrier::new(5);
+    let (all_listed, alarm) = (Barrier::new(5), Alarm::default());
     tokio::select! {
         () = changes.closed() => {}
-        () = follow_kind::<Service>(cluster, &changes, &all_listed) => {}
-        () = follow_kind::<EndpointSlice>(cluster, &changes, &all_listed) => {}
-        () = follow_kind::<Node>(cluster, &changes, &all_listed) => {}
-        () = follow_kind::<Namespace>(cluster, &changes, &all_listed) => {}
-        () = follow_kind::<AddressPool>(cluster, &changes, &all_listed) => {}
+        () = follow_kind::<Service>(cluster, &changes, &all_listed, &alarm) => {}
+        () = follow_kind::<EndpointSlice>(cluster, &changes, &all_listed, &alarm) => {}
+        () = follow_kind::<Node>(cluster, &changes, &all_listed, &alarm) => {}
+        () = follow_kind::<Namespace>(cluster, &changes, &all_listed, &alarm) => {}
+        () = follow_kind::<AddressPool>(cluster, &changes, &all_listed, &alarm) => {}
     }
 }
 
-async fn follow_kind<K: Followed>(cluster: &Cluster, changes: &mpsc::Sender<Change>, all_listed: &Barrier) {
+async fn follow_kind<K: Followed>(cluster: &Cluster, changes: &mpsc::Sender<Change>, all_listed: &Barrier, alarm: &Alarm) {
     let mut trouble = Trouble::new(K::RIGHTS, &cluster.server);
     let mut known = Known::new();
     let mut is_first = true;
+    let mut alarmed = alarm.subscribe();
     let (client, seconds) = if K::IS_QUIET { (&cluster.patient, LONG_WATCH_SECONDS) } else { (&cluster.client, WATCH_SECONDS) };
     // A round ends only when the watcher must start over.
     loop {
         let api = Api::<DeserializeGuard<K>>::all(client.clone());
         let mut events = pin!(watcher(api, watcher::Config::default().timeout(seconds)));
-        while let Some(event) = events.next().await {
+        loop {
+            let event = tokio::select! {
+                event = events.next() => event,
+                Ok(()) = alarmed.changed(), if K::IS_QUIET => None,
+            };
+            let Some(event) = event else { break };
             match event {
                 Ok(event) => {
                     // `Init` comes before anything is asked, so it proves nothing.
@@ -201,6 +210,9 @@ async fn follow_kind<K: Followed>(cluster: &Cluster, changes: &mpsc::Sender<Chan
                     let outage = Outage::from(&error);
                     // The watcher itself relists after an in-stream 410 only.
                     let must_relist = matches!((&error, &outage), (watcher::Error::WatchStartFailed(_), Outage::Expired(_)));
+                    if !K::IS_QUIET && matches!(outage, Outage::Unreachable(_)) {
+                        alarm.send_replace(());
+                    }
                     let wait = trouble.met(outage, Instant::now());
                     tokio::time::sleep(wait).await;
                     if must_relist {

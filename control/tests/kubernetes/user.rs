@@ -134,10 +134,12 @@ impl User {
         pods.delete(app, &DeleteParams::default().grace_period(0)).await.unwrap();
     }
 
-    /// All Events of the namespace.
+    /// All Events of ours in the namespace.
     pub async fn events(&self) -> Vec<Event> {
         let events = Api::<Event>::namespaced(self.cluster.client.clone(), &self.namespace);
-        events.list(&ListParams::default()).await.unwrap().items
+        let mut all = events.list(&ListParams::default()).await.unwrap().items;
+        all.retain(|event| event.reporting_controller.as_deref() == Some("sluice.dev/controller"));
+        all
     }
 
     /// Changes a Service by a merge patch.
