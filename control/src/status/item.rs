@@ -57,6 +57,8 @@ pub(super) struct Item {
     rewritten_at: Vec<Instant>,
     contested_until: Option<Instant>,
     health_changed_at: Option<Instant>,
+    /// What that was before the last write: one that came too late changed nothing.
+    health_changed_before: Option<Instant>,
     /// Since when it lacks endpoints or ports of theirs, whichever.
     lacks_since: Option<Instant>,
     retry_at: Option<Instant>,
@@ -103,6 +105,7 @@ impl Item {
             rewritten_at: Vec::new(),
             contested_until: None,
             health_changed_at: None,
+            health_changed_before: None,
             retry_at: None,
         }
     }
@@ -126,6 +129,9 @@ impl Item {
         }
         if !self.gate.is_passed && !self.wanted.is_withheld {
             self.gate.look(view, now);
+        }
+        if self.came_too_late(is_taken) {
+            self.health_changed_at = self.health_changed_before;
         }
         let mut decision = Decision::default();
         if self.contested_until.is_some_and(|until| until <= now) {
@@ -162,6 +168,12 @@ impl Item {
 
     fn slow_gateway_at(&self) -> Option<Instant> {
         self.gate.first_reached_at.filter(|_| !self.gate.is_passed).map(|first| first + SLOW_GATEWAY_WAITED_FOR)
+    }
+
+    /// Whether the last write was of a version before this one, and the server did not take it.
+    fn came_too_late(&self, is_taken: &impl Fn(&StatusWrite) -> bool) -> bool {
+        let is_older = |written: &&Written| written.write.resource_version != self.wanted.resource_version;
+        self.written.as_ref().filter(is_older).is_some_and(|written| !is_taken(&written.write))
     }
 
     /// What the object holds, as far as we know.
@@ -311,6 +323,7 @@ impl Item {
         };
         let of_health = ConditionType::BackendsHealthy;
         let is_news = |said: &Condition| goal.conditions.get(&of_health).is_some_and(|now| !said.says_the_same(now));
+        self.health_changed_before = self.health_changed_at;
         if known.conditions.get(&of_health).is_some_and(is_news) {
             self.health_changed_at = Some(now);
         }

@@ -374,6 +374,21 @@ fn health_is_told_when_it_turns_and_at_most_every_thirty_seconds() {
     assert_eq!(lab.condition(ConditionType::BackendsHealthy), Some((true, "Healthy")));
 }
 
+#[test]
+fn a_turn_of_health_whose_write_came_too_late_is_written_to_the_newer_object_at_once() {
+    let (mut lab, gateway, report) = served();
+    lab.wanted.lack = Lack::default();
+    report(&gateway, 3, 3);
+    lab.settle(4);
+    report(&gateway, 3, 0);
+    for _ in 0..3 {
+        let write = lab.due_unless(false).expect("it says so");
+        assert!(write.conditions.contains_key(&ConditionType::BackendsHealthy), "{write:?}");
+        lab.version += 1;
+        lab.plan(4);
+    }
+}
+
 /// A Service whose address is told, and its gateway, which says that it has so many backends, and how many are healthy.
 fn served() -> (Lab, Connection, impl Fn(&Connection, u32, u32)) {
     let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);

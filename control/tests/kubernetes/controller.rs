@@ -53,7 +53,7 @@ async fn without_the_right_to_list_slices_nothing_is_decided_until_it_is_granted
     let log = server.log();
     let mut lists = (0..log.len()).filter(|&at| log[at].path.ends_with("/endpointslices") && !log[at].is_watch());
     let granted = lists.nth(2).unwrap();
-    let written = log.iter().position(|logged| logged.path.ends_with("/status")).unwrap();
+    let written = log.iter().position(|logged| logged.path.ends_with("/web/status")).unwrap();
     assert!(granted < written, "a status was written before slices were known");
 }
 
