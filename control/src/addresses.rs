@@ -25,7 +25,7 @@ mod pools;
 mod search;
 mod sharing;
 
-pub use account::PoolUse;
+pub use account::{Figures, PoolUse};
 pub use forbidden::Forbidden;
 pub use freed::FREED_ADDRESS_KEPT;
 pub use pools::{Pools, Standing};

@@ -110,9 +110,9 @@ impl View {
         let status = |pool: &PoolUse| v1::PoolStatus {
             name: pool.name.clone(),
             addresses: pool.addresses.clone(),
-            total: pool.total.to_string(),
-            used: pool.used.to_string(),
-            available: pool.available.to_string(),
+            total: pool.told(|figures| figures.total),
+            used: pool.told(|figures| figures.used),
+            available: pool.told(|figures| figures.available),
             conflict: pool.conflict.clone().unwrap_or_default(),
         };
         Ok(v1::ListPoolsResponse { pools: self.pools.borrow().uses.iter().map(status).collect() })

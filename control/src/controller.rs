@@ -42,6 +42,7 @@ use crate::socket::{self, TakenAway};
 use crate::source::Change;
 use crate::status::{StatusSink, Statuses, write_statuses};
 use crate::tls::TlsError;
+use crate::unallowed::Unallowed;
 use crate::world::World;
 
 /// What still stands is looked at this often; it is repeated when its time has come.
@@ -282,7 +283,7 @@ async fn lead(
         let now = leadership.borrow_and_update().clone();
         let mut steps = Tasks::new();
         if let Leadership::Leading { epoch } = &now {
-            let writer = Arc::new(StatusWriter::default());
+            let writer = Arc::new(StatusWriter::new(Arc::clone(&work.notebook)));
             let changes = work.start(&mut steps, epoch.clone(), StatusSink::Kubernetes(Arc::clone(&writer)));
             let (cluster, notebook, pools) = (Arc::clone(cluster), Arc::clone(&work.notebook), work.pools.subscribe());
             let (group, gateways, states) = (work.settings.group.clone(), work.gateways.clone(), work.states.subscribe());
@@ -416,6 +417,7 @@ impl Planning {
     async fn run(self, mut changes: mpsc::Receiver<Change>) {
         let (mut world, mut memory) = (World::default(), Memory::default());
         let (mut again_at, mut planned_at): (_, Option<Instant>) = (None, None);
+        let mut unallowed = Unallowed::default();
         let mut standing = tokio::time::interval(STANDING_EVERY);
         let (mut beats, beating) = (tokio::time::interval(BEAT_EVERY), self.heartbeat.start());
         let mut gateways = self.gateways.clone();
@@ -441,8 +443,11 @@ impl Planning {
                 }
             }
             gather(&mut changes, &mut world, planned_at).await;
+            self.notebook.end(world.ending_namespaces());
+            self.notebook.forget(&world.take_gone());
             world.take_notes().iter().for_each(|note| self.notebook.tell(note, uid(&world, note).as_deref()));
             if world.is_complete() {
+                unallowed.look(&world, &self.settings);
                 again_at = self.plan(&mut world, &mut memory);
                 planned_at = Some(Instant::now());
             }

@@ -55,7 +55,7 @@ pub struct AddressPoolSpec {
     /// Pools of a lower number are used first; 0, the default, comes last. Of equal ones, first those of the configuration
     /// in its order, then the others by name.
     #[serde(default)]
-    #[schemars(range(min = 0, max = 65535))]
+    #[schemars(range(min = 0, max = 65535), extend("format" = "int32"))]
     pub priority: u32,
     /// Namespaces whose Services may have one of these addresses; none: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -67,7 +67,7 @@ pub struct AddressPoolSpec {
     pub service_selector: Option<LabelSelector>,
     /// Addresses that one namespace may hold; none: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 65536))]
+    #[schemars(range(min = 1, max = 65536), extend("format" = "int32"))]
     pub max_per_namespace: Option<u32>,
     /// Only the installation of this class uses the pool; none: every one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -132,6 +132,7 @@ pub struct EdgeGatewayStatus {
     pub ready: Option<String>,
     /// Services that it serves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "int32"))]
     pub services: Option<u32>,
     /// Version of its program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -153,6 +154,13 @@ pub fn definitions() -> Result<String, serde_saphyr::SerializeError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_format_is_one_that_an_api_server_knows() {
+        let text = definitions().unwrap();
+        let formats = text.lines().filter_map(|line| line.trim().strip_prefix("format: "));
+        assert!(formats.clone().count() > 2 && formats.clone().all(|format| ["int32", "int64", "date-time"].contains(&format)));
+    }
 
     /// After a change of a kind: `sluice-controller crds > deploy/crds.yaml`.
     #[test]

@@ -14,11 +14,14 @@ mod edge_gateways;
 mod election;
 mod events;
 mod follow;
+mod held;
 mod outage;
+mod pace;
 mod pools;
 mod release;
 mod secret;
 mod status;
+mod turns;
 mod writer;
 
 pub use client::{Cluster, ConnectError, connect, instance};

@@ -26,10 +26,13 @@ use lock::ProcessLock;
 pub const LEASE: Duration = Duration::from_secs(15);
 /// Who cannot renew stops leading this long after its last renewal was sent: two thirds of [`LEASE`].
 pub const LED_AT_MOST: Duration = Duration::from_secs(10);
-/// Time between two looks at the Lease, and between two renewals: four may fail before the leader stops.
+/// Time between two looks at the Lease of another, and at most between two attempts at a renewal that failed.
 pub const LOOKED_AT_EVERY: Duration = Duration::from_secs(2);
-/// A leader whose renewals are not seen for this long, three of them, may be dead: nobody is sent to it any more.
-const SILENT: Duration = Duration::from_secs(6);
+/// Time between two renewals of our own: half of our requests at rest. One that hangs leaves time for another before the
+/// leader stops.
+pub const RENEWED_EVERY: Duration = Duration::from_secs(4);
+/// A leader whose renewals are not seen for as long as it leads without one may be dead: nobody is sent to it any more.
+const SILENT: Duration = LED_AT_MOST;
 /// Another version's replica may want longer, but not so long that nobody leads for minutes.
 const LEASE_LONGEST: Duration = Duration::from_secs(60);
 /// Where others find the leader: an annotation, since the holder's identity is opaque.
@@ -267,9 +270,9 @@ mod tests {
         assert!(!look("1", 0), "it may have died long ago");
         assert!(!look("1", 2));
         assert!(look("2", 4), "it lives");
-        assert!(look("2", 9));
-        assert!(!look("2", 10), "three renewals are missing");
-        assert!(look("3", 12));
+        assert!(look("2", 13));
+        assert!(!look("2", 14), "it does not lead any more");
+        assert!(look("3", 16));
     }
 
     #[test]

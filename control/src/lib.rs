@@ -38,4 +38,5 @@ pub mod source;
 pub mod spec;
 pub mod status;
 pub mod tls;
+mod unallowed;
 pub mod world;

@@ -1,9 +1,36 @@
 //! What owners of objects should know: a word for the cause, and a sentence for a person.
 //!
-//! Invariant: one cause, one word; the word is the `reason` of the Event, so that a filter on it finds all of its kind.
+//! Invariant: one cause, one word; the word is the `reason` of the Event, so that a filter on it finds all of its kind. No
+//! sentence is longer than [`TEXT_CHARS_MAX`], and what somebody else wrote takes a small part of it.
 //! Deliberately not here: when a note is told, and how often.
 
 use proto::{Reason, ServiceName};
+
+/// Characters of a sentence: an Event takes 1,024 bytes.
+pub const TEXT_CHARS_MAX: usize = 1_000;
+/// Characters of a foreign text that a sentence shows.
+const QUOTED_CHARS_MAX: usize = 80;
+
+/// A text that somebody else wrote, in quotes, cut: what was expected and what to do must still be read after it.
+#[must_use]
+pub fn quoted(text: &str) -> String {
+    let mut shown: String = text.chars().take(QUOTED_CHARS_MAX).collect();
+    if shown.len() < text.len() {
+        shown.push('…');
+    }
+    format!("{shown:?}")
+}
+
+/// At most so many remarks; the last one tells how many more there would be.
+#[must_use]
+pub fn bounded(mut remarks: Vec<Remark>, max: usize) -> Vec<Remark> {
+    if remarks.len() > max {
+        let left_out = remarks.split_off(max.saturating_sub(1));
+        let cause = left_out[0].cause;
+        remarks.push(Remark::new(cause, format!("{} more remarks of such kinds are left out", left_out.len())));
+    }
+    remarks
+}
 
 /// Why something is said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -36,6 +63,10 @@ pub enum Cause {
     Undecodable,
     /// No gateway finds a healthy backend.
     NoHealthyBackend,
+    /// No endpoint takes new connections.
+    NoEndpoints,
+    /// No EndpointSlice has a port of the name and protocol that the Service asks for.
+    NoMatchingPort,
     /// The Service has its addresses.
     AddressAssigned,
     /// Gateways forward for the Service.
@@ -63,11 +94,16 @@ impl Cause {
             Self::AddressLost => "AddressLost",
             Self::Undecodable => "Undecodable",
             Self::NoHealthyBackend => "NoHealthyBackend",
+            Self::NoEndpoints => "NoEndpoints",
+            Self::NoMatchingPort => "NoMatchingPort",
             Self::AddressAssigned => "AddressAssigned",
             Self::Programmed => "Programmed",
             Self::Released => "Released",
         }
     }
+
+    /// Those that say that all is as it should be.
+    pub const ORDINARY: [Self; 3] = [Self::AddressAssigned, Self::Programmed, Self::Released];
 
     /// Whether all is as it should be; else somebody should look.
     #[must_use]
@@ -80,7 +116,9 @@ impl Cause {
     pub const fn action(self) -> &'static str {
         match self {
             Self::Reason(_) | Self::NeverServed => "Serve",
-            Self::SlicePortIgnored | Self::EndpointIgnored | Self::BackendRefused => "SelectBackends",
+            Self::SlicePortIgnored | Self::EndpointIgnored | Self::BackendRefused | Self::NoEndpoints | Self::NoMatchingPort => {
+                "SelectBackends"
+            }
             Self::AddressKept | Self::AddressAssigned => "AssignAddress",
             Self::NoHealthyBackend => "ProbeBackends",
             Self::Programmed => "Program",
@@ -103,7 +141,11 @@ impl Remark {
     /// A remark.
     #[must_use]
     pub fn new(cause: Cause, text: impl Into<String>) -> Self {
-        Self { cause, text: text.into() }
+        let mut text = text.into();
+        if let Some((end, _)) = text.char_indices().nth(TEXT_CHARS_MAX) {
+            text.truncate(end);
+        }
+        Self { cause, text }
     }
 }
 

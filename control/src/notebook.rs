@@ -2,12 +2,12 @@
 //!
 //! Invariant: bounded by `NEWEST_MAX`; telling never waits. Deliberately not here: how Events are written (`kubernetes::events`).
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use crate::kubernetes::EventWriter;
-use crate::note::Note;
+use crate::note::{Note, Subject};
 
 /// Notes that are kept: 1,000 of about 300 bytes, at most of 1,200, are 1.2 MB.
 const NEWEST_MAX: usize = 1_000;
@@ -62,6 +62,20 @@ impl Notebook {
         }
     }
 
+    /// These objects are gone, or going: Events about them that are not written yet need not be.
+    pub fn forget(&self, gone: &BTreeSet<Subject>) {
+        if let Some(events) = self.events.as_ref().filter(|_| !gone.is_empty()) {
+            events.forget(gone);
+        }
+    }
+
+    /// These namespaces are being deleted: they take no Events.
+    pub fn end(&self, namespaces: &BTreeSet<String>) {
+        if let Some(events) = &self.events {
+            events.end(namespaces);
+        }
+    }
+
     /// Who writes Events, if anybody does.
     #[must_use]
     pub const fn events(&self) -> Option<&Arc<EventWriter>> {
@@ -78,7 +92,7 @@ impl Notebook {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::note::{Cause, Remark, Subject};
+    use crate::note::{Cause, Remark};
 
     #[test]
     fn the_newest_notes_are_kept_and_older_ones_forgotten() {

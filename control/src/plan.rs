@@ -25,11 +25,13 @@ use crate::world::{Entry, World};
 
 mod assign;
 mod build;
+mod lack;
 mod leaving;
 
 use assign::Assignment;
 pub use build::MAGLEV_SEED;
 use build::{Builder, Planned};
+pub use lack::Lack;
 pub use leaving::{Leaving, LeftBy};
 use leaving::{leaving, strangers};
 
@@ -82,6 +84,14 @@ pub struct WantedStatus {
     pub outside_pools: bool,
     /// Whether gateways are not given it yet: its finalizer comes first.
     pub is_withheld: bool,
+    /// The pools that its addresses lie in, in the order of the addresses.
+    pub pools: Vec<String>,
+    /// Whether something that it asks for cannot be read, and what was in force stays.
+    pub is_partly_unread: bool,
+    /// What it lacks to have backends.
+    pub lack: Lack,
+    /// Whether all backends are used when none is healthy.
+    pub fails_open: bool,
 }
 
 /// What the next plan needs of this one.

@@ -62,6 +62,12 @@ impl<'a> Fence<'a> {
         Self { settings, pools, forbidden, vips_outside_pools }
     }
 
+    /// The pool that holds an address.
+    #[must_use]
+    pub fn pool_of(&self, address: IpAddr) -> Option<&str> {
+        self.pools.holding(address).map(|pool| pool.name.as_str())
+    }
+
     /// Why `address` may be no backend.
     #[must_use]
     pub fn refuses(&self, address: IpAddr) -> Option<String> {
@@ -267,6 +273,14 @@ pub(crate) mod tests {
         }
     }
 
+    /// What gateways are given of [`port`].
+    pub(crate) fn service_port(family: Family, backends: Vec<Backend>) -> proto::ServicePort {
+        let maglev = proto::MaglevSpec { size: limits::MAGLEV_SIZES[0], seed: 0, hash_version: limits::MAGLEV_HASH_VERSION };
+        let PortSpec { name, protocol, port, node_port, app_protocol, .. } = port();
+        let (vips, zones, nodes) = (Vec::new(), Vec::new(), None);
+        proto::ServicePort { name, protocol, family, vips, port, node_port, maglev, backends, nodes, zones, app_protocol }
+    }
+
     pub(crate) fn slice(ports: &[(&str, Protocol, u16)], endpoints: &[EndpointSpec]) -> SliceSpec {
         let named = |(name, protocol, port): &(&str, Protocol, u16)| SlicePort {
             name: (*name).to_owned(),
@@ -277,6 +291,7 @@ pub(crate) mod tests {
             name: ServiceName::new("shop", "web-1"),
             service: ServiceName::new("shop", "web"),
             family: Family::V4,
+            is_managed: true,
             ports: ports.iter().map(named).collect(),
             endpoints: endpoints.to_vec(),
             notes: Vec::new(),

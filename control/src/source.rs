@@ -1,12 +1,13 @@
 //! What a source of objects tells the controller, and what it is asked to write back. Two sources exist: a directory
 //! of manifests and a Kubernetes API server.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Namespace, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use proto::ServiceName;
+use proto::{Protocol, ServiceName};
 
 use crate::crd::AddressPool;
 use crate::note::Note;
@@ -70,12 +71,39 @@ pub struct StatusWrite {
 }
 
 /// One entry of `status.loadBalancer.ingress`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Ingress {
     /// The VIP.
     pub ip: IpAddr,
     /// `Proxy` where nodes do not see the VIP as destination, else `VIP`.
     pub ip_mode: IpMode,
+    /// The ports of the Service, in its order.
+    pub ports: Vec<PortStatus>,
+}
+
+/// One entry of `status.loadBalancer.ingress[].ports`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PortStatus {
+    /// At the VIP.
+    pub port: u16,
+    /// Of the port.
+    pub protocol: Protocol,
+    /// Why it is not served, as the API has it: `sluice.dev/REASON`.
+    pub error: Option<Cow<'static, str>>,
+}
+
+impl Ingress {
+    /// An entry that says nothing of ports.
+    #[must_use]
+    pub const fn new(ip: IpAddr, ip_mode: IpMode) -> Self {
+        Self { ip, ip_mode, ports: Vec::new() }
+    }
+
+    /// Whether both tell clients and nodes the same, whatever they say of ports.
+    #[must_use]
+    pub fn leads_as(&self, other: &Self) -> bool {
+        (self.ip, self.ip_mode) == (other.ip, other.ip_mode)
+    }
 }
 
 /// Kubernetes' `ipMode` (KEP-1860).

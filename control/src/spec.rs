@@ -7,6 +7,7 @@
 mod annotations;
 pub(crate) mod foreign;
 mod held;
+mod kept;
 mod node;
 pub mod pool;
 mod service;
@@ -15,6 +16,7 @@ mod traffic;
 
 pub use annotations::HealthWish;
 pub use held::{Condition, ConditionType, Held, Leftover};
+pub use kept::Unread;
 pub use node::{NodeError, NodeSpec};
 pub use pool::{PoolError, PoolSpec};
 pub use service::{Candidate, Kind, NotServable, PortSpec, ServiceSpec, SpecError};

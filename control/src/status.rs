@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use crate::gateways::Gateways;
 use crate::kubernetes::StatusWriter;
 use crate::manifests::StatusFiles;
+use crate::note::Note;
 use crate::notebook::Notebook;
 use crate::plan::{Leaving, WantedStatuses};
 use crate::source::StatusWrite;
@@ -70,11 +71,12 @@ pub async fn write_statuses(
         let now = Instant::now();
         queue.see(&connected, now);
         for due in queue.due(&connected, now, |write| sink.has_written(write)) {
-            if due.write.as_ref().is_some_and(|write| !sink.write(write)) {
-                due.write.iter().for_each(|write| queue.failed(&write.service, Instant::now() + RETRY));
-                continue;
-            }
             due.notes.iter().for_each(|note| notebook.tell(note, Some(&due.uid)));
+            if let Some(write) = due.write
+                && !sink.write(&write, due.notes_of_write, &notebook)
+            {
+                queue.failed(&write.service, Instant::now() + RETRY);
+            }
             // Files are written here; other tasks get their turn between two.
             tokio::task::yield_now().await;
         }
@@ -88,18 +90,21 @@ pub async fn write_statuses(
 }
 
 impl StatusSink {
-    /// Whether it is written, or will be without our doing.
-    fn write(&mut self, write: &StatusWrite) -> bool {
+    /// Whether it is written, or will be without our doing. `notes` are told once it is.
+    fn write(&mut self, write: &StatusWrite, notes: Vec<Note>, notebook: &Notebook) -> bool {
         match self {
             Self::Files(files) => match files.write(write) {
-                Ok(()) => true,
+                Ok(()) => {
+                    notes.iter().for_each(|note| notebook.tell(note, Some(&write.uid)));
+                    true
+                }
                 Err(error) => {
                     tracing::warn!(service = %write.service, %error, "status file not written; trying again");
                     false
                 }
             },
             Self::Kubernetes(writer) => {
-                writer.write(write.clone());
+                writer.write(write.clone(), notes);
                 true
             }
         }

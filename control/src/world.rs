@@ -48,10 +48,14 @@ pub struct World {
     departed: BTreeSet<ServiceName>,
     nodes: BTreeMap<String, NodeSpec>,
     namespaces: BTreeMap<String, Labels>,
+    /// Of the namespaces, those that are being deleted.
+    ending_namespaces: BTreeSet<String>,
     pools: BTreeMap<String, AddressPool>,
     overrides: Overrides,
     overrides_revision: u64,
     notes: Vec<Note>,
+    /// Services that are gone, or going, and were not asked for yet.
+    gone: BTreeSet<Subject>,
     /// Services whose owners were told that they are never served.
     unserved: BTreeSet<ServiceName>,
     revision: u64,
@@ -186,6 +190,17 @@ impl World {
         self.namespaces.get(name).cloned().unwrap_or_else(own_name)
     }
 
+    /// The namespaces that are being deleted.
+    #[must_use]
+    pub const fn ending_namespaces(&self) -> &BTreeSet<String> {
+        &self.ending_namespaces
+    }
+
+    /// Services that are gone, or going, since this was asked last.
+    pub fn take_gone(&mut self) -> BTreeSet<Subject> {
+        std::mem::take(&mut self.gone)
+    }
+
     /// Grows when the labels of any namespace change.
     #[must_use]
     pub const fn namespaces_revision(&self) -> u64 {
@@ -234,6 +249,8 @@ impl World {
     }
 
     fn replace_namespaces(&mut self, namespaces: &[Namespace]) {
+        let ending = namespaces.iter().filter(|namespace| namespace.metadata.deletion_timestamp.is_some());
+        self.ending_namespaces = ending.filter_map(|namespace| namespace.metadata.name.clone()).collect();
         let all: BTreeMap<String, Labels> = namespaces.iter().filter_map(labels_of).collect();
         if all != self.namespaces {
             self.namespaces = all;
@@ -244,6 +261,11 @@ impl World {
 
     fn put_namespace(&mut self, namespace: &Namespace) {
         let Some((name, labels)) = labels_of(namespace) else { return };
+        if namespace.metadata.deletion_timestamp.is_some() {
+            self.ending_namespaces.insert(name.clone());
+        } else {
+            self.ending_namespaces.remove(&name);
+        }
         if self.namespaces.get(&name) != Some(&labels) {
             self.namespaces.insert(name, labels);
             self.namespaces_changed();
@@ -251,6 +273,7 @@ impl World {
     }
 
     fn remove_namespace(&mut self, name: &str) {
+        self.ending_namespaces.remove(name);
         if self.namespaces.remove(name).is_some() {
             self.namespaces_changed();
         }
@@ -379,8 +402,13 @@ impl World {
         }
     }
 
-    fn put_service(&mut self, candidate: Candidate) {
+    fn put_service(&mut self, mut candidate: Candidate) {
         let before = self.services.get(&candidate.name);
+        if let Some(old) = before.filter(|entry| entry.candidate.uid == candidate.uid)
+            && let (Ok(wanted), Ok(old)) = (&mut candidate.wanted, &old.candidate.wanted)
+        {
+            wanted.keep(old);
+        }
         if before.is_some_and(|entry| entry.candidate == candidate) {
             return;
         }
@@ -406,6 +434,7 @@ impl World {
         self.forget_departed(std::slice::from_ref(name));
         self.forget_touch(name);
         if self.services.remove(name).is_some() {
+            self.gone.insert(Subject::Service(name.clone()));
             self.revision += 1;
             self.services_revision = self.revision;
         }
@@ -438,7 +467,8 @@ impl World {
     /// Not there any more, but perhaps about to come back under another name.
     fn slice_departs(&mut self, name: &ServiceName) {
         let Some(slice) = self.slices.get(name) else { return };
-        if slice.endpoints.is_empty() || !self.services.contains_key(&slice.service) {
+        let is_replaced = slice.is_managed && slice.endpoints.iter().any(|endpoint| !endpoint.terminating);
+        if !is_replaced || !self.services.contains_key(&slice.service) {
             self.remove_slice(name);
         } else if self.departed.insert(name.clone()) {
             let service = slice.service.clone();
@@ -501,7 +531,9 @@ mod tests {
     }
 
     fn slice(name: &str, of: &str, address: &str) -> EndpointSlice {
-        let object = serde_json::json!({"metadata": {"name": name, "namespace": "shop", "labels": {"kubernetes.io/service-name": of}},
+        let labels = serde_json::json!({"kubernetes.io/service-name": of,
+            "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io"});
+        let object = serde_json::json!({"metadata": {"name": name, "namespace": "shop", "labels": labels},
             "addressType": "IPv4", "ports": [{"port": 8080}], "endpoints": [{"addresses": [address]}]});
         serde_json::from_value(object).unwrap()
     }

@@ -20,6 +20,8 @@ pub struct PoolUse {
     pub is_object: bool,
     /// Its addresses as they were written.
     pub addresses: Vec<String>,
+    /// The figures of each family that it has; none of a pool that is not used.
+    pub families: Vec<(Family, Figures)>,
     /// How many it has. All figures of a pool that is not used are 0.
     pub total: u128,
     /// How many Services hold.
@@ -30,37 +32,64 @@ pub struct PoolUse {
     pub conflict: Option<String>,
 }
 
+/// How many addresses of one family a pool has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// All of them.
+    pub total: u128,
+    /// Those that Services hold.
+    pub used: u128,
+    /// Those that a Service could have now.
+    pub available: u128,
+}
+
 impl PoolUse {
-    /// Whether it is used and has nothing left.
+    /// Families that it has and of which nothing is left.
+    pub fn exhausted(&self) -> impl Iterator<Item = Family> {
+        self.families.iter().filter(|(_, figures)| figures.available == 0).map(|(family, _)| *family)
+    }
+
+    /// A figure for people: of a pool with both families one of each, since no Service can have the one for the other.
     #[must_use]
-    pub const fn is_exhausted(&self) -> bool {
-        self.conflict.is_none() && self.available == 0
+    pub fn told(&self, figure: impl Fn(&Figures) -> u128) -> String {
+        match self.families.as_slice() {
+            [] => 0.to_string(),
+            [(_, figures)] => figure(figures).to_string(),
+            several => several.iter().map(|(family, of)| format!("{} {family}", figure(of))).collect::<Vec<_>>().join(", "),
+        }
     }
 }
 
 /// All pools.
 pub(super) fn account(pools: &Pools, holders: &Holders, freed: &Freed, forbidden: &Forbidden) -> Vec<PoolUse> {
-    let of = |pool: &PoolSpec| {
-        let held = || pool.ranges.iter().flat_map(|range| holders.within(range.first(), range.last()));
+    let of = |pool: &PoolSpec, family: Family| {
+        let ranges = || pool.ranges.iter().filter(|range| range.family() == family);
+        let held = || ranges().flat_map(|range| holders.within(range.first(), range.last()));
         let is_counted = |address: &IpAddr| !(pool.avoid_buggy_ips && is_buggy(*address));
-        let kept = pool.ranges.iter().flat_map(|range| freed.within(range.first(), range.last()));
+        let kept = ranges().flat_map(|range| freed.within(range.first(), range.last()));
         let kept = kept.filter(|address| is_counted(address) && !holders.is_held(*address) && !forbidden.contains(*address));
-        let never = pool.ranges.iter().flat_map(|range| forbidden.within(range.first(), range.last()));
+        let never = ranges().flat_map(|range| forbidden.within(range.first(), range.last()));
         let never = never.filter(|address| is_counted(address) && !holders.is_held(*address));
         let gone = held().filter(is_counted).count() + kept.count() + never.count();
-        let total = pool.ranges.iter().map(|range| count(range, pool.avoid_buggy_ips)).fold(0, u128::saturating_add);
-        (total, wide(held().count()), total.saturating_sub(wide(gone)))
+        let total = ranges().map(|range| count(range, pool.avoid_buggy_ips)).fold(0, u128::saturating_add);
+        let figures = Figures { total, used: wide(held().count()), available: total.saturating_sub(wide(gone)) };
+        ranges().next().map(|_| (family, figures))
     };
-    let figures = |name: &str| pools.iter().find(|pool| pool.name == name).map(of).unwrap_or_default();
+    let figures = |name: &str| -> Vec<(Family, Figures)> {
+        let pool = pools.iter().find(|pool| pool.name == name);
+        pool.into_iter().flat_map(|pool| [Family::V4, Family::V6].into_iter().filter_map(|family| of(pool, family))).collect()
+    };
     let one = |standing: &super::Standing| {
-        let (total, used, available) = if standing.clash.is_none() { figures(&standing.name) } else { (0, 0, 0) };
+        let families = if standing.clash.is_none() { figures(&standing.name) } else { Vec::new() };
+        let sum = |of: fn(&Figures) -> u128| families.iter().map(|(_, figures)| of(figures)).fold(0, u128::saturating_add);
         PoolUse {
             name: standing.name.clone(),
             is_object: standing.is_object,
             addresses: standing.addresses.clone(),
-            total,
-            used,
-            available,
+            total: sum(|figures| figures.total),
+            used: sum(|figures| figures.used),
+            available: sum(|figures| figures.available),
+            families,
             conflict: standing.clash.clone(),
         }
     };
@@ -85,6 +114,16 @@ fn count(range: &AddressRange, avoids_buggy: bool) -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pool_of_both_families_tells_each_and_is_exhausted_by_one() {
+        let figures = |available| Figures { total: 10, used: 10 - available, available };
+        let mut pool = PoolUse { families: vec![(Family::V4, figures(0)), (Family::V6, figures(7))], ..PoolUse::default() };
+        assert_eq!(pool.told(|figures| figures.available), "0 IPv4, 7 IPv6");
+        assert_eq!(pool.exhausted().collect::<Vec<_>>(), [Family::V4]);
+        pool.families.pop();
+        assert_eq!(pool.told(|figures| figures.total), "10");
+    }
 
     #[test]
     fn avoided_addresses_are_not_counted() {

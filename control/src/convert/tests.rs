@@ -230,7 +230,7 @@ fn annotations_of_services_that_are_not_read_are_named() {
         ("service.cilium.io/forwarding-mode: dsr", "sluice.dev/mode"),
         ("service.cilium.io/src-ranges-policy: deny", "will not be served"),
         ("service.cilium.io/unheard-of: x", "no effect"),
-        ("kube-vip.io/loadbalancerIPs: 192.0.2.1", "sluice.dev/addresses"),
+        ("purelb.io/addresses: 192.0.2.1", "sluice.dev/addresses"),
     ];
     for (annotation, word) in rows {
         let notes = service(Product::Cilium, annotation, ours);

@@ -65,7 +65,7 @@ pub enum Command {
         /// The backend: ADDRESS:PORT.
         backend: SocketAddr,
         /// 0 to 65535; `auto`: its own again.
-        #[arg(value_name = "N")]
+        #[arg(value_name = "N", allow_hyphen_values = true)]
         weight: ChosenWeight,
     },
     /// Have the gateway read its configuration again; says what is in effect and what needs a restart.

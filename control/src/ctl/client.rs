@@ -60,12 +60,10 @@ pub enum ClientError {
         path: PathBuf,
     },
     /// The gateway refused to answer.
-    #[error("the gateway behind {path} answered: {message} ({code})")]
+    #[error("the gateway behind {path} answered: {message}")]
     Answer {
         /// The socket.
         path: PathBuf,
-        /// gRPC's code.
-        code: Code,
         /// Its sentence.
         message: String,
     },
@@ -81,7 +79,8 @@ impl ClientError {
             (_, Some(_)) if answered => Self::Gone { path },
             (_, Some(cause)) => Self::Foreign { path, detail: chain(cause) },
             (Code::Unimplemented, None) => Self::Foreign { path, detail: "it does not know the question".to_owned() },
-            (code, None) => Self::Answer { path, code, message: status.message().to_owned() },
+            (code, None) if status.message().is_empty() => Self::Answer { path, message: code.description().to_owned() },
+            (_, None) => Self::Answer { path, message: status.message().to_owned() },
         }
     }
 }

@@ -12,6 +12,9 @@ use serde::Serialize;
 use tonic::Status;
 use tonic::transport::Channel;
 
+/// Characters of a cell that lists things: two frontends with IPv6 addresses and ports.
+const CELL_CHARS_MAX: usize = 100;
+
 /// Objects of one kind.
 pub(super) trait Row: Serialize + Clone + PartialEq {
     /// Column titles of the table.
@@ -88,7 +91,7 @@ impl Row for Service {
         vec![
             self.namespace.clone(),
             self.name.clone(),
-            self.frontends.join(","),
+            some_of(&self.frontends),
             self.mode.clone(),
             self.target.clone(),
             self.scheduler.clone(),
@@ -120,6 +123,19 @@ impl From<v1::ServiceStatus> for Service {
             message: status.message,
         }
     }
+}
+
+/// As many as fit into a cell, at least one, and how many more there are: all of them stand in the JSON.
+fn some_of(frontends: &[String]) -> String {
+    let mut cell = String::new();
+    for (shown, frontend) in frontends.iter().enumerate() {
+        if shown > 0 && cell.chars().count() + frontend.chars().count() >= CELL_CHARS_MAX {
+            return format!("{cell} +{}", frontends.len() - shown);
+        }
+        cell.push_str(if shown > 0 { "," } else { "" });
+        cell.push_str(frontend);
+    }
+    cell
 }
 
 /// A backend of a Service.
@@ -266,5 +282,20 @@ impl Row for Drop {
 impl From<v1::DropCount> for Drop {
     fn from(v1::DropCount { reason, worker, packets, gateway }: v1::DropCount) -> Self {
         Self { reason, worker, packets, gateway }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_three_hundred_frontends_a_table_shows_some_and_says_how_many_more() {
+        let frontends: Vec<String> = (0..300).map(|port| format!("tcp 192.0.2.100:{}", 10_000 + port)).collect();
+        let row = Service::from(v1::ServiceStatus { frontends: frontends.clone(), ..Default::default() });
+        let cell = &row.cells()[2];
+        assert!(cell.chars().count() < CELL_CHARS_MAX + 10 && cell.ends_with(" +296"), "{cell}");
+        assert_eq!(row.frontends, frontends, "all of them in the JSON");
+        assert_eq!(some_of(&frontends[..1]), frontends[0]);
     }
 }

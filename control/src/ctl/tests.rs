@@ -283,7 +283,7 @@ async fn watching_prints_an_object_a_line_when_it_changes() {
     };
     assert_eq!(out, [line("malformed", 5), line("no_flow", 0), line("no_flow", 1), line("no_flow", 2)].concat());
     let error = result.unwrap_err().to_string();
-    assert!(error.contains("answered: enough"), "{error}");
+    assert!(error.ends_with("answered: enough"), "{error}");
 }
 
 #[tokio::test]
@@ -401,6 +401,12 @@ async fn the_group_is_listed_with_the_fields_of_the_contract() {
     let first = serde_json::json!({"kind": "node", "name": "worker-1", "service": "", "weight": null, "by": "alice@edge",
         "at": "2026-01-31T12:00:00Z"});
     assert_eq!((&parsed[0], &parsed[1]["weight"]), (&first, &0.into()));
+}
+
+#[test]
+fn a_negative_weight_is_told_the_range() {
+    let error = Arguments::try_parse_from(["sluicectl", "weight", "web", "10.0.0.1:80", "-5"]).unwrap_err().to_string();
+    assert!(error.contains("expected 0 to 65535"), "{error}");
 }
 
 #[tokio::test]

@@ -22,8 +22,13 @@ use tower::ServiceBuilder;
 /// A watch lasts this long, then the server ends it after a bookmark and it is resumed. Short, so that a dead
 /// connection shows within 20 s (CONTROL section 8); two resumed watches in 12 s are nothing to a server.
 pub(super) const WATCH_SECONDS: u32 = 12;
+/// The same for kinds that hardly ever change: a link that is dead shows by its sockets there, too, and a server that is
+/// silent by the other watches, which say so (`follow`).
+pub(super) const LONG_WATCH_SECONDS: u32 = 120;
 /// A connection that is awaited and says nothing for this long is dead: longer than a watch, shorter than 20 s.
 const SILENCE_MAX: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 5);
+/// The same for long watches.
+const LONG_SILENCE_MAX: Duration = Duration::from_secs(LONG_WATCH_SECONDS as u64 + 5);
 /// A connection on which nothing came for this long is asked for a sign of life, and again after each [`ASKED_AGAIN`].
 const IDLE_BEFORE_ASKED: Duration = Duration::from_secs(4);
 const ASKED_AGAIN: Duration = Duration::from_secs(3);
@@ -38,6 +43,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Cluster {
     /// The client.
     pub client: Client,
+    /// For long watches of kinds that hardly ever change.
+    pub(super) patient: Client,
     /// Where the API server is, for messages.
     pub server: String,
     /// Our own namespace there, of the Lease and of what else is ours alone: the pod's, or that of the kubeconfig's context.
@@ -94,8 +101,11 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<Cluster, ConnectError>
     config.default_retry = false;
     let server = config.cluster_url.to_string();
     let namespace = config.default_namespace.clone();
-    match client_of(config) {
-        Ok(client) => Ok(Cluster { client: telling_retry_after(client, namespace.clone()), server, namespace }),
+    let mut patient = config.clone();
+    patient.read_timeout = Some(LONG_SILENCE_MAX);
+    let telling = |client| telling_retry_after(client, namespace.clone());
+    match client_of(config).and_then(|client| Ok((telling(client), telling(client_of(patient)?)))) {
+        Ok((client, patient)) => Ok(Cluster { client, patient, server, namespace }),
         Err(cause) => Err(ConnectError::Unusable { server, from, cause: Box::new(cause) }),
     }
 }

@@ -14,10 +14,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{Cluster, Outage, Trouble, post_params};
-use crate::lease::{self, Candidate, LED_AT_MOST, LOOKED_AT_EVERY, Leadership};
+use crate::lease::{self, Candidate, LED_AT_MOST, LOOKED_AT_EVERY, Leadership, RENEWED_EVERY};
 
 /// An attempt that takes longer is given up: it leaves time for another before the leader must stop.
-const ATTEMPT_MAX: Duration = Duration::from_secs(4);
+const ATTEMPT_MAX: Duration = Duration::from_secs(3);
 /// Giving the Lease back at the end takes no longer; without it the others wait for it to run out.
 const RELEASE_MAX: Duration = Duration::from_secs(2);
 
@@ -52,6 +52,9 @@ pub async fn elect(cluster: &Cluster, mut candidate: Candidate, leadership: &wat
             None => break,
             Some(Ok(Ok(answer))) => {
                 trouble.over();
+                if matches!(answer, Answer::Held(_)) {
+                    wait = RENEWED_EVERY;
+                }
                 let was_held = held.is_some();
                 take(answer, (started, &candidate), &mut held, leadership);
                 if held.is_some() && !was_held {

@@ -1,13 +1,17 @@
 //! Writes notes as Events (events.k8s.io/v1) of the objects that they are about.
 //!
 //! **Invariant.** One note is one Event object: what is said again within [`REPEATED_AFTER`] is not written, and later it is
-//! counted in the `series` of the same object, since Events vanish after an hour. Telling never waits; what does not fit
-//! into the queue is lost, and the log has it. Deliberately not here: what is worth telling.
+//! counted in the `series` of the same object, since Events vanish after an hour. Warnings go before all that is routine,
+//! namespaces take turns, and one whose Events the server does not take waits alone. Nothing is written about what is
+//! going. Telling never waits; what does not fit into the queue is lost, routine first, and the log has it. Deliberately
+//! not here: what is worth telling.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::{Mutex, PoisonError};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -19,17 +23,23 @@ use serde_json::json;
 use tokio::sync::Notify;
 use tracing::{debug, warn};
 
+use super::held::Held;
+use super::turns::Turns;
 use super::{Cluster, Outage, Trouble, patch_params, post_params};
-use crate::note::{Note, Subject};
+use crate::note::{Cause, Note, Subject};
 
 /// An Event vanishes after an hour unless it is written again; half of that leaves room for an outage.
 pub const REPEATED_AFTER: Duration = Duration::from_secs(1_800);
 /// Events that wait: at 10 a second seven minutes of them, at 1.5 kB each 6 MB.
 const WAITING_MAX: usize = 4_096;
+/// When so many routine Events wait, ten seconds of them, the newest about an object takes the place of those before.
+const MERGED_FROM: usize = 100;
 /// Notes that are remembered: with about 100 bytes each 6.5 MB, as many as there may be Services.
 const TOLD_MAX: usize = 65_536;
 /// 10 a second: what a burst of notes costs the API server.
 const PACE: Duration = Duration::from_millis(100);
+/// Requests that are under way at once, of as many namespaces: a slow admission webhook of one is not waited for.
+const IN_FLIGHT_MAX: usize = 4;
 /// The API server takes 1,024 bytes.
 const NOTE_BYTES_MAX: usize = 1_000;
 /// The API server takes 128 bytes of an instance's name.
@@ -38,6 +48,8 @@ const INSTANCE_BYTES_MAX: usize = 128;
 const ATTEMPTS_MAX: u32 = 8;
 /// Who reports.
 const REPORTING_CONTROLLER: &str = "sluice.dev/controller";
+/// Where Events about objects without a namespace lie.
+const NO_NAMESPACE: &str = "default";
 
 /// Notes that wait to be written, and those that were.
 #[derive(Debug)]
@@ -49,8 +61,11 @@ pub struct EventWriter {
 
 #[derive(Debug, Default)]
 struct State {
-    waiting: VecDeque<Waiting>,
+    warnings: Turns<u64, Waiting>,
+    routine: Turns<u64, Waiting>,
     told: HashMap<u64, Told>,
+    /// Namespaces that are being deleted: they take no new objects.
+    ending: BTreeSet<String>,
     is_loss_said: bool,
 }
 
@@ -68,6 +83,71 @@ struct Waiting {
     uid: Option<String>,
     time: Timestamp,
     count: i32,
+    attempts: u32,
+}
+
+/// What became of an Event.
+#[derive(Debug)]
+enum Answered {
+    /// It is there, or never will be.
+    Done,
+    /// Its namespace is going, or gone.
+    Ending,
+    /// It may be tried again.
+    Later(Outage),
+}
+
+impl Waiting {
+    fn namespace(&self) -> &str {
+        namespace(&self.note.subject).unwrap_or(NO_NAMESPACE)
+    }
+
+    const fn is_routine(&self) -> bool {
+        self.note.remark.cause.is_ordinary()
+    }
+
+    /// Of two routine notes about one object and of one cause the newer says all; warnings are one by one.
+    fn turn(&self) -> u64 {
+        if self.is_routine() { routine_turn(&self.note.subject, self.uid.as_deref(), self.note.remark.cause) } else { self.key }
+    }
+}
+
+impl State {
+    /// Puts it into its queue. False when it is lost.
+    fn put(&mut self, waiting: Waiting) -> bool {
+        let namespace = waiting.namespace().to_owned();
+        if self.warnings.len() + self.routine.len() >= WAITING_MAX {
+            let lost = match self.routine.shed() {
+                None if waiting.is_routine() => return false,
+                None => self.warnings.shed(),
+                routine => routine,
+            };
+            // It may be told when it comes up again.
+            if let Some(lost) = lost {
+                self.told.remove(&lost.key);
+            }
+        }
+        if !waiting.is_routine() {
+            self.warnings.put(&namespace, waiting.turn(), waiting);
+            return true;
+        }
+        if self.routine.len() >= MERGED_FROM {
+            for cause in Cause::ORDINARY {
+                self.routine.remove(&namespace, &routine_turn(&waiting.note.subject, waiting.uid.as_deref(), cause));
+            }
+        }
+        self.routine.put(&namespace, waiting.turn(), waiting);
+        true
+    }
+
+    /// Nothing that waits is written about what is not `kept`.
+    fn clear(&mut self, namespace: &str, is_kept: impl Fn(&Waiting) -> bool) {
+        for turns in [&mut self.warnings, &mut self.routine] {
+            for dropped in turns.clear(namespace, &is_kept) {
+                self.told.remove(&dropped.key);
+            }
+        }
+    }
 }
 
 impl EventWriter {
@@ -77,21 +157,16 @@ impl EventWriter {
         Self { instance: cut(instance, INSTANCE_BYTES_MAX).to_owned(), state: Mutex::default(), came: Notify::new() }
     }
 
-    /// Hands a note over, unless it was told lately.
+    /// Hands a note over, unless it was told lately, or its namespace is being deleted.
     pub fn tell(&self, note: &Note, uid: Option<&str>) {
         self.tell_at(note, uid, Instant::now());
     }
 
     fn tell_at(&self, note: &Note, uid: Option<&str>, now: Instant) {
         let key = key(note, uid);
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.told.get(&key).is_some_and(|told| now.duration_since(told.last) < REPEATED_AFTER) {
-            return;
-        }
-        if state.waiting.len() >= WAITING_MAX {
-            if !std::mem::replace(&mut state.is_loss_said, true) {
-                warn!("more than {WAITING_MAX} Events wait to be written; the newest are lost, the log has them");
-            }
+        let mut state = self.state();
+        let is_told = state.told.get(&key).is_some_and(|told| now.duration_since(told.last) < REPEATED_AFTER);
+        if is_told || namespace(&note.subject).is_some_and(|namespace| state.ending.contains(namespace)) {
             return;
         }
         if state.told.len() >= TOLD_MAX {
@@ -101,48 +176,118 @@ impl EventWriter {
             // Starting anew costs one Event each.
             state.told.clear();
         }
-        let told = state.told.entry(key).or_insert(Told { last: now, count: 0 });
-        (told.last, told.count) = (now, told.count.saturating_add(1));
-        let count = told.count;
+        let count = state.told.get(&key).map_or(1, |told| told.count.saturating_add(1));
         let (note, uid) = (note.clone(), uid.map(str::to_owned));
-        state.waiting.push_back(Waiting { key, note, uid, time: Timestamp::now(), count });
+        let is_full = state.warnings.len() + state.routine.len() >= WAITING_MAX;
+        if state.put(Waiting { key, note, uid, time: Timestamp::now(), count, attempts: 0 }) {
+            state.told.insert(key, Told { last: now, count });
+        }
+        if is_full && !std::mem::replace(&mut state.is_loss_said, true) {
+            warn!("more than {WAITING_MAX} Events wait to be written; some are lost, routine ones first, the log has them");
+        }
         drop(state);
         self.came.notify_one();
     }
 
-    /// Writes Events for as long as it is polled.
-    pub async fn run(&self, cluster: &Cluster) {
-        let mut trouble = Trouble::new("create and patch events.events.k8s.io", &cluster.server);
-        loop {
-            let Some(waiting) = self.next() else {
-                self.came.notified().await;
-                continue;
-            };
-            let mut attempts = 0;
-            while let Err(outage) = self.write(cluster, &waiting).await {
-                attempts += 1;
-                let wait = trouble.met(outage, Instant::now());
-                tokio::time::sleep(wait).await;
-                if attempts == ATTEMPTS_MAX {
-                    break;
-                }
-            }
-            if attempts < ATTEMPTS_MAX {
-                trouble.over();
-            }
-            tokio::time::sleep(PACE).await;
+    /// These objects are gone, or going: what waits to be told about them is not.
+    pub fn forget(&self, gone: &BTreeSet<Subject>) {
+        let namespaces: BTreeSet<&str> = gone.iter().map(|subject| namespace(subject).unwrap_or(NO_NAMESPACE)).collect();
+        let mut state = self.state();
+        for namespace in namespaces {
+            state.clear(namespace, |waiting| !gone.contains(&waiting.note.subject));
         }
     }
 
-    fn next(&self) -> Option<Waiting> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let next = state.waiting.pop_front();
+    /// These namespaces are being deleted: nothing is told about what lies in them.
+    pub fn end(&self, namespaces: &BTreeSet<String>) {
+        let mut state = self.state();
+        if state.ending != *namespaces {
+            state.ending.clone_from(namespaces);
+            for namespace in namespaces {
+                state.clear(namespace, |waiting| matches!(waiting.note.subject, Subject::Namespace(_)));
+            }
+        }
+    }
+
+    /// Writes Events for as long as it is polled.
+    pub async fn run(&self, cluster: &Cluster) {
+        let mut of_server = Trouble::new("create and patch events.events.k8s.io", &cluster.server);
+        let mut of_some = Trouble::new("create and patch events.events.k8s.io of some namespaces", &cluster.server);
+        let (mut held, mut busy) = (Held::<String>::default(), HashSet::new());
+        let mut in_flight = FuturesUnordered::new();
+        let mut next_at = Instant::now();
+        loop {
+            let now = Instant::now();
+            let may_send = in_flight.len() < IN_FLIGHT_MAX && next_at <= now;
+            let is_open = |namespace: &str| !held.holds(namespace, now) && !busy.contains(namespace);
+            if let Some(waiting) = may_send.then(|| self.next(is_open)).flatten() {
+                next_at = now + PACE;
+                busy.insert(waiting.namespace().to_owned());
+                in_flight.push(async move {
+                    let answered = self.write(cluster, &waiting).await;
+                    (waiting, answered)
+                });
+                continue;
+            }
+            let wake_at = held.first_over(now).into_iter().chain([next_at].into_iter().filter(|at| *at > now)).min();
+            let (waiting, answered) = tokio::select! {
+                Some(done) = in_flight.next() => done,
+                () = self.came.notified() => continue,
+                () = tokio::time::sleep_until(wake_at.unwrap_or(now).into()), if wake_at.is_some() => continue,
+            };
+            let (now, namespace) = (Instant::now(), waiting.namespace().to_owned());
+            busy.remove(&namespace);
+            match answered {
+                Answered::Later(outage) if outage.concerns_all() => {
+                    next_at = next_at.max(now + of_server.met(outage, now));
+                    self.put_back(waiting);
+                }
+                Answered::Later(outage) => {
+                    of_server.over();
+                    of_some.met(outage, now);
+                    held.hold(&namespace, now);
+                    self.put_back(waiting);
+                }
+                answered => {
+                    if matches!(answered, Answered::Ending) {
+                        self.state().clear(&namespace, |_| false);
+                    }
+                    of_server.over();
+                    held.release(&namespace);
+                    if held.is_empty() {
+                        of_some.over();
+                    }
+                }
+            }
+        }
+    }
+
+    fn next(&self, is_open: impl Fn(&str) -> bool) -> Option<Waiting> {
+        let mut state = self.state();
+        let warning = state.warnings.take(&is_open, |_| true);
+        let next = warning.or_else(|| state.routine.take(&is_open, |_| true));
         state.is_loss_said &= next.is_some();
         next
     }
 
+    /// It is tried again before all others of its namespace.
+    fn put_back(&self, mut waiting: Waiting) {
+        waiting.attempts += 1;
+        let mut state = self.state();
+        if waiting.attempts >= ATTEMPTS_MAX || state.ending.contains(waiting.namespace()) {
+            return;
+        }
+        let (namespace, turn) = (waiting.namespace().to_owned(), waiting.turn());
+        let turns = if waiting.is_routine() { &mut state.routine } else { &mut state.warnings };
+        turns.put_back(&namespace, turn, waiting);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// An Event that is there is repeated, one that is not is created; whatever else the server refuses is not tried again.
-    async fn write(&self, cluster: &Cluster, waiting: &Waiting) -> Result<(), Outage> {
+    async fn write(&self, cluster: &Cluster, waiting: &Waiting) -> Answered {
         let event = event(waiting, &self.instance);
         let namespace = event.metadata.namespace.clone().unwrap_or_default();
         let name = event.metadata.name.clone().unwrap_or_default();
@@ -157,22 +302,22 @@ impl EventWriter {
                 api.create(&post_params(), &event).await
             };
             match result {
-                Ok(_) | Err(kube::Error::SerdeError(_)) => return Ok(()),
+                Ok(_) | Err(kube::Error::SerdeError(_)) => return Answered::Done,
                 Err(kube::Error::Api(status)) => match status.code {
                     404 if is_there => is_there = false,
                     409 if !is_there => is_there = true,
-                    // A namespace that is being deleted takes no new objects.
-                    403 if is_terminating(&status) => return Ok(()),
-                    400 | 404 | 409 | 422 => {
+                    404 => return Answered::Ending,
+                    403 if is_terminating(&status) => return Answered::Ending,
+                    400 | 409 | 422 => {
                         debug!(name, "the API server refuses an Event: {}", super::outage::truncated(&status.message));
-                        return Ok(());
+                        return Answered::Done;
                     }
-                    _ => return Err(status.as_ref().into()),
+                    _ => return Answered::Later(status.as_ref().into()),
                 },
-                Err(error) => return Err(Outage::from(&error)),
+                Err(error) => return Answered::Later(Outage::from(&error)),
             }
         }
-        Ok(())
+        Answered::Done
     }
 }
 
@@ -181,10 +326,25 @@ fn is_terminating(status: &kube::core::Status) -> bool {
     causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating")
 }
 
-/// FNV-1a: the same note has the same Event in every run and replica.
+/// Where an object lies, if it lies in a namespace.
+fn namespace(subject: &Subject) -> Option<&str> {
+    match subject {
+        Subject::Service(name) | Subject::Slice(name) => Some(&name.namespace),
+        Subject::Node(_) | Subject::Namespace(_) | Subject::Pool(_) => None,
+    }
+}
+
+fn routine_turn(subject: &Subject, uid: Option<&str>, cause: Cause) -> u64 {
+    fnv(&[subject.to_string().as_str(), uid.unwrap_or_default(), cause.as_str()])
+}
+
+/// The same note has the same Event in every run and replica.
 fn key(note: &Note, uid: Option<&str>) -> u64 {
-    let subject = note.subject.to_string();
-    let parts = [subject.as_str(), uid.unwrap_or_default(), note.remark.cause.as_str(), note.remark.text.as_str()];
+    fnv(&[note.subject.to_string().as_str(), uid.unwrap_or_default(), note.remark.cause.as_str(), note.remark.text.as_str()])
+}
+
+/// FNV-1a.
+fn fnv(parts: &[&str]) -> u64 {
     let bytes = parts.iter().flat_map(|part| part.bytes().chain([0]));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
@@ -199,8 +359,7 @@ fn event(waiting: &Waiting, instance: &str) -> Event {
     let Waiting { note, uid, .. } = waiting;
     let remark = &note.remark;
     let regarding = regarding(&note.subject, uid.as_deref());
-    // Objects without a namespace have their Events in `default`.
-    let namespace = regarding.namespace.clone().unwrap_or_else(|| "default".to_owned());
+    let namespace = waiting.namespace().to_owned();
     // Names have 253 characters at most, 17 of them for the key.
     let object = cut(regarding.name.as_deref().unwrap_or_default(), 236).trim_end_matches(['.', '-']).to_owned();
     Event {
@@ -245,8 +404,20 @@ mod tests {
     use crate::note::{Cause, Remark};
 
     fn note(text: &str) -> Note {
-        let subject = Subject::Service(ServiceName::new("shop", "web"));
-        Note { subject, remark: Remark::new(Cause::AnnotationIgnored, text) }
+        about("shop", "web", Cause::AnnotationIgnored, text)
+    }
+
+    fn about(namespace: &str, name: &str, cause: Cause, text: &str) -> Note {
+        Note { subject: Subject::Service(ServiceName::new(namespace, name)), remark: Remark::new(cause, text) }
+    }
+
+    fn waiting(note: Note) -> Waiting {
+        Waiting { key: 7, note, uid: Some("u".to_owned()), time: Timestamp::UNIX_EPOCH, count: 1, attempts: 0 }
+    }
+
+    /// All that wait, in their turn.
+    fn all(writer: &EventWriter) -> Vec<Waiting> {
+        std::iter::from_fn(|| writer.next(|_| true)).collect()
     }
 
     #[test]
@@ -256,9 +427,10 @@ mod tests {
             writer.tell_at(&note("one"), Some("u"), now + Duration::from_secs(after));
         }
         writer.tell_at(&note("two"), Some("u"), now);
+        let told: Vec<_> = all(&writer).into_iter().map(|w| (w.note.remark.text, w.count)).collect();
+        assert_eq!(told, [("one".to_owned(), 1), ("two".to_owned(), 1)]);
         writer.tell_at(&note("one"), Some("u"), now + REPEATED_AFTER);
-        let waiting: Vec<_> = std::iter::from_fn(|| writer.next()).map(|w| (w.note.remark.text, w.count)).collect();
-        assert_eq!(waiting, [("one".to_owned(), 1), ("two".to_owned(), 1), ("one".to_owned(), 2)]);
+        assert_eq!(all(&writer)[0].count, 2);
     }
 
     #[test]
@@ -267,14 +439,73 @@ mod tests {
         for number in 0..WAITING_MAX + 100 {
             writer.tell(&note(&number.to_string()), None);
         }
-        assert_eq!(std::iter::from_fn(|| writer.next()).count(), WAITING_MAX);
+        assert_eq!(all(&writer).len(), WAITING_MAX);
+    }
+
+    #[test]
+    fn warnings_go_before_routine_and_namespaces_take_turns() {
+        let writer = EventWriter::new("edge-1");
+        for number in 0..2_000 {
+            writer.tell(&about("big", &number.to_string(), Cause::Programmed, "gateways forward for it"), None);
+        }
+        for number in 0..10 {
+            writer.tell(&about("big", &number.to_string(), Cause::NoHealthyBackend, "none"), None);
+        }
+        writer.tell(&about("small", "web", Cause::NeverServed, "headless"), None);
+        let first: Vec<_> = all(&writer).into_iter().map(|waiting| waiting.note).take(12).collect();
+        assert!(first[..11].iter().all(|note| !note.remark.cause.is_ordinary()), "{first:?}");
+        assert_eq!(first[1].subject, Subject::Service(ServiceName::new("small", "web")), "after one of the other namespace");
+        assert!(first[11].remark.cause.is_ordinary());
+    }
+
+    #[test]
+    fn routine_is_merged_while_much_waits_and_lost_before_any_warning() {
+        let routine = |name: &str, cause| about("shop", name, cause, "as it should be");
+        let writer = EventWriter::new("edge-1");
+        for cause in [Cause::AddressAssigned, Cause::Programmed] {
+            writer.tell(&routine("quiet", cause), None);
+        }
+        assert_eq!(all(&writer).len(), 2, "both, while nothing else waits");
+        for number in 0..MERGED_FROM {
+            writer.tell(&routine(&format!("before-{number}"), Cause::Programmed), None);
+        }
+        for cause in [Cause::AddressAssigned, Cause::Programmed] {
+            writer.tell(&routine("web", cause), None);
+        }
+        let told: Vec<_> = all(&writer).into_iter().filter(|w| w.note.subject.to_string() == "Service shop/web").collect();
+        assert_eq!(told.iter().map(|w| w.note.remark.cause).collect::<Vec<_>>(), [Cause::Programmed]);
+        for number in 0..WAITING_MAX {
+            writer.tell(&routine(&number.to_string(), Cause::Released), None);
+        }
+        for number in 0..WAITING_MAX {
+            writer.tell(&note(&number.to_string()), None);
+        }
+        writer.tell(&routine("late", Cause::Released), None);
+        let left = all(&writer);
+        assert!(left.len() == WAITING_MAX && left.iter().all(|waiting| !waiting.is_routine()));
+        writer.tell(&routine("late", Cause::Released), None);
+        assert_eq!(all(&writer).len(), 1, "what was lost may be told again");
+    }
+
+    #[test]
+    fn nothing_is_told_of_namespaces_and_objects_that_are_going() {
+        let writer = EventWriter::new("edge-1");
+        for (namespace, name) in [("going", "a"), ("shop", "web"), ("shop", "gone")] {
+            writer.tell(&about(namespace, name, Cause::NoHealthyBackend, "none"), None);
+        }
+        writer.end(&["going".to_owned()].into());
+        writer.forget(&[Subject::Service(ServiceName::new("shop", "gone"))].into());
+        writer.tell(&about("going", "b", Cause::Released, "free"), None);
+        let left: Vec<_> = all(&writer).into_iter().map(|waiting| waiting.note.subject.to_string()).collect();
+        assert_eq!(left, ["Service shop/web"]);
+        writer.end(&BTreeSet::new());
+        writer.tell(&about("going", "b", Cause::Released, "free"), None);
+        assert_eq!(all(&writer).len(), 1, "another namespace of that name");
     }
 
     #[test]
     fn an_event_has_all_that_the_server_asks_for_and_no_more_than_it_takes() {
-        let waiting =
-            Waiting { key: 7, note: note(&"ä".repeat(900)), uid: Some("u".to_owned()), time: Timestamp::UNIX_EPOCH, count: 1 };
-        let event = event(&waiting, "edge-1");
+        let event = event(&waiting(note(&"ä".repeat(900))), "edge-1");
         assert_eq!(event.metadata.name.as_deref(), Some("web.0000000000000007"));
         assert_eq!(event.note.as_ref().unwrap().len(), NOTE_BYTES_MAX);
         let regarding = event.regarding.as_ref().unwrap();
@@ -289,8 +520,7 @@ mod tests {
     #[test]
     fn an_object_without_namespace_has_its_events_in_default() {
         let remark = Remark::new(Cause::Undecodable, "x");
-        let note = Note { subject: Subject::Pool("edge".to_owned()), remark };
-        let event = event(&Waiting { key: 1, note, uid: None, time: Timestamp::UNIX_EPOCH, count: 1 }, "edge-1");
+        let event = event(&waiting(Note { subject: Subject::Pool("edge".to_owned()), remark }), "edge-1");
         assert_eq!(event.metadata.namespace.as_deref(), Some("default"));
         assert_eq!(event.regarding.unwrap().namespace, None);
     }

@@ -17,14 +17,17 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Resource, ResourceExt};
 use proto::ServiceName;
 use serde::de::DeserializeOwned;
-use tokio::sync::{Barrier, mpsc};
+use tokio::sync::{Barrier, mpsc, watch};
 use tracing::info;
 
-use super::client::WATCH_SECONDS;
+use super::client::{LONG_WATCH_SECONDS, WATCH_SECONDS};
 use super::{Cluster, Outage, Trouble};
 use crate::crd::AddressPool;
 use crate::note::{Cause, Note, Remark, Subject};
 use crate::source::Change;
+
+/// Told by short watches when the server could not be reached: long ones, which may hang on the same server, start over.
+type Alarm = watch::Sender<()>;
 
 /// A kind that the server lacks is looked for this often.
 const KIND_AWAITED_EVERY: Duration = Duration::from_secs(10);
@@ -35,6 +38,8 @@ trait Followed: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + 
     const RIGHTS: &'static str;
     /// Whether a server may lack the kind: then there are none, until it is installed.
     const IS_OPTIONAL: bool = false;
+    /// Whether it changes so rarely that its watches may last: together the watches are most of our requests at rest.
+    const IS_QUIET: bool = false;
 
     fn replaced(all: Vec<Self>) -> Change;
     fn applied(object: Self) -> Change;
@@ -84,6 +89,7 @@ impl Followed for EndpointSlice {
 
 impl Followed for Node {
     const RIGHTS: &'static str = "list and watch nodes";
+    const IS_QUIET: bool = true;
 
     fn replaced(all: Vec<Self>) -> Change {
         Change::NodesReplaced(all)
@@ -104,6 +110,7 @@ impl Followed for Node {
 
 impl Followed for Namespace {
     const RIGHTS: &'static str = "list and watch namespaces";
+    const IS_QUIET: bool = true;
 
     fn replaced(all: Vec<Self>) -> Change {
         Change::NamespacesReplaced(all)
@@ -125,6 +132,7 @@ impl Followed for Namespace {
 impl Followed for AddressPool {
     const RIGHTS: &'static str = "list and watch addresspools.sluice.dev";
     const IS_OPTIONAL: bool = true;
+    const IS_QUIET: bool = true;
 
     fn replaced(all: Vec<Self>) -> Change {
         Change::PoolsReplaced(all)
@@ -145,26 +153,33 @@ impl Followed for AddressPool {
 
 /// Tells every change of all kinds until the receiver is gone.
 pub async fn follow(cluster: &Cluster, changes: mpsc::Sender<Change>) {
-    let all_listed = Barrier::new(5);
+    let (all_listed, alarm) = (Barrier::new(5), Alarm::default());
     tokio::select! {
         () = changes.closed() => {}
-        () = follow_kind::<Service>(cluster, &changes, &all_listed) => {}
-        () = follow_kind::<EndpointSlice>(cluster, &changes, &all_listed) => {}
-        () = follow_kind::<Node>(cluster, &changes, &all_listed) => {}
-        () = follow_kind::<Namespace>(cluster, &changes, &all_listed) => {}
-        () = follow_kind::<AddressPool>(cluster, &changes, &all_listed) => {}
+        () = follow_kind::<Service>(cluster, &changes, &all_listed, &alarm) => {}
+        () = follow_kind::<EndpointSlice>(cluster, &changes, &all_listed, &alarm) => {}
+        () = follow_kind::<Node>(cluster, &changes, &all_listed, &alarm) => {}
+        () = follow_kind::<Namespace>(cluster, &changes, &all_listed, &alarm) => {}
+        () = follow_kind::<AddressPool>(cluster, &changes, &all_listed, &alarm) => {}
     }
 }
 
-async fn follow_kind<K: Followed>(cluster: &Cluster, changes: &mpsc::Sender<Change>, all_listed: &Barrier) {
+async fn follow_kind<K: Followed>(cluster: &Cluster, changes: &mpsc::Sender<Change>, all_listed: &Barrier, alarm: &Alarm) {
     let mut trouble = Trouble::new(K::RIGHTS, &cluster.server);
     let mut known = Known::new();
     let mut is_first = true;
+    let mut alarmed = alarm.subscribe();
+    let (client, seconds) = if K::IS_QUIET { (&cluster.patient, LONG_WATCH_SECONDS) } else { (&cluster.client, WATCH_SECONDS) };
     // A round ends only when the watcher must start over.
     loop {
-        let api = Api::<DeserializeGuard<K>>::all(cluster.client.clone());
-        let mut events = pin!(watcher(api, watcher::Config::default().timeout(WATCH_SECONDS)));
-        while let Some(event) = events.next().await {
+        let api = Api::<DeserializeGuard<K>>::all(client.clone());
+        let mut events = pin!(watcher(api, watcher::Config::default().timeout(seconds)));
+        loop {
+            let event = tokio::select! {
+                event = events.next() => event,
+                Ok(()) = alarmed.changed(), if K::IS_QUIET => None,
+            };
+            let Some(event) = event else { break };
             match event {
                 Ok(event) => {
                     // `Init` comes before anything is asked, so it proves nothing.
@@ -195,6 +210,9 @@ async fn follow_kind<K: Followed>(cluster: &Cluster, changes: &mpsc::Sender<Chan
                     let outage = Outage::from(&error);
                     // The watcher itself relists after an in-stream 410 only.
                     let must_relist = matches!((&error, &outage), (watcher::Error::WatchStartFailed(_), Outage::Expired(_)));
+                    if !K::IS_QUIET && matches!(outage, Outage::Unreachable(_)) {
+                        alarm.send_replace(());
+                    }
                     let wait = trouble.met(outage, Instant::now());
                     tokio::time::sleep(wait).await;
                     if must_relist {

@@ -59,6 +59,17 @@ pub enum Outage {
     Senseless(String),
 }
 
+impl Outage {
+    /// Whether a request for another object would meet the same now. A refusal (403) or an error (500) may be of one
+    /// object or namespace: an admission webhook decides by object, a quota by namespace.
+    pub(super) const fn concerns_all(&self) -> bool {
+        match self {
+            Self::Unauthorized(_) | Self::Busy { .. } | Self::Unreachable(_) | Self::Senseless(_) => true,
+            Self::Forbidden(_) | Self::Expired(_) | Self::Failing { .. } => false,
+        }
+    }
+}
+
 impl From<&kube::core::Status> for Outage {
     fn from(status: &kube::core::Status) -> Self {
         let message = truncated(&status.message);

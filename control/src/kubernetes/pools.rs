@@ -108,14 +108,19 @@ fn status(one: &PoolUse, generation: Option<i64>, before: &AddressPoolStatus, no
         Some(why) => condition("Conflict", true, "Conflict", format!("the pool is not used: {why}")),
         None => condition("Conflict", false, "Used", String::new()),
     };
-    let exhausted = match one.is_exhausted() {
-        true => condition("Exhausted", true, "NoneLeft", "no address is left; add addresses or remove Services".to_owned()),
-        false => condition("Exhausted", false, "SomeLeft", String::new()),
+    let left_out: Vec<String> = one.exhausted().map(|family| family.to_string()).collect();
+    let exhausted = if one.conflict.is_some() {
+        condition("Exhausted", true, "NotUsed", "none of its addresses is given: the pool is not used".to_owned())
+    } else if left_out.is_empty() {
+        condition("Exhausted", false, "SomeLeft", String::new())
+    } else {
+        let text = format!("no {} address is left; add addresses or remove Services", left_out.join(" and no "));
+        condition("Exhausted", true, "NoneLeft", text)
     };
     AddressPoolStatus {
-        total: Some(one.total.to_string()),
-        used: Some(one.used.to_string()),
-        available: Some(one.available.to_string()),
+        total: Some(one.told(|figures| figures.total)),
+        used: Some(one.told(|figures| figures.used)),
+        available: Some(one.told(|figures| figures.available)),
         conditions: vec![conflict, exhausted],
     }
 }
@@ -123,13 +128,13 @@ fn status(one: &PoolUse, generation: Option<i64>, before: &AddressPoolStatus, no
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::addresses::Figures;
 
     fn told(available: u128, conflict: Option<&str>) -> PoolsTold {
         let one = PoolUse {
             name: "edge".to_owned(),
             is_object: true,
-            total: 1 << 64,
-            available,
+            families: vec![(proto::Family::V6, Figures { total: 1 << 64, used: 0, available })],
             conflict: conflict.map(str::to_owned),
             ..PoolUse::default()
         };
@@ -163,7 +168,7 @@ mod tests {
         let later = due(&told(0, None), &mut known, late);
         assert_eq!(of(&later[0].1), expect(("False", 1), ("True", 2)));
         let clashing = due(&told(0, Some("it overlaps")), &mut known, late);
-        assert_eq!(of(&clashing[0].1), expect(("True", 2), ("False", 1)));
+        assert_eq!(of(&clashing[0].1), expect(("True", 2), ("True", 2)), "what is not used gives nothing");
         assert!(clashing[0].1.conditions[0].message.contains("it overlaps"));
     }
 }

@@ -15,7 +15,7 @@ use thiserror::Error;
 
 use super::outage::truncated;
 use super::{Outage, patch_params};
-use crate::source::{Ingress, StatusWrite};
+use crate::source::{Ingress, PortStatus, StatusWrite};
 use crate::spec::{Condition, ConditionType};
 
 /// What became of a write.
@@ -90,7 +90,19 @@ fn body(write: &StatusWrite, now: Timestamp) -> Value {
 }
 
 fn entry(ingress: &Ingress) -> Value {
-    json!({"ip": ingress.ip.to_string(), "ipMode": ingress.ip_mode.as_str()})
+    let mut entry = json!({"ip": ingress.ip.to_string(), "ipMode": ingress.ip_mode.as_str()});
+    if !ingress.ports.is_empty() {
+        entry["ports"] = ingress.ports.iter().map(port).collect();
+    }
+    entry
+}
+
+fn port(status: &PortStatus) -> Value {
+    let mut port = json!({"port": status.port, "protocol": status.protocol.to_string().to_uppercase()});
+    if let Some(error) = &status.error {
+        port["error"] = json!(error);
+    }
+    port
 }
 
 fn condition(kind: ConditionType, change: Option<&Condition>, now: Timestamp) -> Value {
@@ -110,7 +122,7 @@ mod tests {
 
     use super::*;
     use crate::source::IpMode;
-    use proto::ServiceName;
+    use proto::{Protocol, ServiceName};
 
     fn write(ingress: Option<Vec<Ingress>>) -> StatusWrite {
         StatusWrite {
@@ -126,14 +138,24 @@ mod tests {
     #[test]
     fn a_write_names_the_version_it_was_decided_on_and_every_mode() {
         let ingress = vec![
-            Ingress { ip: "192.0.2.1".parse().unwrap(), ip_mode: IpMode::Proxy },
-            Ingress { ip: "2001:db8::1".parse().unwrap(), ip_mode: IpMode::Vip },
+            Ingress::new("192.0.2.1".parse().unwrap(), IpMode::Proxy),
+            Ingress::new("2001:db8::1".parse().unwrap(), IpMode::Vip),
         ];
         let expected = json!({
             "metadata": {"uid": "u", "resourceVersion": "7"},
             "status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.1", "ipMode": "Proxy"}, {"ip": "2001:db8::1", "ipMode": "VIP"}]}},
         });
         assert_eq!(body(&write(Some(ingress)), Timestamp::UNIX_EPOCH), expected);
+    }
+
+    #[test]
+    fn ports_are_told_with_their_protocol_and_what_is_not_served_with_an_error() {
+        let port = |port, protocol, error: Option<&'static str>| PortStatus { port, protocol, error: error.map(Into::into) };
+        let ports = vec![port(80, Protocol::Tcp, None), port(53, Protocol::Udp, Some("sluice.dev/NoMatchingPort"))];
+        let told = entry(&Ingress { ports, ..Ingress::new("192.0.2.1".parse().unwrap(), IpMode::Vip) });
+        let expected = json!([{"port": 80, "protocol": "TCP"},
+            {"port": 53, "protocol": "UDP", "error": "sluice.dev/NoMatchingPort"}]);
+        assert_eq!(told["ports"], expected);
     }
 
     #[test]

@@ -1,39 +1,80 @@
-//! The queue of status writes: the newest per Service, sent one after another, no more than 20 in any second.
+//! The queue of status writes: the newest per Service, namespaces in turn and within one first come first served, no more
+//! than `Pace` allows.
 //!
 //! **Invariant.** A write is sent until the server has decided about it, and never again after that: an equal one is
-//! dropped until the object or the wish changes. A Service whose writes fail waits alone. Handing one over never waits.
+//! dropped until the object or the wish changes. A Service whose writes fail waits alone, and so does one whose namespace
+//! has slow admission webhooks. What its owner should know of a write is told once the server took it. Handing one over
+//! never waits.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::{Mutex, PoisonError};
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use proto::ServiceName;
 use proto::limits::SERVICES_MAX;
 use tokio::sync::Notify;
 use tracing::{debug, warn};
 
-use super::outage::{Outage, WAIT_MAX, WAIT_MIN};
+use super::held::Held;
+use super::pace::Pace;
+use super::turns::Turns;
 use super::{Cluster, Outcome, StatusError, Trouble, patch};
+use crate::note::Note;
+use crate::notebook::Notebook;
 use crate::source::StatusWrite;
 
-/// Writes in any [`PACED_BY`]: every write of a Service goes to every kube-proxy (CONTROL section 5).
-const WRITES_MAX: usize = 20;
-/// The time that they are counted in. A new Service takes two writes, and is not to wait for those of a few others.
-const PACED_BY: Duration = Duration::from_secs(1);
+/// Writes that are under way at once: at 100 a second, of a server that answers within 160 ms.
+const IN_FLIGHT_MAX: usize = 16;
+/// The same of one namespace.
+const IN_FLIGHT_OF_NAMESPACE_MAX: usize = 4;
 
 /// Writes that wait to be sent.
 #[derive(Debug, Default)]
 pub struct StatusWriter {
-    waiting: Mutex<BTreeMap<ServiceName, StatusWrite>>,
+    waiting: Mutex<Turns<ServiceName, Pending>>,
     /// The last one of each Service, if the server took it.
     written: Mutex<HashMap<ServiceName, StatusWrite>>,
     came: Notify,
+    notebook: Arc<Notebook>,
+}
+
+/// A write, and what is to be told once the server took it.
+#[derive(Debug)]
+struct Pending {
+    write: StatusWrite,
+    notes: Vec<Note>,
+}
+
+/// What is known of the server while writes are sent.
+struct Sending {
+    of_server: Trouble,
+    of_some: Trouble,
+    held: Held<ServiceName>,
+    /// What the server decided about.
+    decided: HashMap<ServiceName, StatusWrite>,
+    pace: Pace,
+    /// Nothing is sent before.
+    rests_until: Instant,
+    /// Services whose write is under way, and how many those are in each namespace.
+    busy: HashSet<ServiceName>,
+    busy_namespaces: HashMap<String, usize>,
 }
 
 impl StatusWriter {
-    /// Hands a write over; it takes the place of one for the same Service that was not sent yet.
-    pub fn write(&self, write: StatusWrite) {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(write.service.clone(), write);
+    /// A queue that tells what was written.
+    #[must_use]
+    pub fn new(notebook: Arc<Notebook>) -> Self {
+        Self { notebook, ..Self::default() }
+    }
+
+    /// Hands a write over; it takes the place of one for the same Service that was not sent yet, which is never told of.
+    pub fn write(&self, write: StatusWrite, notes: Vec<Note>) {
+        let service = write.service.clone();
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.put(&service.namespace, service.clone(), Pending { write, notes });
+        drop(waiting);
         self.came.notify_one();
     }
 
@@ -55,119 +96,120 @@ impl StatusWriter {
 
     /// Sends writes for as long as it is polled.
     pub async fn run(&self, cluster: &Cluster) {
-        let mut of_server = Trouble::new("patch services/status", &cluster.server);
-        let mut of_some = Trouble::new("patch services/status of some Services", &cluster.server);
-        let mut held = Held::default();
-        let mut decided = HashMap::new();
-        let mut pace = Pace::default();
+        let mut sending = Sending::new(cluster);
+        let mut in_flight = FuturesUnordered::new();
         loop {
-            let Some(write) = self.next(&held, Instant::now()) else {
-                tokio::select! {
-                    () = self.came.notified() => {}
-                    () = held.first_over() => {}
+            let now = Instant::now();
+            let next_at = sending.pace.next_at(now).max(sending.rests_until);
+            let may_send = in_flight.len() < IN_FLIGHT_MAX && next_at <= now;
+            if let Some(pending) = may_send.then(|| self.next(&sending, now)).flatten() {
+                if sending.is_news(&pending.write, now) {
+                    in_flight.push(async move {
+                        let result = patch(&cluster.client, &pending.write).await;
+                        (pending, result, now.elapsed())
+                    });
                 }
-                continue;
-            };
-            if decided.get(&write.service) == Some(&write) {
-                held.0.remove(&write.service);
                 continue;
             }
-            tokio::time::sleep(pace.wait(Instant::now())).await;
-            pace.count(Instant::now());
-            let wait = match patch(&cluster.client, &write).await {
-                Err(StatusError::Later(outage)) => {
-                    let now = Instant::now();
-                    held.hold(&write.service, now);
-                    self.put_back(write);
-                    if concerns_all(&outage) {
-                        of_server.met(outage, now)
-                    } else {
-                        of_server.over();
-                        of_some.met(outage, now);
-                        Duration::ZERO
-                    }
+            let paced = [next_at].into_iter().filter(|at| *at > now);
+            let wake_at = sending.held.first_over(now).into_iter().chain(paced).min();
+            tokio::select! {
+                Some((pending, result, took)) = in_flight.next() => self.answered(&mut sending, pending, result, took),
+                () = self.came.notified() => {}
+                () = tokio::time::sleep_until(wake_at.unwrap_or(now).into()), if wake_at.is_some() => {}
+            }
+        }
+    }
+
+    fn next(&self, sending: &Sending, now: Instant) -> Option<Pending> {
+        let is_open =
+            |namespace: &str| sending.busy_namespaces.get(namespace).is_none_or(|count| *count < IN_FLIGHT_OF_NAMESPACE_MAX);
+        let may_go = |name: &ServiceName| !sending.held.holds(name, now) && !sending.busy.contains(name);
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).take(is_open, may_go)
+    }
+
+    fn answered(&self, sending: &mut Sending, pending: Pending, result: Result<Outcome, StatusError>, took: Duration) {
+        let (now, service) = (Instant::now(), pending.write.service.clone());
+        sending.ends(&service);
+        match result {
+            Err(StatusError::Later(outage)) => {
+                sending.held.hold(&service, now);
+                // A newer one that came meanwhile wins.
+                let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+                waiting.put_back(&service.namespace, service.clone(), pending);
+                drop(waiting);
+                if !outage.concerns_all() {
+                    sending.of_server.over();
+                    sending.of_some.met(outage, now);
+                } else if sending.rests_until <= now {
+                    // Of all that were under way, the first tells.
+                    sending.pace.trouble();
+                    sending.rests_until = now + sending.of_server.met(outage, now);
                 }
-                result => {
-                    held.0.remove(&write.service);
-                    of_server.over();
-                    if held.0.is_empty() {
-                        of_some.over();
-                    }
-                    tell(&write, &result);
-                    self.remember(&write, result == Ok(Outcome::Written));
-                    // Deleted Services leave entries behind; starting anew costs one harmless write each.
-                    if decided.len() >= SERVICES_MAX {
-                        decided.clear();
-                    }
-                    decided.insert(write.service.clone(), write);
-                    Duration::ZERO
+            }
+            result => {
+                let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).len();
+                sending.pace.answered(took, waiting, now);
+                sending.held.release(&service);
+                sending.of_server.over();
+                if sending.held.is_empty() {
+                    sending.of_some.over();
                 }
-            };
-            tokio::time::sleep(wait).await;
-        }
-    }
-
-    fn next(&self, held: &Held, now: Instant) -> Option<StatusWrite> {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let name = waiting.keys().find(|name| !held.holds(name, now))?.clone();
-        waiting.remove(&name)
-    }
-
-    /// A newer one that came meanwhile wins.
-    fn put_back(&self, write: StatusWrite) {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).entry(write.service.clone()).or_insert(write);
-    }
-}
-
-/// When the newest writes were sent.
-#[derive(Debug, Default)]
-struct Pace(VecDeque<Instant>);
-
-impl Pace {
-    /// How long the next one waits.
-    fn wait(&self, now: Instant) -> Duration {
-        let oldest = self.0.front().filter(|_| self.0.len() >= WRITES_MAX);
-        oldest.map_or(Duration::ZERO, |sent| (*sent + PACED_BY).saturating_duration_since(now))
-    }
-
-    fn count(&mut self, now: Instant) {
-        if self.0.len() >= WRITES_MAX {
-            self.0.pop_front();
-        }
-        self.0.push_back(now);
-    }
-}
-
-/// Services whose writes failed, until when each is left alone, and how long that is. Each of them has a write waiting.
-#[derive(Debug, Default)]
-struct Held(HashMap<ServiceName, (Instant, Duration)>);
-
-impl Held {
-    /// The wait doubles with every failure in a row.
-    fn hold(&mut self, service: &ServiceName, now: Instant) {
-        let wait = self.0.get(service).map_or(WAIT_MIN, |(_, wait)| (*wait * 2).min(WAIT_MAX));
-        self.0.insert(service.clone(), (now + wait, wait));
-    }
-
-    fn holds(&self, service: &ServiceName, now: Instant) -> bool {
-        self.0.get(service).is_some_and(|(until, _)| *until > now)
-    }
-
-    /// Waits until one may be tried again; for ever when there is none.
-    async fn first_over(&self) {
-        match self.0.values().map(|(until, _)| *until).min() {
-            Some(until) => tokio::time::sleep_until(until.into()).await,
-            None => std::future::pending().await,
+                tell(&pending.write, &result);
+                let is_written = result == Ok(Outcome::Written);
+                if is_written {
+                    pending.notes.iter().for_each(|note| self.notebook.tell(note, Some(&pending.write.uid)));
+                }
+                self.remember(&pending.write, is_written);
+                sending.decide(pending.write);
+            }
         }
     }
 }
 
-/// Whether another Service's write would meet the same now. A refusal (403) or an error (500) may be of one Service: an
-/// admission webhook decides by object.
-fn concerns_all(outage: &Outage) -> bool {
-    match outage {
-        Outage::Unauthorized(_) | Outage::Busy { .. } | Outage::Unreachable(_) | Outage::Senseless(_) => true,
-        Outage::Forbidden(_) | Outage::Expired(_) | Outage::Failing { .. } => false,
+impl Sending {
+    fn new(cluster: &Cluster) -> Self {
+        Self {
+            of_server: Trouble::new("patch services/status", &cluster.server),
+            of_some: Trouble::new("patch services/status of some Services", &cluster.server),
+            held: Held::default(),
+            decided: HashMap::new(),
+            pace: Pace::default(),
+            rests_until: Instant::now(),
+            busy: HashSet::new(),
+            busy_namespaces: HashMap::new(),
+        }
+    }
+
+    /// Whether the server has not decided about it yet; then it is under way from now on.
+    fn is_news(&mut self, write: &StatusWrite, now: Instant) -> bool {
+        let service = &write.service;
+        if self.decided.get(service) == Some(write) {
+            self.held.release(service);
+            return false;
+        }
+        self.pace.count(now);
+        self.busy.insert(service.clone());
+        *self.busy_namespaces.entry(service.namespace.clone()).or_default() += 1;
+        true
+    }
+
+    fn ends(&mut self, service: &ServiceName) {
+        self.busy.remove(service);
+        if let Some(count) = self.busy_namespaces.get_mut(&service.namespace) {
+            *count -= 1;
+            if *count == 0 {
+                self.busy_namespaces.remove(&service.namespace);
+            }
+        }
+    }
+
+    fn decide(&mut self, write: StatusWrite) {
+        // Deleted Services leave entries behind; starting anew costs one harmless write each.
+        if self.decided.len() >= SERVICES_MAX {
+            self.decided.clear();
+        }
+        self.decided.insert(write.service.clone(), write);
     }
 }
 
@@ -179,23 +221,5 @@ fn tell(write: &StatusWrite, result: &Result<Outcome, StatusError>) {
         }
         Ok(Outcome::Gone) => debug!(service = %write.service, "the Service was deleted before its status was written"),
         Err(error) => warn!("{error}"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn twenty_writes_go_at_once_and_the_next_ones_as_the_second_passes() {
-        let (mut pace, now) = (Pace::default(), Instant::now());
-        for number in 0..20 {
-            assert_eq!(pace.wait(now), Duration::ZERO);
-            pace.count(now + Duration::from_millis(number));
-        }
-        assert_eq!(pace.wait(now), PACED_BY);
-        assert_eq!(pace.wait(now + PACED_BY), Duration::ZERO);
-        pace.count(now + PACED_BY);
-        assert_eq!(pace.wait(now + PACED_BY), Duration::from_millis(1));
     }
 }

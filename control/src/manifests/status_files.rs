@@ -10,12 +10,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use k8s_openapi::api::core::v1::{LoadBalancerIngress, LoadBalancerStatus, Service, ServiceStatus};
+use k8s_openapi::api::core::v1::{LoadBalancerIngress, LoadBalancerStatus, PortStatus, Service, ServiceStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
 use proto::ServiceName;
 
-use crate::source::{Ingress, StatusWrite};
+use crate::source::{self, Ingress, StatusWrite};
 
 /// The status files of one directory.
 #[derive(Debug)]
@@ -158,12 +158,18 @@ fn object(name: &ServiceName, status: ServiceStatus) -> Service {
     Service { metadata: ObjectMeta { name, namespace, ..ObjectMeta::default() }, spec: None, status: Some(status) }
 }
 
+fn port(told: &source::PortStatus) -> PortStatus {
+    let (port, protocol) = (i32::from(told.port), told.protocol.to_string().to_uppercase());
+    PortStatus { port, protocol, error: told.error.as_deref().map(str::to_owned) }
+}
+
 /// What a status becomes by a write at time `now`.
 fn changed(mut status: ServiceStatus, write: &StatusWrite, now: Timestamp) -> ServiceStatus {
     if let Some(ingress) = &write.ingress {
         let entry = |ingress: &Ingress| LoadBalancerIngress {
             ip: Some(ingress.ip.to_string()),
             ip_mode: Some(ingress.ip_mode.as_str().to_owned()),
+            ports: (!ingress.ports.is_empty()).then(|| ingress.ports.iter().map(port).collect()),
             ..LoadBalancerIngress::default()
         };
         status.load_balancer = Some(LoadBalancerStatus { ingress: Some(ingress.iter().map(entry).collect()) });
@@ -199,7 +205,7 @@ mod tests {
             service: ServiceName::new("shop", name),
             uid: String::new(),
             resource_version: String::new(),
-            ingress: Some(vec![Ingress { ip: [192, 0, 2, last].into(), ip_mode: IpMode::Proxy }]),
+            ingress: Some(vec![Ingress::new([192, 0, 2, last].into(), IpMode::Proxy)]),
             conditions: [(ConditionType::Programmed, Some(condition))].into(),
             finalizer: None,
         }

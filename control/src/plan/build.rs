@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use proto::limits::{MAGLEV_ENTRIES_AT_CREATION, MAGLEV_ENTRIES_AT_LEAST, MAGLEV_HASH_VERSION, MAGLEV_SIZES};
 use proto::{Family, HealthCheck, MaglevSpec, NodesAt, Protocol, Reason, Refusal, Service, ServiceName, ServicePort, Target};
 
-use super::WantedStatus;
+use super::{Lack, WantedStatus};
 use crate::addresses::Outcome;
-use crate::note::{Cause, Remark};
+use crate::note::{self, Cause, Remark};
 use crate::policy::Policy;
 use crate::selection::{Departed, Fence, Nodes, Selection, select};
 use crate::settings::ControllerSettings;
-use crate::source::{Ingress, IpMode};
+use crate::source::{Ingress, IpMode, PortStatus};
 use crate::spec::{Candidate, Kind, PortSpec, ServiceSpec, SliceSpec};
 use crate::world::World;
 
@@ -52,6 +52,9 @@ pub(super) struct Planned {
     pub(super) departed_until: Option<Instant>,
 }
 
+/// Remarks on one Service: one per slice and port could be thousands.
+const REMARKS_MAX: usize = 32;
+
 /// A table of a Service.
 pub(super) type TableKey = (Protocol, u16, Family);
 
@@ -74,21 +77,31 @@ impl Planned {
     }
 }
 
-fn status(candidate: &Candidate, outcome: &Outcome, ip_mode: IpMode, service: &Service) -> WantedStatus {
+fn status(builder: &Builder<'_>, service: &Service, lack: Lack) -> WantedStatus {
+    let Builder { candidate, outcome, ip_mode, fence, .. } = *builder;
     let refusal = service.refusal.as_ref().map(|refusal| refusal.reason);
     let has_address = !outcome.addresses.is_empty();
     let is_outside = |remark: &Remark| remark.cause == Cause::Reason(Reason::OutsidePools);
+    let spec = candidate.wanted.as_ref().ok();
+    let told = |port: &PortSpec| PortStatus { port: port.port, protocol: port.protocol, error: None };
+    let ports: Vec<PortStatus> = spec.iter().flat_map(|spec| &spec.ports).map(told).collect();
+    let mut pools: Vec<String> = outcome.addresses.iter().filter_map(|ip| fence.pool_of(*ip)).map(str::to_owned).collect();
+    pools.dedup();
     WantedStatus {
         service: candidate.name.clone(),
         uid: candidate.uid.clone(),
         resource_version: candidate.resource_version.clone(),
-        ingress: outcome.addresses.iter().map(|&ip| Ingress { ip, ip_mode }).collect(),
+        ingress: outcome.addresses.iter().map(|&ip| Ingress { ip, ip_mode, ports: ports.clone() }).collect(),
         held: candidate.held.clone(),
         foreign_manager: candidate.foreign_manager.clone(),
         refusal,
         unassigned: outcome.refusal.as_ref().map(|refusal| refusal.reason).or(refusal.filter(|_| !has_address)),
         outside_pools: outcome.notes.iter().any(is_outside),
         is_withheld: false,
+        pools,
+        is_partly_unread: spec.is_some_and(|spec| !spec.unread.is_empty()),
+        lack,
+        fails_open: service.health.fail_open,
     }
 }
 
@@ -166,6 +179,7 @@ impl Builder<'_> {
                 self.ports(spec, &slices, &mut tables, &mut notes)
             }
         };
+        notes = note::bounded(notes, REMARKS_MAX);
         let (ports, refusal) = match served {
             Ok(ports) => (ports, None),
             Err(refusal) => {
@@ -179,7 +193,7 @@ impl Builder<'_> {
             _ => Arc::new(service),
         };
         let has_status = self.candidate.kind == Kind::LoadBalancer;
-        let status = has_status.then(|| Arc::new(status(self.candidate, self.outcome, self.ip_mode, &service)));
+        let status = has_status.then(|| Arc::new(status(self, &service, self.lack(&service, &slices))));
         let nodes_revision = (self.policy.target == Target::Node).then(|| self.world.nodes_revision());
         Planned {
             revision,
@@ -266,6 +280,16 @@ impl Builder<'_> {
 }
 
 impl Builder<'_> {
+    /// Nothing where it is not served: then that is told.
+    fn lack(&self, service: &Service, slices: &[&SliceSpec]) -> Lack {
+        let Ok(spec) = &self.candidate.wanted else { return Lack::default() };
+        if service.refusal.is_some() {
+            return Lack::default();
+        }
+        let knows_endpoints = self.policy.target == Target::Endpoint;
+        Lack::of(service, &spec.ports, slices.iter().copied().filter(|_| knows_endpoints))
+    }
+
     fn health(&self, spec: Option<&ServiceSpec>) -> HealthCheck {
         let Some(spec) = spec else { return self.settings.health.clone() };
         let node_health_port = spec.node_health_port.filter(|_| self.policy.target == Target::Node);

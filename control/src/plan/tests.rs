@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::build::STATUS_WAITED_FOR;
 use super::*;
 use crate::settings::{Defaults, Listen, OwnershipRules, Source};
-use crate::source::{Change, IpMode};
+use crate::source::{Change, IpMode, PortStatus};
 use crate::spec::PoolSpec;
 
 /// Settings with one pool, 192.0.2.100-199.
@@ -49,8 +49,10 @@ fn apply(world: &mut World, object: Value) {
 fn endpoints(world: &mut World, of: &str, addresses: &[String]) {
     let list: Vec<Value> = addresses.iter().map(|address| json!({"addresses": [address]})).collect();
     let family = if addresses.iter().any(|a| a.contains(':')) { "IPv6" } else { "IPv4" };
-    let object = json!({"metadata": {"name": format!("{of}-{family}"), "namespace": "shop",
-        "labels": {"kubernetes.io/service-name": of}}, "addressType": family, "ports": [{"port": 8080}], "endpoints": list});
+    let labels =
+        json!({"kubernetes.io/service-name": of, "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io"});
+    let object = json!({"metadata": {"name": format!("{of}-{family}"), "namespace": "shop", "labels": labels},
+        "addressType": family, "ports": [{"port": 8080}], "endpoints": list});
     world.apply(Change::SliceApplied(Box::new(serde_json::from_value(object).unwrap())));
 }
 
@@ -60,6 +62,12 @@ fn named(name: &str) -> ServiceName {
 
 fn texts(list: &[&str]) -> Vec<String> {
     list.iter().map(|text| (*text).to_owned()).collect()
+}
+
+/// What the status of a Service with one port, TCP 80, says.
+fn ingress(ip: &str) -> Ingress {
+    let port = PortStatus { port: 80, protocol: proto::Protocol::Tcp, error: None };
+    Ingress { ports: vec![port], ..Ingress::new(ip.parse().unwrap(), IpMode::Proxy) }
 }
 
 #[test]
@@ -73,7 +81,7 @@ fn a_service_of_our_class_is_served_at_an_address_of_the_pool() {
     assert_eq!(planned.ports[0].vips, ["192.0.2.100".parse::<IpAddr>().unwrap()]);
     assert_eq!(planned.ports[0].backends.len(), 2);
     assert_eq!(planned.ports[0].maglev.size, 509);
-    let ingress = Ingress { ip: "192.0.2.100".parse().unwrap(), ip_mode: IpMode::Proxy };
+    let ingress = ingress("192.0.2.100");
     assert_eq!(plan.statuses[&named("web")].ingress, [ingress]);
 }
 
@@ -291,7 +299,7 @@ fn what_a_service_asks_for_reaches_it() {
     assert_eq!((planned.mode, planned.target, planned.scheduler), (Mode::Ipip, Target::Endpoint, Scheduler::SourceHash));
     assert_eq!((planned.affinity, planned.idle_timeout), (Some(Duration::from_secs(10_800)), Some(Duration::from_secs(10_800))));
     assert_eq!((planned.local, &planned.source_ranges), (true, &Some(vec!["198.51.100.0/24".parse().unwrap()])));
-    let ingress = Ingress { ip: "192.0.2.177".parse().unwrap(), ip_mode: IpMode::Proxy };
+    let ingress = ingress("192.0.2.177");
     assert_eq!(plan.statuses[&named("web")].ingress, [ingress]);
 }
 

@@ -2,7 +2,8 @@
 //! without editing. Ours wins; a difference is a note.
 //!
 //! Invariant: a value that changes who may connect or what a backend sees and that cannot be honoured is an error. Any
-//! other bad value is a note, and the default is used.
+//! other bad value is a note, and what was in force stays ([`Unread`]). No text of any length leaves this module: it is
+//! parsed, or cut.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -14,10 +15,11 @@ use ipnet::IpNet;
 use proto::limits::ANNOTATION_PREFIX;
 use proto::{HealthCheck, Mode, Probe, Scheduler, Target};
 
+use super::kept::{STAYS, Unread};
 use super::{SpecError, foreign, source_ranges};
 use crate::addresses::{Namespaces, Sharing};
-use crate::config::scalar::{duration, is_dns_label, scheduler};
-use crate::note::{Cause, Remark};
+use crate::config::scalar::{Written, duration, is_dns_label, scheduler};
+use crate::note::{self, Cause, Remark};
 use crate::source::IpMode;
 
 const AWS: &str = "service.beta.kubernetes.io/aws-load-balancer-";
@@ -26,6 +28,7 @@ const METALLB: [&str; 2] = ["metallb.io/", "metallb.universe.tf/"];
 const CILIUM: &str = "lbipam.cilium.io/";
 /// The same, as it was called before Cilium 1.15.
 const CILIUM_BEFORE: &str = "io.cilium/lb-ipam-";
+const KUBE_VIP: &str = "kube-vip.io/";
 
 /// Every annotation below `sluice.dev/` that means something; another one is a typing error.
 const OURS: [&str; 21] = [
@@ -53,10 +56,16 @@ const OURS: [&str; 21] = [
 ];
 /// As long as a label's key may be.
 const SHARING_KEY_CHARS_MAX: usize = 253;
+/// As long as the name of an object may be.
+const POOL_CHARS_MAX: usize = 253;
+/// One of each family.
+const ADDRESSES_MAX: usize = 2;
+/// Characters of a word that is one of a few: longer ones are none of them.
+const WORD_CHARS_MAX: usize = 80;
+/// Remarks on one Service's annotations: of 256 KiB of them, nobody reads more.
+const REMARKS_MAX: usize = 16;
 /// Namespaces that one Service shares an address with by name; more are `*`.
 const SHARING_NAMESPACES_MAX: usize = 64;
-/// Probes of DESIGN section 9 that are later work.
-const PROBES_NOT_BUILT: [&str; 4] = ["http", "https", "grpc", "icmp"];
 /// Not more often than ten times a second, or a tenant could flood its backends through us; not more rarely than hourly.
 const INTERVAL: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
 /// A probe that may take longer than a minute finds nothing out.
@@ -116,6 +125,8 @@ pub(super) struct Wishes {
     pub(super) health: HealthWish,
     pub(super) drain_timeout: Option<Duration>,
     pub(super) idle_timeout: Option<Duration>,
+    /// Those above that are asked for, but not in words that can be read.
+    pub(super) unread: BTreeSet<Unread>,
     pub(super) notes: Vec<Remark>,
 }
 
@@ -123,24 +134,25 @@ impl Wishes {
     /// Reads `annotations`; `load_balancer_ip` is the deprecated field that asks for an address.
     pub(super) fn read(annotations: &BTreeMap<String, String>, load_balancer_ip: Option<&str>) -> Result<Self, SpecError> {
         refuse_what_is_not_built(annotations)?;
-        let mut reader = Reader { annotations, notes: foreign::remarks(annotations)? };
-        reader.note_unknown();
-        let addresses = reader.addresses(load_balancer_ip)?;
-        let pool = reader.first(&[ours("address-pool"), metallb(0, "address-pool"), metallb(1, "address-pool")]);
-        Ok(Self {
-            addresses,
-            pool: pool.map(|(_, name)| name),
+        let (notes, unread) = (foreign::remarks(annotations)?, BTreeSet::new());
+        let mut reader = Reader { annotations, unread, notes };
+        let wishes = Self {
+            addresses: reader.addresses(load_balancer_ip),
+            pool: reader.pool(),
             sharing: reader.sharing(),
             mode: reader.must_be("mode")?,
             target: reader.must_be("target")?,
             scheduler: reader.scheduler(),
             ip_mode: reader.ip_mode(),
             source_ranges: reader.source_ranges()?,
-            health: reader.health()?,
+            health: reader.health(),
             drain_timeout: reader.drain_timeout(),
-            idle_timeout: reader.time(&ours("idle-timeout"), &aws("connection-idle-timeout"), IDLE),
-            notes: reader.notes,
-        })
+            idle_timeout: reader.time(Unread::IdleTimeout, &ours("idle-timeout"), &aws("connection-idle-timeout"), IDLE),
+            ..Self::default()
+        };
+        // What is only unknown comes last: it is the first to be left out of too many.
+        reader.note_unknown();
+        Ok(Self { unread: reader.unread, notes: note::bounded(reader.notes, REMARKS_MAX), ..wishes })
     }
 }
 
@@ -178,6 +190,7 @@ fn sharing_namespaces(value: &str) -> Option<Namespaces> {
 
 struct Reader<'a> {
     annotations: &'a BTreeMap<String, String>,
+    unread: BTreeSet<Unread>,
     notes: Vec<Remark>,
 }
 
@@ -205,54 +218,71 @@ impl Reader<'_> {
         let mut set = keys.iter().filter_map(|key| value(key).map(|value| (key.clone(), value)));
         let chosen = set.next()?;
         for (key, value) in set.filter(|(_, value)| *value != chosen.1) {
-            let (winner, used) = &chosen;
-            self.note(
-                Cause::AnnotationsDiffer,
-                format!("annotations {winner} and {key} differ; {used:?} is used, {value:?} is not"),
-            );
+            let (winner, used, value) = (&chosen.0, note::quoted(&chosen.1), note::quoted(&value));
+            self.note(Cause::AnnotationsDiffer, format!("annotations {winner} and {key} differ; {used} is used, {value} is not"));
         }
         Some(chosen)
     }
 
     /// The chosen value of `keys`, if `parse` takes it; else a note says what was expected.
-    fn parsed<T>(&mut self, keys: &[String], expected: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
+    fn parsed<T>(&mut self, what: Unread, keys: &[String], expected: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
         let (key, value) = self.first(keys)?;
         let parsed = parse(&value);
         if parsed.is_none() {
-            self.note(
-                Cause::AnnotationIgnored,
-                format!("annotation {key}: found {value:?}, expected {expected}; the default is used"),
-            );
+            self.misread(what, &format!("annotation {key}"), &value, expected);
         }
         parsed
     }
 
-    /// Addresses asked for. Asking for something that is no address is an error: another one is not what was meant.
-    fn addresses(&mut self, load_balancer_ip: Option<&str>) -> Result<Vec<IpAddr>, SpecError> {
-        let name = "loadBalancerIPs";
-        let keys = [ours("addresses"), metallb(0, name), metallb(1, name), format!("{CILIUM}ips"), format!("{CILIUM_BEFORE}ips")];
+    fn misread(&mut self, what: Unread, place: &str, found: &str, expected: &str) {
+        self.unread.insert(what);
+        self.note(Cause::AnnotationIgnored, format!("{place}: found {}, expected {expected}; {STAYS}", note::quoted(found)));
+    }
+
+    /// Addresses asked for.
+    fn addresses(&mut self, load_balancer_ip: Option<&str>) -> Vec<IpAddr> {
+        let (name, of_kube_vip) = ("loadBalancerIPs", format!("{KUBE_VIP}loadbalancerIPs"));
+        let of_cilium = [format!("{CILIUM}ips"), format!("{CILIUM_BEFORE}ips")];
+        let keys = [vec![ours("addresses"), metallb(0, name), metallb(1, name)], of_cilium.to_vec(), vec![of_kube_vip]].concat();
         let field = load_balancer_ip.map(str::trim).filter(|ip| !ip.is_empty());
         let (place, text) = match (self.first(&keys), field) {
             (Some((key, value)), field) => {
                 if let Some(ip) = field.filter(|ip| *ip != value) {
-                    self.note(
-                        Cause::AnnotationsDiffer,
-                        format!("annotation {key} and spec.loadBalancerIP differ; {value:?} is used, {ip:?} is not"),
-                    );
+                    let (used, ip) = (note::quoted(&value), note::quoted(ip));
+                    let text = format!("annotation {key} and spec.loadBalancerIP differ; {used} is used, {ip} is not");
+                    self.note(Cause::AnnotationsDiffer, text);
                 }
                 (format!("annotation {key}"), value)
             }
             (None, Some(ip)) => ("spec.loadBalancerIP".to_owned(), ip.to_owned()),
-            (None, None) => return Ok(Vec::new()),
+            (None, None) => return Vec::new(),
         };
-        let mut addresses = Vec::new();
+        let mut addresses: Vec<IpAddr> = Vec::new();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-            let address = part.parse().map_err(|_| SpecError::Address { place: place.clone(), found: part.to_owned() })?;
-            if !addresses.contains(&address) {
-                addresses.push(address);
+            let read = part.parse().ok().filter(|address| addresses.contains(address) || addresses.len() < ADDRESSES_MAX);
+            match read {
+                // kube-vip's word for an address by DHCP.
+                Some(any) if any.is_unspecified() => {
+                    let text = format!("{place}: {any} asks for no address in particular; it gets one of a pool");
+                    self.note(Cause::AnnotationIgnored, text);
+                }
+                Some(address) if !addresses.contains(&address) => addresses.push(address),
+                Some(_) => {}
+                None => {
+                    self.misread(Unread::Addresses, &place, part, "IP addresses with commas between them, at most one a family");
+                    return Vec::new();
+                }
             }
         }
-        Ok(addresses)
+        addresses
+    }
+
+    /// A name that no object can have is none.
+    fn pool(&mut self) -> Option<String> {
+        let keys = [ours("address-pool"), metallb(0, "address-pool"), metallb(1, "address-pool")];
+        let expected = format!("the name of a pool, of at most {POOL_CHARS_MAX} characters");
+        let name = |value: &str| (value.chars().count() <= POOL_CHARS_MAX).then(|| value.to_owned());
+        self.parsed(Unread::Pool, &keys, &expected, name)
     }
 
     /// Whether and with whom addresses are shared. A key that is none leaves the Service with an address of its own.
@@ -263,12 +293,12 @@ impl Reader<'_> {
         let keys = [ours("sharing-key"), first, second, format!("{CILIUM}sharing-key"), format!("{CILIUM_BEFORE}sharing-key")];
         let chosen = keys.iter().find(|key| self.annotations.get(*key).is_some_and(|value| !value.trim().is_empty()));
         let is_metallb = chosen.is_some_and(|key| of_metallb.contains(key));
-        let key =
-            self.parsed(&keys, &expected, |value| (value.chars().count() <= SHARING_KEY_CHARS_MAX).then(|| value.to_owned()));
+        let fits = |value: &str| (value.chars().count() <= SHARING_KEY_CHARS_MAX).then(|| value.to_owned());
+        let key = self.parsed(Unread::Sharing, &keys, &expected, fits);
         let cross = [CILIUM, CILIUM_BEFORE].map(|prefix| format!("{prefix}sharing-cross-namespace"));
         let named: Vec<String> = [ours("sharing-namespaces")].into_iter().chain(cross).collect();
         let expected = format!("`*` or at most {SHARING_NAMESPACES_MAX} names of namespaces, with commas between them");
-        let namespaces = self.parsed(&named, &expected, sharing_namespaces);
+        let namespaces = self.parsed(Unread::Sharing, &named, &expected, sharing_namespaces);
         let Some(key) = key else {
             if namespaces.is_some() {
                 let text = "annotation sharing-namespaces has no effect without sharing-key; add one, the same on all sharers";
@@ -285,14 +315,15 @@ impl Reader<'_> {
         T: FromStr<Err = String>,
     {
         let Some((key, value)) = self.first(&[ours(name)]) else { return Ok(None) };
-        let parsed = value.to_ascii_lowercase().parse();
+        let word: String = value.to_ascii_lowercase().chars().take(WORD_CHARS_MAX).collect();
+        let parsed = word.parse();
         parsed.map(Some).map_err(|expected| SpecError::Annotation { key, expected })
     }
 
     fn scheduler(&mut self) -> Option<Scheduler> {
         let names: Vec<_> = Scheduler::ALL.iter().map(|known| known.as_str()).collect();
         let expected = format!("one of {}, or the IPVS name of one", names.join(", "));
-        self.parsed(&[ours("scheduler")], &expected, |value| scheduler(&value.to_ascii_lowercase()))
+        self.parsed(Unread::Scheduler, &[ours("scheduler")], &expected, |value| scheduler(&value.to_ascii_lowercase()))
     }
 
     /// Who may connect: the annotation that cloud providers read where the Service's own field is empty.
@@ -302,28 +333,24 @@ impl Reader<'_> {
     }
 
     fn ip_mode(&mut self) -> Option<IpMode> {
-        self.parsed(&[ours("ip-mode")], "VIP or Proxy", |value| match value.to_ascii_lowercase().as_str() {
+        self.parsed(Unread::IpMode, &[ours("ip-mode")], "VIP or Proxy", |value| match value.to_ascii_lowercase().as_str() {
             "vip" => Some(IpMode::Vip),
             "proxy" => Some(IpMode::Proxy),
             _ => None,
         })
     }
 
-    fn health(&mut self) -> Result<HealthWish, SpecError> {
+    fn health(&mut self) -> HealthWish {
         let health = |name: &str| ours(&format!("health-check{name}"));
         let probe_keys = [health(""), aws("healthcheck-protocol")];
-        if let Some((key, value)) = self.first(&probe_keys)
-            && PROBES_NOT_BUILT.contains(&value.to_ascii_lowercase().as_str())
-        {
-            return Err(SpecError::unsupported(&format!("annotation {key}"), &value, "use tcp or none"));
+        HealthWish {
+            probe: self.parsed(Unread::Probe, &probe_keys, "tcp or none", |value| value.to_ascii_lowercase().parse().ok()),
+            port: self.health_port(&[health("-port"), aws("healthcheck-port")]),
+            interval: self.time(Unread::Interval, &health("-interval"), &aws("healthcheck-interval"), INTERVAL),
+            timeout: self.time(Unread::Timeout, &health("-timeout"), &aws("healthcheck-timeout"), TIMEOUT),
+            rise: self.threshold(Unread::Rise, &[health("-rise"), aws("healthcheck-healthy-threshold")]),
+            fall: self.threshold(Unread::Fall, &[health("-fall"), aws("healthcheck-unhealthy-threshold")]),
         }
-        let probe = self.parsed(&probe_keys, "tcp or none", |value| value.to_ascii_lowercase().parse().ok());
-        let port = self.health_port(&[health("-port"), aws("healthcheck-port")]);
-        let interval = self.time(&health("-interval"), &aws("healthcheck-interval"), INTERVAL);
-        let timeout = self.time(&health("-timeout"), &aws("healthcheck-timeout"), TIMEOUT);
-        let rise = self.threshold(&[health("-rise"), aws("healthcheck-healthy-threshold")]);
-        let fall = self.threshold(&[health("-fall"), aws("healthcheck-unhealthy-threshold")]);
-        Ok(HealthWish { probe, port, interval, timeout, rise, fall })
     }
 
     /// `traffic-port` is AWS's word for the backend's own port.
@@ -332,26 +359,28 @@ impl Reader<'_> {
             "traffic-port" => Some(None),
             number => number.parse().ok().filter(|port| *port != 0).map(Some),
         };
-        self.parsed(keys, "a port from 1 to 65535", parse).flatten()
+        self.parsed(Unread::HealthPort, keys, "a port from 1 to 65535", parse).flatten()
     }
 
-    fn threshold(&mut self, keys: &[String]) -> Option<u32> {
+    fn threshold(&mut self, what: Unread, keys: &[String]) -> Option<u32> {
         let expected = format!("a number from {} to {}", THRESHOLD.start(), THRESHOLD.end());
-        self.parsed(keys, &expected, |value| value.parse().ok().filter(|n| THRESHOLD.contains(n)))
+        self.parsed(what, keys, &expected, |value| value.parse().ok().filter(|n| THRESHOLD.contains(n)))
     }
 
     /// A time: ours with a unit, the alias in whole seconds.
-    fn time(&mut self, key: &str, alias: &str, limits: RangeInclusive<Duration>) -> Option<Duration> {
-        let expected = format!("a duration such as 500ms, 5s or 2m, from {:?} to {:?}", limits.start(), limits.end());
+    fn time(&mut self, what: Unread, key: &str, alias: &str, limits: RangeInclusive<Duration>) -> Option<Duration> {
+        let (least, most) = (Written(*limits.start()), Written(*limits.end()));
+        let expected = format!("a duration such as 500ms, 5s or 2m, from {least} to {most}");
         let with_unit = |value: &str| duration(value).filter(|time| limits.contains(time));
         let seconds = |value: &str| value.parse().ok().map(Duration::from_secs).filter(|time| limits.contains(time));
         if !self.annotations.contains_key(key) {
-            return self.parsed(&[alias.to_owned()], "a number of seconds", seconds);
+            let expected = format!("a number of seconds, from {least} to {most}");
+            return self.parsed(what, &[alias.to_owned()], &expected, seconds);
         }
         if self.annotations.contains_key(alias) {
             self.note(Cause::AnnotationsDiffer, format!("annotation {alias} is not used, because {key} is there"));
         }
-        self.parsed(&[key.to_owned()], &expected, with_unit)
+        self.parsed(what, &[key.to_owned()], &expected, with_unit)
     }
 
     fn drain_timeout(&mut self) -> Option<Duration> {
@@ -361,7 +390,7 @@ impl Reader<'_> {
         {
             return Some(Duration::ZERO);
         }
-        self.time(&ours("drain-timeout"), &aws("connection-draining-timeout"), DRAIN)
+        self.time(Unread::DrainTimeout, &ours("drain-timeout"), &aws("connection-draining-timeout"), DRAIN)
     }
 }
 
@@ -394,6 +423,7 @@ mod tests {
             "metallb.universe.tf/loadBalancerIPs",
             "lbipam.cilium.io/ips",
             "io.cilium/lb-ipam-ips",
+            "kube-vip.io/loadbalancerIPs",
         ];
         for key in keys {
             assert_eq!(read(&[(key, "192.0.2.9")]).unwrap().addresses, ["192.0.2.9".parse::<IpAddr>().unwrap()], "{key}");
@@ -439,12 +469,7 @@ mod tests {
 
     #[test]
     fn what_changes_who_may_connect_and_is_not_built_is_refused_by_name() {
-        let rows = [
-            ("sluice.dev/proxy-protocol", "v2"),
-            ("sluice.dev/health-check", "http"),
-            ("service.beta.kubernetes.io/aws-load-balancer-healthcheck-protocol", "HTTP"),
-            ("service.beta.kubernetes.io/aws-load-balancer-proxy-protocol", "*"),
-        ];
+        let rows = [("sluice.dev/proxy-protocol", "v2"), ("service.beta.kubernetes.io/aws-load-balancer-proxy-protocol", "*")];
         for (key, value) in rows {
             let error = read(&[(key, value)]).unwrap_err().to_string();
             assert!(error.contains(key) && error.contains(value), "{error}");
@@ -517,27 +542,61 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_value_that_changes_nothing_important_is_noted_and_the_default_used() {
-        for (key, value) in [
-            ("sluice.dev/health-check", "telepathy"),
-            ("sluice.dev/health-check-interval", "1ms"),
-            ("sluice.dev/health-check-rise", "0"),
-            ("sluice.dev/health-check-port", "70000"),
-            ("sluice.dev/drain-timeout", "soon"),
-            ("sluice.dev/ip-mode", "hostname"),
-            ("sluice.dev/scheduler", "dice"),
-            ("sluice.dev/idle-timeout", "0s"),
-            ("sluice.dev/adresses", "192.0.2.1"),
+    fn a_bad_value_that_changes_nothing_important_is_noted_and_known_as_unread() {
+        for (key, value, what) in [
+            ("sluice.dev/addresses", "192.0.2.300", Some(Unread::Addresses)),
+            ("sluice.dev/addresses", "192.0.2.1,192.0.2.2,192.0.2.3", Some(Unread::Addresses)),
+            ("sluice.dev/health-check", "telepathy", Some(Unread::Probe)),
+            ("sluice.dev/health-check", "http", Some(Unread::Probe)),
+            ("service.beta.kubernetes.io/aws-load-balancer-healthcheck-protocol", "HTTP", Some(Unread::Probe)),
+            ("sluice.dev/health-check-interval", "1ms", Some(Unread::Interval)),
+            ("sluice.dev/health-check-rise", "0", Some(Unread::Rise)),
+            ("sluice.dev/health-check-port", "70000", Some(Unread::HealthPort)),
+            ("sluice.dev/drain-timeout", "soon", Some(Unread::DrainTimeout)),
+            ("sluice.dev/ip-mode", "hostname", Some(Unread::IpMode)),
+            ("sluice.dev/scheduler", "dice", Some(Unread::Scheduler)),
+            ("sluice.dev/idle-timeout", "0s", Some(Unread::IdleTimeout)),
+            ("sluice.dev/adresses", "192.0.2.1", None),
         ] {
             let wishes = read(&[(key, value)]).unwrap();
             assert_eq!(wishes.notes.len(), 1, "{key}: {:?}", wishes.notes);
-            assert_eq!(wishes, Wishes { notes: wishes.notes.clone(), ..Wishes::default() });
+            assert!(wishes.notes[0].text.contains(key), "{:?}", wishes.notes);
+            let (notes, unread) = (wishes.notes.clone(), what.into_iter().collect());
+            assert_eq!(wishes, Wishes { notes, unread, ..Wishes::default() });
         }
     }
 
     #[test]
-    fn asking_for_what_is_no_address_is_an_error() {
-        let error = read(&[("sluice.dev/addresses", "192.0.2.300")]).unwrap_err().to_string();
-        assert!(error.contains("192.0.2.300") && error.contains("sluice.dev/addresses"), "{error}");
+    fn an_address_by_dhcp_is_one_of_a_pool() {
+        let wishes = read(&[("kube-vip.io/loadbalancerIPs", "0.0.0.0")]).unwrap();
+        assert_eq!((wishes.addresses.len(), wishes.unread.len(), wishes.notes.len()), (0, 0, 1));
+    }
+
+    #[test]
+    fn a_value_of_256_kib_goes_no_further_and_leaves_room_for_what_to_do() {
+        let long = "x".repeat(256 * 1024);
+        for key in ["addresses", "address-pool", "sharing-key", "sharing-namespaces", "scheduler", "health-check", "idle-timeout"]
+        {
+            let wishes = read(&[(&format!("sluice.dev/{key}"), &long)]).unwrap();
+            assert!(wishes.notes[0].text.len() < 400 && wishes.notes[0].text.ends_with(STAYS), "{key}: {:?}", wishes.notes);
+            assert!(wishes.pool.is_none() && wishes.sharing.is_none());
+        }
+        let refused = read(&[("sluice.dev/mode", &long)]).unwrap_err().to_string();
+        assert!(refused.len() < 400 && refused.ends_with("gue"), "{refused}");
+        let differing = read(&[("sluice.dev/addresses", "192.0.2.1"), ("metallb.io/loadBalancerIPs", &long)]).unwrap();
+        assert!(differing.notes[0].text.len() < 400, "{:?}", differing.notes);
+    }
+
+    #[test]
+    fn of_ten_thousand_unknown_annotations_a_few_are_named() {
+        let many = (0..10_000).map(|number| (format!("sluice.dev/x-{number}"), String::new())).collect();
+        let notes = Wishes::read(&many, None).unwrap().notes;
+        assert!(notes.len() == REMARKS_MAX && notes.last().unwrap().text.contains("9985"), "{notes:?}");
+    }
+
+    #[test]
+    fn limits_of_durations_are_told_in_the_units_that_are_read() {
+        let text = read(&[("sluice.dev/drain-timeout", "25h")]).unwrap().notes[0].text.clone();
+        assert!(text.contains("from 0ms to 24h"), "{text}");
     }
 }

@@ -25,7 +25,7 @@ const FAMILIES: [&str; 12] = [
     "protocol.openelb.kubesphere.io/",
 ];
 /// Those that `annotations` reads, refuses or tells of itself.
-pub(super) const READ: [&str; 23] = [
+pub(super) const READ: [&str; 24] = [
     "metallb.io/loadBalancerIPs",
     "metallb.io/address-pool",
     "metallb.io/allow-shared-ip",
@@ -49,6 +49,7 @@ pub(super) const READ: [&str; 23] = [
     "service.beta.kubernetes.io/aws-load-balancer-connection-idle-timeout",
     "service.beta.kubernetes.io/aws-load-balancer-proxy-protocol",
     "service.beta.kubernetes.io/load-balancer-source-ranges",
+    "kube-vip.io/loadbalancerIPs",
 ];
 /// Not the owner's: their controllers write them.
 const WRITTEN_BACK: [&str; 8] = [
@@ -62,8 +63,7 @@ const WRITTEN_BACK: [&str; 8] = [
     "purelb.io/announcing-IPv6",
 ];
 /// What to say instead, where there is something.
-const EQUIVALENTS: [(&str, &str); 18] = [
-    ("kube-vip.io/loadbalancerIPs", "addresses"),
+const EQUIVALENTS: [(&str, &str); 17] = [
     ("purelb.io/addresses", "addresses"),
     ("purelb.io/service-group", "address-pool"),
     ("purelb.io/allow-shared-ip", "sharing-key"),

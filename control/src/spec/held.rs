@@ -48,7 +48,8 @@ pub struct Condition {
     pub holds: bool,
     /// One word.
     pub reason: Cow<'static, str>,
-    /// One sentence, the same for every Service but where gateways refuse it: what is particular to one is told by an Event.
+    /// One sentence, but for the names of pools and of gateways that refuse it the same for every Service: what is particular to
+    /// one is told by an Event.
     pub message: Cow<'static, str>,
     /// Since when `holds` is as it is; none: since it is written.
     pub since: Option<Timestamp>,
@@ -59,6 +60,12 @@ impl Condition {
     #[must_use]
     pub const fn new(holds: bool, reason: &'static str, message: &'static str) -> Self {
         Self { holds, reason: Cow::Borrowed(reason), message: Cow::Borrowed(message), since: None }
+    }
+
+    /// The same with a sentence that names something.
+    #[must_use]
+    pub const fn naming(holds: bool, reason: &'static str, message: String) -> Self {
+        Self { holds, reason: Cow::Borrowed(reason), message: Cow::Owned(message), since: None }
     }
 
     /// Whether both say the same, whenever they began to.

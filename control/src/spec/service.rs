@@ -1,20 +1,22 @@
 //! A Service object, read: who it is, what it holds, and either what it asks for or why that cannot be served.
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec as ServiceFields};
+use k8s_openapi::api::core::v1::{LoadBalancerIngress, Service, ServicePort, ServiceSpec as ServiceFields};
 use proto::limits::{ANNOTATION_PREFIX, FINALIZER};
 use proto::{Family, Mode, Protocol, Reason, Refusal, Scheduler, ServiceName, Target};
 
 use super::annotations::{HealthWish, Wishes};
 use super::held::{Held, writers};
+use super::kept::{STAYS, Unread};
 use super::traffic::{affinity, clients, is_local, note_denied_families};
 use crate::addresses::Sharing;
-use crate::note::{Cause, Remark};
-use crate::source::{Ingress, IpMode};
+use crate::note::{self, Cause, Remark};
+use crate::source::{Ingress, IpMode, PortStatus};
 
 /// Says that kube-proxy does not serve it.
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
@@ -102,6 +104,8 @@ pub struct ServiceSpec {
     pub drain_timeout: Option<Duration>,
     /// Idle limit asked for.
     pub idle_timeout: Option<Duration>,
+    /// What it asks for in words that cannot be read: there, what was in force stays.
+    pub unread: BTreeSet<Unread>,
     /// What was read differently than the author may have meant.
     pub notes: Vec<Remark>,
 }
@@ -154,14 +158,6 @@ pub enum SpecError {
         /// What to do.
         remedy: String,
     },
-    /// An address that is none.
-    #[error("{place}: found {found:?}, expected an IP address")]
-    Address {
-        /// Field or annotation.
-        place: String,
-        /// Its value.
-        found: String,
-    },
     /// An annotation whose value cannot be honoured.
     #[error("annotation {key}: {expected}")]
     Annotation {
@@ -177,14 +173,6 @@ pub enum SpecError {
         place: String,
         /// What was found.
         found: String,
-    },
-    /// An address of a family that the Service does not have, or two of one.
-    #[error("address {address} is asked for, but {why}; ask for one address of each family in spec.ipFamilies")]
-    AddressFamily {
-        /// The address.
-        address: IpAddr,
-        /// Why it cannot be used.
-        why: String,
     },
     /// No port at all.
     #[error("spec.ports is empty; a Service that is served has at least one port")]
@@ -238,9 +226,7 @@ pub enum SpecError {
 
 impl SpecError {
     pub(super) fn unsupported(place: &str, found: &str, remedy: &str) -> Self {
-        // Annotations may hold 256 KB; a message is for a person.
-        let found = found.trim().chars().take(80).collect();
-        Self::Unsupported { place: place.to_owned(), found, remedy: remedy.to_owned() }
+        Self::Unsupported { place: place.to_owned(), found: note::quoted(found.trim()), remedy: remedy.to_owned() }
     }
 
     /// Why the Service is not served.
@@ -320,11 +306,16 @@ impl TryFrom<&Service> for Candidate {
 pub(super) fn ingress(service: &Service) -> Vec<Ingress> {
     let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
     let entries = status.and_then(|balancer| balancer.ingress.as_deref()).unwrap_or_default();
-    let read = |ip: &str, mode: Option<&str>| {
-        let ip_mode = if mode == Some("Proxy") { IpMode::Proxy } else { IpMode::Vip };
-        ip.parse().ok().map(|ip| Ingress { ip, ip_mode })
+    let port = |port: &k8s_openapi::api::core::v1::PortStatus| {
+        let error = port.error.clone().map(Cow::Owned);
+        Some(PortStatus { port: u16::try_from(port.port).ok()?, protocol: port.protocol.parse().ok()?, error })
     };
-    entries.iter().filter_map(|entry| read(entry.ip.as_deref()?, entry.ip_mode.as_deref())).collect()
+    let read = |entry: &LoadBalancerIngress| {
+        let ip_mode = if entry.ip_mode.as_deref() == Some("Proxy") { IpMode::Proxy } else { IpMode::Vip };
+        let ports = entry.ports.iter().flatten().filter_map(port).collect();
+        Some(Ingress { ip: entry.ip.as_deref()?.parse().ok()?, ip_mode, ports })
+    };
+    entries.iter().filter_map(read).collect()
 }
 
 fn wanted(service: &Service, fields: &ServiceFields, kind: Kind) -> Result<ServiceSpec, SpecError> {
@@ -334,8 +325,13 @@ fn wanted(service: &Service, fields: &ServiceFields, kind: Kind) -> Result<Servi
     let annotations = service.metadata.annotations.clone().unwrap_or_default();
     let wishes = Wishes::read(&annotations, fields.load_balancer_ip.as_deref())?;
     let (families, second_family_optional) = families(fields)?;
-    check_addresses(&wishes.addresses, &families)?;
-    let mut notes = wishes.notes;
+    let (mut addresses, mut unread, mut notes) = (wishes.addresses, wishes.unread, wishes.notes);
+    if let Some(why) = misfit(&addresses, &families) {
+        let text = format!("{why}; ask for one address of each family in spec.ipFamilies; {STAYS}");
+        notes.push(Remark::new(Cause::AnnotationIgnored, text));
+        unread.insert(Unread::Addresses);
+        addresses.clear();
+    }
     let source_ranges = clients(fields, wishes.source_ranges, &mut notes)?;
     note_denied_families(source_ranges.as_deref(), &families, &mut notes);
     let local = is_local(fields)?;
@@ -344,7 +340,7 @@ fn wanted(service: &Service, fields: &ServiceFields, kind: Kind) -> Result<Servi
         families,
         second_family_optional,
         ports: ports(fields.ports.as_deref().unwrap_or_default(), kind)?,
-        addresses: wishes.addresses,
+        addresses,
         external_ips: external_ips(fields, &mut notes),
         pool: wishes.pool,
         sharing: wishes.sharing,
@@ -360,6 +356,7 @@ fn wanted(service: &Service, fields: &ServiceFields, kind: Kind) -> Result<Servi
         health: wishes.health,
         drain_timeout: wishes.drain_timeout,
         idle_timeout: wishes.idle_timeout,
+        unread,
         notes,
     })
 }
@@ -372,8 +369,8 @@ fn external_ips(fields: &ServiceFields, notes: &mut Vec<Remark>) -> Vec<IpAddr> 
             Ok(address) if !addresses.contains(&address) => addresses.push(address),
             Ok(_) => {}
             Err(_) => {
-                let found: String = text.chars().take(80).collect();
-                let text = format!("spec.externalIPs: found {found:?}, expected an IP address; it is left out");
+                let found = note::quoted(text);
+                let text = format!("spec.externalIPs: found {found}, expected an IP address; it is left out");
                 notes.push(Remark::new(Cause::FieldIgnored, text));
             }
         }
@@ -417,20 +414,22 @@ fn families(fields: &ServiceFields) -> Result<(Vec<Family>, bool), SpecError> {
 }
 
 pub(super) fn word(field: &'static str, found: &str, expected: &'static str) -> SpecError {
-    SpecError::Word { field, found: found.to_owned(), expected }
+    SpecError::Word { field, found: found.chars().take(80).collect(), expected }
 }
 
-fn check_addresses(addresses: &[IpAddr], families: &[Family]) -> Result<(), SpecError> {
-    for (index, &address) in addresses.iter().enumerate() {
+/// Why a Service of these families cannot have these addresses.
+fn misfit(addresses: &[IpAddr], families: &[Family]) -> Option<String> {
+    addresses.iter().enumerate().find_map(|(index, &address)| {
         let family = Family::of(address);
-        if !families.contains(&family) {
-            return Err(SpecError::AddressFamily { address, why: format!("the Service has no family {family}") });
-        }
-        if addresses[..index].iter().any(|earlier| Family::of(*earlier) == family) {
-            return Err(SpecError::AddressFamily { address, why: format!("another {family} address is, too") });
-        }
-    }
-    Ok(())
+        let why = if !families.contains(&family) {
+            format!("the Service has no family {family}")
+        } else if addresses[..index].iter().any(|earlier| Family::of(*earlier) == family) {
+            format!("another {family} address is, too")
+        } else {
+            return None;
+        };
+        Some(format!("address {address} is asked for, but {why}"))
+    })
 }
 
 fn ports(list: &[ServicePort], kind: Kind) -> Result<Vec<PortSpec>, SpecError> {
@@ -594,9 +593,11 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_another_family_is_refused() {
+    fn an_address_of_another_family_is_not_asked_for_and_that_is_told() {
         let spec = serde_json::json!({"type": "LoadBalancer", "loadBalancerIP": "2001:db8::1", "ports": [{"port": 80}]});
-        assert!(matches!(wanted_of(spec), Err(SpecError::AddressFamily { .. })));
+        let wanted = wanted_of(spec).unwrap();
+        assert_eq!((wanted.addresses.len(), wanted.unread), (0, [Unread::Addresses].into()));
+        assert!(wanted.notes[0].text.contains("no family IPv6"), "{:?}", wanted.notes);
     }
 
     #[test]

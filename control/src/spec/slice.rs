@@ -5,10 +5,13 @@ use std::net::IpAddr;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
 use proto::{Family, Protocol, ServiceName};
 
-use crate::note::{Cause, Remark};
+use crate::note::{self, Cause, Remark};
 
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
+const MANAGED_BY_LABEL: &str = "endpointslice.kubernetes.io/managed-by";
+/// Kubernetes' own controllers of slices: they write one anew that somebody deletes.
+const MANAGERS: [&str; 2] = ["endpointslice-controller.k8s.io", "endpointslicemirroring-controller.k8s.io"];
 
 /// The endpoints of one Service and family, or some of them. A slice that is not used has none, and says why.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +22,8 @@ pub struct SliceSpec {
     pub service: ServiceName,
     /// The family of all its addresses.
     pub family: Family,
+    /// Whether Kubernetes keeps it: when it is deleted, it is replaced.
+    pub is_managed: bool,
     /// Ports that have a number.
     pub ports: Vec<SlicePort>,
     /// Endpoints with a valid address.
@@ -76,10 +81,11 @@ impl TryFrom<&EndpointSlice> for SliceSpec {
         let label = |key: &str| metadata.labels.as_ref().and_then(|labels| labels.get(key));
         let service = label(SERVICE_NAME_LABEL).ok_or_else(|| SliceError::NoService(name.clone()))?;
         let service = ServiceName::new(namespace, service);
+        let is_managed = label(MANAGED_BY_LABEL).is_some_and(|manager| MANAGERS.contains(&manager.as_str()));
         let unused = |why: String| {
             let notes = vec![Remark::new(Cause::SliceIgnored, format!("EndpointSlice {name} is not used: {why}"))];
             let (name, service) = (name.clone(), service.clone());
-            Self { name, service, family: Family::V4, ports: Vec::new(), endpoints: Vec::new(), notes }
+            Self { name, service, family: Family::V4, is_managed, ports: Vec::new(), endpoints: Vec::new(), notes }
         };
         if label(HEADLESS_LABEL).is_some() {
             return Ok(unused(format!("its label {HEADLESS_LABEL} says that its Service is headless")));
@@ -95,7 +101,8 @@ impl TryFrom<&EndpointSlice> for SliceSpec {
             match port(entry) {
                 Ok(port) => ports.push(port),
                 Err(why) => {
-                    let text = format!("EndpointSlice {name}: port {:?} is left out: {why}", entry.name);
+                    let called = entry.name.as_deref().filter(|name| !name.is_empty()).unwrap_or("without name");
+                    let text = format!("EndpointSlice {name}: port {called} is left out: {why}");
                     notes.push(Remark::new(Cause::SlicePortIgnored, text));
                 }
             }
@@ -105,12 +112,13 @@ impl TryFrom<&EndpointSlice> for SliceSpec {
             match endpoint(entry, family) {
                 Ok(endpoint) => endpoints.push(endpoint),
                 Err(found) => {
-                    let text = format!("EndpointSlice {name}: endpoint {found:?} is left out: it is no {family} address");
+                    let found = note::quoted(&found);
+                    let text = format!("EndpointSlice {name}: endpoint {found} is left out: it is no {family} address");
                     notes.push(Remark::new(Cause::EndpointIgnored, text));
                 }
             }
         }
-        Ok(Self { service, name, family, ports, endpoints, notes })
+        Ok(Self { service, name, family, is_managed, ports, endpoints, notes })
     }
 }
 

@@ -1,11 +1,12 @@
-//! What the conditions of a Service say. Their sentences are the same for all Services, without counts and names: every write
-//! of a Service goes to every kube-proxy, and what is particular to one Service is told by an Event. Only what gateways refuse
-//! is said with their names.
+//! What the conditions of a Service say. Their sentences are the same for all Services, without counts and names but those of
+//! pools and of gateways that refuse it: every write of a Service goes to every kube-proxy, and what is particular to one
+//! Service is told by an Event.
 
 use std::collections::BTreeSet;
 
 use proto::{Reason, Refusal};
 
+use crate::note::Cause;
 use crate::plan::WantedStatus;
 use crate::spec::Condition;
 
@@ -34,7 +35,11 @@ pub(super) fn address_assigned(wanted: &WantedStatus) -> Condition {
         None if wanted.outside_pools => {
             Condition::new(true, Reason::OutsidePools.as_str(), "It keeps an address that lies in no pool any more.")
         }
-        None => Condition::new(true, "Assigned", "It has every address that it needs."),
+        None => {
+            let plural = if wanted.pools.len() == 1 { "" } else { "s" };
+            let text = format!("It has every address that it needs, of pool{plural} {}.", wanted.pools.join(", "));
+            Condition::naming(true, "Assigned", text)
+        }
     }
 }
 
@@ -44,6 +49,11 @@ pub(super) fn programmed(wanted: &WantedStatus, progress: Progress) -> Condition
         return Condition::new(false, reason.as_str(), sentence(reason));
     }
     match progress {
+        Progress::Done if wanted.is_partly_unread => {
+            let text =
+                "Gateways forward for it; something that it asks for cannot be read and has no effect, the Event names it.";
+            Condition::new(true, Cause::AnnotationIgnored.as_str(), text)
+        }
         Progress::Done => Condition::new(true, "Programmed", "Gateways forward for it."),
         Progress::Pending => Condition::new(false, "Pending", "Gateways do not forward for it yet."),
         Progress::NoGateway => Condition::new(false, Reason::NoGateway.as_str(), sentence(Reason::NoGateway)),
@@ -65,12 +75,30 @@ pub(super) fn is_refused_by_gateways(condition: &Condition) -> bool {
     !condition.holds && condition.message.starts_with(NOT_SERVED_BY)
 }
 
+/// What is known of the backends of a Service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Backends {
+    /// A gateway finds a healthy one.
+    Healthy,
+    /// There is none that takes new connections.
+    NoEndpoints,
+    /// There are endpoints, but with other ports.
+    NoMatchingPort,
+    /// None passes its probes.
+    NoneHealthy,
+}
+
 /// `sluice.dev/BackendsHealthy`.
-pub(super) fn backends_healthy(is_any: bool) -> Condition {
-    if is_any {
-        Condition::new(true, "Healthy", "Gateways find healthy backends.")
-    } else {
-        Condition::new(false, "NoHealthyBackend", "No gateway finds a healthy backend.")
+pub(super) fn backends_healthy(backends: Backends) -> Condition {
+    let unhealthy = |cause: Cause, text| Condition::new(false, cause.as_str(), text);
+    match backends {
+        Backends::Healthy => Condition::new(true, "Healthy", "Gateways find healthy backends."),
+        Backends::NoEndpoints => unhealthy(Cause::NoEndpoints, "It has no endpoint that takes new connections."),
+        Backends::NoMatchingPort => unhealthy(
+            Cause::NoMatchingPort,
+            "No EndpointSlice has a port that it asks for; the Event names those that they have.",
+        ),
+        Backends::NoneHealthy => unhealthy(Cause::NoHealthyBackend, "No gateway finds a healthy backend: all fail their probes."),
     }
 }
 

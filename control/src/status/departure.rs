@@ -42,6 +42,11 @@ impl Departure {
         self.leaving.clone_from(leaving);
     }
 
+    /// Whether the object stays: of one that goes there is nothing to tell.
+    pub(super) fn stays(&self) -> bool {
+        !self.leaving.left.is_deleted
+    }
+
     pub(super) fn is_of(&self, leaving: &Leaving) -> bool {
         self.leaving.left.uid == leaving.left.uid
     }

@@ -3,18 +3,22 @@
 //! Invariant: a write says only what differs from the object, as far as that is known: our own write to a version of it
 //! counts more than the version itself.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use proto::Reason;
+use proto::limits::ANNOTATION_PREFIX;
 use tokio::time::Instant;
 
-use super::conditions::{Progress, address_assigned, backends_healthy, is_refused_by_gateways, programmed, refused_by_gateways};
+use super::conditions::{
+    Backends, Progress, address_assigned, backends_healthy, is_refused_by_gateways, programmed, refused_by_gateways,
+};
 use super::view::View;
 use crate::note::{Cause, Remark};
 use crate::plan::WantedStatus;
-use crate::source::{Ingress, IpMode, StatusWrite};
+use crate::source::{Ingress, IpMode, PortStatus, StatusWrite};
 use crate::spec::{Condition, ConditionType, Held};
 
 /// A gateway that is slow, or that nobody repairs, holds the status up no longer than this after the first one.
@@ -23,8 +27,12 @@ pub(super) const SLOW_GATEWAY_WAITED_FOR: Duration = Duration::from_secs(2);
 pub(super) const REWRITES_MAX: usize = 3;
 /// The time that they are counted in; after it the Service is tried again.
 pub(super) const REWRITES_WITHIN: Duration = Duration::from_secs(600);
-/// How often `BackendsHealthy` of one Service may change.
+/// How often `BackendsHealthy` of one Service may change, once it is said.
 const HEALTH_PACE: Duration = Duration::from_secs(30);
+/// EndpointSlices are made after their Service, and changed after its ports: what they lack for so long is news.
+pub(super) const SLICES_AWAITED: Duration = Duration::from_secs(2);
+/// Why a port is not served, in the API's form.
+const NO_MATCHING_PORT: &str = "sluice.dev/NoMatchingPort";
 /// Gateways dial again within seconds of a restart, theirs or ours: so long a programmed Service is not called otherwise.
 pub(super) const ABSENCE_TOLERATED: Duration = Duration::from_secs(30);
 
@@ -35,6 +43,8 @@ pub(super) struct Decision {
     pub(super) write: Option<StatusWrite>,
     /// What its owner should know.
     pub(super) remarks: Vec<Remark>,
+    /// What its owner should know once the write is taken.
+    pub(super) remarks_of_write: Vec<Remark>,
     /// When it may be due without anything happening.
     pub(super) wake_at: Option<Instant>,
     /// Whether gateways may change what is due.
@@ -49,6 +59,10 @@ pub(super) struct Item {
     rewritten_at: Vec<Instant>,
     contested_until: Option<Instant>,
     health_changed_at: Option<Instant>,
+    /// What that was before the last write: one that came too late changed nothing.
+    health_changed_before: Option<Instant>,
+    /// Since when it lacks endpoints or ports of theirs, whichever.
+    lacks_since: Option<Instant>,
     retry_at: Option<Instant>,
 }
 
@@ -71,7 +85,7 @@ struct Written {
 impl Gate {
     fn new(counter: u64, wanted: &WantedStatus) -> Self {
         let was_programmed = wanted.held.conditions.get(&ConditionType::Programmed).is_some_and(|condition| condition.holds);
-        let is_passed = was_programmed && wanted.held.ingress == wanted.ingress;
+        let is_passed = was_programmed && lead_alike(&wanted.held.ingress, &wanted.ingress);
         Self { counter, first_reached_at: None, is_passed }
     }
 
@@ -84,22 +98,25 @@ impl Gate {
 }
 
 impl Item {
-    pub(super) fn new(wanted: Arc<WantedStatus>, counter: u64) -> Self {
+    pub(super) fn new(wanted: Arc<WantedStatus>, counter: u64, now: Instant) -> Self {
         Self {
             gate: Gate::new(counter, &wanted),
+            lacks_since: wanted.lack.is_any().then_some(now),
             wanted,
             written: None,
             rewritten_at: Vec::new(),
             contested_until: None,
             health_changed_at: None,
+            health_changed_before: None,
             retry_at: None,
         }
     }
 
     /// Takes in a newer plan. Gateways are not asked again for what they may already have reached.
-    pub(super) fn renew(&mut self, wanted: Arc<WantedStatus>, counter: u64) {
-        let asked = |w: &WantedStatus| (w.uid.clone(), w.ingress.clone(), w.refusal.is_none(), w.is_withheld);
-        if asked(&self.wanted) != asked(&wanted) {
+    pub(super) fn renew(&mut self, wanted: Arc<WantedStatus>, counter: u64, now: Instant) {
+        self.lacks_since = wanted.lack.is_any().then_some(self.lacks_since.unwrap_or(now));
+        let asked = |w: &WantedStatus| (w.uid.clone(), w.refusal.is_none(), w.is_withheld);
+        if asked(&self.wanted) != asked(&wanted) || !lead_alike(&self.wanted.ingress, &wanted.ingress) {
             self.gate = Gate::new(counter, &wanted);
             self.rewritten_at.clear();
             self.contested_until = None;
@@ -114,6 +131,9 @@ impl Item {
         }
         if !self.gate.is_passed && !self.wanted.is_withheld {
             self.gate.look(view, now);
+        }
+        if self.came_too_late(is_taken) {
+            self.health_changed_at = self.health_changed_before;
         }
         let mut decision = Decision::default();
         if self.contested_until.is_some_and(|until| until <= now) {
@@ -138,7 +158,7 @@ impl Item {
         let wakes = [decision.wake_at, self.contested_until, self.slow_gateway_at()];
         decision.wake_at = wakes.into_iter().flatten().min();
         decision.waits_for_gateways = !self.gate.is_passed || view.gateways.is_refused(&self.wanted.service);
-        decision.write = self.difference(&known, goal, &mut decision.remarks, now);
+        decision.write = self.difference(&known, goal, &mut decision.remarks_of_write, now);
         decision
     }
 
@@ -152,6 +172,12 @@ impl Item {
         self.gate.first_reached_at.filter(|_| !self.gate.is_passed).map(|first| first + SLOW_GATEWAY_WAITED_FOR)
     }
 
+    /// Whether the last write was of a version before this one, and the server did not take it.
+    fn came_too_late(&self, is_taken: &impl Fn(&StatusWrite) -> bool) -> bool {
+        let is_older = |written: &&Written| written.write.resource_version != self.wanted.resource_version;
+        self.written.as_ref().filter(is_older).is_some_and(|written| !is_taken(&written.write))
+    }
+
     /// What the object holds, as far as we know.
     fn known(&self) -> &Held {
         let wanted = &self.wanted;
@@ -163,12 +189,15 @@ impl Item {
     fn goal(&self, known: &Held, view: &View<'_>, now: Instant, decision: &mut Decision) -> Held {
         let wanted = &self.wanted;
         let mut goal = Held { finalizer: !wanted.uid.is_empty(), ..known.clone() };
-        let is_new = |ingress: &&Ingress| !known.ingress.contains(ingress);
+        let is_new = |ingress: &&Ingress| !known.ingress.iter().any(|old| old.leads_as(ingress));
         let waits = wanted.ingress.iter().filter(is_new).any(|ingress| ingress.ip_mode == IpMode::Proxy);
         if wanted.refusal.is_some() {
             goal.ingress.retain(|old| wanted.ingress.iter().any(|new| new.ip == old.ip));
         } else if self.contested_until.is_none() && (self.gate.is_passed || !waits) {
             goal.ingress.clone_from(&wanted.ingress);
+        }
+        if self.contested_until.is_none() {
+            self.tell_ports(known, &mut goal, now, decision);
         }
         set(&mut goal, ConditionType::AddressAssigned, address_assigned(wanted));
         if let Some(progress) = self.progress(known, view, now, decision) {
@@ -185,10 +214,39 @@ impl Item {
         }
         if wanted.refusal.is_some() {
             goal.conditions.remove(&ConditionType::BackendsHealthy);
-        } else if let Some(is_any) = self.health(known, view, now, decision) {
-            set(&mut goal, ConditionType::BackendsHealthy, backends_healthy(is_any));
+        } else if let Some(backends) = self.backends(known, view, now, decision) {
+            set(&mut goal, ConditionType::BackendsHealthy, backends_healthy(backends));
         }
         goal
+    }
+
+    /// Says of each port of each address of ours whether it is served. Which ports a Service has that cannot be read
+    /// nobody knows: then those that stand there.
+    fn tell_ports(&self, known: &Held, goal: &mut Held, now: Instant, decision: &mut Decision) {
+        let wanted = &self.wanted;
+        let is_settled = self.is_lack_settled(now, decision);
+        for entry in &mut goal.ingress {
+            let Some(ours) = wanted.ingress.iter().find(|ours| ours.ip == entry.ip) else { continue };
+            if !ours.ports.is_empty() {
+                entry.ports.clone_from(&ours.ports);
+            }
+            let said = known.ingress.iter().find(|old| old.ip == entry.ip).map_or(&[][..], |old| &old.ports);
+            for port in &mut entry.ports {
+                let is_said = said.iter().any(|old| old.error.as_deref() == Some(NO_MATCHING_PORT) && is_same_port(old, port));
+                let is_unmatched = wanted.lack.unmatched.contains(&(port.protocol, port.port)) && (is_settled || is_said);
+                let refused = wanted.refusal.map(|reason| Cow::Owned(format!("{ANNOTATION_PREFIX}{}", reason.as_str())));
+                port.error = refused.or(is_unmatched.then_some(Cow::Borrowed(NO_MATCHING_PORT)));
+            }
+        }
+    }
+
+    /// Whether slices have had their time.
+    fn is_lack_settled(&self, now: Instant, decision: &mut Decision) -> bool {
+        let Some(due) = self.lacks_since.map(|since| since + SLICES_AWAITED) else { return false };
+        if due > now {
+            decision.wake_at = decision.wake_at.into_iter().chain([due]).min();
+        }
+        due <= now
     }
 
     /// None: what the object says stays. What is programmed stays so while gateways take a change, and for a while without them.
@@ -218,16 +276,29 @@ impl Item {
     }
 
     /// None: what the object says stays.
-    fn health(&self, known: &Held, view: &View<'_>, now: Instant, decision: &mut Decision) -> Option<bool> {
-        let is_any = view.has_healthy_backend(&self.wanted.service)?;
-        let said = known.conditions.get(&ConditionType::BackendsHealthy).map(|condition| condition.holds);
+    fn backends(&self, known: &Held, view: &View<'_>, now: Instant, decision: &mut Decision) -> Option<Backends> {
+        let lack = &self.wanted.lack;
+        let found = match view.has_healthy_backend(&self.wanted.service) {
+            _ if lack.is_whole && !self.is_lack_settled(now, decision) => return None,
+            _ if lack.is_whole && lack.unmatched.is_empty() => Backends::NoEndpoints,
+            _ if lack.is_whole => Backends::NoMatchingPort,
+            is_any => {
+                if is_any? {
+                    Backends::Healthy
+                } else {
+                    Backends::NoneHealthy
+                }
+            }
+        };
+        let is_said = |said: &Condition| said.says_the_same(&backends_healthy(found));
+        let is_said = known.conditions.get(&ConditionType::BackendsHealthy).is_some_and(is_said);
         let may_change_at = self.health_changed_at.map(|at| at + HEALTH_PACE).filter(|at| *at > now);
         match may_change_at {
-            Some(at) if said != Some(is_any) => {
+            Some(at) if !is_said => {
                 decision.wake_at = decision.wake_at.into_iter().chain([at]).min();
                 None
             }
-            _ => Some(is_any),
+            _ => Some(found),
         }
     }
 
@@ -262,33 +333,72 @@ impl Item {
             conditions: changed(base, &goal),
             finalizer: (base.finalizer != goal.finalizer).then_some(goal.finalizer),
         };
-        for (kind, condition) in &goal.conditions {
-            if known.conditions.get(kind).map(|old| old.holds) != Some(condition.holds) {
-                remarks.extend(self.remark(*kind, condition));
-                if *kind == ConditionType::BackendsHealthy {
-                    self.health_changed_at = Some(now);
-                }
-            }
+        let of_health = ConditionType::BackendsHealthy;
+        let is_news = |said: &Condition| goal.conditions.get(&of_health).is_some_and(|now| !said.says_the_same(now));
+        self.health_changed_before = self.health_changed_at;
+        if known.conditions.get(&of_health).is_some_and(is_news) {
+            self.health_changed_at = Some(now);
         }
+        // The whole difference from the version that is written to: what it replaces was never told of.
+        remarks.extend(self.remarks(base, &goal));
         self.written = Some(Written { write: write.clone(), after: goal });
         Some(write)
     }
 
-    /// What a change of a condition is worth telling. Refusals are told by the plan, in their own words.
-    fn remark(&self, kind: ConditionType, condition: &Condition) -> Option<Remark> {
-        match (kind, condition.holds) {
-            (ConditionType::AddressAssigned, true) => {
-                let addresses: Vec<_> = self.wanted.ingress.iter().map(|ingress| ingress.ip.to_string()).collect();
-                Some(Remark::new(Cause::AddressAssigned, format!("it has {}", addresses.join(" and "))))
-            }
-            (ConditionType::Programmed, true) => Some(Remark::new(Cause::Programmed, "gateways forward for it")),
-            (ConditionType::BackendsHealthy, false) => {
-                let text = "no gateway finds a healthy backend; all of them are used until one is (fail open)";
-                Some(Remark::new(Cause::NoHealthyBackend, text))
-            }
-            _ => None,
+    /// What of a change is worth telling. Refusals are told by the plan, in their own words.
+    fn remarks(&self, base: &Held, goal: &Held) -> Vec<Remark> {
+        let of = |held: &Held, kind| held.conditions.get(&kind).map(|condition| (condition.holds, condition.reason.clone()));
+        let turns = |kind, holds| of(goal, kind).is_some_and(|now| now.0 == holds) && of(base, kind) != of(goal, kind);
+        let comes = |kind| turns(kind, true) && of(base, kind).is_none_or(|before| !before.0);
+        let addresses = |held: &Held| held.ingress.iter().map(|ingress| ingress.ip).collect::<Vec<_>>();
+        let mut remarks = Vec::new();
+        let is_assigned = of(goal, ConditionType::AddressAssigned).is_some_and(|now| now.0);
+        let is_exchanged = !base.ingress.is_empty() && !goal.ingress.is_empty() && addresses(base) != addresses(goal);
+        if comes(ConditionType::AddressAssigned) || (is_assigned && is_exchanged) {
+            let addresses: Vec<_> = self.wanted.ingress.iter().map(|ingress| ingress.ip.to_string()).collect();
+            remarks.push(Remark::new(Cause::AddressAssigned, format!("it has {}", addresses.join(" and "))));
         }
+        if comes(ConditionType::Programmed) {
+            remarks.push(Remark::new(Cause::Programmed, "gateways forward for it"));
+        }
+        if says_unmatched(goal) && !says_unmatched(base) {
+            remarks.push(Remark::new(Cause::NoMatchingPort, self.wanted.lack.sentence.clone()));
+        }
+        let is_of_ports = of(goal, ConditionType::BackendsHealthy).is_some_and(|now| now.1 == Cause::NoMatchingPort.as_str());
+        if turns(ConditionType::BackendsHealthy, false) && !is_of_ports {
+            remarks.push(self.without_backend());
+        }
+        remarks
     }
+
+    fn without_backend(&self) -> Remark {
+        if self.wanted.lack.is_whole {
+            let text = "no endpoint of it takes new connections: none is ready, or all are drained; clients are turned away until one is";
+            return Remark::new(Cause::NoEndpoints, text);
+        }
+        let meanwhile = if self.wanted.fails_open {
+            "all of them are used until one is (health.failOpen: true)"
+        } else {
+            "clients are turned away until one is (health.failOpen: false)"
+        };
+        Remark::new(Cause::NoHealthyBackend, format!("no gateway finds a healthy backend: all fail their probes; {meanwhile}"))
+    }
+}
+
+fn lead_alike(one: &[Ingress], other: &[Ingress]) -> bool {
+    one.len() == other.len() && one.iter().zip(other).all(|(one, other)| one.leads_as(other))
+}
+
+fn is_same_port(one: &PortStatus, other: &PortStatus) -> bool {
+    (one.port, one.protocol) == (other.port, other.protocol)
+}
+
+/// Whether an object says that no slice has one of its ports.
+fn says_unmatched(held: &Held) -> bool {
+    let ports = held.ingress.iter().flat_map(|ingress| &ingress.ports);
+    let condition = held.conditions.get(&ConditionType::BackendsHealthy);
+    let is_said = condition.is_some_and(|condition| condition.reason == Cause::NoMatchingPort.as_str());
+    is_said || ports.into_iter().any(|port| port.error.as_deref() == Some(NO_MATCHING_PORT))
 }
 
 /// Sets a condition; its time stays while it holds, or does not hold, as before.

@@ -24,7 +24,10 @@ use crate::source::StatusWrite;
 pub(super) struct Due {
     pub(super) write: Option<StatusWrite>,
     pub(super) uid: String,
+    /// Told whatever becomes of the write.
     pub(super) notes: Vec<Note>,
+    /// Told once the write was taken.
+    pub(super) notes_of_write: Vec<Note>,
 }
 
 /// What waits, and what was written.
@@ -82,8 +85,8 @@ impl Queue {
                 }
             };
             match self.items.get_mut(name) {
-                Some(item) if item.wanted.uid == wanted.uid => item.renew(Arc::clone(wanted), statuses.counter),
-                _ => drop(self.items.insert(name.clone(), Item::new(Arc::clone(wanted), statuses.counter))),
+                Some(item) if item.wanted.uid == wanted.uid => item.renew(Arc::clone(wanted), statuses.counter, now),
+                _ => drop(self.items.insert(name.clone(), Item::new(Arc::clone(wanted), statuses.counter, now))),
             }
             self.changed.insert(name.clone());
         }
@@ -124,13 +127,16 @@ impl Queue {
             if decision.write.is_some() || !decision.remarks.is_empty() {
                 let note = |remark| Note { subject: Subject::Service(name.clone()), remark };
                 let notes = decision.remarks.into_iter().map(note).collect();
-                due.push(Due { write: decision.write, uid: item.wanted.uid.clone(), notes });
+                let notes_of_write = decision.remarks_of_write.into_iter().map(note).collect();
+                due.push(Due { write: decision.write, uid: item.wanted.uid.clone(), notes, notes_of_write });
             }
         }
-        due.extend(self.departures.values_mut().filter_map(|departure| departure.due(&view, now)).map(|write| {
+        due.extend(self.departures.values_mut().filter_map(|departure| {
+            let write = departure.due(&view, now)?;
             let remark = Remark::new(Cause::Released, "gateways do not forward for it any more; nothing of sluice is left on it");
             let note = Note { subject: Subject::Service(write.service.clone()), remark };
-            Due { uid: write.uid.clone(), write: Some(write), notes: vec![note] }
+            let notes_of_write = departure.stays().then_some(note).into_iter().collect();
+            Some(Due { uid: write.uid.clone(), write: Some(write), notes: Vec::new(), notes_of_write })
         }));
         due
     }

@@ -1,12 +1,14 @@
 //! When what is written to a Service, as plans, gateways and other writers come.
 
+use std::collections::BTreeSet;
+
 use super::departure::{GATEWAYS_WAITED_FOR, OTHERS_WAITED_FOR};
-use super::item::{ABSENCE_TOLERATED, REWRITES_MAX, REWRITES_WITHIN, SLOW_GATEWAY_WAITED_FOR};
+use super::item::{ABSENCE_TOLERATED, REWRITES_MAX, REWRITES_WITHIN, SLICES_AWAITED, SLOW_GATEWAY_WAITED_FOR};
 use super::*;
 use crate::gateways::{Connection, Health, Report};
 use crate::note::Cause;
-use crate::plan::{LeftBy, WantedStatus};
-use crate::source::{Ingress, IpMode};
+use crate::plan::{Lack, LeftBy, WantedStatus};
+use crate::source::{Ingress, IpMode, PortStatus};
 use crate::spec::{Condition, ConditionType, Held, Leftover};
 use proto::{Reason, Refusal};
 
@@ -18,6 +20,7 @@ struct Lab {
     wanted: WantedStatus,
     version: u64,
     causes: Vec<Cause>,
+    texts: Vec<String>,
 }
 
 fn web() -> ServiceName {
@@ -25,7 +28,7 @@ fn web() -> ServiceName {
 }
 
 fn ingress(last: u8, ip_mode: IpMode) -> Ingress {
-    Ingress { ip: [192, 0, 2, last].into(), ip_mode }
+    Ingress::new([192, 0, 2, last].into(), ip_mode)
 }
 
 fn held(ingress: &[Ingress]) -> Held {
@@ -60,10 +63,14 @@ impl Lab {
             unassigned: None,
             outside_pools: false,
             is_withheld: false,
+            pools: vec!["edge".to_owned()],
+            is_partly_unread: false,
+            lack: Lack::default(),
+            fails_open: true,
         };
         let now = Instant::now();
         let gateways = watch::Sender::new(Gateways::default());
-        Self { queue: Queue::new(now), gateways, now, wanted, version: 0, causes: Vec::new() }
+        Self { queue: Queue::new(now), gateways, now, wanted, version: 0, causes: Vec::new(), texts: Vec::new() }
     }
 
     fn connect(&self, name: &str) -> Connection {
@@ -87,7 +94,11 @@ impl Lab {
         let gateways = self.gateways.borrow().clone();
         self.queue.see(&gateways, self.now);
         let mut due = self.queue.due(&gateways, self.now, |_| is_taken);
-        self.causes.extend(due.iter().flat_map(|due| &due.notes).map(|note| note.remark.cause));
+        let remarks = due.iter().flat_map(|due| due.notes.iter().chain(&due.notes_of_write)).map(|note| &note.remark);
+        remarks.for_each(|remark| {
+            self.causes.push(remark.cause);
+            self.texts.push(remark.text.clone());
+        });
         assert!(due.len() <= 1, "{due:?}");
         due.pop().and_then(|due| due.write)
     }
@@ -346,11 +357,145 @@ fn health_is_told_when_it_turns_and_at_most_every_thirty_seconds() {
     report(1);
     assert!(lab.due().is_none(), "some are still healthy");
     report(0);
+    lab.settle(4);
+    assert_eq!(
+        lab.condition(ConditionType::BackendsHealthy),
+        Some((false, "NoHealthyBackend")),
+        "what was said first is no change"
+    );
+    assert_eq!(lab.causes.last(), Some(&Cause::NoHealthyBackend));
+    report(3);
     assert!(lab.due().is_none());
+    assert_eq!(lab.queue.next_due(), Some(lab.now + Duration::from_secs(30)));
     lab.pass(Duration::from_secs(30));
     lab.settle(4);
-    assert_eq!(lab.condition(ConditionType::BackendsHealthy), Some((false, "NoHealthyBackend")));
-    assert_eq!(lab.causes.last(), Some(&Cause::NoHealthyBackend));
+    assert_eq!(lab.condition(ConditionType::BackendsHealthy), Some((true, "Healthy")));
+}
+
+#[test]
+fn a_turn_of_health_whose_write_came_too_late_is_written_to_the_newer_object_at_once() {
+    let (mut lab, gateway, report) = served();
+    lab.wanted.lack = Lack::default();
+    report(&gateway, 3, 3);
+    lab.settle(4);
+    report(&gateway, 3, 0);
+    for _ in 0..3 {
+        let write = lab.due_unless(false).expect("it says so");
+        assert!(write.conditions.contains_key(&ConditionType::BackendsHealthy), "{write:?}");
+        lab.version += 1;
+        lab.plan(4);
+    }
+}
+
+/// A Service whose address is told, and its gateway, which says that it has so many backends, and how many are healthy.
+fn served() -> (Lab, Connection, impl Fn(&Connection, u32, u32)) {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
+    let gateway = lab.connect("edge-1");
+    gateway.acknowledge(4);
+    lab.wanted.lack = whole_lack("");
+    lab.settle(4);
+    let report = |gateway: &Connection, backends, healthy| {
+        let health = vec![(web(), Health { backends, healthy, refusal: None })];
+        gateway.report(Report { ready: true, health, removed: Vec::new() });
+    };
+    (lab, gateway, report)
+}
+
+fn whole_lack(sentence: &str) -> Lack {
+    let unmatched = if sentence.is_empty() { BTreeSet::new() } else { [(proto::Protocol::Tcp, 80)].into() };
+    Lack { is_whole: true, unmatched, sentence: sentence.to_owned() }
+}
+
+#[test]
+fn slices_that_come_a_moment_after_their_service_raise_no_alarm() {
+    let (mut lab, gateway, report) = served();
+    report(&gateway, 0, 0);
+    assert!(lab.due().is_none());
+    assert_eq!(lab.queue.next_due(), Some(lab.now + SLICES_AWAITED));
+    lab.pass(SLICES_AWAITED / 2);
+    lab.wanted.lack = Lack::default();
+    lab.settle(4);
+    assert_eq!(lab.condition(ConditionType::BackendsHealthy), None, "what the gateway told is from before");
+    report(&gateway, 2, 2);
+    lab.settle(4);
+    assert_eq!(lab.condition(ConditionType::BackendsHealthy), Some((true, "Healthy")), "at once");
+    assert!(!lab.causes.iter().any(|cause| matches!(cause, Cause::NoEndpoints | Cause::NoHealthyBackend)), "{:?}", lab.causes);
+}
+
+#[test]
+fn without_endpoints_without_a_matching_port_and_with_failing_probes_are_three_sentences() {
+    let told = |lack: Lack, backends: u32, fails_open: bool| {
+        let (mut lab, gateway, report) = served();
+        (lab.wanted.lack, lab.wanted.fails_open) = (lack, fails_open);
+        report(&gateway, backends, 0);
+        lab.pass(SLICES_AWAITED);
+        lab.settle(4);
+        let reason = lab.condition(ConditionType::BackendsHealthy).unwrap().1.to_owned();
+        assert_eq!(lab.causes.last().unwrap().as_str(), reason);
+        (reason, lab.texts.pop().unwrap())
+    };
+    let none = told(whole_lack(""), 0, true);
+    let unmatched = told(whole_lack("they have web (tcp 8080)"), 0, true);
+    let failing = told(Lack::default(), 2, true);
+    let closed = told(Lack::default(), 2, false);
+    assert_eq!([&*none.0, &*unmatched.0, &*failing.0], ["NoEndpoints", "NoMatchingPort", "NoHealthyBackend"]);
+    assert!(none.1.contains("no endpoint") && unmatched.1.contains("web (tcp 8080)") && failing.1.contains("probes"));
+    assert!(failing.1.contains("all of them are used") && !closed.1.contains("are used") && closed.1.contains("failOpen: false"));
+}
+
+#[test]
+fn every_port_is_told_and_one_that_no_slice_has_with_an_error() {
+    let port =
+        |port, error: Option<&'static str>| PortStatus { port, protocol: proto::Protocol::Tcp, error: error.map(Into::into) };
+    let wish = Ingress { ports: vec![port(80, None), port(443, None)], ..ingress(1, IpMode::Vip) };
+    let mut lab = Lab::new(&[wish]);
+    let gateway = lab.connect("edge-1");
+    gateway.acknowledge(4);
+    let unmatched = [(proto::Protocol::Tcp, 443)].into();
+    lab.wanted.lack = Lack { is_whole: false, unmatched, sentence: "they have web (tcp 8080)".to_owned() };
+    lab.settle(4);
+    assert_eq!(lab.wanted.held.ingress[0].ports, [port(80, None), port(443, None)], "slices have two seconds");
+    lab.pass(SLICES_AWAITED);
+    lab.settle(4);
+    let told = [port(80, None), port(443, Some("sluice.dev/NoMatchingPort"))];
+    assert_eq!(lab.wanted.held.ingress[0].ports, told);
+    assert_eq!(
+        (lab.causes.last(), lab.condition(ConditionType::Programmed)),
+        (Some(&Cause::NoMatchingPort), Some((true, "Programmed")))
+    );
+    lab.queue = Queue::new(lab.now);
+    lab.settle(4);
+    assert_eq!(lab.wanted.held.ingress[0].ports, told, "a new leader takes nothing back");
+    lab.wanted.lack = Lack::default();
+    lab.settle(4);
+    assert_eq!(lab.wanted.held.ingress[0].ports, [port(80, None), port(443, None)]);
+    lab.wanted.refusal = Some(Reason::Unsupported);
+    lab.settle(4);
+    let refused = Some("sluice.dev/Unsupported");
+    assert_eq!(lab.wanted.held.ingress[0].ports, [port(80, refused), port(443, refused)]);
+}
+
+#[test]
+fn an_address_that_is_exchanged_is_told_like_the_first_one() {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
+    let gateway = lab.connect("edge-1");
+    gateway.acknowledge(4);
+    lab.settle(4);
+    lab.wanted.ingress = vec![ingress(2, IpMode::Vip)];
+    lab.settle(4);
+    let told = lab.texts.iter().filter(|text| text.starts_with("it has"));
+    assert_eq!(told.collect::<Vec<_>>(), ["it has 192.0.2.1", "it has 192.0.2.2"]);
+}
+
+#[test]
+fn the_pool_stands_in_the_condition_and_so_does_what_cannot_be_read() {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
+    let gateway = lab.connect("edge-1");
+    gateway.acknowledge(4);
+    lab.wanted.is_partly_unread = true;
+    lab.settle(4);
+    assert!(lab.wanted.held.conditions[&ConditionType::AddressAssigned].message.contains("of pool edge."));
+    assert_eq!(lab.condition(ConditionType::Programmed), Some((true, "AnnotationIgnored")));
 }
 
 #[test]
@@ -405,7 +550,7 @@ fn a_deleted_service_is_let_go_once_gateways_have_taken_it_out_or_after_ten_seco
     let write = lab.due().unwrap();
     assert_eq!((write.ingress.as_deref(), write.finalizer), (Some(&[][..]), Some(false)));
     assert_eq!(write.conditions[&ConditionType::Programmed], None);
-    assert_eq!(lab.causes.last(), Some(&Cause::Released));
+    assert_ne!(lab.causes.last(), Some(&Cause::Released), "nobody is told of what goes");
     assert!(lab.due().is_none(), "once");
     let mut lab = Lab::new(&[]);
     let _silent = lab.connect("edge-1");
@@ -429,6 +574,7 @@ fn a_service_without_class_any_more_may_be_another_installations_unless_it_was_o
     lab.leave(5, leftover(LeftBy::Anybody, false));
     let write = lab.due().unwrap();
     assert_eq!((write.ingress, write.finalizer), (None, Some(false)), "only a load balancer tells addresses");
+    assert_eq!(lab.causes.last(), Some(&Cause::Released));
     let mut lab = Lab::new(&[]);
     lab.leave(5, leftover(LeftBy::Anybody, false));
     assert!(lab.due().is_none());

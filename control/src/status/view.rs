@@ -14,9 +14,11 @@ pub(super) struct View<'a> {
 }
 
 impl View<'_> {
-    /// Whether any gateway finds any backend of a Service healthy; none: no gateway has told yet.
+    /// Whether any gateway finds any backend of a Service healthy; none: no gateway has told yet. What a gateway told that
+    /// knew of no backend is from before there was one.
     pub(super) fn has_healthy_backend(&self, service: &ServiceName) -> Option<bool> {
         let told = self.gateways.iter().filter_map(|gateway| gateway.health.get(service));
+        let told = told.filter(|health| health.backends > 0);
         told.map(|health| health.healthy > 0).reduce(|one, other| one || other)
     }
 }

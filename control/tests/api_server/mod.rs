@@ -2,8 +2,10 @@
 //! watch and write the kinds of `kinds.rs`; for tests only.
 //!
 //! **Invariant.** What it is asked for and does not know it answers by 501, so that a test cannot rest on something that
-//! only this server does. Its cache of roles is empty at the start, as a real one's is: see `people`. Deliberately not here: other resources, selectors but of one name, JSON patches, server-side
-//! apply, admission, and controllers, but for the one that empties namespaces: tests write EndpointSlices.
+//! only this server does. Its cache of roles is empty at the start, as a real one's is: see `people`. Deliberately not here:
+//! other resources, selectors but of one name, JSON patches, server-side apply, admission, and controllers, but for the one
+//! that empties namespaces and the one that makes EndpointSlices of the Pods that a Service selects: where there are none,
+//! tests write EndpointSlices.
 
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -18,6 +20,7 @@ mod objects;
 mod people;
 mod request;
 mod service;
+mod slices;
 mod store;
 mod watch;
 
@@ -152,6 +155,7 @@ impl ApiServer {
             log: Mutex::default(),
         });
         tokio::spawn(http::serve(listener, shared.clone()));
+        tokio::spawn(slices::keep(shared.clone()));
         let server = Self { shared, address };
         // Events about what has no namespace lie there.
         server.create(Kind::Namespace, json!({"metadata": {"name": "default"}}));

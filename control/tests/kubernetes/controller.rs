@@ -1,6 +1,7 @@
 //! The whole controller on the test server, where that must do what no real one does when it is asked to. What only needs
 //! the API is in `scenarios`.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -57,7 +58,7 @@ async fn without_the_right_to_list_slices_nothing_is_decided_until_it_is_granted
     let log = server.log();
     let mut lists = (0..log.len()).filter(|&at| log[at].path.ends_with("/endpointslices") && !log[at].is_watch());
     let granted = lists.nth(2).unwrap();
-    let written = log.iter().position(|logged| logged.path.ends_with("/status")).unwrap();
+    let written = log.iter().position(|logged| logged.path.ends_with("/web/status")).unwrap();
     assert!(granted < written, "a status was written before slices were known");
 }
 
@@ -211,4 +212,34 @@ async fn a_hung_planner_fails_livez() {
     holder.join().unwrap();
     reached("a sign of life", async || probed(address, "/livez").await, |code| *code == 200).await;
     user.ingress_comes("web").await;
+}
+
+/// Requests of one kind are counted between their first and their last. What comes more rarely adds 3.5 a minute: three
+/// watches of 120 s, and a look at the EdgeGateways and a write of one every 60 s.
+#[tokio::test]
+async fn a_controller_at_rest_asks_less_than_thirty_times_a_minute() {
+    let server = ApiServer::start().await;
+    let user = User::of_test_server(&server).await;
+    let _installation = Installation::start(&user).await;
+    user.add("web", &json!({})).await;
+    user.event_comes("web", "Programmed").await;
+    let since = server.log().len();
+    let watches =
+        || server.log()[since..].iter().filter(|logged| logged.is_watch() && logged.path.ends_with("/services")).count();
+    let enough = async {
+        while watches() < 3 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(120), enough).await.unwrap();
+    let mut asked: BTreeMap<(String, String), Vec<Instant>> = BTreeMap::new();
+    for logged in server.log().split_off(since) {
+        asked.entry((logged.method, logged.path)).or_default().push(logged.at);
+    }
+    let lasted = |times: &Vec<Instant>| times[times.len() - 1] - times[0];
+    let rate = |times: &Vec<Instant>| 60.0 * f64::from(u32::try_from(times.len() - 1).unwrap()) / lasted(times).as_secs_f64();
+    let (often, rarely): (Vec<_>, Vec<_>) = asked.iter().partition(|(_, times)| lasted(times) >= Duration::from_secs(10));
+    let rates: BTreeMap<_, _> = often.into_iter().map(|(asked, times)| (asked, rate(times))).collect();
+    println!("requests a minute: {rates:#?}, and {} others", rarely.len());
+    assert!(rates.values().sum::<f64>() + 3.5 < 30.0 && rarely.len() <= 6, "{rates:#?} {rarely:#?}");
 }

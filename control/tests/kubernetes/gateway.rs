@@ -1,6 +1,6 @@
 //! A gateway as the controller sees it: it takes what it is given and acknowledges it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use hyper_util::rt::TokioIo;
 use proto::v1::config_client::ConfigClient;
 use proto::v1::watch_request::Message;
-use proto::v1::{Hello, Service, WatchRequest, WatchResponse};
+use proto::v1::{Hello, Report, Service, ServiceHealth, WatchRequest, WatchResponse};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -50,10 +50,19 @@ impl Gateway {
 
     /// The same under another name.
     pub fn start_as(name: &str, socket: &Path) -> Self {
+        Self::start_of(name, socket, false)
+    }
+
+    /// One that tells, too, how many backends it finds healthy: all that it was given.
+    pub fn start_reporting(name: &str, socket: &Path) -> Self {
+        Self::start_of(name, socket, true)
+    }
+
+    fn start_of(name: &str, socket: &Path, reports: bool) -> Self {
         let given = Arc::new(Mutex::new(Given::default()));
         let (name, socket, taken) = (name.to_owned(), socket.to_owned(), Arc::clone(&given));
         let task = tokio::spawn(async move {
-            while watch(&name, &socket, &taken).await.is_err() {
+            while watch(&name, &socket, &taken, reports).await.is_err() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         });
@@ -65,7 +74,12 @@ impl Gateway {
     }
 }
 
-async fn watch(name: &str, socket: &Path, given: &Mutex<Given>) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+async fn watch(
+    name: &str,
+    socket: &Path,
+    given: &Mutex<Given>,
+    reports: bool,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let mut client = ConfigClient::new(dial(socket.to_owned()).await?);
     let (requests, receiver) = mpsc::channel(16);
     let hello = Hello { gateway: name.to_owned(), version: "test".to_owned(), ..Hello::default() };
@@ -73,8 +87,12 @@ async fn watch(name: &str, socket: &Path, given: &Mutex<Given>) -> Result<(), Bo
     let mut responses = client.watch(ReceiverStream::new(receiver)).await?.into_inner();
     while let Some(response) = responses.message().await? {
         let acknowledgement = response.generation.clone().map(Message::Acknowledge);
+        let report = Report { ready: true, services: response.services.iter().map(health).collect(), ..Report::default() };
         take(&mut given.lock().unwrap(), response);
         requests.send(WatchRequest { message: acknowledgement }).await?;
+        if reports {
+            requests.send(WatchRequest { message: Some(Message::Report(report)) }).await?;
+        }
     }
     Ok(())
 }
@@ -85,6 +103,12 @@ pub async fn dial(socket: PathBuf) -> Result<Channel, tonic::transport::Error> {
         async move { UnixStream::connect(socket).await.map(TokioIo::new) }
     });
     Endpoint::from_static("http://controller").connect_with_connector(connector).await
+}
+
+fn health(service: &Service) -> ServiceHealth {
+    let addresses: BTreeSet<_> = service.ports.iter().flat_map(|port| &port.backends).map(|backend| &backend.address).collect();
+    let backends = u32::try_from(addresses.len()).unwrap();
+    ServiceHealth { service: format!("{}/{}", service.namespace, service.name), backends, healthy: backends, refusal: None }
 }
 
 fn take(given: &mut Given, response: WatchResponse) {

@@ -53,6 +53,13 @@ impl Installation {
         &self.running
     }
 
+    /// With a gateway that tells of the health of backends, as real ones do.
+    pub async fn start_reporting(user: &User) -> Self {
+        let mut installation = Self::without_gateway(user, |_| {}).await;
+        installation.gateway = Some(Gateway::start_reporting(&installation.gateway_name, &installation.socket));
+        installation
+    }
+
     /// What the gateway was given.
     pub fn given(&self) -> Given {
         self.gateway.as_ref().expect("a gateway is connected").given()

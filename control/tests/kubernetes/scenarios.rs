@@ -10,6 +10,7 @@ mod lives;
 mod moving;
 mod ownership;
 mod services;
+mod told;
 
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
@@ -34,6 +35,15 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("towards a VIP mode the status comes first, and back from it the gateways", |user| Box::pin(lives::a_mode_changes(user))),
     ("conditions tell whether gateways forward for a Service", |user| Box::pin(lives::conditions_follow_the_gateways(user))),
     ("conditions and an Event tell why a Service is not served", |user| Box::pin(lives::a_refusal_says_why(user))),
+    ("a new Service whose slice comes a moment later raises no alarm", |user| {
+        Box::pin(told::a_new_service_raises_no_alarm(user))
+    }),
+    ("what a Service lacks to have backends is told apart", |user| Box::pin(told::what_is_lacking_is_told_apart(user))),
+    ("each port stands in the status, one that is not served with an error", |user| {
+        Box::pin(told::every_port_stands_in_the_status(user))
+    }),
+    ("a refusal is told before what is routine", |user| Box::pin(told::a_refusal_overtakes_routine(user))),
+    ("a typing error cuts no traffic", |user| Box::pin(told::a_typing_error_cuts_no_traffic(user))),
     ("an outage of the API server withdraws nothing, and what changed meanwhile arrives", |user| {
         Box::pin(lives::the_api_server_is_away(user))
     }),

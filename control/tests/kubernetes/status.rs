@@ -1,9 +1,12 @@
 //! Writing a status: what the Service then says, and what becomes of writes that come too late or are refused.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use control::kubernetes::{Cluster, Outage, Outcome, StatusError, StatusWriter, connect, patch};
+use control::note::{Cause, Note, Remark, Subject};
+use control::notebook::Notebook;
 use control::source::{Ingress, IpMode, StatusWrite};
 use proto::ServiceName;
 use serde_json::{Value, json};
@@ -26,7 +29,7 @@ fn write(service: &Value, ips: &[&str]) -> StatusWrite {
         service: ServiceName::new(&text("namespace"), &text("name")),
         uid: text("uid"),
         resource_version: text("resourceVersion"),
-        ingress: Some(ips.iter().map(|ip| Ingress { ip: ip.parse().unwrap(), ip_mode: IpMode::Proxy }).collect()),
+        ingress: Some(ips.iter().map(|ip| Ingress::new(ip.parse().unwrap(), IpMode::Proxy)).collect()),
         conditions: BTreeMap::new(),
         finalizer: None,
     }
@@ -129,7 +132,7 @@ async fn a_write_is_repeated_until_the_server_takes_it() {
         server.trap(fault(trouble));
     }
     let writer = StatusWriter::default();
-    writer.write(write(&service, &["192.0.2.1"]));
+    writer.write(write(&service, &["192.0.2.1"]), Vec::new());
     run_until(&writer, &cluster, "the address", || address(&server).as_deref() == Some("192.0.2.1")).await;
     assert_eq!(patches(&server), 4);
 }
@@ -143,7 +146,7 @@ async fn a_service_whose_write_fails_again_and_again_holds_up_no_other() {
     for (name, fault, path_contains) in rows {
         server.trap(Trap { fault, times: usize::MAX, method: "PATCH", path_contains, watch: false });
         let service = server.create(Kind::Service, json!({"metadata": {"name": name, "namespace": "a"}, "spec": spec}));
-        writer.write(write(&service, &["192.0.2.9"]));
+        writer.write(write(&service, &["192.0.2.9"]), Vec::new());
     }
     let has_address = |name: &str| !server.get(Kind::Service, "a", name).unwrap()["status"]["loadBalancer"]["ingress"].is_null();
     let steps = async {
@@ -151,7 +154,7 @@ async fn a_service_whose_write_fails_again_and_again_holds_up_no_other() {
             tokio::task::yield_now().await;
         }
         let before = patches(&server);
-        writer.write(write(&web, &["192.0.2.1"]));
+        writer.write(write(&web, &["192.0.2.1"]), Vec::new());
         while !has_address("web") {
             tokio::task::yield_now().await;
         }
@@ -180,16 +183,16 @@ async fn a_refused_or_outdated_write_is_not_repeated_until_the_service_changes()
     let run = writer.run(&cluster);
     let steps = async {
         for expected in [1, 1, 2] {
-            writer.write(write(&service, &["192.0.2.1"]));
+            writer.write(write(&service, &["192.0.2.1"]), Vec::new());
             if expected == 2 {
-                writer.write(write(&other, &["192.0.2.9"]));
+                writer.write(write(&other, &["192.0.2.9"]), Vec::new());
             }
             while patches(&server) < expected {
                 tokio::task::yield_now().await;
             }
         }
         let newer = server.update(Kind::Service, "a", "web", &json!({"metadata": {"annotations": {"touched": "yes"}}}));
-        writer.write(write(&newer, &["192.0.2.1"]));
+        writer.write(write(&newer, &["192.0.2.1"]), Vec::new());
         while address(&server).is_none() {
             tokio::task::yield_now().await;
         }
@@ -205,8 +208,44 @@ async fn a_refused_or_outdated_write_is_not_repeated_until_the_service_changes()
 async fn only_the_newest_write_of_a_service_is_sent() {
     let (server, cluster, service) = start().await;
     let writer = StatusWriter::default();
-    writer.write(write(&service, &["192.0.2.1"]));
-    writer.write(write(&service, &["192.0.2.2"]));
+    writer.write(write(&service, &["192.0.2.1"]), Vec::new());
+    writer.write(write(&service, &["192.0.2.2"]), Vec::new());
     run_until(&writer, &cluster, "the newer address", || address(&server).as_deref() == Some("192.0.2.2")).await;
     assert_eq!(patches(&server), 1);
+}
+
+#[tokio::test]
+async fn what_a_write_means_is_told_once_the_server_took_it() {
+    let (server, cluster, service) = start().await;
+    let note = |text: &str| Note {
+        subject: Subject::Service(ServiceName::new("a", "web")),
+        remark: Remark::new(Cause::Programmed, text),
+    };
+    let notebook = Arc::new(Notebook::default());
+    let writer = StatusWriter::new(Arc::clone(&notebook));
+    let refusal = Trap { times: 1, ..fault(Fault::Invalid("no".to_owned())) };
+    server.trap(refusal);
+    writer.write(write(&service, &["192.0.2.1"]), vec![note("refused")]);
+    run_until(&writer, &cluster, "the refusal", || patches(&server) == 1).await;
+    writer.write(write(&service, &["192.0.2.2"]), vec![note("replaced")]);
+    writer.write(write(&service, &["192.0.2.3"]), vec![note("taken")]);
+    run_until(&writer, &cluster, "the note", || !notebook.newest().is_empty()).await;
+    let told: Vec<String> = notebook.newest().into_iter().map(|told| told.note.remark.text).collect();
+    assert_eq!((told, address(&server).as_deref()), (vec!["taken".to_owned()], Some("192.0.2.3")));
+}
+
+#[tokio::test]
+async fn a_namespace_with_many_writes_keeps_no_other_from_its_turn() {
+    let (server, cluster, web) = start().await;
+    let writer = StatusWriter::default();
+    let spec = json!({"type": "LoadBalancer", "ports": [{"port": 80}]});
+    for number in 0..60 {
+        let name = format!("aaa-{number:02}");
+        let service = server.create(Kind::Service, json!({"metadata": {"name": name, "namespace": "busy"}, "spec": spec}));
+        writer.write(write(&service, &["192.0.2.9"]), Vec::new());
+    }
+    writer.write(write(&web, &["192.0.2.1"]), Vec::new());
+    run_until(&writer, &cluster, "the last one's address", || address(&server).is_some()).await;
+    let position = server.log().iter().position(|logged| logged.path.ends_with("/web/status")).unwrap();
+    assert!(position <= 4, "it was sent after {position} others");
 }

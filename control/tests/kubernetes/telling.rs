@@ -132,7 +132,6 @@ async fn of_a_deleted_service_nothing_of_ours_is_left_and_finalizers_of_others_s
     assert_eq!(service["status"]["conditions"].as_array().map_or(0, Vec::len), 0, "{service}");
     assert!(service["status"]["loadBalancer"]["ingress"].is_null(), "{service}");
     installation.withdraws(&user, "web").await;
-    event_comes(&user, "web", "Released").await;
 }
 
 #[tokio::test]
@@ -145,6 +144,7 @@ async fn a_service_that_goes_to_another_class_by_way_of_another_type_is_free_of_
     let look = async || user.service("web").await;
     let is_free = |service: &Value| !has_finalizer(service) && condition(service, "Programmed").is_none();
     reached("a Service without us", &look, is_free).await;
+    event_comes(&user, "web", "Released").await;
     installation.withdraws(&user, "web").await;
     user.change("web", &json!({"spec": {"type": "LoadBalancer", "loadBalancerClass": "example.com/other"}})).await;
     user.add("next", &json!({})).await;
@@ -178,6 +178,56 @@ async fn two_writers_of_one_status_do_not_go_on_for_ever() {
     user.add("next", &json!({})).await;
     says(&user, "next", "Programmed", "True Programmed").await;
     assert_eq!(count(), before + 1, "the rival's alone");
+}
+
+#[tokio::test]
+async fn a_namespace_that_takes_no_events_keeps_nobody_else_from_being_told() {
+    let (server, user) = start().await;
+    let _installation = Installation::start(&user).await;
+    server.trap(Trap {
+        fault: Fault::Forbidden,
+        times: usize::MAX,
+        method: "POST",
+        path_contains: "/namespaces/a/events",
+        watch: false,
+    });
+    let refused = json!({"metadata": {"annotations": {"sluice.dev/addresses": "203.0.113.9"}}});
+    for name in ["one", "two", "three", "four"] {
+        user.add_alone(name, &refused).await;
+    }
+    let posts = || server.log().iter().filter(|logged| logged.path.contains("/namespaces/a/events")).count();
+    reached("refused Events", async || posts(), |count| *count >= 2).await;
+    let annotations = &refused["metadata"]["annotations"];
+    let metadata = json!({"name": "web", "namespace": "b", "annotations": annotations});
+    let spec = json!({"type": "LoadBalancer", "loadBalancerClass": user.class(), "ports": [{"port": 80}]});
+    server.create(Kind::Service, json!({"metadata": metadata, "spec": spec}));
+    reached("an Event in the other namespace", async || server.list(Kind::Event, "b").len(), |count| *count > 0).await;
+    assert!(posts() < 32, "those of the first are tried again, and were not given up: {}", posts());
+}
+
+#[tokio::test]
+async fn of_a_namespace_that_is_deleted_nobody_is_told() {
+    let (server, user) = start().await;
+    let installation = Installation::start(&user).await;
+    let names: Vec<String> = (0..6).map(|number| format!("web-{number}")).collect();
+    let spec = json!({"type": "LoadBalancer", "loadBalancerClass": user.class(), "ports": [{"port": 80}]});
+    for name in &names {
+        server.create(Kind::Service, json!({"metadata": {"name": name, "namespace": "b"}, "spec": spec}));
+    }
+    // Of each one that it has an address, one that gateways forward, and one that it has no endpoints.
+    reached("all Events", async || server.list(Kind::Event, "b").len(), |count| *count == 18).await;
+    server.create(Kind::Pod, json!({"metadata": {"name": "p", "namespace": "b"}, "spec": {"nodeName": "n1"}}));
+    let before = server.log().len();
+    server.delete(Kind::Namespace, "", "b");
+    server.end_pod("b", "p");
+    installation.gives("the end of all", |given| given.services.is_empty()).await;
+    let is_there = async || server.get(Kind::Namespace, "", "b").is_some();
+    reached("the end of the namespace", is_there, |is_there| !is_there).await;
+    user.add_alone("web", &json!({"metadata": {"annotations": {"sluice.dev/addresses": "203.0.113.9"}}})).await;
+    event_comes(&user, "web", "OutsidePools").await;
+    let asked = server.log().split_off(before);
+    let told: Vec<_> = asked.iter().filter(|logged| logged.path.contains("/namespaces/b/events")).collect();
+    assert!(told.is_empty(), "nothing in it takes Events any more: {told:?}");
 }
 
 #[tokio::test]

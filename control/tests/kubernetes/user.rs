@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use control::crd::{AddressPool, EdgeGateway};
 use control::kubernetes::{Cluster, connect};
-use k8s_openapi::api::core::v1::{ConfigMap, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -83,6 +83,12 @@ impl User {
 
     /// Creates a Service of our class with one backend; `more` is merged over it.
     pub async fn add(&self, name: &str, more: &Value) {
+        self.add_alone(name, more).await;
+        self.add_slice(name, &json!([{"port": 8080, "protocol": "TCP", "name": "http"}])).await;
+    }
+
+    /// Creates a Service of our class and nothing else; `more` is merged over it.
+    pub async fn add_alone(&self, name: &str, more: &Value) {
         let spec = json!({
             "type": "LoadBalancer", "loadBalancerClass": self.class(), "ports": [{"name": "http", "port": 80, "targetPort": 8080}],
         });
@@ -90,10 +96,14 @@ impl User {
         merge(&mut service, more);
         let service: Service = serde_json::from_value(service).unwrap();
         self.services().create(&PostParams::default(), &service).await.unwrap();
+    }
+
+    /// Creates the slice of a Service, with these ports and one endpoint.
+    pub async fn add_slice(&self, name: &str, ports: &Value) {
         let labels = json!({"kubernetes.io/service-name": name, "endpointslice.kubernetes.io/managed-by": "test"});
         let slice = json!({
             "metadata": {"name": format!("{name}-1"), "namespace": self.namespace, "labels": labels},
-            "addressType": "IPv4", "ports": [{"port": 8080, "protocol": "TCP", "name": "http"}], "endpoints": endpoints(1),
+            "addressType": "IPv4", "ports": ports, "endpoints": endpoints(1),
         });
         let slice: EndpointSlice = serde_json::from_value(slice).unwrap();
         self.slices().create(&PostParams::default(), &slice).await.unwrap();
@@ -103,6 +113,38 @@ impl User {
     pub async fn set_backends(&self, name: &str, count: u8) {
         let patch = Patch::Merge(json!({"endpoints": endpoints(count)}));
         self.slices().patch(&format!("{name}-1"), &PatchParams::default(), &patch).await.unwrap();
+    }
+
+    /// Changes the slice of a Service by a merge patch.
+    pub async fn change_slice(&self, name: &str, patch: &Value) {
+        self.slices().patch(&format!("{name}-1"), &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+    }
+
+    /// Creates a Pod with the label `app` that is ready, on a node that is none: no kubelet changes it.
+    pub async fn add_ready_pod(&self, app: &str, address: &str) {
+        let pods = Api::<Pod>::namespaced(self.cluster.client.clone(), &self.namespace);
+        let spec = json!({"nodeName": "sluice-no-node", "containers": [{"name": "main", "image": "example.com/none"}]});
+        let pod: Pod = serde_json::from_value(json!({"metadata": {"name": app, "labels": {"app": app}}, "spec": spec})).unwrap();
+        // A new namespace takes no Pods before it has its service account.
+        let create = async || pods.create(&PostParams::default(), &pod).await.map(drop).map_err(|error| error.to_string());
+        reached("a Pod", create, Result::is_ok).await.unwrap();
+        let status = json!({"status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}],
+            "conditions": [{"type": "Ready", "status": "True"}]}});
+        pods.patch_status(app, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
+    }
+
+    /// Lets a Pod go at once.
+    pub async fn end_pod(&self, app: &str) {
+        let pods = Api::<Pod>::namespaced(self.cluster.client.clone(), &self.namespace);
+        pods.delete(app, &DeleteParams::default().grace_period(0)).await.unwrap();
+    }
+
+    /// All Events of ours in the namespace.
+    pub async fn events(&self) -> Vec<Event> {
+        let events = Api::<Event>::namespaced(self.cluster.client.clone(), &self.namespace);
+        let mut all = events.list(&ListParams::default()).await.unwrap().items;
+        all.retain(|event| event.reporting_controller.as_deref() == Some("sluice.dev/controller"));
+        all
     }
 
     /// Changes a Service by a merge patch.

@@ -14,7 +14,8 @@ pub async fn a_new_service_has_its_address(user: &User) {
     user.add("web", &json!({})).await;
     let ingress = user.ingress_comes("web").await;
     println!("an address after {:?}", start.elapsed());
-    assert_eq!(ingress, json!([{"ip": "192.0.2.100", "ipMode": "Proxy"}]));
+    let ports = json!([{"port": 80, "protocol": "TCP"}]);
+    assert_eq!(ingress, json!([{"ip": "192.0.2.100", "ipMode": "Proxy", "ports": ports}]));
     installation.serves(user, "web", 1).await;
 }
 

@@ -33,6 +33,7 @@ pub async fn an_address_of_another_controller_is_kept(user: &User) {
     let given = installation.serves(user, "web", 1).await;
     let address: std::net::Ipv4Addr = ADDRESS.parse().unwrap();
     assert_eq!(given.services[&user.full_name("web")].ports[0].vips, [address.octets().to_vec()]);
-    let is_ours = |ingress: &Value| *ingress == json!([{"ip": ADDRESS, "ipMode": "Proxy"}]);
+    let ports = json!([{"port": 80, "protocol": "TCP"}]);
+    let is_ours = |ingress: &Value| *ingress == json!([{"ip": ADDRESS, "ipMode": "Proxy", "ports": ports}]);
     reached("our status with the same address", async || user.ingress("web").await, is_ours).await;
 }

@@ -13,6 +13,8 @@ pub async fn a_deleted_slice_counts_on(user: &User) {
     let installation = Installation::start(user).await;
     user.add("web", &json!({})).await;
     user.set_backends("web", 3).await;
+    let manager = json!({"endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io"});
+    user.change_slice("web", &json!({"metadata": {"labels": manager}})).await;
     installation.serves(user, "web", 3).await;
     let slices = Api::<k8s_openapi::api::discovery::v1::EndpointSlice>::namespaced(user.cluster.client.clone(), &user.namespace);
     let deleted = Instant::now();

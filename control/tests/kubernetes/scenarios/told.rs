@@ -1,0 +1,108 @@
+//! What owners of Services are told: by conditions, by Events, and by the status of each port.
+
+use futures::future::join_all;
+use k8s_openapi::api::events::v1::Event;
+use kube::ResourceExt;
+use serde_json::{Value, json};
+
+use crate::installation::Installation;
+use crate::user::{User, reached};
+
+pub async fn a_new_service_raises_no_alarm(user: &User) {
+    let installation = Installation::start_reporting(user).await;
+    installation.gives("a first message", |given| given.messages > 0).await;
+    user.add_ready_pod("shop", "10.0.0.11").await;
+    let names: Vec<String> = (0..6).map(|number| format!("web-{number}")).collect();
+    for name in &names {
+        user.add_alone(name, &json!({"spec": {"selector": {"app": "shop"}}})).await;
+        // The controller has planned it without any endpoint by then.
+        user.condition_comes(name, "sluice.dev/AddressAssigned", "True").await;
+    }
+    for name in &names {
+        assert_eq!(user.condition_comes(name, "sluice.dev/BackendsHealthy", "True").await, "Healthy");
+        user.event_comes(name, "Programmed").await;
+    }
+    let mut told = user.events().await;
+    told.retain(|event| event.type_.as_deref() == Some("Warning"));
+    assert!(told.is_empty(), "{told:#?}");
+    user.end_pod("shop").await;
+}
+
+pub async fn what_is_lacking_is_told_apart(user: &User) {
+    let _installation = Installation::start_reporting(user).await;
+    user.add_alone("none", &json!({})).await;
+    // First the slice: else it might come after two seconds, and be a change of what was said by then.
+    user.add_slice("other", &json!([{"port": 8080, "protocol": "TCP", "name": "web"}])).await;
+    user.add_alone("other", &json!({})).await;
+    assert_eq!(user.condition_comes("none", "sluice.dev/BackendsHealthy", "False").await, "NoEndpoints");
+    assert_eq!(user.condition_comes("other", "sluice.dev/BackendsHealthy", "False").await, "NoMatchingPort");
+    let (none, other) = (user.event_comes("none", "NoEndpoints").await, user.event_comes("other", "NoMatchingPort").await);
+    assert!(other.contains("http (tcp 80)") && other.contains("web (tcp 8080)"), "{other}");
+    assert!(none.contains("no endpoint"), "{none}");
+    user.change_slice("other", &json!({"ports": [{"port": 8080, "protocol": "TCP", "name": "http"}]})).await;
+    user.condition_comes("other", "sluice.dev/BackendsHealthy", "True").await;
+}
+
+pub async fn every_port_stands_in_the_status(user: &User) {
+    let _installation = Installation::start(user).await;
+    let port = |name: &str, port: u16| json!({"name": name, "port": port, "targetPort": 8080});
+    user.add("web", &json!({"spec": {"ports": [port("http", 80), port("admin", 9090)]}})).await;
+    let ports = async || user.ingress("web").await[0]["ports"].clone();
+    let is_refused = |ports: &Value| ports[1]["error"].is_string();
+    let error = json!("sluice.dev/NoMatchingPort");
+    let told = json!([{"port": 80, "protocol": "TCP"}, {"port": 9090, "protocol": "TCP", "error": error}]);
+    assert_eq!(reached("an error", &ports, is_refused).await, told);
+    let both = json!([{"port": 8080, "protocol": "TCP", "name": "http"}, {"port": 8081, "protocol": "TCP", "name": "admin"}]);
+    user.change_slice("web", &json!({"ports": both})).await;
+    reached("no error", &ports, |ports| !is_refused(ports)).await;
+}
+
+/// More Services at once than their Events are written in some seconds, and then one that cannot be served.
+pub async fn a_refusal_overtakes_routine(user: &User) {
+    let _installation = Installation::start_with(user, |settings| {
+        settings.pools[0].ranges = vec!["192.0.2.100-192.0.3.199".parse().unwrap()];
+    })
+    .await;
+    let nothing = json!({});
+    for round in 0..4 {
+        let names: Vec<String> = (0..40).map(|number| format!("web-{round}-{number}")).collect();
+        join_all(names.iter().map(|name| user.add_alone(name, &nothing))).await;
+        for name in &names {
+            user.condition_comes(name, "sluice.dev/AddressAssigned", "True").await;
+        }
+        let refused = format!("refused-{round}");
+        user.add_alone(&refused, &json!({"metadata": {"annotations": {"sluice.dev/addresses": "203.0.113.9"}}})).await;
+        user.event_comes(&refused, "OutsidePools").await;
+        let all =
+            reached("the Events of the last", async || user.events().await, |all| is_told(all, names.last().unwrap())).await;
+        let warning = all.iter().find(|event| event.reason.as_deref() == Some("OutsidePools")).unwrap();
+        let version = |event: &Event| event.resource_version().unwrap().parse::<u64>().unwrap();
+        let time = |event: &Event| event.event_time.as_ref().unwrap().0;
+        if all.iter().any(|event| time(event) < time(warning) && version(event) > version(warning)) {
+            return;
+        }
+    }
+    panic!("no warning was written before a routine Event of an earlier time");
+}
+
+fn is_told(all: &[Event], service: &str) -> bool {
+    let is_about = |event: &Event| event.regarding.as_ref().and_then(|object| object.name.as_deref()) == Some(service);
+    all.iter().any(is_about)
+}
+
+pub async fn a_typing_error_cuts_no_traffic(user: &User) {
+    let installation = Installation::start(user).await;
+    user.add("web", &json!({"metadata": {"annotations": {"sluice.dev/addresses": "192.0.2.150"}}})).await;
+    installation.serves(user, "web", 1).await;
+    assert_eq!(user.address_comes("web").await, "192.0.2.150");
+    user.annotate("web", "sluice.dev/addresses", "192.0.2.1500").await;
+    user.annotate("web", "sluice.dev/health-check", "http").await;
+    let note = user.event_comes("web", "AnnotationIgnored").await;
+    assert!(note.contains("sluice.dev/"), "{note}");
+    let look = async || user.conditions("web").await.remove("sluice.dev/Programmed");
+    let said = reached("a reason", look, |said| said.as_ref().is_some_and(|(_, reason)| reason == "AnnotationIgnored")).await;
+    assert_eq!(said.unwrap().0, "True");
+    assert_eq!(user.address_comes("web").await, "192.0.2.150");
+    let given = installation.serves(user, "web", 1).await;
+    assert!(given.removed.is_empty(), "{:?}", given.removed);
+}
