@@ -275,7 +275,7 @@ async fn lead(
                     }
                 };
                 let pools = kubernetes::write_pools(&cluster, pools);
-                tokio::join!(kubernetes::follow(&cluster, changes), writer.run(&cluster), pools, events, fleet);
+                tokio::join!(kubernetes::follow(&cluster, &group, changes), writer.run(&cluster), pools, events, fleet);
                 Ok(())
             });
         }

@@ -66,6 +66,8 @@ pub struct WantedStatus {
     pub uid: String,
     /// Guard of a write; empty for manifests.
     pub resource_version: String,
+    /// Our group, which stands on it beside the finalizer.
+    pub group: String,
     /// The addresses that it shall tell, in the order of the families.
     pub ingress: Vec<Ingress>,
     /// What the object holds.

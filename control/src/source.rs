@@ -26,6 +26,8 @@ pub enum Change {
     NamespacesReplaced(Vec<Namespace>),
     /// All `AddressPool`s there are. None where the kind is not known: pools may stand in the configuration alone.
     PoolsReplaced(Vec<AddressPool>),
+    /// The gateways that were ever seen, and the addresses that each uses itself: told once, at the start.
+    GatewaysReplaced(BTreeMap<String, Vec<IpAddr>>),
     /// A Service appeared or changed.
     ServiceApplied(Box<Service>),
     /// An EndpointSlice appeared or changed.
@@ -67,6 +69,8 @@ pub struct StatusWrite {
     pub conditions: BTreeMap<ConditionType, Option<Condition>>,
     /// Whether our finalizer shall be there; none leaves it as it is.
     pub finalizer: Option<bool>,
+    /// The group that shall stand there. Empty takes it away; none leaves it.
+    pub group: Option<String>,
 }
 
 /// One entry of `status.loadBalancer.ingress`.

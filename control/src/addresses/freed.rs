@@ -102,6 +102,21 @@ impl Freed {
         self.order.first().is_some_and(|(until, ..)| *until <= now)
     }
 
+    /// Nobody has a claim to `address` any more.
+    pub(super) fn forget(&mut self, address: IpAddr) {
+        let names: Vec<ServiceName> = self.of.get(&address).into_iter().flatten().map(|(name, _)| name.clone()).collect();
+        names.iter().for_each(|name| self.remove(address, name));
+    }
+
+    /// Of the addresses that every connected gateway has taken out and that are `wanted`, the one that was freed first.
+    pub(super) fn oldest(&self, reached: Option<u64>, wanted: impl Fn(IpAddr) -> bool) -> Option<IpAddr> {
+        let is_gone = |address: IpAddr| {
+            let is_out = |kept: &Kept| reached.is_none_or(|reached| kept.gone_in.is_some_and(|counter| counter <= reached));
+            self.of.get(&address).is_some_and(|holders| holders.values().all(is_out))
+        };
+        self.order.iter().map(|(_, address, _)| *address).find(|address| wanted(*address) && is_gone(*address))
+    }
+
     /// Whom `address` is kept for, if it is not `service`.
     pub(super) fn kept_from(&self, address: IpAddr, service: &ServiceName) -> Option<&ServiceName> {
         let holders = self.of.get(&address)?;

@@ -21,6 +21,7 @@ use tokio::sync::{Barrier, mpsc};
 use tracing::info;
 
 use super::client::WATCH_SECONDS;
+use super::edge_gateways::addresses_of_gateways;
 use super::{Cluster, Outage, Trouble};
 use crate::crd::AddressPool;
 use crate::note::{Cause, Note, Remark, Subject};
@@ -143,11 +144,18 @@ impl Followed for AddressPool {
     }
 }
 
-/// Tells every change of all kinds until the receiver is gone.
-pub async fn follow(cluster: &Cluster, changes: mpsc::Sender<Change>) {
+/// Tells every change of all kinds until the receiver is gone, and which gateways of `group` there were before.
+pub async fn follow(cluster: &Cluster, group: &str, changes: mpsc::Sender<Change>) {
     let all_listed = Barrier::new(5);
+    let gateways = async {
+        let known = addresses_of_gateways(cluster, group).await;
+        // Nobody may be left to plan.
+        let _ = changes.send(Change::GatewaysReplaced(known)).await;
+        std::future::pending::<()>().await
+    };
     tokio::select! {
         () = changes.closed() => {}
+        () = gateways => {}
         () = follow_kind::<Service>(cluster, &changes, &all_listed) => {}
         () = follow_kind::<EndpointSlice>(cluster, &changes, &all_listed) => {}
         () = follow_kind::<Node>(cluster, &changes, &all_listed) => {}

@@ -202,6 +202,7 @@ mod tests {
             ingress: Some(vec![Ingress { ip: [192, 0, 2, last].into(), ip_mode: IpMode::Proxy }]),
             conditions: [(ConditionType::Programmed, Some(condition))].into(),
             finalizer: None,
+            group: None,
         }
     }
 

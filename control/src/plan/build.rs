@@ -74,7 +74,7 @@ impl Planned {
     }
 }
 
-fn status(candidate: &Candidate, outcome: &Outcome, ip_mode: IpMode, service: &Service) -> WantedStatus {
+fn status(candidate: &Candidate, outcome: &Outcome, ip_mode: IpMode, service: &Service, group: &str) -> WantedStatus {
     let refusal = service.refusal.as_ref().map(|refusal| refusal.reason);
     let has_address = !outcome.addresses.is_empty();
     let is_outside = |remark: &Remark| remark.cause == Cause::Reason(Reason::OutsidePools);
@@ -82,6 +82,7 @@ fn status(candidate: &Candidate, outcome: &Outcome, ip_mode: IpMode, service: &S
         service: candidate.name.clone(),
         uid: candidate.uid.clone(),
         resource_version: candidate.resource_version.clone(),
+        group: group.to_owned(),
         ingress: outcome.addresses.iter().map(|&ip| Ingress { ip, ip_mode }).collect(),
         held: candidate.held.clone(),
         foreign_manager: candidate.foreign_manager.clone(),
@@ -178,7 +179,8 @@ impl Builder<'_> {
             _ => Arc::new(service),
         };
         let has_status = self.candidate.kind == Kind::LoadBalancer;
-        let status = has_status.then(|| Arc::new(status(self.candidate, self.outcome, self.ip_mode, &service)));
+        let group = &self.settings.group;
+        let status = has_status.then(|| Arc::new(status(self.candidate, self.outcome, self.ip_mode, &service, group)));
         let nodes_revision = (self.policy.target == Target::Node).then(|| self.world.nodes_revision());
         Planned {
             revision,

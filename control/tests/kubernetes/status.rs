@@ -29,6 +29,7 @@ fn write(service: &Value, ips: &[&str]) -> StatusWrite {
         ingress: Some(ips.iter().map(|ip| Ingress { ip: ip.parse().unwrap(), ip_mode: IpMode::Proxy }).collect()),
         conditions: BTreeMap::new(),
         finalizer: None,
+        group: None,
     }
 }
 

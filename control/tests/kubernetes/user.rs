@@ -109,6 +109,12 @@ impl User {
         self.change(name, &json!({"metadata": {"annotations": {annotation: value}}})).await;
     }
 
+    /// Writes an address into a Service's status, as another controller or a person does.
+    pub async fn write_address(&self, name: &str, address: &str) {
+        let status = json!({"status": {"loadBalancer": {"ingress": [{"ip": address}]}}});
+        self.services().patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
+    }
+
     pub async fn delete_service(&self, name: &str) {
         self.services().delete(name, &DeleteParams::default()).await.unwrap();
         let slice = format!("{name}-1");
@@ -119,6 +125,10 @@ impl User {
     pub async fn service_goes(&self, name: &str) {
         let look = async || self.services().get_opt(name).await.unwrap().is_none();
         reached(&format!("the end of {name}"), look, |is_gone| *is_gone).await;
+    }
+
+    pub async fn has_service(&self, name: &str) -> bool {
+        self.services().get_opt(name).await.unwrap().is_some()
     }
 
     /// A Service as the API has it.
