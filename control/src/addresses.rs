@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use proto::{Announce, Family, Reason, Refusal, ServiceName};
 
+use crate::checkpoint::Reserved;
 use crate::externals::Externals;
 use crate::note::{Cause, Remark};
 use crate::spec::PoolSpec;
@@ -79,6 +80,8 @@ pub struct Claim {
     pub status_is_ours: bool,
     /// Who else wrote its status.
     pub status_writer: Option<String>,
+    /// What a leader before us gave it.
+    pub recalled: Vec<IpAddr>,
 }
 
 impl Claim {
@@ -101,6 +104,7 @@ impl Claim {
             in_status: Vec::new(),
             status_is_ours: false,
             status_writer: None,
+            recalled: Vec::new(),
         }
     }
 
@@ -171,6 +175,23 @@ impl Allocations {
             self.fill(claim, rules, &mut search, outcome);
         }
         order.iter().map(|claim| claim.service.clone()).zip(outcomes).collect()
+    }
+
+    /// Keeps freed addresses that a leader before us kept.
+    pub fn recall(&mut self, reserved: &[Reserved]) {
+        for one in reserved {
+            self.freed.put_until(one.address, &one.service, one.until);
+        }
+    }
+
+    /// The freed addresses that are kept, and a number that grows when they change.
+    pub fn reserved(&self) -> (u64, impl Iterator<Item = Reserved>) {
+        let reserved = |(until, address, service): &(Instant, IpAddr, ServiceName)| Reserved {
+            address: *address,
+            service: service.clone(),
+            until: *until,
+        };
+        (self.freed.revision(), self.freed.iter().map(reserved))
     }
 
     /// What was freed so far is not in the state with this counter.

@@ -22,6 +22,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::addresses::PoolUse;
 use crate::admin::View;
+use crate::checkpoint::store::Place;
+use crate::checkpoint::{self, Checkpoint};
 use crate::fleet::Fleet;
 use crate::gateways::Gateways;
 use crate::gathering::{CHANGES_WAITING_MAX, gather};
@@ -100,7 +102,8 @@ impl Controller {
         let (leadership, led) = watch::channel(Leadership::Following(None));
         let (nodes, nodes_seen) = watch::channel(Arc::default());
         let (pools, pools_seen) = watch::channel(PoolsTold::default());
-        let desk = Desk::new(origin.overrides(&settings));
+        let (checkpoints, _) = watch::channel(Checkpoint::default());
+        let (desk, checkpoint_at) = (Desk::new(origin.overrides(&settings)), origin.checkpoint(&settings));
         let fleet = Fleet::default();
         // Only a leader writes Events, and it alone has something to tell.
         let notebook = Arc::new(match &origin {
@@ -128,7 +131,8 @@ impl Controller {
 
         let mut tasks = Tasks::new();
         tasks.spawn(async move { Ok(server::serve(listeners, service).await?) });
-        let work = Work { settings, states, gateways: view.gateways.clone(), desk, notebook, pools, shown };
+        let work =
+            Work { settings, states, gateways: view.gateways.clone(), desk, notebook, pools, shown, checkpoints, checkpoint_at };
         begin(origin, work, secret, (leadership, led), &mut tasks, &shutdown);
         Ok(Running { view, _socket: socket, tasks, shutdown })
     }
@@ -224,6 +228,8 @@ struct Work {
     notebook: Arc<Notebook>,
     pools: watch::Sender<PoolsTold>,
     shown: Shown,
+    checkpoints: watch::Sender<Checkpoint>,
+    checkpoint_at: Place,
 }
 
 impl Work {
@@ -236,6 +242,14 @@ impl Work {
             desk.tell(to_plan).await;
             Ok(())
         });
+        // What we decided when we led before is old.
+        self.checkpoints.send_replace(Checkpoint::default());
+        let (place, newest, to_plan) = (self.checkpoint_at.clone(), self.checkpoints.subscribe(), sender.clone());
+        steps.spawn(async move {
+            checkpoint::store::keep(place, newest, to_plan).await;
+            // It ends with the planner.
+            std::future::pending().await
+        });
         let (gateways, told) = (self.gateways.clone(), Arc::clone(&self.notebook));
         steps.spawn(async move {
             write_statuses(statuses_seen, gateways, sink, told).await;
@@ -243,7 +257,8 @@ impl Work {
         });
         let (settings, states, notebook) = (self.settings.clone(), self.states.clone(), Arc::clone(&self.notebook));
         let (gateways, pools, shown) = (self.gateways.clone(), self.pools.clone(), self.shown.clone());
-        let planning = Planning { settings, epoch, states, gateways, statuses, notebook, pools, shown };
+        let checkpoints = self.checkpoints.clone();
+        let planning = Planning { settings, epoch, states, gateways, statuses, notebook, pools, shown, checkpoints };
         steps.spawn(async move {
             planning.run(changes).await;
             Ok(())
@@ -275,7 +290,7 @@ async fn lead(
                     }
                 };
                 let pools = kubernetes::write_pools(&cluster, pools);
-                tokio::join!(kubernetes::follow(&cluster, &group, changes), writer.run(&cluster), pools, events, fleet);
+                tokio::join!(kubernetes::follow(&cluster, changes), writer.run(&cluster), pools, events, fleet);
                 Ok(())
             });
         }
@@ -349,6 +364,14 @@ impl Origin {
         }
     }
 
+    /// Where what the leader decides is kept for the next one.
+    fn checkpoint(&self, settings: &ControllerSettings) -> Place {
+        match self {
+            Self::Kubernetes(cluster) => Place::config_maps(cluster, &settings.group),
+            Self::Manifests { files, .. } => Place::File(files.dir().join(checkpoint::store::FILE)),
+        }
+    }
+
     /// Where what operators set by hand is kept.
     fn overrides(&self, settings: &ControllerSettings) -> Store {
         match self {
@@ -368,6 +391,7 @@ struct Planning {
     notebook: Arc<Notebook>,
     pools: watch::Sender<PoolsTold>,
     shown: Shown,
+    checkpoints: watch::Sender<Checkpoint>,
 }
 
 /// What a plan goes by that others are shown, too.
@@ -431,6 +455,13 @@ impl Planning {
         let plan = plan(world, &self.settings, memory, Instant::now().into_std());
         plan.notes.iter().for_each(|note| self.notebook.tell(note, uid(world, note).as_deref()));
         self.shown.update(world);
+        self.checkpoints.send_if_modified(|kept| {
+            let is_news = kept.revision != plan.checkpoint.revision;
+            if is_news {
+                kept.clone_from(&plan.checkpoint);
+            }
+            is_news
+        });
         world.forget_departed(&plan.done_with_departed);
         self.tell_of_pools(world, &plan.pools_status);
         let before = self.states.borrow().clone();

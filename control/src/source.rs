@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{Namespace, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use proto::ServiceName;
 
+use crate::checkpoint::Checkpoint;
 use crate::crd::AddressPool;
 use crate::note::Note;
 use crate::overrides::Overrides;
@@ -28,6 +29,8 @@ pub enum Change {
     PoolsReplaced(Vec<AddressPool>),
     /// The gateways that were ever seen, and the addresses that each uses itself: told once, at the start.
     GatewaysReplaced(BTreeMap<String, Vec<IpAddr>>),
+    /// What a leader before us decided: told once, at the start.
+    CheckpointReplaced(Box<Checkpoint>),
     /// A Service appeared or changed.
     ServiceApplied(Box<Service>),
     /// An EndpointSlice appeared or changed.

@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::{Namespace, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use proto::ServiceName;
 
+use crate::checkpoint::Checkpoint;
 use crate::crd::AddressPool;
 use crate::note::{Cause, Note, Remark, Subject};
 use crate::overrides::Overrides;
@@ -51,6 +52,7 @@ pub struct World {
     namespaces: BTreeMap<String, Labels>,
     pools: BTreeMap<String, AddressPool>,
     gateways: BTreeMap<String, Vec<IpAddr>>,
+    checkpoint: Checkpoint,
     overrides: Overrides,
     notes: Vec<Note>,
     /// Services whose owners were told that they are never served.
@@ -66,6 +68,7 @@ pub struct World {
     namespaces_known: bool,
     pools_known: bool,
     gateways_known: bool,
+    checkpoint_known: bool,
     overrides_known: bool,
 }
 
@@ -98,6 +101,7 @@ impl World {
             Change::PoolsReplaced(all) => self.replace_pools(all),
             Change::PoolApplied(pool) => self.put_pool(*pool),
             Change::PoolDeleted(name) => self.remove_pool(&name),
+            Change::CheckpointReplaced(all) => (self.checkpoint, self.checkpoint_known) = (*all, true),
             Change::GatewaysReplaced(all) => {
                 (self.gateways, self.gateways_known) = (all, true);
             }
@@ -117,7 +121,7 @@ impl World {
     pub const fn is_complete(&self) -> bool {
         let objects_known =
             self.services_known && self.slices_known && self.nodes_known && self.namespaces_known && self.pools_known;
-        objects_known && self.gateways_known && self.overrides_known
+        objects_known && self.gateways_known && self.overrides_known && self.checkpoint_known
     }
 
     /// Services that may be ours.
@@ -213,6 +217,12 @@ impl World {
     #[must_use]
     pub const fn gateways(&self) -> &BTreeMap<String, Vec<IpAddr>> {
         &self.gateways
+    }
+
+    /// What a leader before us decided.
+    #[must_use]
+    pub const fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
     }
 
     /// What operators set by hand.
@@ -530,6 +540,7 @@ mod tests {
         world.apply(Change::PoolsReplaced(vec![]));
         assert!(!world.is_complete());
         world.apply(Change::GatewaysReplaced(BTreeMap::new()));
+        world.apply(Change::CheckpointReplaced(Box::default()));
         world.apply(Change::OverridesReplaced(Box::default()));
         assert!(world.is_complete());
     }

@@ -39,16 +39,16 @@ struct Shown {
     addresses: Vec<String>,
 }
 
-/// The addresses that each gateway of the group uses itself, as its object tells. Waits until the API server has answered: an
+/// The addresses that each gateway uses itself, those of other groups included, as its object tells. Waits until the API server has answered: an
 /// address of a gateway that somebody wrote into a Service's status must not be taken for the Service's.
-pub(super) async fn addresses_of_gateways(cluster: &Cluster, group: &str) -> BTreeMap<String, Vec<IpAddr>> {
+pub(super) async fn addresses_of_gateways(cluster: &Cluster) -> BTreeMap<String, Vec<IpAddr>> {
     let api: Api<EdgeGateway> = Api::all(cluster.client.clone());
     let mut trouble = Trouble::new("list edgegateways.sluice.dev", &cluster.server);
     loop {
         match api.list(&ListParams::default()).await {
             Ok(list) => {
-                let ours = list.items.into_iter().filter(|object| object.spec.group == group);
-                return ours.map(|object| (object.name_any(), told_addresses(object.status.as_ref()))).collect();
+                let told = |object: EdgeGateway| (object.name_any(), told_addresses(object.status.as_ref()));
+                return list.items.into_iter().map(told).collect();
             }
             // The kind is not installed: no gateway was ever shown.
             Err(kube::Error::Api(status)) if status.code == 404 => return BTreeMap::new(),

@@ -144,11 +144,11 @@ impl Followed for AddressPool {
     }
 }
 
-/// Tells every change of all kinds until the receiver is gone, and which gateways of `group` there were before.
-pub async fn follow(cluster: &Cluster, group: &str, changes: mpsc::Sender<Change>) {
+/// Tells every change of all kinds until the receiver is gone, and which gateways there were before.
+pub async fn follow(cluster: &Cluster, changes: mpsc::Sender<Change>) {
     let all_listed = Barrier::new(5);
     let gateways = async {
-        let known = addresses_of_gateways(cluster, group).await;
+        let known = addresses_of_gateways(cluster).await;
         // Nobody may be left to plan.
         let _ = changes.send(Change::GatewaysReplaced(known)).await;
         std::future::pending::<()>().await

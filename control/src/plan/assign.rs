@@ -8,10 +8,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use imbl::OrdMap;
 use proto::limits::SERVICES_MAX;
 use proto::{Announce, Pool, Protocol, Reason, Refusal, ServiceName};
 
 use crate::addresses::{Allocations, Claim, Forbidden, Outcome, PoolUse, Pools, Rules};
+use crate::checkpoint::{Checkpoint, Decided, Reserved};
 use crate::externals::Giving;
 use crate::gateways::Gateways;
 use crate::note::{Cause, Note, Remark, Subject};
@@ -41,6 +43,8 @@ pub(super) struct Assignment {
     pub(super) uses: Arc<Vec<PoolUse>>,
     allocations: Allocations,
     gateways: OfGateways,
+    /// What a leader before us decided, until the first plan is made.
+    pub(super) recalled: OrdMap<ServiceName, Arc<Decided>>,
     decided_for: Option<Revisions>,
     clashes: BTreeMap<String, String>,
 }
@@ -90,6 +94,18 @@ impl Assignment {
     /// The state with this counter is the newest; what was freed so far is not in it.
     pub(super) fn published(&mut self, counter: u64) {
         self.allocations.published(counter);
+    }
+
+    /// Begins with what a leader before us decided.
+    pub(super) fn recall(&mut self, checkpoint: &Checkpoint) {
+        self.recalled = checkpoint.services.clone();
+        self.allocations.recall(&checkpoint.reserved);
+    }
+
+    /// The freed addresses that are kept, if they changed since this number was given.
+    pub(super) fn reserved_since(&self, revision: u64) -> Option<(u64, Vec<Reserved>)> {
+        let (newest, reserved) = self.allocations.reserved();
+        (newest != revision).then(|| (newest, reserved.collect()))
     }
 
     /// When to decide again although nothing changed.
@@ -165,15 +181,17 @@ impl Assignment {
         let namespace = |name: &str| if selects { world.namespace_labels(name) } else { Labels::new() };
         let wants = ours.iter().filter(|(_, owned)| owned.addresses);
         let mut claims: Vec<Claim> = wants.map(|(candidate, _)| claim(candidate, namespace(&candidate.name.namespace))).collect();
-        let live: BTreeSet<ServiceName> = claims.iter().map(|claim| claim.service.clone()).collect();
-        claims.extend(
-            holders(world, settings).filter(|left| !live.contains(&left.name)).map(|left| claim_of_leaving(left, &self.pools)),
-        );
+        for claim in claims.iter_mut().filter(|_| !self.recalled.is_empty()) {
+            claim.recalled = self.recalled.get(&claim.service).map(|decided| decided.addresses.clone()).unwrap_or_default();
+        }
+        let leaving: Vec<Claim> = holders(world, settings).map(|left| claim_of_leaving(left, &self.pools)).collect();
+        let unserved: Vec<ServiceName> = leaving.iter().map(|claim| claim.service.clone()).collect();
+        claims.extend(leaving);
         let (pools, forbidden) = (Arc::clone(&self.pools), Arc::clone(&self.forbidden));
         let rules = Rules { pools: &pools, forbidden: &forbidden, reached: self.gateways.reached, now };
         let mut outcomes = self.allocations.assign(&claims, rules);
         // What is being deleted holds its addresses, and is served no more.
-        outcomes.retain(|name, _| live.contains(name));
+        unserved.iter().for_each(|name| drop(outcomes.remove(name)));
         let mut node_ports: BTreeMap<(Protocol, u16), &ServiceName> = BTreeMap::new();
         for (candidate, _) in ours.iter().filter(|(_, owned)| owned.node_ports) {
             outcomes.insert(candidate.name.clone(), take_node_ports(candidate, &mut node_ports));
@@ -242,6 +260,7 @@ fn claim(candidate: &Candidate, namespace_labels: Labels) -> Claim {
         in_status: candidate.held.ingress.iter().map(|ingress| ingress.ip).collect(),
         status_is_ours: candidate.status_is_ours,
         status_writer: candidate.foreign_manager.clone(),
+        recalled: Vec::new(),
     }
 }
 

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proto::limits::{MAGLEV_ENTRIES_AT_CREATION, MAGLEV_ENTRIES_AT_LEAST, MAGLEV_HASH_VERSION, MAGLEV_SIZES};
-use proto::{Family, HealthCheck, MaglevSpec, Protocol, Reason, Refusal, Service, ServiceName, ServicePort, Target};
+use proto::{Family, HealthCheck, MaglevSpec, Reason, Refusal, Service, ServiceName, ServicePort, Target};
 
 use super::WantedStatus;
 use crate::addresses::Outcome;
+use crate::checkpoint::{Decided, TableKey};
 use crate::note::{Cause, Remark};
 use crate::policy::Policy;
 use crate::selection::{Departed, Fence, NodeChoice, Selection, select};
@@ -51,9 +52,6 @@ pub(super) struct Planned {
     /// While any of them still counts: until when the first does.
     pub(super) departed_until: Option<Instant>,
 }
-
-/// A table of a Service.
-pub(super) type TableKey = (Protocol, u16, Family);
 
 impl Planned {
     /// When it may come out otherwise although nothing changed.
@@ -103,6 +101,8 @@ pub(super) struct Builder<'a> {
     pub(super) policy: Policy,
     /// What the status shall say.
     pub(super) ip_mode: IpMode,
+    /// What a leader before us decided.
+    pub(super) recalled: Option<&'a Decided>,
 }
 
 impl Builder<'_> {
@@ -155,14 +155,16 @@ impl Builder<'_> {
         let name = &self.candidate.name;
         let leaving = Departed::of(self.world, name, before.map(|old| &old.departed), now);
         let slices: Vec<&SliceSpec> = self.world.slices_of(name).chain(&leaving.counting).collect();
-        let mut tables = BTreeMap::new();
+        let recalled = || self.recalled.map(|decided| decided.tables.clone());
+        let mut tables = before.map(|old| old.tables.clone()).or_else(recalled).unwrap_or_default();
         let mut notes: Vec<Remark> = self.outcome.notes.iter().chain(&self.outcome.externals.remarks).cloned().collect();
         let served = match (&self.candidate.wanted, &self.outcome.refusal) {
             (Err(error), _) => Err(error.refusal()),
             (Ok(_), Some(refusal)) => Err(refusal.clone()),
             (Ok(spec), None) => {
                 notes.extend(spec.notes.iter().chain(slices.iter().flat_map(|slice| &slice.notes)).cloned());
-                tables = before.map(|old| old.tables.clone()).unwrap_or_default();
+                tables
+                    .retain(|(protocol, port, _), _| spec.ports.iter().any(|one| (one.protocol, one.port) == (*protocol, *port)));
                 self.ports(spec, &slices, &mut tables, &mut notes)
             }
         };

@@ -15,6 +15,8 @@ use crate::settings::{Defaults, Listen, OwnershipRules, Source};
 use crate::source::{Change, IpMode};
 use crate::spec::PoolSpec;
 
+mod failover;
+
 /// Settings with one pool, 192.0.2.100-199.
 pub(crate) fn settings() -> ControllerSettings {
     let ranges = vec!["192.0.2.100-192.0.2.199".parse().unwrap()];
@@ -411,90 +413,6 @@ fn stored(mode: &str, version: &str, ip_mode: &str) -> Value {
     object["metadata"]["managedFields"] = json!([{"manager": "sluice", "subresource": "status",
         "fieldsV1": {"f:status": {"f:loadBalancer": {"f:ingress": {}}}}}]);
     object
-}
-
-/// The Service as an API server has it while it is being deleted: our finalizer is on it, and this address in its status.
-fn going(name: &str, address: &str) -> Value {
-    let mut object = stored("nat", "7", "Proxy");
-    object["metadata"]["name"] = name.into();
-    object["metadata"]["finalizers"] = json!(["sluice.dev/load-balancer-cleanup"]);
-    object["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
-    object["status"]["loadBalancer"]["ingress"][0]["ip"] = address.into();
-    object
-}
-
-#[test]
-fn a_new_leader_gives_nobody_the_address_of_a_service_that_is_being_deleted_before_it_is_gone() {
-    let mut settings = settings();
-    settings.pools = vec![PoolSpec::new("default", vec!["192.0.2.100".parse().unwrap()])];
-    let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
-    apply(&mut world, going("old", "192.0.2.100"));
-    apply(&mut world, service("web", json!({})));
-    let first = plan(&world, &settings, &mut memory, now);
-    assert_eq!(first.services[&named("web")].refusal.as_ref().map(|refusal| refusal.reason), Some(Reason::Exhausted));
-    assert!(!first.services.contains_key(&named("old")) && first.leaving.contains_key(&named("old")));
-    assert_eq!(first.pools_status[0].used, 1);
-    world.apply(Change::ServiceDeleted(named("old")));
-    let second = plan(&world, &settings, &mut memory, now);
-    assert_eq!(second.services[&named("web")].ports.len(), 1, "{:?}", second.services[&named("web")].refusal);
-    // What somebody else wrote there outside of our pools is nobody's.
-    let mut foreign = going("foreign", "198.18.0.1");
-    foreign["metadata"]["managedFields"] = Value::Null;
-    apply(&mut world, foreign);
-    let third = plan(&world, &settings, &mut memory, now);
-    assert_eq!(third.pools.len(), 1, "{:?}", third.pools);
-}
-
-#[test]
-fn addresses_of_gateways_that_are_away_and_of_nodes_are_no_vips_and_those_of_gateways_no_backends() {
-    let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
-    let away = ["192.0.2.100", "10.0.0.9"].map(|text| text.parse().unwrap()).to_vec();
-    world.apply(Change::GatewaysReplaced([("edge-1".to_owned(), away)].into()));
-    let list = json!([{"type": "InternalIP", "address": "10.0.1.1"}, {"type": "InternalIP", "address": "192.0.2.101"},
-        {"type": "ExternalIP", "address": "192.0.2.102"}]);
-    let node = json!({"metadata": {"name": "n"}, "status": {"addresses": list}});
-    world.apply(Change::NodeApplied(Box::new(serde_json::from_value(node).unwrap())));
-    let gateways = tokio::sync::watch::Sender::new(Gateways::default());
-    let connection = Connection::open(&gateways, "edge-2", "", vec!["192.0.2.103".parse().unwrap()]);
-    memory.follow_gateways(&gateways.borrow(), now);
-    drop(connection);
-    memory.follow_gateways(&gateways.borrow(), now);
-    apply(&mut world, service("web", json!({})));
-    endpoints(&mut world, "web", &texts(&["10.0.0.1", "10.0.0.9", "10.0.1.1"]));
-    let plan = plan(&world, &settings(), &mut memory, now);
-    let web = &plan.services[&named("web")];
-    assert_eq!(web.ports[0].vips, ["192.0.2.104".parse::<IpAddr>().unwrap()]);
-    assert_eq!(addresses(web), ["10.0.0.1:8080", "10.0.1.1:8080"]);
-    assert!(plan.notes.iter().any(|note| note.remark.text.contains("address of gateway edge-1")), "{:?}", plan.notes);
-}
-
-#[test]
-fn what_another_installation_wrote_on_a_service_stays_its() {
-    let mut world = World::default();
-    let marked = |mut object: Value, name: &str, group: &str| {
-        object["metadata"]["name"] = name.into();
-        object["metadata"]["annotations"] = json!({"sluice.dev/group": group});
-        object
-    };
-    for (group, prefix) in [("default", "ours"), ("other", "theirs")] {
-        let mut classless = service("x", json!({"loadBalancerClass": null}));
-        classless["metadata"]["finalizers"] = json!(["sluice.dev/load-balancer-cleanup"]);
-        apply(&mut world, marked(classless, &format!("{prefix}-classless"), group));
-        let mut gone = going("x", "192.0.2.107");
-        gone["spec"]["loadBalancerClass"] = Value::Null;
-        apply(&mut world, marked(gone, &format!("{prefix}-going"), group));
-        let mut retyped = service("x", json!({"type": "ClusterIP", "loadBalancerClass": null}));
-        for (key, value) in [("uid", "u"), ("resourceVersion", "7")] {
-            retyped["metadata"][key] = value.into();
-        }
-        retyped["metadata"]["finalizers"] = json!(["sluice.dev/load-balancer-cleanup"]);
-        apply(&mut world, marked(retyped, &format!("{prefix}-retyped"), group));
-    }
-    let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
-    assert_eq!(plan.services.keys().map(|name| name.name.as_str()).collect::<Vec<_>>(), ["ours-classless"]);
-    let leaving: Vec<_> = plan.leaving.iter().map(|(name, leaving)| (name.name.as_str(), leaving.by)).collect();
-    assert_eq!(leaving, [("ours-going", LeftBy::Us), ("ours-retyped", LeftBy::Us)]);
-    assert_eq!(plan.statuses[&named("ours-classless")].group, "default");
 }
 
 #[test]

@@ -23,9 +23,11 @@ pub(super) enum Progress {
 pub(super) fn address_assigned(wanted: &WantedStatus) -> Condition {
     match wanted.unassigned {
         Some(reason) => Condition::new(false, reason.as_str(), sentence(reason)),
-        None if wanted.outside_pools => {
-            Condition::new(true, Reason::OutsidePools.as_str(), "It keeps an address that lies in no pool any more.")
-        }
+        None if wanted.outside_pools => Condition::new(
+            true,
+            Reason::OutsidePools.as_str(),
+            "It keeps an address outside of the pools that it may use; the Event names it.",
+        ),
         None => Condition::new(true, "Assigned", "It has every address that it needs."),
     }
 }

@@ -15,9 +15,9 @@ async fn a_write_that_lost_a_race_is_decided_again_on_the_newer_object() {
     let server = ApiServer::start().await;
     let user = User::of_test_server(&server).await;
     let _installation = Installation::start(&user).await;
-    server.trap(Trap { fault: Fault::Conflict, times: 1, method: "PATCH", path_contains: "/status", watch: false });
+    server.trap(Trap { fault: Fault::Conflict, times: 1, method: "PATCH", path_contains: "/services/web/status", watch: false });
     user.add_service("web", &user.class()).await;
-    let patches = || server.log().iter().filter(|logged| logged.path.ends_with("/status")).count();
+    let patches = || server.log().iter().filter(|logged| logged.path.ends_with("/services/web/status")).count();
     reached("the write that loses", async || patches(), |count| *count == 1).await;
     user.annotate("web", "example.com/touched", "yes").await;
     user.ingress_comes("web").await;

@@ -38,7 +38,7 @@ impl Follower {
         server.write_kubeconfig(file.path());
         let cluster = connect(Some(file.path())).await.unwrap();
         let (sender, changes) = mpsc::channel(16);
-        tokio::spawn(async move { follow(&cluster, "default", sender).await });
+        tokio::spawn(async move { follow(&cluster, sender).await });
         Self {
             changes,
             services: BTreeSet::new(),
@@ -95,7 +95,12 @@ impl Follower {
                     self.terminating.insert(object.name_any());
                 }
             }
-            Change::GatewaysReplaced(_) | Change::NamespaceDeleted(_) | Change::PoolApplied(_) | Change::PoolDeleted(_) | Change::OverridesReplaced(_) => {}
+            Change::GatewaysReplaced(_)
+            | Change::CheckpointReplaced(_)
+            | Change::NamespaceDeleted(_)
+            | Change::PoolApplied(_)
+            | Change::PoolDeleted(_)
+            | Change::OverridesReplaced(_) => {}
             Change::Noted(note) => self.noted.push((note.subject.to_string(), note.remark.cause.as_str())),
             Change::NodeDeleted(name) => {
                 self.nodes.remove(&name);

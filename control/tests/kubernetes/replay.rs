@@ -118,9 +118,10 @@ impl Following {
         std::fs::write(file.path(), kubeconfig).unwrap();
         let cluster = connect(Some(file.path())).await.unwrap();
         let (sender, changes) = mpsc::channel(16);
-        tokio::spawn(async move { follow(&cluster, "default", sender).await });
+        tokio::spawn(async move { follow(&cluster, sender).await });
         let mut world = World::default();
         world.apply(Change::OverridesReplaced(Box::default()));
+        world.apply(Change::CheckpointReplaced(Box::default()));
         Self { world, changes }
     }
 

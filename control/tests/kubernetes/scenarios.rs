@@ -72,6 +72,9 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("an address that was given up is given to the next one when nothing else is free", |user| {
         Box::pin(addresses::a_reserved_address_is_used(user))
     }),
+    ("a new controller keeps table sizes and reserved addresses", |user| {
+        Box::pin(addresses::a_new_controller_keeps_what_was_decided(user))
+    }),
     ("Services of one sharing key have one address as long as their ports differ", |user| {
         Box::pin(addresses::an_address_is_shared(user))
     }),

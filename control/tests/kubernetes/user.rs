@@ -182,6 +182,16 @@ impl User {
         all.into_iter().find(|(found, _)| found == reason).unwrap().1
     }
 
+    /// Waits until the checkpoint of this user's installation says this.
+    pub async fn checkpoint_says(&self, text: &str) {
+        let api = Api::<ConfigMap>::namespaced(self.cluster.client.clone(), &self.namespace);
+        let look = async || {
+            let all = api.list(&ListParams::default()).await.unwrap().items.into_iter().filter_map(|one| one.data);
+            all.filter_map(|mut data| data.remove(&self.group())).collect::<Vec<_>>().concat()
+        };
+        reached(&format!("{text} in the checkpoint"), look, |found| found.contains(text)).await;
+    }
+
     /// Creates an `AddressPool` that only our class may use; `more` is merged over its spec. Gives its name.
     pub async fn add_pool(&self, name: &str, addresses: &[&str], more: &Value) -> String {
         let name = format!("{}-{name}", self.namespace);

@@ -124,6 +124,8 @@ pub async fn an_address_is_shared(user: &User) {
 
 pub async fn a_foreign_address_is_not_taken_over(user: &User) {
     let installation = Installation::start(user).await;
+    user.add("lowest", &json!({})).await;
+    user.ingress_comes("lowest").await;
     let mut before = Vec::new();
     for name in ["outside", "loopback", "claimant", "holder"] {
         user.add(name, &json!({})).await;
@@ -131,6 +133,10 @@ pub async fn a_foreign_address_is_not_taken_over(user: &User) {
         user.wait_for_a_later_second(name).await;
     }
     let holders = before[3].1.clone();
+    // The lowest free address shall not happen to be the right one.
+    user.delete_service("lowest").await;
+    user.service_goes("lowest").await;
+    user.checkpoint_says(&format!("{}/holder {holders}", user.namespace)).await;
     installation.stop().await;
     user.write_address("outside", "198.18.0.1").await;
     user.write_address("loopback", "127.0.0.1").await;
@@ -178,4 +184,28 @@ pub async fn a_reserved_address_is_used(user: &User) {
     assert_eq!(user.address_comes("third").await, "198.51.100.2");
     user.add("first", &json!({})).await;
     assert_eq!(user.address_comes("first").await, "198.51.100.1");
+}
+
+pub async fn a_new_controller_keeps_what_was_decided(user: &User) {
+    let installation = Installation::start(user).await;
+    user.add("web", &json!({})).await;
+    user.add("old", &json!({})).await;
+    let freed = user.address_comes("old").await;
+    user.set_backends("web", 3).await;
+    installation.serves(user, "web", 3).await;
+    user.set_backends("web", 1).await;
+    let web = user.full_name("web");
+    let size = |given: &crate::gateway::Given| given.services[&web].ports[0].maglev_size;
+    assert_eq!(size(&installation.serves(user, "web", 1).await), 1021);
+    user.delete_service("old").await;
+    user.service_goes("old").await;
+    user.checkpoint_says(&format!("reserved {freed} ")).await;
+    user.checkpoint_says("tcp/80/IPv4=1021").await;
+    installation.stop().await;
+    let installation = Installation::start(user).await;
+    assert_eq!(size(&installation.serves(user, "web", 1).await), 1021);
+    user.add("other", &json!({})).await;
+    assert_ne!(user.address_comes("other").await, freed, "it is reserved");
+    user.add("old", &json!({})).await;
+    assert_eq!(user.address_comes("old").await, freed);
 }
