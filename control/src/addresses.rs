@@ -178,9 +178,9 @@ impl Allocations {
     }
 
     /// Keeps freed addresses that a leader before us kept.
-    pub fn recall(&mut self, reserved: &[Reserved]) {
+    pub fn recall(&mut self, reserved: &[Reserved], now: Instant) {
         for one in reserved {
-            self.freed.put_until(one.address, &one.service, one.until);
+            self.freed.put_until(one.address, &one.service, one.until.min(now + FREED_ADDRESS_KEPT));
         }
     }
 

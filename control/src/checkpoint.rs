@@ -16,8 +16,6 @@ use imbl::OrdMap;
 use proto::limits::MAGLEV_SIZES;
 use proto::{Family, Protocol, ServiceName};
 
-use crate::addresses::FREED_ADDRESS_KEPT;
-
 pub mod store;
 
 /// A Maglev table of a Service: protocol, port and family of its frontend.
@@ -27,6 +25,8 @@ pub type TableKey = (Protocol, u16, Family);
 const VERSION: &str = "v1";
 /// What a line of a reserved address begins with; that of a Service begins with its name, in which a slash is.
 const RESERVED: &str = "reserved";
+/// Nobody reserves an address for longer than an hour.
+const RESERVED_MAX_S: u64 = 3600;
 /// Characters of one text: a ConfigMap holds 1 MiB. Four texts hold 65,536 Services of 55 characters each.
 const TEXT_MAX: usize = 900_000;
 
@@ -114,7 +114,8 @@ impl Checkpoint {
                 if let Some((name, decided)) = read_service(line) {
                     read.put(&name, decided);
                 } else if let Some((address, service, until_s)) = read_reserved(line) {
-                    let left = Duration::from_secs(until_s.saturating_sub(clock_s)).min(FREED_ADDRESS_KEPT);
+                    // A clock that was set back keeps nothing for years.
+                    let left = Duration::from_secs(until_s.saturating_sub(clock_s).min(RESERVED_MAX_S));
                     reserved.push(Reserved { address, service, until: now + left });
                 } else {
                     broken += 1;

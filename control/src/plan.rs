@@ -126,7 +126,7 @@ impl Memory {
 /// all Services, only those of which anything changed are looked at.
 pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, now: Instant) -> Plan {
     if !std::mem::replace(&mut memory.is_recalled, true) {
-        memory.assignment.recall(world.checkpoint());
+        memory.assignment.recall(world.checkpoint(), now);
     }
     let is_due = memory.assigned_until.is_some_and(|until| until <= now);
     let news = memory.assignment.update(world, settings, is_due, now);

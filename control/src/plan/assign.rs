@@ -97,9 +97,9 @@ impl Assignment {
     }
 
     /// Begins with what a leader before us decided.
-    pub(super) fn recall(&mut self, checkpoint: &Checkpoint) {
+    pub(super) fn recall(&mut self, checkpoint: &Checkpoint, now: Instant) {
         self.recalled = checkpoint.services.clone();
-        self.allocations.recall(&checkpoint.reserved);
+        self.allocations.recall(&checkpoint.reserved, now);
     }
 
     /// The freed addresses that are kept, if they changed since this number was given.

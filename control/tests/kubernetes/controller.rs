@@ -57,6 +57,23 @@ async fn without_the_right_to_list_slices_nothing_is_decided_until_it_is_granted
 }
 
 #[tokio::test]
+async fn a_checkpoint_that_must_not_be_read_keeps_nobody_from_being_served() {
+    let server = ApiServer::start().await;
+    let user = User::of_test_server(&server).await;
+    let checkpoint = "/configmaps/sluice-checkpoint";
+    server.trap(Trap { fault: Fault::Forbidden, times: usize::MAX, method: "GET", path_contains: checkpoint, watch: false });
+    let installation = Installation::start(&user).await;
+    user.add("web", &json!({})).await;
+    user.ingress_comes("web").await;
+    installation.serves(&user, "web", 1).await;
+    let log = server.log();
+    assert!(
+        log.iter().all(|logged| logged.method == "GET" || !logged.path.contains(checkpoint)),
+        "what was not read is not overwritten"
+    );
+}
+
+#[tokio::test]
 async fn an_object_that_makes_no_sense_does_not_stop_the_others() {
     let server = ApiServer::start().await;
     let user = User::of_test_server(&server).await;
