@@ -162,15 +162,15 @@ impl Admin for Sources {
     }
 
     async fn list_gateways(&self, _: Request<v1::ListGatewaysRequest>) -> Result<Response<v1::ListGatewaysResponse>, Status> {
-        Ok(Response::new(self.controller.view()?.list_gateways()))
+        self.controller.view()?.list_gateways().map(Response::new)
     }
 
     async fn list_pools(&self, _: Request<v1::ListPoolsRequest>) -> Result<Response<v1::ListPoolsResponse>, Status> {
-        Ok(Response::new(self.controller.view()?.list_pools()))
+        self.controller.view()?.list_pools().map(Response::new)
     }
 
     async fn list_events(&self, _: Request<v1::ListEventsRequest>) -> Result<Response<v1::ListEventsResponse>, Status> {
-        Ok(Response::new(self.controller.view()?.list_events()))
+        self.controller.view()?.list_events().map(Response::new)
     }
 
     async fn list_overrides(&self, _: Request<v1::ListOverridesRequest>) -> Result<Response<v1::ListOverridesResponse>, Status> {

@@ -1,7 +1,7 @@
 //! `sluiced doctor`: what this machine has and lacks, and what to do about it.
 //!
 //! Invariant: the examination only reads, and only below one root directory, so that a test examines a machine made of
-//! files. What the configuration needs and the machine has not is *missing*; what would merely be better is a *note*.
+//! files; what only the kernel can tell is asked before, and given to it. What the configuration needs and the machine has not is *missing*; what would merely be better is a *note*.
 //!
 //! Not here: changing anything, and trying a device out.
 
@@ -14,10 +14,12 @@ mod root;
 use std::io;
 use std::path::Path;
 
+use core_affinity::CoreId;
 pub use root::Root;
 
 use crate::dpdk;
 use crate::settings::{Hugepages, Poll, Settings, SourceChoice, Twin};
+use crate::workers::{self, WorkerError};
 
 /// Why there is no table.
 #[derive(Debug, thiserror::Error)]
@@ -124,17 +126,28 @@ pub fn run(config: Option<&Path>, out: &mut impl io::Write) -> Result<bool, Doct
         Some(file) => Needs::of(&Settings::read(file, &SourceChoice::Replay("/".into()))?),
         None => Needs::default(),
     };
-    let findings = examine(&Root::new("/"), &needs, &dpdk_sys::version());
+    let findings = examine(&Root::new("/"), &needs, &dpdk_sys::version(), &refused_cores(&needs.cores));
     print(&findings, out)?;
     Ok(is_ready(&findings))
 }
 
-/// Looks at the machine below `root` (`/`, but for tests) with the needs of a configuration in mind.
+/// The cores to which the kernel pins no thread of this process, each with the reason.
+fn refused_cores(cores: &[usize]) -> Vec<(usize, String)> {
+    let tried = |id: usize| std::thread::spawn(move || workers::pin(CoreId { id })).join();
+    let why = |id| match tried(id) {
+        Ok(Err(WorkerError::Refused { source, .. })) => Some(source.to_string()),
+        _ => None,
+    };
+    cores.iter().filter_map(|&core| Some((core, why(core)?))).collect()
+}
+
+/// Looks at the machine below `root` (`/`, but for tests) with the needs of a configuration in mind. `refused_cores`: those
+/// to which the kernel pins no thread, each with the reason.
 #[must_use]
-pub fn examine(root: &Root, needs: &Needs, dpdk_version: &str) -> Vec<Finding> {
+pub fn examine(root: &Root, needs: &Needs, dpdk_version: &str, refused_cores: &[(usize, String)]) -> Vec<Finding> {
     let mut findings = vec![devices::dpdk(root, dpdk_version)];
     findings.extend(memory::examine(root, needs));
-    findings.extend(cores::examine(root, needs));
+    findings.extend(cores::examine(root, needs, refused_cores));
     findings.extend(devices::examine(root, needs));
     findings.extend(network::examine(root, needs));
     findings
@@ -175,10 +188,10 @@ mod tests {
     #[test]
     fn a_machine_of_nothing_lacks_only_what_is_needed() {
         let machine = Machine::new(&[]);
-        let findings = examine(&machine.root(), &Needs::default(), "DPDK 22.11");
+        let findings = examine(&machine.root(), &Needs::default(), "DPDK 22.11", &[]);
         assert!(is_ready(&findings), "{findings:?}");
         let needs = Needs { devices: vec!["net_af_packet0,iface=eth1".into()], twins: true, cores: vec![1], ..Needs::default() };
-        assert!(!is_ready(&examine(&machine.root(), &needs, "DPDK 22.11")));
+        assert!(!is_ready(&examine(&machine.root(), &needs, "DPDK 22.11", &[])));
     }
 
     #[test]
@@ -203,12 +216,12 @@ mod tests {
         std::fs::write(file.path(), text).unwrap();
         let needs = Needs::of(&Settings::read(file.path(), &SourceChoice::Replay("/".into())).unwrap());
         assert_eq!(needs.devices[1..], ["0000:3b:00.0", "0000:3b:00.1"]);
-        let findings = examine(&Machine::new(&[]).root(), &needs, "DPDK 22.11");
+        let findings = examine(&Machine::new(&[]).root(), &needs, "DPDK 22.11", &[]);
         let of = |subject: &str| findings.iter().find(|f| f.subject == subject).map(|f| (f.level, f.found.as_str()));
         assert_eq!(of("net_bonding0"), Some((Level::Ok, "a bond of 0000:3b:00.0 0000:3b:00.1")));
         assert_eq!(of("0000:3b:00.1"), Some((Level::Missing, "not on the PCI bus")));
         let alone = Needs { devices: vec!["net_bonding0,mode=1,slave=net_tap1".into()], ..Needs::default() };
-        let findings = examine(&Machine::new(&[]).root(), &alone, "DPDK 22.11");
+        let findings = examine(&Machine::new(&[]).root(), &alone, "DPDK 22.11", &[]);
         assert!(findings.iter().any(|f| f.subject == "net_bonding0" && f.level == Level::Note), "{findings:?}");
     }
 

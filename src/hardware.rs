@@ -8,6 +8,7 @@ mod attend;
 mod nodes;
 mod open;
 pub(crate) mod steering;
+mod twins;
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};

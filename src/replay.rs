@@ -2,8 +2,8 @@
 //! input gives the same output, byte for byte.
 //!
 //! **Invariant:** each input packet gets one line, in the order of the input, with its final verdict. The gateway has
-//! started and announced its addresses before the first packet; nothing is probed, so every backend is usable; routes
-//! and neighbours are those of the configuration's `static`. Deliberately not here: how packets are decided on.
+//! started and announced its addresses before the first packet; nothing is probed, so every backend is usable; links,
+//! routes and neighbours are those of the configuration's `static`. Deliberately not here: how packets are decided on.
 
 mod capture;
 mod gateway;
@@ -95,7 +95,8 @@ impl ReplayError {
 /// The configuration or the manifests are wrong; files cannot be read or written.
 pub fn replay(args: &ReplayArgs, out: &mut impl Write) -> Result<(), ReplayError> {
     let settings = Settings::read(&args.config, &SourceChoice::Replay(args.manifests.clone()))?;
-    let config = settings.engine(&stand_in_macs(settings.ports.len()));
+    let config =
+        settings.engine(&(0..=u8::MAX).take(settings.ports.len()).map(|n| stand_in_mac(PortIndex(n))).collect::<Vec<_>>());
     let named = args.inputs.iter().map(|input| Ok((port_named(&config.ports, &input.port)?, input.file.as_path())));
     let inputs = named.collect::<Result<Vec<_>, ReplayError>>()?;
     let state = Arc::new(state_of(&settings, &args.manifests)?);
@@ -104,7 +105,10 @@ pub fn replay(args: &ReplayArgs, out: &mut impl Write) -> Result<(), ReplayError
     let mut outputs = Outputs::create(&args.out, &config.ports)?;
     let mut report = Report::new(&config.ports, args.output.is_some());
     let mut gateway = Gateway::start(config, &state, &settings.fixed_network())?;
-    while let Some((port, frame)) = frames.next()? {
+    while let Some((port, mut frame)) = frames.next()? {
+        if settings.ports.get(usize::from(port.0)).is_none_or(|port| port.mac.is_none()) {
+            redirect(&mut frame.bytes, stand_in_mac(port));
+        }
         gateway.advance_to(frame.time_ns, &mut outputs)?;
         let packet = report.arrived(port);
         gateway.put(port, packet, &frame, &mut outputs)?;
@@ -116,10 +120,18 @@ pub fn replay(args: &ReplayArgs, out: &mut impl Write) -> Result<(), ReplayError
     outputs.finish()
 }
 
-/// Ethernet addresses of ports whose configuration names none; there is no device to ask. Locally administered, and the
+/// The Ethernet address of a port whose configuration names none; there is no device to ask. Locally administered, and the
 /// same in every replay.
-fn stand_in_macs(ports: usize) -> Vec<Mac> {
-    (1..=u8::MAX).take(ports).map(|n| Mac([0x02, 0, 0, 0, 0, n])).collect()
+fn stand_in_mac(PortIndex(n): PortIndex) -> Mac {
+    Mac([0x02, 0, 0, 0, 0, n.saturating_add(1)])
+}
+
+/// Sends a frame to the port that it came in by. Whose captures a port without a configured address has nobody knows, so every
+/// frame to one station is taken for the port's.
+fn redirect(frame: &mut [u8], mac: Mac) {
+    if let Some(destination) = frame.first_chunk_mut().filter(|destination| destination[0] & 1 == 0) {
+        *destination = mac.0;
+    }
 }
 
 fn port_named(ports: &[PortConfig], name: &str) -> Result<PortIndex, ReplayError> {
@@ -201,7 +213,7 @@ mod tests {
     use std::collections::HashMap;
 
     use dataplane::tcp_flags::{ACK, SYN};
-    use dataplane::testing::{Packet, Segment, arp_request, assert_checksums, fragments, reassembled};
+    use dataplane::testing::{OUR_MAC, Packet, Segment, arp_request, arriving_at, assert_checksums, fragments, reassembled};
     use serde_json::Value;
 
     use super::*;
@@ -251,6 +263,7 @@ endpoints: [{addresses: [10.0.0.12], conditions: {ready: true}}]
 
     const SECOND: u64 = 1_000_000_000;
     const CLIENT: &str = "198.51.100.7:5555";
+    const CLUSTER_MAC: Mac = Mac([2, 0, 0, 0, 0xaa, 2]);
 
     struct Bench {
         dir: tempfile::TempDir,
@@ -269,8 +282,9 @@ endpoints: [{addresses: [10.0.0.12], conditions: {ready: true}}]
         fn input(&mut self, port: &str, frames: &[(u64, Vec<u8>)]) {
             let file = self.dir.path().join(format!("in-{}.pcap", self.inputs.len()));
             let mut output = Output::create(file.clone()).unwrap();
+            let mac = if port == "cluster" { CLUSTER_MAC } else { OUR_MAC };
             for (time_ns, frame) in frames {
-                output.write(*time_ns, frame).unwrap();
+                output.write(*time_ns, &arriving_at(mac, frame)).unwrap();
             }
             output.finish().unwrap();
             self.inputs.push(CaptureInput { port: port.into(), file });
@@ -359,6 +373,80 @@ endpoints: [{addresses: [10.0.0.12], conditions: {ready: true}}]
         let lines = bench.run("second").unwrap();
         assert_eq!(verdicts(&lines), ["1 uplink forward - cluster", "2 cluster forward - uplink"]);
         assert_eq!(bench.frames("second/uplink.pcap").len(), 1);
+    }
+
+    #[test]
+    fn a_frame_for_another_station_is_not_the_gateways_unless_nobody_says_which_is() {
+        let mut bench = Bench::new();
+        let other = Mac([2, 0, 0, 0, 0, 0x77]);
+        let to = |mac, to: &str| Packet { destination_mac: mac, ..Packet::tcp(CLIENT, to) }.build();
+        let web = vips()["web"];
+        let frames =
+            [to(other, web), to(OUR_MAC, web), to(Mac([0xff; 6]), web), to(other, "192.0.2.101:82"), to(other, "192.0.2.2:22")];
+        bench.input("uplink", &frames.into_iter().zip(1..).map(|(frame, n)| (n, frame)).collect::<Vec<_>>());
+        let not_ours = |n: u64| format!("{n} uplink drop not_our_mac -");
+        let ours = "2 uplink forward - cluster".to_owned();
+        let to_all = "3 uplink drop malformed -".to_owned();
+        let expected = [not_ours(1), ours.clone(), to_all.clone(), not_ours(4), not_ours(5)];
+        assert_eq!(verdicts(&bench.run("named").unwrap()), expected);
+        let without = CONFIG.replacen(", mac: \"02:00:00:00:aa:01\"", "", 1);
+        fs::write(bench.dir.path().join("sluice.yaml"), without).unwrap();
+        let expected =
+            ["1 uplink forward - cluster", ours.as_str(), to_all.as_str(), "4 uplink reply - uplink", "5 uplink linux - uplink"];
+        assert_eq!(verdicts(&bench.run("unnamed").unwrap()), expected);
+        let (_, answer) = bench.frames("unnamed/uplink.pcap").remove(0);
+        assert_eq!(answer[6..12], stand_in_mac(PortIndex(0)).0);
+    }
+
+    /// A frame with these bytes of tags.
+    fn tagged(tags: &[u8], frame: &[u8]) -> Vec<u8> {
+        [&frame[..12], tags, &frame[12..]].concat()
+    }
+
+    #[test]
+    fn a_capture_with_tags_is_replayed_over_static_links() {
+        let mut bench = Bench::new();
+        let (clients, backends): (&[u8], &[u8]) = (&[0x81, 0, 0, 100], &[0x88, 0xa8, 0, 7, 0x81, 0, 0, 200]);
+        let config = CONFIG
+            .replace("addresses: [192.0.2.2/24],", "")
+            .replace("addresses: [10.0.0.2/24],", "")
+            .replace("port: uplink}", "port: uplink, tags: [100]}")
+            .replace("port: cluster}", "port: cluster, tags: [802.1ad:7, 200]}")
+            .replace(
+                "static:\n",
+                "static:\n  links:\n    - {port: uplink, tags: [100], addresses: [192.0.2.2/24], mtu: 1400}\n    \
+                 - {port: cluster, tags: [802.1ad:7, 200], addresses: [10.0.0.2/24]}\n",
+            );
+        fs::write(bench.dir.path().join("sluice.yaml"), config).unwrap();
+        let web = vips()["web"];
+        let frames = [
+            tagged(clients, &Packet::tcp(CLIENT, web).build()),
+            Packet::tcp("198.51.100.8:1", web).build(),
+            tagged(&[0x81, 0, 0, 101], &Packet::tcp(CLIENT, web).build()),
+            tagged(clients, &arp_request([192, 0, 2, 1].into(), [192, 0, 2, 101].into())),
+            tagged(clients, &Packet::tcp(CLIENT, "192.0.2.2:22").build()),
+        ];
+        bench.input("uplink", &frames.into_iter().zip(1..).map(|(frame, n)| (n, frame)).collect::<Vec<_>>());
+        let expected = [
+            "1 uplink forward - cluster",
+            "2 uplink forward - cluster",
+            "3 uplink drop unknown_vip -",
+            "4 uplink reply - uplink",
+            "5 uplink linux - uplink",
+        ];
+        assert_eq!(verdicts(&bench.run("first").unwrap()), expected);
+        let out = bench.frames("first/cluster.pcap");
+        assert!(out.iter().all(|(_, frame)| frame[12..20] == *backends), "with the tags of the backends' link");
+        let port = |frame: &[u8]| u16::from_be_bytes([frame[42], frame[43]]);
+        let snat = |n: usize| format!("10.0.0.3:{}", port(&out[n].1));
+        let reply = |n| Packet::tcp("10.0.0.11:8080", &snat(n)).flags(SYN | ACK).build();
+        let replies = [(SECOND, tagged(backends, &reply(0))), (SECOND + 1, reply(1))];
+        bench.input("cluster", &replies);
+        let lines = bench.run("second").unwrap();
+        assert_eq!(verdicts(&lines)[5..], ["6 cluster forward - uplink", "7 cluster drop snat_wrong_port -"]);
+        let uplink = bench.frames("second/uplink.pcap");
+        assert!(uplink.iter().all(|(_, frame)| frame[12..16] == *clients), "answer and reply, with the tag of the clients' link");
+        assert_eq!(uplink.len(), 2);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `sluiced run`: puts a gateway together, and takes it apart at the end.
 //!
-//! Invariant: tokio starts before DPDK, so that no thread inherits EAL's CPU mask. What cannot be had at the start is an
+//! Invariant: all threads but the workers keep off the workers' cores, as far as there are others; tokio starts before DPDK, so
+//! that no thread inherits EAL's CPU mask. What cannot be had at the start is an
 //! error; what fails later is a task's matter, and workers go on.
 
 use std::collections::BTreeSet;
@@ -16,10 +17,11 @@ use control::settings::ControllerSettings;
 use control::socket::{ListenError, listen};
 use core_affinity::CoreId;
 use crossbeam_queue::ArrayQueue;
-use dataplane::{Compiler, Link, Network, NoMemory, Parts, Publisher, Worker, WorkerCounters};
+use dataplane::{Compiler, Link, Network, NoMemory, Parts, Publisher, Subscriber, Worker, WorkerCounters};
 use proto::{Generation, Known};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::admin::{self, Seat, Sources};
@@ -33,7 +35,7 @@ use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Supervisor, Tasks};
 use crate::agent::zone;
 use crate::hardware::{Hardware, HardwareError, PortsNow, WorkerShare};
-use crate::netlink::{Follow, REQUESTS_MAX, announce, follow, withdraw};
+use crate::netlink::{Answered, Follow, REQUESTS_MAX, announce, follow, withdraw};
 use crate::reload::Reload;
 use crate::settings::{Poll, Settings, StateSource, Twin};
 use crate::workers::{self, Turn, WorkerError};
@@ -42,6 +44,8 @@ use crate::workers::{self, Turn, WorkerError};
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Threads of the agent: one does what must be quick, another what takes long.
 const AGENT_THREADS: usize = 2;
+/// Exit code after a second signal.
+const ENDED_AT_ONCE: i32 = 1;
 
 /// Why a gateway did not start, or did not end well.
 #[derive(Debug, thiserror::Error)]
@@ -66,11 +70,12 @@ pub enum RunError {
     Controller(#[from] ControllerError),
 }
 
-/// Runs a gateway until SIGINT or SIGTERM.
+/// Runs a gateway until SIGINT or SIGTERM. A second signal ends the process at once, by exit code 1.
 ///
 /// # Errors
 /// What it needs at the start could not be had; see [`RunError`].
 pub fn run(settings: &Settings, reload: Reload) -> Result<(), RunError> {
+    workers::keep_off(&settings.cores);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(AGENT_THREADS)
         .thread_name("agent")
@@ -101,8 +106,14 @@ fn stop_on_signals(stop: CancellationToken) -> std::io::Result<()> {
             _ = interrupt.recv() => "SIGINT",
             _ = terminate.recv() => "SIGTERM",
         };
-        tracing::info!(signal = name, "stopping");
+        tracing::info!(signal = name, "stopping; a second signal ends the gateway at once");
         stop.cancel();
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        tracing::warn!("a second signal: ending at once; the next start takes over what is left behind");
+        std::process::exit(ENDED_AT_ONCE);
     });
     Ok(())
 }
@@ -135,9 +146,12 @@ struct Channels {
     network: watch::Sender<Network>,
     probed: probe::Findings,
     next_hops: watch::Sender<BTreeSet<(Link, IpAddr)>>,
+    answered: watch::Sender<Answered>,
     routed: watch::Sender<BTreeSet<IpAddr>>,
     announced: watch::Sender<BTreeSet<IpAddr>>,
     draining: watch::Sender<bool>,
+    /// Cancelled when the gateway is about to end, and routers are to send elsewhere.
+    leaving: CancellationToken,
     served: watch::Sender<Served>,
     asks: Arc<ArrayQueue<(Link, IpAddr)>>,
 }
@@ -161,9 +175,11 @@ async fn serve(
         network: watch::Sender::new(settings.fixed_network()),
         probed: probe::Findings::default(),
         next_hops: watch::Sender::default(),
+        answered: watch::Sender::default(),
         routed: watch::Sender::default(),
         announced: watch::Sender::default(),
         draining: watch::Sender::default(),
+        leaving: CancellationToken::new(),
         served: watch::Sender::default(),
         asks: Arc::new(ArrayQueue::new(REQUESTS_MAX)),
     };
@@ -175,14 +191,98 @@ async fn serve(
         StateSource::Embedded(controller, _) => Some(controller),
         StateSource::Remote(..) => None,
     };
+    // Of the tasks: packets go on for a while after a signal, and what they need with them.
+    let ended = CancellationToken::new();
+    let has_state = channels.known.borrow().is_some();
     let running = match controller {
-        Some(controller) => Some(Controller::start((**controller).clone(), stop.child_token()).await?),
+        Some(controller) => start_controller((**controller).clone(), &ended, has_state).await?,
         None => None,
     };
-    let mut workers = Vec::new();
-    for (((WorkerShare { ports, peers }, subscriber), counters), &core) in
-        shares.into_iter().zip(subscribers).zip(&counters).zip(&settings.cores)
+    let workers = match start_workers(settings, hardware, shares.into_iter().zip(subscribers).zip(&counters), &channels, seed) {
+        Ok(workers) => workers,
+        Err(error) => {
+            ended.cancel();
+            stopped(running).await;
+            return Err(error);
+        }
+    };
+    let mut supervisor = Supervisor::new(ended.clone());
+    let seat = match (&settings.source, running) {
+        (StateSource::Remote(urls, _), _) => Seat::Remote(urls.iter().map(ToString::to_string).collect()),
+        (StateSource::Embedded(..), running) => {
+            Seat::Embedded(supervise_controller(&mut supervisor, reload.controller(), running, &ended))
+        }
+    };
+    let sources = sources(settings, &channels, hardware, counters, (reload, seat, supervisor.tasks()));
+    supervise_state(&mut supervisor, settings, &channels, &sources, (file, tables));
+    supervise_network(&mut supervisor, settings, &channels, hardware);
+    let (path, end) = (settings.admin_listen.clone(), ended.clone());
+    supervisor.run("admin", move || admin::serve(path.clone(), sources.clone(), end.clone().cancelled_owned()));
+    tracing::info!(name = settings.name, cores = ?settings.cores, admin = %settings.admin_listen.display(), "the gateway runs");
+    stop.cancelled().await;
+    leave(settings, &channels).await;
+    drop(workers);
+    // The controller goes with them, last: until now it said what to forward. It gives its Lease back.
+    ended.cancel();
+    supervisor.finished().await;
+    // Again, for the task that puts the routes may have been about to.
+    withdraw_routes(settings).await;
+    Ok(())
+}
+
+/// Has routers send elsewhere, and waits until they do, where there are any that send here.
+async fn leave(settings: &Settings, channels: &Channels) {
+    let is_announced = !channels.announced.borrow().is_empty();
+    channels.leaving.cancel();
+    withdraw_routes(settings).await;
+    if is_announced {
+        let wait = settings.drain_on_stop;
+        tracing::info!(?wait, "routes to VIPs are withdrawn; what routers still send is forwarded meanwhile");
+        sleep(wait).await;
+    }
+}
+
+async fn withdraw_routes(settings: &Settings) {
+    if let Err(error) = withdraw(settings.announce).await {
+        tracing::warn!(%error, "routes to VIPs stay in table {}", settings.announce.table);
+    }
+}
+
+/// Starts the embedded controller. Where the state on disk can serve, it may come later: the gateway must come up.
+async fn start_controller(
+    settings: ControllerSettings,
+    ended: &CancellationToken,
+    has_state: bool,
+) -> Result<Option<Running>, RunError> {
+    match Controller::start(settings, ended.child_token()).await {
+        Ok(running) => Ok(Some(running)),
+        // Somebody else's socket stays theirs, and is nobody whom we follow.
+        Err(error) if has_state && !matches!(error, ControllerError::Listen(_)) => {
+            tracing::error!(%error, "the controller cannot start; the state on disk is served until it can");
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Waits for a controller that was told to end.
+async fn stopped(running: Option<Running>) {
+    if let Some(running) = running
+        && let Err(error) = running.stopped().await
     {
+        tracing::warn!(%error, "the controller did not end well");
+    }
+}
+
+/// Starts a worker on each core.
+fn start_workers<'a>(
+    settings: &Settings,
+    hardware: &Hardware,
+    shares: impl Iterator<Item = ((WorkerShare, Subscriber), &'a Arc<WorkerCounters>)>,
+    channels: &Channels,
+    seed: u64,
+) -> Result<Vec<workers::Worker>, RunError> {
+    let start = |(number, (((WorkerShare { ports, peers }, subscriber), counters), &core))| {
         let parts = Parts {
             ports,
             subscriber,
@@ -193,29 +293,9 @@ async fn serve(
             seed,
             observer: (),
         };
-        workers.push(start_worker(workers.len(), CoreId { id: core }, settings.poll, hardware, parts)?);
-    }
-    let mut supervisor = Supervisor::new(stop.clone());
-    let seat = match (&settings.source, running) {
-        (StateSource::Remote(urls, _), _) => Seat::Remote(urls.iter().map(ToString::to_string).collect()),
-        (StateSource::Embedded(..), running) => {
-            Seat::Embedded(supervise_controller(&mut supervisor, reload.controller(), running, stop))
-        }
+        start_worker(number, CoreId { id: core }, settings.poll, hardware, parts)
     };
-    let sources = sources(settings, &channels, hardware, counters, (reload, seat, supervisor.tasks()));
-    supervise_state(&mut supervisor, settings, &channels, &sources, (file, tables));
-    supervise_network(&mut supervisor, settings, &channels, hardware);
-    let (path, ended) = (settings.admin_listen.clone(), stop.clone());
-    supervisor.run("admin", move || admin::serve(path.clone(), sources.clone(), ended.clone().cancelled_owned()));
-    tracing::info!(name = settings.name, cores = ?settings.cores, admin = %settings.admin_listen.display(), "the gateway runs");
-    stop.cancelled().await;
-    supervisor.finished().await;
-    // Routers send elsewhere before the workers stop.
-    if let Err(error) = withdraw(settings.announce).await {
-        tracing::warn!(%error, "routes to VIPs stay in table {}", settings.announce.table);
-    }
-    drop(workers);
-    Ok(())
+    shares.zip(&settings.cores).enumerate().map(start).collect()
 }
 
 /// A seed that nobody outside can know: of the standard library's hash keys, which the system's randomness makes.
@@ -256,7 +336,7 @@ fn supervise_controller(
 ) -> watch::Receiver<Option<View>> {
     let (first, stop) = (Arc::new(Mutex::new(running)), stop.clone());
     let (view, shown) = watch::channel(None);
-    supervisor.run("controller", move || {
+    supervisor.run_to_its_end("controller", move || {
         let (settings, view, stop) = (settings.clone(), view.clone(), stop.clone());
         let running = first.lock().unwrap_or_else(PoisonError::into_inner).take();
         run_controller(settings, running, view, stop)
@@ -351,6 +431,7 @@ fn supervise_state(
     };
     let outputs = Outputs {
         next_hops: channels.next_hops.clone(),
+        answered: channels.answered.clone(),
         routed: channels.routed.clone(),
         served: channels.served.clone(),
         reached: channels.reached.clone(),
@@ -370,6 +451,7 @@ fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels:
         let follows = Follow {
             ports: settings.ports.iter().map(|port| port.name.clone()).collect(),
             next_hops: channels.next_hops.subscribe(),
+            answered: channels.answered.subscribe(),
             requests: Arc::clone(&channels.asks),
             network: channels.linux.clone(),
         };
@@ -379,7 +461,8 @@ fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels:
         });
     }
     let (routed, draining, announced) = (channels.routed.subscribe(), channels.draining.subscribe(), channels.announced.clone());
-    supervisor.run("drain", move || drain::run(routed.clone(), draining.clone(), announced.clone()));
+    let leaving = channels.leaving.clone();
+    supervisor.run("drain", move || drain::run(routed.clone(), draining.clone(), leaving.clone(), announced.clone()));
     let (at, routed) = (settings.announce, channels.announced.subscribe());
     supervisor.run("announce", move || {
         let routed = routed.clone();
@@ -388,7 +471,7 @@ fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels:
     let (attendant, ports) = (hardware.attendant(), channels.ports.clone());
     supervisor.run("ports", move || {
         let (attendant, ports) = (attendant.clone(), ports.clone());
-        async move { Ok(attendant.attend(ports).await?) }
+        async move { match attendant.attend(ports).await {} }
     });
     let (linux, ports, network) = (channels.linux.subscribe(), channels.ports.subscribe(), channels.network.clone());
     let fixed = settings.fixed_network();
@@ -411,6 +494,11 @@ async fn merge(
         merged.routes.extend(&fixed.routes);
         merged.neighbours.extend(&fixed.neighbours);
         merged.addresses.extend(&fixed.addresses);
+        // Where Linux has a device with the tags, that counts.
+        let missing: Vec<_> =
+            fixed.vlans.iter().filter(|vlan| merged.vlans.iter().all(|known| known.link != vlan.link)).collect();
+        merged.vlans.extend(missing.into_iter().cloned());
+        merged.vlans.sort_by_key(|vlan| vlan.link);
         let ports = ports.borrow_and_update().clone();
         (merged.down, merged.moves, merged.macs) = (ports.down, ports.moves, ports.macs);
         network.send_replace(merged);

@@ -8,6 +8,7 @@ mod checks;
 mod effective;
 mod engine;
 mod keys;
+mod links;
 mod port;
 mod source;
 
@@ -19,7 +20,7 @@ use control::config::tree::Node;
 use control::config::{Invalid, Logs, Placed, Reader};
 use control::dial::ControllerUrl;
 use control::settings::{CertificateFiles, ControllerSettings};
-use dataplane::{FlowLimits, Neighbour, Route, Tunnel};
+use dataplane::{FlowLimits, Neighbour, Route, Tunnel, VlanLink};
 
 use crate::netlink::RouteTable;
 pub use port::{Device, PortSettings, Twin};
@@ -87,12 +88,16 @@ pub struct Settings {
     pub logs: Logs,
     /// Key `admin.listen`.
     pub admin_listen: PathBuf,
+    /// Key `static.links`, in the order of links.
+    pub links: Vec<VlanLink>,
     /// Key `static.routes`.
     pub routes: Vec<Route>,
     /// Key `static.neighbours`.
     pub neighbours: Vec<Neighbour>,
     /// Key `announce`.
     pub announce: RouteTable,
+    /// Key `drainOnStop`: how long packets are forwarded on after the routes to VIPs were withdrawn, before the end.
+    pub drain_on_stop: Duration,
     /// The gateway's own addresses, ordered: of ports, SNAT, tunnels, node ports and next hops. They are never VIPs.
     pub reserved: Vec<IpAddr>,
     /// The source of state.
@@ -123,13 +128,22 @@ impl Settings {
         let (state_dir, max_state_age) = keys::persistence(&mut top);
         let logs = Logs::take(&mut top);
         let admin_listen = keys::admin(&mut top);
-        let (routes, neighbours) = keys::fixed_network(&mut top, &ports);
+        let (mut links, routes, neighbours) = keys::fixed_network(&mut top, &ports);
         let announce = announce::take(&mut top);
+        let drain_on_stop = announce::drain_on_stop(&mut top);
         keys::unbuilt(&mut top);
         let source = source::take(&mut top, choice, &admin_listen);
         top.finish();
 
-        let used = checks::Used { ports: &ports, snat: &snat, tunnel: &tunnel_sources, node_ports: &node_ports, routes: &routes };
+        links.sort_by_key(|link| link.settings.link);
+        let used = checks::Used {
+            ports: &ports,
+            links: &links,
+            snat: &snat,
+            tunnel: &tunnel_sources,
+            node_ports: &node_ports,
+            routes: &routes,
+        };
         checks::run(&reader, &used, hugepages, source.ranges());
         let reserved = used.reserved();
         reader.finish()?;
@@ -144,14 +158,16 @@ impl Settings {
             node_port_addresses: values(node_ports),
             flows,
             zone,
+            source: source.settings(reserved.clone(), &state_dir),
             state_dir,
             max_state_age,
             logs,
             admin_listen,
+            links: links.into_iter().map(|link| link.settings).collect(),
             routes: values(routes),
             neighbours,
             announce,
-            source: source.settings(reserved.clone()),
+            drain_on_stop,
             reserved,
         })
     }

@@ -6,7 +6,7 @@
 //! Not here: what a poll does. The body gets a [`Turn`] and says how many packets it handled.
 
 use std::num::NonZeroU64;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, UnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,6 +16,8 @@ use std::time::Duration;
 
 use core_affinity::CoreId;
 use dpdk_sys::{Eal, RegisteredThread, cycles};
+use rustix::io::Errno;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::settings::Poll;
@@ -54,23 +56,22 @@ pub enum WorkerError {
         /// The kernel's list of cores.
         present: String,
     },
-    /// This process may not use it.
+    /// The kernel refused to pin a thread to it.
     #[error(
-        "workers.cores: core {core} exists, but this process may run on {allowed:?} only (taskset, cpuset or container limits)"
+        "workers.cores: core {core} exists, but the kernel refuses to run a thread there: {source}; bring it online \
+         (/sys/devices/system/cpu/cpu{core}/online), or widen the cpuset or the container's limits"
     )]
-    Forbidden {
+    Refused {
         /// The core.
         core: usize,
-        /// The cores in the CPU mask.
-        allowed: Vec<usize>,
+        /// Why.
+        source: std::io::Error,
     },
-    /// The kernel refused to pin the thread.
-    #[error("worker {number} cannot be pinned to core {core}")]
-    Pin {
+    /// The thread ended before it ran.
+    #[error("worker {number} ended before it was pinned")]
+    Ended {
         /// The worker.
         number: usize,
-        /// The core.
-        core: usize,
     },
     /// DPDK refused the thread.
     #[error("worker {number}: {source}")]
@@ -217,7 +218,6 @@ pub fn spawn(
     eal: Option<Eal>,
     body: impl FnMut(Turn) -> usize + Send + 'static,
 ) -> Result<Worker, WorkerError> {
-    check_core(core, Path::new("/sys/devices/system/cpu"))?;
     let stop = Arc::new(AtomicBool::new(false));
     let load = Arc::new(Load::default());
     let (ready, is_ready) = channel();
@@ -232,14 +232,7 @@ pub fn spawn(
                 }
                 Err(error) => drop(ready.send(Err(error))),
             });
-            if catch_unwind(run).is_err() {
-                tracing::error!(
-                    number,
-                    core = core.id,
-                    "a worker panicked; the gateway aborts, because its flows would be lost silently"
-                );
-                std::process::abort();
-            }
+            or_abort("a worker panicked; the gateway aborts, because its flows would be lost silently", run);
         })
     };
     let thread = thread.map_err(|source| WorkerError::Thread { number, source })?;
@@ -247,27 +240,58 @@ pub fn spawn(
     match is_ready.recv() {
         Ok(started) => started.map(|()| worker),
         // Cannot be: the thread reports before it does anything else, or has aborted the process.
-        Err(_) => Err(WorkerError::Pin { number, core: core.id }),
+        Err(_) => Err(WorkerError::Ended { number }),
     }
 }
 
-fn check_core(core: CoreId, cpus: &Path) -> Result<(), WorkerError> {
-    let allowed: Vec<usize> = core_affinity::get_core_ids().unwrap_or_default().into_iter().map(|core| core.id).collect();
-    if allowed.contains(&core.id) {
-        return Ok(());
+/// Runs what must not end by itself: after a panic the process ends, with `last_words`, for others would go on as if it ran.
+pub(crate) fn or_abort(last_words: &str, run: impl FnOnce() + UnwindSafe) {
+    if catch_unwind(run).is_err() {
+        tracing::error!(thread = thread::current().name(), "{last_words}");
+        std::process::abort();
     }
-    if cpus.join(format!("cpu{}", core.id)).exists() {
-        return Err(WorkerError::Forbidden { core: core.id, allowed });
+}
+
+/// Pins the calling thread to a core. The kernel decides, not the CPU mask that was inherited: `isolcpus` and `taskset` keep
+/// cores out of that, which are there to be used all the same.
+///
+/// # Errors
+/// The core does not exist, is offline, or a cpuset forbids it.
+pub fn pin(core: CoreId) -> Result<(), WorkerError> {
+    pin_or_explain(core.id, Path::new("/sys/devices/system/cpu"))
+}
+
+fn pin_or_explain(core: usize, cpus: &Path) -> Result<(), WorkerError> {
+    let mut mask = CpuSet::new();
+    let pinned = if core < CpuSet::MAX_CPU {
+        mask.set(core);
+        sched_setaffinity(None, &mask)
+    } else {
+        Err(Errno::INVAL)
+    };
+    let Err(source) = pinned else { return Ok(()) };
+    if cpus.join(format!("cpu{core}")).exists() {
+        return Err(WorkerError::Refused { core, source: source.into() });
     }
     let present = std::fs::read_to_string(cpus.join("present")).unwrap_or_default().trim().to_owned();
-    Err(WorkerError::NoSuchCore { core: core.id, present })
+    Err(WorkerError::NoSuchCore { core, present })
+}
+
+/// Keeps the calling thread, and every thread that it starts from now on, off the workers' cores; unless it may run on no
+/// others.
+pub fn keep_off(cores: &[usize]) {
+    let kept_off = sched_getaffinity(None).and_then(|mut mask| {
+        cores.iter().filter(|&&core| core < CpuSet::MAX_CPU).for_each(|&core| mask.unset(core));
+        if mask.count() == 0 { Ok(()) } else { sched_setaffinity(None, &mask) }
+    });
+    if let Err(error) = kept_off {
+        tracing::warn!(%error, "other threads of the gateway cannot be kept off the workers' cores");
+    }
 }
 
 /// Pins the calling thread, and gives it what it needs of DPDK.
 fn prepare(number: usize, core: CoreId, poll: Poll, eal: Option<Eal>) -> Result<Option<RegisteredThread>, WorkerError> {
-    if !core_affinity::set_for_current(core) {
-        return Err(WorkerError::Pin { number, core: core.id });
-    }
+    pin(core)?;
     if poll == Poll::Adaptive
         && let Err(error) = rustix::thread::set_current_timer_slack(Some(TIMER_SLACK_NS))
     {
@@ -323,9 +347,9 @@ mod tests {
     }
 
     fn wait_for(condition: impl Fn() -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(120);
         while !condition() {
-            assert!(Instant::now() < deadline, "waited 20 s");
+            assert!(Instant::now() < deadline, "waited 120 s");
             thread::yield_now();
         }
     }
@@ -390,11 +414,50 @@ mod tests {
     }
 
     #[test]
-    fn a_core_outside_the_mask_is_refused_with_the_mask() {
+    fn a_core_that_the_kernel_refuses_is_named_with_its_reason() {
         let cpus = tempfile::tempdir().unwrap();
         std::fs::create_dir(cpus.path().join("cpu4095")).unwrap();
-        let error = check_core(CoreId { id: 4095 }, cpus.path()).unwrap_err();
-        assert!(matches!(&error, WorkerError::Forbidden { core: 4095, allowed } if !allowed.is_empty()), "{error}");
+        let error = pin_or_explain(4095, cpus.path()).unwrap_err();
+        assert!(matches!(&error, WorkerError::Refused { core: 4095, .. }), "{error}");
+        assert!(error.to_string().contains("Invalid argument"), "{error}");
+    }
+
+    /// A mask that lacks the core is what `isolcpus` leaves to every process. On one core it lacks nothing.
+    #[test]
+    fn a_worker_runs_on_a_core_that_the_inherited_mask_lacks() {
+        let all = core_affinity::get_core_ids().unwrap();
+        let (other, core) = (all[0], all[all.len() - 1]);
+        // A thread of its own: its mask is not that of other tests.
+        let started = thread::spawn(move || {
+            pin(other).unwrap();
+            let (say, heard) = channel();
+            let worker = spawn(0, core, Poll::Busy, None, move |_| {
+                let _ = say.send(core_affinity::get_core_ids());
+                0
+            });
+            let worker = worker.unwrap();
+            assert_eq!(heard.recv().unwrap().unwrap(), [core]);
+            worker.stop();
+        });
+        started.join().unwrap();
+    }
+
+    #[test]
+    fn threads_that_are_started_later_keep_off_the_workers_cores_unless_there_are_no_others() {
+        let all: Vec<usize> = core_affinity::get_core_ids().unwrap().into_iter().map(|core| core.id).collect();
+        let cores_of_a_thread_after = |cores: Vec<usize>| {
+            let started = thread::spawn(move || {
+                keep_off(&cores);
+                thread::spawn(core_affinity::get_core_ids).join().unwrap().unwrap()
+            });
+            started.join().unwrap().into_iter().map(|core| core.id).collect::<Vec<_>>()
+        };
+        assert_eq!(cores_of_a_thread_after(all.clone()), all);
+        if let [others @ .., last] = &all[..]
+            && !others.is_empty()
+        {
+            assert_eq!(cores_of_a_thread_after(vec![*last, 4095]), others);
+        }
     }
 
     #[test]

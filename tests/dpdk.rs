@@ -56,7 +56,7 @@ fn a_pinned_worker_moves_packets_through_a_dpdk_port_and_none_is_lost() {
     let worker = worker.unwrap();
     let mut handled = 0;
     while handled < 32 {
-        handled += heard.recv_timeout(std::time::Duration::from_secs(20)).unwrap();
+        handled += heard.recv_timeout(std::time::Duration::from_secs(120)).unwrap();
     }
     worker.stop();
 

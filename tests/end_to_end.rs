@@ -4,7 +4,7 @@
 
 mod edge;
 
-use edge::{Edge, may_run, until};
+use edge::{Edge, REQUEST_S, may_run, until};
 
 const VIP: &str = "http://192.0.2.100/";
 const VIP_V6: &str = "http://[2001:db8::1:0]/";
@@ -26,8 +26,8 @@ fn serves(edge: &Edge) {
         let ping = edge.run("client", &["ping", "-c", "2", "-i", "0.2", "-W", "2", address]);
         assert!(ping.status.success(), "ping {address}: {}", String::from_utf8_lossy(&ping.stdout));
     }
-    let closed = edge.run("client", &["curl", "-s", "--max-time", "3", "http://192.0.2.100:81/"]);
-    assert_eq!(closed.status.code(), Some(7), "a closed port refuses at once");
+    let closed = edge.run("client", &["curl", "-s", "--max-time", REQUEST_S, "http://192.0.2.100:81/"]);
+    assert_eq!(closed.status.code(), Some(7), "a closed port refuses");
     edge.assert_account();
 }
 

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
-use dataplane::testing::{Packet, assert_checksums, reassembled};
+use dataplane::testing::{Packet, arriving_at, assert_checksums, reassembled};
 use dataplane::{
     Belongs, Buffer, Burst, Compiler, Config, DropReason, Fate, FlowLimits, Health, Mac, Neighbour, Network, Observe, Parts,
     PortConfig, PortIndex, Publisher, Route, Tunnel, Worker, WorkerCounters, tcp_flags,
@@ -49,11 +49,15 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
+fn mac_of(port: PortIndex) -> Mac {
+    Mac([2, 0, 0, 0, 0xaa, port.0])
+}
+
 /// Port `n` has the prefix 10.`n`.0.0/24, and a neighbour .11 there.
 fn config() -> Config {
     let port = |n: u8| PortConfig {
         name: NAMES[usize::from(n)].into(),
-        mac: Mac([2, 0, 0, 0, 0xaa, n]),
+        mac: mac_of(PortIndex(n)),
         mtu: MTUS[usize::from(n)],
         addresses: vec![format!("10.{n}.0.2/24").parse().unwrap()],
         twin: false,
@@ -95,6 +99,7 @@ fn state() -> State {
             maglev: MaglevSpec { size: 251, seed: 0, hash_version: MAGLEV_HASH_VERSION },
             zones: Vec::new(),
             app_protocol: None,
+            nodes: None,
             backends: vec![Backend { address: backend, weight: 1, state: BackendState::Active }],
         };
         let name = ServiceName::new("default", NAMES[usize::from(n)]);
@@ -148,6 +153,7 @@ impl Gateway {
 
     /// Puts a frame in, in segments, and gives its fate.
     fn put(&mut self, port: PortIndex, frame: &[u8]) -> Option<Fate> {
+        let frame = arriving_at(mac_of(port), frame);
         let mut parts = frame.chunks(SEGMENT_BYTES).map(|part| {
             let mut segment = self.segments.allocate().unwrap();
             assert!(segment.resize(part.len()));

@@ -10,7 +10,7 @@ mod skip;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Write;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::process::Command;
 use std::sync::Arc;
@@ -22,11 +22,11 @@ use ipnet::IpNet;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use skip::{may_make_namespaces, skip};
 use sluice::af_packet;
-use sluice::netlink::{Follow, REQUESTS_MAX, follow};
+use sluice::netlink::{Answered, Follow, REQUESTS_MAX, follow};
 use sluice::twin::{Interface, TwinConfig, TwinCounters, TwinError, TwinPort, TwinThread};
 use tokio::sync::watch;
 
-const DEADLINE: Duration = Duration::from_secs(10);
+const DEADLINE: Duration = Duration::from_secs(120);
 const TWIN_MAC: Mac = Mac([2, 0, 0, 0, 0xaa, 1]);
 const PEER_MAC: Mac = Mac([2, 0, 0, 0, 0xbb, 9]);
 
@@ -116,7 +116,7 @@ impl Twin {
         let (interface, tap) = Interface::open(config).await.unwrap();
         let queues = Arc::new(TwinQueues::new());
         let counters = Arc::new(TwinCounters::default());
-        let port = TwinPort::new(tap, queues.clone(), counters.clone(), config.mtu);
+        let (port, _) = TwinPort::new(tap, queues.clone(), counters.clone(), config.mtu);
         let thread = TwinThread::start(vec![port], || Some(MemoryBuffer::default())).unwrap();
         Self { queues, counters, interface, _thread: thread }
     }
@@ -266,17 +266,20 @@ fn the_carrier_of_the_twin_follows_the_link() {
 async fn following(body: impl AsyncFnOnce(Follower)) {
     let (network, seen) = watch::channel(Network::default());
     let (next_hops, followed) = watch::channel(BTreeSet::new());
+    let (answered, listened) = watch::channel(Answered::default());
     let requests = Arc::new(ArrayQueue::new(REQUESTS_MAX));
-    let task = Follow { ports: vec!["uplink".to_owned()], next_hops: followed, requests: requests.clone(), network };
+    let ports = vec!["uplink".to_owned()];
+    let task = Follow { ports, next_hops: followed, answered: listened, requests: requests.clone(), network };
     tokio::select! {
         outcome = follow(task) => panic!("the follower ended: {outcome:?}"),
-        () = body(Follower { seen, next_hops, requests }) => {}
+        () = body(Follower { seen, next_hops, answered, requests }) => {}
     }
 }
 
 struct Follower {
     seen: watch::Receiver<Network>,
     next_hops: watch::Sender<BTreeSet<(Link, IpAddr)>>,
+    answered: watch::Sender<Answered>,
     requests: Arc<ArrayQueue<(Link, IpAddr)>>,
 }
 
@@ -331,6 +334,78 @@ fn routes_addresses_and_neighbours_are_followed() {
             follower.until("the neighbour is gone", |n| n.neighbours.is_empty()).await;
         })
         .await;
+    });
+}
+
+/// The records of an MLDv2 report (RFC 3810 section 5.2), each a type and a group, if the frame is one that is valid.
+fn mld_report(frame: &[u8]) -> Vec<(u8, Ipv6Addr)> {
+    let is_ipv6 = frame.get(12..14) == Some(&[0x86, 0xdd]);
+    // Behind IPv6's header the hop-by-hop option "router alert", and then ICMPv6, type 143.
+    if !is_ipv6 || frame[20] != 0 || frame[54] != 58 || frame[62] != 143 {
+        return Vec::new();
+    }
+    assert_eq!(frame[38..54], Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16).octets(), "to all MLDv2 routers");
+    assert_eq!((frame[21], &frame[6..12]), (1, &TWIN_MAC.0[..]), "by the port, and no further");
+    let records = frame[70..].chunks_exact(20).take(u16::from_be_bytes([frame[68], frame[69]]).into());
+    records.map(|record| (record[0], Ipv6Addr::from(<[u8; 16]>::try_from(&record[4..20]).unwrap()))).collect()
+}
+
+/// A general query of MLDv2 (RFC 3810 section 5.1) from fe80::1.
+fn mld_query() -> Vec<u8> {
+    let source = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
+    let everybody = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+    // Type 130, answers within 100 ms, any group, robustness 2, interval 125 s, no sources.
+    let mut query = [&[130, 0, 0, 0, 0, 100, 0, 0][..], &[0; 16], &[2, 125, 0, 0]].concat();
+    let checksum = dataplane::testing::transport_checksum(source.into(), everybody.into(), 58, &query);
+    query[2..4].copy_from_slice(&checksum.to_be_bytes());
+    let header = [&[0x60, 0, 0, 0, 0, 36, 0, 1][..], &source.octets(), &everybody.octets(), &[58, 0, 5, 2, 0, 0, 1, 0]].concat();
+    ethernet(Mac([0x33, 0x33, 0, 0, 0, 1]), 0x86dd, &[&header[..], &query].concat())
+}
+
+#[test]
+fn membership_of_the_groups_of_ipv6_vips_is_reported_on_request_and_while_they_are_answered_for() {
+    const TEST: &str = "membership of the groups of ipv6 vips is reported";
+    // Record types of RFC 3810 section 5.2.12.
+    const IS_EXCLUDE: u8 = 2;
+    const TO_INCLUDE: u8 = 3;
+    const TO_EXCLUDE: u8 = 4;
+    if !may_make_namespaces(TEST) {
+        return;
+    }
+    let namespace = Namespace::new("mld");
+    namespace.enter(async || {
+        let twin = Twin::open(&config(&["2001:db8::2/64"])).await;
+        let answered = |addresses: &[&str]| -> Answered {
+            addresses.iter().map(|address| (PortIndex(0).into(), address.parse().unwrap(), 1)).collect()
+        };
+        let expect = async |what: &str, kind: u8, groups: &[&str]| {
+            let mut missing: BTreeSet<Ipv6Addr> = groups.iter().map(|group| group.parse().unwrap()).collect();
+            let fits = |frame: &[u8]| {
+                let records = mld_report(frame);
+                missing.retain(|group| !records.contains(&(kind, *group)));
+                missing.is_empty()
+            };
+            twin.expect(what, fits).await;
+        };
+        following(async |follower| {
+            follower.answered.send_replace(answered(&[
+                "192.0.2.100",
+                "2001:db8::1:100",
+                "2001:db8::1:200",
+                "2001:db8:0:0:1::1:200",
+            ]));
+            let both = ["ff02::1:ff01:100", "ff02::1:ff01:200"];
+            expect("new groups are reported", TO_EXCLUDE, &both).await;
+            twin.send(mld_query());
+            expect("a query is answered", IS_EXCLUDE, &both).await;
+            follower.answered.send_replace(answered(&["2001:db8:0:0:1::1:200"]));
+            expect("a group without addresses is left", TO_INCLUDE, &both[..1]).await;
+            namespace.ip("link set uplink down");
+            namespace.ip("link set uplink up");
+            expect("after the interface was down the group is reported again", TO_EXCLUDE, &both[1..]).await;
+        })
+        .await;
+        expect("the last group goes with the follower", TO_INCLUDE, &["ff02::1:ff01:200"]).await;
     });
 }
 

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use edge::skip;
+use edge::{lacks, skip};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -73,6 +73,32 @@ fn command_lines_in_documents_are_taken_by_sluiced() {
         }
     }
     assert!(seen > 10, "only {seen} were found");
+}
+
+#[test]
+fn units_of_systemd_start_again_for_as_long_as_it_takes_and_leave_time_for_the_end() {
+    for (file, stop_min_s) in [("deploy/sluiced.service", 20), ("deploy/sluice-controller.service", 10)] {
+        let text = fs::read_to_string(root().join(file)).unwrap();
+        let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        assert_eq!((value("Restart"), value("RestartPreventExitStatus")), (Some("on-failure"), Some("2")), "{file}");
+        // systemd's default gives up after five failures in 10 s.
+        assert_eq!(value("StartLimitIntervalSec"), Some("0"), "{file}");
+        assert!(text.find("StartLimitIntervalSec") < text.find("[Service]"), "{file}: a key of [Unit]");
+        // `drainOnStop` is 10 s, and the end itself takes a few.
+        let stop_s: u32 = value("TimeoutStopSec").and_then(|text| text.strip_suffix('s')).unwrap().parse().unwrap();
+        assert!(stop_s >= stop_min_s, "{file}: {stop_s} s");
+    }
+}
+
+/// Text as the kernel writes it: root in a container without the rights that tests of namespaces need, and with them.
+#[test]
+fn root_without_the_capabilities_of_namespaces_lacks_them_by_name() {
+    let status = |effective: &str| format!("Name:\ttest\nUid:\t0\t0\t0\t0\nCapPrm:\t000001ffffffffff\nCapEff:\t{effective}\n");
+    assert_eq!(lacks(&status("000001ffffffffff")), [""; 0]);
+    assert_eq!(lacks(&status("00000000a80425fb")), ["CAP_NET_ADMIN", "CAP_SYS_ADMIN"], "docker's default");
+    assert_eq!(lacks(&status("000001ffffffefff")), ["CAP_NET_ADMIN"]);
+    assert_eq!(lacks(&status("0000000000001000")), ["CAP_SYS_ADMIN"]);
+    assert_eq!(lacks(""), ["CAP_NET_ADMIN", "CAP_SYS_ADMIN"]);
 }
 
 #[test]

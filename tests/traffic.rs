@@ -8,7 +8,7 @@ mod edge;
 use std::collections::BTreeSet;
 use std::fs;
 
-use edge::{Edge, may_run, until};
+use edge::{Edge, REQUEST_S, may_run, until};
 
 const VIP: &str = "http://192.0.2.100/";
 const VIP_V6: &str = "http://[2001:db8::1:0]/";
@@ -59,7 +59,7 @@ fn names_are_looked_up_over_udp_and_tcp() {
     edge.start();
     let dig = |transport: &str| {
         let at = format!("@{ADDRESS}");
-        let output = edge.run("client", &["dig", &at, "+short", "+tries=1", "+time=3", transport, "who.example", "TXT"]);
+        let output = edge.run("client", &["dig", &at, "+short", "+tries=1", "+time=20", transport, "who.example", "TXT"]);
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().trim_matches('"').to_owned())
     };
     for transport in ["+notcp", "+tcp"] {
@@ -68,6 +68,36 @@ fn names_are_looked_up_over_udp_and_tcp() {
             (0..40).map(|n| dig(transport).unwrap_or_else(|| panic!("{transport}: question {n}"))).collect();
         assert_eq!(servers, ["b11", "b12", "b13"].map(str::to_owned).into(), "{transport}");
     }
+    edge.assert_account();
+}
+
+#[test]
+fn behind_a_switch_that_snoops_mld_the_vips_of_ipv6_are_found() {
+    if !may_run("a switch that snoops MLD") {
+        return;
+    }
+    let mut edge = Edge::new("mld");
+    // The switch asks who listens, and sends what is for a group only to ports from where a membership was reported.
+    edge.script(
+        "set -e; ip netns add $id-snoop; in_ns snoop sysctl -qw net.ipv6.conf.default.accept_dad=0
+         in_ns snoop ip link add switch type bridge mcast_snooping 1 mcast_querier 1 mcast_query_response_interval 100
+         in_ns snoop ip link set switch up
+         cable client eth1 snoop client; cable gw uplink1 snoop gw
+         for port in client gw; do in_ns snoop ip link set $port master switch; done
+         in_ns client ip addr flush dev eth0; in_ns client ip link set eth0 down
+         in_ns client ip addr add 192.0.2.10/24 dev eth1; in_ns client ip -6 addr add 2001:db8::10/64 dev eth1 nodad",
+    );
+    edge.configure("net_af_packet0,iface=uplink1", "net_af_packet1,iface=cluster0", "");
+    edge.manifests_of_the_demo();
+    edge.start();
+    let memberships = || String::from_utf8_lossy(&edge.run("snoop", &["bridge", "mdb", "show"]).stdout).into_owned();
+    until("the switch knows who listens to the group of the VIP", || {
+        memberships().lines().any(|line| line.contains("port gw grp ff02::1:ff01:0 ")).then_some(())
+    });
+    until("an answer over IPv6", || edge.curl(VIP_V6));
+    edge.all_answer(VIP_V6);
+    fs::remove_file(edge.path("manifests/web.yaml")).unwrap();
+    until("the membership ends with the Service", || (!memberships().contains("ff02::1:ff01:0")).then_some(()));
     edge.assert_account();
 }
 
@@ -82,7 +112,7 @@ fn a_server_reaches_its_own_vip() {
     edge.start();
     for url in [VIP, VIP_V6] {
         let ask = || {
-            let output = edge.run("b12", &["curl", "-sg", "--max-time", "3", url]);
+            let output = edge.run("b12", &["curl", "-sg", "--max-time", REQUEST_S, url]);
             output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
         };
         until("the first answer", ask);
@@ -111,7 +141,7 @@ fn a_download_passes_a_narrow_link() {
     for url in [VIP, VIP_V6] {
         until("the first answer", || edge.curl(url));
         let big = format!("{url}big");
-        let output = edge.run("client", &["curl", "-sg", "--max-time", "20", "-o", "/dev/null", "-w", "%{size_download}", &big]);
+        let output = edge.run("client", &["curl", "-sg", "--max-time", "100", "-o", "/dev/null", "-w", "%{size_download}", &big]);
         assert_eq!(String::from_utf8_lossy(&output.stdout), size.to_string(), "{url}: {:?}", edge.drops());
     }
     edge.assert_account();

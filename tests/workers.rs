@@ -7,6 +7,7 @@ mod edge;
 use std::collections::BTreeSet;
 
 use edge::{Edge, may_run, skip, until};
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// An iperf3 server behind a VIP: one backend, since its connections belong together.
 const IPERF: &str = "apiVersion: v1
@@ -48,7 +49,7 @@ fn two_workers(name: &str, devices: [&str; 2], steering: &str) {
     let answers: BTreeSet<String> = (0..60).map(|_| edge.curl("http://192.0.2.100/").unwrap()).collect();
     assert_eq!(answers.len(), 3, "every backend answers: {answers:?}");
     for options in [&["-P", "8"][..], &["-u", "-b", "20M", "-P", "4"]] {
-        let command = [&["iperf3", "-c", "192.0.2.110", "-t", "2", "-J", "--connect-timeout", "5000"], options].concat();
+        let command = [&["iperf3", "-c", "192.0.2.110", "-t", "2", "-J", "--connect-timeout", "60000"], options].concat();
         let output = edge.run("client", &command);
         let report = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success(), "{command:?}: {report}");
@@ -59,6 +60,43 @@ fn two_workers(name: &str, devices: [&str; 2], steering: &str) {
     assert!(accounts.iter().all(|account| account.flows > 0), "both workers have flows: {accounts:?}");
     assert!(accounts.iter().any(|account| account.handed_in > 0), "{accounts:?}");
     edge.assert_account();
+}
+
+/// Each thread of a process with the cores that it may run on.
+fn threads(pid: rustix::process::Pid) -> Vec<(String, String)> {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())).unwrap();
+    let thread = |task: std::fs::DirEntry| {
+        let name = std::fs::read_to_string(task.path().join("comm")).ok()?.trim().to_owned();
+        let status = std::fs::read_to_string(task.path().join("status")).ok()?;
+        let cores = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+        Some((name, cores.trim().to_owned()))
+    };
+    tasks.filter_map(|task| thread(task.unwrap())).collect()
+}
+
+/// With `isolcpus=1`, processes start with a mask that lacks core 1; without, with one that has it.
+#[test]
+fn the_worker_alone_runs_on_its_core_whether_the_process_was_started_with_it_or_without() {
+    if !may_run_two_workers("a worker on an isolated core") {
+        return;
+    }
+    let mut edge = Edge::new("iso");
+    edge.configure_on(&[1], "net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+    edge.manifests_of_the_demo();
+    for inherited in [&[0][..], &[0, 1]] {
+        let mut mask = CpuSet::new();
+        inherited.iter().for_each(|&core| mask.set(core));
+        // Of this thread, which is the test's own, and of what it starts.
+        sched_setaffinity(None, &mask).unwrap();
+        edge.start();
+        until("an answer", || edge.curl("http://192.0.2.100/"));
+        let threads = threads(edge.pid());
+        assert!(threads.len() > 4, "{threads:?}");
+        for (name, cores) in &threads {
+            assert_eq!(cores, if name.starts_with("sluice-worker") { "1" } else { "0" }, "{name} of {threads:?}");
+        }
+        assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
+    }
 }
 
 #[test]

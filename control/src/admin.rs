@@ -21,6 +21,7 @@ use crate::addresses::PoolUse;
 use crate::fleet::Fleet;
 use crate::gateways::{Gateway, Gateways};
 use crate::kubernetes::PoolsTold;
+use crate::lease::{Leader, Leadership};
 use crate::note::Note;
 use crate::notebook::{Notebook, Told};
 use crate::overrides::store::StoreError;
@@ -52,12 +53,33 @@ pub struct View {
     pub fleet: Fleet,
     /// What owners of objects were told.
     pub notebook: Arc<Notebook>,
+    /// Whether this controller leads: only then it knows anything of the group.
+    pub leadership: watch::Receiver<Leadership>,
 }
 
 impl View {
+    /// Nothing, where this controller leads.
+    ///
+    /// # Errors
+    /// `FAILED_PRECONDITION` with whom to ask instead, where it does not.
+    pub fn leads(&self) -> Result<(), Status> {
+        let why = match &*self.leadership.borrow() {
+            Leadership::Leading { .. } => return Ok(()),
+            Leadership::Following(None) => "and knows nobody who does yet; ask again in a moment".to_owned(),
+            Leadership::Following(Some(Leader { identity, address })) => {
+                let at = address.as_ref().map(|address| format!(" ({address})")).unwrap_or_default();
+                format!("{identity}{at} does; ask there, by the admin socket of that controller")
+            }
+        };
+        Err(Status::failed_precondition(format!("this controller does not lead, {why}")))
+    }
+
     /// The gateways that are connected, and those that were.
-    #[must_use]
-    pub fn list_gateways(&self) -> v1::ListGatewaysResponse {
+    ///
+    /// # Errors
+    /// [`View::leads`].
+    pub fn list_gateways(&self) -> Result<v1::ListGatewaysResponse, Status> {
+        self.leads()?;
         let epoch = self.state().map(|state| state.generation.epoch.clone());
         let gateways = self.gateways.borrow();
         let connected = gateways.iter().map(|gateway| connected(gateway, &gateways, epoch.as_deref()));
@@ -76,12 +98,15 @@ impl View {
                 true
             }
         });
-        v1::ListGatewaysResponse { gateways: all }
+        Ok(v1::ListGatewaysResponse { gateways: all })
     }
 
     /// The pools that VIPs are taken from.
-    #[must_use]
-    pub fn list_pools(&self) -> v1::ListPoolsResponse {
+    ///
+    /// # Errors
+    /// [`View::leads`], and while it has not read all objects.
+    pub fn list_pools(&self) -> Result<v1::ListPoolsResponse, Status> {
+        self.complete()?;
         let status = |pool: &PoolUse| v1::PoolStatus {
             name: pool.name.clone(),
             addresses: pool.addresses.clone(),
@@ -90,12 +115,15 @@ impl View {
             available: pool.available.to_string(),
             conflict: pool.conflict.clone().unwrap_or_default(),
         };
-        v1::ListPoolsResponse { pools: self.pools.borrow().uses.iter().map(status).collect() }
+        Ok(v1::ListPoolsResponse { pools: self.pools.borrow().uses.iter().map(status).collect() })
     }
 
     /// What owners of objects were told lately, the oldest first.
-    #[must_use]
-    pub fn list_events(&self) -> v1::ListEventsResponse {
+    ///
+    /// # Errors
+    /// [`View::leads`].
+    pub fn list_events(&self) -> Result<v1::ListEventsResponse, Status> {
+        self.leads()?;
         let event = |Told { time, note: Note { subject, remark } }: Told| v1::EventStatus {
             time: written(time),
             r#type: if remark.cause.is_ordinary() { "Normal" } else { "Warning" }.to_owned(),
@@ -103,7 +131,7 @@ impl View {
             object: subject.to_string(),
             message: remark.text,
         };
-        v1::ListEventsResponse { events: self.notebook.newest().into_iter().map(event).collect() }
+        Ok(v1::ListEventsResponse { events: self.notebook.newest().into_iter().map(event).collect() })
     }
 
     /// What is set by hand.
@@ -111,6 +139,7 @@ impl View {
     /// # Errors
     /// When it is not known.
     pub fn list_overrides(&self) -> Result<v1::ListOverridesResponse, Status> {
+        self.leads()?;
         match self.desk.held() {
             Held::Known(overrides) => Ok(v1::ListOverridesResponse { overrides: rows(&overrides) }),
             Held::Nothing => Err(status(ChangeError::NotLeading)),
@@ -141,6 +170,7 @@ impl View {
     /// # Errors
     /// When it is not drained, or that cannot be written down.
     pub async fn undrain(&self, request: v1::UndrainRequest) -> Result<v1::ChangeResponse, Status> {
+        self.leads()?;
         let Held::Known(now) = self.desk.held() else { return Err(status(ChangeError::NotLeading)) };
         let what = names::to_undrain(&request.target, &now).map_err(not_found)?;
         self.change(|all| Ok(all.undrain(&what))).await?;
@@ -166,6 +196,7 @@ impl View {
     }
 
     async fn unset_weight(&self, request: &v1::SetWeightRequest) -> Result<v1::ChangeResponse, Status> {
+        self.leads()?;
         let Held::Known(now) = self.desk.held() else { return Err(status(ChangeError::NotLeading)) };
         let (service, backend) = names::weighed(&request.service, &request.backend, &now).map_err(not_found)?;
         self.change(|all| Ok(all.unset_weight(&service, backend))).await?;
@@ -187,8 +218,9 @@ impl View {
     }
 
     fn complete(&self) -> Result<Arc<State>, Status> {
-        let why = "this controller does not lead, or has not read all objects yet; ask the one that leads, or wait";
-        self.state().ok_or_else(|| Status::failed_precondition(why))
+        self.leads()?;
+        self.state()
+            .ok_or_else(|| Status::failed_precondition("this controller has not read all objects yet; ask again in a moment"))
     }
 
     fn names(&self) -> Names {

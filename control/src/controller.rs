@@ -27,6 +27,7 @@ use crate::checkpoint::{self, Checkpoint};
 use crate::fleet::Fleet;
 use crate::gateways::Gateways;
 use crate::gathering::{CHANGES_WAITING_MAX, gather};
+use crate::healthz::{BEAT_EVERY, Heartbeat, Probes, STALLED_AFTER};
 use crate::incoming::{CertificateSource, Listeners, ServerTls};
 use crate::kubernetes::{self, Cluster, EventWriter, FollowedSecret, PoolsTold, StatusWriter};
 use crate::lease::{Candidate, Leadership};
@@ -83,6 +84,8 @@ pub struct Controller;
 pub struct Running {
     /// What is to be seen of it, and what operators may ask for.
     pub view: View,
+    /// What a Deployment's probes ask.
+    pub probes: Probes,
     _socket: Option<TakenAway>,
     tasks: Tasks,
     shutdown: CancellationToken,
@@ -118,6 +121,15 @@ impl Controller {
             desk: desk.clone(),
             fleet: fleet.clone(),
             notebook: Arc::clone(&notebook),
+            leadership: led.clone(),
+        };
+        let probes = Probes {
+            planner: Heartbeat::default(),
+            stalled_after: STALLED_AFTER,
+            leadership: led.clone(),
+            states: view.states.clone(),
+            desk: desk.clone(),
+            tls: listeners.tcp.as_ref().map(|(_, tls)| Arc::clone(tls)),
         };
         let shown = Shown { gateways: gateways.clone(), nodes };
         let service = ConfigService {
@@ -131,10 +143,10 @@ impl Controller {
 
         let mut tasks = Tasks::new();
         tasks.spawn(async move { Ok(server::serve(listeners, service).await?) });
-        let work =
-            Work { settings, states, gateways: view.gateways.clone(), desk, notebook, pools, shown, checkpoints, checkpoint_at };
+        let (gateways, heartbeat) = (view.gateways.clone(), probes.planner.clone());
+        let work = Work { settings, states, gateways, desk, notebook, pools, shown, checkpoints, checkpoint_at, heartbeat };
         begin(origin, work, secret, (leadership, led), &mut tasks, &shutdown);
-        Ok(Running { view, _socket: socket, tasks, shutdown })
+        Ok(Running { view, probes, _socket: socket, tasks, shutdown })
     }
 }
 
@@ -164,6 +176,10 @@ fn begin(
         }
         Origin::Kubernetes(cluster) => {
             let candidate = Candidate::new(&work.settings.group, work.settings.listen.advertised());
+            let candidate = match &work.settings.lock_dir {
+                Some(dir) => candidate.locked_in(dir),
+                None => candidate,
+            };
             let released = CancellationToken::new();
             let (cluster, release) = (Arc::new(cluster), released.clone());
             if let Some(secret) = secret {
@@ -230,6 +246,7 @@ struct Work {
     shown: Shown,
     checkpoints: watch::Sender<Checkpoint>,
     checkpoint_at: Place,
+    heartbeat: Heartbeat,
 }
 
 impl Work {
@@ -257,8 +274,8 @@ impl Work {
         });
         let (settings, states, notebook) = (self.settings.clone(), self.states.clone(), Arc::clone(&self.notebook));
         let (gateways, pools, shown) = (self.gateways.clone(), self.pools.clone(), self.shown.clone());
-        let checkpoints = self.checkpoints.clone();
-        let planning = Planning { settings, epoch, states, gateways, statuses, notebook, pools, shown, checkpoints };
+        let (checkpoints, heartbeat) = (self.checkpoints.clone(), self.heartbeat.clone());
+        let planning = Planning { settings, epoch, states, gateways, statuses, notebook, pools, shown, checkpoints, heartbeat };
         steps.spawn(async move {
             planning.run(changes).await;
             Ok(())
@@ -392,6 +409,7 @@ struct Planning {
     pools: watch::Sender<PoolsTold>,
     shown: Shown,
     checkpoints: watch::Sender<Checkpoint>,
+    heartbeat: Heartbeat,
 }
 
 /// What a plan goes by that others are shown, too.
@@ -421,10 +439,13 @@ impl Planning {
         let (mut world, mut memory) = (World::default(), Memory::default());
         let (mut again_at, mut planned_at): (_, Option<Instant>) = (None, None);
         let mut standing = tokio::time::interval(STANDING_EVERY);
+        let (mut beats, beating) = (tokio::time::interval(BEAT_EVERY), self.heartbeat.start());
         let mut gateways = self.gateways.clone();
         gateways.mark_changed();
         loop {
+            beating.beat();
             tokio::select! {
+                _ = beats.tick() => continue,
                 change = changes.recv() => match change {
                     Some(change) => world.apply(change),
                     None => return,
@@ -476,9 +497,8 @@ impl Planning {
         };
         let generation = &newest.state.generation;
         memory.published(generation.counter);
-        tracing::debug!(%generation, services = newest.state.services.len(), "planned");
-        let drained = world.overrides().drained_gateways();
-        let statuses = Statuses { counter: generation.counter, wanted: plan.statuses, leaving: plan.leaving, drained };
+        tracing::debug!(%generation, services = newest.state.services.len(), replanned = plan.replanned, "planned");
+        let statuses = Statuses { counter: generation.counter, wanted: plan.statuses, leaving: plan.leaving };
         self.states.send_if_modified(|kept| {
             let is_new = kept.as_ref().is_none_or(|kept| !Arc::ptr_eq(kept, &newest));
             *kept = Some(Arc::clone(&newest));

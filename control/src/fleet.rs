@@ -152,7 +152,12 @@ impl FleetApi for FleetService {
         let (questions, stream) = mpsc::channel(1);
         let service = self.clone();
         tokio::spawn(async move {
-            if let Err(status) = service.converse((request.into_inner(), peer), &questions).await {
+            let ended = tokio::select! {
+                biased;
+                expired = peer.expired() => Err(expired),
+                ended = service.converse((request.into_inner(), &peer), &questions) => ended,
+            };
+            if let Err(status) = ended {
                 // Nobody may be left to hear it.
                 let _ = questions.send(Err(status)).await;
             }
@@ -165,11 +170,11 @@ impl FleetService {
     /// One gateway, until either side goes.
     async fn converse(
         self,
-        (mut answers, peer): (Streaming<Answer>, Peer),
+        (mut answers, peer): (Streaming<Answer>, &Peer),
         questions: &mpsc::Sender<Result<Question, Status>>,
     ) -> Result<(), Status> {
         let gateway = offer(&mut answers).await?;
-        may_speak_for(&gateway, &peer, &self.group)?;
+        may_speak_for(&gateway, peer, &self.group)?;
         let (_place, mut asked) = self.fleet.add(gateway);
         let mut waiting: HashMap<u64, oneshot::Sender<Said>> = HashMap::new();
         let mut number = 0;

@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use proto::ServiceName;
+use imbl::OrdMap;
+use proto::{Refusal, ServiceName};
 use tokio::sync::watch;
 
 /// One connected gateway.
@@ -22,8 +23,8 @@ pub struct Gateway {
     pub reserved: Vec<IpAddr>,
     /// Whether every worker uses a complete state.
     pub ready: bool,
-    /// The backends of each service as the gateway sees them.
-    pub health: Arc<BTreeMap<ServiceName, Health>>,
+    /// The backends of each service as the gateway sees them. A copy shares what no report changed since.
+    pub health: OrdMap<ServiceName, Health>,
     /// When it said something last.
     pub last_seen: SystemTime,
 }
@@ -31,13 +32,15 @@ pub struct Gateway {
 /// Gateways that left are remembered so many, those that left last: a group has a dozen.
 const GONE_MAX: usize = 1024;
 
-/// Backends of one service, as one gateway sees them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// One service, as one gateway sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Health {
     /// All of them.
     pub backends: u32,
     /// Those that pass their probes, or have none.
     pub healthy: u32,
+    /// Why the gateway does not serve it, or not wholly.
+    pub refusal: Option<Arc<Refusal>>,
 }
 
 /// What a gateway told since its last report.
@@ -61,6 +64,11 @@ pub struct Gateways {
 }
 
 impl Gateways {
+    /// The connected gateways, each with the number of its connection.
+    pub fn connections(&self) -> impl Iterator<Item = (u64, &Gateway)> {
+        self.connected.iter().map(|(number, gateway)| (*number, gateway))
+    }
+
     /// The connected gateways.
     pub fn iter(&self) -> impl Iterator<Item = &Gateway> {
         self.connected.values()
@@ -102,11 +110,33 @@ impl Gateways {
         self.iter().map(|gateway| gateway.acknowledged.unwrap_or(0)).min()
     }
 
-    /// Whether there are gateways that are not drained, and all of them forward by `counter` or a newer generation.
+    /// Whether all gateways that are waited for forward by `counter` or a newer generation: those that are not drained, or,
+    /// where all are, all. False where none is connected.
     #[must_use]
     pub fn all_reached(&self, counter: u64) -> bool {
-        let mut awaited = self.iter().filter(|gateway| !self.is_drained(&gateway.name)).peekable();
+        let is_any_undrained = self.iter().any(|gateway| !self.is_drained(&gateway.name));
+        let mut awaited = self.iter().filter(|gateway| !(is_any_undrained && self.is_drained(&gateway.name))).peekable();
         awaited.peek().is_some() && awaited.all(|gateway| gateway.acknowledged >= Some(counter))
+    }
+
+    /// The gateways that forward by `counter` or a newer generation and do not serve the Service, or not wholly, and the refusal
+    /// of the first of them by name. Those that are drained count only where all are.
+    #[must_use]
+    pub fn refusal(&self, service: &ServiceName, counter: u64) -> Option<(BTreeSet<&str>, &Refusal)> {
+        let is_any_undrained = self.iter().any(|gateway| !self.is_drained(&gateway.name));
+        let counts =
+            |gateway: &&Gateway| gateway.acknowledged >= Some(counter) && !(is_any_undrained && self.is_drained(&gateway.name));
+        let told =
+            self.iter().filter(counts).filter_map(|gateway| Some((gateway, gateway.health.get(service)?.refusal.as_deref()?)));
+        let refusals: BTreeMap<&str, &Refusal> = told.map(|(gateway, refusal)| (gateway.name.as_str(), refusal)).collect();
+        let first = *refusals.values().next()?;
+        Some((refusals.into_keys().collect(), first))
+    }
+
+    /// Whether any gateway says that it does not serve the Service, or not wholly, whatever it forwards by.
+    #[must_use]
+    pub fn is_refused(&self, service: &ServiceName) -> bool {
+        self.iter().filter_map(|gateway| gateway.health.get(service)).any(|health| health.refusal.is_some())
     }
 
     fn leave(&mut self, number: u64) {
@@ -145,7 +175,7 @@ impl Connection {
                 acknowledged: None,
                 reserved,
                 ready: false,
-                health: Arc::default(),
+                health: OrdMap::new(),
                 last_seen: SystemTime::now(),
             };
             all.connected.insert(number, gateway);
@@ -173,9 +203,10 @@ impl Connection {
             gateway.last_seen = SystemTime::now();
             let is_news = gateway.ready != report.ready || !report.health.is_empty() || !report.removed.is_empty();
             gateway.ready = report.ready;
-            let health = Arc::make_mut(&mut gateway.health);
-            health.extend(report.health);
-            health.retain(|name, _| !report.removed.contains(name));
+            gateway.health.extend(report.health);
+            for name in &report.removed {
+                gateway.health.remove(name);
+            }
             is_news
         });
     }
@@ -196,13 +227,13 @@ mod tests {
         let gateways = watch::Sender::new(Gateways::default());
         let one = Connection::open(&gateways, "edge-1", "0.1.0", Vec::new());
         let (a, b) = (ServiceName::new("shop", "a"), ServiceName::new("shop", "b"));
-        let health = |healthy| Health { backends: 3, healthy };
+        let health = |healthy| Health { backends: 3, healthy, refusal: None };
         one.report(Report { ready: true, health: vec![(a.clone(), health(3)), (b.clone(), health(1))], removed: Vec::new() });
         one.report(Report { ready: true, health: vec![(a.clone(), health(2))], removed: vec![b] });
         let all = gateways.borrow();
         let gateway = all.iter().next().unwrap();
         assert!(gateway.ready);
-        assert_eq!(*gateway.health, [(a, health(2))].into());
+        assert_eq!(gateway.health, [(a, health(2))].into_iter().collect());
     }
 
     #[test]

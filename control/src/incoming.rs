@@ -1,8 +1,10 @@
 //! Connections of gateways, from a unix socket and from TCP with TLS, and who is at the other end of each.
 //!
 //! Invariant: what comes over TCP has shown a certificate of our authority before anything else of it is looked at. Handshakes are
-//! bounded in number and time. Certificates are read again at each of them, if they have changed.
+//! bounded in number and time, and those that do not go on keep nobody out. Certificates are read again at each of them, if they
+//! have changed.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -10,19 +12,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use rustls::ServerConfig;
+use rustls::server::danger::ClientCertVerifier;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
+use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
 use tonic::transport::server::Connected;
 
 use crate::dial::chain;
 use crate::settings::CertificateFiles;
-use crate::tls::{self, Identity, Material, TlsError, identities};
+use crate::tls::{self, Acceptance, Credential, Material, TlsError};
 
 /// A handshake that takes longer is given up.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -32,12 +36,21 @@ const HANDSHAKES_MAX: usize = 64;
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Who is at the other end.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Peer {
     /// Somebody on this machine whom the socket's permissions let in.
     Local,
-    /// Somebody with a certificate: all that it is for.
-    Named(Arc<[Identity]>),
+    /// Somebody with a certificate.
+    Named(Credential),
+}
+
+impl Peer {
+    /// Waits until the peer's certificate has expired, and gives what it is told then. Without a certificate that is never.
+    pub async fn expired(&self) -> Status {
+        let Self::Named(credential) = self else { return std::future::pending().await };
+        let error = credential.expired().await;
+        Status::unauthenticated(format!("the gateway's certificate is not accepted any more: {error}; renew it and dial again"))
+    }
 }
 
 /// What bytes come from and go to.
@@ -56,9 +69,9 @@ impl Wire {
         Self { stream: Box::new(stream), peer: Peer::Local }
     }
 
-    fn tls(stream: TlsStream<TcpStream>) -> Self {
-        let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-        let peer = Peer::Named(certificate.map(identities).unwrap_or_default().into());
+    fn tls(stream: TlsStream<TcpStream>, verifier: Arc<dyn ClientCertVerifier>) -> Self {
+        let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
+        let peer = Peer::Named(Credential::new(chain, verifier));
         Self { stream: Box::new(stream), peer }
     }
 }
@@ -105,22 +118,25 @@ pub enum CertificateSource {
 pub struct ServerTls {
     source: CertificateSource,
     group: String,
-    good: Mutex<Option<(Material, Arc<ServerConfig>)>>,
+    good: Mutex<Option<(Material, Acceptance)>>,
     said: Mutex<String>,
+    /// One reads at a time: connections that come faster than files are read wait where they can be given up.
+    turn: tokio::sync::Mutex<()>,
 }
 
 impl ServerTls {
     /// For a controller of `group`.
     #[must_use]
     pub fn new(source: CertificateSource, group: &str) -> Self {
-        Self { source, group: group.to_owned(), good: Mutex::default(), said: Mutex::default() }
+        let (good, said, turn) = (Mutex::default(), Mutex::default(), tokio::sync::Mutex::default());
+        Self { source, group: group.to_owned(), good, said, turn }
     }
 
     /// Reads them, and makes of them what connections are taken with.
     ///
     /// # Errors
     /// When they cannot be used.
-    pub async fn read(&self) -> Result<Arc<ServerConfig>, TlsError> {
+    pub async fn read(&self) -> Result<Acceptance, TlsError> {
         let material = match &self.source {
             CertificateSource::Files(files) => Material::read(files).await?,
             CertificateSource::Secret(name, read) => {
@@ -129,21 +145,22 @@ impl ServerTls {
             }
         };
         let mut good = self.good.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, config)) = good.as_ref().filter(|(kept, _)| *kept == material) {
-            return Ok(Arc::clone(config));
+        if let Some((_, acceptance)) = good.as_ref().filter(|(kept, _)| *kept == material) {
+            return Ok(acceptance.clone());
         }
-        let config = Arc::new(tls::server_config(&material, &self.group)?);
+        let acceptance = tls::acceptance(&material, &self.group)?;
         tracing::info!(from = material.from, "certificates were read");
-        *good = Some((material, Arc::clone(&config)));
-        Ok(config)
+        *good = Some((material, acceptance.clone()));
+        Ok(acceptance)
     }
 
     /// The newest that can be used; why newer ones cannot is said once.
-    async fn newest(&self) -> Option<Arc<ServerConfig>> {
+    pub(crate) async fn newest(&self) -> Option<Acceptance> {
+        let _turn = self.turn.lock().await;
         let error = match self.read().await {
-            Ok(config) => {
+            Ok(acceptance) => {
                 self.said.lock().unwrap_or_else(PoisonError::into_inner).clear();
-                return Some(config);
+                return Some(acceptance);
             }
             Err(error) => error.to_string(),
         };
@@ -152,7 +169,7 @@ impl ServerTls {
             tracing::error!(error, "certificates cannot be used; the last good ones are, if there are any");
             *said = error;
         }
-        self.good.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|(_, config)| Arc::clone(config))
+        self.good.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|(_, acceptance)| acceptance.clone())
     }
 }
 
@@ -202,9 +219,8 @@ async fn accept_unix(listener: UnixListener, wires: Wires) {
 }
 
 async fn accept_tcp(listener: TcpListener, tls: Arc<ServerTls>, wires: Wires) {
-    let handshakes = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+    let mut handshakes = NewestTasks::new(HANDSHAKES_MAX);
     loop {
-        let Ok(permit) = Arc::clone(&handshakes).acquire_owned().await else { return };
         let accepted = tokio::select! {
             () = wires.closed() => return,
             accepted = listener.accept() => accepted,
@@ -212,11 +228,10 @@ async fn accept_tcp(listener: TcpListener, tls: Arc<ServerTls>, wires: Wires) {
         match accepted {
             Ok((stream, from)) => {
                 let (tls, wires) = (Arc::clone(&tls), wires.clone());
-                tokio::spawn(async move {
+                handshakes.spawn(async move {
                     if let Some(wire) = shake_hands(stream, from, &tls).await {
                         let _ = wires.send(Ok(wire)).await;
                     }
-                    drop(permit);
                 });
             }
             Err(error) => not_accepted(&error).await,
@@ -225,17 +240,41 @@ async fn accept_tcp(listener: TcpListener, tls: Arc<ServerTls>, wires: Wires) {
 }
 
 async fn shake_hands(stream: TcpStream, from: SocketAddr, tls: &ServerTls) -> Option<Wire> {
-    let config = tls.newest().await?;
+    let Acceptance { config, gateways } = tls.newest().await?;
     let _ = stream.set_nodelay(true);
     match timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(config).accept(stream)).await {
-        Ok(Ok(stream)) => return Some(Wire::tls(stream)),
+        Ok(Ok(stream)) => return Some(Wire::tls(stream, gateways)),
         Ok(Err(error)) => tracing::warn!(%from, error = chain(&error), "a connection over TCP was refused"),
         Err(_) => tracing::warn!(%from, "a connection over TCP did not complete its handshake within 10 s"),
     }
     None
 }
 
-async fn not_accepted(error: &io::Error) {
+/// Tasks for strangers, at most so many at once: the oldest gives way to a new one. What goes on ends within milliseconds, so
+/// that the oldest of many is one that does not.
+#[derive(Debug)]
+pub(crate) struct NewestTasks {
+    max: usize,
+    running: VecDeque<AbortHandle>,
+}
+
+impl NewestTasks {
+    pub(crate) const fn new(max: usize) -> Self {
+        Self { max, running: VecDeque::new() }
+    }
+
+    pub(crate) fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
+        self.running.retain(|task| !task.is_finished());
+        if self.running.len() >= self.max
+            && let Some(oldest) = self.running.pop_front()
+        {
+            oldest.abort();
+        }
+        self.running.push_back(tokio::spawn(task).abort_handle());
+    }
+}
+
+pub(crate) async fn not_accepted(error: &io::Error) {
     tracing::warn!(%error, "a connection could not be accepted");
     tokio::time::sleep(ACCEPT_RETRY).await;
 }

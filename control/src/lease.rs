@@ -3,11 +3,14 @@
 //! Invariant: no clock is compared with another machine's. A replica takes a Lease that it has itself seen unchanged for
 //! [`LEASE`], by its own clock; who holds it stops at the latest [`LED_AT_MOST`] after it sent the last renewal that the server
 //! took. Nobody can have seen that renewal before it was sent, so between the two lie at least 5 s: enough for clocks that run
-//! apart by a third, and for what is still on its way to the API server.
+//! apart by a third, and for what is still on its way to the API server. Only a holder that has provably ended on this machine
+//! (`lock`) is waited for no longer.
 //! Deliberately not here: requests to the API server (`kubernetes::elect`), and what leading means (`controller`).
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
+use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -15,12 +18,18 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::ObjectMeta;
 
+mod lock;
+
+use lock::ProcessLock;
+
 /// A Lease that nobody renewed for this long may be taken.
 pub const LEASE: Duration = Duration::from_secs(15);
 /// Who cannot renew stops leading this long after its last renewal was sent: two thirds of [`LEASE`].
 pub const LED_AT_MOST: Duration = Duration::from_secs(10);
 /// Time between two looks at the Lease, and between two renewals: four may fail before the leader stops.
 pub const LOOKED_AT_EVERY: Duration = Duration::from_secs(2);
+/// A leader whose renewals are not seen for this long, three of them, may be dead: nobody is sent to it any more.
+const SILENT: Duration = Duration::from_secs(6);
 /// Another version's replica may want longer, but not so long that nobody leads for minutes.
 const LEASE_LONGEST: Duration = Duration::from_secs(60);
 /// Where others find the leader: an annotation, since the holder's identity is opaque.
@@ -57,6 +66,7 @@ pub struct Candidate {
     /// Where gateways reach it.
     pub address: Option<String>,
     seen: Option<Seen>,
+    lock: Option<Arc<ProcessLock>>,
 }
 
 /// The newest version of the Lease that this replica saw, and since when.
@@ -64,6 +74,8 @@ pub struct Candidate {
 struct Seen {
     version: Option<String>,
     since: Instant,
+    /// Whether it replaced another that we saw: whoever holds it lived then.
+    is_renewal: bool,
 }
 
 impl Candidate {
@@ -72,7 +84,26 @@ impl Candidate {
     pub fn new(group: &str, address: Option<String>) -> Self {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let identity = format!("{}_{:016x}", host.trim(), RandomState::new().hash_one(std::process::id()));
-        Self { lease: format!("sluice-controller-{group}"), identity, address, seen: None }
+        Self { lease: format!("sluice-controller-{group}"), identity, address, seen: None, lock: None }
+    }
+
+    /// The same, with a lock in `dir` that shows others on this machine that this replica runs, and by which it knows which of
+    /// them have ended. Where that cannot be had, it waits for Leases to run out as on any other machine.
+    #[must_use]
+    pub fn locked_in(mut self, dir: &Path) -> Self {
+        match ProcessLock::take(dir, &self.identity) {
+            Ok(lock) => self.lock = Some(Arc::new(lock)),
+            Err(error) => tracing::warn!(
+                dir = %dir.display(), %error,
+                "no lock can be kept there; after a crash on this machine the next controller waits until the Lease has run out"
+            ),
+        }
+        self
+    }
+
+    /// This replica leads: what proves the end of those before it is of no use any more.
+    pub fn leads(&self) {
+        self.lock.iter().for_each(|lock| lock.remove_left());
     }
 
     /// A Lease of our own, where there is none.
@@ -84,27 +115,48 @@ impl Candidate {
         lease
     }
 
-    /// The Lease as this replica takes it, if it may: nobody holds it, or its holder was silent for too long. Called with
+    /// The Lease as this replica takes it, if it may: nobody holds it, or its holder was silent for too long or has ended. Called with
     /// every version that is seen, and with the time after it was.
     #[must_use]
     pub fn take(&mut self, lease: &Lease, now: Instant) -> Option<Lease> {
         let version = lease.metadata.resource_version.clone();
-        let since = match &self.seen {
-            Some(seen) if seen.version == version => seen.since,
-            _ => now,
+        let (since, is_renewal) = match &self.seen {
+            Some(seen) if seen.version == version => (seen.since, seen.is_renewal),
+            seen => (now, seen.is_some()),
         };
-        self.seen = Some(Seen { version, since });
+        self.seen = Some(Seen { version, since, is_renewal });
         let spec = lease.spec.clone().unwrap_or_default();
         let holder = spec.holder_identity.unwrap_or_default();
         let said = Duration::from_secs(u64::try_from(spec.lease_duration_seconds.unwrap_or_default()).unwrap_or_default());
         let is_over = now.duration_since(since) >= said.clamp(LEASE, LEASE_LONGEST);
+        let has_ended = || {
+            let has_ended = self.lock.as_ref().is_some_and(|lock| lock.has_ended(&holder));
+            if has_ended {
+                tracing::info!(holder, "who holds the Lease ended on this machine; taking it");
+            }
+            has_ended
+        };
         // It is held in our name when the answer to our taking it was lost.
-        if !(holder.is_empty() || holder == self.identity || is_over) {
+        if !(holder.is_empty() || holder == self.identity || is_over || has_ended()) {
             return None;
         }
         let mut taken = lease.clone();
         self.hold(&mut taken, spec.lease_transitions.unwrap_or_default().wrapping_add(1));
         Some(taken)
+    }
+
+    /// Who holds the Lease that [`Candidate::take`] saw last, and where gateways reach it as long as it is seen to live: one that
+    /// was dead before we came, or was not heard for long, is no address to send anybody to.
+    #[must_use]
+    pub fn leader(&self, lease: &Lease, now: Instant) -> Option<Leader> {
+        let leader = holder(lease)?;
+        Some(Leader { address: leader.address.filter(|_| self.sees_life(now)), ..leader })
+    }
+
+    /// Whether the Lease was seen to change lately.
+    #[must_use]
+    pub fn sees_life(&self, now: Instant) -> bool {
+        self.seen.as_ref().is_some_and(|seen| seen.is_renewal && now.duration_since(seen.since) < SILENT)
     }
 
     /// The Lease that we hold, renewed.
@@ -159,9 +211,8 @@ pub fn epoch(lease: &Lease) -> String {
     format!("{}-{transitions}", lease.metadata.uid.as_deref().unwrap_or_default())
 }
 
-/// Who holds it.
-#[must_use]
-pub fn holder(lease: &Lease) -> Option<Leader> {
+/// Who holds it, alive or not.
+fn holder(lease: &Lease) -> Option<Leader> {
     let identity = lease.spec.as_ref()?.holder_identity.clone().filter(|identity| !identity.is_empty())?;
     let address = lease.metadata.annotations.as_ref().and_then(|annotations| annotations.get(ADDRESS)).cloned();
     Some(Leader { identity, address })
@@ -199,6 +250,40 @@ mod tests {
         let taken = two.take(&held, start + 54 * SECOND).unwrap();
         assert_eq!(holder(&taken), Some(Leader { identity: two.identity, address: None }));
         assert_eq!((epoch(&held), epoch(&taken)), ("uid-0".to_owned(), "uid-1".to_owned()));
+    }
+
+    #[test]
+    fn a_leader_is_named_with_its_address_only_while_its_renewals_are_seen() {
+        let (one, mut two) = candidates();
+        let start = Instant::now();
+        let mut look = |version: &str, second: u32| {
+            let held = kept(one.create(), version);
+            let now = start + second * SECOND;
+            assert!(two.take(&held, now).is_none());
+            let leader = two.leader(&held, now).unwrap();
+            assert_eq!(leader.identity, one.identity);
+            leader.address.is_some()
+        };
+        assert!(!look("1", 0), "it may have died long ago");
+        assert!(!look("1", 2));
+        assert!(look("2", 4), "it lives");
+        assert!(look("2", 9));
+        assert!(!look("2", 10), "three renewals are missing");
+        assert!(look("3", 12));
+    }
+
+    #[test]
+    fn a_lease_whose_holder_has_ended_on_this_machine_is_taken_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, two) = candidates();
+        let (one, mut two) = (one.locked_in(dir.path()), two.locked_in(dir.path()));
+        let held = kept(one.create(), "1");
+        assert!(two.take(&held, Instant::now()).is_none(), "it runs");
+        drop(one);
+        assert_eq!(epoch(&two.take(&held, Instant::now()).unwrap()), "uid-1");
+        two.leads();
+        assert!(two.take(&held, Instant::now()).is_none(), "only what is there proves anything");
+        assert!(candidates().0.locked_in(Path::new("/proc/none")).lock.is_none(), "without a lock it runs as well");
     }
 
     #[test]

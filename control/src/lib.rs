@@ -17,6 +17,7 @@ pub mod externals;
 pub mod fleet;
 pub mod gateways;
 mod gathering;
+pub mod healthz;
 pub mod incoming;
 pub mod kubernetes;
 pub mod lease;

@@ -9,7 +9,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
-use proto::{Backend, BackendState, ServiceName};
+use proto::{Backend, BackendState, NodesAt, ServiceName};
 
 use crate::spec::{NodeSpec, SliceSpec};
 
@@ -201,6 +201,21 @@ impl Overrides {
                 backend.weight = set.weight;
             }
         }
+    }
+
+    /// Nodes' addresses that are drained at every port.
+    #[must_use]
+    pub fn drained_nodes(&self, nodes: &BTreeMap<String, NodeSpec>) -> BTreeSet<IpAddr> {
+        let single =
+            self.drains.keys().filter_map(|what| if let Drained::Address(address) = what { Some(*address) } else { None });
+        self.on_drained_nodes(&[], nodes).into_iter().chain(single).collect()
+    }
+
+    /// Whether anything is set for single backends of a Service, of which some may be these.
+    #[must_use]
+    pub fn concern(&self, service: &ServiceName, nodes: &NodesAt) -> bool {
+        let is_one = |what: &Drained| matches!(what, Drained::Backend(address) if address.port() == nodes.port);
+        self.weights.contains_key(service) || self.drains.keys().any(is_one)
     }
 
     /// Addresses of drained nodes and of what runs there.

@@ -18,7 +18,7 @@ use crate::checkpoint::{Checkpoint, Decided};
 use crate::gateways::Gateways;
 use crate::note::{Cause, Note, Remark, Subject};
 use crate::policy::Policy;
-use crate::selection::Fence;
+use crate::selection::{Fence, Nodes};
 use crate::settings::ControllerSettings;
 use crate::source::Ingress;
 use crate::spec::Held;
@@ -55,6 +55,8 @@ pub struct Plan {
     pub checkpoint: Checkpoint,
     /// Services whose deleted slices do not count any more: the world may forget them.
     pub done_with_departed: Vec<ServiceName>,
+    /// How many Services were planned anew, as something of them or around them changed; all others are as before.
+    pub replanned: usize,
 }
 
 /// The statuses of Services; copied and compared as [`Services`] are.
@@ -93,6 +95,11 @@ pub struct Memory {
     assignment: Assignment,
     assigned_until: Option<Instant>,
     nodes_revision: u64,
+    /// As Services are sent to them, and the world's revisions that they were looked at for.
+    nodes: Arc<Nodes>,
+    nodes_seen: Option<(u64, u64)>,
+    /// Of `planned`, those whose backends are nodes.
+    to_nodes: BTreeSet<ServiceName>,
     /// Services of type `LoadBalancer` that are not ours.
     strangers: Vec<ServiceName>,
     planned: BTreeMap<ServiceName, Planned>,
@@ -134,18 +141,26 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
     if news.is_decided {
         memory.strangers = strangers(world, settings);
     }
-    let names: BTreeSet<ServiceName> = if news.is_decided || memory.nodes_revision != world.nodes_revision() {
+    let mut names: BTreeSet<ServiceName> = if news.is_decided {
         memory.forget_all_but_outcomes();
         memory.assignment.outcomes.keys().cloned().collect()
     } else {
         world.changed_since(memory.revision).chain(&memory.waiting).cloned().collect()
     };
+    if memory.nodes_revision != world.nodes_revision() {
+        names.extend(memory.to_nodes.iter().cloned());
+    }
     (memory.revision, memory.nodes_revision) = (world.revision(), world.nodes_revision());
 
     let Assignment { pools, forbidden, outside_pools, .. } = &memory.assignment;
     let (pools, forbidden, outside_pools) = (Arc::clone(pools), Arc::clone(forbidden), Arc::clone(outside_pools));
     let fence = Fence::new(settings, &pools, &forbidden, &outside_pools);
-    let look = Look { world, settings, fence: &fence, fence_moved: news.fence_moved, now };
+    let seen = (world.nodes_revision(), world.overrides_revision());
+    if memory.nodes_seen.replace(seen) != Some(seen) || news.fence_moved {
+        memory.nodes = Arc::new(Nodes::new(world.nodes(), &fence, world.overrides(), &memory.nodes));
+    }
+    let nodes = Arc::clone(&memory.nodes);
+    let look = Look { world, settings, fence: &fence, fence_moved: news.fence_moved, nodes: &nodes, now };
     let mut plan = Plan {
         notes: memory.assignment.notes_on_pools(),
         pools: memory.assignment.told.clone(),
@@ -181,6 +196,7 @@ impl Memory {
         for name in gone.cloned().collect::<Vec<_>>() {
             self.planned.remove(&name);
             self.waiting.remove(&name);
+            self.to_nodes.remove(&name);
             self.services.remove(&name);
             self.statuses.remove(&name);
             self.checkpoint.remove(&name);
@@ -212,6 +228,11 @@ impl Memory {
         } else {
             self.waiting.remove(name)
         };
+        if one.nodes_revision.is_some() {
+            self.to_nodes.insert(name.clone())
+        } else {
+            self.to_nodes.remove(name)
+        };
         self.planned.insert(name.clone(), one);
     }
 }
@@ -222,27 +243,34 @@ struct Look<'a> {
     settings: &'a ControllerSettings,
     fence: &'a Fence<'a>,
     fence_moved: bool,
+    nodes: &'a Nodes,
     now: Instant,
 }
 
 impl Look<'_> {
     /// Plans one Service anew, if it may come out otherwise than before.
     fn at(&self, name: &ServiceName, memory: &mut Memory, plan: &mut Plan) {
-        let Some((entry, outcome)) = self.world.services().get(name).zip(memory.assignment.outcomes.get(name)) else { return };
+        let Some(entry) = self.world.services().get(name) else { return };
+        let Some(outcome) = memory.assignment.outcomes.get(name) else {
+            // Not ours: nobody is sent to its endpoints, whether their slices are deleted or not.
+            let has_departed = self.world.departed_slices_of(name).next().is_some();
+            return plan.done_with_departed.extend(has_departed.then(|| name.clone()));
+        };
         let before = memory.planned.get(name);
         let candidate = &entry.candidate;
         if before.is_some_and(|old| self.keeps(old, entry, outcome) && old.status_is_of(candidate)) {
             return;
         }
-        let &Self { world, settings, fence, now, .. } = self;
+        let &Self { world, settings, fence, nodes, now, .. } = self;
         let policy = Policy::of(candidate.wanted.as_ref().ok(), candidate.kind, &settings.defaults);
         let recalled = memory.assignment.recalled.get(name).cloned();
         let (recalled, ip_mode) = (recalled.as_deref(), policy.ip_mode);
-        let builder = Builder { candidate, outcome, settings, fence, world, policy, ip_mode, recalled };
+        let builder = Builder { candidate, outcome, settings, fence, nodes, world, policy, ip_mode, recalled };
         let one = builder.build_in_turn(entry.revision, before, now);
         let is_new = |remark: &&Remark| !before.is_some_and(|old| old.notes.contains(remark));
         let note = |remark: &Remark| Note { subject: Subject::Service(name.clone()), remark: remark.clone() };
         plan.notes.extend(one.notes.iter().filter(is_new).map(note));
+        plan.replanned += 1;
         plan.done_with_departed.extend(one.has_done_with_departed().then(|| name.clone()));
         memory.take(name, one);
     }

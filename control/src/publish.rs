@@ -1,7 +1,8 @@
 //! The state that gateways are given, its generation, and what changed lately.
 //!
 //! Invariant: within an epoch the counter grows by one with every state that differs from the one before. What a
-//! connected gateway is sent is always the difference to the newest state; nothing is queued for a slow one.
+//! connected gateway is sent is always the difference to the newest state; nothing is queued for a slow one. A set of nodes
+//! that changes is sent by itself: the Services that name it are not, unless the gateway knows no sets.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use imbl::Vector;
 use imbl::ordmap::DiffItem;
 use proto::convert;
-use proto::{Generation, Pool, ServiceName, Services, State, v1};
+use proto::{Generation, NodeSets, Pool, Service, ServiceName, Services, State, v1};
 
 /// Changed names that are remembered: a gateway that was away for fewer changes gets only those. 65,536 names of about
 /// 100 bytes are 7 MB; beyond that a comparison by content hashes is as good.
@@ -24,6 +25,10 @@ pub struct Published {
     log: Vector<Step>,
     /// In the log.
     names: usize,
+    /// The sets of nodes that Services name.
+    node_sets: NodeSets,
+    /// Counter of the last state in which any of them was another one than before.
+    node_sets_changed: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -37,14 +42,22 @@ impl Published {
     #[must_use]
     pub fn first(epoch: String, services: Services, pools: Vec<Pool>) -> Self {
         let generation = Generation { epoch, counter: 1 };
-        Self { state: Arc::new(State { generation, services, pools }), ..Self::default() }
+        let state = State { generation, services, pools };
+        Self { node_sets: state.node_sets(), node_sets_changed: 1, state: Arc::new(state), ..Self::default() }
     }
 
     /// The next state, unless it is the same.
     #[must_use]
     pub fn next(&self, services: Services, pools: Vec<Pool>) -> Option<Self> {
-        let changed: Arc<[ServiceName]> = self.state.services.diff(&services).map(|item| name(&item).clone()).collect();
-        if changed.is_empty() && pools == self.state.pools {
+        let node_sets = self.newer_sets(&services);
+        let are_others = node_sets != self.node_sets;
+        let is_told_by_sets = |item: &DiffItem<'_, '_, ServiceName, Arc<Service>>| {
+            let DiffItem::Update { old: (_, old), new: (_, new) } = item else { return false };
+            are_others && old.with_sets(&node_sets).is_some_and(|with| with == ***new)
+        };
+        let items = self.state.services.diff(&services).filter(|item| !is_told_by_sets(item));
+        let changed: Arc<[ServiceName]> = items.map(|item| name(&item).clone()).collect();
+        if changed.is_empty() && !are_others && pools == self.state.pools {
             return None;
         }
         let counter = self.state.generation.counter + 1;
@@ -56,39 +69,74 @@ impl Published {
         while names + log.len() > NAMES_MAX {
             names -= log.pop_front().map_or(0, |step| step.changed.len());
         }
-        Some(Self { state: Arc::new(State { generation, services, pools }), log, names })
+        let node_sets_changed = if are_others { counter } else { self.node_sets_changed };
+        Some(Self { state: Arc::new(State { generation, services, pools }), log, names, node_sets, node_sets_changed })
+    }
+
+    /// The sets that `services` name, as far as they differ from ours, with all others of ours.
+    fn newer_sets(&self, services: &Services) -> NodeSets {
+        let mut sets = self.node_sets.clone();
+        for item in self.state.services.diff(services) {
+            let (DiffItem::Add(_, new) | DiffItem::Update { new: (_, new), .. }) = item else { continue };
+            for set in new.node_sets() {
+                if sets.get(&set.name) != Some(set) {
+                    sets.insert(set.name.clone(), Arc::clone(set));
+                }
+            }
+        }
+        sets
+    }
+
+    /// Everything, for a gateway that knows sets of nodes, or none.
+    #[must_use]
+    pub fn full(&self, knows_sets: bool) -> v1::WatchResponse {
+        if knows_sets { convert::full(&self.state) } else { convert::full(&self.state.listed()) }
     }
 
     /// What a gateway that says hello is sent: what changed since the generation it has; where that is not known, what
     /// its hashes lack; without those, everything.
     #[must_use]
     pub fn answer(&self, hello: &v1::Hello) -> v1::WatchResponse {
-        let Some(have) = hello.have.clone().map(Generation::from) else { return convert::full(&self.state) };
-        if let Some(changes) = self.since(&have) {
+        let Some(have) = hello.have.clone().map(Generation::from) else { return self.full(hello.node_sets) };
+        if let Some(changes) = self.since(&have, hello.node_sets) {
             return changes;
         }
         if hello.hashes.is_empty() {
-            return convert::full(&self.state);
+            return self.full(hello.node_sets);
         }
-        convert::difference_by_hashes(&hello.hashes, &self.state)
+        if hello.node_sets {
+            convert::difference_by_hashes(&hello.hashes, &self.state)
+        } else {
+            convert::difference_by_hashes(&hello.hashes, &self.state.listed())
+        }
     }
 
-    /// What changed since `have`, if that is still remembered.
+    /// What changed since `have`, if that is still remembered, for a gateway that knows sets of nodes, or none.
     #[must_use]
-    pub fn since(&self, have: &Generation) -> Option<v1::WatchResponse> {
+    pub fn since(&self, have: &Generation, knows_sets: bool) -> Option<v1::WatchResponse> {
         let now = &self.state.generation;
         let first = self.log.front().map_or(now.counter + 1, |step| step.counter);
         if have.epoch != now.epoch || have.counter > now.counter || have.counter + 1 < first {
             return None;
         }
         let steps = self.log.iter().rev().take_while(|step| step.counter > have.counter);
-        let names: BTreeSet<&ServiceName> = steps.flat_map(|step| step.changed.iter()).collect();
+        let mut names: BTreeSet<&ServiceName> = steps.flat_map(|step| step.changed.iter()).collect();
+        let have_sets_changed = self.node_sets_changed > have.counter;
+        if have_sets_changed && !knows_sets {
+            let named = self.state.services.iter().filter(|(_, service)| service.node_sets().next().is_some());
+            names.extend(named.map(|(name, _)| name));
+        }
         let (there, gone): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| self.state.services.contains_key(*name));
         let services = there.iter().filter_map(|name| self.state.services.get(*name));
+        let message = |service: &Arc<Service>| {
+            if knows_sets { v1::Service::from(&**service) } else { v1::Service::from(&*service.listed()) }
+        };
+        let sets = self.node_sets.values().filter(|_| have_sets_changed && knows_sets);
         Some(v1::WatchResponse {
             generation: Some(now.into()),
             full: false,
-            services: services.map(|service| v1::Service::from(&**service)).collect(),
+            services: services.map(message).collect(),
+            node_sets: sets.map(|set| v1::NodeSet::from(&**set)).collect(),
             removed: gone.iter().map(ToString::to_string).collect(),
             pools: self.state.pools.iter().map(v1::Pool::from).collect(),
             draining: false,
@@ -108,7 +156,7 @@ pub(crate) mod tests {
     use std::collections::BTreeMap;
     use std::time::Duration;
 
-    use proto::Service;
+    use proto::{BackendState, Family, MaglevSpec, NodeBackend, NodeSet, NodesAt, Protocol, ServicePort};
 
     use proptest::prelude::*;
 
@@ -146,6 +194,56 @@ pub(crate) mod tests {
         assert!(first.next(kept, Vec::new()).is_none());
     }
 
+    /// Services whose backends are these nodes, at a port of each one's own.
+    fn to_nodes(names: &[&str], nodes: &[&str]) -> Services {
+        let node = |text: &&str| NodeBackend { address: text.parse().unwrap(), weight: 1, state: BackendState::Active };
+        let nodes = nodes.iter().map(node).collect();
+        let set = Arc::new(NodeSet { name: "v4".to_owned(), family: Some(Family::V4), nodes });
+        let service = |(port, name): (u16, &&str)| {
+            let port = ServicePort {
+                name: String::new(),
+                protocol: Protocol::Tcp,
+                family: Family::V4,
+                vips: Vec::new(),
+                port: 80,
+                node_port: None,
+                maglev: MaglevSpec { size: 251, seed: 0, hash_version: 1 },
+                backends: Vec::new(),
+                nodes: Some(NodesAt { set: Arc::clone(&set), port }),
+                zones: Vec::new(),
+                app_protocol: None,
+            };
+            let name = ServiceName::new("shop", name);
+            (name.clone(), Arc::new(Service::new(name, vec![port])))
+        };
+        (30_000..).zip(names).map(service).collect()
+    }
+
+    #[test]
+    fn a_set_of_nodes_that_changes_is_sent_once_and_to_who_knows_none_as_backends() {
+        let first = Published::first("e".to_owned(), to_nodes(&["a", "b"], &["10.0.1.1"]), Vec::new());
+        let have = Generation { epoch: "e".to_owned(), counter: 1 };
+        let next = first.next(to_nodes(&["a", "b", "c"], &["10.0.1.1", "10.0.1.2"]), Vec::new()).unwrap();
+        let changes = next.since(&have, true).unwrap();
+        let names = |message: &v1::WatchResponse| message.services.iter().map(|s| s.name.clone()).collect::<Vec<_>>();
+        assert_eq!((names(&changes), changes.node_sets.len(), changes.node_sets[0].nodes.len()), (vec!["c".to_owned()], 1, 2));
+        let listed = next.since(&have, false).unwrap();
+        assert_eq!((names(&listed).len(), listed.node_sets.len(), listed.services[0].ports[0].backends.len()), (3, 0, 2));
+        assert_eq!(next.state.services[&ServiceName::new("shop", "a")].ports[0].backend_count(), 2);
+        // What has nothing to do with nodes brings no set.
+        let mut more = next.state.services.clone();
+        more.extend(services(&[("d", 1)]));
+        let last = next.next(more, Vec::new()).unwrap();
+        assert!(last.since(&next.state.generation, true).unwrap().node_sets.is_empty());
+        assert_eq!(last.since(&have, true).unwrap().node_sets.len(), 1);
+        assert!(next.next(to_nodes(&["a", "b", "c"], &["10.0.1.1", "10.0.1.2"]), Vec::new()).is_none(), "the same again");
+        for knows_sets in [true, false] {
+            let hello = v1::Hello { node_sets: knows_sets, ..v1::Hello::default() };
+            let answer = last.answer(&hello);
+            assert_eq!((answer.full, answer.services.len(), answer.node_sets.len()), (true, 4, usize::from(knows_sets)));
+        }
+    }
+
     #[test]
     fn an_unknown_epoch_without_hashes_gets_everything() {
         let published = Published::first("e".to_owned(), services(&[("a", 1)]), Vec::new());
@@ -157,9 +255,9 @@ pub(crate) mod tests {
     #[test]
     fn a_generation_from_the_future_is_not_known() {
         let published = Published::first("e".to_owned(), services(&[]), Vec::new());
-        assert!(published.since(&Generation { epoch: "e".to_owned(), counter: 2 }).is_none());
-        assert!(published.since(&Generation { epoch: "e".to_owned(), counter: 0 }).is_none());
-        assert!(published.since(&Generation { epoch: "e".to_owned(), counter: 1 }).unwrap().services.is_empty());
+        assert!(published.since(&Generation { epoch: "e".to_owned(), counter: 2 }, true).is_none());
+        assert!(published.since(&Generation { epoch: "e".to_owned(), counter: 0 }, true).is_none());
+        assert!(published.since(&Generation { epoch: "e".to_owned(), counter: 1 }, true).unwrap().services.is_empty());
     }
 
     proptest! {

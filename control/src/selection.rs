@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
-use proto::{Backend, BackendState, Family, ZoneBackends, limits};
+use proto::{Backend, BackendState, Family, NodesAt, ZoneBackends, limits};
 
 use crate::addresses::{Forbidden, Pools};
 use crate::note::{Cause, Remark};
@@ -20,7 +20,7 @@ mod departed;
 mod nodes;
 
 pub use departed::{Departed, SLICE_KEPT};
-pub use nodes::NodeChoice;
+pub use nodes::{Nodes, NodesOfFamily};
 
 /// Backends that are named when they are left out; of more, only the number is told.
 const FENCED_NAMED_MAX: usize = 5;
@@ -38,6 +38,8 @@ pub struct Fence<'a> {
 pub struct Selection {
     /// Ordered by address.
     pub backends: Vec<Backend>,
+    /// The backends, where they are all nodes that may be sent to; then `backends` is empty.
+    pub nodes: Option<NodesAt>,
     /// Why some were left out.
     pub notes: Vec<Remark>,
     /// How many were left out because they may not be reached.
@@ -145,29 +147,65 @@ fn zones(endpoints: &BTreeMap<SocketAddr, &EndpointSpec>, backends: &[Backend]) 
 /// Those of the candidates that may be reached, at most as many as a table can balance; candidates come by address.
 fn admit(candidates: impl Iterator<Item = (SocketAddr, u16)>, port: &PortSpec, fence: &Fence<'_>) -> Selection {
     let mut selection = Selection::default();
+    let mut refused = Refused::default();
     for (address, weight) in candidates {
-        if let Some(why) = fence.refuses(address.ip()) {
-            selection.fenced += 1;
-            if selection.fenced <= FENCED_NAMED_MAX {
-                let text = format!("backend {address} is left out: {why}");
-                selection.notes.push(Remark::new(Cause::BackendRefused, text));
-            }
-        } else {
-            selection.backends.push(Backend { address, weight, state: BackendState::Active });
+        match fence.refuses(address.ip()) {
+            Some(why) => refused.add(address, why),
+            None => selection.backends.push(Backend { address, weight, state: BackendState::Active }),
         }
     }
-    if selection.fenced > FENCED_NAMED_MAX {
-        let text = format!("{} backends in all are left out for such reasons", selection.fenced);
-        selection.notes.push(Remark::new(Cause::BackendRefused, text));
-    }
     let found = selection.backends.len();
-    if found > limits::BACKENDS_PER_PORT_MAX {
-        selection.backends.truncate(limits::BACKENDS_PER_PORT_MAX);
-        let max = limits::BACKENDS_PER_PORT_MAX;
-        let text = format!("port {} {} has {found} backends, of which the first {max} are used", port.protocol, port.port);
-        selection.notes.push(Remark::new(Cause::BackendRefused, text));
-    }
+    selection.backends.truncate(limits::BACKENDS_PER_PORT_MAX);
+    selection.tell(refused.named.iter().map(|(address, why)| (*address, why.as_str())), refused.count, found, port);
     selection
+}
+
+/// What may not be reached: the first few, and how many in all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Refused<A> {
+    named: Vec<(A, String)>,
+    count: usize,
+}
+
+impl<A> Default for Refused<A> {
+    fn default() -> Self {
+        Self { named: Vec::new(), count: 0 }
+    }
+}
+
+impl<A> Refused<A> {
+    fn add(&mut self, address: A, why: String) {
+        self.count += 1;
+        if self.count <= FENCED_NAMED_MAX {
+            self.named.push((address, why));
+        }
+    }
+}
+
+impl Selection {
+    /// Says what was left out: the backends that may not be reached, and those of `found` that no table can balance.
+    fn tell<'r>(&mut self, named: impl Iterator<Item = (SocketAddr, &'r str)>, fenced: usize, found: usize, port: &PortSpec) {
+        self.fenced = fenced;
+        for (address, why) in named {
+            let text = format!("backend {address} is left out: {why}");
+            self.notes.push(Remark::new(Cause::BackendRefused, text));
+        }
+        if fenced > FENCED_NAMED_MAX {
+            let text = format!("{fenced} backends in all are left out for such reasons");
+            self.notes.push(Remark::new(Cause::BackendRefused, text));
+        }
+        if found > limits::BACKENDS_PER_PORT_MAX {
+            let max = limits::BACKENDS_PER_PORT_MAX;
+            let text = format!("port {} {} has {found} backends, of which the first {max} are used", port.protocol, port.port);
+            self.notes.push(Remark::new(Cause::BackendRefused, text));
+        }
+    }
+
+    /// How many backends there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.backends.len() + self.nodes.as_ref().map_or(0, |at| at.set.nodes.len())
+    }
 }
 
 /// Endpoints by address and port, ordered. Of two with the same one, that which does not terminate counts, then the ready one.

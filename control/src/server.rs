@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::limits::{LEADER_METADATA, MESSAGE_BYTES_MAX, SERVICES_MAX};
+use proto::limits::{LEADER_METADATA, MESSAGE_BYTES_MAX, RESERVED_MAX, SERVICES_MAX};
 use proto::v1::config_server::{Config, ConfigServer};
 use proto::v1::fleet_server::FleetServer;
 use proto::v1::{self, Hello, WatchRequest, WatchResponse, watch_request};
@@ -114,7 +114,13 @@ impl Config for ConfigService {
         let (messages, stream) = mpsc::channel(1);
         let (service, shutdown) = (self.clone(), self.shutdown.clone());
         tokio::spawn(async move {
-            if let Err(status) = service.converse((request.into_inner(), peer), &messages, leads_since).await {
+            let ended = tokio::select! {
+                // First: who comes on a connection from before its certificate expired is not served.
+                biased;
+                expired = peer.expired() => Err(expired),
+                ended = service.converse((request.into_inner(), &peer), &messages, leads_since) => ended,
+            };
+            if let Err(status) = ended {
                 if !shutdown.is_cancelled() {
                     tracing::warn!(%status, "gateway disconnected");
                 }
@@ -130,12 +136,12 @@ impl ConfigService {
     /// One gateway, until either side goes, or the leadership does that it connected in.
     async fn converse(
         mut self,
-        (mut inbound, peer): (Streaming<WatchRequest>, Peer),
+        (mut inbound, peer): (Streaming<WatchRequest>, &Peer),
         messages: &mpsc::Sender<Result<WatchResponse, Status>>,
         leads_since: Leadership,
     ) -> Result<(), Status> {
         let hello = hello(&mut inbound).await?;
-        speaks_for_itself(&hello, &peer, &self.group)?;
+        speaks_for_itself(&hello, peer, &self.group)?;
         let connection = Connection::open(&self.gateways, &hello.gateway, &hello.version, reserved(&hello)?);
         tracing::info!(gateway = hello.gateway, version = hello.version, "gateway connected");
         let mut sent: Option<Generation> = None;
@@ -155,8 +161,8 @@ impl ConfigService {
                     let Ok(permit) = permit else { return Ok(()) };
                     let Some(newest) = self.states.borrow_and_update().clone() else { continue };
                     // What was sent lately is remembered unless the gateway slept through thousands of changes.
-                    let changes = sent.as_ref().and_then(|have| newest.since(have));
-                    let first_or_full = || if sent.is_none() { newest.answer(&hello) } else { proto::convert::full(&newest.state) };
+                    let changes = sent.as_ref().and_then(|have| newest.since(have, hello.node_sets));
+                    let first_or_full = || if sent.is_none() { newest.answer(&hello) } else { newest.full(hello.node_sets) };
                     let whole = WatchResponse { draining, ..changes.unwrap_or_else(first_or_full) };
                     let mut parts = if hello.parts { parts::split(whole, parts::PART_BYTES) } else { vec![whole] }.into_iter();
                     if let Some(first) = parts.next() {
@@ -204,7 +210,8 @@ fn not_leading(leadership: &Leadership) -> Status {
         return Status::failed_precondition("this controller does not lead, and knows nobody who does yet; dial again");
     };
     let Some(address) = address else {
-        return Status::failed_precondition(format!("this controller does not lead, {identity} does; dial that one"));
+        let why = "it has not said where, or has not been seen to renew its Lease lately";
+        return Status::failed_precondition(format!("this controller does not lead, {identity} does ({why}); dial again"));
     };
     let mut status = Status::failed_precondition(format!("this controller does not lead, {identity} at {address} does"));
     if let Ok(value) = address.parse() {
@@ -228,6 +235,12 @@ async fn hello(inbound: &mut Streaming<WatchRequest>) -> Result<Hello, Status> {
         let found = hello.hashes.len();
         return Err(Status::invalid_argument(format!("expected at most {SERVICES_MAX} hashes, found {found}")));
     }
+    if hello.reserved.len() > RESERVED_MAX {
+        let found = hello.reserved.len();
+        let message =
+            format!("expected at most {RESERVED_MAX} addresses of the gateway itself, found {found}; give its ports fewer");
+        return Err(Status::invalid_argument(message));
+    }
     Ok(hello)
 }
 
@@ -245,7 +258,8 @@ fn speaks_for_itself(hello: &Hello, peer: &Peer, group: &str) -> Result<(), Stat
 
 /// Whether who is at the other end is the gateway that it says it is.
 pub(crate) fn may_speak_for(gateway: &str, peer: &Peer, group: &str) -> Result<(), Status> {
-    let Peer::Named(names) = peer else { return Ok(()) };
+    let Peer::Named(credential) = peer else { return Ok(()) };
+    let names = credential.names();
     let claimed = Identity::new(group, gateway);
     if gateway == CONTROLLER {
         return Err(Status::permission_denied(format!("no gateway may be named {CONTROLLER}; give it another `name`")));
@@ -267,7 +281,10 @@ fn reserved(hello: &Hello) -> Result<Vec<IpAddr>, Status> {
 /// What a report says; a name that is none is left out, as of a newer version.
 fn report(message: v1::Report) -> Report {
     let name = |text: &str| proto::convert::service_name(text).ok();
-    let health = |one: &v1::ServiceHealth| Some((name(&one.service)?, Health { backends: one.backends, healthy: one.healthy }));
+    let health = |one: &v1::ServiceHealth| {
+        let refusal = one.refusal.as_ref().map(|refusal| Arc::new(proto::convert::read_reported_refusal(refusal)));
+        Some((name(&one.service)?, Health { backends: one.backends, healthy: one.healthy, refusal }))
+    };
     Report {
         ready: message.ready,
         health: message.services.iter().filter_map(health).collect(),
@@ -477,6 +494,21 @@ mod tests {
         twice.next().await.unwrap();
         twice.requests.send(WatchRequest { message: Some(watch_request::Message::Hello(hello(None))) }).await.unwrap();
         assert_eq!(twice.next().await.unwrap_err().code(), tonic::Code::InvalidArgument);
+    }
+
+    #[tokio::test]
+    async fn a_gateway_that_claims_more_addresses_than_one_has_is_refused() {
+        let lab = Lab::new().await;
+        lab.publish(&[("a", 1)]);
+        let address = |number: usize| (0xfd00_u128 << 112 | number as u128).to_be_bytes().to_vec();
+        let claims = async |count: usize| {
+            let hello = Hello { reserved: (0..count).map(address).collect(), ..hello(None) };
+            lab.dial(hello).await.next().await
+        };
+        claims(RESERVED_MAX).await.unwrap();
+        let status = claims(RESERVED_MAX + 1).await.unwrap_err();
+        assert_eq!(status.code(), tonic::Code::InvalidArgument);
+        assert!(status.message().contains("at most 4096 addresses") && status.message().contains("found 4097"), "{status}");
     }
 
     #[tokio::test]

@@ -95,7 +95,7 @@ pub struct Defaults {
     pub drain_timeout: Duration,
 }
 
-/// Which Services are ours besides those of our class (CONTROL section 4).
+/// Which Services are ours besides those of our class (CONTROL section 4), and which pools.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnershipRules {
     /// Key `kubernetes.claimClassless`.
@@ -104,6 +104,8 @@ pub struct OwnershipRules {
     pub node_port_namespaces: Selector,
     /// Key `externalIPs.allowed`: where `spec.externalIPs` may lie. Empty: they have no effect.
     pub external_ips_allowed: Vec<IpNet>,
+    /// Key `poolSelector`: labels of the `AddressPool` objects that are used and written to. The others are somebody else's.
+    pub pools: Selector,
 }
 
 /// Which `LoadBalancer` Services without class are ours: those that both select.
@@ -142,4 +144,7 @@ pub struct ControllerSettings {
     pub pools: Vec<PoolSpec>,
     /// Addresses that are never a VIP and never a backend: of ports, SNAT, node ports, next hops. Known when embedded.
     pub reserved: Vec<IpAddr>,
+    /// A directory of this machine where controllers of a cluster keep locks, by which one that starts again knows that the one
+    /// before it has ended: the gateway's `stateDir`, or that of a controller's admin socket. None: none is kept.
+    pub lock_dir: Option<PathBuf>,
 }

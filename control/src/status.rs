@@ -6,7 +6,7 @@
 //! most `REWRITES_MAX` times in `REWRITES_WITHIN`.
 //! Deliberately not here: which addresses, and why a Service is not served (`plan`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,8 +50,6 @@ pub struct Statuses {
     pub wanted: WantedStatuses,
     /// Those that are not, or not any more, and still hold something of ours.
     pub leaving: BTreeMap<ServiceName, Leaving>,
-    /// Names of gateways that are drained: nobody waits for them.
-    pub drained: BTreeSet<String>,
 }
 
 /// Writes what is wanted, when it is due, until the sender of `statuses` is gone.

@@ -2,10 +2,11 @@
 //! (`sluice://<group>/<gateway>`, `sluice://<group>/controller`).
 //!
 //! Invariant: a certificate is read when a connection is made, so that a renewed one counts from the next connection on and
-//! open ones go on. One that cannot be used never takes the place of one that can. Where a name stands, only the name
-//! counts: a controller may have any address.
+//! open ones go on until the gateway's certificate expires. One that cannot be used never takes the place of one that can.
+//! Where a name stands, only the name counts: a controller may have any address.
 //! Deliberately not here: what a gateway of that name may do (`server`), and sockets (`incoming`).
 
+mod credential;
 mod identity;
 mod material;
 mod verify;
@@ -15,8 +16,10 @@ use std::sync::Arc;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::UnixTime;
 use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
 use rustls::{ClientConfig, ServerConfig, version};
 
+pub use credential::Credential;
 pub use identity::{CONTROLLER, Identity, identities};
 use material::Parsed;
 pub use material::{Material, TlsError};
@@ -29,11 +32,20 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
+/// What a controller takes connections with.
+#[derive(Clone, Debug)]
+pub struct Acceptance {
+    /// For handshakes.
+    pub config: Arc<ServerConfig>,
+    /// What it verifies gateways by, for as long as they are connected.
+    pub gateways: Arc<dyn ClientCertVerifier>,
+}
+
 /// What a controller of `group` takes connections with.
 ///
 /// # Errors
 /// When the material is not what gateways of the group would accept.
-pub fn server_config(material: &Material, group: &str) -> Result<ServerConfig, TlsError> {
+pub fn acceptance(material: &Material, group: &str) -> Result<Acceptance, TlsError> {
     let parsed = material.parse()?;
     let unusable = |error| TlsError::Unusable { from: material.from.clone(), error };
     let wanted = Identity::new(group, CONTROLLER);
@@ -45,10 +57,10 @@ pub fn server_config(material: &Material, group: &str) -> Result<ServerConfig, T
     let gateways = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
     let gateways = gateways.map_err(|error| unusable(rustls::Error::General(error.to_string())))?;
     let builder = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&version::TLS13]).map_err(unusable)?;
-    let config = builder.with_client_cert_verifier(gateways).with_single_cert(parsed.chain, parsed.key);
+    let config = builder.with_client_cert_verifier(Arc::clone(&gateways)).with_single_cert(parsed.chain, parsed.key);
     let mut config = config.map_err(unusable)?;
     config.alpn_protocols = vec![ALPN.to_vec()];
-    Ok(config)
+    Ok(Acceptance { config: Arc::new(config), gateways })
 }
 
 /// What `gateway` dials controllers with, and the group that its certificate is of.

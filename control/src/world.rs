@@ -54,6 +54,7 @@ pub struct World {
     gateways: BTreeMap<String, Vec<IpAddr>>,
     checkpoint: Checkpoint,
     overrides: Overrides,
+    overrides_revision: u64,
     notes: Vec<Note>,
     /// Services whose owners were told that they are never served.
     unserved: BTreeSet<ServiceName>,
@@ -207,7 +208,7 @@ impl World {
         &self.pools
     }
 
-    /// Grows when what any `AddressPool` says changes; its status is not a part of that.
+    /// Grows when what any `AddressPool` says or its labels change; its status is not a part of that.
     #[must_use]
     pub const fn pools_revision(&self) -> u64 {
         self.pools_revision
@@ -231,6 +232,12 @@ impl World {
         &self.overrides
     }
 
+    /// Grows when anything of that changes.
+    #[must_use]
+    pub const fn overrides_revision(&self) -> u64 {
+        self.overrides_revision
+    }
+
     /// What came to be known of objects since this was last asked.
     pub fn take_notes(&mut self) -> Vec<Note> {
         std::mem::take(&mut self.notes)
@@ -241,6 +248,8 @@ impl World {
         self.overrides_known = true;
         if overrides != self.overrides {
             self.overrides = overrides;
+            self.revision += 1;
+            self.overrides_revision = self.revision;
             let all: Vec<ServiceName> = self.services.keys().cloned().collect();
             all.iter().for_each(|name| self.touch(name));
         }
@@ -286,7 +295,8 @@ impl World {
 
     fn put_pool(&mut self, pool: AddressPool) {
         let Some(name) = pool.metadata.name.clone() else { return };
-        if self.pools.get(&name).is_none_or(|old| old.spec != pool.spec) {
+        let is_same = |old: &AddressPool| old.spec == pool.spec && old.metadata.labels == pool.metadata.labels;
+        if !self.pools.get(&name).is_some_and(is_same) {
             self.pools_changed();
         }
         self.pools.insert(name, pool);

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Streaming};
 
-const WAIT: Duration = Duration::from_secs(30);
+const WAIT: Duration = Duration::from_secs(120);
 
 async fn dial(socket: &Path) -> Channel {
     Endpoint::try_from(format!("unix:{}", socket.display())).unwrap().connect().await.unwrap()

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 use tonic::transport::Endpoint;
 
-const WAIT: Duration = Duration::from_secs(30);
+const WAIT: Duration = Duration::from_secs(120);
 
 struct Lab {
     dir: tempfile::TempDir,
@@ -58,6 +58,7 @@ impl Lab {
             cluster_cidrs: Vec::new(),
             pools: vec![PoolSpec::new("default", ranges)],
             reserved: Vec::new(),
+            lock_dir: None,
         }
     }
 

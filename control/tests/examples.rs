@@ -28,6 +28,7 @@ fn settings() -> ControllerSettings {
         cluster_cidrs: Vec::new(),
         pools: vec![PoolSpec::new("default", vec!["192.0.2.100-192.0.2.199".parse().unwrap()])],
         reserved: Vec::new(),
+        lock_dir: None,
     }
 }
 
@@ -58,7 +59,7 @@ fn services(name: &str) -> BTreeMap<ServiceName, Service> {
 }
 
 fn backends(service: &Service) -> Vec<String> {
-    service.ports.iter().flat_map(|port| &port.backends).map(|b| format!("{} x{}", b.address, b.weight)).collect()
+    service.ports.iter().flat_map(|port| port.all_backends()).map(|b| format!("{} x{}", b.address, b.weight)).collect()
 }
 
 /// Examples of other things than a mode.

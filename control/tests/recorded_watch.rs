@@ -31,6 +31,7 @@ fn settings() -> ControllerSettings {
         cluster_cidrs: vec!["10.96.0.0/16".parse().unwrap()],
         pools: vec![PoolSpec::new("default", ranges)],
         reserved: Vec::new(),
+        lock_dir: None,
     }
 }
 
@@ -80,7 +81,7 @@ fn plan_at(resource_version: u64) -> Plan {
 fn backends(plan: &Plan, service: &str, port: &str) -> Vec<String> {
     let service = &plan.services[&ServiceName::new("rec", service)];
     let port = service.ports.iter().find(|p| p.name == port && p.family == Family::V4).unwrap();
-    port.backends.iter().map(|backend| backend.address.to_string()).collect()
+    port.all_backends().map(|backend| backend.address.to_string()).collect()
 }
 
 #[test]

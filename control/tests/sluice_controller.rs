@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::io::{Read, Write};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
@@ -59,6 +60,38 @@ fn run(source: &str) -> (tempfile::TempDir, std::process::Child) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-controller"));
     command.args(["run", "--config", config.to_str().unwrap()]).stderr(std::process::Stdio::piped());
     (directory, command.spawn().unwrap())
+}
+
+/// The first line of an HTTP answer.
+fn asked(port: u16, path: &str) -> std::io::Result<String> {
+    let mut stream = std::net::TcpStream::connect(("127.0.0.1", port))?;
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: a\r\n\r\n")?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    Ok(text.lines().next().unwrap_or_default().to_owned())
+}
+
+#[test]
+fn a_running_controller_says_that_it_lives_and_is_ready() {
+    let manifests = tempfile::tempdir().unwrap();
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        // Somebody may take the port before the controller does; then it ends.
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let source = format!("manifests: {}\nhealth: {{listen: '127.0.0.1:{port}'}}", manifests.path().display());
+        let (_directory, mut child) = run(&source);
+        while child.try_wait().unwrap().is_none() {
+            let answers = ["/livez", "/readyz"].map(|path| asked(port, path).unwrap_or_default());
+            if answers.iter().all(|answer| answer == "HTTP/1.1 200 OK") {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                return;
+            }
+            assert!(Instant::now() < end, "{answers:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(Instant::now() < end, "it ends");
+    }
 }
 
 #[test]

@@ -98,6 +98,7 @@ fn service(name: u32, backends: impl Iterator<Item = u32>, size: u32) -> Service
         maglev: MaglevSpec { size, seed: 42, hash_version: MAGLEV_HASH_VERSION },
         zones: Vec::new(),
         app_protocol: None,
+        nodes: None,
         backends: backends.map(backend).collect(),
     };
     Service::new(ServiceName::new("default", &format!("s{name}")), vec![port])

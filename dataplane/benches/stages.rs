@@ -145,6 +145,7 @@ fn state(stage: Stage) -> State {
         maglev: MaglevSpec { size: 65_537, seed: 0, hash_version: MAGLEV_HASH_VERSION },
         zones: Vec::new(),
         app_protocol: None,
+        nodes: None,
         backends: (0..100).map(backend).collect(),
     };
     let name = ServiceName::new("bench", "web");

@@ -33,7 +33,7 @@ use crate::tick::{Tick, Ticks};
 use crate::twin_rate::TwinRate;
 use crate::wire::{Ethernet, protocol, take_mut};
 use crate::worker::Ask;
-use crate::{Address, Buffer, Burst, DropReason, Headers, Link, Port, Transport, WorkerCounters, answer, rewrite};
+use crate::{Address, Buffer, Burst, DropReason, Headers, Link, Port, Transport, WorkerCounters, answer, mss, rewrite};
 
 /// All of a worker but its ports.
 #[derive(Debug)]
@@ -275,12 +275,16 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         lanes: &mut Lanes<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
-        buffer: B,
+        mut buffer: B,
         headers: &Headers<A>,
         verdict: Verdict<'_>,
     ) where
         Self: Tables<A>,
     {
+        if let Verdict::Forward(passage) = &verdict {
+            let mtus = [snapshot.mtu(arrival.link), passage.exit.mtu];
+            mss::clamp_between(buffer.bytes_mut(), headers, mtus);
+        }
         match verdict {
             Verdict::Forward(passage)
                 if headers.dont_fragment
@@ -295,7 +299,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
             Verdict::Linux => self.give_to_linux(lanes, snapshot, arrival, buffer),
             Verdict::LinuxAt(link) => self.give_to_linux_at(lanes, snapshot, arrival, link, buffer),
             Verdict::Reply(answer) => self.reply(lanes, snapshot, arrival, buffer, headers, answer),
-            Verdict::Reset(reason) => self.reset(lanes, arrival, buffer, headers, reason),
+            Verdict::Reset(reason) => self.reset(lanes, snapshot, arrival, buffer, headers, reason),
             Verdict::Drop(reason) => self.drop(lanes, buffer, reason),
         }
     }
@@ -316,6 +320,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let id = flow.backend;
         let belongs = Belongs { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: id };
         rewrite::nat(buffer.bytes_mut(), headers, &rewrite_of(flow, direction, exit));
+        trim(&mut buffer, headers);
         self.counters.forwarded(id.slot, headers.packet_len);
         self.observer.observe(&buffer, Fate::Forward(exit.port), || Some(belongs));
         lanes.send(exit.port, buffer, &mut self.tally);
@@ -353,6 +358,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         exit: &Exit,
     ) {
         let mut rest = Burst::new();
+        trim(&mut buffer, headers);
         if headers.packet_len > exit.mtu {
             match cut(&mut buffer, usize::from(headers.network_offset), exit.mtu, || lanes.allocate(exit.port)) {
                 Some(pieces) => rest = pieces,
@@ -451,7 +457,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let asked = answer::neighbour_question(buffer.bytes(), headers);
         if !asked.is_some_and(|target| snapshot.ready() && snapshot.answers_for(arrival.link, target)) {
             return match snapshot.place(headers.tuple.destination) {
-                Place::Elsewhere | Place::Twin(_) => self.give_to_linux(lanes, snapshot, arrival, buffer),
+                Place::Elsewhere | Place::Broadcast | Place::Twin(_) => self.give_to_linux(lanes, snapshot, arrival, buffer),
                 Place::Vip | Place::Snat | Place::PoolUnused => self.drop(lanes, buffer, DropReason::UnsupportedProtocol),
             };
         }
@@ -477,12 +483,13 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     ) {
         let allowed = answer::may_answer(headers) && self.limiter.allow(headers.tuple.source, arrival.now_ns);
         let source = answer_source(snapshot, arrival.link.port(), headers.tuple.destination).filter(|_| allowed);
+        let mac = snapshot.port(arrival.link.port()).mac;
         let done = source.is_some_and(|source| match reply {
-            Answer::Reset => answer::reset(&mut buffer, headers),
-            Answer::PortUnreachable => answer::icmp_error(&mut buffer, headers, source, IcmpError::PortUnreachable),
-            Answer::TimeExceeded => answer::icmp_error(&mut buffer, headers, source, IcmpError::TimeExceeded),
-            Answer::TooBig { mtu } => answer::icmp_error(&mut buffer, headers, source, IcmpError::TooBig { mtu }),
-            Answer::Echo => answer::echo_reply(&mut buffer, headers),
+            Answer::Reset => answer::reset(&mut buffer, headers, mac),
+            Answer::PortUnreachable => answer::icmp_error(&mut buffer, headers, source, IcmpError::PortUnreachable, mac),
+            Answer::TimeExceeded => answer::icmp_error(&mut buffer, headers, source, IcmpError::TimeExceeded, mac),
+            Answer::TooBig { mtu } => answer::icmp_error(&mut buffer, headers, source, IcmpError::TooBig { mtu }, mac),
+            Answer::Echo => answer::echo_reply(&mut buffer, headers, mac),
         });
         if done {
             self.answered(lanes, arrival, buffer);
@@ -502,6 +509,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     fn reset<A: Address, P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
+        snapshot: &Snapshot,
         arrival: Arrival,
         mut buffer: B,
         headers: &Headers<A>,
@@ -510,7 +518,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         self.observer.observe(&buffer, Fate::Drop(reason), || None);
         self.tally.drop(reason);
         let allowed = answer::may_answer(headers) && self.limiter.allow(headers.tuple.source, arrival.now_ns);
-        if allowed && answer::reset(&mut buffer, headers) {
+        if allowed && answer::reset(&mut buffer, headers, snapshot.port(arrival.link.port()).mac) {
             self.tally.originated += 1;
             lanes.leave(arrival.link.port(), arrival.tags, buffer, &mut self.tally);
         } else {
@@ -544,11 +552,20 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     }
 }
 
+/// Takes off what stands behind the packet in its frame: with it a frame may be longer than the link that it leaves by takes.
+#[inline(always)]
+fn trim<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>) {
+    let frame_len = usize::from(headers.network_offset) + usize::from(headers.packet_len);
+    if buffer.bytes().len() > frame_len {
+        let _ = buffer.resize(frame_len); // shorter than it was: there is room
+    }
+}
+
 /// The address that an answer about a packet comes from: the one that it was sent to, or, where that is not ours (a reply of
 /// mode `dnat` to its client), the port's own.
 fn answer_source<A: Address>(snapshot: &Snapshot, in_port: crate::PortIndex, destination: A) -> Option<A> {
     match snapshot.place(destination) {
-        Place::Elsewhere => snapshot.port(in_port).addresses.iter().find_map(|net| A::from_ip(net.addr())),
+        Place::Elsewhere | Place::Broadcast => snapshot.port(in_port).addresses.iter().find_map(|net| A::from_ip(net.addr())),
         Place::Vip | Place::Snat | Place::Twin(_) | Place::PoolUnused => Some(destination),
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! **Invariant:** what a flow may hold keeps its meaning: a backend keeps its slot until its drain is over, a target for
 //! two minutes more, a next hop while anything names it. A service that did not change is not looked at: its tables
-//! are shared with the snapshot before. Deliberately not here: when to compile (the agent's matter), and packets.
+//! are shared with the snapshot before. After a panic nothing that it left half done is relied on: only the slots of the last
+//! snapshot that was finished are, which flows hold. Deliberately not here: when to compile (the agent's matter), and packets.
 
 mod fronts;
 mod network;
@@ -59,7 +60,11 @@ pub struct Compiler {
     state: Services,
     /// Whether it was compiled to its end.
     is_whole: bool,
+    /// Whether it is the first one, or the first after one that was not.
+    is_anew: bool,
     last: Snapshot,
+    /// The last one that was finished: workers may have it.
+    finished: Snapshot,
 }
 
 impl Compiler {
@@ -87,6 +92,8 @@ impl Compiler {
             probe_tags: Arc::default(),
             services: Views::new(),
             vlans: snat.vlans.clone(),
+            promiscuous: Arc::default(),
+            vlan_mtus: Arc::default(),
             announced: answers.update(&config, &[], &[], &network, 1),
             routed: Arc::default(),
             managed: Arc::default(),
@@ -99,6 +106,7 @@ impl Compiler {
             tunnels,
             ways,
             answers,
+            finished: last.clone(),
             last,
             config,
             counters: Arc::default(),
@@ -117,6 +125,7 @@ impl Compiler {
             graces: BTreeSet::new(),
             state: Services::new(),
             is_whole: true,
+            is_anew: true,
         }
     }
 
@@ -135,6 +144,9 @@ impl Compiler {
 
     /// The snapshot of a complete state. `now_ns` is monotonic and only measures drains.
     pub fn compile(&mut self, state: &State, network: &Network, health: &Health, now_ns: u64) -> Snapshot {
+        if !std::mem::replace(&mut self.is_whole, false) {
+            self.begin_anew(now_ns);
+        }
         self.last.sequence += 1;
         self.backends.expire(now_ns);
         let vlans_changed = self.follow_vlans(network);
@@ -153,18 +165,37 @@ impl Compiler {
             self.moves.clone_from(&network.moves);
             self.update_places(network);
         }
-        if turn.dnat || self.by_address.is_due(listens_changed, now_ns) {
+        if turn.dnat || self.is_anew || self.by_address.is_due(listens_changed, now_ns) {
             self.update_steering(now_ns);
         }
         let last = &mut self.last;
         last.generation = state.generation.clone();
         last.ready = true;
+        if *last.promiscuous != *network.promiscuous {
+            last.promiscuous = network.promiscuous.as_slice().into();
+        }
         last.backends = self.backends.table.clone();
         last.routes = self.ways.share();
         last.managed = self.ways.managed(self.backends.targets.next_hops());
         let problems = self.answers.problems.iter().chain(&self.conflicts).chain(&self.failing_open).cloned();
         last.problems = problems.chain(self.ways.problem()).collect();
-        last.clone()
+        self.finished = last.clone();
+        (self.is_whole, self.is_anew) = (true, false);
+        self.finished.clone()
+    }
+
+    /// Begins with the whole state, after a panic. Slots of backends, of targets and of next hops are what flows hold: the first
+    /// two stay, the third are looked up again. Tables within their grace are forgotten.
+    fn begin_anew(&mut self, now_ns: u64) {
+        let mut anew = Self { counters: self.counters.clone(), ..Self::new(self.config.clone()) };
+        anew.ways.follow_epoch(&self.finished.routes);
+        anew.backends = Backends::taken_over(self.finished.backends.clone(), &self.backends, now_ns);
+        anew.by_address = std::mem::take(&mut self.by_address);
+        anew.last.sequence = self.last.sequence;
+        anew.last.affinity = self.finished.affinity.clone();
+        anew.last.probe_tags = self.last.probe_tags.clone();
+        anew.finished = self.finished.clone();
+        *self = Self { is_whole: false, ..anew };
     }
 
     /// From the next snapshot on, which backend is probed through its VIP from which source port.
@@ -189,6 +220,7 @@ impl Compiler {
         let last = &mut self.last;
         (last.v4.snat, last.v6.snat) = (self.snat.v4.clone(), self.snat.v6.clone());
         last.vlans = self.snat.vlans.clone();
+        last.vlan_mtus = network.vlans.iter().map(|vlan| vlan.mtu).collect();
         true
     }
 
@@ -196,11 +228,12 @@ impl Compiler {
     fn follow_network(&mut self, network: &Network, health: &Health, vlans_changed: bool, now_ns: u64) -> bool {
         self.follow_macs(network);
         let news = self.ways.follow(network);
-        if news == News::Nothing {
+        let must_resolve = news == News::Routes || vlans_changed || self.is_anew;
+        if news == News::Nothing && !must_resolve {
             return false;
         }
         let mut all = false;
-        if news == News::Routes || vlans_changed {
+        if must_resolve {
             let mut around = Surroundings {
                 ways: &mut self.ways,
                 snat: &self.snat,
@@ -236,14 +269,8 @@ impl Compiler {
     /// Looks into the services that changed. What else there is is not looked at, for the names of 10,000 services alone are
     /// more than a cache holds.
     fn follow_services(&mut self, state: &State, health: &Health, all: bool, now_ns: u64) -> Turn {
-        // Not so when the last compilation was given up: then nothing of what it left is relied on.
-        let is_whole = std::mem::replace(&mut self.is_whole, false);
-        if !is_whole {
-            self.graces.clear();
-        }
         let (changed, mut turn) = self.follow_names(state, now_ns);
-        turn.listens |= !is_whole;
-        let changed = if all || !is_whole { self.services.keys().cloned().collect() } else { changed };
+        let changed = if all { self.services.keys().cloned().collect() } else { changed };
         let changed = self.affected_by(health, changed);
         let changed = self.over(changed, now_ns);
         let mut around = Surroundings {
@@ -276,7 +303,6 @@ impl Compiler {
             (self.last.v4.fronts, self.last.v6.fronts) = fronts::fronts(self.services.values());
         }
         self.state = state.services.clone();
-        self.is_whole = true;
         turn
     }
 
@@ -385,7 +411,7 @@ impl Compiler {
             IpAddr::V4(address) => last.frontend(u32::from(address), protocol.number(), at.port()).is_some(),
             IpAddr::V6(address) => last.frontend(u128::from(address), protocol.number(), at.port()).is_some(),
         };
-        if self.by_address.follow(self.services.values(), listens, now_ns) {
+        if self.by_address.follow(self.services.values(), listens, now_ns) || self.is_anew {
             last.v4.steering = Arc::new(self.by_address.table(&self.snat.v4));
             last.v6.steering = Arc::new(self.by_address.table(&self.snat.v6));
         }

@@ -79,7 +79,7 @@ pub struct WorkerCounters {
     pub flows: Counter,
     /// SNAT ports taken before they had rested.
     pub snat_port_reused_early: Counter,
-    /// Unconfirmed flows that yielded to new ones.
+    /// Unconfirmed flows and single exchanges that yielded to new ones.
     pub reclaimed: Counter,
     drops: [Counter; DropReason::ALL.len()],
     backends: Vec<BackendCounters>,

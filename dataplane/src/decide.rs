@@ -4,8 +4,10 @@
 //! Invariant: a packet for one of our addresses is never given to Linux, and nothing is answered before the first
 //! complete state (FORWARDING 1). Rewriting bytes and moving packets happen elsewhere.
 
+mod anew;
 mod dnat;
 mod error;
+mod never_forwarded;
 mod one_way;
 mod outcome;
 mod probe;
@@ -13,6 +15,7 @@ mod reclaim;
 mod tunnel;
 
 pub use error::follow_error;
+use never_forwarded::{in_group_frame, refused_source};
 pub use one_way::{Delivery, follow_one_way, follow_one_way_error};
 pub use outcome::{Answer, Changes, Obstacle, Passage, Stop, Verdict};
 pub use probe::follow_probe;
@@ -75,8 +78,8 @@ pub fn follow_plain<'s, A: Address>(
     limits: &IdleLimits,
     now: Tick,
 ) -> Option<Passage<'s>> {
-    let Headers { transport, hop_limit, packet_len, dont_fragment, .. } = *packet.headers;
-    if !matches!(transport, Transport::Tcp { .. } | Transport::Udp) || !dont_fragment {
+    let Headers { transport, hop_limit, packet_len, dont_fragment, group_frame, .. } = *packet.headers;
+    if !matches!(transport, Transport::Tcp { .. } | Transport::Udp) || !dont_fragment || group_frame {
         return None;
     }
     let (index, direction) = table.find(packet.hash, &packet.headers.tuple, packet.candidate)?;
@@ -87,7 +90,7 @@ pub fn follow_plain<'s, A: Address>(
     {
         return None;
     }
-    let next_hop = snapshot.spot(flow.backend).filter(|backend| !backend.removed)?.next_hop;
+    let next_hop = snapshot.spot(flow.backend).filter(|backend| backend.steady)?.next_hop;
     let exit = match direction {
         Direction::ToBackend => snapshot.exit(next_hop)?,
         Direction::ToClient if flow.route_epoch == snapshot.route_epoch() => {
@@ -116,8 +119,8 @@ pub fn follow<'s, A: Address>(
     limits: &IdleLimits,
     now: Tick,
 ) -> Result<Passage<'s>, Obstacle<'s>> {
-    let transport = packet.headers.transport;
-    if !matches!(transport, Transport::Tcp { .. } | Transport::Udp) {
+    let Headers { transport, group_frame, .. } = *packet.headers;
+    if !matches!(transport, Transport::Tcp { .. } | Transport::Udp) || group_frame {
         return Err(Obstacle::NoFlow);
     }
     let (index, direction) = table.find(packet.hash, &packet.headers.tuple, packet.candidate).ok_or(Obstacle::NoFlow)?;
@@ -129,7 +132,7 @@ pub fn follow<'s, A: Address>(
         return Err(Obstacle::OneWay(index));
     }
     match snapshot.spot(flow.backend) {
-        Some(backend) if !backend.removed => match pass(packet, snapshot, backend.next_hop, flow, direction, now) {
+        Some(backend) if backend.steady => match pass(packet, snapshot, backend.next_hop, flow, direction, now) {
             Ok(exit) if packet.headers.hop_limit > 1 && packet.headers.packet_len <= exit.plain_mtu => {
                 Ok(Passage { flow: index, direction, exit })
             }
@@ -179,6 +182,9 @@ pub fn decide<'s, A: Address>(
     flows: &mut Flows<'_, A>,
     now: Tick,
 ) -> Verdict<'s> {
+    if packet.headers.group_frame {
+        return in_group_frame(packet, snapshot, flows.table);
+    }
     let obstacle = match obstacle {
         Obstacle::NoFlow if matches!(packet.headers.transport, Transport::Sctp { .. }) => association_of(packet, flows.table),
         Obstacle::OneWay(index) => match follow_one_way(packet, index, snapshot, flows.table, now) {
@@ -249,12 +255,14 @@ fn look_closer<'s, A: Address>(
     let flow = flows.table.get_mut(index);
     let backend = snapshot.backend(flow.backend)?;
     let over = flows.limits.is_over(flow.state, backend.idle_timeout, flow.last_seen, now);
-    let begins = || begins_anew(transport, flow.state, backend) || is_another_handshake(transport, segment, flow);
-    if over || direction == Direction::ToBackend && begins() {
+    if over || direction == Direction::ToBackend && anew::chooses_anew(flow, transport, segment, backend, now) {
         return None;
     }
-    if direction == Direction::ToClient && !arrives_from(snapshot, backend.next_hop, packet.in_link) {
-        return Some(stopped(Stop::WrongPort));
+    if direction == Direction::ToClient {
+        if !arrives_from(snapshot, backend.next_hop, packet.in_link) {
+            return Some(stopped(Stop::WrongPort));
+        }
+        flow.set_unanswered_since(None);
     }
     flows.table.advance(index, transport, direction, segment, now);
     let flow = flows.table.get_mut(index);
@@ -303,26 +311,6 @@ fn arrives_from_other(snapshot: &Snapshot, next_hop: u32, link: Link) -> bool {
     snapshot.next_hop(next_hop).is_some_and(|hop| hop.link == link) || snapshot.any_member_by(next_hop, link)
 }
 
-/// A SYN on a closing flow, a SYN that was never answered by a backend that takes no new flows any more, and any SYN or
-/// UDP packet whose backend is gone make a new choice (FORWARDING 2): TCP that has begun goes on to a draining backend.
-fn begins_anew(transport: Transport, state: FlowState, backend: &Backend) -> bool {
-    let is_unanswered = matches!(state, FlowState::TcpOpening | FlowState::TcpOneWayNew | FlowState::SctpOpening);
-    let unanswered_in_vain = is_unanswered && !backend.accepts_new;
-    match transport {
-        Transport::Tcp { .. } | Transport::Sctp { .. } => {
-            begins(transport) && (state.is_closing() || unanswered_in_vain || backend.removed)
-        }
-        _ => backend.removed,
-    }
-}
-
-/// A SYN with another number than that of the handshake that is under way: the client gave up and came back from the same
-/// port. The backend would not answer it as long as it waits for the first (FORWARDING 3).
-fn is_another_handshake<A: Address>(transport: Transport, segment: Segment, flow: &Flow<A>) -> bool {
-    let is_under_way = matches!(flow.state, FlowState::TcpOpening | FlowState::TcpAnswered);
-    is_under_way && begins(transport) && segment.sequence != flow.initial_sequence
-}
-
 /// Frontends are listened on once there is a complete state.
 fn frontend_of<'s, A: Address>(packet: &Packet<'_, A>, snapshot: &'s Snapshot) -> Option<&'s Frontend> {
     let tuple = &packet.headers.tuple;
@@ -337,12 +325,9 @@ fn new_flow<'s, A: Address>(
     now: Tick,
     frontend: &Frontend,
 ) -> Verdict<'s> {
-    if packet.headers.group_frame {
-        return Verdict::Drop(DropReason::Malformed); // a frame to a group with one address in it (RFC 1812 section 5.3.4)
-    }
     let tuple = &packet.headers.tuple;
-    if !matches!(snapshot.place(tuple.source), Place::Elsewhere) {
-        return Verdict::Drop(DropReason::OwnSource);
+    if let Some(reason) = refused_source(tuple.source, snapshot) {
+        return Verdict::Drop(reason);
     }
     if !frontend.allows(tuple.source) {
         return Verdict::Drop(DropReason::SourceRange);
@@ -360,6 +345,10 @@ fn new_flow<'s, A: Address>(
     if matches!(snapshot.place(target), Place::Vip | Place::Snat | Place::PoolUnused) {
         return Verdict::Drop(DropReason::VipLoop);
     }
+    // A backend that is its own client would get a packet from itself.
+    if frontend.way() == Way::Dnat && target == tuple.source {
+        return Verdict::Drop(DropReason::SameSourceDestination);
+    }
     let exit = match exit_by(snapshot, backend.next_hop, packet.hash).and_then(|exit| fits(packet, exit)) {
         Ok(exit) => exit,
         Err(stop) => return stopped(stop),
@@ -367,7 +356,8 @@ fn new_flow<'s, A: Address>(
     let lease = match frontend.way() {
         Way::Dnat => dnat::own_port(tuple, (target, backend.address.port()), snapshot, flows, now),
         _ => {
-            let towards = SnatTarget { slot: backend.target, address: target, port: backend.address.port() };
+            let (slot, port, protocol) = (backend.target, backend.address.port(), tuple.protocol);
+            let towards = SnatTarget { slot, address: target, port, protocol };
             reclaim::lease(flows, snapshot, towards, snapshot.snat::<A>(exit.link), packet.hash >> 40, now)
         }
     };
@@ -574,7 +564,7 @@ fn no_frontend<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdi
     let to_engine = match destination {
         Place::Vip | Place::Snat => true,
         Place::Twin(port) => !snapshot.port(port).twin,
-        Place::PoolUnused | Place::Elsewhere => false,
+        Place::Broadcast | Place::PoolUnused | Place::Elsewhere => false,
     };
     if to_engine && !snapshot.ready() {
         return Verdict::Drop(DropReason::UnknownVip); // answered once there is a complete state
@@ -582,6 +572,7 @@ fn no_frontend<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdi
     match snapshot.place(tuple.source) {
         Place::Vip if probe::is_reply(packet, snapshot) => return probe::answered(packet, snapshot),
         Place::Vip | Place::Snat => return Verdict::Drop(DropReason::OwnSource),
+        Place::Broadcast => return Verdict::Drop(DropReason::MartianSource),
         // An answer would go to an address of ours; Linux knows what to do with such a packet.
         Place::Twin(_) | Place::PoolUnused if to_engine => return Verdict::Drop(DropReason::OwnSource),
         Place::Twin(_) | Place::PoolUnused | Place::Elsewhere => {}
@@ -592,7 +583,7 @@ fn no_frontend<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdi
         Place::PoolUnused => Verdict::Drop(DropReason::UnknownVip),
         Place::Twin(_) if to_engine => for_vip(packet),
         Place::Twin(_) => Verdict::Linux,
-        Place::Elsewhere => elsewhere(packet, snapshot),
+        Place::Broadcast | Place::Elsewhere => elsewhere(packet, snapshot),
     }
 }
 

@@ -11,10 +11,9 @@ use zerocopy::IntoBytes;
 use zerocopy::network_endian::{U16, U32, U128};
 
 use crate::checksum::{finish, pseudo_sum, sum};
-use crate::flow::is_opening;
 use crate::snapshot::{Ends, Exit};
-use crate::wire::{Ethernet, Ipv4, Ipv6, Tcp, Udp, ether_type, protocol, take, take_mut};
-use crate::{Address, Buffer, Headers, Transport, mss, rewrite};
+use crate::wire::{Ethernet, Ipv4, Ipv6, Udp, ether_type, protocol, take, take_mut};
+use crate::{Address, Buffer, Headers, rewrite};
 
 /// Hop limit of outer packets (RFC 1700: the recommended default).
 const HOP_LIMIT: u8 = 64;
@@ -69,9 +68,9 @@ const fn network_len(ends: Ends) -> u16 {
     }
 }
 
-/// Puts a packet behind the outer headers, and lowers the segment size that a SYN offers to what fits. `headers` are those
-/// that `parse` found in the buffer; a hop limit of 0 or 1 must not come here. `identification` numbers outer IPv4 packets
-/// that may be fragmented. False, and nothing changed but padding cut off, when the buffer has no room in front.
+/// Puts a packet behind the outer headers. `headers` are those that `parse` found in the buffer; a hop limit of 0 or 1 must
+/// not come here. `identification` numbers outer IPv4 packets that may be fragmented. False, and nothing changed but padding
+/// cut off, when the buffer has no room in front.
 #[must_use]
 pub fn encapsulate<A: Address>(
     buffer: &mut impl Buffer,
@@ -90,12 +89,6 @@ pub fn encapsulate<A: Address>(
 fn write<A: Address>(frame: &mut [u8], headers: &Headers<A>, outer: &Outer, exit: &Exit, identification: u16) -> Option<()> {
     let (link, rest) = take_mut::<Ethernet>(frame)?;
     let (head, inner) = rest.split_at_mut_checked(usize::from(outer.len()))?;
-    if let Transport::Tcp { flags } = headers.transport
-        && is_opening(flags)
-    {
-        let segment = inner.get_mut(usize::from(headers.transport_offset - headers.network_offset)..)?;
-        mss::clamp(segment, outer.mtu.saturating_sub(inner_network_len::<A>() + Tcp::BYTES));
-    }
     rewrite::lower_hop_limit::<A>(inner)?;
     let class = traffic_class::<A>(inner)?;
     let inner_protocol = match A::FAMILY {
@@ -165,13 +158,6 @@ fn udp(ends: Ends, (source_port, destination_port): (u16, u16), len: u16, inner:
         udp.checksum.set(if checksum == 0 { 0xffff } else { checksum });
     }
     udp
-}
-
-const fn inner_network_len<A: Address>() -> u16 {
-    match A::FAMILY {
-        Family::V4 => Ipv4::BYTES,
-        Family::V6 => Ipv6::BYTES,
-    }
 }
 
 /// DSCP and ECN.

@@ -17,7 +17,7 @@ use zerocopy::FromZeros;
 
 pub use advance::{Segment, advance};
 pub use idle::IdleLimits;
-pub use state::{FlowState, begins, is_mid_stream, is_opening, is_plain, next_state};
+pub use state::{FlowState, YieldClass, begins, is_mid_stream, is_opening, is_plain, next_state};
 pub use table::{Candidate, FlowIndex, FlowTable, Full};
 
 use crate::snat::{PoolId, SnatLease};
@@ -120,7 +120,7 @@ pub struct Flow<A: FromZeros> {
     /// Change of the transport checksum towards the backend, in ones' complement.
     pub l4_delta: u16,
     /// The sequence number of the client's SYN while the flow is opening (`nat`): what a RST to the backend needs when
-    /// the flow is reclaimed (FORWARDING 3).
+    /// the flow is reclaimed (FORWARDING 3). Later see [`Flow::unanswered_since`].
     pub initial_sequence: u32,
     /// The tick in which the flow was made; of two-way TCP, since it was confirmed, the tick of that, and while it is
     /// [`FlowState::TcpAnswered`] the acknowledgement number that will confirm it.
@@ -131,7 +131,8 @@ pub struct Flow<A: FromZeros> {
     pub state: FlowState,
     /// How its packets reach the backend.
     pub way: Way,
-    /// Packets of the client while it is unconfirmed, in one-way modes: the third confirms.
+    /// Packets of the client while it is unconfirmed, in one-way modes: the third confirms. In two-way modes see
+    /// [`Flow::unanswered_since`].
     pub packets: u8,
 }
 
@@ -158,6 +159,20 @@ impl<A: Address> Flow<A> {
                 destination_port: self.snat_port,
                 protocol,
             },
+        }
+    }
+
+    /// Of a two-way flow past its opening, whose backend fails its probes: since when the client has asked without an answer.
+    #[must_use]
+    pub fn unanswered_since(&self) -> Option<Tick> {
+        (self.way.is_two_way() && self.packets > 0).then_some(Tick(self.initial_sequence))
+    }
+
+    /// Notes that for such a flow: none when an answer came.
+    pub fn set_unanswered_since(&mut self, since: Option<Tick>) {
+        self.packets = u8::from(since.is_some());
+        if let Some(since) = since {
+            self.initial_sequence = since.0;
         }
     }
 

@@ -76,7 +76,7 @@ impl<A: Address> Fragment<A> {
             && match snapshot.place(destination) {
                 Place::Vip | Place::Snat | Place::Twin(_) => true,
                 Place::Elsewhere => A::tables(snapshot).steering.is_backend(source),
-                Place::PoolUnused => false,
+                Place::Broadcast | Place::PoolUnused => false,
             }
     }
 

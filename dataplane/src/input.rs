@@ -49,18 +49,33 @@ pub struct FlowLimits {
     pub tcp_established: Duration,
     /// TCP, SYN seen.
     pub tcp_opening: Duration,
-    /// TCP, FIN or RST seen.
+    /// TCP, one side's FIN seen (RFC 5382 REQ-5: at least 4 minutes).
+    pub tcp_half_closed: Duration,
+    /// TCP, the FINs of both sides or a RST seen.
     pub tcp_closing: Duration,
     /// TCP in a one-way mode, where only the client is seen.
     pub tcp_one_way: Duration,
-    /// UDP, answered.
+    /// UDP streams: the client has sent again after the first reply.
     pub udp: Duration,
+    /// UDP single exchanges: answered, and the client has not sent since.
+    pub udp_exchange: Duration,
     /// UDP, not answered yet.
     pub udp_unreplied: Duration,
     /// SCTP.
     pub sctp: Duration,
     /// How long a Maglev table that was replaced still finds the backends of packets without a flow (FORWARDING 4, 11).
     pub table_grace: Duration,
+}
+
+impl FlowLimits {
+    /// The longest time that a flow may be silent, of services without an idle timeout of their own.
+    #[must_use]
+    pub fn longest_idle(&self) -> Duration {
+        let Self { tcp_established, tcp_opening, tcp_half_closed, tcp_closing, tcp_one_way, .. } = *self;
+        let Self { udp, udp_exchange, udp_unreplied, sctp, .. } = *self;
+        let tcp = [tcp_established, tcp_opening, tcp_half_closed, tcp_closing, tcp_one_way];
+        tcp.into_iter().chain([udp, udp_exchange, udp_unreplied, sctp]).fold(Duration::ZERO, Duration::max)
+    }
 }
 
 impl Default for FlowLimits {
@@ -70,9 +85,11 @@ impl Default for FlowLimits {
             max_per_worker: 1 << 20,
             tcp_established: Duration::from_secs(7200),
             tcp_opening: Duration::from_secs(30),
+            tcp_half_closed: Duration::from_secs(300),
             tcp_closing: Duration::from_secs(10),
             tcp_one_way: Duration::from_secs(900),
             udp: Duration::from_secs(120),
+            udp_exchange: Duration::from_secs(10),
             udp_unreplied: Duration::from_secs(30),
             sctp: Duration::from_secs(3600),
             table_grace: Duration::from_secs(60),
@@ -164,6 +181,9 @@ pub struct Network {
     pub addresses: Vec<IpAddr>,
     /// Ethernet addresses of ports whose devices came after the start, or came back; they replace the configured ones.
     pub macs: Vec<(PortIndex, Mac)>,
+    /// Ports whose Linux twin takes frames for other stations too: an interface with an Ethernet address of its own stands
+    /// on it, it is in a bridge, or somebody listens.
+    pub promiscuous: Vec<PortIndex>,
     /// Ports without link. What they answer for is announced again when they have it back.
     pub down: Vec<PortIndex>,
     /// How often each port has moved to another cable (a bond to another member), by port; beyond the end: never. What it

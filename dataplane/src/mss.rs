@@ -1,16 +1,43 @@
-//! The maximum segment size that a SYN offers (RFC 9293 section 3.7.1), lowered to what fits into a tunnel.
+//! The maximum segment size that a SYN or SYN-ACK announces (RFC 9293 section 3.7.1), lowered to what fits the links of both
+//! sides where these differ.
+//!
+//! It bounds what the receiver sends, the other way: so in modes where only the client's packets come by, nothing here
+//! would help (FORWARDING 12).
+
+use proto::Family;
 
 use crate::checksum::{apply, word_delta};
-use crate::wire::{Tcp, take, take_mut};
+use crate::wire::{Ipv4, Ipv6, Tcp, take, take_mut};
+use crate::{Address, Headers, Transport, tcp_flags};
 
 /// Option kinds (RFC 9293 section 3.1).
 const END: u8 = 0;
 const NO_OPERATION: u8 = 1;
 const MAXIMUM_SEGMENT_SIZE: u8 = 2;
 
+/// Lowers what a SYN or SYN-ACK announces to what fits the smaller of two MTUs. Any other packet, and one between links of one
+/// MTU, is left alone.
+#[inline]
+pub(crate) fn clamp_between<A: Address>(frame: &mut [u8], headers: &Headers<A>, mtus: [u16; 2]) {
+    if matches!(headers.transport, Transport::Tcp { flags } if flags & tcp_flags::SYN != 0) && mtus[0] != mtus[1] {
+        clamp_to_mtu(frame, headers, mtus[0].min(mtus[1]));
+    }
+}
+
+#[cold]
+fn clamp_to_mtu<A: Address>(frame: &mut [u8], headers: &Headers<A>, mtu: u16) {
+    let network_len = match A::FAMILY {
+        Family::V4 => Ipv4::BYTES,
+        Family::V6 => Ipv6::BYTES,
+    };
+    if let Some(segment) = frame.get_mut(usize::from(headers.transport_offset)..) {
+        clamp(segment, mtu.saturating_sub(network_len + Tcp::BYTES));
+    }
+}
+
 /// Lowers the option of a TCP header to at most `largest` bytes, and changes the checksum with it. A segment without the
 /// option, or with options that do not parse, is left alone.
-pub(crate) fn clamp(segment: &mut [u8], largest: u16) {
+fn clamp(segment: &mut [u8], largest: u16) {
     let _ = try_clamp(segment, largest);
 }
 

@@ -9,6 +9,7 @@ mod extensions;
 use std::net::IpAddr;
 
 pub(crate) use extensions::{Chain, ChainEnd, walk};
+use proto::Family;
 
 use crate::answer::is_group_address;
 use crate::checksum::header_holds;
@@ -39,7 +40,8 @@ pub(crate) enum Carried<'f> {
 /// The reason to drop it: `malformed`, `ipv4_checksum`, `source_route`, `martian_source`, `same_source_destination`.
 #[inline]
 pub fn parse(frame: &[u8]) -> Result<Parsed, DropReason> {
-    Ok(match carried(frame)? {
+    let is_group = take::<Ethernet>(frame).is_some_and(|(ethernet, _)| ethernet.is_group());
+    Ok(match carried(frame, is_group)? {
         Carried::V4(packet, group_frame) => ipv4(packet, group_frame, Parsed::V4)?.unwrap_or(Parsed::Other),
         Carried::V6(packet, group_frame) => ipv6(packet, group_frame, Parsed::V6)?.unwrap_or(Parsed::Other),
         Carried::Arp => Parsed::Arp,
@@ -70,11 +72,11 @@ fn moved<A>(mut headers: Headers<A>, bytes: u16) -> Headers<A> {
     headers
 }
 
-/// Parses the Ethernet header.
-#[inline]
-pub(crate) fn carried(frame: &[u8]) -> Result<Carried<'_>, DropReason> {
+/// Parses the Ethernet header of a frame, of which is known whether it was sent to a group.
+#[inline(always)]
+pub(crate) fn carried(frame: &[u8], is_group: bool) -> Result<Carried<'_>, DropReason> {
     let (ethernet, packet) = take::<Ethernet>(frame).ok_or(DropReason::Malformed)?;
-    carried_as(ethernet.ether_type.get(), packet, ethernet.is_group())
+    carried_as(ethernet.ether_type.get(), packet, is_group)
 }
 
 #[inline(always)]
@@ -216,6 +218,15 @@ pub(crate) fn ipv6<T>(bytes: &[u8], group_frame: bool, found: impl FnOnce(Header
 #[inline]
 fn is_martian_v6(source: u128) -> bool {
     source <= 1 || source >> 120 == 0xff || source >> 32 == 0xffff
+}
+
+/// RFC 3927 section 2.7, RFC 4291 section 2.5.6: of one link alone, and not to be forwarded to another.
+#[inline]
+pub(crate) fn is_link_local<A: Address>(address: A) -> bool {
+    match A::FAMILY {
+        Family::V4 => address.wide() >> 16 == 0xa9fe,
+        Family::V6 => address.wide() >> 118 == 0xfe80 >> 6,
+    }
 }
 
 /// Whether no packet may have this source.

@@ -10,13 +10,32 @@ pub(crate) use tunnel::{Inner, Trouble, TunnelQuote};
 use proto::Family;
 
 use crate::parse::{ChainEnd, walk};
-use crate::wire::{Icmp, Ipv4, Ipv6, Udp, icmpv4, icmpv6, protocol, take};
+use crate::wire::{Icmp, Ipv4, Ipv6, Sctp, Udp, icmpv4, icmpv6, protocol, take};
 use crate::{Address, Headers, Transport, Tuple};
 
 /// Where TCP's checksum begins within its header (RFC 9293 section 3.1).
 const TCP_CHECKSUM_AT: usize = 16;
 /// Where UDP's checksum begins within its header (RFC 768).
 const UDP_CHECKSUM_AT: usize = 6;
+/// Where SCTP's checksum begins within its header (RFC 9260 section 3.1).
+const SCTP_CHECKSUM_AT: usize = 8;
+
+/// The checksum of a quoted transport header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QuotedChecksum {
+    /// TCP's or UDP's, 2 bytes.
+    Internet {
+        /// Where it begins, bytes from the start of the frame.
+        offset: usize,
+    },
+    /// SCTP's, 4 bytes.
+    Crc32c {
+        /// Where it begins, bytes from the start of the frame.
+        offset: usize,
+        /// Bytes of the SCTP packet that it covers, quoted or not.
+        len: u16,
+    },
+}
 
 /// A quoted TCP, UDP or SCTP packet. Offsets count bytes from the start of the frame that the error is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,9 +46,9 @@ pub struct Quote<A> {
     pub network_offset: usize,
     /// Start of its transport header.
     pub transport_offset: usize,
-    /// Start of the transport header's checksum, where the quote is long enough to have it. None for SCTP, whose checksum
-    /// covers what no quote has; nobody checks it there (RFC 9260 section 10 goes by ports and verification tag).
-    pub checksum_offset: Option<usize>,
+    /// The transport header's checksum, where the quote is long enough to have it. None for SCTP in a fragment, which does not
+    /// tell how long the packet was.
+    pub checksum: Option<QuotedChecksum>,
     /// The end of the transport header, or of the quote if it is cut before.
     pub header_end: usize,
 }
@@ -49,20 +68,29 @@ impl<A: Address> Quote<A> {
         let quoted = frame.get(network_offset..end)?;
         let (tuple, header_len) = packet(quoted)?;
         let transport_offset = network_offset + header_len;
-        let (header_bytes, checksum_at) = match tuple.protocol {
-            protocol::TCP => (20, Some(TCP_CHECKSUM_AT)),
-            protocol::UDP => (8, Some(UDP_CHECKSUM_AT)),
-            protocol::SCTP => (12, None),
+        let internet =
+            |at| Some(QuotedChecksum::Internet { offset: transport_offset + at }).filter(|_| transport_offset + at + 2 <= end);
+        let (header_bytes, checksum) = match tuple.protocol {
+            protocol::TCP => (20, internet(TCP_CHECKSUM_AT)),
+            protocol::UDP => (8, internet(UDP_CHECKSUM_AT)),
+            protocol::SCTP => (12, sctp_checksum::<A>(quoted, header_len, transport_offset + SCTP_CHECKSUM_AT, end)),
             _ => return None,
         };
-        Some(Self {
-            tuple,
-            network_offset,
-            transport_offset,
-            checksum_offset: checksum_at.map(|at| transport_offset + at).filter(|at| at + 2 <= end),
-            header_end: end.min(transport_offset + header_bytes),
-        })
+        Some(Self { tuple, network_offset, transport_offset, checksum, header_end: end.min(transport_offset + header_bytes) })
     }
+}
+
+/// SCTP's checksum in a quote that ends at `end`.
+fn sctp_checksum<A: Address>(quoted: &[u8], header_len: usize, offset: usize, end: usize) -> Option<QuotedChecksum> {
+    let packet_len = match A::FAMILY {
+        Family::V4 => {
+            let (ip, _) = take::<Ipv4>(quoted).filter(|(ip, _)| !ip.is_fragment())?;
+            ip.total_len.get()
+        }
+        Family::V6 => take::<Ipv6>(quoted)?.0.payload_len.get().checked_add(Ipv6::BYTES)?,
+    };
+    let len = packet_len.checked_sub(u16::try_from(header_len).ok()?).filter(|len| *len >= Sctp::BYTES)?;
+    (offset + 4 <= end).then_some(QuotedChecksum::Crc32c { offset, len })
 }
 
 const fn is_about_a_packet<A: Address>(kind: u8) -> bool {

@@ -129,6 +129,7 @@ mod tests {
 
     use super::*;
     use crate::checksum::delta;
+    use crate::snapshot::Exit;
     use crate::testing::{OUR_MAC, Packet, Segment, assert_checksums};
     use crate::{Parsed, Tuple, parse};
 
@@ -206,6 +207,54 @@ mod tests {
             let Ok(Parsed::V6(headers)) = parse(&frame) else { panic!("{:?}", parse(&frame)) };
             let to = Tuple { source: new.0, destination: new.1, source_port: ports[0], destination_port: ports[1], ..headers.tuple };
             prop_assert_eq!(rewritten(frame, &headers, to), built_after(&packet, new.0.ip(), new.1.ip(), ports));
+        }
+    }
+
+    /// Of zeros both zeros of one's complement are within reach, and only one is what a full computation gives.
+    #[test]
+    fn every_update_over_zeros_is_a_full_computation() {
+        let segments = [
+            Segment::Tcp { ports: [0, 0], flags: 0, sequence: 0, acknowledgement: 0 },
+            Segment::Udp { ports: [0, 0], checksum: true },
+            Segment::Udp { ports: [0, 0], checksum: false },
+            Segment::Sctp { ports: [0, 0], tag: 1 },
+        ];
+        let ends = [(0x0100_0000_u32, 0_u32), (1 << 24, 1 << 31), (0x7eff_ffff, 0)];
+        for (segment, (source, destination)) in segments.iter().flat_map(|segment| ends.map(|ends| (segment.clone(), ends))) {
+            let data: &[u8] = if matches!(segment, Segment::Sctp { .. }) { &[0, 0, 0, 4, 0, 0, 0, 0] } else { &[0; 32] };
+            for hop_limit in [2, 255] {
+                let mut packet =
+                    Packet::between(source.ip(), destination.ip(), segment.clone()).payload(data).hop_limit(hop_limit);
+                (packet.identification, packet.fragmentation) = (0, 0);
+                let frame = packet.build();
+                let Ok(Parsed::V4(headers)) = parse(&frame) else { panic!("{:?}", parse(&frame)) };
+                let same = headers.tuple;
+                let zero = Tuple { source: 0, destination: 0, ..same };
+                let ones = Tuple { source: !0, destination: !0, source_port: !0, destination_port: !0, ..same };
+                for to in [same, zero, ones] {
+                    let there = rewritten(frame.clone(), &headers, to);
+                    let ports = [to.source_port, to.destination_port];
+                    assert_eq!(there, built_after(&packet, to.source.ip(), to.destination.ip(), ports), "{segment:?}");
+                }
+                let exit = Exit {
+                    destination_mac: NEXT_MAC,
+                    source_mac: OUR_MAC,
+                    mtu: 1500,
+                    plain_mtu: 1500,
+                    link: crate::PortIndex(0).into(),
+                    port: crate::PortIndex(0),
+                };
+                let mut hopped = frame.clone();
+                hop(&mut hopped, &headers, &exit);
+                assert_eq!(hopped, built_after(&packet, source.ip(), destination.ip(), [0, 0]), "one hop less");
+                for identification in [0, 1, 0xffff] {
+                    let mut renumbered = frame.clone();
+                    renumber(&mut renumbered, &headers, 0, identification.into());
+                    assert_eq!(renumbered, Packet { identification, ..packet.clone() }.build(), "another number");
+                    renumber(&mut renumbered, &headers, 0, 0);
+                    assert_eq!(renumbered, frame, "and back");
+                }
+            }
         }
     }
 

@@ -58,12 +58,51 @@ pub struct Snapshot {
     pub(crate) probe_tags: Arc<ProbeTags>,
     pub(crate) services: Views,
     pub(crate) vlans: Arc<[Link]>,
-    pub(crate) announced: Arc<[(Link, IpAddr, u64)]>,
+    /// Largest IP packets of `vlans`, in their order.
+    pub(crate) vlan_mtus: Arc<[u16]>,
+    pub(crate) promiscuous: Arc<[PortIndex]>,
+    pub(crate) announced: Announced,
     pub(crate) routed: Arc<[IpAddr]>,
     pub(crate) managed: Arc<[(Link, IpAddr)]>,
     pub(crate) shortest_idle_timeout: Option<Ticks>,
     pub(crate) refused: Arc<[(ServiceName, Refusal)]>,
     pub(crate) problems: Arc<[String]>,
+}
+
+/// What ARP and NDP are answered for, each with the sequence of the first snapshot that did so without a break.
+#[derive(Clone, Debug)]
+pub(crate) struct Announced {
+    /// Ordered by link and address.
+    by_address: Arc<[(Link, IpAddr, u64)]>,
+    /// Positions in that, of the first that became ours first.
+    by_age: Arc<[u32]>,
+}
+
+impl Announced {
+    /// `all` is ordered by link and address.
+    pub(crate) fn new(all: impl Iterator<Item = (Link, IpAddr, u64)>) -> Self {
+        let by_address: Arc<[_]> = all.collect();
+        let mut by_age: Vec<u32> = (0..).take(by_address.len()).collect();
+        // Stable: what became ours together stays in the order of link and address.
+        by_age.sort_by_key(|&position| by_address[position as usize].2);
+        Self { by_address, by_age: by_age.into() }
+    }
+
+    fn aged(&self, position: u32) -> (u64, Link, IpAddr) {
+        let (link, address, since) = self.by_address[position as usize];
+        (since, link, address)
+    }
+
+    /// The first in the order of age behind `last`; from the beginning without one.
+    pub(crate) fn after(&self, last: Option<(u64, Link, IpAddr)>) -> Option<(u64, Link, IpAddr)> {
+        let passed = self.by_age.partition_point(|&position| Some(self.aged(position)) <= last);
+        self.by_age.get(passed).map(|&position| self.aged(position))
+    }
+
+    /// The last in the order of age.
+    pub(crate) fn newest(&self) -> Option<(u64, Link, IpAddr)> {
+        self.by_age.last().map(|&position| self.aged(position))
+    }
 }
 
 impl Snapshot {
@@ -195,6 +234,24 @@ impl Snapshot {
         !link.is_tagged() || self.vlans.binary_search(&link).is_ok()
     }
 
+    /// Whether Linux takes frames for other stations at the twin of this port.
+    #[must_use]
+    pub(crate) fn is_promiscuous(&self, port: PortIndex) -> bool {
+        self.promiscuous.contains(&port)
+    }
+
+    /// Largest IP packet of a link, bytes; of one that is not known, its port's.
+    #[must_use]
+    #[inline]
+    pub fn mtu(&self, link: Link) -> u16 {
+        let of_port = self.port(link.port()).mtu;
+        if link.is_tagged() { self.mtu_of_vlan(link).map_or(of_port, |mtu| mtu.min(of_port)) } else { of_port }
+    }
+
+    fn mtu_of_vlan(&self, link: Link) -> Option<u16> {
+        self.vlan_mtus.get(self.vlans.binary_search(&link).ok()?).copied()
+    }
+
     /// The SNAT addresses towards backends that are reached by this link.
     #[must_use]
     #[inline]
@@ -217,13 +274,18 @@ impl Snapshot {
     /// [`Snapshot::answers_for`], for an address of either family.
     #[must_use]
     pub fn answers_for_ip(&self, link: Link, address: IpAddr) -> bool {
-        self.announced.binary_search_by_key(&(link, address), |&(link, address, _)| (link, address)).is_ok()
+        self.announced.by_address.binary_search_by_key(&(link, address), |&(link, address, _)| (link, address)).is_ok()
     }
 
     /// What [`Snapshot::answers_for`] is true for, each with the sequence of the first snapshot that did so without a
-    /// break. Ordered by link and address.
+    /// break. Ordered by link and address; the same list while it does not change.
     #[must_use]
-    pub fn announced(&self) -> &[(Link, IpAddr, u64)] {
+    pub fn announced(&self) -> &Arc<[(Link, IpAddr, u64)]> {
+        &self.announced.by_address
+    }
+
+    /// The same with its other order.
+    pub(crate) const fn all_announced(&self) -> &Announced {
         &self.announced
     }
 

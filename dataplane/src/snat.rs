@@ -1,10 +1,14 @@
 //! SNAT ports: which of our ports are free towards a target (docs/adr/0001-snat-ports.md).
 //!
 //! A pool is one SNAT address towards one target, shared by all services that use the target. It hands out ports that
-//! were never used in order, and keeps the freed ones in a queue, oldest first. **Invariants:** every operation takes
-//! constant time at any use; a port rests [`SNAT_PORT_REST`] unless none other is left, which is counted; memory is
-//! reserved at construction, and only what was needed is touched. Deliberately not here: who a port belongs to. The
-//! flow knows, and gives it back.
+//! were never used in order, and keeps the freed ones in a queue, oldest first. It belongs to one generation of its target:
+//! when the target's slot is another's, it begins anew, and what flows of the old one still hold does not come back.
+//! **Invariants:** every operation takes constant time at any use; a port rests [`SNAT_PORT_REST`] unless none other is left,
+//! which is counted; memory is reserved at construction, and only what was needed is touched. Deliberately not here: who a
+//! port belongs to. The flow knows, and gives it back.
+//!
+//! Ports of TCP and those of other protocols are counted apart where memory bounds them: a flood of datagrams, whose ports
+//! all rest, takes none from connections.
 //!
 //! Of several workers each has a share of the ports of every pool, so that a backend's reply tells its worker
 //! ([`crate::steering`]): by the port's remainder, or by the hash that network cards spread replies by.
@@ -17,10 +21,27 @@ use zerocopy::{AllocError, FromZeros};
 use crate::Address;
 use crate::steering::{PortSpread, WorkerId};
 use crate::tick::{Tick, Ticks};
+use crate::wire::protocol;
 
 /// A target of the snapshots: one address, port and protocol that backends stand for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TargetSlot(pub u32);
+pub struct TargetSlot {
+    /// Position among the targets, below [`TARGETS_MAX`].
+    pub index: u32,
+    /// Which of the slot's successive targets it is, modulo [`TargetSlot::GENERATIONS`].
+    pub generation: u16,
+}
+
+impl TargetSlot {
+    /// Generations that are told apart. Each lasts two minutes at least, so that they come round after 5 days.
+    pub const GENERATIONS: u16 = 4095;
+
+    /// The slot for the next target.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        Self { index: self.index, generation: (self.generation + 1) % Self::GENERATIONS }
+    }
+}
 
 /// What ports are wanted towards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,17 +52,43 @@ pub struct SnatTarget<A> {
     pub address: A,
     /// Its port.
     pub port: u16,
+    /// Its transport protocol number.
+    pub protocol: u8,
 }
 
-/// The ports of one SNAT address towards one target.
+/// The ports of one SNAT address towards one target: its position among all pools in the lower 20 bits, the target's
+/// generation in the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromZeros)]
 #[repr(transparent)]
 pub struct PoolId(pub u32);
 
 impl PoolId {
-    /// No pool: the flow's port is not ours. There are fewer pools than this; giving a port back to it does nothing.
+    /// No pool: the flow's port is not ours. Giving a port back to it does nothing.
     pub const NONE: Self = Self(u32::MAX);
+    const INDEX_BITS: u32 = 20;
+
+    const fn new(target: TargetSlot, address: u16) -> Self {
+        if target.index >= TARGETS_MAX || address >= SNAT_ADDRESSES_MAX {
+            return Self::NONE;
+        }
+        let index = target.index * SNAT_ADDRESSES_MAX as u32 + address as u32;
+        Self((target.generation as u32) << Self::INDEX_BITS | index)
+    }
+
+    /// Its position among all pools; past the last where it is none.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        if self.0 == Self::NONE.0 { usize::MAX } else { (self.0 & ((1 << Self::INDEX_BITS) - 1)) as usize }
+    }
+
+    const fn generation(self) -> u16 {
+        (self.0 >> Self::INDEX_BITS) as u16
+    }
 }
+
+// No pool of a generation has the number of none.
+const _: () = assert!(TARGETS_MAX * SNAT_ADDRESSES_MAX as u32 == 1 << PoolId::INDEX_BITS);
+const _: () = assert!((TargetSlot::GENERATIONS as u32 - 1) < u32::MAX >> PoolId::INDEX_BITS);
 
 /// One SNAT address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,8 +217,21 @@ struct Pool {
     head_at: u16,
     /// Ports in the tail page.
     tail_at: u16,
-    /// See [`PortShare::place`]; set when the first port is taken.
+    /// See [`PortShare::place`]; set when the first port is taken, as are the next two.
     place: u8,
+    /// Where its ports are counted: a position in [`SnatPorts::held`].
+    account: u8,
+    /// That of its target.
+    generation: u16,
+}
+
+const _: () = assert!(size_of::<Pool>() == 24);
+
+/// Memory for resting ports is counted for TCP and for all other protocols apart.
+const ACCOUNTS: u8 = 2;
+
+const fn account_of(transport: u8) -> u8 {
+    if transport == protocol::TCP { 0 } else { 1 }
 }
 
 /// The best that a pool can give.
@@ -183,10 +243,6 @@ enum Offer {
     /// The oldest freed port, which has rested this long only.
     Early(Ticks),
     Nothing,
-}
-
-const fn pool_of(target: TargetSlot, address: u16) -> PoolId {
-    PoolId(target.0.saturating_mul(SNAT_ADDRESSES_MAX as u32).saturating_add(address as u32))
 }
 
 /// The addresses from the one at `start` (modulo their number) on.
@@ -208,8 +264,8 @@ pub struct SnatPorts {
     pages_high_water: u32,
     /// Pools below were used at least once.
     pools_high_water: u32,
-    /// Ports handed out or resting, of all pools.
-    held: u32,
+    /// Ports handed out or resting, of all pools of an account.
+    held: [u32; ACCOUNTS as usize],
     /// See [`SnatPorts::new`].
     common_limit: u32,
     reused_early: u64,
@@ -220,15 +276,16 @@ impl SnatPorts {
     /// Room for the ports of a worker with at most so many flows.
     ///
     /// Ports in use take no memory, resting ones do: up to twice as many as there may be flows, in pools of any size,
-    /// and as many again in pools of fewer than 256 ports, so that a new target finds some. Past that, ports are used
-    /// again early. Pages: a queue of n ports lies in at most n / 10 + 2.
+    /// and as many again in pools of fewer than 256 ports, so that a new target finds some; both for TCP, and once more for
+    /// the other protocols. Past that, ports are used again early. Pages: a queue of n ports lies in at most n / 10 + 2.
     ///
     /// # Errors
     /// When there is no address space for it.
     pub fn new(flows: u32, share: PortShare) -> Result<Self, AllocError> {
         let pools = TARGETS_MAX * u32::from(SNAT_ADDRESSES_MAX);
-        let common_limit = flows.saturating_mul(2);
-        let limit = common_limit.saturating_add(flows);
+        // At least two small pools, or resting ports of a few flows would leave a target without any.
+        let common_limit = flows.saturating_mul(2).max(2 * SMALL_POOL_PORTS);
+        let limit = (common_limit / 2).saturating_mul(3).saturating_mul(ACCOUNTS.into());
         let pages = limit / 10 + 2 * pools.min(limit);
         Ok(Self {
             share,
@@ -238,7 +295,7 @@ impl SnatPorts {
             free_page: 0,
             pages_high_water: 0,
             pools_high_water: 0,
-            held: 0,
+            held: [0; ACCOUNTS as usize],
             common_limit,
             reused_early: 0,
             in_use: 0,
@@ -248,7 +305,7 @@ impl SnatPorts {
     /// The pool of a SNAT address, by its position among those of its family, towards a target.
     #[must_use]
     pub const fn pool(target: TargetSlot, address: u16) -> PoolId {
-        pool_of(target, address)
+        PoolId::new(target, address)
     }
 
     /// A port towards `target` from one of `addresses`, tried from the one at `start` (modulo their number) on: one
@@ -262,8 +319,8 @@ impl SnatPorts {
         now: Tick,
     ) -> Option<SnatLease<A>> {
         for &SnatAddress { address, index } in from(addresses, start) {
-            let pool = pool_of(target.slot, index);
-            let port = match self.offer(pool, now) {
+            let pool = PoolId::new(target.slot, index);
+            let port = match self.offer(pool, target.protocol, now) {
                 Offer::Rested => self.take_oldest(pool),
                 Offer::Fresh => self.take_fresh(pool, &target, address),
                 Offer::Early(_) | Offer::Nothing => continue,
@@ -287,11 +344,11 @@ impl SnatPorts {
         if let Some(lease) = self.allocate_rested(target, addresses, start, now) {
             return Ok(lease);
         }
-        let age = |pool| match self.offer(pool, now) {
+        let age = |pool| match self.offer(pool, target.protocol, now) {
             Offer::Early(age) => Some(age),
             _ => None,
         };
-        let pools = from(addresses, start).map(|&SnatAddress { address, index }| (address, pool_of(target.slot, index)));
+        let pools = from(addresses, start).map(|&SnatAddress { address, index }| (address, PoolId::new(target.slot, index)));
         let (_, address, pool) = pools
             .filter_map(|(address, pool)| Some((age(pool)?, address, pool)))
             .reduce(|best, next| if next.0 > best.0 { next } else { best })
@@ -303,8 +360,8 @@ impl SnatPorts {
     /// Gives back a port that nothing at the backend remembers: it need not rest, and is the next to be used.
     pub fn release_clean(&mut self, pool: PoolId, port: u16, now: Tick) {
         let rested = Tick(now.0.wrapping_sub(self.rest.0));
-        let Some(&Pool { head, head_at, .. }) = self.pools.get(pool.0 as usize) else { return };
-        if head == 0 {
+        let Some(&Pool { head, head_at, generation, .. }) = self.pools.get(pool.index()) else { return };
+        if head == 0 || generation != pool.generation() {
             return self.release(pool, port, rested);
         }
         let (page, at) = match head_at.checked_sub(1) {
@@ -316,7 +373,7 @@ impl SnatPorts {
                 (page, PAGE_LAST)
             }
         };
-        let pool = &mut self.pools[pool.0 as usize];
+        let pool = &mut self.pools[pool.index()];
         (pool.head, pool.head_at) = (page + 1, at);
         pool.resting += 1;
         self.in_use -= 1;
@@ -326,11 +383,15 @@ impl SnatPorts {
 
     /// Gives a port back; its rest starts.
     pub fn release(&mut self, pool: PoolId, port: u16, now: Tick) {
-        let Some(&Pool { tail, tail_at, .. }) = self.pools.get(pool.0 as usize) else { return };
+        let Some(&Pool { tail, tail_at, generation, .. }) = self.pools.get(pool.index()) else { return };
+        if generation != pool.generation() {
+            self.in_use -= 1; // its pool is another target's
+            return;
+        }
         let full = tail == 0 || usize::from(tail_at) == PAGE_PORTS;
         // A page is always left: see the sum in `new`.
         let Some(page) = (if full { self.take_page() } else { Some(tail - 1) }) else { return };
-        let pool = &mut self.pools[pool.0 as usize];
+        let pool = &mut self.pools[pool.index()];
         if full {
             match tail {
                 0 => (pool.head, pool.head_at) = (page + 1, 0),
@@ -350,20 +411,29 @@ impl SnatPorts {
     /// rested. Returns where to go on, 0 after the last pool.
     pub fn sweep(&mut self, start: u32, pools: u32, now: Tick) -> u32 {
         let end = start.saturating_add(pools).min(self.pools_high_water);
-        for pool in &mut self.pools[start.min(end) as usize..end as usize] {
+        for index in start.min(end) as usize..end as usize {
+            let pool = &self.pools[index];
             if pool.resting == 0 || pool.resting < pool.high_water {
                 continue;
             }
-            // The youngest has rested, so all have. The chain of pages goes back in one piece.
-            let tail = &mut self.pages[pool.tail as usize - 1];
+            // The youngest has rested, so all have.
+            let tail = &self.pages[pool.tail as usize - 1];
             if now.since(tail.freed[usize::from(pool.tail_at) - 1]) >= self.rest {
-                tail.next = self.free_page;
-                self.free_page = pool.head;
-                self.held -= pool.high_water;
-                *pool = Pool::new_zeroed();
+                let generation = pool.generation; // or what is still held of an older one would come back to it
+                self.empty(index, Pool { generation, ..Pool::new_zeroed() });
             }
         }
         if end == self.pools_high_water { 0 } else { end }
+    }
+
+    /// Takes back the memory of a pool and puts another in its place. The chain of pages goes back in one piece.
+    fn empty(&mut self, index: usize, new: Pool) {
+        let old = std::mem::replace(&mut self.pools[index], new);
+        if let Some(tail) = old.tail.checked_sub(1) {
+            self.pages[tail as usize].next = self.free_page;
+            self.free_page = old.head;
+        }
+        self.held[usize::from(old.account)] -= old.high_water;
     }
 
     /// Ports that were used again before they had rested. Only grows.
@@ -378,11 +448,14 @@ impl SnatPorts {
         self.in_use
     }
 
-    fn offer(&self, pool: PoolId, now: Tick) -> Offer {
-        let Some(pool) = self.pools.get(pool.0 as usize) else { return Offer::Nothing };
-        let age = (pool.resting > 0).then(|| now.since(self.pages[pool.head as usize - 1].freed[usize::from(pool.head_at)]));
-        let may_grow = pool.high_water < u32::from(self.share.count)
-            && (self.held < self.common_limit || pool.high_water < SMALL_POOL_PORTS && self.held < self.common_limit / 2 * 3);
+    fn offer(&self, id: PoolId, transport: u8, now: Tick) -> Offer {
+        let Some(pool) = self.pools.get(id.index()) else { return Offer::Nothing };
+        // What is left of another target is nothing to this one.
+        let (high_water, resting) = if pool.generation == id.generation() { (pool.high_water, pool.resting) } else { (0, 0) };
+        let age = (resting > 0).then(|| now.since(self.pages[pool.head as usize - 1].freed[usize::from(pool.head_at)]));
+        let held = self.held[usize::from(account_of(transport))];
+        let may_grow = high_water < u32::from(self.share.count)
+            && (held < self.common_limit || high_water < SMALL_POOL_PORTS && held < (self.common_limit / 2).saturating_mul(3));
         match age {
             Some(age) if age >= self.rest => Offer::Rested,
             _ if may_grow => Offer::Fresh,
@@ -393,7 +466,7 @@ impl SnatPorts {
 
     /// The head of a queue that is not empty.
     fn take_oldest(&mut self, pool: PoolId) -> u16 {
-        let pool = &mut self.pools[pool.0 as usize];
+        let pool = &mut self.pools[pool.index()];
         let page = &mut self.pages[pool.head as usize - 1];
         let port = page.ports[usize::from(pool.head_at)];
         pool.head_at += 1;
@@ -414,15 +487,17 @@ impl SnatPorts {
 
     /// The next port of a pool that may grow.
     fn take_fresh<A: Address>(&mut self, id: PoolId, target: &SnatTarget<A>, snat: A) -> u16 {
-        let pool = &mut self.pools[id.0 as usize];
-        if pool.high_water == 0 {
-            pool.place = self.share.place(target, snat);
+        let index = id.index();
+        if self.pools[index].high_water == 0 || self.pools[index].generation != id.generation() {
+            let (place, account) = (self.share.place(target, snat), account_of(target.protocol));
+            self.empty(index, Pool { place, account, generation: id.generation(), ..Pool::new_zeroed() });
         }
+        let pool = &mut self.pools[index];
         let port = self.share.port::<A>(pool.high_water, pool.place);
         pool.high_water += 1;
-        self.held += 1;
+        self.held[usize::from(pool.account)] += 1;
         self.in_use += 1;
-        self.pools_high_water = self.pools_high_water.max(id.0 + 1);
+        self.pools_high_water = self.pools_high_water.max((id.0 & ((1 << PoolId::INDEX_BITS) - 1)) + 1);
         port
     }
 
@@ -443,170 +518,4 @@ impl SnatPorts {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use std::collections::{BTreeSet, VecDeque};
-
-    const TARGET: SnatTarget<u32> = towards(3);
-    const SECOND_NS: u64 = 1_000_000_000;
-
-    const fn towards(slot: u32) -> SnatTarget<u32> {
-        SnatTarget { slot: TargetSlot(slot), address: 0x0a00_000b, port: 8080 }
-    }
-
-    fn ports(flows: u32, share: PortShare) -> SnatPorts {
-        SnatPorts::new(flows, share).unwrap()
-    }
-
-    fn addresses(count: u16) -> Vec<SnatAddress<u32>> {
-        (0..count).map(|index| SnatAddress { address: 0x0a00_0003 + u32::from(index), index }).collect()
-    }
-
-    fn at(seconds: u64) -> Tick {
-        Tick::at(seconds * SECOND_NS)
-    }
-
-    #[test]
-    fn shares_cover_every_port_once_and_tell_the_worker() {
-        for workers in [1, 2, 3, 7] {
-            let all: BTreeSet<u16> = (0..workers)
-                .flat_map(|w| {
-                    let share = PortShare::of_worker(w, workers);
-                    (0..u32::from(share.count())).map(move |n| {
-                        let port = share.port::<u32>(n, 0);
-                        assert_eq!(port % workers, w);
-                        port
-                    })
-                })
-                .collect();
-            assert_eq!((all.len(), all.first(), all.last()), (64_512, Some(&1024), Some(&65_535)));
-        }
-    }
-
-    #[test]
-    fn a_hundred_thousand_short_connections_through_two_addresses_reuse_nothing_early() {
-        let mut snat = ports(1 << 20, PortShare::whole());
-        let mut seen = BTreeSet::new();
-        for n in 0..129_024u64 {
-            let lease = snat.allocate(TARGET, &addresses(2), n * 7, at(1)).unwrap();
-            assert!(seen.insert((lease.address, lease.port)), "{lease:?} was handed out twice");
-            snat.release(lease.pool, lease.port, at(1));
-        }
-        assert_eq!(snat.reused_early(), 0);
-        snat.allocate(TARGET, &addresses(2), 0, at(1)).unwrap();
-        assert_eq!(snat.reused_early(), 1);
-    }
-
-    #[test]
-    fn through_one_address_the_oldest_port_is_used_first_and_early_use_is_counted() {
-        let mut snat = ports(1 << 20, PortShare::whole());
-        let mut order = VecDeque::new();
-        for n in 0..64_512u64 {
-            let lease = snat.allocate(TARGET, &addresses(1), 0, at(0)).unwrap();
-            snat.release(lease.pool, lease.port, at(n / 2000));
-            order.push_back(lease.port);
-        }
-        for n in 0..35_488 {
-            let lease = snat.allocate(TARGET, &addresses(1), 0, at(33)).unwrap();
-            assert_eq!(Some(lease.port), order.pop_front(), "connection {n} after all ports were used once");
-        }
-        assert_eq!(snat.reused_early(), 35_488);
-        snat.allocate(TARGET, &addresses(1), 0, at(33 + 61)).unwrap();
-        assert_eq!(snat.reused_early(), 35_488, "a port that has rested is no early use");
-    }
-
-    #[test]
-    fn when_all_ports_are_in_use_the_next_is_refused_and_other_targets_are_not() {
-        let mut snat = ports(1 << 20, PortShare::of_worker(1, 16));
-        for _ in 0..4032 {
-            snat.allocate(TARGET, &addresses(1), 0, at(0)).unwrap();
-        }
-        assert_eq!(snat.allocate(TARGET, &addresses(1), 0, at(0)), Err(SnatExhausted));
-        assert!(snat.allocate(towards(4), &addresses(1), 0, at(0)).is_ok());
-        assert_eq!(snat.allocate(towards(TARGETS_MAX), &addresses(1), 0, at(0)), Err(SnatExhausted), "no such target");
-        assert_eq!(snat.allocate(TARGET, &[], 5, at(0)), Err(SnatExhausted), "no address");
-    }
-
-    #[test]
-    fn a_sweep_takes_back_the_memory_of_idle_pools_after_the_rest() {
-        let mut snat = ports(1000, PortShare::whole());
-        let leases: Vec<_> = (0..500).map(|_| snat.allocate(TARGET, &addresses(1), 0, at(0)).unwrap()).collect();
-        leases.iter().for_each(|lease| snat.release(lease.pool, lease.port, at(0)));
-        assert_eq!(snat.sweep(0, 100, at(30)), 0);
-        assert_eq!(snat.held, 500);
-        assert_eq!(snat.sweep(0, 24, at(61)), 24, "pool 24 is the first of target 3");
-        assert_eq!(snat.sweep(24, 2, at(61)), 0);
-        assert_eq!((snat.held, snat.in_use()), (0, 0));
-        let pages = snat.pages_high_water;
-        for _ in 0..500 {
-            let lease = snat.allocate(towards(0), &addresses(1), 0, at(61)).unwrap();
-            snat.release(lease.pool, lease.port, at(61));
-        }
-        assert_eq!(snat.pages_high_water, pages, "the pages are used again");
-    }
-
-    #[test]
-    fn with_the_common_memory_used_up_large_pools_reuse_early_and_a_new_target_still_finds_ports() {
-        let mut snat = ports(600, PortShare::whole());
-        for n in 0..5000 {
-            let lease = snat.allocate(TARGET, &addresses(1), 0, at(n / 1000)).unwrap();
-            snat.release(lease.pool, lease.port, at(n / 1000));
-        }
-        assert_eq!((snat.held, snat.reused_early()), (1200, 3800));
-        for _ in 0..256 {
-            snat.allocate(towards(1), &addresses(1), 0, at(5)).unwrap();
-        }
-        assert_eq!(snat.reused_early(), 3800);
-    }
-
-    #[test]
-    fn a_port_that_nothing_remembers_is_used_next() {
-        let mut snat = ports(1000, PortShare::whole());
-        let take = |snat: &mut SnatPorts, now| snat.allocate(TARGET, &addresses(1), 0, at(now)).unwrap();
-        let leases: Vec<_> = (0..60).map(|_| take(&mut snat, 0)).collect();
-        for (n, lease) in leases.iter().enumerate() {
-            if n % 2 == 0 {
-                snat.release(lease.pool, lease.port, at(5))
-            } else {
-                snat.release_clean(lease.pool, lease.port, at(5))
-            }
-        }
-        let clean: Vec<u16> = (0..30).map(|_| take(&mut snat, 6).port).collect();
-        assert!(clean.iter().eq(leases.iter().skip(1).step_by(2).rev().map(|lease| &lease.port)), "{clean:?}");
-        assert!(!leases.iter().any(|lease| lease.port == take(&mut snat, 6).port), "the others rest");
-        let rested: Vec<u16> = (0..30).map(|_| take(&mut snat, 70).port).collect();
-        assert!(rested.iter().eq(leases.iter().step_by(2).map(|lease| &lease.port)), "{rested:?}");
-        assert_eq!(snat.reused_early(), 0);
-    }
-
-    proptest! {
-        #[test]
-        fn ports_are_those_of_a_queue(
-            limit in 40u32..2000,
-            steps in proptest::collection::vec((any::<bool>(), 0u64..2, any::<proptest::sample::Index>()), 1..600),
-        ) {
-            let share = PortShare::of_worker(0, 1024);
-            let mut snat = ports(limit, share.clone());
-            let (mut fresh, mut queue, mut held) = (0, VecDeque::<(u16, u64)>::new(), Vec::new());
-            let (mut now, mut early) = (0, 0);
-            for (take, seconds, which) in steps {
-                now += 7 * seconds; // never 60 s apart, where rounding decides
-                if take || held.is_empty() {
-                    let rested = queue.front().is_some_and(|&(_, freed)| now > freed + 60);
-                    let expected = if rested { queue.pop_front().map(|(port, _)| port) }
-                        else if fresh < u32::from(share.count()) { fresh += 1; Some(share.port::<u32>(fresh - 1, 0)) }
-                        else { let head = queue.pop_front(); early += u64::from(head.is_some()); head.map(|(port, _)| port) };
-                    let found = snat.allocate(TARGET, &addresses(1), 0, at(now));
-                    prop_assert_eq!(found.ok().map(|lease| lease.port), expected);
-                    held.extend(found.ok());
-                } else {
-                    let lease = held.swap_remove(which.index(held.len()));
-                    snat.release(lease.pool, lease.port, at(now));
-                    queue.push_back((lease.port, now));
-                }
-                prop_assert_eq!((snat.in_use() as usize, snat.reused_early()), (held.len(), early));
-            }
-        }
-    }
-}
+mod tests;

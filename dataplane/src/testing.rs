@@ -275,6 +275,36 @@ impl Packet {
     }
 }
 
+/// The frame as it arrives at the port with this address: what was built for [`OUR_MAC`] is for that port, whichever it is.
+#[must_use]
+pub fn arriving_at(port: Mac, frame: &[u8]) -> Vec<u8> {
+    match frame.strip_prefix(&OUR_MAC.0) {
+        Some(rest) => [&port.0, rest].concat(),
+        None => frame.to_vec(),
+    }
+}
+
+/// The frame of a TCP packet without data whose header has an option that announces this maximum segment size.
+#[must_use]
+pub fn with_segment_size(packet: &Packet, announced: u16) -> Vec<u8> {
+    let (protocol, mut segment) = packet.transport();
+    segment.truncate(20);
+    segment[12] = 0x60;
+    segment[16..18].fill(0);
+    segment.extend([2, 4]);
+    segment.extend(announced.to_be_bytes());
+    let checksum = transport_checksum(packet.source, packet.destination, protocol, &segment);
+    segment[16..18].copy_from_slice(&checksum.to_be_bytes());
+    Packet { segment: Segment::Other { protocol }, payload: segment, ..packet.clone() }.build()
+}
+
+/// What [`with_segment_size`] wrote there, if a frame without IP options or extension headers has it.
+#[must_use]
+pub fn segment_size(frame: &[u8]) -> Option<u16> {
+    let tcp = frame.get(if frame[12..14] == [8, 0] { 34 } else { 54 }..)?;
+    (tcp[12] == 0x60 && tcp[20..22] == [2, 4]).then(|| u16::from_be_bytes([tcp[22], tcp[23]]))
+}
+
 /// An ARP request that asks everybody for `target`.
 #[must_use]
 pub fn arp_request(sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {

@@ -22,6 +22,8 @@ macro_rules! drop_reasons {
 }
 
 drop_reasons! {
+    /// A frame for another station, or from a group address.
+    NotOurMac = "not_our_mac",
     /// A frame or header that does not parse.
     Malformed = "malformed",
     /// Wrong IPv4 header checksum.

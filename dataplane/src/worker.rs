@@ -20,6 +20,7 @@ use crate::answer::is_group_address;
 use crate::apply::{Arrival, Engine, Looked, Origin, Swept, Tables};
 use crate::datagrams::Datagrams;
 use crate::flow::{Candidate, FlowTable, IdleLimits};
+use crate::frame_filter::{FrameFilter, SentTo};
 use crate::held::{Held, Waiting};
 use crate::identification::Identifications;
 use crate::lanes::{Lane, Lanes};
@@ -36,7 +37,7 @@ use crate::tally::Tally;
 use crate::tick::Tick;
 use crate::twin_rate::TwinRate;
 use crate::{
-    Address, BURST, Buffer, Burst, DropReason, FlowLimits, Headers, Link, Parsed, Port, PortIndex, Transport, TwinQueues,
+    Address, BURST, Buffer, Burst, DropReason, FlowLimits, Headers, Link, Parsed, Port, PortIndex, Transport, Tuple, TwinQueues,
     WorkerCounters,
 };
 
@@ -153,7 +154,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         if changed {
             engine.limits.follow(snapshot.shortest_idle_timeout());
             if lanes.peers.as_ref().is_none_or(Peers::announces) {
-                self.announcements.add(snapshot, now_ns);
+                self.announcements.wake();
             }
         }
         let mut handled = 0;
@@ -201,6 +202,8 @@ pub(crate) enum Kind {
     /// With VLAN tags.
     Tagged,
     Other,
+    /// For another station.
+    Foreign,
     Bad(DropReason),
 }
 
@@ -223,7 +226,8 @@ fn process<P: Port, O: Observe<P::Buffer>>(
     burst: &mut Burst<P::Buffer>,
 ) {
     let mut sorted = Sorted { kinds: ArrayVec::new(), v4: AllLooked::new(), v6: AllLooked::new() };
-    sort(engine, burst, &mut sorted);
+    let filter = FrameFilter::new(snapshot.port(arrival.link.port()).mac);
+    sort(engine, filter, burst, &mut sorted);
     if arrival.origin == Origin::Port && lanes.peers.is_some() {
         steer(lanes, snapshot, arrival, burst, &mut sorted, &mut engine.tally);
     }
@@ -257,6 +261,7 @@ fn process<P: Port, O: Observe<P::Buffer>>(
             Kind::Arp => engine.arp(lanes, snapshot, arrival, buffer),
             Kind::Tagged => tagged.push(buffer),
             Kind::Other => engine.give_to_linux(lanes, snapshot, arrival, buffer),
+            Kind::Foreign => foreign(engine, lanes, snapshot, arrival, buffer),
             Kind::Bad(reason) => engine.drop(lanes, buffer, reason),
         }
     }
@@ -328,6 +333,41 @@ fn unknown_link<P: Port, O: Observe<P::Buffer>>(
     }
 }
 
+/// A frame for another station. Linux may have an interface with that address above the twin, or a bridge; then it takes
+/// the frame, but nothing that is for one of our addresses or frontends.
+#[cold]
+fn foreign<P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P::Buffer, O>,
+    lanes: &mut Lanes<P>,
+    snapshot: &Snapshot,
+    arrival: Arrival,
+    buffer: P::Buffer,
+) {
+    let may_be_linuxs = || match parse(buffer.bytes()) {
+        Ok(Parsed::V4(headers)) => is_linuxs(&headers, snapshot),
+        Ok(Parsed::V6(headers)) => is_linuxs(&headers, snapshot),
+        Ok(Parsed::Arp | Parsed::Other) => true,
+        Err(_) => false,
+    };
+    if snapshot.is_promiscuous(arrival.link.port()) && may_be_linuxs() {
+        engine.give_to_linux(lanes, snapshot, arrival, buffer);
+    } else {
+        engine.drop(lanes, buffer, DropReason::NotOurMac);
+    }
+}
+
+/// Whether a packet is for nothing that the engine has.
+fn is_linuxs<A: Address>(headers: &Headers<A>, snapshot: &Snapshot) -> bool {
+    let Tuple { destination, destination_port, protocol, .. } = headers.tuple;
+    let is_frontend = || snapshot.frontend(destination, protocol, destination_port).is_some();
+    is_group_address(destination)
+        || match snapshot.place(destination) {
+            Place::Elsewhere | Place::Broadcast => true,
+            Place::Twin(_) => !is_frontend(),
+            Place::Vip | Place::Snat | Place::PoolUnused => false,
+        }
+}
+
 /// What the address that a frame goes to is to us. None for a group, and where it carries no IP.
 fn destination(frame: &[u8], snapshot: &Snapshot) -> Result<Option<Place>, DropReason> {
     fn place<A: Address>(headers: &Headers<A>, snapshot: &Snapshot) -> Option<Place> {
@@ -343,10 +383,15 @@ fn destination(frame: &[u8], snapshot: &Snapshot) -> Result<Option<Place>, DropR
 
 /// The first pass. A function of its own, as is each loop over a burst: together they would not fit the registers.
 #[inline(never)]
-fn sort<B: Buffer, O>(engine: &Engine<B, O>, burst: &Burst<B>, sorted: &mut Sorted) {
+fn sort<B: Buffer, O>(engine: &Engine<B, O>, filter: FrameFilter, burst: &Burst<B>, sorted: &mut Sorted) {
     let Sorted { kinds, v4, v6 } = sorted;
     for buffer in burst {
-        let found = match carried(buffer.bytes()) {
+        let frame = buffer.bytes();
+        if !filter.is_for_port(frame) {
+            kinds.push(unusual(engine, filter, frame, v4, v6));
+            continue;
+        }
+        let found = match carried(frame, false) {
             Ok(Carried::V4(packet, group)) => ipv4(packet, group, |headers| look(&engine.v4, headers, v4, |_| Kind::V4)),
             Ok(Carried::V6(packet, group)) => ipv6(packet, group, |headers| look(&engine.v6, headers, v6, kind_v6)),
             Ok(Carried::Arp) => Ok(Some(Kind::Arp)),
@@ -359,6 +404,31 @@ fn sort<B: Buffer, O>(engine: &Engine<B, O>, burst: &Burst<B>, sorted: &mut Sort
             Ok(None) => Kind::Other,
             Err(reason) => Kind::Bad(reason),
         });
+    }
+}
+
+/// The kind of a frame that does not go to the port alone. Kept out of the way of those that do.
+#[cold]
+#[inline(never)]
+fn unusual<B: Buffer, O>(
+    engine: &Engine<B, O>,
+    filter: FrameFilter,
+    frame: &[u8],
+    v4: &mut AllLooked<u32>,
+    v6: &mut AllLooked<u128>,
+) -> Kind {
+    match filter.sent_to(frame) {
+        Ok(SentTo::OtherStation) => return Kind::Foreign,
+        Ok(SentTo::Group | SentTo::Port) if !Tags::of(frame).is_none() => return Kind::Tagged,
+        Ok(SentTo::Group | SentTo::Port) => {}
+        Err(reason) => return Kind::Bad(reason),
+    }
+    match parse(frame) {
+        Ok(Parsed::V4(headers)) => look(&engine.v4, headers, v4, |_| Kind::V4),
+        Ok(Parsed::V6(headers)) => look(&engine.v6, headers, v6, kind_v6),
+        Ok(Parsed::Arp) => Kind::Arp,
+        Ok(Parsed::Other) => Kind::Other,
+        Err(reason) => Kind::Bad(reason),
     }
 }
 
@@ -466,7 +536,8 @@ fn retry_held<P: Port, O: Observe<P::Buffer>>(
 /// Expiry by bounded work: the tables are looked at once every [`Sweep::TICKS`], a few entries per poll.
 #[derive(Debug, Default)]
 struct Sweep {
-    last: Tick,
+    /// When it ran last; at the first poll it only takes note of the time.
+    last: Option<Tick>,
     /// Entries that are due to be looked at.
     owed: u32,
 }
@@ -480,9 +551,9 @@ impl Sweep {
     const POOLS: u32 = 256;
 
     fn run<B: Buffer, O: Observe<B>>(&mut self, engine: &mut Engine<B, O>, snapshot: &Snapshot, now: Tick) {
-        let elapsed = now.since(self.last).0.min(Self::TICKS);
+        let elapsed = now.since(*self.last.get_or_insert(now)).0.min(Self::TICKS);
         if elapsed > 0 {
-            self.last = now;
+            self.last = Some(now);
             let entries = engine.entries_used();
             self.owed = (self.owed + entries.div_ceil(Self::TICKS) * elapsed).min(entries);
             engine.sweep_pools(Self::POOLS, now);

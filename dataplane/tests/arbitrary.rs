@@ -12,7 +12,7 @@ use dataplane::{Burst, DropReason, Mac, MemoryBuffer, PortIndex};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
-use proto::{BackendState, Protocol, ServiceName, ServicePort, State};
+use proto::{BackendState, Mode, Protocol, ServiceName, ServicePort, State};
 use rig::{CLUSTER, Rig, SECOND, UPLINK, backend_mac, ends, ip};
 
 /// Addresses that mean something to the gateway of the rig, and some that do not.
@@ -68,6 +68,7 @@ enum Step {
 #[derive(Clone, Debug)]
 enum Change {
     Service(&'static str, bool),
+    Mode(&'static str, Mode),
     Backends(&'static str, u8, BackendState),
     /// A service without selector may name any address.
     StrangeBackend(&'static str),
@@ -173,12 +174,31 @@ fn frame() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
+fn mode() -> impl Strategy<Value = Mode> {
+    select(Mode::ALL.to_vec())
+}
+
+/// The state of the rig with all services in this mode.
+fn state_in(mode: Mode) -> State {
+    let mut state = rig::state();
+    let names: Vec<_> = state.services.keys().cloned().collect();
+    names.iter().for_each(|name| set_mode(&mut state, name, mode));
+    state
+}
+
+fn set_mode(state: &mut State, name: &ServiceName, mode: Mode) {
+    if let Some(service) = state.services.get_mut(name) {
+        Arc::make_mut(service).mode = mode;
+    }
+}
+
 fn change() -> impl Strategy<Value = Change> {
     let service = || select(["web", "dns", "node-port"].as_slice());
     let backend = || select(rig::BACKENDS.as_slice());
     let state = select([BackendState::Active, BackendState::Draining].as_slice());
     prop_oneof![
         (service(), any::<bool>()).prop_map(|(name, there)| Change::Service(name, there)),
+        (service(), mode()).prop_map(|(name, mode)| Change::Mode(name, mode)),
         (service(), backend(), state).prop_map(|(name, n, state)| Change::Backends(name, n, state)),
         service().prop_map(Change::StrangeBackend),
         (backend(), any::<bool>()).prop_map(|(n, fails)| Change::Health(n, fails)),
@@ -216,6 +236,10 @@ fn destination(frame: &[u8]) -> Option<IpAddr> {
 
 struct World {
     rig: Rig,
+    /// The mode that services begin in.
+    mode: Mode,
+    /// Whether any is of mode `dsr`, or was.
+    dsr: bool,
     /// Frames that left, for those who answer.
     sent: Vec<Vec<u8>>,
 }
@@ -260,7 +284,7 @@ impl World {
     }
 
     fn arrives(&mut self, port: PortIndex, frame: &[u8]) {
-        self.rig.worker.port_mut(port).unwrap().arriving.push_back(MemoryBuffer::new(frame, 1));
+        self.rig.arrive(port, frame, 1);
     }
 
     fn changes(&mut self, change: Change) {
@@ -269,8 +293,12 @@ impl World {
         match change {
             Change::Service(service, false) => drop(rig.state.services.remove(&name(service))),
             Change::Service(service, true) => {
-                let all = rig::state().services;
+                let all = state_in(self.mode).services;
                 rig.state.services.insert(name(service), all[&name(service)].clone());
+            }
+            Change::Mode(service, mode) => {
+                self.dsr |= mode == Mode::Dsr;
+                set_mode(&mut rig.state, &name(service), mode);
             }
             Change::Backends(service, n, state) => each_port(&mut rig.state, &name(service), |port| {
                 match port.backends.iter_mut().find(|b| rig::last_byte(b.address.ip()) == n) {
@@ -287,8 +315,11 @@ impl World {
                 port.backends.sort_by_key(|b| b.address);
             }),
             Change::Health(n, fails) => {
-                let key = (Protocol::Tcp, format!("10.0.0.{n}:8080").parse().unwrap());
-                let _ = if fails { rig.health.failing.insert(key) } else { rig.health.failing.remove(&key) };
+                let tcp = (Protocol::Tcp, format!("10.0.0.{n}:8080").parse().unwrap());
+                let udp = (Protocol::Udp, format!("10.0.0.{n}:5353").parse().unwrap());
+                for key in [tcp, udp] {
+                    let _ = if fails { rig.health.failing.insert(key) } else { rig.health.failing.remove(&key) };
+                }
             }
             Change::Neighbour(n, known) => {
                 rig.network.neighbours.retain(|neighbour| neighbour.mac != backend_mac(n));
@@ -298,7 +329,7 @@ impl World {
                 }
             }
             Change::Routes(there) => rig.network.routes = if there { rig::network().routes } else { Vec::new() },
-            Change::Everything => (rig.state, rig.network) = (rig::state(), rig::network()),
+            Change::Everything => (rig.state, rig.network) = (state_in(self.mode), rig::network()),
         }
         let snapshot = rig.compiler.compile(&rig.state, &rig.network, &rig.health, rig.now);
         rig.publisher.publish(snapshot);
@@ -311,7 +342,10 @@ impl World {
         let in_pool = |address: IpAddr| pools.iter().flat_map(|pool| &pool.ranges).any(|range| range.contains(address));
         for port in [UPLINK, CLUSTER] {
             for frame in self.rig.sent(port) {
-                prop_assert!(!destination(&frame).is_some_and(in_pool), "left by {:?}: {:02x?}", port, frame);
+                // Of mode `dsr` the VIP is the destination still, towards a backend on the link.
+                let is_dsr = self.dsr && rig::BACKENDS.iter().any(|n| frame.starts_with(&backend_mac(*n).0));
+                let loops = destination(&frame).is_some_and(in_pool) && !is_dsr;
+                prop_assert!(!loops, "left by {:?}: {:02x?}", port, frame);
                 self.sent.push(frame);
             }
             for frame in self.rig.to_linux(port) {
@@ -388,8 +422,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn whatever_comes_in_is_counted_once_and_nothing_loops(steps in vec(step(), 1..60)) {
-        let mut world = World { rig: Rig::with_flows(32), sent: Vec::new() };
+    fn in_every_mode_whatever_comes_in_is_counted_once_and_nothing_loops(mode in mode(), steps in vec(step(), 1..60)) {
+        let mut rig = Rig::with_flows(32);
+        rig.state = state_in(mode);
+        rig.publish();
+        let mut world = World { rig, mode, dsr: mode == Mode::Dsr, sent: Vec::new() };
         for step in steps {
             world.apply(step)?;
         }

@@ -143,6 +143,9 @@ fn of_two_flows_that_a_backend_could_not_tell_apart_the_established_one_stays() 
     rig.forward(UPLINK, &via("192.0.2.102").flags(ACK).build());
     assert_eq!(rig.put(UPLINK, &via("192.0.2.100").build()), Some(Fate::Drop(DropReason::SnatExhausted)));
     rig.forward(UPLINK, &via("192.0.2.102").flags(ACK | tcp_flags::FIN).build());
+    let half_closed = rig.put(UPLINK, &via("192.0.2.100").build());
+    assert_eq!(half_closed, Some(Fate::Drop(DropReason::SnatExhausted)), "the backend may still send");
+    rig.forward(CLUSTER, &between(backend, client).flags(ACK | tcp_flags::FIN).build());
     rig.forward(UPLINK, &via("192.0.2.100").build());
     assert_eq!(rig.counters.flows.get(), 1);
 }

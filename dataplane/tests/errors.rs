@@ -249,6 +249,47 @@ fn udp_without_checksum_is_quoted_without_checksum() {
     assert_eq!(&quote(&left)[26..28], &[0, 0]);
 }
 
+/// What a quote shows of an SCTP packet: the ports alone, the ports and the tag, the whole common header, and all.
+const SCTP_QUOTED: [usize; 5] = [8, 11, 12, 20, 1000];
+
+#[test]
+fn a_quoted_sctp_packet_has_the_checksum_that_its_sender_gave_it() {
+    for way in [V4, V6] {
+        let network_len = if way.snat.contains(':') { 40 } else { 20 };
+        let mut rig = Rig::new();
+        let (snat, backend) = ends(&rig.forward(UPLINK, &Packet::sctp(way.client, way.vip).build()));
+        let chunk = |from: &str, to: &str| Packet::sctp(from, to).chunk(7, 0).hop_limit(60).build();
+        let vip: SocketAddr = way.vip.parse().unwrap();
+        let (snat_text, backend_text) = (snat.to_string(), backend.to_string());
+        let unreachable = errors(snat.is_ipv4())[0];
+        for len in SCTP_QUOTED {
+            let quoted = network_len + len;
+            let came = chunk(way.client, way.vip);
+            let error_back = error(way.near, snat.ip(), unreachable, &chunk(&snat_text, &backend_text), quoted);
+            let left = rig.forward(CLUSTER, &error_back.build());
+            assert_checksums(&left);
+            // Of a part of a checksum nobody can tell what it was.
+            let whole = if len < 12 { network_len + 8 } else { quoted.min(came.len() - 14) };
+            assert_eq!(quote(&left)[..whole], came[14..][..whole], "{len} bytes, to the client");
+            let came = chunk(&backend_text, &snat_text);
+            let error_on = error(way.far, vip.ip(), unreachable, &chunk(way.vip, way.client), quoted);
+            let left = rig.forward(UPLINK, &error_on.build());
+            assert_checksums(&left);
+            assert_eq!(quote(&left)[..whole], came[14..][..whole], "{len} bytes, to the backend");
+        }
+    }
+}
+
+#[test]
+fn the_checksum_of_sctp_in_a_quoted_fragment_is_left_alone() {
+    let mut rig = Rig::new();
+    let (snat, backend) = ends(&rig.forward(UPLINK, &Packet::sctp(V4.client, V4.vip).build()));
+    let first = Packet { fragmentation: 0x2000, ..Packet::sctp(&snat.to_string(), &backend.to_string()).chunk(7, 0) }.build();
+    let left = rig.forward(CLUSTER, &error(V4.near, snat.ip(), (11, 1, 0), &first, 1000).build());
+    assert_checksums(&left);
+    assert_eq!(quote(&left)[28..32], first[42..46], "how long the packet was nobody tells");
+}
+
 proptest! {
     /// Whole words: of half a checksum nobody can tell what it was.
     #[test]

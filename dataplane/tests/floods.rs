@@ -7,15 +7,14 @@ mod rig;
 use std::net::{Ipv4Addr, SocketAddr};
 
 use dataplane::tcp_flags;
-use dataplane::testing::{Packet, Segment};
-use peers::{ROUND_TRIP, World, frame};
+use peers::{ROUND_TRIP, World, datagram, frame};
 use rig::{Rig, SECOND, UPLINK};
 
 const VIP: &str = "192.0.2.100:80";
 const DNS: &str = "192.0.2.101:53";
-/// Connections that are established before the flood.
+/// Connections, and streams of datagrams, that are established before the flood.
 const OLD: u32 = 500;
-/// Connections that begin under the flood, after it has taken all that it can.
+/// Connections, and single exchanges, that begin under the flood, after it has taken all that it can.
 const NEW: u64 = 1_000;
 /// Flows of the default configuration.
 const FLOWS: u32 = 1 << 20;
@@ -42,10 +41,7 @@ fn packet(flood: Flood, n: u64) -> Vec<u8> {
     match flood {
         Flood::Syn => frame(from, VIP.parse().unwrap(), tcp_flags::SYN, number, 0),
         Flood::Ack => frame(from, VIP.parse().unwrap(), tcp_flags::ACK, number, number),
-        Flood::Udp => {
-            let to: SocketAddr = DNS.parse().unwrap();
-            Packet::between(from.ip(), to.ip(), Segment::Udp { ports: [from.port(), 53], checksum: true }).build()
-        }
+        Flood::Udp => datagram(from, DNS.parse().unwrap()),
     }
 }
 
@@ -56,22 +52,30 @@ fn genuine(n: u64) -> SocketAddr {
 struct Outcome {
     /// New connections that were answered, of [`NEW`].
     answered: u64,
+    /// New exchanges that were answered, of as many.
+    exchanged: u64,
     world: World,
 }
 
-/// `packets` of a flood at a rate, while 500 connections stay and 1,000 begin in the second half.
+/// `packets` of a flood at a rate, while 500 connections and streams stay and 1,000 connections and exchanges begin in the
+/// second half.
 fn flood(flood: Flood, per_second: u64, packets: u64, max_flows: u32) -> Outcome {
+    let dns: SocketAddr = DNS.parse().unwrap();
     let mut world = World::new(Rig::with_flows(max_flows), VIP);
     for n in 0..u64::from(OLD) {
         world.connect(genuine(n), 77, b'b');
+        world.ask_by_datagram(genuine(n), dns);
         world.pass(ROUND_TRIP / 50);
+        world.ask_by_datagram(genuine(n), dns);
     }
     world.pass(2 * ROUND_TRIP);
     world.pass(2 * ROUND_TRIP);
     let old = |world: &World, answers| {
-        (0..u64::from(OLD)).all(|n| matches!(world.connections[&genuine(n)], c if c.answers == answers && !c.broken))
+        let connected = |n| matches!(world.connections[&genuine(n)], c if c.answers == answers && !c.broken);
+        (0..u64::from(OLD)).all(|n| connected(n) && world.datagrams[&genuine(n)] == answers + 1)
     };
     assert!(old(&world, 1), "all are connected before the flood");
+    let streams: Vec<_> = (0..u64::from(OLD)).map(|n| world.end_of_stream(genuine(n), dns)).collect();
     let batch_ns = BATCH * SECOND / per_second;
     // The last begins early enough to end under the flood: handshake and question are one round trip.
     let tail = 2 * ROUND_TRIP / batch_ns + 1;
@@ -85,22 +89,29 @@ fn flood(flood: Flood, per_second: u64, packets: u64, max_flows: u32) -> Outcome
         let due = batch.saturating_sub(first).min(span) * NEW / span;
         while begun < due {
             world.connect(genuine(20_000 + begun), 5, b'a');
+            world.ask_by_datagram(genuine(20_000 + begun), dns);
             begun += 1;
         }
         assert!(world.rig.counters.flows.get() <= u64::from(max_flows), "memory stays at its bound");
     }
     let is_answered = |n: &u64| matches!(world.connections.get(&genuine(20_000 + n)), Some(c) if c.answers == 1);
     let answered = (0..NEW).filter(is_answered).count() as u64;
-    (0..u64::from(OLD)).for_each(|n| world.ask_again(genuine(n)));
+    let exchanged = (0..NEW).filter(|n| world.datagrams.get(&genuine(20_000 + n)) == Some(&1)).count() as u64;
+    for n in 0..u64::from(OLD) {
+        world.ask_again(genuine(n));
+        world.ask_by_datagram(genuine(n), dns);
+    }
     world.pass(ROUND_TRIP);
+    let streams_now: Vec<_> = (0..u64::from(OLD)).map(|n| world.end_of_stream(genuine(n), dns)).collect();
+    assert!(streams == streams_now, "streams stay where they are under {flood:?} at {per_second}/s");
     assert!(old(&world, 2), "established connections go on under {flood:?} at {per_second}/s");
-    Outcome { answered, world }
+    Outcome { answered, exchanged, world }
 }
 
 #[test]
 fn under_100_000_syns_a_second_99_percent_of_new_connections_succeed() {
     for max_flows in [FLOWS, 65_536] {
-        let Outcome { answered, world } = flood(Flood::Syn, 100_000, 600_000, max_flows);
+        let Outcome { answered, world, .. } = flood(Flood::Syn, 100_000, 600_000, max_flows);
         let reclaimed = world.rig.counters.reclaimed.get();
         println!("100,000 SYN/s, {max_flows} flows: {answered} of {NEW} answered, {reclaimed} flows yielded");
         assert!(answered * 100 >= NEW * 99, "{answered} of {NEW}");
@@ -112,17 +123,41 @@ fn under_100_000_syns_a_second_99_percent_of_new_connections_succeed() {
 #[test]
 fn under_floods_of_bare_acks_and_udp_all_new_connections_succeed() {
     for kind in [Flood::Ack, Flood::Udp] {
-        let Outcome { answered, world } = flood(kind, 200_000, 400_000, 65_536);
-        assert_eq!(answered, NEW, "{kind:?}");
-        assert!(world.rig.counters.flows.get() >= u64::from(OLD));
+        let Outcome { answered, exchanged, world } = flood(kind, 200_000, 400_000, 65_536);
+        assert_eq!((answered, exchanged), (NEW, NEW), "{kind:?}");
+        let counters = &world.rig.counters;
+        // Backends answer each datagram of the flood, so that all that it leaves are single exchanges.
+        assert_eq!(counters.reclaimed.get() > 300_000, kind == Flood::Udp, "the flood has taken all memory");
+        assert_eq!(world.backends.unanswered, 0, "no connection has a port that the flood had before");
     }
 }
 
 #[test]
-fn the_rate_at_which_fewer_than_99_percent_succeed_is_above_a_million() {
-    // Handshakes of 50 ms; 193,536 ports of three backends and one address are used up in that time at 3.9 M/s.
-    let succeeds = |rate| flood(Flood::Syn, rate, 450_000, FLOWS).answered * 100 >= NEW * 99;
-    let fails = [1_100_000, 2_200_000, 4_400_000].into_iter().find(|&rate| !succeeds(rate));
-    println!("SYN/s at which under 99 % of new connections succeed: {fails:?}");
-    assert!(fails.is_none_or(|rate| rate > 1_000_000), "{fails:?}");
+fn at_a_million_syns_a_second_99_percent_of_new_connections_succeed_and_at_eight_they_do_not() {
+    // Handshakes of 50 ms; 193,536 ports of three backends and one address are used up in that time at 3.9 M/s: were the flood
+    // of this test harmless, it would be so at any rate.
+    let rows = [1_000_000, 8_000_000].map(|rate| (rate, flood(Flood::Syn, rate, 450_000, FLOWS).answered * 100 / NEW));
+    println!("per cent of new connections that succeed, by SYN/s: {rows:?}");
+    assert!(rows[0].1 >= 99 && rows[1].1 < 99, "{rows:?}");
+}
+
+#[test]
+fn clients_that_ask_each_question_from_a_fresh_port_exhaust_neither_ports_nor_memory() {
+    const RATE: u64 = 500; // for each backend: 1,500 a second for three
+    let dns: SocketAddr = DNS.parse().unwrap();
+    let mut world = World::new(Rig::with_flows(65_536), VIP);
+    world.rig.keep_backends("dns", &[11]);
+    let mut asked = 0;
+    // As many as it has ports, and longer than two minutes, which a stream may be silent for.
+    while asked < 66_000 {
+        for n in asked..asked + RATE / 50 {
+            world.ask_by_datagram(genuine(n), dns);
+        }
+        asked += RATE / 50;
+        world.pass(SECOND / 50);
+        assert!(world.rig.counters.flows.get() <= 21 * RATE, "10 s, and up to 9 s until it is swept");
+    }
+    assert!(world.datagrams.values().all(|answers| *answers == 1), "every question is answered");
+    let counters = &world.rig.counters;
+    assert_eq!((counters.new_flows.get(), counters.reclaimed.get(), counters.snat_port_reused_early.get()), (asked, 0, 0));
 }

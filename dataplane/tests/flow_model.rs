@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use dataplane::flow::{BackendId, Direction, Flow, FlowIndex, FlowState, IdleLimits, Segment, UNRESOLVED, Way};
+use dataplane::flow::{BackendId, Direction, Flow, FlowIndex, FlowState, IdleLimits, Segment, UNRESOLVED, Way, YieldClass};
 use dataplane::snat::PoolId;
 use dataplane::tick::{Tick, Ticks};
 use dataplane::{FlowLimits, FlowTable, Transport, tcp_flags};
@@ -19,23 +19,30 @@ enum Step {
     Client(u32),
     /// A packet of the backend's.
     Backend(u32),
-    /// A FIN of the client's.
-    Fin(u32),
+    /// A FIN of the client's, or of the backend's.
+    Fin(u32, Direction),
     /// So many seconds pass, and a few entries are swept.
     Pass(u32),
-    /// The oldest unconfirmed flow yields.
-    Yield,
+    /// The oldest flow of a class yields.
+    Yield(YieldClass),
     /// The oldest of one pool yields.
-    YieldOf(u32),
+    YieldOf(YieldClass, u32),
 }
+
+/// Flows from this one on are UDP.
+const UDP_FROM: u32 = 48;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
     Opening,
     Answered,
     Established,
+    HalfClosed(Direction),
     Closing,
     Refused,
+    Unreplied,
+    Exchange,
+    Stream,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -43,16 +50,18 @@ struct Known {
     n: u32,
     class: Class,
     last_seen: u64,
+    /// In which order the flows came into their classes.
+    since: u64,
 }
 
 fn step() -> impl Strategy<Value = Step> {
     (0u32..20, 0u32..64, 0u32..9).prop_map(|(kind, n, seconds)| match kind {
         0..=9 => Step::Client(n),
         10..=14 => Step::Backend(n),
-        15 => Step::Fin(n),
+        15 => Step::Fin(n, if seconds < 5 { Direction::ToBackend } else { Direction::ToClient }),
         16..=17 => Step::Pass(seconds),
-        18 => Step::Yield,
-        _ => Step::YieldOf(n),
+        18 => Step::Yield(YieldClass::ALL[usize::from(seconds < 5)]),
+        _ => Step::YieldOf(YieldClass::ALL[usize::from(seconds < 5)], n),
     })
 }
 
@@ -75,38 +84,60 @@ fn flow(n: u32, now: Tick) -> Flow<u32> {
         l4_delta: 0,
         initial_sequence: 0,
         opened: now.0,
-        protocol: 6,
-        state: FlowState::TcpOpening,
+        protocol: if n < UDP_FROM { 6 } else { 17 },
+        state: if n < UDP_FROM { FlowState::TcpOpening } else { FlowState::UdpUnreplied },
         way: Way::Nat,
         packets: 0,
     }
 }
 
 impl Class {
-    fn is_unconfirmed(self) -> bool {
-        matches!(self, Self::Opening | Self::Answered | Self::Refused)
+    fn first(n: u32) -> Self {
+        if n < UDP_FROM { Self::Opening } else { Self::Unreplied }
+    }
+
+    fn yields(self) -> Option<YieldClass> {
+        match self {
+            Self::Opening | Self::Answered | Self::Refused | Self::Unreplied => Some(YieldClass::Unconfirmed),
+            Self::Exchange => Some(YieldClass::SingleExchange),
+            Self::Established | Self::HalfClosed(_) | Self::Closing | Self::Stream => None,
+        }
     }
 
     fn limit(self) -> u64 {
         match self {
             Self::Opening | Self::Answered => 30,
             Self::Established => 100,
+            Self::HalfClosed(_) => 50,
             Self::Closing | Self::Refused => 10,
+            Self::Unreplied => 20,
+            Self::Exchange => 12,
+            Self::Stream => 60,
         }
     }
 }
 
 fn limits() -> IdleLimits {
     let seconds = Duration::from_secs;
-    let limits =
-        FlowLimits { tcp_opening: seconds(30), tcp_established: seconds(100), tcp_closing: seconds(10), ..FlowLimits::default() };
+    let limits = FlowLimits {
+        tcp_opening: seconds(30),
+        tcp_established: seconds(100),
+        tcp_half_closed: seconds(50),
+        tcp_closing: seconds(10),
+        udp_unreplied: seconds(20),
+        udp_exchange: seconds(12),
+        udp: seconds(60),
+        ..FlowLimits::default()
+    };
     IdleLimits::new(&limits)
 }
 
 struct Both {
     table: FlowTable<u32>,
-    /// In the order that they were made.
+    /// In any order.
     model: Vec<Known>,
+    /// Changes of class so far.
+    changes: u64,
     limits: IdleLimits,
     /// Ticks since a start that is 40 s before the wrap.
     now: u64,
@@ -133,18 +164,29 @@ impl Both {
         let index = self.find(n).unwrap();
         let segment = Segment { sequence: 41, acknowledgement: 42 };
         let tick = self.tick();
-        self.table.advance(index, Transport::Tcp { flags }, direction, segment, tick);
+        let transport = if n < UDP_FROM { Transport::Tcp { flags } } else { Transport::Udp };
+        self.table.advance(index, transport, direction, segment, tick);
         self.table.get_mut(index).last_seen = tick;
+        self.changes += 1;
+        let changes = self.changes;
         let known = self.known(n).unwrap();
         known.last_seen = now;
         let is_fin = flags & tcp_flags::FIN != 0;
-        known.class = match (known.class, direction) {
-            (Class::Established | Class::Closing, _) if is_fin => Class::Closing,
+        let before = known.class;
+        known.class = match (before, direction) {
+            (Class::Unreplied, Direction::ToClient) => Class::Exchange,
+            (Class::Exchange, Direction::ToBackend) => Class::Stream,
+            (Class::Unreplied | Class::Exchange | Class::Stream, _) => before,
+            (Class::Established, _) if is_fin => Class::HalfClosed(direction),
+            (Class::HalfClosed(by), _) if is_fin && by != direction => Class::Closing,
             (Class::Opening | Class::Answered | Class::Refused, _) if is_fin => Class::Refused,
             (Class::Opening | Class::Refused, Direction::ToClient) => Class::Answered,
             (Class::Answered, Direction::ToBackend) => Class::Established,
             (class, _) => class,
         };
+        if known.class.yields() != before.yields() {
+            known.since = changes;
+        }
     }
 
     fn take(&mut self, step: Step) {
@@ -153,23 +195,30 @@ impl Both {
                 let inserted = self.table.insert(flow(n, self.tick()));
                 assert_eq!(inserted.is_ok(), self.model.len() < CAPACITY as usize);
                 if inserted.is_ok() {
-                    self.model.push(Known { n, class: Class::Opening, last_seen: self.now });
+                    self.changes += 1;
+                    self.model.push(Known { n, class: Class::first(n), last_seen: self.now, since: self.changes });
                 }
             }
             Step::Client(n) => self.packet(n, Direction::ToBackend, tcp_flags::ACK),
             Step::Backend(n) if self.known(n).is_some() => {
                 self.packet(n, Direction::ToClient, tcp_flags::SYN | tcp_flags::ACK);
             }
-            Step::Fin(n) if self.known(n).is_some() => self.packet(n, Direction::ToBackend, tcp_flags::FIN | tcp_flags::ACK),
-            Step::Backend(_) | Step::Fin(_) => {}
+            Step::Fin(n, direction) if self.known(n).is_some() => {
+                self.packet(n, direction, tcp_flags::FIN | tcp_flags::ACK);
+            }
+            Step::Backend(_) | Step::Fin(..) => {}
             Step::Pass(seconds) => self.pass(seconds),
-            Step::Yield => self.take_oldest(|_| true, self.table.oldest_unconfirmed()),
-            Step::YieldOf(n) => self.take_oldest(|known| known.n % 3 == n % 3, self.table.oldest_unconfirmed_of(PoolId(n % 3))),
+            Step::Yield(class) => self.take_oldest(|known| known.class.yields() == Some(class), self.table.oldest(class)),
+            Step::YieldOf(class, n) => {
+                let is_of = |known: &Known| known.class.yields() == Some(class) && known.n % 3 == n % 3;
+                self.take_oldest(is_of, self.table.oldest_of(class, PoolId(n % 3)));
+            }
         }
     }
 
     fn take_oldest(&mut self, is_of: impl Fn(&Known) -> bool, found: Option<(FlowIndex, Tick)>) {
-        let expected = self.model.iter().position(|known| known.class.is_unconfirmed() && is_of(known));
+        let expected = self.model.iter().enumerate().filter(|(_, known)| is_of(known)).min_by_key(|(_, known)| known.since);
+        let expected = expected.map(|(at, _)| at);
         assert_eq!(found.is_some(), expected.is_some());
         if let (Some((index, _)), Some(at)) = (found, expected) {
             assert_eq!(self.table.remove(index).backend.slot, self.model.remove(at).n);
@@ -197,13 +246,13 @@ proptest! {
     #[test]
     fn the_table_does_what_a_vector_does(seed in any::<u64>(), steps in proptest::collection::vec(step(), 1..600)) {
         let table = FlowTable::new(CAPACITY, seed).unwrap();
-        let mut both = Both { table, model: Vec::new(), limits: limits(), now: 0, sweep: 0 };
+        let mut both = Both { table, model: Vec::new(), changes: 0, limits: limits(), now: 0, sweep: 0 };
         for step in steps {
             both.take(step);
             prop_assert_eq!(both.table.len() as usize, both.model.len());
             for n in 0..64 {
-                let found = both.find(n).map(|index| both.table.get(index).state.is_confirmed());
-                prop_assert_eq!(found, both.known(n).map(|known| !known.class.is_unconfirmed()));
+                let found = both.find(n).map(|index| both.table.get(index).state.yield_class());
+                prop_assert_eq!(found, both.known(n).map(|known| known.class.yields()));
             }
         }
     }

@@ -276,3 +276,108 @@ fn an_on_link_client_is_asked_for_again_while_its_flow_is_used() {
     idle(&mut rig, 20);
     assert_eq!(asked(&rig), 0, "a silent flow keeps nobody");
 }
+
+/// A FIN of the client's or of the backend's.
+fn fin(rig: &mut Rig, client: &str, (snat, backend): (std::net::SocketAddr, std::net::SocketAddr), by_client: bool) {
+    let (at, from, to) = match by_client {
+        true => (UPLINK, client.to_owned(), VIP.to_owned()),
+        false => (CLUSTER, backend.to_string(), snat.to_string()),
+    };
+    rig.forward(at, &Packet::tcp(&from, &to).flags(tcp_flags::FIN | ACK).build());
+}
+
+#[test]
+fn a_half_closed_connection_may_be_silent_for_five_minutes_and_a_closed_one_for_ten_seconds() {
+    for by_client in [true, false] {
+        let mut rig = Rig::new();
+        let client = "198.51.100.7:1";
+        let (snat, backend) = establish(&mut rig, client);
+        fin(&mut rig, client, (snat, backend), by_client);
+        idle(&mut rig, 290);
+        // The other side goes on, for longer than the limit of a closed connection, and is acknowledged.
+        let data = |from: &str, to: &str| Packet::tcp(from, to).flags(ACK | tcp_flags::PSH).payload(b"more").build();
+        if by_client {
+            rig.forward(CLUSTER, &data(&backend.to_string(), &snat.to_string()));
+            rig.forward(UPLINK, &Packet::tcp(client, VIP).flags(ACK).build());
+        } else {
+            rig.forward(UPLINK, &data(client, VIP));
+            rig.forward(CLUSTER, &Packet::tcp(&backend.to_string(), &snat.to_string()).flags(ACK).build());
+        }
+        idle(&mut rig, 290);
+        assert_eq!(rig.counters.flows.get(), 1, "it may be silent for as long again");
+        fin(&mut rig, client, (snat, backend), !by_client);
+        idle(&mut rig, 21);
+        assert_eq!(rig.counters.flows.get(), 0, "closed by both it ends soon");
+        establish(&mut rig, client);
+        fin(&mut rig, client, (snat, backend), true);
+        idle(&mut rig, 310);
+        assert_eq!(rig.counters.flows.get(), 0, "half closed it does not last as an established one");
+    }
+}
+
+#[test]
+fn a_reset_ends_a_connection_soon() {
+    let mut rig = Rig::new();
+    establish(&mut rig, "198.51.100.7:1");
+    rig.forward(UPLINK, &Packet::tcp("198.51.100.7:1", VIP).flags(tcp_flags::RST).build());
+    idle(&mut rig, 21);
+    assert_eq!(rig.counters.flows.get(), 0);
+}
+
+#[test]
+fn in_one_way_modes_the_clients_fin_closes_one_half_since_the_backends_is_never_seen() {
+    for mode in [proto::Mode::Dsr, proto::Mode::Ipip, proto::Mode::Gue] {
+        let mut rig = Rig::with_mode(mode);
+        rig.forward(UPLINK, &syn(1));
+        rig.now += 2 * SECOND;
+        for flags in [ACK, ACK, tcp_flags::FIN | ACK] {
+            rig.forward(UPLINK, &Packet::tcp(&client(1), VIP).flags(flags).build());
+        }
+        idle(&mut rig, 290);
+        assert_eq!(rig.counters.flows.get(), 1, "{mode}: the backend may still send, and the client acknowledge");
+        idle(&mut rig, 20);
+        assert_eq!(rig.counters.flows.get(), 0, "{mode}");
+    }
+}
+
+#[test]
+fn an_idle_timeout_of_a_service_shortens_the_life_of_a_half_closed_connection_and_never_prolongs_it() {
+    for (own, lives_to, ends_by) in [(60, 55, 75), (3_600, 290, 310)] {
+        let mut rig = Rig::new();
+        let name = ServiceName::new("default", "web");
+        let service = proto::Service { idle_timeout: Some(Duration::from_secs(own)), ..(*rig.state.services[&name]).clone() };
+        rig.state.services.insert(name, Arc::new(service));
+        rig.publish();
+        let ends = establish(&mut rig, "198.51.100.7:1");
+        fin(&mut rig, "198.51.100.7:1", ends, true);
+        idle(&mut rig, lives_to);
+        assert_eq!(rig.counters.flows.get(), 1, "{own}");
+        idle(&mut rig, ends_by - lives_to);
+        assert_eq!(rig.counters.flows.get(), 0, "{own}");
+    }
+}
+
+#[test]
+fn with_its_index_at_the_highest_load_the_engine_finds_every_flow_in_both_directions_and_takes_new_ones() {
+    // 2 x 57,344 keys in 16,384 buckets of 8: 87.5 %, which no other capacity exceeds.
+    const FLOWS: u32 = 57_344;
+    let mut rig = Rig::with_flows(FLOWS);
+    let from = |n: u32| format!("198.{}.{}.{}:{}", 51 + n / 60_000, n / 250 % 250, n % 250 + 1, 1024 + n % 60_000);
+    let open = |rig: &mut Rig, n: u32| {
+        rig.put(UPLINK, &Packet::tcp(&from(n), VIP).build());
+        ends(rig.sent(CLUSTER).last().unwrap())
+    };
+    let seen: Vec<_> = (0..FLOWS).map(|n| open(&mut rig, n)).collect();
+    assert_eq!((rig.counters.flows.get(), rig.counters.reclaimed.get()), (u64::from(FLOWS), 0));
+    for (n, (snat, backend)) in (0..).zip(&seen) {
+        let answer = Packet::tcp(&backend.to_string(), &snat.to_string()).flags(tcp_flags::SYN | ACK).build();
+        assert_eq!(ends(&rig.forward(CLUSTER, &answer)).1.to_string(), from(n));
+    }
+    for n in FLOWS..FLOWS + 5_000 {
+        assert_ne!(open(&mut rig, n), seen[(n - FLOWS) as usize]);
+    }
+    assert_eq!((rig.counters.flows.get(), rig.counters.reclaimed.get()), (u64::from(FLOWS), 5_000));
+    for n in (5_000..FLOWS).step_by(7) {
+        assert_eq!(ends(&rig.forward(UPLINK, &Packet::tcp(&from(n), VIP).flags(ACK).build())), seen[n as usize]);
+    }
+}

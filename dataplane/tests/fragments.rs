@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use dataplane::testing::{Packet, Segment, assert_checksums, fragments, identification, reassembled};
-use dataplane::{DropReason, Fate, MemoryBuffer, PortIndex, tcp_flags};
+use dataplane::{DropReason, Fate, PortIndex, tcp_flags};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -395,7 +395,7 @@ fn a_flood_of_later_fragments_holds_a_bounded_number_and_new_datagrams_get_throu
         fragments(&Packet::udp(&client, "192.0.2.101:53").payload(&data(1000)).build(), 800, n).remove(1)
     };
     for n in 0..20_000 {
-        rig.worker.port_mut(UPLINK).unwrap().arriving.push_back(MemoryBuffer::new(&junk(n), 1));
+        rig.arrive(UPLINK, &junk(n), 1);
     }
     while rig.worker.poll(rig.now) > 0 {}
     assert!(rig.counters.held.get() <= 1024);

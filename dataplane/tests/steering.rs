@@ -11,6 +11,8 @@ use dataplane::tick::Tick;
 use dataplane::{Address, Tuple};
 use proptest::prelude::*;
 
+const SLOT: TargetSlot = TargetSlot { index: 0, generation: 0 };
+
 fn ways(workers: u8, seed: u64) -> [Steering; 2] {
     [Steering::own_hash(workers, seed), Steering::toeplitz(workers, seed)]
 }
@@ -24,7 +26,7 @@ fn check<A: Address>(workers: u8, seed: u64, client: (A, u16), vip: (A, u16), ba
         assert_eq!(steering.owner(&packet, Towards::Frontend), owner, "a pure function");
 
         let mut ports = SnatPorts::new(1 << 16, steering.share(owner)).unwrap();
-        let target = SnatTarget { slot: TargetSlot(0), address: backend.0, port: backend.1 };
+        let target = SnatTarget { slot: SLOT, address: backend.0, port: backend.1, protocol: 6 };
         let addresses = [SnatAddress { address: snat, index: 0 }];
         for _ in 0..flows_before {
             let lease = ports.allocate(target, &addresses, 0, Tick::at(0)).unwrap();
@@ -90,7 +92,7 @@ proptest! {
 fn the_shares_of_all_workers_hold_every_snat_port_once() {
     for workers in [1, 2, 3, 48, 64] {
         for steering in ways(workers, 5) {
-            let target = SnatTarget { slot: TargetSlot(0), address: 0x0a00_000b_u32, port: 8080 };
+            let target = SnatTarget { slot: SLOT, address: 0x0a00_000b_u32, port: 8080, protocol: 6 };
             let addresses = [SnatAddress { address: 0x0a00_0003, index: 0 }];
             let mut all = Vec::new();
             for worker in (0..workers).map(WorkerId) {

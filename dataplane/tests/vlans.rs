@@ -268,7 +268,7 @@ fn a_burst_of_many_vlans_comes_apart_and_each_packet_is_counted_once() {
         with(&[0x81, 0], &syn()[..12]),
     ];
     for (id, frame) in (1..).zip(&frames) {
-        rig.worker.port_mut(UPLINK).unwrap().arriving.push_back(dataplane::MemoryBuffer::new(frame, id));
+        rig.arrive(UPLINK, frame, id);
     }
     rig.worker.poll(rig.now);
     assert_eq!(rig.worker.observer_mut().0.len(), frames.len());

@@ -21,12 +21,16 @@ pub struct Cluster<'a> {
     template: Value,
     changes: u32,
     changed: usize,
+    /// Where Services are sent: `endpoint` or `node`.
+    target: &'static str,
+    nodes: usize,
 }
 
 impl<'a> Cluster<'a> {
     /// One Service.
-    pub fn new(api: &'a ApiServer, endpoints_each: usize) -> Self {
-        let cluster = Self { api, endpoints_each, services: 1, template: Value::Null, changes: 0, changed: 0 };
+    pub fn new(api: &'a ApiServer, endpoints_each: usize, target: &'static str) -> Self {
+        let template = Value::Null;
+        let cluster = Self { api, endpoints_each, services: 1, template, changes: 0, changed: 0, target, nodes: 0 };
         api.create(Kind::Namespace, json!({"metadata": {"name": "sluice"}}));
         for n in 0..NAMESPACES {
             api.create(Kind::Namespace, json!({"metadata": {"name": format!("team-{n:02}")}}));
@@ -34,6 +38,14 @@ impl<'a> Cluster<'a> {
         api.create(Kind::Service, cluster.service(0));
         api.create(Kind::EndpointSlice, cluster.slice(0));
         cluster
+    }
+
+    /// One Node more.
+    pub fn add_node(&mut self) {
+        self.nodes += 1;
+        let address = Ipv4Addr::from(0xac14_0000 + u32::try_from(self.nodes).unwrap()).to_string();
+        let status = json!({"addresses": [{"type": "InternalIP", "address": address}]});
+        self.api.create(Kind::Node, json!({"metadata": {"name": format!("node-{:04}", self.nodes)}, "status": status}));
     }
 
     /// Until the first Service is as the controller leaves it: told an address, and silent for a second after that.
@@ -113,9 +125,10 @@ impl<'a> Cluster<'a> {
         let (namespace, name) = names(n);
         json!({
             "metadata": {"name": name, "namespace": namespace, "labels": {"app": name},
-                "annotations": {"sluice.dev/health-check": "none", "sluice.dev/addresses": vip(n).to_string()}},
+                "annotations": {"sluice.dev/health-check": "none", "sluice.dev/addresses": vip(n).to_string(),
+                    "sluice.dev/target": self.target}},
             "spec": {"type": "LoadBalancer", "loadBalancerClass": "sluice.dev/gateway", "selector": {"app": name},
-                "ports": [{"name": "web", "port": 80, "targetPort": 8080}]},
+                "ports": [{"name": "web", "port": 80, "targetPort": 8080, "nodePort": 30_000 + n % 32_768}]},
         })
     }
 
@@ -142,7 +155,8 @@ impl<'a> Cluster<'a> {
     }
 }
 
-fn names(n: usize) -> (String, String) {
+/// Namespace and name of a Service.
+pub fn names(n: usize) -> (String, String) {
     (format!("team-{:02}", n % NAMESPACES), format!("service-{n:05}"))
 }
 

@@ -12,6 +12,7 @@ use proto::v1::admin_client::AdminClient;
 use serde_json::Value;
 
 use crate::api_server::ApiServer;
+use crate::{PAUSE, SILENCE};
 
 /// Ports at which nothing arrives, 200 nodes with their own pod addresses behind the second, and a worker that polls.
 const GATEWAY: &str = "\
@@ -44,13 +45,24 @@ enum Said {
 pub struct Programs {
     dir: tempfile::TempDir,
     controller: Child,
-    gateway: Child,
+    /// None where the controller is measured alone.
+    gateway: Option<Child>,
     said: Receiver<Said>,
     first_plan: Option<Instant>,
 }
 
 impl Programs {
+    /// Both programs.
     pub fn start(api: &ApiServer) -> Self {
+        Self::start_some(api, true)
+    }
+
+    /// The controller alone.
+    pub fn start_controller(api: &ApiServer) -> Self {
+        Self::start_some(api, false)
+    }
+
+    fn start_some(api: &ApiServer, with_gateway: bool) -> Self {
         let dir = tempfile::Builder::new().prefix("sluice-bench-").tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         api.write_kubeconfig(&path("kubeconfig"));
@@ -87,7 +99,7 @@ impl Programs {
             child
         };
         let controller = start(sluiced.with_file_name("sluice-controller"), "controller.yaml", "control::controller");
-        let gateway = start(sluiced.to_owned(), "sluice.yaml", "sluice::agent::compile_loop");
+        let gateway = with_gateway.then(|| start(sluiced.to_owned(), "sluice.yaml", "sluice::agent::compile_loop"));
         Self { dir, controller, gateway, said, first_plan: None }
     }
 
@@ -134,30 +146,50 @@ impl Programs {
         assert!(there, "expected {backend} among the backends of {service}");
     }
 
+    /// Where the controller serves gateways.
+    pub fn socket(&self) -> PathBuf {
+        self.dir.path().join("config.sock")
+    }
+
     /// Resident memory of controller and gateway, bytes.
-    pub fn memory(&self) -> [u64; 2] {
-        [&self.controller, &self.gateway].map(|child| {
+    pub fn memory(&self) -> Vec<u64> {
+        let resident = |child: &Child| {
             let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
             let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
             line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
-        })
+        };
+        self.children().map(resident).collect()
     }
 
     /// Of controller and gateway: parts of a core that they use while nothing changes, workers left out, which poll.
-    pub fn cpu_at_rest(&self, time: Duration) -> [f64; 2] {
-        let children = [&self.controller, &self.gateway];
-        let before = children.map(|child| ticks(child.id()));
+    pub fn cpu_at_rest(&self, time: Duration) -> Vec<f64> {
+        let of_all = || self.children().map(|child| cpu_time(child.id())).collect::<Vec<_>>();
+        let before = of_all();
         std::thread::sleep(time);
-        let after = children.map(|child| ticks(child.id()));
-        // The kernel counts in hundredths of a second.
-        [0, 1].map(|n| (after[n] - before[n]) as f64 / 100.0 / time.as_secs_f64())
+        let after = of_all();
+        after.iter().zip(before).map(|(after, before)| (*after - before).as_secs_f64() / time.as_secs_f64()).collect()
+    }
+
+    /// CPU time that the controller needs for each of `count` things that happen one after another.
+    pub fn controller_time(&self, count: u32, mut happens: impl FnMut(u32)) -> Duration {
+        let before = cpu_time(self.controller.id());
+        for n in 0..count {
+            happens(n);
+            std::thread::sleep(PAUSE);
+        }
+        std::thread::sleep(SILENCE);
+        (cpu_time(self.controller.id()) - before) / count
+    }
+
+    fn children(&self) -> impl Iterator<Item = &Child> {
+        std::iter::once(&self.controller).chain(&self.gateway)
     }
 }
 
 impl Drop for Programs {
     fn drop(&mut self) {
         // Asked to end, so that the controller gives its Lease back.
-        for child in [&mut self.gateway, &mut self.controller] {
+        for child in self.gateway.iter_mut().chain([&mut self.controller]) {
             let _ = rustix::process::kill_process(rustix::process::Pid::from_child(child), rustix::process::Signal::TERM);
             let _ = child.wait();
         }
@@ -180,18 +212,16 @@ fn read(line: &str) -> Option<Said> {
     }
 }
 
-/// CPU time of a process without its workers, clock ticks.
-fn ticks(process: u32) -> u64 {
+/// CPU time of a process without its workers.
+fn cpu_time(process: u32) -> Duration {
     let threads = fs::read_dir(format!("/proc/{process}/task")).unwrap();
     let of_thread = |thread: fs::DirEntry| {
         let text = |file: &str| fs::read_to_string(thread.path().join(file)).unwrap_or_default();
         if text("comm").starts_with("sluice-worker") {
             return 0;
         }
-        // utime and stime are fields 14 and 15; the second field, in brackets, may hold blanks.
-        let stat = text("stat");
-        let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
-        fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum()
+        // Its first field is the time on a core, ns.
+        text("schedstat").split_whitespace().next().and_then(|field| field.parse::<u64>().ok()).unwrap_or_default()
     };
-    threads.flatten().map(of_thread).sum()
+    Duration::from_nanos(threads.flatten().map(of_thread).sum())
 }

@@ -3,6 +3,7 @@
 //! Not here: whether the device exists. That is asked when it is attached.
 
 use std::fmt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::str::FromStr;
 
@@ -134,14 +135,17 @@ impl Device {
         format!("{name},{}", arguments.join(","))
     }
 
-    /// What stands for the device on this machine now: the index of the interface that it works on, 0 for others; none
-    /// while there is no such interface in the network namespace of the calling thread, or no such device on the PCI bus. An
-    /// interface that is removed and made anew is another one.
+    /// What stands for the device on this machine now: the index of the interface that it works on, the inode of a PCI device
+    /// in sysfs, 0 for others; none while there is no such interface in the network namespace of the calling thread, or no such
+    /// device on the PCI bus. What is removed and made anew is another one.
     #[must_use]
-    pub fn presence(&self) -> Option<u32> {
+    pub fn presence(&self) -> Option<u64> {
         match (self, self.interface()) {
-            (Self::Pci { address, .. }, _) => Path::new("/sys/bus/pci/devices").join(address.to_string()).exists().then_some(0),
-            (_, Some(interface)) => interface::index(interface),
+            (Self::Pci { address, .. }, _) => {
+                let entry = Path::new("/sys/bus/pci/devices").join(address.to_string());
+                std::fs::metadata(entry).ok().map(|found| found.ino())
+            }
+            (_, Some(interface)) => interface::index(interface).map(u64::from),
             (Self::Virtual { .. }, None) => Some(0),
         }
     }

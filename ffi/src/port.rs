@@ -463,7 +463,9 @@ impl Drop for Members {
     }
 }
 
-/// Stops and closes a port, and removes its device.
+/// Stops and closes a port, and removes its device from its bus, whichever that is: a device that comes back in the place of
+/// one that its bus still holds is refused as attached already. Further ports of the device go with it; nobody has them, as no
+/// two ports are configured with one device.
 ///
 /// # Safety
 /// The port is attached, and neither a queue nor a handle of it is left.
@@ -473,9 +475,10 @@ unsafe fn close(id: u16, device: &Device) {
         raw::rte_eth_dev_stop(id);
         let on_bus = raw::sluice_port_device(id);
         raw::rte_eth_dev_close(id);
-        // A PCI device may have more ports than this one, so it stays on its bus.
-        if matches!(device, Device::Virtual { .. }) && !on_bus.is_null() {
-            raw::rte_dev_remove(on_bus);
+        let code = if on_bus.is_null() { 0 } else { raw::rte_dev_remove(on_bus) };
+        if code < 0 {
+            let reason = raw::error_text(code);
+            tracing::warn!(%device, reason, "the device stays on its bus; should it come back, it cannot be attached before a restart");
         }
     }
 }
@@ -534,4 +537,38 @@ fn missing_capability(device: &Device) -> Option<&'static str> {
         _ => return None,
     };
     capabilities(None).is_ok_and(|sets| !sets.effective.contains(needed)).then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::{EalConfig, Hugepages, MempoolConfig};
+
+    #[test]
+    fn a_detached_device_comes_back_whatever_its_bus() {
+        const CHILD: &str = "SLUICE_PORT_TEST";
+        if std::env::var_os(CHILD).is_none() {
+            // EAL starts once per process.
+            let name = "port::tests::a_detached_device_comes_back_whatever_its_bus";
+            let child =
+                Command::new(std::env::current_exe().unwrap()).args(["--exact", "--nocapture", name]).env(CHILD, "1").output();
+            let output = child.unwrap();
+            let said = [output.stdout, output.stderr].concat();
+            assert!(output.status.success(), "{}\n{}", output.status, String::from_utf8_lossy(&said));
+            return;
+        }
+        let eal = Eal::start(&EalConfig { hugepages: Hugepages::Off, memory_mb: 32, devices: vec![], cores: vec![] }).unwrap();
+        let config = MempoolConfig { name: "test".into(), packets: 1023, frame_bytes: 1518, node: None };
+        let pool = Mempool::new(eal, &config).unwrap();
+        for name in ["0000:3b:00.0", "net_null0"] {
+            // Attached to the virtual bus, whatever the port takes it for.
+            let config = PortConfig { device: name.parse().unwrap(), mtu_bytes: 1500, mac: None, queues: 1, spread: None };
+            for _ in 0..3 {
+                let id = attach(&"net_null0".parse().unwrap()).unwrap();
+                drop(Port::configure(id, &config, pool).unwrap());
+            }
+        }
+    }
 }

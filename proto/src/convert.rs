@@ -5,18 +5,24 @@
 //! this program does not know fails as one Service, never as the whole stream.
 //! Deliberately not here: the stream itself, and what a gateway does with a Service that it cannot read.
 
-use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use imbl::ordmap::DiffItem;
 use ipnet::IpNet;
 use prost::Message;
 use sha2::{Digest, Sha256};
 
+mod backends;
+mod changes;
+mod refusal;
+
+pub use backends::{node_set, node_sets};
+pub use changes::{difference, difference_by_hashes, full};
+pub use refusal::{read_reported_refusal, reported_refusal};
+
 use crate::{
-    AddressRange, AddressRangeError, Announce, Backend, BackendState, Family, Generation, HealthCheck, MaglevSpec, Mode, Pool,
-    Protocol, Reason, Refusal, Service, ServiceName, ServicePort, State, ZoneBackends, limits, v1,
+    AddressRange, AddressRangeError, Announce, Backend, BackendState, Family, Generation, HealthCheck, MaglevSpec, Mode,
+    NodeSets, Pool, Protocol, Refusal, Service, ServiceName, ServicePort, ZoneBackends, limits, v1,
 };
 
 /// Bytes of a Service's content hash: a collision among 65,536 Services has a chance of 2^-97.
@@ -95,6 +101,23 @@ pub enum ConvertError {
     /// Backends of a zone that are none of the port's, or not strictly ascending.
     #[error("zone {0} names no backends, some that are not there, or some twice")]
     ZoneBackends(String),
+    /// A set of nodes that was not sent.
+    #[error("node set {0} is named, and the controller did not send it")]
+    NodeSetUnknown(String),
+    /// Nodes of a set that are not strictly ascending.
+    #[error("node {0} of a set is out of order or listed twice")]
+    NodeOrder(IpAddr),
+    /// A set whose nodes a port of another family cannot have.
+    #[error("node set {name} is not of the family {family} of the port that names it")]
+    NodeSetFamily {
+        /// The set.
+        name: String,
+        /// The family of the port.
+        family: Family,
+    },
+    /// Backends twice.
+    #[error("a port lists backends and names node set {0}, too")]
+    NodeSetBesideBackends(String),
     /// A pool range that is none.
     #[error("pool {pool}: {error}")]
     Range {
@@ -135,40 +158,6 @@ pub fn hash(service: &v1::Service) -> Vec<u8> {
         Sha256::digest(v1::Service { hash: Vec::new(), ..service.clone() }.encode_to_vec())
     };
     digest[..HASH_BYTES].to_vec()
-}
-
-/// The whole of `state`.
-#[must_use]
-pub fn full(state: &State) -> v1::WatchResponse {
-    response(state, true, state.services.values().map(|s| v1::Service::from(&**s)).collect(), Vec::new())
-}
-
-/// What turns `from` into `to`. What both share costs nothing.
-#[must_use]
-pub fn difference(from: &State, to: &State) -> v1::WatchResponse {
-    let (mut changed, mut removed) = (Vec::new(), Vec::new());
-    for item in from.services.diff(&to.services) {
-        match item {
-            DiffItem::Add(_, new) | DiffItem::Update { new: (_, new), .. } => changed.push(v1::Service::from(&**new)),
-            DiffItem::Remove(name, _) => removed.push(name.to_string()),
-        }
-    }
-    response(to, false, changed, removed)
-}
-
-/// What turns the Services with these content hashes into `to`: for a gateway whose epoch is unknown.
-#[must_use]
-pub fn difference_by_hashes(have: &BTreeMap<String, Vec<u8>>, to: &State) -> v1::WatchResponse {
-    let all = to.services.values().map(|service| v1::Service::from(&**service));
-    let changed = all.filter(|s| have.get(&format!("{}/{}", s.namespace, s.name)) != Some(&s.hash)).collect();
-    let gone = |name: &&String| !service_name(name).is_ok_and(|name| to.services.contains_key(&name));
-    response(to, false, changed, have.keys().filter(gone).cloned().collect())
-}
-
-fn response(state: &State, full: bool, services: Vec<v1::Service>, removed: Vec<String>) -> v1::WatchResponse {
-    let pools = state.pools.iter().map(v1::Pool::from).collect();
-    let generation = Some(v1::Generation::from(&state.generation));
-    v1::WatchResponse { generation, full, services, removed, pools, ..v1::WatchResponse::default() }
 }
 
 impl From<&Generation> for v1::Generation {
@@ -217,7 +206,6 @@ impl TryFrom<v1::Pool> for Pool {
 impl From<&Service> for v1::Service {
     /// The message, its content hash filled in.
     fn from(service: &Service) -> Self {
-        let refusal = service.refusal.as_ref();
         let mut message = Self {
             namespace: service.name.namespace.clone(),
             name: service.name.name.clone(),
@@ -226,7 +214,7 @@ impl From<&Service> for v1::Service {
             scheduler: service.scheduler.as_str().to_owned(),
             health: Some(v1::HealthCheck::from(&service.health)),
             drain_timeout_ms: milliseconds(service.drain_timeout),
-            refusal: refusal.map(|r| v1::Refusal { reason: r.reason.as_str().to_owned(), message: r.message.clone() }),
+            refusal: service.refusal.as_ref().map(v1::Refusal::from),
             ports: service.ports.iter().map(v1::ServicePort::from).collect(),
             hash: Vec::new(),
             affinity_timeout_ms: service.affinity.map_or(0, milliseconds),
@@ -242,27 +230,32 @@ impl From<&Service> for v1::Service {
 impl TryFrom<v1::Service> for Service {
     type Error = ConvertError;
 
+    /// A Service whose ports name no sets.
     fn try_from(message: v1::Service) -> Result<Self, ConvertError> {
-        let refusal = |r: v1::Refusal| {
-            let reason: Reason = r.reason.parse().map_err(ConvertError::Reason)?;
-            Ok(Refusal { reason, message: r.message })
-        };
-        let mode: Mode = message.mode.parse().map_err(ConvertError::Mode)?;
-        Ok(Self {
-            name: service_name(&format!("{}/{}", message.namespace, message.name))?,
-            mode,
-            target: message.target.parse().map_err(ConvertError::Target)?,
-            scheduler: message.scheduler.parse().map_err(ConvertError::Scheduler)?,
-            health: message.health.ok_or(ConvertError::HealthCheckMissing)?.try_into()?,
-            drain_timeout: Duration::from_millis(message.drain_timeout_ms),
-            affinity: optional_duration(message.affinity_timeout_ms),
-            source_ranges: message.source_ranges.as_ref().map(source_ranges).transpose()?,
-            idle_timeout: optional_duration(message.idle_timeout_ms),
-            local: message.local,
-            refusal: message.refusal.map(refusal).transpose()?,
-            ports: message.ports.into_iter().map(|port| service_port(port, mode)).collect::<Result<_, _>>()?,
-        })
+        service(message, &NodeSets::new())
     }
+}
+
+/// A Service, of whose ports some may name one of `sets`.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn service(message: v1::Service, sets: &NodeSets) -> Result<Service, ConvertError> {
+    let mode: Mode = message.mode.parse().map_err(ConvertError::Mode)?;
+    Ok(Service {
+        name: service_name(&format!("{}/{}", message.namespace, message.name))?,
+        mode,
+        target: message.target.parse().map_err(ConvertError::Target)?,
+        scheduler: message.scheduler.parse().map_err(ConvertError::Scheduler)?,
+        health: message.health.ok_or(ConvertError::HealthCheckMissing)?.try_into()?,
+        drain_timeout: Duration::from_millis(message.drain_timeout_ms),
+        affinity: optional_duration(message.affinity_timeout_ms),
+        source_ranges: message.source_ranges.as_ref().map(source_ranges).transpose()?,
+        idle_timeout: optional_duration(message.idle_timeout_ms),
+        local: message.local,
+        refusal: message.refusal.map(Refusal::try_from).transpose()?,
+        ports: message.ports.into_iter().map(|port| service_port(port, mode, sets)).collect::<Result<_, _>>()?,
+    })
 }
 
 fn source_ranges_message(ranges: &[IpNet]) -> v1::SourceRanges {
@@ -345,11 +338,13 @@ impl From<&ServicePort> for v1::ServicePort {
             backends: port.backends.iter().map(backend).collect(),
             zones: port.zones.iter().map(zone).collect(),
             app_protocol: port.app_protocol.clone().unwrap_or_default(),
+            node_set: port.nodes.as_ref().map(|at| at.set.name.clone()).unwrap_or_default(),
+            port_at_nodes: port.nodes.as_ref().map_or(0, |at| at.port.into()),
         }
     }
 }
 
-fn service_port(message: v1::ServicePort, mode: Mode) -> Result<ServicePort, ConvertError> {
+fn service_port(message: v1::ServicePort, mode: Mode, sets: &NodeSets) -> Result<ServicePort, ConvertError> {
     let family = match message.family {
         4 => Family::V4,
         6 => Family::V6,
@@ -363,7 +358,9 @@ fn service_port(message: v1::ServicePort, mode: Mode) -> Result<ServicePort, Con
         return Err(ConvertError::MaglevHashVersion(message.maglev_hash_version));
     }
     let maglev = MaglevSpec { size: message.maglev_size, seed: message.maglev_seed, hash_version: message.maglev_hash_version };
-    let backends = backends((!mode.is_tunnel()).then_some(family), &message.backends)?;
+    let family_of_backends = (!mode.is_tunnel()).then_some(family);
+    let nodes = backends::nodes_at(&message, family_of_backends, sets)?;
+    let listed = backends::listed(family_of_backends, &message.backends)?;
     Ok(ServicePort {
         name: message.name,
         protocol: protocol.ok_or(ConvertError::Protocol(message.protocol))?,
@@ -372,37 +369,11 @@ fn service_port(message: v1::ServicePort, mode: Mode) -> Result<ServicePort, Con
         port: port("port", message.port)?,
         node_port: optional_port("node port", message.node_port)?,
         maglev,
-        zones: message.zones.into_iter().map(|zone| zone_backends(zone, backends.len())).collect::<Result<_, _>>()?,
-        backends,
+        zones: message.zones.into_iter().map(|zone| backends::of_zone(zone, listed.len())).collect::<Result<_, _>>()?,
+        backends: listed,
+        nodes,
         app_protocol: Some(message.app_protocol).filter(|text| !text.is_empty()),
     })
-}
-
-fn zone_backends(message: v1::ZoneBackends, count: usize) -> Result<ZoneBackends, ConvertError> {
-    let v1::ZoneBackends { zone, backends } = message;
-    let is_place = |place: &u32| usize::try_from(*place).is_ok_and(|place| place < count);
-    if backends.is_empty() || !backends.iter().all(is_place) || backends.windows(2).any(|pair| pair[0] >= pair[1]) {
-        return Err(ConvertError::ZoneBackends(zone));
-    }
-    Ok(ZoneBackends { zone, backends })
-}
-
-/// The backends of one port; `family` is what they must be of, if anything.
-fn backends(family: Option<Family>, messages: &[v1::Backend]) -> Result<Vec<Backend>, ConvertError> {
-    if messages.len() > limits::BACKENDS_PER_PORT_MAX {
-        return Err(ConvertError::TooManyBackends(messages.len()));
-    }
-    let backend = |message: &v1::Backend| {
-        let state = if message.draining { BackendState::Draining } else { BackendState::Active };
-        let address = SocketAddr::new(address_of(family, &message.address)?, port("backend port", message.port)?);
-        let weight = u16::try_from(message.weight).map_err(|_| ConvertError::Weight(message.weight))?;
-        Ok(Backend { address, weight, state })
-    };
-    let backends: Vec<Backend> = messages.iter().map(backend).collect::<Result<_, _>>()?;
-    match backends.windows(2).find(|pair| pair[0].address >= pair[1].address) {
-        Some(pair) => Err(ConvertError::BackendOrder(pair[1].address)),
-        None => Ok(backends),
-    }
 }
 
 /// 4 or 16 bytes, network order.
@@ -458,8 +429,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::Reason;
     use crate::Services;
-    use crate::{Probe, Scheduler, Target};
+    use crate::{Probe, Scheduler, State, Target};
 
     fn any_address(family: Family) -> BoxedStrategy<IpAddr> {
         match family {
@@ -504,6 +476,7 @@ mod tests {
                     node_port,
                     maglev: MaglevSpec { size, seed, hash_version: limits::MAGLEV_HASH_VERSION },
                     backends,
+                    nodes: None,
                 },
             )
         })
@@ -636,13 +609,13 @@ mod tests {
         let with = |change: fn(&mut v1::ServicePort)| {
             let mut message = good_port();
             change(&mut message);
-            service_port(message, Mode::Nat).unwrap_err()
+            service_port(message, Mode::Nat, &NodeSets::new()).unwrap_err()
         };
-        assert!(service_port(good_port(), Mode::Nat).is_ok());
+        assert!(service_port(good_port(), Mode::Nat, &NodeSets::new()).is_ok());
         let other_family = v1::Backend { address: vec![0xfd; 16], port: 80, weight: 1, draining: false };
         let to_node = v1::ServicePort { backends: vec![other_family], ..good_port() };
-        assert!(service_port(to_node.clone(), Mode::Gue).is_ok(), "a tunnel may lead to the other family");
-        assert!(matches!(service_port(to_node, Mode::Dnat), Err(ConvertError::WrongFamily { .. })));
+        assert!(service_port(to_node.clone(), Mode::Gue, &NodeSets::new()).is_ok(), "a tunnel may lead to the other family");
+        assert!(matches!(service_port(to_node, Mode::Dnat, &NodeSets::new()), Err(ConvertError::WrongFamily { .. })));
         assert_eq!(with(|p| p.protocol = 1), ConvertError::Protocol(1));
         assert_eq!(with(|p| p.family = 5), ConvertError::Family(5));
         assert_eq!(with(|p| p.vips[0].push(0)), ConvertError::AddressBytes(5));

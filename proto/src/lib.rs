@@ -21,7 +21,7 @@ pub mod v1;
 pub use address::{AddressRange, AddressRangeError, Family, ParseProtocolError, Protocol, endpoint};
 pub use generation::Generation;
 pub use service::{
-    Backend, BackendState, HealthCheck, MaglevSpec, Mode, Probe, Reason, Refusal, Scheduler, Service, ServiceName, ServicePort,
-    Target, ZoneBackends,
+    Backend, BackendState, HealthCheck, MaglevSpec, Mode, NodeBackend, NodeSet, NodeSets, NodesAt, Probe, Reason, Refusal,
+    Scheduler, Service, ServiceName, ServicePort, Target, ZoneBackends,
 };
 pub use state::{Announce, Known, Origin, Pool, ProbeTags, Services, State};

@@ -43,8 +43,13 @@ pub const SNAT_PORT_REST: Duration = Duration::from_secs(60);
 pub const BACKENDS_PER_PORT_MAX: usize = 6553;
 /// Services of one installation.
 pub const SERVICES_MAX: usize = 65_536;
+/// Addresses of a gateway itself, which are never VIPs: 32 ports with 32 addresses each, and as many next hops, SNAT addresses
+/// and sources of tunnels.
+pub const RESERVED_MAX: usize = 4 * 32 * 32;
 /// Largest message on the configuration API, bytes: 10,000 backends at about 100 bytes, times ten for headroom.
 pub const MESSAGE_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// Longest sentence with which a gateway refuses a Service, bytes: with all Services refused the report still fits a message.
+pub const REFUSAL_BYTES_MAX: usize = 512;
 /// First source port of probes to VIPs: one for each backend that is probed so. Linux gives ports up to 60,999 to
 /// connections of its own (`net.ipv4.ip_local_port_range`).
 pub const PROBE_PORT_FIRST: u16 = 61_000;

@@ -1,8 +1,11 @@
 //! A Kubernetes Service as sluice sees it: frontends, policy, backends.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -233,6 +236,40 @@ pub struct ZoneBackends {
     pub backends: Vec<u32>,
 }
 
+/// A node that takes flows, at a port that each frontend has of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeBackend {
+    /// Where its packets go.
+    pub address: IpAddr,
+    /// Share of new flows, relative to the other nodes; 0 takes none.
+    pub weight: u16,
+    /// What it may receive.
+    pub state: BackendState,
+}
+
+/// Nodes that many ports have as backends: thousands of Services that are sent to a thousand nodes hold them once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeSet {
+    /// Its name; within a state no two sets have the same.
+    pub name: String,
+    /// The family of all nodes. None: of any, as inside tunnels.
+    pub family: Option<Family>,
+    /// Ordered by address, without duplicates.
+    pub nodes: Vec<NodeBackend>,
+}
+
+/// Node sets by name.
+pub type NodeSets = BTreeMap<String, Arc<NodeSet>>;
+
+/// The nodes of a set, at one port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodesAt {
+    /// The nodes.
+    pub set: Arc<NodeSet>,
+    /// Where each of them takes the flows.
+    pub port: u16,
+}
+
 /// One port of a Service in one family: what is listened on, and who takes the flows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {
@@ -252,6 +289,8 @@ pub struct ServicePort {
     pub maglev: MaglevSpec,
     /// Ordered by address, without duplicates.
     pub backends: Vec<Backend>,
+    /// The backends, where they are nodes of a set: then `backends` is empty.
+    pub nodes: Option<NodesAt>,
     /// Which of them a gateway with a configured zone uses. Zones that have none, and all zones while any ready endpoint has
     /// no hint, are not here: all backends are used there.
     pub zones: Vec<ZoneBackends>,
@@ -303,7 +342,30 @@ impl Mode {
     }
 }
 
+impl NodesAt {
+    /// The nodes as backends, ordered by address.
+    pub fn backends(&self) -> impl Iterator<Item = Backend> {
+        let backend = |node: &NodeBackend| Backend {
+            address: SocketAddr::new(node.address, self.port),
+            weight: node.weight,
+            state: node.state,
+        };
+        self.set.nodes.iter().map(backend)
+    }
+}
+
 impl ServicePort {
+    /// The backends, listed or nodes of a set, ordered by address.
+    pub fn all_backends(&self) -> impl Iterator<Item = Backend> {
+        self.backends.iter().cloned().chain(self.nodes.iter().flat_map(NodesAt::backends))
+    }
+
+    /// How many backends there are.
+    #[must_use]
+    pub fn backend_count(&self) -> usize {
+        self.backends.len() + self.nodes.as_ref().map_or(0, |at| at.set.nodes.len())
+    }
+
     /// The port as a gateway in `zone` uses it; none where that is no other. Backends that take no new flows by somebody's
     /// wish are no reason to leave those of other zones out.
     fn in_zone(&self, zone: &str) -> Option<Self> {
@@ -325,6 +387,34 @@ impl Service {
             let ports = narrowed.into_iter().zip(&self.ports).map(|(near, port)| near.unwrap_or_else(|| port.clone()));
             Self { ports: ports.collect(), ..self.clone() }
         })
+    }
+
+    /// The sets of nodes that its ports name.
+    pub fn node_sets(&self) -> impl Iterator<Item = &Arc<NodeSet>> {
+        self.ports.iter().filter_map(|port| port.nodes.as_ref()).map(|at| &at.set)
+    }
+
+    /// The Service with the sets of these names in place of its own; none where that changes nothing.
+    #[must_use]
+    pub fn with_sets(&self, sets: &NodeSets) -> Option<Self> {
+        let newer = |set: &Arc<NodeSet>| sets.get(&set.name).filter(|newer| !Arc::ptr_eq(newer, set));
+        self.node_sets().any(|set| newer(set).is_some()).then(|| {
+            let mut with = self.clone();
+            for at in with.ports.iter_mut().filter_map(|port| port.nodes.as_mut()) {
+                at.set = newer(&at.set).cloned().unwrap_or_else(|| Arc::clone(&at.set));
+            }
+            with
+        })
+    }
+
+    /// The Service with all backends listed, for who knows no sets.
+    #[must_use]
+    pub fn listed(&self) -> Cow<'_, Self> {
+        if self.node_sets().next().is_none() {
+            return Cow::Borrowed(self);
+        }
+        let listed = |port: &ServicePort| ServicePort { backends: port.all_backends().collect(), nodes: None, ..port.clone() };
+        Cow::Owned(Self { ports: self.ports.iter().map(listed).collect(), ..self.clone() })
     }
 
     /// A Service with these ports, and the defaults for all else.
@@ -372,6 +462,7 @@ mod tests {
             backends: all.map(backend).into(),
             zones: vec![zone("a", &[0, 3]), zone("off", &[2, 3]), zone("all", &[0, 1, 2, 3])],
             app_protocol: None,
+            nodes: None,
         };
         let service = Service::new(ServiceName::new("shop", "web"), vec![port]);
         let near = service.in_zone("a").unwrap();

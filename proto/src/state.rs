@@ -7,7 +7,7 @@ use std::sync::Arc;
 use imbl::OrdMap;
 use serde::{Deserialize, Serialize};
 
-use crate::{AddressRange, Generation, Service, ServiceName};
+use crate::{AddressRange, Generation, NodeSets, Service, ServiceName};
 
 /// How VIPs of a pool become reachable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -44,6 +44,24 @@ pub struct State {
     pub services: Services,
     /// The pools.
     pub pools: Vec<Pool>,
+}
+
+impl State {
+    /// The sets of nodes that Services name.
+    #[must_use]
+    pub fn node_sets(&self) -> NodeSets {
+        self.services.values().flat_map(|service| service.node_sets()).map(|set| (set.name.clone(), Arc::clone(set))).collect()
+    }
+
+    /// The same with all backends listed, for who knows no sets.
+    #[must_use]
+    pub fn listed(&self) -> Self {
+        let mut listed = self.clone();
+        for (name, service) in self.services.iter().filter(|(_, service)| service.node_sets().next().is_some()) {
+            listed.services.insert(name.clone(), Arc::new(service.listed().into_owned()));
+        }
+        listed
+    }
 }
 
 /// The backend that a probe to a VIP is for, by its source port, which is from [`crate::limits::PROBE_PORT_FIRST`] to

@@ -19,6 +19,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use super::served::Served;
 use super::supervisor::Failure;
 use super::usable::usable;
+use crate::netlink::Answered;
 
 /// Shortest time between two snapshots, and how often the workers are looked at while one is on its way. The first change
 /// after a silence is not delayed.
@@ -55,6 +56,8 @@ pub struct Inputs {
 pub struct Outputs {
     /// Next hops that Linux should keep resolved.
     pub next_hops: watch::Sender<BTreeSet<(Link, IpAddr)>>,
+    /// What is answered for, and where.
+    pub answered: watch::Sender<Answered>,
     /// VIPs that Linux's table for routing daemons should hold.
     pub routed: watch::Sender<BTreeSet<IpAddr>>,
     /// What operators see.
@@ -152,6 +155,11 @@ fn engine_health(health: &probe::Health) -> Health {
 impl Outputs {
     fn tell(&self, snapshot: &Snapshot) {
         send_if_other(&self.next_hops, snapshot.managed_next_hops().iter().copied().collect());
+        self.answered.send_if_modified(|last| {
+            let is_other = !Arc::ptr_eq(last, snapshot.announced());
+            last.clone_from(snapshot.announced());
+            is_other
+        });
         send_if_other(&self.routed, snapshot.routed().iter().copied().collect());
         self.served.send_replace(Served::from(snapshot));
     }
@@ -196,7 +204,7 @@ mod tests {
     use super::super::received::tests::{service, state};
     use super::*;
 
-    const LONG: Duration = Duration::from_secs(20);
+    const LONG: Duration = Duration::from_secs(120);
 
     fn config() -> Config {
         let second = Duration::from_secs(1);
@@ -254,8 +262,13 @@ mod tests {
             let (reached_out, reached) = watch::channel(None);
             let (_tags, tags_in) = watch::channel(ProbeTags::new());
             let inputs = Inputs { known: known_in, network: network_in, health: health_in, tags: tags_in, clock: || 0 };
-            let outputs =
-                Outputs { next_hops: next_hops_out, routed: watch::Sender::default(), served: served_out, reached: reached_out };
+            let outputs = Outputs {
+                next_hops: next_hops_out,
+                answered: watch::Sender::default(),
+                routed: watch::Sender::default(),
+                served: served_out,
+                reached: reached_out,
+            };
             let task = tokio::spawn(run(Arc::clone(&tables), inputs.clone(), outputs.clone()));
             let worker = workers.remove(0);
             Self { tables, inputs, outputs, worker, known, network, health, _tags, next_hops, served, reached, task }

@@ -14,12 +14,12 @@ use control::settings::CertificateFiles;
 use proto::parts::{Joining, TooManyParts};
 use proto::v1::config_client::ConfigClient;
 use proto::v1::watch_request::Message;
-use proto::{Generation, Known, limits, v1};
+use proto::{Known, limits, v1};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tokio_stream::StreamExt as _;
-use tokio_stream::wrappers::{ReceiverStream, WatchStream};
+use tokio_stream::wrappers::ReceiverStream;
 
 use super::backoff::{Backoff, random};
 use super::received::{Received, ReceivedError};
@@ -28,7 +28,10 @@ use super::serve::{self, Answering};
 use super::supervisor::Failure;
 
 const FIRST_WAIT: Duration = Duration::from_millis(100);
-const LONGEST_WAIT: Duration = Duration::from_secs(5);
+/// A controller that restarts on its machine is back within a second. A dozen gateways then dial it 24 to 48 times a second at most.
+const LONGEST_WAIT: Duration = Duration::from_millis(500);
+/// Who is told that it is wrong itself, dials less often: somebody has to correct it first.
+const LONGEST_WAIT_REFUSED: Duration = Duration::from_secs(5);
 
 /// Whom to follow, and as whom.
 #[derive(Clone, Debug)]
@@ -86,6 +89,39 @@ impl StreamError {
         }
         status.metadata().get(limits::LEADER_METADATA)?.to_str().ok()?.parse().ok()
     }
+
+    /// Whether dialling again mends nothing: what we say of ourselves is refused, or we do not understand what we are told.
+    fn is_lasting(&self) -> bool {
+        use tonic::Code::{InvalidArgument, PermissionDenied, Unauthenticated, Unimplemented};
+        match self {
+            Self::Refused { status, .. } => {
+                matches!(status.code(), InvalidArgument | PermissionDenied | Unauthenticated | Unimplemented)
+            }
+            Self::Received(_) | Self::Parts(_) => true,
+            Self::Connect { .. } | Self::Closed(_) => false,
+        }
+    }
+}
+
+/// How long to wait before dialling again.
+struct Waits {
+    away: Backoff,
+    refused: Backoff,
+}
+
+impl Waits {
+    const fn new() -> Self {
+        Self { away: Backoff::new(FIRST_WAIT, LONGEST_WAIT), refused: Backoff::new(FIRST_WAIT, LONGEST_WAIT_REFUSED) }
+    }
+
+    fn after(&mut self, error: &StreamError, random: u64) -> Duration {
+        if error.is_lasting() { self.refused.wait(random) } else { self.away.wait(random) }
+    }
+
+    const fn reset(&mut self) {
+        self.away.reset();
+        self.refused.reset();
+    }
 }
 
 /// Follows the controllers for ever.
@@ -97,7 +133,7 @@ pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(
         return Err("no controller is configured: expected at least one of `controller.urls`".into());
     }
     let mut received = Received::resuming(channels.known.borrow().as_ref());
-    let mut backoff = Backoff::new(FIRST_WAIT, LONGEST_WAIT);
+    let mut waits = Waits::new();
     let mut said = String::new();
     let mut configured = settings.urls.iter().cycle();
     let mut leader: Option<ControllerUrl> = None;
@@ -105,18 +141,18 @@ pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(
         // Whoever is named as leader and does not lead names nobody further: two that name each other keep us from nothing.
         let is_led_there = leader.is_some();
         let Some(url) = leader.take().or_else(|| configured.next().cloned()) else { return Ok(()) };
-        let error = follow(&url, &settings, &channels, &mut received, &mut backoff).await;
+        let error = follow(&url, &settings, &channels, &mut received, &mut waits).await;
         leader = error.leader().filter(|_| !is_led_there && settings.certificates.is_some());
         if channels.connected.send_replace(false) {
             said.clear();
         }
-        let error = error.to_string();
-        if error != said {
-            tracing::warn!(error, "not following a controller; the last state stays in use");
-            said = error;
+        let text = error.to_string();
+        if text != said {
+            tracing::warn!(error = text, "not following a controller; the last state stays in use");
+            said = text;
         }
         if leader.is_none() {
-            sleep(backoff.wait(random())).await;
+            sleep(waits.after(&error, random())).await;
         }
     }
 }
@@ -127,7 +163,7 @@ async fn follow(
     settings: &ClientSettings,
     channels: &ClientChannels,
     received: &mut Received,
-    backoff: &mut Backoff,
+    waits: &mut Waits,
 ) -> StreamError {
     let refused = |status| StreamError::Refused { url: url.clone(), status: Box::new(status) };
     let (channel, group) = match dial(url, &settings.gateway, settings.certificates.as_ref()).await {
@@ -139,12 +175,12 @@ async fn follow(
     let reserved = settings.reserved.iter().copied().map(proto::convert::address_bytes).collect();
     let hello = v1::Hello { group, reserved, parts: true, ..received.hello(&settings.gateway, &settings.version) };
     let hello = Message::Hello(hello);
-    let later = WatchStream::new(acknowledged).filter_map(|g: Option<Generation>| g).map(|g| Message::Acknowledge((&g).into()));
-    let (reports, reported) = mpsc::channel(1);
-    // Ends with the stream that takes its reports.
-    tokio::spawn(report::run(channels.facts.clone(), reports));
-    let later = later.merge(ReceiverStream::new(reported));
-    let requests = tokio_stream::once(hello).chain(later).map(|message| v1::WatchRequest { message: Some(message) });
+    let (later, said_later) = mpsc::channel(1);
+    // Ends with the stream that takes what it says.
+    tokio::spawn(report::run(channels.facts.clone(), acknowledged, later));
+    let requests = tokio_stream::once(hello)
+        .chain(ReceiverStream::new(said_later))
+        .map(|message| v1::WatchRequest { message: Some(message) });
     let mut answers = JoinSet::new();
     let mut client = ConfigClient::new(channel.clone())
         .max_decoding_message_size(limits::MESSAGE_BYTES_MAX)
@@ -177,7 +213,7 @@ async fn follow(
                     Ok(known) => known,
                     Err(error) => return error.into(),
                 };
-                backoff.reset();
+                waits.reset();
                 epoch = Some(known.state.generation.epoch.clone());
                 if !channels.connected.send_replace(true) {
                     tracing::info!(%url, generation = %known.state.generation, "following the controller");
@@ -216,11 +252,12 @@ mod tests {
     use control::lease::Leadership;
     use control::publish::Published;
     use control::server::{ConfigService, ServeError, serve};
+    use dataplane::snapshot::ServiceView;
     use proto::convert::{difference, difference_by_hashes, full};
     use proto::v1::answer::Said;
     use proto::v1::config_server::{Config, ConfigServer};
     use proto::v1::question::Ask;
-    use proto::{Origin, Service, State};
+    use proto::{Generation, Origin, Reason, Refusal, Service, State};
     use tokio::net::UnixListener;
     use tokio::time::timeout;
     use tokio_stream::wrappers::UnixListenerStream;
@@ -232,7 +269,7 @@ mod tests {
     use super::*;
     use crate::admin::tests::web as web_view;
 
-    const LONG: Duration = Duration::from_secs(20);
+    const LONG: Duration = Duration::from_secs(120);
 
     /// A stream as the controller sees it.
     struct Seen {
@@ -357,6 +394,29 @@ mod tests {
         assert_eq!(stream.next().await, Message::Acknowledge((&two.generation).into()));
     }
 
+    #[test]
+    fn who_found_no_controller_dials_again_within_half_a_second_and_who_was_refused_less_often() {
+        let url = || ControllerUrl::Unix("/run/config.sock".into());
+        let refused = |code| StreamError::Refused { url: url(), status: Box::new(Status::new(code, "")) };
+        let mut waits = Waits::new();
+        let away = [
+            StreamError::Closed(url()),
+            StreamError::Connect { url: url(), error: DialError::Connect("connection refused".to_owned()) },
+            refused(tonic::Code::Unavailable),
+            refused(tonic::Code::FailedPrecondition),
+        ];
+        for error in away.iter().cycle().take(40) {
+            assert!(waits.after(error, u64::MAX) <= Duration::from_millis(500), "{error}");
+        }
+        let mut longest = Duration::ZERO;
+        for error in [refused(tonic::Code::PermissionDenied), refused(tonic::Code::InvalidArgument)].iter().cycle().take(10) {
+            longest = longest.max(waits.after(error, u64::MAX));
+        }
+        assert_eq!(longest, LONGEST_WAIT_REFUSED);
+        waits.reset();
+        assert_eq!(waits.after(&StreamError::Closed(url()), u64::MAX), FIRST_WAIT);
+    }
+
     #[tokio::test]
     async fn a_lost_stream_is_opened_again_with_what_is_known_and_nothing_is_lost_meanwhile() {
         let (mut gateway, mut streams) = Gateway::scripted(None);
@@ -463,6 +523,15 @@ mod tests {
         });
         let is_reported = |all: &Gateways| all.iter().any(|one| one.ready && one.health.values().any(|h| h.healthy == 1));
         timeout(LONG, controller.gateways.wait_for(is_reported)).await.unwrap().unwrap();
+        let refusal = Some(Refusal { reason: Reason::Refused, message: "no SNAT address".to_owned() });
+        let refused = ServiceView { refusal, ..web_view() };
+        let services = dataplane::snapshot::Views::unit(Arc::clone(&refused.name), Arc::new(refused.clone()));
+        gateway.served.send_replace(Served { ready: true, services });
+        let is_refused = |all: &Gateways| {
+            let found = all.refusal(&refused.name, changed.generation.counter);
+            found.is_some_and(|(by, why)| by == ["edge-1"].into() && Some(why) == refused.refusal.as_ref())
+        };
+        timeout(LONG, controller.gateways.wait_for(is_refused)).await.unwrap().unwrap();
         controller.stop().await;
         let again = Controller::start(&path, first("f", &[Arc::clone(&kept)])).await;
         let after = gateway.knows(&state("f", 1, &[Arc::clone(&kept)])).await;

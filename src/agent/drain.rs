@@ -1,4 +1,4 @@
-//! What is announced to routers: the VIPs of `routed` pools, and none of them while the gateway is drained.
+//! What is announced to routers: the VIPs of `routed` pools, and none of them while the gateway is drained or about to end.
 //!
 //! Invariant: a drain withdraws routes and nothing else. What still arrives is forwarded, so that routers may take their time;
 //! VIPs of `l2` pools are answered for on, since nobody else would.
@@ -7,22 +7,25 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::supervisor::Failure;
 
-/// Announces `routed` unless `draining`.
+/// Announces `routed` unless `draining` or `leaving`.
 ///
 /// # Errors
 /// When a sender is gone.
 pub async fn run(
     mut routed: watch::Receiver<BTreeSet<IpAddr>>,
     mut draining: watch::Receiver<bool>,
+    leaving: CancellationToken,
     announced: watch::Sender<BTreeSet<IpAddr>>,
 ) -> Result<(), Failure> {
     let mut was_draining = false;
     loop {
         let is_draining = *draining.borrow_and_update();
-        let vips = if is_draining { BTreeSet::new() } else { routed.borrow_and_update().clone() };
+        let is_leaving = leaving.is_cancelled();
+        let vips = if is_draining || is_leaving { BTreeSet::new() } else { routed.borrow_and_update().clone() };
         if std::mem::replace(&mut was_draining, is_draining) != is_draining {
             let what = if is_draining { "drained: routes to VIPs are withdrawn" } else { "no longer drained" };
             tracing::warn!(is_draining, "{what}");
@@ -36,6 +39,7 @@ pub async fn run(
         tokio::select! {
             changed = routed.changed() => changed?,
             changed = draining.changed() => changed?,
+            () = leaving.cancelled(), if !is_leaving => {}
         }
     }
 }
@@ -48,14 +52,15 @@ mod tests {
 
     use super::*;
 
-    const LONG: Duration = Duration::from_secs(20);
+    const LONG: Duration = Duration::from_secs(120);
 
     #[tokio::test]
-    async fn a_drained_gateway_announces_nothing_until_it_is_not() {
+    async fn a_drained_gateway_announces_nothing_until_it_is_not_and_one_that_leaves_nothing_any_more() {
         let (routed, routed_in) = watch::channel(BTreeSet::new());
         let (draining, draining_in) = watch::channel(false);
         let (announced, mut seen) = watch::channel(BTreeSet::new());
-        tokio::spawn(run(routed_in, draining_in, announced));
+        let leaving = CancellationToken::new();
+        tokio::spawn(run(routed_in, draining_in, leaving.clone(), announced));
         let vips = |list: &[&str]| list.iter().map(|text| text.parse::<IpAddr>().unwrap()).collect::<BTreeSet<_>>();
         routed.send_replace(vips(&["192.0.2.100"]));
         timeout(LONG, seen.wait_for(|all| *all == vips(&["192.0.2.100"]))).await.unwrap().unwrap();
@@ -64,5 +69,7 @@ mod tests {
         routed.send_replace(vips(&["192.0.2.100", "192.0.2.101"]));
         draining.send_replace(false);
         timeout(LONG, seen.wait_for(|all| all.len() == 2)).await.unwrap().unwrap();
+        leaving.cancel();
+        timeout(LONG, seen.wait_for(BTreeSet::is_empty)).await.unwrap().unwrap();
     }
 }

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prost::Message as _;
-use proto::convert::{ConvertError, full};
-use proto::{Generation, Known, Origin, Pool, Service, State, v1};
+use proto::convert::{self, ConvertError, full};
+use proto::{Generation, Known, NodeSets, Origin, Pool, State, v1};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
@@ -178,7 +178,11 @@ fn decode(bytes: &[u8]) -> Result<(SystemTime, State), Broken> {
     let (version, message) = rest.split_at(end);
     let message = v1::WatchResponse::decode(&message[1..]).map_err(|_| Broken::Encoding)?;
     let known_generation = message.generation.filter(|_| version == VERSION.as_bytes());
-    let service = |message| Service::try_from(message).map(|service| (service.name.clone(), Arc::new(service)));
+    let (sets, errors) = convert::node_sets(message.node_sets, &NodeSets::new());
+    if let Some(error) = errors.into_iter().next() {
+        return Err(error.into());
+    }
+    let service = |message| convert::service(message, &sets).map(|service| (service.name.clone(), Arc::new(service)));
     let state = State {
         generation: known_generation.map_or_else(Generation::default, Generation::from),
         services: message.services.into_iter().map(service).collect::<Result<_, _>>()?,

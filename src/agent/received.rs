@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use proto::convert::{ConvertError, service_name};
-use proto::{Generation, Known, Origin, Pool, Reason, Refusal, Service, ServiceName, Services, State, v1};
+use proto::convert::{self, ConvertError, service_name};
+use proto::{Generation, Known, NodeSets, Origin, Pool, Reason, Refusal, Service, ServiceName, Services, State, v1};
 
 /// Why a message cannot be used at all. The stream starts again.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -28,6 +28,8 @@ pub(super) enum ReceivedError {
 pub(super) struct Received {
     state: Option<Arc<State>>,
     hashes: BTreeMap<String, Vec<u8>>,
+    /// The sets of nodes that ports may name.
+    node_sets: NodeSets,
 }
 
 impl Received {
@@ -35,7 +37,8 @@ impl Received {
     pub(super) fn resuming(known: Option<&Known>) -> Self {
         let Some(known) = known else { return Self::default() };
         let hash = |service: &Arc<Service>| (service.name.to_string(), v1::Service::from(&**service).hash);
-        Self { state: Some(Arc::clone(&known.state)), hashes: known.state.services.values().map(hash).collect() }
+        let (state, node_sets) = (Arc::clone(&known.state), known.state.node_sets());
+        Self { state: Some(state), hashes: known.state.services.values().map(hash).collect(), node_sets }
     }
 
     /// The first message to a controller.
@@ -46,6 +49,7 @@ impl Received {
             version: version.to_owned(),
             have: have.map(v1::Generation::from),
             hashes: if have.is_some() { self.hashes.clone() } else { BTreeMap::new() },
+            node_sets: true,
             ..v1::Hello::default()
         }
     }
@@ -63,6 +67,7 @@ impl Received {
         if response.full {
             self.hashes.clear();
         }
+        self.take_sets(response.node_sets, &mut services);
         for name in &response.removed {
             self.hashes.remove(name);
             match service_name(name) {
@@ -71,7 +76,7 @@ impl Received {
             }
         }
         for message in response.services {
-            let Some((service, hash)) = read(message) else { continue };
+            let Some((service, hash)) = read(message, &self.node_sets) else { continue };
             self.hashes.insert(service.name.to_string(), hash);
             let unchanged = before.services.get(&service.name).filter(|old| ***old == service);
             let service = unchanged.cloned().unwrap_or_else(|| Arc::new(service));
@@ -82,10 +87,27 @@ impl Received {
         self.state = Some(Arc::clone(&state));
         Ok(Known { state, origin: Origin::Controller })
     }
+
+    /// Takes in sets of nodes: Services that name one have the newest, whether they were sent again or not. One that cannot be
+    /// read is as if it were not there.
+    fn take_sets(&mut self, messages: Vec<v1::NodeSet>, services: &mut Services) {
+        if messages.is_empty() {
+            return;
+        }
+        let (sets, errors) = convert::node_sets(messages, &self.node_sets);
+        for error in errors {
+            tracing::error!(%error, "this gateway cannot use a set of nodes; Services that name it stay as they are, or are refused");
+        }
+        let with = services.values().filter_map(|service| service.with_sets(&sets));
+        for service in with.collect::<Vec<_>>() {
+            services.insert(service.name.clone(), Arc::new(service));
+        }
+        self.node_sets = sets;
+    }
 }
 
 /// A Service and the hash it came with; none when it does not even have a name.
-fn read(message: v1::Service) -> Option<(Service, Vec<u8>)> {
+fn read(message: v1::Service, sets: &NodeSets) -> Option<(Service, Vec<u8>)> {
     let name = match service_name(&format!("{}/{}", message.namespace, message.name)) {
         Ok(name) => name,
         Err(error) => {
@@ -94,7 +116,7 @@ fn read(message: v1::Service) -> Option<(Service, Vec<u8>)> {
         }
     };
     let hash = message.hash.clone();
-    let service = Service::try_from(message).unwrap_or_else(|error| {
+    let service = convert::service(message, sets).unwrap_or_else(|error| {
         tracing::error!(service = %name, %error, "this gateway cannot serve the Service");
         refused(name, &error)
     });
@@ -114,7 +136,7 @@ pub(crate) mod tests {
     use std::net::SocketAddr;
 
     use proto::convert::{difference, full};
-    use proto::{Backend, BackendState, Family, MaglevSpec, Protocol, ServicePort};
+    use proto::{Backend, BackendState, Family, MaglevSpec, NodeBackend, NodeSet, NodesAt, Protocol, ServicePort};
 
     use super::*;
 
@@ -134,6 +156,7 @@ pub(crate) mod tests {
                 backends: backends.iter().map(backend).collect(),
                 zones: Vec::new(),
                 app_protocol: None,
+                nodes: None,
             }],
         ))
     }
@@ -155,6 +178,47 @@ pub(crate) mod tests {
             let name = ServiceName::new("default", "a");
             assert!(Arc::ptr_eq(&one.services[&name], &two.services[&name]));
         }
+    }
+
+    #[test]
+    fn nodes_that_come_reach_the_services_that_name_their_set_and_no_others() {
+        let to_nodes = |name: &str, nodes: &[&str]| {
+            let node = |text: &&str| NodeBackend { address: text.parse().unwrap(), weight: 1, state: BackendState::Active };
+            let nodes = nodes.iter().map(node).collect();
+            let set = Arc::new(NodeSet { name: "v4".to_owned(), family: Some(Family::V4), nodes });
+            let mut one = Service::clone(&service(name, &[]));
+            one.ports[0].nodes = Some(NodesAt { set, port: 30_080 });
+            Arc::new(one)
+        };
+        let pods = service("pods", &["10.0.0.1:80"]);
+        let first = state("e", 1, &[Arc::clone(&pods), to_nodes("web", &["10.0.1.1"])]);
+        let second = state("e", 2, &[Arc::clone(&pods), to_nodes("web", &["10.0.1.1", "10.0.1.2"])]);
+        let mut received = Received::default();
+        assert!(received.hello("edge-1", "1").node_sets);
+        let one = received.apply(full(&first)).unwrap().state;
+        let message = v1::WatchResponse { services: Vec::new(), ..difference(&first, &second) };
+        let two = received.apply(message.clone()).unwrap().state;
+        assert_eq!(*two, second);
+        assert!(Arc::ptr_eq(&one.services[&pods.name], &two.services[&pods.name]));
+        // A set that cannot be read leaves its Services as they are, and a new one that names it is refused alone.
+        let mut bad = message;
+        bad.node_sets[0].nodes.reverse();
+        bad.services = full(&state("e", 3, &[to_nodes("late", &["10.0.1.1"])])).services;
+        let three = received.apply(bad).unwrap().state;
+        let [web, late] = ["web", "late"].map(|name| &three.services[&ServiceName::new("default", name)]);
+        assert_eq!(
+            (web.ports[0].backend_count(), late.refusal.as_ref().map(|refusal| refusal.reason)),
+            (2, Some(Reason::Unsupported))
+        );
+        // What was known goes on after a restart of the task.
+        let known = Known { state: Arc::clone(&two), origin: Origin::Disk };
+        let mut resumed = Received::resuming(Some(&known));
+        let named = v1::WatchResponse {
+            node_sets: Vec::new(),
+            ..difference(&state("e", 2, &[]), &state("e", 3, &[to_nodes("new", &[])]))
+        };
+        let four = resumed.apply(named).unwrap().state;
+        assert_eq!(four.services[&ServiceName::new("default", "new")].ports[0].backend_count(), 2);
     }
 
     #[test]

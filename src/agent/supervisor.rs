@@ -1,5 +1,5 @@
-//! Keeps the agent's tasks running: one that fails or panics is counted, its last failure kept and logged, and it is
-//! started again after a wait that grows.
+//! Keeps the agent's tasks running: one that fails, panics or returns although nobody asked it to is counted, its last failure
+//! kept and logged, and it is started again after a wait that grows.
 //!
 //! Invariant: nothing that a task does ends another task or the process. A worker is no task: a panic there aborts.
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use proto::v1;
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::backoff::{Backoff, random};
@@ -25,6 +25,17 @@ const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// A task that ran this long before it failed starts from the first wait again.
 const SETTLED: Duration = Duration::from_secs(60);
+/// A task that ends by itself has so long at the end: the controller's server takes a second, giving its Lease back two.
+const ENDING_MAX: Duration = Duration::from_secs(5);
+
+/// What the end of the supervisor means for a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AtTheEnd {
+    /// It is dropped where it stands.
+    Dropped,
+    /// It was told by a token of its own, and is waited for.
+    Awaited,
+}
 
 #[derive(Debug)]
 struct Task {
@@ -71,20 +82,32 @@ impl Supervisor {
         Self { stop, running: JoinSet::new(), tasks: Tasks::default() }
     }
 
-    /// Runs what `start` makes, again after each failure. A task that returns `Ok` is done.
+    /// Runs what `start` makes, again after each end: no task is done before the supervisor is. Then it is dropped.
     pub fn run<F, Run>(&mut self, name: &'static str, start: F)
+    where
+        F: Fn() -> Run + Send + 'static,
+        Run: Future<Output = Result<(), Failure>> + Send + 'static,
+    {
+        self.keep(name, AtTheEnd::Dropped, start);
+    }
+
+    /// The same for a task that has something to do at the end: it hears of that by the supervisor's token, and is waited for.
+    pub fn run_to_its_end<F, Run>(&mut self, name: &'static str, start: F)
+    where
+        F: Fn() -> Run + Send + 'static,
+        Run: Future<Output = Result<(), Failure>> + Send + 'static,
+    {
+        self.keep(name, AtTheEnd::Awaited, start);
+    }
+
+    fn keep<F, Run>(&mut self, name: &'static str, at_the_end: AtTheEnd, start: F)
     where
         F: Fn() -> Run + Send + 'static,
         Run: Future<Output = Result<(), Failure>> + Send + 'static,
     {
         let task = self.tasks.add(name);
         let stop = self.stop.clone();
-        self.running.spawn(async move {
-            tokio::select! {
-                () = stop.cancelled() => {}
-                () = keep_running(&task, start) => {}
-            }
-        });
+        self.running.spawn(async move { keep_running(&task, &stop, at_the_end, start).await });
     }
 
     /// How the tasks are; the handle may be shared.
@@ -93,13 +116,13 @@ impl Supervisor {
         self.tasks.clone()
     }
 
-    /// Waits until every task is done or stopped.
+    /// Waits until every task has ended, which needs the token to be cancelled.
     pub async fn finished(mut self) {
         while self.running.join_next().await.is_some() {}
     }
 }
 
-async fn keep_running<F, Run>(task: &Task, start: F)
+async fn keep_running<F, Run>(task: &Task, stop: &CancellationToken, at_the_end: AtTheEnd, start: F)
 where
     F: Fn() -> Run,
     Run: Future<Output = Result<(), Failure>> + Send + 'static,
@@ -110,8 +133,15 @@ where
         // A task of its own, so that a panic unwinds to here; a set, so that dropping this future stops it.
         let mut run = JoinSet::new();
         run.spawn(start());
-        let failure = match run.join_next().await {
-            None | Some(Ok(Ok(()))) => return,
+        let ended = match (stop.run_until_cancelled(run.join_next()).await, at_the_end) {
+            (None, AtTheEnd::Dropped) => return,
+            (None, AtTheEnd::Awaited) => return finish(task, run).await,
+            (Some(ended), _) => ended,
+        };
+        let failure = match ended {
+            // It was quicker to hear of the end than this.
+            Some(Ok(Ok(()))) if stop.is_cancelled() => return,
+            None | Some(Ok(Ok(()))) => "it returned, though nobody asked it to end".to_owned(),
             Some(Ok(Err(failure))) => failure.to_string(),
             Some(Err(error)) => panic_message(error),
         };
@@ -121,9 +151,22 @@ where
         let wait = backoff.wait(random());
         tracing::error!(task = task.name, failure, wait_ms = wait.as_millis(), "task failed; it starts again after the wait");
         task.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&failure);
-        sleep(wait).await;
+        if stop.run_until_cancelled(sleep(wait)).await.is_none() {
+            return;
+        }
         task.restarts.fetch_add(1, Ordering::Relaxed);
     }
+}
+
+/// Waits for a task that was told to end.
+async fn finish(task: &Task, mut run: JoinSet<Result<(), Failure>>) {
+    let why = match timeout(ENDING_MAX, run.join_next()).await {
+        Ok(None | Some(Ok(Ok(())))) => return,
+        Ok(Some(Ok(Err(failure)))) => failure.to_string(),
+        Ok(Some(Err(error))) => panic_message(error),
+        Err(_) => format!("not within {ENDING_MAX:?}"),
+    };
+    tracing::warn!(task = task.name, why, "a task did not end well");
 }
 
 fn panic_message(error: JoinError) -> String {
@@ -176,11 +219,47 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_task_that_is_done_is_not_started_again() {
-        let mut supervisor = Supervisor::new(CancellationToken::new());
-        supervisor.run("once", || async { Ok(()) });
+    async fn a_task_that_returns_early_has_failed_and_runs_again() {
+        let stop = CancellationToken::new();
+        let mut supervisor = Supervisor::new(stop.clone());
+        let (runs, mut seen) = watch::channel(0);
+        supervisor.run("early", move || {
+            let runs = runs.clone();
+            async move {
+                runs.send_modify(|n| *n += 1);
+                Ok(())
+            }
+        });
         let tasks = supervisor.tasks();
+        seen.wait_for(|n| *n == 3).await.unwrap();
+        let status = tasks.status();
+        assert_eq!((status[0].restarts, status[0].last_failure.as_str()), (2, "it returned, though nobody asked it to end"));
+        stop.cancel();
         supervisor.finished().await;
-        assert_eq!(tasks.status()[0].restarts, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_has_something_to_do_at_the_end_does_it_and_no_task_holds_up_the_end_for_long() {
+        let stop = CancellationToken::new();
+        let mut supervisor = Supervisor::new(stop.clone());
+        let (told, done) = (stop.clone(), watch::Sender::new(false));
+        let did = done.clone();
+        supervisor.run_to_its_end("tidy", move || {
+            let (told, done) = (told.clone(), done.clone());
+            async move {
+                told.cancelled().await;
+                sleep(ENDING_MAX / 2).await;
+                done.send_replace(true);
+                Ok(())
+            }
+        });
+        supervisor.run_to_its_end("deaf", std::future::pending);
+        tokio::task::yield_now().await;
+        let start = Instant::now();
+        stop.cancel();
+        supervisor.finished().await;
+        assert!(*did.borrow());
+        // Time is paused: it goes on only while everything waits.
+        assert_eq!(start.elapsed().as_secs(), ENDING_MAX.as_secs());
     }
 }

@@ -86,7 +86,7 @@ fn floor<H: Harness>(
         for buffer in &mut burst {
             let bytes = dataplane::Buffer::bytes_mut(buffer);
             if let Some((ethernet, _)) = dataplane::wire::take_mut::<dataplane::wire::Ethernet>(bytes) {
-                ethernet.turn();
+                std::mem::swap(&mut ethernet.destination, &mut ethernet.source);
             }
         }
         cluster.transmit(&mut burst);

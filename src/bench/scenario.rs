@@ -178,6 +178,7 @@ fn service(options: &BenchArgs, family: Family, n: u32, name: ServiceName) -> Se
         maglev: MaglevSpec { size, seed: 0, hash_version: MAGLEV_HASH_VERSION },
         zones: Vec::new(),
         app_protocol: None,
+        nodes: None,
         backends: (0..options.backends).map(backend).collect(),
     };
     Service { mode, ..Service::new(name, vec![port]) }

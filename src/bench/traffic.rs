@@ -80,7 +80,8 @@ pub(super) fn flow_frame(options: &BenchArgs, family: Family, flow: u32, kind: K
     };
     let ports = [source_port, scenario::VIP_PORT];
     let segment = Segment::Tcp { ports, flags, sequence: flow, acknowledgement: 1 };
-    let mut bytes = Packet::between(source, vip(family, flow % options.services), segment).build();
+    let packet = Packet::between(source, vip(family, flow % options.services), segment);
+    let mut bytes = Packet { destination_mac: scenario::UPLINK_MAC, ..packet }.build();
     bytes.resize(bytes.len().max(FRAME_BYTES_V4), 0);
     bytes
 }

@@ -156,7 +156,8 @@ impl<'o> Verifier<'o> {
     pub(super) fn reply_frame(flow: u32, mapping: &Mapping) -> Vec<u8> {
         let ports = [mapping.backend.1, mapping.source.1];
         let segment = Segment::Tcp { ports, flags: dataplane::tcp_flags::ACK, sequence: flow, acknowledgement: 1 };
-        Packet::between(mapping.backend.0, mapping.source.0, segment).hop_limit(SENT_HOP_LIMIT).build()
+        let packet = Packet::between(mapping.backend.0, mapping.source.0, segment).hop_limit(SENT_HOP_LIMIT);
+        Packet { destination_mac: CLUSTER_MAC, ..packet }.build()
     }
 
     /// Checks a packet on its way back to a client.

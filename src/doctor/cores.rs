@@ -1,18 +1,19 @@
 //! The workers' cores: there, allowed, and undisturbed.
 
-use super::root::{Root, parse_list, show_list};
+use super::root::{Root, show_list};
 use super::{Finding, Needs};
 
-pub(super) fn examine(root: &Root, needs: &Needs) -> Vec<Finding> {
+/// `refused`: cores to which the kernel pins no thread of ours, with the reason. The CPU mask says nothing of that: `isolcpus`
+/// takes cores out of it that workers can be pinned to.
+pub(super) fn examine(root: &Root, needs: &Needs, refused: &[(usize, String)]) -> Vec<Finding> {
     let online = root.list("/sys/devices/system/cpu/online");
-    let allowed = allowed(root);
     let mut findings = vec![Finding::ok("cores online", show_list(&online))];
     for &core in &needs.cores {
         if !online.contains(&core) {
             findings.push(Finding::missing(format!("core {core}"), "not online", "choose from the cores that are online"));
-        } else if !allowed.contains(&core) {
-            let found = format!("this process may run on {} only", show_list(&allowed));
-            findings.push(Finding::missing(format!("core {core}"), found, "widen taskset, cpuset or the container's limits"));
+        } else if let Some((_, why)) = refused.iter().find(|(refused, _)| *refused == core) {
+            let found = format!("no thread may be pinned to it: {why}");
+            findings.push(Finding::missing(format!("core {core}"), found, "widen the cpuset or the container's limits"));
         }
     }
     if needs.polls_busy && !needs.cores.is_empty() && online.iter().all(|core| needs.cores.contains(core)) {
@@ -28,12 +29,6 @@ pub(super) fn examine(root: &Root, needs: &Needs) -> Vec<Finding> {
     ));
     findings.push(set_aside(root, needs, "nohz_full cores", "nohz_full", "the timer interrupts them; boot with nohz_full="));
     findings
-}
-
-/// The CPU mask of this process.
-fn allowed(root: &Root) -> Vec<usize> {
-    let status = root.text("/proc/self/status").unwrap_or_default();
-    status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).map(parse_list).unwrap_or_default()
 }
 
 /// Whether the workers' cores are among those that a boot parameter sets aside.
@@ -58,20 +53,25 @@ mod tests {
             ("/sys/devices/system/cpu/online", "0-3\n"),
             ("/sys/devices/system/cpu/isolated", "2-3\n"),
             ("/sys/devices/system/cpu/nohz_full", "\n"),
-            ("/proc/self/status", "Name:\tsluiced\nCpus_allowed_list:\t0-2\n"),
+            // As `isolcpus=2-3` leaves it.
+            ("/proc/self/status", "Name:\tsluiced\nCpus_allowed_list:\t0-1\n"),
         ])
     }
 
     fn findings(cores: Vec<usize>) -> Vec<Finding> {
-        examine(&machine().root(), &Needs { cores, polls_busy: true, ..Needs::default() })
+        let refused = [(3, "Invalid argument".to_owned())];
+        examine(&machine().root(), &Needs { cores, polls_busy: true, ..Needs::default() }, &refused)
     }
 
     #[test]
-    fn a_core_that_is_absent_or_forbidden_is_missing() {
+    fn a_core_that_is_absent_or_refused_is_missing_and_an_isolated_one_is_not() {
         let findings = findings(vec![2, 3, 9]);
         let missing: Vec<_> = findings.iter().filter(|finding| finding.level == Level::Missing).collect();
         assert_eq!(missing.len(), 2);
-        assert_eq!((missing[0].subject.as_str(), missing[0].found.as_str()), ("core 3", "this process may run on 0-2 only"));
+        assert_eq!(
+            (missing[0].subject.as_str(), missing[0].found.as_str()),
+            ("core 3", "no thread may be pinned to it: Invalid argument")
+        );
         assert_eq!((missing[1].subject.as_str(), missing[1].found.as_str()), ("core 9", "not online"));
     }
 

@@ -1,9 +1,10 @@
 //! Attending to the ports while the gateway runs: devices that come are attached and their queues handed to the worker,
-//! those that go are detached; carriers of twins follow links; the engine hears of both.
+//! those that go are detached; twins follow their ports; the engine hears of links and addresses.
 //!
-//! Invariant: a device is detached only after the worker has given its queues back, and its Ethernet address is told before
+//! Invariant: each port stands for itself, and what fails at one is tried again without the others. A device is detached only after the worker has given its queues back, and its Ethernet address is told before
 //! its link. Deliberately not here: workers, and what they do with a port (`berth`).
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,12 +14,12 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::steering::{Standing, Wanted, reason};
+use super::twins::AttendedTwin;
 use super::{HardwareError, Opened, Ports, PortsNow, lock};
 use crate::af_packet::{self, Prepared};
 use crate::berth::{Berth, Queues};
 use crate::dpdk::{self, OpenedPort};
 use crate::settings::PortSettings;
-use crate::twin::{Interface, TwinError};
 
 /// How often links and devices are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -38,9 +39,9 @@ pub(super) struct Attended {
     /// Transmit queues that the workers count on.
     transmit: u8,
     pub(super) prepared: Option<Prepared>,
-    pub(super) twin: Option<Interface>,
+    pub(super) twin: Option<AttendedTwin>,
     /// What stood for the device when it was attached; none: it is not attached.
-    pub(super) presence: Option<u32>,
+    pub(super) presence: Option<u64>,
     /// Workers that were asked for their queues and have not given them back; none: nobody is asked.
     leaving: Option<Vec<usize>>,
     retry: Retry,
@@ -51,21 +52,21 @@ pub(super) struct Attended {
     moves: u64,
 }
 
-struct Retry {
+pub(super) struct Retry {
     not_before: Option<Instant>,
     wait: Duration,
 }
 
 impl Retry {
-    const fn new() -> Self {
+    pub(super) const fn new() -> Self {
         Self { not_before: None, wait: RETRY_FIRST }
     }
 
-    fn is_due(&self, now: Instant) -> bool {
+    pub(super) fn is_due(&self, now: Instant) -> bool {
         self.not_before.is_none_or(|at| at <= now)
     }
 
-    fn failed(&mut self, now: Instant) {
+    pub(super) fn failed(&mut self, now: Instant) {
         self.not_before = Some(now + self.wait);
         self.wait = (self.wait * 2).min(RETRY_MAX);
     }
@@ -137,7 +138,7 @@ impl Attended {
         }
         let mac = Mac(handle.mac());
         if let Some(twin) = &mut self.twin {
-            twin.set_mac(mac).await?;
+            twin.want_mac(mac);
         }
         self.hand_over(queues)?;
         if let Some(opened) = lock(opened).get_mut(position) {
@@ -183,15 +184,15 @@ impl Attended {
         self.member = active;
     }
 
-    /// Tells of a changed link, and makes the twin's carrier follow.
-    async fn follow_link(&mut self, is_up: bool) -> Result<(), TwinError> {
+    /// Tells of a changed link, and makes the twin follow.
+    async fn follow_link(&mut self, is_up: bool) {
         if self.link.replace(is_up) != Some(is_up) {
             tracing::info!(port = self.settings.name, link = if is_up { "up" } else { "down" }, "the port's link");
-            if let Some(twin) = &mut self.twin {
-                twin.set_carrier(is_up).await?;
-            }
         }
-        Ok(())
+        if let Some(twin) = &mut self.twin {
+            twin.want_carrier(is_up);
+            twin.look().await;
+        }
     }
 }
 
@@ -204,10 +205,7 @@ pub struct Attendant {
 
 impl Attendant {
     /// Attends until its future is dropped. `now` says how the ports are.
-    ///
-    /// # Errors
-    /// When the kernel refuses to switch a twin's carrier.
-    pub async fn attend(self, now: watch::Sender<PortsNow>) -> Result<(), TwinError> {
+    pub async fn attend(self, now: watch::Sender<PortsNow>) -> Infallible {
         let mut attended = self.attended.lock().await;
         attended.iter_mut().for_each(|one| one.link = None);
         let mut ticks = tokio::time::interval(LOOK_EVERY);
@@ -223,7 +221,7 @@ impl Attendant {
             for (one, (is_up, member)) in attended.iter_mut().zip(links) {
                 one.follow_member(member);
                 // A device that is going has no link, whatever its driver says.
-                one.follow_link(is_up && one.leaving.is_none()).await?;
+                one.follow_link(is_up && one.leaving.is_none()).await;
             }
             let there = ports_now(&lock(&self.ports), &attended);
             now.send_if_modified(|last| {

@@ -1,6 +1,5 @@
 //! The start: all ports whose devices are there, every twin, the pool.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use dataplane::steering::{Steering, WORKERS_MAX};
@@ -9,12 +8,13 @@ use dpdk_sys::{Eal, Mempool};
 
 use super::attend::Attended;
 use super::steering::{self, Standing, Wanted};
+use super::twins::AttendedTwin;
 use super::{HardwareError, Opened, WorkerShare, nodes, restore};
 use crate::af_packet::{self, Prepared};
 use crate::berth::berth;
 use crate::dpdk::{self, DpdkPort, OpenedPort, Packet};
 use crate::settings::{PortSettings, Settings, Twin};
-use crate::twin::{Interface, TwinConfig, TwinCounters, TwinError, TwinPort, TwinThread};
+use crate::twin::{Interface, TwinConfig, TwinCounters, TwinPort, TwinThread};
 
 /// What a start has taken.
 pub(super) struct Taken {
@@ -66,7 +66,7 @@ async fn open_all(settings: &Settings, seed: u64) -> Result<Taken, HardwareError
     let workers = u8::try_from(settings.cores.len()).unwrap_or(WORKERS_MAX);
     let by_cards = Steering::toeplitz(workers, seed);
     let mut wanted = steering::wanted(workers, &by_cards);
-    let presences: Vec<Option<u32>> =
+    let presences: Vec<Option<u64>> =
         settings.ports.iter().map(|port| dpdk::device(port).ok().and_then(|device| device.presence())).collect();
     let opened = open_devices(eal, settings, pool, &wanted)?;
     let found = opened.iter().map(|port| port.as_ref().map(|port| port.found.clone())).collect();
@@ -92,10 +92,12 @@ async fn open_all(settings: &Settings, seed: u64) -> Result<Taken, HardwareError
         };
         let mut rings = None;
         if port.twin == Twin::Tap {
-            let (interface, tap) = open_twin(port, mac).await?;
+            let config = twin_config(port, mac);
+            let (interface, tap) = Interface::open(&config).await?;
             let queues = Arc::new(TwinQueues::new());
-            taps.push(TwinPort::new(tap, Arc::clone(&queues), Arc::new(TwinCounters::default()), port.mtu_bytes));
-            attended.twin = Some(interface);
+            let (tap, new_tap) = TwinPort::new(tap, Arc::clone(&queues), Arc::new(TwinCounters::default()), port.mtu_bytes);
+            taps.push(tap);
+            attended.twin = Some(AttendedTwin::new(config, interface, new_tap));
             rings = Some(queues);
         }
         let (name, device) = (port.name.clone(), port.device.as_str().to_owned());
@@ -141,7 +143,6 @@ fn weigh(settings: &Settings, mut absences: Vec<HardwareError>) -> Result<(), Ha
     Ok(())
 }
 
-async fn open_twin(port: &PortSettings, mac: Option<Mac>) -> Result<(Interface, OwnedFd), TwinError> {
-    let config = TwinConfig { name: port.name.clone(), mac, mtu: port.mtu_bytes, addresses: port.addresses.clone() };
-    Interface::open(&config).await
+fn twin_config(port: &PortSettings, mac: Option<Mac>) -> TwinConfig {
+    TwinConfig { name: port.name.clone(), mac, mtu: port.mtu_bytes, addresses: port.addresses.clone() }
 }

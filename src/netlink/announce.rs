@@ -21,10 +21,12 @@ use rustix::io::Errno;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::socket::{NetlinkError, Socket};
+use super::socket::{Dump, NetlinkError, Socket};
 
 /// How often all routes are put again, should somebody have flushed the table.
 const AGAIN: Duration = Duration::from_secs(30);
+/// Dumps of the routes at the start, at most, while the kernel's tables change under them.
+const DUMPS_MAX: usize = 8;
 
 /// Where the routes stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,18 +47,42 @@ pub async fn announce(at: RouteTable, mut vips: watch::Receiver<BTreeSet<IpAddr>
     let mut again = interval(AGAIN);
     again.set_missed_tick_behavior(MissedTickBehavior::Delay);
     again.tick().await;
+    let mut all = false;
     loop {
         let wanted = vips.borrow_and_update().clone();
-        for vip in standing.difference(&wanted) {
-            remove(&mut socket, at, *vip).await?;
+        let changes = Changes::between(&standing, &wanted, all);
+        for vip in changes.remove {
+            remove(&mut socket, at, vip).await?;
         }
-        for vip in wanted.difference(&standing) {
-            put(&mut socket, at, *vip).await?;
+        for vip in changes.put {
+            put(&mut socket, at, vip).await?;
         }
         standing = wanted;
-        tokio::select! {
-            changed = vips.changed() => if changed.is_err() { std::future::pending().await },
-            _ = again.tick() => standing.clear(),
+        all = tokio::select! {
+            changed = vips.changed() => {
+                if changed.is_err() {
+                    std::future::pending::<()>().await;
+                }
+                false
+            }
+            _ = again.tick() => true,
+        };
+    }
+}
+
+/// What makes the table hold the wanted routes.
+#[derive(Debug, PartialEq, Eq)]
+struct Changes {
+    remove: Vec<IpAddr>,
+    put: Vec<IpAddr>,
+}
+
+impl Changes {
+    /// `all`: those that should stand already are put again.
+    fn between(standing: &BTreeSet<IpAddr>, wanted: &BTreeSet<IpAddr>, all: bool) -> Self {
+        Self {
+            remove: standing.difference(wanted).copied().collect(),
+            put: wanted.iter().filter(|vip| all || !standing.contains(vip)).copied().collect(),
         }
     }
 }
@@ -77,15 +103,19 @@ pub async fn withdraw(at: RouteTable) -> Result<(), NetlinkError> {
 async fn standing(socket: &mut Socket, at: RouteTable) -> Result<BTreeSet<IpAddr>, NetlinkError> {
     let mut found = BTreeSet::new();
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-        let mut request = RouteMessage::default();
-        request.header.address_family = family;
-        socket
-            .dump(RouteNetlinkMessage::GetRoute(request), "list routes", |message| {
+        // A dump that was interrupted may miss a route of ours, which then would stay for ever.
+        for _ in 0..DUMPS_MAX {
+            let mut request = RouteMessage::default();
+            request.header.address_family = family;
+            let dump = socket.dump(RouteNetlinkMessage::GetRoute(request), "list routes", |message| {
                 if let RouteNetlinkMessage::NewRoute(route) = message {
                     found.extend(ours(route, at));
                 }
-            })
-            .await?;
+            });
+            if dump.await? == Dump::Consistent {
+                break;
+            }
+        }
     }
     Ok(found)
 }
@@ -149,6 +179,16 @@ mod tests {
     use super::*;
 
     const AT: RouteTable = RouteTable { table: 150, protocol: 150 };
+
+    #[test]
+    fn a_vip_withdrawn_in_the_turn_of_the_repetition_is_removed() {
+        let [gone, stays, new] = ["203.0.113.7", "203.0.113.8", "2001:db8::7"].map(|text| text.parse::<IpAddr>().unwrap());
+        let (standing, wanted) = (BTreeSet::from([gone, stays]), BTreeSet::from([stays, new]));
+        let again = Changes::between(&standing, &wanted, true);
+        assert_eq!(again, Changes { remove: vec![gone], put: vec![stays, new] });
+        let once = Changes::between(&standing, &wanted, false);
+        assert_eq!(once, Changes { remove: vec![gone], put: vec![new] });
+    }
 
     #[test]
     fn our_routes_are_known_again_and_no_others() {

@@ -3,7 +3,7 @@
 //! Invariant: nothing is published before the first complete dump, and never a half-read one. Deliberately not here:
 //! cleaning up at exit. The twins stay, and Linux probes nothing on an interface without carrier.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -20,6 +20,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
+use super::groups::{Groups, solicited_node};
 use super::neighbours::{Ask, Asked, Key, message};
 use super::routes::ROUTES_MAX;
 use super::socket::{Dump, NetlinkError, Socket};
@@ -44,6 +45,9 @@ const NEXT_HOPS_EVERY: Duration = Duration::from_secs(1);
 /// Room for requests of the workers: twice what may be pending.
 pub const REQUESTS_MAX: usize = 1024;
 
+/// Links and addresses, as [`dataplane::Snapshot::announced`] has them.
+pub type Answered = Arc<[(Link, IpAddr, u64)]>;
+
 /// What [`follow`] works on. Cloned for each start of the task.
 #[derive(Clone, Debug)]
 pub struct Follow {
@@ -51,6 +55,9 @@ pub struct Follow {
     pub ports: Vec<String>,
     /// Next hops that snapshots use: Linux is to keep their addresses resolved.
     pub next_hops: watch::Receiver<BTreeSet<(Link, IpAddr)>>,
+    /// What the engine answers for, as [`dataplane::Snapshot::announced`] has it: Linux is to be a member of the groups in which
+    /// it is asked for.
+    pub answered: watch::Receiver<Answered>,
     /// On-link clients that workers wait for. Pushed by workers, never waited on.
     pub requests: Arc<ArrayQueue<(Link, IpAddr)>>,
     /// Where the network is published; changed first when all of it has been read.
@@ -68,6 +75,7 @@ pub async fn follow(mut follow: Follow) -> Result<Infallible, NetlinkError> {
         names: follow.ports.clone(),
         requests: Socket::open(0)?,
         asked: Asked::default(),
+        groups: Groups::default(),
         reading: Job { wanted: true, not_before: Instant::now() },
         publishing: Job { wanted: false, not_before: Instant::now() },
         complete: false,
@@ -77,9 +85,10 @@ pub async fn follow(mut follow: Follow) -> Result<Infallible, NetlinkError> {
     let mut ask_next_hops = interval(NEXT_HOPS_EVERY);
     ask_clients.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ask_next_hops.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut next_hops_followed = true;
+    let (mut next_hops_followed, mut answered_followed) = (true, true);
     loop {
         let (read, publish) = (task.reading, task.publishing);
+        let groups_are_behind = task.groups.is_behind();
         tokio::select! {
             outcome = changes.receive(|m| task.heard(&m)) => match outcome {
                 Err(NetlinkError::Overrun) => {
@@ -90,7 +99,15 @@ pub async fn follow(mut follow: Follow) -> Result<Infallible, NetlinkError> {
                 }
                 outcome => outcome?,
             },
-            () = sleep_until(read.not_before), if read.wanted => task.read().await?,
+            () = sleep_until(read.not_before), if read.wanted => {
+                task.read().await?;
+                task.want_groups(&mut follow.answered);
+            }
+            () = std::future::ready(()), if groups_are_behind => task.groups.advance(),
+            changed = follow.answered.changed(), if answered_followed => {
+                answered_followed = changed.is_ok();
+                task.want_groups(&mut follow.answered);
+            }
             () = sleep_until(publish.not_before), if publish.wanted && task.complete => {
                 task.publish(&follow.network);
                 task.ask_next_hops(&mut follow.next_hops).await?;
@@ -99,7 +116,13 @@ pub async fn follow(mut follow: Follow) -> Result<Infallible, NetlinkError> {
                 next_hops_followed = changed.is_ok();
                 task.ask_next_hops(&mut follow.next_hops).await?;
             }
-            _ = ask_next_hops.tick() => task.ask_next_hops(&mut follow.next_hops).await?,
+            _ = ask_next_hops.tick() => {
+                task.ask_next_hops(&mut follow.next_hops).await?;
+                task.ask_twins(&mut changes).await?;
+                if task.groups.is_refused() {
+                    task.want_groups(&mut follow.answered);
+                }
+            }
             _ = ask_clients.tick() => task.ask_clients(&follow.requests).await?,
         }
     }
@@ -137,6 +160,7 @@ struct Task {
     tables: Tables,
     requests: Socket,
     asked: Asked,
+    groups: Groups,
     /// Reading all tables anew.
     reading: Job,
     publishing: Job,
@@ -204,10 +228,34 @@ impl Task {
         self.told.excess = excess > 0;
     }
 
+    /// Has Linux listen to the groups in which what we answer for is asked for, on interfaces that are there.
+    fn want_groups(&mut self, answered: &mut watch::Receiver<Answered>) {
+        let answered = answered.borrow_and_update();
+        let mut indices = BTreeMap::new();
+        let of_v6 = answered.iter().filter_map(|&(link, address, _)| match address {
+            IpAddr::V6(address) => Some((link, solicited_node(address))),
+            IpAddr::V4(_) => None,
+        });
+        let wanted = of_v6
+            .filter_map(|(link, group)| Some(((*indices.entry(link).or_insert_with(|| self.tables.index_of(link)))?, group)));
+        self.groups.want(&wanted.collect());
+    }
+
     async fn ask_next_hops(&mut self, next_hops: &mut watch::Receiver<BTreeSet<Key>>) -> Result<(), NetlinkError> {
         let wanted = next_hops.borrow_and_update().clone();
         for (ask, key) in self.asked.next_hops(Instant::now().into_std(), &wanted, self.tables.neighbours()) {
             self.ask(ask, key).await?;
+        }
+        Ok(())
+    }
+
+    /// Asks what the twins are now: an interface above one that lies in another namespace makes it promiscuous without a
+    /// message (measured on Linux 6.18, macvlan).
+    async fn ask_twins(&self, changes: &mut Socket) -> Result<(), NetlinkError> {
+        for index in self.tables.twins() {
+            let mut message = LinkMessage::default();
+            message.header.index = index;
+            changes.ask(RouteNetlinkMessage::GetLink(message)).await?;
         }
         Ok(())
     }

@@ -28,6 +28,19 @@ struct Interface {
     kind: Kind,
     up: bool,
     mtu: u16,
+    /// It takes frames for other stations: IFLA_PROMISCUITY counts who wants them.
+    promiscuous: bool,
+}
+
+/// What a message about an interface changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LinkChange {
+    /// Nothing of a link.
+    Nothing,
+    /// Only whether it takes frames for other stations.
+    Promiscuity,
+    /// A link came, went, or is another.
+    Link,
 }
 
 /// Twins, and all VLAN devices.
@@ -43,17 +56,40 @@ impl Interfaces {
         Self { names: names.to_vec(), known: BTreeMap::new() }
     }
 
-    /// Takes over what an interface is now. True when a link came, went, or changed.
-    pub(super) fn apply(&mut self, message: &LinkMessage) -> bool {
+    /// Takes over what an interface is now.
+    pub(super) fn apply(&mut self, message: &LinkMessage) -> LinkChange {
         let index = message.header.index;
         let new = self.interface(message);
         let (old, link_before) = (self.known.get(&index).copied(), self.link(index));
         match new {
-            Some(_) if old.is_none() && self.known.len() >= VLANS_MAX + self.names.len() => return false,
+            Some(_) if old.is_none() && self.known.len() >= VLANS_MAX + self.names.len() => return LinkChange::Nothing,
             Some(interface) => self.known.insert(index, interface),
             None => self.known.remove(&index),
         };
-        old != new && (link_before.is_some() || self.link(index).is_some())
+        let is_link = link_before.is_some() || self.link(index).is_some();
+        let alike = |a: Interface, b: Interface| Interface { promiscuous: b.promiscuous, ..a } == b;
+        match (old, new) {
+            _ if old == new || !is_link => LinkChange::Nothing,
+            (Some(old), Some(new)) if alike(old, new) => LinkChange::Promiscuity,
+            _ => LinkChange::Link,
+        }
+    }
+
+    /// The ports whose twins take frames for other stations, ordered.
+    pub(super) fn promiscuous(&self) -> Vec<PortIndex> {
+        let port = |interface: &Interface| match interface.kind {
+            Kind::Twin(port) if interface.promiscuous => Some(port),
+            Kind::Twin(_) | Kind::Vlan { .. } => None,
+        };
+        let mut ports: Vec<_> = self.known.values().filter_map(port).collect();
+        ports.sort_unstable();
+        ports
+    }
+
+    /// The indices of the twins.
+    pub(super) fn twins(&self) -> Vec<u32> {
+        let is_twin = |interface: &Interface| matches!(interface.kind, Kind::Twin(_));
+        self.known.iter().filter(|(_, interface)| is_twin(interface)).map(|(&index, _)| index).collect()
     }
 
     /// An interface is gone. True when it was a link.
@@ -100,6 +136,7 @@ impl Interfaces {
     fn interface(&self, message: &LinkMessage) -> Option<Interface> {
         let up = message.header.flags.contains(LinkFlags::Up);
         let (mut name, mut lower, mut mtu, mut elsewhere, mut vlan) = (None, None, u16::MAX, false, None);
+        let mut promiscuous = false;
         for attribute in &message.attributes {
             match attribute {
                 LinkAttribute::IfName(text) => name = Some(text),
@@ -108,6 +145,7 @@ impl Interfaces {
                 // What it stands on is in another namespace, and the index is of there.
                 LinkAttribute::LinkNetNsId(_) => elsewhere = true,
                 LinkAttribute::LinkInfo(infos) => vlan = vlan_of(infos),
+                LinkAttribute::Promiscuity(wanted_by) => promiscuous = *wanted_by > 0,
                 _ => {}
             }
         }
@@ -117,9 +155,9 @@ impl Interfaces {
             (None, Some((tag, id)), Some(lower)) if !elsewhere => Kind::Vlan { lower, tag, id },
             _ => return None,
         };
-        // Nothing is read of a twin's MTU: it is the port's.
+        // Nothing is read of a twin's MTU: it is the port's. A VLAN device has what is above it asked of its twin.
         let mtu = if twin.is_some() { 0 } else { mtu };
-        Some(Interface { kind, up, mtu })
+        Some(Interface { kind, up, mtu, promiscuous: promiscuous && twin.is_some() })
     }
 }
 

@@ -5,7 +5,7 @@
 //! may say more.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
@@ -14,6 +14,8 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with, sockopt};
 use tokio::io::unix::AsyncFd;
 
+/// Bytes of a message's header (RFC 3549 section 2.2).
+const HEADER_BYTES: usize = 16;
 /// Longest datagram that is read: the kernel fills dumps by 32 KiB at most.
 const DATAGRAM_BYTES_MAX: usize = 64 * 1024;
 /// Receive buffer of a following socket: 8 MiB hold some 40,000 route changes of 200 bytes, what a routing daemon sends
@@ -59,6 +61,12 @@ pub(crate) struct Socket {
     fd: AsyncFd<OwnedFd>,
     datagram: Vec<u8>,
     sequence: u32,
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.get_ref().as_fd()
+    }
 }
 
 impl Socket {
@@ -112,6 +120,11 @@ impl Socket {
         }
     }
 
+    /// Asks for what answers itself, on a socket that follows changes: the answer comes as they do.
+    pub(crate) async fn ask(&mut self, message: RouteNetlinkMessage) -> Result<(), NetlinkError> {
+        self.send(message, NLM_F_REQUEST).await.map(|_| ())
+    }
+
     /// Sends a request and waits for the kernel's answer to it. `what` completes "refused to".
     pub(crate) async fn request(&mut self, message: RouteNetlinkMessage, flags: u16, what: &str) -> Result<(), NetlinkError> {
         let sequence = self.send(message, NLM_F_REQUEST | NLM_F_ACK | flags).await?;
@@ -130,7 +143,8 @@ impl Socket {
         }
     }
 
-    /// Asks for all entries of a kind and hands them to `each`.
+    /// Asks for all entries of a kind and hands them to `each`. A dump that the kernel ends with an error is refused: entries
+    /// are missing.
     pub(crate) async fn dump(
         &mut self,
         message: RouteNetlinkMessage,
@@ -150,7 +164,9 @@ impl Socket {
                 match &m.payload {
                     NetlinkPayload::InnerMessage(inner) => each(inner),
                     NetlinkPayload::Error(e) => end = Some(e.code.map(|_| e.to_io())),
-                    NetlinkPayload::Done(_) => end = Some(None),
+                    NetlinkPayload::Done(done) => {
+                        end = Some((done.code < 0).then(|| io::Error::from_raw_os_error(done.code.saturating_neg())));
+                    }
                     _ => {}
                 }
             })
@@ -186,18 +202,85 @@ impl Socket {
 fn messages(mut datagram: &[u8], each: &mut impl FnMut(Message)) {
     while let Some(length) = datagram.first_chunk::<4>() {
         let length = usize::try_from(u32::from_ne_bytes(*length)).unwrap_or(usize::MAX);
-        if length < 16 || length > datagram.len() {
+        if length < HEADER_BYTES || length > datagram.len() {
             return;
         }
         match Message::deserialize(&datagram[..length]) {
             Ok(message) => each(message),
             Err(error) => {
                 tracing::debug!(%error, "a netlink message does not parse");
-                let mut header = NetlinkHeader::default();
-                header.message_type = u16::from_ne_bytes([datagram[4], datagram[5]]);
-                each(Message::new(header, NetlinkPayload::Noop));
+                each(Message::new(header_of(datagram), NetlinkPayload::Noop));
             }
         }
         datagram = datagram.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+}
+
+/// The header of the first message, which is there: type, flags, and the number of the request that it answers.
+fn header_of(datagram: &[u8]) -> NetlinkHeader {
+    let mut header = NetlinkHeader::default();
+    header.message_type = u16::from_ne_bytes([datagram[4], datagram[5]]);
+    header.flags = u16::from_ne_bytes([datagram[6], datagram[7]]);
+    header.sequence_number = u32::from_ne_bytes([datagram[8], datagram[9], datagram[10], datagram[11]]);
+    header
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_core::{NLM_F_MULTIPART, NLMSG_DONE};
+    use netlink_packet_route::link::LinkMessage;
+    use rustix::net::socketpair;
+    use tokio::time::{Duration, timeout};
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+    const NEW_LINK: u16 = 16;
+
+    /// A socket, and its kernel.
+    fn with_kernel() -> (Socket, OwnedFd) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ours, kernels) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        #[expect(deprecated, reason = "as in Socket::open")]
+        let fd = AsyncFd::new(ours).unwrap();
+        (Socket { fd, datagram: vec![0; DATAGRAM_BYTES_MAX], sequence: 0 }, kernels)
+    }
+
+    /// A message of the first dump.
+    fn message(kind: u16, flags: u16, payload: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(HEADER_BYTES + payload.len()).unwrap().to_ne_bytes();
+        let (kind, flags) = (kind.to_ne_bytes(), (flags | NLM_F_MULTIPART).to_ne_bytes());
+        [&length[..], &kind, &flags, &1_u32.to_ne_bytes(), &[0; 4], payload].concat()
+    }
+
+    /// What comes of a dump that the kernel answers so, and how many entries it had.
+    async fn dumped(answers: &[&[u8]]) -> (Result<Dump, NetlinkError>, usize) {
+        let (mut socket, kernel) = with_kernel();
+        for answer in answers {
+            send(&kernel, answer, SendFlags::empty()).unwrap();
+        }
+        let mut entries = 0;
+        let dump = socket.dump(RouteNetlinkMessage::GetLink(LinkMessage::default()), "list links", |_| entries += 1);
+        let outcome = timeout(LONG, dump).await.unwrap();
+        (outcome, entries)
+    }
+
+    #[tokio::test]
+    async fn a_dump_that_ends_in_an_error_is_refused() {
+        let entry = message(NEW_LINK, 0, &[0; 16]);
+        let done = |code: i32| message(NLMSG_DONE, 0, &code.to_ne_bytes());
+        let (whole, entries) = dumped(&[&entry, &[entry.clone(), done(0)].concat()]).await;
+        assert_eq!((whole.unwrap(), entries), (Dump::Consistent, 2));
+        let (cut, entries) = dumped(&[&entry, &done(-Errno::NOBUFS.raw_os_error())]).await;
+        let error = cut.unwrap_err().to_string();
+        assert!(error.contains("refused to list links: ") && error.contains("os error 105"), "{error}");
+        assert_eq!(entries, 1);
+    }
+
+    #[tokio::test]
+    async fn an_entry_that_does_not_parse_still_says_that_the_dump_was_interrupted() {
+        let odd = message(NEW_LINK, NLM_F_DUMP_INTR, &[0; 3]);
+        let done = message(NLMSG_DONE, 0, &0_i32.to_ne_bytes());
+        assert_eq!(dumped(&[&odd, &done]).await.0.unwrap(), Dump::Interrupted);
     }
 }

@@ -18,7 +18,7 @@ use netlink_packet_route::route::{
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use super::interfaces::Interfaces;
+use super::interfaces::{Interfaces, LinkChange};
 use super::neighbours::OUR_PROTOCOL;
 use super::routes::{Hop, Path, Place, Routes};
 
@@ -71,7 +71,13 @@ impl Tables {
         let changed = match message {
             // What lies on an interface that was unknown until now has been ignored, and Linux removes and revives IPv4
             // routes without a message when an interface goes down or up.
-            RouteNetlinkMessage::NewLink(m) => return if self.interfaces.apply(m) { Effect::Stale } else { Effect::Nothing },
+            RouteNetlinkMessage::NewLink(m) => {
+                return match self.interfaces.apply(m) {
+                    LinkChange::Nothing => Effect::Nothing,
+                    LinkChange::Promiscuity => Effect::Changed,
+                    LinkChange::Link => Effect::Stale,
+                };
+            }
             RouteNetlinkMessage::DelLink(m) if self.interfaces.remove(m.header.index) => return Effect::Stale,
             RouteNetlinkMessage::NewAddress(m) => self.address(m).is_some_and(|a| self.addresses.insert(a)),
             RouteNetlinkMessage::DelAddress(m) => {
@@ -110,6 +116,11 @@ impl Tables {
         self.interfaces.index_of(link)
     }
 
+    /// The interface indices of the twins.
+    pub(super) fn twins(&self) -> Vec<u32> {
+        self.interfaces.twins()
+    }
+
     /// The neighbours, known or being asked for.
     pub(super) fn neighbours(&self) -> &BTreeMap<(Link, IpAddr), Entry> {
         &self.neighbours
@@ -132,6 +143,7 @@ impl Tables {
                 .collect(),
             vlans: self.vlans(),
             addresses: self.addresses.iter().map(|(_, net)| net.addr()).collect(),
+            promiscuous: self.interfaces.promiscuous(),
             ..Network::default()
         }
     }
@@ -313,6 +325,24 @@ mod tests {
 
     fn v4(text: &str) -> Ipv4Addr {
         text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_twin_that_somebody_wants_all_frames_of_is_promiscuous() {
+        let mut tables = tables();
+        let wanted_by = |index, name, count| {
+            let RouteNetlinkMessage::NewLink(mut message) = link(index, name, true) else { unreachable!() };
+            message.attributes.push(LinkAttribute::Promiscuity(count));
+            RouteNetlinkMessage::NewLink(message)
+        };
+        assert_eq!(tables.apply(&wanted_by(FOREIGN, "eth0", 1), 0), Effect::Nothing, "no twin");
+        assert_eq!(tables.apply(&wanted_by(CLUSTER, "cluster", 1), 0), Effect::Changed);
+        assert_eq!(tables.apply(&wanted_by(UPLINK, "uplink", 2), 0), Effect::Changed);
+        assert_eq!(tables.network().promiscuous, [PortIndex(0), PortIndex(1)]);
+        assert_eq!(tables.apply(&wanted_by(UPLINK, "uplink", 1), 0), Effect::Nothing);
+        assert_eq!(tables.apply(&wanted_by(UPLINK, "uplink", 0), 0), Effect::Changed);
+        assert_eq!(tables.network().promiscuous, [PortIndex(1)]);
+        assert_eq!(tables.twins(), [UPLINK, CLUSTER]);
     }
 
     fn route(to: &str, via: Option<&str>, index: u32, metric: u32) -> RouteMessage {

@@ -92,8 +92,7 @@ impl Gateway {
     /// A gateway that has its state and is done with announcing.
     pub(super) fn start(config: Config, state: &State, network: &Network) -> Result<Self, NoMemory> {
         let limits = config.flows.clone();
-        let idle = [limits.tcp_established, limits.tcp_opening, limits.tcp_closing, limits.udp, limits.udp_unreplied];
-        let longest_idle = idle.into_iter().max().unwrap_or_default();
+        let longest_idle = limits.longest_idle();
         let twins: Vec<_> = config.ports.iter().map(|port| port.twin.then(|| Arc::new(TwinQueues::new()))).collect();
         let counters = Arc::new(WorkerCounters::default());
         let mut compiler = Compiler::new(config).counting(vec![counters.clone()]);

@@ -1,4 +1,6 @@
-//! Key `announce`: where the routes to VIPs of `routed` pools stand.
+//! Keys `announce`, where the routes to VIPs of `routed` pools stand, and `drainOnStop`, how long they are gone before the end.
+
+use std::time::Duration;
 
 use control::config::Section;
 
@@ -11,6 +13,17 @@ const PROTOCOL_MIN: u8 = 5;
 /// Tables `default`, `main` and `local` (rtnetlink(7)): Linux routes by them, and the gateway follows them.
 const LINUX_TABLES: std::ops::RangeInclusive<u32> = 253..=255;
 
+/// What routers have by default to send elsewhere: BGP tells its neighbours within milliseconds, and OSPF calculates its routes
+/// anew after 5 to 10 s at most.
+const DRAIN_ON_STOP: Duration = Duration::from_secs(10);
+const DRAIN_ON_STOP_MAX: Duration = Duration::from_secs(3600);
+
+/// Takes key `drainOnStop`.
+pub(super) fn drain_on_stop(top: &mut Section<'_>) -> Duration {
+    top.duration("drainOnStop", Duration::ZERO..=DRAIN_ON_STOP_MAX, DRAIN_ON_STOP)
+}
+
+/// Takes key `announce`.
 pub(super) fn take(top: &mut Section<'_>) -> RouteTable {
     let mut section = top.section("announce");
     let expected = "the number of a table of its own, not 253 to 255";

@@ -2,17 +2,20 @@
 
 use std::net::IpAddr;
 
-use control::config::{Placed, PlacedRange, Reader};
+use control::config::{Place, Placed, PlacedRange, Reader};
 use dataplane::Route;
 use ipnet::IpNet;
 use proto::Announce;
+use proto::limits::RESERVED_MAX;
 
 use super::Hugepages;
+use super::links::PlacedLink;
 use super::port::{Device, PlacedPort, Twin};
 
 /// The addresses that the gateway itself uses, and who uses them.
 pub(super) struct Used<'a> {
     pub(super) ports: &'a [PlacedPort],
+    pub(super) links: &'a [PlacedLink],
     pub(super) snat: &'a [Placed<IpAddr>],
     pub(super) tunnel: &'a [Placed<IpAddr>],
     pub(super) node_ports: &'a [Placed<IpAddr>],
@@ -25,10 +28,12 @@ impl Used<'_> {
         let ports = self.ports.iter().flat_map(|port| {
             port.settings.addresses.iter().map(|net| (net.addr(), format!("an address of port `{}`", port.settings.name)))
         });
+        let of_links = self.links.iter().flat_map(|link| &link.settings.addresses);
+        let links = of_links.map(|net| (net.addr(), "an address of a link in `static.links`".to_owned()));
         let snat = self.snat.iter().map(|placed| (placed.value, "a SNAT address".to_owned()));
         let next_hops =
             self.routes.iter().filter_map(|placed| Some((placed.value.via?, format!("the next hop of `{}`", placed.place.key))));
-        ports.chain(snat).chain(next_hops)
+        ports.chain(links).chain(snat).chain(next_hops)
     }
 
     /// The addresses that are never a VIP and never a backend, in order.
@@ -43,11 +48,21 @@ impl Used<'_> {
 
 /// Runs every check.
 pub(super) fn run(reader: &Reader, used: &Used<'_>, hugepages: Hugepages, pools: &[PlacedRange]) {
+    controllers_take_all_addresses(reader, used);
     snat_is_nobody_elses(reader, used);
     pools_hold_no_used_address(reader, used, pools);
-    pools_are_on_link(reader, used.ports, pools);
+    pools_are_on_link(reader, used, pools);
     devices_have_memory(reader, used.ports, hugepages);
     twins_have_names_of_their_own(reader, used.ports);
+}
+
+fn controllers_take_all_addresses(reader: &Reader, used: &Used<'_>) {
+    let count = used.reserved().len();
+    if let Some(port) = used.ports.first().filter(|_| count > RESERVED_MAX) {
+        let place = Place { line: port.device_place.line, key: "ports".to_owned() };
+        let message = format!("found {count} addresses of ports, next hops, SNAT and tunnels, expected at most {RESERVED_MAX}");
+        reader.problem(&place, format!("{message}; give the gateway fewer"));
+    }
 }
 
 fn snat_is_nobody_elses(reader: &Reader, used: &Used<'_>) {
@@ -65,6 +80,17 @@ fn snat_is_nobody_elses(reader: &Reader, used: &Used<'_>) {
                 ),
             );
         }
+        let of_link = used.links.iter().find_map(|link| {
+            let index = link.settings.addresses.iter().position(|net| net.addr() == snat.value)?;
+            link.address_places.get(index)
+        });
+        if let Some(place) = of_link {
+            let message = format!(
+                "found {}, which is an address of a link in `static.links` (line {}); give the engine an address of its own",
+                snat.value, place.line
+            );
+            reader.problem(&snat.place, message);
+        }
     }
 }
 
@@ -78,8 +104,9 @@ fn pools_hold_no_used_address(reader: &Reader, used: &Used<'_>, pools: &[PlacedR
 }
 
 /// FORWARDING section 8: a VIP of an `l2` pool is answered for on the port whose prefix holds it.
-fn pools_are_on_link(reader: &Reader, ports: &[PlacedPort], pools: &[PlacedRange]) {
-    let prefixes: Vec<&IpNet> = ports.iter().flat_map(|port| &port.settings.addresses).collect();
+fn pools_are_on_link(reader: &Reader, used: &Used<'_>, pools: &[PlacedRange]) {
+    let of_ports = used.ports.iter().flat_map(|port| &port.settings.addresses);
+    let prefixes: Vec<&IpNet> = of_ports.chain(used.links.iter().flat_map(|link| &link.settings.addresses)).collect();
     let on_link =
         |pool: &PlacedRange| prefixes.iter().any(|net| net.contains(&pool.range.first()) && net.contains(&pool.range.last()));
     for pool in pools.iter().filter(|pool| pool.announce == Announce::L2 && !on_link(pool)) {

@@ -7,9 +7,11 @@ use control::config::listen::written_files;
 use control::config::scalar::{Written, quoted, quoted_list};
 
 use control::settings::CertificateFiles;
+use dataplane::VlanLink;
 
 use crate::netlink::RouteTable;
 
+use super::links::written_tags;
 use super::{Hugepages, Poll, PortSettings, Settings, StateSource, Twin};
 
 impl Settings {
@@ -53,6 +55,7 @@ impl Settings {
         writeln!(out, "metrics: {{listen: \"\"}}")?;
         let RouteTable { table, protocol } = self.announce;
         writeln!(out, "announce: {{routeTable: {table}, routeProtocol: {protocol}}}")?;
+        writeln!(out, "drainOnStop: {}", Written(self.drain_on_stop))?;
         self.write_fixed_network(out)
     }
 
@@ -61,9 +64,11 @@ impl Settings {
         let limits = [
             ("tcpEstablished", flows.tcp_established),
             ("tcpOpening", flows.tcp_opening),
+            ("tcpHalfClosed", flows.tcp_half_closed),
             ("tcpClosing", flows.tcp_closing),
             ("tcpOneWay", flows.tcp_one_way),
             ("udp", flows.udp),
+            ("udpExchange", flows.udp_exchange),
             ("udpUnreplied", flows.udp_unreplied),
             ("sctp", flows.sctp),
             ("tableGrace", flows.table_grace),
@@ -78,16 +83,22 @@ impl Settings {
     fn write_fixed_network(&self, out: &mut String) -> fmt::Result {
         let port = |index: usize| quoted(self.ports.get(index).map_or("", |port| port.name.as_str()));
         writeln!(out, "static:")?;
+        writeln!(out, "  links:{}", if self.links.is_empty() { " []" } else { "" })?;
+        for VlanLink { link, mtu, addresses } in &self.links {
+            let (port, tags) = (port(link.port().0.into()), written_tags(*link));
+            writeln!(out, "    - {{port: {port}{tags}, mtu: {mtu}, addresses: {}}}", quoted_list(addresses))?;
+        }
         writeln!(out, "  routes:{}", if self.routes.is_empty() { " []" } else { "" })?;
         for route in &self.routes {
             let via = route.via.map_or_else(|| "null".to_owned(), |via| quoted(&via.to_string()));
             let (to, port) = (quoted(&route.to.to_string()), port(route.link.port().0.into()));
-            writeln!(out, "    - {{to: {to}, via: {via}, port: {port}}}")?;
+            writeln!(out, "    - {{to: {to}, via: {via}, port: {port}{}}}", written_tags(route.link))?;
         }
         writeln!(out, "  neighbours:{}", if self.neighbours.is_empty() { " []" } else { "" })?;
         for neighbour in &self.neighbours {
             let (address, mac) = (quoted(&neighbour.address.to_string()), quoted(&neighbour.mac.to_string()));
-            writeln!(out, "    - {{address: {address}, mac: {mac}, port: {}}}", port(neighbour.link.port().0.into()))?;
+            let (port, tags) = (port(neighbour.link.port().0.into()), written_tags(neighbour.link));
+            writeln!(out, "    - {{address: {address}, mac: {mac}, port: {port}{tags}}}")?;
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! The settings as the forwarding engine takes them.
 
-use dataplane::{Config, Mac, Network, PortConfig};
+use dataplane::{Config, Mac, Network, PortConfig, Route};
 use ipnet::IpNet;
 
 use super::{Settings, Twin};
@@ -27,13 +27,19 @@ impl Settings {
         }
     }
 
-    /// The network as key `static` describes it: for `replay`, and for ports without a twin.
+    /// The network as key `static` describes it: for `replay`, and for ports without a twin. The prefixes of links are on-link
+    /// there, unless a route says otherwise.
     #[must_use]
     pub fn fixed_network(&self) -> Network {
+        let on_links = self.links.iter().flat_map(|link| link.addresses.iter().map(|net| (link.link, net.trunc())));
+        let connected = on_links.filter(|(_, to)| self.routes.iter().all(|route| route.to != *to));
+        let connected = connected.map(|(link, to)| Route { to, via: None, link, weight: 1 });
+        let of_links = self.links.iter().flat_map(|link| &link.addresses);
         Network {
-            routes: self.routes.clone(),
+            routes: self.routes.iter().copied().chain(connected).collect(),
             neighbours: self.neighbours.clone(),
-            addresses: self.ports.iter().flat_map(|port| &port.addresses).map(IpNet::addr).collect(),
+            vlans: self.links.clone(),
+            addresses: self.ports.iter().flat_map(|port| &port.addresses).chain(of_links).map(IpNet::addr).collect(),
             ..Network::default()
         }
     }

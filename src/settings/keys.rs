@@ -10,6 +10,7 @@ use dataplane::{FlowLimits, GUE_PORT, Neighbour, PortIndex, Route};
 use ipnet::IpNet;
 use proto::limits::ADMIN_LISTEN;
 
+use super::links::{self, PlacedLink};
 use super::port::{self, PlacedPort};
 use super::{Hugepages, Poll};
 
@@ -138,9 +139,11 @@ pub(super) fn flows(top: &mut Section<'_>) -> FlowLimits {
     let flows = FlowLimits {
         tcp_established: limit("tcpEstablished", built.tcp_established),
         tcp_opening: limit("tcpOpening", built.tcp_opening),
+        tcp_half_closed: limit("tcpHalfClosed", built.tcp_half_closed),
         tcp_closing: limit("tcpClosing", built.tcp_closing),
         tcp_one_way: limit("tcpOneWay", built.tcp_one_way),
         udp: limit("udp", built.udp),
+        udp_exchange: limit("udpExchange", built.udp_exchange),
         udp_unreplied: limit("udpUnreplied", built.udp_unreplied),
         sctp: limit("sctp", built.sctp),
         table_grace: limit("tableGrace", built.table_grace),
@@ -166,11 +169,15 @@ pub(super) fn admin(top: &mut Section<'_>) -> PathBuf {
 }
 
 /// Takes key `static`.
-pub(super) fn fixed_network(top: &mut Section<'_>, ports: &[PlacedPort]) -> (Vec<Placed<Route>>, Vec<Neighbour>) {
+pub(super) fn fixed_network(
+    top: &mut Section<'_>,
+    ports: &[PlacedPort],
+) -> (Vec<PlacedLink>, Vec<Placed<Route>>, Vec<Neighbour>) {
     let mut section = top.section("static");
+    let links = links::take(&mut section, ports);
     let mut routes: Vec<Placed<Route>> = Vec::new();
     for item in section.items("routes", "routes") {
-        let Some(value) = route(&item, ports) else { continue };
+        let Some(value) = route(&item, ports, &links) else { continue };
         if routes.iter().any(|other| (other.value.to, other.value.via, other.value.link) == (value.to, value.via, value.link)) {
             item.problem(format!("found the route to {} by this next hop a second time; keep one", value.to));
         }
@@ -178,45 +185,46 @@ pub(super) fn fixed_network(top: &mut Section<'_>, ports: &[PlacedPort]) -> (Vec
     }
     let mut neighbours: Vec<Neighbour> = Vec::new();
     for item in section.items("neighbours", "neighbours") {
-        let Some(value) = neighbour(&item, ports) else { continue };
+        let Some(value) = neighbour(&item, ports, &links) else { continue };
         if neighbours.iter().any(|other| (other.address, other.link) == (value.address, value.link)) {
             item.problem(format!("found {} at this port a second time; keep one", value.address));
         }
         neighbours.push(value);
     }
     section.finish();
-    (routes, neighbours)
+    (links, routes, neighbours)
 }
 
-fn route(item: &Field<'_>, ports: &[PlacedPort]) -> Option<Route> {
+fn route(item: &Field<'_>, ports: &[PlacedPort], links: &[PlacedLink]) -> Option<Route> {
     let mut section = item.section();
     let expected = "a CIDR such as 0.0.0.0/0";
     let to = section.required("to", expected);
     let to = to.and_then(|field| field.parse(expected, |text| text.parse().ok().map(|net: IpNet| net.trunc())));
     let via_field = section.field("via");
     let via = via_field.as_ref().and_then(|field| field.parse("the address of a next hop", port::host));
-    let port = port_index(&mut section, ports);
+    let link = links::link_of(&mut section, ports, links);
     section.finish();
     if let (Some(to), Some(via), Some(field)) = (to, via, &via_field)
         && to.addr().is_ipv4() != via.is_ipv4()
     {
         field.problem(format!("found {via}, expected an address of the family of {to}"));
     }
-    Some(Route { to: to?, via, link: port?.into(), weight: 1 })
+    Some(Route { to: to?, via, link: link?, weight: 1 })
 }
 
-fn neighbour(item: &Field<'_>, ports: &[PlacedPort]) -> Option<Neighbour> {
+fn neighbour(item: &Field<'_>, ports: &[PlacedPort], links: &[PlacedLink]) -> Option<Neighbour> {
     let mut section = item.section();
     let expected = "the address of a neighbour";
     let address = section.required("address", expected).and_then(|field| field.parse(expected, port::host));
     let expected = "the Ethernet address of one interface, such as 02:00:00:00:00:01";
     let mac = section.required("mac", expected).and_then(|field| field.parse(expected, port::mac));
-    let port = port_index(&mut section, ports);
+    let link = links::link_of(&mut section, ports, links);
     section.finish();
-    Some(Neighbour { link: port?.into(), address: address?, mac: mac? })
+    Some(Neighbour { link: link?, address: address?, mac: mac? })
 }
 
-fn port_index(section: &mut Section<'_>, ports: &[PlacedPort]) -> Option<PortIndex> {
+/// Takes key `port`.
+pub(super) fn port_index(section: &mut Section<'_>, ports: &[PlacedPort]) -> Option<PortIndex> {
     let names: Vec<_> = ports.iter().map(|port| port.settings.name.as_str()).collect();
     let expected = format!("the name of a port: {}", names.join(" or "));
     let field = section.required("port", &expected)?;

@@ -15,9 +15,9 @@ const NAME_BYTES_MAX: usize = 15;
 const DEVICE_NAME_BYTES_MAX: usize = 63;
 /// Largest MTU, bytes: the most that cards and switches commonly take (9,216 with or without the Ethernet header; the device
 /// refuses what is too much for it).
-const MTU_BYTES_MAX: u16 = 9216;
+pub(super) const MTU_BYTES_MAX: u16 = 9216;
 /// Least MTU of an IPv6 link (RFC 8200 section 5).
-const IPV6_MTU_MIN: u16 = 1280;
+pub(super) const IPV6_MTU_MIN: u16 = 1280;
 
 /// What a port's Linux interface is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -154,7 +154,8 @@ fn take_port(item: &Field<'_>, others: &[PlacedPort]) -> PlacedPort {
     let mut section = item.section();
     let name = take_name(&mut section, others);
     let (device, device_place) = take_device(&mut section, others);
-    let (addresses, address_places) = take_addresses(&mut section, others);
+    let used: Vec<_> = others.iter().flat_map(|port| &port.settings.addresses).copied().collect();
+    let (addresses, address_places) = take_addresses(&mut section, &used);
     let mac = section
         .field("mac")
         .and_then(|field| field.parse("the Ethernet address of one interface, such as 02:00:00:00:aa:01", mac));
@@ -204,13 +205,13 @@ fn take_device(section: &mut Section<'_>, others: &[PlacedPort]) -> (Device, Pla
     (device, field.place)
 }
 
-fn take_addresses(section: &mut Section<'_>, others: &[PlacedPort]) -> (Vec<IpNet>, Vec<Place>) {
+/// Takes key `addresses`: none of them is `used` already.
+pub(super) fn take_addresses(section: &mut Section<'_>, used: &[IpNet]) -> (Vec<IpNet>, Vec<Place>) {
     let (mut addresses, mut places): (Vec<IpNet>, Vec<Place>) = Default::default();
     for item in section.items("addresses", "addresses with their prefix, such as 192.0.2.2/24") {
         let expected = "an interface's address with its prefix, such as 192.0.2.2/24";
         let Some(address) = item.parse(expected, |text| text.parse().ok().filter(is_interface_address)) else { continue };
-        let mut all = others.iter().flat_map(|port| &port.settings.addresses).chain(&addresses);
-        if all.any(|other| other.addr() == address.addr()) {
+        if used.iter().chain(&addresses).any(|other| other.addr() == address.addr()) {
             item.problem(format!("found {} a second time; an address belongs to one port, once", address.addr()));
         }
         addresses.push(address);

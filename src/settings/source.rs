@@ -43,10 +43,12 @@ impl Chosen {
         }
     }
 
-    /// The source of a gateway that itself uses the `reserved` addresses.
-    pub(super) fn settings(self, reserved: Vec<IpAddr>) -> StateSource {
+    /// The source of a gateway that keeps its state in `state_dir` and itself uses the `reserved` addresses.
+    pub(super) fn settings(self, reserved: Vec<IpAddr>, state_dir: &Path) -> StateSource {
         match self {
-            Self::Embedded(keys, source, tls) => StateSource::Embedded(Box::new(keys.settings(source, reserved)), tls),
+            Self::Embedded(keys, source, tls) => {
+                StateSource::Embedded(Box::new(keys.settings(source, reserved, Some(state_dir))), tls)
+            }
             Self::Remote(urls, tls) => StateSource::Remote(urls, tls),
         }
     }
@@ -76,6 +78,10 @@ pub(super) fn take(top: &mut Section<'_>, choice: &SourceChoice, admin_listen: &
         let place = Place { line: top.place.line, key: "listen".to_owned() };
         top.reader
             .problem(&place, format!("found unix:{}, which is `admin.listen` too; give each its own", admin_listen.display()));
+    }
+    if let Some(listen) = &keys.health_listen {
+        let message = format!("found {}, which only sluice-controller serves in this version; leave it out", listen.value);
+        top.reader.problem(&listen.place, message);
     }
     let source = choose(top, choice, &keys, urls.as_ref());
     Chosen::Embedded(Box::new(keys), source, tls)

@@ -3,7 +3,7 @@
 use super::*;
 use control::dial::ControllerUrl;
 use control::settings::Source;
-use dataplane::{Mac, PortIndex};
+use dataplane::{Link, Mac, PortIndex, TagKind, Vlan};
 
 /// A valid file with two ports; tests replace and append lines.
 const BASE: &str = "\
@@ -36,6 +36,10 @@ fn a_small_file_gets_the_defaults_of_the_contract() {
     assert_eq!((settings.ports[0].twin, settings.ports[0].mac), (Twin::Tap, None));
     assert_eq!(settings.flows.max_per_worker, 1_048_576);
     assert_eq!(settings.flows.tcp_established, Duration::from_secs(7200));
+    assert_eq!(
+        (settings.flows.tcp_half_closed, settings.flows.udp_exchange),
+        (Duration::from_secs(300), Duration::from_secs(10))
+    );
     assert_eq!(settings.state_dir, Path::new("/var/lib/sluice"));
     assert_eq!(settings.admin_listen, Path::new("/run/sluice/admin.sock"));
     assert_eq!(settings.max_state_age, Duration::from_secs(86_400));
@@ -60,6 +64,19 @@ fn what_the_gateway_uses_is_reserved() {
 }
 
 #[test]
+fn more_addresses_than_a_controller_takes_are_refused_by_check() {
+    let with = |count: u16| {
+        let addresses: Vec<_> = (0..count).map(|number| format!("'fd00::1:{number:x}/64'")).collect();
+        read(&BASE.replace("10.0.0.2/24", &addresses.join(", ")))
+    };
+    // Beside two of the other port and one of SNAT.
+    let most = u16::try_from(proto::limits::RESERVED_MAX - 3).unwrap();
+    with(most).unwrap();
+    let error = with(most + 1).unwrap_err();
+    assert!(error.contains("key `ports`: found 4097 addresses") && error.contains("at most 4096; give"), "{error}");
+}
+
+#[test]
 fn the_engine_gets_the_devices_ethernet_addresses_unless_configured() {
     let text = BASE.replacen("    addresses", "    mac: 02:00:00:00:aa:01\n    addresses", 1);
     let settings = read(&text).unwrap();
@@ -81,12 +98,97 @@ fn static_routes_and_neighbours_name_ports() {
     assert_eq!(network.addresses.len(), 3);
 }
 
+/// Two links, a route and a neighbour on them.
+const LINKS: &str = "static:
+  links:
+    - {port: uplink, tags: [100], addresses: [203.0.113.2/24], mtu: 1400}
+    - {port: cluster, tags: [802.1ad:7, 200], addresses: [10.9.0.2/24, 'fd09::2/64']}
+  routes: [{to: 0.0.0.0/0, via: 203.0.113.1, port: uplink, tags: [100]}, {to: 10.9.0.0/24, via: 10.0.0.9, port: cluster}]
+  neighbours: [{address: 10.9.0.11, mac: '02:00:00:00:00:09', port: cluster, tags: [802.1ad:7, 200]}]
+";
+
+#[test]
+fn static_links_are_what_vlan_devices_are() {
+    let settings = read(&format!("{BASE}{LINKS}pools: [{{name: a, addresses: [203.0.113.100-203.0.113.110]}}]\n")).unwrap();
+    let network = settings.fixed_network();
+    let clients = Link::new(PortIndex(0), Vlan::NONE.with(TagKind::Customer, 100).unwrap());
+    let both = Vlan::NONE.with(TagKind::Service, 7).and_then(|outer| outer.with(TagKind::Customer, 200)).unwrap();
+    let backends = Link::new(PortIndex(1), both);
+    let vlans: Vec<_> = network.vlans.iter().map(|vlan| (vlan.link, vlan.mtu, vlan.addresses.len())).collect();
+    assert_eq!(vlans, [(clients, 1400, 1), (backends, 1500, 2)]);
+    let routes: Vec<_> = network.routes.iter().map(|route| (route.to.to_string(), route.link)).collect();
+    let expected = [
+        ("0.0.0.0/0", clients),
+        ("10.9.0.0/24", PortIndex(1).into()), // it names the prefix of a link, and so counts instead
+        ("203.0.113.0/24", clients),
+        ("fd09::/64", backends),
+    ];
+    assert_eq!(routes, expected.map(|(to, link)| (to.to_owned(), link)));
+    assert_eq!(network.neighbours[0].link, backends);
+    assert_eq!(network.addresses.len(), 6);
+    assert!(settings.reserved.contains(&"203.0.113.2".parse().unwrap()), "never a VIP, never a backend");
+    let effective = settings.effective();
+    assert_eq!(read(&effective).as_ref(), Ok(&settings), "{effective}");
+}
+
+#[test]
+fn wrong_links_say_what_is_allowed() {
+    let rows = [
+        ("tags: [100], addresses", "addresses", "key `static.links[0].tags`: missing, expected a list of one VLAN tag or two"),
+        (
+            "tags: [100], addresses",
+            "tags: [], addresses",
+            "found a list, expected a list of one VLAN tag or two, the outer first",
+        ),
+        ("tags: [100], addresses", "tags: [0], addresses", "key `static.links[0].tags[0]`: found `0`, expected one VLAN tag"),
+        ("tags: [100], addresses", "tags: [4095], addresses", "found `4095`, expected one VLAN tag"),
+        ("tags: [100], addresses", "tags: [802.1q:5], addresses", "found `802.1q:5`, expected one VLAN tag"),
+        (
+            "tags: [100], addresses",
+            "tags: [1, 2, 3], addresses",
+            "key `static.links[0].tags`: found 3 tags, expected a list of one",
+        ),
+        (
+            "port: uplink, tags: [100], addresses",
+            "port: up, tags: [100], addresses",
+            "expected the name of a port: uplink or cluster",
+        ),
+        ("203.0.113.2/24", "192.0.2.2/24", "found 192.0.2.2 a second time; an address belongs to one port"),
+        ("10.9.0.2/24", "203.0.113.2/25", "found 203.0.113.2 a second time"),
+        ("mtu: 1400", "mtu: 60", "key `static.links[0].mtu`: found `60`, expected a number from 68 to 9216"),
+        ("'fd09::2/64']}", "'fd09::2/64'], mtu: 1000}", "mtu 1000 is too small for IPv6 (fd09::2/64), expected at least 1280"),
+        (
+            "via: 203.0.113.1, port: uplink, tags: [100]",
+            "port: uplink, tags: [101]",
+            "found tags 101 of a link that is not in `static.links`",
+        ),
+        (
+            "port: cluster, tags: [802.1ad:7, 200], addresses",
+            "port: uplink, tags: [100], addresses",
+            "found the link with tags 100 of this port a second time",
+        ),
+        (
+            "10.9.0.2/24",
+            "10.0.0.3/24",
+            "key `snat.addresses[0]`: found 10.0.0.3, which is an address of a link in `static.links`",
+        ),
+    ];
+    for (from, to, message) in rows {
+        assert!(LINKS.contains(from), "{from}");
+        let error = read(&format!("{BASE}{}", LINKS.replacen(from, to, 1))).unwrap_err();
+        assert!(error.contains(message), "{to}: {error}");
+    }
+    let pool = "pools: [{name: a, addresses: [203.0.113.2]}]\n";
+    let error = read(&format!("{BASE}{LINKS}{pool}")).unwrap_err();
+    assert!(error.contains("holds 203.0.113.2, an address of a link in `static.links`"), "{error}");
+}
+
 #[test]
 fn what_check_prints_reads_back_as_the_same_settings() {
     let rich = format!(
         "{BASE}{}",
         "workers: {cores: [3], poll: adaptive}\nmemory: {hugepages: off}\nnodePortAddresses: [192.0.2.2, '2001:db8::2']\n\
-         flows: {maxPerWorker: 5, tcpEstablished: 90s, udp: 1500ms}\nzone: rack-7\nstateDir: state\nmaxStateAge: 1h\n\
+         flows: {maxPerWorker: 5, tcpEstablished: 90s, tcpHalfClosed: 70s, udp: 1500ms, udpExchange: 4s}\nzone: rack-7\nstateDir: state\nmaxStateAge: 1h\n\
          logs: {format: json, level: warn}\nadmin: {listen: 'unix:admin.sock'}\nstatusDir: s\n\
          pools: [{name: default, addresses: [192.0.2.100-192.0.2.199, '2001:db8::1:0/112']}]\n\
          static:\n  routes: [{to: 0.0.0.0/0, via: 192.0.2.1, port: uplink}]\n  neighbours: [{address: 192.0.2.1, mac: '02:00:00:00:00:01', port: uplink}]\n"
@@ -141,6 +243,8 @@ fn a_flag_overrides_its_key_and_clashes_with_another() {
 
 #[test]
 fn what_is_not_built_is_refused_by_key() {
+    let error = read(&format!("{BASE}health: {{listen: '127.0.0.1:9440'}}\n")).unwrap_err();
+    assert!(error.contains("key `health.listen`: found 127.0.0.1:9440, which only sluice-controller serves"), "{error}");
     let rows = [("flowRecords: {to: 'file:/x'}", "flowRecords.to"), ("metrics: {listen: '127.0.0.1:9435'}", "metrics.listen")];
     for (line, key) in rows {
         let expected = format!("/etc/f.yaml:11: key `{key}`: not built in this version; leave it out");

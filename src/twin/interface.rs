@@ -15,6 +15,7 @@ use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessa
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rustix::io::Errno;
+use rustix::net::netdevice::name_to_index;
 
 use crate::netlink::{NetlinkError, OUR_PROTOCOL, Socket};
 
@@ -109,6 +110,12 @@ impl Interface {
         twin.set(mac.into_iter().chain([LinkAttribute::Mtu(config.mtu.into())]).collect(), Some(LinkFlags::Up)).await?;
         twin.set_addresses(&config.addresses).await?;
         Ok((twin, tap))
+    }
+
+    /// Whether Linux still has it, by its name.
+    #[must_use]
+    pub fn stands(&self) -> bool {
+        name_to_index(&self.socket, &self.name).is_ok_and(|index| index == self.index)
     }
 
     /// Gives the twin the Ethernet address of its port.

@@ -4,18 +4,23 @@
 //! call on the packet path.
 //!
 //! Invariant: every frame popped from a ring is written or counted as refused. A frame of Linux's is read only when there
-//! is a buffer and room in the ring; until then it waits in the tap, whose own queue Linux bounds and counts.
+//! is a buffer and room in the ring; until then it waits in the tap, whose own queue Linux bounds and counts. A panic of the
+//! thread ends the process, as one of a worker does: Linux would be cut off without a sign.
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
+use crossbeam_queue::ArrayQueue;
 use dataplane::{BURST, Buffer, Burst, TwinQueues};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
+
+use crate::workers::or_abort;
 
 /// How long the thread sleeps at most while frames may be waiting in a ring.
 const SLEEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
@@ -45,15 +50,42 @@ pub struct TwinPort<B> {
     queues: Arc<TwinQueues<B>>,
     counters: Arc<TwinCounters>,
     frame_bytes_max: usize,
+    /// Takes the place of `tap`.
+    new_tap: Arc<ArrayQueue<OwnedFd>>,
     /// Linux may have sent frames that have not been read.
     readable: bool,
+}
+
+/// Gives a port the tap of a twin that was made again.
+#[derive(Debug)]
+pub struct NewTap(Arc<ArrayQueue<OwnedFd>>);
+
+impl NewTap {
+    /// The thread takes it within a millisecond, and closes the one before.
+    pub fn give(&self, tap: OwnedFd) {
+        // One that was not taken yet is of a twin that is gone, too.
+        drop(self.0.force_push(tap));
+    }
 }
 
 impl<B: Buffer> TwinPort<B> {
     /// A port whose tap never blocks, with the port's MTU in bytes.
     #[must_use]
-    pub fn new(tap: OwnedFd, queues: Arc<TwinQueues<B>>, counters: Arc<TwinCounters>, mtu: u16) -> Self {
-        Self { tap, queues, counters, frame_bytes_max: usize::from(mtu) + OVERHEAD_BYTES, readable: true }
+    pub fn new(tap: OwnedFd, queues: Arc<TwinQueues<B>>, counters: Arc<TwinCounters>, mtu: u16) -> (Self, NewTap) {
+        let new_tap = Arc::new(ArrayQueue::new(1));
+        let given = NewTap(Arc::clone(&new_tap));
+        let frame_bytes_max = usize::from(mtu) + OVERHEAD_BYTES;
+        (Self { tap, queues, counters, frame_bytes_max, new_tap, readable: true }, given)
+    }
+
+    /// Takes a new tap, if there is one, and waits for its frames as number `n`.
+    fn take_new_tap(&mut self, epoll: &OwnedFd, n: u64) {
+        let Some(tap) = self.new_tap.pop() else { return };
+        if let Err(error) = watch(epoll, &tap, n) {
+            tracing::error!(%error, "what Linux sends by a twin that was made again is not read");
+        }
+        // The kernel forgets the one before when it is closed here.
+        (self.tap, self.readable) = (tap, true);
     }
 
     /// Moves frames to Linux. True if there may be more.
@@ -141,13 +173,14 @@ impl TwinThread {
         allocate: impl FnMut() -> Option<B> + Send + 'static,
     ) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        for (n, port) in ports.iter().enumerate() {
-            // Edge-triggered: a tap whose ring is full stays readable and would keep a level-triggered wait from sleeping.
-            epoll::add(&epoll, &port.tap, EventData::new_u64(n as u64), EventFlags::IN | EventFlags::ET)?;
+        for (n, port) in (0..).zip(&ports) {
+            watch(&epoll, &port.tap, n)?;
         }
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
-        let thread = std::thread::Builder::new().name("twin".to_owned()).spawn(move || run(ports, allocate, &epoll, &stopped))?;
+        let run = AssertUnwindSafe(move || run(ports, allocate, &epoll, &stopped));
+        let last_words = "the twin thread panicked; the gateway aborts, because Linux would be cut off without a sign";
+        let thread = std::thread::Builder::new().name("twin".to_owned()).spawn(move || or_abort(last_words, run))?;
         Ok(Self { stop, thread: Some(thread) })
     }
 }
@@ -155,12 +188,16 @@ impl TwinThread {
 impl Drop for TwinThread {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the twin thread panicked");
+        if let Some(thread) = self.thread.take() {
+            // A panic inside has ended the process before this.
+            let _ = thread.join();
         }
     }
+}
+
+/// Edge-triggered: a tap whose ring is full stays readable and would keep a level-triggered wait from sleeping.
+fn watch(epoll: &OwnedFd, tap: &OwnedFd, n: u64) -> rustix::io::Result<()> {
+    epoll::add(epoll, tap, EventData::new_u64(n), EventFlags::IN | EventFlags::ET)
 }
 
 fn run<B: Buffer>(mut ports: Vec<TwinPort<B>>, mut allocate: impl FnMut() -> Option<B>, epoll: &OwnedFd, stop: &AtomicBool) {
@@ -178,7 +215,8 @@ fn run<B: Buffer>(mut ports: Vec<TwinPort<B>>, mut allocate: impl FnMut() -> Opt
             }
         }
         more = false;
-        for port in &mut ports {
+        for (n, port) in (0..).zip(&mut ports) {
+            port.take_new_tap(epoll, n);
             more |= port.write();
             more |= port.read(&mut allocate, &mut spare);
         }
@@ -198,13 +236,13 @@ mod tests {
     fn port() -> (TwinPort<MemoryBuffer>, OwnedFd) {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let (tap, linux) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-        (TwinPort::new(tap, Arc::new(TwinQueues::new()), Arc::new(TwinCounters::default()), 1500), linux)
+        (TwinPort::new(tap, Arc::new(TwinQueues::new()), Arc::new(TwinCounters::default()), 1500).0, linux)
     }
 
     fn until(mut condition: impl FnMut() -> bool) {
         let start = Instant::now();
         while !condition() {
-            assert!(start.elapsed() < Duration::from_secs(10), "waited in vain");
+            assert!(start.elapsed() < Duration::from_secs(120), "waited in vain");
             std::thread::yield_now();
         }
     }
@@ -246,6 +284,42 @@ mod tests {
             from_linux.len() == 100
         });
         assert!(from_linux.iter().enumerate().all(|(n, frame)| *frame == numbered(n)));
+    }
+
+    #[test]
+    fn a_new_tap_takes_the_place_of_one_whose_interface_is_gone() {
+        let ((port, gone), (other, linux)) = (port(), port());
+        let (queues, new_tap) = (port.queues.clone(), NewTap(port.new_tap.clone()));
+        let _thread = TwinThread::start(vec![port], || Some(MemoryBuffer::default())).unwrap();
+        drop(gone);
+        new_tap.give(other.tap);
+        send(&linux, &numbered(7));
+        let mut from_linux = Vec::new();
+        until(|| {
+            from_linux.extend(received(&queues));
+            from_linux == [numbered(7)]
+        });
+        assert!(queues.to_linux.push(Burst::from_iter([MemoryBuffer::new(&numbered(8), 0)])).is_ok());
+        let mut frame = [0; 2048];
+        until(|| rustix::io::read(&linux, &mut frame).is_ok_and(|len| frame[..len] == numbered(8)));
+    }
+
+    #[test]
+    fn a_panic_in_the_twin_thread_aborts_the_process_after_its_last_words() {
+        const CHILD: &str = "SLUICE_TWIN_THREAD_PANICS";
+        if std::env::var_os(CHILD).is_some() {
+            let (port, linux) = port();
+            send(&linux, &numbered(0));
+            let _thread = TwinThread::start(vec![port], || panic!("last words")).unwrap();
+            loop {
+                std::thread::park();
+            }
+        }
+        let test = "twin::thread::tests::a_panic_in_the_twin_thread_aborts_the_process_after_its_last_words";
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        let output = child.args(["--exact", "--nocapture", test]).env(CHILD, "1").output().unwrap();
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&output.status), Some(6), "not SIGABRT: {output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("last words"), "{output:?}");
     }
 
     #[test]

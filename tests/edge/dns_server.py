@@ -21,7 +21,7 @@ def answer(question, name):
 
 def serve_one(listener, name):
     with listener.accept()[0] as connection:
-        connection.settimeout(3)
+        connection.settimeout(60)
         stream = connection.makefile("rwb", buffering=0)
         length = stream.read(2)
         if length and len(length) == 2:

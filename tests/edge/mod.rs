@@ -21,10 +21,12 @@ use proto::v1::{
 };
 
 #[allow(unused_imports, reason = "each test file uses a part of it")]
-pub use skip::{may_make_namespaces as may_run, skip};
+pub use skip::{lacks, may_make_namespaces as may_run, skip};
 
-/// Longest wait for anything that is to happen.
-pub const DEADLINE: Duration = Duration::from_secs(30);
+/// Longest wait for anything that is to happen: nothing is said about how soon it does, for the machine may be busy.
+pub const DEADLINE: Duration = Duration::from_secs(120);
+/// How long a request may take, seconds: longer than four SYNs that are sent again take (after 1, 3, 7 and 15 s).
+pub const REQUEST_S: &str = "20";
 
 /// Waits until `condition` gives something.
 pub fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
@@ -142,19 +144,37 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
 
     /// Ends the gateway by SIGTERM (or SIGKILL) and gives its exit code.
     pub fn stop(&mut self, kill: bool) -> Option<i32> {
+        self.signal(if kill { rustix::process::Signal::KILL } else { rustix::process::Signal::TERM });
+        self.ended()
+    }
+
+    /// The gateway's process. `ip netns exec` becomes the program, so this is its pid.
+    pub fn pid(&self) -> rustix::process::Pid {
+        rustix::process::Pid::from_child(self.gateway.as_ref().unwrap())
+    }
+
+    /// Sends the gateway a signal.
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        rustix::process::kill_process(self.pid(), signal).unwrap();
+    }
+
+    /// Whether the gateway's process is there.
+    pub fn is_running(&mut self) -> bool {
+        self.gateway.as_mut().is_some_and(|child| child.try_wait().unwrap().is_none())
+    }
+
+    /// Waits until the gateway has ended, and gives its exit code; none when a signal ended it.
+    pub fn ended(&mut self) -> Option<i32> {
         let mut child = self.gateway.take()?;
-        if kill {
-            child.kill().unwrap();
-        } else {
-            let pid = rustix::process::Pid::from_child(&child);
-            rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-        }
         let start = Instant::now();
         loop {
             if let Some(status) = child.try_wait().unwrap() {
                 return status.code();
             }
-            assert!(start.elapsed() < DEADLINE, "the gateway does not end:\n{}", self.log());
+            if start.elapsed() > DEADLINE {
+                self.gateway = Some(child);
+                panic!("the gateway does not end:\n{}", self.log());
+            }
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -167,7 +187,7 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
 
     /// Who answers a request from the client, if anybody.
     pub fn curl(&self, url: &str) -> Option<String> {
-        let output = self.run("client", &["curl", "-sg", "--max-time", "3", url]);
+        let output = self.run("client", &["curl", "-sg", "--max-time", REQUEST_S, url]);
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
     }
 

@@ -11,8 +11,8 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::{DEADLINE, Edge};
 
-/// How long a client waits for an answer before it counts as none.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// How long a client waits for an answer before it counts as none: four SYNs that are sent again take 15 s.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 impl Edge {
     /// Calls `make` on a thread in the namespace; a socket made there stays there.

@@ -11,12 +11,22 @@ pub fn skip(test: &str, why: &str) {
     }
 }
 
+/// What namespaces and what is in them need: interfaces, and `ip netns` itself. Numbers of linux/capability.h.
+const NEEDED: [(u32, &str); 2] = [(12, "CAP_NET_ADMIN"), (21, "CAP_SYS_ADMIN")];
+
+/// Which capabilities a process lacks whose `/proc/PID/status` this is; all where that does not tell. Being root says nothing:
+/// root in a container has but some of them.
+pub fn lacks(status: &str) -> Vec<&'static str> {
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();
+    NEEDED.iter().filter(|(number, _)| effective & (1 << number) == 0).map(|(_, name)| *name).collect()
+}
+
 /// Whether namespaces can be made; says so when not.
 pub fn may_make_namespaces(test: &str) -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let is_root = status.lines().any(|line| line.starts_with("Uid:") && line.split_whitespace().nth(2) == Some("0"));
-    if !is_root {
-        skip(test, "needs root for network namespaces");
+    let lacks = lacks(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
+    if !lacks.is_empty() {
+        skip(test, &format!("needs {} for network namespaces", lacks.join(" and ")));
     }
-    is_root
+    lacks.is_empty()
 }

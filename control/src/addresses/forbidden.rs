@@ -57,6 +57,20 @@ impl Forbidden {
         })
     }
 
+    /// Whether both keep backends from the same addresses.
+    #[must_use]
+    pub fn fences_as(&self, other: &Self) -> bool {
+        self.gateways == other.gateways
+    }
+
+    /// Addresses that are a node's here and not, or another one's, there, and the other way round.
+    pub fn nodes_differing<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = IpAddr> {
+        let lacks = |all: &'a Self, of: &'a Self| {
+            all.nodes.iter().filter(|(address, name)| of.nodes.get(*address) != Some(*name)).map(|(address, _)| *address)
+        };
+        lacks(self, other).chain(lacks(other, self))
+    }
+
     /// Whether `address` is one of them.
     #[must_use]
     pub(super) fn contains(&self, address: IpAddr) -> bool {

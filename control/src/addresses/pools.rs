@@ -13,7 +13,7 @@ use super::Claim;
 use crate::crd::AddressPool;
 use crate::spec::PoolSpec;
 use crate::spec::pool::range_of;
-use kube::core::SelectorExt as _;
+use kube::core::{Selector, SelectorExt as _};
 
 /// Pools in all: with 128 ranges each, 131,072 ranges, which each gateway is told of with every change of a pool.
 const POOLS_MAX: usize = 1024;
@@ -42,9 +42,14 @@ pub struct Standing {
 }
 
 impl Pools {
-    /// Those of an installation of this class. `configured` has no clashes.
+    /// Those of an installation of this class, of the objects those that `selector` selects. `configured` has no clashes.
     #[must_use]
-    pub fn of(configured: &[PoolSpec], objects: &BTreeMap<String, AddressPool>, class: &str, cluster_cidrs: &[IpNet]) -> Self {
+    pub fn of(
+        configured: &[PoolSpec],
+        objects: &BTreeMap<String, AddressPool>,
+        (class, selector): (&str, &Selector),
+        cluster_cidrs: &[IpNet],
+    ) -> Self {
         let cidrs = cluster_cidrs.iter().filter_map(|net| Some((range_of(net)?, format!("{net} of clusterCIDRs"))));
         let mut taken = Taken { names: BTreeMap::new(), ranges: BTreeMap::new(), foreign: cidrs.collect() };
         let mut all = Self::default();
@@ -54,7 +59,10 @@ impl Pools {
             all.standing.push(Standing { name: spec.name.clone(), is_object: false, addresses, clash: None });
             all.used.push(spec.clone());
         }
-        let ours = |pool: &&AddressPool| pool.spec.load_balancer_class.as_deref().is_none_or(|named| named == class);
+        let ours = |pool: &&AddressPool| {
+            let labels = pool.metadata.labels.clone().unwrap_or_default();
+            pool.spec.load_balancer_class.as_deref().is_none_or(|named| named == class) && selector.matches(&labels)
+        };
         let mut objects: Vec<&AddressPool> = objects.values().filter(ours).collect();
         objects
             .sort_by_key(|pool| (pool.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()), &pool.metadata.name));

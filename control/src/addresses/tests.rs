@@ -1,5 +1,6 @@
 //! Claims over time: who gets which address, and what the others are told.
 
+use kube::core::Selector;
 use proto::Protocol;
 
 use super::*;
@@ -7,7 +8,7 @@ use crate::spec::NodeSpec;
 
 /// The pools of a configuration.
 pub(crate) fn pools(specs: &[PoolSpec]) -> Pools {
-    Pools::of(specs, &BTreeMap::new(), "sluice.dev/gateway", &[])
+    Pools::of(specs, &BTreeMap::new(), ("sluice.dev/gateway", &Selector::default()), &[])
 }
 
 /// A Service on TCP port 80.
@@ -553,7 +554,7 @@ mod clashes {
         ]
         .into();
         let cidrs = ["10.96.0.0/12".parse().unwrap()];
-        let pools = Pools::of(&configured, &objects, "sluice.dev/gateway", &cidrs);
+        let pools = Pools::of(&configured, &objects, ("sluice.dev/gateway", &Selector::default()), &cidrs);
         let used: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
         assert_eq!(used, ["default", "b-older", "c-after"]);
         let rows = [
@@ -577,8 +578,19 @@ mod clashes {
         theirs.spec.load_balancer_class = Some("example.com/other".to_owned());
         let (ours_name, mut ours) = object("ours", "01", &["192.0.2.1"]);
         ours.spec.load_balancer_class = Some("sluice.dev/gateway".to_owned());
-        let pools = Pools::of(&[], &[(name, theirs), (ours_name, ours)].into(), "sluice.dev/gateway", &[]);
+        let objects = [(name, theirs), (ours_name, ours)].into();
+        let pools = Pools::of(&[], &objects, ("sluice.dev/gateway", &Selector::default()), &[]);
         assert_eq!(pools.standing().len(), 1);
+        assert_eq!(pools.holding(ip("192.0.2.1")).unwrap().name, "ours");
+    }
+
+    #[test]
+    fn a_pool_without_the_labels_that_we_select_is_none_of_ours_and_clashes_with_none() {
+        let (theirs, (ours_name, mut ours)) = (object("theirs", "00", &["192.0.2.0/24"]), object("ours", "01", &["192.0.2.1"]));
+        ours.metadata.labels = Some([("group".to_owned(), "east".to_owned())].into());
+        let selector = Selector::from_iter([("group".to_owned(), "east".to_owned())]);
+        let pools = Pools::of(&[], &[theirs, (ours_name, ours)].into(), ("sluice.dev/gateway", &selector), &[]);
+        assert_eq!(pools.standing().len(), 1, "nothing is written to the other");
         assert_eq!(pools.holding(ip("192.0.2.1")).unwrap().name, "ours");
     }
 }

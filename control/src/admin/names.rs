@@ -96,8 +96,12 @@ pub(super) fn service(text: &str, state: &State) -> Result<ServiceName, NameErro
 pub(super) fn backend_of(text: &str, service: &ServiceName, state: &State) -> Result<SocketAddr, NameError> {
     let address: SocketAddr = text.parse().map_err(|_| NameError::NoAddress(text.to_owned()))?;
     let of = state.services.get(service);
-    let all: BTreeSet<SocketAddr> =
-        of.iter().flat_map(|service| &service.ports).flat_map(|port| &port.backends).map(|backend| backend.address).collect();
+    let all: BTreeSet<SocketAddr> = of
+        .iter()
+        .flat_map(|service| &service.ports)
+        .flat_map(|port| port.all_backends())
+        .map(|backend| backend.address)
+        .collect();
     if all.contains(&address) {
         return Ok(address);
     }
@@ -144,7 +148,7 @@ fn no_backend(text: &str, state: &State) -> NameError {
 
 fn backends(state: &State) -> impl Iterator<Item = SocketAddr> {
     let ports = state.services.values().flat_map(|service| &service.ports);
-    ports.flat_map(|port| &port.backends).map(|backend| backend.address)
+    ports.flat_map(|port| port.all_backends()).map(|backend| backend.address)
 }
 
 /// The first of them, and how many more there are.
@@ -180,6 +184,7 @@ mod tests {
                 maglev: MaglevSpec { size: 251, seed: 0, hash_version: 1 },
                 backends: backends.iter().map(backend).collect(),
                 app_protocol: None,
+                nodes: None,
                 zones: Vec::new(),
             };
             Arc::new(Service::new(ServiceName::new(namespace, name), vec![port]))

@@ -61,8 +61,9 @@ struct Gathered<R> {
 }
 
 impl ControllerAdmin {
-    /// Asks every connected gateway. `rows` takes what is wanted out of an answer, with the gateway's name in each row.
-    async fn gather<R>(&self, ask: Ask, rows: impl Fn(Said, &str) -> Option<Vec<R>>) -> Gathered<R> {
+    /// Asks every connected gateway, if this controller leads: others have none. `rows` takes what is wanted out of an answer, with the gateway's name in each row.
+    async fn gather<R>(&self, ask: Ask, rows: impl Fn(Said, &str) -> Option<Vec<R>>) -> Result<Gathered<R>, Status> {
+        self.view.leads()?;
         let names: BTreeSet<String> = self.view.gateways.borrow().iter().map(|gateway| gateway.name.clone()).collect();
         let mut gathered = Gathered { rows: Vec::new(), silent: Vec::new() };
         for (gateway, answer) in self.view.fleet.ask(names.into_iter().collect(), &ask).await {
@@ -73,7 +74,7 @@ impl ControllerAdmin {
                 Err(error) => gathered.silent.push(silent(error.to_string())),
             }
         }
-        gathered
+        Ok(gathered)
     }
 }
 
@@ -91,7 +92,7 @@ impl Admin for ControllerAdmin {
                 Said::Services(answer) => Some(of(gateway, answer.services, |row| &mut row.gateway)),
                 _ => None,
             })
-            .await;
+            .await?;
         Ok(Response::new(v1::ListServicesResponse { services: rows, silent }))
     }
 
@@ -101,7 +102,7 @@ impl Admin for ControllerAdmin {
                 Said::Backends(answer) => Some(of(gateway, answer.backends, |row| &mut row.gateway)),
                 _ => None,
             })
-            .await;
+            .await?;
         Ok(Response::new(v1::ListBackendsResponse { backends: rows, silent }))
     }
 
@@ -111,7 +112,7 @@ impl Admin for ControllerAdmin {
                 Said::Ports(answer) => Some(of(gateway, answer.ports, |row| &mut row.gateway)),
                 _ => None,
             })
-            .await;
+            .await?;
         Ok(Response::new(v1::ListPortsResponse { ports: rows, silent }))
     }
 
@@ -121,7 +122,7 @@ impl Admin for ControllerAdmin {
                 Said::Drops(answer) => Some(of(gateway, answer.drops, |row| &mut row.gateway)),
                 _ => None,
             })
-            .await;
+            .await?;
         Ok(Response::new(v1::ListDropsResponse { drops: rows, silent }))
     }
 
@@ -146,15 +147,15 @@ impl Admin for ControllerAdmin {
     }
 
     async fn list_gateways(&self, _: Request<v1::ListGatewaysRequest>) -> Result<Response<v1::ListGatewaysResponse>, Status> {
-        Ok(Response::new(self.view.list_gateways()))
+        self.view.list_gateways().map(Response::new)
     }
 
     async fn list_pools(&self, _: Request<v1::ListPoolsRequest>) -> Result<Response<v1::ListPoolsResponse>, Status> {
-        Ok(Response::new(self.view.list_pools()))
+        self.view.list_pools().map(Response::new)
     }
 
     async fn list_events(&self, _: Request<v1::ListEventsRequest>) -> Result<Response<v1::ListEventsResponse>, Status> {
-        Ok(Response::new(self.view.list_events()))
+        self.view.list_events().map(Response::new)
     }
 
     async fn list_overrides(&self, _: Request<v1::ListOverridesRequest>) -> Result<Response<v1::ListOverridesResponse>, Status> {

@@ -10,6 +10,7 @@ use control::admin::{self, ControllerAdmin};
 use control::checkpoint::store::CONFIG_MAPS;
 use control::config::controller::ControllerFile;
 use control::controller::{Controller, ControllerError};
+use control::healthz;
 use control::kubernetes::{self, Extent};
 use control::logging;
 use control::settings::Source;
@@ -175,7 +176,14 @@ async fn serve(file: ControllerFile) -> anyhow::Result<()> {
     let config = file.effective();
     let listener = socket::listen(&file.admin_listen).await?;
     let _taken_away = TakenAway(file.admin_listen);
+    let asked_for_health = match file.health_listen {
+        Some(address) => Some(socket::listen_tcp(address).await?),
+        None => None,
+    };
     let running = Controller::start(file.settings, shutdown.clone()).await?;
+    if let Some(listener) = asked_for_health {
+        tokio::spawn(healthz::serve(listener, running.probes.clone(), shutdown.clone()));
+    }
     let admin = ControllerAdmin { view: running.view.clone(), config };
     let stop = shutdown.clone().cancelled_owned();
     // An operator who cannot ask is no reason to stop what runs.

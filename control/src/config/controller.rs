@@ -3,7 +3,7 @@
 //! Invariant: [`effective`] writes every key, and what it writes reads back as the same settings.
 
 use std::fmt::Write;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::settings::{ClaimClassless, ControllerSettings, Defaults, Listen, Owne
 use crate::spec::PoolSpec;
 
 /// Every top-level key that belongs to a controller and to no gateway.
-pub const KEYS: [&str; 14] = [
+pub const KEYS: [&str; 15] = [
     "listen",
     "tls",
     "advertise",
@@ -30,6 +30,7 @@ pub const KEYS: [&str; 14] = [
     "nodePortNamespaceSelector",
     "externalIPs",
     "pools",
+    "poolSelector",
     "manifests",
     "statusDir",
 ];
@@ -54,6 +55,8 @@ pub struct ControllerKeys {
     pub manifests: Option<Placed<PathBuf>>,
     /// Key `statusDir`.
     pub status_dir: PathBuf,
+    /// Key `health.listen`.
+    pub health_listen: Option<Placed<SocketAddr>>,
     /// The ranges of all pools with their places, for checks against what else uses addresses.
     pub ranges: Vec<PlacedRange>,
     group: String,
@@ -71,7 +74,8 @@ impl ControllerKeys {
     pub fn take(top: &mut Section<'_>) -> Self {
         let (kubeconfig, namespace, load_balancer_class, classless) = take_kubernetes(top);
         let node_port_namespaces = top.selector("nodePortNamespaceSelector");
-        let ownership = OwnershipRules { classless, node_port_namespaces, external_ips_allowed: take_external_ips(top) };
+        let (external_ips_allowed, pools) = (take_external_ips(top), top.selector("poolSelector"));
+        let ownership = OwnershipRules { classless, node_port_namespaces, external_ips_allowed, pools };
         let place_of = top.field("manifests").map(|field| field.place);
         let manifests = place_of.zip(top.path_of("manifests")).map(|(place, value)| Placed { place, value });
         let cluster_cidrs = take_nets(top, "clusterCIDRs");
@@ -83,8 +87,10 @@ impl ControllerKeys {
                 top.reader.problem(&placed.place, message);
             }
         }
+        let (health, health_listen) = take_health(top);
         Self {
             listen: super::listen::take(top),
+            health_listen,
             kubeconfig,
             namespace,
             manifests,
@@ -94,16 +100,17 @@ impl ControllerKeys {
             load_balancer_class,
             ownership,
             defaults: take_defaults(top),
-            health: take_health(top),
+            health,
             backends_allowed: take_allowed(top),
             cluster_cidrs,
             pools,
         }
     }
 
-    /// The settings of a controller that follows `source`, in a gateway that itself uses the `reserved` addresses.
+    /// The settings of a controller that follows `source` and keeps its lock in `lock_dir`, in a gateway that itself uses the
+    /// `reserved` addresses.
     #[must_use]
-    pub fn settings(self, source: Source, reserved: Vec<IpAddr>) -> ControllerSettings {
+    pub fn settings(self, source: Source, reserved: Vec<IpAddr>, lock_dir: Option<&Path>) -> ControllerSettings {
         ControllerSettings {
             listen: self.listen,
             group: self.group,
@@ -116,6 +123,7 @@ impl ControllerKeys {
             cluster_cidrs: self.cluster_cidrs,
             pools: self.pools,
             reserved,
+            lock_dir: lock_dir.map(Path::to_owned),
         }
     }
 }
@@ -176,10 +184,16 @@ fn take_defaults(top: &mut Section<'_>) -> Defaults {
     defaults
 }
 
-fn take_health(top: &mut Section<'_>) -> HealthCheck {
+/// Key `health`: how backends are probed, and where this program is asked for its own health.
+fn take_health(top: &mut Section<'_>) -> (HealthCheck, Option<Placed<SocketAddr>>) {
     let default = HealthCheck::default();
     let mut section = top.section("health");
     let place = section.place.clone();
+    let address = |text: &str| text.parse().ok().filter(|address: &SocketAddr| address.port() > 0);
+    let listen = section.field("listen").filter(|field| !field.is_empty()).and_then(|field| {
+        let value = field.parse("IP:PORT or [IP]:PORT", address)?;
+        Some(Placed { place: field.place, value })
+    });
     let health = HealthCheck {
         // Ten probes a second and target is what a backend should still not notice.
         interval: section.duration("interval", Duration::from_millis(100)..=Duration::from_secs(600), default.interval),
@@ -195,7 +209,7 @@ fn take_health(top: &mut Section<'_>) -> HealthCheck {
         section.reader.problem(&place, message);
     }
     section.finish();
-    health
+    (health, listen)
 }
 
 fn take_allowed(top: &mut Section<'_>) -> Option<Vec<IpNet>> {
@@ -232,6 +246,8 @@ pub struct ControllerFile {
     pub settings: ControllerSettings,
     /// Socket that `sluice.v1.Admin` is served on.
     pub admin_listen: PathBuf,
+    /// Key `health.listen`: where `/livez` and `/readyz` are served.
+    pub health_listen: Option<SocketAddr>,
     /// What it logs.
     pub logs: Logs,
 }
@@ -251,6 +267,14 @@ impl ControllerFile {
         if let (Some(manifests), Some(_)) = (&keys.manifests, &keys.kubeconfig) {
             reader.problem(&manifests.place, "found a second source beside `kubernetes.kubeconfig`; keep one of the two");
         }
+        let health_listen = keys.health_listen.as_ref().map(|placed| placed.value);
+        let tcp = keys.listen.tcp.as_ref().map(|tcp| tcp.address);
+        if let (Some(health), Some(tcp)) =
+            (&keys.health_listen, tcp.filter(|tcp| health_listen.map(|at| at.port()) == Some(tcp.port())))
+        {
+            let found = health.value;
+            reader.problem(&health.place, format!("found {found}, the port of `listen` ({tcp}); give each a port of its own"));
+        }
         reader.finish()?;
         let source = match (&keys.manifests, &keys.kubeconfig) {
             (Some(dir), _) => Source::Manifests { dir: dir.value.clone(), status_dir: keys.status_dir.clone() },
@@ -259,27 +283,33 @@ impl ControllerFile {
                 namespace: keys.namespace.clone(),
             },
         };
-        Ok(Self { settings: keys.settings(source, Vec::new()), admin_listen, logs })
+        let settings = keys.settings(source, Vec::new(), admin_listen.parent());
+        Ok(Self { settings, admin_listen, health_listen, logs })
     }
 
     /// Every key with its value, as YAML that [`ControllerFile::read`] takes.
     #[must_use]
     pub fn effective(&self) -> String {
         let admin = quoted(&format!("unix:{}", self.admin_listen.display()));
-        format!("logs: {}\nadmin: {{listen: {admin}}}\n{}", self.logs, effective(&self.settings))
+        let keys = written(&self.settings, self.health_listen);
+        format!("logs: {}\nadmin: {{listen: {admin}}}\n{keys}", self.logs)
     }
 }
 
-/// Every key of a controller with its value, as YAML.
+/// Every key of a controller that is embedded with its value, as YAML.
 #[must_use]
 pub fn effective(settings: &ControllerSettings) -> String {
+    written(settings, None)
+}
+
+fn written(settings: &ControllerSettings, health_listen: Option<SocketAddr>) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
-    let _ = write_keys(&mut out, settings);
+    let _ = write_keys(&mut out, settings, health_listen);
     out
 }
 
-fn write_keys(out: &mut String, settings: &ControllerSettings) -> std::fmt::Result {
+fn write_keys(out: &mut String, settings: &ControllerSettings, health_listen: Option<SocketAddr>) -> std::fmt::Result {
     let path = |path: &Path| quoted(&format!("{}", path.display()));
     let (kubeconfig, namespace, manifests) = match &settings.source {
         Source::Manifests { dir, status_dir } => (None, None, Some((dir, status_dir))),
@@ -300,7 +330,8 @@ fn write_keys(out: &mut String, settings: &ControllerSettings) -> std::fmt::Resu
     let drain = Written(defaults.drain_timeout);
     writeln!(out, "defaults: {{mode: {}, scheduler: {}, drainTimeout: {drain}}}", defaults.mode, defaults.scheduler)?;
     let (interval, timeout) = (Written(health.interval), Written(health.timeout));
-    write!(out, "health: {{interval: {interval}, timeout: {timeout}, ")?;
+    let listen = quoted(&health_listen.map(|address| address.to_string()).unwrap_or_default());
+    write!(out, "health: {{listen: {listen}, interval: {interval}, timeout: {timeout}, ")?;
     writeln!(out, "rise: {}, fall: {}, failOpen: {}}}", health.rise, health.fall, health.fail_open)?;
     let allowed = settings.backends_allowed.as_ref().map_or_else(|| "null".to_owned(), quoted_list);
     writeln!(out, "backends: {{allowed: {allowed}}}")?;
@@ -308,6 +339,7 @@ fn write_keys(out: &mut String, settings: &ControllerSettings) -> std::fmt::Resu
     writeln!(out, "nodePortNamespaceSelector: {}", written_selector(&ownership.node_port_namespaces))?;
     writeln!(out, "externalIPs: {{allowed: {}}}", quoted_list(&ownership.external_ips_allowed))?;
     super::pools::write(out, &settings.pools)?;
+    writeln!(out, "poolSelector: {}", written_selector(&ownership.pools))?;
     writeln!(out, "manifests: {}", manifests.map_or_else(|| "null".to_owned(), |(dir, _)| path(dir)))?;
     writeln!(out, "statusDir: {}", manifests.map_or_else(|| quoted(STATUS_DIR), |(_, dir)| path(dir)))
 }
@@ -337,7 +369,8 @@ mod tests {
     #[test]
     fn what_check_prints_reads_back_as_the_same_settings() {
         let text = "\
-                    health: {interval: 90s, timeout: 250ms, rise: 1, fall: 9, failOpen: false}\n\
+                    health: {listen: '[::1]:9440', interval: 90s, timeout: 250ms, rise: 1, fall: 9, failOpen: false}\n\
+                    poolSelector: {sluice.dev/group: east}\n\
                     defaults: {mode: ipip, scheduler: wrr}\n\
                     backends: {allowed: [10.1.2.3/8, 'fd00::/8']}\nclusterCIDRs: [10.96.0.0/12]\ngroup: east\n\
                     pools:\n  - name: a\n    addresses: [192.0.2.0/25, 2001:db8::1]\n  - {name: b, addresses: [192.0.2.128-192.0.2.130]}\n  \
@@ -392,6 +425,13 @@ mod tests {
             ),
             ("externalIPs: {allowed: [10.0.0.0/33]}", "key `externalIPs.allowed[0]`: found `10.0.0.0/33`, expected a CIDR"),
             ("kubernetes: {namespace: A_b}", "key `kubernetes.namespace`: found `A_b`, expected the name of a Namespace"),
+            ("health: {listen: 9440}", "key `health.listen`: found `9440`, expected IP:PORT or [IP]:PORT"),
+            ("health: {listen: '[::]:0'}", "key `health.listen`: found `[::]:0`, expected IP:PORT or [IP]:PORT"),
+            (
+                "listen: '[::]:9'\ntls: {secret: a}\nhealth: {listen: 0.0.0.0:9}",
+                "key `health.listen`: found 0.0.0.0:9, the port of `listen` ([::]:9); give each a port of its own",
+            ),
+            ("poolSelector: [a]", "key `poolSelector`"),
             ("group: A_b", "key `group`: found `A_b`, expected a name of lower-case letters"),
             ("pools: [{name: a}]", "key `pools[0].addresses`: missing, expected a list"),
             ("pools: [{name: a, addresses: []}]", "key `pools[0].addresses`: found a list, expected a list of addresses"),

@@ -16,6 +16,7 @@ use crate::gateways::Gateways;
 use crate::lease::{Leader, Leadership};
 use crate::publish::{Published, tests::services};
 use crate::server::{ConfigService, serve};
+use crate::tls::identities;
 use crate::tls::tests::Authority;
 
 const WAIT: Duration = Duration::from_secs(20);
@@ -190,4 +191,48 @@ async fn who_dials_a_follower_is_told_where_the_leader_is() {
     let status = lab.refuses("edge-1", &lab.authority.issue(&["sluice://east/edge-1"])).await;
     assert_eq!(status.code(), Code::FailedPrecondition);
     assert_eq!(status.metadata().get(LEADER_METADATA).unwrap(), "https://192.0.2.9:9443");
+}
+
+#[tokio::test]
+async fn a_gateway_whose_certificate_has_expired_loses_its_stream() {
+    let lab = Lab::new().await;
+    // On a busy machine a short one may have expired before the handshake.
+    let mut valid_s = 4;
+    let (mut stream, channel) = loop {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        let material = lab.authority.issue_until_unix(&["sluice://east/edge-1"], now + Duration::from_secs(valid_s));
+        if let Ok((stream, _)) = lab.dial("edge-1", &material).await {
+            let (channel, _) = dial(&lab.url, "edge-1", Some(&write(lab.dir.path(), "edge-1", &material))).await.unwrap();
+            break (stream, channel);
+        }
+        assert!(valid_s < 60, "it is not served");
+        valid_s *= 2;
+    };
+    let end = tokio::time::timeout(WAIT + Duration::from_secs(valid_s), stream.message()).await.unwrap().unwrap_err();
+    assert_eq!(end.code(), Code::Unauthenticated, "{end}");
+    assert!(end.message().contains("certificate expired"), "{end}");
+    // Nor is it served anew on a connection from before.
+    let requests =
+        tokio_stream::once(WatchRequest { message: Some(Message::Hello(Hello::default())) }).chain(tokio_stream::pending());
+    let mut stream = ConfigClient::new(channel.clone()).watch(requests).await.unwrap().into_inner();
+    assert_eq!(stream.message().await.unwrap_err().code(), Code::Unauthenticated);
+    let offers = tokio_stream::pending::<proto::v1::Answer>();
+    let mut questions = proto::v1::fleet_client::FleetClient::new(channel).serve(offers).await.unwrap().into_inner();
+    assert_eq!(questions.message().await.unwrap_err().code(), Code::Unauthenticated);
+}
+
+/// Whoever dials has 5 s: the handshakes of the idle ones would go on for 10 s.
+#[tokio::test]
+async fn idle_connections_keep_no_gateway_out() {
+    let lab = Lab::new().await;
+    let ControllerUrl::Https { ref host, port } = lab.url else { panic!("not over TCP") };
+    let mut idle = Vec::new();
+    for _ in 0..2 * HANDSHAKES_MAX {
+        idle.push(TcpStream::connect((host.as_str(), port)).await.unwrap());
+    }
+    let (_stream, first) = lab.dial("edge-1", &lab.authority.issue(&["sluice://east/edge-1"])).await.unwrap();
+    assert!(first.full, "{first:?}");
+    let mut byte = [0];
+    let end = tokio::time::timeout(WAIT, tokio::io::AsyncReadExt::read(&mut idle[0], &mut byte)).await.unwrap();
+    assert!(matches!(end, Ok(0) | Err(_)), "the oldest gave way: {end:?}");
 }

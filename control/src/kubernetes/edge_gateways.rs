@@ -24,7 +24,8 @@ use crate::publish::Published;
 
 /// Who is there is written this often; LAST-SEEN is at most this old while a gateway is connected.
 const REFRESHED_EVERY: Duration = Duration::from_secs(60);
-/// What changes sooner waits this long for more, so that a fleet that restarts is a few writes each.
+/// What changes sooner waits this long for more, so that a fleet that restarts is a few writes each; the objects lag by this,
+/// and by what writing takes: 2 s at most.
 const GATHERED_FOR: Duration = Duration::from_secs(1);
 /// A gateway that is gone is shown for 30 days: a machine that is repaired comes back to its addresses.
 const KEPT: SignedDuration = SignedDuration::from_hours(30 * 24);
@@ -67,33 +68,39 @@ pub async fn show_gateways(
     cluster: &Cluster,
     group: &str,
     mut gateways: watch::Receiver<Gateways>,
-    states: watch::Receiver<Option<Arc<Published>>>,
+    mut states: watch::Receiver<Option<Arc<Published>>>,
 ) {
     let fleet = Fleet { api: Api::all(cluster.client.clone()), group };
     let mut trouble = Trouble::new("list, create, delete edgegateways.sluice.dev and patch their status", &cluster.server);
     let mut refused = BTreeSet::new();
     loop {
         let connected = shown(&gateways.borrow_and_update());
-        let served = states
-            .borrow()
-            .as_ref()
-            .map_or(0, |newest| newest.state.services.values().filter(|service| service.refusal.is_none()).count());
-        let services = u32::try_from(served).unwrap_or(u32::MAX);
-        match fleet.show(&connected, services, &mut refused).await {
-            Ok(()) => trouble.over(),
-            Err(outage) => tokio::time::sleep(trouble.met(outage, Instant::now())).await,
+        let services = served(&states.borrow_and_update());
+        if let Err(outage) = fleet.show(&connected, services, &mut refused).await {
+            // What could not be written is written when it can be: nothing of it need change for that.
+            tokio::time::sleep(trouble.met(outage, Instant::now())).await;
+            continue;
         }
+        trouble.over();
         let changes = async {
-            while gateways.changed().await.is_ok() {
-                if shown(&gateways.borrow_and_update()) != connected {
-                    return tokio::time::sleep(GATHERED_FOR).await;
+            loop {
+                tokio::select! {
+                    Ok(()) = gateways.changed() => if shown(&gateways.borrow_and_update()) != connected { break },
+                    Ok(()) = states.changed() => if served(&states.borrow_and_update()) != services { break },
+                    else => std::future::pending().await,
                 }
             }
-            std::future::pending().await
+            tokio::time::sleep(GATHERED_FOR).await;
         };
         // Whichever comes first.
         let _ = tokio::time::timeout(REFRESHED_EVERY, changes).await;
     }
+}
+
+/// How many Services gateways are given to serve.
+fn served(newest: &Option<Arc<Published>>) -> u32 {
+    let services = newest.iter().flat_map(|newest| newest.state.services.values());
+    u32::try_from(services.filter(|service| service.refusal.is_none()).count()).unwrap_or(u32::MAX)
 }
 
 /// While a gateway reconnects it may be there twice.

@@ -52,7 +52,11 @@ pub async fn elect(cluster: &Cluster, mut candidate: Candidate, leadership: &wat
             None => break,
             Some(Ok(Ok(answer))) => {
                 trouble.over();
-                take(answer, started, &mut held, leadership);
+                let was_held = held.is_some();
+                take(answer, (started, &candidate), &mut held, leadership);
+                if held.is_some() && !was_held {
+                    candidate.leads();
+                }
             }
             Some(Ok(Err(error))) => wait = trouble.met(Outage::from(&error), Instant::now()).min(LOOKED_AT_EVERY),
             Some(Err(_)) => _ = trouble.met(Outage::Unreachable("it does not answer".to_owned()), Instant::now()),
@@ -61,6 +65,9 @@ pub async fn elect(cluster: &Cluster, mut candidate: Candidate, leadership: &wat
             warn!("the Lease could not be renewed for {LED_AT_MOST:?}; not leading any more, gateways keep their state");
             held = None;
             leadership.send_replace(Leadership::Following(None));
+        }
+        if held.is_none() && !candidate.sees_life(Instant::now()) {
+            leadership.send_if_modified(forget_address);
         }
         let fence = held.as_ref().map(|held| held.renewed_at + LED_AT_MOST);
         let next = fence.map_or(started + wait, |fence| fence.min(started + wait));
@@ -77,7 +84,20 @@ pub async fn elect(cluster: &Cluster, mut candidate: Candidate, leadership: &wat
     }
 }
 
-fn take(answer: Answer, sent_at: Instant, held: &mut Option<Held>, leadership: &watch::Sender<Leadership>) {
+/// Nobody is sent to a leader that may be dead, also while the API server does not tell us of it.
+fn forget_address(leadership: &mut Leadership) -> bool {
+    match leadership {
+        Leadership::Following(Some(leader)) => leader.address.take().is_some(),
+        Leadership::Following(None) | Leadership::Leading { .. } => false,
+    }
+}
+
+fn take(
+    answer: Answer,
+    (sent_at, candidate): (Instant, &Candidate),
+    held: &mut Option<Held>,
+    leadership: &watch::Sender<Leadership>,
+) {
     match answer {
         Answer::Held(lease) => {
             let is_new = held.is_none();
@@ -94,7 +114,7 @@ fn take(answer: Answer, sent_at: Instant, held: &mut Option<Held>, leadership: &
             }
         }
         Answer::NotOurs(lease) => {
-            let leader = lease.as_ref().and_then(lease::holder);
+            let leader = lease.as_ref().and_then(|lease| candidate.leader(lease, Instant::now()));
             if held.take().is_some() {
                 warn!("somebody else took the Lease; not leading any more");
             }

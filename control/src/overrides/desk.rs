@@ -1,8 +1,8 @@
 //! Changes overrides on behalf of operators, and tells the planner.
 //!
 //! Invariant: what an operator is told is done was written down before, so that it outlives this process and its
-//! leadership. While they cannot be read nothing is changed; Services are planned without them only after the place they
-//! are kept in has answered, and that is said.
+//! leadership. While they cannot be read nothing is changed and nothing is planned: without them a plan would give drained
+//! backends and gateways their flows back. Only "there is none" means that nothing is set.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -85,7 +85,6 @@ impl Desk {
         let _telling = Telling(self);
         let mut seen = self.held.subscribe();
         let mut wait = FIRST_WAIT;
-        let mut is_told = false;
         loop {
             match self.store.load().await {
                 Ok((overrides, _)) => {
@@ -95,13 +94,9 @@ impl Desk {
                 Err(error) => {
                     let text = error.to_string();
                     if self.held.send_replace(Held::Unreadable(text.clone())) != Held::Unreadable(text.clone()) {
-                        tracing::error!(error = text, "what operators set by hand cannot be read; it has no effect until it can");
-                    }
-                    if !error.passes() && !std::mem::replace(&mut is_told, true) {
-                        let none = Change::OverridesReplaced(Box::default());
-                        if changes.send(none).await.is_err() {
-                            return;
-                        }
+                        let consequence =
+                            "drains and weights cannot be read; nothing is planned until they can, gateways keep their state";
+                        tracing::error!(error = text, "{consequence}");
                     }
                 }
             }
@@ -207,17 +202,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_read_has_no_effect_and_is_not_overwritten() {
+    async fn what_cannot_be_read_is_not_known_yet_and_is_not_overwritten() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("overrides.yaml");
         fs_write(&file, "version: 9");
         let (desk, mut changes) = start(&file);
-        assert!(told(&mut changes).await.is_empty());
+        let mut held = desk.held.subscribe();
+        let is_unreadable = |held: &Held| matches!(held, Held::Unreadable(_));
+        tokio::time::timeout(WAIT, held.wait_for(is_unreadable)).await.unwrap().unwrap();
         let error = desk.change(drain("a")).await.unwrap_err().to_string();
         assert!(error.contains("version 9") && error.contains("overrides.yaml"), "{error}");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "version: 9");
         fs_write(&file, "version: 1\ndrains: [{what: node/b, by: bob, at: '2026-01-31T12:00:00Z'}]");
-        assert_eq!(told(&mut changes).await.len(), 1);
+        assert_eq!(told(&mut changes).await.len(), 1, "nothing was told before it could be read");
         desk.change(drain("a")).await.unwrap();
         assert_eq!(told(&mut changes).await.len(), 2);
     }

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use kube::api::{ObjectMeta, Patch};
+use kube::core::response::reason::NOT_FOUND;
 use serde_json::json;
 
 use super::{DocumentError, Overrides};
@@ -69,14 +70,6 @@ pub enum StoreError {
     Conflict,
 }
 
-impl StoreError {
-    /// Whether asking again may help without anybody's doing: nothing was answered, or that it is busy.
-    #[must_use]
-    pub const fn passes(&self) -> bool {
-        matches!(self, Self::Cluster(Outage::Unreachable(_) | Outage::Busy { .. }))
-    }
-}
-
 impl Store {
     /// In our own namespace of a cluster.
     #[must_use]
@@ -88,7 +81,7 @@ impl Store {
     /// Reads them.
     ///
     /// # Errors
-    /// See [`StoreError`]; nothing there is none.
+    /// See [`StoreError`]; nothing there is none, but only in the words of an API server: a 404 of something in between is an error.
     pub async fn load(&self) -> Result<(Overrides, Version), StoreError> {
         match self {
             Self::File(path) => {
@@ -100,8 +93,13 @@ impl Store {
                 Ok((read(&text, || path.display().to_string())?, Version(None)))
             }
             Self::ConfigMap { api, group } => {
-                let found = api.get_opt(CONFIG_MAP).await.map_err(|error| StoreError::Cluster(Outage::from(&error)))?;
-                let Some(found) = found else { return Ok((Overrides::default(), Version(None))) };
+                let found = match api.get(CONFIG_MAP).await {
+                    Ok(found) => found,
+                    Err(kube::Error::Api(status)) if status.reason == NOT_FOUND => {
+                        return Ok((Overrides::default(), Version(None)));
+                    }
+                    Err(error) => return Err(StoreError::Cluster(Outage::from(&error))),
+                };
                 let text = found.data.unwrap_or_default().remove(group).unwrap_or_default();
                 let overrides = read(&text, || format!("key {group} of ConfigMap {CONFIG_MAP}"))?;
                 Ok((overrides, Version(found.metadata.resource_version)))

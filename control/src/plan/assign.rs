@@ -41,6 +41,8 @@ pub(super) struct Assignment {
     pub(super) told: Vec<Pool>,
     /// Every pool in figures.
     pub(super) uses: Arc<Vec<PoolUse>>,
+    /// Addresses that Services ask for, that their statuses hold, or that a leader before us gave them.
+    named: BTreeSet<IpAddr>,
     allocations: Allocations,
     gateways: OfGateways,
     /// What a leader before us decided, until the first plan is made.
@@ -126,21 +128,22 @@ impl Assignment {
         if before == Some(revisions) && !is_due {
             return News::default();
         }
-        let mut has_moved = before.is_none();
+        let (mut has_moved, mut is_concerned) = (before.is_none(), false);
         if before.is_none_or(|before| before.pools != revisions.pools) {
-            let class = &settings.load_balancer_class;
-            let pools = Pools::of(&settings.pools, world.pools(), class, &settings.cluster_cidrs);
+            let ours = (settings.load_balancer_class.as_str(), &settings.ownership.pools);
+            let pools = Pools::of(&settings.pools, world.pools(), ours, &settings.cluster_cidrs);
             has_moved |= pools != *self.pools;
             self.pools = Arc::new(pools);
         }
         if before.is_none_or(|before| (before.nodes, before.gateways) != (revisions.nodes, revisions.gateways)) {
             let (own, nodes) = (&settings.reserved, world.nodes().values());
             let forbidden = Forbidden::new(own, &self.reserved(world), nodes, &settings.cluster_cidrs);
-            has_moved |= forbidden != *self.forbidden;
+            has_moved |= !forbidden.fences_as(&self.forbidden);
+            is_concerned = forbidden.nodes_differing(&self.forbidden).any(|address| self.concerns(address, settings));
             self.forbidden = Arc::new(forbidden);
         }
         let only_nodes = before.is_some_and(|before| Revisions { nodes: revisions.nodes, ..before } == revisions);
-        if only_nodes && !has_moved && !is_due {
+        if only_nodes && !has_moved && !is_concerned && !is_due {
             return News::default();
         }
         let outside_before = Arc::clone(&self.outside_pools);
@@ -154,6 +157,13 @@ impl Assignment {
         let before = world.gateways().iter().filter(|(name, _)| !is_newer(name));
         let all = before.chain(&self.gateways.reserved);
         all.flat_map(|(name, addresses)| addresses.iter().map(|address| (*address, name.clone()))).collect()
+    }
+
+    /// Whether it matters for any Service what else has this address.
+    fn concerns(&self, address: IpAddr, settings: &ControllerSettings) -> bool {
+        let is_named = self.named.contains(&address) || self.outside_pools.contains(&address);
+        let mut externals = settings.ownership.external_ips_allowed.iter();
+        is_named || self.pools.holding(address).is_some() || externals.any(|net| net.contains(&address))
     }
 
     /// What owners of pools should know and were not told before.
@@ -187,6 +197,8 @@ impl Assignment {
         let leaving: Vec<Claim> = holders(world, settings).map(|left| claim_of_leaving(left, &self.pools)).collect();
         let unserved: Vec<ServiceName> = leaving.iter().map(|claim| claim.service.clone()).collect();
         claims.extend(leaving);
+        let named = |claim: &Claim| [claim.requested.clone(), claim.in_status.clone(), claim.recalled.clone()].concat();
+        self.named = claims.iter().flat_map(named).collect();
         let (pools, forbidden) = (Arc::clone(&self.pools), Arc::clone(&self.forbidden));
         let rules = Rules { pools: &pools, forbidden: &forbidden, reached: self.gateways.reached, now };
         let mut outcomes = self.allocations.assign(&claims, rules);

@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proto::limits::{MAGLEV_ENTRIES_AT_CREATION, MAGLEV_ENTRIES_AT_LEAST, MAGLEV_HASH_VERSION, MAGLEV_SIZES};
-use proto::{Family, HealthCheck, MaglevSpec, Reason, Refusal, Service, ServiceName, ServicePort, Target};
+use proto::{Family, HealthCheck, MaglevSpec, NodesAt, Reason, Refusal, Service, ServiceName, ServicePort, Target};
 
 use super::WantedStatus;
 use crate::addresses::Outcome;
 use crate::checkpoint::{Decided, TableKey};
 use crate::note::{Cause, Remark};
 use crate::policy::Policy;
-use crate::selection::{Departed, Fence, NodeChoice, Selection, select};
+use crate::selection::{Departed, Fence, Nodes, Selection, select};
 use crate::settings::ControllerSettings;
 use crate::source::{Ingress, IpMode};
 use crate::spec::{Candidate, Kind, PortSpec, ServiceSpec, SliceSpec};
@@ -97,6 +97,7 @@ pub(super) struct Builder<'a> {
     pub(super) outcome: &'a Outcome,
     pub(super) settings: &'a ControllerSettings,
     pub(super) fence: &'a Fence<'a>,
+    pub(super) nodes: &'a Nodes,
     pub(super) world: &'a World,
     pub(super) policy: Policy,
     /// What the status shall say.
@@ -239,19 +240,23 @@ impl Builder<'_> {
                     continue;
                 }
                 let mut selection = self.select(spec, slices, port, family);
+                // What is set by hand for one backend makes this port's another list than others have.
+                let overridden = selection.nodes.take_if(|nodes| self.world.overrides().concern(&self.candidate.name, nodes));
+                selection.backends.extend(overridden.iter().flat_map(NodesAt::backends));
                 self.world.overrides().apply(&self.candidate.name, slices, self.world.nodes(), &mut selection.backends);
+                let count = selection.count();
                 fenced += selection.fenced;
                 notes.extend(selection.notes);
                 ineligible = ineligible.or(selection.ineligible);
                 if let Some(refusal) = self.policy.refuses_endpoints(port, &selection.backends) {
                     return Err(refusal);
                 }
-                let size = table(tables, (port.protocol, port.port, family), selection.backends.len());
+                let size = table(tables, (port.protocol, port.port, family), count);
                 let planned = service_port(port, family, vips, size, selection.backends);
-                ports.push(ServicePort { node_port, zones: selection.zones, ..planned });
+                ports.push(ServicePort { node_port, zones: selection.zones, nodes: selection.nodes, ..planned });
             }
         }
-        let has_none = ports.iter().all(|port| port.backends.is_empty());
+        let has_none = ports.iter().all(|port| port.backend_count() == 0);
         if has_none && let Some(message) = ineligible {
             return Err(Refusal { reason: Reason::NoEligibleNode, message });
         }
@@ -284,8 +289,13 @@ impl Builder<'_> {
                 if is_tunnel && has_none { select(slices, port, other, self.fence) } else { own }
             }
             Target::Node => {
-                let choice = NodeChoice { nodes: self.world.nodes(), local: spec.local, is_tunnel };
-                choice.select(slices, port, self.policy.port_at_nodes(port), family, self.fence)
+                let Some(nodes) = self.nodes.of(family, is_tunnel) else { return Selection::default() };
+                let port_at_nodes = self.policy.port_at_nodes(port);
+                if spec.local {
+                    nodes.local(slices, port, port_at_nodes, family, self.fence)
+                } else {
+                    nodes.all(port, port_at_nodes)
+                }
             }
         }
     }
@@ -301,6 +311,7 @@ fn service_port(port: &PortSpec, family: Family, vips: Vec<IpAddr>, size: u32, b
         node_port: port.node_port,
         maglev: MaglevSpec { size, seed: MAGLEV_SEED, hash_version: MAGLEV_HASH_VERSION },
         backends,
+        nodes: None,
         zones: Vec::new(),
         app_protocol: port.app_protocol.clone(),
     }

@@ -32,6 +32,7 @@ pub(crate) fn settings() -> ControllerSettings {
         cluster_cidrs: Vec::new(),
         pools: vec![PoolSpec::new("default", ranges)],
         reserved: Vec::new(),
+        lock_dir: None,
     }
 }
 
@@ -325,7 +326,7 @@ fn annotated(name: &str, mode: &str, target: &str, spec: Value) -> Value {
 }
 
 fn addresses(service: &Service) -> Vec<String> {
-    service.ports.iter().flat_map(|port| &port.backends).map(|backend| backend.address.to_string()).collect()
+    service.ports.iter().flat_map(|port| port.all_backends()).map(|backend| backend.address.to_string()).collect()
 }
 
 #[test]
@@ -594,4 +595,91 @@ proptest! {
             prop_assert_eq!(found.services.keys().collect::<Vec<_>>(), given.collect::<Vec<_>>());
         }
     }
+}
+
+#[test]
+fn a_node_that_comes_changes_or_goes_replans_only_services_whose_backends_are_nodes() {
+    let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+    for n in 0..20 {
+        let name = format!("pods-{n}");
+        apply(&mut world, service(&name, json!({})));
+        endpoints(&mut world, &name, &texts(&[&format!("10.0.0.{n}")]));
+    }
+    apply(&mut world, annotated("nodes", "dsr", "node", json!({})));
+    node(&mut world, "a", json!({}), &["10.0.1.1"]);
+    let mut replanned = |world: &World| {
+        let plan = plan(world, &settings(), &mut memory, now);
+        (plan.replanned, addresses(&plan.services[&named("nodes")]).len(), plan.services[&named("pods-0")].ports[0].vips[0])
+    };
+    let vip: IpAddr = "192.0.2.101".parse().unwrap();
+    assert_eq!(replanned(&world), (21, 1, vip));
+    node(&mut world, "b", json!({}), &["10.0.1.2"]);
+    assert_eq!(replanned(&world), (1, 2, vip));
+    node(&mut world, "b", json!({}), &["10.0.1.3"]);
+    assert_eq!(replanned(&world), (1, 2, vip));
+    world.apply(Change::NodeDeleted("b".to_owned()));
+    assert_eq!(replanned(&world), (1, 1, vip));
+    // Where a node has an address of a pool, who gets which address is decided again.
+    node(&mut world, "c", json!({}), &["192.0.2.199"]);
+    replanned(&world);
+    let mut asking = service("late", json!({}));
+    asking["metadata"]["annotations"] = json!({"sluice.dev/addresses": "192.0.2.199"});
+    apply(&mut world, asking);
+    let refused = plan(&world, &settings(), &mut memory, now).services[&named("late")].refusal.clone().unwrap();
+    assert!(refused.message.contains("node c"), "{}", refused.message);
+    world.apply(Change::NodeDeleted("c".to_owned()));
+    let served = plan(&world, &settings(), &mut memory, now);
+    assert_eq!(served.services[&named("late")].refusal, None, "the address is free again");
+}
+
+#[test]
+fn services_that_are_sent_to_every_node_share_one_list_but_for_those_with_backends_set_by_hand() {
+    let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+    for name in ["a", "b", "c"] {
+        apply(&mut world, annotated(name, "gue", "node", json!({})));
+    }
+    for n in 1..=3 {
+        node(&mut world, &format!("n{n}"), json!({}), &[&format!("10.0.1.{n}")]);
+    }
+    let mut overrides = crate::overrides::tests::drained(&["node/n1"]);
+    let weight = crate::overrides::Weight { weight: 7, said: crate::overrides::tests::said("alice") };
+    overrides.set_weight(named("c"), "10.0.1.2:80".parse().unwrap(), weight).unwrap();
+    world.apply(Change::OverridesReplaced(Box::new(overrides)));
+    let first = plan(&world, &settings(), &mut memory, now);
+    let port = |plan: &Plan, name| plan.services[&named(name)].ports[0].clone();
+    let set = |name| port(&first, name).nodes.unwrap().set;
+    assert!(Arc::ptr_eq(&set("a"), &set("b")));
+    let text = |port: &proto::ServicePort| -> Vec<String> {
+        let of = |b: proto::Backend| format!("{} x{} {:?}", b.address.ip(), b.weight, b.state);
+        port.all_backends().map(of).collect()
+    };
+    assert_eq!(text(&port(&first, "a")), ["10.0.1.1 x1 Draining", "10.0.1.2 x1 Active", "10.0.1.3 x1 Active"]);
+    let own = port(&first, "c");
+    assert!(own.nodes.is_none() && text(&own) == ["10.0.1.1 x1 Draining", "10.0.1.2 x7 Active", "10.0.1.3 x1 Active"], "{own:?}");
+    // A node that comes changes nothing of the Services but the list.
+    node(&mut world, "n4", json!({}), &["10.0.1.4"]);
+    let second = plan(&world, &settings(), &mut memory, now);
+    assert_eq!([port(&second, "a"), port(&second, "c")].map(|port| port.backend_count()), [4, 4]);
+    let before = crate::publish::Published::first("e".to_owned(), first.services, Vec::new());
+    let sent = before.next(second.services, Vec::new()).unwrap().since(&before.state.generation, true).unwrap();
+    let names: Vec<&str> = sent.services.iter().map(|service| service.name.as_str()).collect();
+    assert_eq!((names, sent.node_sets.len()), (vec!["c"], 1));
+}
+
+#[test]
+fn deleted_slices_of_a_stranger_are_forgotten_and_do_not_come_back_when_it_becomes_ours() {
+    let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+    apply(&mut world, service("web", json!({"loadBalancerClass": "example.com/lb"})));
+    endpoints(&mut world, "web", &texts(&["10.0.0.1"]));
+    let mut backends = |world: &mut World| {
+        let plan = plan(world, &settings(), &mut memory, now);
+        world.forget_departed(&plan.done_with_departed);
+        plan.services.get(&named("web")).map(|service| addresses(service).len())
+    };
+    assert_eq!(backends(&mut world), None);
+    world.apply(Change::SliceDeleted(named("web-IPv4")));
+    assert_eq!(backends(&mut world), None);
+    assert_eq!(world.departed_slices_of(&named("web")).count(), 0, "nothing of it is kept");
+    apply(&mut world, service("web", json!({})));
+    assert_eq!(backends(&mut world), Some(0));
 }

@@ -70,8 +70,8 @@ pub fn targets(state: &State, node_port_addresses: &[IpAddr]) -> Targets {
     for service in state.services.values() {
         let name = Arc::new(service.name.clone());
         for port in service.ports.iter().filter(|port| listens(port, node_port_addresses)) {
-            for backend in port.backends.iter().filter(|b| b.state == BackendState::Active) {
-                for target in asked(service, port, backend) {
+            for backend in port.all_backends().filter(|b| b.state == BackendState::Active) {
+                for target in asked(service, port, &backend) {
                     let is_shared = matches!(target, Target::Tcp(_));
                     let check = targets.entry(target).or_insert_with(|| Check::new(&service.health));
                     check.tighten(&service.health);
@@ -143,6 +143,7 @@ pub(super) mod tests {
                     maglev: MaglevSpec { size: 251, seed: 0, hash_version: 1 },
                     zones: Vec::new(),
                     app_protocol: None,
+                    nodes: None,
                     backends: backends.iter().map(backend).collect(),
                 }],
             )

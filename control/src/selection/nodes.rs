@@ -5,29 +5,114 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
-use proto::Family;
+use proto::{BackendState, Family, NodeBackend, NodeSet, NodeSets, NodesAt, limits};
 
-use super::{Fence, Selection, admit, endpoints};
+use super::{Fence, Refused, Selection, admit, endpoints};
+use crate::overrides::Overrides;
 use crate::spec::{EndpointSpec, NodeSpec, PortSpec, SliceSpec};
 
 /// Nodes that are named in a refusal; of more, only the number is told.
 const NODES_NAMED_MAX: usize = 3;
 
-/// How nodes of one Service are chosen.
-#[derive(Clone, Copy, Debug)]
-pub struct NodeChoice<'a> {
-    /// All nodes, by name.
-    pub nodes: &'a BTreeMap<String, NodeSpec>,
-    /// `externalTrafficPolicy: Local`.
-    pub local: bool,
-    /// Packets reach a node inside others, which may be of the other family.
-    pub is_tunnel: bool,
+/// All nodes, as Services may be sent to them: looked at once for all Services.
+#[derive(Clone, Debug, Default)]
+pub struct Nodes {
+    /// By family, and whether packets reach a node inside others, which may be of the other family.
+    of: BTreeMap<(Family, bool), NodesOfFamily>,
 }
 
-impl NodeChoice<'_> {
-    /// The backends of `port` in `family`: nodes, at `port_at_nodes`.
-    pub fn select<'s>(
+/// The nodes that may be sent to in one family.
+#[derive(Clone, Debug)]
+pub struct NodesOfFamily {
+    /// By name.
+    addresses: BTreeMap<String, IpAddr>,
+    /// All of them as backends, but for those that may not be reached.
+    set: Arc<NodeSet>,
+    refused: Refused<IpAddr>,
+    /// How many may be reached, of which the set has no more than a table can balance.
+    found: usize,
+    /// Why others may not be sent to.
+    reasons: Vec<String>,
+    /// Whether any node is known.
+    is_any_known: bool,
+}
+
+impl Nodes {
+    /// Looks at all nodes. A set that is as it was `before` keeps its `Arc`.
+    #[must_use]
+    pub fn new(nodes: &BTreeMap<String, NodeSpec>, fence: &Fence<'_>, overrides: &Overrides, before: &Self) -> Self {
+        let drained = overrides.drained_nodes(nodes);
+        let mut of = BTreeMap::new();
+        for key @ (family, is_tunnel) in [Family::V4, Family::V6].into_iter().flat_map(|f| [(f, false), (f, true)]) {
+            let mut one = NodesOfFamily::new(nodes, (family, is_tunnel), fence, &drained);
+            if let Some(same) = before.of.get(&key).map(|old| &old.set).filter(|set| **set == one.set) {
+                one.set = Arc::clone(same);
+            }
+            of.insert(key, one);
+        }
+        Self { of }
+    }
+
+    /// Those of one family. None before any node was looked at.
+    #[must_use]
+    pub fn of(&self, family: Family, is_tunnel: bool) -> Option<&NodesOfFamily> {
+        self.of.get(&(family, is_tunnel))
+    }
+
+    /// All sets by name.
+    #[must_use]
+    pub fn sets(&self) -> NodeSets {
+        self.of.values().map(|one| (one.set.name.clone(), Arc::clone(&one.set))).collect()
+    }
+}
+
+impl NodesOfFamily {
+    fn new(
+        nodes: &BTreeMap<String, NodeSpec>,
+        (family, is_tunnel): (Family, bool),
+        fence: &Fence<'_>,
+        drained: &BTreeSet<IpAddr>,
+    ) -> Self {
+        let (mut addresses, mut reasons) = (BTreeMap::new(), Vec::new());
+        for node in nodes.values() {
+            match address(node, family, is_tunnel) {
+                Ok(address) => drop(addresses.insert(node.name.clone(), address)),
+                Err(why) => reasons.push(format!("node {} {why}", node.name)),
+            }
+        }
+        // Two nodes may have one address, behind which only one of them can be.
+        let mut weights: BTreeMap<IpAddr, u16> = BTreeMap::new();
+        addresses.values().for_each(|address| *weights.entry(*address).or_default() += 1);
+        let (mut refused, mut backends) = (Refused::default(), Vec::new());
+        for (address, weight) in weights {
+            let state = if drained.contains(&address) { BackendState::Draining } else { BackendState::Active };
+            match fence.refuses(address) {
+                Some(why) => refused.add(address, why),
+                None => backends.push(NodeBackend { address, weight, state }),
+            }
+        }
+        let found = backends.len();
+        backends.truncate(limits::BACKENDS_PER_PORT_MAX);
+        let name = format!("{}{}", if family == Family::V4 { "v4" } else { "v6" }, if is_tunnel { "-tunnel" } else { "" });
+        let set = Arc::new(NodeSet { name, family: (!is_tunnel).then_some(family), nodes: backends });
+        Self { addresses, set, refused, found, reasons, is_any_known: !nodes.is_empty() }
+    }
+
+    /// The backends of `port`: every node alike, at `port_at_nodes`.
+    #[must_use]
+    pub fn all(&self, port: &PortSpec, port_at_nodes: u16) -> Selection {
+        let at = NodesAt { set: Arc::clone(&self.set), port: port_at_nodes };
+        let mut selection = Selection { nodes: Some(at).filter(|at| !at.set.nodes.is_empty()), ..Selection::default() };
+        let named = self.refused.named.iter().map(|(address, why)| (SocketAddr::new(*address, port_at_nodes), why.as_str()));
+        selection.tell(named, self.refused.count, self.found, port);
+        selection.ineligible = self.addresses.is_empty().then(|| self.ineligible(false));
+        selection
+    }
+
+    /// The backends of `port` under `externalTrafficPolicy: Local`: nodes that have endpoints in `family`, at `port_at_nodes`.
+    pub fn local<'s>(
         &self,
         slices: impl Iterator<Item = &'s SliceSpec>,
         port: &PortSpec,
@@ -35,48 +120,27 @@ impl NodeChoice<'_> {
         family: Family,
         fence: &Fence<'_>,
     ) -> Selection {
-        let mut reasons = Vec::new();
-        let mut eligible: BTreeMap<&str, SocketAddr> = BTreeMap::new();
-        for node in self.nodes.values() {
-            match self.address(node, family) {
-                Ok(address) => drop(eligible.insert(&node.name, SocketAddr::new(address, port_at_nodes))),
-                Err(why) => reasons.push(format!("node {} {why}", node.name)),
-            }
-        }
-        let (weights, is_elsewhere) = if self.local {
-            let endpoints = endpoints(slices, port, family);
-            let endpoints: Vec<_> = endpoints.iter().map(|(address, endpoint)| (address.ip(), *endpoint)).collect();
-            let is_used = |endpoint: &EndpointSpec| endpoint.ready || (endpoint.serving && endpoint.terminating);
-            let ready = counts(&endpoints, &eligible, |endpoint| endpoint.ready);
-            let weights = if ready.is_empty() { counts(&endpoints, &eligible, is_used) } else { ready };
-            let is_elsewhere = weights.is_empty() && endpoints.iter().any(|(_, endpoint)| is_used(endpoint));
-            (weights, is_elsewhere)
-        } else {
-            (eligible.keys().map(|name| (*name, 1)).collect(), false)
-        };
+        let endpoints = endpoints(slices, port, family);
+        let endpoints: Vec<_> = endpoints.iter().map(|(address, endpoint)| (address.ip(), *endpoint)).collect();
+        let is_used = |endpoint: &EndpointSpec| endpoint.ready || (endpoint.serving && endpoint.terminating);
+        let ready = counts(&endpoints, &self.addresses, |endpoint| endpoint.ready);
+        let weights = if ready.is_empty() { counts(&endpoints, &self.addresses, is_used) } else { ready };
+        let is_elsewhere = weights.is_empty() && endpoints.iter().any(|(_, endpoint)| is_used(endpoint));
         // Two nodes may have one address, behind which only one of them can be.
         let mut candidates: BTreeMap<SocketAddr, u16> = BTreeMap::new();
         for (name, weight) in weights {
-            if let Some(address) = eligible.get(name) {
-                let sum = candidates.entry(*address).or_default();
+            if let Some(address) = self.addresses.get(name) {
+                let sum = candidates.entry(SocketAddr::new(*address, port_at_nodes)).or_default();
                 *sum = sum.saturating_add(weight);
             }
         }
-        let ineligible = (eligible.is_empty() || is_elsewhere).then(|| self.ineligible(&reasons, is_elsewhere));
+        let ineligible = (self.addresses.is_empty() || is_elsewhere).then(|| self.ineligible(is_elsewhere));
         Selection { ineligible, ..admit(candidates.into_iter(), port, fence) }
     }
 
-    fn address(&self, node: &NodeSpec, family: Family) -> Result<IpAddr, String> {
-        if let Some(why) = &node.excluded {
-            return Err(why.clone());
-        }
-        let other = || node.addresses.first().copied().filter(|_| self.is_tunnel);
-        node.address(family).or_else(other).ok_or_else(|| format!("has no InternalIP of family {family}"))
-    }
-
     /// Why there is no node to send to.
-    fn ineligible(&self, reasons: &[String], is_elsewhere: bool) -> String {
-        if self.nodes.is_empty() {
+    fn ineligible(&self, is_elsewhere: bool) -> String {
+        if !self.is_any_known {
             return "no Node is known; among manifests, add one with its InternalIP".to_owned();
         }
         let mut text = if is_elsewhere {
@@ -84,28 +148,36 @@ impl NodeChoice<'_> {
         } else {
             "no node may be sent to".to_owned()
         };
-        for (index, reason) in reasons.iter().take(NODES_NAMED_MAX).enumerate() {
+        for (index, reason) in self.reasons.iter().take(NODES_NAMED_MAX).enumerate() {
             text.push_str(if index == 0 { ": " } else { "; " });
             text.push_str(reason);
         }
-        if reasons.len() > NODES_NAMED_MAX {
-            text.push_str(&format!("; and {} more", reasons.len() - NODES_NAMED_MAX));
+        if self.reasons.len() > NODES_NAMED_MAX {
+            text.push_str(&format!("; and {} more", self.reasons.len() - NODES_NAMED_MAX));
         }
         text
     }
 }
 
+fn address(node: &NodeSpec, family: Family, is_tunnel: bool) -> Result<IpAddr, String> {
+    if let Some(why) = &node.excluded {
+        return Err(why.clone());
+    }
+    let other = || node.addresses.first().copied().filter(|_| is_tunnel);
+    node.address(family).or_else(other).ok_or_else(|| format!("has no InternalIP of family {family}"))
+}
+
 /// How many addresses of wanted endpoints each eligible node has; nodes without any are left out.
 fn counts<'e>(
     endpoints: &[(IpAddr, &EndpointSpec)],
-    eligible: &BTreeMap<&'e str, SocketAddr>,
+    eligible: &'e BTreeMap<String, IpAddr>,
     is_wanted: impl Fn(&EndpointSpec) -> bool,
 ) -> BTreeMap<&'e str, u16> {
-    let mut of: BTreeMap<&str, BTreeSet<IpAddr>> = BTreeMap::new();
+    let mut of: BTreeMap<&'e str, BTreeSet<IpAddr>> = BTreeMap::new();
     for (address, endpoint) in endpoints.iter().filter(|(_, endpoint)| is_wanted(endpoint)) {
         let name = endpoint.node.as_deref().and_then(|node| eligible.get_key_value(node));
         if let Some((name, _)) = name {
-            of.entry(name).or_default().insert(*address);
+            of.entry(name.as_str()).or_default().insert(*address);
         }
     }
     of.into_iter().map(|(name, addresses)| (name, u16::try_from(addresses.len()).unwrap_or(u16::MAX))).collect()
@@ -140,9 +212,27 @@ mod tests {
         vec![slice(&[("http", proto::Protocol::Tcp, 8080)], &list)]
     }
 
+    /// How nodes are chosen for one Service.
+    #[derive(Clone, Copy)]
+    struct NodeChoice<'a> {
+        nodes: &'a BTreeMap<String, NodeSpec>,
+        local: bool,
+        is_tunnel: bool,
+    }
+
+    /// The selection, with the nodes of a set listed.
     fn selected(choice: &NodeChoice<'_>, endpoints: &[&str], family: Family) -> Selection {
         let settings = settings();
-        choice.select(slices(endpoints).iter(), &port(), 30_080, family, &Fenced::of(&settings).fence(&settings, &[]))
+        let fenced = Fenced::of(&settings);
+        let fence = fenced.fence(&settings, &[]);
+        let nodes = Nodes::new(choice.nodes, &fence, &Overrides::default(), &Nodes::default());
+        let of = nodes.of(family, choice.is_tunnel).unwrap();
+        let mut selection = match choice.local {
+            true => of.local(slices(endpoints).iter(), &port(), 30_080, family, &fence),
+            false => of.all(&port(), 30_080),
+        };
+        selection.backends.extend(selection.nodes.take().iter().flat_map(NodesAt::backends));
+        selection
     }
 
     fn texts(selection: &Selection) -> Vec<String> {

@@ -49,7 +49,7 @@ pub struct Condition {
     pub holds: bool,
     /// One word.
     pub reason: Cow<'static, str>,
-    /// One sentence, the same for every Service: what is particular to one is told by an Event.
+    /// One sentence, the same for every Service but where gateways refuse it: what is particular to one is told by an Event.
     pub message: Cow<'static, str>,
     /// Since when `holds` is as it is; none: since it is written.
     pub since: Option<Timestamp>,

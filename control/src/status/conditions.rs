@@ -1,10 +1,18 @@
 //! What the conditions of a Service say. Their sentences are the same for all Services, without counts and names: every write
-//! of a Service goes to every kube-proxy, and what is particular to one Service is told by an Event.
+//! of a Service goes to every kube-proxy, and what is particular to one Service is told by an Event. Only what gateways refuse
+//! is said with their names.
 
-use proto::Reason;
+use std::collections::BTreeSet;
+
+use proto::{Reason, Refusal};
 
 use crate::plan::WantedStatus;
 use crate::spec::Condition;
+
+/// How a sentence begins that names the gateways which do not serve a Service.
+const NOT_SERVED_BY: &str = "Not served, or not wholly, by gateway ";
+/// Gateways that are named; a group has a dozen.
+const GATEWAYS_NAMED_MAX: usize = 12;
 
 /// How far gateways are with a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +51,20 @@ pub(super) fn programmed(wanted: &WantedStatus, progress: Progress) -> Condition
         Progress::NoGateway => Condition::new(false, Reason::NoGateway.as_str(), sentence(Reason::NoGateway)),
         Progress::Contested => Condition::new(false, Reason::ForeignStatusWriter.as_str(), sentence(Reason::ForeignStatusWriter)),
     }
+}
+
+/// `sluice.dev/Programmed` where gateways do not serve it, or not wholly. Which ones and why is said all the same: it is theirs
+/// alone, and no plan knows of it.
+pub(super) fn refused_by_gateways(gateways: &BTreeSet<&str>, refusal: &Refusal) -> Condition {
+    let names: Vec<_> = gateways.iter().take(GATEWAYS_NAMED_MAX).copied().collect();
+    let more = if gateways.len() > names.len() { " and others" } else { "" };
+    let message = format!("{NOT_SERVED_BY}{}{more}: {}", names.join(", "), refusal.message);
+    Condition { message: message.into(), ..Condition::new(false, refusal.reason.as_str(), "") }
+}
+
+/// Whether the condition is one of [`refused_by_gateways`].
+pub(super) fn is_refused_by_gateways(condition: &Condition) -> bool {
+    !condition.holds && condition.message.starts_with(NOT_SERVED_BY)
 }
 
 /// `sluice.dev/BackendsHealthy`.

@@ -70,7 +70,7 @@ impl Departure {
 
     fn is_due(&self, view: &View<'_>, now: Instant) -> bool {
         let is_known_as_ours = self.is_remembered || matches!(self.leaving.by, LeftBy::Us | LeftBy::UsBefore);
-        let is_taken_out = view.absent_since.is_some() || view.all_reached(self.counter);
+        let is_taken_out = view.absent_since.is_some() || view.gateways.all_reached(self.counter);
         (is_known_as_ours && is_taken_out) || self.due_at().is_some_and(|at| at <= now)
     }
 

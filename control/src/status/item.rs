@@ -10,7 +10,7 @@ use std::time::Duration;
 use proto::Reason;
 use tokio::time::Instant;
 
-use super::conditions::{Progress, address_assigned, backends_healthy, programmed};
+use super::conditions::{Progress, address_assigned, backends_healthy, is_refused_by_gateways, programmed, refused_by_gateways};
 use super::view::View;
 use crate::note::{Cause, Remark};
 use crate::plan::WantedStatus;
@@ -79,7 +79,7 @@ impl Gate {
         let first = self.first_reached_at.filter(|_| view.gateways.any_reached(self.counter));
         self.first_reached_at = first.or_else(|| view.gateways.any_reached(self.counter).then_some(now));
         let waited_enough = self.first_reached_at.is_some_and(|first| now >= first + SLOW_GATEWAY_WAITED_FOR);
-        self.is_passed |= waited_enough || view.all_reached(self.counter);
+        self.is_passed |= waited_enough || view.gateways.all_reached(self.counter);
     }
 }
 
@@ -137,7 +137,7 @@ impl Item {
         }
         let wakes = [decision.wake_at, self.contested_until, self.slow_gateway_at()];
         decision.wake_at = wakes.into_iter().flatten().min();
-        decision.waits_for_gateways = !self.gate.is_passed;
+        decision.waits_for_gateways = !self.gate.is_passed || view.gateways.is_refused(&self.wanted.service);
         decision.write = self.difference(&known, goal, &mut decision.remarks, now);
         decision
     }
@@ -175,7 +175,16 @@ impl Item {
         }
         set(&mut goal, ConditionType::AddressAssigned, address_assigned(wanted));
         if let Some(progress) = self.progress(known, view, now, decision) {
-            set(&mut goal, ConditionType::Programmed, programmed(wanted, progress));
+            let refusal = view.gateways.refusal(&wanted.service, self.gate.counter).filter(|_| progress == Progress::Done);
+            let condition = match &refusal {
+                Some((gateways, refusal)) => refused_by_gateways(gateways, refusal),
+                None => programmed(wanted, progress),
+            };
+            let said = known.conditions.get(&ConditionType::Programmed);
+            if let (Some((_, refusal)), false) = (&refusal, said.is_some_and(|said| said.says_the_same(&condition))) {
+                decision.remarks.push(Remark::new(Cause::Reason(refusal.reason), condition.message.clone()));
+            }
+            set(&mut goal, ConditionType::Programmed, condition);
         }
         if wanted.refusal.is_some() {
             goal.conditions.remove(&ConditionType::BackendsHealthy);
@@ -206,7 +215,8 @@ impl Item {
         if self.gate.is_passed {
             return Some(Progress::Done);
         }
-        let waited_for_gateways = said.is_some_and(|condition| condition.reason == Reason::NoGateway.as_str());
+        let waited_for_gateways =
+            said.is_some_and(|said| said.reason == Reason::NoGateway.as_str() || is_refused_by_gateways(said));
         (!was_programmed && !waited_for_gateways).then_some(Progress::Pending)
     }
 

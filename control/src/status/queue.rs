@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use imbl::OrdMap;
 use imbl::ordmap::DiffItem;
 use proto::ServiceName;
 use tokio::time::Instant;
@@ -39,8 +40,8 @@ pub(super) struct Queue {
     waiting: BTreeSet<ServiceName>,
     wakes: BTreeMap<ServiceName, Instant>,
     absent_since: Option<Instant>,
-    drained: BTreeSet<String>,
-    health: Vec<Arc<BTreeMap<ServiceName, Health>>>,
+    /// What each connection's gateway said of the Services, when it was looked at last.
+    health: BTreeMap<u64, OrdMap<ServiceName, Health>>,
 }
 
 impl Queue {
@@ -54,17 +55,12 @@ impl Queue {
             waiting: BTreeSet::new(),
             wakes: BTreeMap::new(),
             absent_since: Some(now),
-            drained: BTreeSet::new(),
-            health: Vec::new(),
+            health: BTreeMap::new(),
         }
     }
 
     /// Takes in a plan.
     pub(super) fn take_in(&mut self, statuses: &Statuses, now: Instant) {
-        if self.drained != statuses.drained {
-            self.drained.clone_from(&statuses.drained);
-            self.changed.extend(self.waiting.iter().cloned());
-        }
         for (name, leaving) in &statuses.leaving {
             let kept = self.departures.get_mut(name).filter(|departure| departure.is_of(leaving));
             if let Some(departure) = kept {
@@ -93,23 +89,26 @@ impl Queue {
         }
     }
 
-    /// Takes in who is connected.
+    /// Takes in who is connected, and what they say of Services: those of which one says something else are looked at again.
     pub(super) fn see(&mut self, gateways: &Gateways, now: Instant) {
         let is_absent = gateways.iter().next().is_none();
-        let health: Vec<_> = gateways.iter().map(|gateway| Arc::clone(&gateway.health)).collect();
-        let same_health = health.len() == self.health.len() && health.iter().zip(&self.health).all(|(a, b)| Arc::ptr_eq(a, b));
-        if is_absent != self.absent_since.is_some() || !same_health {
+        if is_absent != self.absent_since.is_some() {
             self.changed.extend(self.items.keys().cloned());
-        } else {
-            self.changed.extend(self.waiting.iter().cloned());
         }
-        self.health = health;
+        self.changed.extend(self.waiting.iter().cloned());
+        let health: BTreeMap<_, _> = gateways.connections().map(|(number, one)| (number, one.health.clone())).collect();
+        let before = std::mem::replace(&mut self.health, health);
+        let none = OrdMap::new();
+        for number in before.keys().chain(self.health.keys()).collect::<BTreeSet<_>>() {
+            let of = |all: &BTreeMap<u64, _>| all.get(number).unwrap_or(&none).clone();
+            self.changed.extend(of(&before).diff(&of(&self.health)).map(|item| name(&item).clone()));
+        }
         self.absent_since = is_absent.then(|| self.absent_since.unwrap_or(now));
     }
 
     /// What is to be written now; it counts as written. `is_taken` tells whether the server took a write.
     pub(super) fn due(&mut self, gateways: &Gateways, now: Instant, is_taken: impl Fn(&StatusWrite) -> bool) -> Vec<Due> {
-        let view = View { gateways, absent_since: self.absent_since, drained: &self.drained };
+        let view = View { gateways, absent_since: self.absent_since };
         let mut names = std::mem::take(&mut self.changed);
         names.extend(self.wakes.iter().filter(|(_, at)| **at <= now).map(|(name, _)| name.clone()));
         let mut due = Vec::new();
@@ -150,5 +149,46 @@ impl Queue {
     pub(super) fn next_due(&self) -> Option<Instant> {
         let departures = self.departures.values().filter_map(Departure::wake_at);
         self.wakes.values().copied().chain(departures).min()
+    }
+}
+
+fn name<'a>(item: &DiffItem<'a, 'a, ServiceName, Health>) -> &'a ServiceName {
+    match item {
+        DiffItem::Add(name, _) | DiffItem::Remove(name, _) | DiffItem::Update { new: (name, _), .. } => name,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::watch;
+
+    use super::*;
+    use crate::gateways::{Connection, Report};
+
+    #[test]
+    fn a_report_makes_only_those_services_due_for_another_look_that_it_changes() {
+        let gateways = watch::Sender::new(Gateways::default());
+        let one = Connection::open(&gateways, "edge-1", "", Vec::new());
+        let other = Connection::open(&gateways, "edge-2", "", Vec::new());
+        let named = |n: u32| ServiceName::new("shop", &format!("s{n}"));
+        let health = |n: u32, healthy| (named(n), Health { backends: 1, healthy, refusal: None });
+        let all = || Report { ready: true, health: (0..1000).map(|n| health(n, 1)).collect(), removed: Vec::new() };
+        one.report(all());
+        other.report(all());
+        let mut queue = Queue::new(Instant::now());
+        let mut looked_at = || {
+            queue.see(&gateways.borrow(), Instant::now());
+            let names = std::mem::take(&mut queue.changed);
+            (names.len(), names.into_iter().next())
+        };
+        assert_eq!(looked_at().0, 1000);
+        one.report(Report { ready: true, health: vec![health(7, 0)], removed: Vec::new() });
+        assert_eq!(looked_at(), (1, Some(named(7))));
+        one.report(Report { ready: true, health: Vec::new(), removed: vec![named(8)] });
+        assert_eq!(looked_at(), (1, Some(named(8))));
+        other.report(Report { ready: false, ..Report::default() });
+        assert_eq!(looked_at(), (0, None), "what a gateway says of itself changes no Service");
+        drop(other);
+        assert_eq!(looked_at().0, 1000, "what was heard of it counts no more");
     }
 }

@@ -8,7 +8,7 @@ use crate::note::Cause;
 use crate::plan::{LeftBy, WantedStatus};
 use crate::source::{Ingress, IpMode};
 use crate::spec::{Condition, ConditionType, Held, Leftover};
-use proto::Reason;
+use proto::{Reason, Refusal};
 
 /// A Service, what its object holds, and who forwards for it.
 struct Lab {
@@ -17,7 +17,6 @@ struct Lab {
     now: Instant,
     wanted: WantedStatus,
     version: u64,
-    drained: BTreeSet<String>,
     causes: Vec<Cause>,
 }
 
@@ -67,7 +66,7 @@ impl Lab {
         };
         let now = Instant::now();
         let gateways = watch::Sender::new(Gateways::default());
-        Self { queue: Queue::new(now), gateways, now, wanted, version: 0, drained: BTreeSet::new(), causes: Vec::new() }
+        Self { queue: Queue::new(now), gateways, now, wanted, version: 0, causes: Vec::new() }
     }
 
     fn connect(&self, name: &str) -> Connection {
@@ -77,22 +76,12 @@ impl Lab {
     /// A plan of generation `counter`, for the object as it is.
     fn plan(&mut self, counter: u64) {
         let wanted = WantedStatus { resource_version: self.version.to_string(), ..self.wanted.clone() };
-        let statuses = Statuses {
-            counter,
-            wanted: WantedStatuses::unit(web(), Arc::new(wanted)),
-            leaving: BTreeMap::new(),
-            drained: self.drained.clone(),
-        };
+        let statuses = Statuses { counter, wanted: WantedStatuses::unit(web(), Arc::new(wanted)), leaving: BTreeMap::new() };
         self.queue.take_in(&statuses, self.now);
     }
 
     fn leave(&mut self, counter: u64, leaving: Leaving) {
-        let statuses = Statuses {
-            counter,
-            wanted: WantedStatuses::new(),
-            leaving: [(web(), leaving)].into(),
-            drained: self.drained.clone(),
-        };
+        let statuses = Statuses { counter, wanted: WantedStatuses::new(), leaving: [(web(), leaving)].into() };
         self.queue.take_in(&statuses, self.now);
     }
 
@@ -182,9 +171,25 @@ fn a_drained_gateway_is_not_waited_for() {
     lab.settle(4);
     one.acknowledge(4);
     assert!(lab.due().is_none(), "it is not drained yet");
-    lab.drained = ["edge-2".to_owned()].into();
-    lab.plan(4);
+    Gateways::drain(&lab.gateways, ["edge-2".to_owned()].into());
     assert!(lab.due().unwrap().ingress.is_some());
+}
+
+#[test]
+fn where_all_gateways_are_drained_an_address_and_a_deletion_wait_for_them_and_no_longer() {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Proxy)]);
+    let (one, two) = (lab.connect("edge-1"), lab.connect("edge-2"));
+    Gateways::drain(&lab.gateways, ["edge-1".to_owned(), "edge-2".to_owned()].into());
+    lab.settle(4);
+    one.acknowledge(4);
+    assert!(lab.due().is_none());
+    two.acknowledge(4);
+    assert!(lab.due().unwrap().ingress.is_some());
+    lab.leave(5, leftover(LeftBy::Us, true));
+    one.acknowledge(5);
+    assert!(lab.due().is_none(), "the other forwards for it still");
+    two.acknowledge(5);
+    assert_eq!(lab.due().unwrap().finalizer, Some(false), "both have taken it out");
 }
 
 #[test]
@@ -339,7 +344,7 @@ fn health_is_told_when_it_turns_and_at_most_every_thirty_seconds() {
     lab.settle(4);
     assert_eq!(lab.condition(ConditionType::BackendsHealthy), None, "no gateway has told");
     let report = |healthy| {
-        let health = vec![(web(), Health { backends: 3, healthy })];
+        let health = vec![(web(), Health { backends: 3, healthy, refusal: None })];
         gateway.report(Report { ready: true, health, removed: Vec::new() });
     };
     report(3);
@@ -353,6 +358,45 @@ fn health_is_told_when_it_turns_and_at_most_every_thirty_seconds() {
     lab.settle(4);
     assert_eq!(lab.condition(ConditionType::BackendsHealthy), Some((false, "NoHealthyBackend")));
     assert_eq!(lab.causes.last(), Some(&Cause::NoHealthyBackend));
+}
+
+#[test]
+fn a_service_that_a_gateway_refuses_is_not_programmed_and_the_condition_says_by_which_and_why() {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
+    let (one, two) = (lab.connect("edge-1"), lab.connect("edge-2"));
+    let report = |gateway: &Connection, refusal: Option<&str>| {
+        let refusal = refusal.map(|why| Arc::new(Refusal { reason: Reason::Refused, message: why.to_owned() }));
+        let health = vec![(web(), Health { backends: 3, healthy: 3, refusal })];
+        gateway.report(Report { ready: true, health, removed: Vec::new() });
+    };
+    report(&two, Some("no SNAT address"));
+    lab.settle(4);
+    assert_eq!(lab.condition(ConditionType::Programmed), Some((false, "Pending")), "it may have been of an older generation");
+    one.acknowledge(4);
+    two.acknowledge(4);
+    lab.settle(4);
+    assert_eq!(lab.condition(ConditionType::Programmed), Some((false, "Refused")));
+    let message = |lab: &Lab| lab.wanted.held.conditions[&ConditionType::Programmed].message.clone();
+    assert_eq!(message(&lab), "Not served, or not wholly, by gateway edge-2: no SNAT address");
+    assert_eq!(lab.causes.iter().filter(|cause| **cause == Cause::Reason(Reason::Refused)).count(), 1, "told once");
+    report(&one, Some("no way"));
+    lab.settle(4);
+    assert_eq!(message(&lab), "Not served, or not wholly, by gateway edge-1, edge-2: no way");
+    Gateways::drain(&lab.gateways, ["edge-1".to_owned()].into());
+    report(&one, None);
+    lab.settle(4);
+    assert_eq!(message(&lab), "Not served, or not wholly, by gateway edge-2: no SNAT address");
+
+    // A controller that has just started finds the condition, and nobody has acknowledged anything yet.
+    let mut again = Lab::new(&[ingress(1, IpMode::Vip)]);
+    again.wanted.held = lab.wanted.held.clone();
+    let _gateway = again.connect("edge-2");
+    again.plan(1);
+    assert!(again.due().is_none_or(|write| write.conditions.is_empty()), "it stands until gateways have been heard");
+
+    report(&two, None);
+    lab.settle(4);
+    assert_eq!(lab.condition(ConditionType::Programmed), Some((true, "Programmed")));
 }
 
 #[test]

@@ -4,6 +4,8 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, SanType, date_time_ymd,
 };
 
+use rustls::pki_types::CertificateDer;
+
 use super::*;
 
 /// An authority.
@@ -30,10 +32,19 @@ impl Authority {
 
     /// One that is valid up to the start of a year.
     pub(crate) fn issue_until(&self, uris: &[&str], year: i32) -> Material {
+        self.issue_with(uris, |params| params.not_after = date_time_ymd(year, 1, 1))
+    }
+
+    /// One that is valid for so long after 1970.
+    pub(crate) fn issue_until_unix(&self, uris: &[&str], unix: std::time::Duration) -> Material {
+        self.issue_with(uris, |params| params.not_after = date_time_ymd(1970, 1, 1) + unix)
+    }
+
+    fn issue_with(&self, uris: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Material {
         let mut params = CertificateParams::default();
         params.subject_alt_names = uris.iter().map(|uri| SanType::URI((*uri).try_into().unwrap())).collect();
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        params.not_after = date_time_ymd(year, 1, 1);
+        change(&mut params);
         let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
         Material {
@@ -52,12 +63,12 @@ fn error_of<T>(result: Result<T, TlsError>) -> String {
 #[test]
 fn good_certificates_are_taken_and_a_gateways_says_its_group() {
     let authority = Authority::new();
-    server_config(&authority.issue(&["sluice://east/controller", "https://example.com/x"]), "east").unwrap();
+    acceptance(&authority.issue(&["sluice://east/controller", "https://example.com/x"]), "east").unwrap();
     let (_, group) = client_config(&authority.issue(&["sluice://east/edge-1"]), "edge-1").unwrap();
     assert_eq!(group, "east");
     // One certificate for an embedded controller and its gateway.
     let both = authority.issue(&["sluice://east/controller", "sluice://east/edge-1"]);
-    server_config(&both, "east").unwrap();
+    acceptance(&both, "east").unwrap();
     client_config(&both, "edge-1").unwrap();
 }
 
@@ -80,13 +91,32 @@ fn a_certificate_that_the_other_side_would_refuse_is_told_with_what_is_wrong() {
         (Material { ca: Vec::new(), ..authority.issue(&controller) }, "ca holds no certificate; expected"),
     ];
     for (material, expected) in rows {
-        let error = error_of(server_config(&material, "east"));
+        let error = error_of(acceptance(&material, "east"));
         assert!(error.starts_with("tls.crt: ") && error.contains(expected), "{expected}: {error}");
     }
     let expired = authority.issue_until(&["sluice://east/edge-1"], 2020);
     assert!(error_of(client_config(&expired, "edge-1")).contains("certificate expired"));
     let error = error_of(client_config(&authority.issue(&["sluice://east/edge-2"]), "edge-1"));
     assert!(error.contains("is for sluice://east/edge-2; expected the URI SAN sluice://GROUP/edge-1"), "{error}");
+}
+
+#[test]
+fn a_certificate_counts_until_it_expires_by_the_authority_that_it_was_accepted_by() {
+    use rustls::pki_types::pem::PemObject as _;
+    let (authority, other) = (Authority::new(), Authority::new());
+    let gateways = acceptance(&authority.issue(&["sluice://east/controller"]), "east").unwrap().gateways;
+    let credential = |of: &Authority, year| {
+        let material = of.issue_until(&["sluice://east/edge-1"], year);
+        Credential::new(&[CertificateDer::from_pem_slice(&material.certificate).unwrap()], Arc::clone(&gateways))
+    };
+    let in_2030 = UnixTime::since_unix_epoch(std::time::Duration::from_secs(1_893_456_000 + 1));
+    let good = credential(&authority, 4000);
+    good.check(in_2030).unwrap();
+    assert_eq!(good.names(), [Identity::new("east", "edge-1")]);
+    let error = credential(&authority, 2030).check(in_2030).unwrap_err().to_string();
+    assert!(error.contains("certificate expired"), "{error}");
+    assert!(credential(&other, 4000).check(in_2030).is_err());
+    assert!(Credential::new(&[], gateways).check(in_2030).is_err(), "nobody is no one of ours");
 }
 
 #[test]
@@ -118,7 +148,7 @@ fn the_documented_commands_make_certificates_that_are_taken() {
         certificate: read(&format!("{name}.crt")),
         key: read(&format!("{name}.key")),
     };
-    server_config(&material("controller"), "east").unwrap();
+    acceptance(&material("controller"), "east").unwrap();
     let (_, group) = client_config(&material("edge-1"), "edge-1").unwrap();
     assert_eq!(group, "east");
 }

@@ -78,7 +78,10 @@ async fn respond(request: Request<Incoming>, shared: Arc<Shared>) -> Result<Resp
         (_, None) => Err(Answer::not_built(head.uri.path())),
         (Ok(person), Some(asked)) => match caught(&shared, &logged) {
             Some(fault) => Err(faulty(&fault, &asked)),
-            None => person.check(&asked.attributes()).and_then(|()| answer(&asked, &shared)),
+            None => {
+                let allowed = shared.people.lock().unwrap().check(&person, &asked.attributes());
+                allowed.and_then(|()| answer(&asked, &shared))
+            }
         },
     };
     Ok(result.unwrap_or_else(whole))
@@ -101,6 +104,7 @@ fn faulty(fault: &Fault, asked: &Asked) -> Answer {
         Fault::TooMany { retry_after_s } => Answer::too_many(*retry_after_s),
         Fault::Starting { retry_after_s } => Answer::starting(*retry_after_s),
         Fault::Internal => Answer::internal("etcdserver: leader changed"),
+        Fault::NoSuchPage => Answer::no_such_page(),
         Fault::Expired => Answer::expired("The resourceVersion for the provided list is too old."),
         Fault::Conflict => Answer::conflict(asked.place.kind, &asked.place.name),
         Fault::Invalid(message) => Answer::status(422, "Invalid", message.clone(), None),

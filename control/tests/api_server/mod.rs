@@ -2,7 +2,7 @@
 //! watch and write the kinds of `kinds.rs`; for tests only.
 //!
 //! **Invariant.** What it is asked for and does not know it answers by 501, so that a test cannot rest on something that
-//! only this server does. Deliberately not here: other resources, selectors but of one name, JSON patches, server-side
+//! only this server does. Its cache of roles is empty at the start, as a real one's is: see `people`. Deliberately not here: other resources, selectors but of one name, JSON patches, server-side
 //! apply, admission, and controllers, but for the one that empties namespaces: tests write EndpointSlices.
 
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -73,6 +73,8 @@ pub enum Fault {
     Internal,
     /// 410 with a Status.
     Expired,
+    /// 404 in plain text, as of something in between that knows no such path.
+    NoSuchPage,
     /// 409 with a Status, as when somebody else was faster.
     Conflict,
     /// 422 with a Status of this message.

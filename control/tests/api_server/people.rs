@@ -1,6 +1,9 @@
 //! Who may do what: bearer tokens, and the rules of RBAC that they are bound to.
+//!
+//! A real server that has only just started knows no roles for a moment, and of several servers each request may meet such a
+//! one. So here everybody with a role is refused what they first read of each kind, once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
@@ -50,20 +53,34 @@ impl Attributes {
 }
 
 /// Everybody by token.
-pub struct People(BTreeMap<String, Person>);
+pub struct People {
+    by_token: BTreeMap<String, Person>,
+    /// Who has a role that the server has found since its start, and the kinds that they read.
+    cached: BTreeSet<(String, String)>,
+}
 
 impl People {
     pub fn new() -> Self {
-        Self([(ADMIN.to_owned(), Person { name: "admin".to_owned(), grants: None })].into())
+        let admin = Person { name: "admin".to_owned(), grants: None };
+        Self { by_token: [(ADMIN.to_owned(), admin)].into(), cached: BTreeSet::new() }
     }
 
     pub fn admit(&mut self, token: &str, person: Person) {
-        self.0.insert(token.to_owned(), person);
+        self.by_token.insert(token.to_owned(), person);
     }
 
     /// Who comes with this `Authorization`.
     pub fn identify(&self, authorization: &str) -> Result<&Person, Answer> {
-        authorization.strip_prefix("Bearer ").and_then(|token| self.0.get(token)).ok_or_else(Answer::unauthorized)
+        authorization.strip_prefix("Bearer ").and_then(|token| self.by_token.get(token)).ok_or_else(Answer::unauthorized)
+    }
+
+    /// Whether they may, as far as the server has found their roles.
+    pub fn check(&mut self, person: &Person, asked: &Attributes) -> Result<(), Answer> {
+        let is_read = matches!(asked.verb, "get" | "list" | "watch");
+        if person.grants.is_some() && is_read && self.cached.insert((person.name.clone(), asked.resource.clone())) {
+            return Err(Answer::forbidden(&person.name, asked));
+        }
+        person.check(asked)
     }
 }
 

@@ -1,5 +1,5 @@
 //! Renders a chart as Helm does, as far as the chart of this repository goes: Go templates, and of the functions that Helm
-//! adds `include`, `toYaml`, `nindent`, `quote`, `default` and `sha256sum`. Any other is an error.
+//! adds `include`, `toYaml`, `nindent`, `quote`, `default`, `omit` and `sha256sum`. Any other is an error.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -15,12 +15,13 @@ thread_local! {
     static NAMED: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-const FUNCTIONS: [(&str, Func); 6] = [
+const FUNCTIONS: [(&str, Func); 7] = [
     ("include", include),
     ("toYaml", to_yaml),
     ("nindent", nindent),
     ("quote", quote),
     ("default", default),
+    ("omit", omit),
     ("sha256sum", sha256sum),
 ];
 
@@ -140,6 +141,13 @@ fn default(arguments: &[Go]) -> Result<Go, FuncError> {
     let is_empty =
         matches!(value, Go::NoValue | Go::Nil | Go::Bool(false)) || matches!(value, Go::String(text) if text.is_empty());
     Ok(if is_empty { fallback.clone() } else { value.clone() })
+}
+
+/// A map without these keys.
+fn omit(arguments: &[Go]) -> Result<Go, FuncError> {
+    let [Go::Object(fields) | Go::Map(fields), keys @ ..] = arguments else { return Err(wrong("omit", arguments)) };
+    let is_left_out = |key: &String| keys.iter().any(|left_out| matches!(left_out, Go::String(left_out) if left_out == key));
+    Ok(Go::Map(fields.iter().filter(|(key, _)| !is_left_out(key)).map(|(key, value)| (key.clone(), value.clone())).collect()))
 }
 
 fn sha256sum(arguments: &[Go]) -> Result<Go, FuncError> {

@@ -65,7 +65,7 @@ fn all_other() -> Value {
         "class": "example.com/edge",
         "group": "east",
         "claimClassless": {"enabled": true, "namespaceSelector": {"matchLabels": {"edge": "yes"}}},
-        "config": {"defaults": {"mode": "dsr"}, "clusterCIDRs": ["10.96.0.0/12"], "logs": {"format": "json"}},
+        "config": {"defaults": {"mode": "dsr"}, "clusterCIDRs": ["10.96.0.0/12"], "logs": {"format": "json"}, "health": {"fall": 7}},
         "pools": [
             {"name": "a", "spec": {"addresses": ["192.0.2.0/28"], "announce": "routed"}},
             {"name": "b", "spec": {"addresses": ["192.0.2.16-192.0.2.31"], "maxPerNamespace": 2}},
@@ -122,9 +122,18 @@ fn every_value_has_an_effect_where_it_belongs() {
     for key in ["imagePullSecrets", "priorityClassName", "nodeSelector", "tolerations"] {
         assert_eq!(pod[key], all_other()[key], "{key}");
     }
-    assert_eq!(find(&objects, "Role")[0]["rules"][2]["resourceNames"], json!(["certificates"]));
+    let rules = find(&objects, "Role")[0]["rules"].as_array().unwrap();
+    let named = |resource: &str| {
+        let names = rules.iter().filter(|rule| rule["resources"] == json!([resource])).map(|rule| rule["resourceNames"].clone());
+        names.filter(|names| !names.is_null()).collect::<Vec<_>>()
+    };
+    assert_eq!(named("secrets"), [json!(["certificates"])]);
+    assert_eq!(named("leases"), [json!(["sluice-controller-east"])]);
     assert_eq!(find(&objects, "Service")[0]["spec"]["ports"][0]["nodePort"], 31_000);
-    let settings = configuration(&objects).unwrap().settings;
+    let file = configuration(&objects).unwrap();
+    assert_eq!(file.health_listen, Some(([0, 0, 0, 0], 9440).into()), "beside what else `config.health` says");
+    let settings = file.settings;
+    assert_eq!(settings.health.fall, 7);
     assert_eq!((settings.group.as_str(), settings.load_balancer_class.as_str()), ("east", "example.com/edge"));
     assert_eq!((settings.defaults.mode, settings.cluster_cidrs.len()), (proto::Mode::Dsr, 1));
     assert!(settings.ownership.classless.enabled, "{settings:?}");
@@ -241,6 +250,7 @@ fn values_are_checked_by_the_schema() {
         (json!({"class": "a b"}), ".class"),
         (json!({"group": "East"}), ".group"),
         (json!({"config": {"tls": {}}}), ".config.tls"),
+        (json!({"config": {"health": {"listen": "0.0.0.0:1"}}}), ".config.health.listen"),
         (json!({"pools": [{"name": "a", "spec": {"addresses": []}}]}), ".pools[0].spec.addresses"),
         (json!({"tls": {"secret": ""}}), ".tls.secret"),
         (json!({"service": {"nodePort": 70_000}}), ".service.nodePort"),
@@ -264,5 +274,17 @@ fn pods_run_without_rights_of_the_node() {
         let container = &pod["containers"][0]["securityContext"];
         assert_eq!(container["capabilities"], json!({"drop": ["ALL"]}));
         assert_eq!((&container["allowPrivilegeEscalation"], &container["readOnlyRootFilesystem"]), (&json!(false), &json!(true)));
+    }
+}
+
+#[test]
+fn the_probes_of_the_deployment_ask_where_the_controller_answers() {
+    for objects in [documents("controller.yaml"), rendered(&json!({})), rendered(&all_other())] {
+        let container = &find(&objects, "Deployment")[0]["spec"]["template"]["spec"]["containers"][0];
+        let ports = container["ports"].as_array().unwrap();
+        let health = &ports.iter().find(|port| port["name"] == "health").unwrap()["containerPort"];
+        assert_eq!(configuration(&objects).unwrap().health_listen.map(|address| json!(address.port())).as_ref(), Some(health));
+        let asked = ["readinessProbe", "livenessProbe"].map(|probe| container[probe]["httpGet"].clone());
+        assert_eq!(asked, ["/readyz", "/livez"].map(|path| json!({"path": path, "port": "health"})));
     }
 }

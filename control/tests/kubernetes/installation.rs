@@ -48,6 +48,11 @@ impl Installation {
         self.gateway = Some(Gateway::start_as(&self.gateway_name, &self.socket));
     }
 
+    /// The controller at work.
+    pub fn running(&self) -> &Running {
+        &self.running
+    }
+
     /// What the gateway was given.
     pub fn given(&self) -> Given {
         self.gateway.as_ref().expect("a gateway is connected").given()
@@ -77,19 +82,27 @@ impl Installation {
     }
 }
 
+/// Whatever else the cluster has is none of this installation's: its class, group, pools and node ports are its own.
 fn settings(user: &User, listen: PathBuf) -> ControllerSettings {
     let ranges = vec!["192.0.2.100-192.0.2.199".parse().unwrap()];
+    let namespace = ("kubernetes.io/metadata.name".to_owned(), user.namespace.clone());
+    let ownership = OwnershipRules {
+        node_port_namespaces: [namespace].into_iter().collect(),
+        pools: user.own_pools().into_iter().collect(),
+        ..OwnershipRules::default()
+    };
     ControllerSettings {
         listen: Listen::unix(listen),
         group: user.group(),
         source: Source::Kubernetes { kubeconfig: Some(user.kubeconfig.clone()), namespace: Some(user.namespace.clone()) },
         load_balancer_class: user.class(),
-        ownership: OwnershipRules::default(),
+        ownership,
         defaults: Defaults { mode: Mode::Nat, scheduler: Scheduler::Maglev, drain_timeout: DRAIN_TIMEOUT },
         health: HealthCheck::default(),
         backends_allowed: None,
         cluster_cidrs: Vec::new(),
         pools: vec![PoolSpec::new("default", ranges)],
         reserved: Vec::new(),
+        lock_dir: None,
     }
 }

@@ -2,10 +2,12 @@
 
 use control::kubernetes::connect;
 use control::overrides::store::{Store, StoreError};
-use control::overrides::{Drained, Overrides, Said};
+use control::overrides::{Drained, Held, Overrides, Said};
 use serde_json::json;
 
-use crate::api_server::{ApiServer, Kind};
+use crate::api_server::{ApiServer, Fault, Kind, Trap};
+use crate::installation::Installation;
+use crate::user::{User, reached};
 
 const NAME: &str = "sluice-overrides";
 
@@ -56,4 +58,50 @@ async fn a_text_that_a_person_broke_is_named_by_its_key() {
     let error = store(&server, "east").await.load().await.unwrap_err();
     assert!(matches!(error, StoreError::Broken { .. }) && error.to_string().contains("key east"), "{error}");
     assert!(store(&server, "west").await.load().await.unwrap().0.is_empty());
+}
+
+/// A user with a Service of one backend that a controller served, which ended. Since then the backend is drained by hand.
+async fn drained_backend(server: &ApiServer) -> User {
+    let user = User::of_test_server(server).await;
+    user.add("web", &json!({})).await;
+    let installation = Installation::start(&user).await;
+    user.ingress_comes("web").await;
+    installation.stop().await;
+    let drain = "version: 1\ndrains: [{what: 'backend/10.0.0.11:8080', by: alice, at: '2026-01-31T12:00:00Z'}]";
+    server
+        .create(Kind::ConfigMap, json!({"metadata": {"name": NAME, "namespace": user.namespace}, "data": {user.group(): drain}}));
+    user
+}
+
+/// Starts a controller, and waits until its gateway has a first state: there the backend must be drained.
+async fn first_state_is_drained(installation: &Installation, user: &User) {
+    let given = installation.gives("a first state", |given| given.messages > 0).await;
+    let web = &given.services[&user.full_name("web")];
+    assert!(web.ports[0].backends.iter().all(|backend| backend.draining), "{web:?}");
+}
+
+#[tokio::test]
+async fn an_api_error_at_a_leaders_start_undoes_no_drain() {
+    for fault in [Fault::Forbidden, Fault::Unauthorized, Fault::Internal, Fault::NoSuchPage, Fault::TooMany { retry_after_s: 0 }]
+    {
+        println!("{fault:?}");
+        let server = ApiServer::start().await;
+        let user = drained_backend(&server).await;
+        server.trap(Trap { fault, times: 3, method: "GET", path_contains: "/configmaps", watch: false });
+        let installation = Installation::start(&user).await;
+        first_state_is_drained(&installation, &user).await;
+    }
+}
+
+#[tokio::test]
+async fn what_a_person_broke_undoes_no_drain_and_is_planned_with_once_it_is_mended() {
+    let server = ApiServer::start().await;
+    let user = drained_backend(&server).await;
+    let before = server.get(Kind::ConfigMap, &user.namespace, NAME).unwrap()["data"].clone();
+    server.update(Kind::ConfigMap, &user.namespace, NAME, &json!({"data": {user.group(): "version: 7"}}));
+    let installation = Installation::start(&user).await;
+    let held = async || installation.running().view.desk.held();
+    reached("what cannot be read", held, |held| matches!(held, Held::Unreadable(_))).await;
+    server.update(Kind::ConfigMap, &user.namespace, NAME, &json!({"data": before}));
+    first_state_is_drained(&installation, &user).await;
 }

@@ -28,7 +28,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 /// Longer than any wait that is expected; a test that needs it has failed.
-const DEADLINE: Duration = Duration::from_secs(30);
+const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Later than any status or finalizer is waited for, and any slice kept: nobody writes here.
 const WAITS_ARE_OVER: Duration = Duration::from_secs(60);
@@ -162,7 +162,7 @@ impl Following {
 fn line(service: &str, port: &ServicePort) -> String {
     let family = if port.family == Family::V4 { "IPv4" } else { "IPv6" };
     let mut words = vec![format!("{service} {} {} {family}", port.protocol, port.port)];
-    words.extend(port.backends.iter().map(|backend| backend.address.to_string()));
+    words.extend(port.all_backends().map(|backend| backend.address.to_string()));
     for hint in &port.zones {
         let places: Vec<String> = hint.backends.iter().map(ToString::to_string).collect();
         words.push(format!("{}={}", hint.zone, places.join(",")));

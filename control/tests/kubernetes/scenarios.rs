@@ -1,5 +1,6 @@
 //! What users observe, each written once and run on any cluster: on the test server by `make test`, on a real one by
-//! `make e2e-k8s`. They need no kubelet: Nodes, Pods and EndpointSlices are made as objects.
+//! `make e2e-k8s`. They need no kubelet: Nodes, Pods and EndpointSlices are made as objects. Each has class, group, pools and
+//! namespace of its own, since a cluster may have an installation already.
 //!
 //! A new scenario is one function of a [`User`] and one row of [`SCENARIOS`].
 
@@ -90,14 +91,23 @@ async fn holds(sentence: &str, scenario: Scenario, user: &User) -> bool {
     result.is_ok()
 }
 
+/// As on a real cluster: one after another, beside an installation with pools and Services of its own, which stays as it is.
 #[tokio::test]
-async fn every_scenario_holds_on_the_test_server() {
+async fn every_scenario_holds_on_the_test_server_beside_what_a_cluster_has() {
+    let server = ApiServer::start().await;
+    let before = clusters::in_production(&server);
+    let kubeconfig = tempfile::NamedTempFile::new().unwrap();
+    server.write_kubeconfig(kubeconfig.path());
     let mut failed = Vec::new();
     for (sentence, scenario) in SCENARIOS {
-        let server = ApiServer::start().await;
-        let user = User::of_test_server(&server).await;
-        if !holds(sentence, *scenario, &user).await {
-            failed.push(sentence);
+        let act = async |user: &User| holds(sentence, *scenario, user).await;
+        if !clusters::in_own_namespace(kubeconfig.path(), act).await {
+            failed.push((*sentence).to_owned());
+        }
+        let touched = clusters::touched(&server, &before);
+        if !touched.is_empty() {
+            failed.push(format!("{sentence}: it left behind, changed or told {touched:?}"));
+            break;
         }
     }
     assert!(failed.is_empty(), "failed: {failed:#?}");

@@ -151,12 +151,14 @@ async fn a_service_whose_write_fails_again_and_again_holds_up_no_other() {
         while patches(&server) < 6 {
             tokio::task::yield_now().await;
         }
-        let start = std::time::Instant::now();
+        let before = patches(&server);
         writer.write(write(&web, &["192.0.2.1"]));
         while !has_address("web") {
             tokio::task::yield_now().await;
         }
-        assert!(start.elapsed() < Duration::from_secs(1), "after {:?}", start.elapsed());
+        // Each of the others may have had its turn meanwhile, not more: their waits grow.
+        let between = patches(&server) - before;
+        assert!(between <= 3, "{between} writes until it had its turn");
         server.release_traps();
         while !(has_address("aaa") && has_address("bbb")) {
             tokio::task::yield_now().await;

@@ -19,7 +19,7 @@ use crate::api_server::{ApiServer, Kind};
 use crate::link::Link;
 
 /// Longer than any wait that is expected; a test that needs it has failed.
-const DEADLINE: Duration = Duration::from_secs(30);
+const DEADLINE: Duration = Duration::from_secs(120);
 
 pub struct User {
     pub cluster: Cluster,
@@ -65,6 +65,11 @@ impl User {
     /// Likewise the name of an installation.
     pub fn group(&self) -> String {
         format!("group-{}", self.namespace)
+    }
+
+    /// Labels of the pools that are of this user.
+    pub fn own_pools(&self) -> BTreeMap<String, String> {
+        [("sluice.dev/test".to_owned(), self.namespace.clone())].into()
     }
 
     pub fn full_name(&self, service: &str) -> String {
@@ -197,7 +202,8 @@ impl User {
         let name = format!("{}-{name}", self.namespace);
         let mut spec = json!({"addresses": addresses, "loadBalancerClass": self.class()});
         merge(&mut spec, more);
-        let pool: AddressPool = serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec})).unwrap();
+        let metadata = json!({"name": name, "labels": self.own_pools()});
+        let pool: AddressPool = serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap();
         self.pools.lock().unwrap().push(name.clone());
         self.all_pools().create(&PostParams::default(), &pool).await.unwrap();
         name

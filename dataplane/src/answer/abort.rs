@@ -4,7 +4,7 @@ use zerocopy::network_endian::{U16, U32};
 
 use super::{HOP_LIMIT, NetworkHeader, network_len, transport_bytes, turn_link, written_transport_offset};
 use crate::wire::{Chunk, Ethernet, Sctp, protocol, take, take_mut};
-use crate::{Address, Buffer, Headers, Transport, crc32c, sctp_chunk};
+use crate::{Address, Buffer, Headers, Mac, Transport, crc32c, sctp_chunk};
 
 /// The error cause "stale cookie" of an ERROR chunk (RFC 9260 section 3.3.10.3).
 const STALE_COOKIE: u16 = 3;
@@ -20,11 +20,11 @@ struct Said {
 /// Turns an SCTP packet into the answer of one who knows nothing of its association. False when it is none, or one that
 /// gets no answer.
 #[must_use]
-pub fn sctp_abort<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>) -> bool {
+pub fn sctp_abort<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>, mac: Mac) -> bool {
     let Transport::Sctp { .. } = headers.transport else { return false };
     let Some(said) = transport_bytes(buffer.bytes(), headers).and_then(answer_to) else { return false };
     buffer.resize(usize::from(Ethernet::BYTES + network_len::<A>() + Sctp::BYTES + Chunk::BYTES))
-        && write(buffer.bytes_mut(), headers, said).is_some()
+        && write(buffer.bytes_mut(), headers, said, mac).is_some()
 }
 
 /// RFC 9260 section 8.4, in its order. What is inside an INIT is not looked at: it is alone in its packet.
@@ -52,7 +52,7 @@ fn answer_to(packet: &[u8]) -> Option<Said> {
     Some(Said { kind, flags: Chunk::REFLECTED, tag })
 }
 
-fn write<A: Address>(frame: &mut [u8], headers: &Headers<A>, said: Said) -> Option<()> {
+fn write<A: Address>(frame: &mut [u8], headers: &Headers<A>, said: Said, mac: Mac) -> Option<()> {
     let tuple = &headers.tuple;
     let transport = frame.get_mut(written_transport_offset::<A>()..)?;
     let (sctp, chunk) = take_mut::<Sctp>(transport)?;
@@ -73,6 +73,6 @@ fn write<A: Address>(frame: &mut [u8], headers: &Headers<A>, said: Said) -> Opti
         hop_limit: HOP_LIMIT,
         payload_len: Sctp::BYTES + Chunk::BYTES,
     };
-    ip.write(turn_link(frame)?)?;
+    ip.write(turn_link(frame, mac)?)?;
     Some(())
 }

@@ -4,25 +4,26 @@ use proto::Family;
 
 use crate::checksum::{apply, word_delta};
 use crate::wire::{Ethernet, Icmp, Ipv4, Ipv6, icmpv4, icmpv6, take_mut};
-use crate::{Address, Buffer, Headers, Transport};
+use crate::{Address, Buffer, Headers, Mac, Transport};
 
 use super::HOP_LIMIT;
 
-/// Turns an echo request into the reply. False when it is none.
+/// Turns an echo request into the reply, from the port with this `mac`. False when it is none.
 #[must_use]
-pub fn echo_reply<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>) -> bool {
+pub fn echo_reply<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>, mac: Mac) -> bool {
     let (request, reply) = match A::FAMILY {
         Family::V4 => (icmpv4::ECHO_REQUEST, icmpv4::ECHO_REPLY),
         Family::V6 => (icmpv6::ECHO_REQUEST, icmpv6::ECHO_REPLY),
     };
     let is_request = matches!(headers.transport, Transport::Icmp { kind, code: 0 } if kind == request);
-    is_request && turn(buffer.bytes_mut(), headers, request, reply).is_some()
+    is_request && turn(buffer.bytes_mut(), headers, (request, reply), mac).is_some()
 }
 
 /// All views are taken before the first byte is written.
-fn turn<A: Address>(frame: &mut [u8], headers: &Headers<A>, request: u8, reply: u8) -> Option<()> {
-    let (head, message) = frame.split_at_mut_checked(usize::from(headers.transport_offset))?;
-    let (icmp, _) = take_mut::<Icmp>(message)?;
+fn turn<A: Address>(frame: &mut [u8], headers: &Headers<A>, (request, reply): (u8, u8), mac: Mac) -> Option<()> {
+    let end = usize::from(headers.network_offset) + usize::from(headers.packet_len);
+    let (head, message) = frame.get_mut(..end)?.split_at_mut_checked(usize::from(headers.transport_offset))?;
+    let (icmp, data) = take_mut::<Icmp>(message)?;
     let (ethernet, packet) = take_mut::<Ethernet>(head)?;
     match A::FAMILY {
         Family::V4 => {
@@ -40,10 +41,13 @@ fn turn<A: Address>(frame: &mut [u8], headers: &Headers<A>, request: u8, reply: 
             std::mem::swap(&mut ip.source, &mut ip.destination);
         }
     }
-    ethernet.turn();
+    ethernet.turn(mac);
     icmp.kind = reply;
     let delta = word_delta(u16::from_be_bytes([request, 0]), u16::from_be_bytes([reply, 0]));
-    icmp.checksum.set(apply(icmp.checksum.get(), delta));
+    let checksum = apply(icmp.checksum.get(), delta);
+    // The one message without a word that is not 0: of ICMPv4, which counts no pseudo header, with type 0 and zeros alone.
+    let is_all_zero = A::FAMILY == Family::V4 && checksum == 0 && icmp.rest.get() == 0 && data.iter().all(|byte| *byte == 0);
+    icmp.checksum.set(if is_all_zero { 0xffff } else { checksum });
     Some(())
 }
 
@@ -53,19 +57,22 @@ mod tests {
     use crate::answer::tests::{Bytes, v4, v6};
     use crate::testing::{OUR_MAC, PEER_MAC, Packet, Segment};
 
-    /// The reply built from nothing.
-    fn expected(request: &Packet, kind: u8) -> Vec<u8> {
-        let segment = Segment::Icmp { kind, code: 0, rest: 0x0007_0001 };
+    /// The request on its way back.
+    fn turned(request: &Packet) -> Packet {
         Packet {
             source: request.destination,
             destination: request.source,
             source_mac: OUR_MAC,
             destination_mac: PEER_MAC,
             hop_limit: 64,
-            segment,
             ..request.clone()
         }
-        .build()
+    }
+
+    /// The reply built from nothing.
+    fn expected(request: &Packet, kind: u8) -> Vec<u8> {
+        let segment = Segment::Icmp { kind, code: 0, rest: 0x0007_0001 };
+        Packet { segment, ..turned(request) }.build()
     }
 
     #[test]
@@ -76,14 +83,53 @@ mod tests {
             request.options = vec![1, 1, 1, 0];
             let mut buffer = Bytes::new(request.build());
             let headers = v4(&buffer.frame);
-            assert!(echo_reply(&mut buffer, &headers));
+            assert!(echo_reply(&mut buffer, &headers, OUR_MAC));
             assert_eq!(buffer.frame, expected(&request, 0));
 
             let request = Packet::echo_request("2001:db8::7", "2001:db8::100").hop_limit(hop_limit);
             let mut buffer = Bytes::new(request.build());
             let headers = v6(&buffer.frame);
-            assert!(echo_reply(&mut buffer, &headers));
+            assert!(echo_reply(&mut buffer, &headers, OUR_MAC));
             assert_eq!(buffer.frame, expected(&request, 129));
+        }
+    }
+
+    #[test]
+    fn an_echo_of_zeros_has_the_checksum_of_a_full_computation() {
+        for payload_len in [0, 1, 2, 13, 56, 1472] {
+            for (source, destination, request, reply) in
+                [("198.51.100.7", "192.0.2.100", 8, 0), ("2001:db8::7", "2001:db8::100", 128, 129)]
+            {
+                let of = |kind| Segment::Icmp { kind, code: 0, rest: 0 };
+                let mut packet = Packet::echo_request(source, destination).payload(&vec![0; payload_len]);
+                packet.segment = of(request);
+                packet.padding = 3;
+                let mut buffer = Bytes::new(packet.build());
+                if reply == 0 {
+                    let headers = v4(&buffer.frame);
+                    assert!(echo_reply(&mut buffer, &headers, OUR_MAC));
+                } else {
+                    let headers = v6(&buffer.frame);
+                    assert!(echo_reply(&mut buffer, &headers, OUR_MAC));
+                }
+                let expected = Packet { segment: of(reply), ..turned(&packet) }.build();
+                assert_eq!(buffer.frame, expected, "{payload_len} zeros from {source}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_wrong_checksum_of_an_echo_stays_wrong() {
+        let segment = Segment::Icmp { kind: 8, code: 0, rest: 0 };
+        let packet = Packet { segment, ..Packet::echo_request("198.51.100.7", "192.0.2.100") }.payload(&[0; 8]);
+        for change in [0x0001, 0x8000, 0x0800, 0xf7ff] {
+            let mut frame = packet.build();
+            let checksum = u16::from_be_bytes([frame[36], frame[37]]) ^ change;
+            frame[36..38].copy_from_slice(&checksum.to_be_bytes());
+            let mut buffer = Bytes::new(frame);
+            let headers = v4(&buffer.frame);
+            assert!(echo_reply(&mut buffer, &headers, OUR_MAC));
+            assert_ne!(buffer.frame[36..38], [0xff, 0xff], "{change:#06x}");
         }
     }
 
@@ -96,7 +142,7 @@ mod tests {
         ] {
             let mut buffer = Bytes::new(packet.build());
             let headers = v4(&buffer.frame);
-            assert!(!echo_reply(&mut buffer, &headers));
+            assert!(!echo_reply(&mut buffer, &headers, OUR_MAC));
             assert_eq!(buffer.frame, packet.build());
         }
     }

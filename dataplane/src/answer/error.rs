@@ -5,7 +5,7 @@ use zerocopy::network_endian::{U16, U32};
 
 use crate::checksum;
 use crate::wire::{Ethernet, Icmp, icmpv4, icmpv6, protocol, take_mut};
-use crate::{Address, Buffer, Headers};
+use crate::{Address, Buffer, Headers, Mac};
 
 use super::{HOP_LIMIT, NetworkHeader, network_len, turn_link, written_transport_offset};
 
@@ -32,10 +32,10 @@ pub enum IcmpError {
     },
 }
 
-/// Turns a packet into an ICMP error about it, from `source` to its sender, with as much of it as the RFCs allow. Ask
-/// [`super::may_answer`] first. False when the buffer has no room for the longer packet.
+/// Turns a packet into an ICMP error about it, from `source` and the port with this `mac` to its sender, with as much of it as
+/// the RFCs allow. Ask [`super::may_answer`] first. False when the buffer has no room for the longer packet.
 #[must_use]
-pub fn icmp_error<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>, source: A, error: IcmpError) -> bool {
+pub fn icmp_error<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>, source: A, error: IcmpError, mac: Mac) -> bool {
     let head_len = network_len::<A>() + Icmp::BYTES;
     let quoted_len = usize::from(headers.packet_len).min(quoted_len_max::<A>());
     let quoted_from = usize::from(headers.network_offset);
@@ -46,7 +46,7 @@ pub fn icmp_error<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>, so
         return false;
     }
     buffer.bytes_mut().copy_within(quoted, quoted_to);
-    buffer.resize(answer_len) && write(buffer.bytes_mut(), headers.tuple.source, source, error).is_some()
+    buffer.resize(answer_len) && write(buffer.bytes_mut(), headers.tuple.source, source, error, mac).is_some()
 }
 
 /// Bytes of a packet that an error about it may quote.
@@ -59,7 +59,7 @@ pub(super) const fn quoted_len_max<A: Address>() -> usize {
 }
 
 /// Writes the headers before the quoted packet.
-pub(super) fn write<A: Address>(frame: &mut [u8], destination: A, source: A, error: IcmpError) -> Option<()> {
+pub(super) fn write<A: Address>(frame: &mut [u8], destination: A, source: A, error: IcmpError, mac: Mac) -> Option<()> {
     let message = frame.get_mut(written_transport_offset::<A>()..)?;
     let message_len = u16::try_from(message.len()).ok()?;
     let (kind, code, rest) = numbers::<A>(error);
@@ -79,7 +79,7 @@ pub(super) fn write<A: Address>(frame: &mut [u8], destination: A, source: A, err
         hop_limit: HOP_LIMIT,
         payload_len: message_len,
     };
-    ip.write(turn_link(frame)?)?;
+    ip.write(turn_link(frame, mac)?)?;
     Some(())
 }
 
@@ -138,7 +138,7 @@ mod tests {
             for (error, numbers) in ALL.into_iter().zip([(3, 3, 0), (3, 1, 0), (11, 0, 0), (3, 4, 1400)]) {
                 let mut buffer = Bytes::new(packet.build());
                 let headers = v4(&buffer.frame);
-                prop_assert!(icmp_error(&mut buffer, &headers, OURS, error));
+                prop_assert!(icmp_error(&mut buffer, &headers, OURS, error, OUR_MAC));
                 prop_assert_eq!(&buffer.frame, &expected(&packet, OURS.ip(), numbers, 548));
                 prop_assert!(buffer.frame.len() <= 14 + 576);
             }
@@ -147,7 +147,7 @@ mod tests {
             for (error, numbers) in ALL.into_iter().zip([(1, 4, 0), (1, 3, 0), (3, 0, 0), (2, 0, 1400)]) {
                 let mut buffer = Bytes::new(packet.build());
                 let headers = v6(&buffer.frame);
-                prop_assert!(icmp_error(&mut buffer, &headers, OURS6, error));
+                prop_assert!(icmp_error(&mut buffer, &headers, OURS6, error, OUR_MAC));
                 prop_assert_eq!(&buffer.frame, &expected(&packet, OURS6.ip(), numbers, 1232));
                 prop_assert!(buffer.frame.len() <= 14 + 1280);
             }
@@ -158,9 +158,9 @@ mod tests {
     fn a_buffer_without_room_keeps_its_packet() {
         let frame = Packet::tcp("198.51.100.7:5555", "192.0.2.100:80").build();
         let mut buffer = Bytes { room: frame.len() + 27, frame: frame.clone() };
-        assert!(!icmp_error(&mut buffer, &v4(&frame), OURS, IcmpError::TimeExceeded));
+        assert!(!icmp_error(&mut buffer, &v4(&frame), OURS, IcmpError::TimeExceeded, OUR_MAC));
         assert_eq!(buffer.frame, frame);
         buffer.room += 1;
-        assert!(icmp_error(&mut buffer, &v4(&frame), OURS, IcmpError::TimeExceeded));
+        assert!(icmp_error(&mut buffer, &v4(&frame), OURS, IcmpError::TimeExceeded, OUR_MAC));
     }
 }

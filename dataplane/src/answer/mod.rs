@@ -24,7 +24,7 @@ use zerocopy::network_endian::{U16, U32, U128};
 
 use crate::checksum;
 use crate::wire::{Ethernet, Ipv4, Ipv6, icmpv4, icmpv6, take_mut};
-use crate::{Address, Buffer, Headers, Transport, sctp_chunk, tcp_flags};
+use crate::{Address, Buffer, Headers, Mac, Transport, sctp_chunk, tcp_flags};
 
 /// Hop limit of what we originate (RFC 1700: the recommended default).
 const HOP_LIMIT: u8 = 64;
@@ -47,12 +47,13 @@ pub fn may_answer<A: Address>(headers: &Headers<A>) -> bool {
     }
 }
 
-/// Turns a TCP segment or SCTP packet that belongs to nothing into the answer that says so. False when it gets none.
+/// Turns a TCP segment or SCTP packet that belongs to nothing into the answer that says so, from the port with this `mac`.
+/// False when it gets none.
 #[must_use]
-pub fn reset<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>) -> bool {
+pub fn reset<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>, mac: Mac) -> bool {
     match headers.transport {
-        Transport::Sctp { .. } => sctp_abort(buffer, headers),
-        _ => tcp_reset(buffer, headers),
+        Transport::Sctp { .. } => sctp_abort(buffer, headers, mac),
+        _ => tcp_reset(buffer, headers, mac),
     }
 }
 
@@ -143,10 +144,10 @@ impl<A: Address> NetworkHeader<A> {
     }
 }
 
-/// Gives the Ethernet header the way back and the bytes after it.
-fn turn_link(frame: &mut [u8]) -> Option<&mut [u8]> {
+/// Gives the Ethernet header the way back, from `mac`, and the bytes after it.
+fn turn_link(frame: &mut [u8], mac: Mac) -> Option<&mut [u8]> {
     let (ethernet, packet) = take_mut::<Ethernet>(frame)?;
-    ethernet.turn();
+    ethernet.turn(mac);
     Some(packet)
 }
 
@@ -164,8 +165,8 @@ fn transport_bytes<'a, A: Address>(frame: &'a [u8], headers: &Headers<A>) -> Opt
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Packet, Segment};
-    use crate::{Mac, Parsed, parse};
+    use crate::testing::{OUR_MAC, PEER_MAC, Packet, Segment};
+    use crate::{Parsed, parse};
 
     /// A buffer with room for as many bytes as a test gives it.
     #[derive(Debug, Clone, PartialEq, Eq)]
@@ -221,6 +222,26 @@ mod tests {
         match parse(frame) {
             Ok(Parsed::V6(headers)) => headers,
             other => panic!("expected IPv6, found {other:?}"),
+        }
+    }
+
+    #[test]
+    fn answers_come_from_the_port_whatever_the_frame_was_sent_to() {
+        let elsewhere = |packet: Packet| Packet { destination_mac: Mac([2, 0, 0, 0, 0, 0x77]), ..packet }.build();
+        let (client, vip) = ("198.51.100.7:5555", "192.0.2.100:80");
+        type Answer = fn(&mut Bytes, &Headers<u32>) -> bool;
+        let error: Answer = |buffer, headers| icmp_error(buffer, headers, 1, IcmpError::TimeExceeded, OUR_MAC);
+        let rows: [(&str, Packet, Answer); 4] = [
+            ("RST", Packet::tcp(client, vip), |buffer, headers| reset(buffer, headers, OUR_MAC)),
+            ("ABORT", Packet::sctp(client, vip), |buffer, headers| reset(buffer, headers, OUR_MAC)),
+            ("time exceeded", Packet::udp(client, vip), error),
+            ("echo", Packet::echo_request("198.51.100.7", "192.0.2.100"), |buffer, headers| echo_reply(buffer, headers, OUR_MAC)),
+        ];
+        for (sentence, packet, answer) in rows {
+            let mut buffer = Bytes::new(elsewhere(packet));
+            let headers = v4(&buffer.frame);
+            assert!(answer(&mut buffer, &headers), "{sentence}");
+            assert_eq!((&buffer.frame[..6], &buffer.frame[6..12]), (&PEER_MAC.0[..], &OUR_MAC.0[..]), "{sentence}");
         }
     }
 

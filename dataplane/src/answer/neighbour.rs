@@ -25,10 +25,14 @@ const ALL_NODES_MAC: Mac = Mac([0x33, 0x33, 0, 0, 0, 1]);
 /// The solicited-node groups without the 24 bits of an address (RFC 4291 section 2.7.1).
 const SOLICITED_NODES: u128 = 0xff02 << 112 | 0x1_ff << 24;
 
-/// The address that an ARP frame asks for. None for replies, and for announcements of the sender's own address.
+/// The address that an ARP frame asks for. None for replies, for announcements of the sender's own address, and for frames to
+/// other groups than all stations (RFC 826 asks those, RFC 1122 section 2.3.2.1 one).
 #[must_use]
 pub fn arp_question(frame: &[u8]) -> Option<u32> {
-    let (_, packet) = take::<Ethernet>(frame)?;
+    let (ethernet, packet) = take::<Ethernet>(frame)?;
+    if ethernet.is_group() && !ethernet.is_broadcast() {
+        return None;
+    }
     let (arp, _) = take::<Arp>(packet)?;
     let target = arp.target_address.get();
     (arp.operation.get() == Arp::REQUEST && target != arp.sender_address.get()).then_some(target)
@@ -56,7 +60,9 @@ fn write_arp_reply(frame: &mut [u8], mac: Mac) -> Option<()> {
 #[must_use]
 pub fn neighbour_question(frame: &[u8], headers: &Headers<u128>) -> Option<u128> {
     let is_solicitation = matches!(headers.transport, Transport::Icmp { kind: icmpv6::NEIGHBOUR_SOLICITATION, code: 0 });
-    if !is_solicitation || headers.hop_limit != NEIGHBOUR_HOP_LIMIT {
+    // A frame to a group carries a packet to one (RFC 2464 section 7).
+    let goes_astray = headers.group_frame && !is_group_address(headers.tuple.destination);
+    if !is_solicitation || headers.hop_limit != NEIGHBOUR_HOP_LIMIT || goes_astray {
         return None;
     }
     let bytes = transport_bytes(frame, headers)?;

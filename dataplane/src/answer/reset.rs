@@ -7,7 +7,7 @@ use proto::Family;
 use crate::checksum;
 use crate::decide::Reset;
 use crate::wire::{Ethernet, Tcp, ether_type, protocol, take, take_mut};
-use crate::{Address, Buffer, Headers, Transport, tcp_flags};
+use crate::{Address, Buffer, Headers, Mac, Transport, tcp_flags};
 use zerocopy::IntoBytes;
 use zerocopy::network_endian::{U16, U32};
 
@@ -15,10 +15,10 @@ use super::{HOP_LIMIT, NetworkHeader, network_len, transport_bytes, turn_link, w
 
 /// Turns a TCP segment into the reset that answers it (RFC 9293 section 3.10.7.1). False when it is no TCP or a reset.
 #[must_use]
-pub fn tcp_reset<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>) -> bool {
+pub fn tcp_reset<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>, mac: Mac) -> bool {
     let Some(tcp) = reset_of(buffer.bytes(), headers) else { return false };
     buffer.resize(usize::from(Ethernet::BYTES + network_len::<A>() + Tcp::BYTES))
-        && write(buffer.bytes_mut(), headers, tcp).is_some()
+        && write(buffer.bytes_mut(), headers, tcp, mac).is_some()
 }
 
 /// The header of the answer, without its checksum.
@@ -54,9 +54,9 @@ fn sequence_after<A: Address>(tcp: &Tcp, headers: &Headers<A>) -> u32 {
     tcp.sequence.get().wrapping_add(data_len).wrapping_add(controls)
 }
 
-fn write<A: Address>(frame: &mut [u8], headers: &Headers<A>, tcp: Tcp) -> Option<()> {
+fn write<A: Address>(frame: &mut [u8], headers: &Headers<A>, tcp: Tcp, mac: Mac) -> Option<()> {
     write_segment(frame, headers.tuple.destination, headers.tuple.source, tcp)?;
-    turn_link(frame).map(|_| ())
+    turn_link(frame, mac).map(|_| ())
 }
 
 /// The segment, after an Ethernet header that stands already.
@@ -148,9 +148,9 @@ mod tests {
                 let mut buffer = Bytes::new(received.build());
                 let bytes = buffer.frame.clone();
                 let answered = if received.source.is_ipv4() {
-                    tcp_reset(&mut buffer, &v4(&bytes))
+                    tcp_reset(&mut buffer, &v4(&bytes), OUR_MAC)
                 } else {
-                    tcp_reset(&mut buffer, &v6(&bytes))
+                    tcp_reset(&mut buffer, &v6(&bytes), OUR_MAC)
                 };
                 let mut expected = answer.build();
                 // Our reset opens no window.
@@ -173,7 +173,7 @@ mod tests {
         let packet = Packet::tcp("198.51.100.7:5555", "192.0.2.100:80").flags(RST | ACK);
         let mut buffer = Bytes::new(packet.build());
         let headers = v4(&buffer.frame);
-        assert!(!tcp_reset(&mut buffer, &headers));
+        assert!(!tcp_reset(&mut buffer, &headers, OUR_MAC));
         assert_eq!(buffer.frame, packet.build());
     }
 }

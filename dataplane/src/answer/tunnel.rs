@@ -36,10 +36,9 @@ pub fn icmp_error_about_inner<I: Address>(
 
 fn finish<I: Address>(frame: &mut [u8], quoted_at: usize, inner: &Tuple<I>, error: IcmpError, exit: &Exit) -> Option<()> {
     raise_hop_limit::<I>(frame.get_mut(quoted_at..)?)?;
-    write(frame, inner.source, inner.destination, error)?;
+    write(frame, inner.source, inner.destination, error, exit.source_mac)?;
     let (ethernet, _) = take_mut::<Ethernet>(frame)?;
     ethernet.destination = exit.destination_mac.0;
-    ethernet.source = exit.source_mac.0;
     ethernet.ether_type.set(match I::FAMILY {
         Family::V4 => ether_type::IPV4,
         Family::V6 => ether_type::IPV6,

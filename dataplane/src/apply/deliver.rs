@@ -1,6 +1,6 @@
 //! Sends packets to backends that answer their clients directly.
 
-use super::Engine;
+use super::{Engine, trim};
 use crate::cut::cut;
 use crate::decide::Delivery;
 use crate::encapsulate::{Outer, encapsulate};
@@ -8,7 +8,7 @@ use crate::lanes::Lanes;
 use crate::observe::{Belongs, Fate, Observe};
 use crate::snapshot::Ends;
 use crate::tags::Tags;
-use crate::{Address, Buffer, Burst, DropReason, Headers, Port, Transport, rewrite};
+use crate::{Address, Buffer, Burst, DropReason, Headers, Port, rewrite};
 
 impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     /// Sends a packet as it is, or inside another.
@@ -37,10 +37,8 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         self.observer.observe(&buffer, Fate::Forward(exit.port), belongs);
         let tags = Tags::on(exit.link);
         lanes.leave(exit.port, tags, buffer, &mut self.tally);
-        // What looks like a transport header in a later piece is data.
-        let of_later = Headers { transport: Transport::Fragment, ..*headers };
         for mut piece in rest {
-            if self.send_off(&mut piece, &of_later, delivery) {
+            if self.send_off(&mut piece, headers, delivery) {
                 self.tally.originated += 1;
                 lanes.leave(exit.port, tags, piece, &mut self.tally);
             } else {
@@ -53,6 +51,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     fn send_off<A: Address>(&mut self, buffer: &mut B, headers: &Headers<A>, delivery: &Delivery<'_>) -> bool {
         let exit = delivery.exit;
         let Some(outer) = delivery.outer else {
+            trim(buffer, headers);
             rewrite::hop(buffer.bytes_mut(), headers, exit);
             return true;
         };

@@ -83,7 +83,9 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         match snapshot.place(headers.tuple.destination) {
             Place::Vip => self.probe(lanes, snapshot, buffer, headers),
             Place::PoolUnused => self.drop(lanes, buffer, DropReason::VipLoop),
-            Place::Snat | Place::Twin(_) | Place::Elsewhere => lanes.leave(twin.port, twin.tags, buffer, &mut self.tally),
+            Place::Snat | Place::Twin(_) | Place::Broadcast | Place::Elsewhere => {
+                lanes.leave(twin.port, twin.tags, buffer, &mut self.tally);
+            }
         }
     }
 

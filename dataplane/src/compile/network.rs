@@ -88,6 +88,13 @@ impl Ways {
         ways
     }
 
+    /// Goes on after `before`, of whose slots none are kept: flows look again.
+    pub(super) fn follow_epoch(&mut self, before: &Routes) {
+        self.routes.epoch = before.epoch;
+        self.look_again();
+        self.shared = None;
+    }
+
     /// Ethernet addresses of ports have changed, and with them what packets carry.
     pub(super) fn set_ports(&mut self, ports: Arc<[PortConfig]>) {
         self.ports = ports;

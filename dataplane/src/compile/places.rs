@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use hashbrown::HashMap;
 use ipnet::IpNet;
@@ -10,13 +9,17 @@ use proto::{Announce, Pool};
 
 use super::snat::is_on_link;
 use crate::hash::TableHash;
-use crate::snapshot::{Place, Places};
+use crate::snapshot::{Announced, Place, Places};
 use crate::{Address, Config, Link, Network, PortConfig, PortIndex};
 
 /// What an address is to us, in one family.
 pub(super) fn places<A: Address>(config: &Config, network: &Network, pools: &[Pool], vips: &[IpAddr]) -> Places<A> {
     let mut exact: HashMap<A, Place, TableHash> = HashMap::default();
     let mut put = |address: IpAddr, place| A::from_ip(address).map(|address| exact.insert(address, place));
+    // First, for a VIP may be one: on a network of its own (a routed pool) it is an address as any.
+    for address in prefixes(config, network).flat_map(|(_, nets)| nets).filter_map(directed_broadcast) {
+        put(address, Place::Broadcast);
+    }
     for &vip in vips {
         put(vip, Place::Vip);
     }
@@ -37,6 +40,14 @@ pub(super) fn places<A: Address>(config: &Config, network: &Network, pools: &[Po
         ranges.filter_map(|range| Some((A::from_ip(range.first())?, A::from_ip(range.last())?))).collect();
     pools.sort_unstable();
     Places { exact, pools }
+}
+
+/// The address of all hosts of a prefix, where it has one (RFC 919; RFC 3021: prefixes of 31 bits have none).
+fn directed_broadcast(net: &IpNet) -> Option<IpAddr> {
+    match net {
+        IpNet::V4(net) => (net.prefix_len() < 31).then(|| net.broadcast().into()),
+        IpNet::V6(_) => None,
+    }
 }
 
 fn ports(config: &Config) -> impl Iterator<Item = (PortIndex, &PortConfig)> {
@@ -84,7 +95,7 @@ impl Answers {
         vips: &[IpAddr],
         network: &Network,
         sequence: u64,
-    ) -> Arc<[(Link, IpAddr, u64)]> {
+    ) -> Announced {
         self.problems.clear();
         let mut now: Vec<(Link, IpAddr)> = Vec::new();
         let holding = |address: IpAddr| {
@@ -99,6 +110,8 @@ impl Answers {
         }
         for (index, port) in ports(config).filter(|(_, port)| !port.twin) {
             now.extend(port.addresses.iter().map(|net| (index.into(), net.addr())));
+            let links = network.vlans.iter().filter(|vlan| vlan.link.port() == index);
+            now.extend(links.flat_map(|vlan| vlan.addresses.iter().map(|net| (vlan.link, net.addr()))));
         }
         let l2: Vec<_> = pools.iter().filter(|pool| pool.announce == Announce::L2).collect();
         for &vip in vips {
@@ -124,6 +137,6 @@ impl Answers {
         }
         self.moves.clone_from(&network.moves);
         self.since = since;
-        self.since.iter().map(|(&(link, address), &since)| (link, address, since)).collect()
+        Announced::new(self.since.iter().map(|(&(link, address), &since)| (link, address, since)))
     }
 }

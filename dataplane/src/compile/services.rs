@@ -19,6 +19,7 @@ use crate::hash::TableHash;
 use crate::maglev::MaglevTable;
 use crate::schedule::{HashedBy, Schedule};
 use crate::snapshot::{Affinity, BackendView, Frontend, Policy, PortView, Previous, ServiceView, Tunnels};
+use crate::tick::Tick;
 use crate::{Health, Link, SourceRanges, TupleHash, WorkerCounters};
 
 /// What services are compiled against.
@@ -168,8 +169,9 @@ impl Served {
         if no_room {
             self.refusal.get_or_insert_with(too_many_targets);
         }
+        let (idle_timeout, now) = (source.idle_timeout.map(Into::into), Tick::at(around.now_ns));
         for &id in self.backends.values() {
-            backends.set_policy(id, accepting.contains(&id), failing.contains(&id), source.idle_timeout.map(Into::into));
+            backends.set_policy(id, accepting.contains(&id), failing.contains(&id), idle_timeout, now);
         }
         listens_before.extend(old.map(|port| (port.protocol, port.listens)));
         self.grace_due_ns = self.due_ns(around.grace);
@@ -191,7 +193,7 @@ impl Served {
     fn take_backends(&mut self, ports: &[ServicePort], backends: &mut Backends, around: &mut Surroundings<'_>) -> bool {
         let mut old = std::mem::take(&mut self.backends);
         let mut no_room = false;
-        for (protocol, address) in ports.iter().flat_map(|p| p.backends.iter().map(|b| (p.protocol, b.address))) {
+        for (protocol, address) in ports.iter().flat_map(|p| p.all_backends().map(|b| (p.protocol, b.address))) {
             let key = (protocol, address);
             if self.backends.contains_key(&key) {
                 continue;
@@ -221,7 +223,7 @@ impl Served {
         let failing_here = around.health.failing_for.get(&*self.name);
         let fails =
             |key: &TargetKey| (probed && around.health.failing.contains(key)) || failing_here.is_some_and(|f| f.contains(key));
-        let listed = |backend: &proto::Backend| {
+        let listed = |backend: proto::Backend| {
             let key = (port.protocol, backend.address);
             let id = *self.backends.get(&key)?;
             Some(Listed {
@@ -233,7 +235,7 @@ impl Served {
                 is_reachable: backends.serves(id, self.source.mode),
             })
         };
-        port.backends.iter().filter_map(listed).collect()
+        port.all_backends().filter_map(listed).collect()
     }
 
     fn serve_port(

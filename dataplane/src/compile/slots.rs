@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
-use proto::limits::SNAT_PORT_REST;
+use proto::limits::{DRAIN_TIMEOUT, SNAT_PORT_REST};
 use proto::{Mode, Protocol, ServiceName};
 
 use crate::counters::BACKEND_SLOTS;
-use crate::flow::BackendId;
+use crate::flow::{BackendId, UNRESOLVED};
 use crate::hash::TableHash;
 use crate::snapshot::{Backend, BackendTable};
 use crate::snat::{TARGETS_MAX, TargetSlot};
-use crate::tick::Ticks;
+use crate::tick::{Tick, Ticks};
 
 /// What a backend is known by within its service, and a target altogether.
 pub(super) type TargetKey = (Protocol, SocketAddr);
@@ -33,6 +33,7 @@ pub(super) const fn nanoseconds(duration: Duration) -> u64 {
 #[derive(Debug)]
 struct TargetEntry {
     key: TargetKey,
+    slot: TargetSlot,
     users: u32,
     free_since_ns: u64,
     reach: Reach,
@@ -75,6 +76,28 @@ pub(super) struct Targets {
 }
 
 impl Targets {
+    /// The targets of the backends in a table, in their slots. What else had a slot before rests from now on.
+    fn taken_over(table: &BackendTable, before: &Self, slots: u32, now_ns: u64) -> Self {
+        let nowhere = Reach { next_hop: UNRESOLVED, snat: false, on_link: false, tunnel_source: false };
+        let resting = |entry: &TargetEntry| TargetEntry { users: 0, free_since_ns: now_ns, reach: nowhere, ..*entry };
+        let mut targets = Self { entries: before.entries.iter().map(resting).collect(), ..Self::default() };
+        for backend in (0..slots).filter_map(|slot| table.in_slot(slot)) {
+            let (slot, key) = (backend.target, (backend.protocol, backend.address));
+            let Some(entry) = targets.entries.get_mut(slot.index as usize) else { continue };
+            (entry.key, entry.slot, entry.users) = (key, slot, entry.users + 1);
+            targets.slots.insert(key, slot.index);
+        }
+        for (entry, slot) in targets.entries.iter().zip(0..) {
+            if entry.users > 0 {
+                count_hop(&mut targets.hops, None, Some(nowhere.next_hop));
+            } else if !targets.slots.contains_key(&entry.key) {
+                targets.slots.insert(entry.key, slot);
+                targets.free.push_back((now_ns, slot));
+            }
+        }
+        targets
+    }
+
     /// The slot of a target, for one more user. None when [`TARGETS_MAX`] are in use or resting.
     fn acquire(&mut self, key: TargetKey, reach: Reach, now_ns: u64) -> Option<TargetSlot> {
         if let Some(&slot) = self.slots.get(&key) {
@@ -82,24 +105,26 @@ impl Targets {
             let hop_before = (entry.users > 0).then_some(entry.reach.next_hop);
             (entry.users, entry.reach) = (entry.users + 1, reach);
             count_hop(&mut self.hops, hop_before, Some(reach.next_hop));
-            return Some(TargetSlot(slot));
+            return Some(entry.slot);
         }
-        let entry = TargetEntry { key, users: 1, free_since_ns: 0, reach };
+        let entry = |slot| TargetEntry { key, slot, users: 1, free_since_ns: 0, reach };
         let slot = match self.rested(now_ns) {
-            Some(slot) => {
-                self.slots.remove(&self.entries[slot as usize].key);
-                self.entries[slot as usize] = entry;
-                slot
+            Some(index) => {
+                let old = &mut self.entries[index as usize];
+                self.slots.remove(&old.key);
+                *old = entry(old.slot.next());
+                old.slot
             }
             None => {
-                let slot = u32::try_from(self.entries.len()).ok().filter(|&slot| slot < TARGETS_MAX)?;
-                self.entries.push(entry);
+                let index = u32::try_from(self.entries.len()).ok().filter(|&index| index < TARGETS_MAX)?;
+                let slot = TargetSlot { index, generation: 0 };
+                self.entries.push(entry(slot));
                 slot
             }
         };
-        self.slots.insert(key, slot);
+        self.slots.insert(key, slot.index);
         count_hop(&mut self.hops, None, Some(reach.next_hop));
-        Some(TargetSlot(slot))
+        Some(slot)
     }
 
     /// The slot that has been free the longest, if that is long enough.
@@ -119,17 +144,17 @@ impl Targets {
     }
 
     fn release(&mut self, slot: TargetSlot, now_ns: u64) {
-        let entry = &mut self.entries[slot.0 as usize];
+        let entry = &mut self.entries[slot.index as usize];
         entry.users -= 1;
         if entry.users == 0 {
             entry.free_since_ns = now_ns;
             count_hop(&mut self.hops, Some(entry.reach.next_hop), None);
-            self.free.push_back((now_ns, slot.0));
+            self.free.push_back((now_ns, slot.index));
         }
     }
 
     pub(super) fn reach(&self, slot: TargetSlot) -> Reach {
-        self.entries[slot.0 as usize].reach
+        self.entries[slot.index as usize].reach
     }
 
     /// Looks up anew how every target is reached. True when one can be reached by other modes than before.
@@ -185,6 +210,33 @@ pub(super) struct Backends {
 }
 
 impl Backends {
+    /// The backends of a finished table, in their slots, as if all had been removed: those that are added again go on in them, the
+    /// others drain. `before` may be half done; of it only is taken when drains are over, and which slots there are.
+    pub(super) fn taken_over(mut table: BackendTable, before: &Self, now_ns: u64) -> Self {
+        let slots = u32::try_from(before.generations.len()).unwrap_or(u32::MAX);
+        let targets = Targets::taken_over(&table, &before.targets, slots, now_ns);
+        let (mut generations, mut free, mut draining) = (before.generations.clone(), Vec::new(), HashMap::default());
+        for (slot, generation) in (0..slots).zip(&mut generations) {
+            let Some(backend) = table.in_slot(slot) else {
+                free.push(slot);
+                continue;
+            };
+            *generation = backend.generation;
+            let key = (backend.service.clone(), (backend.protocol, backend.address));
+            let until_ns = before.draining.get(&key).filter(|before| before.slot == slot).map(|before| before.until_ns);
+            let until_ns = until_ns.unwrap_or_else(|| now_ns.saturating_add(nanoseconds(DRAIN_TIMEOUT)));
+            draining.insert(key, Draining { until_ns, slot });
+            table.update(
+                slot,
+                |_| true,
+                |backend| {
+                    (backend.removed, backend.accepts_new, backend.next_hop) = (true, false, UNRESOLVED);
+                },
+            );
+        }
+        Self { table, targets, generations, free, draining }
+    }
+
     /// A slot for a backend: the one that it drains in, or a new one. None when there is no room for its target,
     /// or as many backends already as flows can be counted for.
     pub(super) fn add(
@@ -220,7 +272,7 @@ impl Backends {
             idle_timeout: None,
             accepts_new: false,
             removed: false,
-            failing: false,
+            failing: None,
         };
         self.table.set(slot, Some(backend));
         Some(BackendId { slot, generation })
@@ -231,11 +283,11 @@ impl Backends {
         self.table.get(id).is_some_and(|backend| self.targets.reach(backend.target).serves(mode))
     }
 
-    /// What the service of a backend says of it now.
-    pub(super) fn set_policy(&mut self, id: BackendId, accepts_new: bool, failing: bool, idle_timeout: Option<Ticks>) {
-        let now = (accepts_new, failing, idle_timeout);
-        let differs = |backend: &Backend| (backend.accepts_new, backend.failing, backend.idle_timeout) != now;
-        let change = |backend: &mut Backend| (backend.accepts_new, backend.failing, backend.idle_timeout) = now;
+    /// What the service of a backend says of it, at `now`.
+    pub(super) fn set_policy(&mut self, id: BackendId, accepts_new: bool, failing: bool, idle_timeout: Option<Ticks>, now: Tick) {
+        let policy = |backend: &Backend| (accepts_new, failing.then(|| backend.failing.unwrap_or(now)), idle_timeout);
+        let differs = |backend: &Backend| (backend.accepts_new, backend.failing, backend.idle_timeout) != policy(backend);
+        let change = |backend: &mut Backend| (backend.accepts_new, backend.failing, backend.idle_timeout) = policy(backend);
         self.table.update(id.slot, differs, change);
     }
 

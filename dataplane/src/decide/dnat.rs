@@ -51,7 +51,7 @@ pub(super) fn reply<'s, A: Address>(
 ) -> Option<Verdict<'s>> {
     let tuple = &packet.headers.tuple;
     let front = snapshot.front(tuple.source, tuple.protocol, tuple.source_port)?;
-    if begins(packet.headers.transport) || packet.headers.group_frame || snapshot.place(tuple.destination) != Place::Elsewhere {
+    if begins(packet.headers.transport) || snapshot.place(tuple.destination) != Place::Elsewhere {
         return None;
     }
     let is_reset = matches!(packet.headers.transport, Transport::Tcp { flags } if flags & tcp_flags::RST != 0);

@@ -2,9 +2,9 @@
 //!
 //! **Invariant:** an error changes nothing of its flow. Anybody can forge one, so it neither ends a flow nor keeps it.
 
-use super::{Obstacle, Packet, Passage, Stop, arrives_from, exit_by, exit_to_client, fits};
+use super::{Obstacle, Packet, Passage, Stop, arrives_from, exit_by, exit_to_client, fits, refused_source};
 use crate::flow::{Direction, FlowTable, IdleLimits};
-use crate::snapshot::{Place, Snapshot};
+use crate::snapshot::Snapshot;
 use crate::tick::Tick;
 use crate::{Address, Tuple};
 
@@ -25,7 +25,7 @@ pub fn follow_error<'s, A: Address>(
     // An error goes to the source of the packet that it tells of (RFC 1812 section 4.3.2.4), and never comes from us.
     let is_possible = quoted.source == headers.tuple.destination
         && !headers.group_frame
-        && snapshot.place(headers.tuple.source) == Place::Elsewhere;
+        && refused_source(headers.tuple.source, snapshot).is_none();
     if !is_possible {
         return Err(Obstacle::NoFlow);
     }

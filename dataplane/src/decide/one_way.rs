@@ -5,7 +5,7 @@
 
 use zerocopy::FromZeros;
 
-use super::{Flows, Obstacle, Packet, Stop, Verdict, exit_by, fits_in, for_vip, stopped, without_backend};
+use super::{Flows, Obstacle, Packet, Stop, Verdict, exit_by, fits_in, for_vip, refused_source, stopped, without_backend};
 use crate::encapsulate::Outer;
 use crate::flow::{BackendId, Direction, Flow, FlowIndex, FlowState, FlowTable, UNRESOLVED, Way, is_mid_stream};
 use crate::snapshot::{Backend, Exit, Frontend, Place, Snapshot};
@@ -40,7 +40,7 @@ pub fn follow_one_way<'s, A: Address>(
     now: Tick,
 ) -> Result<Delivery<'s>, Obstacle<'s>> {
     let flow = table.get_mut(index);
-    let Some(backend) = snapshot.backend(flow.backend).filter(|backend| !backend.removed) else {
+    let Some(backend) = snapshot.backend(flow.backend).filter(|backend| backend.is_steady()) else {
         return Err(Obstacle::Event(index, Direction::ToBackend));
     };
     if flow.last_seen != now {
@@ -121,8 +121,8 @@ pub fn follow_one_way_error<'s, A: Address>(
             (frontend.way(), frontend.choose_by_hash(asked)?)
         }
     };
-    let from_elsewhere = snapshot.place(packet.headers.tuple.source) == Place::Elsewhere;
-    (!way.is_two_way() && from_elsewhere).then(|| deliver(packet, asked, way, id, snapshot))
+    let may_pass = refused_source(packet.headers.tuple.source, snapshot).is_none();
+    (!way.is_two_way() && may_pass).then(|| deliver(packet, asked, way, id, snapshot))
 }
 
 const fn is_reset(transport: Transport) -> bool {

@@ -1,14 +1,16 @@
-//! Room for a new flow where there is none: the oldest unconfirmed flow yields, and its SNAT port with it (FORWARDING 3).
+//! Room for a new flow where there is none: the oldest unconfirmed flow yields, then the oldest single exchange, and its SNAT
+//! port with it (FORWARDING 3).
 //!
 //! A backend that still waits for the handshake of a flow that yields is sent a RST, or it would not answer the next SYN
-//! from that port. **Invariant:** a confirmed flow never yields. Deliberately not here: the order of flows, which the
-//! table keeps, and sending ([`crate::apply`]).
+//! from that port; then the port is clean. Any other rests: a late reply must not reach another client. **Invariant:** a
+//! confirmed flow never yields. Deliberately not here: the order of flows, which the table keeps, and sending
+//! ([`crate::apply`]).
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::{Flows, Packet};
-use crate::flow::{BackendId, Direction, Flow, FlowIndex, FlowState, FlowTable, Segment};
+use crate::flow::{BackendId, Direction, Flow, FlowIndex, FlowState, FlowTable, Segment, YieldClass};
 use crate::snapshot::{Exit, RouteTo, Snapshot};
 use crate::snat::{PoolId, SnatAddress, SnatLease, SnatPorts, SnatTarget};
 use crate::tick::{Tick, Ticks};
@@ -58,34 +60,50 @@ struct Yielded {
     reset: Option<Reset>,
 }
 
-/// An unconfirmed flow this old gives its port away before one is used that has not rested. A handshake takes less, and a
-/// SYN that was lost is repeated after a second (RFC 6298 section 2); a port that has not rested may be dead at the backend.
+/// An unconfirmed flow this old yields before anything else, and any flow that has been in its class for so long before a port is
+/// used that has not rested. A handshake takes less, and a SYN that was lost is repeated after a second (RFC 6298 section 2); a
+/// port that has not rested may be dead at the backend, or get a reply that is another's.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Ends the oldest unconfirmed flow of either family. False when there is none.
+/// Of the oldest flows of both classes, each with the time that it has been in it, the one that yields. One that may still be
+/// answered yields after exchanges that are older: where these fill the table, it would be the only one of its class, and
+/// each flow would end the one made just before it.
+fn first_to_yield<T>([unconfirmed, exchange]: [Option<(Ticks, T)>; 2]) -> Option<(Ticks, T)> {
+    match (unconfirmed, exchange) {
+        (Some((age, _)), Some(exchange)) if age < Ticks::from(PATIENCE) && exchange.0 > age => Some(exchange),
+        (unconfirmed, exchange) => unconfirmed.or(exchange),
+    }
+}
+
+/// Ends the flow of either family that yields first. False when there is none.
 #[cold]
 pub(super) fn make_room<A: Address>(flows: &mut Flows<'_, A>, snapshot: &Snapshot, now: Tick) -> bool {
-    let age = |oldest: Option<(FlowIndex, Tick)>| oldest.map(|(index, since)| (now.since(since), index));
-    let own = age(flows.table.oldest_unconfirmed());
-    let other = match &flows.others {
-        OtherFlows::V4(table) => age(table.oldest_unconfirmed()),
-        OtherFlows::V6(table) => age(table.oldest_unconfirmed()),
+    let oldest = YieldClass::ALL.map(|class| oldest_of_both(flows, class, now));
+    let Some((_, (index, is_other))) = first_to_yield(oldest) else { return false };
+    let yielded = match is_other {
+        true => yield_other(&mut flows.others, index, snapshot),
+        false => yield_flow(flows.table, index, snapshot),
     };
-    let yielded = match (own, other) {
-        (Some((own, _)), Some((other, index))) if other > own => yield_other(&mut flows.others, index, snapshot),
-        (None, Some((_, index))) => yield_other(&mut flows.others, index, snapshot),
-        (Some((_, index)), _) => yield_flow(flows.table, index, snapshot),
-        (None, None) => return false,
-    };
-    if let Some((pool, port)) = yielded.port {
-        // Or a flood of one protocol would fill the memory of resting ports, and others would find none.
-        flows.ports.release_clean(pool, port, now);
-    }
-    note(flows, &yielded);
+    settle(flows, &yielded, now);
     true
 }
 
-/// A SNAT port for a new flow: a free one, else that of the oldest unconfirmed flow there, else one that has not rested.
+/// The oldest flow of either family in a class, and whether it is of the other one.
+fn oldest_of_both<A: Address>(flows: &Flows<'_, A>, class: YieldClass, now: Tick) -> Option<(Ticks, (FlowIndex, bool))> {
+    let own = flows.table.oldest(class).map(|(index, since)| (now.since(since), (index, false)));
+    let other = match &flows.others {
+        OtherFlows::V4(table) => table.oldest(class),
+        OtherFlows::V6(table) => table.oldest(class),
+    };
+    let other = other.map(|(index, since)| (now.since(since), (index, true)));
+    match (own, other) {
+        (Some(own), Some(other)) if other.0 > own.0 => Some(other),
+        (own, other) => own.or(other),
+    }
+}
+
+/// A SNAT port for a new flow: a free one, else one that the oldest flow there that yields makes free, else one that has not
+/// rested.
 pub(super) fn lease<A: Address>(
     flows: &mut Flows<'_, A>,
     snapshot: &Snapshot,
@@ -109,34 +127,34 @@ fn scarce_lease<A: Address>(
     start: u64,
     now: Tick,
 ) -> Option<SnatLease<A>> {
-    let pools = addresses.iter().map(|address| SnatPorts::pool(target.slot, address.index));
-    let of_pool = |pool| flows.table.oldest_unconfirmed_of(pool).map(|(index, since)| (now.since(since), index));
-    let oldest = pools.filter_map(of_pool).max_by_key(|&(age, _)| age);
-    match oldest {
-        Some((age, index)) if age >= Ticks::from(PATIENCE) => return Some(take_over(flows, index, snapshot)),
-        _ => {}
-    }
-    let reused_early = flows.ports.reused_early();
-    match (flows.ports.allocate(target, addresses, start, now), oldest) {
-        (Ok(lease), _) => {
-            flows.changes.reused_early = flows.ports.reused_early() > reused_early;
-            Some(lease)
+    let oldest = YieldClass::ALL.map(|class| {
+        let pools = addresses.iter().map(|address| SnatPorts::pool(target.slot, address.index));
+        let of_pool = |pool| flows.table.oldest_of(class, pool).map(|(index, since)| (now.since(since), index));
+        pools.filter_map(of_pool).max_by_key(|&(age, _)| age)
+    });
+    let take = |flows: &mut Flows<'_, A>, yields: Option<FlowIndex>| {
+        if let Some(index) = yields {
+            let yielded = yield_flow(flows.table, index, snapshot);
+            settle(flows, &yielded, now);
         }
-        (Err(_), Some((_, index))) => Some(take_over(flows, index, snapshot)),
-        (Err(_), None) => None,
+        let reused_early = flows.ports.reused_early();
+        let lease = flows.ports.allocate(target, addresses, start, now).ok();
+        flows.changes.reused_early = flows.ports.reused_early() > reused_early;
+        lease
+    };
+    match first_to_yield(oldest) {
+        Some((age, index)) if age >= Ticks::from(PATIENCE) => take(flows, Some(index)),
+        yields => take(flows, None).or_else(|| take(flows, Some(yields?.1))),
     }
 }
 
-/// The port of a flow that yields, for another at once.
-fn take_over<A: Address>(flows: &mut Flows<'_, A>, index: FlowIndex, snapshot: &Snapshot) -> SnatLease<A> {
-    let &Flow { snat, snat_port, snat_pool, .. } = flows.table.get(index);
-    let yielded = yield_flow(flows.table, index, snapshot);
-    note(flows, &yielded);
-    SnatLease { address: snat, port: snat_port, pool: snat_pool }
-}
-
-/// A flow has gone: there is room for one more.
-fn note<A: Address>(flows: &mut Flows<'_, A>, yielded: &Yielded) {
+/// A flow has gone: there is room for one more, and its port is free again.
+fn settle<A: Address>(flows: &mut Flows<'_, A>, yielded: &Yielded, now: Tick) {
+    match (yielded.port, yielded.reset) {
+        (Some((pool, port)), Some(_)) => flows.ports.release_clean(pool, port, now),
+        (Some((pool, port)), None) => flows.ports.release(pool, port, now),
+        (None, _) => {}
+    }
     flows.room += 1;
     flows.changes.reclaimed.push(yielded.backend);
     flows.changes.resets.extend(yielded.reset);

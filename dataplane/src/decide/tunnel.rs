@@ -3,7 +3,7 @@
 //! **Invariant:** an error is believed only about a packet that we may have sent, from the side that it was sent to. As of
 //! any error, nothing of a flow is changed by it.
 
-use super::{Packet, Stop, Verdict, arrives_from, exit_by, stopped};
+use super::{Packet, Stop, Verdict, arrives_from, exit_by, refused_source, stopped};
 use crate::flow::{BackendId, FlowTable, Way};
 use crate::held::Awaited;
 use crate::parse::is_martian;
@@ -26,7 +26,7 @@ pub fn follow_tunnel_error<'s, A: Address, I: Address>(
     let headers = packet.headers;
     let is_possible = quote.source == headers.tuple.destination
         && !headers.group_frame
-        && snapshot.place(headers.tuple.source) == Place::Elsewhere
+        && refused_source(headers.tuple.source, snapshot).is_none()
         // What Linux sends through a tunnel, a probe, is its own.
         && snapshot.place(inner.source) == Place::Elsewhere
         && !is_martian(inner.source);

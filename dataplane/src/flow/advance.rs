@@ -2,8 +2,8 @@
 //!
 //! A TCP flow that both sides are seen of is confirmed by the client's acknowledgement of the backend's SYN, not by just
 //! any: the number is compared, or a flood of SYN and ACK from false addresses would confirm as many flows as it likes.
-//! One-way flows are confirmed by their third packet, TCP and SCTP not before a second has passed. Deliberately not here: which
-//! packets move a flow at all ([`super::is_plain`]).
+//! One-way flows are confirmed by their third packet, and not before a second has passed. Deliberately not here: which packets
+//! move a flow at all ([`super::is_plain`]).
 
 use std::time::Duration;
 
@@ -37,38 +37,37 @@ impl Segment {
 
 /// Client's packets that confirm a one-way flow (FORWARDING 2).
 const ONE_WAY_PACKETS: u8 = 3;
-/// Time that must have passed by then, if it is TCP or SCTP.
+/// Time that must have passed by then.
 const ONE_WAY_AGE: Duration = Duration::from_secs(1);
 
-/// Moves a flow as a packet says that [`super::is_plain`] is false of. True when the packet confirmed it.
+/// Moves a flow as a packet says that [`super::is_plain`] is false of. True when it yields in another class now, or no more.
 pub fn advance<A: Address>(flow: &mut Flow<A>, transport: Transport, direction: Direction, segment: Segment, now: Tick) -> bool {
     let next = match transport {
         Transport::Sctp { chunk } if flow.state == FlowState::SctpOpening && !flow.way.is_two_way() => one_way_sctp(chunk),
         _ => next_state(flow.state, transport, direction),
     };
-    let was_confirmed = flow.state.is_confirmed();
+    let class = flow.state.yield_class();
     let may = match flow.state {
         FlowState::TcpAnswered if direction == Direction::ToBackend && next == FlowState::TcpEstablished => {
             segment.acknowledgement == flow.opened
         }
         FlowState::SctpOpening if flow.way.is_two_way() || next == FlowState::SctpOpening => true,
-        FlowState::TcpOneWayNew | FlowState::SctpOpening => {
+        FlowState::TcpOneWayNew | FlowState::SctpOpening | FlowState::UdpOneWayNew => {
             one_more(flow) && now.since(Tick(flow.opened)) >= Ticks::from(ONE_WAY_AGE)
         }
-        FlowState::UdpOneWayNew => one_more(flow),
         _ => true,
     };
     if !may {
         return false;
     }
-    let confirmed = next.is_confirmed() && !was_confirmed;
+    let confirmed = next.is_confirmed() && class.is_some();
     if next == FlowState::TcpAnswered && is_syn_ack(transport, direction) {
         flow.opened = segment.sequence.wrapping_add(1);
     } else if confirmed && flow.way.is_two_way() && flow.protocol == crate::wire::protocol::TCP {
         flow.opened = now.0;
     }
     flow.state = next;
-    confirmed
+    next.yield_class() != class
 }
 
 /// The backend's, of which the client must acknowledge the number. One that is repeated may tell another.
@@ -135,7 +134,7 @@ mod tests {
         assert!(!advance(&mut flow, tcp(SYN | ACK), ToClient, numbers(9, 1), Tick(5)));
         assert!(advance(&mut flow, tcp(ACK | PSH), ToClient, numbers(10, 1), Tick(6)));
         assert!(!advance(&mut flow, tcp(ACK | FIN), ToClient, numbers(10, 1), Tick(6)), "it is confirmed once");
-        assert_eq!(flow.state, FlowState::TcpClosing);
+        assert_eq!(flow.state, FlowState::TcpHalfClosedByBackend);
     }
 
     #[test]
@@ -146,7 +145,7 @@ mod tests {
             ("three within a second are too early", vec![(ACK, 0), (ACK, second - 1)], FlowState::TcpOneWayNew),
             ("the third after a second", vec![(ACK, 0), (ACK, second)], FlowState::TcpOneWay),
             ("the fourth, if the third came too early", vec![(ACK, 0), (ACK, 1), (ACK, second)], FlowState::TcpOneWay),
-            ("a FIN that confirms closes", vec![(ACK, 0), (FIN | ACK, second)], FlowState::TcpOneWayClosing),
+            ("a FIN that confirms closes one half", vec![(ACK, 0), (FIN | ACK, second)], FlowState::TcpOneWayHalfClosed),
             ("a FIN too early does not", vec![(ACK, 0), (FIN | ACK, 1)], FlowState::TcpOneWayNew),
         ];
         for (sentence, packets, expected) in rows {
@@ -162,10 +161,21 @@ mod tests {
     }
 
     #[test]
-    fn one_way_udp_is_confirmed_by_its_third_packet() {
+    fn one_way_udp_is_confirmed_by_its_third_packet_when_a_second_has_passed() {
+        let second = Ticks::from(ONE_WAY_AGE).0;
         let mut flow = flow(Way::Dsr, Transport::Udp, Tick(9));
-        assert!(!advance(&mut flow, Transport::Udp, ToBackend, Segment::default(), Tick(9)));
-        assert!(advance(&mut flow, Transport::Udp, ToBackend, Segment::default(), Tick(9)));
-        assert_eq!((flow.state, flow.opened), (FlowState::UdpOneWay, 9));
+        let mut packet = |at| (advance(&mut flow, Transport::Udp, ToBackend, Segment::default(), Tick(at)), flow.state);
+        assert_eq!(packet(9), (false, FlowState::UdpOneWayNew));
+        assert_eq!(packet(9 + second - 1), (false, FlowState::UdpOneWayNew));
+        assert_eq!(packet(9 + second), (true, FlowState::UdpOneWay));
+        assert_eq!(flow.opened, 9);
+    }
+
+    #[test]
+    fn the_class_that_udp_yields_in_changes_with_the_first_reply_and_with_the_packet_after_it() {
+        let mut flow = flow(Way::Nat, Transport::Udp, Tick(9));
+        let packets = [ToBackend, ToClient, ToClient, ToBackend, ToClient];
+        let changes = packets.map(|direction| advance(&mut flow, Transport::Udp, direction, Segment::default(), Tick(9)));
+        assert_eq!((changes, flow.state), ([false, true, false, true, false], FlowState::Udp));
     }
 }

@@ -1,4 +1,4 @@
-//! How long a flow may be silent, by its state: the gateway's limits, and a service's own for confirmed flows.
+//! How long a flow may be silent, by its state: the gateway's limits, and a service's own for flows that carry data.
 
 use std::time::Duration;
 
@@ -37,11 +37,16 @@ impl IdleLimits {
     }
 
     /// Whether a flow in `state`, last seen then, has been silent for too long. `own` is the idle timeout of its service,
-    /// which holds in the states that a flow carries data in.
+    /// which holds in the states that a flow carries data in; of what is half closed, and of a single exchange, it shortens
+    /// the limit only.
     #[must_use]
     pub fn is_over(&self, state: FlowState, own: Option<Ticks>, last_seen: Tick, now: Tick) -> bool {
         let built_in = self.by_state[state as usize];
-        let limit = if state.is_confirmed() && !state.is_closing() { own.unwrap_or(built_in) } else { built_in };
+        let limit = match own {
+            Some(own) if state.is_half_closed() || state == FlowState::UdpExchange => own.min(built_in),
+            Some(own) if state.is_confirmed() && !state.is_closing() => own,
+            _ => built_in,
+        };
         now.since(last_seen) >= limit
     }
 
@@ -52,15 +57,19 @@ impl IdleLimits {
     }
 }
 
-/// The gateway's limit. An SCTP association that is set up or ends takes as long as a TCP connection that does.
-const fn limit(limits: &FlowLimits, state: FlowState) -> Duration {
+/// The gateway's limit. An SCTP association that is set up or ends takes as long as a TCP connection that does. A FIN only
+/// shortens the limit, and an exchange lives no longer than a stream.
+fn limit(limits: &FlowLimits, state: FlowState) -> Duration {
     use FlowState::*;
     match state {
         TcpOpening | TcpAnswered | TcpAdopted | TcpOneWayNew | SctpOpening => limits.tcp_opening,
         TcpEstablished => limits.tcp_established,
+        TcpHalfClosedByClient | TcpHalfClosedByBackend => limits.tcp_half_closed.min(limits.tcp_established),
+        TcpOneWayHalfClosed => limits.tcp_half_closed.min(limits.tcp_one_way),
         TcpClosing | TcpRefused | TcpOneWayClosing | SctpClosing => limits.tcp_closing,
         TcpOneWay => limits.tcp_one_way,
         UdpUnreplied | UdpOneWayNew => limits.udp_unreplied,
+        UdpExchange => limits.udp_exchange.min(limits.udp),
         Udp | UdpOneWay => limits.udp,
         Sctp => limits.sctp,
     }
@@ -76,9 +85,11 @@ mod tests {
             max_per_worker: 1,
             tcp_established: seconds(7200),
             tcp_opening: seconds(30),
+            tcp_half_closed: seconds(300),
             tcp_closing: seconds(10),
             tcp_one_way: seconds(900),
             udp: seconds(120),
+            udp_exchange: seconds(11),
             udp_unreplied: seconds(31),
             sctp: seconds(3600),
             ..FlowLimits::default()
@@ -96,13 +107,17 @@ mod tests {
             (TcpOpening, 30),
             (TcpAnswered, 30),
             (TcpEstablished, 7200),
+            (TcpHalfClosedByClient, 300),
+            (TcpHalfClosedByBackend, 300),
             (TcpClosing, 10),
             (TcpRefused, 10),
             (TcpAdopted, 30),
             (TcpOneWayNew, 30),
             (TcpOneWay, 900),
+            (TcpOneWayHalfClosed, 300),
             (TcpOneWayClosing, 10),
             (UdpUnreplied, 31),
+            (UdpExchange, 11),
             (Udp, 120),
             (UdpOneWayNew, 31),
             (UdpOneWay, 120),
@@ -132,6 +147,10 @@ mod tests {
             (FlowState::Sctp, true),
             (FlowState::TcpOpening, false),
             (FlowState::TcpClosing, false),
+            (FlowState::TcpHalfClosedByClient, true),
+            (FlowState::TcpOneWayHalfClosed, true),
+            (FlowState::UdpUnreplied, false),
+            (FlowState::UdpExchange, false),
         ];
         for (state, holds) in rows {
             let until = if holds { own } else { limits.by_state[state as usize] };
@@ -144,5 +163,9 @@ mod tests {
         assert!(!limits.may_be_over(other.0, other.1, other.2), "no service has one any more");
         let day = Some(ticks(86_400));
         assert!(!limits.is_over(FlowState::TcpEstablished, day, Tick(0), Tick(ticks(7200).0)), "longer than the gateway's");
+        for (state, seconds) in [(FlowState::TcpHalfClosedByBackend, 300), (FlowState::UdpExchange, 11)] {
+            assert!(limits.is_over(state, day, Tick(0), Tick(ticks(seconds).0)), "{state:?} is not prolonged");
+        }
+        assert!(limits.is_over(FlowState::UdpExchange, Some(ticks(5)), Tick(0), Tick(ticks(5).0)), "and shortened");
     }
 }

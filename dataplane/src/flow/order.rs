@@ -1,12 +1,14 @@
-//! Unconfirmed flows, oldest first: of all, and of each SNAT pool. What yields when memory or ports run out (FORWARDING 3).
+//! Flows that may yield, oldest first: of all, and of each SNAT pool, for each class. What yields when memory or ports run out
+//! (FORWARDING 3).
 //!
 //! Lists through an array beside the entries, so that a packet of a confirmed flow touches none of it: a flow enters
-//! when it is made and leaves when it is confirmed or ends, each in constant time. 20 B a flow; under a flood flows are
-//! made and given up in the same order, so that neighbours in a list are neighbours in memory. **Invariant:** in the lists
-//! are the unconfirmed flows of the table and no others.
+//! when it is made, changes its lists with its class, and leaves when it is confirmed or ends, each in constant time. 20 B a
+//! flow; under a flood flows are made and given up in the same order, so that neighbours in a list are neighbours in memory.
+//! **Invariant:** in the lists of a class are the flows of the table that yield in it and no others.
 
 use zerocopy::FromZeros;
 
+use super::YieldClass;
 use crate::snat::{PoolId, SNAT_ADDRESSES_MAX, TARGETS_MAX};
 use crate::tick::Tick;
 
@@ -37,7 +39,7 @@ struct Ends {
     youngest: u32,
 }
 
-/// An unconfirmed flow, and when it was made.
+/// A flow that may yield, and since when it is in its class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Oldest {
     pub(super) index: u32,
@@ -48,10 +50,13 @@ pub(super) struct Oldest {
 #[derive(Debug)]
 pub(super) struct Order {
     nodes: Box<[Node]>,
-    all: Ends,
-    /// 2^20 x 8 B, of which only what is used is touched.
-    pools: Box<[Ends]>,
+    all: OfClasses,
+    /// 2^20 x 16 B, of which only what is used is touched.
+    pools: Box<[OfClasses]>,
 }
+
+/// A list for each class.
+type OfClasses = [Ends; YieldClass::ALL.len()];
 
 impl Order {
     /// For so many flows. None if there is no memory for it.
@@ -59,34 +64,34 @@ impl Order {
         let pools = TARGETS_MAX as usize * SNAT_ADDRESSES_MAX as usize;
         Some(Self {
             nodes: <[Node]>::new_box_zeroed_with_elems(flows).ok()?,
-            all: Ends::new_zeroed(),
-            pools: <[Ends]>::new_box_zeroed_with_elems(pools).ok()?,
+            all: OfClasses::new_zeroed(),
+            pools: <[OfClasses]>::new_box_zeroed_with_elems(pools).ok()?,
         })
     }
 
-    /// A flow was made, now; `pool` is that of its SNAT port, if it has one.
-    pub(super) fn push(&mut self, index: u32, pool: Option<PoolId>, now: Tick) {
+    /// A flow came into a class, now; `pool` is that of its SNAT port, if it has one.
+    pub(super) fn push(&mut self, index: u32, class: YieldClass, pool: Option<PoolId>, now: Tick) {
         self.nodes[index as usize].since = now;
-        append::<ALL>(&mut self.nodes, &mut self.all, index);
-        if let Some(ends) = pool.and_then(|pool| self.pools.get_mut(pool.0 as usize)) {
-            append::<POOL>(&mut self.nodes, ends, index);
+        append::<ALL>(&mut self.nodes, &mut self.all[class as usize], index);
+        if let Some(ends) = pool.and_then(|pool| self.pools.get_mut(pool.index())) {
+            append::<POOL>(&mut self.nodes, &mut ends[class as usize], index);
         }
     }
 
-    /// A flow was confirmed or has ended.
-    pub(super) fn remove(&mut self, index: u32, pool: Option<PoolId>) {
-        unlink::<ALL>(&mut self.nodes, &mut self.all, index);
-        if let Some(ends) = pool.and_then(|pool| self.pools.get_mut(pool.0 as usize)) {
-            unlink::<POOL>(&mut self.nodes, ends, index);
+    /// A flow of this class was confirmed, came into another or has ended.
+    pub(super) fn remove(&mut self, index: u32, class: YieldClass, pool: Option<PoolId>) {
+        unlink::<ALL>(&mut self.nodes, &mut self.all[class as usize], index);
+        if let Some(ends) = pool.and_then(|pool| self.pools.get_mut(pool.index())) {
+            unlink::<POOL>(&mut self.nodes, &mut ends[class as usize], index);
         }
     }
 
-    pub(super) fn oldest(&self) -> Option<Oldest> {
-        self.first(self.all)
+    pub(super) fn oldest(&self, class: YieldClass) -> Option<Oldest> {
+        self.first(self.all[class as usize])
     }
 
-    pub(super) fn oldest_of(&self, pool: PoolId) -> Option<Oldest> {
-        self.first(*self.pools.get(pool.0 as usize)?)
+    pub(super) fn oldest_of(&self, class: YieldClass, pool: PoolId) -> Option<Oldest> {
+        self.first(self.pools.get(pool.index())?[class as usize])
     }
 
     fn first(&self, ends: Ends) -> Option<Oldest> {
@@ -123,26 +128,34 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_oldest_is_that_of_a_vector(steps in proptest::collection::vec((any::<bool>(), 0u32..16, 0u32..4), 1..200)) {
+        fn the_oldest_is_that_of_a_vector(
+            steps in proptest::collection::vec((any::<bool>(), 0u32..16, 0u32..4, any::<bool>()), 1..200),
+        ) {
             let mut order = Order::new(16).unwrap();
-            let mut model: Vec<(u32, Option<PoolId>, Tick)> = Vec::new();
-            for (now, (push, index, pool)) in (u32::MAX - 50..=u32::MAX).chain(0..).map(Tick).zip(steps) {
+            let mut model: Vec<(u32, YieldClass, Option<PoolId>, Tick)> = Vec::new();
+            for (now, (push, index, pool, second)) in (u32::MAX - 50..=u32::MAX).chain(0..).map(Tick).zip(steps) {
+                let class = YieldClass::ALL[usize::from(second)];
                 match model.iter().position(|flow| flow.0 == index) {
                     None if push => {
                         let pool = (pool > 0).then_some(PoolId(pool));
-                        order.push(index, pool, now);
-                        model.push((index, pool, now));
+                        order.push(index, class, pool, now);
+                        model.push((index, class, pool, now));
                     }
                     Some(at) if !push => {
-                        let (index, pool, _) = model.remove(at);
-                        order.remove(index, pool);
+                        let (index, class, pool, _) = model.remove(at);
+                        order.remove(index, class, pool);
                     }
                     _ => {}
                 }
-                let oldest = |flow: &(u32, Option<PoolId>, Tick)| Oldest { index: flow.0, since: flow.2 };
-                prop_assert_eq!(order.oldest(), model.first().map(oldest));
-                for pool in (1..4).map(PoolId) {
-                    prop_assert_eq!(order.oldest_of(pool), model.iter().find(|flow| flow.1 == Some(pool)).map(oldest));
+                for class in YieldClass::ALL {
+                    let of = |pool: Option<PoolId>| {
+                        let is_it = |flow: &&(u32, _, _, _)| flow.1 == class && (pool.is_none() || flow.2 == pool);
+                        model.iter().find(is_it).map(|flow| Oldest { index: flow.0, since: flow.3 })
+                    };
+                    prop_assert_eq!(order.oldest(class), of(None));
+                    for pool in (1..4).map(PoolId) {
+                        prop_assert_eq!(order.oldest_of(class, pool), of(Some(pool)));
+                    }
                 }
             }
         }

@@ -2,11 +2,13 @@
 //!
 //! A flow is *confirmed* when both its sides have shown that they are there (one-way modes: when its client has gone on
 //! for a while). Until then it is the first to yield when memory or ports run out (FORWARDING 3), and nothing that a
-//! client alone can forge may confirm it.
+//! client alone can forge may confirm it. UDP has a class in between: one reply makes a *single exchange*, which yields after
+//! all unconfirmed flows, and the client's next packet a *stream*, which never yields.
 //!
 //! FIN and RST only shorten the limit, since anyone can forge them; data restores it. Data is known by PSH, which
 //! every sender sets at the end of a write: acknowledgements must not count, or the last one of a closed connection
-//! would keep it for hours (docs/adr/0007-closing-flows.md).
+//! would keep it for hours. After one side's FIN only data of that same side restores: the other may go on sending for as
+//! long as it likes (docs/adr/0007-closing-flows.md).
 //!
 //! **Invariant:** almost every packet leaves its flow where it is, and one test of one bit says so ([`is_plain`]).
 //! Deliberately not here: sequence numbers and time, which a change may need too ([`super::advance()`]); how long a flow
@@ -27,7 +29,11 @@ pub enum FlowState {
     TcpAnswered,
     /// TCP, two-way: the client acknowledged it: confirmed.
     TcpEstablished,
-    /// TCP, two-way: a FIN or RST was seen after it was confirmed.
+    /// TCP, two-way: the client's FIN was seen after it was confirmed; the backend may go on.
+    TcpHalfClosedByClient,
+    /// TCP, two-way: the backend's FIN was seen after it was confirmed; the client may go on.
+    TcpHalfClosedByBackend,
+    /// TCP, two-way: the FINs of both sides, or a RST, were seen after it was confirmed.
     TcpClosing,
     /// TCP, two-way: a FIN or RST was seen before it was confirmed: refused, given up, or forged.
     TcpRefused,
@@ -37,13 +43,17 @@ pub enum FlowState {
     TcpOneWayNew,
     /// TCP, one-way: confirmed.
     TcpOneWay,
-    /// TCP, one-way: a FIN or RST was seen after it was confirmed.
+    /// TCP, one-way: the client's FIN was seen. The backend's is never seen.
+    TcpOneWayHalfClosed,
+    /// TCP, one-way: a RST was seen.
     TcpOneWayClosing,
     /// UDP, two-way: only the client has spoken.
     UdpUnreplied,
-    /// UDP, two-way: the backend replied: confirmed.
+    /// UDP, two-way: the backend replied, and the client has not sent since: a single exchange.
+    UdpExchange,
+    /// UDP, two-way: the client has sent again after the first reply: a stream, confirmed.
     Udp,
-    /// UDP, one-way: fewer than three packets.
+    /// UDP, one-way: the client has not gone on for long enough yet.
     UdpOneWayNew,
     /// UDP, one-way: confirmed.
     UdpOneWay,
@@ -55,19 +65,38 @@ pub enum FlowState {
     SctpClosing,
 }
 
+/// Flows that yield when memory or ports run out (FORWARDING 2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum YieldClass {
+    /// Nobody but the client has shown that the flow is real.
+    Unconfirmed,
+    /// UDP that was answered, whose client has not sent since.
+    SingleExchange,
+}
+
+impl YieldClass {
+    /// Both, in the order that flows of one age yield in.
+    pub const ALL: [Self; 2] = [Self::Unconfirmed, Self::SingleExchange];
+}
+
 impl FlowState {
     /// Every state, in the order of their numbers.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 20] = [
         Self::TcpOpening,
         Self::TcpAnswered,
         Self::TcpEstablished,
+        Self::TcpHalfClosedByClient,
+        Self::TcpHalfClosedByBackend,
         Self::TcpClosing,
         Self::TcpRefused,
         Self::TcpAdopted,
         Self::TcpOneWayNew,
         Self::TcpOneWay,
+        Self::TcpOneWayHalfClosed,
         Self::TcpOneWayClosing,
         Self::UdpUnreplied,
+        Self::UdpExchange,
         Self::Udp,
         Self::UdpOneWayNew,
         Self::UdpOneWay,
@@ -89,22 +118,37 @@ impl FlowState {
         }
     }
 
-    /// Whether the flow yields last.
+    /// When the flow yields; none: never.
     #[must_use]
     #[inline]
-    pub const fn is_confirmed(self) -> bool {
+    pub const fn yield_class(self) -> Option<YieldClass> {
         match self {
-            Self::TcpEstablished | Self::TcpClosing | Self::TcpOneWay | Self::TcpOneWayClosing => true,
-            Self::Udp | Self::UdpOneWay | Self::Sctp | Self::SctpClosing => true,
-            Self::TcpOpening | Self::TcpAnswered | Self::TcpRefused | Self::TcpAdopted | Self::TcpOneWayNew => false,
-            Self::UdpUnreplied | Self::UdpOneWayNew | Self::SctpOpening => false,
+            Self::TcpEstablished | Self::TcpHalfClosedByClient | Self::TcpHalfClosedByBackend | Self::TcpClosing => None,
+            Self::TcpOneWay | Self::TcpOneWayHalfClosed | Self::TcpOneWayClosing => None,
+            Self::Udp | Self::UdpOneWay | Self::Sctp | Self::SctpClosing => None,
+            Self::UdpExchange => Some(YieldClass::SingleExchange),
+            Self::TcpOpening | Self::TcpAnswered | Self::TcpRefused | Self::TcpAdopted => Some(YieldClass::Unconfirmed),
+            Self::TcpOneWayNew | Self::UdpUnreplied | Self::UdpOneWayNew | Self::SctpOpening => Some(YieldClass::Unconfirmed),
         }
     }
 
-    /// Whether a new flow with the same tuple may take its place: it closes, or was refused.
+    /// Whether the flow never yields.
+    #[must_use]
+    #[inline]
+    pub const fn is_confirmed(self) -> bool {
+        self.yield_class().is_none()
+    }
+
+    /// Whether it closes, or was refused.
     #[must_use]
     pub const fn is_closing(self) -> bool {
         matches!(self, Self::TcpClosing | Self::TcpRefused | Self::TcpOneWayClosing | Self::SctpClosing)
+    }
+
+    /// Whether one side has ended its half of the connection, as far as is seen.
+    #[must_use]
+    pub const fn is_half_closed(self) -> bool {
+        matches!(self, Self::TcpHalfClosedByClient | Self::TcpHalfClosedByBackend | Self::TcpOneWayHalfClosed)
     }
 }
 
@@ -149,10 +193,16 @@ const fn next_tcp_state(state: FlowState, flags: u8, direction: Direction) -> Fl
     use Direction::{ToBackend, ToClient};
     use FlowState::*;
     use tcp_flags::{ACK, FIN, PSH, RST, SYN};
+    let resets = flags & RST != 0;
     let ends = flags & (FIN | RST) != 0;
     let is_data = flags & PSH != 0;
     match (state, direction) {
-        (TcpEstablished, _) if ends => TcpClosing,
+        (TcpEstablished | TcpHalfClosedByClient | TcpHalfClosedByBackend, _) if resets => TcpClosing,
+        (TcpEstablished, ToBackend) if ends => TcpHalfClosedByClient,
+        (TcpEstablished, ToClient) if ends => TcpHalfClosedByBackend,
+        (TcpHalfClosedByClient, ToClient) | (TcpHalfClosedByBackend, ToBackend) if ends => TcpClosing,
+        // Who has ended its half sends no data: the FIN was forged.
+        (TcpHalfClosedByClient, ToBackend) | (TcpHalfClosedByBackend, ToClient) if is_data && !ends => TcpEstablished,
         (TcpClosing, _) if is_data && !ends => TcpEstablished,
         (TcpOpening | TcpAnswered | TcpAdopted, _) if ends => TcpRefused,
         (TcpOpening | TcpRefused, ToClient) if flags & (SYN | ACK) == SYN | ACK && !ends => TcpAnswered,
@@ -160,9 +210,9 @@ const fn next_tcp_state(state: FlowState, flags: u8, direction: Direction) -> Fl
         // The backend speaks of its own accord only on a connection that it holds for open (a challenge has no PSH).
         (TcpAnswered | TcpRefused, ToClient) if is_data && !ends => TcpEstablished,
         (TcpAdopted, ToClient) if flags & (SYN | ACK) == ACK => TcpEstablished,
-        (TcpOneWay, _) if ends => TcpOneWayClosing,
-        (TcpOneWayClosing, _) if is_data && !ends => TcpOneWay,
-        (TcpOneWayNew, _) if ends => TcpOneWayClosing,
+        (TcpOneWayNew | TcpOneWay | TcpOneWayHalfClosed, _) if resets => TcpOneWayClosing,
+        (TcpOneWayNew | TcpOneWay, _) if ends => TcpOneWayHalfClosed,
+        (TcpOneWayHalfClosed | TcpOneWayClosing, _) if is_data && !ends => TcpOneWay,
         (TcpOneWayNew, _) => TcpOneWay,
         _ => state,
     }
@@ -170,7 +220,8 @@ const fn next_tcp_state(state: FlowState, flags: u8, direction: Direction) -> Fl
 
 const fn next_udp_state(state: FlowState, direction: Direction) -> FlowState {
     match (state, direction) {
-        (FlowState::UdpUnreplied, Direction::ToClient) => FlowState::Udp,
+        (FlowState::UdpUnreplied, Direction::ToClient) => FlowState::UdpExchange,
+        (FlowState::UdpExchange, Direction::ToBackend) => FlowState::Udp,
         (FlowState::UdpOneWayNew, _) => FlowState::UdpOneWay,
         _ => state,
     }
@@ -200,7 +251,7 @@ pub(super) const fn ends_association(chunk: u8) -> bool {
 const SIGNALS: u8 = 32;
 
 /// By state a bit for each direction (the higher half is to the client) and signal: set where nothing moves and nothing
-/// begins, nor the backend tells its sequence number; never for SCTP, all of which is looked at closer. 16 x 8 B, two cache
+/// begins, nor the backend tells its sequence number; never for SCTP, all of which is looked at closer. 20 x 8 B, three cache
 /// lines.
 const PLAIN: [u64; FlowState::ALL.len()] = plain();
 
@@ -229,7 +280,8 @@ const fn plain() -> [u64; FlowState::ALL.len()] {
 /// The transport header that flows of TCP and UDP in this state have.
 const fn transport_of(state: FlowState, signal: u8) -> Transport {
     match state {
-        FlowState::UdpUnreplied | FlowState::Udp | FlowState::UdpOneWayNew | FlowState::UdpOneWay => Transport::Udp,
+        FlowState::UdpUnreplied | FlowState::UdpExchange | FlowState::Udp => Transport::Udp,
+        FlowState::UdpOneWayNew | FlowState::UdpOneWay => Transport::Udp,
         _ => Transport::Tcp { flags: signal },
     }
 }
@@ -290,9 +342,10 @@ mod tests {
                 after(&[handshake[0], (ToBackend, RST), (ToClient, ACK | PSH)]),
                 TcpEstablished,
             ),
-            ("a FIN closes", with(&[(ToClient, FIN | ACK)]), TcpClosing),
-            ("a FIN with data closes", with(&[(ToClient, FIN | ACK | PSH)]), TcpClosing),
-            ("the last ACK does not reopen", with(&[(ToClient, FIN | ACK), (ToBackend, ACK)]), TcpClosing),
+            ("the FINs of both close", with(&[(ToClient, FIN | ACK), (ToBackend, FIN | ACK)]), TcpClosing),
+            ("FINs with data close", with(&[(ToBackend, FIN | ACK | PSH), (ToClient, FIN | ACK | PSH)]), TcpClosing),
+            ("a RST closes", with(&[(ToClient, RST | ACK)]), TcpClosing),
+            ("the last ACK does not reopen", with(&[(ToClient, FIN), (ToBackend, FIN), (ToClient, ACK)]), TcpClosing),
             ("data after a forged RST restores", with(&[(ToClient, RST), (ToBackend, ACK | PSH)]), TcpEstablished),
             ("data establishes nothing that was never answered", after(&[(ToBackend, ACK | PSH)]), TcpOpening),
         ];
@@ -302,14 +355,39 @@ mod tests {
     }
 
     #[test]
+    fn one_fin_closes_one_half_whoever_sends_it() {
+        use FlowState::{TcpClosing, TcpEstablished, TcpHalfClosedByBackend, TcpHalfClosedByClient};
+        for (half, from, to) in [(TcpHalfClosedByClient, ToBackend, ToClient), (TcpHalfClosedByBackend, ToClient, ToBackend)] {
+            let with = |more: &[(Direction, u8)]| after(TcpEstablished, &[&[(from, FIN | ACK)], more].concat());
+            let rows = [
+                ("a FIN closes one half", with(&[]), half),
+                ("repeated, it closes no more", with(&[(from, FIN | ACK)]), half),
+                ("the other side may send", with(&[(to, ACK | PSH), (from, ACK)]), half),
+                ("its FIN closes the other half", with(&[(to, ACK | PSH), (to, FIN | ACK)]), TcpClosing),
+                ("a RST of either closes", with(&[(from, RST)]), TcpClosing),
+                ("a RST of the other closes", with(&[(to, RST)]), TcpClosing),
+                ("an ACK of who closed restores nothing", with(&[(from, ACK)]), half),
+                ("data of who closed says that the FIN was forged", with(&[(from, ACK | PSH)]), TcpEstablished),
+            ];
+            for (sentence, found, expected) in rows {
+                assert_eq!(found, expected, "{sentence}, {from:?}");
+            }
+        }
+    }
+
+    #[test]
     fn one_way_tcp_sees_the_client_only() {
-        use FlowState::{TcpOneWay, TcpOneWayClosing, TcpOneWayNew};
+        use FlowState::{TcpOneWay, TcpOneWayClosing, TcpOneWayHalfClosed, TcpOneWayNew};
         let rows = [
             ("any packet may confirm", after(TcpOneWayNew, &[(ToBackend, ACK)]), TcpOneWay),
-            ("a FIN that does, closes", after(TcpOneWayNew, &[(ToBackend, FIN | ACK)]), TcpOneWayClosing),
+            ("a FIN that does, closes one half", after(TcpOneWayNew, &[(ToBackend, FIN | ACK)]), TcpOneWayHalfClosed),
+            ("the client's FIN closes one half", after(TcpOneWay, &[(ToBackend, FIN | ACK)]), TcpOneWayHalfClosed),
             ("a RST closes", after(TcpOneWay, &[(ToBackend, RST)]), TcpOneWayClosing),
+            ("after a FIN too", after(TcpOneWayHalfClosed, &[(ToBackend, RST)]), TcpOneWayClosing),
             ("an ACK does not restore", after(TcpOneWayClosing, &[(ToBackend, ACK)]), TcpOneWayClosing),
+            ("nor after a FIN", after(TcpOneWayHalfClosed, &[(ToBackend, ACK)]), TcpOneWayHalfClosed),
             ("data does", after(TcpOneWayClosing, &[(ToBackend, ACK | PSH)]), TcpOneWay),
+            ("after a FIN too", after(TcpOneWayHalfClosed, &[(ToBackend, ACK | PSH)]), TcpOneWay),
         ];
         for (sentence, found, expected) in rows {
             assert_eq!(found, expected, "{sentence}");
@@ -359,12 +437,22 @@ mod tests {
     }
 
     #[test]
-    fn udp_is_confirmed_by_a_reply_only() {
-        let step = |state, direction| next_state(state, Transport::Udp, direction);
-        assert_eq!(step(FlowState::UdpUnreplied, ToBackend), FlowState::UdpUnreplied);
-        assert_eq!(step(FlowState::UdpUnreplied, ToClient), FlowState::Udp);
-        assert_eq!(step(FlowState::Udp, ToBackend), FlowState::Udp);
-        assert_eq!(step(FlowState::UdpOneWayNew, ToBackend), FlowState::UdpOneWay);
+    fn udp_is_a_single_exchange_until_the_client_sends_after_the_first_reply() {
+        use FlowState::{Udp, UdpExchange, UdpOneWay, UdpOneWayNew, UdpUnreplied};
+        let rows = [
+            (UdpUnreplied, ToBackend, UdpUnreplied),
+            (UdpUnreplied, ToClient, UdpExchange),
+            (UdpExchange, ToClient, UdpExchange),
+            (UdpExchange, ToBackend, Udp),
+            (Udp, ToBackend, Udp),
+            (Udp, ToClient, Udp),
+            (UdpOneWayNew, ToBackend, UdpOneWay),
+        ];
+        for (state, direction, expected) in rows {
+            assert_eq!(next_state(state, Transport::Udp, direction), expected, "{state:?} {direction:?}");
+        }
+        let classes = [UdpUnreplied, UdpExchange, Udp].map(FlowState::yield_class);
+        assert_eq!(classes, [Some(YieldClass::Unconfirmed), Some(YieldClass::SingleExchange), None]);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use zerocopy::FromZeros;
 
 use super::index::Index;
 use super::order::{Oldest, Order};
-use super::{Direction, Flow, Segment, advance};
+use super::{Direction, Flow, Segment, YieldClass, advance};
 use crate::hash::TupleHash;
 use crate::snat::PoolId;
 use crate::tick::Tick;
@@ -149,8 +149,8 @@ impl<A: Address> FlowTable<A> {
             self.free = entry.route_to_client;
         }
         *entry = flow;
-        if !flow.state.is_confirmed() {
-            self.order.push(index, pool_of(&flow), flow.last_seen);
+        if let Some(class) = flow.state.yield_class() {
+            self.order.push(index, class, pool_of(&flow), flow.last_seen);
         }
         self.len += 1;
         Ok(FlowIndex(index))
@@ -168,8 +168,8 @@ impl<A: Address> FlowTable<A> {
         if flow.way.is_two_way() {
             self.index.remove(to_client, place(index.0, Direction::ToClient));
         }
-        if !flow.state.is_confirmed() {
-            self.order.remove(index.0, pool_of(&flow));
+        if let Some(class) = flow.state.yield_class() {
+            self.order.remove(index.0, class, pool_of(&flow));
         }
         let entry = &mut self.entries[index.0 as usize];
         entry.protocol = 0;
@@ -182,21 +182,28 @@ impl<A: Address> FlowTable<A> {
     /// Moves a flow as a packet of it says: see [`advance()`].
     pub fn advance(&mut self, index: FlowIndex, transport: Transport, direction: Direction, segment: Segment, now: Tick) {
         let flow = &mut self.entries[index.0 as usize];
+        let before = flow.state.yield_class();
         if advance(flow, transport, direction, segment, now) {
-            self.order.remove(index.0, pool_of(flow));
+            let pool = pool_of(flow);
+            if let Some(class) = before {
+                self.order.remove(index.0, class, pool);
+            }
+            if let Some(class) = flow.state.yield_class() {
+                self.order.push(index.0, class, pool, now);
+            }
         }
     }
 
-    /// The unconfirmed flow that was made first, and when.
+    /// The flow that came into this class first, and when.
     #[must_use]
-    pub fn oldest_unconfirmed(&self) -> Option<(FlowIndex, Tick)> {
-        self.order.oldest().map(|Oldest { index, since }| (FlowIndex(index), since))
+    pub fn oldest(&self, class: YieldClass) -> Option<(FlowIndex, Tick)> {
+        self.order.oldest(class).map(|Oldest { index, since }| (FlowIndex(index), since))
     }
 
     /// The same, of those that hold a port of this pool.
     #[must_use]
-    pub fn oldest_unconfirmed_of(&self, pool: PoolId) -> Option<(FlowIndex, Tick)> {
-        self.order.oldest_of(pool).map(|Oldest { index, since }| (FlowIndex(index), since))
+    pub fn oldest_of(&self, class: YieldClass, pool: PoolId) -> Option<(FlowIndex, Tick)> {
+        self.order.oldest_of(class, pool).map(|Oldest { index, since }| (FlowIndex(index), since))
     }
 
     fn hashes(&self, flow: &Flow<A>) -> [u64; 2] {

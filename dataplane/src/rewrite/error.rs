@@ -4,8 +4,9 @@ use proto::Family;
 
 use super::low_half;
 use crate::checksum::{HOP_DELTA, apply, delta, difference, sum};
+use crate::quote::QuotedChecksum;
 use crate::wire::{Ethernet, Icmp, Ipv4, Ipv6, Udp, take_mut};
-use crate::{Address, Headers, Mac, Quote, Tuple};
+use crate::{Address, Headers, Mac, Quote, Tuple, crc32c};
 
 /// What an error shall carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,12 +88,29 @@ fn restore<A: Address>(quoted: &mut [u8], quote: &Quote<A>, to: &Tuple<A>) -> Op
     }
     ports.source_port.set(to.source_port);
     ports.destination_port.set(to.destination_port);
-    if let Some(at) = quote.checksum_offset
-        && let Some(checksum) = transport.get_mut(at - quote.transport_offset..).and_then(|rest| rest.first_chunk_mut::<2>())
-    {
-        *checksum = restored_checksum(u16::from_be_bytes(*checksum), deltas.l4, quote.tuple.protocol).to_be_bytes();
+    match quote.checksum {
+        Some(QuotedChecksum::Internet { offset }) => {
+            let checksum = field_at::<2>(transport, offset.checked_sub(quote.transport_offset)?)?;
+            *checksum = restored_checksum(u16::from_be_bytes(*checksum), deltas.l4, quote.tuple.protocol).to_be_bytes();
+        }
+        Some(QuotedChecksum::Crc32c { offset, len }) => {
+            let checksum = field_at::<4>(transport, offset.checked_sub(quote.transport_offset)?)?;
+            let change = crc32c::difference(ports_of(&quote.tuple), ports_of(to), len);
+            *checksum = (u32::from_le_bytes(*checksum) ^ change).to_le_bytes();
+        }
+        None => {}
     }
     Some(())
+}
+
+fn field_at<const N: usize>(bytes: &mut [u8], at: usize) -> Option<&mut [u8; N]> {
+    bytes.get_mut(at..)?.first_chunk_mut()
+}
+
+/// The first four bytes of a transport header with ports.
+fn ports_of<A>(tuple: &Tuple<A>) -> [u8; 4] {
+    let [[a, b], [c, d]] = [tuple.source_port, tuple.destination_port].map(u16::to_be_bytes);
+    [a, b, c, d]
 }
 
 /// UDP's 0 says that none was computed, and stays; one that is computed as 0 stands there as 0xffff (RFC 768).

@@ -7,7 +7,7 @@ use proto::{Protocol, ServiceName};
 
 use crate::flow::BackendId;
 use crate::snat::TargetSlot;
-use crate::tick::Ticks;
+use crate::tick::{Tick, Ticks};
 
 /// Backends in a piece: a change copies 256 x 96 B, and a table of 100,000 backends has 391 pieces.
 const PIECE: usize = 256;
@@ -33,8 +33,22 @@ pub struct Backend {
     pub accepts_new: bool,
     /// It is gone; its flows may go on until the drain is over.
     pub removed: bool,
-    /// Its probes fail, or did when it was removed.
-    pub failing: bool,
+    /// Since when its probes fail, or did when it was removed.
+    pub failing: Option<Tick>,
+}
+
+impl Backend {
+    /// Since when its probes fail while others are used instead: not where all fail and all are used.
+    #[must_use]
+    pub fn fails_since(&self) -> Option<Tick> {
+        self.failing.filter(|_| !self.accepts_new)
+    }
+
+    /// Whether its flows just go on: it is there, and nothing says that it does not answer.
+    #[must_use]
+    pub fn is_steady(&self) -> bool {
+        !self.removed && self.fails_since().is_none()
+    }
 }
 
 /// What a hit needs of a backend: as little as fits, so that a thousand backends stay in the first cache.
@@ -44,10 +58,8 @@ pub struct Spot {
     pub generation: u32,
     /// The backend's.
     pub next_hop: u32,
-    /// The backend's.
-    pub accepts_new: bool,
-    /// The backend's.
-    pub removed: bool,
+    /// [`Backend::is_steady`]; else a packet of its flows is looked at closer.
+    pub steady: bool,
 }
 
 /// Backends, and the same once more as spots, each by its place in the piece.
@@ -67,8 +79,8 @@ impl Piece {
         let backend = &mut self.backends[place];
         change(backend);
         let spot = |b: &Backend| {
-            let &Backend { generation, next_hop, accepts_new, removed, .. } = b;
-            Spot { generation, next_hop, accepts_new, removed }
+            let &Backend { generation, next_hop, .. } = b;
+            Spot { generation, next_hop, steady: b.is_steady() }
         };
         self.spots[place] = backend.as_ref().map_or_else(Spot::default, spot);
     }

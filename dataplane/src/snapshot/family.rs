@@ -61,6 +61,8 @@ pub enum Place {
     Snat,
     /// An address of a port or its twin, an address that node ports are served on included.
     Twin(PortIndex),
+    /// The directed broadcast address of a prefix of ours.
+    Broadcast,
     /// In a pool, and no frontend uses it.
     PoolUnused,
     /// None of ours.

@@ -53,7 +53,7 @@ impl Previous {
             return None;
         }
         let id = self.backends.get(usize::from(self.table.choose(hash)?)).copied()?;
-        snapshot.backend(id).is_some_and(|backend| !backend.failing).then_some(id)
+        snapshot.backend(id).is_some_and(|backend| backend.failing.is_none()).then_some(id)
     }
 }
 

@@ -43,7 +43,7 @@ pub(crate) fn steer<P: Port>(
         match kind {
             Kind::V4 => sorted.v4.extend(v4.next().filter(|_| is_mine)),
             Kind::V6 | Kind::Solicitation => sorted.v6.extend(v6.next().filter(|_| is_mine)),
-            Kind::Arp | Kind::Tagged | Kind::Other | Kind::Bad(_) => {}
+            Kind::Arp | Kind::Tagged | Kind::Other | Kind::Foreign | Kind::Bad(_) => {}
         }
         if is_mine {
             burst.push(buffer);
@@ -73,7 +73,7 @@ fn errands<B: Buffer>(
             Kind::V4 => v4.next().and_then(|looked| errand(steering, &mut proof, me, snapshot, buffer, looked)),
             Kind::V6 => v6.next().and_then(|looked| errand(steering, &mut proof, me, snapshot, buffer, looked)),
             Kind::Solicitation => v6.next().and(None),
-            Kind::Arp | Kind::Tagged | Kind::Other | Kind::Bad(_) => None,
+            Kind::Arp | Kind::Tagged | Kind::Other | Kind::Foreign | Kind::Bad(_) => None,
         };
         errand.unwrap_or((me, Errand::Decide))
     };

@@ -3,6 +3,8 @@
 use zerocopy::network_endian::U16;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::Mac;
+
 /// Numbers of what an Ethernet frame carries.
 pub mod ether_type {
     /// IPv4.
@@ -40,9 +42,16 @@ impl Ethernet {
         self.destination[0] & 1 != 0
     }
 
-    /// Makes it the header of the answer.
+    /// Whether it goes to all stations.
+    #[must_use]
+    pub fn is_broadcast(&self) -> bool {
+        self.destination == [0xff; 6]
+    }
+
+    /// Makes it the header of the answer, from the station with this address, whatever the frame was sent to.
     #[inline]
-    pub fn turn(&mut self) {
-        std::mem::swap(&mut self.destination, &mut self.source);
+    pub fn turn(&mut self, mac: Mac) {
+        self.destination = self.source;
+        self.source = mac.0;
     }
 }

@@ -1,5 +1,5 @@
-//! Model TCP ends on both sides of a rig, in simulated time: clients that connect, ask and are answered, and backends
-//! that close first. What a backend does with a tuple that it still holds is what was measured on Linux 6.18
+//! Model ends on both sides of a rig, in simulated time: clients that connect, ask and are answered, and backends that close
+//! first, and that answer each datagram. What a backend does with a tuple that it still holds is what was measured on Linux 6.18
 //! (FORWARDING 3 and 6): a SYN with another number on one in SYN_RECV, or any SYN on one in TIME_WAIT, gets no answer.
 #![allow(clippy::panic, dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 
 use dataplane::testing::{Packet, Segment};
-use dataplane::{MemoryBuffer, PortIndex, tcp_flags};
+use dataplane::{PortIndex, tcp_flags};
 
 use crate::rig::{CLUSTER, Rig, SECOND, UPLINK, ends};
 
@@ -169,6 +169,8 @@ pub struct World {
     pub rig: Rig,
     pub backends: Backends,
     pub connections: HashMap<SocketAddr, Connection>,
+    /// Answers that each client got that asked by a datagram.
+    pub datagrams: HashMap<SocketAddr, u32>,
     vip: SocketAddr,
     /// Frames on their way from clients, by when they arrive.
     under_way: VecDeque<(u64, Vec<u8>)>,
@@ -177,7 +179,14 @@ pub struct World {
 impl World {
     pub fn new(rig: Rig, vip: &str) -> Self {
         let vip = vip.parse().unwrap();
-        Self { rig, backends: Backends::default(), connections: HashMap::new(), vip, under_way: VecDeque::new() }
+        let (connections, datagrams) = (HashMap::new(), HashMap::new());
+        Self { rig, backends: Backends::default(), connections, datagrams, vip, under_way: VecDeque::new() }
+    }
+
+    /// A client sends a datagram, which is answered once.
+    pub fn ask_by_datagram(&mut self, client: SocketAddr, to: SocketAddr) {
+        self.datagrams.entry(client).or_insert(0);
+        self.arrive(UPLINK, [datagram(client, to)]);
     }
 
     /// A client begins a connection. It asks `b` to stay connected, or anything else.
@@ -194,10 +203,16 @@ impl World {
         self.arrive(UPLINK, [question]);
     }
 
+    /// A client asks by one datagram more: what it looks like to the backend, and which that is.
+    pub fn end_of_stream(&mut self, client: SocketAddr, to: SocketAddr) -> (SocketAddr, SocketAddr) {
+        let seen = ends(&self.rig.forward(UPLINK, &datagram(client, to)));
+        self.rig.forward(CLUSTER, &datagram(seen.1, seen.0));
+        seen
+    }
+
     /// Frames arrive at a port now.
     pub fn arrive(&mut self, port: PortIndex, frames: impl IntoIterator<Item = Vec<u8>>) {
-        let arriving = frames.into_iter().map(|frame| MemoryBuffer::new(&frame, 0));
-        self.rig.worker.port_mut(port).unwrap().arriving.extend(arriving);
+        frames.into_iter().for_each(|frame| self.rig.arrive(port, &frame, 0));
     }
 
     /// Time passes, and all that is under way by then is handled.
@@ -214,8 +229,8 @@ impl World {
                 return;
             }
             for bytes in self.rig.sent(CLUSTER) {
-                let answers = if is_tcp(&bytes) { self.backends.receive(&bytes, now) } else { Vec::new() };
                 let (from, to) = ends(&bytes);
+                let answers = if is_tcp(&bytes) { self.backends.receive(&bytes, now) } else { vec![datagram(to, from)] };
                 self.backends.rest((to, from), now);
                 self.arrive(CLUSTER, answers);
             }
@@ -228,7 +243,13 @@ impl World {
 
     fn client_receives(&mut self, bytes: &[u8]) {
         let (vip, client) = ends(bytes);
-        let Some(connection) = self.connections.get_mut(&client).filter(|_| is_tcp(bytes)) else { return };
+        if !is_tcp(bytes) {
+            if let Some(answers) = self.datagrams.get_mut(&client) {
+                *answers += 1;
+            }
+            return;
+        }
+        let Some(connection) = self.connections.get_mut(&client) else { return };
         let Said { flags, sequence, acknowledgement } = said(bytes);
         let answer = if flags & RST != 0 {
             connection.broken = true;
@@ -250,6 +271,10 @@ impl World {
         let at = self.rig.now + ROUND_TRIP;
         self.under_way.extend(answer.into_iter().map(|frame| (at, frame)));
     }
+}
+
+pub fn datagram(from: SocketAddr, to: SocketAddr) -> Vec<u8> {
+    Packet::between(from.ip(), to.ip(), Segment::Udp { ports: [from.port(), to.port()], checksum: true }).build()
 }
 
 fn is_tcp(frame: &[u8]) -> bool {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
+use dataplane::testing::arriving_at;
 use dataplane::{
     Ask, Belongs, Buffer, Burst, Compiler, Config, DropReason, Fate, FlowLimits, Health, Mac, MemoryBuffer, MemoryPort,
     Neighbour, Network, Observe, Parts, PortConfig, PortIndex, Publisher, Route, Tunnel, TwinQueues, Worker, WorkerCounters,
@@ -104,6 +105,7 @@ fn service_port(
         maglev: MaglevSpec { size: 1021, seed: 0, hash_version: MAGLEV_HASH_VERSION },
         zones: Vec::new(),
         app_protocol: None,
+        nodes: None,
         backends: BACKENDS
             .iter()
             .map(|n| Backend { address: SocketAddr::new(backend(*n), target), weight: 1, state: BackendState::Active })
@@ -139,6 +141,11 @@ pub fn state() -> State {
             announce: Announce::L2,
         }],
     }
+}
+
+/// The Ethernet address of a port.
+pub fn mac_of(port: PortIndex) -> Mac {
+    if port == UPLINK { UPLINK_MAC } else { CLUSTER_MAC }
 }
 
 pub fn backend_mac(n: u8) -> Mac {
@@ -309,10 +316,16 @@ impl Rig {
         self.worker.poll(self.now);
     }
 
+    /// Lets a frame arrive, to be seen by the next poll.
+    pub fn arrive(&mut self, port: PortIndex, frame: &[u8], id: u64) {
+        let frame = arriving_at(mac_of(port), frame);
+        self.worker.port_mut(port).unwrap().arriving.push_back(MemoryBuffer::new(&frame, id));
+    }
+
     /// Puts one frame in and gives its fate.
     pub fn put(&mut self, port: PortIndex, frame: &[u8]) -> Option<Fate> {
         self.worker.observer_mut().0.clear();
-        self.worker.port_mut(port).unwrap().arriving.push_back(MemoryBuffer::new(frame, 1));
+        self.arrive(port, frame, 1);
         self.worker.poll(self.now);
         self.worker.observer_mut().0.first().map(|(fate, _)| *fate)
     }

@@ -13,13 +13,18 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 group: {{ .Values.group }}
 listen: "0.0.0.0:9443"
 tls: {secret: {{ .Values.tls.secret }}}
+health:
+  listen: "0.0.0.0:9440"
+{{- if .Values.config.health }}
+  {{- toYaml .Values.config.health | nindent 2 }}
+{{- end }}
 kubernetes:
   loadBalancerClass: {{ .Values.class }}
 {{- if .Values.claimClassless.enabled }}
   claimClassless:
     {{- toYaml .Values.claimClassless | nindent 4 }}
 {{- end }}
-{{- if .Values.config }}
-{{ toYaml .Values.config }}
+{{- if omit .Values.config "health" }}
+{{ toYaml (omit .Values.config "health") }}
 {{- end }}
 {{- end -}}

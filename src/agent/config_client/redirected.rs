@@ -16,7 +16,7 @@ use super::super::received::tests::{service, state};
 use super::super::served::Served;
 use super::*;
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(120);
 
 /// Certificates of one authority for each of these names, as `NAME.crt` and `NAME.key` beside `ca.crt`.
 fn issue(dir: &Path, names: &[&str]) {

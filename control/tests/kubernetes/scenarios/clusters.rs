@@ -8,7 +8,8 @@ use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, CustomResourceExt, ResourceExt};
-use serde_json::json;
+use proto::limits::{FIELD_MANAGER, FINALIZER, LOAD_BALANCER_CLASS};
+use serde_json::{Value, json};
 
 use crate::api_server::{ApiServer, Kind};
 use crate::user::{User, reached};
@@ -61,6 +62,65 @@ pub async fn in_own_namespace<T>(kubeconfig: &Path, act: impl AsyncFnOnce(&User)
     result
 }
 
+/// All objects but Events, which the API server forgets by itself.
+fn objects(server: &ApiServer) -> Vec<Value> {
+    Kind::ALL.iter().filter(|kind| **kind != Kind::Event).flat_map(|kind| server.list(*kind, "")).collect()
+}
+
+/// What came, went or changed since the objects were these, and which of them Events are about.
+pub fn touched(server: &ApiServer, before: &[Value]) -> Vec<String> {
+    let now = objects(server);
+    let name = |object: &Value| {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        format!("{} {}/{}", text(&object["kind"]), text(&object["metadata"]["namespace"]), text(&object["metadata"]["name"]))
+    };
+    let is_told = |event: &Value, object: &Value| {
+        let about = &event["regarding"];
+        ["kind", "name"].map(|field| &about[field]) == [&object["kind"], &object["metadata"]["name"]]
+    };
+    let events = server.list(Kind::Event, "");
+    let came = now.iter().filter(|object| !before.contains(object));
+    let went = before.iter().filter(|object| !now.contains(object) || events.iter().any(|event| is_told(event, object)));
+    came.chain(went).map(name).collect()
+}
+
+/// Makes what a cluster has where sluice is at work: pools for everybody, tried first and overlapping those of the scenarios,
+/// NodePort Services, Services of the default class. Gives all objects that are there then.
+pub fn in_production(server: &ApiServer) -> Vec<Value> {
+    let pool = |name: &str, addresses: &[&str], priority: u32| {
+        let spec = json!({"addresses": addresses, "priority": priority});
+        server.create(Kind::AddressPool, json!({"metadata": {"name": name}, "spec": spec}));
+    };
+    pool("everybodys", &["192.0.2.0/24"], 1);
+    pool("spare", &["198.51.100.0/24", "203.0.113.0/24"], 0);
+    let service = |name: &str, kind: &str, more: &Value| {
+        let mut service = json!({"metadata": {"name": name, "namespace": "production"}, "spec": {"type": kind}});
+        service["spec"]["ports"] = json!([{"name": "http", "port": 80, "targetPort": 8080, "nodePort": more["nodePort"]}]);
+        service["spec"]["loadBalancerClass"] = more["class"].clone();
+        service["metadata"]["finalizers"] = more["finalizers"].clone();
+        server.create(Kind::Service, service);
+        let labels = json!({"kubernetes.io/service-name": name});
+        let slice = json!({
+            "metadata": {"name": format!("{name}-1"), "namespace": "production", "labels": labels}, "addressType": "IPv4",
+            "ports": [{"port": 8080, "protocol": "TCP", "name": "http"}], "endpoints": [{"addresses": ["10.0.0.99"]}],
+        });
+        server.create(Kind::EndpointSlice, slice);
+    };
+    for (name, port) in [("dashboard", 30_080), ("registry", 30_081)] {
+        service(name, "NodePort", &json!({"nodePort": port}));
+    }
+    let of_sluice = json!({"class": LOAD_BALANCER_CLASS, "finalizers": [FINALIZER]});
+    service("shop", "LoadBalancer", &of_sluice);
+    let status = json!({"status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.100", "ipMode": "Proxy"}]}}});
+    server.update_status(Kind::Service, "production", "shop", &status, FIELD_MANAGER);
+    service("unclaimed", "LoadBalancer", &json!({}));
+    server.create(Kind::EdgeGateway, json!({"metadata": {"name": "edge-1"}, "spec": {"group": "default"}}));
+    let overrides =
+        json!({"metadata": {"name": "sluice-overrides", "namespace": "sluice-system"}, "data": {"default": "version: 1"}});
+    server.create(Kind::ConfigMap, overrides);
+    objects(server)
+}
+
 #[tokio::test]
 async fn scenarios_leave_nothing_behind_in_a_cluster() {
     let server = ApiServer::start().await;
@@ -69,8 +129,7 @@ async fn scenarios_leave_nothing_behind_in_a_cluster() {
     }
     let file = tempfile::NamedTempFile::new().unwrap();
     server.write_kubeconfig(file.path());
-    let objects = || -> Vec<_> { Kind::ALL.iter().flat_map(|kind| server.list(*kind, "")).collect() };
-    let before = objects();
+    let before = objects(&server);
     with_kinds(file.path(), async || {
         in_own_namespace(file.path(), async |user| {
             user.add("web", &json!({"metadata": {"finalizers": ["example.com/left-behind"]}})).await;
@@ -81,5 +140,5 @@ async fn scenarios_leave_nothing_behind_in_a_cluster() {
         .await;
     })
     .await;
-    assert_eq!(objects(), before);
+    assert_eq!(objects(&server), before);
 }

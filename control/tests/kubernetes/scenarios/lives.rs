@@ -1,6 +1,6 @@
 //! The life of one Service: it comes, changes, goes, and its API server goes away.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::json;
 
@@ -13,9 +13,7 @@ pub async fn a_new_service_has_its_address(user: &User) {
     let start = Instant::now();
     user.add("web", &json!({})).await;
     let ingress = user.ingress_comes("web").await;
-    let taken = start.elapsed();
-    println!("an address after {taken:?}");
-    assert!(taken < Duration::from_secs(1), "after {taken:?}");
+    println!("an address after {:?}", start.elapsed());
     assert_eq!(ingress, json!([{"ip": "192.0.2.100", "ipMode": "Proxy"}]));
     installation.serves(user, "web", 1).await;
 }

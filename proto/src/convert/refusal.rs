@@ -1,0 +1,55 @@
+//! Refusals on the wire.
+
+use super::ConvertError;
+use crate::limits::REFUSAL_BYTES_MAX;
+use crate::{Reason, Refusal, v1};
+
+impl From<&Refusal> for v1::Refusal {
+    fn from(refusal: &Refusal) -> Self {
+        Self { reason: refusal.reason.as_str().to_owned(), message: refusal.message.clone() }
+    }
+}
+
+impl TryFrom<v1::Refusal> for Refusal {
+    type Error = ConvertError;
+
+    fn try_from(message: v1::Refusal) -> Result<Self, ConvertError> {
+        let reason: Reason = message.reason.parse().map_err(ConvertError::Reason)?;
+        Ok(Self { reason, message: message.message })
+    }
+}
+
+/// A refusal as a gateway reports it: the sentence is cut to [`REFUSAL_BYTES_MAX`].
+#[must_use]
+pub fn reported_refusal(refusal: &Refusal) -> v1::Refusal {
+    v1::Refusal { message: cut(&refusal.message).to_owned(), ..v1::Refusal::from(refusal) }
+}
+
+/// A reported refusal as a controller takes it; a reason of a newer version is [`Reason::Refused`].
+#[must_use]
+pub fn read_reported_refusal(message: &v1::Refusal) -> Refusal {
+    let reason = message.reason.parse().unwrap_or(Reason::Refused);
+    Refusal { reason, message: cut(&message.message).to_owned() }
+}
+
+fn cut(sentence: &str) -> &str {
+    let end = (0..=REFUSAL_BYTES_MAX.min(sentence.len())).rev().find(|&at| sentence.is_char_boundary(at));
+    &sentence[..end.unwrap_or(0)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reported_refusal_is_cut_and_read_whatever_its_reason() {
+        let refusal = |message: String| Refusal { reason: Reason::Exhausted, message };
+        let short = refusal("no room".to_owned());
+        assert_eq!(read_reported_refusal(&reported_refusal(&short)), short);
+        let long = reported_refusal(&refusal("é".repeat(1000)));
+        assert_eq!(long.message, "é".repeat(REFUSAL_BYTES_MAX / 2));
+        let newer = v1::Refusal { reason: "Weather".to_owned(), message: "x".repeat(1000) };
+        let read = read_reported_refusal(&newer);
+        assert_eq!((read.reason, read.message.len()), (Reason::Refused, REFUSAL_BYTES_MAX));
+    }
+}

@@ -1,0 +1,108 @@
+//! Key `static.links`: links with VLAN tags, as Linux's VLAN devices are, for `replay` and for ports without twin.
+
+use control::config::{Field, Place, Section};
+use dataplane::{Link, TagKind, Vlan, VlanLink};
+
+use super::keys::port_index;
+use super::port::{self, IPV6_MTU_MIN, MTU_BYTES_MAX, PlacedPort};
+
+/// Links with tags, at most: the identifiers of one tag. As many VLAN devices are followed of Linux.
+const LINKS_MAX: usize = 4094;
+/// What one or two tags look like.
+const TAGS: &str =
+    "one VLAN tag or two, the outer first, each a number from 1 to 4094 (IEEE 802.1Q), or 802.1ad:NUMBER for a service tag";
+
+/// A link with tags, and where its addresses stand.
+#[derive(Clone, Debug)]
+pub(super) struct PlacedLink {
+    pub(super) settings: VlanLink,
+    pub(super) address_places: Vec<Place>,
+}
+
+/// Takes key `links` of `static`. No address is a port's or another link's.
+pub(super) fn take(section: &mut Section<'_>, ports: &[PlacedPort]) -> Vec<PlacedLink> {
+    let mut links: Vec<PlacedLink> = Vec::new();
+    let items = section.items("links", "links");
+    if let Some(item) = items.get(LINKS_MAX) {
+        item.problem(format!("found {} links, expected at most {LINKS_MAX}", items.len()));
+    }
+    for item in items {
+        if let Some(link) = take_link(&item, ports, &links) {
+            links.push(link);
+        }
+    }
+    links
+}
+
+fn take_link(item: &Field<'_>, ports: &[PlacedPort], others: &[PlacedLink]) -> Option<PlacedLink> {
+    let mut section = item.section();
+    let port = port_index(&mut section, ports);
+    let vlan = section.required("tags", format!("a list of {TAGS}")).and_then(|field| parse_tags(&field));
+    let of_links = others.iter().flat_map(|link| &link.settings.addresses);
+    let used: Vec<_> = ports.iter().flat_map(|port| &port.settings.addresses).chain(of_links).copied().collect();
+    let (addresses, address_places) = port::take_addresses(&mut section, &used);
+    let default_mtu = port.and_then(|port| ports.get(usize::from(port.0))).map_or(1500, |port| port.settings.mtu_bytes);
+    let mtu = section.number("mtu", 68..=MTU_BYTES_MAX, default_mtu);
+    if mtu < IPV6_MTU_MIN
+        && let Some(address) = addresses.iter().find(|net| net.addr().is_ipv6())
+    {
+        let message = format!("mtu {mtu} is too small for IPv6 ({address}), expected at least {IPV6_MTU_MIN}");
+        section.reader.problem(&item.place, message);
+    }
+    section.finish();
+    let link = Link::new(port?, vlan?);
+    if others.iter().any(|other| other.settings.link == link) {
+        item.problem(format!("found the link with tags {} of this port a second time; keep one", link.vlan()));
+    }
+    Some(PlacedLink { settings: VlanLink { link, mtu, addresses }, address_places })
+}
+
+/// Takes keys `port` and `tags` of a route or a neighbour: a port's untagged frames, or a link.
+pub(super) fn link_of(section: &mut Section<'_>, ports: &[PlacedPort], links: &[PlacedLink]) -> Option<Link> {
+    let port = port_index(section, ports);
+    let Some(field) = section.field("tags") else { return port.map(Link::from) };
+    let link = Link::new(port?, parse_tags(&field)?);
+    if links.iter().all(|known| known.settings.link != link) {
+        field.problem(format!("found tags {} of a link that is not in `static.links`; name it there", link.vlan()));
+    }
+    Some(link)
+}
+
+fn parse_tags(field: &Field<'_>) -> Option<Vlan> {
+    let items = field.items(TAGS);
+    let mut vlan = Vlan::NONE;
+    for item in &items {
+        let (kind, id) = item.parse(TAGS, parse_tag)?;
+        let Some(longer) = vlan.with(kind, id) else {
+            field.problem(format!("found {} tags, expected a list of {TAGS}", items.len()));
+            return None;
+        };
+        vlan = longer;
+    }
+    if field.is_empty() {
+        field.unexpected(format!("a list of {TAGS}"));
+    }
+    (!items.is_empty()).then_some(vlan)
+}
+
+fn parse_tag(text: &str) -> Option<(TagKind, u16)> {
+    let (kind, id) = match text.strip_prefix("802.1ad:") {
+        Some(id) => (TagKind::Service, id),
+        None => (TagKind::Customer, text),
+    };
+    let id = id.parse().ok()?;
+    Vlan::NONE.with(kind, id).map(|_| (kind, id))
+}
+
+/// The tags of a link as key `tags`, behind other keys; nothing for untagged frames.
+pub(super) fn written_tags(link: Link) -> String {
+    let tags: Vec<String> = link.vlan().tags().map(written_tag).collect();
+    if tags.is_empty() { String::new() } else { format!(", tags: [{}]", tags.join(", ")) }
+}
+
+fn written_tag((kind, id): (TagKind, u16)) -> String {
+    match kind {
+        TagKind::Customer => id.to_string(),
+        TagKind::Service => format!("\"802.1ad:{id}\""),
+    }
+}
