@@ -2,26 +2,30 @@
 //!
 //! Invariants: no two Services hold one (address, protocol, port), and two hold one address only where both share it;
 //! what a Service holds it keeps, whatever happens to pools, as long as it asks for nothing else; an address that is
-//! freed stays with its last holder's name for ten minutes, and from others until every connected gateway has taken it
-//! out. Time is an argument.
+//! freed stays with its last holder's name for ten minutes unless nothing else is free, and from others until every
+//! connected gateway has taken it out. Time is an argument.
 //! Deliberately not here: writing addresses anywhere, and `externalIPs`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use proto::{Announce, Family, Reason, Refusal, ServiceName};
 
+use crate::checkpoint::Reserved;
 use crate::externals::Externals;
 use crate::note::{Cause, Remark};
 use crate::spec::PoolSpec;
 use crate::world::Labels;
 
 mod account;
+mod adoption;
 mod forbidden;
 mod freed;
 mod holders;
+mod placement;
 mod pools;
+mod reserved;
 mod search;
 mod sharing;
 
@@ -39,6 +43,9 @@ use sharing::Terms;
 
 /// Addresses under one sharing key that are looked at for one Service: beyond that it gets one of its own.
 const SHARED_LOOKED_AT_MAX: usize = 256;
+
+/// Somebody who waits for gateways to take an address out is looked at again this often, should no report of theirs tell.
+const WAITING_LOOKED_AT: Duration = Duration::from_secs(1);
 
 /// What one Service wants.
 #[derive(Clone, Debug)]
@@ -59,6 +66,10 @@ pub struct Claim {
     pub requested: Vec<IpAddr>,
     /// Pool it asks for.
     pub pool: Option<String>,
+    /// Whether it asks for an address of a pool that is marked internal.
+    pub internal: bool,
+    /// Whether it wants another address for one that lies elsewhere than it asks for.
+    pub readdress: bool,
     /// Its labels.
     pub labels: Labels,
     /// Those of its namespace.
@@ -67,9 +78,36 @@ pub struct Claim {
     pub in_status: Vec<IpAddr>,
     /// Whether that was written by us: then it counts outside the pools, too.
     pub status_is_ours: bool,
+    /// Who else wrote its status.
+    pub status_writer: Option<String>,
+    /// What a leader before us gave it.
+    pub recalled: Vec<IpAddr>,
 }
 
 impl Claim {
+    /// Of a Service that asks for nothing, but keeps what it holds.
+    #[must_use]
+    pub const fn of_nothing(service: ServiceName) -> Self {
+        Self {
+            service,
+            created_s: None,
+            families: Vec::new(),
+            second_family_optional: false,
+            ports: Vec::new(),
+            sharing: None,
+            requested: Vec::new(),
+            pool: None,
+            internal: false,
+            readdress: false,
+            labels: Labels::new(),
+            namespace_labels: Labels::new(),
+            in_status: Vec::new(),
+            status_is_ours: false,
+            status_writer: None,
+            recalled: Vec::new(),
+        }
+    }
+
     fn terms(&self) -> Terms {
         Terms { namespace: self.service.namespace.clone(), sharing: self.sharing.clone() }
     }
@@ -113,6 +151,8 @@ pub struct Rules<'a> {
 pub struct Allocations {
     holders: Holders,
     freed: Freed,
+    /// Somebody waits for a freed address that gateways have not taken out yet: when to look again at the latest.
+    waits_until: Option<Instant>,
 }
 
 impl Allocations {
@@ -120,16 +160,13 @@ impl Allocations {
     /// anything free; the older one first in each round. What no claim names any more is freed.
     pub fn assign(&mut self, claims: &[Claim], rules: Rules<'_>) -> BTreeMap<ServiceName, Outcome> {
         self.freed.expire(rules.now, rules.reached);
+        self.waits_until = None;
         self.release_what_nobody_claims(claims, rules.now);
         let mut order: Vec<&Claim> = claims.iter().collect();
         order.sort_by_key(|claim| (claim.created_s, &claim.service));
         let mut outcomes: Vec<Outcome> = vec![Outcome::default(); order.len()];
         self.reseat(&order, &mut outcomes, rules);
-        // Nobody knows on which ports and terms one that cannot be read holds an address: it sits down last.
-        for readable in [true, false] {
-            let of_these = order.iter().zip(&mut outcomes).filter(|(claim, _)| claim.is_readable() == readable);
-            of_these.for_each(|(claim, outcome)| self.adopt(claim, rules, outcome));
-        }
+        self.adopt_all(&order, &mut outcomes, rules);
         for (claim, outcome) in order.iter().zip(&mut outcomes) {
             self.request(claim, rules, outcome);
         }
@@ -140,6 +177,23 @@ impl Allocations {
         order.iter().map(|claim| claim.service.clone()).zip(outcomes).collect()
     }
 
+    /// Keeps freed addresses that a leader before us kept.
+    pub fn recall(&mut self, reserved: &[Reserved], now: Instant) {
+        for one in reserved {
+            self.freed.put_until(one.address, &one.service, one.until.min(now + FREED_ADDRESS_KEPT));
+        }
+    }
+
+    /// The freed addresses that are kept, and a number that grows when they change.
+    pub fn reserved(&self) -> (u64, impl Iterator<Item = Reserved>) {
+        let reserved = |(until, address, service): &(Instant, IpAddr, ServiceName)| Reserved {
+            address: *address,
+            service: service.clone(),
+            until: *until,
+        };
+        (self.freed.revision(), self.freed.iter().map(reserved))
+    }
+
     /// What was freed so far is not in the state with this counter.
     pub fn published(&mut self, counter: u64) {
         self.freed.published(counter);
@@ -148,13 +202,13 @@ impl Allocations {
     /// When to look again, although nothing changes: a freed address can be given to somebody else then.
     #[must_use]
     pub fn next_expiry(&self, now: Instant) -> Option<Instant> {
-        self.freed.next_expiry(now)
+        self.freed.next_expiry(now).into_iter().chain(self.waits_until).min()
     }
 
     /// Whether a freed address waits for nothing but gateways to take it out.
     #[must_use]
     pub fn waits_for_gateways(&self, now: Instant) -> bool {
-        self.freed.waits_for_gateways(now)
+        self.waits_until.is_some() || self.freed.waits_for_gateways(now)
     }
 
     /// Held addresses that lie in no pool, and how routers learned of each as long as it did.
@@ -165,7 +219,7 @@ impl Allocations {
     /// Every pool in figures.
     #[must_use]
     pub fn account(&self, pools: &Pools, forbidden: &Forbidden) -> Vec<PoolUse> {
-        account::account(pools, &self.holders, &self.freed, forbidden)
+        account::account(pools, &self.holders, forbidden)
     }
 
     fn release_what_nobody_claims(&mut self, claims: &[Claim], now: Instant) {
@@ -188,6 +242,10 @@ impl Allocations {
 
     fn hold(&mut self, claim: &Claim, address: IpAddr, pools: &Pools) {
         self.freed.remove(address, &claim.service);
+        if !self.holders.is_held(address) {
+            // Nothing else was free: whoever it was kept for comes too late.
+            self.freed.forget(address);
+        }
         self.holders.seat(address, claim, pools.holding(address));
     }
 
@@ -223,26 +281,6 @@ impl Allocations {
                         outcome.notes.push(Remark::new(Cause::AddressLost, text));
                     }
                 }
-            }
-        }
-    }
-
-    fn adopt(&mut self, claim: &Claim, rules: Rules<'_>, outcome: &mut Outcome) {
-        for &address in &claim.in_status {
-            let family = Family::of(address);
-            let wanted = !claim.is_readable() || claim.families.contains(&family);
-            let known = claim.status_is_ours || rules.pools.holding(address).is_some();
-            let usable = wanted && known && !rules.forbidden.contains(address);
-            if !usable || self.holders.held_of(&claim.service, family).is_some() {
-                continue;
-            }
-            let is_shared_unread = !claim.is_readable() && self.holders.is_held(address);
-            match self.obstacle(claim, address, rules.pools) {
-                Some(why) if !is_shared_unread => {
-                    let text = format!("address {address} of its status is {why}; it gets another one");
-                    outcome.notes.push(Remark::new(Cause::AddressLost, text));
-                }
-                _ => self.hold(claim, address, rules.pools),
             }
         }
     }
@@ -284,7 +322,7 @@ impl Allocations {
         if let Some(named) = claim.pool.as_ref().filter(|named| *named != name) {
             return refusal(Reason::Refused, format!("lies in pool {name}, not in {named}; remove one of both requests"));
         }
-        if let Some(why) = refuses(pool, &claim.service, &claim.labels, &claim.namespace_labels) {
+        if let Some(why) = refuses(pool, claim) {
             return refusal(Reason::Refused, format!("{why}; ask for another one"));
         }
         if pool.avoid_buggy_ips && is_buggy(address) {
@@ -305,6 +343,11 @@ impl Allocations {
         !self.holders.is_held_in(namespace, address) && self.holders.has_reached_limit(namespace, pool, instead_of)
     }
 
+    /// Whether the namespace of a claim holds as many addresses of a pool as it may.
+    fn is_full_for(&self, claim: &Claim, pool: &PoolSpec) -> bool {
+        self.holders.has_reached_limit(&claim.service.namespace, pool, None)
+    }
+
     /// Completes what a Service needs from the pools, and says what it holds in the end.
     fn fill(&mut self, claim: &Claim, rules: Rules<'_>, search: &mut Search<'_>, outcome: &mut Outcome) {
         if outcome.refusal.is_none() {
@@ -319,14 +362,8 @@ impl Allocations {
                 }
             }
         }
-        let rank = |address: &IpAddr| claim.families.iter().position(|family| *family == Family::of(*address));
-        outcome.addresses = self.holders.of(&claim.service).to_vec();
-        outcome.addresses.sort_by_key(rank);
+        self.place(claim, rules, search, outcome);
         for address in &outcome.addresses {
-            if rules.pools.holding(*address).is_none() {
-                let text = format!("address {address} lies in no pool any more; it keeps it");
-                outcome.notes.push(Remark::new(Cause::Reason(Reason::OutsidePools), text));
-            }
             if let Some(why) = rules.forbidden.why(*address) {
                 let text = format!("address {address} may not work: {why}; ask for another one");
                 outcome.notes.push(Remark::new(Cause::Reason(Reason::Conflict), text));
@@ -334,8 +371,8 @@ impl Allocations {
         }
     }
 
-    fn take(&self, claim: &Claim, family: Family, rules: Rules<'_>, search: &mut Search<'_>) -> Result<IpAddr, Refusal> {
-        let admitting = admitting(claim, rules.pools)?;
+    fn take(&mut self, claim: &Claim, family: Family, rules: Rules<'_>, search: &mut Search<'_>) -> Result<IpAddr, Refusal> {
+        let mut admitting = admitting(claim, rules.pools)?;
         let is_usable = |address: &IpAddr| {
             let pool = || rules.pools.holding(*address).filter(|pool| !(pool.avoid_buggy_ips && is_buggy(*address)));
             Family::of(*address) == family
@@ -357,7 +394,7 @@ impl Allocations {
         };
         let mut limit = None;
         for pool in admitting.iter().filter_map(|at| Some((*at, rules.pools.at(*at)?))) {
-            if self.holders.has_reached_limit(&claim.service.namespace, pool.1, None) {
+            if self.is_full_for(claim, pool.1) {
                 limit = Some(limit_text(claim, pool.1));
             } else if let Some(address) = search.next(pool.0, family, is_free) {
                 return Ok(address);
@@ -365,7 +402,16 @@ impl Allocations {
         }
         let names: Vec<&str> = admitting.iter().filter_map(|at| Some(rules.pools.at(*at)?.name.as_str())).collect();
         let pools = if names.is_empty() { "there is no pool".to_owned() } else { format!("pool {}", names.join(", ")) };
-        let left = || format!("no {family} address is left ({pools}); add addresses to it or remove Services");
+        admitting.retain(|at| rules.pools.at(*at).is_some_and(|pool| !self.is_full_for(claim, pool)));
+        if let Some(address) = self.take_reserved(family, rules, &admitting, search) {
+            return Ok(address);
+        }
+        let mut but = "";
+        if self.has_reserved(&admitting, family, rules.pools) {
+            self.waits_until = Some(rules.now + WAITING_LOOKED_AT);
+            but = " but what is reserved for Services that gave it up, until every connected gateway has taken it out";
+        }
+        let left = || format!("no {family} address is left ({pools}){but}; add addresses to it or remove Services");
         Err(Refusal { reason: Reason::Exhausted, message: limit.unwrap_or_else(left) })
     }
 
@@ -374,7 +420,7 @@ impl Allocations {
         let key = &claim.sharing.as_ref()?.key;
         let admits = |address: &IpAddr| {
             let pool = pools.holding(*address).filter(|pool| claim.pool.as_ref().is_none_or(|named| *named == pool.name));
-            pool.is_some_and(|pool| refuses(pool, &claim.service, &claim.labels, &claim.namespace_labels).is_none())
+            pool.is_some_and(|pool| refuses(pool, claim).is_none())
         };
         let shared = self.holders.under(key).filter(|address| Family::of(*address) == family);
         shared.take(SHARED_LOOKED_AT_MAX).find(|address| is_usable(address) && admits(address))
@@ -385,12 +431,13 @@ impl Allocations {
 fn admitting(claim: &Claim, pools: &Pools) -> Result<Vec<usize>, Refusal> {
     let asked_for = |pool: &PoolSpec| match &claim.pool {
         Some(named) => *named == pool.name,
-        None => pool.auto_assign,
+        // A pool for clients inside is given to nobody who asks neither for that nor for the pool.
+        None => pool.auto_assign && (claim.internal || !pool.internal),
     };
     let mut found = Vec::new();
     let mut refusal = None;
     for (at, pool) in pools.iter().enumerate().filter(|(_, pool)| asked_for(pool)) {
-        match refuses(pool, &claim.service, &claim.labels, &claim.namespace_labels) {
+        match refuses(pool, claim) {
             None => found.push(at),
             Some(why) => refusal = refusal.or(Some(why)),
         }

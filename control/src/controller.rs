@@ -22,6 +22,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::addresses::PoolUse;
 use crate::admin::View;
+use crate::checkpoint::store::Place;
+use crate::checkpoint::{self, Checkpoint};
 use crate::fleet::Fleet;
 use crate::gateways::Gateways;
 use crate::gathering::{CHANGES_WAITING_MAX, gather};
@@ -104,7 +106,8 @@ impl Controller {
         let (leadership, led) = watch::channel(Leadership::Following(None));
         let (nodes, nodes_seen) = watch::channel(Arc::default());
         let (pools, pools_seen) = watch::channel(PoolsTold::default());
-        let desk = Desk::new(origin.overrides(&settings));
+        let (checkpoints, _) = watch::channel(Checkpoint::default());
+        let (desk, checkpoint_at) = (Desk::new(origin.overrides(&settings)), origin.checkpoint(&settings));
         let fleet = Fleet::default();
         // Only a leader writes Events, and it alone has something to tell.
         let notebook = Arc::new(match &origin {
@@ -141,8 +144,8 @@ impl Controller {
 
         let mut tasks = Tasks::new();
         tasks.spawn(async move { Ok(server::serve(listeners, service).await?) });
-        let heartbeat = probes.planner.clone();
-        let work = Work { settings, states, gateways: view.gateways.clone(), desk, notebook, pools, shown, heartbeat };
+        let (gateways, heartbeat) = (view.gateways.clone(), probes.planner.clone());
+        let work = Work { settings, states, gateways, desk, notebook, pools, shown, checkpoints, checkpoint_at, heartbeat };
         begin(origin, work, secret, (leadership, led), &mut tasks, &shutdown);
         Ok(Running { view, probes, _socket: socket, tasks, shutdown })
     }
@@ -242,6 +245,8 @@ struct Work {
     notebook: Arc<Notebook>,
     pools: watch::Sender<PoolsTold>,
     shown: Shown,
+    checkpoints: watch::Sender<Checkpoint>,
+    checkpoint_at: Place,
     heartbeat: Heartbeat,
 }
 
@@ -255,6 +260,14 @@ impl Work {
             desk.tell(to_plan).await;
             Ok(())
         });
+        // What we decided when we led before is old.
+        self.checkpoints.send_replace(Checkpoint::default());
+        let (place, newest, to_plan) = (self.checkpoint_at.clone(), self.checkpoints.subscribe(), sender.clone());
+        steps.spawn(async move {
+            checkpoint::store::keep(place, newest, to_plan).await;
+            // It ends with the planner.
+            std::future::pending().await
+        });
         let (gateways, told) = (self.gateways.clone(), Arc::clone(&self.notebook));
         steps.spawn(async move {
             write_statuses(statuses_seen, gateways, sink, told).await;
@@ -262,8 +275,8 @@ impl Work {
         });
         let (settings, states, notebook) = (self.settings.clone(), self.states.clone(), Arc::clone(&self.notebook));
         let (gateways, pools, shown) = (self.gateways.clone(), self.pools.clone(), self.shown.clone());
-        let heartbeat = self.heartbeat.clone();
-        let planning = Planning { settings, epoch, states, gateways, statuses, notebook, pools, shown, heartbeat };
+        let (checkpoints, heartbeat) = (self.checkpoints.clone(), self.heartbeat.clone());
+        let planning = Planning { settings, epoch, states, gateways, statuses, notebook, pools, shown, checkpoints, heartbeat };
         steps.spawn(async move {
             planning.run(changes).await;
             Ok(())
@@ -369,6 +382,14 @@ impl Origin {
         }
     }
 
+    /// Where what the leader decides is kept for the next one.
+    fn checkpoint(&self, settings: &ControllerSettings) -> Place {
+        match self {
+            Self::Kubernetes(cluster) => Place::config_maps(cluster, &settings.group),
+            Self::Manifests { files, .. } => Place::File(files.dir().join(checkpoint::store::FILE)),
+        }
+    }
+
     /// Where what operators set by hand is kept.
     fn overrides(&self, settings: &ControllerSettings) -> Store {
         match self {
@@ -388,6 +409,7 @@ struct Planning {
     notebook: Arc<Notebook>,
     pools: watch::Sender<PoolsTold>,
     shown: Shown,
+    checkpoints: watch::Sender<Checkpoint>,
     heartbeat: Heartbeat,
 }
 
@@ -459,6 +481,13 @@ impl Planning {
         let plan = plan(world, &self.settings, memory, Instant::now().into_std());
         plan.notes.iter().for_each(|note| self.notebook.tell(note, uid(world, note).as_deref()));
         self.shown.update(world);
+        self.checkpoints.send_if_modified(|kept| {
+            let is_news = kept.revision != plan.checkpoint.revision;
+            if is_news {
+                kept.clone_from(&plan.checkpoint);
+            }
+            is_news
+        });
         world.forget_departed(&plan.done_with_departed);
         self.tell_of_pools(world, &plan.pools_status);
         let before = self.states.borrow().clone();

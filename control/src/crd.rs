@@ -7,7 +7,7 @@
 
 mod schema;
 
-pub use schema::{ADDRESS_CHARS_MAX, ADDRESSES_MAX, CLASS_CHARS_MAX, PER_NAMESPACE_MAX, PRIORITY_MAX};
+pub use schema::{ADDRESS_CHARS_MAX, ADDRESSES_MAX, CLASS_CHARS_MAX, GATEWAY_ADDRESSES_MAX, PER_NAMESPACE_MAX, PRIORITY_MAX};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
 use kube::{CustomResource, CustomResourceExt as _};
@@ -79,6 +79,10 @@ pub struct AddressPoolSpec {
     /// Whether Services of different namespaces may share an address under MetalLB's sharing key alone.
     #[serde(default)]
     pub allow_cross_namespace_sharing: bool,
+    /// Whether only clients inside reach these addresses. Services that ask for an internal load balancer get one of such a
+    /// pool and of no other; all others get one of it only if they ask for the pool or the address.
+    #[serde(default)]
+    pub internal: bool,
 }
 
 const fn yes() -> bool {
@@ -140,6 +144,11 @@ pub struct EdgeGatewayStatus {
     /// When it was last connected, RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_seen: Option<String>,
+    /// Addresses that it uses itself: of its ports, next hops, SNAT and node ports. No Service gets one, and no backend may
+    /// be one, also while it is not connected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 4096), inner(length(max = 39)))]
+    pub addresses: Option<Vec<String>>,
 }
 
 /// The definitions of both kinds, as `kubectl apply -f -` takes them.

@@ -6,6 +6,7 @@
 
 pub mod addresses;
 pub mod admin;
+pub mod checkpoint;
 pub mod config;
 pub mod controller;
 pub mod convert;

@@ -256,7 +256,7 @@ pub(crate) mod tests {
     fn applied(overrides: &Overrides) -> String {
         let at = |last: u8, node: &str| crate::spec::EndpointSpec { node: Some(node.into()), ..endpoint(last, "rs") };
         let slice = slice(&[("http", proto::Protocol::Tcp, 8080)], &[at(1, "a"), at(2, "b")]);
-        let node = NodeSpec { name: "a".to_owned(), addresses: vec!["10.0.1.1".parse().unwrap()], excluded: None };
+        let node = NodeSpec { name: "a".to_owned(), addresses: vec!["10.0.1.1".parse().unwrap()], ..NodeSpec::default() };
         let backend = |text: &str| Backend { address: text.parse().unwrap(), weight: 1, state: BackendState::Active };
         let mut backends = ["10.0.0.1:8080", "10.0.0.2:8080", "10.0.1.1:8080"].map(backend);
         let nodes = BTreeMap::from([("a".to_owned(), node)]);

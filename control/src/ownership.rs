@@ -1,7 +1,8 @@
 //! Which Services are ours, and what of each (CONTROL section 4).
 //!
-//! Invariant: a Service of another class, or one that a cloud's controller holds by its finalizer, is never ours; and what
-//! was ours stays ours when the rules no longer claim it, until it is released.
+//! Invariant: a Service of another class, or one without class that a cloud's controller holds by its finalizer or another
+//! installation by the group that it wrote there, is never ours; and what was ours stays ours when the rules no longer claim
+//! it, until it is released.
 
 use kube::core::SelectorExt;
 
@@ -53,7 +54,8 @@ fn owns_load_balancer(candidate: &Candidate, world: &World, settings: &Controlle
     if let Some(class) = &candidate.class {
         return *class == settings.load_balancer_class;
     }
-    if candidate.is_held_by_cloud {
+    // Another installation that claims Services without class was first.
+    if candidate.is_held_by_cloud || candidate.held.is_of_another(&settings.group) {
         return false;
     }
     let claim = &settings.ownership.classless;
@@ -62,7 +64,7 @@ fn owns_load_balancer(candidate: &Candidate, world: &World, settings: &Controlle
             && claim.services.matches(&candidate.labels)
             && claim.namespaces.matches(&world.namespace_labels(&candidate.name.namespace))
     };
-    candidate.is_held_by_us() || is_claimed()
+    candidate.is_held_by(&settings.group) || is_claimed()
 }
 
 #[cfg(test)]
@@ -109,7 +111,9 @@ mod tests {
         let ours = || json!("sluice.dev/gateway");
         let cloud = json!({"finalizers": ["service.kubernetes.io/load-balancer-cleanup"]});
         let before = json!({"finalizers": ["sluice.dev/load-balancer-cleanup"]});
-        let status = json!([{"manager": "sluice", "operation": "Update", "subresource": "status"}]);
+        let fields = json!({"f:status": {"f:loadBalancer": {"f:ingress": {}}}});
+        let status = json!([{"manager": "sluice", "operation": "Update", "subresource": "status", "fieldsV1": fields}]);
+        let marked = |group: &str| json!({"finalizers": ["sluice.dev/load-balancer-cleanup"], "managedFields": status.clone(), "annotations": {"sluice.dev/group": group}});
         let written = json!({"managedFields": status});
         let both = json!({"finalizers": ["service.kubernetes.io/load-balancer-cleanup"], "managedFields": status});
         let rows = [
@@ -145,6 +149,10 @@ mod tests {
             ("no longer claimed, with our finalizer", before, json!(null), None, true),
             ("no longer claimed, with our status", written, json!(null), None, true),
             ("with our status, but held by a cloud", both, json!(null), None, false),
+            ("no longer claimed, with our group", marked("default"), json!(null), None, true),
+            ("with the finalizer of another group", marked("other"), json!(null), None, false),
+            ("of another group, all claimed", marked("other"), json!(null), all(), false),
+            ("of our class, whatever group was there", marked("other"), ours(), None, true),
         ];
         for (sentence, metadata, class, classless, expected) in rows {
             let spec = json!({"type": "LoadBalancer", "loadBalancerClass": class});

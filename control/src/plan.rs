@@ -14,6 +14,7 @@ use imbl::OrdMap;
 use proto::{Pool, Reason, ServiceName, Services};
 
 use crate::addresses::{Outcome, PoolUse};
+use crate::checkpoint::{Checkpoint, Decided};
 use crate::gateways::Gateways;
 use crate::note::{Cause, Note, Remark, Subject};
 use crate::policy::Policy;
@@ -52,6 +53,8 @@ pub struct Plan {
     pub notes: Vec<Note>,
     /// When to plan again although nothing changed: an address that is kept for somebody gets free.
     pub again_at: Option<Instant>,
+    /// What the next leader must not decide anew.
+    pub checkpoint: Checkpoint,
     /// Services whose deleted slices do not count any more: the world may forget them.
     pub done_with_departed: Vec<ServiceName>,
     /// How many Services were planned anew, as something of them or around them changed; all others are as before.
@@ -70,6 +73,8 @@ pub struct WantedStatus {
     pub uid: String,
     /// Guard of a write; empty for manifests.
     pub resource_version: String,
+    /// Our group, which stands on it beside the finalizer.
+    pub group: String,
     /// The addresses that it shall tell, in the order of the families.
     pub ingress: Vec<Ingress>,
     /// What the object holds.
@@ -115,6 +120,10 @@ pub struct Memory {
     /// What `planned` comes to.
     services: Services,
     statuses: WantedStatuses,
+    checkpoint: Checkpoint,
+    /// Of the reserved addresses in `checkpoint`.
+    reserved_revision: u64,
+    is_recalled: bool,
 }
 
 impl Memory {
@@ -133,6 +142,9 @@ impl Memory {
 /// Plans for `world`. `memory` is that of the plan before, with the same settings. Unless something changed that concerns
 /// all Services, only those of which anything changed are looked at.
 pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, now: Instant) -> Plan {
+    if !std::mem::replace(&mut memory.is_recalled, true) {
+        memory.assignment.recall(world.checkpoint(), now);
+    }
     let is_due = memory.assigned_until.is_some_and(|until| until <= now);
     let news = memory.assignment.update(world, settings, is_due, now);
     memory.assigned_until = memory.assignment.again_at(now);
@@ -168,9 +180,12 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
     for name in &names {
         look.at(name, memory, &mut plan);
     }
+    memory.assignment.recalled.clear();
+    memory.note_reserved();
     let waiting = memory.waiting.iter().filter_map(|name| memory.planned.get(name)?.again_at());
     plan.again_at = waiting.chain(memory.assigned_until).min();
     (plan.services, plan.statuses) = (memory.services.clone(), memory.statuses.clone());
+    plan.checkpoint = memory.checkpoint.clone();
     plan.leaving = leaving(world, settings, &memory.strangers);
     plan
 }
@@ -194,10 +209,21 @@ impl Memory {
             self.to_nodes.remove(&name);
             self.services.remove(&name);
             self.statuses.remove(&name);
+            self.checkpoint.remove(&name);
+        }
+    }
+
+    fn note_reserved(&mut self) {
+        if let Some((revision, reserved)) = self.assignment.reserved_since(self.reserved_revision) {
+            self.reserved_revision = revision;
+            self.checkpoint.reserved = Arc::new(reserved);
+            self.checkpoint.revision += 1;
         }
     }
 
     fn take(&mut self, name: &ServiceName, one: Planned) {
+        let decided = Decided { addresses: one.outcome.addresses.clone(), tables: one.tables.clone() };
+        self.checkpoint.put(name, decided);
         if one.withheld_until.is_some() {
             self.services.remove(name);
         } else if self.services.get(name).is_none_or(|old| !Arc::ptr_eq(old, &one.service)) {
@@ -247,7 +273,9 @@ impl Look<'_> {
         }
         let &Self { world, settings, fence, nodes, now, .. } = self;
         let policy = Policy::of(candidate.wanted.as_ref().ok(), candidate.kind, &settings.defaults);
-        let builder = Builder { candidate, outcome, settings, fence, nodes, world, policy, ip_mode: policy.ip_mode };
+        let recalled = memory.assignment.recalled.get(name).cloned();
+        let (recalled, ip_mode) = (recalled.as_deref(), policy.ip_mode);
+        let builder = Builder { candidate, outcome, settings, fence, nodes, world, policy, ip_mode, recalled };
         let one = builder.build_in_turn(entry.revision, before, now);
         let is_new = |remark: &&Remark| !before.is_some_and(|old| old.notes.contains(remark));
         let note = |remark: &Remark| Note { subject: Subject::Service(name.clone()), remark: remark.clone() };

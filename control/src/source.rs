@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{Namespace, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use proto::{Protocol, ServiceName};
 
+use crate::checkpoint::Checkpoint;
 use crate::crd::AddressPool;
 use crate::note::Note;
 use crate::overrides::Overrides;
@@ -27,6 +28,10 @@ pub enum Change {
     NamespacesReplaced(Vec<Namespace>),
     /// All `AddressPool`s there are. None where the kind is not known: pools may stand in the configuration alone.
     PoolsReplaced(Vec<AddressPool>),
+    /// The gateways that were ever seen, and the addresses that each uses itself: told once, at the start.
+    GatewaysReplaced(BTreeMap<String, Vec<IpAddr>>),
+    /// What a leader before us decided: told once, at the start.
+    CheckpointReplaced(Box<Checkpoint>),
     /// A Service appeared or changed.
     ServiceApplied(Box<Service>),
     /// An EndpointSlice appeared or changed.
@@ -68,6 +73,8 @@ pub struct StatusWrite {
     pub conditions: BTreeMap<ConditionType, Option<Condition>>,
     /// Whether our finalizer shall be there; none leaves it as it is.
     pub finalizer: Option<bool>,
+    /// The group that shall stand there. Empty takes it away; none leaves it.
+    pub group: Option<String>,
 }
 
 /// One entry of `status.loadBalancer.ingress`.

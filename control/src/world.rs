@@ -5,6 +5,7 @@
 //! Deliberately not here: which class is ours and what follows from the objects (`plan`).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -12,6 +13,7 @@ use k8s_openapi::api::core::v1::{Namespace, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use proto::ServiceName;
 
+use crate::checkpoint::Checkpoint;
 use crate::crd::AddressPool;
 use crate::note::{Cause, Note, Remark, Subject};
 use crate::overrides::Overrides;
@@ -51,6 +53,8 @@ pub struct World {
     /// Of the namespaces, those that are being deleted.
     ending_namespaces: BTreeSet<String>,
     pools: BTreeMap<String, AddressPool>,
+    gateways: BTreeMap<String, Vec<IpAddr>>,
+    checkpoint: Checkpoint,
     overrides: Overrides,
     overrides_revision: u64,
     notes: Vec<Note>,
@@ -68,6 +72,8 @@ pub struct World {
     nodes_known: bool,
     namespaces_known: bool,
     pools_known: bool,
+    gateways_known: bool,
+    checkpoint_known: bool,
     overrides_known: bool,
 }
 
@@ -100,6 +106,10 @@ impl World {
             Change::PoolsReplaced(all) => self.replace_pools(all),
             Change::PoolApplied(pool) => self.put_pool(*pool),
             Change::PoolDeleted(name) => self.remove_pool(&name),
+            Change::CheckpointReplaced(all) => (self.checkpoint, self.checkpoint_known) = (*all, true),
+            Change::GatewaysReplaced(all) => {
+                (self.gateways, self.gateways_known) = (all, true);
+            }
             Change::OverridesReplaced(all) => self.replace_overrides(*all),
             Change::Noted(note) => self.notes.push(note),
             Change::ServiceDeleted(name) => {
@@ -116,7 +126,7 @@ impl World {
     pub const fn is_complete(&self) -> bool {
         let objects_known =
             self.services_known && self.slices_known && self.nodes_known && self.namespaces_known && self.pools_known;
-        objects_known && self.overrides_known
+        objects_known && self.gateways_known && self.overrides_known && self.checkpoint_known
     }
 
     /// Services that may be ours.
@@ -217,6 +227,18 @@ impl World {
     #[must_use]
     pub const fn pools_revision(&self) -> u64 {
         self.pools_revision
+    }
+
+    /// Addresses of the gateways that were ever seen, by the gateway's name, as known before any is connected.
+    #[must_use]
+    pub const fn gateways(&self) -> &BTreeMap<String, Vec<IpAddr>> {
+        &self.gateways
+    }
+
+    /// What a leader before us decided.
+    #[must_use]
+    pub const fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
     }
 
     /// What operators set by hand.
@@ -346,7 +368,8 @@ impl World {
     fn replace_services(&mut self, services: &[Service]) {
         let mut gone: BTreeSet<ServiceName> = self.services.keys().cloned().collect();
         let told = std::mem::take(&mut self.unserved);
-        self.leftovers.clear();
+        let left: Vec<ServiceName> = self.leftovers.keys().cloned().collect();
+        left.iter().for_each(|name| self.remove_leftover(name));
         for service in services {
             self.put_leftover(service);
             match Candidate::try_from(service) {
@@ -385,6 +408,10 @@ impl World {
         match Leftover::of(service) {
             Some(leftover) => {
                 self.revision += 1;
+                let held = |left: &Leftover| left.holds_addresses().then(|| left.held.ingress.clone());
+                if held(&leftover) != self.leftovers.get(&leftover.name).and_then(|old| held(old)) {
+                    self.services_revision = self.revision;
+                }
                 self.leftovers.insert(leftover.name.clone(), Arc::new(leftover));
             }
             None if self.leftovers.is_empty() => {}
@@ -397,8 +424,11 @@ impl World {
     }
 
     fn remove_leftover(&mut self, name: &ServiceName) {
-        if self.leftovers.remove(name).is_some() {
+        if let Some(leftover) = self.leftovers.remove(name) {
             self.revision += 1;
+            if leftover.holds_addresses() {
+                self.services_revision = self.revision;
+            }
         }
     }
 
@@ -551,6 +581,8 @@ mod tests {
         world.apply(Change::NamespacesReplaced(vec![]));
         world.apply(Change::PoolsReplaced(vec![]));
         assert!(!world.is_complete());
+        world.apply(Change::GatewaysReplaced(BTreeMap::new()));
+        world.apply(Change::CheckpointReplaced(Box::default()));
         world.apply(Change::OverridesReplaced(Box::default()));
         assert!(world.is_complete());
     }

@@ -10,6 +10,9 @@ pub const ANNOTATION_PREFIX: &str = "sluice.dev/";
 pub const FIELD_MANAGER: &str = "sluice";
 /// Finalizer of Services that are ours: it keeps them until gateways took their addresses out.
 pub const FINALIZER: &str = "sluice.dev/load-balancer-cleanup";
+/// Annotation of Services that are ours: the group of the installation that serves them. Several installations write the
+/// same finalizer and conditions; by this each knows its own.
+pub const GROUP_ANNOTATION: &str = "sluice.dev/group";
 /// Default address of the admin API.
 pub const ADMIN_LISTEN: &str = "unix:/run/sluice/admin.sock";
 /// Default address of the admin API of a controller that is a program of its own: a gateway may run on the same machine.

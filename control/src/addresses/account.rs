@@ -5,7 +5,6 @@ use std::net::IpAddr;
 use proto::{AddressRange, Family};
 
 use super::forbidden::Forbidden;
-use super::freed::Freed;
 use super::holders::Holders;
 use super::pools::Pools;
 use super::search::is_buggy;
@@ -26,7 +25,7 @@ pub struct PoolUse {
     pub total: u128,
     /// How many Services hold.
     pub used: u128,
-    /// How many a Service could have now.
+    /// How many a Service could have, those included that are kept for who held them last.
     pub available: u128,
     /// Why it is not used.
     pub conflict: Option<String>,
@@ -61,16 +60,14 @@ impl PoolUse {
 }
 
 /// All pools.
-pub(super) fn account(pools: &Pools, holders: &Holders, freed: &Freed, forbidden: &Forbidden) -> Vec<PoolUse> {
+pub(super) fn account(pools: &Pools, holders: &Holders, forbidden: &Forbidden) -> Vec<PoolUse> {
     let of = |pool: &PoolSpec, family: Family| {
         let ranges = || pool.ranges.iter().filter(|range| range.family() == family);
         let held = || ranges().flat_map(|range| holders.within(range.first(), range.last()));
         let is_counted = |address: &IpAddr| !(pool.avoid_buggy_ips && is_buggy(*address));
-        let kept = ranges().flat_map(|range| freed.within(range.first(), range.last()));
-        let kept = kept.filter(|address| is_counted(address) && !holders.is_held(*address) && !forbidden.contains(*address));
         let never = ranges().flat_map(|range| forbidden.within(range.first(), range.last()));
         let never = never.filter(|address| is_counted(address) && !holders.is_held(*address));
-        let gone = held().filter(is_counted).count() + kept.count() + never.count();
+        let gone = held().filter(is_counted).count() + never.count();
         let total = ranges().map(|range| count(range, pool.avoid_buggy_ips)).fold(0, u128::saturating_add);
         let figures = Figures { total, used: wide(held().count()), available: total.saturating_sub(wide(gone)) };
         ranges().next().map(|_| (family, figures))

@@ -18,7 +18,7 @@ pub struct Forbidden {
 }
 
 impl Forbidden {
-    /// Of the gateway that we are embedded in, of those that are connected, of the nodes, and Service CIDRs.
+    /// Of the gateway that we are embedded in, of those that were ever seen, of the nodes, and Service CIDRs.
     #[must_use]
     pub fn new<'a>(
         own: &[IpAddr],
@@ -27,7 +27,7 @@ impl Forbidden {
         cidrs: &[IpNet],
     ) -> Self {
         let named = gateways.iter().map(|(address, name)| (*address, Some(name.clone())));
-        let of_node = |node: &'a NodeSpec| node.addresses.iter().map(|address| (*address, node.name.clone()));
+        let of_node = |node: &'a NodeSpec| node.all_addresses.iter().map(|address| (*address, node.name.clone()));
         Self {
             gateways: own.iter().map(|address| (*address, None)).chain(named).collect(),
             nodes: nodes.flat_map(of_node).collect(),

@@ -27,6 +27,8 @@ pub(super) struct Freed {
     order: BTreeSet<(Instant, IpAddr, ServiceName)>,
     /// Those that the next state is the first without.
     unpublished: Vec<(IpAddr, ServiceName)>,
+    /// Grows with every change.
+    revision: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +47,12 @@ impl Freed {
         {
             self.remove(address, &service);
         }
-        let until = now + FREED_ADDRESS_KEPT;
+        self.put_until(address, service, now + FREED_ADDRESS_KEPT);
+    }
+
+    /// The same, with another end: a leader before us kept it.
+    pub(super) fn put_until(&mut self, address: IpAddr, service: &ServiceName, until: Instant) {
+        self.revision += 1;
         self.of.entry(address).or_default().insert(service.clone(), Kept { until, gone_in: None });
         self.by.entry(service.clone()).or_default().insert(address);
         self.order.insert((until, address, service.clone()));
@@ -56,6 +63,7 @@ impl Freed {
     pub(super) fn remove(&mut self, address: IpAddr, service: &ServiceName) {
         let Some(holders) = self.of.get_mut(&address) else { return };
         let Some(kept) = holders.remove(service) else { return };
+        self.revision += 1;
         if holders.is_empty() {
             self.of.remove(&address);
         }
@@ -100,6 +108,31 @@ impl Freed {
     /// Whether the time of any is over, and only gateways are waited for.
     pub(super) fn waits_for_gateways(&self, now: Instant) -> bool {
         self.order.first().is_some_and(|(until, ..)| *until <= now)
+    }
+
+    /// Nobody has a claim to `address` any more.
+    pub(super) fn forget(&mut self, address: IpAddr) {
+        let names: Vec<ServiceName> = self.of.get(&address).into_iter().flatten().map(|(name, _)| name.clone()).collect();
+        names.iter().for_each(|name| self.remove(address, name));
+    }
+
+    /// Of the addresses that every connected gateway has taken out and that are `wanted`, the one that was freed first.
+    pub(super) fn oldest(&self, reached: Option<u64>, wanted: impl Fn(IpAddr) -> bool) -> Option<IpAddr> {
+        let is_gone = |address: IpAddr| {
+            let is_out = |kept: &Kept| reached.is_none_or(|reached| kept.gone_in.is_some_and(|counter| counter <= reached));
+            self.of.get(&address).is_some_and(|holders| holders.values().all(is_out))
+        };
+        self.order.iter().map(|(_, address, _)| *address).find(|address| wanted(*address) && is_gone(*address))
+    }
+
+    /// Grows with every change.
+    pub(super) const fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// All that are kept, for whom and until when; those first that end first.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &(Instant, IpAddr, ServiceName)> {
+        self.order.iter()
     }
 
     /// Whom `address` is kept for, if it is not `service`.

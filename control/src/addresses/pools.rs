@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use proto::{AddressRange, ServiceName};
+use proto::AddressRange;
 
+use super::Claim;
 use crate::crd::AddressPool;
 use crate::spec::PoolSpec;
 use crate::spec::pool::range_of;
-use crate::world::Labels;
 use kube::core::{Selector, SelectorExt as _};
 
 /// Pools in all: with 128 ranges each, 131,072 ranges, which each gateway is told of with every change of a pool.
@@ -148,12 +148,15 @@ fn shortened(items: &[String]) -> String {
 }
 
 /// Why a pool gives nothing to a Service; none where it does.
-pub(super) fn refuses(pool: &PoolSpec, service: &ServiceName, labels: &Labels, namespace: &Labels) -> Option<String> {
-    if !pool.namespaces.matches(namespace) {
-        let (name, namespace, wanted) = (&pool.name, &service.namespace, &pool.namespaces);
+pub(super) fn refuses(pool: &PoolSpec, claim: &Claim) -> Option<String> {
+    if claim.internal && !pool.internal {
+        return Some(format!("an internal load balancer is asked for, and pool {} is not marked internal", pool.name));
+    }
+    if !pool.namespaces.matches(&claim.namespace_labels) {
+        let (name, namespace, wanted) = (&pool.name, &claim.service.namespace, &pool.namespaces);
         return Some(format!("pool {name} is for namespaces with {wanted}, and {namespace} is none of them"));
     }
-    if !pool.services.matches(labels) {
+    if !pool.services.matches(&claim.labels) {
         return Some(format!("pool {} is for Services with {}, and this is none of them", pool.name, pool.services));
     }
     None

@@ -1,6 +1,6 @@
 //! Walks each pool's addresses once, however many Services want one: within one assignment nothing becomes free.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use proto::{AddressRange, Family};
@@ -16,6 +16,8 @@ const SEARCH_MAX: usize = 524_288;
 pub(super) struct Search<'a> {
     pools: &'a Pools,
     walks: BTreeMap<(usize, Family), Walk>,
+    /// Pools without any freed address that somebody could have.
+    without_reserved: BTreeSet<(usize, Family)>,
 }
 
 struct Walk {
@@ -41,7 +43,17 @@ impl Walk {
 
 impl<'a> Search<'a> {
     pub(super) const fn new(pools: &'a Pools) -> Self {
-        Self { pools, walks: BTreeMap::new() }
+        Self { pools, walks: BTreeMap::new(), without_reserved: BTreeSet::new() }
+    }
+
+    /// Whether a pool may have a freed address that somebody could have.
+    pub(super) fn may_have_reserved(&self, position: usize, family: Family) -> bool {
+        !self.without_reserved.contains(&(position, family))
+    }
+
+    /// It has none, and within one assignment none comes.
+    pub(super) fn has_no_reserved(&mut self, position: usize, family: Family) {
+        self.without_reserved.insert((position, family));
     }
 
     /// The next free address of a pool.

@@ -14,18 +14,10 @@ pub(crate) fn pools(specs: &[PoolSpec]) -> Pools {
 /// A Service on TCP port 80.
 pub(super) fn claim(name: &str, created_s: i64) -> Claim {
     Claim {
-        service: ServiceName::new("shop", name),
         created_s: Some(created_s),
         families: vec![Family::V4],
-        second_family_optional: false,
         ports: vec![(Protocol::Tcp, 80)],
-        sharing: None,
-        requested: Vec::new(),
-        pool: None,
-        labels: Labels::new(),
-        namespace_labels: Labels::new(),
-        in_status: Vec::new(),
-        status_is_ours: false,
+        ..Claim::of_nothing(ServiceName::new("shop", name))
     }
 }
 
@@ -121,11 +113,27 @@ fn a_freed_address_waits_ten_minutes_for_the_same_name() {
     let mut lab = Lab::small();
     let first = lab.assign(&[claim("a", 1)]).got("a");
     lab.assign(&[]).now += FREED_ADDRESS_KEPT / 2;
-    assert_eq!(lab.assign(&[claim("b", 2), claim("c", 3), claim("d", 4)]).got("d"), "Exhausted");
-    assert_eq!(lab.assign(&[claim("b", 2), claim("c", 3), claim("a", 5)]).got("a"), first);
-    lab.now += FREED_ADDRESS_KEPT / 2;
-    lab.assign(&[claim("b", 2), claim("c", 3)]).now += FREED_ADDRESS_KEPT;
-    assert_eq!(lab.assign(&[claim("b", 2), claim("c", 3), claim("d", 4)]).got("d"), first);
+    assert_ne!(lab.assign(&[claim("b", 2)]).got("b"), first);
+    assert_eq!(lab.assign(&[claim("b", 2), claim("a", 5)]).got("a"), first);
+    lab.assign(&[claim("b", 2)]).now += FREED_ADDRESS_KEPT;
+    assert_eq!(lab.assign(&[claim("b", 2), claim("d", 4)]).got("d"), first);
+}
+
+#[test]
+fn when_nothing_else_is_free_the_reserved_address_goes_that_was_freed_first() {
+    let mut lab = Lab::small();
+    lab.assign(&[claim("a", 1), claim("b", 2), claim("c", 3)]);
+    // b goes first, then c, then a.
+    for left in [&[claim("a", 1), claim("c", 3)][..], &[claim("a", 1)], &[]] {
+        lab.assign(left).now += Duration::from_secs(1);
+    }
+    lab.assign(&[claim("d", 4)]);
+    assert_eq!(lab.got("d"), "101");
+    lab.assign(&[claim("d", 4), claim("e", 5), claim("f", 6), claim("g", 7)]);
+    assert_eq!(["d", "e", "f", "g"].map(|name| lab.got(name)), ["101", "102", "100", "Exhausted"]);
+    // Who comes back too late gets another one, like everybody.
+    lab.assign(&[claim("b", 8), claim("d", 4), claim("e", 5)]);
+    assert_eq!(lab.got("b"), "100");
 }
 
 #[test]
@@ -133,25 +141,30 @@ fn a_freed_address_goes_to_nobody_else_before_every_gateway_has_taken_it_out() {
     let mut lab = Lab::new(&[pool("default", &["192.0.2.100"])]);
     lab.assign(&[claim("a", 1)]);
     lab.assign(&[]).all.published(7);
-    (lab.reached, lab.now) = (Some(6), lab.now + FREED_ADDRESS_KEPT);
+    lab.reached = Some(6);
+    assert_eq!(lab.assign(&[claim("b", 2)]).got("b"), "Exhausted");
+    assert!(lab.why("b").contains("reserved for Services that gave it up, until every connected gateway"), "{}", lab.why("b"));
+    assert!(lab.all.waits_for_gateways(lab.now) && lab.all.next_expiry(lab.now).is_some());
+    lab.now += FREED_ADDRESS_KEPT;
     assert_eq!(lab.assign(&[claim("b", 2)]).got("b"), "Exhausted");
     assert!(lab.all.waits_for_gateways(lab.now));
-    assert_eq!(lab.all.next_expiry(lab.now), None);
     lab.reached = Some(7);
     assert_eq!(lab.assign(&[claim("b", 2)]).got("b"), "100");
-    // Without any gateway, the time alone counts; its own name never waits.
+    // Without any gateway there is nobody to wait for; its own name never waits.
     lab.assign(&[]);
     assert_eq!(lab.assign(&[claim("b", 2)]).got("b"), "100");
     lab.assign(&[]);
-    (lab.reached, lab.now) = (None, lab.now + FREED_ADDRESS_KEPT);
+    lab.reached = None;
     assert_eq!(lab.assign(&[claim("c", 2)]).got("c"), "100");
 }
 
 #[test]
 fn whoever_waits_is_served_as_soon_as_the_next_expiry_says() {
     let mut lab = Lab::new(&[pool("default", &["192.0.2.100"])]);
+    lab.reached = Some(1);
     lab.assign(&[claim("a", 1)]);
     assert_eq!(lab.assign(&[claim("b", 2)]).got("b"), "Exhausted");
+    lab.all.published(1);
     lab.now = lab.all.next_expiry(lab.now).unwrap();
     assert_eq!(lab.assign(&[claim("b", 2)]).got("b"), "100");
 }
@@ -183,13 +196,106 @@ fn a_status_outside_the_pools_counts_only_if_we_wrote_it() {
 }
 
 #[test]
+fn a_status_that_somebody_else_wrote_counts_only_where_a_pool_gives_that_address_now() {
+    let mut closed = pool("closed", &["192.0.2.110"]);
+    closed.namespaces = [("team".to_owned(), "a".to_owned())].into_iter().collect();
+    let specs = [pool("default", &["192.0.2.100-192.0.2.105"]), closed];
+    let node = NodeSpec { name: "worker".to_owned(), all_addresses: vec![ip("192.0.2.101")], ..NodeSpec::default() };
+    let gateways = [(ip("192.0.2.102"), "edge-2".to_owned())].into();
+    let forbidden = Forbidden::new(&[ip("192.0.2.103")], &gateways, [node].iter(), &["10.0.0.0/8".parse().unwrap()]);
+    let rows = [
+        ("192.0.2.105", true, None),
+        ("198.18.0.1", false, Some("\"kubectl\" wrote it there, and it lies in no pool")),
+        ("192.0.2.110", false, Some("pool closed is for namespaces")),
+        ("127.0.0.1", false, Some("127.0.0.0/8, where no client can reach it")),
+        ("169.254.1.1", false, Some("169.254.0.0/16")),
+        ("192.0.2.101", false, Some("address of node worker")),
+        ("192.0.2.102", false, Some("address of gateway edge-2")),
+        ("192.0.2.103", false, Some("address of the gateway itself")),
+        ("10.1.1.1", false, Some("10.0.0.0/8 of clusterCIDRs")),
+    ];
+    for (address, is_kept, why) in rows {
+        let mut lab = Lab::new(&specs);
+        lab.forbidden = forbidden.clone();
+        let writer = Some("kubectl".to_owned());
+        lab.assign(&[Claim { in_status: vec![ip(address)], status_writer: writer, ..claim("a", 1) }]);
+        let got = lab.of("a");
+        assert_eq!(got.addresses, [ip(if is_kept { address } else { "192.0.2.100" })], "{address}");
+        let told = got.notes.iter().find(|note| note.cause == Cause::AddressLost).map(|note| note.text.as_str());
+        assert_eq!(told.is_some(), why.is_some(), "{address}: {told:?}");
+        assert!(told.is_none_or(|told| told.contains(why.unwrap())), "{address}: {told:?}");
+    }
+    // What we wrote counts outside the pools; what nobody can be reached at, not even then.
+    for (address, is_kept) in [("198.18.0.1", true), ("192.0.2.110", true), ("127.0.0.1", false), ("192.0.2.102", false)] {
+        let mut lab = Lab::new(&specs);
+        lab.forbidden = forbidden.clone();
+        lab.assign(&[holding(claim("a", 1), address)]);
+        assert_eq!(lab.of("a").addresses == [ip(address)], is_kept, "{address}");
+    }
+}
+
+#[test]
+fn an_address_that_we_wrote_stays_its_holders_though_an_older_service_claims_it_in_its_status() {
+    let mut lab = Lab::small();
+    let older = Claim { in_status: vec![ip("192.0.2.100")], ..claim("older", 1) };
+    lab.assign(&[older, holding(claim("holder", 2), "192.0.2.100")]);
+    assert_eq!(["older", "holder"].map(|name| lab.got(name)), ["101", "100"]);
+    assert!(lab.of("older").notes[0].text.contains("is not taken over: held by shop/holder"), "{:?}", lab.of("older"));
+    assert!(lab.of("holder").notes.is_empty());
+}
+
+#[test]
+fn who_asks_for_another_pool_keeps_the_address_and_is_told_until_it_asks_for_the_exchange() {
+    let mut lab = Lab::new(&[pool("one", &["192.0.2.100"]), pool("two", &["192.0.2.200"])]);
+    lab.assign(&[claim("a", 1)]);
+    let elsewhere = Claim { pool: Some("two".to_owned()), ..claim("a", 1) };
+    lab.assign(std::slice::from_ref(&elsewhere));
+    assert_eq!(lab.got("a"), "100");
+    let told = lab.of("a").notes[0].clone();
+    assert_eq!(told.cause, Cause::Reason(Reason::OutsidePools));
+    assert!(told.text.contains("lies in pool one, and pool two is asked for") && told.text.contains("sluice.dev/readdress"));
+    let moving = Claim { readdress: true, ..elsewhere };
+    // As long as there is no other, it stays where it is.
+    lab.assign(&[moving.clone(), asking(claim("b", 2), "192.0.2.200")]);
+    assert_eq!(["a", "b"].map(|name| lab.got(name)), ["100", "200"]);
+    assert!(lab.of("a").notes[0].text.contains("no IPv4 address is left (pool two)"), "{:?}", lab.of("a"));
+    lab.assign(std::slice::from_ref(&moving));
+    assert_eq!(lab.got("a"), "200");
+    assert!(lab.assign(&[moving]).of("a").notes.is_empty());
+    assert_eq!(lab.got("a"), "200");
+    // A pool that has gone is left likewise.
+    lab.pools = pools(&[pool("one", &["192.0.2.100"])]);
+    assert_eq!(lab.assign(&[claim("a", 1)]).got("a"), "200");
+    assert_eq!(lab.assign(&[Claim { readdress: true, ..claim("a", 1) }]).got("a"), "100");
+}
+
+#[test]
+fn an_internal_service_gets_an_address_of_an_internal_pool_or_none() {
+    let internal = |claim: Claim| Claim { internal: true, ..claim };
+    let mut lab = Lab::new(&[pool("open", &["192.0.2.100-192.0.2.102"])]);
+    lab.assign(&[internal(claim("a", 1)), internal(asking(claim("b", 2), "192.0.2.101"))]);
+    assert_eq!(["a", "b"].map(|name| lab.got(name)), ["Refused", "Refused"]);
+    assert!(lab.why("a").contains("an internal load balancer is asked for, and pool open is not marked internal"));
+    let mut inside = pool("inside", &["192.0.2.200-192.0.2.202"]);
+    (inside.internal, inside.priority) = (true, 1);
+    lab.pools = pools(&[pool("open", &["192.0.2.100-192.0.2.102"]), inside]);
+    let asked = Claim { pool: Some("inside".to_owned()), ..claim("d", 4) };
+    lab.assign(&[internal(claim("a", 1)), claim("c", 3), asked]);
+    assert_eq!(["a", "c", "d"].map(|name| lab.got(name)), ["200", "100", "201"]);
+    // At an address that anybody may reach it is not served, once it says so.
+    lab.assign(&[internal(claim("c", 3))]);
+    assert!(lab.of("c").refusal.is_some() && lab.why("c").contains("sluice.dev/readdress"), "{:?}", lab.of("c"));
+    assert_eq!(lab.assign(&[internal(Claim { readdress: true, ..claim("c", 3) })]).got("c"), "202");
+}
+
+#[test]
 fn a_request_that_cannot_be_had_is_refused_with_its_reason() {
     let mut closed = pool("closed", &["192.0.2.103"]);
     closed.namespaces = [("team".to_owned(), "a".to_owned())].into_iter().collect();
     let mut clean = pool("clean", &["198.51.100.0/24"]);
     clean.avoid_buggy_ips = true;
     let mut lab = Lab::new(&[pool("default", &["192.0.2.100-192.0.2.102"]), closed, clean]);
-    let node = NodeSpec { name: "worker".to_owned(), addresses: vec![ip("192.0.2.101")], ..NodeSpec::default() };
+    let node = NodeSpec { name: "worker".to_owned(), all_addresses: vec![ip("192.0.2.101")], ..NodeSpec::default() };
     let gateways = [(ip("192.0.2.100"), "edge-2".to_owned())].into();
     lab.forbidden = Forbidden::new(&[ip("192.0.2.102")], &gateways, [node].iter(), &["10.0.0.0/8".parse().unwrap()]);
     let rows = [
@@ -394,11 +500,8 @@ fn a_pool_tells_how_much_of_it_is_left() {
     let figures = |lab: &Lab| -> Vec<(u128, u128, u128)> {
         lab.all.account(&lab.pools, &lab.forbidden).iter().map(|one| (one.total, one.used, one.available)).collect()
     };
-    // One is held, one kept for b, one the gateway's own.
-    assert_eq!(figures(&lab), [(10, 1, 7), (1 << 64, 0, 1 << 64)]);
-    lab.now += FREED_ADDRESS_KEPT;
-    lab.assign(&[claim("a", 1)]);
-    assert_eq!(figures(&lab)[0], (10, 1, 8));
+    // One is held, one the gateway's own; what is kept for b anybody may have once nothing else is free.
+    assert_eq!(figures(&lab), [(10, 1, 8), (1 << 64, 0, 1 << 64)]);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use control::admin::{self, ControllerAdmin};
+use control::checkpoint::store::CONFIG_MAPS;
 use control::config::controller::ControllerFile;
 use control::controller::{Controller, ControllerError};
 use control::healthz;
@@ -160,7 +161,8 @@ async fn let_go(
         kubernetes::delete_gateways(&cluster, &settings.group, is_dry, |name| println!("{would} EdgeGateway {name}")).await?;
         println!("what remains is the cluster administrator's to delete:");
         println!("  kubectl -n {} delete lease/sluice-controller-{}", cluster.namespace, settings.group);
-        println!("  kubectl -n {} delete configmap/sluice-overrides", cluster.namespace);
+        let config_maps = CONFIG_MAPS.map(|name| format!("configmap/{name}")).join(" ");
+        println!("  kubectl -n {} delete configmap/sluice-overrides {config_maps}", cluster.namespace);
         println!("  kubectl delete -f deploy/rbac.yaml");
         println!("  kubectl delete crd/addresspools.sluice.dev crd/edgegateways.sluice.dev  # of every installation");
     }

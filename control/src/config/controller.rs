@@ -376,7 +376,7 @@ mod tests {
                     pools:\n  - name: a\n    addresses: [192.0.2.0/25, 2001:db8::1]\n  - {name: b, addresses: [192.0.2.128-192.0.2.130]}\n  \
                     - {name: c, addresses: [192.0.2.140], announce: routed, autoAssign: false, avoidBuggyIPs: true, priority: 7,\n    \
                     namespaceSelector: {matchLabels: {team: a}}, serviceSelector: {matchExpressions: [{key: b, operator: Exists}]},\n    \
-                    maxPerNamespace: 3, loadBalancerClass: a.b/c, allowCrossNamespaceSharing: true}\n\
+                    maxPerNamespace: 3, loadBalancerClass: a.b/c, allowCrossNamespaceSharing: true, internal: true}\n\
                     kubernetes: {kubeconfig: /k, namespace: edge, loadBalancerClass: a.b/c, claimClassless: {enabled: true, namespaceSelector: {team: edge}, serviceSelector: {matchExpressions: [{key: lb, operator: Exists}]}}}\n\
                     nodePortNamespaceSelector: {matchLabels: {nodeports: 'yes'}}\nexternalIPs: {allowed: [203.0.113.1/24]}\n\
                     logs: {format: json, level: debug}\nadmin: {listen: 'unix:/a b.sock'}\n";

@@ -49,6 +49,7 @@ pub(super) fn take(top: &mut Section<'_>, class: &str) -> (Vec<PoolSpec>, Vec<Pl
             max_per_namespace: limit.and_then(|field| field.parse(expected, parse)),
             load_balancer_class: take_class(&mut section, class),
             allow_cross_namespace_sharing: flag(&mut section, "allowCrossNamespaceSharing", false),
+            internal: flag(&mut section, "internal", false),
             ..PoolSpec::new(name, ranges)
         });
         section.finish();
@@ -131,6 +132,7 @@ pub(super) fn write(out: &mut String, pools: &[PoolSpec]) -> std::fmt::Result {
         let class = pool.load_balancer_class.as_deref().map_or_else(|| "null".to_owned(), quoted);
         writeln!(out, "    loadBalancerClass: {class}")?;
         writeln!(out, "    allowCrossNamespaceSharing: {}", pool.allow_cross_namespace_sharing)?;
+        writeln!(out, "    internal: {}", pool.internal)?;
     }
     Ok(())
 }

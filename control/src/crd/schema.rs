@@ -10,6 +10,8 @@ use schemars::{Schema, SchemaGenerator, json_schema};
 pub const ADDRESSES_MAX: usize = 128;
 /// Characters of one entry: two IPv6 addresses of 39 and the hyphen.
 pub const ADDRESS_CHARS_MAX: usize = 79;
+/// Addresses of one gateway: ports and VLANs, each with its next hops, and SNAT.
+pub const GATEWAY_ADDRESSES_MAX: usize = 4096;
 /// Highest `priority`.
 pub const PRIORITY_MAX: u32 = 65_535;
 /// Highest `maxPerNamespace`: as many Services as are served at all.

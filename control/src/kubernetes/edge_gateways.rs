@@ -1,10 +1,12 @@
 //! Shows the fleet in the cluster: one `EdgeGateway` object for each gateway that is or lately was connected.
 //!
 //! **Invariant.** Only objects of our own group are written. A gateway that left stays there, not ready, for
-//! [`KEPT`]; a server that lacks the kind is asked again and else left alone. Deliberately not here: who is connected
-//! (`gateways`). Nothing depends on these objects.
+//! [`KEPT`]; a server that lacks the kind is asked again and else left alone. A new leader reads from them which addresses
+//! gateways use themselves, also those that are not connected: no Service gets one. Deliberately not here: who is connected
+//! (`gateways`).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,7 +18,7 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use super::{Cluster, Outage, Trouble, patch_params, post_params};
-use crate::crd::{EdgeGateway, EdgeGatewaySpec, EdgeGatewayStatus};
+use crate::crd::{EdgeGateway, EdgeGatewaySpec, EdgeGatewayStatus, GATEWAY_ADDRESSES_MAX};
 use crate::gateways::Gateways;
 use crate::publish::Published;
 
@@ -25,14 +27,40 @@ const REFRESHED_EVERY: Duration = Duration::from_secs(60);
 /// What changes sooner waits this long for more, so that a fleet that restarts is a few writes each; the objects lag by this,
 /// and by what writing takes: 2 s at most.
 const GATHERED_FOR: Duration = Duration::from_secs(1);
-/// A gateway that is gone is shown for a day.
-const KEPT: SignedDuration = SignedDuration::from_hours(24);
+/// A gateway that is gone is shown for 30 days: a machine that is repaired comes back to its addresses.
+const KEPT: SignedDuration = SignedDuration::from_hours(30 * 24);
+/// The longest wait before the objects are asked for again at the start.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// What the cluster shows of one connected gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Shown {
     is_ready: bool,
     version: String,
+    addresses: Vec<String>,
+}
+
+/// The addresses that each gateway uses itself, those of other groups included, as its object tells. Waits until the API server has answered: an
+/// address of a gateway that somebody wrote into a Service's status must not be taken for the Service's.
+pub(super) async fn addresses_of_gateways(cluster: &Cluster) -> BTreeMap<String, Vec<IpAddr>> {
+    let api: Api<EdgeGateway> = Api::all(cluster.client.clone());
+    let mut trouble = Trouble::new("list edgegateways.sluice.dev", &cluster.server);
+    loop {
+        match api.list(&ListParams::default()).await {
+            Ok(list) => {
+                let told = |object: EdgeGateway| (object.name_any(), told_addresses(object.status.as_ref()));
+                return list.items.into_iter().map(told).collect();
+            }
+            // The kind is not installed: no gateway was ever shown.
+            Err(kube::Error::Api(status)) if status.code == 404 => return BTreeMap::new(),
+            Err(error) => tokio::time::sleep(trouble.met(Outage::from(&error), Instant::now()).min(LONGEST_WAIT)).await,
+        }
+    }
+}
+
+fn told_addresses(status: Option<&EdgeGatewayStatus>) -> Vec<IpAddr> {
+    let addresses = status.and_then(|status| status.addresses.as_ref());
+    addresses.into_iter().flatten().filter_map(|text| text.parse().ok()).collect()
 }
 
 /// Shows them for as long as it is polled.
@@ -80,7 +108,8 @@ fn shown(gateways: &Gateways) -> BTreeMap<String, Shown> {
     let mut all: BTreeMap<String, Shown> = BTreeMap::new();
     for gateway in gateways.iter() {
         let is_ready = gateway.ready && gateway.acknowledged.is_some();
-        let shown = Shown { is_ready, version: gateway.version.clone() };
+        let addresses = gateway.reserved.iter().take(GATEWAY_ADDRESSES_MAX).map(ToString::to_string).collect();
+        let shown = Shown { is_ready, version: gateway.version.clone(), addresses };
         let before = all.get(&gateway.name).is_some_and(|other| other.is_ready);
         all.insert(gateway.name.clone(), Shown { is_ready: is_ready || before, ..shown });
     }
@@ -181,12 +210,14 @@ fn wanted(shown: &Shown, services: u32, now: Timestamp) -> EdgeGatewayStatus {
         services: Some(services),
         version: Some(shown.version.clone()),
         last_seen: Some(now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()),
+        addresses: Some(shown.addresses.clone()),
     }
 }
 
 /// Whether an object says something else, or was last seen too long ago.
 fn is_outdated(old: &EdgeGatewayStatus, new: &EdgeGatewayStatus, now: Timestamp) -> bool {
-    let said = |status: &EdgeGatewayStatus| (status.ready.clone(), status.services, status.version.clone());
+    let said =
+        |status: &EdgeGatewayStatus| (status.ready.clone(), status.services, status.version.clone(), status.addresses.clone());
     let seen = old.last_seen.as_ref().and_then(|text| text.parse::<Timestamp>().ok());
     let is_fresh = seen.is_some_and(|seen| now.duration_since(seen).unsigned_abs() < REFRESHED_EVERY / 2);
     said(old) != said(new) || !is_fresh
@@ -211,11 +242,15 @@ mod tests {
 
     #[test]
     fn an_object_is_written_again_when_it_says_something_else_or_is_old() {
-        let (now, shown) = (Timestamp::UNIX_EPOCH, Shown { is_ready: true, version: "1.0".to_owned() });
+        let (now, shown) =
+            (Timestamp::UNIX_EPOCH, Shown { is_ready: true, version: "1.0".to_owned(), addresses: vec!["192.0.2.2".to_owned()] });
         let old = wanted(&shown, 5, now);
         assert_eq!(old.last_seen.as_deref(), Some("1970-01-01T00:00:00Z"));
         assert!(!is_outdated(&old, &wanted(&shown, 5, now), now));
         assert!(is_outdated(&old, &wanted(&shown, 6, now), now));
+        let moved = Shown { addresses: vec!["192.0.2.3".to_owned()], ..shown };
+        assert!(is_outdated(&old, &wanted(&moved, 5, now), now));
+        assert_eq!(told_addresses(Some(&old)), ["192.0.2.2".parse::<IpAddr>().unwrap()]);
         assert!(is_outdated(&old, &old, now + REFRESHED_EVERY));
     }
 }

@@ -21,6 +21,7 @@ use tokio::sync::{Barrier, mpsc, watch};
 use tracing::info;
 
 use super::client::{LONG_WATCH_SECONDS, WATCH_SECONDS};
+use super::edge_gateways::addresses_of_gateways;
 use super::{Cluster, Outage, Trouble};
 use crate::crd::AddressPool;
 use crate::note::{Cause, Note, Remark, Subject};
@@ -151,11 +152,18 @@ impl Followed for AddressPool {
     }
 }
 
-/// Tells every change of all kinds until the receiver is gone.
+/// Tells every change of all kinds until the receiver is gone, and which gateways there were before.
 pub async fn follow(cluster: &Cluster, changes: mpsc::Sender<Change>) {
     let (all_listed, alarm) = (Barrier::new(5), Alarm::default());
+    let gateways = async {
+        let known = addresses_of_gateways(cluster).await;
+        // Nobody may be left to plan.
+        let _ = changes.send(Change::GatewaysReplaced(known)).await;
+        std::future::pending::<()>().await
+    };
     tokio::select! {
         () = changes.closed() => {}
+        () = gateways => {}
         () = follow_kind::<Service>(cluster, &changes, &all_listed, &alarm) => {}
         () = follow_kind::<EndpointSlice>(cluster, &changes, &all_listed, &alarm) => {}
         () = follow_kind::<Node>(cluster, &changes, &all_listed, &alarm) => {}

@@ -200,11 +200,12 @@ fn write(service: &Service, world: &World, settings: &ControllerSettings, extent
     let candidate = Candidate::try_from(service).ok();
     let is_load_balancer = service.spec.as_ref().and_then(|spec| spec.type_.as_deref()) == Some("LoadBalancer");
     let class = service.spec.as_ref().and_then(|spec| spec.load_balancer_class.as_deref());
-    let was_written = candidate.as_ref().is_some_and(Candidate::is_held_by_us);
+    let was_written = candidate.as_ref().is_some_and(|candidate| candidate.is_held_by(&settings.group));
     let is_extent = match (extent, class) {
         (Extent::All, Some(class)) => class == settings.load_balancer_class,
         (Extent::Class(left), Some(class)) => class == left,
         (Extent::Unclaimed, Some(_)) => false,
+        (_, None) if held.is_of_another(&settings.group) => false,
         (Extent::All, None) => true,
         // What we hold counts as ours while a controller runs; here only what the rules say does.
         (Extent::Unclaimed | Extent::Class(_), None) => !candidate.is_some_and(|candidate| {
@@ -223,5 +224,6 @@ fn write(service: &Service, world: &World, settings: &ControllerSettings, extent
         ingress: has_our_addresses.then(Vec::new),
         conditions: held.conditions.keys().map(|kind| (*kind, None)).collect::<BTreeMap<_, _>>(),
         finalizer: held.finalizer.then_some(false),
+        group: held.group.is_some().then(String::new),
     })
 }

@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::Patch;
-use proto::limits::FINALIZER;
+use proto::limits::{FINALIZER, GROUP_ANNOTATION};
 use serde_json::{Value, json};
 use thiserror::Error;
 
@@ -74,6 +74,10 @@ fn body(write: &StatusWrite, now: Timestamp) -> Value {
         Some(false) => metadata["$deleteFromPrimitiveList/finalizers"] = json!([FINALIZER]),
         None => {}
     }
+    if let Some(group) = &write.group {
+        let value = if group.is_empty() { Value::Null } else { group.as_str().into() };
+        metadata["annotations"] = json!({GROUP_ANNOTATION: value});
+    }
     let mut status = json!({});
     if let Some(ingress) = &write.ingress {
         let ingress = if ingress.is_empty() { Value::Null } else { ingress.iter().map(entry).collect() };
@@ -132,6 +136,7 @@ mod tests {
             ingress,
             conditions: BTreeMap::new(),
             finalizer: None,
+            group: None,
         }
     }
 
@@ -166,11 +171,12 @@ mod tests {
     #[test]
     fn a_condition_and_the_finalizer_merge_with_those_of_others() {
         let mut write = write(None);
-        write.finalizer = Some(true);
+        (write.finalizer, write.group) = (Some(true), Some("east".to_owned()));
         write.conditions.insert(ConditionType::Programmed, Some(Condition::new(false, "NoGateway", "none")));
         write.conditions.insert(ConditionType::BackendsHealthy, None);
         let expected = json!({
-            "metadata": {"uid": "u", "resourceVersion": "7", "finalizers": ["sluice.dev/load-balancer-cleanup"]},
+            "metadata": {"uid": "u", "resourceVersion": "7", "finalizers": ["sluice.dev/load-balancer-cleanup"],
+                "annotations": {"sluice.dev/group": "east"}},
             "status": {"conditions": [
                 {"type": "sluice.dev/Programmed", "status": "False", "reason": "NoGateway", "message": "none",
                  "lastTransitionTime": "1970-01-01T00:00:00Z"},
@@ -178,8 +184,9 @@ mod tests {
             ]},
         });
         assert_eq!(body(&write, Timestamp::UNIX_EPOCH), expected);
-        write = StatusWrite { finalizer: Some(false), conditions: BTreeMap::new(), ..write };
-        let expected = json!({"metadata": {"uid": "u", "resourceVersion": "7",
+        write = StatusWrite { finalizer: Some(false), group: Some(String::new()), conditions: BTreeMap::new(), ..write };
+        let none: Option<&str> = None;
+        let expected = json!({"metadata": {"uid": "u", "resourceVersion": "7", "annotations": {"sluice.dev/group": none},
             "$deleteFromPrimitiveList/finalizers": ["sluice.dev/load-balancer-cleanup"]}});
         assert_eq!(body(&write, Timestamp::UNIX_EPOCH), expected);
     }

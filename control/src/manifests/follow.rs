@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ServiceStatus;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry};
 use notify::event::{AccessKind, AccessMode};
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher as _};
 use proto::ServiceName;
 use proto::limits::FIELD_MANAGER;
+use serde_json::json;
 use tokio::sync::mpsc;
 
 use super::directory::{Directory, Objects};
@@ -132,7 +133,8 @@ async fn tell(
         service.status = adopted.get(&name).cloned();
         service.metadata.managed_fields = service.status.as_ref().map(|_| {
             let (manager, subresource) = (Some(FIELD_MANAGER.to_owned()), Some("status".to_owned()));
-            vec![ManagedFieldsEntry { manager, subresource, ..ManagedFieldsEntry::default() }]
+            let fields_v1 = Some(FieldsV1(json!({"f:status": {"f:loadBalancer": {"f:ingress": {}}}})));
+            vec![ManagedFieldsEntry { manager, subresource, fields_v1, ..ManagedFieldsEntry::default() }]
         });
         service
     });
@@ -140,6 +142,8 @@ async fn tell(
     changes.send(Change::SlicesReplaced(objects.slices.into_values().collect())).await?;
     // Nobody writes namespaces into a directory; those of the Services are known by their names.
     changes.send(Change::NamespacesReplaced(Vec::new())).await?;
+    // Nor are there objects that show the gateways.
+    changes.send(Change::GatewaysReplaced(BTreeMap::new())).await?;
     changes.send(Change::PoolsReplaced(objects.pools.into_values().collect())).await?;
     changes.send(Change::NodesReplaced(objects.nodes.into_values().collect())).await
 }

@@ -208,6 +208,7 @@ mod tests {
             ingress: Some(vec![Ingress::new([192, 0, 2, last].into(), IpMode::Proxy)]),
             conditions: [(ConditionType::Programmed, Some(condition))].into(),
             finalizer: None,
+            group: None,
         }
     }
 

@@ -8,16 +8,19 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use imbl::OrdMap;
 use proto::limits::SERVICES_MAX;
 use proto::{Announce, Pool, Protocol, Reason, Refusal, ServiceName};
 
 use crate::addresses::{Allocations, Claim, Forbidden, Outcome, PoolUse, Pools, Rules};
+use crate::checkpoint::{Checkpoint, Decided, Reserved};
 use crate::externals::Giving;
 use crate::gateways::Gateways;
 use crate::note::{Cause, Note, Remark, Subject};
 use crate::ownership::Ownership;
+use crate::plan::leaving::holders;
 use crate::settings::ControllerSettings;
-use crate::spec::{Candidate, PoolSpec};
+use crate::spec::{Candidate, Leftover, PoolSpec};
 use crate::world::{Labels, World};
 
 /// Name of the pool that holds, for gateways, addresses that no pool holds any more: deleting a pool withdraws nothing.
@@ -38,10 +41,12 @@ pub(super) struct Assignment {
     pub(super) told: Vec<Pool>,
     /// Every pool in figures.
     pub(super) uses: Arc<Vec<PoolUse>>,
-    /// Addresses that Services ask for or that their statuses hold.
+    /// Addresses that Services ask for, that their statuses hold, or that a leader before us gave them.
     named: BTreeSet<IpAddr>,
     allocations: Allocations,
     gateways: OfGateways,
+    /// What a leader before us decided, until the first plan is made.
+    pub(super) recalled: OrdMap<ServiceName, Arc<Decided>>,
     decided_for: Option<Revisions>,
     clashes: BTreeMap<String, String>,
 }
@@ -55,10 +60,11 @@ pub(super) struct News {
     pub(super) fence_moved: bool,
 }
 
-/// What the connected gateways say.
+/// What the gateways say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct OfGateways {
-    reserved: BTreeMap<IpAddr, String>,
+    /// What each that was ever connected said last: one that is away comes back to its addresses.
+    reserved: BTreeMap<String, Vec<IpAddr>>,
     /// Counter of the state that all of them forward by; none where none is connected.
     reached: Option<u64>,
     revision: u64,
@@ -77,11 +83,8 @@ struct Revisions {
 impl Assignment {
     /// Takes in what the connected gateways say. True when that may change who gets which address.
     pub(super) fn follow_gateways(&mut self, gateways: &Gateways, now: Instant) -> bool {
-        let of = |gateway: &crate::gateways::Gateway| {
-            let name = gateway.name.clone();
-            gateway.reserved.clone().into_iter().map(move |address| (address, name.clone()))
-        };
-        let reserved: BTreeMap<IpAddr, String> = gateways.iter().flat_map(of).collect();
+        let mut reserved = self.gateways.reserved.clone();
+        reserved.extend(gateways.iter().map(|gateway| (gateway.name.clone(), gateway.reserved.clone())));
         let is_other = reserved != self.gateways.reserved;
         let reached = gateways.reached_by_all();
         let is_awaited = reached != self.gateways.reached && self.allocations.waits_for_gateways(now);
@@ -93,6 +96,18 @@ impl Assignment {
     /// The state with this counter is the newest; what was freed so far is not in it.
     pub(super) fn published(&mut self, counter: u64) {
         self.allocations.published(counter);
+    }
+
+    /// Begins with what a leader before us decided.
+    pub(super) fn recall(&mut self, checkpoint: &Checkpoint, now: Instant) {
+        self.recalled = checkpoint.services.clone();
+        self.allocations.recall(&checkpoint.reserved, now);
+    }
+
+    /// The freed addresses that are kept, if they changed since this number was given.
+    pub(super) fn reserved_since(&self, revision: u64) -> Option<(u64, Vec<Reserved>)> {
+        let (newest, reserved) = self.allocations.reserved();
+        (newest != revision).then(|| (newest, reserved.collect()))
     }
 
     /// When to decide again although nothing changed.
@@ -122,7 +137,7 @@ impl Assignment {
         }
         if before.is_none_or(|before| (before.nodes, before.gateways) != (revisions.nodes, revisions.gateways)) {
             let (own, nodes) = (&settings.reserved, world.nodes().values());
-            let forbidden = Forbidden::new(own, &self.gateways.reserved, nodes, &settings.cluster_cidrs);
+            let forbidden = Forbidden::new(own, &self.reserved(world), nodes, &settings.cluster_cidrs);
             has_moved |= !forbidden.fences_as(&self.forbidden);
             is_concerned = forbidden.nodes_differing(&self.forbidden).any(|address| self.concerns(address, settings));
             self.forbidden = Arc::new(forbidden);
@@ -134,6 +149,14 @@ impl Assignment {
         let outside_before = Arc::clone(&self.outside_pools);
         self.decide(world, settings, now);
         News { is_decided: true, fence_moved: has_moved || self.outside_pools != outside_before }
+    }
+
+    /// Addresses of all gateways that were ever seen, by us or by a controller before us, each with the gateway's name.
+    fn reserved(&self, world: &World) -> BTreeMap<IpAddr, String> {
+        let is_newer = |name: &String| self.gateways.reserved.contains_key(name);
+        let before = world.gateways().iter().filter(|(name, _)| !is_newer(name));
+        let all = before.chain(&self.gateways.reserved);
+        all.flat_map(|(name, addresses)| addresses.iter().map(|address| (*address, name.clone()))).collect()
     }
 
     /// Whether it matters for any Service what else has this address.
@@ -167,11 +190,20 @@ impl Assignment {
         let selects = self.pools.select_namespaces();
         let namespace = |name: &str| if selects { world.namespace_labels(name) } else { Labels::new() };
         let wants = ours.iter().filter(|(_, owned)| owned.addresses);
-        let claims: Vec<Claim> = wants.map(|(candidate, _)| claim(candidate, namespace(&candidate.name.namespace))).collect();
-        self.named = claims.iter().flat_map(|claim| claim.requested.iter().chain(&claim.in_status)).copied().collect();
+        let mut claims: Vec<Claim> = wants.map(|(candidate, _)| claim(candidate, namespace(&candidate.name.namespace))).collect();
+        for claim in claims.iter_mut().filter(|_| !self.recalled.is_empty()) {
+            claim.recalled = self.recalled.get(&claim.service).map(|decided| decided.addresses.clone()).unwrap_or_default();
+        }
+        let leaving: Vec<Claim> = holders(world, settings).map(|left| claim_of_leaving(left, &self.pools)).collect();
+        let unserved: Vec<ServiceName> = leaving.iter().map(|claim| claim.service.clone()).collect();
+        claims.extend(leaving);
+        let named = |claim: &Claim| [claim.requested.clone(), claim.in_status.clone(), claim.recalled.clone()].concat();
+        self.named = claims.iter().flat_map(named).collect();
         let (pools, forbidden) = (Arc::clone(&self.pools), Arc::clone(&self.forbidden));
         let rules = Rules { pools: &pools, forbidden: &forbidden, reached: self.gateways.reached, now };
         let mut outcomes = self.allocations.assign(&claims, rules);
+        // What is being deleted holds its addresses, and is served no more.
+        unserved.iter().for_each(|name| drop(outcomes.remove(name)));
         let mut node_ports: BTreeMap<(Protocol, u16), &ServiceName> = BTreeMap::new();
         for (candidate, _) in ours.iter().filter(|(_, owned)| owned.node_ports) {
             outcomes.insert(candidate.name.clone(), take_node_ports(candidate, &mut node_ports));
@@ -233,10 +265,25 @@ fn claim(candidate: &Candidate, namespace_labels: Labels) -> Claim {
         sharing: spec.and_then(|spec| spec.sharing.clone()),
         requested: spec.map(|spec| spec.addresses.clone()).unwrap_or_default(),
         pool: spec.and_then(|spec| spec.pool.clone()),
+        internal: spec.is_some_and(|spec| spec.internal),
+        readdress: spec.is_some_and(|spec| spec.readdress),
         labels: candidate.labels.clone(),
         namespace_labels,
         in_status: candidate.held.ingress.iter().map(|ingress| ingress.ip).collect(),
         status_is_ours: candidate.status_is_ours,
+        status_writer: candidate.foreign_manager.clone(),
+        recalled: Vec::new(),
+    }
+}
+
+/// A Service that is being deleted keeps what its status holds, and asks for nothing. Our finalizer says that it was ours.
+fn claim_of_leaving(left: &Leftover, pools: &Pools) -> Claim {
+    let is_kept = |address: &IpAddr| left.status_is_ours || pools.holding(*address).is_some();
+    Claim {
+        created_s: left.created_s,
+        in_status: left.held.ingress.iter().map(|ingress| ingress.ip).filter(is_kept).collect(),
+        status_is_ours: true,
+        ..Claim::of_nothing(left.name.clone())
     }
 }
 

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proto::limits::{MAGLEV_ENTRIES_AT_CREATION, MAGLEV_ENTRIES_AT_LEAST, MAGLEV_HASH_VERSION, MAGLEV_SIZES};
-use proto::{Family, HealthCheck, MaglevSpec, NodesAt, Protocol, Reason, Refusal, Service, ServiceName, ServicePort, Target};
+use proto::{Family, HealthCheck, MaglevSpec, NodesAt, Reason, Refusal, Service, ServiceName, ServicePort, Target};
 
 use super::{Lack, WantedStatus};
 use crate::addresses::Outcome;
+use crate::checkpoint::{Decided, TableKey};
 use crate::note::{self, Cause, Remark};
 use crate::policy::Policy;
 use crate::selection::{Departed, Fence, Nodes, Selection, select};
@@ -55,9 +56,6 @@ pub(super) struct Planned {
 /// Remarks on one Service: one per slice and port could be thousands.
 const REMARKS_MAX: usize = 32;
 
-/// A table of a Service.
-pub(super) type TableKey = (Protocol, u16, Family);
-
 impl Planned {
     /// When it may come out otherwise although nothing changed.
     pub(super) fn again_at(&self) -> Option<Instant> {
@@ -78,7 +76,7 @@ impl Planned {
 }
 
 fn status(builder: &Builder<'_>, service: &Service, lack: Lack) -> WantedStatus {
-    let Builder { candidate, outcome, ip_mode, fence, .. } = *builder;
+    let Builder { candidate, outcome, ip_mode, fence, settings, .. } = *builder;
     let refusal = service.refusal.as_ref().map(|refusal| refusal.reason);
     let has_address = !outcome.addresses.is_empty();
     let is_outside = |remark: &Remark| remark.cause == Cause::Reason(Reason::OutsidePools);
@@ -91,6 +89,7 @@ fn status(builder: &Builder<'_>, service: &Service, lack: Lack) -> WantedStatus 
         service: candidate.name.clone(),
         uid: candidate.uid.clone(),
         resource_version: candidate.resource_version.clone(),
+        group: settings.group.clone(),
         ingress: outcome.addresses.iter().map(|&ip| Ingress { ip, ip_mode, ports: ports.clone() }).collect(),
         held: candidate.held.clone(),
         foreign_manager: candidate.foreign_manager.clone(),
@@ -116,6 +115,8 @@ pub(super) struct Builder<'a> {
     pub(super) policy: Policy,
     /// What the status shall say.
     pub(super) ip_mode: IpMode,
+    /// What a leader before us decided.
+    pub(super) recalled: Option<&'a Decided>,
 }
 
 impl Builder<'_> {
@@ -168,14 +169,16 @@ impl Builder<'_> {
         let name = &self.candidate.name;
         let leaving = Departed::of(self.world, name, before.map(|old| &old.departed), now);
         let slices: Vec<&SliceSpec> = self.world.slices_of(name).chain(&leaving.counting).collect();
-        let mut tables = BTreeMap::new();
+        let recalled = || self.recalled.map(|decided| decided.tables.clone());
+        let mut tables = before.map(|old| old.tables.clone()).or_else(recalled).unwrap_or_default();
         let mut notes: Vec<Remark> = self.outcome.notes.iter().chain(&self.outcome.externals.remarks).cloned().collect();
         let served = match (&self.candidate.wanted, &self.outcome.refusal) {
             (Err(error), _) => Err(error.refusal()),
             (Ok(_), Some(refusal)) => Err(refusal.clone()),
             (Ok(spec), None) => {
                 notes.extend(spec.notes.iter().chain(slices.iter().flat_map(|slice| &slice.notes)).cloned());
-                tables = before.map(|old| old.tables.clone()).unwrap_or_default();
+                tables
+                    .retain(|(protocol, port, _), _| spec.ports.iter().any(|one| (one.protocol, one.port) == (*protocol, *port)));
                 self.ports(spec, &slices, &mut tables, &mut notes)
             }
         };

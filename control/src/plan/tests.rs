@@ -10,9 +10,12 @@ use serde_json::{Value, json};
 
 use super::build::STATUS_WAITED_FOR;
 use super::*;
+use crate::gateways::Connection;
 use crate::settings::{Defaults, Listen, OwnershipRules, Source};
 use crate::source::{Change, IpMode, PortStatus};
 use crate::spec::PoolSpec;
+
+mod failover;
 
 /// Settings with one pool, 192.0.2.100-199.
 pub(crate) fn settings() -> ControllerSettings {
@@ -416,7 +419,8 @@ fn stored(mode: &str, version: &str, ip_mode: &str) -> Value {
     object["metadata"]["uid"] = "u".into();
     object["metadata"]["resourceVersion"] = version.into();
     object["status"] = json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.100", "ipMode": ip_mode}]}});
-    object["metadata"]["managedFields"] = json!([{"manager": "sluice", "subresource": "status"}]);
+    object["metadata"]["managedFields"] = json!([{"manager": "sluice", "subresource": "status",
+        "fieldsV1": {"f:status": {"f:loadBalancer": {"f:ingress": {}}}}}]);
     object
 }
 
@@ -479,13 +483,20 @@ fn a_service_that_waits_for_an_address_gets_it_when_it_is_free() {
     let mut settings = settings();
     settings.pools[0].ranges = vec!["192.0.2.100".parse().unwrap()];
     let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+    let gateways = tokio::sync::watch::Sender::new(Gateways::default());
+    let connection = Connection::open(&gateways, "edge-1", "", Vec::new());
+    memory.follow_gateways(&gateways.borrow(), now);
     apply(&mut world, service("a", json!({})));
     plan(&world, &settings, &mut memory, now);
+    memory.published(1);
     world.apply(Change::ServiceDeleted(named("a")));
     apply(&mut world, service("b", json!({})));
     let waiting = plan(&world, &settings, &mut memory, now);
+    memory.published(2);
     assert_eq!(waiting.services[&named("b")].refusal.as_ref().unwrap().reason, Reason::Exhausted);
-    let later = plan(&world, &settings, &mut memory, waiting.again_at.unwrap());
+    connection.acknowledge(2);
+    assert!(memory.follow_gateways(&gateways.borrow(), now), "the gateway has taken it out");
+    let later = plan(&world, &settings, &mut memory, now);
     assert_eq!(later.services[&named("b")].refusal, None);
 }
 

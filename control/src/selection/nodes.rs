@@ -196,7 +196,7 @@ mod tests {
             let name = words.next().unwrap().to_owned();
             let excluded = line.contains("excluded").then(|| "has the label x".to_owned());
             let addresses = words.filter_map(|word| word.parse().ok()).collect();
-            (name.clone(), NodeSpec { name, addresses, excluded })
+            (name.clone(), NodeSpec { name, addresses, excluded, ..NodeSpec::default() })
         };
         lines.iter().map(node).collect()
     }

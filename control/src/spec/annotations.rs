@@ -31,9 +31,11 @@ const CILIUM_BEFORE: &str = "io.cilium/lb-ipam-";
 const KUBE_VIP: &str = "kube-vip.io/";
 
 /// Every annotation below `sluice.dev/` that means something; another one is a typing error.
-const OURS: [&str; 21] = [
+const OURS: [&str; 23] = [
+    "group",
     "addresses",
     "address-pool",
+    "readdress",
     "sharing-key",
     "sharing-namespaces",
     "mode",
@@ -116,6 +118,8 @@ impl HealthWish {
 pub(super) struct Wishes {
     pub(super) addresses: Vec<IpAddr>,
     pub(super) pool: Option<String>,
+    pub(super) internal: bool,
+    pub(super) readdress: bool,
     pub(super) sharing: Option<Sharing>,
     pub(super) mode: Option<Mode>,
     pub(super) target: Option<Target>,
@@ -139,6 +143,8 @@ impl Wishes {
         let wishes = Self {
             addresses: reader.addresses(load_balancer_ip),
             pool: reader.pool(),
+            internal: reader.internal()?,
+            readdress: reader.readdress(),
             sharing: reader.sharing(),
             mode: reader.must_be("mode")?,
             target: reader.must_be("target")?,
@@ -285,6 +291,27 @@ impl Reader<'_> {
         self.parsed(Unread::Pool, &keys, &expected, name)
     }
 
+    /// Whether the load balancer is for clients inside only. Who may connect changes with it, so that another word is an error.
+    fn internal(&mut self) -> Result<bool, SpecError> {
+        let value =
+            |key: &str| self.annotations.get(key).map(|value| value.trim().to_ascii_lowercase()).filter(|v| !v.is_empty());
+        let (scheme, internal) = (aws("scheme"), aws("internal"));
+        match (value(&scheme).as_deref(), value(&internal).as_deref()) {
+            (Some("internal"), _) => Ok(true),
+            (Some("internet-facing"), _) | (None, None | Some("false")) => Ok(false),
+            (Some(found), _) => {
+                let expected = format!("found {}, expected internal or internet-facing", note::quoted(found));
+                Err(SpecError::Annotation { key: scheme, expected })
+            }
+            // What stands there instead of true is a range of former versions, such as 0.0.0.0/0.
+            (None, Some(_)) => Ok(true),
+        }
+    }
+
+    fn readdress(&mut self) -> bool {
+        self.parsed(Unread::Readdress, &[ours("readdress")], "true or false", |value| value.parse().ok()).unwrap_or(false)
+    }
+
     /// Whether and with whom addresses are shared. A key that is none leaves the Service with an address of its own.
     fn sharing(&mut self) -> Option<Sharing> {
         let expected = format!("a key of at most {SHARING_KEY_CHARS_MAX} characters");
@@ -417,6 +444,24 @@ mod tests {
     }
 
     #[test]
+    fn an_internal_load_balancer_is_asked_for_in_the_words_of_aws_and_no_others() {
+        let aws = |name: &str, value: &str| read(&[(&aws(name), value)]).map(|wishes| wishes.internal);
+        let rows = [("scheme", "internal", true), ("scheme", "internet-facing", false), ("internal", "true", true)];
+        for (name, value, expected) in rows.into_iter().chain([("internal", "0.0.0.0/0", true), ("internal", "false", false)]) {
+            assert_eq!(aws(name, value), Ok(expected), "{name}: {value}");
+        }
+        let error = aws("scheme", "intern").unwrap_err().to_string();
+        assert!(error.contains("aws-load-balancer-scheme") && error.contains("expected internal or internet-facing"), "{error}");
+    }
+
+    #[test]
+    fn an_exchange_of_the_address_is_asked_for_by_true() {
+        assert!(read(&[("sluice.dev/readdress", "true")]).unwrap().readdress);
+        let wishes = read(&[("sluice.dev/readdress", "yes")]).unwrap();
+        assert!(!wishes.readdress && wishes.notes.len() == 1, "{:?}", wishes.notes);
+    }
+
+    #[test]
     fn every_alias_of_an_address_request_is_read() {
         let keys = [
             "metallb.io/loadBalancerIPs",
@@ -434,7 +479,8 @@ mod tests {
     #[test]
     fn every_annotation_of_others_that_counts_as_read_is() {
         for key in foreign::READ {
-            assert_ne!(read(&[(key, "false")]), Ok(Wishes::default()), "{key}");
+            let is_read = |value| read(&[(key, value)]) != Ok(Wishes::default());
+            assert!(is_read("false") || is_read("true"), "{key}");
         }
     }
 

@@ -25,7 +25,7 @@ const FAMILIES: [&str; 12] = [
     "protocol.openelb.kubesphere.io/",
 ];
 /// Those that `annotations` reads, refuses or tells of itself.
-pub(super) const READ: [&str; 24] = [
+pub(super) const READ: [&str; 26] = [
     "metallb.io/loadBalancerIPs",
     "metallb.io/address-pool",
     "metallb.io/allow-shared-ip",
@@ -48,6 +48,8 @@ pub(super) const READ: [&str; 24] = [
     "service.beta.kubernetes.io/aws-load-balancer-connection-draining-timeout",
     "service.beta.kubernetes.io/aws-load-balancer-connection-idle-timeout",
     "service.beta.kubernetes.io/aws-load-balancer-proxy-protocol",
+    "service.beta.kubernetes.io/aws-load-balancer-scheme",
+    "service.beta.kubernetes.io/aws-load-balancer-internal",
     "service.beta.kubernetes.io/load-balancer-source-ranges",
     "kube-vip.io/loadbalancerIPs",
 ];

@@ -8,9 +8,10 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use k8s_openapi::jiff::Timestamp;
 use proto::ServiceName;
-use proto::limits::{FIELD_MANAGER, FINALIZER};
+use proto::limits::{FIELD_MANAGER, FINALIZER, GROUP_ANNOTATION};
 
 use super::service::{Candidate, ingress};
 use crate::source::Ingress;
@@ -84,6 +85,8 @@ pub struct Held {
     pub conditions: BTreeMap<ConditionType, Condition>,
     /// Whether our finalizer is there.
     pub finalizer: bool,
+    /// The group of the installation that wrote all this; none: an older version of any.
+    pub group: Option<String>,
 }
 
 impl Held {
@@ -95,13 +98,20 @@ impl Held {
             ingress: ingress(service),
             conditions: conditions(service),
             finalizer: finalizers.iter().any(|name| name == FINALIZER),
+            group: service.metadata.annotations.as_ref().and_then(|annotations| annotations.get(GROUP_ANNOTATION)).cloned(),
         }
+    }
+
+    /// Whether the installation of another group wrote it.
+    #[must_use]
+    pub fn is_of_another(&self, group: &str) -> bool {
+        self.group.as_deref().is_some_and(|named| named != group)
     }
 
     /// Whether the object carries anything that only we write.
     #[must_use]
     pub fn has_marks(&self) -> bool {
-        self.finalizer || !self.conditions.is_empty()
+        self.finalizer || !self.conditions.is_empty() || self.group.is_some()
     }
 }
 
@@ -120,14 +130,20 @@ fn conditions(service: &Service) -> BTreeMap<ConditionType, Condition> {
     ConditionType::ALL.into_iter().filter_map(read).collect()
 }
 
-/// Whether our field manager wrote the status, and another one that did, the one that wrote last.
+/// Whether our field manager wrote the addresses of the status: a condition of ours beside addresses of somebody else proves
+/// nothing. And another manager of the status: the one that wrote the addresses, else the one that wrote last.
 #[must_use]
 pub(super) fn writers(service: &Service) -> (bool, Option<String>) {
     let entries = service.metadata.managed_fields.iter().flatten();
     let of_status = entries.filter(|entry| entry.subresource.as_deref() == Some("status"));
     let (ours, others): (Vec<_>, Vec<_>) = of_status.partition(|entry| entry.manager.as_deref() == Some(FIELD_MANAGER));
-    let last = others.into_iter().max_by_key(|entry| entry.time.as_ref().map(|time| time.0));
-    (!ours.is_empty(), last.and_then(|entry| entry.manager.clone()))
+    let last = others.into_iter().max_by_key(|entry| (wrote_addresses(entry), entry.time.as_ref().map(|time| time.0)));
+    (ours.into_iter().any(wrote_addresses), last.and_then(|entry| entry.manager.clone()))
+}
+
+/// The list of addresses is atomic: it has one writer, the last that changed it.
+fn wrote_addresses(entry: &ManagedFieldsEntry) -> bool {
+    entry.fields_v1.as_ref().is_some_and(|fields| fields.0.pointer("/f:status/f:loadBalancer/f:ingress").is_some())
 }
 
 /// A Service that is no candidate, because it is being deleted or of another type, and still holds what is ours.
@@ -145,6 +161,10 @@ pub struct Leftover {
     pub is_load_balancer: bool,
     /// Whether it is being deleted.
     pub is_deleted: bool,
+    /// Creation time, seconds since 1970.
+    pub created_s: Option<i64>,
+    /// Whether our field manager wrote its addresses.
+    pub status_is_ours: bool,
     /// What it holds.
     pub held: Held,
 }
@@ -158,7 +178,8 @@ impl Leftover {
         let is_load_balancer = fields.and_then(|fields| fields.type_.as_deref()) == Some("LoadBalancer");
         let is_deleted = metadata.deletion_timestamp.is_some();
         let held = Held::of(service);
-        let is_ours = held.has_marks() || (!held.ingress.is_empty() && writers(service).0);
+        let status_is_ours = writers(service).0;
+        let is_ours = held.has_marks() || (!held.ingress.is_empty() && status_is_ours);
         if !is_ours || (is_load_balancer && !is_deleted) {
             return None;
         }
@@ -169,8 +190,17 @@ impl Leftover {
             class: fields.and_then(|fields| fields.load_balancer_class.clone()),
             is_load_balancer,
             is_deleted,
+            created_s: metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
+            status_is_ours,
             held,
         })
+    }
+
+    /// Whether it keeps its addresses from others: it is being deleted, and our finalizer on it says that gateways may still
+    /// forward for it.
+    #[must_use]
+    pub fn holds_addresses(&self) -> bool {
+        self.is_deleted && self.is_load_balancer && self.held.finalizer && !self.held.ingress.is_empty()
     }
 }
 
@@ -184,6 +214,8 @@ impl From<&Candidate> for Leftover {
             class: candidate.class.clone(),
             is_load_balancer: true,
             is_deleted: false,
+            created_s: candidate.created_s,
+            status_is_ours: candidate.status_is_ours,
             held: candidate.held.clone(),
         }
     }

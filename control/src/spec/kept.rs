@@ -16,6 +16,8 @@ pub enum Unread {
     Addresses,
     /// A pool by name.
     Pool,
+    /// Whether an address is exchanged.
+    Readdress,
     /// With whom addresses are shared.
     Sharing,
     /// How backends are chosen.
@@ -47,6 +49,7 @@ impl ServiceSpec {
             match what {
                 Unread::Addresses => self.addresses.clone_from(&before.addresses),
                 Unread::Pool => self.pool.clone_from(&before.pool),
+                Unread::Readdress => self.readdress = before.readdress,
                 Unread::Sharing => self.sharing.clone_from(&before.sharing),
                 Unread::Scheduler => self.scheduler = before.scheduler,
                 Unread::IpMode => self.ip_mode = before.ip_mode,

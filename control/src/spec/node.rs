@@ -20,6 +20,8 @@ pub struct NodeSpec {
     pub name: String,
     /// Its first `InternalIP` of each family.
     pub addresses: Vec<IpAddr>,
+    /// Every `InternalIP` and `ExternalIP`, in order of address: none of them is a VIP.
+    pub all_addresses: Vec<IpAddr>,
     /// Why load balancers may not send to it.
     pub excluded: Option<String>,
 }
@@ -50,7 +52,11 @@ impl TryFrom<&Node> for NodeSpec {
                 addresses.push(address);
             }
         }
-        Ok(Self { name, addresses, excluded: excluded(node) })
+        let own = listed.iter().filter(|entry| matches!(entry.type_.as_str(), "InternalIP" | "ExternalIP"));
+        let mut all_addresses: Vec<IpAddr> = own.filter_map(|entry| entry.address.parse().ok()).collect();
+        all_addresses.sort_unstable();
+        all_addresses.dedup();
+        Ok(Self { name, addresses, all_addresses, excluded: excluded(node) })
     }
 }
 
@@ -89,6 +95,8 @@ mod tests {
         let node = read(json!({"metadata": {"name": "a"}, "status": {"addresses": list}}));
         assert_eq!(node.address(Family::V4), Some("10.0.0.1".parse().unwrap()));
         assert_eq!(node.address(Family::V6), Some("fd00::1".parse().unwrap()));
+        let all = ["10.0.0.1", "10.0.0.2", "198.51.100.1", "fd00::1", "fd00::2"].map(|text| text.parse::<IpAddr>().unwrap());
+        assert_eq!(node.all_addresses, all);
         assert_eq!(read(json!({"metadata": {"name": "a"}})).address(Family::V4), None);
     }
 

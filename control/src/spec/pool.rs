@@ -49,6 +49,8 @@ pub struct PoolSpec {
     pub load_balancer_class: Option<String>,
     /// Whether Services of different namespaces may share an address under MetalLB's sharing key alone.
     pub allow_cross_namespace_sharing: bool,
+    /// Whether it is for Services that ask for an internal load balancer, and for others only if they ask for it.
+    pub internal: bool,
 }
 
 impl PoolSpec {
@@ -67,6 +69,7 @@ impl PoolSpec {
             max_per_namespace: None,
             load_balancer_class: None,
             allow_cross_namespace_sharing: false,
+            internal: false,
         }
     }
 
@@ -187,6 +190,7 @@ impl TryFrom<&AddressPool> for PoolSpec {
             max_per_namespace: limit.transpose()?,
             load_balancer_class: class,
             allow_cross_namespace_sharing: spec.allow_cross_namespace_sharing,
+            internal: spec.internal,
             ..Self::new(name, ranges(&spec.addresses)?)
         })
     }
@@ -257,13 +261,13 @@ mod tests {
     fn every_field_is_read() {
         let all = json!({"addresses": ["192.0.2.1"], "autoAssign": false, "avoidBuggyIPs": true, "priority": 7,
             "namespaceSelector": {"matchLabels": {"team": "a"}}, "serviceSelector": {"matchExpressions": [{"key": "x", "operator": "Exists"}]},
-            "maxPerNamespace": 3, "loadBalancerClass": "sluice.dev/gateway", "announce": "routed", "allowCrossNamespaceSharing": true});
+            "maxPerNamespace": 3, "loadBalancerClass": "sluice.dev/gateway", "announce": "routed", "allowCrossNamespaceSharing": true, "internal": true});
         let read = PoolSpec::try_from(&pool(&all)).unwrap();
         assert_eq!((read.auto_assign, read.avoid_buggy_ips, read.priority), (false, true, 7));
         assert_eq!((read.namespaces.to_string(), read.services.to_string()), ("team=a".to_owned(), "x".to_owned()));
         assert_eq!((read.max_per_namespace, read.announce), (Some(3), Announce::Routed));
         assert_eq!(read.load_balancer_class.as_deref(), Some("sluice.dev/gateway"));
-        assert!(read.allow_cross_namespace_sharing);
+        assert!(read.allow_cross_namespace_sharing && read.internal);
     }
 
     #[test]

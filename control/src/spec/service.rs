@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, Service, ServicePort, ServiceSpec as ServiceFields};
-use proto::limits::{ANNOTATION_PREFIX, FINALIZER};
+use proto::limits::{ANNOTATION_PREFIX, FINALIZER, GROUP_ANNOTATION};
 use proto::{Family, Mode, Protocol, Reason, Refusal, Scheduler, ServiceName, Target};
 
 use super::annotations::{HealthWish, Wishes};
@@ -55,9 +55,9 @@ pub struct Candidate {
     pub is_held_by_cloud: bool,
     /// What of the object is ours: addresses in its status, conditions, the finalizer.
     pub held: Held,
-    /// Whether our field manager wrote its status.
+    /// Whether our field manager wrote the addresses of its status.
     pub status_is_ours: bool,
-    /// Another field manager of its status, the one that wrote last.
+    /// Another field manager of its status: the one that wrote the addresses, else the one that wrote last.
     pub foreign_manager: Option<String>,
     /// What it asks for, or why that cannot be served.
     pub wanted: Result<ServiceSpec, SpecError>,
@@ -78,6 +78,10 @@ pub struct ServiceSpec {
     pub external_ips: Vec<IpAddr>,
     /// Pool asked for by name.
     pub pool: Option<String>,
+    /// Whether it asks for an address of a pool that is marked internal, and for no other.
+    pub internal: bool,
+    /// `readdress`: whether an address that lies elsewhere than asked for is to be exchanged.
+    pub readdress: bool,
     /// Whether and with whom it shares its addresses.
     pub sharing: Option<Sharing>,
     /// Mode asked for.
@@ -241,16 +245,24 @@ impl Candidate {
     /// Whether this and `other` ask for the same: all but what the API server changes by itself.
     #[must_use]
     pub fn asks_the_same(&self, other: &Self) -> bool {
-        let asked = |c: &Self| (c.created_s, c.kind, c.is_held_by_cloud, c.class.is_none() && c.is_held_by_us());
+        let asked = |c: &Self| (c.created_s, c.kind, c.is_held_by_cloud, c.class.is_none() && c.is_held());
+        let is_of = |c: &Self| c.held.group.clone().filter(|_| c.class.is_none());
         let is_same = self.uid == other.uid && self.class == other.class && self.labels == other.labels;
+        let is_same = is_same && is_of(self) == is_of(other);
         is_same && asked(self) == asked(other) && self.wanted == other.wanted
     }
 }
 
 impl Candidate {
-    /// Whether it was ours before: it carries our finalizer, or its status holds what we wrote.
+    /// Whether it was ours before, as the installation of `group`: it carries our finalizer, or its status holds what we wrote,
+    /// and no other group stands on it.
     #[must_use]
-    pub fn is_held_by_us(&self) -> bool {
+    pub fn is_held_by(&self, group: &str) -> bool {
+        self.is_held() && !self.held.is_of_another(group)
+    }
+
+    /// The same of any installation: all write one finalizer and have one field manager.
+    fn is_held(&self) -> bool {
         self.held.finalizer || (self.status_is_ours && !self.held.ingress.is_empty())
     }
 }
@@ -264,7 +276,8 @@ impl TryFrom<&Service> for Candidate {
         let name = ServiceName::new(metadata.namespace.as_deref().unwrap_or("default"), name);
         let has_finalizer = |wanted: &str| metadata.finalizers.iter().flatten().any(|finalizer| finalizer == wanted);
         let annotations = metadata.annotations.iter().flatten();
-        let is_expected = has_finalizer(FINALIZER) || annotations.into_iter().any(|(key, _)| key.starts_with(ANNOTATION_PREFIX));
+        let asks = |key: &str| key.starts_with(ANNOTATION_PREFIX) && key != GROUP_ANNOTATION;
+        let is_expected = has_finalizer(FINALIZER) || annotations.into_iter().any(|(key, _)| asks(key));
         let not_ours = |why, is_expected| NotServable::NotOurs { name: name.clone(), why, is_expected };
         if metadata.deletion_timestamp.is_some() {
             return Err(not_ours("it is being deleted", false));
@@ -324,7 +337,8 @@ fn wanted(service: &Service, fields: &ServiceFields, kind: Kind) -> Result<Servi
     }
     let annotations = service.metadata.annotations.clone().unwrap_or_default();
     let wishes = Wishes::read(&annotations, fields.load_balancer_ip.as_deref())?;
-    let (families, second_family_optional) = families(fields)?;
+    let is_in_cluster = service.metadata.uid.is_some();
+    let (families, second_family_optional) = families(fields, is_in_cluster)?;
     let (mut addresses, mut unread, mut notes) = (wishes.addresses, wishes.unread, wishes.notes);
     if let Some(why) = misfit(&addresses, &families) {
         let text = format!("{why}; ask for one address of each family in spec.ipFamilies; {STAYS}");
@@ -343,6 +357,8 @@ fn wanted(service: &Service, fields: &ServiceFields, kind: Kind) -> Result<Servi
         addresses,
         external_ips: external_ips(fields, &mut notes),
         pool: wishes.pool,
+        internal: wishes.internal,
+        readdress: wishes.readdress,
         sharing: wishes.sharing,
         mode: wishes.mode,
         target: wishes.target,
@@ -384,9 +400,10 @@ fn node_health_port(fields: &ServiceFields, kind: Kind, local: bool) -> Option<u
     u16::try_from(port).ok().filter(|port| *port != 0)
 }
 
-/// Families in order, and whether the second is optional. Without an API server that knows the cluster's families, what
-/// is not said is IPv4 first.
-fn families(fields: &ServiceFields) -> Result<(Vec<Family>, bool), SpecError> {
+/// Families in order, and whether the second is optional. In a cluster `ipFamilies` is the whole answer: the API server knows
+/// which families there are, and a second one that it left out has no endpoints. A manifest gets the default of a cluster
+/// with both, IPv4 first.
+fn families(fields: &ServiceFields, is_in_cluster: bool) -> Result<(Vec<Family>, bool), SpecError> {
     let mut families = Vec::new();
     for text in fields.ip_families.as_deref().unwrap_or_default() {
         let family = match text.as_str() {
@@ -407,7 +424,7 @@ fn families(fields: &ServiceFields) -> Result<(Vec<Family>, bool), SpecError> {
         Some("RequireDualStack") => (true, false),
         Some(other) => return Err(word("spec.ipFamilyPolicy", other, "SingleStack, PreferDualStack or RequireDualStack")),
     };
-    if dual && families.len() == 1 {
+    if dual && families.len() == 1 && !is_in_cluster {
         families.push(if families[0] == Family::V4 { Family::V6 } else { Family::V4 });
     }
     Ok((families, optional))
@@ -590,6 +607,23 @@ mod tests {
         assert_eq!(error, SpecError::NodePortMissing { index: 0 });
         let wanted = wanted_of(serde_json::json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": 30080}]})).unwrap();
         assert_eq!(wanted.ports[0].node_port, Some(30080));
+    }
+
+    #[test]
+    fn in_a_cluster_the_families_are_those_that_it_has_and_a_manifest_gets_both() {
+        let prefers = |families: &[&str]| {
+            serde_json::json!({"type": "LoadBalancer", "ports": [{"port": 80}],
+            "ipFamilyPolicy": "PreferDualStack", "ipFamilies": families})
+        };
+        let read = |spec: serde_json::Value, is_in_cluster: bool| {
+            let mut object = service(&spec);
+            object.metadata.uid = is_in_cluster.then(|| "u".to_owned());
+            Candidate::try_from(&object).unwrap().wanted.unwrap().families
+        };
+        assert_eq!(read(prefers(&["IPv4"]), true), [Family::V4]);
+        assert_eq!(read(prefers(&["IPv6", "IPv4"]), true), [Family::V6, Family::V4]);
+        assert_eq!(read(prefers(&["IPv4"]), false), [Family::V4, Family::V6]);
+        assert_eq!(read(prefers(&[]), false), [Family::V4, Family::V6]);
     }
 
     #[test]

@@ -32,9 +32,11 @@ pub(super) enum Progress {
 pub(super) fn address_assigned(wanted: &WantedStatus) -> Condition {
     match wanted.unassigned {
         Some(reason) => Condition::new(false, reason.as_str(), sentence(reason)),
-        None if wanted.outside_pools => {
-            Condition::new(true, Reason::OutsidePools.as_str(), "It keeps an address that lies in no pool any more.")
-        }
+        None if wanted.outside_pools => Condition::new(
+            true,
+            Reason::OutsidePools.as_str(),
+            "It keeps an address outside of the pools that it may use; the Event names it.",
+        ),
         None => {
             let plural = if wanted.pools.len() == 1 { "" } else { "s" };
             let text = format!("It has every address that it needs, of pool{plural} {}.", wanted.pools.join(", "));

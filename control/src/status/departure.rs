@@ -74,14 +74,14 @@ impl Departure {
     }
 
     fn is_due(&self, view: &View<'_>, now: Instant) -> bool {
-        let is_known_as_ours = self.is_remembered || self.leaving.by == LeftBy::Us;
+        let is_known_as_ours = self.is_remembered || matches!(self.leaving.by, LeftBy::Us | LeftBy::UsBefore);
         let is_taken_out = view.absent_since.is_some() || view.gateways.all_reached(self.counter);
         (is_known_as_ours && is_taken_out) || self.due_at().is_some_and(|at| at <= now)
     }
 
     fn due_at(&self) -> Option<Instant> {
         match self.leaving.by {
-            LeftBy::Us | LeftBy::Anybody => Some(self.seen_at + GATEWAYS_WAITED_FOR),
+            LeftBy::Us | LeftBy::UsBefore | LeftBy::Anybody => Some(self.seen_at + GATEWAYS_WAITED_FOR),
             LeftBy::Another if self.is_remembered => Some(self.seen_at + GATEWAYS_WAITED_FOR),
             LeftBy::Another if self.leaving.left.is_deleted => Some(self.seen_at + OTHERS_WAITED_FOR),
             LeftBy::Another => None,
@@ -91,7 +91,8 @@ impl Departure {
     /// Addresses of another class are another's.
     fn write(&self) -> StatusWrite {
         let left = &self.leaving.left;
-        let has_our_addresses = left.is_load_balancer && self.leaving.by != LeftBy::Another && !left.held.ingress.is_empty();
+        let may_be_ours = !matches!(self.leaving.by, LeftBy::Another | LeftBy::UsBefore);
+        let has_our_addresses = left.is_load_balancer && may_be_ours && !left.held.ingress.is_empty();
         StatusWrite {
             service: left.name.clone(),
             uid: left.uid.clone(),
@@ -99,6 +100,7 @@ impl Departure {
             ingress: has_our_addresses.then(Vec::new),
             conditions: left.held.conditions.keys().map(|kind| (*kind, None)).collect(),
             finalizer: left.held.finalizer.then_some(false),
+            group: left.held.group.is_some().then(String::new),
         }
     }
 }

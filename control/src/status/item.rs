@@ -189,6 +189,9 @@ impl Item {
     fn goal(&self, known: &Held, view: &View<'_>, now: Instant, decision: &mut Decision) -> Held {
         let wanted = &self.wanted;
         let mut goal = Held { finalizer: !wanted.uid.is_empty(), ..known.clone() };
+        if !wanted.uid.is_empty() && self.contested_until.is_none() {
+            goal.group = Some(wanted.group.clone());
+        }
         let is_new = |ingress: &&Ingress| !known.ingress.iter().any(|old| old.leads_as(ingress));
         let waits = wanted.ingress.iter().filter(is_new).any(|ingress| ingress.ip_mode == IpMode::Proxy);
         if wanted.refusal.is_some() {
@@ -332,6 +335,7 @@ impl Item {
             ingress: (base.ingress != goal.ingress).then(|| goal.ingress.clone()),
             conditions: changed(base, &goal),
             finalizer: (base.finalizer != goal.finalizer).then_some(goal.finalizer),
+            group: (base.group != goal.group).then(|| goal.group.clone().unwrap_or_default()),
         };
         let of_health = ConditionType::BackendsHealthy;
         let is_news = |said: &Condition| goal.conditions.get(&of_health).is_some_and(|now| !said.says_the_same(now));
@@ -418,5 +422,6 @@ fn changed(known: &Held, goal: &Held) -> BTreeMap<ConditionType, Option<Conditio
 
 /// Whether two are the same but for times.
 fn is_same(one: &Held, other: &Held) -> bool {
-    one.ingress == other.ingress && one.finalizer == other.finalizer && changed(one, other).is_empty()
+    let has_same_marks = one.finalizer == other.finalizer && one.group == other.group;
+    one.ingress == other.ingress && has_same_marks && changed(one, other).is_empty()
 }

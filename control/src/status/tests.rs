@@ -37,7 +37,7 @@ fn held(ingress: &[Ingress]) -> Held {
 
 fn leftover(by: LeftBy, is_deleted: bool) -> Leaving {
     let conditions = [(ConditionType::Programmed, Condition::new(true, "Programmed", ""))].into();
-    let held = Held { ingress: vec![ingress(1, IpMode::Proxy)], conditions, finalizer: true };
+    let held = Held { ingress: vec![ingress(1, IpMode::Proxy)], conditions, finalizer: true, group: None };
     let left = Leftover {
         name: web(),
         uid: "u".to_owned(),
@@ -45,6 +45,8 @@ fn leftover(by: LeftBy, is_deleted: bool) -> Leaving {
         class: None,
         is_load_balancer: is_deleted,
         is_deleted,
+        created_s: None,
+        status_is_ours: true,
         held,
     };
     Leaving { left: Arc::new(left), by }
@@ -56,6 +58,7 @@ impl Lab {
             service: web(),
             uid: "u".to_owned(),
             resource_version: String::new(),
+            group: "east".to_owned(),
             ingress: wish.to_vec(),
             held: Held::default(),
             foreign_manager: Some("rival".to_owned()),
@@ -111,6 +114,9 @@ impl Lab {
     fn see(&mut self, write: &StatusWrite, counter: u64) {
         let held = &mut self.wanted.held;
         held.finalizer = write.finalizer.unwrap_or(held.finalizer);
+        if let Some(group) = &write.group {
+            held.group = Some(group.clone()).filter(|group| !group.is_empty());
+        }
         held.ingress = write.ingress.clone().unwrap_or_else(|| held.ingress.clone());
         for (kind, condition) in &write.conditions {
             held.conditions.remove(kind);
@@ -143,6 +149,7 @@ fn an_address_waits_for_every_connected_gateway_or_two_seconds_after_the_first()
     let (fast, slow) = (lab.connect("edge-1"), lab.connect("edge-2"));
     lab.settle(4);
     assert!(lab.wanted.held.finalizer && lab.wanted.held.ingress.is_empty());
+    assert_eq!(lab.wanted.held.group.as_deref(), Some("east"));
     assert_eq!(lab.condition(ConditionType::AddressAssigned), Some((true, "Assigned")));
     assert_eq!(lab.condition(ConditionType::Programmed), Some((false, "Pending")));
     slow.acknowledge(3);

@@ -21,9 +21,9 @@ async fn a_write_that_lost_a_race_is_decided_again_on_the_newer_object() {
     let server = ApiServer::start().await;
     let user = User::of_test_server(&server).await;
     let _installation = Installation::start(&user).await;
-    server.trap(Trap { fault: Fault::Conflict, times: 1, method: "PATCH", path_contains: "/status", watch: false });
+    server.trap(Trap { fault: Fault::Conflict, times: 1, method: "PATCH", path_contains: "/services/web/status", watch: false });
     user.add_service("web", &user.class()).await;
-    let patches = || server.log().iter().filter(|logged| logged.path.ends_with("/status")).count();
+    let patches = || server.log().iter().filter(|logged| logged.path.ends_with("/services/web/status")).count();
     reached("the write that loses", async || patches(), |count| *count == 1).await;
     user.annotate("web", "example.com/touched", "yes").await;
     user.ingress_comes("web").await;
@@ -60,6 +60,23 @@ async fn without_the_right_to_list_slices_nothing_is_decided_until_it_is_granted
     let granted = lists.nth(2).unwrap();
     let written = log.iter().position(|logged| logged.path.ends_with("/web/status")).unwrap();
     assert!(granted < written, "a status was written before slices were known");
+}
+
+#[tokio::test]
+async fn a_checkpoint_that_must_not_be_read_keeps_nobody_from_being_served() {
+    let server = ApiServer::start().await;
+    let user = User::of_test_server(&server).await;
+    let checkpoint = "/configmaps/sluice-checkpoint";
+    server.trap(Trap { fault: Fault::Forbidden, times: usize::MAX, method: "GET", path_contains: checkpoint, watch: false });
+    let installation = Installation::start(&user).await;
+    user.add("web", &json!({})).await;
+    user.ingress_comes("web").await;
+    installation.serves(&user, "web", 1).await;
+    let log = server.log();
+    assert!(
+        log.iter().all(|logged| logged.method == "GET" || !logged.path.contains(checkpoint)),
+        "what was not read is not overwritten"
+    );
 }
 
 #[tokio::test]

@@ -95,7 +95,12 @@ impl Follower {
                     self.terminating.insert(object.name_any());
                 }
             }
-            Change::NamespaceDeleted(_) | Change::PoolApplied(_) | Change::PoolDeleted(_) | Change::OverridesReplaced(_) => {}
+            Change::GatewaysReplaced(_)
+            | Change::CheckpointReplaced(_)
+            | Change::NamespaceDeleted(_)
+            | Change::PoolApplied(_)
+            | Change::PoolDeleted(_)
+            | Change::OverridesReplaced(_) => {}
             Change::Noted(note) => self.noted.push((note.subject.to_string(), note.remark.cause.as_str())),
             Change::NodeDeleted(name) => {
                 self.nodes.remove(&name);

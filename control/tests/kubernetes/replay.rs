@@ -121,6 +121,7 @@ impl Following {
         tokio::spawn(async move { follow(&cluster, sender).await });
         let mut world = World::default();
         world.apply(Change::OverridesReplaced(Box::default()));
+        world.apply(Change::CheckpointReplaced(Box::default()));
         Self { world, changes }
     }
 

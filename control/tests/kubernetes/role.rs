@@ -54,7 +54,7 @@ async fn live(role: &Role) -> Vec<Attributes> {
     let user = User::of_test_server(&server).await;
     let kubeconfig = user.directory().join("of-the-role");
     server.write_kubeconfig_of(TOKEN, &kubeconfig);
-    // A gateway that was not seen for a day is forgotten.
+    // A gateway that was not seen for 30 days is forgotten.
     server.create(Kind::EdgeGateway, json!({"metadata": {"name": "gone"}, "spec": {"group": GROUP}}));
     server.update_status(Kind::EdgeGateway, "", "gone", &json!({"status": {"lastSeen": "2020-01-01T00:00:00Z"}}), "test");
     let source = Source::Kubernetes { kubeconfig: Some(kubeconfig.clone()), namespace: Some(role.namespace.clone()) };
@@ -135,6 +135,8 @@ fn the_role_reaches_only_our_own_objects_in_our_namespace() {
     for (group, resource, ours) in [
         ("coordination.k8s.io", "leases", "sluice-controller-default"),
         ("", "configmaps", "sluice-overrides"),
+        ("", "configmaps", "sluice-checkpoint-0"),
+        ("", "configmaps", "sluice-checkpoint-3"),
         ("", "secrets", "sluice-controller-tls"),
     ] {
         assert!(may("get", group, resource, ours), "{resource}");

@@ -74,6 +74,18 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         Box::pin(addresses::an_exhausted_pool_grows(user))
     }),
     ("an edited or deleted pool renumbers nobody", |user| Box::pin(addresses::a_pool_edit_renumbers_nobody(user))),
+    ("an address that somebody else wrote into a status is not taken over from where it does not belong", |user| {
+        Box::pin(addresses::a_foreign_address_is_not_taken_over(user))
+    }),
+    ("the address of a Service that is being deleted is given to nobody before it is gone", |user| {
+        Box::pin(addresses::an_address_is_held_until_its_service_is_gone(user))
+    }),
+    ("an address that was given up is given to the next one when nothing else is free", |user| {
+        Box::pin(addresses::a_reserved_address_is_used(user))
+    }),
+    ("a new controller keeps table sizes and reserved addresses", |user| {
+        Box::pin(addresses::a_new_controller_keeps_what_was_decided(user))
+    }),
     ("Services of one sharing key have one address as long as their ports differ", |user| {
         Box::pin(addresses::an_address_is_shared(user))
     }),

@@ -32,6 +32,7 @@ fn write(service: &Value, ips: &[&str]) -> StatusWrite {
         ingress: Some(ips.iter().map(|ip| Ingress::new(ip.parse().unwrap(), IpMode::Proxy)).collect()),
         conditions: BTreeMap::new(),
         finalizer: None,
+        group: None,
     }
 }
 

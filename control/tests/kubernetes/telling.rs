@@ -283,6 +283,8 @@ async fn an_installation_that_is_taken_away_leaves_nothing_on_services() {
     says(&user, "web", "Programmed", "True Programmed").await;
     user.add("theirs", &json!({"metadata": {"finalizers": [FINALIZER]}, "spec": {"loadBalancerClass": "example.com/other"}}))
         .await;
+    let of_another = json!({"finalizers": [FINALIZER], "annotations": {"sluice.dev/group": "another"}});
+    user.add("of-another", &json!({"metadata": of_another, "spec": {"loadBalancerClass": null}})).await;
     let (code, said) = sluice_controller(&user, &["uninstall"]);
     assert!(code == Some(1) && said.contains("leads"), "{code:?} {said}");
     let fleet = Api::<EdgeGateway>::all(user.cluster.client.clone());
@@ -305,6 +307,8 @@ async fn an_installation_that_is_taken_away_leaves_nothing_on_services() {
     let service = user.service("web").await;
     assert!(!has_finalizer(&service) && service["status"]["loadBalancer"]["ingress"].is_null(), "{service}");
     assert_eq!(condition(&service, "Programmed"), None);
+    assert!(service["metadata"]["annotations"]["sluice.dev/group"].is_null(), "{service}");
     assert!(has_finalizer(&user.service("theirs").await), "another class");
+    assert!(has_finalizer(&user.service("of-another").await), "another installation");
     assert!(server.get(Kind::EdgeGateway, "", "edge-1").is_none());
 }

@@ -156,6 +156,12 @@ impl User {
         self.change(name, &json!({"metadata": {"annotations": {annotation: value}}})).await;
     }
 
+    /// Writes an address into a Service's status, as another controller or a person does.
+    pub async fn write_address(&self, name: &str, address: &str) {
+        let status = json!({"status": {"loadBalancer": {"ingress": [{"ip": address}]}}});
+        self.services().patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
+    }
+
     pub async fn delete_service(&self, name: &str) {
         self.services().delete(name, &DeleteParams::default()).await.unwrap();
         let slice = format!("{name}-1");
@@ -166,6 +172,10 @@ impl User {
     pub async fn service_goes(&self, name: &str) {
         let look = async || self.services().get_opt(name).await.unwrap().is_none();
         reached(&format!("the end of {name}"), look, |is_gone| *is_gone).await;
+    }
+
+    pub async fn has_service(&self, name: &str) -> bool {
+        self.services().get_opt(name).await.unwrap().is_some()
     }
 
     /// A Service as the API has it.
@@ -217,6 +227,16 @@ impl User {
         let is_there = |all: &Vec<(String, String)>| all.iter().any(|(found, _)| found == reason);
         let all = reached(&format!("an Event {reason} of {name}"), look, is_there).await;
         all.into_iter().find(|(found, _)| found == reason).unwrap().1
+    }
+
+    /// Waits until the checkpoint of this user's installation says this.
+    pub async fn checkpoint_says(&self, text: &str) {
+        let api = Api::<ConfigMap>::namespaced(self.cluster.client.clone(), &self.namespace);
+        let look = async || {
+            let all = api.list(&ListParams::default()).await.unwrap().items.into_iter().filter_map(|one| one.data);
+            all.filter_map(|mut data| data.remove(&self.group())).collect::<Vec<_>>().concat()
+        };
+        reached(&format!("{text} in the checkpoint"), look, |found| found.contains(text)).await;
     }
 
     /// Creates an `AddressPool` that only our class may use; `more` is merged over its spec. Gives its name.

@@ -121,3 +121,91 @@ pub async fn an_address_is_shared(user: &User) {
     installation.withdraws(user, "plain").await;
     assert_eq!(user.address_comes("secure").await, shared);
 }
+
+pub async fn a_foreign_address_is_not_taken_over(user: &User) {
+    let installation = Installation::start(user).await;
+    user.add("lowest", &json!({})).await;
+    user.ingress_comes("lowest").await;
+    let mut before = Vec::new();
+    for name in ["outside", "loopback", "claimant", "holder"] {
+        user.add(name, &json!({})).await;
+        before.push((name, user.address_comes(name).await));
+        user.wait_for_a_later_second(name).await;
+    }
+    let holders = before[3].1.clone();
+    // The lowest free address shall not happen to be the right one.
+    user.delete_service("lowest").await;
+    user.service_goes("lowest").await;
+    user.checkpoint_says(&format!("{}/holder {holders}", user.namespace)).await;
+    installation.stop().await;
+    user.write_address("outside", "198.18.0.1").await;
+    user.write_address("loopback", "127.0.0.1").await;
+    user.write_address("claimant", &holders).await;
+    let installation = Installation::start(user).await;
+    for (name, address) in before {
+        reached(&format!("the address of {name}"), async || user.address_comes(name).await, |found| *found == address).await;
+        user.condition_comes(name, "sluice.dev/Programmed", "True").await;
+        installation.serves(user, name, 1).await;
+    }
+    for (name, why) in [("outside", "198.18.0.1"), ("loopback", "127.0.0.0/8"), ("claimant", "held by")] {
+        let note = user.event_comes(name, "AddressLost").await;
+        assert!(note.contains(why), "{note}");
+    }
+}
+
+pub async fn an_address_is_held_until_its_service_is_gone(user: &User) {
+    user.add_pool("small", &["198.51.100.1/32"], &json!({})).await;
+    let installation = Installation::start_with(user, |settings| settings.pools.clear()).await;
+    user.add("old", &json!({})).await;
+    let address = user.address_comes("old").await;
+    installation.stop().await;
+    user.delete_service("old").await;
+    user.add("next", &json!({})).await;
+    let installation = Installation::start_with(user, |settings| settings.pools.clear()).await;
+    assert_eq!(user.address_comes("next").await, address);
+    assert!(!user.has_service("old").await, "its address was given away before it was released");
+    installation.serves(user, "next", 1).await;
+}
+
+pub async fn a_reserved_address_is_used(user: &User) {
+    user.add_pool("small", &["198.51.100.1-198.51.100.2"], &json!({})).await;
+    let installation = Installation::start_with(user, |settings| settings.pools.clear()).await;
+    for name in ["first", "second"] {
+        user.add(name, &json!({})).await;
+        user.ingress_comes(name).await;
+    }
+    for name in ["second", "first"] {
+        user.delete_service(name).await;
+        user.service_goes(name).await;
+        installation.withdraws(user, name).await;
+    }
+    // It is reserved for who had it, and yet it is there; the one that was given up first goes first.
+    user.add("third", &json!({})).await;
+    assert_eq!(user.address_comes("third").await, "198.51.100.2");
+    user.add("first", &json!({})).await;
+    assert_eq!(user.address_comes("first").await, "198.51.100.1");
+}
+
+pub async fn a_new_controller_keeps_what_was_decided(user: &User) {
+    let installation = Installation::start(user).await;
+    user.add("web", &json!({})).await;
+    user.add("old", &json!({})).await;
+    let freed = user.address_comes("old").await;
+    user.set_backends("web", 3).await;
+    installation.serves(user, "web", 3).await;
+    user.set_backends("web", 1).await;
+    let web = user.full_name("web");
+    let size = |given: &crate::gateway::Given| given.services[&web].ports[0].maglev_size;
+    assert_eq!(size(&installation.serves(user, "web", 1).await), 1021);
+    user.delete_service("old").await;
+    user.service_goes("old").await;
+    user.checkpoint_says(&format!("reserved {freed} ")).await;
+    user.checkpoint_says("tcp/80/IPv4=1021").await;
+    installation.stop().await;
+    let installation = Installation::start(user).await;
+    assert_eq!(size(&installation.serves(user, "web", 1).await), 1021);
+    user.add("other", &json!({})).await;
+    assert_ne!(user.address_comes("other").await, freed, "it is reserved");
+    user.add("old", &json!({})).await;
+    assert_eq!(user.address_comes("old").await, freed);
+}

@@ -1,7 +1,5 @@
 //! Services that come from another load balancer (docs/migration.md).
 
-use k8s_openapi::api::core::v1::Service;
-use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::installation::Installation;
@@ -9,13 +7,6 @@ use crate::user::{User, reached};
 
 /// In the middle of the pool, so that nobody would be given it by chance.
 const ADDRESS: &str = "192.0.2.177";
-
-/// What MetalLB did, which serves Services without class.
-async fn assign_as_another(user: &User, name: &str) {
-    let services = Api::<Service>::namespaced(user.cluster.client.clone(), &user.namespace);
-    let status = json!({"status": {"loadBalancer": {"ingress": [{"ip": ADDRESS}]}}});
-    services.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
-}
 
 fn claim(user: &User) -> impl FnOnce(&mut control::settings::ControllerSettings) + use<> {
     let labels = json!({"matchLabels": {"kubernetes.io/metadata.name": user.namespace}});
@@ -28,7 +19,8 @@ fn claim(user: &User) -> impl FnOnce(&mut control::settings::ControllerSettings)
 
 pub async fn an_address_of_another_controller_is_kept(user: &User) {
     user.add("web", &json!({"spec": {"loadBalancerClass": null}})).await;
-    assign_as_another(user, "web").await;
+    // What MetalLB did, which serves Services without class.
+    user.write_address("web", ADDRESS).await;
     let installation = Installation::start_with(user, claim(user)).await;
     let given = installation.serves(user, "web", 1).await;
     let address: std::net::Ipv4Addr = ADDRESS.parse().unwrap();

@@ -1,0 +1,118 @@
+//! What a controller that starts takes over from the Services' statuses and the checkpoint (CONTROL section 6).
+//!
+//! Invariant: no status makes an address anybody's that lies in none of our pools and that we did not write, that is a gateway's
+//! or a node's, or that another Service holds. What is not taken over is told.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use proto::{AddressRange, Family};
+
+use super::pools::refuses;
+use super::search::is_buggy;
+use super::{Allocations, Claim, Outcome, Rules};
+use crate::note::{Cause, Remark};
+use crate::spec::pool::unreachable;
+
+/// Who says that a Service has an address.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// We, in its status.
+    Ours,
+    /// A leader before us, in its checkpoint.
+    Recalled,
+    /// Somebody else, in its status.
+    Foreign,
+}
+
+impl Allocations {
+    /// What we wrote comes first: an address that somebody else wrote into the status of an older Service is still its holder's.
+    /// Nobody knows on which ports and terms a Service that cannot be read holds an address: it sits down last.
+    pub(super) fn adopt_all(&mut self, order: &[&Claim], outcomes: &mut [Outcome], rules: Rules<'_>) {
+        let mut recalled = BTreeSet::new();
+        for source in [Source::Ours, Source::Recalled, Source::Foreign] {
+            for is_readable in [true, false] {
+                let of_these = order.iter().zip(&mut *outcomes).filter(|(claim, _)| claim.is_readable() == is_readable);
+                for (claim, outcome) in of_these {
+                    match source {
+                        Source::Ours if claim.status_is_ours => self.adopt(claim, source, rules, outcome),
+                        Source::Recalled if !claim.recalled.is_empty() => {
+                            let before = self.holders.of(&claim.service).len();
+                            self.adopt(claim, source, rules, outcome);
+                            if self.holders.of(&claim.service).len() > before {
+                                recalled.insert(&claim.service);
+                            }
+                        }
+                        Source::Foreign if !claim.status_is_ours => {
+                            if recalled.contains(&claim.service) {
+                                self.tell_what_is_recalled_instead(claim, rules, outcome);
+                            }
+                            self.adopt(claim, source, rules, outcome);
+                        }
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+
+    fn adopt(&mut self, claim: &Claim, source: Source, rules: Rules<'_>, outcome: &mut Outcome) {
+        let offered = if source == Source::Recalled { &claim.recalled } else { &claim.in_status };
+        for &address in offered {
+            let family = Family::of(address);
+            let is_wanted = !claim.is_readable() || claim.families.contains(&family);
+            if !is_wanted || self.holders.held_of(&claim.service, family).is_some() {
+                continue;
+            }
+            let is_ours = source != Source::Foreign;
+            let is_shared_unread = !claim.is_readable() && is_ours && self.holders.is_held(address);
+            let obstacle = || self.obstacle(claim, address, rules.pools).filter(|_| !is_shared_unread);
+            match refusal(claim, address, is_ours, rules).or_else(obstacle) {
+                None => self.hold(claim, address, rules.pools),
+                Some(_) if source == Source::Recalled => {}
+                Some(why) => {
+                    let text = format!("address {address} of its status is not taken over: {why}; it gets another one");
+                    outcome.notes.push(Remark::new(Cause::AddressLost, text));
+                }
+            }
+        }
+    }
+
+    /// Its status was overwritten while nobody led, or faster than we wrote it again.
+    fn tell_what_is_recalled_instead(&self, claim: &Claim, rules: Rules<'_>, outcome: &mut Outcome) {
+        for &address in &claim.in_status {
+            let held = self.holders.held_of(&claim.service, Family::of(address));
+            let Some(held) = held.filter(|held| *held != address) else { continue };
+            let why = refusal(claim, address, false, rules).or_else(|| self.obstacle(claim, address, rules.pools));
+            let why = why.unwrap_or_else(|| format!("{} wrote it there", writer(claim)));
+            let text = format!("address {address} of its status is not taken over: {why}; it keeps {held}");
+            outcome.notes.push(Remark::new(Cause::AddressLost, text));
+        }
+    }
+}
+
+fn writer(claim: &Claim) -> String {
+    claim.status_writer.as_ref().map_or_else(|| "somebody else".to_owned(), |name| format!("{name:?}"))
+}
+
+/// Why an address of a status is not the Service's, whoever else wants it.
+fn refusal(claim: &Claim, address: IpAddr, is_ours: bool, rules: Rules<'_>) -> Option<String> {
+    let special = AddressRange::new(address, address).ok().and_then(|range| unreachable(&range));
+    if let Some(net) = special {
+        return Some(format!("it lies in {net}, where no client can reach it"));
+    }
+    if let Some(why) = rules.forbidden.why(address) {
+        return Some(why);
+    }
+    // A pool edit renumbers nobody.
+    if is_ours {
+        return None;
+    }
+    match rules.pools.holding(address) {
+        None => Some(format!("{} wrote it there, and it lies in no pool", writer(claim))),
+        Some(pool) if pool.avoid_buggy_ips && is_buggy(address) => {
+            Some(format!("pool {} leaves out addresses that end in .0 or .255", pool.name))
+        }
+        Some(pool) => refuses(pool, claim),
+    }
+}

@@ -1,0 +1,193 @@
+//! What a new leader takes over, and what it leaves alone.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use proto::{Reason, Service};
+use serde_json::{Value, json};
+
+use super::{addresses, apply, endpoints, named, service, settings, stored, texts};
+use crate::gateways::{Connection, Gateways};
+use crate::note::{Cause, Note};
+use crate::plan::{LeftBy, Memory, Plan, plan};
+use crate::source::Change;
+use crate::spec::PoolSpec;
+use crate::world::World;
+
+/// The Service as an API server has it while it is being deleted: our finalizer is on it, and this address in its status.
+fn going(name: &str, address: &str) -> Value {
+    let mut object = stored("nat", "7", "Proxy");
+    object["metadata"]["name"] = name.into();
+    object["metadata"]["finalizers"] = json!(["sluice.dev/load-balancer-cleanup"]);
+    object["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    object["status"]["loadBalancer"]["ingress"][0]["ip"] = address.into();
+    object
+}
+
+#[test]
+fn a_new_leader_gives_nobody_the_address_of_a_service_that_is_being_deleted_before_it_is_gone() {
+    let mut settings = settings();
+    settings.pools = vec![PoolSpec::new("default", vec!["192.0.2.100".parse().unwrap()])];
+    let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+    apply(&mut world, going("old", "192.0.2.100"));
+    apply(&mut world, service("web", json!({})));
+    let first = plan(&world, &settings, &mut memory, now);
+    assert_eq!(first.services[&named("web")].refusal.as_ref().map(|refusal| refusal.reason), Some(Reason::Exhausted));
+    assert!(!first.services.contains_key(&named("old")) && first.leaving.contains_key(&named("old")));
+    assert_eq!(first.pools_status[0].used, 1);
+    world.apply(Change::ServiceDeleted(named("old")));
+    let second = plan(&world, &settings, &mut memory, now);
+    assert_eq!(second.services[&named("web")].ports.len(), 1, "{:?}", second.services[&named("web")].refusal);
+    // What somebody else wrote there outside of our pools is nobody's.
+    let mut foreign = going("foreign", "198.18.0.1");
+    foreign["metadata"]["managedFields"] = Value::Null;
+    apply(&mut world, foreign);
+    let third = plan(&world, &settings, &mut memory, now);
+    assert_eq!(third.pools.len(), 1, "{:?}", third.pools);
+}
+
+#[test]
+fn addresses_of_gateways_that_are_away_and_of_nodes_are_no_vips_and_those_of_gateways_no_backends() {
+    let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+    let away = ["192.0.2.100", "10.0.0.9"].map(|text| text.parse().unwrap()).to_vec();
+    world.apply(Change::GatewaysReplaced([("edge-1".to_owned(), away)].into()));
+    let list = json!([{"type": "InternalIP", "address": "10.0.1.1"}, {"type": "InternalIP", "address": "192.0.2.101"},
+        {"type": "ExternalIP", "address": "192.0.2.102"}]);
+    let node = json!({"metadata": {"name": "n"}, "status": {"addresses": list}});
+    world.apply(Change::NodeApplied(Box::new(serde_json::from_value(node).unwrap())));
+    let gateways = tokio::sync::watch::Sender::new(Gateways::default());
+    let connection = Connection::open(&gateways, "edge-2", "", vec!["192.0.2.103".parse().unwrap()]);
+    memory.follow_gateways(&gateways.borrow(), now);
+    drop(connection);
+    memory.follow_gateways(&gateways.borrow(), now);
+    apply(&mut world, service("web", json!({})));
+    endpoints(&mut world, "web", &texts(&["10.0.0.1", "10.0.0.9", "10.0.1.1"]));
+    let plan = plan(&world, &settings(), &mut memory, now);
+    let web = &plan.services[&named("web")];
+    assert_eq!(web.ports[0].vips, ["192.0.2.104".parse::<IpAddr>().unwrap()]);
+    assert_eq!(addresses(web), ["10.0.0.1:8080", "10.0.1.1:8080"]);
+    assert!(plan.notes.iter().any(|note| note.remark.text.contains("address of gateway edge-1")), "{:?}", plan.notes);
+}
+
+/// One change of a world of three Services and a pool of three addresses, as it matters for what outlives a leader.
+#[derive(Clone, Debug)]
+enum Turn {
+    Service { name: u8, port: u16, request: Option<u8> },
+    Gone(u8),
+    Endpoints { of: u8, count: u8 },
+    Later(u64),
+}
+
+fn turn() -> impl Strategy<Value = Turn> {
+    let name = 0u8..3;
+    prop_oneof![
+        3 => (name.clone(), 80u16..82, prop::option::weighted(0.3, 99u8..104))
+            .prop_map(|(name, port, request)| Turn::Service { name, port, request }),
+        2 => name.clone().prop_map(Turn::Gone),
+        4 => (name, 0u8..60).prop_map(|(of, count)| Turn::Endpoints { of, count }),
+        1 => (1u64..700).prop_map(Turn::Later),
+    ]
+}
+
+proptest! {
+    /// Though no status was written yet: the same addresses, table sizes and reservations.
+    #[test]
+    fn a_plan_after_failover_is_the_plan_before(turns in prop::collection::vec(turn(), 1..24)) {
+        let mut settings = settings();
+        settings.pools[0].ranges = vec!["192.0.2.100-192.0.2.102".parse().unwrap()];
+        let (mut world, mut memory, mut now) = (World::default(), Memory::default(), Instant::now());
+        for turn in turns {
+            match turn {
+                Turn::Service { name, port, request } => {
+                    let mut object = service(&format!("s{name}"), json!({"ports": [{"port": port}]}));
+                    if let Some(last) = request {
+                        object["metadata"]["annotations"]["sluice.dev/addresses"] = format!("192.0.2.{last}").into();
+                    }
+                    apply(&mut world, object);
+                }
+                Turn::Gone(name) => world.apply(Change::ServiceDeleted(named(&format!("s{name}")))),
+                Turn::Endpoints { of, count } => {
+                    let list: Vec<String> = (1..=count).map(|last| format!("10.0.{of}.{last}")).collect();
+                    endpoints(&mut world, &format!("s{of}"), &list);
+                }
+                Turn::Later(seconds) => now += Duration::from_secs(seconds),
+            }
+            let before = plan(&world, &settings, &mut memory, now);
+            let mut successor = world.clone();
+            successor.apply(Change::CheckpointReplaced(Box::new(before.checkpoint.clone())));
+            let after = plan(&successor, &settings, &mut Memory::default(), now);
+            // Why one waits may be said in other words: what came first in one plan was there before the other.
+            let of = |plan: &Plan| -> Vec<_> {
+                let one = |service: &Arc<Service>| (service.ports.clone(), service.refusal.as_ref().map(|refusal| refusal.reason));
+                plan.services.iter().map(|(name, service)| (name.clone(), one(service))).collect()
+            };
+            prop_assert_eq!(of(&before), of(&after));
+            prop_assert_eq!(&before.checkpoint.services, &after.checkpoint.services);
+            prop_assert_eq!(&before.checkpoint.reserved, &after.checkpoint.reserved);
+        }
+    }
+}
+
+#[test]
+fn a_table_keeps_its_size_while_its_service_is_refused() {
+    let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+    let addresses = |count: u8| (1..=count).map(|last| format!("10.0.0.{last}")).collect::<Vec<_>>();
+    endpoints(&mut world, "web", &addresses(10));
+    apply(&mut world, service("web", json!({})));
+    plan(&world, &settings(), &mut memory, now);
+    apply(&mut world, service("web", json!({"sessionAffinity": "Cookie"})));
+    plan(&world, &settings(), &mut memory, now);
+    endpoints(&mut world, "web", &addresses(1));
+    apply(&mut world, service("web", json!({})));
+    assert_eq!(plan(&world, &settings(), &mut memory, now).services[&named("web")].ports[0].maglev.size, 2039);
+}
+
+#[test]
+fn a_status_that_was_overwritten_while_nobody_led_takes_no_address_from_anybody() {
+    let mut world = World::default();
+    apply(&mut world, service("first", json!({})));
+    apply(&mut world, service("web", json!({})));
+    let before = plan(&world, &settings(), &mut Memory::default(), Instant::now());
+    let mut foreign = service("web", json!({}));
+    foreign["status"]["loadBalancer"]["ingress"] = json!([{"ip": "192.0.2.150"}]);
+    foreign["metadata"]["managedFields"] = json!([{"manager": "kubectl", "subresource": "status",
+        "fieldsV1": {"f:status": {"f:loadBalancer": {"f:ingress": {}}}}}]);
+    let mut world = World::default();
+    apply(&mut world, foreign);
+    world.apply(Change::CheckpointReplaced(Box::new(before.checkpoint)));
+    let after = plan(&world, &settings(), &mut Memory::default(), Instant::now());
+    assert_eq!(after.services[&named("web")].ports[0].vips, ["192.0.2.101".parse::<IpAddr>().unwrap()]);
+    let told = |note: &Note| note.remark.cause == Cause::AddressLost && note.remark.text.contains("192.0.2.150");
+    assert!(after.notes.iter().any(told), "{:?}", after.notes);
+}
+
+#[test]
+fn what_another_installation_wrote_on_a_service_stays_its() {
+    let mut world = World::default();
+    let marked = |mut object: Value, name: &str, group: &str| {
+        object["metadata"]["name"] = name.into();
+        object["metadata"]["annotations"] = json!({"sluice.dev/group": group});
+        object
+    };
+    for (group, prefix) in [("default", "ours"), ("other", "theirs")] {
+        let mut classless = service("x", json!({"loadBalancerClass": null}));
+        classless["metadata"]["finalizers"] = json!(["sluice.dev/load-balancer-cleanup"]);
+        apply(&mut world, marked(classless, &format!("{prefix}-classless"), group));
+        let mut gone = going("x", "192.0.2.107");
+        gone["spec"]["loadBalancerClass"] = Value::Null;
+        apply(&mut world, marked(gone, &format!("{prefix}-going"), group));
+        let mut retyped = service("x", json!({"type": "ClusterIP", "loadBalancerClass": null}));
+        for (key, value) in [("uid", "u"), ("resourceVersion", "7")] {
+            retyped["metadata"][key] = value.into();
+        }
+        retyped["metadata"]["finalizers"] = json!(["sluice.dev/load-balancer-cleanup"]);
+        apply(&mut world, marked(retyped, &format!("{prefix}-retyped"), group));
+    }
+    let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
+    assert_eq!(plan.services.keys().map(|name| name.name.as_str()).collect::<Vec<_>>(), ["ours-classless"]);
+    let leaving: Vec<_> = plan.leaving.iter().map(|(name, leaving)| (name.name.as_str(), leaving.by)).collect();
+    assert_eq!(leaving, [("ours-going", LeftBy::Us), ("ours-retyped", LeftBy::Us)]);
+    assert_eq!(plan.statuses[&named("ours-classless")].group, "default");
+}
