@@ -66,7 +66,7 @@ fn costs(programs: &Programs, cluster: &mut Cluster<'_>, services: usize) -> (Du
     let gateway = Gateway::start(&programs.socket());
     let health = |n: usize, backends: u32| {
         let (namespace, name) = cluster::names(n);
-        ServiceHealth { service: format!("{namespace}/{name}"), backends, healthy: 1 }
+        ServiceHealth { service: format!("{namespace}/{name}"), backends, healthy: 1, refusal: None }
     };
     gateway.report((0..services).map(|n| health(n, 1)).collect());
     gateway.settle(SILENCE);

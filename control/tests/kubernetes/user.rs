@@ -19,7 +19,7 @@ use crate::api_server::{ApiServer, Kind};
 use crate::link::Link;
 
 /// Longer than any wait that is expected; a test that needs it has failed.
-const DEADLINE: Duration = Duration::from_secs(120);
+pub const DEADLINE: Duration = Duration::from_secs(120);
 
 pub struct User {
     pub cluster: Cluster,
