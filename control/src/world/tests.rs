@@ -1,0 +1,148 @@
+//! Which changes count, and what they concern.
+
+use super::*;
+
+fn service(name: &str, port: u16) -> Service {
+    let object = serde_json::json!({"metadata": {"name": name, "namespace": "shop"},
+        "spec": {"type": "LoadBalancer", "ports": [{"port": port}]}});
+    serde_json::from_value(object).unwrap()
+}
+
+fn slice(name: &str, of: &str, address: &str) -> EndpointSlice {
+    let labels = serde_json::json!({"kubernetes.io/service-name": of,
+        "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io"});
+    let object = serde_json::json!({"metadata": {"name": name, "namespace": "shop", "labels": labels},
+        "addressType": "IPv4", "ports": [{"port": 8080}], "endpoints": [{"addresses": [address]}]});
+    serde_json::from_value(object).unwrap()
+}
+
+fn revision(world: &World, name: &str) -> u64 {
+    world.services()[&ServiceName::new("shop", name)].revision
+}
+
+#[test]
+fn nothing_is_complete_before_all_lists_are_known() {
+    let mut world = World::default();
+    world.apply(Change::ServicesReplaced(vec![]));
+    world.apply(Change::SlicesReplaced(vec![]));
+    world.apply(Change::NodesReplaced(vec![]));
+    world.apply(Change::NamespacesReplaced(vec![]));
+    world.apply(Change::PoolsReplaced(vec![]));
+    assert!(!world.is_complete());
+    world.apply(Change::GatewaysReplaced(BTreeMap::new()));
+    world.apply(Change::CheckpointReplaced(Box::default()));
+    world.apply(Change::OverridesReplaced(Box::default()));
+    assert!(world.is_complete());
+}
+
+#[test]
+fn only_the_service_whose_slice_changed_gets_a_new_revision() {
+    let mut world = World::default();
+    world.apply(Change::ServicesReplaced(vec![service("a", 80), service("b", 80)]));
+    let before = (revision(&world, "a"), revision(&world, "b"), world.services_revision());
+    world.apply(Change::SliceApplied(Box::new(slice("a-1", "a", "10.0.0.1"))));
+    assert!(revision(&world, "a") > before.0);
+    assert_eq!((revision(&world, "b"), world.services_revision()), (before.1, before.2));
+}
+
+#[test]
+fn the_same_object_again_changes_nothing() {
+    let mut world = World::default();
+    world.apply(Change::ServicesReplaced(vec![service("a", 80)]));
+    world.apply(Change::SlicesReplaced(vec![slice("a-1", "a", "10.0.0.1")]));
+    let before = revision(&world, "a");
+    let mut again = service("a", 80);
+    again.metadata.resource_version = Some("9".to_owned());
+    world.apply(Change::ServiceApplied(Box::new(again)));
+    world.apply(Change::SlicesReplaced(vec![slice("a-1", "a", "10.0.0.1")]));
+    assert_eq!(revision(&world, "a"), before);
+    assert_eq!(world.services()[&ServiceName::new("shop", "a")].candidate.resource_version, "9");
+}
+
+#[test]
+fn a_relist_removes_what_it_does_not_name() {
+    let mut world = World::default();
+    world.apply(Change::ServicesReplaced(vec![service("a", 80), service("b", 80)]));
+    world.apply(Change::SlicesReplaced(vec![slice("a-1", "a", "10.0.0.1")]));
+    world.apply(Change::ServicesReplaced(vec![service("a", 80)]));
+    world.apply(Change::SlicesReplaced(vec![]));
+    assert_eq!(world.services().len(), 1);
+    assert_eq!(world.slices_of(&ServiceName::new("shop", "a")).count(), 0);
+}
+
+#[test]
+fn a_deleted_slice_is_remembered_while_its_service_is_there_until_it_is_forgotten() {
+    let a = ServiceName::new("shop", "a");
+    let counts = |world: &World| (world.slices_of(&a).count(), world.departed_slices_of(&a).count());
+    let mut world = World::default();
+    world.apply(Change::ServicesReplaced(vec![service("a", 80)]));
+    world.apply(Change::SlicesReplaced(vec![slice("a-1", "a", "10.0.0.1"), slice("b-1", "b", "10.0.0.9")]));
+    let before = revision(&world, "a");
+    world.apply(Change::SliceDeleted(ServiceName::new("shop", "a-1")));
+    assert_eq!(counts(&world), (0, 1));
+    assert!(revision(&world, "a") > before);
+    world.apply(Change::SliceApplied(Box::new(slice("a-1", "a", "10.0.0.1"))));
+    assert_eq!(counts(&world), (1, 0), "it is back under its own name");
+    world.apply(Change::SlicesReplaced(vec![slice("a-2", "a", "10.0.0.1")]));
+    assert_eq!(counts(&world), (1, 1));
+    world.forget_departed(std::slice::from_ref(&a));
+    assert_eq!(counts(&world), (1, 0));
+    world.apply(Change::SlicesReplaced(vec![]));
+    world.apply(Change::ServiceDeleted(a.clone()));
+    assert_eq!(counts(&world), (0, 0), "with its Service it goes for good");
+    assert!(world.slices.is_empty() && world.departed.is_empty(), "nothing is kept for Services that are not there");
+}
+
+#[test]
+fn who_expects_a_service_without_frontend_to_be_served_is_told_once() {
+    let mut world = World::default();
+    let mut name = service("db", 80);
+    let spec = name.spec.as_mut().unwrap();
+    (spec.type_, spec.external_ips) = (Some("ExternalName".to_owned()), Some(vec!["192.0.2.9".to_owned()]));
+    world.apply(Change::ServicesReplaced(vec![name.clone()]));
+    let notes = world.take_notes();
+    assert!(notes.len() == 1 && notes[0].remark.text.contains("ExternalName"), "{notes:?}");
+    world.apply(Change::ServiceApplied(Box::new(name.clone())));
+    world.apply(Change::ServicesReplaced(vec![name.clone()]));
+    assert_eq!(world.take_notes(), []);
+    world.apply(Change::ServicesReplaced(vec![]));
+    world.apply(Change::ServiceApplied(Box::new(name)));
+    assert_eq!(world.take_notes().len(), 1, "another one of that name");
+}
+
+#[test]
+fn a_service_that_changes_its_type_is_gone() {
+    let mut world = World::default();
+    world.apply(Change::ServiceApplied(Box::new(service("a", 80))));
+    let mut other = service("a", 80);
+    other.spec.as_mut().unwrap().type_ = Some("ClusterIP".to_owned());
+    world.apply(Change::ServiceApplied(Box::new(other)));
+    assert!(world.services().is_empty());
+}
+
+#[test]
+fn a_node_that_reports_itself_again_is_no_news() {
+    let node = |address: &str, ready: &str| -> Box<Node> {
+        let object = serde_json::json!({"metadata": {"name": "a"}, "status": {"addresses": [{"type": "InternalIP",
+            "address": address}], "conditions": [{"type": "Ready", "status": ready}]}});
+        Box::new(serde_json::from_value(object).unwrap())
+    };
+    let mut world = World::default();
+    world.apply(Change::NodesReplaced(vec![*node("10.0.1.1", "True")]));
+    let first = world.nodes_revision();
+    world.apply(Change::NodeApplied(node("10.0.1.1", "False")));
+    assert_eq!(world.nodes_revision(), first);
+    world.apply(Change::NodeApplied(node("10.0.1.2", "True")));
+    assert!(world.nodes_revision() > first);
+    world.apply(Change::NodeDeleted("a".to_owned()));
+    assert!(world.nodes().is_empty());
+}
+
+#[test]
+fn a_slice_that_changes_hands_leaves_its_old_service() {
+    let mut world = World::default();
+    world.apply(Change::SliceApplied(Box::new(slice("x", "a", "10.0.0.1"))));
+    world.apply(Change::SliceApplied(Box::new(slice("x", "b", "10.0.0.1"))));
+    assert_eq!(world.slices_of(&ServiceName::new("shop", "a")).count(), 0);
+    assert_eq!(world.slices_of(&ServiceName::new("shop", "b")).count(), 1);
+}
