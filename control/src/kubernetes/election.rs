@@ -55,11 +55,7 @@ pub async fn elect(cluster: &Cluster, mut candidate: Candidate, leadership: &wat
                 if matches!(answer, Answer::Held(_)) {
                     wait = RENEWED_EVERY;
                 }
-                let was_held = held.is_some();
                 take(answer, (started, &candidate), &mut held, leadership);
-                if held.is_some() && !was_held {
-                    candidate.leads();
-                }
             }
             Some(Ok(Err(error))) => wait = trouble.met(Outage::from(&error), Instant::now()).min(LOOKED_AT_EVERY),
             Some(Err(_)) => _ = trouble.met(Outage::Unreachable("it does not answer".to_owned()), Instant::now()),
@@ -109,6 +105,7 @@ fn take(
             if is_new {
                 info!(epoch, "leading");
                 leadership.send_replace(Leadership::Leading { epoch });
+                candidate.leads();
             }
         }
         Answer::Newer(lease) => {

@@ -211,7 +211,8 @@ impl Item {
             };
             let said = known.conditions.get(&ConditionType::Programmed);
             if let (Some((_, refusal)), false) = (&refusal, said.is_some_and(|said| said.says_the_same(&condition))) {
-                decision.remarks.push(Remark::new(Cause::Reason(refusal.reason), condition.message.clone()));
+                let remark = Remark::new(Cause::Reason(refusal.reason), condition.message.clone());
+                decision.remarks_of_write.push(remark);
             }
             set(&mut goal, ConditionType::Programmed, condition);
         }
