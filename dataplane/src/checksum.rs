@@ -1,26 +1,27 @@
-//! The Internet checksum: in full (RFC 1071) for what the engine writes itself, by difference (RFC 1624) for what it
-//! rewrites.
+//! The Internet checksum: computed in full (RFC 1071) for packets that the engine writes, updated by differences (RFC
+//! 1624) for packets that it rewrites.
 //!
-//! **Invariant:** a difference is never 0: no change is 0xffff. So a sum that a difference was added to is never 0 either,
-//! and the checksum that comes out is the one a full computation gives, bit for bit, never the other zero of one's
-//! complement. A wrong checksum stays wrong: nothing is repaired on the way.
+//! **Invariant:** a difference is never 0; "no change" is 0xffff. The sum of a checksum and a difference is therefore
+//! never 0 either, and the result equals that of a full computation bit for bit, never the other zero of one's
+//! complement. A wrong checksum stays wrong: the engine never repairs one. Not here: SCTP's CRC32c.
 
 use crate::{Address, Tuple};
 
-/// The difference that one hop less makes to an IPv4 header: the word of TTL and protocol gets smaller by 0x0100.
+/// The difference that decrementing the TTL makes to the checksum of an IPv4 header: the word of TTL and protocol
+/// decreases by 0x0100.
 pub const HOP_DELTA: u16 = !0x0100;
 
 /// What a rewrite adds to the checksums of every packet of a flow in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deltas {
-    /// Addresses, for the IPv4 header's checksum.
+    /// Change of the addresses, for the checksum of the IPv4 header.
     pub l3: u16,
-    /// Addresses (they stand in the pseudo header) and ports, for TCP's and UDP's.
+    /// Change of the addresses (part of the pseudo header) and of the ports, for the checksums of TCP and UDP.
     pub l4: u16,
 }
 
 impl Deltas {
-    /// Those of the opposite direction.
+    /// The differences for the opposite direction.
     #[must_use]
     #[inline]
     pub fn reversed(self) -> Self {
@@ -40,12 +41,12 @@ pub fn delta<A: Address>(old: &Tuple<A>, new: &Tuple<A>) -> Deltas {
     }
 }
 
-/// The checksum after a difference (RFC 1624 equation 3).
+/// The checksum after a difference is applied (RFC 1624 equation 3).
 #[inline]
 #[must_use]
 pub fn apply(checksum: u16, delta: u16) -> u16 {
     let (sum, carry) = (!checksum).overflowing_add(delta);
-    // After a carry the sum is at most 0xfffe: there is no second one.
+    // After a carry the sum is at most 0xfffe, so there is no second carry.
     !(sum.wrapping_add(u16::from(carry)))
 }
 
@@ -55,8 +56,8 @@ pub fn word_delta(old: u16, new: u16) -> u16 {
     difference(u64::from(old), u64::from(new))
 }
 
-/// Sum of the bytes as big-endian words, an odd last byte padded with 0. Sums of pieces may be added when all pieces but
-/// the last have even lengths.
+/// Sum of the bytes as big-endian words; an odd last byte is padded with 0. Sums of pieces may be added if every piece
+/// but the last has an even length.
 #[must_use]
 pub fn sum(bytes: &[u8]) -> u64 {
     let (words, odd) = bytes.as_chunks::<2>();
@@ -71,31 +72,31 @@ pub fn pseudo_sum<A: Address>(source: A, destination: A, protocol: u8, len: usiz
     address_sum(source) + address_sum(destination) + u64::from(protocol) + len as u64
 }
 
-/// The checksum that a sum makes.
+/// The checksum for a sum.
 #[must_use]
 pub fn finish(sum: u64) -> u16 {
     !fold(sum)
 }
 
-/// Whether an IPv4 header of whole 32-bit words sums up right. In the machine's own byte order, which is the same for a
-/// sum that must come out as all ones.
+/// Whether the checksum of an IPv4 header of whole 32-bit words is correct. The sum uses the byte order of the machine:
+/// whether it is all ones does not depend on the order.
 #[inline]
 #[must_use]
 pub fn header_holds(header: &[u8]) -> bool {
     let (words, _) = header.as_chunks::<4>();
-    // At most 15 words: no carry out of 64 bits.
+    // At most 15 words, so no carry out of 64 bits.
     let sum: u64 = words.iter().map(|w| u64::from(u32::from_ne_bytes(*w))).sum();
     fold(sum) == 0xffff
 }
 
-/// An address as a sum; 2^16 counts as 1 in one's complement, so that words of 32 bits do.
+/// The sum of an address. 2^16 counts as 1 in one's complement, so adding 32-bit words is correct.
 fn address_sum<A: Address>(address: A) -> u64 {
     let wide = address.wide();
     let words = |pair: u64| (pair >> 32) + (pair & 0xffff_ffff);
     words((wide >> 64) as u64) + words((wide & 0xffff_ffff_ffff_ffff) as u64)
 }
 
-/// What the change of some bytes, summed before and after, adds to a checksum over them.
+/// The difference that a change of some bytes, summed before and after, makes to a checksum over them.
 pub(crate) fn difference(old: u64, new: u64) -> u16 {
     nonzero(fold(u64::from(!fold(old)) + u64::from(fold(new))))
 }
@@ -128,8 +129,8 @@ mod tests {
     }
 
     #[test]
-    fn the_other_zero_comes_out_as_the_one_a_full_computation_gives() {
-        // The trap of RFC 1624 section 3: the old method gave 0xffff here.
+    fn an_update_gives_the_same_zero_as_a_full_computation() {
+        // The pitfall of RFC 1624 section 3: the older method gave 0xffff here.
         assert_eq!(apply(0xdd2f, word_delta(0x5555, 0x3285)), 0x0000);
         assert_eq!(apply(0xffff, 0xffff), 0x0000);
     }
@@ -142,7 +143,7 @@ mod tests {
         }
 
         #[test]
-        fn there_and_back_is_where_it_was(
+        fn a_reversed_difference_restores_the_checksum(
             old in any::<[u32; 3]>(), new in any::<[u32; 3]>(), checksum in 0_u16..0xffff,
         ) {
             let tuple = |t: [u32; 3]| Tuple {

@@ -1,9 +1,10 @@
-//! CRC32c (RFC 9260 appendix A, RFC 3720 section 12.1), SCTP's checksum: in full for the few bytes that the engine writes
-//! itself, by difference for what it rewrites.
+//! CRC32c (RFC 9260 appendix A, RFC 3720 section 12.1), the checksum of SCTP: computed in full for the few bytes that
+//! the engine writes, updated by differences for packets that it rewrites.
 //!
-//! A CRC is linear: what a change of the first four bytes adds to it depends on the change and on how many bytes follow,
-//! not on what they are. So a payload is never read, and a wrong checksum stays wrong. Numbers are *reflected*: bit 31 is
-//! the coefficient of x^0, bit 0 that of x^31.
+//! A CRC is linear: the difference that a change of the first four bytes makes depends on the change and on the number
+//! of bytes that follow, not on their values. So the engine never reads a payload, and a wrong checksum stays wrong.
+//!
+//! Polynomials are *reflected*: bit 31 is the coefficient of x^0, bit 0 that of x^31.
 
 /// The Castagnoli polynomial, reflected.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
@@ -14,7 +15,8 @@ const ONE: u32 = 1 << 31;
 /// x^(8n) for n below 256.
 const BYTES: [u32; 256] = powers(times_x8(ONE));
 
-/// x^(8 * 256 n) for n below 256: with [`BYTES`] every length of an IP packet in two steps. 1 KiB each.
+/// x^(8 * 256 n) for n below 256. With [`BYTES`], two multiplications cover every length of an IP packet. Each table
+/// takes 1 KiB.
 const PAGES: [u32; 256] = powers(times_x8(BYTES[255]));
 
 const fn powers(base: u32) -> [u32; 256] {
@@ -28,7 +30,7 @@ const fn powers(base: u32) -> [u32; 256] {
 }
 
 const fn times_x(a: u32) -> u32 {
-    // Without a branch: bits of checksums are as good as random.
+    // Without a branch: the bits of checksums are close to random, so a branch would be mispredicted.
     a >> 1 ^ POLYNOMIAL & (a & 1).wrapping_neg()
 }
 
@@ -53,13 +55,13 @@ const fn product(a: u32, mut b: u32) -> u32 {
     sum
 }
 
-/// The CRC of some bytes, bit by bit.
+/// The CRC of the bytes, computed bit by bit.
 #[must_use]
 pub(crate) fn full(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, byte| times_x8(crc ^ u32::from(*byte)))
 }
 
-/// What the change of its first four bytes adds (exclusive-or) to the CRC of a message of `len` bytes.
+/// The exclusive-or difference that a change of the first four bytes makes to the CRC of a message of `len` bytes.
 #[must_use]
 pub(crate) fn difference(old: [u8; 4], new: [u8; 4], len: u16) -> u32 {
     let [page, byte] = len.to_be_bytes();
@@ -94,7 +96,7 @@ mod tests {
     #[test]
     fn a_change_counts_as_in_full_at_every_length() {
         let (old, new) = ([0x15, 0xb3, 0x00, 0x50], [0x04, 0x01, 0x1f, 0x90]);
-        // What the change adds, carried on by one byte of zeros at a time.
+        // The difference of the change, extended by one zero byte at a time.
         let mut carried = full(&old) ^ full(&new);
         for len in 4..=u16::MAX {
             assert_eq!(difference(old, new, len), carried, "{len}");

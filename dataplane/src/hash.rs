@@ -1,14 +1,16 @@
-//! The hashes of the engine: multiply two 64-bit words, fold the 128-bit product by exclusive-or.
+//! The hash functions of the engine: multiply two 64-bit words and fold the 128-bit product by exclusive-or.
 //!
-//! **Invariant:** the same seed and tuple give the same hash on every machine and in every version that carries the
-//! same `MAGLEV_HASH_VERSION`: gateways must agree on the backend of a client. Against chosen tuples the flow table
-//! uses a secret seed; a factor is hidden by a key before each multiplication, so that nobody can choose it to be 0.
+//! **Invariant:** the same seed and tuple give the same hash on every machine and in every version with the same
+//! `MAGLEV_HASH_VERSION`, because gateways must agree on the backend of a client.
+//!
+//! The flow table uses a secret seed against chosen tuples. A key hides each factor before each multiplication, so no
+//! sender can force a factor to 0.
 
 use std::hash::{BuildHasher, Hasher};
 
 use crate::{Address, Tuple};
 
-/// Multiplies and folds.
+/// Multiplies and folds the halves of the product.
 #[inline]
 #[allow(clippy::cast_possible_truncation)] // the two halves of the product
 const fn fold(a: u64, b: u64) -> u64 {
@@ -16,7 +18,7 @@ const fn fold(a: u64, b: u64) -> u64 {
     (product as u64) ^ ((product >> 64) as u64)
 }
 
-/// One step of SplitMix64 (Steele, Lea, Flood 2014): spreads a seed over keys.
+/// One step of SplitMix64 (Steele, Lea, Flood 2014), which derives keys from a seed.
 pub(crate) const fn split_mix(state: u64) -> u64 {
     let z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -31,7 +33,7 @@ pub struct TupleHash {
 }
 
 impl TupleHash {
-    /// The hash with this seed.
+    /// The hash function of this seed.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         let a = split_mix(seed);
@@ -41,7 +43,7 @@ impl TupleHash {
         Self { keys: [a, b, c, d, split_mix(d)] }
     }
 
-    /// The hash of one tuple; direction matters.
+    /// The hash of one tuple. The two directions of a flow hash differently.
     #[must_use]
     #[inline]
     #[allow(clippy::cast_possible_truncation)] // the two halves of an address
@@ -59,7 +61,7 @@ impl TupleHash {
     }
 }
 
-/// For the hash maps of a snapshot, whose keys come from the configuration: fast, and no secret is needed.
+/// The hash of the maps in a snapshot. Their keys come from the configuration, so it is fast and needs no secret.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TableHash;
 
@@ -71,7 +73,7 @@ impl BuildHasher for TableHash {
     }
 }
 
-/// Folds word after word into its state.
+/// Folds one word after another into its state.
 #[derive(Debug)]
 pub(crate) struct FoldHasher(u64);
 
@@ -133,7 +135,7 @@ mod tests {
         assert_eq!(hash.hash(&tuple(0x2001_0db8_u128 << 96 | 7, 0x2001_0db8_u128 << 96 | 9, 5555)), V6_GOLDEN);
     }
 
-    // From the description above, computed by a second program.
+    // Golden values from the description above, computed by an independent program.
     const V4_GOLDEN: u64 = 575497752678552326;
     const V6_GOLDEN: u64 = 6253244028630651996;
 

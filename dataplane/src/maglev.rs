@@ -1,10 +1,13 @@
-//! Maglev tables (Eisenbud et al., NSDI'16, section 3.4): which backend takes the flows of a hash.
+//! Maglev tables (Eisenbud et al., NSDI'16, section 3.4): which backend takes the flows of a hash value.
 //!
 //! **Invariant:** the same [`MaglevSpec`] and backends give the same table on every gateway and in every release with
-//! the same hash version; a committed table pins it. Each backend visits the entries in an order of its own and takes
-//! the first free one when it is its turn. With weights, the k-th turn of a backend comes in round
-//! `ceil(k * largest weight / weight)`; within a round, turns go by address and port. Deliberately not here: health.
-//! The caller gives the backends that may take flows.
+//! the same hash version; golden tables in the tests pin it.
+//!
+//! Each backend visits the entries in its own order and takes the first free one at each of its turns. With weights,
+//! the k-th turn of a backend comes in round `ceil(k * largest weight / weight)`; within a round, turns are ordered by
+//! address and port.
+//!
+//! Not here: health. The caller passes the backends that may take flows.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,15 +16,15 @@ use proto::MaglevSpec;
 use crate::hash::split_mix;
 use crate::schedule::turns;
 
-/// A table of positions in the list of backends that it was built from.
+/// A lookup table whose entries are positions in the list of backends that it was built from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MaglevTable {
     /// Empty without backends.
     entries: Box<[u16]>,
 }
 
-/// What a backend's order of visiting entries follows from: hash version 1. FNV-1a (64 bits) over the address in
-/// network order (4 or 16 bytes) and the port (2 bytes), mixed with the seed by SplitMix64. Never to be changed.
+/// The hash that determines a backend's order of visiting entries, hash version 1: FNV-1a (64 bits) over the address in
+/// network order (4 or 16 bytes) and the port (2 bytes), mixed with the seed by SplitMix64. It must never change.
 #[must_use]
 pub fn identity_hash(backend: SocketAddr, seed: u64) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
@@ -45,7 +48,7 @@ const fn reduce(hash: u64, n: u32) -> u32 {
     ((hash as u128 * n as u128) >> 64) as u32
 }
 
-/// The order of one backend: offset, offset + skip, ... modulo the (prime) size.
+/// The order in which a backend visits entries: offset, offset + skip, ... modulo the (prime) size.
 #[derive(Clone, Copy)]
 struct Order {
     offset: u32,
@@ -60,7 +63,7 @@ impl Order {
 }
 
 impl MaglevTable {
-    /// The table for these backends, in the order of address and port, each with its weight. Weight 0 takes nothing.
+    /// Builds the table for these backends, sorted by address and port, each with its weight. Weight 0 takes nothing.
     /// Backends past the 65,535th take nothing; `proto` allows 6,553.
     #[must_use]
     pub fn build(spec: MaglevSpec, backends: &[(SocketAddr, u16)]) -> Self {
@@ -88,44 +91,46 @@ impl MaglevTable {
         self.entries.get(entry as usize).copied()
     }
 
-    /// The entries.
+    /// The entries: positions of backends.
     #[must_use]
     pub fn entries(&self) -> &[u16] {
         &self.entries
     }
 }
 
-/// Whose turn it is, until a table of this size is full; then from the beginning, where all weights are equal.
+/// The order of turns that fills a table of this size. With equal weights it is one round, which the caller repeats.
 fn order_of_turns(weights: &[u32], size: u32) -> Vec<u16> {
     let heaviest = weights.iter().copied().max().unwrap_or(1);
     if weights.iter().all(|&weight| weight == heaviest) {
         return turns(weights, 1);
     }
-    // In r rounds there are at least r * sum / heaviest - n turns, each of the n backends losing less than one to rounding.
+    // In r rounds there are at least r * sum / heaviest - n turns, since each of the n backends loses less than one to
+    // rounding.
     let sum: u64 = weights.iter().copied().map(u64::from).sum();
     let wanted = u64::from(size) + weights.len() as u64;
     let rounds = (wanted * u64::from(heaviest)).div_ceil(sum);
     turns(weights, u32::try_from(rounds).unwrap_or(u32::MAX))
 }
 
-/// Turns that are taken at once.
+/// Number of turns that are taken at once.
 const LANES: usize = 8;
 
-/// Where a backend stands in its order. Places are fractions of the size, in 2^-64: a step is one addition that wraps by
-/// itself, an entry one multiplication. A step rounds by less than one unit, a backend makes at most `size` < 2^20 of
-/// them, and it begins in the middle of an entry, which is 2^44 units wide or more.
+/// The position of a backend in its order. Positions are fractions of the size in units of 2^-64: a step is one
+/// addition that wraps by itself, an entry is one multiplication. A step is rounded by less than one unit, a backend
+/// makes at most `size` < 2^20 steps, and it begins in the middle of an entry, which is at least 2^44 units wide.
 #[derive(Clone, Copy)]
 struct Walk {
     place: u64,
     step: u64,
 }
 
-/// A table that is being filled, in three stages, each the cheapest while so many entries are free.
+/// A table under construction, in three stages. Each stage is the cheapest for the number of entries that are still
+/// free.
 struct Filling {
     orders: Vec<Order>,
     walks: Vec<Walk>,
     entries: Vec<u16>,
-    /// Bit per entry: taken. 8 KB for 65,537 entries, where the entries themselves take 128 KB: it stays in L1.
+    /// One bit per entry: taken. 8 KB for 65,537 entries, where the entries themselves take 128 KB, so it stays in L1.
     taken: Vec<u64>,
     free: usize,
     size: u32,
@@ -146,9 +151,9 @@ impl Filling {
     }
 
     fn fill(mut self, turns: &[u16]) -> Vec<u16> {
-        // While every fourth entry is free, a backend finds one within a few steps, the processor never guesses how many,
-        // and wrong guesses cost the most: eight backends at once. Then one by one. With f entries free at last, asking
-        // each of them costs f questions against size / f steps.
+        // While every fourth entry is free, a backend finds one within a few steps, but the processor cannot predict
+        // the number of steps, and mispredictions cost the most: take eight backends at once. Below that, one by one.
+        // For the last f free entries, testing each of them costs f tests instead of size / f steps.
         let (many, few) = (self.size as usize / 4 + LANES, (self.size as usize).isqrt());
         let mut rest = turns;
         while self.free > few {
@@ -198,8 +203,8 @@ impl Filling {
         self.walks[usize::from(backend)].place = place.wrapping_add(step);
     }
 
-    /// The same for different backends: all walk until each stands at a free entry, then they take theirs in turn; who
-    /// finds it taken by one before walks on.
+    /// The same for eight different backends. All walk until each stands at a free entry, then they take their entries
+    /// in turn. A backend whose entry an earlier one took walks on.
     #[inline]
     fn turns(&mut self, backends: &[u16; LANES]) {
         let mut walks = backends.map(|backend| self.walks[usize::from(backend)]);
@@ -220,8 +225,8 @@ impl Filling {
         }
     }
 
-    /// The turns of the last `free` entries. How far along a backend's order an entry lies is (entry - place) / skip
-    /// modulo the size; as a fraction of the size, as above, that is one multiplication.
+    /// The turns for the last `free` entries. The distance of an entry along a backend's order is (entry - position) /
+    /// skip modulo the size; as a fraction of the size, as above, that is one multiplication.
     fn fill_few<'a>(&mut self, mut free: Vec<u32>, turns: impl Iterator<Item = &'a u16>) {
         let (modulus, width) = (Modulus::new(self.size), u64::MAX / u64::from(self.size));
         for &backend in turns {
@@ -236,18 +241,18 @@ impl Filling {
     }
 }
 
-/// n / size in 2^-64, rounded down; n is less than the size.
+/// n / size in units of 2^-64, rounded down; n is less than the size.
 #[allow(clippy::cast_possible_truncation)] // less than 2^64
 const fn fraction(n: u32, size: u32) -> u64 {
     (((n as u128) << 64) / size as u128) as u64
 }
 
-/// A prime to calculate by.
+/// A prime modulus.
 #[derive(Clone, Copy)]
 struct Modulus {
     n: u32,
-    /// 2^64 / n, rounded up: a quotient by one multiplication instead of a division, exact for factors below n as
-    /// long as n^3 < 2^64 (Granlund, Montgomery 1994); the largest size, 655,373, is below 2^20.
+    /// 2^64 / n, rounded up, so that a quotient takes one multiplication instead of a division. Exact for factors below
+    /// n while n^3 < 2^64 (Granlund, Montgomery 1994); the largest size, 655,373, is below 2^20.
     reciprocal: u64,
 }
 
@@ -264,7 +269,7 @@ impl Modulus {
         (product - quotient * self.n as u64) as u32
     }
 
-    /// a^(n - 2), by Fermat.
+    /// The inverse of a, which is a^(n - 2) by Fermat's little theorem.
     const fn inverse(self, a: u32) -> u32 {
         let (mut base, mut exponent, mut result) = (a, self.n - 2, 1);
         while exponent > 0 {
@@ -292,8 +297,8 @@ mod tests {
         (0..count).map(|n| (SocketAddr::new(IpAddr::V4((0x0a00_000b + n).into()), 8080), 1)).collect()
     }
 
-    /// The pseudo code of the paper (Pseudocode 1), with turns skipped by weight: a backend's turn number k is due in
-    /// round ceil(k * largest / weight).
+    /// The pseudo code of the paper (Pseudocode 1), with turns skipped by weight: turn k of a backend is due in round
+    /// ceil(k * largest / weight).
     fn paper(spec: MaglevSpec, backends: &[(SocketAddr, u16)]) -> Vec<u16> {
         let m = u64::from(spec.size);
         let orders: Vec<_> = backends.iter().map(|b| Order::new(b.0, spec)).collect();
@@ -351,7 +356,7 @@ mod tests {
         assert_eq!(digest(&thousand), GOLDEN_DIGESTS[1]);
     }
 
-    // From the description in this file, computed by a second program.
+    // Golden values from the description in this file, computed by an independent program.
     const GOLDEN_23: [u16; 23] = [0, 1, 0, 1, 0, 1, 1, 2, 2, 2, 1, 1, 0, 0, 0, 2, 1, 2, 0, 2, 2, 1, 0];
     const GOLDEN_23_WEIGHTED: [u16; 23] = [0, 2, 2, 3, 2, 2, 2, 2, 2, 2, 3, 3, 2, 2, 0, 3, 2, 2, 2, 3, 2, 3, 3];
     const GOLDEN_DIGESTS: [u64; 2] = [7583838526286813527, 18299893274918925981];
@@ -371,7 +376,7 @@ mod tests {
 
     #[test]
     fn the_loss_of_one_of_a_thousand_backends_changes_on_average_at_most_seven_permille_of_the_entries() {
-        // With its own; of single losses some change a few entries more.
+        // Its own entries included. Single losses may change a few entries more.
         let mut changed = Vec::new();
         for seed in 0..5 {
             let all = backends(1000);
@@ -390,20 +395,20 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_tables_are_the_papers() {
+    fn the_largest_tables_equal_those_of_the_paper() {
         let largest = backends(6553);
         assert_eq!(MaglevTable::build(spec(655_373, 3), &largest).entries(), paper(spec(655_373, 3), &largest));
         let mut uneven = backends(100);
         uneven.iter_mut().zip((1..).step_by(600)).for_each(|(backend, weight)| backend.1 = weight);
         assert_eq!(MaglevTable::build(spec(65_537, 3), &uneven).entries(), paper(spec(65_537, 3), &uneven));
-        // One turn of the light one, in the last of 65,535 rounds.
+        // The light backend has one turn, in the last of 65,535 rounds.
         let (heavy, light) = (backends(2)[0].0, backends(2)[1].0);
         let two = [(heavy, u16::MAX), (light, 1)];
         assert_eq!(MaglevTable::build(spec(65_537, 3), &two).entries(), paper(spec(65_537, 3), &two));
     }
 
     #[test]
-    fn weights_are_shares_and_none_take_nothing() {
+    fn shares_follow_weights_and_weight_0_takes_nothing() {
         let mut three = backends(3);
         (three[0].1, three[1].1, three[2].1) = (1, 0, 3);
         let table = MaglevTable::build(spec(4093, 1), &three);
@@ -424,7 +429,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]
         #[test]
-        fn the_table_is_the_papers(
+        fn the_table_equals_that_of_the_paper(
             size in proptest::sample::select(&MAGLEV_SIZES[..6]),
             seed in any::<u64>(),
             count in 1u32..60,

@@ -1,8 +1,10 @@
-//! How a frontend chooses among its backends for a new flow (FORWARDING 1.4).
+//! The schedulers: how a frontend chooses the backend of a new flow (FORWARDING 1.4).
 //!
-//! Those that go by a hash agree on all workers and gateways. The others keep what they know in the frontend, each worker
-//! its own part, made by the compiler: a choice allocates nothing. All are deterministic. Deliberately not here: which
-//! backends take new flows at all (the others have weight 0), and source ranges.
+//! Hash-based schedulers give the same result on all workers and gateways. The others keep their state in the frontend,
+//! separate for each worker and allocated by the compiler, so a choice allocates nothing. All schedulers are
+//! deterministic.
+//!
+//! Not here: which backends take new flows (the others have weight 0), and source ranges.
 
 mod loads;
 mod robin;
@@ -19,28 +21,28 @@ use loads::{Loads, Measure};
 use robin::Robin;
 pub(crate) use rounds::turns;
 
-/// Who chooses, and when: what a choice needs besides the frontend and the packet.
+/// The worker and the time of a choice: what a choice needs besides the frontend and the packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Chooser {
-    /// The worker: schedulers that count or take turns do so for each worker.
+    /// Index of the worker. Schedulers that count flows or rotate do so per worker.
     pub worker: usize,
-    /// Now.
+    /// Current time.
     pub now: Tick,
 }
 
-/// What of a packet is hashed where its backend follows from a hash.
+/// The part of a packet that is hashed to find its backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HashedBy {
-    /// All of the tuple.
+    /// The whole tuple.
     Tuple,
-    /// The client's address, whatever its port.
+    /// The client's address without its port.
     Source,
     /// The frontend's address.
     Destination,
 }
 
 impl HashedBy {
-    /// What a scheduler goes by; with affinity the client's address, whatever the scheduler (FORWARDING 10).
+    /// The hashed part for a scheduler. With affinity it is always the client's address (FORWARDING 10).
     pub(crate) const fn of(scheduler: Scheduler, affinity: bool) -> Self {
         match scheduler {
             _ if affinity => Self::Source,
@@ -60,19 +62,20 @@ impl HashedBy {
     }
 }
 
-/// How a frontend chooses.
+/// The scheduler of a frontend with its state.
 #[derive(Debug)]
 pub(crate) enum Schedule {
     /// By the Maglev table.
     Hash,
-    /// In turn.
+    /// Weighted round robin.
     Turns(Robin),
-    /// By load.
+    /// By the number of flows.
     Loads(Loads),
 }
 
 impl Schedule {
-    /// What this scheduler needs for these backends and weights. `before` is the frontend's until now.
+    /// The state of this scheduler for these backends and weights. `before` is the state of the frontend's previous
+    /// version.
     pub(crate) fn new(
         scheduler: Scheduler,
         backends: &[(BackendId, u16)],

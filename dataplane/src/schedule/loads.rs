@@ -1,14 +1,19 @@
-//! `least-connections`, `shortest-expected-delay`, `never-queue`: by the flows that backends have.
+//! `least-connections`, `shortest-expected-delay` and `never-queue`: choice by the number of flows of each backend.
 //!
-//! Each worker keeps a tournament of the backends: a choice reads the winner at the root and plays log2(n) games again.
-//! Flows are counted anyway, by backend slot and worker; a choice brings the next few backends' counts up to date, its own
-//! worker's of [`OWN_LOOKS`] backends and all workers' of one. So a flow that ended is known n / 4 new flows later, one
-//! that another worker has n later; flows that a worker begins itself are known at once. No worker writes into another's
-//! memory, and none asks more often than it makes flows.
+//! Each worker keeps a tournament tree of the backends. A choice reads the winner at the root and replays log2(n)
+//! games.
 //!
-//! **Invariant:** a tournament begins with what is counted when it is made: were every count to begin at 0, backends
-//! would get too many flows after each change of endpoints. Of equals, the one whose last flow is the oldest is chosen.
-//! A flow counts in whatever state it is. Deliberately not here: counting.
+//! Flows are counted per backend slot and worker in any case. Each choice refreshes the counts of the next few
+//! backends: this worker's own count of [`OWN_LOOKS`] backends, and the counts of all other workers for one. A choice
+//! therefore sees the end of a flow after n / 4 new flows, and flows of other workers after n new flows. It sees the
+//! flows that its own worker begins at once. No worker writes into another worker's memory, and a worker reads the
+//! others' counts only when it makes a flow.
+//!
+//! **Invariant:** a new tournament begins with the current counts. If every count began at 0, backends would get too
+//! many flows after each change of endpoints. Among equal backends, the one chosen the longest ago wins. A flow counts
+//! in every state.
+//!
+//! Not here: counting flows.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -18,24 +23,25 @@ use proto::Scheduler;
 use crate::flow::BackendId;
 use crate::{Counter, WorkerCounters};
 
-/// Backends whose flows of its own a worker looks at with a choice: exact for up to four, and cheap: four cache lines.
+/// Number of backends whose own count a worker refreshes with each choice. Counts are exact for up to four backends,
+/// and four cache lines are cheap.
 const OWN_LOOKS: usize = 4;
-/// Winners that are looked at before one is believed. Each look may unseat the winner.
+/// Number of winners that are refreshed before the choice is final. Each refresh may dethrone the winner.
 const WINNERS: usize = 4;
 
-/// What makes a backend the better choice.
+/// The measure by which backends are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Measure {
-    /// Few flows for its weight.
+    /// Fewest flows per weight.
     Flows,
-    /// Few flows for its weight, with the new one.
+    /// Fewest flows per weight, counting the new flow.
     Delay,
-    /// Being idle; of those that are or of those that are not, as by `Delay`.
+    /// Idle backends first; among the idle and among the others, as `Delay`.
     Idle,
 }
 
 impl Measure {
-    /// Of the schedulers that go by load.
+    /// The measure of a scheduler; `None` for schedulers that do not count flows.
     pub(crate) const fn of(scheduler: Scheduler) -> Option<Self> {
         match scheduler {
             Scheduler::LeastConnections => Some(Self::Flows),
@@ -45,7 +51,7 @@ impl Measure {
         }
     }
 
-    /// Compares flows over weight by multiplying crosswise: 48 bits of flows and 16 of weight fit 64.
+    /// Compares flows / weight by cross-multiplication: 48 bits of flows and 16 bits of weight fit in 64 bits.
     fn compare(self, (flows_a, weight_a): (u64, u16), (flows_b, weight_b): (u64, u16)) -> Ordering {
         let more = u64::from(self != Self::Flows);
         let by_weight = ((flows_a + more) * u64::from(weight_b)).cmp(&((flows_b + more) * u64::from(weight_a)));
@@ -59,18 +65,18 @@ impl Measure {
 /// A backend that takes new flows.
 #[derive(Clone, Copy, Debug)]
 struct Player {
-    /// In the list that it comes from.
+    /// Position in the list of backends that the tournament was built from.
     position: u16,
     weight: u16,
     slot: u32,
 }
 
-/// What a worker knows of a player.
+/// A worker's counts for one player.
 #[derive(Debug, Default)]
 struct Standing {
     own: Counter,
     others: Counter,
-    /// When it was chosen last, counted in choices.
+    /// When the player was last chosen, counted in choices.
     chosen: Counter,
 }
 
@@ -84,24 +90,24 @@ impl Standing {
 #[derive(Debug)]
 struct Tournament {
     standings: Box<[Standing]>,
-    /// Winners of the games, as places of players: game 1 is the final, those of game g are the winners of games 2g and
-    /// 2g + 1; the "games" from the number of players on are the players themselves.
+    /// The winner of each game, as an index of a player. Game 1 is the final; game g is played by the winners of games
+    /// 2g and 2g + 1. "Games" from the number of players on stand for the players themselves.
     winners: Box<[Counter]>,
     choices: Counter,
 }
 
-/// Backends by load.
+/// The backends of a frontend, ordered by load.
 #[derive(Debug)]
 pub(crate) struct Loads {
     measure: Measure,
     players: Box<[Player]>,
-    /// By worker.
+    /// Indexed by worker.
     tournaments: Box<[Tournament]>,
     counters: Arc<[Arc<WorkerCounters>]>,
 }
 
 impl Loads {
-    /// Tournaments, one for each worker, of the backends whose weight is not 0, from what the workers count now.
+    /// Builds one tournament per worker over the backends with a weight above 0, from the current counts.
     pub(crate) fn new(measure: Measure, backends: &[(BackendId, u16)], counters: &Arc<[Arc<WorkerCounters>]>) -> Self {
         let taking = (0..).zip(backends).filter(|(_, (_, weight))| *weight > 0);
         let players: Box<[_]> = taking.map(|(position, &(id, weight))| Player { position, weight, slot: id.slot }).collect();
@@ -116,7 +122,7 @@ impl Loads {
         loads
     }
 
-    /// The position of the backend that this worker should give a new flow to.
+    /// The position of the backend that gets this worker's next flow.
     pub(crate) fn lightest(&self, worker: usize) -> Option<u16> {
         let tournament = self.tournaments.get(worker)?;
         let (count, choice) = (self.players.len(), tournament.choices.get());
@@ -136,7 +142,7 @@ impl Loads {
         }
         let winner = self.winner(tournament, 1);
         let standing = &tournament.standings[winner];
-        // It will be counted when the flow is made; should none be made, the next look sets it right.
+        // The flow is counted when it is created. If none is created, the next refresh corrects the count.
         standing.own.add(1);
         tournament.choices.add(1);
         standing.chosen.set(choice + 1);
@@ -144,7 +150,7 @@ impl Loads {
         Some(self.players[winner].position)
     }
 
-    /// Brings the worker's own count of a player up to date.
+    /// Refreshes the worker's own count of a player.
     fn look(&self, worker: usize, tournament: &Tournament, player: usize) {
         let (standing, now) = (&tournament.standings[player], self.own(worker, player));
         if standing.own.get() != now {
@@ -162,7 +168,7 @@ impl Loads {
         others.map(|(_, counters)| counters.flows_of(self.players[player].slot)).sum()
     }
 
-    /// Plays all games.
+    /// Refreshes all counts and plays all games.
     fn open(&self, worker: usize, tournament: &Tournament) {
         for (player, standing) in tournament.standings.iter().enumerate() {
             standing.own.set(self.own(worker, player));
@@ -171,7 +177,7 @@ impl Loads {
         (1..self.players.len()).rev().for_each(|game| self.play(tournament, game));
     }
 
-    /// Plays the games again that a player is in.
+    /// Replays the games that a player takes part in.
     fn replay(&self, tournament: &Tournament, player: usize) {
         let mut game = (player + self.players.len()) / 2;
         while game > 0 {
@@ -188,7 +194,7 @@ impl Loads {
         tournament.winners[game].set(if order.is_le() { a } else { b } as u64);
     }
 
-    /// The place of the winner of a game.
+    /// The index of the player that won a game.
     fn winner(&self, tournament: &Tournament, game: usize) -> usize {
         match game.checked_sub(self.players.len()) {
             Some(player) => player,
@@ -229,7 +235,7 @@ mod tests {
             }
         }
 
-        /// A new flow.
+        /// Chooses a backend and begins a flow there.
         fn flow(&self, loads: &Loads, worker: usize) -> u16 {
             let chosen = loads.lightest(worker).unwrap();
             self.begin(worker, chosen);
@@ -248,7 +254,7 @@ mod tests {
         }
     }
 
-    /// ip_vs(8)'s formulas, by looking at everybody. Of equals, whoever was chosen the longest ago.
+    /// The formulas of ip_vs(8), evaluated over all backends. Among equal backends, the one chosen the longest ago.
     fn naive(measure: Measure, flows: &[u64], weights: &[u16], chosen: &[u64]) -> u16 {
         let cost = |n: usize| {
             let (flows, weight) = (f64::from(u32::try_from(flows[n]).unwrap()), f64::from(weights[n]));
@@ -266,7 +272,7 @@ mod tests {
     const ALL: [Measure; 3] = [Measure::Flows, Measure::Delay, Measure::Idle];
 
     #[test]
-    fn nobody_is_chosen_of_nobody() {
+    fn no_backend_is_chosen_without_backends() {
         let desk = Desk::new(1, &[0, 0]);
         assert_eq!(desk.loads(Measure::Flows).lightest(0), None);
         assert_eq!(Desk::new(1, &[]).loads(Measure::Flows).lightest(0), None);
@@ -318,7 +324,7 @@ mod tests {
         }
         let flows = desk.flows();
         assert!(flows[..3].iter().all(|n| (98..=102).contains(n)) && (296..=304).contains(&flows[3]), "{flows:?}");
-        // One of them alone evens out what the other's ended flows left.
+        // One worker alone levels out the flows that the other worker ended.
         (0..80).for_each(|_| desk.end(1, 0));
         let left = desk.flows();
         assert!((48..=52).contains(&left[0]), "it had half of them: {left:?}");

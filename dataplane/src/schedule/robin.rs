@@ -1,36 +1,39 @@
-//! `round-robin`: each backend in turn, as often as its weight says.
+//! `round-robin`: the backends in turn, each as often as its weight demands.
 //!
-//! A choice is one step in a sequence made by the compiler. Each worker takes its own steps, and begins at a place of its
-//! own, so that few flows on many workers do not all go to the first backend. **Invariant:** a worker's place outlives
-//! the sequence: were it set back by every change, backends at the front would get more than theirs.
+//! A choice is one step in a sequence that the compiler made. Each worker steps on its own and starts at a different
+//! position, so that a few flows on many workers do not all go to the first backend.
+//!
+//! **Invariant:** a worker's position survives a change of the sequence. If every change reset it, backends at the
+//! front would get more than their share.
 
 use std::sync::Arc;
 
 use super::rounds::turns;
 use crate::Counter;
 
-/// Entries of a sequence where weights would make it longer: as many as a weight can have values, so that one backend
-/// with weight 1 beside one with 65,535 still has its share. 128 KiB.
+/// Maximum length of a sequence, where weights would make it longer: the number of values of a weight, so that a
+/// backend with weight 1 beside one with 65,535 still gets its share. 128 KiB.
 const SEQUENCE_MAX: u64 = 65_536;
-/// The same for many backends: 655,360 entries for the 6,553 that a port may have, so that shares are within 1 %.
+/// The maximum per backend where there are many: 655,360 entries for the 6,553 backends that a port may have, so that
+/// shares are within 1 %.
 const PER_BACKEND_MAX: u64 = 100;
 
-/// A worker's place, in cache lines of its own: it is written with every new flow.
+/// A worker's position, on a cache line that no other worker writes: it changes with every new flow.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Place(Counter);
 
-/// Backends in turn.
+/// The round-robin scheduler of a frontend.
 #[derive(Debug)]
 pub(crate) struct Robin {
     /// Positions of backends.
     sequence: Vec<u16>,
-    /// By worker.
+    /// Indexed by worker.
     places: Arc<[Place]>,
 }
 
 impl Robin {
-    /// Turns for these weights, which go on where those `before` were.
+    /// A sequence for these weights. Workers continue at the positions that they had in `before`.
     pub(crate) fn new(weights: &[u16], workers: usize, before: Option<&Self>) -> Self {
         let sequence = sequence(weights);
         let begin = |worker: usize| {
@@ -42,7 +45,7 @@ impl Robin {
         Self { sequence, places }
     }
 
-    /// The position of the backend whose turn it is with this worker.
+    /// The position of the next backend for this worker.
     pub(crate) fn next(&self, worker: usize) -> Option<u16> {
         let place = &self.places.get(worker)?.0;
         let at = usize::try_from(place.get()).ok().filter(|&at| at < self.sequence.len()).unwrap_or(0);
@@ -51,8 +54,8 @@ impl Robin {
     }
 }
 
-/// One cycle of turns. Weights count by what they have in common; where the cycle would be too long, they are rounded,
-/// but none to 0.
+/// One cycle of turns. Weights are divided by their greatest common divisor. Where the cycle would be too long they are
+/// scaled down and rounded, but never to 0.
 fn sequence(weights: &[u16]) -> Vec<u16> {
     let divisor = weights.iter().copied().fold(0, greatest_common_divisor).max(1);
     let taking = weights.iter().filter(|&&weight| weight > 0).count() as u64;
@@ -94,11 +97,11 @@ mod tests {
         let fewer = Robin::new(&[1, 1, 1], 2, Some(&robin));
         assert_eq!([next(&fewer, 0), next(&fewer, 0), next(&fewer, 1)], [2, 0, 0]);
         assert_eq!(fewer.next(2), None, "there is no such worker");
-        assert_eq!(Robin::new(&[0, 0], 1, None).next(0), None, "there is nobody");
+        assert_eq!(Robin::new(&[0, 0], 1, None).next(0), None, "no backend takes flows");
     }
 
     #[test]
-    fn a_change_at_every_flow_favours_nobody() {
+    fn a_change_at_every_flow_favours_no_backend() {
         let mut robin = Robin::new(&[1; 5], 1, None);
         let mut chosen = Vec::new();
         for round in 0..6000 {
@@ -128,7 +131,7 @@ mod tests {
             let weights: Vec<u16> = weights.iter().map(|weight| weight * common).collect();
             let sum: u64 = weights.iter().copied().map(u64::from).sum();
             let robin = Robin::new(&weights, 1, None);
-            // As many steps as the weights sum up to are whole cycles, wherever they begin.
+            // As many steps as the sum of the weights are whole cycles, wherever they begin.
             robin.next(0);
             let chosen = (0..sum).filter_map(|_| robin.next(0));
             let expected: Vec<u64> = weights.iter().copied().map(u64::from).collect();

@@ -1,15 +1,15 @@
-//! The order in which weighted backends have their turns.
+//! The order of turns of weighted backends, for `round-robin` and the Maglev tables.
 //!
-//! The k-th turn of a backend comes in round `ceil(k * largest weight / weight)`; within a round, turns go by position.
-//! So the heaviest has a turn in every round, and a weight of half as much in every other.
+//! The k-th turn of a backend comes in round `ceil(k * largest weight / weight)`. Within a round, turns are ordered by
+//! position. So the heaviest backend has a turn in every round, and a backend of half its weight in every other round.
 
-/// A backend's turns, one after the other, by their rounds: k * heaviest / weight, rounded up, without dividing for each.
+/// The rounds of a backend's turns, in order: k * heaviest / weight, rounded up, without a division for each turn.
 struct Rounds {
     weight: u32,
     quotient: u32,
     remainder: u32,
     round: u32,
-    /// (k * heaviest) modulo weight, counted down from a multiple: how much of the round is left.
+    /// (k * heaviest) modulo weight, counted down from a multiple: the unused part of the round.
     over: u32,
 }
 
@@ -34,13 +34,13 @@ impl Iterator for Rounds {
     }
 }
 
-/// All turns of the first `rounds` rounds, as positions in `weights`; weight 0 has none, and positions past the 65,535th
-/// have none.
+/// All turns of the first `rounds` rounds, as positions in `weights`. Backends with weight 0 and positions past the
+/// 65,535th get no turn.
 pub(crate) fn turns(weights: &[u32], rounds: u32) -> Vec<u16> {
     let heaviest = weights.iter().copied().max().unwrap_or(0);
     let of = |weight: u32| Rounds::new(weight, heaviest).take_while(|&round| round <= rounds);
     let taking = || (0..u16::MAX).zip(weights.iter().copied()).filter(|&(_, weight)| weight > 0);
-    // A counting sort: first where the turns of each round begin, then every turn into its place.
+    // A counting sort: first the index where each round begins, then every turn into its place.
     let mut begins = vec![0_u32; rounds as usize + 2];
     for (_, weight) in taking() {
         of(weight).for_each(|round| begins[round as usize + 1] += 1);
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// As the module's first sentence has it.
+    /// By the definition in the module head.
     fn naive(weights: &[u32], rounds: u32) -> Vec<u16> {
         let heaviest = weights.iter().copied().max().unwrap_or(0);
         let mut taken = vec![0; weights.len()];

@@ -1,29 +1,32 @@
-//! The Toeplitz hash that network cards spread packets over receive queues by (Microsoft, "RSS hashing types": the input
-//! is source address, destination address, source port, destination port, in network order; for each bit that is set,
-//! the 32 bits of the key from that position on are added by exclusive-or).
+//! The Toeplitz hash, by which network cards spread packets over receive queues (Microsoft, "RSS hashing types"). The
+//! input is source address, destination address, source port, destination port in network order. For each bit that is
+//! set, the 32 bits of the key that begin at its position are added by exclusive-or.
 //!
-//! **Invariant:** the hash is linear: the hash of a tuple is that of the tuple without its destination port, exclusive-or
-//! that of the port alone. SNAT ports are chosen by that. Deliberately not here: what a hash leads to.
+//! **Invariant:** the hash is linear: the hash of a tuple is the hash of the tuple without its destination port,
+//! exclusive-or the hash of the port alone. The choice of SNAT ports relies on it.
+//!
+//! Not here: which queue a hash leads to.
 
 use crate::hash::split_mix;
 use crate::{Address, Tuple};
 
-/// Bytes of a key: IPv6 addresses and ports are 36, and each bit needs the 32 that follow it.
+/// Bytes of a key: IPv6 addresses and ports take 36 bytes, and each bit needs the 32 bits that follow it.
 pub const KEY_BYTES: usize = 40;
-/// A key as it is given to a device.
+/// A key as a device takes it.
 pub type RssKey = [u8; KEY_BYTES];
 
-/// Half bytes of the longest input.
+/// Half bytes of the longest input (36 bytes).
 const NIBBLES: usize = 72;
 
-/// The hash under one key. 72 tables of 16 words are 4.6 KiB, which stay in the first cache; whole bytes would need 36.
+/// The hash function of one key. 72 tables of 16 words take 4.6 KiB and stay in the L1 cache; tables by whole bytes
+/// would take 36 KiB.
 #[derive(Clone, Debug)]
 pub struct Toeplitz {
     tables: Box<[[u32; 16]; NIBBLES]>,
 }
 
 impl Toeplitz {
-    /// The hash under this key.
+    /// Builds the tables of this key.
     #[must_use]
     pub fn new(key: &RssKey) -> Self {
         let mut tables = Box::new([[0; 16]; NIBBLES]);
@@ -36,7 +39,7 @@ impl Toeplitz {
         Self { tables }
     }
 
-    /// The hash of a tuple with its ports. The protocol is no part of it.
+    /// The hash of a tuple with its ports. The protocol is not hashed.
     #[must_use]
     #[inline]
     pub fn hash<A: Address>(&self, tuple: &Tuple<A>) -> u32 {
@@ -46,13 +49,13 @@ impl Toeplitz {
             ^ self.part(2 * A::BYTES, 4, ports)
     }
 
-    /// What a destination port alone adds to the hash of a tuple of this family.
+    /// The share of a destination port in the hash of a tuple of this family.
     #[must_use]
     pub fn of_destination_port<A: Address>(&self, port: u16) -> u32 {
         self.part(2 * A::BYTES + 2, 2, port.into())
     }
 
-    /// What `bytes` bytes add that stand at byte `at` of the input; `value` holds them in its low bits.
+    /// The share in the hash of `bytes` bytes at byte `at` of the input; `value` holds them in its low bits.
     #[inline]
     fn part(&self, at: usize, bytes: usize, value: u128) -> u32 {
         let tables = self.tables.get(2 * at..2 * (at + bytes)).unwrap_or(&[]);
@@ -69,7 +72,7 @@ fn window(key: &RssKey, at: usize) -> u32 {
     (five >> (8 - at % 8)) as u32
 }
 
-/// Keys made of a seed, in a fixed order, without end.
+/// An endless, fixed sequence of keys from a seed.
 pub(super) fn keys(seed: u64) -> impl Iterator<Item = RssKey> {
     let mut state = seed;
     std::iter::repeat_with(move || {

@@ -1,11 +1,11 @@
-//! Ethernet II (IEEE 802.3 clause 3).
+//! The Ethernet II header (IEEE 802.3 clause 3).
 
 use zerocopy::network_endian::U16;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::Mac;
 
-/// Numbers of what an Ethernet frame carries.
+/// EtherTypes: the protocol that an Ethernet frame carries.
 pub mod ether_type {
     /// IPv4.
     pub const IPV4: u16 = 0x0800;
@@ -23,11 +23,11 @@ pub mod ether_type {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Ethernet {
-    /// To.
+    /// Destination address.
     pub destination: [u8; 6],
-    /// From.
+    /// Source address.
     pub source: [u8; 6],
-    /// What follows; see [`ether_type`].
+    /// EtherType of the payload; see [`ether_type`].
     pub ether_type: U16,
 }
 
@@ -35,20 +35,20 @@ impl Ethernet {
     /// Bytes of the header.
     pub const BYTES: u16 = 14;
 
-    /// Whether it goes to a group address, broadcast included: the low bit of the first byte.
+    /// Whether the destination is a group address, broadcast included: the low bit of the first byte is set.
     #[inline]
     #[must_use]
     pub fn is_group(&self) -> bool {
         self.destination[0] & 1 != 0
     }
 
-    /// Whether it goes to all stations.
+    /// Whether the destination is the broadcast address.
     #[must_use]
     pub fn is_broadcast(&self) -> bool {
         self.destination == [0xff; 6]
     }
 
-    /// Makes it the header of the answer, from the station with this address, whatever the frame was sent to.
+    /// Turns it into the header of the answer: the destination becomes the old source, the source becomes `mac`.
     #[inline]
     pub fn turn(&mut self, mac: Mac) {
         self.destination = self.source;

@@ -13,19 +13,19 @@ pub struct Ipv4 {
     pub traffic_class: u8,
     /// Bytes of the packet, header included.
     pub total_len: U16,
-    /// Groups the fragments of a datagram.
+    /// Identifies the datagram that a fragment belongs to.
     pub identification: U16,
     /// Reserved, don't fragment, more fragments (1 bit each), offset in 8-byte units (13 bits).
     pub fragmentation: U16,
     /// Time to live.
     pub ttl: u8,
-    /// What follows.
+    /// Protocol of the payload.
     pub protocol: u8,
     /// One's complement over the header.
     pub checksum: U16,
-    /// From.
+    /// Source address.
     pub source: U32,
-    /// To.
+    /// Destination address.
     pub destination: U32,
 }
 
@@ -39,7 +39,7 @@ impl Ipv4 {
     /// "Don't fragment" within [`Ipv4::fragmentation`].
     pub const DONT_FRAGMENT: u16 = 0x4000;
 
-    /// The version; 4.
+    /// The IP version, 4 in a valid header.
     #[inline]
     #[must_use]
     pub fn version(&self) -> u8 {
@@ -53,7 +53,7 @@ impl Ipv4 {
         u16::from(self.version_ihl & 0x0f) * 4
     }
 
-    /// Whether it is a part of a datagram, the first or a later one: "more fragments" or an offset.
+    /// Whether the packet is a fragment, the first or a later one: "more fragments" is set or the offset is not 0.
     #[inline]
     #[must_use]
     pub fn is_fragment(&self) -> bool {

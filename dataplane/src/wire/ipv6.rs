@@ -1,12 +1,12 @@
-//! The IPv6 header and the extension headers that are walked over (RFC 8200 sections 3 and 4).
+//! The IPv6 header and the extension headers that the parser skips (RFC 8200 sections 3 and 4).
 
 use zerocopy::network_endian::{U16, U32, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Next header numbers that `parse` walks over. All others end the chain: AH and ESP too, since what they cover
+/// Next header numbers that `parse` skips. Every other number ends the chain, AH and ESP included: what they protect
 /// cannot be rewritten.
 pub mod next_header {
-    /// Hop-by-hop options; only right after the IPv6 header.
+    /// Hop-by-hop options; allowed only directly after the IPv6 header.
     pub const HOP_BY_HOP: u8 = 0;
     /// Routing header.
     pub const ROUTING: u8 = 43;
@@ -16,7 +16,7 @@ pub mod next_header {
     pub const DESTINATION_OPTIONS: u8 = 60;
 }
 
-/// The fixed header.
+/// The fixed 40 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Ipv6 {
@@ -24,13 +24,13 @@ pub struct Ipv6 {
     pub version_class_label: U32,
     /// Bytes after this header, extension headers included.
     pub payload_len: U16,
-    /// What follows.
+    /// Protocol of the payload or type of the first extension header.
     pub next_header: u8,
     /// Hop limit.
     pub hop_limit: u8,
-    /// From.
+    /// Source address.
     pub source: U128,
-    /// To.
+    /// Destination address.
     pub destination: U128,
 }
 
@@ -40,7 +40,7 @@ impl Ipv6 {
     /// [`Ipv6::version_class_label`] of a packet without traffic class and flow label.
     pub const PLAIN: u32 = 0x6000_0000;
 
-    /// The version; 6.
+    /// The IP version, 6 in a valid header.
     #[inline]
     #[must_use]
     pub fn version(&self) -> u8 {
@@ -48,11 +48,11 @@ impl Ipv6 {
     }
 }
 
-/// How hop-by-hop options, destination options and routing headers begin.
+/// The first two bytes of hop-by-hop options, destination options and routing headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Extension {
-    /// What follows this header.
+    /// Type of the header that follows.
     pub next_header: u8,
     /// Length in 8-byte units, without the first 8 bytes.
     pub units: u8,
@@ -67,7 +67,7 @@ impl Extension {
     }
 }
 
-/// How a routing header begins (RFC 8200 section 4.4).
+/// The first four bytes of a routing header (RFC 8200 section 4.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RoutingHeader {
@@ -75,7 +75,7 @@ pub struct RoutingHeader {
     pub extension: Extension,
     /// Routing type; 0 is forbidden (RFC 5095).
     pub kind: u8,
-    /// Hops still to visit before the packet is at its last destination.
+    /// Hops that remain before the packet reaches its final destination.
     pub segments_left: u8,
 }
 
@@ -83,13 +83,13 @@ pub struct RoutingHeader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct FragmentHeader {
-    /// What follows, in the first fragment.
+    /// Protocol of the datagram's payload; meaningful in the first fragment.
     pub next_header: u8,
     /// Reserved.
     pub reserved: u8,
     /// Offset in 8-byte units (13 bits), reserved (2 bits), more fragments (1 bit).
     pub offset_more: U16,
-    /// Groups the fragments of a datagram.
+    /// Identifies the datagram that a fragment belongs to.
     pub identification: U32,
 }
 
@@ -97,7 +97,7 @@ impl FragmentHeader {
     /// Bytes of the header.
     pub const BYTES: u16 = 8;
 
-    /// Whether it is the only "fragment" of its datagram (RFC 6946): no offset, and none to follow.
+    /// Whether this is an atomic fragment (RFC 6946): offset 0 and no further fragment.
     #[inline]
     #[must_use]
     pub fn is_atomic(&self) -> bool {

@@ -1,8 +1,8 @@
-//! Views of protocol headers over the bytes of a frame: one protocol per file.
+//! Views of protocol headers over the bytes of a frame, one protocol per file.
 //!
-//! **Invariant:** a view is taken only where all of its bytes are; after that no access can fail. Numbers stand in
-//! network order in the bytes and come out in host order. What values mean, and which are refused, is not decided here
-//! but in `parse` and `answer`.
+//! **Invariant:** a view exists only over bytes that hold the whole header, so no access to it can fail. Fields are in
+//! network byte order in the bytes and are read in host order. Not here: the meaning of values and the rejection of
+//! invalid ones; `parse` and the modules that answer packets do both.
 
 mod arp;
 mod ethernet;
@@ -28,7 +28,7 @@ pub use vlan::VlanTag;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// IP protocol numbers that the engine tells apart (IPv4's protocol, IPv6's last next header).
+/// IP protocol numbers that the engine distinguishes (IPv4's protocol, IPv6's last next header).
 pub mod protocol {
     /// ICMP for IPv4.
     pub const ICMP: u8 = 1;
@@ -46,14 +46,14 @@ pub mod protocol {
     pub const SCTP: u8 = 132;
 }
 
-/// The header at the start of `bytes` and what follows it; none when `bytes` is too short.
+/// The header at the start of `bytes` and the bytes after it; `None` when `bytes` is too short.
 #[inline]
 #[must_use]
 pub fn take<T: FromBytes + KnownLayout + Immutable + Unaligned>(bytes: &[u8]) -> Option<(&T, &[u8])> {
     T::ref_from_prefix(bytes).ok()
 }
 
-/// As [`take`], to be changed in place.
+/// As [`take`], but mutable.
 #[inline]
 #[must_use]
 pub fn take_mut<T: FromBytes + IntoBytes + KnownLayout + Unaligned>(bytes: &mut [u8]) -> Option<(&mut T, &mut [u8])> {

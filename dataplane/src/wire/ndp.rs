@@ -3,11 +3,11 @@
 use zerocopy::network_endian::{U16, U32, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Flags of an advertisement, and the option that carries an Ethernet address.
+/// Flags of an advertisement, and the types of the option that carries an Ethernet address.
 pub mod neighbour {
-    /// It answers a solicitation.
+    /// The advertisement answers a solicitation.
     pub const SOLICITED: u32 = 0x4000_0000;
-    /// It replaces what the receiver knows.
+    /// The receiver replaces its cached entry.
     pub const OVERRIDE: u32 = 0x2000_0000;
     /// Option: link-layer address of the sender.
     pub const SOURCE_LINK_LAYER: u8 = 1;
@@ -21,13 +21,13 @@ pub mod neighbour {
 pub struct NeighbourMessage {
     /// ICMPv6 type.
     pub kind: u8,
-    /// 0.
+    /// Always 0.
     pub code: u8,
     /// One's complement over pseudo header and message.
     pub checksum: U16,
     /// See [`neighbour`]; 0 in a solicitation.
     pub flags: U32,
-    /// The address in question.
+    /// The address that is solicited or advertised.
     pub target: U128,
 }
 
@@ -35,7 +35,7 @@ pub struct NeighbourMessage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct LinkLayerOption {
-    /// [`neighbour::TARGET_LINK_LAYER`] or the source's.
+    /// [`neighbour::SOURCE_LINK_LAYER`] or [`neighbour::TARGET_LINK_LAYER`].
     pub kind: u8,
     /// Length in 8-byte units, this header included; 1.
     pub units: u8,

@@ -7,13 +7,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Tcp {
-    /// From.
+    /// Source port.
     pub source_port: U16,
-    /// To.
+    /// Destination port.
     pub destination_port: U16,
     /// Sequence number of the first byte.
     pub sequence: U32,
-    /// Next sequence number expected of the other side; counts when the flag ACK is set.
+    /// Next sequence number expected from the other side; valid when the flag ACK is set.
     pub acknowledgement: U32,
     /// Data offset in 32-bit words (4 bits) and reserved (4 bits).
     pub data_offset: u8,

@@ -7,13 +7,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Udp {
-    /// From.
+    /// Source port.
     pub source_port: U16,
-    /// To.
+    /// Destination port.
     pub destination_port: U16,
     /// Bytes of header and data.
     pub len: U16,
-    /// One's complement over pseudo header and datagram; 0: none was computed, and a computed 0 is sent as 0xffff.
+    /// One's complement over pseudo header and datagram. 0 means that none was computed; a computed 0 is sent as
+    /// 0xffff.
     pub checksum: U16,
 }
 

@@ -1,4 +1,4 @@
-//! IEEE 802.1Q tag: what follows the EtherTypes 0x8100 and 0x88a8.
+//! The IEEE 802.1Q tag: the bytes after the EtherTypes 0x8100 and 0x88a8.
 
 use zerocopy::network_endian::U16;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -9,6 +9,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub struct VlanTag {
     /// Priority (3 bits), drop eligibility (1 bit), VLAN identifier (12 bits).
     pub control: U16,
-    /// What follows the tag.
+    /// EtherType of the payload after the tag.
     pub ether_type: U16,
 }
