@@ -1,4 +1,4 @@
-//! An IP address as the engine holds it: a number in host order, one type per family.
+//! The engine's representation of an IP address: a number in host order, one type per address family.
 
 use std::fmt::Debug;
 use std::hash::Hash;
@@ -11,23 +11,23 @@ use crate::snapshot::{FamilyTables, Snapshot};
 use crate::source_ranges::{Intervals, SourceRanges};
 use crate::{Headers, Parsed};
 
-/// An address of one family, in host order: `u32` for IPv4, `u128` for IPv6. Code that is the same for both families
-/// is generic over it and compiled once for each.
+/// An address of one family in host order: `u32` for IPv4, `u128` for IPv6. Code that is the same for both families is
+/// generic over this trait and compiled once for each.
 pub trait Address: Copy + Eq + Ord + Hash + Debug + Default + FromZeros + Send + Sync + 'static {
     /// The family.
     const FAMILY: Family;
-    /// Bytes of one address.
+    /// Bytes of an address.
     const BYTES: usize;
 
-    /// The standard library's type.
+    /// Converts to the standard library's type.
     fn ip(self) -> IpAddr;
-    /// From the standard library's type, if it is of this family.
+    /// Converts from the standard library's type; `None` for an address of the other family.
     fn from_ip(address: IpAddr) -> Option<Self>;
-    /// Widened, for hashing and for sums; IPv4 in the low 32 bits.
+    /// The address as 128 bits, for hashes and sums; IPv4 in the low 32 bits.
     fn wide(self) -> u128;
-    /// Out of its widened form; what an IPv4 address has no room for is left out.
+    /// The address from its 128 bits; for IPv4 the upper 96 bits are dropped.
     fn from_wide(wide: u128) -> Self;
-    /// The headers, if they are of this family.
+    /// The parsed headers, if they are of this family.
     fn headers(parsed: Parsed) -> Option<Headers<Self>>;
     /// The tables of this family.
     fn tables(snapshot: &Snapshot) -> &FamilyTables<Self>;

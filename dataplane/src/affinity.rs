@@ -1,15 +1,19 @@
-//! `sessionAffinity: ClientIP`: which backend a client keeps (FORWARDING 10).
+//! `sessionAffinity: ClientIP`: the table of clients and the backends that they keep (FORWARDING 10).
 //!
-//! A client's first flow goes where the Maglev table sends (service port, client address), so that all workers and gateways
-//! agree without asking each other. What this table adds is memory: after a change of endpoints a client that was seen
-//! here stays where it is, until it has begun no flow for the timeout. As with kube-proxy, each port of a service
-//! remembers for itself, and each new flow begins the timeout again.
+//! A client's first flow goes to the backend that the Maglev table gives for (service port, client address), so all
+//! workers and gateways agree without exchanging messages. This table adds memory: after a change of endpoints, a known
+//! client stays with its backend until it has begun no flow for the timeout. As with kube-proxy, each port of a service
+//! remembers its clients separately, and each new flow restarts the timeout.
 //!
-//! One table per gateway, of two words an entry: a keyed hash of (service port, client address), which stands for the
-//! client, and in one word the backend and when it is forgotten. Should two clients of 2^64 have one hash, they share
-//! a backend. **Invariants:** readers never wait, and write at most once per [`Moment`] and client; a writer owns an
-//! entry by exchanging its value for [`BUSY`], and gives it away by storing the next one; a full table costs memory of
-//! newer clients, who go by the hash, never of older ones. Deliberately not here: whether the backend takes flows.
+//! There is one table per gateway. An entry has two words: a keyed hash of (service port, client address), which stands
+//! for the client, and the backend together with its expiry time. Two clients with the same 64-bit hash share a
+//! backend.
+//!
+//! **Invariants:** readers never wait, and write at most once per [`Moment`] and client. A writer takes an entry by
+//! exchanging its value for [`BUSY`] and releases it by storing the next value. When the table is full, newer clients
+//! are not remembered and follow the hash; older ones keep their backend.
+//!
+//! Not here: whether the backend takes flows.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -18,21 +22,21 @@ use zerocopy::FromZeros;
 use crate::flow::BackendId;
 use crate::tick::{Tick, Ticks};
 
-/// Clients that are remembered: as many as flows of a worker by default. 1,048,576 * 16 B = 16 MiB, of which only what
-/// is used is ever touched.
+/// Maximum number of remembered clients: the default number of flows of a worker. 1,048,576 * 16 B = 16 MiB, of which
+/// only used pages are ever touched.
 const CLIENTS_MAX: usize = 1 << 20;
 /// Entries in a bucket: one cache line.
 const BUCKET: usize = 4;
-/// Buckets looked at by a sweep: one page. 262,144 buckets take 4,096 ticks, 9 minutes.
+/// Buckets visited by a sweep: one page. 262,144 buckets take 4,096 ticks, 9 minutes.
 const SWEPT_BUCKETS: u32 = 64;
 
-/// Nobody's.
+/// Value of a free entry.
 const FREE: u64 = 0;
-/// A writer's.
+/// Value of an entry that a writer holds.
 const BUSY: u64 = 1;
 
-/// Coarse time: 8 ticks, 1.07 s, modulo 2^24. Two moments that are at most 104 days apart compare rightly; the longest
-/// timeout is a day.
+/// Coarse time: 8 ticks, 1.07 s, modulo 2^24. Moments at most 104 days apart compare correctly; the longest timeout is
+/// one day.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Moment(u32);
 
@@ -43,7 +47,7 @@ impl Moment {
         Self(now.0 >> 3 & ((1 << Self::BITS) - 1))
     }
 
-    /// This much later, rounded up.
+    /// The moment this much later, rounded up.
     const fn after(self, timeout: Ticks) -> Self {
         Self((self.0 + timeout.0.div_ceil(8)) & ((1 << Self::BITS) - 1))
     }
@@ -53,8 +57,8 @@ impl Moment {
     }
 }
 
-/// A backend and when it is forgotten, in a word: 18 bits of slot, 21 of generation, 24 of time, and the lowest bit 0
-/// so that it is not [`BUSY`]; the slot counts from 1 so that it is not [`FREE`].
+/// A backend and its expiry time in one word: 18 bits of slot, 21 of generation, 24 of time. The lowest bit is 0, so
+/// that the word is not [`BUSY`]; the slot counts from 1, so that it is not [`FREE`].
 #[derive(Clone, Copy)]
 struct Value {
     backend: BackendId,
@@ -83,7 +87,7 @@ impl Value {
     }
 }
 
-// A slot and one more have room, and so has everything in 63 bits.
+// Slot + 1 fits in its bits, and all fields together fit in 63 bits.
 const _: () = assert!(crate::counters::BACKEND_SLOTS < 1 << Value::SLOT);
 
 #[derive(Debug, FromZeros)]
@@ -97,17 +101,17 @@ struct Entry {
 #[repr(C, align(64))]
 struct Bucket([Entry; BUCKET]);
 
-/// What clients keep, of all services.
+/// The affinity table for the clients of all services.
 #[derive(Debug)]
 pub(crate) struct AffinityTable {
     /// A power of two.
     buckets: Box<[Bucket]>,
-    /// Where the sweep goes on; the sweeping worker's own.
+    /// Where the next sweep starts; only the sweeping worker uses it.
     swept: AtomicU32,
 }
 
 impl AffinityTable {
-    /// An empty one; none without memory for it.
+    /// An empty table; `None` without memory for it.
     pub(crate) fn new() -> Option<Self> {
         Self::with_capacity(CLIENTS_MAX)
     }
@@ -118,7 +122,7 @@ impl AffinityTable {
         Some(Self { buckets, swept: AtomicU32::new(0) })
     }
 
-    /// Whether what was remembered is this backend, as far as its bits go.
+    /// Whether a remembered backend is this one, compared by the generation bits that the table keeps.
     pub(crate) const fn is(remembered: BackendId, backend: BackendId) -> bool {
         let mask = (1 << Value::GENERATION) - 1;
         remembered.slot == backend.slot && (remembered.generation ^ backend.generation) & mask == 0
@@ -130,7 +134,7 @@ impl AffinityTable {
         [client, client >> 32].map(|hash| &self.buckets[hash as usize & (self.buckets.len() - 1)])
     }
 
-    /// The client's entry, and the word in it.
+    /// The client's entry, with its word and decoded value.
     fn find(&self, client: u64) -> Option<(&Entry, u64, Value)> {
         self.buckets(client).into_iter().flat_map(|bucket| &bucket.0).find_map(|entry| {
             let word = entry.value.load(Ordering::Acquire);
@@ -140,14 +144,14 @@ impl AffinityTable {
         })
     }
 
-    /// The backend that this client has, forgotten though not swept included: for a flow that is older than the question.
-    /// Of the generation there are 21 bits.
+    /// The backend of this client, even if the entry has expired but was not swept yet: for packets of a flow that is
+    /// older than the lookup. The generation has 21 bits only.
     pub(crate) fn recall(&self, client: u64) -> Option<BackendId> {
         self.find(client).map(|(.., value)| value.backend)
     }
 
-    /// The backend for a new flow of this client: the one it has, if it `keeps` that, else a `new` one, which it has from
-    /// now on.
+    /// The backend for a new flow of this client: the remembered one if `keeps` accepts it, otherwise a `new` one,
+    /// which is then remembered.
     pub(crate) fn choose(
         &self,
         client: u64,
@@ -164,14 +168,14 @@ impl AffinityTable {
         let next = Value { backend, until }.word();
         match found {
             Some((_, word, _)) if word == next => {}
-            // Should another worker be faster, its choice is as good.
+            // If another worker was faster, its choice is as good.
             Some((entry, word, _)) => drop(entry.value.compare_exchange(word, next, Ordering::AcqRel, Ordering::Relaxed)),
             None => self.remember(client, next, now),
         }
         Some(backend)
     }
 
-    /// Takes a free or forgotten entry of the emptier bucket, if there is one.
+    /// Takes a free or expired entry of the emptier bucket, if there is one.
     fn remember(&self, client: u64, next: u64, now: Moment) {
         let free = |word: u64| word == FREE || Value::of(word).is_some_and(|value| value.until.is_past(now));
         let room = |bucket: &Bucket| bucket.0.iter().filter(|entry| free(entry.value.load(Ordering::Relaxed))).count();
@@ -186,7 +190,7 @@ impl AffinityTable {
         }
     }
 
-    /// Frees what is forgotten in the next buckets, long before time has come round. One worker's work, once a tick.
+    /// Frees expired entries in the next buckets, long before the time wraps. One worker calls this once per tick.
     pub(crate) fn sweep(&self, now: Tick) {
         let now = Moment::at(now);
         let start = self.swept.load(Ordering::Relaxed) as usize;
@@ -194,7 +198,7 @@ impl AffinityTable {
         for entry in self.buckets[start..end].iter().flat_map(|bucket| &bucket.0) {
             let word = entry.value.load(Ordering::Acquire);
             if Value::of(word).is_some_and(|value| value.until.is_past(now)) {
-                // Else somebody has it again.
+                // If this fails, another worker has renewed the entry.
                 let _ = entry.value.compare_exchange(word, FREE, Ordering::AcqRel, Ordering::Relaxed);
             }
         }
@@ -221,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_what_was_put_into_it() {
+    fn a_value_decodes_to_what_was_encoded() {
         let slot = u32::try_from(crate::counters::BACKEND_SLOTS - 1).unwrap();
         for backend in [id(0), id(slot), BackendId { slot, generation: (1 << Value::GENERATION) - 1 }] {
             for until in [Moment(0), Moment((1 << Moment::BITS) - 1)] {
@@ -236,7 +240,7 @@ mod tests {
     #[test]
     fn a_client_keeps_its_backend_for_the_timeout_after_its_last_new_flow() {
         let table = AffinityTable::with_capacity(64).unwrap();
-        // Across the wrap of moments, 208 days after their beginning.
+        // Across the wrap of moments, 208 days after the start.
         let start = Tick(u32::MAX - 5000);
         let at = |ticks: u32| Tick(start.0.wrapping_add(ticks));
         assert_eq!(choose(&table, 1, at(0), 3), 3);
@@ -271,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_that_ask_at_once_never_hear_of_anothers_backend() {
+    fn concurrent_workers_never_read_the_backend_of_another_client() {
         let table = AffinityTable::with_capacity(64).unwrap();
         std::thread::scope(|scope| {
             for worker in 0..4_u64 {
@@ -279,7 +283,7 @@ mod tests {
                 scope.spawn(move || {
                     for n in 0..40_000_u32 {
                         let client = split_mix(u64::from(n) ^ worker << 40) % 200;
-                        // Time passes, so that entries change hands all along.
+                        // Time passes, so that entries change owners all the time.
                         let now = Tick(n * 8);
                         let own = id(u32::try_from(client).unwrap());
                         let found = table.choose(split_mix(client), now, Ticks(800), Some, || Some(own));
@@ -292,13 +296,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_remembers_what_a_map_with_times_does(
+        fn the_table_remembers_what_a_map_with_timestamps_does(
             start in any::<u32>(),
             steps in proptest::collection::vec((0u64..12, 0u32..4000, 0u32..4, any::<bool>()), 1..200),
         ) {
             let table = AffinityTable::with_capacity(1024).unwrap();
             let mut model: HashMap<u64, (u32, u64)> = HashMap::new();
-            // In moments since the beginning; the engine's time wraps, this one does not.
+            // In moments since the start; the engine's time wraps, this one does not.
             let mut now: u64 = u64::from(start);
             for (client, passed, new, sweeps) in steps {
                 now += u64::from(passed);

@@ -1,9 +1,10 @@
-//! Flows: one entry holds both directions of a connection or exchange, and everything a hit needs.
+//! Flows: one entry holds both directions of a connection or exchange, and everything that a packet of it needs.
 //!
-//! **Invariant:** a hit costs two cache misses for IPv4, one line of tags and one entry, both asked for a
-//! burst ahead; it writes nothing but `last_seen`, and that only when the tick changes. An entry names its backend and
-//! next hop by slot, never by MAC or port, so that old flows follow the network. Deliberately not here: SNAT ports
-//! (the caller gives them back when a flow ends), and what ends a flow.
+//! **Invariant:** for IPv4, a hit costs two cache misses, one line of tags and one entry, both prefetched a burst
+//! ahead. It writes only `last_seen`, and only when the tick changes. An entry names its backend and next hop by slot,
+//! never by MAC or port, so existing flows follow changes of the network.
+//!
+//! Not here: allocation of SNAT ports (the caller releases them when a flow ends), and what ends a flow.
 
 mod advance;
 mod idle;
@@ -24,22 +25,22 @@ use crate::snat::{PoolId, SnatLease};
 use crate::tick::Tick;
 use crate::{Address, Tuple};
 
-/// A backend of the snapshots: its slot, and which of the slot's successive owners.
+/// A backend in the snapshots: its slot, and which of the slot's successive backends it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromZeros)]
 #[repr(C)]
 pub struct BackendId {
-    /// Position in the snapshot's table.
+    /// Position in the snapshot's table of backends.
     pub slot: u32,
-    /// Grows when the slot is given to another backend.
+    /// Increases when the slot is given to another backend.
     pub generation: u32,
 }
 
-/// Which way a packet of a flow goes.
+/// Direction of a packet of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// From the client, to the VIP.
+    /// From the client to the VIP.
     ToBackend,
-    /// From the backend, to the SNAT address.
+    /// From the backend to the SNAT address.
     ToClient,
 }
 
@@ -47,14 +48,14 @@ pub enum Direction {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromZeros)]
 #[repr(u8)]
 pub enum Way {
-    /// Destination and source rewritten.
+    /// Destination and source are rewritten.
     #[default]
     Nat,
-    /// Destination rewritten.
+    /// The destination is rewritten.
     Dnat,
-    /// Only the MAC addresses rewritten.
+    /// Only the MAC addresses are rewritten.
     Dsr,
-    /// IP in IP.
+    /// IP-in-IP encapsulation.
     Ipip,
     /// Generic UDP encapsulation, variant 1.
     Gue,
@@ -73,7 +74,8 @@ impl From<Mode> for Way {
 }
 
 impl Way {
-    /// Replies come back through us: the flow is found by either direction. Else by the client's packets only.
+    /// Whether replies come back through the gateway. If so the flow is indexed in both directions, otherwise only by
+    /// the client's packets.
     #[must_use]
     #[inline]
     pub const fn is_two_way(self) -> bool {
@@ -81,21 +83,21 @@ impl Way {
     }
 }
 
-/// A next hop that is not known.
+/// Slot number of an unknown next hop.
 pub const UNRESOLVED: u32 = u32::MAX;
 
-/// One flow. 64 bytes for IPv4, 128 for IPv6. Once inserted, the eight addresses and ports and the protocol are its
-/// keys and must not change.
+/// One flow. 64 bytes for IPv4, 128 for IPv6. The addresses, ports and protocol are its keys and must not change once
+/// it is inserted.
 #[derive(Clone, Copy, Debug, FromZeros)]
 #[repr(C, align(64))]
 pub struct Flow<A: FromZeros> {
     /// The client's address.
     pub client: A,
-    /// The address that the client speaks to.
+    /// The VIP that the client sends to.
     pub vip: A,
     /// The backend's address.
     pub backend_address: A,
-    /// Our address towards the backend.
+    /// The gateway's source address towards the backend.
     pub snat: A,
     /// The client's port.
     pub client_port: u16,
@@ -103,43 +105,43 @@ pub struct Flow<A: FromZeros> {
     pub vip_port: u16,
     /// The backend's port.
     pub backend_port: u16,
-    /// Our port towards the backend.
+    /// The gateway's source port towards the backend.
     pub snat_port: u16,
     /// The backend.
     pub backend: BackendId,
-    /// When a packet was seen last.
+    /// Tick of the last packet.
     pub last_seen: Tick,
-    /// Where `snat_port` goes back to.
+    /// The pool that `snat_port` is returned to.
     pub snat_pool: PoolId,
-    /// Next hop slot towards the client, or [`UNRESOLVED`]; valid while `route_epoch` is the snapshot's.
+    /// Next hop slot towards the client, or [`UNRESOLVED`]; valid while `route_epoch` equals that of the snapshot.
     pub route_to_client: u32,
-    /// The route epoch that `route_to_client` was found in.
+    /// The route epoch in which `route_to_client` was looked up.
     pub route_epoch: u32,
     /// Change of the IP header checksum towards the backend, in ones' complement.
     pub l3_delta: u16,
     /// Change of the transport checksum towards the backend, in ones' complement.
     pub l4_delta: u16,
-    /// The sequence number of the client's SYN while the flow is opening (`nat`): what a RST to the backend needs when
+    /// The sequence number of the client's SYN while the flow is opening (`nat`); a RST to the backend needs it when
     /// the flow is reclaimed (FORWARDING 3). Later see [`Flow::unanswered_since`].
     pub initial_sequence: u32,
-    /// The tick in which the flow was made; of two-way TCP, since it was confirmed, the tick of that, and while it is
-    /// [`FlowState::TcpAnswered`] the acknowledgement number that will confirm it.
+    /// The tick in which the flow was created. For two-way TCP, once confirmed, the tick of the confirmation; in state
+    /// [`FlowState::TcpAnswered`], the acknowledgement number that will confirm it.
     pub opened: u32,
     /// Transport protocol number; 0 marks a free entry.
     pub protocol: u8,
-    /// Where it stands.
+    /// State of the flow.
     pub state: FlowState,
-    /// How its packets reach the backend.
+    /// How the flow's packets reach the backend.
     pub way: Way,
-    /// Packets of the client while it is unconfirmed, in one-way modes: the third confirms. In two-way modes see
-    /// [`Flow::unanswered_since`].
+    /// Number of the client's packets while the flow is unconfirmed, in one-way modes: the third one confirms. In
+    /// two-way modes see [`Flow::unanswered_since`].
     pub packets: u8,
 }
 
 const _: () = assert!(size_of::<Flow<u32>>() == 64 && size_of::<Flow<u128>>() == 128);
 
 impl<A: Address> Flow<A> {
-    /// The tuple of its packets in one direction, as they arrive.
+    /// The tuple of the flow's packets in one direction, as they arrive.
     #[must_use]
     #[inline]
     pub fn tuple(&self, direction: Direction) -> Tuple<A> {
@@ -162,13 +164,14 @@ impl<A: Address> Flow<A> {
         }
     }
 
-    /// Of a two-way flow past its opening, whose backend fails its probes: since when the client has asked without an answer.
+    /// For a two-way flow past its opening whose backend fails its probes: the time since which the client's packets
+    /// are unanswered.
     #[must_use]
     pub fn unanswered_since(&self) -> Option<Tick> {
         (self.way.is_two_way() && self.packets > 0).then_some(Tick(self.initial_sequence))
     }
 
-    /// Notes that for such a flow: none when an answer came.
+    /// Sets that time; `None` when an answer came.
     pub fn set_unanswered_since(&mut self, since: Option<Tick>) {
         self.packets = u8::from(since.is_some());
         if let Some(since) = since {
@@ -176,15 +179,15 @@ impl<A: Address> Flow<A> {
         }
     }
 
-    /// The SNAT port that it holds, if its mode needs one.
+    /// The SNAT port that the flow holds, if its mode needs one.
     #[must_use]
     pub fn snat_lease(&self) -> Option<SnatLease<A>> {
         let lease = SnatLease { address: self.snat, port: self.snat_port, pool: self.snat_pool };
         (self.way == Way::Nat).then_some(lease)
     }
 
-    /// Whether a packet with this tuple goes in this direction of the flow. Without a branch: directions alternate, and
-    /// a wrong guess would cost more than the whole comparison.
+    /// Whether a packet with this tuple goes in this direction of the flow. Without branches: directions alternate, and
+    /// a misprediction would cost more than the whole comparison.
     #[inline(always)]
     pub(crate) fn matches(&self, tuple: &Tuple<A>, direction: Direction) -> bool {
         let of_flow = self.tuple(direction);

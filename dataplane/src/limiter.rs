@@ -1,8 +1,10 @@
-//! How many answers a worker gives: a limit for all, and one for each /24 (IPv4) or /56 (IPv6) that asks (FORWARDING
-//! section 8).
+//! Rate limits of the answers that a worker originates: one for all of them, and one for each /24 (IPv4) or /56 (IPv6)
+//! of requesters (FORWARDING section 8).
 //!
-//! **Invariant:** memory is fixed at creation; a question costs two comparisons. Networks that fall on one bucket share
-//! its rate: that only ever allows less. Deliberately not here: which answer, and the counting of what is refused.
+//! **Invariant:** memory is fixed at creation; a check costs two comparisons. Networks that share a bucket share its
+//! rate, which only ever allows fewer answers.
+//!
+//! Not here: which answer is sent, and the counting of refused ones.
 
 use std::net::IpAddr;
 
@@ -10,19 +12,19 @@ use proto::Family;
 
 use crate::Address;
 
-/// Answers of one worker, a second. The largest is an ICMPv6 error of 1,294 bytes: 20,000 of them are 207 Mbit/s. At
-/// about 100 ns each they cost 0.2 % of a core.
+/// Answers per second of one worker. The largest is an ICMPv6 error of 1,294 bytes; 20,000 of them are 207 Mbit/s. At
+/// about 100 ns each they take 0.2 % of a core.
 pub const ANSWERS_PER_SECOND: u32 = 20_000;
-/// Answers to one /24 or /56, a second: enough for a subnet that is full of hosts to ask for its gateway four times.
+/// Answers per second to one /24 or /56: enough for a full subnet whose hosts resolve their gateway four times.
 pub const ANSWERS_PER_SECOND_AND_NETWORK: u32 = 1_000;
-/// Bursts of a tenth of a second: an answer may come this much earlier than the rate would have it.
+/// Burst size of a tenth of a second: an answer may come this much earlier than the rate allows.
 const BURST_NS: u64 = 100_000_000;
-/// Buckets of networks: 4,096 * 8 bytes = 32 KiB, so that they stay in a core's cache under a flood.
+/// Number of network buckets: 4,096 * 8 bytes = 32 KiB, which stay in a core's cache under a flood.
 const BUCKETS: usize = 4_096;
 
 const NS_PER_SECOND: u64 = 1_000_000_000;
 
-/// The limits of one worker.
+/// The rate limits of one worker.
 #[derive(Debug)]
 pub struct AnswerLimiter {
     seed: u64,
@@ -30,15 +32,15 @@ pub struct AnswerLimiter {
     networks: Box<[Bucket; BUCKETS]>,
 }
 
-/// A token bucket as one number: the time at which it is full again.
+/// A token bucket as one number: the time when it is full again.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bucket {
     full_at_ns: u64,
 }
 
 impl Bucket {
-    /// The time at which it is full again after one token more; none when it is empty. The first token of an idle
-    /// bucket is always there.
+    /// The time when it is full again after one more token is taken; `None` when it is empty. An idle bucket always has
+    /// its first token.
     fn after_one(self, now_ns: u64, per_second: u32) -> Option<u64> {
         let full_at_ns = self.full_at_ns.max(now_ns);
         let token_ns = NS_PER_SECOND / u64::from(per_second);
@@ -47,8 +49,8 @@ impl Bucket {
 }
 
 impl AnswerLimiter {
-    /// Full buckets. `seed` is the process's own random number, so that nobody can choose networks that share a bucket
-    /// with a victim's.
+    /// Creates full buckets. `seed` is a random number of the process, so that no sender can choose networks that share
+    /// a bucket with a victim's.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self { seed, all: Bucket::default(), networks: Box::new([Bucket::default(); BUCKETS]) }
@@ -62,7 +64,7 @@ impl AnswerLimiter {
         }
     }
 
-    /// Whether `source` may be answered now; if so, the answer is counted. `now_ns` is monotonic.
+    /// Whether `source` may be answered now; if so the answer is counted. `now_ns` is monotonic.
     pub fn allow<A: Address>(&mut self, source: A, now_ns: u64) -> bool {
         let bucket = bucket_of(source, self.seed);
         let Some(network) = self.networks.get_mut(bucket) else { return false };
@@ -83,7 +85,7 @@ fn bucket_of<A: Address>(source: A, seed: u64) -> usize {
         Family::V4 => (source.wide() >> 8 & 0xff_ffff) as u64,
         Family::V6 => (source.wide() >> 72) as u64,
     };
-    // Two rounds of multiply and shift spread every input bit over the index; the second seed half keeps them secret.
+    // Two rounds of multiply and shift spread every input bit over the index; the rotated seed keeps them secret.
     let mixed = (network ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ (mixed >> 29) ^ seed.rotate_left(32)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     (mixed >> 32) as usize % BUCKETS
@@ -93,7 +95,7 @@ fn bucket_of<A: Address>(source: A, seed: u64) -> usize {
 mod tests {
     use super::*;
 
-    /// Answers allowed out of one question a microsecond, for one second with both its ends.
+    /// Answers allowed to one request per microsecond during one second, both ends included.
     fn allowed_in_a_second<A: Address>(limiter: &mut AnswerLimiter, from_ns: u64, source: impl Fn(u32) -> A) -> u32 {
         (0..=1_000_000_u32).map(|i| u32::from(limiter.allow(source(i), from_ns + u64::from(i) * 1_000))).sum()
     }

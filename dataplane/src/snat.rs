@@ -1,17 +1,21 @@
-//! SNAT ports: which of our ports are free towards a target (docs/adr/0001-snat-ports.md).
+//! SNAT ports: which source ports of the gateway are free towards a target (docs/adr/0001-snat-ports.md).
 //!
-//! A pool is one SNAT address towards one target, shared by all services that use the target. It hands out ports that
-//! were never used in order, and keeps the freed ones in a queue, oldest first. It belongs to one generation of its target:
-//! when the target's slot is another's, it begins anew, and what flows of the old one still hold does not come back.
-//! **Invariants:** every operation takes constant time at any use; a port rests [`SNAT_PORT_REST`] unless none other is left,
-//! which is counted; memory is reserved at construction, and only what was needed is touched. Deliberately not here: who a
-//! port belongs to. The flow knows, and gives it back.
+//! A pool is one SNAT address towards one target, shared by all services that use the target. It hands out unused ports
+//! in order and queues freed ports, oldest first. A pool belongs to one generation of its target: when the target's
+//! slot is reassigned, the pool starts empty, and ports that flows of the old target still hold are not returned to it.
 //!
-//! Ports of TCP and those of other protocols are counted apart where memory bounds them: a flood of datagrams, whose ports
-//! all rest, takes none from connections.
+//! **Invariants:** every operation takes constant time at any utilisation. A freed port rests for [`SNAT_PORT_REST`]
+//! unless no other port is left, which is counted. Memory is reserved at construction, and only needed pages are
+//! touched.
 //!
-//! Of several workers each has a share of the ports of every pool, so that a backend's reply tells its worker
-//! ([`crate::steering`]): by the port's remainder, or by the hash that network cards spread replies by.
+//! Not here: the owner of a port. The flow holds the lease and releases it.
+//!
+//! Where memory is the limit, ports of TCP and ports of other protocols are accounted separately: a flood of datagrams,
+//! whose ports all rest, takes none from connections.
+//!
+//! With several workers, each has a share of the ports of every pool, so that the port of a backend's reply identifies
+//! the worker ([`crate::steering`]): by the remainder of the port, or by the hash with which network cards spread
+//! replies.
 
 use std::sync::Arc;
 
@@ -23,17 +27,17 @@ use crate::steering::{PortSpread, WorkerId};
 use crate::tick::{Tick, Ticks};
 use crate::wire::protocol;
 
-/// A target of the snapshots: one address, port and protocol that backends stand for.
+/// A target in the snapshots: an address, port and protocol that one or more backends share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TargetSlot {
     /// Position among the targets, below [`TARGETS_MAX`].
     pub index: u32,
-    /// Which of the slot's successive targets it is, modulo [`TargetSlot::GENERATIONS`].
+    /// Which of the slot's successive targets this is, modulo [`TargetSlot::GENERATIONS`].
     pub generation: u16,
 }
 
 impl TargetSlot {
-    /// Generations that are told apart. Each lasts two minutes at least, so that they come round after 5 days.
+    /// Number of distinct generations. Each lasts at least two minutes, so they repeat after 5 days.
     pub const GENERATIONS: u16 = 4095;
 
     /// The slot for the next target.
@@ -43,7 +47,7 @@ impl TargetSlot {
     }
 }
 
-/// What ports are wanted towards.
+/// The target that a port is allocated towards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SnatTarget<A> {
     /// The target.
@@ -56,14 +60,14 @@ pub struct SnatTarget<A> {
     pub protocol: u8,
 }
 
-/// The ports of one SNAT address towards one target: its position among all pools in the lower 20 bits, the target's
-/// generation in the others.
+/// A pool, the ports of one SNAT address towards one target: its position among all pools in the lower 20 bits, the
+/// target's generation in the upper 12.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromZeros)]
 #[repr(transparent)]
 pub struct PoolId(pub u32);
 
 impl PoolId {
-    /// No pool: the flow's port is not ours. Giving a port back to it does nothing.
+    /// No pool: the flow holds no SNAT port. Releasing a port to it does nothing.
     pub const NONE: Self = Self(u32::MAX);
     const INDEX_BITS: u32 = 20;
 
@@ -75,7 +79,7 @@ impl PoolId {
         Self((target.generation as u32) << Self::INDEX_BITS | index)
     }
 
-    /// Its position among all pools; past the last where it is none.
+    /// Its position among all pools; `usize::MAX` for [`PoolId::NONE`].
     #[must_use]
     pub const fn index(self) -> usize {
         if self.0 == Self::NONE.0 { usize::MAX } else { (self.0 & ((1 << Self::INDEX_BITS) - 1)) as usize }
@@ -86,7 +90,7 @@ impl PoolId {
     }
 }
 
-// No pool of a generation has the number of none.
+// No valid pool has the number of `NONE`.
 const _: () = assert!(TARGETS_MAX * SNAT_ADDRESSES_MAX as u32 == 1 << PoolId::INDEX_BITS);
 const _: () = assert!((TargetSlot::GENERATIONS as u32 - 1) < u32::MAX >> PoolId::INDEX_BITS);
 
@@ -99,40 +103,40 @@ pub struct SnatAddress<A> {
     pub index: u16,
 }
 
-/// A port that a flow holds.
+/// A SNAT port that a flow holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SnatLease<A> {
-    /// Our address.
+    /// The SNAT address.
     pub address: A,
-    /// Our port.
+    /// The SNAT port.
     pub port: u16,
-    /// Where it goes back to.
+    /// The pool that the port is returned to.
     pub pool: PoolId,
 }
 
-/// No port is left towards a target.
+/// All ports towards a target are in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no SNAT port is left towards the backend")]
 pub struct SnatExhausted;
 
-/// The ports of one worker in every pool.
+/// The share of one worker in the ports of every pool.
 #[derive(Clone, Debug)]
 pub struct PortShare {
     count: u16,
     rule: Rule,
 }
 
-/// Which ports those are.
+/// The rule that selects the ports of a share.
 #[derive(Clone, Debug)]
 enum Rule {
-    /// Every `stride`th from `first` on: its remainder tells the worker.
+    /// Every `stride`th port from `first` on: the remainder identifies the worker.
     Remainder { first: u16, stride: u16 },
-    /// Those whose replies hash to the worker, others in each pool.
+    /// Ports whose replies hash to the worker; they differ from pool to pool.
     Spread { spread: Arc<PortSpread>, worker: WorkerId },
 }
 
 impl PortShare {
-    /// The ports whose remainder by `workers` is `worker`.
+    /// The ports whose remainder modulo `workers` is `worker`.
     #[must_use]
     pub fn of_worker(worker: u16, workers: u16) -> Self {
         let stride = workers.max(1);
@@ -141,20 +145,20 @@ impl PortShare {
         Self { count: (SNAT_PORT_LAST - first) / stride + 1, rule: Rule::Remainder { first, stride } }
     }
 
-    /// The ports that network cards spread to this worker. Port ranges are whole blocks of 128.
+    /// The ports whose replies network cards spread to this worker. Port ranges are whole blocks of 128.
     pub(crate) fn spread(spread: Arc<PortSpread>, worker: WorkerId) -> Self {
         const BLOCKS: u16 = (SNAT_PORT_LAST - SNAT_PORT_FIRST) / 128 + 1;
         const { assert!(SNAT_PORT_FIRST.is_multiple_of(128) && SNAT_PORT_LAST % 128 == 127) };
         Self { count: BLOCKS * spread.ports_per_block(worker), rule: Rule::Spread { spread, worker } }
     }
 
-    /// All ports, for a worker alone.
+    /// All ports, for a gateway with one worker.
     #[must_use]
     pub fn whole() -> Self {
         Self::of_worker(0, 1)
     }
 
-    /// How many ports it has.
+    /// Number of ports in each pool.
     #[must_use]
     pub const fn count(&self) -> u16 {
         self.count
@@ -169,7 +173,7 @@ impl PortShare {
         }
     }
 
-    /// What a pool must keep to know its ports.
+    /// What a pool must store to compute its ports.
     fn place<A: Address>(&self, target: &SnatTarget<A>, snat: A) -> u8 {
         match &self.rule {
             Rule::Remainder { .. } => 0,
@@ -178,74 +182,74 @@ impl PortShare {
     }
 }
 
-/// Targets that ports can be had towards: 100,000 backends (DESIGN section 11), rounded up to a power of two.
+/// Maximum number of targets: 100,000 backends (DESIGN section 11), rounded up to a power of two.
 pub const TARGETS_MAX: u32 = 131_072;
-/// SNAT addresses of one family: 8 x 64,512 flows towards one target.
+/// Maximum number of SNAT addresses of one family: 8 x 64,512 flows towards one target.
 pub const SNAT_ADDRESSES_MAX: u16 = 8;
 
 const PAGE_PORTS: usize = 10;
-/// The last place of a page.
+/// Index of the last port of a page.
 const PAGE_LAST: u16 = 9;
 const _: () = assert!(PAGE_LAST as usize + 1 == PAGE_PORTS);
 /// A pool that has handed out fewer ports may still grow when the worker's common limit is reached.
 const SMALL_POOL_PORTS: u32 = 256;
 
-/// Freed ports of one pool, in order, 6.4 B a port. A cache line large.
+/// Freed ports of one pool, in order, 6.4 B per port. One cache line.
 #[derive(Debug, FromZeros)]
 #[repr(C)]
 struct Page {
     freed: [Tick; PAGE_PORTS],
     ports: [u16; PAGE_PORTS],
-    /// The page after it, plus one.
+    /// The next page, plus one.
     next: u32,
 }
 
 const _: () = assert!(size_of::<Page>() == 64);
 
-/// One pool; zeroed is empty.
+/// One pool; zeroed memory is an empty pool.
 #[derive(Clone, Copy, Debug, FromZeros)]
 #[repr(C)]
 struct Pool {
-    /// Pages of the queue's two ends, plus one; 0 is none.
+    /// First and last page of the queue, plus one; 0 means none.
     head: u32,
     tail: u32,
-    /// Ports below were handed out at least once.
+    /// Ports below this number were handed out at least once.
     high_water: u32,
-    /// Ports in the queue.
+    /// Number of ports in the queue.
     resting: u32,
-    /// The oldest port's place in the head page.
+    /// Index of the oldest port in the head page.
     head_at: u16,
-    /// Ports in the tail page.
+    /// Number of ports in the tail page.
     tail_at: u16,
     /// See [`PortShare::place`]; set when the first port is taken, as are the next two.
     place: u8,
-    /// Where its ports are counted: a position in [`SnatPorts::held`].
+    /// The account of its ports: an index of [`SnatPorts::held`].
     account: u8,
-    /// That of its target.
+    /// Generation of its target.
     generation: u16,
 }
 
 const _: () = assert!(size_of::<Pool>() == 24);
 
-/// Memory for resting ports is counted for TCP and for all other protocols apart.
+/// Accounts of the memory for resting ports: TCP, and all other protocols.
 const ACCOUNTS: u8 = 2;
 
 const fn account_of(transport: u8) -> u8 {
     if transport == protocol::TCP { 0 } else { 1 }
 }
 
-/// The best that a pool can give.
+/// The best port that a pool can offer.
 enum Offer {
-    /// The oldest freed port: it has rested.
+    /// The oldest freed port, fully rested.
     Rested,
     /// A port that was never used.
     Fresh,
-    /// The oldest freed port, which has rested this long only.
+    /// The oldest freed port, which has rested for this long only.
     Early(Ticks),
     Nothing,
 }
 
-/// The addresses from the one at `start` (modulo their number) on.
+/// The addresses in order, starting at `start` (modulo their number).
 fn from<A>(addresses: &[SnatAddress<A>], start: u64) -> impl Iterator<Item = &SnatAddress<A>> {
     let split = usize::try_from(start % addresses.len().max(1) as u64).unwrap_or(0);
     addresses[split..].iter().chain(&addresses[..split])
@@ -260,11 +264,11 @@ pub struct SnatPorts {
     pages: Vec<Page>,
     /// Head of the list of free pages, plus one.
     free_page: u32,
-    /// Pages below were used at least once.
+    /// Pages below this position were used at least once.
     pages_high_water: u32,
-    /// Pools below were used at least once.
+    /// Pools below this position were used at least once.
     pools_high_water: u32,
-    /// Ports handed out or resting, of all pools of an account.
+    /// Ports handed out or resting, over all pools of an account.
     held: [u32; ACCOUNTS as usize],
     /// See [`SnatPorts::new`].
     common_limit: u32,
@@ -273,17 +277,17 @@ pub struct SnatPorts {
 }
 
 impl SnatPorts {
-    /// Room for the ports of a worker with at most so many flows.
+    /// Reserves memory for the ports of a worker with at most this many flows.
     ///
-    /// Ports in use take no memory, resting ones do: up to twice as many as there may be flows, in pools of any size,
-    /// and as many again in pools of fewer than 256 ports, so that a new target finds some; both for TCP, and once more for
-    /// the other protocols. Past that, ports are used again early. Pages: a queue of n ports lies in at most n / 10 + 2.
+    /// Ports in use take no memory, resting ports do: up to twice as many as there may be flows, in pools of any size,
+    /// and half as many again in pools of fewer than 256 ports, so that a new target finds some; both for TCP, and once
+    /// more for the other protocols. Past that, ports are reused early. Pages: a queue of n ports takes at most n / 10
+    /// + 2.
     ///
-    /// # Errors
-    /// When there is no address space for it.
+    /// [`AllocError`] when there is no address space for it.
     pub fn new(flows: u32, share: PortShare) -> Result<Self, AllocError> {
         let pools = TARGETS_MAX * u32::from(SNAT_ADDRESSES_MAX);
-        // At least two small pools, or resting ports of a few flows would leave a target without any.
+        // At least two small pools; otherwise resting ports of a few flows would leave a target without any.
         let common_limit = flows.saturating_mul(2).max(2 * SMALL_POOL_PORTS);
         let limit = (common_limit / 2).saturating_mul(3).saturating_mul(ACCOUNTS.into());
         let pages = limit / 10 + 2 * pools.min(limit);
@@ -302,14 +306,14 @@ impl SnatPorts {
         })
     }
 
-    /// The pool of a SNAT address, by its position among those of its family, towards a target.
+    /// The pool of a SNAT address, given by its position among those of its family, towards a target.
     #[must_use]
     pub const fn pool(target: TargetSlot, address: u16) -> PoolId {
         PoolId::new(target, address)
     }
 
-    /// A port towards `target` from one of `addresses`, tried from the one at `start` (modulo their number) on: one
-    /// that has rested, else one that was never used. None: there is neither.
+    /// Allocates a port towards `target` from one of `addresses`, tried in order from `start` (modulo their number): a
+    /// rested port, otherwise one that was never used. `None` if there is neither.
     #[inline]
     pub fn allocate_rested<A: Address>(
         &mut self,
@@ -330,10 +334,9 @@ impl SnatPorts {
         None
     }
 
-    /// As [`SnatPorts::allocate_rested`], and where there is none, the port that has rested longest.
+    /// As [`SnatPorts::allocate_rested`], but falls back to the port that has rested the longest.
     ///
-    /// # Errors
-    /// [`SnatExhausted`] when all are in use.
+    /// [`SnatExhausted`] when all ports are in use.
     pub fn allocate<A: Address>(
         &mut self,
         target: SnatTarget<A>,
@@ -357,7 +360,7 @@ impl SnatPorts {
         Ok(SnatLease { address, port: self.take_oldest(pool), pool })
     }
 
-    /// Gives back a port that nothing at the backend remembers: it need not rest, and is the next to be used.
+    /// Releases a port that the backend has no memory of: it need not rest and is used next.
     pub fn release_clean(&mut self, pool: PoolId, port: u16, now: Tick) {
         let rested = Tick(now.0.wrapping_sub(self.rest.0));
         let Some(&Pool { head, head_at, generation, .. }) = self.pools.get(pool.index()) else { return };
@@ -367,7 +370,7 @@ impl SnatPorts {
         let (page, at) = match head_at.checked_sub(1) {
             Some(at) => (head - 1, at),
             None => {
-                // A page is always left: see the sum in `new`.
+                // A page is always free, see the sum in `new`.
                 let Some(page) = self.take_page() else { return };
                 self.pages[page as usize].next = head;
                 (page, PAGE_LAST)
@@ -381,11 +384,11 @@ impl SnatPorts {
         (page.ports[usize::from(at)], page.freed[usize::from(at)]) = (port, rested);
     }
 
-    /// Gives a port back; its rest starts.
+    /// Releases a port; its rest starts.
     pub fn release(&mut self, pool: PoolId, port: u16, now: Tick) {
         let Some(&Pool { tail, tail_at, generation, .. }) = self.pools.get(pool.index()) else { return };
         if generation != pool.generation() {
-            self.in_use -= 1; // its pool is another target's
+            self.in_use -= 1; // its pool now belongs to another target
             return;
         }
         let full = tail == 0 || usize::from(tail_at) == PAGE_PORTS;
@@ -407,8 +410,8 @@ impl SnatPorts {
         (page.ports[at], page.freed[at]) = (port, now);
     }
 
-    /// Looks at up to `pools` pools from `start` on, and takes back the memory of those whose ports are all free and
-    /// rested. Returns where to go on, 0 after the last pool.
+    /// Visits up to `pools` pools from `start` on, and frees the memory of pools whose ports are all free and rested.
+    /// Returns where to continue, 0 after the last pool.
     pub fn sweep(&mut self, start: u32, pools: u32, now: Tick) -> u32 {
         let end = start.saturating_add(pools).min(self.pools_high_water);
         for index in start.min(end) as usize..end as usize {
@@ -416,17 +419,17 @@ impl SnatPorts {
             if pool.resting == 0 || pool.resting < pool.high_water {
                 continue;
             }
-            // The youngest has rested, so all have.
+            // The youngest port has rested, so all have.
             let tail = &self.pages[pool.tail as usize - 1];
             if now.since(tail.freed[usize::from(pool.tail_at) - 1]) >= self.rest {
-                let generation = pool.generation; // or what is still held of an older one would come back to it
+                let generation = pool.generation; // otherwise ports still held from an older generation would be returned to it
                 self.empty(index, Pool { generation, ..Pool::new_zeroed() });
             }
         }
         if end == self.pools_high_water { 0 } else { end }
     }
 
-    /// Takes back the memory of a pool and puts another in its place. The chain of pages goes back in one piece.
+    /// Frees the memory of a pool and replaces the pool. The chain of pages is freed in one piece.
     fn empty(&mut self, index: usize, new: Pool) {
         let old = std::mem::replace(&mut self.pools[index], new);
         if let Some(tail) = old.tail.checked_sub(1) {
@@ -436,13 +439,13 @@ impl SnatPorts {
         self.held[usize::from(old.account)] -= old.high_water;
     }
 
-    /// Ports that were used again before they had rested. Only grows.
+    /// Number of ports that were reused before they had rested. Monotonic.
     #[must_use]
     pub const fn reused_early(&self) -> u64 {
         self.reused_early
     }
 
-    /// Ports that flows hold.
+    /// Number of ports that flows hold.
     #[must_use]
     pub const fn in_use(&self) -> u32 {
         self.in_use
@@ -450,7 +453,7 @@ impl SnatPorts {
 
     fn offer(&self, id: PoolId, transport: u8, now: Tick) -> Offer {
         let Some(pool) = self.pools.get(id.index()) else { return Offer::Nothing };
-        // What is left of another target is nothing to this one.
+        // Ports of a previous target do not count for this one.
         let (high_water, resting) = if pool.generation == id.generation() { (pool.high_water, pool.resting) } else { (0, 0) };
         let age = (resting > 0).then(|| now.since(self.pages[pool.head as usize - 1].freed[usize::from(pool.head_at)]));
         let held = self.held[usize::from(account_of(transport))];
@@ -464,7 +467,7 @@ impl SnatPorts {
         }
     }
 
-    /// The head of a queue that is not empty.
+    /// Takes the head of a non-empty queue.
     fn take_oldest(&mut self, pool: PoolId) -> u16 {
         let pool = &mut self.pools[pool.index()];
         let page = &mut self.pages[pool.head as usize - 1];
@@ -485,7 +488,7 @@ impl SnatPorts {
         port
     }
 
-    /// The next port of a pool that may grow.
+    /// Takes the next unused port of a pool that may grow.
     fn take_fresh<A: Address>(&mut self, id: PoolId, target: &SnatTarget<A>, snat: A) -> u16 {
         let index = id.index();
         if self.pools[index].high_water == 0 || self.pools[index].generation != id.generation() {

@@ -1,10 +1,14 @@
-//! Which worker a flow is at home with: one pure function for each way of steering, the same for both directions of the
-//! flow (FORWARDING section 5, docs/adr/0023-steering.md).
+//! Steering: which worker owns a flow. Each method is one pure function, the same for both directions of the flow
+//! (FORWARDING section 5, docs/adr/0023-steering.md).
 //!
-//! Both ways spread packets of clients by their tuple; replies of a `nat` backend come home because the SNAT port was
-//! chosen so. In mode `dnat`, where nothing of ours is in a reply, both directions go by the client's address. **Invariant:**
-//! the function does not change while the gateway runs: what a network card is found to do or not to do only decides
-//! whether it is computed here. Deliberately not here: carrying packets to their owner ([`crate::Peers`]).
+//! Both methods spread packets of clients by their tuple. Replies of a `nat` backend reach the owner because the SNAT
+//! port was chosen accordingly. In mode `dnat` a reply contains no address or port of the gateway, so both directions
+//! are steered by the client's address.
+//!
+//! **Invariant:** the function does not change while the gateway runs. Whether a network card computes it correctly
+//! only decides whether it is computed here.
+//!
+//! Not here: carrying packets to their owner ([`crate::Peers`]).
 
 mod proof;
 mod spread;
@@ -26,10 +30,11 @@ use crate::fragment::Datagram;
 use crate::snat::PortShare;
 use crate::{Address, Tuple, TupleHash};
 
-/// Workers of one gateway at most: one for each core of a large processor; the queues between them stay below 100 MB.
+/// Maximum number of workers of a gateway: one for each core of a large processor. The queues between them stay below
+/// 100 MB.
 pub const WORKERS_MAX: u8 = 64;
 
-/// Entries of the redirection table, a power of two: the least that common network cards have. In larger tables it is
+/// Entries of the redirection table, a power of two: the smallest table of common network cards. In larger tables it is
 /// repeated, so that the same bits of a hash decide.
 pub const RETA_ENTRIES: usize = 128;
 
@@ -37,12 +42,12 @@ pub const RETA_ENTRIES: usize = 128;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkerId(pub u8);
 
-/// What decides on owners.
+/// The method that determines owners.
 #[derive(Clone, Debug)]
 enum Way {
-    /// A hash of our own; SNAT ports by their remainder.
+    /// The engine's own hash; SNAT ports by their remainder.
     Own,
-    /// What network cards compute; SNAT ports by the same.
+    /// The hash that network cards compute; SNAT ports by the same hash.
     Toeplitz { key: RssKey, spread: Arc<PortSpread> },
 }
 
@@ -55,13 +60,14 @@ pub struct Steering {
 }
 
 impl Steering {
-    /// By a hash of our own. `seed` is that of the workers' flow tables ([`crate::Parts::seed`]), whose hash is used again.
+    /// Steering by the engine's own hash. `seed` is that of the workers' flow tables ([`crate::Parts::seed`]), whose
+    /// hash is reused.
     #[must_use]
     pub fn own_hash(workers: u8, seed: u64) -> Self {
         Self { workers: workers.clamp(1, WORKERS_MAX), hash: TupleHash::new(seed), way: Way::Own }
     }
 
-    /// By the Toeplitz hash under a secret key that `seed` leads to, so that network cards can compute it.
+    /// Steering by the Toeplitz hash with a secret key derived from `seed`, so that network cards can compute it.
     #[must_use]
     pub fn toeplitz(workers: u8, seed: u64) -> Self {
         let own = Self::own_hash(workers, seed);
@@ -71,13 +77,13 @@ impl Steering {
         }
     }
 
-    /// How many workers there are.
+    /// Number of workers.
     #[must_use]
     pub const fn workers(&self) -> u8 {
         self.workers
     }
 
-    /// The key that network cards are to be given, where they take part.
+    /// The key for network cards, where they take part.
     #[must_use]
     pub const fn rss_key(&self) -> Option<&RssKey> {
         match &self.way {
@@ -86,7 +92,7 @@ impl Steering {
         }
     }
 
-    /// The worker that an entry of the redirection table stands for; its receive queue has the same number.
+    /// The worker of an entry of the redirection table; its receive queue has the same number.
     #[must_use]
     #[allow(clippy::cast_possible_truncation)] // below the number of workers
     pub const fn reta(&self, entry: usize) -> WorkerId {
@@ -108,7 +114,7 @@ impl Steering {
         self.owner_hashed(tuple, towards, self.hash.hash(tuple))
     }
 
-    /// The same, for who has the tuple's hash under the seed already.
+    /// The same for a tuple whose hash under the seed is already known.
     #[must_use]
     #[inline]
     #[allow(clippy::cast_possible_truncation)] // a remainder
@@ -124,7 +130,7 @@ impl Steering {
         }
     }
 
-    /// The Toeplitz hash of a tuple, where steering is by it.
+    /// The Toeplitz hash of a tuple, if steering uses it.
     pub(crate) fn rss_hash<A: Address>(&self, tuple: &Tuple<A>) -> Option<u32> {
         match &self.way {
             Way::Own => None,
@@ -132,18 +138,18 @@ impl Steering {
         }
     }
 
-    /// Where the fragments of a datagram meet, to find out their owner.
+    /// The worker at which the fragments of a datagram meet until their owner is known.
     pub(crate) fn meeting<A: Address>(&self, datagram: &Datagram<A>) -> WorkerId {
         self.among_workers(datagram.hash(&self.hash))
     }
 
-    /// The owner of all flows of a client's address.
+    /// The owner of all flows of a client address.
     fn by_address<A: Address>(&self, client: A) -> WorkerId {
         let alone = Tuple { source: client, destination: A::default(), source_port: 0, destination_port: 0, protocol: 0 };
         self.among_workers(self.hash.hash(&alone))
     }
 
-    /// Mixed once more, since flow tables use the low and the high bits of the same hash.
+    /// Mixes the hash once more, since flow tables use its low and high bits.
     #[allow(clippy::cast_possible_truncation)] // below the number of workers
     fn among_workers(&self, hash: u64) -> WorkerId {
         let mixed = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;

@@ -1,8 +1,8 @@
-//! Coarse time for flows and SNAT ports: 32 bits instead of 64.
+//! Coarse time for flows and SNAT ports, in 32 instead of 64 bits.
 //!
-//! A tick is 2^27 ns, about 134 ms. 2^32 ticks are 18 years, so two times that are at most 9 years apart compare
-//! rightly, across the wrap too; the longest limit (2 h) is 53,645 ticks. Durations are rounded up and one tick is
-//! added, since the first tick may be almost over: a limit never ends early, and at most 268 ms late.
+//! A tick is 2^27 ns, about 134 ms. 2^32 ticks are 18 years, so times at most 9 years apart compare correctly, across
+//! the wrap too; the longest limit (2 h) is 53,645 ticks. Durations are rounded up plus one tick, since the first tick
+//! may be almost over: a limit never ends early, and at most 268 ms late.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use zerocopy::{FromZeros, Immutable};
 
 const TICK_SHIFT: u32 = 27;
 
-/// A moment, in ticks of the monotonic clock, modulo 2^32.
+/// A point in time, in ticks of the monotonic clock, modulo 2^32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromZeros, Immutable)]
 #[repr(transparent)]
 pub struct Tick(pub u32);
@@ -28,7 +28,7 @@ impl Tick {
         Self((now_ns >> TICK_SHIFT) as u32)
     }
 
-    /// How long before `self` the moment `earlier` was; 0 if it was not before (a clock read on another core).
+    /// The time from `earlier` to `self`; 0 if `earlier` is later (a clock read on another core).
     #[must_use]
     #[inline]
     pub const fn since(self, earlier: Self) -> Ticks {
@@ -38,7 +38,7 @@ impl Tick {
 }
 
 impl From<Duration> for Ticks {
-    /// Rounded up, plus one; more than 9 years are 9 years.
+    /// Rounds up and adds one tick; durations above 9 years become 9 years.
     fn from(duration: Duration) -> Self {
         let ticks = (duration.as_nanos() >> TICK_SHIFT) + 2;
         Self(u32::try_from(ticks).unwrap_or(u32::MAX).min(u32::MAX / 2))

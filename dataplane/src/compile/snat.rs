@@ -1,4 +1,5 @@
-//! Which SNAT addresses serve which link: one inside a link's prefix serves that link, one in none serves all.
+//! Assignment of SNAT addresses to links: an address inside a link's prefix serves that link, an address in no prefix
+//! serves all links.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use proto::Family;
 use crate::snat::{SNAT_ADDRESSES_MAX, SnatAddress};
 use crate::{Address, Config, Link, Network};
 
-/// By port, then by VLAN link.
+/// Indexed by port, then by VLAN link.
 pub(super) type SnatByLink<A> = Arc<[Box<[SnatAddress<A>]>]>;
 
 /// The SNAT addresses of both families.
@@ -17,7 +18,7 @@ pub(super) type SnatByLink<A> = Arc<[Box<[SnatAddress<A>]>]>;
 pub(super) struct SnatTables {
     pub(super) v4: SnatByLink<u32>,
     pub(super) v6: SnatByLink<u128>,
-    /// The VLAN links, ordered.
+    /// The VLAN links, sorted.
     pub(super) vlans: Arc<[Link]>,
     ports: usize,
 }
@@ -28,7 +29,7 @@ impl SnatTables {
         Self { v4: by_link(config, network), v6: by_link(config, network), vlans, ports: config.ports.len() }
     }
 
-    /// Whether there is an address for backends behind this link; without a link (no route), for any.
+    /// Whether there is a SNAT address for backends behind this link; without a link (no route), for any link.
     pub(super) fn serves(&self, family: Family, link: Option<Link>) -> bool {
         let position = link.map(|link| match self.vlans.binary_search(&link) {
             Ok(position) => self.ports + position,
@@ -48,7 +49,7 @@ fn any<A>(by_link: &SnatByLink<A>, position: Option<usize>) -> bool {
     }
 }
 
-/// Whether the address is on-link where these prefixes are.
+/// Whether the address lies in one of these prefixes.
 pub(super) fn is_on_link(prefixes: &[IpNet], address: IpAddr) -> bool {
     prefixes.iter().any(|net| net.contains(&address))
 }

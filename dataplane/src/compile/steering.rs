@@ -1,5 +1,5 @@
-//! Which frontends and backends are of mode `dnat`, so that their packets are steered by the client's address: now, and
-//! for as long as flows of a removed one may go on.
+//! Compiles the steering tables: frontends and backends of mode `dnat`, whose packets are steered by the client's
+//! address while they exist and as long after their removal as their flows may live.
 
 use std::net::SocketAddr;
 
@@ -13,34 +13,35 @@ use crate::hash::TableHash;
 use crate::snapshot::FrontendKey;
 use crate::steering::SteeringTable;
 
-/// Something of mode `dnat`.
+/// A frontend or backend of mode `dnat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Entry {
-    /// How long its flows go on without it.
+    /// How long its flows may live after its removal.
     drain_ns: u64,
-    /// It is gone, and its flows go on until then.
+    /// Set when it was removed: the end of its drain time.
     until_ns: Option<u64>,
 }
 
 type Entries = HashMap<TargetKey, Entry, TableHash>;
 
-/// Frontends and backends of mode `dnat`.
+/// Frontends and backends of mode `dnat`, present or draining.
 #[derive(Debug, Default)]
 pub(super) struct ByAddress {
     frontends: Entries,
     backends: Entries,
-    /// When the first that is gone is forgotten.
+    /// When the first removed entry expires.
     due_ns: Option<u64>,
 }
 
 impl ByAddress {
-    /// Whether [`ByAddress::follow`] would find anything new although no service of mode `dnat` changed. `listens_changed`:
-    /// any other did, and may now have a frontend that is still steered by address.
+    /// Whether [`ByAddress::follow`] may find a change although no service of mode `dnat` changed. `listens_changed`:
+    /// another service changed, and may now have a frontend that is still steered by address.
     pub(super) fn is_due(&self, listens_changed: bool, now_ns: u64) -> bool {
         (listens_changed && !self.frontends.is_empty()) || self.due_ns.is_some_and(|due_ns| due_ns <= now_ns)
     }
 
-    /// Follows the services. `listens` says whether a service listens somewhere. True when anything has changed.
+    /// Updates the entries from the services. `listens` says whether a service has a frontend there. Returns true when
+    /// anything changed.
     pub(super) fn follow<'s>(
         &mut self,
         services: impl Iterator<Item = &'s Served>,
@@ -54,7 +55,7 @@ impl ByAddress {
             frontends.extend(listens.map(|key| (key, entry)));
             backends.extend(served.backends.keys().map(|key| (*key, entry)));
         }
-        // A frontend that is of another mode now is steered as that mode is.
+        // A frontend that now has another mode is steered by that mode.
         keep_gone(&self.frontends, &mut frontends, now_ns, listens);
         keep_gone(&self.backends, &mut backends, now_ns, |_| false);
         let changed = frontends != self.frontends || backends != self.backends;
@@ -63,7 +64,7 @@ impl ByAddress {
         changed
     }
 
-    /// The rules of a family.
+    /// The steering table of a family.
     pub(super) fn table<A: Address>(&self, snat: &SnatByLink<A>) -> SteeringTable<A> {
         let backends: HashSet<FrontendKey<A>, TableHash> = keys(&self.backends);
         let backend_addresses = backends.iter().map(|key| key.address).collect();
@@ -71,7 +72,7 @@ impl ByAddress {
     }
 }
 
-/// Adds to what is there now what was there before and may have flows.
+/// Adds the previous entries that may still have flows to the present ones.
 fn keep_gone(before: &Entries, now: &mut Entries, now_ns: u64, is_another: impl Fn(&TargetKey) -> bool) {
     for (key, entry) in before.iter().filter(|(key, _)| !is_another(key)) {
         let until_ns = entry.until_ns.unwrap_or_else(|| now_ns.saturating_add(entry.drain_ns));

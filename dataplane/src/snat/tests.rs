@@ -1,4 +1,4 @@
-//! What ports are handed out, when, and what becomes of them.
+//! Allocation, rest, early reuse and release of SNAT ports.
 
 use super::*;
 use proptest::prelude::*;
@@ -69,7 +69,7 @@ fn through_one_address_the_oldest_port_is_used_first_and_early_use_is_counted() 
     }
     assert_eq!(snat.reused_early(), 35_488);
     snat.allocate(TARGET, &addresses(1), 0, at(33 + 61)).unwrap();
-    assert_eq!(snat.reused_early(), 35_488, "a port that has rested is no early use");
+    assert_eq!(snat.reused_early(), 35_488, "use of a rested port is not early");
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn ports_of_datagrams_that_rest_take_no_memory_from_connections() {
 }
 
 #[test]
-fn a_pool_begins_anew_with_its_target_and_takes_nothing_back_of_the_one_before() {
+fn a_pool_starts_empty_with_a_new_target_and_takes_back_no_port_of_the_old_one() {
     let mut snat = ports(1000, PortShare::whole());
     let take = |snat: &mut SnatPorts, slot| snat.allocate(SnatTarget { slot, ..TARGET }, &addresses(1), 0, at(1)).unwrap();
     let (old, new) = (TARGET.slot, TARGET.slot.next());
@@ -143,7 +143,7 @@ fn a_pool_begins_anew_with_its_target_and_takes_nothing_back_of_the_one_before()
     assert!(first.iter().all(|lease| lease.pool != leases[0].pool && lease.pool.index() == leases[0].pool.index()));
     leases[30..].iter().for_each(|lease| snat.release(lease.pool, lease.port, at(1)));
     leases[..1].iter().for_each(|lease| assert_ne!(lease.pool, PoolId::NONE));
-    assert_eq!((snat.held, snat.in_use(), snat.pools[24].resting), ([5, 0], 5, 0), "nothing of the old one came back");
+    assert_eq!((snat.held, snat.in_use(), snat.pools[24].resting), ([5, 0], 5, 0), "no port of the old target came back");
     first.iter().for_each(|lease| snat.release_clean(lease.pool, lease.port, at(1)));
     assert_eq!((snat.in_use(), snat.pools[24].resting), (0, 5));
     let of_new = take(&mut snat, new);

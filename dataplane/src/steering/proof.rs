@@ -1,59 +1,62 @@
-//! Whether a port's receive queue tells the owner: only where the hash that the network card reports with live packets is
-//! the one that we compute over the same bytes, and the redirection table leads it to the queue it came by.
+//! Whether a port's receive queue identifies the owner. It does only if the hash that the network card reports for live
+//! packets equals the one that the engine computes over the same bytes, and the redirection table maps that hash to the
+//! queue.
 //!
-//! Only plain packets testify: of others (fragments, options, extension headers, two tags) cards hash less, and their owner
-//! is computed always. So nobody outside ends the trust by what he sends.
+//! Only plain packets are evidence. Of others (fragments, options, extension headers, two tags) cards hash less, so
+//! their owner is always computed. A sender therefore cannot end the trust by what he sends.
 //!
-//! **Invariant:** trust ends with the first packet that contradicts it, and does not come back while the gateway runs.
-//! Cost: every plain packet of the first [`PACKETS_FIRST`] is looked at, later one of [`PACKETS_BETWEEN`].
+//! **Invariant:** trust ends with the first packet that contradicts it, and does not return while the gateway runs.
+//!
+//! Cost: each of the first [`PACKETS_FIRST`] plain packets is checked, later one in [`PACKETS_BETWEEN`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::WorkerId;
 
-/// Packets that must agree before the queue is trusted. A wrong card agrees by chance on all of them, where two queues
-/// are used and the hash is not even reported wrong, once in 2^64.
+/// Number of packets that must agree before the queue is trusted. A wrong card agrees on all of them by chance once in
+/// 2^64, if two queues are used and the hash is not even misreported.
 const PACKETS_FIRST: u32 = 64;
-/// Packets between two that are looked at afterwards.
+/// Interval between checked packets afterwards.
 const PACKETS_BETWEEN: u32 = 1024;
 
-/// What spoke against a port.
+/// What refuted the trust in a port's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refuted {
     /// A plain TCP or UDP packet came without a hash.
     NoHash,
     /// A packet's hash is not the Toeplitz hash of its tuple.
     OtherHash,
-    /// A packet came by another queue than its hash leads to.
+    /// A packet arrived on another queue than its hash leads to.
     OtherQueue,
 }
 
-/// What is known of a port's receive queue of one worker.
+/// The state of the proof for one worker's receive queue of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proof {
-    /// So many packets agreed; too few yet.
+    /// This many packets agreed, which is not enough yet.
     Observing {
-        /// Packets.
+        /// Number of packets.
         agreed: u32,
     },
-    /// The queue tells the owner.
+    /// The queue identifies the owner.
     Proven,
-    /// It does not.
+    /// The queue does not identify the owner.
     Refuted(Refuted),
 }
 
-/// [`Proof`], written by its worker and read by anybody. Padded: each is of another worker.
+/// [`Proof`] as one atomic word, written by its worker and read by any thread. Padded, since neighbours belong to
+/// different workers.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct RssProof(AtomicU64);
 
-/// Above the packets counted.
+/// Bits above the count of packets.
 const PROVEN: u64 = 1 << 32;
 const REFUTED: u64 = 1 << 33;
 
 impl RssProof {
-    /// What is known now.
+    /// The current state.
     #[must_use]
     pub fn read(&self) -> Proof {
         match self.0.load(Ordering::Relaxed) {
@@ -79,12 +82,12 @@ impl RssProof {
     }
 }
 
-/// The proof as its worker conducts it.
+/// The proof as its worker carries it out.
 #[derive(Debug)]
 pub(crate) struct Observer {
     shared: Arc<RssProof>,
     proof: Proof,
-    /// Packets to let pass before the next is looked at.
+    /// Number of packets to skip before the next check.
     skip: u32,
 }
 
@@ -93,13 +96,13 @@ impl Observer {
         Self { shared, proof: Proof::Observing { agreed: 0 }, skip: 0 }
     }
 
-    /// Whether the owner of what arrives is the worker it arrives at.
+    /// Whether the worker that a packet arrives at is its owner.
     #[inline]
     pub(crate) fn trusts(&self) -> bool {
         self.proof == Proof::Proven
     }
 
-    /// Whether the next packet is to be looked at. Counts it.
+    /// Whether the next packet is to be checked. Counts the packet.
     #[inline]
     pub(crate) fn wants(&mut self) -> bool {
         match self.skip.checked_sub(1) {
@@ -111,7 +114,8 @@ impl Observer {
         }
     }
 
-    /// A packet that arrived at `here` with the hash `reported`; its tuple has the hash `computed`, which leads to `owner`.
+    /// Checks a packet that arrived at `here` with the hash `reported`; its tuple has the hash `computed`, which leads
+    /// to `owner`.
     #[cold]
     pub(crate) fn look(&mut self, reported: Option<u32>, computed: u32, owner: WorkerId, here: WorkerId) {
         self.proof = match reported {

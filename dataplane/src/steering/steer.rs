@@ -1,5 +1,5 @@
-//! The pass over a burst that finds each packet's owner and hands over what is another's. Runs only where there is more
-//! than one worker.
+//! The pass over a burst that determines each packet's owner and hands over packets of other workers. It runs only with
+//! more than one worker.
 
 use std::mem;
 
@@ -17,10 +17,10 @@ use crate::wire::{Ipv4, Ipv6};
 use crate::worker::{Kind, Sorted};
 use crate::{Address, BURST, Buffer, Burst, Headers, Port, Quote, Transport, Tuple};
 
-/// Bytes of tags that every card looks behind: those of one.
+/// Bytes of VLAN tags that every card can parse: one tag.
 const TAG_BYTES_PLAIN: u16 = 4;
 
-/// Leaves in the burst what is this worker's, in order, and hands the rest to its owners.
+/// Keeps this worker's packets in the burst, in order, and hands the others to their owners.
 #[inline(never)]
 pub(crate) fn steer<P: Port>(
     lanes: &mut Lanes<P>,
@@ -54,8 +54,9 @@ pub(crate) fn steer<P: Port>(
     }
 }
 
-/// The owner of each packet, or where its owner is found out. What has none is whose it came to: ARP, neighbour discovery,
-/// echo, other protocols; and what has VLAN tags, which comes again without them.
+/// The owner of each packet, or the worker that determines its owner. Packets without an owner stay with the worker
+/// that received them: ARP, neighbour discovery, echo and other protocols, and packets with VLAN tags, which return
+/// here without them.
 fn errands<B: Buffer>(
     peers: &mut Peers<B>,
     snapshot: &Snapshot,
@@ -80,7 +81,8 @@ fn errands<B: Buffer>(
     burst.iter().zip(&sorted.kinds).map(errand).collect()
 }
 
-/// Who is to do what with a packet of a transport protocol with ports, a part of one, or an error about one.
+/// Which worker does what with a packet of a transport protocol with ports, with a fragment of one, or with an ICMP
+/// error about one.
 fn errand<A: Address, B: Buffer>(
     steering: &Steering,
     proof: &mut Option<&mut Observer>,
@@ -92,7 +94,7 @@ fn errand<A: Address, B: Buffer>(
     let tuple = &looked.headers.tuple;
     let is_spread_by_cards = match looked.headers.transport {
         Transport::Tcp { .. } | Transport::Udp => true,
-        // Few cards hash its ports; those that do not would look refuted.
+        // Few cards hash SCTP ports; the others would appear refuted.
         Transport::Sctp { .. } => false,
         Transport::Icmp { .. } => return Some((owner_of_error(steering, snapshot, buffer, looked)?, Errand::Decide)),
         Transport::Fragment => return Some((meeting(steering, snapshot, buffer, looked)?, Errand::Meet)),
@@ -115,14 +117,15 @@ fn errand<A: Address, B: Buffer>(
     Some((steering.owner_hashed(tuple, towards, looked.hash), Errand::Decide))
 }
 
-/// Whether every card hashes the ports of a packet of TCP or UDP: where nothing stands between the headers. Anybody may send
-/// others, which cards hash by the addresses alone or not at all.
+/// Whether every card hashes the ports of this TCP or UDP packet: nothing stands between the IP and the transport
+/// header. Any sender can send other packets, which cards hash by the addresses alone or not at all.
 fn is_plain<A: Address>(headers: &Headers<A>) -> bool {
     let network_bytes = if A::BYTES == 4 { Ipv4::BYTES } else { Ipv6::BYTES };
     headers.transport_offset == headers.network_offset + network_bytes
 }
 
-/// The owner of the flow whose packet an ICMP error quotes, as we sent it: an answer to that would come to the owner.
+/// The owner of the flow that an ICMP error is about. The error quotes the packet as the gateway sent it; a reply to
+/// that packet would come to the owner.
 #[cold]
 fn owner_of_error<A: Address, B: Buffer>(
     steering: &Steering,
@@ -130,7 +133,7 @@ fn owner_of_error<A: Address, B: Buffer>(
     buffer: &B,
     looked: &Looked<A>,
 ) -> Option<WorkerId> {
-    // Of a tunnel the flow is that of the packet inside, which was found by its client's tuple.
+    // For a tunnel, the flow is that of the inner packet, which carries the client's tuple.
     if let Some(quote) = TunnelQuote::of(buffer.bytes(), &looked.headers, &snapshot.tunnels) {
         return Some(match quote.inner {
             Inner::V4(inner) => steering.owner(&inner, towards(snapshot, &inner)),
@@ -141,14 +144,14 @@ fn owner_of_error<A: Address, B: Buffer>(
     Some(steering.owner(&answer, towards(snapshot, &answer)))
 }
 
-/// Where a fragment of a packet with ports meets the others.
+/// The worker at which a fragment of a packet with ports meets the other fragments.
 #[cold]
 fn meeting<A: Address, B: Buffer>(steering: &Steering, snapshot: &Snapshot, buffer: &B, looked: &Looked<A>) -> Option<WorkerId> {
     let fragment = Fragment::of(buffer.bytes(), &looked.headers).ok()?;
     fragment.may_have_flow(snapshot).then(|| steering.meeting(&fragment.datagram))
 }
 
-/// The owner of a datagram by the ports of its first fragment.
+/// The owner of a datagram, from the ports of its first fragment.
 pub(crate) fn owner_of_first<A: Address>(steering: &Steering, snapshot: &Snapshot, first: &Tuple<A>) -> WorkerId {
     steering.owner(first, towards(snapshot, first))
 }

@@ -1,5 +1,5 @@
-//! What must be known of a packet before its owner is: whether its destination is a SNAT address, a frontend of mode
-//! `dnat`, or its source a backend of one.
+//! What the owner of a packet depends on: whether the destination is a SNAT address or a frontend of mode `dnat`, or
+//! the source a backend of one.
 
 use hashbrown::HashSet;
 
@@ -8,41 +8,41 @@ use crate::snapshot::FrontendKey;
 use crate::snat::SnatAddress;
 use crate::{Address, Tuple};
 
-/// Where a packet is going to, as far as its owner depends on it.
+/// The kind of destination of a packet, as far as its owner depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Towards {
-    /// From a client to a frontend, or from anybody to anybody else: by its tuple.
+    /// From a client to a frontend, or any other packet: steered by its tuple.
     Frontend,
-    /// From a client to a frontend of mode `dnat`: by the client's address, its source.
+    /// From a client to a frontend of mode `dnat`: steered by the client's address, its source.
     FrontendOfAddress,
-    /// From a backend to a SNAT address: by the port.
+    /// From a backend to a SNAT address: steered by the port.
     Snat,
-    /// From a backend of mode `dnat` to a client: by the client's address, its destination.
+    /// From a backend of mode `dnat` to a client: steered by the client's address, its destination.
     Client,
 }
 
 impl Towards {
-    /// What network cards can find out: the whole tuple decides.
+    /// Whether network cards can determine the owner: the whole tuple decides.
     pub(crate) const fn is_by_tuple(self) -> bool {
         matches!(self, Self::Frontend | Self::Snat)
     }
 }
 
-/// The rules of one family.
+/// The steering rules of one family.
 #[derive(Clone, Debug)]
 pub(crate) struct SteeringTable<A> {
-    /// The SNAT addresses, few.
+    /// The SNAT addresses; there are few.
     pub(crate) snat: Box<[A]>,
-    /// Frontends of mode `dnat`, and those that were ones and may have flows.
+    /// Frontends of mode `dnat`, and former ones that may still have flows.
     pub(crate) frontends: HashSet<FrontendKey<A>, TableHash>,
-    /// Their backends, as they answer.
+    /// The backends of these frontends, as source of their replies.
     pub(crate) backends: HashSet<FrontendKey<A>, TableHash>,
-    /// The addresses of these.
+    /// The addresses of these backends.
     pub(crate) backend_addresses: HashSet<A, TableHash>,
 }
 
 impl<A: Address> SteeringTable<A> {
-    /// The rules without any `dnat`, from the SNAT addresses of each port.
+    /// Rules without any `dnat`, from the SNAT addresses of each link.
     pub(crate) fn new(snat: &[Box<[SnatAddress<A>]>]) -> Self {
         let mut addresses: Vec<A> = snat.iter().flatten().map(|snat| snat.address).collect();
         addresses.sort_unstable();
@@ -51,7 +51,8 @@ impl<A: Address> SteeringTable<A> {
         Self { snat: addresses.into(), frontends, backends, backend_addresses }
     }
 
-    /// Where a packet with this tuple is going to. A packet of a `dnat` backend to an address of ours is a client's.
+    /// The kind of destination of a packet with this tuple. A packet of a `dnat` backend to an address of the gateway
+    /// is that of a client.
     #[inline]
     pub(crate) fn towards(&self, tuple: &Tuple<A>, is_ours: impl FnOnce(A) -> bool) -> Towards {
         if self.snat.contains(&tuple.destination) {
@@ -68,7 +69,7 @@ impl<A: Address> SteeringTable<A> {
         !self.backend_addresses.is_empty() && self.backend_addresses.contains(&address)
     }
 
-    /// The rest of the rules, where some service is of mode `dnat`.
+    /// The remaining rules, used when a service is of mode `dnat`.
     fn towards_dnat(&self, tuple: &Tuple<A>, is_ours: impl FnOnce(A) -> bool) -> Towards {
         let protocol = tuple.protocol;
         if self.frontends.contains(&FrontendKey { address: tuple.destination, port: tuple.destination_port, protocol }) {
@@ -104,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_are_told_apart_by_addresses_and_ports_of_ours() {
+    fn packets_are_classified_by_our_addresses_and_ports() {
         let snat = [vec![SnatAddress { address: SNAT, index: 0 }].into_boxed_slice()];
         let nat = SteeringTable::new(&snat);
         let dnat = SteeringTable {
