@@ -1,9 +1,12 @@
-//! State, network and health become the snapshot that workers forward by.
+//! The compiler: builds the snapshot that workers forward by from the controller's state, the network and the health of
+//! backends.
 //!
-//! **Invariant:** what a flow may hold keeps its meaning: a backend keeps its slot until its drain is over, a target for
-//! two minutes more, a next hop while anything names it. A service that did not change is not looked at: its tables
-//! are shared with the snapshot before. After a panic nothing that it left half done is relied on: only the slots of the last
-//! snapshot that was finished are, which flows hold. Deliberately not here: when to compile (the agent's matter), and packets.
+//! **Invariant:** what a flow may hold keeps its meaning: a backend keeps its slot until its drain ends, a target for
+//! two minutes longer, a next hop while anything refers to it. A service that did not change is not visited; its tables
+//! are shared with the previous snapshot. After a panic nothing half-finished is reused, only the slots of the last
+//! finished snapshot, which flows hold.
+//!
+//! Not here: when to compile (the agent decides), and packets.
 
 mod fronts;
 mod network;
@@ -31,17 +34,17 @@ use slots::{Backends, TargetKey};
 use snat::SnatTables;
 use steering::ByAddress;
 
-/// Makes snapshots, and remembers what must stay the same from one to the next.
+/// Builds snapshots, and remembers what must stay the same from one to the next.
 #[derive(Debug)]
 pub struct Compiler {
     config: Config,
-    /// What each worker counts.
+    /// Counters of each worker.
     counters: Arc<[Arc<WorkerCounters>]>,
     snat: SnatTables,
     tunnels: Arc<Tunnels>,
     ways: Ways,
     backends: Backends,
-    /// In the order of the state's.
+    /// In the order of the services in the state.
     services: BTreeMap<ServiceName, Served>,
     failing: HashSet<TargetKey>,
     failing_for: BTreeMap<ServiceName, HashSet<TargetKey>>,
@@ -54,16 +57,16 @@ pub struct Compiler {
     by_address: ByAddress,
     conflicts: Vec<String>,
     failing_open: Vec<String>,
-    /// When the grace of a table that was replaced is over, of each service that has one.
+    /// The end of the grace period of each replaced table, with its service.
     graces: BTreeSet<(u64, Arc<ServiceName>)>,
-    /// What was compiled last.
+    /// The services that were compiled last.
     state: Services,
-    /// Whether it was compiled to its end.
+    /// Whether the last compilation finished.
     is_whole: bool,
-    /// Whether it is the first one, or the first after one that was not.
+    /// Whether this is the first compilation, or the first after an unfinished one.
     is_anew: bool,
     last: Snapshot,
-    /// The last one that was finished: workers may have it.
+    /// The last finished snapshot, which workers may hold.
     finished: Snapshot,
 }
 
@@ -129,20 +132,20 @@ impl Compiler {
         }
     }
 
-    /// The same for workers that count by these, in their order: schedulers keep something for each worker, and some go by
-    /// the flows that all of them have. Without, there is one worker, and it is taken to have no flows.
+    /// Sets the counters of the workers, in their order. Schedulers keep state for each worker, and some use the
+    /// numbers of flows of all workers. Without this call there is one worker, which is taken to have no flows.
     #[must_use]
     pub fn counting(self, counters: Vec<Arc<WorkerCounters>>) -> Self {
         Self { counters: counters.into(), ..self }
     }
 
-    /// The snapshot to begin with, before any state: not ready.
+    /// The initial snapshot, before any state; not ready.
     #[must_use]
     pub fn initial(&self) -> Snapshot {
         self.last.clone()
     }
 
-    /// The snapshot of a complete state. `now_ns` is monotonic and only measures drains.
+    /// Compiles a complete state. `now_ns` is monotonic and only measures drains and grace periods.
     pub fn compile(&mut self, state: &State, network: &Network, health: &Health, now_ns: u64) -> Snapshot {
         if !std::mem::replace(&mut self.is_whole, false) {
             self.begin_anew(now_ns);
@@ -184,8 +187,8 @@ impl Compiler {
         self.finished.clone()
     }
 
-    /// Begins with the whole state, after a panic. Slots of backends, of targets and of next hops are what flows hold: the first
-    /// two stay, the third are looked up again. Tables within their grace are forgotten.
+    /// Restarts with the whole state after a panic. Flows hold slots of backends, targets and next hops: slots of
+    /// backends and targets stay, next hops are looked up again. Tables in their grace period are dropped.
     fn begin_anew(&mut self, now_ns: u64) {
         let mut anew = Self { counters: self.counters.clone(), ..Self::new(self.config.clone()) };
         anew.ways.follow_epoch(&self.finished.routes);
@@ -198,19 +201,19 @@ impl Compiler {
         *self = Self { is_whole: false, ..anew };
     }
 
-    /// From the next snapshot on, which backend is probed through its VIP from which source port.
+    /// Sets, from the next snapshot on, which backend is probed through its VIP from which source port.
     pub fn probe_by(&mut self, tags: ProbeTags) {
         self.last.probe_tags = Arc::new(tags);
     }
 
-    /// When the next snapshot is due although nothing changes: a drain is over then, or the grace of a table.
+    /// When the next snapshot is due although nothing changes: a drain or the grace period of a table ends then.
     #[must_use]
     pub fn next_due_ns(&self) -> Option<u64> {
         let grace_due_ns = self.graces.first().map(|(due_ns, _)| *due_ns);
         self.backends.due_ns().into_iter().chain(grace_due_ns).min()
     }
 
-    /// VLAN devices. True when any came, went or changed.
+    /// Takes over the VLAN devices. Returns true when any was added, removed or changed.
     fn follow_vlans(&mut self, network: &Network) -> bool {
         if self.vlans == network.vlans {
             return false;
@@ -224,7 +227,7 @@ impl Compiler {
         true
     }
 
-    /// Routes and neighbours. True when every service must be looked into.
+    /// Takes over routes and neighbours. Returns true when every service must be recompiled.
     fn follow_network(&mut self, network: &Network, health: &Health, vlans_changed: bool, now_ns: u64) -> bool {
         self.follow_macs(network);
         let news = self.ways.follow(network);
@@ -252,7 +255,7 @@ impl Compiler {
         all
     }
 
-    /// Ports whose devices have come since.
+    /// Takes over the MAC addresses of ports whose devices appeared since.
     fn follow_macs(&mut self, network: &Network) {
         let mut changed = false;
         for &(port, mac) in &network.macs {
@@ -266,8 +269,8 @@ impl Compiler {
         }
     }
 
-    /// Looks into the services that changed. What else there is is not looked at, for the names of 10,000 services alone are
-    /// more than a cache holds.
+    /// Compiles the services that changed. No other service is visited: the names of 10,000 services alone exceed a
+    /// cache.
     fn follow_services(&mut self, state: &State, health: &Health, all: bool, now_ns: u64) -> Turn {
         let (changed, mut turn) = self.follow_names(state, now_ns);
         let changed = if all { self.services.keys().cloned().collect() } else { changed };
@@ -306,7 +309,7 @@ impl Compiler {
         turn
     }
 
-    /// Makes room for the services that came, and ends those that went. Returns those that came or are others now.
+    /// Adds new services and ends removed ones. Returns the services that are new or changed.
     fn follow_names(&mut self, state: &State, now_ns: u64) -> (BTreeSet<ServiceName>, Turn) {
         let (mut changed, mut turn) = (BTreeSet::new(), Turn::default());
         for item in self.state.diff(&state.services) {
@@ -330,7 +333,7 @@ impl Compiler {
         (changed, turn)
     }
 
-    /// Adds the services that have backends of which the probes say something else than before.
+    /// Adds the services with backends whose probe results changed.
     fn affected_by(&mut self, health: &Health, mut changed: BTreeSet<ServiceName>) -> BTreeSet<ServiceName> {
         let turned: Vec<TargetKey> = self.failing.symmetric_difference(&health.failing).copied().collect();
         if !turned.is_empty() {
@@ -346,14 +349,15 @@ impl Compiler {
         changed
     }
 
-    /// Adds the services of which the grace of a table is over.
+    /// Adds the services with a table whose grace period has ended.
     fn over(&self, mut changed: BTreeSet<ServiceName>, now_ns: u64) -> BTreeSet<ServiceName> {
         let over = self.graces.iter().take_while(|(due_ns, _)| *due_ns <= now_ns);
         changed.extend(over.map(|(_, name)| ServiceName::clone(name)));
         changed
     }
 
-    /// Gives each frontend its place: all anew when any listens elsewhere, for then there may be more or fewer.
+    /// Stores the frontends at their positions: all of them when any service changed its addresses, since their number
+    /// may have changed.
     fn place_frontends(&mut self, changed: &BTreeSet<ServiceName>, listens_changed: bool) {
         if listens_changed {
             let mut all = Vec::new();
@@ -371,7 +375,7 @@ impl Compiler {
         }
     }
 
-    /// What of services stands in the snapshot once more, for all of them.
+    /// Updates the parts of the snapshot that summarise all services.
     fn sum_up(&mut self) {
         let refused = self.services.iter().filter_map(|(name, served)| Some((name.clone(), served.refusal.clone()?)));
         self.last.refused = refused.collect();
@@ -380,7 +384,8 @@ impl Compiler {
         self.last.shortest_idle_timeout = shortest.map(Into::into);
     }
 
-    /// Addresses, protocols and ports to positions in `frontends`. Of two services at one place the first by name has it.
+    /// Builds the map from address, protocol and port to positions in `frontends`. If two services claim the same
+    /// place, the first by name gets it.
     fn index_frontends(&mut self) {
         self.conflicts.clear();
         let (mut v4, mut v6) = (HashMap::default(), HashMap::default());
@@ -404,7 +409,7 @@ impl Compiler {
         (self.last.v4.frontends, self.last.v6.frontends) = (Arc::new(v4), Arc::new(v6));
     }
 
-    /// What is steered by the client's address.
+    /// Updates the tables of packets that are steered by the client's address.
     fn update_steering(&mut self, now_ns: u64) {
         let last = &mut self.last;
         let listens = |(protocol, at): &TargetKey| match at.ip() {
@@ -429,14 +434,14 @@ impl Compiler {
     }
 }
 
-/// What following the services changed.
+/// What changed when the services were compiled.
 #[derive(Clone, Copy, Debug, Default)]
 struct Turn {
-    /// Where any listens, or which there are.
+    /// The set of services, or the addresses and ports of any.
     listens: bool,
-    /// Anything of mode `dnat`.
+    /// Any service of mode `dnat`.
     dnat: bool,
-    /// What is summed up over all services.
+    /// Anything that the snapshot summarises over all services.
     standing: bool,
 }
 

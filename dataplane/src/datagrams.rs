@@ -1,9 +1,11 @@
-//! Datagrams that arrive in fragments: what became of the first fragment, for the others to follow, and the fragments that
-//! came before it.
+//! Datagrams that arrive in fragments: the decision on the first fragment, which the others follow, and the fragments
+//! that arrived before it.
 //!
-//! **Invariant:** memory is reserved at construction; a look costs one set of [`WAYS`] entries. The oldest gives way: a
-//! flood of fragments shortens how long a datagram may take, and never shuts new ones out. Held fragments end within
-//! [`LIFE_NS`] of their arrival. Deliberately not here: reassembly. Fragments are forwarded as fragments.
+//! **Invariant:** memory is reserved at construction; a lookup costs one set of [`WAYS`] entries. The oldest entry is
+//! evicted: a flood of fragments shortens the time that a datagram may take, but never blocks new ones. Waiting
+//! fragments leave within [`LIFE_NS`] of their arrival.
+//!
+//! Not here: reassembly. Fragments are forwarded as fragments.
 
 mod early;
 
@@ -14,36 +16,37 @@ use crate::fragment::Datagram;
 use crate::steering::WorkerId;
 use crate::{Address, DropReason, Transport, TupleHash};
 
-/// How long a datagram is remembered after its last fragment, and a fragment waits for the first, ns. The fragments of a
-/// datagram leave their sender together; at 2 s apart they would fill 6 kbit/s.
+/// How long a datagram is remembered after its last fragment, and a fragment waits for the first one, ns. The fragments
+/// of a datagram leave their sender together; at 2 s apart they would amount to 6 kbit/s.
 pub(crate) const LIFE_NS: u64 = 2_000_000_000;
-/// Datagrams that share a hash.
+/// Number of datagrams in a set.
 const WAYS: usize = 8;
-/// 512 * 8 = 4,096 datagrams at once, 96 bytes each: 384 KiB.
+/// Number of sets. 512 * 8 = 4,096 datagrams at once, 96 bytes each: 384 KiB.
 const SETS: usize = 512;
-/// Fragments of one datagram that may wait for the first: 64 KiB at an MTU of 1,280 are 53, and some room.
+/// Maximum number of fragments of one datagram that wait for the first one: 64 KiB at an MTU of 1,280 are 53, plus some
+/// room.
 pub(crate) const PER_DATAGRAM: u16 = 64;
-/// Fragments that may wait on one worker: a quarter of its packet buffers.
+/// Maximum number of fragments that wait on one worker: a quarter of its packet buffers.
 pub(crate) const PER_WORKER: usize = 1_024;
 
-/// What became of a first fragment.
+/// The decision on a first fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Course {
-    /// It goes with the packets that have these ports.
+    /// It is forwarded like the packets with these ports.
     Follow { source_port: u16, destination_port: u16, protocol: u8, transport: Transport, identification: u32 },
-    /// It was handed to this worker, its owner.
+    /// It was handed over to this worker, its owner.
     Elsewhere(WorkerId),
-    /// It is Linux's.
+    /// It goes to the Linux kernel.
     Linux,
     /// It is dropped.
     Drop(DropReason),
 }
 
-/// What is known of a datagram.
+/// What is known about a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Known {
     Nothing,
-    /// Only later fragments have come, or the first one waits for its next hop.
+    /// Only later fragments have arrived, or the first one waits for its next hop.
     Early,
     Decided(Course),
 }
@@ -53,10 +56,10 @@ struct Entry {
     source: u128,
     destination: u128,
     identification: u32,
-    /// IPv6 counts apart.
+    /// IPv6 has identifications of its own.
     is_v6: bool,
     protocol: u8,
-    /// Fragments that wait.
+    /// Fragments that wait for the first one.
     waiting: Queue,
     known: Known,
     seen_ns: u64,
@@ -73,21 +76,21 @@ const EMPTY: Entry = Entry {
     seen_ns: 0,
 };
 
-/// The place of a datagram, from one call to the next.
+/// The entry of a datagram, valid from one call to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slot(usize);
 
-/// A fragment that waits for the first.
+/// A fragment that waits for the first one.
 #[derive(Debug)]
 pub(crate) struct Early<B> {
     pub(crate) buffer: B,
-    /// How it came in.
+    /// How it arrived.
     pub(crate) arrival: Arrival,
     slot: Slot,
     deadline_ns: u64,
 }
 
-/// The datagrams of one worker, and the fragments that wait.
+/// The datagrams of one worker, and the waiting fragments.
 #[derive(Debug)]
 pub(crate) struct Datagrams<B> {
     hash: TupleHash,
@@ -96,7 +99,7 @@ pub(crate) struct Datagrams<B> {
 }
 
 impl<B> Datagrams<B> {
-    /// Empty. `seed` is secret, so that nobody can choose datagrams that share a set with a victim's.
+    /// An empty table. `seed` is secret, so that no sender can choose datagrams that share a set with a victim's.
     pub(crate) fn new(seed: u64) -> Self {
         Self {
             hash: TupleHash::new(seed.rotate_left(17)),
@@ -105,15 +108,14 @@ impl<B> Datagrams<B> {
         }
     }
 
-    /// Fragments that wait.
+    /// Number of waiting fragments.
     pub(crate) fn waiting(&self) -> usize {
         self.early.len()
     }
 
-    /// The place of a datagram that is remembered.
+    /// The entry of a known datagram.
     ///
-    /// # Errors
-    /// It is not: gives the place that it may [`Self::take`] once nothing waits there any more.
+    /// The datagram is unknown: the entry that it may [`Self::take`] once no fragments wait there.
     pub(crate) fn find<A: Address>(&mut self, datagram: &Datagram<A>, now_ns: u64) -> Result<Slot, Slot> {
         let is_same = |entry: &Entry| {
             entry.known != Known::Nothing
@@ -137,12 +139,12 @@ impl<B> Datagrams<B> {
         }
     }
 
-    /// Why what waits in a place that another takes must go.
+    /// The drop reason of fragments that wait in an entry which another datagram takes.
     pub(crate) fn reason_to_go(&self, slot: Slot, now_ns: u64) -> DropReason {
         if is_over(&self.entries[slot.0], now_ns) { DropReason::FragmentTimeout } else { DropReason::FragmentTableFull }
     }
 
-    /// Gives a place to a datagram.
+    /// Assigns an entry to a datagram.
     pub(crate) fn take<A: Address>(&mut self, slot: Slot, datagram: &Datagram<A>, now_ns: u64) {
         self.entries[slot.0] = Entry {
             source: datagram.source.wide(),
@@ -156,7 +158,7 @@ impl<B> Datagrams<B> {
         };
     }
 
-    /// What became of the first fragment, if it has come.
+    /// The decision on the first fragment, if it has arrived.
     pub(crate) fn course(&self, slot: Slot) -> Option<Course> {
         match self.entries[slot.0].known {
             Known::Decided(course) => Some(course),
@@ -164,12 +166,13 @@ impl<B> Datagrams<B> {
         }
     }
 
-    /// Notes what became of the first fragment.
+    /// Stores the decision on the first fragment.
     pub(crate) fn decide(&mut self, slot: Slot, course: Course) {
         self.entries[slot.0].known = Known::Decided(course);
     }
 
-    /// Lets a fragment wait. Gives back one that finds no room: itself when too many of its datagram wait, else the oldest.
+    /// Queues a fragment. Returns one that does not fit: the fragment itself when too many of its datagram wait,
+    /// otherwise the oldest of all.
     pub(crate) fn keep(&mut self, buffer: B, arrival: Arrival, slot: Slot) -> Option<B> {
         if self.entries[slot.0].waiting.len() >= PER_DATAGRAM {
             return Some(buffer);
@@ -182,12 +185,12 @@ impl<B> Datagrams<B> {
         }
     }
 
-    /// The next fragment that waits for the first of this datagram, in the order of arrival.
+    /// Takes the next fragment that waits for the first of this datagram, in the order of arrival.
     pub(crate) fn release(&mut self, slot: Slot) -> Option<Early<B>> {
         self.early.pop(&mut self.entries[slot.0].waiting)
     }
 
-    /// The next fragment that has waited for too long.
+    /// Takes the next fragment that has waited for too long.
     pub(crate) fn expired(&mut self, now_ns: u64) -> Option<Early<B>> {
         if self.early.oldest()?.deadline_ns > now_ns {
             return None;
@@ -219,7 +222,7 @@ mod tests {
         Datagram { source: 0xc633_6407, destination: 0xc000_0265, identification, protocol: 17 }
     }
 
-    /// The place of a datagram, and what had to go for it.
+    /// Claims an entry for a datagram; returns it and the fragments that it evicted.
     fn claim<A: Address>(datagrams: &mut Datagrams<u32>, datagram: &Datagram<A>, now_ns: u64) -> (Slot, Vec<(u32, DropReason)>) {
         datagrams.find(datagram, now_ns).map_or_else(
             |slot| {
@@ -247,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_tells_datagrams_apart_counts() {
+    fn every_field_that_identifies_a_datagram_counts() {
         let mut datagrams = Datagrams::<u32>::new(7);
         let (slot, _) = claim(&mut datagrams, &datagram(1), 0);
         datagrams.decide(slot, DROP);
@@ -288,8 +291,8 @@ mod tests {
         assert_eq!(datagrams.waiting(), 0);
     }
 
-    /// The shortest of some measurements of how long it takes to let as many fragments of one datagram wait as may, and to
-    /// release them, while `others` wait that came before.
+    /// The shortest of several measurements of the time to queue and release the maximum number of fragments of one
+    /// datagram while `others` earlier ones wait.
     fn shortest_release_ns(others: u32) -> u128 {
         let mut datagrams = Datagrams::new(7);
         for n in 0..others {
@@ -311,7 +314,7 @@ mod tests {
 
     #[test]
     fn releasing_a_fragment_costs_the_same_however_many_others_wait() {
-        // Looking through those that wait takes some fifty times as long.
+        // Searching all waiting fragments would take some fifty times as long.
         let (alone, among_others) = (shortest_release_ns(0), shortest_release_ns(900));
         assert!(among_others <= 8 * alone.max(1), "{among_others} ns among 900 others, {alone} ns alone");
     }

@@ -1,9 +1,11 @@
-//! A fragment: which datagram it is a part of, where it belongs there, and the transport header of a first one.
+//! A fragment: the datagram that it belongs to, its position there, and the transport header of a first fragment.
 //!
-//! **Invariant:** a fragment that could hide a transport header from us, or lay itself over one, is malformed: a first one
-//! without the whole header (RFC 1858 section 3.1, RFC 7112 for IPv6), a later one that begins within it (RFC 3128). So the
-//! ports that we decide by are the ports that the receiver will see. Deliberately not here: what overlaps beyond the
-//! transport header. The receiver, which alone sees the whole, discards it (RFC 5722, RFC 8200 section 4.5).
+//! **Invariant:** a fragment that could hide a transport header from the gateway, or overwrite one, is malformed: a
+//! first fragment without the whole header (RFC 1858 section 3.1, RFC 7112 for IPv6), or a later one that begins within
+//! it (RFC 3128). So the ports that the decision uses are the ports that the receiver will see.
+//!
+//! Not here: overlaps beyond the transport header. The receiver, which alone sees the whole datagram, discards them
+//! (RFC 5722, RFC 8200 section 4.5).
 
 use proto::Family;
 
@@ -12,21 +14,22 @@ use crate::snapshot::{Place, Snapshot};
 use crate::wire::{Chunk, FragmentHeader, Ipv4, Sctp, Tcp, Udp, next_header, protocol, take};
 use crate::{Address, DropReason, Headers, Transport, Tuple, TupleHash};
 
-/// Which datagram: what its fragments have in common (RFC 791 section 3.2, RFC 8200 section 4.5).
+/// Identity of a datagram: what its fragments have in common (RFC 791 section 3.2, RFC 8200 section 4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram<A> {
-    /// From.
+    /// Source address.
     pub source: A,
-    /// To.
+    /// Destination address.
     pub destination: A,
-    /// The sender's number for it: 16 bits of IPv4, 32 of IPv6.
+    /// The sender's identification: 16 bits in IPv4, 32 in IPv6.
     pub identification: u32,
-    /// IPv4's protocol. 0 for IPv6, where only the first fragment tells it.
+    /// IPv4's protocol. 0 for IPv6, where only the first fragment carries it.
     pub protocol: u8,
 }
 
 impl<A: Address> Datagram<A> {
-    /// Where the fragments of a datagram meet, whatever their order (FORWARDING 10).
+    /// The hash by which the worker is chosen at which the fragments of a datagram meet, whatever their order
+    /// (FORWARDING 10).
     #[must_use]
     #[allow(clippy::cast_possible_truncation)] // the two halves of the number
     pub fn hash(&self, hash: &TupleHash) -> u64 {
@@ -39,36 +42,35 @@ impl<A: Address> Datagram<A> {
 /// A fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fragment<A> {
-    /// Which datagram it is a part of.
+    /// The datagram that it belongs to.
     pub datagram: Datagram<A>,
-    /// Where the number of the datagram begins, bytes from the start of the frame.
+    /// Offset of the identification, in bytes from the start of the frame.
     pub identification_offset: u16,
-    /// What it tells of the transport.
+    /// What it reveals about the transport.
     pub part: Part<A>,
 }
 
-/// What a fragment tells of the transport.
+/// What a fragment reveals about the transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part<A> {
-    /// The first: it has ports. Headers as of a whole packet.
+    /// The first fragment, with ports. The headers are those of a whole packet.
     First(Headers<A>),
-    /// A later one.
+    /// A later fragment.
     Later,
-    /// Whatever part: its protocol is neither TCP nor UDP nor SCTP.
+    /// Any fragment of a protocol other than TCP, UDP and SCTP.
     Portless,
 }
 
 impl<A: Address> Fragment<A> {
     /// The fragment in `frame`, of which `parse` found `headers` with [`Transport::Fragment`].
     ///
-    /// # Errors
-    /// `malformed`.
+    /// [`DropReason::Malformed`].
     pub fn of(frame: &[u8], headers: &Headers<A>) -> Result<Self, DropReason> {
         Self::read(frame, headers).ok_or(DropReason::Malformed)
     }
 
-    /// Whether its datagram may be of a flow. What is for nobody here is Linux's, part by part; it puts together what is for
-    /// itself.
+    /// Whether its datagram may belong to a flow. Datagrams to other destinations go to the kernel fragment by
+    /// fragment; the kernel reassembles those that are addressed to it.
     #[must_use]
     pub fn may_have_flow(&self, snapshot: &Snapshot) -> bool {
         let Datagram { source, destination, .. } = self.datagram;
@@ -87,7 +89,7 @@ impl<A: Address> Fragment<A> {
             Family::V4 => numbers_v4(frame, headers)?,
             Family::V6 => numbers_v6(frame, headers)?,
         };
-        // All but the last end where another can begin, and none ends beyond the longest datagram.
+        // All fragments but the last end where another can begin, and none ends beyond the longest datagram.
         let fits = usize::from(offset) + data.len() <= usize::from(u16::MAX);
         if data.is_empty() || more && data.len() % 8 != 0 || !fits {
             return None;
@@ -102,7 +104,7 @@ impl<A: Address> Fragment<A> {
     }
 }
 
-/// What stands in the header that makes it a fragment. Offset in bytes.
+/// The fields that make a packet a fragment. Offset in bytes.
 struct Numbers {
     identification: u32,
     identification_offset: u16,
@@ -146,14 +148,14 @@ fn part_v4<A: Address>(headers: &Headers<A>, offset: u16, data: &[u8]) -> Option
 fn part_v6<A: Address>(headers: &Headers<A>, offset: u16, data: &[u8]) -> Option<Part<A>> {
     let number = headers.tuple.protocol;
     if offset > 0 {
-        // What the header says here need not be what the first fragment says (RFC 8200 section 4.5).
+        // The next header here may differ from the one in the first fragment (RFC 8200 section 4.5).
         return match number {
             protocol::ICMPV6 => Some(Part::Portless),
             _ => (offset >= header_min(number)).then_some(Part::Later),
         };
     }
     let chain = match number {
-        next_header::HOP_BY_HOP => return None, // only right after the IPv6 header
+        next_header::HOP_BY_HOP => return None, // allowed only directly after the IPv6 header
         first => walk(first, data).ok()?,
     };
     let data = data.get(usize::from(chain.extension_bytes)..)?;
@@ -174,18 +176,19 @@ const fn has_ports(number: u8) -> bool {
 const fn header_min(number: u8) -> u16 {
     match number {
         protocol::TCP => Tcp::BYTES,
-        // The common header, and what tells of the first chunk.
+        // The common header, and the header of the first chunk.
         protocol::SCTP => Sctp::BYTES + Chunk::BYTES,
         _ => Udp::BYTES,
     }
 }
 
-/// The headers of a first fragment, as of a whole packet. None when the transport header is not all in it.
+/// The headers of a first fragment, as those of a whole packet. `None` when it does not contain the whole transport
+/// header.
 fn first<A: Address>(headers: &Headers<A>, number: u8, extension_bytes: u16, data: &[u8]) -> Option<Headers<A>> {
     if data.len() < usize::from(header_min(number)) {
         return None;
     }
-    let (ports, _) = take::<Udp>(data)?; // ports stand in the same place in all three
+    let (ports, _) = take::<Udp>(data)?; // ports are in the same place in all three protocols
     let transport = match number {
         protocol::TCP => {
             let (tcp, _) = take::<Tcp>(data)?;

@@ -1,10 +1,12 @@
-//! How snapshots reach workers, and how they are freed.
+//! Publication of snapshots to workers, and their reclamation.
 //!
-//! A worker looks once per burst at one number; when it has changed, it takes the new snapshot. **Invariants:** a worker
-//! never drops the last reference to a snapshot, since the publisher keeps the retired ones until all workers have
-//! moved on; at most two retired snapshots exist, and what is published meanwhile waits, the newest replacing the
-//! older; a sleeping worker holds nothing. Deliberately not here: waiting. The publisher's owner calls
-//! [`Publisher::advance`] from time to time.
+//! Once per burst a worker reads one number and takes the new snapshot when it has changed.
+//!
+//! **Invariants:** a worker never drops the last reference to a snapshot, since the publisher keeps retired ones until
+//! all workers have moved on. At most two retired snapshots exist; snapshots published meanwhile wait, and the newest
+//! replaces older ones. A sleeping worker holds no snapshot but the initial one.
+//!
+//! Not here: waiting. The publisher's owner calls [`Publisher::advance`] periodically.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,10 +16,11 @@ use arc_swap::ArcSwap;
 use crate::snapshot::Snapshot;
 
 const RETIRED_MAX: usize = 2;
-/// What a sleeping worker runs by: nothing that holds anybody back.
+/// The sequence of a sleeping worker: it delays nobody.
 const OFFLINE: u64 = u64::MAX;
 
-/// Padded to two cache lines, which adjacent-line prefetching fetches together, so that no worker writes into another's.
+/// Padded to two cache lines, which adjacent-line prefetching fetches together, so that no worker writes into a line of
+/// another.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Running(AtomicU64);
@@ -25,15 +28,15 @@ struct Running(AtomicU64);
 #[derive(Debug)]
 struct Shared {
     current: ArcSwap<Snapshot>,
-    /// What sleeping workers hold.
+    /// The snapshot that sleeping workers hold.
     initial: Arc<Snapshot>,
-    /// Sequence of `current`, for a cheap look.
+    /// Sequence of `current`, cheap to read.
     sequence: AtomicU64,
-    /// By worker: the sequence it runs by, 0 while it wakes up.
+    /// For each worker, the sequence of its snapshot; 0 while it wakes up.
     running: Box<[Running]>,
 }
 
-/// The side that makes snapshots.
+/// The publishing side.
 #[derive(Debug)]
 pub struct Publisher {
     shared: Arc<Shared>,
@@ -41,7 +44,7 @@ pub struct Publisher {
     waiting: Option<Snapshot>,
 }
 
-/// The side of one worker.
+/// The receiving side of one worker.
 #[derive(Debug)]
 pub struct Subscriber {
     shared: Arc<Shared>,
@@ -53,7 +56,7 @@ pub struct Subscriber {
 }
 
 impl Publisher {
-    /// A publisher whose workers begin with `initial`, and their sides.
+    /// A publisher whose workers start with `initial`, and the receiving sides.
     #[must_use]
     pub fn new(initial: Snapshot, workers: usize) -> (Self, Vec<Subscriber>) {
         let sequence = initial.sequence();
@@ -75,8 +78,8 @@ impl Publisher {
         (Self { shared, retired: Vec::new(), waiting: None }, subscribers)
     }
 
-    /// Gives a snapshot to the workers, at once or by a later [`Publisher::advance`], in place of one that still waits.
-    /// Returns its sequence, for [`Publisher::reached`].
+    /// Publishes a snapshot, at once or in a later [`Publisher::advance`], replacing one that still waits. Returns its
+    /// sequence, for [`Publisher::reached`].
     pub fn publish(&mut self, snapshot: Snapshot) -> u64 {
         let sequence = snapshot.sequence();
         self.waiting = Some(snapshot);
@@ -84,8 +87,8 @@ impl Publisher {
         sequence
     }
 
-    /// Frees retired snapshots that no worker uses, and gives out the waiting one when there is room. True when nothing
-    /// waits any more.
+    /// Frees retired snapshots that no worker uses, and publishes the waiting one if there is room. Returns true when
+    /// none waits.
     pub fn advance(&mut self) -> bool {
         self.retired.retain(|snapshot| Arc::strong_count(snapshot) > 1);
         if self.retired.len() < RETIRED_MAX
@@ -101,20 +104,20 @@ impl Publisher {
         self.waiting.is_none()
     }
 
-    /// Whether every worker that is awake forwards by this snapshot or a later one.
+    /// Whether every worker that is awake uses this snapshot or a later one.
     #[must_use]
     pub fn reached(&self, sequence: u64) -> bool {
         self.shared.sequence.load(Ordering::SeqCst) >= sequence
             && self.shared.running.iter().all(|running| running.0.load(Ordering::SeqCst) >= sequence)
     }
 
-    /// What was given out last.
+    /// The snapshot that was published last.
     #[must_use]
     pub fn current(&self) -> Arc<Snapshot> {
         self.shared.current.load_full()
     }
 
-    /// Retired snapshots that are still held; at most two.
+    /// Number of retired snapshots that are still held; at most two.
     #[must_use]
     pub fn retired(&self) -> usize {
         self.retired.len()
@@ -122,7 +125,8 @@ impl Publisher {
 }
 
 impl Subscriber {
-    /// Takes the newest snapshot, if there is one, and wakes up. Once per burst. True when it changed.
+    /// Takes the newest snapshot, if there is one, and wakes up. Called once per burst. Returns true when the snapshot
+    /// changed.
     #[inline]
     pub fn refresh(&mut self) -> bool {
         if !self.asleep && self.shared.sequence.load(Ordering::Acquire) == self.snapshot.sequence() {
@@ -135,7 +139,7 @@ impl Subscriber {
     fn take(&mut self) -> bool {
         let running = &self.shared.running[self.worker].0;
         if self.asleep {
-            // Awake before looking: either the publisher sees that, or this look sees what it published.
+            // Mark as awake before reading: either the publisher sees the mark, or this read sees what it published.
             running.store(0, Ordering::SeqCst);
             self.asleep = false;
         }
@@ -146,15 +150,15 @@ impl Subscriber {
         changed
     }
 
-    /// Lets go of everything until the next [`Subscriber::refresh`]: [`Subscriber::snapshot`] is the initial one until
-    /// then, and nobody waits for this worker.
+    /// Releases the snapshot until the next [`Subscriber::refresh`]. Until then [`Subscriber::snapshot`] is the initial
+    /// one, and the publisher does not wait for this worker.
     pub fn sleep(&mut self) {
         self.snapshot = self.shared.initial.clone();
         self.asleep = true;
         self.shared.running[self.worker].0.store(OFFLINE, Ordering::SeqCst);
     }
 
-    /// Which of the workers it is the side of, from 0.
+    /// Index of the worker, from 0.
     #[must_use]
     pub const fn worker(&self) -> usize {
         self.worker
@@ -234,7 +238,7 @@ mod tests {
             }
             assert!(desk.publisher.retired() <= 2);
         }
-        assert!(desk.publisher.advance(), "one worker holds one snapshot, which holds nobody up");
+        assert!(desk.publisher.advance(), "one worker holds one snapshot, which delays no publication");
         desk.workers[1].refresh();
         assert!(desk.publisher.reached(last));
         desk.publisher.advance();
@@ -261,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sleeping_worker_holds_nobody_up_and_wakes_to_the_newest() {
+    fn a_sleeping_worker_delays_no_publication_and_wakes_to_the_newest() {
         let mut desk = Desk::new(1);
         desk.publish();
         desk.workers[0].refresh();

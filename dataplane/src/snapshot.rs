@@ -1,9 +1,10 @@
-//! The tables that a worker forwards by: immutable, made by [`crate::Compiler`], shared by all workers.
+//! The tables that a worker forwards by: immutable, built by [`crate::Compiler`], shared by all workers.
 //!
-//! **Invariant:** a slot (of a backend or a next hop) means the same thing in successive snapshots for as long as a
-//! flow may hold it: a backend's slot carries a generation, and `route_epoch` grows when a next hop's slot is given to
-//! another. What did not change is shared with the snapshot before, not copied. Deliberately not here: how the tables
-//! come about, and anything a worker writes.
+//! **Invariant:** a slot (of a backend or a next hop) means the same in successive snapshots for as long as a flow may
+//! hold it: a backend's slot carries a generation, and `route_epoch` increases when the slot of a next hop is
+//! reassigned. Unchanged parts are shared with the previous snapshot, not copied.
+//!
+//! Not here: how the tables are built, and anything that a worker writes.
 
 mod backends;
 mod family;
@@ -36,11 +37,11 @@ use crate::snat::SnatAddress;
 use crate::tick::{Tick, Ticks};
 use crate::{Address, Link, PortConfig, PortIndex};
 
-/// Services as commands show them, by name. A copy costs nothing, and what differs between two of them is found without
-/// looking at the rest.
+/// Services as commands show them, by name. A copy is free, and differences between two copies are found without
+/// visiting the rest.
 pub type Views = OrdMap<Arc<ServiceName>, Arc<ServiceView>>;
 
-/// All tables, of one moment.
+/// All tables at one point in time.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     pub(crate) sequence: u64,
@@ -50,7 +51,7 @@ pub struct Snapshot {
     pub(crate) v4: FamilyTables<u32>,
     pub(crate) v6: FamilyTables<u128>,
     pub(crate) frontends: Pieces<Arc<Frontend>>,
-    /// What clients of services with affinity keep; from the first such service on.
+    /// The affinity table; present from the first service with affinity on.
     pub(crate) affinity: Option<Arc<AffinityTable>>,
     pub(crate) backends: BackendTable,
     pub(crate) routes: Arc<Routes>,
@@ -58,7 +59,7 @@ pub struct Snapshot {
     pub(crate) probe_tags: Arc<ProbeTags>,
     pub(crate) services: Views,
     pub(crate) vlans: Arc<[Link]>,
-    /// Largest IP packets of `vlans`, in their order.
+    /// MTUs of `vlans`, in their order.
     pub(crate) vlan_mtus: Arc<[u16]>,
     pub(crate) promiscuous: Arc<[PortIndex]>,
     pub(crate) announced: Announced,
@@ -69,21 +70,22 @@ pub struct Snapshot {
     pub(crate) problems: Arc<[String]>,
 }
 
-/// What ARP and NDP are answered for, each with the sequence of the first snapshot that did so without a break.
+/// The addresses for which ARP and NDP are answered, each with the sequence of the first snapshot that has answered
+/// without interruption.
 #[derive(Clone, Debug)]
 pub(crate) struct Announced {
-    /// Ordered by link and address.
+    /// Sorted by link and address.
     by_address: Arc<[(Link, IpAddr, u64)]>,
-    /// Positions in that, of the first that became ours first.
+    /// Positions in `by_address`, oldest first.
     by_age: Arc<[u32]>,
 }
 
 impl Announced {
-    /// `all` is ordered by link and address.
+    /// `all` must be sorted by link and address.
     pub(crate) fn new(all: impl Iterator<Item = (Link, IpAddr, u64)>) -> Self {
         let by_address: Arc<[_]> = all.collect();
         let mut by_age: Vec<u32> = (0..).take(by_address.len()).collect();
-        // Stable: what became ours together stays in the order of link and address.
+        // Stable: addresses added together stay sorted by link and address.
         by_age.sort_by_key(|&position| by_address[position as usize].2);
         Self { by_address, by_age: by_age.into() }
     }
@@ -93,38 +95,38 @@ impl Announced {
         (since, link, address)
     }
 
-    /// The first in the order of age behind `last`; from the beginning without one.
+    /// The first entry after `last` in the order of age; without `last`, the first of all.
     pub(crate) fn after(&self, last: Option<(u64, Link, IpAddr)>) -> Option<(u64, Link, IpAddr)> {
         let passed = self.by_age.partition_point(|&position| Some(self.aged(position)) <= last);
         self.by_age.get(passed).map(|&position| self.aged(position))
     }
 
-    /// The last in the order of age.
+    /// The last entry in the order of age.
     pub(crate) fn newest(&self) -> Option<(u64, Link, IpAddr)> {
         self.by_age.last().map(|&position| self.aged(position))
     }
 }
 
 impl Snapshot {
-    /// Grows by one with every snapshot of a compiler.
+    /// Increases by one with every snapshot of a compiler.
     #[must_use]
     pub const fn sequence(&self) -> u64 {
         self.sequence
     }
 
-    /// The generation of the state that it was made from.
+    /// The generation of the state that it was compiled from.
     #[must_use]
     pub const fn generation(&self) -> &Generation {
         &self.generation
     }
 
-    /// Whether it was made from a complete state. Until then nothing is announced, answered or reset.
+    /// Whether it was compiled from a complete state. Until then the gateway announces, answers and resets nothing.
     #[must_use]
     pub const fn ready(&self) -> bool {
         self.ready
     }
 
-    /// A port. The index is one that the configuration has; any other is the first port.
+    /// A port. An index that is not in the configuration gives the first port.
     #[must_use]
     #[inline]
     pub fn port(&self, index: PortIndex) -> &PortConfig {
@@ -145,8 +147,8 @@ impl Snapshot {
         self.frontends.get(position as usize).map(AsRef::as_ref)
     }
 
-    /// The frontend that a backend of mode `dnat` answers for. The outer none: it is no such backend; the inner: it may be
-    /// one of several.
+    /// The frontend that a backend of mode `dnat` answers for. Outer `None`: the address is no such backend. Inner
+    /// `None`: it may answer for one of several frontends.
     #[must_use]
     #[inline]
     pub fn front<A: Address>(&self, address: A, protocol: u8, port: u16) -> Option<Option<Front<A>>> {
@@ -154,48 +156,48 @@ impl Snapshot {
         if fronts.is_empty() { None } else { fronts.get(&FrontendKey { address, port, protocol }).copied() }
     }
 
-    /// The backend, if it is still there: alive, or draining.
+    /// The backend, if it still exists: alive or draining.
     #[must_use]
     #[inline]
     pub fn backend(&self, id: BackendId) -> Option<&Backend> {
         self.backends.get(id)
     }
 
-    /// What a hit needs of a backend; none when its slot is another's.
+    /// The fields of a backend that a hit needs; `None` when its slot was reassigned.
     #[must_use]
     #[inline]
     pub fn spot(&self, id: BackendId) -> Option<&Spot> {
         self.backends.spot(id)
     }
 
-    /// Looks at the next clients with affinity, to forget those who are silent. For one worker, once a tick.
+    /// Removes expired clients from the next part of the affinity table. One worker calls this once per tick.
     pub(crate) fn sweep_affinity(&self, now: Tick) {
         if let Some(table) = &self.affinity {
             table.sweep(now);
         }
     }
 
-    /// What an address is to us.
+    /// The classification of an address.
     #[must_use]
     #[inline]
     pub fn place<A: Address>(&self, address: A) -> Place {
         A::tables(self).places.of(address)
     }
 
-    /// The way to an address.
+    /// The route to an address.
     #[must_use]
     pub fn route<A: Address>(&self, address: A) -> RouteTo {
         self.routes.to(address.ip())
     }
 
-    /// The slot of the next hop that a flow of this hash takes, out of what [`Snapshot::route`] or a backend names: one of a
-    /// group, usable if any is; what is no group is the slot itself.
+    /// The slot of the next hop for a flow with this hash. `next_hop` comes from [`Snapshot::route`] or a backend: of a
+    /// group, a usable member if there is one; otherwise it is the slot itself.
     #[must_use]
     pub fn member(&self, next_hop: u32, hash: u64) -> u32 {
         self.routes.member(next_hop, hash)
     }
 
-    /// Whether one of a group's next hops is reached by this port.
+    /// Whether a member of a group is reached by this link.
     #[must_use]
     pub(crate) fn any_member_by(&self, next_hop: u32, link: Link) -> bool {
         self.routes.members(next_hop).iter().any(|&slot| self.next_hop(slot).is_some_and(|hop| hop.link == link))
@@ -208,14 +210,14 @@ impl Snapshot {
         self.routes.next_hop(slot)
     }
 
-    /// How packets leave towards the next hop in a slot; none while its Ethernet address is unknown.
+    /// The exit towards the next hop in a slot; `None` while its Ethernet address is unknown.
     #[must_use]
     #[inline]
     pub fn exit(&self, slot: u32) -> Option<&Exit> {
         self.routes.exit(slot)
     }
 
-    /// Grows when a next hop found earlier may not be the right one any more. At least 1.
+    /// Increases when a next hop that was looked up earlier may no longer be right. At least 1.
     #[must_use]
     #[inline]
     pub fn route_epoch(&self) -> u32 {
@@ -228,19 +230,19 @@ impl Snapshot {
         self.routes.resolves(link, address)
     }
 
-    /// Whether the link is one that Linux has an interface for.
+    /// Whether the kernel has an interface for this link.
     #[must_use]
     pub fn knows(&self, link: Link) -> bool {
         !link.is_tagged() || self.vlans.binary_search(&link).is_ok()
     }
 
-    /// Whether Linux takes frames for other stations at the twin of this port.
+    /// Whether the kernel accepts frames for other stations at the twin of this port.
     #[must_use]
     pub(crate) fn is_promiscuous(&self, port: PortIndex) -> bool {
         self.promiscuous.contains(&port)
     }
 
-    /// Largest IP packet of a link, bytes; of one that is not known, its port's.
+    /// MTU of a link in bytes; of an unknown link, that of its port.
     #[must_use]
     #[inline]
     pub fn mtu(&self, link: Link) -> u16 {
@@ -252,7 +254,7 @@ impl Snapshot {
         self.vlan_mtus.get(self.vlans.binary_search(&link).ok()?).copied()
     }
 
-    /// The SNAT addresses towards backends that are reached by this link.
+    /// The SNAT addresses for backends reached by this link.
     #[must_use]
     #[inline]
     pub fn snat<A: Address>(&self, link: Link) -> &[SnatAddress<A>] {
@@ -277,31 +279,31 @@ impl Snapshot {
         self.announced.by_address.binary_search_by_key(&(link, address), |&(link, address, _)| (link, address)).is_ok()
     }
 
-    /// What [`Snapshot::answers_for`] is true for, each with the sequence of the first snapshot that did so without a
-    /// break. Ordered by link and address; the same list while it does not change.
+    /// The addresses for which [`Snapshot::answers_for`] is true, each with the sequence of the first snapshot that has
+    /// answered without interruption. Sorted by link and address; the same list while nothing changes.
     #[must_use]
     pub fn announced(&self) -> &Arc<[(Link, IpAddr, u64)]> {
         &self.announced.by_address
     }
 
-    /// The same with its other order.
+    /// The same list with the order by age.
     pub(crate) const fn all_announced(&self) -> &Announced {
         &self.announced
     }
 
-    /// VIPs of `routed` pools, which routers learn of by a routing daemon. Ordered.
+    /// VIPs of `routed` pools, which a routing daemon announces to routers. Sorted.
     #[must_use]
     pub fn routed(&self) -> &[IpAddr] {
         &self.routed
     }
 
-    /// Routers in use and on-link backends, which Linux should keep resolved.
+    /// Routers in use and on-link backends, which the kernel should keep resolved.
     #[must_use]
     pub fn managed_next_hops(&self) -> &[(Link, IpAddr)] {
         &self.managed
     }
 
-    /// The shortest idle timeout that a service has of its own.
+    /// The shortest idle timeout that a service sets.
     #[must_use]
     pub const fn shortest_idle_timeout(&self) -> Option<Ticks> {
         self.shortest_idle_timeout
@@ -313,13 +315,13 @@ impl Snapshot {
         &self.services
     }
 
-    /// Services that this gateway does not serve, or not wholly, and why.
+    /// Services that this gateway does not serve, or serves only in part, with the reason.
     #[must_use]
     pub fn refused(&self) -> &[(ServiceName, Refusal)] {
         &self.refused
     }
 
-    /// What is wrong with configuration and state together, in sentences.
+    /// Messages about conflicts between configuration and state.
     #[must_use]
     pub fn problems(&self) -> &[String] {
         &self.problems

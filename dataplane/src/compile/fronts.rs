@@ -1,4 +1,5 @@
-//! Backends of mode `dnat` to the frontends they answer for: what a reply without a flow is rewritten by (FORWARDING 4).
+//! The map from backends of mode `dnat` to the frontends that they answer for, by which a reply without a flow is
+//! rewritten (FORWARDING 4).
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use crate::snapshot::{Front, FrontendKey};
 
 type Fronts<A> = HashMap<FrontendKey<A>, Option<Front<A>>, TableHash>;
 
-/// The tables of both families. A backend behind several frontends, of one service or of more, is in it without one.
+/// The maps of both families. A backend behind several frontends, of one service or several, maps to `None`.
 pub(super) fn fronts<'a>(services: impl Iterator<Item = &'a Served>) -> (Arc<Fronts<u32>>, Arc<Fronts<u128>>) {
     let (mut v4, mut v6) = (Fronts::default(), Fronts::default());
     for port in services.filter(|served| served.is_dnat()).flat_map(|served| &served.ports) {

@@ -1,10 +1,11 @@
-//! Routes and next hops of a snapshot, out of what Linux knows.
+//! Compiles the routes and next hops of a snapshot from the kernel's tables.
 //!
-//! A next hop keeps its slot while anything names it: a route, a neighbour, or a backend on-link. The epoch grows when
-//! routes change, a port loses or gets back its link, or slots that became free are about to be used again, so that flows look
-//! again. A slot that only became free has no exit: its own flows look again anyway, and no others need to.
+//! A next hop keeps its slot while anything refers to it: a route, a neighbour, or an on-link backend. The epoch
+//! increases when routes change, when a port loses or regains its link, or when freed slots are about to be reused;
+//! flows then look up their next hops again. A slot that was only freed has no exit, so its own flows look up again
+//! anyway, and no others need to.
 //!
-//! **Invariant:** no flow of the present epoch holds a slot in `free`.
+//! **Invariant:** no flow of the current epoch holds a slot in `free`.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -22,46 +23,47 @@ use crate::maglev::MaglevTable;
 use crate::snapshot::{Exit, GROUP_TABLE, Group, NextHop, NextHopKey, Routes, Way};
 use crate::{Link, Mac, Network, PortConfig, PortIndex, Route, VlanLink};
 
-/// Different groups of next hops, at most: 2 KB of table each, 2 MB together. A gateway with full tables of two providers
-/// has a few. The routes of those beyond go by their first next hop.
+/// Maximum number of distinct groups of next hops: 2 KB of table each, 2 MB together. A gateway with full tables of two
+/// providers has a few. Routes beyond the limit use their first next hop.
 pub(super) const GROUPS_MAX: usize = 1024;
-/// Next hops of a group, at most: what IPv4's own limit of a route message (about 100 with all attributes) does not exceed.
+/// Maximum number of next hops in a group. The kernel's limit for one IPv4 route message (about 100 with all
+/// attributes) is below it.
 const MEMBERS_MAX: usize = 128;
-/// Slots that became free and wait, before they are used again together: neighbours that come and go make all flows look again
-/// once in so many. 64 bytes each in the tables: 16 KB.
+/// Number of freed slots that are collected before they are reused together: changes of neighbours make all flows look
+/// up again only once in that many. 64 bytes each in the tables: 16 KB.
 const REUSED_TOGETHER: usize = 256;
 
-/// What is new of the network.
+/// What changed in the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum News {
     Nothing,
-    /// Neighbours came, went or moved. The ways to targets are the same.
+    /// Neighbours were added, removed or changed. The routes to targets are the same.
     Neighbours,
-    /// The ways to targets are to be looked up again.
+    /// The routes to targets must be looked up again.
     Routes,
 }
 
-/// What routes are made from, kept for comparison, and the routes.
+/// The inputs of the routes, kept for comparison, and the routes.
 #[derive(Debug)]
 pub(super) struct Ways {
     ports: Arc<[PortConfig]>,
     network: Network,
     macs: HashMap<NextHopKey, Mac, TableHash>,
     routes: Routes,
-    /// Slots to be used again.
+    /// Slots that may be reused.
     free: Vec<u32>,
-    /// Slots that became free in the present epoch: flows may hold them still.
+    /// Slots freed in the current epoch; flows may still hold them.
     freed: Vec<u32>,
-    /// Slots that routes name.
+    /// Slots that routes refer to.
     routers: BTreeSet<u32>,
-    /// Routes whose group found no room.
+    /// Number of routes without a group because there are [`GROUPS_MAX`].
     ungrouped: usize,
-    /// What snapshots share, while nothing changes.
+    /// The routes that snapshots share while nothing changes.
     shared: Option<Arc<Routes>>,
 }
 
 impl Ways {
-    /// Connected prefixes only.
+    /// Starts with connected prefixes only.
     pub(super) fn new(ports: Arc<[PortConfig]>) -> Self {
         let routes = Routes {
             epoch: 0,
@@ -88,20 +90,21 @@ impl Ways {
         ways
     }
 
-    /// Goes on after `before`, of whose slots none are kept: flows look again.
+    /// Continues after the epoch of `before`, of whose slots none are kept: flows look up again.
     pub(super) fn follow_epoch(&mut self, before: &Routes) {
         self.routes.epoch = before.epoch;
         self.look_again();
         self.shared = None;
     }
 
-    /// Ethernet addresses of ports have changed, and with them what packets carry.
+    /// Takes over ports whose Ethernet addresses have changed, and with them what packets carry.
     pub(super) fn set_ports(&mut self, ports: Arc<[PortConfig]>) {
         self.ports = ports;
         self.shared = None;
     }
 
-    /// Takes over what Linux knows now. When there is news, [`Ways::forget`] is due after it was acted on.
+    /// Takes over the kernel's current state. If anything changed, the caller must call [`Ways::forget`] after handling
+    /// it.
     pub(super) fn follow(&mut self, network: &Network) -> News {
         if self.network == *network {
             return News::Nothing;
@@ -159,13 +162,13 @@ impl Ways {
         self.look_again();
     }
 
-    /// Flows look up their next hops again. What they held before, they do not use any more.
+    /// Starts a new epoch: flows look up their next hops again and stop using the slots that they held.
     fn look_again(&mut self) {
         self.free.append(&mut self.freed);
         self.routes.epoch = self.routes.epoch.wrapping_add(1).max(1);
     }
 
-    /// Where the routes to one destination lead together. A route on-link goes before those by routers.
+    /// The result of all routes to one destination. An on-link route takes precedence over routes by routers.
     fn way(&mut self, several: &[Route], groups: &mut Groups) -> Way {
         let routers: Vec<(NextHopKey, u16)> =
             several.iter().filter_map(|route| Some(((route.link, route.via?), route.weight))).take(MEMBERS_MAX).collect();
@@ -181,14 +184,14 @@ impl Ways {
         }
     }
 
-    /// What of the routes is not used as Linux has it, in a sentence.
+    /// A message about routes that are not used as the kernel has them.
     pub(super) fn problem(&self) -> Option<String> {
         (self.ungrouped > 0).then(|| {
             format!("{} routes by several next hops go by the first one: {GROUPS_MAX} different groups are kept", self.ungrouped)
         })
     }
 
-    /// The slot of a next hop, a free one if it has none yet.
+    /// The slot of a next hop; assigns a free one if it has none yet.
     fn slot(&mut self, key: NextHopKey) -> u32 {
         if let Some(&slot) = self.routes.slots.get(&key) {
             return slot;
@@ -209,7 +212,7 @@ impl Ways {
         slot
     }
 
-    /// For a snapshot.
+    /// The routes, shared with a snapshot.
     pub(super) fn share(&mut self) -> Arc<Routes> {
         let (ports, vlans, routes) = (&self.ports, &self.network.vlans, &mut self.routes);
         let shared = self.shared.get_or_insert_with(|| {
@@ -219,18 +222,18 @@ impl Ways {
         shared.clone()
     }
 
-    /// The link of a next hop; of a group that of its first.
+    /// The link of a next hop; of a group, that of its first member.
     pub(super) fn link_of(&self, next_hop: u32) -> Option<Link> {
         let slot = self.routes.members(next_hop).first().copied().unwrap_or(next_hop);
         self.routes.next_hop(slot).map(|hop| hop.link)
     }
 
-    /// Whether an address is its own next hop, in this slot.
+    /// Whether the next hop in this slot is the address itself.
     pub(super) fn is_on_link(&self, address: IpAddr, next_hop: u32) -> bool {
         self.routes.next_hop(next_hop).is_some_and(|hop| hop.address == address)
     }
 
-    /// The slot of the next hop towards a backend; an on-link backend is its own.
+    /// The slot of the next hop towards a backend; an on-link backend is its own next hop.
     pub(super) fn next_hop_to(&mut self, address: IpAddr) -> u32 {
         match self.routes.way(address) {
             Some(Way::Via(next_hop)) => next_hop,
@@ -239,7 +242,7 @@ impl Ways {
         }
     }
 
-    /// Frees the slots that no route, no neighbour and none of `targets` names.
+    /// Frees the slots that no route, no neighbour and none of `targets` refers to.
     pub(super) fn forget(&mut self, targets: impl Iterator<Item = u32>) {
         let wanted = self.named(targets);
         let (macs, next_hops, freed) = (&self.macs, &mut self.routes.next_hops, &mut self.freed);
@@ -257,7 +260,7 @@ impl Ways {
         }
     }
 
-    /// By slot: whether a route or one of `targets` names it.
+    /// For each slot, whether a route or one of `targets` refers to it.
     fn named(&self, targets: impl Iterator<Item = u32>) -> Vec<bool> {
         let mut named = vec![false; self.routes.next_hops.len()];
         for slot in targets.chain(self.routers.iter().copied()) {
@@ -268,7 +271,7 @@ impl Ways {
         named
     }
 
-    /// Routers and the next hops of `targets`, ordered, each once.
+    /// Routers and the next hops of `targets`, sorted and distinct.
     pub(super) fn managed(&self, targets: impl Iterator<Item = u32>) -> Arc<[(Link, IpAddr)]> {
         let named = self.named(targets);
         let hops = self.routes.next_hops.iter().zip(named).filter_map(|(hop, named)| hop.as_ref().filter(|_| named));
@@ -286,14 +289,14 @@ struct Groups {
 }
 
 impl Groups {
-    /// The number of the group of these slots with these weights. None when there are [`GROUPS_MAX`].
+    /// The number of the group with these slots and weights; `None` when there are [`GROUPS_MAX`].
     fn number(&mut self, members: Vec<(u32, u16)>, routers: &[(NextHopKey, u16)]) -> Option<u32> {
         if let Some(&number) = self.numbers.get(&members) {
             return Some(number);
         }
         let number = Group::number(self.made.len()).filter(|_| self.made.len() < GROUPS_MAX)?;
         let spec = MaglevSpec { size: GROUP_TABLE, seed: 0, hash_version: MAGLEV_HASH_VERSION };
-        // A router by two links is two next hops.
+        // A router on two links is two next hops.
         let identities: Vec<(SocketAddr, u16)> =
             routers.iter().map(|&((link, via), weight)| (SocketAddr::new(via, link.folded()), weight.max(1))).collect();
         let table = MaglevTable::build(spec, &identities);
@@ -303,7 +306,7 @@ impl Groups {
     }
 }
 
-/// How packets leave towards a next hop; none while its Ethernet address is unknown.
+/// The exit towards a next hop; `None` while its Ethernet address is unknown.
 fn exit_by(ports: &[PortConfig], vlans: &[VlanLink], hop: &NextHop) -> Option<Exit> {
     let (link, destination_mac) = (hop.link, hop.mac?);
     let port = ports.get(usize::from(link.port().0))?;

@@ -1,4 +1,4 @@
-//! Which addresses are ours, and which of them we answer ARP and NDP for.
+//! Classifies addresses: which of them the gateway owns, and for which of them it answers ARP and NDP.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,11 +12,12 @@ use crate::hash::TableHash;
 use crate::snapshot::{Announced, Place, Places};
 use crate::{Address, Config, Link, Network, PortConfig, PortIndex};
 
-/// What an address is to us, in one family.
+/// The classification of the addresses of one family.
 pub(super) fn places<A: Address>(config: &Config, network: &Network, pools: &[Pool], vips: &[IpAddr]) -> Places<A> {
     let mut exact: HashMap<A, Place, TableHash> = HashMap::default();
     let mut put = |address: IpAddr, place| A::from_ip(address).map(|address| exact.insert(address, place));
-    // First, for a VIP may be one: on a network of its own (a routed pool) it is an address as any.
+    // Broadcast addresses first, since a VIP may be one: in a network of its own (a routed pool) it is an ordinary
+    // address.
     for address in prefixes(config, network).flat_map(|(_, nets)| nets).filter_map(directed_broadcast) {
         put(address, Place::Broadcast);
     }
@@ -26,7 +27,7 @@ pub(super) fn places<A: Address>(config: &Config, network: &Network, pools: &[Po
     for &address in config.snat.iter().chain(&config.tunnel.sources) {
         put(address, Place::Snat);
     }
-    // The twin's addresses last: whatever else they were taken for, Linux has them.
+    // The twin's addresses last: they belong to the kernel whatever else they were classified as.
     for &address in config.node_port_addresses.iter().chain(&network.addresses) {
         put(address, Place::Twin(port_of(config, network, address)));
     }
@@ -42,7 +43,7 @@ pub(super) fn places<A: Address>(config: &Config, network: &Network, pools: &[Po
     Places { exact, pools }
 }
 
-/// The address of all hosts of a prefix, where it has one (RFC 919; RFC 3021: prefixes of 31 bits have none).
+/// The directed broadcast address of a prefix, if it has one (RFC 919; RFC 3021: prefixes of 31 bits have none).
 fn directed_broadcast(net: &IpNet) -> Option<IpAddr> {
     match net {
         IpNet::V4(net) => (net.prefix_len() < 31).then(|| net.broadcast().into()),
@@ -54,13 +55,13 @@ fn ports(config: &Config) -> impl Iterator<Item = (PortIndex, &PortConfig)> {
     (0..=u8::MAX).map(PortIndex).zip(&config.ports)
 }
 
-/// The prefixes of each link: of ports, then of the VLAN devices above them.
+/// The prefixes of each link: first of the ports, then of the VLAN devices on them.
 fn prefixes<'a>(config: &'a Config, network: &'a Network) -> impl Iterator<Item = (Link, &'a [IpNet])> {
     let of_ports = ports(config).map(|(index, port)| (index.into(), port.addresses.as_slice()));
     of_ports.chain(network.vlans.iter().map(|vlan| (vlan.link, vlan.addresses.as_slice())))
 }
 
-/// The port that an address of the twins belongs to: the one whose prefix holds it, else the first.
+/// The port of a twin address: the one whose prefix contains it, otherwise the first.
 fn port_of(config: &Config, network: &Network, address: IpAddr) -> PortIndex {
     let mut links = prefixes(config, network);
     links.find(|(_, nets)| is_on_link(nets, address)).map_or(PortIndex(0), |(link, _)| link.port())
@@ -75,19 +76,20 @@ pub(super) fn routed<'a>(pools: &'a [Pool], vips: &'a [IpAddr]) -> impl Iterator
     vips.iter().filter(is_routed).copied()
 }
 
-/// What we answer ARP and NDP for, and since which snapshot.
+/// The addresses for which the gateway answers ARP and NDP, and since which snapshot.
 #[derive(Debug, Default)]
 pub(super) struct Answers {
     since: BTreeMap<(Link, IpAddr), u64>,
-    /// As [`Network::moves`] was.
+    /// The previous [`Network::moves`].
     moves: Vec<u64>,
-    /// VIPs that no port can answer for, in sentences.
+    /// Messages about VIPs that no port can answer for.
     pub(super) problems: Vec<String>,
 }
 
 impl Answers {
-    /// Answers for the SNAT addresses, the sources of tunnels that are no address of a port, the VIPs of `l2` pools, and the addresses of ports without twin; on a port without
-    /// link for nothing, so that all of it counts as new when the link is back, and on one that has moved as new at once.
+    /// Updates the answered addresses: SNAT addresses, tunnel sources that are not an address of a port, VIPs of `l2`
+    /// pools, and the addresses of ports without twin. A port without link answers for nothing, so that all of its
+    /// addresses count as new when the link returns; on a port that has moved they count as new at once.
     pub(super) fn update(
         &mut self,
         config: &Config,

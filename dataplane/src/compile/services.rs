@@ -1,4 +1,6 @@
-//! One service: which backends it has, which of them take new flows, and where it listens.
+//! Compiles one service: its backends, which of them take new flows, and the addresses and ports of its frontends.
+//!
+//! Not here: which service gets an address that two of them claim, and routes.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, Hasher};
@@ -22,24 +24,24 @@ use crate::snapshot::{Affinity, BackendView, Frontend, Policy, PortView, Previou
 use crate::tick::Tick;
 use crate::{Health, Link, SourceRanges, TupleHash, WorkerCounters};
 
-/// What services are compiled against.
+/// The inputs that services are compiled against.
 pub(super) struct Surroundings<'a> {
     pub(super) ways: &'a mut Ways,
     pub(super) snat: &'a SnatTables,
     pub(super) tunnels: &'a Tunnels,
     pub(super) health: &'a Health,
     pub(super) node_port_addresses: &'a [IpAddr],
-    /// What each worker counts.
+    /// Counters of each worker.
     pub(super) counters: &'a Arc<[Arc<WorkerCounters>]>,
-    /// What clients keep; none while no service asks for it, or without memory.
+    /// The affinity table; `None` while no service uses it, or without memory.
     pub(super) affinity: Option<Arc<AffinityTable>>,
-    /// How long a table that was replaced is still asked.
+    /// How long a replaced table is still consulted.
     pub(super) grace: Duration,
     pub(super) now_ns: u64,
 }
 
 impl Surroundings<'_> {
-    /// How a target is reached now.
+    /// How a target is currently reached.
     pub(super) fn reach(&mut self, address: SocketAddr) -> Reach {
         let next_hop = self.ways.next_hop_to(address.ip());
         let (family, link) = (Family::of(address.ip()), self.ways.link_of(next_hop));
@@ -52,7 +54,7 @@ impl Surroundings<'_> {
     }
 }
 
-/// A service as it was compiled last.
+/// A service as it was last compiled.
 #[derive(Debug)]
 pub(super) struct Served {
     pub(super) source: Arc<Service>,
@@ -60,28 +62,28 @@ pub(super) struct Served {
     pub(super) backends: HashMap<TargetKey, BackendId, TableHash>,
     pub(super) ports: Vec<ServedPort>,
     pub(super) view: Arc<ServiceView>,
-    /// What this gateway, not the controller, refuses.
+    /// The refusal by this gateway, not by the controller.
     pub(super) refusal: Option<Refusal>,
-    /// A sentence for each port whose backends all fail and are all used.
+    /// A message for each port whose backends all fail and are all used.
     pub(super) failing_open: Vec<String>,
-    /// Clients that may connect to its VIPs, made once for as long as they do not change.
+    /// Clients that may connect to its VIPs, rebuilt only when they change.
     sources: Option<Arc<SourceRanges>>,
-    /// As its source has it, at hand, as is the next.
+    /// Copied from its source for quick access, as is the next field.
     mode: Mode,
     pub(super) idle_timeout: Option<Duration>,
-    /// When the grace of a table is over that was replaced, and its memory is free.
+    /// When the grace period of a replaced table ends and its memory is freed.
     pub(super) grace_due_ns: Option<u64>,
     /// Position of the frontend of its first port.
     pub(super) first_frontend: usize,
 }
 
-/// One port of it. The table is kept together with what it was built from.
+/// One port of a service. The table is kept together with its inputs.
 #[derive(Debug)]
 pub(super) struct ServedPort {
     pub(super) protocol: Protocol,
-    /// Where it listens, VIPs first.
+    /// Addresses and ports of the frontends, VIPs first.
     pub(super) listens: Vec<SocketAddr>,
-    /// How many of `listens` are at VIPs.
+    /// Number of `listens` that are at VIPs.
     pub(super) vips: usize,
     pub(super) frontend: Arc<Frontend>,
     spec: MaglevSpec,
@@ -89,13 +91,13 @@ pub(super) struct ServedPort {
 }
 
 impl ServedPort {
-    /// Its backends, each with its slot.
+    /// The backends, each with its slot.
     pub(super) fn backends(&self) -> impl Iterator<Item = (SocketAddr, BackendId)> {
         self.weights.iter().map(|(address, _)| *address).zip(self.frontend.backends.iter().copied())
     }
 }
 
-/// What of a service this release cannot do. The controller refuses it too; an older or newer one may not.
+/// What this release cannot do for a service. The controller refuses it too, but an older or newer one may not.
 fn unsupported(service: &Service) -> Option<Refusal> {
     let port = service.ports.iter().find(|port| port.maglev.hash_version != MAGLEV_HASH_VERSION)?;
     let found = port.maglev.hash_version;
@@ -106,7 +108,7 @@ fn unsupported(service: &Service) -> Option<Refusal> {
 }
 
 impl Served {
-    /// A service of which nothing is served yet.
+    /// A service that is not compiled yet.
     pub(super) fn new(source: &Arc<Service>) -> Self {
         let name = Arc::new(source.name.clone());
         let view = view_of(source, &name, None, Vec::new());
@@ -127,7 +129,7 @@ impl Served {
         }
     }
 
-    /// Compiles it anew. True when where it listens has changed.
+    /// Compiles the service. Returns true when its addresses or ports have changed.
     pub(super) fn compile(&mut self, source: &Arc<Service>, backends: &mut Backends, around: &mut Surroundings<'_>) -> bool {
         if self.source.source_ranges != source.source_ranges {
             self.sources = source_ranges(source);
@@ -179,17 +181,17 @@ impl Served {
         !listens_before.iter().map(|(p, l)| (p, l)).eq(self.ports.iter().map(|port| (&port.protocol, &port.listens)))
     }
 
-    /// What of it is summed up over all services.
+    /// What the snapshot summarises over all services.
     pub(super) fn standing(&self) -> (Option<Refusal>, Vec<String>, Option<Duration>) {
         (self.refusal.clone(), self.failing_open.clone(), self.idle_timeout)
     }
 
-    /// Whether backends see the clients' addresses and answer through us.
+    /// Whether backends see the clients' addresses and reply through the gateway.
     pub(super) fn is_dnat(&self) -> bool {
         self.mode == Mode::Dnat
     }
 
-    /// Gives each backend that is named a slot, and lets the others drain. True when some found no room.
+    /// Assigns a slot to each listed backend and lets the others drain. Returns true when there was no room for some.
     fn take_backends(&mut self, ports: &[ServicePort], backends: &mut Backends, around: &mut Surroundings<'_>) -> bool {
         let mut old = std::mem::take(&mut self.backends);
         let mut no_room = false;
@@ -213,7 +215,7 @@ impl Served {
         ids.for_each(|id| backends.remove(id, until_ns));
     }
 
-    /// The service is gone.
+    /// Lets all backends of a removed service drain.
     pub(super) fn end(&self, backends: &mut Backends, now_ns: u64) {
         self.drain(self.backends.values().copied(), backends, now_ns);
     }
@@ -280,8 +282,8 @@ impl Served {
 }
 
 impl Served {
-    /// The frontend of a port: the one before, if nothing about it changed; else a new one, with the table before if that
-    /// did not change.
+    /// The frontend of a port: the previous one if nothing about it changed, otherwise a new one, with the previous
+    /// table if that did not change.
     fn frontend(
         &self,
         port: &ServicePort,
@@ -318,8 +320,8 @@ impl Served {
         Arc::new(Frontend { service: self.name.clone(), hash, table, backends, policy, schedule, affinity, previous })
     }
 
-    /// The table before, in modes where a flow that we do not know may go on by it: the one that is being replaced, else the
-    /// one that was, until the grace is over.
+    /// The previous table, in modes in which an unknown flow may continue by it: the one that is being replaced,
+    /// otherwise the one replaced earlier until its grace period ends.
     fn previous(
         &self,
         before: Option<&Arc<Frontend>>,
@@ -336,20 +338,20 @@ impl Served {
         Some(Arc::new(Previous { table, backends, replaced_ns: now_ns, grace: grace.into() }))
     }
 
-    /// When the grace of a table is over.
+    /// When the grace period of a table ends.
     fn due_ns(&self, grace: Duration) -> Option<u64> {
         self.ports.iter().filter_map(|port| Some(port.frontend.previous.as_ref()?.over_ns(grace))).min()
     }
 
     fn policy(&self, port: &ServicePort) -> Policy {
         let &Service { mode, scheduler, local, affinity, .. } = &*self.source;
-        // Source ranges are never asked of node ports (CONTROL 2).
+        // Source ranges never apply to node ports (CONTROL 2).
         let sources = self.sources.clone().filter(|_| !is_node_port(port));
         Policy { way: mode.into(), scheduler, hashed_by: HashedBy::of(scheduler, affinity.is_some()), sources, local, affinity }
     }
 
-    /// With affinity, clients are hashed together with the port of the service, so that its table knows them apart. The same
-    /// on every gateway.
+    /// With affinity, clients are hashed together with the service port, so that the affinity table distinguishes them
+    /// per port. The seed is the same on every gateway.
     fn seed(&self, port: &ServicePort) -> u64 {
         let mut hasher = TableHash.build_hasher();
         hasher.write(format!("{} {} {}", self.name, port.protocol, port.port).as_bytes());
@@ -361,19 +363,19 @@ fn source_ranges(service: &Service) -> Option<Arc<SourceRanges>> {
     service.source_ranges.as_deref().map(|prefixes| Arc::new(SourceRanges::new(prefixes)))
 }
 
-/// A backend of a port, with what decides whether it takes new flows.
+/// A backend of a port, with the facts that decide whether it takes new flows.
 struct Listed {
     id: BackendId,
     address: SocketAddr,
     weight: u16,
     draining: bool,
     healthy: bool,
-    /// Whether its mode's packets can be sent to it.
+    /// Whether packets of the service's mode can be sent to it.
     is_reachable: bool,
 }
 
-/// What the table is built from: those that take no new flows have weight 0. When all fail, all count as healthy if
-/// the service fails open.
+/// The input of the table: backends that take no new flows have weight 0. If all backends fail and the service fails
+/// open, all count as healthy.
 fn weights(listed: &[Listed], fail_open: bool) -> Vec<(SocketAddr, u16)> {
     let use_all = fail_open && all_fail(listed);
     let counts = |b: &Listed| b.is_usable() && (b.healthy || use_all);
@@ -381,7 +383,7 @@ fn weights(listed: &[Listed], fail_open: bool) -> Vec<(SocketAddr, u16)> {
 }
 
 impl Listed {
-    /// Whether it takes new flows while its probes pass.
+    /// Whether it takes new flows if its probes pass.
     fn is_usable(&self) -> bool {
         self.weight > 0 && !self.draining && self.is_reachable
     }
@@ -399,7 +401,7 @@ fn failing_open(name: &ServiceName, port: &ServicePort, listed: &[Listed], fail_
     })
 }
 
-/// Whether it is for `nodePortAddresses` only.
+/// Whether the port is served on `nodePortAddresses` only.
 fn is_node_port(port: &ServicePort) -> bool {
     port.vips.is_empty() && port.node_port.is_some()
 }
@@ -410,11 +412,11 @@ fn no_node_port_addresses() -> Refusal {
     Refusal { reason: Reason::Refused, message }
 }
 
-/// None of a port's backends can be reached by its mode.
+/// The refusal of a port none of whose backends can be reached in its mode.
 fn no_way(mode: Mode, port: &ServicePort) -> Refusal {
     let ServicePort { family, protocol, port: number, .. } = port;
     let message = match mode {
-        // `dnat` needs nothing of its own: it is never without a way.
+        // `dnat` needs no address of the gateway, so it never fails here.
         Mode::Nat | Mode::Dnat => format!(
             "no SNAT address for {family} serves the port that the backends of {protocol} {number} are reached by; add one under \
              `snat.addresses`"

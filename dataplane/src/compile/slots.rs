@@ -1,4 +1,7 @@
-//! Which backend has which slot, and which target: what must stay the same from one snapshot to the next.
+//! Slots of backends and targets, which must stay the same from one snapshot to the next.
+//!
+//! **Invariant:** a slot is reassigned only after its backend has drained, or its target has rested, and then with
+//! another generation.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -17,11 +20,11 @@ use crate::snapshot::{Backend, BackendTable};
 use crate::snat::{TARGETS_MAX, TargetSlot};
 use crate::tick::{Tick, Ticks};
 
-/// What a backend is known by within its service, and a target altogether.
+/// Identifies a backend within its service, and a target in general.
 pub(super) type TargetKey = (Protocol, SocketAddr);
 
-/// A target's slot stays its own for so long after its last backend: workers sweep the flows within one minute, then
-/// their SNAT ports rest for another.
+/// A target keeps its slot for this long after its last backend: workers sweep the flows within one minute, then their
+/// SNAT ports rest for another.
 const TARGET_REST_NS: u64 = 2 * nanoseconds(SNAT_PORT_REST);
 
 /// Saturates at 584 years.
@@ -44,16 +47,16 @@ struct TargetEntry {
 pub(super) struct Reach {
     /// Slot of the next hop, or [`crate::flow::UNRESOLVED`].
     pub(super) next_hop: u32,
-    /// Whether there is a SNAT address for the way.
+    /// Whether there is a SNAT address for its link.
     pub(super) snat: bool,
-    /// Whether it is its own next hop. True while it has no route: that may still come.
+    /// Whether it is its own next hop. True while it has no route, which may still come.
     pub(super) on_link: bool,
-    /// Whether there is an outer source address for a tunnel to it.
+    /// Whether there is an outer source address for tunnels to it.
     pub(super) tunnel_source: bool,
 }
 
 impl Reach {
-    /// Whether packets of a mode can be sent there.
+    /// Whether packets of a mode can be sent to the target.
     pub(super) const fn serves(self, mode: Mode) -> bool {
         match mode {
             Mode::Nat => self.snat,
@@ -64,19 +67,19 @@ impl Reach {
     }
 }
 
-/// Targets: what SNAT ports are counted by.
+/// The targets, by which SNAT ports are pooled.
 #[derive(Debug, Default)]
 pub(super) struct Targets {
     entries: Vec<TargetEntry>,
     slots: HashMap<TargetKey, u32, TableHash>,
-    /// How many targets with users each next hop has.
+    /// Number of targets in use for each next hop.
     hops: HashMap<u32, u32, TableHash>,
-    /// Without users, in the order of `free_since_ns`. One that has users again stays in it until its turn.
+    /// Unused targets, in the order of `free_since_ns`. One that is used again stays in the queue until its turn.
     free: VecDeque<(u64, u32)>,
 }
 
 impl Targets {
-    /// The targets of the backends in a table, in their slots. What else had a slot before rests from now on.
+    /// The targets of the backends in a table, in their slots. All other slots rest from now on.
     fn taken_over(table: &BackendTable, before: &Self, slots: u32, now_ns: u64) -> Self {
         let nowhere = Reach { next_hop: UNRESOLVED, snat: false, on_link: false, tunnel_source: false };
         let resting = |entry: &TargetEntry| TargetEntry { users: 0, free_since_ns: now_ns, reach: nowhere, ..*entry };
@@ -98,7 +101,7 @@ impl Targets {
         targets
     }
 
-    /// The slot of a target, for one more user. None when [`TARGETS_MAX`] are in use or resting.
+    /// The slot of a target, for one more user; `None` when [`TARGETS_MAX`] are in use or resting.
     fn acquire(&mut self, key: TargetKey, reach: Reach, now_ns: u64) -> Option<TargetSlot> {
         if let Some(&slot) = self.slots.get(&key) {
             let entry = &mut self.entries[slot as usize];
@@ -127,7 +130,7 @@ impl Targets {
         Some(slot)
     }
 
-    /// The slot that has been free the longest, if that is long enough.
+    /// The slot that has been free the longest, if it has rested.
     fn rested(&mut self, now_ns: u64) -> Option<u32> {
         while let Some(&(since, slot)) = self.free.front() {
             let entry = &self.entries[slot as usize];
@@ -157,7 +160,8 @@ impl Targets {
         self.entries[slot.index as usize].reach
     }
 
-    /// Looks up anew how every target is reached. True when one can be reached by other modes than before.
+    /// Looks up again how every target is reached. Returns true when the set of modes that can reach any of them
+    /// changed.
     pub(super) fn resolve(&mut self, mut reach: impl FnMut(SocketAddr) -> Reach) -> bool {
         let mut changed = false;
         for entry in self.entries.iter_mut().filter(|entry| entry.users > 0) {
@@ -169,13 +173,13 @@ impl Targets {
         changed
     }
 
-    /// Next hops of the targets in use.
+    /// The next hops of the targets in use.
     pub(super) fn next_hops(&self) -> impl Iterator<Item = u32> {
         self.hops.keys().copied()
     }
 }
 
-/// Takes a target from one next hop to another.
+/// Moves a target from one next hop to another in the counts.
 fn count_hop(hops: &mut HashMap<u32, u32, TableHash>, from: Option<u32>, to: Option<u32>) {
     if from == to {
         return;
@@ -191,7 +195,7 @@ fn count_hop(hops: &mut HashMap<u32, u32, TableHash>, from: Option<u32>, to: Opt
     }
 }
 
-/// A removed backend whose flows may go on.
+/// A removed backend with flows that may continue.
 #[derive(Debug)]
 struct Draining {
     until_ns: u64,
@@ -203,15 +207,16 @@ struct Draining {
 pub(super) struct Backends {
     pub(super) table: BackendTable,
     pub(super) targets: Targets,
-    /// Generation that the next owner of each slot gets.
+    /// Generation of the next backend in each slot.
     generations: Vec<u32>,
     free: Vec<u32>,
     draining: HashMap<(Arc<ServiceName>, TargetKey), Draining, TableHash>,
 }
 
 impl Backends {
-    /// The backends of a finished table, in their slots, as if all had been removed: those that are added again go on in them, the
-    /// others drain. `before` may be half done; of it only is taken when drains are over, and which slots there are.
+    /// Takes over the backends of a finished table in their slots, as if all had been removed: those that are added
+    /// again keep their slots, the others drain. `before` may be half-finished; only the ends of drains and the set of
+    /// slots are taken from it.
     pub(super) fn taken_over(mut table: BackendTable, before: &Self, now_ns: u64) -> Self {
         let slots = u32::try_from(before.generations.len()).unwrap_or(u32::MAX);
         let targets = Targets::taken_over(&table, &before.targets, slots, now_ns);
@@ -237,8 +242,8 @@ impl Backends {
         Self { table, targets, generations, free, draining }
     }
 
-    /// A slot for a backend: the one that it drains in, or a new one. None when there is no room for its target,
-    /// or as many backends already as flows can be counted for.
+    /// Adds a backend: in the slot in which it drains, or in a new one. `None` when there is no room for its target, or
+    /// when there are already as many backends as flows can be counted for.
     pub(super) fn add(
         &mut self,
         service: &Arc<ServiceName>,
@@ -283,7 +288,7 @@ impl Backends {
         self.table.get(id).is_some_and(|backend| self.targets.reach(backend.target).serves(mode))
     }
 
-    /// What the service of a backend says of it, at `now`.
+    /// Sets what the backend's service decides about it, at `now`.
     pub(super) fn set_policy(&mut self, id: BackendId, accepts_new: bool, failing: bool, idle_timeout: Option<Ticks>, now: Tick) {
         let policy = |backend: &Backend| (accepts_new, failing.then(|| backend.failing.unwrap_or(now)), idle_timeout);
         let differs = |backend: &Backend| (backend.accepts_new, backend.failing, backend.idle_timeout) != policy(backend);
@@ -291,7 +296,7 @@ impl Backends {
         self.table.update(id.slot, differs, change);
     }
 
-    /// The service does not name it any more: it drains.
+    /// Removes a backend that its service no longer lists: it drains.
     pub(super) fn remove(&mut self, id: BackendId, until_ns: u64) {
         self.table.update(id.slot, |_| true, |backend| (backend.removed, backend.accepts_new) = (true, false));
         if let Some(Backend { service, protocol, address, .. }) = self.table.get(id) {
@@ -300,7 +305,7 @@ impl Backends {
         }
     }
 
-    /// Empties the slots of backends whose drain is over. Their next owners get other generations.
+    /// Frees the slots of backends whose drain has ended. The next backends in them get other generations.
     pub(super) fn expire(&mut self, now_ns: u64) {
         for (_, over) in self.draining.extract_if(|_, draining| draining.until_ns <= now_ns) {
             if let Some(backend) = self.table.in_slot(over.slot) {
@@ -312,12 +317,12 @@ impl Backends {
         }
     }
 
-    /// When a drain is over next.
+    /// When the next drain ends.
     pub(super) fn due_ns(&self) -> Option<u64> {
         self.draining.values().map(|draining| draining.until_ns).min()
     }
 
-    /// Gives every backend the next hop of its target.
+    /// Updates the next hop of every backend to that of its target.
     pub(super) fn follow_targets(&mut self) {
         for slot in 0..u32::try_from(self.generations.len()).unwrap_or(u32::MAX) {
             let Some(target) = self.table.in_slot(slot).map(|backend| backend.target) else { continue };

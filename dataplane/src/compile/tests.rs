@@ -1,4 +1,4 @@
-//! What a user would notice of the compiler's work.
+//! Tests of the compiler, in terms that a user would notice.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -194,7 +194,7 @@ fn two_services_share_a_vip_and_it_stays_when_one_of_them_goes() {
     assert!(chosen(&one, "192.0.2.100", 80).is_empty());
     assert_eq!(addresses(&chosen(&one, "192.0.2.100", 443)), ["10.0.0.13:8443"]);
     assert_eq!(one.place(v4("192.0.2.100")), Place::Vip);
-    // It is no new one either: nothing is announced again.
+    // It does not count as new either: nothing is announced again.
     assert_eq!(one.announced(), both.announced());
 }
 
@@ -245,13 +245,13 @@ fn failing_backends_get_no_new_flows_until_all_fail() {
     let snapshot = desk.compile();
     assert!(chosen(&snapshot, "192.0.2.100", 80).is_empty() && snapshot.problems().is_empty());
     desk.change("web", |service| service.health.probe = proto::Probe::None);
-    assert_eq!(addresses(&chosen(&desk.compile(), "192.0.2.100", 80)), TWO, "without a probe the verdict of others is none");
+    assert_eq!(addresses(&chosen(&desk.compile(), "192.0.2.100", 80)), TWO, "a service without a probe ignores the probes of others");
     desk.health.failing.clear();
     assert_eq!(chosen(&desk.compile(), "192.0.2.100", 80), before);
 }
 
 #[test]
-fn what_fails_for_one_service_leaves_the_backend_to_the_others() {
+fn a_backend_that_fails_for_one_service_stays_usable_for_others() {
     let mut desk = Desk::new();
     desk.put(service("web", "192.0.2.100", &TWO));
     desk.put(service("also", "192.0.2.101", &TWO));
@@ -278,7 +278,7 @@ fn a_removed_backend_drains_then_vanishes_and_its_slot_gets_another_generation()
     assert!(snapshot.backend(id).is_some_and(|b| b.removed && !b.accepts_new));
     assert_eq!(desk.compiler.next_due_ns(), Some(301 * SECOND_NS));
     desk.change("web", |service| service.ports[0].backends.insert(0, backend(TWO[0])));
-    assert_eq!(chosen(&desk.compile(), "192.0.2.100", 80), before, "back within the drain it is the same");
+    assert_eq!(chosen(&desk.compile(), "192.0.2.100", 80), before, "a backend that returns within its drain keeps its slot");
     desk.change("web", |service| service.ports[0].backends.retain(|b| b.address != backend(TWO[0]).address));
     desk.compile();
     desk.now_ns = 301 * SECOND_NS;
@@ -324,14 +324,14 @@ fn a_target_is_shared_by_services_and_keeps_its_slot_until_flows_and_ports_have_
     desk.put(service("other", "192.0.2.102", &TWO[1..]));
     assert_ne!(target(&desk.compile(), "192.0.2.102").1, one.1, "it rests");
     desk.put(service("again", "192.0.2.103", &TWO[..1]));
-    assert_eq!(target(&desk.compile(), "192.0.2.103").1, one.1, "and is its own meanwhile");
+    assert_eq!(target(&desk.compile(), "192.0.2.103").1, one.1, "and still belongs to its target");
     desk.state.services.remove(&ServiceName::new("default", "again"));
     desk.compile();
     desk.now_ns += 300 * SECOND_NS;
     desk.compile();
     desk.now_ns += 2 * slots::nanoseconds(SNAT_PORT_REST);
     desk.put(service("late", "192.0.2.104", &["10.0.0.14:8080"]));
-    assert_eq!(target(&desk.compile(), "192.0.2.104").1, one.1.next(), "it is another target's, and is known to be");
+    assert_eq!(target(&desk.compile(), "192.0.2.104").1, one.1.next(), "it belongs to another target, with the next generation");
 }
 
 fn neighbour(port: PortIndex, address: &str, last: u8) -> Neighbour {
@@ -366,7 +366,7 @@ fn a_slot_of_a_next_hop_survives_its_mac_and_old_flows_look_again_when_routes_ch
     assert_eq!(rerouted.route(v4("198.51.100.7")), rerouted.route(v4("192.0.2.50")));
     desk.network.neighbours.clear();
     let lost = desk.compile();
-    assert_eq!(lost.route_epoch(), rerouted.route_epoch(), "who held the old router's slot finds no exit there");
+    assert_eq!(lost.route_epoch(), rerouted.route_epoch(), "flows that held the old router's slot find no exit there");
     assert!(lost.exit(router).is_none());
     assert!(matches!(lost.route(v4("198.51.100.7")), RouteTo::NextHop(slot) if mac(&lost, slot).is_none()));
 }
@@ -378,7 +378,7 @@ fn neighbours_that_come_and_go_make_flows_look_again_only_where_a_slot_is_anothe
     let mut holders = BTreeMap::new();
     let mut first = None;
     for n in 0..2000_u32 {
-        // One of three stays: it is there already when the next comes.
+        // Every third one stays: it is already present when the next one comes.
         let present = [n, n.saturating_sub(1), n / 3 * 3].map(|n| format!("192.0.{}.{}", 2 + n / 200, 2 + n % 200));
         desk.network.neighbours = present.iter().map(|address| neighbour(UPLINK, address, 9)).collect();
         let snapshot = desk.compile();
@@ -414,7 +414,7 @@ fn backends_follow_routes_and_on_link_ones_are_their_own_next_hop() {
 }
 
 #[test]
-fn an_address_has_one_place() {
+fn each_address_has_one_classification() {
     let mut desk = Desk::new();
     desk.put(service("web", "192.0.2.100", &TWO));
     desk.network.addresses = vec![ip("192.0.2.77")];
@@ -468,7 +468,7 @@ fn arp_is_answered_for_vips_in_a_ports_subnet_for_snat_addresses_and_for_ports_w
 }
 
 #[test]
-fn what_a_port_answers_for_counts_as_new_when_it_has_moved_to_another_cable() {
+fn answered_addresses_count_as_new_when_their_port_has_moved_to_another_cable() {
     let mut desk = Desk::with(config());
     let first = desk.compile().sequence();
     let since = |snapshot: &Snapshot, address: &str| {
@@ -511,7 +511,7 @@ fn without_a_snat_address_for_its_way_a_frontend_is_refused() {
 }
 
 #[test]
-fn what_is_not_built_is_refused_by_name() {
+fn unsupported_settings_are_refused_by_name() {
     let mut desk = Desk::new();
     desk.put(service("web", "192.0.2.100", &TWO));
     desk.change("web", |service| service.ports[0].maglev.hash_version += 1);
@@ -522,7 +522,7 @@ fn what_is_not_built_is_refused_by_name() {
 }
 
 #[test]
-fn of_two_services_at_one_place_the_first_has_it_and_the_other_is_named() {
+fn of_two_services_at_the_same_frontend_the_first_gets_it_and_the_other_is_reported() {
     let mut desk = Desk::new();
     desk.put(service("a", "192.0.2.100", &TWO[..1]));
     desk.put(service("b", "192.0.2.100", &TWO[1..]));
@@ -544,7 +544,7 @@ fn services_that_did_not_change_share_their_tables() {
     assert!(Arc::ptr_eq(&before.v4.frontends, &after.v4.frontends) && Arc::ptr_eq(&before.routes, &after.routes));
 }
 
-/// A service, its port and backends: what one step makes of it. None: it goes.
+/// The service, port and backends after one step; `None`: it is removed.
 type Wanted = Option<(usize, u16, Vec<u8>, bool)>;
 
 fn told(snapshot: &Snapshot) -> Vec<String> {
@@ -569,7 +569,7 @@ fn told(snapshot: &Snapshot) -> Vec<String> {
 
 proptest! {
     #[test]
-    fn a_snapshot_after_changes_says_what_one_made_anew_says(
+    fn a_snapshot_after_changes_equals_one_compiled_from_scratch(
         swarms in prop::collection::vec(prop::collection::vec((0u8..4, prop::option::weighted(0.8, (
             0usize..5, 80u16..82, prop::collection::btree_set(1u8..10, 0..4).prop_map(|all| all.into_iter().collect()), any::<bool>(),
         ))), 1..4), 1..12),
@@ -586,7 +586,7 @@ proptest! {
                 };
                 let backends: Vec<String> = backends.iter().map(|last| format!("10.0.0.{last}:80")).collect();
                 let backends: Vec<&str> = backends.iter().map(String::as_str).collect();
-                // Two of them share an address.
+                // Two services share an address.
                 let mut service = service(&name, &format!("192.0.2.{}", 100 + n / 2), &backends);
                 service.ports[0].port = *port;
                 service.mode = Mode::ALL[*mode];
@@ -599,7 +599,7 @@ proptest! {
             let after = desk.compile();
             let anew = Compiler::new(config()).compile(&desk.state, &desk.network, &desk.health, desk.now_ns);
             prop_assert_eq!(told(&after), told(&anew));
-            // Those of backends that drain are managed, too.
+            // Next hops of draining backends are managed, too.
             prop_assert!(anew.managed_next_hops().iter().all(|hop| after.managed_next_hops().contains(hop)));
         }
     }

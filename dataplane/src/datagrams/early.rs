@@ -1,11 +1,14 @@
-//! Fragments that wait for the first of their datagram: a place each, in two lists, of all that wait and of its datagram.
+//! The queues of fragments that wait for the first one of their datagram. Each fragment is in two lists: that of all
+//! waiting fragments and that of its datagram.
 //!
-//! **Invariant:** both lists are in the order of arrival, so the oldest of all is the oldest of its datagram; a fragment comes
-//! and goes in constant time, however many wait. Deliberately not here: when a fragment has waited for too long.
+//! **Invariant:** both lists are in the order of arrival, so the oldest fragment of all is the oldest of its datagram.
+//! Insertion and removal take constant time however many wait.
+//!
+//! Not here: when a fragment has waited for too long.
 
 use super::PER_WORKER;
 
-/// A place, or none.
+/// Index of a cell, or none.
 type Place = Option<u16>;
 
 /// The fragments of one datagram.
@@ -24,18 +27,18 @@ impl Queue {
     }
 }
 
-/// A place, with what waits in it.
+/// A cell, with the fragment that waits in it.
 #[derive(Debug)]
 struct Cell<T> {
     waiting: Option<T>,
-    /// Of all; of a free place the next free one.
+    /// Next in the list of all fragments; in a free cell, the next free one.
     after: Place,
     before: Place,
-    /// Of the datagram.
+    /// Next in the list of the datagram.
     next: Place,
 }
 
-/// All that waits.
+/// All waiting fragments.
 #[derive(Debug)]
 pub(super) struct EarlyFragments<T> {
     cells: Box<[Cell<T>]>,
@@ -46,7 +49,7 @@ pub(super) struct EarlyFragments<T> {
 }
 
 impl<T> EarlyFragments<T> {
-    /// None, with room for [`PER_WORKER`].
+    /// Empty queues with room for [`PER_WORKER`] fragments.
     pub(super) fn new() -> Self {
         let following = |n: usize| u16::try_from(n + 1).ok().filter(|next| usize::from(*next) < PER_WORKER);
         let cell = |n| Cell { waiting: None, after: following(n), before: None, next: None };
@@ -57,12 +60,12 @@ impl<T> EarlyFragments<T> {
         self.len
     }
 
-    /// What has waited longest.
+    /// The fragment that has waited the longest.
     pub(super) fn oldest(&self) -> Option<&T> {
         self.cells.get(usize::from(self.oldest?))?.waiting.as_ref()
     }
 
-    /// Lets another wait in the queue of its datagram. False when there is no room.
+    /// Appends a fragment to the queue of its datagram; gives it back when there is no room.
     pub(super) fn push(&mut self, queue: &mut Queue, fragment: T) -> Result<(), T> {
         let Some(place) = self.free else { return Err(fragment) };
         let cell = &mut self.cells[usize::from(place)];
@@ -83,7 +86,7 @@ impl<T> EarlyFragments<T> {
         Ok(())
     }
 
-    /// Takes the oldest out of the queue of a datagram.
+    /// Takes the oldest fragment from the queue of a datagram.
     pub(super) fn pop(&mut self, queue: &mut Queue) -> Option<T> {
         let place = queue.oldest?;
         let cell = &mut self.cells[usize::from(place)];

@@ -1,4 +1,4 @@
-//! A compiler that panicked begins with the whole state.
+//! After a panic the compiler restarts with the whole state.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::snapshot::{BackendTable, PortView};
 use crate::snat::TargetSlot;
 
-/// The slots of every backend that a service names.
+/// The slots of all backends that a service lists.
 fn slots(snapshot: &Snapshot) -> BTreeMap<(Arc<ServiceName>, SocketAddr), (BackendId, TargetSlot)> {
     let mut slots = BTreeMap::new();
     for service in snapshot.services().values() {
@@ -18,20 +18,20 @@ fn slots(snapshot: &Snapshot) -> BTreeMap<(Arc<ServiceName>, SocketAddr), (Backe
     slots
 }
 
-/// Backends that no service names any more.
+/// Backends that no service lists any longer.
 fn draining(snapshot: &Snapshot) -> Vec<(SocketAddr, u32, TargetSlot)> {
     let all = (0..100).filter_map(|slot| snapshot.backends.in_slot(slot));
     all.filter(|backend| backend.removed).map(|backend| (backend.address, backend.generation, backend.target)).collect()
 }
 
-/// Where services listen, and which of their backends take new flows.
+/// Addresses of the services, and which of their backends take new flows.
 fn served(snapshot: &Snapshot) -> Vec<String> {
     let ports = snapshot.services().values().flat_map(|service| &service.ports);
     let backends = |port: &PortView| port.backends.iter().map(|b| (b.address, b.accepts_new)).collect::<Vec<_>>();
     ports.map(|port| format!("{:?} {:?}", port.frontends, backends(port))).collect()
 }
 
-/// Two services that share a target, by a router and on-link.
+/// Two services that share a target, reached by a router and on-link.
 fn desk() -> Desk {
     let mut desk = Desk::new();
     desk.put(service("web", "192.0.2.100", &["10.0.0.11:80", "10.0.0.12:80", "10.0.0.13:80"]));
@@ -42,7 +42,7 @@ fn desk() -> Desk {
     desk
 }
 
-/// What a panic may leave: the new network was written down and not acted on, services and backends are half gone.
+/// A state that a panic may leave: the new network is stored but not applied, services and backends are half removed.
 fn break_apart(desk: &mut Desk) {
     let compiler = &mut desk.compiler;
     compiler.is_whole = false;
@@ -55,7 +55,7 @@ fn break_apart(desk: &mut Desk) {
     compiler.last.v4.frontends = Arc::default();
 }
 
-/// Wherever the panic struck, only slots are taken over: those that flows hold.
+/// Wherever the panic happened, only the slots that flows hold are taken over.
 #[test]
 fn after_a_panic_the_next_compilation_begins_with_the_whole_state_and_every_slot_stays() {
     let mut desk = desk();
@@ -77,9 +77,9 @@ fn after_a_panic_the_next_compilation_begins_with_the_whole_state_and_every_slot
     assert_ne!(after.routes.epoch, before.routes.epoch, "flows look for their next hops again");
     let routed = new.iter().find(|((_, address), _)| address.ip() == ip("10.9.0.12")).map(|(_, (id, _))| *id).unwrap();
     let next_hop = after.routes.next_hop(after.backends.get(routed).unwrap().next_hop);
-    assert_eq!(next_hop.map(|hop| hop.address), Some(ip("10.0.0.251")), "by the new router");
+    assert_eq!(next_hop.map(|hop| hop.address), Some(ip("10.0.0.251")), "through the new router");
 
-    // The same as a compiler makes that has never seen anything else.
+    // Equal to the result of a compiler that has never seen anything else.
     let mut other = Desk::new();
     (other.state, other.network) = (desk.state.clone(), desk.network.clone());
     let other = other.compile();
@@ -90,7 +90,7 @@ fn after_a_panic_the_next_compilation_begins_with_the_whole_state_and_every_slot
 }
 
 #[test]
-fn what_drained_at_a_panic_ends_and_its_slots_are_used_again_each_by_one() {
+fn drains_end_after_a_panic_and_each_slot_is_reused_by_one_backend() {
     let mut desk = desk();
     desk.compile();
     desk.state.services.remove(&ServiceName::new("default", "gone"));
