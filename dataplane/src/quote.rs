@@ -1,7 +1,9 @@
-//! The packet that an ICMP error tells of: the error quotes its first bytes (RFC 792, RFC 4443 section 3).
+//! The packet that an ICMP error is about: the error quotes its first bytes (RFC 792, RFC 4443 section 3).
 //!
-//! **Invariant:** the IP header and the first 8 bytes of the transport header, which RFC 792 promises, lie within the error.
-//! Deliberately not here: whether we ever sent such a packet. The flow knows.
+//! **Invariant:** the IP header and the first 8 bytes of the transport header, which RFC 792 guarantees, lie within the
+//! error.
+//!
+//! Not here: whether the gateway ever sent such a packet, which only the flow shows.
 
 mod tunnel;
 
@@ -13,11 +15,11 @@ use crate::parse::{ChainEnd, walk};
 use crate::wire::{Icmp, Ipv4, Ipv6, Sctp, Udp, icmpv4, icmpv6, protocol, take};
 use crate::{Address, Headers, Transport, Tuple};
 
-/// Where TCP's checksum begins within its header (RFC 9293 section 3.1).
+/// Offset of TCP's checksum in its header (RFC 9293 section 3.1).
 const TCP_CHECKSUM_AT: usize = 16;
-/// Where UDP's checksum begins within its header (RFC 768).
+/// Offset of UDP's checksum in its header (RFC 768).
 const UDP_CHECKSUM_AT: usize = 6;
-/// Where SCTP's checksum begins within its header (RFC 9260 section 3.1).
+/// Offset of SCTP's checksum in its header (RFC 9260 section 3.1).
 const SCTP_CHECKSUM_AT: usize = 8;
 
 /// The checksum of a quoted transport header.
@@ -32,31 +34,31 @@ pub enum QuotedChecksum {
     Crc32c {
         /// Where it begins, bytes from the start of the frame.
         offset: usize,
-        /// Bytes of the SCTP packet that it covers, quoted or not.
+        /// Bytes of the SCTP packet that it covers, whether quoted or not.
         len: u16,
     },
 }
 
-/// A quoted TCP, UDP or SCTP packet. Offsets count bytes from the start of the frame that the error is in.
+/// A quoted TCP, UDP or SCTP packet. Offsets are in bytes from the start of the frame that contains the error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quote<A> {
-    /// Its addresses, ports and protocol, as they stand in it.
+    /// Its addresses, ports and protocol, as quoted.
     pub tuple: Tuple<A>,
     /// Start of its IP header.
     pub network_offset: usize,
     /// Start of its transport header.
     pub transport_offset: usize,
-    /// The transport header's checksum, where the quote is long enough to have it. None for SCTP in a fragment, which does not
-    /// tell how long the packet was.
+    /// The checksum of the transport header, if the quote includes it. `None` for SCTP in a fragment, which does not
+    /// contain the length of the packet.
     pub checksum: Option<QuotedChecksum>,
-    /// The end of the transport header, or of the quote if it is cut before.
+    /// The end of the transport header, or of the quote if it is shorter.
     pub header_end: usize,
 }
 
 impl<A: Address> Quote<A> {
-    /// The packet that the ICMP error in `frame` tells of. None when it is no error that may be about a packet of a flow
-    /// (redirects are for the neighbour alone; source quench is to be ignored, RFC 6633), or when the quote shows no ports:
-    /// it is cut short, or quotes a later fragment.
+    /// The packet that the ICMP error in `frame` is about. `None` when the message is not an error about a packet of a
+    /// flow (redirects concern only the neighbour; source quench is ignored, RFC 6633), or when the quote contains no
+    /// ports: it is truncated, or quotes a later fragment.
     #[must_use]
     pub fn of(frame: &[u8], headers: &Headers<A>) -> Option<Self> {
         let Transport::Icmp { kind, .. } = headers.transport else { return None };
@@ -80,7 +82,7 @@ impl<A: Address> Quote<A> {
     }
 }
 
-/// SCTP's checksum in a quote that ends at `end`.
+/// The position of SCTP's checksum in a quote that ends at `end`.
 fn sctp_checksum<A: Address>(quoted: &[u8], header_len: usize, offset: usize, end: usize) -> Option<QuotedChecksum> {
     let packet_len = match A::FAMILY {
         Family::V4 => {
@@ -102,8 +104,8 @@ const fn is_about_a_packet<A: Address>(kind: u8) -> bool {
     }
 }
 
-/// The tuple of a quoted packet with ports, and the bytes before its transport header. None when it is cut before 8 bytes of
-/// that, a later fragment, or of a protocol without ports.
+/// The tuple of a quoted packet with ports, and the number of bytes before its transport header. `None` when fewer than
+/// 8 bytes of that are quoted, for a later fragment, or for a protocol without ports.
 fn packet<A: Address>(quoted: &[u8]) -> Option<(Tuple<A>, usize)> {
     let (source, destination, protocol, header_len) = match A::FAMILY {
         Family::V4 => network_v4(quoted)?,
@@ -120,7 +122,7 @@ fn packet<A: Address>(quoted: &[u8]) -> Option<(Tuple<A>, usize)> {
     matches!(protocol, protocol::TCP | protocol::UDP | protocol::SCTP).then_some((tuple, header_len))
 }
 
-/// Source, destination, protocol, bytes before the transport header.
+/// Source, destination, protocol, number of bytes before the transport header.
 type Network = (u128, u128, u8, usize);
 
 fn network_v4(quoted: &[u8]) -> Option<Network> {

@@ -1,7 +1,9 @@
-//! Changes the bytes of a packet as a flow says: MACs, addresses, ports, hop limit, checksums.
+//! Rewriting: changes MACs, addresses, ports, hop limit and checksums of a packet as its flow requires.
 //!
-//! **Invariant:** all of it or nothing; checksums come out as a full computation would give them, and a wrong one stays
-//! wrong. Whether and how to rewrite, and whether the hop limit allows another hop, was decided before.
+//! **Invariant:** a rewrite is all or nothing. Checksums equal those of a full computation, and a wrong checksum stays
+//! wrong.
+//!
+//! Not here: whether and how to rewrite, and whether the hop limit allows another hop; that was decided before.
 
 mod error;
 mod fragment;
@@ -21,7 +23,7 @@ use crate::checksum::{Deltas, HOP_DELTA, apply};
 use crate::wire::{Ethernet, Ipv4, Ipv6, Tcp, Udp, take_mut};
 use crate::{Address, Headers, Mac, Transport};
 
-/// What a packet shall carry, and what that adds to its checksums.
+/// The new fields of a packet, and the differences that they make to its checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rewrite<A> {
     /// New source address.
@@ -32,9 +34,9 @@ pub struct Rewrite<A> {
     pub source_port: u16,
     /// New destination port.
     pub destination_port: u16,
-    /// From the packet's addresses and ports to these.
+    /// Differences between the packet's old addresses and ports and these.
     pub deltas: Deltas,
-    /// MAC of the port it leaves by.
+    /// MAC of the outgoing port.
     pub source_mac: Mac,
     /// MAC of the next hop.
     pub destination_mac: Mac,
@@ -46,14 +48,15 @@ enum Ports<'a> {
     Udp(&'a mut Udp),
 }
 
-/// Rewrites a TCP or UDP packet; `headers` are those that `parse` found in `frame`. A hop limit of 0 or 1 must not come
-/// here: its sender is told instead. Any other transport, or headers of another frame, is left alone.
+/// Rewrites a TCP or UDP packet; `headers` are those that `parse` found in `frame`. The hop limit must be at least 2;
+/// otherwise the sender gets an error instead. Packets of other transports, and frames that do not match `headers`, are
+/// not changed.
 #[inline(always)]
 pub fn nat<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewrite<A>) {
     let _ = try_nat(frame, headers, rewrite);
 }
 
-/// As [`nat`], of TCP, UDP or SCTP.
+/// As [`nat`], for TCP, UDP and SCTP.
 pub fn whole<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewrite<A>) {
     let _ = match headers.transport {
         Transport::Sctp { .. } => try_sctp(frame, headers, rewrite),
@@ -88,8 +91,8 @@ fn try_nat<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewrite
         Ports::Udp(udp) => {
             udp.source_port.set(rewrite.source_port);
             udp.destination_port.set(rewrite.destination_port);
-            // 0 says "none computed" (RFC 768; RFC 6935 allows it to IPv6 tunnels) and stays; a computed 0 is sent as
-            // 0xffff.
+            // 0 means "none computed" (RFC 768; RFC 6935 permits it for IPv6 tunnels) and stays; a computed 0 is sent
+            // as 0xffff.
             let checksum = udp.checksum.get();
             if checksum != 0 {
                 let changed = apply(checksum, rewrite.deltas.l4);
@@ -115,7 +118,7 @@ fn ipv6<A: Address>(ip: &mut Ipv6, rewrite: &Rewrite<A>) {
     ip.hop_limit = ip.hop_limit.wrapping_sub(1);
 }
 
-/// An IPv4 address out of its widened form, which holds it in the low 32 bits.
+/// An IPv4 address from its 128-bit form, which holds it in the low 32 bits.
 #[inline(always)]
 fn low_half<A: Address>(address: A) -> u32 {
     (address.wide() & 0xffff_ffff) as u32
@@ -135,7 +138,7 @@ mod tests {
 
     const NEXT_MAC: Mac = Mac([0x02, 0, 0, 0, 0xbb, 0x07]);
 
-    /// Rewrites the frame of `before` to the tuple of `after` by difference.
+    /// Rewrites the frame of `before` to the tuple of `after` by differences.
     fn rewritten<A: Address>(mut frame: Vec<u8>, headers: &Headers<A>, to: Tuple<A>) -> Vec<u8> {
         let rewrite = Rewrite {
             source: to.source,
@@ -150,7 +153,7 @@ mod tests {
         frame
     }
 
-    /// A packet that goes the same way as `packet` would after the rewrite, built from nothing.
+    /// The packet as it is after the rewrite, built from scratch.
     fn built_after(packet: &Packet, source: IpAddr, destination: IpAddr, new_ports: [u16; 2]) -> Vec<u8> {
         let mut after = packet.clone();
         (after.source, after.destination) = (source, destination);
@@ -176,14 +179,14 @@ mod tests {
         ]
     }
 
-    /// Data that is a chunk of SCTP, too.
+    /// Data that is also a valid SCTP chunk.
     fn payloads() -> impl Strategy<Value = Vec<u8>> {
         prop::collection::vec(any::<u8>(), 0..1400).prop_map(|data| [&[0, 3, 0, 16][..], &data].concat())
     }
 
     proptest! {
         #[test]
-        fn an_ipv4_rewrite_by_difference_is_the_packet_built_anew(
+        fn an_ipv4_rewrite_by_difference_equals_the_packet_built_from_scratch(
             old in (0x0100_0000_u32..0x7f00_0000, 1_u32..), new in any::<(u32, u32)>(), ports in any::<[u16; 2]>(),
             segment in segments(), hop_limit in 1_u8.., payload in payloads(),
         ) {
@@ -197,7 +200,7 @@ mod tests {
         }
 
         #[test]
-        fn an_ipv6_rewrite_by_difference_is_the_packet_built_anew(
+        fn an_ipv6_rewrite_by_difference_equals_the_packet_built_from_scratch(
             old in (1_u128 << 125.., 1_u128..), new in any::<(u128, u128)>(), ports in any::<[u16; 2]>(),
             segment in segments(), hop_limit in 1_u8.., payload in payloads(),
         ) {
@@ -210,9 +213,9 @@ mod tests {
         }
     }
 
-    /// Of zeros both zeros of one's complement are within reach, and only one is what a full computation gives.
+    /// With zeros both zeros of one's complement can result, and only one of them is that of a full computation.
     #[test]
-    fn every_update_over_zeros_is_a_full_computation() {
+    fn every_update_over_zeros_equals_a_full_computation() {
         let segments = [
             Segment::Tcp { ports: [0, 0], flags: 0, sequence: 0, acknowledgement: 0 },
             Segment::Udp { ports: [0, 0], checksum: true },
@@ -260,7 +263,7 @@ mod tests {
 
     #[test]
     fn a_udp_checksum_that_becomes_zero_is_sent_as_ffff() {
-        // One of all destination ports gives the sum whose complement is 0.
+        // One of all destination ports gives a sum with complement 0.
         let packet = Packet::udp("198.51.100.7:5555", "192.0.2.100:53").payload(b"?");
         let frame = packet.build();
         let Ok(Parsed::V4(headers)) = parse(&frame) else { panic!("not IPv4") };

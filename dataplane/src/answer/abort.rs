@@ -1,4 +1,4 @@
-//! SCTP's ABORT in answer to a packet that belongs to no association (RFC 9260 section 8.4).
+//! SCTP ABORT and SHUTDOWN COMPLETE in answer to a packet that belongs to no association (RFC 9260 section 8.4).
 
 use zerocopy::network_endian::{U16, U32};
 
@@ -9,7 +9,7 @@ use crate::{Address, Buffer, Headers, Mac, Transport, crc32c, sctp_chunk};
 /// The error cause "stale cookie" of an ERROR chunk (RFC 9260 section 3.3.10.3).
 const STALE_COOKIE: u16 = 3;
 
-/// What an answer says: its only chunk, under which tag.
+/// The only chunk of an answer, and the tag that it is sent under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Said {
     kind: u8,
@@ -17,8 +17,8 @@ struct Said {
     tag: u32,
 }
 
-/// Turns an SCTP packet into the answer of one who knows nothing of its association. False when it is none, or one that
-/// gets no answer.
+/// Turns an SCTP packet into the answer of a host that has no such association. Returns false when the packet is not
+/// SCTP, or one that gets no answer.
 #[must_use]
 pub fn sctp_abort<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>, mac: Mac) -> bool {
     let Transport::Sctp { .. } = headers.transport else { return false };
@@ -27,18 +27,19 @@ pub fn sctp_abort<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>, ma
         && write(buffer.bytes_mut(), headers, said, mac).is_some()
 }
 
-/// RFC 9260 section 8.4, in its order. What is inside an INIT is not looked at: it is alone in its packet.
+/// The rules of RFC 9260 section 8.4, in their order. The content of an INIT is not parsed: it is the only chunk of its
+/// packet.
 fn answer_to(packet: &[u8]) -> Option<Said> {
     let (sctp, mut chunks) = take::<Sctp>(packet)?;
     let (first, rest) = take::<Chunk>(chunks)?;
     let tag = sctp.tag.get();
     if first.kind == sctp_chunk::INIT {
-        // The tag that the sender wants to be answered under (section 3.3.2: never 0).
+        // The tag under which the sender expects the answer (section 3.3.2: never 0).
         let tag = take::<U32>(rest)?.0.get();
         return (tag != 0).then_some(Said { kind: sctp_chunk::ABORT, flags: 0, tag });
     }
     let mut kind = sctp_chunk::ABORT;
-    // Each turn takes four bytes at least.
+    // Each iteration consumes at least four bytes.
     while let Some((chunk, body)) = take::<Chunk>(chunks) {
         match chunk.kind {
             sctp_chunk::ABORT | sctp_chunk::SHUTDOWN_COMPLETE | sctp_chunk::COOKIE_ACK => return None,

@@ -1,4 +1,4 @@
-//! Echo replies (RFC 792, RFC 4443 section 4.2): the request sent back with its data, options and identification.
+//! Echo replies (RFC 792, RFC 4443 section 4.2): the request is sent back with its data, options and identification.
 
 use proto::Family;
 
@@ -8,7 +8,8 @@ use crate::{Address, Buffer, Headers, Mac, Transport};
 
 use super::HOP_LIMIT;
 
-/// Turns an echo request into the reply, from the port with this `mac`. False when it is none.
+/// Turns an echo request into the reply, from the port with this `mac`. Returns false when the packet is no echo
+/// request.
 #[must_use]
 pub fn echo_reply<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>, mac: Mac) -> bool {
     let (request, reply) = match A::FAMILY {
@@ -19,7 +20,7 @@ pub fn echo_reply<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>, ma
     is_request && turn(buffer.bytes_mut(), headers, (request, reply), mac).is_some()
 }
 
-/// All views are taken before the first byte is written.
+/// Takes all views before it writes the first byte.
 fn turn<A: Address>(frame: &mut [u8], headers: &Headers<A>, (request, reply): (u8, u8), mac: Mac) -> Option<()> {
     let end = usize::from(headers.network_offset) + usize::from(headers.packet_len);
     let (head, message) = frame.get_mut(..end)?.split_at_mut_checked(usize::from(headers.transport_offset))?;
@@ -30,7 +31,7 @@ fn turn<A: Address>(frame: &mut [u8], headers: &Headers<A>, (request, reply): (u
             let (ip, _) = take_mut::<Ipv4>(packet)?;
             let before = u16::from_be_bytes([ip.ttl, ip.protocol]);
             let after = u16::from_be_bytes([HOP_LIMIT, ip.protocol]);
-            // Swapping the addresses changes no sum.
+            // Swapping the addresses does not change the sum.
             ip.checksum.set(apply(ip.checksum.get(), word_delta(before, after)));
             ip.ttl = HOP_LIMIT;
             std::mem::swap(&mut ip.source, &mut ip.destination);
@@ -45,7 +46,7 @@ fn turn<A: Address>(frame: &mut [u8], headers: &Headers<A>, (request, reply): (u
     icmp.kind = reply;
     let delta = word_delta(u16::from_be_bytes([request, 0]), u16::from_be_bytes([reply, 0]));
     let checksum = apply(icmp.checksum.get(), delta);
-    // The one message without a word that is not 0: of ICMPv4, which counts no pseudo header, with type 0 and zeros alone.
+    // The only message without a non-zero word: ICMPv4, which has no pseudo header, with type 0 and nothing but zeros.
     let is_all_zero = A::FAMILY == Family::V4 && checksum == 0 && icmp.rest.get() == 0 && data.iter().all(|byte| *byte == 0);
     icmp.checksum.set(if is_all_zero { 0xffff } else { checksum });
     Some(())
@@ -57,7 +58,7 @@ mod tests {
     use crate::answer::tests::{Bytes, v4, v6};
     use crate::testing::{OUR_MAC, PEER_MAC, Packet, Segment};
 
-    /// The request on its way back.
+    /// The request turned into its reply.
     fn turned(request: &Packet) -> Packet {
         Packet {
             source: request.destination,
@@ -69,7 +70,7 @@ mod tests {
         }
     }
 
-    /// The reply built from nothing.
+    /// The reply built from scratch.
     fn expected(request: &Packet, kind: u8) -> Vec<u8> {
         let segment = Segment::Icmp { kind, code: 0, rest: 0x0007_0001 };
         Packet { segment, ..turned(request) }.build()
@@ -134,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_echo_request_stays_what_it_is() {
+    fn other_packets_are_not_changed() {
         let code = Segment::Icmp { kind: 8, code: 1, rest: 0 };
         for packet in [
             Packet::tcp("198.51.100.7:5555", "192.0.2.100:80"),

@@ -1,4 +1,4 @@
-//! ICMP errors about a received packet (RFC 792, RFC 1812 section 4.3, RFC 4443 section 3).
+//! Construction of ICMP errors about a received packet (RFC 792, RFC 1812 section 4.3, RFC 4443 section 3).
 
 use proto::Family;
 use zerocopy::network_endian::{U16, U32};
@@ -9,31 +9,33 @@ use crate::{Address, Buffer, Headers, Mac};
 
 use super::{HOP_LIMIT, NetworkHeader, network_len, turn_link, written_transport_offset};
 
-/// Bytes of an IPv4 packet with an error, at most (RFC 1812 section 4.3.2.3).
+/// Maximum length of an IPv4 packet with an error, bytes (RFC 1812 section 4.3.2.3).
 const IPV4_LEN_MAX: u16 = 576;
-/// Bytes of an IPv6 packet with an error, at most: the smallest MTU there is (RFC 4443 section 2.4 c).
+/// Maximum length of an IPv6 packet with an error, bytes: the smallest MTU of IPv6 (RFC 4443 section 2.4 c).
 const IPV6_LEN_MAX: u16 = 1280;
-/// Internetwork control, DSCP 48, which RFC 1812 section 4.3.2.5 wants for errors.
+/// Internetwork control, DSCP 48, which RFC 1812 section 4.3.2.5 requires for errors.
 const TRAFFIC_CLASS: u8 = 0xc0;
 
-/// What went wrong.
+/// The error to report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IcmpError {
-    /// Nobody listens on the port.
+    /// The port is closed.
     PortUnreachable,
-    /// There is no way to the destination.
+    /// There is no route to the destination.
     HostUnreachable,
-    /// The hop limit is used up.
+    /// The hop limit was exceeded.
     TimeExceeded,
-    /// It does not fit, and may not be cut; for IPv4 only about packets that say so.
+    /// The packet does not fit and must not be fragmented; for IPv4 only about packets with "don't fragment".
     TooBig {
-        /// Bytes of an IP packet that would fit (RFC 1191, RFC 8201); at least 1280 for IPv6. 0, for IPv4: unknown.
+        /// Largest IP packet that would fit, bytes (RFC 1191, RFC 8201); at least 1280 for IPv6. 0, for IPv4 only:
+        /// unknown.
         mtu: u16,
     },
 }
 
-/// Turns a packet into an ICMP error about it, from `source` and the port with this `mac` to its sender, with as much of it as
-/// the RFCs allow. Ask [`super::may_answer`] first. False when the buffer has no room for the longer packet.
+/// Turns a packet into an ICMP error about it, sent from `source` and the port with this `mac` to the packet's sender.
+/// It quotes as much of the packet as the RFCs allow. Check [`super::may_answer`] first. Returns false when the buffer
+/// has no room for the longer packet.
 #[must_use]
 pub fn icmp_error<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>, source: A, error: IcmpError, mac: Mac) -> bool {
     let head_len = network_len::<A>() + Icmp::BYTES;
@@ -49,7 +51,7 @@ pub fn icmp_error<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>, so
     buffer.resize(answer_len) && write(buffer.bytes_mut(), headers.tuple.source, source, error, mac).is_some()
 }
 
-/// Bytes of a packet that an error about it may quote.
+/// Number of bytes of a packet that an error may quote.
 pub(super) const fn quoted_len_max<A: Address>() -> usize {
     let packet_len_max = match A::FAMILY {
         Family::V4 => IPV4_LEN_MAX,
@@ -83,7 +85,7 @@ pub(super) fn write<A: Address>(frame: &mut [u8], destination: A, source: A, err
     Some(())
 }
 
-/// Type, code and the third word.
+/// Type, code and the second 32-bit word of the message.
 fn numbers<A: Address>(error: IcmpError) -> (u8, u8, u32) {
     match (A::FAMILY, error) {
         (Family::V4, IcmpError::PortUnreachable) => (icmpv4::UNREACHABLE, icmpv4::CODE_PORT, 0),
@@ -110,7 +112,7 @@ mod tests {
     const ALL: [IcmpError; 4] =
         [IcmpError::PortUnreachable, IcmpError::HostUnreachable, IcmpError::TimeExceeded, IcmpError::TooBig { mtu: 1400 }];
 
-    /// The error built from nothing. The traffic class is put in by hand.
+    /// The error built from scratch, except for the traffic class, which is set by hand.
     fn expected(about: &Packet, source: std::net::IpAddr, numbers: (u8, u8, u32), quoted_len_max: usize) -> Vec<u8> {
         let (kind, code, rest) = numbers;
         let unpadded = Packet { padding: 0, ..about.clone() }.build();

@@ -1,9 +1,10 @@
-//! Turns a received packet itself into the answer to it, in place: ARP, neighbour discovery, echo, TCP reset, SCTP abort
-//! and ICMP errors (FORWARDING section 8).
+//! Answers: functions that turn a received packet in place into the answer to it: ARP, neighbour discovery, echo, TCP
+//! reset, SCTP abort and ICMP errors (FORWARDING section 8).
 //!
-//! **Invariant:** a function that says `false` has changed nothing, and the packet is still what it was. What is written
-//! anew carries right checksums and a fresh hop limit. Deliberately not here: whose address it is, and how many answers
-//! there may be ([`crate::AnswerLimiter`]).
+//! **Invariant:** a function that returns `false` has changed nothing. Newly written headers have correct checksums and
+//! a fresh hop limit.
+//!
+//! Not here: whether an address belongs to the gateway, and how many answers are allowed ([`crate::AnswerLimiter`]).
 
 mod abort;
 mod echo;
@@ -26,13 +27,13 @@ use crate::checksum;
 use crate::wire::{Ethernet, Ipv4, Ipv6, icmpv4, icmpv6, take_mut};
 use crate::{Address, Buffer, Headers, Mac, Transport, sctp_chunk, tcp_flags};
 
-/// Hop limit of what we originate (RFC 1700: the recommended default).
+/// Hop limit of packets that the engine originates (RFC 1700: the recommended default).
 const HOP_LIMIT: u8 = 64;
 
-/// Whether a packet may be answered at all, by an echo reply, a reset or an ICMP error (RFC 1122 section 3.2.2, RFC 4443
-/// section 2.4): nothing that went to more than one, and no error, reset or fragment. A first fragment could be answered,
-/// but a reset or port unreachable needs the ports, which only a whole datagram shows here. ARP and neighbour
-/// solicitations are asked of groups and have rules of their own.
+/// Whether a packet may be answered at all, by an echo reply, a reset or an ICMP error (RFC 1122 section 3.2.2, RFC
+/// 4443 section 2.4): not if it was sent to a group, nor if it is an error, a reset or a fragment. A first fragment
+/// could be answered, but a reset or port unreachable needs the ports, which only a whole datagram has here. ARP and
+/// neighbour solicitations are sent to groups and have rules of their own.
 #[must_use]
 pub fn may_answer<A: Address>(headers: &Headers<A>) -> bool {
     if headers.group_frame || is_group_address(headers.tuple.destination) {
@@ -47,8 +48,8 @@ pub fn may_answer<A: Address>(headers: &Headers<A>) -> bool {
     }
 }
 
-/// Turns a TCP segment or SCTP packet that belongs to nothing into the answer that says so, from the port with this `mac`.
-/// False when it gets none.
+/// Turns a TCP segment or SCTP packet without connection into the answer that resets it, from the port with this `mac`.
+/// Returns false when it gets no answer.
 #[must_use]
 pub fn reset<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>, mac: Mac) -> bool {
     match headers.transport {
@@ -57,7 +58,7 @@ pub fn reset<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>, mac: Ma
     }
 }
 
-/// Multicast (RFC 1112, RFC 4291 section 2.7); in IPv4 also 240/4, which ends in broadcast.
+/// Whether an address is multicast (RFC 1112, RFC 4291 section 2.7) or, in IPv4, in 240/4, which contains broadcast.
 pub(crate) fn is_group_address<A: Address>(address: A) -> bool {
     match A::FAMILY {
         Family::V4 => address.wide() >> 28 >= 0xe,
@@ -65,7 +66,8 @@ pub(crate) fn is_group_address<A: Address>(address: A) -> bool {
     }
 }
 
-/// Messages that tell of another packet. A redirect counts as one (RFC 1122 section 3.2.2, RFC 4443 section 2.4 e.2).
+/// Whether an ICMP type is an error message about another packet. A redirect counts as one (RFC 1122 section 3.2.2, RFC
+/// 4443 section 2.4 e.2).
 fn is_icmp_error<A: Address>(kind: u8) -> bool {
     match A::FAMILY {
         Family::V4 => matches!(
@@ -76,7 +78,7 @@ fn is_icmp_error<A: Address>(kind: u8) -> bool {
     }
 }
 
-/// The IP header of a packet that we write anew.
+/// The IP header of a packet that the engine writes.
 struct NetworkHeader<A> {
     source: A,
     destination: A,
@@ -97,7 +99,7 @@ const fn network_len<A: Address>() -> u16 {
 }
 
 impl<A: Address> NetworkHeader<A> {
-    /// Writes the header at the start of `bytes` and gives what follows it.
+    /// Writes the header at the start of `bytes` and returns the bytes after it.
     fn write<'a>(&self, bytes: &'a mut [u8]) -> Option<&'a mut [u8]> {
         match A::FAMILY {
             Family::V4 => {
@@ -113,7 +115,7 @@ impl<A: Address> NetworkHeader<A> {
         }
     }
 
-    /// An identification of 0 with "don't fragment" is what RFC 6864 section 4.1 allows to a datagram that is never cut.
+    /// RFC 6864 section 4.1 allows identification 0 with "don't fragment" for a datagram that is never fragmented.
     fn ipv4(&self) -> Ipv4 {
         let narrow = |address: A| U32::new((address.wide() & 0xffff_ffff) as u32);
         let mut ip = Ipv4 {
@@ -144,14 +146,14 @@ impl<A: Address> NetworkHeader<A> {
     }
 }
 
-/// Gives the Ethernet header the way back, from `mac`, and the bytes after it.
+/// Turns the Ethernet header around, from `mac`, and returns the bytes after it.
 fn turn_link(frame: &mut [u8], mac: Mac) -> Option<&mut [u8]> {
     let (ethernet, packet) = take_mut::<Ethernet>(frame)?;
     ethernet.turn(mac);
     Some(packet)
 }
 
-/// Where the transport header of a packet that we wrote anew begins.
+/// Offset of the transport header in a packet that the engine writes.
 const fn written_transport_offset<A: Address>() -> usize {
     (Ethernet::BYTES + network_len::<A>()) as usize
 }
@@ -168,7 +170,7 @@ mod tests {
     use crate::testing::{OUR_MAC, PEER_MAC, Packet, Segment};
     use crate::{Parsed, parse};
 
-    /// A buffer with room for as many bytes as a test gives it.
+    /// A buffer with a capacity that the test chooses.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub(super) struct Bytes {
         pub(super) frame: Vec<u8>,
@@ -286,7 +288,7 @@ mod tests {
             ("a reset", syn().flags(tcp_flags::RST), false),
             ("an echo request", icmp(128), true),
             ("an error", icmp(1), false),
-            ("an error that nobody knows yet", icmp(127), false),
+            ("an error of an unknown type", icmp(127), false),
             ("a redirect", icmp(137), false),
             ("a multicast frame", Packet { destination_mac: Mac([0x33, 0x33, 0, 0, 0, 1]), ..syn() }, false),
             ("a multicast address", Packet::udp("[2001:db8::7]:5", "[ff02::1]:7"), false),

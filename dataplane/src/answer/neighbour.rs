@@ -1,4 +1,6 @@
-//! "Who has this address?", asked by ARP (RFC 826) or neighbour discovery (RFC 4861), and the answer "I".
+//! ARP (RFC 826) and neighbour discovery (RFC 4861): requests for an address, the answers to them, and announcements.
+//!
+//! Not here: which addresses the gateway answers for.
 
 use std::net::IpAddr;
 
@@ -12,21 +14,22 @@ use crate::{Buffer, Headers, Mac, Transport};
 
 use super::{NetworkHeader, is_group_address, transport_bytes, written_transport_offset};
 
-/// Hop limit of neighbour discovery: a packet that came through a router cannot have it (RFC 4861 section 7.1).
+/// Hop limit of neighbour discovery: a packet that passed a router cannot have it (RFC 4861 section 7.1).
 const NEIGHBOUR_HOP_LIMIT: u8 = 255;
-/// Bytes of an advertisement with the one option it carries.
+/// Bytes of an advertisement with its one option.
 const ADVERTISEMENT_BYTES: u16 = 32;
-/// Bytes of an ARP frame, padded to the least that Ethernet carries.
+/// Bytes of an ARP frame, padded to Ethernet's minimum.
 const ARP_FRAME_BYTES: usize = 60;
 /// All nodes on the link (RFC 4291 section 2.7.1).
 const ALL_NODES: u128 = 0xff02 << 112 | 1;
-/// Where frames to all nodes go (RFC 2464 section 7).
+/// The Ethernet address of all nodes (RFC 2464 section 7).
 const ALL_NODES_MAC: Mac = Mac([0x33, 0x33, 0, 0, 0, 1]);
-/// The solicited-node groups without the 24 bits of an address (RFC 4291 section 2.7.1).
+/// The prefix of solicited-node multicast addresses, without the 24 bits of an address (RFC 4291 section 2.7.1).
 const SOLICITED_NODES: u128 = 0xff02 << 112 | 0x1_ff << 24;
 
-/// The address that an ARP frame asks for. None for replies, for announcements of the sender's own address, and for frames to
-/// other groups than all stations (RFC 826 asks those, RFC 1122 section 2.3.2.1 one).
+/// The address that an ARP frame requests. `None` for replies, for announcements of the sender's own address, and for
+/// frames to groups other than broadcast (RFC 826 sends requests to broadcast, RFC 1122 section 2.3.2.1 to one
+/// station).
 #[must_use]
 pub fn arp_question(frame: &[u8]) -> Option<u32> {
     let (ethernet, packet) = take::<Ethernet>(frame)?;
@@ -38,7 +41,7 @@ pub fn arp_question(frame: &[u8]) -> Option<u32> {
     (arp.operation.get() == Arp::REQUEST && target != arp.sender_address.get()).then_some(target)
 }
 
-/// Turns an ARP request into the reply that its target has `mac`. False when it is none.
+/// Turns an ARP request into the reply that its target has `mac`. Returns false when the frame is no request.
 #[must_use]
 pub fn arp_reply(buffer: &mut impl Buffer, mac: Mac) -> bool {
     arp_question(buffer.bytes()).is_some() && write_arp_reply(buffer.bytes_mut(), mac).is_some()
@@ -56,11 +59,11 @@ fn write_arp_reply(frame: &mut [u8], mac: Mac) -> Option<()> {
     Some(())
 }
 
-/// The address that a valid neighbour solicitation asks for (RFC 4861 section 7.1.1). None for anything else.
+/// The address that a valid neighbour solicitation requests (RFC 4861 section 7.1.1); `None` for any other packet.
 #[must_use]
 pub fn neighbour_question(frame: &[u8], headers: &Headers<u128>) -> Option<u128> {
     let is_solicitation = matches!(headers.transport, Transport::Icmp { kind: icmpv6::NEIGHBOUR_SOLICITATION, code: 0 });
-    // A frame to a group carries a packet to one (RFC 2464 section 7).
+    // A frame to a group must carry a packet to a group (RFC 2464 section 7).
     let goes_astray = headers.group_frame && !is_group_address(headers.tuple.destination);
     if !is_solicitation || headers.hop_limit != NEIGHBOUR_HOP_LIMIT || goes_astray {
         return None;
@@ -72,7 +75,7 @@ pub fn neighbour_question(frame: &[u8], headers: &Headers<u128>) -> Option<u128>
         return None;
     }
     while !options.is_empty() {
-        // Kind and length; the length counts its own 2 bytes, and 0 is forbidden (RFC 4861 section 4.6).
+        // Kind and length. The length counts its own 2 bytes, and 0 is forbidden (RFC 4861 section 4.6).
         let (option, _) = take::<Extension>(options)?;
         if asks_for_itself && option.next_header == neighbour::SOURCE_LINK_LAYER {
             return None;
@@ -84,9 +87,10 @@ pub fn neighbour_question(frame: &[u8], headers: &Headers<u128>) -> Option<u128>
     (checksum::finish(pseudo + checksum::sum(bytes)) == 0 && !is_group_address(target)).then_some(target)
 }
 
-/// Turns a neighbour solicitation into the advertisement that its target has `mac`: solicited, override. Who asks because it
-/// wants the address for itself has none yet to be answered at: all nodes are told that it is taken (RFC 4862 section 5.4.3,
-/// RFC 4861 section 7.2.4). False when it is none, or the buffer has no room for the option.
+/// Turns a neighbour solicitation into the advertisement that its target has `mac`: solicited, override. A node that
+/// checks whether an address is free has no address to answer to; the answer that the address is taken goes to all
+/// nodes (RFC 4862 section 5.4.3, RFC 4861 section 7.2.4). Returns false when the packet is no solicitation, or the
+/// buffer has no room for the option.
 #[must_use]
 pub fn neighbour_advertisement(buffer: &mut impl Buffer, headers: &Headers<u128>, mac: Mac) -> bool {
     let Some(target) = neighbour_question(buffer.bytes(), headers) else { return false };
@@ -99,7 +103,7 @@ pub fn neighbour_advertisement(buffer: &mut impl Buffer, headers: &Headers<u128>
         && turn(buffer.bytes_mut(), mac, destination == ALL_NODES)
 }
 
-/// Sends the frame back to where it came from, or to all nodes.
+/// Addresses the frame to its sender, or to all nodes.
 fn turn(frame: &mut [u8], mac: Mac, to_all: bool) -> bool {
     let Some((ethernet, _)) = take_mut::<Ethernet>(frame) else { return false };
     ethernet.destination = if to_all { ALL_NODES_MAC.0 } else { ethernet.source };
@@ -107,8 +111,8 @@ fn turn(frame: &mut [u8], mac: Mac, to_all: bool) -> bool {
     true
 }
 
-/// Writes into an empty buffer that `address` has `mac`, for all to hear: an ARP announcement (RFC 5227 section 2.3) or
-/// an unsolicited neighbour advertisement (RFC 4861 section 7.2.6). False when the buffer has no room.
+/// Writes into an empty buffer the announcement that `address` has `mac`: an ARP announcement (RFC 5227 section 2.3) or
+/// an unsolicited neighbour advertisement (RFC 4861 section 7.2.6). Returns false when the buffer has no room.
 #[must_use]
 pub fn announcement(buffer: &mut impl Buffer, address: IpAddr, mac: Mac) -> bool {
     let (len, destination, ether_type) = match address {
@@ -206,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_and_announcements_ask_nothing() {
+    fn replies_and_announcements_are_no_requests() {
         let mut reply = arp_request(ASKER, OURS);
         reply[21] = 2;
         for frame in [reply, arp_request(OURS, OURS)] {
@@ -215,7 +219,7 @@ mod tests {
             assert!(!arp_reply(&mut buffer, OUR_MAC));
             assert_eq!(buffer.frame, frame);
         }
-        assert_eq!(arp_question(&arp_request(Ipv4Addr::UNSPECIFIED, OURS)), Some(OURS.into()), "a probe does ask");
+        assert_eq!(arp_question(&arp_request(Ipv4Addr::UNSPECIFIED, OURS)), Some(OURS.into()), "a probe is a request");
     }
 
     #[test]
@@ -239,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_solicitations_ask_nothing() {
+    fn invalid_solicitations_are_no_requests() {
         let valid = || neighbour_solicitation(ASKER6, OURS6);
         let edited = |edit: fn(&mut Packet)| {
             let mut packet = valid();

@@ -1,4 +1,4 @@
-//! TCP resets in answer to a segment that belongs to no connection.
+//! TCP resets: in answer to a segment that belongs to no connection, and those that no packet turns into.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,8 @@ use zerocopy::network_endian::{U16, U32};
 
 use super::{HOP_LIMIT, NetworkHeader, network_len, transport_bytes, turn_link, written_transport_offset};
 
-/// Turns a TCP segment into the reset that answers it (RFC 9293 section 3.10.7.1). False when it is no TCP or a reset.
+/// Turns a TCP segment into the reset that answers it (RFC 9293 section 3.10.7.1). Returns false when the packet is not
+/// TCP, or is a reset.
 #[must_use]
 pub fn tcp_reset<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>, mac: Mac) -> bool {
     let Some(tcp) = reset_of(buffer.bytes(), headers) else { return false };
@@ -21,7 +22,7 @@ pub fn tcp_reset<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>, mac
         && write(buffer.bytes_mut(), headers, tcp, mac).is_some()
 }
 
-/// The header of the answer, without its checksum.
+/// The TCP header of the answer, without its checksum.
 fn reset_of<A: Address>(frame: &[u8], headers: &Headers<A>) -> Option<Tcp> {
     let Transport::Tcp { flags } = headers.transport else { return None };
     if flags & tcp_flags::RST != 0 {
@@ -46,7 +47,7 @@ fn reset_of<A: Address>(frame: &[u8], headers: &Headers<A>) -> Option<Tcp> {
     })
 }
 
-/// The sequence number after the segment: its data, and one each for SYN and FIN.
+/// The sequence number after the segment: its data, plus one each for SYN and FIN.
 fn sequence_after<A: Address>(tcp: &Tcp, headers: &Headers<A>) -> u32 {
     let head_len = (headers.transport_offset - headers.network_offset).saturating_add(tcp.header_len());
     let data_len = u32::from(headers.packet_len.saturating_sub(head_len));
@@ -59,7 +60,7 @@ fn write<A: Address>(frame: &mut [u8], headers: &Headers<A>, tcp: Tcp, mac: Mac)
     turn_link(frame, mac).map(|_| ())
 }
 
-/// The segment, after an Ethernet header that stands already.
+/// Writes the segment after an existing Ethernet header.
 fn write_segment<A: Address>(frame: &mut [u8], source: A, destination: A, mut tcp: Tcp) -> Option<()> {
     let ip = NetworkHeader {
         source,
@@ -77,7 +78,7 @@ fn write_segment<A: Address>(frame: &mut [u8], source: A, destination: A, mut tc
     Some(())
 }
 
-/// Writes a RST that no packet became into an empty buffer. False when there is no room for it.
+/// Writes a RST into an empty buffer. Returns false when there is no room for it.
 #[must_use]
 pub fn write_reset(buffer: &mut impl Buffer, reset: &Reset) -> bool {
     match (reset.source.ip(), reset.destination.ip()) {
@@ -130,11 +131,11 @@ mod tests {
     #[test]
     fn numbers_are_those_of_rfc_9293() {
         let rows = [
-            ("a SYN counts one", SYN, 1_000, 0, 0, (RST | ACK, 0, 1_001)),
+            ("a SYN counts as one", SYN, 1_000, 0, 0, (RST | ACK, 0, 1_001)),
             ("a SYN with data counts both", SYN, 1_000, 0, 10, (RST | ACK, 0, 1_011)),
             ("data and FIN without ACK", FIN, 1_000, 7, 3, (RST | ACK, 0, 1_004)),
             ("sequence numbers wrap", SYN, u32::MAX, 0, 2, (RST | ACK, 0, 2)),
-            ("an ACK tells the number", ACK, 1_000, 77, 5, (RST, 77, 0)),
+            ("an ACK gives the number", ACK, 1_000, 77, 5, (RST, 77, 0)),
             ("a SYN-ACK too", SYN | ACK, 1_000, 78, 0, (RST, 78, 0)),
         ];
         let tuples = [("198.51.100.7:5555", "192.0.2.100:80"), ("[2001:db8::7]:5555", "[2001:db8::100]:80")];
@@ -153,7 +154,7 @@ mod tests {
                     tcp_reset(&mut buffer, &v6(&bytes), OUR_MAC)
                 };
                 let mut expected = answer.build();
-                // Our reset opens no window.
+                // The engine's reset has a window of 0.
                 let window = expected.len() - 6;
                 expected[window..window + 2].fill(0);
                 let checksum = crate::checksum::apply(

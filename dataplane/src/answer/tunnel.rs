@@ -1,5 +1,5 @@
-//! ICMP errors about packets inside tunnels, made of the errors about the tunnels' own packets (RFC 2003 section 4,
-//! RFC 2473 section 8).
+//! ICMP errors about packets inside tunnels, built from errors about the tunnel packets (RFC 2003 section 4, RFC 2473
+//! section 8).
 
 use std::ops::Range;
 
@@ -12,9 +12,10 @@ use crate::snapshot::Exit;
 use crate::wire::{Ethernet, Icmp, Ipv4, Ipv6, ether_type, take_mut};
 use crate::{Address, Buffer, Tuple};
 
-/// Turns the frame into an ICMP error to the sender of the packet whose beginning stands at `quoted`, behind the headers of an
-/// ICMP error and of a tunnel. It comes from where that packet, which has the tuple `inner`, went to, and quotes it with the
-/// hop limit that it had before the tunnel. False: there are no such bytes.
+/// Turns the frame into an ICMP error to the sender of the inner packet, whose beginning is at `quoted`, after the
+/// headers of an ICMP error and of a tunnel. The error comes from the destination of the inner packet, which has the
+/// tuple `inner`, and quotes it with the hop limit that it had before the tunnel. Returns false when there are no such
+/// bytes.
 #[must_use]
 pub fn icmp_error_about_inner<I: Address>(
     buffer: &mut impl Buffer,
@@ -25,7 +26,7 @@ pub fn icmp_error_about_inner<I: Address>(
 ) -> bool {
     let quoted = quoted.start..quoted.end.min(quoted.start + quoted_len_max::<I>());
     let quoted_to = usize::from(Ethernet::BYTES + network_len::<I>() + Icmp::BYTES);
-    // In front of it there were the headers of an error and of a tunnel, as long as these at least.
+    // The headers of an error and of a tunnel precede it; they are at least as long as these.
     if quoted.end > buffer.bytes().len() || quoted_to > quoted.start || quoted.is_empty() {
         return false;
     }
@@ -46,7 +47,7 @@ fn finish<I: Address>(frame: &mut [u8], quoted_at: usize, inner: &Tuple<I>, erro
     Some(())
 }
 
-/// Gives back what [`crate::encapsulate`] took of the hop limit. Nothing of ours had 255.
+/// Restores the hop limit that [`crate::encapsulate`] decremented. No packet of the gateway had 255.
 fn raise_hop_limit<I: Address>(packet: &mut [u8]) -> Option<()> {
     match I::FAMILY {
         Family::V4 => {

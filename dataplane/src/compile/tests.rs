@@ -245,7 +245,11 @@ fn failing_backends_get_no_new_flows_until_all_fail() {
     let snapshot = desk.compile();
     assert!(chosen(&snapshot, "192.0.2.100", 80).is_empty() && snapshot.problems().is_empty());
     desk.change("web", |service| service.health.probe = proto::Probe::None);
-    assert_eq!(addresses(&chosen(&desk.compile(), "192.0.2.100", 80)), TWO, "a service without a probe ignores the probes of others");
+    assert_eq!(
+        addresses(&chosen(&desk.compile(), "192.0.2.100", 80)),
+        TWO,
+        "a service without a probe ignores the probes of others"
+    );
     desk.health.failing.clear();
     assert_eq!(chosen(&desk.compile(), "192.0.2.100", 80), before);
 }

@@ -1,8 +1,10 @@
-//! What an ICMP error quotes of a tunnel of ours: the outer packet, and the one that it carried (RFC 2003 section 4,
-//! RFC 2473 section 8).
+//! The tunnel packet that an ICMP error quotes: the outer packet, and the inner one that it carried (RFC 2003 section
+//! 4, RFC 2473 section 8).
 //!
-//! **Invariant:** the inner IP header and 8 bytes behind it lie within the error, and the outer source is one of our
-//! tunnels. Deliberately not here: whether such a packet was ever sent, and who is told.
+//! **Invariant:** the inner IP header and 8 bytes after it lie within the error, and the outer source is a tunnel
+//! source of the gateway.
+//!
+//! Not here: whether such a packet was ever sent, and who receives the error.
 
 use std::ops::Range;
 
@@ -19,48 +21,48 @@ const IPV4_MTU_MIN: u16 = 68;
 /// The smallest MTU of IPv6 (RFC 8200 section 5).
 const IPV6_MTU_MIN: u16 = 1280;
 
-/// What became of a packet inside a tunnel, as its sender is to know it.
+/// The error about a packet inside a tunnel, as its sender must learn of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// It does not fit.
+    /// The packet does not fit.
     TooBig {
-        /// Largest inner packet, bytes; at least what its family has as the least. 0, for IPv4 only: the router did not
-        /// say, and the sender is to guess (RFC 1191 section 5).
+        /// Largest inner packet, bytes; at least the minimum MTU of its family. 0, for IPv4 only: the router gave no
+        /// MTU, and the sender must guess (RFC 1191 section 5).
         mtu: u16,
     },
-    /// It does not get to the far end.
+    /// The packet does not reach the far end.
     Unreachable,
 }
 
-/// The packet inside a tunnel.
+/// The inner packet of a tunnel packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inner {
-    /// Of IPv4.
+    /// An IPv4 packet.
     V4(Tuple<u32>),
-    /// Of IPv6.
+    /// An IPv6 packet.
     V6(Tuple<u128>),
 }
 
-/// A quoted packet of a tunnel.
+/// A quoted tunnel packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TunnelQuote<A> {
     /// The outer source.
     pub source: A,
     /// The outer destination.
     pub destination: A,
-    /// The mode whose tunnels look so.
+    /// The mode that uses this encapsulation.
     pub way: Way,
-    /// What became of it.
+    /// The error about it.
     pub trouble: Trouble,
     /// Addresses, ports and protocol of the inner packet.
     pub inner: Inner,
-    /// Where the inner packet is, as far as it is quoted; bytes from the start of the frame.
+    /// Range of the quoted part of the inner packet, bytes from the start of the frame.
     pub inner_range: Range<usize>,
 }
 
 impl<A: Address> TunnelQuote<A> {
-    /// The tunnel's packet that the ICMP error in `frame` tells of. None when it is another error, tells of another packet,
-    /// or quotes too little of the inner one.
+    /// The tunnel packet that the ICMP error in `frame` is about. `None` for another error, an error about another
+    /// packet, or a quote with too little of the inner packet.
     #[must_use]
     pub(crate) fn of(frame: &[u8], headers: &Headers<A>, tunnels: &Tunnels) -> Option<Self> {
         let Transport::Icmp { kind, code } = headers.transport else { return None };
@@ -104,14 +106,14 @@ impl<A: Address> TunnelQuote<A> {
     }
 }
 
-/// What a router says about the outer packet.
+/// What a router reports about the outer packet.
 enum Told {
     TooBig { mtu: u32 },
     Lost,
 }
 
-/// None: nothing that the sender of the inner packet should know. A parameter problem is between us and the router
-/// (RFC 2003 section 4.5).
+/// `None`: nothing that concerns the sender of the inner packet. A parameter problem concerns the gateway and the
+/// router only (RFC 2003 section 4.5).
 fn told<A: Address>(kind: u8, code: u8, rest: u32) -> Option<Told> {
     match (A::FAMILY, kind) {
         (Family::V4, icmpv4::UNREACHABLE) if code == icmpv4::CODE_FRAGMENTATION_NEEDED => {
@@ -124,7 +126,7 @@ fn told<A: Address>(kind: u8, code: u8, rest: u32) -> Option<Told> {
     }
 }
 
-/// The bytes that the quote has at most: where extensions follow it, its length is told (RFC 4884 section 4).
+/// Maximum length of the quote: where extensions follow it, the message contains its length (RFC 4884 section 4).
 fn quoted_len_max<A: Address>(kind: u8, rest: u32) -> usize {
     let [first, second, ..] = rest.to_be_bytes();
     let len = match (A::FAMILY, kind) {

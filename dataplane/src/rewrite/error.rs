@@ -1,4 +1,4 @@
-//! ICMP errors about packets that were rewritten: what they quote is put back to what its sender sent.
+//! Rewriting of ICMP errors about rewritten packets: the quoted packet is restored to what its sender sent.
 
 use proto::Family;
 
@@ -8,23 +8,23 @@ use crate::quote::QuotedChecksum;
 use crate::wire::{Ethernet, Icmp, Ipv4, Ipv6, Udp, take_mut};
 use crate::{Address, Headers, Mac, Quote, Tuple, crc32c};
 
-/// What an error shall carry.
+/// The new fields of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorRewrite<A> {
     /// New source address of the error.
     pub source: A,
     /// New destination address of the error.
     pub destination: A,
-    /// What the quoted packet was when it was sent.
+    /// The tuple of the quoted packet when it was sent.
     pub quoted: Tuple<A>,
-    /// MAC of the port it leaves by.
+    /// MAC of the outgoing port.
     pub source_mac: Mac,
     /// MAC of the next hop.
     pub destination_mac: Mac,
 }
 
-/// Rewrites an ICMP error; `headers` and `quote` are those that were found in `frame`. A hop limit of 0 or 1 must not come
-/// here. Headers of another frame: left alone.
+/// Rewrites an ICMP error; `headers` and `quote` are those found in `frame`. The hop limit must be at least 2. A frame
+/// that does not match `headers` is not changed.
 pub fn error<A: Address>(frame: &mut [u8], headers: &Headers<A>, quote: &Quote<A>, rewrite: &ErrorRewrite<A>) {
     let _ = try_error(frame, headers, quote, rewrite);
 }
@@ -42,7 +42,7 @@ fn try_error<A: Address>(frame: &mut [u8], headers: &Headers<A>, quote: &Quote<A
 
     let before = sum(quoted);
     restore(quoted, quote, &rewrite.quoted)?;
-    // The quote begins at an even place of the message, so its sums may stand for words of the whole.
+    // The quote begins at an even offset of the message, so its sums are sums of words of the whole.
     icmp.checksum.set(apply(icmp.checksum.get(), difference(before, sum(quoted))));
     let to = Tuple { source: rewrite.source, destination: rewrite.destination, ..headers.tuple };
     let addresses = delta(&headers.tuple, &to).l3;
@@ -59,7 +59,7 @@ fn try_error<A: Address>(frame: &mut [u8], headers: &Headers<A>, quote: &Quote<A
             ip.source.set(rewrite.source.wide());
             ip.destination.set(rewrite.destination.wide());
             ip.hop_limit = ip.hop_limit.wrapping_sub(1);
-            // ICMPv6 counts the addresses in a pseudo header (RFC 4443 section 2.3).
+            // ICMPv6 includes the addresses by a pseudo header (RFC 4443 section 2.3).
             icmp.checksum.set(apply(icmp.checksum.get(), addresses));
         }
     }
@@ -68,11 +68,11 @@ fn try_error<A: Address>(frame: &mut [u8], headers: &Headers<A>, quote: &Quote<A
     Some(())
 }
 
-/// Gives a quoted packet the tuple `to`, with the checksums that go with it as far as the quote has them.
+/// Sets the tuple of a quoted packet to `to` and updates the checksums that the quote includes.
 fn restore<A: Address>(quoted: &mut [u8], quote: &Quote<A>, to: &Tuple<A>) -> Option<()> {
     let deltas = delta(&quote.tuple, to);
     let (network, transport) = quoted.split_at_mut_checked(quote.transport_offset.checked_sub(quote.network_offset)?)?;
-    let (ports, _) = take_mut::<Udp>(transport)?; // ports stand in the same place in TCP, UDP and SCTP
+    let (ports, _) = take_mut::<Udp>(transport)?; // ports are in the same place in TCP, UDP and SCTP
     match A::FAMILY {
         Family::V4 => {
             let (ip, _) = take_mut::<Ipv4>(network)?;
@@ -113,7 +113,7 @@ fn ports_of<A>(tuple: &Tuple<A>) -> [u8; 4] {
     [a, b, c, d]
 }
 
-/// UDP's 0 says that none was computed, and stays; one that is computed as 0 stands there as 0xffff (RFC 768).
+/// In UDP, 0 means that no checksum was computed, and stays; a computed 0 is sent as 0xffff (RFC 768).
 fn restored_checksum(checksum: u16, delta: u16, protocol: u8) -> u16 {
     match (protocol == crate::wire::protocol::UDP, checksum) {
         (true, 0) => 0,

@@ -1,4 +1,4 @@
-//! What differs for parts of datagrams: later fragments have no ports to rewrite, and all carry a number that is ours.
+//! Rewriting of fragments: later fragments have no ports, and all fragments get an identification of the gateway.
 
 use proto::Family;
 use zerocopy::network_endian::U32;
@@ -8,9 +8,9 @@ use crate::checksum::{apply, word_delta};
 use crate::wire::{Ethernet, Ipv4, Ipv6, take_mut};
 use crate::{Address, Headers};
 
-/// Rewrites a later fragment of a datagram whose packets are rewritten so: MACs, addresses, hop limit. The transport's
-/// checksum, which counts all fragments and the addresses, stands in the first one and is rewritten there. A hop limit of
-/// 0 or 1 must not come here. Headers of another frame: left alone.
+/// Rewrites a later fragment: MACs, addresses, hop limit. The transport checksum, which covers all fragments and the
+/// addresses, is in the first fragment and is rewritten there. The hop limit must be at least 2. A frame that does not
+/// match `headers` is not changed.
 pub fn later_fragment<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewrite<A>) {
     let _ = try_later_fragment(frame, headers, rewrite);
 }
@@ -27,8 +27,8 @@ fn try_later_fragment<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrit
     Some(())
 }
 
-/// Gives the datagram that a packet is, or is a part of, another number. It stands at `offset`, which counts bytes from the
-/// start of the frame: in the IPv4 header, or in IPv6's fragment header. Left alone where it does not stand in the frame.
+/// Changes the identification of a datagram or fragment. It is at `offset`, in bytes from the start of the frame: in
+/// the IPv4 header, or in IPv6's fragment header. Nothing changes if that is outside the frame.
 pub fn renumber<A: Address>(frame: &mut [u8], headers: &Headers<A>, offset: u16, identification: u32) {
     match A::FAMILY {
         Family::V4 => {

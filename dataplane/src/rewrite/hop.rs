@@ -1,4 +1,4 @@
-//! What every router does to a packet, and all that mode `dsr` does.
+//! The part of a rewrite that every router does, and the whole of it in mode `dsr`.
 
 use proto::Family;
 
@@ -7,8 +7,8 @@ use crate::snapshot::Exit;
 use crate::wire::{Ethernet, Ipv4, Ipv6, take_mut};
 use crate::{Address, Headers};
 
-/// Gives a packet the MACs of its next hop and takes one of its hop limit. A hop limit of 0 or 1 must not come here. A
-/// frame that `headers` are not of is left alone.
+/// Sets the MACs of the next hop and decrements the hop limit, which must be at least 2. A frame that does not match
+/// `headers` is not changed.
 pub fn hop<A: Address>(frame: &mut [u8], headers: &Headers<A>, exit: &Exit) {
     let Some((link, packet)) = frame.split_at_mut_checked(usize::from(headers.network_offset)) else { return };
     let Some((ethernet, _)) = take_mut::<Ethernet>(link) else { return };
@@ -18,7 +18,7 @@ pub fn hop<A: Address>(frame: &mut [u8], headers: &Headers<A>, exit: &Exit) {
     }
 }
 
-/// Takes one of the hop limit of an IP packet; none when it is too short to be one.
+/// Decrements the hop limit of an IP packet; `None` when it is too short to be one.
 pub(crate) fn lower_hop_limit<A: Address>(packet: &mut [u8]) -> Option<()> {
     match A::FAMILY {
         Family::V4 => {

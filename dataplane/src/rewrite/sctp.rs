@@ -1,4 +1,4 @@
-//! SCTP, whose checksum is a CRC over its own packet: it counts the ports, and not the addresses.
+//! Rewriting of SCTP. Its checksum is a CRC over the SCTP packet alone: it covers the ports, but not the addresses.
 
 use proto::Family;
 
@@ -6,7 +6,7 @@ use super::{Rewrite, ipv4, ipv6};
 use crate::wire::{Ethernet, Ipv4, Ipv6, Sctp, take_mut};
 use crate::{Address, Headers, crc32c};
 
-/// Rewrites an SCTP packet, by its headers alone. The verification tag stays: both ends know it.
+/// Rewrites an SCTP packet; only its headers are read. The verification tag stays: both ends know it.
 #[inline(never)]
 pub(super) fn try_sctp<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewrite<A>) -> Option<()> {
     let network_offset = usize::from(headers.network_offset);

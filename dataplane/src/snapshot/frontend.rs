@@ -21,7 +21,7 @@ pub struct Frontend {
     pub service: Arc<ServiceName>,
     pub(crate) hash: TupleHash,
     pub(crate) table: Arc<MaglevTable>,
-    /// What the positions of the table stand for.
+    /// Backends by position of the table.
     pub(crate) backends: Box<[BackendId]>,
     pub(crate) policy: Policy,
     pub(crate) schedule: Schedule,
@@ -33,7 +33,7 @@ pub struct Frontend {
 #[derive(Debug)]
 pub(crate) struct Previous {
     pub(crate) table: Arc<MaglevTable>,
-    /// What the positions of the table stand for.
+    /// Backends by position of the table.
     pub(crate) backends: Box<[BackendId]>,
     /// When it was replaced.
     pub(crate) replaced_ns: u64,
