@@ -7,8 +7,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dataplane::maglev::MaglevTable;
-use dataplane::tick::Tick;
+use dataplane::choose::MaglevTable;
+use dataplane::flow::Tick;
 use dataplane::{
     Chooser, Compiler, Config, FlowLimits, Health, Mac, Network, PortConfig, PortIndex, Route, SourceRanges, Tunnel, Tuple,
     WorkerCounters,

@@ -12,7 +12,7 @@ use crossbeam_queue::ArrayQueue;
 use dataplane::testing::{Packet, Segment};
 use dataplane::{
     BURST, Buffer, Burst, Compiler, Config, FlowLimits, Health, Mac, MemoryBuffer, Neighbour, Network, Parts, Port, PortConfig,
-    PortIndex, Publisher, Tunnel, Worker, WorkerCounters, checksum, tcp_flags,
+    PortIndex, Publisher, Tunnel, Worker, WorkerCounters, tcp_flags, wire::checksum,
 };
 use proto::limits::MAGLEV_HASH_VERSION;
 use proto::{Backend, BackendState, Family, Generation, MaglevSpec, Mode, Protocol, Service, ServiceName, ServicePort, State};

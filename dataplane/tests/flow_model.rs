@@ -4,9 +4,9 @@
 
 use std::time::Duration;
 
+use dataplane::flow::PoolId;
 use dataplane::flow::{BackendId, Direction, Flow, FlowIndex, FlowState, IdleLimits, Segment, UNRESOLVED, Way, YieldClass};
-use dataplane::snat::PoolId;
-use dataplane::tick::{Tick, Ticks};
+use dataplane::flow::{Tick, Ticks};
 use dataplane::{FlowLimits, FlowTable, Transport, tcp_flags};
 use proptest::prelude::*;
 

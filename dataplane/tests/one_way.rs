@@ -180,8 +180,8 @@ fn dscp_and_ecn_are_copied_to_the_outer_header_and_stay_inside() {
             let mut frame = Packet::tcp(client, vip).build();
             if frame[12..14] == [8, 0] {
                 frame[15] = class;
-                let checksum = dataplane::checksum::word_delta(0x4500, 0x4500 | u16::from(class));
-                let checksum = dataplane::checksum::apply(word(&frame, 24), checksum).to_be_bytes();
+                let checksum = dataplane::wire::checksum::word_delta(0x4500, 0x4500 | u16::from(class));
+                let checksum = dataplane::wire::checksum::apply(word(&frame, 24), checksum).to_be_bytes();
                 frame[24..26].copy_from_slice(&checksum);
             } else {
                 (frame[14], frame[15]) = (0x60 | class >> 4, class << 4);

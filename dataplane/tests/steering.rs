@@ -4,10 +4,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use dataplane::snat::{SnatAddress, SnatPorts, SnatTarget, TargetSlot};
-use dataplane::steering::{RETA_ENTRIES, Steering, Towards, WorkerId};
+use dataplane::flow::Tick;
+use dataplane::flow::{SnatAddress, SnatPorts, SnatTarget, TargetSlot};
 use dataplane::testing::{Packet, Rss, Segment};
-use dataplane::tick::Tick;
+use dataplane::workers::{RETA_ENTRIES, Steering, Towards, WorkerId};
 use dataplane::{Address, Tuple};
 use proptest::prelude::*;
 

@@ -9,8 +9,8 @@ mod team;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use dataplane::steering::{Proof, Refuted, Steering};
 use dataplane::testing::{Packet, Rss, Segment, arp_request, fragments};
+use dataplane::workers::{Proof, Refuted, Steering};
 use dataplane::{Burst, DropReason, MemoryBuffer, tcp_flags};
 use proto::{Mode, Scheduler, Service};
 use rig::{CLUSTER, UPLINK, ends, network, state};

@@ -10,8 +10,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dataplane::steering::Proof;
 use dataplane::testing::Packet;
+use dataplane::workers::Proof;
 use dataplane::{DropReason, Mac, tcp_flags};
 use proto::{Protocol, Scheduler, Service, ServiceName};
 use rig::{CLUSTER, SECOND, UPLINK, ends, ip};

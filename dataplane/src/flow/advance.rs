@@ -8,11 +8,10 @@
 
 use std::time::Duration;
 
-use super::state::ends_association;
-use super::{Direction, Flow, FlowState, next_state};
-use crate::tick::{Tick, Ticks};
-use crate::wire::{Tcp, take};
-use crate::{Address, Headers, Transport, sctp_chunk, tcp_flags};
+use super::entry::Flow;
+use super::state::{Direction, FlowState, ends_association, next_state};
+use super::tick::{Tick, Ticks};
+use crate::wire::{Address, Headers, Tcp, Transport, sctp_chunk, take, tcp_flags};
 
 /// The numbers of a TCP segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,7 +40,7 @@ const ONE_WAY_PACKETS: u8 = 3;
 /// Minimum age of a one-way flow at its confirmation.
 const ONE_WAY_AGE: Duration = Duration::from_secs(1);
 
-/// Applies a packet for which [`super::is_plain`] is false to the flow's state. Returns true when the flow changed its
+/// Applies a packet for which [`super::state::is_plain`] is false to the flow's state. Returns true when the flow changed its
 /// yield class or left it.
 pub fn advance<A: Address>(flow: &mut Flow<A>, transport: Transport, direction: Direction, segment: Segment, now: Tick) -> bool {
     let next = match transport {
@@ -98,8 +97,8 @@ fn one_more<A: Address>(flow: &mut Flow<A>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::Way;
-    use crate::tcp_flags::{ACK, FIN, PSH, SYN};
+    use crate::flow::state::Way;
+    use crate::wire::tcp_flags::{ACK, FIN, PSH, SYN};
     use Direction::{ToBackend, ToClient};
     use zerocopy::FromZeros;
 

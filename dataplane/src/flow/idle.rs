@@ -4,9 +4,63 @@
 
 use std::time::Duration;
 
-use super::FlowState;
-use crate::FlowLimits;
-use crate::tick::{Tick, Ticks};
+use super::state::FlowState;
+use super::tick::{Tick, Ticks};
+
+/// Idle limits of flows, and their maximum number (DESIGN section 7, key `flows`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowLimits {
+    /// Maximum number of flows of both families together, per worker.
+    pub max_per_worker: u32,
+    /// TCP, established.
+    pub tcp_established: Duration,
+    /// TCP, SYN seen.
+    pub tcp_opening: Duration,
+    /// TCP, one side's FIN seen (RFC 5382 REQ-5: at least 4 minutes).
+    pub tcp_half_closed: Duration,
+    /// TCP, the FINs of both sides or a RST seen.
+    pub tcp_closing: Duration,
+    /// TCP in a one-way mode, in which only the client's packets are seen.
+    pub tcp_one_way: Duration,
+    /// UDP streams: the client has sent again after the first reply.
+    pub udp: Duration,
+    /// UDP single exchanges: answered, and the client has not sent since.
+    pub udp_exchange: Duration,
+    /// UDP, unanswered.
+    pub udp_unreplied: Duration,
+    /// SCTP.
+    pub sctp: Duration,
+    /// How long a replaced Maglev table still determines the backends of packets without a flow (FORWARDING 4, 11).
+    pub table_grace: Duration,
+}
+impl FlowLimits {
+    /// The longest idle limit of services without an idle timeout of their own.
+    #[must_use]
+    pub fn longest_idle(&self) -> Duration {
+        let Self { tcp_established, tcp_opening, tcp_half_closed, tcp_closing, tcp_one_way, .. } = *self;
+        let Self { udp, udp_exchange, udp_unreplied, sctp, .. } = *self;
+        let tcp = [tcp_established, tcp_opening, tcp_half_closed, tcp_closing, tcp_one_way];
+        tcp.into_iter().chain([udp, udp_exchange, udp_unreplied, sctp]).fold(Duration::ZERO, Duration::max)
+    }
+}
+impl Default for FlowLimits {
+    /// DESIGN section 7, key `flows`.
+    fn default() -> Self {
+        Self {
+            max_per_worker: 1 << 20,
+            tcp_established: Duration::from_secs(7200),
+            tcp_opening: Duration::from_secs(30),
+            tcp_half_closed: Duration::from_secs(300),
+            tcp_closing: Duration::from_secs(10),
+            tcp_one_way: Duration::from_secs(900),
+            udp: Duration::from_secs(120),
+            udp_exchange: Duration::from_secs(10),
+            udp_unreplied: Duration::from_secs(30),
+            sctp: Duration::from_secs(3600),
+            table_grace: Duration::from_secs(60),
+        }
+    }
+}
 
 /// Idle limits of all states.
 #[derive(Clone, Copy, Debug)]

@@ -12,7 +12,7 @@
 use arrayvec::ArrayVec;
 use zerocopy::FromZeros;
 
-use crate::prefetch;
+use crate::flow::prefetch;
 
 const WAYS: usize = 8;
 /// Maximum number of buckets searched for room. At 87.5 % load the second level (16 x 8 slots) lacks room in one case
@@ -242,7 +242,7 @@ impl Index {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hash::split_mix;
+    use crate::wire::split_mix;
 
     #[test]
     fn a_bucket_is_a_cache_line() {

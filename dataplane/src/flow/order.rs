@@ -10,9 +10,9 @@
 
 use zerocopy::FromZeros;
 
-use super::YieldClass;
-use crate::snat::{PoolId, SNAT_ADDRESSES_MAX, TARGETS_MAX};
-use crate::tick::Tick;
+use super::snat::{PoolId, SNAT_ADDRESSES_MAX, TARGETS_MAX};
+use super::state::YieldClass;
+use super::tick::Tick;
 
 /// Positions plus one; 0 means none.
 #[derive(Clone, Copy, Debug, FromZeros)]

@@ -16,10 +16,55 @@
 //! Not here: sequence numbers and time, which a state change may need too ([`super::advance()`]), and idle limits
 //! ([`super::IdleLimits`]).
 
+use proto::Mode;
 use zerocopy::FromZeros;
 
-use super::{Direction, Way};
-use crate::{Transport, sctp_chunk, tcp_flags};
+use crate::wire::{Transport, sctp_chunk, tcp_flags};
+
+/// Direction of a packet of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the client to the VIP.
+    ToBackend,
+    /// From the backend to the SNAT address.
+    ToClient,
+}
+/// How a flow's packets reach the backend: [`proto::Mode`], one byte wide.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromZeros)]
+#[repr(u8)]
+pub enum Way {
+    /// Destination and source are rewritten.
+    #[default]
+    Nat,
+    /// The destination is rewritten.
+    Dnat,
+    /// Only the MAC addresses are rewritten.
+    Dsr,
+    /// IP-in-IP encapsulation.
+    Ipip,
+    /// Generic UDP encapsulation, variant 1.
+    Gue,
+}
+impl From<Mode> for Way {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Nat => Self::Nat,
+            Mode::Dnat => Self::Dnat,
+            Mode::Dsr => Self::Dsr,
+            Mode::Ipip => Self::Ipip,
+            Mode::Gue => Self::Gue,
+        }
+    }
+}
+impl Way {
+    /// Whether replies come back through the gateway. If so the flow is indexed in both directions, otherwise only by
+    /// the client's packets.
+    #[must_use]
+    #[inline]
+    pub const fn is_two_way(self) -> bool {
+        matches!(self, Self::Nat | Self::Dnat)
+    }
+}
 
 /// State of a flow. *Two-way* flows are seen in both directions (`nat`, `dnat`), *one-way* flows only in the direction
 /// from the client.
@@ -182,7 +227,7 @@ pub const fn is_mid_stream(transport: Transport) -> bool {
 }
 
 /// The state that a packet with this transport header and direction moves a flow to; the same state if it changes
-/// nothing. A change into a confirmed state is a proposal: [`super::advance()`] checks numbers and time too.
+/// nothing. A change into a confirmed state is a proposal: [`crate::flow::advance()`] checks numbers and time too.
 #[must_use]
 pub const fn next_state(state: FlowState, transport: Transport, direction: Direction) -> FlowState {
     match transport {
@@ -232,7 +277,7 @@ const fn next_udp_state(state: FlowState, direction: Direction) -> FlowState {
 }
 
 /// For two-way flows. The backend keeps state of the association from the client's cookie on (RFC 9260 section 5.1),
-/// and only a backend with that state sends these chunks. For one-way flows see [`super::advance()`].
+/// and only a backend with that state sends these chunks. For one-way flows see [`crate::flow::advance()`].
 const fn next_sctp_state(state: FlowState, chunk: u8, direction: Direction) -> FlowState {
     use FlowState::{Sctp, SctpClosing, SctpOpening};
     use sctp_chunk::{COOKIE_ACK, DATA, HEARTBEAT, HEARTBEAT_ACK, I_DATA, SACK};

@@ -7,13 +7,15 @@
 
 use zerocopy::FromZeros;
 
+use super::advance::Segment;
+use super::entry::Flow;
 use super::index::Index;
 use super::order::{Oldest, Order};
-use super::{Direction, Flow, Segment, YieldClass, advance};
-use crate::hash::TupleHash;
-use crate::snat::PoolId;
-use crate::tick::Tick;
-use crate::{Address, Transport, Tuple, prefetch};
+use super::snat::PoolId;
+use super::state::{Direction, YieldClass};
+use super::tick::Tick;
+use crate::flow::{advance, prefetch};
+use crate::wire::{Address, Transport, Tuple, TupleHash};
 
 /// Position of a flow in its table, valid from its insertion to its removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -266,9 +268,10 @@ impl<A: Address> FlowTable<A> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::{BackendId, FlowState, Way};
-    use crate::snat::PoolId;
-    use crate::tick::Tick;
+    use crate::flow::entry::BackendId;
+    use crate::flow::snat::PoolId;
+    use crate::flow::state::{FlowState, Way};
+    use crate::flow::tick::Tick;
     use proptest::prelude::*;
     use std::collections::HashMap;
 
@@ -285,7 +288,7 @@ mod tests {
             backend: BackendId { slot: n, generation: 1 },
             last_seen: Tick(n),
             snat_pool: PoolId(0),
-            route_to_client: super::super::UNRESOLVED,
+            route_to_client: crate::flow::entry::UNRESOLVED,
             route_epoch: 0,
             l3_delta: 0,
             l4_delta: 0,
@@ -380,7 +383,7 @@ mod tests {
             table.insert(flow(n, |n| n)).unwrap();
         }
         for n in capacity..5 * capacity {
-            let at = usize::try_from(crate::hash::split_mix(u64::from(n)) % u64::from(capacity)).unwrap();
+            let at = usize::try_from(crate::wire::split_mix(u64::from(n)) % u64::from(capacity)).unwrap();
             let tuple = flow(std::mem::replace(&mut held[at], n), |n| n).tuple(Direction::ToBackend);
             let (index, _) = table.search(table.hash(&tuple), &tuple).expect("it was inserted");
             table.remove(index);

@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use proto::{Protocol, ServiceName};
 
-use crate::flow::BackendId;
-use crate::snat::TargetSlot;
-use crate::tick::{Tick, Ticks};
+use crate::flow::{BackendId, TargetSlot, Tick, Ticks};
 
 /// Backends per chunk: a change copies 256 x 96 B, and a table of 100,000 backends has 391 chunks.
 const PIECE: usize = 256;

@@ -4,19 +4,10 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use crate::flow::BackendId;
-use crate::hash::TableHash;
-use crate::snat::SnatAddress;
-use crate::steering::SteeringTable;
-use crate::{Address, PortIndex};
-
-/// The key by which a frontend is found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct FrontendKey<A> {
-    pub(crate) address: A,
-    pub(crate) port: u16,
-    pub(crate) protocol: u8,
-}
+use crate::flow::{BackendId, SnatAddress};
+use crate::port::PortIndex;
+use crate::wire::{Address, FrontendKey, TableHash};
+use crate::workers::SteeringTable;
 
 /// The tables of one family.
 #[derive(Clone, Debug)]

@@ -6,13 +6,10 @@ use std::time::Duration;
 
 use proto::{Family, Mode, Protocol, Refusal, Scheduler, ServiceName, Target};
 
-use crate::affinity::AffinityTable;
-use crate::flow::{BackendId, Way};
-use crate::maglev::MaglevTable;
-use crate::schedule::{HashedBy, Schedule};
-use crate::snapshot::Snapshot;
-use crate::tick::{Tick, Ticks};
-use crate::{Address, Chooser, SourceRanges, Tuple, TupleHash};
+use super::tables::Snapshot;
+use crate::choose::{Chooser, HashedBy, MaglevTable, Schedule, SourceRanges};
+use crate::flow::{AffinityTable, BackendId, Tick, Ticks, Way};
+use crate::wire::{Address, Tuple, TupleHash};
 
 /// One port of a service in one family, with all its addresses.
 #[derive(Debug)]

@@ -10,9 +10,9 @@ use hashbrown::HashMap;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use prefix_trie::PrefixMap;
 
-use crate::hash::{TableHash, split_mix};
-use crate::maglev::MaglevTable;
-use crate::{Link, Mac, PortIndex};
+use crate::choose::MaglevTable;
+use crate::port::{Link, PortIndex};
+use crate::wire::{Mac, TableHash, split_mix};
 
 /// Identifies a next hop.
 pub(crate) type NextHopKey = (Link, IpAddr);
@@ -49,7 +49,7 @@ pub struct Exit {
 /// The result of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouteTo {
-    /// The next hop in this slot, or a member of this group ([`crate::Snapshot::member`]).
+    /// The next hop in this slot, or a member of this group ([`super::tables::Snapshot::member`]).
     NextHop(u32),
     /// The destination is on this link and has no slot yet.
     Unresolved {

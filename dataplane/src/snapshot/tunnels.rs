@@ -4,7 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use proto::Family;
 
-use crate::{Config, PortConfig, PortIndex};
+use super::input::{Config, PortConfig};
+use crate::port::PortIndex;
 
 /// Outer source addresses by family and port, and the outer destination port.
 #[derive(Clone, Debug)]

@@ -8,8 +8,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
-use dataplane::steering::{RETA_ENTRIES, RssProof, Steering};
 use dataplane::testing::{Packet, Rss, arriving_at};
+use dataplane::workers::{RETA_ENTRIES, RssProof, Steering};
 use dataplane::{
     Buffer, Compiler, DropReason, Fate, Health, MemoryBuffer, MemoryPort, Network, Parts, Peers, PortIndex, PortQueues,
     Publisher, TwinQueues, Worker, WorkerCounters, tcp_flags,

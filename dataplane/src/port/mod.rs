@@ -1,0 +1,17 @@
+//! TODO: docs.
+
+mod arrival;
+mod frame_filter;
+mod io;
+mod link;
+mod memory;
+mod twin;
+mod twin_rate;
+
+pub(crate) use arrival::{Arrival, Origin};
+pub(crate) use frame_filter::{FrameFilter, SentTo};
+pub use io::{BURST, Burst, Port};
+pub use link::{Link, PortIndex};
+pub use memory::{MemoryBuffer, MemoryPort};
+pub use twin::{FROM_LINUX_BURSTS, TO_LINUX_BURSTS, TwinQueues};
+pub(crate) use twin_rate::{Class, TwinRate, class};
