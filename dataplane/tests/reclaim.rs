@@ -1,5 +1,5 @@
-//! Who yields when memory or SNAT ports run out (FORWARDING 3), and how both sides of a connection that has ended learn of
-//! it (FORWARDING 2).
+//! Which flows yield when memory or SNAT ports run out (FORWARDING 3), and how both sides of an ended connection learn
+//! of it (FORWARDING 2).
 #![allow(clippy::unwrap_used)]
 
 mod rig;
@@ -26,7 +26,7 @@ fn data(from: &str, to: &str) -> Vec<u8> {
     Packet::tcp(from, to).flags(ACK).numbers(5_000, 6_000).payload(b"data").build()
 }
 
-/// What a TCP frame says: flags, sequence, acknowledgement.
+/// Flags, sequence and acknowledgement number of a TCP frame.
 fn segment(frame: &[u8]) -> (u8, u32, u32) {
     assert_checksums(frame);
     let tcp = if frame[12..14] == [8, 0] { 34 } else { 54 };
@@ -48,7 +48,7 @@ fn age(rig: &mut Rig, seconds: u64) {
     }
 }
 
-/// Puts a frame in whose flow yields nothing visible but what leaves at a port.
+/// Puts in a frame that makes another flow yield; returns its fate and what leaves at a port.
 fn put_and_watch(rig: &mut Rig, at: PortIndex, frame: &[u8], out: PortIndex) -> (Option<Fate>, Vec<Vec<u8>>) {
     (rig.put(at, frame), rig.sent(out))
 }
@@ -118,7 +118,7 @@ fn a_flow_of_the_other_family_yields_if_it_is_older() {
 }
 
 #[test]
-fn unanswered_udp_yields_without_a_word() {
+fn unanswered_udp_yields_without_a_reset() {
     let mut rig = Rig::with_flows(4);
     for n in 1..=4 {
         rig.forward(UPLINK, &Packet::udp(&format!("198.51.100.{n}:5"), "192.0.2.101:53").build());

@@ -1,4 +1,4 @@
-//! The owner function: the same worker for both directions of any flow, in each way of steering (FORWARDING 5).
+//! The owner function: the same worker for both directions of any flow, with each method of steering (FORWARDING 5).
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,7 +17,7 @@ fn ways(workers: u8, seed: u64) -> [Steering; 2] {
     [Steering::own_hash(workers, seed), Steering::toeplitz(workers, seed)]
 }
 
-/// A client's packet to a frontend, and what a backend's answer to it must lead to.
+/// Checks a client's packet to a frontend against the owner of a backend's reply to it.
 fn check<A: Address>(workers: u8, seed: u64, client: (A, u16), vip: (A, u16), backend: (A, u16), snat: A, flows_before: u16) {
     let packet = Tuple { source: client.0, destination: vip.0, source_port: client.1, destination_port: vip.1, protocol: 6 };
     for steering in ways(workers, seed) {
