@@ -61,7 +61,7 @@ fn only_clients_inside_the_source_ranges_may_connect() {
 }
 
 #[test]
-fn a_flow_goes_on_when_its_client_is_no_longer_inside() {
+fn a_flow_continues_when_its_client_leaves_the_source_ranges() {
     let mut rig = Rig::new();
     let client = "198.51.100.7:5555";
     assert_eq!(rig.put(UPLINK, &Packet::tcp(client, "192.0.2.100:80").build()), Some(Fate::Forward(CLUSTER)));
@@ -138,7 +138,7 @@ fn in_turn_each_backend_gets_its_weight_of_every_cycle_and_one_that_drains_nothi
 }
 
 #[test]
-fn by_connections_a_backend_that_comes_back_gets_what_the_others_have_more() {
+fn by_connections_a_backend_that_returns_catches_up_with_the_others() {
     let mut rig = with("web", |service| {
         service.scheduler = Scheduler::LeastConnections;
         weigh(service, [1, 1, 0]);

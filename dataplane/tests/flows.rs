@@ -99,7 +99,7 @@ fn a_service_may_have_an_idle_timeout_of_its_own_and_change_it() {
 }
 
 #[test]
-fn a_closed_connection_ends_soon_and_a_new_syn_begins_anew() {
+fn a_closed_connection_ends_soon_and_a_new_syn_creates_a_flow() {
     let mut rig = Rig::new();
     let (snat, _) = establish(&mut rig, "198.51.100.7:1");
     rig.forward(UPLINK, &Packet::tcp("198.51.100.7:1", VIP).flags(tcp_flags::FIN | ACK).build());
@@ -174,7 +174,7 @@ fn set_backends(rig: &mut Rig, keep: &[u8]) {
 }
 
 #[test]
-fn a_connection_to_a_removed_backend_goes_on_until_the_drain_is_over() {
+fn a_connection_to_a_removed_backend_continues_until_the_drain_ends() {
     let mut rig = Rig::new();
     let (_, backend) = establish(&mut rig, "198.51.100.7:1");
     let others: Vec<u8> = rig::BACKENDS.into_iter().filter(|n| *n != rig::last_byte(backend.ip())).collect();
@@ -226,7 +226,7 @@ fn a_packet_waits_for_its_next_hop_and_is_then_forwarded() {
     assert_eq!(rig.put(UPLINK, &syn(1)), None, "no verdict yet");
     assert_eq!(rig.counters.held.get(), 1);
     rig.assert_account();
-    assert!(rig.asks.pop().is_some_and(|(link, _)| link == CLUSTER.into()), "Linux is asked");
+    assert!(rig.asks.pop().is_some_and(|(link, _)| link == CLUSTER.into()), "the kernel is asked to resolve it");
     rig.network = rig::network();
     let snapshot = rig.compiler.compile(&rig.state, &rig.network, &rig.health, rig.now);
     rig.publisher.publish(snapshot);

@@ -224,7 +224,7 @@ fn fragments_that_come_before_the_first_wait_for_it_and_no_longer() {
 }
 
 #[test]
-fn too_many_early_fragments_are_dropped_by_name() {
+fn too_many_early_fragments_are_dropped_with_their_reason() {
     let mut rig = Rig::new();
     let came = fragments(&Packet::udp(CLIENT, "192.0.2.101:53").payload(&data(8 * 80)).build(), 8, 3);
     for fragment in &came[1..65] {
@@ -287,8 +287,13 @@ fn later_fragments_share_the_verdict_of_the_first() {
         row("ping of the twin in fragments", UPLINK, echo("198.51.100.7", "192.0.2.2"), vec![Fate::Linux(UPLINK); 2]),
         row("for the twin", UPLINK, udp(CLIENT, "192.0.2.2:53"), vec![Fate::Linux(UPLINK); 2]),
         row("for a node port", UPLINK, tcp(CLIENT, "192.0.2.2:30080", tcp_flags::SYN), vec![Fate::Forward(CLUSTER); 2]),
-        row("for somebody else", UPLINK, udp(CLIENT, "203.0.113.9:53"), vec![Fate::Linux(UPLINK); 2]),
-        row("the last alone, for somebody else", UPLINK, udp(CLIENT, "203.0.113.9:53")[1..].to_vec(), vec![Fate::Linux(UPLINK)]),
+        row("for another address", UPLINK, udp(CLIENT, "203.0.113.9:53"), vec![Fate::Linux(UPLINK); 2]),
+        row(
+            "the last alone, for another address",
+            UPLINK,
+            udp(CLIENT, "203.0.113.9:53")[1..].to_vec(),
+            vec![Fate::Linux(UPLINK)],
+        ),
         row(
             "the last hop",
             UPLINK,

@@ -52,7 +52,7 @@ fn frames() -> Vec<(&'static str, Vec<u8>)> {
         ("a closed port", Packet::tcp(CLIENT, "192.0.2.100:81").build()),
         ("ping", Packet::echo_request("198.51.100.7", "192.0.2.100").build()),
         ("a node port", Packet::tcp(CLIENT, "192.0.2.2:30080").build()),
-        ("a packet for somebody else", Packet::tcp(CLIENT, "203.0.113.9:80").build()),
+        ("a packet for another address", Packet::tcp(CLIENT, "203.0.113.9:80").build()),
         ("a packet with a tag", with_tag(&Packet::tcp(CLIENT, VIP).build())),
         ("ARP for a VIP", arp_request([192, 0, 2, 10].into(), [192, 0, 2, 100].into())),
         ("a neighbour solicitation for a VIP", neighbour_solicitation(v6("2001:db8::10"), v6("2001:db8::1:0")).build()),
@@ -62,7 +62,7 @@ fn frames() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 #[test]
-fn a_frame_for_another_station_is_neither_forwarded_nor_answered_nor_given_to_linux() {
+fn a_frame_for_another_station_is_neither_forwarded_nor_answered_nor_passed_to_the_kernel() {
     for (sentence, frame) in frames() {
         let mut rig = Rig::new();
         let fate = rig.put(UPLINK, &to(OTHER_STATION, &frame));
@@ -153,7 +153,7 @@ fn a_promiscuous_twin_gets_frames_for_other_stations_unless_they_are_for_the_eng
     let not_ours = Fate::Drop(DropReason::NotOurMac);
     let to_linux = Fate::Linux(UPLINK);
     let rows = [
-        ("a packet for somebody else", Packet::tcp(CLIENT, "203.0.113.9:80").build(), to_linux),
+        ("a packet for another address", Packet::tcp(CLIENT, "203.0.113.9:80").build(), to_linux),
         ("with a tag", with_tag(&Packet::tcp(CLIENT, "203.0.113.9:80").build()), to_linux),
         ("a closed port of the twin", Packet::tcp(CLIENT, "192.0.2.2:22").build(), to_linux),
         ("multicast to one", Packet::udp(CLIENT, "224.0.0.5:89").build(), to_linux),
@@ -176,7 +176,7 @@ fn a_promiscuous_twin_gets_frames_for_other_stations_unless_they_are_for_the_eng
         assert_eq!(rig.put(CLUSTER, &frame), Some(not_ours), "{sentence}, at the other port");
         rig.network.promiscuous.clear();
         rig.publish();
-        assert_eq!(rig.put(UPLINK, &frame), Some(not_ours), "{sentence}, when nobody wants it any more");
+        assert_eq!(rig.put(UPLINK, &frame), Some(not_ours), "{sentence}, when the twin is no longer promiscuous");
     }
 }
 
@@ -200,7 +200,7 @@ fn syn_from(source: &str) -> Packet {
 }
 
 #[test]
-fn link_local_sources_and_directed_broadcasts_of_ours_are_never_forwarded() {
+fn link_local_sources_and_our_directed_broadcasts_are_never_forwarded() {
     let nobodys = ["169.254.0.1", "169.254.255.254", "fe80::1", "febf::1", "192.0.2.255", "10.0.0.255"];
     for source in nobodys {
         for mode in MODES {
@@ -224,7 +224,7 @@ fn directed_broadcasts_are_invalid_sources_towards_the_kernel_too_and_link_local
     let martian = Fate::Drop(DropReason::MartianSource);
     let rows = [
         ("a broadcast to the twin", Packet::tcp("192.0.2.255:5", "192.0.2.2:22"), martian),
-        ("a broadcast to somebody else", Packet::tcp("192.0.2.255:5", "203.0.113.9:80"), martian),
+        ("a broadcast source to another address", Packet::tcp("192.0.2.255:5", "203.0.113.9:80"), martian),
         ("a broadcast to a closed port of a VIP", Packet::tcp("192.0.2.255:5", "192.0.2.100:81"), martian),
         ("link-local to the twin", Packet::udp("169.254.0.1:5", "192.0.2.2:53"), Fate::Linux(UPLINK)),
         ("link-local to a group", Packet::udp("[fe80::1]:5353", "[ff02::fb]:5353"), Fate::Linux(UPLINK)),
@@ -249,7 +249,7 @@ fn the_directed_broadcast_of_a_vlan_is_an_invalid_source() {
 }
 
 #[test]
-fn an_icmp_error_of_a_link_local_router_goes_nowhere() {
+fn an_icmp_error_of_a_link_local_router_is_not_forwarded() {
     for mode in [Mode::Dnat, Mode::Dsr] {
         let mut rig = Rig::with_mode(mode);
         rig.forward(UPLINK, &Packet::tcp(CLIENT_V6, VIP_V6).build());

@@ -81,7 +81,7 @@ fn flows_spread_over_the_routers_by_weight_and_each_keeps_its_own() {
 }
 
 #[test]
-fn a_router_that_goes_takes_only_its_own_flows_along() {
+fn a_router_that_is_removed_affects_only_its_own_flows() {
     let mut rig = rig(&ROUTERS.map(|n| (n, 1)));
     let answers = open(&mut rig);
     let before = routers(&mut rig, &answers);

@@ -264,7 +264,7 @@ fn configured_sources_are_used_by_family_and_the_gue_port_too() {
     rig.network = rig::network();
     rig.publish();
     let asked = dataplane::testing::arp_request([10, 0, 0, 11].into(), [10, 0, 0, 5].into());
-    assert_eq!(rig.put(CLUSTER, &asked), Some(Fate::Reply(CLUSTER)), "an address of ours that Linux has not");
+    assert_eq!(rig.put(CLUSTER, &asked), Some(Fate::Reply(CLUSTER)), "an address of the gateway that the kernel does not have");
     let ping = Packet::echo_request("10.0.0.11", "10.0.0.5").build();
     assert_eq!(rig.put(CLUSTER, &ping), Some(Fate::Reply(CLUSTER)));
 }

@@ -100,7 +100,7 @@ fn an_association_goes_there_and_back_with_its_ports_rewritten() {
 }
 
 #[test]
-fn one_way_modes_carry_it_as_it_is() {
+fn one_way_modes_forward_sctp_unchanged() {
     for mode in [Mode::Dsr, Mode::Ipip, Mode::Gue] {
         for (client, vip) in BOTH {
             let mut rig = Rig::with_mode(mode);
@@ -158,7 +158,7 @@ fn a_shutdown_or_an_abort_ends_an_association_soon() {
 }
 
 #[test]
-fn an_init_on_a_closing_association_or_one_without_its_backend_chooses_anew() {
+fn an_init_on_a_closing_association_or_one_without_its_backend_chooses_a_backend_again() {
     let mut association = Association::established(Rig::new(), CLIENT, VIP);
     let first = association.to_client.source;
     association.rig.forward(UPLINK, &Packet::sctp(CLIENT, VIP).build());

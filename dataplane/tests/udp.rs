@@ -235,7 +235,7 @@ fn without_a_free_port_the_oldest_flow_yields_and_the_port_that_rested_longest_i
 }
 
 #[test]
-fn a_stream_of_a_backend_that_dies_goes_to_another() {
+fn a_stream_of_a_backend_that_fails_moves_to_another() {
     for mode in [Mode::Nat, Mode::Dnat] {
         let mut rig = Rig::with_mode(mode);
         for (from, is_stream) in [("198.51.100.7:1", true), ("198.51.100.8:1", false)] {
@@ -249,7 +249,7 @@ fn a_stream_of_a_backend_that_dies_goes_to_another() {
             assert_ne!(elsewhere.1, seen.1, "{mode}");
             answer(&mut rig, elsewhere, from);
             if mode == Mode::Nat {
-                assert_eq!(rig.put(CLUSTER, &reply(seen)), Some(Fate::Drop(DropReason::NoFlow)), "a late reply reaches nobody");
+                assert_eq!(rig.put(CLUSTER, &reply(seen)), Some(Fate::Drop(DropReason::NoFlow)), "a late reply is dropped");
             }
             fail(&mut rig, &[]);
         }

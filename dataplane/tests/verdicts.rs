@@ -50,7 +50,7 @@ fn packets_for_frontends_are_forwarded_and_others_are_not() {
         row("ping to the SNAT address", CLUSTER, Packet::echo_request("10.0.0.11", "10.0.0.3").build(), Fate::Reply(CLUSTER)),
         row("ping to the twin", UPLINK, Packet::echo_request("198.51.100.7", "192.0.2.2").build(), linux),
         row("a SYN to a closed port of the twin", UPLINK, Packet::tcp(CLIENT, "192.0.2.2:22").build(), linux),
-        row("a packet for somebody else", UPLINK, Packet::tcp(CLIENT, "203.0.113.9:80").build(), linux),
+        row("a packet for another address", UPLINK, Packet::tcp(CLIENT, "203.0.113.9:80").build(), linux),
         row("multicast", UPLINK, Packet::udp(CLIENT, "224.0.0.5:89").build(), linux),
     ]);
 }
@@ -251,7 +251,7 @@ fn duplicate_address_detection_of_a_gateway_address_is_answered() {
     to_one.destination = ip("ff02::1");
     to_one.payload.truncate(16);
     let rows = [
-        ("somebody else's", without_option("2001:db8::77")),
+        ("of another host", without_option("2001:db8::77")),
         ("the twin's", without_option("2001:db8::2")),
         ("with an option that it may not have", probe("2001:db8::1:0").build()),
         ("not to the group of the address", to_one.build()),

@@ -120,8 +120,8 @@ fn answers_keep_the_tags_that_the_question_came_with() {
 fn frames_for_the_kernel_keep_their_tags_bit_for_bit() {
     let other = Packet::tcp(CLIENT, "203.0.113.9:80").build();
     let rows: [(&str, Vec<u8>); 6] = [
-        ("a packet for somebody else on a VLAN that we know", with(CLIENTS, &other)),
-        ("on one that we do not know", with(&[0x81, 0, 0, 101], &other)),
+        ("a packet for another address on a known VLAN", with(CLIENTS, &other)),
+        ("on an unknown VLAN", with(&[0x81, 0, 0, 101], &other)),
         ("behind three tags", with(&[0x81, 0, 0, 100, 0x81, 0, 0, 1, 0x81, 0, 0, 2], &other)),
         ("of the reserved VLAN 4095", with(&[0x81, 0, 0x0f, 0xff], &other)),
         ("LLDP on a VLAN", with(CLIENTS, &[&other[..12], &[0x88, 0xcc, 1, 2, 3]].concat())),
@@ -169,7 +169,7 @@ fn a_vlan_without_a_device_in_the_kernel_is_not_served() {
 }
 
 #[test]
-fn before_the_first_complete_state_only_groups_reach_linux() {
+fn before_the_first_complete_state_only_groups_reach_the_kernel() {
     let mut rig = Rig::before_state(1024);
     assert_eq!(rig.put(UPLINK, &with(CLIENTS, &syn())), Some(Fate::Drop(DropReason::UnknownVip)));
     let group = Packet::udp(CLIENT, "224.0.0.5:89").build();
@@ -247,7 +247,7 @@ fn a_held_packet_leaves_with_tags_when_its_neighbour_is_known() {
     rig.network.neighbours.retain(|n| n.link == clients());
     rig.publish();
     assert_eq!(rig.put(UPLINK, &with(CLIENTS, &syn())), None, "it waits");
-    assert!(rig.asks.pop().is_some_and(|(link, _)| link == backends()), "Linux is asked on the VLAN");
+    assert!(rig.asks.pop().is_some_and(|(link, _)| link == backends()), "the kernel is asked to resolve it on the VLAN");
     rig.network.neighbours = neighbours;
     let snapshot = rig.compiler.compile(&rig.state, &rig.network, &rig.health, rig.now);
     rig.publisher.publish(snapshot);

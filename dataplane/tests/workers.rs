@@ -214,7 +214,7 @@ fn an_icmp_error_reaches_the_owner_of_its_flow() {
     for _ in 0..3 {
         team.put(CLUSTER, &errors);
     }
-    assert_eq!(team.sent(UPLINK).len(), 3 * clients.len(), "each client is told, whichever queue the error came by");
+    assert_eq!(team.sent(UPLINK).len(), 3 * clients.len(), "each client gets the error, whichever queue it arrived on");
 }
 
 #[test]
