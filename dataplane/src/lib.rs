@@ -1,7 +1,21 @@
 //! The forwarding engine of sluice: packets in, verdicts and packets out.
 //!
-//! It knows neither DPDK nor tokio nor Kubernetes. A [`Port`] moves bursts of [`Buffer`]s; the same engine runs over
-//! memory in unit tests, over capture files in `replay`, and over a NIC. Time and randomness are arguments everywhere.
+//! The engine does not depend on DPDK, tokio or Kubernetes. A [`Port`] moves bursts of [`Buffer`]s; the same engine
+//! runs over memory in unit tests, over capture files in `replay`, and over a NIC. Time and randomness are arguments
+//! everywhere.
+//!
+//! - [`wire`]: header views, parsing, checksums, VLAN tags, hashes of tuples
+//! - [`port`]: the interface to packet I/O, links, and the Linux twins
+//! - [`stats`]: counters and drop reasons
+//! - [`flow`]: flow tables, flow states, idle limits, SNAT ports, affinity
+//! - [`choose`]: Maglev tables, schedulers, source ranges
+//! - [`snapshot`]: the tables that workers forward by, and their publication
+//! - [`compiler`]: builds snapshots
+//! - [`fragment`]: fragmentation, and the fragments of received datagrams
+//! - [`icmp`]: ICMP errors, echo, ARP, neighbour discovery, announcements
+//! - [`workers`]: which worker owns a packet, and its hand-over
+//! - [`forward`]: the path of a packet through a worker
+//! - `testing`: frames for tests
 
 pub mod choose;
 pub mod compiler;

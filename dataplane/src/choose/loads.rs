@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_that_joins_loaded_ones_takes_what_it_lacks_and_then_its_share() {
+    fn a_backend_that_joins_loaded_ones_catches_up_and_then_takes_its_share() {
         let mut desk = Desk::new(1, &[1; 9]);
         let loads = desk.loads(Measure::Flows);
         desk.flows_begin(&loads, 900);
@@ -386,7 +386,7 @@ mod tests {
         }
 
         #[test]
-        fn with_many_backends_and_flows_that_end_nobody_is_far_from_the_average(
+        fn with_many_backends_and_flows_that_end_no_backend_is_far_from_the_average(
             ends in proptest::collection::vec(0usize..64, 4000),
         ) {
             let desk = Desk::new(1, &[1; 64]);

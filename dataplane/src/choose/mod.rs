@@ -1,4 +1,6 @@
-//! TODO: docs.
+//! The choice of a backend for a new flow: Maglev tables, the other schedulers, and source ranges.
+//!
+//! Not here: affinity, which remembers choices (`flow`), and the health of backends (`compiler`).
 
 mod loads;
 mod maglev;

@@ -105,7 +105,7 @@ mod tests {
         let mut robin = Robin::new(&[1; 5], 1, None);
         let mut chosen = Vec::new();
         for round in 0..6000 {
-            // The fifth comes and goes.
+            // The fifth backend comes and goes.
             let fifth = u16::from(crate::wire::split_mix(round) & 1 == 0);
             robin = Robin::new(&[1, 1, 1, 1, fifth], 1, Some(&robin));
             chosen.extend(robin.next(0));

@@ -1,7 +1,8 @@
 //! The order of turns of weighted backends, for `round-robin` and the Maglev tables.
 //!
-//! The k-th turn of a backend comes in round `ceil(k * largest weight / weight)`. Within a round, turns are ordered by
-//! position. So the heaviest backend has a turn in every round, and a backend of half its weight in every other round.
+//! **Invariant:** the k-th turn of a backend comes in round `ceil(k * largest weight / weight)`. Within a round, turns
+//! are ordered by position. So the heaviest backend has a turn in every round, and a backend of half its weight in
+//! every other round.
 
 /// The rounds of a backend's turns, in order: k * heaviest / weight, rounded up, without a division for each turn.
 struct Rounds {

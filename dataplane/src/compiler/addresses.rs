@@ -1,4 +1,8 @@
 //! Classifies addresses: which of them the gateway owns, and for which of them it answers ARP and NDP.
+//!
+//! **Invariant:** an address that is answered without interruption keeps the sequence since which it is.
+//!
+//! Not here: the announcements themselves (`icmp`).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

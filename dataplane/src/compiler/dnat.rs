@@ -1,8 +1,10 @@
-//! Compiles the steering tables: frontends and backends of mode `dnat`, whose packets are steered by the client's
-//! address while they exist and as long after their removal as their flows may live.
+//! Compiles the tables of mode `dnat`: frontends and backends whose packets are steered by the client's address, while
+//! they exist and as long after their removal as their flows may live; and the map from backends to the frontends that
+//! they answer for, by which a reply without a flow is rewritten (FORWARDING 4).
 //!
-//! The map from backends of mode `dnat` to the frontends that they answer for, by which a reply without a flow is
-//! rewritten (FORWARDING 4).
+//! **Invariant:** a removed frontend or backend stays in the steering tables until its drain ends.
+//!
+//! Not here: the owner function (`workers`).
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -72,6 +74,7 @@ impl ByAddress {
     pub(super) fn table<A: Address>(&self, snat: &SnatByLink<A>) -> SteeringTable<A> {
         let backends: HashSet<FrontendKey<A>, TableHash> = keys(&self.backends);
         let backend_addresses = backends.iter().map(|key| key.address).collect();
+        let snat = snat.iter().flatten().map(|snat| snat.address);
         SteeringTable { frontends: keys(&self.frontends), backends, backend_addresses, ..SteeringTable::new(snat) }
     }
 }

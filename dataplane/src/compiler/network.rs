@@ -6,6 +6,8 @@
 //! anyway, and no others need to.
 //!
 //! **Invariant:** no flow of the current epoch holds a slot in `free`.
+//!
+//! Not here: reading the kernel's tables, and the choice of a group member for a flow.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};

@@ -1,5 +1,8 @@
 //! Compiles one service: its backends, which of them take new flows, and the addresses and ports of its frontends.
 //!
+//! **Invariant:** a port whose inputs did not change keeps its frontend, and a table whose inputs did not change is not
+//! rebuilt.
+//!
 //! Not here: which service gets an address that two of them claim, and routes.
 
 use std::collections::HashSet;

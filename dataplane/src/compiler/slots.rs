@@ -2,6 +2,8 @@
 //!
 //! **Invariant:** a slot is reassigned only after its backend has drained, or its target has rested, and then with
 //! another generation.
+//!
+//! Not here: which backends a service has.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

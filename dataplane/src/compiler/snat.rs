@@ -1,5 +1,9 @@
 //! Assignment of SNAT addresses to links: an address inside a link's prefix serves that link, an address in no prefix
 //! serves all links.
+//!
+//! **Invariant:** an address keeps its index, its position among the SNAT addresses of its family, on every link.
+//!
+//! Not here: ports.
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -214,7 +214,7 @@ fn node_ports_are_served_on_their_addresses_and_vips_of_ipv6_in_their_family() {
 }
 
 #[test]
-fn a_node_port_service_that_listens_nowhere_says_why() {
+fn a_node_port_service_without_addresses_is_refused_with_the_reason() {
     let mut desk = Desk::new();
     desk.put(service("four", "192.0.2.100", &TWO));
     desk.put(service("six", "2001:db8::1:5", &["[fd00::11]:8080"]));
@@ -379,7 +379,7 @@ fn a_slot_of_a_next_hop_survives_its_mac_and_old_flows_look_again_when_routes_ch
 }
 
 #[test]
-fn neighbours_that_come_and_go_make_flows_look_again_only_where_a_slot_is_anothers() {
+fn changing_neighbours_make_flows_look_up_again_only_where_a_slot_is_reassigned() {
     let mut desk = Desk::new();
     desk.network.routes = vec![route("0.0.0.0/0", Some("192.0.2.1"), UPLINK)];
     let mut holders = BTreeMap::new();

@@ -1,4 +1,5 @@
-//! Flows: one entry holds both directions of a connection or exchange, and everything that a packet of it needs.
+//! The entry of a flow. One entry holds both directions of a connection or exchange, and everything that a packet of it
+//! needs.
 //!
 //! **Invariant:** for IPv4, a hit costs two cache misses, one line of tags and one entry, both prefetched a burst
 //! ahead. It writes only `last_seen`, and only when the tick changes. An entry names its backend and next hop by slot,

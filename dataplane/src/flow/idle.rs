@@ -14,7 +14,7 @@ pub struct FlowLimits {
     pub max_per_worker: u32,
     /// TCP, established.
     pub tcp_established: Duration,
-    /// TCP, SYN seen.
+    /// TCP, SYN seen, handshake not complete.
     pub tcp_opening: Duration,
     /// TCP, one side's FIN seen (RFC 5382 REQ-5: at least 4 minutes).
     pub tcp_half_closed: Duration,

@@ -115,7 +115,7 @@ const fn tag_of(hash: u64) -> u16 {
 }
 
 impl Index {
-    /// An empty index for `keys` keys. None if there is no memory for it.
+    /// An empty index for `keys` keys; `None` if there is no memory for it.
     pub(super) fn new(keys: usize) -> Option<Self> {
         Self::with_buckets(keys.div_ceil(LOAD_PER_BUCKET).max(2).next_power_of_two())
     }

@@ -1,4 +1,6 @@
-//! TODO: docs.
+//! Flows: their table, their states, idle limits, SNAT ports, affinity, and the order in which flows yield.
+//!
+//! Not here: which packet creates or ends a flow (`forward`).
 
 mod advance;
 mod affinity;

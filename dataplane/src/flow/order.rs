@@ -7,6 +7,8 @@
 //! neighbours in a list are neighbours in memory.
 //!
 //! **Invariant:** the lists of a class contain exactly the flows of the table that yield in it.
+//!
+//! Not here: which class a flow yields in (`state`), and ending it.
 
 use zerocopy::FromZeros;
 

@@ -14,13 +14,14 @@
 //! whose ports all rest, takes none from connections.
 //!
 //! With several workers, each has a share of the ports of every pool, so that the port of a backend's reply identifies
-//! the worker ([`crate::steering`]): by the remainder of the port, or by the hash with which network cards spread
+//! the worker ([`crate::workers`]): by the remainder of the port, or by the hash with which network cards spread
 //! replies.
 
 use proto::limits::SNAT_PORT_REST;
 use zerocopy::{AllocError, FromZeros};
 
 use super::tick::{Tick, Ticks};
+use crate::stats::BACKEND_SLOTS;
 use crate::wire::{Address, protocol};
 use crate::workers::PortShare;
 
@@ -118,6 +119,7 @@ pub struct SnatExhausted;
 
 /// Maximum number of targets: 100,000 backends (DESIGN section 11), rounded up to a power of two.
 pub const TARGETS_MAX: u32 = 131_072;
+const _: () = assert!(TARGETS_MAX as usize == BACKEND_SLOTS);
 /// Maximum number of SNAT addresses of one family: 8 x 64,512 flows towards one target.
 pub const SNAT_ADDRESSES_MAX: u16 = 8;
 
@@ -326,7 +328,7 @@ impl SnatPorts {
             return;
         }
         let full = tail == 0 || usize::from(tail_at) == PAGE_PORTS;
-        // A page is always left: see the sum in `new`.
+        // A page is always free, see the sum in `new`.
         let Some(page) = (if full { self.take_page() } else { Some(tail - 1) }) else { return };
         let pool = &mut self.pools[pool.index()];
         if full {
@@ -426,7 +428,7 @@ impl SnatPorts {
     fn take_fresh<A: Address>(&mut self, id: PoolId, target: &SnatTarget<A>, snat: A) -> u16 {
         let index = id.index();
         if self.pools[index].high_water == 0 || self.pools[index].generation != id.generation() {
-            let (place, account) = (self.share.place(target, snat), account_of(target.protocol));
+            let (place, account) = (self.share.place(target.address, target.port, snat), account_of(target.protocol));
             self.empty(index, Pool { place, account, generation: id.generation(), ..Pool::new_zeroed() });
         }
         let pool = &mut self.pools[index];

@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn two_way_tcp_walks_through_its_states() {
+    fn two_way_tcp_passes_through_its_states() {
         use FlowState::{TcpAnswered, TcpClosing, TcpEstablished, TcpOpening, TcpRefused};
         let after = |steps: &[_]| after(TcpOpening, steps);
         let handshake = [(ToClient, SYN | ACK), (ToBackend, ACK)];

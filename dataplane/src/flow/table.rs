@@ -137,7 +137,7 @@ impl<A: Address> FlowTable<A> {
             None => return Err(Full),
         };
         let [to_backend, to_client] = self.hashes(&flow);
-        self.index.prefetch(to_client); // its line is on the way while the other is written
+        self.index.prefetch(to_client); // its line is fetched while the other one is written
         if !self.index.insert(to_backend, place(index, Direction::ToBackend)) {
             return Err(Full);
         }
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_holds_as_many_flows_as_it_says() {
+    fn a_table_holds_as_many_flows_as_its_capacity() {
         // 2 x 57,344 keys in 16,384 buckets is the highest load of any capacity, 87.5 %.
         fills_to_capacity(57_344, 1, |n| n);
         fills_to_capacity(57_344, 2, |n| 0x2001_0db8_u128 << 96 | u128::from(n));
@@ -416,7 +416,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_table_does_what_two_hash_maps_do(seed in any::<u64>(), steps in proptest::collection::vec(step(), 1..400)) {
+        fn the_table_equals_two_hash_maps(seed in any::<u64>(), steps in proptest::collection::vec(step(), 1..400)) {
             let mut table = FlowTable::<u32>::new(64, seed).unwrap();
             let mut model: HashMap<Tuple<u32>, (u32, Direction)> = HashMap::new();
             let directions = [Direction::ToBackend, Direction::ToClient];

@@ -2,7 +2,11 @@
 //!
 //! A tick is 2^27 ns, about 134 ms. 2^32 ticks are 18 years, so times at most 9 years apart compare correctly, across
 //! the wrap too; the longest limit (2 h) is 53,645 ticks. Durations are rounded up plus one tick, since the first tick
-//! may be almost over: a limit never ends early, and at most 268 ms late.
+//! may be almost over.
+//!
+//! **Invariant:** a limit never ends early, and at most 268 ms late.
+//!
+//! Not here: reading a clock.
 
 use std::time::Duration;
 

@@ -1,12 +1,14 @@
-//! Sends RSTs that no packet turns into (FORWARDING 2 and 3). Each counts as originated: its cause is the end of
+//! Originates RSTs that no packet turns into (FORWARDING 2 and 3). Each counts as originated: its cause is the end of
 //! another packet.
+//!
+//! Not here: the decision to send a reset.
 
 use super::engine::Engine;
 use super::observer::Observe;
 use super::rewrite;
 use crate::forward::rewrite::Reset;
 use crate::port::{Arrival, Port};
-use crate::wire::{Buffer, Tags};
+use crate::wire::Buffer;
 use crate::workers::Lanes;
 
 impl<B: Buffer, O: Observe<B>> Engine<B, O> {
@@ -27,7 +29,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
             let Some(mut buffer) = lanes.allocate(reset.exit.port) else { continue };
             if rewrite::write_reset(&mut buffer, reset) {
                 self.tally.originated += 1;
-                lanes.leave(reset.exit.port, Tags::on(reset.exit.link), buffer, &mut self.tally);
+                lanes.leave(reset.exit.port, reset.exit.link.tags(), buffer, &mut self.tally);
             } else {
                 lanes.discard(buffer);
             }

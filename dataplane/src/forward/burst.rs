@@ -1,4 +1,9 @@
-//! TODO: docs.
+//! The stages of a burst: parse, sort by kind, look up flows, and process packet by packet. Bursts of tagged frames
+//! return here without their tags.
+//!
+//! **Invariant:** a burst is empty afterwards; every packet went to exactly one function of the engine.
+//!
+//! Not here: the verdict on a packet.
 
 use arrayvec::ArrayVec;
 
@@ -6,7 +11,7 @@ use super::engine::{Engine, Tables};
 use super::observer::Observe;
 use super::steer::steer;
 use crate::flow::{Candidate, FlowTable};
-use crate::port::{Arrival, BURST, Burst, FrameFilter, Origin, Port, SentTo};
+use crate::port::{Arrival, BURST, Burst, FrameFilter, Link, Origin, Port, SentTo};
 use crate::snapshot::{Place, Snapshot};
 use crate::stats::DropReason;
 use crate::wire::{
@@ -21,13 +26,13 @@ const NEIGHBOUR_SOLICITATION: u8 = 135;
 pub(crate) enum Kind {
     V4,
     V6,
-    /// Of IPv6, too.
+    /// A neighbour solicitation, which is IPv6 too.
     Solicitation,
     Arp,
-    /// With VLAN tags.
+    /// A frame with VLAN tags.
     Tagged,
     Other,
-    /// For another station.
+    /// A frame for another station.
     Foreign,
     Bad(DropReason),
 }
@@ -110,7 +115,7 @@ fn process_tagged<P: Port, O: Observe<P::Buffer>>(
             continue;
         }
         let tags = Tags::of(buffer.bytes());
-        let Some(link) = tags.link(arrival.link.port()).filter(|link| snapshot.knows(*link)) else {
+        let Some(link) = tags.vlan().map(|vlan| Link::new(arrival.link.port(), vlan)).filter(|link| snapshot.knows(*link)) else {
             unknown_link(engine, lanes, snapshot, arrival, buffer);
             continue;
         };
@@ -276,7 +281,7 @@ fn look<A: Address>(table: &FlowTable<A>, headers: Headers<A>, looked: &mut AllL
     looked.push(Looked { headers, hash, candidate: Candidate::NONE });
     kind(headers.transport)
 }
-/// The result of the first two passes over a burst for one packet.
+/// The result of the first two stages for one packet.
 pub(crate) struct Looked<A> {
     pub(crate) headers: Headers<A>,
     pub(crate) hash: u64,

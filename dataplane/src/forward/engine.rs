@@ -26,7 +26,7 @@ use crate::icmp::{AnswerLimiter, Ask, Awaited, Held, IcmpError};
 use crate::port::{Arrival, Burst, Link, Port, TwinRate};
 use crate::snapshot::{Exit, Place, Snapshot};
 use crate::stats::{DropReason, Tally, WorkerCounters};
-use crate::wire::{Address, Buffer, Ethernet, Headers, Tags, Transport, take_mut};
+use crate::wire::{Address, Buffer, Ethernet, Headers, Transport, take_mut};
 use crate::workers::Lanes;
 
 /// The state of a worker except for its ports.
@@ -327,7 +327,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let belongs = Belongs { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: flow.backend };
         self.counters.forwarded(flow.backend.slot, headers.packet_len);
         self.observer.observe(&buffer, Fate::Forward(exit.port), || Some(belongs));
-        let tags = Tags::on(exit.link);
+        let tags = exit.link.tags();
         lanes.leave(exit.port, tags, buffer, &mut self.tally);
         for piece in rest {
             self.tally.originated += 1;
@@ -383,7 +383,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         if let Some((ethernet, _)) = take_mut::<Ethernet>(buffer.bytes_mut()) {
             ethernet.destination = snapshot.port(link.port()).mac.0;
         }
-        self.give_to_linux(lanes, snapshot, Arrival { link, tags: Tags::on(link), ..arrival }, buffer);
+        self.give_to_linux(lanes, snapshot, Arrival { link, tags: link.tags(), ..arrival }, buffer);
     }
 
     /// Answers ARP. Answers to ARP and neighbour discovery have no rate limit (docs/adr/0013).

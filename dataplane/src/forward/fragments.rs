@@ -1,9 +1,11 @@
 //! Forwarding of fragments: the first one is decided on like any packet, the others follow it, and those that arrive
 //! before it wait (FORWARDING 10).
+//!
+//! Not here: the memory of datagrams and waiting fragments (`fragment`).
 
 use super::engine::{Engine, Tables};
 use super::observer::Observe;
-use super::steer::owner_of_first;
+use super::steer::{may_have_flow, owner_of_first};
 use crate::flow::{Candidate, Segment, Tick};
 use crate::forward::decide::{Obstacle, Packet, Passage, Verdict, follow, rewrite_of};
 use crate::forward::rewrite;
@@ -11,6 +13,7 @@ use crate::fragment::{Course, Early, Fragment, Part, Slot};
 use crate::port::{Arrival, Origin, Port};
 use crate::snapshot::Snapshot;
 use crate::stats::DropReason;
+use crate::wire::Parsed;
 use crate::wire::{Address, Buffer, Headers, Ipv4, Transport, Tuple, parse, sctp_chunk, take};
 use crate::workers::{Errand, Lanes, WorkerId};
 
@@ -39,7 +42,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
             Ok(fragment) => fragment,
             Err(reason) => return self.drop(lanes, buffer, reason),
         };
-        if headers.group_frame || !fragment.may_have_flow(snapshot) {
+        if headers.group_frame || !may_have_flow(&fragment, snapshot) {
             return self.decided(lanes, snapshot, arrival, buffer, packet, Obstacle::NoFlow);
         }
         let slot = self.slot_of(lanes, arrival, &fragment);
@@ -174,7 +177,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         Self: Tables<A>,
     {
         let Early { buffer, arrival: came, .. } = early;
-        let Some(headers) = parse(buffer.bytes()).ok().and_then(A::headers) else {
+        let Some(headers) = parse(buffer.bytes()).ok().and_then(Parsed::headers) else {
             return self.drop(lanes, buffer, DropReason::Malformed);
         };
         match Fragment::of(buffer.bytes(), &headers) {

@@ -1,17 +1,12 @@
-//! Forwards ICMP errors to the ends of their flows.
+//! ICMP errors about packets of flows, and about tunnel packets that carried them. An error about a packet of a flow goes
+//! to the sender of the quoted packet (FORWARDING 10). An error of a router inside a tunnel becomes an error to the sender
+//! of the inner packet (RFC 2003 section 4, RFC 2473 section 8).
 //!
-//! Forwards errors of routers inside a tunnel to the clients whose packets were carried.
+//! **Invariants:** an error does not change its flow: anyone can forge one, so it neither ends a flow nor keeps it alive.
+//! An error about a tunnel packet is accepted only if the gateway may have sent the quoted packet, and only on the link by
+//! which that packet left.
 //!
-//! Decides on ICMP errors about packets of flows: each goes to the sender of the quoted packet (FORWARDING 10).
-//!
-//! **Invariant:** an error does not change its flow. Anyone can forge one, so it neither ends a flow nor keeps it
-//! alive.
-//!
-//! Decides on ICMP errors of routers inside a tunnel: the sender of the inner packet is informed (RFC 2003 section 4,
-//! RFC 2473 section 8).
-//!
-//! **Invariant:** an error is accepted only if the gateway may have sent the quoted packet, and only on the link by
-//! which it left. Like any error, it does not change a flow.
+//! Not here: the bytes of errors (`icmp`).
 
 use super::engine::{Engine, Tables};
 use super::observer::{Fate, Observe};
@@ -25,7 +20,7 @@ use crate::icmp::{Awaited, ErrorRewrite, IcmpError, Inner, Quote, Trouble, Tunne
 use crate::port::{Arrival, Port};
 use crate::snapshot::{Exit, Place, RouteTo, Snapshot};
 use crate::stats::DropReason;
-use crate::wire::{Address, Buffer, Headers, Tags, Tuple, is_martian};
+use crate::wire::{Address, Buffer, Headers, Tuple, is_martian};
 use crate::workers::Lanes;
 
 impl<B: Buffer, O: Observe<B>> Engine<B, O> {
@@ -147,7 +142,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         }
         self.observer.observe(&buffer, Fate::Reply(exit.port), || None);
         self.tally.replies += 1;
-        lanes.leave(exit.port, Tags::on(exit.link), buffer, &mut self.tally);
+        lanes.leave(exit.port, exit.link.tags(), buffer, &mut self.tally);
     }
 }
 

@@ -5,6 +5,8 @@
 //! solicitation for the VIP and sends a probe to the backend under test.
 //!
 //! **Invariant:** neither request nor answer appears on the wire.
+//!
+//! Not here: packets to the kernel, which are verdicts of the decision.
 
 use super::engine::{Engine, Tables};
 use super::observer::Observe;

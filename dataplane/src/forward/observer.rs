@@ -1,5 +1,7 @@
 //! Observation of each packet's end: `replay` prints it; for workers in production the observer is `()`, which costs
 //! nothing.
+//!
+//! **Invariant:** an observer sees each packet once, with its final outcome.
 
 use std::net::IpAddr;
 

@@ -1,4 +1,7 @@
-//! Delivery of packets to backends that answer their clients directly (modes `dsr`, `ipip`, `gue`).
+//! Delivery of packets to backends that answer their clients directly (modes `dsr`, `ipip`, `gue`), in fragments if
+//! they do not fit.
+//!
+//! Not here: packets that a flow rewrites, which the engine sends.
 
 use super::engine::{Engine, trim};
 use super::observer::{Belongs, Fate, Observe};
@@ -9,7 +12,7 @@ use crate::fragment::cut;
 use crate::port::{Burst, Port};
 use crate::snapshot::Ends;
 use crate::stats::DropReason;
-use crate::wire::{Address, Buffer, Headers, Tags};
+use crate::wire::{Address, Buffer, Headers};
 use crate::workers::Lanes;
 
 impl<B: Buffer, O: Observe<B>> Engine<B, O> {
@@ -37,7 +40,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         self.counters.forwarded(backend.slot, headers.packet_len);
         let belongs = || Some(Belongs { vip: headers.tuple.destination.ip(), port, protocol, backend });
         self.observer.observe(&buffer, Fate::Forward(exit.port), belongs);
-        let tags = Tags::on(exit.link);
+        let tags = exit.link.tags();
         lanes.leave(exit.port, tags, buffer, &mut self.tally);
         for mut piece in rest {
             if self.send_off(&mut piece, headers, delivery) {

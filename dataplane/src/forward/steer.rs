@@ -1,12 +1,14 @@
-//! The pass over a burst that determines each packet's owner and hands over packets of other workers. It runs only with
+//! The stage of a burst that determines each packet's owner and hands over packets of other workers. It runs only with
 //! more than one worker.
+//!
+//! Not here: the owner function and the queues (`workers`).
 
 use std::mem;
 
 use arrayvec::ArrayVec;
 
 use super::burst::{Kind, Looked, Sorted};
-use crate::fragment::Fragment;
+use crate::fragment::{Datagram, Fragment, Part};
 use crate::icmp::{Inner, Quote, TunnelQuote};
 use crate::port::{Arrival, BURST, Burst, Port};
 use crate::snapshot::{Place, Snapshot};
@@ -145,7 +147,7 @@ fn owner_of_error<A: Address, B: Buffer>(
 #[cold]
 fn meeting<A: Address, B: Buffer>(steering: &Steering, snapshot: &Snapshot, buffer: &B, looked: &Looked<A>) -> Option<WorkerId> {
     let fragment = Fragment::of(buffer.bytes(), &looked.headers).ok()?;
-    fragment.may_have_flow(snapshot).then(|| steering.meeting(&fragment.datagram))
+    may_have_flow(&fragment, snapshot).then(|| steering.meeting(&fragment.datagram.tuple()))
 }
 
 /// The owner of a datagram, from the ports of its first fragment.
@@ -154,5 +156,17 @@ pub(crate) fn owner_of_first<A: Address>(steering: &Steering, snapshot: &Snapsho
 }
 
 fn towards<A: Address>(snapshot: &Snapshot, tuple: &Tuple<A>) -> Towards {
-    A::tables(snapshot).steering.towards(tuple, |address| snapshot.place(address) != Place::Elsewhere)
+    A::of(snapshot).steering.towards(tuple, |address| snapshot.place(address) != Place::Elsewhere)
+}
+
+/// Whether the datagram of a fragment may belong to a flow. Datagrams to other destinations go to the kernel fragment by
+/// fragment; the kernel reassembles those that are addressed to it.
+pub(super) fn may_have_flow<A: Address>(fragment: &Fragment<A>, snapshot: &Snapshot) -> bool {
+    let Datagram { source, destination, .. } = fragment.datagram;
+    fragment.part != Part::Portless
+        && match snapshot.place(destination) {
+            Place::Vip | Place::Snat | Place::Twin(_) => true,
+            Place::Elsewhere => A::of(snapshot).steering.is_backend(source),
+            Place::Broadcast | Place::PoolUnused => false,
+        }
 }

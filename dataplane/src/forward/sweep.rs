@@ -1,4 +1,7 @@
-//! TODO: docs.
+//! The sweep: ends idle flows, frees the memory of idle SNAT pools and expired affinity entries, a bounded number per
+//! poll.
+//!
+//! Not here: idle limits (`flow`).
 
 use crossbeam_queue::ArrayQueue;
 

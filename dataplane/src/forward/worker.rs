@@ -1,11 +1,11 @@
 //! The worker: polls its ports and twins, decides burst by burst, and sends. It never waits, locks, allocates, logs or
 //! makes a system call of its own.
 //!
-//! A burst passes three stages: parse all packets and prefetch their flow buckets, prefetch the flows found there, then
-//! decide and rewrite. So the memory that one packet needs is fetched while others are processed.
+//! A burst passes three stages (`burst`): parse all packets and prefetch their flow buckets, prefetch the flows found
+//! there, then decide and rewrite. So the memory that one packet needs is fetched while others are processed.
 //!
 //! With several workers, packets of other workers' flows are handed over after the first stage, and packets that they
-//! hand to this worker pass all stages here ([`crate::steering`], [`crate::Peers`]).
+//! hand to this worker pass all stages here ([`crate::workers`]).
 //!
 //! **Invariant:** every packet ends in one counted verdict, and the account balances (see [`crate::WorkerCounters`]).
 

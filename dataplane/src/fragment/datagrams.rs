@@ -7,7 +7,7 @@
 //!
 //! Not here: reassembly. Fragments are forwarded as fragments.
 
-use super::early::{EarlyFragments, Queue};
+use super::early::{EarlyFragments, PER_WORKER, Queue};
 use super::header::Datagram;
 use crate::port::Arrival;
 use crate::stats::DropReason;
@@ -24,8 +24,6 @@ const SETS: usize = 512;
 /// Maximum number of fragments of one datagram that wait for the first one: 64 KiB at an MTU of 1,280 are 53, plus some
 /// room.
 pub(crate) const PER_DATAGRAM: u16 = 64;
-/// Maximum number of fragments that wait on one worker: a quarter of its packet buffers.
-pub(crate) const PER_WORKER: usize = 1_024;
 
 /// The decision on a first fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,8 +120,8 @@ impl<B> Datagrams<B> {
                 && (entry.identification, entry.protocol) == (datagram.identification, datagram.protocol)
                 && entry.is_v6 == (A::BYTES != 4)
         };
-        #[allow(clippy::cast_possible_truncation)] // its lower bits will do
-        let first = datagram.hash(&self.hash) as usize % SETS * WAYS;
+        #[allow(clippy::cast_possible_truncation)] // the lower bits suffice
+        let first = self.hash.hash(&datagram.tuple()) as usize % SETS * WAYS;
         let set = &mut self.entries[first..first + WAYS];
         match set.iter().position(|entry| is_same(entry) && !is_over(entry, now_ns)) {
             Some(way) => {
@@ -278,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_of_a_full_set_gives_way_with_what_waits_for_it() {
+    fn the_oldest_of_a_full_set_is_evicted_with_its_waiting_fragments() {
         let mut datagrams = Datagrams::<u32>::new(7);
         let mut gone = Vec::new();
         for n in 0..100_000_u32 {

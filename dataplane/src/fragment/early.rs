@@ -6,7 +6,8 @@
 //!
 //! Not here: when a fragment has waited for too long.
 
-use super::datagrams::PER_WORKER;
+/// Maximum number of fragments that wait on one worker: a quarter of its packet buffers.
+pub(super) const PER_WORKER: usize = 1_024;
 
 /// Index of a cell, or none.
 type Place = Option<u16>;

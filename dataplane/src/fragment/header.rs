@@ -9,10 +9,9 @@
 
 use proto::Family;
 
-use crate::snapshot::{Place, Snapshot};
 use crate::stats::DropReason;
 use crate::wire::{
-    Address, ChainEnd, Chunk, FragmentHeader, Headers, Ipv4, Sctp, Tcp, Transport, Tuple, TupleHash, Udp, next_header, protocol,
+    Address, ChainEnd, Chunk, FragmentHeader, Headers, Ipv4, Sctp, Tcp, Transport, Tuple, Udp, next_header, protocol,
     sctp_first_chunk_kind, take, walk,
 };
 
@@ -30,14 +29,13 @@ pub struct Datagram<A> {
 }
 
 impl<A: Address> Datagram<A> {
-    /// The hash by which the worker is chosen at which the fragments of a datagram meet, whatever their order
-    /// (FORWARDING 10).
+    /// A tuple that all fragments of the datagram share, whatever their order, to hash it (FORWARDING 10).
     #[must_use]
     #[allow(clippy::cast_possible_truncation)] // the two halves of the number
-    pub fn hash(&self, hash: &TupleHash) -> u64 {
+    pub fn tuple(&self) -> Tuple<A> {
         let &Self { source, destination, identification, protocol } = self;
         let (source_port, destination_port) = ((identification >> 16) as u16, identification as u16);
-        hash.hash(&Tuple { source, destination, source_port, destination_port, protocol })
+        Tuple { source, destination, source_port, destination_port, protocol }
     }
 }
 
@@ -69,19 +67,6 @@ impl<A: Address> Fragment<A> {
     /// [`DropReason::Malformed`].
     pub fn of(frame: &[u8], headers: &Headers<A>) -> Result<Self, DropReason> {
         Self::read(frame, headers).ok_or(DropReason::Malformed)
-    }
-
-    /// Whether its datagram may belong to a flow. Datagrams to other destinations go to the kernel fragment by
-    /// fragment; the kernel reassembles those that are addressed to it.
-    #[must_use]
-    pub fn may_have_flow(&self, snapshot: &Snapshot) -> bool {
-        let Datagram { source, destination, .. } = self.datagram;
-        self.part != Part::Portless
-            && match snapshot.place(destination) {
-                Place::Vip | Place::Snat | Place::Twin(_) => true,
-                Place::Elsewhere => A::tables(snapshot).steering.is_backend(source),
-                Place::Broadcast | Place::PoolUnused => false,
-            }
     }
 
     fn read(frame: &[u8], headers: &Headers<A>) -> Option<Self> {

@@ -1,4 +1,7 @@
-//! TODO: docs.
+//! IP fragments: the headers of received fragments, the memory of their datagrams, fragmentation of packets that do not
+//! fit, and identifications.
+//!
+//! Not here: the verdict on a fragment (`forward`), and reassembly: fragments are forwarded as fragments.
 
 mod datagrams;
 mod early;

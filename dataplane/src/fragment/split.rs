@@ -105,7 +105,7 @@ mod tests {
         }
 
         #[test]
-        fn a_piece_that_is_cut_again_gives_pieces_of_the_whole(len in 1000_usize..3000) {
+        fn a_fragment_that_is_fragmented_again_gives_fragments_of_the_whole(len in 1000_usize..3000) {
             let frame = datagram(len);
             let again: Vec<_> = fragments(&frame, 800, 0x1234)
                 .iter()

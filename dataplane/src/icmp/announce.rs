@@ -13,7 +13,6 @@ use super::neighbour::announcement;
 use crate::port::{Link, Port};
 use crate::snapshot::{Announced, Snapshot};
 use crate::stats::Tally;
-use crate::wire::Tags;
 use crate::workers::Lanes;
 
 /// Number of announcements of one address.
@@ -107,7 +106,7 @@ impl Announcements {
             let Some(mut buffer) = lanes.allocate(link.port()) else { break };
             if announcement(&mut buffer, address, snapshot.port(link.port()).mac) {
                 tally.originated += 1;
-                lanes.leave(link.port(), Tags::on(link), buffer, tally);
+                lanes.leave(link.port(), link.tags(), buffer, tally);
             }
             self.done[round] = Some(position);
             self.next_ns = self.next_ns.max(now_ns.saturating_sub((BURST - 1) * PACE_NS)) + PACE_NS;

@@ -1,8 +1,9 @@
-//! Answers: functions that turn a received packet in place into the answer to it: ARP, neighbour discovery, echo, TCP
-//! reset, SCTP abort and ICMP errors (FORWARDING section 8).
+//! Whether a packet may be answered (FORWARDING section 8). The functions that answer turn a received packet in place
+//! into the answer to it: echo, ARP, neighbour discovery and ICMP errors beside this file, resets in
+//! `forward::rewrite`.
 //!
-//! **Invariant:** a function that returns `false` has changed nothing. Newly written headers have correct checksums and
-//! a fresh hop limit.
+//! **Invariant:** an answering function that returns `false` has changed nothing. Newly written headers have correct
+//! checksums and a fresh hop limit.
 //!
 //! Not here: whether an address belongs to the gateway, and how many answers are allowed ([`crate::AnswerLimiter`]).
 

@@ -1,4 +1,8 @@
 //! Echo replies (RFC 792, RFC 4443 section 4.2): the request is sent back with its data, options and identification.
+//!
+//! **Invariant:** a wrong checksum stays wrong.
+//!
+//! Not here: whether an address is pinged at the gateway, and rate limits.
 
 use proto::Family;
 

@@ -1,7 +1,7 @@
-//! Construction of ICMP errors about a received packet (RFC 792, RFC 1812 section 4.3, RFC 4443 section 3).
+//! Construction of ICMP errors about a received packet (RFC 792, RFC 1812 section 4.3, RFC 4443 section 3), and of
+//! errors about a packet inside a tunnel from errors about the tunnel packet (RFC 2003 section 4, RFC 2473 section 8).
 //!
-//! ICMP errors about packets inside tunnels, built from errors about the tunnel packets (RFC 2003 section 4, RFC 2473
-//! section 8).
+//! Not here: whether an error may be sent.
 
 use std::ops::Range;
 

@@ -1,10 +1,14 @@
-//! Rewriting of ICMP errors about rewritten packets: the quoted packet is restored to what its sender sent.
+//! Mapping of ICMP errors about rewritten packets: the quoted packet is restored to what its sender sent.
+//!
+//! **Invariant:** an error is mapped completely or not at all, and a wrong checksum stays wrong.
+//!
+//! Not here: addresses of the error, which the decision gives.
 
 use proto::Family;
 
 use super::quote::{Quote, QuotedChecksum};
-use crate::forward::rewrite::low_half;
 use crate::wire::checksum::{HOP_DELTA, apply, delta, difference, sum};
+use crate::wire::low_half;
 use crate::wire::{Address, Ethernet, Headers, Icmp, Ipv4, Ipv6, Mac, Tuple, Udp, crc32c, take_mut};
 
 /// The new fields of an error.

@@ -1,4 +1,7 @@
-//! TODO: docs.
+//! ICMP and neighbour protocols: errors that the gateway sends and maps, echo, ARP, neighbour discovery, announcements,
+//! the neighbour queue, and the rate limit of answers.
+//!
+//! Not here: where an ICMP error of a flow is forwarded (`forward::icmp_errors`).
 
 mod announce;
 mod answer;

@@ -24,7 +24,7 @@ pub(crate) const PATIENCE_NS: u64 = 1_000_000_000;
 /// A neighbour that packets wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Awaited {
-    /// The link it is reached by.
+    /// The link on which it is reached.
     pub link: Link,
     /// Its address.
     pub address: IpAddr,

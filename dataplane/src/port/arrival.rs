@@ -1,4 +1,4 @@
-//! TODO: docs.
+//! How a packet reached the engine: link, tags, time and origin. Data only.
 
 use super::link::Link;
 use crate::wire::Tags;

@@ -62,7 +62,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_frame_goes_where_its_addresses_say(port in any::<[u8; 6]>(), other in any::<[u8; 6]>(), source in any::<[u8; 6]>(), ours in any::<bool>()) {
+        fn the_destination_of_a_frame_follows_from_its_addresses(port in any::<[u8; 6]>(), other in any::<[u8; 6]>(), source in any::<[u8; 6]>(), ours in any::<bool>()) {
             let port = [port[0] & !1, port[1], port[2], port[3], port[4], port[5]];
             let destination = if ours { port } else { other };
             let expected = match (source[0] & 1, destination[0] & 1) {

@@ -2,6 +2,8 @@
 //! `replay`, DPDK queues in the gateway.
 //!
 //! **Invariant:** no call waits; buffers that a port refuses stay with the caller.
+//!
+//! Not here: drivers.
 
 use arrayvec::ArrayVec;
 

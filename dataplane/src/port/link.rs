@@ -3,12 +3,12 @@
 //! **Invariant:** neighbours, routes and addresses belong to a link, never to a port alone: the same address may be
 //! different machines on two VLANs of one port.
 //!
-//! Not here: tags in the bytes of a frame; see `tags`.
+//! Not here: tags in the bytes of a frame (`wire`).
 
 use std::fmt;
 use std::num::NonZeroU32;
 
-use crate::wire::{TAG_BITS, Vlan};
+use crate::wire::{Tags, Vlan};
 
 /// Position of a port in the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -19,13 +19,13 @@ pub struct PortIndex(pub u8);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Link(NonZeroU32);
 
-const PORT_SHIFT: u32 = 2 * TAG_BITS + 1;
+const PORT_SHIFT: u32 = Vlan::BITS + 1;
 
 impl Link {
     /// The link of frames with these tags on a port.
     #[must_use]
     pub fn new(port: PortIndex, vlan: Vlan) -> Self {
-        Self(NonZeroU32::MIN | u32::from(port.0) << PORT_SHIFT | vlan.0 << 1)
+        Self(NonZeroU32::MIN | u32::from(port.0) << PORT_SHIFT | vlan.bits() << 1)
     }
 
     /// The port.
@@ -37,7 +37,7 @@ impl Link {
     /// The tags.
     #[must_use]
     pub fn vlan(self) -> Vlan {
-        Vlan(self.0.get() >> 1 & ((1 << (2 * TAG_BITS)) - 1))
+        Vlan::from_bits(self.0.get() >> 1)
     }
 
     /// The link folded to 16 bits, for uses in which a rare collision does no harm.
@@ -45,6 +45,13 @@ impl Link {
     pub(crate) fn folded(self) -> u16 {
         let [a, b, c, d] = self.0.get().to_be_bytes();
         u16::from_be_bytes([a, b]) ^ u16::from_be_bytes([c, d])
+    }
+
+    /// The tags of frames that leave by it. Their priority is 0, as in frames of the kernel: the priority belongs to one link,
+    /// and what is passed from link to link is the DSCP.
+    #[must_use]
+    pub(crate) fn tags(self) -> Tags {
+        Tags::of_vlan(self.vlan())
     }
 
     /// Whether its frames carry tags.

@@ -1,4 +1,6 @@
 //! A port in memory, for tests, `replay` and `bench --io mem`.
+//!
+//! Not here: timing; a memory port neither waits nor loses frames unless `room` is limited.
 
 use std::collections::VecDeque;
 

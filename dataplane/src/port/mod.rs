@@ -1,4 +1,7 @@
-//! TODO: docs.
+//! Packet I/O: the interface of ports, links, how packets arrive, the filter of received frames, and the rings to the
+//! Linux twins with their rate limit.
+//!
+//! Not here: DPDK and taps, which the root package connects.
 
 mod arrival;
 mod frame_filter;

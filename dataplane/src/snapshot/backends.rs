@@ -1,4 +1,8 @@
 //! Backends by slot, in chunks that successive snapshots share.
+//!
+//! **Invariant:** the compact form of a backend always matches the backend.
+//!
+//! Not here: the assignment of slots (`compiler`).
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,4 +1,6 @@
 //! The tables that exist once per address family: frontends, classification of addresses, SNAT addresses, steering.
+//!
+//! Not here: routes, which are in one table for both families.
 
 use std::sync::Arc;
 
@@ -27,7 +29,7 @@ pub struct FamilyTables<A> {
 impl<A: Address> FamilyTables<A> {
     /// Tables without frontends.
     pub(crate) fn new(places: Places<A>, snat: Arc<[Box<[SnatAddress<A>]>]>) -> Self {
-        let steering = Arc::new(SteeringTable::new(&snat));
+        let steering = Arc::new(SteeringTable::new(snat.iter().flatten().map(|snat| snat.address)));
         Self { frontends: Arc::default(), fronts: Arc::default(), places: Arc::new(places), snat, steering }
     }
 }

@@ -1,4 +1,6 @@
-//! Frontends, and the views of services for commands.
+//! Frontends: their policy, tables and the choice of a backend; and the views of services for commands.
+//!
+//! Not here: which addresses a frontend has; the tables of the family map them to frontends.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -6,7 +8,7 @@ use std::time::Duration;
 
 use proto::{Family, Mode, Protocol, Refusal, Scheduler, ServiceName, Target};
 
-use super::tables::Snapshot;
+use super::backends::BackendTable;
 use crate::choose::{Chooser, HashedBy, MaglevTable, Schedule, SourceRanges};
 use crate::flow::{AffinityTable, BackendId, Tick, Ticks, Way};
 use crate::wire::{Address, Tuple, TupleHash};
@@ -45,12 +47,12 @@ impl Previous {
     }
 
     /// The backend of a hash, if the grace period has not ended and the backend is alive or draining.
-    fn choose(&self, hash: u64, snapshot: &Snapshot, now: Tick) -> Option<BackendId> {
+    fn choose(&self, hash: u64, backends: &BackendTable, now: Tick) -> Option<BackendId> {
         if now.since(Tick::at(self.replaced_ns)) >= self.grace {
             return None;
         }
         let id = self.backends.get(usize::from(self.table.choose(hash)?)).copied()?;
-        snapshot.backend(id).is_some_and(|backend| backend.failing.is_none()).then_some(id)
+        backends.get(id).is_some_and(|backend| backend.failing.is_none()).then_some(id)
     }
 }
 
@@ -152,8 +154,13 @@ impl Frontend {
     /// The backend for a packet of a flow that began before this gateway knew it, in a mode in which that flow may
     /// continue (FORWARDING 4): for a grace period after a change, the choice of the previous table.
     #[must_use]
-    pub fn choose_mid_stream<A: Address>(&self, tuple: &Tuple<A>, snapshot: &Snapshot, now: Tick) -> Option<BackendId> {
-        let before = |previous: &Arc<Previous>| previous.choose(self.hash_of(tuple), snapshot, now);
+    pub(crate) fn choose_mid_stream<A: Address>(
+        &self,
+        tuple: &Tuple<A>,
+        backends: &BackendTable,
+        now: Tick,
+    ) -> Option<BackendId> {
+        let before = |previous: &Arc<Previous>| previous.choose(self.hash_of(tuple), backends, now);
         self.previous.as_ref().and_then(before).or_else(|| self.choose_by_hash(tuple))
     }
 

@@ -1,4 +1,8 @@
-//! TODO: docs.
+//! The tables that workers forward by, the inputs that they are compiled from, and their publication.
+//!
+//! **Invariant:** a snapshot never changes once it is published.
+//!
+//! Not here: compilation (`compiler`).
 
 mod backends;
 mod family;

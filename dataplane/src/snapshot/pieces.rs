@@ -1,4 +1,8 @@
 //! A table in chunks that successive snapshots share.
+//!
+//! **Invariant:** a change never shows in an older snapshot.
+//!
+//! Not here: the meaning of the entries.
 
 use std::sync::Arc;
 

@@ -2,6 +2,8 @@
 //!
 //! **Invariant:** numbers of groups are above those of slots, so a lookup of a slot, which is all that a flow with one
 //! next hop needs, finds nothing for a group. Numbers of groups are valid within one snapshot only; no flow holds one.
+//!
+//! Not here: the routes of the kernel, from which the compiler builds these tables.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -20,7 +22,7 @@ pub(crate) type NextHopKey = (Link, IpAddr);
 /// A neighbour that packets are sent to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NextHop {
-    /// The link it is reached by.
+    /// The link on which it is reached.
     pub link: Link,
     /// Its Ethernet address, if it is known.
     pub mac: Option<Mac>,

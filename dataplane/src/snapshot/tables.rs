@@ -21,8 +21,8 @@ use super::routes::{Exit, NextHop, RouteTo, Routes};
 use super::tunnels::Tunnels;
 use crate::flow::{AffinityTable, BackendId, SnatAddress, Tick, Ticks};
 use crate::port::{Link, PortIndex};
-use crate::wire::Address;
 use crate::wire::FrontendKey;
+use crate::wire::{Address, ByFamily};
 
 /// Services as commands show them, by name. A copy is free, and differences between two copies are found without
 /// visiting the rest.
@@ -94,6 +94,20 @@ impl Announced {
     }
 }
 
+impl ByFamily for Snapshot {
+    type Of<A: Address> = FamilyTables<A>;
+
+    #[inline(always)]
+    fn v4(&self) -> &FamilyTables<u32> {
+        &self.v4
+    }
+
+    #[inline(always)]
+    fn v6(&self) -> &FamilyTables<u128> {
+        &self.v6
+    }
+}
+
 impl Snapshot {
     /// Increases by one with every snapshot of a compiler.
     #[must_use]
@@ -130,7 +144,7 @@ impl Snapshot {
     #[must_use]
     #[inline]
     pub fn frontend<A: Address>(&self, address: A, protocol: u8, port: u16) -> Option<&Frontend> {
-        let position = *A::tables(self).frontends.get(&FrontendKey { address, port, protocol })?;
+        let position = *A::of(self).frontends.get(&FrontendKey { address, port, protocol })?;
         self.frontends.get(position as usize).map(AsRef::as_ref)
     }
 
@@ -139,7 +153,7 @@ impl Snapshot {
     #[must_use]
     #[inline]
     pub fn front<A: Address>(&self, address: A, protocol: u8, port: u16) -> Option<Option<Front<A>>> {
-        let fronts = &A::tables(self).fronts;
+        let fronts = &A::of(self).fronts;
         if fronts.is_empty() { None } else { fronts.get(&FrontendKey { address, port, protocol }).copied() }
     }
 
@@ -168,7 +182,7 @@ impl Snapshot {
     #[must_use]
     #[inline]
     pub fn place<A: Address>(&self, address: A) -> Place {
-        A::tables(self).places.of(address)
+        A::of(self).places.of(address)
     }
 
     /// The route to an address.
@@ -245,7 +259,7 @@ impl Snapshot {
     #[must_use]
     #[inline]
     pub fn snat<A: Address>(&self, link: Link) -> &[SnatAddress<A>] {
-        let tables = &A::tables(self).snat;
+        let tables = &A::of(self).snat;
         let of_link = if link.is_tagged() {
             self.vlans.binary_search(&link).ok().and_then(|position| tables.get(self.ports.len() + position))
         } else {

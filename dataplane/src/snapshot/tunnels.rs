@@ -1,4 +1,8 @@
 //! The outer headers of tunnels: source addresses and GUE's port (FORWARDING 12).
+//!
+//! **Invariant:** the same entropy gives the same source while the configuration is the same.
+//!
+//! Not here: encapsulation.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

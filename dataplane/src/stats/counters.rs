@@ -12,7 +12,7 @@ use super::drop_reason::DropReason;
 
 /// Number of backends whose traffic is counted separately: the slots of a snapshot, as many as there may be targets.
 /// 131,072 * 32 bytes = 4 MiB per worker.
-pub(crate) const BACKEND_SLOTS: usize = crate::flow::TARGETS_MAX as usize;
+pub(crate) const BACKEND_SLOTS: usize = 131_072;
 
 /// A counter that one worker writes and any thread reads.
 #[derive(Debug, Default)]

@@ -1,4 +1,6 @@
 //! The reasons for which packets are dropped. Their names are part of the contract and never change.
+//!
+//! Not here: which packets are dropped.
 
 /// Declares the reasons, each with its name in metrics and commands.
 macro_rules! drop_reasons {

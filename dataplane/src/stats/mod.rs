@@ -1,4 +1,6 @@
-//! TODO: docs.
+//! Counters of workers, and the named reasons of drops.
+//!
+//! Not here: metrics and commands, which read the counters.
 
 mod counters;
 mod drop_reason;

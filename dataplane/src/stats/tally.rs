@@ -1,4 +1,8 @@
 //! Counts of a worker within one poll, in plain integers; they are added to its shared counters at the end of the poll.
+//!
+//! **Invariant:** every count reaches the shared counters exactly once.
+//!
+//! Not here: counts per backend, which go to the shared counters at once.
 
 use super::counters::WorkerCounters;
 use super::drop_reason::DropReason;

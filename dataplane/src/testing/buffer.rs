@@ -1,4 +1,4 @@
-//! A buffer of bounded room for unit tests of what is written in place, and the headers of frames.
+//! A buffer of limited capacity for unit tests of code that changes packets in place, and the parsed headers of frames.
 
 use crate::wire::{Buffer, Headers, Parsed, parse};
 

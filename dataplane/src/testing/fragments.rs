@@ -1,4 +1,5 @@
 //! Fragmentation and reassembly for tests, for untagged frames without IPv4 options or other IPv6 extension headers.
+//! Shares no code with the engine.
 #![allow(clippy::expect_used, clippy::panic, reason = "a test that asks for an impossible frame shall fail there")]
 
 use crate::testing::{len16, slow_checksum};

@@ -1,4 +1,8 @@
 //! The engine's representation of an IP address: a number in host order, one type per address family.
+//!
+//! **Invariant:** addresses are in host order everywhere except in the bytes of frames.
+//!
+//! Not here: what an address is to the gateway (`snapshot`).
 
 use std::fmt::Debug;
 use std::hash::Hash;
@@ -6,10 +10,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use proto::Family;
 use zerocopy::FromZeros;
-
-use super::headers::{Headers, Parsed};
-use crate::choose::{Intervals, SourceRanges};
-use crate::snapshot::{FamilyTables, Snapshot};
 
 /// An address of one family in host order: `u32` for IPv4, `u128` for IPv6. Code that is the same for both families is
 /// generic over this trait and compiled once for each.
@@ -27,12 +27,18 @@ pub trait Address: Copy + Eq + Ord + Hash + Debug + Default + FromZeros + Send +
     fn wide(self) -> u128;
     /// The address from its 128 bits; for IPv4 the upper 96 bits are dropped.
     fn from_wide(wide: u128) -> Self;
-    /// The parsed headers, if they are of this family.
-    fn headers(parsed: Parsed) -> Option<Headers<Self>>;
-    /// The tables of this family.
-    fn tables(snapshot: &Snapshot) -> &FamilyTables<Self>;
-    /// The source ranges of this family.
-    fn intervals(ranges: &SourceRanges) -> &Intervals<Self>;
+    /// The half of this family.
+    fn of<T: ByFamily>(both: &T) -> &T::Of<Self>;
+}
+
+/// Something that exists once for each family, such as the two halves of a table.
+pub trait ByFamily {
+    /// The half of one family.
+    type Of<A: Address>;
+    /// The half of IPv4.
+    fn v4(&self) -> &Self::Of<u32>;
+    /// The half of IPv6.
+    fn v6(&self) -> &Self::Of<u128>;
 }
 
 impl Address for u32 {
@@ -60,21 +66,9 @@ impl Address for u32 {
         (wide & 0xffff_ffff) as Self
     }
 
-    fn headers(parsed: Parsed) -> Option<Headers<Self>> {
-        match parsed {
-            Parsed::V4(headers) => Some(headers),
-            _ => None,
-        }
-    }
-
-    #[inline]
-    fn tables(snapshot: &Snapshot) -> &FamilyTables<Self> {
-        &snapshot.v4
-    }
-
-    #[inline]
-    fn intervals(ranges: &SourceRanges) -> &Intervals<Self> {
-        &ranges.v4
+    #[inline(always)]
+    fn of<T: ByFamily>(both: &T) -> &T::Of<Self> {
+        both.v4()
     }
 }
 
@@ -103,21 +97,9 @@ impl Address for u128 {
         wide
     }
 
-    fn headers(parsed: Parsed) -> Option<Headers<Self>> {
-        match parsed {
-            Parsed::V6(headers) => Some(headers),
-            _ => None,
-        }
-    }
-
-    #[inline]
-    fn tables(snapshot: &Snapshot) -> &FamilyTables<Self> {
-        &snapshot.v6
-    }
-
-    #[inline]
-    fn intervals(ranges: &SourceRanges) -> &Intervals<Self> {
-        &ranges.v6
+    #[inline(always)]
+    fn of<T: ByFamily>(both: &T) -> &T::Of<Self> {
+        both.v6()
     }
 }
 
@@ -127,4 +109,10 @@ pub(crate) fn is_group_address<A: Address>(address: A) -> bool {
         Family::V4 => address.wide() >> 28 >= 0xe,
         Family::V6 => address.wide() >> 120 == 0xff,
     }
+}
+
+/// An IPv4 address from its 128-bit form, which holds it in the low 32 bits.
+#[inline(always)]
+pub(crate) fn low_half<A: Address>(address: A) -> u32 {
+    (address.wide() & 0xffff_ffff) as u32
 }

@@ -1,8 +1,9 @@
-//! Views of protocol headers over the bytes of a frame, one protocol per file.
+//! The interface to the bytes of a packet, and the functions that take views of headers from them.
 //!
-//! **Invariant:** a view exists only over bytes that hold the whole header, so no access to it can fail. Fields are in
-//! network byte order in the bytes and are read in host order. Not here: the meaning of values and the rejection of
-//! invalid ones; `parse` and the modules that answer packets do both.
+//! **Invariant:** a view exists only over bytes that hold the whole header, so no access to it can fail.
+//!
+//! Not here: the meaning of values and the rejection of invalid ones; `parse` and the modules that answer packets do
+//! both.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 

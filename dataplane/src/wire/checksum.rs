@@ -12,7 +12,7 @@ use super::headers::Tuple;
 /// decreases by 0x0100.
 pub const HOP_DELTA: u16 = !0x0100;
 
-/// What a rewrite adds to the checksums of every packet of a flow in one direction.
+/// The differences that a rewrite makes to the checksums of every packet of a flow in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deltas {
     /// Change of the addresses, for the checksum of the IPv4 header.

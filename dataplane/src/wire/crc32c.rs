@@ -5,6 +5,10 @@
 //! of bytes that follow, not on their values. So the engine never reads a payload, and a wrong checksum stays wrong.
 //!
 //! Polynomials are *reflected*: bit 31 is the coefficient of x^0, bit 0 that of x^31.
+//!
+//! **Invariant:** a difference has the effect of a full computation, for every length of an IP packet.
+//!
+//! Not here: where the checksum is in a frame.
 
 /// The Castagnoli polynomial, reflected.
 const POLYNOMIAL: u32 = 0x82f6_3b78;

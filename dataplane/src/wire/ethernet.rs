@@ -1,6 +1,7 @@
-//! The Ethernet II header (IEEE 802.3 clause 3).
+//! Ethernet addresses, the Ethernet II header (IEEE 802.3 clause 3), and the ARP packet for IPv4 over Ethernet (RFC
+//! 826).
 //!
-//! The ARP packet for IPv4 over Ethernet (RFC 826). Who answers it is decided in the module that answers ARP.
+//! Not here: who answers ARP (`icmp::neighbour`).
 
 use std::fmt;
 

@@ -5,6 +5,8 @@
 //!
 //! The flow table uses a secret seed against chosen tuples. A key hides each factor before each multiplication, so no
 //! sender can force a factor to 0.
+//!
+//! Not here: the hash of network cards (`workers`).
 
 use std::hash::{BuildHasher, Hasher};
 

@@ -1,8 +1,10 @@
 //! The result of parsing the headers of a frame: plain values; the bytes stay in the buffer.
 //!
-//! **Invariant:** none of its own; `parse` guarantees that offsets lie within the frame.
+//! **Invariant:** offsets lie within the frame; `parse` guarantees it.
+//!
+//! Not here: parsing.
 
-use super::address::Address;
+use super::address::{Address, ByFamily};
 
 /// Bits of the TCP flags byte (RFC 9293 section 3.1).
 pub mod tcp_flags {
@@ -123,6 +125,31 @@ pub enum Parsed {
     Arp,
     /// Any other frame: other EtherTypes, more than two VLAN tags. The kernel may handle it.
     Other,
+}
+
+impl Parsed {
+    /// The headers, if they are of this family.
+    pub(crate) fn headers<A: Address>(self) -> Option<Headers<A>> {
+        struct Found(Option<Headers<u32>>, Option<Headers<u128>>);
+
+        impl ByFamily for Found {
+            type Of<A: Address> = Option<Headers<A>>;
+
+            fn v4(&self) -> &Option<Headers<u32>> {
+                &self.0
+            }
+
+            fn v6(&self) -> &Option<Headers<u128>> {
+                &self.1
+            }
+        }
+
+        *A::of(&match self {
+            Self::V4(headers) => Found(Some(headers), None),
+            Self::V6(headers) => Found(None, Some(headers)),
+            Self::Arp | Self::Other => Found(None, None),
+        })
+    }
 }
 
 impl<A: Address> Tuple<A> {

@@ -1,8 +1,9 @@
-//! The IPv6 header and the extension headers that the parser skips (RFC 8200 sections 3 and 4).
+//! The IPv4 header without options (RFC 791 section 3.1), the IPv6 header and the chain of its extension headers (RFC
+//! 8200 sections 3 and 4), and the headers of packets that the engine writes.
 //!
-//! The IPv4 header (RFC 791 section 3.1) without its options.
+//! **Invariant:** the chain of extension headers is parsed up to a bound.
 //!
-//! The chain of IPv6 extension headers, parsed up to a bound.
+//! Not here: the transport header after them, and the rules for addresses.
 
 use proto::Family;
 use zerocopy::network_endian::{U16, U32, U128};

@@ -1,4 +1,10 @@
-//! TODO: docs.
+//! Frames and headers: views of protocol headers over the bytes of a frame, parsing, checksums, VLAN tags, addresses
+//! and hashes of tuples.
+//!
+//! **Invariant:** a view exists only over bytes that hold the whole header, so no access to it can fail. Fields are in
+//! network byte order in the bytes and are read in host order.
+//!
+//! Not here: the verdict on a packet.
 
 mod address;
 mod buffer;
@@ -13,8 +19,8 @@ mod parse;
 mod transport;
 mod vlan;
 
-pub use address::Address;
-pub(crate) use address::is_group_address;
+pub use address::{Address, ByFamily};
+pub(crate) use address::{is_group_address, low_half};
 pub use buffer::{Buffer, take, take_mut};
 pub(crate) use ethernet::turn_link;
 pub use ethernet::{Arp, Ethernet, Mac, ether_type};
@@ -28,5 +34,5 @@ pub use ip::{Extension, FragmentHeader, Ipv4, Ipv6, RoutingHeader, next_header, 
 pub use parse::parse;
 pub(crate) use parse::{Carried, carried, ipv4, ipv6, is_link_local, is_martian, sctp_first_chunk_kind};
 pub use transport::{Chunk, Sctp, Tcp, Udp};
-pub(crate) use vlan::{TAG_BITS, Tags};
+pub(crate) use vlan::Tags;
 pub use vlan::{TagKind, Vlan, VlanTag};

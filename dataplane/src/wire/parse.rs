@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn group_frames_are_told_apart() {
+    fn group_frames_are_recognised() {
         let mut frame = Packet::tcp(CLIENT, VIP).build();
         assert!(!v4(&frame).group_frame);
         frame[..6].fill(0xff);

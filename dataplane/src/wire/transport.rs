@@ -1,8 +1,7 @@
-//! The TCP header (RFC 9293 section 3.1) without its options.
+//! The TCP header without options (RFC 9293 section 3.1), the UDP header (RFC 768), and SCTP's common header and chunk
+//! header (RFC 9260 section 3).
 //!
-//! The UDP header (RFC 768).
-//!
-//! The SCTP common header and the header that every chunk begins with (RFC 9260 section 3).
+//! Not here: TCP options, and chunks of SCTP beyond their header.
 
 use zerocopy::network_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

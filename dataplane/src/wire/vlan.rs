@@ -1,11 +1,9 @@
-//! VLAN tags in the bytes of frames. The engine works on frames without tags: they are removed when a frame arrives and
-//! added when it leaves, so no code in between handles them.
+//! VLAN tags (IEEE 802.1Q and 802.1ad), as identifiers and in the bytes of frames. The engine works on frames without
+//! tags: they are removed when a frame arrives and added when it leaves, so no code in between handles them.
 //!
 //! **Invariant:** removing the tags of a frame and adding them again gives the same frame, bit for bit.
 //!
 //! Not here: which VLANs exist.
-//!
-//! The IEEE 802.1Q tag: the bytes after the EtherTypes 0x8100 and 0x88a8.
 
 use std::fmt;
 
@@ -14,7 +12,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::buffer::{Buffer, take};
 use super::ethernet::{Ethernet, ether_type};
-use crate::port::{Link, PortIndex};
 
 /// Bytes of a tag with its EtherType.
 const TAG_BYTES: u16 = 4;
@@ -53,11 +50,10 @@ impl Tags {
         tags
     }
 
-    /// The tags of frames that leave on a link. Their priority is 0, as with frames of the kernel: priority is local to
-    /// a link, and DSCP is what crosses links.
-    pub(crate) fn on(link: Link) -> Self {
+    /// The tags of a VLAN, with priority 0.
+    pub(crate) fn of_vlan(vlan: Vlan) -> Self {
         let mut tags = Self::NONE;
-        for (tag, (kind, id)) in tags.0.iter_mut().zip(link.vlan().tags()) {
+        for (tag, (kind, id)) in tags.0.iter_mut().zip(vlan.tags()) {
             *tag = Tag { ether_type: kind.ether_type(), control: id };
         }
         tags
@@ -76,9 +72,9 @@ impl Tags {
         self.all().map(|_| TAG_BYTES).sum()
     }
 
-    /// The link of a frame with these tags. `None` when an identifier is reserved. A tag with identifier 0 carries only
-    /// a priority (IEEE 802.1Q section 6.9): the frame belongs to the link without it.
-    pub(crate) fn link(self, port: PortIndex) -> Option<Link> {
+    /// The VLAN of a frame with these tags. `None` when an identifier is reserved. A tag with identifier 0 carries only
+    /// a priority (IEEE 802.1Q section 6.9): the frame belongs to the VLAN without it.
+    pub(crate) fn vlan(self) -> Option<Vlan> {
         let mut vlan = Vlan::NONE;
         for Tag { ether_type, control } in self.all() {
             let id = control & ID_MASK;
@@ -86,7 +82,7 @@ impl Tags {
                 vlan = vlan.with(TagKind::of(ether_type)?, id)?;
             }
         }
-        Some(Link::new(port, vlan))
+        Some(vlan)
     }
 
     /// Removes these tags, which [`Tags::of`] found, from a frame.
@@ -165,17 +161,29 @@ impl TagKind {
 }
 /// Bits of one tag: identifier (12) and kind (1). 0 means no tag, since identifier 0 names no VLAN (IEEE 802.1Q table
 /// 9-2).
-pub(crate) const TAG_BITS: u32 = 13;
+const TAG_BITS: u32 = 13;
 const SERVICE: u32 = 1 << 12;
 const TAG: u32 = (1 << TAG_BITS) - 1;
 /// The highest valid VLAN identifier; 4095 is reserved.
 const ID_MAX: u16 = 4094;
 /// No tag, one tag, or two with the outer one in the high bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Vlan(pub(crate) u32);
+pub struct Vlan(u32);
 impl Vlan {
     /// Untagged.
     pub const NONE: Self = Self(0);
+    /// Bits of [`Vlan::bits`].
+    pub(crate) const BITS: u32 = 2 * TAG_BITS;
+
+    /// The tags in one number; 0 is untagged.
+    pub(crate) const fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// The VLAN of the lower [`Vlan::BITS`] of a number from [`Vlan::bits`].
+    pub(crate) const fn from_bits(bits: u32) -> Self {
+        Self(bits & ((1 << Self::BITS) - 1))
+    }
 
     /// Adds an inner tag. `None` when there are two already, or when the identifier is not in 1-4094.
     #[must_use]

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::handover::{Errand, Handed, HandoverQueue, Peers};
-use super::steering::WorkerId;
+use super::id::WorkerId;
 use crate::port::{Arrival, Burst, Class, Port, PortIndex, TwinQueues, class};
 use crate::stats::{DropReason, Tally};
 use crate::wire::{Address, Headers, Tags};

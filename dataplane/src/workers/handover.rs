@@ -5,16 +5,17 @@
 //! worker pushes at most one burst that is not full for each port and errand, however they are mixed. Packets that a
 //! queue refuses are dropped and counted (`handover_full`).
 //!
-//! Not here: who owns a packet ([`crate::steering`]).
+//! Not here: who owns a packet ([`super::steering`]).
 
 use std::mem;
 use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
 
+use super::id::WorkerId;
 use super::port_share::PortShare;
 use super::rss_proof::{Observer, RssProof};
-use super::steering::{Steering, WorkerId};
+use super::steering::Steering;
 use crate::port::{BURST, Burst, PortIndex};
 
 /// Maximum number of bursts that wait for a worker, from all others together. If full, they hold the 4,096 packets that

@@ -1,12 +1,15 @@
-//! TODO: docs.
+//! The share of one worker in the SNAT ports of every pool, chosen so that a backend's reply reaches the worker.
+//!
+//! **Invariant:** the shares of all workers are disjoint, and together hold every port.
+//!
+//! Not here: the state of ports (`flow`).
 
 use std::sync::Arc;
 
 use proto::limits::{SNAT_PORT_FIRST, SNAT_PORT_LAST};
 
+use super::id::WorkerId;
 use super::port_spread::PortSpread;
-use super::steering::WorkerId;
-use crate::flow::SnatTarget;
 use crate::wire::Address;
 
 /// The share of one worker in the ports of every pool.
@@ -62,10 +65,10 @@ impl PortShare {
     }
 
     /// What a pool must store to compute its ports.
-    pub(crate) fn place<A: Address>(&self, target: &SnatTarget<A>, snat: A) -> u8 {
+    pub(crate) fn place<A: Address>(&self, target: A, target_port: u16, snat: A) -> u8 {
         match &self.rule {
             Rule::Remainder { .. } => 0,
-            Rule::Spread { spread, .. } => spread.place_without_port(target.address, target.port, snat),
+            Rule::Spread { spread, .. } => spread.place_without_port(target, target_port, snat),
         }
     }
 }

@@ -4,8 +4,10 @@
 //! a pool of ports stores), exclusive-or those of the port. The key is chosen so that each of the 128 ports that share
 //! their upper nine bits has a different entry. So a worker has as many ports in each such block as it has RETA
 //! entries, and its n-th port is found without a search.
+//!
+//! Not here: the allocation of ports (`flow`).
 
-use super::steering::{RETA_ENTRIES, WorkerId};
+use super::id::{RETA_ENTRIES, WorkerId};
 use super::toeplitz::{RssKey, Toeplitz, keys};
 use crate::wire::{Address, Tuple};
 

@@ -8,11 +8,13 @@
 //! **Invariant:** trust ends with the first packet that contradicts it, and does not return while the gateway runs.
 //!
 //! Cost: each of the first [`PACKETS_FIRST`] plain packets is checked, later one in [`PACKETS_BETWEEN`].
+//!
+//! Not here: how a device is configured.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::steering::WorkerId;
+use super::id::WorkerId;
 
 /// Number of packets that must agree before the queue is trusted. A wrong card agrees on all of them by chance once in
 /// 2^64, if two queues are used and the hash is not even misreported.

@@ -12,24 +12,12 @@
 
 use std::sync::Arc;
 
+use super::id::{RETA_ENTRIES, WORKERS_MAX, WorkerId};
 use super::port_share::PortShare;
 use super::port_spread::PortSpread;
 use super::steering_table::Towards;
 use super::toeplitz::RssKey;
-use crate::fragment::Datagram;
 use crate::wire::{Address, Tuple, TupleHash};
-
-/// Maximum number of workers of a gateway: one for each core of a large processor. The queues between them stay below
-/// 100 MB.
-pub const WORKERS_MAX: u8 = 64;
-
-/// Entries of the redirection table, a power of two: the smallest table of common network cards. In larger tables it is
-/// repeated, so that the same bits of a hash decide.
-pub const RETA_ENTRIES: usize = 128;
-
-/// Position of a worker in the configuration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct WorkerId(pub u8);
 
 /// The method that determines owners.
 #[derive(Clone, Debug)]
@@ -128,8 +116,8 @@ impl Steering {
     }
 
     /// The worker at which the fragments of a datagram meet until their owner is known.
-    pub(crate) fn meeting<A: Address>(&self, datagram: &Datagram<A>) -> WorkerId {
-        self.among_workers(datagram.hash(&self.hash))
+    pub(crate) fn meeting<A: Address>(&self, datagram: &Tuple<A>) -> WorkerId {
+        self.among_workers(self.hash.hash(datagram))
     }
 
     /// The owner of all flows of a client address.

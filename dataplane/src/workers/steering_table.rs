@@ -1,9 +1,10 @@
-//! What the owner of a packet depends on: whether the destination is a SNAT address or a frontend of mode `dnat`, or
-//! the source a backend of one.
+//! The steering rules of a snapshot, on which the owner of a packet depends: whether the destination is a SNAT address
+//! or a frontend of mode `dnat`, or the source a backend of one.
+//!
+//! Not here: the owner function itself.
 
 use hashbrown::HashSet;
 
-use crate::flow::SnatAddress;
 use crate::wire::{Address, FrontendKey, TableHash, Tuple};
 
 /// The kind of destination of a packet, as far as its owner depends on it.
@@ -40,9 +41,9 @@ pub(crate) struct SteeringTable<A> {
 }
 
 impl<A: Address> SteeringTable<A> {
-    /// Rules without any `dnat`, from the SNAT addresses of each link.
-    pub(crate) fn new(snat: &[Box<[SnatAddress<A>]>]) -> Self {
-        let mut addresses: Vec<A> = snat.iter().flatten().map(|snat| snat.address).collect();
+    /// Rules without any `dnat`, from the SNAT addresses.
+    pub(crate) fn new(snat: impl Iterator<Item = A>) -> Self {
+        let mut addresses: Vec<A> = snat.collect();
         addresses.sort_unstable();
         addresses.dedup();
         let (frontends, backends, backend_addresses) = (HashSet::default(), HashSet::default(), HashSet::default());
@@ -104,8 +105,7 @@ mod tests {
 
     #[test]
     fn packets_are_classified_by_our_addresses_and_ports() {
-        let snat = [vec![SnatAddress { address: SNAT, index: 0 }].into_boxed_slice()];
-        let nat = SteeringTable::new(&snat);
+        let nat = SteeringTable::new([SNAT].into_iter());
         let dnat = SteeringTable {
             frontends: [key(VIP, 80)].into_iter().collect(),
             backends: [key(BACKEND, 8080)].into_iter().collect(),

@@ -24,7 +24,7 @@ fn at(seconds: u64) -> Tick {
 }
 
 #[test]
-fn shares_cover_every_port_once_and_tell_the_worker() {
+fn shares_cover_every_port_once_and_identify_the_worker() {
     for workers in [1, 2, 3, 7] {
         let all: BTreeSet<u16> = (0..workers)
             .flat_map(|w| {

@@ -2,6 +2,8 @@
 //!
 //! **Invariant:** no two flows look the same to a backend. If a client uses one port through two frontends to one
 //! backend, the backend could not distinguish the flows, nor the gateway their replies.
+//!
+//! Not here: the rewrite of such packets, which is that of mode `nat`.
 
 use super::reclaim::{make_room, reset_to_backend};
 use super::verdict::{Passage, Verdict};

@@ -2,6 +2,8 @@
 //!
 //! **Invariant:** the destination of a packet follows from its tuple and the snapshot alone. A flow keeps it when the
 //! tables change; a packet without room for a flow is forwarded without one (FORWARDING 3).
+//!
+//! Not here: encapsulation.
 
 use zerocopy::FromZeros;
 
@@ -80,7 +82,7 @@ pub(super) fn new_flow<'s, A: Address>(
 ) -> Verdict<'s> {
     let tuple = &packet.headers.tuple;
     let chosen = match packet.headers.transport {
-        transport if is_mid_stream(transport) => frontend.choose_mid_stream(tuple, snapshot, now),
+        transport if is_mid_stream(transport) => frontend.choose_mid_stream(tuple, &snapshot.backends, now),
         // Without a flow only the hash determines the backend.
         _ if flows.room == 0 => frontend.choose_by_hash(tuple),
         _ => frontend.choose(tuple, Chooser { worker: flows.worker, now }),

@@ -1,5 +1,7 @@
 //! Probes of backends that answer from the VIP (FORWARDING 12): the kernel sends them to the VIP, from a source port
 //! that stands for the backend under test ([`proto::ProbeTags`]), and they take the path of clients' packets.
+//!
+//! Not here: the probes themselves, which the gateway's agent sends.
 
 use super::one_way::{Delivery, delivery};
 use super::verdict::{Stop, Verdict};

@@ -6,6 +6,8 @@
 //!
 //! **Invariant:** of two-way flows that were answered, only those move whose client has sent for [`IN_VAIN`] without an
 //! answer.
+//!
+//! Not here: the choice itself.
 
 use std::time::Duration;
 

@@ -6,7 +6,7 @@
 //!
 //! **Invariant:** a confirmed flow never yields.
 //!
-//! Not here: the order of flows, which the table keeps, and sending ([`crate::apply`]).
+//! Not here: the order of flows, which the table keeps, and sending (`forward::answers`).
 
 use std::time::Duration;
 

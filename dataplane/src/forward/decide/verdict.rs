@@ -1,4 +1,4 @@
-//! Results of decisions: verdicts, obstacles, and changes.
+//! Results of decisions: verdicts, obstacles, and changes. Data only.
 
 use arrayvec::ArrayVec;
 

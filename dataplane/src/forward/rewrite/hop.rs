@@ -1,4 +1,8 @@
 //! The part of a rewrite that every router does, and the whole of it in mode `dsr`.
+//!
+//! **Invariant:** nothing else in the packet changes.
+//!
+//! Not here: packets whose hop limit is used up.
 
 use proto::Family;
 

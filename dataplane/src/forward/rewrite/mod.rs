@@ -1,16 +1,17 @@
-//! TODO: docs.
+//! Changes to the bytes of packets: rewriting by a flow, encapsulation, clamping of the maximum segment size, and
+//! resets.
+//!
+//! **Invariant:** each function changes a packet completely or not at all.
+//!
+//! Not here: whether a packet is rewritten, and ICMP errors (`icmp`).
 
 mod encapsulate;
-mod fragment;
 mod hop;
 pub mod mss;
 mod nat;
 mod reset;
-mod sctp;
 
 pub use encapsulate::{Outer, encapsulate};
-pub use fragment::{later_fragment, renumber};
 pub use hop::hop;
-pub(crate) use nat::low_half;
-pub use nat::{Rewrite, nat, whole};
+pub use nat::{Rewrite, later_fragment, nat, renumber, whole};
 pub use reset::{Reset, reset, sctp_abort, tcp_reset, write_reset};

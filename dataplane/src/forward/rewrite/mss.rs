@@ -3,6 +3,10 @@
 //!
 //! The option limits what its receiver sends, in the opposite direction. In modes in which only the client's packets
 //! pass the gateway, clamping would therefore not help (FORWARDING 12).
+//!
+//! **Invariant:** the announced size is never raised, and a wrong checksum stays wrong.
+//!
+//! Not here: which MTUs count.
 
 use proto::Family;
 

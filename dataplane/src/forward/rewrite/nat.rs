@@ -1,4 +1,4 @@
-//! Rewriting: changes MACs, addresses, ports, hop limit and checksums of a packet as its flow requires.
+//! Rewriting by a flow: changes MACs, addresses, ports, hop limit and checksums of a packet.
 //!
 //! **Invariant:** a rewrite is all or nothing. Checksums equal those of a full computation, and a wrong checksum stays
 //! wrong.
@@ -6,10 +6,10 @@
 //! Not here: whether and how to rewrite, and whether the hop limit allows another hop; that was decided before.
 
 use proto::Family;
+use zerocopy::network_endian::U32;
 
-use super::sctp::try_sctp;
-use crate::wire::checksum::{Deltas, HOP_DELTA, apply};
-use crate::wire::{Address, Ethernet, Headers, Ipv4, Ipv6, Mac, Tcp, Transport, Udp, take_mut};
+use crate::wire::checksum::{Deltas, HOP_DELTA, apply, word_delta};
+use crate::wire::{Address, Ethernet, Headers, Ipv4, Ipv6, Mac, Sctp, Tcp, Transport, Udp, crc32c, low_half, take_mut};
 
 /// The new fields of a packet, and the differences that they make to its checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,10 +106,72 @@ pub(super) fn ipv6<A: Address>(ip: &mut Ipv6, rewrite: &Rewrite<A>) {
     ip.hop_limit = ip.hop_limit.wrapping_sub(1);
 }
 
-/// An IPv4 address from its 128-bit form, which holds it in the low 32 bits.
-#[inline(always)]
-pub(crate) fn low_half<A: Address>(address: A) -> u32 {
-    (address.wide() & 0xffff_ffff) as u32
+/// Rewrites an SCTP packet; only its headers are read. The verification tag stays: both ends know it.
+#[inline(never)]
+pub(super) fn try_sctp<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewrite<A>) -> Option<()> {
+    let network_offset = usize::from(headers.network_offset);
+    let network_len = headers.transport_offset.checked_sub(headers.network_offset)?;
+    let sctp_len = headers.packet_len.checked_sub(network_len)?;
+    let (link, packet) = frame.split_at_mut_checked(network_offset)?;
+    let (network, transport) = packet.split_at_mut_checked(usize::from(network_len))?;
+    let (ethernet, _) = take_mut::<Ethernet>(link)?;
+    let (sctp, _) = take_mut::<Sctp>(transport)?;
+    match A::FAMILY {
+        Family::V4 => ipv4(take_mut::<Ipv4>(network)?.0, rewrite),
+        Family::V6 => ipv6(take_mut::<Ipv6>(network)?.0, rewrite),
+    }
+    ethernet.destination = rewrite.destination_mac.0;
+    ethernet.source = rewrite.source_mac.0;
+    let old = ports(sctp);
+    sctp.source_port.set(rewrite.source_port);
+    sctp.destination_port.set(rewrite.destination_port);
+    let change = crc32c::difference(old, ports(sctp), sctp_len);
+    sctp.checksum.set(sctp.checksum.get() ^ change);
+    Some(())
+}
+
+/// The first four bytes of the header.
+fn ports(sctp: &Sctp) -> [u8; 4] {
+    let [[a, b], [c, d]] = [sctp.source_port, sctp.destination_port].map(|port| port.get().to_be_bytes());
+    [a, b, c, d]
+}
+
+/// Rewrites a later fragment: MACs, addresses, hop limit. The transport checksum, which covers all fragments and the
+/// addresses, is in the first fragment and is rewritten there. The hop limit must be at least 2. A frame that does not
+/// match `headers` is not changed.
+pub fn later_fragment<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewrite<A>) {
+    let _ = try_later_fragment(frame, headers, rewrite);
+}
+
+fn try_later_fragment<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewrite<A>) -> Option<()> {
+    let (link, network) = frame.split_at_mut_checked(usize::from(headers.network_offset))?;
+    let (ethernet, _) = take_mut::<Ethernet>(link)?;
+    match A::FAMILY {
+        Family::V4 => ipv4(take_mut::<Ipv4>(network)?.0, rewrite),
+        Family::V6 => ipv6(take_mut::<Ipv6>(network)?.0, rewrite),
+    }
+    ethernet.destination = rewrite.destination_mac.0;
+    ethernet.source = rewrite.source_mac.0;
+    Some(())
+}
+
+/// Changes the identification of a datagram or fragment. It is at `offset`, in bytes from the start of the frame: in
+/// the IPv4 header, or in IPv6's fragment header. Nothing changes if that is outside the frame.
+pub fn renumber<A: Address>(frame: &mut [u8], headers: &Headers<A>, offset: u16, identification: u32) {
+    match A::FAMILY {
+        Family::V4 => {
+            let Some(network) = frame.get_mut(usize::from(headers.network_offset)..) else { return };
+            let Some((ip, _)) = take_mut::<Ipv4>(network) else { return };
+            let identification = (identification & 0xffff) as u16;
+            ip.checksum.set(apply(ip.checksum.get(), word_delta(ip.identification.get(), identification)));
+            ip.identification.set(identification);
+        }
+        Family::V6 => {
+            if let Some((number, _)) = frame.get_mut(usize::from(offset)..).and_then(take_mut::<U32>) {
+                number.set(identification);
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
-//! TCP resets: in answer to a segment that belongs to no connection, and those that no packet turns into.
+//! Resets: TCP RST in answer to a segment that belongs to no connection, SCTP ABORT and SHUTDOWN COMPLETE in answer to
+//! a packet that belongs to no association (RFC 9260 section 8.4), and RSTs that no packet turns into.
 //!
-//! SCTP ABORT and SHUTDOWN COMPLETE in answer to a packet that belongs to no association (RFC 9260 section 8.4).
+//! Not here: whether a packet gets a reset, and rate limits.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -18,9 +19,9 @@ use crate::wire::{
 /// A TCP RST to send that no packet turns into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reset {
-    /// Source, as its receiver knows the sender.
+    /// Source address and port, as the receiver knows the sender.
     pub source: SocketAddr,
-    /// Destination.
+    /// Destination address and port.
     pub destination: SocketAddr,
     /// The sequence number that its receiver expects next.
     pub sequence: u32,
