@@ -1,6 +1,7 @@
 //! Classifies addresses: which of them the gateway owns, and for which of them it answers ARP and NDP.
 //!
-//! **Invariant:** an address that is answered without interruption keeps the sequence since which it is.
+//! **Invariant:** an address that is answered without interruption, on a port that has not moved, keeps the sequence of
+//! the first snapshot that answered for it.
 //!
 //! Not here: the announcements themselves (`icmp`).
 

@@ -2,7 +2,7 @@
 //!
 //! **Invariant:** a wrong checksum stays wrong.
 //!
-//! Not here: whether an address is pinged at the gateway, and rate limits.
+//! Not here: which addresses the gateway answers for, and rate limits.
 
 use proto::Family;
 

@@ -1,6 +1,6 @@
 //! The engine's representation of an IP address: a number in host order, one type per address family.
 //!
-//! **Invariant:** addresses are in host order everywhere except in the bytes of frames.
+//! **Invariant:** an address of this type is in host order.
 //!
 //! Not here: what an address is to the gateway (`snapshot`).
 
