@@ -10,10 +10,10 @@
 use zerocopy::FromZeros;
 
 use super::snat::{PoolId, SnatLease};
-use super::state::FlowState;
-use super::state::{Direction, Way};
+use super::state::{Direction, FlowState, Way};
 use super::tick::Tick;
-use crate::wire::{Address, Tuple};
+use crate::wire::checksum::{Deltas, delta};
+use crate::wire::{Address, Transport, Tuple};
 
 /// A backend in the snapshots: its slot, and which of the slot's successive backends it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromZeros)]
@@ -138,5 +138,49 @@ impl<A: Address> Flow<A> {
             & (of_flow.source_port == tuple.source_port)
             & (of_flow.destination_port == tuple.destination_port)
             & (of_flow.protocol == tuple.protocol)
+    }
+}
+
+/// The entry of a new flow in a two-way mode.
+#[allow(clippy::too_many_arguments, reason = "an entry is made of so many")]
+pub(crate) fn flow_of<A: Address>(
+    tuple: &Tuple<A>,
+    transport: Transport,
+    way: Way,
+    (backend_address, backend_port): (A, u16),
+    id: BackendId,
+    lease: &SnatLease<A>,
+    now: Tick,
+) -> Flow<A> {
+    let sent = Tuple {
+        source: lease.address,
+        destination: backend_address,
+        source_port: lease.port,
+        destination_port: backend_port,
+        protocol: tuple.protocol,
+    };
+    let Deltas { l3, l4 } = delta(tuple, &sent);
+    Flow {
+        client: tuple.source,
+        vip: tuple.destination,
+        backend_address,
+        snat: lease.address,
+        client_port: tuple.source_port,
+        vip_port: tuple.destination_port,
+        backend_port: sent.destination_port,
+        snat_port: lease.port,
+        backend: id,
+        last_seen: now,
+        snat_pool: lease.pool,
+        route_to_client: UNRESOLVED,
+        route_epoch: 0,
+        l3_delta: l3,
+        l4_delta: l4,
+        initial_sequence: 0,
+        opened: now.0,
+        way,
+        packets: 0,
+        protocol: tuple.protocol,
+        state: FlowState::first(transport, way),
     }
 }

@@ -16,6 +16,7 @@ mod tick;
 
 pub use advance::{Segment, advance};
 pub(crate) use affinity::AffinityTable;
+pub(crate) use entry::flow_of;
 pub use entry::{BackendId, Flow, UNRESOLVED};
 pub use idle::{FlowLimits, IdleLimits};
 

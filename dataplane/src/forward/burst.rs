@@ -1,50 +1,23 @@
 //! The stages of a burst: parse, sort by kind, look up flows, and process packet by packet. Bursts of tagged frames
 //! return here without their tags.
 //!
-//! **Invariant:** a burst is empty afterwards; every packet went to exactly one function of the engine.
+//! **Invariant:** a burst is empty afterwards; every packet went to one function of the engine, or to another worker.
 //!
 //! Not here: the verdict on a packet.
 
 use arrayvec::ArrayVec;
 
-use super::engine::{Engine, Tables};
+use super::engine::Engine;
 use super::observer::Observe;
+use super::sort::{AllLooked, Kind, Sorted, sort};
 use super::steer::steer;
-use crate::flow::{Candidate, FlowTable};
-use crate::port::{Arrival, BURST, Burst, FrameFilter, Link, Origin, Port, SentTo};
+use crate::forward::decide::FlowFamily;
+use crate::port::{Arrival, Burst, FrameFilter, Link, Origin, Port};
 use crate::snapshot::{Place, Snapshot};
 use crate::stats::DropReason;
-use crate::wire::{
-    Address, Buffer, Carried, Headers, Parsed, Tags, Transport, Tuple, carried, ipv4, ipv6, is_group_address, parse,
-};
+use crate::wire::{Address, Buffer, Headers, Parsed, Tags, Tuple, is_group_address, parse};
 use crate::workers::Lanes;
 
-/// ICMPv6 neighbour solicitation (RFC 4861 section 4.3).
-const NEIGHBOUR_SOLICITATION: u8 = 135;
-/// The kind of a packet in a burst.
-#[derive(Clone, Copy)]
-pub(crate) enum Kind {
-    V4,
-    V6,
-    /// A neighbour solicitation, which is IPv6 too.
-    Solicitation,
-    Arp,
-    /// A frame with VLAN tags.
-    Tagged,
-    Other,
-    /// A frame for another station.
-    Foreign,
-    Bad(DropReason),
-}
-type AllLooked<A> = ArrayVec<Looked<A>, BURST>;
-/// A burst after the first stage: the kinds of its packets; headers and hashes of each family separately, in the same
-/// order.
-#[derive(Default)]
-pub(crate) struct Sorted {
-    pub(crate) kinds: ArrayVec<Kind, BURST>,
-    pub(crate) v4: AllLooked<u32>,
-    pub(crate) v6: AllLooked<u128>,
-}
 /// The three stages of a burst.
 pub(super) fn process<P: Port, O: Observe<P::Buffer>>(
     engine: &mut Engine<P::Buffer, O>,
@@ -55,12 +28,12 @@ pub(super) fn process<P: Port, O: Observe<P::Buffer>>(
 ) {
     let mut sorted = Sorted { kinds: ArrayVec::new(), v4: AllLooked::new(), v6: AllLooked::new() };
     let filter = FrameFilter::new(snapshot.port(arrival.link.port()).mac);
-    sort(engine, filter, burst, &mut sorted);
+    sort(&engine.tables, filter, burst, &mut sorted);
     if arrival.origin == Origin::Port && lanes.peers.is_some() {
         steer(lanes, snapshot, arrival, burst, &mut sorted, &mut engine.tally);
     }
-    sorted.v4.iter_mut().for_each(|looked| looked.candidate = engine.v4.candidate(looked.hash));
-    sorted.v6.iter_mut().for_each(|looked| looked.candidate = engine.v6.candidate(looked.hash));
+    sorted.v4.iter_mut().for_each(|looked| looked.candidate = engine.tables.v4.candidate(looked.hash));
+    sorted.v6.iter_mut().for_each(|looked| looked.candidate = engine.tables.v6.candidate(looked.hash));
     if sorted.v4.len() == burst.len() {
         return dispose_all(engine, lanes, snapshot, arrival, burst, &sorted.v4);
     }
@@ -97,6 +70,7 @@ pub(super) fn process<P: Port, O: Observe<P::Buffer>>(
         process_tagged(engine, lanes, snapshot, arrival, &mut tagged);
     }
 }
+
 /// Removes the VLAN tags from frames, and processes the frames of one link after another as bursts of their own. Frames
 /// with a third tag go to the kernel, so the recursion ends.
 #[inline(never)]
@@ -128,6 +102,7 @@ fn process_tagged<P: Port, O: Observe<P::Buffer>>(
     }
     process_run(engine, lanes, snapshot, at, &mut run);
 }
+
 fn process_run<P: Port, O: Observe<P::Buffer>>(
     engine: &mut Engine<P::Buffer, O>,
     lanes: &mut Lanes<P>,
@@ -139,6 +114,7 @@ fn process_run<P: Port, O: Observe<P::Buffer>>(
         process(engine, lanes, snapshot, arrival, run);
     }
 }
+
 /// A frame of a VLAN that the kernel has no interface for. It goes to the kernel unchanged, unless it is for an address
 /// of the engine: on that VLAN the owner of the address is unknown.
 fn unknown_link<P: Port, O: Observe<P::Buffer>>(
@@ -157,6 +133,7 @@ fn unknown_link<P: Port, O: Observe<P::Buffer>>(
         Err(reason) => engine.drop(lanes, buffer, reason),
     }
 }
+
 /// A frame for another station. The kernel may have an interface with that address on top of the twin, or a bridge;
 /// then it gets the frame, unless it is for an address or frontend of the gateway.
 #[cold]
@@ -179,6 +156,7 @@ fn foreign<P: Port, O: Observe<P::Buffer>>(
         engine.drop(lanes, buffer, DropReason::NotOurMac);
     }
 }
+
 /// Whether a packet is for no address or frontend of the engine.
 fn is_linuxs<A: Address>(headers: &Headers<A>, snapshot: &Snapshot) -> bool {
     let Tuple { destination, destination_port, protocol, .. } = headers.tuple;
@@ -190,6 +168,7 @@ fn is_linuxs<A: Address>(headers: &Headers<A>, snapshot: &Snapshot) -> bool {
             Place::Vip | Place::Snat | Place::PoolUnused => false,
         }
 }
+
 /// The classification of a frame's destination address; `None` for a group, and for frames without IP.
 fn destination(frame: &[u8], snapshot: &Snapshot) -> Result<Option<Place>, DropReason> {
     fn place<A: Address>(headers: &Headers<A>, snapshot: &Snapshot) -> Option<Place> {
@@ -202,88 +181,18 @@ fn destination(frame: &[u8], snapshot: &Snapshot) -> Result<Option<Place>, DropR
         Parsed::Arp | Parsed::Other => None,
     })
 }
-/// The first stage. Each loop over a burst is a function of its own: together they would not fit into the registers.
-#[inline(never)]
-fn sort<B: Buffer, O>(engine: &Engine<B, O>, filter: FrameFilter, burst: &Burst<B>, sorted: &mut Sorted) {
-    let Sorted { kinds, v4, v6 } = sorted;
-    for buffer in burst {
-        let frame = buffer.bytes();
-        if !filter.is_for_port(frame) {
-            kinds.push(unusual(engine, filter, frame, v4, v6));
-            continue;
-        }
-        let found = match carried(frame, false) {
-            Ok(Carried::V4(packet, group)) => ipv4(packet, group, |headers| look(&engine.v4, headers, v4, |_| Kind::V4)),
-            Ok(Carried::V6(packet, group)) => ipv6(packet, group, |headers| look(&engine.v6, headers, v6, kind_v6)),
-            Ok(Carried::Arp) => Ok(Some(Kind::Arp)),
-            Ok(Carried::Tagged) => Ok(Some(Kind::Tagged)),
-            Ok(Carried::Other) => Ok(None),
-            Err(reason) => Err(reason),
-        };
-        kinds.push(match found {
-            Ok(Some(kind)) => kind,
-            Ok(None) => Kind::Other,
-            Err(reason) => Kind::Bad(reason),
-        });
-    }
-}
-/// The kind of a frame that is not addressed to the port alone. Kept out of the fast path.
-#[cold]
-#[inline(never)]
-fn unusual<B: Buffer, O>(
-    engine: &Engine<B, O>,
-    filter: FrameFilter,
-    frame: &[u8],
-    v4: &mut AllLooked<u32>,
-    v6: &mut AllLooked<u128>,
-) -> Kind {
-    match filter.sent_to(frame) {
-        Ok(SentTo::OtherStation) => return Kind::Foreign,
-        Ok(SentTo::Group | SentTo::Port) if !Tags::of(frame).is_none() => return Kind::Tagged,
-        Ok(SentTo::Group | SentTo::Port) => {}
-        Err(reason) => return Kind::Bad(reason),
-    }
-    match parse(frame) {
-        Ok(Parsed::V4(headers)) => look(&engine.v4, headers, v4, |_| Kind::V4),
-        Ok(Parsed::V6(headers)) => look(&engine.v6, headers, v6, kind_v6),
-        Ok(Parsed::Arp) => Kind::Arp,
-        Ok(Parsed::Other) => Kind::Other,
-        Err(reason) => Kind::Bad(reason),
-    }
-}
+
 /// The third stage for a burst of one family, which most bursts are.
 #[inline(never)]
-fn dispose_all<A: Address, P: Port, O: Observe<P::Buffer>>(
+fn dispose_all<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
     engine: &mut Engine<P::Buffer, O>,
     lanes: &mut Lanes<P>,
     snapshot: &Snapshot,
     arrival: Arrival,
     burst: &mut Burst<P::Buffer>,
     looked: &AllLooked<A>,
-) where
-    Engine<P::Buffer, O>: Tables<A>,
-{
+) {
     for (buffer, looked) in burst.drain(..).zip(looked) {
         engine.dispose(lanes, snapshot, arrival, buffer, looked);
     }
-}
-fn kind_v6(transport: Transport) -> Kind {
-    match transport {
-        Transport::Icmp { kind: NEIGHBOUR_SOLICITATION, .. } => Kind::Solicitation,
-        _ => Kind::V6,
-    }
-}
-/// Stores the headers of a packet, hashes its tuple and prefetches its flow bucket.
-#[inline(always)]
-fn look<A: Address>(table: &FlowTable<A>, headers: Headers<A>, looked: &mut AllLooked<A>, kind: fn(Transport) -> Kind) -> Kind {
-    let hash = table.hash(&headers.tuple);
-    table.prefetch(hash);
-    looked.push(Looked { headers, hash, candidate: Candidate::NONE });
-    kind(headers.transport)
-}
-/// The result of the first two stages for one packet.
-pub(crate) struct Looked<A> {
-    pub(crate) headers: Headers<A>,
-    pub(crate) hash: u64,
-    pub(crate) candidate: Candidate,
 }

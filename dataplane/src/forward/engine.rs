@@ -10,103 +10,61 @@ use std::sync::Arc;
 use crossbeam_queue::ArrayQueue;
 use proto::Family;
 
-use super::burst::Looked;
 use super::observer::{Belongs, Fate, Observe};
-use super::sweep::Swept;
+use super::rewrite;
+use super::sort::Looked;
 use crate::flow::{Flow, FlowTable, IdleLimits, Segment, SnatPorts, Tick};
 use crate::forward::decide::{
-    Answer, Changes, Flows, Obstacle, OtherFlows, Packet, Passage, Verdict, decide, follow, follow_one_way, follow_plain,
-    rewrite_of,
+    Changes, Delivery, FlowFamily, FlowMatch, FlowTables, Flows, Packet, Passage, Verdict, decide, follow, follow_plain,
 };
-use crate::forward::rewrite;
-use crate::forward::rewrite::mss;
+use crate::forward::rewrite::{Outer, encapsulate, mss, rewrite_of};
 use crate::fragment::{Datagrams, Identifications, cut};
-use crate::icmp;
-use crate::icmp::{AnswerLimiter, Ask, Awaited, Held, IcmpError};
-use crate::port::{Arrival, Burst, Link, Port, TwinRate};
-use crate::snapshot::{Exit, Place, Snapshot};
+use crate::icmp::{AnswerLimiter, Ask, Awaited, Held};
+use crate::port::{Arrival, Burst, Port, TwinRate};
+use crate::snapshot::{Ends, Exit, Snapshot};
 use crate::stats::{DropReason, Tally, WorkerCounters};
-use crate::wire::{Address, Buffer, Ethernet, Headers, Transport, take_mut};
+use crate::wire::{Address, Buffer, Headers, Transport};
 use crate::workers::Lanes;
 
 /// The state of a worker except for its ports.
 #[derive(Debug)]
-pub(crate) struct Engine<B, O> {
+pub(super) struct Engine<B, O> {
     /// Index of the worker within the gateway, from 0.
-    pub(crate) worker: usize,
-    pub(crate) v4: FlowTable<u32>,
-    pub(crate) v6: FlowTable<u128>,
-    pub(crate) ports: SnatPorts,
-    pub(crate) max_flows: u32,
-    pub(crate) limits: IdleLimits,
-    pub(crate) held: Held<B>,
+    pub(super) worker: usize,
+    pub(super) tables: FlowTables,
+    pub(super) ports: SnatPorts,
+    pub(super) max_flows: u32,
+    pub(super) limits: IdleLimits,
+    pub(super) held: Held<B>,
     /// Whether neighbours of held packets may have been resolved since the last check.
-    pub(crate) held_may_go: bool,
-    pub(crate) datagrams: Datagrams<B>,
-    pub(crate) identifications: Identifications,
-    pub(crate) limiter: AnswerLimiter,
-    pub(crate) twin_rate: TwinRate,
-    pub(crate) asks: Arc<ArrayQueue<Ask>>,
-    pub(crate) tally: Tally,
-    pub(crate) counters: Arc<WorkerCounters>,
-    pub(crate) observer: O,
-    pub(crate) swept: Swept,
-}
-
-/// Access to the tables of one family.
-pub(crate) trait Tables<A: Address> {
-    /// The flow table of the family, and the idle limits.
-    fn flows(&mut self) -> (&mut FlowTable<A>, &IdleLimits);
-    /// The context for decisions on new flows.
-    fn new_flows<'a>(&'a mut self, changes: &'a mut Changes) -> Flows<'a, A>;
-}
-
-impl<B, O> Tables<u32> for Engine<B, O> {
-    #[inline]
-    fn flows(&mut self) -> (&mut FlowTable<u32>, &IdleLimits) {
-        (&mut self.v4, &self.limits)
-    }
-
-    fn new_flows<'a>(&'a mut self, changes: &'a mut Changes) -> Flows<'a, u32> {
-        let (room, worker) = (self.room(), self.worker);
-        let Self { v4: table, v6, ports, limits, .. } = self;
-        Flows { table, others: OtherFlows::V6(v6), ports, limits, changes, room, worker }
-    }
-}
-
-impl<B, O> Tables<u128> for Engine<B, O> {
-    #[inline]
-    fn flows(&mut self) -> (&mut FlowTable<u128>, &IdleLimits) {
-        (&mut self.v6, &self.limits)
-    }
-
-    fn new_flows<'a>(&'a mut self, changes: &'a mut Changes) -> Flows<'a, u128> {
-        let (room, worker) = (self.room(), self.worker);
-        let Self { v6: table, v4, ports, limits, .. } = self;
-        Flows { table, others: OtherFlows::V4(v4), ports, limits, changes, room, worker }
-    }
-}
-
-impl<B, O> Engine<B, O> {
-    /// Number of flows that may still be created, in both families together.
-    fn room(&self) -> u32 {
-        self.max_flows.saturating_sub(self.v4.len() + self.v6.len())
-    }
+    pub(super) held_may_go: bool,
+    pub(super) datagrams: Datagrams<B>,
+    pub(super) identifications: Identifications,
+    pub(super) limiter: AnswerLimiter,
+    pub(super) twin_rate: TwinRate,
+    pub(super) asks: Arc<ArrayQueue<Ask>>,
+    pub(super) tally: Tally,
+    pub(super) counters: Arc<WorkerCounters>,
+    pub(super) observer: O,
 }
 
 impl<B: Buffer, O: Observe<B>> Engine<B, O> {
+    /// The flow table of a family, and the idle limits.
+    #[inline(always)]
+    pub(super) fn flows<A: FlowFamily>(&mut self) -> (&mut FlowTable<A>, &IdleLimits) {
+        (A::split(&mut self.tables).0, &self.limits)
+    }
+
     /// Processes one IPv4 or IPv6 packet to its end.
     #[inline(always)]
-    pub(crate) fn dispose<A: Address, P: Port<Buffer = B>>(
+    pub(super) fn dispose<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
         buffer: B,
         looked: &Looked<A>,
-    ) where
-        Self: Tables<A>,
-    {
+    ) {
         let Looked { headers, hash, candidate } = looked;
         let packet = Packet { headers, hash: *hash, candidate: *candidate, in_link: arrival.link };
         let (table, limits) = self.flows();
@@ -121,75 +79,66 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
 
     /// Processes a packet that does not simply follow a flow. Not inlined, to keep it out of the fast path.
     #[inline(never)]
-    fn obstructed<A: Address, P: Port<Buffer = B>>(
+    fn obstructed<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
         buffer: B,
         packet: &Packet<'_, A>,
-    ) where
-        Self: Tables<A>,
-    {
+    ) {
         let now = Tick::at(arrival.now_ns);
         let (table, limits) = self.flows();
-        let obstacle = match follow(packet, snapshot, table, limits, now) {
-            Ok(passage) => {
+        let found = match follow(packet, snapshot, table, limits, now) {
+            Ok(verdict) => {
                 self.tally.hits += 1;
-                return self.depart(lanes, buffer, packet.headers, passage);
+                return self.apply(lanes, snapshot, arrival, buffer, packet.headers, verdict);
             }
-            Err(obstacle) => obstacle,
+            Err(found) => found,
         };
-        if let Obstacle::OneWay(index) = obstacle
-            && let Ok(delivery) = follow_one_way(packet, index, snapshot, self.flows().0, now)
-        {
-            self.tally.hits += 1;
-            return self.deliver(lanes, buffer, packet.headers, &delivery);
-        }
         match packet.headers.transport {
             Transport::Fragment => self.fragment(lanes, snapshot, arrival, buffer, packet),
             Transport::Icmp { .. } => {
-                if let Err((buffer, obstacle)) = self.error(lanes, snapshot, arrival, buffer, packet) {
-                    self.decided(lanes, snapshot, arrival, buffer, packet, obstacle);
+                if let Err(buffer) = self.error(lanes, snapshot, arrival, buffer, packet) {
+                    self.decided(lanes, snapshot, arrival, buffer, packet, None);
                 }
             }
-            _ => self.decided(lanes, snapshot, arrival, buffer, packet, obstacle),
+            _ => self.decided(lanes, snapshot, arrival, buffer, packet, found),
         }
     }
 
     /// Processes a packet by [`decide`].
-    pub(super) fn decided<A: Address, P: Port<Buffer = B>>(
+    pub(super) fn decided<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
         buffer: B,
         packet: &Packet<'_, A>,
-        obstacle: Obstacle,
-    ) where
-        Self: Tables<A>,
-    {
+        found: Option<FlowMatch>,
+    ) {
         let segment = Segment::of(buffer.bytes(), packet.headers);
-        let verdict = self.verdict(lanes, snapshot, arrival, packet, segment, obstacle);
+        let verdict = self.verdict(lanes, snapshot, arrival, packet, segment, found);
         self.apply(lanes, snapshot, arrival, buffer, packet.headers, verdict);
     }
 
     /// The verdict of [`decide`]; counts its changes and sends the resets that it asks for.
     #[inline(always)]
-    pub(super) fn verdict<'s, A: Address, P: Port<Buffer = B>>(
+    pub(super) fn verdict<'s, A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
         snapshot: &'s Snapshot,
         arrival: Arrival,
         packet: &Packet<'_, A>,
         segment: Segment,
-        obstacle: Obstacle<'s>,
-    ) -> Verdict<'s>
-    where
-        Self: Tables<A>,
-    {
+        found: Option<FlowMatch>,
+    ) -> Verdict<'s> {
         let mut changes = Changes::default();
-        let verdict = decide(packet, segment, obstacle, snapshot, &mut self.new_flows(&mut changes), Tick::at(arrival.now_ns));
+        let room = self.max_flows.saturating_sub(self.tables.v4.len() + self.tables.v6.len());
+        let (table, others) = A::split(&mut self.tables);
+        let Self { ports, limits, worker, .. } = self;
+        let mut flows = Flows { table, others, ports, limits, changes: &mut changes, room, worker: *worker };
+        let verdict = decide(packet, segment, found, snapshot, &mut flows, Tick::at(arrival.now_ns));
         self.count_changes(&changes);
         if !changes.resets.is_empty() {
             self.originate(lanes, arrival, &changes.resets, matches!(verdict, Verdict::Reset(_)));
@@ -229,7 +178,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let _ = self.asks.push((awaited.link, awaited.address));
     }
 
-    pub(super) fn apply<A: Address, P: Port<Buffer = B>>(
+    pub(super) fn apply<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
         snapshot: &Snapshot,
@@ -237,9 +186,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         mut buffer: B,
         headers: &Headers<A>,
         verdict: Verdict<'_>,
-    ) where
-        Self: Tables<A>,
-    {
+    ) {
         if let Verdict::Forward(passage) = &verdict {
             let mtus = [snapshot.mtu(arrival.link), passage.exit.mtu];
             mss::clamp_between(buffer.bytes_mut(), headers, mtus);
@@ -265,17 +212,15 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
 
     /// Rewrites a packet by its flow and sends it: the fast path.
     #[inline(always)]
-    pub(super) fn forward<A: Address, P: Port<Buffer = B>>(
+    pub(super) fn forward<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
         mut buffer: B,
         headers: &Headers<A>,
         passage: Passage<'_>,
-    ) where
-        Self: Tables<A>,
-    {
+    ) {
         let Passage { flow, direction, exit } = passage;
-        let flow = self.flows().0.get(flow);
+        let flow = self.flows::<A>().0.get(flow);
         let id = flow.backend;
         let belongs = Belongs { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: id };
         rewrite::nat(buffer.bytes_mut(), headers, &rewrite_of(flow, direction, exit));
@@ -288,17 +233,15 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     /// As [`Self::forward`], for any packet. An IPv4 packet that may be fragmented gets an identification of the
     /// gateway and is fragmented if necessary; on a tagged link the tags are added.
     #[inline(never)]
-    pub(super) fn depart<A: Address, P: Port<Buffer = B>>(
+    pub(super) fn depart<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
         mut buffer: B,
         headers: &Headers<A>,
         passage: Passage<'_>,
-    ) where
-        Self: Tables<A>,
-    {
+    ) {
         let Passage { flow, direction, exit } = passage;
-        let flow = *self.flows().0.get(flow);
+        let flow = *self.flows::<A>().0.get(flow);
         rewrite::whole(buffer.bytes_mut(), headers, &rewrite_of(&flow, direction, exit));
         if A::FAMILY == Family::V4 && !headers.dont_fragment {
             self.renumber(&mut buffer, headers);
@@ -335,6 +278,69 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         }
     }
 
+    /// Sends a packet as it is, or encapsulated.
+    pub(super) fn deliver<A: Address, P: Port<Buffer = B>>(
+        &mut self,
+        lanes: &mut Lanes<P>,
+        mut buffer: B,
+        headers: &Headers<A>,
+        delivery: &Delivery<'_>,
+    ) {
+        let &Delivery { backend, port, protocol, exit, outer } = delivery;
+        let mtu = outer.map_or(exit.mtu, |outer| outer.mtu);
+        let mut rest = Burst::new();
+        if headers.packet_len > mtu {
+            match cut(&mut buffer, usize::from(headers.network_offset), mtu, || lanes.allocate(exit.port)) {
+                Some(pieces) => rest = pieces,
+                None => return self.drop(lanes, buffer, DropReason::TooBig),
+            }
+        }
+        if !self.send_off(&mut buffer, headers, delivery) {
+            rest.into_iter().for_each(|piece| lanes.discard(piece));
+            return self.drop(lanes, buffer, DropReason::TooBig);
+        }
+        self.counters.forwarded(backend.slot, headers.packet_len);
+        let belongs = || Some(Belongs { vip: headers.tuple.destination.ip(), port, protocol, backend });
+        self.observer.observe(&buffer, Fate::Forward(exit.port), belongs);
+        let tags = exit.link.tags();
+        lanes.leave(exit.port, tags, buffer, &mut self.tally);
+        for mut piece in rest {
+            if self.send_off(&mut piece, headers, delivery) {
+                self.tally.originated += 1;
+                lanes.leave(exit.port, tags, piece, &mut self.tally);
+            } else {
+                lanes.discard(piece);
+            }
+        }
+    }
+
+    /// Prepares a packet, or a fragment of it, for sending. Returns false when there is no room for the headers of a
+    /// tunnel.
+    fn send_off<A: Address>(&mut self, buffer: &mut B, headers: &Headers<A>, delivery: &Delivery<'_>) -> bool {
+        let exit = delivery.exit;
+        let Some(outer) = delivery.outer else {
+            trim(buffer, headers);
+            rewrite::hop(buffer.bytes_mut(), headers, exit);
+            return true;
+        };
+        let identification = self.identification_of(headers, &outer);
+        let len = buffer.bytes().len().saturating_sub(usize::from(headers.network_offset));
+        let packet_len = u16::try_from(len).map_or(headers.packet_len, |len| headers.packet_len.min(len));
+        encapsulate(buffer, &Headers { packet_len, ..*headers }, &outer, exit, identification)
+    }
+
+    /// The identification of an outer packet that may be fragmented on its way; all of them come from a few addresses
+    /// of the gateway.
+    #[allow(clippy::cast_possible_truncation)] // of an IPv4 packet 16 bits
+    fn identification_of<A: Address>(&mut self, headers: &Headers<A>, outer: &Outer) -> u16 {
+        match outer.ends {
+            Ends::V4(source, destination) if !headers.dont_fragment => {
+                self.identifications.next(source, destination, headers.tuple.protocol) as u16
+            }
+            _ => 0,
+        }
+    }
+
     pub(super) fn hold<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, arrival: Arrival, buffer: B, awaited: Awaited) {
         match self.held.keep(buffer, arrival, awaited) {
             Ok(true) => self.ask(awaited),
@@ -344,151 +350,16 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     }
 
     /// Drops a packet and counts the reason.
-    pub(crate) fn drop<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, buffer: B, reason: DropReason) {
+    pub(super) fn drop<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, buffer: B, reason: DropReason) {
         self.observer.observe(&buffer, Fate::Drop(reason), || None);
         self.tally.drop(reason);
         lanes.discard(buffer);
     }
 
-    pub(crate) fn give_to_linux<P: Port<Buffer = B>>(
-        &mut self,
-        lanes: &mut Lanes<P>,
-        snapshot: &Snapshot,
-        arrival: Arrival,
-        mut buffer: B,
-    ) {
-        let port = arrival.link.port();
-        if !snapshot.port(port).twin {
-            self.drop(lanes, buffer, DropReason::NoRoute);
-        } else if !self.twin_rate.allow(lanes.class(port, buffer.bytes()), arrival.now_ns) {
-            self.drop(lanes, buffer, DropReason::TwinRate);
-        } else if !arrival.tags.put_on(&mut buffer) {
-            self.drop(lanes, buffer, DropReason::TwinFull);
-        } else {
-            self.observer.observe(&buffer, Fate::Linux(port), || None);
-            lanes.queue_for_linux(port, buffer, &mut self.tally);
-        }
-    }
-
-    /// Passes a packet to the kernel as if it had arrived on another link, addressed to that port's Ethernet address.
-    #[cold]
-    fn give_to_linux_at<P: Port<Buffer = B>>(
-        &mut self,
-        lanes: &mut Lanes<P>,
-        snapshot: &Snapshot,
-        arrival: Arrival,
-        link: Link,
-        mut buffer: B,
-    ) {
-        if let Some((ethernet, _)) = take_mut::<Ethernet>(buffer.bytes_mut()) {
-            ethernet.destination = snapshot.port(link.port()).mac.0;
-        }
-        self.give_to_linux(lanes, snapshot, Arrival { link, tags: link.tags(), ..arrival }, buffer);
-    }
-
-    /// Answers ARP. Answers to ARP and neighbour discovery have no rate limit (docs/adr/0013).
-    pub(crate) fn arp<P: Port<Buffer = B>>(
-        &mut self,
-        lanes: &mut Lanes<P>,
-        snapshot: &Snapshot,
-        arrival: Arrival,
-        mut buffer: B,
-    ) {
-        let asked = icmp::arp_question(buffer.bytes());
-        if !asked.is_some_and(|target| snapshot.ready() && snapshot.answers_for(arrival.link, target)) {
-            return self.give_to_linux(lanes, snapshot, arrival, buffer);
-        }
-        if icmp::arp_reply(&mut buffer, snapshot.port(arrival.link.port()).mac) {
-            self.answered(lanes, arrival, buffer);
-        } else {
-            self.drop(lanes, buffer, DropReason::Malformed);
-        }
-    }
-
-    pub(crate) fn solicited<P: Port<Buffer = B>>(
-        &mut self,
-        lanes: &mut Lanes<P>,
-        snapshot: &Snapshot,
-        arrival: Arrival,
-        mut buffer: B,
-        headers: &Headers<u128>,
-    ) {
-        let asked = icmp::neighbour_question(buffer.bytes(), headers);
-        if !asked.is_some_and(|target| snapshot.ready() && snapshot.answers_for(arrival.link, target)) {
-            return match snapshot.place(headers.tuple.destination) {
-                Place::Elsewhere | Place::Broadcast | Place::Twin(_) => self.give_to_linux(lanes, snapshot, arrival, buffer),
-                Place::Vip | Place::Snat | Place::PoolUnused => self.drop(lanes, buffer, DropReason::UnsupportedProtocol),
-            };
-        }
-        if snapshot.place(headers.tuple.source) != Place::Elsewhere {
-            return self.drop(lanes, buffer, DropReason::OwnSource);
-        }
-        if icmp::neighbour_advertisement(&mut buffer, headers, snapshot.port(arrival.link.port()).mac) {
-            self.answered(lanes, arrival, buffer);
-        } else {
-            self.drop(lanes, buffer, DropReason::Malformed);
-        }
-    }
-
-    /// Turns the packet into its answer, if the rules and the rate limit allow one (FORWARDING 8).
-    pub(super) fn reply<A: Address, P: Port<Buffer = B>>(
-        &mut self,
-        lanes: &mut Lanes<P>,
-        snapshot: &Snapshot,
-        arrival: Arrival,
-        mut buffer: B,
-        headers: &Headers<A>,
-        reply: Answer,
-    ) {
-        let allowed = icmp::may_answer(headers) && self.limiter.allow(headers.tuple.source, arrival.now_ns);
-        let source = answer_source(snapshot, arrival.link.port(), headers.tuple.destination).filter(|_| allowed);
-        let mac = snapshot.port(arrival.link.port()).mac;
-        let done = source.is_some_and(|source| match reply {
-            Answer::Reset => rewrite::reset(&mut buffer, headers, mac),
-            Answer::PortUnreachable => icmp::icmp_error(&mut buffer, headers, source, IcmpError::PortUnreachable, mac),
-            Answer::TimeExceeded => icmp::icmp_error(&mut buffer, headers, source, IcmpError::TimeExceeded, mac),
-            Answer::TooBig { mtu } => icmp::icmp_error(&mut buffer, headers, source, IcmpError::TooBig { mtu }, mac),
-            Answer::Echo => icmp::echo_reply(&mut buffer, headers, mac),
-        });
-        if done {
-            self.answered(lanes, arrival, buffer);
-        } else {
-            self.drop(lanes, buffer, DropReason::AnswerLimited);
-        }
-    }
-
-    pub(super) fn answered<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, arrival: Arrival, buffer: B) {
-        self.observer.observe(&buffer, Fate::Reply(arrival.link.port()), || None);
-        self.tally.replies += 1;
-        lanes.leave(arrival.link.port(), arrival.tags, buffer, &mut self.tally);
-    }
-
-    /// Drops a packet without flow and, within the rate limit, sends a RST or ABORT back. The RST counts as originated:
-    /// its cause is the drop (DESIGN 3.5). It is written over the packet, which is no longer needed.
-    pub(super) fn reset<A: Address, P: Port<Buffer = B>>(
-        &mut self,
-        lanes: &mut Lanes<P>,
-        snapshot: &Snapshot,
-        arrival: Arrival,
-        mut buffer: B,
-        headers: &Headers<A>,
-        reason: DropReason,
-    ) {
-        self.observer.observe(&buffer, Fate::Drop(reason), || None);
-        self.tally.drop(reason);
-        let allowed = icmp::may_answer(headers) && self.limiter.allow(headers.tuple.source, arrival.now_ns);
-        if allowed && rewrite::reset(&mut buffer, headers, snapshot.port(arrival.link.port()).mac) {
-            self.tally.originated += 1;
-            lanes.leave(arrival.link.port(), arrival.tags, buffer, &mut self.tally);
-        } else {
-            lanes.discard(buffer);
-        }
-    }
-
-    pub(crate) fn publish_counters(&mut self) {
+    pub(super) fn publish_counters(&mut self) {
         self.tally.publish(&self.counters);
         self.counters.held.set((self.held.len() + self.datagrams.waiting()) as u64);
-        self.counters.flows.set(u64::from(self.v4.len() + self.v6.len()));
+        self.counters.flows.set(u64::from(self.tables.v4.len() + self.tables.v6.len()));
     }
 }
 
@@ -498,14 +369,5 @@ pub(super) fn trim<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>) {
     let frame_len = usize::from(headers.network_offset) + usize::from(headers.packet_len);
     if buffer.bytes().len() > frame_len {
         let _ = buffer.resize(frame_len); // it gets shorter, so there is room
-    }
-}
-
-/// The source address of an answer about a packet: the destination of the packet, or the port's own address if that
-/// destination is not the gateway's (a reply of mode `dnat` to its client).
-fn answer_source<A: Address>(snapshot: &Snapshot, in_port: crate::port::PortIndex, destination: A) -> Option<A> {
-    match snapshot.place(destination) {
-        Place::Elsewhere | Place::Broadcast => snapshot.port(in_port).addresses.iter().find_map(|net| A::from_ip(net.addr())),
-        Place::Vip | Place::Snat | Place::Twin(_) | Place::PoolUnused => Some(destination),
     }
 }

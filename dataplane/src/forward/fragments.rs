@@ -3,18 +3,18 @@
 //!
 //! Not here: the memory of datagrams and waiting fragments (`fragment`).
 
-use super::engine::{Engine, Tables};
+use super::engine::Engine;
 use super::observer::Observe;
+use super::rewrite;
 use super::steer::{may_have_flow, owner_of_first};
 use crate::flow::{Candidate, Segment, Tick};
-use crate::forward::decide::{Obstacle, Packet, Passage, Verdict, follow, rewrite_of};
-use crate::forward::rewrite;
+use crate::forward::decide::{FlowFamily, Packet, Passage, Verdict, follow};
+use crate::forward::rewrite::rewrite_of;
 use crate::fragment::{Course, Early, Fragment, Part, Slot};
 use crate::port::{Arrival, Origin, Port};
 use crate::snapshot::Snapshot;
 use crate::stats::DropReason;
-use crate::wire::Parsed;
-use crate::wire::{Address, Buffer, Headers, Ipv4, Transport, Tuple, parse, sctp_chunk, take};
+use crate::wire::{Address, Buffer, Headers, Ipv4, Parsed, Transport, Tuple, parse, sctp_chunk, take};
 use crate::workers::{Errand, Lanes, WorkerId};
 
 /// A fragment with the entry of its datagram.
@@ -27,23 +27,21 @@ struct Placed<'a, A> {
 
 impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     /// Processes a fragment, or queues it until the first one arrives.
-    pub(super) fn fragment<A: Address, P: Port<Buffer = B>>(
+    pub(super) fn fragment<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
         buffer: B,
         packet: &Packet<'_, A>,
-    ) where
-        Self: Tables<A>,
-    {
+    ) {
         let headers = packet.headers;
         let fragment = match Fragment::of(buffer.bytes(), headers) {
             Ok(fragment) => fragment,
             Err(reason) => return self.drop(lanes, buffer, reason),
         };
         if headers.group_frame || !may_have_flow(&fragment, snapshot) {
-            return self.decided(lanes, snapshot, arrival, buffer, packet, Obstacle::NoFlow);
+            return self.decided(lanes, snapshot, arrival, buffer, packet, None);
         }
         let slot = self.slot_of(lanes, arrival, &fragment);
         if let Part::First(first) = &fragment.part
@@ -92,7 +90,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
 
     /// Decides on a first fragment like on any packet, stores the decision, and processes the fragments that waited for
     /// it.
-    fn first<A: Address, P: Port<Buffer = B>>(
+    fn first<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
         snapshot: &Snapshot,
@@ -100,9 +98,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         buffer: B,
         placed: &Placed<'_, A>,
         first: &Headers<A>,
-    ) where
-        Self: Tables<A>,
-    {
+    ) {
         let segment = Segment::of(buffer.bytes(), first);
         let verdict = self.verdict_alone(lanes, snapshot, arrival, first, segment);
         let course = match verdict {
@@ -120,22 +116,19 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         };
         self.datagrams.decide(placed.slot, course);
         while let Some(early) = self.datagrams.release(placed.slot) {
-            self.released(lanes, snapshot, arrival, early, placed.slot, course);
+            self.released::<A, P>(lanes, snapshot, arrival, early, placed.slot, course);
         }
     }
 
     /// Rewrites a first fragment by its flow, with an identification of the gateway, and sends it.
-    fn forward_first<A: Address, P: Port<Buffer = B>>(
+    fn forward_first<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
         mut buffer: B,
         placed: &Placed<'_, A>,
         first: &Headers<A>,
         passage: Passage<'_>,
-    ) -> Course
-    where
-        Self: Tables<A>,
-    {
+    ) -> Course {
         let flow = *self.flows().0.get(passage.flow);
         let rewrite = rewrite_of(&flow, passage.direction, passage.exit);
         let Tuple { source_port, destination_port, .. } = first.tuple;
@@ -165,7 +158,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     }
 
     /// Processes a fragment that waited for the first one.
-    fn released<A: Address, P: Port<Buffer = B>>(
+    fn released<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
         snapshot: &Snapshot,
@@ -173,11 +166,9 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         early: Early<B>,
         slot: Slot,
         course: Course,
-    ) where
-        Self: Tables<A>,
-    {
+    ) {
         let Early { buffer, arrival: came, .. } = early;
-        let Some(headers) = parse(buffer.bytes()).ok().and_then(Parsed::headers) else {
+        let Some(headers) = parse(buffer.bytes()).ok().and_then(Parsed::headers::<A>) else {
             return self.drop(lanes, buffer, DropReason::Malformed);
         };
         match Fragment::of(buffer.bytes(), &headers) {
@@ -190,7 +181,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     }
 
     /// Processes a later fragment by the decision on the first one.
-    fn later<A: Address, P: Port<Buffer = B>>(
+    fn later<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
         snapshot: &Snapshot,
@@ -198,9 +189,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         buffer: B,
         placed: &Placed<'_, A>,
         course: Course,
-    ) where
-        Self: Tables<A>,
-    {
+    ) {
         let (source_port, destination_port, protocol, transport, identification) = match course {
             Course::Follow { source_port, destination_port, protocol, transport, identification } => {
                 (source_port, destination_port, protocol, transport, identification)
@@ -227,41 +216,36 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     }
 
     /// The verdict on a single packet outside a burst. RSTs that its decision asks for are sent before it.
-    fn verdict_alone<'s, A: Address, P: Port<Buffer = B>>(
+    fn verdict_alone<'s, A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
         snapshot: &'s Snapshot,
         arrival: Arrival,
         headers: &Headers<A>,
         segment: Segment,
-    ) -> Verdict<'s>
-    where
-        Self: Tables<A>,
-    {
+    ) -> Verdict<'s> {
         let (table, limits) = self.flows();
         let hash = table.hash(&headers.tuple);
         let packet = Packet { headers, hash, candidate: Candidate::NONE, in_link: arrival.link };
         let now = Tick::at(arrival.now_ns);
         match follow(&packet, snapshot, table, limits, now) {
-            Ok(passage) => {
+            Ok(verdict) => {
                 self.tally.hits += 1;
-                Verdict::Forward(passage)
+                verdict
             }
-            Err(obstacle) => self.verdict(lanes, snapshot, arrival, &packet, segment, obstacle),
+            Err(found) => self.verdict(lanes, snapshot, arrival, &packet, segment, found),
         }
     }
 
     /// Rewrites a later fragment by its flow, with the identification of the first one, and sends it.
-    fn forward_later<A: Address, P: Port<Buffer = B>>(
+    fn forward_later<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
         mut buffer: B,
         placed: &Placed<'_, A>,
         identification: u32,
         passage: Passage<'_>,
-    ) where
-        Self: Tables<A>,
-    {
+    ) {
         let flow = *self.flows().0.get(passage.flow);
         let rewrite = rewrite_of(&flow, passage.direction, passage.exit);
         rewrite::later_fragment(buffer.bytes_mut(), placed.headers, &rewrite);

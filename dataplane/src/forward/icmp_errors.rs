@@ -8,15 +8,15 @@
 //!
 //! Not here: the bytes of errors (`icmp`).
 
-use super::engine::{Engine, Tables};
+use super::engine::Engine;
 use super::observer::{Fate, Observe};
 use crate::flow::{BackendId, Direction, FlowTable, IdleLimits, Tick, Way};
 use crate::forward::decide::{
-    Obstacle, Packet, Passage, Stop, Verdict, arrives_from, exit_by, exit_to_client, fits, follow_one_way_error, refused_source,
-    stopped,
+    FlowFamily, Packet, Passage, Verdict, arrives_from, deliver, exit_by, exit_to_client, fits, refused_source,
 };
 use crate::icmp;
-use crate::icmp::{Awaited, ErrorRewrite, IcmpError, Inner, Quote, Trouble, TunnelQuote};
+use crate::icmp::mapping::ErrorRewrite;
+use crate::icmp::{Awaited, IcmpError, Inner, Quote, Trouble, TunnelQuote};
 use crate::port::{Arrival, Port};
 use crate::snapshot::{Exit, Place, RouteTo, Snapshot};
 use crate::stats::DropReason;
@@ -26,18 +26,16 @@ use crate::workers::Lanes;
 impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     /// Processes an ICMP error about a packet of a flow, or of a tunnel that carried one.
     ///
-    /// The packet is no such error, or must not be forwarded: returns it with the reason.
-    pub(super) fn error<'s, A: Address, P: Port<Buffer = B>>(
+    /// # Errors
+    /// The packet, if it is no such error.
+    pub(super) fn error<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
-        snapshot: &'s Snapshot,
+        snapshot: &Snapshot,
         arrival: Arrival,
         buffer: B,
         packet: &Packet<'_, A>,
-    ) -> Result<(), (B, Obstacle<'s>)>
-    where
-        Self: Tables<A>,
-    {
+    ) -> Result<(), B> {
         let Some(quote) = Quote::of(buffer.bytes(), packet.headers) else {
             return self.tunnel_error(lanes, snapshot, arrival, buffer, packet);
         };
@@ -48,29 +46,26 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
             return Ok(());
         }
         let (table, limits) = self.flows();
-        match follow_error(packet, &quote.tuple, snapshot, table, limits, Tick::at(arrival.now_ns)) {
-            Ok(passage) => {
-                self.tally.hits += 1;
-                self.forward_error(lanes, buffer, packet.headers, &quote, passage);
-                Ok(())
-            }
-            Err(Obstacle::NoFlow) => self.tunnel_error(lanes, snapshot, arrival, buffer, packet),
-            Err(obstacle) => Err((buffer, obstacle)),
+        let followed = follow_error(packet, &quote.tuple, snapshot, table, limits, Tick::at(arrival.now_ns));
+        let Some(followed) = followed else { return self.tunnel_error(lanes, snapshot, arrival, buffer, packet) };
+        self.tally.hits += 1;
+        match followed {
+            Ok(passage) => self.forward_error(lanes, buffer, packet.headers, &quote, passage),
+            Err(verdict) => self.apply(lanes, snapshot, arrival, buffer, packet.headers, verdict),
         }
+        Ok(())
     }
 
-    fn forward_error<A: Address, P: Port<Buffer = B>>(
+    fn forward_error<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
         mut buffer: B,
         headers: &Headers<A>,
         quote: &Quote<A>,
         passage: Passage<'_>,
-    ) where
-        Self: Tables<A>,
-    {
+    ) {
         let Passage { flow, direction, exit } = passage;
-        let flow = *self.flows().0.get(flow);
+        let flow = *self.flows::<A>().0.get(flow);
         // The error gets the source that the flow's packets have in its direction, whichever router sent it: the client
         // knows no other address, and its network may filter the addresses behind the gateway (docs/adr/0009).
         let (source, destination, quoted) = match direction {
@@ -88,31 +83,27 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         }
         self.send_of_flow(lanes, buffer, headers, &flow, exit);
     }
-}
 
-impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     /// Processes an ICMP error about a tunnel packet.
     ///
-    /// The packet is no such error: returns it.
-    pub(super) fn tunnel_error<'s, A: Address, P: Port<Buffer = B>>(
+    /// # Errors
+    /// The packet, if it is no such error.
+    fn tunnel_error<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
         buffer: B,
         packet: &Packet<'_, A>,
-    ) -> Result<(), (B, Obstacle<'s>)>
-    where
-        Self: Tables<A>,
-    {
+    ) -> Result<(), B> {
         let Some(quote) = TunnelQuote::of(buffer.bytes(), packet.headers, &snapshot.tunnels) else {
-            return Err((buffer, Obstacle::NoFlow));
+            return Err(buffer);
         };
         let followed = match &quote.inner {
-            Inner::V4(inner) => follow_tunnel_error(packet, &quote, inner, snapshot, &self.v4),
-            Inner::V6(inner) => follow_tunnel_error(packet, &quote, inner, snapshot, &self.v6),
+            Inner::V4(inner) => follow_tunnel_error(packet, &quote, inner, snapshot, &self.tables.v4),
+            Inner::V6(inner) => follow_tunnel_error(packet, &quote, inner, snapshot, &self.tables.v6),
         };
-        let Some(followed) = followed else { return Err((buffer, Obstacle::NoFlow)) };
+        let Some(followed) = followed else { return Err(buffer) };
         self.tally.hits += 1;
         match (followed, &quote.inner) {
             (Err(verdict), _) => self.apply(lanes, snapshot, arrival, buffer, packet.headers, verdict),
@@ -147,49 +138,50 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
 }
 
 /// Forwarding of an ICMP error about a packet with the tuple `quoted`. The direction is that of the error: the quoted
-/// packet went the other way.
+/// packet went the other way. `None`: there is no flow of the quoted packet.
 ///
-/// There is no flow of the quoted packet, or why the error cannot be forwarded.
-pub fn follow_error<'s, A: Address>(
+/// # Errors
+/// The verdict on the error instead.
+fn follow_error<'s, A: Address>(
     packet: &Packet<'_, A>,
     quoted: &Tuple<A>,
     snapshot: &'s Snapshot,
     table: &mut FlowTable<A>,
     limits: &IdleLimits,
     now: Tick,
-) -> Result<Passage<'s>, Obstacle<'s>> {
+) -> Option<Result<Passage<'s>, Verdict<'s>>> {
     let headers = packet.headers;
     // An error goes to the source of the quoted packet (RFC 1812 section 4.3.2.4), and never comes from the gateway.
     let is_possible = quoted.source == headers.tuple.destination
         && !headers.group_frame
         && refused_source(headers.tuple.source, snapshot).is_none();
     if !is_possible {
-        return Err(Obstacle::NoFlow);
+        return None;
     }
     let back = quoted.reversed();
     let hash = table.hash(&back);
-    let (index, direction) = table.search(hash, &back).ok_or(Obstacle::NoFlow)?;
+    let (index, direction) = table.search(hash, &back)?;
     let flow = table.get_mut(index);
-    let backend = snapshot.backend(flow.backend).ok_or(Obstacle::NoFlow)?;
+    let backend = snapshot.backend(flow.backend)?;
     if limits.is_over(flow.state, backend.idle_timeout, flow.last_seen, now) {
-        return Err(Obstacle::NoFlow);
+        return None;
     }
     let exit = match direction {
         Direction::ToBackend => exit_by(snapshot, backend.next_hop, hash),
-        Direction::ToClient if !arrives_from(snapshot, backend.next_hop, packet.in_link) => Err(Stop::WrongPort),
+        Direction::ToClient if !arrives_from(snapshot, backend.next_hop, packet.in_link) => {
+            Err(Verdict::Drop(DropReason::SnatWrongPort))
+        }
         Direction::ToClient => exit_to_client(snapshot, flow),
     };
-    match exit.and_then(|exit| fits(packet, exit)) {
-        Ok(exit) => Ok(Passage { flow: index, direction, exit }),
-        Err(stop) => Err(Obstacle::Known(stop)),
-    }
+    Some(exit.and_then(|exit| fits(packet, exit)).map(|exit| Passage { flow: index, direction, exit }))
 }
 
 /// The exit towards the client that is informed of an error about the packet in `quote`, which carried a packet with
 /// the tuple `inner`. `None`: the gateway sent no such packet.
 ///
+/// # Errors
 /// The verdict on the error instead.
-pub fn follow_tunnel_error<'s, A: Address, I: Address>(
+fn follow_tunnel_error<'s, A: Address, I: Address>(
     packet: &Packet<'_, A>,
     quote: &TunnelQuote<A>,
     inner: &Tuple<I>,
@@ -217,14 +209,14 @@ pub fn follow_tunnel_error<'s, A: Address, I: Address>(
         return None;
     }
     if !arrives_from(snapshot, backend.next_hop, packet.in_link) {
-        return Some(Err(stopped(Stop::WrongPort)));
+        return Some(Err(Verdict::Drop(DropReason::SnatWrongPort)));
     }
     let exit = match snapshot.route(inner.source) {
         RouteTo::NextHop(next_hop) => exit_by(snapshot, next_hop, hash),
-        RouteTo::Unresolved { link } => Err(Stop::Unresolved(Awaited { link, address: inner.source.ip() })),
-        RouteTo::None => Err(Stop::NoRoute),
+        RouteTo::Unresolved { link } => Err(Verdict::Wait(Awaited { link, address: inner.source.ip() })),
+        RouteTo::None => Err(Verdict::Drop(DropReason::NoRoute)),
     };
-    Some(exit.map_err(stopped))
+    Some(exit)
 }
 
 /// The destination of a packet that found no room for a flow (FORWARDING 3).
@@ -234,4 +226,28 @@ fn by_hash<I: Address>(inner: &Tuple<I>, snapshot: &Snapshot) -> Option<(Way, Ba
         return None;
     }
     Some((frontend.way(), frontend.choose_by_hash(inner)?))
+}
+
+/// An ICMP error about a packet that a backend sent from the VIP to its client directly. It goes unchanged to that
+/// backend: by the flow of the client's packets, whose tuple is `asked`, or without one by their hash. `None`: not such
+/// a mode.
+fn follow_one_way_error<'s, A: Address>(
+    packet: &Packet<'_, A>,
+    asked: &Tuple<A>,
+    snapshot: &'s Snapshot,
+    table: &FlowTable<A>,
+) -> Option<Verdict<'s>> {
+    if asked.destination != packet.headers.tuple.destination || packet.headers.group_frame {
+        return None;
+    }
+    let known = table.search(table.hash(asked), asked).map(|(index, _)| table.get(index));
+    let (way, id) = match known {
+        Some(flow) => (flow.way, flow.backend),
+        None => {
+            let frontend = snapshot.frontend(asked.destination, asked.protocol, asked.destination_port)?;
+            (frontend.way(), frontend.choose_by_hash(asked)?)
+        }
+    };
+    let may_pass = refused_source(packet.headers.tuple.source, snapshot).is_none();
+    (!way.is_two_way() && may_pass).then(|| deliver(packet, asked, way, id, snapshot))
 }

@@ -8,15 +8,15 @@
 //!
 //! Not here: packets to the kernel, which are verdicts of the decision.
 
-use super::engine::{Engine, Tables};
-use super::observer::Observe;
+use super::engine::Engine;
+use super::observer::{Fate, Observe};
 use crate::flow::Candidate;
-use crate::forward::decide::{Packet, Stop, follow_probe};
+use crate::forward::decide::{FlowFamily, Packet, Verdict, follow_probe};
 use crate::icmp;
-use crate::port::{Port, PortIndex};
+use crate::port::{Arrival, Link, Port, PortIndex};
 use crate::snapshot::{Place, Snapshot};
 use crate::stats::DropReason;
-use crate::wire::{Address, Buffer, Headers, Parsed, Tags, parse};
+use crate::wire::{Buffer, Ethernet, Headers, Parsed, Tags, parse, take_mut};
 use crate::workers::Lanes;
 
 /// The twin that a packet came from, and its VLAN tags.
@@ -27,6 +27,42 @@ struct Twin {
 }
 
 impl<B: Buffer, O: Observe<B>> Engine<B, O> {
+    pub(super) fn give_to_linux<P: Port<Buffer = B>>(
+        &mut self,
+        lanes: &mut Lanes<P>,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        mut buffer: B,
+    ) {
+        let port = arrival.link.port();
+        if !snapshot.port(port).twin {
+            self.drop(lanes, buffer, DropReason::NoRoute);
+        } else if !self.twin_rate.allow(lanes.class(port, buffer.bytes()), arrival.now_ns) {
+            self.drop(lanes, buffer, DropReason::TwinRate);
+        } else if !arrival.tags.put_on(&mut buffer) {
+            self.drop(lanes, buffer, DropReason::TwinFull);
+        } else {
+            self.observer.observe(&buffer, Fate::Linux(port), || None);
+            lanes.queue_for_linux(port, buffer, &mut self.tally);
+        }
+    }
+
+    /// Passes a packet to the kernel as if it had arrived on another link, addressed to that port's Ethernet address.
+    #[cold]
+    pub(super) fn give_to_linux_at<P: Port<Buffer = B>>(
+        &mut self,
+        lanes: &mut Lanes<P>,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        link: Link,
+        mut buffer: B,
+    ) {
+        if let Some((ethernet, _)) = take_mut::<Ethernet>(buffer.bytes_mut()) {
+            ethernet.destination = snapshot.port(link.port()).mac.0;
+        }
+        self.give_to_linux(lanes, snapshot, Arrival { link, tags: link.tags(), ..arrival }, buffer);
+    }
+
     /// Processes a packet that the kernel sends by this port. Packets that cannot be parsed are dropped, since they
     /// might be for a VIP.
     pub(crate) fn sent_by_linux<P: Port<Buffer = B>>(
@@ -76,16 +112,14 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         }
     }
 
-    fn packet_of_linux<A: Address, P: Port<Buffer = B>>(
+    fn packet_of_linux<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
         snapshot: &Snapshot,
         twin: Twin,
         buffer: B,
         headers: &Headers<A>,
-    ) where
-        Self: Tables<A>,
-    {
+    ) {
         lanes.sent_by_linux(twin.port, headers);
         match snapshot.place(headers.tuple.destination) {
             Place::Vip => self.probe(lanes, snapshot, buffer, headers),
@@ -98,24 +132,22 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
 
     /// Processes a packet that the kernel sends to a VIP: a probe goes to the backend that its source port stands for;
     /// any other packet would only come back and is dropped.
-    fn probe<A: Address, P: Port<Buffer = B>>(
+    fn probe<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
         lanes: &mut Lanes<P>,
         snapshot: &Snapshot,
         buffer: B,
         headers: &Headers<A>,
-    ) where
-        Self: Tables<A>,
-    {
-        let hash = self.flows().0.hash(&headers.tuple);
+    ) {
+        let hash = self.flows::<A>().0.hash(&headers.tuple);
         let packet = Packet { headers, hash, candidate: Candidate::NONE, in_link: PortIndex(0).into() };
         match follow_probe(&packet, snapshot) {
             Some(Ok(delivery)) => self.deliver(lanes, buffer, headers, &delivery),
-            Some(Err(Stop::Unresolved(awaited))) => {
+            Some(Err(Verdict::Wait(awaited))) => {
                 self.ask(awaited);
                 self.drop(lanes, buffer, DropReason::NeighbourUnresolved);
             }
-            Some(Err(Stop::NoRoute)) => self.drop(lanes, buffer, DropReason::NoRoute),
+            Some(Err(Verdict::Drop(reason))) => self.drop(lanes, buffer, reason),
             Some(Err(_)) | None => self.drop(lanes, buffer, DropReason::VipLoop),
         }
     }

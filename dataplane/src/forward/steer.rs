@@ -7,7 +7,7 @@ use std::mem;
 
 use arrayvec::ArrayVec;
 
-use super::burst::{Kind, Looked, Sorted};
+use super::sort::{Kind, Looked, Sorted};
 use crate::fragment::{Datagram, Fragment, Part};
 use crate::icmp::{Inner, Quote, TunnelQuote};
 use crate::port::{Arrival, BURST, Burst, Port};

@@ -16,14 +16,14 @@ use crossbeam_queue::ArrayQueue;
 use super::burst::process;
 use super::engine::Engine;
 use super::observer::Observe;
-use super::sweep::{Sweep, Swept};
-use crate::flow::{FlowLimits, FlowTable, IdleLimits, SnatPorts, Tick};
+use crate::flow::{Flow, FlowLimits, FlowTable, IdleLimits, SnatPorts, Tick, Ticks};
+use crate::forward::decide::FlowTables;
 use crate::fragment::{Datagrams, Identifications};
 use crate::icmp::{Announcements, AnswerLimiter, Ask, Held, Waiting};
 use crate::port::{Arrival, Burst, Origin, Port, PortIndex, TwinQueues, TwinRate};
 use crate::snapshot::{Snapshot, Subscriber};
 use crate::stats::{DropReason, Tally, WorkerCounters};
-use crate::wire::Tags;
+use crate::wire::{Address, Buffer, Tags, protocol};
 use crate::workers::{Errand, Handed, Lane, Lanes, PACKETS_PER_TURN, Peers, PortShare};
 
 /// A worker's queues of a port, with the rings of the port's twin if it has one.
@@ -80,8 +80,10 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         let lanes = parts.ports.into_iter().map(|(port, twin)| Lane::new(port, twin)).collect();
         let engine = Engine {
             worker: parts.subscriber.worker(),
-            v4: FlowTable::new(flows, parts.seed).map_err(|_| NoMemory { flows })?,
-            v6: FlowTable::new(flows, parts.seed).map_err(|_| NoMemory { flows })?,
+            tables: FlowTables {
+                v4: FlowTable::new(flows, parts.seed).map_err(|_| NoMemory { flows })?,
+                v6: FlowTable::new(flows, parts.seed).map_err(|_| NoMemory { flows })?,
+            },
             ports: SnatPorts::new(flows, share).map_err(|_| NoMemory { flows })?,
             max_flows: flows,
             limits: IdleLimits::new(limits),
@@ -95,7 +97,6 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             counters: parts.counters,
             observer: parts.observer,
             twin_rate: TwinRate::default(),
-            swept: Swept::default(),
         };
         Ok(Self {
             engine,
@@ -235,4 +236,104 @@ fn retry_held<P: Port, O: Observe<P::Buffer>>(
         burst.push(buffer);
         process(engine, lanes, snapshot, Arrival { now_ns, origin: Origin::Owned, ..arrival }, &mut burst);
     }
+}
+
+/// The sweep: expiry by bounded work. The tables are visited once every [`Sweep::TICKS`], a few entries per poll.
+#[derive(Debug, Default)]
+struct Sweep {
+    /// When it last ran; the first poll only records the time.
+    last: Option<Tick>,
+    /// Number of entries that are due for a visit.
+    owed: u32,
+    /// Where the next sweeps of the flow tables and of the SNAT pools start.
+    next_v4: u32,
+    next_v6: u32,
+    next_pool: u32,
+}
+
+impl Sweep {
+    /// Ticks in which each entry is visited once: about 8.6 s, below the shortest idle limit of 10 s.
+    const TICKS: u32 = 64;
+    /// Maximum number of entries per poll, so that a poll stays short: 64 * 5 ns.
+    const ENTRIES: u32 = 64;
+    /// SNAT pools visited per tick: 65,536 in 34 s.
+    const POOLS: u32 = 256;
+
+    fn run<B: Buffer, O: Observe<B>>(&mut self, engine: &mut Engine<B, O>, snapshot: &Snapshot, now: Tick) {
+        let elapsed = now.since(*self.last.get_or_insert(now)).0.min(Self::TICKS);
+        if elapsed > 0 {
+            self.last = Some(now);
+            let entries = engine.tables.v4.high_water().max(engine.tables.v6.high_water());
+            self.owed = (self.owed + entries.div_ceil(Self::TICKS) * elapsed).min(entries);
+            self.next_pool = engine.ports.sweep(self.next_pool, Self::POOLS, now);
+            if engine.worker == 0 {
+                snapshot.sweep_affinity(now);
+            }
+        }
+        let entries = self.owed.min(Self::ENTRIES);
+        if entries > 0 {
+            self.owed -= entries;
+            let Engine { tables, ports, limits, counters, asks, .. } = engine;
+            let look = Look { limits, snapshot, asks, now };
+            self.next_v4 = sweep(&mut tables.v4, self.next_v4, entries, ports, counters, &look);
+            self.next_v6 = sweep(&mut tables.v6, self.next_v6, entries, ports, counters, &look);
+        }
+    }
+}
+
+/// The context of a sweep over flows.
+struct Look<'a> {
+    limits: &'a IdleLimits,
+    snapshot: &'a Snapshot,
+    asks: &'a ArrayQueue<Ask>,
+    now: Tick,
+}
+
+impl Look<'_> {
+    /// Whether the flow exceeded its idle limit, or its backend's drain has ended.
+    fn ended<A: Address>(&self, flow: &Flow<A>) -> bool {
+        let Some(backend) = self.snapshot.backend(flow.backend) else {
+            // The sides of a connection that is still in use get a RST in answer to the next packet.
+            return flow.protocol != protocol::TCP || self.limits.is_silent(flow.last_seen, self.now);
+        };
+        self.limits.is_over(flow.state, backend.idle_timeout, flow.last_seen, self.now)
+    }
+
+    /// Requests the resolution of an on-link client while its flow is in use; otherwise the kernel would forget the
+    /// neighbour, since it sees none of its packets. The kernel side resolves each at most every 30 s; a request that
+    /// finds the queue full is repeated by the next sweep.
+    fn keep_client<A: Address>(&self, flow: &Flow<A>) {
+        let is_used = self.now.since(flow.last_seen) <= USED_WITHIN;
+        if let Some(hop) = self.snapshot.next_hop(flow.route_to_client).filter(|_| is_used)
+            && hop.address == flow.client.ip()
+        {
+            let _ = self.asks.push((hop.link, hop.address));
+        }
+    }
+}
+
+/// A flow is in use if its last packet is at most this old: 75 ticks are 10 s, a little more than a sweep takes.
+const USED_WITHIN: Ticks = Ticks(75);
+
+/// Visits `entries` entries from `start` on. Returns where to continue.
+fn sweep<A: Address>(
+    table: &mut FlowTable<A>,
+    start: u32,
+    entries: u32,
+    ports: &mut SnatPorts,
+    counters: &WorkerCounters,
+    look: &Look<'_>,
+) -> u32 {
+    table.sweep(start, entries, |flow| {
+        let ended = look.ended(flow);
+        if ended {
+            if let Some(lease) = flow.snat_lease() {
+                ports.release(lease.pool, lease.port, look.now);
+            }
+            counters.flow_ended(flow.backend.slot);
+        } else {
+            look.keep_client(flow);
+        }
+        ended
+    })
 }

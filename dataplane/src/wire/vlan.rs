@@ -255,6 +255,6 @@ mod tests {
         for len in 0..frame.len() {
             assert_eq!(Tags::of(&frame[..len]), Tags::NONE, "{len} bytes");
         }
-        assert_eq!(Tags::of(&frame).link(PortIndex(3)).unwrap().vlan().to_string(), "5");
+        assert_eq!(Tags::of(&frame).vlan().unwrap().to_string(), "5");
     }
 }

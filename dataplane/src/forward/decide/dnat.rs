@@ -5,10 +5,11 @@
 //!
 //! Not here: the rewrite of such packets, which is that of mode `nat`.
 
+use super::exit::{arrives_from, exit_to_client, fits};
+use super::input::{Flows, Packet, end};
 use super::reclaim::{make_room, reset_to_backend};
 use super::verdict::{Passage, Verdict};
-use crate::flow::{Direction, PoolId, SnatLease, Tick, Way, begins, next_state};
-use crate::forward::decide::{Flows, Packet, arrives_from, end, exit_to_client, fits, flow_of, stopped};
+use crate::flow::{Direction, PoolId, SnatLease, Tick, Way, begins, flow_of, next_state};
 use crate::snapshot::{Front, Frontend, Place, Snapshot};
 use crate::stats::DropReason;
 use crate::wire::{Address, Transport, Tuple, tcp_flags};
@@ -74,7 +75,7 @@ fn by_front<'s, A: Address>(
     if !arrives_from(snapshot, backend.next_hop, packet.in_link) {
         return Verdict::Drop(DropReason::SnatWrongPort);
     }
-    let Tuple { source, destination, destination_port, protocol, .. } = packet.headers.tuple;
+    let Tuple { source, destination, source_port, destination_port, protocol } = packet.headers.tuple;
     let asked = Tuple {
         source: destination,
         destination: front.vip,
@@ -94,11 +95,11 @@ fn by_front<'s, A: Address>(
         return Verdict::Drop(DropReason::FlowTableFull);
     }
     let lease = SnatLease { address: destination, port: destination_port, pool: PoolId::NONE };
-    let mut flow = flow_of(&asked, packet.headers.transport, Way::Dnat, source, backend, front.backend, &lease, now);
+    let mut flow = flow_of(&asked, packet.headers.transport, Way::Dnat, (source, source_port), front.backend, &lease, now);
     flow.state = next_state(flow.state, packet.headers.transport, Direction::ToClient);
     let exit = match exit_to_client(snapshot, &mut flow).and_then(|exit| fits(packet, exit)) {
         Ok(exit) => exit,
-        Err(stop) => return stopped(stop),
+        Err(verdict) => return verdict,
     };
     let Ok(index) = flows.table.insert(flow) else { return Verdict::Drop(DropReason::FlowTableFull) };
     flows.changes.made = Some(front.backend);

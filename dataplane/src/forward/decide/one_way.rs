@@ -7,58 +7,34 @@
 
 use zerocopy::FromZeros;
 
-use super::local::refused_source;
-use super::verdict::{Obstacle, Stop, Verdict};
+use super::exit::{exit_by, fits_in};
+use super::input::{Flows, Packet};
+use super::local::{for_vip, without_backend};
+use super::verdict::{Delivery, Verdict};
 use crate::choose::Chooser;
-use crate::flow::{BackendId, Direction, Flow, FlowIndex, FlowState, FlowTable, PoolId, Tick, UNRESOLVED, Way, is_mid_stream};
-use crate::forward::decide::{Flows, Packet, exit_by, fits_in, for_vip, stopped, without_backend};
+use crate::flow::{BackendId, Flow, FlowState, PoolId, Tick, UNRESOLVED, Way, is_mid_stream};
 use crate::forward::rewrite::Outer;
 use crate::snapshot::{Backend, Exit, Frontend, Place, Snapshot};
 use crate::stats::DropReason;
 use crate::wire::{Address, Transport, Tuple, sctp_chunk, tcp_flags};
 
-/// How a packet reaches a backend that answers its client directly.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Delivery<'s> {
-    /// The backend.
-    pub backend: BackendId,
-    /// The frontend's port.
-    pub port: u16,
-    /// The frontend's protocol number.
-    pub protocol: u8,
-    /// How the packet leaves.
-    pub exit: &'s Exit,
-    /// The outer header; `None` in mode `dsr`.
-    pub outer: Option<Outer>,
-}
-
-/// Forwarding of a packet that does not change the state of its flow.
-///
-/// Why the packet cannot be forwarded.
-pub fn follow_one_way<'s, A: Address>(
+/// The verdict on a packet that does not change the state of its flow. `None` if the state of the backend may end the flow.
+pub(super) fn follow<'s, A: Address>(
     packet: &Packet<'_, A>,
-    index: FlowIndex,
+    flow: &mut Flow<A>,
     snapshot: &'s Snapshot,
-    table: &mut FlowTable<A>,
     now: Tick,
-) -> Result<Delivery<'s>, Obstacle<'s>> {
-    let flow = table.get_mut(index);
-    let Some(backend) = snapshot.backend(flow.backend).filter(|backend| backend.is_steady()) else {
-        return Err(Obstacle::Event(index, Direction::ToBackend));
-    };
+) -> Option<Verdict<'s>> {
+    let backend = snapshot.backend(flow.backend).filter(|backend| backend.is_steady())?;
     if flow.last_seen != now {
         flow.last_seen = now;
     }
-    delivery(packet, &packet.headers.tuple, flow.way, (flow.backend, backend), snapshot).map_err(Obstacle::Known)
-}
-
-/// The verdict on a packet of a flow in such a mode.
-pub(super) fn verdict_of_flow<'s, A: Address>(packet: &Packet<'_, A>, flow: &Flow<A>, snapshot: &'s Snapshot) -> Verdict<'s> {
-    deliver(packet, &packet.headers.tuple, flow.way, flow.backend, snapshot)
+    let delivery = delivery(packet, &packet.headers.tuple, flow.way, (flow.backend, backend), snapshot);
+    Some(delivery.map_or_else(|verdict| verdict, Verdict::Deliver))
 }
 
 /// The verdict on a packet to a backend in one of these modes, for the frontend of `asked`.
-fn deliver<'s, A: Address>(
+pub(in crate::forward) fn deliver<'s, A: Address>(
     packet: &Packet<'_, A>,
     asked: &Tuple<A>,
     way: Way,
@@ -66,10 +42,7 @@ fn deliver<'s, A: Address>(
     snapshot: &'s Snapshot,
 ) -> Verdict<'s> {
     let Some(backend) = snapshot.backend(id) else { return Verdict::Drop(DropReason::NoFlow) };
-    match delivery(packet, asked, way, (id, backend), snapshot) {
-        Ok(delivery) => Verdict::Deliver(delivery),
-        Err(stop) => stopped(stop),
-    }
+    delivery(packet, asked, way, (id, backend), snapshot).map_or_else(|verdict| verdict, Verdict::Deliver)
 }
 
 /// The verdict on a packet without flow for a frontend in such a mode.
@@ -95,7 +68,7 @@ pub(super) fn new_flow<'s, A: Address>(
     }
     let delivery = match delivery(packet, tuple, frontend.way(), (id, backend), snapshot) {
         Ok(delivery) => delivery,
-        Err(stop) => return stopped(stop),
+        Err(verdict) => return verdict,
     };
     // A RST or ABORT of an unknown connection creates no flow.
     if flows.room > 0 && !is_reset(packet.headers.transport) {
@@ -103,30 +76,6 @@ pub(super) fn new_flow<'s, A: Address>(
         flows.changes.made = flows.table.insert(flow).is_ok().then_some(id);
     }
     Verdict::Deliver(delivery)
-}
-
-/// An ICMP error about a packet that a backend sent from the VIP to its client directly. It goes unchanged to that
-/// backend: by the flow of the client's packets, whose tuple is `asked`, or without one by their hash. `None`: not such
-/// a mode.
-pub fn follow_one_way_error<'s, A: Address>(
-    packet: &Packet<'_, A>,
-    asked: &Tuple<A>,
-    snapshot: &'s Snapshot,
-    table: &FlowTable<A>,
-) -> Option<Verdict<'s>> {
-    if asked.destination != packet.headers.tuple.destination || packet.headers.group_frame {
-        return None;
-    }
-    let known = table.search(table.hash(asked), asked).map(|(index, _)| table.get(index));
-    let (way, id) = match known {
-        Some(flow) => (flow.way, flow.backend),
-        None => {
-            let frontend = snapshot.frontend(asked.destination, asked.protocol, asked.destination_port)?;
-            (frontend.way(), frontend.choose_by_hash(asked)?)
-        }
-    };
-    let may_pass = refused_source(packet.headers.tuple.source, snapshot).is_none();
-    (!way.is_two_way() && may_pass).then(|| deliver(packet, asked, way, id, snapshot))
 }
 
 const fn is_reset(transport: Transport) -> bool {
@@ -153,18 +102,18 @@ pub(super) fn delivery<'s, A: Address>(
     way: Way,
     (id, backend): (BackendId, &Backend),
     snapshot: &'s Snapshot,
-) -> Result<Delivery<'s>, Stop> {
+) -> Result<Delivery<'s>, Verdict<'static>> {
     let exit = exit_by(snapshot, backend.next_hop, packet.hash)?;
     let outer = if way == Way::Dsr {
         // A router would send a packet for a VIP back to the gateway.
         let on_link = snapshot.next_hop(backend.next_hop).is_some_and(|hop| hop.address == backend.address.ip());
         if !on_link {
-            return Err(Stop::VipLoop);
+            return Err(Verdict::Drop(DropReason::VipLoop));
         }
         fits_in(packet, exit.mtu)?;
         None
     } else {
-        let outer = outer(packet.hash, way, exit, backend, snapshot).ok_or(Stop::NoRoute)?;
+        let outer = outer(packet.hash, way, exit, backend, snapshot).ok_or(Verdict::Drop(DropReason::NoRoute))?;
         fits_in(packet, outer.mtu)?;
         Some(outer)
     };
@@ -203,4 +152,18 @@ fn flow_to<A: Address>(tuple: &Tuple<A>, transport: Transport, way: Way, id: Bac
         way,
         ..Flow::new_zeroed()
     }
+}
+
+/// Delivery of a packet that the kernel sends to a VIP; `None` if it is no probe.
+pub(crate) fn follow_probe<'s, A: Address>(
+    packet: &Packet<'_, A>,
+    snapshot: &'s Snapshot,
+) -> Option<Result<Delivery<'s>, Verdict<'static>>> {
+    let tuple = &packet.headers.tuple;
+    let under_test = *snapshot.probe_tags.get(&tuple.source_port)?;
+    let frontend = snapshot.frontend(tuple.destination, tuple.protocol, tuple.destination_port)?;
+    let is_under_test =
+        |id| snapshot.backend(id).filter(|backend| backend.address.ip() == under_test).map(|backend| (id, backend));
+    let backend = frontend.backends.iter().copied().find_map(is_under_test)?;
+    (!frontend.way().is_two_way()).then(|| delivery(packet, tuple, frontend.way(), backend, snapshot))
 }

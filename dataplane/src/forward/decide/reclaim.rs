@@ -10,23 +10,14 @@
 
 use std::time::Duration;
 
+use super::input::{Flows, OtherFlows, Packet};
 use crate::flow::{
     BackendId, Direction, Flow, FlowIndex, FlowState, FlowTable, PoolId, Segment, SnatAddress, SnatLease, SnatPorts, SnatTarget,
     Tick, Ticks, YieldClass,
 };
-use crate::forward::decide::{Flows, Packet};
 use crate::forward::rewrite::Reset;
 use crate::snapshot::{RouteTo, Snapshot};
 use crate::wire::{Address, protocol};
-
-/// The flow table of the other family: both families share `maxPerWorker`.
-#[derive(Debug)]
-pub enum OtherFlows<'a> {
-    /// IPv4.
-    V4(&'a mut FlowTable<u32>),
-    /// IPv6.
-    V6(&'a mut FlowTable<u128>),
-}
 
 /// What a flow that yielded leaves to clean up.
 struct Yielded {

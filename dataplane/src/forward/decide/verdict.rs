@@ -1,10 +1,9 @@
-//! Results of decisions: verdicts, obstacles, and changes. Data only.
+//! Results of decisions: the verdict, and the changes that the decision made to flows. Data only.
 
 use arrayvec::ArrayVec;
 
-use super::one_way::Delivery;
 use crate::flow::{BackendId, Direction, FlowIndex};
-use crate::forward::rewrite::Reset;
+use crate::forward::rewrite::{Outer, Reset};
 use crate::icmp::Awaited;
 use crate::port::Link;
 use crate::snapshot::Exit;
@@ -12,7 +11,7 @@ use crate::stats::DropReason;
 
 /// Changes that a decision made besides its verdict.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Changes {
+pub(crate) struct Changes {
     /// Whether the packet's flow was known.
     pub hit: bool,
     /// Backend of the flow that was created.
@@ -34,7 +33,7 @@ pub struct Changes {
 
 /// The kind of answer that a packet is turned into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub(crate) enum Answer {
     /// TCP RST (RFC 9293 section 3.10.7.1), or SCTP's ABORT (RFC 9260 section 8.4).
     Reset,
     /// ICMP port unreachable (RFC 792; RFC 4443 section 3.1).
@@ -52,7 +51,7 @@ pub enum Answer {
 
 /// The flow of a packet, and its exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Passage<'s> {
+pub(crate) struct Passage<'s> {
     /// The flow, which determines the rewrite.
     pub flow: FlowIndex,
     /// Its direction.
@@ -61,45 +60,10 @@ pub struct Passage<'s> {
     pub exit: &'s Exit,
 }
 
-/// Why a packet does not simply follow a flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Obstacle<'s> {
-    /// It has no flow.
-    NoFlow,
-    /// It has a flow and may change its state: begin, confirm or close it, or find that it has ended.
-    Event(FlowIndex, Direction),
-    /// Its flow's backend answers the client directly, and the packet does not change the flow's state.
-    OneWay(FlowIndex),
-    /// It has a flow but must not be forwarded.
-    Known(Stop),
-    /// It has a flow and is forwarded, but in fragments or with VLAN tags.
-    NotPlain(Passage<'s>),
-}
-
-/// Why a packet of a flow is not forwarded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stop {
-    /// A reply on another link than its backend's.
-    WrongPort,
-    /// The next hop's Ethernet address is unknown.
-    Unresolved(Awaited),
-    /// There is no route.
-    NoRoute,
-    /// It would leave for a VIP through a router, which would send it back.
-    VipLoop,
-    /// Its hop limit is used up.
-    HopLimit,
-    /// It does not fit and must not be fragmented.
-    TooBig {
-        /// Largest IP packet that would fit, bytes.
-        mtu: u16,
-    },
-}
-
 /// What happens to a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Verdict<'s> {
+pub(crate) enum Verdict<'s> {
     /// Rewritten and sent.
     Forward(Passage<'s>),
     /// Sent, as it is or inside another packet, to a backend that answers the client directly.
@@ -116,4 +80,19 @@ pub enum Verdict<'s> {
     Reset(DropReason),
     /// Dropped.
     Drop(DropReason),
+}
+
+/// How a packet reaches a backend that answers its client directly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Delivery<'s> {
+    /// The backend.
+    pub backend: BackendId,
+    /// The frontend's port.
+    pub port: u16,
+    /// The frontend's protocol number.
+    pub protocol: u8,
+    /// How the packet leaves.
+    pub exit: &'s Exit,
+    /// The outer header; `None` in mode `dsr`.
+    pub outer: Option<Outer>,
 }

@@ -13,5 +13,6 @@ mod reset;
 
 pub use encapsulate::{Outer, encapsulate};
 pub use hop::hop;
+pub(crate) use nat::rewrite_of;
 pub use nat::{Rewrite, later_fragment, nat, renumber, whole};
 pub use reset::{Reset, reset, sctp_abort, tcp_reset, write_reset};

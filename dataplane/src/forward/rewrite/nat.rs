@@ -8,6 +8,8 @@
 use proto::Family;
 use zerocopy::network_endian::U32;
 
+use crate::flow::{Direction, Flow};
+use crate::snapshot::Exit;
 use crate::wire::checksum::{Deltas, HOP_DELTA, apply, word_delta};
 use crate::wire::{Address, Ethernet, Headers, Ipv4, Ipv6, Mac, Sctp, Tcp, Transport, Udp, crc32c, low_half, take_mut};
 
@@ -171,6 +173,33 @@ pub fn renumber<A: Address>(frame: &mut [u8], headers: &Headers<A>, offset: u16,
                 number.set(identification);
             }
         }
+    }
+}
+
+/// The fields that a packet of the flow has when it leaves.
+#[inline(always)]
+pub(crate) fn rewrite_of<A: Address>(flow: &Flow<A>, direction: Direction, exit: &Exit) -> Rewrite<A> {
+    let (source_mac, destination_mac) = (exit.source_mac, exit.destination_mac);
+    let deltas = Deltas { l3: flow.l3_delta, l4: flow.l4_delta };
+    match direction {
+        Direction::ToBackend => Rewrite {
+            source: flow.snat,
+            destination: flow.backend_address,
+            source_port: flow.snat_port,
+            destination_port: flow.backend_port,
+            deltas,
+            source_mac,
+            destination_mac,
+        },
+        Direction::ToClient => Rewrite {
+            source: flow.vip,
+            destination: flow.client,
+            source_port: flow.vip_port,
+            destination_port: flow.client_port,
+            deltas: deltas.reversed(),
+            source_mac,
+            destination_mac,
+        },
     }
 }
 
