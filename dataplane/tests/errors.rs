@@ -1,4 +1,4 @@
-//! ICMP errors about packets of flows: they reach the one who sent the packet, and tell of it as that one sent it.
+//! ICMP errors about packets of flows: they reach the sender of the packet, and quote it as that sender sent it.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,7 +14,7 @@ use rig::{CLUSTER, Rig, SECOND, UPLINK, ends, hop_limit, ip};
 
 const ACK: u8 = tcp_flags::ACK;
 
-/// A client, the frontend it speaks to, a router before the client, one before the backends. TCP and UDP in both families.
+/// A client, its frontend, a router towards the client, and one towards the backends. TCP and UDP in both families.
 struct Way {
     client: &'static str,
     vip: &'static str,
@@ -41,18 +41,18 @@ impl Way {
         packet.payload(b"some data that is longer than eight bytes")
     }
 
-    /// Opens a flow; its SNAT end and its backend.
+    /// Opens a flow; returns its SNAT address and port and its backend.
     fn open(&self, rig: &mut Rig) -> (SocketAddr, SocketAddr) {
         ends(&rig.forward(UPLINK, &self.packet(self.client, self.vip, tcp_flags::SYN).build()))
     }
 }
 
-/// Types, codes and third words of errors: unreachable, too big, time exceeded, parameter problem.
+/// Types, codes and second words of errors: unreachable, too big, time exceeded, parameter problem.
 fn errors(is_v4: bool) -> [(u8, u8, u32); 4] {
     if is_v4 { [(3, 1, 0), (3, 4, 1300), (11, 0, 0), (12, 0, 9 << 24)] } else { [(1, 0, 0), (2, 0, 1300), (3, 0, 0), (4, 1, 40)] }
 }
 
-/// An error from `source` about `packet` as it stands after its Ethernet header, of which `quoted` bytes are told.
+/// An error from `source` about the IP packet `packet`, of which it quotes `quoted` bytes.
 fn error(source: &str, destination: IpAddr, numbers: (u8, u8, u32), packet: &[u8], quoted: usize) -> Packet {
     let (kind, code, rest) = numbers;
     let packet = &packet[14..];
@@ -70,7 +70,7 @@ fn addresses(frame: &[u8]) -> (IpAddr, IpAddr) {
 }
 
 #[test]
-fn an_error_of_the_backends_side_reaches_the_client_and_tells_of_what_it_sent() {
+fn an_error_of_the_backends_side_reaches_the_client_and_quotes_what_it_sent() {
     for way in WAYS {
         for numbers in errors(way.client.starts_with('1')) {
             let mut rig = Rig::new();
@@ -118,7 +118,7 @@ fn an_error_of_the_clients_side_reaches_the_backend_from_the_snat_address() {
 }
 
 #[test]
-fn in_mode_dnat_the_backend_is_told_by_who_found_out() {
+fn in_mode_dnat_the_backend_gets_errors_from_the_router_itself() {
     let mut rig = Rig::with_mode(Mode::Dnat);
     let (client, backend) = V4.open(&mut rig);
     let sent = V4.packet(V4.vip, V4.client, ACK).hop_limit(50).build();
@@ -126,7 +126,7 @@ fn in_mode_dnat_the_backend_is_told_by_who_found_out() {
     let left = rig.forward(UPLINK, &error(V4.far, ip("192.0.2.100"), (3, 4, 1300), &sent, 1000).build());
     assert_checksums(&left);
     assert_eq!((quote(&left), addresses(&left)), (&came[14..], (ip(V4.far), backend.ip())));
-    // And about what went to the backend; it comes to the client's own address.
+    // An error about a packet to the backend is sent to the client's own address.
     let sent = V4.packet(&client.to_string(), &backend.to_string(), ACK).hop_limit(50).build();
     let came = V4.packet(V4.client, V4.vip, ACK).hop_limit(50).build();
     let left = rig.forward(CLUSTER, &error(V4.near, client.ip(), (3, 4, 1300), &sent, 1000).build());
@@ -142,7 +142,7 @@ struct Row {
 }
 
 #[test]
-fn errors_of_no_flow_and_errors_that_may_be_forged_go_nowhere() {
+fn errors_without_a_flow_and_possibly_forged_ones_are_not_forwarded() {
     use DropReason as R;
     let unreachable = (3, 1, 0);
     let mut rig = Rig::new();
@@ -191,12 +191,12 @@ fn errors_of_no_flow_and_errors_that_may_be_forged_go_nowhere() {
     for Row { sentence, port, frame, fate } in rows {
         assert_eq!(rig.put(port, &frame), Some(fate), "{sentence}");
     }
-    // All that did no harm.
+    // None of these had an effect.
     assert!(matches!(rig.put(UPLINK, &about(V4.client, V4.vip)), Some(Fate::Forward(CLUSTER))));
 }
 
 #[test]
-fn an_error_about_a_node_port_flow_is_not_linux_s() {
+fn an_error_about_a_node_port_flow_does_not_go_to_the_kernel() {
     let mut rig = Rig::new();
     let way = Way { vip: "192.0.2.2:30080", ..V4 };
     let (_, backend) = ends(&rig.forward(UPLINK, &Packet::tcp(way.client, way.vip).build()));
@@ -211,7 +211,7 @@ fn an_error_neither_ends_a_flow_nor_keeps_it() {
     let (snat, backend) = V4_UDP.open(&mut rig);
     let sent = V4_UDP.packet(&snat.to_string(), &backend.to_string(), ACK).build();
     let error = error(V4.near, snat.ip(), (3, 3, 0), &sent, 28).build();
-    // 30 s after its last packet an unanswered flow is over, whatever errors came meanwhile.
+    // 30 s after its last packet an unanswered flow ends, whatever errors came meanwhile.
     for _ in 0..29 {
         rig.now += SECOND;
         assert_eq!(rig.put(CLUSTER, &error), Some(Fate::Forward(UPLINK)));
@@ -249,7 +249,8 @@ fn udp_without_checksum_is_quoted_without_checksum() {
     assert_eq!(&quote(&left)[26..28], &[0, 0]);
 }
 
-/// What a quote shows of an SCTP packet: the ports alone, the ports and the tag, the whole common header, and all.
+/// Quoted bytes of an SCTP packet: the ports alone, ports and part of the tag, the whole common header, more, and
+/// everything.
 const SCTP_QUOTED: [usize; 5] = [8, 11, 12, 20, 1000];
 
 #[test]
@@ -268,7 +269,7 @@ fn a_quoted_sctp_packet_has_the_checksum_that_its_sender_gave_it() {
             let error_back = error(way.near, snat.ip(), unreachable, &chunk(&snat_text, &backend_text), quoted);
             let left = rig.forward(CLUSTER, &error_back.build());
             assert_checksums(&left);
-            // Of a part of a checksum nobody can tell what it was.
+            // A partly quoted checksum cannot be restored.
             let whole = if len < 12 { network_len + 8 } else { quoted.min(came.len() - 14) };
             assert_eq!(quote(&left)[..whole], came[14..][..whole], "{len} bytes, to the client");
             let came = chunk(&backend_text, &snat_text);
@@ -287,13 +288,13 @@ fn the_checksum_of_sctp_in_a_quoted_fragment_is_left_alone() {
     let first = Packet { fragmentation: 0x2000, ..Packet::sctp(&snat.to_string(), &backend.to_string()).chunk(7, 0) }.build();
     let left = rig.forward(CLUSTER, &error(V4.near, snat.ip(), (11, 1, 0), &first, 1000).build());
     assert_checksums(&left);
-    assert_eq!(quote(&left)[28..32], first[42..46], "how long the packet was nobody tells");
+    assert_eq!(quote(&left)[28..32], first[42..46], "the length of the packet is unknown");
 }
 
 proptest! {
-    /// Whole words: of half a checksum nobody can tell what it was.
+    /// Whole words only, since a partly quoted checksum cannot be restored.
     #[test]
-    fn what_a_sender_is_told_is_what_it_sent(
+    fn a_sender_gets_its_packet_quoted_as_it_sent_it(
         payload in prop::collection::vec(any::<u8>(), 0..60), half_quoted in 14_usize..60, options in 0_usize..4, client_port: u16,
         tcp: bool, hop_limit in 2_u8..,
     ) {

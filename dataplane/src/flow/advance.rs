@@ -1,29 +1,29 @@
-//! Moves a flow from state to state, where a packet's numbers and the time decide too.
+//! State changes of a flow that depend on sequence numbers and time as well.
 //!
-//! A TCP flow that both sides are seen of is confirmed by the client's acknowledgement of the backend's SYN, not by just
-//! any: the number is compared, or a flood of SYN and ACK from false addresses would confirm as many flows as it likes.
-//! One-way flows are confirmed by their third packet, and not before a second has passed. Deliberately not here: which packets
-//! move a flow at all ([`super::is_plain`]).
+//! A two-way TCP flow is confirmed by the client's acknowledgement of the backend's SYN. The number is compared;
+//! otherwise a flood of SYN and ACK from spoofed addresses could confirm any number of flows. A one-way flow is
+//! confirmed by its third packet, but not before one second has passed.
+//!
+//! Not here: which packets can change a state at all ([`super::is_plain`]).
 
 use std::time::Duration;
 
-use super::state::ends_association;
-use super::{Direction, Flow, FlowState, next_state};
-use crate::tick::{Tick, Ticks};
-use crate::wire::{Tcp, take};
-use crate::{Address, Headers, Transport, sctp_chunk, tcp_flags};
+use super::entry::Flow;
+use super::state::{Direction, FlowState, ends_association, next_state};
+use super::tick::{Tick, Ticks};
+use crate::wire::{Address, Headers, Tcp, Transport, sctp_chunk, take, tcp_flags};
 
-/// What a TCP segment says besides its flags.
+/// The numbers of a TCP segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Segment {
     /// Sequence number of its first byte.
     pub sequence: u32,
-    /// Its acknowledgement number, whether or not the flag ACK is set.
+    /// The acknowledgement number, whether or not the flag ACK is set.
     pub acknowledgement: u32,
 }
 
 impl Segment {
-    /// That of a parsed frame; zeros where it is no TCP.
+    /// The numbers of a parsed frame; zeros if it is not TCP.
     #[must_use]
     pub fn of<A: Address>(frame: &[u8], headers: &Headers<A>) -> Self {
         let transport = match headers.transport {
@@ -35,12 +35,13 @@ impl Segment {
     }
 }
 
-/// Client's packets that confirm a one-way flow (FORWARDING 2).
+/// Number of the client's packets that confirms a one-way flow (FORWARDING 2).
 const ONE_WAY_PACKETS: u8 = 3;
-/// Time that must have passed by then.
+/// Minimum age of a one-way flow at its confirmation.
 const ONE_WAY_AGE: Duration = Duration::from_secs(1);
 
-/// Moves a flow as a packet says that [`super::is_plain`] is false of. True when it yields in another class now, or no more.
+/// Applies a packet for which [`super::state::is_plain`] is false to the flow's state. Returns true when the flow changed its
+/// yield class or left it.
 pub fn advance<A: Address>(flow: &mut Flow<A>, transport: Transport, direction: Direction, segment: Segment, now: Tick) -> bool {
     let next = match transport {
         Transport::Sctp { chunk } if flow.state == FlowState::SctpOpening && !flow.way.is_two_way() => one_way_sctp(chunk),
@@ -70,14 +71,15 @@ pub fn advance<A: Address>(flow: &mut Flow<A>, transport: Transport, direction: 
     next.yield_class() != class
 }
 
-/// The backend's, of which the client must acknowledge the number. One that is repeated may tell another.
+/// Whether this is the backend's SYN-ACK, whose number the client must acknowledge. A repeated SYN-ACK may carry
+/// another number.
 const fn is_syn_ack(transport: Transport, direction: Direction) -> bool {
     let both = tcp_flags::SYN | tcp_flags::ACK;
     matches!((transport, direction), (Transport::Tcp { flags }, Direction::ToClient) if flags & both == both)
 }
 
-/// What a client's chunk makes of an association that is not confirmed and whose backend is not seen. Asking again is no
-/// sign of an answer.
+/// The next state of an unconfirmed one-way association after a client's chunk. A repeated INIT is not evidence of an
+/// answer.
 const fn one_way_sctp(chunk: u8) -> FlowState {
     match chunk {
         sctp_chunk::INIT => FlowState::SctpOpening,
@@ -86,7 +88,7 @@ const fn one_way_sctp(chunk: u8) -> FlowState {
     }
 }
 
-/// Counts the client's packet. True from the third on, the first of which made the flow.
+/// Counts a packet of the client. Returns true from the third packet on; the first one created the flow.
 fn one_more<A: Address>(flow: &mut Flow<A>) -> bool {
     flow.packets = flow.packets.saturating_add(1).max(2);
     flow.packets >= ONE_WAY_PACKETS
@@ -95,8 +97,8 @@ fn one_more<A: Address>(flow: &mut Flow<A>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::Way;
-    use crate::tcp_flags::{ACK, FIN, PSH, SYN};
+    use crate::flow::state::Way;
+    use crate::wire::tcp_flags::{ACK, FIN, PSH, SYN};
     use Direction::{ToBackend, ToClient};
     use zerocopy::FromZeros;
 

@@ -1,18 +1,22 @@
-//! Flows that may yield, oldest first: of all, and of each SNAT pool, for each class. What yields when memory or ports run out
-//! (FORWARDING 3).
+//! Flows that may yield, oldest first: for each yield class, over all flows and per SNAT pool. They are what is
+//! reclaimed when memory or ports run out (FORWARDING 3).
 //!
-//! Lists through an array beside the entries, so that a packet of a confirmed flow touches none of it: a flow enters
-//! when it is made, changes its lists with its class, and leaves when it is confirmed or ends, each in constant time. 20 B a
-//! flow; under a flood flows are made and given up in the same order, so that neighbours in a list are neighbours in memory.
-//! **Invariant:** in the lists of a class are the flows of the table that yield in it and no others.
+//! Doubly linked lists in an array beside the flow entries, so a packet of a confirmed flow touches none of this
+//! memory. A flow enters when it is created, changes lists with its class, and leaves when it is confirmed or ends,
+//! each in constant time. 20 B per flow. Under a flood, flows are created and reclaimed in the same order, so
+//! neighbours in a list are neighbours in memory.
+//!
+//! **Invariant:** the lists of a class contain exactly the flows of the table that yield in it.
+//!
+//! Not here: which class a flow yields in (`state`), and ending it.
 
 use zerocopy::FromZeros;
 
-use super::YieldClass;
-use crate::snat::{PoolId, SNAT_ADDRESSES_MAX, TARGETS_MAX};
-use crate::tick::Tick;
+use super::snat::{PoolId, SNAT_ADDRESSES_MAX, TARGETS_MAX};
+use super::state::YieldClass;
+use super::tick::Tick;
 
-/// Positions plus one; 0 is none.
+/// Positions plus one; 0 means none.
 #[derive(Clone, Copy, Debug, FromZeros)]
 #[repr(C)]
 struct Link {
@@ -31,7 +35,7 @@ struct Node {
     since: Tick,
 }
 
-/// Of one list.
+/// Both ends of one list.
 #[derive(Clone, Copy, Debug, FromZeros)]
 #[repr(C)]
 struct Ends {
@@ -39,7 +43,7 @@ struct Ends {
     youngest: u32,
 }
 
-/// A flow that may yield, and since when it is in its class.
+/// A flow that may yield, and the tick since which it is in its class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Oldest {
     pub(super) index: u32,
@@ -51,15 +55,15 @@ pub(super) struct Oldest {
 pub(super) struct Order {
     nodes: Box<[Node]>,
     all: OfClasses,
-    /// 2^20 x 16 B, of which only what is used is touched.
+    /// 2^20 x 16 B, of which only used pages are touched.
     pools: Box<[OfClasses]>,
 }
 
-/// A list for each class.
+/// One list per class.
 type OfClasses = [Ends; YieldClass::ALL.len()];
 
 impl Order {
-    /// For so many flows. None if there is no memory for it.
+    /// Lists for this many flows; `None` without memory for them.
     pub(super) fn new(flows: usize) -> Option<Self> {
         let pools = TARGETS_MAX as usize * SNAT_ADDRESSES_MAX as usize;
         Some(Self {
@@ -69,7 +73,7 @@ impl Order {
         })
     }
 
-    /// A flow came into a class, now; `pool` is that of its SNAT port, if it has one.
+    /// Adds a flow to a class, now; `pool` is that of its SNAT port, if it has one.
     pub(super) fn push(&mut self, index: u32, class: YieldClass, pool: Option<PoolId>, now: Tick) {
         self.nodes[index as usize].since = now;
         append::<ALL>(&mut self.nodes, &mut self.all[class as usize], index);
@@ -78,7 +82,7 @@ impl Order {
         }
     }
 
-    /// A flow of this class was confirmed, came into another or has ended.
+    /// Removes a flow from a class: it was confirmed, changed its class or ended.
     pub(super) fn remove(&mut self, index: u32, class: YieldClass, pool: Option<PoolId>) {
         unlink::<ALL>(&mut self.nodes, &mut self.all[class as usize], index);
         if let Some(ends) = pool.and_then(|pool| self.pools.get_mut(pool.index())) {

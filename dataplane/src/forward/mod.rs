@@ -1,0 +1,21 @@
+//! The path of a packet through a worker. Reading order: `worker` polls, `burst` parses a burst and looks up flows,
+//! `decide` gives the verdict, `engine` carries it out, `rewrite` changes the bytes, `send` delivers.
+//!
+//! Special cases have files of their own: `fragments`, `icmp_errors`, `linux` (packets of the kernel), `steer`
+//! (hand-over to other workers), `sweep` (expiry).
+
+mod answers;
+mod burst;
+mod decide;
+mod engine;
+mod fragments;
+mod icmp_errors;
+mod linux;
+mod observer;
+pub mod rewrite;
+mod sort;
+mod steer;
+mod worker;
+
+pub use observer::{Belongs, Fate, Observe};
+pub use worker::{NoMemory, Parts, PortWithTwin, Worker};
