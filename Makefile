@@ -45,4 +45,7 @@ bench-control: ## how long changes of a cluster of 10,000 Services take, and wha
 	@cargo build --quiet --release --bins --workspace
 	@cargo bench --quiet --bench control
 
-.PHONY: help build demo lint test e2e-k8s bench bench-guard bench-control
+module-graph: ## docs/internals/graph-after.md: the modules of each package, by their imports
+	@cargo run --quiet --example module-graph -- --output docs/internals/graph-after.md
+
+.PHONY: help build demo lint test e2e-k8s bench bench-guard bench-control module-graph
