@@ -18,7 +18,7 @@ fn pages() -> Vec<PathBuf> {
 }
 
 fn read(page: &Path) -> String {
-    fs::read_to_string(page).unwrap_or_else(|error| panic!("{}: {error}", page.display()))
+    fs::read_to_string(page).map_err(|error| format!("{}: {error}", page.display())).unwrap()
 }
 
 /// Lines of prose that are too long. Rows of tables and blocks of code are not prose.

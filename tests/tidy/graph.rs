@@ -6,15 +6,17 @@ use super::imports::{Import, imports};
 use super::source::{Module, Package};
 
 /// Nodes, and the imports on each arrow between two different nodes.
-pub struct Graph {
+pub(crate) struct Graph {
     /// Names of the nodes, sorted.
     pub nodes: Vec<String>,
     /// The imports from one node to another, by their indices in `nodes`.
     pub arrows: BTreeMap<(usize, usize), Vec<Import>>,
+    /// The number of imports from each node to each.
+    weights: Vec<Vec<usize>>,
 }
 
 /// Nodes that import each other.
-pub struct Circle {
+pub(crate) struct Circle {
     /// Their indices.
     pub nodes: Vec<usize>,
     /// Few arrows without which the circle is open.
@@ -22,19 +24,19 @@ pub struct Circle {
 }
 
 /// Name of a module at the top level: the first segment of its path; for the first file of a crate, the file's name.
-pub fn top_level_name(module: &Module) -> String {
+pub(crate) fn top_level_name(module: &Module) -> String {
     let stem = || module.file.rsplit('/').next().unwrap_or_default().trim_end_matches(".rs").to_owned();
     module.path.first().cloned().unwrap_or_else(stem)
 }
 
 impl Graph {
     /// The graph of the modules directly below the crates of a package.
-    pub fn of_top_level(package: &Package) -> Self {
+    pub(crate) fn of_top_level(package: &Package) -> Self {
         Self::new(package, top_level_name)
     }
 
     /// The graph of the files of a package.
-    pub fn of_files(package: &Package) -> Self {
+    pub(crate) fn of_files(package: &Package) -> Self {
         Self::new(package, |module| module.file.clone())
     }
 
@@ -49,15 +51,13 @@ impl Graph {
                 arrows.entry((from, to)).or_default().push(import);
             }
         }
-        Self { nodes, arrows }
-    }
-
-    fn weight(&self, from: usize, to: usize) -> usize {
-        self.arrows.get(&(from, to)).map_or(0, Vec::len)
+        let mut weights = vec![vec![0; nodes.len()]; nodes.len()];
+        arrows.iter().for_each(|((from, to), imports)| weights[*from][*to] = imports.len());
+        Self { nodes, arrows, weights }
     }
 
     /// The imports on all arrows.
-    pub fn import_count(&self) -> usize {
+    pub(crate) fn import_count(&self) -> usize {
         self.arrows.values().map(Vec::len).sum()
     }
 
@@ -78,7 +78,7 @@ impl Graph {
     }
 
     /// Groups of nodes that import each other, directly or through others.
-    pub fn circles(&self) -> Vec<Circle> {
+    pub(crate) fn circles(&self) -> Vec<Circle> {
         let reachable = self.reachable();
         let mut left: BTreeSet<usize> = (0..self.nodes.len()).filter(|node| reachable[*node].contains(node)).collect();
         let upward = if left.is_empty() { Vec::new() } else { self.upward(&self.best_order()) };
@@ -95,12 +95,12 @@ impl Graph {
     }
 
     /// An order of the nodes, importers first, with few imports against it: none where there is no circle.
-    pub fn best_order(&self) -> Vec<usize> {
+    pub(crate) fn best_order(&self) -> Vec<usize> {
         let mut order = Vec::new();
         let mut left: BTreeSet<usize> = (0..self.nodes.len()).collect();
         while !left.is_empty() {
-            let outgoing = |n: usize| left.iter().map(|other| self.weight(n, *other)).sum::<usize>();
-            let incoming = |n: usize| left.iter().map(|other| self.weight(*other, n)).sum::<usize>();
+            let outgoing = |n: usize| left.iter().map(|other| self.weights[n][*other]).sum::<usize>();
+            let incoming = |n: usize| left.iter().map(|other| self.weights[*other][n]).sum::<usize>();
             let surplus = |n: usize| (incoming(n) == 0, outgoing(n).cast_signed() - incoming(n).cast_signed());
             // The first of the best, so that the order is the same in every run.
             let best = left.iter().copied().rev().max_by_key(|n| surplus(*n)).unwrap_or_default();
@@ -119,14 +119,14 @@ impl Graph {
             // Moving down past `other` turns the imports between the two around.
             let mut gain = 0_isize;
             for (to, other) in order.iter().enumerate().skip(from + 1) {
-                gain += self.weight(*other, *node).cast_signed() - self.weight(*node, *other).cast_signed();
+                gain += self.weights[*other][*node].cast_signed() - self.weights[*node][*other].cast_signed();
                 if gain > 0 {
                     return Some(moved(order, from, to));
                 }
             }
             gain = 0;
             for (to, other) in order.iter().enumerate().take(from).rev() {
-                gain += self.weight(*node, *other).cast_signed() - self.weight(*other, *node).cast_signed();
+                gain += self.weights[*node][*other].cast_signed() - self.weights[*other][*node].cast_signed();
                 if gain > 0 {
                     return Some(moved(order, from, to));
                 }
@@ -136,13 +136,13 @@ impl Graph {
     }
 
     /// The arrows from a later node of an order to an earlier one.
-    pub fn upward(&self, order: &[usize]) -> Vec<(usize, usize)> {
+    pub(crate) fn upward(&self, order: &[usize]) -> Vec<(usize, usize)> {
         let place: BTreeMap<usize, usize> = order.iter().enumerate().map(|(place, node)| (*node, place)).collect();
         self.arrows.keys().copied().filter(|(from, to)| place.get(from) > place.get(to)).collect()
     }
 
     /// Length of the longest chain of arrows along an order, in nodes.
-    pub fn levels(&self, order: &[usize]) -> usize {
+    pub(crate) fn levels(&self, order: &[usize]) -> usize {
         let mut level = vec![1; self.nodes.len()];
         let place: BTreeMap<usize, usize> = order.iter().enumerate().map(|(place, node)| (*node, place)).collect();
         for node in order.iter().rev() {

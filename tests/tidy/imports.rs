@@ -11,7 +11,7 @@ use super::source::{Module, Named, Package};
 const REEXPORTS: usize = 16;
 
 /// One name that one file takes from another file.
-pub struct Import {
+pub(crate) struct Import {
     /// Index of the importing file in `Package::modules`.
     pub from: usize,
     /// Index of the file that defines the name.
@@ -29,7 +29,7 @@ struct Target {
 }
 
 /// The imports between the files of a package, each name once for each importing file.
-pub fn imports(package: &Package) -> Vec<Import> {
+pub(crate) fn imports(package: &Package) -> Vec<Import> {
     let mut found: BTreeMap<(usize, usize, String), usize> = BTreeMap::new();
     for (index, module) in package.modules.iter().enumerate() {
         let heads: BTreeSet<&str> = module.paths.iter().filter_map(|path| path.segments.first()).map(String::as_str).collect();

@@ -13,13 +13,13 @@
 use std::collections::BTreeMap;
 
 /// The page that holds the blocks.
-pub const PAGE: &str = "docs/internals/architecture.md";
+pub(crate) const PAGE: &str = "docs/internals/architecture.md";
 
 /// The names of the top-level modules of each package, from top to bottom.
-pub type Orders = BTreeMap<String, Vec<String>>;
+pub(crate) type Orders = BTreeMap<String, Vec<String>>;
 
 /// Reads the blocks of a page.
-pub fn parse(page: &str) -> Orders {
+pub(crate) fn parse(page: &str) -> Orders {
     let mut orders = Orders::new();
     let mut package = None;
     for line in page.lines() {

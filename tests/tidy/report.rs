@@ -24,7 +24,7 @@ the top | circles of files | folders of more than 12 modules | type names that s
 ";
 
 /// What was found in one package.
-pub struct Report<'a> {
+pub(crate) struct Report<'a> {
     package: &'a Package,
     files: usize,
     top: Graph,
@@ -38,7 +38,7 @@ pub struct Report<'a> {
 
 impl<'a> Report<'a> {
     /// Reads a package. `orders` are the documented orders of modules.
-    pub fn new(package: &'a Package, orders: &Orders) -> Self {
+    pub(crate) fn new(package: &'a Package, orders: &Orders) -> Self {
         let top = Graph::of_top_level(package);
         let documented = orders.get(&package.name).and_then(|names| rules::documented_order(package, &top, names));
         Self {
@@ -123,7 +123,7 @@ impl<'a> Report<'a> {
 }
 
 /// The whole page: figures of every package, then a section for each.
-pub fn page(reports: &[Report]) -> String {
+pub(crate) fn page(reports: &[Report]) -> String {
     let mut text = HEAD.to_owned();
     reports.iter().for_each(|report| text += &report.row());
     for report in reports {

@@ -7,16 +7,16 @@ use super::order::{Orders, PAGE};
 use super::source::{Module, Package};
 
 /// How many modules stand side by side in a folder.
-pub const MODULES_PER_FOLDER: usize = 12;
+pub(crate) const MODULES_PER_FOLDER: usize = 12;
 
 /// What every rule finds in a package.
-pub fn problems(package: &Package, orders: &Orders) -> Vec<String> {
+pub(crate) fn problems(package: &Package, orders: &Orders) -> Vec<String> {
     let found = [circles(package), against_the_order(package, orders), full_folders(package), duplicate_types(package)];
     found.into_iter().flatten().collect()
 }
 
 /// Files, or top-level modules, that import each other.
-pub fn circles(package: &Package) -> Vec<String> {
+pub(crate) fn circles(package: &Package) -> Vec<String> {
     let top = Graph::of_top_level(package);
     let files = Graph::of_files(package);
     let mut found = circles_of(package, "files", &files);
@@ -46,7 +46,7 @@ fn circles_of(package: &Package, what: &str, graph: &Graph) -> Vec<String> {
 }
 
 /// Imports from a module to one that the documented order names above it; modules that the order does not name.
-pub fn against_the_order(package: &Package, orders: &Orders) -> Vec<String> {
+pub(crate) fn against_the_order(package: &Package, orders: &Orders) -> Vec<String> {
     let top = Graph::of_top_level(package);
     let roots = roots(package);
     let modules: Vec<_> = top.nodes.iter().filter(|name| !roots.contains(*name)).collect();
@@ -85,7 +85,7 @@ pub fn against_the_order(package: &Package, orders: &Orders) -> Vec<String> {
 }
 
 /// Nodes of the top level in the documented order, the first files of the crates above them; none if a module is missing.
-pub fn documented_order(package: &Package, top: &Graph, names: &[String]) -> Option<Vec<usize>> {
+pub(crate) fn documented_order(package: &Package, top: &Graph, names: &[String]) -> Option<Vec<usize>> {
     let is_library = |name: &String| name == "lib";
     let (libraries, programs): (Vec<_>, Vec<_>) = roots(package).into_iter().partition(is_library);
     let above = programs.iter().chain(&libraries).filter(|root| !names.contains(root));
@@ -94,12 +94,12 @@ pub fn documented_order(package: &Package, top: &Graph, names: &[String]) -> Opt
 }
 
 /// Names of the first files of the crates.
-pub fn roots(package: &Package) -> BTreeSet<String> {
+pub(crate) fn roots(package: &Package) -> BTreeSet<String> {
     package.files().filter(|(_, module)| module.path.is_empty()).map(|(_, module)| top_level_name(module)).collect()
 }
 
 /// Folders with too many modules.
-pub fn full_folders(package: &Package) -> Vec<String> {
+pub(crate) fn full_folders(package: &Package) -> Vec<String> {
     let message = |(folder, modules): (String, Vec<String>)| {
         let count = modules.len();
         format!(
@@ -111,7 +111,7 @@ pub fn full_folders(package: &Package) -> Vec<String> {
 }
 
 /// Folders of sources with too many modules side by side, and the names of these.
-pub fn folders_over_the_limit(package: &Package) -> Vec<(String, Vec<String>)> {
+pub(crate) fn folders_over_the_limit(package: &Package) -> Vec<(String, Vec<String>)> {
     let mut folders: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (_, module) in package.files() {
         if let Some(name) = module.path.last() {
@@ -129,7 +129,7 @@ fn folder(module: &Module) -> String {
 }
 
 /// Types of one name.
-pub fn duplicate_types(package: &Package) -> Vec<String> {
+pub(crate) fn duplicate_types(package: &Package) -> Vec<String> {
     let message = |(name, places): (String, Vec<(String, usize)>)| {
         let places: Vec<_> = places.iter().map(|(file, line)| format!("{file}:{line}")).collect();
         let (package, count) = (&package.name, places.len());
@@ -139,7 +139,7 @@ pub fn duplicate_types(package: &Package) -> Vec<String> {
 }
 
 /// Type names that a package defines more than once, with the files and lines of the definitions.
-pub fn repeated_types(package: &Package) -> Vec<(String, Vec<(String, usize)>)> {
+pub(crate) fn repeated_types(package: &Package) -> Vec<(String, Vec<(String, usize)>)> {
     let mut places: BTreeMap<&str, Vec<(String, usize)>> = BTreeMap::new();
     for module in &package.modules {
         for (name, line) in &module.types {

@@ -13,7 +13,7 @@ use syn::visit::{self, Visit};
 use syn::{Attribute, Item, Meta, UseTree, Visibility};
 
 /// The modules of all crates (library and programs) of a package.
-pub struct Package {
+pub(crate) struct Package {
     /// Name in Cargo.toml.
     pub name: String,
     /// Files and inline modules; parents stand before their children.
@@ -21,7 +21,7 @@ pub struct Package {
 }
 
 /// A crate of a package: the library, or a program.
-pub struct Crate {
+pub(crate) struct Crate {
     /// Name of the target, with underscores.
     pub name: String,
     /// Whether it is the library.
@@ -31,7 +31,7 @@ pub struct Crate {
 }
 
 /// A file, or an inline module of a file.
-pub struct Module {
+pub(crate) struct Module {
     /// Name of the crate that it belongs to.
     pub krate: String,
     /// Index of the root module of this crate.
@@ -61,7 +61,7 @@ pub struct Module {
 }
 
 /// One name that a `use` declaration brings in.
-pub struct Use {
+pub(crate) struct Use {
     /// The name in this module; none for `*`.
     pub name: Option<String>,
     /// What is imported.
@@ -71,7 +71,7 @@ pub struct Use {
 }
 
 /// A path as it is written.
-pub struct Named {
+pub(crate) struct Named {
     /// Its segments.
     pub segments: Vec<String>,
     /// Line of the file, from 1.
@@ -84,7 +84,7 @@ impl Package {
     /// # Errors
     ///
     /// The file that cannot be read or parsed, and why.
-    pub fn read(root: &Path, name: &str, crates: &[Crate]) -> Result<Self, String> {
+    pub(crate) fn read(root: &Path, name: &str, crates: &[Crate]) -> Result<Self, String> {
         let mut reader = Reader { root, modules: Vec::new(), library: None };
         for krate in crates {
             let is_for_tests = false;
@@ -100,7 +100,7 @@ impl Package {
     }
 
     /// The modules that are files, with their indices.
-    pub fn files(&self) -> impl Iterator<Item = (usize, &Module)> {
+    pub(crate) fn files(&self) -> impl Iterator<Item = (usize, &Module)> {
         self.modules.iter().enumerate().filter(|(index, module)| module.file_module == *index)
     }
 }

@@ -143,7 +143,7 @@ fn two_files_that_import_each_other_are_an_offence() {
         ("src/top/other.rs", "use super::child::parse; fn f() { parse() }"),
     ]));
     let message = "package example: 2 files import each other: src/top.rs, src/top/child.rs. Move";
-    assert_one(&offences, &[message, "src/top.rs:2: imports `top::child::parse` of src/top/child.rs"]);
+    assert_one(&offences, &[message, "\n    src/top/child.rs:1: imports `top::Input` of src/top.rs"]);
 }
 
 #[test]
@@ -203,6 +203,19 @@ fn a_second_type_of_one_name_is_an_offence() {
         ("src/a.rs", "type Twice = u8; impl Iterator for A { type Once = u8; }"),
     ]));
     assert_one(&offences, &["src/lib.rs:2, src/a.rs:1: package example has 2 types of the name Twice: rename"]);
+}
+
+#[test]
+fn the_check_of_a_package_applies_every_rule() {
+    let package = package(&[
+        ("src/lib.rs", "mod a; mod b;"),
+        ("src/a.rs", "use crate::b::B; pub struct A; struct Twice;"),
+        ("src/b.rs", "use crate::a::A; pub struct B; struct Twice;"),
+    ]);
+    let found = rules::problems(&package, &Orders::new());
+    let parts = ["2 files import each other", "2 top-level modules import each other", "no block", "2 types of the name Twice"];
+    assert_eq!(found.len(), parts.len(), "{found:?}");
+    found.iter().zip(parts).for_each(|(problem, part)| assert!(problem.contains(part), "{part:?} is not in {problem:?}"));
 }
 
 #[test]

@@ -12,7 +12,7 @@ use super::source::{Crate, Package};
 /// # Errors
 ///
 /// Why cargo or a source file cannot be read.
-pub fn read(root: &Path) -> Result<Vec<Package>, String> {
+pub(crate) fn read(root: &Path) -> Result<Vec<Package>, String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
         .args(["metadata", "--no-deps", "--offline", "--format-version", "1", "--manifest-path"])
