@@ -26,7 +26,7 @@ test: ## run every test that this machine allows
 	@.ci/test
 
 e2e-k8s: ## run the end-to-end scenarios on the cluster of KUBECONFIG, in namespaces that are removed again
-	@[ -n "$(KUBECONFIG)" ] || { echo "e2e-k8s: say which cluster: make e2e-k8s KUBECONFIG=/path/to/kubeconfig" >&2; exit 2; }
+	@[ -n "$(KUBECONFIG)" ] || { echo "e2e-k8s: set the cluster: make e2e-k8s KUBECONFIG=/path/to/kubeconfig" >&2; exit 2; }
 	@.ci/install build
 	SLUICE_TEST_KUBECONFIG=$(abspath $(KUBECONFIG)) cargo test --quiet -p control --test kubernetes -- \
 	  --exact scenarios::every_scenario_holds_on_a_real_cluster --nocapture
@@ -45,7 +45,7 @@ bench-control: ## measure changes of a cluster of 10,000 Services: time, and mem
 	@cargo build --quiet --release --bins --workspace
 	@cargo bench --quiet --bench control
 
-module-graph: ## docs/internals/graph-after.md: the modules of each package, by their imports
+module-graph: ## write docs/internals/graph-after.md: the modules of each package by their imports
 	@cargo run --quiet --example module-graph -- --output docs/internals/graph-after.md
 
 .PHONY: help build demo lint test e2e-k8s bench bench-guard bench-control module-graph

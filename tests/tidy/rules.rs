@@ -84,7 +84,8 @@ pub(crate) fn against_the_order(package: &Package, orders: &Orders) -> Vec<Strin
     found
 }
 
-/// Nodes of the top level in the documented order, the first files of the crates above them; none if a module is missing.
+/// Nodes of the top level in the documented order, the first files of the crates above them; none if a module is
+/// missing.
 pub(crate) fn documented_order(package: &Package, top: &Graph, names: &[String]) -> Option<Vec<usize>> {
     let is_library = |name: &String| name == "lib";
     let (libraries, programs): (Vec<_>, Vec<_>) = roots(package).into_iter().partition(is_library);

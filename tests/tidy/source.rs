@@ -1,8 +1,8 @@
 //! The modules of a package as its sources declare them: what each file defines, and which paths it names.
 //!
-//! Code under `#[cfg(test)]` is left out. A module under `#[cfg(any(test, feature = ".."))]` counts as a module, but its
-//! types do not count as product code. Not seen: what a macro generates. Names inside a macro call, a macro definition
-//! and an attribute are seen as far as they are written as paths (`crate::a::b`).
+//! Code under `#[cfg(test)]` is left out. A module under `#[cfg(any(test, feature = ".."))]` counts as a module, but
+//! its types do not count as product code. Not seen: what a macro generates. Names inside a macro call, a macro
+//! definition and an attribute are seen as far as they are written as paths (`crate::a::b`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -53,7 +53,8 @@ fn the_page_with_the_module_graph_is_current() {
     assert!(written == page(&reports), "{GRAPH} does not show the imports of the sources: run `make module-graph`");
 }
 
-/// A package in a temporary folder. `src/lib.rs` and `src/main.rs` are crates; a child is declared by its parent's text.
+/// A package in a temporary folder. `src/lib.rs` and `src/main.rs` are crates; a child is declared by its parent's
+/// text.
 fn package(files: &[(&str, &str)]) -> Package {
     let folder = tempfile::tempdir().unwrap();
     for (file, text) in files {
