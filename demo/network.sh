@@ -1,4 +1,4 @@
-# The network of the demo, in namespaces of its own. Sourced; needs $id (unique, 8 characters at most) and $work (a directory).
+# The network of the demo, in its own namespaces. Sourced; needs $id (unique, at most 8 characters) and the directory $work.
 #
 #   client 192.0.2.10 -- uplink [ gateway ] cluster -- bridge -- b1 10.0.0.11, b2 10.0.0.12, b3 10.0.0.13
 
@@ -7,7 +7,7 @@ offloads=(tx off rx off tso off gso off gro off)
 
 in_ns() { local ns=$1; shift; ip netns exec "$id-$ns" "$@"; }
 
-# A veth pair between two namespaces, offloads off at both ends: af_packet would show partial checksums else.
+# A veth pair between two namespaces, without offloads at both ends: otherwise af_packet delivers partial checksums.
 cable() { # namespace interface namespace interface
   ip link add "$2" netns "$id-$1" type veth peer name "$4" netns "$id-$3"
   in_ns "$1" ethtool -K "$2" "${offloads[@]}" >/dev/null 2>&1
@@ -38,7 +38,8 @@ make_network() {
   done
 }
 
-# An HTTP server in the namespace of backend $1 that answers with its name. One process, so that killing it is one kill.
+# Starts an HTTP server in the namespace of backend $1. It answers with its name, and is one process, so that
+# one kill ends it.
 start_server() {
   local n=$1 dir="$work/b$1"
   mkdir -p "$dir"

@@ -1,5 +1,5 @@
-//! What a user gets wrong, and what the machine lacks, against the real binary: the exit code, and the sentence that says
-//! what was found, where, and what to do.
+//! Bad configurations and missing resources of the machine, against the real binary. Each test checks the exit code and
+//! the message, which says what was found, where, and what to do.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use edge::{DEADLINE, Edge, may_run, skip, until};
 
-/// A configuration that needs nothing of the machine: ports that nothing arrives at, no twins, no hugepages.
+/// A configuration that needs no resource of the machine: ports without traffic, no twins, no hugepages.
 const GOOD: &str = "\
 name: test
 ports:
@@ -39,14 +39,14 @@ listen: unix:config.sock
 admin: {listen: 'unix:admin.sock'}
 ";
 
-/// A directory with a configuration, and a gateway that may run by it.
+/// A directory with a configuration, from which a gateway can be started.
 struct Case {
     dir: tempfile::TempDir,
     config: PathBuf,
 }
 
 impl Case {
-    /// [`GOOD`] with one text in place of another.
+    /// [`GOOD`] with the text `from` replaced by `to`.
     fn with(from: &str, to: &str) -> Self {
         assert!(GOOD.contains(from), "{from} is not in the configuration");
         Self::of(&GOOD.replace(from, to))
@@ -73,7 +73,7 @@ impl Case {
         command
     }
 
-    /// Runs the gateway, which must refuse, by this exit code and with all these texts.
+    /// Runs the gateway. It must refuse to start, with this exit code and all these texts in its output.
     fn refused(&self, code: i32, says: &[&str]) -> String {
         self.refused_as(&[], code, says)
     }
@@ -89,7 +89,7 @@ impl Case {
         text
     }
 
-    /// Starts the gateway, which must run.
+    /// Starts the gateway and waits until it runs.
     fn runs(&self, arguments: &[&str]) -> Running<'_> {
         let log = fs::File::create(self.path("log")).unwrap();
         let child = self.command(&[], arguments).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
@@ -99,13 +99,13 @@ impl Case {
     }
 }
 
-/// What a process that ends by itself said.
+/// Waits until a process ends by itself, and returns its output.
 fn ended(mut child: Child) -> Output {
     let start = Instant::now();
     while child.try_wait().unwrap().is_none() {
         if start.elapsed() > DEADLINE {
             child.kill().unwrap();
-            panic!("it runs on: {:?}", child.wait_with_output().unwrap());
+            panic!("the process did not end: {:?}", child.wait_with_output().unwrap());
         }
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -122,17 +122,17 @@ impl Running<'_> {
         fs::read_to_string(self.case.path("log")).unwrap()
     }
 
-    /// Something once the log holds this text; fails when the gateway has ended.
+    /// `Some` once the log contains this text. Panics if the gateway has ended.
     fn says(&mut self, text: &str) -> Option<()> {
         let log = self.log();
         if log.contains(text) {
             return Some(());
         }
-        assert_eq!(self.child.try_wait().unwrap(), None, "it ended:\n{log}");
+        assert_eq!(self.child.try_wait().unwrap(), None, "the gateway ended:\n{log}");
         None
     }
 
-    /// Ends it by SIGTERM, which it must obey; gives its log.
+    /// Stops the gateway by SIGTERM, expects exit code 0, and returns the log.
     fn stop(mut self) -> String {
         rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), rustix::process::Signal::TERM).unwrap();
         let status = until("the gateway ends", || self.child.try_wait().unwrap());
@@ -149,7 +149,7 @@ impl Drop for Running<'_> {
 }
 
 #[test]
-fn what_is_wrong_in_the_file_is_named_by_file_line_and_key_with_exit_code_2() {
+fn a_mistake_in_the_file_is_reported_with_file_line_and_key_and_exit_code_2() {
     let rows: &[(&str, &str, &[&str])] = &[
         ("name: test", "name: [unclosed", &["sluice.yaml:"]),
         ("name: test", "name: test\nflux: 1", &["sluice.yaml:2:", "`flux`"]),
@@ -177,7 +177,7 @@ fn what_is_wrong_in_the_file_is_named_by_file_line_and_key_with_exit_code_2() {
 }
 
 #[test]
-fn all_mistakes_of_a_file_are_named_at_once() {
+fn all_mistakes_of_a_file_are_reported_at_once() {
     let text = GOOD
         .replace("name: test", "name: test\nflux: 1")
         .replace("10.0.0.3]", "10.0.0.2]")
@@ -207,16 +207,16 @@ fn a_socket_in_use_is_left_alone_with_exit_code_1() {
 }
 
 #[test]
-fn a_core_that_does_not_exist_is_named_with_those_that_do() {
+fn a_core_that_does_not_exist_is_reported_with_the_cores_that_do() {
     Case::with("cores: [0]", "cores: [1023]").refused(1, &["workers.cores: core 1023 does not exist; this machine has 0-"]);
 }
 
 #[test]
-fn a_device_or_interface_that_does_not_exist_is_named() {
+fn a_device_or_interface_that_does_not_exist_is_reported() {
     let none = Case::with("net_null1,no-rx=1", "net_nonesuch0");
     none.refused(1, &["device net_nonesuch0"]);
     if may_run("an interface that does not exist") {
-        // It may come later: the other port runs.
+        // The interface may appear later, so the gateway runs with the other port.
         let none = Case::with("net_null1,no-rx=1", "net_af_packet1,iface=nonesuch0");
         let mut running = none.runs(&[]);
         for words in ["device net_af_packet1,iface=nonesuch0", "there is no interface", "`ip link`", "attached when it comes"] {
@@ -226,13 +226,13 @@ fn a_device_or_interface_that_does_not_exist_is_named() {
 }
 
 #[test]
-fn without_the_privilege_the_capability_is_named() {
+fn a_missing_privilege_is_reported_with_the_name_of_the_capability() {
     if !may_run("missing privilege") {
         return;
     }
     let case = Case::with("net_null1,no-rx=1", "net_af_packet1,iface=lo");
     fs::set_permissions(case.dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
-    // Where the build lies, nobody may have no right to go.
+    // User `nobody` may lack permission to enter the build directory.
     let program = case.path("sluiced");
     fs::copy(env!("CARGO_BIN_EXE_sluiced"), &program).unwrap();
     let child = Command::new("setpriv")
@@ -251,7 +251,7 @@ fn without_the_privilege_the_capability_is_named() {
     assert!(text.contains("interface lo") && text.contains("the gateway needs CAP_NET_ADMIN"), "{text}");
 }
 
-/// Whether the machine has no hugepages at all, which these tests are about.
+/// Whether the machine has no hugepages. These tests need a machine without them.
 fn lacks_hugepages(test: &str) -> bool {
     let sizes = fs::read_dir("/sys/kernel/mm/hugepages").map(Iterator::collect::<Vec<_>>).unwrap_or_default();
     let is_none = |dir: PathBuf| fs::read_to_string(dir.join("nr_hugepages")).is_ok_and(|n| n.trim() == "0");
@@ -263,7 +263,7 @@ fn lacks_hugepages(test: &str) -> bool {
 }
 
 #[test]
-fn hugepages_that_are_required_and_absent_end_the_start_and_say_how_many_are_needed() {
+fn without_required_hugepages_the_start_fails_and_reports_how_many_are_needed() {
     if lacks_hugepages("hugepages required and absent") {
         let case = Case::with("hugepages: off", "hugepages: require");
         case.refused(1, &["hugepages are required", "MB are needed, 0 MB are free", "sysctl vm.nr_hugepages="]);
@@ -273,11 +273,11 @@ fn hugepages_that_are_required_and_absent_end_the_start_and_say_how_many_are_nee
 }
 
 #[test]
-fn virtual_devices_do_without_hugepages_after_one_warning() {
+fn virtual_devices_work_without_hugepages_after_one_warning() {
     if lacks_hugepages("virtual devices without hugepages") {
         let case = Case::with("hugepages: off", "hugepages: auto");
         let mut running = case.runs(&[]);
-        until("it serves", || running.says("following the controller"));
+        until("the gateway follows its controller", || running.says("following the controller"));
         let log = running.log();
         assert_eq!(log.matches("too few free hugepages").count(), 1, "{log}");
         assert_eq!(log.matches("WARN").count(), 1, "{log}");
@@ -286,7 +286,7 @@ fn virtual_devices_do_without_hugepages_after_one_warning() {
 }
 
 #[test]
-fn a_kubeconfig_that_is_missing_or_broken_is_named_with_exit_code_2() {
+fn a_missing_or_broken_kubeconfig_is_reported_with_exit_code_2() {
     let kubernetes = |text: Option<&str>| {
         let case = Case::with("manifests: manifests", "kubernetes: {kubeconfig: kubeconfig}");
         if let Some(text) = text {
@@ -308,18 +308,18 @@ fn kubeconfig(server: &str) -> String {
 }
 
 #[test]
-fn an_api_server_that_is_away_is_said_once_and_tried_again() {
+fn an_unreachable_api_server_is_logged_once_and_retried() {
     let case = Case::with("manifests: manifests", "kubernetes: {kubeconfig: kubeconfig}");
-    // It accepts and says nothing more: away for whoever asks, and the asking can be counted.
+    // The server accepts connections and never answers: clients see it as unreachable, and the test can count attempts.
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     fs::write(case.path("kubeconfig"), kubeconfig(&format!("http://{}", server.local_addr().unwrap()))).unwrap();
     let running = case.runs(&[]);
     server.set_nonblocking(true).unwrap();
     for _ in 0..4 {
-        until("it asks again", || server.accept().ok());
+        until("the gateway connects again", || server.accept().ok());
     }
     let log = running.stop();
-    // Who does not lead asks for nothing but the Lease.
+    // A gateway that is not the leader requests only the Lease.
     let said: Vec<_> = log.lines().filter(|line| line.contains("the API server cannot be reached")).collect();
     assert_eq!(said.len(), 1, "{log}");
     assert!(said[0].contains("cannot get, create and update leases") && said[0].contains("check its address"), "{log}");
@@ -330,12 +330,12 @@ fn an_api_server_that_refuses_connections_does_not_stop_the_gateway() {
     let case = Case::with("manifests: manifests", "kubernetes: {kubeconfig: kubeconfig}");
     fs::write(case.path("kubeconfig"), kubeconfig("https://127.0.0.1:1")).unwrap();
     let mut running = case.runs(&[]);
-    until("it says so", || running.says("the API server cannot be reached"));
+    until("the failure is logged", || running.says("the API server cannot be reached"));
     running.stop();
 }
 
 #[test]
-fn a_controller_that_is_away_is_said_once_and_does_not_stop_the_gateway() {
+fn an_unreachable_controller_is_logged_once_and_does_not_stop_the_gateway() {
     let without_controller: Vec<_> = ["pools:", "manifests:", "statusDir:", "listen: unix:config"].into();
     let text: String = GOOD
         .lines()
@@ -345,11 +345,11 @@ fn a_controller_that_is_away_is_said_once_and_does_not_stop_the_gateway() {
     let socket = format!("unix:{}", case.path("none.sock").display());
     let mut running = case.runs(&["--controller", &socket]);
     let said = format!("cannot connect to the controller at {socket}");
-    until("it says so", || running.says(&said));
-    // That somebody knocks shows that it was tried again.
+    until("the failure is logged", || running.says(&said));
+    // An accepted connection proves that the gateway tried again.
     let listener = UnixListener::bind(case.path("none.sock")).unwrap();
     listener.set_nonblocking(true).unwrap();
-    until("it is tried again", || listener.accept().ok());
+    until("the gateway tries again", || listener.accept().ok());
     let log = running.stop();
     let said: Vec<_> = log.lines().filter(|line| line.contains("No such file")).collect();
     assert_eq!(said.len(), 1, "{log}");
@@ -357,19 +357,19 @@ fn a_controller_that_is_away_is_said_once_and_does_not_stop_the_gateway() {
 }
 
 #[test]
-fn a_manifests_directory_that_is_missing_is_named_and_its_coming_noticed() {
+fn a_missing_manifests_directory_is_reported_and_noticed_once_it_exists() {
     let case = Case::of(GOOD);
     fs::remove_dir(case.path("manifests")).unwrap();
     let path: &Path = &case.path("manifests");
     let mut running = case.runs(&[]);
-    until("it says so", || running.says(&format!("manifests directory {}", path.display())));
+    until("the missing directory is logged", || running.says(&format!("manifests directory {}", path.display())));
     fs::create_dir(path).unwrap();
-    until("it is followed", || running.says("following the controller"));
+    until("the directory is followed", || running.says("following the controller"));
     running.stop();
 }
 
 #[test]
-fn an_interface_of_somebody_else_is_never_a_twin() {
+fn an_interface_that_sluice_did_not_make_is_never_taken_as_a_twin() {
     if !may_run("a foreign interface of a twin's name") {
         return;
     }
@@ -390,11 +390,11 @@ fn an_interface_of_somebody_else_is_never_a_twin() {
         );
         edge.script("in_ns gw ip link show uplink; in_ns gw ip link del uplink");
         let filters = edge.run("gw", &["tc", "filter", "show", "dev", "uplink0", "ingress"]);
-        assert!(filters.stdout.is_empty(), "what was taken is given back");
+        assert!(filters.stdout.is_empty(), "the gateway removed its tc filter");
     }
 }
 
-/// Frames that no parser likes: cut short, lengths that lie, versions that do not exist.
+/// Frames that the parser must refuse: truncated headers, wrong lengths, versions that do not exist.
 fn malformed_frames(destination: &str) -> Vec<Vec<u8>> {
     let mac: Vec<u8> = destination.split(':').map(|part| u8::from_str_radix(part, 16).unwrap()).collect();
     let frame = |ether_type: u16, payload: &[u8]| {
@@ -423,7 +423,7 @@ fn malformed_frames(destination: &str) -> Vec<Vec<u8>> {
     ]
 }
 
-/// Sends frames that the parser must refuse from the client.
+/// Sends the malformed frames from the client, and returns their number.
 fn send_malformed(edge: &Edge) -> u64 {
     let mac = String::from_utf8(edge.run("gw", &["cat", "/sys/class/net/uplink/address"]).stdout).unwrap();
     let frames = malformed_frames(mac.trim());
@@ -438,7 +438,7 @@ fn send_malformed(edge: &Edge) -> u64 {
 }
 
 #[test]
-fn malformed_frames_are_dropped_by_name_and_harm_nobody() {
+fn malformed_frames_are_counted_as_malformed_and_do_not_disturb_other_traffic() {
     if !may_run("malformed frames") {
         return;
     }
@@ -450,6 +450,6 @@ fn malformed_frames_are_dropped_by_name_and_harm_nobody() {
     let sent = send_malformed(&edge);
     let malformed = |edge: &Edge| edge.drops().iter().filter(|(reason, _)| reason == "malformed").map(|(_, n)| n).sum::<u64>();
     until("every frame is counted", || (malformed(&edge) == sent).then_some(()));
-    assert!(edge.curl("http://192.0.2.100/").is_some(), "it serves on");
+    assert!(edge.curl("http://192.0.2.100/").is_some(), "the Service still answers");
     edge.assert_account();
 }

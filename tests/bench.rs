@@ -1,4 +1,5 @@
-//! `sluiced bench`: every mode in both families, over memory and over rings; what left is checked, and nothing is dropped.
+//! `sluiced bench`: every mode in both families, over memory and over rings. Sent packets are verified, and none is
+//! dropped.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::process::{Command, Stdio};
@@ -7,7 +8,7 @@ use serde_json::Value;
 
 const FLOWS: u32 = 3000;
 
-/// Measures several at once, each in a process of its own; a report each.
+/// Runs one process for each list of arguments, all at once, and returns their reports.
 fn bench(each: &[Vec<&str>]) -> Vec<Value> {
     let core = core_affinity::get_core_ids().unwrap()[0].id.to_string();
     let start = |args: &Vec<&str>| {
@@ -35,7 +36,7 @@ fn each_mode_and_family<'a>(more: &[&'a str]) -> Vec<Vec<&'a str>> {
     both.map(|(mode, family)| [&["--mode", mode, "--family", family], more].concat()).collect()
 }
 
-/// Every packet found its flow, left and was right.
+/// Every packet hit a known flow and was sent, and verified packets were correct.
 fn assert_known_flows(args: &[&str], report: &Value) {
     assert_eq!((&report["mode"], &report["family"]), (&args[1].into(), &args[3].into()));
     assert!(report["packets"].as_u64().unwrap() > 0);
@@ -45,7 +46,7 @@ fn assert_known_flows(args: &[&str], report: &Value) {
 }
 
 #[test]
-fn every_mode_forwards_known_flows_right() {
+fn every_mode_forwards_known_flows_correctly() {
     let each = each_mode_and_family(&["--services", "3", "--backends", "5"]);
     for (args, report) in each.iter().zip(bench(&each)) {
         assert_known_flows(args, &report);
@@ -53,17 +54,17 @@ fn every_mode_forwards_known_flows_right() {
 }
 
 #[test]
-fn every_mode_makes_new_flows_and_forwards_their_packets_right() {
+fn every_mode_creates_flows_and_forwards_their_packets_correctly() {
     let each = each_mode_and_family(&["--new-flows"]);
     for (args, report) in each.iter().zip(bench(&each)) {
-        // How many in the time depends on the machine.
+        // The number of new flows in this time depends on the machine.
         assert!(report["new_flows"].as_u64().unwrap() > 0, "{args:?}: {report}");
         assert!(report["verified"].as_u64().unwrap() > 10, "{args:?}: {report}");
     }
 }
 
 #[test]
-fn every_mode_goes_through_rings() {
+fn every_mode_works_over_rings() {
     let each: Vec<_> = MODES.iter().map(|mode| vec!["--mode", mode, "--family", "v4", "--io", "ring"]).collect();
     for (args, report) in each.iter().zip(bench(&each)) {
         assert_known_flows(args, &report);

@@ -1,4 +1,5 @@
-//! Many connections over a long time: none breaks while backends come and go, and ports are used again without harm.
+//! Many connections over a long time: none breaks while backends are added and removed, and SNAT ports are reused
+//! safely.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -9,12 +10,13 @@ use std::time::{Duration, Instant};
 use edge::{Edge, may_run, until};
 
 const ADDRESS: &str = "192.0.2.110";
-/// How often backends are added and removed: in a minute, unless the machine is busy.
+/// Number of times that backends are added or removed. It takes a minute, or longer on a busy machine.
 const CHANGES: u32 = 600;
 const CHURN_EVERY: Duration = Duration::from_millis(100);
-/// Of 100,000 connections: a busy machine may be late with an answer. Ports that are used again too early are thousands.
+/// Limit of retransmitted SYNs in 100,000 connections. A busy machine may answer a few late; ports that are reused too
+/// early would cause thousands.
 const SYNS_AGAIN_MAX: u64 = 100;
-/// Changes between two reloads of the configuration: about 5 s.
+/// Number of changes between two reloads of the configuration, about 5 s.
 const RELOAD_EVERY: u32 = 50;
 
 /// A Service at [`ADDRESS`], port 90, with these servers on `target`.
@@ -41,7 +43,7 @@ endpoints: [{}]
 }
 
 #[test]
-fn two_hundred_connections_outlive_six_hundred_changes_of_their_backends() {
+fn two_hundred_connections_survive_six_hundred_changes_of_their_backends() {
     if !may_run("200 connections while backends come and go") {
         return;
     }
@@ -58,19 +60,19 @@ fn two_hundred_connections_outlive_six_hundred_changes_of_their_backends() {
         if changes.is_multiple_of(RELOAD_EVERY) {
             reload(&edge, changes / RELOAD_EVERY);
         }
-        // A tenth of the connections speaks between two changes, so each does about every second.
+        // A tenth of the connections sends between two changes, so each sends about once a second.
         let turn = changes as usize % 10;
         connections.iter_mut().skip(turn).step_by(10).for_each(|connection| connection.assert_alive("while backends change"));
         std::thread::sleep((CHURN_EVERY * changes).saturating_sub(start.elapsed()));
     }
     connections.iter_mut().for_each(|connection| connection.assert_alive("after all changes"));
     for server in ["b11", "b12", "b13"] {
-        assert!(connections.iter().any(|connection| connection.server == server), "some are on {server}");
+        assert!(connections.iter().any(|connection| connection.server == server), "no connection is on {server}");
     }
     edge.assert_account();
 }
 
-/// Gives the default pool another last address, and has the gateway read that.
+/// Changes the last address of the default pool and reloads the configuration.
 fn reload(edge: &Edge, time: u32) {
     let text = std::fs::read_to_string(edge.path("sluice.yaml")).unwrap();
     let (before, after) = text.split_once("192.0.2.100-192.0.2.").unwrap();
@@ -80,7 +82,7 @@ fn reload(edge: &Edge, time: u32) {
 }
 
 #[test]
-fn a_reload_puts_new_pools_into_effect_and_refuses_what_is_wrong() {
+fn a_reload_applies_new_pools_and_refuses_an_invalid_file() {
     if !may_run("reload") {
         return;
     }
@@ -96,11 +98,11 @@ fn a_reload_puts_new_pools_into_effect_and_refuses_what_is_wrong() {
     assert!(refused.contains("pools[0].addresses[0]"), "{refused}");
     write(&text.replace("192.0.2.119", "192.0.2.139").replace("maxPerWorker: 16384", "maxPerWorker: 16385"));
     assert_eq!(edge.reload().unwrap(), "in effect: pools; restart sluiced for: flows");
-    until("it is served", || edge.curl("http://192.0.2.130:90/"));
+    until("the Service answers", || edge.curl("http://192.0.2.130:90/"));
     edge.assert_account();
 }
 
-/// A counter of the TCP of a namespace.
+/// A `TcpExt` counter of a namespace.
 fn tcp_counter(edge: &Edge, namespace: &str, name: &str) -> u64 {
     let text = String::from_utf8(edge.run(namespace, &["cat", "/proc/net/netstat"]).stdout).unwrap();
     let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("TcpExt:")).collect();
@@ -109,7 +111,7 @@ fn tcp_counter(edge: &Edge, namespace: &str, name: &str) -> u64 {
 }
 
 #[test]
-fn a_hundred_thousand_short_connections_to_one_server_use_no_port_before_it_has_rested() {
+fn a_hundred_thousand_short_connections_to_one_server_reuse_no_port_too_early() {
     let test = "100,000 short connections";
     if !may_run(test) {
         return;
@@ -130,9 +132,9 @@ fn a_hundred_thousand_short_connections_to_one_server_use_no_port_before_it_has_
     assert_eq!(value("Complete requests:").as_deref(), Some("100000"), "{report}{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(value("Failed requests:").as_deref(), Some("0"), "{report}");
     let again = tcp_counter(&edge, "client", "TCPSynRetrans") - before;
-    assert!(again <= SYNS_AGAIN_MAX, "{again} SYNs were sent again; {:?}", edge.drops());
+    assert!(again <= SYNS_AGAIN_MAX, "{again} SYNs were retransmitted; {:?}", edge.drops());
     println!("100,000 connections: {} a second", value("Requests per second:").unwrap_or_default());
     let early: u64 = edge.status().unwrap().accounts.iter().map(|account| account.snat_port_reused_early).sum();
-    assert_eq!(early, 0, "ports that were used again before they had rested");
+    assert_eq!(early, 0, "SNAT ports that were reused too early");
     edge.assert_account();
 }

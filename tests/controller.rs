@@ -1,4 +1,4 @@
-//! `sluice-controller` and a gateway as two processes: one goes away and comes back, and packets go on.
+//! `sluice-controller` and a gateway as two processes. The gateway forwards while the controller is replaced.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -11,10 +11,10 @@ use std::process::{Child, Command, Stdio};
 use edge::{Edge, may_run, until};
 
 const WEB: &str = "http://192.0.2.100/";
-/// Keys of a configuration that are the controller's.
+/// Keys of a configuration that belong to the controller.
 const CONTROLLER_KEYS: [&str; 4] = ["pools:", "manifests:", "statusDir:", "listen:"];
 
-/// Whether a program is newer than all that it was built from.
+/// Whether a program is newer than all its sources.
 fn is_current(program: &Path) -> bool {
     let modified = |path: &Path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
     let Ok(sources) = fs::read_to_string(program.with_extension("d")) else { return false };
@@ -22,7 +22,8 @@ fn is_current(program: &Path) -> bool {
     sources.split_whitespace().skip(1).all(|source| modified(Path::new(source)) <= built)
 }
 
-/// The program of the code at hand. The tests of `control` have built it, unless this one runs alone.
+/// The program built from the current sources. The tests of `control` build it; if this test runs alone, it builds it
+/// here.
 fn program() -> PathBuf {
     let program = Path::new(env!("CARGO_BIN_EXE_sluiced")).with_file_name("sluice-controller");
     if !is_current(&program) {
@@ -55,7 +56,7 @@ impl Drop for Controller {
     }
 }
 
-/// Moves the controller's keys to a file of their own.
+/// Moves the controller's keys to `controller.yaml`.
 fn split_configuration(edge: &Edge) {
     let text = fs::read_to_string(edge.path("sluice.yaml")).unwrap();
     let is_controllers = |line: &&str| CONTROLLER_KEYS.iter().any(|key| line.starts_with(key));
@@ -67,7 +68,7 @@ fn split_configuration(edge: &Edge) {
     fs::write(edge.path("sluice.yaml"), gateways).unwrap();
 }
 
-/// A service of one echo server on port 9000, at this address.
+/// A Service with one echo server on port 9000, at this address.
 fn echo(name: &str, address: &str) -> String {
     format!(
         "apiVersion: v1
@@ -93,8 +94,8 @@ fn epoch(edge: &Edge) -> Option<String> {
 }
 
 #[test]
-fn a_gateway_goes_on_without_its_controller_and_follows_the_next() {
-    if !may_run("a controller of its own") {
+fn a_gateway_keeps_serving_without_its_controller_and_follows_the_next_one() {
+    if !may_run("a controller in another process") {
         return;
     }
     let mut edge = Edge::new("ctl");
@@ -112,19 +113,19 @@ fn a_gateway_goes_on_without_its_controller_and_follows_the_next() {
     let first_epoch = epoch(&edge).unwrap();
 
     drop(first);
-    until("the controller is missed", || edge.status().filter(|status| !status.controller_connected));
-    assert!(edge.status().unwrap().ready, "what is known is in use");
+    until("the gateway notices the missing controller", || edge.status().filter(|status| !status.controller_connected));
+    assert!(edge.status().unwrap().ready, "the last known state is in use");
     connection.assert_alive("without a controller");
     for _ in 0..20 {
-        edge.curl(WEB).expect("it serves on");
+        edge.curl(WEB).expect("the Service still answers");
     }
     edge.manifest("more.yaml", &echo("more", "192.0.2.111"));
     fs::remove_file(edge.path("manifests/web.yaml")).unwrap();
 
     let _second = Controller::start(&edge);
-    until("changes arrive", || edge.service("more"));
-    until("the new service is served", || edge.connect("192.0.2.111:90"));
-    until("the deleted one is gone", || edge.service("web").is_none().then_some(()));
+    until("the new controller's state arrives", || edge.service("more"));
+    until("the new Service answers", || edge.connect("192.0.2.111:90"));
+    until("the deleted Service is gone", || edge.service("web").is_none().then_some(()));
     assert_ne!(epoch(&edge).unwrap(), first_epoch);
     connection.assert_alive("with the next controller");
     edge.assert_account();

@@ -1,4 +1,4 @@
-//! The engine's port over DPDK, in a process of its own: EAL starts once per process, so there is one test here.
+//! The engine's port over DPDK. EAL starts once per process, so this file has one test.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::mpsc::channel;
@@ -11,7 +11,7 @@ use sluice::dpdk::{DpdkPort, Packet, size_memory};
 use sluice::settings::Poll;
 use sluice::workers::{Turn, spawn};
 
-/// Receives what is there, grows each frame by a byte, sends all.
+/// Receives a burst, appends a byte to each frame, and sends all frames.
 fn grow(port: &mut DpdkPort) -> usize {
     let mut burst = Burst::new();
     port.receive(&mut burst);

@@ -1,4 +1,4 @@
-//! What changes while the gateway runs: manifests are edited, broken and deleted, and who is connected stays so.
+//! Manifests are edited, broken and deleted while the gateway runs, and existing connections survive.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -10,7 +10,7 @@ use edge::peers::ask;
 use edge::{Edge, may_run, until};
 
 const WEB: &str = "http://192.0.2.100/";
-/// The VIP of the service that each test makes, outside what the demo's services get.
+/// VIP of the Service that each test creates; the demo's Services never get it.
 const ADDRESS: &str = "192.0.2.110";
 
 fn edge(name: &str) -> Edge {
@@ -19,7 +19,7 @@ fn edge(name: &str) -> Edge {
     edge
 }
 
-/// A Service of these lines of its spec, at [`ADDRESS`], with servers on port 9000.
+/// A Service at [`ADDRESS`] with these lines in its spec and servers on port 9000.
 fn service(name: &str, protocol: &str, spec: &str, backends: &[u8]) -> String {
     let endpoints: String = backends.iter().map(|n| format!("\n  - addresses: [10.0.0.{n}]")).collect();
     format!(
@@ -48,7 +48,7 @@ fn address() -> String {
 }
 
 #[test]
-fn connections_outlive_the_endpoint_list_they_were_made_by() {
+fn connections_survive_changes_of_the_endpoints() {
     if !may_run("endpoints that come and go") {
         return;
     }
@@ -62,19 +62,19 @@ fn connections_outlive_the_endpoint_list_they_were_made_by() {
     assert_eq!(old.server, "b11");
     edge.manifest("echo.yaml", &service("echo", "TCP", "", &[11, 12]));
     let mut added = until("the new endpoint is used", || edge.connect(&address()).filter(|c| c.server == "b12"));
-    old.assert_alive("an endpoint was added");
+    old.assert_alive("after an endpoint was added");
     edge.manifest("echo.yaml", &service("echo", "TCP", "", &[12]));
     until("the endpoint is gone", || edge.service("echo").filter(|service| service.backends == 1));
     for _ in 0..20 {
         assert_eq!(edge.connect(&address()).unwrap().server, "b12");
     }
-    old.assert_alive("my endpoint was removed");
-    added.assert_alive("another endpoint was removed");
+    old.assert_alive("after its own endpoint was removed");
+    added.assert_alive("after another endpoint was removed");
     edge.assert_account();
 }
 
 #[test]
-fn a_file_that_does_not_parse_keeps_its_last_good_content_and_says_so() {
+fn a_file_that_does_not_parse_is_logged_and_its_last_good_content_is_kept() {
     if !may_run("broken manifests") {
         return;
     }
@@ -83,19 +83,20 @@ fn a_file_that_does_not_parse_keeps_its_last_good_content_and_says_so() {
     edge.start();
     until("the first answer", || edge.curl(WEB));
     edge.manifest("web.yaml", "kind: Service\nmetadata: [oops\n");
-    let said = until("it says so", || edge.log().lines().find(|line| line.contains("web.yaml")).map(str::to_owned));
+    let said =
+        until("the file is named in the log", || edge.log().lines().find(|line| line.contains("web.yaml")).map(str::to_owned));
     assert!(said.contains("WARN") && said.contains("line "), "{said}");
     for _ in 0..20 {
         edge.curl(WEB).expect("the last good content is served");
     }
     edge.manifest("echo.yaml", &service("echo", "TCP", "", &[11]));
-    until("other files are read on", || edge.service("echo"));
-    assert!(edge.curl(WEB).is_some(), "the broken file does not matter to others");
+    until("other files are still read", || edge.service("echo"));
+    assert!(edge.curl(WEB).is_some(), "the broken file does not affect other files");
     edge.assert_account();
 }
 
 #[test]
-fn a_service_that_is_deleted_answers_no_more() {
+fn a_deleted_service_no_longer_answers() {
     if !may_run("a deleted service") {
         return;
     }
@@ -106,22 +107,22 @@ fn a_service_that_is_deleted_answers_no_more() {
     edge.start();
     until("the first connection", || edge.connect(&address()));
     std::fs::remove_file(edge.path("manifests/echo.yaml")).unwrap();
-    until("it is gone", || edge.service("echo").is_none().then_some(()));
-    // A client that still knows the way, and one that asks.
+    until("the Service is gone", || edge.service("echo").is_none().then_some(()));
+    // A client with a neighbour entry for the VIP, and one that sends ARP requests.
     edge.script(&format!(
         "in_ns client ip neigh replace {ADDRESS} lladdr $(in_ns gw cat /sys/class/net/uplink/address) dev eth0"
     ));
-    assert!(edge.connect(&address()).is_none(), "nobody answers");
+    assert!(edge.connect(&address()).is_none(), "no server answers");
     assert!(edge.drops().iter().any(|(reason, _)| reason == "unknown_vip"), "{:?}", edge.drops());
     edge.script(&format!("in_ns client ip neigh del {ADDRESS} dev eth0"));
     let arping = edge.run("client", &["arping", "-c", "2", "-w", "2", "-I", "eth0", ADDRESS]);
-    assert!(!arping.status.success(), "nobody has the address: {}", String::from_utf8_lossy(&arping.stdout));
-    assert!(edge.curl(WEB).is_some(), "the others are served");
+    assert!(!arping.status.success(), "no ARP reply for the address: {}", String::from_utf8_lossy(&arping.stdout));
+    assert!(edge.curl(WEB).is_some(), "other Services answer");
     edge.assert_account();
 }
 
 #[test]
-fn what_would_be_served_wrongly_is_not_served_and_says_why() {
+fn a_service_with_unsupported_fields_is_refused_with_a_reason() {
     if !may_run("unsupported fields") {
         return;
     }
@@ -133,19 +134,19 @@ fn what_would_be_served_wrongly_is_not_served_and_says_why() {
     let fields = ["externalTrafficPolicy: Nearby", "sessionAffinity: Cookie", "loadBalancerSourceRanges: [192.0.2.0/40]"];
     for field in fields {
         edge.manifest("echo.yaml", &service("echo", "TCP", field, &[11]));
-        let status = until("it is refused", || edge.service("echo").filter(|service| !service.reason.is_empty()));
+        let status = until("the Service is refused", || edge.service("echo").filter(|service| !service.reason.is_empty()));
         assert_eq!(status.reason, "Refused", "{field}");
         let key = field.split(':').next().unwrap();
         assert!(status.message.contains(key), "{field}: {}", status.message);
-        assert!(edge.connect(&address()).is_none(), "{field}: it is not served");
+        assert!(edge.connect(&address()).is_none(), "{field}: the Service still answers");
         edge.manifest("echo.yaml", &service("echo", "TCP", "", &[11]));
-        until("it is served again", || edge.connect(&address()));
+        until("the Service answers again", || edge.connect(&address()));
     }
     edge.assert_account();
 }
 
 #[test]
-fn datagrams_reach_every_server_and_the_answer_comes_from_the_vip() {
+fn datagrams_reach_every_server_and_replies_come_from_the_vip() {
     if !may_run("UDP") {
         return;
     }
@@ -162,7 +163,7 @@ fn datagrams_reach_every_server_and_the_answer_comes_from_the_vip() {
         let answer = ask(socket, "who?").expect("an answer");
         let (server, question) = answer.split_once(' ').unwrap();
         assert_eq!(question, "who?");
-        assert!(ask(socket, "again").unwrap().starts_with(server), "a socket stays with its server");
+        assert!(ask(socket, "again").unwrap().starts_with(server), "a socket keeps its server");
         servers.insert(server.to_owned());
     }
     assert_eq!(servers.len(), 3, "{servers:?}");

@@ -1,4 +1,4 @@
-//! Real clients and servers through `sluiced`, over each driver that works without a NIC.
+//! Real clients and servers through `sluiced`, over each DPDK driver that works without a NIC.
 
 #![allow(clippy::panic)]
 
@@ -14,7 +14,7 @@ fn af_packet(edge: &Edge) {
     edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
 }
 
-/// The main job over whatever the ports are.
+/// Clients reach LoadBalancer and NodePort Services, and ping answers, whatever the ports are.
 fn serves(edge: &Edge) {
     until("the gateway serves", || edge.status().filter(|s| s.ready));
     until("the first answer", || edge.curl(VIP));
@@ -27,7 +27,7 @@ fn serves(edge: &Edge) {
         assert!(ping.status.success(), "ping {address}: {}", String::from_utf8_lossy(&ping.stdout));
     }
     let closed = edge.run("client", &["curl", "-s", "--max-time", REQUEST_S, "http://192.0.2.100:81/"]);
-    assert_eq!(closed.status.code(), Some(7), "a closed port refuses");
+    assert_eq!(closed.status.code(), Some(7), "a closed port refuses connections");
     edge.assert_account();
 }
 
@@ -41,7 +41,7 @@ fn over_af_packet_every_server_answers_in_both_families() {
         serves(&edge);
         assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
         let filters = edge.run("gw", &["tc", "filter", "show", "dev", "uplink0", "ingress"]);
-        assert!(filters.stdout.is_empty(), "the filter is gone after the end");
+        assert!(filters.stdout.is_empty(), "the filter is removed when the gateway stops");
     }
 }
 
@@ -50,7 +50,7 @@ fn over_tap_every_server_answers_in_both_families() {
     if may_run("end to end over tap") {
         let mut edge = Edge::new("tap");
         edge.configure("net_tap0,iface=dtap0", "net_tap1,iface=dtap1", "");
-        // The driver's taps appear when the gateway starts; bridges join them with the cables.
+        // The driver creates its taps when the gateway starts; bridges connect them to the cables.
         edge.script(
             "for n in 0 1; do in_ns gw ip link add br$n type bridge; in_ns gw ip link set br$n up; done
              in_ns gw ip link set uplink0 master br0; in_ns gw ip link set cluster0 master br1",
@@ -58,7 +58,7 @@ fn over_tap_every_server_answers_in_both_families() {
         edge.manifests_of_the_demo();
         edge.spawn();
         until("the driver's taps", || edge.run("gw", &["ip", "link", "show", "dtap1"]).status.success().then_some(()));
-        // The driver gives its tap the port's own MAC, which the bridge would keep for itself.
+        // The driver gives its tap the MAC address of the port. The bridge would treat frames for it as its own.
         edge.script(
             "for n in 0 1; do in_ns gw ip link set dtap$n address 02:00:00:00:dd:0$n
              in_ns gw ip link set dtap$n master br$n; in_ns gw ip link set dtap$n up; done",

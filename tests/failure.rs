@@ -1,4 +1,4 @@
-//! What dies comes back, and what lives does not notice: the gateway killed, its source gone, servers that die.
+//! Failures and recovery: the gateway is killed, its manifests disappear, servers die.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -11,7 +11,7 @@ use edge::{Edge, REQUEST_S, may_run, until};
 const VIP: &str = "http://192.0.2.100/";
 const NODE_PORT: &str = "http://192.0.2.2:30080/";
 
-/// The gateway of the demo, which serves.
+/// A gateway that serves the demo's Services.
 fn serving(name: &str) -> Edge {
     let mut edge = Edge::new(name);
     edge.manifests_of_the_demo();
@@ -27,7 +27,7 @@ fn serves(edge: &Edge) {
     }
 }
 
-/// Requests none of which may fail; gives who answered.
+/// Sends requests, none of which may fail, and returns the servers that answered.
 fn requests(edge: &Edge, count: usize) -> Vec<String> {
     let answer = |n| edge.curl(VIP).unwrap_or_else(|| panic!("request {n} failed; drops {:?}", edge.drops()));
     let mut answers: Vec<_> = (0..count).map(answer).collect();
@@ -41,7 +41,7 @@ fn filters(edge: &Edge) -> String {
 }
 
 #[test]
-fn a_killed_gateway_starts_again_over_what_it_left_behind() {
+fn a_killed_gateway_restarts_over_the_filters_and_sockets_that_it_left() {
     if !may_run("a killed gateway") {
         return;
     }
@@ -54,27 +54,27 @@ fn a_killed_gateway_starts_again_over_what_it_left_behind() {
 
     for _ in 0..2 {
         assert_eq!(edge.stop(true), None, "killed");
-        assert!(!filters(&edge).is_empty(), "the filter of the killed one is there still");
-        assert!(edge.path("admin.sock").exists() && edge.path("config.sock").exists(), "and so are its sockets");
+        assert!(!filters(&edge).is_empty(), "the filter of the killed gateway still exists");
+        assert!(edge.path("admin.sock").exists() && edge.path("config.sock").exists(), "and so do its sockets");
         edge.start();
         serves(&edge);
         requests(&edge, 20);
         edge.assert_account();
     }
-    assert_eq!(twin(&edge), before, "the twin is the one of before");
-    assert!(!route(&edge).is_empty(), "and its routes stand");
+    assert_eq!(twin(&edge), before, "the twin was not recreated");
+    assert!(!route(&edge).is_empty(), "its routes still exist");
 
     assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
-    assert_eq!(filters(&edge), "", "one filter, and it is gone");
+    assert_eq!(filters(&edge), "", "the only filter is removed");
     let left: Vec<_> = fs::read_dir(edge.path("dpdk")).map(Iterator::collect).unwrap_or_default();
-    assert!(left.is_empty(), "no directory of DPDK's is left: {left:?}");
+    assert!(left.is_empty(), "no DPDK directory is left: {left:?}");
     for socket in ["admin.sock", "config.sock"] {
-        assert!(!edge.path(socket).exists(), "nor {socket}");
+        assert!(!edge.path(socket).exists(), "{socket} is left");
     }
 }
 
 #[test]
-fn without_its_manifests_a_restarted_gateway_serves_what_it_knew_and_probes_prove() {
+fn without_its_manifests_a_restarted_gateway_serves_its_saved_state_to_servers_that_pass_probes() {
     if !may_run("a restart without manifests") {
         return;
     }
@@ -86,47 +86,53 @@ fn without_its_manifests_a_restarted_gateway_serves_what_it_knew_and_probes_prov
     fs::rename(&manifests, &away).unwrap();
 
     edge.spawn();
-    until("it serves from the state on disk", || edge.status().filter(|status| status.ready && !status.controller_connected));
-    until("two servers are proved in both families", || (edge.healthy("demo/web")? == 4).then_some(()));
-    assert_eq!(requests(&edge, 40), ["b11", "b12"], "nobody is sent to the server that no probe has proved");
-    until("it says what is wrong", || edge.log().contains("make it, or correct `manifests`").then_some(()));
+    until("the gateway serves from the saved state", || {
+        edge.status().filter(|status| status.ready && !status.controller_connected)
+    });
+    until("two servers pass their probes in both families", || (edge.healthy("demo/web")? == 4).then_some(()));
+    assert_eq!(requests(&edge, 40), ["b11", "b12"], "no request goes to the server that has not passed a probe");
+    until("the log says what is wrong", || edge.log().contains("make it, or correct `manifests`").then_some(()));
 
-    // To a controller's state what no probe has judged is usable, so let them judge first.
+    // In a state from a controller, a backend without a probe result is usable. Wait until the probes have failed.
     let judged = |log: &str, target: &str| log.lines().any(|line| line.contains("fails its probes") && line.contains(target));
-    until("the dead server is known", || {
+    until("the probes of the dead server fail", || {
         let log = edge.log();
         (judged(&log, "10.0.0.13:8080") && judged(&log, "[fd00::13]:8080")).then_some(())
     });
     fs::rename(&away, &manifests).unwrap();
-    until("the source is back", || edge.status().filter(|status| status.controller_connected));
+    until("the manifests are followed again", || edge.status().filter(|status| status.controller_connected));
     assert_eq!(requests(&edge, 40), ["b11", "b12"]);
     edge.script("start_server 13");
-    until("all are proved", || (edge.healthy("demo/web")? == 6).then_some(()));
+    until("all servers pass their probes", || (edge.healthy("demo/web")? == 6).then_some(()));
     assert_eq!(requests(&edge, 60).len(), 3);
     edge.assert_account();
 }
 
 #[test]
-fn a_dead_server_is_left_alone_once_it_is_out_and_used_again_when_it_is_back() {
+fn an_unhealthy_server_gets_no_requests_until_it_recovers() {
     if !may_run("servers that die") {
         return;
     }
     let edge = serving("hea");
-    until("all are healthy", || (edge.healthy("demo/web")? == 6).then_some(()));
+    until("all servers are healthy", || (edge.healthy("demo/web")? == 6).then_some(()));
     edge.script("stop_server 12");
-    until("it is out", || (edge.healthy("demo/web")? == 4).then_some(()));
+    until("the server is unhealthy", || (edge.healthy("demo/web")? == 4).then_some(()));
     assert_eq!(requests(&edge, 60), ["b11", "b13"], "no request fails");
 
     edge.script("stop_server 11; stop_server 13");
-    until("all are out", || (edge.healthy("demo/web")? == 0).then_some(()));
+    until("all servers are unhealthy", || (edge.healthy("demo/web")? == 0).then_some(()));
     for _ in 0..10 {
-        // 28 would be curl's word for silence.
+        // Exit code 28 would be curl's timeout.
         let refused = edge.run("client", &["curl", "-s", "--max-time", REQUEST_S, VIP]);
-        assert_eq!(refused.status.code(), Some(7), "all are used, so that the refusal of a server reaches the client");
+        assert_eq!(
+            refused.status.code(),
+            Some(7),
+            "if all are unhealthy all are used, so that a server's refusal reaches the client"
+        );
     }
 
     edge.script("start_server 12");
-    until("it is back", || (edge.healthy("demo/web")? == 2).then_some(()));
+    until("the server is healthy again", || (edge.healthy("demo/web")? == 2).then_some(()));
     assert_eq!(requests(&edge, 20), ["b12"]);
     edge.assert_account();
 }

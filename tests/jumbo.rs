@@ -1,4 +1,4 @@
-//! Long frames through the engine over DPDK, in a process of its own: EAL starts once per process, so there is one test here.
+//! Jumbo frames through the engine over DPDK. EAL starts once per process, so this file has one test.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::net::{IpAddr, SocketAddr};
@@ -18,7 +18,7 @@ use sluice::dpdk::{DpdkPort, Packet as Received, size_memory};
 
 const SECOND: u64 = 1_000_000_000;
 const NAMES: [&str; 3] = ["uplink", "cluster", "narrow"];
-/// Two ports that take long frames, and one that does not.
+/// Two ports with jumbo frames, and one without.
 const MTUS: [u16; 3] = [9000, 9000, 1500];
 const UPLINK: PortIndex = PortIndex(0);
 const CLUSTER: PortIndex = PortIndex(1);
@@ -39,7 +39,7 @@ struct Gateway {
     worker: Worker<DpdkPort, Last>,
     ends: Vec<(RingInput, RingOutput)>,
     counters: Arc<WorkerCounters>,
-    /// What frames come in segments of.
+    /// Pool of the segments in which frames arrive.
     segments: Mempool,
     pool: Mempool,
     now: u64,
@@ -53,7 +53,7 @@ fn mac_of(port: PortIndex) -> Mac {
     Mac([2, 0, 0, 0, 0xaa, port.0])
 }
 
-/// Port `n` has the prefix 10.`n`.0.0/24, and a neighbour .11 there.
+/// Port `n` has the prefix 10.`n`.0.0/24 and a neighbour 10.`n`.0.11.
 fn config() -> Config {
     let port = |n: u8| PortConfig {
         name: NAMES[usize::from(n)].into(),
@@ -85,7 +85,7 @@ fn network() -> Network {
     }
 }
 
-/// A service behind each of the ports 1 and 2: 10.0.0.101 and .102, port 80.
+/// A Service behind port 1 at 10.0.0.101:80, and one behind port 2 at 10.0.0.102:80.
 fn state() -> State {
     let service = |n: u8| {
         let backend = SocketAddr::new(ip(&format!("10.{n}.0.11")), 8080);
@@ -140,7 +140,7 @@ impl Gateway {
         let worker = Worker::new(parts).unwrap();
         publisher.publish(compiler.compile(&state(), &network(), &Health::default(), SECOND));
         let mut gateway = Self { worker, ends, counters, segments, pool, now: SECOND };
-        // VIPs are announced a few times.
+        // Wait until the announcements of the VIPs are over.
         for _ in 0..40 {
             gateway.now += SECOND / 8;
             gateway.worker.poll(gateway.now);
@@ -151,7 +151,7 @@ impl Gateway {
         gateway
     }
 
-    /// Puts a frame in, in segments, and gives its fate.
+    /// Delivers a frame to a port, in segments, and returns what the worker did with it.
     fn put(&mut self, port: PortIndex, frame: &[u8]) -> Option<Fate> {
         let frame = arriving_at(mac_of(port), frame);
         let mut parts = frame.chunks(SEGMENT_BYTES).map(|part| {
@@ -169,7 +169,7 @@ impl Gateway {
         self.worker.observer_mut().0
     }
 
-    /// What has left by a port.
+    /// The frames that a port has sent.
     fn sent(&mut self, port: PortIndex) -> Vec<Vec<u8>> {
         let mut burst: Burst<Received> = Burst::new();
         self.ends[usize::from(port.0)].1.take(&mut burst);
@@ -182,7 +182,7 @@ fn to_vip(n: u8, flags: u8, payload: &[u8]) -> Packet {
 }
 
 #[test]
-fn long_frames_pass_whole_and_those_too_long_are_told_so() {
+fn jumbo_frames_pass_unchanged_and_too_long_ones_are_fragmented_or_answered_with_icmp() {
     let payload: Vec<u8> = (0..=250).cycle().take(8960).collect();
     let mut gateway = Gateway::new();
 
@@ -196,17 +196,18 @@ fn long_frames_pass_whole_and_those_too_long_are_told_so() {
         let sent = gateway.sent(CLUSTER);
         assert_eq!((sent.len(), sent[0].len()), (1, 54 + len));
         assert_checksums(&sent[0]);
-        assert_eq!(sent[0][54..], payload[..len], "its data is untouched");
+        assert_eq!(sent[0][54..], payload[..len], "the payload is unchanged");
     }
 
-    // And back.
+    // The reply.
     let reply = Packet::tcp("10.1.0.11:8080", &format!("10.1.0.3:{snat_port}")).flags(tcp_flags::ACK).payload(&payload);
     assert_eq!(gateway.put(CLUSTER, &reply.build()), Some(Fate::Forward(UPLINK)));
     let sent = gateway.sent(UPLINK).remove(0);
     assert_checksums(&sent);
     assert_eq!(sent[54..], payload);
 
-    // 9,000 bytes do not fit an MTU of 1,500: who forbids cutting is told, who does not is cut.
+    // 9,000 bytes do not fit an MTU of 1,500. With DF set the sender gets an ICMP error; without, the packet is
+    // fragmented.
     assert_eq!(gateway.put(UPLINK, &to_vip(2, tcp_flags::SYN, &[]).build()), Some(Fate::Forward(NARROW)));
     let _syn = gateway.sent(NARROW);
     let data = to_vip(2, tcp_flags::ACK, &payload);
@@ -214,7 +215,7 @@ fn long_frames_pass_whole_and_those_too_long_are_told_so() {
     let told = gateway.sent(UPLINK).remove(0);
     assert_checksums(&told);
     assert_eq!((&told[34..36], &told[40..42]), (&[3, 4][..], &1500_u16.to_be_bytes()[..]), "fragmentation needed, 1500");
-    assert_eq!(told.len(), 14 + 576, "no longer than an ICMP error may be");
+    assert_eq!(told.len(), 14 + 576, "at most the length of an ICMP error");
     assert_eq!(gateway.put(UPLINK, &Packet { fragmentation: 0, ..data }.build()), Some(Fate::Forward(NARROW)));
     let pieces = gateway.sent(NARROW);
     assert_eq!(pieces.len(), 7);
@@ -223,12 +224,12 @@ fn long_frames_pass_whole_and_those_too_long_are_told_so() {
     assert_checksums(&whole);
     assert_eq!(whole[54..], payload);
 
-    // What the RFCs and the buffers do not allow.
+    // Frames that exceed a buffer or lack a segment are malformed.
     let longer = Packet::udp("10.0.0.11:5555", "10.0.0.101:80").payload(&[0; 9300]).build();
     assert_eq!(gateway.put(UPLINK, &longer), Some(Fate::Drop(DropReason::Malformed)), "longer than a buffer");
     let mut cut_off = to_vip(1, tcp_flags::ACK, &payload).build();
     cut_off.truncate(6000);
-    assert_eq!(gateway.put(UPLINK, &cut_off), Some(Fate::Drop(DropReason::Malformed)), "its segments are not all");
+    assert_eq!(gateway.put(UPLINK, &cut_off), Some(Fate::Drop(DropReason::Malformed)), "a segment is missing");
 
     assert!(gateway.counters.account().closes(), "{:?}", gateway.counters.account());
     let (segments, pool) = (gateway.segments, gateway.pool);

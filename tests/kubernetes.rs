@@ -1,5 +1,5 @@
-//! The Kubernetes source, from an API server to packets: a Service gets its address and answers there, follows its cluster, and
-//! goes on while the API server is away.
+//! The Kubernetes source, from an API server to packets: a Service gets an address and answers there, follows changes
+//! of the cluster, and keeps answering while the API server is unreachable.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -16,14 +16,14 @@ use edge::{Edge, may_run, until};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-/// An API server in the gateway's namespace, where nothing but loopback leads to it.
+/// An API server in the gateway's namespace, reachable only over loopback.
 fn api_server(edge: &Edge, runtime: &Runtime) -> ApiServer {
     let api = edge.inside("gw", || runtime.block_on(ApiServer::start()));
     api.write_kubeconfig(&edge.path("kubeconfig"));
     api
 }
 
-/// Puts a cluster in place of the manifests.
+/// Replaces the manifests by the API server as the source.
 fn configure(edge: &Edge) {
     edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
     let text = fs::read_to_string(edge.path("sluice.yaml")).unwrap();
@@ -51,7 +51,7 @@ fn create(api: &ApiServer, name: &str, servers: &[u8]) {
     api.create(Kind::EndpointSlice, slice);
 }
 
-/// The URL of a Service, once its status says its address.
+/// The URL of a Service, once its status contains an address.
 fn url(api: &ApiServer, name: &str) -> String {
     until("the address is written to the status", || {
         let service = api.get(Kind::Service, "demo", name)?;
@@ -59,15 +59,15 @@ fn url(api: &ApiServer, name: &str) -> String {
     })
 }
 
-/// Who answers 40 requests, none of which may fail.
+/// The servers that answer 40 requests, none of which may fail.
 fn answers(edge: &Edge, url: &str) -> BTreeSet<String> {
     (0..40).map(|n| edge.curl(url).unwrap_or_else(|| panic!("request {n} failed; drops {:?}", edge.drops()))).collect()
 }
 
-/// The program that tc runs for every packet that arrives, which drops it: nobody is told, as when a cable is cut.
+/// The BPF program that tc runs for every arriving packet. It drops silently, as a cut cable does.
 const DROP_ALL: &str = "1,6 0 0 2";
 
-/// Cuts what leads to the API server, or mends it.
+/// Cuts the link to the API server, or restores it.
 fn cut_loopback(edge: &Edge, is_cut: bool) {
     let words = ["tc", "qdisc", if is_cut { "add" } else { "del" }, "dev", "lo", "clsact"];
     let mut commands = vec![words.to_vec()];
@@ -80,9 +80,10 @@ fn cut_loopback(edge: &Edge, is_cut: bool) {
     }
 }
 
-/// Without keep-alive and a limit for what is not acknowledged, sockets notice it after 295 s, far beyond [`edge::DEADLINE`].
+/// Without keep-alive and a limit on unacknowledged data, sockets notice a cut after 295 s, far beyond
+/// [`edge::DEADLINE`].
 #[test]
-fn a_cut_link_to_the_api_server_is_noticed_and_withdraws_nothing() {
+fn a_cut_link_to_the_api_server_is_noticed_and_no_service_is_withdrawn() {
     if !may_run("a cut link to the API server") {
         return;
     }
@@ -96,22 +97,22 @@ fn a_cut_link_to_the_api_server_is_noticed_and_withdraws_nothing() {
     until("an answer", || edge.curl(&web));
     let set = |servers: &[u8]| api.update(Kind::EndpointSlice, "demo", "web-1", &json!({"endpoints": endpoints(servers)}));
     set(&[11, 12]);
-    until("a change, which every silence starts after", || edge.service("web").filter(|web| web.backends == 2));
+    until("the change arrives; the silence starts after it", || edge.service("web").filter(|web| web.backends == 2));
 
     cut_loopback(&edge, true);
     let start = Instant::now();
     set(&[13]);
-    until("it is noticed", || edge.log().contains("the API server cannot be reached").then_some(()));
+    until("the cut is logged", || edge.log().contains("the API server cannot be reached").then_some(()));
     println!("noticed after {:?}", start.elapsed());
     assert_eq!(answers(&edge, &web), ["b11", "b12"].map(str::to_owned).into(), "the last known state is served");
     cut_loopback(&edge, false);
-    until("what changed meanwhile", || edge.service("web").filter(|web| web.backends == 1));
+    until("the change made meanwhile arrives", || edge.service("web").filter(|web| web.backends == 1));
     assert_eq!(answers(&edge, &web), ["b13"].map(str::to_owned).into());
 }
 
 #[test]
-fn a_gateway_that_is_asked_to_end_gives_its_lease_back() {
-    if !may_run("giving the Lease back") {
+fn a_gateway_that_stops_releases_its_lease() {
+    if !may_run("releasing the Lease") {
         return;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -123,13 +124,13 @@ fn a_gateway_that_is_asked_to_end_gives_its_lease_back() {
         let lease = api.list(Kind::Lease, "default").into_iter().next()?;
         Some(lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned())
     };
-    until("it holds the Lease", || holder().filter(|holder| !holder.is_empty()));
+    until("the gateway holds the Lease", || holder().filter(|holder| !holder.is_empty()));
     assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
     assert_eq!(holder().as_deref(), Some(""), "{}", edge.log());
 }
 
 #[test]
-fn a_kubeconfig_that_cannot_be_read_keeps_no_gateway_with_a_state_on_disk_from_coming_up() {
+fn a_gateway_with_a_saved_state_starts_without_a_readable_kubeconfig() {
     if !may_run("an unreadable kubeconfig at boot") {
         return;
     }
@@ -148,12 +149,12 @@ fn a_kubeconfig_that_cannot_be_read_keeps_no_gateway_with_a_state_on_disk_from_c
 
     fs::rename(edge.path("kubeconfig"), edge.path("kubeconfig.away")).unwrap();
     edge.start();
-    until("an answer by the state on disk", || edge.curl(&web));
+    until("an answer from the saved state", || edge.curl(&web));
     assert!(!edge.status().unwrap().controller_connected, "{}", edge.log());
     fs::rename(edge.path("kubeconfig.away"), edge.path("kubeconfig")).unwrap();
     api.update(Kind::EndpointSlice, "demo", "web-1", &json!({"endpoints": endpoints(&[11, 12])}));
     until("the controller starts by itself", || edge.status().filter(|status| status.controller_connected));
-    until("what changed meanwhile", || edge.service("web").filter(|web| web.backends == 2));
+    until("the change made meanwhile arrives", || edge.service("web").filter(|web| web.backends == 2));
     assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
 }
 
@@ -185,7 +186,7 @@ fn a_service_of_a_cluster_is_served_at_the_address_in_its_status() {
     runtime.block_on(api.set_presence(Presence::Away));
     api.update(Kind::EndpointSlice, "demo", "web-1", &json!({"endpoints": endpoints(&[12])}));
     create(&api, "late", &[11]);
-    until("it is said", || edge.log().contains("the API server cannot be reached").then_some(()));
+    until("the failure is logged", || edge.log().contains("the API server cannot be reached").then_some(()));
     assert_eq!(answers(&edge, &web), ["b13"].map(str::to_owned).into(), "the last known state is served");
     runtime.block_on(api.set_presence(Presence::There));
     let late = url(&api, "late");
@@ -194,8 +195,8 @@ fn a_service_of_a_cluster_is_served_at_the_address_in_its_status() {
     until("the change arrives", || edge.curl(&web).filter(|who| who == "b12"));
 
     api.delete(Kind::Service, "demo", "web");
-    until("it is gone", || edge.service("web").is_none().then_some(()));
+    until("the Service is gone", || edge.service("web").is_none().then_some(()));
     assert_eq!(edge.curl(&web), None);
-    assert!(edge.curl(&late).is_some(), "the other is served");
+    assert!(edge.curl(&late).is_some(), "the other Service answers");
     edge.assert_account();
 }

@@ -1,5 +1,5 @@
-//! Each mode with real clients and servers, in both families: who answers, and whose address the server sees. The kernel
-//! has no tunnels to decapsulate with, so nodes have ends of the test's own (`edge/tunnel_end.py`).
+//! Each mode with real clients and servers in both families: which server answers, and which client address it sees.
+//! The kernel of a test may lack tunnel devices, so `edge/tunnel_end.py` decapsulates on the nodes.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -14,7 +14,7 @@ const VIP_V6: &str = "2001:db8::1:10";
 const CLIENT: &str = "192.0.2.10";
 const CLIENT_V6: &str = "2001:db8::10";
 
-/// The demo's servers as a Service of this mode, at the VIPs of this test. `port` is where clients connect.
+/// The demo's servers as a Service of this mode, at the VIPs of this test. Clients connect to `port`.
 fn endpoints(mode: &str, port: u16) -> String {
     let slice = |family: u8, addresses: &str| {
         format!(
@@ -58,7 +58,7 @@ spec:
     )
 }
 
-/// Three nodes that are known by these addresses, `N` being the number of each.
+/// Three Nodes. Each has this address with its number in place of `N`.
 fn nodes(address: &str) -> String {
     let mut text = String::new();
     for n in [11, 12, 13] {
@@ -88,7 +88,7 @@ fn edge(name: &str) -> Edge {
     edge
 }
 
-/// A client reaches every server at `address`, and the server sees the client's own address.
+/// A client reaches every server at `address`, and the servers see the client's address.
 fn serves(edge: &Edge, address: &str, client: &str) {
     let url = format!("http://{address}/");
     until("the first answer", || edge.curl(&url));
@@ -97,18 +97,18 @@ fn serves(edge: &Edge, address: &str, client: &str) {
     assert_eq!(seen, client, "the address that the server sees");
 }
 
-/// Segments as large as the client's route allows reach the server, which returns them.
+/// Full-sized segments reach the server, which returns them.
 fn carries_full_segments(edge: &Edge) {
     let mut connection = edge.connect(&format!("{VIP}:9000")).expect("a connection");
     connection.assert_alive(&"x".repeat(50_000));
 }
 
-/// Probes find a server that clients' packets do not reach any more, while it lives and its neighbours serve, and see it
-/// come back. Before, in between and after, no request fails.
+/// Probes detect a running server that clients' packets no longer reach, while the other servers stay healthy, and
+/// detect its recovery. No request fails before, meanwhile or afterwards.
 fn probes_tell_who_serves(edge: &Edge, lose: impl FnOnce(), regain: impl FnOnce()) {
-    // Each server by two ports in two families, but at port 9000 nothing listens on IPv6: a probe to the VIP is told so by
-    // the server itself.
-    let healthy = |count: usize| until("probes find it", || edge.healthy("demo/web").filter(|found| *found == count));
+    // Each server counts for two ports in two families, except port 9000 over IPv6: nothing listens there, and the
+    // server itself refuses a probe to the VIP.
+    let healthy = |count: usize| until("the probes agree", || edge.healthy("demo/web").filter(|found| *found == count));
     healthy(9);
     lose();
     healthy(6);
@@ -118,13 +118,13 @@ fn probes_tell_who_serves(edge: &Edge, lose: impl FnOnce(), regain: impl FnOnce(
             assert_ne!(who, "b12");
         }
     }
-    assert_eq!(edge.healthy("demo/web"), Some(6), "the others pass their probes");
+    assert_eq!(edge.healthy("demo/web"), Some(6), "the other servers pass their probes");
     regain();
     healthy(9);
     edge.all_answer(&format!("http://{VIP}:8080/"));
 }
 
-/// The nodes' ends of the tunnels.
+/// Starts a tunnel end on each node.
 fn tunnel_ends(edge: &Edge) -> Vec<Helper> {
     edge.script(". tests/edge/direct.sh; for n in 11 12 13; do make_tunnel_device $n; done");
     ["b11", "b12", "b13"].map(|node| tunnel_end(edge, node)).into()
@@ -135,7 +135,7 @@ fn tunnel_end(edge: &Edge, node: &str) -> Helper {
 }
 
 #[test]
-fn dnat_keeps_the_clients_address_and_replies_come_back_through_the_gateway() {
+fn dnat_keeps_the_client_address_and_replies_return_through_the_gateway() {
     if !may_run("mode dnat end to end") {
         return;
     }
@@ -152,7 +152,7 @@ fn dnat_keeps_the_clients_address_and_replies_come_back_through_the_gateway() {
 }
 
 #[test]
-fn dsr_reaches_on_link_servers_that_answer_past_the_gateway() {
+fn dsr_reaches_on_link_servers_that_reply_directly_to_the_client() {
     if !may_run("mode dsr end to end") {
         return;
     }
@@ -165,14 +165,15 @@ fn dsr_reaches_on_link_servers_that_answer_past_the_gateway() {
     carries_full_segments(&edge);
     let b12 = |what: &str| edge.script(&format!(". tests/edge/direct.sh; {what}_vips 12 {VIP} {VIP_V6}"));
     probes_tell_who_serves(&edge, || drop(b12("leave")), || drop(b12("take")));
-    // Without a route of its own to the VIP Linux cannot probe, which is no backend's fault.
+    // Without a route to the VIP Linux cannot probe. Backends do not count as failed for that.
     edge.script("in_ns gw ip route del 192.0.2.0/24 dev uplink");
     until("the log says why", || edge.log().contains("no route to the VIP").then_some(()));
     assert_eq!(edge.healthy("demo/web"), Some(9));
     edge.assert_account();
 }
 
-/// A tunnel mode, first to endpoints of the VIP's own family, then to nodes that have addresses of the other one only.
+/// Tests a tunnel mode, first with endpoints of the VIP's family, then with Nodes that only have addresses of the other
+/// one.
 fn tunnels(name: &str, mode: &str) {
     let mut edge = edge(name);
     edge.script(&format!(". tests/edge/direct.sh; make_direct {VIP} {VIP_V6}"));
@@ -194,7 +195,7 @@ fn tunnels(name: &str, mode: &str) {
     }
     let ways: Vec<_> = (0..4).map(|_| ends[0].line()).collect();
     for pair in ["4in4", "6in6", "4in6", "6in4"] {
-        assert!(ways.contains(&format!("{mode}-{pair}")), "{pair} is among {ways:?}");
+        assert!(ways.contains(&format!("{mode}-{pair}")), "{pair} is not among {ways:?}");
     }
     edge.assert_account();
 }

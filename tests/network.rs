@@ -1,5 +1,5 @@
-//! The gateway's dealings with Linux, against the kernel that runs: twins, the netlink follower and af_packet's
-//! preparations. Needs root, `ip` and `tc`; each test has a network namespace of its own.
+//! The gateway's interaction with Linux, against the running kernel: twins, the netlink follower and the preparation of
+//! af_packet interfaces. Needs root, `ip` and `tc`. Each test has its own network namespace.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -30,7 +30,7 @@ const DEADLINE: Duration = Duration::from_secs(120);
 const TWIN_MAC: Mac = Mac([2, 0, 0, 0, 0xaa, 1]);
 const PEER_MAC: Mac = Mac([2, 0, 0, 0, 0xbb, 9]);
 
-/// A network namespace that goes with the value.
+/// A network namespace, removed on drop.
 struct Namespace {
     name: String,
 }
@@ -44,14 +44,14 @@ impl Namespace {
         this
     }
 
-    /// Runs `ip ARGUMENTS` inside.
+    /// Runs `ip ARGUMENTS` in the namespace.
     fn ip(&self, arguments: &str) -> String {
         let mut all = vec!["-n", &self.name];
         all.extend(arguments.split_whitespace());
         run("ip", &all)
     }
 
-    /// Runs a command inside, successful or not.
+    /// Runs a command in the namespace; returns whether it succeeded, and its output.
     fn try_run(&self, command: &str) -> (bool, String) {
         let output = Command::new("ip").args(["netns", "exec", &self.name]).args(command.split_whitespace()).output().unwrap();
         (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
@@ -63,7 +63,7 @@ impl Namespace {
         output
     }
 
-    /// Runs a future on a thread that lives in the namespace.
+    /// Runs a future on a thread in the namespace.
     fn enter<T: Send>(&self, body: impl AsyncFnOnce() -> T + Send) -> T {
         let path = format!("/run/netns/{}", self.name);
         std::thread::scope(|scope| {
@@ -93,7 +93,7 @@ fn run(program: &str, arguments: &[&str]) -> String {
 async fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < DEADLINE, "waited in vain until {what}");
+        assert!(start.elapsed() < DEADLINE, "timeout: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -103,7 +103,7 @@ fn config(addresses: &[&str]) -> TwinConfig {
     TwinConfig { name: "uplink".to_owned(), mac: Some(TWIN_MAC), mtu: 1400, addresses }
 }
 
-/// A twin with its thread; the test plays the worker.
+/// A twin with its thread. The test acts as the worker.
 struct Twin {
     queues: Arc<TwinQueues<MemoryBuffer>>,
     counters: Arc<TwinCounters>,
@@ -127,12 +127,12 @@ impl Twin {
         self.queues.to_linux.push(burst).unwrap();
     }
 
-    /// What Linux has sent so far.
+    /// Frames that Linux has sent so far.
     fn received(&self) -> impl Iterator<Item = Vec<u8>> {
         std::iter::from_fn(|| self.queues.from_linux.pop()).flatten().map(|frame| frame.bytes().to_vec())
     }
 
-    /// Waits for a frame of Linux's that fits.
+    /// Waits for a frame from Linux for which `fits` is true.
     async fn expect(&self, what: &str, mut fits: impl FnMut(&[u8]) -> bool) {
         until(what, || self.received().any(|frame| fits(&frame))).await;
     }
@@ -142,7 +142,7 @@ fn ethernet(destination: Mac, kind: u16, payload: &[u8]) -> Vec<u8> {
     [&destination.0[..], &PEER_MAC.0, &kind.to_be_bytes(), payload].concat()
 }
 
-/// An ARP packet from `from` for `to` (RFC 826): 1 asks, 2 answers.
+/// An ARP packet from `from` for `to` (RFC 826). Operation 1 is a request, 2 a reply.
 fn arp(operation: u8, from: [u8; 4], to: [u8; 4]) -> Vec<u8> {
     let head = [0, 1, 8, 0, 6, 4, 0, operation];
     let target = if operation == 1 { Mac([0; 6]) } else { TWIN_MAC };
@@ -194,7 +194,7 @@ fn linux_answers_arp_ndp_and_ping_through_the_twin() {
         twin.expect("ARP is answered", |f| f[12..14] == [8, 6] && f[20..22] == [0, 2] && f[22..28] == TWIN_MAC.0).await;
         twin.send(echo([192, 0, 2, 9], [192, 0, 2, 2]));
         twin.expect("ping is answered", |f| f[12..14] == [8, 0] && f[0..6] == PEER_MAC.0 && f[23] == 1 && f[34] == 0).await;
-        // IPv6 begins when Linux has noticed the carrier, up to a second later: a host asks more than once too.
+        // Linux starts IPv6 when it notices the carrier, up to a second later. Repeat the solicitation, as a host does.
         until("NDP is answered", || {
             twin.send(solicitation());
             twin.received().any(|f| f[12..14] == [0x86, 0xdd] && f[20] == 58 && f[54] == 136)
@@ -207,7 +207,7 @@ fn linux_answers_arp_ndp_and_ping_through_the_twin() {
 }
 
 #[test]
-fn a_restart_keeps_the_twin_and_removes_only_addresses_that_were_ours() {
+fn a_restart_keeps_the_twin_and_removes_only_the_addresses_that_sluice_added() {
     if !may_make_namespaces("a restart keeps the twin and removes only addresses that were ours") {
         return;
     }
@@ -220,7 +220,7 @@ fn a_restart_keeps_the_twin_and_removes_only_addresses_that_were_ours() {
     let before = index(namespace.ip("link show uplink"));
     namespace.enter(async || drop(Twin::open(&first).await));
     assert_eq!(index(namespace.ip("link show uplink")), before);
-    assert!(namespace.ip("route show").contains("198.51.100.0/24 via 192.0.2.1"), "routes stand while the gateway restarts");
+    assert!(namespace.ip("route show").contains("198.51.100.0/24 via 192.0.2.1"), "routes survive a restart of the gateway");
     let other = TwinConfig { mac: Some(PEER_MAC), mtu: 1300, ..config(&["192.0.2.3/24"]) };
     namespace.enter(async || drop(Twin::open(&other).await));
     let link = namespace.ip("link show uplink");
@@ -232,7 +232,7 @@ fn a_restart_keeps_the_twin_and_removes_only_addresses_that_were_ours() {
 }
 
 #[test]
-fn an_interface_that_is_not_ours_is_refused_and_left_alone() {
+fn an_interface_that_sluice_did_not_make_is_refused_and_not_changed() {
     if !may_make_namespaces("an interface that is not ours is refused and left alone") {
         return;
     }
@@ -262,7 +262,7 @@ fn the_carrier_of_the_twin_follows_the_link() {
     });
 }
 
-/// The follower of the twin `uplink`, running beside `body`.
+/// Runs `body` with the netlink follower of the twin `uplink`.
 async fn following(body: impl AsyncFnOnce(Follower)) {
     let (network, seen) = watch::channel(Network::default());
     let (next_hops, followed) = watch::channel(BTreeSet::new());
@@ -289,7 +289,7 @@ impl Follower {
         let mut seen = self.seen.borrow().clone();
         let routes = seen.routes.len();
         seen.routes.truncate(20);
-        assert!(waited.is_ok(), "waited in vain until {what}: {routes} routes, {seen:?}");
+        assert!(waited.is_ok(), "timeout: {what}: {routes} routes, {seen:?}");
     }
 }
 
@@ -312,20 +312,20 @@ fn routes_addresses_and_neighbours_are_followed() {
         namespace.ip("route add 203.0.113.0/24 dev other");
         following(async |mut follower| {
             let here = ["192.0.2.2", "2001:db8::2"].map(|a| a.parse::<IpAddr>().unwrap());
-            follower.until("addresses are known", |n| here.iter().all(|a| n.addresses.contains(a))).await;
+            follower.until("the addresses are known", |n| here.iter().all(|a| n.addresses.contains(a))).await;
             for route in [route("0.0.0.0/0", Some("192.0.2.1")), route("192.0.2.0/24", None), route("2001:db8::/64", None)] {
                 assert!(follower.seen.borrow().routes.contains(&route), "{route:?}");
             }
-            assert_eq!(follower.seen.borrow().routes.len(), 3, "nothing by a foreign interface: {:?}", follower.seen.borrow());
+            assert_eq!(follower.seen.borrow().routes.len(), 3, "no routes of other interfaces: {:?}", follower.seen.borrow());
             let new = [route("198.51.100.0/24", Some("192.0.2.7")), route("2001:db8:7::/48", Some("2001:db8::7"))];
             namespace.ip("route add 198.51.100.0/24 via 192.0.2.7");
             namespace.ip("route add 2001:db8:7::/48 via 2001:db8::7");
-            follower.until("new routes are there", |n| new.iter().all(|r| n.routes.contains(r))).await;
+            follower.until("the new routes are known", |n| new.iter().all(|r| n.routes.contains(r))).await;
             namespace.ip("route replace 198.51.100.0/24 via 192.0.2.8");
-            follower.until("it is replaced", |n| n.routes.contains(&route("198.51.100.0/24", Some("192.0.2.8")))).await;
+            follower.until("the route is replaced", |n| n.routes.contains(&route("198.51.100.0/24", Some("192.0.2.8")))).await;
             namespace.ip("route del 198.51.100.0/24");
             namespace.ip("route del 2001:db8:7::/48");
-            follower.until("they are gone", |n| n.routes.len() == 3).await;
+            follower.until("the routes are gone", |n| n.routes.len() == 3).await;
             for mac in ["02:00:00:00:00:01", "02:00:00:00:00:02"] {
                 namespace.ip(&format!("neigh replace 192.0.2.1 dev uplink lladdr {mac} nud permanent"));
                 follower.until(mac, |n| n.neighbours.iter().any(|n| n.mac.to_string() == mac)).await;
@@ -337,15 +337,15 @@ fn routes_addresses_and_neighbours_are_followed() {
     });
 }
 
-/// The records of an MLDv2 report (RFC 3810 section 5.2), each a type and a group, if the frame is one that is valid.
+/// The records (type and group) of an MLDv2 report (RFC 3810 section 5.2); empty if the frame is no report.
 fn mld_report(frame: &[u8]) -> Vec<(u8, Ipv6Addr)> {
     let is_ipv6 = frame.get(12..14) == Some(&[0x86, 0xdd]);
-    // Behind IPv6's header the hop-by-hop option "router alert", and then ICMPv6, type 143.
+    // The IPv6 header, the hop-by-hop option "router alert", then ICMPv6 type 143.
     if !is_ipv6 || frame[20] != 0 || frame[54] != 58 || frame[62] != 143 {
         return Vec::new();
     }
     assert_eq!(frame[38..54], Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16).octets(), "to all MLDv2 routers");
-    assert_eq!((frame[21], &frame[6..12]), (1, &TWIN_MAC.0[..]), "by the port, and no further");
+    assert_eq!((frame[21], &frame[6..12]), (1, &TWIN_MAC.0[..]), "hop limit 1, from the port's MAC address");
     let records = frame[70..].chunks_exact(20).take(u16::from_be_bytes([frame[68], frame[69]]).into());
     records.map(|record| (record[0], Ipv6Addr::from(<[u8; 16]>::try_from(&record[4..20]).unwrap()))).collect()
 }
@@ -363,7 +363,7 @@ fn mld_query() -> Vec<u8> {
 }
 
 #[test]
-fn membership_of_the_groups_of_ipv6_vips_is_reported_on_request_and_while_they_are_answered_for() {
+fn membership_in_the_groups_of_ipv6_vips_is_reported_by_mld() {
     const TEST: &str = "membership of the groups of ipv6 vips is reported";
     // Record types of RFC 3810 section 5.2.12.
     const IS_EXCLUDE: u8 = 2;
@@ -402,10 +402,10 @@ fn membership_of_the_groups_of_ipv6_vips_is_reported_on_request_and_while_they_a
             expect("a group without addresses is left", TO_INCLUDE, &both[..1]).await;
             namespace.ip("link set uplink down");
             namespace.ip("link set uplink up");
-            expect("after the interface was down the group is reported again", TO_EXCLUDE, &both[1..]).await;
+            expect("the group is reported again after the interface was down", TO_EXCLUDE, &both[1..]).await;
         })
         .await;
-        expect("the last group goes with the follower", TO_INCLUDE, &["ff02::1:ff01:200"]).await;
+        expect("the last group is left when the follower stops", TO_INCLUDE, &["ff02::1:ff01:200"]).await;
     });
 }
 
@@ -430,16 +430,16 @@ fn vlan_devices_above_the_twin_are_followed() {
             let link = Link::new(PortIndex(0), Vlan::NONE.with(TagKind::Customer, 100).unwrap());
             follower.until("the device is a link", |n| n.vlans.iter().any(|vlan| vlan.link == link)).await;
             let on_link = Route { link, ..route("192.0.2.0/24", None) };
-            follower.until("its route is by the link", |n| n.routes.contains(&on_link)).await;
+            follower.until("its route uses the link", |n| n.routes.contains(&on_link)).await;
             namespace.ip("link del uplink.100");
-            follower.until("it is gone", |n| n.vlans.is_empty() && n.routes.is_empty()).await;
+            follower.until("the device is gone", |n| n.vlans.is_empty() && n.routes.is_empty()).await;
         })
         .await;
     });
 }
 
 #[test]
-fn ipv4_routes_go_and_come_with_the_interface() {
+fn ipv4_routes_disappear_and_return_with_the_interface() {
     if !may_make_namespaces("ipv4 routes go and come with the interface") {
         return;
     }
@@ -447,20 +447,20 @@ fn ipv4_routes_go_and_come_with_the_interface() {
     namespace.enter(async || {
         let _twin = Twin::open(&config(&["192.0.2.2/24"])).await;
         following(async |mut follower| {
-            follower.until("the route is there", |n| n.routes == [route("192.0.2.0/24", None)]).await;
+            follower.until("the route is known", |n| n.routes == [route("192.0.2.0/24", None)]).await;
             namespace.ip("link set uplink down");
-            follower.until("Linux removed it without a message", |n| n.routes.is_empty()).await;
+            follower.until("the route is gone, although Linux sends no message", |n| n.routes.is_empty()).await;
             namespace.ip("link set uplink up");
-            follower.until("it is back", |n| n.routes == [route("192.0.2.0/24", None)]).await;
+            follower.until("the route is back", |n| n.routes == [route("192.0.2.0/24", None)]).await;
             namespace.ip("link del uplink");
-            follower.until("all is gone", |n| *n == Network::default()).await;
+            follower.until("everything is gone", |n| *n == Network::default()).await;
         })
         .await;
     });
 }
 
 #[test]
-fn several_next_hops_and_next_hop_objects_leave_what_linux_has() {
+fn routes_with_several_next_hops_and_next_hop_objects_match_those_of_linux() {
     if !may_make_namespaces("several next hops and next hop objects leave what linux has") {
         return;
     }
@@ -499,7 +499,7 @@ fn several_next_hops_and_next_hop_objects_leave_what_linux_has() {
 }
 
 #[test]
-fn a_storm_of_changes_ends_in_what_linux_holds() {
+fn a_burst_of_changes_ends_in_the_routes_of_linux() {
     if !may_make_namespaces("a storm of changes ends in what linux holds") {
         return;
     }
@@ -510,7 +510,7 @@ fn a_storm_of_changes_ends_in_what_linux_holds() {
             let line = |n: u32, what: &str| {
                 format!("route {what} 10.{}.{}.{}/32 via 192.0.2.{}", n >> 16, n >> 8 & 255, n & 255, n % 3 + 5)
             };
-            // Far more than the receive buffer holds while nobody reads: the runtime stands still meanwhile.
+            // Far more messages than the receive buffer holds. The runtime is blocked meanwhile, so nothing reads them.
             let all: Vec<String> =
                 (0..100_000).map(|n| line(n, "add")).chain((0..100_000).step_by(2).map(|n| line(n, "del"))).collect();
             let mut batch = tempfile::NamedTempFile::new().unwrap();
@@ -523,7 +523,7 @@ fn a_storm_of_changes_ends_in_what_linux_holds() {
 }
 
 #[test]
-fn next_hops_in_use_are_managed_and_released_and_a_permanent_entry_is_left_alone() {
+fn next_hops_in_use_are_managed_and_released_and_a_permanent_entry_is_not_changed() {
     if !may_make_namespaces("next hops in use are managed and released and a permanent entry is left alone") {
         return;
     }
@@ -535,21 +535,26 @@ fn next_hops_in_use_are_managed_and_released_and_a_permanent_entry_is_left_alone
             let key = |n: u8| (Link::from(PortIndex(0)), IpAddr::from([192, 0, 2, n]));
             follower.next_hops.send_replace(BTreeSet::from([key(1), key(5)]));
             let neighbour = |address: &str| namespace.ip(&format!("-d neigh show {address} dev uplink"));
-            until("the router is managed", || neighbour("192.0.2.1").contains("managed")).await;
-            twin.expect("Linux asks for it", |f| f[12..14] == [8, 6] && f[20..22] == [0, 1] && f[38..42] == [192, 0, 2, 1]).await;
+            until("the entry of the router is managed", || neighbour("192.0.2.1").contains("managed")).await;
+            twin.expect("Linux sends an ARP request for it", |f| {
+                f[12..14] == [8, 6] && f[20..22] == [0, 1] && f[38..42] == [192, 0, 2, 1]
+            })
+            .await;
             twin.send(arp(2, [192, 0, 2, 1], [192, 0, 2, 2]));
-            follower.until("its MAC is known", |n| n.neighbours.iter().any(|n| n.address == key(1).1 && n.mac == PEER_MAC)).await;
+            follower
+                .until("its MAC address is known", |n| n.neighbours.iter().any(|n| n.address == key(1).1 && n.mac == PEER_MAC))
+                .await;
             assert!(neighbour("192.0.2.5").contains("PERMANENT"));
             follower.next_hops.send_replace(BTreeSet::new());
-            until("it is released", || !neighbour("192.0.2.1").contains("managed")).await;
-            assert!(neighbour("192.0.2.1").contains("lladdr 02:00:00:00:bb:09"), "flows that still use it keep its address");
+            until("the entry is released", || !neighbour("192.0.2.1").contains("managed")).await;
+            assert!(neighbour("192.0.2.1").contains("lladdr 02:00:00:00:bb:09"), "existing flows keep using the address");
         })
         .await;
     });
 }
 
 #[test]
-fn a_client_that_a_worker_waits_for_is_asked_for_once() {
+fn a_client_that_a_worker_waits_for_is_resolved_once() {
     if !may_make_namespaces("a client that a worker waits for is asked for once") {
         return;
     }
@@ -562,7 +567,7 @@ fn a_client_that_a_worker_waits_for_is_asked_for_once() {
             for _ in 0..100 {
                 follower.requests.push((PortIndex(0).into(), client)).unwrap();
             }
-            twin.expect("Linux asks", |f| f[12..14] == [8, 6] && f[38..42] == [192, 0, 2, 50]).await;
+            twin.expect("Linux sends an ARP request", |f| f[12..14] == [8, 6] && f[38..42] == [192, 0, 2, 50]).await;
             twin.send(arp(2, [192, 0, 2, 50], [192, 0, 2, 2]));
             follower
                 .until("the client is known", |n| n.neighbours.iter().any(|n| n.address == client && n.mac == PEER_MAC))
@@ -573,7 +578,7 @@ fn a_client_that_a_worker_waits_for_is_asked_for_once() {
     });
 }
 
-/// A veth pair: `inside` in a namespace prepared for af_packet, its other end in a namespace of a client.
+/// A veth pair: `inside` in the namespace of a gateway, its other end in the namespace of a client.
 fn veth(test: &str) -> (Namespace, Namespace) {
     let (gateway, client) = (Namespace::new(&format!("{test}-a")), Namespace::new(&format!("{test}-b")));
     gateway.ip(&format!("link add inside type veth peer name outside netns {}", client.name));
@@ -594,7 +599,7 @@ fn state(namespace: &Namespace) -> [String; 4] {
 }
 
 #[test]
-fn linux_is_kept_off_an_af_packet_interface_and_given_it_back() {
+fn an_af_packet_interface_is_hidden_from_linux_and_restored() {
     if !may_make_namespaces("linux is kept off an af packet interface and given it back") {
         return;
     }
@@ -615,7 +620,7 @@ fn linux_is_kept_off_an_af_packet_interface_and_given_it_back() {
 }
 
 #[test]
-fn what_a_killed_gateway_left_is_taken_over_and_undone() {
+fn the_changes_of_a_killed_gateway_are_taken_over_and_undone() {
     if !may_make_namespaces("what a killed gateway left is taken over and undone") {
         return;
     }
@@ -638,7 +643,7 @@ fn what_a_killed_gateway_left_is_taken_over_and_undone() {
 }
 
 #[test]
-fn a_missing_interface_is_named() {
+fn a_missing_interface_is_reported_by_name() {
     if !may_make_namespaces("a missing interface is named") {
         return;
     }

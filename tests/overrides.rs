@@ -1,5 +1,5 @@
-//! What operators set by hand, down to packets: a drained backend keeps its connections and gets no new ones, a weight
-//! shifts the new ones, and both can be taken back.
+//! Manual overrides, from the admin API to packets. A drained backend keeps its connections and gets no new ones; a
+//! weight moves new connections; both can be reverted.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -13,7 +13,7 @@ use proto::v1::{DrainRequest, ListBackendsRequest, SetWeightRequest, UndrainRequ
 const ADDRESS: &str = "192.0.2.100:80";
 const BY: &str = "test";
 
-/// What the gateway says of a backend: its state and weight.
+/// State and weight of a backend, as the gateway reports them.
 fn backend(edge: &Edge, address: &str) -> Option<(String, u32)> {
     let answer = edge.admin(async |mut client| client.list_backends(ListBackendsRequest {}).await.ok())?.into_inner();
     let found = answer.backends.into_iter().find(|backend| backend.service == "demo/web" && backend.address == address)?;
@@ -26,13 +26,13 @@ fn becomes(edge: &Edge, address: &str, state: &str, weight: u32) {
     });
 }
 
-/// Who takes 40 new connections.
+/// The servers of 40 new connections.
 fn takers(edge: &Edge) -> BTreeSet<String> {
     (0..40).map(|n| edge.connect(ADDRESS).unwrap_or_else(|| panic!("connection {n}")).server.clone()).collect()
 }
 
 #[test]
-fn a_drained_backend_keeps_its_connections_and_a_weight_of_nought_takes_no_new_ones() {
+fn a_drained_backend_keeps_its_connections_and_a_backend_of_weight_0_gets_no_new_ones() {
     if !may_run("drains and weights by hand") {
         return;
     }

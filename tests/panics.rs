@@ -1,4 +1,5 @@
-//! A panic in a task of the agent is nobody's but its own: packets go on, and the task's work is taken up again.
+//! A panic in a task of the agent affects only that task: workers keep forwarding, and the supervisor restarts the
+//! task.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -24,16 +25,16 @@ use sluice::workers::{self, Turn};
 use tokio::sync::{Mutex, watch};
 use tokio_util::sync::CancellationToken;
 
-/// How often the task panics before it works.
+/// Number of panics before the task works.
 const PANICS: u64 = 3;
-/// How often a task panics beside a pinned worker.
+/// Number of panics of a task beside a pinned worker.
 const PANICS_UNDER_LOAD: u64 = 20;
 /// Packets between two panics.
 const PACKETS: u64 = 10_000;
 /// Frames that arrive for each poll.
 const ARRIVING: usize = 32;
 
-/// The tables of the rig, for the task that makes its snapshots from now on.
+/// Takes the compiler and publisher out of the rig, for the task that publishes snapshots instead.
 fn take_tables(rig: &mut Rig) -> Tables {
     let other = Compiler::new(rig::config(1));
     let (publisher, _) = Publisher::new(other.initial(), 1);
@@ -45,7 +46,7 @@ fn syn(n: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_task_that_panics_loses_no_packet_and_is_heard_again_afterwards() {
+fn a_task_that_panics_loses_no_packet_and_publishes_again_after_its_restart() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let _entered = runtime.enter();
     let mut rig = Rig::new();
@@ -78,7 +79,7 @@ fn a_task_that_panics_loses_no_packet_and_is_heard_again_afterwards() {
         async move {
             if run < PANICS {
                 let _tables = tables.lock().await;
-                panic!("in run {run}, with the tables in its hands");
+                panic!("in run {run}, while it holds the lock of the tables");
             }
             compile_loop::run(tables, inputs, outputs).await
         }
@@ -107,7 +108,7 @@ fn a_task_that_panics_loses_no_packet_and_is_heard_again_afterwards() {
     runtime.block_on(supervisor.finished());
 }
 
-/// What goes in and comes out, counted outside the engine.
+/// Packets in and out, counted outside the engine.
 #[derive(Debug, Default)]
 struct Traffic {
     stopped: AtomicBool,
@@ -145,17 +146,17 @@ fn body(mut rig: Rig, traffic: Arc<Traffic>) -> impl FnMut(Turn) -> usize + Send
     }
 }
 
-/// Gives other threads the processor until the worker has forwarded `packets` more.
+/// Yields until the worker has forwarded `packets` more.
 async fn forwards(traffic: &Traffic, packets: u64) {
     let (start, before) = (Instant::now(), traffic.forwarded());
     while traffic.forwarded() < before + packets {
-        assert!(start.elapsed() < Duration::from_secs(120), "the worker forwards no more");
+        assert!(start.elapsed() < Duration::from_secs(120), "the worker stopped forwarding");
         std::thread::yield_now();
         tokio::task::yield_now().await;
     }
 }
 
-// Time is paused, so that the supervisor's growing waits take none; the worker's clock is its own.
+// Tokio's time is paused, so that the supervisor's backoff takes no time. The worker has its own clock.
 #[tokio::test(start_paused = true)]
 async fn a_task_that_panics_twenty_times_loses_no_packet() {
     let (rig, traffic) = (Rig::new(), Arc::new(Traffic::default()));
@@ -190,7 +191,7 @@ async fn a_task_that_panics_twenty_times_loses_no_packet() {
     assert_eq!(
         forwarded,
         sent,
-        "every packet left; drops: {:?}",
+        "a packet was lost; drops: {:?}",
         DropReason::ALL.iter().map(|r| counters.drops(*r).get()).sum::<u64>()
     );
     let account = counters.account();

@@ -1,5 +1,4 @@
-//! Ports whose devices come late, go and come back, and whose links flap, and routes by several routers, under a gateway that
-//! runs on.
+//! Hotplug, link flaps, deleted twins, bonds, and multipath routes, while the gateway keeps running.
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
@@ -24,7 +23,7 @@ fn carrier(edge: &Edge, twin: &str) -> String {
     String::from_utf8_lossy(&shown.stdout).trim().to_owned()
 }
 
-/// A device goes when its interface has another name, and comes when it has its own again.
+/// Renames an interface. Its device disappears under another name, and reappears under the configured one.
 fn rename(edge: &Edge, from: &str, to: &str) {
     edge.script(&format!(
         "set -e; in_ns gw ip link set {from} down; in_ns gw ip link set {from} name {to}; in_ns gw ip link set {to} up"
@@ -32,7 +31,7 @@ fn rename(edge: &Edge, from: &str, to: &str) {
 }
 
 #[test]
-fn a_device_that_comes_late_or_goes_and_comes_back_serves_without_a_restart() {
+fn a_device_that_appears_late_or_reappears_is_used_without_a_restart() {
     if !may_run("ports that come and go") {
         return;
     }
@@ -43,8 +42,8 @@ fn a_device_that_comes_late_or_goes_and_comes_back_serves_without_a_restart() {
     edge.start();
     until_link(&edge, "uplink", "up");
     until_link(&edge, "cluster", "absent");
-    assert_eq!(carrier(&edge, "cluster"), "0", "the twin is there, without carrier");
-    until("the health of backends that cannot be reached", || edge.healthy("demo/web").filter(|healthy| *healthy == 0));
+    assert_eq!(carrier(&edge, "cluster"), "0", "the twin exists, without carrier");
+    until("unreachable backends are unhealthy", || edge.healthy("demo/web").filter(|healthy| *healthy == 0));
 
     for round in 0..2 {
         rename(&edge, "elsewhere0", "cluster0");
@@ -61,11 +60,11 @@ fn a_device_that_comes_late_or_goes_and_comes_back_serves_without_a_restart() {
     edge.assert_account();
     assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
     let filters = edge.run("gw", &["tc", "filter", "show", "dev", "cluster0", "ingress"]);
-    assert!(filters.stdout.is_empty(), "what came late is given back, too");
+    assert!(filters.stdout.is_empty(), "the filter of the late device is removed, too");
 }
 
 #[test]
-fn a_link_that_flaps_takes_the_twins_carrier_along_and_traffic_goes_on() {
+fn the_carrier_of_the_twin_follows_a_flapping_link_and_traffic_resumes() {
     if !may_run("a link that flaps") {
         return;
     }
@@ -88,7 +87,7 @@ fn a_link_that_flaps_takes_the_twins_carrier_along_and_traffic_goes_on() {
 }
 
 #[test]
-fn a_twin_that_is_deleted_is_made_again_and_the_other_port_is_attended_to_meanwhile() {
+fn a_deleted_twin_is_recreated_and_the_other_port_is_supervised_meanwhile() {
     if !may_run("a deleted twin") {
         return;
     }
@@ -104,11 +103,11 @@ fn a_twin_that_is_deleted_is_made_again_and_the_other_port_is_attended_to_meanwh
         until("the carrier", || (carrier(&edge, "uplink") == "1").then_some(()));
     }
 
-    // Another interface in its place, which is nobody's to take.
-    // The gateway may make its twin again between the two commands; then they are repeated.
+    // Replace the twin by an interface that the gateway must not take.
+    // The gateway may recreate its twin between the two commands; then they are repeated.
     let replace = "in_ns gw ip link del uplink 2>&1; in_ns gw ip link add uplink type bridge 2>&1 && echo replaced || true";
-    until("the bridge stands there", || edge.script(replace).contains("replaced").then_some(()));
-    until("it is said", || edge.log().contains("interface uplink exists and was not made by sluice").then_some(()));
+    until("the bridge exists", || edge.script(replace).contains("replaced").then_some(()));
+    until("the conflict is logged", || edge.log().contains("interface uplink exists and was not made by sluice").then_some(()));
     edge.script("in_ns gw ip link set cluster0 down");
     until_link(&edge, "cluster", "down");
     until("no carrier", || (carrier(&edge, "cluster") == "0").then_some(()));
@@ -121,21 +120,21 @@ fn a_twin_that_is_deleted_is_made_again_and_the_other_port_is_attended_to_meanwh
     assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
 }
 
-/// Frames that a router got from the link of the gateway.
+/// Number of frames that a router received on its link to the gateway.
 fn routed_by(edge: &Edge, router: &str) -> u64 {
     let shown = edge.run(router, &["cat", "/sys/class/net/eth0/statistics/rx_packets"]);
     String::from_utf8_lossy(&shown.stdout).trim().parse().unwrap()
 }
 
 #[test]
-fn replies_spread_over_two_routers_and_go_on_by_one_when_the_other_is_gone() {
+fn replies_spread_over_two_routers_and_use_one_when_the_other_is_gone() {
     if !may_run("a multipath route by two routers") {
         return;
     }
     let mut edge = Edge::new("ecmp");
     edge.manifests_of_the_demo();
     edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
-    // The client moves behind two routers; the switch between them and the gateway takes its place.
+    // Move the client behind two routers. A switch takes its place between them and the gateway.
     edge.script(
         "set -e
          for ns in r1 r2 far; do ip netns add $id-$ns; in_ns $ns ip link set lo up; done
@@ -161,16 +160,16 @@ fn replies_spread_over_two_routers_and_go_on_by_one_when_the_other_is_gone() {
         output.status.success()
     };
     until("an answer", || ask(0).then_some(()));
-    // Requests come by the first router; what the second one gets from the link is replies, of about half of the flows once
-    // its Ethernet address is known.
-    until("replies go by the second router, too", || {
+    // Requests arrive through the first router. The second receives only replies, of about half of the flows once its
+    // Ethernet address is known.
+    until("the second router carries replies, too", || {
         let before = routed_by(&edge, "r2");
         for n in 0..40 {
             assert!(ask(n), "request {n}: {:?}", edge.drops());
         }
         (routed_by(&edge, "r2") - before >= 20).then_some(())
     });
-    // Linux itself takes most of a minute to find out; without its entry it asks at once, in vain.
+    // Linux takes most of a minute to notice. Without the entry it sends an ARP request at once, which fails.
     edge.script("set -e; in_ns r2 ip link set eth0 down; in_ns gw ip neigh del 192.0.2.62 dev uplink");
     until("the first router alone carries all", || (0..20).all(ask).then_some(()));
     edge.assert_account();
@@ -178,7 +177,7 @@ fn replies_spread_over_two_routers_and_go_on_by_one_when_the_other_is_gone() {
 }
 
 #[test]
-fn a_bond_goes_on_by_its_other_member_when_the_active_one_loses_its_link() {
+fn a_bond_switches_to_its_other_member_when_the_active_one_loses_its_link() {
     if !may_run("a bond of two taps") {
         return;
     }
@@ -191,7 +190,8 @@ fn a_bond_goes_on_by_its_other_member_when_the_active_one_loses_its_link() {
     );
     edge.spawn();
     until("the taps", || edge.run("gw", &["ip", "link", "show", "dtap2"]).status.success().then_some(()));
-    // The driver gives the tap of the active member the bond's Ethernet address, which the bridge would keep for itself.
+    // The driver gives the tap of the active member the bond's MAC address. The bridge would treat frames for it as its
+    // own.
     let others = "set -e; for n in 1 2; do in_ns gw ip link set dtap$n address 02:00:00:00:dd:0$n; done";
     until("the gateway serves", || edge.status().filter(|s| s.ready));
     edge.script(&format!("{others}; for n in 1 2; do in_ns gw ip link set dtap$n master br0; done"));
@@ -203,9 +203,9 @@ fn a_bond_goes_on_by_its_other_member_when_the_active_one_loses_its_link() {
         edge.script(&format!("in_ns gw ip link set {up} up"));
         let start = Instant::now();
         edge.script(&format!("in_ns gw ip link set {down} down"));
-        until("the other member", || (edge.log().matches("another active member").count() == round + 1).then_some(()));
+        until("the other member is active", || (edge.log().matches("another active member").count() == round + 1).then_some(()));
         edge.script(others);
-        until("an answer by the other member", || edge.curl(VIP));
+        until("an answer through the other member", || edge.curl(VIP));
         println!("{up} took over after {:?}", start.elapsed());
         assert_eq!(link(&edge, "uplink").as_deref(), Some("up"), "the bond has a link");
         edge.all_answer(VIP);
@@ -223,7 +223,7 @@ fn a_bond_goes_on_by_its_other_member_when_the_active_one_loses_its_link() {
 }
 
 #[test]
-fn an_802_3ad_bond_agrees_with_its_partner_and_goes_on_by_the_member_that_is_left() {
+fn an_802_3ad_bond_negotiates_with_its_partner_and_keeps_working_with_one_member() {
     if !may_run("a bond of two taps with a partner") {
         return;
     }
@@ -235,7 +235,7 @@ fn an_802_3ad_bond_agrees_with_its_partner_and_goes_on_by_the_member_that_is_lef
         "set -e; in_ns gw ip link add br0 type bridge; in_ns gw ip link set br0 up; in_ns gw ip link set uplink0 master br0",
     );
     edge.start();
-    // The driver gives the taps the bond's Ethernet address, which the bridge would keep for itself.
+    // The driver gives the taps the bond's MAC address. The bridge would treat frames for it as its own.
     let others = "set -e; for n in 1 2; do in_ns gw ip link set dtap$n address 02:00:00:00:dd:0$n; done";
     edge.script(&format!("{others}; for n in 1 2; do in_ns gw ip link set dtap$n master br0; done"));
     let mut partner = edge.helper("gw", "lacp.py", &["dtap1", "dtap2"]);
@@ -246,7 +246,7 @@ fn an_802_3ad_bond_agrees_with_its_partner_and_goes_on_by_the_member_that_is_lef
     until("an answer", || edge.curl(VIP));
     edge.all_answer(VIP);
     edge.script("in_ns gw ip link set dtap1 down");
-    until("an answer by the other member", || {
+    until("an answer through the other member", || {
         edge.script(others);
         edge.curl(VIP)
     });

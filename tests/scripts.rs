@@ -1,4 +1,4 @@
-//! Scripts, configurations and the Vagrantfile of the repository: looked at by the programs that read them.
+//! Scripts, configurations and the Vagrantfile of the repository, checked by the programs that read them.
 
 #![allow(clippy::unwrap_used)]
 
@@ -62,37 +62,37 @@ fn the_first_configuration_of_the_readme_is_accepted() {
 }
 
 #[test]
-fn command_lines_in_documents_are_taken_by_sluiced() {
+fn command_lines_in_documents_are_accepted_by_sluiced() {
     let mut seen = 0;
     for page in pages::pages(root()) {
         for arguments in page.commands("sluiced") {
             seen += 1;
-            // Says so without doing anything.
+            // With `--help` it checks the arguments and does nothing.
             let output = Command::new(env!("CARGO_BIN_EXE_sluiced")).args(&arguments).arg("--help").output().unwrap();
             assert!(output.status.success(), "{}: {arguments:?}: {}", page.name(), text(&output));
         }
     }
-    assert!(seen > 10, "only {seen} were found");
+    assert!(seen > 10, "only {seen} command lines found");
 }
 
 #[test]
-fn units_of_systemd_start_again_for_as_long_as_it_takes_and_leave_time_for_the_end() {
+fn systemd_units_restart_without_limit_and_allow_time_to_stop() {
     for (file, stop_min_s) in [("deploy/sluiced.service", 20), ("deploy/sluice-controller.service", 10)] {
         let text = fs::read_to_string(root().join(file)).unwrap();
         let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
         assert_eq!((value("Restart"), value("RestartPreventExitStatus")), (Some("on-failure"), Some("2")), "{file}");
-        // systemd's default gives up after five failures in 10 s.
+        // By default systemd gives up after five failures in 10 s.
         assert_eq!(value("StartLimitIntervalSec"), Some("0"), "{file}");
         assert!(text.find("StartLimitIntervalSec") < text.find("[Service]"), "{file}: a key of [Unit]");
-        // `drainOnStop` is 10 s, and the end itself takes a few.
+        // `drainOnStop` is 10 s, and stopping takes a few more.
         let stop_s: u32 = value("TimeoutStopSec").and_then(|text| text.strip_suffix('s')).unwrap().parse().unwrap();
         assert!(stop_s >= stop_min_s, "{file}: {stop_s} s");
     }
 }
 
-/// Text as the kernel writes it: root in a container without the rights that tests of namespaces need, and with them.
+/// `/proc/self/status` of root, without and with the capabilities that tests with namespaces need.
 #[test]
-fn root_without_the_capabilities_of_namespaces_lacks_them_by_name() {
+fn missing_capabilities_of_root_are_reported_by_name() {
     let status = |effective: &str| format!("Name:\ttest\nUid:\t0\t0\t0\t0\nCapPrm:\t000001ffffffffff\nCapEff:\t{effective}\n");
     assert_eq!(lacks(&status("000001ffffffffff")), [""; 0]);
     assert_eq!(lacks(&status("00000000a80425fb")), ["CAP_NET_ADMIN", "CAP_SYS_ADMIN"], "docker's default");

@@ -1,5 +1,5 @@
-//! What clients of a production edge do, by real programs through `sluiced`: look names up, download behind a narrow link,
-//! reach their own VIP from inside, and stay connected while routers move.
+//! Traffic of a production edge, by real programs through `sluiced`: DNS queries, downloads over a link with a small
+//! MTU, hairpin connections, and connections that survive changes of a router.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -12,7 +12,7 @@ use edge::{Edge, REQUEST_S, may_run, until};
 
 const VIP: &str = "http://192.0.2.100/";
 const VIP_V6: &str = "http://[2001:db8::1:0]/";
-/// The VIP of a service that a test makes itself.
+/// VIP of the Service that a test creates.
 const ADDRESS: &str = "192.0.2.110";
 
 fn edge(name: &str) -> Edge {
@@ -21,7 +21,7 @@ fn edge(name: &str) -> Edge {
     edge
 }
 
-/// A Service at [`ADDRESS`] with one port for each of the protocols, all of them to `target` of the demo's servers.
+/// A Service at [`ADDRESS`] with one port for each protocol. All lead to port `target` of the demo's servers.
 fn service(protocols: &[&str], port: u16, target: u16) -> String {
     let ports = |number: u16, key: &str| {
         let one = |p: &&str| format!("{{name: {}, port: {number}, protocol: {p}{key}}}", p.to_lowercase());
@@ -49,7 +49,7 @@ endpoints: [{{addresses: [10.0.0.11]}}, {{addresses: [10.0.0.12]}}, {{addresses:
 }
 
 #[test]
-fn names_are_looked_up_over_udp_and_tcp() {
+fn dns_queries_work_over_udp_and_tcp() {
     if !may_run("dig over UDP and TCP") {
         return;
     }
@@ -72,12 +72,12 @@ fn names_are_looked_up_over_udp_and_tcp() {
 }
 
 #[test]
-fn behind_a_switch_that_snoops_mld_the_vips_of_ipv6_are_found() {
+fn ipv6_vips_are_reachable_behind_a_switch_with_mld_snooping() {
     if !may_run("a switch that snoops MLD") {
         return;
     }
     let mut edge = Edge::new("mld");
-    // The switch asks who listens, and sends what is for a group only to ports from where a membership was reported.
+    // The switch sends MLD queries, and forwards packets for a group only to ports that reported membership.
     edge.script(
         "set -e; ip netns add $id-snoop; in_ns snoop sysctl -qw net.ipv6.conf.default.accept_dad=0
          in_ns snoop ip link add switch type bridge mcast_snooping 1 mcast_querier 1 mcast_query_response_interval 100
@@ -91,7 +91,7 @@ fn behind_a_switch_that_snoops_mld_the_vips_of_ipv6_are_found() {
     edge.manifests_of_the_demo();
     edge.start();
     let memberships = || String::from_utf8_lossy(&edge.run("snoop", &["bridge", "mdb", "show"]).stdout).into_owned();
-    until("the switch knows who listens to the group of the VIP", || {
+    until("the switch knows the membership in the group of the VIP", || {
         memberships().lines().any(|line| line.contains("port gw grp ff02::1:ff01:0 ")).then_some(())
     });
     until("an answer over IPv6", || edge.curl(VIP_V6));
@@ -117,19 +117,19 @@ fn a_server_reaches_its_own_vip() {
         };
         until("the first answer", ask);
         let servers: BTreeSet<_> = (0..60).map(|n| ask().unwrap_or_else(|| panic!("{url}: request {n}"))).collect();
-        assert_eq!(servers.len(), 3, "{url}: itself too: {servers:?}");
+        assert_eq!(servers.len(), 3, "{url}: every server, including itself: {servers:?}");
     }
     edge.assert_account();
 }
 
 #[test]
-fn a_download_passes_a_narrow_link() {
+fn a_download_passes_a_link_with_a_small_mtu() {
     if !may_run("a path MTU of 1,300") {
         return;
     }
     let mut edge = edge("mtu");
     edge.script(". tests/edge/router.sh; make_router 1500");
-    // Only the way between the routers is narrow: the client announces a segment size that does not fit it.
+    // Only the router's end of the link has a small MTU: the client announces a segment size that does not fit it.
     edge.script("in_ns router ip link set inside mtu 1300");
     edge.manifests_of_the_demo();
     let size = 5_000_000;
@@ -148,7 +148,7 @@ fn a_download_passes_a_narrow_link() {
 }
 
 #[test]
-fn two_hundred_connections_follow_the_router_to_another_mac_and_another_address() {
+fn two_hundred_connections_survive_a_new_mac_and_a_new_address_of_the_router() {
     if !may_run("a router that moves") {
         return;
     }
@@ -164,13 +164,13 @@ fn two_hundred_connections_follow_the_router_to_another_mac_and_another_address(
     until("the first connection", || edge.connect(&address));
     let mut connections: Vec<_> = (0..200).map(|n| edge.connect(&address).unwrap_or_else(|| panic!("connection {n}"))).collect();
     let moves = [
-        ("before", "true"),
+        ("before any change", "true"),
         (
-            "the router's MAC changed",
+            "after the router's MAC address changed",
             "in_ns router ip link set outside address 02:00:00:00:0e:01; in_ns router arping -q -A -c 2 -I outside 192.0.2.1",
         ),
         (
-            "the router's address changed",
+            "after the router's IP address changed",
             "in_ns router ip addr add 192.0.2.3/24 dev outside; in_ns router ip addr del 192.0.2.1/24 dev outside
              . tests/edge/router.sh; route_to_router 192.0.2.3 2001:db8::1
              in_ns router ip addr add 192.0.2.3/24 dev outside 2>/dev/null || true",

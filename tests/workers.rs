@@ -1,4 +1,4 @@
-//! Two workers between real programs: flows on both of them, whichever queue the kernel gives their packets to.
+//! Two workers between real programs. Both have flows, whichever queue the kernel chooses for a packet.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use edge::{Edge, may_run, skip, until};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// An iperf3 server behind a VIP: one backend, since its connections belong together.
+/// An iperf3 server behind a VIP. It has one backend because iperf3's connections belong together.
 const IPERF: &str = "apiVersion: v1
 kind: Service
 metadata: {namespace: demo, name: iperf, annotations: {sluice.dev/addresses: 192.0.2.110, sluice.dev/health-check: none}}
@@ -34,7 +34,7 @@ fn may_run_two_workers(test: &str) -> bool {
     cores >= 2 && may_run(test)
 }
 
-/// Connections, streams and datagrams through two workers, over these devices.
+/// Tests HTTP, TCP streams and UDP datagrams through two workers over these devices.
 fn two_workers(name: &str, devices: [&str; 2], steering: &str) {
     let mut edge = Edge::new(name);
     edge.configure_on(&[0, 1], devices[0], devices[1], "");
@@ -62,7 +62,7 @@ fn two_workers(name: &str, devices: [&str; 2], steering: &str) {
     edge.assert_account();
 }
 
-/// Each thread of a process with the cores that it may run on.
+/// Threads of a process, with the cores that each may run on.
 fn threads(pid: rustix::process::Pid) -> Vec<(String, String)> {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())).unwrap();
     let thread = |task: std::fs::DirEntry| {
@@ -74,9 +74,9 @@ fn threads(pid: rustix::process::Pid) -> Vec<(String, String)> {
     tasks.filter_map(|task| thread(task.unwrap())).collect()
 }
 
-/// With `isolcpus=1`, processes start with a mask that lacks core 1; without, with one that has it.
+/// With `isolcpus=1` processes inherit a CPU mask without core 1; otherwise the mask contains it.
 #[test]
-fn the_worker_alone_runs_on_its_core_whether_the_process_was_started_with_it_or_without() {
+fn only_the_worker_runs_on_its_core_whatever_cpu_mask_the_process_inherits() {
     if !may_run_two_workers("a worker on an isolated core") {
         return;
     }
@@ -86,7 +86,7 @@ fn the_worker_alone_runs_on_its_core_whether_the_process_was_started_with_it_or_
     for inherited in [&[0][..], &[0, 1]] {
         let mut mask = CpuSet::new();
         inherited.iter().for_each(|&core| mask.set(core));
-        // Of this thread, which is the test's own, and of what it starts.
+        // Applies to this test's thread and to the processes that it starts.
         sched_setaffinity(None, &mask).unwrap();
         edge.start();
         until("an answer", || edge.curl("http://192.0.2.100/"));
@@ -110,7 +110,7 @@ fn iperf3_through_two_workers_over_af_packet() {
 #[test]
 fn iperf3_through_two_workers_where_a_device_has_one_queue() {
     if may_run_two_workers("iperf3 through two workers where a device has one queue") {
-        // Worker 1 receives and sends nothing itself.
+        // Worker 1 has no queues: it neither receives nor sends.
         let devices = ["net_af_packet0,iface=uplink0,qpairs=1", "net_af_packet1,iface=cluster0,qpairs=1"];
         two_workers("one", devices, "own hash: net_af_packet has 1 receive queues; 1 of 2 workers can transmit");
     }

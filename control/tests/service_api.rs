@@ -1,4 +1,4 @@
-//! The tables of fields in docs/kubernetes.md against the API: a field that Kubernetes adds is one that the page, and with
+//! The tables of fields in docs/reference/service-api.md against the API: a field that Kubernetes adds is one that the page, and with
 //! it sluice, has to say something of.
 
 #![allow(clippy::unwrap_used)]
@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{ServicePort, ServiceSpec};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
 use schemars::{JsonSchema, schema_for};
 
-const PAGE: &str = include_str!("../../docs/kubernetes.md");
+const PAGE: &str = include_str!("../../docs/reference/service-api.md");
 
 /// The names in the first column of the table below `title`.
 fn documented(title: &str) -> BTreeSet<String> {

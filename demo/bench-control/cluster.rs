@@ -1,4 +1,4 @@
-//! The cluster: Services whose statuses are written, and their endpoints; and what of a change is the API server's part.
+//! The cluster: Services with written statuses, and their endpoints. Also measures the API server's share of a change.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -17,17 +17,17 @@ pub struct Cluster<'a> {
     api: &'a ApiServer,
     endpoints_each: usize,
     services: usize,
-    /// What the first Service has in its metadata and status once the controller was at it.
+    /// Metadata and status that the controller wrote to the first Service.
     template: Value,
     changes: u32,
     changed: usize,
-    /// Where Services are sent: `endpoint` or `node`.
+    /// Target of the Services: `endpoint` or `node`.
     target: &'static str,
     nodes: usize,
 }
 
 impl<'a> Cluster<'a> {
-    /// One Service.
+    /// Creates a cluster with one Service.
     pub fn new(api: &'a ApiServer, endpoints_each: usize, target: &'static str) -> Self {
         let template = Value::Null;
         let cluster = Self { api, endpoints_each, services: 1, template, changes: 0, changed: 0, target, nodes: 0 };
@@ -40,7 +40,7 @@ impl<'a> Cluster<'a> {
         cluster
     }
 
-    /// One Node more.
+    /// Creates one more Node.
     pub fn add_node(&mut self) {
         self.nodes += 1;
         let address = Ipv4Addr::from(0xac14_0000 + u32::try_from(self.nodes).unwrap()).to_string();
@@ -48,7 +48,7 @@ impl<'a> Cluster<'a> {
         self.api.create(Kind::Node, json!({"metadata": {"name": format!("node-{:04}", self.nodes)}, "status": status}));
     }
 
-    /// Until the first Service is as the controller leaves it: told an address, and silent for a second after that.
+    /// Waits until the controller has finished the first Service: it has an address, and has not changed for a second.
     pub fn wait_for_status(&mut self) {
         let (namespace, name) = names(0);
         let (mut since, start) = (Instant::now(), Instant::now());
@@ -62,7 +62,7 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    /// All others, each with what the controller wrote of the first.
+    /// Creates all other Services, each with what the controller wrote to the first.
     pub fn fill(&mut self, services: usize) {
         for n in 1..services {
             let mut object = self.api.create(Kind::Service, self.service(n));
@@ -78,7 +78,7 @@ impl<'a> Cluster<'a> {
         self.api.compact();
     }
 
-    /// Gives one endpoint of a Service another address. Neighbours in turn are not neighbours by name.
+    /// Changes the address of one endpoint of a Service. Successive `n` select Services that are far apart by name.
     pub fn change(&mut self, n: usize) {
         let service = n * 7919 % self.services;
         self.changes += 1;
@@ -88,13 +88,13 @@ impl<'a> Cluster<'a> {
         self.api.update(Kind::EndpointSlice, &namespace, &format!("{name}-1"), &patch);
     }
 
-    /// The Service changed last, and the backend that it got.
+    /// The Service that was changed last, and its new backend.
     pub fn last_changed(&self) -> (String, String) {
         let (namespace, name) = names(self.changed);
         (format!("{namespace}/{name}"), format!("{}:8080", Ipv4Addr::from(0x0ac8_0000 + self.changes)))
     }
 
-    /// From a change until somebody who watches has read it: what the API server takes.
+    /// Time from a change until a watcher has read it: the API server's share.
     pub fn watch_lag(&mut self) -> Spread {
         let path = "/apis/discovery.k8s.io/v1/endpointslices?watch=1&resourceVersion=";
         let mut reader = request(self.api, &format!("{path}{}", self.version()));
@@ -164,7 +164,7 @@ fn vip(n: usize) -> Ipv4Addr {
     Ipv4Addr::from(FIRST_VIP + u32::try_from(n).unwrap())
 }
 
-/// How long the API server takes to give all Services and all slices to somebody who reads nothing of them.
+/// Time that the API server takes to send all Services and all slices to a client that does not parse them.
 pub fn list_time(api: &ApiServer) -> Duration {
     let start = Instant::now();
     for path in ["/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices"] {
@@ -183,7 +183,7 @@ fn request(api: &ApiServer, path: &str) -> BufReader<TcpStream> {
     BufReader::new(stream)
 }
 
-/// The length of the body, if it is said.
+/// Skips the head of a response; returns the length of the body if the head contains it.
 fn skip_head(reader: &mut impl BufRead) -> Option<usize> {
     let mut length = None;
     loop {

@@ -1,5 +1,5 @@
-//! A gateway as a controller sees one, without tables: it takes what it is given, acknowledges it, and reports what it is
-//! told to.
+//! A gateway as the controller sees it, without tables: it receives state, acknowledges it, and sends the reports that
+//! the benchmark asks for.
 
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -12,11 +12,11 @@ use proto::v1::{Hello, Report, ServiceHealth, WatchRequest};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// A change, all parts of it.
+/// A complete change, with all its parts.
 pub struct Change {
     pub at: Instant,
     pub bytes: usize,
-    /// The Services that it brings.
+    /// The Services that it contains.
     pub services: Vec<String>,
 }
 
@@ -27,7 +27,7 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// Dials until the controller leads and takes it.
+    /// Connects until the controller leads and accepts the stream.
     pub fn start(socket: &Path) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let url = format!("unix:{}", socket.display());
@@ -49,12 +49,12 @@ impl Gateway {
         self.requests.blocking_send(WatchRequest { message: Some(Message::Report(report)) }).unwrap();
     }
 
-    /// The next change.
+    /// Waits for the next change.
     pub fn next(&self) -> Change {
         self.changes.recv_timeout(Duration::from_secs(300)).expect("a change within 300 s")
     }
 
-    /// Takes what came, until nothing did for this long.
+    /// Discards changes until none has arrived for this long.
     pub fn settle(&self, silence: Duration) {
         while self.changes.recv_timeout(silence).is_ok() {}
     }

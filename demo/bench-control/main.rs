@@ -1,9 +1,9 @@
-//! How long a change of the cluster takes until every worker forwards by it, how long the first state takes, and what
-//! controller and gateway need for it: a test API server in this process, and the programs `sluice-controller` and `sluiced`
-//! beside it, whose workers poll ports at which nothing arrives.
+//! Measures the time until every worker forwards by a change of the cluster, the time of the first sync, and the CPU
+//! time and memory of controller and gateway. A test API server runs in this process; `sluice-controller` and `sluiced`
+//! run beside it, and their workers poll ports without traffic.
 //!
-//! When a generation is reached is what the gateway says of it, which is what it acknowledges to the controller, taken from
-//! its log the moment it is written. Deliberately not here: packets (`sluiced bench`), and probes (no backend exists).
+//! A generation counts as reached when the gateway logs it, which is when it acknowledges it to the controller.
+//! Deliberately not here: packets (`sluiced bench`), and probes (no backend exists).
 
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -23,29 +23,29 @@ use programs::Programs;
 use proto::v1::ServiceHealth;
 use report::{Nodes, Report, Spread};
 
-/// Between two single changes: each comes after a silence, as [`Cluster::change`] of a few services a second does.
+/// Pause between two single changes, so that each change is handled alone.
 const PAUSE: Duration = Duration::from_millis(10);
-/// After which nothing more is expected of a swarm.
+/// After this silence a batch of changes counts as complete.
 const SILENCE: Duration = Duration::from_millis(500);
-/// Reports of one Service, and Nodes that come, whose cost is measured.
+/// Number of reports of one Service, and of new Nodes, whose cost is measured.
 const REPORTS: u32 = 200;
 const NODES_MORE: u32 = 100;
-/// CPU time at rest is taken over this time.
+/// Time over which CPU time at rest is measured.
 const REST: Duration = Duration::from_secs(5);
 
-/// What is measured, and what must hold.
+/// What is measured, and whether the limits are checked.
 struct Options {
     services: usize,
     endpoints_each: usize,
     changes: usize,
-    /// In the cluster whose Services are sent to nodes, and how many Services that are.
+    /// Number of Nodes, and of Services with target `node`, in the second cluster.
     nodes: usize,
     services_to_nodes: usize,
     check: bool,
 }
 
 impl Options {
-    /// `cargo bench` gives `--bench`, too.
+    /// Reads the arguments; `cargo bench` adds `--bench`.
     fn read() -> Self {
         let check = std::env::args().any(|word| word == "--check");
         let number = |name: &str, default| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default);
@@ -61,7 +61,7 @@ impl Options {
     }
 }
 
-/// CPU time of the controller for a report of one Service, and for a Node that comes.
+/// CPU time of the controller for a report of one Service, and for a new Node.
 fn costs(programs: &Programs, cluster: &mut Cluster<'_>, services: usize) -> (Duration, Duration) {
     let gateway = Gateway::start(&programs.socket());
     let health = |n: usize, backends: u32| {
@@ -74,7 +74,7 @@ fn costs(programs: &Programs, cluster: &mut Cluster<'_>, services: usize) -> (Du
     (report, programs.controller_time(NODES_MORE, |_| cluster.add_node()))
 }
 
-/// The controller alone, with Services that are sent to every node.
+/// Measures the controller alone, with Services of target `node`.
 fn to_nodes(runtime: &tokio::runtime::Runtime, options: &Options) -> Nodes {
     let api = runtime.block_on(ApiServer::start());
     let mut cluster = Cluster::new(&api, 1, "node");
@@ -110,7 +110,7 @@ fn main() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let api = runtime.block_on(ApiServer::start());
     let mut cluster = Cluster::new(&api, options.endpoints_each, "endpoint");
-    // What the controller leaves of one Service is what all have from before: a cluster whose statuses are written.
+    // All Services get what the controller wrote to the first: a cluster whose statuses are already written.
     let mut first = Programs::start(&api);
     first.wait_for_generation(0, Duration::from_secs(30));
     cluster.wait_for_status();
@@ -155,7 +155,7 @@ fn main() {
         first_sync,
         watch_lag,
         change: Spread::of(times),
-        at_once: swarm.expect("the swarm arrives"),
+        at_once: swarm.expect("the changes arrive"),
         at_once_written: written,
         changes: options.changes,
         memory,

@@ -1,4 +1,4 @@
-//! The two programs, and what their logs and the kernel say of them.
+//! The two programs, their logs, and their figures from `/proc`.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -14,7 +14,8 @@ use serde_json::Value;
 use crate::api_server::ApiServer;
 use crate::{PAUSE, SILENCE};
 
-/// Ports at which nothing arrives, 200 nodes with their own pod addresses behind the second, and a worker that polls.
+/// A gateway with ports without traffic. Its routes lead to 200 nodes with their own pod prefixes behind the second
+/// port.
 const GATEWAY: &str = "\
 name: bench
 ports:
@@ -34,9 +35,9 @@ pools: [{name: default, addresses: [100.64.1.0-100.64.255.0]}]
 logs: {format: json}
 ";
 
-/// What a line of a log says.
+/// A log line that the benchmark uses.
 enum Said {
-    /// The controller planned something, or the same again.
+    /// The controller computed a plan, changed or not.
     Planned(Instant),
     /// Every worker forwards by the generation of this counter.
     Reached(Instant, u64),
@@ -45,19 +46,19 @@ enum Said {
 pub struct Programs {
     dir: tempfile::TempDir,
     controller: Child,
-    /// None where the controller is measured alone.
+    /// `None` if the controller is measured alone.
     gateway: Option<Child>,
     said: Receiver<Said>,
     first_plan: Option<Instant>,
 }
 
 impl Programs {
-    /// Both programs.
+    /// Starts both programs.
     pub fn start(api: &ApiServer) -> Self {
         Self::start_some(api, true)
     }
 
-    /// The controller alone.
+    /// Starts the controller alone.
     pub fn start_controller(api: &ApiServer) -> Self {
         Self::start_some(api, false)
     }
@@ -103,7 +104,7 @@ impl Programs {
         Self { dir, controller, gateway, said, first_plan: None }
     }
 
-    /// When the workers reached a later generation than `after`, and its counter.
+    /// Waits until the workers reach a generation later than `after`; returns the time and its counter.
     pub fn wait_for_generation(&mut self, after: u64, patience: Duration) -> (Instant, u64) {
         let deadline = Instant::now() + patience;
         loop {
@@ -116,7 +117,7 @@ impl Programs {
         }
     }
 
-    /// The last generation after `after` before a silence; none if there was none.
+    /// The last generation after `after` before a silence, if there was one.
     pub fn drain(&mut self, silence: Duration, after: u64) -> Option<(Instant, u64)> {
         let mut last = None;
         while let Ok(said) = self.said.recv_timeout(silence) {
@@ -133,7 +134,7 @@ impl Programs {
         self.first_plan
     }
 
-    /// That a backend is served, so that the last change was not lost.
+    /// Asserts that a backend is served: the last change was not lost.
     pub fn assert_serves(&self, (service, backend): &(String, String)) {
         let socket = format!("unix:{}", self.dir.path().join("admin.sock").display());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -146,7 +147,7 @@ impl Programs {
         assert!(there, "expected {backend} among the backends of {service}");
     }
 
-    /// Where the controller serves gateways.
+    /// Socket on which the controller serves gateways.
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("config.sock")
     }
@@ -161,7 +162,7 @@ impl Programs {
         self.children().map(resident).collect()
     }
 
-    /// Of controller and gateway: parts of a core that they use while nothing changes, workers left out, which poll.
+    /// Cores that controller and gateway use while nothing changes, without the workers, which poll.
     pub fn cpu_at_rest(&self, time: Duration) -> Vec<f64> {
         let of_all = || self.children().map(|child| cpu_time(child.id())).collect::<Vec<_>>();
         let before = of_all();
@@ -170,7 +171,7 @@ impl Programs {
         after.iter().zip(before).map(|(after, before)| (*after - before).as_secs_f64() / time.as_secs_f64()).collect()
     }
 
-    /// CPU time that the controller needs for each of `count` things that happen one after another.
+    /// CPU time of the controller for each of `count` successive events.
     pub fn controller_time(&self, count: u32, mut happens: impl FnMut(u32)) -> Duration {
         let before = cpu_time(self.controller.id());
         for n in 0..count {
@@ -188,7 +189,7 @@ impl Programs {
 
 impl Drop for Programs {
     fn drop(&mut self) {
-        // Asked to end, so that the controller gives its Lease back.
+        // SIGTERM, so that the controller releases its Lease.
         for child in self.gateway.iter_mut().chain([&mut self.controller]) {
             let _ = rustix::process::kill_process(rustix::process::Pid::from_child(child), rustix::process::Signal::TERM);
             let _ = child.wait();
@@ -212,7 +213,7 @@ fn read(line: &str) -> Option<Said> {
     }
 }
 
-/// CPU time of a process without its workers.
+/// CPU time of a process, without its workers.
 fn cpu_time(process: u32) -> Duration {
     let threads = fs::read_dir(format!("/proc/{process}/task")).unwrap();
     let of_thread = |thread: fs::DirEntry| {
@@ -220,7 +221,7 @@ fn cpu_time(process: u32) -> Duration {
         if text("comm").starts_with("sluice-worker") {
             return 0;
         }
-        // Its first field is the time on a core, ns.
+        // The first field is the time on a core, in ns.
         text("schedstat").split_whitespace().next().and_then(|field| field.parse::<u64>().ok()).unwrap_or_default()
     };
     Duration::from_nanos(threads.flatten().map(of_thread).sum())

@@ -1,5 +1,5 @@
-# What one-way modes need beside the demo's network: a way from each backend straight to the client, past the gateway, one
-# to the gateway, which probes from its address towards the clients, and the VIPs on the backends' loopback. Sourced after
+# Additions to the demo's network for one-way modes: a direct link from each backend to the client, a route to the
+# gateway's address on the client side (the source of its probes), and the VIPs on the backends' loopback. Sourced after
 # demo/network.sh.
 #
 #   b11 direct0 -- client d11, and so on
@@ -8,7 +8,7 @@ client4=192.0.2.10
 client6=2001:db8::10
 
 make_direct() { # VIPs...
-  # Backends answer probes by another port than Linux sends them by.
+  # Linux sends probes by another port than the one on which the answers of the backends arrive.
   in_ns gw sysctl -qw net.ipv4.conf.all.rp_filter=1
   local n
   for n in "${backends[@]}"; do
@@ -27,7 +27,7 @@ make_direct() { # VIPs...
   for n in "${backends[@]}"; do in_ns client sysctl -qw "net.ipv4.conf.d$n.rp_filter=0"; done
 }
 
-# The VIPs on a backend's loopback.
+# Adds the VIPs to a backend's loopback.
 take_vips() { # backend VIPs...
   local n=$1 vip
   for vip in "${@:2}"; do
@@ -38,13 +38,13 @@ take_vips() { # backend VIPs...
   done
 }
 
-# And off it again.
+# Removes the VIPs from a backend's loopback.
 leave_vips() { # backend VIPs...
   local n=$1 vip
   for vip in "${@:2}"; do in_ns "b$n" ip addr del "$vip" dev lo; done
 }
 
-# The TUN device of a backend's tunnel end; the caller starts the end.
+# Creates the TUN device of a backend's tunnel end. The caller starts the end.
 make_tunnel_device() { # backend
   in_ns "b$1" ip tuntap add dev tunnel0 mode tun
   in_ns "b$1" ip link set tunnel0 up

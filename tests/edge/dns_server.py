@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A DNS server (RFC 1035) over UDP and TCP that answers every TXT question with its name, until it is killed.
+"""A DNS server (RFC 1035) over UDP and TCP. It answers every TXT question with its name, until it is killed.
 
     dns_server.py PORT NAME
 """
@@ -10,7 +10,7 @@ import sys
 
 
 def answer(question, name):
-    """The question echoed, with one TXT record of TTL 0 for the name that it asks about."""
+    """The question, and one TXT record of TTL 0 for its name."""
     identity, end = question[:2], 12
     while question[end]:
         end += question[end] + 1

@@ -1,5 +1,5 @@
-"""The other end of an 802.3ad bundle: answers LACP (IEEE 802.1AX) on the given interfaces once a second, says `ready` when it listens
-and `in sync NAME` when the end behind NAME collects and distributes."""
+"""The partner of an 802.3ad bundle. It sends LACP (IEEE 802.1AX) on the given interfaces once a second. It prints `ready`
+when it listens, and `in sync NAME` when the actor behind interface NAME collects and distributes."""
 import select
 import socket
 import sys

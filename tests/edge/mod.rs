@@ -1,5 +1,5 @@
-//! A gateway between a client and three HTTP servers, in network namespaces of its own: `demo/network.sh` makes them, this
-//! starts `sluiced` in them and asks it, and everything goes with the value.
+//! A gateway between a client and three HTTP servers, in their own network namespaces. `demo/network.sh` creates these;
+//! this module starts `sluiced` in them and queries it. Dropping [`Edge`] removes everything.
 
 #![allow(unreachable_pub, dead_code, reason = "each test file uses a part of it")]
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -23,19 +23,19 @@ use proto::v1::{
 #[allow(unused_imports, reason = "each test file uses a part of it")]
 pub use skip::{lacks, may_make_namespaces as may_run, skip};
 
-/// Longest wait for anything that is to happen: nothing is said about how soon it does, for the machine may be busy.
+/// Timeout of every wait. Tests assert nothing about how soon something happens, because the machine may be busy.
 pub const DEADLINE: Duration = Duration::from_secs(120);
-/// How long a request may take, seconds: longer than four SYNs that are sent again take (after 1, 3, 7 and 15 s).
+/// Timeout of a request, in seconds: longer than four retransmissions of a SYN (after 1, 3, 7 and 15 s).
 pub const REQUEST_S: &str = "20";
 
-/// Waits until `condition` gives something.
+/// Waits until `condition` returns `Some`, and returns its value.
 pub fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(found) = condition() {
             return found;
         }
-        assert!(start.elapsed() < DEADLINE, "{what}: not within {DEADLINE:?}");
+        assert!(start.elapsed() < DEADLINE, "{what}: timeout after {DEADLINE:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -61,7 +61,7 @@ impl Edge {
         edge
     }
 
-    /// Runs shell code with the functions of the demo's network.
+    /// Runs shell code with the functions of `demo/network.sh`, and returns its output.
     pub fn script(&self, code: &str) -> String {
         let prelude = format!("id={} work={}; . demo/network.sh; {code}", self.id, self.dir.path().display());
         let output = Command::new("bash").args(["-c", &prelude]).current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
@@ -74,13 +74,13 @@ impl Edge {
         self.dir.path().join(name)
     }
 
-    /// A configuration over these two devices; `more` are further lines.
+    /// Writes a configuration with these two devices and the lines `more`.
     pub fn configure(&self, uplink: &str, cluster: &str, more: &str) {
         let core = std::thread::available_parallelism().unwrap().get() - 1;
         self.configure_on(&[core], uplink, cluster, more);
     }
 
-    /// The same with a worker on each of the cores.
+    /// Like [`Self::configure`], with a worker on each of the cores.
     pub fn configure_on(&self, cores: &[usize], uplink: &str, cluster: &str, more: &str) {
         let dir = self.dir.path().display();
         let text = format!(
@@ -104,7 +104,7 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
         fs::write(self.path("sluice.yaml"), text).unwrap();
     }
 
-    /// Puts a manifest into the directory that the gateway follows.
+    /// Writes a manifest to the directory that the gateway watches.
     pub fn manifest(&self, file: &str, text: &str) {
         fs::create_dir_all(self.path("manifests")).unwrap();
         let hidden = self.path(&format!("manifests/.{file}"));
@@ -112,7 +112,7 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
         fs::rename(hidden, self.path(&format!("manifests/{file}"))).unwrap();
     }
 
-    /// The services of the demo, dual-stack.
+    /// Writes the Services of the demo, dual-stack.
     pub fn manifests_of_the_demo(&self) {
         self.manifest("web.yaml", include_str!("web.yaml"));
         self.manifest("node-port.yaml", include_str!("../../demo/manifests/web-nodeport.yaml"));
@@ -142,13 +142,13 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
         fs::read_to_string(self.path("sluiced.log")).unwrap_or_default()
     }
 
-    /// Ends the gateway by SIGTERM (or SIGKILL) and gives its exit code.
+    /// Stops the gateway by SIGTERM, or by SIGKILL if `kill`, and returns its exit code.
     pub fn stop(&mut self, kill: bool) -> Option<i32> {
         self.signal(if kill { rustix::process::Signal::KILL } else { rustix::process::Signal::TERM });
         self.ended()
     }
 
-    /// The gateway's process. `ip netns exec` becomes the program, so this is its pid.
+    /// Process ID of the gateway: `ip netns exec` replaces itself by the program.
     pub fn pid(&self) -> rustix::process::Pid {
         rustix::process::Pid::from_child(self.gateway.as_ref().unwrap())
     }
@@ -158,12 +158,12 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
         rustix::process::kill_process(self.pid(), signal).unwrap();
     }
 
-    /// Whether the gateway's process is there.
+    /// Whether the gateway's process runs.
     pub fn is_running(&mut self) -> bool {
         self.gateway.as_mut().is_some_and(|child| child.try_wait().unwrap().is_none())
     }
 
-    /// Waits until the gateway has ended, and gives its exit code; none when a signal ended it.
+    /// Waits until the gateway has ended, and returns its exit code; `None` if a signal ended it.
     pub fn ended(&mut self) -> Option<i32> {
         let mut child = self.gateway.take()?;
         let start = Instant::now();
@@ -173,7 +173,7 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
             }
             if start.elapsed() > DEADLINE {
                 self.gateway = Some(child);
-                panic!("the gateway does not end:\n{}", self.log());
+                panic!("the gateway does not stop:\n{}", self.log());
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -185,13 +185,13 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
         Command::new("ip").args(["netns", "exec", &namespace]).args(command).output().unwrap()
     }
 
-    /// Who answers a request from the client, if anybody.
+    /// The server that answers a request from the client, if one does.
     pub fn curl(&self, url: &str) -> Option<String> {
         let output = self.run("client", &["curl", "-sg", "--max-time", REQUEST_S, url]);
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
     }
 
-    /// Requests `url` until all three servers have answered, and at least 30 times; none may fail.
+    /// Requests `url` at least 30 times and until all three servers have answered. No request may fail.
     pub fn all_answer(&self, url: &str) {
         let mut answers: BTreeMap<String, u32> = BTreeMap::new();
         for n in 0..120 {
@@ -201,10 +201,10 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
                 return;
             }
         }
-        panic!("{url}: not all three answered: {answers:?}");
+        panic!("{url}: not all three servers answered: {answers:?}");
     }
 
-    /// Starts a helper of the test's own in a namespace, and waits until it says `ready`. It ends with the value.
+    /// Starts a script of `tests/edge` in a namespace, and waits until it prints `ready`. Dropping the value ends it.
     pub fn helper(&self, namespace: &str, script: &str, arguments: &[&str]) -> Helper {
         let script = format!("{}/tests/edge/{script}", env!("CARGO_MANIFEST_DIR"));
         let (helper, line) = self.program(namespace, &[&["/usr/bin/python3", &script][..], arguments].concat());
@@ -212,7 +212,7 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
         helper
     }
 
-    /// Starts a program in a namespace, and gives the first line that it says. It ends with the value.
+    /// Starts a program in a namespace, and returns the first line of its output. Dropping the value ends it.
     pub fn program(&self, namespace: &str, command: &[&str]) -> (Helper, String) {
         let mut child = Command::new("ip")
             .args(["netns", "exec", &self.namespace(namespace)])
@@ -227,7 +227,7 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
         (Helper { child, output }, line)
     }
 
-    /// Asks the gateway's admin API.
+    /// Calls the gateway's admin API.
     pub fn admin<T>(&self, ask: impl AsyncFnOnce(AdminClient<tonic::transport::Channel>) -> Option<T>) -> Option<T> {
         let uri = format!("unix:{}", self.path("admin.sock").display());
         self.runtime.block_on(async {
@@ -240,20 +240,20 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
         self.admin(async |mut client| Some(client.get_status(GetStatusRequest {}).await.ok()?.into_inner()))
     }
 
-    /// Healthy backends of a service.
+    /// Number of healthy backends of a Service.
     pub fn healthy(&self, service: &str) -> Option<usize> {
         let backends =
             self.admin(async |mut client| Some(client.list_backends(ListBackendsRequest {}).await.ok()?.into_inner().backends))?;
         Some(backends.iter().filter(|b| b.service == service && b.healthy).count())
     }
 
-    /// What the gateway says of a service, by its name in namespace `demo`.
+    /// Status of a Service, by its name in namespace `demo`.
     pub fn service(&self, name: &str) -> Option<ServiceStatus> {
         let ask = async |mut client: AdminClient<_>| client.list_services(ListServicesRequest {}).await.ok();
         self.admin(ask)?.into_inner().services.into_iter().find(|service| service.namespace == "demo" && service.name == name)
     }
 
-    /// Has the gateway read its configuration again: what it says, or what it refuses.
+    /// Reloads the gateway's configuration, and returns its summary or the error.
     pub fn reload(&self) -> Result<String, String> {
         let uri = format!("unix:{}", self.path("admin.sock").display());
         self.runtime.block_on(async {
@@ -267,7 +267,7 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
         self.admin(async |mut client| Some(client.list_ports(ListPortsRequest {}).await.ok()?.into_inner().ports))
     }
 
-    /// How each port's packets come to their workers.
+    /// How each port steers packets to workers.
     pub fn steering(&self) -> Option<Vec<String>> {
         let ports = self.admin(async |mut client| client.list_ports(ListPortsRequest {}).await.ok())?.into_inner().ports;
         Some(ports.into_iter().map(|port| port.steering).collect())
@@ -278,7 +278,7 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
         drops.unwrap_or_default().into_iter().filter(|d| d.packets > 0).map(|d| (d.reason, d.packets)).collect()
     }
 
-    /// Every packet was counted once: the account closes once the worker is at rest.
+    /// Asserts that every packet is counted once: the account closes when the workers are idle.
     pub fn assert_account(&self) {
         until("the account closes", || {
             let status = self.status()?;
@@ -287,29 +287,29 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
         });
     }
 
-    /// Where the gateway lives.
+    /// Full name of a namespace.
     pub fn namespace(&self, name: &str) -> String {
         format!("{}-{name}", self.id)
     }
 }
 
-/// A program of the test's own.
+/// A running program of a test.
 pub struct Helper {
     child: Child,
     output: BufReader<ChildStdout>,
 }
 
 impl Helper {
-    /// The next line that it says.
+    /// The next line of its output.
     pub fn line(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
         line.trim_end().to_owned()
     }
 
-    /// Ends it.
+    /// Kills the program.
     pub fn end(&mut self) {
-        // `ip netns exec` becomes the program, so this is its pid.
+        // `ip netns exec` replaces itself by the program, so this kills the program.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

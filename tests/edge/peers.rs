@@ -1,4 +1,4 @@
-//! Clients and servers of the test's own in the namespaces of the network: sockets that were made there, so that a test holds
+//! Clients and servers in the namespaces of the network. The test's process opens their sockets there, so that it holds
 //! both ends of a connection and sees each byte.
 
 use std::fs::File;
@@ -11,11 +11,11 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::{DEADLINE, Edge};
 
-/// How long a client waits for an answer before it counts as none: four SYNs that are sent again take 15 s.
+/// Timeout of a client: four retransmissions of a SYN take 15 s.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 impl Edge {
-    /// Calls `make` on a thread in the namespace; a socket made there stays there.
+    /// Calls `make` on a thread in the namespace. A socket that it opens stays in the namespace.
     pub fn inside<T: Send>(&self, namespace: &str, make: impl FnOnce() -> T + Send) -> T {
         let path = format!("/run/netns/{}", self.namespace(namespace));
         std::thread::scope(|scope| {
@@ -28,7 +28,8 @@ impl Edge {
         })
     }
 
-    /// A server in the namespace of a backend that says its name, then returns every line. It ends with the test's process.
+    /// Starts a server in the namespace of a backend. It sends its name, then returns every line, until the test's
+    /// process ends.
     pub fn echo_server(&self, namespace: &str, port: u16) {
         let listener = self.inside(namespace, || TcpListener::bind(("0.0.0.0", port)).unwrap());
         let name = namespace.to_owned();
@@ -40,7 +41,7 @@ impl Edge {
         });
     }
 
-    /// Configured over af_packet, with an echo server at this port of every backend; not started.
+    /// A gateway over af_packet with an echo server on this port of every backend; not started.
     pub fn with_echo_servers(id: &str, port: u16) -> Self {
         let edge = Self::new(id);
         edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
@@ -50,7 +51,7 @@ impl Edge {
         edge
     }
 
-    /// A connection from the client; none when it is refused or nobody answers.
+    /// A connection from the client; `None` if it is refused or times out.
     pub fn connect(&self, address: &str) -> Option<Connection> {
         let address = address.parse().unwrap();
         let stream = self.inside("client", || TcpStream::connect_timeout(&address, PATIENCE)).ok()?;
@@ -60,7 +61,7 @@ impl Edge {
         Some(connection)
     }
 
-    /// A server that returns every datagram with its name before it.
+    /// Starts a server that returns every datagram, prefixed with its name.
     pub fn udp_echo_server(&self, namespace: &str, port: u16) {
         let socket = self.inside(namespace, || UdpSocket::bind(("0.0.0.0", port)).unwrap());
         let name = namespace.to_owned();
@@ -73,7 +74,7 @@ impl Edge {
         });
     }
 
-    /// A UDP socket of the client that talks to one address, and hears only it.
+    /// A UDP socket of the client, connected to one address.
     pub fn udp(&self, address: &str) -> UdpSocket {
         let socket = self.inside("client", || UdpSocket::bind("0.0.0.0:0").unwrap());
         socket.connect(address).unwrap();
@@ -95,7 +96,7 @@ fn echo(mut stream: TcpStream, name: &str) {
 /// A connection to an echo server.
 pub struct Connection {
     stream: BufReader<TcpStream>,
-    /// Who answered.
+    /// Name of the server.
     pub server: String,
 }
 
@@ -106,14 +107,14 @@ impl Connection {
         Some(line.trim_end().to_owned())
     }
 
-    /// Sends a line, which must come back.
+    /// Sends a line, and expects it back.
     pub fn assert_alive(&mut self, line: &str) {
         writeln!(self.stream.get_ref(), "{line}").unwrap();
-        assert_eq!(self.read().as_deref(), Some(line), "the connection to {} lives", self.server);
+        assert_eq!(self.read().as_deref(), Some(line), "the connection to {} works", self.server);
     }
 }
 
-/// What a datagram brings back, if anything.
+/// The reply to a datagram, if one arrives.
 pub fn ask(socket: &UdpSocket, question: &str) -> Option<String> {
     socket.send(question.as_bytes()).ok()?;
     let mut buffer = [0; 2048];

@@ -21,7 +21,7 @@ make_router() { # MTU of the link between client and router
   in_ns client ip -6 route add default via 2001:db8:7::1
 }
 
-# The gateway's way back, once its twin is there.
+# Adds the gateway's route to the client, once its twin exists.
 route_to_router() { # address of the router, IPv4 and IPv6
   in_ns gw ip route replace 198.51.100.0/24 via "$1" dev uplink
   in_ns gw ip -6 route replace 2001:db8:7::/64 via "$2" dev uplink

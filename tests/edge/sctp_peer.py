@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""One end of an SCTP association (RFC 9260) over a raw socket: the kernel of a test has none.
+"""One end of an SCTP association (RFC 9260) over a raw socket, because the kernel of a test may lack SCTP.
 
     sctp_peer.py serve  ADDRESS PORT NAME     answers each message with NAME and the message, until it is killed
-    sctp_peer.py ask    ADDRESS PORT COUNT    opens COUNT associations one after another, each with one message; prints
-                                              the answers, a line each, or `refused` (ABORT) or `silence`
+    sctp_peer.py ask    ADDRESS PORT COUNT    opens COUNT associations in turn, sends one message in each, and prints a
+                                              line for each: the answer, `refused` (ABORT) or `silence`
 
-Every packet's CRC32c is verified; a wrong one is printed as `bad checksum` and not answered. IPv4 only.
+It verifies the CRC32c of every packet. For a wrong one it prints `bad checksum` and sends no answer. IPv4 only.
 """
 import os
 import random
@@ -72,7 +72,7 @@ class End:
         self.raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_SCTP)
 
     def receive(self, port, peer=None, deadline=None):
-        """The next packet for a port, from a peer if one is named: (address, source port, tag, chunks), or None in time."""
+        """The next packet for a port, from `peer` if given: (address, source port, tag, chunks); None after the deadline."""
         while True:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
@@ -96,7 +96,7 @@ class End:
 
 
 def serve(port, name):
-    """The peer's tag and our next TSN travel in the cookie, so that an association has no state before it begins."""
+    """The cookie carries the peer's tag and our next TSN, so that an association has no state before COOKIE ECHO."""
     end, peers = End(), {}
     print("ready", flush=True)
     while True:
@@ -124,7 +124,7 @@ def serve(port, name):
 
 
 def exchange(end, address, port, mine, sent, wanted):
-    """Sends until the wanted chunk comes back: (tag, body); raises when an ABORT or nothing comes."""
+    """Sends until the wanted chunk arrives, and returns (tag, body). Raises on an ABORT and on a timeout."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         end.send(address, mine, port, *sent)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""SYNs from random sources, as fast as this machine sends them.
+"""Sends SYNs from random sources as fast as this machine can.
 
     syn_flood.py INTERFACE GATEWAY_MAC ADDRESS PORT SECONDS
 
-Says `ready`, floods, and says how many SYNs a second that were. Checksums are right: servers answer.
+Prints `ready`, floods, and prints the rate in SYNs a second. Checksums are correct, so servers answer.
 """
 import random
 import socket

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The node's end of modes `ipip` and `gue`: takes packets out of their tunnel and gives them to Linux by a TUN device.
+"""The tunnel end of a node in modes `ipip` and `gue`: decapsulates packets and passes them to Linux over a TUN device.
 
     tunnel_end.py DEVICE
 
-Takes IPv4 and IPv6 in IPv4 and IPv6 (RFC 2003, 2473, 4213) and GUE variant 1 on UDP port 6080. The kernel of a test has
-no such tunnels. Says `ready` on standard output, then each pair of versions once when its first packet comes: `ipip-4in6`.
+Handles IPv4 and IPv6 in IPv4 and IPv6 (RFC 2003, 2473, 4213) and GUE variant 1 on UDP port 6080. The kernel of a test may
+lack these tunnels. Prints `ready`, then each pair of versions once, when its first packet arrives: `ipip-4in6`.
 """
 import fcntl
 import os
@@ -24,7 +24,7 @@ def tun(name):
 
 
 def sockets():
-    """Each with its tunnel, the outer IP version, and whether the kernel leaves the outer header on what it gives."""
+    """Sockets, each with its tunnel, the outer IP version, and whether received packets include the outer header."""
     found = {}
     for protocol in (4, 41):
         found[socket.socket(socket.AF_INET, socket.SOCK_RAW, protocol)] = ("ipip", 4, True)

@@ -78,7 +78,7 @@ fn no_equivalent(kind: &str) -> Option<&'static str> {
              Services is said by pools and by the class"
         }
         "CiliumBGPClusterConfig" | "CiliumBGPPeeringPolicy" | "CiliumBGPPeerConfig" | "CiliumBGPNodeConfigOverride" => {
-            "gateways are neighbours of routers by FRR or BIRD on them, see docs/operations.md"
+            "gateways are neighbours of routers by FRR or BIRD on them, see docs/guide/addresses.md"
         }
         "CiliumBGPAdvertisement" => "FRR or BIRD announces the VIPs of `routed` pools out of the gateway's table",
         _ => return None,

@@ -209,7 +209,7 @@ fn peer(object: &Found) -> Result<String, ConvertError> {
     let number = |asn: Option<u32>| asn.map_or_else(|| "?".to_owned(), |asn| asn.to_string());
     Ok(format!(
         "{}: {} has no equivalent: a gateway is a neighbour of {} (AS {}, from AS {}) by FRR or BIRD on it, see \
-         docs/operations.md; the router must take sessions from the gateways",
+         docs/guide/addresses.md; the router must take sessions from the gateways",
         object.place,
         object.title(),
         peer_address.as_deref().unwrap_or("?"),

@@ -132,7 +132,7 @@ fn the_documented_commands_make_certificates_that_are_taken() {
         println!("skipped: there is no openssl");
         return;
     }
-    let page = include_str!("../../../docs/operations.md");
+    let page = include_str!("../../../docs/guide/controllers.md");
     let commands = page.split("```sh\n").find(|block| block.starts_with("openssl req -x509")).unwrap();
     let commands = commands.split("```").next().unwrap();
     let (authority, each) = commands.split_once("name=controller").unwrap();

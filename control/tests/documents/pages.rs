@@ -19,21 +19,28 @@ struct Block {
     text: String,
 }
 
-/// README.md and all of docs/.
+/// README.md, CONTRIBUTING.md, SECURITY.md and all of docs/.
 pub(crate) fn pages(root: &Path) -> Vec<Page> {
-    let mut files = vec![root.join("README.md")];
-    for dir in ["docs", "docs/adr"] {
-        let entries = fs::read_dir(root.join(dir)).unwrap().map(|entry| entry.unwrap().path());
-        files.extend(entries.filter(|path| path.extension().is_some_and(|ending| ending == "md")));
+    let mut files = ["README.md", "CONTRIBUTING.md", "SECURITY.md"].map(|page| root.join(page)).to_vec();
+    let mut folders = vec![root.join("docs")];
+    while let Some(folder) = folders.pop() {
+        for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|ending| ending == "md") {
+                files.push(path);
+            }
+        }
     }
     files.sort();
     files.into_iter().map(|file| Page { text: fs::read_to_string(&file).unwrap(), file }).collect()
 }
 
 impl Page {
-    /// Its name, for messages.
+    /// Its folder and name, for messages.
     pub(crate) fn name(&self) -> String {
-        self.file.file_name().unwrap().to_string_lossy().into_owned()
+        let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        format!("{}/{}", self.file.parent().map(name).unwrap_or_default(), name(&self.file))
     }
 
     /// The blocks of YAML.

@@ -1,4 +1,4 @@
-//! Services that come from another load balancer (docs/migration.md).
+//! Services that come from another load balancer (docs/guide/migration.md).
 
 use serde_json::{Value, json};
 
