@@ -25,7 +25,7 @@ fn main() -> ExitCode {
             control::logging::start(settings.logs);
             let reload = Reload::new(args.config.clone(), args.choice(), settings.clone());
             match run::run(settings, reload) {
-                // A kubeconfig that leads nowhere is configuration, too.
+                // An unusable kubeconfig is a configuration error, too.
                 Err(error @ RunError::Controller(ControllerError::Kubernetes(_))) => invalid(&format!("sluiced: {error}")),
                 other => ended(other),
             }
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Reads the configuration, and goes on with it if it is valid.
+/// Reads the configuration and continues if it is valid.
 fn with_settings(args: &ConfigArgs, go_on: impl FnOnce(&Settings) -> ExitCode) -> ExitCode {
     match Settings::read(&args.config, &args.choice()) {
         Ok(settings) => go_on(&settings),

@@ -23,7 +23,7 @@ use control::settings::{CertificateFiles, ControllerSettings};
 use dataplane::{FlowLimits, Neighbour, Route, Tunnel, VlanLink};
 
 use crate::netlink::RouteTable;
-pub use port::{Device, PortSettings, Twin};
+pub use port::{PortSettings, Twin};
 pub use source::SourceChoice;
 
 /// How a worker waits for packets.

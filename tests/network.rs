@@ -603,7 +603,7 @@ fn linux_is_kept_off_an_af_packet_interface_and_given_it_back() {
     assert!(ping());
     let before = state(&gateway);
     let prepared = gateway.enter(async || {
-        let prepared = af_packet::prepare("net_af_packet0,iface=inside").await.unwrap().unwrap();
+        let prepared = af_packet::prepare(&"net_af_packet0,iface=inside".parse().unwrap()).await.unwrap().unwrap();
         assert!(!ping(), "Linux still answers");
         let during = state(&gateway);
         assert!(during[1].contains("pref 49021") && during[2].trim() == "1" && during[3] == "1", "{during:?}");
@@ -629,9 +629,9 @@ fn what_a_killed_gateway_left_is_taken_over_and_undone() {
     let before = state(&gateway);
     gateway.enter(async || {
         for _ in 0..2 {
-            drop(af_packet::prepare("net_af_packet0,iface=inside").await.unwrap().unwrap());
+            drop(af_packet::prepare(&"net_af_packet0,iface=inside".parse().unwrap()).await.unwrap().unwrap());
         }
-        let last = af_packet::prepare("net_af_packet0,iface=inside").await.unwrap().unwrap();
+        let last = af_packet::prepare(&"net_af_packet0,iface=inside".parse().unwrap()).await.unwrap().unwrap();
         last.restore().await.unwrap();
     });
     assert_eq!(state(&gateway), before);
@@ -643,8 +643,9 @@ fn a_missing_interface_is_named() {
         return;
     }
     let namespace = Namespace::new("missing");
-    let refused = namespace.enter(async || af_packet::prepare("net_af_packet0,iface=nowhere").await.map(|_| ()));
+    let refused =
+        namespace.enter(async || af_packet::prepare(&"net_af_packet0,iface=nowhere".parse().unwrap()).await.map(|_| ()));
     assert!(refused.unwrap_err().to_string().contains("no interface nowhere"));
-    let other = namespace.enter(async || af_packet::prepare("0000:3b:00.0").await.map(|p| p.is_none()));
+    let other = namespace.enter(async || af_packet::prepare(&"0000:3b:00.0".parse().unwrap()).await.map(|p| p.is_none()));
     assert!(other.unwrap());
 }

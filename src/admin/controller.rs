@@ -1,23 +1,23 @@
-//! Where the gateway's controller is: what operators ask of a group is its to answer.
+//! The gateway's controller, which answers the requests of operators about the group.
 
 use control::admin::View;
 use tokio::sync::watch;
 use tonic::Status;
 
-/// The controller, as far as operators may ask for it here.
+/// The controller as seen by the admin API.
 #[derive(Clone, Debug)]
-pub enum Seat {
-    /// In this process; none while it starts.
+pub enum ControllerAccess {
+    /// In this process; `None` while it starts.
     Embedded(watch::Receiver<Option<View>>),
-    /// Elsewhere: where the gateway dials it.
+    /// In another process; the URLs that the gateway dials.
     Remote(Vec<String>),
 }
 
-impl Seat {
-    /// What the embedded controller knows.
+impl ControllerAccess {
+    /// The state of the embedded controller.
     ///
     /// # Errors
-    /// `FAILED_PRECONDITION` with whom to ask when it is not embedded, `UNAVAILABLE` while it starts.
+    /// `FAILED_PRECONDITION` with its address if it is not embedded, `UNAVAILABLE` while it starts.
     pub fn view(&self) -> Result<View, Status> {
         match self {
             Self::Embedded(view) => {

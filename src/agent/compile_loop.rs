@@ -1,9 +1,9 @@
-//! Turns what the agent knows into what the workers forward by: state, network and health in, snapshots out.
+//! The compile loop: state, network and health in, snapshots out.
 //!
-//! Invariant: the newest of each input is in the next snapshot, and changes that come faster than workers take
-//! snapshots coalesce. A generation counts as reached once every worker forwards by it or a later one. Before the first
-//! state, live or from disk, nothing is published: workers keep the initial snapshot, which is not ready.
-//! Deliberately not here: how a snapshot is made ([`dataplane::Compiler`]) and freed ([`dataplane::Publisher`]).
+//! Invariant: each snapshot contains the newest value of every input; changes that arrive faster than workers apply snapshots
+//! are coalesced. A generation counts as applied once every worker uses it or a later one. Before the first state, from a
+//! controller or from disk, nothing is published, and workers keep the initial snapshot, which is not ready.
+//! Deliberately not here: how a snapshot is compiled ([`dataplane::Compiler`]) and freed ([`dataplane::Publisher`]).
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -21,55 +21,55 @@ use super::supervisor::Failure;
 use super::usable::usable;
 use crate::netlink::Answered;
 
-/// Shortest time between two snapshots, and how often the workers are looked at while one is on its way. The first change
-/// after a silence is not delayed.
+/// Minimum time between two snapshots, and polling interval of the workers while a snapshot is pending. The first change
+/// after a pause is not delayed.
 const STEP: Duration = Duration::from_millis(1);
-/// Generations on their way to the workers; with more, changes wait.
+/// Maximum number of generations that workers have not applied yet; beyond it, changes wait.
 const AWAITED_MAX: usize = 8;
 
-/// What outlives a failure of the task: the compiler knows which slot is whose, and flows hold slots.
+/// State that survives a failure of the task: flows hold slots, and the compiler knows their owners.
 #[derive(Debug)]
 pub struct Tables {
-    /// Makes snapshots.
+    /// Compiles snapshots.
     pub compiler: Compiler,
-    /// Hands them to the workers.
+    /// Publishes them to the workers.
     pub publisher: Publisher,
 }
 
-/// What snapshots are made from.
+/// Inputs of snapshots.
 #[derive(Clone, Debug)]
 pub struct Inputs {
-    /// The state to go by.
+    /// The current state.
     pub known: watch::Receiver<Option<Known>>,
-    /// What Linux knows of the network.
+    /// The network as Linux has it.
     pub network: watch::Receiver<Network>,
-    /// What the probes say.
+    /// Results of the probes.
     pub health: watch::Receiver<probe::Health>,
-    /// Which probe to a VIP is for which backend.
+    /// Backends of probes that are sent to a VIP.
     pub tags: watch::Receiver<ProbeTags>,
     /// Monotonic time, ns; the workers' own.
     pub clock: fn() -> u64,
 }
 
-/// Who is told of them.
+/// Outputs.
 #[derive(Clone, Debug)]
 pub struct Outputs {
-    /// Next hops that Linux should keep resolved.
+    /// Next hops that Linux shall keep resolved.
     pub next_hops: watch::Sender<BTreeSet<(Link, IpAddr)>>,
-    /// What is answered for, and where.
+    /// Addresses for which the gateway answers, by port.
     pub answered: watch::Sender<Answered>,
-    /// VIPs that Linux's table for routing daemons should hold.
+    /// VIPs for the route table that routing daemons announce.
     pub routed: watch::Sender<BTreeSet<IpAddr>>,
-    /// What operators see.
+    /// Data for the admin API.
     pub served: watch::Sender<Served>,
-    /// The generation that every worker forwards by.
+    /// The generation that every worker has applied.
     pub reached: watch::Sender<Option<Generation>>,
 }
 
-/// Makes and publishes snapshots until an input is gone.
+/// Compiles and publishes snapshots until an input is closed.
 ///
 /// # Errors
-/// Never; a panic of the compiler is the supervisor's.
+/// Never. The supervisor handles a panic of the compiler.
 pub async fn run(tables: Arc<Mutex<Tables>>, mut inputs: Inputs, outputs: Outputs) -> Result<(), Failure> {
     let mut tables = tables.lock().await;
     let mut step = interval(STEP);
@@ -111,7 +111,7 @@ pub async fn run(tables: Arc<Mutex<Tables>>, mut inputs: Inputs, outputs: Output
 }
 
 impl Inputs {
-    /// Whether it was one that comes from the probes. None when one is gone.
+    /// Waits for a change; returns whether it came from the probes, or `None` if an input is closed.
     async fn changed(&mut self) -> Option<bool> {
         let (changed, is_of_probes) = tokio::select! {
             changed = self.known.changed() => (changed, false),
@@ -122,7 +122,7 @@ impl Inputs {
         changed.is_ok().then_some(is_of_probes)
     }
 
-    /// None while there is no state. `engine`: what the probes say, in the engine's terms; none where that may have changed.
+    /// `None` while there is no state. `engine` is the cached health in the engine's terms; `None` if it may have changed.
     fn compile(&mut self, compiler: &mut Compiler, engine: &mut Option<Health>) -> Option<Snapshot> {
         let known = self.known.borrow_and_update().clone()?;
         if self.health.has_changed().unwrap_or(true) || self.tags.has_changed().unwrap_or(true) {
@@ -139,7 +139,7 @@ impl Inputs {
     }
 }
 
-/// What the probes say, in the engine's terms.
+/// The results of the probes in the engine's terms.
 fn engine_health(health: &probe::Health) -> Health {
     let mut engine = Health::default();
     for subject in &health.failing {
@@ -174,7 +174,7 @@ fn send_if_other<T: PartialEq>(to: &watch::Sender<T>, new: T) {
     });
 }
 
-/// Waits until `at_ns` of `clock`; for ever when there is no such time.
+/// Waits until `at_ns` of `clock`; for ever if it is `None`.
 async fn until(at_ns: Option<u64>, clock: fn() -> u64) {
     match at_ns {
         Some(at_ns) => sleep(Duration::from_nanos(at_ns.saturating_sub(clock()))).await,
@@ -182,7 +182,7 @@ async fn until(at_ns: Option<u64>, clock: fn() -> u64) {
     }
 }
 
-/// Logs what is wrong with configuration and state together, once.
+/// Logs conflicts between configuration and state, once each.
 fn say(snapshot: &Snapshot, said: &mut Vec<String>) {
     for problem in snapshot.problems().iter().filter(|problem| !said.contains(problem)) {
         tracing::warn!(problem, generation = %snapshot.generation(), "configuration and state do not fit together");
@@ -278,7 +278,7 @@ mod tests {
             self.known.send_replace(Some(Known { state: Arc::new(state), origin }));
         }
 
-        /// The backends of web that take new flows, once they are `wanted`.
+        /// Waits until the backends of web that get new flows are `wanted`.
         async fn takes(&mut self, wanted: &[&str]) {
             let right = |served: &Served| {
                 let web = served.services.values().find(|s| *s.name == ServiceName::new("default", "web"));

@@ -1,10 +1,10 @@
-//! Follows a controller: one stream of `sluice.v1.Config/Watch`, opened again whenever it ends.
+//! The client of the controller: one stream of `sluice.v1.Config/Watch`, which is opened again whenever it ends.
 //!
-//! Invariant: the last state stays in use for as long as no controller says otherwise; only a message changes it. A
-//! generation is acknowledged on the stream that brought it, after every worker forwards by it, newest first: an
-//! acknowledgement that could not be sent yet is replaced, never queued.
-//! A controller that does not lead says who does: that one is dialled next, then the configured ones in turn.
-//! Deliberately not here: what a message means (`received`), sockets and TLS (`dial`).
+//! Invariant: only a message of a controller changes the state; without one, the last state stays in use. A generation is
+//! acknowledged on the stream that brought it, after every worker has applied it. A pending acknowledgement is replaced by a
+//! newer one, never queued.
+//! A controller that does not lead names the leader, which is dialled next; after that the configured ones in turn.
+//! Deliberately not here: the meaning of messages (`received`), sockets and TLS (`dial`).
 
 mod dial;
 mod fleet;
@@ -35,19 +35,20 @@ pub use fleet::Responder;
 pub use report::Facts;
 
 const FIRST_WAIT: Duration = Duration::from_millis(100);
-/// A controller that restarts on its machine is back within a second. A dozen gateways then dial it 24 to 48 times a second at most.
+/// Maximum backoff: a controller that restarts is back within a second. A dozen gateways dial it at most 24 to 48 times a
+/// second.
 const LONGEST_WAIT: Duration = Duration::from_millis(500);
-/// Who is told that it is wrong itself, dials less often: somebody has to correct it first.
+/// Maximum backoff after an error that an operator has to correct first.
 const LONGEST_WAIT_REFUSED: Duration = Duration::from_secs(5);
 
-/// Whom to follow, and as whom.
+/// The controllers, and the identity of the gateway.
 #[derive(Clone, Debug)]
 pub struct ClientSettings {
     /// Controllers, tried in turn.
     pub urls: Vec<ControllerUrl>,
-    /// What those over TCP are dialled with.
+    /// Certificates for TCP.
     pub certificates: Option<CertificateFiles>,
-    /// The group of the embedded controller; with others the certificate says it.
+    /// The group of the embedded controller; for others the certificate has it.
     pub group: Option<String>,
     /// This gateway's name.
     pub gateway: String,
@@ -60,15 +61,15 @@ pub struct ClientSettings {
 /// The channels of the client.
 #[derive(Clone, Debug)]
 pub struct ClientChannels {
-    /// Out, and at the start in: the state to go by.
+    /// Output, and input at the start: the current state.
     pub known: watch::Sender<Option<Known>>,
-    /// Out: whether a controller is connected and has sent its state.
+    /// Output: whether a controller is connected and has sent its state.
     pub connected: watch::Sender<bool>,
-    /// Out: whether routers shall send elsewhere.
+    /// Output: whether the gateway is drained.
     pub draining: watch::Sender<bool>,
-    /// What answers the controller's questions.
+    /// Answers requests of the controller.
     pub answering: Responder,
-    /// In: what is acknowledged and reported.
+    /// Input: acknowledgements and reports.
     pub facts: Facts,
 }
 
@@ -88,7 +89,7 @@ enum StreamError {
 }
 
 impl StreamError {
-    /// The controller that leads, where one that does not has said so.
+    /// The leader, as named by a controller that does not lead.
     fn leader(&self) -> Option<ControllerUrl> {
         let Self::Refused { status, .. } = self else { return None };
         if status.code() != tonic::Code::FailedPrecondition {
@@ -97,7 +98,7 @@ impl StreamError {
         status.metadata().get(limits::LEADER_METADATA)?.to_str().ok()?.parse().ok()
     }
 
-    /// Whether dialling again mends nothing: what we say of ourselves is refused, or we do not understand what we are told.
+    /// Whether dialling again cannot help: the controller refuses this gateway, or its messages cannot be understood.
     fn is_lasting(&self) -> bool {
         use tonic::Code::{InvalidArgument, PermissionDenied, Unauthenticated, Unimplemented};
         match self {
@@ -110,7 +111,7 @@ impl StreamError {
     }
 }
 
-/// How long to wait before dialling again.
+/// Delay before dialling again.
 struct Waits {
     away: Backoff,
     refused: Backoff,
@@ -131,10 +132,10 @@ impl Waits {
     }
 }
 
-/// Follows the controllers for ever.
+/// Follows the controllers and never returns.
 ///
 /// # Errors
-/// When there is no controller to follow.
+/// If no controller is configured.
 pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(), Failure> {
     if settings.urls.is_empty() {
         return Err("no controller is configured: expected at least one of `controller.urls`".into());
@@ -145,7 +146,7 @@ pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(
     let mut configured = settings.urls.iter().cycle();
     let mut leader: Option<ControllerUrl> = None;
     loop {
-        // Whoever is named as leader and does not lead names nobody further: two that name each other keep us from nothing.
+        // A named leader that does not lead cannot name another one, so that two that name each other cause no loop.
         let is_led_there = leader.is_some();
         let Some(url) = leader.take().or_else(|| configured.next().cloned()) else { return Ok(()) };
         let error = follow(&url, &settings, &channels, &mut received, &mut waits).await;
@@ -164,7 +165,7 @@ pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(
     }
 }
 
-/// Follows one controller until the stream ends; says why it did.
+/// Follows one controller until the stream ends; returns why.
 async fn follow(
     url: &ControllerUrl,
     settings: &ClientSettings,
@@ -183,7 +184,7 @@ async fn follow(
     let hello = v1::Hello { group, reserved, parts: true, ..received.hello(&settings.gateway, &settings.version) };
     let hello = Message::Hello(hello);
     let (later, said_later) = mpsc::channel(1);
-    // Ends with the stream that takes what it says.
+    // Ends with the stream that reads its messages.
     tokio::spawn(report::run(channels.facts.clone(), acknowledged, later));
     let requests = tokio_stream::once(hello)
         .chain(ReceiverStream::new(said_later))
@@ -209,7 +210,7 @@ async fn follow(
                 };
                 let known = match message {
                     Ok(Some(whole)) => {
-                        // Before the state, so that a drained gateway announces nothing in between.
+                        // Applied before the state, so that a drained gateway announces nothing in between.
                         send_if_other(&channels.draining, whole.draining);
                         received.apply(whole)
                     }
@@ -236,7 +237,7 @@ async fn follow(
     }
 }
 
-/// What a status says, with what the transport says beneath it: a handshake that the controller refused shows only there.
+/// Formats a status with the cause from the transport, which alone shows a handshake that the controller refused.
 fn said(status: &tonic::Status) -> String {
     let cause = std::error::Error::source(status).map(chain).unwrap_or_default();
     if cause.is_empty() { status.message().to_owned() } else { format!("{}: {cause}", status.message()) }
@@ -302,7 +303,7 @@ mod tests {
         }
     }
 
-    /// A controller whose every word the test decides.
+    /// A controller whose messages the test determines.
     struct Scripted(mpsc::Sender<Seen>);
 
     #[tonic::async_trait]
@@ -335,7 +336,7 @@ mod tests {
     }
 
     impl Gateway {
-        /// A client that dials `config.sock` in a directory of its own, where nobody listens yet.
+        /// A client that dials `config.sock` in its own directory, where no process listens yet.
         fn dialling(before: Option<Known>) -> Self {
             let dir = tempfile::tempdir().unwrap();
             let (known, known_out) = watch::channel(before);
@@ -360,7 +361,7 @@ mod tests {
             Self { dir, known: known_out, connected: connected_out, reached, served, draining: draining_out, client }
         }
 
-        /// The same, with a controller whose every word the test decides.
+        /// A client with a controller whose messages the test determines.
         fn scripted(before: Option<Known>) -> (Self, Streams) {
             let gateway = Self::dialling(before);
             let (sender, streams) = mpsc::channel(8);
@@ -546,7 +547,7 @@ mod tests {
         again.stop().await;
     }
 
-    /// Asks until the gateway offers to answer.
+    /// Sends requests until the gateway is registered.
     async fn answered(controller: &Controller, ask: Ask) -> Result<Said, SilentError> {
         let names = || vec!["edge-1".to_owned()];
         let answer = async {

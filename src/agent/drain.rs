@@ -1,7 +1,7 @@
-//! What is announced to routers: the VIPs of `routed` pools, and none of them while the gateway is drained or about to end.
+//! Draining of the gateway: it announces the VIPs of `routed` pools to routers, and none while it is drained or about to end.
 //!
-//! Invariant: a drain withdraws routes and nothing else. What still arrives is forwarded, so that routers may take their time;
-//! VIPs of `l2` pools are answered for on, since nobody else would.
+//! Invariant: a drain only withdraws routes. Packets that still arrive are forwarded, so that routers have time to converge.
+//! ARP for VIPs of `l2` pools is still answered, because no other gateway would.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ use super::supervisor::Failure;
 /// Announces `routed` unless `draining` or `leaving`.
 ///
 /// # Errors
-/// When a sender is gone.
+/// If a sender is dropped.
 pub async fn run(
     mut routed: watch::Receiver<BTreeSet<IpAddr>>,
     mut draining: watch::Receiver<bool>,

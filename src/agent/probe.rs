@@ -1,11 +1,11 @@
-//! Probes: which targets there are, when each is probed, and what the results say. It runs in the gateway, whose own
-//! tables are all that a result changes (CONTROL section 2).
+//! Health probes: targets, schedule and results. Each gateway probes for itself, and results change only its own tables
+//! (CONTROL section 2).
 //!
-//! Invariant: one probe per distinct target, however many services share it, and never more at once than file
-//! descriptors allow. The targets, the schedule and the health are plain values with time as an argument; only
-//! [`run`] waits, and only a [`Prober`] touches the network.
-//! Deliberately not here: what happens when all backends of a service fail (the tables' compiler decides), and how a
-//! probe to a VIP reaches the one backend that it is for (the engine sends it there).
+//! Invariant: each distinct target is probed once, however many services share it, and concurrent probes are limited by
+//! file descriptors. Targets, schedule and health are plain values with time as an argument; only [`run`] waits, and only a
+//! [`Prober`] uses the network.
+//! Deliberately not here: the case that all backends of a service fail (the compiler decides), and how a probe to a VIP
+//! reaches its backend (the engine sends it there).
 
 mod node_health;
 mod prober;

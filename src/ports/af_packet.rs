@@ -13,6 +13,7 @@ use std::io;
 use std::path::PathBuf;
 use std::process::Command;
 
+use dpdk_sys::Device;
 use netlink_packet_core::{DefaultNla, NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
@@ -67,13 +68,13 @@ pub enum AfPacketError {
 
 /// How an interface was before us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Before {
+struct SavedState {
     ipv6_disabled: bool,
     promiscuous: bool,
     clsact: bool,
 }
 
-impl Before {
+impl SavedState {
     /// A filter's handle may not be 0.
     fn handle(self) -> u32 {
         1 + u32::from(self.ipv6_disabled) + 2 * u32::from(self.promiscuous) + 4 * u32::from(self.clsact)
@@ -85,24 +86,13 @@ impl Before {
     }
 }
 
-/// An interface that Linux is kept off. Dropping it leaves it so; [`Prepared::restore`] undoes it.
+/// An interface that Linux is kept off. Dropping it leaves it so; [`PreparedInterface::restore`] undoes it.
 #[derive(Debug)]
-pub struct Prepared {
+pub struct PreparedInterface {
     interface: String,
     index: u32,
-    before: Before,
+    before: SavedState,
     socket: Socket,
-}
-
-/// The interface of an af_packet device (`net_af_packet0,iface=eth1`), if it is one.
-#[must_use]
-pub fn interface_of(device: &str) -> Option<&str> {
-    let mut parts = device.split(',');
-    let device = parts.next()?;
-    // DPDK knows the driver by both names.
-    let number = device.strip_prefix("net_af_packet").or_else(|| device.strip_prefix("eth_af_packet"))?;
-    let interface = parts.find_map(|argument| argument.strip_prefix("iface="))?;
-    number.bytes().all(|b| b.is_ascii_digit()).then_some(interface)
 }
 
 /// Keeps Linux off the interface of an af_packet device, in the network namespace of the calling thread. `None` for any
@@ -110,14 +100,15 @@ pub fn interface_of(device: &str) -> Option<&str> {
 ///
 /// # Errors
 /// See [`AfPacketError`].
-pub async fn prepare(device: &str) -> Result<Option<Prepared>, AfPacketError> {
-    let Some(interface) = interface_of(device) else { return Ok(None) };
+pub async fn prepare(device: &Device) -> Result<Option<PreparedInterface>, AfPacketError> {
+    let interface = device.interface().filter(|_| device.has_driver("net_af_packet"));
+    let Some(interface) = interface else { return Ok(None) };
     let failed = |source| AfPacketError::Netlink { interface: interface.to_owned(), source };
     let mut socket = Socket::open(0).map_err(failed)?;
     let link = link(&mut socket, interface)
         .await
         .map_err(failed)?
-        .ok_or_else(|| AfPacketError::NoInterface { device: device.to_owned(), interface: interface.to_owned() })?;
+        .ok_or_else(|| AfPacketError::NoInterface { device: device.to_string(), interface: interface.to_owned() })?;
     let index = link.header.index;
     let before = match standing_filter(&mut socket, index).await.map_err(failed)? {
         Some(before) => {
@@ -125,7 +116,7 @@ pub async fn prepare(device: &str) -> Result<Option<Prepared>, AfPacketError> {
             before
         }
         None => {
-            let before = Before {
+            let before = SavedState {
                 ipv6_disabled: read_ipv6_disabled(interface),
                 promiscuous: link.header.flags.contains(LinkFlags::Promisc),
                 clsact: has_clsact(&mut socket, index).await.map_err(failed)?,
@@ -140,10 +131,10 @@ pub async fn prepare(device: &str) -> Result<Option<Prepared>, AfPacketError> {
     warn_of_offloads(interface);
     write_ipv6_disabled(interface, true)?;
     set_promiscuous(&mut socket, index, true).await.map_err(failed)?;
-    Ok(Some(Prepared { interface: interface.to_owned(), index, before, socket }))
+    Ok(Some(PreparedInterface { interface: interface.to_owned(), index, before, socket }))
 }
 
-impl Prepared {
+impl PreparedInterface {
     /// Gives the interface back to Linux as it was.
     ///
     /// # Errors
@@ -209,11 +200,11 @@ async fn filters(socket: &mut Socket, index: u32, parent: TcHandle) -> Result<Ve
     }
 }
 
-async fn standing_filter(socket: &mut Socket, index: u32) -> Result<Option<Before>, NetlinkError> {
+async fn standing_filter(socket: &mut Socket, index: u32) -> Result<Option<SavedState>, NetlinkError> {
     let filters = filters(socket, index, INGRESS).await?;
     // The kernel lists each priority once more, with handle 0, for the classifier itself.
     let ours = filters.iter().find(|f| f.header.info >> 16 == u32::from(PRIORITY) && u32::from(f.header.handle) != 0);
-    Ok(ours.map(|f| Before::from_handle(f.header.handle.into())))
+    Ok(ours.map(|f| SavedState::from_handle(f.header.handle.into())))
 }
 
 async fn has_filters(socket: &mut Socket, index: u32) -> Result<bool, NetlinkError> {
@@ -233,7 +224,7 @@ async fn has_clsact(socket: &mut Socket, index: u32) -> Result<bool, NetlinkErro
     Ok(found)
 }
 
-async fn add_filter(socket: &mut Socket, index: u32, before: Before) -> Result<(), NetlinkError> {
+async fn add_filter(socket: &mut Socket, index: u32, before: SavedState) -> Result<(), NetlinkError> {
     if !before.clsact {
         let request = RouteNetlinkMessage::NewQueueDiscipline(clsact_message(index));
         socket.request(request, NLM_F_CREATE | NLM_F_EXCL, "add qdisc clsact").await?;
@@ -324,23 +315,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_af_packet_devices_need_this() {
-        assert_eq!(interface_of("net_af_packet0,iface=eth1"), Some("eth1"));
-        assert_eq!(interface_of("eth_af_packet0,iface=eth1"), Some("eth1"));
-        assert_eq!(interface_of("net_af_packet12,qpairs=1,iface=veth-a,blocksz=4096"), Some("veth-a"));
-        for other in
-            ["0000:3b:00.0", "net_af_xdp0,iface=eth1", "net_tap0,iface=dtap0", "net_af_packet0", "net_af_packetx,iface=a"]
-        {
-            assert_eq!(interface_of(other), None, "{other}");
-        }
-    }
-
-    #[test]
     fn the_handle_says_how_the_interface_was() {
         for bits in 0..8_u32 {
-            let before = Before { ipv6_disabled: bits & 1 != 0, promiscuous: bits & 2 != 0, clsact: bits & 4 != 0 };
+            let before = SavedState { ipv6_disabled: bits & 1 != 0, promiscuous: bits & 2 != 0, clsact: bits & 4 != 0 };
             assert_ne!(before.handle(), 0);
-            assert_eq!(Before::from_handle(before.handle()), before);
+            assert_eq!(SavedState::from_handle(before.handle()), before);
         }
     }
 

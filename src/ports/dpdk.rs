@@ -1,15 +1,14 @@
 //! The engine's [`Port`] over DPDK: a worker's receive and transmit queue, and the pool that its packets come from.
 //!
-//! Invariant: nothing here looks at a packet. Each is in one segment: scattered receive is not asked for, buffers hold the longest
-//! frame of any port, and what a driver delivers in segments all the same is put together before (docs/adr/0025).
+//! Invariant: nothing here looks at a packet. Each packet is in one segment: scattered receive is not asked for, buffers hold
+//! the longest frame of any port, and what a driver delivers in segments nevertheless is copied together before (docs/adr/0025).
 //!
-//! Not here: which devices there are (settings), the threads (`workers`).
+//! Not here: which devices there are (`settings`), the threads (`workers`).
 
 use dataplane::{BURST, Buffer, Burst, Port};
-use dpdk_sys::{BadDevice, Device, Eal, EalConfig, Mbuf, Mempool, MempoolConfig};
+use dpdk_sys::{Device, Eal, EalConfig, Mbuf, Mempool, MempoolConfig, NoSpread, Spread};
 
-use crate::ports::handover::{Moored, Queues};
-use crate::ports::steering::{Found, Wanted};
+use super::handover::{QueuePair, QueueReceiver};
 use crate::settings::{Hugepages, PortSettings, Settings};
 
 /// Packets for each port: what the receive and transmit queues of the greediest driver (af_xdp, 2,048 + 2,048) can hold.
@@ -81,15 +80,15 @@ impl Buffer for Packet {
 /// A port as one worker sees it: its queues while the device is there, and the pool that packets come from.
 #[derive(Debug)]
 pub struct DpdkPort {
-    moored: Moored,
+    receiver: QueueReceiver,
     pool: Mempool,
 }
 
 impl DpdkPort {
-    /// A port whose queues come and go by a berth.
+    /// A port whose queues come and go by a hand-over.
     #[must_use]
-    pub fn new(moored: Moored, pool: Mempool) -> Self {
-        Self { moored, pool }
+    pub fn new(receiver: QueueReceiver, pool: Mempool) -> Self {
+        Self { receiver, pool }
     }
 }
 
@@ -98,7 +97,7 @@ impl Port for DpdkPort {
 
     #[inline]
     fn receive(&mut self, burst: &mut Burst<Packet>) {
-        if let Some(rx) = self.moored.queues().and_then(|queues| queues.rx.as_mut()) {
+        if let Some(rx) = self.receiver.queues().and_then(|queues| queues.rx.as_mut()) {
             rx.receive(burst);
         }
     }
@@ -106,7 +105,7 @@ impl Port for DpdkPort {
     /// Without a device everything is refused.
     #[inline]
     fn transmit(&mut self, burst: &mut Burst<Packet>) {
-        if let Some(tx) = self.moored.same_queues().and_then(|queues| queues.tx.as_mut()) {
+        if let Some(tx) = self.receiver.same_queues().and_then(|queues| queues.tx.as_mut()) {
             tx.transmit(burst);
         }
     }
@@ -123,14 +122,28 @@ impl Port for DpdkPort {
 // A burst of the engine is a burst of the driver.
 const _: () = assert!(BURST == dpdk_sys::BURST);
 
-/// What EAL is to be started with, and the pool to be made, for a configuration.
-///
-/// # Errors
-/// A device that is none.
-pub fn plan(settings: &Settings) -> Result<(EalConfig, MempoolConfig), BadDevice> {
-    let mut devices = settings.ports.iter().map(device).collect::<Result<Vec<_>, _>>()?;
-    let members: Vec<Device> = devices.iter().flat_map(Device::members).collect();
-    devices.extend(members);
+/// What a device is asked for.
+#[derive(Clone, Debug)]
+pub(super) struct QueueRequest {
+    /// Queues of each direction: one for every worker.
+    pub(super) queues: u16,
+    /// How the device shall spread what it receives.
+    pub(super) spread: Option<Spread>,
+}
+
+/// What a device has.
+#[derive(Clone, Debug)]
+pub(super) struct DeviceQueues {
+    /// Transmit queues.
+    pub(super) transmit: usize,
+    /// Whether it spreads as it was asked.
+    pub(super) spread: Result<(), NoSpread>,
+}
+
+/// What a configuration needs of DPDK: how EAL is started, and the pool of packets.
+#[must_use]
+pub fn plan(settings: &Settings) -> (EalConfig, MempoolConfig) {
+    let devices: Vec<Device> = settings.ports.iter().flat_map(|port| port.device.parts()).collect();
     let largest_mtu_bytes = settings.ports.iter().map(|port| port.mtu_bytes).max().unwrap_or_default();
     let ports = u32::try_from(devices.len()).unwrap_or(u32::MAX);
     let workers = u32::try_from(settings.cores.len()).unwrap_or(u32::MAX);
@@ -145,10 +158,10 @@ pub fn plan(settings: &Settings) -> Result<(EalConfig, MempoolConfig), BadDevice
     // EAL's own threads keep off the workers' cores where there is another; with none named they run where we may.
     let allowed = core_affinity::get_core_ids().unwrap_or_default();
     let cores = allowed.iter().map(|core| core.id).filter(|core| !settings.cores.contains(core)).collect();
-    Ok((EalConfig { hugepages, memory_mb, devices, cores }, pool))
+    (EalConfig { hugepages, memory_mb, devices, cores }, pool)
 }
 
-/// The node that all devices are on which tell theirs.
+/// The NUMA node of all devices that report one; none where they differ.
 fn common_node(nodes: impl Iterator<Item = Option<u32>>) -> Option<u32> {
     let mut nodes = nodes.flatten();
     let first = nodes.next()?;
@@ -156,40 +169,32 @@ fn common_node(nodes: impl Iterator<Item = Option<u32>>) -> Option<u32> {
 }
 
 /// A configured port that was opened.
-pub(crate) struct OpenedPort {
-    /// To ask and to tell it.
-    pub(crate) port: dpdk_sys::Port,
+pub(super) struct OpenedPort {
+    /// For control calls.
+    pub(super) port: dpdk_sys::Port,
     /// By worker.
-    pub(crate) queues: Vec<Queues>,
+    pub(super) queues: Vec<QueuePair>,
     /// What the device has.
-    pub(crate) found: Found,
+    pub(super) found: DeviceQueues,
 }
 
 /// Opens a configured port whose device is there. Its queues are for the workers, in their order.
 ///
 /// # Errors
 /// The device does not exist or is in use, a privilege is missing, the driver refuses.
-pub(crate) fn open(eal: Eal, port: &PortSettings, pool: Mempool, wanted: &Wanted) -> Result<OpenedPort, dpdk_sys::Error> {
+pub(super) fn open(eal: Eal, port: &PortSettings, pool: Mempool, request: &QueueRequest) -> Result<OpenedPort, dpdk_sys::Error> {
     let mac = port.mac.map(|mac| mac.0);
-    let Wanted { queues, spread } = wanted.clone();
-    let device = device(port)?.with_queues(queues);
+    let QueueRequest { queues, spread } = request.clone();
+    let device = port.device.clone().with_queues(queues);
     let config = dpdk_sys::PortConfig { device, mtu_bytes: port.mtu_bytes, mac, queues, spread };
     let dpdk_sys::StartedPort { port, rx, tx, spread } = dpdk_sys::Port::start(eal, &config, pool)?;
-    let found = Found { transmit: tx.len(), spread };
+    let found = DeviceQueues { transmit: tx.len(), spread };
     let (mut rx, mut tx) = (rx.into_iter(), tx.into_iter());
-    let queues = (0..queues).map(|_| Queues { rx: rx.next(), tx: tx.next() }).collect();
+    let queues = (0..queues).map(|_| QueuePair { rx: rx.next(), tx: tx.next() }).collect();
     Ok(OpenedPort { port, queues, found })
 }
 
-/// The device of a configured port.
-///
-/// # Errors
-/// It is none.
-pub fn device(port: &PortSettings) -> Result<Device, BadDevice> {
-    port.device.as_str().parse()
-}
-
-/// The pool that so many ports and workers need, and the memory to start EAL with, MB, where none of the ports is af_xdp.
+/// The pool that so many ports and workers need, and the memory to start EAL with, MB, where no port is af_xdp.
 #[must_use]
 pub fn size_memory(ports: u32, workers: u32, largest_mtu_bytes: u16) -> (MempoolConfig, u64) {
     let pool = size_pool(ports, workers, largest_mtu_bytes);

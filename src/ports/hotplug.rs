@@ -1,8 +1,9 @@
-//! Attending to the ports while the gateway runs: devices that come are attached and their queues handed to the worker,
-//! those that go are detached; twins follow their ports; the engine hears of links and addresses.
+//! The hotplug task: while the gateway runs, it attaches devices that come and hands their queues to the workers, and detaches
+//! devices that go. It also has twins follow their ports, and publishes links and Ethernet addresses for the engine.
 //!
-//! Invariant: each port stands for itself, and what fails at one is tried again without the others. A device is detached only after the worker has given its queues back, and its Ethernet address is told before
-//! its link. Deliberately not here: workers, and what they do with a port (`berth`).
+//! Invariant: each port is handled by itself, and what fails at one is tried again without the others. A device is detached only
+//! after the workers have given its queues back, and its Ethernet address is published before its link. Deliberately not here:
+//! workers, and what they do with a port (`handover`).
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -13,37 +14,51 @@ use dpdk_sys::{Device, Eal, Mempool};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::steering::{Standing, Wanted, reason};
-use super::twin::AttendedTwin;
-use super::{HardwareError, Opened, Ports, PortsNow, lock};
-use crate::ports::af_packet::{self, Prepared};
-use crate::ports::dpdk::{self, OpenedPort};
-use crate::ports::handover::{Berth, Queues};
+use super::af_packet::{self, PreparedInterface};
+use super::dpdk::{self, OpenedPort, QueueRequest};
+use super::error::PortsError;
+use super::handle::{PortHandle, PortHandles, lock};
+use super::handover::{QueuePair, QueueSender};
+use super::retry::Retry;
+use super::steering::{ProofState, reason};
+use super::twin::TwinReconciler;
 use crate::settings::PortSettings;
 
-/// How often links and devices are looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// A device that is there and cannot be attached is tried again after this, doubled each time up to the limit.
-const RETRY_FIRST: Duration = Duration::from_secs(1);
-const RETRY_MAX: Duration = Duration::from_secs(16);
+/// How often links and devices are checked.
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// A port, as the one sees it who attends to it.
-pub(super) struct Attended {
-    eal: Eal,
-    pool: Mempool,
-    settings: PortSettings,
-    device: Device,
+/// The ports as the engine must know them, beside what Linux and the configuration say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortStates {
+    /// Those without link, or without device.
+    pub down: Vec<PortIndex>,
+    /// How often the bond that a port is has changed its active member, by port.
+    pub moves: Vec<u64>,
+    /// Ethernet addresses of those whose device is there.
+    pub macs: Vec<(PortIndex, Mac)>,
+}
+
+/// A port, with all that is needed to attach and detach its device.
+pub(super) struct HotplugPort {
+    pub(super) eal: Eal,
+    pub(super) pool: Mempool,
+    pub(super) settings: PortSettings,
     /// One for each worker, in their order.
-    berths: Vec<Berth>,
-    wanted: Wanted,
-    /// Transmit queues that the workers count on.
-    transmit: u8,
-    pub(super) prepared: Option<Prepared>,
-    pub(super) twin: Option<AttendedTwin>,
-    /// What stood for the device when it was attached; none: it is not attached.
+    pub(super) senders: Vec<QueueSender>,
+    pub(super) request: QueueRequest,
+    /// Transmit queues that the workers use.
+    pub(super) transmit: u8,
+    pub(super) prepared: Option<PreparedInterface>,
+    pub(super) twin: Option<TwinReconciler>,
+    /// The device's [`Device::presence`] when it was attached; none: it is not attached.
     pub(super) presence: Option<u64>,
+    pub(super) state: DeviceState,
+}
+
+/// What the task has found out about a port's device.
+pub(super) struct DeviceState {
     /// Workers that were asked for their queues and have not given them back; none: nobody is asked.
-    leaving: Option<Vec<usize>>,
+    detaching: Option<Vec<usize>>,
     retry: Retry,
     link: Option<bool>,
     /// The active member of a bond, as it was found last.
@@ -52,119 +67,80 @@ pub(super) struct Attended {
     moves: u64,
 }
 
-pub(super) struct Retry {
-    not_before: Option<Instant>,
-    wait: Duration,
-}
-
-impl Retry {
+impl DeviceState {
     pub(super) const fn new() -> Self {
-        Self { not_before: None, wait: RETRY_FIRST }
-    }
-
-    pub(super) fn is_due(&self, now: Instant) -> bool {
-        self.not_before.is_none_or(|at| at <= now)
-    }
-
-    pub(super) fn failed(&mut self, now: Instant) {
-        self.not_before = Some(now + self.wait);
-        self.wait = (self.wait * 2).min(RETRY_MAX);
+        Self { detaching: None, retry: Retry::new(), link: None, member: None, moves: 0 }
     }
 }
 
-impl Attended {
-    pub(super) fn new(
-        eal: Eal,
-        pool: Mempool,
-        settings: PortSettings,
-        device: Device,
-        berths: Vec<Berth>,
-        wanted: Wanted,
-        transmit: u8,
-    ) -> Self {
-        Self {
-            eal,
-            pool,
-            settings,
-            device,
-            berths,
-            wanted,
-            transmit,
-            prepared: None,
-            twin: None,
-            presence: None,
-            leaving: None,
-            retry: Retry::new(),
-            link: None,
-            member: None,
-            moves: 0,
-        }
-    }
-
+impl HotplugPort {
     /// Gives the queues of an attached device to the workers.
-    pub(super) fn hand_over(&self, queues: Vec<Queues>) -> Result<(), HardwareError> {
-        let mut given = self.berths.iter().zip(queues).map(|(berth, queues)| berth.give(queues));
-        given.try_for_each(|given| given.map_err(|_| HardwareError::Worker))
+    pub(super) fn hand_over(&self, queues: Vec<QueuePair>) -> Result<(), PortsError> {
+        let mut sent = self.senders.iter().zip(queues).map(|(sender, queues)| sender.send(queues));
+        sent.try_for_each(|sent| sent.map_err(|_| PortsError::Worker))
     }
 
-    /// One look at the device: attaches one that has come, detaches one that has gone.
-    async fn look(&mut self, opened: &Ports, position: usize) {
-        let present = self.device.presence();
-        if self.leaving.is_some() {
-            self.finish_leaving(opened, position);
+    /// Checks the device once: attaches one that has come, detaches one that has gone.
+    async fn check(&mut self, handles: &PortHandles, position: usize) {
+        let (port, device) = (&self.settings.name, &self.settings.device);
+        let present = device.presence();
+        if self.state.detaching.is_some() {
+            self.finish_detaching(handles, position);
         } else if self.presence.is_some() && present != self.presence {
-            tracing::warn!(port = self.settings.name, device = %self.device, "the port's device is gone; it is attached again when it is back");
-            self.leaving = Some((0..self.berths.len()).filter(|&worker| self.berths[worker].call_back()).collect());
-        } else if self.presence.is_none() && present.is_some() && self.retry.is_due(Instant::now()) {
-            match self.attach(opened, position).await {
+            tracing::warn!(port, %device, "the port's device is gone; it is attached again when it is back");
+            self.state.detaching = Some((0..self.senders.len()).filter(|&worker| self.senders[worker].recall()).collect());
+        } else if self.presence.is_none() && present.is_some() && self.state.retry.is_due(Instant::now()) {
+            match self.attach(handles, position).await {
                 Ok(()) => {
                     self.presence = present;
-                    self.retry = Retry::new();
-                    tracing::info!(port = self.settings.name, device = %self.device, "the port's device has come and is attached");
+                    self.state.retry = Retry::new();
+                    let (port, device) = (&self.settings.name, &self.settings.device);
+                    tracing::info!(port, %device, "the port's device has come and is attached");
                 }
                 Err(error) => {
-                    self.retry.failed(Instant::now());
-                    tracing::warn!(port = self.settings.name, %error, again_s = self.retry.wait.as_secs(), "the port's device is there and cannot be attached");
+                    let again_s = self.state.retry.failed(Instant::now()).as_secs();
+                    let port = &self.settings.name;
+                    tracing::warn!(port, %error, again_s, "the port's device is there and cannot be attached");
                 }
             }
         }
     }
 
-    async fn attach(&mut self, opened: &Ports, position: usize) -> Result<(), HardwareError> {
-        self.prepared = af_packet::prepare(self.settings.device.as_str()).await?;
-        let OpenedPort { port: handle, queues, found } = dpdk::open(self.eal, &self.settings, self.pool, &self.wanted)?;
+    async fn attach(&mut self, handles: &PortHandles, position: usize) -> Result<(), PortsError> {
+        self.prepared = af_packet::prepare(&self.settings.device).await?;
+        let OpenedPort { port, queues, found } = dpdk::open(self.eal, &self.settings, self.pool, &self.request)?;
         if found.transmit < self.transmit.into() {
-            return Err(HardwareError::TransmitQueues { found: found.transmit, needed: self.transmit });
+            return Err(PortsError::TransmitQueues { found: found.transmit, needed: self.transmit });
         }
-        let mac = Mac(handle.mac());
+        let mac = Mac(port.mac());
         if let Some(twin) = &mut self.twin {
             twin.want_mac(mac);
         }
         self.hand_over(queues)?;
-        if let Some(opened) = lock(opened).get_mut(position) {
-            (opened.mac, opened.port) = (Some(mac), Some(handle));
+        if let Some(handle) = lock(handles).get_mut(position) {
+            (handle.mac, handle.port) = (Some(mac), Some(port));
         }
         Ok(())
     }
 
-    /// When all workers have given their queues back, they and the port's handle go, and with the last of them the device.
-    fn finish_leaving(&mut self, opened: &Ports, position: usize) {
-        let Some(leaving) = &mut self.leaving else { return };
-        leaving.retain(|&worker| self.berths[worker].returned().is_none());
-        if !leaving.is_empty() {
+    /// Drops the queues and the port's handle once all workers have given their queues back; the last of them closes the device.
+    fn finish_detaching(&mut self, handles: &PortHandles, position: usize) {
+        let Some(workers) = &mut self.state.detaching else { return };
+        workers.retain(|&worker| self.senders[worker].returned().is_none());
+        if !workers.is_empty() {
             return;
         }
-        if let Some(opened) = lock(opened).get_mut(position) {
-            opened.port = None;
+        if let Some(handle) = lock(handles).get_mut(position) {
+            handle.port = None;
         }
         // The interface is gone, and with it what was changed on it.
-        (self.prepared, self.presence, self.leaving) = (None, None, None);
+        (self.prepared, self.presence, self.state.detaching) = (None, None, None);
     }
 
-    /// Has the first worker send what an 802.3ad bond has to say: four times a second, while LACP's shorter timeout is 3 s.
-    fn speak(&self) {
-        if let (true, Some(berth)) = (self.device.speaks_lacp(), self.berths.first()) {
-            berth.use_once(|queues| {
+    /// Has the first worker send the LACP frames of an 802.3ad bond: four times a second, while LACP's shorter timeout is 3 s.
+    fn send_lacp(&self) {
+        if let (true, Some(sender)) = (self.settings.device.speaks_lacp(), self.senders.first()) {
+            sender.run(|queues| {
                 if let Some(tx) = &mut queues.tx {
                     tx.speak();
                 }
@@ -172,61 +148,62 @@ impl Attended {
         }
     }
 
-    /// Tells of a bond that has another active member. The first one is no move, nor is the one after the device was away.
+    /// Counts and logs that a bond has another active member. The first member is no change, nor is the one that is found after
+    /// the device was away.
     fn follow_member(&mut self, active: Option<Device>) {
-        if self.member == active {
+        let state = &mut self.state;
+        if state.member == active {
             return;
         }
-        if let (Some(before), Some(now)) = (&self.member, &active) {
-            self.moves += 1;
+        if let (Some(before), Some(now)) = (&state.member, &active) {
+            state.moves += 1;
             tracing::info!(port = self.settings.name, %before, %now, "the bond has another active member");
         }
-        self.member = active;
+        state.member = active;
     }
 
-    /// Tells of a changed link, and makes the twin follow.
+    /// Logs a changed link, and has the twin follow it.
     async fn follow_link(&mut self, is_up: bool) {
-        if self.link.replace(is_up) != Some(is_up) {
+        if self.state.link.replace(is_up) != Some(is_up) {
             tracing::info!(port = self.settings.name, link = if is_up { "up" } else { "down" }, "the port's link");
         }
         if let Some(twin) = &mut self.twin {
             twin.want_carrier(is_up);
-            twin.look().await;
+            twin.reconcile().await;
         }
     }
 }
 
-/// Who attends to the ports.
+/// The hotplug task of all ports.
 #[derive(Clone)]
-pub struct Attendant {
-    pub(super) ports: Ports,
-    pub(super) attended: Arc<tokio::sync::Mutex<Vec<Attended>>>,
+pub struct Hotplug {
+    pub(super) handles: PortHandles,
+    pub(super) ports: Arc<tokio::sync::Mutex<Vec<HotplugPort>>>,
 }
 
-impl Attendant {
-    /// Attends until its future is dropped. `now` says how the ports are.
-    pub async fn attend(self, now: watch::Sender<PortsNow>) -> Infallible {
-        let mut attended = self.attended.lock().await;
-        attended.iter_mut().for_each(|one| one.link = None);
-        let mut ticks = tokio::time::interval(LOOK_EVERY);
+impl Hotplug {
+    /// Runs until its future is dropped. The states of the ports go to `states`.
+    pub async fn run(self, states: watch::Sender<PortStates>) -> Infallible {
+        let mut ports = self.ports.lock().await;
+        ports.iter_mut().for_each(|port| port.state.link = None);
+        let mut ticks = tokio::time::interval(CHECK_INTERVAL);
         loop {
             ticks.tick().await;
-            for (position, one) in attended.iter_mut().enumerate() {
-                one.look(&self.ports, position).await;
-                one.speak();
+            for (position, port) in ports.iter_mut().enumerate() {
+                port.check(&self.handles, position).await;
+                port.send_lacp();
             }
-            lock(&self.ports).iter_mut().for_each(tell_of_steering);
-            let links: Vec<(bool, Option<Device>)> =
-                lock(&self.ports).iter().map(|one| (is_up(one), active_member(one))).collect();
-            for (one, (is_up, member)) in attended.iter_mut().zip(links) {
-                one.follow_member(member);
+            lock(&self.handles).iter_mut().for_each(log_proof);
+            let links: Vec<_> = lock(&self.handles).iter().map(|handle| (handle.is_up(), handle.active_member())).collect();
+            for (port, (is_up, member)) in ports.iter_mut().zip(links) {
+                port.follow_member(member);
                 // A device that is going has no link, whatever its driver says.
-                one.follow_link(is_up && one.leaving.is_none()).await;
+                port.follow_link(is_up && port.state.detaching.is_none()).await;
             }
-            let there = ports_now(&lock(&self.ports), &attended);
-            now.send_if_modified(|last| {
-                *last != there && {
-                    *last = there;
+            let now = port_states(&lock(&self.handles), &ports);
+            states.send_if_modified(|last| {
+                *last != now && {
+                    *last = now;
                     true
                 }
             });
@@ -234,52 +211,28 @@ impl Attendant {
     }
 }
 
-/// Logs when live packets have proven, or refuted, that a port spreads them as it was told.
-fn tell_of_steering(opened: &mut Opened) {
-    let now = opened.steering.standing();
-    let port = &opened.name;
-    match (opened.standing, now) {
+/// Logs when live packets have proven, or refuted, that a port spreads them by RSS as it was configured.
+fn log_proof(handle: &mut PortHandle) {
+    let now = handle.steering.proof_state();
+    let port = &handle.name;
+    match (handle.logged, now) {
         (before, now) if before == now => {}
-        (_, Standing::Proven) => tracing::info!(port, "the device spreads packets by RSS as it was told: its queues are trusted"),
-        (_, Standing::Refuted(why)) => {
+        (_, ProofState::Proven) => {
+            tracing::info!(port, "the device spreads packets by RSS as configured: its queues are trusted");
+        }
+        (_, ProofState::Refuted(why)) => {
             tracing::warn!(port, why = reason(why), "the device's queues are not trusted; workers find owners themselves");
         }
-        (_, Standing::Settled | Standing::Observing { .. }) => {}
+        (_, ProofState::Settled | ProofState::Observing { .. }) => {}
     }
-    opened.standing = now;
+    handle.logged = now;
 }
 
-fn is_up(opened: &Opened) -> bool {
-    opened.port.as_ref().is_some_and(|port| port.link().is_ok_and(|link| link.is_up))
-}
-
-fn active_member(opened: &Opened) -> Option<Device> {
-    opened.port.as_ref()?.active_member()
-}
-
-fn ports_now(opened: &[Opened], attended: &[Attended]) -> PortsNow {
-    let indexed = || (0..=u8::MAX).map(PortIndex).zip(opened).zip(attended);
-    PortsNow {
-        down: indexed().filter(|(_, attended)| attended.link != Some(true)).map(|((port, _), _)| port).collect(),
-        moves: attended.iter().map(|attended| attended.moves).collect(),
-        macs: indexed().filter_map(|((port, opened), _)| opened.port.as_ref().and(opened.mac).map(|mac| (port, mac))).collect(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_device_that_cannot_be_attached_is_tried_less_and_less_often_up_to_a_limit() {
-        let (start, mut retry) = (Instant::now(), Retry::new());
-        assert!(retry.is_due(start), "the first time at once");
-        let mut waits = Vec::new();
-        for _ in 0..7 {
-            retry.failed(start);
-            let wait = (0..).find(|s| retry.is_due(start + Duration::from_secs(*s))).unwrap();
-            waits.push(wait);
-        }
-        assert_eq!(waits, [1, 2, 4, 8, 16, 16, 16]);
+fn port_states(handles: &[PortHandle], ports: &[HotplugPort]) -> PortStates {
+    let indexed = || (0..=u8::MAX).map(PortIndex).zip(handles).zip(ports);
+    PortStates {
+        down: indexed().filter(|(_, port)| port.state.link != Some(true)).map(|((index, _), _)| index).collect(),
+        moves: ports.iter().map(|port| port.state.moves).collect(),
+        macs: indexed().filter_map(|((index, handle), _)| handle.port.as_ref().and(handle.mac).map(|mac| (index, mac))).collect(),
     }
 }

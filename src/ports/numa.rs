@@ -2,13 +2,12 @@
 
 use std::path::Path;
 
-use crate::ports::dpdk;
 use crate::settings::Settings;
 
 /// Warns of workers whose core is on another node than a port that they poll.
 pub(super) fn warn_of_distance(settings: &Settings) {
     for port in &settings.ports {
-        let Some(port_node) = dpdk::device(port).ok().and_then(|device| device.node()) else { continue };
+        let Some(port_node) = port.device.node() else { continue };
         for &core in &settings.cores {
             let core_node = of_core(Path::new("/sys"), core);
             if core_node.is_some_and(|node| node != port_node) {

@@ -1,7 +1,7 @@
 //! The Linux twins of the ports: persistent taps that carry a port's addresses, and the one thread that moves frames
 //! between them and the workers.
 //!
-//! A twin that somebody deletes is made again by whoever attends to its port (`hardware`), and the thread takes its new tap.
+//! A twin that somebody deletes is made again by the hotplug task, and the thread takes its new tap.
 //!
 //! A twin outlives the process with its addresses, so that routes and BGP sessions stand while the gateway restarts; what
 //! it added and the configuration no longer names, the next start removes. Deliberately not here: routes, which are the
@@ -12,5 +12,5 @@ mod reconciler;
 mod thread;
 
 pub use interface::{Interface, TwinConfig, TwinError};
-pub(super) use reconciler::AttendedTwin;
+pub(super) use reconciler::TwinReconciler;
 pub use thread::{NewTap, TwinCounters, TwinPort, TwinThread};

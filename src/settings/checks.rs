@@ -10,7 +10,7 @@ use proto::limits::RESERVED_MAX;
 
 use super::Hugepages;
 use super::links::PlacedLink;
-use super::port::{Device, PlacedPort, Twin};
+use super::port::{PlacedPort, Twin};
 
 /// The addresses that the gateway itself uses, and who uses them.
 pub(super) struct Used<'a> {
@@ -122,7 +122,7 @@ fn pools_are_on_link(reader: &Reader, used: &Used<'_>, pools: &[PlacedRange]) {
 fn devices_have_memory(reader: &Reader, ports: &[PlacedPort], hugepages: Hugepages) {
     for port in ports.iter().filter(|_| hugepages == Hugepages::Off) {
         let parts = port.settings.device.parts();
-        let Some(pci) = parts.iter().find(|part| matches!(part, Device::Pci(_))) else { continue };
+        let Some(pci) = parts.iter().find(|part| part.is_pci()) else { continue };
         let message = format!("found {pci}, a PCI device, which needs hugepages; set `memory.hugepages` to auto");
         reader.problem(&port.device_place, message);
     }
@@ -131,7 +131,7 @@ fn devices_have_memory(reader: &Reader, ports: &[PlacedPort], hugepages: Hugepag
 fn twins_have_names_of_their_own(reader: &Reader, ports: &[PlacedPort]) {
     let with_parts = ports.iter().flat_map(|port| port.settings.device.parts().into_iter().map(move |part| (port, part)));
     for (port, part) in with_parts {
-        let Some(interface) = part.interface() else { continue };
+        let Some(interface) = part.named_interface() else { continue };
         if ports.iter().any(|other| other.settings.twin == Twin::Tap && other.settings.name == interface) {
             reader.problem(
                 &port.device_place,

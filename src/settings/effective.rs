@@ -127,7 +127,7 @@ fn write_port(out: &mut String, port: &PortSettings) -> fmt::Result {
         Twin::None => "none",
     };
     writeln!(out, "  - name: {}", quoted(&port.name))?;
-    writeln!(out, "    device: {}", quoted(port.device.as_str()))?;
+    writeln!(out, "    device: {}", quoted(&port.device.to_string()))?;
     writeln!(out, "    addresses: {}", quoted_list(&port.addresses))?;
     writeln!(out, "    mac: {mac}")?;
     writeln!(out, "    mtu: {}", port.mtu_bytes)?;

@@ -1,18 +1,16 @@
 //! Key `ports`: the network ports that sluice owns.
 
-use std::fmt;
 use std::net::IpAddr;
 
 use control::config::{Field, Place, Section, scalar};
 use dataplane::Mac;
+use dpdk_sys::{BadDevice, Device};
 use ipnet::IpNet;
 
 /// Ports of one gateway: `RTE_MAX_ETHPORTS` of a DPDK built with its defaults.
 const PORTS_MAX: usize = 32;
 /// Bytes of an interface name: `IFNAMSIZ` with the terminating zero is 16.
 const NAME_BYTES_MAX: usize = 15;
-/// Bytes of a DPDK device name: `RTE_DEV_NAME_MAX_LEN` with the terminating zero is 64.
-const DEVICE_NAME_BYTES_MAX: usize = 63;
 /// Largest MTU, bytes: the most that cards and switches commonly take (9,216 with or without the Ethernet header; the device
 /// refuses what is too much for it).
 pub(super) const MTU_BYTES_MAX: u16 = 9216;
@@ -27,83 +25,6 @@ pub enum Twin {
     Tap,
     /// There is none.
     None,
-}
-
-/// A device as DPDK's EAL is told about it, arguments included.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Device {
-    /// A PCI address.
-    Pci(String),
-    /// A virtual device.
-    Vdev(String),
-}
-
-impl Device {
-    fn parse(text: &str) -> Option<Self> {
-        let name = text.split(',').next()?;
-        if is_pci(name) {
-            return Some(Self::Pci(text.to_ascii_lowercase()));
-        }
-        let legal = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_';
-        let vdev = name.starts_with("net_") && name.len() <= DEVICE_NAME_BYTES_MAX && name.bytes().all(legal);
-        (vdev && !text.contains(char::is_whitespace)).then(|| Self::Vdev(text.to_owned()))
-    }
-
-    /// The text for EAL.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        match self {
-            Self::Pci(text) | Self::Vdev(text) => text,
-        }
-    }
-
-    /// The name without arguments; a PCI address without a domain is in domain 0.
-    fn name(&self) -> String {
-        let name = self.as_str().split(',').next().unwrap_or_default();
-        match self {
-            Self::Pci(_) if name.len() == "3b:00.0".len() => format!("0000:{name}"),
-            _ => name.to_owned(),
-        }
-    }
-
-    /// The device, and behind it the members that a bond is made of.
-    #[must_use]
-    pub fn parts(&self) -> Vec<Self> {
-        let members = self.as_str().parse::<dpdk_sys::Device>().map(|device| device.members()).unwrap_or_default();
-        let members = members.iter().filter_map(|member| Self::parse(&member.to_string()));
-        std::iter::once(self.clone()).chain(members).collect()
-    }
-
-    /// What no other port may have: the device and the members of a bond, each with its interface.
-    fn claims(&self) -> Vec<String> {
-        let of_one = |device: Self| [Some(device.name()), device.interface().map(|name| format!("interface {name}"))];
-        self.parts().into_iter().flat_map(of_one).flatten().collect()
-    }
-
-    /// The Linux interface that it uses (`iface=`), if any. A bond has none; its members have.
-    #[must_use]
-    pub fn interface(&self) -> Option<&str> {
-        if self.as_str().starts_with("net_bonding") {
-            return None;
-        }
-        self.as_str().split(',').find_map(|argument| argument.strip_prefix("iface="))
-    }
-}
-
-impl fmt::Display for Device {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// Whether this is `[DOMAIN:]BUS:DEVICE.FUNCTION` as Linux writes it.
-fn is_pci(name: &str) -> bool {
-    let (head, function) = name.split_at_checked(name.len().saturating_sub(2)).unwrap_or_default();
-    let mut parts = head.split(':').rev();
-    let hex = |part: Option<&str>, len: usize| part.is_some_and(|p| p.len() == len && p.bytes().all(|b| b.is_ascii_hexdigit()));
-    let legal = hex(parts.next(), 2) && hex(parts.next(), 2);
-    let domain = parts.next();
-    legal && (domain.is_none() || hex(domain, 4)) && parts.next().is_none() && matches!(function.as_bytes(), [b'.', b'0'..=b'7'])
 }
 
 /// A port.
@@ -186,23 +107,27 @@ fn take_name(section: &mut Section<'_>, others: &[PlacedPort]) -> String {
 
 fn take_device(section: &mut Section<'_>, others: &[PlacedPort]) -> (Device, Place) {
     let expected = "a PCI address such as 0000:3b:00.0 or a DPDK vdev such as net_af_packet0,iface=eth1";
-    let none = || Device::Vdev(String::new());
+    let none = || Device::Virtual { name: String::new(), arguments: String::new() };
     let Some(field) = section.required("device", expected) else { return (none(), section.place.clone()) };
-    let Some(device) = field.parse(expected, Device::parse) else { return (none(), field.place) };
-    if let Err(error) = device.as_str().parse::<dpdk_sys::Device>() {
-        field.problem(format!("found {device}: {}", error.reason));
-    }
-    let claims = device.claims();
+    let parse = |text: &str| text.parse().map_err(|BadDevice { reason, .. }| format!("expected {expected}: {reason}"));
+    let Some(device) = field.try_parse(expected, parse) else { return (none(), field.place) };
+    let claims = claims(&device);
     if let Some(twice) = claims.iter().enumerate().find_map(|(at, claim)| claims[..at].contains(claim).then_some(claim)) {
         field.problem(format!("found {twice} twice in one bond; name each member once"));
     }
     for other in others {
-        let theirs = other.settings.device.claims();
+        let theirs = self::claims(&other.settings.device);
         if let Some(shared) = claims.iter().find(|claim| theirs.contains(claim)) {
             field.problem(format!("found {shared}, which port `{}` has already; give each port its own", other.settings.name));
         }
     }
     (device, field.place)
+}
+
+/// What no other port may have: the device and the members of a bond, each with its interface.
+fn claims(device: &Device) -> Vec<String> {
+    let of_part = |part: Device| [Some(part.port_name()), part.named_interface().map(|name| format!("interface {name}"))];
+    device.parts().into_iter().flat_map(of_part).flatten().collect()
 }
 
 /// Takes key `addresses`: none of them is `used` already.
@@ -245,29 +170,6 @@ pub(super) fn host(text: &str) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn devices_are_pci_addresses_or_vdevs() {
-        for text in [
-            "0000:3b:00.0",
-            "3b:00.1",
-            "0000:3B:00.0,representor=0",
-            "net_af_packet0,iface=eth1",
-            "net_tap0",
-            "net_af_xdp0,iface=x",
-        ] {
-            assert!(Device::parse(text).is_some(), "{text}");
-        }
-        for text in ["", "eth0", "0000:3b:00.8", "3b:00", "0000:0000:3b:00.0", "net_a b", "net_A0", ",", "ü.0", "3b:0ü.0"] {
-            assert_eq!(Device::parse(text), None, "{text}");
-        }
-        assert!(matches!(Device::parse("3b:00.1"), Some(Device::Pci(_))));
-    }
-
-    #[test]
-    fn a_pci_address_without_a_domain_is_in_domain_zero() {
-        assert_eq!(Device::parse("3B:00.0").unwrap().name(), Device::parse("0000:3b:00.0,x=1").unwrap().name());
-    }
 
     #[test]
     fn ethernet_addresses_are_of_one_interface() {

@@ -15,6 +15,8 @@ use std::io;
 use std::path::Path;
 
 use core_affinity::CoreId;
+use dpdk_sys::Device;
+
 pub use root::Root;
 
 use crate::ports::dpdk;
@@ -36,7 +38,7 @@ pub enum DoctorError {
 #[derive(Clone, Debug, Default)]
 pub struct Needs {
     /// The devices of the ports, as configured.
-    pub devices: Vec<String>,
+    pub devices: Vec<Device>,
     /// Whether a port has a Linux twin.
     pub twins: bool,
     /// Whether packet memory must be in hugepages.
@@ -54,21 +56,21 @@ impl Needs {
     #[must_use]
     pub fn of(settings: &Settings) -> Self {
         Self {
-            devices: settings.ports.iter().flat_map(|port| port.device.parts()).map(|device| device.to_string()).collect(),
+            devices: settings.ports.iter().flat_map(|port| port.device.parts()).collect(),
             twins: settings.ports.iter().any(|port| port.twin == Twin::Tap),
             hugepages_required: settings.hugepages == Hugepages::Require,
-            memory_mb: dpdk::plan(settings).map_or(0, |(eal, _)| eal.memory_mb),
+            memory_mb: dpdk::plan(settings).0.memory_mb,
             cores: settings.cores.clone(),
             polls_busy: settings.poll == Poll::Busy,
         }
     }
 
-    fn pci_devices(&self) -> impl Iterator<Item = &str> {
-        self.devices.iter().map(String::as_str).filter(|device| !device.starts_with("net_"))
+    fn has_pci_device(&self) -> bool {
+        self.devices.iter().any(Device::is_pci)
     }
 
-    fn has_device(&self, driver: &str) -> bool {
-        self.devices.iter().any(|device| device.starts_with(driver))
+    fn has_driver(&self, driver: &str) -> bool {
+        self.devices.iter().any(|device| device.has_driver(driver))
     }
 }
 
@@ -190,8 +192,17 @@ mod tests {
         let machine = Machine::new(&[]);
         let findings = examine(&machine.root(), &Needs::default(), "DPDK 22.11", &[]);
         assert!(is_ready(&findings), "{findings:?}");
-        let needs = Needs { devices: vec!["net_af_packet0,iface=eth1".into()], twins: true, cores: vec![1], ..Needs::default() };
+        let needs = Needs {
+            devices: vec!["net_af_packet0,iface=eth1".parse().unwrap()],
+            twins: true,
+            cores: vec![1],
+            ..Needs::default()
+        };
         assert!(!is_ready(&examine(&machine.root(), &needs, "DPDK 22.11", &[])));
+    }
+
+    fn texts(needs: &Needs) -> Vec<String> {
+        needs.devices.iter().map(Device::to_string).collect()
     }
 
     #[test]
@@ -201,10 +212,7 @@ mod tests {
                     workers: {cores: [3], poll: busy}\nsnat: {addresses: [192.0.2.3]}\n";
         std::fs::write(file.path(), text).unwrap();
         let needs = Needs::of(&Settings::read(file.path(), &SourceChoice::Replay("/".into())).unwrap());
-        assert_eq!(
-            (needs.devices.as_slice(), needs.cores.as_slice()),
-            (["net_af_packet0,iface=eth1".to_owned()].as_slice(), [3].as_slice())
-        );
+        assert_eq!((texts(&needs), needs.cores.as_slice()), (vec!["net_af_packet0,iface=eth1".to_owned()], [3].as_slice()));
         assert!(needs.twins && needs.polls_busy && !needs.hugepages_required && needs.memory_mb > 32);
     }
 
@@ -215,12 +223,12 @@ mod tests {
                     workers: {cores: [3]}\nsnat: {addresses: [192.0.2.3]}\n";
         std::fs::write(file.path(), text).unwrap();
         let needs = Needs::of(&Settings::read(file.path(), &SourceChoice::Replay("/".into())).unwrap());
-        assert_eq!(needs.devices[1..], ["0000:3b:00.0", "0000:3b:00.1"]);
+        assert_eq!(texts(&needs)[1..], ["0000:3b:00.0", "0000:3b:00.1"]);
         let findings = examine(&Machine::new(&[]).root(), &needs, "DPDK 22.11", &[]);
         let of = |subject: &str| findings.iter().find(|f| f.subject == subject).map(|f| (f.level, f.found.as_str()));
         assert_eq!(of("net_bonding0"), Some((Level::Ok, "a bond of 0000:3b:00.0 0000:3b:00.1")));
         assert_eq!(of("0000:3b:00.1"), Some((Level::Missing, "not on the PCI bus")));
-        let alone = Needs { devices: vec!["net_bonding0,mode=1,slave=net_tap1".into()], ..Needs::default() };
+        let alone = Needs { devices: vec!["net_bonding0,mode=1,slave=net_tap1".parse().unwrap()], ..Needs::default() };
         let findings = examine(&Machine::new(&[]).root(), &alone, "DPDK 22.11", &[]);
         assert!(findings.iter().any(|f| f.subject == "net_bonding0" && f.level == Level::Note), "{findings:?}");
     }

@@ -1,6 +1,6 @@
-//! Connects to a controller: over a unix socket, or over TCP with TLS.
+//! Connections to a controller, over a unix socket or over TCP with TLS.
 //!
-//! Invariant: over TCP nothing is sent to a peer that is not a controller of the gateway's own group (`control::tls`).
+//! Invariant: over TCP nothing is sent to a peer that is not a controller of the gateway's own group.
 //! Deliberately not here: which controller to dial, and when (`config_client`).
 
 use std::io;
@@ -19,24 +19,24 @@ use tokio_rustls::TlsConnector;
 use tonic::transport::{Channel, Endpoint};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A controller that does not answer pings is given up within twice this, 20 s as everywhere (CONTROL section 8).
+/// Interval of keep-alive pings. A dead connection is noticed within twice this time, 20 s (CONTROL section 8).
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
-/// Why a controller cannot be spoken to.
+/// Why a connection to a controller failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DialError {
-    /// Our own certificates are no good.
+    /// Our own certificates are unusable.
     #[error(transparent)]
     Certificates(#[from] TlsError),
-    /// There is a URL with TLS, and no certificates for it.
+    /// The URL needs TLS, but no certificates are configured.
     #[error("it needs certificates; name them by `controller.tls`")]
     NoCertificates,
-    /// Nobody answers, or not the right one.
+    /// No answer, or the peer is not a controller of our group.
     #[error("{0}")]
     Connect(String),
 }
 
-/// A channel to the controller at `url`, and our group, as far as our certificate says it.
+/// A channel to the controller at `url`, and our group if our certificate has it.
 ///
 /// # Errors
 /// See [`DialError`].
@@ -56,7 +56,7 @@ pub(super) async fn dial(
             let (config, group) = tls::client_config(&Material::read(files).await?, gateway)?;
             let (config, to) = (Arc::new(config), (host.clone(), *port));
             let connector = tower::service_fn(move |_: Uri| connect(Arc::clone(&config), to.clone()));
-            // The scheme would have tonic look for TLS of its own.
+            // With the scheme https tonic would set up its own TLS.
             let endpoint = alive(Endpoint::from_static("http://controller"));
             Ok((endpoint.connect_with_connector(connector).await.map_err(failed)?, Some(group)))
         }

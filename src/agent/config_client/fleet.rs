@@ -1,8 +1,8 @@
-//! Answers what the controller asks on behalf of operators (`sluice.v1.Fleet`), beside the stream that brings the state.
+//! Answers to requests that the controller forwards for operators (`sluice.v1.Fleet`), on a stream beside that of the state.
 //!
-//! Invariant: one question is answered after the other, from memory; a controller that does not read its answers is waited
-//! for and costs one answer.
-//! Deliberately not here: the answers themselves, which are those of the admin API.
+//! Invariant: requests are answered one after another, from memory. A controller that does not read its answers blocks this
+//! stream only, with one pending answer.
+//! Deliberately not here: the answers themselves, which come from the admin API.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,15 +16,15 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-/// Wait before the offer is made again: operators may wait a moment, and a controller that just ended is not there sooner.
+/// Delay before registering again: operators can wait a moment, and a controller needs about as long to restart.
 const WAIT: Duration = Duration::from_secs(1);
 
-/// What answers.
+/// Source of the answers.
 #[derive(Clone)]
 pub struct Responder(Arc<dyn Fn(&Ask) -> Said + Send + Sync>);
 
 impl Responder {
-    /// By a function of the question.
+    /// A function of the request.
     pub fn new(answer: impl Fn(&Ask) -> Said + Send + Sync + 'static) -> Self {
         Self(Arc::new(answer))
     }
@@ -36,7 +36,7 @@ impl fmt::Debug for Responder {
     }
 }
 
-/// Offers to answer for as long as it is polled, unless the controller is of a version that never asks.
+/// Keeps the gateway registered while it is polled, unless the controller is too old to send requests.
 pub(super) async fn run(channel: Channel, gateway: String, answering: Responder) {
     loop {
         match serve(&channel, &gateway, &answering).await {
@@ -52,7 +52,7 @@ pub(super) async fn run(channel: Channel, gateway: String, answering: Responder)
 async fn serve(channel: &Channel, gateway: &str, answering: &Responder) -> Result<(), Status> {
     let (answers, outbound) = mpsc::channel(1);
     let offer = Said::Offer(Offer { gateway: gateway.to_owned() });
-    // The channel has room for it.
+    // The channel has room for this message.
     let _ = answers.try_send(Answer { number: 0, said: Some(offer) });
     let mut client = FleetClient::new(channel.clone()).max_encoding_message_size(limits::MESSAGE_BYTES_MAX);
     let mut questions = client.serve(ReceiverStream::new(outbound)).await?.into_inner();

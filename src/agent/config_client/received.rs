@@ -1,7 +1,7 @@
-//! What a gateway makes of a controller's messages.
+//! The received state: applies the messages of a controller.
 //!
-//! Invariant: a Service that a message does not change keeps its `Arc`, so that nothing of it is compiled again. A
-//! Service that this version cannot read is held as refused, with the reason: it is not served, and the rest is.
+//! Invariant: a Service that a message does not change keeps its `Arc`, so that it is not compiled again. A Service that this
+//! version cannot decode is stored as refused, with the reason; it is not served, and all others are.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,16 +9,16 @@ use std::sync::Arc;
 use proto::convert::{self, ConvertError, service_name};
 use proto::{Generation, Known, NodeSets, Origin, Pool, Reason, Refusal, Service, ServiceName, Services, State, v1};
 
-/// Why a message cannot be used at all. The stream starts again.
+/// Why a message is unusable. The stream is opened again.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(super) enum ReceivedError {
-    /// It does not say which state it leads to.
+    /// It does not name the resulting generation.
     #[error("the controller sent a state without a generation")]
     NoGeneration,
-    /// It changes a state, and there is none.
+    /// It is a difference, but there is no state.
     #[error("the controller sent changes, and there is no state to change")]
     NothingToChange,
-    /// A pool is wrong: without it, addresses of ours would be taken for others'.
+    /// A pool is invalid: without it, the gateway would treat its own VIPs as foreign addresses.
     #[error("the controller sent a pool that cannot be used: {0}")]
     Pool(#[from] ConvertError),
 }
@@ -28,12 +28,12 @@ pub(super) enum ReceivedError {
 pub(super) struct Received {
     state: Option<Arc<State>>,
     hashes: BTreeMap<String, Vec<u8>>,
-    /// The sets of nodes that ports may name.
+    /// The node sets to which ports may refer.
     node_sets: NodeSets,
 }
 
 impl Received {
-    /// Goes on from what an earlier run of this task, or of the program, knew.
+    /// Starts from the state of an earlier run of this task or of the program.
     pub(super) fn resuming(known: Option<&Known>) -> Self {
         let Some(known) = known else { return Self::default() };
         let hash = |service: &Arc<Service>| (service.name.to_string(), v1::Service::from(&**service).hash);
@@ -88,8 +88,8 @@ impl Received {
         Ok(Known { state, origin: Origin::Controller })
     }
 
-    /// Takes in sets of nodes: Services that name one have the newest, whether they were sent again or not. One that cannot be
-    /// read is as if it were not there.
+    /// Applies node sets: Services that refer to one get its newest version, whether or not they were sent again. A set that
+    /// cannot be decoded counts as missing.
     fn take_sets(&mut self, messages: Vec<v1::NodeSet>, services: &mut Services) {
         if messages.is_empty() {
             return;
@@ -106,7 +106,7 @@ impl Received {
     }
 }
 
-/// A Service and the hash it came with; none when it does not even have a name.
+/// A Service and its hash; `None` if it has no name.
 fn read(message: v1::Service, sets: &NodeSets) -> Option<(Service, Vec<u8>)> {
     let name = match service_name(&format!("{}/{}", message.namespace, message.name)) {
         Ok(name) => name,
@@ -123,7 +123,7 @@ fn read(message: v1::Service, sets: &NodeSets) -> Option<(Service, Vec<u8>)> {
     Some((service, hash))
 }
 
-/// Stands for a Service that cannot be read. Its policy means nothing: it has no port to apply it to.
+/// Placeholder for a Service that cannot be decoded. Its policy is meaningless, because it has no port.
 fn refused(name: ServiceName, error: &ConvertError) -> Service {
     Service {
         refusal: Some(Refusal { reason: Reason::Unsupported, message: error.to_string() }),
@@ -200,7 +200,7 @@ pub(crate) mod tests {
         let two = received.apply(message.clone()).unwrap().state;
         assert_eq!(*two, second);
         assert!(Arc::ptr_eq(&one.services[&pods.name], &two.services[&pods.name]));
-        // A set that cannot be read leaves its Services as they are, and a new one that names it is refused alone.
+        // A set that cannot be decoded leaves its Services unchanged; only a new Service that refers to it is refused.
         let mut bad = message;
         bad.node_sets[0].nodes.reverse();
         bad.services = full(&state("e", 3, &[to_nodes("late", &["10.0.1.1"])])).services;
@@ -210,7 +210,7 @@ pub(crate) mod tests {
             (web.ports[0].backend_count(), late.refusal.as_ref().map(|refusal| refusal.reason)),
             (2, Some(Reason::Unsupported))
         );
-        // What was known goes on after a restart of the task.
+        // The state survives a restart of the task.
         let known = Known { state: Arc::clone(&two), origin: Origin::Disk };
         let mut resumed = Received::resuming(Some(&known));
         let named = v1::WatchResponse {

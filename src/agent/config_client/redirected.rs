@@ -1,4 +1,4 @@
-//! Two controllers over TCP, of which the configured one does not lead.
+//! Tests with two controllers over TCP, of which the configured one does not lead.
 
 use std::path::Path;
 
@@ -38,7 +38,7 @@ fn files(dir: &Path, name: &str) -> CertificateFiles {
     CertificateFiles { ca: file("ca.crt".to_owned()), cert: file(format!("{name}.crt")), key: file(format!("{name}.key")) }
 }
 
-/// A controller, and where it is. Its state is of epoch `e`.
+/// A controller and its address. Its state has epoch `e`.
 async fn controller(dir: &Path, leadership: Leadership, stop: &CancellationToken) -> ControllerUrl {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = ControllerUrl::Https { host: "127.0.0.1".to_owned(), port: listener.local_addr().unwrap().port() };

@@ -1,9 +1,9 @@
-//! What the gateway tells the controller of itself: whether it is ready, how many backends of each service are healthy, what
-//! it refuses, and which generation it forwards by.
+//! Reports to the controller: whether the gateway is ready, the number of healthy backends of each service, refused services,
+//! and the applied generation.
 //!
-//! Invariant: the first report of a stream holds all services, later ones what differs from what was reported before; a
-//! report or an acknowledgement is made when the stream takes it, so that a slow controller gets the newest and nothing is queued.
-//! Deliberately not here: health itself, which is applied where it is found out (`compile_loop`).
+//! Invariant: the first report of a stream contains all services, later ones the differences. A report or an acknowledgement
+//! is composed when the stream can take it, so that a slow controller gets the newest one and nothing is queued.
+//! Deliberately not here: health itself, which this gateway applies by itself (`compile_loop`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,21 +19,21 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::agent::served::{Counts, Served};
 
-/// Shortest time between two reports: conditions of Services change every 30 s at most, and people look once a second.
+/// Minimum time between two reports: conditions of Services change at most every 30 s, and people look once a second.
 const AT_MOST_EVERY: Duration = Duration::from_secs(1);
-/// A report without news says that the gateway is there.
+/// Heartbeat interval: a report without changes shows that the gateway is alive.
 const AT_LEAST_EVERY: Duration = Duration::from_secs(10);
 
-/// What reports are made from.
+/// Inputs of reports.
 #[derive(Clone, Debug)]
 pub struct Facts {
-    /// What the workers were given.
+    /// The newest published snapshot data.
     pub served: watch::Receiver<Served>,
-    /// The generation that every worker forwards by; none before the first.
+    /// The generation that every worker has applied; `None` before the first.
     pub reached: watch::Receiver<Option<Generation>>,
 }
 
-/// What was reported on one stream.
+/// Values already reported on one stream.
 #[derive(Debug, Default)]
 struct Reported {
     ready: bool,
@@ -41,15 +41,15 @@ struct Reported {
     told: BTreeMap<Arc<ServiceName>, Told>,
 }
 
-/// What is told of a service.
+/// Report of one service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Told {
     counts: Counts,
     refusal: Option<Refusal>,
 }
 
-/// Reports and acknowledges on one stream until it is gone. What is refused of a generation is reported before the generation
-/// is acknowledged: else the controller would take the service for served.
+/// Reports and acknowledges on one stream until it is closed. Refused services are reported before their generation is
+/// acknowledged, because the controller would otherwise count them as served.
 pub(super) async fn run(
     mut facts: Facts,
     mut acknowledged: watch::Receiver<Option<Generation>>,
@@ -101,7 +101,7 @@ pub(super) async fn run(
     }
 }
 
-/// Acknowledges the newest generation, and before that reports what is refused otherwise than reported. False: the stream is gone.
+/// Reports changed refusals, then acknowledges the newest generation. Returns false if the stream is closed.
 async fn acknowledge(
     reported: &mut Reported,
     facts: &Facts,
@@ -109,7 +109,7 @@ async fn acknowledge(
     messages: &mpsc::Sender<Message>,
 ) -> bool {
     let Ok(mut permit) = messages.reserve().await else { return false };
-    // Before what is served is looked at: that is then of this generation or a later one.
+    // Read before the services, which then belong to this generation or a later one.
     let Some(generation) = acknowledged.borrow_and_update().clone() else { return true };
     if reported.refuses_otherwise(&facts.served.borrow().services)
         && let Some(report) = reported.news(&mut facts.clone())
@@ -124,14 +124,13 @@ async fn acknowledge(
     true
 }
 
-/// What is told of a service, without what an operator sees beside it.
+/// The report of a service, without the details for operators.
 fn told(view: &ServiceView) -> Told {
     Told { counts: Counts::from(view), refusal: view.refusal.clone() }
 }
 
 impl Reported {
-    /// Whether any service is refused now that was not, or for another reason, or the other way round. What did not change is
-    /// not looked at.
+    /// Whether a refusal was added, changed or removed. Unchanged services are not examined.
     fn refuses_otherwise(&self, services: &Views) -> bool {
         self.services.diff(services).any(|item| match item {
             DiffItem::Add(name, view) | DiffItem::Update { new: (name, view), .. } => {
@@ -141,7 +140,7 @@ impl Reported {
         })
     }
 
-    /// What is not reported yet; nothing of it, none. What did not change is not looked at.
+    /// The differences to the last report; `None` if there are none. Unchanged services are not examined.
     fn news(&mut self, facts: &mut Facts) -> Option<v1::Report> {
         let served = facts.served.borrow_and_update().clone();
         let ready = served.ready && facts.reached.borrow_and_update().is_some();
@@ -182,7 +181,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(120);
 
-    /// A service of two backends, one of them healthy or none.
+    /// A service with two backends, of which one or none is healthy.
     fn service(name: &str, one_is_healthy: bool) -> Arc<ServiceView> {
         let mut view = ServiceView { name: Arc::new(ServiceName::new("default", name)), ..web() };
         view.ports[0].backends[0].healthy = one_is_healthy;
@@ -197,13 +196,13 @@ mod tests {
         v1::ServiceHealth { service: format!("default/{name}"), backends: 2, healthy, refusal: None }
     }
 
-    /// A service that is refused.
+    /// A refused service.
     fn refused(name: &str) -> Arc<ServiceView> {
         let refusal = Refusal { reason: Reason::Refused, message: "no SNAT address".to_owned() };
         Arc::new(ServiceView { refusal: Some(refusal), ..ServiceView::clone(&service(name, true)) })
     }
 
-    /// The channels that facts come from.
+    /// The input channels.
     struct Gateway {
         served: watch::Sender<Served>,
         reached: watch::Sender<Option<Generation>>,
@@ -255,7 +254,7 @@ mod tests {
             gateway.acknowledged.send_replace(generation(counter));
         };
         let mut is_refused = false;
-        // Faster than reports come that are of health alone.
+        // Faster than reports that contain only health.
         for counter in 1..=20 {
             forwards_by(counter, &[if counter % 3 == 0 { service("a", true) } else { refused("a") }]);
             loop {

@@ -26,7 +26,7 @@ const FOLLOWED_EVERY: Duration = Duration::from_millis(200);
 pub struct Findings {
     /// How backends are.
     pub health: watch::Sender<Health>,
-    /// Which probe to a VIP is for which backend.
+    /// Backends of probes that are sent to a VIP.
     pub tags: watch::Sender<ProbeTags>,
 }
 

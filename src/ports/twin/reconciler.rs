@@ -1,66 +1,63 @@
-//! The twin of a port while the gateway runs: it gets the port's Ethernet address and follows its link, and one that somebody
-//! deleted is made again.
+//! Reconciles the twin of a port while the gateway runs: it gets the port's Ethernet address and follows its link, and one that
+//! somebody deleted is made again.
 //!
-//! Invariant: what goes wrong with one twin is tried again at a later look, and touches no other port. Deliberately not here:
-//! routes over a twin, which go when it is deleted, and which are the operator's to put again.
+//! Invariant: what goes wrong with one twin is tried again later, and touches no other port. Deliberately not here: routes over a
+//! twin, which Linux removes when the twin is deleted, and which the operator must add again.
 
 use dataplane::Mac;
 use tokio::time::Instant;
 
 use super::interface::{Interface, TwinConfig, TwinError};
 use super::thread::NewTap;
-use crate::ports::hotplug::Retry;
+use crate::ports::retry::Retry;
 
 /// What of a twin follows its port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Shape {
+struct TwinState {
     mac: Option<Mac>,
     carrier: bool,
 }
 
 /// The twin of one port.
-pub(in crate::ports) struct AttendedTwin {
+pub(in crate::ports) struct TwinReconciler {
     config: TwinConfig,
     /// None: it is gone.
     interface: Option<Interface>,
-    /// What it is to be.
-    wanted: Shape,
-    /// What it was made; none: that is not known.
-    made: Option<Shape>,
+    wanted: TwinState,
+    /// The state that was applied last; none: it is not known.
+    applied: Option<TwinState>,
     tap: NewTap,
     retry: Retry,
 }
 
-impl AttendedTwin {
-    /// A twin that was just made.
+impl TwinReconciler {
+    /// For a twin that was just made.
     pub(in crate::ports) fn new(config: TwinConfig, interface: Interface, tap: NewTap) -> Self {
-        let wanted = Shape { mac: config.mac, carrier: false };
-        Self { config, interface: Some(interface), wanted, made: None, tap, retry: Retry::new() }
+        let wanted = TwinState { mac: config.mac, carrier: false };
+        Self { config, interface: Some(interface), wanted, applied: None, tap, retry: Retry::new() }
     }
 
-    /// The Ethernet address of its port, from the next look on.
+    /// Sets the Ethernet address of the port, for the next [`TwinReconciler::reconcile`].
     pub(in crate::ports) fn want_mac(&mut self, mac: Mac) {
         (self.wanted.mac, self.config.mac) = (Some(mac), Some(mac));
     }
 
-    /// The link of its port, from the next look on.
+    /// Sets the link of the port, for the next [`TwinReconciler::reconcile`].
     pub(in crate::ports) fn want_carrier(&mut self, is_up: bool) {
         self.wanted.carrier = is_up;
     }
 
-    /// One look: makes it as it is to be, and makes it at all when it is gone.
-    pub(in crate::ports) async fn look(&mut self) {
+    /// Applies the wanted state where it differs, and makes the twin again when it is gone.
+    pub(in crate::ports) async fn reconcile(&mut self) {
+        let interface = &self.config.name;
         if self.interface.as_ref().is_some_and(|interface| !interface.stands()) {
-            tracing::warn!(
-                interface = self.config.name,
-                "the twin was deleted; it is made again, without routes that led over it"
-            );
-            (self.interface, self.made) = (None, None);
+            tracing::warn!(interface, "the twin was deleted; it is made again, without the routes that led over it");
+            (self.interface, self.applied) = (None, None);
         }
-        if self.made == Some(self.wanted) || !self.retry.is_due(Instant::now()) {
+        if self.applied == Some(self.wanted) || !self.retry.is_due(Instant::now()) {
             return;
         }
-        match self.make().await {
+        match self.apply().await {
             Ok(()) => self.retry = Retry::new(),
             Err(error) => {
                 self.retry.failed(Instant::now());
@@ -69,7 +66,7 @@ impl AttendedTwin {
         }
     }
 
-    async fn make(&mut self) -> Result<(), TwinError> {
+    async fn apply(&mut self) -> Result<(), TwinError> {
         let interface = match &mut self.interface {
             Some(interface) => interface,
             None => {
@@ -79,11 +76,11 @@ impl AttendedTwin {
                 self.interface.insert(interface)
             }
         };
-        if let Some(mac) = self.wanted.mac.filter(|mac| self.made.is_none_or(|made| made.mac != Some(*mac))) {
+        if let Some(mac) = self.wanted.mac.filter(|mac| self.applied.is_none_or(|applied| applied.mac != Some(*mac))) {
             interface.set_mac(mac).await?;
         }
         interface.set_carrier(self.wanted.carrier).await?;
-        self.made = Some(self.wanted);
+        self.applied = Some(self.wanted);
         Ok(())
     }
 }

@@ -189,7 +189,7 @@ impl Drop for TwinThread {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // A panic inside has ended the process before this.
+            // A panic in the thread would have aborted the process before.
             let _ = thread.join();
         }
     }

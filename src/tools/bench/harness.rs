@@ -7,10 +7,10 @@ use std::rc::Rc;
 use dataplane::{Buffer, Burst, Port};
 use dpdk_sys::{Eal, EalConfig, Hugepages, Mempool, RingInput, RingOutput, RingPort};
 
-use super::BenchError;
-use super::traffic::{FRAME_BYTES_V4, FRAME_BYTES_V6};
+use super::frame::{FRAME_BYTES_V4, FRAME_BYTES_V6};
+use super::report::BenchError;
 use crate::ports::dpdk::{DpdkPort, Packet, size_memory};
-use crate::ports::handover::{Moored, Queues};
+use crate::ports::handover::{QueuePair, QueueReceiver};
 
 /// A side of the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -227,7 +227,7 @@ impl Rings {
         let pool = Mempool::new(eal, &pool).map_err(failed)?;
         let uplink = RingPort::new(eal, 0, RING_SLOTS, pool).map_err(failed)?;
         let cluster = RingPort::new(eal, 1, RING_SLOTS, pool).map_err(failed)?;
-        let port = |rx, tx| DpdkPort::new(Moored::fixed(Queues { rx: Some(rx), tx: Some(tx) }), pool);
+        let port = |rx, tx| DpdkPort::new(QueueReceiver::fixed(QueuePair { rx: Some(rx), tx: Some(tx) }), pool);
         Ok(Self {
             ports: Some([port(uplink.rx, uplink.tx), port(cluster.rx, cluster.tx)]),
             inputs: [uplink.input, cluster.input],

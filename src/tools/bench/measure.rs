@@ -8,10 +8,11 @@ use dataplane::{Address, Burst, DropReason, Parts, Peers, Port, Subscriber, Work
 use proto::{Family, Mode};
 
 use super::harness::{Harness, Memory, Rings, Side};
-use super::share::{Share, shares};
+use super::report::{BenchError, Report};
+use super::scenario::{self, SEED};
 use super::traffic::{Kind, Trace};
 use super::verify::Verifier;
-use super::{BenchError, Report, SEED, scenario};
+use super::worker_flows::{WorkerSetup, setups};
 use crate::cli::{BenchArgs, BenchFamily, BenchIo};
 
 /// One packet in so many is kept and checked.
@@ -36,37 +37,37 @@ pub(super) fn measure<A: Address>(options: &BenchArgs) -> Result<Report, BenchEr
 }
 
 fn alone<A: Address, H: Harness>(options: &BenchArgs, harness: H) -> Result<Report, BenchError> {
-    let share = shares(options, A::FAMILY).pop().ok_or(BenchError::Core(options.core))?;
-    over::<A, _>(options, harness, share)
+    let setup = setups(options, A::FAMILY).pop().ok_or(BenchError::Core(options.core))?;
+    run::<A, _>(options, harness, setup)
 }
 
 /// Several workers at once, each with ports and flows of its own; the sum of their packets.
 fn together<A: Address>(options: &BenchArgs) -> Result<Report, BenchError> {
     let reports = std::thread::scope(|scope| {
-        let measure = |(core, share): (usize, Share)| {
+        let measure = |(core, setup): (usize, WorkerSetup)| {
             scope.spawn(move || {
                 if !core_affinity::set_for_current(core_affinity::CoreId { id: core }) {
                     return Err(BenchError::Core(core));
                 }
-                over::<A, _>(options, Memory::new(), share)
+                run::<A, _>(options, Memory::new(), setup)
             })
         };
-        let threads: Vec<_> = (options.core..).zip(shares(options, A::FAMILY)).map(measure).collect();
+        let threads: Vec<_> = (options.core..).zip(setups(options, A::FAMILY)).map(measure).collect();
         let joined = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         joined.collect::<Result<Vec<_>, _>>()
     })?;
     reports.into_iter().reduce(Report::and).ok_or(BenchError::Core(options.core))
 }
 
-fn over<A: Address, H: Harness>(
+fn run<A: Address, H: Harness>(
     options: &BenchArgs,
     mut harness: H,
-    share: Share<<H::Port as Port>::Buffer>,
+    setup: WorkerSetup<<H::Port as Port>::Buffer>,
 ) -> Result<Report, BenchError> {
     let Some(ports) = harness.ports() else { return Err(BenchError::Dpdk("no ports".into())) };
     match options.mode.of_services() {
-        None => floor(options, A::FAMILY, harness, ports, share),
-        Some(mode) => gateway(options, (mode, A::FAMILY), harness, ports, share),
+        None => floor(options, A::FAMILY, harness, ports, setup),
+        Some(mode) => gateway(options, (mode, A::FAMILY), harness, ports, setup),
     }
 }
 
@@ -76,10 +77,10 @@ fn floor<H: Harness>(
     family: Family,
     mut harness: H,
     ports: [H::Port; 2],
-    share: Share<<H::Port as Port>::Buffer>,
+    setup: WorkerSetup<<H::Port as Port>::Buffer>,
 ) -> Result<Report, BenchError> {
     let [mut uplink, mut cluster] = ports;
-    let trace = Trace::new(options, family, Kind::Ack, 1, &share.flows);
+    let trace = Trace::new(options, family, Kind::Ack, 1, &setup.flows);
     let mut poll = |_: u64| {
         let mut burst = Burst::new();
         uplink.receive(&mut burst);
@@ -92,7 +93,7 @@ fn floor<H: Harness>(
         cluster.transmit(&mut burst);
         cluster.release(&mut burst);
     };
-    share.start.wait();
+    setup.start.wait();
     let timed = time(options, &mut harness, &trace, &mut poll, &Clock::real());
     Ok(timed.report(options, &WorkerCounters::default(), 0))
 }
@@ -103,9 +104,9 @@ fn gateway<H: Harness>(
     (mode, family): (Mode, Family),
     mut harness: H,
     ports: [H::Port; 2],
-    share: Share<<H::Port as Port>::Buffer>,
+    setup: WorkerSetup<<H::Port as Port>::Buffer>,
 ) -> Result<Report, BenchError> {
-    let Share { subscriber, counters, peers, flows: own, start } = share;
+    let WorkerSetup { subscriber, counters, peers, flows: own, start } = setup;
     let mut worker = worker(options, family, ports, (subscriber, counters, peers))?;
     let counters = worker.counters().clone();
     let mut clock = if options.new_flows || options.flood { Clock::simulated(options) } else { Clock::real() };
@@ -424,7 +425,7 @@ fn check_replies<H: Harness>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::traffic::FRAME_BYTES_V4;
+    use super::super::frame::FRAME_BYTES_V4;
     use super::*;
 
     #[derive(Debug, clap::Parser)]
@@ -436,7 +437,7 @@ mod tests {
     /// What the gateway sends of the first flow, in this mode.
     fn sent(options: &BenchArgs, family: Family) -> Vec<u8> {
         let mut harness = Memory::new();
-        let Share { subscriber, counters, peers, flows, .. } = shares(options, family).pop().unwrap();
+        let WorkerSetup { subscriber, counters, peers, flows, .. } = setups(options, family).pop().unwrap();
         let mut worker = worker(options, family, harness.ports().unwrap(), (subscriber, counters, peers)).unwrap();
         let syns = Trace::new(options, family, Kind::Syn, 1, &flows);
         let mut poll = |now_ns| {

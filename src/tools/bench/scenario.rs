@@ -11,6 +11,8 @@ use proto::{Backend, BackendState, Family, Generation, MaglevSpec, Mode, Protoco
 
 use crate::cli::{BenchArgs, BenchMode};
 
+/// Seed of the workers' tables: figures repeat.
+pub(super) const SEED: u64 = 0x5bd1_e995_9e37_79b9;
 pub(super) const UPLINK: PortIndex = PortIndex(0);
 pub(super) const CLUSTER: PortIndex = PortIndex(1);
 pub(super) const ROUTER_MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);

@@ -1,19 +1,13 @@
 //! The frames: one per flow, ready to be copied, in random order. Laid out one after another, so that the copy streams
 //! and what is measured is the engine's memory, not the trace's.
 
-use dataplane::testing::{Packet, Segment};
 use proto::Family;
 use zerocopy::{Immutable, IntoBytes};
 
-use super::scenario;
-use super::scenario::{client, vip};
-use super::share::Flows;
+use super::frame::{self, FRAME_BYTES_V4, FRAME_BYTES_V6, Segment};
+use super::scenario::{self, client, vip};
+use super::worker_flows::WorkerFlows;
 use crate::cli::BenchArgs;
-
-/// The smallest Ethernet frame, without its checksum; a TCP packet of IPv4 is no longer.
-pub(super) const FRAME_BYTES_V4: usize = 60;
-/// Ethernet, IPv6 and TCP headers.
-pub(super) const FRAME_BYTES_V6: usize = 14 + 40 + 20;
 
 /// A cache line of a trace. Aligned as one, a large trace lies in huge pages, so that the floor does not measure the TLB.
 #[derive(Clone, Copy, IntoBytes, Immutable)]
@@ -40,7 +34,7 @@ pub(super) enum Kind {
 
 impl Trace {
     /// One frame for each of the flows that are a worker's own, in an order that `seed` decides.
-    pub(super) fn new(options: &BenchArgs, family: Family, kind: Kind, seed: u64, own: &Flows) -> Self {
+    pub(super) fn new(options: &BenchArgs, family: Family, kind: Kind, seed: u64, own: &WorkerFlows) -> Self {
         let is_own = |flow: &u32| own.own(options, family, *flow);
         let mut flows: Vec<u32> = (0..options.flows).filter(is_own).collect();
         shuffle(&mut flows, seed);
@@ -73,15 +67,13 @@ impl Trace {
 
 /// The frame that a client sends on a flow. Its sequence number is the flow's, so that whoever sees it knows.
 pub(super) fn flow_frame(options: &BenchArgs, family: Family, flow: u32, kind: Kind) -> Vec<u8> {
-    let (source, source_port) = client(family, flow);
     let flags = match kind {
         Kind::Syn => dataplane::tcp_flags::SYN,
         Kind::Ack => dataplane::tcp_flags::ACK,
     };
-    let ports = [source_port, scenario::VIP_PORT];
-    let segment = Segment::Tcp { ports, flags, sequence: flow, acknowledgement: 1 };
-    let packet = Packet::between(source, vip(family, flow % options.services), segment);
-    let mut bytes = Packet { destination_mac: scenario::UPLINK_MAC, ..packet }.build();
+    let destination = (vip(family, flow % options.services), scenario::VIP_PORT);
+    let segment = Segment { source: client(family, flow), destination, flags, sequence: flow };
+    let mut bytes = frame::build(scenario::UPLINK_MAC, &segment);
     bytes.resize(bytes.len().max(FRAME_BYTES_V4), 0);
     bytes
 }

@@ -4,15 +4,14 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use dataplane::testing::{Packet, Segment};
 use dataplane::{GUE_PORT, Mac};
 use proto::{Family, Mode};
 
-use super::BenchError;
+use super::frame::{self, SENT_HOP_LIMIT, Segment, TcpFrame, TunnelHeaders};
+use super::report::BenchError;
 use super::scenario::{
     BACKEND_PORT, CLUSTER_MAC, ROUTER_MAC, UPLINK_MAC, VIP_PORT, backend, backend_mac, client, snat_addresses, tunnel_source, vip,
 };
-use super::seen::{Seen, Tunnel, see};
 use crate::cli::BenchArgs;
 
 /// How a flow looks to its backend.
@@ -20,7 +19,7 @@ use crate::cli::BenchArgs;
 pub(super) struct Mapping {
     pub(super) source: (IpAddr, u16),
     /// What routers on the way may spread tunnels by included: a flow keeps to its path.
-    pub(super) tunnel: Option<Tunnel>,
+    pub(super) tunnel: Option<TunnelHeaders>,
     pub(super) backend: (IpAddr, u16),
 }
 
@@ -38,8 +37,6 @@ pub(super) struct Verifier<'o> {
     pub(super) checked: u64,
 }
 
-/// Hop limit of the frames of a trace.
-const SENT_HOP_LIMIT: u8 = 63;
 /// That of what the gateway itself begins.
 const OWN_HOP_LIMIT: u8 = 64;
 /// The least source port of a GUE datagram: the ephemeral ones (RFC 6335 section 6).
@@ -47,6 +44,11 @@ const GUE_SOURCE_PORT: u16 = 49_152;
 
 fn wrong(what: &str, found: &impl std::fmt::Debug) -> BenchError {
     BenchError::Wrong(format!("{what}: found {found:?}"))
+}
+
+fn parse(bytes: &[u8]) -> Result<TcpFrame, BenchError> {
+    let broken = || BenchError::Wrong(format!("no whole TCP packet with right checksums: {bytes:02x?}"));
+    frame::parse(bytes).ok_or_else(broken)
 }
 
 impl<'o> Verifier<'o> {
@@ -65,7 +67,7 @@ impl<'o> Verifier<'o> {
 
     /// Checks a packet on its way to a backend.
     pub(super) fn at_backend(&mut self, bytes: &[u8]) -> Result<(), BenchError> {
-        let seen = see(bytes)?;
+        let seen = parse(bytes)?;
         // What a flow leaves that yields to a new one: the gateway's own, with the number after that of its SYN.
         let yielded = seen.reset && self.comes_and_goes();
         let (flow, hop_limit) =
@@ -82,7 +84,7 @@ impl<'o> Verifier<'o> {
 
     /// The backend that a packet reaches, by what says it in this mode, if it is one of the service and all else that
     /// leads there is right.
-    fn expect_backend(&self, service: u32, seen: &Seen) -> Result<(IpAddr, u16), BenchError> {
+    fn expect_backend(&self, service: u32, seen: &TcpFrame) -> Result<(IpAddr, u16), BenchError> {
         let each = self.options.backends;
         let mac = |n| if self.mode == Mode::Dsr { backend_mac(service, n, each) } else { ROUTER_MAC };
         let reaches = |n: &u32| {
@@ -106,7 +108,7 @@ impl<'o> Verifier<'o> {
         Ok((address, backend_port))
     }
 
-    fn expect_tunnel(&self, seen: &Seen) -> Result<(), BenchError> {
+    fn expect_tunnel(&self, seen: &TcpFrame) -> Result<(), BenchError> {
         let is_right = match (self.mode, &seen.tunnel) {
             (Mode::Nat | Mode::Dnat | Mode::Dsr, tunnel) => tunnel.is_none(),
             (Mode::Ipip | Mode::Gue, None) => false,
@@ -121,7 +123,7 @@ impl<'o> Verifier<'o> {
         if is_right { Ok(()) } else { Err(wrong(&format!("the headers in front are not those of mode {}", self.mode), seen)) }
     }
 
-    fn expect_source(&self, flow: u32, seen: &Seen) -> Result<(), BenchError> {
+    fn expect_source(&self, flow: u32, seen: &TcpFrame) -> Result<(), BenchError> {
         match self.mode {
             Mode::Nat if !self.snat.contains(&seen.source.0) || seen.source.1 < 1024 => {
                 Err(wrong("the source is no SNAT address and port", seen))
@@ -154,15 +156,14 @@ impl<'o> Verifier<'o> {
 
     /// The packet that a backend would answer a flow with.
     pub(super) fn reply_frame(flow: u32, mapping: &Mapping) -> Vec<u8> {
-        let ports = [mapping.backend.1, mapping.source.1];
-        let segment = Segment::Tcp { ports, flags: dataplane::tcp_flags::ACK, sequence: flow, acknowledgement: 1 };
-        let packet = Packet::between(mapping.backend.0, mapping.source.0, segment).hop_limit(SENT_HOP_LIMIT);
-        Packet { destination_mac: CLUSTER_MAC, ..packet }.build()
+        let flags = dataplane::tcp_flags::ACK;
+        let segment = Segment { source: mapping.backend, destination: mapping.source, flags, sequence: flow };
+        frame::build(CLUSTER_MAC, &segment)
     }
 
     /// Checks a packet on its way back to a client.
     pub(super) fn at_client(&mut self, bytes: &[u8]) -> Result<(), BenchError> {
-        let seen = see(bytes)?;
+        let seen = parse(bytes)?;
         let flow = seen.sequence;
         if seen.destination != client(self.family, flow) {
             return Err(wrong("a reply goes to the wrong client", &seen));

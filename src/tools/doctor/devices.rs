@@ -1,5 +1,7 @@
 //! The ports' devices: kernel drivers, VFIO and IOMMU, NUMA nodes, interfaces; and the machine's other network devices.
 
+use dpdk_sys::Device;
+
 use super::root::{Root, show_list};
 use super::{Finding, Level, Needs};
 
@@ -34,10 +36,12 @@ pub(super) fn dpdk(root: &Root, version: &str) -> Finding {
 pub(super) fn examine(root: &Root, needs: &Needs) -> Vec<Finding> {
     let mut findings = Vec::new();
     for device in &needs.devices {
-        if device.starts_with("net_") {
-            findings.extend(over_interface(root, device));
+        if device.is_pci() {
+            findings.extend(pci(root, needs, &device.port_name()));
+        } else if device.is_bond() {
+            findings.push(bond(device));
         } else {
-            findings.extend(pci(root, needs, &pci_address(device)));
+            findings.extend(over_interface(root, device));
         }
     }
     findings.extend([vfio(root, needs), iommu(root, needs)]);
@@ -45,44 +49,31 @@ pub(super) fn examine(root: &Root, needs: &Needs) -> Vec<Finding> {
     findings
 }
 
-/// With the domain and without arguments, as sysfs has it.
-fn pci_address(device: &str) -> String {
-    let device = first_word(device).to_ascii_lowercase();
-    if device.matches(':').count() == 1 { format!("0000:{device}") } else { device }
-}
-
-fn bond(device: &str) -> Vec<Finding> {
-    let members = device.parse::<dpdk_sys::Device>().map(|device| device.members()).unwrap_or_default();
-    let names: Vec<String> = members.iter().map(|member| first_word(&member.to_string()).to_owned()).collect();
+fn bond(device: &Device) -> Finding {
+    let names: Vec<String> = device.members().iter().map(Device::port_name).collect();
     let found = format!("a bond of {}", names.join(" "));
     if names.len() > 1 {
-        return vec![Finding::ok(first_word(device), found)];
+        return Finding::ok(device.port_name(), found);
     }
-    vec![Finding::note(first_word(device), found, "with a second member it would survive the loss of one")]
+    Finding::note(device.port_name(), found, "with a second member it would survive the loss of one")
 }
 
-/// The name of a device without its arguments.
-fn first_word(device: &str) -> &str {
-    device.split(',').next().unwrap_or(device)
-}
-
-fn over_interface(root: &Root, device: &str) -> Vec<Finding> {
+fn over_interface(root: &Root, device: &Device) -> Vec<Finding> {
     let family = match device {
-        _ if device.starts_with("net_bonding") => return bond(device),
-        _ if device.starts_with("net_af_packet") => "PACKET",
-        _ if device.starts_with("net_af_xdp") => "XDP",
+        _ if device.has_driver("net_af_packet") => "PACKET",
+        _ if device.has_driver("net_af_xdp") => "XDP",
         _ => return Vec::new(),
     };
-    let subject = first_word(device);
+    let subject = device.port_name();
     let mut findings = Vec::new();
     // Sockets of a family that is a module not loaded yet are not listed, so this is only a note.
     let listed = root.text("/proc/net/protocols").unwrap_or_default();
     if !listed.lines().any(|line| line.split_whitespace().next() == Some(family)) {
         let advice = format!("the kernel needs AF_{family} sockets, built in or as a module");
-        findings.push(Finding::note(subject, format!("AF_{family} is not among the kernel's protocols"), advice));
+        findings.push(Finding::note(subject.clone(), format!("AF_{family} is not among the kernel's protocols"), advice));
     }
-    findings.push(match device.split(',').find_map(|argument| argument.strip_prefix("iface=")) {
-        None => Finding::missing(subject, "no interface given", format!("write {subject},iface=NAME")),
+    findings.push(match device.interface() {
+        None => Finding::missing(subject.clone(), "no interface given", format!("write {subject},iface=NAME")),
         Some(name) if root.exists(&format!("/sys/class/net/{name}")) => Finding::ok(subject, format!("interface {name}")),
         Some(name) => Finding::missing(subject, format!("interface {name} does not exist"), "see `ip link`"),
     });
@@ -122,11 +113,11 @@ fn vfio(root: &Root, needs: &Needs) -> Finding {
     if root.exists("/dev/vfio/vfio") {
         return Finding::ok("vfio", "/dev/vfio/vfio");
     }
-    let shares = |device: &str| {
-        let driver = root.link(&format!("/sys/bus/pci/devices/{}/driver", pci_address(device)));
+    let shares = |device: &Device| {
+        let driver = root.link(&format!("/sys/bus/pci/devices/{}/driver", device.port_name()));
         driver.is_some_and(|driver| driver != "vfio-pci" && USABLE_DRIVERS.contains(&driver.as_str()))
     };
-    let needed = needs.pci_devices().any(|device| !shares(device));
+    let needed = needs.devices.iter().any(|device| device.is_pci() && !shares(device));
     Finding::lacking(needed, "vfio", "no /dev/vfio/vfio", "for PCI ports: modprobe vfio-pci")
 }
 
@@ -141,7 +132,7 @@ fn iommu(root: &Root, needs: &Needs) -> Finding {
     }
     let advice =
         format!("for PCI ports: boot with intel_iommu=on or amd_iommu=on, or, in a VM without one, echo 1 > {unsafe_mode}");
-    Finding::lacking(needs.pci_devices().next().is_some(), "iommu", "off", advice)
+    Finding::lacking(needs.has_pci_device(), "iommu", "off", advice)
 }
 
 /// Every network device of the PCI bus that Linux has, as facts to choose from.
@@ -187,7 +178,7 @@ mod tests {
     }
 
     fn needs(device: &str) -> Needs {
-        Needs { devices: vec![device.into()], cores: vec![3, 4], ..Needs::default() }
+        Needs { devices: vec![device.parse().unwrap()], cores: vec![3, 4], ..Needs::default() }
     }
 
     #[test]
@@ -211,7 +202,9 @@ mod tests {
     #[test]
     fn an_interface_must_exist_for_af_packet_but_not_for_tap() {
         let machine = machine("ixgbe");
-        let level = |device: &str| level_of(&over_interface(&machine.root(), device), device.split(',').next().unwrap());
+        let level = |device: &str| {
+            level_of(&over_interface(&machine.root(), &device.parse().unwrap()), device.split(',').next().unwrap())
+        };
         assert_eq!(level("net_af_packet0,iface=eth1"), Some(Level::Ok));
         assert_eq!(level("net_af_packet0,iface=eth9"), Some(Level::Missing));
         assert_eq!(level("net_af_packet0"), Some(Level::Missing));

@@ -19,7 +19,7 @@ fn hugepages(root: &Root, needs: &Needs) -> Vec<Finding> {
         let found = format!("{free} of {total} free{}", by_node(root, &size));
         findings.push(Finding::ok(format!("hugepages of {}", page_size(page_kb)), found));
     }
-    let required = needs.hugepages_required || needs.pci_devices().next().is_some();
+    let required = needs.hugepages_required || needs.has_pci_device();
     let wanted_mb = needs.memory_mb.max(1);
     let level = match (free_mb >= wanted_mb, required) {
         (true, _) => Level::Ok,
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn too_few_are_missing_for_a_pci_port_and_a_note_otherwise() {
-        let needs = |device: &str| Needs { devices: vec![device.into()], memory_mb: 100, ..Needs::default() };
+        let needs = |device: &str| Needs { devices: vec![device.parse().unwrap()], memory_mb: 100, ..Needs::default() };
         let with_pci = examine(&machine("16\n").root(), &needs("0000:3b:00.0"));
         assert_eq!((with_pci[1].level, with_pci[1].advice.as_str()), (Level::Missing, "sysctl vm.nr_hugepages=50 (2 MB each)"));
         assert_eq!(examine(&machine("16\n").root(), &needs("net_null0"))[1].level, Level::Note);

@@ -19,16 +19,11 @@ const CAPABILITIES: [Capability; 5] = [
         name: "CAP_NET_ADMIN",
         bit: 12,
         purpose: "twins, addresses, neighbours, tap and af_xdp",
-        needed: |needs| needs.twins || needs.has_device("net_tap") || needs.has_device("net_af_"),
+        needed: |needs| needs.twins || needs.has_driver("net_tap") || needs.has_driver("net_af_"),
     },
-    Capability { name: "CAP_NET_RAW", bit: 13, purpose: "af_packet and af_xdp", needed: |needs| needs.has_device("net_af_") },
-    Capability {
-        name: "CAP_IPC_LOCK",
-        bit: 14,
-        purpose: "memory of PCI devices",
-        needed: |needs| needs.pci_devices().next().is_some(),
-    },
-    Capability { name: "CAP_BPF", bit: 39, purpose: "af_xdp", needed: |needs| needs.has_device("net_af_xdp") },
+    Capability { name: "CAP_NET_RAW", bit: 13, purpose: "af_packet and af_xdp", needed: |needs| needs.has_driver("net_af_") },
+    Capability { name: "CAP_IPC_LOCK", bit: 14, purpose: "memory of PCI devices", needed: |needs| needs.has_pci_device() },
+    Capability { name: "CAP_BPF", bit: 39, purpose: "af_xdp", needed: |needs| needs.has_driver("net_af_xdp") },
     Capability { name: "CAP_SYS_NICE", bit: 23, purpose: "NUMA placement of memory", needed: |_| false },
 ];
 
@@ -58,7 +53,7 @@ fn tun(root: &Root, needs: &Needs) -> Finding {
     if root.exists("/dev/net/tun") {
         return Finding::ok("tap", "/dev/net/tun");
     }
-    let needed = needs.twins || needs.has_device("net_tap");
+    let needed = needs.twins || needs.has_driver("net_tap");
     Finding::lacking(needed, "tap", "no /dev/net/tun", "modprobe tun; give a container the device")
 }
 
@@ -86,7 +81,8 @@ mod tests {
     use super::*;
 
     fn level(machine: &Machine, devices: &[&str], subject: &str) -> Level {
-        let needs = Needs { devices: devices.iter().map(|&device| device.into()).collect(), twins: true, ..Needs::default() };
+        let needs =
+            Needs { devices: devices.iter().map(|&device| device.parse().unwrap()).collect(), twins: true, ..Needs::default() };
         let findings = examine(&machine.root(), &needs);
         findings.iter().find(|finding| finding.subject == subject).unwrap().level
     }

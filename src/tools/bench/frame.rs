@@ -1,17 +1,18 @@
-//! Reads what left the engine, by fixed offsets, and computes every checksum in full; shares no code with the engine.
-//! Deliberately not here: whether it is what should have left.
+//! Frames: builds what clients and backends send, and parses what left the engine, by fixed offsets and with every checksum
+//! computed in full. Shares no code with the engine.
+//! Deliberately not here: whether a frame is what should have left.
 
 use std::net::IpAddr;
 
-use super::BenchError;
+use dataplane::Mac;
 
-/// A TCP packet without options as it left, inside a tunnel or not.
+/// A TCP packet without options and data, inside a tunnel or not.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seen {
+pub(super) struct TcpFrame {
     pub(super) destination_mac: [u8; 6],
     pub(super) source_mac: [u8; 6],
-    /// What it was inside of.
-    pub(super) tunnel: Option<Tunnel>,
+    /// The headers that it was inside of.
+    pub(super) tunnel: Option<TunnelHeaders>,
     pub(super) source: (IpAddr, u16),
     pub(super) destination: (IpAddr, u16),
     pub(super) hop_limit: u8,
@@ -23,7 +24,7 @@ pub(super) struct Seen {
 
 /// The headers in front of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Tunnel {
+pub(super) struct TunnelHeaders {
     pub(super) source: IpAddr,
     pub(super) destination: IpAddr,
     pub(super) hop_limit: u8,
@@ -33,17 +34,63 @@ pub(super) struct Tunnel {
     pub(super) ports: Option<(u16, u16)>,
 }
 
-/// The smallest frame; what is longer has no padding.
-const PADDED_BYTES: usize = 60;
+/// The smallest Ethernet frame, without its checksum; a TCP packet of IPv4 is no longer.
+pub(super) const FRAME_BYTES_V4: usize = 60;
+/// Ethernet, IPv6 and TCP headers.
+pub(super) const FRAME_BYTES_V6: usize = 14 + 40 + 20;
 
-/// Reads a frame.
-pub(super) fn see(frame: &[u8]) -> Result<Seen, BenchError> {
-    read(frame).ok_or_else(|| BenchError::Wrong(format!("no whole TCP packet with right checksums: {frame:02x?}")))
+/// A TCP segment without options and data, from one address and port to another of the same family.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Segment {
+    pub(super) source: (IpAddr, u16),
+    pub(super) destination: (IpAddr, u16),
+    pub(super) flags: u8,
+    pub(super) sequence: u32,
 }
 
-fn read(frame: &[u8]) -> Option<Seen> {
+/// Hop limit of the frames that are built.
+pub(super) const SENT_HOP_LIMIT: u8 = 63;
+/// The Ethernet address that frames come from; nothing looks at it.
+const SENDER_MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
+const IPV4: u16 = 0x0800;
+const IPV6: u16 = 0x86dd;
+
+/// Builds the frame of a segment that acknowledges number 1. IPv4's identification is always the same: nothing is fragmented.
+pub(super) fn build(destination_mac: Mac, segment: &Segment) -> Vec<u8> {
+    let Segment { source, destination, flags, sequence } = *segment;
+    let mut tcp = [source.1.to_be_bytes(), destination.1.to_be_bytes()].concat();
+    tcp.extend([sequence.to_be_bytes(), 1_u32.to_be_bytes()].concat());
+    tcp.extend([0x50, flags, 0x20, 0, 0, 0, 0, 0]);
+    let len = [0, 20];
+    let addresses = [octets(source.0), octets(destination.0)].concat();
+    let sum = !ones_sum(&[&addresses[..], &[0, TCP], &len, &tcp].concat());
+    tcp[16..18].copy_from_slice(&sum.to_be_bytes());
+    let is_v4 = source.0.is_ipv4();
+    let mut ip = if is_v4 {
+        vec![0x45, 0, 0, 40, 0x12, 0x34, 0x40, 0, SENT_HOP_LIMIT, TCP, 0, 0]
+    } else {
+        vec![0x60, 0, 0, 0, len[0], len[1], TCP, SENT_HOP_LIMIT]
+    };
+    ip.extend(&addresses);
+    if is_v4 {
+        let sum = !ones_sum(&ip);
+        ip[10..12].copy_from_slice(&sum.to_be_bytes());
+    }
+    let ether_type = if is_v4 { IPV4 } else { IPV6 };
+    [&destination_mac.0[..], &SENDER_MAC.0, &ether_type.to_be_bytes(), &ip, &tcp].concat()
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
+
+/// Parses a frame; none where it is not a whole TCP packet with right checksums.
+pub(super) fn parse(frame: &[u8]) -> Option<TcpFrame> {
     let (packet, behind) = network(frame.get(14..)?)?;
-    if word(frame, 12)? != packet.ether_type() || !(behind.is_empty() || frame.len() == PADDED_BYTES) {
+    if word(frame, 12)? != packet.ether_type() || !(behind.is_empty() || frame.len() == FRAME_BYTES_V4) {
         return None;
     }
     let seen = match packet.protocol {
@@ -51,7 +98,7 @@ fn read(frame: &[u8]) -> Option<Seen> {
         UDP => within(&packet, Some(gue_ports(&packet)?), packet.payload.get(8..)?)?,
         _ => within(&packet, None, packet.payload)?,
     };
-    Some(Seen { destination_mac: frame.get(..6)?.try_into().ok()?, source_mac: frame.get(6..12)?.try_into().ok()?, ..seen })
+    Some(TcpFrame { destination_mac: frame.get(..6)?.try_into().ok()?, source_mac: frame.get(6..12)?.try_into().ok()?, ..seen })
 }
 
 const TCP: u8 = 6;
@@ -95,7 +142,7 @@ impl Network<'_> {
     }
 
     const fn ether_type(&self) -> u16 {
-        if self.is_v4() { 0x0800 } else { 0x86dd }
+        if self.is_v4() { IPV4 } else { IPV6 }
     }
 
     /// The number that says "IP in IP" of such a packet.
@@ -115,12 +162,12 @@ impl Network<'_> {
     }
 }
 
-fn tcp(packet: &Network<'_>) -> Option<Seen> {
+fn tcp(packet: &Network<'_>) -> Option<TcpFrame> {
     let (source, destination) = packet.ends()?;
     let segment = packet.payload;
     let sequence = u32::from_be_bytes(segment.get(4..8)?.try_into().ok()?);
     let reset = *segment.get(13)? == dataplane::tcp_flags::RST;
-    (packet.protocol == TCP && packet.holds()).then_some(Seen {
+    (packet.protocol == TCP && packet.holds()).then_some(TcpFrame {
         destination_mac: [0; 6],
         source_mac: [0; 6],
         tunnel: None,
@@ -142,13 +189,13 @@ fn gue_ports(outer: &Network<'_>) -> Option<(u16, u16)> {
 }
 
 /// A TCP packet inside another.
-fn within(outer: &Network<'_>, ports: Option<(u16, u16)>, inner: &[u8]) -> Option<Seen> {
+fn within(outer: &Network<'_>, ports: Option<(u16, u16)>, inner: &[u8]) -> Option<TcpFrame> {
     let (packet, behind) = network(inner)?;
     let carried = if ports.is_some() { UDP } else { packet.number() };
     let (source, destination) = outer.ends()?;
-    let tunnel = Tunnel { source, destination, hop_limit: outer.hop_limit, label: outer.label, ports };
+    let tunnel = TunnelHeaders { source, destination, hop_limit: outer.hop_limit, label: outer.label, ports };
     let seen = tcp(&packet).filter(|_| behind.is_empty() && outer.protocol == carried)?;
-    Some(Seen { tunnel: Some(tunnel), ..seen })
+    Some(TcpFrame { tunnel: Some(tunnel), ..seen })
 }
 
 fn word(bytes: &[u8], at: usize) -> Option<u16> {
@@ -166,4 +213,29 @@ fn ones_sum(bytes: &[u8]) -> u16 {
         sum = (sum & 0xffff) + (sum >> 16);
     }
     u16::try_from(sum).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use dataplane::tcp_flags;
+    use dataplane::testing::{Packet, Segment as TestSegment};
+
+    use super::*;
+
+    #[test]
+    fn frames_are_those_of_the_engines_own_tests_and_parse_back() {
+        for (source, destination) in [("192.0.2.9", "198.18.0.1"), ("2001:db8::9", "2001:200::1")] {
+            let (source, destination): (IpAddr, IpAddr) = (source.parse().unwrap(), destination.parse().unwrap());
+            let segment =
+                Segment { source: (source, 1024), destination: (destination, 80), flags: tcp_flags::ACK, sequence: 0xfedc_ba98 };
+            let mac = Mac([2, 0, 0, 0, 1, 0]);
+            let ports = [1024, 80];
+            let expected = TestSegment::Tcp { ports, flags: tcp_flags::ACK, sequence: 0xfedc_ba98, acknowledgement: 1 };
+            let expected = Packet { destination_mac: mac, ..Packet::between(source, destination, expected) }.build();
+            assert_eq!(build(mac, &segment), expected);
+            let parsed = parse(&expected).unwrap();
+            assert_eq!((parsed.source, parsed.destination), (segment.source, segment.destination));
+            assert_eq!((parsed.sequence, parsed.hop_limit, parsed.reset), (segment.sequence, SENT_HOP_LIMIT, false));
+        }
+    }
 }

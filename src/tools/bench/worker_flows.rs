@@ -1,5 +1,5 @@
-//! The part of one of several workers in a measurement: its view of the snapshots and of the others, and its flows. Each gets
-//! the packets of its own flows, as a card with RSS delivers them; whose they are is found out all the same.
+//! What each of several workers is measured with: its snapshots, its view of the other workers, and its flows. A worker gets
+//! the packets of its own flows, as a NIC with RSS delivers them, and still computes their owner.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -10,22 +10,22 @@ use dataplane::{Compiler, Health, Peers, PortQueues, Publisher, Subscriber, Tupl
 use proto::Family;
 
 use super::harness::Slot;
-use super::{SEED, scenario};
+use super::scenario::{self, SEED};
 use crate::cli::{BenchArgs, BenchMode};
 
-/// What a worker is made with.
-pub(super) struct Share<B = Slot> {
+/// What one worker is measured with.
+pub(super) struct WorkerSetup<B = Slot> {
     pub(super) subscriber: Subscriber,
     pub(super) counters: Arc<WorkerCounters>,
     pub(super) peers: Option<Peers<B>>,
-    pub(super) flows: Flows,
-    pub(super) start: Start,
+    pub(super) flows: WorkerFlows,
+    pub(super) start: StartBarrier,
 }
 
-/// Where workers wait for each other before they are timed. One that fails before counts as there.
-pub(super) struct Start(Arc<AtomicU8>);
+/// Where workers wait for each other before they are timed. A worker that fails before counts as waiting.
+pub(super) struct StartBarrier(Arc<AtomicU8>);
 
-impl Start {
+impl StartBarrier {
     /// Waits for the others.
     pub(super) fn wait(self) {
         let missing = Arc::clone(&self.0);
@@ -36,7 +36,7 @@ impl Start {
     }
 }
 
-impl Drop for Start {
+impl Drop for StartBarrier {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
@@ -44,14 +44,14 @@ impl Drop for Start {
 
 /// The flows of a worker.
 #[derive(Clone)]
-pub(super) struct Flows {
+pub(super) struct WorkerFlows {
     steering: Arc<Steering>,
-    /// By what the packets of clients find their owner.
+    /// What of a client's packet decides its owner.
     towards: Towards,
     me: WorkerId,
 }
 
-impl Flows {
+impl WorkerFlows {
     /// Whether the flow with this number is the worker's.
     pub(super) fn own(&self, options: &BenchArgs, family: Family, flow: u32) -> bool {
         let ((source, source_port), vip) = (scenario::client(family, flow), scenario::vip(family, flow % options.services));
@@ -69,8 +69,8 @@ impl Flows {
     }
 }
 
-/// The shares of all workers.
-pub(super) fn shares<B>(options: &BenchArgs, family: Family) -> Vec<Share<B>> {
+/// The setups of all workers, in their order.
+pub(super) fn setups<B>(options: &BenchArgs, family: Family) -> Vec<WorkerSetup<B>> {
     let counters: Vec<_> = (0..options.workers).map(|_| Arc::new(WorkerCounters::default())).collect();
     let mut compiler = Compiler::new(scenario::config(options, family)).counting(counters.clone());
     let snapshot =
@@ -84,12 +84,12 @@ pub(super) fn shares<B>(options: &BenchArgs, family: Family) -> Vec<Share<B>> {
     };
     let towards = if options.mode == BenchMode::Dnat { Towards::FrontendOfAddress } else { Towards::Frontend };
     let missing = Arc::new(AtomicU8::new(options.workers));
-    let share = |(((subscriber, counters), peers), me)| Share {
+    let setup = |(((subscriber, counters), peers), me)| WorkerSetup {
         subscriber,
         counters,
         peers,
-        flows: Flows { steering: steering.clone(), towards, me: WorkerId(me) },
-        start: Start(missing.clone()),
+        flows: WorkerFlows { steering: steering.clone(), towards, me: WorkerId(me) },
+        start: StartBarrier(missing.clone()),
     };
-    subscribers.into_iter().zip(counters).zip(peers).zip(0..options.workers).map(share).collect()
+    subscribers.into_iter().zip(counters).zip(peers).zip(0..options.workers).map(setup).collect()
 }
