@@ -1,4 +1,4 @@
-//! The commands of `sluiced` beside `run`: each runs once, prints what it found, and ends.
+//! The commands of `sluiced` other than `run`: each runs once, prints its result, and ends.
 
 pub mod bench;
 pub mod check;

@@ -1,13 +1,13 @@
-//! What a port over af_packet needs of Linux, and its undoing.
+//! Prepares the Linux interface of an af_packet port, and restores it.
 //!
-//! An af_packet port shows the gateway copies of frames that Linux also receives: Linux would answer ARP and send RSTs
-//! beside us (measured). So Linux is kept off the interface: no IPv6, and a clsact ingress filter that drops everything
-//! for Linux, behind the point where af_packet takes its copy. It is what
-//! `tc qdisc add dev X clsact; tc filter add dev X ingress pref 49021 handle H bpf da bytecode '1,6 0 0 2'` does.
+//! af_packet copies frames that Linux also receives, so Linux would answer ARP and send RSTs beside the gateway (measured).
+//! Therefore IPv6 is disabled on the interface, and a clsact ingress filter drops all frames for Linux, behind the point
+//! where af_packet takes its copy. It is the filter of
+//! `tc qdisc add dev X clsact; tc filter add dev X ingress pref 49021 handle H bpf da bytecode '1,6 0 0 2'`.
 //!
-//! Invariant: the handle H of our filter says how the interface was before us, and the filter goes last. So whatever dies
-//! when, the next start or stop knows what to restore. Deliberately not here: af_xdp and real NICs, whose frames Linux
-//! does not see, and the offloads of a veth's other end, which may lie in another namespace.
+//! Invariant: the handle H of our filter records the former state of the interface, and the filter is removed last. After a
+//! crash at any point, the next start or stop knows what to restore. Deliberately not here: af_xdp and real NICs, whose
+//! frames Linux does not see, and the offloads of a veth's peer, which may be in another namespace.
 
 use std::io;
 use std::path::PathBuf;
@@ -22,9 +22,9 @@ use rustix::io::Errno;
 
 use crate::netlink::{NetlinkError, Socket};
 
-/// Priority of our filter, by which it is known again.
+/// Priority of our filter, which identifies it.
 const PRIORITY: u16 = 49021;
-/// Every EtherType (ETH_P_ALL), in network order as the kernel wants it.
+/// Every EtherType (ETH_P_ALL), in network order as the kernel expects it.
 const PROTOCOL_ALL: u16 = 0x0003_u16.to_be();
 /// Ingress and egress of clsact.
 const INGRESS: TcHandle = TcHandle { major: 0xffff, minor: TcHandle::MIN_INGRESS };
@@ -43,7 +43,7 @@ pub enum AfPacketError {
     NoInterface {
         /// The port's device.
         device: String,
-        /// What it names.
+        /// The interface that it names.
         interface: String,
     },
     /// The kernel refused.
@@ -66,7 +66,7 @@ pub enum AfPacketError {
     },
 }
 
-/// How an interface was before us.
+/// The former state of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct SavedState {
     ipv6_disabled: bool,
@@ -86,7 +86,7 @@ impl SavedState {
     }
 }
 
-/// An interface that Linux is kept off. Dropping it leaves it so; [`PreparedInterface::restore`] undoes it.
+/// An interface on which Linux gets no frames. Dropping this changes nothing; [`PreparedInterface::restore`] restores it.
 #[derive(Debug)]
 pub struct PreparedInterface {
     interface: String,
@@ -95,8 +95,8 @@ pub struct PreparedInterface {
     socket: Socket,
 }
 
-/// Keeps Linux off the interface of an af_packet device, in the network namespace of the calling thread. `None` for any
-/// other device. To be called again after a crash as if nothing had happened.
+/// Prepares the interface of an af_packet device, in the network namespace of the calling thread. `None` for any other
+/// device. It may be called again after a crash.
 ///
 /// # Errors
 /// See [`AfPacketError`].
@@ -135,10 +135,10 @@ pub async fn prepare(device: &Device) -> Result<Option<PreparedInterface>, AfPac
 }
 
 impl PreparedInterface {
-    /// Gives the interface back to Linux as it was.
+    /// Restores the former state of the interface.
     ///
     /// # Errors
-    /// When the kernel refuses, or the interface is gone.
+    /// If the kernel refuses, or the interface no longer exists.
     pub async fn restore(mut self) -> Result<(), AfPacketError> {
         let interface = self.interface.clone();
         let failed = |source| AfPacketError::Netlink { interface: interface.clone(), source };
@@ -148,7 +148,7 @@ impl PreparedInterface {
         if !self.before.promiscuous {
             set_promiscuous(&mut self.socket, self.index, false).await.map_err(failed)?;
         }
-        // Last: until now the filter's handle says what is still to be done.
+        // Removed last, because the handle of the filter records what is still to be restored.
         let mut filter = filter_message(self.index);
         filter.header.handle = self.before.handle().into();
         let request = RouteNetlinkMessage::DelTrafficFilter(filter);
@@ -194,7 +194,7 @@ async fn filters(socket: &mut Socket, index: u32, parent: TcHandle) -> Result<Ve
         }
     });
     match dump.await {
-        // Without a qdisc to hold filters there are none.
+        // Without a qdisc there are no filters.
         Err(NetlinkError::Refused { source, .. }) if source.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => Ok(Vec::new()),
         outcome => outcome.map(|_| found),
     }
@@ -202,7 +202,7 @@ async fn filters(socket: &mut Socket, index: u32, parent: TcHandle) -> Result<Ve
 
 async fn standing_filter(socket: &mut Socket, index: u32) -> Result<Option<SavedState>, NetlinkError> {
     let filters = filters(socket, index, INGRESS).await?;
-    // The kernel lists each priority once more, with handle 0, for the classifier itself.
+    // The kernel lists each priority a second time, with handle 0, for the classifier itself.
     let ours = filters.iter().find(|f| f.header.info >> 16 == u32::from(PRIORITY) && u32::from(f.header.handle) != 0);
     Ok(ours.map(|f| SavedState::from_handle(f.header.handle.into())))
 }
@@ -264,7 +264,7 @@ fn ipv6_setting(interface: &str) -> PathBuf {
     PathBuf::from(format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6"))
 }
 
-/// A kernel without IPv6 counts as disabled: there is nothing to write.
+/// Whether IPv6 is disabled; a kernel without IPv6 counts as disabled.
 fn read_ipv6_disabled(interface: &str) -> bool {
     std::fs::read_to_string(ipv6_setting(interface)).map_or(true, |value| value.trim() != "0")
 }
@@ -278,8 +278,8 @@ fn write_ipv6_disabled(interface: &str, disabled: bool) -> Result<(), AfPacketEr
     }
 }
 
-/// Offloads leave packets whose checksum is not there yet, or that are longer than the MTU: af_packet shows them as they
-/// are, and they cannot be forwarded. Without `ethtool` nothing can be said.
+/// Warns of offloads. With them af_packet receives packets with a partial checksum, or longer than the MTU, which cannot be
+/// forwarded. Without `ethtool` there is no warning.
 fn warn_of_offloads(interface: &str) {
     let Ok(output) = Command::new("ethtool").args(["-k", interface]).output() else {
         tracing::debug!(interface, "no `ethtool` here to look at offloads with");
@@ -297,7 +297,7 @@ fn warn_of_offloads(interface: &str) {
     }
 }
 
-/// The offloads in the output of `ethtool -k` that disturb.
+/// The harmful offloads in the output of `ethtool -k`.
 fn offloads_on(features: &str) -> Vec<&str> {
     const DISTURBING: [&str; 5] = [
         "tx-checksumming",

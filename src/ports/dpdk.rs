@@ -1,9 +1,9 @@
 //! The engine's [`Port`] over DPDK: a worker's receive and transmit queue, and the pool that its packets come from.
 //!
-//! Invariant: nothing here looks at a packet. Each packet is in one segment: scattered receive is not asked for, buffers hold
-//! the longest frame of any port, and what a driver delivers in segments nevertheless is copied together before (docs/adr/0025).
+//! Invariant: nothing here reads packet contents. Each packet has one segment: scattered reception is not requested, buffers
+//! hold the longest frame of any port, and `ffi` copies frames that a driver delivers in segments (docs/adr/0025).
 //!
-//! Not here: which devices there are (`settings`), the threads (`workers`).
+//! Deliberately not here: the configured devices (`settings`), and threads (`workers`).
 
 use dataplane::{BURST, Buffer, Burst, Port};
 use dpdk_sys::{Device, Eal, EalConfig, Mbuf, Mempool, MempoolConfig, NoSpread, Spread};
@@ -11,17 +11,18 @@ use dpdk_sys::{Device, Eal, EalConfig, Mbuf, Mempool, MempoolConfig, NoSpread, S
 use super::handover::{QueuePair, QueueReceiver};
 use crate::settings::{Hugepages, PortSettings, Settings};
 
-/// Packets for each port: what the receive and transmit queues of the greediest driver (af_xdp, 2,048 + 2,048) can hold.
+/// Packets per port: the receive and transmit queues of the largest driver (af_xdp, 2,048 + 2,048).
 const PACKETS_PER_PORT: u32 = 4096;
-/// Packets for each further queue pair of a port: 1,024 descriptors each way.
+/// Packets per further queue pair of a port: 1,024 descriptors in each direction.
 const PACKETS_PER_QUEUE_PAIR: u32 = 2048;
-/// Packets that other workers may hand to one (see [`dataplane::Peers`]).
+/// Packets that other workers may hand over to one worker (see [`dataplane::Peers`]).
 const PACKETS_HANDED: u32 = 4096;
-/// Packets for each worker: its cache (384), its held packets (1,024), and the rings to and from the twin thread.
+/// Packets per worker: its cache (384), its held packets (1,024), and the rings to and from the twin thread.
 const PACKETS_PER_WORKER: u32 = 4096;
-/// Ethernet header, two VLAN tags and the checksum, which drivers count in when they decide whether a frame fits a buffer, bytes.
+/// Ethernet header, two VLAN tags and frame check sequence, in bytes, which drivers include when they check whether a frame
+/// fits a buffer.
 const LINK_BYTES: u16 = 26;
-/// Memory of EAL and of each port beside the packets, MB: EAL's own tables, descriptors, drivers' bookkeeping.
+/// Memory of EAL without packets, in MB: its tables, descriptors, and driver state per port.
 const EAL_MB: u64 = 32;
 /// See [`EAL_MB`].
 const PORT_MB: u64 = 8;
@@ -85,7 +86,7 @@ pub struct DpdkPort {
 }
 
 impl DpdkPort {
-    /// A port whose queues come and go by a hand-over.
+    /// A port that gets and returns its queues by a hand-over.
     #[must_use]
     pub fn new(receiver: QueueReceiver, pool: Mempool) -> Self {
         Self { receiver, pool }
@@ -102,7 +103,7 @@ impl Port for DpdkPort {
         }
     }
 
-    /// Without a device everything is refused.
+    /// Without a device every packet is refused.
     #[inline]
     fn transmit(&mut self, burst: &mut Burst<Packet>) {
         if let Some(tx) = self.receiver.same_queues().and_then(|queues| queues.tx.as_mut()) {
@@ -119,28 +120,28 @@ impl Port for DpdkPort {
     }
 }
 
-// A burst of the engine is a burst of the driver.
+// The burst size of the engine equals that of the driver.
 const _: () = assert!(BURST == dpdk_sys::BURST);
 
-/// What a device is asked for.
+/// Requested configuration of a device.
 #[derive(Clone, Debug)]
 pub(super) struct QueueRequest {
-    /// Queues of each direction: one for every worker.
+    /// Number of queues per direction: one per worker.
     pub(super) queues: u16,
-    /// How the device shall spread what it receives.
+    /// Requested distribution of received packets.
     pub(super) spread: Option<Spread>,
 }
 
-/// What a device has.
+/// Actual configuration of a device.
 #[derive(Clone, Debug)]
 pub(super) struct DeviceQueues {
     /// Transmit queues.
     pub(super) transmit: usize,
-    /// Whether it spreads as it was asked.
+    /// Whether it distributes packets as requested.
     pub(super) spread: Result<(), NoSpread>,
 }
 
-/// What a configuration needs of DPDK: how EAL is started, and the pool of packets.
+/// The requirements of a configuration: arguments of EAL, and the packet pool.
 #[must_use]
 pub fn plan(settings: &Settings) -> (EalConfig, MempoolConfig) {
     let devices: Vec<Device> = settings.ports.iter().flat_map(|port| port.device.parts()).collect();
@@ -155,30 +156,30 @@ pub fn plan(settings: &Settings) -> (EalConfig, MempoolConfig) {
         Hugepages::Require => dpdk_sys::Hugepages::Require,
         Hugepages::Off => dpdk_sys::Hugepages::Off,
     };
-    // EAL's own threads keep off the workers' cores where there is another; with none named they run where we may.
+    // EAL's own threads stay off the workers' cores if there is another core; without an argument they may run anywhere.
     let allowed = core_affinity::get_core_ids().unwrap_or_default();
     let cores = allowed.iter().map(|core| core.id).filter(|core| !settings.cores.contains(core)).collect();
     (EalConfig { hugepages, memory_mb, devices, cores }, pool)
 }
 
-/// The NUMA node of all devices that report one; none where they differ.
+/// The common NUMA node of all devices that report one; `None` if they differ.
 fn common_node(nodes: impl Iterator<Item = Option<u32>>) -> Option<u32> {
     let mut nodes = nodes.flatten();
     let first = nodes.next()?;
     nodes.all(|node| node == first).then_some(first)
 }
 
-/// A configured port that was opened.
+/// An opened port.
 pub(super) struct OpenedPort {
     /// For control calls.
     pub(super) port: dpdk_sys::Port,
-    /// By worker.
+    /// Queues by worker.
     pub(super) queues: Vec<QueuePair>,
     /// What the device has.
     pub(super) found: DeviceQueues,
 }
 
-/// Opens a configured port whose device is there. Its queues are for the workers, in their order.
+/// Opens a configured port whose device exists. Its queues are ordered by worker.
 ///
 /// # Errors
 /// The device does not exist or is in use, a privilege is missing, the driver refuses.
@@ -194,7 +195,7 @@ pub(super) fn open(eal: Eal, port: &PortSettings, pool: Mempool, request: &Queue
     Ok(OpenedPort { port, queues, found })
 }
 
-/// The pool that so many ports and workers need, and the memory to start EAL with, MB, where no port is af_xdp.
+/// The pool for a number of ports and workers, and the memory of EAL in MB if no port is af_xdp.
 #[must_use]
 pub fn size_memory(ports: u32, workers: u32, largest_mtu_bytes: u16) -> (MempoolConfig, u64) {
     let pool = size_pool(ports, workers, largest_mtu_bytes);
@@ -208,7 +209,7 @@ fn size_pool(ports: u32, workers: u32, largest_mtu_bytes: u16) -> MempoolConfig 
     let packets = (PACKETS_PER_PORT + PACKETS_PER_QUEUE_PAIR * further) * ports + PACKETS_PER_WORKER * workers + handed;
     MempoolConfig {
         name: "packets".into(),
-        // One less than a power of two is what DPDK's ring holds without waste.
+        // A DPDK ring holds one less than a power of two without waste.
         packets: packets.next_power_of_two() - 1,
         frame_bytes: largest_mtu_bytes.saturating_add(LINK_BYTES),
         node: None,

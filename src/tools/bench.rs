@@ -1,8 +1,8 @@
-//! `sluiced bench`: how fast the engine forwards, without a NIC. The worker is the one that forwards in the gateway; the
-//! frames come from a trace of all flows in random order, and a sample of what leaves is checked field by field.
+//! `sluiced bench`: measures the forwarding engine without a NIC. The worker is that of the gateway. Frames come from a trace
+//! of all flows in random order, and a sample of the transmitted packets is verified field by field.
 //!
-//! Figures of `--io mem` hold the engine and the copy of each frame into a buffer; those of `--io ring` also DPDK's
-//! buffers and rings. Mode `none` is the floor of the same harness: a loop that only swaps MAC addresses.
+//! Figures of `--io mem` include the engine and the copy of each frame into a buffer; those of `--io ring` also DPDK's
+//! buffers and rings. Mode `none` measures the harness alone: a loop that only swaps MAC addresses.
 
 mod frame;
 mod harness;
@@ -17,10 +17,10 @@ pub use report::{BenchError, Report, print};
 
 use crate::cli::{BenchArgs, BenchFamily};
 
-/// Measures.
+/// Runs a measurement.
 ///
 /// # Errors
-/// When the core or DPDK cannot be used, or a packet that left is wrong.
+/// If the core or DPDK is unavailable, or a transmitted packet is wrong.
 pub fn run(options: &BenchArgs) -> Result<Report, BenchError> {
     if !core_affinity::set_for_current(core_affinity::CoreId { id: options.core }) {
         return Err(BenchError::Core(options.core));

@@ -1,9 +1,10 @@
 //! `sluiced doctor`: what this machine has and lacks, and what to do about it.
 //!
-//! Invariant: the examination only reads, and only below one root directory, so that a test examines a machine made of
-//! files; what only the kernel can tell is asked before, and given to it. What the configuration needs and the machine has not is *missing*; what would merely be better is a *note*.
+//! Invariant: the examination only reads, and only below one root directory, so that a test can examine a machine made of
+//! files. Facts that only the kernel knows are collected before and passed in. A requirement of the configuration that the
+//! machine does not meet is *missing*; a possible improvement is a *note*.
 //!
-//! Not here: changing anything, and trying a device out.
+//! Deliberately not here: changing anything, and trying out a device.
 
 mod cores;
 mod devices;
@@ -23,27 +24,27 @@ use crate::ports::dpdk;
 use crate::settings::{Hugepages, Poll, Settings, SourceChoice, Twin};
 use crate::workers::{self, WorkerError};
 
-/// Why there is no table.
+/// Why `doctor` failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DoctorError {
-    /// The configuration is wrong: exit 2.
+    /// The configuration is invalid: exit code 2.
     #[error(transparent)]
     Invalid(#[from] control::config::Invalid),
-    /// The output could not be written: exit 1.
+    /// The output could not be written: exit code 1.
     #[error("cannot write the table: {0}")]
     Output(#[from] io::Error),
 }
 
-/// What a configuration asks of the machine. The default asks nothing: `doctor` without a configuration.
+/// Requirements of a configuration. The default requires nothing: `doctor` without a configuration.
 #[derive(Clone, Debug, Default)]
 pub struct Needs {
     /// The devices of the ports, as configured.
     pub devices: Vec<Device>,
     /// Whether a port has a Linux twin.
     pub twins: bool,
-    /// Whether packet memory must be in hugepages.
+    /// Whether packet memory requires hugepages.
     pub hugepages_required: bool,
-    /// How much packet memory, MB.
+    /// Packet memory in MB.
     pub memory_mb: u64,
     /// The workers' cores.
     pub cores: Vec<usize>,
@@ -52,7 +53,7 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// What a configuration asks.
+    /// The requirements of a configuration.
     #[must_use]
     pub fn of(settings: &Settings) -> Self {
         Self {
@@ -74,12 +75,12 @@ impl Needs {
     }
 }
 
-/// How a finding weighs.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// As it should be, or just a fact.
+    /// Good, or merely a fact.
     Ok,
-    /// It would be better otherwise.
+    /// It could be better.
     Note,
     /// The configuration needs it.
     Missing,
@@ -88,13 +89,13 @@ pub enum Level {
 /// One line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Its weight.
+    /// Its severity.
     pub level: Level,
-    /// What was looked at.
+    /// The item.
     pub subject: String,
     /// What was found.
     pub found: String,
-    /// What to do; empty: nothing.
+    /// What to do; empty if nothing.
     pub advice: String,
 }
 
@@ -111,20 +112,21 @@ impl Finding {
         Self { level: Level::Missing, subject: subject.into(), found: found.into(), advice: advice.into() }
     }
 
-    /// Missing if it is needed, else a note.
+    /// Missing if it is required, else a note.
     fn lacking(needed: bool, subject: impl Into<String>, found: impl Into<String>, advice: impl Into<String>) -> Self {
         let level = if needed { Level::Missing } else { Level::Note };
         Self { level, subject: subject.into(), found: found.into(), advice: advice.into() }
     }
 }
 
-/// Examines this machine, with the needs of `config` if there is one, and prints the table. True: all that is needed is there.
+/// Examines this machine with the requirements of `config`, if given, and prints the table. Returns whether all requirements
+/// are met.
 ///
 /// # Errors
-/// The configuration is wrong, or `out` cannot be written.
+/// The configuration is invalid, or `out` cannot be written.
 pub fn run(config: Option<&Path>, out: &mut impl io::Write) -> Result<bool, DoctorError> {
     let needs = match config {
-        // As in `replay`, the source of Services is not asked for: it may be given by a flag of `run`.
+        // As in `replay`, the source of Services is not required: it may be given by a flag of `run`.
         Some(file) => Needs::of(&Settings::read(file, &SourceChoice::Replay("/".into()))?),
         None => Needs::default(),
     };
@@ -133,7 +135,7 @@ pub fn run(config: Option<&Path>, out: &mut impl io::Write) -> Result<bool, Doct
     Ok(is_ready(&findings))
 }
 
-/// The cores to which the kernel pins no thread of this process, each with the reason.
+/// The cores to which the kernel refuses to pin threads of this process, each with the reason.
 fn refused_cores(cores: &[usize]) -> Vec<(usize, String)> {
     let tried = |id: usize| std::thread::spawn(move || workers::pin(CoreId { id })).join();
     let why = |id| match tried(id) {
@@ -143,8 +145,8 @@ fn refused_cores(cores: &[usize]) -> Vec<(usize, String)> {
     cores.iter().filter_map(|&core| Some((core, why(core)?))).collect()
 }
 
-/// Looks at the machine below `root` (`/`, but for tests) with the needs of a configuration in mind. `refused_cores`: those
-/// to which the kernel pins no thread, each with the reason.
+/// Examines the machine below `root` (`/` except in tests) for the requirements of a configuration. `refused_cores` are those
+/// to which the kernel refuses to pin threads, each with the reason.
 #[must_use]
 pub fn examine(root: &Root, needs: &Needs, dpdk_version: &str, refused_cores: &[(usize, String)]) -> Vec<Finding> {
     let mut findings = vec![devices::dpdk(root, dpdk_version)];
@@ -155,16 +157,16 @@ pub fn examine(root: &Root, needs: &Needs, dpdk_version: &str, refused_cores: &[
     findings
 }
 
-/// Whether all that the configuration needs is there: exit code 0.
+/// Whether all requirements are met: exit code 0.
 #[must_use]
 pub fn is_ready(findings: &[Finding]) -> bool {
     findings.iter().all(|finding| finding.level != Level::Missing)
 }
 
-/// Prints the table, advice below the line that it is about, and a last line that sums up.
+/// Prints the table, with advice below each line, and a summary.
 ///
 /// # Errors
-/// Those of `out`.
+/// Errors of `out`.
 pub fn print(findings: &[Finding], out: &mut impl io::Write) -> io::Result<()> {
     let width = findings.iter().map(|finding| finding.subject.len()).max().unwrap_or(0);
     for Finding { level, subject, found, advice } in findings {

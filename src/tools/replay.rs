@@ -1,9 +1,9 @@
-//! `sluiced replay`: the forwarding engine over capture files, without NIC, clock or randomness of its own: the same
+//! `sluiced replay`: runs the forwarding engine over capture files, without NIC, clock or randomness of its own. The same
 //! input gives the same output, byte for byte.
 //!
-//! **Invariant:** each input packet gets one line, in the order of the input, with its final verdict. The gateway has
-//! started and announced its addresses before the first packet; nothing is probed, so every backend is usable; links,
-//! routes and neighbours are those of the configuration's `static`. Deliberately not here: how packets are decided on.
+//! Invariant: each input packet gets one line with its final verdict, in the order of the input. Before the first packet the
+//! gateway has started and announced its addresses. There are no probes, so every backend is usable; links, routes and
+//! neighbours come from `static` in the configuration. Deliberately not here: the decision about packets.
 
 mod capture;
 mod gateway;
@@ -32,29 +32,29 @@ use capture::{Merged, Output};
 use gateway::{Gateway, Leaving, Way};
 use verdicts::Report;
 
-/// Why a replay ended early.
+/// Why a replay failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
-    /// The configuration is wrong: exit 2.
+    /// The configuration is invalid: exit code 2.
     #[error(transparent)]
     Settings(#[from] Invalid),
-    /// A capture for a port that is not configured: exit 2.
+    /// A capture for a port that is not configured: exit code 2.
     #[error("--in {found}=...: expected one of the configured ports {}, found {found:?}", configured.join(", "))]
     UnknownPort {
         /// As given.
         found: String,
-        /// The ports there are.
+        /// The configured ports.
         configured: Vec<String>,
     },
-    /// Two outputs of one name: exit 2.
+    /// Two outputs have the same file name: exit code 2.
     #[error("port {port:?} and the Linux twin of port {twin:?} would write the same file {port}.pcap; rename one port")]
     SameFile {
         /// A port.
         port: String,
-        /// A port whose twin is written under the same name.
+        /// A port whose twin has the same file name.
         twin: String,
     },
-    /// The manifests cannot be listed: exit 2.
+    /// The manifests cannot be listed: exit code 2.
     #[error("cannot read directory {}: {error}; --manifests names the directory of Service and EndpointSlice YAML", dir.display())]
     Manifests {
         /// Which.
@@ -62,13 +62,13 @@ pub enum ReplayError {
         /// Why.
         error: io::Error,
     },
-    /// The tables of the worker have no room.
+    /// There is no memory for the tables of the worker.
     #[error(transparent)]
     Memory(#[from] NoMemory),
     /// A capture file cannot be read or written.
     #[error(transparent)]
     Capture(#[from] CaptureError),
-    /// The directory for the outputs cannot be made.
+    /// The output directory cannot be created.
     #[error("cannot create directory {}: {error}", dir.display())]
     Directory {
         /// Which.
@@ -76,23 +76,23 @@ pub enum ReplayError {
         /// Why.
         error: io::Error,
     },
-    /// Standard output is gone.
+    /// Standard output is closed.
     #[error("cannot write the verdicts: {0}")]
     Output(#[from] io::Error),
 }
 
 impl ReplayError {
-    /// Whether the usage or the configuration is wrong (exit 2), not the run (exit 1).
+    /// Whether the usage or the configuration is invalid (exit code 2), rather than the run having failed (exit code 1).
     #[must_use]
     pub const fn is_usage(&self) -> bool {
         matches!(self, Self::Settings(_) | Self::UnknownPort { .. } | Self::SameFile { .. } | Self::Manifests { .. })
     }
 }
 
-/// Replays the captures; writes what leaves to files and the verdicts to `out`.
+/// Replays the captures; writes transmitted packets to files and the verdicts to `out`.
 ///
 /// # Errors
-/// The configuration or the manifests are wrong; files cannot be read or written.
+/// The configuration or the manifests are invalid; files cannot be read or written.
 pub fn replay(args: &ReplayArgs, out: &mut impl Write) -> Result<(), ReplayError> {
     let settings = Settings::read(&args.config, &SourceChoice::Replay(args.manifests.clone()))?;
     let config =
@@ -120,14 +120,14 @@ pub fn replay(args: &ReplayArgs, out: &mut impl Write) -> Result<(), ReplayError
     outputs.finish()
 }
 
-/// The Ethernet address of a port whose configuration names none; there is no device to ask. Locally administered, and the
+/// The Ethernet address of a port without a configured one, because there is no device. It is locally administered and the
 /// same in every replay.
 fn stand_in_mac(PortIndex(n): PortIndex) -> Mac {
     Mac([0x02, 0, 0, 0, 0, n.saturating_add(1)])
 }
 
-/// Sends a frame to the port that it came in by. Whose captures a port without a configured address has nobody knows, so every
-/// frame to one station is taken for the port's.
+/// Sets the destination of a frame to the port's Ethernet address. The captures of a port without a configured address may
+/// come from any machine, so every unicast frame counts as addressed to the port.
 fn redirect(frame: &mut [u8], mac: Mac) {
     if let Some(destination) = frame.first_chunk_mut().filter(|destination| destination[0] & 1 == 0) {
         *destination = mac.0;
@@ -142,7 +142,7 @@ fn port_named(ports: &[PortConfig], name: &str) -> Result<PortIndex, ReplayError
     })
 }
 
-/// What a controller plans for these manifests at its first start: VIPs of earlier runs are not known.
+/// The plan of a controller for these manifests at its first start, without VIPs of earlier runs.
 fn state_of(settings: &Settings, dir: &Path) -> Result<State, ReplayError> {
     let StateSource::Embedded(controller, _) = &settings.source else { return Ok(State::default()) };
     let read = Directory::new(dir.to_owned()).read();
@@ -157,7 +157,7 @@ fn state_of(settings: &Settings, dir: &Path) -> Result<State, ReplayError> {
     world.apply(Change::NodesReplaced(objects.nodes.into_values().collect()));
     world.apply(Change::NamespacesReplaced(Vec::new()));
     world.apply(Change::PoolsReplaced(objects.pools.into_values().collect()));
-    // The time only matters to a plan that follows another.
+    // The time matters only to a plan that follows another one.
     let plan = plan(&world, controller, &mut Memory::default(), Instant::now());
     for note in plan.notes {
         tracing::warn!(subject = %note.subject, "{}", note.remark.text);
@@ -166,7 +166,7 @@ fn state_of(settings: &Settings, dir: &Path) -> Result<State, ReplayError> {
     Ok(State { generation, services: plan.services, pools: plan.pools })
 }
 
-/// The files that are written: one for each port, one for each Linux twin.
+/// The output files: one per port and one per Linux twin.
 struct Outputs {
     ports: Vec<Output>,
     twins: Vec<Option<Output>>,
@@ -234,7 +234,7 @@ static:
 pools: [{name: default, addresses: [192.0.2.100-192.0.2.109], announce: l2}]
 "#;
 
-    /// Service `web` has a backend that answers, `away` one without a neighbour entry.
+    /// Service `web` has a backend with a neighbour entry, `away` has one without.
     const MANIFESTS: &str = r"
 apiVersion: v1
 kind: Service
@@ -320,7 +320,7 @@ endpoints: [{addresses: [10.0.0.12], conditions: {ready: true}}]
 
     /// The VIP of each Service, by the frontend of a packet that is forwarded or held.
     fn vips() -> HashMap<&'static str, &'static str> {
-        // Manifests are served by namespace and name, from the pool's first address on.
+        // Services of manifests get addresses by namespace and name, beginning with the first address of the pool.
         HashMap::from([("away", "192.0.2.100:81"), ("web", "192.0.2.101:80")])
     }
 
@@ -398,7 +398,7 @@ endpoints: [{addresses: [10.0.0.12], conditions: {ready: true}}]
         assert_eq!(answer[6..12], stand_in_mac(PortIndex(0)).0);
     }
 
-    /// A frame with these bytes of tags.
+    /// A frame with these tag bytes.
     fn tagged(tags: &[u8], frame: &[u8]) -> Vec<u8> {
         [&frame[..12], tags, &frame[12..]].concat()
     }
@@ -482,7 +482,7 @@ endpoints: [{addresses: [10.0.0.12], conditions: {ready: true}}]
         assert_eq!(verdicts(&first), expected);
         let out: Vec<_> = bench.frames("first/cluster.pcap").into_iter().map(|(_, frame)| frame).collect();
         assert_checksums(&reassembled(&out));
-        // A router before the backend says of the first that it is too big.
+        // A router before the backend reports that the first packet is too big.
         let error = Segment::Icmp { kind: 3, code: 4, rest: 1300 };
         let first = &out.iter().find(|frame| frame[20..22] == [0x20, 0]).unwrap()[14..];
         let error = Packet::between([10, 0, 0, 99].into(), [10, 0, 0, 3].into(), error).payload(first);
@@ -541,8 +541,8 @@ endpoints: [{addresses: [10.0.0.12], conditions: {ready: true}}]
         }
     }
 
-    /// Puts the packets of one connection through the gateway, Service `web` being of a mode; twice, with the same result.
-    /// What is returned are the packets that left by the cluster's port, without Ethernet headers.
+    /// Replays the packets of one connection twice with Service `web` in a mode, and checks that both results are equal. Returns
+    /// the packets transmitted on the cluster port, without Ethernet headers.
     fn in_mode(bench: &mut Bench, mode: &str, backend_port: u16) -> Vec<Vec<u8>> {
         let name =
             format!("{{name: web, namespace: default, annotations: {{sluice.dev/mode: {mode}, sluice.dev/target: endpoint}}}}");
@@ -574,7 +574,7 @@ endpoints: [{addresses: [10.0.0.12], conditions: {ready: true}}]
         out.into_iter().map(packet).collect()
     }
 
-    /// The packets of the client as a router sends them on, to this destination, without Ethernet headers.
+    /// The packets of the client to this destination after one router, without Ethernet headers.
     fn one_hop_on(to: &str) -> Vec<Vec<u8>> {
         [SYN, ACK].map(|flags| Packet::tcp(CLIENT, to).flags(flags).hop_limit(62).build()[14..].to_vec()).into()
     }

@@ -1,5 +1,5 @@
-//! What kube-proxy says of its node: `GET /healthz` at the `healthCheckNodePort` of a Service, 200 while the node has ready
-//! endpoints of it and kube-proxy is well.
+//! Health of a node as reported by kube-proxy: `GET /healthz` at the `healthCheckNodePort` of a Service returns 200 while
+//! the node has ready endpoints of it and kube-proxy is healthy.
 
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 
 use super::Outcome;
 
-/// Asks over a connection to `target`, which the caller bounds in time. The body is not read.
+/// Sends the request over a connection to `target`; the caller applies the timeout. The body is not read.
 pub(super) async fn ask(stream: TcpStream, target: SocketAddr) -> Outcome {
     let request = Request::get("/healthz").header("host", target.to_string()).header("connection", "close");
     let Ok(request) = request.body(Empty::<Bytes>::new()) else {
@@ -28,7 +28,7 @@ pub(super) async fn ask(stream: TcpStream, target: SocketAddr) -> Outcome {
     let mut answer = pin!(sender.send_request(request));
     let answer = tokio::select! {
         answer = &mut answer => answer,
-        // The connection ends first where the server closes it at once; the answer was taken in before.
+        // The connection task may end first if the server closes at once; the answer was received before.
         _ = &mut connection => answer.await,
     };
     match answer {

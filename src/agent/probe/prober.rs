@@ -1,4 +1,4 @@
-//! Probes through Linux: they leave by a twin and take the way that Linux' routes say.
+//! Probes through Linux: they leave through a twin and follow the routes of Linux.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -8,23 +8,23 @@ use tokio::net::{TcpSocket, TcpStream};
 
 use super::{Outcome, Prober, Target, node_health};
 
-/// File descriptors that the rest of the program may need: sockets, taps, files, epoll (about 60 in use with eight ports).
+/// File descriptors reserved for the rest of the program: sockets, taps, files, epoll (about 60 in use with eight ports).
 const DESCRIPTORS_KEPT: u64 = 256;
-/// Probes at once, at most. 100,000 targets at an interval of 1 s of which 4 % take the whole 500 ms need 2,000.
+/// Maximum number of concurrent probes. 100,000 targets at an interval of 1 s, of which 4 % take the whole 500 ms, need 2,000.
 const CONCURRENCY_MAX: u64 = 4096;
-/// Probes at once, at least, however few descriptors there are.
+/// Minimum number of concurrent probes, however few descriptors there are.
 const CONCURRENCY_MIN: u64 = 16;
 
-/// How many probes may be under way when the process may have `descriptors` files open: one each, after what the rest
-/// of the program needs.
+/// Number of concurrent probes for a limit of `descriptors` open files: one each, after the reserve for the rest of the
+/// program.
 #[must_use]
 pub fn concurrency(descriptors: u64) -> usize {
     let probes = descriptors.saturating_sub(DESCRIPTORS_KEPT).clamp(CONCURRENCY_MIN, CONCURRENCY_MAX);
     usize::try_from(probes).unwrap_or(usize::MAX)
 }
 
-/// Probes by TCP connections that are reset: a reset leaves no TIME_WAIT behind, of which one probe a second would pile
-/// up 60 per target.
+/// Probes by TCP connections that end with a reset. A reset leaves no TIME_WAIT socket, of which one probe a second would
+/// accumulate 60 per target.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NetworkProber;
 
@@ -54,8 +54,8 @@ async fn ask(target: Target, source_port: Option<u16>) -> Outcome {
     }
 }
 
-/// Probes of one backend through several VIPs leave from one port at once; Linux tells them apart by the VIP, and allows it
-/// to sockets that all reuse addresses.
+/// Concurrent probes of one backend through several VIPs use the same source port. Linux distinguishes them by the VIP, and
+/// permits this for sockets with SO_REUSEADDR.
 async fn connect(address: SocketAddr, source_port: Option<u16>) -> io::Result<TcpStream> {
     let Some(port) = source_port else { return TcpStream::connect(address).await };
     let (socket, any) = match address {
@@ -67,18 +67,18 @@ async fn connect(address: SocketAddr, source_port: Option<u16>) -> io::Result<Tc
     socket.connect(address).await
 }
 
-/// Whether Linux would send to an address; connecting a UDP socket sends nothing. Clients' packets to a VIP do not ask Linux
-/// for its way, so that a gateway without a route to it, which one of a `routed` pool may be, finds no fault with backends.
-/// What a node says of the VIP being unreachable is another matter.
+/// Whether Linux has a route to an address; connecting a UDP socket sends nothing. Packets of clients to a VIP do not use
+/// routes of Linux, so a gateway without a route to the VIP, which is possible for a `routed` pool, must not blame backends.
+/// An unreachable message of a node for the VIP still counts.
 fn has_route(to: SocketAddr) -> bool {
     let any = if to.is_ipv4() { IpAddr::from(Ipv4Addr::UNSPECIFIED) } else { IpAddr::from(Ipv6Addr::UNSPECIFIED) };
     UdpSocket::bind((any, 0)).is_ok_and(|socket| socket.connect(to).is_ok())
 }
 
-/// Whether an error says that this machine lacks something. "Unreachable" is not among them: a target that cannot be
-/// reached from here cannot be forwarded to either.
+/// Whether an error means that this machine lacks a resource. "Unreachable" is not one of them: forwarding to an unreachable
+/// target fails as well.
 fn is_ours(error: &io::Error) -> bool {
-    /// Linux' numbers, the same on every architecture that DPDK runs on.
+    /// Error numbers of Linux, equal on every architecture that DPDK supports.
     const ENOMEM: i32 = 12;
     const ENFILE: i32 = 23;
     const EMFILE: i32 = 24;
@@ -107,7 +107,7 @@ mod tests {
         assert!(matches!(NetworkProber.probe(Target::Tcp(closed), None, LONG).await, Outcome::Failed(_)));
     }
 
-    /// Answers every connection by `answer` and closes it; what was asked comes by the channel.
+    /// Answers every connection with `answer` and closes it; requests go to the channel.
     async fn server(answer: &'static str) -> (SocketAddr, tokio::sync::mpsc::Receiver<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -158,7 +158,7 @@ mod tests {
         assert!(matches!(outcome, Outcome::Failed(why) if why.contains("no answer")));
     }
 
-    /// Without a scope nobody has a route to a link-local address of no link.
+    /// Without a scope there is no route to a link-local address.
     #[tokio::test]
     async fn a_vip_that_the_gateway_has_no_way_to_says_nothing_of_the_backend() {
         let nowhere: SocketAddr = "[fe80::1]:80".parse().unwrap();
@@ -175,7 +175,7 @@ mod tests {
     #[tokio::test]
     async fn probes_of_one_backend_through_two_vips_leave_from_its_port_again_and_again() {
         let [one, two] = [TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap()];
-        // Held, so that nobody else gets it; sockets that reuse addresses may share it with us.
+        // Kept open so that no other process gets the port; sockets with SO_REUSEADDR may share it.
         let held = TcpSocket::new_v4().unwrap();
         held.set_reuseaddr(true).unwrap();
         held.bind("127.0.0.1:0".parse().unwrap()).unwrap();

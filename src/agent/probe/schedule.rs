@@ -1,7 +1,7 @@
-//! When each target is probed next. A new target gets its own moment within its first interval, so that a thousand new
-//! backends are not a burst; from then on it is probed every interval, counted from the start of the probe before.
+//! The schedule of probes. The first probe of a new target is at a random time within its first interval, so that a thousand
+//! new backends cause no burst. Later probes follow at the interval, counted from the start of the previous probe.
 //!
-//! Invariant: a target waits here or its probe is under way, never both.
+//! Invariant: a target is either waiting or being probed, never both.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::Target;
 use super::target::Targets;
 
-/// Targets that wait for their next probe, and those whose probe is under way.
+/// Targets that wait for their next probe, and targets that are being probed.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
     due: BTreeSet<(Instant, Target)>,
@@ -22,7 +22,7 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// Schedules what is new in `targets` and forgets what is not in it.
+    /// Schedules new targets and removes those that are not in `targets`.
     pub(super) fn follow(&mut self, targets: &Targets, now: Instant) {
         let gone: Vec<_> = self.waiting.keys().filter(|target| !targets.contains_key(target)).copied().collect();
         for target in gone {
@@ -40,7 +40,7 @@ impl Schedule {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// A target whose probe is due; it counts as under way until [`Schedule::finished`].
+    /// A target whose probe is due; it counts as being probed until [`Schedule::finished`].
     pub(super) fn start(&mut self, now: Instant) -> Option<Target> {
         let (at, target) = *self.due.first()?;
         if at > now {
@@ -51,7 +51,7 @@ impl Schedule {
         Some(target)
     }
 
-    /// The probe of `target` is over; the next one is due at `next`, none when the target is not followed any more.
+    /// Records the end of a probe of `target`; the next one is due at `next`. `None` if the target was removed.
     pub(super) fn finished(&mut self, target: Target, next: Option<Instant>) {
         self.under_way.remove(&target);
         if let Some(at) = next {
@@ -71,7 +71,7 @@ impl Schedule {
     }
 }
 
-/// A part of `interval`, from none to all of it, by 32 bits of `random`.
+/// A random part of `interval`, by 32 bits of `random`.
 fn phase(random: u64, interval: Duration) -> Duration {
     interval.mul_f64((random >> 32) as f64 / 2f64.powi(32))
 }

@@ -1,9 +1,9 @@
-//! Which source port says for which backend a probe to a VIP is.
+//! Probe tags: source ports that identify the backend of a probe to a VIP.
 //!
-//! A mode that changes no address is proven by a probe to the VIP itself, which every backend of the Service would take. So
-//! the probe leaves from a port that stands for the one that is asked, and the engine sends it there (FORWARDING 12).
+//! In modes that rewrite no address, a probe goes to the VIP itself, which every backend of the Service accepts. Its source
+//! port identifies the backend, and the engine sends the probe there (FORWARDING 12).
 //!
-//! Invariant: a backend keeps its port while it is probed; the table says the same to prober and engine.
+//! Invariant: a backend keeps its port while it is probed. Prober and engine use the same table.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -19,19 +19,19 @@ use super::target::Targets;
 pub(super) struct Tags {
     table: ProbeTags,
     ports: HashMap<IpAddr, u16>,
-    /// Where the search for a free one goes on: what was just given back rests as long as possible.
+    /// Position of the search for a free port, so that a released port rests as long as possible.
     next: u16,
 }
 
 impl Tags {
-    /// With the table of the task before: its probes may still be under way.
+    /// Starts from the table of the previous task, whose probes may still be in progress.
     pub(super) fn resuming(table: ProbeTags) -> Self {
         let ports = table.iter().map(|(port, backend)| (*backend, *port)).collect();
         Self { table, ports, next: PROBE_PORT_FIRST }
     }
 
-    /// Gives every backend that is probed through a VIP its port and takes it from the others. Targets that find none
-    /// free are taken out of `targets`; returns how many.
+    /// Assigns a port to every backend that is probed through a VIP, and releases the ports of all others. Targets without a
+    /// free port are removed from `targets`; returns their number.
     pub(super) fn follow(&mut self, targets: &mut Targets) -> usize {
         let wanted: BTreeMap<IpAddr, ()> = targets.keys().filter_map(|target| Some((target.tagged()?, ()))).collect();
         self.ports.retain(|backend, _| wanted.contains_key(backend));
@@ -56,7 +56,7 @@ impl Tags {
         Some(port)
     }
 
-    /// The source port of a probe of `target`; none where any will do.
+    /// The source port of a probe of `target`; `None` if any port will do.
     pub(super) fn of(&self, target: Target) -> Option<u16> {
         self.ports.get(&target.tagged()?).copied()
     }

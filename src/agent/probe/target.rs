@@ -1,8 +1,8 @@
-//! Which targets a state asks to probe. A target is what is asked and where; services that ask the same share it.
+//! Probe targets of a state. A target is an address and a kind of probe; services with equal probes share it.
 //!
-//! A backend may depend on several targets: services that disagree on the port, or a probe beside what kube-proxy says of
-//! a node. It fails while any of them fails. What a probe through a VIP or kube-proxy's word finds holds for that service
-//! alone: the same node may well serve another one.
+//! A backend may depend on several targets: services with different ports, or a probe and the answer of kube-proxy on its
+//! node. It is unhealthy while any of them fails. The result of a probe through a VIP, or of kube-proxy, applies to that
+//! service only, because the same node may serve another service.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -13,12 +13,12 @@ use proto::{Backend, BackendState, Family, HealthCheck, Probe, Protocol, Service
 
 use super::Target;
 
-/// A backend that a target speaks for.
+/// A backend whose health a target determines.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Subject {
-    /// The one service that it is said of; none: every service that has the backend.
+    /// The only service to which the result applies; `None` means every service with the backend.
     pub service: Option<Arc<ServiceName>>,
-    /// Of the frontend.
+    /// Protocol of the frontend.
     pub protocol: Protocol,
     /// The backend.
     pub address: SocketAddr,
@@ -27,19 +27,19 @@ pub struct Subject {
 /// All targets of a state.
 pub type Targets = BTreeMap<Target, Check>;
 
-/// How a target is probed, and for whom. Services that share it and differ get the strictest of their settings: the
-/// smallest interval, timeout and `fall`, the largest `rise`.
+/// Settings and backends of a target. Services that share it use the strictest of their settings: the smallest interval,
+/// timeout and `fall`, the largest `rise`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
     /// Time between the starts of two probes.
     pub interval: Duration,
-    /// A probe that takes longer has failed.
+    /// Timeout of a probe.
     pub timeout: Duration,
-    /// Passed probes in a row that end a failure.
+    /// Consecutive passed probes after which the target is healthy again.
     pub rise: u32,
-    /// Failed probes in a row that make one.
+    /// Consecutive failed probes after which the target is unhealthy.
     pub fall: u32,
-    /// The backends that fail with it.
+    /// The backends that depend on it.
     pub subjects: BTreeSet<Subject>,
 }
 
@@ -62,8 +62,8 @@ impl Check {
     }
 }
 
-/// The targets of `state`, for a gateway that serves node ports on `node_port_addresses`. Draining backends take no new
-/// flows, and a port that listens nowhere takes none at all, so nobody asks how those are.
+/// The targets of `state`, for a gateway that serves node ports on `node_port_addresses`. Draining backends, and backends of
+/// ports without frontends, are not probed, because they get no new flows.
 #[must_use]
 pub fn targets(state: &State, node_port_addresses: &[IpAddr]) -> Targets {
     let mut targets = Targets::new();
@@ -87,16 +87,16 @@ pub fn targets(state: &State, node_port_addresses: &[IpAddr]) -> Targets {
     targets
 }
 
-/// What is asked about one backend of a port.
+/// The targets of one backend of a port.
 fn asked(service: &Service, port: &ServicePort, backend: &Backend) -> impl Iterator<Item = Target> {
     let (health, ip) = (&service.health, backend.address.ip());
-    // Only a TCP frontend's own port says something about it; UDP and SCTP need a health check port.
+    // A TCP probe of the backend's own port works only for TCP; UDP and SCTP need a health check port.
     let probe = match (health.probe, health.port) {
         (Probe::None, _) => None,
         (Probe::Tcp, Some(number)) => Some(Target::Tcp(SocketAddr::new(ip, number))),
         (Probe::Tcp, None) if port.protocol != Protocol::Tcp => None,
         (Probe::Tcp, None) if service.mode.is_two_way() => Some(Target::Tcp(backend.address)),
-        // The backend takes what is for the VIP, and may have nothing to say at an address of its own.
+        // The backend accepts packets for the VIP and may not listen at its own address.
         (Probe::Tcp, None) => port.vips.first().map(|vip| Target::Vip { vip: SocketAddr::new(*vip, port.port), backend: ip }),
     };
     let node_health = health.node_health_port.map(|number| Target::NodeHealth(SocketAddr::new(ip, number)));

@@ -1,4 +1,4 @@
-//! The task that probes: follows the state, starts what is due, publishes what the results say.
+//! The probe task: follows the state, starts probes when they are due, publishes health.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -17,22 +17,22 @@ use super::target::targets;
 use super::tracker::{Health, HealthTracker, Turn};
 use super::{Outcome, Prober, Target};
 
-/// Shortest time between two looks at the state: looking at 100,000 backends takes about 100 ms of a core. A new backend
-/// is usable before it is first probed, so nothing waits for this.
+/// Minimum time between two evaluations of the state: 100,000 backends take about 100 ms of a core. A new backend is usable
+/// before its first probe, so nothing waits for this.
 const FOLLOWED_EVERY: Duration = Duration::from_millis(200);
 
-/// What the task says, and goes on from when it is started again.
+/// Output of the task, from which it continues after a restart.
 #[derive(Clone, Debug, Default)]
 pub struct Findings {
-    /// How backends are.
+    /// Health of backends.
     pub health: watch::Sender<Health>,
     /// Backends of probes that are sent to a VIP.
     pub tags: watch::Sender<ProbeTags>,
 }
 
-/// Probes the targets of the state in `known` until its sender is gone, at most `concurrency` at once; a probe that
-/// finds no room starts late and is never left out. Ports of node port Services are probed for where this gateway
-/// serves their family at `node_port_addresses`.
+/// Probes the targets of the state in `known` until its sender is dropped, at most `concurrency` at once. Beyond that limit
+/// probes are delayed, never skipped. Ports of NodePort Services are probed if this gateway serves their family at
+/// `node_port_addresses`.
 pub async fn run<P: Prober>(
     prober: &P,
     mut known: watch::Receiver<Option<Known>>,
@@ -89,7 +89,7 @@ async fn until(at: Option<Instant>) {
     }
 }
 
-/// What is followed, and when each target is asked.
+/// Targets, schedule and health.
 struct Following {
     tracker: HealthTracker,
     schedule: Schedule,
@@ -118,7 +118,7 @@ impl Following {
             );
         }
         self.untagged = untagged;
-        // The engine must know a tag before a probe that has it.
+        // The engine must know a tag before a probe uses it.
         publish(&findings.tags, self.tags.table().clone());
         self.schedule.follow(&targets, Instant::now());
         self.tracker.follow(targets, known.origin);
@@ -126,7 +126,7 @@ impl Following {
     }
 }
 
-/// Whether the target's health turned by `outcome`.
+/// Applies `outcome`; returns whether the health of the target changed.
 fn take(tracker: &mut HealthTracker, target: Target, outcome: Outcome) -> bool {
     let (passed, why) = match outcome {
         Outcome::Passed => (true, String::new()),
@@ -165,7 +165,7 @@ mod tests {
     use super::super::target::tests::{service, state, subject, tcp};
     use super::*;
 
-    /// Answers from a script: the results of each target in order, then its last one for ever. Counts what it was asked.
+    /// A prober with a script: the results of each target in order, then its last one for ever. Counts probes.
     #[derive(Default)]
     struct Scripted {
         results: HashMap<Target, Vec<bool>>,

@@ -1,8 +1,8 @@
 //! The health of every target: results in, failing backends out.
 //!
-//! A target starts usable and fails after `fall` failed probes in a row; `rise` passed ones end that. A target known from
-//! disk only starts unproven and is proven by its first passed probe (CONTROL section 2). A result for a target that is
-//! not followed any more changes nothing.
+//! A target starts healthy and becomes unhealthy after `fall` consecutive failed probes; `rise` consecutive passed ones make
+//! it healthy again. A target from a state on disk starts unproven, until its first passed probe (CONTROL section 2). A
+//! result for a removed target changes nothing.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,22 +11,22 @@ use proto::Origin;
 use super::Target;
 use super::target::{Check, Subject, Targets};
 
-/// What the probes say of backends. A backend in neither set is usable.
+/// Health of backends. A backend in neither set is usable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Health {
-    /// Backends of which at least one target fails.
+    /// Backends with at least one failing target.
     pub failing: HashSet<Subject>,
-    /// Under a state from disk: the backends of which every target passed a probe. Empty under a controller's state,
-    /// where no proof is asked for.
+    /// For a state from disk: backends whose targets have all passed a probe. Empty for a controller's state, which needs no
+    /// proof.
     pub proven: HashSet<Subject>,
 }
 
 /// A change of a target's health.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// It fails now.
+    /// It became unhealthy.
     Failing,
-    /// It does not fail any more.
+    /// It became healthy.
     Healthy,
     /// It passed its first probe after a start from disk.
     Proven,
@@ -37,11 +37,11 @@ struct Followed {
     check: Check,
     failing: bool,
     proven: bool,
-    /// Results in a row that contradict `failing`.
+    /// Consecutive results that contradict `failing`.
     contrary: u32,
 }
 
-/// The health of all targets that are followed.
+/// The health of all targets.
 #[derive(Debug, Default)]
 pub struct HealthTracker {
     targets: HashMap<Target, Followed>,
@@ -50,14 +50,14 @@ pub struct HealthTracker {
 }
 
 impl HealthTracker {
-    /// Follows nothing yet. `before` is what an earlier tracker last said: what failed then starts failing and what was
-    /// proven stays so, so that a restart of the probes neither sends flows to the dead nor cuts off the living.
+    /// A tracker without targets. `before` is the last output of an earlier tracker: targets that failed start as failing, and
+    /// proven ones stay proven, so that a restart of the task neither sends flows to dead backends nor cuts off healthy ones.
     #[must_use]
     pub fn resuming(before: Health) -> Self {
         Self { before, ..Self::default() }
     }
 
-    /// Follows exactly `targets` from now on. A target that was followed keeps its health.
+    /// Replaces the targets. Existing targets keep their health.
     pub fn follow(&mut self, mut targets: Targets, origin: Origin) {
         self.from_disk = origin != Origin::Controller;
         self.targets.retain(|target, followed| match targets.remove(target) {
@@ -75,7 +75,7 @@ impl HealthTracker {
         self.before = Health::default();
     }
 
-    /// Takes a result; says whether and how the target's health turned.
+    /// Records a result; returns how the health of the target changed, if it did.
     pub fn observe(&mut self, target: Target, passed: bool) -> Option<Turn> {
         let followed = self.targets.get_mut(&target)?;
         if passed && self.from_disk && !followed.proven {
@@ -97,13 +97,13 @@ impl HealthTracker {
         Some(if followed.failing { Turn::Failing } else { Turn::Healthy })
     }
 
-    /// How a target is probed; none when it is not followed.
+    /// The settings of a target; `None` if it was removed.
     #[must_use]
     pub fn check(&self, target: Target) -> Option<&Check> {
         self.targets.get(&target).map(|followed| &followed.check)
     }
 
-    /// What the results say of backends.
+    /// The health of backends according to the results.
     #[must_use]
     pub fn health(&self) -> Health {
         let of = |wanted: fn(&Followed) -> bool| -> HashSet<Subject> {
@@ -138,8 +138,8 @@ mod tests {
     }
 
     proptest! {
-        /// The model looks back over the whole history: a target turns when the last `fall` (or `rise`) results since
-        /// its last turn all contradict its health.
+        /// The model examines the whole history: a target changes when the last `fall` (or `rise`) results since its last change
+        /// all contradict its health.
         #[test]
         fn health_turns_after_as_many_contrary_results_in_a_row_as_configured(
             rise in 1u32..4, fall in 1u32..4, results in prop::collection::vec(any::<bool>(), 0..40),

@@ -34,7 +34,7 @@ pub(super) struct TunnelHeaders {
     pub(super) ports: Option<(u16, u16)>,
 }
 
-/// The smallest Ethernet frame, without its checksum; a TCP packet of IPv4 is no longer.
+/// The smallest Ethernet frame, without frame check sequence; a TCP packet over IPv4 fits.
 pub(super) const FRAME_BYTES_V4: usize = 60;
 /// Ethernet, IPv6 and TCP headers.
 pub(super) const FRAME_BYTES_V6: usize = 14 + 40 + 20;

@@ -1,5 +1,5 @@
-//! What stands in for the network: puts frames in at one side of a gateway and takes out what leaves. Two of them, one in
-//! memory and one over DPDK's rings.
+//! The harness: feeds frames into one side of a gateway and collects transmitted packets. There are two, one in memory and
+//! one over DPDK's rings.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -15,35 +15,35 @@ use crate::ports::handover::{QueuePair, QueueReceiver};
 /// A side of the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
-    /// Where clients are.
+    /// The side of the clients.
     Uplink,
-    /// Where backends are.
+    /// The side of the backends.
     Cluster,
 }
 
-/// Two ports for a worker, and their far ends.
+/// Two ports of a worker, and their peers.
 pub(super) trait Harness {
-    /// What the worker polls.
+    /// The port type.
     type Port: Port;
 
-    /// The ports, uplink first. Asked for once.
+    /// The ports, uplink first. To be called once.
     fn ports(&mut self) -> Option<[Self::Port; 2]>;
 
-    /// Puts in one burst at a side: as many frames as `next` gives, 32 at most.
+    /// Feeds one burst into a side: the frames of `next`, at most 32.
     fn feed<'t>(&mut self, side: Side, next: impl FnMut() -> Option<&'t [u8]>);
 
-    /// Takes all that has left at a side.
+    /// Collects all packets transmitted on a side.
     fn drain(&mut self, side: Side, see: impl FnMut(&[u8]));
 }
 
-/// Room of a buffer: what DPDK's are, so that as much memory is touched.
+/// Size of a buffer, equal to DPDK's, so that the same amount of memory is used.
 const ROOM: usize = 2048;
-/// Room in front of a frame, for tunnels: as much as DPDK leaves.
+/// Headroom for tunnel headers, equal to DPDK's.
 const HEADROOM: usize = 128;
-/// Buffers: more than are ever under way at once (a burst in, a burst out at each side).
+/// Number of buffers: more than are ever in use at once (a burst in, a burst out on each side).
 const BUFFERS: usize = 512;
 
-/// A buffer in memory that is used again and again.
+/// A reused buffer in memory.
 #[derive(Debug)]
 pub(super) struct Slot {
     bytes: Box<[u8; HEADROOM + ROOM]>,
@@ -52,7 +52,7 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// The same, with all its room in front again.
+    /// The buffer with its full headroom again.
     #[inline]
     fn reset(self) -> Self {
         Self { start: HEADROOM, ..self }
@@ -103,7 +103,7 @@ type Shared<T> = Rc<RefCell<T>>;
 pub(super) struct SlotPort {
     arriving: Shared<Burst<Slot>>,
     sent: Shared<Burst<Slot>>,
-    /// What leaves in the same poll and finds `sent` taken: RSTs of flows that yield.
+    /// Packets transmitted in the same poll while `sent` is occupied: RSTs of reclaimed flows.
     more: Shared<Vec<Slot>>,
     free: Shared<Vec<Slot>>,
 }
@@ -185,8 +185,8 @@ impl Harness for Memory {
     }
 }
 
-/// Copies a frame into a buffer. The lengths of a trace's frames are spelled out: a copy of known length is a few moves, any
-/// other a call.
+/// Copies a frame into a buffer. The frame lengths of traces are listed, because a copy of constant length compiles to a few
+/// moves, any other to a call.
 #[inline(always)]
 fn fill<B: Buffer>(buffer: &mut B, frame: &[u8]) {
     if !buffer.resize(frame.len()) {
@@ -215,7 +215,7 @@ pub(super) struct Rings {
     pool: Mempool,
 }
 
-/// Slots of a ring: some bursts.
+/// Slots of a ring: a few bursts.
 const RING_SLOTS: u32 = 512;
 
 impl Rings {

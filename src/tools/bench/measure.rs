@@ -1,4 +1,4 @@
-//! The measurement: warm up, time, check.
+//! The measurement: warm-up, timing, verification.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,15 +15,15 @@ use super::verify::Verifier;
 use super::worker_flows::{WorkerSetup, setups};
 use crate::cli::{BenchArgs, BenchFamily, BenchIo};
 
-/// One packet in so many is kept and checked.
+/// One packet in this many is kept and verified.
 const SAMPLE: u32 = 1021;
-/// Packets kept at most.
+/// Maximum number of packets kept.
 const SAMPLES_MAX: usize = 65_536;
-/// Flows whose replies are checked.
+/// Number of flows whose replies are verified.
 const REPLIES: usize = 1024;
-/// Polls between looks at the clock that ends the measurement.
+/// Number of polls between two checks of the end of the measurement.
 const POLLS_PER_LOOK: u32 = 1024;
-/// More than the second for which a one-way flow must go on until a packet confirms it (FORWARDING 2).
+/// Longer than the second after which a packet confirms a one-way flow (FORWARDING 2).
 const ONE_WAY_AGE: Duration = Duration::from_secs(2);
 const BURST: u64 = dataplane::BURST as u64;
 
@@ -41,7 +41,7 @@ fn alone<A: Address, H: Harness>(options: &BenchArgs, harness: H) -> Result<Repo
     run::<A, _>(options, harness, setup)
 }
 
-/// Several workers at once, each with ports and flows of its own; the sum of their packets.
+/// Measures several workers at once, each with its own ports and flows; adds up their packets.
 fn together<A: Address>(options: &BenchArgs) -> Result<Report, BenchError> {
     let reports = std::thread::scope(|scope| {
         let measure = |(core, setup): (usize, WorkerSetup)| {
@@ -71,7 +71,7 @@ fn run<A: Address, H: Harness>(
     }
 }
 
-/// A worker that only swaps MAC addresses, one port to the other.
+/// Measures a worker that only swaps MAC addresses between two ports.
 fn floor<H: Harness>(
     options: &BenchArgs,
     family: Family,
@@ -98,7 +98,7 @@ fn floor<H: Harness>(
     Ok(timed.report(options, &WorkerCounters::default(), 0))
 }
 
-/// A worker of a gateway whose services are of a mode.
+/// Measures a worker of a gateway whose services have one mode.
 fn gateway<H: Harness>(
     options: &BenchArgs,
     (mode, family): (Mode, Family),
@@ -115,7 +115,7 @@ fn gateway<H: Harness>(
     };
     let mut verifier = Verifier::new(options, mode, family);
     let trace = if options.new_flows || options.flood {
-        // Twice as many tuples as flows live: each is new again when its turn comes.
+        // Twice as many tuples as live flows, so that each is new again when it is next used.
         let twice = BenchArgs { flows: options.flows.saturating_mul(2), ..options.clone() };
         Trace::new(&twice, family, Kind::Syn, 1, &own)
     } else {
@@ -127,7 +127,7 @@ fn gateway<H: Harness>(
         clock.skip(ONE_WAY_AGE);
         acks
     };
-    // To one-way flows it is the third packet, which confirms them.
+    // For one-way flows this is the third packet, which confirms them.
     pass(options, &mut harness, &trace, &mut poll, &clock);
     start.wait();
     let before = Marks::of(&counters);
@@ -164,13 +164,13 @@ fn worker<P: Port>(
     })?)
 }
 
-/// Time as the worker sees it.
+/// The clock of the worker.
 struct Clock {
     start: Instant,
-    /// Simulated: ns that each poll takes.
+    /// Simulated time per poll, in ns.
     poll_ns: Option<u64>,
     polls: std::cell::Cell<u64>,
-    /// How far ahead of real time it is.
+    /// Its lead over real time, in ns.
     ahead_ns: u64,
 }
 
@@ -179,8 +179,8 @@ impl Clock {
         Self { start: Instant::now(), poll_ns: None, polls: std::cell::Cell::new(0), ahead_ns: 0 }
     }
 
-    /// With new flows: a flow's 30 s of opening, and the 9 s until the sweep comes by, last until nine tenths of the table
-    /// are filled. A flood knows no time.
+    /// With new flows, the time is scaled so that nine tenths of the table fill up during the 30 s of a flow's opening state and
+    /// the 9 s until the sweep removes it. In a flood, time stands still.
     fn simulated(options: &BenchArgs) -> Self {
         let poll_ns = if options.flood { 0 } else { 39_000_000_000 * BURST / (u64::from(options.flows) * 9 / 10).max(1) };
         Self { poll_ns: Some(poll_ns), ..Self::real() }
@@ -194,7 +194,7 @@ impl Clock {
         }
     }
 
-    /// Lets time pass at once. Simulated time stands still.
+    /// Advances the time at once. Simulated time does not change.
     fn skip(&mut self, time: Duration) {
         self.ahead_ns += nanos(time);
     }
@@ -204,10 +204,10 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Keeps a packet in so many.
+/// Keeps a sample of packets.
 #[derive(Default)]
 struct Sample {
-    /// Packets to skip before one is kept.
+    /// Number of packets to skip before the next one is kept.
     skip: u32,
     kept: Vec<Vec<u8>>,
 }
@@ -230,7 +230,7 @@ impl Sample {
     }
 }
 
-/// One burst in, one poll, all out.
+/// Feeds one burst, polls once, collects all packets.
 #[inline]
 fn step<H: Harness>(harness: &mut H, trace: &Trace, poll: &mut impl FnMut(u64), clock: &Clock, sample: &mut Sample) {
     let mut left = BURST;
@@ -243,7 +243,7 @@ fn step<H: Harness>(harness: &mut H, trace: &Trace, poll: &mut impl FnMut(u64), 
     harness.drain(Side::Uplink, |_| {});
 }
 
-/// Every frame of the trace once.
+/// Feeds every frame of the trace once.
 fn pass<H: Harness>(
     options: &BenchArgs,
     harness: &mut H,
@@ -258,12 +258,12 @@ fn pass<H: Harness>(
     sample.kept
 }
 
-/// What was timed.
+/// Result of the timing.
 struct Timed {
     polls: u64,
     elapsed: Duration,
     cycles: u64,
-    /// Polls by their time in ns; the last bucket holds all longer ones.
+    /// Number of polls by their time in ns; the last bucket has all longer ones.
     histogram: Vec<u32>,
     samples: Vec<Vec<u8>>,
 }
@@ -295,7 +295,7 @@ fn time<H: Harness>(options: &BenchArgs, harness: &mut H, trace: &Trace, poll: &
     Timed { polls, elapsed: start.elapsed(), cycles: last - first, histogram, samples: sample.kept }
 }
 
-/// Measured over 20 ms: the TSC's rate need not be known without DPDK.
+/// TSC rate measured over 20 ms, because it is unknown without DPDK.
 #[allow(clippy::cast_precision_loss)]
 fn ns_per_cycle() -> f64 {
     let (start, first) = (Instant::now(), dpdk_sys::cycles());
@@ -365,7 +365,7 @@ impl Marks {
         }
     }
 
-    /// What was counted from then till now.
+    /// The difference to an earlier reading.
     fn until(&self, counters: &WorkerCounters) -> Self {
         let now = Self::of(counters);
         Self {
@@ -376,13 +376,14 @@ impl Marks {
         }
     }
 
-    /// Packets of flows that are known, and of no others, all leave: else the figures would hold packets that cost nothing.
+    /// Checks that all packets belong to known flows and were transmitted; otherwise the figures would include packets that cost
+    /// nothing.
     fn expect_no_drops(&self) -> Result<(), BenchError> {
         let named: Vec<String> = self.named().into_iter().map(|(reason, n)| format!("{n} as {reason}")).collect();
         if named.is_empty() { Ok(()) } else { Err(BenchError::Dropped(named.join(", "))) }
     }
 
-    /// Drops by reason, where there were any.
+    /// Drops by reason, if there were any.
     fn named(&self) -> Vec<(String, u64)> {
         let drops = DropReason::ALL.iter().zip(&self.drops).filter(|(_, n)| **n > 0);
         drops.map(|(reason, n)| (reason.as_str().to_owned(), *n)).collect()
@@ -400,7 +401,7 @@ impl Marks {
     }
 }
 
-/// Lets the backends of some flows answer, and checks what the clients get.
+/// Sends replies of the backends of some flows, and verifies the packets that clients get.
 fn check_replies<H: Harness>(
     harness: &mut H,
     verifier: &mut Verifier<'_>,
@@ -434,7 +435,7 @@ mod tests {
         bench: BenchArgs,
     }
 
-    /// What the gateway sends of the first flow, in this mode.
+    /// The packet that the gateway sends for the first flow, in this mode.
     fn sent(options: &BenchArgs, family: Family) -> Vec<u8> {
         let mut harness = Memory::new();
         let WorkerSetup { subscriber, counters, peers, flows, .. } = setups(options, family).pop().unwrap();

@@ -51,7 +51,7 @@ pub struct Report {
     pub p999_ns: u64,
     /// Packets that left and were checked field by field.
     pub verified: u64,
-    /// Drops by reason, where there were any.
+    /// Drops by reason, if there were any.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub drop_reasons: Vec<(String, u64)>,
 }

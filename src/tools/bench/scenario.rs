@@ -1,5 +1,5 @@
-//! The gateway that is measured: two ports, services with backends behind a router, SNAT addresses enough for the flows.
-//! Addresses are those that RFC 2544 and RFC 5180 set aside for benchmarks.
+//! The measured gateway: two ports, services with backends behind a router, enough SNAT addresses for the flows. Addresses
+//! are those that RFC 2544 and RFC 5180 reserve for benchmarks.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub(super) const CLUSTER: PortIndex = PortIndex(1);
 pub(super) const ROUTER_MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 pub(super) const UPLINK_MAC: Mac = Mac([2, 0, 0, 0, 1, 0]);
 pub(super) const CLUSTER_MAC: Mac = Mac([2, 0, 0, 0, 1, 1]);
-/// Where the backends of modes that rewrite the destination listen.
+/// Port of the backends in modes that rewrite the destination.
 pub(super) const BACKEND_PORT: u16 = 8080;
 pub(super) const VIP_PORT: u16 = 80;
 
@@ -30,12 +30,12 @@ pub(super) fn vip(family: Family, service: u32) -> IpAddr {
     }
 }
 
-/// Number of a backend among those of all services.
+/// Index of a backend among those of all services.
 const fn backend_index(service: u32, n: u32, backends: u32) -> u32 {
     service * backends + n
 }
 
-/// Ethernet address of a backend that is on the link.
+/// Ethernet address of a backend on the link.
 pub(super) fn backend_mac(service: u32, n: u32, backends: u32) -> Mac {
     let [a, b, c, d] = backend_index(service, n, backends).to_be_bytes();
     Mac([2, 1, a, b, c, d])
@@ -50,7 +50,7 @@ pub(super) fn backend(family: Family, service: u32, n: u32, backends: u32) -> Ip
     }
 }
 
-/// The client of a flow: address and port, all different.
+/// The client of a flow: a unique address and port.
 pub(super) fn client(family: Family, flow: u32) -> (IpAddr, u16) {
     let port = 1024 + (flow % 60_000) as u16; // below 61,024
     let host = flow / 60_000 * 251 + flow % 251;
@@ -70,12 +70,12 @@ fn cluster_net(mode: BenchMode, family: Family) -> &'static str {
     }
 }
 
-/// Where tunnels come from: the gateway's own address.
+/// Source of tunnels: the gateway's own address.
 pub(super) fn tunnel_source(mode: BenchMode, family: Family) -> Option<IpAddr> {
     cluster_net(mode, family).split('/').next().and_then(|address| address.parse().ok())
 }
 
-/// SNAT addresses: each gives 64,512 ports per backend; half of them may be in use. None but in mode `nat`.
+/// SNAT addresses, only for mode `nat`: each gives 64,512 ports per backend, of which half may be in use.
 pub(super) fn snat_addresses(options: &BenchArgs, family: Family) -> Vec<IpAddr> {
     if options.mode != BenchMode::Nat {
         return Vec::new();
@@ -90,7 +90,7 @@ pub(super) fn snat_addresses(options: &BenchArgs, family: Family) -> Vec<IpAddr>
         .collect()
 }
 
-/// What the gateway is configured with.
+/// The configuration of the gateway.
 pub(super) fn config(options: &BenchArgs, family: Family) -> Config {
     let port = |name: &str, mac: Mac, address: &str| PortConfig {
         name: name.into(),
@@ -117,8 +117,8 @@ pub(super) fn config(options: &BenchArgs, family: Family) -> Config {
     }
 }
 
-/// Both ports have a router; all clients are behind one, all backends behind the other. In mode `dsr` backends are on the
-/// link.
+/// The network: both ports have a router; clients are behind one, backends behind the other. In mode `dsr` backends are on
+/// the link.
 pub(super) fn network(options: &BenchArgs, family: Family) -> Network {
     let (clients, uplink, backends, cluster) = match family {
         Family::V4 => ("0.0.0.0/0", "192.0.2.1", "172.16.0.0/12", "192.168.0.1"),

@@ -1,5 +1,5 @@
-//! The frames: one per flow, ready to be copied, in random order. Laid out one after another, so that the copy streams
-//! and what is measured is the engine's memory, not the trace's.
+//! The frames: one per flow, in random order. They are contiguous in memory, so that copying them streams, and the
+//! measurement shows the memory accesses of the engine rather than of the trace.
 
 use proto::Family;
 use zerocopy::{Immutable, IntoBytes};
@@ -9,12 +9,12 @@ use super::scenario::{self, client, vip};
 use super::worker_flows::WorkerFlows;
 use crate::cli::BenchArgs;
 
-/// A cache line of a trace. Aligned as one, a large trace lies in huge pages, so that the floor does not measure the TLB.
+/// A cache line of a trace. The alignment puts a large trace into huge pages, so that the harness does not measure the TLB.
 #[derive(Clone, Copy, IntoBytes, Immutable)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-/// Frames of equal length, each from the beginning of a cache line on.
+/// Frames of equal length, each aligned to a cache line.
 pub(super) struct Trace {
     lines: Vec<Line>,
     frames: usize,
@@ -28,12 +28,12 @@ pub(super) struct Trace {
 pub(super) enum Kind {
     /// The first packet of each flow.
     Syn,
-    /// A packet within each flow.
+    /// A later packet of each flow.
     Ack,
 }
 
 impl Trace {
-    /// One frame for each of the flows that are a worker's own, in an order that `seed` decides.
+    /// One frame for each flow of a worker, in an order given by `seed`.
     pub(super) fn new(options: &BenchArgs, family: Family, kind: Kind, seed: u64, own: &WorkerFlows) -> Self {
         let is_own = |flow: &u32| own.own(options, family, *flow);
         let mut flows: Vec<u32> = (0..options.flows).filter(is_own).collect();
@@ -50,12 +50,12 @@ impl Trace {
         Self { lines, frames: flows.len(), frame_len, lines_per_frame, next: std::cell::Cell::new(0) }
     }
 
-    /// How many frames there are.
+    /// Number of frames.
     pub(super) fn len(&self) -> usize {
         self.frames
     }
 
-    /// The next frame; after the last one the first again.
+    /// The next frame, cyclically.
     #[inline]
     pub(super) fn next(&self) -> &[u8] {
         let n = self.next.get();
@@ -65,7 +65,7 @@ impl Trace {
     }
 }
 
-/// The frame that a client sends on a flow. Its sequence number is the flow's, so that whoever sees it knows.
+/// The frame that a client sends on a flow. Its sequence number identifies the flow.
 pub(super) fn flow_frame(options: &BenchArgs, family: Family, flow: u32, kind: Kind) -> Vec<u8> {
     let flags = match kind {
         Kind::Syn => dataplane::tcp_flags::SYN,
@@ -78,7 +78,7 @@ pub(super) fn flow_frame(options: &BenchArgs, family: Family, flow: u32, kind: K
     bytes
 }
 
-/// Fisher-Yates, with a 64-bit linear congruential generator (Knuth's MMIX): repeatable, and random enough to defeat
+/// Fisher-Yates shuffle with a 64-bit linear congruential generator (Knuth's MMIX): repeatable, and random enough to defeat
 /// prefetching.
 fn shuffle(items: &mut [u32], seed: u64) {
     let mut state = seed | 1;

@@ -1,5 +1,5 @@
-//! Checks of what leaves: every field that a mode rewrites or puts in front, every checksum in full, and that no two flows
-//! look the same to a backend. Flows are told apart by their sequence number, which no mode may touch.
+//! Verification of transmitted packets: every field that a mode rewrites or adds, every checksum in full, and that no two
+//! flows look the same to a backend. The sequence number, which no mode changes, identifies a flow.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -14,32 +14,32 @@ use super::scenario::{
 };
 use crate::cli::BenchArgs;
 
-/// How a flow looks to its backend.
+/// A flow as its backend sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Mapping {
     pub(super) source: (IpAddr, u16),
-    /// What routers on the way may spread tunnels by included: a flow keeps to its path.
+    /// Includes the fields by which routers distribute tunnels, so that a flow keeps its path.
     pub(super) tunnel: Option<TunnelHeaders>,
     pub(super) backend: (IpAddr, u16),
 }
 
-/// What the sample showed.
+/// Results of the verification.
 pub(super) struct Verifier<'o> {
     options: &'o BenchArgs,
     mode: Mode,
     family: Family,
     snat: Vec<IpAddr>,
     tunnel_source: Option<IpAddr>,
-    /// Flows seen so far.
+    /// Number of flows seen.
     pub(super) flows: HashMap<u32, Mapping>,
     mappings: HashMap<Mapping, u32>,
-    /// Packets checked.
+    /// Number of packets verified.
     pub(super) checked: u64,
 }
 
-/// That of what the gateway itself begins.
+/// Hop limit of packets that the gateway originates.
 const OWN_HOP_LIMIT: u8 = 64;
-/// The least source port of a GUE datagram: the ephemeral ones (RFC 6335 section 6).
+/// Lowest source port of a GUE datagram: ephemeral ports (RFC 6335 section 6).
 const GUE_SOURCE_PORT: u16 = 49_152;
 
 fn wrong(what: &str, found: &impl std::fmt::Debug) -> BenchError {
@@ -65,10 +65,10 @@ impl<'o> Verifier<'o> {
         }
     }
 
-    /// Checks a packet on its way to a backend.
+    /// Verifies a packet to a backend.
     pub(super) fn at_backend(&mut self, bytes: &[u8]) -> Result<(), BenchError> {
         let seen = parse(bytes)?;
-        // What a flow leaves that yields to a new one: the gateway's own, with the number after that of its SYN.
+        // The RST of a reclaimed flow: originated by the gateway, with the sequence number after that of its SYN.
         let yielded = seen.reset && self.comes_and_goes();
         let (flow, hop_limit) =
             if yielded { (seen.sequence.wrapping_sub(1), OWN_HOP_LIMIT) } else { (seen.sequence, SENT_HOP_LIMIT - 1) };
@@ -82,8 +82,8 @@ impl<'o> Verifier<'o> {
         self.remember(flow, Mapping { source: seen.source, tunnel: seen.tunnel, backend: destination })
     }
 
-    /// The backend that a packet reaches, by what says it in this mode, if it is one of the service and all else that
-    /// leads there is right.
+    /// The backend that a packet reaches, by the field that determines it in this mode, if it belongs to the service and all
+    /// other fields are right.
     fn expect_backend(&self, service: u32, seen: &TcpFrame) -> Result<(IpAddr, u16), BenchError> {
         let each = self.options.backends;
         let mac = |n| if self.mode == Mode::Dsr { backend_mac(service, n, each) } else { ROUTER_MAC };
@@ -135,12 +135,12 @@ impl<'o> Verifier<'o> {
         }
     }
 
-    /// Whether flows begin and yield all the time.
+    /// Whether flows are opened and reclaimed all the time.
     fn comes_and_goes(&self) -> bool {
         self.options.new_flows || self.options.flood
     }
 
-    /// One flow keeps its mapping, and no two share one; where flows come and go there is nothing to remember.
+    /// Checks that a flow keeps its mapping and no two flows share one. Skipped if flows are reclaimed all the time.
     fn remember(&mut self, flow: u32, mapping: Mapping) -> Result<(), BenchError> {
         if self.comes_and_goes() {
             return Ok(());
@@ -154,14 +154,14 @@ impl<'o> Verifier<'o> {
         Ok(())
     }
 
-    /// The packet that a backend would answer a flow with.
+    /// The reply of a backend to a flow.
     pub(super) fn reply_frame(flow: u32, mapping: &Mapping) -> Vec<u8> {
         let flags = dataplane::tcp_flags::ACK;
         let segment = Segment { source: mapping.backend, destination: mapping.source, flags, sequence: flow };
         frame::build(CLUSTER_MAC, &segment)
     }
 
-    /// Checks a packet on its way back to a client.
+    /// Verifies a packet to a client.
     pub(super) fn at_client(&mut self, bytes: &[u8]) -> Result<(), BenchError> {
         let seen = parse(bytes)?;
         let flow = seen.sequence;

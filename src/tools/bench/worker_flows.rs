@@ -1,5 +1,5 @@
-//! What each of several workers is measured with: its snapshots, its view of the other workers, and its flows. A worker gets
-//! the packets of its own flows, as a NIC with RSS delivers them, and still computes their owner.
+//! Setup of each of several workers: its snapshots, its view of the other workers, and its flows. A worker gets the packets of
+//! its own flows, as from a NIC with RSS, and still computes their owner.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::harness::Slot;
 use super::scenario::{self, SEED};
 use crate::cli::{BenchArgs, BenchMode};
 
-/// What one worker is measured with.
+/// Setup of one worker.
 pub(super) struct WorkerSetup<B = Slot> {
     pub(super) subscriber: Subscriber,
     pub(super) counters: Arc<WorkerCounters>,
@@ -22,7 +22,7 @@ pub(super) struct WorkerSetup<B = Slot> {
     pub(super) start: StartBarrier,
 }
 
-/// Where workers wait for each other before they are timed. A worker that fails before counts as waiting.
+/// A barrier before the timing. A worker that failed before counts as waiting.
 pub(super) struct StartBarrier(Arc<AtomicU8>);
 
 impl StartBarrier {
@@ -46,7 +46,7 @@ impl Drop for StartBarrier {
 #[derive(Clone)]
 pub(super) struct WorkerFlows {
     steering: Arc<Steering>,
-    /// What of a client's packet decides its owner.
+    /// The part of a client's packet that determines its owner.
     towards: Towards,
     me: WorkerId,
 }

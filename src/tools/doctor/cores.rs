@@ -1,10 +1,10 @@
-//! The workers' cores: there, allowed, and undisturbed.
+//! The workers' cores: existing, permitted and isolated.
 
 use super::root::{Root, show_list};
 use super::{Finding, Needs};
 
-/// `refused`: cores to which the kernel pins no thread of ours, with the reason. The CPU mask says nothing of that: `isolcpus`
-/// takes cores out of it that workers can be pinned to.
+/// `refused` are the cores to which the kernel refuses to pin threads, with the reason. The CPU mask does not show this:
+/// `isolcpus` removes cores from it to which workers can be pinned.
 pub(super) fn examine(root: &Root, needs: &Needs, refused: &[(usize, String)]) -> Vec<Finding> {
     let online = root.list("/sys/devices/system/cpu/online");
     let mut findings = vec![Finding::ok("cores online", show_list(&online))];
@@ -31,7 +31,7 @@ pub(super) fn examine(root: &Root, needs: &Needs, refused: &[(usize, String)]) -
     findings
 }
 
-/// Whether the workers' cores are among those that a boot parameter sets aside.
+/// Whether a boot parameter isolates the workers' cores.
 fn set_aside(root: &Root, needs: &Needs, subject: &str, file: &str, why: &str) -> Finding {
     let listed = root.list(&format!("/sys/devices/system/cpu/{file}"));
     let outside: Vec<usize> = needs.cores.iter().copied().filter(|core| !listed.contains(core)).collect();

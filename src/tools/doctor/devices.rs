@@ -5,9 +5,9 @@ use dpdk_sys::Device;
 use super::root::{Root, show_list};
 use super::{Finding, Level, Needs};
 
-/// Kernel drivers under which DPDK can have a device: those that hand it over, and the two that share it.
+/// Kernel drivers with which DPDK can use a device: those that hand it over, and the two that share it.
 const USABLE_DRIVERS: [&str; 6] = ["vfio-pci", "uio_pci_generic", "igb_uio", "mlx4_core", "mlx5_core", "uio_hv_generic"];
-/// Where distributions and `ninja install` put DPDK's drivers.
+/// Directories into which distributions and `ninja install` put DPDK's drivers.
 const LIBRARY_DIRS: [&str; 8] = [
     "/usr/lib/x86_64-linux-gnu/dpdk",
     "/usr/lib/aarch64-linux-gnu/dpdk",
@@ -19,7 +19,7 @@ const LIBRARY_DIRS: [&str; 8] = [
     "/usr/local/lib/dpdk",
 ];
 
-/// DPDK's version and where its drivers are.
+/// DPDK's version and the directory of its drivers.
 pub(super) fn dpdk(root: &Root, version: &str) -> Finding {
     let dirs: Vec<String> = LIBRARY_DIRS
         .iter()
@@ -96,7 +96,7 @@ fn pci(root: &Root, needs: &Needs, address: &str) -> Vec<Finding> {
     findings
 }
 
-/// Memory and cores of another node are a third slower to reach.
+/// Access to memory and cores of another node is a third slower.
 fn numa(root: &Root, needs: &Needs, address: &str, directory: &str) -> Option<Finding> {
     let node: usize = root.number(&format!("{directory}/numa_node"))?;
     let near = root.list(&format!("/sys/devices/system/node/node{node}/cpulist"));
@@ -135,7 +135,7 @@ fn iommu(root: &Root, needs: &Needs) -> Finding {
     Finding::lacking(needs.has_pci_device(), "iommu", "off", advice)
 }
 
-/// Every network device of the PCI bus that Linux has, as facts to choose from.
+/// Every network device on the PCI bus, as candidates for ports.
 fn network_devices(root: &Root) -> Vec<Finding> {
     let on_pci = |address: &String| {
         root.text(&format!("/sys/bus/pci/devices/{address}/class")).is_some_and(|class| class.starts_with("0x02"))

@@ -1,9 +1,10 @@
-//! What the Linux side needs: privileges, taps, room for neighbours.
+//! Requirements of the Linux side: privileges, taps, size of the neighbour table.
 
 use super::root::Root;
 use super::{Finding, Needs};
 
-/// Neighbours below which a note is made: clients on-link and backends all need one, and past it Linux drops silently.
+/// Neighbour table size below which there is a note: every on-link client and backend needs an entry, and beyond the limit
+/// Linux drops silently.
 const NEIGHBOURS_AMPLE: u64 = 8192;
 
 /// A capability, its number in `linux/capability.h`, and what it is for.

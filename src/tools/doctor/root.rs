@@ -1,9 +1,9 @@
-//! The files of a machine, below a directory. What cannot be read is as good as absent.
+//! The files of a machine below a directory. Unreadable files count as absent.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The directory that the machine's `/sys`, `/proc`, `/dev` and `/usr` lie in.
+/// The directory with the machine's `/sys`, `/proc`, `/dev` and `/usr`.
 #[derive(Clone, Debug)]
 pub struct Root(PathBuf);
 
@@ -44,14 +44,14 @@ impl Root {
         names
     }
 
-    /// The last part of what a symbolic link points to.
+    /// The last path component of the target of a symbolic link.
     pub(super) fn link(&self, path: &str) -> Option<String> {
         let target = fs::read_link(self.path(path)).ok()?;
         Path::file_name(&target).and_then(|name| name.to_str()).map(str::to_owned)
     }
 }
 
-/// The kernel's list format; parts that are none are left out.
+/// Parses the kernel's list format; invalid parts are skipped.
 pub(super) fn parse_list(text: &str) -> Vec<usize> {
     let parts = text.trim().split(',').filter_map(|part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -60,7 +60,7 @@ pub(super) fn parse_list(text: &str) -> Vec<usize> {
     parts.flatten().collect()
 }
 
-/// The kernel's list format, or `none`.
+/// Formats the kernel's list format, or `none`.
 pub(super) fn show_list(numbers: &[usize]) -> String {
     if numbers.is_empty() {
         return "none".into();

@@ -1,7 +1,7 @@
 //! Capture files: pcap and pcapng in, merged by time; pcap out.
 //!
-//! **Invariant:** the times that come out never go back. Files are read packet by packet, never whole. Deliberately not
-//! here: what is done with the packets.
+//! Invariant: the times in the merged stream never decrease. Files are read packet by packet, never as a whole. Deliberately
+//! not here: processing the packets.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Cursor, Read, Write};
@@ -15,12 +15,12 @@ use pcap_file::pcapng::blocks::Block;
 use pcap_file::pcapng::blocks::interface_description::{InterfaceDescriptionBlock, InterfaceDescriptionOption};
 use pcap_file::{DataLink, Endianness, PcapError, TsResolution};
 
-/// Bytes of a packet that capture files keep, at most: what tcpdump writes too.
+/// Maximum captured length of a packet, in bytes, the same as tcpdump's.
 const SNAPLEN: u32 = 262_144;
-/// How a pcapng file begins, in either byte order (draft-ietf-opsawg-pcapng section 4.1).
+/// First bytes of a pcapng file, in either byte order (draft-ietf-opsawg-pcapng section 4.1).
 const PCAPNG_MAGIC: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
 
-/// Why a capture file cannot be used.
+/// Why a capture file is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
     /// It cannot be opened or created.
@@ -33,17 +33,17 @@ pub enum CaptureError {
         /// Why.
         error: io::Error,
     },
-    /// It is no capture file, or is broken.
+    /// It is not a capture file, or is damaged.
     #[error("{}: after {packets} packets: expected pcap or pcapng, found: {error}; a cut file can be repaired with `editcap`", file.display())]
     Broken {
         /// Which.
         file: PathBuf,
-        /// Packets that were read before.
+        /// Number of packets read before the error.
         packets: u64,
         /// What is wrong.
         error: PcapError,
     },
-    /// Its packets are no Ethernet frames.
+    /// Its packets are not Ethernet frames.
     #[error("{}: expected Ethernet frames, found link type {found:?}; capture on an Ethernet interface, not on `any`", file.display())]
     LinkType {
         /// Which.
@@ -51,16 +51,16 @@ pub enum CaptureError {
         /// Its link type.
         found: DataLink,
     },
-    /// A packet was not captured whole.
+    /// A packet was not captured completely.
     #[error("{}: packet {packet}: only {captured} of {original} bytes were captured; capture with `tcpdump -s 0`", file.display())]
     Truncated {
         /// Which.
         file: PathBuf,
         /// The packet, counted from 1.
         packet: u64,
-        /// Bytes there.
+        /// Captured bytes.
         captured: usize,
-        /// Bytes it had.
+        /// Original bytes.
         original: u32,
     },
     /// It cannot be written.
@@ -88,13 +88,13 @@ enum Format {
     PcapNg(Box<PcapNgReader<Bytes>>),
 }
 
-/// A packet as a file has it, before it is checked.
+/// A packet from a file, before validation.
 struct Raw {
     frame: Frame,
     original_len: u32,
 }
 
-/// A capture file that is being read.
+/// A capture file open for reading.
 struct Capture {
     file: PathBuf,
     format: Format,
@@ -152,7 +152,7 @@ fn check_link_type(file: &Path, found: DataLink) -> Result<(), CaptureError> {
     }
 }
 
-/// Raw packets, since the checked ones refuse files whose header has a snap length of 0 or less than was captured.
+/// Raw packets, because the validating reader refuses files whose snap length is 0 or less than the captured length.
 fn next_pcap(reader: &mut PcapReader<Bytes>) -> Result<Option<Raw>, PcapError> {
     let unit_ns = if reader.header().ts_resolution == TsResolution::NanoSecond { 1 } else { 1_000 };
     let Some(packet) = reader.next_raw_packet().transpose()? else { return Ok(None) };
@@ -160,13 +160,13 @@ fn next_pcap(reader: &mut PcapReader<Bytes>) -> Result<Option<Raw>, PcapError> {
     Ok(Some(Raw { frame: Frame { time_ns, bytes: packet.data.into_owned() }, original_len: packet.orig_len }))
 }
 
-/// The next packet among the blocks. One without a time has that of the packet before.
+/// The next packet among the blocks. A packet without a time gets that of the previous one.
 fn next_pcapng(reader: &mut PcapNgReader<Bytes>, file: &Path, packets: u64, last_ns: u64) -> Result<Option<Raw>, CaptureError> {
     let broken = |error| CaptureError::Broken { file: file.to_owned(), packets, error };
     loop {
         let Some(block) = reader.next_block().transpose().map_err(broken)?.map(Block::into_owned) else { return Ok(None) };
         let (interface, units, original_len, data) = match block {
-            // The reader takes the units of the time for nanoseconds, whatever the interface says they are.
+            // The reader treats the time as nanoseconds regardless of the interface's resolution.
             Block::EnhancedPacket(p) => (p.interface_id, Some(p.timestamp.as_nanos()), p.original_len, p.data),
             Block::Packet(p) => (p.interface_id.into(), Some(p.timestamp.into()), p.original_len, p.data),
             Block::SimplePacket(p) => (0, None, p.original_len, p.data),
@@ -185,7 +185,7 @@ fn next_pcapng(reader: &mut PcapNgReader<Bytes>, file: &Path, packets: u64, last
     }
 }
 
-/// Time in the interface's units as ns: microseconds unless it says otherwise (`if_tsresol`, `if_tsoffset`).
+/// Converts a time in the interface's units to ns; the default unit is a microsecond (`if_tsresol`, `if_tsoffset`).
 fn time_ns(units: u128, interface: &InterfaceDescriptionBlock<'_>) -> u64 {
     let mut per_second: u128 = 1_000_000;
     let mut offset_s: u64 = 0;
@@ -201,7 +201,7 @@ fn time_ns(units: u128, interface: &InterfaceDescriptionBlock<'_>) -> u64 {
     u64::try_from(ns).unwrap_or(u64::MAX)
 }
 
-/// Capture files as one stream, in the order of time; among equal times in that of the command line.
+/// Capture files merged by time, and by their order on the command line for equal times.
 pub(super) struct Merged {
     inputs: Vec<(PortIndex, Capture, Option<Frame>)>,
     clock_ns: u64,
@@ -217,7 +217,7 @@ impl Merged {
         Ok(Self { inputs: files.into_iter().map(open).collect::<Result<_, CaptureError>>()?, clock_ns: 0 })
     }
 
-    /// The next frame and the port it arrives at. A time that goes back becomes that of the frame before.
+    /// The next frame and its port. A time that decreases is replaced by that of the previous frame.
     pub(super) fn next(&mut self) -> Result<Option<(PortIndex, Frame)>, CaptureError> {
         let first = self.inputs.iter_mut().filter(|(_, _, frame)| frame.is_some());
         let first = first.min_by_key(|(_, _, frame)| frame.as_ref().map(|f| f.time_ns));
@@ -230,7 +230,7 @@ impl Merged {
     }
 }
 
-/// A pcap file that is being written, with times in ns.
+/// A pcap file open for writing, with times in ns.
 pub(super) struct Output {
     file: PathBuf,
     writer: PcapWriter<BufWriter<File>>,
@@ -261,7 +261,7 @@ impl Output {
         written.map(drop).map_err(|error| CaptureError::Write { file: self.file.clone(), error })
     }
 
-    /// Writes what is still buffered.
+    /// Flushes the buffer.
     pub(super) fn finish(self) -> Result<(), CaptureError> {
         let flushed = self.writer.into_writer().flush();
         flushed.map_err(|error| CaptureError::Write { file: self.file, error: PcapError::IoError(error) })

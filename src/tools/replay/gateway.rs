@@ -1,7 +1,7 @@
 //! One worker over memory ports, driven by the times of captured packets.
 //!
-//! **Invariant:** the worker's clock is that of the captures, shifted; between packets it is polled as often as its
-//! bookkeeping needs, so that flows expire and held packets end as they would have.
+//! Invariant: the worker's clock is that of the captures with an offset. Between packets the worker is polled as often as its
+//! timers need, so that flows expire and held packets are dropped as in a running gateway.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -17,22 +17,22 @@ use proto::{ServiceName, State};
 use super::ReplayError;
 use super::capture::{CaptureError, Frame};
 
-/// Where the worker's clock begins. Any time will do that leaves room below it.
+/// Start of the worker's clock. Any time with enough room below it will do.
 const START_NS: u64 = 1_000_000_000;
-/// Time between polls while nothing arrives. The worker's own ticks are as long; finer steps would change nothing.
+/// Time between polls without packets. It equals the worker's tick; finer steps would change nothing.
 const STEP_NS: u64 = 1 << 27;
-/// Polls without a frame sent after which the announcements of the start are over: 16 steps are 2.1 s, and they come
-/// 1 s apart.
+/// Number of polls without a transmitted frame after which the initial announcements are over: 16 steps are 2.1 s, and
+/// announcements are 1 s apart.
 const QUIET_POLLS: u32 = 16;
-/// Flows for each poll of a step: what a worker looks at in one poll (64) over the ticks in which it looks at all (64).
+/// Flows per poll of a step: a worker sweeps 64 flows in one poll, and the whole table in 64 ticks.
 const FLOWS_PER_POLL: u64 = 64 * 64;
-/// How long the gateway goes on after the last packet, so that held packets end: they wait 1 s for a
-/// neighbour, 2 s for a first fragment.
+/// How long the gateway runs after the last packet, so that held packets get a verdict: they wait 1 s for a neighbour, 2 s
+/// for a first fragment.
 const REST_NS: u64 = 2_000_000_000;
-/// Seed of the worker's tables; it only has to be the same each time.
+/// Seed of the worker's tables; it only has to be constant.
 const SEED: u64 = 0x5eed;
 
-/// By which side of a port a frame leaves.
+/// The side of a port on which a frame is transmitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     /// Out of the port.
@@ -41,15 +41,15 @@ pub(super) enum Way {
     Twin,
 }
 
-/// Takes what leaves the gateway.
+/// Receives transmitted frames.
 pub(super) trait Leaving {
     fn leaves(&mut self, time_ns: u64, port: PortIndex, way: Way, frame: &[u8]) -> Result<(), CaptureError>;
 }
 
-/// What became of one packet.
+/// The result for one packet.
 #[derive(Debug)]
 pub(super) struct Verdict {
-    /// The number it was put in with.
+    /// The number of the packet.
     pub(super) packet: u64,
     pub(super) fate: Fate,
     pub(super) flow: Option<Flow>,
@@ -63,7 +63,7 @@ pub(super) struct Flow {
     pub(super) backend: SocketAddr,
 }
 
-/// Writes down what the worker says.
+/// Records the observations of the worker.
 #[derive(Debug, Default)]
 struct Log(Vec<(u64, Fate, Option<Belongs>)>);
 
@@ -84,12 +84,12 @@ pub(super) struct Gateway {
     verdicts: VecDeque<Verdict>,
     longest_idle_ns: u64,
     now_ns: u64,
-    /// Capture time minus the worker's, once the first packet has come.
+    /// Capture time minus the worker's time, after the first packet.
     shift_ns: Option<i128>,
 }
 
 impl Gateway {
-    /// A gateway that has its state and is done with announcing.
+    /// A gateway that has its state and has sent its announcements.
     pub(super) fn start(config: Config, state: &State, network: &Network) -> Result<Self, NoMemory> {
         let limits = config.flows.clone();
         let longest_idle = limits.longest_idle();
@@ -122,7 +122,7 @@ impl Gateway {
         Ok(gateway)
     }
 
-    /// Lets the announcements of the start pass.
+    /// Waits for the end of the initial announcements.
     fn settle(&mut self) {
         let mut quiet = 0;
         while quiet < QUIET_POLLS {
@@ -133,11 +133,11 @@ impl Gateway {
         }
     }
 
-    /// Lets the time of the captures come to `time_ns`.
+    /// Advances the capture time to `time_ns`.
     pub(super) fn advance_to(&mut self, time_ns: u64, leaving: &mut impl Leaving) -> Result<(), ReplayError> {
         let shift_ns = *self.shift_ns.get_or_insert(i128::from(time_ns) - i128::from(self.now_ns));
         let target_ns = u64::try_from(i128::from(time_ns) - shift_ns).unwrap_or(u64::MAX);
-        // After the longest idle limit and one round of the worker's sweep nothing is left that could change.
+        // After the longest idle limit and one full sweep nothing can change any longer.
         let stepped_ns = self.now_ns.saturating_add(self.longest_idle_ns).saturating_add(64 * STEP_NS).min(target_ns);
         while self.now_ns + STEP_NS < stepped_ns {
             self.now_ns += STEP_NS;
@@ -149,7 +149,7 @@ impl Gateway {
         Ok(())
     }
 
-    /// Puts one frame in at a port.
+    /// Feeds one frame into a port.
     pub(super) fn put(
         &mut self,
         port: PortIndex,
@@ -163,14 +163,14 @@ impl Gateway {
         self.poll(leaving)
     }
 
-    /// Goes on until no packet is held any more.
+    /// Runs until no packet is held.
     pub(super) fn rest(&mut self, leaving: &mut impl Leaving) -> Result<(), ReplayError> {
         let end_ns = self.capture_time().saturating_add(REST_NS);
         self.advance_to(end_ns, leaving)?;
         self.poll(leaving)
     }
 
-    /// The verdicts since the last question, in the order they were found.
+    /// The verdicts since the last call, in order.
     pub(super) fn verdicts(&mut self) -> impl Iterator<Item = Verdict> {
         self.verdicts.drain(..)
     }

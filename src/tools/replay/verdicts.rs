@@ -1,7 +1,6 @@
-//! What is told of each packet: a line of JSON, or counts at the end.
+//! Output of verdicts: a line of JSON per packet, or counts at the end.
 //!
-//! **Invariant:** lines come in the order of the packets, also where a held packet's verdict is found after those of
-//! packets behind it.
+//! Invariant: lines are in the order of the packets, even if a held packet gets its verdict after later packets.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Write};
@@ -25,30 +24,30 @@ struct Line<'a> {
     out: Option<&'a str>,
 }
 
-/// Packets that wait for their verdict, in order, and what was found so far.
+/// Packets without a verdict, in order, and the verdicts so far.
 pub(super) struct Report {
     names: Vec<String>,
     json: bool,
-    /// The packets from number `next` on.
+    /// Packets from number `next` on.
     waiting: VecDeque<(PortIndex, Option<Verdict>)>,
     next: u64,
     counts: BTreeMap<(&'static str, &'static str), u64>,
 }
 
 impl Report {
-    /// `json`: a line for each packet, instead of counts at the end.
+    /// With `json`, prints a line for each packet instead of counts at the end.
     pub(super) fn new(ports: &[PortConfig], json: bool) -> Self {
         let names = ports.iter().map(|port| port.name.clone()).collect();
         Self { names, json, waiting: VecDeque::new(), next: 1, counts: BTreeMap::new() }
     }
 
-    /// Notes that a packet arrived; its number.
+    /// Records a packet and returns its number.
     pub(super) fn arrived(&mut self, port: PortIndex) -> u64 {
         self.waiting.push_back((port, None));
         self.next + self.waiting.len() as u64 - 1
     }
 
-    /// Takes in verdicts and writes the lines that are complete.
+    /// Records verdicts and writes complete lines.
     pub(super) fn take(&mut self, verdicts: impl Iterator<Item = Verdict>, out: &mut impl Write) -> io::Result<()> {
         for verdict in verdicts {
             let position = verdict.packet.checked_sub(self.next).and_then(|at| usize::try_from(at).ok());
@@ -93,7 +92,7 @@ impl Report {
         out.write_all(b"\n")
     }
 
-    /// Writes the counts, where no lines were asked for.
+    /// Writes the counts, unless lines were requested.
     pub(super) fn finish(self, out: &mut impl Write) -> io::Result<()> {
         if !self.json {
             writeln!(out, "{:<10}{:<24}{:>12}", "VERDICT", "REASON", "PACKETS")?;
