@@ -5,7 +5,6 @@
 //! runs under the [`supervisor`], and may fail, panic and restart while forwarding continues (FORWARDING 14).
 //! Deliberately not here: the composition of the tasks (`run`), and netlink.
 
-mod backoff;
 pub mod compile_loop;
 pub mod config_client;
 pub mod drain;

@@ -5,6 +5,7 @@
 //! no settings. Deliberately not here: what only a running machine knows (devices, cores, free addresses).
 
 pub mod controller;
+mod key_values;
 pub mod listen;
 mod logs;
 mod pools;
@@ -14,8 +15,9 @@ mod section;
 mod selector;
 pub mod tree;
 
+pub use key_values::KeyValues;
 pub use logs::{LogFormat, LogLevel, Logs};
 pub use pools::PlacedRange;
 pub use problem::{Invalid, Place, Placed, Problem};
 pub use section::{Field, Reader, Section};
-pub use selector::{is_label_value, written as written_selector};
+pub use selector::is_label_value;

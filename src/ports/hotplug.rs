@@ -68,7 +68,7 @@ pub(super) struct DeviceState {
 }
 
 impl DeviceState {
-    pub(super) const fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { detaching: None, retry: Retry::new(), link: None, member: None, moves: 0 }
     }
 }

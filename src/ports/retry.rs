@@ -2,32 +2,33 @@
 
 use std::time::Duration;
 
+use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use tokio::time::Instant;
 
-/// Wait after the first failure, doubled after each further one up to the limit.
-const FIRST_WAIT: Duration = Duration::from_secs(1);
-const LONGEST_WAIT: Duration = Duration::from_secs(16);
+/// Delay after the first failure 1 s, doubled after each further one up to the limit.
+const BACKOFF: ExponentialBuilder =
+    ExponentialBuilder::new().with_min_delay(Duration::from_secs(1)).with_max_delay(MAX_DELAY).without_max_times();
+const MAX_DELAY: Duration = Duration::from_secs(16);
 
 pub(super) struct Retry {
     not_before: Option<Instant>,
-    wait: Duration,
+    delays: ExponentialBackoff,
 }
 
 impl Retry {
-    pub(super) const fn new() -> Self {
-        Self { not_before: None, wait: FIRST_WAIT }
+    pub(super) fn new() -> Self {
+        Self { not_before: None, delays: BACKOFF.build() }
     }
 
     pub(super) fn is_due(&self, now: Instant) -> bool {
         self.not_before.is_none_or(|at| at <= now)
     }
 
-    /// Notes a failure; how long no further attempt is due.
+    /// Notes a failure; returns the delay before the next attempt.
     pub(super) fn failed(&mut self, now: Instant) -> Duration {
-        let wait = self.wait;
-        self.not_before = Some(now + wait);
-        self.wait = (wait * 2).min(LONGEST_WAIT);
-        wait
+        let delay = self.delays.next().unwrap_or(MAX_DELAY);
+        self.not_before = Some(now + delay);
+        delay
     }
 }
 
