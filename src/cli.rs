@@ -77,9 +77,9 @@ struct SourceArgs {
     controller: Option<ControllerUrl>,
 }
 
-/// Output format.
+/// OutputFormat format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Output {
+pub enum OutputFormat {
     /// JSON for programs.
     Json,
 }
@@ -101,7 +101,7 @@ pub struct ReplayArgs {
     pub out: PathBuf,
     /// Print a line of JSON per packet on standard output.
     #[arg(short, value_name = "FORMAT")]
-    pub output: Option<Output>,
+    pub output: Option<OutputFormat>,
 }
 
 /// A capture file and the port that receives its packets.
@@ -199,9 +199,9 @@ pub struct BenchArgs {
     /// Core of the first worker.
     #[arg(long, value_name = "C", default_value_t = 1)]
     pub core: usize,
-    /// Output format; a table by default.
+    /// OutputFormat format; a table by default.
     #[arg(short, value_name = "FORMAT")]
-    pub output: Option<Output>,
+    pub output: Option<OutputFormat>,
 }
 
 fn absolute(text: &str) -> Result<PathBuf, String> {

@@ -18,47 +18,12 @@ use std::time::Duration;
 
 use control::config::tree::Node;
 use control::config::{Invalid, Logs, Placed, Reader};
-use control::dial::ControllerUrl;
-use control::settings::{CertificateFiles, ControllerSettings};
 use dataplane::{FlowLimits, Neighbour, Route, Tunnel, VlanLink};
-use serde::Serialize;
 
 use crate::netlink::RouteTable;
+pub use keys::{Hugepages, Poll};
 pub use port::{PortSettings, Twin};
-pub use source::SourceChoice;
-
-/// How a worker waits for packets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Poll {
-    /// It never sleeps.
-    #[default]
-    Busy,
-    /// It yields, then sleeps up to 50 us after empty polls (FORWARDING section 13).
-    Adaptive,
-}
-
-/// Where packet buffers come from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Hugepages {
-    /// From hugepages if there are any; PCI devices need them.
-    #[default]
-    Auto,
-    /// From hugepages, or the gateway does not start.
-    Require,
-    /// From ordinary pages.
-    Off,
-}
-
-/// Who tells the gateway what to forward.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StateSource {
-    /// A controller in this process; with certificates also another one that leads.
-    Embedded(Box<ControllerSettings>, Option<CertificateFiles>),
-    /// Controllers, tried in order, never empty; certificates where one is reached over TCP.
-    Remote(Vec<ControllerUrl>, Option<CertificateFiles>),
-}
+pub use source::{SourceChoice, StateSource};
 
 /// A valid configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -139,7 +104,7 @@ impl Settings {
         top.finish();
 
         links.sort_by_key(|link| link.settings.link);
-        let used = checks::Used {
+        let used = checks::UsedAddresses {
             ports: &ports,
             links: &links,
             snat: &snat,

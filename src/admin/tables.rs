@@ -11,14 +11,14 @@ use dataplane::snapshot::{PortView, ServiceView};
 use dataplane::{DropReason, WorkerCounters};
 use proto::v1;
 
-use crate::agent::served::Counts;
+use crate::agent::served::BackendCounts;
 use crate::ports::PortReading;
 
 /// The counters of all workers, in their order.
 pub(super) type Workers = [Arc<WorkerCounters>];
 
 /// A backend of one service.
-struct Row {
+struct BackendRow {
     draining: bool,
     healthy: bool,
     weight: u16,
@@ -27,10 +27,10 @@ struct Row {
 
 /// The backends of a service. A backend of several ports is healthy if it is healthy on all of them, and draining if it
 /// drains on all of them.
-fn rows(service: &ServiceView, workers: &Workers) -> BTreeMap<SocketAddr, Row> {
+fn rows(service: &ServiceView, workers: &Workers) -> BTreeMap<SocketAddr, BackendRow> {
     let mut rows = BTreeMap::new();
     for backend in service.ports.iter().flat_map(|port| &port.backends) {
-        let new = Row { draining: true, healthy: true, weight: backend.weight, flows: 0 };
+        let new = BackendRow { draining: true, healthy: true, weight: backend.weight, flows: 0 };
         let row = rows.entry(backend.address).or_insert(new);
         row.draining &= backend.draining;
         row.healthy &= backend.healthy;
@@ -50,7 +50,7 @@ fn frontends(port: &PortView) -> Vec<String> {
 
 /// The row of a service; its backends are those that are not draining.
 pub(super) fn service(service: &ServiceView) -> v1::ServiceStatus {
-    let Counts { backends, healthy } = Counts::from(service);
+    let BackendCounts { backends, healthy } = BackendCounts::from(service);
     let refusal = service.refusal.as_ref();
     let app_protocols = |port: &PortView| {
         let spoken = port.app_protocol.iter().flat_map(|spoken| frontends(port).into_iter().map(|f| (f, spoken.clone())));
@@ -74,7 +74,7 @@ pub(super) fn service(service: &ServiceView) -> v1::ServiceStatus {
 
 /// The rows of a service's backends.
 pub(super) fn backends(service: &ServiceView, workers: &Workers) -> Vec<v1::BackendStatus> {
-    let status = |(address, row): (SocketAddr, Row)| v1::BackendStatus {
+    let status = |(address, row): (SocketAddr, BackendRow)| v1::BackendStatus {
         service: service.name.to_string(),
         address: address.to_string(),
         state: if row.draining { "draining" } else { "active" }.to_owned(),

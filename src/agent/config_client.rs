@@ -34,7 +34,7 @@ use received::{Received, ReceivedError};
 pub use fleet::Responder;
 pub use report::Facts;
 
-/// Waits before the next dial, with the jitter that is added: 50 to 100 ms first, 250 to 500 ms at most. The jitter keeps a
+/// Backoffs before the next dial, with the jitter that is added: 50 to 100 ms first, 250 to 500 ms at most. The jitter keeps a
 /// hundred gateways from dialling one controller at the same moment. A controller that restarts on its machine is back within a
 /// second; a dozen gateways then dial it 24 to 48 times a second at most.
 const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
@@ -117,12 +117,12 @@ impl StreamError {
 }
 
 /// Delay before dialling again.
-struct Waits {
+struct Backoffs {
     away: ExponentialBackoff,
     refused: ExponentialBackoff,
 }
 
-impl Waits {
+impl Backoffs {
     fn new() -> Self {
         Self { away: BACKOFF.build(), refused: BACKOFF_REFUSED.build() }
     }
@@ -142,7 +142,7 @@ pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(
         return Err("no controller is configured: expected at least one of `controller.urls`".into());
     }
     let mut received = Received::resuming(channels.known.borrow().as_ref());
-    let mut waits = Waits::new();
+    let mut backoffs = Backoffs::new();
     let mut said = String::new();
     let mut configured = settings.urls.iter().cycle();
     let mut leader: Option<ControllerUrl> = None;
@@ -150,7 +150,7 @@ pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(
         // A named leader that does not lead cannot name another one, so that two that name each other cause no loop.
         let is_led_there = leader.is_some();
         let Some(url) = leader.take().or_else(|| configured.next().cloned()) else { return Ok(()) };
-        let error = follow(&url, &settings, &channels, &mut received, &mut waits).await;
+        let error = follow(&url, &settings, &channels, &mut received, &mut backoffs).await;
         leader = error.leader().filter(|_| !is_led_there && settings.certificates.is_some());
         if channels.connected.send_replace(false) {
             said.clear();
@@ -161,7 +161,7 @@ pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(
             said = text;
         }
         if leader.is_none() {
-            sleep(waits.after(&error)).await;
+            sleep(backoffs.after(&error)).await;
         }
     }
 }
@@ -172,7 +172,7 @@ async fn follow(
     settings: &ClientSettings,
     channels: &ClientChannels,
     received: &mut Received,
-    waits: &mut Waits,
+    backoffs: &mut Backoffs,
 ) -> StreamError {
     let refused = |status| StreamError::Refused { url: url.clone(), status: Box::new(status) };
     let (channel, group) = match dial(url, &settings.gateway, settings.certificates.as_ref()).await {
@@ -222,7 +222,7 @@ async fn follow(
                     Ok(known) => known,
                     Err(error) => return error.into(),
                 };
-                *waits = Waits::new();
+                *backoffs = Backoffs::new();
                 epoch = Some(known.state.generation.epoch.clone());
                 if !channels.connected.send_replace(true) {
                     tracing::info!(%url, generation = %known.state.generation, "following the controller");
@@ -407,7 +407,7 @@ mod tests {
     fn who_found_no_controller_dials_again_within_half_a_second_and_who_was_refused_less_often() {
         let url = || ControllerUrl::Unix("/run/config.sock".into());
         let refused = |code| StreamError::Refused { url: url(), status: Box::new(Status::new(code, "")) };
-        let mut waits = Waits::new();
+        let mut backoffs = Backoffs::new();
         let away = [
             StreamError::Closed(url()),
             StreamError::Connect { url: url(), error: DialError::Connect("connection refused".to_owned()) },
@@ -415,14 +415,14 @@ mod tests {
             refused(tonic::Code::FailedPrecondition),
         ];
         for error in away.iter().cycle().take(40) {
-            assert!(waits.after(error) <= Duration::from_millis(500), "{error}");
+            assert!(backoffs.after(error) <= Duration::from_millis(500), "{error}");
         }
         let mut longest = Duration::ZERO;
         for error in [refused(tonic::Code::PermissionDenied), refused(tonic::Code::InvalidArgument)].iter().cycle().take(10) {
-            longest = longest.max(waits.after(error));
+            longest = longest.max(backoffs.after(error));
         }
         assert!((2500..=5000).contains(&longest.as_millis()), "{longest:?}");
-        let first = Waits::new().after(&StreamError::Closed(url()));
+        let first = Backoffs::new().after(&StreamError::Closed(url()));
         assert!((50..=100).contains(&first.as_millis()), "{first:?}");
     }
 

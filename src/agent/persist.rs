@@ -52,7 +52,7 @@ pub enum LoadError {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        what: Broken,
+        what: StateFileDamage,
         /// Its new path.
         moved: PathBuf,
     },
@@ -60,7 +60,7 @@ pub enum LoadError {
 
 /// How a file is damaged.
 #[derive(Debug, thiserror::Error)]
-pub enum Broken {
+pub enum StateFileDamage {
     /// It belongs to another program or a later version.
     #[error("it does not begin with {:?}", String::from_utf8_lossy(MAGIC))]
     Magic,
@@ -169,15 +169,16 @@ fn encode(state: &State, now: SystemTime) -> Vec<u8> {
     [&MAGIC[..], &Sha256::digest(&rest), &rest].concat()
 }
 
-fn decode(bytes: &[u8]) -> Result<(SystemTime, State), Broken> {
-    let (hash, rest) = bytes.strip_prefix(MAGIC).ok_or(Broken::Magic)?.split_at_checked(HASH_BYTES).ok_or(Broken::Checksum)?;
+fn decode(bytes: &[u8]) -> Result<(SystemTime, State), StateFileDamage> {
+    let (hash, rest) =
+        bytes.strip_prefix(MAGIC).ok_or(StateFileDamage::Magic)?.split_at_checked(HASH_BYTES).ok_or(StateFileDamage::Checksum)?;
     if *hash != *Sha256::digest(rest) {
-        return Err(Broken::Checksum);
+        return Err(StateFileDamage::Checksum);
     }
-    let (saved_at_s, rest) = rest.split_first_chunk().ok_or(Broken::Encoding)?;
-    let end = rest.iter().position(|byte| *byte == b'\n').ok_or(Broken::Encoding)?;
+    let (saved_at_s, rest) = rest.split_first_chunk().ok_or(StateFileDamage::Encoding)?;
+    let end = rest.iter().position(|byte| *byte == b'\n').ok_or(StateFileDamage::Encoding)?;
     let (version, message) = rest.split_at(end);
-    let message = v1::WatchResponse::decode(&message[1..]).map_err(|_| Broken::Encoding)?;
+    let message = v1::WatchResponse::decode(&message[1..]).map_err(|_| StateFileDamage::Encoding)?;
     let known_generation = message.generation.filter(|_| version == VERSION.as_bytes());
     let (sets, errors) = convert::node_sets(message.node_sets, &NodeSets::new());
     if let Some(error) = errors.into_iter().next() {
@@ -265,7 +266,7 @@ mod tests {
             assert!(decode(&changed).is_err(), "changed at {i}");
         }
         fs::write(file.path("state"), &good[..good.len() - 1]).unwrap();
-        assert!(matches!(file.load(now, DAY), Err(LoadError::Broken { what: Broken::Checksum, .. })));
+        assert!(matches!(file.load(now, DAY), Err(LoadError::Broken { what: StateFileDamage::Checksum, .. })));
         assert!(file.path("state.broken").exists());
         assert_eq!(file.load(now, DAY).unwrap(), None);
     }

@@ -22,14 +22,14 @@ impl From<&Snapshot> for Served {
 
 /// Number of backends of a service without draining ones; each counts once however many ports it serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counts {
+pub struct BackendCounts {
     /// All of them.
     pub backends: u32,
     /// Backends that are healthy on all their ports.
     pub healthy: u32,
 }
 
-impl From<&ServiceView> for Counts {
+impl From<&ServiceView> for BackendCounts {
     fn from(service: &ServiceView) -> Self {
         let mut all = BTreeMap::new();
         for backend in service.ports.iter().flat_map(|port| &port.backends) {

@@ -33,7 +33,7 @@ const ENDING_MAX: Duration = Duration::from_secs(5);
 
 /// How a task ends when the supervisor ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum AtTheEnd {
+enum OnShutdown {
     /// It is dropped.
     Dropped,
     /// Its token is cancelled, and the supervisor waits for it.
@@ -91,7 +91,7 @@ impl Supervisor {
         F: Fn() -> Run + Send + 'static,
         Run: Future<Output = Result<(), Failure>> + Send + 'static,
     {
-        self.keep(name, AtTheEnd::Dropped, start);
+        self.keep(name, OnShutdown::Dropped, start);
     }
 
     /// Runs a task that shuts down by itself: the supervisor cancels its token and waits for it.
@@ -100,17 +100,17 @@ impl Supervisor {
         F: Fn() -> Run + Send + 'static,
         Run: Future<Output = Result<(), Failure>> + Send + 'static,
     {
-        self.keep(name, AtTheEnd::Awaited, start);
+        self.keep(name, OnShutdown::Awaited, start);
     }
 
-    fn keep<F, Run>(&mut self, name: &'static str, at_the_end: AtTheEnd, start: F)
+    fn keep<F, Run>(&mut self, name: &'static str, on_shutdown: OnShutdown, start: F)
     where
         F: Fn() -> Run + Send + 'static,
         Run: Future<Output = Result<(), Failure>> + Send + 'static,
     {
         let task = self.tasks.add(name);
         let stop = self.stop.clone();
-        self.running.spawn(async move { keep_running(&task, &stop, at_the_end, start).await });
+        self.running.spawn(async move { keep_running(&task, &stop, on_shutdown, start).await });
     }
 
     /// Statuses of the tasks; the handle may be cloned.
@@ -125,7 +125,7 @@ impl Supervisor {
     }
 }
 
-async fn keep_running<F, Run>(task: &Task, stop: &CancellationToken, at_the_end: AtTheEnd, start: F)
+async fn keep_running<F, Run>(task: &Task, stop: &CancellationToken, on_shutdown: OnShutdown, start: F)
 where
     F: Fn() -> Run,
     Run: Future<Output = Result<(), Failure>> + Send + 'static,
@@ -136,9 +136,9 @@ where
         // A separate tokio task, so that a panic is caught here; a set, so that dropping this future stops it.
         let mut run = JoinSet::new();
         run.spawn(start());
-        let ended = match (stop.run_until_cancelled(run.join_next()).await, at_the_end) {
-            (None, AtTheEnd::Dropped) => return,
-            (None, AtTheEnd::Awaited) => return finish(task, run).await,
+        let ended = match (stop.run_until_cancelled(run.join_next()).await, on_shutdown) {
+            (None, OnShutdown::Dropped) => return,
+            (None, OnShutdown::Awaited) => return finish(task, run).await,
             (Some(ended), _) => ended,
         };
         let failure = match ended {

@@ -24,34 +24,34 @@ pub struct QueuePair {
 
 /// A command to a worker about its queues of a port.
 #[derive(Debug)]
-enum Command<Q> {
+enum QueueCommand<Q> {
     Take(Q),
     GiveBack,
     Run(fn(&mut Q)),
 }
 
 #[derive(Debug)]
-struct Shared<Q> {
-    commands: ArrayQueue<Command<Q>>,
+struct HandOver<Q> {
+    commands: ArrayQueue<QueueCommand<Q>>,
     returned: ArrayQueue<Q>,
     has_commands: AtomicBool,
 }
 
 /// The hotplug task's side: one for each worker and port.
 #[derive(Debug)]
-pub struct QueueSender<Q = QueuePair>(Arc<Shared<Q>>);
+pub struct QueueSender<Q = QueuePair>(Arc<HandOver<Q>>);
 
 /// The worker's side.
 #[derive(Debug)]
 pub struct QueueReceiver<Q = QueuePair> {
     queues: Option<Q>,
-    shared: Arc<Shared<Q>>,
+    shared: Arc<HandOver<Q>>,
 }
 
 /// Both sides of a hand-over, without queues yet.
 #[must_use]
 pub fn channel<Q>() -> (QueueSender<Q>, QueueReceiver<Q>) {
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(HandOver {
         commands: ArrayQueue::new(COMMANDS_MAX),
         returned: ArrayQueue::new(COMMANDS_MAX),
         has_commands: AtomicBool::new(false),
@@ -65,25 +65,25 @@ impl<Q> QueueSender<Q> {
     /// # Errors
     /// The queues, when too many commands wait: the worker has not followed earlier ones.
     pub fn send(&self, queues: Q) -> Result<(), Q> {
-        let sent = self.0.commands.push(Command::Take(queues));
+        let sent = self.0.commands.push(QueueCommand::Take(queues));
         self.0.has_commands.store(true, Ordering::Release);
         sent.or_else(|command| match command {
-            Command::Take(queues) => Err(queues),
-            Command::GiveBack | Command::Run(_) => Ok(()),
+            QueueCommand::Take(queues) => Err(queues),
+            QueueCommand::GiveBack | QueueCommand::Run(_) => Ok(()),
         })
     }
 
     /// Asks for the queues; [`QueueSender::returned`] has them after the worker's next poll. False: too many commands wait.
     #[must_use]
     pub fn recall(&self) -> bool {
-        let sent = self.0.commands.push(Command::GiveBack).is_ok();
+        let sent = self.0.commands.push(QueueCommand::GiveBack).is_ok();
         self.0.has_commands.store(true, Ordering::Release);
         sent
     }
 
     /// Has the worker run a function on its queues at its next poll, unless other commands wait.
     pub fn run(&self, function: fn(&mut Q)) {
-        if self.0.commands.is_empty() && self.0.commands.push(Command::Run(function)).is_ok() {
+        if self.0.commands.is_empty() && self.0.commands.push(QueueCommand::Run(function)).is_ok() {
             self.0.has_commands.store(true, Ordering::Release);
         }
     }
@@ -123,9 +123,9 @@ impl<Q> QueueReceiver<Q> {
         self.shared.has_commands.swap(false, Ordering::Acquire);
         while let Some(command) = self.shared.commands.pop() {
             let old = match command {
-                Command::Take(queues) => self.queues.replace(queues),
-                Command::GiveBack => self.queues.take(),
-                Command::Run(function) => {
+                QueueCommand::Take(queues) => self.queues.replace(queues),
+                QueueCommand::GiveBack => self.queues.take(),
+                QueueCommand::Run(function) => {
                     self.queues.as_mut().map(function);
                     None
                 }

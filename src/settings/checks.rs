@@ -8,12 +8,12 @@ use ipnet::IpNet;
 use proto::Announce;
 use proto::limits::RESERVED_MAX;
 
-use super::Hugepages;
+use super::keys::Hugepages;
 use super::links::PlacedLink;
 use super::port::{PlacedPort, Twin};
 
 /// The addresses that the gateway itself uses, and who uses them.
-pub(super) struct Used<'a> {
+pub(super) struct UsedAddresses<'a> {
     pub(super) ports: &'a [PlacedPort],
     pub(super) links: &'a [PlacedLink],
     pub(super) snat: &'a [Placed<IpAddr>],
@@ -22,7 +22,7 @@ pub(super) struct Used<'a> {
     pub(super) routes: &'a [Placed<Route>],
 }
 
-impl Used<'_> {
+impl UsedAddresses<'_> {
     /// Each address with the words for it. Node ports are served on port addresses, so they are in already.
     fn named(&self) -> impl Iterator<Item = (IpAddr, String)> {
         let ports = self.ports.iter().flat_map(|port| {
@@ -47,7 +47,7 @@ impl Used<'_> {
 }
 
 /// Runs every check.
-pub(super) fn run(reader: &Reader, used: &Used<'_>, hugepages: Hugepages, pools: &[PlacedRange]) {
+pub(super) fn run(reader: &Reader, used: &UsedAddresses<'_>, hugepages: Hugepages, pools: &[PlacedRange]) {
     controllers_take_all_addresses(reader, used);
     snat_is_nobody_elses(reader, used);
     pools_hold_no_used_address(reader, used, pools);
@@ -56,7 +56,7 @@ pub(super) fn run(reader: &Reader, used: &Used<'_>, hugepages: Hugepages, pools:
     twins_have_names_of_their_own(reader, used.ports);
 }
 
-fn controllers_take_all_addresses(reader: &Reader, used: &Used<'_>) {
+fn controllers_take_all_addresses(reader: &Reader, used: &UsedAddresses<'_>) {
     let count = used.reserved().len();
     if let Some(port) = used.ports.first().filter(|_| count > RESERVED_MAX) {
         let place = Place { line: port.device_place.line, key: "ports".to_owned() };
@@ -65,7 +65,7 @@ fn controllers_take_all_addresses(reader: &Reader, used: &Used<'_>) {
     }
 }
 
-fn snat_is_nobody_elses(reader: &Reader, used: &Used<'_>) {
+fn snat_is_nobody_elses(reader: &Reader, used: &UsedAddresses<'_>) {
     for snat in used.snat {
         let owner = used.ports.iter().find_map(|port| {
             let index = port.settings.addresses.iter().position(|net| net.addr() == snat.value)?;
@@ -94,7 +94,7 @@ fn snat_is_nobody_elses(reader: &Reader, used: &Used<'_>) {
     }
 }
 
-fn pools_hold_no_used_address(reader: &Reader, used: &Used<'_>, pools: &[PlacedRange]) {
+fn pools_hold_no_used_address(reader: &Reader, used: &UsedAddresses<'_>, pools: &[PlacedRange]) {
     for pool in pools {
         for (address, owner) in used.named().filter(|(address, _)| pool.range.contains(*address)) {
             let message = format!("found {}, which holds {address}, {owner}; take a range without it", pool.range);
@@ -104,7 +104,7 @@ fn pools_hold_no_used_address(reader: &Reader, used: &Used<'_>, pools: &[PlacedR
 }
 
 /// FORWARDING section 8: a VIP of an `l2` pool is answered for on the port whose prefix holds it.
-fn pools_are_on_link(reader: &Reader, used: &Used<'_>, pools: &[PlacedRange]) {
+fn pools_are_on_link(reader: &Reader, used: &UsedAddresses<'_>, pools: &[PlacedRange]) {
     let of_ports = used.ports.iter().flat_map(|port| &port.settings.addresses);
     let prefixes: Vec<&IpNet> = of_ports.chain(used.links.iter().flat_map(|link| &link.settings.addresses)).collect();
     let on_link =

@@ -6,13 +6,37 @@ use std::time::Duration;
 
 use control::config::{Field, Place, Placed, Section, is_label_value};
 use dataplane::steering::WORKERS_MAX;
-use dataplane::{FlowLimits, GUE_PORT, Neighbour, PortIndex, Route};
+use dataplane::{FlowLimits, GUE_PORT, Neighbour, Route};
 use ipnet::IpNet;
 use proto::limits::ADMIN_LISTEN;
+use serde::Serialize;
 
 use super::links::{self, PlacedLink};
 use super::port::{self, PlacedPort};
-use super::{Hugepages, Poll};
+
+/// How a worker waits for packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Poll {
+    /// It never sleeps.
+    #[default]
+    Busy,
+    /// It yields, then sleeps up to 50 us after empty polls (FORWARDING section 13).
+    Adaptive,
+}
+
+/// Where packet buffers come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Hugepages {
+    /// From hugepages if there are any; PCI devices need them.
+    #[default]
+    Auto,
+    /// From hugepages, or the gateway does not start.
+    Require,
+    /// From ordinary pages.
+    Off,
+}
 
 /// Default of key `stateDir`.
 const STATE_DIR: &str = "/var/lib/sluice";
@@ -221,15 +245,6 @@ fn neighbour(item: &Field<'_>, ports: &[PlacedPort], links: &[PlacedLink]) -> Op
     let link = links::link_of(&mut section, ports, links);
     section.finish();
     Some(Neighbour { link: link?, address: address?, mac: mac? })
-}
-
-/// Takes key `port`.
-pub(super) fn port_index(section: &mut Section<'_>, ports: &[PlacedPort]) -> Option<PortIndex> {
-    let names: Vec<_> = ports.iter().map(|port| port.settings.name.as_str()).collect();
-    let expected = format!("the name of a port: {}", names.join(" or "));
-    let field = section.required("port", &expected)?;
-    let index = field.parse(expected, |text| names.iter().position(|name| *name == text))?;
-    u8::try_from(index).ok().map(PortIndex)
 }
 
 /// Key `zone`: a value that a Node's label `topology.kubernetes.io/zone` can have.

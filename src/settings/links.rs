@@ -3,8 +3,7 @@
 use control::config::{Field, Place, Section};
 use dataplane::{Link, TagKind, Vlan, VlanLink};
 
-use super::keys::port_index;
-use super::port::{self, IPV6_MTU_MIN, MTU_BYTES_MAX, PlacedPort};
+use super::port::{self, IPV6_MTU_MIN, MTU_BYTES_MAX, PlacedPort, port_index};
 
 /// Links with tags, at most: the identifiers of one tag. As many VLAN devices are followed of Linux.
 const LINKS_MAX: usize = 4094;

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use control::config::{Field, Place, Section, scalar};
-use dataplane::Mac;
+use dataplane::{Mac, PortIndex};
 use dpdk_sys::{BadDevice, Device};
 use ipnet::IpNet;
 use serde::Serialize;
@@ -162,6 +162,15 @@ pub(super) fn mac(text: &str) -> Option<Mac> {
         *byte = u8::from_str_radix(part, 16).ok()?;
     }
     (parts.next().is_none() && bytes != [0; 6] && bytes[0] & 1 == 0).then_some(Mac(bytes))
+}
+
+/// Takes key `port`.
+pub(super) fn port_index(section: &mut Section<'_>, ports: &[PlacedPort]) -> Option<PortIndex> {
+    let names: Vec<_> = ports.iter().map(|port| port.settings.name.as_str()).collect();
+    let expected = format!("the name of a port: {}", names.join(" or "));
+    let field = section.required("port", &expected)?;
+    let index = field.parse(expected, |text| names.iter().position(|name| *name == text))?;
+    u8::try_from(index).ok().map(PortIndex)
 }
 
 /// An address that a machine can have.

@@ -8,9 +8,7 @@ use control::config::controller::{ControllerKeys, KEYS};
 use control::config::listen::{take_files, take_url};
 use control::config::{Place, Placed, PlacedRange, Section};
 use control::dial::ControllerUrl;
-use control::settings::{CertificateFiles, Source};
-
-use super::StateSource;
+use control::settings::{CertificateFiles, ControllerSettings, Source};
 
 /// What the command line says about the source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,13 +26,22 @@ pub enum SourceChoice {
     Replay(PathBuf),
 }
 
+/// Who tells the gateway what to forward.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StateSource {
+    /// A controller in this process; with certificates also another one that leads.
+    Embedded(Box<ControllerSettings>, Option<CertificateFiles>),
+    /// Controllers, tried in order, never empty; certificates where one is reached over TCP.
+    Remote(Vec<ControllerUrl>, Option<CertificateFiles>),
+}
+
 /// The source as read.
-pub(super) enum Chosen {
+pub(super) enum PlacedSource {
     Embedded(Box<ControllerKeys>, Source, Option<CertificateFiles>),
     Remote(Vec<ControllerUrl>, Option<CertificateFiles>),
 }
 
-impl Chosen {
+impl PlacedSource {
     /// Ranges of the pools, where the pools are in this file.
     pub(super) fn ranges(&self) -> &[PlacedRange] {
         match self {
@@ -55,7 +62,7 @@ impl Chosen {
 }
 
 /// Takes key `controller` and, where the controller is embedded, its keys.
-pub(super) fn take(top: &mut Section<'_>, choice: &SourceChoice, admin_listen: &Path) -> Chosen {
+pub(super) fn take(top: &mut Section<'_>, choice: &SourceChoice, admin_listen: &Path) -> PlacedSource {
     let (urls, tls) = take_controller(top);
     if matches!(choice, SourceChoice::Controller(_)) || (*choice == SourceChoice::File && urls.is_some()) {
         refuse_controller_keys(top);
@@ -67,7 +74,7 @@ pub(super) fn take(top: &mut Section<'_>, choice: &SourceChoice, admin_listen: &
             let place = Place { line: top.place.line, key: "controller.tls".to_owned() };
             top.reader.problem(&place, format!("missing, expected `ca`, `cert` and `key`, which {url} needs"));
         }
-        return Chosen::Remote(urls, tls);
+        return PlacedSource::Remote(urls, tls);
     }
     let keys = ControllerKeys::take(top);
     if keys.listen.unix.is_none() {
@@ -84,7 +91,7 @@ pub(super) fn take(top: &mut Section<'_>, choice: &SourceChoice, admin_listen: &
         top.reader.problem(&listen.place, message);
     }
     let source = choose(top, choice, &keys, urls.as_ref());
-    Chosen::Embedded(Box::new(keys), source, tls)
+    PlacedSource::Embedded(Box::new(keys), source, tls)
 }
 
 fn take_controller(top: &mut Section<'_>) -> (Option<Placed<Vec<ControllerUrl>>>, Option<CertificateFiles>) {

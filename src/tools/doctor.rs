@@ -8,7 +8,9 @@
 
 mod cores;
 mod devices;
+mod finding;
 mod memory;
+mod needs;
 mod network;
 mod root;
 
@@ -16,12 +18,12 @@ use std::io;
 use std::path::Path;
 
 use core_affinity::CoreId;
-use dpdk_sys::Device;
 
+pub use finding::{Finding, Level, is_ready, print};
+pub use needs::Needs;
 pub use root::Root;
 
-use crate::ports::dpdk;
-use crate::settings::{Hugepages, Poll, Settings, SourceChoice, Twin};
+use crate::settings::{Settings, SourceChoice};
 use crate::workers::{self, WorkerError};
 
 /// Why `doctor` failed.
@@ -33,90 +35,6 @@ pub enum DoctorError {
     /// The output could not be written: exit code 1.
     #[error("cannot write the table: {0}")]
     Output(#[from] io::Error),
-}
-
-/// Requirements of a configuration. The default requires nothing: `doctor` without a configuration.
-#[derive(Clone, Debug, Default)]
-pub struct Needs {
-    /// The devices of the ports, as configured.
-    pub devices: Vec<Device>,
-    /// Whether a port has a Linux twin.
-    pub twins: bool,
-    /// Whether packet memory requires hugepages.
-    pub hugepages_required: bool,
-    /// Packet memory in MB.
-    pub memory_mb: u64,
-    /// The workers' cores.
-    pub cores: Vec<usize>,
-    /// Whether workers poll without ever sleeping.
-    pub polls_busy: bool,
-}
-
-impl Needs {
-    /// The requirements of a configuration.
-    #[must_use]
-    pub fn of(settings: &Settings) -> Self {
-        Self {
-            devices: settings.ports.iter().flat_map(|port| port.device.parts()).collect(),
-            twins: settings.ports.iter().any(|port| port.twin == Twin::Tap),
-            hugepages_required: settings.hugepages == Hugepages::Require,
-            memory_mb: dpdk::plan(settings).0.memory_mb,
-            cores: settings.cores.clone(),
-            polls_busy: settings.poll == Poll::Busy,
-        }
-    }
-
-    fn has_pci_device(&self) -> bool {
-        self.devices.iter().any(Device::is_pci)
-    }
-
-    fn has_driver(&self, driver: &str) -> bool {
-        self.devices.iter().any(|device| device.has_driver(driver))
-    }
-}
-
-/// Severity of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Level {
-    /// Good, or merely a fact.
-    Ok,
-    /// It could be better.
-    Note,
-    /// The configuration needs it.
-    Missing,
-}
-
-/// One line of the table.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
-    /// Its severity.
-    pub level: Level,
-    /// The item.
-    pub subject: String,
-    /// What was found.
-    pub found: String,
-    /// What to do; empty if nothing.
-    pub advice: String,
-}
-
-impl Finding {
-    fn ok(subject: impl Into<String>, found: impl Into<String>) -> Self {
-        Self { level: Level::Ok, subject: subject.into(), found: found.into(), advice: String::new() }
-    }
-
-    fn note(subject: impl Into<String>, found: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { level: Level::Note, subject: subject.into(), found: found.into(), advice: advice.into() }
-    }
-
-    fn missing(subject: impl Into<String>, found: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { level: Level::Missing, subject: subject.into(), found: found.into(), advice: advice.into() }
-    }
-
-    /// Missing if it is required, else a note.
-    fn lacking(needed: bool, subject: impl Into<String>, found: impl Into<String>, advice: impl Into<String>) -> Self {
-        let level = if needed { Level::Missing } else { Level::Note };
-        Self { level, subject: subject.into(), found: found.into(), advice: advice.into() }
-    }
 }
 
 /// Examines this machine with the requirements of `config`, if given, and prints the table. Returns whether all requirements
@@ -157,35 +75,10 @@ pub fn examine(root: &Root, needs: &Needs, dpdk_version: &str, refused_cores: &[
     findings
 }
 
-/// Whether all requirements are met: exit code 0.
-#[must_use]
-pub fn is_ready(findings: &[Finding]) -> bool {
-    findings.iter().all(|finding| finding.level != Level::Missing)
-}
-
-/// Prints the table, with advice below each line, and a summary.
-///
-/// # Errors
-/// Errors of `out`.
-pub fn print(findings: &[Finding], out: &mut impl io::Write) -> io::Result<()> {
-    let width = findings.iter().map(|finding| finding.subject.len()).max().unwrap_or(0);
-    for Finding { level, subject, found, advice } in findings {
-        let level = match level {
-            Level::Ok => "ok",
-            Level::Note => "note",
-            Level::Missing => "missing",
-        };
-        writeln!(out, "{level:<8} {subject:<width$}  {found}")?;
-        if !advice.is_empty() {
-            writeln!(out, "{:8} {:width$}  -> {advice}", "", "")?;
-        }
-    }
-    let count = |level| findings.iter().filter(|finding| finding.level == level).count();
-    writeln!(out, "missing: {}, notes: {}", count(Level::Missing), count(Level::Note))
-}
-
 #[cfg(test)]
 mod tests {
+    use dpdk_sys::Device;
+
     use super::root::tests::Machine;
     use super::*;
 
@@ -233,23 +126,5 @@ mod tests {
         let alone = Needs { devices: vec!["net_bonding0,mode=1,slave=net_tap1".parse().unwrap()], ..Needs::default() };
         let findings = examine(&Machine::new(&[]).root(), &alone, "DPDK 22.11", &[]);
         assert!(findings.iter().any(|f| f.subject == "net_bonding0" && f.level == Level::Note), "{findings:?}");
-    }
-
-    #[test]
-    fn the_table_puts_advice_below_its_line_and_ends_with_a_sum() {
-        let findings = [
-            Finding::ok("dpdk", "22.11"),
-            Finding::note("cores", "none isolated", "isolate some"),
-            Finding::missing("hugepages", "none", "reserve some"),
-        ];
-        let mut out = Vec::new();
-        print(&findings, &mut out).unwrap();
-        assert_eq!(
-            String::from_utf8(out).unwrap(),
-            "ok       dpdk       22.11\n\
-             note     cores      none isolated\n                    -> isolate some\n\
-             missing  hugepages  none\n                    -> reserve some\n\
-             missing: 1, notes: 1\n"
-        );
     }
 }

@@ -6,88 +6,33 @@
 //! neighbours come from `static` in the configuration. Deliberately not here: the decision about packets.
 
 mod capture;
+mod error;
 mod gateway;
+mod outputs;
 mod verdicts;
 
-use std::fs;
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::io::Write;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use control::config::Invalid;
 use control::manifests::Directory;
 use control::plan::{Memory, plan};
 use control::source::Change;
 use control::world::World;
-use dataplane::{Mac, NoMemory, PortConfig, PortIndex};
+use dataplane::{Mac, PortConfig, PortIndex};
 use proto::{Generation, State};
 
 pub use capture::CaptureError;
+pub use error::ReplayError;
 
 use crate::agent::zone::Zone;
 use crate::cli::ReplayArgs;
 use crate::settings::{Settings, SourceChoice, StateSource};
-use capture::{Merged, Output};
-use gateway::{Gateway, Leaving, Way};
-use verdicts::Report;
-
-/// Why a replay failed.
-#[derive(Debug, thiserror::Error)]
-pub enum ReplayError {
-    /// The configuration is invalid: exit code 2.
-    #[error(transparent)]
-    Settings(#[from] Invalid),
-    /// A capture for a port that is not configured: exit code 2.
-    #[error("--in {found}=...: expected one of the configured ports {}, found {found:?}", configured.join(", "))]
-    UnknownPort {
-        /// As given.
-        found: String,
-        /// The configured ports.
-        configured: Vec<String>,
-    },
-    /// Two outputs have the same file name: exit code 2.
-    #[error("port {port:?} and the Linux twin of port {twin:?} would write the same file {port}.pcap; rename one port")]
-    SameFile {
-        /// A port.
-        port: String,
-        /// A port whose twin has the same file name.
-        twin: String,
-    },
-    /// The manifests cannot be listed: exit code 2.
-    #[error("cannot read directory {}: {error}; --manifests names the directory of Service and EndpointSlice YAML", dir.display())]
-    Manifests {
-        /// Which.
-        dir: PathBuf,
-        /// Why.
-        error: io::Error,
-    },
-    /// There is no memory for the tables of the worker.
-    #[error(transparent)]
-    Memory(#[from] NoMemory),
-    /// A capture file cannot be read or written.
-    #[error(transparent)]
-    Capture(#[from] CaptureError),
-    /// The output directory cannot be created.
-    #[error("cannot create directory {}: {error}", dir.display())]
-    Directory {
-        /// Which.
-        dir: PathBuf,
-        /// Why.
-        error: io::Error,
-    },
-    /// Standard output is closed.
-    #[error("cannot write the verdicts: {0}")]
-    Output(#[from] io::Error),
-}
-
-impl ReplayError {
-    /// Whether the usage or the configuration is invalid (exit code 2), rather than the run having failed (exit code 1).
-    #[must_use]
-    pub const fn is_usage(&self) -> bool {
-        matches!(self, Self::Settings(_) | Self::UnknownPort { .. } | Self::SameFile { .. } | Self::Manifests { .. })
-    }
-}
+use capture::MergedCaptures;
+use gateway::Gateway;
+use outputs::CaptureOutputs;
+use verdicts::VerdictReport;
 
 /// Replays the captures; writes transmitted packets to files and the verdicts to `out`.
 ///
@@ -101,9 +46,9 @@ pub fn replay(args: &ReplayArgs, out: &mut impl Write) -> Result<(), ReplayError
     let inputs = named.collect::<Result<Vec<_>, ReplayError>>()?;
     let state = Arc::new(state_of(&settings, &args.manifests)?);
     let state = settings.zone.clone().map_or_else(|| Arc::clone(&state), |zone| Zone::new(zone).narrow(&state));
-    let mut frames = Merged::open(inputs)?;
-    let mut outputs = Outputs::create(&args.out, &config.ports)?;
-    let mut report = Report::new(&config.ports, args.output.is_some());
+    let mut frames = MergedCaptures::open(inputs)?;
+    let mut outputs = CaptureOutputs::create(&args.out, &config.ports)?;
+    let mut report = VerdictReport::new(&config.ports, args.output.is_some());
     let mut gateway = Gateway::start(config, &state, &settings.fixed_network())?;
     while let Some((port, mut frame)) = frames.next()? {
         if settings.ports.get(usize::from(port.0)).is_none_or(|port| port.mac.is_none()) {
@@ -166,58 +111,17 @@ fn state_of(settings: &Settings, dir: &Path) -> Result<State, ReplayError> {
     Ok(State { generation, services: plan.services, pools: plan.pools })
 }
 
-/// The output files: one per port and one per Linux twin.
-struct Outputs {
-    ports: Vec<Output>,
-    twins: Vec<Option<Output>>,
-}
-
-impl Outputs {
-    fn create(dir: &Path, ports: &[PortConfig]) -> Result<Self, ReplayError> {
-        fs::create_dir_all(dir).map_err(|error| ReplayError::Directory { dir: dir.to_owned(), error })?;
-        let twin_file = |port: &PortConfig| format!("linux-{}", port.name);
-        for twin in ports.iter().filter(|port| port.twin) {
-            if let Some(port) = ports.iter().find(|port| port.name == twin_file(twin)) {
-                return Err(ReplayError::SameFile { port: port.name.clone(), twin: twin.name.clone() });
-            }
-        }
-        let create = |name: &str| Output::create(dir.join(format!("{name}.pcap")));
-        let twin = |port: &PortConfig| port.twin.then(|| create(&twin_file(port))).transpose();
-        Ok(Self {
-            ports: ports.iter().map(|port| create(&port.name)).collect::<Result<_, _>>()?,
-            twins: ports.iter().map(twin).collect::<Result<_, _>>()?,
-        })
-    }
-
-    fn finish(self) -> Result<(), ReplayError> {
-        for output in self.ports.into_iter().chain(self.twins.into_iter().flatten()) {
-            output.finish()?;
-        }
-        Ok(())
-    }
-}
-
-impl Leaving for Outputs {
-    fn leaves(&mut self, time_ns: u64, port: PortIndex, way: Way, frame: &[u8]) -> Result<(), CaptureError> {
-        let at = usize::from(port.0);
-        let output = match way {
-            Way::Wire => self.ports.get_mut(at),
-            Way::Twin => self.twins.get_mut(at).and_then(Option::as_mut),
-        };
-        output.map_or(Ok(()), |output| output.write(time_ns, frame))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
+    use std::fs;
 
     use dataplane::tcp_flags::{ACK, SYN};
     use dataplane::testing::{OUR_MAC, Packet, Segment, arp_request, arriving_at, assert_checksums, fragments, reassembled};
     use serde_json::Value;
 
     use super::*;
-    use crate::cli::{CaptureInput, Output as OutputFormat};
+    use crate::cli::{CaptureInput, OutputFormat};
 
     const CONFIG: &str = r#"
 name: edge-1
@@ -281,7 +185,7 @@ endpoints: [{addresses: [10.0.0.12], conditions: {ready: true}}]
 
         fn input(&mut self, port: &str, frames: &[(u64, Vec<u8>)]) {
             let file = self.dir.path().join(format!("in-{}.pcap", self.inputs.len()));
-            let mut output = Output::create(file.clone()).unwrap();
+            let mut output = capture::CaptureWriter::create(file.clone()).unwrap();
             let mac = if port == "cluster" { CLUSTER_MAC } else { OUR_MAC };
             for (time_ns, frame) in frames {
                 output.write(*time_ns, &arriving_at(mac, frame)).unwrap();
@@ -304,7 +208,7 @@ endpoints: [{addresses: [10.0.0.12], conditions: {ready: true}}]
         }
 
         fn frames(&self, file: &str) -> Vec<(u64, Vec<u8>)> {
-            let mut merged = Merged::open([(PortIndex(0), self.dir.path().join(file).as_path())]).unwrap();
+            let mut merged = MergedCaptures::open([(PortIndex(0), self.dir.path().join(file).as_path())]).unwrap();
             std::iter::from_fn(|| merged.next().unwrap()).map(|(_, frame)| (frame.time_ns, frame.bytes)).collect()
         }
     }

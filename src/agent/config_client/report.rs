@@ -17,7 +17,7 @@ use proto::{Generation, Refusal, ServiceName, v1};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
-use crate::agent::served::{Counts, Served};
+use crate::agent::served::{BackendCounts, Served};
 
 /// Minimum time between two reports: conditions of Services change at most every 30 s, and people look once a second.
 const AT_MOST_EVERY: Duration = Duration::from_secs(1);
@@ -38,13 +38,13 @@ pub struct Facts {
 struct Reported {
     ready: bool,
     services: Views,
-    told: BTreeMap<Arc<ServiceName>, Told>,
+    told: BTreeMap<Arc<ServiceName>, ReportedService>,
 }
 
 /// Report of one service.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Told {
-    counts: Counts,
+struct ReportedService {
+    counts: BackendCounts,
     refusal: Option<Refusal>,
 }
 
@@ -125,8 +125,8 @@ async fn acknowledge(
 }
 
 /// The report of a service, without the details for operators.
-fn told(view: &ServiceView) -> Told {
-    Told { counts: Counts::from(view), refusal: view.refusal.clone() }
+fn told(view: &ServiceView) -> ReportedService {
+    ReportedService { counts: BackendCounts::from(view), refusal: view.refusal.clone() }
 }
 
 impl Reported {
@@ -150,7 +150,7 @@ impl Reported {
                 DiffItem::Add(name, view) | DiffItem::Update { new: (name, view), .. } => {
                     let told = told(view);
                     if self.told.get(name) != Some(&told) {
-                        let Counts { backends, healthy } = told.counts;
+                        let BackendCounts { backends, healthy } = told.counts;
                         let refusal = told.refusal.as_ref().map(reported_refusal);
                         changed.push(v1::ServiceHealth { service: name.to_string(), backends, healthy, refusal });
                         self.told.insert(Arc::clone(name), told);

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep_until};
 use super::schedule::Schedule;
 use super::tags::Tags;
 use super::target::targets;
-use super::tracker::{Health, HealthTracker, Turn};
+use super::tracker::{Health, HealthChange, HealthTracker};
 use super::{Outcome, Prober, Target};
 
 /// Minimum time between two evaluations of the state: 100,000 backends take about 100 ms of a core. A new backend is usable
@@ -40,7 +40,7 @@ pub async fn run<P: Prober>(
     concurrency: usize,
     node_port_addresses: &[IpAddr],
 ) {
-    let mut following = Following::resuming(findings);
+    let mut following = ProbeState::resuming(findings);
     let mut under_way = FuturesUnordered::new();
     known.mark_changed();
     let mut not_before = Instant::now();
@@ -90,14 +90,14 @@ async fn until(at: Option<Instant>) {
 }
 
 /// Targets, schedule and health.
-struct Following {
+struct ProbeState {
     tracker: HealthTracker,
     schedule: Schedule,
     tags: Tags,
     untagged: usize,
 }
 
-impl Following {
+impl ProbeState {
     fn resuming(findings: &Findings) -> Self {
         Self {
             tracker: HealthTracker::resuming(findings.health.borrow().clone()),
@@ -138,9 +138,9 @@ fn take(tracker: &mut HealthTracker, target: Target, outcome: Outcome) -> bool {
     };
     let turn = tracker.observe(target, passed);
     match turn {
-        Some(Turn::Failing) => tracing::warn!(%target, why, "target fails its probes; its backends get no new flows"),
-        Some(Turn::Healthy) => tracing::info!(%target, "target passes its probes again"),
-        Some(Turn::Proven) => tracing::info!(%target, "target from the persisted state passed its first probe"),
+        Some(HealthChange::Failing) => tracing::warn!(%target, why, "target fails its probes; its backends get no new flows"),
+        Some(HealthChange::Healthy) => tracing::info!(%target, "target passes its probes again"),
+        Some(HealthChange::Proven) => tracing::info!(%target, "target from the persisted state passed its first probe"),
         None => {}
     }
     turn.is_some()

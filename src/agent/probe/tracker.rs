@@ -23,7 +23,7 @@ pub struct Health {
 
 /// A change of a target's health.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum HealthChange {
     /// It became unhealthy.
     Failing,
     /// It became healthy.
@@ -33,7 +33,7 @@ pub enum Turn {
 }
 
 #[derive(Debug)]
-struct Followed {
+struct TargetHealth {
     check: Check,
     failing: bool,
     proven: bool,
@@ -44,7 +44,7 @@ struct Followed {
 /// The health of all targets.
 #[derive(Debug, Default)]
 pub struct HealthTracker {
-    targets: HashMap<Target, Followed>,
+    targets: HashMap<Target, TargetHealth>,
     before: Health,
     from_disk: bool,
 }
@@ -70,17 +70,17 @@ impl HealthTracker {
         for (target, check) in targets {
             let failing = check.subjects.iter().any(|backend| self.before.failing.contains(backend));
             let proven = check.subjects.iter().all(|backend| self.before.proven.contains(backend));
-            self.targets.insert(target, Followed { check, failing, proven, contrary: 0 });
+            self.targets.insert(target, TargetHealth { check, failing, proven, contrary: 0 });
         }
         self.before = Health::default();
     }
 
     /// Records a result; returns how the health of the target changed, if it did.
-    pub fn observe(&mut self, target: Target, passed: bool) -> Option<Turn> {
+    pub fn observe(&mut self, target: Target, passed: bool) -> Option<HealthChange> {
         let followed = self.targets.get_mut(&target)?;
         if passed && self.from_disk && !followed.proven {
-            *followed = Followed { check: followed.check.clone(), failing: false, proven: true, contrary: 0 };
-            return Some(Turn::Proven);
+            *followed = TargetHealth { check: followed.check.clone(), failing: false, proven: true, contrary: 0 };
+            return Some(HealthChange::Proven);
         }
         followed.proven |= passed;
         if passed != followed.failing {
@@ -94,7 +94,7 @@ impl HealthTracker {
         }
         followed.failing = !followed.failing;
         followed.contrary = 0;
-        Some(if followed.failing { Turn::Failing } else { Turn::Healthy })
+        Some(if followed.failing { HealthChange::Failing } else { HealthChange::Healthy })
     }
 
     /// The settings of a target; `None` if it was removed.
@@ -106,7 +106,7 @@ impl HealthTracker {
     /// The health of backends according to the results.
     #[must_use]
     pub fn health(&self) -> Health {
-        let of = |wanted: fn(&Followed) -> bool| -> HashSet<Subject> {
+        let of = |wanted: fn(&TargetHealth) -> bool| -> HashSet<Subject> {
             self.targets.values().filter(|f| wanted(f)).flat_map(|f| f.check.subjects.iter().cloned()).collect()
         };
         if !self.from_disk {
@@ -165,7 +165,7 @@ mod tests {
         tracker.follow(one_target(2, 3), Origin::Controller);
         assert_eq!(tracker.health(), Health::default());
         let turns = [false; 3].map(|result| tracker.observe(tcp("10.0.0.1:80"), result));
-        assert_eq!(turns, [None, None, Some(Turn::Failing)]);
+        assert_eq!(turns, [None, None, Some(HealthChange::Failing)]);
     }
 
     #[test]
@@ -173,8 +173,8 @@ mod tests {
         let mut tracker = HealthTracker::default();
         tracker.follow(one_target(5, 1), Origin::Disk);
         assert!(tracker.health().proven.is_empty());
-        assert_eq!(tracker.observe(tcp("10.0.0.1:80"), false), Some(Turn::Failing));
-        assert_eq!(tracker.observe(tcp("10.0.0.1:80"), true), Some(Turn::Proven));
+        assert_eq!(tracker.observe(tcp("10.0.0.1:80"), false), Some(HealthChange::Failing));
+        assert_eq!(tracker.observe(tcp("10.0.0.1:80"), true), Some(HealthChange::Proven));
         assert_eq!(tracker.health(), Health { failing: HashSet::new(), proven: HashSet::from([backend()]) });
         tracker.follow(one_target(5, 1), Origin::Controller);
         assert_eq!(tracker.health(), Health::default());
@@ -212,7 +212,7 @@ mod tests {
         let mut tracker = HealthTracker::resuming(before.clone());
         tracker.follow(one_target(1, 1), Origin::Controller);
         assert_eq!(tracker.health(), before);
-        assert_eq!(tracker.observe(tcp("10.0.0.1:80"), true), Some(Turn::Healthy));
+        assert_eq!(tracker.observe(tcp("10.0.0.1:80"), true), Some(HealthChange::Healthy));
     }
 
     #[test]

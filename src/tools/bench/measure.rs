@@ -10,7 +10,7 @@ use proto::{Family, Mode};
 use super::harness::{Harness, Memory, Rings, Side};
 use super::report::{BenchError, Report};
 use super::scenario::{self, SEED};
-use super::traffic::{Kind, Trace};
+use super::traffic::{Trace, TraceKind};
 use super::verify::Verifier;
 use super::worker_flows::{WorkerSetup, setups};
 use crate::cli::{BenchArgs, BenchFamily, BenchIo};
@@ -80,7 +80,7 @@ fn floor<H: Harness>(
     setup: WorkerSetup<<H::Port as Port>::Buffer>,
 ) -> Result<Report, BenchError> {
     let [mut uplink, mut cluster] = ports;
-    let trace = Trace::new(options, family, Kind::Ack, 1, &setup.flows);
+    let trace = Trace::new(options, family, TraceKind::Ack, 1, &setup.flows);
     let mut poll = |_: u64| {
         let mut burst = Burst::new();
         uplink.receive(&mut burst);
@@ -117,10 +117,10 @@ fn gateway<H: Harness>(
     let trace = if options.new_flows || options.flood {
         // Twice as many tuples as live flows, so that each is new again when it is next used.
         let twice = BenchArgs { flows: options.flows.saturating_mul(2), ..options.clone() };
-        Trace::new(&twice, family, Kind::Syn, 1, &own)
+        Trace::new(&twice, family, TraceKind::Syn, 1, &own)
     } else {
-        let syns = Trace::new(options, family, Kind::Syn, 2, &own);
-        let acks = Trace::new(options, family, Kind::Ack, 1, &own);
+        let syns = Trace::new(options, family, TraceKind::Syn, 2, &own);
+        let acks = Trace::new(options, family, TraceKind::Ack, 1, &own);
         let mut opened = pass(options, &mut harness, &syns, &mut poll, &clock);
         opened.extend(pass(options, &mut harness, &acks, &mut poll, &clock));
         opened.iter().try_for_each(|frame| verifier.at_backend(frame))?;
@@ -130,7 +130,7 @@ fn gateway<H: Harness>(
     // For one-way flows this is the third packet, which confirms them.
     pass(options, &mut harness, &trace, &mut poll, &clock);
     start.wait();
-    let before = Marks::of(&counters);
+    let before = CounterReading::of(&counters);
     let timed = time(options, &mut harness, &trace, &mut poll, &clock);
     let counted = before.until(&counters);
     if !(options.new_flows || options.flood) {
@@ -259,7 +259,7 @@ fn pass<H: Harness>(
 }
 
 /// Result of the timing.
-struct Timed {
+struct Timing {
     polls: u64,
     elapsed: Duration,
     cycles: u64,
@@ -270,7 +270,7 @@ struct Timed {
 
 const HISTOGRAM_NS: usize = 100_000;
 
-fn time<H: Harness>(options: &BenchArgs, harness: &mut H, trace: &Trace, poll: &mut impl FnMut(u64), clock: &Clock) -> Timed {
+fn time<H: Harness>(options: &BenchArgs, harness: &mut H, trace: &Trace, poll: &mut impl FnMut(u64), clock: &Clock) -> Timing {
     let mut sample = Sample::default();
     let mut histogram = vec![0u32; HISTOGRAM_NS + 1];
     let limit = Duration::from_secs(u64::from(options.seconds));
@@ -292,7 +292,7 @@ fn time<H: Harness>(options: &BenchArgs, harness: &mut H, trace: &Trace, poll: &
         }
         polls += u64::from(POLLS_PER_LOOK);
     }
-    Timed { polls, elapsed: start.elapsed(), cycles: last - first, histogram, samples: sample.kept }
+    Timing { polls, elapsed: start.elapsed(), cycles: last - first, histogram, samples: sample.kept }
 }
 
 /// TSC rate measured over 20 ms, because it is unknown without DPDK.
@@ -303,7 +303,7 @@ fn ns_per_cycle() -> f64 {
     start.elapsed().as_nanos() as f64 / (dpdk_sys::cycles() - first) as f64
 }
 
-impl Timed {
+impl Timing {
     fn percentile_ns(&self, thousandths: u64) -> u64 {
         let wanted = self.polls * thousandths / 1000;
         let mut passed = 0;
@@ -348,14 +348,14 @@ impl Timed {
 }
 
 /// Counters at a moment.
-struct Marks {
+struct CounterReading {
     hits: u64,
     misses: u64,
     new_flows: u64,
     drops: Vec<u64>,
 }
 
-impl Marks {
+impl CounterReading {
     fn of(counters: &WorkerCounters) -> Self {
         Self {
             hits: counters.hits.get(),
@@ -440,7 +440,7 @@ mod tests {
         let mut harness = Memory::new();
         let WorkerSetup { subscriber, counters, peers, flows, .. } = setups(options, family).pop().unwrap();
         let mut worker = worker(options, family, harness.ports().unwrap(), (subscriber, counters, peers)).unwrap();
-        let syns = Trace::new(options, family, Kind::Syn, 1, &flows);
+        let syns = Trace::new(options, family, TraceKind::Syn, 1, &flows);
         let mut poll = |now_ns| {
             worker.poll(now_ns);
         };

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use crate::cli::Output;
+use crate::cli::OutputFormat;
 
 /// What was measured. Field names are part of the contract (DESIGN section 8).
 #[derive(Clone, Debug, Serialize)]
@@ -113,9 +113,9 @@ pub enum BenchError {
 ///
 /// # Errors
 /// When it cannot be written.
-pub fn print(report: &Report, output: Option<Output>, out: &mut impl Write) -> Result<(), BenchError> {
+pub fn print(report: &Report, output: Option<OutputFormat>, out: &mut impl Write) -> Result<(), BenchError> {
     let text = match output {
-        Some(Output::Json) => serde_json::to_string(report).map_err(io::Error::from)?,
+        Some(OutputFormat::Json) => serde_json::to_string(report).map_err(io::Error::from)?,
         None => text(report),
     };
     Ok(writeln!(out, "{text}")?)

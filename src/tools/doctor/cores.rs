@@ -1,7 +1,8 @@
 //! The workers' cores: existing, permitted and isolated.
 
+use super::finding::Finding;
+use super::needs::Needs;
 use super::root::{Root, show_list};
-use super::{Finding, Needs};
 
 /// `refused` are the cores to which the kernel refuses to pin threads, with the reason. The CPU mask does not show this:
 /// `isolcpus` removes cores from it to which workers can be pinned.
@@ -44,7 +45,7 @@ fn set_aside(root: &Root, needs: &Needs, subject: &str, file: &str, why: &str) -
 
 #[cfg(test)]
 mod tests {
-    use super::super::Level;
+    use super::super::finding::Level;
     use super::super::root::tests::Machine;
     use super::*;
 

@@ -2,8 +2,9 @@
 
 use dpdk_sys::Device;
 
+use super::finding::{Finding, Level};
+use super::needs::Needs;
 use super::root::{Root, show_list};
-use super::{Finding, Level, Needs};
 
 /// Kernel drivers with which DPDK can use a device: those that hand it over, and the two that share it.
 const USABLE_DRIVERS: [&str; 6] = ["vfio-pci", "uio_pci_generic", "igb_uio", "mlx4_core", "mlx5_core", "uio_hv_generic"];

@@ -1,7 +1,8 @@
 //! Hugepages, per size and NUMA node, and transparent huge pages.
 
+use super::finding::{Finding, Level};
+use super::needs::Needs;
 use super::root::Root;
-use super::{Finding, Level, Needs};
 
 pub(super) fn examine(root: &Root, needs: &Needs) -> Vec<Finding> {
     let mut findings = hugepages(root, needs);

@@ -1,7 +1,8 @@
 //! Requirements of the Linux side: privileges, taps, size of the neighbour table.
 
+use super::finding::Finding;
+use super::needs::Needs;
 use super::root::Root;
-use super::{Finding, Needs};
 
 /// Neighbour table size below which there is a note: every on-link client and backend needs an entry, and beyond the limit
 /// Linux drops silently.
@@ -77,7 +78,7 @@ fn neighbours(root: &Root, family: &str) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Level;
+    use super::super::finding::Level;
     use super::super::root::tests::Machine;
     use super::*;
 

@@ -202,12 +202,12 @@ fn time_ns(units: u128, interface: &InterfaceDescriptionBlock<'_>) -> u64 {
 }
 
 /// Capture files merged by time, and by their order on the command line for equal times.
-pub(super) struct Merged {
+pub(super) struct MergedCaptures {
     inputs: Vec<(PortIndex, Capture, Option<Frame>)>,
     clock_ns: u64,
 }
 
-impl Merged {
+impl MergedCaptures {
     pub(super) fn open<'a>(files: impl IntoIterator<Item = (PortIndex, &'a Path)>) -> Result<Self, CaptureError> {
         let open = |(port, file): (PortIndex, &Path)| {
             let mut capture = Capture::open(file)?;
@@ -231,12 +231,12 @@ impl Merged {
 }
 
 /// A pcap file open for writing, with times in ns.
-pub(super) struct Output {
+pub(super) struct CaptureWriter {
     file: PathBuf,
     writer: PcapWriter<BufWriter<File>>,
 }
 
-impl Output {
+impl CaptureWriter {
     pub(super) fn create(file: PathBuf) -> Result<Self, CaptureError> {
         let created = match File::create(&file) {
             Ok(created) => created,
@@ -277,7 +277,7 @@ mod tests {
 
     fn pcap(dir: &Path, name: &str, frames: &[(u64, &[u8])]) -> PathBuf {
         let file = dir.join(name);
-        let mut output = Output::create(file.clone()).unwrap();
+        let mut output = CaptureWriter::create(file.clone()).unwrap();
         for (time_ns, bytes) in frames {
             output.write(*time_ns, bytes).unwrap();
         }
@@ -286,7 +286,7 @@ mod tests {
     }
 
     fn all(files: &[(u8, &Path)]) -> Result<Vec<(u8, u64, Vec<u8>)>, CaptureError> {
-        let mut merged = Merged::open(files.iter().map(|(port, file)| (PortIndex(*port), *file)))?;
+        let mut merged = MergedCaptures::open(files.iter().map(|(port, file)| (PortIndex(*port), *file)))?;
         let mut found = Vec::new();
         while let Some((port, frame)) = merged.next()? {
             found.push((port.0, frame.time_ns, frame.bytes));

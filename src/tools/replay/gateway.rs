@@ -14,8 +14,8 @@ use dataplane::{
 };
 use proto::{ServiceName, State};
 
-use super::ReplayError;
 use super::capture::{CaptureError, Frame};
+use super::outputs::{CaptureOutputs, OutputSide};
 
 /// Start of the worker's clock. Any time with enough room below it will do.
 const START_NS: u64 = 1_000_000_000;
@@ -31,20 +31,6 @@ const FLOWS_PER_POLL: u64 = 64 * 64;
 const REST_NS: u64 = 2_000_000_000;
 /// Seed of the worker's tables; it only has to be constant.
 const SEED: u64 = 0x5eed;
-
-/// The side of a port on which a frame is transmitted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
-    /// Out of the port.
-    Wire,
-    /// To its Linux twin.
-    Twin,
-}
-
-/// Receives transmitted frames.
-pub(super) trait Leaving {
-    fn leaves(&mut self, time_ns: u64, port: PortIndex, way: Way, frame: &[u8]) -> Result<(), CaptureError>;
-}
 
 /// The result for one packet.
 #[derive(Debug)]
@@ -134,7 +120,7 @@ impl Gateway {
     }
 
     /// Advances the capture time to `time_ns`.
-    pub(super) fn advance_to(&mut self, time_ns: u64, leaving: &mut impl Leaving) -> Result<(), ReplayError> {
+    pub(super) fn advance_to(&mut self, time_ns: u64, outputs: &mut CaptureOutputs) -> Result<(), CaptureError> {
         let shift_ns = *self.shift_ns.get_or_insert(i128::from(time_ns) - i128::from(self.now_ns));
         let target_ns = u64::try_from(i128::from(time_ns) - shift_ns).unwrap_or(u64::MAX);
         // After the longest idle limit and one full sweep nothing can change any longer.
@@ -142,7 +128,7 @@ impl Gateway {
         while self.now_ns + STEP_NS < stepped_ns {
             self.now_ns += STEP_NS;
             for _ in 0..=self.counters.flows.get() / FLOWS_PER_POLL {
-                self.poll(leaving)?;
+                self.poll(outputs)?;
             }
         }
         self.now_ns = target_ns;
@@ -155,19 +141,19 @@ impl Gateway {
         port: PortIndex,
         packet: u64,
         frame: &Frame,
-        leaving: &mut impl Leaving,
-    ) -> Result<(), ReplayError> {
+        outputs: &mut CaptureOutputs,
+    ) -> Result<(), CaptureError> {
         if let Some(port) = self.worker.port_mut(port) {
             port.arriving.push_back(MemoryBuffer::new(&frame.bytes, packet));
         }
-        self.poll(leaving)
+        self.poll(outputs)
     }
 
     /// Runs until no packet is held.
-    pub(super) fn rest(&mut self, leaving: &mut impl Leaving) -> Result<(), ReplayError> {
+    pub(super) fn rest(&mut self, outputs: &mut CaptureOutputs) -> Result<(), CaptureError> {
         let end_ns = self.capture_time().saturating_add(REST_NS);
-        self.advance_to(end_ns, leaving)?;
-        self.poll(leaving)
+        self.advance_to(end_ns, outputs)?;
+        self.poll(outputs)
     }
 
     /// The verdicts since the last call, in order.
@@ -179,16 +165,16 @@ impl Gateway {
         u64::try_from(i128::from(self.now_ns) + self.shift_ns.unwrap_or(0)).unwrap_or(0)
     }
 
-    fn poll(&mut self, leaving: &mut impl Leaving) -> Result<(), ReplayError> {
+    fn poll(&mut self, outputs: &mut CaptureOutputs) -> Result<(), CaptureError> {
         self.worker.poll(self.now_ns);
         let time_ns = self.capture_time();
         for (index, port) in (0..self.twins.len()).zip((0..=u8::MAX).map(PortIndex)) {
             for buffer in self.sent(index) {
-                leaving.leaves(time_ns, port, Way::Wire, buffer.bytes())?;
+                outputs.write(time_ns, port, OutputSide::Wire, buffer.bytes())?;
             }
             let Some(Some(twin)) = self.twins.get(index) else { continue };
             for buffer in std::iter::from_fn(|| twin.to_linux.pop()).flatten() {
-                leaving.leaves(time_ns, port, Way::Twin, buffer.bytes())?;
+                outputs.write(time_ns, port, OutputSide::Twin, buffer.bytes())?;
             }
         }
         let snapshot = self.publisher.current();

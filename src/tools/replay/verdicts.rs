@@ -12,7 +12,7 @@ use super::gateway::Verdict;
 
 /// A line of output (DESIGN section 8).
 #[derive(Debug, Serialize)]
-struct Line<'a> {
+struct VerdictLine<'a> {
     packet: u64,
     #[serde(rename = "in")]
     in_port: &'a str,
@@ -25,7 +25,7 @@ struct Line<'a> {
 }
 
 /// Packets without a verdict, in order, and the verdicts so far.
-pub(super) struct Report {
+pub(super) struct VerdictReport {
     names: Vec<String>,
     json: bool,
     /// Packets from number `next` on.
@@ -34,7 +34,7 @@ pub(super) struct Report {
     counts: BTreeMap<(&'static str, &'static str), u64>,
 }
 
-impl Report {
+impl VerdictReport {
     /// With `json`, prints a line for each packet instead of counts at the end.
     pub(super) fn new(ports: &[PortConfig], json: bool) -> Self {
         let names = ports.iter().map(|port| port.name.clone()).collect();
@@ -60,12 +60,12 @@ impl Report {
             let port = *port;
             self.waiting.pop_front();
             self.next += 1;
-            self.tell(port, &verdict, out)?;
+            self.write_line(port, &verdict, out)?;
         }
         Ok(())
     }
 
-    fn tell(&mut self, port: PortIndex, verdict: &Verdict, out: &mut impl Write) -> io::Result<()> {
+    fn write_line(&mut self, port: PortIndex, verdict: &Verdict, out: &mut impl Write) -> io::Result<()> {
         let (word, drop, out_port) = match verdict.fate {
             Fate::Forward(port) => ("forward", None, Some(port)),
             Fate::Linux(port) => ("linux", None, Some(port)),
@@ -78,7 +78,7 @@ impl Report {
         }
         let name = |port: PortIndex| self.names.get(usize::from(port.0)).map(String::as_str);
         let flow = verdict.flow.as_ref();
-        let line = Line {
+        let line = VerdictLine {
             packet: verdict.packet,
             in_port: name(port).unwrap_or_default(),
             verdict: word,
@@ -114,9 +114,9 @@ mod tests {
     use super::*;
     use crate::tools::replay::gateway::Flow;
 
-    fn report(json: bool) -> Report {
+    fn report(json: bool) -> VerdictReport {
         let port = |name: &str| PortConfig { name: name.into(), mac: Mac::default(), mtu: 1500, addresses: vec![], twin: true };
-        Report::new(&[port("uplink"), port("cluster")], json)
+        VerdictReport::new(&[port("uplink"), port("cluster")], json)
     }
 
     fn verdict(packet: u64, fate: Fate) -> Verdict {
