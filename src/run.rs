@@ -413,7 +413,7 @@ fn supervise_state(
     supervisor.run("probe", move || {
         let (known, findings, node_ports) = (known.clone(), findings.clone(), node_ports.clone());
         async move {
-            probe::run(&probe::NetworkProber, known, &findings, probe::concurrency(descriptors()), &node_ports).await;
+            probe::run(probe::probe, known, &findings, probe::concurrency(descriptors()), &node_ports).await;
             Ok(())
         }
     });

@@ -3,11 +3,10 @@
 //!
 //! Invariant: each distinct target is probed once, however many services share it, and concurrent probes are limited by
 //! file descriptors. Targets, schedule and health are plain values with time as an argument; only [`run`] waits, and only a
-//! [`Prober`] uses the network.
+//! [`probe`] uses the network.
 //! Deliberately not here: the case that all backends of a service fail (the compiler decides), and how a probe to a VIP
 //! reaches its backend (the engine sends it there).
 
-mod node_health;
 mod prober;
 mod schedule;
 mod tags;
@@ -15,15 +14,13 @@ mod target;
 mod task;
 mod tracker;
 
-pub use prober::{NetworkProber, concurrency};
+pub use prober::{concurrency, probe};
 pub use target::{Check, Subject, Targets, targets};
 pub use task::{Findings, run};
 pub use tracker::{Health, HealthTracker};
 
 use std::fmt;
-use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
 
 /// What is asked, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -71,10 +68,4 @@ pub enum Outcome {
     Failed(String),
     /// This machine could not ask; says nothing of the target.
     NotAsked(String),
-}
-
-/// Asks one target, once.
-pub trait Prober {
-    /// Probes `target` from `source_port`, or from any, for `timeout` at most.
-    fn probe(&self, target: Target, source_port: Option<u16>, timeout: Duration) -> impl Future<Output = Outcome> + Send;
 }

@@ -2,11 +2,17 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::pin::pin;
 use std::time::Duration;
 
+use http::{Request, StatusCode};
+use http_body_util::Empty;
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
 use tokio::net::{TcpSocket, TcpStream};
 
-use super::{Outcome, Prober, Target, node_health};
+use super::{Outcome, Target};
 
 /// File descriptors reserved for the rest of the program: sockets, taps, files, epoll (about 60 in use with eight ports).
 const DESCRIPTORS_KEPT: u64 = 256;
@@ -23,16 +29,11 @@ pub fn concurrency(descriptors: u64) -> usize {
     usize::try_from(probes).unwrap_or(usize::MAX)
 }
 
-/// Probes by TCP connections that end with a reset. A reset leaves no TIME_WAIT socket, of which one probe a second would
-/// accumulate 60 per target.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NetworkProber;
-
-impl Prober for NetworkProber {
-    async fn probe(&self, target: Target, source_port: Option<u16>, timeout: Duration) -> Outcome {
-        let answer = tokio::time::timeout(timeout, ask(target, source_port));
-        answer.await.unwrap_or_else(|_| Outcome::Failed(format!("no answer within {timeout:?}")))
-    }
+/// Probes `target` from `source_port`, or from any port, for `timeout` at most: a TCP connection, which is reset afterwards. A
+/// reset leaves no TIME_WAIT behind, of which one probe per second would accumulate 60 per target.
+pub async fn probe(target: Target, source_port: Option<u16>, timeout: Duration) -> Outcome {
+    let answer = tokio::time::timeout(timeout, ask(target, source_port));
+    answer.await.unwrap_or_else(|_| Outcome::Failed(format!("no answer within {timeout:?}")))
 }
 
 async fn ask(target: Target, source_port: Option<u16>) -> Outcome {
@@ -49,7 +50,7 @@ async fn ask(target: Target, source_port: Option<u16>) -> Outcome {
     };
     match (stream.set_zero_linger(), target) {
         (Err(error), _) => Outcome::NotAsked(error.to_string()),
-        (Ok(()), Target::NodeHealth(_)) => node_health::ask(stream, address).await,
+        (Ok(()), Target::NodeHealth(_)) => ask_node_health(stream, address).await,
         (Ok(()), Target::Tcp(_) | Target::Vip { .. }) => Outcome::Passed,
     }
 }
@@ -65,6 +66,32 @@ async fn connect(address: SocketAddr, source_port: Option<u16>) -> io::Result<Tc
     socket.set_reuseaddr(true)?;
     socket.bind(SocketAddr::new(any, port))?;
     socket.connect(address).await
+}
+
+/// Asks kube-proxy for the health of its node: `GET /healthz` at the `healthCheckNodePort` of a Service. It answers 200 while the
+/// node has ready endpoints of the Service and kube-proxy is healthy. The caller bounds the time; the body is not read.
+async fn ask_node_health(stream: TcpStream, target: SocketAddr) -> Outcome {
+    let request = Request::get("/healthz").header("host", target.to_string()).header("connection", "close");
+    let Ok(request) = request.body(Empty::<Bytes>::new()) else {
+        return Outcome::NotAsked("the request cannot be written".to_owned());
+    };
+    let failed = |error: hyper::Error| Outcome::Failed(format!("no HTTP answer: {error}"));
+    let (mut sender, connection) = match http1::handshake(TokioIo::new(stream)).await {
+        Ok(both) => both,
+        Err(error) => return failed(error),
+    };
+    let mut connection = pin!(connection);
+    let mut answer = pin!(sender.send_request(request));
+    let answer = tokio::select! {
+        answer = &mut answer => answer,
+        // The connection task may end first if the server closes at once; the answer was received before.
+        _ = &mut connection => answer.await,
+    };
+    match answer {
+        Ok(answer) if answer.status() == StatusCode::OK => Outcome::Passed,
+        Ok(answer) => Outcome::Failed(format!("answered {}, expected 200", answer.status().as_u16())),
+        Err(error) => failed(error),
+    }
 }
 
 /// Whether Linux has a route to an address; connecting a UDP socket sends nothing. Packets of clients to a VIP do not use
@@ -103,8 +130,8 @@ mod tests {
         let bound = TcpSocket::new_v4().unwrap();
         bound.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let [open, closed] = [listener.local_addr().unwrap(), bound.local_addr().unwrap()];
-        assert_eq!(NetworkProber.probe(Target::Tcp(open), None, LONG).await, Outcome::Passed);
-        assert!(matches!(NetworkProber.probe(Target::Tcp(closed), None, LONG).await, Outcome::Failed(_)));
+        assert_eq!(probe(Target::Tcp(open), None, LONG).await, Outcome::Passed);
+        assert!(matches!(probe(Target::Tcp(closed), None, LONG).await, Outcome::Failed(_)));
     }
 
     /// Answers every connection with `answer` and closes it; requests go to the channel.
@@ -139,7 +166,7 @@ mod tests {
         ];
         for (answer, passes) in rows {
             let (address, mut asked) = server(answer).await;
-            let outcome = NetworkProber.probe(Target::NodeHealth(address), None, LONG).await;
+            let outcome = probe(Target::NodeHealth(address), None, LONG).await;
             assert_eq!(outcome == Outcome::Passed, passes, "{answer:?}: {outcome:?}");
             assert!(!matches!(outcome, Outcome::NotAsked(_)), "{outcome:?}");
             let request = asked.recv().await.unwrap();
@@ -154,7 +181,7 @@ mod tests {
     async fn a_node_that_accepts_and_says_nothing_fails_in_time() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let target = Target::NodeHealth(listener.local_addr().unwrap());
-        let outcome = NetworkProber.probe(target, None, Duration::from_millis(50)).await;
+        let outcome = probe(target, None, Duration::from_millis(50)).await;
         assert!(matches!(outcome, Outcome::Failed(why) if why.contains("no answer")));
     }
 
@@ -162,13 +189,13 @@ mod tests {
     #[tokio::test]
     async fn a_vip_that_the_gateway_has_no_way_to_says_nothing_of_the_backend() {
         let nowhere: SocketAddr = "[fe80::1]:80".parse().unwrap();
-        let outcome = NetworkProber.probe(Target::Vip { vip: nowhere, backend: nowhere.ip() }, Some(0), LONG).await;
+        let outcome = probe(Target::Vip { vip: nowhere, backend: nowhere.ip() }, Some(0), LONG).await;
         assert!(matches!(outcome, Outcome::NotAsked(why) if why.contains("no route to the VIP")));
-        assert!(matches!(NetworkProber.probe(Target::Tcp(nowhere), None, LONG).await, Outcome::Failed(_)));
+        assert!(matches!(probe(Target::Tcp(nowhere), None, LONG).await, Outcome::Failed(_)));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let closed = listener.local_addr().unwrap();
         drop(listener);
-        let outcome = NetworkProber.probe(Target::Vip { vip: closed, backend: closed.ip() }, Some(0), LONG).await;
+        let outcome = probe(Target::Vip { vip: closed, backend: closed.ip() }, Some(0), LONG).await;
         assert!(matches!(outcome, Outcome::Failed(_)), "{outcome:?}");
     }
 
@@ -183,8 +210,7 @@ mod tests {
         let vip =
             |listener: &TcpListener| Target::Vip { vip: listener.local_addr().unwrap(), backend: "10.0.0.1".parse().unwrap() };
         for _ in 0..3 {
-            let both =
-                tokio::join!(NetworkProber.probe(vip(&one), Some(free), LONG), NetworkProber.probe(vip(&two), Some(free), LONG));
+            let both = tokio::join!(probe(vip(&one), Some(free), LONG), probe(vip(&two), Some(free), LONG));
             assert_eq!(both, (Outcome::Passed, Outcome::Passed));
             assert_eq!(one.accept().await.unwrap().1.port(), free);
             assert_eq!(two.accept().await.unwrap().1.port(), free);

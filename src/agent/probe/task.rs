@@ -15,7 +15,7 @@ use super::schedule::Schedule;
 use super::tags::Tags;
 use super::target::targets;
 use super::tracker::{Health, HealthChange, HealthTracker};
-use super::{Outcome, Prober, Target};
+use super::{Outcome, Target};
 
 /// Minimum time between two evaluations of the state: 100,000 backends take about 100 ms of a core. A new backend is usable
 /// before its first probe, so nothing waits for this.
@@ -33,8 +33,8 @@ pub struct Findings {
 /// Probes the targets of the state in `known` until its sender is dropped, at most `concurrency` at once. Beyond that limit
 /// probes are delayed, never skipped. Ports of NodePort Services are probed if this gateway serves their family at
 /// `node_port_addresses`.
-pub async fn run<P: Prober>(
-    prober: &P,
+pub async fn run<F: Future<Output = Outcome>>(
+    probe: impl Fn(Target, Option<u16>, Duration) -> F,
     mut known: watch::Receiver<Option<Known>>,
     findings: &Findings,
     concurrency: usize,
@@ -70,7 +70,8 @@ pub async fn run<P: Prober>(
                 let target = following.schedule.start(now);
                 if let Some((target, check)) = target.and_then(|t| Some((t, following.tracker.check(t)?))) {
                     let (source_port, timeout) = (following.tags.of(target), check.timeout);
-                    under_way.push(async move { (target, now, prober.probe(target, source_port, timeout).await) });
+                    let outcome = probe(target, source_port, timeout);
+                    under_way.push(async move { (target, now, outcome.await) });
                 }
             }
         }
@@ -183,10 +184,12 @@ mod tests {
         fn asked(&self, target: &str) -> usize {
             self.asked.lock().unwrap().get(&tcp(target)).copied().unwrap_or(0)
         }
-    }
 
-    impl Prober for Scripted {
-        async fn probe(&self, target: Target, _: Option<u16>, _: Duration) -> Outcome {
+        async fn run(&self, known: watch::Receiver<Option<Known>>, findings: &Findings, concurrency: usize) {
+            run(|target, _, _| self.probe(target), known, findings, concurrency, &[]).await;
+        }
+
+        async fn probe(&self, target: Target) -> Outcome {
             let result = {
                 let mut asked = self.asked.lock().unwrap();
                 let asked = asked.entry(target).or_default();
@@ -226,7 +229,7 @@ mod tests {
             assert_eq!(prober.asked("10.0.0.1:80"), 6);
         };
         tokio::select! {
-            () = run(&prober, receiver, &findings, 16, &[]) => unreachable!("the state is still followed"),
+            () = prober.run(receiver, &findings, 16) => unreachable!("the state is still followed"),
             () = script => {}
         }
     }
@@ -244,7 +247,7 @@ mod tests {
             assert_eq!((&last.failing, &last.proven), (&backends(&["10.0.0.2:80"]), &backends(&["10.0.0.1:80"])));
         };
         tokio::select! {
-            () = run(&prober, receiver, &findings, 16, &[]) => unreachable!("the state is still followed"),
+            () = prober.run(receiver, &findings, 16) => unreachable!("the state is still followed"),
             () = script => {}
         }
     }
@@ -262,7 +265,7 @@ mod tests {
             health.wait_for(|h| h.failing.len() == 20).await.unwrap();
         };
         tokio::select! {
-            () = run(&prober, receiver, &findings, 3, &[]) => unreachable!("the state is still followed"),
+            () = prober.run(receiver, &findings, 3) => unreachable!("the state is still followed"),
             () = script => {}
         }
         assert_eq!(prober.at_once.lock().unwrap().1, 3);
@@ -285,6 +288,6 @@ mod tests {
             assert_eq!(prober.asked("10.0.0.1:80"), gone);
             drop(sender_of_state);
         };
-        tokio::join!(run(&prober, receiver, &findings, 16, &[]), script);
+        tokio::join!(prober.run(receiver, &findings, 16), script);
     }
 }
