@@ -9,4 +9,5 @@ pub mod reload;
 pub mod run;
 pub mod settings;
 pub mod tools;
+mod watch;
 pub mod workers;

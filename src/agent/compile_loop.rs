@@ -20,6 +20,7 @@ use super::served::Served;
 use super::supervisor::Failure;
 use super::usable::usable;
 use crate::netlink::Answered;
+use crate::watch::send_if_changed;
 
 /// Minimum time between two snapshots, and polling interval of the workers while a snapshot is pending. The first change
 /// after a pause is not delayed.
@@ -92,8 +93,8 @@ pub async fn run(tables: Arc<Mutex<Tables>>, mut inputs: Inputs, outputs: Output
                 if due && awaited.len() < AWAITED_MAX {
                     due = false;
                     if let Some(snapshot) = inputs.compile(&mut tables.compiler, &mut engine) {
-                        say(&snapshot, &mut problems);
-                        outputs.tell(&snapshot);
+                        log_problems(&snapshot, &mut problems);
+                        outputs.publish(&snapshot);
                         let generation = snapshot.generation().clone();
                         awaited.push_back((tables.publisher.publish(snapshot), generation));
                     }
@@ -102,7 +103,7 @@ pub async fn run(tables: Arc<Mutex<Tables>>, mut inputs: Inputs, outputs: Output
                 let reached = awaited.iter().take_while(|(sequence, _)| tables.publisher.reached(*sequence)).count();
                 if let Some((_, generation)) = awaited.drain(..reached).next_back() {
                     tracing::debug!(%generation, "every worker forwards by it");
-                    outputs.reached.send_if_modified(|last| last.as_ref() != Some(&generation) && { *last = Some(generation); true });
+                    send_if_changed(&outputs.reached, Some(generation));
                     tables.publisher.advance();
                 }
             }
@@ -153,25 +154,16 @@ fn engine_health(health: &probe::Health) -> Health {
 }
 
 impl Outputs {
-    fn tell(&self, snapshot: &Snapshot) {
-        send_if_other(&self.next_hops, snapshot.managed_next_hops().iter().copied().collect());
+    fn publish(&self, snapshot: &Snapshot) {
+        send_if_changed(&self.next_hops, snapshot.managed_next_hops().iter().copied().collect());
         self.answered.send_if_modified(|last| {
             let is_other = !Arc::ptr_eq(last, snapshot.announced());
             last.clone_from(snapshot.announced());
             is_other
         });
-        send_if_other(&self.routed, snapshot.routed().iter().copied().collect());
+        send_if_changed(&self.routed, snapshot.routed().iter().copied().collect());
         self.served.send_replace(Served::from(snapshot));
     }
-}
-
-fn send_if_other<T: PartialEq>(to: &watch::Sender<T>, new: T) {
-    to.send_if_modified(|last| {
-        *last != new && {
-            *last = new;
-            true
-        }
-    });
 }
 
 /// Waits until `at_ns` of `clock`; for ever if it is `None`.
@@ -183,12 +175,12 @@ async fn until(at_ns: Option<u64>, clock: fn() -> u64) {
 }
 
 /// Logs conflicts between configuration and state, once each.
-fn say(snapshot: &Snapshot, said: &mut Vec<String>) {
-    for problem in snapshot.problems().iter().filter(|problem| !said.contains(problem)) {
+fn log_problems(snapshot: &Snapshot, logged: &mut Vec<String>) {
+    for problem in snapshot.problems().iter().filter(|problem| !logged.contains(problem)) {
         tracing::warn!(problem, generation = %snapshot.generation(), "configuration and state do not fit together");
     }
-    if *said != snapshot.problems() {
-        *said = snapshot.problems().to_vec();
+    if *logged != snapshot.problems() {
+        *logged = snapshot.problems().to_vec();
     }
 }
 

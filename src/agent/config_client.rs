@@ -28,6 +28,7 @@ use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::supervisor::Failure;
+use crate::watch::send_if_changed;
 use dial::{DialError, dial};
 use received::{Received, ReceivedError};
 
@@ -83,7 +84,7 @@ pub struct ClientChannels {
 enum StreamError {
     #[error("cannot connect to the controller at {url}: {error}; is it running there, and may this process reach it?")]
     Connect { url: ControllerUrl, error: DialError },
-    #[error("the controller at {url} refused: {}", said(status))]
+    #[error("the controller at {url} refused: {}", status_text(status))]
     Refused { url: ControllerUrl, status: Box<tonic::Status> },
     #[error("the controller at {0} closed the stream")]
     Closed(ControllerUrl),
@@ -143,7 +144,7 @@ pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(
     }
     let mut received = Received::resuming(channels.known.borrow().as_ref());
     let mut backoffs = Backoffs::new();
-    let mut said = String::new();
+    let mut logged = String::new();
     let mut configured = settings.urls.iter().cycle();
     let mut leader: Option<ControllerUrl> = None;
     loop {
@@ -153,12 +154,12 @@ pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(
         let error = follow(&url, &settings, &channels, &mut received, &mut backoffs).await;
         leader = error.leader().filter(|_| !is_led_there && settings.certificates.is_some());
         if channels.connected.send_replace(false) {
-            said.clear();
+            logged.clear();
         }
         let text = error.to_string();
-        if text != said {
+        if text != logged {
             tracing::warn!(error = text, "not following a controller; the last state stays in use");
-            said = text;
+            logged = text;
         }
         if leader.is_none() {
             sleep(backoffs.after(&error)).await;
@@ -184,12 +185,11 @@ async fn follow(
     let reserved = settings.reserved.iter().copied().map(proto::convert::address_bytes).collect();
     let hello = v1::Hello { group, reserved, parts: true, ..received.hello(&settings.gateway, &settings.version) };
     let hello = Message::Hello(hello);
-    let (later, said_later) = mpsc::channel(1);
+    let (messages, outgoing) = mpsc::channel(1);
     // Ends with the stream that reads its messages.
-    tokio::spawn(report::run(channels.facts.clone(), acknowledged, later));
-    let requests = tokio_stream::once(hello)
-        .chain(ReceiverStream::new(said_later))
-        .map(|message| v1::WatchRequest { message: Some(message) });
+    tokio::spawn(report::run(channels.facts.clone(), acknowledged, messages));
+    let requests =
+        tokio_stream::once(hello).chain(ReceiverStream::new(outgoing)).map(|message| v1::WatchRequest { message: Some(message) });
     let mut answers = JoinSet::new();
     let mut client = ConfigClient::new(channel.clone())
         .max_decoding_message_size(limits::MESSAGE_BYTES_MAX)
@@ -212,7 +212,7 @@ async fn follow(
                 let known = match message {
                     Ok(Some(whole)) => {
                         // Applied before the state, so that a drained gateway announces nothing in between.
-                        send_if_other(&channels.draining, whole.draining);
+                        send_if_changed(&channels.draining, whole.draining);
                         received.apply(whole)
                     }
                     Ok(None) => continue,
@@ -232,20 +232,18 @@ async fn follow(
             }
             Ok(()) = reached.changed() => {
                 let now = reached.borrow_and_update().clone().filter(|g| epoch.as_ref() == Some(&g.epoch));
-                acknowledge.send_if_modified(|last| now.is_some() && *last != now && { *last = now; true });
+                if now.is_some() {
+                    send_if_changed(&acknowledge, now);
+                }
             }
         }
     }
 }
 
 /// Formats a status with the cause from the transport, which alone shows a handshake that the controller refused.
-fn said(status: &tonic::Status) -> String {
+fn status_text(status: &tonic::Status) -> String {
     let cause = std::error::Error::source(status).map(chain).unwrap_or_default();
     if cause.is_empty() { status.message().to_owned() } else { format!("{}: {cause}", status.message()) }
-}
-
-fn send_if_other(to: &watch::Sender<bool>, now: bool) {
-    to.send_if_modified(|last| std::mem::replace(last, now) != now);
 }
 
 #[cfg(test)]

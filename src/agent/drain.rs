@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::supervisor::Failure;
+use crate::watch::send_if_changed;
 
 /// Announces `routed` unless `draining` or `leaving`.
 ///
@@ -30,12 +31,7 @@ pub async fn run(
             let what = if is_draining { "drained: routes to VIPs are withdrawn" } else { "no longer drained" };
             tracing::warn!(is_draining, "{what}");
         }
-        announced.send_if_modified(|last| {
-            *last != vips && {
-                *last = vips;
-                true
-            }
-        });
+        send_if_changed(&announced, vips);
         tokio::select! {
             changed = routed.changed() => changed?,
             changed = draining.changed() => changed?,

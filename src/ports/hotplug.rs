@@ -23,6 +23,7 @@ use super::retry::Retry;
 use super::steering::{ProofState, reason};
 use super::twin::TwinReconciler;
 use crate::settings::PortSettings;
+use crate::watch::send_if_changed;
 
 /// How often links and devices are checked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
@@ -200,13 +201,7 @@ impl Hotplug {
                 // A device that is going has no link, whatever its driver says.
                 port.follow_link(is_up && port.state.detaching.is_none()).await;
             }
-            let now = port_states(&lock(&self.handles), &ports);
-            states.send_if_modified(|last| {
-                *last != now && {
-                    *last = now;
-                    true
-                }
-            });
+            send_if_changed(&states, port_states(&lock(&self.handles), &ports));
         }
     }
 }

@@ -48,15 +48,15 @@ impl UsedAddresses<'_> {
 
 /// Runs every check.
 pub(super) fn run(reader: &Reader, used: &UsedAddresses<'_>, hugepages: Hugepages, pools: &[PlacedRange]) {
-    controllers_take_all_addresses(reader, used);
-    snat_is_nobody_elses(reader, used);
-    pools_hold_no_used_address(reader, used, pools);
-    pools_are_on_link(reader, used, pools);
-    devices_have_memory(reader, used.ports, hugepages);
-    twins_have_names_of_their_own(reader, used.ports);
+    check_address_count(reader, used);
+    check_snat(reader, used);
+    check_pool_addresses(reader, used, pools);
+    check_pool_links(reader, used, pools);
+    check_device_memory(reader, used.ports, hugepages);
+    check_twin_names(reader, used.ports);
 }
 
-fn controllers_take_all_addresses(reader: &Reader, used: &UsedAddresses<'_>) {
+fn check_address_count(reader: &Reader, used: &UsedAddresses<'_>) {
     let count = used.reserved().len();
     if let Some(port) = used.ports.first().filter(|_| count > RESERVED_MAX) {
         let place = Place { line: port.device_place.line, key: "ports".to_owned() };
@@ -65,7 +65,7 @@ fn controllers_take_all_addresses(reader: &Reader, used: &UsedAddresses<'_>) {
     }
 }
 
-fn snat_is_nobody_elses(reader: &Reader, used: &UsedAddresses<'_>) {
+fn check_snat(reader: &Reader, used: &UsedAddresses<'_>) {
     for snat in used.snat {
         let owner = used.ports.iter().find_map(|port| {
             let index = port.settings.addresses.iter().position(|net| net.addr() == snat.value)?;
@@ -94,7 +94,7 @@ fn snat_is_nobody_elses(reader: &Reader, used: &UsedAddresses<'_>) {
     }
 }
 
-fn pools_hold_no_used_address(reader: &Reader, used: &UsedAddresses<'_>, pools: &[PlacedRange]) {
+fn check_pool_addresses(reader: &Reader, used: &UsedAddresses<'_>, pools: &[PlacedRange]) {
     for pool in pools {
         for (address, owner) in used.named().filter(|(address, _)| pool.range.contains(*address)) {
             let message = format!("found {}, which holds {address}, {owner}; take a range without it", pool.range);
@@ -104,7 +104,7 @@ fn pools_hold_no_used_address(reader: &Reader, used: &UsedAddresses<'_>, pools: 
 }
 
 /// FORWARDING section 8: a VIP of an `l2` pool is answered for on the port whose prefix holds it.
-fn pools_are_on_link(reader: &Reader, used: &UsedAddresses<'_>, pools: &[PlacedRange]) {
+fn check_pool_links(reader: &Reader, used: &UsedAddresses<'_>, pools: &[PlacedRange]) {
     let of_ports = used.ports.iter().flat_map(|port| &port.settings.addresses);
     let prefixes: Vec<&IpNet> = of_ports.chain(used.links.iter().flat_map(|link| &link.settings.addresses)).collect();
     let on_link =
@@ -119,7 +119,7 @@ fn pools_are_on_link(reader: &Reader, used: &UsedAddresses<'_>, pools: &[PlacedR
     }
 }
 
-fn devices_have_memory(reader: &Reader, ports: &[PlacedPort], hugepages: Hugepages) {
+fn check_device_memory(reader: &Reader, ports: &[PlacedPort], hugepages: Hugepages) {
     for port in ports.iter().filter(|_| hugepages == Hugepages::Off) {
         let parts = port.settings.device.parts();
         let Some(pci) = parts.iter().find(|part| part.is_pci()) else { continue };
@@ -128,7 +128,7 @@ fn devices_have_memory(reader: &Reader, ports: &[PlacedPort], hugepages: Hugepag
     }
 }
 
-fn twins_have_names_of_their_own(reader: &Reader, ports: &[PlacedPort]) {
+fn check_twin_names(reader: &Reader, ports: &[PlacedPort]) {
     let with_parts = ports.iter().flat_map(|port| port.settings.device.parts().into_iter().map(move |part| (port, part)));
     for (port, part) in with_parts {
         let Some(interface) = part.named_interface() else { continue };

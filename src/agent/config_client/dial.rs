@@ -48,7 +48,7 @@ pub(super) async fn dial(
     let failed = |error: tonic::transport::Error| DialError::Connect(chain(&error));
     match url {
         ControllerUrl::Unix(_) => {
-            let endpoint = alive(Endpoint::from_shared(url.to_string()).map_err(failed)?);
+            let endpoint = with_keep_alive(Endpoint::from_shared(url.to_string()).map_err(failed)?);
             Ok((endpoint.connect().await.map_err(failed)?, None))
         }
         ControllerUrl::Https { host, port } => {
@@ -57,13 +57,13 @@ pub(super) async fn dial(
             let (config, to) = (Arc::new(config), (host.clone(), *port));
             let connector = tower::service_fn(move |_: Uri| connect(Arc::clone(&config), to.clone()));
             // With the scheme https tonic would set up its own TLS.
-            let endpoint = alive(Endpoint::from_static("http://controller"));
+            let endpoint = with_keep_alive(Endpoint::from_static("http://controller"));
             Ok((endpoint.connect_with_connector(connector).await.map_err(failed)?, Some(group)))
         }
     }
 }
 
-fn alive(endpoint: Endpoint) -> Endpoint {
+fn with_keep_alive(endpoint: Endpoint) -> Endpoint {
     endpoint
         .connect_timeout(CONNECT_TIMEOUT)
         .http2_keep_alive_interval(KEEP_ALIVE)

@@ -38,7 +38,7 @@ pub struct Facts {
 struct Reported {
     ready: bool,
     services: Views,
-    told: BTreeMap<Arc<ServiceName>, ReportedService>,
+    sent: BTreeMap<Arc<ServiceName>, ReportedService>,
 }
 
 /// Report of one service.
@@ -125,7 +125,7 @@ async fn acknowledge(
 }
 
 /// The report of a service, without the details for operators.
-fn told(view: &ServiceView) -> ReportedService {
+fn reported_service(view: &ServiceView) -> ReportedService {
     ReportedService { counts: BackendCounts::from(view), refusal: view.refusal.clone() }
 }
 
@@ -134,7 +134,7 @@ impl Reported {
     fn refuses_otherwise(&self, services: &Views) -> bool {
         self.services.diff(services).any(|item| match item {
             DiffItem::Add(name, view) | DiffItem::Update { new: (name, view), .. } => {
-                self.told.get(name).and_then(|told| told.refusal.as_ref()) != view.refusal.as_ref()
+                self.sent.get(name).and_then(|sent| sent.refusal.as_ref()) != view.refusal.as_ref()
             }
             DiffItem::Remove(..) => false,
         })
@@ -148,16 +148,16 @@ impl Reported {
         for item in self.services.diff(&served.services) {
             match item {
                 DiffItem::Add(name, view) | DiffItem::Update { new: (name, view), .. } => {
-                    let told = told(view);
-                    if self.told.get(name) != Some(&told) {
-                        let BackendCounts { backends, healthy } = told.counts;
-                        let refusal = told.refusal.as_ref().map(reported_refusal);
+                    let new = reported_service(view);
+                    if self.sent.get(name) != Some(&new) {
+                        let BackendCounts { backends, healthy } = new.counts;
+                        let refusal = new.refusal.as_ref().map(reported_refusal);
                         changed.push(v1::ServiceHealth { service: name.to_string(), backends, healthy, refusal });
-                        self.told.insert(Arc::clone(name), told);
+                        self.sent.insert(Arc::clone(name), new);
                     }
                 }
                 DiffItem::Remove(name, _) => {
-                    self.told.remove(name);
+                    self.sent.remove(name);
                     removed.push(name.to_string());
                 }
             }

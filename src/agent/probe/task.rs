@@ -16,6 +16,7 @@ use super::tags::Tags;
 use super::target::targets;
 use super::tracker::{Health, HealthChange, HealthTracker};
 use super::{Outcome, Target};
+use crate::watch::send_if_changed;
 
 /// Minimum time between two evaluations of the state: 100,000 backends take about 100 ms of a core. A new backend is usable
 /// before its first probe, so nothing waits for this.
@@ -62,7 +63,7 @@ pub async fn run<F: Future<Output = Outcome>>(
                 let next = following.tracker.check(target).map(|check| started + check.interval);
                 following.schedule.finished(target, next);
                 if turned {
-                    publish(&findings.health, following.tracker.health());
+                    send_if_changed(&findings.health, following.tracker.health());
                 }
             }
             () = until(following.schedule.next()), if room => {
@@ -120,10 +121,10 @@ impl ProbeState {
         }
         self.untagged = untagged;
         // The engine must know a tag before a probe uses it.
-        publish(&findings.tags, self.tags.table().clone());
+        send_if_changed(&findings.tags, self.tags.table().clone());
         self.schedule.follow(&targets, Instant::now());
         self.tracker.follow(targets, known.origin);
-        publish(&findings.health, self.tracker.health());
+        send_if_changed(&findings.health, self.tracker.health());
     }
 }
 
@@ -145,14 +146,6 @@ fn take(tracker: &mut HealthTracker, target: Target, outcome: Outcome) -> bool {
         None => {}
     }
     turn.is_some()
-}
-
-fn publish<T: PartialEq>(to: &watch::Sender<T>, now: T) {
-    to.send_if_modified(|last| {
-        let changed = *last != now;
-        *last = now;
-        changed
-    });
 }
 
 #[cfg(test)]

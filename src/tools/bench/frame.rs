@@ -95,8 +95,8 @@ pub(super) fn parse(frame: &[u8]) -> Option<TcpFrame> {
     }
     let seen = match packet.protocol {
         TCP => tcp(&packet)?,
-        UDP => within(&packet, Some(gue_ports(&packet)?), packet.payload.get(8..)?)?,
-        _ => within(&packet, None, packet.payload)?,
+        UDP => parse_tunnel(&packet, Some(gue_ports(&packet)?), packet.payload.get(8..)?)?,
+        _ => parse_tunnel(&packet, None, packet.payload)?,
     };
     Some(TcpFrame { destination_mac: frame.get(..6)?.try_into().ok()?, source_mac: frame.get(6..12)?.try_into().ok()?, ..seen })
 }
@@ -150,24 +150,24 @@ impl Network<'_> {
         if self.is_v4() { 4 } else { 41 }
     }
 
-    fn ends(&self) -> Option<(IpAddr, IpAddr)> {
+    fn source_and_destination(&self) -> Option<(IpAddr, IpAddr)> {
         let (source, destination) = self.addresses.split_at(self.addresses.len() / 2);
         Some((address(source)?, address(destination)?))
     }
 
     /// Whether the checksum over pseudo header and payload is right.
-    fn holds(&self) -> bool {
+    fn has_right_checksum(&self) -> bool {
         let Ok(len) = u16::try_from(self.payload.len()) else { return false };
         ones_sum(&[self.addresses, &[0, self.protocol], &len.to_be_bytes(), self.payload].concat()) == 0xffff
     }
 }
 
 fn tcp(packet: &Network<'_>) -> Option<TcpFrame> {
-    let (source, destination) = packet.ends()?;
+    let (source, destination) = packet.source_and_destination()?;
     let segment = packet.payload;
     let sequence = u32::from_be_bytes(segment.get(4..8)?.try_into().ok()?);
     let reset = *segment.get(13)? == dataplane::tcp_flags::RST;
-    (packet.protocol == TCP && packet.holds()).then_some(TcpFrame {
+    (packet.protocol == TCP && packet.has_right_checksum()).then_some(TcpFrame {
         destination_mac: [0; 6],
         source_mac: [0; 6],
         tunnel: None,
@@ -183,16 +183,16 @@ fn tcp(packet: &Network<'_>) -> Option<TcpFrame> {
 /// Ports of the UDP header in front of a packet. Over IPv4 it has no checksum, over IPv6 the right one.
 fn gue_ports(outer: &Network<'_>) -> Option<(u16, u16)> {
     let udp = outer.payload;
-    let sums = if outer.is_v4() { word(udp, 6)? == 0 } else { word(udp, 6)? != 0 && outer.holds() };
+    let sums = if outer.is_v4() { word(udp, 6)? == 0 } else { word(udp, 6)? != 0 && outer.has_right_checksum() };
     let whole = usize::from(word(udp, 4)?) == udp.len();
     Some((word(udp, 0)?, word(udp, 2)?)).filter(|_| sums && whole)
 }
 
 /// A TCP packet inside another.
-fn within(outer: &Network<'_>, ports: Option<(u16, u16)>, inner: &[u8]) -> Option<TcpFrame> {
+fn parse_tunnel(outer: &Network<'_>, ports: Option<(u16, u16)>, inner: &[u8]) -> Option<TcpFrame> {
     let (packet, behind) = network(inner)?;
     let carried = if ports.is_some() { UDP } else { packet.number() };
-    let (source, destination) = outer.ends()?;
+    let (source, destination) = outer.source_and_destination()?;
     let tunnel = TunnelHeaders { source, destination, hop_limit: outer.hop_limit, label: outer.label, ports };
     let seen = tcp(&packet).filter(|_| behind.is_empty() && outer.protocol == carried)?;
     Some(TcpFrame { tunnel: Some(tunnel), ..seen })
