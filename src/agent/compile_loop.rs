@@ -19,7 +19,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use super::served::Served;
 use super::supervisor::Failure;
 use super::usable::usable;
-use crate::netlink::Answered;
+use crate::netlink::AnsweredAddresses;
 
 /// Shortest time between two snapshots, and how often the workers are looked at while one is on its way. The first change
 /// after a silence is not delayed.
@@ -57,7 +57,7 @@ pub struct Outputs {
     /// Next hops that Linux should keep resolved.
     pub next_hops: watch::Sender<BTreeSet<(Link, IpAddr)>>,
     /// What is answered for, and where.
-    pub answered: watch::Sender<Answered>,
+    pub answered: watch::Sender<AnsweredAddresses>,
     /// VIPs that Linux's table for routing daemons should hold.
     pub routed: watch::Sender<BTreeSet<IpAddr>>,
     /// What operators see.

@@ -49,7 +49,7 @@ impl AttendedTwin {
 
     /// One look: makes it as it is to be, and makes it at all when it is gone.
     pub(super) async fn look(&mut self) {
-        if self.interface.as_ref().is_some_and(|interface| !interface.stands()) {
+        if self.interface.as_ref().is_some_and(|interface| !interface.exists()) {
             tracing::warn!(
                 interface = self.config.name,
                 "the twin was deleted; it is made again, without routes that led over it"
