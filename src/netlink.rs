@@ -1,11 +1,12 @@
-//! Follows Linux's addresses, routes and neighbours on the twins of our ports by rtnetlink, and announces VIPs as routes.
+//! Follows Linux's addresses, routes and neighbours on the twins of our ports by rtnetlink, and announces VIPs as
+//! routes.
 //!
-//! Pure code turns netlink messages into tables, and the tables into one [`dataplane::Network`], which is published as a
-//! whole. Linux decides: the gateway never resolves a next hop itself. It asks Linux to do so (managed neighbours, and
-//! requests for on-link clients), and to join the multicast groups in which neighbours ask for our addresses.
+//! Pure code turns netlink messages into tables, and the tables into one [`dataplane::Network`], which is published as
+//! a whole. Linux decides: the gateway never resolves a next hop itself. It asks Linux to do so (managed neighbours,
+//! and requests for on-link clients), and to join the multicast groups in which neighbours ask for our addresses.
 //!
-//! Invariant: the published network is Linux's state, at most a few milliseconds old; after lost messages all tables are read
-//! again. Not here: routing rules, and tables other than main.
+//! Invariant: the published network is Linux's state, at most a few milliseconds old; after lost messages all tables
+//! are read again. Not here: routing rules, and tables other than main.
 
 mod announce;
 mod follow;

@@ -1,11 +1,11 @@
-//! The Linux twins of the ports: persistent taps that hold the ports' addresses, and the thread that moves frames between
-//! them and the workers.
+//! The Linux twins of the ports: persistent taps that hold the ports' addresses, and the thread that moves frames
+//! between them and the workers.
 //!
 //! If a twin is deleted, the supervisor of its port (`hardware`) creates it again and gives the thread the new tap.
 //!
-//! A twin and its addresses outlive the process, so that routes and BGP sessions survive a restart of the gateway. The next
-//! start removes the addresses that sluice added and that the configuration no longer contains. Not here: routes, which belong
-//! to the operator, and the rate of frames to Linux, which the worker limits.
+//! A twin and its addresses outlive the process, so that routes and BGP sessions survive a restart of the gateway. The
+//! next start removes the addresses that sluice added and that the configuration no longer contains. Not here: routes,
+//! which belong to the operator, and the rate of frames to Linux, which the worker limits.
 
 mod interface;
 mod thread;

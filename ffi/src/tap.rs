@@ -1,7 +1,7 @@
 //! Opens TAP interfaces: Linux Ethernet interfaces whose frames a process reads and writes through a file descriptor.
 //!
-//! Not here: addresses, MTU and administrative state (set by netlink), and reading and writing (done on the descriptor).
-//! docs/adr/0041 says why this is not a library.
+//! Not here: addresses, MTU and administrative state (set by netlink), and reading and writing (done on the
+//! descriptor). docs/adr/0041 says why this is not a library.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -55,8 +55,8 @@ pub enum TapError {
     },
 }
 
-/// Opens the persistent tap `name` in the network namespace of the calling thread, and creates it if it does not exist. Each
-/// read of the descriptor returns one frame and each write sends one, without any header; neither blocks.
+/// Opens the persistent tap `name` in the network namespace of the calling thread, and creates it if it does not exist.
+/// Each read of the descriptor returns one frame and each write sends one, without any header; neither blocks.
 ///
 /// The interface outlives the descriptor with its addresses and routes.
 ///

@@ -1,11 +1,12 @@
-//! Announces the VIPs of `routed` pools as routes in a Linux table, for a routing daemon to redistribute (FORWARDING section 8).
+//! Announces the VIPs of `routed` pools as routes in a Linux table, for a routing daemon to redistribute (FORWARDING
+//! section 8).
 //!
-//! Each VIP is a blackhole route to its /32 or /128. No rule refers to the table, so Linux itself never uses the route, and the
-//! route depends on no interface that may go down.
+//! Each VIP is a blackhole route to its /32 or /128. No rule refers to the table, so Linux itself never uses the route,
+//! and the route depends on no interface that may go down.
 //!
-//! Invariant: the routes in our table with our protocol number are those of the VIPs served now. Routes that a previous process
-//! left are removed at the start, before any is added; routes of others are not touched. Not here: the choice of the VIPs (the
-//! compiler), and the announcement to routers (FRR or BIRD).
+//! Invariant: the routes in our table with our protocol number are those of the VIPs served now. Routes that a previous
+//! process left are removed at the start, before any is added; routes of others are not touched. Not here: the choice
+//! of the VIPs (the compiler), and the announcement to routers (FRR or BIRD).
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;

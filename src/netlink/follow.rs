@@ -28,17 +28,18 @@ use super::tables::{Effect, Tables};
 
 /// Multicast groups, group n as bit n - 1: links, neighbours, IPv4 and IPv6 addresses and routes, next hop objects.
 const GROUPS: u32 = 0x1 | 0x4 | 0x10 | 0x40 | 0x100 | 0x400 | 0x8000_0000;
-/// RTM_DELNEXTHOP. Routes through a next hop object are removed with it, without messages of their own. (FRR creates such
-/// objects. When an object changes, Linux sends its routes.)
+/// RTM_DELNEXTHOP. Routes through a next hop object are removed with it, without messages of their own. (FRR creates
+/// such objects. When an object changes, Linux sends its routes.)
 const NEXT_HOP_REMOVED: u16 = 105;
 /// Changes within this time are published together.
 const COALESCE: Duration = Duration::from_millis(2);
-/// Pause after publishing and after reading all tables, in multiples of the time that it took: publishing takes at most a
-/// tenth of the time, and reading a third. (Measured with a million routes in a debug build: 0.3 s to publish, 11 s to read,
-/// 175 MB in all.)
+/// Pause after publishing and after reading all tables, in multiples of the time that it took: publishing takes at most
+/// a tenth of the time, and reading a third. (Measured with a million routes in a debug build: 0.3 s to publish, 11 s
+/// to read, 175 MB in all.)
 const REST_PER_PUBLISHING: u32 = 9;
 const REST_PER_READING: u32 = 2;
-/// Poll interval of the workers' requests, which cannot wake this task. A packet waits up to a second for its neighbour.
+/// Poll interval of the workers' requests, which cannot wake this task. A packet waits up to a second for its
+/// neighbour.
 const REQUESTS_EVERY: Duration = Duration::from_millis(5);
 /// How often next hops are compared with the managed neighbours if nothing else triggers it.
 const NEXT_HOPS_EVERY: Duration = Duration::from_secs(1);
@@ -244,8 +245,8 @@ impl Follower {
         Ok(())
     }
 
-    /// Requests the state of the twins: an interface in another namespace that is stacked on a twin makes it promiscuous
-    /// without a message (measured on Linux 6.18, macvlan).
+    /// Requests the state of the twins: an interface in another namespace that is stacked on a twin makes it
+    /// promiscuous without a message (measured on Linux 6.18, macvlan).
     async fn request_twins(&self, changes: &mut Socket) -> Result<(), NetlinkError> {
         for index in self.tables.twins() {
             let mut message = LinkMessage::default();

@@ -1,10 +1,10 @@
-//! Membership of the solicited-node multicast groups of the IPv6 addresses that the engine answers. Linux holds the membership
-//! on the twins and the VLAN devices above them, reports it by MLD (RFC 3810) and answers queries. A switch that snoops MLD
-//! then forwards neighbour solicitations to us.
+//! Membership of the solicited-node multicast groups of the IPv6 addresses that the engine answers. Linux holds the
+//! membership on the twins and the VLAN devices above them, reports it by MLD (RFC 3810) and answers queries. A switch
+//! that snoops MLD then forwards neighbour solicitations to us.
 //!
 //! Invariant: a group is joined while the engine answers one of its addresses on the link. All groups are left when the
-//! process ends, however it ends, because memberships belong to sockets. Not here: ports without a twin, which Linux does not
-//! know.
+//! process ends, however it ends, because memberships belong to sockets. Not here: ports without a twin, which Linux
+//! does not know.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -13,7 +13,8 @@ use std::os::fd::OwnedFd;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 
-/// Memberships per socket. Kernels before 6.7 allow a socket 20,480 bytes (`net.core.optmem_max`): 320 memberships of 64 bytes.
+/// Memberships per socket. Kernels before 6.7 allow a socket 20,480 bytes (`net.core.optmem_max`): 320 memberships of
+/// 64 bytes.
 const PER_SOCKET: usize = 256;
 /// Membership changes per turn. A change takes the kernel a few microseconds, and about ten with thousands of groups.
 const PER_TURN: usize = 64;

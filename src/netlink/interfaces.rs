@@ -1,8 +1,8 @@
 //! Maps Linux's interfaces to links: twins, and VLAN devices stacked one or two deep on them.
 //!
-//! Invariant: a VLAN device is a link only while its lower interface is one; the order of the kernel's messages does not
-//! matter. Not here: the tables of addresses, routes and neighbours. Bridges, bonds and macvlans above a twin are not links;
-//! Linux alone uses them.
+//! Invariant: a VLAN device is a link only while its lower interface is one; the order of the kernel's messages does
+//! not matter. Not here: the tables of addresses, routes and neighbours. Bridges, bonds and macvlans above a twin are
+//! not links; Linux alone uses them.
 
 use std::collections::BTreeMap;
 
@@ -117,7 +117,8 @@ impl Interfaces {
         }
     }
 
-    /// Like [`Interfaces::link`], for an interface that may have a VLAN device above it: a twin, or a VLAN device on a twin.
+    /// Like [`Interfaces::link`], for an interface that may have a VLAN device above it: a twin, or a VLAN device on a
+    /// twin.
     fn tagged_once(&self, index: u32) -> Option<Link> {
         match self.by_index.get(&index)?.kind {
             InterfaceKind::Twin(port) => Some(port.into()),

@@ -1,11 +1,11 @@
 //! Decides which neighbours Linux is asked to resolve, and builds the requests. Pure: the time is an argument.
 //!
-//! Next hops in use are *managed*: Linux keeps probing them (since 5.16; an older kernel ignores the flag, and each repeated
-//! request probes). On-link clients are requested once. Our managed neighbours carry a protocol number, so that the next
-//! process recognises them after a crash.
+//! Next hops in use are *managed*: Linux keeps probing them (since 5.16; an older kernel ignores the flag, and each
+//! repeated request probes). On-link clients are requested once. Our managed neighbours carry a protocol number, so
+//! that the next process recognises them after a crash.
 //!
-//! Invariant: a permanent entry is never touched. (Measured on Linux 6.18: a request would make a permanent entry temporary;
-//! a reachable entry keeps its address and state.)
+//! Invariant: a permanent entry is never touched. (Measured on Linux 6.18: a request would make a permanent entry
+//! temporary; a reachable entry keeps its address and state.)
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -15,8 +15,8 @@ use dataplane::{Link, Mac};
 use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourExtFlags, NeighbourFlags, NeighbourMessage};
 use netlink_packet_route::route::RouteProtocol;
 
-/// Protocol number of our managed neighbours and addresses, as `ip neigh` and `ip address` show it; also the default of the
-/// routes that we announce.
+/// Protocol number of our managed neighbours and addresses, as `ip neigh` and `ip address` show it; also the default of
+/// the routes that we announce.
 pub(crate) const OUR_PROTOCOL: u8 = 150;
 /// Maximum number of requests for clients that Linux may have open at a time (FORWARDING section 7).
 pub(super) const PENDING_MAX: usize = 512;
@@ -24,8 +24,8 @@ pub(super) const PENDING_MAX: usize = 512;
 const PENDING_TIME: Duration = Duration::from_secs(3);
 /// Minimum time before a resolved neighbour is requested again (FORWARDING section 7).
 const AGAIN: Duration = Duration::from_secs(30);
-/// Time before a next hop that Linux does not show as managed is requested again: half of the 30 s for which Linux considers
-/// a neighbour reachable.
+/// Time before a next hop that Linux does not show as managed is requested again: half of the 30 s for which Linux
+/// considers a neighbour reachable.
 const MANAGED_AGAIN: Duration = Duration::from_secs(15);
 /// Maximum number of remembered requests: those of [`AGAIN`] at 500 new clients a second.
 const REMEMBERED_MAX: usize = 16_384;
@@ -89,7 +89,8 @@ impl NeighbourRequests {
         entries: &BTreeMap<NeighbourKey, NeighbourEntry>,
     ) -> Vec<(RequestKind, NeighbourKey)> {
         let entry = |key: &NeighbourKey| entries.get(key).copied().unwrap_or_default();
-        // A request is fulfilled once Linux shows the entry as managed. If Linux loses the entry later, it is requested at once.
+        // A request is fulfilled once Linux shows the entry as managed. If Linux loses the entry later, it is requested
+        // at once.
         let open = |key: &NeighbourKey, last: &Instant| {
             wanted.contains(key) && !entry(key).managed && now.saturating_duration_since(*last) < MANAGED_AGAIN
         };
@@ -107,7 +108,8 @@ impl NeighbourRequests {
         requests
     }
 
-    /// Forgets the requests for next hops, so that all are sent again: interfaces were added or removed, or went up or down.
+    /// Forgets the requests for next hops, so that all are sent again: interfaces were added or removed, or went up or
+    /// down.
     pub(super) fn forget_next_hops(&mut self) {
         self.managed.clear();
     }

@@ -1,7 +1,7 @@
 //! Routes by destination and metric, in Linux's order.
 //!
-//! Invariant: for each destination the lowest metric is used, and of one metric the first route, with all its next hops. Only
-//! next hops by our links are kept. Not here: which interface is a link.
+//! Invariant: for each destination the lowest metric is used, and of one metric the first route, with all its next
+//! hops. Only next hops by our links are kept. Not here: which interface is a link.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -1,7 +1,7 @@
 //! A netlink socket that reads one datagram at a time: unread messages wait in the kernel's bounded receive buffer.
 //!
-//! Not here: the meaning of messages. If a message does not parse, only its header is passed on, because a newer kernel may
-//! send unknown types. docs/adr/0041 says why this is not a library.
+//! Not here: the meaning of messages. If a message does not parse, only its header is passed on, because a newer kernel
+//! may send unknown types. docs/adr/0041 says why this is not a library.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,8 +18,8 @@ use tokio::io::unix::AsyncFd;
 
 /// Size of the read buffer: the kernel fills dump datagrams up to 32 KiB.
 const DATAGRAM_BYTES_MAX: usize = 64 * 1024;
-/// Receive buffer of a following socket: 8 MiB hold about 40,000 route changes of 200 bytes, which is what a routing daemon
-/// sends while a full table is read.
+/// Receive buffer of a following socket: 8 MiB hold about 40,000 route changes of 200 bytes, which is what a routing
+/// daemon sends while a full table is read.
 const RECEIVE_BUFFER_BYTES: usize = 8 * 1024 * 1024;
 
 /// Errors of a netlink exchange with the kernel.
@@ -77,8 +77,8 @@ impl AsFd for Socket {
 }
 
 impl Socket {
-    /// Opens a socket. `groups` is a mask of RTMGRP bits: 0 for a socket that only sends requests, otherwise the multicast
-    /// groups of the changes to follow.
+    /// Opens a socket. `groups` is a mask of RTMGRP bits: 0 for a socket that only sends requests, otherwise the
+    /// multicast groups of the changes to follow.
     pub(crate) fn open(groups: u32) -> Result<Self, NetlinkError> {
         let open = || -> rustix::io::Result<OwnedFd> {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -116,8 +116,8 @@ impl Socket {
         Ok(())
     }
 
-    /// Discards all waiting messages. After an overrun the kernel drops every further message until the buffer is empty, and
-    /// the messages in the buffer are older than the dropped ones.
+    /// Discards all waiting messages. After an overrun the kernel drops every further message until the buffer is
+    /// empty, and the messages in the buffer are older than the dropped ones.
     pub(crate) fn drain(&mut self) -> Result<(), NetlinkError> {
         loop {
             match recv(self.fd.get_ref(), &mut self.datagram[..], RecvFlags::DONTWAIT) {
@@ -138,8 +138,8 @@ impl Socket {
         self.exchange(message, NLM_F_ACK | flags, what, |_| {}).await.map(|_| ())
     }
 
-    /// Requests all entries of a kind and passes them to `each`. `what` completes "refused to". A dump that the kernel ends
-    /// with an error counts as refused, because entries are missing.
+    /// Requests all entries of a kind and passes them to `each`. `what` completes "refused to". A dump that the kernel
+    /// ends with an error counts as refused, because entries are missing.
     pub(crate) async fn dump(
         &mut self,
         message: RouteNetlinkMessage,

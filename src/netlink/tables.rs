@@ -56,8 +56,8 @@ impl Tables {
     /// Applies a message with the flags of its header.
     pub(super) fn apply(&mut self, message: &RouteNetlinkMessage, flags: u16) -> Effect {
         let changed = match message {
-            // Entries on an interface that was unknown until now have been ignored. When an interface goes down or up, Linux
-            // removes and restores IPv4 routes without a message.
+            // Entries on an interface that was unknown until now have been ignored. When an interface goes down or up,
+            // Linux removes and restores IPv4 routes without a message.
             RouteNetlinkMessage::NewLink(m) => {
                 return match self.interfaces.apply(m) {
                     LinkChange::Nothing => Effect::Nothing,
@@ -75,8 +75,8 @@ impl Tables {
             RouteNetlinkMessage::NewRoute(m) => {
                 let Some((to, metric, next_hops)) = self.route(m) else { return Effect::Nothing };
                 let position = insert_position(m, flags);
-                // Linux replaces only the first of several IPv4 routes with one metric. Which one that is, is not known here, because
-                // routes by other interfaces are not kept.
+                // Linux replaces only the first of several IPv4 routes with one metric. Which one that is, is not known
+                // here, because routes by other interfaces are not kept.
                 let unclear = position == InsertPosition::Replace && to.addr().is_ipv4() && self.routes.are_several(to, metric);
                 let changed = self.routes.insert(to, metric, next_hops, position);
                 if unclear {
@@ -140,7 +140,8 @@ impl Tables {
         let nets = |link: Link| self.addresses.iter().filter(move |(on, _)| *on == link).map(|(_, net)| *net).collect();
         let mut vlans: Vec<_> =
             self.interfaces.vlans().map(|(link, mtu)| VlanLink { link, mtu, addresses: nets(link) }).collect();
-        // Linux allows two devices with the same tags only if the kinds of the tags differ; the kind is part of the link.
+        // Linux allows two devices with the same tags only if the kinds of the tags differ; the kind is part of the
+        // link.
         vlans.sort_unstable_by_key(|vlan| vlan.link);
         vlans
     }
@@ -196,7 +197,8 @@ impl Tables {
             }
         }
         let to = IpNet::new(destination, header.destination_prefix_length).ok()?;
-        // A link-local destination exists on every link, and packets to it are never forwarded (RFC 4291 section 2.5.6).
+        // A link-local destination exists on every link, and packets to it are never forwarded (RFC 4291 section
+        // 2.5.6).
         let link_local = matches!(destination, IpAddr::V6(ip) if ip.is_unicast_link_local());
         if table != u32::from(RouteHeader::RT_TABLE_MAIN) || link_local {
             return None;
@@ -229,8 +231,8 @@ impl Tables {
     }
 }
 
-/// Position of a new route. A message about an IPv6 route lists all its next hops. Several IPv4 routes may have one metric: a
-/// dump lists them in order, and a change appends, prepends, or replaces the first one.
+/// Position of a new route. A message about an IPv6 route lists all its next hops. Several IPv4 routes may have one
+/// metric: a dump lists them in order, and a change appends, prepends, or replaces the first one.
 fn insert_position(message: &RouteMessage, flags: u16) -> InsertPosition {
     if message.header.address_family == AddressFamily::Inet6 || flags & NLM_F_REPLACE != 0 {
         InsertPosition::Replace

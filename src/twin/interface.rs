@@ -1,8 +1,8 @@
 //! The Linux interface of a twin: MAC, MTU, addresses, carrier.
 //!
-//! Invariant: only interfaces and addresses that sluice created are changed or removed. The interface carries an alias, and each
-//! address a protocol number, so that the next process recognises them. (Linux before 5.18 has no protocol number of addresses:
-//! there, addresses are added and never removed.)
+//! Invariant: only interfaces and addresses that sluice created are changed or removed. The interface carries an alias,
+//! and each address a protocol number, so that the next process recognises them. (Linux before 5.18 has no protocol
+//! number of addresses: there, addresses are added and never removed.)
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -86,8 +86,8 @@ pub struct Interface {
 }
 
 impl Interface {
-    /// Creates the twin or takes it over, sets it up with its addresses usable at once, and opens its tap. Works in the network
-    /// namespace of the calling thread.
+    /// Creates the twin or takes it over, sets it up with its addresses usable at once, and opens its tap. Works in the
+    /// network namespace of the calling thread.
     ///
     /// # Errors
     /// See [`TwinError`].
@@ -147,8 +147,9 @@ impl Interface {
         outcome.map_err(|source| TwinError::Netlink { name: self.name.clone(), source })
     }
 
-    /// Settings of a router's interface: it ignores router advertisements. Its link-local address skips the second of duplicate
-    /// address detection, during which neighbours would get no answer. The removal of an address keeps others of its subnet.
+    /// Settings of a router's interface: it ignores router advertisements. Its link-local address skips the second of
+    /// duplicate address detection, during which neighbours would get no answer. The removal of an address keeps others
+    /// of its subnet.
     fn write_settings(&self, config: &TwinConfig) -> Result<(), TwinError> {
         let mut settings = vec![
             ("ipv4", "promote_secondaries", "1"),

@@ -1,11 +1,11 @@
 //! The thread that owns all taps: it moves frames from Linux to the workers' rings, and frames from the rings to Linux.
 //!
-//! It waits in epoll for at most 1 ms and then empties the rings. Workers never wake it, because that would be a system call
-//! on the packet path.
+//! It waits in epoll for at most 1 ms and then empties the rings. Workers never wake it, because that would be a system
+//! call on the packet path.
 //!
-//! Invariant: every frame popped from a ring is written, or counted as refused. A frame from Linux is read only if there is a
-//! buffer and room in the ring; until then it waits in the tap's queue, which Linux bounds and counts. A panic of the thread
-//! ends the process, like a panic of a worker: otherwise Linux would be cut off without a sign.
+//! Invariant: every frame popped from a ring is written, or counted as refused. A frame from Linux is read only if
+//! there is a buffer and room in the ring; until then it waits in the tap's queue, which Linux bounds and counts. A
+//! panic of the thread ends the process, like a panic of a worker: otherwise Linux would be cut off without a sign.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -116,7 +116,8 @@ impl<B: Buffer> TwinPort<B> {
                     Ok(len) if buffer.resize(len) => burst.push(buffer),
                     Ok(_) | Err(Errno::INTR) => *spare = Some(buffer),
                     Err(_) => {
-                        // The tap is empty or the interface is gone. Either way there is nothing to read until epoll reports it.
+                        // The tap is empty or the interface is gone. Either way there is nothing to read until epoll
+                        // reports it.
                         self.readable = false;
                         *spare = Some(buffer);
                     }
@@ -232,7 +233,8 @@ mod tests {
 
     use super::*;
 
-    /// A port whose tap is one end of a socket pair that preserves frame boundaries like a tap. The other end acts as Linux.
+    /// A port whose tap is one end of a socket pair that preserves frame boundaries like a tap. The other end acts as
+    /// Linux.
     fn port() -> (TwinPort<MemoryBuffer>, OwnedFd) {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let (tap, linux) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
