@@ -1,4 +1,4 @@
-//! Generates the messages and services of `sluice.v1` when feature `grpc` is on. Needs `protoc` (Debian: protobuf-compiler).
+//! Generates the messages and services of `sluice.v1` if feature `grpc` is enabled. Needs `protoc` (Debian: protobuf-compiler).
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     #[cfg(feature = "grpc")]

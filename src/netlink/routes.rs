@@ -8,6 +8,7 @@ use std::net::IpAddr;
 
 use dataplane::{Link, Route};
 use ipnet::IpNet;
+use smallvec::SmallVec;
 
 /// Maximum number of followed routes: today's full IPv4 table has about a million (FORWARDING section 7).
 pub(super) const ROUTES_MAX: usize = 1_048_576;
@@ -23,35 +24,33 @@ pub(super) struct NextHop {
     pub(super) weight: u16,
 }
 
-/// The next hops of one route. Nearly every route has one; a plain list would cost an allocation per route.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct NextHops {
-    /// None: a blackhole, unreachable or prohibited destination.
-    first: Option<NextHop>,
-    rest: Box<[NextHop]>,
+impl NextHop {
+    /// Whether the other has the same address and link, with any weight.
+    fn is_same(&self, other: &Self) -> bool {
+        (self.via, self.link) == (other.via, other.link)
+    }
 }
+
+/// The next hops of one route without duplicates; empty for a blackhole, unreachable or prohibited destination. Nearly
+/// every route has one, which needs no allocation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NextHops(SmallVec<[NextHop; 1]>);
 
 impl NextHops {
     /// No next hop: the destination is unreachable.
     pub(super) fn none() -> Self {
-        Self { first: None, rest: Box::new([]) }
+        Self(SmallVec::new())
     }
 
     /// These next hops without duplicates. None if there are none.
     pub(super) fn new(hops: impl IntoIterator<Item = NextHop>) -> Option<Self> {
-        let mut hops = hops.into_iter();
-        let first = hops.next()?;
-        let mut rest: Vec<NextHop> = Vec::new();
+        let mut unique = SmallVec::<[NextHop; 1]>::new();
         for hop in hops {
-            if !std::iter::once(&first).chain(&rest).any(|other| (other.via, other.link) == (hop.via, hop.link)) {
-                rest.push(hop);
+            if !unique.iter().any(|other| other.is_same(&hop)) {
+                unique.push(hop);
             }
         }
-        Some(Self { first: Some(first), rest: rest.into() })
-    }
-
-    fn iter(&self) -> impl Iterator<Item = NextHop> {
-        self.first.into_iter().chain(self.rest.iter().copied())
+        (!unique.is_empty()).then_some(Self(unique))
     }
 
     /// The next hops that are not among `other`. None if nothing remains.
@@ -59,10 +58,10 @@ impl NextHops {
         if self == other {
             return None;
         }
-        if self.first.is_none() {
+        if self.0.is_empty() {
             return Some(self.clone());
         }
-        Self::new(self.iter().filter(|hop| !other.iter().any(|gone| (gone.via, gone.link) == (hop.via, hop.link))))
+        Self::new(self.0.iter().copied().filter(|hop| !other.0.iter().any(|gone| gone.is_same(hop))))
     }
 }
 
@@ -77,30 +76,8 @@ pub(super) enum InsertPosition {
     Last,
 }
 
-/// The routes of one destination and metric in their order. Linux uses the first.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Alternatives {
-    first: NextHops,
-    rest: Vec<NextHops>,
-}
-
-impl Alternatives {
-    fn iter(&self) -> impl Iterator<Item = &NextHops> {
-        std::iter::once(&self.first).chain(&self.rest)
-    }
-
-    /// These routes without duplicates. None if there are none.
-    fn new(mut routes: impl Iterator<Item = NextHops>) -> Option<Self> {
-        let first = routes.next()?;
-        let mut rest = Vec::new();
-        for route in routes {
-            if route != first && !rest.contains(&route) {
-                rest.push(route);
-            }
-        }
-        Some(Self { first, rest })
-    }
-}
+/// The routes of one destination and metric in their order, without duplicates. Linux uses the first.
+type Alternatives = SmallVec<[NextHops; 1]>;
 
 /// The routes by our links.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -118,14 +95,16 @@ impl Routes {
             self.excess += 1;
             return false;
         }
-        let new = {
-            let others = old.into_iter().flat_map(Alternatives::iter).cloned();
-            match position {
-                InsertPosition::Replace => Alternatives::new(route.into_iter()),
-                InsertPosition::First => Alternatives::new(route.into_iter().chain(others)),
-                InsertPosition::Last => Alternatives::new(others.chain(route)),
+        let mut new = old.cloned().unwrap_or_default();
+        match (position, route) {
+            (InsertPosition::Replace, route) => new = route.into_iter().collect(),
+            (InsertPosition::First, Some(route)) => {
+                new.retain(|other| *other != route);
+                new.insert(0, route);
             }
-        };
+            (InsertPosition::Last, Some(route)) if !new.contains(&route) => new.push(route),
+            _ => {}
+        }
         self.set(key, new)
     }
 
@@ -133,46 +112,54 @@ impl Routes {
     pub(super) fn remove(&mut self, to: IpNet, metric: u32, route: Option<&NextHops>) -> bool {
         let (key, Some(route)) = ((to, metric), route) else { return false };
         let Some(old) = self.by_destination.get(&key) else { return false };
-        let new = if old.iter().any(|other| other == route) {
-            Alternatives::new(old.iter().filter(|other| *other != route).cloned())
-        } else {
-            Alternatives::new(old.iter().filter_map(|other| other.without(route)))
-        };
+        let mut new = old.clone();
+        new.retain(|other| other != route);
+        if new.len() == old.len() {
+            // Parts of different routes may become equal.
+            new.clear();
+            for rest in old.iter().filter_map(|other| other.without(route)) {
+                if !new.contains(&rest) {
+                    new.push(rest);
+                }
+            }
+        }
         self.set(key, new)
     }
 
-    fn set(&mut self, key: (IpNet, u32), new: Option<Alternatives>) -> bool {
-        if self.by_destination.get(&key) == new.as_ref() {
+    fn set(&mut self, key: (IpNet, u32), new: Alternatives) -> bool {
+        if self.by_destination.get(&key).map_or(&[][..], |old| old) == new.as_slice() {
             return false;
         }
-        match new {
-            Some(alternatives) => self.by_destination.insert(key, alternatives),
-            None => self.by_destination.remove(&key),
-        };
+        if new.is_empty() {
+            self.by_destination.remove(&key);
+        } else {
+            self.by_destination.insert(key, new);
+        }
         true
     }
 
     /// The route in use to each destination.
     fn best(&self) -> impl Iterator<Item = (IpNet, &NextHops)> {
         let mut last = None;
-        self.by_destination
-            .iter()
-            .filter_map(move |(&(to, _), routes)| (last.replace(to) != Some(to)).then_some((to, &routes.first)))
+        self.by_destination.iter().filter_map(move |(&(to, _), routes)| {
+            routes.first().filter(|_| last.replace(to) != Some(to)).map(|first| (to, first))
+        })
     }
 
     /// The routes in use, one for each next hop.
     pub(super) fn used(&self) -> impl Iterator<Item = Route> {
-        self.best().flat_map(|(to, hops)| hops.iter().map(move |NextHop { via, link, weight }| Route { to, via, link, weight }))
+        self.best()
+            .flat_map(|(to, hops)| hops.0.iter().map(move |&NextHop { via, link, weight }| Route { to, via, link, weight }))
     }
 
     /// The unreachable destinations.
     pub(super) fn unreachable(&self) -> impl Iterator<Item = IpNet> {
-        self.best().filter(|(_, hops)| hops.first.is_none()).map(|(to, _)| to)
+        self.best().filter(|(_, hops)| hops.0.is_empty()).map(|(to, _)| to)
     }
 
     /// Whether there are several routes with this destination and metric.
     pub(super) fn are_several(&self, to: IpNet, metric: u32) -> bool {
-        self.by_destination.get(&(to, metric)).is_some_and(|routes| !routes.rest.is_empty())
+        self.by_destination.get(&(to, metric)).is_some_and(|routes| routes.len() > 1)
     }
 
     /// Number of routes beyond [`ROUTES_MAX`] since the tables were read.
