@@ -35,7 +35,7 @@ use crate::agent::persist::{self, StateFile};
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Supervisor, Tasks};
 use crate::agent::zone;
-use crate::netlink::{Answered, Follow, REQUESTS_MAX, announce, follow, withdraw};
+use crate::netlink::{AnsweredAddresses, FollowConfig, REQUESTS_MAX, announce, follow, withdraw};
 use crate::ports::{PortStates, Ports, PortsError, WorkerPorts};
 use crate::reload::Reload;
 use crate::settings::{Poll, Settings, StateSource, Twin};
@@ -147,7 +147,7 @@ struct Channels {
     network: watch::Sender<Network>,
     probed: probe::Findings,
     next_hops: watch::Sender<BTreeSet<(Link, IpAddr)>>,
-    answered: watch::Sender<Answered>,
+    answered: watch::Sender<AnsweredAddresses>,
     routed: watch::Sender<BTreeSet<IpAddr>>,
     announced: watch::Sender<BTreeSet<IpAddr>>,
     draining: watch::Sender<bool>,
@@ -445,7 +445,7 @@ fn descriptors() -> u64 {
 /// configuration.
 fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels: &Channels, ports: &Ports) {
     if settings.ports.iter().any(|port| port.twin == Twin::Tap) {
-        let follows = Follow {
+        let follows = FollowConfig {
             ports: settings.ports.iter().map(|port| port.name.clone()).collect(),
             next_hops: channels.next_hops.subscribe(),
             answered: channels.answered.subscribe(),

@@ -21,7 +21,7 @@ use dataplane::{Buffer, Burst, Link, Mac, MemoryBuffer, Network, PortIndex, Rout
 use ipnet::IpNet;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use skip::{may_make_namespaces, skip};
-use sluice::netlink::{Answered, Follow, REQUESTS_MAX, follow};
+use sluice::netlink::{AnsweredAddresses, FollowConfig, REQUESTS_MAX, follow};
 use sluice::ports::af_packet;
 use sluice::ports::twin::{Interface, TwinConfig, TwinCounters, TwinError, TwinPort, TwinThread};
 use tokio::sync::watch;
@@ -266,10 +266,10 @@ fn the_carrier_of_the_twin_follows_the_link() {
 async fn following(body: impl AsyncFnOnce(Follower)) {
     let (network, seen) = watch::channel(Network::default());
     let (next_hops, followed) = watch::channel(BTreeSet::new());
-    let (answered, listened) = watch::channel(Answered::default());
+    let (answered, listened) = watch::channel(AnsweredAddresses::default());
     let requests = Arc::new(ArrayQueue::new(REQUESTS_MAX));
     let ports = vec!["uplink".to_owned()];
-    let task = Follow { ports, next_hops: followed, answered: listened, requests: requests.clone(), network };
+    let task = FollowConfig { ports, next_hops: followed, answered: listened, requests: requests.clone(), network };
     tokio::select! {
         outcome = follow(task) => panic!("the follower ended: {outcome:?}"),
         () = body(Follower { seen, next_hops, answered, requests }) => {}
@@ -279,7 +279,7 @@ async fn following(body: impl AsyncFnOnce(Follower)) {
 struct Follower {
     seen: watch::Receiver<Network>,
     next_hops: watch::Sender<BTreeSet<(Link, IpAddr)>>,
-    answered: watch::Sender<Answered>,
+    answered: watch::Sender<AnsweredAddresses>,
     requests: Arc<ArrayQueue<(Link, IpAddr)>>,
 }
 
@@ -375,7 +375,7 @@ fn membership_of_the_groups_of_ipv6_vips_is_reported_on_request_and_while_they_a
     let namespace = Namespace::new("mld");
     namespace.enter(async || {
         let twin = Twin::open(&config(&["2001:db8::2/64"])).await;
-        let answered = |addresses: &[&str]| -> Answered {
+        let answered = |addresses: &[&str]| -> AnsweredAddresses {
             addresses.iter().map(|address| (PortIndex(0).into(), address.parse().unwrap(), 1)).collect()
         };
         let expect = async |what: &str, kind: u8, groups: &[&str]| {

@@ -1,6 +1,6 @@
-//! What a configuration calls a device: a PCI address, or a DPDK virtual device with its arguments.
+//! Parses the device of a configuration: a PCI address, or a DPDK virtual device with its arguments.
 //!
-//! Not here: whether the device exists. That is asked when it is attached.
+//! Not here: whether the device exists. That is checked when it is attached.
 
 use std::fmt;
 use std::os::unix::fs::MetadataExt;
@@ -9,19 +9,19 @@ use std::str::FromStr;
 
 use crate::interface;
 
-/// Neither a PCI address nor a virtual device.
+/// The text is neither a PCI address nor a virtual device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "device {found:?} is neither a PCI address (0000:3b:00.0) nor a DPDK virtual device (net_af_packet0,iface=eth1): {reason}"
 )]
 pub struct BadDevice {
-    /// What was written.
+    /// The text found.
     pub found: String,
-    /// What is wrong with it.
+    /// The error in it.
     pub reason: &'static str,
 }
 
-/// Where a device sits on the PCI bus.
+/// Address of a device on the PCI bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PciAddress {
     domain: u16,
@@ -36,19 +36,19 @@ impl fmt::Display for PciAddress {
     }
 }
 
-/// A device that DPDK can make a port of.
+/// A device that DPDK can use as a port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Device {
-    /// On the PCI bus.
+    /// A device on the PCI bus.
     Pci {
-        /// Where.
+        /// Its address.
         address: PciAddress,
         /// Arguments for its driver, after the first comma.
         arguments: String,
     },
-    /// Made by a driver: `net_null0`, `net_af_packet0,iface=eth1`.
+    /// A virtual device, created by a driver: `net_null0`, `net_af_packet0,iface=eth1`.
     Virtual {
-        /// Driver and number; the name of the port within DPDK.
+        /// Driver and number; also the name of the port in DPDK.
         name: String,
         /// Arguments for its driver, after the first comma.
         arguments: String,
@@ -86,7 +86,7 @@ impl Device {
         self.named_interface().filter(|_| self.has_driver(AF_PACKET) || self.has_driver(AF_XDP))
     }
 
-    /// The NUMA node that the device is on, where the machine has several and says so.
+    /// The NUMA node of the device, if the machine has several and reports it.
     #[must_use]
     pub fn node(&self) -> Option<u32> {
         let sys = Path::new("/sys");
@@ -94,12 +94,12 @@ impl Device {
             Self::Pci { address, .. } => sys.join("bus/pci/devices").join(address.to_string()),
             Self::Virtual { .. } => sys.join("class/net").join(self.interface()?).join("device"),
         };
-        // -1 where there is only one.
+        // -1 if there is only one node.
         std::fs::read_to_string(device.join("numa_node")).ok()?.trim().parse().ok()
     }
 
-    /// The device with so many queues of each direction, where its driver must be told and its arguments leave that open.
-    /// af_xdp has no more than its interface.
+    /// The device with this number of receive and transmit queues, if its driver needs an argument for it and the
+    /// arguments do not contain it. af_xdp has at most as many as its interface.
     #[must_use]
     pub fn with_queues(self, queues: u16) -> Self {
         let interface_queues = || self.interface().map_or(0, |name| count_queues(Path::new("/sys/class/net"), name));
@@ -116,7 +116,7 @@ impl Device {
         }
     }
 
-    /// The devices that a bonding device (`net_bonding0,mode=1,slave=0000:3b:00.0,slave=(net_tap1,iface=x)`) is made of.
+    /// The members of a bonding device (`net_bonding0,mode=1,slave=0000:3b:00.0,slave=(net_tap1,iface=x)`).
     #[must_use]
     pub fn members(&self) -> Vec<Self> {
         let Self::Virtual { arguments, .. } = self else { return Vec::new() };
@@ -138,19 +138,19 @@ impl Device {
         self.has_driver(BONDING)
     }
 
-    /// Whether it is an 802.3ad bond, which has something to say to its partner.
+    /// Whether it is an 802.3ad bond, which sends LACP frames to its partner.
     #[must_use]
     pub fn speaks_lacp(&self) -> bool {
         matches!(self, Self::Virtual { arguments, .. } if self.is_bond() && pieces(arguments).any(|piece| piece == "mode=4"))
     }
 
-    /// Whether its driver says that it interrupts at a change of its link, and then calls nobody (DPDK 22.11: it only writes
-    /// the new state down). A bond would wait for ever, so it is to ask, every 10 ms or `lsc_poll_period_ms`.
+    /// Whether its driver claims to interrupt on link changes but does not notify anyone (DPDK 22.11: it only stores
+    /// the new state). A bond would wait forever, so it polls instead, every 10 ms or `lsc_poll_period_ms`.
     pub(crate) fn is_silent_about_its_link(&self) -> bool {
         self.has_driver("net_tap")
     }
 
-    /// For DPDK: a member is named by its port, since its own arguments are given when it is attached by itself.
+    /// The text for DPDK. It names a member by its port, because the member is attached separately with its arguments.
     pub(crate) fn to_attach(&self) -> String {
         let Self::Virtual { name, arguments } = self else { return self.to_string() };
         if !self.is_bond() {
@@ -162,9 +162,10 @@ impl Device {
         format!("{name},{}", arguments.join(","))
     }
 
-    /// What stands for the device on this machine now: the index of the interface that it works on, the inode of a PCI device
-    /// in sysfs, 0 for others; none while there is no such interface in the network namespace of the calling thread, or no such
-    /// device on the PCI bus. What is removed and made anew is another one.
+    /// Identifies the device that exists on this machine now: the index of the interface that it uses, the inode of a
+    /// PCI device in sysfs, or 0 for others. None if the interface does not exist in the network namespace of the
+    /// calling thread, or the device is not on the PCI bus. A device that is removed and created again has another
+    /// identity.
     #[must_use]
     pub fn presence(&self) -> Option<u64> {
         match (self, self.interface()) {
@@ -177,7 +178,8 @@ impl Device {
         }
     }
 
-    /// Whether the kernel works in the packets' own memory, and takes no packet that lies across ordinary pages.
+    /// Whether the kernel uses the packet memory directly, and accepts no packet that crosses a page boundary of
+    /// ordinary pages.
     pub(crate) fn shares_packet_memory(&self) -> bool {
         self.has_driver(AF_XDP)
     }
@@ -198,11 +200,11 @@ const AF_PACKET: &str = "net_af_packet";
 const AF_XDP: &str = "net_af_xdp";
 /// Bytes of a device name: `RTE_DEV_NAME_MAX_LEN` with the terminating zero is 64.
 const NAME_BYTES_MAX: usize = 63;
-/// The driver of bonding devices, and how its arguments name a member (DPDK 22.11).
+/// The driver of bonding devices, and its argument for a member (DPDK 22.11).
 const BONDING: &str = "net_bonding";
 const MEMBER: &str = "slave=";
 
-/// Arguments between commas, but for commas in parentheses.
+/// The arguments, split at commas outside parentheses.
 fn pieces(arguments: &str) -> impl Iterator<Item = &str> {
     let mut depth = 0_u32;
     arguments.split(move |c| {
@@ -215,14 +217,14 @@ fn pieces(arguments: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The device that an argument names as a member.
+/// The device in the argument of a member.
 fn member(piece: &str) -> Option<&str> {
     let text = piece.strip_prefix(MEMBER)?;
     Some(text.strip_prefix('(').and_then(|text| text.strip_suffix(')')).unwrap_or(text))
 }
 
-/// Active backup or 802.3ad, of members that tell their link: drivers over an interface of Linux's say that it is up whatever
-/// the interface is.
+/// Checks that a bond is active backup or 802.3ad, and that its members report their link: drivers over a Linux
+/// interface always report it as up.
 fn check_bond(arguments: &str) -> Result<(), &'static str> {
     if !pieces(arguments).any(|piece| piece == "mode=1" || piece == "mode=4") {
         return Err("a bond has mode=1 (active backup) or mode=4 (802.3ad)");
@@ -339,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn drivers_over_sockets_are_told_how_many_queues_unless_the_arguments_say() {
+    fn drivers_over_sockets_get_the_number_of_queues_unless_the_arguments_contain_it() {
         let with_queues = |text: &str, queues| text.parse::<Device>().unwrap().with_queues(queues).to_string();
         assert_eq!(with_queues("net_af_packet0,iface=eth1", 2), "net_af_packet0,iface=eth1,qpairs=2");
         for text in ["net_af_packet0,iface=eth1,qpairs=4", "net_tap0,iface=dtap0", "net_af_xdp0,iface=no-such", "0000:3b:00.0"] {
@@ -350,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bond_has_members_which_dpdk_gets_by_their_names() {
+    fn a_bond_has_members_which_dpdk_knows_by_their_names() {
         let text = "net_bonding0,mode=1,slave=3b:00.0,slave=(net_tap1,iface=a,mac=fixed),primary=net_tap1";
         let bond: Device = text.parse().unwrap();
         let members: Vec<String> = bond.members().iter().map(Device::to_string).collect();

@@ -19,7 +19,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use super::served::Served;
 use super::supervisor::Failure;
 use super::usable::usable;
-use crate::netlink::Answered;
+use crate::netlink::AnsweredAddresses;
 use crate::watch::send_if_changed;
 
 /// Minimum time between two snapshots, and polling interval of the workers while a snapshot is pending. The first change
@@ -58,7 +58,7 @@ pub struct Outputs {
     /// Next hops that Linux shall keep resolved.
     pub next_hops: watch::Sender<BTreeSet<(Link, IpAddr)>>,
     /// Addresses for which the gateway answers, by port.
-    pub answered: watch::Sender<Answered>,
+    pub answered: watch::Sender<AnsweredAddresses>,
     /// VIPs for the route table that routing daemons announce.
     pub routed: watch::Sender<BTreeSet<IpAddr>>,
     /// Data for the admin API.

@@ -16,11 +16,11 @@ use std::process::Command;
 use dpdk_sys::Device;
 use netlink_packet_core::{DefaultNla, NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
+use netlink_packet_route::link::{LinkFlags, LinkMessage};
 use netlink_packet_route::tc::{TcAttribute, TcBpfFlags, TcFilterBpfOption, TcHandle, TcMessage, TcOption};
 use rustix::io::Errno;
 
-use crate::netlink::{NetlinkError, Socket};
+use crate::netlink::{NetlinkError, Socket, link_named};
 
 /// Priority of our filter, which identifies it.
 const PRIORITY: u16 = 49021;
@@ -105,7 +105,7 @@ pub async fn prepare(device: &Device) -> Result<Option<PreparedInterface>, AfPac
     let Some(interface) = interface else { return Ok(None) };
     let failed = |source| AfPacketError::Netlink { interface: interface.to_owned(), source };
     let mut socket = Socket::open(0).map_err(failed)?;
-    let link = link(&mut socket, interface)
+    let link = link_named(&mut socket, interface)
         .await
         .map_err(failed)?
         .ok_or_else(|| AfPacketError::NoInterface { device: device.to_string(), interface: interface.to_owned() })?;
@@ -161,21 +161,6 @@ impl PreparedInterface {
     }
 }
 
-async fn link(socket: &mut Socket, name: &str) -> Result<Option<LinkMessage>, NetlinkError> {
-    let mut found = None;
-    let all = RouteNetlinkMessage::GetLink(LinkMessage::default());
-    socket
-        .dump(all, "list interfaces", |message| {
-            if let RouteNetlinkMessage::NewLink(link) = message
-                && link.attributes.iter().any(|a| matches!(a, LinkAttribute::IfName(n) if n == name))
-            {
-                found = Some(link.clone());
-            }
-        })
-        .await?;
-    Ok(found)
-}
-
 async fn set_promiscuous(socket: &mut Socket, index: u32, on: bool) -> Result<(), NetlinkError> {
     let mut message = LinkMessage::default();
     message.header.index = index;
@@ -194,8 +179,8 @@ async fn filters(socket: &mut Socket, index: u32, parent: TcHandle) -> Result<Ve
         }
     });
     match dump.await {
-        // Without a qdisc there are no filters.
-        Err(NetlinkError::Refused { source, .. }) if source.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => Ok(Vec::new()),
+        // Without a qdisc to hold filters there are none.
+        Err(error) if error.is_refusal(Errno::INVAL) => Ok(Vec::new()),
         outcome => outcome.map(|_| found),
     }
 }

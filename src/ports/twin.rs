@@ -1,11 +1,11 @@
-//! The Linux twins of the ports: persistent taps that carry a port's addresses, and the one thread that moves frames
+//! The Linux twins of the ports: persistent taps that hold the ports' addresses, and the thread that moves frames
 //! between them and the workers.
 //!
-//! A twin that somebody deletes is made again by the hotplug task, and the thread takes its new tap.
+//! If a twin is deleted, the hotplug task creates it again and gives the thread the new tap.
 //!
-//! A twin outlives the process with its addresses, so that routes and BGP sessions stand while the gateway restarts; what
-//! it added and the configuration no longer names, the next start removes. Deliberately not here: routes, which are the
-//! operator's, and how much Linux is given, which the worker decides.
+//! A twin and its addresses outlive the process, so that routes and BGP sessions survive a restart of the gateway. The
+//! next start removes the addresses that sluice added and that the configuration no longer contains. Not here: routes,
+//! which belong to the operator, and the rate of frames to Linux, which the worker limits.
 
 mod interface;
 mod reconciler;

@@ -1,7 +1,8 @@
-//! One twin as Linux sees it: MAC, MTU, addresses, carrier.
+//! The Linux interface of a twin: MAC, MTU, addresses, carrier.
 //!
-//! Invariant: only what sluice made is changed or removed. The interface carries an alias, and each address a protocol
-//! number (Linux 5.18; before, addresses are added and never removed), so that the next process knows them again.
+//! Invariant: only interfaces and addresses that sluice created are changed or removed. The interface carries an alias,
+//! and each address a protocol number, so that the next process recognises them. (Linux before 5.18 has no protocol
+//! number of addresses: there, addresses are added and never removed.)
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,55 +12,55 @@ use dataplane::Mac;
 use dpdk_sys::tap::{self, TapError};
 use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressProtocol};
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
-use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rustix::io::Errno;
 use rustix::net::netdevice::name_to_index;
 
-use crate::netlink::{NetlinkError, OUR_PROTOCOL, Socket};
+use crate::netlink::{NetlinkError, OUR_PROTOCOL, Socket, interface_address, link_named};
 
-/// Marks an interface as ours; `ip link` shows it.
+/// Alias that marks an interface as ours; `ip link` shows it.
 const ALIAS: &str = "sluice twin";
 
-/// What a twin is to be.
+/// Configuration of a twin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TwinConfig {
-    /// The port's name, and the interface's.
+    /// Name of the port and of the interface.
     pub name: String,
-    /// The port's Ethernet address; none: not known yet, the twin keeps what it has.
+    /// Ethernet address of the port; none: not known yet, the twin keeps its own.
     pub mac: Option<Mac>,
     /// Largest IP packet, bytes.
     pub mtu: u16,
-    /// Addresses, each with the prefix that is on-link.
+    /// Addresses, each with its on-link prefix.
     pub addresses: Vec<IpNet>,
 }
 
-/// Why a twin could not be made.
+/// Errors of creating or changing a twin.
 #[derive(Debug, thiserror::Error)]
 pub enum TwinError {
-    /// An interface of that name exists and does not bear our mark.
+    /// An interface with this name exists and does not carry our alias.
     #[error(
-        "interface {name} exists and was not made by sluice: name the port otherwise, or remove it with \
+        "interface {name} exists and was not made by sluice: rename the port, or remove the interface with \
          `ip link delete {name}`, or hand it over with `ip link set {name} alias '{ALIAS}'`"
     )]
     Foreign {
         /// The interface.
         name: String,
     },
-    /// No tap.
+    /// The tap could not be opened.
     #[error(transparent)]
     Tap(#[from] TapError),
-    /// Setting it up failed.
+    /// A netlink request failed.
     #[error("twin {name}: {source}")]
     Netlink {
         /// The interface.
         name: String,
-        /// Why.
+        /// The cause.
         source: NetlinkError,
     },
-    /// It is gone again.
-    #[error("interface {name} vanished while it was being set up; is something else removing it?")]
+    /// The interface disappeared during the set-up.
+    #[error("interface {name} disappeared while it was set up; does another program remove it?")]
     Vanished {
         /// The interface.
         name: String,
@@ -71,12 +72,12 @@ pub enum TwinError {
         path: PathBuf,
         /// The value.
         value: &'static str,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// A twin that is set up. Dropping it leaves it standing.
+/// The interface of a twin. Dropping this leaves the interface in place.
 #[derive(Debug)]
 pub struct Interface {
     name: String,
@@ -85,8 +86,8 @@ pub struct Interface {
 }
 
 impl Interface {
-    /// Makes or takes over the twin, up and with its addresses usable at once, and opens its tap. Works in the network
-    /// namespace of the calling thread.
+    /// Creates the twin or takes it over, sets it up with its addresses usable at once, and opens its tap. Works in the
+    /// network namespace of the calling thread.
     ///
     /// # Errors
     /// See [`TwinError`].
@@ -94,16 +95,18 @@ impl Interface {
         let name = config.name.clone();
         let failed = |source| TwinError::Netlink { name: name.clone(), source };
         let mut socket = Socket::open(0).map_err(failed)?;
-        let standing = find(&mut socket, &name).await.map_err(failed)?;
-        if standing.as_ref().is_some_and(|found| found.alias.as_deref() != Some(ALIAS)) {
+        let alias = LinkAttribute::IfAlias(ALIAS.to_owned());
+        let existing = link_named(&mut socket, &name).await.map_err(failed)?;
+        if existing.as_ref().is_some_and(|link| !link.attributes.contains(&alias)) {
             return Err(TwinError::Foreign { name });
         }
-        let tap = tap::open(&name, true)?;
-        let found = find(&mut socket, &name).await.map_err(failed)?.ok_or_else(|| TwinError::Vanished { name: name.clone() })?;
-        let mut twin = Self { name: name.clone(), index: found.index, socket };
-        twin.set(vec![LinkAttribute::IfAlias(ALIAS.to_owned())], None).await?;
-        if standing.is_none() {
-            // Only at first, so that the operator may decide otherwise.
+        let tap = tap::open(&name)?;
+        let link = link_named(&mut socket, &name).await.map_err(failed)?;
+        let index = link.ok_or_else(|| TwinError::Vanished { name: name.clone() })?.header.index;
+        let mut twin = Self { name: name.clone(), index, socket };
+        twin.set(vec![alias], None).await?;
+        if existing.is_none() {
+            // Only at creation, so that the operator may change them.
             twin.write_settings(config)?;
         }
         let mac = config.mac.map(|mac| LinkAttribute::Address(mac.0.to_vec()));
@@ -112,13 +115,13 @@ impl Interface {
         Ok((twin, tap))
     }
 
-    /// Whether Linux still has it, by its name.
+    /// Whether the interface still exists under its name.
     #[must_use]
-    pub fn stands(&self) -> bool {
+    pub fn exists(&self) -> bool {
         name_to_index(&self.socket, &self.name).is_ok_and(|index| index == self.index)
     }
 
-    /// Gives the twin the Ethernet address of its port.
+    /// Sets the Ethernet address, which is that of the port.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -126,7 +129,7 @@ impl Interface {
         self.set(vec![LinkAttribute::Address(mac.0.to_vec())], None).await
     }
 
-    /// Makes the twin's carrier follow the port's link.
+    /// Sets the carrier, which follows the link of the port.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -144,8 +147,9 @@ impl Interface {
         outcome.map_err(|source| TwinError::Netlink { name: self.name.clone(), source })
     }
 
-    /// A router's interface: it believes no router advertisements, and its link-local address needs no second of duplicate
-    /// address detection, in which neighbours would get no answer. Removing an address leaves the others of its subnet.
+    /// Settings of a router's interface: it ignores router advertisements. Its link-local address skips the second of
+    /// duplicate address detection, during which neighbours would get no answer. The removal of an address keeps others
+    /// of its subnet.
     fn write_settings(&self, config: &TwinConfig) -> Result<(), TwinError> {
         let mut settings = vec![
             ("ipv4", "promote_secondaries", "1"),
@@ -159,7 +163,7 @@ impl Interface {
         for (family, setting, value) in settings {
             let path = PathBuf::from(format!("/proc/sys/net/{family}/conf/{}/{setting}", self.name));
             match std::fs::write(&path, value) {
-                // A kernel without IPv6.
+                // The kernel has no IPv6.
                 Err(source) if source.kind() == io::ErrorKind::NotFound => {}
                 outcome => outcome.map_err(|source| TwinError::Setting { path, value, source })?,
             }
@@ -167,52 +171,28 @@ impl Interface {
         Ok(())
     }
 
-    /// Adds what is missing of `wanted`, and removes of ours what is not wanted.
+    /// Adds the missing addresses, and removes those of ours that are not wanted.
     async fn set_addresses(&mut self, wanted: &[IpNet]) -> Result<(), TwinError> {
         let failed = |source| TwinError::Netlink { name: self.name.clone(), source };
-        let standing = addresses(&mut self.socket, self.index).await.map_err(failed)?;
-        for (address, message) in &standing {
+        let existing = addresses(&mut self.socket, self.index).await.map_err(failed)?;
+        for (address, message) in &existing {
             if is_ours(message) && !wanted.contains(address) {
-                tracing::info!(interface = self.name, %address, "removing an address that the configuration no longer names");
+                tracing::info!(interface = self.name, %address, "removing an address that the configuration no longer contains");
                 let request = RouteNetlinkMessage::DelAddress(message.clone());
                 self.socket.request(request, 0, &format!("remove address {address}")).await.map_err(failed)?;
             }
         }
-        // An address with another prefix length would stand beside ours; the operator's stays.
-        for address in wanted.iter().filter(|a| !standing.iter().any(|(standing, _)| standing == *a)) {
+        // An address that exists with another prefix length is a different one; an operator's address stays.
+        for address in wanted.iter().filter(|a| !existing.iter().any(|(existing, _)| existing == *a)) {
             let request = RouteNetlinkMessage::NewAddress(address_message(self.index, *address));
             let what = format!("add address {address}");
             match self.socket.request(request, NLM_F_CREATE | NLM_F_EXCL, &what).await {
-                Err(NetlinkError::Refused { source, .. }) if source.raw_os_error() == Some(Errno::EXIST.raw_os_error()) => {}
+                Err(error) if error.is_refusal(Errno::EXIST) => {}
                 outcome => outcome.map_err(failed)?,
             }
         }
         Ok(())
     }
-}
-
-/// An interface that exists.
-struct Found {
-    index: u32,
-    alias: Option<String>,
-}
-
-async fn find(socket: &mut Socket, name: &str) -> Result<Option<Found>, NetlinkError> {
-    let mut found = None;
-    let all = RouteNetlinkMessage::GetLink(LinkMessage::default());
-    socket
-        .dump(all, "list interfaces", |message| {
-            let RouteNetlinkMessage::NewLink(link) = message else { return };
-            if link.attributes.iter().any(|a| matches!(a, LinkAttribute::IfName(n) if n == name)) {
-                let alias = link.attributes.iter().find_map(|a| match a {
-                    LinkAttribute::IfAlias(alias) => Some(alias.clone()),
-                    _ => None,
-                });
-                found = Some(Found { index: link.header.index, alias });
-            }
-        })
-        .await?;
-    Ok(found)
 }
 
 async fn addresses(socket: &mut Socket, index: u32) -> Result<Vec<(IpNet, AddressMessage)>, NetlinkError> {
@@ -222,17 +202,11 @@ async fn addresses(socket: &mut Socket, index: u32) -> Result<Vec<(IpNet, Addres
         .dump(all, "list addresses", |message| {
             let RouteNetlinkMessage::NewAddress(address) = message else { return };
             if address.header.index == index {
-                found.extend(net(address).map(|net| (net, address.clone())));
+                found.extend(interface_address(address).map(|net| (net, address.clone())));
             }
         })
         .await?;
     Ok(found)
-}
-
-fn net(message: &AddressMessage) -> Option<IpNet> {
-    let local = message.attributes.iter().find_map(|a| if let AddressAttribute::Local(ip) = a { Some(*ip) } else { None });
-    let address = message.attributes.iter().find_map(|a| if let AddressAttribute::Address(ip) = a { Some(*ip) } else { None });
-    IpNet::new(local.or(address)?, message.header.prefix_len).ok()
 }
 
 fn is_ours(message: &AddressMessage) -> bool {
@@ -242,23 +216,17 @@ fn is_ours(message: &AddressMessage) -> bool {
 fn address_message(index: u32, address: IpNet) -> AddressMessage {
     let mut message = AddressMessage::default();
     message.header.index = index;
+    message.header.family = address.addr().into();
     message.header.prefix_len = address.prefix_len();
     message.attributes.push(AddressAttribute::Address(address.addr()));
     message.attributes.push(AddressAttribute::Local(address.addr()));
     message.attributes.push(AddressAttribute::Protocol(AddressProtocol::Other(OUR_PROTOCOL)));
-    match address {
-        IpNet::V4(net) => {
-            message.header.family = AddressFamily::Inet;
-            // RFC 3021: 31-bit prefixes have no broadcast address.
-            if net.prefix_len() < 31 {
-                message.attributes.push(AddressAttribute::Broadcast(net.broadcast()));
-            }
-        }
-        IpNet::V6(_) => {
-            message.header.family = AddressFamily::Inet6;
-            message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
-        }
-    }
+    message.attributes.extend(match address {
+        // Prefixes of 31 bits have no broadcast address (RFC 3021).
+        IpNet::V4(net) if net.prefix_len() < 31 => Some(AddressAttribute::Broadcast(net.broadcast())),
+        IpNet::V4(_) => None,
+        IpNet::V6(_) => Some(AddressAttribute::Flags(AddressFlags::Nodad)),
+    });
     message
 }
 
@@ -269,12 +237,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn our_addresses_carry_our_mark_and_are_usable_at_once() {
+    fn our_addresses_carry_our_protocol_number_and_are_usable_at_once() {
         for text in ["192.0.2.2/24", "192.0.2.2/31", "2001:db8::2/64"] {
             let address: IpNet = text.parse().unwrap();
             let message = address_message(7, address);
             assert!(is_ours(&message), "{text}");
-            assert_eq!(net(&message), Some(address));
+            assert_eq!(interface_address(&message), Some(address));
             let broadcast = message.attributes.iter().any(|a| matches!(a, AddressAttribute::Broadcast(_)));
             assert_eq!(broadcast, text.ends_with("/24"), "{text}");
             let nodad = message.attributes.contains(&AddressAttribute::Flags(AddressFlags::Nodad));
@@ -293,6 +261,6 @@ mod tests {
     fn point_to_point_addresses_are_known_by_their_local_end() {
         let mut message = address_message(7, "192.0.2.2/32".parse().unwrap());
         message.attributes[0] = AddressAttribute::Address(IpAddr::from([192, 0, 2, 3]));
-        assert_eq!(net(&message), Some("192.0.2.2/32".parse().unwrap()));
+        assert_eq!(interface_address(&message), Some("192.0.2.2/32".parse().unwrap()));
     }
 }

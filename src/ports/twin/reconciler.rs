@@ -50,7 +50,7 @@ impl TwinReconciler {
     /// Applies the wanted state where it differs, and makes the twin again when it is gone.
     pub(in crate::ports) async fn reconcile(&mut self) {
         let interface = &self.config.name;
-        if self.interface.as_ref().is_some_and(|interface| !interface.stands()) {
+        if self.interface.as_ref().is_some_and(|interface| !interface.exists()) {
             tracing::warn!(interface, "the twin was deleted; it is made again, without the routes that led over it");
             (self.interface, self.applied) = (None, None);
         }

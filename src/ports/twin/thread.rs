@@ -1,11 +1,11 @@
-//! The thread that owns all taps: frames that Linux sends go to the workers' rings, frames of the rings to Linux.
+//! The thread that owns all taps: it moves frames from Linux to the workers' rings, and frames from the rings to Linux.
 //!
-//! It waits in epoll for 1 ms at most and then empties the rings: no worker ever wakes it, since that would be a system
+//! It waits in epoll for at most 1 ms and then empties the rings. Workers never wake it, because that would be a system
 //! call on the packet path.
 //!
-//! Invariant: every frame popped from a ring is written or counted as refused. A frame of Linux's is read only when there
-//! is a buffer and room in the ring; until then it waits in the tap, whose own queue Linux bounds and counts. A panic of the
-//! thread ends the process, as one of a worker does: Linux would be cut off without a sign.
+//! Invariant: every frame popped from a ring is written, or counted as refused. A frame from Linux is read only if
+//! there is a buffer and room in the ring; until then it waits in the tap's queue, which Linux bounds and counts. A
+//! panic of the thread ends the process, like a panic of a worker: otherwise Linux would be cut off without a sign.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -22,54 +22,54 @@ use rustix::io::Errno;
 
 use crate::workers::or_abort;
 
-/// How long the thread sleeps at most while frames may be waiting in a ring.
+/// Maximum sleep while frames may wait in a ring.
 const SLEEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 const NO_SLEEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
-/// Bursts moved each way per port before the next port has its turn.
+/// Bursts moved in each direction of a port before the turn of the next port.
 const BURSTS_PER_TURN: usize = 4;
-/// Ethernet header and two VLAN tags, beyond the MTU.
+/// Length of the Ethernet header and two VLAN tags, which the MTU does not include.
 const OVERHEAD_BYTES: usize = 14 + 2 * 4;
 
-/// What the thread did for one port. Relaxed counters, written by it alone.
+/// Counters of one port. Relaxed; only the thread writes them.
 #[derive(Debug, Default)]
 pub struct TwinCounters {
-    /// Frames that Linux took.
+    /// Frames that Linux accepted.
     pub to_linux: AtomicU64,
-    /// Frames that Linux refused: the interface is down, or memory is short.
+    /// Frames that Linux refused because the interface is down or memory is short.
     pub to_linux_refused: AtomicU64,
-    /// Frames of Linux's, pushed to the workers.
+    /// Frames from Linux, pushed to the workers.
     pub from_linux: AtomicU64,
-    /// Times that reading stopped for want of a buffer; the frames waited in the tap.
+    /// Number of times that reading stopped because there was no buffer; the frames waited in the tap.
     pub no_buffer: AtomicU64,
 }
 
-/// One port's tap and rings.
+/// The tap and the rings of one port.
 #[derive(Debug)]
 pub struct TwinPort<B> {
     tap: OwnedFd,
     queues: Arc<TwinQueues<B>>,
     counters: Arc<TwinCounters>,
     frame_bytes_max: usize,
-    /// Takes the place of `tap`.
+    /// The tap that replaces `tap`.
     new_tap: Arc<ArrayQueue<OwnedFd>>,
-    /// Linux may have sent frames that have not been read.
+    /// The tap may hold unread frames.
     readable: bool,
 }
 
-/// Gives a port the tap of a twin that was made again.
+/// Passes the tap of a twin that was created again to its port.
 #[derive(Debug)]
 pub struct NewTap(Arc<ArrayQueue<OwnedFd>>);
 
 impl NewTap {
-    /// The thread takes it within a millisecond, and closes the one before.
+    /// The thread takes the tap within a millisecond, and closes the previous one.
     pub fn give(&self, tap: OwnedFd) {
-        // One that was not taken yet is of a twin that is gone, too.
+        // If the previous tap was not taken yet, its twin is gone as well.
         drop(self.0.force_push(tap));
     }
 }
 
 impl<B: Buffer> TwinPort<B> {
-    /// A port whose tap never blocks, with the port's MTU in bytes.
+    /// A port with a non-blocking tap, and the sender of its replacements. `mtu` in bytes is that of the port.
     #[must_use]
     pub fn new(tap: OwnedFd, queues: Arc<TwinQueues<B>>, counters: Arc<TwinCounters>, mtu: u16) -> (Self, NewTap) {
         let new_tap = Arc::new(ArrayQueue::new(1));
@@ -78,17 +78,17 @@ impl<B: Buffer> TwinPort<B> {
         (Self { tap, queues, counters, frame_bytes_max, new_tap, readable: true }, given)
     }
 
-    /// Takes a new tap, if there is one, and waits for its frames as number `n`.
+    /// Takes a new tap, if there is one, and registers it with epoll under number `n`.
     fn take_new_tap(&mut self, epoll: &OwnedFd, n: u64) {
         let Some(tap) = self.new_tap.pop() else { return };
         if let Err(error) = watch(epoll, &tap, n) {
-            tracing::error!(%error, "what Linux sends by a twin that was made again is not read");
+            tracing::error!(%error, "cannot watch the tap of a twin that was created again; frames from Linux are not read");
         }
-        // The kernel forgets the one before when it is closed here.
+        // Closing the previous tap here removes it from epoll.
         (self.tap, self.readable) = (tap, true);
     }
 
-    /// Moves frames to Linux. True if there may be more.
+    /// Moves frames to Linux. True if more may be waiting.
     fn write(&self) -> bool {
         for _ in 0..BURSTS_PER_TURN {
             let Some(burst) = self.queues.to_linux.pop() else { return false };
@@ -99,7 +99,7 @@ impl<B: Buffer> TwinPort<B> {
         true
     }
 
-    /// Moves frames from Linux. True if there may be more and room for them.
+    /// Moves frames from Linux. True if more may be waiting and there is room for them.
     fn read(&mut self, allocate: &mut impl FnMut() -> Option<B>, spare: &mut Option<B>) -> bool {
         for _ in 0..BURSTS_PER_TURN {
             if !self.readable || self.queues.from_linux.is_full() {
@@ -116,14 +116,15 @@ impl<B: Buffer> TwinPort<B> {
                     Ok(len) if buffer.resize(len) => burst.push(buffer),
                     Ok(_) | Err(Errno::INTR) => *spare = Some(buffer),
                     Err(_) => {
-                        // Nothing left, or the interface is gone; either way there is nothing to read until epoll says so.
+                        // The tap is empty or the interface is gone. Either way there is nothing to read until epoll
+                        // reports it.
                         self.readable = false;
                         *spare = Some(buffer);
                     }
                 }
             }
             let read = burst.len();
-            // This thread alone pushes, so the room seen above is still there.
+            // Only this thread pushes, so the ring still has the room seen above.
             if !burst.is_empty() && self.queues.from_linux.push(burst).is_ok() {
                 count(&self.counters.from_linux, read);
             }
@@ -136,7 +137,7 @@ impl<B: Buffer> TwinPort<B> {
     }
 }
 
-/// A buffer of `len` bytes: the spare one, else a new one.
+/// A buffer of `len` bytes: the spare one, or else a new one.
 fn empty<B: Buffer>(spare: &mut Option<B>, allocate: &mut impl FnMut() -> Option<B>, len: usize) -> Option<B> {
     let mut buffer = spare.take().or_else(allocate)?;
     buffer.resize(len).then_some(buffer)
@@ -152,11 +153,11 @@ fn write(tap: &OwnedFd, frame: &[u8]) -> bool {
 }
 
 fn count(counter: &AtomicU64, n: usize) {
-    // One writer: no need for an atomic addition.
+    // There is one writer, so no atomic addition is needed.
     counter.store(counter.load(Ordering::Relaxed) + n as u64, Ordering::Relaxed);
 }
 
-/// The running thread. Dropping it stops it and closes the taps; the interfaces stay, without carrier.
+/// The running thread. Dropping this stops it and closes the taps; the interfaces stay, without carrier.
 #[derive(Debug)]
 pub struct TwinThread {
     stop: Arc<AtomicBool>,
@@ -164,10 +165,10 @@ pub struct TwinThread {
 }
 
 impl TwinThread {
-    /// Starts the thread. `allocate` gives empty buffers, or none when memory is short.
+    /// Starts the thread. `allocate` returns an empty buffer, or none if memory is short.
     ///
     /// # Errors
-    /// When epoll or the thread cannot be had.
+    /// When epoll or the thread cannot be created.
     pub fn start<B: Buffer + 'static>(
         ports: Vec<TwinPort<B>>,
         allocate: impl FnMut() -> Option<B> + Send + 'static,
@@ -189,13 +190,13 @@ impl Drop for TwinThread {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // A panic in the thread would have aborted the process before.
+            // A panic of the thread would have ended the process.
             let _ = thread.join();
         }
     }
 }
 
-/// Edge-triggered: a tap whose ring is full stays readable and would keep a level-triggered wait from sleeping.
+/// Edge-triggered: while its ring is full, a tap stays readable, and a level-triggered wait would not sleep.
 fn watch(epoll: &OwnedFd, tap: &OwnedFd, n: u64) -> rustix::io::Result<()> {
     epoll::add(epoll, tap, EventData::new_u64(n), EventFlags::IN | EventFlags::ET)
 }
@@ -207,7 +208,7 @@ fn run<B: Buffer>(mut ports: Vec<TwinPort<B>>, mut allocate: impl FnMut() -> Opt
     while !stop.load(Ordering::Relaxed) {
         events.clear();
         let timeout = if more { &NO_SLEEP } else { &SLEEP };
-        // The one error that can happen is an interrupting signal; then there are no events.
+        // The only possible error is an interrupting signal; then there are no events.
         let _interrupted = epoll::wait(epoll, rustix::buffer::spare_capacity(&mut events), Some(timeout));
         for event in &events {
             if let Some(port) = usize::try_from(event.data.u64()).ok().and_then(|n| ports.get_mut(n)) {
@@ -232,7 +233,8 @@ mod tests {
 
     use super::*;
 
-    /// A port whose tap is one end of a socket pair that keeps frames apart, as a tap does. The other end plays Linux.
+    /// A port whose tap is one end of a socket pair that preserves frame boundaries like a tap. The other end acts as
+    /// Linux.
     fn port() -> (TwinPort<MemoryBuffer>, OwnedFd) {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let (tap, linux) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
@@ -323,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_finds_no_room_in_the_ring_waits_in_the_tap() {
+    fn frames_without_room_in_the_ring_wait_in_the_tap() {
         let (mut port, linux) = port();
         let (queues, mut spare) = (port.queues.clone(), None);
         let mut sent = 0;
@@ -337,7 +339,7 @@ mod tests {
         assert_eq!(sent, FROM_LINUX_BURSTS, "one frame a burst");
         send(&linux, &numbered(sent));
         port.readable = true;
-        assert!(!port.read(&mut || Some(MemoryBuffer::default()), &mut spare), "no room: not to be called again at once");
+        assert!(!port.read(&mut || Some(MemoryBuffer::default()), &mut spare), "no room: must not be called again at once");
         got.extend(received(&queues));
         port.read(&mut || Some(MemoryBuffer::default()), &mut spare);
         got.extend(received(&queues));
