@@ -26,7 +26,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::admin::{self, ControllerAccess, Sources};
-use crate::agent::compile_loop::{self, Inputs, Outputs, Tables};
+use crate::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
 use crate::agent::config_client::Facts;
 use crate::agent::config_client::Responder;
 use crate::agent::config_client::{self, ClientChannels, ClientSettings};
@@ -187,7 +187,7 @@ async fn serve(
     let counters: Vec<_> = worker_ports.iter().map(|_| Arc::new(WorkerCounters::default())).collect();
     let compiler = Compiler::new(settings.engine(&ports.macs())).counting(counters.clone());
     let (publisher, subscribers) = Publisher::new(compiler.initial(), worker_ports.len());
-    let tables = Tables { compiler, publisher };
+    let pipeline = SnapshotPipeline { compiler, publisher };
     let controller = match &settings.source {
         StateSource::Embedded(controller, _) => Some(controller),
         StateSource::Remote(..) => None,
@@ -216,7 +216,7 @@ async fn serve(
         }
     };
     let sources = sources(settings, &channels, ports, counters, (reload, controller, supervisor.tasks()));
-    supervise_state(&mut supervisor, settings, &channels, &sources, (file, tables));
+    supervise_state(&mut supervisor, settings, &channels, &sources, (file, pipeline));
     supervise_network(&mut supervisor, settings, &channels, ports);
     let (path, end) = (settings.admin_listen.clone(), ended.clone());
     supervisor.run("admin", move || admin::serve(path.clone(), sources.clone(), end.clone().cancelled_owned()));
@@ -373,7 +373,7 @@ fn supervise_state(
     settings: &Settings,
     channels: &Channels,
     sources: &Sources,
-    (file, tables): (StateFile, Tables),
+    (file, pipeline): (StateFile, SnapshotPipeline),
 ) {
     let (urls, certificates, group) = match &settings.source {
         StateSource::Embedded(controller, certificates) => {
@@ -418,7 +418,7 @@ fn supervise_state(
         }
     });
 
-    let tables = Arc::new(tokio::sync::Mutex::new(tables));
+    let pipeline = Arc::new(tokio::sync::Mutex::new(pipeline));
     let inputs = Inputs {
         known: channels.near.subscribe(),
         network: channels.network.subscribe(),
@@ -433,7 +433,7 @@ fn supervise_state(
         served: channels.served.clone(),
         reached: channels.reached.clone(),
     };
-    supervisor.run("compile", move || compile_loop::run(Arc::clone(&tables), inputs.clone(), outputs.clone()));
+    supervisor.run("compile", move || compile_loop::run(Arc::clone(&pipeline), inputs.clone(), outputs.clone()));
 }
 
 /// Maximum number of file descriptors of this process.

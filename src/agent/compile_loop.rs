@@ -30,7 +30,7 @@ const AWAITED_MAX: usize = 8;
 
 /// State that survives a failure of the task: flows hold slots, and the compiler knows their owners.
 #[derive(Debug)]
-pub struct Tables {
+pub struct SnapshotPipeline {
     /// Compiles snapshots.
     pub compiler: Compiler,
     /// Publishes them to the workers.
@@ -71,8 +71,8 @@ pub struct Outputs {
 ///
 /// # Errors
 /// Never. The supervisor handles a panic of the compiler.
-pub async fn run(tables: Arc<Mutex<Tables>>, mut inputs: Inputs, outputs: Outputs) -> Result<(), Failure> {
-    let mut tables = tables.lock().await;
+pub async fn run(pipeline: Arc<Mutex<SnapshotPipeline>>, mut inputs: Inputs, outputs: Outputs) -> Result<(), Failure> {
+    let mut pipeline = pipeline.lock().await;
     let mut step = interval(STEP);
     step.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let clock = inputs.clock;
@@ -88,23 +88,23 @@ pub async fn run(tables: Arc<Mutex<Tables>>, mut inputs: Inputs, outputs: Output
                     engine = None;
                 }
             }
-            () = until(tables.compiler.next_due_ns(), clock), if !due => due = true,
+            () = until(pipeline.compiler.next_due_ns(), clock), if !due => due = true,
             _ = step.tick(), if due || !awaited.is_empty() => {
                 if due && awaited.len() < AWAITED_MAX {
                     due = false;
-                    if let Some(snapshot) = inputs.compile(&mut tables.compiler, &mut engine) {
+                    if let Some(snapshot) = inputs.compile(&mut pipeline.compiler, &mut engine) {
                         log_problems(&snapshot, &mut problems);
                         outputs.publish(&snapshot);
                         let generation = snapshot.generation().clone();
-                        awaited.push_back((tables.publisher.publish(snapshot), generation));
+                        awaited.push_back((pipeline.publisher.publish(snapshot), generation));
                     }
                 }
-                tables.publisher.advance();
-                let reached = awaited.iter().take_while(|(sequence, _)| tables.publisher.reached(*sequence)).count();
+                pipeline.publisher.advance();
+                let reached = awaited.iter().take_while(|(sequence, _)| pipeline.publisher.reached(*sequence)).count();
                 if let Some((_, generation)) = awaited.drain(..reached).next_back() {
                     tracing::debug!(%generation, "every worker forwards by it");
                     send_if_changed(&outputs.reached, Some(generation));
-                    tables.publisher.advance();
+                    pipeline.publisher.advance();
                 }
             }
         }
@@ -226,7 +226,7 @@ mod tests {
 
     /// The loop with its channels, and the worker's side of it.
     struct Gateway {
-        tables: Arc<Mutex<Tables>>,
+        pipeline: Arc<Mutex<SnapshotPipeline>>,
         inputs: Inputs,
         outputs: Outputs,
         worker: Subscriber,
@@ -245,7 +245,7 @@ mod tests {
         fn start() -> Self {
             let compiler = Compiler::new(config());
             let (publisher, mut workers) = Publisher::new(compiler.initial(), 1);
-            let tables = Arc::new(Mutex::new(Tables { compiler, publisher }));
+            let pipeline = Arc::new(Mutex::new(SnapshotPipeline { compiler, publisher }));
             let (known, known_in) = watch::channel(None);
             let (network, network_in) = watch::channel(Network::default());
             let (health, health_in) = watch::channel(probe::Health::default());
@@ -261,9 +261,9 @@ mod tests {
                 served: served_out,
                 reached: reached_out,
             };
-            let task = tokio::spawn(run(Arc::clone(&tables), inputs.clone(), outputs.clone()));
+            let task = tokio::spawn(run(Arc::clone(&pipeline), inputs.clone(), outputs.clone()));
             let worker = workers.remove(0);
-            Self { tables, inputs, outputs, worker, known, network, health, _tags, next_hops, served, reached, task }
+            Self { pipeline, inputs, outputs, worker, known, network, health, _tags, next_hops, served, reached, task }
         }
 
         fn know(&self, origin: Origin, state: State) {
@@ -379,7 +379,7 @@ mod tests {
         gateway.takes(&["10.0.0.1:80", "10.0.0.2:80"]).await;
         let before = slots(&gateway.served.borrow());
         gateway.task.abort();
-        gateway.task = tokio::spawn(run(Arc::clone(&gateway.tables), gateway.inputs.clone(), gateway.outputs.clone()));
+        gateway.task = tokio::spawn(run(Arc::clone(&gateway.pipeline), gateway.inputs.clone(), gateway.outputs.clone()));
         gateway.know(Origin::Controller, web(2, &["10.0.0.0:80", "10.0.0.1:80", "10.0.0.2:80"]));
         gateway.takes(&["10.0.0.0:80", "10.0.0.1:80", "10.0.0.2:80"]).await;
         let after = slots(&gateway.served.borrow());
