@@ -1,8 +1,7 @@
-//! What an operator is told of services, backends, ports and workers: pure functions from what the workers were given
-//! and what they count.
+//! The tables of services, backends, ports and workers for `sluicectl`: pure functions of snapshots and counters.
 //!
-//! Whose rows they are is added by who sends them. Invariant: the words are those of DESIGN section 8, and a backend stands once per service, whatever number of its
-//! ports it serves.
+//! Invariant: the words are those of DESIGN section 8, and a backend has one row per service, however many ports it serves. The
+//! sender of the rows adds the name of the gateway.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -26,8 +25,8 @@ struct Row {
     flows: u64,
 }
 
-/// The backends of a service. One that serves several ports is healthy when it is on all of them, and drains when it
-/// does on all of them.
+/// The backends of a service. A backend of several ports is healthy if it is healthy on all of them, and drains if it drains on
+/// all of them.
 fn rows(service: &ServiceView, workers: &Workers) -> BTreeMap<SocketAddr, Row> {
     let mut rows = BTreeMap::new();
     for backend in service.ports.iter().flat_map(|port| &port.backends) {
@@ -44,12 +43,12 @@ fn flows(slot: u32, workers: &Workers) -> u64 {
     workers.iter().filter_map(|worker| worker.backend(slot)).map(|counters| counters.flows.get()).sum()
 }
 
-/// Where a port listens, as an operator reads it.
+/// The frontends of a port, as `sluicectl` shows them.
 fn frontends(port: &PortView) -> Vec<String> {
     port.frontends.iter().map(|address| format!("{} {address}", port.protocol)).collect()
 }
 
-/// A service's line: its backends are those that are not to go.
+/// The row of a service. Draining backends are not counted.
 pub(super) fn service(service: &ServiceView) -> v1::ServiceStatus {
     let Counts { backends, healthy } = Counts::from(service);
     let refusal = service.refusal.as_ref();
@@ -73,7 +72,7 @@ pub(super) fn service(service: &ServiceView) -> v1::ServiceStatus {
     }
 }
 
-/// The lines of a service's backends.
+/// The rows of a service's backends.
 pub(super) fn backends(service: &ServiceView, workers: &Workers) -> Vec<v1::BackendStatus> {
     let status = |(address, row): (SocketAddr, Row)| v1::BackendStatus {
         service: service.name.to_string(),
@@ -87,7 +86,7 @@ pub(super) fn backends(service: &ServiceView, workers: &Workers) -> Vec<v1::Back
     rows(service, workers).into_iter().map(status).collect()
 }
 
-/// Every reason of every worker, those that never happened too: a reader sees which names there are.
+/// Every drop reason of every worker, with those that never occurred, so that readers see all names.
 pub(super) fn drops(workers: &Workers) -> Vec<v1::DropCount> {
     let of = |(worker, counters): (u32, &Arc<WorkerCounters>)| {
         let packets = |reason: &DropReason| counters.drops(*reason).get();
@@ -98,7 +97,7 @@ pub(super) fn drops(workers: &Workers) -> Vec<v1::DropCount> {
     (0..).zip(workers).flat_map(of).collect()
 }
 
-/// The account of every worker.
+/// The packet account of every worker.
 pub(super) fn accounts(workers: &Workers) -> Vec<v1::Account> {
     let of = |(worker, counters): (u32, &Arc<WorkerCounters>)| {
         let account = counters.account();
@@ -118,7 +117,7 @@ pub(super) fn accounts(workers: &Workers) -> Vec<v1::Account> {
     (0..).zip(workers).map(of).collect()
 }
 
-/// `absent`: there is no such device on the machine.
+/// State of a link. `absent`: the machine has no such device.
 fn link(reading: &PortReading) -> &'static str {
     match reading {
         PortReading { is_there: false, .. } => "absent",
@@ -127,7 +126,7 @@ fn link(reading: &PortReading) -> &'static str {
     }
 }
 
-/// A port's line.
+/// The row of a port.
 pub(super) fn port(reading: PortReading) -> v1::PortStatus {
     let link = link(&reading).to_owned();
     v1::PortStatus {
