@@ -3,7 +3,7 @@
 //!
 //! Deliberately not here: anchors, aliases, tags and merge keys, which are refused with their line. A configuration needs none
 //! of them, and with each of them a file can mean something else than it appears to. serde-saphyr, which is built on the same
-//! parser, accepts them silently and stops at the first mistake (docs/adr/0040).
+//! parser, accepts them silently and stops at the first mistake (decision 40).
 
 use std::collections::HashMap;
 
