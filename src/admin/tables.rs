@@ -1,7 +1,8 @@
-//! The tables of services, backends, ports and workers for `sluicectl`: pure functions of snapshots and counters.
+//! What an operator is told of services, backends, ports and workers: pure functions from what the workers were given
+//! and what they count.
 //!
-//! Invariant: the words are those of DESIGN section 8, and a backend has one row per service, however many ports it serves. The
-//! sender of the rows adds the name of the gateway.
+//! Whose rows they are is added by who sends them. Invariant: the words are those of DESIGN section 8, and a backend stands once per service, whatever number of its
+//! ports it serves.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -25,8 +26,8 @@ struct Row {
     flows: u64,
 }
 
-/// The backends of a service. A backend of several ports is healthy if it is healthy on all of them, and drains if it drains on
-/// all of them.
+/// The backends of a service. One that serves several ports is healthy when it is on all of them, and drains when it
+/// does on all of them.
 fn rows(service: &ServiceView, workers: &Workers) -> BTreeMap<SocketAddr, Row> {
     let mut rows = BTreeMap::new();
     for backend in service.ports.iter().flat_map(|port| &port.backends) {
@@ -43,12 +44,12 @@ fn flows(slot: u32, workers: &Workers) -> u64 {
     workers.iter().filter_map(|worker| worker.backend(slot)).map(|counters| counters.flows.get()).sum()
 }
 
-/// The frontends of a port, as `sluicectl` shows them.
+/// Where a port listens, as an operator reads it.
 fn frontends(port: &PortView) -> Vec<String> {
     port.frontends.iter().map(|address| format!("{} {address}", port.protocol)).collect()
 }
 
-/// The row of a service. Draining backends are not counted.
+/// A service's line: its backends are those that are not to go.
 pub(super) fn service(service: &ServiceView) -> v1::ServiceStatus {
     let Counts { backends, healthy } = Counts::from(service);
     let refusal = service.refusal.as_ref();
@@ -72,7 +73,7 @@ pub(super) fn service(service: &ServiceView) -> v1::ServiceStatus {
     }
 }
 
-/// The rows of a service's backends.
+/// The lines of a service's backends.
 pub(super) fn backends(service: &ServiceView, workers: &Workers) -> Vec<v1::BackendStatus> {
     let status = |(address, row): (SocketAddr, Row)| v1::BackendStatus {
         service: service.name.to_string(),
@@ -86,7 +87,7 @@ pub(super) fn backends(service: &ServiceView, workers: &Workers) -> Vec<v1::Back
     rows(service, workers).into_iter().map(status).collect()
 }
 
-/// Every drop reason of every worker, with those that never occurred, so that readers see all names.
+/// Every reason of every worker, those that never happened too: a reader sees which names there are.
 pub(super) fn drops(workers: &Workers) -> Vec<v1::DropCount> {
     let of = |(worker, counters): (u32, &Arc<WorkerCounters>)| {
         let packets = |reason: &DropReason| counters.drops(*reason).get();
@@ -97,7 +98,7 @@ pub(super) fn drops(workers: &Workers) -> Vec<v1::DropCount> {
     (0..).zip(workers).flat_map(of).collect()
 }
 
-/// The packet account of every worker.
+/// The account of every worker.
 pub(super) fn accounts(workers: &Workers) -> Vec<v1::Account> {
     let of = |(worker, counters): (u32, &Arc<WorkerCounters>)| {
         let account = counters.account();
@@ -117,7 +118,7 @@ pub(super) fn accounts(workers: &Workers) -> Vec<v1::Account> {
     (0..).zip(workers).map(of).collect()
 }
 
-/// State of a link. `absent`: the machine has no such device.
+/// `absent`: there is no such device on the machine.
 fn link(reading: &PortReading) -> &'static str {
     match reading {
         PortReading { is_there: false, .. } => "absent",
@@ -126,7 +127,7 @@ fn link(reading: &PortReading) -> &'static str {
     }
 }
 
-/// The row of a port.
+/// A port's line.
 pub(super) fn port(reading: PortReading) -> v1::PortStatus {
     let link = link(&reading).to_owned();
     v1::PortStatus {

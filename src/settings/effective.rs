@@ -80,7 +80,7 @@ impl Settings {
 fn port_key_values(port: &PortSettings) -> KeyValues {
     KeyValues::default()
         .with("name", &port.name)
-        .with("device", port.device.as_str())
+        .with("device", port.device.to_string())
         .with_texts("addresses", &port.addresses)
         .with("mac", port.mac.map(|mac| mac.to_string()))
         .with("mtu", port.mtu_bytes)

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use control::config::{Field, Located, Location, Section, is_label_value};
+use control::config::{Field, Located, Section, is_label_value};
 use dataplane::steering::WORKERS_MAX;
 use dataplane::{FlowLimits, GUE_PORT, Neighbour, PortIndex, Route};
 use ipnet::IpNet;
@@ -38,8 +38,7 @@ pub(super) fn name(top: &mut Section<'_>) -> String {
     }
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     if !is_name(&host) {
-        let location = Location { line: top.location.line, key: "name".to_owned() };
-        top.reader.problem(&location, format!("missing, expected {expected}; the host's name, `{host}`, is none"));
+        top.problem_of("name", format!("missing, expected {expected}; the host's name, `{host}`, is none"));
     }
     host
 }

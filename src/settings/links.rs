@@ -47,7 +47,7 @@ fn take_link(item: &Field<'_>, ports: &[LocatedPort], others: &[LocatedLink]) ->
         && let Some(address) = addresses.iter().find(|net| net.addr().is_ipv6())
     {
         let message = format!("mtu {mtu} is too small for IPv6 ({address}), expected at least {IPV6_MTU_MIN}");
-        section.reader.problem(&item.location, message);
+        item.problem(message);
     }
     section.finish();
     let link = Link::new(port?, vlan?);

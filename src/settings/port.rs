@@ -14,8 +14,8 @@ const PORTS_MAX: usize = 32;
 const NAME_BYTES_MAX: usize = 15;
 /// Bytes of a DPDK device name: `RTE_DEV_NAME_MAX_LEN` with the terminating zero is 64.
 const DEVICE_NAME_BYTES_MAX: usize = 63;
-/// Largest MTU in bytes: the maximum of most cards and switches (9,216 with or without the Ethernet header; a device refuses a
-/// larger value than it supports).
+/// Largest MTU, bytes: the most that cards and switches commonly take (9,216 with or without the Ethernet header; the device
+/// refuses what is too much for it).
 pub(super) const MTU_BYTES_MAX: u16 = 9216;
 /// Minimum MTU of an IPv6 link in bytes (RFC 8200 section 5).
 pub(super) const IPV6_MTU_MIN: u16 = 1280;
@@ -165,7 +165,7 @@ fn take_port(item: &Field<'_>, others: &[LocatedPort]) -> LocatedPort {
         && let Some(address) = addresses.iter().find(|net| net.addr().is_ipv6())
     {
         let message = format!("mtu {mtu_bytes} is too small for IPv6 ({address}), expected at least {IPV6_MTU_MIN}");
-        section.reader.problem(&item.location, message);
+        item.problem(message);
     }
     section.finish();
     LocatedPort { settings: PortSettings { name, device, addresses, mac, mtu_bytes, twin }, device_location, address_locations }

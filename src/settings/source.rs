@@ -64,20 +64,19 @@ pub(super) fn take(top: &mut Section<'_>, choice: &SourceChoice, admin_listen: &
             _ => urls.map(|urls| urls.value).unwrap_or_default(),
         };
         if let (Some(url), None) = (urls.iter().find(|url| matches!(url, ControllerUrl::Https { .. })), &tls) {
-            let location = Location { line: top.location.line, key: "controller.tls".to_owned() };
-            top.reader.problem(&location, format!("missing, expected `ca`, `cert` and `key`, which {url} needs"));
+            top.problem_of("controller.tls", format!("missing, expected `ca`, `cert` and `key`, which {url} needs"));
         }
         return Chosen::Remote(urls, tls);
     }
     let keys = ControllerKeys::take(top);
     if keys.listen.unix.is_none() {
-        let location = Location { line: top.location.line, key: "listen".to_owned() };
-        top.reader.problem(&location, "found no unix socket, and this gateway's own connection needs one; add unix:PATH");
+        top.problem_of("listen", "found no unix socket, and this gateway's own connection needs one; add unix:PATH");
     }
     if keys.listen.unix.as_deref() == Some(admin_listen) {
-        let location = Location { line: top.location.line, key: "listen".to_owned() };
-        top.reader
-            .problem(&location, format!("found unix:{}, which is `admin.listen` too; give each its own", admin_listen.display()));
+        top.problem_of(
+            "listen",
+            format!("found unix:{}, which is `admin.listen` too; give each its own", admin_listen.display()),
+        );
     }
     if let Some(listen) = &keys.health_listen {
         let message = format!("found {}, which only sluice-controller serves in this version; leave it out", listen.value);

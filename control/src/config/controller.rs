@@ -149,10 +149,9 @@ fn take_kubernetes(top: &mut Section<'_>) -> (Option<Located<PathBuf>>, Option<S
 /// Reads key `admin` of `sluice-controller`.
 fn take_admin(top: &mut Section<'_>, config_listen: Option<&Path>) -> PathBuf {
     let mut section = top.section("admin");
-    let location = section.location.clone();
     let listen = section.socket("listen", CONTROLLER_ADMIN_LISTEN);
     if config_listen == Some(&*listen) {
-        section.reader.problem(&location, format!("found unix:{}, which is `listen` too; give each its own", listen.display()));
+        section.problem(format!("found unix:{}, which is `listen` too; give each its own", listen.display()));
     }
     section.finish();
     listen
@@ -182,7 +181,6 @@ fn take_defaults(top: &mut Section<'_>) -> Defaults {
 fn take_health(top: &mut Section<'_>) -> (HealthCheck, Option<Located<SocketAddr>>) {
     let default = HealthCheck::default();
     let mut section = top.section("health");
-    let location = section.location.clone();
     let address = |text: &str| text.parse().ok().filter(|address: &SocketAddr| address.port() > 0);
     let listen = section.field("listen").filter(|field| !field.is_empty()).and_then(|field| {
         let value = field.parse("IP:PORT or [IP]:PORT", address)?;
@@ -200,7 +198,7 @@ fn take_health(top: &mut Section<'_>) -> (HealthCheck, Option<Located<SocketAddr
     if health.timeout > health.interval {
         let (timeout, interval) = (DurationText(health.timeout), DurationText(health.interval));
         let message = format!("timeout {timeout} is longer than interval {interval}; expected it to be at most as long");
-        section.reader.problem(&location, message);
+        section.problem(message);
     }
     section.finish();
     (health, listen)

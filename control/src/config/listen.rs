@@ -105,7 +105,7 @@ pub fn take_files(section: &mut Section<'_>) -> Option<CertificateFiles> {
     if let [Some(ca), Some(cert), Some(key)] = paths {
         return Some(CertificateFiles { ca, cert, key });
     }
-    section.reader.problem(&section.location.clone(), "expected all of `ca`, `cert` and `key`: paths of PEM files");
+    section.problem("expected all of `ca`, `cert` and `key`: paths of PEM files");
     None
 }
 

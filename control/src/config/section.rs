@@ -215,6 +215,16 @@ impl<'a> Section<'a> {
         if self.location.key.is_empty() { key.to_owned() } else { format!("{}.{key}", self.location.key) }
     }
 
+    /// Records a problem with the mapping.
+    pub fn problem(&self, message: impl Into<String>) {
+        self.reader.problem(&self.location, message);
+    }
+
+    /// Records a problem with a key at the line of the mapping, for keys that are absent or that have several lines.
+    pub fn problem_of(&self, key: &str, message: impl Into<String>) {
+        self.reader.problem(&Location { line: self.location.line, key: self.path(key) }, message);
+    }
+
     /// The value of a key; nothing if the key is absent or null.
     pub fn field(&mut self, key: &'static str) -> Option<Field<'a>> {
         if !self.known.contains(&key) {
@@ -228,8 +238,7 @@ impl<'a> Section<'a> {
     pub fn required(&mut self, key: &'static str, expected: impl Display) -> Option<Field<'a>> {
         let field = self.field(key);
         if field.is_none() {
-            let location = Location { line: self.location.line, key: self.path(key) };
-            self.reader.problem(&location, format!("missing, expected {expected}"));
+            self.problem_of(key, format!("missing, expected {expected}"));
         }
         field
     }

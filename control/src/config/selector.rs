@@ -65,15 +65,13 @@ fn requirement(field: &Field<'_>) -> Option<LabelSelectorRequirement> {
     let items = listed.as_ref().map(|field| field.items("values")).unwrap_or_default();
     let parse = |text: &str| is_label_value(text).then(|| text.to_owned());
     let values: Vec<String> = items.iter().filter_map(|item| item.parse(EXPECTED_VALUE, parse)).collect();
-    let location = section.location.clone();
-    let reader = section.reader;
     section.finish();
     let (key, operator) = (key?, operator?);
     let takes_values = matches!(operator, "In" | "NotIn");
     if takes_values && items.is_empty() {
-        reader.problem(&location, format!("operator {operator} has no `values`; list at least one"));
+        field.problem(format!("operator {operator} has no `values`; list at least one"));
     } else if !takes_values && !items.is_empty() {
-        reader.problem(&location, format!("operator {operator} takes no `values`; leave them out"));
+        field.problem(format!("operator {operator} takes no `values`; leave them out"));
     }
     Some(LabelSelectorRequirement { key, operator: operator.to_owned(), values: takes_values.then_some(values) })
 }
