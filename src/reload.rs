@@ -1,8 +1,10 @@
-//! `sluicectl reload` and SIGHUP: reads the configuration again and applies the keys that can change while packets flow.
+//! `sluicectl reload` and SIGHUP: reads the configuration again and applies the keys that can change while packets
+//! flow.
 //!
-//! Invariant: an invalid file changes nothing, and every key that is reported as applied is in effect. Keys of the embedded
-//! controller and of its source are applied: the controller restarts while workers keep forwarding. All other keys concern the
-//! machine (ports, memory, workers, tables); those that differ are reported and take effect at the next start.
+//! Invariant: an invalid file changes nothing, and every key that is reported as applied is in effect. Keys of the
+//! embedded controller and of its source are applied: the controller restarts while workers keep forwarding. All other
+//! keys concern the machine (ports, memory, workers, tables); those that differ are reported and take effect at the
+//! next start.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -75,7 +77,8 @@ impl Reload {
         let new = Settings::read(&self.file, &self.choice)?;
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = new.key_values().differing(&running.key_values());
-        // The gateway itself is connected to the socket, and a source of another kind needs other tasks: both need a restart.
+        // The gateway itself is connected to the socket, and a source of another kind needs other tasks: both need a
+        // restart.
         let stays = match (&running.source, &new.source) {
             (StateSource::Embedded(old, _), StateSource::Embedded(new, _)) => old.listen == new.listen,
             _ => false,

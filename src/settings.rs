@@ -1,7 +1,7 @@
 //! The gateway's configuration file (DESIGN section 7) as valid values, or all its problems at once.
 //!
-//! Invariant: the output of [`Settings::effective`] reads back as equal settings. Deliberately not here: facts of the running
-//! machine, such as whether a device, a core or an address exists. The file may be for another machine.
+//! Invariant: the output of [`Settings::effective`] reads back as equal settings. Deliberately not here: facts of the
+//! running machine, such as whether a device, a core or an address exists. The file may be for another machine.
 
 mod announce;
 mod checks;
@@ -64,7 +64,8 @@ pub struct Settings {
     pub neighbours: Vec<Neighbour>,
     /// Key `announce`.
     pub announce: RouteTable,
-    /// Key `drainOnStop`: how long packets are still forwarded after the routes to VIPs are withdrawn, before the process ends.
+    /// Key `drainOnStop`: how long packets are still forwarded after the routes to VIPs are withdrawn, before the
+    /// process ends.
     pub drain_on_stop: Duration,
     /// The addresses of ports, SNAT, tunnels, node ports and next hops, in order. They are never VIPs.
     pub reserved: Vec<IpAddr>,

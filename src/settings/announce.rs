@@ -1,5 +1,5 @@
-//! Keys `announce`, the Linux table of the routes to VIPs of `routed` pools, and `drainOnStop`, the time between the withdrawal
-//! of these routes and the end of the process.
+//! Keys `announce`, the Linux table of the routes to VIPs of `routed` pools, and `drainOnStop`, the time between the
+//! withdrawal of these routes and the end of the process.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ const PROTOCOL_MIN: u8 = 5;
 /// Tables `default`, `main` and `local` (rtnetlink(7)): Linux routes by them, and the gateway follows them.
 const LINUX_TABLES: std::ops::RangeInclusive<u32> = 253..=255;
 
-/// Default time for routers to choose other routes: BGP informs its neighbours within milliseconds, and OSPF recalculates its
-/// routes after 5 to 10 s at most.
+/// Default time for routers to choose other routes: BGP informs its neighbours within milliseconds, and OSPF
+/// recalculates its routes after 5 to 10 s at most.
 const DRAIN_ON_STOP: Duration = Duration::from_secs(10);
 const DRAIN_ON_STOP_MAX: Duration = Duration::from_secs(3600);
 

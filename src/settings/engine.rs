@@ -6,8 +6,8 @@ use ipnet::IpNet;
 use super::{Settings, Twin};
 
 impl Settings {
-    /// The engine's configuration. `device_macs` are the Ethernet addresses of the devices, in the order of the ports. A
-    /// configured address takes precedence; a port without any gets 00:00:00:00:00:00.
+    /// The engine's configuration. `device_macs` are the Ethernet addresses of the devices, in the order of the ports.
+    /// A configured address takes precedence; a port without any gets 00:00:00:00:00:00.
     #[must_use]
     pub fn engine(&self, device_macs: &[Mac]) -> Config {
         let macs = device_macs.iter().copied().chain(std::iter::repeat(Mac::default()));
@@ -27,8 +27,8 @@ impl Settings {
         }
     }
 
-    /// The network that key `static` describes, for `replay` and for ports without a twin. Prefixes of links are on-link, unless
-    /// a route names them.
+    /// The network that key `static` describes, for `replay` and for ports without a twin. Prefixes of links are
+    /// on-link, unless a route names them.
     #[must_use]
     pub fn fixed_network(&self) -> Network {
         let on_links = self.links.iter().flat_map(|link| link.addresses.iter().map(|net| (link.link, net.trunc())));

@@ -40,8 +40,8 @@ pub enum Hugepages {
 
 /// Default of key `stateDir`.
 const STATE_DIR: &str = "/var/lib/sluice";
-/// Maximum flows of one worker: 2^26 of 64 bytes are 4 GiB of tables, 16 times the largest number that DESIGN section 11
-/// measures.
+/// Maximum flows of one worker: 2^26 of 64 bytes are 4 GiB of tables, 16 times the largest number that DESIGN section
+/// 11 measures.
 const FLOWS_PER_WORKER_MAX: u32 = 1 << 26;
 /// Default core of the only worker: core 0 handles most interrupts.
 const CORE: usize = 1;

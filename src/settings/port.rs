@@ -12,8 +12,8 @@ use serde::Serialize;
 const PORTS_MAX: usize = 32;
 /// Maximum length of an interface name: `IFNAMSIZ` with the terminating zero is 16.
 const NAME_BYTES_MAX: usize = 15;
-/// Largest MTU, bytes: the most that cards and switches commonly take (9,216 with or without the Ethernet header; the device
-/// refuses what is too much for it).
+/// Largest MTU, bytes: the most that cards and switches commonly take (9,216 with or without the Ethernet header; the
+/// device refuses what is too much for it).
 pub(super) const MTU_BYTES_MAX: u16 = 9216;
 /// Minimum MTU of an IPv6 link in bytes (RFC 8200 section 5).
 pub(super) const IPV6_MTU_MIN: u16 = 1280;

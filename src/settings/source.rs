@@ -1,5 +1,5 @@
-//! The source of the gateway's state: one of `manifests`, `kubernetes.kubeconfig` and `controller.urls`, or the flag of the
-//! same meaning.
+//! The source of the gateway's state: one of `manifests`, `kubernetes.kubeconfig` and `controller.urls`, or the flag of
+//! the same meaning.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
