@@ -1,5 +1,6 @@
-//! The path of a packet through a worker. Reading order: `worker` polls, `burst` parses a burst and looks up flows,
-//! `decide` gives the verdict, `engine` carries it out, `rewrite` changes the bytes, `send` delivers.
+//! The path of a packet through a worker. Reading order: `worker` polls, `sort` parses a burst, `burst` looks up flows
+//! and passes each packet on, `decide` gives the verdict, `engine` carries it out, `rewrite` changes the bytes, `send`
+//! delivers.
 //!
 //! Special cases have files of their own: `fragments`, `icmp_errors`, `linux` (packets of the kernel), `steer`
 //! (hand-over to other workers), `sweep` (expiry).

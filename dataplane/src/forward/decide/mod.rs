@@ -26,7 +26,7 @@ pub(super) use input::{FlowFamily, FlowTables, Flows, Packet};
 pub(super) use known::{FlowMatch, follow, follow_plain};
 pub(super) use local::refused_source;
 pub(super) use one_way::{deliver, follow_probe};
-pub(super) use verdict::{Answer, Changes, Delivery, Passage, Verdict};
+pub(super) use verdict::{Answer, Changes, DirectForward, NatForward, Verdict};
 
 use local::{frontend_of, in_group_frame, no_frontend};
 use new_flow::new_flow;
