@@ -12,8 +12,8 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 
 use super::services::{CompiledPort, CompiledService};
-use super::slots::{TargetKey, nanoseconds};
 use super::snat::SnatByLink;
+use super::targets::{TargetKey, nanoseconds};
 use crate::flow::BackendId;
 use crate::snapshot::Front;
 use crate::wire::{Address, FrontendKey, TableHash};

@@ -10,10 +10,11 @@
 
 mod addresses;
 mod dnat;
+mod drain;
 mod network;
 mod services;
-mod slots;
 mod snat;
+mod targets;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
@@ -21,13 +22,14 @@ use std::sync::Arc;
 
 use addresses::AnnouncedAddresses;
 use dnat::DnatSteering;
+use drain::Backends;
 use hashbrown::HashMap;
 use imbl::ordmap::DiffItem;
 use network::{NetworkChange, RouteBook};
 use proto::{Generation, Mode, Pool, ProbeTags, ServiceName, Services, State};
 use services::{CompileContext, CompiledService};
-use slots::{Backends, TargetKey};
 use snat::SnatTables;
+use targets::TargetKey;
 
 use crate::port::PortIndex;
 use crate::snapshot::{Config, FamilyTables, Health, Network, Pieces, Snapshot, Tunnels, Views, VlanLink};

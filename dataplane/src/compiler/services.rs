@@ -15,9 +15,10 @@ use hashbrown::HashMap;
 use proto::limits::MAGLEV_HASH_VERSION;
 use proto::{BackendState, Family, MaglevSpec, Mode, Probe, Protocol, Reason, Refusal, Service, ServiceName, ServicePort};
 
+use super::drain::Backends;
 use super::network::RouteBook;
-use super::slots::{Backends, Reach, TargetKey, nanoseconds};
 use super::snat::SnatTables;
+use super::targets::{Reach, TargetKey, nanoseconds};
 use crate::choose::{HashedBy, MaglevTable, Schedule, SourceRanges};
 use crate::flow::{AffinityTable, BackendId, Tick, UNRESOLVED};
 use crate::port::Link;

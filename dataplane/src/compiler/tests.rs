@@ -336,7 +336,7 @@ fn a_target_is_shared_by_services_and_keeps_its_slot_until_flows_and_ports_have_
     desk.compile();
     desk.now_ns += 300 * SECOND_NS;
     desk.compile();
-    desk.now_ns += 2 * slots::nanoseconds(SNAT_PORT_REST);
+    desk.now_ns += 2 * targets::nanoseconds(SNAT_PORT_REST);
     desk.put(service("late", "192.0.2.104", &["10.0.0.14:8080"]));
     assert_eq!(target(&desk.compile(), "192.0.2.104").1, one.1.next(), "it belongs to another target, with the next generation");
 }
