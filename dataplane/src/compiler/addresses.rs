@@ -1,4 +1,4 @@
-//! Classifies addresses: which of them the gateway owns, and for which of them it answers ARP and NDP.
+//! Assigns roles to addresses: which of them the gateway owns, and for which of them it answers ARP and NDP.
 //!
 //! **Invariant:** an address that is answered without interruption, on a port that has not moved, keeps the sequence of
 //! the first snapshot that answered for it.
@@ -17,7 +17,7 @@ use crate::port::{Link, PortIndex};
 use crate::snapshot::{AddressRole, AddressRoles, Announced, Config, Network, PortConfig};
 use crate::wire::{Address, TableHash};
 
-/// The classification of the addresses of one family.
+/// The roles of the addresses of one family.
 pub(super) fn roles<A: Address>(config: &Config, network: &Network, pools: &[Pool], vips: &[IpAddr]) -> AddressRoles<A> {
     let mut exact: HashMap<A, AddressRole, TableHash> = HashMap::default();
     let mut put = |address: IpAddr, place| A::from_ip(address).map(|address| exact.insert(address, place));
@@ -32,7 +32,7 @@ pub(super) fn roles<A: Address>(config: &Config, network: &Network, pools: &[Poo
     for &address in config.snat.iter().chain(&config.tunnel.sources) {
         put(address, AddressRole::Snat);
     }
-    // The twin's addresses last: they belong to the kernel whatever else they were classified as.
+    // The twin's addresses last: they belong to the kernel whatever other role they have.
     for &address in config.node_port_addresses.iter().chain(&network.addresses) {
         put(address, AddressRole::Twin(port_of(config, network, address)));
     }

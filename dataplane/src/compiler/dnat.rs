@@ -40,8 +40,8 @@ pub(super) struct DnatSteering {
 }
 
 impl DnatSteering {
-    /// Whether [`DnatSteering::follow`] may find a change although no service of mode `dnat` changed. `listens_changed`:
-    /// another service changed, and may now have a frontend that is still steered by address.
+    /// Whether [`DnatSteering::follow`] may find a change although no service of mode `dnat` changed.
+    /// `listens_changed`: another service changed, and may now have a frontend that is still steered by address.
     pub(super) fn is_due(&self, listens_changed: bool, now_ns: u64) -> bool {
         (listens_changed && !self.frontends.is_empty()) || self.due_ns.is_some_and(|due_ns| due_ns <= now_ns)
     }

@@ -1,5 +1,5 @@
-//! The slots of backends, and their drain: a removed backend keeps its slot until the drain has ended, so that flows that
-//! hold the slot find it.
+//! The slots of backends, and their drain: a removed backend keeps its slot until the drain has ended, so that flows
+//! that hold the slot find it.
 //!
 //! **Invariant:** a slot is reassigned only after its backend has drained, and then with another generation.
 //!

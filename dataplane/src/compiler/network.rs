@@ -105,8 +105,8 @@ impl RouteBook {
         self.shared = None;
     }
 
-    /// Takes over the kernel's current state. If anything changed, the caller must call [`RouteBook::forget`] after handling
-    /// it.
+    /// Takes over the kernel's current state. If anything changed, the caller must call [`RouteBook::forget`] after
+    /// handling it.
     pub(super) fn follow(&mut self, network: &Network) -> NetworkChange {
         if self.network == *network {
             return NetworkChange::Nothing;

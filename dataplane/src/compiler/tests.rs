@@ -421,7 +421,7 @@ fn backends_follow_routes_and_on_link_ones_are_their_own_next_hop() {
 }
 
 #[test]
-fn each_address_has_one_classification() {
+fn each_address_has_one_role() {
     let mut desk = Desk::new();
     desk.put(service("web", "192.0.2.100", &TWO));
     desk.network.addresses = vec![ip("192.0.2.77")];

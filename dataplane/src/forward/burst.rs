@@ -169,7 +169,7 @@ fn is_linuxs<A: Address>(headers: &Headers<A>, snapshot: &Snapshot) -> bool {
         }
 }
 
-/// The classification of a frame's destination address; `None` for a group, and for frames without IP.
+/// The role of a frame's destination address; `None` for a group, and for frames without IP.
 fn destination(frame: &[u8], snapshot: &Snapshot) -> Result<Option<AddressRole>, DropReason> {
     fn place<A: Address>(headers: &Headers<A>, snapshot: &Snapshot) -> Option<AddressRole> {
         let address = headers.tuple.destination;

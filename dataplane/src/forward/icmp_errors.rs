@@ -1,10 +1,10 @@
-//! ICMP errors about packets of flows, and about tunnel packets that carried them. An error about a packet of a flow goes
-//! to the sender of the quoted packet (FORWARDING 10). An error of a router inside a tunnel becomes an error to the sender
-//! of the inner packet (RFC 2003 section 4, RFC 2473 section 8).
+//! ICMP errors about packets of flows, and about tunnel packets that carried them. An error about a packet of a flow
+//! goes to the sender of the quoted packet (FORWARDING 10). An error of a router inside a tunnel becomes an error to
+//! the sender of the inner packet (RFC 2003 section 4, RFC 2473 section 8).
 //!
-//! **Invariants:** an error does not change its flow: anyone can forge one, so it neither ends a flow nor keeps it alive.
-//! An error about a tunnel packet is accepted only if the gateway may have sent the quoted packet, and only on the link by
-//! which that packet left.
+//! **Invariants:** an error does not change its flow: anyone can forge one, so it neither ends a flow nor keeps it
+//! alive. An error about a tunnel packet is accepted only if the gateway may have sent the quoted packet, and only on
+//! the link by which that packet left.
 //!
 //! Not here: the bytes of errors (`icmp`).
 

@@ -159,8 +159,8 @@ fn towards<A: Address>(snapshot: &Snapshot, tuple: &Tuple<A>) -> Towards {
     A::of(snapshot).steering.towards(tuple, |address| snapshot.role(address) != AddressRole::Elsewhere)
 }
 
-/// Whether the datagram of a fragment may belong to a flow. Datagrams to other destinations go to the kernel fragment by
-/// fragment; the kernel reassembles those that are addressed to it.
+/// Whether the datagram of a fragment may belong to a flow. Datagrams to other destinations go to the kernel fragment
+/// by fragment; the kernel reassembles those that are addressed to it.
 pub(super) fn may_have_flow<A: Address>(fragment: &Fragment<A>, snapshot: &Snapshot) -> bool {
     let Datagram { source, destination, .. } = fragment.datagram;
     fragment.part != Part::Portless

@@ -1,4 +1,4 @@
-//! The tables that exist once per address family: frontends, classification of addresses, SNAT addresses, steering.
+//! The tables that exist once per address family: frontends, roles of addresses, SNAT addresses, steering.
 //!
 //! Not here: routes, which are in one table for both families.
 
@@ -45,7 +45,7 @@ pub struct Front<A> {
     pub backend: BackendId,
 }
 
-/// The classification of an address.
+/// The role of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressRole {
     /// A VIP of some frontend.
@@ -62,7 +62,7 @@ pub enum AddressRole {
     Elsewhere,
 }
 
-/// Classification of all addresses.
+/// The roles of all addresses.
 #[derive(Clone, Debug)]
 pub(crate) struct AddressRoles<A> {
     pub(crate) exact: HashMap<A, AddressRole, TableHash>,

@@ -54,8 +54,8 @@ impl Exit {
         Self { destination_mac, source_mac, mtu, plain_mtu, link, port: link.port() }
     }
 
-    /// Whether a packet of this length leaves as it is: without VLAN tags and in one piece. One comparison for both, since
-    /// each packet on the fast path makes it: the MTU that is compared is 0 on a tagged link.
+    /// Whether a packet of this length leaves as it is: without VLAN tags and in one piece. One comparison for both,
+    /// since each packet on the fast path makes it: the MTU that is compared is 0 on a tagged link.
     #[inline(always)]
     #[must_use]
     pub(crate) const fn takes_plain(&self, packet_len: u16) -> bool {

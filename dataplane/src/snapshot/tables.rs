@@ -178,7 +178,7 @@ impl Snapshot {
         }
     }
 
-    /// The classification of an address.
+    /// The role of an address.
     #[must_use]
     #[inline]
     pub fn role<A: Address>(&self, address: A) -> AddressRole {

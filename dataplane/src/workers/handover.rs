@@ -1,8 +1,8 @@
 //! Hand-over of packets to the other workers of the gateway: whole bursts through one bounded queue for each ordered
 //! pair. No side ever waits, and a sleeping worker is not woken: it polls within 50 microseconds.
 //!
-//! **Invariant:** packets of one port and one errand that one worker hands to another arrive in order. In a poll a
-//! worker pushes at most one burst that is not full for each port and errand, however they are mixed. Packets that a
+//! **Invariant:** packets of one port with one task that one worker hands to another arrive in order. In a poll a
+//! worker pushes at most one burst that is not full for each port and task, however they are mixed. Packets that a
 //! queue refuses are dropped and counted (`handover_full`).
 //!
 //! Not here: who owns a packet ([`super::steering`]).
@@ -39,7 +39,7 @@ pub(crate) enum HandoverTask {
     Send,
 }
 
-/// Number of errands.
+/// Number of tasks.
 const ERRANDS: usize = 3;
 
 /// Packets that one worker hands to another.
@@ -171,12 +171,12 @@ impl<B> Peers<B> {
     }
 }
 
-/// Packets collected for other workers: a burst for each worker, port and errand. 280 bytes each: with 64 workers and 8
+/// Packets collected for other workers: a burst for each worker, port and task. 280 bytes each: with 64 workers and 8
 /// ports 430 KB per worker, of which a poll touches only what it fills.
 #[derive(Debug)]
 struct Gathered<B> {
     ports: usize,
-    /// Indexed by worker, port and errand.
+    /// Indexed by worker, port and task.
     bursts: Vec<Burst<B>>,
     /// The bursts that are not empty, each once.
     begun: Vec<(WorkerId, PortIndex, HandoverTask)>,
@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn however_ports_and_errands_are_mixed_bursts_are_full_but_for_the_last_and_in_order() {
+    fn however_ports_and_tasks_are_mixed_bursts_are_full_but_for_the_last_and_in_order() {
         let mut gathered = Gathered::new(3, 4);
         let kind = |n: usize| {
             let task = if n.is_multiple_of(2) { HandoverTask::Decide } else { HandoverTask::Meet };

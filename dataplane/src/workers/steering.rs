@@ -37,8 +37,8 @@ pub struct Steering {
 }
 
 impl Steering {
-    /// Steering by the engine's own hash. `seed` is that of the workers' flow tables ([`crate::forward::Parts::seed`]), whose
-    /// hash is reused.
+    /// Steering by the engine's own hash. `seed` is that of the workers' flow tables ([`crate::forward::Parts::seed`]),
+    /// whose hash is reused.
     #[must_use]
     pub fn own_hash(workers: u8, seed: u64) -> Self {
         Self { workers: workers.clamp(1, WORKERS_MAX), hash: TupleHash::new(seed), owner_hash: OwnerHash::Own }

@@ -18,7 +18,8 @@ use crate::snapshot::{AddressRole, Backend, Exit, Frontend, Snapshot};
 use crate::stats::DropReason;
 use crate::wire::{Address, Transport, Tuple, sctp_chunk, tcp_flags};
 
-/// The verdict on a packet that does not change the state of its flow. `None` if the state of the backend may end the flow.
+/// The verdict on a packet that does not change the state of its flow. `None` if the state of the backend may end the
+/// flow.
 pub(super) fn follow<'s, A: Address>(
     packet: &Packet<'_, A>,
     flow: &mut Flow<A>,
