@@ -1,7 +1,10 @@
-//! Originates RSTs that no packet turns into (FORWARDING 2 and 3). Each counts as originated: its cause is the end of
-//! another packet.
+//! Answers: turns packets into ARP, neighbour discovery, echo, error and reset answers within the rate limit
+//! (FORWARDING 8), and originates RSTs that no packet turns into (FORWARDING 2 and 3). Each of those counts as
+//! originated: its cause is the end of another packet.
 //!
-//! Not here: the decision to send a reset.
+//! **Invariant:** nothing is answered before the first complete state.
+//!
+//! Not here: the decision to answer an IP packet, and the bytes of answers (`icmp`, `rewrite`).
 
 use super::engine::Engine;
 use super::observer::{Fate, Observe};

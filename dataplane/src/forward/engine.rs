@@ -1,5 +1,5 @@
-//! Carries out verdicts: rewrites, answers, holds or drops packets, or passes them to the kernel, and counts each
-//! packet once.
+//! Carries out verdicts: rewrites and sends packets, in fragments if they do not fit, holds or drops them, or passes
+//! them on to answers and to the kernel. Each packet is counted once.
 //!
 //! **Invariant:** every packet that enters leaves by exactly one counted verdict.
 //!
@@ -230,7 +230,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         egress.send(exit.port, buffer, &mut self.tally);
     }
 
-    /// As [`Self::forward`], for any packet. An IPv4 packet that may be fragmented gets an identification of the
+    /// As [`Self::forward_plain`], for any packet. An IPv4 packet that may be fragmented gets an identification of the
     /// gateway and is fragmented if necessary; on a tagged link the tags are added.
     #[inline(never)]
     pub(super) fn forward_nat<A: FlowFamily, P: Port<Buffer = B>>(
@@ -249,7 +249,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         self.send_split(egress, buffer, headers, &flow, exit);
     }
 
-    /// Sends a rewritten packet, in fragments if it does not fit; [`Self::forward`] sends the plain ones. Fragments
+    /// Sends a rewritten packet, in fragments if it does not fit; [`Self::forward_plain`] sends the plain ones. Fragments
     /// after the first count as originated, since the packet became the first.
     pub(super) fn send_split<A: Address, P: Port<Buffer = B>>(
         &mut self,

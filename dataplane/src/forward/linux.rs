@@ -1,12 +1,12 @@
-//! Packets that the kernel sends out of a twin. They leave by its port, except those to a VIP or a pool address, which
-//! a router would send back to the gateway.
+//! Packets to the kernel, within the rate limit, and packets that the kernel sends out of a twin. The latter leave by
+//! its port, except those to a VIP or a pool address, which a router would send back to the gateway.
 //!
 //! The kernel can still reach a VIP when a probe needs to (FORWARDING 12): the engine answers its ARP request or
 //! solicitation for the VIP and sends a probe to the backend under test.
 //!
 //! **Invariant:** neither request nor answer appears on the wire.
 //!
-//! Not here: packets to the kernel, which are verdicts of the decision.
+//! Not here: the decision which packets go to the kernel.
 
 use super::engine::Engine;
 use super::observer::{Fate, Observe};

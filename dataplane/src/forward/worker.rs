@@ -5,9 +5,12 @@
 //! there, then decide and rewrite. So the memory that one packet needs is fetched while others are processed.
 //!
 //! With several workers, packets of other workers' flows are handed over after the first stage, and packets that they
-//! hand to this worker pass all stages here ([`crate::workers`]).
+//! hand to this worker pass all stages here ([`crate::workers`]). After each poll the worker sweeps a bounded number of
+//! flows and SNAT pools.
 //!
 //! **Invariant:** every packet ends in one counted verdict, and the account balances (see [`crate::WorkerCounters`]).
+//!
+//! Not here: what happens to a packet (`burst`, `decide`, `engine`).
 
 use std::sync::Arc;
 
