@@ -92,7 +92,10 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let found = match follow(packet, snapshot, table, limits, now) {
             Ok(verdict) => {
                 self.tally.hits += 1;
-                return self.apply(egress, snapshot, arrival, buffer, packet.headers, verdict);
+                return match verdict {
+                    Verdict::ForwardDirect(direct) => self.forward_direct(egress, buffer, packet.headers, &direct),
+                    verdict => self.apply(egress, snapshot, arrival, buffer, packet.headers, verdict),
+                };
             }
             Err(found) => found,
         };

@@ -61,6 +61,7 @@ pub(crate) fn follow_plain<'s, A: Address>(
 ///
 /// # Errors
 /// The flow whose state the packet may change, or `None` if the packet has no flow: [`super::decide`] decides.
+#[inline(always)]
 pub(crate) fn follow<'s, A: Address>(
     packet: &Packet<'_, A>,
     snapshot: &'s Snapshot,

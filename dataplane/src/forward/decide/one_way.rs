@@ -20,6 +20,7 @@ use crate::wire::{Address, Transport, Tuple, sctp_chunk, tcp_flags};
 
 /// The verdict on a packet that does not change the state of its flow. `None` if the state of the backend may end the
 /// flow.
+#[inline(always)]
 pub(super) fn follow<'s, A: Address>(
     packet: &Packet<'_, A>,
     flow: &mut Flow<A>,
