@@ -252,8 +252,8 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         self.send_split(egress, buffer, headers, &flow, exit);
     }
 
-    /// Sends a rewritten packet, in fragments if it does not fit; [`Self::forward_plain`] sends the plain ones. Fragments
-    /// after the first count as originated, since the packet became the first.
+    /// Sends a rewritten packet, in fragments if it does not fit; [`Self::forward_plain`] sends the plain ones.
+    /// Fragments after the first count as originated, since the packet became the first.
     pub(super) fn send_split<A: Address, P: Port<Buffer = B>>(
         &mut self,
         egress: &mut Egress<P>,

@@ -1,9 +1,9 @@
 //! The path of a packet through a worker. Reading order: `worker` polls, `burst` runs the stages over a burst, `sort`
-//! parses it, `steer` hands over packets of other workers, `decide` gives the verdict, `engine` carries it out, `rewrite`
-//! changes the bytes.
+//! parses it, `steer` hands over packets of other workers, `decide` gives the verdict, `engine` carries it out,
+//! `rewrite` changes the bytes.
 //!
-//! Special cases have files of their own: `fragments`, `icmp_errors`, `answers` (ARP, resets, replies), `linux` (packets
-//! of the kernel).
+//! Special cases have files of their own: `fragments`, `icmp_errors`, `answers` (ARP, resets, replies), `linux`
+//! (packets of the kernel).
 
 mod answers;
 mod burst;
