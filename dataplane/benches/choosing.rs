@@ -1,5 +1,5 @@
-//! How long it takes to choose a backend, and to make what choices go by: `cargo bench -p dataplane --bench choosing`.
-//! Prints the shortest of many runs, which other work on the machine disturbs the least.
+//! Time to choose a backend, and to build the tables for it: `cargo bench -p dataplane --bench choosing`. Prints the
+//! shortest of many runs, which other load on the machine disturbs the least.
 #![allow(clippy::unwrap_used, reason = "a wrong figure is worse than none")]
 
 use std::hint::black_box;
@@ -7,8 +7,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dataplane::maglev::MaglevTable;
-use dataplane::tick::Tick;
+use dataplane::choose::MaglevTable;
+use dataplane::flow::Tick;
 use dataplane::{
     Chooser, Compiler, Config, FlowLimits, Health, Mac, Network, PortConfig, PortIndex, Route, SourceRanges, Tunnel, Tuple,
     WorkerCounters,
@@ -17,7 +17,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use proto::limits::MAGLEV_HASH_VERSION;
 use proto::{Backend, BackendState, Family, MaglevSpec, Protocol, Scheduler, Service, ServiceName, ServicePort, State};
 
-/// Choices in a run: their keys do not fit the second cache.
+/// Choices per run: their keys do not fit the L2 cache.
 const CHOICES: u32 = 1 << 17;
 
 fn shortest(runs: u32, mut run: impl FnMut()) -> Duration {
@@ -38,7 +38,7 @@ fn each(name: &str, runs: u32, run: impl FnMut()) {
     println!("{name:50} {:8.1} us", shortest(runs, run).as_secs_f64() * 1e6);
 }
 
-/// Numbers without order.
+/// A pseudorandom permutation of numbers.
 const fn scatter(n: u32) -> u32 {
     (n ^ n >> 15).wrapping_mul(0x9e37_79b1) ^ n.wrapping_mul(0x85eb_ca77) >> 13
 }
@@ -144,7 +144,7 @@ fn choices() {
     }
 }
 
-/// One endpoint comes or goes, of 10,000 services with ten each.
+/// One endpoint is added or removed, among 10,000 services with ten each.
 fn changes() {
     for scheduler in [Scheduler::Maglev, Scheduler::LeastConnections] {
         let mut desk = Desk::new();

@@ -1,8 +1,8 @@
-//! The work that `make bench-guard` counts the instructions of: one stage of the engine, many bursts of it, inside
-//! [`measured`]. Counts of a simulated processor repeat exactly where times do not.
+//! The work whose instructions `make bench-guard` counts: one stage of the engine, many bursts of it, inside
+//! [`measured`]. Counts of a simulated processor repeat exactly, unlike times.
 //!
-//! `stages list` prints the stages; `stages NAME` runs one and prints how many packets `measured` handled, which is an
-//! error when any of them did not end as the stage says.
+//! `stages list` prints the stages; `stages NAME` runs one and prints how many packets `measured` handled. It fails if
+//! any of them did not end as the stage defines.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a wrong stage must stop the count")]
 
 use std::net::{IpAddr, SocketAddr};
@@ -12,20 +12,20 @@ use crossbeam_queue::ArrayQueue;
 use dataplane::testing::{Packet, Segment};
 use dataplane::{
     BURST, Buffer, Burst, Compiler, Config, FlowLimits, Health, Mac, MemoryBuffer, Neighbour, Network, Parts, Port, PortConfig,
-    PortIndex, Publisher, Tunnel, Worker, WorkerCounters, checksum, tcp_flags,
+    PortIndex, Publisher, Tunnel, Worker, WorkerCounters, tcp_flags, wire::checksum,
 };
 use proto::limits::MAGLEV_HASH_VERSION;
 use proto::{Backend, BackendState, Family, Generation, MaglevSpec, Mode, Protocol, Service, ServiceName, ServicePort, State};
 
-/// Bursts of one measurement: enough that the first, which finds cold predictors nowhere, does not count.
+/// Bursts per measurement: enough that the first one, with cold predictors, does not matter.
 const BURSTS: usize = 256;
-/// Flows that are known before the measurement.
+/// Flows that exist before the measurement.
 const FLOWS: u16 = 1024;
 const UPLINK: PortIndex = PortIndex(0);
 const CLUSTER: PortIndex = PortIndex(1);
 const VIP: [&str; 2] = ["192.0.2.100", "2001:db8::1:0"];
 
-/// What a stage measures.
+/// A stage and what it measures.
 #[derive(Clone, Copy)]
 struct Stage {
     name: &'static str,
@@ -36,9 +36,9 @@ struct Stage {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Packets of known flows, both directions in turn where the mode has two.
+    /// Packets of existing flows, alternating in both directions if the mode has two.
     Known,
-    /// Each packet begins a flow.
+    /// Each packet creates a flow.
     New,
 }
 
@@ -54,7 +54,7 @@ const STAGES: [Stage; 9] = [
     Stage { name: "nat-v6-new", mode: Mode::Nat, family: Family::V6, kind: Kind::New },
 ];
 
-/// A port whose far end is at hand: one burst in, one burst out, each buffer used again.
+/// A port that the benchmark fills and empties: one burst in, one burst out, each buffer reused.
 #[derive(Default)]
 struct BurstPort {
     arriving: Burst<MemoryBuffer>,
@@ -174,7 +174,7 @@ fn frame(stage: Stage, flow: u16, flags: u8) -> MemoryBuffer {
     MemoryBuffer::new(&bytes, 0)
 }
 
-/// A packet that answers `sent`: what is source there is destination here, for which sums commute, and other flags.
+/// A packet that answers `sent`: source and destination are swapped, which does not change sums, and the flags differ.
 fn answer(sent: &MemoryBuffer, flags: u8) -> MemoryBuffer {
     let mut bytes = sent.bytes().to_vec();
     let (addresses, len) = if bytes[12..14] == [8, 0] { (26, 4) } else { (22, 16) };
@@ -213,7 +213,7 @@ impl Gateway {
         self.worker.port_mut(port).unwrap()
     }
 
-    /// Puts a burst in at one port, and takes out what leaves at another.
+    /// Puts a burst in at one port, and takes the packets that leave at another.
     fn pass(&mut self, poll: fn(&mut Self), from: PortIndex, to: PortIndex, burst: Burst<MemoryBuffer>) -> Burst<MemoryBuffer> {
         self.port(from).arriving = burst;
         poll(self);
@@ -226,19 +226,19 @@ impl Gateway {
     }
 }
 
-/// What is counted: one poll.
+/// The counted work: one poll.
 #[inline(never)]
 fn measured(gateway: &mut Gateway) {
     gateway.poll();
 }
 
-/// Bursts of a frame for each of the flows.
+/// Bursts with one frame for each of the flows.
 fn bursts(stage: Stage, flows: std::ops::Range<u16>, flags: u8) -> Vec<Burst<MemoryBuffer>> {
     let flows: Vec<u16> = flows.collect();
     flows.chunks(BURST).map(|flows| flows.iter().map(|flow| frame(stage, *flow, flags)).collect()).collect()
 }
 
-/// Both directions of known flows; returns the packets counted.
+/// Both directions of existing flows; returns the number of packets counted.
 fn known(gateway: &mut Gateway, stage: Stage) -> usize {
     let mut replies = Vec::new();
     let data = bursts(stage, 0..FLOWS, tcp_flags::ACK);
@@ -251,7 +251,7 @@ fn known(gateway: &mut Gateway, stage: Stage) -> usize {
             gateway.pass(Gateway::poll, UPLINK, CLUSTER, acks.clone());
             replies.push(answers(tcp_flags::ACK));
         } else {
-            // Confirmed by the third packet, more than a second after the first.
+            // The third packet confirms, more than a second after the first.
             gateway.now_ns += 2_000_000_000;
             gateway.pass(Gateway::poll, UPLINK, CLUSTER, acks.clone());
             gateway.pass(Gateway::poll, UPLINK, CLUSTER, acks.clone());

@@ -1,4 +1,4 @@
-//! Announcements of what a gateway answers for: of all of it however much that is, and at a bounded rate.
+//! Announcements of the addresses that a gateway answers for: all of them, however many there are, at a bounded rate.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,17 +13,17 @@ use proto::{Service, ServiceName};
 use rig::{Rig, SECOND, UPLINK};
 
 const MS: u64 = SECOND / 1000;
-/// Announcements in any second at most.
+/// Maximum number of announcements in any second.
 const RATE: usize = 4000;
-/// Those that may come in one poll after a pause.
+/// Maximum number of announcements in one poll after a pause.
 const BURST: usize = 8;
 
-/// VIPs of the pool by their number.
+/// The VIP of the pool with this number.
 fn vip(n: u16) -> Ipv6Addr {
     Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 1, n)
 }
 
-/// Gives service `dns`, by its IPv6 port, these VIPs.
+/// Gives the service `dns` these VIPs on its IPv6 port.
 fn give(rig: &mut Rig, vips: impl Iterator<Item = u16>) {
     let name = ServiceName::new("default", "dns");
     let mut service = Service::clone(&rig.state.services[&name]);
@@ -34,14 +34,14 @@ fn give(rig: &mut Rig, vips: impl Iterator<Item = u16>) {
     rig.publisher.publish(snapshot);
 }
 
-/// The gateway polls every millisecond until `until`; when which VIP was announced is noted.
+/// Polls the gateway every millisecond until `until`, and records when which VIP was announced.
 fn run(rig: &mut Rig, until: u64, noted: &mut Vec<(u64, Ipv6Addr)>) {
     while rig.now < until {
         rig.now += MS;
         rig.worker.poll(rig.now);
         for buffer in rig.worker.port_mut(UPLINK).unwrap().sent.drain(..) {
             let frame = buffer.bytes();
-            // An unsolicited advertisement: its target stands behind 4 bytes of flags.
+            // An unsolicited advertisement: its target follows 4 bytes of flags.
             if frame[12..14] == [0x86, 0xdd] && frame[54] == 136 {
                 noted.push((rig.now, <[u8; 16]>::try_from(&frame[62..78]).unwrap().into()));
             }
@@ -80,7 +80,7 @@ fn all_vips_are_announced_three_times_however_many_there_are_and_paced() {
 }
 
 #[test]
-fn what_comes_and_goes_meanwhile_is_announced_and_not_announced_any_more() {
+fn vips_added_meanwhile_are_announced_and_removed_ones_no_longer() {
     let mut rig = Rig::before_state(64);
     (rig.state, rig.network) = (rig::state(), rig::network());
     let mut noted = Vec::new();

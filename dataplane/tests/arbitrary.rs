@@ -1,5 +1,5 @@
-//! Whatever comes in, in whatever order: the worker does not panic, its account closes after every poll, and nothing
-//! leaves that is for a VIP or a pool address, or goes to Linux that is for one of the engine's own.
+//! Arbitrary input in arbitrary order: the worker does not panic, its account balances after every poll, no packet
+//! leaves for a VIP or a pool address, and no packet for an address of the engine goes to the kernel.
 #![allow(clippy::unwrap_used)]
 
 mod rig;
@@ -15,7 +15,7 @@ use proptest::sample::{Index, select};
 use proto::{BackendState, Mode, Protocol, ServiceName, ServicePort, State};
 use rig::{CLUSTER, Rig, SECOND, UPLINK, backend_mac, ends, ip};
 
-/// Addresses that mean something to the gateway of the rig, and some that do not.
+/// Addresses with a meaning for the gateway of the rig, and some without.
 const V4: [&str; 13] = [
     "192.0.2.100",
     "192.0.2.101",
@@ -47,30 +47,31 @@ const V6: [&str; 12] = [
 ];
 const PORTS: [u16; 8] = [0, 53, 80, 1024, 1025, 5353, 8080, 30080];
 
-/// What happens to the gateway.
+/// An event at the gateway.
 #[derive(Clone, Debug)]
 enum Step {
     Arrives(PortIndex, Vec<u8>),
     FromLinux(PortIndex, Vec<u8>),
-    /// A datagram in fragments of so many eights, one of them left out, the others in turn from there.
+    /// A datagram in fragments of this many units of 8 bytes. One of them is left out; the order starts there.
     Fragments(PortIndex, Vec<u8>, usize, Index),
-    /// Somebody on the way of a packet sent earlier tells its sender an ICMP error about it, with so much of it.
+    /// A router on the path of a packet sent earlier reports an ICMP error about it to its sender, quoting this many
+    /// bytes.
     Error(Index, PortIndex, u8, usize),
-    /// The one that got a packet sent earlier answers it, with these TCP flags.
+    /// The receiver of a packet sent earlier answers it, with these TCP flags.
     Answered(Index, PortIndex, u8),
     Passes(u64),
     Changes(Change),
-    /// Ports take this many frames a poll.
+    /// Ports accept this many frames per poll.
     Room(usize),
 }
 
-/// What the gateway is told.
+/// A change of the gateway's inputs.
 #[derive(Clone, Debug)]
 enum Change {
     Service(&'static str, bool),
     Mode(&'static str, Mode),
     Backends(&'static str, u8, BackendState),
-    /// A service without selector may name any address.
+    /// A service without selector may list any address.
     StrangeBackend(&'static str),
     Health(u8, bool),
     Neighbour(u8, bool),
@@ -96,7 +97,7 @@ fn segment() -> impl Strategy<Value = Segment> {
     ]
 }
 
-/// What SCTP carries: now and then a lone INIT.
+/// SCTP payloads: now and then a lone INIT.
 fn chunks() -> impl Strategy<Value = Vec<u8>> {
     let chunk = (0..16_u8, any::<u8>(), vec(any::<u8>(), 16)).prop_map(|(kind, flags, body)| {
         let mut chunk = vec![kind, flags, 0, 20];
@@ -135,7 +136,7 @@ fn packet() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// A whole datagram or segment that is worth fragments.
+/// A whole datagram or segment large enough for fragments.
 fn datagram() -> impl Strategy<Value = Vec<u8>> {
     let ends = any::<bool>().prop_flat_map(|v4| (address(v4), address(v4)));
     (ends, segment(), vec(any::<u8>(), 0..600)).prop_map(|((source, destination), segment, payload)| {
@@ -225,7 +226,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The destination of a frame with whole IP headers, whatever else is wrong with it.
+/// The destination of a frame with complete IP headers, whatever else is wrong with it.
 fn destination(frame: &[u8]) -> Option<IpAddr> {
     match frame.get(12..15)? {
         [8, 0, first] if first >> 4 == 4 => frame.get(30..34).and_then(|a| <[u8; 4]>::try_from(a).ok()).map(IpAddr::from),
@@ -236,11 +237,11 @@ fn destination(frame: &[u8]) -> Option<IpAddr> {
 
 struct World {
     rig: Rig,
-    /// The mode that services begin in.
+    /// The initial mode of the services.
     mode: Mode,
-    /// Whether any is of mode `dsr`, or was.
+    /// Whether any service has or had mode `dsr`.
     dsr: bool,
-    /// Frames that left, for those who answer.
+    /// Frames that left, to be answered.
     sent: Vec<Vec<u8>>,
 }
 
@@ -342,7 +343,7 @@ impl World {
         let in_pool = |address: IpAddr| pools.iter().flat_map(|pool| &pool.ranges).any(|range| range.contains(address));
         for port in [UPLINK, CLUSTER] {
             for frame in self.rig.sent(port) {
-                // Of mode `dsr` the VIP is the destination still, towards a backend on the link.
+                // In mode `dsr` the VIP is still the destination, towards a backend on the link.
                 let is_dsr = self.dsr && rig::BACKENDS.iter().any(|n| frame.starts_with(&backend_mac(*n).0));
                 let loops = destination(&frame).is_some_and(in_pool) && !is_dsr;
                 prop_assert!(!loops, "left by {:?}: {:02x?}", port, frame);
@@ -359,7 +360,7 @@ impl World {
         Ok(())
     }
 
-    /// Nothing is held, and no flow is left, when all has been silent for long enough.
+    /// After a long idle time nothing is held and no flow is left.
     fn comes_to_rest(mut self) -> Result<(), TestCaseError> {
         for _ in 0..20 {
             self.rig.now += 1000 * SECOND;
@@ -394,7 +395,8 @@ fn error_about(frame: &[u8], kind: u8, quoted: usize) -> Option<Vec<u8>> {
     Some(Packet::between(from, source, Segment::Icmp { kind, code: 0, rest: 1300 }).payload(quote).build())
 }
 
-/// The frame with its ends exchanged, as its receiver would answer. TCP gets these flags, SCTP a chunk by them.
+/// The frame with source and destination swapped, as its receiver would answer: TCP with these flags, SCTP with a chunk
+/// derived from them.
 fn answer_to(frame: &[u8], flags: u8) -> Vec<u8> {
     let transport_at = match frame.get(12..15) {
         Some([8, 0, 0x45]) => 34,
@@ -422,7 +424,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn in_every_mode_whatever_comes_in_is_counted_once_and_nothing_loops(mode in mode(), steps in vec(step(), 1..60)) {
+    fn in_every_mode_each_packet_is_counted_once_and_nothing_loops(mode in mode(), steps in vec(step(), 1..60)) {
         let mut rig = Rig::with_flows(32);
         rig.state = state_in(mode);
         rig.publish();

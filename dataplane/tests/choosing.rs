@@ -1,4 +1,4 @@
-//! Who may connect, and which backend a new flow gets.
+//! Source ranges, and the choice of a backend for a new flow.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,7 +13,7 @@ use dataplane::{DropReason, Fate};
 use proto::{BackendState, Scheduler, Service, ServiceName};
 use rig::{BACKENDS, CLUSTER, Rig, SECOND, UPLINK, ends, last_byte};
 
-/// Changes a service of the rig's.
+/// Changes a service of the rig.
 fn change(rig: &mut Rig, name: &str, change: impl FnOnce(&mut Service)) {
     let service = rig.state.services.get_mut(&ServiceName::new("default", name)).unwrap();
     change(Arc::make_mut(service));
@@ -26,7 +26,7 @@ fn with(name: &str, how: impl FnOnce(&mut Service)) -> Rig {
     rig
 }
 
-/// The last byte of the backend's address that a new flow of this client gets.
+/// The last byte of the address of the backend that a new flow of this client gets.
 fn backend_of(rig: &mut Rig, client: &str, vip: &str) -> u8 {
     let sent = rig.forward(UPLINK, &Packet::tcp(client, vip).build());
     last_byte(ends(&sent).1.ip())
@@ -46,7 +46,7 @@ fn only_clients_inside_the_source_ranges_may_connect() {
         ("a client of a family that has no range", &["198.51.100.0/24"], "[2001:db8:1::7]:5555", v6, denied),
         ("one inside, of IPv6", &["2001:db8:1::/64"], "[2001:db8:1::7]:5555", v6, allowed),
         ("a family with a prefix of length 0", &["0.0.0.0/0"], "198.51.100.7:5555", v4, allowed),
-        ("any client, with ranges that hold nobody", &[], "198.51.100.7:5555", v4, denied),
+        ("any client, with an empty list of ranges", &[], "198.51.100.7:5555", v4, denied),
     ];
     for (sentence, prefixes, client, vip, fate) in rows {
         let mut rig = with("web", |service| service.source_ranges = ranges(prefixes));
@@ -56,12 +56,12 @@ fn only_clients_inside_the_source_ranges_may_connect() {
     assert_eq!(
         rig.put(UPLINK, &Packet::tcp("198.51.100.7:5555", "192.0.2.2:30080").build()),
         allowed,
-        "never asked of node ports"
+        "node ports have no source ranges"
     );
 }
 
 #[test]
-fn a_flow_goes_on_when_its_client_is_no_longer_inside() {
+fn a_flow_continues_when_its_client_leaves_the_source_ranges() {
     let mut rig = Rig::new();
     let client = "198.51.100.7:5555";
     assert_eq!(rig.put(UPLINK, &Packet::tcp(client, "192.0.2.100:80").build()), Some(Fate::Forward(CLUSTER)));
@@ -138,7 +138,7 @@ fn in_turn_each_backend_gets_its_weight_of_every_cycle_and_one_that_drains_nothi
 }
 
 #[test]
-fn by_connections_a_backend_that_comes_back_gets_what_the_others_have_more() {
+fn by_connections_a_backend_that_returns_catches_up_with_the_others() {
     let mut rig = with("web", |service| {
         service.scheduler = Scheduler::LeastConnections;
         weigh(service, [1, 1, 0]);
@@ -164,7 +164,7 @@ fn by_expected_delay_or_idleness_weights_decide() {
     }
 }
 
-/// Backends of the clients 198.51.100.1 and up, by a new flow of each.
+/// The backends of new flows of the clients 198.51.100.1 and up.
 fn backends_of_clients(rig: &mut Rig, count: u8, port: u16) -> Vec<u8> {
     (1..=count).map(|n| backend_of(rig, &format!("198.51.100.{n}:{port}"), "192.0.2.100:80")).collect()
 }

@@ -1,4 +1,4 @@
-//! Mode `dnat`: the backend sees the client, and its replies come back through us.
+//! Mode `dnat`: the backend sees the client's address, and its replies pass the gateway.
 
 #![allow(clippy::unwrap_used)]
 
@@ -26,7 +26,7 @@ fn between(from: SocketAddr, to: SocketAddr) -> Packet {
     Packet::tcp(&from.to_string(), &to.to_string())
 }
 
-/// The backends that a service has, behind a second address too.
+/// A second service address with the same backends.
 fn second_vip(rig: &mut Rig) {
     let name = ServiceName::new("default", "web");
     let mut service = Service::clone(&rig.state.services[&name]);
@@ -59,7 +59,7 @@ fn no_snat_address_is_needed() {
     let config = dataplane::Config { snat: Vec::new(), ..rig::config(1024) };
     let snapshot = dataplane::Compiler::new(config).compile(&rig.state, &rig.network, &rig.health, 0);
     let refused: Vec<_> = snapshot.refused().iter().map(|(name, _)| name.name.as_str()).collect();
-    assert_eq!(refused, ["node-port"], "mode nat cannot do without");
+    assert_eq!(refused, ["node-port"], "mode nat needs a SNAT address");
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn a_reply_without_a_flow_is_dropped_where_several_frontends_lead_to_the_backend
     let reply = Packet::tcp("10.0.0.12:8080", CLIENT).flags(ACK).build();
     assert_eq!(rig.put(CLUSTER, &reply), Some(Fate::Drop(DropReason::NoFlow)));
     rig.set_mode("web", Mode::Nat);
-    assert_eq!(rig.put(CLUSTER, &reply), Some(Fate::Linux(CLUSTER)), "no backend of this mode any more");
+    assert_eq!(rig.put(CLUSTER, &reply), Some(Fate::Linux(CLUSTER)), "the backend's mode has changed");
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn a_late_reply_of_a_backend_that_the_flow_left_is_dropped() {
 }
 
 #[test]
-fn of_two_flows_that_a_backend_could_not_tell_apart_the_established_one_stays() {
+fn of_two_flows_that_look_the_same_to_a_backend_the_established_one_stays() {
     let mut rig = Rig::with_mode(Mode::Dnat);
     second_vip(&mut rig);
     let name = ServiceName::new("default", "web");
@@ -137,7 +137,7 @@ fn of_two_flows_that_a_backend_could_not_tell_apart_the_established_one_stays() 
     let sent = rig.sent(CLUSTER);
     let flags: Vec<u8> = sent.iter().map(|frame| frame[47]).collect();
     assert_eq!(flags, [tcp_flags::RST, SYN], "the backend forgets the older handshake before it sees the new one");
-    assert_eq!(rig.counters.flows.get(), 1, "the flow that was not established yet gave way");
+    assert_eq!(rig.counters.flows.get(), 1, "the flow that was not established yet gave mode");
     let back = rig.forward(CLUSTER, &between(backend, client).flags(SYN | ACK).build());
     assert_eq!(rig::ends(&back).0, socket("192.0.2.102:80"));
     rig.forward(UPLINK, &via("192.0.2.102").flags(ACK).build());
@@ -163,7 +163,7 @@ fn flows_end_when_they_are_idle_and_leave_nothing_behind() {
 }
 
 #[test]
-fn a_backend_is_told_by_the_gateway_what_cannot_reach_the_client() {
+fn a_backend_gets_icmp_errors_from_the_gateway_for_packets_that_cannot_reach_the_client() {
     for (client, vip, gateway) in [(CLIENT, VIP, "10.0.0.2"), (CLIENT_V6, "[2001:db8::1:0]:80", "fd00::2")] {
         let mut rig = Rig::with_mode(Mode::Dnat);
         let (client, backend) = rig::ends(&rig.forward(UPLINK, &Packet::tcp(client, vip).build()));

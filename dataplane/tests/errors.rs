@@ -1,4 +1,4 @@
-//! ICMP errors about packets of flows: they reach the one who sent the packet, and tell of it as that one sent it.
+//! ICMP errors about packets of flows: they reach the sender of the packet, and quote it as that sender sent it.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,8 +14,8 @@ use rig::{CLUSTER, Rig, SECOND, UPLINK, ends, hop_limit, ip};
 
 const ACK: u8 = tcp_flags::ACK;
 
-/// A client, the frontend it speaks to, a router before the client, one before the backends. TCP and UDP in both families.
-struct Way {
+/// A client, its frontend, a router towards the client, and one towards the backends. TCP and UDP in both families.
+struct FlowMode {
     client: &'static str,
     vip: &'static str,
     far: &'static str,
@@ -23,15 +23,20 @@ struct Way {
     snat: &'static str,
 }
 
-const V4: Way =
-    Way { client: "198.51.100.7:5555", vip: "192.0.2.100:80", far: "203.0.113.1", near: "10.0.0.99", snat: "10.0.0.3" };
-const V4_UDP: Way = Way { vip: "192.0.2.101:53", ..V4 };
-const V6: Way =
-    Way { client: "[2001:db8:1::7]:5555", vip: "[2001:db8::1:0]:80", far: "2001:db8:9::1", near: "fd00::99", snat: "fd00::3" };
-const V6_UDP: Way = Way { vip: "[2001:db8::1:1]:53", ..V6 };
-const WAYS: [Way; 4] = [V4, V4_UDP, V6, V6_UDP];
+const V4: FlowMode =
+    FlowMode { client: "198.51.100.7:5555", vip: "192.0.2.100:80", far: "203.0.113.1", near: "10.0.0.99", snat: "10.0.0.3" };
+const V4_UDP: FlowMode = FlowMode { vip: "192.0.2.101:53", ..V4 };
+const V6: FlowMode = FlowMode {
+    client: "[2001:db8:1::7]:5555",
+    vip: "[2001:db8::1:0]:80",
+    far: "2001:db8:9::1",
+    near: "fd00::99",
+    snat: "fd00::3",
+};
+const V6_UDP: FlowMode = FlowMode { vip: "[2001:db8::1:1]:53", ..V6 };
+const WAYS: [FlowMode; 4] = [V4, V4_UDP, V6, V6_UDP];
 
-impl Way {
+impl FlowMode {
     fn is_tcp(&self) -> bool {
         self.vip.ends_with("80")
     }
@@ -41,18 +46,18 @@ impl Way {
         packet.payload(b"some data that is longer than eight bytes")
     }
 
-    /// Opens a flow; its SNAT end and its backend.
+    /// Opens a flow; returns its SNAT address and port and its backend.
     fn open(&self, rig: &mut Rig) -> (SocketAddr, SocketAddr) {
         ends(&rig.forward(UPLINK, &self.packet(self.client, self.vip, tcp_flags::SYN).build()))
     }
 }
 
-/// Types, codes and third words of errors: unreachable, too big, time exceeded, parameter problem.
+/// Types, codes and second words of errors: unreachable, too big, time exceeded, parameter problem.
 fn errors(is_v4: bool) -> [(u8, u8, u32); 4] {
     if is_v4 { [(3, 1, 0), (3, 4, 1300), (11, 0, 0), (12, 0, 9 << 24)] } else { [(1, 0, 0), (2, 0, 1300), (3, 0, 0), (4, 1, 40)] }
 }
 
-/// An error from `source` about `packet` as it stands after its Ethernet header, of which `quoted` bytes are told.
+/// An error from `source` about the IP packet `packet`, of which it quotes `quoted` bytes.
 fn error(source: &str, destination: IpAddr, numbers: (u8, u8, u32), packet: &[u8], quoted: usize) -> Packet {
     let (kind, code, rest) = numbers;
     let packet = &packet[14..];
@@ -70,21 +75,21 @@ fn addresses(frame: &[u8]) -> (IpAddr, IpAddr) {
 }
 
 #[test]
-fn an_error_of_the_backends_side_reaches_the_client_and_tells_of_what_it_sent() {
-    for way in WAYS {
-        for numbers in errors(way.client.starts_with('1')) {
+fn an_error_of_the_backends_side_reaches_the_client_and_quotes_what_it_sent() {
+    for mode in WAYS {
+        for numbers in errors(mode.client.starts_with('1')) {
             let mut rig = Rig::new();
-            let (snat, backend) = way.open(&mut rig);
-            for source in [way.near.to_owned(), backend.ip().to_string()] {
-                let sent = way.packet(&snat.to_string(), &backend.to_string(), ACK).hop_limit(60).build();
-                let came = way.packet(way.client, way.vip, ACK).hop_limit(60).build();
+            let (snat, backend) = mode.open(&mut rig);
+            for source in [mode.near.to_owned(), backend.ip().to_string()] {
+                let sent = mode.packet(&snat.to_string(), &backend.to_string(), ACK).hop_limit(60).build();
+                let came = mode.packet(mode.client, mode.vip, ACK).hop_limit(60).build();
                 for quoted in [28, 36, 48, 60, 1000] {
                     let quoted = if snat.is_ipv4() { quoted } else { quoted + 20 };
                     let left = rig.forward(CLUSTER, &error(&source, snat.ip(), numbers, &sent, quoted).build());
                     assert_checksums(&left);
                     assert_eq!(quote(&left), &came[14..][..quoted.min(came.len() - 14)], "{numbers:?} {quoted}");
-                    let vip: SocketAddr = way.vip.parse().unwrap();
-                    let client: SocketAddr = way.client.parse().unwrap();
+                    let vip: SocketAddr = mode.vip.parse().unwrap();
+                    let client: SocketAddr = mode.client.parse().unwrap();
                     assert_eq!(addresses(&left), (vip.ip(), client.ip()));
                     assert_eq!(hop_limit(&left), 62);
                     let at = if snat.is_ipv4() { 34 } else { 54 };
@@ -100,25 +105,25 @@ fn an_error_of_the_backends_side_reaches_the_client_and_tells_of_what_it_sent() 
 
 #[test]
 fn an_error_of_the_clients_side_reaches_the_backend_from_the_snat_address() {
-    for way in WAYS {
-        for numbers in errors(way.client.starts_with('1')) {
+    for mode in WAYS {
+        for numbers in errors(mode.client.starts_with('1')) {
             let mut rig = Rig::new();
-            let (snat, backend) = way.open(&mut rig);
-            let vip: SocketAddr = way.vip.parse().unwrap();
-            let sent = way.packet(way.vip, way.client, ACK).hop_limit(50).build();
-            let came = way.packet(&backend.to_string(), &snat.to_string(), ACK).hop_limit(50).build();
-            for source in [way.far.to_owned(), way.client.parse::<SocketAddr>().unwrap().ip().to_string()] {
+            let (snat, backend) = mode.open(&mut rig);
+            let vip: SocketAddr = mode.vip.parse().unwrap();
+            let sent = mode.packet(mode.vip, mode.client, ACK).hop_limit(50).build();
+            let came = mode.packet(&backend.to_string(), &snat.to_string(), ACK).hop_limit(50).build();
+            for source in [mode.far.to_owned(), mode.client.parse::<SocketAddr>().unwrap().ip().to_string()] {
                 let left = rig.forward(UPLINK, &error(&source, vip.ip(), numbers, &sent, 1000).build());
                 assert_checksums(&left);
                 assert_eq!(quote(&left), &came[14..]);
-                assert_eq!(addresses(&left), (ip(way.snat), backend.ip()));
+                assert_eq!(addresses(&left), (ip(mode.snat), backend.ip()));
             }
         }
     }
 }
 
 #[test]
-fn in_mode_dnat_the_backend_is_told_by_who_found_out() {
+fn in_mode_dnat_the_backend_gets_errors_from_the_router_itself() {
     let mut rig = Rig::with_mode(Mode::Dnat);
     let (client, backend) = V4.open(&mut rig);
     let sent = V4.packet(V4.vip, V4.client, ACK).hop_limit(50).build();
@@ -126,7 +131,7 @@ fn in_mode_dnat_the_backend_is_told_by_who_found_out() {
     let left = rig.forward(UPLINK, &error(V4.far, ip("192.0.2.100"), (3, 4, 1300), &sent, 1000).build());
     assert_checksums(&left);
     assert_eq!((quote(&left), addresses(&left)), (&came[14..], (ip(V4.far), backend.ip())));
-    // And about what went to the backend; it comes to the client's own address.
+    // An error about a packet to the backend is sent to the client's own address.
     let sent = V4.packet(&client.to_string(), &backend.to_string(), ACK).hop_limit(50).build();
     let came = V4.packet(V4.client, V4.vip, ACK).hop_limit(50).build();
     let left = rig.forward(CLUSTER, &error(V4.near, client.ip(), (3, 4, 1300), &sent, 1000).build());
@@ -142,7 +147,7 @@ struct Row {
 }
 
 #[test]
-fn errors_of_no_flow_and_errors_that_may_be_forged_go_nowhere() {
+fn errors_without_a_flow_and_possibly_forged_ones_are_not_forwarded() {
     use DropReason as R;
     let unreachable = (3, 1, 0);
     let mut rig = Rig::new();
@@ -191,17 +196,17 @@ fn errors_of_no_flow_and_errors_that_may_be_forged_go_nowhere() {
     for Row { sentence, port, frame, fate } in rows {
         assert_eq!(rig.put(port, &frame), Some(fate), "{sentence}");
     }
-    // All that did no harm.
+    // None of these had an effect.
     assert!(matches!(rig.put(UPLINK, &about(V4.client, V4.vip)), Some(Fate::Forward(CLUSTER))));
 }
 
 #[test]
-fn an_error_about_a_node_port_flow_is_not_linux_s() {
+fn an_error_about_a_node_port_flow_does_not_go_to_the_kernel() {
     let mut rig = Rig::new();
-    let way = Way { vip: "192.0.2.2:30080", ..V4 };
-    let (_, backend) = ends(&rig.forward(UPLINK, &Packet::tcp(way.client, way.vip).build()));
-    let about = Packet::tcp(way.vip, way.client).flags(ACK).build();
-    let left = rig.forward(UPLINK, &error(way.far, ip("192.0.2.2"), (3, 4, 1300), &about, 28).build());
+    let mode = FlowMode { vip: "192.0.2.2:30080", ..V4 };
+    let (_, backend) = ends(&rig.forward(UPLINK, &Packet::tcp(mode.client, mode.vip).build()));
+    let about = Packet::tcp(mode.vip, mode.client).flags(ACK).build();
+    let left = rig.forward(UPLINK, &error(mode.far, ip("192.0.2.2"), (3, 4, 1300), &about, 28).build());
     assert_eq!(addresses(&left).1, backend.ip());
 }
 
@@ -211,7 +216,7 @@ fn an_error_neither_ends_a_flow_nor_keeps_it() {
     let (snat, backend) = V4_UDP.open(&mut rig);
     let sent = V4_UDP.packet(&snat.to_string(), &backend.to_string(), ACK).build();
     let error = error(V4.near, snat.ip(), (3, 3, 0), &sent, 28).build();
-    // 30 s after its last packet an unanswered flow is over, whatever errors came meanwhile.
+    // 30 s after its last packet an unanswered flow ends, whatever errors came meanwhile.
     for _ in 0..29 {
         rig.now += SECOND;
         assert_eq!(rig.put(CLUSTER, &error), Some(Fate::Forward(UPLINK)));
@@ -249,30 +254,31 @@ fn udp_without_checksum_is_quoted_without_checksum() {
     assert_eq!(&quote(&left)[26..28], &[0, 0]);
 }
 
-/// What a quote shows of an SCTP packet: the ports alone, the ports and the tag, the whole common header, and all.
+/// Quoted bytes of an SCTP packet: the ports alone, ports and part of the tag, the whole common header, more, and
+/// everything.
 const SCTP_QUOTED: [usize; 5] = [8, 11, 12, 20, 1000];
 
 #[test]
 fn a_quoted_sctp_packet_has_the_checksum_that_its_sender_gave_it() {
-    for way in [V4, V6] {
-        let network_len = if way.snat.contains(':') { 40 } else { 20 };
+    for mode in [V4, V6] {
+        let network_len = if mode.snat.contains(':') { 40 } else { 20 };
         let mut rig = Rig::new();
-        let (snat, backend) = ends(&rig.forward(UPLINK, &Packet::sctp(way.client, way.vip).build()));
+        let (snat, backend) = ends(&rig.forward(UPLINK, &Packet::sctp(mode.client, mode.vip).build()));
         let chunk = |from: &str, to: &str| Packet::sctp(from, to).chunk(7, 0).hop_limit(60).build();
-        let vip: SocketAddr = way.vip.parse().unwrap();
+        let vip: SocketAddr = mode.vip.parse().unwrap();
         let (snat_text, backend_text) = (snat.to_string(), backend.to_string());
         let unreachable = errors(snat.is_ipv4())[0];
         for len in SCTP_QUOTED {
             let quoted = network_len + len;
-            let came = chunk(way.client, way.vip);
-            let error_back = error(way.near, snat.ip(), unreachable, &chunk(&snat_text, &backend_text), quoted);
+            let came = chunk(mode.client, mode.vip);
+            let error_back = error(mode.near, snat.ip(), unreachable, &chunk(&snat_text, &backend_text), quoted);
             let left = rig.forward(CLUSTER, &error_back.build());
             assert_checksums(&left);
-            // Of a part of a checksum nobody can tell what it was.
+            // A partly quoted checksum cannot be restored.
             let whole = if len < 12 { network_len + 8 } else { quoted.min(came.len() - 14) };
             assert_eq!(quote(&left)[..whole], came[14..][..whole], "{len} bytes, to the client");
             let came = chunk(&backend_text, &snat_text);
-            let error_on = error(way.far, vip.ip(), unreachable, &chunk(way.vip, way.client), quoted);
+            let error_on = error(mode.far, vip.ip(), unreachable, &chunk(mode.vip, mode.client), quoted);
             let left = rig.forward(UPLINK, &error_on.build());
             assert_checksums(&left);
             assert_eq!(quote(&left)[..whole], came[14..][..whole], "{len} bytes, to the backend");
@@ -287,13 +293,13 @@ fn the_checksum_of_sctp_in_a_quoted_fragment_is_left_alone() {
     let first = Packet { fragmentation: 0x2000, ..Packet::sctp(&snat.to_string(), &backend.to_string()).chunk(7, 0) }.build();
     let left = rig.forward(CLUSTER, &error(V4.near, snat.ip(), (11, 1, 0), &first, 1000).build());
     assert_checksums(&left);
-    assert_eq!(quote(&left)[28..32], first[42..46], "how long the packet was nobody tells");
+    assert_eq!(quote(&left)[28..32], first[42..46], "the length of the packet is unknown");
 }
 
 proptest! {
-    /// Whole words: of half a checksum nobody can tell what it was.
+    /// Whole words only, since a partly quoted checksum cannot be restored.
     #[test]
-    fn what_a_sender_is_told_is_what_it_sent(
+    fn a_sender_gets_its_packet_quoted_as_it_sent_it(
         payload in prop::collection::vec(any::<u8>(), 0..60), half_quoted in 14_usize..60, options in 0_usize..4, client_port: u16,
         tcp: bool, hop_limit in 2_u8..,
     ) {

@@ -1,4 +1,5 @@
-//! Floods from random sources, in simulated time: SYN, bare ACK, UDP. What genuine clients notice of them (FORWARDING 3).
+//! Floods from random sources in simulated time: SYN, bare ACK, UDP, and their effect on genuine clients (FORWARDING
+//! 3).
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod peers;
@@ -12,13 +13,13 @@ use rig::{Rig, SECOND, UPLINK};
 
 const VIP: &str = "192.0.2.100:80";
 const DNS: &str = "192.0.2.101:53";
-/// Connections, and streams of datagrams, that are established before the flood.
+/// Connections, and UDP streams, that are established before the flood.
 const OLD: u32 = 500;
-/// Connections, and single exchanges, that begin under the flood, after it has taken all that it can.
+/// Connections, and single exchanges, that begin during the flood, after it has filled the tables.
 const NEW: u64 = 1_000;
-/// Flows of the default configuration.
+/// Number of flows in the default configuration.
 const FLOWS: u32 = 1 << 20;
-/// Flood packets that arrive at once, with a connection in between now and then.
+/// Flood packets that arrive at once, with a genuine connection in between now and then.
 const BATCH: u64 = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +29,7 @@ enum Flood {
     Udp,
 }
 
-/// A source that nobody is at: a permutation of 32 bits, kept out of the networks of the rig.
+/// A source address that nobody uses: a permutation of 32 bits, outside the networks of the rig.
 fn source(n: u64) -> SocketAddr {
     let mixed = n.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let [a, b, c, d, e, f, ..] = mixed.to_le_bytes();
@@ -50,15 +51,15 @@ fn genuine(n: u64) -> SocketAddr {
 }
 
 struct Outcome {
-    /// New connections that were answered, of [`NEW`].
+    /// New connections that were answered, out of [`NEW`].
     answered: u64,
-    /// New exchanges that were answered, of as many.
+    /// New exchanges that were answered, out of [`NEW`].
     exchanged: u64,
     world: World,
 }
 
-/// `packets` of a flood at a rate, while 500 connections and streams stay and 1,000 connections and exchanges begin in the
-/// second half.
+/// `packets` packets of a flood at a rate, while 500 connections and streams exist and 1,000 connections and exchanges
+/// begin in the second half.
 fn flood(flood: Flood, per_second: u64, packets: u64, max_flows: u32) -> Outcome {
     let dns: SocketAddr = DNS.parse().unwrap();
     let mut world = World::new(Rig::with_flows(max_flows), VIP);
@@ -77,7 +78,7 @@ fn flood(flood: Flood, per_second: u64, packets: u64, max_flows: u32) -> Outcome
     assert!(old(&world, 1), "all are connected before the flood");
     let streams: Vec<_> = (0..u64::from(OLD)).map(|n| world.end_of_stream(genuine(n), dns)).collect();
     let batch_ns = BATCH * SECOND / per_second;
-    // The last begins early enough to end under the flood: handshake and question are one round trip.
+    // The last one begins early enough to end during the flood: handshake and question take one round trip.
     let tail = 2 * ROUND_TRIP / batch_ns + 1;
     let batches = packets / BATCH + tail;
     let first = batches / 2;
@@ -126,7 +127,7 @@ fn under_floods_of_bare_acks_and_udp_all_new_connections_succeed() {
         let Outcome { answered, exchanged, world } = flood(kind, 200_000, 400_000, 65_536);
         assert_eq!((answered, exchanged), (NEW, NEW), "{kind:?}");
         let counters = &world.rig.counters;
-        // Backends answer each datagram of the flood, so that all that it leaves are single exchanges.
+        // Backends answer each datagram of the flood, so that it leaves only single exchanges.
         assert_eq!(counters.reclaimed.get() > 300_000, kind == Flood::Udp, "the flood has taken all memory");
         assert_eq!(world.backends.unanswered, 0, "no connection has a port that the flood had before");
     }
@@ -134,21 +135,21 @@ fn under_floods_of_bare_acks_and_udp_all_new_connections_succeed() {
 
 #[test]
 fn at_a_million_syns_a_second_99_percent_of_new_connections_succeed_and_at_eight_they_do_not() {
-    // Handshakes of 50 ms; 193,536 ports of three backends and one address are used up in that time at 3.9 M/s: were the flood
-    // of this test harmless, it would be so at any rate.
+    // Handshakes take 50 ms; 193,536 ports of three backends and one address are used up in that time at 3.9 M/s. If
+    // the flood of this test were harmless, it would be so at any rate.
     let rows = [1_000_000, 8_000_000].map(|rate| (rate, flood(Flood::Syn, rate, 450_000, FLOWS).answered * 100 / NEW));
     println!("per cent of new connections that succeed, by SYN/s: {rows:?}");
     assert!(rows[0].1 >= 99 && rows[1].1 < 99, "{rows:?}");
 }
 
 #[test]
-fn clients_that_ask_each_question_from_a_fresh_port_exhaust_neither_ports_nor_memory() {
+fn clients_that_use_a_new_port_for_each_question_exhaust_neither_ports_nor_memory() {
     const RATE: u64 = 500; // for each backend: 1,500 a second for three
     let dns: SocketAddr = DNS.parse().unwrap();
     let mut world = World::new(Rig::with_flows(65_536), VIP);
     world.rig.keep_backends("dns", &[11]);
     let mut asked = 0;
-    // As many as it has ports, and longer than two minutes, which a stream may be silent for.
+    // As many as it has ports, and for longer than the two minutes that a stream may be idle.
     while asked < 66_000 {
         for n in asked..asked + RATE / 50 {
             world.ask_by_datagram(genuine(n), dns);

@@ -1,12 +1,12 @@
-//! The flow table beside a naive one: a vector of flows, idle limits that are looked at one by one, and time that runs
+//! The flow table compared with a naive model: a vector of flows, idle limits checked one by one, and time that runs
 //! across the wrap of the tick.
 #![allow(clippy::unwrap_used)]
 
 use std::time::Duration;
 
-use dataplane::flow::{BackendId, Direction, Flow, FlowIndex, FlowState, IdleLimits, Segment, UNRESOLVED, Way, YieldClass};
-use dataplane::snat::PoolId;
-use dataplane::tick::{Tick, Ticks};
+use dataplane::flow::PoolId;
+use dataplane::flow::{BackendId, Direction, Flow, FlowIndex, FlowMode, FlowState, IdleLimits, Segment, UNRESOLVED, YieldClass};
+use dataplane::flow::{Tick, Ticks};
 use dataplane::{FlowLimits, FlowTable, Transport, tcp_flags};
 use proptest::prelude::*;
 
@@ -15,17 +15,17 @@ const SECOND: u32 = 8; // ticks, rounded up
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// A packet of the client's: a new flow, or one more of its flow.
+    /// A packet of the client: a new flow, or one more packet of its flow.
     Client(u32),
-    /// A packet of the backend's.
+    /// A packet of the backend.
     Backend(u32),
-    /// A FIN of the client's, or of the backend's.
+    /// A FIN of the client, or of the backend.
     Fin(u32, Direction),
-    /// So many seconds pass, and a few entries are swept.
+    /// This many seconds pass, and a few entries are swept.
     Pass(u32),
     /// The oldest flow of a class yields.
     Yield(YieldClass),
-    /// The oldest of one pool yields.
+    /// The oldest flow of one pool yields.
     YieldOf(YieldClass, u32),
 }
 
@@ -50,7 +50,7 @@ struct Known {
     n: u32,
     class: Class,
     last_seen: u64,
-    /// In which order the flows came into their classes.
+    /// Order in which the flows entered their classes.
     since: u64,
 }
 
@@ -86,7 +86,7 @@ fn flow(n: u32, now: Tick) -> Flow<u32> {
         opened: now.0,
         protocol: if n < UDP_FROM { 6 } else { 17 },
         state: if n < UDP_FROM { FlowState::TcpOpening } else { FlowState::UdpUnreplied },
-        way: Way::Nat,
+        mode: FlowMode::Nat,
         packets: 0,
     }
 }
@@ -134,9 +134,9 @@ fn limits() -> IdleLimits {
 
 struct Both {
     table: FlowTable<u32>,
-    /// In any order.
+    /// Unordered.
     model: Vec<Known>,
-    /// Changes of class so far.
+    /// Number of class changes so far.
     changes: u64,
     limits: IdleLimits,
     /// Ticks since a start that is 40 s before the wrap.
@@ -158,7 +158,7 @@ impl Both {
         self.table.search(self.table.hash(&tuple), &tuple).map(|(index, _)| index)
     }
 
-    /// One packet, in both.
+    /// Applies one packet to both.
     fn packet(&mut self, n: u32, direction: Direction, flags: u8) {
         let now = self.now;
         let index = self.find(n).unwrap();
@@ -244,7 +244,7 @@ impl Both {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
     #[test]
-    fn the_table_does_what_a_vector_does(seed in any::<u64>(), steps in proptest::collection::vec(step(), 1..600)) {
+    fn the_table_equals_a_vector(seed in any::<u64>(), steps in proptest::collection::vec(step(), 1..600)) {
         let table = FlowTable::new(CAPACITY, seed).unwrap();
         let mut both = Both { table, model: Vec::new(), changes: 0, limits: limits(), now: 0, sweep: 0 };
         for step in steps {

@@ -1,4 +1,5 @@
-//! What flows do over time: idle limits, full tables, backends that go and come, next hops that change, held packets.
+//! Flows over time: idle limits, full tables, backends that are removed and return, next hops that change, held
+//! packets.
 
 mod rig;
 
@@ -21,7 +22,7 @@ fn syn(n: u32) -> Vec<u8> {
     Packet::tcp(&client(n), VIP).build()
 }
 
-/// Opens a connection, with the backend's answer and the client's.
+/// Opens a connection, including the backend's answer and the client's acknowledgement.
 fn establish(rig: &mut Rig, client: &str) -> (std::net::SocketAddr, std::net::SocketAddr) {
     let (snat, backend) = ends(&rig.forward(UPLINK, &Packet::tcp(client, VIP).build()));
     let syn_ack = Packet::tcp(&backend.to_string(), &snat.to_string()).flags(tcp_flags::SYN | ACK);
@@ -98,7 +99,7 @@ fn a_service_may_have_an_idle_timeout_of_its_own_and_change_it() {
 }
 
 #[test]
-fn a_closed_connection_ends_soon_and_a_new_syn_begins_anew() {
+fn a_closed_connection_ends_soon_and_a_new_syn_creates_a_flow() {
     let mut rig = Rig::new();
     let (snat, _) = establish(&mut rig, "198.51.100.7:1");
     rig.forward(UPLINK, &Packet::tcp("198.51.100.7:1", VIP).flags(tcp_flags::FIN | ACK).build());
@@ -173,7 +174,7 @@ fn set_backends(rig: &mut Rig, keep: &[u8]) {
 }
 
 #[test]
-fn a_connection_to_a_removed_backend_goes_on_until_the_drain_is_over() {
+fn a_connection_to_a_removed_backend_continues_until_the_drain_ends() {
     let mut rig = Rig::new();
     let (_, backend) = establish(&mut rig, "198.51.100.7:1");
     let others: Vec<u8> = rig::BACKENDS.into_iter().filter(|n| *n != rig::last_byte(backend.ip())).collect();
@@ -225,7 +226,7 @@ fn a_packet_waits_for_its_next_hop_and_is_then_forwarded() {
     assert_eq!(rig.put(UPLINK, &syn(1)), None, "no verdict yet");
     assert_eq!(rig.counters.held.get(), 1);
     rig.assert_account();
-    assert!(rig.asks.pop().is_some_and(|(link, _)| link == CLUSTER.into()), "Linux is asked");
+    assert!(rig.asks.pop().is_some_and(|(link, _)| link == CLUSTER.into()), "the kernel is asked to resolve it");
     rig.network = rig::network();
     let snapshot = rig.compiler.compile(&rig.state, &rig.network, &rig.health, rig.now);
     rig.publisher.publish(snapshot);
@@ -247,7 +248,7 @@ fn a_packet_whose_next_hop_stays_silent_is_dropped_after_a_second() {
 }
 
 #[test]
-fn what_a_port_or_linux_refuses_is_counted() {
+fn packets_that_a_port_or_the_kernel_refuses_are_counted() {
     let mut rig = Rig::new();
     rig.worker.port_mut(CLUSTER).unwrap().room = 0;
     rig.put(UPLINK, &syn(1));
@@ -260,7 +261,7 @@ fn what_a_port_or_linux_refuses_is_counted() {
 }
 
 #[test]
-fn an_on_link_client_is_asked_for_again_while_its_flow_is_used() {
+fn an_on_link_client_is_resolved_again_while_its_flow_is_used() {
     let mut rig = Rig::new();
     let on_link = "192.0.2.10:4000";
     establish(&mut rig, on_link);
@@ -274,10 +275,10 @@ fn an_on_link_client_is_asked_for_again_while_its_flow_is_used() {
     idle(&mut rig, 20);
     asked(&rig);
     idle(&mut rig, 20);
-    assert_eq!(asked(&rig), 0, "a silent flow keeps nobody");
+    assert_eq!(asked(&rig), 0, "an idle flow keeps no neighbour resolved");
 }
 
-/// A FIN of the client's or of the backend's.
+/// A FIN of the client or of the backend.
 fn fin(rig: &mut Rig, client: &str, (snat, backend): (std::net::SocketAddr, std::net::SocketAddr), by_client: bool) {
     let (at, from, to) = match by_client {
         true => (UPLINK, client.to_owned(), VIP.to_owned()),
@@ -294,7 +295,8 @@ fn a_half_closed_connection_may_be_silent_for_five_minutes_and_a_closed_one_for_
         let (snat, backend) = establish(&mut rig, client);
         fin(&mut rig, client, (snat, backend), by_client);
         idle(&mut rig, 290);
-        // The other side goes on, for longer than the limit of a closed connection, and is acknowledged.
+        // The other side continues to send, for longer than the limit of a closed connection, and gets
+        // acknowledgements.
         let data = |from: &str, to: &str| Packet::tcp(from, to).flags(ACK | tcp_flags::PSH).payload(b"more").build();
         if by_client {
             rig.forward(CLUSTER, &data(&backend.to_string(), &snat.to_string()));
@@ -359,7 +361,7 @@ fn an_idle_timeout_of_a_service_shortens_the_life_of_a_half_closed_connection_an
 
 #[test]
 fn with_its_index_at_the_highest_load_the_engine_finds_every_flow_in_both_directions_and_takes_new_ones() {
-    // 2 x 57,344 keys in 16,384 buckets of 8: 87.5 %, which no other capacity exceeds.
+    // 2 x 57,344 keys in 16,384 buckets of 8: 87.5 %, the highest load of any capacity.
     const FLOWS: u32 = 57_344;
     let mut rig = Rig::with_flows(FLOWS);
     let from = |n: u32| format!("198.{}.{}.{}:{}", 51 + n / 60_000, n / 250 % 250, n % 250 + 1, 1024 + n % 60_000);

@@ -1,4 +1,4 @@
-//! Fragments: the first is decided on like any packet, the others follow it, in whatever order they come.
+//! Fragments: the first one is decided on like any packet, and the others follow it, in whatever order they arrive.
 
 #![allow(clippy::unwrap_used)]
 
@@ -36,7 +36,7 @@ fn header_checksum_holds(frame: &[u8]) -> bool {
 
 #[test]
 fn a_datagram_goes_there_and_back_in_fragments() {
-    for ((client, vip), mode) in DNS.into_iter().flat_map(|way| [(way, Mode::Nat), (way, Mode::Dnat)]) {
+    for ((client, vip), mode) in DNS.into_iter().flat_map(|mode| [(mode, Mode::Nat), (mode, Mode::Dnat)]) {
         let mut rig = Rig::with_mode(mode);
         let question = data(3000);
         let came = fragments(&Packet::udp(client, vip).payload(&question).build(), 1400, 0x1234);
@@ -72,7 +72,7 @@ fn a_connection_may_send_segments_in_fragments() {
     }
 }
 
-/// All orders of `n` things.
+/// All permutations of `n` items.
 fn orders(n: usize) -> Vec<Vec<usize>> {
     if n == 0 {
         return vec![Vec::new()];
@@ -142,11 +142,11 @@ proptest! {
 }
 
 #[test]
-fn datagrams_of_several_clients_never_meet_under_one_number() {
+fn datagrams_of_several_clients_never_share_an_identification() {
     let mut rig = Rig::new();
     let mut numbers = BTreeSet::new();
     for n in 0..200 {
-        // All take the same number, as clients may that do not know of each other.
+        // All use the same identification, as independent clients may.
         let client = format!("198.51.{}.{}:5555", 100 + n / 100, 1 + n % 100);
         let packet = Packet::udp(&client, "192.0.2.101:53").payload(&data(1000)).build();
         let left: Vec<_> = fragments(&packet, 800, 5).iter().map(|fragment| rig.forward(UPLINK, fragment)).collect();
@@ -155,14 +155,14 @@ fn datagrams_of_several_clients_never_meet_under_one_number() {
     assert_eq!(numbers.len(), 200);
 }
 
-/// The first of fragments that are one datagram's.
+/// The head of the packet reassembled from the fragments of one datagram.
 fn reassembled_head(fragments: &[Vec<u8>]) -> Vec<u8> {
     assert_checksums(&reassembled(fragments));
     fragments[0].clone()
 }
 
 #[test]
-fn a_packet_that_may_be_fragmented_gets_a_number_and_one_that_may_not_keeps_its_own() {
+fn a_packet_that_may_be_fragmented_gets_an_identification_and_others_keep_their_own() {
     let mut rig = Rig::new();
     let packet = |fragmentation| Packet { fragmentation, identification: 5, ..Packet::udp(CLIENT, "192.0.2.101:53") };
     let whole = |rig: &mut Rig, port, packet: Packet| {
@@ -181,7 +181,7 @@ fn a_packet_that_may_be_fragmented_gets_a_number_and_one_that_may_not_keeps_its_
 }
 
 #[test]
-fn what_does_not_fit_and_may_be_fragmented_leaves_in_pieces() {
+fn a_packet_that_does_not_fit_and_may_be_fragmented_leaves_in_fragments() {
     let mut rig = Rig::new();
     let packet = Packet { fragmentation: 0, ..Packet::udp(CLIENT, "192.0.2.101:53").payload(&data(4000)) };
     let originated = rig.counters.originated.get();
@@ -193,7 +193,7 @@ fn what_does_not_fit_and_may_be_fragmented_leaves_in_pieces() {
     assert_checksums(&whole);
     assert_eq!(rig.counters.originated.get(), originated + 2, "the packet became the first piece");
     rig.assert_account();
-    // And back, and fragments that are too long themselves.
+    // The reverse direction, and fragments that exceed the MTU themselves.
     let (snat, backend) = ends(&whole);
     let answer = Packet { fragmentation: 0, ..Packet::udp(&backend.to_string(), &snat.to_string()).payload(&data(2500)) };
     rig.put(CLUSTER, &answer.build());
@@ -219,12 +219,12 @@ fn fragments_that_come_before_the_first_wait_for_it_and_no_longer() {
     rig.now += 2 * SECOND;
     rig.worker.poll(rig.now);
     assert_eq!((rig.drops(DropReason::FragmentTimeout), rig.counters.held.get()), (2, 0));
-    // The first alone is forwarded; who waits for the others is the receiver.
+    // The first one is forwarded alone; waiting for the others is up to the receiver.
     assert_eq!(rig.put(UPLINK, &came[0]), Some(Fate::Forward(CLUSTER)));
 }
 
 #[test]
-fn too_many_early_fragments_are_dropped_by_name() {
+fn too_many_early_fragments_are_dropped_with_their_reason() {
     let mut rig = Rig::new();
     let came = fragments(&Packet::udp(CLIENT, "192.0.2.101:53").payload(&data(8 * 80)).build(), 8, 3);
     for fragment in &came[1..65] {
@@ -269,7 +269,7 @@ fn check(rows: Vec<Row>) {
 }
 
 #[test]
-fn later_fragments_meet_the_fate_of_the_first() {
+fn later_fragments_share_the_verdict_of_the_first() {
     use DropReason as R;
     let drop = |reason| vec![Fate::Drop(reason); 2];
     let udp = |from: &str, to: &str| fragments(&Packet::udp(from, to).payload(&data(1000)).build(), 800, 1);
@@ -278,12 +278,7 @@ fn later_fragments_meet_the_fate_of_the_first() {
     let row = |sentence, port, frames, fates| Row { sentence, port, frames, fates };
     check(vec![
         row("for an unused address", UPLINK, udp(CLIENT, "192.0.2.119:53"), drop(R::UnknownVip)),
-        row(
-            "for a port that nobody listens on",
-            UPLINK,
-            udp(CLIENT, "192.0.2.101:54"),
-            vec![Fate::Reply(UPLINK), Fate::Drop(R::AnswerLimited)],
-        ),
+        row("for a closed port", UPLINK, udp(CLIENT, "192.0.2.101:54"), vec![Fate::Reply(UPLINK), Fate::Drop(R::AnswerLimited)]),
         row("TCP of no flow", UPLINK, tcp(CLIENT, "192.0.2.100:80", ACK), drop(R::NoFlow)),
         row("to a SNAT address without flow", CLUSTER, udp("10.0.0.11:5353", "10.0.0.3:2000"), drop(R::NoFlow)),
         row("from a VIP", UPLINK, udp("192.0.2.100:5", "192.0.2.101:53"), drop(R::OwnSource)),
@@ -292,8 +287,13 @@ fn later_fragments_meet_the_fate_of_the_first() {
         row("ping of the twin in fragments", UPLINK, echo("198.51.100.7", "192.0.2.2"), vec![Fate::Linux(UPLINK); 2]),
         row("for the twin", UPLINK, udp(CLIENT, "192.0.2.2:53"), vec![Fate::Linux(UPLINK); 2]),
         row("for a node port", UPLINK, tcp(CLIENT, "192.0.2.2:30080", tcp_flags::SYN), vec![Fate::Forward(CLUSTER); 2]),
-        row("for somebody else", UPLINK, udp(CLIENT, "203.0.113.9:53"), vec![Fate::Linux(UPLINK); 2]),
-        row("the last alone, for somebody else", UPLINK, udp(CLIENT, "203.0.113.9:53")[1..].to_vec(), vec![Fate::Linux(UPLINK)]),
+        row("for another address", UPLINK, udp(CLIENT, "203.0.113.9:53"), vec![Fate::Linux(UPLINK); 2]),
+        row(
+            "the last alone, for another address",
+            UPLINK,
+            udp(CLIENT, "203.0.113.9:53")[1..].to_vec(),
+            vec![Fate::Linux(UPLINK)],
+        ),
         row(
             "the last hop",
             UPLINK,
@@ -349,7 +349,7 @@ fn fragments_that_hide_their_ports_are_malformed() {
 }
 
 #[test]
-fn a_number_that_is_used_again_by_another_exchange_leads_there() {
+fn a_reused_identification_follows_the_newer_exchange() {
     let mut rig = Rig::new();
     let datagram = |port: u16| {
         let packet = Packet::udp(&format!("198.51.100.7:{port}"), "192.0.2.101:53").payload(&data(1000)).build();
@@ -377,7 +377,7 @@ fn fragments_by_a_wrong_port_are_not_let_in() {
 }
 
 #[test]
-fn what_a_backend_of_mode_dnat_sends_of_its_own_accord_is_linux_s() {
+fn fragments_that_a_backend_of_mode_dnat_sends_without_a_flow_go_to_the_kernel() {
     let mut rig = Rig::with_mode(Mode::Dnat);
     let mut came = fragments(&Packet::udp("10.0.0.11:4000", "198.51.100.7:53").payload(&data(2000)).build(), 800, 1);
     assert_eq!(rig.put(CLUSTER, &came.remove(1)), None, "it may be of a flow");
@@ -400,7 +400,7 @@ fn a_flood_of_later_fragments_holds_a_bounded_number_and_new_datagrams_get_throu
     while rig.worker.poll(rig.now) > 0 {}
     assert!(rig.counters.held.get() <= 1024);
     rig.assert_account();
-    // In order and in reverse, while it goes on.
+    // In order and in reverse order, while the flood continues.
     for (n, reverse) in [(1, false), (2, true)] {
         let mut came = fragments(&Packet::udp(CLIENT, "192.0.2.101:53").payload(&data(3000)).build(), 800, n);
         if reverse {

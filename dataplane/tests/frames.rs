@@ -1,4 +1,4 @@
-//! Ethernet addresses, sources that are nobody's, and what stands behind a packet in its frame (FORWARDING 1, 8 and 9).
+//! Ethernet addresses, invalid source addresses, and padding after a packet in its frame (FORWARDING 1, 8 and 9).
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -39,7 +39,7 @@ fn v6(text: &str) -> Ipv6Addr {
     text.parse().unwrap()
 }
 
-/// Frames that the gateway forwards, answers or gives to Linux when they are sent to its port, or to a group.
+/// Frames that the gateway forwards, answers or passes to the kernel when they are sent to its port, or to a group.
 fn frames() -> Vec<(&'static str, Vec<u8>)> {
     let large = Packet { fragmentation: 0, ..Packet::udp(CLIENT, DNS) }.payload(&[7; 2000]).build();
     vec![
@@ -52,17 +52,17 @@ fn frames() -> Vec<(&'static str, Vec<u8>)> {
         ("a closed port", Packet::tcp(CLIENT, "192.0.2.100:81").build()),
         ("ping", Packet::echo_request("198.51.100.7", "192.0.2.100").build()),
         ("a node port", Packet::tcp(CLIENT, "192.0.2.2:30080").build()),
-        ("a packet for somebody else", Packet::tcp(CLIENT, "203.0.113.9:80").build()),
+        ("a packet for another address", Packet::tcp(CLIENT, "203.0.113.9:80").build()),
         ("a packet with a tag", with_tag(&Packet::tcp(CLIENT, VIP).build())),
         ("ARP for a VIP", arp_request([192, 0, 2, 10].into(), [192, 0, 2, 100].into())),
         ("a neighbour solicitation for a VIP", neighbour_solicitation(v6("2001:db8::10"), v6("2001:db8::1:0")).build()),
-        ("what no IP is in", [&Packet::tcp(CLIENT, VIP).build()[..12], &[0x88, 0xcc, 1, 2, 3]].concat()),
-        ("what does not parse", Packet::tcp("127.0.0.1:5", VIP).build()),
+        ("a frame without IP", [&Packet::tcp(CLIENT, VIP).build()[..12], &[0x88, 0xcc, 1, 2, 3]].concat()),
+        ("a frame that the parser rejects", Packet::tcp("127.0.0.1:5", VIP).build()),
     ]
 }
 
 #[test]
-fn a_frame_for_another_station_is_neither_forwarded_nor_answered_nor_given_to_linux() {
+fn a_frame_for_another_station_is_neither_forwarded_nor_answered_nor_passed_to_the_kernel() {
     for (sentence, frame) in frames() {
         let mut rig = Rig::new();
         let fate = rig.put(UPLINK, &to(OTHER_STATION, &frame));
@@ -122,7 +122,7 @@ fn an_association_counts_only_in_frames_for_the_port() {
 }
 
 #[test]
-fn groups_are_for_what_a_protocol_asks_of_them() {
+fn frames_to_groups_are_accepted_only_where_a_protocol_uses_them() {
     let arp = arp_request([192, 0, 2, 10].into(), [192, 0, 2, 100].into());
     let solicitation = neighbour_solicitation(v6("2001:db8::10"), v6("2001:db8::1:0"));
     let mut to_one = solicitation.clone();
@@ -149,11 +149,11 @@ fn groups_are_for_what_a_protocol_asks_of_them() {
 }
 
 #[test]
-fn a_promiscuous_twin_gets_the_frames_for_other_stations_that_are_linux_s() {
+fn a_promiscuous_twin_gets_frames_for_other_stations_unless_they_are_for_the_engine() {
     let not_ours = Fate::Drop(DropReason::NotOurMac);
     let to_linux = Fate::Linux(UPLINK);
     let rows = [
-        ("a packet for somebody else", Packet::tcp(CLIENT, "203.0.113.9:80").build(), to_linux),
+        ("a packet for another address", Packet::tcp(CLIENT, "203.0.113.9:80").build(), to_linux),
         ("with a tag", with_tag(&Packet::tcp(CLIENT, "203.0.113.9:80").build()), to_linux),
         ("a closed port of the twin", Packet::tcp(CLIENT, "192.0.2.2:22").build(), to_linux),
         ("multicast to one", Packet::udp(CLIENT, "224.0.0.5:89").build(), to_linux),
@@ -163,7 +163,7 @@ fn a_promiscuous_twin_gets_the_frames_for_other_stations_that_are_linux_s() {
         ("for a node port", Packet::tcp(CLIENT, "192.0.2.2:30080").build(), not_ours),
         ("for the SNAT address", Packet::tcp(CLIENT, "10.0.0.3:2000").build(), not_ours),
         ("for an unused address of the pool", Packet::tcp(CLIENT, "192.0.2.119:80").build(), not_ours),
-        ("what does not parse", Packet::tcp("127.0.0.1:5", "203.0.113.9:80").build(), not_ours),
+        ("a frame that the parser rejects", Packet::tcp("127.0.0.1:5", "203.0.113.9:80").build(), not_ours),
     ];
     for (sentence, frame, fate) in rows {
         let mut rig = Rig::new();
@@ -176,12 +176,12 @@ fn a_promiscuous_twin_gets_the_frames_for_other_stations_that_are_linux_s() {
         assert_eq!(rig.put(CLUSTER, &frame), Some(not_ours), "{sentence}, at the other port");
         rig.network.promiscuous.clear();
         rig.publish();
-        assert_eq!(rig.put(UPLINK, &frame), Some(not_ours), "{sentence}, when nobody wants it any more");
+        assert_eq!(rig.put(UPLINK, &frame), Some(not_ours), "{sentence}, when the twin is no longer promiscuous");
     }
 }
 
 #[test]
-fn a_port_whose_device_came_with_another_address_takes_the_frames_for_that() {
+fn a_port_whose_device_appeared_with_another_address_accepts_frames_for_that() {
     let mut rig = Rig::new();
     rig.forward(UPLINK, &Packet::tcp(CLIENT, VIP).build());
     rig.network.macs = vec![(UPLINK, OTHER_STATION)];
@@ -191,7 +191,7 @@ fn a_port_whose_device_came_with_another_address_takes_the_frames_for_that() {
     rig.forward(UPLINK, &to(OTHER_STATION, &ack));
 }
 
-/// A SYN from a source to the frontend of its family.
+/// A SYN from a source address to the frontend of its family.
 fn syn_from(source: &str) -> Packet {
     let source = ip(source);
     let vip = if source.is_ipv4() { VIP } else { VIP_V6 };
@@ -200,7 +200,7 @@ fn syn_from(source: &str) -> Packet {
 }
 
 #[test]
-fn link_local_sources_and_directed_broadcasts_of_ours_are_never_forwarded() {
+fn link_local_sources_and_our_directed_broadcasts_are_never_forwarded() {
     let nobodys = ["169.254.0.1", "169.254.255.254", "fe80::1", "febf::1", "192.0.2.255", "10.0.0.255"];
     for source in nobodys {
         for mode in MODES {
@@ -220,11 +220,11 @@ fn link_local_sources_and_directed_broadcasts_of_ours_are_never_forwarded() {
 }
 
 #[test]
-fn a_directed_broadcast_is_nobodys_source_towards_linux_either_and_link_local_addresses_are_its_own() {
+fn directed_broadcasts_are_invalid_sources_towards_the_kernel_too_and_link_local_ones_are_valid() {
     let martian = Fate::Drop(DropReason::MartianSource);
     let rows = [
         ("a broadcast to the twin", Packet::tcp("192.0.2.255:5", "192.0.2.2:22"), martian),
-        ("a broadcast to somebody else", Packet::tcp("192.0.2.255:5", "203.0.113.9:80"), martian),
+        ("a broadcast source to another address", Packet::tcp("192.0.2.255:5", "203.0.113.9:80"), martian),
         ("a broadcast to a closed port of a VIP", Packet::tcp("192.0.2.255:5", "192.0.2.100:81"), martian),
         ("link-local to the twin", Packet::udp("169.254.0.1:5", "192.0.2.2:53"), Fate::Linux(UPLINK)),
         ("link-local to a group", Packet::udp("[fe80::1]:5353", "[ff02::fb]:5353"), Fate::Linux(UPLINK)),
@@ -237,7 +237,7 @@ fn a_directed_broadcast_is_nobodys_source_towards_linux_either_and_link_local_ad
 }
 
 #[test]
-fn the_directed_broadcast_of_a_vlan_is_nobodys_source() {
+fn the_directed_broadcast_of_a_vlan_is_an_invalid_source() {
     let mut rig = Rig::new();
     let tag = Vlan::NONE.with(TagKind::Customer, 100).unwrap();
     let link = Link::new(UPLINK, tag);
@@ -249,7 +249,7 @@ fn the_directed_broadcast_of_a_vlan_is_nobodys_source() {
 }
 
 #[test]
-fn an_icmp_error_of_a_link_local_router_goes_nowhere() {
+fn an_icmp_error_of_a_link_local_router_is_not_forwarded() {
     for mode in [Mode::Dnat, Mode::Dsr] {
         let mut rig = Rig::with_mode(mode);
         rig.forward(UPLINK, &Packet::tcp(CLIENT_V6, VIP_V6).build());
@@ -274,19 +274,19 @@ fn in_mode_dnat_a_backend_is_not_its_own_client() {
         assert_eq!(rig.counters.flows.get(), 0);
         let another = client.replace("11", "12");
         rig.forward(CLUSTER, &Packet::tcp(&another, vip).build());
-        // Through a source of ours there are two ends.
+        // With a SNAT address the two ends differ.
         rig.set_mode("web", Mode::Nat);
         rig.forward(CLUSTER, &Packet::tcp(client, vip).build());
     }
 }
 
-/// What leaves by which port, and how long it is.
+/// The port by which a frame leaves, and its length.
 fn len_forwarded(rig: &mut Rig, port: PortIndex, frame: &[u8]) -> usize {
     rig.forward(port, frame).len()
 }
 
 #[test]
-fn what_stands_behind_a_packet_stays_behind() {
+fn padding_after_a_packet_is_not_forwarded() {
     let padded = |packet: Packet, padding| Packet { padding, ..packet }.build();
     for mode in MODES {
         let outer = match mode {

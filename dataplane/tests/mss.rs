@@ -1,4 +1,4 @@
-//! What SYN and SYN-ACK announce between ports of different MTU (FORWARDING 12).
+//! The maximum segment size in SYN and SYN-ACK between ports of different MTU (FORWARDING 12).
 #![allow(clippy::unwrap_used)]
 
 mod rig;
@@ -24,7 +24,7 @@ fn gateway(mode: Mode, [uplink, cluster]: [u16; 2]) -> Rig {
     rig
 }
 
-/// What the backend and the client are told, where both announce so much.
+/// The sizes that reach the backend and the client when both announce this one.
 fn told(rig: &mut Rig, (client, vip): (&str, &str), announced: u16) -> [Option<u16>; 2] {
     let mut pass = |at: PortIndex, from: &str, to: &str, flags| {
         let sent = rig.forward(at, &with_segment_size(&Packet::tcp(from, to).flags(flags), announced));
@@ -60,7 +60,7 @@ fn between_ports_of_one_mtu_nothing_is_changed() {
 }
 
 #[test]
-fn only_syns_are_looked_at() {
+fn only_syns_are_changed() {
     let mut rig = gateway(Mode::Nat, [1500, 9000]);
     told(&mut rig, V4, 1_000);
     let segment = with_segment_size(&Packet::tcp(V4.0, V4.1).flags(ACK | tcp_flags::FIN), 8_960);

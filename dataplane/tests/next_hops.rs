@@ -1,4 +1,5 @@
-//! Several next hops of one route: each flow has one of them, keeps it while it is usable, and leaves it when it is not.
+//! Several next hops of one route: each flow uses one of them, keeps it while it is usable, and leaves it when it is
+//! not.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,7 +17,7 @@ const ACK: u8 = tcp_flags::ACK;
 const ROUTERS: [u8; 3] = [61, 62, 63];
 const FLOWS: u16 = 600;
 
-/// What happens to the network, in words and deeds.
+/// A description of a change in the network, and the change.
 type Change = (&'static str, fn(&mut Rig));
 
 fn router_mac(n: u8) -> Mac {
@@ -42,7 +43,7 @@ fn rig(routers: &[(u8, u16)]) -> Rig {
     rig
 }
 
-/// Opens connections, and gives for each what its backend answers with.
+/// Opens connections; returns the packet with which the backend of each answers.
 fn open(rig: &mut Rig) -> Vec<Vec<u8>> {
     let clients = (0..FLOWS).map(|n| format!("198.51.{}.{}:{}", 100 + n % 3, n % 200 + 1, 2000 + n));
     let opened = clients.map(|client| {
@@ -73,14 +74,14 @@ fn flows_spread_over_the_routers_by_weight_and_each_keeps_its_own() {
         assert!(found[&router].abs_diff(expected) < 60, "{found:?}");
     }
     assert_eq!(routers(&mut rig, &answers), before);
-    // Another route changes: all look again, and find the same.
+    // Another route changes: all flows look up again, with the same result.
     rig.network.routes.push(Route { to: "203.0.113.0/24".parse().unwrap(), ..default_by(&[(61, 1)])[0] });
     rig.publish();
     assert_eq!(routers(&mut rig, &answers), before);
 }
 
 #[test]
-fn a_router_that_goes_takes_only_its_own_flows_along() {
+fn a_router_that_is_removed_affects_only_its_own_flows() {
     let mut rig = rig(&ROUTERS.map(|n| (n, 1)));
     let answers = open(&mut rig);
     let before = routers(&mut rig, &answers);
@@ -140,7 +141,7 @@ fn flows_leave_a_port_that_has_no_link_and_come_back() {
 }
 
 #[test]
-fn there_is_no_way_to_a_blackhole_inside_a_wider_route() {
+fn a_blackhole_inside_a_wider_route_is_unreachable() {
     let mut rig = rig(&[(61, 1)]);
     let answers = open(&mut rig);
     rig.network.unreachable = vec!["198.51.100.0/24".parse().unwrap()];

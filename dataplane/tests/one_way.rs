@@ -22,7 +22,7 @@ const VIP: &str = "192.0.2.100:80";
 const VIP_V6: &str = "[2001:db8::1:0]:80";
 const TUNNELS: [Mode; 2] = [Mode::Ipip, Mode::Gue];
 
-/// What a tunnel carries, as its far end takes it out; read by fixed offsets, with every checksum computed in full.
+/// A decapsulated packet, read by fixed offsets, with every checksum computed in full.
 struct Opened {
     source: IpAddr,
     destination: IpAddr,
@@ -30,9 +30,9 @@ struct Opened {
     dont_fragment: bool,
     identification: u16,
     flow_label: u32,
-    /// UDP source and destination port, and the checksum as it stands.
+    /// UDP source and destination port, and the checksum field.
     udp: Option<(u16, u16, u16)>,
-    /// The inner packet behind the outer frame's Ethernet header, with the EtherType that it has.
+    /// The inner packet after an Ethernet header with its own EtherType.
     inner: Vec<u8>,
 }
 
@@ -95,7 +95,7 @@ fn gateway(mode: Mode, crossed: bool) -> Rig {
             }
         });
     }
-    // The grace of the tables that were replaced here is over.
+    // The grace period of the tables replaced here has ended.
     rig.now += 61 * SECOND;
     rig.publish();
     rig
@@ -116,7 +116,7 @@ fn last_of(address: IpAddr) -> u8 {
     }
 }
 
-/// The packet, as one router made it.
+/// The packet with its hop limit decremented.
 fn one_hop_on(packet: &Packet) -> Vec<u8> {
     Packet { hop_limit: packet.hop_limit - 1, padding: 0, ..packet.clone() }.build()
 }
@@ -154,7 +154,7 @@ fn tunnels_carry_every_pair_of_families_to_the_backend_that_dsr_would_choose() {
                     None => assert_eq!(mode, Mode::Ipip),
                     Some((from, to, checksum)) => {
                         assert_eq!((mode, to, from >= 49_152), (Mode::Gue, 6080, true));
-                        assert_eq!(checksum == 0, source.is_ipv4(), "RFC 6935: 0 only where the far end is told");
+                        assert_eq!(checksum == 0, source.is_ipv4(), "RFC 6935: 0 only by agreement with the far end");
                     }
                 }
             }
@@ -180,8 +180,8 @@ fn dscp_and_ecn_are_copied_to_the_outer_header_and_stay_inside() {
             let mut frame = Packet::tcp(client, vip).build();
             if frame[12..14] == [8, 0] {
                 frame[15] = class;
-                let checksum = dataplane::checksum::word_delta(0x4500, 0x4500 | u16::from(class));
-                let checksum = dataplane::checksum::apply(word(&frame, 24), checksum).to_be_bytes();
+                let checksum = dataplane::wire::checksum::word_delta(0x4500, 0x4500 | u16::from(class));
+                let checksum = dataplane::wire::checksum::apply(word(&frame, 24), checksum).to_be_bytes();
                 frame[24..26].copy_from_slice(&checksum);
             } else {
                 (frame[14], frame[15]) = (0x60 | class >> 4, class << 4);
@@ -227,7 +227,7 @@ fn flows_spread_over_ports_labels_and_sources() {
             let packet = Packet::tcp(&format!("198.51.100.7:{}", 2000 + n), VIP);
             let (first, again) = (open(&rig.forward(UPLINK, &packet.build())), open(&rig.forward(UPLINK, &packet.build())));
             let entropy = |o: &Opened| (o.udp.map(|(from, ..)| from), o.flow_label);
-            assert_eq!(entropy(&first), entropy(&again), "one flow, one way");
+            assert_eq!(entropy(&first), entropy(&again), "one flow, one mode");
             seen.insert(entropy(&first));
         }
         assert!(seen.len() > 56, "{}", seen.len());
@@ -264,13 +264,13 @@ fn configured_sources_are_used_by_family_and_the_gue_port_too() {
     rig.network = rig::network();
     rig.publish();
     let asked = dataplane::testing::arp_request([10, 0, 0, 11].into(), [10, 0, 0, 5].into());
-    assert_eq!(rig.put(CLUSTER, &asked), Some(Fate::Reply(CLUSTER)), "an address of ours that Linux has not");
+    assert_eq!(rig.put(CLUSTER, &asked), Some(Fate::Reply(CLUSTER)), "an address of the gateway that the kernel does not have");
     let ping = Packet::echo_request("10.0.0.11", "10.0.0.5").build();
     assert_eq!(rig.put(CLUSTER, &ping), Some(Fate::Reply(CLUSTER)));
 }
 
 #[test]
-fn what_does_not_fit_into_a_tunnel_is_told_the_size_that_does() {
+fn a_sender_learns_the_largest_packet_that_fits_into_a_tunnel() {
     let rows = [
         (Mode::Dsr, false, CLIENT, VIP, 1500),
         (Mode::Ipip, false, CLIENT, VIP, 1480),
@@ -295,7 +295,8 @@ fn what_does_not_fit_into_a_tunnel_is_told_the_size_that_does() {
 
 #[test]
 fn a_syn_announces_what_its_client_announced() {
-    // It bounds what the server sends, past the gateway: what enters the tunnel is bounded by the server's SYN-ACK.
+    // It limits what the server sends, which bypasses the gateway; what enters the tunnel is limited by the server's
+    // SYN-ACK.
     for (mode, crossed) in [(Mode::Dsr, false), (Mode::Ipip, false), (Mode::Ipip, true), (Mode::Gue, false), (Mode::Gue, true)] {
         for (client, vip) in [(CLIENT, VIP), (CLIENT_V6, VIP_V6)] {
             let mut rig = gateway(mode, crossed);
@@ -362,7 +363,7 @@ fn a_tunnel_needs_an_address_of_the_backends_family_and_no_other_mode_does() {
 }
 
 #[test]
-fn a_tunnel_to_an_address_of_ours_is_refused_entry() {
+fn a_tunnel_to_an_address_of_the_gateway_is_refused() {
     let mut rig = gateway(Mode::Ipip, false);
     change(&mut rig, "web", |service| service.ports[0].backends[0].address = "192.0.2.101:80".parse().unwrap());
     change(&mut rig, "web", |service| service.ports[0].backends.truncate(1));
@@ -370,7 +371,7 @@ fn a_tunnel_to_an_address_of_ours_is_refused_entry() {
 }
 
 #[test]
-fn what_finds_no_room_is_forwarded_by_hash_without_a_flow() {
+fn packets_without_room_for_a_flow_are_forwarded_by_hash() {
     for mode in [Mode::Dsr, Mode::Ipip, Mode::Gue] {
         let state = gateway(mode, false).state.clone();
         let (mut small, mut large) = (Rig::with_flows(2), Rig::with_flows(1024));
@@ -401,8 +402,8 @@ fn established_flows_stay_when_backends_come_and_go() {
     assert_eq!(before, after, "those on the removed backend drain");
 }
 
-/// The backend, by the last byte of the MAC, that each of 60 clients' mid-stream packets go to at a gateway that knows none
-/// of their flows, and where their SYNs went `before`.
+/// The backends (by the last byte of the MAC) that receive mid-stream packets of 60 clients through a gateway without
+/// their flows, and the backends that received their SYNs `before`.
 struct MidStream {
     rig: Rig,
     clients: Vec<String>,
@@ -414,7 +415,7 @@ impl MidStream {
         let mut rig = gateway(mode, false);
         let clients: Vec<String> = (0..60).map(|n| format!("198.51.100.7:{}", 2000 + n)).collect();
         let before = clients.iter().map(|c| rig.forward(UPLINK, &Packet::tcp(c, VIP).build())[5]).collect();
-        // The flows are forgotten, the snapshot is not.
+        // The flows are lost, the snapshot is kept.
         let mut other = gateway(mode, false);
         other.publish();
         Self { rig: other, clients, before }
@@ -518,7 +519,7 @@ fn fragments_go_to_the_backend_of_the_first_as_they_are() {
 }
 
 #[test]
-fn a_probe_to_the_vip_reaches_the_backend_that_its_source_port_stands_for_and_its_answer_reaches_linux() {
+fn a_probe_to_the_vip_reaches_the_backend_of_its_source_port_and_its_answer_reaches_the_kernel() {
     for mode in [Mode::Dsr, Mode::Ipip, Mode::Gue] {
         let mut rig = gateway(mode, false);
         rig.compiler.probe_by([(61_000, ip("10.0.0.12")), (61_001, ip("10.0.0.13"))].into_iter().collect());
@@ -530,7 +531,7 @@ fn a_probe_to_the_vip_reaches_the_backend_that_its_source_port_stands_for_and_it
             assert_eq!(sent[..6], backend_mac(last).0, "{mode}");
             let inner = if mode == Mode::Dsr { sent.clone() } else { open(&sent).inner };
             assert_eq!(inner[14..], one_hop_on(&probe)[14..], "{mode}");
-            // The VIP is on the uplink's subnet, so that is where Linux sends to it, and would take answers.
+            // The VIP is in the uplink's subnet, so the kernel sends to it there, and would accept answers there.
             let answer = Packet::tcp(VIP, &format!("10.0.0.2:{port}")).flags(tcp_flags::SYN | ACK).build();
             assert_eq!(rig.put(CLUSTER, &answer), Some(Fate::Linux(UPLINK)));
             assert_eq!(rig.to_linux(UPLINK), [[&UPLINK_MAC.0, &answer[6..]].concat()], "{mode}");
@@ -551,9 +552,9 @@ fn a_probe_to_the_vip_reaches_the_backend_that_its_source_port_stands_for_and_it
     }
 }
 
-/// Linux may have to ask who has the VIP before it can send to it, and asks by Ethernet or by neighbour discovery.
+/// The kernel may have to resolve the VIP before it can send to it, by ARP or neighbour discovery.
 #[test]
-fn linuxs_question_who_has_a_vip_is_answered_and_never_leaves() {
+fn the_kernels_request_for_a_vip_is_answered_and_never_leaves() {
     let mut rig = gateway(Mode::Ipip, false);
     let arp = |target: &str| arp_request("192.0.2.2".parse().unwrap(), target.parse().unwrap());
     let solicitation = |target: &str| {
@@ -609,7 +610,7 @@ fn probes_and_their_answers_cross_a_vlan_device() {
     let answer = Packet::tcp(VIP, "192.0.2.2:61000").flags(tcp_flags::RST).build();
     assert_eq!(rig.put(CLUSTER, &answer), Some(Fate::Linux(UPLINK)));
     assert_eq!(rig.to_linux(UPLINK), [tagged(&[&UPLINK_MAC.0, &answer[6..]].concat())]);
-    // What is no probe does not leave, whatever its tags.
+    // Other packets than probes do not leave, whatever their tags.
     let loops = rig.drops(DropReason::VipLoop);
     for stray in [Packet::tcp("192.0.2.2:61001", VIP), Packet::tcp("192.0.2.2:61000", "192.0.2.110:80")] {
         rig.send_from_linux(UPLINK, &tagged(&stray.build()));

@@ -1,5 +1,5 @@
-//! Rows of packets with IPv4 options and IPv6 extension headers: what stands between the addresses and the ports is passed
-//! on as it is, and the checksums are right behind it.
+//! Packets with IPv4 options and IPv6 extension headers: the bytes between addresses and ports are forwarded unchanged,
+//! and the checksums after them are correct.
 
 #![allow(clippy::unwrap_used)]
 
@@ -19,14 +19,15 @@ const VIP_V6: &str = "[2001:db8::1:0]:80";
 /// An option of 4 bytes to be skipped, padded to 8 (RFC 8200 section 4.2).
 const SKIPPED: &[u8] = &[0, 0, 0x1e, 4, 1, 2, 3, 4];
 
-/// What a packet may have before its transport header: IPv4 options, or extension headers.
+/// Packets with something before the transport header: IPv4 options, or extension headers.
 fn unusual() -> Vec<(&'static str, Packet)> {
     let v4 = |options: &[u8]| Packet { options: options.to_vec(), ..Packet::tcp(CLIENT, VIP) };
     let v6 = |extensions: &[(u8, &[u8])]| {
         let extensions = extensions.iter().map(|(number, bytes)| (*number, bytes.to_vec())).collect();
         Packet { extensions, ..Packet::tcp(CLIENT_V6, VIP_V6) }
     };
-    // Next header, length in eights beyond the first, type, segments left, and what the type has (RFC 6275, 6554, 8754).
+    // Next header, length in units of 8 bytes without the first, type, segments left, and type-specific data (RFC 6275,
+    // 6554, 8754).
     let home = [&[0, 2, 2, 0, 0, 0, 0, 0][..], &[0x20; 16]].concat();
     let rpl = [&[0, 2, 3, 0, 0, 0, 0, 0][..], &[0x33; 16]].concat();
     let segments = [&[0, 2, 4, 0, 0, 0, 0, 0][..], &[0x44; 16]].concat();
@@ -46,13 +47,13 @@ fn unusual() -> Vec<(&'static str, Packet)> {
     ]
 }
 
-/// Where the transport header begins.
+/// Offset of the transport header.
 fn transport_at(packet: &Packet) -> usize {
     let network_bytes = if packet.source.is_ipv4() { 20 } else { 40 };
     14 + network_bytes + packet.options.len() + packet.extensions.iter().map(|(_, bytes)| bytes.len()).sum::<usize>()
 }
 
-/// The packet as it is expected to leave, built anew with other ends.
+/// The packet as it is expected to leave, built from scratch with other ends.
 fn leaving(packet: &Packet, from: SocketAddr, to: SocketAddr, macs: [Mac; 2]) -> Vec<u8> {
     let mut packet = packet.clone().hop_limit(packet.hop_limit - 1);
     let Segment::Tcp { ports, .. } = &mut packet.segment else { unreachable!("all rows are TCP") };
@@ -63,7 +64,7 @@ fn leaving(packet: &Packet, from: SocketAddr, to: SocketAddr, macs: [Mac; 2]) ->
 }
 
 #[test]
-fn what_stands_before_the_ports_is_passed_on_both_ways() {
+fn headers_before_the_ports_are_forwarded_in_both_directions() {
     for (sentence, request) in unusual() {
         let v4 = request.source.is_ipv4();
         let mut rig = Rig::new();
@@ -88,7 +89,7 @@ fn what_stands_before_the_ports_is_passed_on_both_ways() {
 }
 
 #[test]
-fn modes_that_keep_ports_pass_it_on_too() {
+fn modes_that_keep_ports_forward_them_too() {
     for (sentence, request) in unusual() {
         let mut rig = Rig::with_mode(Mode::Dsr);
         let sent = rig.forward(UPLINK, &request.build());
@@ -112,7 +113,7 @@ fn routes_that_a_sender_wrote_are_not_followed() {
         ("an option without length", v4(&[7, 0, 0, 0]), DropReason::Malformed),
         ("an option longer than the header", v4(&[7, 9, 4, 0]), DropReason::Malformed),
         ("routing header type 0, at its end too", routed(0, 0), DropReason::SourceRoute),
-        // Its checksum counts an address that is not in the IPv6 header yet, so it is nothing that a frontend could take.
+        // Its checksum covers an address that is not in the IPv6 header yet, so no frontend can accept it.
         ("routing header type 2 with a hop left", routed(2, 1), DropReason::UnsupportedProtocol),
         ("routing header type 3 with a hop left", routed(3, 1), DropReason::UnsupportedProtocol),
         ("a segment route with a hop left", routed(4, 1), DropReason::UnsupportedProtocol),

@@ -23,7 +23,7 @@ fn a_hundred_thousand_short_connections_through_one_backend_and_two_addresses_re
     world.rig.keep_backends("web", &[11]);
     for n in 0..100_000 {
         world.connect(client(n), n, b'a');
-        // 5,000 connections a second: all of them begin within 20 s, so that no port rests long enough to be used again.
+        // 5,000 connections a second: all begin within 20 s, so no port rests long enough to be reused.
         if n % 100 == 0 {
             world.pass(SECOND / 50);
         }
@@ -47,12 +47,13 @@ fn through_one_address_the_ports_of_the_oldest_connections_are_used_again_first_
         rig.forward(CLUSTER, &frame(backend, snat, tcp_flags::SYN | tcp_flags::ACK, 9, n + 1));
         rig.forward(UPLINK, &frame(client(n), vip, tcp_flags::ACK, n + 1, 10));
         rig.forward(CLUSTER, &frame(backend, snat, tcp_flags::FIN | tcp_flags::ACK, 10, n + 1));
-        // Each ends when its client comes back, a new SYN on a closing flow: at 8,000 a second.
+        // Each connection ends when its client returns: a new SYN on a closing flow, at 8,000 a second.
         ports.push(snat.port());
     }
     for n in 0..64_512 {
         rig.now += SECOND / 8_000;
-        // A SYN on a closing flow ends it, so that its port rests; this one opens none, for it may not go further.
+        // A SYN on a closing flow ends it, so that its port rests; this SYN creates no flow, since its hop limit is
+        // used up.
         let refused = Packet::tcp(&client(n).to_string(), VIP).hop_limit(1).build();
         rig.put(UPLINK, &refused);
         rig.sent(UPLINK);
@@ -65,5 +66,5 @@ fn through_one_address_the_ports_of_the_oldest_connections_are_used_again_first_
     assert_eq!(rig.counters.snat_port_reused_early.get(), 35_488);
     rig.now += 60 * SECOND;
     rig.forward(UPLINK, &frame(client(200_000), vip, tcp_flags::SYN, 1, 0));
-    assert_eq!(rig.counters.snat_port_reused_early.get(), 35_488, "a port that has rested is no early use");
+    assert_eq!(rig.counters.snat_port_reused_early.get(), 35_488, "use of a rested port is not early");
 }

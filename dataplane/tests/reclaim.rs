@@ -1,5 +1,5 @@
-//! Who yields when memory or SNAT ports run out (FORWARDING 3), and how both sides of a connection that has ended learn of
-//! it (FORWARDING 2).
+//! Which flows yield when memory or SNAT ports run out (FORWARDING 3), and how both sides of an ended connection learn
+//! of it (FORWARDING 2).
 #![allow(clippy::unwrap_used)]
 
 mod rig;
@@ -26,7 +26,7 @@ fn data(from: &str, to: &str) -> Vec<u8> {
     Packet::tcp(from, to).flags(ACK).numbers(5_000, 6_000).payload(b"data").build()
 }
 
-/// What a TCP frame says: flags, sequence, acknowledgement.
+/// Flags, sequence and acknowledgement number of a TCP frame.
 fn segment(frame: &[u8]) -> (u8, u32, u32) {
     assert_checksums(frame);
     let tcp = if frame[12..14] == [8, 0] { 34 } else { 54 };
@@ -48,7 +48,7 @@ fn age(rig: &mut Rig, seconds: u64) {
     }
 }
 
-/// Puts a frame in whose flow yields nothing visible but what leaves at a port.
+/// Puts in a frame that makes another flow yield; returns its fate and what leaves at a port.
 fn put_and_watch(rig: &mut Rig, at: PortIndex, frame: &[u8], out: PortIndex) -> (Option<Fate>, Vec<Vec<u8>>) {
     (rig.put(at, frame), rig.sent(out))
 }
@@ -63,13 +63,13 @@ fn in_a_full_table_the_oldest_opening_flow_yields_and_its_backend_is_reset() {
     assert_eq!((ends(&sent[0]), segment(&sent[0])), (first[0], (RST, 70_001, 0)), "the reset goes before the new SYN");
     assert_eq!(segment(&sent[1]).0, SYN);
     assert_eq!((rig.counters.flows.get(), rig.counters.reclaimed.get()), (8, 1));
-    assert_eq!(rig.put(UPLINK, &data(&client(0), VIP)), Some(Fate::Drop(DropReason::NoFlow)), "its client is told, too");
+    assert_eq!(rig.put(UPLINK, &data(&client(0), VIP)), Some(Fate::Drop(DropReason::NoFlow)), "its client gets a reset, too");
     let old = Packet::tcp("198.51.100.7:1", VIP).flags(ACK).build();
     assert_eq!(rig.put(UPLINK, &old), Some(Fate::Forward(CLUSTER)));
 }
 
 #[test]
-fn a_client_that_comes_back_from_its_port_with_another_number_begins_anew() {
+fn a_client_that_returns_from_its_port_with_another_number_creates_a_new_flow() {
     let mut rig = Rig::new();
     let first = ends(&rig.forward(UPLINK, &syn(1)));
     assert_eq!(ends(&rig.forward(UPLINK, &syn(1))), first, "the same SYN again is the same handshake");
@@ -118,7 +118,7 @@ fn a_flow_of_the_other_family_yields_if_it_is_older() {
 }
 
 #[test]
-fn unanswered_udp_yields_without_a_word() {
+fn unanswered_udp_yields_without_a_reset() {
     let mut rig = Rig::with_flows(4);
     for n in 1..=4 {
         rig.forward(UPLINK, &Packet::udp(&format!("198.51.100.{n}:5"), "192.0.2.101:53").build());
@@ -139,7 +139,7 @@ fn a_fragment_makes_room_as_a_whole_packet_does() {
 }
 
 #[test]
-fn without_a_free_snat_port_the_oldest_opening_flow_to_the_backend_gives_its_own() {
+fn without_a_free_snat_port_the_oldest_opening_flow_to_the_backend_yields_its_port() {
     let mut rig = Rig::with_flows(250_000);
     let mut holders = std::collections::HashMap::new();
     let mut n = 0;
@@ -225,7 +225,7 @@ fn a_reset_of_a_connection_that_has_ended_is_answered_by_none() {
 }
 
 #[test]
-fn a_silent_connection_whose_drain_is_over_is_just_removed() {
+fn an_idle_connection_whose_drain_has_ended_is_removed_without_a_reset() {
     let mut rig = Rig::new();
     establish(&mut rig, "198.51.100.7:1", VIP);
     rig.keep_backends("web", &[]);

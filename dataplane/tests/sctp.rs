@@ -1,4 +1,4 @@
-//! SCTP (RFC 9260): associations through every mode, what belongs to none, and refusals.
+//! SCTP (RFC 9260): associations through every mode, packets without association, and refusals.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,7 +17,7 @@ const CLIENT_V6: &str = "[2001:db8:1::7]:5555";
 const VIP: &str = "192.0.2.100:80";
 const VIP_V6: &str = "[2001:db8::1:0]:80";
 const BOTH: [(&str, &str); 2] = [(CLIENT, VIP), (CLIENT_V6, VIP_V6)];
-/// The tag of [`Packet::sctp`]'s INIT, under which its client wants to be answered.
+/// The initiate tag of [`Packet::sctp`]'s INIT, which answers to its client carry.
 const CLIENT_TAG: u32 = 0x0102_0304;
 const BACKEND_TAG: u32 = 0xa1b2_c3d4;
 
@@ -28,7 +28,7 @@ fn said(frame: &[u8]) -> (u32, &[u8]) {
     (u32::from_be_bytes(tag), &frame[at + 12..])
 }
 
-/// An association through the gateway, as its two ends see it.
+/// An association through the gateway, as both ends see it.
 struct Association {
     rig: Rig,
     to_backend: Packet,
@@ -55,7 +55,7 @@ impl Association {
         association
     }
 
-    /// One end says a chunk, and it leaves at the other.
+    /// One end sends a chunk; returns what leaves at the other.
     fn says(&mut self, from_client: bool, chunk: u8) -> Vec<u8> {
         let (port, packet) = self.packet(from_client, chunk);
         let sent = self.rig.forward(port, &packet.build());
@@ -100,7 +100,7 @@ fn an_association_goes_there_and_back_with_its_ports_rewritten() {
 }
 
 #[test]
-fn one_way_modes_carry_it_as_it_is() {
+fn one_way_modes_forward_sctp_unchanged() {
     for mode in [Mode::Dsr, Mode::Ipip, Mode::Gue] {
         for (client, vip) in BOTH {
             let mut rig = Rig::with_mode(mode);
@@ -121,7 +121,7 @@ fn one_way_modes_carry_it_as_it_is() {
 }
 
 #[test]
-fn an_idle_association_outlives_its_handshake_only_if_the_backend_took_the_cookie() {
+fn an_idle_association_outlives_its_handshake_only_if_the_backend_accepted_the_cookie() {
     let mut opening = Association::begin(Rig::new(), CLIENT, VIP);
     opening.says(false, INIT_ACK);
     opening.says(true, COOKIE_ECHO);
@@ -158,7 +158,7 @@ fn a_shutdown_or_an_abort_ends_an_association_soon() {
 }
 
 #[test]
-fn an_init_on_a_closing_association_or_one_without_its_backend_chooses_anew() {
+fn an_init_on_a_closing_association_or_one_without_its_backend_chooses_a_backend_again() {
     let mut association = Association::established(Rig::new(), CLIENT, VIP);
     let first = association.to_client.source;
     association.rig.forward(UPLINK, &Packet::sctp(CLIENT, VIP).build());
@@ -182,7 +182,7 @@ fn in_a_full_table_an_association_that_the_backend_did_not_take_yields() {
     assert_eq!(association.rig.drops(DropReason::FlowTableFull), 0);
 }
 
-/// What is answered, by whom, and with which single chunk under which tag.
+/// A packet, its fate, and the single chunk of the answer with its tag.
 struct Row {
     sentence: &'static str,
     port: PortIndex,
@@ -208,7 +208,7 @@ fn check(rows: Vec<Row>) {
 }
 
 #[test]
-fn what_belongs_to_no_association_is_answered_as_rfc_9260_section_8_4_has_it() {
+fn packets_without_association_are_answered_by_rfc_9260_section_8_4() {
     let tag = 0x0a0b_0c0d;
     let of_none = |chunk: u8| Packet::sctp(CLIENT, VIP).chunk(tag, chunk);
     let with = |sentence, packet, answer| Row { sentence, port: UPLINK, packet, fate: Fate::Drop(DropReason::NoFlow), answer };
@@ -265,7 +265,7 @@ fn a_closed_port_refuses() {
 }
 
 #[test]
-fn what_dnat_finds_in_mid_stream_goes_where_a_new_association_would() {
+fn in_mode_dnat_mid_stream_packets_go_where_a_new_association_would() {
     for (client, vip) in BOTH {
         let (mut first, mut restarted) = (Rig::with_mode(Mode::Dnat), Rig::with_mode(Mode::Dnat));
         let before = rig::ends(&first.forward(UPLINK, &Packet::sctp(client, vip).build()));
@@ -282,7 +282,7 @@ fn what_dnat_finds_in_mid_stream_goes_where_a_new_association_would() {
 }
 
 #[test]
-fn in_fragments_it_passes_no_port_rewrite() {
+fn fragments_cannot_pass_a_port_rewrite() {
     for (client, vip) in BOTH {
         let big = Packet::sctp(client, vip).chunk(BACKEND_TAG, DATA).payload(&[&[DATA, 3, 4, 0][..], &[7; 1020]].concat());
         let parts = fragments(&big.build(), 512, 9);

@@ -1,13 +1,13 @@
-//! The owner function: the same worker for both directions of any flow, in each way of steering (FORWARDING 5).
+//! The owner function: the same worker for both directions of any flow, with each method of steering (FORWARDING 5).
 
 #![allow(clippy::unwrap_used)]
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use dataplane::snat::{SnatAddress, SnatPorts, SnatTarget, TargetSlot};
-use dataplane::steering::{RETA_ENTRIES, Steering, Towards, WorkerId};
+use dataplane::flow::Tick;
+use dataplane::flow::{SnatAddress, SnatPorts, SnatTarget, TargetSlot};
 use dataplane::testing::{Packet, Rss, Segment};
-use dataplane::tick::Tick;
+use dataplane::workers::{RETA_ENTRIES, Steering, Towards, WorkerId};
 use dataplane::{Address, Tuple};
 use proptest::prelude::*;
 
@@ -17,7 +17,7 @@ fn ways(workers: u8, seed: u64) -> [Steering; 2] {
     [Steering::own_hash(workers, seed), Steering::toeplitz(workers, seed)]
 }
 
-/// A client's packet to a frontend, and what a backend's answer to it must lead to.
+/// Checks a client's packet to a frontend against the owner of a backend's reply to it.
 fn check<A: Address>(workers: u8, seed: u64, client: (A, u16), vip: (A, u16), backend: (A, u16), snat: A, flows_before: u16) {
     let packet = Tuple { source: client.0, destination: vip.0, source_port: client.1, destination_port: vip.1, protocol: 6 };
     for steering in ways(workers, seed) {
@@ -68,7 +68,7 @@ proptest! {
     }
 
     #[test]
-    fn a_card_that_is_given_key_and_table_finds_the_owner(workers in 1..=64_u8, seed: u64, ports: [u16; 2], bits: [u128; 2]) {
+    fn a_card_with_key_and_table_finds_the_owner(workers in 1..=64_u8, seed: u64, ports: [u16; 2], bits: [u128; 2]) {
         let steering = Steering::toeplitz(workers, seed);
         let reta = (0..4 * RETA_ENTRIES).map(|entry| steering.reta(entry).0).collect();
         let card = Rss { key: *steering.rss_key().unwrap(), reta };

@@ -1,5 +1,5 @@
-//! The engine across the wrap of the tick (2^32 of 134 ms): idle limits, the order in which flows yield, and what is measured
-//! in ticks besides.
+//! The engine across the wrap of the tick (2^32 of 134 ms): idle limits, the order in which flows yield, and everything
+//! else that is measured in ticks.
 #![allow(clippy::unwrap_used)]
 
 mod rig;
@@ -15,10 +15,10 @@ const VIP: &str = "192.0.2.100:80";
 const DNS: &str = "192.0.2.101:53";
 const ACK: u8 = tcp_flags::ACK;
 const SYN: u8 = tcp_flags::SYN;
-/// When the tick is 0 again, ns.
+/// Time at which the tick wraps to 0, ns.
 const WRAP: u64 = 1 << 59;
 
-/// A gateway that was started so many seconds before the wrap.
+/// A gateway that was started this many seconds before the wrap.
 fn gateway(seconds: u64, max_flows: u32, mode: Mode) -> Rig {
     let mut rig = Rig::before_state(max_flows);
     rig.now = WRAP - seconds * SECOND;
@@ -28,7 +28,7 @@ fn gateway(seconds: u64, max_flows: u32, mode: Mode) -> Rig {
     rig
 }
 
-/// Polls until so many seconds after the wrap; negative ones are before it.
+/// Polls until this many seconds after the wrap; negative values are before it.
 fn idle_until(rig: &mut Rig, seconds: i64) {
     let until = WRAP.checked_add_signed(seconds * i64::try_from(SECOND).unwrap()).unwrap();
     while rig.now < until {
@@ -77,7 +77,7 @@ fn flows_end_by_their_limits_and_no_sooner() {
 }
 
 #[test]
-fn a_gateway_that_starts_late_in_the_round_sweeps_its_flows() {
+fn a_gateway_that_starts_shortly_before_the_wrap_sweeps_its_flows() {
     let mut rig = gateway(1_000, 64, Mode::Nat);
     ask(&mut rig, "198.51.100.7:1");
     idle_until(&mut rig, -900);

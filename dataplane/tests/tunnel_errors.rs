@@ -1,4 +1,5 @@
-//! ICMP errors of routers inside tunnels of modes `ipip` and `gue`: the client is told, of what it sent.
+//! ICMP errors of routers inside tunnels of modes `ipip` and `gue`: the client gets an error about the packet that it
+//! sent.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,7 +19,7 @@ const CLIENT_V6: &str = "[2001:db8:1::7]:5555";
 const VIP: &str = "192.0.2.100:80";
 const VIP_V6: &str = "[2001:db8::1:0]:80";
 
-/// Modes, whether the tunnel is of the other family than the packet, client and VIP: all that there is.
+/// Modes, whether the tunnel has the other family than the packet, client and VIP: all combinations.
 const TUNNELS: [(Mode, bool, &str, &str); 8] = [
     (Mode::Ipip, false, CLIENT, VIP),
     (Mode::Ipip, true, CLIENT, VIP),
@@ -55,7 +56,7 @@ fn change(rig: &mut Rig, change: impl FnOnce(&mut Service)) {
     rig.publish();
 }
 
-/// Type, code and third word of an error of the outer family.
+/// Type, code and second word of an error of the outer family.
 type Numbers = (u8, u8, u32);
 
 fn too_big(is_v4: bool, mtu: u32) -> Numbers {
@@ -68,7 +69,7 @@ fn outer(frame: &[u8]) -> (IpAddr, IpAddr) {
     (source.ip(), destination.ip())
 }
 
-/// What a router at the cluster says about the packet in `frame`, of which it quotes so much.
+/// An error of a router in the cluster about the packet in `frame`, of which it quotes this many bytes.
 fn error(frame: &[u8], (kind, code, rest): Numbers, quoted: usize) -> Packet {
     let (source, _) = outer(frame);
     let router = ip(if source.is_ipv4() { "10.0.0.99" } else { "fd00::99" });
@@ -76,7 +77,7 @@ fn error(frame: &[u8], (kind, code, rest): Numbers, quoted: usize) -> Packet {
     Packet::between(router, source, Segment::Icmp { kind, code, rest }).payload(&packet[..quoted.min(packet.len())])
 }
 
-/// The error that a client gets, read by fixed offsets.
+/// The error that a client gets, read at fixed offsets.
 #[derive(Debug, PartialEq)]
 struct Told {
     from: IpAddr,
@@ -85,7 +86,7 @@ struct Told {
     quote: Vec<u8>,
 }
 
-/// Puts an error in, and reads what the client is told.
+/// Puts an error in, and reads the error that the client gets.
 fn told(rig: &mut Rig, error: &[u8]) -> Told {
     assert_eq!(rig.put(CLUSTER, error), Some(Fate::Reply(UPLINK)));
     let mut sent = rig.sent(UPLINK);
@@ -114,7 +115,7 @@ fn carried(rig: &mut Rig, client: &str, vip: &str, payload: &[u8]) -> (Packet, V
 }
 
 #[test]
-fn a_client_is_told_what_fits_into_the_tunnel_of_its_packets() {
+fn a_client_gets_the_mtu_of_the_tunnel_of_its_packets() {
     for (mode, crossed, client, vip) in TUNNELS {
         let mut rig = gateway(mode, crossed);
         let (packet, sent) = carried(&mut rig, client, vip, &[7; 1300]);
@@ -136,7 +137,7 @@ fn a_client_is_told_what_fits_into_the_tunnel_of_its_packets() {
 }
 
 #[test]
-fn what_is_lost_inside_a_tunnel_has_an_unreachable_host() {
+fn a_packet_lost_inside_a_tunnel_is_reported_as_host_unreachable() {
     for (mode, crossed, client, vip) in TUNNELS {
         let mut rig = gateway(mode, crossed);
         let (packet, sent) = carried(&mut rig, client, vip, b"data");
@@ -158,7 +159,7 @@ fn what_is_lost_inside_a_tunnel_has_an_unreachable_host() {
 }
 
 #[test]
-fn what_a_client_is_told_to_fit_is_no_less_than_its_family_has() {
+fn the_mtu_that_a_client_gets_is_at_least_the_minimum_of_its_family() {
     for (mode, crossed, client, vip) in TUNNELS {
         let mut rig = gateway(mode, crossed);
         let (packet, sent) = carried(&mut rig, client, vip, b"data");
@@ -168,7 +169,7 @@ fn what_a_client_is_told_to_fit_is_no_less_than_its_family_has() {
             let numbers = told(&mut rig, &error(&sent, too_big(outer_is_v4, told_mtu), 1000).build()).numbers;
             assert_eq!(numbers, too_big(packet.source.is_ipv4(), least), "{mode} {crossed} {told_mtu}");
         }
-        // A router older than RFC 1191 does not know; an IPv4 client guesses.
+        // A router older than RFC 1191 gives no MTU; an IPv4 client guesses.
         let least = if packet.source.is_ipv4() { 0 } else { 1280 };
         let numbers = told(&mut rig, &error(&sent, too_big(outer_is_v4, 0), 1000).build()).numbers;
         assert_eq!(numbers, too_big(packet.source.is_ipv4(), least), "{mode} {crossed}");
@@ -177,7 +178,7 @@ fn what_a_client_is_told_to_fit_is_no_less_than_its_family_has() {
 
 #[test]
 fn what_follows_a_quote_is_not_quoted_again() {
-    // RFC 4884: 128 bytes of the packet, then an extension; the length stands in words of 4 bytes, or of 8 over IPv6.
+    // RFC 4884: 128 bytes of the packet, then an extension; the length is in units of 4 bytes, or of 8 over IPv6.
     for (mode, crossed, client, vip) in TUNNELS {
         let mut rig = gateway(mode, crossed);
         let (packet, sent) = carried(&mut rig, client, vip, &[7; 1000]);
@@ -186,7 +187,7 @@ fn what_follows_a_quote_is_not_quoted_again() {
         let mut error = error(&sent, numbers, 128);
         error.payload.extend([0x20, 0, 0, 0, 0, 8, 1, 1, 0xde, 0xad, 0xbe, 0xef]);
         assert_eq!(told(&mut rig, &error.build()).quote, packet.build()[14..][..128 - outer_len]);
-        // A short packet is filled up to 128 bytes.
+        // A short packet is padded to 128 bytes.
         let (packet, sent) = carried(&mut rig, client, vip, b"data");
         error = self::error(&sent, numbers, 128);
         error.payload.resize(128, 0);
@@ -196,7 +197,7 @@ fn what_follows_a_quote_is_not_quoted_again() {
 }
 
 #[test]
-fn a_quote_that_is_too_short_tells_no_client() {
+fn a_quote_that_is_too_short_reaches_no_client() {
     for (sources, expected) in
         [(vec![], Fate::Linux(CLUSTER)), (["10.0.0.5", "fd00::5"].map(ip).to_vec(), Fate::Drop(DropReason::IcmpUnmatched))]
     {
@@ -218,7 +219,7 @@ fn a_quote_that_is_too_short_tells_no_client() {
 }
 
 #[test]
-fn an_error_about_what_we_did_not_send_is_not_passed_on() {
+fn an_error_about_a_packet_that_the_gateway_did_not_send_is_not_forwarded() {
     let lost = (3, 1, 0);
     let mut rig = gateway(Mode::Ipip, false);
     let (_, sent) = carried(&mut rig, CLIENT, VIP, b"data");
@@ -233,7 +234,7 @@ fn an_error_about_what_we_did_not_send_is_not_passed_on() {
     let rows = [
         ("of another backend", quote(&|frame| frame[33] = if backend == 11 { 12 } else { 11 }), linux),
         ("of a port that is no frontend", quote(&|frame| frame[57] ^= 1), linux),
-        ("whose inside is of another version", quote(&|frame| frame[34] = 0x65), linux),
+        ("whose inner packet has another version", quote(&|frame| frame[34] = 0x65), linux),
         ("of another protocol", quote(&|frame| frame[23] = 47), linux),
         (
             "of GUE, to a backend of mode ipip",
@@ -243,8 +244,8 @@ fn an_error_about_what_we_did_not_send_is_not_passed_on() {
             }),
             linux,
         ),
-        ("whose inside Linux sent", quote(&|frame| frame[46..50].copy_from_slice(&[10, 0, 0, 2])), linux),
-        ("whose inside is from nobody", quote(&|frame| frame[46..50].copy_from_slice(&[127, 0, 0, 1])), linux),
+        ("whose inner packet the kernel sent", quote(&|frame| frame[46..50].copy_from_slice(&[10, 0, 0, 2])), linux),
+        ("whose inner source is invalid", quote(&|frame| frame[46..50].copy_from_slice(&[127, 0, 0, 1])), linux),
         ("a later fragment", quote(&|frame| frame[21] = 1), linux),
         ("a parameter problem", error(&sent, (12, 0, 0), 1000), linux),
         ("a redirect", error(&sent, (5, 1, 0), 1000), linux),
@@ -259,7 +260,7 @@ fn an_error_about_what_we_did_not_send_is_not_passed_on() {
 }
 
 #[test]
-fn a_packet_without_a_flow_is_told_of_by_its_hash() {
+fn an_error_about_a_packet_without_a_flow_follows_its_hash() {
     for mode in [Mode::Ipip, Mode::Gue] {
         let mut rig = Rig::with_flows(1);
         rig.set_mode("web", mode);
@@ -272,7 +273,7 @@ fn a_packet_without_a_flow_is_told_of_by_its_hash() {
 }
 
 #[test]
-fn clients_are_told_no_more_often_than_of_anything_else() {
+fn errors_to_clients_keep_to_the_rate_of_answers() {
     let mut rig = gateway(Mode::Ipip, false);
     let (_, sent) = carried(&mut rig, CLIENT, VIP, b"data");
     let error = error(&sent, (3, 4, 1400), 1000).build();

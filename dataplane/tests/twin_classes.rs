@@ -1,4 +1,5 @@
-//! What a flood of strays must not keep from Linux: answers to its questions and probes, and routing protocols.
+//! Traffic that a flood of strays must not keep from the kernel: answers to its requests and probes, and routing
+//! protocols.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,7 +9,7 @@ use dataplane::testing::{Packet, Segment, arp_request};
 use dataplane::{DropReason, Fate, PortIndex, tcp_flags};
 use rig::{CLUSTER, Rig, SECOND, UPLINK, ip};
 
-/// Linux probes a backend from the twin's address.
+/// The kernel's probe of a backend from the twin's address.
 const PROBE: (&str, &str) = ("10.0.0.2:40000", "10.0.0.11:8080");
 
 /// One second of strays, a thousand every millisecond.
@@ -33,7 +34,7 @@ fn arp_reply() -> Vec<u8> {
 }
 
 #[test]
-fn under_a_flood_of_strays_linux_gets_what_it_needs_and_no_more_strays() {
+fn under_a_flood_of_strays_the_kernel_gets_what_it_needs_and_no_more_strays() {
     let stray = Packet::tcp("203.0.113.9:5", "10.0.0.2:22").build();
     let mut rig = Rig::new();
     rig.send_from_linux(CLUSTER, &Packet::tcp(PROBE.0, PROBE.1).build());
@@ -52,7 +53,7 @@ fn under_a_flood_of_strays_linux_gets_what_it_needs_and_no_more_strays() {
             Packet::tcp("10.0.0.12:8080", PROBE.0).flags(tcp_flags::ACK).build(),
             Fate::Drop(DropReason::TwinRate),
         ),
-        ("the answer to Linux's question who has an address", arp_reply(), linux),
+        ("the answer to the kernel's ARP request", arp_reply(), linux),
         ("BGP", Packet::tcp("10.0.0.9:179", "10.0.0.2:40001").flags(tcp_flags::ACK).build(), linux),
         ("OSPF", ospf.build(), linux),
     ];
@@ -70,7 +71,7 @@ fn a_storm_of_questions_does_not_keep_answers_out() {
 }
 
 #[test]
-fn what_others_begin_is_not_what_linux_has_begun() {
+fn exchanges_that_others_begin_do_not_count_as_begun_by_the_kernel() {
     let rows = [
         ("Linux answers a stray with RST", Packet::tcp("192.0.2.2:22", "203.0.113.9:5").flags(tcp_flags::RST | tcp_flags::ACK)),
         ("Linux accepts a connection", Packet::tcp("192.0.2.2:22", "203.0.113.9:5").flags(tcp_flags::SYN | tcp_flags::ACK)),

@@ -1,5 +1,5 @@
-//! Single exchanges and streams of UDP: how long they live, which of them yield, what becomes of their ports, and what a client
-//! notices whose backend dies (FORWARDING 2 and 3).
+//! Single exchanges and streams of UDP: how long they live, which of them yield, what happens to their ports, and what
+//! a client notices when its backend fails (FORWARDING 2 and 3).
 #![allow(clippy::unwrap_used)]
 
 mod rig;
@@ -20,7 +20,7 @@ fn client(n: u32) -> String {
     format!("198.51.{}.{}:{}", 100 + n / 50_000, n / 200 % 250 + 1, 2000 + n % 200)
 }
 
-/// A client's datagram goes to a backend; where from, as the backend sees it, and to which.
+/// Forwards a client's datagram; returns its source as the backend sees it, and the backend.
 fn ask(rig: &mut Rig, client: &str) -> (SocketAddr, SocketAddr) {
     let vip = if client.starts_with('[') { DNS_V6 } else { DNS };
     ends(&rig.forward(UPLINK, &Packet::udp(client, vip).payload(b"?").build()))
@@ -63,7 +63,7 @@ fn change(rig: &mut Rig, change: impl FnOnce(&mut Service)) {
     rig.publish();
 }
 
-/// Probes of these backends fail from now on, and of no others.
+/// From now on the probes of exactly these backends fail.
 fn fail(rig: &mut Rig, backends: &[SocketAddr]) {
     rig.health.failing = backends.iter().map(|backend| (Protocol::Udp, *backend)).collect();
     rig.publish();
@@ -147,7 +147,7 @@ fn unconfirmed_flows_yield_first_then_single_exchanges_and_streams_never() {
     let oldest = exchange(&mut rig, "[2001:db8:7::3]:1");
     rig.now += SECOND;
     let unanswered = ask(&mut rig, &client(4));
-    // The exchange is older, and of the other family than what comes; the unanswered flow goes first all the same.
+    // The exchange is older, and of the other family than the new packet; the unanswered flow still yields first.
     rig.now += 2 * SECOND;
     let next = exchange(&mut rig, &client(5));
     assert_eq!((rig.counters.flows.get(), rig.counters.reclaimed.get()), (4, 1));
@@ -186,7 +186,7 @@ fn a_flow_that_may_still_be_answered_yields_after_an_exchange_that_is_older() {
 }
 
 #[test]
-fn the_port_of_a_datagram_that_yields_rests_and_its_late_reply_reaches_nobody() {
+fn the_port_of_a_datagram_that_yields_rests_and_its_late_reply_is_dropped() {
     let mut rig = Rig::with_flows(32);
     for answered in [false, true] {
         let before = rig.counters.reclaimed.get();
@@ -224,7 +224,7 @@ fn without_a_free_port_the_oldest_flow_yields_and_the_port_that_rested_longest_i
     assert_eq!(counted(), (1, 1));
     assert!(!first.contains(&fourth), "the oldest that was not answered yields before any exchange");
     assert_eq!(ends(&rig.forward(CLUSTER, &reply(first[0]))).1.to_string(), client(0), "the exchange goes on");
-    // All that were not answered are streams now.
+    // All unanswered flows are streams now.
     rig.now += 2 * SECOND;
     for n in (4..64_512).chain([70_000]) {
         stream(&mut rig, &client(n));
@@ -235,7 +235,7 @@ fn without_a_free_port_the_oldest_flow_yields_and_the_port_that_rested_longest_i
 }
 
 #[test]
-fn a_stream_of_a_backend_that_dies_goes_to_another() {
+fn a_stream_of_a_backend_that_fails_moves_to_another() {
     for mode in [Mode::Nat, Mode::Dnat] {
         let mut rig = Rig::with_mode(mode);
         for (from, is_stream) in [("198.51.100.7:1", true), ("198.51.100.8:1", false)] {
@@ -249,7 +249,7 @@ fn a_stream_of_a_backend_that_dies_goes_to_another() {
             assert_ne!(elsewhere.1, seen.1, "{mode}");
             answer(&mut rig, elsewhere, from);
             if mode == Mode::Nat {
-                assert_eq!(rig.put(CLUSTER, &reply(seen)), Some(Fate::Drop(DropReason::NoFlow)), "a late reply reaches nobody");
+                assert_eq!(rig.put(CLUSTER, &reply(seen)), Some(Fate::Drop(DropReason::NoFlow)), "a late reply is dropped");
             }
             fail(&mut rig, &[]);
         }
@@ -257,7 +257,7 @@ fn a_stream_of_a_backend_that_dies_goes_to_another() {
 }
 
 #[test]
-fn a_datagram_that_was_never_answered_goes_to_another_backend_as_soon_as_the_probes_say_so() {
+fn an_unanswered_datagram_goes_to_another_backend_as_soon_as_probes_fail() {
     let mut rig = Rig::new();
     let seen = ask(&mut rig, "198.51.100.7:1");
     assert_eq!(ask(&mut rig, "198.51.100.7:1"), seen);
@@ -267,7 +267,7 @@ fn a_datagram_that_was_never_answered_goes_to_another_backend_as_soon_as_the_pro
 }
 
 #[test]
-fn a_stream_stays_with_a_backend_that_answers_whatever_its_probes_say() {
+fn a_stream_stays_with_a_backend_that_answers_even_if_its_probes_fail() {
     let mut rig = Rig::new();
     let from = "198.51.100.7:1";
     let seen = stream(&mut rig, from);
@@ -279,7 +279,7 @@ fn a_stream_stays_with_a_backend_that_answers_whatever_its_probes_say() {
             answer(&mut rig, seen, from);
             rig.now += SECOND * 4 / 5;
         }
-        // One that is not answered at the end of this time is nothing to the next.
+        // A packet that is unanswered at the end of this period does not count in the next.
         assert_eq!(ask(&mut rig, from), seen);
         fail(&mut rig, &[]);
         rig.now += 20 * SECOND;

@@ -1,4 +1,4 @@
-//! What happens to a packet: rows of a sentence, the frame that comes in, and its fate.
+//! Verdicts, as rows of a sentence, the frame that arrives, and its fate.
 
 #![allow(clippy::unwrap_used)]
 
@@ -32,7 +32,7 @@ fn check(rows: Vec<Row>) {
 }
 
 #[test]
-fn a_packet_for_a_frontend_is_forwarded_and_one_for_nobody_is_not() {
+fn packets_for_frontends_are_forwarded_and_others_are_not() {
     let forward = Fate::Forward(CLUSTER);
     let reply = Fate::Reply(UPLINK);
     let linux = Fate::Linux(UPLINK);
@@ -50,13 +50,13 @@ fn a_packet_for_a_frontend_is_forwarded_and_one_for_nobody_is_not() {
         row("ping to the SNAT address", CLUSTER, Packet::echo_request("10.0.0.11", "10.0.0.3").build(), Fate::Reply(CLUSTER)),
         row("ping to the twin", UPLINK, Packet::echo_request("198.51.100.7", "192.0.2.2").build(), linux),
         row("a SYN to a closed port of the twin", UPLINK, Packet::tcp(CLIENT, "192.0.2.2:22").build(), linux),
-        row("a packet for somebody else", UPLINK, Packet::tcp(CLIENT, "203.0.113.9:80").build(), linux),
+        row("a packet for another address", UPLINK, Packet::tcp(CLIENT, "203.0.113.9:80").build(), linux),
         row("multicast", UPLINK, Packet::udp(CLIENT, "224.0.0.5:89").build(), linux),
     ]);
 }
 
 #[test]
-fn what_is_never_forwarded_is_dropped_under_its_name() {
+fn packets_that_are_never_forwarded_are_dropped_with_their_reason() {
     use DropReason as R;
     let drop = Fate::Drop;
     let mut wrong_checksum = Packet::tcp(CLIENT, "192.0.2.100:80").build();
@@ -92,12 +92,7 @@ fn what_is_never_forwarded_is_dropped_under_its_name() {
             drop(R::OwnSource),
         ),
         row("no source", UPLINK, Packet::tcp("0.0.0.0:5", "192.0.2.100:80").build(), drop(R::MartianSource)),
-        row(
-            "an address of the pool that nobody uses",
-            UPLINK,
-            Packet::tcp(CLIENT, "192.0.2.119:80").build(),
-            drop(R::UnknownVip),
-        ),
+        row("an unused address of the pool", UPLINK, Packet::tcp(CLIENT, "192.0.2.119:80").build(), drop(R::UnknownVip)),
         row("ping to it", UPLINK, Packet::echo_request("198.51.100.7", "192.0.2.119").build(), drop(R::UnknownVip)),
         row("a fragment of a ping", UPLINK, fragment.build(), drop(R::FragmentUnsupported)),
         row("GRE to a VIP", UPLINK, gre.build(), drop(R::UnsupportedProtocol)),
@@ -211,7 +206,7 @@ fn the_time_to_live_and_the_mtu_are_answered() {
 }
 
 #[test]
-fn arp_and_neighbour_discovery_are_answered_for_ours_and_given_to_linux_for_the_rest() {
+fn arp_and_neighbour_discovery_are_answered_for_our_addresses_and_otherwise_passed_to_the_kernel() {
     let rows: [(&str, PortIndex, Vec<u8>, Fate); 7] = [
         ("a VIP", UPLINK, arp_request([192, 0, 2, 10].into(), [192, 0, 2, 100].into()), Fate::Reply(UPLINK)),
         ("the SNAT address", CLUSTER, arp_request([10, 0, 0, 11].into(), [10, 0, 0, 3].into()), Fate::Reply(CLUSTER)),
@@ -237,7 +232,7 @@ fn arp_and_neighbour_discovery_are_answered_for_ours_and_given_to_linux_for_the_
 }
 
 #[test]
-fn a_host_that_wants_an_address_of_ours_is_told_that_it_is_taken() {
+fn duplicate_address_detection_of_a_gateway_address_is_answered() {
     let probe = |target: &str| neighbour_solicitation(std::net::Ipv6Addr::UNSPECIFIED, v6(target));
     let without_option = |target: &str| {
         let mut packet = probe(target);
@@ -256,7 +251,7 @@ fn a_host_that_wants_an_address_of_ours_is_told_that_it_is_taken() {
     to_one.destination = ip("ff02::1");
     to_one.payload.truncate(16);
     let rows = [
-        ("somebody else's", without_option("2001:db8::77")),
+        ("of another host", without_option("2001:db8::77")),
         ("the twin's", without_option("2001:db8::2")),
         ("with an option that it may not have", probe("2001:db8::1:0").build()),
         ("not to the group of the address", to_one.build()),
@@ -268,7 +263,7 @@ fn a_host_that_wants_an_address_of_ours_is_told_that_it_is_taken() {
 }
 
 #[test]
-fn answers_are_limited_but_those_that_tell_where_a_vip_is() {
+fn answers_are_limited_except_arp_and_neighbour_discovery() {
     let questions = [
         arp_request([192, 0, 2, 10].into(), [192, 0, 2, 100].into()),
         neighbour_solicitation(v6("2001:db8::10"), v6("2001:db8::1:0")).build(),
@@ -333,7 +328,7 @@ fn no_address_of_the_gateway_itself_answers_before_the_first_complete_state() {
 }
 
 #[test]
-fn what_linux_sends_leaves_unless_it_is_for_a_vip() {
+fn packets_of_the_kernel_leave_unless_they_are_for_a_vip() {
     let mut rig = Rig::new();
     let frame = Packet::tcp("192.0.2.2:40000", "198.51.100.7:80").build();
     rig.send_from_linux(UPLINK, &frame);

@@ -1,5 +1,5 @@
-//! VLANs: what frames with tags meet, and with which tags they leave. The gateway has its VIPs' clients on VLAN 100 of the
-//! uplink and its backends on VLAN 7.200 (QinQ) of the cluster port.
+//! VLANs: the treatment of frames with tags, and the tags with which they leave. The gateway has its VIPs' clients on
+//! VLAN 100 of the uplink and its backends on VLAN 7.200 (QinQ) of the cluster port.
 
 #![allow(clippy::unwrap_used)]
 
@@ -37,7 +37,7 @@ fn backends() -> Link {
     Link::new(CLUSTER, Vlan::NONE.with(TagKind::Service, 7).unwrap().with(TagKind::Customer, 200).unwrap())
 }
 
-/// All that the rig has on its ports is on VLANs instead.
+/// The rig with all its addresses on VLANs.
 fn vlan_rig() -> Rig {
     let mut rig = Rig::before_state(1024);
     rig.state = rig::state();
@@ -66,12 +66,12 @@ fn a_flow_from_vlan_to_vlan_leaves_with_the_tags_of_its_exit() {
     assert_eq!((snat.ip(), backend.port()), (ip("10.0.0.3"), 8080));
     let reply = Packet::tcp(&backend.to_string(), &snat.to_string()).flags(tcp_flags::SYN | tcp_flags::ACK).build();
     let back = rig.forward(CLUSTER, &with(BACKEND_TAGS, &reply));
-    // The priority is of the link that a packet came by, and stays there.
+    // The priority belongs to the link on which a packet arrived, and is not forwarded.
     let back = without(&[0x81, 0, 0, 100], &back);
     assert_checksums(&back);
     assert_eq!(ends(&back), (VIP.parse().unwrap(), CLIENT.parse().unwrap()));
     assert_eq!(back[..6], ROUTER_MAC.0);
-    // And by the known flow again.
+    // The same by the existing flow.
     let ack = Packet::tcp(CLIENT, VIP).flags(tcp_flags::ACK).build();
     assert_eq!(ends(&without(BACKEND_TAGS, &rig.forward(UPLINK, &with(CLIENTS, &ack)))), (snat, backend));
 }
@@ -117,11 +117,11 @@ fn answers_keep_the_tags_that_the_question_came_with() {
 }
 
 #[test]
-fn what_is_linuxs_keeps_its_tags_bit_for_bit() {
+fn frames_for_the_kernel_keep_their_tags_bit_for_bit() {
     let other = Packet::tcp(CLIENT, "203.0.113.9:80").build();
     let rows: [(&str, Vec<u8>); 6] = [
-        ("a packet for somebody else on a VLAN that we know", with(CLIENTS, &other)),
-        ("on one that we do not know", with(&[0x81, 0, 0, 101], &other)),
+        ("a packet for another address on a known VLAN", with(CLIENTS, &other)),
+        ("on an unknown VLAN", with(&[0x81, 0, 0, 101], &other)),
         ("behind three tags", with(&[0x81, 0, 0, 100, 0x81, 0, 0, 1, 0x81, 0, 0, 2], &other)),
         ("of the reserved VLAN 4095", with(&[0x81, 0, 0x0f, 0xff], &other)),
         ("LLDP on a VLAN", with(CLIENTS, &[&other[..12], &[0x88, 0xcc, 1, 2, 3]].concat())),
@@ -138,7 +138,7 @@ fn what_is_linuxs_keeps_its_tags_bit_for_bit() {
 }
 
 #[test]
-fn on_a_vlan_that_linux_has_no_device_for_nothing_is_served() {
+fn a_vlan_without_a_device_in_the_kernel_is_not_served() {
     let unknown: &[u8] = &[0x81, 0, 0, 101];
     let rows: [(&str, PortIndex, Vec<u8>, DropReason); 4] = [
         ("a SYN to a VIP", UPLINK, syn(), DropReason::UnknownVip),
@@ -169,7 +169,7 @@ fn on_a_vlan_that_linux_has_no_device_for_nothing_is_served() {
 }
 
 #[test]
-fn before_the_first_complete_state_only_groups_reach_linux() {
+fn before_the_first_complete_state_only_groups_reach_the_kernel() {
     let mut rig = Rig::before_state(1024);
     assert_eq!(rig.put(UPLINK, &with(CLIENTS, &syn())), Some(Fate::Drop(DropReason::UnknownVip)));
     let group = Packet::udp(CLIENT, "224.0.0.5:89").build();
@@ -247,7 +247,7 @@ fn a_held_packet_leaves_with_tags_when_its_neighbour_is_known() {
     rig.network.neighbours.retain(|n| n.link == clients());
     rig.publish();
     assert_eq!(rig.put(UPLINK, &with(CLIENTS, &syn())), None, "it waits");
-    assert!(rig.asks.pop().is_some_and(|(link, _)| link == backends()), "Linux is asked on the VLAN");
+    assert!(rig.asks.pop().is_some_and(|(link, _)| link == backends()), "the kernel is asked to resolve it on the VLAN");
     rig.network.neighbours = neighbours;
     let snapshot = rig.compiler.compile(&rig.state, &rig.network, &rig.health, rig.now);
     rig.publisher.publish(snapshot);
@@ -256,7 +256,7 @@ fn a_held_packet_leaves_with_tags_when_its_neighbour_is_known() {
 }
 
 #[test]
-fn a_burst_of_many_vlans_comes_apart_and_each_packet_is_counted_once() {
+fn a_burst_of_many_vlans_is_split_and_each_packet_is_counted_once() {
     let mut rig = vlan_rig();
     rig.worker.observer_mut().0.clear();
     let frames = [
@@ -278,7 +278,7 @@ fn a_burst_of_many_vlans_comes_apart_and_each_packet_is_counted_once() {
 }
 
 #[test]
-fn linux_cannot_send_to_a_vip_through_a_vlan_either() {
+fn the_kernel_cannot_send_to_a_vip_through_a_vlan_either() {
     let mut rig = vlan_rig();
     let own = Packet::between(ip("192.0.2.2"), ip("192.0.2.100"), Segment::Udp { ports: [1, 2], checksum: true }).build();
     rig.send_from_linux(UPLINK, &with(CLIENTS, &own));

@@ -1,5 +1,5 @@
-//! Several workers over memory ports: each flow on one of them whichever queue its packets come by, nothing lost, and an
-//! account that closes for each and in sum (FORWARDING 5, DESIGN 3.5).
+//! Several workers over memory ports: each flow stays on one of them whichever queue its packets arrive on, nothing is
+//! lost, and the account balances for each worker and in sum (FORWARDING 5, DESIGN 3.5).
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -9,8 +9,8 @@ mod team;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use dataplane::steering::{Proof, Refuted, Steering};
 use dataplane::testing::{Packet, Rss, Segment, arp_request, fragments};
+use dataplane::workers::{Proof, Refuted, Steering};
 use dataplane::{Burst, DropReason, MemoryBuffer, tcp_flags};
 use proto::{Mode, Scheduler, Service};
 use rig::{CLUSTER, UPLINK, ends, network, state};
@@ -34,7 +34,7 @@ fn each_flow_is_on_one_worker_whatever_queues_its_packets_come_by() {
 }
 
 #[test]
-fn a_card_that_proves_right_leaves_nothing_to_hand_over() {
+fn with_a_card_that_is_proven_right_nothing_is_handed_over() {
     let mut team = Team::over_cards(2);
     team.settle();
     let clients = clients(600);
@@ -48,7 +48,7 @@ fn a_card_that_proves_right_leaves_nothing_to_hand_over() {
 }
 
 #[test]
-fn a_card_that_proves_wrong_is_not_trusted_and_nothing_is_lost() {
+fn a_card_that_is_proven_wrong_is_not_trusted_and_nothing_is_lost() {
     let steering = Steering::toeplitz(2, SEED);
     let right = card(&steering);
     let mut other_key = right.key;
@@ -90,7 +90,7 @@ fn a_card_that_goes_wrong_later_loses_its_trust() {
 }
 
 #[test]
-fn what_finds_no_room_in_a_queue_between_workers_is_dropped_and_counted() {
+fn packets_that_a_full_hand_over_queue_refuses_are_dropped_and_counted() {
     let mut team = Team::in_turn(2);
     team.settle();
     let frames: Vec<_> = (0..20_000_u32)
@@ -126,7 +126,7 @@ fn fragments_among_other_packets_leave_room_in_the_queue_for_both() {
 }
 
 #[test]
-fn small_bursts_are_taken_as_fast_as_they_come() {
+fn small_bursts_are_received_as_fast_as_they_arrive() {
     let mut team = Team::in_turn(2);
     team.settle();
     for n in 0..100_u16 {
@@ -141,7 +141,7 @@ fn small_bursts_are_taken_as_fast_as_they_come() {
     team.poll();
 }
 
-/// A sentence, and the frame from one end to another.
+/// A description, and the frame from one end to the other.
 type Row = (&'static str, fn(&str, &str) -> Vec<u8>);
 
 #[test]
@@ -166,7 +166,7 @@ fn packets_that_cards_do_not_hash_neither_prove_nor_refute_and_reach_their_owner
         let before = team.proofs[0].iter().map(|proof| proof.read()).collect::<Vec<_>>();
         assert_eq!(before, [Proof::Proven; 2]);
         let (flows, hits) = (team.sum(|c| c.new_flows.get()), team.sum(|c| c.hits.get()));
-        // The same flows as plain packets have: they reach them wherever they come.
+        // The same flows as the plain packets: the frames reach them wherever they arrive.
         let clients = (0..1100_u16).map(|n| match sentence.contains("IPv4") || sentence.contains("tags") {
             true => (format!("198.51.100.{}:{}", n % 200 + 1, 2000 + n), "192.0.2.101:53"),
             false => (format!("[2001:db8:1::{}]:{}", n % 200 + 1, 2000 + n), "[2001:db8::1:1]:53"),
@@ -214,7 +214,7 @@ fn an_icmp_error_reaches_the_owner_of_its_flow() {
     for _ in 0..3 {
         team.put(CLUSTER, &errors);
     }
-    assert_eq!(team.sent(UPLINK).len(), 3 * clients.len(), "each client is told, whichever queue the error came by");
+    assert_eq!(team.sent(UPLINK).len(), 3 * clients.len(), "each client gets the error, whichever queue it arrived on");
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn an_error_of_a_router_inside_a_tunnel_reaches_the_owner_of_the_flow_inside() {
     for mode in [Mode::Ipip, Mode::Gue] {
         let mut state = state();
         for (_, service) in state.services.clone() {
-            // By turns: only the owner of the flow knows the backend.
+            // Round robin: only the owner of the flow knows the backend.
             let changed = Service { mode, scheduler: Scheduler::RoundRobin, ..Service::clone(&service) };
             state.services.insert(service.name.clone(), Arc::new(changed));
         }
@@ -306,7 +306,7 @@ fn one_worker_announces_and_any_answers() {
 }
 
 #[test]
-fn what_linux_sends_leaves_in_its_order_by_one_worker() {
+fn packets_of_the_kernel_leave_in_order_by_one_worker() {
     let mut team = Team::in_turn(2);
     team.settle();
     let frame = |n: u16| Packet::udp(&format!("192.0.2.2:{n}"), "198.51.100.7:9").build();

@@ -1,5 +1,5 @@
-//! Several workers while the gateway is told of changes: flows of each worker keep their backends, whatever is published, and
-//! what is chosen for new ones is chosen by what all workers know.
+//! Several workers while the gateway's inputs change: flows of each worker keep their backends whatever is published,
+//! and new flows are chosen by the state of all workers.
 #![allow(clippy::unwrap_used)]
 
 mod rig;
@@ -10,8 +10,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dataplane::steering::Proof;
 use dataplane::testing::Packet;
+use dataplane::workers::Proof;
 use dataplane::{DropReason, Mac, tcp_flags};
 use proto::{Protocol, Scheduler, Service, ServiceName};
 use rig::{CLUSTER, SECOND, UPLINK, ends, ip};
@@ -23,7 +23,7 @@ const WEB: &str = "192.0.2.100:80";
 
 type Seen = HashMap<String, (SocketAddr, SocketAddr)>;
 
-/// Gateways of 2 and 4 workers, over cards and with frames to the queues in turn.
+/// Gateways of 2 and 4 workers, with cards and with frames distributed in turn.
 fn teams() -> impl Iterator<Item = (String, Team)> {
     [2, 4].into_iter().flat_map(|workers| {
         let mut teams = [
@@ -40,12 +40,12 @@ fn change(team: &mut Team, change: impl FnOnce(&mut Service)) {
     change(Arc::make_mut(team.state.services.get_mut(&name).unwrap()));
 }
 
-/// The number of a backend of the rig, which is the end of its address as it is written.
+/// The number of a backend of the rig, which is the end of its address as text.
 fn number(address: IpAddr) -> u8 {
     address.to_string().rsplit(['.', ':']).next().unwrap().parse().unwrap()
 }
 
-/// Gives the service `web` these of its backends.
+/// Keeps only these backends of the service `web`.
 fn keep(team: &mut Team, backends: &[u8]) {
     let all = rig::state().services[&ServiceName::new("default", "web")].ports.clone();
     change(team, |service| {
@@ -60,19 +60,19 @@ fn backends(seen: &Seen) -> HashSet<u8> {
     seen.values().map(|(_, backend)| number(backend.ip())).collect()
 }
 
-/// Clients that were not there before.
+/// Clients that did not exist before.
 fn others(first: u16, count: u16) -> Vec<(String, &'static str)> {
     clients(first + count).split_off(first.into())
 }
 
-/// Every connection goes on, both ways.
+/// Every connection continues in both directions.
 fn go_on(team: &mut Team, clients: &[(String, &str)], seen: &Seen) {
     assert_eq!(&team.towards_backends(clients, ACK), seen);
     team.answered(seen, ACK);
 }
 
 #[test]
-fn connections_of_all_workers_stay_where_they_are_through_every_change_of_the_snapshot() {
+fn connections_of_all_workers_keep_their_backends_through_every_change_of_the_snapshot() {
     for (what, mut team) in teams() {
         let all = clients(300);
         let seen = team.establish(&all);
@@ -114,7 +114,8 @@ fn when_the_slot_of_a_target_is_given_to_another_replies_still_come_to_the_worke
         let seen = team.establish(&all);
         assert!(team.proofs.iter().flat_map(|port| port.iter()).all(|proof| proof.read() == Proof::Proven));
         assert_eq!(team.sum(|c| c.handed_out.get()), 0);
-        // Backend 11 drains, is gone, and its targets' slots are free; the workers have had no time to look at their tables.
+        // Backend 11 drains and is removed, and the slots of its targets are free; the workers had no time to sweep
+        // their tables.
         keep(&mut team, &[12]);
         for seconds in [0, 301, 130] {
             team.now += seconds * SECOND;
@@ -132,7 +133,7 @@ fn when_the_slot_of_a_target_is_given_to_another_replies_still_come_to_the_worke
         assert_eq!(team.sum(|c| c.handed_out.get()), 0, "{workers} workers: no reply came to another worker");
         let made: Vec<u64> = team.counters.iter().zip(before).map(|(c, before)| c.new_flows.get() - before).collect();
         assert!(made.iter().all(|n| *n > 0), "all workers take part: {made:?}");
-        // What is left of the first connections is told to end, and gives no port back to the other target.
+        // The remaining packets of the first connections get a RST, and release no port to the other target.
         let (client, vip) = &all[0];
         team.put(UPLINK, &[Packet::tcp(client, vip).flags(ACK).build()]);
         assert_eq!(team.drops(DropReason::NoFlow), 1, "{:?}", seen[client]);

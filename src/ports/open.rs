@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dataplane::steering::{Steering, WORKERS_MAX};
+use dataplane::workers::{Steering, WORKERS_MAX};
 use dataplane::{Mac, Peers, TwinQueues};
 use dpdk_sys::{Eal, Mempool};
 

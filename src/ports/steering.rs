@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use dataplane::steering::{Proof, RETA_ENTRIES, Refuted, RssProof, Steering};
+use dataplane::workers::{Proof, RETA_ENTRIES, Refuted, RssProof, Steering};
 use dataplane::{Peers, PortQueues};
 use dpdk_sys::Spread;
 

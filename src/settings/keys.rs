@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use control::config::{Field, Located, Section, is_label_value};
-use dataplane::steering::WORKERS_MAX;
+use dataplane::workers::WORKERS_MAX;
 use dataplane::{FlowLimits, GUE_PORT, Neighbour, Route};
 use ipnet::IpNet;
 use proto::limits::ADMIN_LISTEN;

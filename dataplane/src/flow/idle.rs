@@ -1,44 +1,100 @@
-//! How long a flow may be silent, by its state: the gateway's limits, and a service's own for flows that carry data.
+//! Idle limits by flow state: those of the gateway, and those of a service for flows that carry data.
+//!
+//! Not here: ending flows.
 
 use std::time::Duration;
 
-use super::FlowState;
-use crate::FlowLimits;
-use crate::tick::{Tick, Ticks};
+use super::state::FlowState;
+use super::tick::{Tick, Ticks};
 
-/// How long flows may be silent.
+/// Idle limits of flows, and their maximum number (DESIGN section 7, key `flows`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowLimits {
+    /// Maximum number of flows of both families together, per worker.
+    pub max_per_worker: u32,
+    /// TCP, established.
+    pub tcp_established: Duration,
+    /// TCP, SYN seen, handshake not complete.
+    pub tcp_opening: Duration,
+    /// TCP, one side's FIN seen (RFC 5382 REQ-5: at least 4 minutes).
+    pub tcp_half_closed: Duration,
+    /// TCP, the FINs of both sides or a RST seen.
+    pub tcp_closing: Duration,
+    /// TCP in a one-way mode, in which only the client's packets are seen.
+    pub tcp_one_way: Duration,
+    /// UDP streams: the client has sent again after the first reply.
+    pub udp: Duration,
+    /// UDP single exchanges: answered, and the client has not sent since.
+    pub udp_exchange: Duration,
+    /// UDP, unanswered.
+    pub udp_unreplied: Duration,
+    /// SCTP.
+    pub sctp: Duration,
+    /// How long a replaced Maglev table still determines the backends of packets without a flow (FORWARDING 4, 11).
+    pub table_grace: Duration,
+}
+impl FlowLimits {
+    /// The longest idle limit of services without an idle timeout of their own.
+    #[must_use]
+    pub fn longest_idle(&self) -> Duration {
+        let Self { tcp_established, tcp_opening, tcp_half_closed, tcp_closing, tcp_one_way, .. } = *self;
+        let Self { udp, udp_exchange, udp_unreplied, sctp, .. } = *self;
+        let tcp = [tcp_established, tcp_opening, tcp_half_closed, tcp_closing, tcp_one_way];
+        tcp.into_iter().chain([udp, udp_exchange, udp_unreplied, sctp]).fold(Duration::ZERO, Duration::max)
+    }
+}
+impl Default for FlowLimits {
+    /// DESIGN section 7, key `flows`.
+    fn default() -> Self {
+        Self {
+            max_per_worker: 1 << 20,
+            tcp_established: Duration::from_secs(7200),
+            tcp_opening: Duration::from_secs(30),
+            tcp_half_closed: Duration::from_secs(300),
+            tcp_closing: Duration::from_secs(10),
+            tcp_one_way: Duration::from_secs(900),
+            udp: Duration::from_secs(120),
+            udp_exchange: Duration::from_secs(10),
+            udp_unreplied: Duration::from_secs(30),
+            sctp: Duration::from_secs(3600),
+            table_grace: Duration::from_secs(60),
+        }
+    }
+}
+
+/// Idle limits of all states.
 #[derive(Clone, Copy, Debug)]
 pub struct IdleLimits {
     by_state: [Ticks; FlowState::ALL.len()],
-    /// As `by_state`, or the shortest of any service where that is shorter.
+    /// The smaller of `by_state` and the shortest idle timeout of any service.
     at_least: [Ticks; FlowState::ALL.len()],
 }
 
 impl IdleLimits {
-    /// From the configuration.
+    /// The limits from the configuration.
     #[must_use]
     pub fn new(limits: &FlowLimits) -> Self {
         let by_state = FlowState::ALL.map(|state| Ticks::from(limit(limits, state)));
         Self { by_state, at_least: by_state }
     }
 
-    /// Takes note of the shortest idle timeout that a service of the snapshot has of its own.
+    /// Updates the lower bounds from the shortest idle timeout that a service of the snapshot sets.
     pub fn follow(&mut self, shortest: Option<Ticks>) {
         let shortest = shortest.unwrap_or(Ticks(u32::MAX));
         self.at_least = FlowState::ALL.map(|state| self.by_state[state as usize].min(shortest));
     }
 
-    /// Whether a flow in `state`, last seen then, may have been silent for too long: whatever the service, a flow is
-    /// alive where this says no.
+    /// Whether a flow in `state`, last seen then, may have exceeded its limit. If this returns false the flow is alive,
+    /// whatever its service.
     #[must_use]
     #[inline]
     pub fn may_be_over(&self, state: FlowState, last_seen: Tick, now: Tick) -> bool {
         now.since(last_seen) >= self.at_least[state as usize]
     }
 
-    /// Whether a flow in `state`, last seen then, has been silent for too long. `own` is the idle timeout of its service,
-    /// which holds in the states that a flow carries data in; of what is half closed, and of a single exchange, it shortens
-    /// the limit only.
+    /// Whether a flow in `state`, last seen then, has exceeded its limit. `own` is the idle timeout of its service. It
+    /// replaces the limit in states in which flows carry data; for half-closed flows and single exchanges it can only
+    /// shorten the limit.
     #[must_use]
     pub fn is_over(&self, state: FlowState, own: Option<Ticks>, last_seen: Tick, now: Tick) -> bool {
         let built_in = self.by_state[state as usize];
@@ -50,15 +106,15 @@ impl IdleLimits {
         now.since(last_seen) >= limit
     }
 
-    /// Whether a flow last seen then has been silent for as long as one that is closing may be.
+    /// Whether a flow last seen then has been idle for as long as a closing flow may be.
     #[must_use]
     pub fn is_silent(&self, last_seen: Tick, now: Tick) -> bool {
         now.since(last_seen) >= self.by_state[FlowState::TcpClosing as usize]
     }
 }
 
-/// The gateway's limit. An SCTP association that is set up or ends takes as long as a TCP connection that does. A FIN only
-/// shortens the limit, and an exchange lives no longer than a stream.
+/// The gateway's limit of a state. SCTP associations that open or close have the limits of TCP connections that do. A
+/// FIN only shortens the limit, and a single exchange lives no longer than a stream.
 fn limit(limits: &FlowLimits, state: FlowState) -> Duration {
     use FlowState::*;
     match state {
@@ -160,7 +216,7 @@ mod tests {
         let other = (FlowState::TcpEstablished, Tick(0), Tick(own.0));
         assert!(limits.may_be_over(other.0, other.1, other.2) && !limits.is_over(other.0, None, other.1, other.2));
         limits.follow(None);
-        assert!(!limits.may_be_over(other.0, other.1, other.2), "no service has one any more");
+        assert!(!limits.may_be_over(other.0, other.1, other.2), "no service sets one now");
         let day = Some(ticks(86_400));
         assert!(!limits.is_over(FlowState::TcpEstablished, day, Tick(0), Tick(ticks(7200).0)), "longer than the gateway's");
         for (state, seconds) in [(FlowState::TcpHalfClosedByBackend, 300), (FlowState::UdpExchange, 11)] {

@@ -1,42 +1,45 @@
-//! Where the flow of a tuple is: buckets of one cache line, eight short tags and eight places each.
+//! The index of flows by tuple hash: buckets of one cache line with eight short tags and eight positions each.
 //!
-//! A key lives in its home bucket or, when that is full, in one other that follows from home and tag; keys move on
-//! between their two buckets to make room (cuckoo hashing, buckets of eight: fits at a load of 99 % in theory; the
-//! table keeps it at 87.5 % or below). **Invariant:** a bucket counts the keys whose home it is and that live
-//! elsewhere, so that a lookup touches a second line only when one of them may be the wanted key. Deliberately not
-//! here: keys. The caller compares them, and tells where a resident's other bucket is by its tag alone.
+//! A key lives in its home bucket or, when that is full, in one other bucket that follows from home and tag. Keys are
+//! moved between their two buckets to make room (cuckoo hashing with buckets of eight, which in theory fits at a load
+//! of 99 %; the table stays at or below 87.5 %).
+//!
+//! **Invariant:** a bucket counts the keys that have it as home and live elsewhere, so a lookup touches a second line
+//! only when one of them may be the wanted key.
+//!
+//! Not here: keys. The caller compares them; the tag alone determines the other bucket of a key.
 
 use arrayvec::ArrayVec;
 use zerocopy::FromZeros;
 
-use crate::prefetch;
+use crate::flow::prefetch;
 
 const WAYS: usize = 8;
-/// Buckets looked through for room before giving up. At 87.5 % load the second level (16 x 8 slots) has room but for
-/// one case in 10^20; the bound is for time, not for memory.
+/// Maximum number of buckets searched for room. At 87.5 % load the second level (16 x 8 slots) lacks room in one case
+/// in 10^20; the bound limits time, not memory.
 const SEARCH_MAX: usize = 256;
 /// Keys per bucket that the table is sized for.
 const LOAD_PER_BUCKET: usize = 7;
 
-/// The lowest bit of each of four tags in a word, and the highest.
+/// The lowest bit, and the highest, of each of four tags in a word.
 const ONES: u64 = 0x0001_0001_0001_0001;
 const HIGHS: u64 = ONES << 15;
 
-/// One cache line. Tag 0 is an empty slot, so that zeroed memory is an empty index.
+/// One cache line. Tag 0 marks an empty slot, so zeroed memory is an empty index.
 #[derive(Debug, FromZeros)]
 #[repr(C, align(64))]
 struct Bucket {
-    /// Four tags in each, the first in the lowest bits: compared four at a time, which is what a compiler makes of
-    /// eight comparisons neither reliably nor on every processor.
+    /// Four tags per word, the first in the lowest bits. They are compared four at a time; compilers do not reliably
+    /// vectorise eight comparisons, nor on every processor.
     tags: [u64; 2],
     places: [u32; WAYS],
-    /// Keys whose home this is and that live in their other bucket.
+    /// Number of keys that have this home and live in their other bucket.
     away: u16,
-    /// Bit per slot: the key lives here away from home.
+    /// One bit per slot: the key lives here away from its home.
     guests: u8,
 }
 
-/// Slots whose tags fit, as bits.
+/// Slots whose tags match, as bits.
 #[derive(Clone, Copy)]
 struct Fitting(u64);
 
@@ -48,7 +51,7 @@ impl Iterator for Fitting {
         if self.0 == 0 {
             return None;
         }
-        // Bits 0, 16, 32, 48 stand for slots 0 to 3, those beside them for slots 4 to 7.
+        // Bits 0, 16, 32, 48 stand for slots 0 to 3, the bits next to them for slots 4 to 7.
         let bit = self.0.trailing_zeros() as usize;
         self.0 &= self.0 - 1;
         Some(bit >> 4 | (bit & 1) << 2)
@@ -56,8 +59,8 @@ impl Iterator for Fitting {
 }
 
 impl Bucket {
-    /// The slots whose tag fits. A slot above a fitting one may be named wrongly, once in 2^16 (a borrow of the
-    /// subtraction): the caller compares keys in any case.
+    /// The slots whose tag matches. A slot above a match may be reported falsely once in 2^16 (a borrow of the
+    /// subtraction); the caller compares keys in any case.
     #[inline]
     fn fitting(&self, tag: u16) -> Fitting {
         let zero_lanes = |word: u64| {
@@ -89,15 +92,15 @@ impl Bucket {
     }
 }
 
-/// A bucket reached while looking for room, and the move that would lead there.
+/// A bucket reached in the search for room, and the move that leads to it.
 #[derive(Clone, Copy)]
 struct Step {
     bucket: usize,
-    /// Index of the step before, and the slot of its bucket to empty; none for the key's own two buckets.
+    /// Index of the previous step and the slot of its bucket to empty; `None` for the key's own two buckets.
     from: Option<(usize, usize)>,
 }
 
-/// Places by hash.
+/// The index: positions by hash.
 #[derive(Debug)]
 pub(super) struct Index {
     buckets: Box<[Bucket]>,
@@ -112,7 +115,7 @@ const fn tag_of(hash: u64) -> u16 {
 }
 
 impl Index {
-    /// An empty index for `keys` keys. None if there is no memory for it.
+    /// An empty index for `keys` keys; `None` if there is no memory for it.
     pub(super) fn new(keys: usize) -> Option<Self> {
         Self::with_buckets(keys.div_ceil(LOAD_PER_BUCKET).max(2).next_power_of_two())
     }
@@ -128,7 +131,7 @@ impl Index {
         hash as usize & self.mask
     }
 
-    /// The other bucket of a key with this tag. It is its own inverse, and never the same bucket.
+    /// The other bucket of a key with this tag. The function is its own inverse and never returns the same bucket.
     #[inline]
     #[allow(clippy::cast_possible_truncation)] // masked
     const fn other(&self, bucket: usize, tag: u16) -> usize {
@@ -140,14 +143,14 @@ impl Index {
         prefetch::read(&self.buckets[self.home(hash)]);
     }
 
-    /// The first place whose tag fits, of the home bucket only: a guess, worth a prefetch.
+    /// The first position with a matching tag in the home bucket only: a guess that is good enough for a prefetch.
     #[inline]
     pub(super) fn candidate(&self, hash: u64) -> Option<u32> {
         let bucket = &self.buckets[self.home(hash)];
         bucket.fitting(tag_of(hash)).next().map(|slot| bucket.places[slot])
     }
 
-    /// The place that `is_it` accepts among those whose tag fits.
+    /// The position that `is_it` accepts among those with a matching tag.
     #[inline]
     pub(super) fn find(&self, hash: u64, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
         let (home, tag) = (self.home(hash), tag_of(hash));
@@ -157,7 +160,7 @@ impl Index {
         if found.is_some() || bucket.away == 0 { found } else { in_bucket(&self.buckets[self.other(home, tag)]) }
     }
 
-    /// Adds a key. False when no room was found; nothing changed then.
+    /// Adds a key. Returns false, and changes nothing, when there is no room.
     #[must_use]
     pub(super) fn insert(&mut self, hash: u64, place: u32) -> bool {
         let (home, tag) = (self.home(hash), tag_of(hash));
@@ -176,7 +179,7 @@ impl Index {
         true
     }
 
-    /// Removes a key that is in the index under exactly this place.
+    /// Removes a key that is in the index with exactly this position.
     pub(super) fn remove(&mut self, hash: u64, place: u32) {
         let (home, tag) = (self.home(hash), tag_of(hash));
         for bucket in [home, self.other(home, tag)] {
@@ -188,7 +191,8 @@ impl Index {
         }
     }
 
-    /// Moves residents on until one of two full buckets has an empty slot: breadth first, so that few are moved.
+    /// Moves keys between their buckets until one of two full buckets has an empty slot. Breadth first, so that few
+    /// keys are moved.
     fn make_room(&mut self, home: usize, other: usize) -> Option<(usize, usize)> {
         let mut steps: ArrayVec<Step, SEARCH_MAX> = ArrayVec::new();
         steps.push(Step { bucket: home, from: None });
@@ -214,7 +218,8 @@ impl Index {
         None
     }
 
-    /// Carries out the moves that lead to the last step, whose bucket has an empty slot. Returns the slot emptied last.
+    /// Carries out the moves that lead to the last step, whose bucket has an empty slot. Returns the slot that was
+    /// emptied last.
     fn shift(&mut self, steps: &[Step], room: usize) -> (usize, usize) {
         let mut step = steps[steps.len() - 1];
         let mut empty = (step.bucket, room);
@@ -223,7 +228,7 @@ impl Index {
             let line = &mut self.buckets[step.bucket];
             let (tag, place, was_guest) = (line.tag(slot), line.places[slot], line.is_guest(slot));
             line.put(slot, 0, 0, false);
-            // A guest goes home, a resident goes away.
+            // A key that was away moves home, a key at home moves away.
             line.away += u16::from(!was_guest);
             let to = &mut self.buckets[empty.0];
             to.away -= u16::from(was_guest);
@@ -237,7 +242,7 @@ impl Index {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hash::split_mix;
+    use crate::wire::split_mix;
 
     #[test]
     fn a_bucket_is_a_cache_line() {

@@ -1,21 +1,25 @@
-//! Flows that may yield, oldest first: of all, and of each SNAT pool, for each class. What yields when memory or ports run out
-//! (FORWARDING 3).
+//! Flows that may yield, oldest first: for each yield class, over all flows and per SNAT pool. They are what is
+//! reclaimed when memory or ports run out (FORWARDING 3).
 //!
-//! Lists through an array beside the entries, so that a packet of a confirmed flow touches none of it: a flow enters
-//! when it is made, changes its lists with its class, and leaves when it is confirmed or ends, each in constant time. 20 B a
-//! flow; under a flood flows are made and given up in the same order, so that neighbours in a list are neighbours in memory.
-//! **Invariant:** in the lists of a class are the flows of the table that yield in it and no others.
+//! Doubly linked lists in an array beside the flow entries, so a packet of a confirmed flow touches none of this
+//! memory. A flow enters when it is created, changes lists with its class, and leaves when it is confirmed or ends,
+//! each in constant time. 20 B per flow. Under a flood, flows are created and reclaimed in the same order, so
+//! neighbours in a list are neighbours in memory.
+//!
+//! **Invariant:** the lists of a class contain exactly the flows of the table that yield in it.
+//!
+//! Not here: which class a flow yields in (`state`), and ending it.
 
 use zerocopy::FromZeros;
 
-use super::YieldClass;
-use crate::snat::{PoolId, SNAT_ADDRESSES_MAX, TARGETS_MAX};
-use crate::tick::Tick;
+use super::snat::{PoolId, SNAT_ADDRESSES_MAX, TARGETS_MAX};
+use super::state::YieldClass;
+use super::tick::Tick;
 
-/// Positions plus one; 0 is none.
+/// Positions plus one; 0 means none.
 #[derive(Clone, Copy, Debug, FromZeros)]
 #[repr(C)]
-struct Link {
+struct OrderLink {
     before: u32,
     after: u32,
 }
@@ -27,19 +31,19 @@ const POOL: usize = 1;
 #[derive(Clone, Copy, Debug, FromZeros)]
 #[repr(C)]
 struct Node {
-    links: [Link; 2],
+    links: [OrderLink; 2],
     since: Tick,
 }
 
-/// Of one list.
+/// Both ends of one list.
 #[derive(Clone, Copy, Debug, FromZeros)]
 #[repr(C)]
-struct Ends {
+struct ListEnds {
     oldest: u32,
     youngest: u32,
 }
 
-/// A flow that may yield, and since when it is in its class.
+/// A flow that may yield, and the tick since which it is in its class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Oldest {
     pub(super) index: u32,
@@ -51,15 +55,15 @@ pub(super) struct Oldest {
 pub(super) struct Order {
     nodes: Box<[Node]>,
     all: OfClasses,
-    /// 2^20 x 16 B, of which only what is used is touched.
+    /// 2^20 x 16 B, of which only used pages are touched.
     pools: Box<[OfClasses]>,
 }
 
-/// A list for each class.
-type OfClasses = [Ends; YieldClass::ALL.len()];
+/// One list per class.
+type OfClasses = [ListEnds; YieldClass::ALL.len()];
 
 impl Order {
-    /// For so many flows. None if there is no memory for it.
+    /// Lists for this many flows; `None` without memory for them.
     pub(super) fn new(flows: usize) -> Option<Self> {
         let pools = TARGETS_MAX as usize * SNAT_ADDRESSES_MAX as usize;
         Some(Self {
@@ -69,7 +73,7 @@ impl Order {
         })
     }
 
-    /// A flow came into a class, now; `pool` is that of its SNAT port, if it has one.
+    /// Adds a flow to a class, now; `pool` is that of its SNAT port, if it has one.
     pub(super) fn push(&mut self, index: u32, class: YieldClass, pool: Option<PoolId>, now: Tick) {
         self.nodes[index as usize].since = now;
         append::<ALL>(&mut self.nodes, &mut self.all[class as usize], index);
@@ -78,7 +82,7 @@ impl Order {
         }
     }
 
-    /// A flow of this class was confirmed, came into another or has ended.
+    /// Removes a flow from a class: it was confirmed, changed its class or ended.
     pub(super) fn remove(&mut self, index: u32, class: YieldClass, pool: Option<PoolId>) {
         unlink::<ALL>(&mut self.nodes, &mut self.all[class as usize], index);
         if let Some(ends) = pool.and_then(|pool| self.pools.get_mut(pool.index())) {
@@ -94,14 +98,14 @@ impl Order {
         self.first(self.pools.get(pool.index())?[class as usize])
     }
 
-    fn first(&self, ends: Ends) -> Option<Oldest> {
+    fn first(&self, ends: ListEnds) -> Option<Oldest> {
         let index = ends.oldest.checked_sub(1)?;
         Some(Oldest { index, since: self.nodes[index as usize].since })
     }
 }
 
-fn append<const LIST: usize>(nodes: &mut [Node], ends: &mut Ends, index: u32) {
-    nodes[index as usize].links[LIST] = Link { before: ends.youngest, after: 0 };
+fn append<const LIST: usize>(nodes: &mut [Node], ends: &mut ListEnds, index: u32) {
+    nodes[index as usize].links[LIST] = OrderLink { before: ends.youngest, after: 0 };
     match ends.youngest.checked_sub(1) {
         Some(youngest) => nodes[youngest as usize].links[LIST].after = index + 1,
         None => ends.oldest = index + 1,
@@ -109,8 +113,8 @@ fn append<const LIST: usize>(nodes: &mut [Node], ends: &mut Ends, index: u32) {
     ends.youngest = index + 1;
 }
 
-fn unlink<const LIST: usize>(nodes: &mut [Node], ends: &mut Ends, index: u32) {
-    let Link { before, after } = nodes[index as usize].links[LIST];
+fn unlink<const LIST: usize>(nodes: &mut [Node], ends: &mut ListEnds, index: u32) {
+    let OrderLink { before, after } = nodes[index as usize].links[LIST];
     match before.checked_sub(1) {
         Some(before) => nodes[before as usize].links[LIST].after = after,
         None => ends.oldest = after,

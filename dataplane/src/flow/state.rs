@@ -1,25 +1,73 @@
-//! Where a flow stands, and which packets move it.
+//! The states of a flow, and the packets that change them.
 //!
-//! A flow is *confirmed* when both its sides have shown that they are there (one-way modes: when its client has gone on
+//! A flow is *confirmed* when both sides have shown that they exist (in one-way modes: when its client has continued
 //! for a while). Until then it is the first to yield when memory or ports run out (FORWARDING 3), and nothing that a
-//! client alone can forge may confirm it. UDP has a class in between: one reply makes a *single exchange*, which yields after
-//! all unconfirmed flows, and the client's next packet a *stream*, which never yields.
+//! client alone can forge may confirm it. UDP has a class in between: one reply makes a *single exchange*, which yields
+//! after all unconfirmed flows; the client's next packet makes a *stream*, which never yields.
 //!
-//! FIN and RST only shorten the limit, since anyone can forge them; data restores it. Data is known by PSH, which
-//! every sender sets at the end of a write: acknowledgements must not count, or the last one of a closed connection
-//! would keep it for hours. After one side's FIN only data of that same side restores: the other may go on sending for as
-//! long as it likes (docs/adr/0007-closing-flows.md).
+//! FIN and RST only shorten the idle limit, since anyone can forge them; data restores it. Data is recognised by PSH,
+//! which every sender sets at the end of a write. Acknowledgements must not count, or the last one of a closed
+//! connection would keep it for hours. After the FIN of one side only data of that side restores the limit, since the
+//! other side may continue to send for as long as it likes (docs/adr/0007-closing-flows.md).
 //!
-//! **Invariant:** almost every packet leaves its flow where it is, and one test of one bit says so ([`is_plain`]).
-//! Deliberately not here: sequence numbers and time, which a change may need too ([`super::advance()`]); how long a flow
-//! may be silent ([`super::IdleLimits`]).
+//! **Invariant:** almost every packet leaves the state of its flow unchanged, and a test of one bit tells
+//! ([`is_plain`]).
+//!
+//! Not here: sequence numbers and time, which a state change may need too ([`super::advance()`]), and idle limits
+//! ([`super::IdleLimits`]).
 
+use proto::Mode;
 use zerocopy::FromZeros;
 
-use super::{Direction, Way};
-use crate::{Transport, sctp_chunk, tcp_flags};
+use crate::wire::{Transport, sctp_chunk, tcp_flags};
 
-/// Where a flow stands. *Two-way* ones see both directions (`nat`, `dnat`), *one-way* ones the client's packets only.
+/// Direction of a packet of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the client to the VIP.
+    ToBackend,
+    /// From the backend to the SNAT address.
+    ToClient,
+}
+/// How a flow's packets reach the backend: [`proto::Mode`], one byte wide.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromZeros)]
+#[repr(u8)]
+pub enum FlowMode {
+    /// Destination and source are rewritten.
+    #[default]
+    Nat,
+    /// The destination is rewritten.
+    Dnat,
+    /// Only the MAC addresses are rewritten.
+    Dsr,
+    /// IP-in-IP encapsulation.
+    Ipip,
+    /// Generic UDP encapsulation, variant 1.
+    Gue,
+}
+impl From<Mode> for FlowMode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Nat => Self::Nat,
+            Mode::Dnat => Self::Dnat,
+            Mode::Dsr => Self::Dsr,
+            Mode::Ipip => Self::Ipip,
+            Mode::Gue => Self::Gue,
+        }
+    }
+}
+impl FlowMode {
+    /// Whether replies come back through the gateway. If so the flow is indexed in both directions, otherwise only by
+    /// the client's packets.
+    #[must_use]
+    #[inline]
+    pub const fn is_two_way(self) -> bool {
+        matches!(self, Self::Nat | Self::Dnat)
+    }
+}
+
+/// State of a flow. *Two-way* flows are seen in both directions (`nat`, `dnat`), *one-way* flows only in the direction
+/// from the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromZeros)]
 #[repr(u8)]
 pub enum FlowState {
@@ -27,33 +75,34 @@ pub enum FlowState {
     TcpOpening,
     /// TCP, two-way: the backend's SYN-ACK was seen too.
     TcpAnswered,
-    /// TCP, two-way: the client acknowledged it: confirmed.
+    /// TCP, two-way: the client acknowledged the SYN-ACK; confirmed.
     TcpEstablished,
-    /// TCP, two-way: the client's FIN was seen after it was confirmed; the backend may go on.
+    /// TCP, two-way: the client's FIN was seen after confirmation; the backend may continue.
     TcpHalfClosedByClient,
-    /// TCP, two-way: the backend's FIN was seen after it was confirmed; the client may go on.
+    /// TCP, two-way: the backend's FIN was seen after confirmation; the client may continue.
     TcpHalfClosedByBackend,
-    /// TCP, two-way: the FINs of both sides, or a RST, were seen after it was confirmed.
+    /// TCP, two-way: the FINs of both sides, or a RST, were seen after confirmation.
     TcpClosing,
-    /// TCP, two-way: a FIN or RST was seen before it was confirmed: refused, given up, or forged.
+    /// TCP, two-way: a FIN or RST was seen before confirmation: refused, abandoned or forged.
     TcpRefused,
-    /// TCP, two-way, found in mid-stream (FORWARDING 4, `dnat`): the backend has not said yet that it knows it.
+    /// TCP, two-way, adopted in mid-stream (FORWARDING 4, `dnat`): the backend has not yet shown that it knows the
+    /// connection.
     TcpAdopted,
-    /// TCP, one-way: the client has not gone on for long enough yet.
+    /// TCP, one-way: the client has not continued for long enough yet.
     TcpOneWayNew,
     /// TCP, one-way: confirmed.
     TcpOneWay,
-    /// TCP, one-way: the client's FIN was seen. The backend's is never seen.
+    /// TCP, one-way: the client's FIN was seen. The backend's FIN is never seen.
     TcpOneWayHalfClosed,
     /// TCP, one-way: a RST was seen.
     TcpOneWayClosing,
-    /// UDP, two-way: only the client has spoken.
+    /// UDP, two-way: only the client has sent.
     UdpUnreplied,
     /// UDP, two-way: the backend replied, and the client has not sent since: a single exchange.
     UdpExchange,
     /// UDP, two-way: the client has sent again after the first reply: a stream, confirmed.
     Udp,
-    /// UDP, one-way: the client has not gone on for long enough yet.
+    /// UDP, one-way: the client has not continued for long enough yet.
     UdpOneWayNew,
     /// UDP, one-way: confirmed.
     UdpOneWay,
@@ -65,18 +114,18 @@ pub enum FlowState {
     SctpClosing,
 }
 
-/// Flows that yield when memory or ports run out (FORWARDING 2).
+/// Classes of flows that yield when memory or ports run out (FORWARDING 2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum YieldClass {
-    /// Nobody but the client has shown that the flow is real.
+    /// Only the client has shown that the flow is real.
     Unconfirmed,
-    /// UDP that was answered, whose client has not sent since.
+    /// An answered UDP flow whose client has not sent since.
     SingleExchange,
 }
 
 impl YieldClass {
-    /// Both, in the order that flows of one age yield in.
+    /// Both classes, in the order in which flows of the same age yield.
     pub const ALL: [Self; 2] = [Self::Unconfirmed, Self::SingleExchange];
 }
 
@@ -105,10 +154,10 @@ impl FlowState {
         Self::SctpClosing,
     ];
 
-    /// Where a flow begins whose first packet this is.
+    /// The initial state of a flow with this first packet.
     #[must_use]
-    pub const fn first(transport: Transport, way: Way) -> Self {
-        match (transport, way.is_two_way()) {
+    pub const fn first(transport: Transport, mode: FlowMode) -> Self {
+        match (transport, mode.is_two_way()) {
             (Transport::Tcp { flags }, true) if is_opening(flags) => Self::TcpOpening,
             (Transport::Tcp { .. }, true) => Self::TcpAdopted,
             (Transport::Tcp { .. }, false) => Self::TcpOneWayNew,
@@ -118,7 +167,7 @@ impl FlowState {
         }
     }
 
-    /// When the flow yields; none: never.
+    /// The class in which the flow yields; `None` if it never yields.
     #[must_use]
     #[inline]
     pub const fn yield_class(self) -> Option<YieldClass> {
@@ -139,13 +188,13 @@ impl FlowState {
         self.yield_class().is_none()
     }
 
-    /// Whether it closes, or was refused.
+    /// Whether the flow is closing or was refused.
     #[must_use]
     pub const fn is_closing(self) -> bool {
         matches!(self, Self::TcpClosing | Self::TcpRefused | Self::TcpOneWayClosing | Self::SctpClosing)
     }
 
-    /// Whether one side has ended its half of the connection, as far as is seen.
+    /// Whether one side has visibly closed its half of the connection.
     #[must_use]
     pub const fn is_half_closed(self) -> bool {
         matches!(self, Self::TcpHalfClosedByClient | Self::TcpHalfClosedByBackend | Self::TcpOneWayHalfClosed)
@@ -159,7 +208,7 @@ pub const fn is_opening(flags: u8) -> bool {
     flags & (tcp_flags::SYN | tcp_flags::ACK | tcp_flags::RST | tcp_flags::FIN) == tcp_flags::SYN
 }
 
-/// Whether a packet asks for a connection: a SYN, or SCTP's INIT.
+/// Whether a packet requests a connection: a SYN, or SCTP's INIT.
 #[must_use]
 #[inline]
 pub const fn begins(transport: Transport) -> bool {
@@ -170,15 +219,15 @@ pub const fn begins(transport: Transport) -> bool {
     }
 }
 
-/// Whether a packet is of a connection that must have begun before it. UDP knows none.
+/// Whether a packet belongs to a connection that must have begun earlier. Never true for UDP.
 #[must_use]
 #[inline]
 pub const fn is_mid_stream(transport: Transport) -> bool {
     matches!(transport, Transport::Tcp { .. } | Transport::Sctp { .. }) && !begins(transport)
 }
 
-/// The state that a packet with this transport header, going in this direction, moves a flow to; the same if it moves
-/// nothing. A move into a confirmed state is a proposal: [`super::advance()`] looks at numbers and time too.
+/// The state that a packet with this transport header and direction moves a flow to; the same state if it changes
+/// nothing. A change into a confirmed state is a proposal: [`crate::flow::advance()`] checks numbers and time too.
 #[must_use]
 pub const fn next_state(state: FlowState, transport: Transport, direction: Direction) -> FlowState {
     match transport {
@@ -201,13 +250,13 @@ const fn next_tcp_state(state: FlowState, flags: u8, direction: Direction) -> Fl
         (TcpEstablished, ToBackend) if ends => TcpHalfClosedByClient,
         (TcpEstablished, ToClient) if ends => TcpHalfClosedByBackend,
         (TcpHalfClosedByClient, ToClient) | (TcpHalfClosedByBackend, ToBackend) if ends => TcpClosing,
-        // Who has ended its half sends no data: the FIN was forged.
+        // A side that has closed its half sends no data, so the FIN was forged.
         (TcpHalfClosedByClient, ToBackend) | (TcpHalfClosedByBackend, ToClient) if is_data && !ends => TcpEstablished,
         (TcpClosing, _) if is_data && !ends => TcpEstablished,
         (TcpOpening | TcpAnswered | TcpAdopted, _) if ends => TcpRefused,
         (TcpOpening | TcpRefused, ToClient) if flags & (SYN | ACK) == SYN | ACK && !ends => TcpAnswered,
         (TcpAnswered, ToBackend) if flags & (SYN | ACK) == ACK => TcpEstablished,
-        // The backend speaks of its own accord only on a connection that it holds for open (a challenge has no PSH).
+        // A backend sends data only on a connection that it regards as open (a challenge ACK has no PSH).
         (TcpAnswered | TcpRefused, ToClient) if is_data && !ends => TcpEstablished,
         (TcpAdopted, ToClient) if flags & (SYN | ACK) == ACK => TcpEstablished,
         (TcpOneWayNew | TcpOneWay | TcpOneWayHalfClosed, _) if resets => TcpOneWayClosing,
@@ -227,8 +276,8 @@ const fn next_udp_state(state: FlowState, direction: Direction) -> FlowState {
     }
 }
 
-/// Two-way. The backend has a state of the association from the client's cookie on (RFC 9260 section 5.1), and only one that
-/// has speaks so. Of a one-way flow see [`super::advance()`].
+/// For two-way flows. The backend keeps state of the association from the client's cookie on (RFC 9260 section 5.1),
+/// and only a backend with that state sends these chunks. For one-way flows see [`crate::flow::advance()`].
 const fn next_sctp_state(state: FlowState, chunk: u8, direction: Direction) -> FlowState {
     use FlowState::{Sctp, SctpClosing, SctpOpening};
     use sctp_chunk::{COOKIE_ACK, DATA, HEARTBEAT, HEARTBEAT_ACK, I_DATA, SACK};
@@ -242,7 +291,7 @@ const fn next_sctp_state(state: FlowState, chunk: u8, direction: Direction) -> F
     }
 }
 
-/// Whether an association is over for the sender of this first chunk.
+/// Whether an association has ended for the sender of this first chunk.
 pub(super) const fn ends_association(chunk: u8) -> bool {
     matches!(chunk, sctp_chunk::ABORT | sctp_chunk::SHUTDOWN_ACK | sctp_chunk::SHUTDOWN_COMPLETE)
 }
@@ -250,9 +299,9 @@ pub(super) const fn ends_association(chunk: u8) -> bool {
 /// Bits of a transport header that a state may depend on: the lower five TCP flags.
 const SIGNALS: u8 = 32;
 
-/// By state a bit for each direction (the higher half is to the client) and signal: set where nothing moves and nothing
-/// begins, nor the backend tells its sequence number; never for SCTP, all of which is looked at closer. 20 x 8 B, three cache
-/// lines.
+/// For each state, one bit per direction (upper half: to the client) and signal. It is set where the packet changes no
+/// state, begins no flow and does not carry the backend's initial sequence number. It is never set for SCTP, whose
+/// packets all take the slow path. 20 x 8 B, three cache lines.
 const PLAIN: [u64; FlowState::ALL.len()] = plain();
 
 const fn plain() -> [u64; FlowState::ALL.len()] {
@@ -277,7 +326,7 @@ const fn plain() -> [u64; FlowState::ALL.len()] {
     table
 }
 
-/// The transport header that flows of TCP and UDP in this state have.
+/// The transport header of flows in this state, TCP or UDP.
 const fn transport_of(state: FlowState, signal: u8) -> Transport {
     match state {
         FlowState::UdpUnreplied | FlowState::UdpExchange | FlowState::Udp => Transport::Udp,
@@ -290,7 +339,8 @@ const fn is_of_sctp(state: FlowState) -> bool {
     matches!(state, FlowState::SctpOpening | FlowState::Sctp | FlowState::SctpClosing)
 }
 
-/// Whether a packet neither moves its flow nor begins a new one: true of all but a handful of a connection's packets.
+/// Whether a packet neither changes the state of its flow nor begins a new flow: true for all but a handful of a
+/// connection's packets.
 #[must_use]
 #[inline(always)]
 pub const fn is_plain(state: FlowState, transport: Transport, direction: Direction) -> bool {
@@ -317,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn two_way_tcp_walks_through_its_states() {
+    fn two_way_tcp_passes_through_its_states() {
         use FlowState::{TcpAnswered, TcpClosing, TcpEstablished, TcpOpening, TcpRefused};
         let after = |steps: &[_]| after(TcpOpening, steps);
         let handshake = [(ToClient, SYN | ACK), (ToBackend, ACK)];
@@ -366,8 +416,8 @@ mod tests {
                 ("its FIN closes the other half", with(&[(to, ACK | PSH), (to, FIN | ACK)]), TcpClosing),
                 ("a RST of either closes", with(&[(from, RST)]), TcpClosing),
                 ("a RST of the other closes", with(&[(to, RST)]), TcpClosing),
-                ("an ACK of who closed restores nothing", with(&[(from, ACK)]), half),
-                ("data of who closed says that the FIN was forged", with(&[(from, ACK | PSH)]), TcpEstablished),
+                ("an ACK of the side that closed restores nothing", with(&[(from, ACK)]), half),
+                ("data of the side that closed shows that the FIN was forged", with(&[(from, ACK | PSH)]), TcpEstablished),
             ];
             for (sentence, found, expected) in rows {
                 assert_eq!(found, expected, "{sentence}, {from:?}");
@@ -397,7 +447,7 @@ mod tests {
     #[test]
     fn a_flow_found_in_mid_stream_is_confirmed_by_its_backend() {
         use FlowState::{TcpAdopted, TcpEstablished, TcpRefused};
-        assert_eq!(FlowState::first(Transport::Tcp { flags: ACK }, Way::Dnat), TcpAdopted);
+        assert_eq!(FlowState::first(Transport::Tcp { flags: ACK }, FlowMode::Dnat), TcpAdopted);
         let rows = [
             ("the client alone confirms nothing", after(TcpAdopted, &[(ToBackend, ACK | PSH)]), TcpAdopted),
             ("the backend's ACK does", after(TcpAdopted, &[(ToClient, ACK)]), TcpEstablished),
@@ -409,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn sctp_is_confirmed_by_what_only_a_backend_with_the_association_says() {
+    fn sctp_is_confirmed_by_chunks_that_only_a_backend_with_the_association_sends() {
         use FlowState::{Sctp, SctpClosing, SctpOpening};
         use sctp_chunk::{ABORT, COOKIE_ACK, COOKIE_ECHO, DATA, ERROR, INIT, INIT_ACK, SACK, SHUTDOWN_ACK, SHUTDOWN_COMPLETE};
         let after = |steps: &[(Direction, u8)]| {
@@ -429,7 +479,7 @@ mod tests {
             ("the end of a shutdown closes", with(&[(ToClient, SHUTDOWN_ACK), (ToBackend, SHUTDOWN_COMPLETE)]), SctpClosing),
             ("acknowledgements do not restore", with(&[(ToBackend, ABORT), (ToClient, SACK)]), SctpClosing),
             ("data after a forged ABORT does", with(&[(ToBackend, ABORT), (ToClient, DATA)]), Sctp),
-            ("an INIT in an association is its ends' affair", with(&[(ToBackend, INIT)]), Sctp),
+            ("an INIT within an association changes nothing", with(&[(ToBackend, INIT)]), Sctp),
         ];
         for (sentence, found, expected) in rows {
             assert_eq!(found, expected, "{sentence}");
@@ -456,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_is_plain_where_it_moves_nothing_and_begins_nothing() {
+    fn a_packet_is_plain_if_it_changes_no_state_and_begins_no_flow() {
         for state in FlowState::ALL {
             assert_eq!(FlowState::ALL[state as usize], state);
             for direction in [ToBackend, ToClient] {
@@ -474,17 +524,17 @@ mod tests {
     }
 
     #[test]
-    fn the_first_packet_says_where_a_flow_begins() {
+    fn the_first_packet_determines_the_initial_state() {
         let syn = Transport::Tcp { flags: SYN };
-        for way in [Way::Nat, Way::Dnat, Way::Dsr, Way::Ipip, Way::Gue] {
-            let two = way.is_two_way();
+        for mode in [FlowMode::Nat, FlowMode::Dnat, FlowMode::Dsr, FlowMode::Ipip, FlowMode::Gue] {
+            let two = mode.is_two_way();
             let rows = [
                 (syn, if two { FlowState::TcpOpening } else { FlowState::TcpOneWayNew }),
                 (Transport::Udp, if two { FlowState::UdpUnreplied } else { FlowState::UdpOneWayNew }),
                 (Transport::Sctp { chunk: sctp_chunk::INIT }, FlowState::SctpOpening),
             ];
             for (transport, expected) in rows {
-                assert_eq!(FlowState::first(transport, way), expected, "{way:?}");
+                assert_eq!(FlowState::first(transport, mode), expected, "{mode:?}");
                 assert!(!expected.is_confirmed());
             }
         }

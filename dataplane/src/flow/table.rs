@@ -1,28 +1,32 @@
-//! The flows of one worker and one family: entries, and the index of both directions.
+//! The flow table of one worker and one family: entries, and an index of both directions.
 //!
-//! **Invariant:** memory is reserved at construction and never after; entries are first used in order, so that memory
-//! that was never needed is not touched. Deliberately not here: time. The caller says when to sweep, and what to end.
+//! **Invariant:** memory is reserved at construction and never later. Entries are first used in order, so unneeded
+//! memory is never touched.
+//!
+//! Not here: time. The caller decides when to sweep and which flows to end.
 
 use zerocopy::FromZeros;
 
+use super::advance::Segment;
+use super::entry::Flow;
 use super::index::Index;
 use super::order::{Oldest, Order};
-use super::{Direction, Flow, Segment, YieldClass, advance};
-use crate::hash::TupleHash;
-use crate::snat::PoolId;
-use crate::tick::Tick;
-use crate::{Address, Transport, Tuple, prefetch};
+use super::snat::PoolId;
+use super::state::{Direction, YieldClass};
+use super::tick::Tick;
+use crate::flow::{advance, prefetch};
+use crate::wire::{Address, Transport, Tuple, TupleHash};
 
-/// Position of a flow in its table. Valid from its insertion to its removal.
+/// Position of a flow in its table, valid from its insertion to its removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowIndex(u32);
 
-/// Where the flow of a tuple probably is: an answer of the second pass to the third.
+/// The probable position of a tuple's flow, passed from the second pass over a burst to the third.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate(u32);
 
 impl Candidate {
-    /// No entry: a table has at most `u32::MAX / 2` of them, the last of which has a lower place.
+    /// No candidate: a table has at most `u32::MAX / 2` entries, so every valid value is lower.
     pub const NONE: Self = Self(u32::MAX);
 }
 
@@ -31,21 +35,21 @@ impl Candidate {
 #[error("the flow table is full")]
 pub struct Full;
 
-/// Flows by tuple.
+/// The flows of a worker, found by tuple.
 #[derive(Debug)]
 pub struct FlowTable<A: Address> {
     hash: TupleHash,
     index: Index,
     entries: Box<[Flow<A>]>,
     order: Order,
-    /// Entries below were used at least once.
+    /// Entries below this position were used at least once.
     high_water: u32,
-    /// Head of the list of freed entries, plus one; 0 ends it. A freed entry holds the next in `route_to_client`.
+    /// Head of the list of free entries, plus one; 0 ends it. A free entry holds the next one in `route_to_client`.
     free: u32,
     len: u32,
 }
 
-/// What the index holds: the entry, and in the lowest bit the direction.
+/// The value stored in the index: the entry, and in the lowest bit the direction.
 const fn place(index: u32, direction: Direction) -> u32 {
     match direction {
         Direction::ToBackend => index << 1,
@@ -63,8 +67,8 @@ fn pool_of<A: Address>(flow: &Flow<A>) -> Option<PoolId> {
 }
 
 impl<A: Address> FlowTable<A> {
-    /// A table for `capacity` flows (at most 2^31 - 1, the lowest bit of a place being the direction). The seed must be
-    /// secret, or a client could choose tuples that all fall into one bucket.
+    /// A table for `capacity` flows (at most 2^31 - 1, since the lowest bit of an index value is the direction). The
+    /// seed must be secret, otherwise a client could choose tuples that all fall into one bucket.
     ///
     /// # Errors
     /// [`Full`] when there is no memory for it.
@@ -76,20 +80,20 @@ impl<A: Address> FlowTable<A> {
         Ok(Self { hash: TupleHash::new(seed), index, entries, order, high_water: 0, free: 0, len: 0 })
     }
 
-    /// The hash of a tuple, for the other calls.
+    /// The hash of a tuple, an argument of the other functions.
     #[must_use]
     #[inline]
     pub fn hash(&self, tuple: &Tuple<A>) -> u64 {
         self.hash.hash(tuple)
     }
 
-    /// First pass over a burst: asks for the line of tags.
+    /// First pass over a burst: prefetches the line of tags.
     #[inline]
     pub fn prefetch(&self, hash: u64) {
         self.index.prefetch(hash);
     }
 
-    /// Second pass: reads the tags, asks for the entry that the tuple is probably in, and says where that is.
+    /// Second pass: reads the tags, prefetches the entry that probably holds the tuple, and returns its position.
     #[inline]
     pub fn candidate(&self, hash: u64) -> Candidate {
         let candidate = self.index.candidate(hash).map_or(Candidate::NONE, Candidate);
@@ -99,8 +103,8 @@ impl<A: Address> FlowTable<A> {
         candidate
     }
 
-    /// Third pass: the flow of a tuple, and the direction that the tuple has in it. Compares the full key, with that of the
-    /// candidate before it looks at the tags again: flows may have come and gone meanwhile.
+    /// Third pass: the flow of a tuple, and the direction of the tuple in it. Compares the full key, with that of the
+    /// candidate first; searches the tags again if it differs, since flows may have come and gone meanwhile.
     #[must_use]
     #[inline(always)]
     pub fn find(&self, hash: u64, tuple: &Tuple<A>, candidate: Candidate) -> Option<(FlowIndex, Direction)> {
@@ -111,7 +115,7 @@ impl<A: Address> FlowTable<A> {
         }
     }
 
-    /// The flow of a tuple, by the tags of its buckets.
+    /// The flow of a tuple, searched by the tags of its buckets.
     #[must_use]
     #[inline(never)]
     pub fn search(&self, hash: u64, tuple: &Tuple<A>) -> Option<(FlowIndex, Direction)> {
@@ -123,10 +127,9 @@ impl<A: Address> FlowTable<A> {
         Some((FlowIndex(index), direction))
     }
 
-    /// Adds a flow, whose protocol is not 0 and none of whose tuples (one for a one-way flow) is in the table.
+    /// Adds a flow. Its protocol must not be 0, and none of its tuples (one for a one-way flow) may be in the table.
     ///
-    /// # Errors
-    /// [`Full`], and nothing changed.
+    /// [`Full`]; the table is unchanged.
     pub fn insert(&mut self, flow: Flow<A>) -> Result<FlowIndex, Full> {
         let index = match self.free.checked_sub(1) {
             Some(index) => index,
@@ -134,11 +137,11 @@ impl<A: Address> FlowTable<A> {
             None => return Err(Full),
         };
         let [to_backend, to_client] = self.hashes(&flow);
-        self.index.prefetch(to_client); // its line is on the way while the other is written
+        self.index.prefetch(to_client); // its line is fetched while the other one is written
         if !self.index.insert(to_backend, place(index, Direction::ToBackend)) {
             return Err(Full);
         }
-        if flow.way.is_two_way() && !self.index.insert(to_client, place(index, Direction::ToClient)) {
+        if flow.mode.is_two_way() && !self.index.insert(to_client, place(index, Direction::ToClient)) {
             self.index.remove(to_backend, place(index, Direction::ToBackend));
             return Err(Full);
         }
@@ -156,7 +159,7 @@ impl<A: Address> FlowTable<A> {
         Ok(FlowIndex(index))
     }
 
-    /// Ends a flow. Its SNAT port is the caller's to give back.
+    /// Removes a flow. The caller releases its SNAT port.
     pub fn remove(&mut self, index: FlowIndex) -> Flow<A> {
         let flow = self.entries[index.0 as usize];
         if flow.protocol == 0 {
@@ -165,7 +168,7 @@ impl<A: Address> FlowTable<A> {
         let [to_backend, to_client] = self.hashes(&flow);
         self.index.prefetch(to_client);
         self.index.remove(to_backend, place(index.0, Direction::ToBackend));
-        if flow.way.is_two_way() {
+        if flow.mode.is_two_way() {
             self.index.remove(to_client, place(index.0, Direction::ToClient));
         }
         if let Some(class) = flow.state.yield_class() {
@@ -179,7 +182,7 @@ impl<A: Address> FlowTable<A> {
         flow
     }
 
-    /// Moves a flow as a packet of it says: see [`advance()`].
+    /// Applies a packet to the state of its flow, see [`advance()`], and keeps the yield lists up to date.
     pub fn advance(&mut self, index: FlowIndex, transport: Transport, direction: Direction, segment: Segment, now: Tick) {
         let flow = &mut self.entries[index.0 as usize];
         let before = flow.state.yield_class();
@@ -194,13 +197,13 @@ impl<A: Address> FlowTable<A> {
         }
     }
 
-    /// The flow that came into this class first, and when.
+    /// The flow that has been in this class the longest, and since when.
     #[must_use]
     pub fn oldest(&self, class: YieldClass) -> Option<(FlowIndex, Tick)> {
         self.order.oldest(class).map(|Oldest { index, since }| (FlowIndex(index), since))
     }
 
-    /// The same, of those that hold a port of this pool.
+    /// The same among the flows that hold a port of this pool.
     #[must_use]
     pub fn oldest_of(&self, class: YieldClass, pool: PoolId) -> Option<(FlowIndex, Tick)> {
         self.order.oldest_of(class, pool).map(|Oldest { index, since }| (FlowIndex(index), since))
@@ -217,39 +220,39 @@ impl<A: Address> FlowTable<A> {
         &self.entries[index.0 as usize]
     }
 
-    /// The flow, for what is neither its keys nor its state ([`FlowTable::advance`]).
+    /// The flow, for changes of anything but its keys and its state ([`FlowTable::advance`]).
     #[must_use]
     #[inline]
     pub fn get_mut(&mut self, index: FlowIndex) -> &mut Flow<A> {
         &mut self.entries[index.0 as usize]
     }
 
-    /// Flows in the table.
+    /// Number of flows in the table.
     #[must_use]
     pub const fn len(&self) -> u32 {
         self.len
     }
 
-    /// Whether it has no flow.
+    /// Whether the table has no flows.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Most flows it can hold.
+    /// Maximum number of flows.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.entries.len()
     }
 
-    /// Entries that were ever used: as many as a sweep looks at.
+    /// Number of entries ever used, which is what a full sweep visits.
     #[must_use]
     pub const fn high_water(&self) -> u32 {
         self.high_water
     }
 
-    /// Shows up to `entries` entries, from `start` on, to `ended`, and removes the flows for which it says true; the
-    /// caller gives back their SNAT ports there. Returns where to go on, 0 after the last entry.
+    /// Passes up to `entries` entries, from `start` on, to `ended`, and removes the flows for which it returns true;
+    /// the callback releases their SNAT ports. Returns where to continue, 0 after the last entry.
     pub fn sweep(&mut self, start: u32, entries: u32, mut ended: impl FnMut(&Flow<A>) -> bool) -> u32 {
         let end = start.saturating_add(entries).min(self.high_water);
         for index in start..end {
@@ -265,9 +268,10 @@ impl<A: Address> FlowTable<A> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::{BackendId, FlowState, Way};
-    use crate::snat::PoolId;
-    use crate::tick::Tick;
+    use crate::flow::entry::BackendId;
+    use crate::flow::snat::PoolId;
+    use crate::flow::state::{FlowMode, FlowState};
+    use crate::flow::tick::Tick;
     use proptest::prelude::*;
     use std::collections::HashMap;
 
@@ -284,13 +288,13 @@ mod tests {
             backend: BackendId { slot: n, generation: 1 },
             last_seen: Tick(n),
             snat_pool: PoolId(0),
-            route_to_client: super::super::UNRESOLVED,
+            route_to_client: crate::flow::entry::UNRESOLVED,
             route_epoch: 0,
             l3_delta: 0,
             l4_delta: 0,
             initial_sequence: 0,
             opened: 0,
-            way: Way::Nat,
+            mode: FlowMode::Nat,
             packets: 0,
             protocol: 6,
             state: FlowState::TcpOpening,
@@ -321,8 +325,8 @@ mod tests {
     }
 
     #[test]
-    fn a_table_holds_as_many_flows_as_it_says() {
-        // 2 x 57,344 keys in 16,384 buckets is the highest load that any capacity leads to, 87.5 %.
+    fn a_table_holds_as_many_flows_as_its_capacity() {
+        // 2 x 57,344 keys in 16,384 buckets is the highest load of any capacity, 87.5 %.
         fills_to_capacity(57_344, 1, |n| n);
         fills_to_capacity(57_344, 2, |n| 0x2001_0db8_u128 << 96 | u128::from(n));
         fills_to_capacity(1, 3, |n| n);
@@ -379,7 +383,7 @@ mod tests {
             table.insert(flow(n, |n| n)).unwrap();
         }
         for n in capacity..5 * capacity {
-            let at = usize::try_from(crate::hash::split_mix(u64::from(n)) % u64::from(capacity)).unwrap();
+            let at = usize::try_from(crate::wire::split_mix(u64::from(n)) % u64::from(capacity)).unwrap();
             let tuple = flow(std::mem::replace(&mut held[at], n), |n| n).tuple(Direction::ToBackend);
             let (index, _) = table.search(table.hash(&tuple), &tuple).expect("it was inserted");
             table.remove(index);
@@ -412,7 +416,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_table_does_what_two_hash_maps_do(seed in any::<u64>(), steps in proptest::collection::vec(step(), 1..400)) {
+        fn the_table_equals_two_hash_maps(seed in any::<u64>(), steps in proptest::collection::vec(step(), 1..400)) {
             let mut table = FlowTable::<u32>::new(64, seed).unwrap();
             let mut model: HashMap<Tuple<u32>, (u32, Direction)> = HashMap::new();
             let directions = [Direction::ToBackend, Direction::ToClient];

@@ -1,68 +1,70 @@
-//! Backends by slot, in pieces that successive snapshots share.
+//! Backends by slot, in chunks that successive snapshots share.
+//!
+//! **Invariant:** the compact form of a backend always matches the backend.
+//!
+//! Not here: the assignment of slots (`compiler`).
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use proto::{Protocol, ServiceName};
 
-use crate::flow::BackendId;
-use crate::snat::TargetSlot;
-use crate::tick::{Tick, Ticks};
+use crate::flow::{BackendId, TargetSlot, Tick, Ticks};
 
-/// Backends in a piece: a change copies 256 x 96 B, and a table of 100,000 backends has 391 pieces.
+/// Backends per chunk: a change copies 256 x 96 B, and a table of 100,000 backends has 391 chunks.
 const PIECE: usize = 256;
 
 /// A backend of one service.
 #[derive(Clone, Debug)]
 pub struct Backend {
-    /// Where its packets go.
+    /// Address and port that its packets are sent to.
     pub address: SocketAddr,
     /// The transport protocol.
     pub protocol: Protocol,
     /// The service it belongs to.
     pub service: Arc<ServiceName>,
-    /// What its SNAT ports are counted by: shared with other services' backends at the same address.
+    /// The pool key of its SNAT ports, shared with other services' backends at the same address.
     pub target: TargetSlot,
     /// Slot of its next hop, or [`crate::flow::UNRESOLVED`] without a route.
     pub next_hop: u32,
-    /// Which owner of the slot it is.
+    /// Which of the slot's successive backends it is.
     pub generation: u32,
-    /// How long its confirmed flows may be silent, if its service says.
+    /// Idle timeout of its confirmed flows, if its service sets one.
     pub idle_timeout: Option<Ticks>,
     /// Whether new flows are sent to it.
     pub accepts_new: bool,
-    /// It is gone; its flows may go on until the drain is over.
+    /// It was removed; its flows may continue until the drain ends.
     pub removed: bool,
-    /// Since when its probes fail, or did when it was removed.
+    /// Since when its probes fail; kept at its removal.
     pub failing: Option<Tick>,
 }
 
 impl Backend {
-    /// Since when its probes fail while others are used instead: not where all fail and all are used.
+    /// Since when its probes fail while other backends are used instead; `None` where all fail and all are used.
     #[must_use]
     pub fn fails_since(&self) -> Option<Tick> {
         self.failing.filter(|_| !self.accepts_new)
     }
 
-    /// Whether its flows just go on: it is there, and nothing says that it does not answer.
+    /// Whether its flows continue normally: it was not removed, and no probe indicates that it does not answer.
     #[must_use]
     pub fn is_steady(&self) -> bool {
         !self.removed && self.fails_since().is_none()
     }
 }
 
-/// What a hit needs of a backend: as little as fits, so that a thousand backends stay in the first cache.
+/// The fields of a backend that a hit needs, as compact as possible, so that a thousand backends stay in the L1 cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Spot {
-    /// The backend's; 0 where there is none.
+    /// Generation of the backend; 0 where there is none.
     pub generation: u32,
-    /// The backend's.
+    /// Next hop of the backend.
     pub next_hop: u32,
-    /// [`Backend::is_steady`]; else a packet of its flows is looked at closer.
+    /// [`Backend::is_steady`]; if false, packets of its flows take the slow path.
     pub steady: bool,
 }
 
-/// Backends, and the same once more as spots, each by its place in the piece.
+/// Backends, and their compact form at the same index.
 #[derive(Clone, Debug)]
 struct Piece {
     spots: [Spot; PIECE],
@@ -74,7 +76,7 @@ impl Piece {
         Self { spots: [Spot::default(); PIECE], backends: vec![None; PIECE] }
     }
 
-    /// Changes a place, and its spot with it.
+    /// Changes an entry, and its compact form with it.
     fn change(&mut self, place: usize, change: impl FnOnce(&mut Option<Backend>)) {
         let backend = &mut self.backends[place];
         change(backend);
@@ -93,7 +95,7 @@ pub(crate) struct BackendTable {
 }
 
 impl BackendTable {
-    /// A backend that has this slot still.
+    /// The backend that still has this slot.
     pub(crate) fn get(&self, id: BackendId) -> Option<&Backend> {
         self.in_slot(id.slot).filter(|backend| backend.generation == id.generation)
     }
@@ -106,7 +108,7 @@ impl BackendTable {
         (spot.generation == id.generation).then_some(spot)
     }
 
-    /// Puts a backend into a slot, or empties it.
+    /// Stores a backend in a slot, or clears the slot.
     pub(crate) fn set(&mut self, slot: u32, backend: Option<Backend>) {
         let slot = slot as usize;
         while self.pieces.len() <= slot / PIECE {
@@ -115,7 +117,7 @@ impl BackendTable {
         Arc::make_mut(&mut self.pieces[slot / PIECE]).change(slot % PIECE, |place| *place = backend);
     }
 
-    /// Changes the backend of a slot, if there is one and it `differs`. Copies only then.
+    /// Changes the backend of a slot, if there is one and it `differs`. The chunk is copied only then.
     pub(crate) fn update(&mut self, slot: u32, differs: impl Fn(&Backend) -> bool, change: impl FnOnce(&mut Backend)) {
         let slot = slot as usize;
         let Some(piece) = self.pieces.get_mut(slot / PIECE) else { return };

@@ -1,43 +1,36 @@
-//! What exists once for each address family: frontends, places, SNAT addresses.
+//! The tables that exist once per address family: frontends, roles of addresses, SNAT addresses, steering.
+//!
+//! Not here: routes, which are in one table for both families.
 
 use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use crate::flow::BackendId;
-use crate::hash::TableHash;
-use crate::snat::SnatAddress;
-use crate::steering::SteeringTable;
-use crate::{Address, PortIndex};
-
-/// What a frontend is found by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct FrontendKey<A> {
-    pub(crate) address: A,
-    pub(crate) port: u16,
-    pub(crate) protocol: u8,
-}
+use crate::flow::{BackendId, SnatAddress};
+use crate::port::PortIndex;
+use crate::wire::{Address, FrontendKey, TableHash};
+use crate::workers::SteeringTable;
 
 /// The tables of one family.
 #[derive(Clone, Debug)]
 pub struct FamilyTables<A> {
     /// Positions in the snapshot's frontends.
     pub(crate) frontends: Arc<HashMap<FrontendKey<A>, u32, TableHash>>,
-    pub(crate) places: Arc<Places<A>>,
-    /// The frontend behind which a backend of mode `dnat` is found, by the backend's address, port and protocol; none
-    /// behind more than one.
+    pub(crate) roles: Arc<AddressRoles<A>>,
+    /// The frontend that a backend of mode `dnat` answers for, by the backend's address, port and protocol; `None` for
+    /// a backend behind more than one.
     pub(crate) fronts: Arc<HashMap<FrontendKey<A>, Option<Front<A>>, TableHash>>,
-    /// By port, then by VLAN link.
+    /// Indexed by port, then by VLAN link.
     pub(crate) snat: Arc<[Box<[SnatAddress<A>]>]>,
-    /// What packets' owners depend on.
+    /// The tables that determine the owners of packets.
     pub(crate) steering: Arc<SteeringTable<A>>,
 }
 
 impl<A: Address> FamilyTables<A> {
-    /// Without frontends.
-    pub(crate) fn new(places: Places<A>, snat: Arc<[Box<[SnatAddress<A>]>]>) -> Self {
-        let steering = Arc::new(SteeringTable::new(&snat));
-        Self { frontends: Arc::default(), fronts: Arc::default(), places: Arc::new(places), snat, steering }
+    /// Tables without frontends.
+    pub(crate) fn new(roles: AddressRoles<A>, snat: Arc<[Box<[SnatAddress<A>]>]>) -> Self {
+        let steering = Arc::new(SteeringTable::new(snat.iter().flatten().map(|snat| snat.address)));
+        Self { frontends: Arc::default(), fronts: Arc::default(), roles: Arc::new(roles), snat, steering }
     }
 }
 
@@ -52,41 +45,41 @@ pub struct Front<A> {
     pub backend: BackendId,
 }
 
-/// What an address is to us.
+/// The role of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// A VIP that some frontend uses.
+pub enum AddressRole {
+    /// A VIP of some frontend.
     Vip,
-    /// A SNAT address, or a source of tunnels that is no address of a port.
+    /// A SNAT address, or a tunnel source that is not an address of a port.
     Snat,
-    /// An address of a port or its twin, an address that node ports are served on included.
+    /// An address of a port or its twin, addresses for node ports included.
     Twin(PortIndex),
-    /// The directed broadcast address of a prefix of ours.
+    /// The directed broadcast address of a prefix of the gateway.
     Broadcast,
-    /// In a pool, and no frontend uses it.
+    /// An address in a pool that no frontend uses.
     PoolUnused,
-    /// None of ours.
+    /// Not an address of the gateway.
     Elsewhere,
 }
 
-/// Places by address.
+/// The roles of all addresses.
 #[derive(Clone, Debug)]
-pub(crate) struct Places<A> {
-    pub(crate) exact: HashMap<A, Place, TableHash>,
-    /// Ranges of pools, first and last address, ordered and without overlaps.
+pub(crate) struct AddressRoles<A> {
+    pub(crate) exact: HashMap<A, AddressRole, TableHash>,
+    /// Ranges of the pools as first and last address, sorted, without overlaps.
     pub(crate) pools: Vec<(A, A)>,
 }
 
-impl<A: Address> Places<A> {
+impl<A: Address> AddressRoles<A> {
     #[inline]
-    pub(crate) fn of(&self, address: A) -> Place {
+    pub(crate) fn of(&self, address: A) -> AddressRole {
         if let Some(&place) = self.exact.get(&address) {
             return place;
         }
         let after = self.pools.partition_point(|&(first, _)| first <= address);
         match after.checked_sub(1).map(|at| self.pools[at]) {
-            Some((_, last)) if address <= last => Place::PoolUnused,
-            _ => Place::Elsewhere,
+            Some((_, last)) if address <= last => AddressRole::PoolUnused,
+            _ => AddressRole::Elsewhere,
         }
     }
 }

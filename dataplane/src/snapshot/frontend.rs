@@ -1,4 +1,6 @@
-//! Frontends, and services as commands show them.
+//! Frontends: their policy, tables and the choice of a backend; and the views of services for commands.
+//!
+//! Not here: which addresses a frontend has; the tables of the family map them to frontends.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -6,22 +8,19 @@ use std::time::Duration;
 
 use proto::{Family, Mode, Protocol, Refusal, Scheduler, ServiceName, Target};
 
-use crate::affinity::AffinityTable;
-use crate::flow::{BackendId, Way};
-use crate::maglev::MaglevTable;
-use crate::schedule::{HashedBy, Schedule};
-use crate::snapshot::Snapshot;
-use crate::tick::{Tick, Ticks};
-use crate::{Address, Chooser, SourceRanges, Tuple, TupleHash};
+use super::backends::BackendTable;
+use crate::choose::{Chooser, HashedBy, MaglevTable, Schedule, SourceRanges};
+use crate::flow::{AffinityTable, BackendId, FlowMode, Tick, Ticks};
+use crate::wire::{Address, Tuple, TupleHash};
 
-/// One port of a service in one family, at all its addresses.
+/// One port of a service in one family, with all its addresses.
 #[derive(Debug)]
 pub struct Frontend {
     /// The service.
     pub service: Arc<ServiceName>,
     pub(crate) hash: TupleHash,
     pub(crate) table: Arc<MaglevTable>,
-    /// What the positions of the table stand for.
+    /// Backends by position of the table.
     pub(crate) backends: Box<[BackendId]>,
     pub(crate) policy: Policy,
     pub(crate) schedule: Schedule,
@@ -29,31 +28,31 @@ pub struct Frontend {
     pub(crate) previous: Option<Arc<Previous>>,
 }
 
-/// The table before the one that holds, by which flows were begun that this gateway may not know (FORWARDING 4).
+/// The previous table, by which flows were begun that this gateway may not know (FORWARDING 4).
 #[derive(Debug)]
 pub(crate) struct Previous {
     pub(crate) table: Arc<MaglevTable>,
-    /// What the positions of the table stand for.
+    /// Backends by position of the table.
     pub(crate) backends: Box<[BackendId]>,
     /// When it was replaced.
     pub(crate) replaced_ns: u64,
-    /// How long it is asked after that.
+    /// How long it is consulted after that.
     pub(crate) grace: Ticks,
 }
 
 impl Previous {
-    /// When it is not asked any more.
+    /// When it is no longer consulted.
     pub(crate) fn over_ns(&self, grace: Duration) -> u64 {
         self.replaced_ns.saturating_add(u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// The backend of a hash, if the grace is not over and it is alive or draining.
-    fn choose(&self, hash: u64, snapshot: &Snapshot, now: Tick) -> Option<BackendId> {
+    /// The backend of a hash, if the grace period has not ended and the backend is alive or draining.
+    fn choose(&self, hash: u64, backends: &BackendTable, now: Tick) -> Option<BackendId> {
         if now.since(Tick::at(self.replaced_ns)) >= self.grace {
             return None;
         }
         let id = self.backends.get(usize::from(self.table.choose(hash)?)).copied()?;
-        snapshot.backend(id).is_some_and(|backend| backend.failing.is_none()).then_some(id)
+        backends.get(id).is_some_and(|backend| backend.failing.is_none()).then_some(id)
     }
 }
 
@@ -73,46 +72,46 @@ impl Affinity {
         Self { table, timeout: timeout.into(), taking }
     }
 
-    /// The backend, whole: the table has not all bits of its generation.
+    /// The backend with its full generation, of which the affinity table stores only some bits.
     fn keeps(&self, remembered: BackendId) -> Option<BackendId> {
         let at = self.taking.binary_search_by_key(&remembered.slot, |id| id.slot).ok()?;
         self.taking.get(at).copied().filter(|&id| AffinityTable::is(remembered, id))
     }
 }
 
-/// What a service asks for besides its backends.
+/// The settings of a service other than its backends.
 #[derive(Clone, Debug)]
 pub(crate) struct Policy {
-    pub(crate) way: Way,
+    pub(crate) mode: FlowMode,
     pub(crate) scheduler: Scheduler,
     pub(crate) hashed_by: HashedBy,
-    /// Clients that may connect; none: all.
+    /// Clients that may connect; `None`: all.
     pub(crate) sources: Option<Arc<SourceRanges>>,
-    /// `externalTrafficPolicy: Local`: without a backend it is silent instead of refusing.
+    /// `externalTrafficPolicy: Local`: without a backend, packets are dropped silently instead of refused.
     pub(crate) local: bool,
     /// How long a client keeps its backend after its last new flow.
     pub(crate) affinity: Option<Duration>,
 }
 
 impl Policy {
-    /// Whether two ask for the same. Source ranges are shared while they do not change.
+    /// Whether two policies are equal. Source ranges are shared while they do not change.
     pub(crate) fn is_as(&self, other: &Self) -> bool {
         let sources = match (&self.sources, &other.sources) {
             (Some(a), Some(b)) => Arc::ptr_eq(a, b),
             (None, None) => true,
             _ => false,
         };
-        let of = |policy: &Self| (policy.way, policy.scheduler, policy.hashed_by, policy.local, policy.affinity);
+        let of = |policy: &Self| (policy.mode, policy.scheduler, policy.hashed_by, policy.local, policy.affinity);
         sources && of(self) == of(other)
     }
 }
 
 impl Frontend {
-    /// How its packets reach backends.
+    /// How packets of the frontend reach backends.
     #[must_use]
     #[inline]
-    pub const fn way(&self) -> Way {
-        self.policy.way
+    pub const fn mode(&self) -> FlowMode {
+        self.policy.mode
     }
 
     /// Whether this client may begin a flow.
@@ -122,7 +121,8 @@ impl Frontend {
         self.policy.sources.as_ref().is_none_or(|sources| sources.allow(client))
     }
 
-    /// The backend for a new flow with this tuple, as affinity or the service's scheduler has it; none when none is usable.
+    /// The backend for a new flow with this tuple, by affinity or by the service's scheduler; `None` when none is
+    /// usable.
     #[must_use]
     pub fn choose<A: Address>(&self, tuple: &Tuple<A>, chooser: Chooser) -> Option<BackendId> {
         if let Some(affinity) = &self.affinity {
@@ -141,8 +141,8 @@ impl Frontend {
         }
     }
 
-    /// The backend for a packet that has no flow and gets none: what affinity remembers, else what the Maglev table says,
-    /// the same on every gateway, whatever the scheduler.
+    /// The backend for a packet that has no flow and does not create one: what affinity remembers, otherwise the Maglev
+    /// table's choice, which is the same on every gateway, whatever the scheduler.
     #[must_use]
     #[inline]
     pub fn choose_by_hash<A: Address>(&self, tuple: &Tuple<A>) -> Option<BackendId> {
@@ -151,11 +151,16 @@ impl Frontend {
         self.affinity.as_ref().and_then(recalled).or_else(|| self.hashed(hash))
     }
 
-    /// The backend for a packet of a flow that was begun before we knew of it, in a mode where that flow may go on
-    /// (FORWARDING 4): what the table before the last change says, for a while after that.
+    /// The backend for a packet of a flow that began before this gateway knew it, in a mode in which that flow may
+    /// continue (FORWARDING 4): for a grace period after a change, the choice of the previous table.
     #[must_use]
-    pub fn choose_mid_stream<A: Address>(&self, tuple: &Tuple<A>, snapshot: &Snapshot, now: Tick) -> Option<BackendId> {
-        let before = |previous: &Arc<Previous>| previous.choose(self.hash_of(tuple), snapshot, now);
+    pub(crate) fn choose_mid_stream<A: Address>(
+        &self,
+        tuple: &Tuple<A>,
+        backends: &BackendTable,
+        now: Tick,
+    ) -> Option<BackendId> {
+        let before = |previous: &Arc<Previous>| previous.choose(self.hash_of(tuple), backends, now);
         self.previous.as_ref().and_then(before).or_else(|| self.choose_by_hash(tuple))
     }
 
@@ -170,13 +175,14 @@ impl Frontend {
         self.backends.get(usize::from(position)).copied()
     }
 
-    /// Whether it is silent, instead of refusing, where it has no backend (`externalTrafficPolicy: Local`).
+    /// Whether packets are dropped silently instead of refused when there is no backend (`externalTrafficPolicy:
+    /// Local`).
     #[must_use]
     pub const fn is_local(&self) -> bool {
         self.policy.local
     }
 
-    /// Whether a new flow finds a backend.
+    /// Whether a new flow gets a backend.
     #[must_use]
     pub fn is_usable(&self) -> bool {
         !self.table.entries().is_empty()
@@ -190,13 +196,13 @@ pub struct ServiceView {
     pub name: Arc<ServiceName>,
     /// Its mode.
     pub mode: Mode,
-    /// Where its packets are sent.
+    /// Whether its packets are sent to endpoints or nodes.
     pub target: Target,
-    /// How backends are chosen.
+    /// The scheduler that chooses backends.
     pub scheduler: Scheduler,
-    /// Why it is not served, or not wholly: as the controller said, or this gateway found.
+    /// Why it is not served, or only in part: by the controller, or by this gateway.
     pub refusal: Option<Refusal>,
-    /// Its ports, those that are not served included.
+    /// Its ports, including those that are not served.
     pub ports: Vec<PortView>,
 }
 
@@ -207,26 +213,26 @@ pub struct PortView {
     pub protocol: Protocol,
     /// Its family.
     pub family: Family,
-    /// Where it listens; empty when it is not served.
+    /// Addresses and ports of its frontends; empty when it is not served.
     pub frontends: Vec<SocketAddr>,
-    /// Its backends, ordered by address.
+    /// Its backends, sorted by address.
     pub backends: Vec<BackendView>,
-    /// What clients and backends speak, if the Service says so (`appProtocol`).
+    /// The application protocol, if the Service names one (`appProtocol`).
     pub app_protocol: Option<String>,
 }
 
 /// One backend of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackendView {
-    /// Where its packets go.
+    /// Address and port that its packets are sent to.
     pub address: SocketAddr,
-    /// Its slot, which counters are kept by.
+    /// Its slot, by which counters are indexed.
     pub id: BackendId,
     /// Its weight.
     pub weight: u16,
     /// Whether its probes pass.
     pub healthy: bool,
-    /// It takes no new flows and is to go.
+    /// It takes no new flows and will be removed.
     pub draining: bool,
     /// Whether new flows are sent to it.
     pub accepts_new: bool,

@@ -1,8 +1,12 @@
-//! A table in pieces that successive snapshots share.
+//! A table in chunks that successive snapshots share.
+//!
+//! **Invariant:** a change never shows in an older snapshot.
+//!
+//! Not here: the meaning of the entries.
 
 use std::sync::Arc;
 
-/// Entries in a piece: of 10,000 entries, a copy of the table takes 157 pointers and a change another 64.
+/// Entries per chunk: for 10,000 entries, a copy of the table takes 157 pointers and a change another 64.
 const PIECE: usize = 64;
 
 /// Entries by position.
@@ -25,7 +29,7 @@ impl<T: Clone> Pieces<T> {
         self.0.get(position / PIECE)?.get(position % PIECE)
     }
 
-    /// Changes an entry that is there. What shares its piece is copied along.
+    /// Replaces an existing entry. Copies its chunk if it is shared.
     pub(crate) fn set(&mut self, position: usize, entry: T) {
         let at = position % PIECE;
         let piece = self.0.get_mut(position / PIECE).filter(|piece| at < piece.len());
@@ -40,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_is_seen_in_the_copy_alone_and_copies_one_piece() {
+    fn a_change_affects_the_copy_only_and_copies_one_chunk() {
         let entries: Vec<usize> = (0..3 * PIECE + 5).collect();
         let before = Pieces::new(&entries);
         let mut after = before.clone();

@@ -1,7 +1,9 @@
-//! The way to an address: longest prefix, then next hop, or a group of next hops among which each flow has its own.
+//! Routing: longest prefix match, then a next hop, or a group of next hops among which each flow has one.
 //!
-//! **Invariant:** a group's number is beyond every slot's, so that a lookup of a slot, which is all that a flow with one next
-//! hop needs, finds nothing for it. Numbers of groups mean something within one snapshot only: no flow holds one.
+//! **Invariant:** numbers of groups are above those of slots, so a lookup of a slot, which is all that a flow with one
+//! next hop needs, finds nothing for a group. Numbers of groups are valid within one snapshot only; no flow holds one.
+//!
+//! Not here: the routes of the kernel, from which the compiler builds these tables.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -10,17 +12,17 @@ use hashbrown::HashMap;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use prefix_trie::PrefixMap;
 
-use crate::hash::{TableHash, split_mix};
-use crate::maglev::MaglevTable;
-use crate::{Link, Mac, PortIndex};
+use crate::choose::MaglevTable;
+use crate::port::{Link, PortIndex};
+use crate::wire::{Mac, TableHash, split_mix};
 
-/// What a next hop is known by.
+/// Identifies a next hop.
 pub(crate) type NextHopKey = (Link, IpAddr);
 
 /// A neighbour that packets are sent to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NextHop {
-    /// The link it is reached by.
+    /// The link on which it is reached.
     pub link: Link,
     /// Its Ethernet address, if it is known.
     pub mac: Option<Mac>,
@@ -28,30 +30,45 @@ pub struct NextHop {
     pub address: IpAddr,
 }
 
-/// How packets leave towards a next hop whose Ethernet address is known: all that a hit needs of next hop and port.
+/// How packets leave towards a next hop with a known Ethernet address: all that a hit needs of next hop and port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exit {
-    /// The next hop's.
+    /// Ethernet address of the next hop.
     pub destination_mac: Mac,
-    /// The port's.
+    /// Ethernet address of the port.
     pub source_mac: Mac,
-    /// The link's, bytes.
+    /// MTU of the link, bytes.
     pub mtu: u16,
-    /// The same of an untagged link. Of a tagged one 0, so that the comparison that each packet meets anyway keeps those
-    /// out of the way of packets without tags.
-    pub plain_mtu: u16,
+    /// See [`Exit::takes_plain`].
+    plain_mtu: u16,
     /// The link.
     pub link: Link,
-    /// The link's.
+    /// Port of the link.
     pub port: PortIndex,
+}
+
+impl Exit {
+    /// The exit by a link of a port, towards the next hop with this Ethernet address.
+    pub(crate) fn new(link: Link, mtu: u16, source_mac: Mac, destination_mac: Mac) -> Self {
+        let plain_mtu = if link.is_tagged() { 0 } else { mtu };
+        Self { destination_mac, source_mac, mtu, plain_mtu, link, port: link.port() }
+    }
+
+    /// Whether a packet of this length leaves as it is: without VLAN tags and in one piece. One comparison for both,
+    /// since each packet on the fast path makes it: the MTU that is compared is 0 on a tagged link.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) const fn takes_plain(&self, packet_len: u16) -> bool {
+        packet_len <= self.plain_mtu
+    }
 }
 
 /// The result of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouteTo {
-    /// By the next hop in this slot, or by one of a group ([`crate::Snapshot::member`]).
+    /// The next hop in this slot, or a member of this group ([`super::tables::Snapshot::member`]).
     NextHop(u32),
-    /// The destination is on this link, and nothing is known of it yet.
+    /// The destination is on this link and has no slot yet.
     Unresolved {
         /// The link.
         link: Link,
@@ -60,35 +77,35 @@ pub enum RouteTo {
     None,
 }
 
-/// Where a route leads.
+/// The target of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum RouteTarget {
     /// The destination is on this link.
     OnLink(Link),
-    /// By the router in this slot, or by one of this group.
+    /// Via the router in this slot, or via a member of this group.
     Via(u32),
-    /// Nowhere: a blackhole, an unreachable or a prohibited destination.
+    /// A blackhole, unreachable or prohibited destination.
     Nowhere,
 }
 
-/// Set in the numbers of groups. There are fewer slots: routes, neighbours and targets together.
+/// Bit that is set in the numbers of groups. There are fewer slots: routes, neighbours and targets together.
 const GROUP: u32 = 1 << 31;
-/// Entries of a group's table: prime, and fine enough for the weights of a few dozen routers.
+/// Entries of a group's table: a prime, and large enough for the weights of a few dozen routers.
 pub(crate) const GROUP_TABLE: u32 = 1021;
-/// Times that a flow whose router is unusable chooses anew before the first usable one is taken.
+/// How often a flow whose router is unusable chooses again before the first usable one is taken.
 const CHOICES: u64 = 8;
 
 /// Several next hops of one route. A flow chooses by its hash through a Maglev table, so that a change of the set moves
-/// few flows besides those of the next hops that went.
+/// few flows besides those of the removed next hops.
 #[derive(Clone, Debug)]
 pub(crate) struct Group {
-    /// Their slots, by which the table counts.
+    /// Slots of the members, in the order of the table's positions.
     pub(crate) members: Box<[u32]>,
     pub(crate) table: MaglevTable,
 }
 
 impl Group {
-    /// The number of the group in this position.
+    /// The number of the group at this position.
     pub(crate) fn number(position: usize) -> Option<u32> {
         u32::try_from(position).ok().filter(|&n| n < GROUP - 1).map(|n| n | GROUP)
     }
@@ -102,20 +119,20 @@ impl Group {
 #[derive(Clone, Debug)]
 pub(crate) struct Routes {
     pub(crate) epoch: u32,
-    pub(crate) v4: Arc<PrefixMap<Ipv4Net, Way>>,
-    pub(crate) v6: Arc<PrefixMap<Ipv6Net, Way>>,
-    /// By slot; none where the slot is free.
+    pub(crate) v4: Arc<PrefixMap<Ipv4Net, RouteTarget>>,
+    pub(crate) v6: Arc<PrefixMap<Ipv6Net, RouteTarget>>,
+    /// Indexed by slot; `None` where the slot is free.
     pub(crate) next_hops: Vec<Option<NextHop>>,
-    /// By slot; none where the slot is free or the Ethernet address unknown.
+    /// Indexed by slot; `None` where the slot is free or the Ethernet address unknown.
     pub(crate) exits: Vec<Option<Exit>>,
     pub(crate) slots: HashMap<NextHopKey, u32, TableHash>,
     pub(crate) groups: Arc<[Group]>,
-    /// Ports without link: no member of a group is chosen there while another is usable.
+    /// Ports without link: no group member behind them is chosen while another is usable.
     pub(crate) down: Vec<PortIndex>,
 }
 
 impl Routes {
-    pub(crate) fn way(&self, address: IpAddr) -> Option<Way> {
+    pub(crate) fn target(&self, address: IpAddr) -> Option<RouteTarget> {
         match IpNet::from(address) {
             IpNet::V4(host) => self.v4.get_lpm(&host).map(|(_, way)| *way),
             IpNet::V6(host) => self.v6.get_lpm(&host).map(|(_, way)| *way),
@@ -123,27 +140,27 @@ impl Routes {
     }
 
     pub(crate) fn to(&self, address: IpAddr) -> RouteTo {
-        match self.way(address) {
-            Some(Way::Via(next_hop)) => RouteTo::NextHop(next_hop),
-            Some(Way::OnLink(link)) => {
+        match self.target(address) {
+            Some(RouteTarget::Via(next_hop)) => RouteTo::NextHop(next_hop),
+            Some(RouteTarget::OnLink(link)) => {
                 self.slots.get(&(link, address)).map_or(RouteTo::Unresolved { link }, |&slot| RouteTo::NextHop(slot))
             }
-            Some(Way::Nowhere) | None => RouteTo::None,
+            Some(RouteTarget::Nowhere) | None => RouteTo::None,
         }
     }
 
-    /// The slots of a group, by its number; none for a slot.
+    /// The slots of a group; empty if `next_hop` is a slot.
     pub(crate) fn members(&self, next_hop: u32) -> &[u32] {
         self.group(next_hop).map_or(&[], |group| &group.members)
     }
 
     fn group(&self, next_hop: u32) -> Option<&Group> {
-        // UNRESOLVED is beyond every group.
+        // `UNRESOLVED` is above every group number.
         (next_hop & GROUP != 0).then(|| self.groups.get((next_hop & !GROUP) as usize)).flatten()
     }
 
-    /// The slot that a flow of this hash takes: the same one while the set of usable ones is the same. When none is usable,
-    /// the one that it would take.
+    /// The slot for a flow with this hash: the same while the set of usable members is the same. If none is usable, the
+    /// slot that it would otherwise take.
     pub(crate) fn member(&self, next_hop: u32, hash: u64) -> u32 {
         let Some(group) = self.group(next_hop) else { return next_hop };
         let usable = |slot: &u32| self.exit(*slot).is_some_and(|exit| !self.down.contains(&exit.port));

@@ -1,10 +1,15 @@
-//! What tunnels look like from outside: source addresses and GUE's port (FORWARDING 12).
+//! The outer headers of tunnels: source addresses and GUE's port (FORWARDING 12).
+//!
+//! **Invariant:** the same entropy gives the same source while the configuration is the same.
+//!
+//! Not here: encapsulation.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use proto::Family;
 
-use crate::{Config, PortConfig, PortIndex};
+use super::input::{Config, PortConfig};
+use crate::port::PortIndex;
 
 /// Outer source addresses by family and port, and the outer destination port.
 #[derive(Clone, Debug)]
@@ -18,14 +23,14 @@ pub(crate) struct Tunnels {
 /// Outer addresses of a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ends {
-    /// IPv4: from and to, in host order.
+    /// IPv4: source and destination, in host order.
     V4(u32, u32),
-    /// IPv6: from and to, in host order.
+    /// IPv6: source and destination, in host order.
     V6(u128, u128),
 }
 
 impl Tunnels {
-    /// The configured sources of a family serve every port; without any, a port's first address of the family does.
+    /// Configured sources of a family serve every port; without any, a port uses its first address of the family.
     pub(crate) fn new(config: &Config) -> Self {
         let of = |port: &PortConfig, family: Family| -> Vec<IpAddr> {
             let is_of_family = |address: &IpAddr| Family::of(*address) == family;
@@ -42,7 +47,7 @@ impl Tunnels {
         }
     }
 
-    /// Whether there is a source of the family for tunnels that leave by this port; without a port (no route), by any.
+    /// Whether there is a source of the family for tunnels through this port; without a port (no route), through any.
     pub(crate) fn serves(&self, family: Family, port: Option<PortIndex>) -> bool {
         fn any<A>(by_port: &[Box<[A]>], port: Option<PortIndex>) -> bool {
             match port {
@@ -56,7 +61,7 @@ impl Tunnels {
         }
     }
 
-    /// Whether tunnels come from this address, whichever port they leave by.
+    /// Whether this address is a tunnel source of any port.
     pub(crate) fn is_source(&self, address: IpAddr) -> bool {
         match address {
             IpAddr::V4(address) => self.v4.iter().any(|sources| sources.contains(&address)),
@@ -64,7 +69,8 @@ impl Tunnels {
         }
     }
 
-    /// The ends of a tunnel to a backend by a port, from the source that `entropy` picks; none without a source.
+    /// The outer addresses of a tunnel to a backend through a port, from the source that `entropy` selects; `None`
+    /// without a source.
     #[inline]
     pub(crate) fn ends(&self, port: PortIndex, backend: IpAddr, entropy: u32) -> Option<Ends> {
         Some(match backend {

@@ -1,11 +1,12 @@
-//! Packets in fragments, and back. Of untagged frames without IPv4 options, IPv6 without other extension headers.
+//! Fragmentation and reassembly for tests, for untagged frames without IPv4 options or other IPv6 extension headers.
+//! Shares no code with the engine.
 #![allow(clippy::expect_used, clippy::panic, reason = "a test that asks for an impossible frame shall fail there")]
 
-use super::{len16, slow_checksum};
+use crate::testing::{len16, slow_checksum};
 
-/// Where an IPv4 header ends.
+/// Offset of the end of an IPv4 header.
 const V4_END: usize = 34;
-/// Where an IPv6 header ends.
+/// Offset of the end of an IPv6 header.
 const V6_END: usize = 54;
 
 fn is_v4(frame: &[u8]) -> bool {
@@ -27,10 +28,10 @@ fn sum_up(head: &mut [u8]) {
     set_word(head, 24, sum);
 }
 
-/// The fragments of a packet, in order, with `bytes` of its data in each but the last (whole eights).
+/// The fragments of a packet, in order, with `bytes` bytes of data (a multiple of 8) in each but the last.
 #[must_use]
 pub fn fragments(frame: &[u8], bytes: usize, identification: u32) -> Vec<Vec<u8>> {
-    assert_eq!(bytes % 8, 0, "whole eights");
+    assert_eq!(bytes % 8, 0, "a multiple of 8");
     let (head, data) = frame.split_at(if is_v4(frame) { V4_END } else { V6_END });
     let piece = |(n, piece): (usize, &[u8])| {
         let (offset, more) = (n * bytes, (n + 1) * bytes < data.len());
@@ -52,7 +53,7 @@ pub fn fragments(frame: &[u8], bytes: usize, identification: u32) -> Vec<Vec<u8>
     data.chunks(bytes).enumerate().map(piece).collect()
 }
 
-/// The number of a datagram, as it stands in a fragment or, of IPv4, in a whole packet.
+/// The identification in a fragment or, for IPv4, in a whole packet.
 #[must_use]
 pub fn identification(frame: &[u8]) -> u32 {
     if is_v4(frame) { word(frame, 18).into() } else { u32::from(word(frame, 58)) << 16 | u32::from(word(frame, 60)) }
@@ -62,8 +63,8 @@ fn offset(frame: &[u8]) -> usize {
     usize::from(if is_v4(frame) { (word(frame, 20) & 0x1fff) << 3 } else { word(frame, 56) & 0xfff8 })
 }
 
-/// The packet that these fragments are of, as its receiver puts it together. Panics unless they are of one datagram, cover it
-/// without a hole, and none but copies overlap.
+/// The packet that a receiver reassembles from these fragments. Panics unless they are of one datagram, cover it
+/// without a hole, and overlap only as exact copies.
 #[must_use]
 pub fn reassembled(fragments: &[Vec<u8>]) -> Vec<u8> {
     let mut ordered: Vec<_> = fragments.iter().collect();

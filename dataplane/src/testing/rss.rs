@@ -1,18 +1,18 @@
-//! A network card's receive side scaling in software: the Toeplitz hash, bit by bit as it is published, and a redirection
-//! table. No driver that tests can use has one.
+//! Receive side scaling of a network card in software: the Toeplitz hash, computed bit by bit as published, and a
+//! redirection table. No driver that tests can use has one.
 
 /// How a card spreads frames over its receive queues.
 #[derive(Clone, Debug)]
 pub struct Rss {
     /// The secret key.
     pub key: [u8; 40],
-    /// Queues by the low bits of the hash; a power of two of them.
+    /// Redirection table: queues by the low bits of the hash; its length is a power of two.
     pub reta: Vec<u8>,
 }
 
 impl Rss {
-    /// The queue of a frame, and the hash that is reported with it; queue 0 and none for what is not hashed: anything but
-    /// TCP and UDP in untagged packets that are whole and without options or extension headers.
+    /// The queue of a frame, and the hash that is reported with it. Queue 0 and no hash for frames that are not hashed:
+    /// anything but TCP and UDP in untagged whole packets without options or extension headers.
     #[must_use]
     pub fn queue(&self, frame: &[u8]) -> (u8, Option<u32>) {
         let Some(input) = input(frame) else { return (0, None) };
@@ -21,7 +21,7 @@ impl Rss {
     }
 }
 
-/// Addresses and ports as they stand in a frame.
+/// Addresses and ports in the order of the frame.
 fn input(frame: &[u8]) -> Option<Vec<u8>> {
     let is_spread = |protocol: u8| matches!(protocol, 6 | 17);
     match frame.get(12..15)? {
@@ -31,7 +31,8 @@ fn input(frame: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// For each bit of the input that is set, the leftmost 32 bits of the key are added; then the key moves left by one bit.
+/// For each bit of the input that is set, adds the leftmost 32 bits of the key; after each bit the key moves left by
+/// one.
 fn toeplitz(key: &[u8; 40], input: &[u8]) -> u32 {
     let key_bit = |n: usize| key.get(n / 8).is_some_and(|byte| byte >> (7 - n % 8) & 1 == 1);
     let mut hash = 0;

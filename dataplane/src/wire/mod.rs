@@ -1,61 +1,38 @@
-//! Views of protocol headers over the bytes of a frame: one protocol per file.
+//! Frames and headers: views of protocol headers over the bytes of a frame, parsing, checksums, VLAN tags, addresses
+//! and hashes of tuples.
 //!
-//! **Invariant:** a view is taken only where all of its bytes are; after that no access can fail. Numbers stand in
-//! network order in the bytes and come out in host order. What values mean, and which are refused, is not decided here
-//! but in `parse` and `answer`.
+//! **Invariant:** a view exists only over bytes that hold the whole header, so no access to it can fail. Fields are in
+//! network byte order in the bytes and are read in host order.
+//!
+//! Not here: the verdict on a packet.
 
-mod arp;
+mod address;
+mod buffer;
+pub mod checksum;
+pub mod crc32c;
 mod ethernet;
+mod hash;
+mod headers;
 mod icmp;
-mod ipv4;
-mod ipv6;
-mod ndp;
-mod sctp;
-mod tcp;
-mod udp;
+mod ip;
+mod parse;
+mod transport;
 mod vlan;
 
-pub use arp::Arp;
-pub use ethernet::{Ethernet, ether_type};
-pub use icmp::{Icmp, icmpv4, icmpv6};
-pub use ipv4::Ipv4;
-pub use ipv6::{Extension, FragmentHeader, Ipv6, RoutingHeader, next_header};
-pub use ndp::{LinkLayerOption, NeighbourMessage, neighbour};
-pub use sctp::{Chunk, Sctp};
-pub use tcp::Tcp;
-pub use udp::Udp;
-pub use vlan::VlanTag;
-
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
-
-/// IP protocol numbers that the engine tells apart (IPv4's protocol, IPv6's last next header).
-pub mod protocol {
-    /// ICMP for IPv4.
-    pub const ICMP: u8 = 1;
-    /// IPv4 inside IP (RFC 2003).
-    pub const IPV4: u8 = 4;
-    /// TCP.
-    pub const TCP: u8 = 6;
-    /// UDP.
-    pub const UDP: u8 = 17;
-    /// IPv6 inside IP (RFC 2473, RFC 4213).
-    pub const IPV6: u8 = 41;
-    /// ICMP for IPv6.
-    pub const ICMPV6: u8 = 58;
-    /// SCTP.
-    pub const SCTP: u8 = 132;
-}
-
-/// The header at the start of `bytes` and what follows it; none when `bytes` is too short.
-#[inline]
-#[must_use]
-pub fn take<T: FromBytes + KnownLayout + Immutable + Unaligned>(bytes: &[u8]) -> Option<(&T, &[u8])> {
-    T::ref_from_prefix(bytes).ok()
-}
-
-/// As [`take`], to be changed in place.
-#[inline]
-#[must_use]
-pub fn take_mut<T: FromBytes + IntoBytes + KnownLayout + Unaligned>(bytes: &mut [u8]) -> Option<(&mut T, &mut [u8])> {
-    T::mut_from_prefix(bytes).ok()
-}
+pub use address::{Address, ByFamily};
+pub(crate) use address::{is_group_address, low_half};
+pub use buffer::{Buffer, take, take_mut};
+pub(crate) use ethernet::turn_link;
+pub use ethernet::{Arp, Ethernet, Mac, ether_type};
+pub use hash::TupleHash;
+pub(crate) use hash::{TableHash, split_mix};
+pub(crate) use headers::{FrontendKey, transport_bytes};
+pub use headers::{Headers, Parsed, Transport, Tuple, sctp_chunk, tcp_flags};
+pub use icmp::{Icmp, LinkLayerOption, NeighbourMessage, icmpv4, icmpv6, neighbour};
+pub(crate) use ip::{ChainEnd, HOP_LIMIT, NetworkHeader, network_len, walk, written_transport_offset};
+pub use ip::{Extension, FragmentHeader, Ipv4, Ipv6, RoutingHeader, next_header, protocol};
+pub use parse::parse;
+pub(crate) use parse::{Carried, carried, ipv4, ipv6, is_link_local, is_martian, sctp_first_chunk_kind};
+pub use transport::{Chunk, Sctp, Tcp, Udp};
+pub(crate) use vlan::Tags;
+pub use vlan::{TagKind, Vlan, VlanTag};

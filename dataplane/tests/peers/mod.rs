@@ -1,6 +1,7 @@
-//! Model ends on both sides of a rig, in simulated time: clients that connect, ask and are answered, and backends that close
-//! first, and that answer each datagram. What a backend does with a tuple that it still holds is what was measured on Linux 6.18
-//! (FORWARDING 3 and 6): a SYN with another number on one in SYN_RECV, or any SYN on one in TIME_WAIT, gets no answer.
+//! Models of clients and backends on both sides of a rig, in simulated time: clients that connect, ask and get answers,
+//! and backends that close first and answer each datagram. What a backend does with a tuple that it still holds was
+//! measured on Linux 6.18 (FORWARDING 3 and 6): a SYN with another number on one in SYN_RECV, or any SYN on one in
+//! TIME_WAIT, gets no answer.
 #![allow(clippy::panic, dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
 use std::collections::{HashMap, VecDeque};
@@ -18,15 +19,16 @@ const RST: u8 = tcp_flags::RST;
 const SYN: u8 = tcp_flags::SYN;
 
 pub const MILLISECOND: u64 = 1_000_000;
-/// From a packet to a client until its answer arrives.
+/// Time from a packet of a client to its answer.
 pub const ROUND_TRIP: u64 = 50 * MILLISECOND;
 const TIME_WAIT: u64 = 60 * SECOND;
-/// Five repeated SYN-ACKs.
+/// Duration of five repeated SYN-ACKs.
 const SYN_RECV: u64 = 63 * SECOND;
-/// Handshakes that a backend holds at once (somaxconn); past them it answers with cookies and holds nothing.
+/// Maximum number of handshakes that a backend holds (somaxconn); beyond it the backend answers with cookies and holds
+/// nothing.
 const BACKLOG: usize = 65_536;
 
-/// What a segment says.
+/// The TCP fields of a segment.
 #[derive(Clone, Copy, Debug)]
 pub struct Said {
     pub flags: u8,
@@ -52,22 +54,22 @@ enum Held {
     TimeWait { until: u64 },
 }
 
-/// All backends: what they hold, by their end and the gateway's.
+/// All backends: the connections that they hold, by their end and the gateway's.
 #[derive(Debug, Default)]
 pub struct Backends {
     held: HashMap<(SocketAddr, SocketAddr), Held>,
     in_syn_recv: usize,
-    /// SYNs that got no answer, for the tuple was held.
+    /// SYNs without answer, because the tuple was held.
     pub unanswered: u64,
 }
 
-/// The number that a backend begins with; a cookie where it holds nothing.
+/// The initial sequence number of a backend; a cookie if it holds nothing.
 fn first_number(from: SocketAddr, client: u32) -> u32 {
     client.wrapping_mul(0x9e37_79b9) ^ u32::from(from.port())
 }
 
 impl Backends {
-    /// A packet arrives; the answers.
+    /// Receives a packet; returns the answers.
     fn receive(&mut self, bytes: &[u8], now: u64) -> Vec<Vec<u8>> {
         let (from, to) = ends(bytes);
         let Said { flags, sequence, acknowledgement } = said(bytes);
@@ -123,7 +125,7 @@ impl Backends {
         vec![frame(to, from, flags, acknowledgement, sequence.wrapping_add(1))]
     }
 
-    /// Those that closed at this moment rest from now on.
+    /// Connections that closed at this moment rest from now on.
     fn rest(&mut self, key: (SocketAddr, SocketAddr), now: u64) {
         if let Some(Held::TimeWait { until }) = self.held.get_mut(&key) {
             *until = (*until).min(now + TIME_WAIT);
@@ -158,9 +160,9 @@ pub struct Connection {
     first: u32,
     next: (u32, u32),
     asks: u8,
-    /// Answers that came.
+    /// Number of answers received.
     pub answers: u32,
-    /// It was reset.
+    /// Whether it was reset.
     pub broken: bool,
 }
 
@@ -169,10 +171,10 @@ pub struct World {
     pub rig: Rig,
     pub backends: Backends,
     pub connections: HashMap<SocketAddr, Connection>,
-    /// Answers that each client got that asked by a datagram.
+    /// Number of answers for each client that sent a datagram.
     pub datagrams: HashMap<SocketAddr, u32>,
     vip: SocketAddr,
-    /// Frames on their way from clients, by when they arrive.
+    /// Frames in transit from clients, by their time of arrival.
     under_way: VecDeque<(u64, Vec<u8>)>,
 }
 
@@ -189,21 +191,21 @@ impl World {
         self.arrive(UPLINK, [datagram(client, to)]);
     }
 
-    /// A client begins a connection. It asks `b` to stay connected, or anything else.
+    /// A client opens a connection. It sends `b` to stay connected, or any other byte.
     pub fn connect(&mut self, client: SocketAddr, first: u32, asks: u8) {
         self.connections.insert(client, Connection { first, next: (0, 0), asks, answers: 0, broken: false });
         let syn = frame(client, self.vip, SYN, first, 0);
         self.arrive(UPLINK, [syn]);
     }
 
-    /// A client that is connected asks again.
+    /// A connected client asks again.
     pub fn ask_again(&mut self, client: SocketAddr) {
         let Connection { next: (sequence, acknowledgement), asks, .. } = self.connections[&client];
         let question = question(client, self.vip, sequence, acknowledgement, asks);
         self.arrive(UPLINK, [question]);
     }
 
-    /// A client asks by one datagram more: what it looks like to the backend, and which that is.
+    /// A client sends one more datagram; returns its source as the backend sees it, and the backend.
     pub fn end_of_stream(&mut self, client: SocketAddr, to: SocketAddr) -> (SocketAddr, SocketAddr) {
         let seen = ends(&self.rig.forward(UPLINK, &datagram(client, to)));
         self.rig.forward(CLUSTER, &datagram(seen.1, seen.0));
@@ -215,7 +217,7 @@ impl World {
         frames.into_iter().for_each(|frame| self.rig.arrive(port, &frame, 0));
     }
 
-    /// Time passes, and all that is under way by then is handled.
+    /// Lets time pass and processes all packets in transit.
     pub fn pass(&mut self, ns: u64) {
         self.rig.now += ns;
         let now = self.rig.now;
@@ -238,7 +240,7 @@ impl World {
                 self.client_receives(&bytes);
             }
         }
-        panic!("packets go round and round");
+        panic!("packets loop");
     }
 
     fn client_receives(&mut self, bytes: &[u8]) {

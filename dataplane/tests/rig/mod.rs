@@ -1,5 +1,5 @@
-//! A gateway over memory ports: two ports with Linux twins, three services, one worker. Tests put frames in and look at
-//! what comes out where, and at the account.
+//! A gateway over memory ports: two ports with Linux twins, three services, one worker. Tests put frames in, check what
+//! leaves by which port, and check the account.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -26,7 +26,7 @@ pub const CLUSTER_MAC: Mac = Mac([2, 0, 0, 0, 0xaa, 2]);
 pub const ROUTER_MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 pub const SECOND: u64 = 1_000_000_000;
 
-/// Backends of the services: address and MAC ends in the same number.
+/// Backends of the services: addresses and MACs end in the same number.
 pub const BACKENDS: [u8; 3] = [11, 12, 13];
 
 #[derive(Debug, Default)]
@@ -207,12 +207,12 @@ impl Rig {
         rig
     }
 
-    /// A gateway that has not been told anything yet.
+    /// A gateway before its first state.
     pub fn before_state(max_flows: u32) -> Self {
         Self::with_config(config(max_flows))
     }
 
-    /// The same with another configuration.
+    /// The same gateway with another configuration.
     pub fn with_config(config: Config) -> Self {
         let limits = config.flows.clone();
         let counters = Arc::new(WorkerCounters::default());
@@ -236,7 +236,7 @@ impl Rig {
         Self { worker, compiler, publisher, twins, asks, counters, state, network, health, now: SECOND }
     }
 
-    /// Makes the worker forward by what the fields say now.
+    /// Publishes a snapshot of the current fields.
     pub fn publish(&mut self) {
         let snapshot = self.compiler.compile(&self.state, &self.network, &self.health, self.now);
         self.publisher.publish(snapshot);
@@ -260,7 +260,7 @@ impl Rig {
         rig
     }
 
-    /// Makes a service have these of its backends, in both families.
+    /// Keeps only these backends of a service, in both families.
     pub fn keep_backends(&mut self, service: &str, keep: &[u8]) {
         let name = ServiceName::new("default", service);
         let keep: Vec<IpAddr> = keep.iter().flat_map(|n| [ip(&format!("10.0.0.{n}")), ip(&format!("fd00::{n}"))]).collect();
@@ -271,7 +271,7 @@ impl Rig {
         self.publish();
     }
 
-    /// Lets announcements pass, so that tests see only what they cause.
+    /// Waits until all announcements are sent, so that tests see only what they cause.
     pub fn settle(&mut self) {
         for _ in 0..40 {
             self.now += SECOND / 8;
@@ -281,7 +281,7 @@ impl Rig {
         self.sent(CLUSTER);
     }
 
-    /// The same, and gives what is sent by the uplink meanwhile.
+    /// Publishes, and returns what is sent by the uplink until all announcements are sent.
     pub fn publish_and_watch(&mut self) -> Vec<Vec<u8>> {
         let snapshot = self.compiler.compile(&self.state, &self.network, &self.health, self.now);
         self.publisher.publish(snapshot);
@@ -316,13 +316,13 @@ impl Rig {
         self.worker.poll(self.now);
     }
 
-    /// Lets a frame arrive, to be seen by the next poll.
+    /// Queues a frame, which the next poll receives.
     pub fn arrive(&mut self, port: PortIndex, frame: &[u8], id: u64) {
         let frame = arriving_at(mac_of(port), frame);
         self.worker.port_mut(port).unwrap().arriving.push_back(MemoryBuffer::new(&frame, id));
     }
 
-    /// Puts one frame in and gives its fate.
+    /// Puts one frame in and returns its fate.
     pub fn put(&mut self, port: PortIndex, frame: &[u8]) -> Option<Fate> {
         self.worker.observer_mut().0.clear();
         self.arrive(port, frame, 1);
@@ -330,7 +330,7 @@ impl Rig {
         self.worker.observer_mut().0.first().map(|(fate, _)| *fate)
     }
 
-    /// Puts one frame in that is forwarded, and gives what leaves.
+    /// Puts in one frame that must be forwarded, and returns what leaves.
     pub fn forward(&mut self, port: PortIndex, frame: &[u8]) -> Vec<u8> {
         let fate = self.put(port, frame);
         let Some(Fate::Forward(out)) = fate else { panic!("expected it forwarded, found {fate:?}") };
@@ -343,7 +343,7 @@ impl Rig {
         self.counters.drops(reason).get()
     }
 
-    /// Every packet was counted once.
+    /// Asserts that every packet was counted once.
     pub fn assert_account(&self) {
         let account = self.counters.account();
         assert!(account.closes(), "{account:?}");

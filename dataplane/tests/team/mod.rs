@@ -1,5 +1,5 @@
-//! The workers of a gateway over memory ports, and the network around them: frames come as a card with RSS spreads them, or to
-//! the queues in turn.
+//! The workers of a gateway over memory ports, and the network around them. Frames are distributed as by a card with
+//! RSS, or to the queues in turn.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -8,8 +8,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
-use dataplane::steering::{RETA_ENTRIES, RssProof, Steering};
 use dataplane::testing::{Packet, Rss, arriving_at};
+use dataplane::workers::{RETA_ENTRIES, RssProof, Steering};
 use dataplane::{
     Buffer, Compiler, DropReason, Fate, Health, MemoryBuffer, MemoryPort, Network, Parts, Peers, PortIndex, PortQueues,
     Publisher, TwinQueues, Worker, WorkerCounters, tcp_flags,
@@ -20,9 +20,9 @@ use crate::rig::{CLUSTER, Log, SECOND, UPLINK, config, ends, mac_of, network, st
 
 pub const SEED: u64 = 7;
 
-/// How frames come to queues.
+/// How frames are distributed to queues.
 pub enum Delivery {
-    /// As a card with RSS does it.
+    /// As by a card with RSS.
     Card(Rss),
     /// To the queues in turn, without a hash.
     InTurn,
@@ -109,13 +109,13 @@ impl Team {
         team
     }
 
-    /// Compiles what the fields say now, and gives it to the workers. Its sequence.
+    /// Compiles the current fields and publishes the snapshot; returns its sequence.
     pub fn offer(&mut self) -> u64 {
         self.state.generation.counter += 1;
         self.publisher.publish(self.compiler.compile(&self.state, &self.network, &self.health, self.now))
     }
 
-    /// The same, and waits until all forward by it.
+    /// Publishes, and waits until all workers use the snapshot.
     pub fn publish(&mut self) {
         let sequence = self.offer();
         while !self.publisher.reached(sequence) {
@@ -125,12 +125,12 @@ impl Team {
         self.settle();
     }
 
-    /// Every worker polls until none has anything to do.
+    /// Polls every worker until none has work left.
     pub fn poll(&mut self) {
         while self.workers.iter_mut().map(|worker| worker.poll(self.now)).sum::<usize>() > 0 {}
     }
 
-    /// Lets announcements pass; what was sent meanwhile.
+    /// Waits until all announcements are sent; returns what was sent meanwhile.
     pub fn settle(&mut self) -> Vec<Vec<u8>> {
         for _ in 0..40 {
             self.now += SECOND / 8;
@@ -140,7 +140,7 @@ impl Team {
         self.sent(UPLINK)
     }
 
-    /// Puts frames in at a port and lets all workers do their work.
+    /// Puts frames in at a port and lets all workers process them.
     pub fn put(&mut self, port: PortIndex, frames: &[Vec<u8>]) {
         self.arrive(port, frames);
         self.poll();
@@ -151,7 +151,7 @@ impl Team {
         self.workers.iter_mut().flat_map(sent).map(|buffer| buffer.bytes().to_vec()).collect()
     }
 
-    /// Puts frames in at a port, of which no worker knows yet.
+    /// Puts frames in at a port without polling any worker.
     pub fn arrive(&mut self, port: PortIndex, frames: &[Vec<u8>]) {
         for frame in frames {
             let frame = &arriving_at(mac_of(port), frame);
@@ -171,7 +171,7 @@ impl Team {
         }
     }
 
-    /// What each client's packet has become at a backend: the gateway's end and the backend's. Every packet must get there.
+    /// For each client's packet at a backend, the gateway's end and the backend's. Every packet must arrive.
     pub fn towards_backends(&mut self, clients: &[(String, &str)], flags: u8) -> HashMap<String, (SocketAddr, SocketAddr)> {
         let mut seen = HashMap::new();
         for (from, to) in clients {
@@ -188,7 +188,7 @@ impl Team {
         seen
     }
 
-    /// Backends answer with these flags; each client gets its answer.
+    /// Backends answer with these flags; asserts that each client gets its answer.
     pub fn answered(&mut self, seen: &HashMap<String, (SocketAddr, SocketAddr)>, flags: u8) {
         let reply = |(snat, backend): &(SocketAddr, SocketAddr)| {
             Packet::tcp(&backend.to_string(), &snat.to_string()).flags(flags).build()
@@ -199,7 +199,7 @@ impl Team {
         assert_eq!(answered, seen.keys().cloned().collect(), "every client gets its answer");
     }
 
-    /// Connections, with the backend's answer and the client's.
+    /// Opens connections, including the backend's answer and the client's acknowledgement.
     pub fn establish(&mut self, clients: &[(String, &str)]) -> HashMap<String, (SocketAddr, SocketAddr)> {
         let seen = self.towards_backends(clients, tcp_flags::SYN);
         self.answered(&seen, tcp_flags::SYN | tcp_flags::ACK);
@@ -207,7 +207,7 @@ impl Team {
         seen
     }
 
-    /// Packets that each worker has forwarded since the last question.
+    /// Packets that each worker has forwarded since the last call.
     pub fn forwarded(&mut self) -> Vec<usize> {
         let count = |worker: &mut Worker<MemoryPort, Log>| {
             let log = std::mem::take(&mut worker.observer_mut().0);
@@ -224,7 +224,7 @@ impl Team {
         self.sum(|counters| counters.drops(reason).get())
     }
 
-    /// All clients say something; their backends answer. Every packet must come through.
+    /// All clients send a packet and their backends answer. Every packet must arrive.
     pub fn exchange(&mut self, clients: &[(String, &str)], flags: u8) {
         let frames: Vec<_> = clients.iter().map(|(from, to)| Packet::tcp(from, to).flags(flags).build()).collect();
         self.put(UPLINK, &frames);

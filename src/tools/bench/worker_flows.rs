@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use dataplane::steering::{Steering, Towards, WorkerId};
+use dataplane::workers::{Steering, Towards, WorkerId};
 use dataplane::{Compiler, Health, Peers, PortQueues, Publisher, Subscriber, Tuple, WorkerCounters};
 use proto::Family;
 

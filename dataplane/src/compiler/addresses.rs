@@ -1,0 +1,149 @@
+//! Assigns roles to addresses: which of them the gateway owns, and for which of them it answers ARP and NDP.
+//!
+//! **Invariant:** an address that is answered without interruption, on a port that has not moved, keeps the sequence of
+//! the first snapshot that answered for it.
+//!
+//! Not here: the announcements themselves (`icmp`).
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use hashbrown::HashMap;
+use ipnet::IpNet;
+use proto::{Announce, Pool};
+
+use super::snat::is_on_link;
+use crate::port::{Link, PortIndex};
+use crate::snapshot::{AddressRole, AddressRoles, Announced, Config, Network, PortConfig};
+use crate::wire::{Address, TableHash};
+
+/// The roles of the addresses of one family.
+pub(super) fn roles<A: Address>(config: &Config, network: &Network, pools: &[Pool], vips: &[IpAddr]) -> AddressRoles<A> {
+    let mut exact: HashMap<A, AddressRole, TableHash> = HashMap::default();
+    let mut put = |address: IpAddr, place| A::from_ip(address).map(|address| exact.insert(address, place));
+    // Broadcast addresses first, since a VIP may be one: in a network of its own (a routed pool) it is an ordinary
+    // address.
+    for address in prefixes(config, network).flat_map(|(_, nets)| nets).filter_map(directed_broadcast) {
+        put(address, AddressRole::Broadcast);
+    }
+    for &vip in vips {
+        put(vip, AddressRole::Vip);
+    }
+    for &address in config.snat.iter().chain(&config.tunnel.sources) {
+        put(address, AddressRole::Snat);
+    }
+    // The twin's addresses last: they belong to the kernel whatever other role they have.
+    for &address in config.node_port_addresses.iter().chain(&network.addresses) {
+        put(address, AddressRole::Twin(port_of(config, network, address)));
+    }
+    for (port, of_port) in ports(config) {
+        for net in &of_port.addresses {
+            put(net.addr(), AddressRole::Twin(port));
+        }
+    }
+    let ranges = pools.iter().flat_map(|pool| &pool.ranges);
+    let mut pools: Vec<(A, A)> =
+        ranges.filter_map(|range| Some((A::from_ip(range.first())?, A::from_ip(range.last())?))).collect();
+    pools.sort_unstable();
+    AddressRoles { exact, pools }
+}
+
+/// The directed broadcast address of a prefix, if it has one (RFC 919; RFC 3021: prefixes of 31 bits have none).
+fn directed_broadcast(net: &IpNet) -> Option<IpAddr> {
+    match net {
+        IpNet::V4(net) => (net.prefix_len() < 31).then(|| net.broadcast().into()),
+        IpNet::V6(_) => None,
+    }
+}
+
+fn ports(config: &Config) -> impl Iterator<Item = (PortIndex, &PortConfig)> {
+    (0..=u8::MAX).map(PortIndex).zip(&config.ports)
+}
+
+/// The prefixes of each link: first of the ports, then of the VLAN devices on them.
+fn prefixes<'a>(config: &'a Config, network: &'a Network) -> impl Iterator<Item = (Link, &'a [IpNet])> {
+    let of_ports = ports(config).map(|(index, port)| (index.into(), port.addresses.as_slice()));
+    of_ports.chain(network.vlans.iter().map(|vlan| (vlan.link, vlan.addresses.as_slice())))
+}
+
+/// The port of a twin address: the one whose prefix contains it, otherwise the first.
+fn port_of(config: &Config, network: &Network, address: IpAddr) -> PortIndex {
+    let mut links = prefixes(config, network);
+    links.find(|(_, nets)| is_on_link(nets, address)).map_or(PortIndex(0), |(link, _)| link.port())
+}
+
+/// The VIPs of `routed` pools.
+pub(super) fn routed<'a>(pools: &'a [Pool], vips: &'a [IpAddr]) -> impl Iterator<Item = IpAddr> + 'a {
+    let is_routed = |vip: &&IpAddr| {
+        let mut routed = pools.iter().filter(|pool| pool.announce == Announce::Routed);
+        routed.any(|pool| pool.ranges.iter().any(|range| range.contains(**vip)))
+    };
+    vips.iter().filter(is_routed).copied()
+}
+
+/// The addresses for which the gateway answers ARP and NDP, and since which snapshot.
+#[derive(Debug, Default)]
+pub(super) struct AnnouncedAddresses {
+    since: BTreeMap<(Link, IpAddr), u64>,
+    /// The previous [`Network::moves`].
+    moves: Vec<u64>,
+    /// Messages about VIPs that no port can answer for.
+    pub(super) problems: Vec<String>,
+}
+
+impl AnnouncedAddresses {
+    /// Updates the answered addresses: SNAT addresses, tunnel sources that are not an address of a port, VIPs of `l2`
+    /// pools, and the addresses of ports without twin. A port without link answers for nothing, so that all of its
+    /// addresses count as new when the link returns; on a port that has moved they count as new at once.
+    pub(super) fn update(
+        &mut self,
+        config: &Config,
+        pools: &[Pool],
+        vips: &[IpAddr],
+        network: &Network,
+        sequence: u64,
+    ) -> Announced {
+        self.problems.clear();
+        let mut now: Vec<(Link, IpAddr)> = Vec::new();
+        let holding = |address: IpAddr| {
+            let of_links = prefixes(config, network).filter(move |(_, nets)| is_on_link(nets, address));
+            of_links.map(move |(link, _)| (link, address))
+        };
+        let is_of_link =
+            |address: &IpAddr| prefixes(config, network).any(|(_, nets)| nets.iter().any(|net| net.addr() == *address));
+        let tunnel_sources = config.tunnel.sources.iter().filter(|address| !is_of_link(address));
+        for &address in config.snat.iter().chain(tunnel_sources) {
+            now.extend(holding(address));
+        }
+        for (index, port) in ports(config).filter(|(_, port)| !port.twin) {
+            now.extend(port.addresses.iter().map(|net| (index.into(), net.addr())));
+            let links = network.vlans.iter().filter(|vlan| vlan.link.port() == index);
+            now.extend(links.flat_map(|vlan| vlan.addresses.iter().map(|net| (vlan.link, net.addr()))));
+        }
+        let l2: Vec<_> = pools.iter().filter(|pool| pool.announce == Announce::L2).collect();
+        for &vip in vips {
+            let Some(pool) = l2.iter().find(|pool| pool.ranges.iter().any(|range| range.contains(vip))) else { continue };
+            let before = now.len();
+            now.extend(holding(vip));
+            if now.len() == before {
+                let name = &pool.name;
+                self.problems.push(format!(
+                    "VIP {vip} of pool {name} (announce: l2) lies in no port's prefix, so nobody can be told where it is; \
+                     give a port or a VLAN device above it an address of its subnet, or set `announce: routed`"
+                ));
+            }
+        }
+        now.retain(|(link, _)| !network.down.contains(&link.port()));
+        let mut since: BTreeMap<_, _> = now.into_iter().map(|key| (key, sequence)).collect();
+        let moves_of = |moves: &[u64], port: PortIndex| moves.get(usize::from(port.0)).copied().unwrap_or(0);
+        for (key, since) in &mut since {
+            let has_moved = moves_of(&self.moves, key.0.port()) != moves_of(&network.moves, key.0.port());
+            if let Some(&before) = self.since.get(key).filter(|_| !has_moved) {
+                *since = before;
+            }
+        }
+        self.moves.clone_from(&network.moves);
+        self.since = since;
+        Announced::new(self.since.iter().map(|(&(link, address), &since)| (link, address, since)))
+    }
+}

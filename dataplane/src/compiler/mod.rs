@@ -1,0 +1,461 @@
+//! The compiler: builds the snapshot that workers forward by from the controller's state, the network and the health of
+//! backends.
+//!
+//! **Invariant:** what a flow may hold keeps its meaning: a backend keeps its slot until its drain ends, a target for
+//! two minutes longer, a next hop while anything refers to it. A service that did not change is not visited; its tables
+//! are shared with the previous snapshot. After a panic nothing half-finished is reused, only the slots of the last
+//! finished snapshot, which flows hold.
+//!
+//! Not here: when to compile (the agent decides), and packets.
+
+mod addresses;
+mod dnat;
+mod drain;
+mod network;
+mod services;
+mod snat;
+mod targets;
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use addresses::AnnouncedAddresses;
+use dnat::DnatSteering;
+use drain::Backends;
+use hashbrown::HashMap;
+use imbl::ordmap::DiffItem;
+use network::{NetworkChange, RouteBook};
+use proto::{Generation, Mode, Pool, ProbeTags, ServiceName, Services, State};
+use services::{CompileContext, CompiledService};
+use snat::SnatTables;
+use targets::TargetKey;
+
+use crate::port::PortIndex;
+use crate::snapshot::{Config, FamilyTables, Health, Network, Pieces, Snapshot, Tunnels, Views, VlanLink};
+use crate::stats::WorkerCounters;
+use crate::wire::{Address, FrontendKey, TableHash};
+
+/// Builds snapshots, and remembers what must stay the same from one to the next.
+#[derive(Debug)]
+pub struct Compiler {
+    config: Config,
+    /// Counters of each worker.
+    counters: Arc<[Arc<WorkerCounters>]>,
+    snat: SnatTables,
+    tunnels: Arc<Tunnels>,
+    ways: RouteBook,
+    backends: Backends,
+    /// In the order of the services in the state.
+    services: BTreeMap<ServiceName, CompiledService>,
+    failing: HashSet<TargetKey>,
+    failing_for: BTreeMap<ServiceName, HashSet<TargetKey>>,
+    pools: Vec<Pool>,
+    addresses: Vec<IpAddr>,
+    down: Vec<PortIndex>,
+    moves: Vec<u64>,
+    vlans: Vec<VlanLink>,
+    announced_addresses: AnnouncedAddresses,
+    dnat_steering: DnatSteering,
+    conflicts: Vec<String>,
+    failing_open: Vec<String>,
+    /// The end of the grace period of each replaced table, with its service.
+    graces: BTreeSet<(u64, Arc<ServiceName>)>,
+    /// The services that were compiled last.
+    state: Services,
+    /// Whether the last compilation finished.
+    is_whole: bool,
+    /// Whether this is the first compilation, or the first after an unfinished one.
+    is_anew: bool,
+    last: Snapshot,
+    /// The last finished snapshot, which workers may hold.
+    finished: Snapshot,
+}
+
+impl Compiler {
+    /// A compiler for a gateway with this configuration.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        let ports: Arc<[_]> = config.ports.clone().into();
+        let network = Network::default();
+        let snat = SnatTables::new(&config, &network);
+        let tunnels = Arc::new(Tunnels::new(&config));
+        let mut ways = RouteBook::new(ports.clone());
+        let mut announced_addresses = AnnouncedAddresses::default();
+        let last = Snapshot {
+            sequence: 0,
+            generation: Generation::default(),
+            ready: false,
+            ports,
+            v4: FamilyTables::new(addresses::roles(&config, &network, &[], &[]), snat.v4.clone()),
+            v6: FamilyTables::new(addresses::roles(&config, &network, &[], &[]), snat.v6.clone()),
+            frontends: Pieces::default(),
+            affinity: None,
+            backends: crate::snapshot::BackendTable::default(),
+            routes: ways.share(),
+            tunnels: tunnels.clone(),
+            probe_tags: Arc::default(),
+            services: Views::new(),
+            vlans: snat.vlans.clone(),
+            promiscuous: Arc::default(),
+            vlan_mtus: Arc::default(),
+            announced: announced_addresses.update(&config, &[], &[], &network, 1),
+            routed: Arc::default(),
+            managed: Arc::default(),
+            shortest_idle_timeout: None,
+            refused: Arc::default(),
+            problems: Arc::default(),
+        };
+        Self {
+            snat,
+            tunnels,
+            ways,
+            announced_addresses,
+            finished: last.clone(),
+            last,
+            config,
+            counters: Arc::default(),
+            backends: Backends::default(),
+            services: BTreeMap::new(),
+            failing: HashSet::new(),
+            failing_for: BTreeMap::new(),
+            pools: Vec::new(),
+            addresses: Vec::new(),
+            down: Vec::new(),
+            moves: Vec::new(),
+            dnat_steering: DnatSteering::default(),
+            vlans: Vec::new(),
+            conflicts: Vec::new(),
+            failing_open: Vec::new(),
+            graces: BTreeSet::new(),
+            state: Services::new(),
+            is_whole: true,
+            is_anew: true,
+        }
+    }
+
+    /// Sets the counters of the workers, in their order. Schedulers keep state for each worker, and some use the
+    /// numbers of flows of all workers. Without this call there is one worker, which is taken to have no flows.
+    #[must_use]
+    pub fn counting(self, counters: Vec<Arc<WorkerCounters>>) -> Self {
+        Self { counters: counters.into(), ..self }
+    }
+
+    /// The initial snapshot, before any state; not ready.
+    #[must_use]
+    pub fn initial(&self) -> Snapshot {
+        self.last.clone()
+    }
+
+    /// Compiles a complete state. `now_ns` is monotonic and only measures drains and grace periods.
+    pub fn compile(&mut self, state: &State, network: &Network, health: &Health, now_ns: u64) -> Snapshot {
+        if !std::mem::replace(&mut self.is_whole, false) {
+            self.begin_anew(now_ns);
+        }
+        self.last.sequence += 1;
+        self.backends.expire(now_ns);
+        let vlans_changed = self.follow_vlans(network);
+        let all = self.follow_network(network, health, vlans_changed, now_ns);
+        let changes = self.follow_services(state, health, all, now_ns);
+        let listens_changed = changes.listens;
+        if listens_changed {
+            self.index_frontends();
+        }
+        let links_changed = self.down != network.down || self.moves != network.moves;
+        let ours_changed = vlans_changed || self.addresses != network.addresses || links_changed;
+        if listens_changed || ours_changed || self.pools != state.pools {
+            self.pools.clone_from(&state.pools);
+            self.addresses.clone_from(&network.addresses);
+            self.down.clone_from(&network.down);
+            self.moves.clone_from(&network.moves);
+            self.update_roles(network);
+        }
+        if changes.dnat || self.is_anew || self.dnat_steering.is_due(listens_changed, now_ns) {
+            self.update_steering(now_ns);
+        }
+        let last = &mut self.last;
+        last.generation = state.generation.clone();
+        last.ready = true;
+        if *last.promiscuous != *network.promiscuous {
+            last.promiscuous = network.promiscuous.as_slice().into();
+        }
+        last.backends = self.backends.table.clone();
+        last.routes = self.ways.share();
+        last.managed = self.ways.managed(self.backends.targets.next_hops());
+        let problems = self.announced_addresses.problems.iter().chain(&self.conflicts).chain(&self.failing_open).cloned();
+        last.problems = problems.chain(self.ways.problem()).collect();
+        self.finished = last.clone();
+        (self.is_whole, self.is_anew) = (true, false);
+        self.finished.clone()
+    }
+
+    /// Restarts with the whole state after a panic. Flows hold slots of backends, targets and next hops: slots of
+    /// backends and targets stay, next hops are looked up again. Tables in their grace period are dropped.
+    fn begin_anew(&mut self, now_ns: u64) {
+        let mut anew = Self { counters: self.counters.clone(), ..Self::new(self.config.clone()) };
+        anew.ways.follow_epoch(&self.finished.routes);
+        anew.backends = Backends::taken_over(self.finished.backends.clone(), &self.backends, now_ns);
+        anew.dnat_steering = std::mem::take(&mut self.dnat_steering);
+        anew.last.sequence = self.last.sequence;
+        anew.last.affinity = self.finished.affinity.clone();
+        anew.last.probe_tags = self.last.probe_tags.clone();
+        anew.finished = self.finished.clone();
+        *self = Self { is_whole: false, ..anew };
+    }
+
+    /// Sets, from the next snapshot on, which backend is probed through its VIP from which source port.
+    pub fn probe_by(&mut self, tags: ProbeTags) {
+        self.last.probe_tags = Arc::new(tags);
+    }
+
+    /// When the next snapshot is due although nothing changes: a drain or the grace period of a table ends then.
+    #[must_use]
+    pub fn next_due_ns(&self) -> Option<u64> {
+        let grace_due_ns = self.graces.first().map(|(due_ns, _)| *due_ns);
+        self.backends.due_ns().into_iter().chain(grace_due_ns).min()
+    }
+
+    /// Takes over the VLAN devices. Returns true when any was added, removed or changed.
+    fn follow_vlans(&mut self, network: &Network) -> bool {
+        if self.vlans == network.vlans {
+            return false;
+        }
+        self.vlans.clone_from(&network.vlans);
+        self.snat = SnatTables::new(&self.config, network);
+        let last = &mut self.last;
+        (last.v4.snat, last.v6.snat) = (self.snat.v4.clone(), self.snat.v6.clone());
+        last.vlans = self.snat.vlans.clone();
+        last.vlan_mtus = network.vlans.iter().map(|vlan| vlan.mtu).collect();
+        true
+    }
+
+    /// Takes over routes and neighbours. Returns true when every service must be recompiled.
+    fn follow_network(&mut self, network: &Network, health: &Health, vlans_changed: bool, now_ns: u64) -> bool {
+        self.follow_macs(network);
+        let news = self.ways.follow(network);
+        let must_resolve = news == NetworkChange::Routes || vlans_changed || self.is_anew;
+        if news == NetworkChange::Nothing && !must_resolve {
+            return false;
+        }
+        let mut all = false;
+        if must_resolve {
+            let mut context = CompileContext {
+                ways: &mut self.ways,
+                snat: &self.snat,
+                tunnels: &self.tunnels,
+                health,
+                node_port_addresses: &[],
+                counters: &self.counters,
+                affinity: None,
+                grace: self.config.flows.table_grace,
+                now_ns,
+            };
+            all = self.backends.targets.resolve(|address| context.reach(address));
+            self.backends.follow_targets();
+        }
+        self.ways.forget(self.backends.targets.next_hops());
+        all
+    }
+
+    /// Takes over the MAC addresses of ports whose devices appeared since.
+    fn follow_macs(&mut self, network: &Network) {
+        let mut changed = false;
+        for &(port, mac) in &network.macs {
+            let known = self.config.ports.get_mut(usize::from(port.0)).filter(|known| known.mac != mac);
+            changed |= known.map(|known| known.mac = mac).is_some();
+        }
+        if changed {
+            let ports: Arc<[_]> = self.config.ports.clone().into();
+            self.ways.set_ports(ports.clone());
+            self.last.ports = ports;
+        }
+    }
+
+    /// Compiles the services that changed. No other service is visited: the names of 10,000 services alone exceed a
+    /// cache.
+    fn follow_services(&mut self, state: &State, health: &Health, all: bool, now_ns: u64) -> ServiceChanges {
+        let (changed, mut changes) = self.follow_names(state, now_ns);
+        let changed = if all { self.services.keys().cloned().collect() } else { changed };
+        let changed = self.affected_by(health, changed);
+        let changed = self.over(changed, now_ns);
+        let mut context = CompileContext {
+            affinity: self.last.affinity.clone(),
+            ways: &mut self.ways,
+            snat: &self.snat,
+            tunnels: &self.tunnels,
+            health,
+            node_port_addresses: &self.config.node_port_addresses,
+            counters: &self.counters,
+            grace: self.config.flows.table_grace,
+            now_ns,
+        };
+        for name in &changed {
+            let Some((service, served)) = state.services.get(name).zip(self.services.get_mut(name)) else { continue };
+            let (before, grace_before) = (served.summary(), served.grace_due_ns);
+            changes.dnat |= served.is_dnat() || service.mode == Mode::Dnat;
+            changes.listens |= served.compile(service, &mut self.backends, &mut context);
+            changes.summary |= before != served.summary();
+            grace_before.map(|due_ns| self.graces.remove(&(due_ns, served.name.clone())));
+            self.graces.extend(served.grace_due_ns.map(|due_ns| (due_ns, served.name.clone())));
+            self.last.services.insert(served.name.clone(), served.view.clone());
+        }
+        self.last.affinity = context.affinity;
+        self.place_frontends(&changed, changes.listens);
+        if changes.summary || changes.listens {
+            self.sum_up();
+        }
+        if changes.dnat {
+            (self.last.v4.fronts, self.last.v6.fronts) = dnat::fronts(self.services.values());
+        }
+        self.state = state.services.clone();
+        changes
+    }
+
+    /// Adds new services and ends removed ones. Returns the services that are new or changed.
+    fn follow_names(&mut self, state: &State, now_ns: u64) -> (BTreeSet<ServiceName>, ServiceChanges) {
+        let (mut changed, mut changes) = (BTreeSet::new(), ServiceChanges::default());
+        for item in self.state.diff(&state.services) {
+            match item {
+                DiffItem::Add(name, service) => {
+                    changed.insert(name.clone());
+                    changes.listens = true;
+                    self.services.entry(name.clone()).or_insert_with(|| CompiledService::new(service));
+                }
+                DiffItem::Update { new: (name, _), .. } => _ = changed.insert(name.clone()),
+                DiffItem::Remove(name, _) => {
+                    changes.listens = true;
+                    let Some(served) = self.services.remove(name) else { continue };
+                    changes.dnat |= served.is_dnat();
+                    served.end(&mut self.backends, now_ns);
+                    served.grace_due_ns.map(|due_ns| self.graces.remove(&(due_ns, served.name.clone())));
+                    self.last.services.remove(name);
+                }
+            }
+        }
+        (changed, changes)
+    }
+
+    /// Adds the services with backends whose probe results changed.
+    fn affected_by(&mut self, health: &Health, mut changed: BTreeSet<ServiceName>) -> BTreeSet<ServiceName> {
+        let turned: Vec<TargetKey> = self.failing.symmetric_difference(&health.failing).copied().collect();
+        if !turned.is_empty() {
+            self.failing.clone_from(&health.failing);
+            let is_affected = |served: &&CompiledService| turned.iter().any(|key| served.backends.contains_key(key));
+            changed.extend(self.services.values().filter(is_affected).map(|served| ServiceName::clone(&served.name)));
+        }
+        if self.failing_for != health.failing_for {
+            let before = std::mem::replace(&mut self.failing_for, health.failing_for.clone());
+            let names = before.keys().chain(health.failing_for.keys());
+            changed.extend(names.filter(|name| before.get(*name) != health.failing_for.get(*name)).cloned());
+        }
+        changed
+    }
+
+    /// Adds the services with a table whose grace period has ended.
+    fn over(&self, mut changed: BTreeSet<ServiceName>, now_ns: u64) -> BTreeSet<ServiceName> {
+        let over = self.graces.iter().take_while(|(due_ns, _)| *due_ns <= now_ns);
+        changed.extend(over.map(|(_, name)| ServiceName::clone(name)));
+        changed
+    }
+
+    /// Stores the frontends at their positions: all of them when any service changed its addresses, since their number
+    /// may have changed.
+    fn place_frontends(&mut self, changed: &BTreeSet<ServiceName>, listens_changed: bool) {
+        if listens_changed {
+            let mut all = Vec::new();
+            for served in self.services.values_mut() {
+                served.first_frontend = all.len();
+                all.extend(served.ports.iter().map(|port| port.frontend.clone()));
+            }
+            self.last.frontends = Pieces::new(&all);
+            return;
+        }
+        for served in changed.iter().filter_map(|name| self.services.get(name)) {
+            for (position, port) in (served.first_frontend..).zip(&served.ports) {
+                self.last.frontends.set(position, port.frontend.clone());
+            }
+        }
+    }
+
+    /// Updates the parts of the snapshot that summarise all services.
+    fn sum_up(&mut self) {
+        let refused = self.services.iter().filter_map(|(name, served)| Some((name.clone(), served.refusal.clone()?)));
+        self.last.refused = refused.collect();
+        self.failing_open = self.services.values().flat_map(|served| &served.failing_open).cloned().collect();
+        let shortest = self.services.values().filter_map(|served| served.idle_timeout).min();
+        self.last.shortest_idle_timeout = shortest.map(Into::into);
+    }
+
+    /// Builds the map from address, protocol and port to positions in `frontends`. If two services claim the same
+    /// place, the first by name gets it.
+    fn index_frontends(&mut self) {
+        self.conflicts.clear();
+        let (mut v4, mut v6) = (HashMap::default(), HashMap::default());
+        let mut position = 0;
+        for served in self.services.values() {
+            for port in &served.ports {
+                for at in &port.listens {
+                    let protocol = port.protocol.number();
+                    let free = match at.ip() {
+                        IpAddr::V4(address) => claim(&mut v4, u32::from(address), at.port(), protocol, position),
+                        IpAddr::V6(address) => claim(&mut v6, u128::from(address), at.port(), protocol, position),
+                    };
+                    if !free {
+                        let (name, protocol) = (&served.name, port.protocol);
+                        self.conflicts.push(format!("{name} does not get {protocol} {at}: another service has it"));
+                    }
+                }
+                position += 1;
+            }
+        }
+        (self.last.v4.frontends, self.last.v6.frontends) = (Arc::new(v4), Arc::new(v6));
+    }
+
+    /// Updates the tables of packets that are steered by the client's address.
+    fn update_steering(&mut self, now_ns: u64) {
+        let last = &mut self.last;
+        let listens = |(protocol, at): &TargetKey| match at.ip() {
+            IpAddr::V4(address) => last.frontend(u32::from(address), protocol.number(), at.port()).is_some(),
+            IpAddr::V6(address) => last.frontend(u128::from(address), protocol.number(), at.port()).is_some(),
+        };
+        if self.dnat_steering.follow(self.services.values(), listens, now_ns) || self.is_anew {
+            last.v4.steering = Arc::new(self.dnat_steering.table(&self.snat.v4));
+            last.v6.steering = Arc::new(self.dnat_steering.table(&self.snat.v6));
+        }
+    }
+
+    fn update_roles(&mut self, network: &Network) {
+        let ports = self.services.values().flat_map(|served| &served.ports);
+        let vips: BTreeSet<IpAddr> = ports.flat_map(|port| port.listens[..port.vips].iter().map(|at| at.ip())).collect();
+        let vips: Vec<IpAddr> = vips.into_iter().collect();
+        let last = &mut self.last;
+        last.v4.roles = Arc::new(addresses::roles(&self.config, network, &self.pools, &vips));
+        last.v6.roles = Arc::new(addresses::roles(&self.config, network, &self.pools, &vips));
+        last.routed = addresses::routed(&self.pools, &vips).collect();
+        last.announced = self.announced_addresses.update(&self.config, &self.pools, &vips, network, last.sequence);
+    }
+}
+
+/// What changed when the services were compiled.
+#[derive(Clone, Copy, Debug, Default)]
+struct ServiceChanges {
+    /// The set of services, or the addresses and ports of any.
+    listens: bool,
+    /// Any service of mode `dnat`.
+    dnat: bool,
+    /// Anything that the snapshot summarises over all services.
+    summary: bool,
+}
+
+fn claim<A: Address>(
+    frontends: &mut HashMap<FrontendKey<A>, u32, TableHash>,
+    address: A,
+    port: u16,
+    protocol: u8,
+    position: u32,
+) -> bool {
+    frontends.try_insert(FrontendKey { address, port, protocol }, position).is_ok()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,452 @@
+//! Compiles one service: its backends, which of them take new flows, and the addresses and ports of its frontends.
+//!
+//! **Invariant:** a port whose inputs did not change keeps its frontend, and a table whose inputs did not change is not
+//! rebuilt.
+//!
+//! Not here: which service gets an address that two of them claim, and routes.
+
+use std::collections::HashSet;
+use std::hash::{BuildHasher, Hasher};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hashbrown::HashMap;
+use proto::limits::MAGLEV_HASH_VERSION;
+use proto::{BackendState, Family, MaglevSpec, Mode, Probe, Protocol, Reason, Refusal, Service, ServiceName, ServicePort};
+
+use super::drain::Backends;
+use super::network::RouteBook;
+use super::snat::SnatTables;
+use super::targets::{Reach, TargetKey, nanoseconds};
+use crate::choose::{HashedBy, MaglevTable, Schedule, SourceRanges};
+use crate::flow::{AffinityTable, BackendId, Tick, UNRESOLVED};
+use crate::port::Link;
+use crate::snapshot::{Affinity, BackendView, Frontend, Health, Policy, PortView, Previous, ServiceView, Tunnels};
+use crate::stats::WorkerCounters;
+use crate::wire::{TableHash, TupleHash};
+
+/// The inputs that services are compiled against.
+pub(super) struct CompileContext<'a> {
+    pub(super) ways: &'a mut RouteBook,
+    pub(super) snat: &'a SnatTables,
+    pub(super) tunnels: &'a Tunnels,
+    pub(super) health: &'a Health,
+    pub(super) node_port_addresses: &'a [IpAddr],
+    /// Counters of each worker.
+    pub(super) counters: &'a Arc<[Arc<WorkerCounters>]>,
+    /// The affinity table; `None` while no service uses it, or without memory.
+    pub(super) affinity: Option<Arc<AffinityTable>>,
+    /// How long a replaced table is still consulted.
+    pub(super) grace: Duration,
+    pub(super) now_ns: u64,
+}
+
+impl CompileContext<'_> {
+    /// How a target is currently reached.
+    pub(super) fn reach(&mut self, address: SocketAddr) -> Reach {
+        let next_hop = self.ways.next_hop_to(address.ip());
+        let (family, link) = (Family::of(address.ip()), self.ways.link_of(next_hop));
+        Reach {
+            next_hop,
+            snat: self.snat.serves(family, link),
+            on_link: next_hop == UNRESOLVED || self.ways.is_on_link(address.ip(), next_hop),
+            tunnel_source: self.tunnels.serves(family, link.map(Link::port)),
+        }
+    }
+}
+
+/// A service as it was last compiled.
+#[derive(Debug)]
+pub(super) struct CompiledService {
+    pub(super) source: Arc<Service>,
+    pub(super) name: Arc<ServiceName>,
+    pub(super) backends: HashMap<TargetKey, BackendId, TableHash>,
+    pub(super) ports: Vec<CompiledPort>,
+    pub(super) view: Arc<ServiceView>,
+    /// The refusal by this gateway, not by the controller.
+    pub(super) refusal: Option<Refusal>,
+    /// A message for each port whose backends all fail and are all used.
+    pub(super) failing_open: Vec<String>,
+    /// Clients that may connect to its VIPs, rebuilt only when they change.
+    sources: Option<Arc<SourceRanges>>,
+    /// Copied from its source for quick access, as is the next field.
+    mode: Mode,
+    pub(super) idle_timeout: Option<Duration>,
+    /// When the grace period of a replaced table ends and its memory is freed.
+    pub(super) grace_due_ns: Option<u64>,
+    /// Position of the frontend of its first port.
+    pub(super) first_frontend: usize,
+}
+
+/// One port of a service. The table is kept together with its inputs.
+#[derive(Debug)]
+pub(super) struct CompiledPort {
+    pub(super) protocol: Protocol,
+    /// Addresses and ports of the frontends, VIPs first.
+    pub(super) listens: Vec<SocketAddr>,
+    /// Number of `listens` that are at VIPs.
+    pub(super) vips: usize,
+    pub(super) frontend: Arc<Frontend>,
+    spec: MaglevSpec,
+    weights: Vec<(SocketAddr, u16)>,
+}
+
+impl CompiledPort {
+    /// The backends, each with its slot.
+    pub(super) fn backends(&self) -> impl Iterator<Item = (SocketAddr, BackendId)> {
+        self.weights.iter().map(|(address, _)| *address).zip(self.frontend.backends.iter().copied())
+    }
+}
+
+/// What this release cannot do for a service. The controller refuses it too, but an older or newer one may not.
+fn unsupported(service: &Service) -> Option<Refusal> {
+    let port = service.ports.iter().find(|port| port.maglev.hash_version != MAGLEV_HASH_VERSION)?;
+    let found = port.maglev.hash_version;
+    let message = format!(
+        "expected hash version {MAGLEV_HASH_VERSION}, found {found}; controller and gateway are too far apart: update the older"
+    );
+    Some(Refusal { reason: Reason::Unsupported, message })
+}
+
+impl CompiledService {
+    /// A service that is not compiled yet.
+    pub(super) fn new(source: &Arc<Service>) -> Self {
+        let name = Arc::new(source.name.clone());
+        let view = view_of(source, &name, None, Vec::new());
+        let (backends, ports) = (HashMap::default(), Vec::new());
+        Self {
+            source: source.clone(),
+            name,
+            backends,
+            ports,
+            view: Arc::new(view),
+            refusal: None,
+            failing_open: Vec::new(),
+            sources: source_ranges(source),
+            mode: source.mode,
+            idle_timeout: source.idle_timeout,
+            grace_due_ns: None,
+            first_frontend: 0,
+        }
+    }
+
+    /// Compiles the service. Returns true when its addresses or ports have changed.
+    pub(super) fn compile(&mut self, source: &Arc<Service>, backends: &mut Backends, context: &mut CompileContext<'_>) -> bool {
+        if self.source.source_ranges != source.source_ranges {
+            self.sources = source_ranges(source);
+        }
+        self.source = source.clone();
+        (self.mode, self.idle_timeout) = (source.mode, source.idle_timeout);
+        self.refusal = unsupported(source);
+        self.failing_open.clear();
+        let serves = source.refusal.is_none() && self.refusal.is_none();
+        let ports: &[ServicePort] = if serves { &source.ports } else { &[] };
+        let no_room = self.take_backends(ports, backends, context);
+        if source.affinity.is_some() && context.affinity.is_none() {
+            context.affinity = AffinityTable::new().map(Arc::new);
+        }
+        let mut old = std::mem::take(&mut self.ports).into_iter();
+        let mut listens_before = Vec::new();
+        let mut views = Vec::new();
+        let (mut accepting, mut failing) = (HashSet::new(), HashSet::new());
+        for port in ports {
+            let before = old.next();
+            listens_before.extend(before.as_ref().map(|port| (port.protocol, port.listens.clone())));
+            let listed = self.listed(port, backends, context);
+            self.failing_open.extend(failing_open(&self.name, port, &listed, source.health.fail_open));
+            let unreachable = !listed.is_empty() && listed.iter().all(|b| !b.is_reachable);
+            let (served, view) = self.serve_port(port, &listed, before, unreachable, context);
+            accepting.extend(view.backends.iter().filter(|b| b.accepts_new).map(|b| b.id));
+            failing.extend(view.backends.iter().filter(|b| !b.healthy).map(|b| b.id));
+            if unreachable {
+                self.refusal.get_or_insert_with(|| no_way(source.mode, port));
+            }
+            views.push(view);
+            self.ports.push(served);
+        }
+        if !self.ports.is_empty()
+            && self.ports.iter().zip(ports).all(|(served, port)| served.listens.is_empty() && is_node_port(port))
+        {
+            self.refusal.get_or_insert_with(no_node_port_addresses);
+        }
+        if no_room {
+            self.refusal.get_or_insert_with(too_many_targets);
+        }
+        let (idle_timeout, now) = (source.idle_timeout.map(Into::into), Tick::at(context.now_ns));
+        for &id in self.backends.values() {
+            backends.set_policy(id, accepting.contains(&id), failing.contains(&id), idle_timeout, now);
+        }
+        listens_before.extend(old.map(|port| (port.protocol, port.listens)));
+        self.grace_due_ns = self.due_ns(context.grace);
+        self.view = Arc::new(view_of(source, &self.name, self.refusal.clone(), views));
+        !listens_before.iter().map(|(p, l)| (p, l)).eq(self.ports.iter().map(|port| (&port.protocol, &port.listens)))
+    }
+
+    /// What the snapshot summarises over all services.
+    pub(super) fn summary(&self) -> (Option<Refusal>, Vec<String>, Option<Duration>) {
+        (self.refusal.clone(), self.failing_open.clone(), self.idle_timeout)
+    }
+
+    /// Whether backends see the clients' addresses and reply through the gateway.
+    pub(super) fn is_dnat(&self) -> bool {
+        self.mode == Mode::Dnat
+    }
+
+    /// Assigns a slot to each listed backend and lets the others drain. Returns true when there was no room for some.
+    fn take_backends(&mut self, ports: &[ServicePort], backends: &mut Backends, context: &mut CompileContext<'_>) -> bool {
+        let mut old = std::mem::take(&mut self.backends);
+        let mut no_room = false;
+        for (protocol, address) in ports.iter().flat_map(|p| p.all_backends().map(|b| (p.protocol, b.address))) {
+            let key = (protocol, address);
+            if self.backends.contains_key(&key) {
+                continue;
+            }
+            let now_ns = context.now_ns;
+            match old.remove(&key).or_else(|| backends.add(&self.name, key, now_ns, |address| context.reach(address))) {
+                Some(id) => drop(self.backends.insert(key, id)),
+                None => no_room = true,
+            }
+        }
+        self.drain(old.into_values(), backends, context.now_ns);
+        no_room
+    }
+
+    fn drain(&self, ids: impl Iterator<Item = BackendId>, backends: &mut Backends, now_ns: u64) {
+        let until_ns = now_ns.saturating_add(nanoseconds(self.source.drain_timeout));
+        ids.for_each(|id| backends.remove(id, until_ns));
+    }
+
+    /// Lets all backends of a removed service drain.
+    pub(super) fn end(&self, backends: &mut Backends, now_ns: u64) {
+        self.drain(self.backends.values().copied(), backends, now_ns);
+    }
+
+    fn listed(&self, port: &ServicePort, backends: &Backends, context: &CompileContext<'_>) -> Vec<Listed> {
+        let probed = self.source.health.probe != Probe::None;
+        let failing_here = context.health.failing_for.get(&*self.name);
+        let fails =
+            |key: &TargetKey| (probed && context.health.failing.contains(key)) || failing_here.is_some_and(|f| f.contains(key));
+        let listed = |backend: proto::Backend| {
+            let key = (port.protocol, backend.address);
+            let id = *self.backends.get(&key)?;
+            Some(Listed {
+                id,
+                address: backend.address,
+                weight: backend.weight,
+                draining: backend.state == BackendState::Draining,
+                healthy: !fails(&key),
+                is_reachable: backends.serves(id, self.source.mode),
+            })
+        };
+        port.all_backends().filter_map(listed).collect()
+    }
+
+    fn serve_port(
+        &self,
+        port: &ServicePort,
+        listed: &[Listed],
+        before: Option<CompiledPort>,
+        unreachable: bool,
+        context: &CompileContext<'_>,
+    ) -> (CompiledPort, PortView) {
+        let weights = weights(listed, self.source.health.fail_open);
+        let at = |addresses: &[IpAddr], port_number: u16| -> Vec<SocketAddr> {
+            let of_family = addresses.iter().filter(|a| Family::of(**a) == port.family);
+            of_family.map(|&address| SocketAddr::new(address, port_number)).collect()
+        };
+        let mut listens = at(&port.vips, port.port);
+        listens.extend(port.node_port.map(|number| at(context.node_port_addresses, number)).unwrap_or_default());
+        let mut vips = port.vips.len();
+        if unreachable {
+            listens.clear();
+            vips = 0;
+        }
+        let backends = listed.iter().zip(&weights).map(|(b, &(_, weight))| BackendView {
+            address: b.address,
+            id: b.id,
+            weight: b.weight,
+            healthy: b.healthy,
+            draining: b.draining,
+            accepts_new: weight > 0,
+        });
+        let view = PortView {
+            protocol: port.protocol,
+            family: port.family,
+            frontends: listens.clone(),
+            backends: backends.collect(),
+            app_protocol: port.app_protocol.clone(),
+        };
+        let ids = listed.iter().map(|b| b.id).collect();
+        let frontend = self.frontend(port, &weights, ids, before, context);
+        (CompiledPort { protocol: port.protocol, listens, vips, frontend, spec: port.maglev, weights }, view)
+    }
+}
+
+impl CompiledService {
+    /// The frontend of a port: the previous one if nothing about it changed, otherwise a new one, with the previous
+    /// table if that did not change.
+    fn frontend(
+        &self,
+        port: &ServicePort,
+        weights: &[(SocketAddr, u16)],
+        backends: Box<[BackendId]>,
+        before: Option<CompiledPort>,
+        context: &CompileContext<'_>,
+    ) -> Arc<Frontend> {
+        let table = before.as_ref().filter(|old| old.spec == port.maglev && old.weights == weights);
+        let table = table.map(|old| old.frontend.table.clone());
+        let table = table.unwrap_or_else(|| Arc::new(MaglevTable::build(port.maglev, weights)));
+        let policy = self.policy(port);
+        let before = before.map(|old| old.frontend);
+        let previous = self.previous(before.as_ref(), &table, context);
+        let is_as = |old: &Arc<Frontend>| {
+            Arc::ptr_eq(&old.table, &table)
+                && old.backends == backends
+                && old.policy.is_as(&policy)
+                && old.previous.is_some() == previous.is_some()
+        };
+        if let Some(old) = before.as_ref().filter(|old| is_as(old)) {
+            return old.clone();
+        }
+        let weighted: Vec<_> = backends.iter().zip(weights).map(|(&id, &(_, weight))| (id, weight)).collect();
+        let before = before.as_ref().map(|old| &old.schedule);
+        let schedule = match policy.affinity {
+            Some(_) => Schedule::Hash,
+            None => Schedule::new(policy.scheduler, &weighted, context.counters, before),
+        };
+        let taking = || weighted.iter().filter(|(_, weight)| *weight > 0).map(|&(id, _)| id);
+        let affinity = policy.affinity.zip(context.affinity.as_ref());
+        let affinity = affinity.map(|(timeout, table)| Affinity::new(table.clone(), timeout, taking()));
+        let hash = TupleHash::new(if policy.affinity.is_some() { self.seed(port) } else { port.maglev.seed });
+        Arc::new(Frontend { service: self.name.clone(), hash, table, backends, policy, schedule, affinity, previous })
+    }
+
+    /// The previous table, in modes in which an unknown flow may continue by it: the one that is being replaced,
+    /// otherwise the one replaced earlier until its grace period ends.
+    fn previous(
+        &self,
+        before: Option<&Arc<Frontend>>,
+        table: &Arc<MaglevTable>,
+        context: &CompileContext<'_>,
+    ) -> Option<Arc<Previous>> {
+        let is_one_way = |before: &&Arc<Frontend>| !self.source.mode.is_two_way() && !before.mode().is_two_way();
+        let before = before.filter(is_one_way)?;
+        let &CompileContext { grace, now_ns, .. } = context;
+        if Arc::ptr_eq(&before.table, table) || !before.is_usable() {
+            return before.previous.clone().filter(|previous| now_ns < previous.over_ns(grace));
+        }
+        let (table, backends) = (before.table.clone(), before.backends.clone());
+        Some(Arc::new(Previous { table, backends, replaced_ns: now_ns, grace: grace.into() }))
+    }
+
+    /// When the grace period of a table ends.
+    fn due_ns(&self, grace: Duration) -> Option<u64> {
+        self.ports.iter().filter_map(|port| Some(port.frontend.previous.as_ref()?.over_ns(grace))).min()
+    }
+
+    fn policy(&self, port: &ServicePort) -> Policy {
+        let &Service { mode, scheduler, local, affinity, .. } = &*self.source;
+        // Source ranges never apply to node ports (CONTROL 2).
+        let sources = self.sources.clone().filter(|_| !is_node_port(port));
+        Policy { mode: mode.into(), scheduler, hashed_by: HashedBy::of(scheduler, affinity.is_some()), sources, local, affinity }
+    }
+
+    /// With affinity, clients are hashed together with the service port, so that the affinity table distinguishes them
+    /// per port. The seed is the same on every gateway.
+    fn seed(&self, port: &ServicePort) -> u64 {
+        let mut hasher = TableHash.build_hasher();
+        hasher.write(format!("{} {} {}", self.name, port.protocol, port.port).as_bytes());
+        hasher.finish() ^ port.maglev.seed
+    }
+}
+
+fn source_ranges(service: &Service) -> Option<Arc<SourceRanges>> {
+    service.source_ranges.as_deref().map(|prefixes| Arc::new(SourceRanges::new(prefixes)))
+}
+
+/// A backend of a port, with the facts that decide whether it takes new flows.
+struct Listed {
+    id: BackendId,
+    address: SocketAddr,
+    weight: u16,
+    draining: bool,
+    healthy: bool,
+    /// Whether packets of the service's mode can be sent to it.
+    is_reachable: bool,
+}
+
+/// The input of the table: backends that take no new flows have weight 0. If all backends fail and the service fails
+/// open, all count as healthy.
+fn weights(listed: &[Listed], fail_open: bool) -> Vec<(SocketAddr, u16)> {
+    let use_all = fail_open && all_fail(listed);
+    let counts = |b: &Listed| b.is_usable() && (b.healthy || use_all);
+    listed.iter().map(|b| (b.address, if counts(b) { b.weight } else { 0 })).collect()
+}
+
+impl Listed {
+    /// Whether it takes new flows if its probes pass.
+    fn is_usable(&self) -> bool {
+        self.weight > 0 && !self.draining && self.is_reachable
+    }
+}
+
+fn all_fail(listed: &[Listed]) -> bool {
+    !listed.iter().any(|b| b.is_usable() && b.healthy)
+}
+
+fn failing_open(name: &ServiceName, port: &ServicePort, listed: &[Listed], fail_open: bool) -> Option<String> {
+    let count = listed.iter().filter(|b| b.is_usable()).count();
+    let (protocol, number, family) = (port.protocol, port.port, port.family);
+    (fail_open && count > 0 && all_fail(listed)).then(|| {
+        format!("{name} {protocol} {number}: every {family} backend ({count}) fails its probes; all are used (fail open)")
+    })
+}
+
+/// Whether the port is served on `nodePortAddresses` only.
+fn is_node_port(port: &ServicePort) -> bool {
+    port.vips.is_empty() && port.node_port.is_some()
+}
+
+fn no_node_port_addresses() -> Refusal {
+    let message =
+        "no `nodePortAddresses` of its family are configured on this gateway; add one there to serve node ports".to_owned();
+    Refusal { reason: Reason::Refused, message }
+}
+
+/// The refusal of a port none of whose backends can be reached in its mode.
+fn no_way(mode: Mode, port: &ServicePort) -> Refusal {
+    let ServicePort { family, protocol, port: number, .. } = port;
+    let message = match mode {
+        // `dnat` needs no address of the gateway, so it never fails here.
+        Mode::Nat | Mode::Dnat => format!(
+            "no SNAT address for {family} serves the port that the backends of {protocol} {number} are reached by; add one under \
+             `snat.addresses`"
+        ),
+        Mode::Dsr => format!(
+            "the backends of {protocol} {number} ({family}) are behind a router, and mode dsr changes only MAC addresses; put the \
+             gateway into their subnet, or use mode ipip or gue"
+        ),
+        Mode::Ipip | Mode::Gue => format!(
+            "the port that the backends of {protocol} {number} are reached by has no address of their family to send tunnels from; \
+             give it one, or add one under `tunnel.sources`"
+        ),
+    };
+    Refusal { reason: Reason::Refused, message }
+}
+
+fn too_many_targets() -> Refusal {
+    let message = format!("some backends are not used: the gateway has room for {} targets", crate::flow::TARGETS_MAX);
+    Refusal { reason: Reason::Exhausted, message }
+}
+
+fn view_of(service: &Service, name: &Arc<ServiceName>, refusal: Option<Refusal>, ports: Vec<PortView>) -> ServiceView {
+    ServiceView {
+        name: name.clone(),
+        mode: service.mode,
+        target: service.target,
+        scheduler: service.scheduler,
+        refusal: service.refusal.clone().or(refusal),
+        ports,
+    }
+}

@@ -1,0 +1,76 @@
+//! Assignment of SNAT addresses to links: an address inside a link's prefix serves that link, an address in no prefix
+//! serves all links.
+//!
+//! **Invariant:** an address keeps its index, its position among the SNAT addresses of its family, on every link.
+//!
+//! Not here: ports.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use proto::Family;
+
+use crate::flow::{SNAT_ADDRESSES_MAX, SnatAddress};
+use crate::port::Link;
+use crate::snapshot::{Config, Network};
+use crate::wire::Address;
+
+/// Indexed by port, then by VLAN link.
+pub(super) type SnatByLink<A> = Arc<[Box<[SnatAddress<A>]>]>;
+
+/// The SNAT addresses of both families.
+#[derive(Clone, Debug)]
+pub(super) struct SnatTables {
+    pub(super) v4: SnatByLink<u32>,
+    pub(super) v6: SnatByLink<u128>,
+    /// The VLAN links, sorted.
+    pub(super) vlans: Arc<[Link]>,
+    ports: usize,
+}
+
+impl SnatTables {
+    pub(super) fn new(config: &Config, network: &Network) -> Self {
+        let vlans = network.vlans.iter().map(|vlan| vlan.link).collect();
+        Self { v4: by_link(config, network), v6: by_link(config, network), vlans, ports: config.ports.len() }
+    }
+
+    /// Whether there is a SNAT address for backends behind this link; without a link (no route), for any link.
+    pub(super) fn serves(&self, family: Family, link: Option<Link>) -> bool {
+        let position = link.map(|link| match self.vlans.binary_search(&link) {
+            Ok(position) => self.ports + position,
+            Err(_) => usize::from(link.port().0),
+        });
+        match family {
+            Family::V4 => any(&self.v4, position),
+            Family::V6 => any(&self.v6, position),
+        }
+    }
+}
+
+fn any<A>(by_link: &SnatByLink<A>, position: Option<usize>) -> bool {
+    match position {
+        Some(position) => by_link.get(position).is_some_and(|addresses| !addresses.is_empty()),
+        None => by_link.iter().any(|addresses| !addresses.is_empty()),
+    }
+}
+
+/// Whether the address lies in one of these prefixes.
+pub(super) fn is_on_link(prefixes: &[IpNet], address: IpAddr) -> bool {
+    prefixes.iter().any(|net| net.contains(&address))
+}
+
+fn by_link<A: Address>(config: &Config, network: &Network) -> SnatByLink<A> {
+    let of_family: Vec<(A, IpAddr)> = config.snat.iter().filter_map(|&ip| A::from_ip(ip).map(|a| (a, ip))).collect();
+    let links = || {
+        let of_ports = config.ports.iter().map(|port| port.addresses.as_slice());
+        of_ports.chain(network.vlans.iter().map(|vlan| vlan.addresses.as_slice()))
+    };
+    let on_no_link: Vec<bool> = of_family.iter().map(|(_, ip)| !links().any(|nets| is_on_link(nets, *ip))).collect();
+    let of_link = |nets: &[IpNet]| {
+        let indexed = (0..SNAT_ADDRESSES_MAX).zip(of_family.iter().zip(&on_no_link));
+        let serving = indexed.filter(|(_, ((_, ip), anywhere))| **anywhere || is_on_link(nets, *ip));
+        serving.map(|(index, (&(address, _), _))| SnatAddress { address, index }).collect()
+    };
+    links().map(of_link).collect()
+}

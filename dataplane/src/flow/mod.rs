@@ -1,0 +1,28 @@
+//! Flows: their table, their states, idle limits, SNAT ports, affinity, and the order in which flows yield.
+//!
+//! Not here: which packet creates or ends a flow (`forward`).
+
+mod advance;
+mod affinity;
+mod entry;
+mod idle;
+mod index;
+mod order;
+pub mod prefetch;
+mod snat;
+mod state;
+mod table;
+mod tick;
+
+pub use advance::{Segment, advance};
+pub(crate) use affinity::AffinityTable;
+pub(crate) use entry::flow_of;
+pub use entry::{BackendId, Flow, UNRESOLVED};
+pub use idle::{FlowLimits, IdleLimits};
+
+pub use snat::{
+    PoolId, SNAT_ADDRESSES_MAX, SnatAddress, SnatExhausted, SnatLease, SnatPorts, SnatTarget, TARGETS_MAX, TargetSlot,
+};
+pub use state::{Direction, FlowMode, FlowState, YieldClass, begins, is_mid_stream, is_opening, is_plain, next_state};
+pub use table::{Candidate, FlowIndex, FlowTable, Full};
+pub use tick::{Tick, Ticks};

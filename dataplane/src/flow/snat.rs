@@ -1,0 +1,460 @@
+//! SNAT ports: which source ports of the gateway are free towards a target (docs/adr/0001-snat-ports.md).
+//!
+//! A pool is one SNAT address towards one target, shared by all services that use the target. It hands out unused ports
+//! in order and queues freed ports, oldest first. A pool belongs to one generation of its target: when the target's
+//! slot is reassigned, the pool starts empty, and ports that flows of the old target still hold are not returned to it.
+//!
+//! **Invariants:** every operation takes constant time at any utilisation. A freed port rests for [`SNAT_PORT_REST`]
+//! unless no other port is left, which is counted. Memory is reserved at construction, and only needed pages are
+//! touched.
+//!
+//! Not here: the owner of a port. The flow holds the lease and releases it.
+//!
+//! Where memory is the limit, ports of TCP and ports of other protocols are accounted separately: a flood of datagrams,
+//! whose ports all rest, takes none from connections.
+//!
+//! With several workers, each has a share of the ports of every pool, so that the port of a backend's reply identifies
+//! the worker ([`crate::workers`]): by the remainder of the port, or by the hash with which network cards spread
+//! replies.
+
+use proto::limits::SNAT_PORT_REST;
+use zerocopy::{AllocError, FromZeros};
+
+use super::tick::{Tick, Ticks};
+use crate::stats::BACKEND_SLOTS;
+use crate::wire::{Address, protocol};
+use crate::workers::PortShare;
+
+/// A target in the snapshots: an address, port and protocol that one or more backends share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TargetSlot {
+    /// Position among the targets, below [`TARGETS_MAX`].
+    pub index: u32,
+    /// Which of the slot's successive targets this is, modulo [`TargetSlot::GENERATIONS`].
+    pub generation: u16,
+}
+
+impl TargetSlot {
+    /// Number of distinct generations. Each lasts at least two minutes, so they repeat after 5 days.
+    pub const GENERATIONS: u16 = 4095;
+
+    /// The slot for the next target.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        Self { index: self.index, generation: (self.generation + 1) % Self::GENERATIONS }
+    }
+}
+
+/// The target that a port is allocated towards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SnatTarget<A> {
+    /// The target.
+    pub slot: TargetSlot,
+    /// Its address.
+    pub address: A,
+    /// Its port.
+    pub port: u16,
+    /// Its transport protocol number.
+    pub protocol: u8,
+}
+
+/// A pool, the ports of one SNAT address towards one target: its position among all pools in the lower 20 bits, the
+/// target's generation in the upper 12.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromZeros)]
+#[repr(transparent)]
+pub struct PoolId(pub u32);
+
+impl PoolId {
+    /// No pool: the flow holds no SNAT port. Releasing a port to it does nothing.
+    pub const NONE: Self = Self(u32::MAX);
+    const INDEX_BITS: u32 = 20;
+
+    const fn new(target: TargetSlot, address: u16) -> Self {
+        if target.index >= TARGETS_MAX || address >= SNAT_ADDRESSES_MAX {
+            return Self::NONE;
+        }
+        let index = target.index * SNAT_ADDRESSES_MAX as u32 + address as u32;
+        Self((target.generation as u32) << Self::INDEX_BITS | index)
+    }
+
+    /// Its position among all pools; `usize::MAX` for [`PoolId::NONE`].
+    #[must_use]
+    pub const fn index(self) -> usize {
+        if self.0 == Self::NONE.0 { usize::MAX } else { (self.0 & ((1 << Self::INDEX_BITS) - 1)) as usize }
+    }
+
+    const fn generation(self) -> u16 {
+        (self.0 >> Self::INDEX_BITS) as u16
+    }
+}
+
+// No valid pool has the number of `NONE`.
+const _: () = assert!(TARGETS_MAX * SNAT_ADDRESSES_MAX as u32 == 1 << PoolId::INDEX_BITS);
+const _: () = assert!((TargetSlot::GENERATIONS as u32 - 1) < u32::MAX >> PoolId::INDEX_BITS);
+
+/// One SNAT address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SnatAddress<A> {
+    /// The address.
+    pub address: A,
+    /// Its position among the SNAT addresses of its family.
+    pub index: u16,
+}
+
+/// A SNAT port that a flow holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SnatLease<A> {
+    /// The SNAT address.
+    pub address: A,
+    /// The SNAT port.
+    pub port: u16,
+    /// The pool that the port is returned to.
+    pub pool: PoolId,
+}
+
+/// All ports towards a target are in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no SNAT port is left towards the backend")]
+pub struct SnatExhausted;
+
+/// Maximum number of targets: 100,000 backends (DESIGN section 11), rounded up to a power of two.
+pub const TARGETS_MAX: u32 = 131_072;
+const _: () = assert!(TARGETS_MAX as usize == BACKEND_SLOTS);
+/// Maximum number of SNAT addresses of one family: 8 x 64,512 flows towards one target.
+pub const SNAT_ADDRESSES_MAX: u16 = 8;
+
+const PAGE_PORTS: usize = 10;
+/// Index of the last port of a page.
+const PAGE_LAST: u16 = 9;
+const _: () = assert!(PAGE_LAST as usize + 1 == PAGE_PORTS);
+/// A pool that has handed out fewer ports may still grow when the worker's common limit is reached.
+const SMALL_POOL_PORTS: u32 = 256;
+
+/// Freed ports of one pool, in order, 6.4 B per port. One cache line.
+#[derive(Debug, FromZeros)]
+#[repr(C)]
+struct Page {
+    freed: [Tick; PAGE_PORTS],
+    ports: [u16; PAGE_PORTS],
+    /// The next page, plus one.
+    next: u32,
+}
+
+const _: () = assert!(size_of::<Page>() == 64);
+
+/// One pool; zeroed memory is an empty pool.
+#[derive(Clone, Copy, Debug, FromZeros)]
+#[repr(C)]
+struct Pool {
+    /// First and last page of the queue, plus one; 0 means none.
+    head: u32,
+    tail: u32,
+    /// Ports below this number were handed out at least once.
+    high_water: u32,
+    /// Number of ports in the queue.
+    resting: u32,
+    /// Index of the oldest port in the head page.
+    head_at: u16,
+    /// Number of ports in the tail page.
+    tail_at: u16,
+    /// See [`PortShare::place`]; set when the first port is taken, as are the next two.
+    place: u8,
+    /// The account of its ports: an index of [`SnatPorts::held`].
+    account: u8,
+    /// Generation of its target.
+    generation: u16,
+}
+
+const _: () = assert!(size_of::<Pool>() == 24);
+
+/// Accounts of the memory for resting ports: TCP, and all other protocols.
+const ACCOUNTS: u8 = 2;
+
+const fn account_of(transport: u8) -> u8 {
+    if transport == protocol::TCP { 0 } else { 1 }
+}
+
+/// The best port that a pool can offer.
+enum Offer {
+    /// The oldest freed port, fully rested.
+    Rested,
+    /// A port that was never used.
+    Fresh,
+    /// The oldest freed port, which has rested for this long only.
+    Early(Ticks),
+    Nothing,
+}
+
+/// The addresses in order, starting at `start` (modulo their number).
+pub(crate) fn from<A>(addresses: &[SnatAddress<A>], start: u64) -> impl Iterator<Item = &SnatAddress<A>> {
+    let split = usize::try_from(start % addresses.len().max(1) as u64).unwrap_or(0);
+    addresses[split..].iter().chain(&addresses[..split])
+}
+
+/// The SNAT ports of one worker.
+#[derive(Debug)]
+pub struct SnatPorts {
+    share: PortShare,
+    rest: Ticks,
+    pools: Vec<Pool>,
+    pages: Vec<Page>,
+    /// Head of the list of free pages, plus one.
+    free_page: u32,
+    /// Pages below this position were used at least once.
+    pages_high_water: u32,
+    /// Pools below this position were used at least once.
+    pools_high_water: u32,
+    /// Ports handed out or resting, over all pools of an account.
+    held: [u32; ACCOUNTS as usize],
+    /// See [`SnatPorts::new`].
+    common_limit: u32,
+    reused_early: u64,
+    in_use: u32,
+}
+
+impl SnatPorts {
+    /// Reserves memory for the ports of a worker with at most this many flows.
+    ///
+    /// Ports in use take no memory, resting ports do: up to twice as many as there may be flows, in pools of any size,
+    /// and half as many again in pools of fewer than 256 ports, so that a new target finds some; both for TCP, and once
+    /// more for the other protocols. Past that, ports are reused early. Pages: a queue of n ports takes at most n / 10
+    /// + 2.
+    ///
+    /// [`AllocError`] when there is no address space for it.
+    pub fn new(flows: u32, share: PortShare) -> Result<Self, AllocError> {
+        let pools = TARGETS_MAX * u32::from(SNAT_ADDRESSES_MAX);
+        // At least two small pools; otherwise resting ports of a few flows would leave a target without any.
+        let common_limit = flows.saturating_mul(2).max(2 * SMALL_POOL_PORTS);
+        let limit = (common_limit / 2).saturating_mul(3).saturating_mul(ACCOUNTS.into());
+        let pages = limit / 10 + 2 * pools.min(limit);
+        Ok(Self {
+            share,
+            rest: SNAT_PORT_REST.into(),
+            pools: Pool::new_vec_zeroed(pools as usize)?,
+            pages: Page::new_vec_zeroed(pages as usize)?,
+            free_page: 0,
+            pages_high_water: 0,
+            pools_high_water: 0,
+            held: [0; ACCOUNTS as usize],
+            common_limit,
+            reused_early: 0,
+            in_use: 0,
+        })
+    }
+
+    /// The pool of a SNAT address, given by its position among those of its family, towards a target.
+    #[must_use]
+    pub const fn pool(target: TargetSlot, address: u16) -> PoolId {
+        PoolId::new(target, address)
+    }
+
+    /// Allocates a port towards `target` from one of `addresses`, tried in order from `start` (modulo their number): a
+    /// rested port, otherwise one that was never used. `None` if there is neither.
+    #[inline]
+    pub fn allocate_rested<A: Address>(
+        &mut self,
+        target: SnatTarget<A>,
+        addresses: &[SnatAddress<A>],
+        start: u64,
+        now: Tick,
+    ) -> Option<SnatLease<A>> {
+        for &SnatAddress { address, index } in from(addresses, start) {
+            let pool = PoolId::new(target.slot, index);
+            let port = match self.offer(pool, target.protocol, now) {
+                Offer::Rested => self.take_oldest(pool),
+                Offer::Fresh => self.take_fresh(pool, &target, address),
+                Offer::Early(_) | Offer::Nothing => continue,
+            };
+            return Some(SnatLease { address, port, pool });
+        }
+        None
+    }
+
+    /// As [`SnatPorts::allocate_rested`], but falls back to the port that has rested the longest.
+    ///
+    /// [`SnatExhausted`] when all ports are in use.
+    pub fn allocate<A: Address>(
+        &mut self,
+        target: SnatTarget<A>,
+        addresses: &[SnatAddress<A>],
+        start: u64,
+        now: Tick,
+    ) -> Result<SnatLease<A>, SnatExhausted> {
+        if let Some(lease) = self.allocate_rested(target, addresses, start, now) {
+            return Ok(lease);
+        }
+        let age = |pool| match self.offer(pool, target.protocol, now) {
+            Offer::Early(age) => Some(age),
+            _ => None,
+        };
+        let pools = from(addresses, start).map(|&SnatAddress { address, index }| (address, PoolId::new(target.slot, index)));
+        let (_, address, pool) = pools
+            .filter_map(|(address, pool)| Some((age(pool)?, address, pool)))
+            .reduce(|best, next| if next.0 > best.0 { next } else { best })
+            .ok_or(SnatExhausted)?;
+        self.reused_early += 1;
+        Ok(SnatLease { address, port: self.take_oldest(pool), pool })
+    }
+
+    /// Releases a port that the backend has no memory of: it need not rest and is used next.
+    pub fn release_clean(&mut self, pool: PoolId, port: u16, now: Tick) {
+        let rested = Tick(now.0.wrapping_sub(self.rest.0));
+        let Some(&Pool { head, head_at, generation, .. }) = self.pools.get(pool.index()) else { return };
+        if head == 0 || generation != pool.generation() {
+            return self.release(pool, port, rested);
+        }
+        let (page, at) = match head_at.checked_sub(1) {
+            Some(at) => (head - 1, at),
+            None => {
+                // A page is always free, see the sum in `new`.
+                let Some(page) = self.take_page() else { return };
+                self.pages[page as usize].next = head;
+                (page, PAGE_LAST)
+            }
+        };
+        let pool = &mut self.pools[pool.index()];
+        (pool.head, pool.head_at) = (page + 1, at);
+        pool.resting += 1;
+        self.in_use -= 1;
+        let page = &mut self.pages[page as usize];
+        (page.ports[usize::from(at)], page.freed[usize::from(at)]) = (port, rested);
+    }
+
+    /// Releases a port; its rest starts.
+    pub fn release(&mut self, pool: PoolId, port: u16, now: Tick) {
+        let Some(&Pool { tail, tail_at, generation, .. }) = self.pools.get(pool.index()) else { return };
+        if generation != pool.generation() {
+            self.in_use -= 1; // its pool now belongs to another target
+            return;
+        }
+        let full = tail == 0 || usize::from(tail_at) == PAGE_PORTS;
+        // A page is always free, see the sum in `new`.
+        let Some(page) = (if full { self.take_page() } else { Some(tail - 1) }) else { return };
+        let pool = &mut self.pools[pool.index()];
+        if full {
+            match tail {
+                0 => (pool.head, pool.head_at) = (page + 1, 0),
+                _ => self.pages[tail as usize - 1].next = page + 1,
+            }
+            (pool.tail, pool.tail_at) = (page + 1, 0);
+        }
+        let at = usize::from(pool.tail_at);
+        pool.tail_at += 1;
+        pool.resting += 1;
+        self.in_use -= 1;
+        let page = &mut self.pages[page as usize];
+        (page.ports[at], page.freed[at]) = (port, now);
+    }
+
+    /// Visits up to `pools` pools from `start` on, and frees the memory of pools whose ports are all free and rested.
+    /// Returns where to continue, 0 after the last pool.
+    pub fn sweep(&mut self, start: u32, pools: u32, now: Tick) -> u32 {
+        let end = start.saturating_add(pools).min(self.pools_high_water);
+        for index in start.min(end) as usize..end as usize {
+            let pool = &self.pools[index];
+            if pool.resting == 0 || pool.resting < pool.high_water {
+                continue;
+            }
+            // The youngest port has rested, so all have.
+            let tail = &self.pages[pool.tail as usize - 1];
+            if now.since(tail.freed[usize::from(pool.tail_at) - 1]) >= self.rest {
+                let generation = pool.generation; // otherwise ports still held from an older generation would be returned to it
+                self.empty(index, Pool { generation, ..Pool::new_zeroed() });
+            }
+        }
+        if end == self.pools_high_water { 0 } else { end }
+    }
+
+    /// Frees the memory of a pool and replaces the pool. The chain of pages is freed in one piece.
+    fn empty(&mut self, index: usize, new: Pool) {
+        let old = std::mem::replace(&mut self.pools[index], new);
+        if let Some(tail) = old.tail.checked_sub(1) {
+            self.pages[tail as usize].next = self.free_page;
+            self.free_page = old.head;
+        }
+        self.held[usize::from(old.account)] -= old.high_water;
+    }
+
+    /// Number of ports that were reused before they had rested. Monotonic.
+    #[must_use]
+    pub const fn reused_early(&self) -> u64 {
+        self.reused_early
+    }
+
+    /// Number of ports that flows hold.
+    #[must_use]
+    pub const fn in_use(&self) -> u32 {
+        self.in_use
+    }
+
+    fn offer(&self, id: PoolId, transport: u8, now: Tick) -> Offer {
+        let Some(pool) = self.pools.get(id.index()) else { return Offer::Nothing };
+        // Ports of a previous target do not count for this one.
+        let (high_water, resting) = if pool.generation == id.generation() { (pool.high_water, pool.resting) } else { (0, 0) };
+        let age = (resting > 0).then(|| now.since(self.pages[pool.head as usize - 1].freed[usize::from(pool.head_at)]));
+        let held = self.held[usize::from(account_of(transport))];
+        let may_grow = high_water < u32::from(self.share.count)
+            && (held < self.common_limit || high_water < SMALL_POOL_PORTS && held < (self.common_limit / 2).saturating_mul(3));
+        match age {
+            Some(age) if age >= self.rest => Offer::Rested,
+            _ if may_grow => Offer::Fresh,
+            Some(age) => Offer::Early(age),
+            None => Offer::Nothing,
+        }
+    }
+
+    /// Takes the head of a non-empty queue.
+    fn take_oldest(&mut self, pool: PoolId) -> u16 {
+        let pool = &mut self.pools[pool.index()];
+        let page = &mut self.pages[pool.head as usize - 1];
+        let port = page.ports[usize::from(pool.head_at)];
+        pool.head_at += 1;
+        pool.resting -= 1;
+        self.in_use += 1;
+        if pool.resting == 0 || usize::from(pool.head_at) == PAGE_PORTS {
+            let emptied = pool.head;
+            pool.head = page.next;
+            pool.head_at = 0;
+            if pool.resting == 0 {
+                (pool.head, pool.tail, pool.tail_at) = (0, 0, 0);
+            }
+            page.next = self.free_page;
+            self.free_page = emptied;
+        }
+        port
+    }
+
+    /// Takes the next unused port of a pool that may grow.
+    fn take_fresh<A: Address>(&mut self, id: PoolId, target: &SnatTarget<A>, snat: A) -> u16 {
+        let index = id.index();
+        if self.pools[index].high_water == 0 || self.pools[index].generation != id.generation() {
+            let (place, account) = (self.share.place(target.address, target.port, snat), account_of(target.protocol));
+            self.empty(index, Pool { place, account, generation: id.generation(), ..Pool::new_zeroed() });
+        }
+        let pool = &mut self.pools[index];
+        let port = self.share.port::<A>(pool.high_water, pool.place);
+        pool.high_water += 1;
+        self.held[usize::from(pool.account)] += 1;
+        self.in_use += 1;
+        self.pools_high_water = self.pools_high_water.max((id.0 & ((1 << PoolId::INDEX_BITS) - 1)) + 1);
+        port
+    }
+
+    fn take_page(&mut self) -> Option<u32> {
+        match self.free_page.checked_sub(1) {
+            Some(page) => {
+                self.free_page = self.pages[page as usize].next;
+                self.pages[page as usize].next = 0;
+                Some(page)
+            }
+            None if (self.pages_high_water as usize) < self.pages.len() => {
+                self.pages_high_water += 1;
+                Some(self.pages_high_water - 1)
+            }
+            None => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,160 @@
+//! Answers: turns packets into ARP, neighbour discovery, echo, error and reset answers within the rate limit
+//! (FORWARDING 8), and originates RSTs that no packet turns into (FORWARDING 2 and 3). Each of those counts as
+//! originated: its cause is the end of another packet.
+//!
+//! **Invariant:** nothing is answered before the first complete state.
+//!
+//! Not here: the decision to answer an IP packet, and the bytes of answers (`icmp`, `rewrite`).
+
+use super::engine::Engine;
+use super::observer::{Fate, Observe};
+use super::rewrite;
+use crate::forward::decide::Answer;
+use crate::forward::rewrite::Reset;
+use crate::icmp;
+use crate::icmp::IcmpError;
+use crate::port::{Arrival, Port};
+use crate::snapshot::{AddressRole, Snapshot};
+use crate::stats::DropReason;
+use crate::wire::{Address, Buffer, Headers};
+use crate::workers::Egress;
+
+impl<B: Buffer, O: Observe<B>> Engine<B, O> {
+    /// Answers ARP. Answers to ARP and neighbour discovery have no rate limit (docs/adr/0013).
+    pub(super) fn arp<P: Port<Buffer = B>>(
+        &mut self,
+        egress: &mut Egress<P>,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        mut buffer: B,
+    ) {
+        let asked = icmp::arp_question(buffer.bytes());
+        if !asked.is_some_and(|target| snapshot.ready() && snapshot.answers_for(arrival.link, target)) {
+            return self.give_to_linux(egress, snapshot, arrival, buffer);
+        }
+        if icmp::arp_reply(&mut buffer, snapshot.port(arrival.link.port()).mac) {
+            self.answered(egress, arrival, buffer);
+        } else {
+            self.drop(egress, buffer, DropReason::Malformed);
+        }
+    }
+
+    pub(super) fn solicited<P: Port<Buffer = B>>(
+        &mut self,
+        egress: &mut Egress<P>,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        mut buffer: B,
+        headers: &Headers<u128>,
+    ) {
+        let asked = icmp::neighbour_question(buffer.bytes(), headers);
+        if !asked.is_some_and(|target| snapshot.ready() && snapshot.answers_for(arrival.link, target)) {
+            return match snapshot.role(headers.tuple.destination) {
+                AddressRole::Elsewhere | AddressRole::Broadcast | AddressRole::Twin(_) => {
+                    self.give_to_linux(egress, snapshot, arrival, buffer)
+                }
+                AddressRole::Vip | AddressRole::Snat | AddressRole::PoolUnused => {
+                    self.drop(egress, buffer, DropReason::UnsupportedProtocol)
+                }
+            };
+        }
+        if snapshot.role(headers.tuple.source) != AddressRole::Elsewhere {
+            return self.drop(egress, buffer, DropReason::OwnSource);
+        }
+        if icmp::neighbour_advertisement(&mut buffer, headers, snapshot.port(arrival.link.port()).mac) {
+            self.answered(egress, arrival, buffer);
+        } else {
+            self.drop(egress, buffer, DropReason::Malformed);
+        }
+    }
+
+    /// Turns the packet into its answer, if the rules and the rate limit allow one (FORWARDING 8).
+    pub(super) fn reply<A: Address, P: Port<Buffer = B>>(
+        &mut self,
+        egress: &mut Egress<P>,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        mut buffer: B,
+        headers: &Headers<A>,
+        reply: Answer,
+    ) {
+        let allowed = icmp::may_answer(headers) && self.limiter.allow(headers.tuple.source, arrival.now_ns);
+        let source = answer_source(snapshot, arrival.link.port(), headers.tuple.destination).filter(|_| allowed);
+        let mac = snapshot.port(arrival.link.port()).mac;
+        let done = source.is_some_and(|source| match reply {
+            Answer::Reset => rewrite::reset(&mut buffer, headers, mac),
+            Answer::PortUnreachable => icmp::icmp_error(&mut buffer, headers, source, IcmpError::PortUnreachable, mac),
+            Answer::TimeExceeded => icmp::icmp_error(&mut buffer, headers, source, IcmpError::TimeExceeded, mac),
+            Answer::TooBig { mtu } => icmp::icmp_error(&mut buffer, headers, source, IcmpError::TooBig { mtu }, mac),
+            Answer::Echo => icmp::echo_reply(&mut buffer, headers, mac),
+        });
+        if done {
+            self.answered(egress, arrival, buffer);
+        } else {
+            self.drop(egress, buffer, DropReason::AnswerLimited);
+        }
+    }
+
+    pub(super) fn answered<P: Port<Buffer = B>>(&mut self, egress: &mut Egress<P>, arrival: Arrival, buffer: B) {
+        self.observer.observe(&buffer, Fate::Reply(arrival.link.port()), || None);
+        self.tally.replies += 1;
+        egress.send_tagged(arrival.link.port(), arrival.tags, buffer, &mut self.tally);
+    }
+
+    /// Drops a packet without flow and, within the rate limit, sends a RST or ABORT back. The RST counts as originated:
+    /// its cause is the drop (DESIGN 3.5). It is written over the packet, which is no longer needed.
+    pub(super) fn reset<A: Address, P: Port<Buffer = B>>(
+        &mut self,
+        egress: &mut Egress<P>,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        mut buffer: B,
+        headers: &Headers<A>,
+        reason: DropReason,
+    ) {
+        self.observer.observe(&buffer, Fate::Drop(reason), || None);
+        self.tally.drop(reason);
+        let allowed = icmp::may_answer(headers) && self.limiter.allow(headers.tuple.source, arrival.now_ns);
+        if allowed && rewrite::reset(&mut buffer, headers, snapshot.port(arrival.link.port()).mac) {
+            self.tally.originated += 1;
+            egress.send_tagged(arrival.link.port(), arrival.tags, buffer, &mut self.tally);
+        } else {
+            egress.discard(buffer);
+        }
+    }
+
+    /// Sends resets; those that are answers (`limited`) within the rate limit. Without a free buffer a reset is not
+    /// sent: its receiver times out by itself.
+    #[cold]
+    pub(super) fn originate<P: Port<Buffer = B>>(
+        &mut self,
+        egress: &mut Egress<P>,
+        arrival: Arrival,
+        resets: &[Reset],
+        limited: bool,
+    ) {
+        for reset in resets {
+            if limited && !self.limiter.allow_ip(reset.destination.ip(), arrival.now_ns) {
+                continue;
+            }
+            let Some(mut buffer) = egress.allocate(reset.exit.port) else { continue };
+            if rewrite::write_reset(&mut buffer, reset) {
+                self.tally.originated += 1;
+                egress.send_tagged(reset.exit.port, reset.exit.link.tags(), buffer, &mut self.tally);
+            } else {
+                egress.discard(buffer);
+            }
+        }
+    }
+}
+
+/// The source address of an answer about a packet: the destination of the packet, or the port's own address if that
+/// destination is not the gateway's (a reply of mode `dnat` to its client).
+fn answer_source<A: Address>(snapshot: &Snapshot, in_port: crate::port::PortIndex, destination: A) -> Option<A> {
+    match snapshot.role(destination) {
+        AddressRole::Elsewhere | AddressRole::Broadcast => {
+            snapshot.port(in_port).addresses.iter().find_map(|net| A::from_ip(net.addr()))
+        }
+        AddressRole::Vip | AddressRole::Snat | AddressRole::Twin(_) | AddressRole::PoolUnused => Some(destination),
+    }
+}

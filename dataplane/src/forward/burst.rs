@@ -1,0 +1,198 @@
+//! The stages of a burst: parse, sort by kind, look up flows, and process packet by packet. Bursts of tagged frames
+//! return here without their tags.
+//!
+//! **Invariant:** a burst is empty afterwards; every packet went to one function of the engine, or to another worker.
+//!
+//! Not here: the verdict on a packet.
+
+use arrayvec::ArrayVec;
+
+use super::engine::Engine;
+use super::observer::Observe;
+use super::sort::{Kind, Lookups, Sorted, sort};
+use super::steer::steer;
+use crate::forward::decide::FlowFamily;
+use crate::port::{Arrival, Burst, FrameFilter, Link, Origin, Port};
+use crate::snapshot::{AddressRole, Snapshot};
+use crate::stats::DropReason;
+use crate::wire::{Address, Buffer, Headers, Parsed, Tags, Tuple, is_group_address, parse};
+use crate::workers::Egress;
+
+/// The three stages of a burst.
+pub(super) fn process<P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P::Buffer, O>,
+    egress: &mut Egress<P>,
+    snapshot: &Snapshot,
+    arrival: Arrival,
+    burst: &mut Burst<P::Buffer>,
+) {
+    let mut sorted = Sorted { kinds: ArrayVec::new(), v4: Lookups::new(), v6: Lookups::new() };
+    let filter = FrameFilter::new(snapshot.port(arrival.link.port()).mac);
+    sort(&engine.tables, filter, burst, &mut sorted);
+    if arrival.origin == Origin::Port && egress.peers.is_some() {
+        steer(egress, snapshot, arrival, burst, &mut sorted, &mut engine.tally);
+    }
+    sorted.v4.iter_mut().for_each(|lookup| lookup.candidate = engine.tables.v4.candidate(lookup.hash));
+    sorted.v6.iter_mut().for_each(|lookup| lookup.candidate = engine.tables.v6.candidate(lookup.hash));
+    if sorted.v4.len() == burst.len() {
+        return handle_all(engine, egress, snapshot, arrival, burst, &sorted.v4);
+    }
+    if sorted.kinds.iter().all(|kind| matches!(kind, Kind::V6)) {
+        return handle_all(engine, egress, snapshot, arrival, burst, &sorted.v6);
+    }
+    let (mut v4, mut v6) = (sorted.v4.iter(), sorted.v6.iter());
+    let mut tagged = Burst::new();
+    for (buffer, kind) in burst.drain(..).zip(sorted.kinds) {
+        match kind {
+            Kind::V4 => {
+                if let Some(lookup) = v4.next() {
+                    engine.handle(egress, snapshot, arrival, buffer, lookup);
+                }
+            }
+            Kind::V6 => {
+                if let Some(lookup) = v6.next() {
+                    engine.handle(egress, snapshot, arrival, buffer, lookup);
+                }
+            }
+            Kind::Solicitation => {
+                if let Some(lookup) = v6.next() {
+                    engine.solicited(egress, snapshot, arrival, buffer, &lookup.headers);
+                }
+            }
+            Kind::Arp => engine.arp(egress, snapshot, arrival, buffer),
+            Kind::Tagged => tagged.push(buffer),
+            Kind::Other => engine.give_to_linux(egress, snapshot, arrival, buffer),
+            Kind::Foreign => foreign(engine, egress, snapshot, arrival, buffer),
+            Kind::Bad(reason) => engine.drop(egress, buffer, reason),
+        }
+    }
+    if !tagged.is_empty() {
+        process_tagged(engine, egress, snapshot, arrival, &mut tagged);
+    }
+}
+
+/// Removes the VLAN tags from frames, and processes the frames of one link after another as bursts of their own. Frames
+/// with a third tag go to the kernel, so the recursion ends.
+#[inline(never)]
+fn process_tagged<P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P::Buffer, O>,
+    egress: &mut Egress<P>,
+    snapshot: &Snapshot,
+    arrival: Arrival,
+    burst: &mut Burst<P::Buffer>,
+) {
+    let mut run = Burst::new();
+    let mut at = arrival;
+    for mut buffer in burst.drain(..) {
+        if !arrival.tags.is_none() {
+            engine.give_to_linux(egress, snapshot, arrival, buffer);
+            continue;
+        }
+        let tags = Tags::of(buffer.bytes());
+        let Some(link) = tags.vlan().map(|vlan| Link::new(arrival.link.port(), vlan)).filter(|link| snapshot.knows(*link)) else {
+            unknown_link(engine, egress, snapshot, arrival, buffer);
+            continue;
+        };
+        if tags != at.tags {
+            process_run(engine, egress, snapshot, at, &mut run);
+            at = Arrival { link, tags, ..arrival };
+        }
+        tags.take_off(&mut buffer);
+        run.push(buffer);
+    }
+    process_run(engine, egress, snapshot, at, &mut run);
+}
+
+fn process_run<P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P::Buffer, O>,
+    egress: &mut Egress<P>,
+    snapshot: &Snapshot,
+    arrival: Arrival,
+    run: &mut Burst<P::Buffer>,
+) {
+    if !run.is_empty() {
+        process(engine, egress, snapshot, arrival, run);
+    }
+}
+
+/// A frame of a VLAN that the kernel has no interface for. It goes to the kernel unchanged, unless it is for an address
+/// of the engine: on that VLAN the owner of the address is unknown.
+fn unknown_link<P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P::Buffer, O>,
+    egress: &mut Egress<P>,
+    snapshot: &Snapshot,
+    arrival: Arrival,
+    buffer: P::Buffer,
+) {
+    match destination(buffer.bytes(), snapshot) {
+        Ok(Some(AddressRole::Vip | AddressRole::PoolUnused)) => engine.drop(egress, buffer, DropReason::UnknownVip),
+        Ok(Some(AddressRole::Snat)) => engine.drop(egress, buffer, DropReason::SnatWrongPort),
+        // As for untagged packets: VIPs are not known yet, nor the set of VLANs.
+        Ok(Some(_)) if !snapshot.ready() => engine.drop(egress, buffer, DropReason::UnknownVip),
+        Ok(_) => engine.give_to_linux(egress, snapshot, arrival, buffer),
+        Err(reason) => engine.drop(egress, buffer, reason),
+    }
+}
+
+/// A frame for another station. The kernel may have an interface with that address on top of the twin, or a bridge;
+/// then it gets the frame, unless it is for an address or frontend of the gateway.
+#[cold]
+fn foreign<P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P::Buffer, O>,
+    egress: &mut Egress<P>,
+    snapshot: &Snapshot,
+    arrival: Arrival,
+    buffer: P::Buffer,
+) {
+    let may_be_linuxs = || match parse(buffer.bytes()) {
+        Ok(Parsed::V4(headers)) => is_linuxs(&headers, snapshot),
+        Ok(Parsed::V6(headers)) => is_linuxs(&headers, snapshot),
+        Ok(Parsed::Arp | Parsed::Other) => true,
+        Err(_) => false,
+    };
+    if snapshot.is_promiscuous(arrival.link.port()) && may_be_linuxs() {
+        engine.give_to_linux(egress, snapshot, arrival, buffer);
+    } else {
+        engine.drop(egress, buffer, DropReason::NotOurMac);
+    }
+}
+
+/// Whether a packet is for no address or frontend of the engine.
+fn is_linuxs<A: Address>(headers: &Headers<A>, snapshot: &Snapshot) -> bool {
+    let Tuple { destination, destination_port, protocol, .. } = headers.tuple;
+    let is_frontend = || snapshot.frontend(destination, protocol, destination_port).is_some();
+    is_group_address(destination)
+        || match snapshot.role(destination) {
+            AddressRole::Elsewhere | AddressRole::Broadcast => true,
+            AddressRole::Twin(_) => !is_frontend(),
+            AddressRole::Vip | AddressRole::Snat | AddressRole::PoolUnused => false,
+        }
+}
+
+/// The role of a frame's destination address; `None` for a group, and for frames without IP.
+fn destination(frame: &[u8], snapshot: &Snapshot) -> Result<Option<AddressRole>, DropReason> {
+    fn place<A: Address>(headers: &Headers<A>, snapshot: &Snapshot) -> Option<AddressRole> {
+        let address = headers.tuple.destination;
+        (!is_group_address(address)).then(|| snapshot.role(address))
+    }
+    Ok(match parse(frame)? {
+        Parsed::V4(headers) => place(&headers, snapshot),
+        Parsed::V6(headers) => place(&headers, snapshot),
+        Parsed::Arp | Parsed::Other => None,
+    })
+}
+
+/// The third stage for a burst of one family, which most bursts are.
+#[inline(never)]
+fn handle_all<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P::Buffer, O>,
+    egress: &mut Egress<P>,
+    snapshot: &Snapshot,
+    arrival: Arrival,
+    burst: &mut Burst<P::Buffer>,
+    lookup: &Lookups<A>,
+) {
+    for (buffer, lookup) in burst.drain(..).zip(lookup) {
+        engine.handle(egress, snapshot, arrival, buffer, lookup);
+    }
+}

@@ -1,0 +1,107 @@
+//! Mode `dnat`: the backend sees the client's own address and port.
+//!
+//! **Invariant:** no two flows look the same to a backend. If a client uses one port through two frontends to one
+//! backend, the backend could not distinguish the flows, nor the gateway their replies.
+//!
+//! Not here: the rewrite of such packets, which is that of mode `nat`.
+
+use super::exit::{arrives_from, exit_to_client, fits};
+use super::input::{Flows, Packet, end};
+use super::reclaim::{make_room, reset_to_backend};
+use super::verdict::{NatForward, Verdict};
+use crate::flow::{Direction, FlowMode, PoolId, SnatLease, Tick, begins, flow_of, next_state};
+use crate::snapshot::{AddressRole, Front, Frontend, Snapshot};
+use crate::stats::DropReason;
+use crate::wire::{Address, Transport, Tuple, tcp_flags};
+
+/// The client's own address and port, in the role of a SNAT lease. `None` while another flow uses them; a flow that is
+/// unconfirmed, closing or over gives way.
+pub(super) fn own_port<A: Address>(
+    tuple: &Tuple<A>,
+    (backend_address, backend_port): (A, u16),
+    snapshot: &Snapshot,
+    flows: &mut Flows<'_, A>,
+    now: Tick,
+) -> Option<SnatLease<A>> {
+    let reply = Tuple { destination: backend_address, destination_port: backend_port, ..*tuple }.reversed();
+    if let Some((index, _)) = flows.table.search(flows.table.hash(&reply), &reply) {
+        let older = flows.table.get(index);
+        let gives_way = !older.state.is_confirmed()
+            || older.state.is_closing()
+            || snapshot.backend(older.backend).is_none_or(|backend| {
+                backend.removed || flows.limits.is_over(older.state, backend.idle_timeout, older.last_seen, now)
+            });
+        if !gives_way {
+            return None;
+        }
+        // The backend would not answer another SYN from this port during the handshake of the older flow.
+        let hash = flows.table.hash(&older.tuple(Direction::ToBackend));
+        let forgotten = reset_to_backend(older, hash, snapshot);
+        flows.changes.resets.extend(forgotten);
+        flows.changes.displaced = Some(end(flows, index, now));
+    }
+    Some(SnatLease { address: tuple.source, port: tuple.source_port, pool: PoolId::NONE })
+}
+
+/// A packet without flow from a backend of this mode to a foreign address: a reply to a packet that was forwarded
+/// before this gateway started, or by another gateway. It is rewritten if only one frontend leads to that backend
+/// (FORWARDING 4). `None` if it is not from such a backend, or opens a connection of its own.
+pub(super) fn reply<'s, A: Address>(
+    packet: &Packet<'_, A>,
+    snapshot: &'s Snapshot,
+    flows: &mut Flows<'_, A>,
+    now: Tick,
+) -> Option<Verdict<'s>> {
+    let tuple = &packet.headers.tuple;
+    let front = snapshot.front(tuple.source, tuple.protocol, tuple.source_port)?;
+    if begins(packet.headers.transport) || snapshot.role(tuple.destination) != AddressRole::Elsewhere {
+        return None;
+    }
+    let is_reset = matches!(packet.headers.transport, Transport::Tcp { flags } if flags & tcp_flags::RST != 0);
+    Some(match front.filter(|_| !is_reset) {
+        Some(front) => by_front(packet, front, snapshot, flows, now),
+        None => Verdict::Drop(DropReason::NoFlow),
+    })
+}
+
+fn by_front<'s, A: Address>(
+    packet: &Packet<'_, A>,
+    front: Front<A>,
+    snapshot: &'s Snapshot,
+    flows: &mut Flows<'_, A>,
+    now: Tick,
+) -> Verdict<'s> {
+    let Some(backend) = snapshot.backend(front.backend) else { return Verdict::Drop(DropReason::NoFlow) };
+    if !arrives_from(snapshot, backend.next_hop, packet.in_link) {
+        return Verdict::Drop(DropReason::SnatWrongPort);
+    }
+    let Tuple { source, destination, source_port, destination_port, protocol } = packet.headers.tuple;
+    let asked = Tuple {
+        source: destination,
+        destination: front.vip,
+        source_port: destination_port,
+        destination_port: front.port,
+        protocol,
+    };
+    let allowed = |frontend: &Frontend| frontend.allows(asked.source);
+    if !snapshot.frontend(asked.destination, protocol, front.port).is_some_and(allowed) {
+        return Verdict::Drop(DropReason::SourceRange);
+    }
+    // The client's flow may have moved to another backend meanwhile.
+    if flows.table.search(flows.table.hash(&asked), &asked).is_some() {
+        return Verdict::Drop(DropReason::NoFlow);
+    }
+    if flows.room == 0 && !make_room(flows, snapshot, now) {
+        return Verdict::Drop(DropReason::FlowTableFull);
+    }
+    let lease = SnatLease { address: destination, port: destination_port, pool: PoolId::NONE };
+    let mut flow = flow_of(&asked, packet.headers.transport, FlowMode::Dnat, (source, source_port), front.backend, &lease, now);
+    flow.state = next_state(flow.state, packet.headers.transport, Direction::ToClient);
+    let exit = match exit_to_client(snapshot, &mut flow).and_then(|exit| fits(packet, exit)) {
+        Ok(exit) => exit,
+        Err(verdict) => return verdict,
+    };
+    let Ok(index) = flows.table.insert(flow) else { return Verdict::Drop(DropReason::FlowTableFull) };
+    flows.changes.made = Some(front.backend);
+    Verdict::Forward(NatForward { flow: index, direction: Direction::ToClient, exit })
+}

@@ -1,0 +1,86 @@
+//! The input of a decision: a packet and the flows that the decision may change.
+//!
+//! Not here: the results of a decision (`verdict`).
+
+use super::verdict::Changes;
+use crate::flow::{BackendId, Candidate, FlowIndex, FlowTable, IdleLimits, SnatPorts, Tick};
+use crate::port::Link;
+use crate::wire::{Address, Headers};
+
+/// The flow table of the other family: both families share `maxPerWorker`.
+#[derive(Debug)]
+pub(crate) enum OtherFlows<'a> {
+    /// IPv4.
+    V4(&'a mut FlowTable<u32>),
+    /// IPv6.
+    V6(&'a mut FlowTable<u128>),
+}
+
+/// A packet as the decision sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Packet<'a, A> {
+    /// Its headers.
+    pub headers: &'a Headers<A>,
+    /// [`FlowTable::hash`] of its tuple.
+    pub hash: u64,
+    /// [`FlowTable::candidate`] of that.
+    pub candidate: Candidate,
+    /// The link on which it arrived.
+    pub in_link: Link,
+}
+
+/// The flows of one worker and family, and the resources for new ones.
+#[derive(Debug)]
+pub(crate) struct Flows<'a, A: Address> {
+    /// The table.
+    pub table: &'a mut FlowTable<A>,
+    /// The flow table of the other family.
+    pub others: OtherFlows<'a>,
+    /// SNAT ports of both families.
+    pub ports: &'a mut SnatPorts,
+    /// The idle limits.
+    pub limits: &'a IdleLimits,
+    /// The changes that the decision made, for the counters.
+    pub changes: &'a mut Changes,
+    /// Number of flows that may still be created; both families share it.
+    pub room: u32,
+    /// Index of the worker that owns the flows.
+    pub worker: usize,
+}
+
+/// Ends a flow and lets its SNAT port rest. Returns its backend.
+pub(super) fn end<A: Address>(flows: &mut Flows<'_, A>, index: FlowIndex, now: Tick) -> BackendId {
+    let flow = flows.table.remove(index);
+    if let Some(lease) = flow.snat_lease() {
+        flows.ports.release(lease.pool, lease.port, now);
+    }
+    flows.room += 1;
+    flow.backend
+}
+
+/// The flow tables of both families.
+#[derive(Debug)]
+pub(in crate::forward) struct FlowTables {
+    pub(in crate::forward) v4: FlowTable<u32>,
+    pub(in crate::forward) v6: FlowTable<u128>,
+}
+
+/// A family with a flow table.
+pub(in crate::forward) trait FlowFamily: Address {
+    /// The flow table of the family, and that of the other.
+    fn split(tables: &mut FlowTables) -> (&mut FlowTable<Self>, OtherFlows<'_>);
+}
+
+impl FlowFamily for u32 {
+    #[inline(always)]
+    fn split(tables: &mut FlowTables) -> (&mut FlowTable<u32>, OtherFlows<'_>) {
+        (&mut tables.v4, OtherFlows::V6(&mut tables.v6))
+    }
+}
+
+impl FlowFamily for u128 {
+    #[inline(always)]
+    fn split(tables: &mut FlowTables) -> (&mut FlowTable<u128>, OtherFlows<'_>) {
+        (&mut tables.v6, OtherFlows::V4(&mut tables.v4))
+    }
+}

@@ -1,0 +1,195 @@
+//! The decision on a packet of a known flow: almost all packets take [`follow_plain`].
+//!
+//! **Invariant:** a packet on the fast path writes `last_seen` only, and only when the tick changes.
+//!
+//! Not here: packets that create flows (`new_flow`), and modes without replies through the gateway (`one_way`).
+
+use super::exit::{arrives_from, exit_by, exit_to_client, fits};
+use super::input::{Flows, Packet, end};
+use super::local::mid_stream;
+use super::verdict::{Changes, NatForward, Verdict};
+use super::{one_way, rechoose, reclaim};
+use crate::flow::{Direction, Flow, FlowIndex, FlowTable, IdleLimits, Segment, Tick, begins, is_opening, is_plain};
+use crate::snapshot::{Exit, Snapshot};
+use crate::stats::DropReason;
+use crate::wire::{Address, Headers, Transport, tcp_flags};
+
+/// A flow, and the direction of the packet in it.
+pub(crate) type FlowMatch = (FlowIndex, Direction);
+
+/// The fast path: forwarding of a packet of a live flow that is only rewritten and sent, which is nearly every packet.
+/// `None` means that [`follow`] must examine it; nothing was written then.
+#[inline(always)]
+pub(crate) fn follow_plain<'s, A: Address>(
+    packet: &Packet<'_, A>,
+    snapshot: &'s Snapshot,
+    table: &mut FlowTable<A>,
+    limits: &IdleLimits,
+    now: Tick,
+) -> Option<NatForward<'s>> {
+    let Headers { transport, hop_limit, packet_len, dont_fragment, group_frame, .. } = *packet.headers;
+    if !matches!(transport, Transport::Tcp { .. } | Transport::Udp) || !dont_fragment || group_frame {
+        return None;
+    }
+    let (index, direction) = table.find(packet.hash, &packet.headers.tuple, packet.candidate)?;
+    let flow = table.get_mut(index);
+    if !is_plain(flow.state, transport, direction)
+        || limits.may_be_over(flow.state, flow.last_seen, now)
+        || !flow.mode.is_two_way()
+    {
+        return None;
+    }
+    let next_hop = snapshot.spot(flow.backend).filter(|backend| backend.steady)?.next_hop;
+    let exit = match direction {
+        Direction::ToBackend => snapshot.exit(next_hop)?,
+        Direction::ToClient if flow.route_epoch == snapshot.route_epoch() => {
+            snapshot.exit(next_hop).filter(|exit| exit.link == packet.in_link)?;
+            snapshot.exit(flow.route_to_client)?
+        }
+        Direction::ToClient => return None,
+    };
+    if hop_limit <= 1 || !exit.takes_plain(packet_len) {
+        return None;
+    }
+    if flow.last_seen != now {
+        flow.last_seen = now;
+    }
+    Some(NatForward { flow: index, direction, exit })
+}
+
+/// The verdict on a packet that does not change the state of its flow, including those that [`follow_plain`] leaves.
+///
+/// # Errors
+/// The flow whose state the packet may change, or `None` if the packet has no flow: [`super::decide`] decides.
+#[inline(always)]
+pub(crate) fn follow<'s, A: Address>(
+    packet: &Packet<'_, A>,
+    snapshot: &'s Snapshot,
+    table: &mut FlowTable<A>,
+    limits: &IdleLimits,
+    now: Tick,
+) -> Result<Verdict<'s>, Option<FlowMatch>> {
+    let Headers { transport, group_frame, .. } = *packet.headers;
+    if !matches!(transport, Transport::Tcp { .. } | Transport::Udp) || group_frame {
+        return Err(None);
+    }
+    let (index, direction) = table.find(packet.hash, &packet.headers.tuple, packet.candidate).ok_or(None)?;
+    let found = Some((index, direction));
+    let flow = table.get_mut(index);
+    if !is_plain(flow.state, transport, direction) || limits.may_be_over(flow.state, flow.last_seen, now) {
+        return Err(found);
+    }
+    if !flow.mode.is_two_way() {
+        return one_way::follow(packet, flow, snapshot, now).ok_or(found);
+    }
+    let backend = snapshot.spot(flow.backend).filter(|backend| backend.steady).ok_or(found)?;
+    let exit = pass(packet, snapshot, backend.next_hop, flow, direction, now).and_then(|exit| fits(packet, exit));
+    Ok(exit.map_or_else(|verdict| verdict, |exit| Verdict::Forward(NatForward { flow: index, direction, exit })))
+}
+
+/// Decides on a packet that may change the state of its flow. `None`: the flow has ended, and the packet has none.
+pub(super) fn change<'s, A: Address>(
+    packet: &Packet<'_, A>,
+    segment: Segment,
+    (index, direction): FlowMatch,
+    snapshot: &'s Snapshot,
+    flows: &mut Flows<'_, A>,
+    now: Tick,
+) -> Option<Verdict<'s>> {
+    if let Some(verdict) = advance_flow(packet, segment, snapshot, flows, (index, direction), now) {
+        flows.changes.hit = true;
+        return Some(verdict);
+    }
+    if begins(packet.headers.transport) && direction == Direction::ToBackend {
+        let forgotten = reclaim::reset_to_backend(flows.table.get(index), packet.hash, snapshot);
+        flows.changes.resets.extend(forgotten);
+    }
+    let broken = break_off(packet, segment, snapshot, flows.table.get_mut(index), direction, flows.changes);
+    flows.changes.ended = Some(end(flows, index, now));
+    broken
+}
+
+/// The exit of a packet of a flow; marks the flow as seen now. Whether the packet may leave unchanged is checked
+/// elsewhere.
+#[inline(always)]
+fn pass<'s, A: Address>(
+    packet: &Packet<'_, A>,
+    snapshot: &'s Snapshot,
+    next_hop: u32,
+    flow: &mut Flow<A>,
+    direction: Direction,
+    now: Tick,
+) -> Result<&'s Exit, Verdict<'static>> {
+    let exit = match direction {
+        Direction::ToBackend => exit_by(snapshot, next_hop, packet.hash),
+        Direction::ToClient if !arrives_from(snapshot, next_hop, packet.in_link) => {
+            return Err(Verdict::Drop(DropReason::SnatWrongPort));
+        }
+        Direction::ToClient => exit_to_client(snapshot, flow),
+    };
+    if flow.last_seen != now {
+        flow.last_seen = now;
+    }
+    exit
+}
+
+/// The flow of an SCTP packet, for which [`follow`] does not search: its checksum takes longer than the search, and
+/// plain TCP and UDP packets save one more comparison of the protocol.
+pub(super) fn association<A: Address>(packet: &Packet<'_, A>, table: &FlowTable<A>) -> Option<FlowMatch> {
+    match packet.headers.transport {
+        Transport::Sctp { .. } => table.search(packet.hash, &packet.headers.tuple),
+        _ => None,
+    }
+}
+
+/// Applies a packet of a known flow to its state. `None`: the flow has ended, and the packet has no flow.
+fn advance_flow<'s, A: Address>(
+    packet: &Packet<'_, A>,
+    segment: Segment,
+    snapshot: &'s Snapshot,
+    flows: &mut Flows<'_, A>,
+    (index, direction): FlowMatch,
+    now: Tick,
+) -> Option<Verdict<'s>> {
+    let transport = packet.headers.transport;
+    let flow = flows.table.get_mut(index);
+    let backend = snapshot.backend(flow.backend)?;
+    let over = flows.limits.is_over(flow.state, backend.idle_timeout, flow.last_seen, now);
+    if over || direction == Direction::ToBackend && rechoose::rechooses(flow, transport, segment, backend, now) {
+        return None;
+    }
+    if direction == Direction::ToClient {
+        if !arrives_from(snapshot, backend.next_hop, packet.in_link) {
+            return Some(Verdict::Drop(DropReason::SnatWrongPort));
+        }
+        flow.set_unanswered_since(None);
+    }
+    flows.table.advance(index, transport, direction, segment, now);
+    let flow = flows.table.get_mut(index);
+    if !flow.mode.is_two_way() {
+        flow.last_seen = now;
+        return Some(one_way::deliver(packet, &packet.headers.tuple, flow.mode, flow.backend, snapshot));
+    }
+    let exit = pass(packet, snapshot, backend.next_hop, flow, direction, now).and_then(|exit| fits(packet, exit));
+    Some(exit.map_or_else(|verdict| verdict, |exit| Verdict::Forward(NatForward { flow: index, direction, exit })))
+}
+
+/// A packet of a connection that ended without its two sides: both get a RST (FORWARDING 2). `None`: the packet opens a
+/// connection, or its mode has a rule of its own for mid-stream packets.
+fn break_off<A: Address>(
+    packet: &Packet<'_, A>,
+    segment: Segment,
+    snapshot: &Snapshot,
+    flow: &mut Flow<A>,
+    direction: Direction,
+    changes: &mut Changes,
+) -> Option<Verdict<'static>> {
+    let Transport::Tcp { flags } = packet.headers.transport else { return None };
+    if is_opening(flags) || !flow.mode.is_two_way() {
+        return None;
+    }
+    if flags & tcp_flags::RST == 0 {
+        changes.resets.extend(reclaim::reset_to_other_side(flow, direction, segment, packet, snapshot));
+    }
+    Some(mid_stream(packet.headers.transport))
+}

@@ -1,0 +1,88 @@
+//! The decision on a packet that begins a flow: source, backend, exit, SNAT port, entry, in this order.
+//!
+//! **Invariant:** a packet that cannot be forwarded creates no flow and keeps no SNAT port.
+//!
+//! Not here: flows of one-way modes (`one_way`), and reclaiming (`reclaim`).
+
+use super::exit::{exit_by, exit_to_client, fits};
+use super::input::{Flows, Packet};
+use super::local::{mid_stream, refused_source, without_backend};
+use super::verdict::{NatForward, Verdict};
+use super::{dnat, one_way, reclaim};
+use crate::choose::Chooser;
+use crate::flow::{BackendId, Direction, FlowMode, Segment, SnatTarget, Tick, flow_of, is_mid_stream};
+use crate::snapshot::{AddressRole, Frontend, Snapshot};
+use crate::stats::DropReason;
+use crate::wire::Address;
+
+/// Decides on a packet without flow for a frontend, and creates its flow.
+pub(super) fn new_flow<'s, A: Address>(
+    packet: &Packet<'_, A>,
+    segment: Segment,
+    snapshot: &'s Snapshot,
+    flows: &mut Flows<'_, A>,
+    now: Tick,
+    frontend: &Frontend,
+) -> Verdict<'s> {
+    let tuple = &packet.headers.tuple;
+    if let Some(reason) = refused_source(tuple.source, snapshot) {
+        return Verdict::Drop(reason);
+    }
+    if !frontend.allows(tuple.source) {
+        return Verdict::Drop(DropReason::SourceRange);
+    }
+    if !frontend.mode().is_two_way() {
+        return one_way::new_flow(packet, snapshot, flows, now, frontend);
+    }
+    if is_mid_stream(packet.headers.transport) && frontend.mode() == FlowMode::Nat {
+        return mid_stream(packet.headers.transport);
+    }
+    let Some((id, backend)) = choose(packet, frontend, flows.worker, now).and_then(|id| Some((id, snapshot.backend(id)?))) else {
+        return without_backend(packet, frontend);
+    };
+    let Some(target) = A::from_ip(backend.address.ip()) else { return Verdict::Drop(DropReason::NoRoute) };
+    if matches!(snapshot.role(target), AddressRole::Vip | AddressRole::Snat | AddressRole::PoolUnused) {
+        return Verdict::Drop(DropReason::VipLoop);
+    }
+    // A backend that is its own client would receive a packet from itself.
+    if frontend.mode() == FlowMode::Dnat && target == tuple.source {
+        return Verdict::Drop(DropReason::SameSourceDestination);
+    }
+    let exit = match exit_by(snapshot, backend.next_hop, packet.hash).and_then(|exit| fits(packet, exit)) {
+        Ok(exit) => exit,
+        Err(verdict) => return verdict,
+    };
+    let lease = match frontend.mode() {
+        FlowMode::Dnat => dnat::own_port(tuple, (target, backend.address.port()), snapshot, flows, now),
+        _ => {
+            let (slot, port, protocol) = (backend.target, backend.address.port(), tuple.protocol);
+            let towards = SnatTarget { slot, address: target, port, protocol };
+            reclaim::lease(flows, snapshot, towards, snapshot.snat::<A>(exit.link), packet.hash >> 40, now)
+        }
+    };
+    let Some(lease) = lease else { return Verdict::Drop(DropReason::SnatExhausted) };
+    if flows.room == 0 && !reclaim::make_room(flows, snapshot, now) {
+        flows.ports.release(lease.pool, lease.port, now);
+        return Verdict::Drop(DropReason::FlowTableFull);
+    }
+    let mut flow = flow_of(tuple, packet.headers.transport, frontend.mode(), (target, backend.address.port()), id, &lease, now);
+    flow.initial_sequence = segment.sequence;
+    if let Err(Verdict::Wait(neighbour)) = exit_to_client(snapshot, &mut flow) {
+        flows.changes.ask = Some(neighbour);
+    }
+    let Ok(index) = flows.table.insert(flow) else {
+        flows.ports.release(lease.pool, lease.port, now);
+        return Verdict::Drop(DropReason::FlowTableFull);
+    };
+    flows.changes.made = Some(id);
+    Verdict::Forward(NatForward { flow: index, direction: Direction::ToBackend, exit })
+}
+
+/// The backend for a new flow, or for a flow that began elsewhere: by the table alone, which is the same on every
+/// gateway.
+fn choose<A: Address>(packet: &Packet<'_, A>, frontend: &Frontend, worker: usize, now: Tick) -> Option<BackendId> {
+    match packet.headers.transport {
+        transport if is_mid_stream(transport) => frontend.choose_by_hash(&packet.headers.tuple),
+        _ => frontend.choose(&packet.headers.tuple, Chooser { worker, now }),
+    }
+}

@@ -1,0 +1,184 @@
+//! Reclaiming: makes room for a new flow when there is none. The oldest unconfirmed flow yields, then the oldest single
+//! exchange, and its SNAT port with it (FORWARDING 3).
+//!
+//! A backend that still waits for the handshake of a yielding flow gets a RST, otherwise it would not answer the next
+//! SYN from that port; the port is then clean. Any other port rests, since a late reply must not reach another client.
+//!
+//! **Invariant:** a confirmed flow never yields.
+//!
+//! Not here: the order of flows, which the table keeps, and sending (`forward::answers`).
+
+use std::time::Duration;
+
+use super::input::{Flows, OtherFlows, Packet};
+use crate::flow::{
+    BackendId, Direction, Flow, FlowIndex, FlowState, FlowTable, PoolId, Segment, SnatAddress, SnatLease, SnatPorts, SnatTarget,
+    Tick, Ticks, YieldClass,
+};
+use crate::forward::rewrite::Reset;
+use crate::snapshot::{RouteTo, Snapshot};
+use crate::wire::{Address, protocol};
+
+/// What a flow that yielded leaves to clean up.
+struct Yielded {
+    backend: BackendId,
+    port: Option<(PoolId, u16)>,
+    reset: Option<Reset>,
+}
+
+/// An unconfirmed flow of this age yields before any other; and a port that has not rested is reused only if no flow
+/// has been in its class for this long. A handshake takes less, and a lost SYN is repeated after a second (RFC 6298
+/// section 2). A port that has not rested may be dead at the backend, or receive a reply for another client.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Chooses the flow that yields from the oldest flow of each class, each with its time in the class. An unconfirmed
+/// flow that may still be answered yields after older exchanges: if those fill the table, it would be the only flow of
+/// its class, and each new flow would end the one created just before it.
+fn first_to_yield<T>([unconfirmed, exchange]: [Option<(Ticks, T)>; 2]) -> Option<(Ticks, T)> {
+    match (unconfirmed, exchange) {
+        (Some((age, _)), Some(exchange)) if age < Ticks::from(PATIENCE) && exchange.0 > age => Some(exchange),
+        (unconfirmed, exchange) => unconfirmed.or(exchange),
+    }
+}
+
+/// Ends the flow of either family that yields first. Returns false when there is none.
+#[cold]
+pub(super) fn make_room<A: Address>(flows: &mut Flows<'_, A>, snapshot: &Snapshot, now: Tick) -> bool {
+    let oldest = YieldClass::ALL.map(|class| oldest_of_both(flows, class, now));
+    let Some((_, (index, is_other))) = first_to_yield(oldest) else { return false };
+    let yielded = match is_other {
+        true => yield_other(&mut flows.others, index, snapshot),
+        false => yield_flow(flows.table, index, snapshot),
+    };
+    settle(flows, &yielded, now);
+    true
+}
+
+/// The oldest flow of either family in a class, and whether it is of the other family.
+fn oldest_of_both<A: Address>(flows: &Flows<'_, A>, class: YieldClass, now: Tick) -> Option<(Ticks, (FlowIndex, bool))> {
+    let own = flows.table.oldest(class).map(|(index, since)| (now.since(since), (index, false)));
+    let other = match &flows.others {
+        OtherFlows::V4(table) => table.oldest(class),
+        OtherFlows::V6(table) => table.oldest(class),
+    };
+    let other = other.map(|(index, since)| (now.since(since), (index, true)));
+    match (own, other) {
+        (Some(own), Some(other)) if other.0 > own.0 => Some(other),
+        (own, other) => own.or(other),
+    }
+}
+
+/// A SNAT port for a new flow: a free one, otherwise one that a yielding flow releases, otherwise one that has not
+/// rested.
+pub(super) fn lease<A: Address>(
+    flows: &mut Flows<'_, A>,
+    snapshot: &Snapshot,
+    target: SnatTarget<A>,
+    addresses: &[SnatAddress<A>],
+    start: u64,
+    now: Tick,
+) -> Option<SnatLease<A>> {
+    match flows.ports.allocate_rested(target, addresses, start, now) {
+        Some(lease) => Some(lease),
+        None => scarce_lease(flows, snapshot, target, addresses, start, now),
+    }
+}
+
+#[cold]
+fn scarce_lease<A: Address>(
+    flows: &mut Flows<'_, A>,
+    snapshot: &Snapshot,
+    target: SnatTarget<A>,
+    addresses: &[SnatAddress<A>],
+    start: u64,
+    now: Tick,
+) -> Option<SnatLease<A>> {
+    let oldest = YieldClass::ALL.map(|class| {
+        let pools = addresses.iter().map(|address| SnatPorts::pool(target.slot, address.index));
+        let of_pool = |pool| flows.table.oldest_of(class, pool).map(|(index, since)| (now.since(since), index));
+        pools.filter_map(of_pool).max_by_key(|&(age, _)| age)
+    });
+    let take = |flows: &mut Flows<'_, A>, yields: Option<FlowIndex>| {
+        if let Some(index) = yields {
+            let yielded = yield_flow(flows.table, index, snapshot);
+            settle(flows, &yielded, now);
+        }
+        let reused_early = flows.ports.reused_early();
+        let lease = flows.ports.allocate(target, addresses, start, now).ok();
+        flows.changes.reused_early = flows.ports.reused_early() > reused_early;
+        lease
+    };
+    match first_to_yield(oldest) {
+        Some((age, index)) if age >= Ticks::from(PATIENCE) => take(flows, Some(index)),
+        yields => take(flows, None).or_else(|| take(flows, Some(yields?.1))),
+    }
+}
+
+/// Accounts for a flow that yielded: there is room for one more, and its port is free again.
+fn settle<A: Address>(flows: &mut Flows<'_, A>, yielded: &Yielded, now: Tick) {
+    match (yielded.port, yielded.reset) {
+        (Some((pool, port)), Some(_)) => flows.ports.release_clean(pool, port, now),
+        (Some((pool, port)), None) => flows.ports.release(pool, port, now),
+        (None, _) => {}
+    }
+    flows.room += 1;
+    flows.changes.reclaimed.push(yielded.backend);
+    flows.changes.resets.extend(yielded.reset);
+}
+
+fn yield_other(others: &mut OtherFlows<'_>, index: FlowIndex, snapshot: &Snapshot) -> Yielded {
+    match others {
+        OtherFlows::V4(table) => yield_flow(table, index, snapshot),
+        OtherFlows::V6(table) => yield_flow(table, index, snapshot),
+    }
+}
+
+fn yield_flow<A: Address>(table: &mut FlowTable<A>, index: FlowIndex, snapshot: &Snapshot) -> Yielded {
+    let flow = table.remove(index);
+    let hash = table.hash(&flow.tuple(Direction::ToBackend));
+    Yielded {
+        backend: flow.backend,
+        port: flow.snat_lease().map(|lease| (lease.pool, lease.port)),
+        reset: reset_to_backend(&flow, hash, snapshot),
+    }
+}
+
+/// The RST that makes the backend forget a handshake: it expects the byte after the client's SYN.
+pub(super) fn reset_to_backend<A: Address>(flow: &Flow<A>, hash: u64, snapshot: &Snapshot) -> Option<Reset> {
+    let is_opening = matches!(flow.state, FlowState::TcpOpening | FlowState::TcpAnswered | FlowState::TcpRefused);
+    if !is_opening || !flow.mode.is_two_way() {
+        return None;
+    }
+    let exit = crate::forward::decide::exit_by(snapshot, snapshot.spot(flow.backend)?.next_hop, hash).ok()?;
+    Some(Reset::new(flow.tuple(Direction::ToClient).reversed(), flow.initial_sequence.wrapping_add(1), None, *exit))
+}
+
+/// The RST for the other side of a connection that ended without it, with the numbers of a late packet (FORWARDING 2),
+/// which are valid for the receiver as the sender wrote them. `None`: the packet is no such packet, or there is no
+/// exit.
+pub(super) fn reset_to_other_side<A: Address>(
+    flow: &mut Flow<A>,
+    direction: Direction,
+    segment: Segment,
+    packet: &Packet<'_, A>,
+    snapshot: &Snapshot,
+) -> Option<Reset> {
+    debug_assert!(flow.protocol == protocol::TCP && flow.mode.is_two_way());
+    let to_backend = match (snapshot.spot(flow.backend), snapshot.route(flow.backend_address)) {
+        (Some(spot), _) => spot.next_hop,
+        (None, RouteTo::NextHop(slot)) => slot,
+        (None, _) => return None,
+    };
+    let (tuple, exit) = match direction {
+        Direction::ToBackend => {
+            let tuple = flow.tuple(Direction::ToClient).reversed();
+            (tuple, crate::forward::decide::exit_by(snapshot, to_backend, packet.hash).ok()?)
+        }
+        Direction::ToClient if !crate::forward::decide::arrives_from(snapshot, to_backend, packet.in_link) => return None,
+        Direction::ToClient => {
+            let tuple = flow.tuple(Direction::ToBackend).reversed();
+            (tuple, crate::forward::decide::exit_to_client(snapshot, flow).ok()?)
+        }
+    };
+    Some(Reset::new(tuple, segment.sequence, Some(segment.acknowledgement), *exit))
+}

@@ -1,0 +1,382 @@
+//! Carries out verdicts: rewrites and sends packets, in fragments if they do not fit, holds or drops them, or passes
+//! them on to answers and to the kernel. Each packet is counted once.
+//!
+//! **Invariant:** every packet that enters leaves by exactly one counted verdict.
+//!
+//! Not here: the decision itself.
+
+use std::sync::Arc;
+
+use crossbeam_queue::ArrayQueue;
+use proto::Family;
+
+use super::observer::{Belongs, Fate, Observe};
+use super::rewrite;
+use super::sort::Lookup;
+use crate::flow::{Flow, FlowTable, IdleLimits, Segment, SnatPorts, Tick};
+use crate::forward::decide::{
+    Changes, DirectForward, FlowFamily, FlowMatch, FlowTables, Flows, NatForward, Packet, Verdict, decide, follow, follow_plain,
+};
+use crate::forward::rewrite::{Outer, encapsulate, mss, rewrite_of};
+use crate::fragment::{Datagrams, Identifications, split};
+use crate::icmp::{AnswerLimiter, Ask, NeighbourQueue, UnresolvedNeighbour};
+use crate::port::{Arrival, Burst, Port, TwinRate};
+use crate::snapshot::{Ends, Exit, Snapshot};
+use crate::stats::{DropReason, Tally, WorkerCounters};
+use crate::wire::{Address, Buffer, Headers, Transport};
+use crate::workers::Egress;
+
+/// The state of a worker except for its ports.
+#[derive(Debug)]
+pub(super) struct Engine<B, O> {
+    /// Index of the worker within the gateway, from 0.
+    pub(super) worker: usize,
+    pub(super) tables: FlowTables,
+    pub(super) ports: SnatPorts,
+    pub(super) max_flows: u32,
+    pub(super) limits: IdleLimits,
+    pub(super) neighbour_queue: NeighbourQueue<B>,
+    /// Whether neighbours of held packets may have been resolved since the last check.
+    pub(super) neighbours_changed: bool,
+    pub(super) datagrams: Datagrams<B>,
+    pub(super) identifications: Identifications,
+    pub(super) limiter: AnswerLimiter,
+    pub(super) twin_rate: TwinRate,
+    pub(super) asks: Arc<ArrayQueue<Ask>>,
+    pub(super) tally: Tally,
+    pub(super) counters: Arc<WorkerCounters>,
+    pub(super) observer: O,
+}
+
+impl<B: Buffer, O: Observe<B>> Engine<B, O> {
+    /// The flow table of a family, and the idle limits.
+    #[inline(always)]
+    pub(super) fn flows<A: FlowFamily>(&mut self) -> (&mut FlowTable<A>, &IdleLimits) {
+        (A::split(&mut self.tables).0, &self.limits)
+    }
+
+    /// Processes one IPv4 or IPv6 packet to its end.
+    #[inline(always)]
+    pub(super) fn handle<A: FlowFamily, P: Port<Buffer = B>>(
+        &mut self,
+        egress: &mut Egress<P>,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        buffer: B,
+        lookup: &Lookup<A>,
+    ) {
+        let Lookup { headers, hash, candidate } = lookup;
+        let packet = Packet { headers, hash: *hash, candidate: *candidate, in_link: arrival.link };
+        let (table, limits) = self.flows();
+        match follow_plain(&packet, snapshot, table, limits, Tick::at(arrival.now_ns)) {
+            Some(nat) => {
+                self.tally.hits += 1;
+                self.forward_plain(egress, buffer, headers, nat);
+            }
+            None => self.handle_other(egress, snapshot, arrival, buffer, &packet),
+        }
+    }
+
+    /// Processes a packet that does not simply follow a flow. Not inlined, to keep it out of the fast path.
+    #[inline(never)]
+    fn handle_other<A: FlowFamily, P: Port<Buffer = B>>(
+        &mut self,
+        egress: &mut Egress<P>,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        buffer: B,
+        packet: &Packet<'_, A>,
+    ) {
+        let now = Tick::at(arrival.now_ns);
+        let (table, limits) = self.flows();
+        let found = match follow(packet, snapshot, table, limits, now) {
+            Ok(verdict) => {
+                self.tally.hits += 1;
+                return match verdict {
+                    Verdict::ForwardDirect(direct) => self.forward_direct(egress, buffer, packet.headers, &direct),
+                    verdict => self.apply(egress, snapshot, arrival, buffer, packet.headers, verdict),
+                };
+            }
+            Err(found) => found,
+        };
+        match packet.headers.transport {
+            Transport::Fragment => self.fragment(egress, snapshot, arrival, buffer, packet),
+            Transport::Icmp { .. } => {
+                if let Err(buffer) = self.error(egress, snapshot, arrival, buffer, packet) {
+                    self.handle_by_decision(egress, snapshot, arrival, buffer, packet, None);
+                }
+            }
+            _ => self.handle_by_decision(egress, snapshot, arrival, buffer, packet, found),
+        }
+    }
+
+    /// Processes a packet by [`decide`].
+    pub(super) fn handle_by_decision<A: FlowFamily, P: Port<Buffer = B>>(
+        &mut self,
+        egress: &mut Egress<P>,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        buffer: B,
+        packet: &Packet<'_, A>,
+        found: Option<FlowMatch>,
+    ) {
+        let segment = Segment::of(buffer.bytes(), packet.headers);
+        let verdict = self.verdict(egress, snapshot, arrival, packet, segment, found);
+        self.apply(egress, snapshot, arrival, buffer, packet.headers, verdict);
+    }
+
+    /// The verdict of [`decide`]; counts its changes and sends the resets that it asks for.
+    #[inline(always)]
+    pub(super) fn verdict<'s, A: FlowFamily, P: Port<Buffer = B>>(
+        &mut self,
+        egress: &mut Egress<P>,
+        snapshot: &'s Snapshot,
+        arrival: Arrival,
+        packet: &Packet<'_, A>,
+        segment: Segment,
+        found: Option<FlowMatch>,
+    ) -> Verdict<'s> {
+        let mut changes = Changes::default();
+        let room = self.max_flows.saturating_sub(self.tables.v4.len() + self.tables.v6.len());
+        let (table, others) = A::split(&mut self.tables);
+        let Self { ports, limits, worker, .. } = self;
+        let mut flows = Flows { table, others, ports, limits, changes: &mut changes, room, worker: *worker };
+        let verdict = decide(packet, segment, found, snapshot, &mut flows, Tick::at(arrival.now_ns));
+        self.count_changes(&changes);
+        if !changes.resets.is_empty() {
+            self.originate(egress, arrival, &changes.resets, matches!(verdict, Verdict::Reset(_)));
+        }
+        verdict
+    }
+
+    pub(super) fn count_changes(&mut self, changes: &Changes) {
+        if changes.hit {
+            self.tally.hits += 1;
+            return;
+        }
+        self.tally.misses += 1;
+        self.tally.reused_early += u64::from(changes.reused_early);
+        for backend in changes.ended.into_iter().chain(changes.displaced) {
+            self.counters.flow_ended(backend.slot);
+        }
+        for backend in &changes.reclaimed {
+            self.tally.reclaimed += 1;
+            self.counters.flow_ended(backend.slot);
+        }
+        if let Some(backend) = changes.made {
+            self.tally.new_flows += 1;
+            if let Some(counters) = self.counters.backend(backend.slot) {
+                counters.flows.add(1);
+                counters.new_flows.add(1);
+            }
+        }
+        if let Some(neighbour) = changes.ask {
+            self.ask(neighbour);
+        }
+    }
+
+    /// Requests the resolution of a neighbour from the kernel. When the queue is full, others are already requested,
+    /// and a later packet requests it again.
+    pub(super) fn ask(&self, neighbour: UnresolvedNeighbour) {
+        let _ = self.asks.push((neighbour.link, neighbour.address));
+    }
+
+    pub(super) fn apply<A: FlowFamily, P: Port<Buffer = B>>(
+        &mut self,
+        egress: &mut Egress<P>,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        mut buffer: B,
+        headers: &Headers<A>,
+        verdict: Verdict<'_>,
+    ) {
+        if let Verdict::Forward(nat) = &verdict {
+            let mtus = [snapshot.mtu(arrival.link), nat.exit.mtu];
+            mss::clamp_between(buffer.bytes_mut(), headers, mtus);
+        }
+        match verdict {
+            Verdict::Forward(nat)
+                if headers.dont_fragment
+                    && nat.exit.takes_plain(headers.packet_len)
+                    && !matches!(headers.transport, Transport::Sctp { .. }) =>
+            {
+                self.forward_plain(egress, buffer, headers, nat);
+            }
+            Verdict::Forward(nat) => self.forward_nat(egress, buffer, headers, nat),
+            Verdict::ForwardDirect(direct) => self.forward_direct(egress, buffer, headers, &direct),
+            Verdict::Wait(neighbour) => self.hold(egress, arrival, buffer, neighbour),
+            Verdict::Linux => self.give_to_linux(egress, snapshot, arrival, buffer),
+            Verdict::LinuxAt(link) => self.give_to_linux_at(egress, snapshot, arrival, link, buffer),
+            Verdict::Reply(answer) => self.reply(egress, snapshot, arrival, buffer, headers, answer),
+            Verdict::Reset(reason) => self.reset(egress, snapshot, arrival, buffer, headers, reason),
+            Verdict::Drop(reason) => self.drop(egress, buffer, reason),
+        }
+    }
+
+    /// Rewrites a packet by its flow and sends it: the fast path.
+    #[inline(always)]
+    pub(super) fn forward_plain<A: FlowFamily, P: Port<Buffer = B>>(
+        &mut self,
+        egress: &mut Egress<P>,
+        mut buffer: B,
+        headers: &Headers<A>,
+        nat: NatForward<'_>,
+    ) {
+        let NatForward { flow, direction, exit } = nat;
+        let flow = self.flows::<A>().0.get(flow);
+        let id = flow.backend;
+        let belongs = Belongs { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: id };
+        rewrite::nat(buffer.bytes_mut(), headers, &rewrite_of(flow, direction, exit));
+        trim(&mut buffer, headers);
+        self.counters.forwarded(id.slot, headers.packet_len);
+        self.observer.observe(&buffer, Fate::Forward(exit.port), || Some(belongs));
+        egress.send(exit.port, buffer, &mut self.tally);
+    }
+
+    /// As [`Self::forward_plain`], for any packet. An IPv4 packet that may be fragmented gets an identification of the
+    /// gateway and is fragmented if necessary; on a tagged link the tags are added.
+    #[inline(never)]
+    pub(super) fn forward_nat<A: FlowFamily, P: Port<Buffer = B>>(
+        &mut self,
+        egress: &mut Egress<P>,
+        mut buffer: B,
+        headers: &Headers<A>,
+        nat: NatForward<'_>,
+    ) {
+        let NatForward { flow, direction, exit } = nat;
+        let flow = *self.flows::<A>().0.get(flow);
+        rewrite::whole(buffer.bytes_mut(), headers, &rewrite_of(&flow, direction, exit));
+        if A::FAMILY == Family::V4 && !headers.dont_fragment {
+            self.renumber(&mut buffer, headers);
+        }
+        self.send_split(egress, buffer, headers, &flow, exit);
+    }
+
+    /// Sends a rewritten packet, in fragments if it does not fit; [`Self::forward_plain`] sends the plain ones.
+    /// Fragments after the first count as originated, since the packet became the first.
+    pub(super) fn send_split<A: Address, P: Port<Buffer = B>>(
+        &mut self,
+        egress: &mut Egress<P>,
+        mut buffer: B,
+        headers: &Headers<A>,
+        flow: &Flow<A>,
+        exit: &Exit,
+    ) {
+        let mut rest = Burst::new();
+        trim(&mut buffer, headers);
+        if headers.packet_len > exit.mtu {
+            match split(&mut buffer, usize::from(headers.network_offset), exit.mtu, || egress.allocate(exit.port)) {
+                Some(pieces) => rest = pieces,
+                None => return self.drop(egress, buffer, DropReason::TooBig),
+            }
+        }
+        let belongs = Belongs { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: flow.backend };
+        self.counters.forwarded(flow.backend.slot, headers.packet_len);
+        self.observer.observe(&buffer, Fate::Forward(exit.port), || Some(belongs));
+        let tags = exit.link.tags();
+        egress.send_tagged(exit.port, tags, buffer, &mut self.tally);
+        for piece in rest {
+            self.tally.originated += 1;
+            egress.send_tagged(exit.port, tags, piece, &mut self.tally);
+        }
+    }
+
+    /// Sends a packet as it is, or encapsulated.
+    pub(super) fn forward_direct<A: Address, P: Port<Buffer = B>>(
+        &mut self,
+        egress: &mut Egress<P>,
+        mut buffer: B,
+        headers: &Headers<A>,
+        direct: &DirectForward<'_>,
+    ) {
+        let &DirectForward { backend, port, protocol, exit, outer } = direct;
+        let mtu = outer.map_or(exit.mtu, |outer| outer.mtu);
+        let mut rest = Burst::new();
+        if headers.packet_len > mtu {
+            match split(&mut buffer, usize::from(headers.network_offset), mtu, || egress.allocate(exit.port)) {
+                Some(pieces) => rest = pieces,
+                None => return self.drop(egress, buffer, DropReason::TooBig),
+            }
+        }
+        if !self.prepare_direct(&mut buffer, headers, direct) {
+            rest.into_iter().for_each(|piece| egress.discard(piece));
+            return self.drop(egress, buffer, DropReason::TooBig);
+        }
+        self.counters.forwarded(backend.slot, headers.packet_len);
+        let belongs = || Some(Belongs { vip: headers.tuple.destination.ip(), port, protocol, backend });
+        self.observer.observe(&buffer, Fate::Forward(exit.port), belongs);
+        let tags = exit.link.tags();
+        egress.send_tagged(exit.port, tags, buffer, &mut self.tally);
+        for mut piece in rest {
+            if self.prepare_direct(&mut piece, headers, direct) {
+                self.tally.originated += 1;
+                egress.send_tagged(exit.port, tags, piece, &mut self.tally);
+            } else {
+                egress.discard(piece);
+            }
+        }
+    }
+
+    /// Prepares a packet, or a fragment of it, for sending. Returns false when there is no room for the headers of a
+    /// tunnel.
+    fn prepare_direct<A: Address>(&mut self, buffer: &mut B, headers: &Headers<A>, direct: &DirectForward<'_>) -> bool {
+        let exit = direct.exit;
+        let Some(outer) = direct.outer else {
+            trim(buffer, headers);
+            rewrite::hop(buffer.bytes_mut(), headers, exit);
+            return true;
+        };
+        let identification = self.identification_of(headers, &outer);
+        let len = buffer.bytes().len().saturating_sub(usize::from(headers.network_offset));
+        let packet_len = u16::try_from(len).map_or(headers.packet_len, |len| headers.packet_len.min(len));
+        encapsulate(buffer, &Headers { packet_len, ..*headers }, &outer, exit, identification)
+    }
+
+    /// The identification of an outer packet that may be fragmented on its way; all of them come from a few addresses
+    /// of the gateway.
+    #[allow(clippy::cast_possible_truncation)] // of an IPv4 packet 16 bits
+    fn identification_of<A: Address>(&mut self, headers: &Headers<A>, outer: &Outer) -> u16 {
+        match outer.ends {
+            Ends::V4(source, destination) if !headers.dont_fragment => {
+                self.identifications.next(source, destination, headers.tuple.protocol) as u16
+            }
+            _ => 0,
+        }
+    }
+
+    pub(super) fn hold<P: Port<Buffer = B>>(
+        &mut self,
+        egress: &mut Egress<P>,
+        arrival: Arrival,
+        buffer: B,
+        neighbour: UnresolvedNeighbour,
+    ) {
+        match self.neighbour_queue.keep(buffer, arrival, neighbour) {
+            Ok(true) => self.ask(neighbour),
+            Ok(false) => {}
+            Err(buffer) => self.drop(egress, buffer, DropReason::NeighbourUnresolved),
+        }
+    }
+
+    /// Drops a packet and counts the reason.
+    pub(super) fn drop<P: Port<Buffer = B>>(&mut self, egress: &mut Egress<P>, buffer: B, reason: DropReason) {
+        self.observer.observe(&buffer, Fate::Drop(reason), || None);
+        self.tally.drop(reason);
+        egress.discard(buffer);
+    }
+
+    pub(super) fn publish_counters(&mut self) {
+        self.tally.publish(&self.counters);
+        self.counters.held.set((self.neighbour_queue.len() + self.datagrams.waiting()) as u64);
+        self.counters.flows.set(u64::from(self.tables.v4.len() + self.tables.v6.len()));
+    }
+}
+
+/// Removes the bytes after the packet from its frame; with them it might exceed the MTU of its outgoing link.
+#[inline(always)]
+pub(super) fn trim<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>) {
+    let frame_len = usize::from(headers.network_offset) + usize::from(headers.packet_len);
+    if buffer.bytes().len() > frame_len {
+        let _ = buffer.resize(frame_len); // it gets shorter, so there is room
+    }
+}

@@ -1,0 +1,48 @@
+//! Observation of each packet's end: `replay` prints it; for workers in production the observer is `()`, which costs
+//! nothing.
+//!
+//! **Invariant:** an observer sees each packet once, with its final outcome.
+
+use std::net::IpAddr;
+
+use crate::flow::BackendId;
+use crate::port::PortIndex;
+use crate::stats::DropReason;
+
+/// The final outcome of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// Forwarded by this port.
+    Forward(PortIndex),
+    /// Passed to the Linux twin of this port.
+    Linux(PortIndex),
+    /// Turned into an answer that leaves by this port.
+    Reply(PortIndex),
+    /// Dropped.
+    Drop(DropReason),
+}
+
+/// The flow that a packet belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Belongs {
+    /// The frontend's address.
+    pub vip: IpAddr,
+    /// The frontend's port.
+    pub port: u16,
+    /// The frontend's protocol number.
+    pub protocol: u8,
+    /// The backend.
+    pub backend: BackendId,
+}
+
+/// Receives the final outcome of each packet, once.
+pub trait Observe<B> {
+    /// The packet in `buffer` ended with `fate`. Its bytes may have been rewritten.
+    fn observe(&mut self, buffer: &B, fate: Fate, belongs: impl FnOnce() -> Option<Belongs>);
+}
+
+/// Ignores all packets.
+impl<B> Observe<B> for () {
+    #[inline]
+    fn observe(&mut self, _: &B, _: Fate, _: impl FnOnce() -> Option<Belongs>) {}
+}

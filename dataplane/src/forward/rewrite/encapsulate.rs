@@ -1,0 +1,169 @@
+//! Encapsulation: IP in IP (RFC 2003, RFC 2473, RFC 4213), and GUE variant 1, in which the inner packet directly
+//! follows the UDP header (draft-ietf-intarea-gue section 4).
+//!
+//! **Invariant:** encapsulation is all or nothing. The gateway acts as a router of the inner packet: it decrements its
+//! hop limit before the tunnel (RFC 2003 section 3.1). DSCP and ECN are copied to the outer header (RFC 6040, normal
+//! mode). The outer packet may be fragmented only if the inner one is IPv4 and may be.
+//!
+//! Not here: the ends of the tunnel, and whether the packet fits.
+
+use proto::Family;
+use zerocopy::IntoBytes;
+use zerocopy::network_endian::{U16, U32, U128};
+
+use crate::snapshot::{Ends, Exit};
+use crate::wire::checksum::{finish, pseudo_sum, sum};
+use crate::wire::{Address, Buffer, Ethernet, Headers, Ipv4, Ipv6, Udp, ether_type, protocol, take, take_mut};
+
+/// Hop limit of outer packets (RFC 1700: the recommended default).
+const HOP_LIMIT: u8 = 64;
+
+/// The outer headers of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outer {
+    /// Outer source and destination.
+    pub ends: Ends,
+    /// UDP source and destination port; `None` in mode `ipip`.
+    pub ports: Option<(u16, u16)>,
+    /// IPv6 flow label, 20 bits, by which routers spread tunnels over their links (RFC 6438).
+    pub flow_label: u32,
+    /// Largest inner packet, bytes.
+    pub mtu: u16,
+}
+
+impl Outer {
+    /// IP in IP, through a port with this MTU.
+    #[must_use]
+    pub const fn ipip(ends: Ends, entropy: u32, port_mtu: u16) -> Self {
+        let mtu = port_mtu.saturating_sub(network_len(ends));
+        Self { ends, ports: None, flow_label: entropy & 0xf_ffff, mtu }
+    }
+
+    /// GUE. The source port carries the flow's entropy, in the range of ephemeral ports (RFC 6335 section 6).
+    #[must_use]
+    #[allow(clippy::cast_possible_truncation)] // 14 bits
+    pub const fn gue(ends: Ends, destination_port: u16, entropy: u32, port_mtu: u16) -> Self {
+        let source_port = 0xc000 | (entropy >> 18) as u16;
+        let mtu = port_mtu.saturating_sub(network_len(ends)).saturating_sub(Udp::BYTES);
+        Self { ends, ports: Some((source_port, destination_port)), flow_label: entropy & 0xf_ffff, mtu }
+    }
+
+    /// Bytes before the inner packet, without the link header.
+    #[must_use]
+    pub const fn len(&self) -> u16 {
+        network_len(self.ends) + if self.ports.is_some() { Udp::BYTES } else { 0 }
+    }
+
+    /// Always false; exists because of [`Outer::len`].
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        false
+    }
+}
+
+const fn network_len(ends: Ends) -> u16 {
+    match ends {
+        Ends::V4(..) => Ipv4::BYTES,
+        Ends::V6(..) => Ipv6::BYTES,
+    }
+}
+
+/// Puts the outer headers before a packet. `headers` are those that `parse` found in the buffer; the hop limit must be
+/// at least 2. `identification` is for outer IPv4 packets that may be fragmented. Returns false, with nothing changed
+/// but padding removed, when the buffer has no room in front.
+#[must_use]
+pub fn encapsulate<A: Address>(
+    buffer: &mut impl Buffer,
+    headers: &Headers<A>,
+    outer: &Outer,
+    exit: &Exit,
+    identification: u16,
+) -> bool {
+    let inner_at = usize::from(headers.network_offset);
+    let outer_len = usize::from(Ethernet::BYTES + outer.len());
+    buffer.resize(inner_at + usize::from(headers.packet_len))
+        && buffer.prepend(outer_len.saturating_sub(inner_at))
+        && write(buffer.bytes_mut(), headers, outer, exit, identification).is_some()
+}
+
+fn write<A: Address>(frame: &mut [u8], headers: &Headers<A>, outer: &Outer, exit: &Exit, identification: u16) -> Option<()> {
+    let (link, rest) = take_mut::<Ethernet>(frame)?;
+    let (head, inner) = rest.split_at_mut_checked(usize::from(outer.len()))?;
+    super::hop::lower_hop_limit::<A>(inner)?;
+    let class = traffic_class::<A>(inner)?;
+    let inner_protocol = match A::FAMILY {
+        Family::V4 => protocol::IPV4,
+        Family::V6 => protocol::IPV6,
+    };
+    let udp_len = u16::try_from(inner.len()).ok()?.checked_add(if outer.ports.is_some() { Udp::BYTES } else { 0 })?;
+    let carried = if outer.ports.is_some() { protocol::UDP } else { inner_protocol };
+    let (udp_head, ether_type) = match outer.ends {
+        Ends::V4(source, destination) => {
+            let (ip, udp) = take_mut::<Ipv4>(head)?;
+            let dont_fragment = headers.dont_fragment || A::FAMILY == Family::V6;
+            let numbered = if dont_fragment { None } else { Some(identification) };
+            *ip = ipv4(source, destination, carried, class, udp_len, numbered);
+            (udp, ether_type::IPV4)
+        }
+        Ends::V6(source, destination) => {
+            let (ip, udp) = take_mut::<Ipv6>(head)?;
+            *ip = Ipv6 {
+                version_class_label: U32::new(Ipv6::PLAIN | u32::from(class) << 20 | outer.flow_label),
+                payload_len: U16::new(udp_len),
+                next_header: carried,
+                hop_limit: HOP_LIMIT,
+                source: U128::new(source),
+                destination: U128::new(destination),
+            };
+            (udp, ether_type::IPV6)
+        }
+    };
+    if let Some(ports) = outer.ports {
+        *take_mut::<Udp>(udp_head)?.0 = udp(outer.ends, ports, udp_len, inner);
+    }
+    *link = Ethernet { destination: exit.destination_mac.0, source: exit.source_mac.0, ether_type: U16::new(ether_type) };
+    Some(())
+}
+
+/// `identification` is `None` if the packet must not be fragmented and needs none (RFC 6864 section 4.1).
+fn ipv4(source: u32, destination: u32, carried: u8, class: u8, payload_len: u16, identification: Option<u16>) -> Ipv4 {
+    let mut ip = Ipv4 {
+        version_ihl: Ipv4::PLAIN,
+        traffic_class: class,
+        total_len: U16::new(Ipv4::BYTES.saturating_add(payload_len)),
+        identification: U16::new(identification.unwrap_or(0)),
+        fragmentation: U16::new(if identification.is_some() { 0 } else { Ipv4::DONT_FRAGMENT }),
+        ttl: HOP_LIMIT,
+        protocol: carried,
+        checksum: U16::ZERO,
+        source: U32::new(source),
+        destination: U32::new(destination),
+    };
+    ip.checksum.set(finish(sum(ip.as_bytes())));
+    ip
+}
+
+/// The UDP header. Over IPv4 it has no checksum, since the inner packet has one. Over IPv6 it has one, since a backend
+/// need not accept 0 (RFC 6935 section 5 requires configuration at both ends).
+fn udp(ends: Ends, (source_port, destination_port): (u16, u16), len: u16, inner: &[u8]) -> Udp {
+    let mut udp = Udp {
+        source_port: U16::new(source_port),
+        destination_port: U16::new(destination_port),
+        len: U16::new(len),
+        checksum: U16::ZERO,
+    };
+    if let Ends::V6(source, destination) = ends {
+        let pseudo = pseudo_sum(source, destination, protocol::UDP, usize::from(len));
+        let checksum = finish(pseudo + sum(udp.as_bytes()) + sum(inner));
+        udp.checksum.set(if checksum == 0 { 0xffff } else { checksum });
+    }
+    udp
+}
+
+/// DSCP and ECN.
+fn traffic_class<A: Address>(packet: &[u8]) -> Option<u8> {
+    Some(match A::FAMILY {
+        Family::V4 => take::<Ipv4>(packet)?.0.traffic_class,
+        Family::V6 => (take::<Ipv6>(packet)?.0.version_class_label.get() >> 20 & 0xff) as u8,
+    })
+}

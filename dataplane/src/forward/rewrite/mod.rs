@@ -1,0 +1,18 @@
+//! Changes to the bytes of packets: rewriting by a flow, encapsulation, clamping of the maximum segment size, and
+//! resets.
+//!
+//! **Invariant:** each function changes a packet completely or not at all.
+//!
+//! Not here: whether a packet is rewritten, and ICMP errors (`icmp`).
+
+mod encapsulate;
+mod hop;
+pub mod mss;
+mod nat;
+mod reset;
+
+pub use encapsulate::{Outer, encapsulate};
+pub use hop::hop;
+pub(crate) use nat::rewrite_of;
+pub use nat::{Rewrite, later_fragment, nat, renumber, whole};
+pub use reset::{Reset, reset, sctp_abort, tcp_reset, write_reset};

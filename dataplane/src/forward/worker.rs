@@ -1,0 +1,342 @@
+//! The worker: polls its ports and twins, decides burst by burst, and sends. It never waits, locks, allocates, logs or
+//! makes a system call of its own.
+//!
+//! A burst passes three stages (`burst`): parse all packets and prefetch their flow buckets, prefetch the flows found
+//! there, then decide and rewrite. So the memory that one packet needs is fetched while others are processed.
+//!
+//! With several workers, packets of other workers' flows are handed over after the first stage, and packets that they
+//! hand to this worker pass all stages here ([`crate::workers`]). After each poll the worker sweeps a bounded number of
+//! flows and SNAT pools.
+//!
+//! **Invariant:** every packet ends in one counted verdict, and the account balances (see [`crate::WorkerCounters`]).
+//!
+//! Not here: what happens to a packet (`burst`, `decide`, `engine`).
+
+use std::sync::Arc;
+
+use crossbeam_queue::ArrayQueue;
+
+use super::burst::process;
+use super::engine::Engine;
+use super::observer::Observe;
+use crate::flow::{Flow, FlowLimits, FlowTable, IdleLimits, SnatPorts, Tick, Ticks};
+use crate::forward::decide::FlowTables;
+use crate::fragment::{Datagrams, Identifications};
+use crate::icmp::{Announcements, AnswerLimiter, Ask, NeighbourQueue, QueuedPacket};
+use crate::port::{Arrival, Burst, Origin, Port, PortIndex, TwinQueues, TwinRate};
+use crate::snapshot::{Snapshot, Subscriber};
+use crate::stats::{DropReason, Tally, WorkerCounters};
+use crate::wire::{Address, Buffer, Tags, protocol};
+use crate::workers::{Egress, EgressPort, Handed, HandoverTask, PACKETS_PER_TURN, Peers, PortShare};
+
+/// A worker's queues of a port, with the rings of the port's twin if it has one.
+pub type PortWithTwin<P, B> = (P, Option<Arc<TwinQueues<B>>>);
+
+/// The parts that a worker is built from.
+#[derive(Debug)]
+pub struct Parts<P: Port, O> {
+    /// Its queues of each port, in the order of the configuration, with the rings of the port's twin.
+    pub ports: Vec<PortWithTwin<P, P::Buffer>>,
+    /// The source of snapshots.
+    pub subscriber: Subscriber,
+    /// Limits of its flow tables.
+    pub limits: FlowLimits,
+    /// Its counters, shared with readers.
+    pub counters: Arc<WorkerCounters>,
+    /// Requests to the kernel to resolve neighbours.
+    pub asks: Arc<ArrayQueue<Ask>>,
+    /// The other workers of the gateway, if there are any.
+    pub peers: Option<Peers<P::Buffer>>,
+    /// Seed of the hashes of its tables, the same for all workers: random in a gateway, fixed in tests and `replay`.
+    pub seed: u64,
+    /// Observes the end of each packet.
+    pub observer: O,
+}
+
+/// The error that there is no memory for the tables of a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no memory for {flows} flows per worker: lower `flows.maxPerWorker`")]
+pub struct NoMemory {
+    /// The configured number of flows.
+    pub flows: u32,
+}
+
+/// A worker; see the module.
+#[derive(Debug)]
+pub struct Worker<P: Port, O = ()> {
+    engine: Engine<P::Buffer, O>,
+    egress: Egress<P>,
+    subscriber: Subscriber,
+    announcements: Announcements,
+    sweep: Sweep,
+}
+
+impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
+    /// Builds a worker and allocates all memory that it will ever use.
+    ///
+    /// [`NoMemory`] when there is no memory for its tables.
+    pub fn new(parts: Parts<P, O>) -> Result<Self, NoMemory> {
+        let limits = &parts.limits;
+        let flows = limits.max_per_worker;
+        let (worker, workers) = parts.peers.as_ref().map_or((0, 1), Peers::position);
+        let share = parts.peers.as_ref().map_or_else(PortShare::whole, Peers::snat_share);
+        let egress = parts.ports.into_iter().map(|(port, twin)| EgressPort::new(port, twin)).collect();
+        let engine = Engine {
+            worker: parts.subscriber.worker(),
+            tables: FlowTables {
+                v4: FlowTable::new(flows, parts.seed).map_err(|_| NoMemory { flows })?,
+                v6: FlowTable::new(flows, parts.seed).map_err(|_| NoMemory { flows })?,
+            },
+            ports: SnatPorts::new(flows, share).map_err(|_| NoMemory { flows })?,
+            max_flows: flows,
+            limits: IdleLimits::new(limits),
+            neighbour_queue: NeighbourQueue::new(),
+            neighbours_changed: false,
+            datagrams: Datagrams::new(parts.seed),
+            identifications: Identifications::new(parts.seed, worker, workers),
+            limiter: AnswerLimiter::new(parts.seed),
+            asks: parts.asks,
+            tally: Tally::default(),
+            counters: parts.counters,
+            observer: parts.observer,
+            twin_rate: TwinRate::default(),
+        };
+        Ok(Self {
+            engine,
+            egress: Egress::new(egress, parts.peers),
+            subscriber: parts.subscriber,
+            announcements: Announcements::new(),
+            sweep: Sweep::default(),
+        })
+    }
+
+    /// Its counters.
+    #[must_use]
+    pub fn counters(&self) -> &Arc<WorkerCounters> {
+        &self.engine.counters
+    }
+
+    /// The port at a position, for tests and `replay`.
+    pub fn port_mut(&mut self, index: PortIndex) -> Option<&mut P> {
+        self.egress.ports.get_mut(usize::from(index.0)).map(|port| &mut port.device)
+    }
+
+    /// The observer.
+    pub fn observer_mut(&mut self) -> &mut O {
+        &mut self.engine.observer
+    }
+
+    /// The subscriber; a worker that goes to sleep reports it there.
+    pub fn subscriber_mut(&mut self) -> &mut Subscriber {
+        &mut self.subscriber
+    }
+
+    /// Processes the packets that have arrived, at `now_ns` (monotonic, ns). Returns their number.
+    pub fn poll(&mut self, now_ns: u64) -> usize {
+        let changed = self.subscriber.refresh();
+        let snapshot = self.subscriber.snapshot();
+        let (engine, egress) = (&mut self.engine, &mut self.egress);
+        if changed {
+            engine.limits.follow(snapshot.shortest_idle_timeout());
+            if egress.peers.as_ref().is_none_or(Peers::announces) {
+                self.announcements.wake();
+            }
+        }
+        let mut handled = 0;
+        for index in 0..egress.ports.len() {
+            let in_port = PortIndex(u8::try_from(index).unwrap_or(u8::MAX));
+            let mut burst = Burst::new();
+            egress.receive(in_port, &mut burst);
+            handled += burst.len();
+            engine.tally.received += burst.len() as u64;
+            if !burst.is_empty() {
+                let arrival = Arrival { link: in_port.into(), tags: Tags::NONE, now_ns, origin: Origin::Port };
+                process(engine, egress, snapshot, arrival, &mut burst);
+            }
+            handled += from_linux(engine, egress, snapshot, in_port);
+        }
+        if egress.peers.is_some() {
+            handled += from_peers(engine, egress, snapshot, now_ns);
+        }
+        if engine.neighbour_queue.len() > 0 {
+            engine.neighbours_changed |= changed;
+            retry_queued(engine, egress, snapshot, now_ns);
+        }
+        if engine.datagrams.waiting() > 0 {
+            engine.expire_fragments(egress, now_ns);
+        }
+        self.announcements.send(egress, snapshot, now_ns, &mut engine.tally);
+        egress.flush(&mut engine.tally);
+        self.sweep.run(engine, snapshot, Tick::at(now_ns));
+        engine.publish_counters();
+        handled
+    }
+}
+
+/// Processes the packets that the kernel sends by the port.
+fn from_linux<P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P::Buffer, O>,
+    egress: &mut Egress<P>,
+    snapshot: &Snapshot,
+    port: PortIndex,
+) -> usize {
+    let Some(burst) = egress.burst_of_linux(port) else { return 0 };
+    let count = burst.len();
+    engine.tally.received += count as u64;
+    burst.into_iter().for_each(|buffer| engine.sent_by_linux(egress, snapshot, port, buffer));
+    count
+}
+
+/// Processes packets from other workers: some to decide on, some to transmit.
+fn from_peers<P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P::Buffer, O>,
+    egress: &mut Egress<P>,
+    snapshot: &Snapshot,
+    now_ns: u64,
+) -> usize {
+    let mut count = 0;
+    for other in 0..egress.peers.as_ref().map_or(0, Peers::others) {
+        let before = count;
+        while count - before < PACKETS_PER_TURN {
+            let Some(Handed { port, task, mut burst }) = egress.peers.as_ref().and_then(|peers| peers.take(other)) else {
+                break;
+            };
+            count += burst.len();
+            engine.tally.handed_in += burst.len() as u64;
+            let origin = match task {
+                HandoverTask::Decide => Origin::Owned,
+                HandoverTask::Meet => Origin::Met,
+                HandoverTask::Send => {
+                    burst.into_iter().for_each(|buffer| egress.send(port, buffer, &mut engine.tally));
+                    continue;
+                }
+            };
+            let arrival = Arrival { link: port.into(), tags: Tags::NONE, now_ns, origin };
+            process(engine, egress, snapshot, arrival, &mut burst);
+        }
+    }
+    count
+}
+
+/// Decides held packets again whose next hop is now resolved, and drops those that waited for too long. Resolution
+/// depends on the snapshot alone, so they are checked only when there is a new one.
+fn retry_queued<P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P::Buffer, O>,
+    egress: &mut Egress<P>,
+    snapshot: &Snapshot,
+    now_ns: u64,
+) {
+    while let Some(waiting) = engine.neighbour_queue.expired(now_ns) {
+        engine.drop(egress, waiting.buffer, DropReason::NeighbourUnresolved);
+    }
+    if !engine.neighbours_changed {
+        return;
+    }
+    let released = engine.neighbour_queue.release(|neighbour| snapshot.resolves(neighbour.link, neighbour.address));
+    engine.neighbours_changed = released.is_full();
+    for QueuedPacket { buffer, arrival, .. } in released {
+        let mut burst = Burst::new();
+        burst.push(buffer);
+        process(engine, egress, snapshot, Arrival { now_ns, origin: Origin::Owned, ..arrival }, &mut burst);
+    }
+}
+
+/// The sweep: expiry by bounded work. The tables are visited once every [`Sweep::TICKS`], a few entries per poll.
+#[derive(Debug, Default)]
+struct Sweep {
+    /// When it last ran; the first poll only records the time.
+    last: Option<Tick>,
+    /// Number of entries that are due for a visit.
+    owed: u32,
+    /// Where the next sweeps of the flow tables and of the SNAT pools start.
+    next_v4: u32,
+    next_v6: u32,
+    next_pool: u32,
+}
+
+impl Sweep {
+    /// Ticks in which each entry is visited once: about 8.6 s, below the shortest idle limit of 10 s.
+    const TICKS: u32 = 64;
+    /// Maximum number of entries per poll, so that a poll stays short: 64 * 5 ns.
+    const ENTRIES: u32 = 64;
+    /// SNAT pools visited per tick: 65,536 in 34 s.
+    const POOLS: u32 = 256;
+
+    fn run<B: Buffer, O: Observe<B>>(&mut self, engine: &mut Engine<B, O>, snapshot: &Snapshot, now: Tick) {
+        let elapsed = now.since(*self.last.get_or_insert(now)).0.min(Self::TICKS);
+        if elapsed > 0 {
+            self.last = Some(now);
+            let entries = engine.tables.v4.high_water().max(engine.tables.v6.high_water());
+            self.owed = (self.owed + entries.div_ceil(Self::TICKS) * elapsed).min(entries);
+            self.next_pool = engine.ports.sweep(self.next_pool, Self::POOLS, now);
+            if engine.worker == 0 {
+                snapshot.sweep_affinity(now);
+            }
+        }
+        let entries = self.owed.min(Self::ENTRIES);
+        if entries > 0 {
+            self.owed -= entries;
+            let Engine { tables, ports, limits, counters, asks, .. } = engine;
+            let look = Look { limits, snapshot, asks, now };
+            self.next_v4 = sweep(&mut tables.v4, self.next_v4, entries, ports, counters, &look);
+            self.next_v6 = sweep(&mut tables.v6, self.next_v6, entries, ports, counters, &look);
+        }
+    }
+}
+
+/// The context of a sweep over flows.
+struct Look<'a> {
+    limits: &'a IdleLimits,
+    snapshot: &'a Snapshot,
+    asks: &'a ArrayQueue<Ask>,
+    now: Tick,
+}
+
+impl Look<'_> {
+    /// Whether the flow exceeded its idle limit, or its backend's drain has ended.
+    fn ended<A: Address>(&self, flow: &Flow<A>) -> bool {
+        let Some(backend) = self.snapshot.backend(flow.backend) else {
+            // The sides of a connection that is still in use get a RST in answer to the next packet.
+            return flow.protocol != protocol::TCP || self.limits.is_silent(flow.last_seen, self.now);
+        };
+        self.limits.is_over(flow.state, backend.idle_timeout, flow.last_seen, self.now)
+    }
+
+    /// Requests the resolution of an on-link client while its flow is in use; otherwise the kernel would forget the
+    /// neighbour, since it sees none of its packets. The kernel side resolves each at most every 30 s; a request that
+    /// finds the queue full is repeated by the next sweep.
+    fn keep_client<A: Address>(&self, flow: &Flow<A>) {
+        let is_used = self.now.since(flow.last_seen) <= USED_WITHIN;
+        if let Some(hop) = self.snapshot.next_hop(flow.route_to_client).filter(|_| is_used)
+            && hop.address == flow.client.ip()
+        {
+            let _ = self.asks.push((hop.link, hop.address));
+        }
+    }
+}
+
+/// A flow is in use if its last packet is at most this old: 75 ticks are 10 s, a little more than a sweep takes.
+const USED_WITHIN: Ticks = Ticks(75);
+
+/// Visits `entries` entries from `start` on. Returns where to continue.
+fn sweep<A: Address>(
+    table: &mut FlowTable<A>,
+    start: u32,
+    entries: u32,
+    ports: &mut SnatPorts,
+    counters: &WorkerCounters,
+    look: &Look<'_>,
+) -> u32 {
+    table.sweep(start, entries, |flow| {
+        let ended = look.ended(flow);
+        if ended {
+            if let Some(lease) = flow.snat_lease() {
+                ports.release(lease.pool, lease.port, look.now);
+            }
+            counters.flow_ended(flow.backend.slot);
+        } else {
+            look.keep_client(flow);
+        }
+        ended
+    })
+}

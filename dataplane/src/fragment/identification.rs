@@ -1,0 +1,78 @@
+//! IPv4 and IPv6 identifications that the gateway assigns: a device that merges packets of several senders under one
+//! source address must keep their identifications apart (RFC 6864 section 5.3).
+//!
+//! **Invariant:** identifications that one worker assigns to one source, destination and protocol repeat only after its
+//! whole share; shares of workers are disjoint. They are a counter plus a keyed hash of the addresses, so nobody can
+//! infer from his own identifications how many others get (RFC 7739 section 5.3).
+//!
+//! Not here: datagrams that must not be fragmented, which need no identification (RFC 6864 section 4.1).
+
+use crate::wire::{Address, Tuple, TupleHash};
+
+/// Number of counters. Pairs of addresses that share a counter only use it up faster. 2,048 * 4 bytes = 8 KiB stay in a
+/// core's cache.
+const COUNTERS: usize = 2_048;
+
+/// The identifications that one worker assigns.
+#[derive(Debug)]
+pub(crate) struct Identifications {
+    hash: TupleHash,
+    counters: Box<[u32; COUNTERS]>,
+    worker: u32,
+    workers: u32,
+}
+
+impl Identifications {
+    /// For one of `workers` workers; `seed` is secret and the same on all.
+    pub(crate) fn new(seed: u64, worker: u16, workers: u16) -> Self {
+        let workers = u32::from(workers.max(1));
+        Self { hash: TupleHash::new(!seed), counters: Box::new([0; COUNTERS]), worker: u32::from(worker) % workers, workers }
+    }
+
+    /// A new identification for a datagram: 16 bits for IPv4, 32 for IPv6.
+    #[allow(clippy::cast_possible_truncation)] // of the hash its bits; a number is below the space, which is at most 2^32
+    pub(crate) fn next<A: Address>(&mut self, source: A, destination: A, protocol: u8) -> u32 {
+        let hash = self.hash.hash(&Tuple { source, destination, source_port: 0, destination_port: 0, protocol });
+        let Some(counter) = self.counters.get_mut(hash as usize % COUNTERS) else { return 0 };
+        *counter = counter.wrapping_add(1);
+        let space = if A::BYTES == 4 { 1_u64 << 16 } else { 1_u64 << 32 };
+        let share = space / u64::from(self.workers);
+        let within = u64::from(counter.wrapping_add((hash >> 32) as u32)) % share;
+        (u64::from(self.worker) * share + within) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn numbers_repeat_only_after_all_of_the_share() {
+        let mut whole = Identifications::new(7, 0, 1);
+        let all: HashSet<u32> = (0..65_536).map(|_| whole.next(0x0a00_0003_u32, 0x0a00_000b, 17)).collect();
+        assert_eq!(all.len(), 65_536);
+    }
+
+    #[test]
+    fn workers_give_none_of_each_other() {
+        let mut seen = HashSet::new();
+        for worker in 0..3 {
+            let mut share = Identifications::new(7, worker, 3);
+            for _ in 0..65_536 / 3 {
+                assert!(seen.insert(share.next(0x0a00_0003_u32, 0x0a00_000b, 17)));
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_of_ipv6_use_32_bits_and_differ_by_address() {
+        let mut whole = Identifications::new(7, 0, 1);
+        let of = |whole: &mut Identifications, last: u128| whole.next(0xfd00_u128 << 112 | 3, 0xfd00_u128 << 112 | last, 17);
+        let (a, b) = (of(&mut whole, 11), of(&mut whole, 12));
+        assert!(a > 0xffff || b > 0xffff, "{a} {b}");
+        assert_ne!(a.abs_diff(b), 1);
+        assert_eq!(of(&mut whole, 11), a + 1);
+    }
+}

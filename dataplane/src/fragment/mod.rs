@@ -1,0 +1,15 @@
+//! IP fragments: the headers of received fragments, the memory of their datagrams, fragmentation of packets that do not
+//! fit, and identifications.
+//!
+//! Not here: the verdict on a fragment (`forward`), and reassembly: fragments are forwarded as fragments.
+
+mod datagrams;
+mod early;
+mod header;
+mod identification;
+mod split;
+
+pub(crate) use datagrams::{Datagrams, EarlyFragment, LaterFragments, Slot};
+pub use header::{Datagram, Fragment, Part};
+pub(crate) use identification::Identifications;
+pub(crate) use split::split;

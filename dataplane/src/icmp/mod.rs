@@ -1,0 +1,27 @@
+//! ICMP and neighbour protocols: errors that the gateway sends and maps, echo, ARP, neighbour discovery, announcements,
+//! the neighbour queue, and the rate limit of answers.
+//!
+//! Not here: where an ICMP error of a flow is forwarded (`forward::icmp_errors`).
+
+mod announce;
+mod answer;
+mod echo;
+mod error;
+mod limiter;
+pub mod mapping;
+mod neighbour;
+mod neighbour_queue;
+mod quote;
+mod tunnel_quote;
+
+pub(crate) use announce::Announcements;
+pub use answer::may_answer;
+pub use echo::echo_reply;
+pub use error::{IcmpError, icmp_error, icmp_error_about_inner};
+pub use limiter::{ANSWERS_PER_SECOND, ANSWERS_PER_SECOND_AND_NETWORK, AnswerLimiter};
+pub use mapping::ErrorRewrite;
+pub use neighbour::{announcement, arp_question, arp_reply, neighbour_advertisement, neighbour_question};
+pub use neighbour_queue::{Ask, UnresolvedNeighbour};
+pub(crate) use neighbour_queue::{NeighbourQueue, QueuedPacket};
+pub use quote::{Quote, QuotedChecksum};
+pub use tunnel_quote::{Inner, Trouble, TunnelQuote};

@@ -1,0 +1,35 @@
+//! The interface to packet I/O: bursts of buffers through a port. Ports are in memory in tests, capture files in
+//! `replay`, DPDK queues in the gateway.
+//!
+//! **Invariant:** no call waits; buffers that a port refuses stay with the caller.
+//!
+//! Not here: drivers.
+
+use arrayvec::ArrayVec;
+
+use crate::wire::Buffer;
+
+/// Maximum number of packets in a burst. 32 fills a cache line of descriptors on common NICs, and is the unit of the
+/// DPDK drivers' vector paths.
+pub const BURST: usize = 32;
+
+/// Up to [`BURST`] buffers.
+pub type Burst<B> = ArrayVec<B, BURST>;
+
+/// One network port as a worker uses it: with a receive queue and a transmit queue of the worker's own.
+pub trait Port {
+    /// The type of its buffers.
+    type Buffer: Buffer;
+
+    /// Appends received packets while the burst has room. Never waits.
+    fn receive(&mut self, burst: &mut Burst<Self::Buffer>);
+
+    /// Transmits from the front of the burst, and leaves refused packets in it, in order.
+    fn transmit(&mut self, burst: &mut Burst<Self::Buffer>);
+
+    /// An empty buffer (length 0); `None` when memory is short.
+    fn allocate(&mut self) -> Option<Self::Buffer>;
+
+    /// Frees all buffers of the burst.
+    fn release(&mut self, burst: &mut Burst<Self::Buffer>);
+}

@@ -1,0 +1,102 @@
+//! A port in memory, for tests, `replay` and `bench --io mem`.
+//!
+//! Not here: timing; a memory port neither waits nor loses frames unless `room` is limited.
+
+use std::collections::VecDeque;
+
+use super::io::{Burst, Port};
+use crate::wire::Buffer;
+
+/// A frame in memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemoryBuffer {
+    bytes: Vec<u8>,
+    /// An identifier for the owner's use; 0 for buffers that the engine allocated.
+    pub id: u64,
+    /// The hash that a network card would report.
+    pub rss_hash: Option<u32>,
+}
+
+/// Capacity of a buffer, bytes: the largest jumbo frame of common NICs.
+const ROOM: usize = 9216;
+
+impl MemoryBuffer {
+    /// A buffer with this frame.
+    #[must_use]
+    pub fn new(frame: &[u8], id: u64) -> Self {
+        Self { bytes: frame.to_vec(), id, rss_hash: None }
+    }
+}
+
+impl Buffer for MemoryBuffer {
+    fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
+    fn resize(&mut self, len: usize) -> bool {
+        if len > ROOM {
+            return false;
+        }
+        self.bytes.resize(len, 0);
+        true
+    }
+
+    fn prepend(&mut self, len: usize) -> bool {
+        if self.bytes.len() + len > ROOM {
+            return false;
+        }
+        self.bytes.splice(..0, std::iter::repeat_n(0, len));
+        true
+    }
+
+    fn rss_hash(&self) -> Option<u32> {
+        self.rss_hash
+    }
+
+    fn trim_front(&mut self, len: usize) {
+        self.bytes.drain(..len.min(self.bytes.len()));
+    }
+}
+
+/// A port of two queues of frames. `room` limits the frames in [`MemoryPort::sent`].
+#[derive(Debug)]
+pub struct MemoryPort {
+    /// Frames that will be received, oldest first.
+    pub arriving: VecDeque<MemoryBuffer>,
+    /// Frames that were transmitted, oldest first.
+    pub sent: VecDeque<MemoryBuffer>,
+    /// Maximum number of frames in `sent`; further ones are refused.
+    pub room: usize,
+}
+
+impl Default for MemoryPort {
+    fn default() -> Self {
+        Self { arriving: VecDeque::new(), sent: VecDeque::new(), room: usize::MAX }
+    }
+}
+
+impl Port for MemoryPort {
+    type Buffer = MemoryBuffer;
+
+    fn receive(&mut self, burst: &mut Burst<MemoryBuffer>) {
+        let n = burst.remaining_capacity().min(self.arriving.len());
+        burst.extend(self.arriving.drain(..n));
+    }
+
+    fn transmit(&mut self, burst: &mut Burst<MemoryBuffer>) {
+        let n = burst.len().min(self.room.saturating_sub(self.sent.len()));
+        self.sent.extend(burst.drain(..n));
+    }
+
+    fn allocate(&mut self) -> Option<MemoryBuffer> {
+        Some(MemoryBuffer::default())
+    }
+
+    fn release(&mut self, burst: &mut Burst<MemoryBuffer>) {
+        burst.clear();
+    }
+}

@@ -1,0 +1,20 @@
+//! Packet I/O: the interface of ports, links, how packets arrive, the filter of received frames, and the rings to the
+//! Linux twins with their rate limit.
+//!
+//! Not here: DPDK and taps, which the root package connects.
+
+mod arrival;
+mod frame_filter;
+mod io;
+mod link;
+mod memory;
+mod twin;
+mod twin_rate;
+
+pub(crate) use arrival::{Arrival, Origin};
+pub(crate) use frame_filter::{FrameFilter, SentTo};
+pub use io::{BURST, Burst, Port};
+pub use link::{Link, PortIndex};
+pub use memory::{MemoryBuffer, MemoryPort};
+pub use twin::{FROM_LINUX_BURSTS, TO_LINUX_BURSTS, TwinQueues};
+pub(crate) use twin_rate::{Class, TwinRate, class};

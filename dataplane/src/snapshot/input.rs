@@ -1,0 +1,133 @@
+//! Inputs of the compiler, provided by the agent: configuration, network and health, as plain values.
+//!
+//! Not here: services, which the controller sends (`proto`).
+
+use std::collections::{BTreeMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
+use proto::{Protocol, ServiceName};
+
+use crate::flow::FlowLimits;
+use crate::port::{Link, PortIndex};
+use crate::wire::Mac;
+
+/// A port as the engine needs it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortConfig {
+    /// Its name.
+    pub name: String,
+    /// Its Ethernet address.
+    pub mac: Mac,
+    /// MTU, bytes.
+    pub mtu: u16,
+    /// Addresses of its Linux twin with the prefixes that are on-link.
+    pub addresses: Vec<IpNet>,
+    /// Whether it has a Linux twin. Without one, the engine answers for `addresses` itself and drops packets for the
+    /// kernel.
+    pub twin: bool,
+}
+
+/// GUE's registered port (draft-ietf-intarea-gue).
+pub const GUE_PORT: u16 = 6080;
+
+/// The outer headers of tunnels (FORWARDING section 12).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tunnel {
+    /// Outer source addresses of both families. A family without one uses the address of the outgoing port.
+    pub sources: Vec<IpAddr>,
+    /// Outer UDP destination port of mode `gue`.
+    pub gue_destination_port: u16,
+}
+
+impl Default for Tunnel {
+    fn default() -> Self {
+        Self { sources: Vec::new(), gue_destination_port: GUE_PORT }
+    }
+}
+
+/// The configuration, constant while the gateway runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The ports, indexed by [`PortIndex`].
+    pub ports: Vec<PortConfig>,
+    /// SNAT addresses of both families.
+    pub snat: Vec<IpAddr>,
+    /// Addresses on which node ports are served.
+    pub node_port_addresses: Vec<IpAddr>,
+    /// Flow limits.
+    pub flows: FlowLimits,
+    /// Tunnels of modes `ipip` and `gue`.
+    pub tunnel: Tunnel,
+}
+
+/// A route in the kernel's tables main and local through one of the gateway's ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Route {
+    /// Destination prefix.
+    pub to: IpNet,
+    /// Next hop; `None`: the destination is on-link.
+    pub via: Option<IpAddr>,
+    /// The link.
+    pub link: Link,
+    /// Its weight among the routes to the same destination, 1 to 256.
+    pub weight: u16,
+}
+
+/// A neighbour whose Ethernet address the kernel knows and regards as usable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Neighbour {
+    /// The link on which it is reached.
+    pub link: Link,
+    /// Its IP address.
+    pub address: IpAddr,
+    /// Its Ethernet address.
+    pub mac: Mac,
+}
+
+/// A VLAN device of the kernel on the twin of a port; it is up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VlanLink {
+    /// The link, whose frames carry VLAN tags.
+    pub link: Link,
+    /// MTU, bytes.
+    pub mtu: u16,
+    /// Its addresses with the prefixes that are on-link.
+    pub addresses: Vec<IpNet>,
+}
+
+/// The kernel's view of the network, as far as it concerns the gateway's ports.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Network {
+    /// Routes, in any order, without duplicates of (to, via, link). Several routes to one destination are used in
+    /// parallel, each flow by one of them (ECMP).
+    pub routes: Vec<Route>,
+    /// Destinations of blackhole, unreachable and prohibit routes: unreachable whatever less specific routes exist.
+    pub unreachable: Vec<IpNet>,
+    /// Usable neighbours, in any order.
+    pub neighbours: Vec<Neighbour>,
+    /// The links of a port besides its untagged frames, sorted and distinct. Other VLANs are unknown.
+    pub vlans: Vec<VlanLink>,
+    /// All addresses of the kernel on the twins and the VLAN devices on them, including those that are not configured.
+    pub addresses: Vec<IpAddr>,
+    /// Ethernet addresses of ports whose devices appeared after the start, or reappeared; they replace the configured
+    /// ones.
+    pub macs: Vec<(PortIndex, Mac)>,
+    /// Ports whose Linux twin accepts frames for other stations too: an interface with an Ethernet address of its own
+    /// is on top of it, it is in a bridge, or a program captures on it.
+    pub promiscuous: Vec<PortIndex>,
+    /// Ports without link. The addresses that they answer for are announced again when the link returns.
+    pub down: Vec<PortIndex>,
+    /// How often each port has moved to another cable (a bond to another member), indexed by port; 0 past the end. The
+    /// addresses that it answers for are announced again after each move, so that switches learn the new location.
+    pub moves: Vec<u64>,
+}
+
+/// The backends that fail their probes. All others are usable.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Health {
+    /// Backends, by protocol and address, that fail for every service that lists them and probes.
+    pub failing: HashSet<(Protocol, SocketAddr)>,
+    /// Backends that fail for one service only: the probe depends on its VIP, or on its endpoints there.
+    pub failing_for: BTreeMap<ServiceName, HashSet<(Protocol, SocketAddr)>>,
+}

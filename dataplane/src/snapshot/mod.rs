@@ -1,0 +1,31 @@
+//! The tables that workers forward by, the inputs that they are compiled from, and their publication.
+//!
+//! **Invariant:** a snapshot never changes once it is published.
+//!
+//! Not here: compilation (`compiler`).
+
+mod backends;
+mod family;
+mod frontend;
+mod input;
+mod pieces;
+mod publish;
+mod routes;
+mod tables;
+mod tunnels;
+
+pub(crate) use backends::BackendTable;
+pub use backends::{Backend, Spot};
+pub(crate) use family::AddressRoles;
+pub use family::{AddressRole, FamilyTables, Front};
+pub(crate) use frontend::{Affinity, Policy, Previous};
+pub use frontend::{BackendView, Frontend, PortView, ServiceView};
+pub use input::{Config, GUE_PORT, Health, Neighbour, Network, PortConfig, Route, Tunnel, VlanLink};
+pub(crate) use pieces::Pieces;
+pub use publish::{Publisher, Subscriber};
+pub use routes::{Exit, NextHop, RouteTo};
+pub(crate) use routes::{GROUP_TABLE, Group, NextHopKey, RouteTarget, Routes};
+pub(crate) use tables::Announced;
+pub use tables::{Snapshot, Views};
+pub use tunnels::Ends;
+pub(crate) use tunnels::Tunnels;

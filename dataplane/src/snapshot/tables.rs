@@ -1,0 +1,330 @@
+//! The tables that a worker forwards by: immutable, built by [`crate::Compiler`], shared by all workers.
+//!
+//! **Invariant:** a slot (of a backend or a next hop) means the same in successive snapshots for as long as a flow may
+//! hold it: a backend's slot carries a generation, and `route_epoch` increases when the slot of a next hop is
+//! reassigned. Unchanged parts are shared with the previous snapshot, not copied.
+//!
+//! Not here: how the tables are built, and anything that a worker writes.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use imbl::OrdMap;
+use proto::{Generation, ProbeTags, Refusal, ServiceName};
+
+use super::backends::{Backend, BackendTable, Spot};
+use super::family::{AddressRole, FamilyTables, Front};
+use super::frontend::{Frontend, ServiceView};
+use super::input::PortConfig;
+use super::pieces::Pieces;
+use super::routes::{Exit, NextHop, RouteTo, Routes};
+use super::tunnels::Tunnels;
+use crate::flow::{AffinityTable, BackendId, SnatAddress, Tick, Ticks};
+use crate::port::{Link, PortIndex};
+use crate::wire::FrontendKey;
+use crate::wire::{Address, ByFamily};
+
+/// Services as commands show them, by name. A copy is free, and differences between two copies are found without
+/// visiting the rest.
+pub type Views = OrdMap<Arc<ServiceName>, Arc<ServiceView>>;
+
+/// All tables at one point in time.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    pub(crate) sequence: u64,
+    pub(crate) generation: Generation,
+    pub(crate) ready: bool,
+    pub(crate) ports: Arc<[PortConfig]>,
+    pub(crate) v4: FamilyTables<u32>,
+    pub(crate) v6: FamilyTables<u128>,
+    pub(crate) frontends: Pieces<Arc<Frontend>>,
+    /// The affinity table; present from the first service with affinity on.
+    pub(crate) affinity: Option<Arc<AffinityTable>>,
+    pub(crate) backends: BackendTable,
+    pub(crate) routes: Arc<Routes>,
+    pub(crate) tunnels: Arc<Tunnels>,
+    pub(crate) probe_tags: Arc<ProbeTags>,
+    pub(crate) services: Views,
+    pub(crate) vlans: Arc<[Link]>,
+    /// MTUs of `vlans`, in their order.
+    pub(crate) vlan_mtus: Arc<[u16]>,
+    pub(crate) promiscuous: Arc<[PortIndex]>,
+    pub(crate) announced: Announced,
+    pub(crate) routed: Arc<[IpAddr]>,
+    pub(crate) managed: Arc<[(Link, IpAddr)]>,
+    pub(crate) shortest_idle_timeout: Option<Ticks>,
+    pub(crate) refused: Arc<[(ServiceName, Refusal)]>,
+    pub(crate) problems: Arc<[String]>,
+}
+
+/// The addresses for which ARP and NDP are answered, each with the sequence of the first snapshot that has answered
+/// without interruption.
+#[derive(Clone, Debug)]
+pub(crate) struct Announced {
+    /// Sorted by link and address.
+    by_address: Arc<[(Link, IpAddr, u64)]>,
+    /// Positions in `by_address`, oldest first.
+    by_age: Arc<[u32]>,
+}
+
+impl Announced {
+    /// `all` must be sorted by link and address.
+    pub(crate) fn new(all: impl Iterator<Item = (Link, IpAddr, u64)>) -> Self {
+        let by_address: Arc<[_]> = all.collect();
+        let mut by_age: Vec<u32> = (0..).take(by_address.len()).collect();
+        // Stable: addresses added together stay sorted by link and address.
+        by_age.sort_by_key(|&position| by_address[position as usize].2);
+        Self { by_address, by_age: by_age.into() }
+    }
+
+    fn aged(&self, position: u32) -> (u64, Link, IpAddr) {
+        let (link, address, since) = self.by_address[position as usize];
+        (since, link, address)
+    }
+
+    /// The first entry after `last` in the order of age; without `last`, the first of all.
+    pub(crate) fn after(&self, last: Option<(u64, Link, IpAddr)>) -> Option<(u64, Link, IpAddr)> {
+        let passed = self.by_age.partition_point(|&position| Some(self.aged(position)) <= last);
+        self.by_age.get(passed).map(|&position| self.aged(position))
+    }
+
+    /// The last entry in the order of age.
+    pub(crate) fn newest(&self) -> Option<(u64, Link, IpAddr)> {
+        self.by_age.last().map(|&position| self.aged(position))
+    }
+}
+
+impl ByFamily for Snapshot {
+    type Of<A: Address> = FamilyTables<A>;
+
+    #[inline(always)]
+    fn v4(&self) -> &FamilyTables<u32> {
+        &self.v4
+    }
+
+    #[inline(always)]
+    fn v6(&self) -> &FamilyTables<u128> {
+        &self.v6
+    }
+}
+
+impl Snapshot {
+    /// Increases by one with every snapshot of a compiler.
+    #[must_use]
+    pub const fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// The generation of the state that it was compiled from.
+    #[must_use]
+    pub const fn generation(&self) -> &Generation {
+        &self.generation
+    }
+
+    /// Whether it was compiled from a complete state. Until then the gateway announces, answers and resets nothing.
+    #[must_use]
+    pub const fn ready(&self) -> bool {
+        self.ready
+    }
+
+    /// A port. An index that is not in the configuration gives the first port.
+    #[must_use]
+    #[inline]
+    pub fn port(&self, index: PortIndex) -> &PortConfig {
+        self.ports.get(usize::from(index.0)).unwrap_or(&self.ports[0])
+    }
+
+    /// All ports.
+    #[must_use]
+    pub fn ports(&self) -> &[PortConfig] {
+        &self.ports
+    }
+
+    /// The frontend at this address, transport protocol number and port.
+    #[must_use]
+    #[inline]
+    pub fn frontend<A: Address>(&self, address: A, protocol: u8, port: u16) -> Option<&Frontend> {
+        let position = *A::of(self).frontends.get(&FrontendKey { address, port, protocol })?;
+        self.frontends.get(position as usize).map(AsRef::as_ref)
+    }
+
+    /// The frontend that a backend of mode `dnat` answers for. Outer `None`: the address is no such backend. Inner
+    /// `None`: it may answer for one of several frontends.
+    #[must_use]
+    #[inline]
+    pub fn front<A: Address>(&self, address: A, protocol: u8, port: u16) -> Option<Option<Front<A>>> {
+        let fronts = &A::of(self).fronts;
+        if fronts.is_empty() { None } else { fronts.get(&FrontendKey { address, port, protocol }).copied() }
+    }
+
+    /// The backend, if it still exists: alive or draining.
+    #[must_use]
+    #[inline]
+    pub fn backend(&self, id: BackendId) -> Option<&Backend> {
+        self.backends.get(id)
+    }
+
+    /// The fields of a backend that a hit needs; `None` when its slot was reassigned.
+    #[must_use]
+    #[inline]
+    pub fn spot(&self, id: BackendId) -> Option<&Spot> {
+        self.backends.spot(id)
+    }
+
+    /// Removes expired clients from the next part of the affinity table. One worker calls this once per tick.
+    pub(crate) fn sweep_affinity(&self, now: Tick) {
+        if let Some(table) = &self.affinity {
+            table.sweep(now);
+        }
+    }
+
+    /// The role of an address.
+    #[must_use]
+    #[inline]
+    pub fn role<A: Address>(&self, address: A) -> AddressRole {
+        A::of(self).roles.of(address)
+    }
+
+    /// The route to an address.
+    #[must_use]
+    pub fn route<A: Address>(&self, address: A) -> RouteTo {
+        self.routes.to(address.ip())
+    }
+
+    /// The slot of the next hop for a flow with this hash. `next_hop` comes from [`Snapshot::route`] or a backend: of a
+    /// group, a usable member if there is one; otherwise it is the slot itself.
+    #[must_use]
+    pub fn member(&self, next_hop: u32, hash: u64) -> u32 {
+        self.routes.member(next_hop, hash)
+    }
+
+    /// Whether a member of a group is reached by this link.
+    #[must_use]
+    pub(crate) fn any_member_by(&self, next_hop: u32, link: Link) -> bool {
+        self.routes.members(next_hop).iter().any(|&slot| self.next_hop(slot).is_some_and(|hop| hop.link == link))
+    }
+
+    /// A next hop by its slot.
+    #[must_use]
+    #[inline]
+    pub fn next_hop(&self, slot: u32) -> Option<&NextHop> {
+        self.routes.next_hop(slot)
+    }
+
+    /// The exit towards the next hop in a slot; `None` while its Ethernet address is unknown.
+    #[must_use]
+    #[inline]
+    pub fn exit(&self, slot: u32) -> Option<&Exit> {
+        self.routes.exit(slot)
+    }
+
+    /// Increases when a next hop that was looked up earlier may no longer be right. At least 1.
+    #[must_use]
+    #[inline]
+    pub fn route_epoch(&self) -> u32 {
+        self.routes.epoch
+    }
+
+    /// Whether the Ethernet address of this neighbour is known.
+    #[must_use]
+    pub fn resolves(&self, link: Link, address: IpAddr) -> bool {
+        self.routes.resolves(link, address)
+    }
+
+    /// Whether the kernel has an interface for this link.
+    #[must_use]
+    pub fn knows(&self, link: Link) -> bool {
+        !link.is_tagged() || self.vlans.binary_search(&link).is_ok()
+    }
+
+    /// Whether the kernel accepts frames for other stations at the twin of this port.
+    #[must_use]
+    pub(crate) fn is_promiscuous(&self, port: PortIndex) -> bool {
+        self.promiscuous.contains(&port)
+    }
+
+    /// MTU of a link in bytes; of an unknown link, that of its port.
+    #[must_use]
+    #[inline]
+    pub fn mtu(&self, link: Link) -> u16 {
+        let of_port = self.port(link.port()).mtu;
+        if link.is_tagged() { self.mtu_of_vlan(link).map_or(of_port, |mtu| mtu.min(of_port)) } else { of_port }
+    }
+
+    fn mtu_of_vlan(&self, link: Link) -> Option<u16> {
+        self.vlan_mtus.get(self.vlans.binary_search(&link).ok()?).copied()
+    }
+
+    /// The SNAT addresses for backends reached by this link.
+    #[must_use]
+    #[inline]
+    pub fn snat<A: Address>(&self, link: Link) -> &[SnatAddress<A>] {
+        let tables = &A::of(self).snat;
+        let of_link = if link.is_tagged() {
+            self.vlans.binary_search(&link).ok().and_then(|position| tables.get(self.ports.len() + position))
+        } else {
+            tables.get(usize::from(link.port().0))
+        };
+        of_link.map_or(&[], AsRef::as_ref)
+    }
+
+    /// Whether ARP or NDP for the address is answered on this link.
+    #[must_use]
+    pub fn answers_for<A: Address>(&self, link: Link, address: A) -> bool {
+        self.answers_for_ip(link, address.ip())
+    }
+
+    /// [`Snapshot::answers_for`], for an address of either family.
+    #[must_use]
+    pub fn answers_for_ip(&self, link: Link, address: IpAddr) -> bool {
+        self.announced.by_address.binary_search_by_key(&(link, address), |&(link, address, _)| (link, address)).is_ok()
+    }
+
+    /// The addresses for which [`Snapshot::answers_for`] is true, each with the sequence of the first snapshot that has
+    /// answered without interruption. Sorted by link and address; the same list while nothing changes.
+    #[must_use]
+    pub fn announced(&self) -> &Arc<[(Link, IpAddr, u64)]> {
+        &self.announced.by_address
+    }
+
+    /// The same list with the order by age.
+    pub(crate) const fn all_announced(&self) -> &Announced {
+        &self.announced
+    }
+
+    /// VIPs of `routed` pools, which a routing daemon announces to routers. Sorted.
+    #[must_use]
+    pub fn routed(&self) -> &[IpAddr] {
+        &self.routed
+    }
+
+    /// Routers in use and on-link backends, which the kernel should keep resolved.
+    #[must_use]
+    pub fn managed_next_hops(&self) -> &[(Link, IpAddr)] {
+        &self.managed
+    }
+
+    /// The shortest idle timeout that a service sets.
+    #[must_use]
+    pub const fn shortest_idle_timeout(&self) -> Option<Ticks> {
+        self.shortest_idle_timeout
+    }
+
+    /// The services, by name.
+    #[must_use]
+    pub const fn services(&self) -> &Views {
+        &self.services
+    }
+
+    /// Services that this gateway does not serve, or serves only in part, with the reason.
+    #[must_use]
+    pub fn refused(&self) -> &[(ServiceName, Refusal)] {
+        &self.refused
+    }
+
+    /// Messages about conflicts between configuration and state.
+    #[must_use]
+    pub fn problems(&self) -> &[String] {
+        &self.problems
+    }
+}

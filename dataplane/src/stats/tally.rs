@@ -1,0 +1,85 @@
+//! Counts of a worker within one poll, in plain integers; they are added to its shared counters at the end of the poll.
+//!
+//! **Invariant:** every count reaches the shared counters exactly once.
+//!
+//! Not here: counts per backend, which go to the shared counters at once.
+
+use super::counters::WorkerCounters;
+use super::drop_reason::DropReason;
+
+/// Counts since the last [`Tally::publish`].
+#[derive(Debug)]
+pub(crate) struct Tally {
+    pub(crate) received: u64,
+    pub(crate) handed_in: u64,
+    pub(crate) handed_out: u64,
+    pub(crate) originated: u64,
+    pub(crate) transmitted: u64,
+    pub(crate) replies: u64,
+    pub(crate) hits: u64,
+    pub(crate) misses: u64,
+    pub(crate) new_flows: u64,
+    pub(crate) reused_early: u64,
+    pub(crate) reclaimed: u64,
+    dropped: bool,
+    drops: [u64; DropReason::ALL.len()],
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self {
+            received: 0,
+            handed_in: 0,
+            handed_out: 0,
+            originated: 0,
+            transmitted: 0,
+            replies: 0,
+            hits: 0,
+            misses: 0,
+            new_flows: 0,
+            reused_early: 0,
+            reclaimed: 0,
+            dropped: false,
+            drops: [0; DropReason::ALL.len()],
+        }
+    }
+}
+
+impl Tally {
+    pub(crate) fn drop(&mut self, reason: DropReason) {
+        self.drop_many(reason, 1);
+    }
+
+    pub(crate) fn drop_many(&mut self, reason: DropReason, packets: u64) {
+        self.dropped = true;
+        self.drops[reason as usize] += packets;
+    }
+
+    /// Adds all counts to the shared counters and resets them.
+    pub(crate) fn publish(&mut self, counters: &WorkerCounters) {
+        let sums = [
+            (&counters.received, self.received),
+            (&counters.handed_in, self.handed_in),
+            (&counters.handed_out, self.handed_out),
+            (&counters.originated, self.originated),
+            (&counters.transmitted, self.transmitted),
+            (&counters.replies, self.replies),
+            (&counters.hits, self.hits),
+            (&counters.misses, self.misses),
+            (&counters.new_flows, self.new_flows),
+            (&counters.snat_port_reused_early, self.reused_early),
+            (&counters.reclaimed, self.reclaimed),
+        ];
+        for (counter, n) in sums {
+            if n != 0 {
+                counter.add(n);
+            }
+        }
+        if self.dropped {
+            for (reason, n) in DropReason::ALL.iter().zip(self.drops) {
+                counters.drops(*reason).add(n);
+            }
+        }
+        *self = Self::default();
+    }
+}

@@ -1,0 +1,231 @@
+//! The outputs of a worker: its ports, their twins and the other workers, with packets collected into bursts.
+//!
+//! **Invariant:** packets that a port or a ring refuses are freed and counted by reason.
+//!
+//! Not here: the decision by which output a packet leaves.
+
+use std::sync::Arc;
+
+use super::handover::{Handed, HandoverQueue, HandoverTask, Peers};
+use super::id::WorkerId;
+use crate::port::{Arrival, Burst, Class, Port, PortIndex, TwinQueues, class};
+use crate::stats::{DropReason, Tally};
+use crate::wire::{Address, Headers, Tags};
+
+/// One port with its twin, and the bursts collected for both.
+#[derive(Debug)]
+pub(crate) struct EgressPort<P: Port> {
+    pub(crate) device: P,
+    twin: Option<Arc<TwinQueues<P::Buffer>>>,
+    /// The worker that transmits for this one, if it has no transmit queue of its own.
+    sender: Option<(PortIndex, HandoverQueue<P::Buffer>)>,
+    out: Burst<P::Buffer>,
+    to_linux: Burst<P::Buffer>,
+}
+
+/// All outputs of a worker.
+#[derive(Debug)]
+pub(crate) struct Egress<P: Port> {
+    pub(crate) ports: Vec<EgressPort<P>>,
+    /// `None` with a single worker.
+    pub(crate) peers: Option<Peers<P::Buffer>>,
+    discarded: Burst<P::Buffer>,
+}
+
+impl<P: Port> EgressPort<P> {
+    pub(crate) fn new(device: P, twin: Option<Arc<TwinQueues<P::Buffer>>>) -> Self {
+        Self { device, twin, sender: None, out: Burst::new(), to_linux: Burst::new() }
+    }
+
+    fn transmit(&mut self, tally: &mut Tally) {
+        if self.sender.is_some() {
+            return self.hand_over(tally);
+        }
+        let offered = self.out.len();
+        self.device.transmit(&mut self.out);
+        let refused = self.out.len();
+        tally.transmitted += (offered - refused) as u64;
+        if refused > 0 {
+            tally.drop_many(DropReason::TxFull, refused as u64);
+            self.device.release(&mut self.out);
+        }
+    }
+
+    /// Hands the burst to the worker that transmits for this one.
+    #[cold]
+    fn hand_over(&mut self, tally: &mut Tally) {
+        let Some((port, queue)) = &self.sender else { return };
+        let count = self.out.len() as u64;
+        match queue.push(Handed { port: *port, task: HandoverTask::Send, burst: std::mem::take(&mut self.out) }) {
+            Ok(()) => tally.handed_out += count,
+            Err(mut refused) => {
+                tally.drop_many(DropReason::HandoverFull, count);
+                self.device.release(&mut refused.burst);
+            }
+        }
+    }
+
+    fn hand_to_linux(&mut self, tally: &mut Tally) {
+        let burst = std::mem::take(&mut self.to_linux);
+        let count = burst.len() as u64;
+        let refused = match &self.twin {
+            Some(twin) => twin.to_linux.push(burst).err(),
+            None => Some(burst),
+        };
+        match refused {
+            None => tally.transmitted += count,
+            Some(mut burst) => {
+                tally.drop_many(DropReason::TwinFull, count);
+                self.device.release(&mut burst);
+            }
+        }
+    }
+}
+
+impl<P: Port> Egress<P> {
+    pub(crate) fn new(mut ports: Vec<EgressPort<P>>, peers: Option<Peers<P::Buffer>>) -> Self {
+        if let Some(peers) = &peers {
+            for (index, port) in (0..=u8::MAX).map(PortIndex).zip(&mut ports) {
+                port.sender = peers.sender(index).map(|queue| (index, queue));
+            }
+        }
+        Self { ports, peers, discarded: Burst::new() }
+    }
+
+    fn port_mut(&mut self, port: PortIndex) -> Option<&mut EgressPort<P>> {
+        self.ports.get_mut(usize::from(port.0))
+    }
+
+    pub(crate) fn receive(&mut self, port: PortIndex, burst: &mut Burst<P::Buffer>) {
+        if let Some(port) = self.port_mut(port) {
+            port.device.receive(burst);
+        }
+    }
+
+    /// The oldest burst that the kernel sends out of the port, if this worker serves the twin.
+    pub(crate) fn burst_of_linux(&mut self, port: PortIndex) -> Option<Burst<P::Buffer>> {
+        if self.peers.as_ref().is_some_and(|peers| !peers.serves_twin_of(port)) {
+            return None;
+        }
+        self.port_mut(port)?.twin.as_ref()?.from_linux.pop()
+    }
+
+    /// The class of a packet that arrived on the port, for the rate limit towards the kernel.
+    pub(crate) fn class(&self, port: PortIndex, frame: &[u8]) -> Class {
+        let twin = self.ports.get(usize::from(port.0)).and_then(|port| port.twin.as_ref());
+        twin.map_or(Class::Rest, |twin| class(frame, &twin.begun))
+    }
+
+    /// Records a packet that the kernel sends by the port, since an answer may follow.
+    pub(crate) fn sent_by_linux<A: Address>(&self, port: PortIndex, headers: &Headers<A>) {
+        if let Some(twin) = self.ports.get(usize::from(port.0)).and_then(|port| port.twin.as_ref()) {
+            twin.begun.sent(headers);
+        }
+    }
+
+    /// Adds a packet to the burst of a port.
+    #[inline]
+    pub(crate) fn send(&mut self, port: PortIndex, buffer: P::Buffer, tally: &mut Tally) {
+        let Some(port) = self.port_mut(port) else { return tally.drop(DropReason::TxFull) };
+        port.out.push(buffer);
+        if port.out.is_full() {
+            port.transmit(tally);
+        }
+    }
+
+    /// Adds VLAN tags to a packet, and the packet to the burst of a port.
+    pub(crate) fn send_tagged(&mut self, port: PortIndex, tags: Tags, mut buffer: P::Buffer, tally: &mut Tally) {
+        if tags.put_on(&mut buffer) {
+            self.send(port, buffer, tally);
+        } else {
+            tally.drop(DropReason::TxFull);
+            self.discard(buffer);
+        }
+    }
+
+    /// Adds a packet, as it arrived, to the burst for another worker.
+    pub(crate) fn hand_over(
+        &mut self,
+        owner: WorkerId,
+        task: HandoverTask,
+        arrival: Arrival,
+        mut buffer: P::Buffer,
+        tally: &mut Tally,
+    ) {
+        if !arrival.tags.put_on(&mut buffer) {
+            tally.drop(DropReason::HandoverFull);
+            return self.discard(buffer);
+        }
+        let Some(peers) = &mut self.peers else { return self.discard(buffer) };
+        if let Some(handed) = peers.gather(owner, task, arrival.link.port(), buffer) {
+            self.push_to(owner, handed, tally);
+        }
+    }
+
+    fn push_to(&mut self, owner: WorkerId, handed: Handed<P::Buffer>, tally: &mut Tally) {
+        let Some(peers) = &self.peers else { return };
+        let count = handed.burst.len() as u64;
+        match peers.push(owner, handed) {
+            Ok(()) => tally.handed_out += count,
+            Err(mut refused) => {
+                tally.drop_many(DropReason::HandoverFull, count);
+                if let Some(port) = self.ports.first_mut() {
+                    port.device.release(&mut refused.burst);
+                }
+            }
+        }
+    }
+
+    /// Hands over all collected bursts.
+    fn flush_to_peers(&mut self, tally: &mut Tally) {
+        while let Some((owner, handed)) = self.peers.as_mut().and_then(Peers::gathered) {
+            self.push_to(owner, handed, tally);
+        }
+    }
+
+    /// Adds a packet to the burst for the twin of a port.
+    pub(crate) fn queue_for_linux(&mut self, port: PortIndex, buffer: P::Buffer, tally: &mut Tally) {
+        let Some(port) = self.port_mut(port) else { return tally.drop(DropReason::TwinFull) };
+        port.to_linux.push(buffer);
+        if port.to_linux.is_full() {
+            port.hand_to_linux(tally);
+        }
+    }
+
+    /// Collects a dropped packet, to free many at once. Any port can free the buffers of all: they come from one pool.
+    pub(crate) fn discard(&mut self, buffer: P::Buffer) {
+        self.discarded.push(buffer);
+        if self.discarded.is_full() {
+            self.release();
+        }
+    }
+
+    fn release(&mut self) {
+        if let Some(port) = self.ports.first_mut() {
+            port.device.release(&mut self.discarded);
+        }
+    }
+
+    /// An empty buffer of a port.
+    pub(crate) fn allocate(&mut self, port: PortIndex) -> Option<P::Buffer> {
+        self.port_mut(port)?.device.allocate()
+    }
+
+    /// Sends and frees all collected packets.
+    pub(crate) fn flush(&mut self, tally: &mut Tally) {
+        if !self.discarded.is_empty() {
+            self.release();
+        }
+        if self.peers.is_some() {
+            self.flush_to_peers(tally);
+        }
+        for port in &mut self.ports {
+            if !port.out.is_empty() {
+                port.transmit(tally);
+            }
+            if !port.to_linux.is_empty() {
+                port.hand_to_linux(tally);
+            }
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Hand-over of packets to the other workers of the gateway: whole bursts through one bounded queue for each ordered
+//! pair. No side ever waits, and a sleeping worker is not woken: it polls within 50 microseconds.
+//!
+//! **Invariant:** packets of one port with one task that one worker hands to another arrive in order. In a poll a
+//! worker pushes at most one burst that is not full for each port and task, however they are mixed. Packets that a
+//! queue refuses are dropped and counted (`handover_full`).
+//!
+//! Not here: who owns a packet ([`super::steering`]).
+
+use std::mem;
+use std::sync::Arc;
+
+use crossbeam_queue::ArrayQueue;
+
+use super::id::WorkerId;
+use super::port_share::PortShare;
+use super::rss_proof::{Observer, RssProof};
+use super::steering::Steering;
+use crate::port::{BURST, Burst, PortIndex};
+
+/// Maximum number of bursts that wait for a worker, from all others together. If full, they hold the 4,096 packets that
+/// the buffer pool reserves for each worker. At 14.88 million packets a second, half of them for other workers, that is
+/// half a millisecond.
+const BURSTS_PER_WORKER: usize = 128;
+/// Minimum capacity of the queue between two workers, in bursts.
+const BURSTS_PER_PAIR_MIN: usize = 16;
+/// Packets taken from one worker before the next one has its turn (the last burst may exceed it): four full bursts, or
+/// as many small ones as a queue holds.
+pub(crate) const PACKETS_PER_TURN: usize = 4 * BURST;
+
+/// What the receiving worker does with the packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HandoverTask {
+    /// Decide on them: it is their owner.
+    Decide,
+    /// Determine their owner: they are fragments, and those of a datagram meet there.
+    Meet,
+    /// Transmit them: they are finished, and it has a transmit queue of the port.
+    Send,
+}
+
+/// Number of tasks.
+const ERRANDS: usize = 3;
+
+/// Packets that one worker hands to another.
+#[derive(Debug)]
+pub struct Handed<B> {
+    /// The port on which they arrived, or by which they leave.
+    pub(crate) port: PortIndex,
+    pub(crate) task: HandoverTask,
+    pub(crate) burst: Burst<B>,
+}
+
+pub(crate) type HandoverQueue<B> = Arc<ArrayQueue<Handed<B>>>;
+
+/// How the queues of a port are shared among the workers. Queue n belongs to worker n.
+#[derive(Clone, Debug)]
+pub struct PortQueues {
+    /// Number of transmit queues, at least 1. Workers without one hand their packets over to another worker for
+    /// transmission.
+    pub transmit: u8,
+    /// Set where the device was configured to spread packets by [`Steering::rss_key`] over as many receive queues as
+    /// there are workers: what each worker finds out about that, in their order.
+    pub rss: Option<Arc<[Arc<RssProof>]>>,
+}
+
+/// One worker's view of the others.
+#[derive(Debug)]
+pub struct Peers<B> {
+    me: WorkerId,
+    steering: Arc<Steering>,
+    /// Queues from the other workers.
+    inboxes: Vec<HandoverQueue<B>>,
+    /// Queues to the other workers, indexed by worker; `None` for itself.
+    outboxes: Vec<Option<HandoverQueue<B>>>,
+    gathered: Gathered<B>,
+    /// Indexed by port.
+    proofs: Vec<Option<Observer>>,
+    /// Indexed by port: the worker that transmits for this one, if it has no transmit queue of its own.
+    senders: Vec<Option<WorkerId>>,
+}
+
+impl<B> Peers<B> {
+    /// The views of all workers, in their order. `ports` are in the order of the configuration.
+    #[must_use]
+    pub fn all(steering: &Arc<Steering>, ports: &[PortQueues]) -> Vec<Self> {
+        let workers = steering.workers();
+        let bursts = (BURSTS_PER_WORKER / usize::from(workers.max(2) - 1)).max(BURSTS_PER_PAIR_MIN);
+        let queue = |from: u8, to: u8| (from != to).then(|| Arc::new(ArrayQueue::new(bursts)));
+        let queues: Vec<Vec<Option<HandoverQueue<B>>>> =
+            (0..workers).map(|from| (0..workers).map(|to| queue(from, to)).collect()).collect();
+        let of = |(me, outboxes): (u8, &Vec<Option<HandoverQueue<B>>>)| Self {
+            me: WorkerId(me),
+            steering: Arc::clone(steering),
+            inboxes: queues.iter().filter_map(|from| from.get(usize::from(me))?.clone()).collect(),
+            outboxes: outboxes.clone(),
+            gathered: Gathered::new(workers.into(), ports.len()),
+            proofs: ports.iter().map(|port| port.rss.as_ref()?.get(usize::from(me)).cloned().map(Observer::new)).collect(),
+            senders: ports.iter().map(|port| sender(WorkerId(me), port.transmit)).collect(),
+        };
+        (0..workers).zip(&queues).map(of).collect()
+    }
+
+    pub(crate) fn me(&self) -> WorkerId {
+        self.me
+    }
+
+    /// The inputs for the determination of owners, for packets of a port.
+    pub(crate) fn steering(&mut self, port: PortIndex) -> (WorkerId, &Steering, Option<&mut Observer>) {
+        (self.me, &self.steering, self.proofs.get_mut(usize::from(port.0)).and_then(Option::as_mut))
+    }
+
+    /// Index of this worker, and the number of workers.
+    pub(crate) fn position(&self) -> (u16, u16) {
+        (self.me.0.into(), self.steering.workers().into())
+    }
+
+    /// The SNAT ports of this worker.
+    pub(crate) fn snat_share(&self) -> PortShare {
+        self.steering.share(self.me)
+    }
+
+    /// Whether this worker sends the announcements; one worker does.
+    pub(crate) fn announces(&self) -> bool {
+        self.me == WorkerId(0)
+    }
+
+    pub(crate) fn owner_function(&self) -> &Steering {
+        &self.steering
+    }
+
+    /// Whether this worker serves the twin of a port. One worker does, since the order of its packets matters.
+    pub(crate) fn serves_twin_of(&self, port: PortIndex) -> bool {
+        port.0 % self.steering.workers() == self.me.0
+    }
+
+    /// The queue for packets that leave by a port, if not a queue of this worker.
+    pub(crate) fn sender(&self, port: PortIndex) -> Option<HandoverQueue<B>> {
+        let sender = (*self.senders.get(usize::from(port.0))?)?;
+        self.outboxes.get(usize::from(sender.0))?.clone()
+    }
+
+    /// Number of other workers.
+    pub(crate) fn others(&self) -> usize {
+        self.inboxes.len()
+    }
+
+    /// Takes the oldest burst from another worker.
+    pub(crate) fn take(&self, other: usize) -> Option<Handed<B>> {
+        self.inboxes.get(other)?.pop()
+    }
+
+    /// Adds a packet to the burst for its owner. Returns a full burst, which must be pushed first.
+    pub(crate) fn gather(&mut self, owner: WorkerId, task: HandoverTask, port: PortIndex, buffer: B) -> Option<Handed<B>> {
+        self.gathered.put(owner, task, port, buffer)
+    }
+
+    /// Takes one of the collected bursts with its receiver; `None` when all are taken.
+    pub(crate) fn gathered(&mut self) -> Option<(WorkerId, Handed<B>)> {
+        self.gathered.take()
+    }
+
+    /// Pushes a burst to a worker.
+    ///
+    /// The burst, when the queue is full.
+    pub(crate) fn push(&self, owner: WorkerId, handed: Handed<B>) -> Result<(), Handed<B>> {
+        match self.outboxes.get(usize::from(owner.0)) {
+            Some(Some(queue)) => queue.push(handed),
+            _ => Err(handed),
+        }
+    }
+}
+
+/// Packets collected for other workers: a burst for each worker, port and task. 280 bytes each: with 64 workers and 8
+/// ports 430 KB per worker, of which a poll touches only what it fills.
+#[derive(Debug)]
+struct Gathered<B> {
+    ports: usize,
+    /// Indexed by worker, port and task.
+    bursts: Vec<Burst<B>>,
+    /// The bursts that are not empty, each once.
+    begun: Vec<(WorkerId, PortIndex, HandoverTask)>,
+}
+
+impl<B> Gathered<B> {
+    fn new(workers: usize, ports: usize) -> Self {
+        let count = workers * ports * ERRANDS;
+        Self { ports, bursts: (0..count).map(|_| Burst::new()).collect(), begun: Vec::with_capacity(count) }
+    }
+
+    fn burst(&mut self, owner: WorkerId, port: PortIndex, task: HandoverTask) -> Option<&mut Burst<B>> {
+        let position = (usize::from(owner.0) * self.ports + usize::from(port.0)) * ERRANDS + task as usize;
+        self.bursts.get_mut(position)
+    }
+
+    /// Adds a packet. Returns the previous burst if that was full.
+    fn put(&mut self, owner: WorkerId, task: HandoverTask, port: PortIndex, buffer: B) -> Option<Handed<B>> {
+        let burst = self.burst(owner, port, task)?;
+        let full = burst.is_full().then(|| mem::take(burst));
+        let begins = burst.is_empty() && full.is_none();
+        burst.push(buffer);
+        if begins {
+            self.begun.push((owner, port, task));
+        }
+        full.map(|burst| Handed { port, task, burst })
+    }
+
+    fn take(&mut self) -> Option<(WorkerId, Handed<B>)> {
+        let (owner, port, task) = self.begun.pop()?;
+        let burst = mem::take(self.burst(owner, port, task)?);
+        Some((owner, Handed { port, task, burst }))
+    }
+}
+
+/// The worker that transmits for a worker on a port with this many transmit queues; `None` if it does so itself.
+fn sender(worker: WorkerId, transmit_queues: u8) -> Option<WorkerId> {
+    let queues = transmit_queues.max(1);
+    (worker.0 >= queues).then_some(WorkerId(worker.0 % queues))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn however_ports_and_tasks_are_mixed_bursts_are_full_but_for_the_last_and_in_order() {
+        let mut gathered = Gathered::new(3, 4);
+        let kind = |n: usize| {
+            let task = if n.is_multiple_of(2) { HandoverTask::Decide } else { HandoverTask::Meet };
+            (WorkerId([1, 2][n / 2 % 2]), PortIndex([0, 1, 3][n % 3]), task)
+        };
+        let mut handed = Vec::new();
+        for n in 0..1200 {
+            let (owner, port, task) = kind(n);
+            handed.extend(gathered.put(owner, task, port, n).map(|burst| (owner, burst)));
+        }
+        assert!(handed.iter().all(|(_, handed)| handed.burst.is_full()));
+        handed.extend(std::iter::from_fn(|| gathered.take()));
+        assert_eq!(handed.len(), 12 * 100_usize.div_ceil(BURST), "12 kinds of 100 packets");
+        let mut last = std::collections::HashMap::new();
+        for (owner, Handed { port, task, burst }) in handed {
+            for n in burst {
+                let found = (owner, port, task);
+                assert_eq!(found, kind(n));
+                let before = last.insert((owner.0, port.0, task as usize), n);
+                assert!(before.is_none_or(|before| before < n), "{n} after {before:?}");
+            }
+        }
+        assert!(gathered.take().is_none());
+    }
+}

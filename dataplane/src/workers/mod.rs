@@ -1,0 +1,26 @@
+//! Several workers: which worker owns a flow (steering), whether network cards steer alike, each worker's share of the
+//! SNAT ports, and the hand-over of packets. Each worker's outputs are here too.
+//!
+//! Not here: the forwarding of a packet.
+
+mod egress;
+mod handover;
+mod id;
+mod port_share;
+mod port_spread;
+mod rss_proof;
+mod steering;
+mod steering_table;
+mod toeplitz;
+
+pub(crate) use egress::{Egress, EgressPort};
+pub use handover::{Handed, Peers, PortQueues};
+pub(crate) use handover::{HandoverTask, PACKETS_PER_TURN};
+pub use id::{RETA_ENTRIES, WORKERS_MAX, WorkerId};
+pub use port_share::PortShare;
+pub(crate) use rss_proof::Observer;
+pub use rss_proof::{Proof, Refuted, RssProof};
+pub use steering::Steering;
+pub(crate) use steering_table::SteeringTable;
+pub use steering_table::Towards;
+pub use toeplitz::{KEY_BYTES, RssKey, Toeplitz};
