@@ -1,23 +1,25 @@
 //! Finds DPDK, compiles the shim and generates the bindings.
 //!
-//! Linking. `pkg-config` decides what DPDK is; nothing here names a version or a directory.
-//! - Shared (a distribution's package): the linker needs only the libraries whose functions we call. Drivers are loaded by
-//!   EAL itself from the directory compiled into it (`.../dpdk/pmds-*`), so none is named, but those whose own functions are
-//!   called: ring (`rte_eth_from_rings`) and bonding.
-//! - Static (`LIBDPDK_STATIC=1`): drivers announce themselves in constructors that nothing refers to. They survive only inside
-//!   `--whole-archive`, in the order that `pkg-config --static` prints, which `rustc-link-lib` would lose. So that output is
-//!   passed to the linker as it stands. (Debian 12 lacks one dependency of it: apt-get install libsystemd-dev.)
-//! - `rustc-link-arg` of this script reaches this package's own tests only. It is therefore handed on as `DEP_DPDK_LINK_ARGS`
-//!   (`links = "dpdk"`), and the root package's build script prints it again for the programs.
+//! Linking: `pkg-config` finds DPDK; this script contains no directory, and only the oldest version.
+//! - Shared (a distribution's package): the linker needs only the libraries of the functions that we call. EAL loads
+//!   drivers from the directory compiled into it (`.../dpdk/pmds-*`), so only the drivers whose functions we call are
+//!   named: ring (`rte_eth_from_rings`) and bonding.
+//! - Static (`LIBDPDK_STATIC=1`): drivers register themselves in constructors that nothing refers to. The linker keeps
+//!   them only inside `--whole-archive`, in the order that `pkg-config --static` prints, which `rustc-link-lib` would
+//!   change. So that output is passed to the linker unchanged. (Debian 12 lacks one of its dependencies: apt-get
+//!   install libsystemd-dev.)
+//! - `rustc-link-arg` of this script applies to the tests of this package only. It is therefore exported as
+//!   `DEP_DPDK_LINK_ARGS` (`links = "dpdk"`), and the build script of the root package prints it again for the
+//!   programs.
 
 use std::path::PathBuf;
 use std::process::Command;
 
-/// 22.11: the first LTS with `rte_thread_register` stable and `rxmode.mtu`.
+/// 22.11: the first LTS release with a stable `rte_thread_register` and with `rxmode.mtu`.
 const OLDEST: &str = "22.11";
-/// The libraries whose functions are called.
+/// The libraries of the functions that we call.
 const LIBRARIES: [&str; 7] = ["rte_net_bond", "rte_net_ring", "rte_ethdev", "rte_mbuf", "rte_mempool", "rte_ring", "rte_eal"];
-/// The functions called directly: what is exported, and has kept its signature since [`OLDEST`].
+/// The functions called directly: exported ones with the same signature since [`OLDEST`].
 const FUNCTIONS: [&str; 22] = [
     "sluice_.*",
     "rte_dev_probe",
@@ -60,8 +62,8 @@ fn main() -> Result<(), Failure> {
     link(&dpdk)
 }
 
-/// `pkg-config --cflags` in full: `-include rte_config.h` and `-march` decide the layout of DPDK's structs, and the crate
-/// `pkg-config` keeps only include paths.
+/// The whole output of `pkg-config --cflags`: `-include rte_config.h` and `-march` determine the layout of DPDK's
+/// structs, and the crate `pkg-config` keeps only include paths.
 fn compiler_flags() -> Result<Vec<String>, Failure> {
     pkg_config(&["--cflags", "libdpdk"])
 }

@@ -1,13 +1,13 @@
 //! The admin API: `sluice.v1.Admin` on a unix socket, with server reflection and the health service.
 //!
-//! It reads what the agent publishes and what workers count, and changes nothing but the configuration that is read again
-//! when asked to. What concerns the group of gateways is passed on to the embedded controller. Invariant: it holds no
-//! snapshot, so that a slow reader keeps no table alive.
+//! It reads the agent's published values and the workers' counters. Its only change is a reload of the configuration.
+//! Requests about the group of gateways go to the embedded controller. Invariant: it holds no snapshot, so that a slow
+//! reader keeps no table alive.
 
-mod seat;
+mod controller;
 mod tables;
 
-pub use seat::Seat;
+pub use controller::ControllerAccess;
 
 use std::fmt;
 use std::future::Future;
@@ -24,49 +24,26 @@ use tonic::{Request, Response, Status};
 
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Tasks};
+use crate::ports::ReadPorts;
 use crate::reload::Reload;
 
-/// A port at one moment.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PortReading {
-    /// Its name.
-    pub name: String,
-    /// PCI address or vdev.
-    pub device: String,
-    /// Whether the link is up.
-    pub is_up: bool,
-    /// Whether the device is there.
-    pub is_there: bool,
-    /// Rate of the link, where it is known.
-    pub speed_mbps: Option<u32>,
-    /// Largest IP packet, as the driver says.
-    pub mtu_bytes: Option<u16>,
-    /// What the driver has counted since the device was attached.
-    pub stats: dpdk_sys::PortStats,
-    /// How its packets come to their workers, and why so.
-    pub steering: String,
-}
-
-/// Reads all ports.
-pub type ReadPorts = Arc<dyn Fn() -> Vec<PortReading> + Send + Sync>;
-
-/// What the API reads.
+/// Inputs of the API.
 #[derive(Clone)]
 pub struct Sources {
     /// The gateway's name.
     pub gateway: String,
     /// This program's version.
     pub version: String,
-    /// What the workers were given.
+    /// The newest published snapshot data.
     pub served: watch::Receiver<Served>,
-    /// The generation that every worker forwards by.
+    /// The generation that every worker has applied.
     pub reached: watch::Receiver<Option<Generation>>,
     /// Whether a controller is connected.
     pub connected: watch::Receiver<bool>,
     /// Whether the gateway is drained.
     pub draining: watch::Receiver<bool>,
-    /// Where the controller is.
-    pub controller: Seat,
+    /// The controller.
+    pub controller: ControllerAccess,
     /// The agent's tasks.
     pub tasks: Tasks,
     /// The workers' counters, in their order.
@@ -83,10 +60,10 @@ impl fmt::Debug for Sources {
     }
 }
 
-/// Serves the API on the socket `path` until `stop` is done.
+/// Serves the API on the socket `path` until `stop` completes.
 ///
 /// # Errors
-/// When the socket is in use or cannot be made, or the server fails.
+/// If the socket is in use or cannot be created, or the server fails.
 pub async fn serve(path: PathBuf, sources: Sources, stop: impl Future<Output = ()>) -> Result<(), Failure> {
     let listener = listen(&path).await?;
     let _taken_away = TakenAway(path);
@@ -118,7 +95,7 @@ impl Sources {
         v1::ListDropsResponse { drops, silent: Vec::new() }
     }
 
-    /// What the controller asks on behalf of an operator.
+    /// Answers a request that the controller forwards for an operator.
     #[must_use]
     pub fn answer(&self, ask: &Ask) -> Said {
         match ask {
@@ -214,6 +191,7 @@ pub(crate) mod tests {
     use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus};
 
     use super::*;
+    use crate::ports::PortReading;
     pub(crate) use tables::tests::web;
 
     fn sources() -> Sources {
@@ -243,7 +221,7 @@ pub(crate) mod tests {
             reached,
             connected: watch::channel(true).1,
             draining: watch::channel(false).1,
-            controller: Seat::Remote(vec!["unix:/c.sock".to_owned()]),
+            controller: ControllerAccess::Remote(vec!["unix:/c.sock".to_owned()]),
             tasks: Tasks::default(),
             workers: vec![Arc::new(counters)],
             ports: Arc::new(move || vec![reading.clone()]),

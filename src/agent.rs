@@ -1,18 +1,15 @@
-//! The agent: everything of the gateway that is not a worker. It follows the controller, keeps the state on disk, turns
-//! state, network and health into snapshots, and says how the gateway is.
+//! The agent: everything in the gateway except workers. It follows the controller, stores the state on disk, compiles
+//! state, network and health into snapshots, and reports the status of the gateway.
 //!
-//! Invariant: workers never wait for it. Every task here is an async function with explicit inputs and outputs (watch
-//! channels), runs under the [`supervisor`], and may fail, panic and start again while packets go on (FORWARDING 14).
-//! Deliberately not here: the tasks' composition (`run`), probes (`control::probe`), netlink (`netlink`).
+//! Invariant: workers never wait for it. Every task is an async function with explicit inputs and outputs (watch
+//! channels), runs under the [`supervisor`], and may fail, panic and restart while forwarding continues (FORWARDING
+//! 14). Deliberately not here: the composition of the tasks (`run`), and netlink.
 
-mod backoff;
 pub mod compile_loop;
 pub mod config_client;
 pub mod drain;
 pub mod persist;
-pub(crate) mod received;
-pub mod report;
-pub mod serve;
+pub mod probe;
 pub mod served;
 pub mod supervisor;
 pub mod usable;

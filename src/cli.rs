@@ -15,7 +15,7 @@ pub const CONFIG: &str = "/etc/sluice/sluice.yaml";
 #[derive(Debug, Parser)]
 #[command(name = "sluiced", version)]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -29,21 +29,21 @@ pub enum Command {
     Check(ConfigArgs),
     /// Show what this machine has and lacks.
     Doctor(DoctorArgs),
-    /// Put capture files through the forwarding engine, and tell what becomes of each packet.
+    /// Replay capture files through the forwarding engine and print the verdict on each packet.
     Replay(ReplayArgs),
-    /// Measure the forwarding engine without a NIC, and check what leaves it.
+    /// Measure the forwarding engine without a NIC, and verify the packets that leave it.
     Bench(BenchArgs),
 }
 
 /// Flags of `doctor`.
 #[derive(Clone, Debug, Args)]
 pub struct DoctorArgs {
-    /// Configuration file whose needs are looked at; without it, nothing is missing.
+    /// Configuration file whose requirements are checked. Without it nothing counts as missing.
     #[arg(long, value_name = "F")]
     pub config: Option<PathBuf>,
 }
 
-/// Which configuration, and from where the Services come.
+/// The configuration file and the source of Services.
 #[derive(Clone, Debug, Args)]
 pub struct ConfigArgs {
     /// Configuration file.
@@ -54,7 +54,7 @@ pub struct ConfigArgs {
 }
 
 impl ConfigArgs {
-    /// What the flags say about the source.
+    /// The source given by flags.
     #[must_use]
     pub fn choice(&self) -> SourceChoice {
         let SourceArgs { manifests, kubeconfig, controller } = self.source.clone();
@@ -66,21 +66,21 @@ impl ConfigArgs {
 #[derive(Clone, Debug, Args)]
 #[group(multiple = false)]
 struct SourceArgs {
-    /// Follow the YAML files of this directory, with an embedded controller.
+    /// Watch the YAML files in this directory, with an embedded controller.
     #[arg(long, value_name = "DIR", value_parser = absolute)]
     manifests: Option<PathBuf>,
-    /// Follow the cluster of this kubeconfig, with an embedded controller.
+    /// Watch the cluster of this kubeconfig, with an embedded controller.
     #[arg(long, value_name = "F", value_parser = absolute)]
     kubeconfig: Option<PathBuf>,
-    /// Follow a sluice-controller: unix:PATH or https://HOST:PORT.
+    /// Connect to a sluice-controller: unix:PATH or https://HOST:PORT.
     #[arg(long, value_name = "URL", value_parser = controller_url)]
     controller: Option<ControllerUrl>,
 }
 
-/// How results are printed.
+/// OutputFormat format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Output {
-    /// For programs.
+pub enum OutputFormat {
+    /// JSON for programs.
     Json,
 }
 
@@ -93,18 +93,18 @@ pub struct ReplayArgs {
     /// Directory of Service and EndpointSlice YAML.
     #[arg(long, value_name = "DIR", value_parser = absolute)]
     pub manifests: PathBuf,
-    /// A capture file that arrives at a port; may be repeated.
+    /// A capture file with the packets that a port receives; may be repeated.
     #[arg(long = "in", value_name = "PORT=FILE", required = true, value_parser = capture)]
     pub inputs: Vec<CaptureInput>,
-    /// Directory that the capture files of what leaves are written to.
+    /// Directory for the capture files of transmitted packets.
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
-    /// A line of JSON per packet on standard output.
+    /// Print a line of JSON per packet on standard output.
     #[arg(short, value_name = "FORMAT")]
-    pub output: Option<Output>,
+    pub output: Option<OutputFormat>,
 }
 
-/// A capture file and the port that it arrives at.
+/// A capture file and the port that receives its packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CaptureInput {
     /// The port's name.
@@ -113,25 +113,25 @@ pub struct CaptureInput {
     pub file: PathBuf,
 }
 
-/// What `bench` does to packets.
+/// Forwarding mode of `bench`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BenchMode {
-    /// Destination and source are rewritten.
+    /// Destination and source address are rewritten.
     Nat,
-    /// The destination is rewritten.
+    /// The destination address is rewritten.
     Dnat,
-    /// The backend, on the link, gets the packet as it is.
+    /// Only the Ethernet addresses are rewritten; the backend is on the link.
     Dsr,
-    /// The packet goes inside another to the backend.
+    /// The packet is encapsulated in an IP packet.
     Ipip,
-    /// The packet goes inside a UDP datagram to the backend.
+    /// The packet is encapsulated in a UDP datagram.
     Gue,
-    /// Only the Ethernet addresses are swapped: the floor.
+    /// Only the Ethernet addresses are swapped; this measures the harness alone.
     None,
 }
 
 impl BenchMode {
-    /// The mode of the services; none for the floor, which has none.
+    /// The mode of the services; `None` for the harness alone, which has no services.
     #[must_use]
     pub const fn of_services(self) -> Option<Mode> {
         match self {
@@ -154,10 +154,10 @@ pub enum BenchFamily {
     V6,
 }
 
-/// What `bench` moves packets through.
+/// I/O of `bench`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BenchIo {
-    /// Nothing: buffers in memory.
+    /// Buffers in memory.
     Mem,
     /// DPDK rings.
     Ring,
@@ -166,13 +166,13 @@ pub enum BenchIo {
 /// Flags of `bench`.
 #[derive(Clone, Debug, Args)]
 pub struct BenchArgs {
-    /// What is done to packets.
+    /// Forwarding mode.
     #[arg(long, value_enum, default_value = "nat")]
     pub mode: BenchMode,
     /// Address family.
     #[arg(long, value_enum, default_value = "v4")]
     pub family: BenchFamily,
-    /// Flows that the packets belong to, in random order.
+    /// Number of flows; packets of all flows arrive in random order.
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub flows: u32,
     /// Services.
@@ -181,16 +181,16 @@ pub struct BenchArgs {
     /// Backends of each service.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=6_553))]
     pub backends: u32,
-    /// Workers, each on a core of its own from `--core` on, with its own flows and ports; `--io mem` only.
+    /// Number of workers, each on its own core from `--core` on, with its own flows and ports; `--io mem` only.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub workers: u8,
-    /// Every packet opens a flow; time is simulated so that as many flows expire.
+    /// Every packet opens a flow; the simulated time lets as many flows expire.
     #[arg(long, conflicts_with = "flood")]
     pub new_flows: bool,
-    /// Every packet is the SYN of a flow that is never heard of again, and time stands still.
+    /// Every packet is a SYN of a new flow without further packets, and time stands still.
     #[arg(long)]
     pub flood: bool,
-    /// What packets move through.
+    /// I/O of the packets.
     #[arg(long, value_enum, default_value = "mem")]
     pub io: BenchIo,
     /// Seconds to measure, after a warm-up.
@@ -199,9 +199,9 @@ pub struct BenchArgs {
     /// Core of the first worker.
     #[arg(long, value_name = "C", default_value_t = 1)]
     pub core: usize,
-    /// How results are printed; a table unless given.
+    /// OutputFormat format; a table by default.
     #[arg(short, value_name = "FORMAT")]
-    pub output: Option<Output>,
+    pub output: Option<OutputFormat>,
 }
 
 fn absolute(text: &str) -> Result<PathBuf, String> {

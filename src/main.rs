@@ -7,48 +7,47 @@ use std::process::ExitCode;
 use clap::Parser;
 use control::config::Logs;
 use control::controller::ControllerError;
-use sluice::check::{CheckError, check};
 use sluice::cli::{BenchArgs, Cli, Command, ConfigArgs, ReplayArgs};
-use sluice::doctor::DoctorError;
 use sluice::reload::Reload;
+use sluice::run;
 use sluice::run::RunError;
 use sluice::settings::Settings;
-use sluice::{bench, doctor, replay, run};
+use sluice::tools::check::{CheckError, check};
+use sluice::tools::doctor::DoctorError;
+use sluice::tools::{bench, doctor, replay};
 
 #[global_allocator]
 static ALLOCATOR: dpdk_sys::memory::TablesInHugePages = dpdk_sys::memory::TablesInHugePages;
 
 fn main() -> ExitCode {
     match Cli::parse().command {
-        Command::Run(args) => with_settings(&args, |settings| {
-            control::logging::start(settings.logs);
-            let reload = Reload::new(args.config.clone(), args.choice(), settings.clone());
-            match run::run(settings, reload) {
-                // A kubeconfig that leads nowhere is configuration, too.
-                Err(error @ RunError::Controller(ControllerError::Kubernetes(_))) => invalid(&format!("sluiced: {error}")),
-                other => ended(other),
-            }
-        }),
+        Command::Run(args) => run_gateway(&args),
         Command::Check(args) => match check(&args.config, &args.choice(), &mut io::stdout().lock()) {
             Err(CheckError::Invalid(errors)) => invalid(&errors),
-            other => ended(other),
+            other => exit_code(other),
         },
         Command::Doctor(args) => match doctor::run(args.config.as_deref(), &mut io::stdout().lock()) {
             Err(DoctorError::Invalid(errors)) => invalid(&errors),
             Ok(true) => ExitCode::SUCCESS,
             Ok(false) => ExitCode::FAILURE,
-            Err(error) => ended(Err(error)),
+            Err(error) => exit_code(Err(error)),
         },
-        Command::Replay(args) => put_through(&args),
-        Command::Bench(args) => measure(&args),
+        Command::Replay(args) => run_replay(&args),
+        Command::Bench(args) => run_bench(&args),
     }
 }
 
-/// Reads the configuration, and goes on with it if it is valid.
-fn with_settings(args: &ConfigArgs, go_on: impl FnOnce(&Settings) -> ExitCode) -> ExitCode {
-    match Settings::read(&args.config, &args.choice()) {
-        Ok(settings) => go_on(&settings),
-        Err(errors) => invalid(&errors),
+fn run_gateway(args: &ConfigArgs) -> ExitCode {
+    let settings = match Settings::read(&args.config, &args.choice()) {
+        Ok(settings) => settings,
+        Err(errors) => return invalid(&errors),
+    };
+    control::logging::start(settings.logs);
+    let reload = Reload::new(args.config.clone(), args.choice(), settings.clone());
+    match run::run(&settings, reload) {
+        // An unusable kubeconfig is a configuration error, too.
+        Err(error @ RunError::Controller(ControllerError::Kubernetes(_))) => invalid(&format!("sluiced: {error}")),
+        other => exit_code(other),
     }
 }
 
@@ -57,7 +56,7 @@ fn invalid(errors: &impl Display) -> ExitCode {
     ExitCode::from(2)
 }
 
-fn ended<E: Display>(result: Result<(), E>) -> ExitCode {
+fn exit_code<E: Display>(result: Result<(), E>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -67,14 +66,14 @@ fn ended<E: Display>(result: Result<(), E>) -> ExitCode {
     }
 }
 
-fn measure(args: &BenchArgs) -> ExitCode {
-    ended(bench::run(args).and_then(|report| bench::print(&report, args.output, &mut io::stdout().lock())))
+fn run_bench(args: &BenchArgs) -> ExitCode {
+    exit_code(bench::run(args).and_then(|report| bench::print(&report, args.output, &mut io::stdout().lock())))
 }
 
-fn put_through(args: &ReplayArgs) -> ExitCode {
+fn run_replay(args: &ReplayArgs) -> ExitCode {
     control::logging::start(Logs::default());
     match replay::replay(args, &mut BufWriter::new(io::stdout().lock())) {
         Err(error) if error.is_usage() => invalid(&error),
-        other => ended(other),
+        other => exit_code(other),
     }
 }

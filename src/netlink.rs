@@ -1,11 +1,12 @@
-//! Linux's addresses, routes and neighbours, as far as they concern the twins of our ports, followed by rtnetlink.
+//! Follows Linux's addresses, routes and neighbours on the twins of our ports by rtnetlink, and announces VIPs as
+//! routes.
 //!
-//! Messages become tables in pure code, and the tables a [`dataplane::Network`] that is published whole. Linux
-//! decides: the gateway resolves no next hop of its own, it only asks Linux to (managed neighbours, and requests for
-//! on-link clients), and to be a member of the multicast groups in which neighbours ask for our addresses.
+//! Pure code turns netlink messages into tables, and the tables into one [`dataplane::Network`], which is published as
+//! a whole. Linux decides: the gateway never resolves a next hop itself. It asks Linux to do so (managed neighbours,
+//! and requests for on-link clients), and to join the multicast groups in which neighbours ask for our addresses.
 //!
-//! Invariant: what is published is what Linux holds, at most a few milliseconds old; after lost messages everything is
-//! read anew. Deliberately not here: rules, and every table but main.
+//! Invariant: the published network is Linux's state, at most a few milliseconds old; after lost messages all tables
+//! are read again. Not here: routing rules, and tables other than main.
 
 mod announce;
 mod follow;
@@ -17,7 +18,8 @@ mod socket;
 mod tables;
 
 pub use announce::{RouteTable, announce, withdraw};
-pub use follow::{Answered, Follow, REQUESTS_MAX, follow};
+pub use follow::{AnsweredAddresses, FollowConfig, REQUESTS_MAX, follow};
+pub(crate) use interfaces::{interface_address, link_named};
 pub(crate) use neighbours::OUR_PROTOCOL;
 pub use socket::NetlinkError;
 pub(crate) use socket::Socket;

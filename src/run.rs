@@ -1,64 +1,65 @@
-//! `sluiced run`: puts a gateway together, and takes it apart at the end.
+//! `sluiced run`: starts a gateway and stops it at the end.
 //!
-//! Invariant: all threads but the workers keep off the workers' cores, as far as there are others; tokio starts before DPDK, so
-//! that no thread inherits EAL's CPU mask. What cannot be had at the start is an
-//! error; what fails later is a task's matter, and workers go on.
+//! Invariant: all threads except workers stay off the workers' cores, if there are other cores. tokio starts before
+//! DPDK, so that no thread inherits EAL's CPU mask. A resource that is unavailable at the start is an error. Later
+//! failures end only a task, and workers continue.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
+use crate::agent::probe;
 use control::admin::View;
 use control::controller::{Controller, ControllerError, Running};
 use control::dial::ControllerUrl;
-use control::probe;
 use control::settings::ControllerSettings;
 use control::socket::{ListenError, listen};
 use core_affinity::CoreId;
 use crossbeam_queue::ArrayQueue;
 use dataplane::{Compiler, Link, Network, NoMemory, Parts, Publisher, Subscriber, Worker, WorkerCounters};
+use dpdk_sys::Eal;
 use proto::{Generation, Known};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use crate::admin::{self, Seat, Sources};
-use crate::agent::compile_loop::{self, Inputs, Outputs, Tables};
+use crate::admin::{self, ControllerAccess, Sources};
+use crate::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
+use crate::agent::config_client::Facts;
+use crate::agent::config_client::Responder;
 use crate::agent::config_client::{self, ClientChannels, ClientSettings};
 use crate::agent::drain;
 use crate::agent::persist::{self, StateFile};
-use crate::agent::report::Facts;
-use crate::agent::serve::Answering;
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Supervisor, Tasks};
 use crate::agent::zone;
-use crate::hardware::{Hardware, HardwareError, PortsNow, WorkerShare};
-use crate::netlink::{Answered, Follow, REQUESTS_MAX, announce, follow, withdraw};
+use crate::netlink::{AnsweredAddresses, FollowConfig, REQUESTS_MAX, announce, follow, withdraw};
+use crate::ports::{PortStates, Ports, PortsError, WorkerPorts};
 use crate::reload::Reload;
 use crate::settings::{Poll, Settings, StateSource, Twin};
 use crate::workers::{self, Turn, WorkerError};
 
 /// This program's version.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// Threads of the agent: one does what must be quick, another what takes long.
+/// Threads of the agent: one for quick tasks, another for long ones.
 const AGENT_THREADS: usize = 2;
 /// Exit code after a second signal.
 const ENDED_AT_ONCE: i32 = 1;
 
-/// Why a gateway did not start, or did not end well.
+/// Why a gateway did not start, or did not end cleanly.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The asynchronous runtime could not be had.
+    /// The asynchronous runtime could not be created.
     #[error("threads cannot be started: {0}")]
     Runtime(#[source] std::io::Error),
-    /// A socket is in use or cannot be made.
+    /// A socket is in use or cannot be created.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// A port, a twin or memory could not be had.
+    /// A port, a twin or memory is unavailable.
     #[error(transparent)]
-    Hardware(#[from] HardwareError),
+    Ports(#[from] PortsError),
     /// There is no memory for the flow tables.
     #[error(transparent)]
     NoMemory(#[from] NoMemory),
@@ -73,7 +74,7 @@ pub enum RunError {
 /// Runs a gateway until SIGINT or SIGTERM. A second signal ends the process at once, by exit code 1.
 ///
 /// # Errors
-/// What it needs at the start could not be had; see [`RunError`].
+/// If a resource is unavailable at the start; see [`RunError`].
 pub fn run(settings: &Settings, reload: Reload) -> Result<(), RunError> {
     workers::keep_off(&settings.cores);
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -89,13 +90,13 @@ async fn gateway(settings: &Settings, reload: Arc<Reload>) -> Result<(), RunErro
     let stop = CancellationToken::new();
     stop_on_signals(stop.clone()).map_err(RunError::Runtime)?;
     reload_on_signal(Arc::clone(&reload)).map_err(RunError::Runtime)?;
-    // In use is an error now; the server listens again when all is there.
+    // A socket in use is an error now. The server listens again once everything is ready.
     drop(listen(&settings.admin_listen).await?);
     let seed = seed();
-    let (hardware, shares) = Hardware::take(settings, seed).await?;
-    let served = serve(settings, &hardware, (shares, seed), &reload, &stop).await;
+    let (ports, worker_ports) = Ports::open(settings, seed).await?;
+    let served = serve(settings, &ports, (worker_ports, seed), &reload, &stop).await;
     stop.cancel();
-    hardware.give_back().await;
+    ports.close().await;
     served
 }
 
@@ -118,7 +119,7 @@ fn stop_on_signals(stop: CancellationToken) -> std::io::Result<()> {
     Ok(())
 }
 
-/// SIGHUP reads the configuration again, as `systemctl reload` asks for.
+/// SIGHUP reloads the configuration, as `systemctl reload` requires.
 fn reload_on_signal(reload: Arc<Reload>) -> std::io::Result<()> {
     let mut hangup = signal(SignalKind::hangup())?;
     tokio::spawn(async move {
@@ -137,20 +138,20 @@ fn reload_on_signal(reload: Arc<Reload>) -> std::io::Result<()> {
 /// The channels between the agent's tasks.
 struct Channels {
     known: watch::Sender<Option<Known>>,
-    /// The same as it is used in this gateway's zone.
+    /// The state as used in this gateway's zone.
     near: watch::Sender<Option<Known>>,
     connected: watch::Sender<bool>,
     reached: watch::Sender<Option<Generation>>,
     linux: watch::Sender<Network>,
-    ports: watch::Sender<PortsNow>,
+    ports: watch::Sender<PortStates>,
     network: watch::Sender<Network>,
     probed: probe::Findings,
     next_hops: watch::Sender<BTreeSet<(Link, IpAddr)>>,
-    answered: watch::Sender<Answered>,
+    answered: watch::Sender<AnsweredAddresses>,
     routed: watch::Sender<BTreeSet<IpAddr>>,
     announced: watch::Sender<BTreeSet<IpAddr>>,
     draining: watch::Sender<bool>,
-    /// Cancelled when the gateway is about to end, and routers are to send elsewhere.
+    /// Cancelled when the gateway is about to end, so that its routes are withdrawn.
     leaving: CancellationToken,
     served: watch::Sender<Served>,
     asks: Arc<ArrayQueue<(Link, IpAddr)>>,
@@ -158,8 +159,8 @@ struct Channels {
 
 async fn serve(
     settings: &Settings,
-    hardware: &Hardware,
-    (shares, seed): (Vec<WorkerShare>, u64),
+    ports: &Ports,
+    (worker_ports, seed): (Vec<WorkerPorts>, u64),
     reload: &Arc<Reload>,
     stop: &CancellationToken,
 ) -> Result<(), RunError> {
@@ -183,22 +184,23 @@ async fn serve(
         served: watch::Sender::default(),
         asks: Arc::new(ArrayQueue::new(REQUESTS_MAX)),
     };
-    let counters: Vec<_> = shares.iter().map(|_| Arc::new(WorkerCounters::default())).collect();
-    let compiler = Compiler::new(settings.engine(&hardware.macs())).counting(counters.clone());
-    let (publisher, subscribers) = Publisher::new(compiler.initial(), shares.len());
-    let tables = Tables { compiler, publisher };
+    let counters: Vec<_> = worker_ports.iter().map(|_| Arc::new(WorkerCounters::default())).collect();
+    let compiler = Compiler::new(settings.engine(&ports.macs())).counting(counters.clone());
+    let (publisher, subscribers) = Publisher::new(compiler.initial(), worker_ports.len());
+    let pipeline = SnapshotPipeline { compiler, publisher };
     let controller = match &settings.source {
         StateSource::Embedded(controller, _) => Some(controller),
         StateSource::Remote(..) => None,
     };
-    // Of the tasks: packets go on for a while after a signal, and what they need with them.
+    // For the tasks: forwarding continues for a while after a signal, and the tasks that it needs.
     let ended = CancellationToken::new();
     let has_state = channels.known.borrow().is_some();
     let running = match controller {
         Some(controller) => start_controller((**controller).clone(), &ended, has_state).await?,
         None => None,
     };
-    let workers = match start_workers(settings, hardware, shares.into_iter().zip(subscribers).zip(&counters), &channels, seed) {
+    let workers = match start_workers(settings, ports, worker_ports.into_iter().zip(subscribers).zip(&counters), &channels, seed)
+    {
         Ok(workers) => workers,
         Err(error) => {
             ended.cancel();
@@ -207,30 +209,30 @@ async fn serve(
         }
     };
     let mut supervisor = Supervisor::new(ended.clone());
-    let seat = match (&settings.source, running) {
-        (StateSource::Remote(urls, _), _) => Seat::Remote(urls.iter().map(ToString::to_string).collect()),
+    let controller = match (&settings.source, running) {
+        (StateSource::Remote(urls, _), _) => ControllerAccess::Remote(urls.iter().map(ToString::to_string).collect()),
         (StateSource::Embedded(..), running) => {
-            Seat::Embedded(supervise_controller(&mut supervisor, reload.controller(), running, &ended))
+            ControllerAccess::Embedded(supervise_controller(&mut supervisor, reload.controller(), running, &ended))
         }
     };
-    let sources = sources(settings, &channels, hardware, counters, (reload, seat, supervisor.tasks()));
-    supervise_state(&mut supervisor, settings, &channels, &sources, (file, tables));
-    supervise_network(&mut supervisor, settings, &channels, hardware);
+    let sources = sources(settings, &channels, ports, counters, (reload, controller, supervisor.tasks()));
+    supervise_state(&mut supervisor, settings, &channels, &sources, (file, pipeline));
+    supervise_network(&mut supervisor, settings, &channels, ports);
     let (path, end) = (settings.admin_listen.clone(), ended.clone());
     supervisor.run("admin", move || admin::serve(path.clone(), sources.clone(), end.clone().cancelled_owned()));
     tracing::info!(name = settings.name, cores = ?settings.cores, admin = %settings.admin_listen.display(), "the gateway runs");
     stop.cancelled().await;
     leave(settings, &channels).await;
     drop(workers);
-    // The controller goes with them, last: until now it said what to forward. It gives its Lease back.
+    // The controller ends last, because the other tasks use its state until now. It releases its Lease.
     ended.cancel();
     supervisor.finished().await;
-    // Again, for the task that puts the routes may have been about to.
+    // Again, because the task that adds routes may just have done so.
     withdraw_routes(settings).await;
     Ok(())
 }
 
-/// Has routers send elsewhere, and waits until they do, where there are any that send here.
+/// Withdraws the routes to VIPs and, if there were any, waits until routers have converged.
 async fn leave(settings: &Settings, channels: &Channels) {
     let is_announced = !channels.announced.borrow().is_empty();
     channels.leaving.cancel();
@@ -248,7 +250,8 @@ async fn withdraw_routes(settings: &Settings) {
     }
 }
 
-/// Starts the embedded controller. Where the state on disk can serve, it may come later: the gateway must come up.
+/// Starts the embedded controller. If a state on disk is usable, a failure is retried later, so that the gateway
+/// starts.
 async fn start_controller(
     settings: ControllerSettings,
     ended: &CancellationToken,
@@ -256,7 +259,7 @@ async fn start_controller(
 ) -> Result<Option<Running>, RunError> {
     match Controller::start(settings, ended.child_token()).await {
         Ok(running) => Ok(Some(running)),
-        // Somebody else's socket stays theirs, and is nobody whom we follow.
+        // A socket of another process is an error: it is neither replaced nor followed.
         Err(error) if has_state && !matches!(error, ControllerError::Listen(_)) => {
             tracing::error!(%error, "the controller cannot start; the state on disk is served until it can");
             Ok(None)
@@ -265,7 +268,7 @@ async fn start_controller(
     }
 }
 
-/// Waits for a controller that was told to end.
+/// Waits for the controller to end after its cancellation.
 async fn stopped(running: Option<Running>) {
     if let Some(running) = running
         && let Err(error) = running.stopped().await
@@ -277,12 +280,13 @@ async fn stopped(running: Option<Running>) {
 /// Starts a worker on each core.
 fn start_workers<'a>(
     settings: &Settings,
-    hardware: &Hardware,
-    shares: impl Iterator<Item = ((WorkerShare, Subscriber), &'a Arc<WorkerCounters>)>,
+    ports: &Ports,
+    worker_ports: impl Iterator<Item = ((WorkerPorts, Subscriber), &'a Arc<WorkerCounters>)>,
     channels: &Channels,
     seed: u64,
 ) -> Result<Vec<workers::Worker>, RunError> {
-    let start = |(number, (((WorkerShare { ports, peers }, subscriber), counters), &core))| {
+    let eal = ports.eal();
+    let start = |(number, (((WorkerPorts { ports, peers }, subscriber), counters), &core))| {
         let parts = Parts {
             ports,
             subscriber,
@@ -293,26 +297,20 @@ fn start_workers<'a>(
             seed,
             observer: (),
         };
-        start_worker(number, CoreId { id: core }, settings.poll, hardware, parts)
+        start_worker(number, CoreId { id: core }, settings.poll, eal, parts)
     };
-    shares.zip(&settings.cores).enumerate().map(start).collect()
+    worker_ports.zip(&settings.cores).enumerate().map(start).collect()
 }
 
-/// A seed that nobody outside can know: of the standard library's hash keys, which the system's randomness makes.
+/// An unpredictable seed, from the standard library's hash keys, which come from the random source of the system.
 fn seed() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(0)
 }
 
-type Queues = Parts<crate::dpdk::DpdkPort, ()>;
+type WorkerParts = Parts<crate::ports::dpdk::DpdkPort, ()>;
 
-fn start_worker(
-    number: usize,
-    core: CoreId,
-    poll: Poll,
-    hardware: &Hardware,
-    parts: Queues,
-) -> Result<workers::Worker, RunError> {
+fn start_worker(number: usize, core: CoreId, poll: Poll, eal: Eal, parts: WorkerParts) -> Result<workers::Worker, RunError> {
     let mut worker = Worker::new(parts)?;
     let body = move |turn| match turn {
         Turn::Poll { now_ns } => worker.poll(now_ns),
@@ -320,14 +318,14 @@ fn start_worker(
             worker.subscriber_mut().sleep();
             0
         }
-        // The next poll looks for a new snapshot before anything else.
+        // The next poll first checks for a new snapshot.
         Turn::Wake => 0,
     };
-    Ok(workers::spawn(number, core, poll, Some(hardware.eal()), body)?)
+    Ok(workers::spawn(number, core, poll, Some(eal), body)?)
 }
 
-/// The controller that was started already; after a failure, and with other settings, a new one. Gateways keep what they
-/// have meanwhile.
+/// Runs the controller that was started already; after a failure or a change of settings, starts a new one. Gateways
+/// keep their state in the meantime.
 fn supervise_controller(
     supervisor: &mut Supervisor,
     settings: watch::Receiver<Option<ControllerSettings>>,
@@ -370,13 +368,13 @@ async fn run_controller(
     }
 }
 
-/// The tasks that make snapshots of what the controller says: following it, its state on disk, probes, compiling.
+/// The tasks between controller and snapshots: config client, state on disk, probes, compiler.
 fn supervise_state(
     supervisor: &mut Supervisor,
     settings: &Settings,
     channels: &Channels,
     sources: &Sources,
-    (file, tables): (StateFile, Tables),
+    (file, pipeline): (StateFile, SnapshotPipeline),
 ) {
     let (urls, certificates, group) = match &settings.source {
         StateSource::Embedded(controller, certificates) => {
@@ -398,7 +396,7 @@ fn supervise_state(
         known: channels.known.clone(),
         connected: channels.connected.clone(),
         draining: channels.draining.clone(),
-        answering: Answering::new(move |ask| answers.answer(ask)),
+        answering: Responder::new(move |ask| answers.answer(ask)),
         facts: Facts { served: channels.served.subscribe(), reached: channels.reached.subscribe() },
     };
     supervisor.run("config", move || config_client::run(client.clone(), to_client.clone()));
@@ -416,12 +414,12 @@ fn supervise_state(
     supervisor.run("probe", move || {
         let (known, findings, node_ports) = (known.clone(), findings.clone(), node_ports.clone());
         async move {
-            probe::run(&probe::NetworkProber, known, &findings, probe::concurrency(descriptors()), &node_ports).await;
+            probe::run(probe::probe, known, &findings, probe::concurrency(descriptors()), &node_ports).await;
             Ok(())
         }
     });
 
-    let tables = Arc::new(tokio::sync::Mutex::new(tables));
+    let pipeline = Arc::new(tokio::sync::Mutex::new(pipeline));
     let inputs = Inputs {
         known: channels.near.subscribe(),
         network: channels.network.subscribe(),
@@ -436,19 +434,19 @@ fn supervise_state(
         served: channels.served.clone(),
         reached: channels.reached.clone(),
     };
-    supervisor.run("compile", move || compile_loop::run(Arc::clone(&tables), inputs.clone(), outputs.clone()));
+    supervisor.run("compile", move || compile_loop::run(Arc::clone(&pipeline), inputs.clone(), outputs.clone()));
 }
 
-/// How many file descriptors this process may have.
+/// Maximum number of file descriptors of this process.
 fn descriptors() -> u64 {
     rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// The tasks that follow Linux, its routes and neighbours, and attend to the ports. Without any twin the network is
-/// what the configuration says.
-fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels: &Channels, hardware: &Hardware) {
+/// The tasks that follow routes and neighbours of Linux, and the hotplug task. Without any twin the network comes from
+/// the configuration.
+fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels: &Channels, ports: &Ports) {
     if settings.ports.iter().any(|port| port.twin == Twin::Tap) {
-        let follows = Follow {
+        let follows = FollowConfig {
             ports: settings.ports.iter().map(|port| port.name.clone()).collect(),
             next_hops: channels.next_hops.subscribe(),
             answered: channels.answered.subscribe(),
@@ -468,20 +466,20 @@ fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels:
         let routed = routed.clone();
         async move { announce(at, routed).await.map(|never| match never {}).map_err(Failure::from) }
     });
-    let (attendant, ports) = (hardware.attendant(), channels.ports.clone());
+    let (hotplug, states) = (ports.hotplug(), channels.ports.clone());
     supervisor.run("ports", move || {
-        let (attendant, ports) = (attendant.clone(), ports.clone());
-        async move { match attendant.attend(ports).await {} }
+        let (hotplug, states) = (hotplug.clone(), states.clone());
+        async move { match hotplug.run(states).await {} }
     });
     let (linux, ports, network) = (channels.linux.subscribe(), channels.ports.subscribe(), channels.network.clone());
     let fixed = settings.fixed_network();
     supervisor.run("network", move || merge(linux.clone(), ports.clone(), network.clone(), fixed.clone()));
 }
 
-/// What Linux knows, what the configuration says beside it, and which ports have no link.
+/// The network: tables of Linux, static entries of the configuration, and ports without link.
 async fn merge(
     mut linux: watch::Receiver<Network>,
-    mut ports: watch::Receiver<PortsNow>,
+    mut ports: watch::Receiver<PortStates>,
     network: watch::Sender<Network>,
     fixed: Network,
 ) -> Result<(), Failure> {
@@ -494,7 +492,7 @@ async fn merge(
         merged.routes.extend(&fixed.routes);
         merged.neighbours.extend(&fixed.neighbours);
         merged.addresses.extend(&fixed.addresses);
-        // Where Linux has a device with the tags, that counts.
+        // A VLAN device of Linux takes precedence over a static link with the same tags.
         let missing: Vec<_> =
             fixed.vlans.iter().filter(|vlan| merged.vlans.iter().all(|known| known.link != vlan.link)).collect();
         merged.vlans.extend(missing.into_iter().cloned());
@@ -505,13 +503,13 @@ async fn merge(
     }
 }
 
-/// What the admin API reads, and the controller for operators.
+/// The inputs of the admin API, and the controller for requests of operators.
 fn sources(
     settings: &Settings,
     channels: &Channels,
-    hardware: &Hardware,
+    ports: &Ports,
     workers: Vec<Arc<WorkerCounters>>,
-    (reload, controller, tasks): (&Arc<Reload>, Seat, Tasks),
+    (reload, controller, tasks): (&Arc<Reload>, ControllerAccess, Tasks),
 ) -> Sources {
     Sources {
         gateway: settings.name.clone(),
@@ -523,7 +521,7 @@ fn sources(
         controller,
         tasks,
         workers,
-        ports: hardware.read_ports(),
+        ports: ports.read_ports(),
         reload: Arc::clone(reload),
     }
 }

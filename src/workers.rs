@@ -1,9 +1,10 @@
 //! Worker threads: one pinned to each configured core, polling until told to stop.
 //!
-//! Invariants: a worker that runs, runs on its core; a worker that panics takes the process with it, after its last words,
-//! because its flows would otherwise be lost without a sign (FORWARDING section 14).
+//! Invariants: a worker runs only on its core. A panic of a worker aborts the process after a log message, because its
+//! flows would otherwise be lost silently (FORWARDING section 14).
 //!
-//! Not here: what a poll does. The body gets a [`Turn`] and says how many packets it handled.
+//! Deliberately not here: the work of a poll. The body gets a [`Turn`] and returns the number of packets that it
+//! handled.
 
 use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, UnwindSafe, catch_unwind};
@@ -22,33 +23,33 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::settings::Poll;
 
-/// Empty polls after which an adaptive worker yields at each: about 10 microseconds of silence.
+/// Number of empty polls after which an adaptive worker yields at each further one: about 10 microseconds.
 const YIELD_AFTER: u32 = 64;
-/// Empty polls after which it sleeps at each.
+/// Number of empty polls after which it sleeps at each further one.
 const SLEEP_AFTER: u32 = 128;
-/// How long it sleeps (FORWARDING section 13): at 10 Gbit/s 750 frames of 64 bytes, which a queue of 1,024 holds.
+/// Duration of a sleep (FORWARDING section 13): 750 frames of 64 bytes at 10 Gbit/s, which fit a queue of 1,024.
 const SLEEP: Duration = Duration::from_micros(50);
-/// The kernel may let a sleep last longer by this; its default is as long as the sleep.
+/// Timer slack: the kernel may extend a sleep by this; its default equals the sleep.
 const TIMER_SLACK_NS: NonZeroU64 = NonZeroU64::MIN;
 
-/// What a worker's body is asked to do.
+/// A request to the body of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// Poll every port once; the answer is how many packets were handled.
+    /// Poll every port once; the result is the number of packets handled.
     Poll {
         /// Monotonic time.
         now_ns: u64,
     },
-    /// The worker is about to sleep: hold nothing that others wait for. The answer is not looked at.
+    /// The worker is about to sleep: release everything that others wait for. The result is ignored.
     Sleep,
-    /// The worker has slept: read again what may have changed. The answer is not looked at.
+    /// The worker has slept: read shared values again. The result is ignored.
     Wake,
 }
 
 /// Why a worker could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
-    /// No such core.
+    /// The core does not exist.
     #[error("workers.cores: core {core} does not exist; this machine has {present}")]
     NoSuchCore {
         /// The core.
@@ -81,7 +82,7 @@ pub enum WorkerError {
         /// Why.
         source: dpdk_sys::Error,
     },
-    /// The thread could not be made.
+    /// The thread could not be created.
     #[error("worker {number} cannot be started: {source}")]
     Thread {
         /// The worker.
@@ -91,7 +92,8 @@ pub enum WorkerError {
     },
 }
 
-/// What a worker has done since it started. One writer, so plain stores; a reader may see counts of different polls.
+/// Counters of a worker since its start. There is one writer, so plain stores suffice; a reader may see counters of
+/// different polls.
 #[derive(Debug, Default)]
 pub struct Load {
     polls: AtomicU64,
@@ -117,7 +119,7 @@ pub struct LoadReading {
 }
 
 impl Load {
-    /// The counts now.
+    /// The current counters.
     #[must_use]
     pub fn read(&self) -> LoadReading {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -146,14 +148,14 @@ impl Load {
     }
 }
 
-/// For the one writer.
+/// Adds to the counters; only for the one writer.
 #[inline]
 fn add(counter: &AtomicU64, more: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
 }
 
 impl LoadReading {
-    /// What happened since an earlier reading.
+    /// The difference to an earlier reading.
     #[must_use]
     pub fn since(self, earlier: Self) -> Self {
         Self {
@@ -165,13 +167,13 @@ impl LoadReading {
         }
     }
 
-    /// Share of the time that went into packets, 0 to 1.
+    /// Share of the time spent on packets, 0 to 1.
     #[must_use]
     pub fn busy_ratio(self) -> f64 {
         if self.cycles == 0 { 0.0 } else { self.busy_cycles as f64 / self.cycles as f64 }
     }
 
-    /// Cycles that a packet took; none without packets.
+    /// Cycles per packet; `None` without packets.
     #[must_use]
     pub fn cycles_per_packet(self) -> Option<f64> {
         (self.packets > 0).then(|| self.busy_cycles as f64 / self.packets as f64)
@@ -187,13 +189,13 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// What it has done.
+    /// Its counters.
     #[must_use]
     pub fn load(&self) -> &Arc<Load> {
         &self.load
     }
 
-    /// Stops it after the poll under way, and waits. Its body is dropped by its own thread.
+    /// Stops it after the current poll and waits. Its own thread drops its body.
     pub fn stop(self) {}
 }
 
@@ -201,16 +203,16 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // A panic inside has ended the process before this.
+            // A panic in the thread would have aborted the process before.
             let _ = thread.join();
         }
     }
 }
 
-/// Starts worker `number` on `core`, and returns when it is pinned. With `eal` its thread gets pool caches of its own.
+/// Starts worker `number` on `core` and returns once it is pinned. With `eal` its thread gets its own mempool caches.
 ///
 /// # Errors
-/// The core does not exist or is forbidden, or the thread cannot be made, pinned or registered.
+/// The core does not exist or is not permitted, or the thread cannot be created, pinned or registered.
 pub fn spawn(
     number: usize,
     core: CoreId,
@@ -225,7 +227,7 @@ pub fn spawn(
         let (stop, load) = (Arc::clone(&stop), Arc::clone(&load));
         thread::Builder::new().name(format!("sluice-worker-{number}")).spawn(move || {
             let run = AssertUnwindSafe(|| match prepare(number, core, poll, eal) {
-                // Should the receiver be gone, the stop flag is set.
+                // If the receiver is gone, the stop flag is set.
                 Ok(_registered) => {
                     let _ = ready.send(Ok(()));
                     poll_until_stopped(poll, body, &stop, &load);
@@ -239,12 +241,13 @@ pub fn spawn(
     let worker = Worker { stop, load, thread: Some(thread) };
     match is_ready.recv() {
         Ok(started) => started.map(|()| worker),
-        // Cannot be: the thread reports before it does anything else, or has aborted the process.
+        // Unreachable: the thread reports first, or has aborted the process.
         Err(_) => Err(WorkerError::Ended { number }),
     }
 }
 
-/// Runs what must not end by itself: after a panic the process ends, with `last_words`, for others would go on as if it ran.
+/// Runs a thread body that must not panic. After a panic it logs `last_words` and aborts the process, because other
+/// threads would continue as if it still ran.
 pub(crate) fn or_abort(last_words: &str, run: impl FnOnce() + UnwindSafe) {
     if catch_unwind(run).is_err() {
         tracing::error!(thread = thread::current().name(), "{last_words}");
@@ -252,8 +255,8 @@ pub(crate) fn or_abort(last_words: &str, run: impl FnOnce() + UnwindSafe) {
     }
 }
 
-/// Pins the calling thread to a core. The kernel decides, not the CPU mask that was inherited: `isolcpus` and `taskset` keep
-/// cores out of that, which are there to be used all the same.
+/// Pins the calling thread to a core. The kernel decides whether this is possible, not the inherited CPU mask:
+/// `isolcpus` and `taskset` remove usable cores from that mask.
 ///
 /// # Errors
 /// The core does not exist, is offline, or a cpuset forbids it.
@@ -277,8 +280,7 @@ fn pin_or_explain(core: usize, cpus: &Path) -> Result<(), WorkerError> {
     Err(WorkerError::NoSuchCore { core, present })
 }
 
-/// Keeps the calling thread, and every thread that it starts from now on, off the workers' cores; unless it may run on no
-/// others.
+/// Keeps the calling thread, and every thread that it starts later, off the workers' cores, unless there are no others.
 pub fn keep_off(cores: &[usize]) {
     let kept_off = sched_getaffinity(None).and_then(|mut mask| {
         cores.iter().filter(|&&core| core < CpuSet::MAX_CPU).for_each(|&core| mask.unset(core));
@@ -289,7 +291,7 @@ pub fn keep_off(cores: &[usize]) {
     }
 }
 
-/// Pins the calling thread, and gives it what it needs of DPDK.
+/// Pins the calling thread and registers it with DPDK.
 fn prepare(number: usize, core: CoreId, poll: Poll, eal: Option<Eal>) -> Result<Option<RegisteredThread>, WorkerError> {
     pin(core)?;
     if poll == Poll::Adaptive
@@ -300,7 +302,7 @@ fn prepare(number: usize, core: CoreId, poll: Poll, eal: Option<Eal>) -> Result<
     eal.map(Eal::register_thread).transpose().map_err(|source| WorkerError::Dpdk { number, source })
 }
 
-/// The loop. Busy or idle is the only decision in it.
+/// The polling loop. Its only decision is between busy and idle.
 fn poll_until_stopped(poll: Poll, mut body: impl FnMut(Turn) -> usize, stop: &AtomicBool, load: &Load) {
     let mut empty_polls = 0_u32;
     let mut before = cycles();
@@ -328,7 +330,7 @@ fn rest(empty_polls: u32, body: &mut impl FnMut(Turn) -> usize) {
     body(Turn::Wake);
 }
 
-/// Monotonic time, without a system call where the kernel offers the vDSO.
+/// Monotonic time, without a system call if the kernel has a vDSO.
 #[inline]
 pub fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
@@ -400,7 +402,7 @@ mod tests {
         let worker = spawn(0, any_core(), Poll::Busy, None, |_| 3).unwrap();
         wait_for(|| worker.load().read().polls > 100);
         let load = Arc::clone(worker.load());
-        // The counters are single: while the worker runs, a reading may fall between two of them.
+        // Counters are updated one by one: while the worker runs, a reading may fall between two updates.
         worker.stop();
         let load = load.read();
         assert_eq!((load.busy_polls, load.packets), (load.polls, 3 * load.polls), "{load:?}");
@@ -422,12 +424,12 @@ mod tests {
         assert!(error.to_string().contains("Invalid argument"), "{error}");
     }
 
-    /// A mask that lacks the core is what `isolcpus` leaves to every process. On one core it lacks nothing.
+    /// A mask without the core, as `isolcpus` gives it to every process. With a single core the mask keeps it.
     #[test]
     fn a_worker_runs_on_a_core_that_the_inherited_mask_lacks() {
         let all = core_affinity::get_core_ids().unwrap();
         let (other, core) = (all[0], all[all.len() - 1]);
-        // A thread of its own: its mask is not that of other tests.
+        // A separate thread, so that its mask does not affect other tests.
         let started = thread::spawn(move || {
             pin(other).unwrap();
             let (say, heard) = channel();

@@ -6,8 +6,8 @@ use std::sync::mpsc::channel;
 use core_affinity::CoreId;
 use dataplane::{Buffer, Burst, Port};
 use dpdk_sys::{Eal, EalConfig, Hugepages, Mempool, RingPort};
-use sluice::berth::{Moored, Queues};
-use sluice::dpdk::{DpdkPort, Packet, size_memory};
+use sluice::ports::dpdk::{DpdkPort, Packet, size_memory};
+use sluice::ports::handover::{QueuePair, QueueReceiver};
 use sluice::settings::Poll;
 use sluice::workers::{Turn, spawn};
 
@@ -34,7 +34,7 @@ fn a_pinned_worker_moves_packets_through_a_dpdk_port_and_none_is_lost() {
     let pool = Mempool::new(eal, &pool_config).unwrap();
     let RingPort { port, rx, tx, mut input, mut output } = RingPort::new(eal, 0, 256, pool).unwrap();
 
-    let mut engine_side = DpdkPort::new(Moored::fixed(Queues { rx: Some(rx), tx: Some(tx) }), pool);
+    let mut engine_side = DpdkPort::new(QueueReceiver::fixed(QueuePair { rx: Some(rx), tx: Some(tx) }), pool);
     let mut burst: Burst<Packet> = (0..32).map(|_| engine_side.allocate().unwrap()).collect();
     for (packet, tag) in burst.iter_mut().zip(0..) {
         assert!(packet.bytes().is_empty() && packet.resize(60));

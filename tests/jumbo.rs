@@ -13,8 +13,8 @@ use dataplane::{
 use dpdk_sys::{Eal, EalConfig, Hugepages, Mbuf, Mempool, MempoolConfig, RingInput, RingOutput, RingPort};
 use proto::limits::MAGLEV_HASH_VERSION;
 use proto::{Backend, BackendState, Family, Generation, MaglevSpec, Protocol, Service, ServiceName, ServicePort, State};
-use sluice::berth::{Moored, Queues};
-use sluice::dpdk::{DpdkPort, Packet as Received, size_memory};
+use sluice::ports::dpdk::{DpdkPort, Packet as Received, size_memory};
+use sluice::ports::handover::{QueuePair, QueueReceiver};
 
 const SECOND: u64 = 1_000_000_000;
 const NAMES: [&str; 3] = ["uplink", "cluster", "narrow"];
@@ -120,7 +120,7 @@ impl Gateway {
         let (mut ports, mut ends) = (vec![], vec![]);
         for n in 0..3 {
             let RingPort { rx, tx, input, output, .. } = RingPort::new(eal, n, 64, pool).unwrap();
-            ports.push((DpdkPort::new(Moored::fixed(Queues { rx: Some(rx), tx: Some(tx) }), pool), None));
+            ports.push((DpdkPort::new(QueueReceiver::fixed(QueuePair { rx: Some(rx), tx: Some(tx) }), pool), None));
             ends.push((input, output));
         }
         let (config, counters) = (config(), Arc::new(WorkerCounters::default()));

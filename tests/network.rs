@@ -21,9 +21,9 @@ use dataplane::{Buffer, Burst, Link, Mac, MemoryBuffer, Network, PortIndex, Rout
 use ipnet::IpNet;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use skip::{may_make_namespaces, skip};
-use sluice::af_packet;
-use sluice::netlink::{Answered, Follow, REQUESTS_MAX, follow};
-use sluice::twin::{Interface, TwinConfig, TwinCounters, TwinError, TwinPort, TwinThread};
+use sluice::netlink::{AnsweredAddresses, FollowConfig, REQUESTS_MAX, follow};
+use sluice::ports::af_packet;
+use sluice::ports::twin::{Interface, TwinConfig, TwinCounters, TwinError, TwinPort, TwinThread};
 use tokio::sync::watch;
 
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -266,10 +266,10 @@ fn the_carrier_of_the_twin_follows_the_link() {
 async fn following(body: impl AsyncFnOnce(Follower)) {
     let (network, seen) = watch::channel(Network::default());
     let (next_hops, followed) = watch::channel(BTreeSet::new());
-    let (answered, listened) = watch::channel(Answered::default());
+    let (answered, listened) = watch::channel(AnsweredAddresses::default());
     let requests = Arc::new(ArrayQueue::new(REQUESTS_MAX));
     let ports = vec!["uplink".to_owned()];
-    let task = Follow { ports, next_hops: followed, answered: listened, requests: requests.clone(), network };
+    let task = FollowConfig { ports, next_hops: followed, answered: listened, requests: requests.clone(), network };
     tokio::select! {
         outcome = follow(task) => panic!("the follower ended: {outcome:?}"),
         () = body(Follower { seen, next_hops, answered, requests }) => {}
@@ -279,7 +279,7 @@ async fn following(body: impl AsyncFnOnce(Follower)) {
 struct Follower {
     seen: watch::Receiver<Network>,
     next_hops: watch::Sender<BTreeSet<(Link, IpAddr)>>,
-    answered: watch::Sender<Answered>,
+    answered: watch::Sender<AnsweredAddresses>,
     requests: Arc<ArrayQueue<(Link, IpAddr)>>,
 }
 
@@ -375,7 +375,7 @@ fn membership_in_the_groups_of_ipv6_vips_is_reported_by_mld() {
     let namespace = Namespace::new("mld");
     namespace.enter(async || {
         let twin = Twin::open(&config(&["2001:db8::2/64"])).await;
-        let answered = |addresses: &[&str]| -> Answered {
+        let answered = |addresses: &[&str]| -> AnsweredAddresses {
             addresses.iter().map(|address| (PortIndex(0).into(), address.parse().unwrap(), 1)).collect()
         };
         let expect = async |what: &str, kind: u8, groups: &[&str]| {
@@ -608,7 +608,7 @@ fn an_af_packet_interface_is_hidden_from_linux_and_restored() {
     assert!(ping());
     let before = state(&gateway);
     let prepared = gateway.enter(async || {
-        let prepared = af_packet::prepare("net_af_packet0,iface=inside").await.unwrap().unwrap();
+        let prepared = af_packet::prepare(&"net_af_packet0,iface=inside".parse().unwrap()).await.unwrap().unwrap();
         assert!(!ping(), "Linux still answers");
         let during = state(&gateway);
         assert!(during[1].contains("pref 49021") && during[2].trim() == "1" && during[3] == "1", "{during:?}");
@@ -634,9 +634,9 @@ fn the_changes_of_a_killed_gateway_are_taken_over_and_undone() {
     let before = state(&gateway);
     gateway.enter(async || {
         for _ in 0..2 {
-            drop(af_packet::prepare("net_af_packet0,iface=inside").await.unwrap().unwrap());
+            drop(af_packet::prepare(&"net_af_packet0,iface=inside".parse().unwrap()).await.unwrap().unwrap());
         }
-        let last = af_packet::prepare("net_af_packet0,iface=inside").await.unwrap().unwrap();
+        let last = af_packet::prepare(&"net_af_packet0,iface=inside".parse().unwrap()).await.unwrap().unwrap();
         last.restore().await.unwrap();
     });
     assert_eq!(state(&gateway), before);
@@ -648,8 +648,9 @@ fn a_missing_interface_is_reported_by_name() {
         return;
     }
     let namespace = Namespace::new("missing");
-    let refused = namespace.enter(async || af_packet::prepare("net_af_packet0,iface=nowhere").await.map(|_| ()));
+    let refused =
+        namespace.enter(async || af_packet::prepare(&"net_af_packet0,iface=nowhere".parse().unwrap()).await.map(|_| ()));
     assert!(refused.unwrap_err().to_string().contains("no interface nowhere"));
-    let other = namespace.enter(async || af_packet::prepare("0000:3b:00.0").await.map(|p| p.is_none()));
+    let other = namespace.enter(async || af_packet::prepare(&"0000:3b:00.0".parse().unwrap()).await.map(|p| p.is_none()));
     assert!(other.unwrap());
 }

@@ -11,13 +11,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use control::probe;
 use core_affinity::CoreId;
 use dataplane::testing::Packet;
 use dataplane::{Compiler, DropReason, Fate, MemoryBuffer, Publisher};
 use proto::{Known, Origin, ServiceName};
 use rig::{CLUSTER, Rig, SECOND, UPLINK};
-use sluice::agent::compile_loop::{self, Inputs, Outputs, Tables};
+use sluice::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
+use sluice::agent::probe;
 use sluice::agent::served::Served;
 use sluice::agent::supervisor::Supervisor;
 use sluice::settings::Poll;
@@ -35,10 +35,10 @@ const PACKETS: u64 = 10_000;
 const ARRIVING: usize = 32;
 
 /// Takes the compiler and publisher out of the rig, for the task that publishes snapshots instead.
-fn take_tables(rig: &mut Rig) -> Tables {
+fn take_tables(rig: &mut Rig) -> SnapshotPipeline {
     let other = Compiler::new(rig::config(1));
     let (publisher, _) = Publisher::new(other.initial(), 1);
-    Tables { compiler: replace(&mut rig.compiler, other), publisher: replace(&mut rig.publisher, publisher) }
+    SnapshotPipeline { compiler: replace(&mut rig.compiler, other), publisher: replace(&mut rig.publisher, publisher) }
 }
 
 fn syn(n: u64) -> Vec<u8> {

@@ -29,7 +29,6 @@ pub mod overrides;
 pub mod ownership;
 pub mod plan;
 pub mod policy;
-pub mod probe;
 pub mod publish;
 pub mod selection;
 pub mod server;

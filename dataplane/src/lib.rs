@@ -36,7 +36,9 @@ pub use compiler::Compiler;
 pub use flow::{BackendId, FlowLimits, FlowTable};
 pub use forward::{Belongs, Fate, NoMemory, Observe, Parts, PortWithTwin, Worker};
 pub use fragment::{Datagram, Fragment, Part};
-pub use icmp::{ANSWERS_PER_SECOND, ANSWERS_PER_SECOND_AND_NETWORK, AnswerLimiter, Ask, Awaited, Quote, QuotedChecksum};
+pub use icmp::{
+    ANSWERS_PER_SECOND, ANSWERS_PER_SECOND_AND_NETWORK, AnswerLimiter, Ask, Quote, QuotedChecksum, UnresolvedNeighbour,
+};
 pub use port::{BURST, Burst, FROM_LINUX_BURSTS, Link, MemoryBuffer, MemoryPort, Port, PortIndex, TO_LINUX_BURSTS, TwinQueues};
 pub use snapshot::{
     BackendView, Config, GUE_PORT, Health, Neighbour, Network, PortConfig, PortView, Publisher, Route, ServiceView, Snapshot,

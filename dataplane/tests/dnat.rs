@@ -137,7 +137,7 @@ fn of_two_flows_that_look_the_same_to_a_backend_the_established_one_stays() {
     let sent = rig.sent(CLUSTER);
     let flags: Vec<u8> = sent.iter().map(|frame| frame[47]).collect();
     assert_eq!(flags, [tcp_flags::RST, SYN], "the backend forgets the older handshake before it sees the new one");
-    assert_eq!(rig.counters.flows.get(), 1, "the flow that was not established yet gave way");
+    assert_eq!(rig.counters.flows.get(), 1, "the flow that was not established yet gave mode");
     let back = rig.forward(CLUSTER, &between(backend, client).flags(SYN | ACK).build());
     assert_eq!(rig::ends(&back).0, socket("192.0.2.102:80"));
     rig.forward(UPLINK, &via("192.0.2.102").flags(ACK).build());

@@ -15,7 +15,7 @@ use rig::{CLUSTER, Rig, SECOND, UPLINK, ends, hop_limit, ip};
 const ACK: u8 = tcp_flags::ACK;
 
 /// A client, its frontend, a router towards the client, and one towards the backends. TCP and UDP in both families.
-struct Way {
+struct FlowMode {
     client: &'static str,
     vip: &'static str,
     far: &'static str,
@@ -23,15 +23,20 @@ struct Way {
     snat: &'static str,
 }
 
-const V4: Way =
-    Way { client: "198.51.100.7:5555", vip: "192.0.2.100:80", far: "203.0.113.1", near: "10.0.0.99", snat: "10.0.0.3" };
-const V4_UDP: Way = Way { vip: "192.0.2.101:53", ..V4 };
-const V6: Way =
-    Way { client: "[2001:db8:1::7]:5555", vip: "[2001:db8::1:0]:80", far: "2001:db8:9::1", near: "fd00::99", snat: "fd00::3" };
-const V6_UDP: Way = Way { vip: "[2001:db8::1:1]:53", ..V6 };
-const WAYS: [Way; 4] = [V4, V4_UDP, V6, V6_UDP];
+const V4: FlowMode =
+    FlowMode { client: "198.51.100.7:5555", vip: "192.0.2.100:80", far: "203.0.113.1", near: "10.0.0.99", snat: "10.0.0.3" };
+const V4_UDP: FlowMode = FlowMode { vip: "192.0.2.101:53", ..V4 };
+const V6: FlowMode = FlowMode {
+    client: "[2001:db8:1::7]:5555",
+    vip: "[2001:db8::1:0]:80",
+    far: "2001:db8:9::1",
+    near: "fd00::99",
+    snat: "fd00::3",
+};
+const V6_UDP: FlowMode = FlowMode { vip: "[2001:db8::1:1]:53", ..V6 };
+const WAYS: [FlowMode; 4] = [V4, V4_UDP, V6, V6_UDP];
 
-impl Way {
+impl FlowMode {
     fn is_tcp(&self) -> bool {
         self.vip.ends_with("80")
     }
@@ -71,20 +76,20 @@ fn addresses(frame: &[u8]) -> (IpAddr, IpAddr) {
 
 #[test]
 fn an_error_of_the_backends_side_reaches_the_client_and_quotes_what_it_sent() {
-    for way in WAYS {
-        for numbers in errors(way.client.starts_with('1')) {
+    for mode in WAYS {
+        for numbers in errors(mode.client.starts_with('1')) {
             let mut rig = Rig::new();
-            let (snat, backend) = way.open(&mut rig);
-            for source in [way.near.to_owned(), backend.ip().to_string()] {
-                let sent = way.packet(&snat.to_string(), &backend.to_string(), ACK).hop_limit(60).build();
-                let came = way.packet(way.client, way.vip, ACK).hop_limit(60).build();
+            let (snat, backend) = mode.open(&mut rig);
+            for source in [mode.near.to_owned(), backend.ip().to_string()] {
+                let sent = mode.packet(&snat.to_string(), &backend.to_string(), ACK).hop_limit(60).build();
+                let came = mode.packet(mode.client, mode.vip, ACK).hop_limit(60).build();
                 for quoted in [28, 36, 48, 60, 1000] {
                     let quoted = if snat.is_ipv4() { quoted } else { quoted + 20 };
                     let left = rig.forward(CLUSTER, &error(&source, snat.ip(), numbers, &sent, quoted).build());
                     assert_checksums(&left);
                     assert_eq!(quote(&left), &came[14..][..quoted.min(came.len() - 14)], "{numbers:?} {quoted}");
-                    let vip: SocketAddr = way.vip.parse().unwrap();
-                    let client: SocketAddr = way.client.parse().unwrap();
+                    let vip: SocketAddr = mode.vip.parse().unwrap();
+                    let client: SocketAddr = mode.client.parse().unwrap();
                     assert_eq!(addresses(&left), (vip.ip(), client.ip()));
                     assert_eq!(hop_limit(&left), 62);
                     let at = if snat.is_ipv4() { 34 } else { 54 };
@@ -100,18 +105,18 @@ fn an_error_of_the_backends_side_reaches_the_client_and_quotes_what_it_sent() {
 
 #[test]
 fn an_error_of_the_clients_side_reaches_the_backend_from_the_snat_address() {
-    for way in WAYS {
-        for numbers in errors(way.client.starts_with('1')) {
+    for mode in WAYS {
+        for numbers in errors(mode.client.starts_with('1')) {
             let mut rig = Rig::new();
-            let (snat, backend) = way.open(&mut rig);
-            let vip: SocketAddr = way.vip.parse().unwrap();
-            let sent = way.packet(way.vip, way.client, ACK).hop_limit(50).build();
-            let came = way.packet(&backend.to_string(), &snat.to_string(), ACK).hop_limit(50).build();
-            for source in [way.far.to_owned(), way.client.parse::<SocketAddr>().unwrap().ip().to_string()] {
+            let (snat, backend) = mode.open(&mut rig);
+            let vip: SocketAddr = mode.vip.parse().unwrap();
+            let sent = mode.packet(mode.vip, mode.client, ACK).hop_limit(50).build();
+            let came = mode.packet(&backend.to_string(), &snat.to_string(), ACK).hop_limit(50).build();
+            for source in [mode.far.to_owned(), mode.client.parse::<SocketAddr>().unwrap().ip().to_string()] {
                 let left = rig.forward(UPLINK, &error(&source, vip.ip(), numbers, &sent, 1000).build());
                 assert_checksums(&left);
                 assert_eq!(quote(&left), &came[14..]);
-                assert_eq!(addresses(&left), (ip(way.snat), backend.ip()));
+                assert_eq!(addresses(&left), (ip(mode.snat), backend.ip()));
             }
         }
     }
@@ -198,10 +203,10 @@ fn errors_without_a_flow_and_possibly_forged_ones_are_not_forwarded() {
 #[test]
 fn an_error_about_a_node_port_flow_does_not_go_to_the_kernel() {
     let mut rig = Rig::new();
-    let way = Way { vip: "192.0.2.2:30080", ..V4 };
-    let (_, backend) = ends(&rig.forward(UPLINK, &Packet::tcp(way.client, way.vip).build()));
-    let about = Packet::tcp(way.vip, way.client).flags(ACK).build();
-    let left = rig.forward(UPLINK, &error(way.far, ip("192.0.2.2"), (3, 4, 1300), &about, 28).build());
+    let mode = FlowMode { vip: "192.0.2.2:30080", ..V4 };
+    let (_, backend) = ends(&rig.forward(UPLINK, &Packet::tcp(mode.client, mode.vip).build()));
+    let about = Packet::tcp(mode.vip, mode.client).flags(ACK).build();
+    let left = rig.forward(UPLINK, &error(mode.far, ip("192.0.2.2"), (3, 4, 1300), &about, 28).build());
     assert_eq!(addresses(&left).1, backend.ip());
 }
 
@@ -255,25 +260,25 @@ const SCTP_QUOTED: [usize; 5] = [8, 11, 12, 20, 1000];
 
 #[test]
 fn a_quoted_sctp_packet_has_the_checksum_that_its_sender_gave_it() {
-    for way in [V4, V6] {
-        let network_len = if way.snat.contains(':') { 40 } else { 20 };
+    for mode in [V4, V6] {
+        let network_len = if mode.snat.contains(':') { 40 } else { 20 };
         let mut rig = Rig::new();
-        let (snat, backend) = ends(&rig.forward(UPLINK, &Packet::sctp(way.client, way.vip).build()));
+        let (snat, backend) = ends(&rig.forward(UPLINK, &Packet::sctp(mode.client, mode.vip).build()));
         let chunk = |from: &str, to: &str| Packet::sctp(from, to).chunk(7, 0).hop_limit(60).build();
-        let vip: SocketAddr = way.vip.parse().unwrap();
+        let vip: SocketAddr = mode.vip.parse().unwrap();
         let (snat_text, backend_text) = (snat.to_string(), backend.to_string());
         let unreachable = errors(snat.is_ipv4())[0];
         for len in SCTP_QUOTED {
             let quoted = network_len + len;
-            let came = chunk(way.client, way.vip);
-            let error_back = error(way.near, snat.ip(), unreachable, &chunk(&snat_text, &backend_text), quoted);
+            let came = chunk(mode.client, mode.vip);
+            let error_back = error(mode.near, snat.ip(), unreachable, &chunk(&snat_text, &backend_text), quoted);
             let left = rig.forward(CLUSTER, &error_back.build());
             assert_checksums(&left);
             // A partly quoted checksum cannot be restored.
             let whole = if len < 12 { network_len + 8 } else { quoted.min(came.len() - 14) };
             assert_eq!(quote(&left)[..whole], came[14..][..whole], "{len} bytes, to the client");
             let came = chunk(&backend_text, &snat_text);
-            let error_on = error(way.far, vip.ip(), unreachable, &chunk(way.vip, way.client), quoted);
+            let error_on = error(mode.far, vip.ip(), unreachable, &chunk(mode.vip, mode.client), quoted);
             let left = rig.forward(UPLINK, &error_on.build());
             assert_checksums(&left);
             assert_eq!(quote(&left)[..whole], came[14..][..whole], "{len} bytes, to the backend");

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use dataplane::flow::PoolId;
-use dataplane::flow::{BackendId, Direction, Flow, FlowIndex, FlowState, IdleLimits, Segment, UNRESOLVED, Way, YieldClass};
+use dataplane::flow::{BackendId, Direction, Flow, FlowIndex, FlowMode, FlowState, IdleLimits, Segment, UNRESOLVED, YieldClass};
 use dataplane::flow::{Tick, Ticks};
 use dataplane::{FlowLimits, FlowTable, Transport, tcp_flags};
 use proptest::prelude::*;
@@ -86,7 +86,7 @@ fn flow(n: u32, now: Tick) -> Flow<u32> {
         opened: now.0,
         protocol: if n < UDP_FROM { 6 } else { 17 },
         state: if n < UDP_FROM { FlowState::TcpOpening } else { FlowState::UdpUnreplied },
-        way: Way::Nat,
+        mode: FlowMode::Nat,
         packets: 0,
     }
 }

@@ -36,7 +36,7 @@ fn header_checksum_holds(frame: &[u8]) -> bool {
 
 #[test]
 fn a_datagram_goes_there_and_back_in_fragments() {
-    for ((client, vip), mode) in DNS.into_iter().flat_map(|way| [(way, Mode::Nat), (way, Mode::Dnat)]) {
+    for ((client, vip), mode) in DNS.into_iter().flat_map(|mode| [(mode, Mode::Nat), (mode, Mode::Dnat)]) {
         let mut rig = Rig::with_mode(mode);
         let question = data(3000);
         let came = fragments(&Packet::udp(client, vip).payload(&question).build(), 1400, 0x1234);

@@ -227,7 +227,7 @@ fn flows_spread_over_ports_labels_and_sources() {
             let packet = Packet::tcp(&format!("198.51.100.7:{}", 2000 + n), VIP);
             let (first, again) = (open(&rig.forward(UPLINK, &packet.build())), open(&rig.forward(UPLINK, &packet.build())));
             let entropy = |o: &Opened| (o.udp.map(|(from, ..)| from), o.flow_label);
-            assert_eq!(entropy(&first), entropy(&again), "one flow, one way");
+            assert_eq!(entropy(&first), entropy(&again), "one flow, one mode");
             seen.insert(entropy(&first));
         }
         assert!(seen.len() > 56, "{}", seen.len());

@@ -23,9 +23,10 @@ int sluice_alloc_bulk(struct rte_mempool *pool, struct rte_mbuf **packets, unsig
 	return rte_pktmbuf_alloc_bulk(pool, packets, count);
 }
 
-/* A frame in several segments becomes one: in its first buffer, where that has room for the rest, else in a new one of `pool`.
- * Longer than that, or with the pool empty, it becomes an empty frame, which nobody takes for a packet. */
-static struct rte_mbuf *gather(struct rte_mempool *pool, struct rte_mbuf *chain)
+/* Puts a frame in several segments into one: into its first buffer if that has room for the rest, else into a new one
+ * of `pool`. If the frame is longer than a buffer or the pool is empty, it becomes an empty frame, which is not taken
+ * for a packet. */
+static struct rte_mbuf *linearize(struct rte_mempool *pool, struct rte_mbuf *chain)
 {
 	uint32_t room = rte_pktmbuf_data_room_size(pool) - RTE_PKTMBUF_HEADROOM;
 	struct rte_mbuf *whole = NULL;
@@ -46,13 +47,13 @@ static struct rte_mbuf *gather(struct rte_mempool *pool, struct rte_mbuf *chain)
 	return chain;
 }
 
-void sluice_gather(struct rte_mempool *pool, struct rte_mbuf **packets, uint16_t count)
+void sluice_linearize(struct rte_mempool *pool, struct rte_mbuf **packets, uint16_t count)
 {
 	uint16_t i;
 
 	for (i = 0; i < count; i++)
 		if (unlikely(packets[i]->nb_segs > 1))
-			packets[i] = gather(pool, packets[i]);
+			packets[i] = linearize(pool, packets[i]);
 }
 
 int sluice_append(struct rte_mbuf *packet, struct rte_mbuf *segment)
@@ -70,9 +71,9 @@ unsigned int sluice_ring_dequeue(struct rte_ring *ring, struct rte_mbuf **packet
 	return rte_ring_dequeue_burst(ring, (void **)packets, count, NULL);
 }
 
-/* As rte_pktmbuf_pool_create_by_ops, but `packed`: packets may lie across page boundaries. DPDK puts none there, for devices
- * that address memory physically; with 4 KB pages that is one packet a page, each at the same place in it, where they all
- * compete for the same sets of the cache. */
+/* Like rte_pktmbuf_pool_create_by_ops, except for `packed`: packets may cross page boundaries. DPDK avoids that for
+ * devices that use physical addresses. With 4 KB pages that means one packet per page, all at the same offset, so that
+ * they compete for the same cache sets. */
 struct rte_mempool *sluice_pool_create(const char *name, unsigned int packets, unsigned int cache, uint16_t room_bytes,
 				       int packed, int socket)
 {
@@ -82,7 +83,7 @@ struct rte_mempool *sluice_pool_create(const char *name, unsigned int packets, u
 							    sizeof(room), socket, flags);
 	int failed;
 
-	/* The node may have no memory of EAL's. */
+	/* EAL may have no memory on the node. */
 	if (pool == NULL && socket != SOCKET_ID_ANY)
 		return sluice_pool_create(name, packets, cache, room_bytes, packed, SOCKET_ID_ANY);
 	if (pool == NULL)
@@ -120,7 +121,7 @@ int sluice_errno(void)
 	return rte_errno;
 }
 
-/* A driver that cannot change its MTU (ENOTSUP) has no limit of its own below the buffer, so it is let through. */
+/* A driver that cannot change its MTU (ENOTSUP) has no limit below the buffer size, so that is not an error. */
 static int set_mtu(uint16_t port, uint16_t mtu_bytes)
 {
 	uint16_t current = 0;
@@ -132,15 +133,15 @@ static int set_mtu(uint16_t port, uint16_t mtu_bytes)
 	return failed == -ENOTSUP ? 0 : failed;
 }
 
-/* What receive side scaling is asked to hash: packets with ports. Everything else comes by queue 0. */
+/* Packets hashed by receive side scaling: those with ports. All others arrive at queue 0. */
 #define SPREAD                                                                                                         \
 	(RTE_ETH_RSS_NONFRAG_IPV4_TCP | RTE_ETH_RSS_NONFRAG_IPV4_UDP | RTE_ETH_RSS_NONFRAG_IPV6_TCP |                  \
 	 RTE_ETH_RSS_NONFRAG_IPV6_UDP)
 
-/* A device may want a longer key, of which our packets' headers use as much as IPv6 has. */
+/* A device may need a longer key. The bytes beyond 40 are zero and unused: IPv6 addresses and ports need 40. */
 #define KEY_BYTES_MAX 64
 
-/* With RSS where the device offers it; a device that refuses it all the same is asked again without. */
+/* Configures RSS if the device offers it; if the device then refuses it, configures the device without. */
 static int configure(uint16_t port, struct sluice_port_setup *setup, const struct rte_eth_dev_info *info,
 		     struct rte_eth_conf *conf)
 {
@@ -168,7 +169,7 @@ static int configure(uint16_t port, struct sluice_port_setup *setup, const struc
 	return rte_eth_dev_configure(port, setup->rx_queues, setup->tx_queues, conf);
 }
 
-/* What the driver says it takes. One that tells no largest MTU tells the longest frame, its checksum included. */
+/* MTU limits of the driver. A driver without a largest MTU reports the longest frame, including its checksum. */
 static void find_mtus(struct sluice_port_setup *setup, const struct rte_eth_dev_info *info)
 {
 	const uint32_t overhead = RTE_ETHER_HDR_LEN + RTE_ETHER_CRC_LEN;
@@ -179,7 +180,7 @@ static void find_mtus(struct sluice_port_setup *setup, const struct rte_eth_dev_
 		setup->mtu_max = RTE_MIN(setup->mtu_max, info->max_rx_pktlen - overhead);
 }
 
-/* Receive and transmit queues as far as the device has them; no offload of either direction. */
+/* Configures as many of the wanted queues as the device has, without offloads in either direction. */
 int sluice_port_configure(uint16_t port, struct sluice_port_setup *setup)
 {
 	struct rte_eth_dev_info info;
@@ -228,8 +229,8 @@ int sluice_port_configure(uint16_t port, struct sluice_port_setup *setup)
 	return set_mtu(port, setup->mtu_bytes);
 }
 
-/* Gives a started device its redirection table, 128 queues again and again, and reads back that it spreads by this key and
- * this table. */
+/* Sets the redirection table of a started device, the 128 queues repeated, and reads back whether the device uses this
+ * key and this table. */
 int sluice_port_spread(uint16_t port, const uint8_t *key, const uint16_t *queues)
 {
 	struct rte_eth_rss_reta_entry64 wanted[RTE_ETH_RSS_RETA_SIZE_512 / RTE_ETH_RETA_GROUP_SIZE];
@@ -271,8 +272,8 @@ int sluice_port_spread(uint16_t port, const uint8_t *key, const uint16_t *queues
 	return memcmp(found_key, key, SLUICE_RSS_KEY_BYTES) == 0 && (conf.rss_hf & SPREAD) == SPREAD ? 0 : -EIO;
 }
 
-/* Whether frames of a started port may come in several segments, though it is not asked to scatter them. Drivers that do not
- * say are taken to. */
+/* Whether frames of a started port may arrive in several segments, although scattering is not requested. Assumed of
+ * drivers that do not report it. */
 int sluice_port_may_chain(uint16_t port, uint16_t queue)
 {
 	struct rte_eth_rxq_info info;
@@ -348,8 +349,8 @@ int sluice_port_link(uint16_t port, struct sluice_link *link)
 	return 0;
 }
 
-/* For a device that says that it interrupts at a change of its link and then tells nobody (net_tap in 22.11): its claim is
- * taken back, which only its flags hold. A bond that it becomes a member of later asks for its link itself. */
+/* For a device that claims to interrupt on link changes but does not notify anyone (net_tap in 22.11): clears the claim
+ * in its device flags. A bond of which it becomes a member then polls its link. */
 int sluice_port_disclaim_link_interrupt(uint16_t port)
 {
 	struct rte_eth_dev_info info;
@@ -360,7 +361,7 @@ int sluice_port_disclaim_link_interrupt(uint16_t port)
 	return failed;
 }
 
-/* The member that sends and, but in 802.3ad, receives; negative: the port is no bond. */
+/* The member that sends and, except in 802.3ad, receives; negative: the port is not a bond. */
 int sluice_bond_active_member(uint16_t port)
 {
 	return rte_eth_bond_primary_get(port);
@@ -374,7 +375,7 @@ int sluice_bond_set_mac(uint16_t port, const uint8_t mac[6])
 	return rte_eth_bond_mac_address_set(port, &address);
 }
 
-static ssize_t pass_on(void *cookie, const char *text, size_t length)
+static ssize_t forward(void *cookie, const char *text, size_t length)
 {
 	sluice_log_sink sink = (sluice_log_sink)(uintptr_t)cookie;
 
@@ -384,7 +385,7 @@ static ssize_t pass_on(void *cookie, const char *text, size_t length)
 
 int sluice_log_to(sluice_log_sink sink)
 {
-	cookie_io_functions_t functions = { .write = pass_on };
+	cookie_io_functions_t functions = { .write = forward };
 	FILE *stream = fopencookie((void *)(uintptr_t)sink, "w", functions);
 
 	return stream == NULL ? -1 : rte_openlog_stream(stream);

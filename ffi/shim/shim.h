@@ -1,5 +1,5 @@
-/* What Rust calls that DPDK has only as static inline or macro, and a view of those structs whose fields move between
- * DPDK releases. Everything per packet is a burst here: no function is called once per packet on the forwarding path. */
+/* Functions for Rust that DPDK has only as static inline functions or macros, and access to structs whose fields move
+ * between DPDK releases. Packets are passed in bursts: the forwarding path calls no function once per packet. */
 #ifndef SLUICE_SHIM_H
 #define SLUICE_SHIM_H
 
@@ -19,8 +19,8 @@
 #include <rte_ring.h>
 #include <rte_version.h>
 
-/* Where this DPDK has the mbuf fields that Rust reads by itself. bindgen turns them into constants, and mbuf.rs asserts at
- * compile time that its own view agrees: a DPDK that moves one does not build. */
+/* Offsets in this DPDK of the mbuf fields that Rust reads directly. bindgen turns them into constants, and mbuf.rs
+ * compares its view with them at compile time: the build fails if a DPDK release moves a field. */
 enum {
 	SLUICE_MBUF_BUF_ADDR = offsetof(struct rte_mbuf, buf_addr),
 	SLUICE_MBUF_DATA_OFF = offsetof(struct rte_mbuf, data_off),
@@ -36,19 +36,19 @@ enum {
 	SLUICE_HEADROOM = RTE_PKTMBUF_HEADROOM,
 };
 
-/* The steps of bringing a port up, in order; which one failed goes into the message. */
+/* The steps of setting up a port, in order; the error message names the one that failed. */
 enum { SLUICE_STEP_INFO, SLUICE_STEP_MTU, SLUICE_STEP_CONFIGURE, SLUICE_STEP_RX_QUEUE, SLUICE_STEP_TX_QUEUE };
 
 struct sluice_port_setup {
 	struct rte_mempool *pool;
 	uint16_t mtu_bytes;
-	uint16_t rx_descriptors; /* wanted, then what the driver takes */
+	uint16_t rx_descriptors; /* in: wanted; out: as adjusted by the driver */
 	uint16_t tx_descriptors;
-	uint16_t rx_queues; /* wanted, then what the device has of them */
+	uint16_t rx_queues; /* in: wanted; out: as many as the device has */
 	uint16_t tx_queues;
-	const uint8_t *rss_key; /* SLUICE_RSS_KEY_BYTES, to spread by; NULL: not at all */
-	int spreads; /* whether the device took the key */
-	uint32_t mtu_min, mtu_max; /* what the driver says it takes, bytes */
+	const uint8_t *rss_key; /* SLUICE_RSS_KEY_BYTES; NULL: no receive side scaling */
+	int spreads; /* whether the device accepted the key */
+	uint32_t mtu_min, mtu_max; /* limits of the driver, bytes */
 	int step; /* the step that failed */
 };
 
@@ -68,7 +68,7 @@ typedef void (*sluice_log_sink)(uint32_t level, const char *text, size_t length)
 uint16_t sluice_rx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **packets, uint16_t count);
 uint16_t sluice_tx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **packets, uint16_t count);
 int sluice_alloc_bulk(struct rte_mempool *pool, struct rte_mbuf **packets, unsigned int count);
-void sluice_gather(struct rte_mempool *pool, struct rte_mbuf **packets, uint16_t count);
+void sluice_linearize(struct rte_mempool *pool, struct rte_mbuf **packets, uint16_t count);
 int sluice_append(struct rte_mbuf *packet, struct rte_mbuf *segment);
 unsigned int sluice_ring_enqueue(struct rte_ring *ring, struct rte_mbuf **packets, unsigned int count);
 unsigned int sluice_ring_dequeue(struct rte_ring *ring, struct rte_mbuf **packets, unsigned int count);

@@ -1,6 +1,6 @@
-//! What a configuration calls a device: a PCI address, or a DPDK virtual device with its arguments.
+//! Parses the device of a configuration: a PCI address, or a DPDK virtual device with its arguments.
 //!
-//! Not here: whether the device exists. That is asked when it is attached.
+//! Not here: whether the device exists. That is checked when it is attached.
 
 use std::fmt;
 use std::os::unix::fs::MetadataExt;
@@ -9,19 +9,19 @@ use std::str::FromStr;
 
 use crate::interface;
 
-/// Neither a PCI address nor a virtual device.
+/// The text is neither a PCI address nor a virtual device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "device {found:?} is neither a PCI address (0000:3b:00.0) nor a DPDK virtual device (net_af_packet0,iface=eth1): {reason}"
 )]
 pub struct BadDevice {
-    /// What was written.
+    /// The text found.
     pub found: String,
-    /// What is wrong with it.
+    /// The error in it.
     pub reason: &'static str,
 }
 
-/// Where a device sits on the PCI bus.
+/// Address of a device on the PCI bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PciAddress {
     domain: u16,
@@ -36,19 +36,19 @@ impl fmt::Display for PciAddress {
     }
 }
 
-/// A device that DPDK can make a port of.
+/// A device that DPDK can use as a port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Device {
-    /// On the PCI bus.
+    /// A device on the PCI bus.
     Pci {
-        /// Where.
+        /// Its address.
         address: PciAddress,
         /// Arguments for its driver, after the first comma.
         arguments: String,
     },
-    /// Made by a driver: `net_null0`, `net_af_packet0,iface=eth1`.
+    /// A virtual device, created by a driver: `net_null0`, `net_af_packet0,iface=eth1`.
     Virtual {
-        /// Driver and number; the name of the port within DPDK.
+        /// Driver and number; also the name of the port in DPDK.
         name: String,
         /// Arguments for its driver, after the first comma.
         arguments: String,
@@ -56,18 +56,38 @@ pub enum Device {
 }
 
 impl Device {
-    /// The interface that the device works on (not: one that it makes, as net_tap does).
+    /// Whether it is on the PCI bus.
     #[must_use]
-    pub fn interface(&self) -> Option<&str> {
+    pub const fn is_pci(&self) -> bool {
+        matches!(self, Self::Pci { .. })
+    }
+
+    /// Whether DPDK makes it with a virtual driver whose name begins so (`net_af_packet`). DPDK, too, compares
+    /// beginnings.
+    #[must_use]
+    pub fn has_driver(&self, driver: &str) -> bool {
+        matches!(self, Self::Virtual { name, .. } if name.starts_with(driver))
+    }
+
+    /// The interface that the arguments of a virtual device name: one that it works on, or one that it makes
+    /// (`net_tap`). A bond has none; its members have.
+    #[must_use]
+    pub fn named_interface(&self) -> Option<&str> {
         match self {
-            Self::Virtual { name, arguments } if name.starts_with("net_af_packet") || name.starts_with("net_af_xdp") => {
+            Self::Virtual { arguments, .. } if !self.is_bond() => {
                 arguments.split(',').find_map(|argument| argument.strip_prefix("iface="))
             }
             _ => None,
         }
     }
 
-    /// The NUMA node that the device is on, where the machine has several and says so.
+    /// The Linux interface that the device works on; not one that it makes, as `net_tap` does.
+    #[must_use]
+    pub fn interface(&self) -> Option<&str> {
+        self.named_interface().filter(|_| self.has_driver(AF_PACKET) || self.has_driver(AF_XDP))
+    }
+
+    /// The NUMA node of the device, if the machine has several and reports it.
     #[must_use]
     pub fn node(&self) -> Option<u32> {
         let sys = Path::new("/sys");
@@ -75,18 +95,18 @@ impl Device {
             Self::Pci { address, .. } => sys.join("bus/pci/devices").join(address.to_string()),
             Self::Virtual { .. } => sys.join("class/net").join(self.interface()?).join("device"),
         };
-        // -1 where there is only one.
+        // -1 if there is only one node.
         std::fs::read_to_string(device.join("numa_node")).ok()?.trim().parse().ok()
     }
 
-    /// The device with so many queues of each direction, where its driver must be told and its arguments leave that open.
-    /// af_xdp has no more than its interface.
+    /// The device with this number of receive and transmit queues, if its driver needs an argument for it and the
+    /// arguments do not contain it. af_xdp has at most as many as its interface.
     #[must_use]
     pub fn with_queues(self, queues: u16) -> Self {
         let interface_queues = || self.interface().map_or(0, |name| count_queues(Path::new("/sys/class/net"), name));
         let (argument, possible) = match &self {
-            Self::Virtual { name, .. } if name.starts_with("net_af_packet") => ("qpairs", queues),
-            Self::Virtual { name, .. } if name.starts_with("net_af_xdp") => ("queue_count", queues.min(interface_queues())),
+            device if device.has_driver(AF_PACKET) => ("qpairs", queues),
+            device if device.has_driver(AF_XDP) => ("queue_count", queues.min(interface_queues())),
             _ => return self,
         };
         match self {
@@ -97,7 +117,7 @@ impl Device {
         }
     }
 
-    /// The devices that a bonding device (`net_bonding0,mode=1,slave=0000:3b:00.0,slave=(net_tap1,iface=x)`) is made of.
+    /// The members of a bonding device (`net_bonding0,mode=1,slave=0000:3b:00.0,slave=(net_tap1,iface=x)`).
     #[must_use]
     pub fn members(&self) -> Vec<Self> {
         let Self::Virtual { arguments, .. } = self else { return Vec::new() };
@@ -107,23 +127,31 @@ impl Device {
         pieces(arguments).filter_map(member).filter_map(|text| text.parse().ok()).collect()
     }
 
-    pub(crate) fn is_bond(&self) -> bool {
-        matches!(self, Self::Virtual { name, .. } if name.starts_with(BONDING))
+    /// The device, and behind it the members that a bond is made of.
+    #[must_use]
+    pub fn parts(&self) -> Vec<Self> {
+        std::iter::once(self.clone()).chain(self.members()).collect()
     }
 
-    /// Whether it is an 802.3ad bond, which has something to say to its partner.
+    /// Whether it is a bond of DPDK devices.
+    #[must_use]
+    pub fn is_bond(&self) -> bool {
+        self.has_driver(BONDING)
+    }
+
+    /// Whether it is an 802.3ad bond, which sends LACP frames to its partner.
     #[must_use]
     pub fn speaks_lacp(&self) -> bool {
         matches!(self, Self::Virtual { arguments, .. } if self.is_bond() && pieces(arguments).any(|piece| piece == "mode=4"))
     }
 
-    /// Whether its driver says that it interrupts at a change of its link, and then calls nobody (DPDK 22.11: it only writes
-    /// the new state down). A bond would wait for ever, so it is to ask, every 10 ms or `lsc_poll_period_ms`.
+    /// Whether its driver claims to interrupt on link changes but does not notify anyone (DPDK 22.11: it only stores
+    /// the new state). A bond would wait forever, so it polls instead, every 10 ms or `lsc_poll_period_ms`.
     pub(crate) fn is_silent_about_its_link(&self) -> bool {
-        matches!(self, Self::Virtual { name, .. } if name.starts_with("net_tap"))
+        self.has_driver("net_tap")
     }
 
-    /// For DPDK: a member is named by its port, since its own arguments are given when it is attached by itself.
+    /// The text for DPDK. It names a member by its port, because the member is attached separately with its arguments.
     pub(crate) fn to_attach(&self) -> String {
         let Self::Virtual { name, arguments } = self else { return self.to_string() };
         if !self.is_bond() {
@@ -135,9 +163,10 @@ impl Device {
         format!("{name},{}", arguments.join(","))
     }
 
-    /// What stands for the device on this machine now: the index of the interface that it works on, the inode of a PCI device
-    /// in sysfs, 0 for others; none while there is no such interface in the network namespace of the calling thread, or no such
-    /// device on the PCI bus. What is removed and made anew is another one.
+    /// Identifies the device that exists on this machine now: the index of the interface that it uses, the inode of a
+    /// PCI device in sysfs, or 0 for others. None if the interface does not exist in the network namespace of the
+    /// calling thread, or the device is not on the PCI bus. A device that is removed and created again has another
+    /// identity.
     #[must_use]
     pub fn presence(&self) -> Option<u64> {
         match (self, self.interface()) {
@@ -150,13 +179,16 @@ impl Device {
         }
     }
 
-    /// Whether the kernel works in the packets' own memory, and takes no packet that lies across ordinary pages.
+    /// Whether the kernel uses the packet memory directly, and accepts no packet that crosses a page boundary of
+    /// ordinary pages.
     pub(crate) fn shares_packet_memory(&self) -> bool {
-        matches!(self, Self::Virtual { name, .. } if name.starts_with("net_af_xdp"))
+        self.has_driver(AF_XDP)
     }
 
-    /// The name of its port within DPDK.
-    pub(crate) fn port_name(&self) -> String {
+    /// The device without its arguments, which is the name of its port within DPDK: a PCI address with its domain, or
+    /// driver and number.
+    #[must_use]
+    pub fn port_name(&self) -> String {
         match self {
             Self::Pci { address, .. } => address.to_string(),
             Self::Virtual { name, .. } => name.clone(),
@@ -164,11 +196,16 @@ impl Device {
     }
 }
 
-/// The driver of bonding devices, and how its arguments name a member (DPDK 22.11).
+/// Drivers over an interface of Linux.
+const AF_PACKET: &str = "net_af_packet";
+const AF_XDP: &str = "net_af_xdp";
+/// Bytes of a device name: `RTE_DEV_NAME_MAX_LEN` with the terminating zero is 64.
+const NAME_BYTES_MAX: usize = 63;
+/// The driver of bonding devices, and its argument for a member (DPDK 22.11).
 const BONDING: &str = "net_bonding";
 const MEMBER: &str = "slave=";
 
-/// Arguments between commas, but for commas in parentheses.
+/// The arguments, split at commas outside parentheses.
 fn pieces(arguments: &str) -> impl Iterator<Item = &str> {
     let mut depth = 0_u32;
     arguments.split(move |c| {
@@ -181,14 +218,14 @@ fn pieces(arguments: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The device that an argument names as a member.
+/// The device in the argument of a member.
 fn member(piece: &str) -> Option<&str> {
     let text = piece.strip_prefix(MEMBER)?;
     Some(text.strip_prefix('(').and_then(|text| text.strip_suffix(')')).unwrap_or(text))
 }
 
-/// Active backup or 802.3ad, of members that tell their link: drivers over an interface of Linux's say that it is up whatever
-/// the interface is.
+/// Checks that a bond is active backup or 802.3ad, and that its members report their link: drivers over a Linux
+/// interface always report it as up.
 fn check_bond(arguments: &str) -> Result<(), &'static str> {
     if !pieces(arguments).any(|piece| piece == "mode=1" || piece == "mode=4") {
         return Err("a bond has mode=1 (active backup) or mode=4 (802.3ad)");
@@ -229,8 +266,9 @@ impl FromStr for Device {
             let address = parse_pci(name).ok_or_else(|| bad("it has not the form dddd:bb:dd.f and does not begin with net_"))?;
             return Ok(Self::Pci { address, arguments });
         }
-        if !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
-            return Err(bad("a name has letters, digits and _ only"));
+        let is_legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+        if name.len() > NAME_BYTES_MAX || !name.bytes().all(is_legal) {
+            return Err(bad("a name has at most 63 lowercase letters, digits and _"));
         }
         if name.starts_with(BONDING) {
             check_bond(&arguments).map_err(bad)?;
@@ -246,21 +284,21 @@ fn count_queues(interfaces: &Path, name: &str) -> u16 {
     u16::try_from(count).unwrap_or(u16::MAX)
 }
 
-/// `dddd:bb:dd.f`, or without the domain, which then is 0.
+/// `dddd:bb:dd.f` as Linux writes it, in either case, or without the domain, which then is 0.
 fn parse_pci(text: &str) -> Option<PciAddress> {
     let (rest, function) = text.rsplit_once('.')?;
     let (rest, device) = rest.rsplit_once(':')?;
-    let (domain, bus) = rest.rsplit_once(':').unwrap_or(("0", rest));
-    let hex = |part: &str, limit: u16| {
-        let digits = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_hexdigit());
-        u16::from_str_radix(part, 16).ok().filter(|value| digits && *value <= limit)
+    let (domain, bus) = rest.rsplit_once(':').unwrap_or(("0000", rest));
+    let hex = |part: &str, digits: usize| {
+        let is_hex = part.len() == digits && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+        u16::from_str_radix(part, 16).ok().filter(|_| is_hex)
     };
-    let byte = |part: &str, limit: u16| hex(part, limit).and_then(|value| u8::try_from(value).ok());
+    let byte = |part: &str, digits, limit: u8| u8::try_from(hex(part, digits)?).ok().filter(|value| *value <= limit);
     Some(PciAddress {
-        domain: hex(domain, 0xffff)?,
-        bus: byte(bus, 0xff)?,
-        device: byte(device, 0x1f)?,
-        function: byte(function, 7)?,
+        domain: hex(domain, 4)?,
+        bus: byte(bus, 2, 0xff)?,
+        device: byte(device, 2, 0x1f)?,
+        function: byte(function, 1, 7)?,
     })
 }
 
@@ -269,28 +307,43 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pci_address_may_leave_out_the_domain() {
-        for text in ["0000:3b:00.0", "3b:00.0"] {
-            assert_eq!(text.parse::<Device>().unwrap().to_string(), "0000:3b:00.0");
+    fn devices_read_back_as_written_with_their_names_and_interfaces() {
+        // As configured, canonical text, name of the port, interface that it works on, interface that its arguments
+        // name.
+        let rows = [
+            ("0000:3b:00.0", "0000:3b:00.0", "0000:3b:00.0", None, None),
+            ("3b:00.1", "0000:3b:00.1", "0000:3b:00.1", None, None),
+            ("3B:1f.7,dv_flow_en=0", "0000:3b:1f.7,dv_flow_en=0", "0000:3b:1f.7", None, None),
+            ("net_null0", "net_null0", "net_null0", None, None),
+            ("net_tap0,iface=dtap0", "net_tap0,iface=dtap0", "net_tap0", None, Some("dtap0")),
+            ("net_af_xdp0,iface=x", "net_af_xdp0,iface=x", "net_af_xdp0", Some("x"), Some("x")),
+            ("net_af_packet0", "net_af_packet0", "net_af_packet0", None, None),
+            (
+                "net_af_packet12,qpairs=1,iface=veth-a,blocksz=4096",
+                "net_af_packet12,qpairs=1,iface=veth-a,blocksz=4096",
+                "net_af_packet12",
+                Some("veth-a"),
+                Some("veth-a"),
+            ),
+            (
+                "net_bonding0,mode=1,slave=(net_tap1,iface=a)",
+                "net_bonding0,mode=1,slave=(net_tap1,iface=a)",
+                "net_bonding0",
+                None,
+                None,
+            ),
+        ];
+        for (text, canonical, name, interface, named) in rows {
+            let device: Device = text.parse().unwrap();
+            assert_eq!(device.to_string(), canonical);
+            assert_eq!(device.to_string().parse(), Ok(device.clone()));
+            assert_eq!((device.port_name().as_str(), device.interface(), device.named_interface()), (name, interface, named));
+            assert_eq!((device.is_pci(), device.is_bond()), (!name.starts_with("net_"), name == "net_bonding0"), "{text}");
         }
     }
 
     #[test]
-    fn a_pci_device_keeps_its_arguments() {
-        let device: Device = "3B:00.0,dv_flow_en=0".parse().unwrap();
-        assert_eq!((device.port_name().as_str(), device.to_string().as_str()), ("0000:3b:00.0", "0000:3b:00.0,dv_flow_en=0"));
-    }
-
-    #[test]
-    fn a_virtual_device_keeps_its_arguments() {
-        let device: Device = "net_af_packet0,iface=eth1,qdisc_bypass=1".parse().unwrap();
-        assert_eq!(device.interface(), Some("eth1"));
-        assert_eq!(device.port_name(), "net_af_packet0");
-        assert_eq!(device.to_string(), "net_af_packet0,iface=eth1,qdisc_bypass=1");
-    }
-
-    #[test]
-    fn drivers_over_sockets_are_told_how_many_queues_unless_the_arguments_say() {
+    fn drivers_over_sockets_get_the_number_of_queues_unless_the_arguments_contain_it() {
         let with_queues = |text: &str, queues| text.parse::<Device>().unwrap().with_queues(queues).to_string();
         assert_eq!(with_queues("net_af_packet0,iface=eth1", 2), "net_af_packet0,iface=eth1,qpairs=2");
         for text in ["net_af_packet0,iface=eth1,qpairs=4", "net_tap0,iface=dtap0", "net_af_xdp0,iface=no-such", "0000:3b:00.0"] {
@@ -301,12 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tap_is_made_by_its_driver_and_need_not_exist() {
-        assert_eq!("net_tap0,iface=dtap0".parse::<Device>().unwrap().interface(), None);
-    }
-
-    #[test]
-    fn a_bond_has_members_which_dpdk_gets_by_their_names() {
+    fn a_bond_has_members_which_dpdk_knows_by_their_names() {
         let text = "net_bonding0,mode=1,slave=3b:00.0,slave=(net_tap1,iface=a,mac=fixed),primary=net_tap1";
         let bond: Device = text.parse().unwrap();
         let members: Vec<String> = bond.members().iter().map(Device::to_string).collect();
@@ -322,9 +370,30 @@ mod tests {
 
     #[test]
     fn what_is_no_device_is_refused_with_the_reason() {
-        for text in ["", "eth0", "0000:3b:20.0", "0000:3b:00.8", "3b.0", "net_null0, x=1", "net_a b0", "+3b:00.0"] {
+        let (space, form, name) = ("there is a space in it", "has not the form dddd:bb:dd.f", "lowercase letters, digits and _");
+        let too_long = format!("net_{}", "a".repeat(60));
+        let rows = [
+            ("", form),
+            (",", form),
+            ("eth0", form),
+            ("eth_af_packet0,iface=eth1", form),
+            ("0000:3b:20.0", form),
+            ("0000:3b:00.8", form),
+            ("0000:0000:3b:00.0", form),
+            ("3b:00", form),
+            ("3b.0", form),
+            ("b:0.0", form),
+            ("+3b:00.0", form),
+            ("\u{fc}.0", form),
+            ("net_null0, x=1", space),
+            ("net_a b0", space),
+            ("net_A0", name),
+            (&too_long, name),
+            ("net_bonding0,mode=1", "a bond has members"),
+        ];
+        for (text, reason) in rows {
             let error = text.parse::<Device>().unwrap_err();
-            assert!(error.to_string().contains(text), "{error}");
+            assert!(error.reason.contains(reason) && error.to_string().contains(&format!("{text:?}")), "{text}: {error}");
         }
     }
 }

@@ -1,9 +1,9 @@
-//! DPDK's environment (EAL) in this process: started once, from typed settings, and never torn down.
+//! Starts DPDK's environment abstraction layer (EAL) once per process from typed settings. It is never shut down.
 //!
-//! Invariants: no file is shared with another process (`--no-shconf`, or `--in-memory` with hugepages), so nothing is left
-//! behind by a crash; the caller's CPU mask is as before when [`Eal::start`] returns, whatever it returns.
+//! Invariants: no file is shared with another process (`--no-shconf`, or `--in-memory` with hugepages), so a crash
+//! leaves no files. When [`Eal::start`] returns, with success or an error, the caller's CPU mask is unchanged.
 //!
-//! Deliberately absent: EAL's own worker lcores (threads are ours, see [`Eal::register_thread`]), multi-process, telemetry.
+//! Not here: EAL's worker lcores (threads are ours, see [`Eal::register_thread`]), multi-process mode, telemetry.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fs;
@@ -18,10 +18,10 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::{log, raw, runtime_dir};
 
-/// Whether packet memory is in hugepages.
+/// Use of hugepages for packet memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hugepages {
-    /// If enough are free; else ordinary pages, with one warning. A PCI port requires them all the same.
+    /// Hugepages if enough are free; otherwise ordinary pages, with one warning. A PCI port requires hugepages.
     Auto,
     /// Only hugepages.
     Require,
@@ -29,17 +29,17 @@ pub enum Hugepages {
     Off,
 }
 
-/// What EAL is started with.
+/// Configuration of EAL.
 #[derive(Clone, Debug)]
 pub struct EalConfig {
-    /// Kind of memory.
+    /// Use of hugepages.
     pub hugepages: Hugepages,
     /// Memory for all pools, rings and drivers, MB. See [`crate::MempoolConfig::memory_bytes`].
     pub memory_mb: u64,
-    /// The devices that will be attached: the PCI bus is looked at only for those named here, and af_xdp asks that packets lie
-    /// in memory as it needs them.
+    /// The devices to be attached. The PCI bus is probed only for those in this list, and af_xdp constrains the layout
+    /// of packet memory.
     pub devices: Vec<Device>,
-    /// Cores that EAL's own threads may run on, so that they keep off the workers'. Empty: those the caller may run on.
+    /// Cores for EAL's own threads, which keeps them off the workers' cores. Empty: the cores of the caller.
     pub cores: Vec<usize>,
 }
 
@@ -50,14 +50,14 @@ pub struct Eal {
     packs_packets: bool,
 }
 
-/// rte_eal_init may be called once.
+/// rte_eal_init may be called only once.
 static STARTED: AtomicBool = AtomicBool::new(false);
 
 impl Eal {
-    /// Starts EAL. Threads started later have the CPU mask that the caller had; those started before are not touched.
+    /// Starts EAL. Threads started later inherit the CPU mask that the caller had; existing threads are not affected.
     ///
     /// # Errors
-    /// A second call, too few hugepages where they are required, and what EAL itself refuses.
+    /// On a second call, if hugepages are required and too few are free, and if EAL fails to start.
     pub fn start(config: &EalConfig) -> Result<Self, Error> {
         let hugepages = choose_memory(config, free_hugepages_mb(Path::new("/sys/kernel/mm/hugepages")))?;
         let affinity = Affinity::narrow_to(&config.cores)?;
@@ -70,12 +70,12 @@ impl Eal {
         let started = start(&arguments);
         drop(affinity);
         if started < 0 {
-            return Err(Error::Start { reason: raw::error_text(raw::errno()), said: log::take_complaints() });
+            return Err(Error::Start { reason: raw::error_text(raw::errno()), said: log::take_errors() });
         }
         // SAFETY: EAL has started, so this is a terminated string in static memory.
         let directory = unsafe { CStr::from_ptr(raw::rte_eal_get_runtime_dir()) };
         runtime_dir::remove(Path::new(&*directory.to_string_lossy()));
-        log::take_complaints();
+        log::take_errors();
         let packs_packets = !hugepages && !config.devices.iter().any(Device::shares_packet_memory);
         Ok(Self { hugepages, packs_packets })
     }
@@ -86,23 +86,23 @@ impl Eal {
         self.hugepages
     }
 
-    /// Whether packets may lie across pages: on ordinary pages, unless a device forbids it.
+    /// Whether packets may cross page boundaries: on ordinary pages, unless a device forbids it.
     pub(crate) fn packs_packets(self) -> bool {
         self.packs_packets
     }
 
-    /// Rate of [`crate::cycles()`].
+    /// Rate of [`crate::cycles()`], cycles per second.
     #[must_use]
     pub fn cycles_per_second(self) -> u64 {
         // SAFETY: reads a variable that EAL set when it started.
         unsafe { raw::sluice_tsc_hz() }
     }
 
-    /// Gives the calling thread caches of its own in every pool. Any thread may use pools and ports without it, but then
-    /// each burst goes to the pool's shared ring. A pinned thread registers after it is pinned.
+    /// Gives the calling thread its own cache in every pool. A thread may use pools and ports without it, but then each
+    /// burst uses the pool's shared ring. A pinned thread registers after it is pinned.
     ///
     /// # Errors
-    /// More threads than DPDK was built for (128).
+    /// When there are more threads than DPDK was built for (128).
     pub fn register_thread(self) -> Result<RegisteredThread, Error> {
         // SAFETY: EAL runs. The call is for the calling thread, and the guard, which cannot leave this thread, ends it.
         if unsafe { raw::rte_thread_register() } < 0 {
@@ -112,7 +112,7 @@ impl Eal {
     }
 }
 
-/// A thread with pool caches of its own, until dropped.
+/// The registration of a thread, which has its own pool caches until this is dropped.
 #[derive(Debug)]
 pub struct RegisteredThread {
     not_send: PhantomData<*const ()>,
@@ -125,7 +125,7 @@ impl Drop for RegisteredThread {
     }
 }
 
-/// The version of DPDK that is linked.
+/// The version of the linked DPDK.
 #[must_use]
 pub fn version() -> String {
     // SAFETY: returns a terminated static string, whether EAL runs or not.
@@ -172,12 +172,12 @@ fn arguments(config: &EalConfig, hugepages: bool, cores: &[usize]) -> Vec<String
     arguments.push(runtime_dir::file_prefix());
     // One lcore, the caller, on any of the cores.
     arguments.extend(["--lcores".into(), format!("0@({cores})"), "-m".into(), config.memory_mb.to_string()]);
-    // In-memory needs no hugetlbfs mount; 22.11 refuses it together with --no-huge.
+    // --in-memory needs no hugetlbfs mount; DPDK 22.11 refuses it together with --no-huge.
     let memory: &[&str] = if hugepages { &["--in-memory"] } else { &["--no-huge", "--no-shconf"] };
     arguments.extend(memory.iter().map(|&argument| argument.to_owned()));
     let pci: Vec<_> = config.devices.iter().filter(|device| matches!(device, Device::Pci { .. })).collect();
     if pci.is_empty() {
-        // Virtual devices take virtual addresses; a PCI device's IOMMU decides otherwise.
+        // Virtual devices use virtual addresses; with PCI devices the IOMMU decides.
         arguments.extend(["--no-pci".into(), "--iova-mode=va".into()]);
     }
     for device in pci {
@@ -187,7 +187,7 @@ fn arguments(config: &EalConfig, hugepages: bool, cores: &[usize]) -> Vec<String
 }
 
 fn start(arguments: &[String]) -> c_int {
-    // EAL keeps pointers into its arguments, so they live as long as the process. A few hundred bytes, once.
+    // EAL keeps pointers to its arguments, so they live as long as the process: a few hundred bytes, once.
     let mut pointers: Vec<*mut c_char> = arguments.iter().map(|argument| raw::c_string(argument).into_raw()).collect();
     let count = c_int::try_from(pointers.len()).unwrap_or(c_int::MAX);
     pointers.push(ptr::null_mut());
@@ -195,14 +195,15 @@ fn start(arguments: &[String]) -> c_int {
     unsafe { raw::rte_eal_init(count, pointers.leak().as_mut_ptr()) }
 }
 
-/// The caller's CPU mask, restored when dropped: `rte_eal_init` pins its caller, and whatever that starts would inherit it.
+/// The caller's CPU mask, restored when dropped: `rte_eal_init` pins its caller, and threads started later would
+/// inherit that.
 struct Affinity {
     before: CpuSet,
     narrowed: CpuSet,
 }
 
 impl Affinity {
-    /// Runs this thread on `cores` meanwhile: EAL's service threads take what the caller has at the time of the call.
+    /// Runs this thread on `cores` for now: EAL's service threads inherit the mask of the caller.
     fn narrow_to(cores: &[usize]) -> Result<Self, Error> {
         let before = sched_getaffinity(None).map_err(|error| Error::Affinity { step: "read", source: error.into() })?;
         let mut narrowed = before;
@@ -222,7 +223,7 @@ impl Affinity {
 impl Drop for Affinity {
     fn drop(&mut self) {
         if let Err(error) = sched_setaffinity(None, &self.before) {
-            tracing::warn!(%error, "the CPU mask of the starting thread cannot be restored; threads started from now on share one core");
+            tracing::warn!(%error, "the CPU mask of the starting thread cannot be restored; threads started later share one core");
         }
     }
 }
@@ -251,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pci_bus_is_looked_at_only_for_pci_ports() {
+    fn the_pci_bus_is_probed_only_for_pci_ports() {
         let without = arguments(&config(Hugepages::Auto, &["net_null0"]), false, &[0, 1]).join(" ");
         assert!(without.contains("--no-pci") && without.contains("--lcores 0@(0,1) -m 64 --no-huge --no-shconf"), "{without}");
         let with = arguments(&config(Hugepages::Auto, &["3b:00.0", "net_null0"]), true, &[0]).join(" ");

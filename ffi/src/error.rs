@@ -1,10 +1,10 @@
-//! What can go wrong between sluice and DPDK, said so that the reader knows what to do next.
+//! Errors of DPDK, with messages that say what to do next.
 
 use std::io;
 
 use crate::device::BadDevice;
 
-/// A failure of DPDK or of what it needs.
+/// An error of DPDK or of a resource that it needs.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// `Eal::start` was called twice.
@@ -13,20 +13,20 @@ pub enum Error {
     /// EAL did not start.
     #[error("DPDK (EAL) did not start: {reason}{}; run `sluiced doctor`", explanation(.said))]
     Start {
-        /// The words of `rte_strerror`.
+        /// The text of `rte_strerror`.
         reason: String,
-        /// What DPDK logged meanwhile.
+        /// Errors that DPDK logged during the call.
         said: Vec<String>,
     },
-    /// Hugepages are required, and there are too few.
+    /// Hugepages are required, and too few are free.
     #[error(
         "hugepages are required (a PCI port, or `memory.hugepages: require`): {needed_mb} MB are needed, {free_mb} MB are free; \
          reserve them with `sysctl vm.nr_hugepages={}` (2 MB each)", needed_mb.div_ceil(2)
     )]
     Hugepages {
-        /// Needed, MB.
+        /// Required memory, MB.
         needed_mb: u64,
-        /// Free on all nodes and of all sizes, MB.
+        /// Free hugepage memory of all nodes and sizes, MB.
         free_mb: u64,
     },
     /// The thread's CPU mask could not be read or set.
@@ -34,27 +34,27 @@ pub enum Error {
     Affinity {
         /// `read` or `set`.
         step: &'static str,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// No more thread can be registered with EAL.
+    /// EAL cannot register another thread.
     #[error("a thread cannot be registered with DPDK: {reason}")]
     Thread {
-        /// The words of `rte_strerror`.
+        /// The text of `rte_strerror`.
         reason: String,
     },
-    /// Neither a PCI address nor a virtual device.
+    /// The text is neither a PCI address nor a virtual device.
     #[error(transparent)]
     BadDevice(#[from] BadDevice),
-    /// A PCI device that does not exist or has no driver that DPDK can use.
+    /// The PCI device does not exist or has no driver that DPDK can use.
     #[error("device {device}: {found}")]
     NoSuchDevice {
         /// The device as configured.
         device: String,
-        /// What was found, and what to do.
+        /// The state found, and what to do.
         found: String,
     },
-    /// A virtual device over an interface that does not exist.
+    /// The interface of a virtual device does not exist.
     #[error("device {device}: there is no interface {interface:?} in this network namespace; see `ip link`")]
     NoInterface {
         /// The device as configured.
@@ -62,7 +62,7 @@ pub enum Error {
         /// The interface.
         interface: String,
     },
-    /// A device of that name is a port already.
+    /// A device with this name is already a port.
     #[error("device {device}: {name} is in use by another port; number the devices, as in net_null0, net_null1")]
     DeviceInUse {
         /// The device as configured.
@@ -70,14 +70,14 @@ pub enum Error {
         /// Its DPDK name.
         name: String,
     },
-    /// A driver refused, and this process lacks a privilege that the driver needs.
+    /// A driver refused, and the process lacks a privilege that the driver needs.
     #[error("device {device}: this process lacks {capability}; run as root or grant it{}", explanation(.said))]
     Privilege {
         /// The device as configured.
         device: String,
         /// The missing capability.
         capability: &'static str,
-        /// What DPDK logged meanwhile.
+        /// Errors that DPDK logged during the call.
         said: Vec<String>,
     },
     /// A driver refused.
@@ -85,30 +85,30 @@ pub enum Error {
     Device {
         /// The device as configured.
         device: String,
-        /// What was being done.
+        /// The failed step.
         step: &'static str,
-        /// The words of `rte_strerror`.
+        /// The text of `rte_strerror`.
         reason: String,
-        /// What DPDK logged meanwhile.
+        /// Errors that DPDK logged during the call.
         said: Vec<String>,
     },
-    /// A mempool could not be made.
+    /// A mempool could not be created.
     #[error("packet pool {name:?} of {packets} packets x {frame_bytes} bytes cannot be made: {reason}{}", explanation(.said))]
     Mempool {
         /// Its name.
         name: String,
-        /// Packets asked for.
+        /// Requested number of packets.
         packets: u32,
-        /// Bytes of each.
+        /// Size of each packet, bytes.
         frame_bytes: u16,
-        /// The words of `rte_strerror`.
+        /// The text of `rte_strerror`.
         reason: String,
-        /// What DPDK logged meanwhile.
+        /// Errors that DPDK logged during the call.
         said: Vec<String>,
     },
 }
 
-/// What DPDK logged, to be put after the message.
+/// DPDK's log lines, to be appended to the message.
 fn explanation(lines: &[String]) -> String {
     if lines.is_empty() { String::new() } else { format!(" (DPDK says: {})", lines.join("; ")) }
 }

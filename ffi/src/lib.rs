@@ -1,13 +1,13 @@
-//! DPDK for sluice: narrow bindings, private, and a safe layer over them.
+//! DPDK for sluice: private bindings of the functions in use, and a safe layer over them.
 //!
-//! [`Eal`] is the proof that DPDK runs in this process; it makes [`Mempool`]s and [`Port`]s. A port comes with one
-//! [`RxQueue`] and one [`TxQueue`], which move bursts of [`Mbuf`]s and belong to one thread at a time. Beside DPDK live here
-//! the few system calls that need `unsafe`: [`tap`] and [`memory`].
+//! [`Eal`] proves that DPDK runs in this process, and creates [`Mempool`]s and [`Port`]s. A port has [`RxQueue`]s and
+//! [`TxQueue`]s, which move bursts of [`Mbuf`]s and belong to one thread at a time. The package also contains the few
+//! system calls that need `unsafe`: [`tap`] and [`memory`].
 //!
-//! Invariant: `unsafe` stands in this package only, and each block says why it is sound. What lets an [`Mbuf`] be one
-//! pointer is that neither DPDK nor a pool is ever torn down before the process ends.
+//! Invariant: `unsafe` is used in this package only, and each block says why it is sound. An [`Mbuf`] can be a single
+//! pointer because neither DPDK nor a pool is freed before the process ends.
 //!
-//! Not here: what a packet means, RSS and several queues, offloads (none is requested in either direction).
+//! Not here: the meaning of packets, and offloads (none is requested in either direction).
 
 mod cycles;
 mod device;

@@ -1,22 +1,23 @@
-//! DPDK's log, passed on to `tracing` with target `dpdk`.
+//! Forwards DPDK's log to `tracing` with target `dpdk`.
 //!
-//! DPDK calls things errors that are a choice here (no hugepages, say), and a call that really fails returns an error of our
-//! own. So its errors are warnings, and are also kept until [`take_complaints`] so that they can explain that error.
+//! DPDK logs some deliberate choices as errors (no hugepages, for example), and a call that really fails returns an
+//! error of ours. So DPDK's errors are logged as warnings. They are also kept until [`take_errors`], to explain that
+//! error.
 
 use std::sync::Mutex;
 
 use crate::raw;
 
-/// Lines kept for the next error message, the latest.
-const COMPLAINTS_MAX: usize = 4;
-/// DPDK's level "error"; lower is worse.
+/// Number of lines kept for the next error message: the latest.
+const RECENT_ERRORS_MAX: usize = 4;
+/// DPDK's level "error"; lower levels are more severe.
 const LEVEL_ERROR: u32 = 4;
-/// What EAL adds to every refusal of a driver, and explains nothing.
+/// Lines that EAL adds to every error of a driver and that explain nothing.
 const REPETITIONS: [&str; 2] = ["Driver cannot attach the device", "Failed to attach device on primary process"];
 
-static COMPLAINTS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+static RECENT_ERRORS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// Sends everything that DPDK logs from now on to `tracing`.
+/// Redirects DPDK's log to `tracing`.
 pub(crate) fn capture() {
     // SAFETY: `receive` has the type that the shim calls, and lives as long as the program.
     if unsafe { raw::sluice_log_to(Some(receive)) } != 0 {
@@ -25,20 +26,20 @@ pub(crate) fn capture() {
 }
 
 /// The errors logged since the last call, oldest first.
-pub(crate) fn take_complaints() -> Vec<String> {
-    COMPLAINTS.lock().map(|mut lines| std::mem::take(&mut *lines)).unwrap_or_default()
+pub(crate) fn take_errors() -> Vec<String> {
+    RECENT_ERRORS.lock().map(|mut lines| std::mem::take(&mut *lines)).unwrap_or_default()
 }
 
-/// Called by the C library with each message, on whatever thread logs. An unwinding panic would abort here, as it must.
+/// Called by the C library for each message, on the thread that logs. A panic here aborts the process, as it must.
 extern "C" fn receive(level: u32, text: *const std::ffi::c_char, length: usize) {
     // SAFETY: the shim passes `length` initialized bytes that stay valid for this call.
     let bytes = unsafe { std::slice::from_raw_parts(text.cast::<u8>(), length) };
     for line in String::from_utf8_lossy(bytes).lines().map(str::trim).filter(|line| !line.is_empty()) {
-        pass_on(level, line);
+        forward(level, line);
     }
 }
 
-fn pass_on(level: u32, line: &str) {
+fn forward(level: u32, line: &str) {
     match level {
         0..=5 => tracing::warn!(target: "dpdk", "{line}"),
         6 | 7 => tracing::debug!(target: "dpdk", "{line}"),
@@ -46,9 +47,9 @@ fn pass_on(level: u32, line: &str) {
     }
     if level <= LEVEL_ERROR
         && !REPETITIONS.iter().any(|repetition| line.contains(repetition))
-        && let Ok(mut lines) = COMPLAINTS.lock()
+        && let Ok(mut lines) = RECENT_ERRORS.lock()
     {
-        if lines.len() == COMPLAINTS_MAX {
+        if lines.len() == RECENT_ERRORS_MAX {
             lines.remove(0);
         }
         lines.push(line.to_owned());

@@ -1,11 +1,11 @@
 //! One packet: a pointer to an `rte_mbuf`, owned.
 //!
-//! Invariants: an [`Mbuf`] is the only reference to its `rte_mbuf`, and whoever drops it gives it back to its pool, which
-//! lives as long as the process. Length and data are read through a view of the struct that is asserted, at compile time, to
-//! agree with the DPDK that is linked, so no function is called per packet.
+//! Invariants: an [`Mbuf`] is the only reference to its `rte_mbuf`. Dropping it returns the packet to its pool, which
+//! lives as long as the process. Length and data are read through a view of the struct, so no function is called per
+//! packet; compile-time assertions check the view against the DPDK in use.
 //!
-//! Not here: chains. A receive queue puts a frame in several segments together; one that a test makes ([`Mbuf::append`]) can be
-//! passed on or dropped whole, but neither read beyond its first segment nor resized.
+//! Not here: frames in several segments, which a receive queue linearises. One that a test makes ([`Mbuf::append`]) can
+//! be passed on or dropped as a whole, but not read beyond its first segment, and not resized.
 
 use std::fmt;
 use std::mem::{ManuallyDrop, offset_of};
@@ -16,7 +16,7 @@ use arrayvec::ArrayVec;
 
 use crate::raw;
 
-/// The fields that are used here, where every DPDK from 22.11 on has them.
+/// The fields in use, at their offsets in every DPDK since 22.11.
 #[repr(C, align(64))]
 struct View {
     buf_addr: *mut u8,
@@ -53,20 +53,20 @@ const _: () = {
 #[repr(transparent)]
 pub struct Mbuf(NonNull<raw::rte_mbuf>);
 
-// SAFETY: an mbuf is plain memory without ties to a thread, and pools take it back from any thread.
+// SAFETY: an mbuf is plain memory that is not bound to a thread, and pools accept it from any thread.
 unsafe impl Send for Mbuf {}
 
 impl Mbuf {
     /// Takes ownership.
     ///
     /// # Safety
-    /// `raw` points to an mbuf of a pool, whose fields agree with each other, and nothing else refers to it.
+    /// `raw` points to an mbuf of a pool with consistent fields, and nothing else refers to it.
     #[inline]
     pub(crate) unsafe fn from_raw(raw: NonNull<raw::rte_mbuf>) -> Self {
         Self(raw)
     }
 
-    /// Gives ownership away.
+    /// Gives up ownership.
     #[inline]
     pub(crate) fn into_raw(self) -> *mut raw::rte_mbuf {
         ManuallyDrop::new(self).0.as_ptr()
@@ -74,8 +74,8 @@ impl Mbuf {
 
     #[inline]
     fn view(&self) -> &View {
-        // SAFETY: points to a live rte_mbuf, which is at least as large and aligned as View and has its fields at the same
-        // offsets (asserted above); `&self` excludes a writer, as there is no other reference to it.
+        // SAFETY: points to a live rte_mbuf, which is at least as large and aligned as View and has its fields at the
+        // same offsets (asserted above); `&self` excludes a writer, as there is no other reference to it.
         unsafe { self.0.cast::<View>().as_ref() }
     }
 
@@ -85,17 +85,17 @@ impl Mbuf {
         unsafe { self.0.cast::<View>().as_mut() }
     }
 
-    /// The frame; of a frame in several segments the first.
+    /// The bytes of the frame; of a frame in several segments, those of the first.
     #[inline]
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         let view = self.view();
-        // SAFETY: DPDK keeps data_off + data_len within the buffer, which is initialized memory (mapped zeroed) that only
-        // this mbuf refers to.
+        // SAFETY: DPDK keeps data_off + data_len within the buffer, which is initialized memory (mapped zeroed) that
+        // only this mbuf refers to.
         unsafe { slice::from_raw_parts(view.buf_addr.add(usize::from(view.data_off)), usize::from(view.data_len)) }
     }
 
-    /// The frame, to be changed in place; of a frame in several segments the first.
+    /// The mutable bytes of the frame; of a frame in several segments, those of the first.
     #[inline]
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
@@ -104,8 +104,8 @@ impl Mbuf {
         unsafe { slice::from_raw_parts_mut(view.buf_addr.add(usize::from(view.data_off)), usize::from(view.data_len)) }
     }
 
-    /// Makes the frame `len` bytes long, keeping its start. False, and nothing changed, if the buffer is smaller or the frame
-    /// has several segments.
+    /// Sets the length of the frame, keeping its start. False, without any change, if the buffer is smaller or the
+    /// frame has several segments.
     #[inline]
     #[must_use]
     pub fn resize(&mut self, len: usize) -> bool {
@@ -117,7 +117,7 @@ impl Mbuf {
         true
     }
 
-    /// The hash by which the device chose a receive queue, if it says so.
+    /// The hash by which the device chose a receive queue, if the device reports it.
     #[inline]
     #[must_use]
     pub fn rss_hash(&self) -> Option<u32> {
@@ -125,7 +125,7 @@ impl Mbuf {
         (view.ol_flags & u64::from(raw::SLUICE_MBUF_HAS_RSS_HASH) != 0).then_some(view.hash[0])
     }
 
-    /// Makes room for `len` bytes before the frame, out of the headroom. False, and nothing changed, if that is smaller.
+    /// Extends the frame by `len` bytes at its front. False, without any change, if the headroom is smaller.
     #[inline]
     #[must_use]
     pub fn prepend(&mut self, len: usize) -> bool {
@@ -138,7 +138,7 @@ impl Mbuf {
         true
     }
 
-    /// Takes `len` bytes off the front of the frame; of a frame in several segments at most what the first has.
+    /// Removes `len` bytes from the front of the frame; of a frame in several segments, at most those of the first.
     #[inline]
     pub fn trim_front(&mut self, len: usize) {
         let view = self.view_mut();
@@ -148,17 +148,17 @@ impl Mbuf {
         view.pkt_len -= u32::from(len);
     }
 
-    /// Makes `segment` the continuation of the frame, as drivers do that scatter long frames. What they do is tried with it.
+    /// Appends a segment to the frame, like a driver that scatters long frames. For tests.
     ///
     /// # Errors
-    /// There would be more segments than DPDK counts: gives it back.
+    /// Returns the segment if the frame has the maximum number of segments.
     pub fn append(&mut self, segment: Self) -> Result<(), Self> {
         let raw = segment.into_raw();
-        // SAFETY: both are live packets that we own, and different ones. If it succeeds the second belongs to the first.
+        // SAFETY: both are live, different packets that we own. On success the second belongs to the first.
         if unsafe { raw::sluice_append(self.0.as_ptr(), raw) } == 0 {
             return Ok(());
         }
-        // SAFETY: it came from a packet that we own, which nothing has taken.
+        // SAFETY: the pointer is that of a packet that we own, and nothing has taken it.
         Err(Self(unsafe { NonNull::new_unchecked(raw) }))
     }
 
@@ -173,7 +173,7 @@ impl Mbuf {
 impl Drop for Mbuf {
     fn drop(&mut self) {
         let mut raw = self.0.as_ptr();
-        // SAFETY: we own the mbuf and do not use it again. Its pool is still there and takes it from any thread.
+        // SAFETY: we own the mbuf and do not use it again. Its pool still exists and accepts it from any thread.
         unsafe { raw::rte_pktmbuf_free_bulk(&raw mut raw, 1) }
     }
 }
@@ -184,7 +184,7 @@ impl fmt::Debug for Mbuf {
     }
 }
 
-/// Frees a burst at once.
+/// Frees all packets of a burst in one call.
 pub fn release<B: Into<Mbuf>, const N: usize>(burst: &mut ArrayVec<B, N>) {
     let mut packets = take::<B, N>(burst);
     let count = u32::try_from(packets.len()).unwrap_or(u32::MAX);
@@ -192,18 +192,19 @@ pub fn release<B: Into<Mbuf>, const N: usize>(burst: &mut ArrayVec<B, N>) {
     unsafe { raw::rte_pktmbuf_free_bulk(packets.as_mut_ptr(), count) }
 }
 
-/// Packets in the form that DPDK takes and gives.
+/// Packets as the pointers that DPDK takes and returns.
 pub(crate) type RawBurst<const N: usize> = ArrayVec<*mut raw::rte_mbuf, N>;
 
-/// Empties a burst into the form that DPDK takes. A plain loop over two arrays, so that for a newtype of [`Mbuf`] it compiles
-/// to a copy; with `drain` and `collect` it was 1 ns a packet.
+/// Moves a burst into the form that DPDK takes. A plain loop over two arrays, which for a newtype of [`Mbuf`] compiles
+/// to a copy; `drain` and `collect` cost 1 ns per packet.
 #[inline]
 pub(crate) fn take<B: Into<Mbuf>, const N: usize>(burst: &mut ArrayVec<B, N>) -> RawBurst<N> {
     let mut packets = RawBurst::new();
     let count = burst.len();
     let (from, to) = (burst.as_ptr(), packets.as_mut_ptr());
-    // SAFETY: the burst forgets its packets before they are moved out, each once, so a panic in `into` only leaks. Both arrays
-    // have room for N, and `count` is at most N; the first `count` pointers are written before `packets` claims them.
+    // SAFETY: the burst gives up its packets before each is moved out once, so a panic in `into` only leaks. Both
+    // arrays have room for N, and `count` is at most N; the first `count` pointers are written before the length of
+    // `packets` is set.
     unsafe {
         burst.set_len(0);
         for i in 0..count {
@@ -214,17 +215,17 @@ pub(crate) fn take<B: Into<Mbuf>, const N: usize>(burst: &mut ArrayVec<B, N>) ->
     packets
 }
 
-/// Appends to a burst what DPDK gave.
+/// Appends packets that DPDK returned to a burst.
 ///
 /// # Safety
-/// Ownership of the mbufs passes to the burst: each pointer is not null and satisfies [`Mbuf::from_raw`]. There is room for
-/// all of them.
+/// Ownership of the mbufs passes to the burst: each pointer is not null and satisfies [`Mbuf::from_raw`]. There is room
+/// for all of them.
 #[inline]
 pub(crate) unsafe fn put<B: From<Mbuf>, const N: usize>(burst: &mut ArrayVec<B, N>, packets: &[*mut raw::rte_mbuf]) {
     debug_assert!(packets.len() <= burst.remaining_capacity());
     let len = burst.len();
-    // SAFETY: the caller promises room and ownership. The burst claims the packets after all are written, so a panic in
-    // `from` only leaks.
+    // SAFETY: the caller promises room and ownership. The length of the burst is set after all packets are written, so
+    // a panic in `from` only leaks.
     unsafe {
         let to = burst.as_mut_ptr().add(len);
         for (i, &raw) in packets.iter().enumerate() {

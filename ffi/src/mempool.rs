@@ -1,11 +1,11 @@
-//! Where packets live.
+//! Pools of packet memory.
 //!
-//! A pool is made once and lives as long as the process: an [`Mbuf`] is one pointer and could not keep it alive.
+//! A pool lives as long as the process: an [`Mbuf`] is one pointer and cannot keep its pool alive.
 //!
-//! Any thread may allocate and free. One that is registered ([`crate::Eal::register_thread`]) has a cache of its own; one that
-//! is not goes to the shared ring, which DPDK makes safe for many producers and consumers. The ring is of the kind `mt_rts`
-//! (relaxed tail sync), because threads that are not pinned use it too: in the default kind a thread preempted in the middle
-//! of an operation makes all others wait for it.
+//! Any thread may allocate and free. A registered thread ([`crate::Eal::register_thread`]) has its own cache; other
+//! threads use the shared ring, which is safe for many producers and consumers. The ring is of the kind `mt_rts`
+//! (relaxed tail sync), because threads that are not pinned use it too: in the default kind, a thread that is preempted
+//! during an operation makes all others wait.
 
 use std::ptr;
 use std::ptr::NonNull;
@@ -18,31 +18,33 @@ use crate::error::Error;
 use crate::mbuf::{self, Mbuf, RawBurst};
 use crate::{log, raw};
 
-/// Packets that a registered thread keeps for itself: 8 bursts, so that a thread that receives on one port and sends on
-/// another goes to the ring once in eight bursts at most.
+/// Cache of a registered thread, packets: 8 bursts, so that a thread that receives on one port and sends on another
+/// uses the ring at most once in eight bursts.
 const CACHE: u32 = 256;
-/// Room of the smallest buffer, bytes: what NIC drivers take as the least for unsplit frames.
+/// Smallest buffer, bytes: the minimum of NIC drivers for frames that are not split.
 const FRAME_BYTES_MIN: u16 = 2048;
-/// Frames' room grows in these steps, bytes: some cards (ixgbe) are told the size of buffers in them, rounded down, and would
-/// scatter a longer frame over two.
+/// Buffer sizes are multiples of this, bytes. Some cards (ixgbe) take the size in this unit, rounded down, and would
+/// scatter a longer frame over two buffers.
 const FRAME_STEP_BYTES: u16 = 1024;
-/// What DPDK adds to a packet: the object header (64), and padding that spreads packets over memory channels (at most 64).
+/// Overhead of DPDK per packet: the object header (64), and padding that spreads packets over memory channels (at most
+/// 64).
 const OVERHEAD_BYTES: u64 = 128;
 /// SOCKET_ID_ANY.
 const ANY_NODE: i32 = -1;
 /// Page size of ordinary memory, bytes.
 const PAGE_BYTES: u64 = 4096;
 
-/// What a pool is made with.
+/// Configuration of a pool.
 #[derive(Clone, Debug)]
 pub struct MempoolConfig {
     /// Name, unique in the process, at most 25 characters.
     pub name: String,
-    /// Packets. Enough for all receive and transmit descriptors of the ports, 384 for each thread's cache, and those in hand.
+    /// Number of packets: enough for all receive and transmit descriptors, 384 per thread's cache, and those being
+    /// processed.
     pub packets: u32,
-    /// Largest frame, bytes, from the Ethernet header on. Frames have room for 2048 at least, and a multiple of 1024.
+    /// Largest frame, bytes, from the Ethernet header on. Buffers have at least 2048 bytes, and a multiple of 1024.
     pub frame_bytes: u16,
-    /// The NUMA node to lie on, where it has memory; none: any.
+    /// Preferred NUMA node, used if it has memory; none: any.
     pub node: Option<u32>,
 }
 
@@ -52,8 +54,8 @@ impl MempoolConfig {
         frame_bytes.saturating_add(HEADROOM_BYTES)
     }
 
-    /// Memory that such a pool takes at most, bytes, its ring and padding included. af_xdp on ordinary pages lets no packet lie
-    /// across pages, so each takes whole pages then.
+    /// Maximum memory of the pool, bytes, including its ring and padding. With af_xdp on ordinary pages no packet may
+    /// cross a page boundary, so each takes whole pages.
     #[must_use]
     pub fn memory_bytes(&self, devices: &[Device]) -> u64 {
         let ring = 8 * u64::from(self.packets + 1).next_power_of_two();
@@ -63,27 +65,27 @@ impl MempoolConfig {
     }
 }
 
-#[allow(clippy::cast_possible_truncation)] // 128 in every build of DPDK known; asserted below.
+#[allow(clippy::cast_possible_truncation)] // 128 in every known build of DPDK; asserted below.
 const HEADROOM_BYTES: u16 = raw::SLUICE_HEADROOM as u16;
 const _: () = assert!(raw::SLUICE_HEADROOM <= 1024);
 
-/// A handle to a pool; copies refer to the same pool.
+/// A handle of a pool; copies refer to the same pool.
 #[derive(Clone, Copy, Debug)]
 pub struct Mempool {
     raw: NonNull<raw::rte_mempool>,
     packets: u32,
 }
 
-// SAFETY: the pool is never freed, and its operations are safe for many threads at once (see the module's text).
+// SAFETY: the pool is never freed, and its operations are safe for many threads at once (see the module documentation).
 unsafe impl Send for Mempool {}
 // SAFETY: as for Send; no method needs exclusive access.
 unsafe impl Sync for Mempool {}
 
 impl Mempool {
-    /// Makes a pool.
+    /// Creates a pool.
     ///
     /// # Errors
-    /// Not enough of the memory that EAL was started with, or the name is taken or too long.
+    /// The memory with which EAL was started is too small, or the name is in use or too long.
     pub fn new(eal: Eal, config: &MempoolConfig) -> Result<Self, Error> {
         let name = raw::c_string(&config.name);
         // DPDK refuses a cache of more than two thirds of the pool.
@@ -99,7 +101,7 @@ impl Mempool {
                 packets: config.packets,
                 frame_bytes: config.frame_bytes,
                 reason: raw::error_text(raw::errno()),
-                said: log::take_complaints(),
+                said: log::take_errors(),
             }),
         }
     }
@@ -108,38 +110,38 @@ impl Mempool {
         self.raw.as_ptr()
     }
 
-    /// How many packets it was made with.
+    /// The number of packets.
     #[must_use]
     pub fn packets(self) -> u32 {
         self.packets
     }
 
-    /// How many packets are free, those in caches included. Counts under way elsewhere may blur it.
+    /// The number of free packets, including those in caches. Approximate while other threads allocate or free.
     #[must_use]
     pub fn available(self) -> u32 {
         // SAFETY: the pool is never freed; the call only reads.
         unsafe { raw::rte_mempool_avail_count(self.raw.as_ptr()) }
     }
 
-    /// An empty packet, or none when all are in use.
+    /// An empty packet, or none if all are in use.
     #[must_use]
     pub fn allocate(self) -> Option<Mbuf> {
         let mut packet = ptr::null_mut();
         // SAFETY: the pool is never freed, and there is room for one pointer.
         let failed = unsafe { raw::sluice_alloc_bulk(self.raw.as_ptr(), &raw mut packet, 1) };
         let packet = NonNull::new(packet).filter(|_| failed == 0)?;
-        // SAFETY: DPDK has just reset it to an empty packet and given it to us.
+        // SAFETY: DPDK has just reset it to an empty packet and passed ownership of it.
         Some(unsafe { Mbuf::from_raw(packet) })
     }
 
-    /// Fills a burst with empty packets. False, and nothing changed, when there are too few.
+    /// Fills a burst with empty packets. False, without any change, if there are too few.
     #[must_use]
     pub fn fill<B: From<Mbuf>, const N: usize>(self, burst: &mut ArrayVec<B, N>) -> bool {
         let mut packets = RawBurst::<N>::new();
         let wanted = burst.remaining_capacity();
         let count = u32::try_from(wanted).unwrap_or(u32::MAX);
-        // SAFETY: the pool is never freed, and there is room for N pointers, of which `wanted` is at most all. DPDK gives all
-        // or none; all are ours then, empty, and the burst has room for them.
+        // SAFETY: the pool is never freed, and there is room for N pointers; `wanted` is at most N. DPDK allocates all
+        // or none; if all, we own them, they are empty, and the burst has room for them.
         unsafe {
             if raw::sluice_alloc_bulk(self.raw.as_ptr(), packets.as_mut_ptr(), count) != 0 {
                 return false;

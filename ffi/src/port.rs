@@ -1,8 +1,8 @@
-//! A network port: attached, configured with as many queues of each direction as are wanted and the device has, started; stopped and closed when its last part is
-//! dropped.
+//! A network port: attaches a device, configures its queues (as many as wanted, at most those that the device has), and
+//! starts it. The port is stopped and closed when its last part is dropped.
 //!
-//! Virtual devices are attached one by one after EAL's start rather than on its command line, so that an error names its
-//! device. No offload of either direction is requested, so what arrives is what was on the wire.
+//! Virtual devices are attached one by one after EAL's start instead of on its command line, so that an error names its
+//! device. No offload is requested in either direction, so received frames are those on the wire.
 
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -19,25 +19,25 @@ use crate::mempool::Mempool;
 use crate::queue::{RxQueue, TxQueue};
 use crate::{log, raw};
 
-/// Descriptors of each queue. 1,024 x 64 B at 100 Gbit/s are 7 microseconds, more than a burst takes; drivers adjust it.
+/// Descriptors per queue. 1,024 x 64 B at 100 Gbit/s take 7 microseconds, more than a burst; drivers adjust the number.
 const DESCRIPTORS: u16 = 1024;
 
-/// What a port is started with.
+/// Configuration of a port.
 #[derive(Clone, Debug)]
 pub struct PortConfig {
     /// The device.
     pub device: Device,
     /// Largest IP packet, bytes.
     pub mtu_bytes: u16,
-    /// Its Ethernet address; none: the device's own.
+    /// Ethernet address of the port; none: that of the device.
     pub mac: Option<[u8; 6]>,
-    /// Receive and transmit queues wanted: one of each for every worker.
+    /// Wanted number of receive queues and of transmit queues: one of each per worker.
     pub queues: u16,
-    /// How the device is to spread what it receives, where there are several queues; none: as it likes.
+    /// Distribution of received packets over several queues; none: the choice of the device.
     pub spread: Option<Spread>,
 }
 
-/// Receive side scaling: the Toeplitz hash under a key, and the queues that its low seven bits lead to.
+/// Receive side scaling: the key of the Toeplitz hash, and the queues for its low seven bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spread {
     /// The key.
@@ -46,10 +46,10 @@ pub struct Spread {
     pub queues: [u16; raw::SLUICE_RETA_ENTRIES as usize],
 }
 
-/// Why a device does not spread what it receives as it was told.
+/// Why a device does not distribute received packets as configured.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoSpread {
-    /// Nothing was asked of it.
+    /// It was not configured.
     #[error("not asked for")]
     NotAsked,
     /// There are fewer receive queues than workers.
@@ -57,21 +57,21 @@ pub enum NoSpread {
     Queues {
         /// The driver.
         driver: String,
-        /// What it has.
+        /// Number of its receive queues.
         found: u16,
     },
-    /// It hashes neither TCP nor UDP of both families, or not by a key of ours.
+    /// The device does not hash TCP and UDP of both address families, or not with our key.
     #[error("{driver} offers no Toeplitz hash over TCP and UDP")]
     NoHash {
         /// The driver.
         driver: String,
     },
-    /// It did not take the table, or does not say that it has.
+    /// The device refused the table, or does not report it.
     #[error("{driver} does not take a redirection table: {reason}")]
     NoTable {
         /// The driver.
         driver: String,
-        /// Why.
+        /// The cause.
         reason: String,
     },
 }
@@ -81,11 +81,11 @@ pub enum NoSpread {
 pub struct StartedPort {
     /// The port.
     pub port: Port,
-    /// Its receive queues, at least one, at most as many as were wanted.
+    /// Its receive queues: at least one, at most as many as wanted.
     pub rx: Vec<RxQueue>,
     /// Its transmit queues, likewise.
     pub tx: Vec<TxQueue>,
-    /// Whether it says that it spreads what it receives as it was told.
+    /// Whether the device reports that it distributes received packets as configured.
     pub spread: Result<(), NoSpread>,
 }
 
@@ -102,7 +102,7 @@ pub struct PortStats {
     pub tx_bytes: u64,
     /// Packets that arrived while the queue was full.
     pub rx_missed: u64,
-    /// Packets that arrived broken.
+    /// Packets received with errors.
     pub rx_errors: u64,
     /// Packets that could not be sent.
     pub tx_errors: u64,
@@ -110,45 +110,46 @@ pub struct PortStats {
     pub rx_no_buffer: u64,
 }
 
-/// State of the cable.
+/// State of the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Whether packets can pass.
+    /// Whether the link is up.
     pub is_up: bool,
     /// None: unknown.
     pub speed_mbps: Option<u32>,
 }
 
-/// A port that is started; the port and its queues share it, and the last one to go stops it.
+/// A started port, shared by the handle and the queues. Dropping the last of them stops the port.
 #[derive(Debug)]
 pub(crate) struct Started {
     pub(crate) id: u16,
     device: Device,
-    /// The device's own Ethernet address, to be restored where another was set: a device over a Linux interface sets it there.
+    /// The device's original Ethernet address, to be restored if it was changed: drivers over a Linux interface change
+    /// it there.
     own_mac: Option<[u8; 6]>,
 }
 
-/// The handle by which a port is asked and told; its packets pass its queues.
+/// The control handle of a port. Packets pass through its queues.
 #[derive(Debug)]
 pub struct Port {
     started: Arc<Started>,
     driver: String,
     mac: [u8; 6],
-    // DPDK's control calls on one port may not run at the same time.
+    // DPDK does not allow concurrent control calls on one port.
     not_sync: PhantomData<Cell<()>>,
 }
 
 impl Port {
-    /// Attaches the device and starts it, receiving into `pool` what is for its Ethernet address or for a group; everything
-    /// where the device cannot tell.
+    /// Attaches the device and starts it. It receives into `pool` the frames to its Ethernet address and to groups, or
+    /// all frames if it has no such filter.
     ///
     /// # Errors
     /// The device or its interface does not exist or is in use, a privilege is missing, or the driver refuses.
     pub fn start(_eal: Eal, config: &PortConfig, pool: Mempool) -> Result<StartedPort, Error> {
-        log::take_complaints();
+        log::take_errors();
         let id = attach(&config.device)?;
-        // What a driver complained of and then did without does not explain a later failure.
-        log::take_complaints();
+        // Errors logged during a successful attach do not explain a later failure.
+        log::take_errors();
         Self::configure(id, config, pool)
     }
 
@@ -168,8 +169,8 @@ impl Port {
             mtu_max: 0,
             step: 0,
         };
-        // SAFETY: `id` is attached and not started, and only this thread knows of it; the pool is never freed; the key, if there
-        // is one, has the length that is expected and outlives the call.
+        // SAFETY: `id` is attached and not started, and only this thread uses it; the pool is never freed; the key, if
+        // there is one, has the expected length and outlives the call.
         let code = unsafe { raw::sluice_port_configure(id, &raw mut setup) };
         if code != 0 && u32::from(config.mtu_bytes) > setup.mtu_max {
             return Err(mtu_refused(config, &setup));
@@ -187,7 +188,7 @@ impl Port {
         Ok(StartedPort { port, rx, tx, spread })
     }
 
-    /// Tells the device how to spread what it receives, and asks whether it does.
+    /// Configures the distribution of received packets, and reads back whether the device uses it.
     fn spread(&self, config: &PortConfig, setup: &raw::sluice_port_setup) -> Result<(), NoSpread> {
         let driver = || self.driver.clone();
         let spread = config.spread.as_ref().ok_or(NoSpread::NotAsked)?;
@@ -197,7 +198,7 @@ impl Port {
         if setup.spreads == 0 {
             return Err(NoSpread::NoHash { driver: driver() });
         }
-        // SAFETY: the port is started; key and table have the lengths that are expected and outlive the call.
+        // SAFETY: the port is started; key and table have the expected lengths and outlive the call.
         match unsafe { raw::sluice_port_spread(self.started.id, spread.key.as_ptr(), spread.queues.as_ptr()) } {
             0 => Ok(()),
             code => Err(NoSpread::NoTable { driver: driver(), reason: raw::error_text(code) }),
@@ -216,7 +217,7 @@ impl Port {
         &self.started.device
     }
 
-    /// Its Ethernet address: the configured one, else the device's own.
+    /// Its Ethernet address: the configured one, or else that of the device.
     #[must_use]
     pub fn mac(&self) -> [u8; 6] {
         self.mac
@@ -225,7 +226,7 @@ impl Port {
     /// Largest IP packet, bytes.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// When the driver refuses.
     pub fn mtu_bytes(&self) -> Result<u16, Error> {
         let mut mtu = 0;
         // SAFETY: the port is started, and `mtu` is written only in this call.
@@ -234,13 +235,13 @@ impl Port {
         Ok(mtu)
     }
 
-    /// What the driver has counted.
+    /// The counters of the driver.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// When the driver refuses.
     pub fn stats(&self) -> Result<PortStats, Error> {
         let mut now = raw::sluice_port_stats::default();
-        // SAFETY: the port is started, and `now` is written only in this call. Queues may run meanwhile.
+        // SAFETY: the port is started, and `now` is written only in this call. Queues may run concurrently.
         let code = unsafe { raw::sluice_port_stats(self.started.id, &raw mut now) };
         self.started.check("read counters", code)?;
         Ok(PortStats {
@@ -255,22 +256,22 @@ impl Port {
         })
     }
 
-    /// The member of a bond that carries its traffic; none: the port is no bond. While no member has a link, the last one.
+    /// The active member of a bond, or the last active one while no member has a link. None if the port is not a bond.
     #[must_use]
     pub fn active_member(&self) -> Option<Device> {
         if !self.started.device.is_bond() {
             return None;
         }
-        // SAFETY: the port is started, and a bond.
+        // SAFETY: the port is started, and is a bond.
         let active = u16::try_from(unsafe { raw::sluice_bond_active_member(self.started.id) }).ok()?;
         self.started.device.members().into_iter().find(|member| id_of(member) == Some(active))
     }
 
-    /// State of the cable. Drivers over an interface of Linux's say that it is up whatever the interface is, and invent a
-    /// speed: there Linux is asked.
+    /// State of the link. Drivers over a Linux interface always report it as up, with an invented speed; for these the
+    /// state comes from Linux.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// When the driver refuses.
     pub fn link(&self) -> Result<Link, Error> {
         if let Some(is_up) = self.started.device.interface().and_then(interface::is_running) {
             return Ok(Link { is_up, speed_mbps: None });
@@ -289,20 +290,21 @@ const NOT_SUPPORTED: i32 = -libc::ENOTSUP;
 const NO_SUCH_DRIVER: i32 = -libc::EFAULT;
 
 impl Started {
-    /// Sets the Ethernet address that is wanted, if one is.
+    /// Sets the wanted Ethernet address, if there is one.
     fn take_mac(&mut self, wanted: Option<[u8; 6]>) -> Result<Option<[u8; 6]>, Error> {
         let own = self.known_mac()?;
         let Some(mac) = wanted.filter(|mac| *mac != own) else { return Ok(wanted) };
         // SAFETY: the port is configured; six bytes are read.
         let code = unsafe {
             match self.device.is_bond() {
-                // What is set on the port alone, a bond forgets when it starts.
+                // A bond loses an address that is set only on the port when it starts.
                 true => raw::sluice_bond_set_mac(self.id, mac.as_ptr()),
                 false => raw::sluice_port_set_mac(self.id, mac.as_ptr()),
             }
         };
         match code {
-            // Such a port receives promiscuously, so frames to an address that the device does not know (af_xdp) arrive too.
+            // Such a port (af_xdp) receives promiscuously, so frames to an address that the device does not know arrive
+            // as well.
             NOT_SUPPORTED => {}
             code => {
                 self.check("set the Ethernet address", code)?;
@@ -312,7 +314,7 @@ impl Started {
         Ok(wanted)
     }
 
-    /// The Ethernet address that the device has.
+    /// The current Ethernet address of the device.
     fn known_mac(&self) -> Result<[u8; 6], Error> {
         let mut mac = [0; 6];
         // SAFETY: the port is configured; six bytes are written.
@@ -321,9 +323,10 @@ impl Started {
         Ok(mac)
     }
 
-    /// Lets in what is for us: frames to our address and to groups (neighbour discovery). A device that does not know our
-    /// address, or has no filter for groups, lets in all. Frames for others that a switch floods stay outside where they can.
-    /// Gives our address: the one that was wanted, else the device's own, which a bond has from its first member when it starts.
+    /// Opens the receive filter for frames to our address and to groups (neighbour discovery). Frames for others, which
+    /// a switch floods, stay outside. If the device does not know our address or has no filter for groups, it receives
+    /// all frames. Returns our address: the wanted one, or else that of the device. (A bond takes that of its first
+    /// member when it starts.)
     fn open_filter(&self, wanted: Option<[u8; 6]>) -> Result<[u8; 6], Error> {
         let known = self.known_mac()?;
         let mac = wanted.unwrap_or(known);
@@ -333,7 +336,7 @@ impl Started {
         }
         // SAFETY: the port is started.
         match unsafe { raw::rte_eth_promiscuous_enable(self.id) } {
-            // A virtual device without it has no filter to open.
+            // A virtual device without promiscuous mode has no filter.
             NOT_SUPPORTED => {}
             code => self.check("receive promiscuously", code)?,
         }
@@ -347,10 +350,10 @@ impl Started {
 
 impl Drop for Started {
     fn drop(&mut self) {
-        // SAFETY: the port is attached, and neither a queue nor a handle of it is left. Stopping one that did not start is an
-        // error without effect. Packets of its pool that others hold stay valid, as pools are never freed.
+        // SAFETY: the port is attached, and no queue or handle of it remains. Stopping a port that did not start is an
+        // error without effect. Packets of its pool that others hold stay valid, because pools are never freed.
         unsafe {
-            // A device over a Linux interface has set both there, where they would stay.
+            // A driver over a Linux interface sets both there, where they would remain.
             raw::rte_eth_promiscuous_disable(self.id);
             raw::rte_eth_allmulticast_disable(self.id);
             if let Some(mac) = self.own_mac {
@@ -362,14 +365,15 @@ impl Drop for Started {
     }
 }
 
-/// What drivers refuse with numbers of their own, such as the length of a frame.
+/// The error of an MTU beyond the limits of the driver; drivers themselves name other numbers, such as the frame
+/// length.
 fn mtu_refused(config: &PortConfig, setup: &raw::sluice_port_setup) -> Error {
     let &raw::sluice_port_setup { mtu_min, mtu_max, .. } = setup;
     Error::Device {
         device: config.device.to_string(),
         step: "set the MTU",
         reason: format!("its driver takes {mtu_min} to {mtu_max} bytes, and {} are wanted", config.mtu_bytes),
-        said: log::take_complaints(),
+        said: log::take_errors(),
     }
 }
 
@@ -393,10 +397,10 @@ fn driver(id: u16) -> String {
     }
 }
 
-/// DPDK's number of an attached device. EAL runs.
+/// DPDK's port number of an attached device. EAL must run.
 fn id_of(device: &Device) -> Option<u16> {
     let (name, mut id) = (raw::c_string(&device.port_name()), 0);
-    // SAFETY: EAL runs, as there is an `Eal`, or was a port; the name is terminated; `id` is written only in this call.
+    // SAFETY: EAL runs, because an `Eal` or a port exists; the name is terminated; `id` is written only in this call.
     (unsafe { raw::rte_eth_dev_get_port_by_name(name.as_ptr(), &raw mut id) } == 0).then_some(id)
 }
 
@@ -426,7 +430,7 @@ fn attach(device: &Device) -> Result<u16, Error> {
     Ok(id)
 }
 
-/// Members of a bond that are attached, to be closed again unless the bond is made.
+/// Attached members of a bond. Dropping this closes them.
 struct Members(Vec<(u16, Device)>);
 
 impl Members {
@@ -435,7 +439,7 @@ impl Members {
         for member in bond.members() {
             let id = attach(&member)?;
             if member.is_silent_about_its_link() {
-                // SAFETY: the port is attached and not configured, and only this thread knows of it.
+                // SAFETY: the port is attached and not configured, and only this thread uses it.
                 unsafe { raw::sluice_port_disclaim_link_interrupt(id) };
             }
             attached.0.push((id, member));
@@ -443,12 +447,12 @@ impl Members {
         Ok(attached)
     }
 
-    /// The bond has them now.
+    /// Leaves the members to the bond.
     fn keep(mut self) {
         self.0.clear();
     }
 
-    /// Those of a bond that is closed.
+    /// The members of a closed bond.
     fn left_by(bond: &Device) -> Self {
         Self(bond.members().into_iter().filter_map(|member| Some((id_of(&member)?, member))).collect())
     }
@@ -457,20 +461,20 @@ impl Members {
 impl Drop for Members {
     fn drop(&mut self) {
         for (id, member) in &self.0 {
-            // SAFETY: the port is attached, no bond has it, and nobody else knows of it.
+            // SAFETY: the port is attached, no bond owns it, and nothing else uses it.
             unsafe { close(*id, member) };
         }
     }
 }
 
-/// Stops and closes a port, and removes its device from its bus, whichever that is: a device that comes back in the place of
-/// one that its bus still holds is refused as attached already. Further ports of the device go with it; nobody has them, as no
-/// two ports are configured with one device.
+/// Stops and closes a port, and removes its device from its bus. A device that returns while its bus still holds the
+/// old one would be refused as already attached. Other ports of the device are removed with it; nothing uses them,
+/// because no two ports are configured with one device.
 ///
 /// # Safety
-/// The port is attached, and neither a queue nor a handle of it is left.
+/// The port is attached, and no queue or handle of it remains.
 unsafe fn close(id: u16, device: &Device) {
-    // SAFETY: as the caller says. Stopping one that did not start is an error without effect.
+    // SAFETY: as the caller promises. Stopping a port that did not start is an error without effect.
     unsafe {
         raw::rte_eth_dev_stop(id);
         let on_bus = raw::sluice_port_device(id);
@@ -478,19 +482,19 @@ unsafe fn close(id: u16, device: &Device) {
         let code = if on_bus.is_null() { 0 } else { raw::rte_dev_remove(on_bus) };
         if code < 0 {
             let reason = raw::error_text(code);
-            tracing::warn!(%device, reason, "the device stays on its bus; should it come back, it cannot be attached before a restart");
+            tracing::warn!(%device, reason, "the device stays on its bus; if it returns, it cannot be attached before a restart of the gateway");
         }
     }
 }
 
-/// EAL has looked for it at its start; a driver that found it has made the port. A device that came later is looked for now.
+/// Finds the port that EAL created at its start, or probes the bus for a device that was added later.
 fn attach_pci(device: &Device, name: &str, find: impl Fn() -> Option<u16>) -> Result<u16, Error> {
     if let Some(id) = find() {
         return Ok(id);
     }
     if device.presence().is_some() {
         let arguments = raw::c_string(&device.to_string());
-        // SAFETY: EAL runs; the string is terminated and copied by DPDK. Whether it found a driver is asked below.
+        // SAFETY: EAL runs; the string is terminated and copied by DPDK. Success is checked below.
         unsafe { raw::rte_dev_probe(arguments.as_ptr()) };
     }
     find().ok_or_else(|| Error::NoSuchDevice { device: name.to_owned(), found: pci_state(Path::new("/sys"), name) })
@@ -511,22 +515,22 @@ fn pci_state(sys: &Path, address: &str) -> String {
     }
 }
 
-/// A refusal, put down to a missing privilege where one is missing that the driver needs.
+/// The error of a refusal: a missing privilege, if the process lacks one that the driver needs.
 fn refused(device: &Device, step: &'static str, code: i32) -> Error {
-    let said = log::take_complaints();
+    let said = log::take_errors();
     if matches!(device, Device::Virtual { .. }) && code == NO_SUCH_DRIVER {
         let found = "DPDK has no driver of that name; `sluiced doctor` shows where drivers are looked for".into();
         return Error::NoSuchDevice { device: device.to_string(), found };
     }
     match missing_capability(device) {
         Some(capability) => Error::Privilege { device: device.to_string(), capability, said },
-        // Drivers return -1 for whatever they have logged.
+        // Drivers return -1 for any error that they have logged.
         None if code == -1 => Error::Device { device: device.to_string(), step, reason: "the driver refuses".into(), said },
         None => Error::Device { device: device.to_string(), step, reason: raw::error_text(code), said },
     }
 }
 
-/// What drivers over Linux need, and this thread has not got.
+/// The capability that the driver needs and this thread lacks.
 fn missing_capability(device: &Device) -> Option<&'static str> {
     use rustix::thread::{CapabilitySet, capabilities};
     let Device::Virtual { name, .. } = device else { return None };
@@ -547,11 +551,11 @@ mod tests {
     use crate::{EalConfig, Hugepages, MempoolConfig};
 
     #[test]
-    fn a_detached_device_comes_back_whatever_its_bus() {
+    fn a_detached_device_can_return_on_any_bus() {
         const CHILD: &str = "SLUICE_PORT_TEST";
         if std::env::var_os(CHILD).is_none() {
             // EAL starts once per process.
-            let name = "port::tests::a_detached_device_comes_back_whatever_its_bus";
+            let name = "port::tests::a_detached_device_can_return_on_any_bus";
             let child =
                 Command::new(std::env::current_exe().unwrap()).args(["--exact", "--nocapture", name]).env(CHILD, "1").output();
             let output = child.unwrap();
@@ -563,7 +567,7 @@ mod tests {
         let config = MempoolConfig { name: "test".into(), packets: 1023, frame_bytes: 1518, node: None };
         let pool = Mempool::new(eal, &config).unwrap();
         for name in ["0000:3b:00.0", "net_null0"] {
-            // Attached to the virtual bus, whatever the port takes it for.
+            // The device is on the virtual bus, even if the port believes that it is on the PCI bus.
             let config = PortConfig { device: name.parse().unwrap(), mtu_bytes: 1500, mac: None, queues: 1, spread: None };
             for _ in 0..3 {
                 let id = attach(&"net_null0".parse().unwrap()).unwrap();

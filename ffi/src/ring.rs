@@ -1,8 +1,8 @@
-//! A port made of two rings in memory: what is put into one arrives at the port, what the port sends comes out of the other.
-//! The benchmark feeds a worker through it.
+//! A port made of two rings in memory: the port receives the packets of one ring, and sends into the other. The
+//! benchmark feeds a worker through it.
 //!
-//! Each ring has one producer and one consumer: the driver at one end, a handle that cannot be cloned at the other. Rings,
-//! like pools, live as long as the process.
+//! Each ring has one producer and one consumer: the driver at one end, and a handle that cannot be cloned at the other.
+//! Rings, like pools, live as long as the process.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -31,50 +31,50 @@ pub struct RingPort {
     pub rx: RxQueue,
     /// Its transmit queue.
     pub tx: TxQueue,
-    /// What is put here arrives at `rx`.
+    /// Packets put here arrive at `rx`.
     pub input: RingInput,
-    /// What `tx` sends comes out here.
+    /// Packets sent by `tx` are taken here.
     pub output: RingOutput,
 }
 
-/// The end that packets are put in.
+/// The producer end of the receive ring.
 #[derive(Debug)]
 pub struct RingInput {
     ring: NonNull<raw::rte_ring>,
     not_sync: PhantomData<Cell<()>>,
 }
 
-/// The end that packets come out of.
+/// The consumer end of the transmit ring.
 #[derive(Debug)]
 pub struct RingOutput {
     ring: NonNull<raw::rte_ring>,
     not_sync: PhantomData<Cell<()>>,
 }
 
-// SAFETY: the ring is never freed, and a handle is its end's only user, from one thread at a time.
+// SAFETY: the ring is never freed, and a handle is the only user of its end, from one thread at a time.
 unsafe impl Send for RingInput {}
 // SAFETY: as for RingInput.
 unsafe impl Send for RingOutput {}
 
 impl RingPort {
-    /// Makes a port `net_ring_<number>` over two rings of `slots` packets each (a power of two, one of which stays empty).
+    /// Creates a port over two rings of `slots` packets each (a power of two, one of which stays empty).
     ///
     /// # Errors
-    /// The number is in use, `slots` is no power of two, or memory is short.
+    /// The number is in use, `slots` is not a power of two, or memory is short.
     pub fn new(eal: Eal, number: u16, slots: u32, pool: Mempool) -> Result<Self, Error> {
-        // The driver's own device name is this with a prefix, so it is not one that a configuration can name.
+        // The driver prefixes this name, so a configuration cannot name the device.
         let name = format!("rings{number}");
         let device = Device::Virtual { name: format!("net_ring_{name}"), arguments: String::new() };
         let refused = |step| Error::Device {
             device: device.to_string(),
             step,
             reason: raw::error_text(raw::errno()),
-            said: crate::log::take_complaints(),
+            said: crate::log::take_errors(),
         };
         let input = ring(eal, &format!("{name}_in"), slots).ok_or_else(|| refused("make its receive ring"))?;
         let output = ring(eal, &format!("{name}_out"), slots).ok_or_else(|| refused("make its transmit ring"))?;
         let c_name = raw::c_string(&name);
-        // SAFETY: EAL runs; both arrays have one ring each; the driver copies pointers and name, and rings are never freed.
+        // SAFETY: EAL runs; each array has one ring; the driver copies pointers and name, and rings are never freed.
         let id = unsafe { raw::rte_eth_from_rings(c_name.as_ptr(), &input.as_ptr(), 1, &output.as_ptr(), 1, 0) };
         let id = u16::try_from(id).map_err(|_| refused("make a port of its rings"))?;
         let config = PortConfig { device: device.clone(), mtu_bytes: MTU_BYTES, mac: None, queues: 1, spread: None };
@@ -93,26 +93,27 @@ fn ring(_eal: Eal, name: &str, slots: u32) -> Option<NonNull<raw::rte_ring>> {
 }
 
 impl RingInput {
-    /// Puts in from the front of the burst. What finds no room stays in it, in order.
+    /// Enqueues from the front of the burst. Packets for which there is no room stay in it, in order.
     #[inline]
     pub fn put<B: From<Mbuf> + Into<Mbuf>, const N: usize>(&mut self, burst: &mut ArrayVec<B, N>) {
         let mut packets = mbuf::take::<B, N>(burst);
         let count = u32::try_from(packets.len()).unwrap_or(u32::MAX);
         // SAFETY: the ring is never freed and this is its only producer; `packets` holds `count` packets that we own.
         let taken = unsafe { raw::sluice_ring_enqueue(self.ring.as_ptr(), packets.as_mut_ptr(), count) };
-        // SAFETY: the ring did not take these, so they are ours still; the burst had room for all.
+        // SAFETY: the ring did not take these, so we still own them; the burst had room for all.
         unsafe { mbuf::put(burst, &packets[taken.min(count) as usize..]) };
     }
 }
 
 impl RingOutput {
-    /// Appends what has come out, as far as there is room, 32 at most.
+    /// Appends sent packets while there is room, at most 32.
     #[inline]
     pub fn take<B: From<Mbuf>, const N: usize>(&mut self, burst: &mut ArrayVec<B, N>) {
         let mut packets = RawBurst::<BURST>::new();
         let wanted = u32::try_from(burst.remaining_capacity().min(BURST)).unwrap_or(0);
-        // SAFETY: the ring is never freed and this is its only consumer; there is room for `wanted` pointers. What was in the
-        // ring was sent by the port's driver, which gave it away, and is at most `wanted`, for which the burst has room.
+        // SAFETY: the ring is never freed and this is its only consumer; there is room for `wanted` pointers. The
+        // port's driver passed ownership of the packets in the ring. At most `wanted` are returned, for which the burst
+        // has room.
         unsafe {
             let count = raw::sluice_ring_dequeue(self.ring.as_ptr(), packets.as_mut_ptr(), wanted);
             packets.set_len(count as usize);

@@ -1,12 +1,13 @@
-//! EAL's runtime directory: made by EAL at start under a prefix per process, empty because no files are shared, and removed.
+//! Removes EAL's runtime directory, which EAL creates at start under a prefix per process. It is empty, because no
+//! files are shared.
 //!
-//! A process that dies between EAL's making it and our removing it leaves it behind, so the next start also removes those of
-//! dead processes. Nothing but directories of our own prefix is touched.
+//! A process that dies between the creation and the removal leaves its directory, so the next start also removes those
+//! of dead processes. Only directories with our prefix are touched.
 
 use std::fs;
 use std::path::Path;
 
-/// What the file prefix of every gateway begins with.
+/// Start of the file prefix of every gateway.
 const PREFIX: &str = "sluice-";
 
 /// The `--file-prefix` of this process.
@@ -14,7 +15,7 @@ pub(crate) fn file_prefix() -> String {
     format!("{PREFIX}{}", std::process::id())
 }
 
-/// Removes this process's directory, and those of dead processes beside it.
+/// Removes the directory of this process, and those of dead processes next to it.
 pub(crate) fn remove(own: &Path) {
     remove_one(own);
     if let Some(parent) = own.parent() {

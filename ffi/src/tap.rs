@@ -1,6 +1,7 @@
-//! TAP interfaces: Ethernet interfaces of Linux whose cable is a file descriptor.
+//! Opens TAP interfaces: Linux Ethernet interfaces whose frames a process reads and writes through a file descriptor.
 //!
-//! Not here: addresses, MTU, up and down (netlink does that), and reading or writing, which the descriptor does.
+//! Not here: addresses, MTU and administrative state (set by netlink), and reading and writing (done on the
+//! descriptor). docs/adr/0041 says why this is not a library.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -9,60 +10,59 @@ use std::os::unix::fs::OpenOptionsExt;
 
 const DEVICE: &str = "/dev/net/tun";
 
-/// Why an interface could not be opened.
+/// Errors of opening a tap.
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
-    /// The name is no legal interface name.
+    /// The name is not a legal interface name.
     #[error("{name:?} cannot name an interface: 1 to 15 characters, no space, no '/' and no ':', neither '.' nor '..'")]
     BadName {
         /// The name.
         name: String,
     },
-    /// `/dev/net/tun` is missing.
+    /// `/dev/net/tun` cannot be opened.
     #[error("{DEVICE} cannot be opened: {source}; load the module with `modprobe tun`, and give a container the device")]
     NoDevice {
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// An interface of that name exists and is not a tap.
+    /// An interface with this name exists and is not a tap.
     #[error("interface {name} exists and is not a tap; give the port another name, or remove it with `ip link del {name}`")]
     NotATap {
         /// The interface.
         name: String,
     },
-    /// Another process has it open.
+    /// Another process has the tap open.
     #[error("tap {name} is in use by another process; is another gateway running?")]
     InUse {
         /// The interface.
         name: String,
     },
-    /// No privilege.
+    /// The process lacks the privilege.
     #[error("tap {name} cannot be opened: this process lacks CAP_NET_ADMIN")]
     Privilege {
         /// The interface.
         name: String,
     },
-    /// Anything else.
+    /// Any other error.
     #[error("tap {name}: {step} failed: {source}")]
     Kernel {
         /// The interface.
         name: String,
-        /// The request.
+        /// The failed request.
         step: &'static str,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// Opens the tap `name` in the network namespace of the calling thread, and creates it if it is not there. Each read of the
-/// descriptor gives a frame and each write takes one, without any header before it; neither blocks.
+/// Opens the persistent tap `name` in the network namespace of the calling thread, and creates it if it does not exist.
+/// Each read of the descriptor returns one frame and each write sends one, without any header; neither blocks.
 ///
-/// A persistent interface outlives the descriptor with its addresses and routes. One that is not persistent, or opened with
-/// `persistent` false, goes with it.
+/// The interface outlives the descriptor with its addresses and routes.
 ///
 /// # Errors
 /// See [`TapError`].
-pub fn open(name: &str, persistent: bool) -> Result<OwnedFd, TapError> {
+pub fn open(name: &str) -> Result<OwnedFd, TapError> {
     let mut request = request(name)?;
     let file = OpenOptions::new()
         .read(true)
@@ -75,24 +75,24 @@ pub fn open(name: &str, persistent: bool) -> Result<OwnedFd, TapError> {
         return Err(refused(name, io::Error::last_os_error()));
     }
     // SAFETY: the descriptor is open, and TUNSETPERSIST takes an integer.
-    if unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETPERSIST, libc::c_ulong::from(persistent)) } < 0 {
+    if unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETPERSIST, 1 as libc::c_ulong) } < 0 {
         return Err(TapError::Kernel { name: name.into(), step: "TUNSETPERSIST", source: io::Error::last_os_error() });
     }
     Ok(file.into())
 }
 
-/// A request for a tap without packet information.
+/// The TUNSETIFF request for a tap without a packet information header.
 fn request(name: &str) -> Result<libc::ifreq, TapError> {
     let bad = name.is_empty()
         || name.len() >= libc::IFNAMSIZ
         || name == "."
         || name == ".."
-        // '%' would make the kernel choose a number.
+        // With '%' the kernel would choose a number.
         || name.bytes().any(|byte| byte == b'/' || byte == b':' || byte == b'%' || byte == 0 || byte.is_ascii_whitespace());
     if bad {
         return Err(TapError::BadName { name: name.into() });
     }
-    // SAFETY: ifreq is a C struct of integers, for which zero is a value.
+    // SAFETY: ifreq is a C struct of integers, for which all-zero bytes are a valid value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = from.cast_signed();
@@ -118,9 +118,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn illegal_names_are_refused_before_the_kernel_is_asked() {
+    fn illegal_names_are_refused_before_any_system_call() {
         for name in ["", "..", "a b", "a/b", "a:b", "tap%d", "sixteen-letters-"] {
-            assert!(matches!(open(name, false), Err(TapError::BadName { .. })), "{name}");
+            assert!(matches!(open(name), Err(TapError::BadName { .. })), "{name}");
         }
     }
 

@@ -1,5 +1,5 @@
-//! The safe layer over a real EAL with virtual devices. EAL starts once per process, so each test runs in a process of its own:
-//! this program again, told to run that test only.
+//! Tests of the safe layer over a real EAL with virtual devices. EAL starts once per process, so each test runs in its
+//! own process: this program again, limited to that test.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::PathBuf;
@@ -107,7 +107,7 @@ fn frames_in_segments_are_received_in_one() {
         let large = Mempool::new(eal, &config).unwrap();
         let mut ring = RingPort::new(eal, 0, 64, large).unwrap();
         let bytes: Vec<u8> = (0..=250).cycle().take(9300).collect();
-        // The room of a buffer is a multiple of 1,024.
+        // Buffer sizes are multiples of 1,024.
         let rows = [
             ("into the first buffer, which has room", large, 6000, 100, 6000),
             ("into a new buffer", small, 6000, 2000, 6000),
@@ -169,7 +169,7 @@ fn a_driver_that_makes_segments_of_long_frames_is_understood() {
         let config = MempoolConfig { name: "jumbo".into(), packets: 1023, frame_bytes: 9026, node: None };
         let large = Mempool::new(eal, &config).unwrap();
         let bytes: Vec<u8> = (0..=250).cycle().take(9014).collect();
-        // memif moves frames of any length through buffers of 2 KB, into as many of the receiver's as they need.
+        // memif passes frames of any length through buffers of 2 KB, into as many buffers of the receiver as they need.
         for (id, to, received) in [(0, large, bytes.len()), (1, small, 0)] {
             let memif = |role: &str, pool: Mempool| {
                 let socket = format!("socket=sluice-memif-{}-{id}", std::process::id());

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// A transport protocol that a frontend can have.
+/// Transport protocol of a frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Protocol {
@@ -29,7 +29,7 @@ impl Protocol {
         }
     }
 
-    /// The protocol with this number, if a frontend can have it.
+    /// The protocol with this number, if frontends support it.
     #[must_use]
     pub const fn from_number(number: u8) -> Option<Self> {
         match number {
@@ -57,7 +57,7 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// A protocol name that is none of ours.
+/// The name is not that of a supported protocol.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("protocol {0:?} is none of TCP, UDP, SCTP")]
 pub struct ParseProtocolError(String);
@@ -106,23 +106,23 @@ impl fmt::Display for Family {
     }
 }
 
-/// Addresses from `first` to `last`, both included, of one family.
+/// The addresses from `first` to `last`, inclusive, of one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AddressRange {
     first: IpAddr,
     last: IpAddr,
 }
 
-/// Why a text is no range of addresses.
+/// Errors of a text that is not an address range.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum AddressRangeError {
-    /// Neither an address, nor a CIDR, nor FIRST-LAST.
+    /// The text is neither an address, nor a CIDR, nor FIRST-LAST.
     #[error("{0:?} is neither an address, a CIDR nor a range FIRST-LAST")]
     Malformed(String),
-    /// One end is IPv4, the other IPv6.
+    /// One end is an IPv4 address, the other an IPv6 address.
     #[error("the ends of {0:?} are of different families")]
     Families(String),
-    /// The first address lies above the last one.
+    /// The first address is above the last.
     #[error("{0:?} is reversed: the first address lies above the last")]
     Reversed(String),
 }
@@ -161,25 +161,25 @@ impl AddressRange {
         Family::of(self.first)
     }
 
-    /// Whether `address` lies in it.
+    /// Whether the range contains `address`.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
         Family::of(address) == self.family() && self.first <= address && address <= self.last
     }
 
-    /// Whether any address lies in both.
+    /// Whether the ranges have an address in common.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         self.family() == other.family() && self.first <= other.last && other.first <= self.last
     }
 
-    /// How many addresses it has; saturates at `u128::MAX` (only `::/0` would).
+    /// The number of addresses; saturates at `u128::MAX` (only for `::/0`).
     #[must_use]
     pub fn count(&self) -> u128 {
         (number(self.last) - number(self.first)).saturating_add(1)
     }
 
-    /// Its addresses, lowest first. May be astronomically many: take as many as needed.
+    /// The addresses, lowest first. There may be up to 2^128: take only as many as needed.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
         let family = self.family();
         (number(self.first)..=number(self.last)).map(move |n| match family {
@@ -225,7 +225,7 @@ impl fmt::Display for AddressRange {
     }
 }
 
-/// `ip:port` or `[ip]:port`, as all commands and JSON write an endpoint.
+/// `ip:port` or `[ip]:port`: the form of an endpoint in all commands and JSON.
 #[must_use]
 pub fn endpoint(address: IpAddr, port: u16) -> String {
     SocketAddr::new(address, port).to_string()

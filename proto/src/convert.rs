@@ -1,9 +1,9 @@
-//! Conversions between `sluice.v1` messages and the domain types, and what a controller sends when a state changed.
+//! Conversions between `sluice.v1` messages and the domain types, and the messages for a changed state.
 //!
-//! Invariant: a domain value that came from a message keeps every rule its type documents (ordered backends, one family
-//! a port, known words), so nothing behind this module checks again. A message of a newer version that asks for what
-//! this program does not know fails as one Service, never as the whole stream.
-//! Deliberately not here: the stream itself, and what a gateway does with a Service that it cannot read.
+//! Invariant: a domain value converted from a message satisfies every rule that its type documents (ordered backends,
+//! one family per port, known words), so no other module checks again. If a message of a newer version uses a feature
+//! that this program does not know, only that Service fails, not the whole stream. Not here: the stream, and the
+//! handling of a Service that cannot be converted.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -25,14 +25,14 @@ use crate::{
     NodeSets, Pool, Protocol, Refusal, Service, ServiceName, ServicePort, ZoneBackends, limits, v1,
 };
 
-/// Bytes of a Service's content hash: a collision among 65,536 Services has a chance of 2^-97.
+/// Bytes of the content hash of a Service: the probability of a collision among 65,536 Services is 2^-97.
 const HASH_BYTES: usize = 16;
 
-/// Why a message is no domain value.
+/// Errors of converting a message to a domain value.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ConvertError {
-    /// No `namespace/name`.
-    #[error("{0:?} is no Service name; expected namespace/name")]
+    /// The name is not of the form `namespace/name`.
+    #[error("{0:?} is not a Service name; expected namespace/name")]
     Name(String),
     /// A mode that this version does not know.
     #[error("mode {0}; this gateway is older than its controller: update it, or choose a mode it knows")]
@@ -43,37 +43,37 @@ pub enum ConvertError {
     /// A scheduler that this version does not know.
     #[error("scheduler {0}; this gateway is older than its controller: update it, or choose a scheduler it knows")]
     Scheduler(String),
-    /// No health check at all.
+    /// The health check is missing.
     #[error("the health check is missing")]
     HealthCheckMissing,
     /// A probe that this version does not know.
     #[error("health check {0}; this gateway is older than its controller: update it, or choose a probe it knows")]
     Probe(String),
-    /// A probe at an interval, timeout, rise or fall of zero.
+    /// The interval, timeout, rise or fall of a health check is zero.
     #[error("health check {0} is 0; expected at least 1")]
     HealthCheckZero(&'static str),
     /// A reason that this version does not know.
     #[error("refusal reason {0}; this gateway is older than its controller: update it")]
     Reason(String),
-    /// An IANA protocol number that no frontend has.
+    /// An IANA protocol number that frontends do not support.
     #[error("protocol number {0} is none of 6 (TCP), 17 (UDP), 132 (SCTP)")]
     Protocol(u32),
     /// A family that is neither 4 nor 6.
     #[error("address family {0} is neither 4 nor 6")]
     Family(u32),
-    /// A number that is no port.
-    #[error("{field} {found} is no port; expected 1 to 65535")]
+    /// A number that is not a port.
+    #[error("{field} {found} is not a port; expected 1 to 65535")]
     Port {
-        /// Which field.
+        /// The field.
         field: &'static str,
-        /// What it held.
+        /// Its value.
         found: u32,
     },
-    /// Bytes that are no address.
+    /// Bytes that are not an address.
     #[error("an address has {0} bytes; expected 4 or 16")]
     AddressBytes(usize),
     /// An address of the other family.
-    #[error("{address} is no {family} address, but its port is {family}")]
+    #[error("{address} is not an {family} address, but its port is {family}")]
     WrongFamily {
         /// The address.
         address: IpAddr,
@@ -81,10 +81,10 @@ pub enum ConvertError {
         family: Family,
     },
     /// A Maglev table size that is not on the list.
-    #[error("Maglev table size {0} is none of those this gateway builds; update it")]
+    #[error("Maglev table size {0} is unknown to this gateway; update it")]
     MaglevSize(u32),
     /// A version of the Maglev hash that this program does not have.
-    #[error("Maglev hash version {0}, this gateway has version {ours}; update it", ours = limits::MAGLEV_HASH_VERSION)]
+    #[error("Maglev hash version {0} is unknown to this gateway, which has version {ours}; update it", ours = limits::MAGLEV_HASH_VERSION)]
     MaglevHashVersion(u32),
     /// A prefix longer than its address.
     #[error("a source range has {0} bits, more than its address")]
@@ -92,46 +92,46 @@ pub enum ConvertError {
     /// A weight above 65,535.
     #[error("weight {0} is above 65535")]
     Weight(u32),
-    /// More backends than a table can balance.
-    #[error("{0} backends on one port, at most {max}", max = limits::BACKENDS_PER_PORT_MAX)]
+    /// More backends on a port than a table can balance.
+    #[error("a port has {0} backends; expected at most {max}", max = limits::BACKENDS_PER_PORT_MAX)]
     TooManyBackends(usize),
     /// Backends that are not strictly ascending by address.
     #[error("backend {0} is out of order or listed twice")]
     BackendOrder(SocketAddr),
-    /// Backends of a zone that are none of the port's, or not strictly ascending.
-    #[error("zone {0} names no backends, some that are not there, or some twice")]
+    /// The backends of a zone are not backends of the port, or not strictly ascending.
+    #[error("zone {0} lists no backends, unknown backends, or some twice")]
     ZoneBackends(String),
-    /// A set of nodes that was not sent.
-    #[error("node set {0} is named, and the controller did not send it")]
+    /// A node set that was not sent.
+    #[error("a port refers to node set {0}, which the controller did not send")]
     NodeSetUnknown(String),
-    /// Nodes of a set that are not strictly ascending.
+    /// Nodes of a set that are not strictly ascending by address.
     #[error("node {0} of a set is out of order or listed twice")]
     NodeOrder(IpAddr),
-    /// A set whose nodes a port of another family cannot have.
-    #[error("node set {name} is not of the family {family} of the port that names it")]
+    /// A node set of another family than the port that refers to it.
+    #[error("node set {name} is not of family {family} like the port that refers to it")]
     NodeSetFamily {
         /// The set.
         name: String,
         /// The family of the port.
         family: Family,
     },
-    /// Backends twice.
-    #[error("a port lists backends and names node set {0}, too")]
+    /// A port with both backends and a node set.
+    #[error("a port lists backends and also refers to node set {0}")]
     NodeSetBesideBackends(String),
-    /// A pool range that is none.
+    /// An invalid address range of a pool.
     #[error("pool {pool}: {error}")]
     Range {
         /// The pool.
         pool: String,
-        /// What is wrong with it.
+        /// The error in it.
         error: AddressRangeError,
     },
-    /// A way of announcing that this version does not know.
+    /// A kind of announcement that this version does not know.
     #[error("pool {pool}: announcement {found} is unknown; this gateway is older than its controller: update it")]
     Announce {
         /// The pool.
         pool: String,
-        /// The enum's number.
+        /// The number of the enum value.
         found: i32,
     },
 }
@@ -139,7 +139,7 @@ pub enum ConvertError {
 /// Reads `namespace/name`.
 ///
 /// # Errors
-/// [`ConvertError::Name`] unless both parts are there.
+/// [`ConvertError::Name`] if a part is missing.
 pub fn service_name(text: &str) -> Result<ServiceName, ConvertError> {
     match text.split_once('/') {
         Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
@@ -204,7 +204,7 @@ impl TryFrom<v1::Pool> for Pool {
 }
 
 impl From<&Service> for v1::Service {
-    /// The message, its content hash filled in.
+    /// The message, including its content hash.
     fn from(service: &Service) -> Self {
         let mut message = Self {
             namespace: service.name.namespace.clone(),
@@ -230,16 +230,16 @@ impl From<&Service> for v1::Service {
 impl TryFrom<v1::Service> for Service {
     type Error = ConvertError;
 
-    /// A Service whose ports name no sets.
+    /// Converts a Service whose ports refer to no node sets.
     fn try_from(message: v1::Service) -> Result<Self, ConvertError> {
         service(message, &NodeSets::new())
     }
 }
 
-/// A Service, of whose ports some may name one of `sets`.
+/// Converts a Service whose ports may refer to `sets`.
 ///
 /// # Errors
-/// What is wrong with it.
+/// When the message is not a valid Service.
 pub fn service(message: v1::Service, sets: &NodeSets) -> Result<Service, ConvertError> {
     let mode: Mode = message.mode.parse().map_err(ConvertError::Mode)?;
     Ok(Service {
@@ -376,7 +376,7 @@ fn service_port(message: v1::ServicePort, mode: Mode, sets: &NodeSets) -> Result
     })
 }
 
-/// 4 or 16 bytes, network order.
+/// The 4 or 16 bytes of an address, in network order.
 #[must_use]
 pub fn address_bytes(address: IpAddr) -> Vec<u8> {
     match address {
@@ -385,10 +385,10 @@ pub fn address_bytes(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// An address of 4 or 16 bytes, network order.
+/// The address of 4 or 16 bytes in network order.
 ///
 /// # Errors
-/// When it has another length.
+/// When the length is another.
 pub fn address(bytes: &[u8]) -> Result<IpAddr, ConvertError> {
     let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
     v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).map_err(|_| ConvertError::AddressBytes(bytes.len()))
@@ -406,18 +406,18 @@ fn port(field: &'static str, found: u32) -> Result<u16, ConvertError> {
     optional_port(field, found)?.ok_or(ConvertError::Port { field, found })
 }
 
-/// 0 stands for none.
+/// Converts an optional value: 0 means none.
 fn optional_port(field: &'static str, found: u32) -> Result<Option<u16>, ConvertError> {
     let port = u16::try_from(found).map_err(|_| ConvertError::Port { field, found })?;
     Ok((port != 0).then_some(port))
 }
 
-/// 0 stands for none.
+/// Converts an optional value: 0 means none.
 fn optional_duration(ms: u64) -> Option<Duration> {
     (ms != 0).then(|| Duration::from_millis(ms))
 }
 
-/// The wire counts whole milliseconds; what is above 584 million years saturates.
+/// Whole milliseconds, as messages have them; saturates above 584 million years.
 fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
@@ -552,7 +552,7 @@ mod tests {
         })
     }
 
-    /// What a gateway does with a response, in its plainest form.
+    /// Applies a response like a gateway, in the simplest form.
     fn applied(state: &State, response: v1::WatchResponse) -> State {
         let mut services = if response.full { Services::new() } else { state.services.clone() };
         for name in &response.removed {

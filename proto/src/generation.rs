@@ -1,12 +1,12 @@
-//! Generations: which state a gateway forwards by.
+//! Generations: versions of the state by which a gateway forwards.
 
 use std::fmt;
 
-/// A version of the state that a controller serves: the leader's epoch, and a counter that only grows within it.
-/// Two generations of different epochs cannot be ordered (CONTROL section 1).
+/// A version of the state that a controller serves: the epoch of the leader, and a counter that only grows within the
+/// epoch. Generations of different epochs are not ordered (CONTROL section 1).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Generation {
-    /// The Lease's uid and transitions, or without a Lease the start time of the controller in ms. Empty: none yet.
+    /// The uid and transitions of the Lease; without a Lease, the start time of the controller in ms. Empty: none yet.
     pub epoch: String,
     /// Grows by one with every change of the state.
     pub counter: u64,

@@ -1,9 +1,9 @@
-//! The domain types that the control plane and the forwarding engine share, and the limits, ports and names that two
-//! crates must agree on. Each type stands here once. Past the edges (Kubernetes objects, protobuf, YAML) only these
+//! The domain types that the control plane and the forwarding engine share, and the limits, ports and names on which
+//! several crates must agree. Each type is defined once. Past the edges (Kubernetes objects, protobuf, YAML) only these
 //! valid values exist.
 //!
-//! Behind feature `grpc`: the messages of `sluice.v1` and the conversions to and from these types. The forwarding
-//! engine builds without it. Deliberately not here: anything that does I/O.
+//! Feature `grpc` adds the messages of `sluice.v1` and the conversions to and from these types. The forwarding engine
+//! builds without it. Not here: I/O.
 
 mod address;
 mod generation;

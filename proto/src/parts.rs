@@ -1,6 +1,6 @@
-//! A change that is too large for one message goes as several, which the gateway applies as one.
+//! Splits a change that is too large for one message into several, which the gateway applies as one.
 //!
-//! Invariant: what is joined is what was split, whole or not at all.
+//! Invariant: joining returns the change that was split, as a whole or not at all.
 
 use std::mem::take;
 
@@ -8,13 +8,14 @@ use prost::Message as _;
 
 use crate::v1::WatchResponse;
 
-/// Bytes of Services in one message: a quarter of [`crate::limits::MESSAGE_BYTES_MAX`]. The largest Service there can be, 100 ports of
-/// 6,553 backends at 45 bytes, is 30 MB and goes alone; removed names, 65,536 at 320 bytes, are 21 MB and go with the first.
+/// Bytes of Services in one message: a quarter of [`crate::limits::MESSAGE_BYTES_MAX`]. The largest possible Service,
+/// 100 ports of 6,553 backends of 45 bytes, has 30 MB and is sent alone; removed names, 65,536 of 320 bytes, have 21 MB
+/// and are sent with the first part.
 pub const PART_BYTES: usize = 16 * 1024 * 1024;
-/// Parts of one change: 64 of 16 MiB are a gigabyte, ten million backends.
+/// Maximum parts of a change: 64 of 16 MiB are a gigabyte, or ten million backends.
 pub const PARTS_MAX: usize = 64;
 
-/// There is no end to it.
+/// A change has more parts than [`PARTS_MAX`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the controller sent one change in more than {PARTS_MAX} messages")]
 pub struct TooManyParts;
@@ -30,7 +31,7 @@ pub fn split(mut whole: WatchResponse, part_bytes: usize) -> Vec<WatchResponse> 
             let (services, removed) = (take(&mut services), take(&mut whole.removed));
             let generation = whole.generation.clone();
             parts.push(WatchResponse { generation, full: whole.full, services, removed, more: true, ..WatchResponse::default() });
-            // Of the parts together: said once.
+            // Applies to all parts together, so only the first has it.
             (whole.full, bytes) = (false, 0);
         }
         bytes += size;
@@ -40,7 +41,7 @@ pub fn split(mut whole: WatchResponse, part_bytes: usize) -> Vec<WatchResponse> 
     parts
 }
 
-/// The parts of a change that came so far.
+/// The parts of a change received so far.
 #[derive(Clone, Debug, Default)]
 pub struct Joining {
     so_far: Option<WatchResponse>,
@@ -48,10 +49,10 @@ pub struct Joining {
 }
 
 impl Joining {
-    /// Takes a message; the whole change when it is the last part, or the only one.
+    /// Adds a message. Returns the whole change if the message is its last or only part.
     ///
     /// # Errors
-    /// When there are more than [`PARTS_MAX`].
+    /// When there are more than [`PARTS_MAX`] parts.
     pub fn add(&mut self, mut message: WatchResponse) -> Result<Option<WatchResponse>, TooManyParts> {
         let is_last = !take(&mut message.more);
         self.parts += 1;
@@ -96,7 +97,7 @@ mod tests {
             let parts = split(whole(services), part_bytes);
             assert_eq!(parts.len(), expected, "{services} services");
             let mut joining = Joining::default();
-            // A joining is good for more than one change.
+            // One value joins several changes.
             for _ in 0..2 {
                 let (last, before) = parts.split_last().unwrap();
                 for part in before {
@@ -116,7 +117,7 @@ mod tests {
         assert_eq!(results[PARTS_MAX], Err(TooManyParts));
     }
 
-    /// What a later version sends: fields that this one does not know, in a message and in what it holds.
+    /// A later version sends unknown fields, in a message and in a nested one.
     #[test]
     fn fields_of_a_later_version_are_ignored() {
         // Field 1000, a varint; field 1001, a text.

@@ -1,4 +1,4 @@
-//! A Kubernetes Service as sluice sees it: frontends, policy, backends.
+//! A Kubernetes Service in the form that sluice uses: frontends, policy, backends.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -88,11 +88,11 @@ named! {
 }
 
 named! {
-    /// Where a service's packets are sent.
+    /// Destination of the packets of a Service.
     Target {
-        /// To the EndpointSlice's address and target port.
+        /// Address and target port of an EndpointSlice.
         Endpoint = "endpoint",
-        /// To nodes.
+        /// Nodes.
         Node = "node",
     }
 }
@@ -102,25 +102,25 @@ named! {
     Scheduler {
         /// Maglev hashing (NSDI'16).
         Maglev = "maglev",
-        /// Each in turn.
+        /// Each backend in turn.
         RoundRobin = "round-robin",
-        /// The one with the fewest flows.
+        /// The backend with the fewest flows.
         LeastConnections = "least-connections",
-        /// By the client's address.
+        /// By a hash of the client's address.
         SourceHash = "source-hash",
-        /// By the frontend's address.
+        /// By a hash of the frontend's address.
         DestinationHash = "destination-hash",
-        /// The smallest (flows + 1) / weight.
+        /// The backend with the smallest (flows + 1) / weight.
         ShortestExpectedDelay = "shortest-expected-delay",
-        /// An idle one, else the shortest expected delay.
+        /// An idle backend, or else the one with the shortest expected delay.
         NeverQueue = "never-queue",
     }
 }
 
 named! {
-    /// What a probe speaks.
+    /// Protocol of a probe.
     Probe {
-        /// No probe: always healthy.
+        /// No probe: the backend is always healthy.
         None = "none",
         /// A TCP connection.
         Tcp = "tcp",
@@ -128,55 +128,55 @@ named! {
 }
 
 named! {
-    /// Why a Service is not served, or waits (DESIGN section 9).
+    /// Reason why a Service is not served yet, or not at all (DESIGN section 9).
     Reason {
         /// No gateway is connected.
         NoGateway = "NoGateway",
-        /// Somebody else keeps writing its status.
+        /// Another program keeps writing its status.
         ForeignStatusWriter = "ForeignStatusWriter",
-        /// Its address lies in no pool any more.
+        /// Its address is no longer in a pool.
         OutsidePools = "OutsidePools",
-        /// It asks for something that is not built.
+        /// It requests a feature that is not implemented.
         Unsupported = "Unsupported",
-        /// It asks for something that is not allowed.
+        /// It requests something that is not allowed.
         Refused = "Refused",
         /// No node can take its traffic.
         NoEligibleNode = "NoEligibleNode",
-        /// Another Service holds what it asks for.
+        /// Another Service holds what it requests.
         Conflict = "Conflict",
-        /// No address is left.
+        /// No address is free.
         Exhausted = "Exhausted",
     }
 }
 
-/// Why a Service is not served, in a word and in a sentence.
+/// Why a Service is not served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The word, stable.
+    /// The reason as a stable word.
     pub reason: Reason,
-    /// The sentence: what, where, what to do.
+    /// The message: what, where, what to do.
     pub message: String,
 }
 
-/// How the health of a service's backends is found out.
+/// Health check of the backends of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
-    /// What the probe speaks.
+    /// Protocol of the probe.
     pub probe: Probe,
-    /// Port to probe instead of the backend's own.
+    /// Port to probe instead of that of the backend.
     pub port: Option<u16>,
-    /// Port at which the backend, a node, must answer `GET /healthz` by 200, besides passing the probe: Kubernetes'
-    /// `healthCheckNodePort`, where kube-proxy says whether the node has ready endpoints.
+    /// Port at which a node must answer `GET /healthz` with 200, in addition to passing the probe:
+    /// `healthCheckNodePort` of Kubernetes, where kube-proxy reports whether the node has ready endpoints.
     pub node_health_port: Option<u16>,
     /// Time between the starts of two probes of one target.
     pub interval: Duration,
-    /// A probe that takes longer has failed.
+    /// Maximum duration of a probe; a longer one has failed.
     pub timeout: Duration,
-    /// Passed probes in a row that make an unhealthy target healthy; at least 1.
+    /// Consecutive passed probes that make an unhealthy target healthy; at least 1.
     pub rise: u32,
-    /// Failed probes in a row that make a healthy target unhealthy; at least 1.
+    /// Consecutive failed probes that make a healthy target unhealthy; at least 1.
     pub fall: u32,
-    /// With all backends failing: use all of them (true), or none.
+    /// If all backends fail: use all of them (true), or none.
     pub fail_open: bool,
 }
 
@@ -196,10 +196,10 @@ impl Default for HealthCheck {
     }
 }
 
-/// What every gateway must agree on to build the same Maglev table.
+/// Parameters on which all gateways must agree to build the same Maglev table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MaglevSpec {
-    /// Entries; one of [`crate::limits::MAGLEV_SIZES`].
+    /// Number of entries; one of [`crate::limits::MAGLEV_SIZES`].
     pub size: u32,
     /// Seed of the hashes.
     pub seed: u64,
@@ -207,52 +207,52 @@ pub struct MaglevSpec {
     pub hash_version: u32,
 }
 
-/// What a backend may receive.
+/// Packets that a backend may receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BackendState {
     /// New flows, if healthy.
     Active,
-    /// Only what its flows already carry.
+    /// Only packets of existing flows.
     Draining,
 }
 
-/// One address and port that can take a frontend's flows.
+/// An address and port that can receive the flows of a frontend.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Backend {
-    /// Where its packets go.
+    /// Destination of its packets.
     pub address: SocketAddr,
-    /// Share of new flows, relative to the other backends; 0 takes none.
+    /// Share of new flows, relative to the other backends; 0: none.
     pub weight: u16,
-    /// What it may receive.
+    /// Packets that it may receive.
     pub state: BackendState,
 }
 
-/// The backends of a port that Kubernetes hints to clients of one zone (`hints.forZones`).
+/// The backends of a port that Kubernetes recommends to clients of one zone (`hints.forZones`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ZoneBackends {
     /// The zone.
     pub zone: String,
-    /// Places in [`ServicePort::backends`], ascending; at least one.
+    /// Indices in [`ServicePort::backends`], ascending; at least one.
     pub backends: Vec<u32>,
 }
 
-/// A node that takes flows, at a port that each frontend has of its own.
+/// A node that receives flows. The port is that of the frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeBackend {
-    /// Where its packets go.
+    /// Destination of its packets.
     pub address: IpAddr,
-    /// Share of new flows, relative to the other nodes; 0 takes none.
+    /// Share of new flows, relative to the other nodes; 0: none.
     pub weight: u16,
-    /// What it may receive.
+    /// Packets that it may receive.
     pub state: BackendState,
 }
 
-/// Nodes that many ports have as backends: thousands of Services that are sent to a thousand nodes hold them once.
+/// Nodes that are the backends of many ports: thousands of Services with a thousand nodes share one set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeSet {
-    /// Its name; within a state no two sets have the same.
+    /// Its name, unique in a state.
     pub name: String,
-    /// The family of all nodes. None: of any, as inside tunnels.
+    /// The family of all nodes. None: any, as inside tunnels.
     pub family: Option<Family>,
     /// Ordered by address, without duplicates.
     pub nodes: Vec<NodeBackend>,
@@ -266,18 +266,18 @@ pub type NodeSets = BTreeMap<String, Arc<NodeSet>>;
 pub struct NodesAt {
     /// The nodes.
     pub set: Arc<NodeSet>,
-    /// Where each of them takes the flows.
+    /// Port at which each of them receives the flows.
     pub port: u16,
 }
 
-/// One port of a Service in one family: what is listened on, and who takes the flows.
+/// One port of a Service in one address family: the frontend and its backends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {
     /// Name of the port; may be empty.
     pub name: String,
     /// Protocol of the frontend and of the backends.
     pub protocol: Protocol,
-    /// Family of the VIPs and the node port addresses, and of the backends unless a tunnel leads to them (`ipip`, `gue`).
+    /// Family of the VIPs and the node port addresses, and of the backends except with a tunnel (`ipip`, `gue`).
     pub family: Family,
     /// Load balancer addresses that listen on `port`. Empty for type NodePort.
     pub vips: Vec<IpAddr>,
@@ -285,40 +285,41 @@ pub struct ServicePort {
     pub port: u16,
     /// Port at the gateway's `nodePortAddresses`; set for type NodePort only.
     pub node_port: Option<u16>,
-    /// The table to choose by.
+    /// The Maglev table.
     pub maglev: MaglevSpec,
     /// Ordered by address, without duplicates.
     pub backends: Vec<Backend>,
-    /// The backends, where they are nodes of a set: then `backends` is empty.
+    /// The backends, if they are the nodes of a set; then `backends` is empty.
     pub nodes: Option<NodesAt>,
-    /// Which of them a gateway with a configured zone uses. Zones that have none, and all zones while any ready endpoint has
-    /// no hint, are not here: all backends are used there.
+    /// The backends that a gateway with a configured zone uses. A gateway in a zone that is not listed uses all
+    /// backends: zones without backends are not listed, and no zone is while any ready endpoint has no hint.
     pub zones: Vec<ZoneBackends>,
-    /// What clients and backends speak (`appProtocol`); only told on.
+    /// Application protocol (`appProtocol`); only reported.
     pub app_protocol: Option<String>,
 }
 
-/// A Service that is ours. One that is not served carries the refusal and no ports.
+/// One of our Services. A Service that is not served has a refusal and no ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     /// Its name.
     pub name: ServiceName,
-    /// How packets reach backends.
+    /// How packets reach the backends.
     pub mode: Mode,
-    /// Where packets are sent.
+    /// Kind of the backends.
     pub target: Target,
     /// How backends are chosen.
     pub scheduler: Scheduler,
-    /// How health is found out.
+    /// Health check of the backends.
     pub health: HealthCheck,
-    /// How long flows of a removed backend may go on.
+    /// Time for which flows of a removed backend may continue.
     pub drain_timeout: Duration,
-    /// `sessionAffinity: ClientIP`: how long a client keeps its backend after its last new flow. None: no affinity.
+    /// `sessionAffinity: ClientIP`: time for which a client keeps its backend after its last new flow. None: no
+    /// affinity.
     pub affinity: Option<Duration>,
-    /// Clients that may connect to the VIPs; never asked of node ports. None: all. Some: a family without a prefix in it
-    /// is denied, a prefix of length 0 allows its family (CONTROL section 2).
+    /// Clients that may connect to the VIPs; not applied to node ports. None: all. Some: a family without a prefix is
+    /// denied, and a prefix of length 0 allows its family (CONTROL section 2).
     pub source_ranges: Option<Vec<IpNet>>,
-    /// How long an established flow may be silent, instead of the gateway's limit for its protocol and mode.
+    /// Idle limit of established flows, instead of the gateway's limit for the protocol and mode.
     pub idle_timeout: Option<Duration>,
     /// `externalTrafficPolicy: Local`: a frontend without any backend drops `no_local_backend` instead of refusing.
     pub local: bool,
@@ -329,13 +330,13 @@ pub struct Service {
 }
 
 impl Mode {
-    /// Replies come back through the gateway, which sees both directions of a flow.
+    /// Whether replies return through the gateway, so that it sees both directions of a flow.
     #[must_use]
     pub const fn is_two_way(self) -> bool {
         matches!(self, Self::Nat | Self::Dnat)
     }
 
-    /// Packets reach the backend inside others, which may be of the other family.
+    /// Whether packets reach the backend inside other packets, which may be of the other family.
     #[must_use]
     pub const fn is_tunnel(self) -> bool {
         matches!(self, Self::Ipip | Self::Gue)
@@ -355,23 +356,23 @@ impl NodesAt {
 }
 
 impl ServicePort {
-    /// The backends, listed or nodes of a set, ordered by address.
+    /// All backends, listed or nodes of a set, ordered by address.
     pub fn all_backends(&self) -> impl Iterator<Item = Backend> {
         self.backends.iter().cloned().chain(self.nodes.iter().flat_map(NodesAt::backends))
     }
 
-    /// How many backends there are.
+    /// The number of backends.
     #[must_use]
     pub fn backend_count(&self) -> usize {
         self.backends.len() + self.nodes.as_ref().map_or(0, |at| at.set.nodes.len())
     }
 
-    /// The port as a gateway in `zone` uses it; none where that is no other. Backends that take no new flows by somebody's
-    /// wish are no reason to leave those of other zones out.
+    /// The port as a gateway in `zone` uses it; none if that is the same. The backends of other zones are left out only
+    /// if one in this zone takes new flows.
     fn in_zone(&self, zone: &str) -> Option<Self> {
         let hinted = self.zones.iter().find(|hinted| hinted.zone == zone)?;
-        let places = hinted.backends.iter().filter_map(|place| usize::try_from(*place).ok());
-        let backends: Vec<Backend> = places.filter_map(|place| self.backends.get(place).cloned()).collect();
+        let indices = hinted.backends.iter().filter_map(|index| usize::try_from(*index).ok());
+        let backends: Vec<Backend> = indices.filter_map(|index| self.backends.get(index).cloned()).collect();
         let takes_new = |backend: &Backend| backend.state == BackendState::Active && backend.weight > 0;
         let is_enough = backends.len() < self.backends.len() && backends.iter().any(takes_new);
         is_enough.then(|| Self { backends, zones: Vec::new(), ..self.clone() })
@@ -379,7 +380,7 @@ impl ServicePort {
 }
 
 impl Service {
-    /// The Service as a gateway in `zone` uses it; none where that is no other.
+    /// The Service as a gateway in `zone` uses it; none if that is the same.
     #[must_use]
     pub fn in_zone(&self, zone: &str) -> Option<Self> {
         let narrowed: Vec<Option<ServicePort>> = self.ports.iter().map(|port| port.in_zone(zone)).collect();
@@ -389,12 +390,12 @@ impl Service {
         })
     }
 
-    /// The sets of nodes that its ports name.
+    /// The node sets to which its ports refer.
     pub fn node_sets(&self) -> impl Iterator<Item = &Arc<NodeSet>> {
         self.ports.iter().filter_map(|port| port.nodes.as_ref()).map(|at| &at.set)
     }
 
-    /// The Service with the sets of these names in place of its own; none where that changes nothing.
+    /// The Service with its node sets replaced by those of the same names; none if nothing changes.
     #[must_use]
     pub fn with_sets(&self, sets: &NodeSets) -> Option<Self> {
         let newer = |set: &Arc<NodeSet>| sets.get(&set.name).filter(|newer| !Arc::ptr_eq(newer, set));
@@ -407,7 +408,7 @@ impl Service {
         })
     }
 
-    /// The Service with all backends listed, for who knows no sets.
+    /// The Service with all backends listed, for a gateway that does not know node sets.
     #[must_use]
     pub fn listed(&self) -> Cow<'_, Self> {
         if self.node_sets().next().is_none() {
@@ -417,7 +418,7 @@ impl Service {
         Cow::Owned(Self { ports: self.ports.iter().map(listed).collect(), ..self.clone() })
     }
 
-    /// A Service with these ports, and the defaults for all else.
+    /// A Service with these ports and defaults for everything else.
     #[must_use]
     pub fn new(name: ServiceName, ports: Vec<ServicePort>) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! The whole state that a gateway is given.
+//! The complete state that a gateway receives.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -9,51 +9,51 @@ use serde::{Deserialize, Serialize};
 
 use crate::{AddressRange, Generation, NodeSets, Service, ServiceName};
 
-/// How VIPs of a pool become reachable.
+/// How the VIPs of a pool become reachable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Announce {
-    /// The gateway answers ARP and NDP for them.
+    /// The gateway answers ARP and neighbour discovery for them.
     #[default]
     L2,
-    /// Routes stand in a Linux table for a routing daemon to redistribute.
+    /// The gateway adds routes to a Linux table, which a routing daemon redistributes.
     Routed,
 }
 
-/// Addresses that VIPs are taken from. A gateway needs them to know that an unused one is still ours.
+/// The addresses from which VIPs are allocated. A gateway needs them to recognise unused ones as ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
     /// Its name.
     pub name: String,
     /// Its addresses, without overlaps.
     pub ranges: Vec<AddressRange>,
-    /// How they become reachable.
+    /// How its VIPs become reachable.
     pub announce: Announce,
 }
 
-/// Services by name. Successive states share what did not change: a copy costs nothing, and what differs between two of them
-/// is found without looking at the rest.
+/// Services by name. Successive states share unchanged parts: a copy costs nothing, and a comparison visits only the
+/// differences.
 pub type Services = OrdMap<ServiceName, Arc<Service>>;
 
-/// All that a controller tells a gateway. Services are shared, never copied, between one state and the next.
+/// The state that a controller sends to a gateway. Successive states share Services and never copy them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct State {
-    /// Which version this is.
+    /// Version of the state.
     pub generation: Generation,
-    /// The Services that are ours, served or refused.
+    /// Our Services, served or refused.
     pub services: Services,
     /// The pools.
     pub pools: Vec<Pool>,
 }
 
 impl State {
-    /// The sets of nodes that Services name.
+    /// The node sets to which Services refer.
     #[must_use]
     pub fn node_sets(&self) -> NodeSets {
         self.services.values().flat_map(|service| service.node_sets()).map(|set| (set.name.clone(), Arc::clone(set))).collect()
     }
 
-    /// The same with all backends listed, for who knows no sets.
+    /// The same state with all backends listed, for a gateway that does not know node sets.
     #[must_use]
     pub fn listed(&self) -> Self {
         let mut listed = self.clone();
@@ -64,29 +64,29 @@ impl State {
     }
 }
 
-/// The backend that a probe to a VIP is for, by its source port, which is from [`crate::limits::PROBE_PORT_FIRST`] to
-/// [`crate::limits::PROBE_PORT_LAST`]. Every backend of the VIP's frontend would take it; the engine sends it to this one, in
-/// the way of the frontend's mode (FORWARDING 12).
+/// The backend of a probe to a VIP, by the probe's source port, from [`crate::limits::PROBE_PORT_FIRST`] to
+/// [`crate::limits::PROBE_PORT_LAST`]. Any backend of the frontend would accept the probe; the engine sends it to this
+/// one, according to the frontend's mode (FORWARDING 12).
 pub type ProbeTags = BTreeMap<u16, IpAddr>;
 
-/// Where a gateway has its state from.
+/// Origin of the state of a gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Origin {
-    /// A controller sent it to this run of the gateway.
+    /// A controller sent it to this process.
     Controller,
-    /// An earlier run left it on disk. Pod addresses may belong to somebody else by now, so a backend of target
+    /// An earlier process stored it on disk. Pod addresses may belong to other pods by now, so a backend of target
     /// `endpoint` must pass one probe before it is used (CONTROL section 2).
     Disk,
-    /// The same, and nobody knew it to be current for longer than key `maxStateAge`: whoever answers at an address of a pod is
-    /// somebody else's. Only targets `node` are used (CONTROL section 7).
+    /// The same, but not confirmed as current for longer than key `maxStateAge`: a pod address may belong to any pod.
+    /// Only targets `node` are used (CONTROL section 7).
     OldDisk,
 }
 
-/// The state that a gateway goes by.
+/// The state that a gateway uses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Known {
-    /// The state, complete.
+    /// The complete state.
     pub state: Arc<State>,
-    /// Where it is from.
+    /// Its origin.
     pub origin: Origin,
 }

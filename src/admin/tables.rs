@@ -1,8 +1,8 @@
-//! What an operator is told of services, backends, ports and workers: pure functions from what the workers were given
-//! and what they count.
+//! Rows about services, backends, ports and workers for operators: pure functions of the published data and the
+//! counters.
 //!
-//! Whose rows they are is added by who sends them. Invariant: the words are those of DESIGN section 8, and a backend stands once per service, whatever number of its
-//! ports it serves.
+//! The sender adds the name of the gateway. Invariant: the names are those of DESIGN section 8, and a backend has one
+//! row per service, however many of its ports it serves.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -12,26 +12,26 @@ use dataplane::snapshot::{PortView, ServiceView};
 use dataplane::{DropReason, WorkerCounters};
 use proto::v1;
 
-use super::PortReading;
-use crate::agent::served::Counts;
+use crate::agent::served::BackendCounts;
+use crate::ports::PortReading;
 
 /// The counters of all workers, in their order.
 pub(super) type Workers = [Arc<WorkerCounters>];
 
 /// A backend of one service.
-struct Row {
+struct BackendRow {
     draining: bool,
     healthy: bool,
     weight: u16,
     flows: u64,
 }
 
-/// The backends of a service. One that serves several ports is healthy when it is on all of them, and drains when it
-/// does on all of them.
-fn rows(service: &ServiceView, workers: &Workers) -> BTreeMap<SocketAddr, Row> {
+/// The backends of a service. A backend of several ports is healthy if it is healthy on all of them, and draining if it
+/// drains on all of them.
+fn rows(service: &ServiceView, workers: &Workers) -> BTreeMap<SocketAddr, BackendRow> {
     let mut rows = BTreeMap::new();
     for backend in service.ports.iter().flat_map(|port| &port.backends) {
-        let new = Row { draining: true, healthy: true, weight: backend.weight, flows: 0 };
+        let new = BackendRow { draining: true, healthy: true, weight: backend.weight, flows: 0 };
         let row = rows.entry(backend.address).or_insert(new);
         row.draining &= backend.draining;
         row.healthy &= backend.healthy;
@@ -44,14 +44,14 @@ fn flows(slot: u32, workers: &Workers) -> u64 {
     workers.iter().filter_map(|worker| worker.backend(slot)).map(|counters| counters.flows.get()).sum()
 }
 
-/// Where a port listens, as an operator reads it.
+/// The frontends of a port, as text.
 fn frontends(port: &PortView) -> Vec<String> {
     port.frontends.iter().map(|address| format!("{} {address}", port.protocol)).collect()
 }
 
-/// A service's line: its backends are those that are not to go.
+/// The row of a service; its backends are those that are not draining.
 pub(super) fn service(service: &ServiceView) -> v1::ServiceStatus {
-    let Counts { backends, healthy } = Counts::from(service);
+    let BackendCounts { backends, healthy } = BackendCounts::from(service);
     let refusal = service.refusal.as_ref();
     let app_protocols = |port: &PortView| {
         let spoken = port.app_protocol.iter().flat_map(|spoken| frontends(port).into_iter().map(|f| (f, spoken.clone())));
@@ -73,9 +73,9 @@ pub(super) fn service(service: &ServiceView) -> v1::ServiceStatus {
     }
 }
 
-/// The lines of a service's backends.
+/// The rows of a service's backends.
 pub(super) fn backends(service: &ServiceView, workers: &Workers) -> Vec<v1::BackendStatus> {
-    let status = |(address, row): (SocketAddr, Row)| v1::BackendStatus {
+    let status = |(address, row): (SocketAddr, BackendRow)| v1::BackendStatus {
         service: service.name.to_string(),
         address: address.to_string(),
         state: if row.draining { "draining" } else { "active" }.to_owned(),
@@ -87,7 +87,7 @@ pub(super) fn backends(service: &ServiceView, workers: &Workers) -> Vec<v1::Back
     rows(service, workers).into_iter().map(status).collect()
 }
 
-/// Every reason of every worker, those that never happened too: a reader sees which names there are.
+/// One row per drop reason and worker, including those with a count of 0, so that a reader sees all names.
 pub(super) fn drops(workers: &Workers) -> Vec<v1::DropCount> {
     let of = |(worker, counters): (u32, &Arc<WorkerCounters>)| {
         let packets = |reason: &DropReason| counters.drops(*reason).get();
@@ -98,7 +98,7 @@ pub(super) fn drops(workers: &Workers) -> Vec<v1::DropCount> {
     (0..).zip(workers).flat_map(of).collect()
 }
 
-/// The account of every worker.
+/// The packet counters of every worker.
 pub(super) fn accounts(workers: &Workers) -> Vec<v1::Account> {
     let of = |(worker, counters): (u32, &Arc<WorkerCounters>)| {
         let account = counters.account();
@@ -118,7 +118,7 @@ pub(super) fn accounts(workers: &Workers) -> Vec<v1::Account> {
     (0..).zip(workers).map(of).collect()
 }
 
-/// `absent`: there is no such device on the machine.
+/// The text for a link; `absent` if the device does not exist.
 fn link(reading: &PortReading) -> &'static str {
     match reading {
         PortReading { is_there: false, .. } => "absent",
@@ -127,7 +127,7 @@ fn link(reading: &PortReading) -> &'static str {
     }
 }
 
-/// A port's line.
+/// The row of a port.
 pub(super) fn port(reading: PortReading) -> v1::PortStatus {
     let link = link(&reading).to_owned();
     v1::PortStatus {

@@ -1,16 +1,17 @@
-//! Turns what the agent knows into what the workers forward by: state, network and health in, snapshots out.
+//! The compile loop: state, network and health in, snapshots out.
 //!
-//! Invariant: the newest of each input is in the next snapshot, and changes that come faster than workers take
-//! snapshots coalesce. A generation counts as reached once every worker forwards by it or a later one. Before the first
-//! state, live or from disk, nothing is published: workers keep the initial snapshot, which is not ready.
-//! Deliberately not here: how a snapshot is made ([`dataplane::Compiler`]) and freed ([`dataplane::Publisher`]).
+//! Invariant: each snapshot contains the newest value of every input; changes that arrive faster than workers apply
+//! snapshots are coalesced. A generation counts as applied once every worker uses it or a later one. Before the first
+//! state, from a controller or from disk, nothing is published, and workers keep the initial snapshot, which is not
+//! ready. Deliberately not here: how a snapshot is compiled ([`dataplane::Compiler`]) and freed
+//! ([`dataplane::Publisher`]).
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use control::probe;
+use crate::agent::probe;
 use dataplane::{Compiler, Health, Link, Network, Publisher, Snapshot};
 use proto::{Generation, Known, ProbeTags};
 use tokio::sync::{Mutex, watch};
@@ -19,59 +20,60 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use super::served::Served;
 use super::supervisor::Failure;
 use super::usable::usable;
-use crate::netlink::Answered;
+use crate::netlink::AnsweredAddresses;
+use crate::watch::send_if_changed;
 
-/// Shortest time between two snapshots, and how often the workers are looked at while one is on its way. The first change
-/// after a silence is not delayed.
+/// Minimum time between two snapshots, and polling interval of the workers while a snapshot is pending. The first
+/// change after a pause is not delayed.
 const STEP: Duration = Duration::from_millis(1);
-/// Generations on their way to the workers; with more, changes wait.
+/// Maximum number of generations that workers have not applied yet; beyond it, changes wait.
 const AWAITED_MAX: usize = 8;
 
-/// What outlives a failure of the task: the compiler knows which slot is whose, and flows hold slots.
+/// State that survives a failure of the task: flows hold slots, and the compiler knows their owners.
 #[derive(Debug)]
-pub struct Tables {
-    /// Makes snapshots.
+pub struct SnapshotPipeline {
+    /// Compiles snapshots.
     pub compiler: Compiler,
-    /// Hands them to the workers.
+    /// Publishes them to the workers.
     pub publisher: Publisher,
 }
 
-/// What snapshots are made from.
+/// Inputs of snapshots.
 #[derive(Clone, Debug)]
 pub struct Inputs {
-    /// The state to go by.
+    /// The current state.
     pub known: watch::Receiver<Option<Known>>,
-    /// What Linux knows of the network.
+    /// The network as Linux has it.
     pub network: watch::Receiver<Network>,
-    /// What the probes say.
+    /// Results of the probes.
     pub health: watch::Receiver<probe::Health>,
-    /// Which probe to a VIP is for which backend.
+    /// Backends of probes that are sent to a VIP.
     pub tags: watch::Receiver<ProbeTags>,
     /// Monotonic time, ns; the workers' own.
     pub clock: fn() -> u64,
 }
 
-/// Who is told of them.
+/// Outputs.
 #[derive(Clone, Debug)]
 pub struct Outputs {
-    /// Next hops that Linux should keep resolved.
+    /// Next hops that Linux shall keep resolved.
     pub next_hops: watch::Sender<BTreeSet<(Link, IpAddr)>>,
-    /// What is answered for, and where.
-    pub answered: watch::Sender<Answered>,
-    /// VIPs that Linux's table for routing daemons should hold.
+    /// Addresses for which the gateway answers, by port.
+    pub answered: watch::Sender<AnsweredAddresses>,
+    /// VIPs for the route table that routing daemons announce.
     pub routed: watch::Sender<BTreeSet<IpAddr>>,
-    /// What operators see.
+    /// Data for the admin API.
     pub served: watch::Sender<Served>,
-    /// The generation that every worker forwards by.
+    /// The generation that every worker has applied.
     pub reached: watch::Sender<Option<Generation>>,
 }
 
-/// Makes and publishes snapshots until an input is gone.
+/// Compiles and publishes snapshots until an input is closed.
 ///
 /// # Errors
-/// Never; a panic of the compiler is the supervisor's.
-pub async fn run(tables: Arc<Mutex<Tables>>, mut inputs: Inputs, outputs: Outputs) -> Result<(), Failure> {
-    let mut tables = tables.lock().await;
+/// Never. The supervisor handles a panic of the compiler.
+pub async fn run(pipeline: Arc<Mutex<SnapshotPipeline>>, mut inputs: Inputs, outputs: Outputs) -> Result<(), Failure> {
+    let mut pipeline = pipeline.lock().await;
     let mut step = interval(STEP);
     step.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let clock = inputs.clock;
@@ -87,23 +89,23 @@ pub async fn run(tables: Arc<Mutex<Tables>>, mut inputs: Inputs, outputs: Output
                     engine = None;
                 }
             }
-            () = until(tables.compiler.next_due_ns(), clock), if !due => due = true,
+            () = until(pipeline.compiler.next_due_ns(), clock), if !due => due = true,
             _ = step.tick(), if due || !awaited.is_empty() => {
                 if due && awaited.len() < AWAITED_MAX {
                     due = false;
-                    if let Some(snapshot) = inputs.compile(&mut tables.compiler, &mut engine) {
-                        say(&snapshot, &mut problems);
-                        outputs.tell(&snapshot);
+                    if let Some(snapshot) = inputs.compile(&mut pipeline.compiler, &mut engine) {
+                        log_problems(&snapshot, &mut problems);
+                        outputs.publish(&snapshot);
                         let generation = snapshot.generation().clone();
-                        awaited.push_back((tables.publisher.publish(snapshot), generation));
+                        awaited.push_back((pipeline.publisher.publish(snapshot), generation));
                     }
                 }
-                tables.publisher.advance();
-                let reached = awaited.iter().take_while(|(sequence, _)| tables.publisher.reached(*sequence)).count();
+                pipeline.publisher.advance();
+                let reached = awaited.iter().take_while(|(sequence, _)| pipeline.publisher.reached(*sequence)).count();
                 if let Some((_, generation)) = awaited.drain(..reached).next_back() {
                     tracing::debug!(%generation, "every worker forwards by it");
-                    outputs.reached.send_if_modified(|last| last.as_ref() != Some(&generation) && { *last = Some(generation); true });
-                    tables.publisher.advance();
+                    send_if_changed(&outputs.reached, Some(generation));
+                    pipeline.publisher.advance();
                 }
             }
         }
@@ -111,7 +113,7 @@ pub async fn run(tables: Arc<Mutex<Tables>>, mut inputs: Inputs, outputs: Output
 }
 
 impl Inputs {
-    /// Whether it was one that comes from the probes. None when one is gone.
+    /// Waits for a change; returns whether it came from the probes, or `None` if an input is closed.
     async fn changed(&mut self) -> Option<bool> {
         let (changed, is_of_probes) = tokio::select! {
             changed = self.known.changed() => (changed, false),
@@ -122,7 +124,8 @@ impl Inputs {
         changed.is_ok().then_some(is_of_probes)
     }
 
-    /// None while there is no state. `engine`: what the probes say, in the engine's terms; none where that may have changed.
+    /// `None` while there is no state. `engine` is the cached health in the engine's terms; `None` if it may have
+    /// changed.
     fn compile(&mut self, compiler: &mut Compiler, engine: &mut Option<Health>) -> Option<Snapshot> {
         let known = self.known.borrow_and_update().clone()?;
         if self.health.has_changed().unwrap_or(true) || self.tags.has_changed().unwrap_or(true) {
@@ -139,7 +142,7 @@ impl Inputs {
     }
 }
 
-/// What the probes say, in the engine's terms.
+/// The results of the probes in the engine's terms.
 fn engine_health(health: &probe::Health) -> Health {
     let mut engine = Health::default();
     for subject in &health.failing {
@@ -153,28 +156,19 @@ fn engine_health(health: &probe::Health) -> Health {
 }
 
 impl Outputs {
-    fn tell(&self, snapshot: &Snapshot) {
-        send_if_other(&self.next_hops, snapshot.managed_next_hops().iter().copied().collect());
+    fn publish(&self, snapshot: &Snapshot) {
+        send_if_changed(&self.next_hops, snapshot.managed_next_hops().iter().copied().collect());
         self.answered.send_if_modified(|last| {
             let is_other = !Arc::ptr_eq(last, snapshot.announced());
             last.clone_from(snapshot.announced());
             is_other
         });
-        send_if_other(&self.routed, snapshot.routed().iter().copied().collect());
+        send_if_changed(&self.routed, snapshot.routed().iter().copied().collect());
         self.served.send_replace(Served::from(snapshot));
     }
 }
 
-fn send_if_other<T: PartialEq>(to: &watch::Sender<T>, new: T) {
-    to.send_if_modified(|last| {
-        *last != new && {
-            *last = new;
-            true
-        }
-    });
-}
-
-/// Waits until `at_ns` of `clock`; for ever when there is no such time.
+/// Waits until `at_ns` of `clock`; for ever if it is `None`.
 async fn until(at_ns: Option<u64>, clock: fn() -> u64) {
     match at_ns {
         Some(at_ns) => sleep(Duration::from_nanos(at_ns.saturating_sub(clock()))).await,
@@ -182,13 +176,13 @@ async fn until(at_ns: Option<u64>, clock: fn() -> u64) {
     }
 }
 
-/// Logs what is wrong with configuration and state together, once.
-fn say(snapshot: &Snapshot, said: &mut Vec<String>) {
-    for problem in snapshot.problems().iter().filter(|problem| !said.contains(problem)) {
+/// Logs conflicts between configuration and state, once each.
+fn log_problems(snapshot: &Snapshot, logged: &mut Vec<String>) {
+    for problem in snapshot.problems().iter().filter(|problem| !logged.contains(problem)) {
         tracing::warn!(problem, generation = %snapshot.generation(), "configuration and state do not fit together");
     }
-    if *said != snapshot.problems() {
-        *said = snapshot.problems().to_vec();
+    if *logged != snapshot.problems() {
+        *logged = snapshot.problems().to_vec();
     }
 }
 
@@ -201,8 +195,8 @@ mod tests {
     use tokio::task::JoinHandle;
     use tokio::time::timeout;
 
-    use super::super::received::tests::{service, state};
     use super::*;
+    use crate::agent::config_client::received::tests::{service, state};
 
     const LONG: Duration = Duration::from_secs(120);
 
@@ -234,7 +228,7 @@ mod tests {
 
     /// The loop with its channels, and the worker's side of it.
     struct Gateway {
-        tables: Arc<Mutex<Tables>>,
+        pipeline: Arc<Mutex<SnapshotPipeline>>,
         inputs: Inputs,
         outputs: Outputs,
         worker: Subscriber,
@@ -253,7 +247,7 @@ mod tests {
         fn start() -> Self {
             let compiler = Compiler::new(config());
             let (publisher, mut workers) = Publisher::new(compiler.initial(), 1);
-            let tables = Arc::new(Mutex::new(Tables { compiler, publisher }));
+            let pipeline = Arc::new(Mutex::new(SnapshotPipeline { compiler, publisher }));
             let (known, known_in) = watch::channel(None);
             let (network, network_in) = watch::channel(Network::default());
             let (health, health_in) = watch::channel(probe::Health::default());
@@ -269,16 +263,16 @@ mod tests {
                 served: served_out,
                 reached: reached_out,
             };
-            let task = tokio::spawn(run(Arc::clone(&tables), inputs.clone(), outputs.clone()));
+            let task = tokio::spawn(run(Arc::clone(&pipeline), inputs.clone(), outputs.clone()));
             let worker = workers.remove(0);
-            Self { tables, inputs, outputs, worker, known, network, health, _tags, next_hops, served, reached, task }
+            Self { pipeline, inputs, outputs, worker, known, network, health, _tags, next_hops, served, reached, task }
         }
 
         fn know(&self, origin: Origin, state: State) {
             self.known.send_replace(Some(Known { state: Arc::new(state), origin }));
         }
 
-        /// The backends of web that take new flows, once they are `wanted`.
+        /// Waits until the backends of web that get new flows are `wanted`.
         async fn takes(&mut self, wanted: &[&str]) {
             let right = |served: &Served| {
                 let web = served.services.values().find(|s| *s.name == ServiceName::new("default", "web"));
@@ -387,7 +381,7 @@ mod tests {
         gateway.takes(&["10.0.0.1:80", "10.0.0.2:80"]).await;
         let before = slots(&gateway.served.borrow());
         gateway.task.abort();
-        gateway.task = tokio::spawn(run(Arc::clone(&gateway.tables), gateway.inputs.clone(), gateway.outputs.clone()));
+        gateway.task = tokio::spawn(run(Arc::clone(&gateway.pipeline), gateway.inputs.clone(), gateway.outputs.clone()));
         gateway.know(Origin::Controller, web(2, &["10.0.0.0:80", "10.0.0.1:80", "10.0.0.2:80"]));
         gateway.takes(&["10.0.0.0:80", "10.0.0.1:80", "10.0.0.2:80"]).await;
         let after = slots(&gateway.served.borrow());

@@ -1,15 +1,21 @@
-//! Follows a controller: one stream of `sluice.v1.Config/Watch`, opened again whenever it ends.
+//! The client of the controller: one stream of `sluice.v1.Config/Watch`, which is opened again whenever it ends.
 //!
-//! Invariant: the last state stays in use for as long as no controller says otherwise; only a message changes it. A
-//! generation is acknowledged on the stream that brought it, after every worker forwards by it, newest first: an
-//! acknowledgement that could not be sent yet is replaced, never queued.
-//! A controller that does not lead says who does: that one is dialled next, then the configured ones in turn.
-//! Deliberately not here: what a message means (`received`), sockets and TLS (`control::dial`).
+//! Invariant: only a message of a controller changes the state; without one, the last state stays in use. A generation
+//! is acknowledged on the stream that brought it, after every worker has applied it. A pending acknowledgement is
+//! replaced by a newer one, never queued. A controller that does not lead names the leader, which is dialled next;
+//! after that the configured ones in turn. Deliberately not here: the meaning of messages (`received`), sockets and TLS
+//! (`dial`).
+
+mod dial;
+mod fleet;
+pub(crate) mod received;
+mod report;
 
 use std::net::IpAddr;
 use std::time::Duration;
 
-use control::dial::{ControllerUrl, DialError, chain, dial};
+use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
+use control::dial::{ControllerUrl, chain};
 use control::settings::CertificateFiles;
 use proto::parts::{Joining, TooManyParts};
 use proto::v1::config_client::ConfigClient;
@@ -21,26 +27,35 @@ use tokio::time::sleep;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::backoff::{Backoff, random};
-use super::received::{Received, ReceivedError};
-use super::report::{self, Facts};
-use super::serve::{self, Answering};
 use super::supervisor::Failure;
+use crate::watch::send_if_changed;
+use dial::{DialError, dial};
+use received::{Received, ReceivedError};
 
-const FIRST_WAIT: Duration = Duration::from_millis(100);
-/// A controller that restarts on its machine is back within a second. A dozen gateways then dial it 24 to 48 times a second at most.
-const LONGEST_WAIT: Duration = Duration::from_millis(500);
-/// Who is told that it is wrong itself, dials less often: somebody has to correct it first.
-const LONGEST_WAIT_REFUSED: Duration = Duration::from_secs(5);
+pub use fleet::Responder;
+pub use report::Facts;
 
-/// Whom to follow, and as whom.
+/// Backoffs before the next dial, with the jitter that is added: 50 to 100 ms first, 250 to 500 ms at most. The jitter
+/// keeps a hundred gateways from dialling one controller at the same moment. A controller that restarts on its machine
+/// is back within a second; a dozen gateways then dial it 24 to 48 times a second at most.
+const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
+    .with_min_delay(Duration::from_millis(50))
+    .with_max_delay(Duration::from_millis(250))
+    .with_jitter()
+    .without_max_times();
+/// A gateway that was refused dials less often, every 2.5 to 5 s at the end: an operator has to correct something
+/// first.
+const BACKOFF_REFUSED: ExponentialBuilder = BACKOFF.with_max_delay(LONGEST_DELAY_REFUSED);
+const LONGEST_DELAY_REFUSED: Duration = Duration::from_millis(2500);
+
+/// The controllers, and the identity of the gateway.
 #[derive(Clone, Debug)]
 pub struct ClientSettings {
     /// Controllers, tried in turn.
     pub urls: Vec<ControllerUrl>,
-    /// What those over TCP are dialled with.
+    /// Certificates for TCP.
     pub certificates: Option<CertificateFiles>,
-    /// The group of the embedded controller; with others the certificate says it.
+    /// The group of the embedded controller; for others the certificate has it.
     pub group: Option<String>,
     /// This gateway's name.
     pub gateway: String,
@@ -53,15 +68,15 @@ pub struct ClientSettings {
 /// The channels of the client.
 #[derive(Clone, Debug)]
 pub struct ClientChannels {
-    /// Out, and at the start in: the state to go by.
+    /// Output, and input at the start: the current state.
     pub known: watch::Sender<Option<Known>>,
-    /// Out: whether a controller is connected and has sent its state.
+    /// Output: whether a controller is connected and has sent its state.
     pub connected: watch::Sender<bool>,
-    /// Out: whether routers shall send elsewhere.
+    /// Output: whether the gateway is drained.
     pub draining: watch::Sender<bool>,
-    /// What answers the controller's questions.
-    pub answering: Answering,
-    /// In: what is acknowledged and reported.
+    /// Answers requests of the controller.
+    pub answering: Responder,
+    /// Input: acknowledgements and reports.
     pub facts: Facts,
 }
 
@@ -70,7 +85,7 @@ pub struct ClientChannels {
 enum StreamError {
     #[error("cannot connect to the controller at {url}: {error}; is it running there, and may this process reach it?")]
     Connect { url: ControllerUrl, error: DialError },
-    #[error("the controller at {url} refused: {}", said(status))]
+    #[error("the controller at {url} refused: {}", status_text(status))]
     Refused { url: ControllerUrl, status: Box<tonic::Status> },
     #[error("the controller at {0} closed the stream")]
     Closed(ControllerUrl),
@@ -81,7 +96,7 @@ enum StreamError {
 }
 
 impl StreamError {
-    /// The controller that leads, where one that does not has said so.
+    /// The leader, as named by a controller that does not lead.
     fn leader(&self) -> Option<ControllerUrl> {
         let Self::Refused { status, .. } = self else { return None };
         if status.code() != tonic::Code::FailedPrecondition {
@@ -90,7 +105,7 @@ impl StreamError {
         status.metadata().get(limits::LEADER_METADATA)?.to_str().ok()?.parse().ok()
     }
 
-    /// Whether dialling again mends nothing: what we say of ourselves is refused, or we do not understand what we are told.
+    /// Whether dialling again cannot help: the controller refuses this gateway, or its messages cannot be understood.
     fn is_lasting(&self) -> bool {
         use tonic::Code::{InvalidArgument, PermissionDenied, Unauthenticated, Unimplemented};
         match self {
@@ -103,67 +118,63 @@ impl StreamError {
     }
 }
 
-/// How long to wait before dialling again.
-struct Waits {
-    away: Backoff,
-    refused: Backoff,
+/// Delay before dialling again.
+struct Backoffs {
+    away: ExponentialBackoff,
+    refused: ExponentialBackoff,
 }
 
-impl Waits {
-    const fn new() -> Self {
-        Self { away: Backoff::new(FIRST_WAIT, LONGEST_WAIT), refused: Backoff::new(FIRST_WAIT, LONGEST_WAIT_REFUSED) }
+impl Backoffs {
+    fn new() -> Self {
+        Self { away: BACKOFF.build(), refused: BACKOFF_REFUSED.build() }
     }
 
-    fn after(&mut self, error: &StreamError, random: u64) -> Duration {
-        if error.is_lasting() { self.refused.wait(random) } else { self.away.wait(random) }
-    }
-
-    const fn reset(&mut self) {
-        self.away.reset();
-        self.refused.reset();
+    fn after(&mut self, error: &StreamError) -> Duration {
+        let waits = if error.is_lasting() { &mut self.refused } else { &mut self.away };
+        waits.next().unwrap_or(LONGEST_DELAY_REFUSED)
     }
 }
 
-/// Follows the controllers for ever.
+/// Follows the controllers and never returns.
 ///
 /// # Errors
-/// When there is no controller to follow.
+/// If no controller is configured.
 pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(), Failure> {
     if settings.urls.is_empty() {
         return Err("no controller is configured: expected at least one of `controller.urls`".into());
     }
     let mut received = Received::resuming(channels.known.borrow().as_ref());
-    let mut waits = Waits::new();
-    let mut said = String::new();
+    let mut backoffs = Backoffs::new();
+    let mut logged = String::new();
     let mut configured = settings.urls.iter().cycle();
     let mut leader: Option<ControllerUrl> = None;
     loop {
-        // Whoever is named as leader and does not lead names nobody further: two that name each other keep us from nothing.
+        // A named leader that does not lead cannot name another one, so that two that name each other cause no loop.
         let is_led_there = leader.is_some();
         let Some(url) = leader.take().or_else(|| configured.next().cloned()) else { return Ok(()) };
-        let error = follow(&url, &settings, &channels, &mut received, &mut waits).await;
+        let error = follow(&url, &settings, &channels, &mut received, &mut backoffs).await;
         leader = error.leader().filter(|_| !is_led_there && settings.certificates.is_some());
         if channels.connected.send_replace(false) {
-            said.clear();
+            logged.clear();
         }
         let text = error.to_string();
-        if text != said {
+        if text != logged {
             tracing::warn!(error = text, "not following a controller; the last state stays in use");
-            said = text;
+            logged = text;
         }
         if leader.is_none() {
-            sleep(waits.after(&error, random())).await;
+            sleep(backoffs.after(&error)).await;
         }
     }
 }
 
-/// Follows one controller until the stream ends; says why it did.
+/// Follows one controller until the stream ends; returns why.
 async fn follow(
     url: &ControllerUrl,
     settings: &ClientSettings,
     channels: &ClientChannels,
     received: &mut Received,
-    waits: &mut Waits,
+    backoffs: &mut Backoffs,
 ) -> StreamError {
     let refused = |status| StreamError::Refused { url: url.clone(), status: Box::new(status) };
     let (channel, group) = match dial(url, &settings.gateway, settings.certificates.as_ref()).await {
@@ -175,12 +186,11 @@ async fn follow(
     let reserved = settings.reserved.iter().copied().map(proto::convert::address_bytes).collect();
     let hello = v1::Hello { group, reserved, parts: true, ..received.hello(&settings.gateway, &settings.version) };
     let hello = Message::Hello(hello);
-    let (later, said_later) = mpsc::channel(1);
-    // Ends with the stream that takes what it says.
-    tokio::spawn(report::run(channels.facts.clone(), acknowledged, later));
-    let requests = tokio_stream::once(hello)
-        .chain(ReceiverStream::new(said_later))
-        .map(|message| v1::WatchRequest { message: Some(message) });
+    let (messages, outgoing) = mpsc::channel(1);
+    // Ends with the stream that reads its messages.
+    tokio::spawn(report::run(channels.facts.clone(), acknowledged, messages));
+    let requests =
+        tokio_stream::once(hello).chain(ReceiverStream::new(outgoing)).map(|message| v1::WatchRequest { message: Some(message) });
     let mut answers = JoinSet::new();
     let mut client = ConfigClient::new(channel.clone())
         .max_decoding_message_size(limits::MESSAGE_BYTES_MAX)
@@ -189,7 +199,7 @@ async fn follow(
         Ok(response) => response.into_inner(),
         Err(status) => return refused(status),
     };
-    answers.spawn(serve::run(channel, settings.gateway.clone(), channels.answering.clone()));
+    answers.spawn(fleet::run(channel, settings.gateway.clone(), channels.answering.clone()));
     let mut reached = channels.facts.reached.clone();
     let (mut epoch, mut joining) = (None, Joining::default());
     loop {
@@ -202,8 +212,8 @@ async fn follow(
                 };
                 let known = match message {
                     Ok(Some(whole)) => {
-                        // Before the state, so that a drained gateway announces nothing in between.
-                        send_if_other(&channels.draining, whole.draining);
+                        // Applied before the state, so that a drained gateway announces nothing in between.
+                        send_if_changed(&channels.draining, whole.draining);
                         received.apply(whole)
                     }
                     Ok(None) => continue,
@@ -213,7 +223,7 @@ async fn follow(
                     Ok(known) => known,
                     Err(error) => return error.into(),
                 };
-                waits.reset();
+                *backoffs = Backoffs::new();
                 epoch = Some(known.state.generation.epoch.clone());
                 if !channels.connected.send_replace(true) {
                     tracing::info!(%url, generation = %known.state.generation, "following the controller");
@@ -223,20 +233,18 @@ async fn follow(
             }
             Ok(()) = reached.changed() => {
                 let now = reached.borrow_and_update().clone().filter(|g| epoch.as_ref() == Some(&g.epoch));
-                acknowledge.send_if_modified(|last| now.is_some() && *last != now && { *last = now; true });
+                if now.is_some() {
+                    send_if_changed(&acknowledge, now);
+                }
             }
         }
     }
 }
 
-/// What a status says, with what the transport says beneath it: a handshake that the controller refused shows only there.
-fn said(status: &tonic::Status) -> String {
+/// Formats a status with the cause from the transport, which alone shows a handshake that the controller refused.
+fn status_text(status: &tonic::Status) -> String {
     let cause = std::error::Error::source(status).map(chain).unwrap_or_default();
     if cause.is_empty() { status.message().to_owned() } else { format!("{}: {cause}", status.message()) }
-}
-
-fn send_if_other(to: &watch::Sender<bool>, now: bool) {
-    to.send_if_modified(|last| std::mem::replace(last, now) != now);
 }
 
 #[cfg(test)]
@@ -264,10 +272,10 @@ mod tests {
     use tokio_util::sync::CancellationToken;
     use tonic::{Request, Response, Status, Streaming};
 
-    use super::super::received::tests::{service, state};
     use super::super::served::Served;
     use super::*;
     use crate::admin::tests::web as web_view;
+    use crate::agent::config_client::received::tests::{service, state};
 
     const LONG: Duration = Duration::from_secs(120);
 
@@ -295,7 +303,7 @@ mod tests {
         }
     }
 
-    /// A controller whose every word the test decides.
+    /// A controller whose messages the test determines.
     struct Scripted(mpsc::Sender<Seen>);
 
     #[tonic::async_trait]
@@ -328,7 +336,7 @@ mod tests {
     }
 
     impl Gateway {
-        /// A client that dials `config.sock` in a directory of its own, where nobody listens yet.
+        /// A client that dials `config.sock` in its own directory, where no process listens yet.
         fn dialling(before: Option<Known>) -> Self {
             let dir = tempfile::tempdir().unwrap();
             let (known, known_out) = watch::channel(before);
@@ -345,7 +353,7 @@ mod tests {
             let (served, served_out) = watch::channel(Served::default());
             let facts = Facts { served: served_out, reached: reached_out };
             let (draining, draining_out) = watch::channel(false);
-            let answering = Answering::new(|ask| match ask {
+            let answering = Responder::new(|ask| match ask {
                 Ask::Services(_) => Said::Services(v1::ListServicesResponse::default()),
                 _ => Said::Refusal("not today".to_owned()),
             });
@@ -353,7 +361,7 @@ mod tests {
             Self { dir, known: known_out, connected: connected_out, reached, served, draining: draining_out, client }
         }
 
-        /// The same, with a controller whose every word the test decides.
+        /// A client with a controller whose messages the test determines.
         fn scripted(before: Option<Known>) -> (Self, Streams) {
             let gateway = Self::dialling(before);
             let (sender, streams) = mpsc::channel(8);
@@ -398,7 +406,7 @@ mod tests {
     fn who_found_no_controller_dials_again_within_half_a_second_and_who_was_refused_less_often() {
         let url = || ControllerUrl::Unix("/run/config.sock".into());
         let refused = |code| StreamError::Refused { url: url(), status: Box::new(Status::new(code, "")) };
-        let mut waits = Waits::new();
+        let mut backoffs = Backoffs::new();
         let away = [
             StreamError::Closed(url()),
             StreamError::Connect { url: url(), error: DialError::Connect("connection refused".to_owned()) },
@@ -406,15 +414,15 @@ mod tests {
             refused(tonic::Code::FailedPrecondition),
         ];
         for error in away.iter().cycle().take(40) {
-            assert!(waits.after(error, u64::MAX) <= Duration::from_millis(500), "{error}");
+            assert!(backoffs.after(error) <= Duration::from_millis(500), "{error}");
         }
         let mut longest = Duration::ZERO;
         for error in [refused(tonic::Code::PermissionDenied), refused(tonic::Code::InvalidArgument)].iter().cycle().take(10) {
-            longest = longest.max(waits.after(error, u64::MAX));
+            longest = longest.max(backoffs.after(error));
         }
-        assert_eq!(longest, LONGEST_WAIT_REFUSED);
-        waits.reset();
-        assert_eq!(waits.after(&StreamError::Closed(url()), u64::MAX), FIRST_WAIT);
+        assert!((2500..=5000).contains(&longest.as_millis()), "{longest:?}");
+        let first = Backoffs::new().after(&StreamError::Closed(url()));
+        assert!((50..=100).contains(&first.as_millis()), "{first:?}");
     }
 
     #[tokio::test]
@@ -539,7 +547,7 @@ mod tests {
         again.stop().await;
     }
 
-    /// Asks until the gateway offers to answer.
+    /// Sends requests until the gateway is registered.
     async fn answered(controller: &Controller, ask: Ask) -> Result<Said, SilentError> {
         let names = || vec!["edge-1".to_owned()];
         let answer = async {

@@ -1,7 +1,8 @@
-//! What is announced to routers: the VIPs of `routed` pools, and none of them while the gateway is drained or about to end.
+//! Draining of the gateway: it announces the VIPs of `routed` pools to routers, and none while it is drained or about
+//! to end.
 //!
-//! Invariant: a drain withdraws routes and nothing else. What still arrives is forwarded, so that routers may take their time;
-//! VIPs of `l2` pools are answered for on, since nobody else would.
+//! Invariant: a drain only withdraws routes. Packets that still arrive are forwarded, so that routers have time to
+//! converge. ARP for VIPs of `l2` pools is still answered, because no other gateway would.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -10,11 +11,12 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::supervisor::Failure;
+use crate::watch::send_if_changed;
 
 /// Announces `routed` unless `draining` or `leaving`.
 ///
 /// # Errors
-/// When a sender is gone.
+/// If a sender is dropped.
 pub async fn run(
     mut routed: watch::Receiver<BTreeSet<IpAddr>>,
     mut draining: watch::Receiver<bool>,
@@ -30,12 +32,7 @@ pub async fn run(
             let what = if is_draining { "drained: routes to VIPs are withdrawn" } else { "no longer drained" };
             tracing::warn!(is_draining, "{what}");
         }
-        announced.send_if_modified(|last| {
-            *last != vips && {
-                *last = vips;
-                true
-            }
-        });
+        send_if_changed(&announced, vips);
         tokio::select! {
             changed = routed.changed() => changed?,
             changed = draining.changed() => changed?,

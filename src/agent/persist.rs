@@ -1,9 +1,9 @@
-//! The state on disk: what a gateway starts from when no controller can be reached.
+//! The state on disk, from which a gateway starts if no controller can be reached.
 //!
-//! The file is `state` in the state directory: magic and format, a SHA-256 of the rest, then the time it was last known
-//! to be current, the version of the program that wrote it with a line feed, and a full `WatchResponse`. It is replaced by rename.
-//! Invariant: what is loaded is exactly what was saved. A file that is not is moved aside, loudly, and not used.
-//! Deliberately not here: what may be used of a state from disk (`usable`).
+//! The file is `state` in the state directory: magic and format, a SHA-256 of the rest, then the time at which it was
+//! last known to be current, the version of the program that wrote it with a line feed, and a full `WatchResponse`. It
+//! is replaced by a rename. Invariant: a loaded state is exactly the saved one. A damaged file is moved aside with a
+//! warning and not used. Deliberately not here: which parts of a loaded state may be used (`usable`).
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -23,19 +23,19 @@ use super::supervisor::Failure;
 
 const MAGIC: &[u8; 14] = b"sluice state 1";
 const HASH_BYTES: usize = 32;
-/// The file is written at most this often while the state changes.
+/// Minimum time between two writes while the state changes.
 const AT_MOST_EVERY: Duration = Duration::from_secs(1);
-/// And this often while it does not, but a controller still says that it is current.
+/// Interval of writes while it does not change but a controller confirms it.
 const REFRESHED_EVERY: Duration = Duration::from_secs(600);
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The file that holds the state.
+/// The state file.
 #[derive(Clone, Debug)]
 pub struct StateFile {
     dir: PathBuf,
 }
 
-/// Why there is no state to start from although there is a file.
+/// Why an existing state file is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// It could not be read.
@@ -43,40 +43,40 @@ pub enum LoadError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Its error.
         error: io::Error,
     },
-    /// It is not what was written.
+    /// It is damaged.
     #[error("{path} is broken ({what}); starting without it. It was moved to {moved} for inspection")]
     Broken {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        what: Broken,
-        /// Where it is now.
+        what: StateFileDamage,
+        /// Its new path.
         moved: PathBuf,
     },
 }
 
-/// How a file is broken.
+/// How a file is damaged.
 #[derive(Debug, thiserror::Error)]
-pub enum Broken {
-    /// Of another program, or of a later version.
+pub enum StateFileDamage {
+    /// It belongs to another program or a later version.
     #[error("it does not begin with {:?}", String::from_utf8_lossy(MAGIC))]
     Magic,
-    /// Cut short, or changed.
+    /// It is truncated or modified.
     #[error("its checksum does not fit")]
     Checksum,
-    /// The checksum fits, and still it cannot be read.
+    /// The checksum is correct, but the content cannot be decoded.
     #[error("it cannot be decoded")]
     Encoding,
-    /// A value in it is wrong.
+    /// A value in it is invalid.
     #[error(transparent)]
     Value(#[from] ConvertError),
 }
 
 impl StateFile {
-    /// The file in `dir`, which need not exist yet.
+    /// The file in `dir`; it may not exist yet.
     #[must_use]
     pub fn in_dir(dir: &Path) -> Self {
         Self { dir: dir.to_owned() }
@@ -86,12 +86,13 @@ impl StateFile {
         self.dir.join(name)
     }
 
-    /// The state, if there is one, and whether it was current within `max_age` before `now`. One from the future is of unknown age:
-    /// a clock that was set back must not cost all services, and endpoints are not used before they pass a probe. Its generation is empty when another
-    /// version of the program wrote it: that one may have left out what this one can read, so all is asked for again.
+    /// The state, if there is one, and whether it was current within `max_age` before `now`. A state from the future
+    /// has an unknown age: a clock that was set back must not cost all services, and endpoints are not used before they
+    /// pass a probe. The generation is empty if another version of the program wrote the file, which may lack fields
+    /// that this version knows; the full state is then requested again.
     ///
     /// # Errors
-    /// When there is a file, and it cannot be used.
+    /// If there is a file and it is unusable.
     pub fn load(&self, now: SystemTime, max_age: Duration) -> Result<Option<Known>, LoadError> {
         let path = self.path("state");
         let bytes = match fs::read(&path) {
@@ -123,7 +124,7 @@ impl StateFile {
         }
     }
 
-    /// What to start from before a controller is there: the state on disk, or nothing, and the log says why.
+    /// The state to start from before a controller is connected: that on disk, or none, with the reason in the log.
     #[must_use]
     pub fn known_at_start(&self, now: SystemTime, max_age: Duration) -> Option<Known> {
         match self.load(now, max_age) {
@@ -140,10 +141,10 @@ impl StateFile {
         }
     }
 
-    /// Replaces the file: mode 0600 in a directory of mode 0700, on disk before it takes the old one's name.
+    /// Replaces the file: mode 0600 in a directory of mode 0700, synced to disk before the rename.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the operating system.
     pub fn save(&self, state: &State, now: SystemTime) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
         let new = self.path("state.new");
@@ -168,15 +169,16 @@ fn encode(state: &State, now: SystemTime) -> Vec<u8> {
     [&MAGIC[..], &Sha256::digest(&rest), &rest].concat()
 }
 
-fn decode(bytes: &[u8]) -> Result<(SystemTime, State), Broken> {
-    let (hash, rest) = bytes.strip_prefix(MAGIC).ok_or(Broken::Magic)?.split_at_checked(HASH_BYTES).ok_or(Broken::Checksum)?;
+fn decode(bytes: &[u8]) -> Result<(SystemTime, State), StateFileDamage> {
+    let (hash, rest) =
+        bytes.strip_prefix(MAGIC).ok_or(StateFileDamage::Magic)?.split_at_checked(HASH_BYTES).ok_or(StateFileDamage::Checksum)?;
     if *hash != *Sha256::digest(rest) {
-        return Err(Broken::Checksum);
+        return Err(StateFileDamage::Checksum);
     }
-    let (saved_at_s, rest) = rest.split_first_chunk().ok_or(Broken::Encoding)?;
-    let end = rest.iter().position(|byte| *byte == b'\n').ok_or(Broken::Encoding)?;
+    let (saved_at_s, rest) = rest.split_first_chunk().ok_or(StateFileDamage::Encoding)?;
+    let end = rest.iter().position(|byte| *byte == b'\n').ok_or(StateFileDamage::Encoding)?;
     let (version, message) = rest.split_at(end);
-    let message = v1::WatchResponse::decode(&message[1..]).map_err(|_| Broken::Encoding)?;
+    let message = v1::WatchResponse::decode(&message[1..]).map_err(|_| StateFileDamage::Encoding)?;
     let known_generation = message.generation.filter(|_| version == VERSION.as_bytes());
     let (sets, errors) = convert::node_sets(message.node_sets, &NodeSets::new());
     if let Some(error) = errors.into_iter().next() {
@@ -191,10 +193,10 @@ fn decode(bytes: &[u8]) -> Result<(SystemTime, State), Broken> {
     Ok((UNIX_EPOCH + Duration::from_secs(u64::from_be_bytes(*saved_at_s)), state))
 }
 
-/// Saves the controller's state after changes, and again while it stays current.
+/// Saves the controller's state after changes, and repeatedly while it stays current.
 ///
 /// # Errors
-/// When the file cannot be written.
+/// If the file cannot be written.
 pub async fn run(
     file: StateFile,
     mut known: watch::Receiver<Option<Known>>,
@@ -223,8 +225,8 @@ pub async fn run(
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
-    use super::super::received::tests::{service, state};
     use super::*;
+    use crate::agent::config_client::received::tests::{service, state};
 
     const DAY: Duration = Duration::from_secs(86_400);
 
@@ -264,7 +266,7 @@ mod tests {
             assert!(decode(&changed).is_err(), "changed at {i}");
         }
         fs::write(file.path("state"), &good[..good.len() - 1]).unwrap();
-        assert!(matches!(file.load(now, DAY), Err(LoadError::Broken { what: Broken::Checksum, .. })));
+        assert!(matches!(file.load(now, DAY), Err(LoadError::Broken { what: StateFileDamage::Checksum, .. })));
         assert!(file.path("state.broken").exists());
         assert_eq!(file.load(now, DAY).unwrap(), None);
     }

@@ -1,15 +1,14 @@
-//! What the workers were last given to forward by, as far as somebody asks: a copy, so that nobody who asks keeps a
-//! snapshot alive.
+//! A copy of the published snapshot's data for the admin API and reports, so that readers do not keep a snapshot alive.
 
 use std::collections::BTreeMap;
 
 use dataplane::Snapshot;
 use dataplane::snapshot::{ServiceView, Views};
 
-/// The part of a snapshot that is told to an operator.
+/// The part of a snapshot that operators see.
 #[derive(Clone, Debug, Default)]
 pub struct Served {
-    /// Whether it was made of a complete state, live or persisted.
+    /// Whether it was compiled from a complete state, live or persisted.
     pub ready: bool,
     /// The services, by name.
     pub services: Views,
@@ -21,16 +20,16 @@ impl From<&Snapshot> for Served {
     }
 }
 
-/// The backends of a service that are not to go, each counted once however many of its ports it serves.
+/// Number of backends of a service without draining ones; each counts once however many ports it serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counts {
+pub struct BackendCounts {
     /// All of them.
     pub backends: u32,
-    /// Those that are healthy on all their ports.
+    /// Backends that are healthy on all their ports.
     pub healthy: u32,
 }
 
-impl From<&ServiceView> for Counts {
+impl From<&ServiceView> for BackendCounts {
     fn from(service: &ServiceView) -> Self {
         let mut all = BTreeMap::new();
         for backend in service.ports.iter().flat_map(|port| &port.backends) {

@@ -1,7 +1,7 @@
-//! Keeps the agent's tasks running: one that fails, panics or returns although nobody asked it to is counted, its last failure
-//! kept and logged, and it is started again after a wait that grows.
+//! The supervisor of the agent's tasks: a task that fails, panics or returns early is counted, its failure is logged
+//! and kept, and it is restarted with an exponential backoff.
 //!
-//! Invariant: nothing that a task does ends another task or the process. A worker is no task: a panic there aborts.
+//! Invariant: no task can end another task or the process. A worker is not a task; its panic aborts the process.
 
 use std::error::Error;
 use std::future::Future;
@@ -9,31 +9,34 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use backon::{BackoffBuilder, ExponentialBuilder};
 use proto::v1;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::backoff::{Backoff, random};
-
-/// Why a task ended before it was asked to.
+/// Why a task ended early.
 pub type Failure = Box<dyn Error + Send + Sync>;
 
-/// Wait before the first restart.
-const FIRST_WAIT: Duration = Duration::from_millis(100);
-/// Longest wait: a task that cannot run costs a log line every 10 s.
-const LONGEST_WAIT: Duration = Duration::from_secs(10);
-/// A task that ran this long before it failed starts from the first wait again.
+/// Waits before restarts, with the jitter that is added: 50 to 100 ms first, 5 to 10 s at most. A task that cannot run
+/// costs a log line every 5 to 10 s.
+const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
+    .with_min_delay(Duration::from_millis(50))
+    .with_max_delay(LONGEST_DELAY)
+    .with_jitter()
+    .without_max_times();
+const LONGEST_DELAY: Duration = Duration::from_secs(5);
+/// A task that ran this long before it failed starts with the first delay again.
 const SETTLED: Duration = Duration::from_secs(60);
-/// A task that ends by itself has so long at the end: the controller's server takes a second, giving its Lease back two.
+/// Timeout for tasks that shut down by themselves: the controller's server takes one second, releasing its Lease two.
 const ENDING_MAX: Duration = Duration::from_secs(5);
 
-/// What the end of the supervisor means for a task.
+/// How a task ends when the supervisor ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum AtTheEnd {
-    /// It is dropped where it stands.
+enum OnShutdown {
+    /// It is dropped.
     Dropped,
-    /// It was told by a token of its own, and is waited for.
+    /// Its token is cancelled, and the supervisor waits for it.
     Awaited,
 }
 
@@ -44,7 +47,7 @@ struct Task {
     last_failure: Mutex<String>,
 }
 
-/// How the tasks are, for whoever asks.
+/// Statuses of the tasks, for readers.
 #[derive(Clone, Debug, Default)]
 pub struct Tasks(Arc<Mutex<Vec<Arc<Task>>>>);
 
@@ -67,7 +70,7 @@ impl Tasks {
     }
 }
 
-/// Starts tasks and starts them again.
+/// Starts and restarts tasks.
 #[derive(Debug)]
 pub struct Supervisor {
     stop: CancellationToken,
@@ -82,73 +85,73 @@ impl Supervisor {
         Self { stop, running: JoinSet::new(), tasks: Tasks::default() }
     }
 
-    /// Runs what `start` makes, again after each end: no task is done before the supervisor is. Then it is dropped.
+    /// Runs the future of `start`, and again after each end, until the supervisor ends and drops it.
     pub fn run<F, Run>(&mut self, name: &'static str, start: F)
     where
         F: Fn() -> Run + Send + 'static,
         Run: Future<Output = Result<(), Failure>> + Send + 'static,
     {
-        self.keep(name, AtTheEnd::Dropped, start);
+        self.keep(name, OnShutdown::Dropped, start);
     }
 
-    /// The same for a task that has something to do at the end: it hears of that by the supervisor's token, and is waited for.
+    /// Runs a task that shuts down by itself: the supervisor cancels its token and waits for it.
     pub fn run_to_its_end<F, Run>(&mut self, name: &'static str, start: F)
     where
         F: Fn() -> Run + Send + 'static,
         Run: Future<Output = Result<(), Failure>> + Send + 'static,
     {
-        self.keep(name, AtTheEnd::Awaited, start);
+        self.keep(name, OnShutdown::Awaited, start);
     }
 
-    fn keep<F, Run>(&mut self, name: &'static str, at_the_end: AtTheEnd, start: F)
+    fn keep<F, Run>(&mut self, name: &'static str, on_shutdown: OnShutdown, start: F)
     where
         F: Fn() -> Run + Send + 'static,
         Run: Future<Output = Result<(), Failure>> + Send + 'static,
     {
         let task = self.tasks.add(name);
         let stop = self.stop.clone();
-        self.running.spawn(async move { keep_running(&task, &stop, at_the_end, start).await });
+        self.running.spawn(async move { keep_running(&task, &stop, on_shutdown, start).await });
     }
 
-    /// How the tasks are; the handle may be shared.
+    /// Statuses of the tasks; the handle may be cloned.
     #[must_use]
     pub fn tasks(&self) -> Tasks {
         self.tasks.clone()
     }
 
-    /// Waits until every task has ended, which needs the token to be cancelled.
+    /// Waits until every task has ended, after the token was cancelled.
     pub async fn finished(mut self) {
         while self.running.join_next().await.is_some() {}
     }
 }
 
-async fn keep_running<F, Run>(task: &Task, stop: &CancellationToken, at_the_end: AtTheEnd, start: F)
+async fn keep_running<F, Run>(task: &Task, stop: &CancellationToken, on_shutdown: OnShutdown, start: F)
 where
     F: Fn() -> Run,
     Run: Future<Output = Result<(), Failure>> + Send + 'static,
 {
-    let mut backoff = Backoff::new(FIRST_WAIT, LONGEST_WAIT);
+    let mut waits = BACKOFF.build();
     loop {
         let started = Instant::now();
-        // A task of its own, so that a panic unwinds to here; a set, so that dropping this future stops it.
+        // A separate tokio task, so that a panic is caught here; a set, so that dropping this future stops it.
         let mut run = JoinSet::new();
         run.spawn(start());
-        let ended = match (stop.run_until_cancelled(run.join_next()).await, at_the_end) {
-            (None, AtTheEnd::Dropped) => return,
-            (None, AtTheEnd::Awaited) => return finish(task, run).await,
+        let ended = match (stop.run_until_cancelled(run.join_next()).await, on_shutdown) {
+            (None, OnShutdown::Dropped) => return,
+            (None, OnShutdown::Awaited) => return finish(task, run).await,
             (Some(ended), _) => ended,
         };
         let failure = match ended {
-            // It was quicker to hear of the end than this.
+            // It noticed the end earlier than this loop.
             Some(Ok(Ok(()))) if stop.is_cancelled() => return,
             None | Some(Ok(Ok(()))) => "it returned, though nobody asked it to end".to_owned(),
             Some(Ok(Err(failure))) => failure.to_string(),
             Some(Err(error)) => panic_message(error),
         };
         if started.elapsed() >= SETTLED {
-            backoff.reset();
+            waits = BACKOFF.build();
         }
-        let wait = backoff.wait(random());
+        let wait = waits.next().unwrap_or(LONGEST_DELAY);
         tracing::error!(task = task.name, failure, wait_ms = wait.as_millis(), "task failed; it starts again after the wait");
         task.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&failure);
         if stop.run_until_cancelled(sleep(wait)).await.is_none() {
@@ -158,7 +161,7 @@ where
     }
 }
 
-/// Waits for a task that was told to end.
+/// Waits for a task after its cancellation.
 async fn finish(task: &Task, mut run: JoinSet<Result<(), Failure>>) {
     let why = match timeout(ENDING_MAX, run.join_next()).await {
         Ok(None | Some(Ok(Ok(())))) => return,
@@ -259,7 +262,7 @@ mod tests {
         stop.cancel();
         supervisor.finished().await;
         assert!(*did.borrow());
-        // Time is paused: it goes on only while everything waits.
+        // Time is paused and advances only while all tasks wait.
         assert_eq!(start.elapsed().as_secs(), ENDING_MAX.as_secs());
     }
 }

@@ -1,16 +1,16 @@
-//! What may be forwarded by of a state.
+//! The usable part of a state.
 //!
-//! Invariant: of a state from disk, a backend of target `endpoint` counts only once its probes passed. Until then it is
-//! left out entirely, so that not even "all failing, use all" reaches an address that may be another tenant's by now.
-//! One that nothing probes (UDP without a health check port, probe `none`) waits for the controller, and so does every one of a state that
-//! is too old: a probe cannot tell that another tenant answers.
+//! Invariant: in a state from disk, a backend of target `endpoint` is used only after its probes passed. Until then it
+//! is omitted, so that not even fail-open sends flows to an address that may belong to another tenant now. Backends
+//! without a probe (UDP without a health check port, probe `none`), and all backends of a state that is too old, wait
+//! for the controller, because a probe cannot detect that another tenant answers.
 
 use std::sync::Arc;
 
-use control::probe::{Health, Subject};
+use crate::agent::probe::{Health, Subject};
 use proto::{Known, Origin, Service, State, Target};
 
-/// The part of `known` that may be used under `health`.
+/// The part of `known` that may be used with `health`.
 #[must_use]
 pub fn usable(known: &Known, health: &Health) -> Arc<State> {
     if known.origin == Origin::Controller {
@@ -22,7 +22,7 @@ pub fn usable(known: &Known, health: &Health) -> Arc<State> {
         let name = Arc::new(service.name.clone());
         for port in &mut limited.ports {
             let protocol = port.protocol;
-            // By a probe that is everybody's, or by one through the service's own VIP.
+            // Proven by a shared probe, or by one through the VIP of this service.
             let is_proven = |address| {
                 [None, Some(Arc::clone(&name))]
                     .into_iter()
@@ -43,8 +43,8 @@ mod tests {
 
     use proto::{Protocol, ServiceName};
 
-    use super::super::received::tests::{service, state};
     use super::*;
+    use crate::agent::config_client::received::tests::{service, state};
 
     #[test]
     fn from_disk_only_proven_backends_are_used_and_from_the_controller_all() {

@@ -1,7 +1,7 @@
-//! What a gateway in a zone makes of a state: where Kubernetes hints backends to clients of that zone, these alone.
+//! Zone-aware routing: restricts a state to the backends that Kubernetes hints to the gateway's zone.
 //!
-//! Invariant: the whole state is what is kept on disk and spoken of with controllers; only what probes and workers go by
-//! is narrowed. A Service that did not change keeps its `Arc`.
+//! Invariant: the state on disk and the state reported to controllers stay complete; only probes and workers see the
+//! restricted one. A Service that did not change keeps its `Arc`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use tokio::sync::watch;
 
 use super::supervisor::Failure;
 
-/// Narrows states to one zone.
+/// Restricts states to one zone.
 #[derive(Debug)]
 pub struct Zone {
     name: String,
-    /// Services that were narrowed last, as they came and as they are used.
+    /// Services restricted last, in their original and restricted form.
     narrowed: BTreeMap<ServiceName, (Arc<Service>, Arc<Service>)>,
 }
 
@@ -46,7 +46,7 @@ impl Zone {
     }
 }
 
-/// Passes on what is known, narrowed, until nobody knows anything more.
+/// Forwards every known state in restricted form, until the sender is dropped.
 ///
 /// # Errors
 /// Never.
@@ -68,8 +68,8 @@ pub async fn run(
 mod tests {
     use proto::{Origin, ZoneBackends};
 
-    use super::super::received::tests::{service, state};
     use super::*;
+    use crate::agent::config_client::received::tests::{service, state};
 
     fn hinted(name: &str) -> Arc<Service> {
         let mut hinted = Service::clone(&service(name, &["10.0.0.1:80", "10.0.0.2:80"]));

@@ -1,7 +1,7 @@
-//! The task: sockets in, the published network out, requests for neighbours back to Linux.
+//! The task that follows Linux: it reads the sockets, publishes the network, and sends neighbour requests to Linux.
 //!
-//! Invariant: nothing is published before the first complete dump, and never a half-read one. Deliberately not here:
-//! cleaning up at exit. The twins stay, and Linux probes nothing on an interface without carrier.
+//! Invariant: nothing is published before the first complete dump, and a partly read dump is never published. Not here:
+//! clean-up at exit. The twins stay, and Linux does not probe neighbours on an interface without carrier.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -20,197 +20,193 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
-use super::groups::{Groups, solicited_node};
-use super::neighbours::{Ask, Asked, Key, message};
+use super::groups::{GroupMemberships, solicited_node};
+use super::neighbours::{NeighbourKey, NeighbourRequests, RequestKind, message};
 use super::routes::ROUTES_MAX;
-use super::socket::{Dump, NetlinkError, Socket};
+use super::socket::{DumpOutcome, NetlinkError, Socket};
 use super::tables::{Effect, Tables};
 
 /// Multicast groups, group n as bit n - 1: links, neighbours, IPv4 and IPv6 addresses and routes, next hop objects.
 const GROUPS: u32 = 0x1 | 0x4 | 0x10 | 0x40 | 0x100 | 0x400 | 0x8000_0000;
-/// RTM_DELNEXTHOP: routes by a next hop object go with it, without a message of their own. (FRR makes such objects; a
-/// changed one is followed by its routes.)
+/// RTM_DELNEXTHOP. Routes through a next hop object are removed with it, without messages of their own. (FRR creates
+/// such objects. When an object changes, Linux sends its routes.)
 const NEXT_HOP_REMOVED: u16 = 105;
 /// Changes within this time are published together.
 const COALESCE: Duration = Duration::from_millis(2);
-/// Publishing takes at most a tenth of the time and reading anew a third. (Measured with a million routes in a debug build:
-/// 0.3 s to publish, 11 s to read, 175 MB in all.)
+/// Pause after publishing and after reading all tables, in multiples of the time that it took: publishing takes at most
+/// a tenth of the time, and reading a third. (Measured with a million routes in a debug build: 0.3 s to publish, 11 s
+/// to read, 175 MB in all.)
 const REST_PER_PUBLISHING: u32 = 9;
 const REST_PER_READING: u32 = 2;
-/// How often the workers' requests are looked at: they cannot wake us. A packet that waits may wait for a second.
+/// Poll interval of the workers' requests, which cannot wake this task. A packet waits up to a second for its
+/// neighbour.
 const REQUESTS_EVERY: Duration = Duration::from_millis(5);
-/// How often next hops are compared with what is managed, when nothing else happens.
+/// How often next hops are compared with the managed neighbours if nothing else triggers it.
 const NEXT_HOPS_EVERY: Duration = Duration::from_secs(1);
 
-/// Room for requests of the workers: twice what may be pending.
+/// Capacity of the workers' request queue: twice the number of requests that may be pending.
 pub const REQUESTS_MAX: usize = 1024;
 
-/// Links and addresses, as [`dataplane::Snapshot::announced`] has them.
-pub type Answered = Arc<[(Link, IpAddr, u64)]>;
+/// Links and addresses for which the engine answers, in the form of [`dataplane::Snapshot::announced`].
+pub type AnsweredAddresses = Arc<[(Link, IpAddr, u64)]>;
 
-/// What [`follow`] works on. Cloned for each start of the task.
+/// Inputs and output of [`follow`]. Cloned for each start of the task.
 #[derive(Clone, Debug)]
-pub struct Follow {
-    /// Names of the ports, whose twins are named alike; [`dataplane::PortIndex`] counts them.
+pub struct FollowConfig {
+    /// Port names in the order of [`dataplane::PortIndex`]. A twin has the name of its port.
     pub ports: Vec<String>,
-    /// Next hops that snapshots use: Linux is to keep their addresses resolved.
+    /// Next hops of the snapshots, which Linux keeps resolved.
     pub next_hops: watch::Receiver<BTreeSet<(Link, IpAddr)>>,
-    /// What the engine answers for, as [`dataplane::Snapshot::announced`] has it: Linux is to be a member of the groups in which
-    /// it is asked for.
-    pub answered: watch::Receiver<Answered>,
-    /// On-link clients that workers wait for. Pushed by workers, never waited on.
+    /// Addresses for which the engine answers. Linux joins the multicast groups in which neighbours ask for them.
+    pub answered: watch::Receiver<AnsweredAddresses>,
+    /// On-link clients whose neighbour entry a worker needs. Workers push and never wait.
     pub requests: Arc<ArrayQueue<(Link, IpAddr)>>,
-    /// Where the network is published; changed first when all of it has been read.
+    /// The published network; first changed when all tables have been read.
     pub network: watch::Sender<Network>,
 }
 
 /// Follows Linux until its future is dropped. Runs in the network namespace of the thread that polls it first.
 ///
 /// # Errors
-/// When the sockets fail. Starting it again is safe and reads everything anew.
-pub async fn follow(mut follow: Follow) -> Result<Infallible, NetlinkError> {
+/// When a socket fails. A new start is safe and reads all tables again.
+pub async fn follow(mut config: FollowConfig) -> Result<Infallible, NetlinkError> {
     let mut changes = Socket::open(GROUPS)?;
-    let mut task = Task {
-        tables: Tables::new(&follow.ports),
-        names: follow.ports.clone(),
+    let mut follower = Follower {
+        tables: Tables::new(&config.ports),
+        names: config.ports.clone(),
         requests: Socket::open(0)?,
-        asked: Asked::default(),
-        groups: Groups::default(),
-        reading: Job { wanted: true, not_before: Instant::now() },
-        publishing: Job { wanted: false, not_before: Instant::now() },
+        neighbour_requests: NeighbourRequests::default(),
+        groups: GroupMemberships::default(),
+        reading: Debounce { pending: true, not_before: Instant::now() },
+        publishing: Debounce { pending: false, not_before: Instant::now() },
         complete: false,
-        told: Told::default(),
+        excess_logged: false,
     };
     let mut ask_clients = interval(REQUESTS_EVERY);
     let mut ask_next_hops = interval(NEXT_HOPS_EVERY);
     ask_clients.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ask_next_hops.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut next_hops_followed, mut answered_followed) = (true, true);
+    let (mut next_hops_open, mut answered_open) = (true, true);
     loop {
-        let (read, publish) = (task.reading, task.publishing);
-        let groups_are_behind = task.groups.is_behind();
+        let (read, publish) = (follower.reading, follower.publishing);
+        let groups_pending = follower.groups.is_pending();
         tokio::select! {
-            outcome = changes.receive(|m| task.heard(&m)) => match outcome {
+            outcome = changes.receive(|m| follower.apply(&m)) => match outcome {
                 Err(NetlinkError::Overrun) => {
-                    tracing::info!("the kernel dropped netlink messages; reading its tables anew");
-                    // Before reading, so that no older message is applied on top of what is read.
+                    tracing::info!("the kernel dropped netlink messages; reading its tables again");
+                    // Before reading, so that no older message is applied on top of the new tables.
                     changes.drain()?;
-                    task.reading.want();
+                    follower.reading.request();
                 }
                 outcome => outcome?,
             },
-            () = sleep_until(read.not_before), if read.wanted => {
-                task.read().await?;
-                task.want_groups(&mut follow.answered);
+            () = sleep_until(read.not_before), if read.pending => {
+                follower.read().await?;
+                follower.update_groups(&mut config.answered);
             }
-            () = std::future::ready(()), if groups_are_behind => task.groups.advance(),
-            changed = follow.answered.changed(), if answered_followed => {
-                answered_followed = changed.is_ok();
-                task.want_groups(&mut follow.answered);
+            () = std::future::ready(()), if groups_pending => follower.groups.advance(),
+            changed = config.answered.changed(), if answered_open => {
+                answered_open = changed.is_ok();
+                follower.update_groups(&mut config.answered);
             }
-            () = sleep_until(publish.not_before), if publish.wanted && task.complete => {
-                task.publish(&follow.network);
-                task.ask_next_hops(&mut follow.next_hops).await?;
+            () = sleep_until(publish.not_before), if publish.pending && follower.complete => {
+                follower.publish(&config.network);
+                follower.request_next_hops(&mut config.next_hops).await?;
             }
-            changed = follow.next_hops.changed(), if next_hops_followed => {
-                next_hops_followed = changed.is_ok();
-                task.ask_next_hops(&mut follow.next_hops).await?;
+            changed = config.next_hops.changed(), if next_hops_open => {
+                next_hops_open = changed.is_ok();
+                follower.request_next_hops(&mut config.next_hops).await?;
             }
             _ = ask_next_hops.tick() => {
-                task.ask_next_hops(&mut follow.next_hops).await?;
-                task.ask_twins(&mut changes).await?;
-                if task.groups.is_refused() {
-                    task.want_groups(&mut follow.answered);
+                follower.request_next_hops(&mut config.next_hops).await?;
+                follower.request_twins(&mut changes).await?;
+                if follower.groups.is_refused() {
+                    follower.update_groups(&mut config.answered);
                 }
             }
-            _ = ask_clients.tick() => task.ask_clients(&follow.requests).await?,
+            _ = ask_clients.tick() => follower.request_clients(&config.requests).await?,
         }
     }
 }
 
-/// Something to be done, not too often.
+/// Coalesces triggers of an action, and limits its share of the time.
 #[derive(Clone, Copy)]
-struct Job {
-    wanted: bool,
+struct Debounce {
+    pending: bool,
     not_before: Instant,
 }
 
-impl Job {
-    fn want(&mut self) {
-        if !self.wanted {
-            self.wanted = true;
+impl Debounce {
+    fn request(&mut self) {
+        if !self.pending {
+            self.pending = true;
             self.not_before = self.not_before.max(Instant::now() + COALESCE);
         }
     }
 
     fn done(&mut self, start: Instant, rest_per_work: u32) {
-        self.wanted = false;
+        self.pending = false;
         self.not_before = Instant::now() + start.elapsed() * rest_per_work;
     }
 }
 
-/// What has been logged, to be said once.
-#[derive(Default)]
-struct Told {
-    excess: bool,
-}
-
-struct Task {
+struct Follower {
     names: Vec<String>,
     tables: Tables,
     requests: Socket,
-    asked: Asked,
-    groups: Groups,
-    /// Reading all tables anew.
-    reading: Job,
-    publishing: Job,
+    neighbour_requests: NeighbourRequests,
+    groups: GroupMemberships,
+    /// Reading all tables again.
+    reading: Debounce,
+    publishing: Debounce,
     /// All tables have been read once.
     complete: bool,
-    told: Told,
+    /// The warning about too many routes was logged.
+    excess_logged: bool,
 }
 
-impl Task {
-    fn heard(&mut self, message: &netlink_packet_core::NetlinkMessage<RouteNetlinkMessage>) {
+impl Follower {
+    fn apply(&mut self, message: &netlink_packet_core::NetlinkMessage<RouteNetlinkMessage>) {
         let effect = match &message.payload {
-            // A change is no part of a dump, even if its flags say so.
+            // A change is not part of a dump, even if its flags say so.
             NetlinkPayload::InnerMessage(inner) => self.tables.apply(inner, message.header.flags & !NLM_F_MULTIPART),
             _ if message.header.message_type == NEXT_HOP_REMOVED => Effect::Stale,
             _ => Effect::Nothing,
         };
         match effect {
             Effect::Nothing => {}
-            Effect::Changed => self.publishing.want(),
-            Effect::Stale => self.reading.want(),
+            Effect::Changed => self.publishing.request(),
+            Effect::Stale => self.reading.request(),
         }
     }
 
-    /// Reads the kernel's tables into new ones, which take the place of the old.
+    /// Reads the kernel's tables into new ones, which replace the old ones.
     async fn read(&mut self) -> Result<(), NetlinkError> {
         let start = Instant::now();
         let mut tables = Tables::new(&self.names);
-        let mut outcome = Dump::Consistent;
+        let mut outcome = DumpOutcome::Consistent;
         for (message, what) in dumps() {
             let dump = self.requests.dump(message, what, |m| {
                 tables.apply(m, NLM_F_MULTIPART);
             });
-            if dump.await? == Dump::Interrupted {
-                outcome = Dump::Interrupted;
+            if dump.await? == DumpOutcome::Interrupted {
+                outcome = DumpOutcome::Interrupted;
             }
         }
         self.tables = tables;
         self.complete = true;
-        self.asked.forget_next_hops();
+        self.neighbour_requests.forget_next_hops();
         self.reading.done(start, REST_PER_READING);
-        if outcome == Dump::Interrupted {
-            self.reading.want();
+        if outcome == DumpOutcome::Interrupted {
+            self.reading.request();
         }
-        self.publishing.want();
+        self.publishing.request();
         Ok(())
     }
 
     fn publish(&mut self, network: &watch::Sender<Network>) {
         let start = Instant::now();
-        self.tell();
+        self.log_excess();
         let new = self.tables.network();
         network.send_if_modified(|old| {
             let changed = *old != new;
@@ -220,38 +216,38 @@ impl Task {
         self.publishing.done(start, REST_PER_PUBLISHING);
     }
 
-    fn tell(&mut self) {
+    fn log_excess(&mut self) {
         let excess = self.tables.routes().excess();
-        if excess > 0 && !self.told.excess {
+        if excess > 0 && !self.excess_logged {
             tracing::warn!(excess, "Linux holds more than {ROUTES_MAX} routes by our ports; those beyond are not followed");
         }
-        self.told.excess = excess > 0;
+        self.excess_logged = excess > 0;
     }
 
-    /// Has Linux listen to the groups in which what we answer for is asked for, on interfaces that are there.
-    fn want_groups(&mut self, answered: &mut watch::Receiver<Answered>) {
+    /// Sets the wanted multicast groups: those of the answered IPv6 addresses, on the interfaces that exist.
+    fn update_groups(&mut self, answered: &mut watch::Receiver<AnsweredAddresses>) {
         let answered = answered.borrow_and_update();
         let mut indices = BTreeMap::new();
-        let of_v6 = answered.iter().filter_map(|&(link, address, _)| match address {
+        let v6_groups = answered.iter().filter_map(|&(link, address, _)| match address {
             IpAddr::V6(address) => Some((link, solicited_node(address))),
             IpAddr::V4(_) => None,
         });
-        let wanted = of_v6
+        let wanted = v6_groups
             .filter_map(|(link, group)| Some(((*indices.entry(link).or_insert_with(|| self.tables.index_of(link)))?, group)));
-        self.groups.want(&wanted.collect());
+        self.groups.set_wanted(&wanted.collect());
     }
 
-    async fn ask_next_hops(&mut self, next_hops: &mut watch::Receiver<BTreeSet<Key>>) -> Result<(), NetlinkError> {
+    async fn request_next_hops(&mut self, next_hops: &mut watch::Receiver<BTreeSet<NeighbourKey>>) -> Result<(), NetlinkError> {
         let wanted = next_hops.borrow_and_update().clone();
-        for (ask, key) in self.asked.next_hops(Instant::now().into_std(), &wanted, self.tables.neighbours()) {
-            self.ask(ask, key).await?;
+        for (kind, key) in self.neighbour_requests.next_hops(Instant::now().into_std(), &wanted, self.tables.neighbours()) {
+            self.request_neighbour(kind, key).await?;
         }
         Ok(())
     }
 
-    /// Asks what the twins are now: an interface above one that lies in another namespace makes it promiscuous without a
-    /// message (measured on Linux 6.18, macvlan).
-    async fn ask_twins(&self, changes: &mut Socket) -> Result<(), NetlinkError> {
+    /// Requests the state of the twins: an interface in another namespace that is stacked on a twin makes it
+    /// promiscuous without a message (measured on Linux 6.18, macvlan).
+    async fn request_twins(&self, changes: &mut Socket) -> Result<(), NetlinkError> {
         for index in self.tables.twins() {
             let mut message = LinkMessage::default();
             message.header.index = index;
@@ -260,24 +256,24 @@ impl Task {
         Ok(())
     }
 
-    async fn ask_clients(&mut self, requests: &ArrayQueue<Key>) -> Result<(), NetlinkError> {
-        // At most one queue's worth at a time, so that the kernel's changes are heard in between.
+    async fn request_clients(&mut self, requests: &ArrayQueue<NeighbourKey>) -> Result<(), NetlinkError> {
+        // At most one queue's worth at a time, so that the kernel's changes are read in between.
         for _ in 0..REQUESTS_MAX {
             let Some(key) = requests.pop() else { break };
-            if self.asked.client(Instant::now().into_std(), key, self.tables.neighbours()) {
-                self.ask(Ask::Resolve, key).await?;
+            if self.neighbour_requests.client(Instant::now().into_std(), key, self.tables.neighbours()) {
+                self.request_neighbour(RequestKind::Resolve, key).await?;
             }
         }
         Ok(())
     }
 
-    async fn ask(&mut self, ask: Ask, (link, address): Key) -> Result<(), NetlinkError> {
+    async fn request_neighbour(&mut self, kind: RequestKind, (link, address): NeighbourKey) -> Result<(), NetlinkError> {
         let Some(index) = self.tables.index_of(link) else { return Ok(()) };
-        let message = RouteNetlinkMessage::NewNeighbour(message(ask, index, address));
+        let message = RouteNetlinkMessage::NewNeighbour(message(kind, index, address));
         match self.requests.request(message, NLM_F_CREATE | NLM_F_REPLACE, "resolve a neighbour").await {
-            // The interface may be down or gone by now, or the neighbour table full: the next try is due anyway.
+            // The interface may be down or gone, or the neighbour table full. The request is repeated later anyway.
             Err(NetlinkError::Refused { source, .. }) => {
-                tracing::debug!(%address, ?ask, %source, "Linux refused a request for a neighbour");
+                tracing::debug!(%address, ?kind, %source, "Linux refused a request for a neighbour");
                 Ok(())
             }
             outcome => outcome,
@@ -285,7 +281,7 @@ impl Task {
     }
 }
 
-/// What is read, in this order: without links nothing else can be placed.
+/// The dumps in their order. Links come first, because every other entry refers to one.
 fn dumps() -> [(RouteNetlinkMessage, &'static str); 6] {
     let route = |family| {
         let mut message = RouteMessage::default();

@@ -1,9 +1,10 @@
-//! Membership of the solicited-node groups of the IPv6 addresses that the engine answers for. Linux holds it on the twins
-//! and the VLAN devices above them, reports it by MLD (RFC 3810) and answers queries, so that a switch that snoops MLD lets
-//! neighbour solicitations through.
+//! Membership of the solicited-node multicast groups of the IPv6 addresses that the engine answers. Linux holds the
+//! membership on the twins and the VLAN devices above them, reports it by MLD (RFC 3810) and answers queries. A switch
+//! that snoops MLD then forwards neighbour solicitations to us.
 //!
-//! Invariant: a group is joined while an address of it is answered for on the link, and left when the process ends, however it
-//! ends: memberships are those of sockets. Deliberately not here: ports without twin, for which Linux cannot speak.
+//! Invariant: a group is joined while the engine answers one of its addresses on the link. All groups are left when the
+//! process ends, however it ends, because memberships belong to sockets. Not here: ports without a twin, which Linux
+//! does not know.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -12,50 +13,51 @@ use std::os::fd::OwnedFd;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 
-/// Memberships of one socket: 320 of 64 bytes fit the 20,480 that kernels before 6.7 allow one (`net.core.optmem_max`).
+/// Memberships per socket. Kernels before 6.7 allow a socket 20,480 bytes (`net.core.optmem_max`): 320 memberships of
+/// 64 bytes.
 const PER_SOCKET: usize = 256;
-/// Memberships that change in one turn: each takes the kernel some microseconds, with thousands of groups some ten.
+/// Membership changes per turn. A change takes the kernel a few microseconds, and about ten with thousands of groups.
 const PER_TURN: usize = 64;
 
-/// A group on an interface, which its index names.
+/// The index of an interface, and a group on it.
 pub(super) type Membership = (u32, Ipv6Addr);
 
-/// The group in which whoever has the address is asked for (RFC 4291 section 2.7.1).
+/// The solicited-node group of an address, to which neighbour solicitations for it are sent (RFC 4291 section 2.7.1).
 pub(super) fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
     let [.., a, b, c] = address.octets();
     Ipv6Addr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, a, b, c])
 }
 
-/// Sockets that are members of groups.
+/// The memberships, the sockets that hold them, and the pending changes.
 #[derive(Debug, Default)]
-pub(super) struct Groups {
-    /// The memberships, each with its socket.
+pub(super) struct GroupMemberships {
+    /// The memberships, each with the index of its socket.
     joined: BTreeMap<Membership, usize>,
-    sockets: Vec<Members>,
+    sockets: Vec<MemberSocket>,
     to_leave: Vec<Membership>,
     to_join: Vec<Membership>,
-    /// Linux refused a membership that is wanted.
+    /// Linux refused a wanted membership.
     refused: bool,
-    /// That was logged.
-    told: bool,
+    /// The refusal was logged.
+    refusal_logged: bool,
 }
 
 #[derive(Debug)]
-struct Members {
+struct MemberSocket {
     socket: OwnedFd,
     count: usize,
 }
 
-impl Groups {
-    /// Notes which memberships there are to be. Those that Linux refused are tried again.
-    pub(super) fn want(&mut self, wanted: &BTreeSet<Membership>) {
-        (self.told, self.refused) = (self.refused, false);
+impl GroupMemberships {
+    /// Sets the wanted memberships. Those that Linux refused are tried again.
+    pub(super) fn set_wanted(&mut self, wanted: &BTreeSet<Membership>) {
+        (self.refusal_logged, self.refused) = (self.refused, false);
         self.to_leave = self.joined.keys().filter(|membership| !wanted.contains(membership)).copied().collect();
         self.to_join = wanted.iter().filter(|membership| !self.joined.contains_key(membership)).copied().collect();
     }
 
-    /// Whether memberships are still to be changed.
-    pub(super) fn is_behind(&self) -> bool {
+    /// Whether changes are pending.
+    pub(super) fn is_pending(&self) -> bool {
         !self.to_leave.is_empty() || !self.to_join.is_empty()
     }
 
@@ -64,14 +66,14 @@ impl Groups {
         self.refused
     }
 
-    /// Changes some of what is to be changed.
+    /// Makes the next pending changes.
     pub(super) fn advance(&mut self) {
         for _ in 0..PER_TURN {
             if let Some(membership) = self.to_leave.pop() {
                 self.leave(membership);
             } else if let Some(membership) = self.to_join.pop() {
                 if let Err(error) = self.join(membership) {
-                    self.was_refused(membership, &error);
+                    self.refuse(membership, &error);
                 }
             } else {
                 return;
@@ -79,42 +81,42 @@ impl Groups {
         }
     }
 
-    fn was_refused(&mut self, (interface, group): Membership, error: &io::Error) {
+    fn refuse(&mut self, (interface, group): Membership, error: &io::Error) {
         self.refused = true;
-        if !std::mem::replace(&mut self.told, true) {
+        if !std::mem::replace(&mut self.refusal_logged, true) {
             tracing::warn!(
                 %group,
                 interface,
                 %error,
-                "Linux does not join the multicast group in which an IPv6 address of ours is asked for, so behind a switch that snoops \
-                 MLD it may not be found; is IPv6 disabled on the port's interface (net.ipv6.conf.NAME.disable_ipv6)?"
+                "Linux does not join the solicited-node group of an IPv6 address of ours; behind a switch that snoops MLD the \
+                 address may be unreachable; is IPv6 disabled on the port's interface (net.ipv6.conf.NAME.disable_ipv6)?"
             );
         }
     }
 
     fn join(&mut self, membership: Membership) -> io::Result<()> {
-        let place = match self.sockets.iter().position(|members| members.count < PER_SOCKET) {
-            Some(place) => place,
+        let number = match self.sockets.iter().position(|socket| socket.count < PER_SOCKET) {
+            Some(number) => number,
             None => {
                 // Not bound, so it receives nothing.
                 let socket = socket_with(AddressFamily::INET6, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-                self.sockets.push(Members { socket, count: 0 });
+                self.sockets.push(MemberSocket { socket, count: 0 });
                 self.sockets.len() - 1
             }
         };
         let (interface, group) = membership;
-        sockopt::set_ipv6_add_membership(&self.sockets[place].socket, &group, interface)?;
-        self.sockets[place].count += 1;
-        self.joined.insert(membership, place);
+        sockopt::set_ipv6_add_membership(&self.sockets[number].socket, &group, interface)?;
+        self.sockets[number].count += 1;
+        self.joined.insert(membership, number);
         Ok(())
     }
 
     fn leave(&mut self, membership: Membership) {
-        let Some(place) = self.joined.remove(&membership) else { return };
+        let Some(number) = self.joined.remove(&membership) else { return };
         let (interface, group) = membership;
-        self.sockets[place].count -= 1;
-        // The membership is gone with its interface, if that is.
-        if let Err(error) = sockopt::set_ipv6_drop_membership(&self.sockets[place].socket, &group, interface) {
+        self.sockets[number].count -= 1;
+        // If the interface is gone, so is the membership.
+        if let Err(error) = sockopt::set_ipv6_drop_membership(&self.sockets[number].socket, &group, interface) {
             tracing::debug!(%group, interface, %error, "Linux refused to leave a multicast group");
         }
     }
@@ -134,10 +136,10 @@ mod tests {
     fn groups_are_joined_and_left_in_turns_however_many_there_are() {
         const LOOPBACK: u32 = 1;
         let all = |count: u16| (0..count).map(|n| (LOOPBACK, Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xffff, n))).collect();
-        let mut groups = Groups::default();
-        groups.want(&all(1000));
+        let mut groups = GroupMemberships::default();
+        groups.set_wanted(&all(1000));
         let mut turns = 0;
-        while groups.is_behind() {
+        while groups.is_pending() {
             groups.advance();
             turns += 1;
         }
@@ -146,10 +148,10 @@ mod tests {
             return;
         }
         assert_eq!((turns, groups.joined.len(), groups.sockets.len()), (16, 1000, 4));
-        groups.want(&all(10));
-        while groups.is_behind() {
+        groups.set_wanted(&all(10));
+        while groups.is_pending() {
             groups.advance();
         }
-        assert_eq!((groups.joined.len(), groups.sockets.iter().map(|members| members.count).sum::<usize>()), (10, 10));
+        assert_eq!((groups.joined.len(), groups.sockets.iter().map(|socket| socket.count).sum::<usize>()), (10, 10));
     }
 }

@@ -1,21 +1,27 @@
-//! Which of Linux's interfaces is which link: twins, and VLAN devices above them, one or two deep.
+//! Maps Linux's interfaces to links: twins, and VLAN devices stacked one or two deep on them.
 //!
-//! Invariant: a VLAN device is a link only while what it stands on is one; which of them the kernel told of first does not
-//! matter. Deliberately not here: what lies on interfaces, and bridges, bonds and macvlans above a twin: they are Linux's own.
+//! Invariant: a VLAN device is a link only while its lower interface is one; the order of the kernel's messages does
+//! not matter. Not here: the tables of addresses, routes and neighbours. Bridges, bonds and macvlans above a twin are
+//! not links; Linux alone uses them.
 
 use std::collections::BTreeMap;
 
 use dataplane::{Link, PortIndex, TagKind};
+use ipnet::IpNet;
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 use netlink_packet_route::link::{InfoData, InfoKind, InfoVlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, VlanProtocol};
 
-/// VLAN devices followed, at most: all identifiers of one port, beside the twins. Frames of those beyond are Linux's.
+use super::socket::{NetlinkError, Socket};
+
+/// Maximum number of VLAN devices followed: all identifiers of one port. Frames of further devices go to Linux.
 const VLANS_MAX: usize = 4096;
 
-/// What an interface is.
+/// Kind of a followed interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum InterfaceKind {
     Twin(PortIndex),
-    /// A VLAN device, and the index of the interface that it stands on.
+    /// A VLAN device, and the index of its lower interface.
     Vlan {
         lower: u32,
         tag: TagKind,
@@ -24,50 +30,50 @@ enum Kind {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Interface {
-    kind: Kind,
+struct InterfaceState {
+    kind: InterfaceKind,
     up: bool,
     mtu: u16,
-    /// It takes frames for other stations: IFLA_PROMISCUITY counts who wants them.
+    /// The interface accepts frames for other stations: IFLA_PROMISCUITY, the number of its requesters, is not 0.
     promiscuous: bool,
 }
 
-/// What a message about an interface changed.
+/// Change by a message about an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LinkChange {
-    /// Nothing of a link.
+    /// No change of a link.
     Nothing,
-    /// Only whether it takes frames for other stations.
+    /// A change of the promiscuous mode only.
     Promiscuity,
-    /// A link came, went, or is another.
+    /// A link was added, removed or changed.
     Link,
 }
 
-/// Twins, and all VLAN devices.
+/// The twins and all VLAN devices, by interface index.
 #[derive(Debug)]
 pub(super) struct Interfaces {
     names: Vec<String>,
-    known: BTreeMap<u32, Interface>,
+    by_index: BTreeMap<u32, InterfaceState>,
 }
 
 impl Interfaces {
-    /// None yet; the names are those of the twins, which [`PortIndex`] counts.
+    /// No interfaces yet. `names` are those of the twins in the order of [`PortIndex`].
     pub(super) fn new(names: &[String]) -> Self {
-        Self { names: names.to_vec(), known: BTreeMap::new() }
+        Self { names: names.to_vec(), by_index: BTreeMap::new() }
     }
 
-    /// Takes over what an interface is now.
+    /// Applies a message about an interface.
     pub(super) fn apply(&mut self, message: &LinkMessage) -> LinkChange {
         let index = message.header.index;
         let new = self.interface(message);
-        let (old, link_before) = (self.known.get(&index).copied(), self.link(index));
+        let (old, link_before) = (self.by_index.get(&index).copied(), self.link(index));
         match new {
-            Some(_) if old.is_none() && self.known.len() >= VLANS_MAX + self.names.len() => return LinkChange::Nothing,
-            Some(interface) => self.known.insert(index, interface),
-            None => self.known.remove(&index),
+            Some(_) if old.is_none() && self.by_index.len() >= VLANS_MAX + self.names.len() => return LinkChange::Nothing,
+            Some(interface) => self.by_index.insert(index, interface),
+            None => self.by_index.remove(&index),
         };
         let is_link = link_before.is_some() || self.link(index).is_some();
-        let alike = |a: Interface, b: Interface| Interface { promiscuous: b.promiscuous, ..a } == b;
+        let alike = |a: InterfaceState, b: InterfaceState| InterfaceState { promiscuous: b.promiscuous, ..a } == b;
         match (old, new) {
             _ if old == new || !is_link => LinkChange::Nothing,
             (Some(old), Some(new)) if alike(old, new) => LinkChange::Promiscuity,
@@ -75,65 +81,66 @@ impl Interfaces {
         }
     }
 
-    /// The ports whose twins take frames for other stations, ordered.
+    /// The ports with a promiscuous twin, in order.
     pub(super) fn promiscuous(&self) -> Vec<PortIndex> {
-        let port = |interface: &Interface| match interface.kind {
-            Kind::Twin(port) if interface.promiscuous => Some(port),
-            Kind::Twin(_) | Kind::Vlan { .. } => None,
+        let port = |interface: &InterfaceState| match interface.kind {
+            InterfaceKind::Twin(port) if interface.promiscuous => Some(port),
+            InterfaceKind::Twin(_) | InterfaceKind::Vlan { .. } => None,
         };
-        let mut ports: Vec<_> = self.known.values().filter_map(port).collect();
+        let mut ports: Vec<_> = self.by_index.values().filter_map(port).collect();
         ports.sort_unstable();
         ports
     }
 
     /// The indices of the twins.
     pub(super) fn twins(&self) -> Vec<u32> {
-        let is_twin = |interface: &Interface| matches!(interface.kind, Kind::Twin(_));
-        self.known.iter().filter(|(_, interface)| is_twin(interface)).map(|(&index, _)| index).collect()
+        let is_twin = |interface: &InterfaceState| matches!(interface.kind, InterfaceKind::Twin(_));
+        self.by_index.iter().filter(|(_, interface)| is_twin(interface)).map(|(&index, _)| index).collect()
     }
 
-    /// An interface is gone. True when it was a link.
+    /// Removes an interface. True if it was a link.
     pub(super) fn remove(&mut self, index: u32) -> bool {
         let was_link = self.link(index).is_some();
-        self.known.remove(&index);
+        self.by_index.remove(&index);
         was_link
     }
 
-    /// The link that an interface is.
+    /// The link of an interface.
     pub(super) fn link(&self, index: u32) -> Option<Link> {
-        let interface = self.known.get(&index)?;
+        let interface = self.by_index.get(&index)?;
         match interface.kind {
-            Kind::Twin(port) => Some(port.into()),
-            Kind::Vlan { lower, tag, id } => {
+            InterfaceKind::Twin(port) => Some(port.into()),
+            InterfaceKind::Vlan { lower, tag, id } => {
                 let lower = self.tagged_once(lower)?;
                 Some(Link::new(lower.port(), lower.vlan().with(tag, id)?))
             }
         }
     }
 
-    /// As [`Interfaces::link`], of what a VLAN device may stand on: a twin, or one VLAN device above one.
+    /// Like [`Interfaces::link`], for an interface that may have a VLAN device above it: a twin, or a VLAN device on a
+    /// twin.
     fn tagged_once(&self, index: u32) -> Option<Link> {
-        match self.known.get(&index)?.kind {
-            Kind::Twin(port) => Some(port.into()),
-            Kind::Vlan { lower, tag, id } => match self.known.get(&lower)?.kind {
-                Kind::Twin(port) => Some(Link::new(port, Link::from(port).vlan().with(tag, id)?)),
-                Kind::Vlan { .. } => None,
+        match self.by_index.get(&index)?.kind {
+            InterfaceKind::Twin(port) => Some(port.into()),
+            InterfaceKind::Vlan { lower, tag, id } => match self.by_index.get(&lower)?.kind {
+                InterfaceKind::Twin(port) => Some(Link::new(port, Link::from(port).vlan().with(tag, id)?)),
+                InterfaceKind::Vlan { .. } => None,
             },
         }
     }
 
     /// The index of the interface of a link.
     pub(super) fn index_of(&self, link: Link) -> Option<u32> {
-        self.known.keys().copied().find(|&index| self.link(index) == Some(link))
+        self.by_index.keys().copied().find(|&index| self.link(index) == Some(link))
     }
 
     /// The VLAN devices that are links and up, with their MTU in bytes.
     pub(super) fn vlans(&self) -> impl Iterator<Item = (Link, u16)> {
-        let up = self.known.iter().filter(|(_, interface)| interface.up);
+        let up = self.by_index.iter().filter(|(_, interface)| interface.up);
         up.filter_map(|(&index, interface)| Some((self.link(index).filter(|link| link.is_tagged())?, interface.mtu)))
     }
 
-    fn interface(&self, message: &LinkMessage) -> Option<Interface> {
+    fn interface(&self, message: &LinkMessage) -> Option<InterfaceState> {
         let up = message.header.flags.contains(LinkFlags::Up);
         let (mut name, mut lower, mut mtu, mut elsewhere, mut vlan) = (None, None, u16::MAX, false, None);
         let mut promiscuous = false;
@@ -142,7 +149,7 @@ impl Interfaces {
                 LinkAttribute::IfName(text) => name = Some(text),
                 LinkAttribute::Link(index) => lower = Some(*index),
                 LinkAttribute::Mtu(bytes) => mtu = u16::try_from(*bytes).unwrap_or(u16::MAX),
-                // What it stands on is in another namespace, and the index is of there.
+                // The lower interface is in another namespace, and its index is valid only there.
                 LinkAttribute::LinkNetNsId(_) => elsewhere = true,
                 LinkAttribute::LinkInfo(infos) => vlan = vlan_of(infos),
                 LinkAttribute::Promiscuity(wanted_by) => promiscuous = *wanted_by > 0,
@@ -151,13 +158,13 @@ impl Interfaces {
         }
         let twin = name.and_then(|name| self.names.iter().position(|n| n == name)).and_then(|n| u8::try_from(n).ok());
         let kind = match (twin, vlan, lower) {
-            (Some(port), ..) => Kind::Twin(PortIndex(port)),
-            (None, Some((tag, id)), Some(lower)) if !elsewhere => Kind::Vlan { lower, tag, id },
+            (Some(port), ..) => InterfaceKind::Twin(PortIndex(port)),
+            (None, Some((tag, id)), Some(lower)) if !elsewhere => InterfaceKind::Vlan { lower, tag, id },
             _ => return None,
         };
-        // Nothing is read of a twin's MTU: it is the port's. A VLAN device has what is above it asked of its twin.
+        // The MTU of a twin is that of its port and not read here.
         let mtu = if twin.is_some() { 0 } else { mtu };
-        Some(Interface { kind, up, mtu, promiscuous: promiscuous && twin.is_some() })
+        Some(InterfaceState { kind, up, mtu, promiscuous: promiscuous && twin.is_some() })
     }
 }
 
@@ -166,7 +173,7 @@ fn vlan_of(infos: &[LinkInfo]) -> Option<(TagKind, u16)> {
     let is_vlan = infos.iter().any(|info| matches!(info, LinkInfo::Kind(InfoKind::Vlan)));
     let data = infos.iter().find_map(|info| if let LinkInfo::Data(InfoData::Vlan(data)) = info { Some(data) } else { None });
     let data = data.filter(|_| is_vlan)?;
-    // Kernels name the protocol since 3.10; before there was but one.
+    // Kernels before 3.10 send no protocol, because they know only one.
     let (mut tag, mut id) = (TagKind::Customer, None);
     for info in data {
         match info {
@@ -176,4 +183,28 @@ fn vlan_of(infos: &[LinkInfo]) -> Option<(TagKind, u16)> {
         }
     }
     Some((tag, id?))
+}
+
+/// The interface with this name, if it exists.
+pub(crate) async fn link_named(socket: &mut Socket, name: &str) -> Result<Option<LinkMessage>, NetlinkError> {
+    let mut found = None;
+    let all = RouteNetlinkMessage::GetLink(LinkMessage::default());
+    socket
+        .dump(all, "list interfaces", |message| {
+            if let RouteNetlinkMessage::NewLink(link) = message
+                && link.attributes.iter().any(|a| matches!(a, LinkAttribute::IfName(n) if n == name))
+            {
+                found = Some(link.clone());
+            }
+        })
+        .await?;
+    Ok(found)
+}
+
+/// The address of an interface with its prefix length.
+pub(crate) fn interface_address(message: &AddressMessage) -> Option<IpNet> {
+    // On a point-to-point interface `Address` is that of the peer.
+    let local = message.attributes.iter().find_map(|a| if let AddressAttribute::Local(ip) = a { Some(*ip) } else { None });
+    let address = message.attributes.iter().find_map(|a| if let AddressAttribute::Address(ip) = a { Some(*ip) } else { None });
+    IpNet::new(local.or(address)?, message.header.prefix_len).ok()
 }

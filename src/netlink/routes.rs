@@ -1,180 +1,168 @@
-//! Routes by destination and metric, as Linux orders them.
+//! Routes by destination and metric, in Linux's order.
 //!
-//! Invariant: per destination, the lowest metric counts, and of one metric the route that stands first, with all its next
-//! hops. Only next hops by our interfaces are kept. Deliberately not here: which interface is ours.
+//! Invariant: for each destination the lowest metric is used, and of one metric the first route, with all its next
+//! hops. Only next hops by our links are kept. Not here: which interface is a link.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use dataplane::{Link, Route};
 use ipnet::IpNet;
+use smallvec::SmallVec;
 
-/// Routes followed, at most: today's full IPv4 table (about a million) fits (FORWARDING section 7).
+/// Maximum number of followed routes: today's full IPv4 table has about a million (FORWARDING section 7).
 pub(super) const ROUTES_MAX: usize = 1_048_576;
 
-/// One way to go on.
+/// One next hop of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Hop {
-    /// Next hop; none: on-link.
+pub(super) struct NextHop {
+    /// Address of the next hop; none: on-link.
     pub(super) via: Option<IpAddr>,
-    /// By which link.
+    /// Link to it.
     pub(super) link: Link,
     /// Its share, 1 to 256.
     pub(super) weight: u16,
 }
 
-/// Where one route leads: to its next hops side by side, or nowhere. Nearly always one next hop; a list would cost an
-/// allocation for each route.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Path {
-    /// None: a blackhole, an unreachable or a prohibited destination.
-    first: Option<Hop>,
-    rest: Box<[Hop]>,
+impl NextHop {
+    /// Whether the other has the same address and link, with any weight.
+    fn is_same(&self, other: &Self) -> bool {
+        (self.via, self.link) == (other.via, other.link)
+    }
 }
 
-impl Path {
-    pub(super) fn nowhere() -> Self {
-        Self { first: None, rest: Box::new([]) }
+/// The next hops of one route without duplicates; empty for a blackhole, unreachable or prohibited destination. Nearly
+/// every route has one, which needs no allocation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NextHops(SmallVec<[NextHop; 1]>);
+
+impl NextHops {
+    /// No next hop: the destination is unreachable.
+    pub(super) fn none() -> Self {
+        Self(SmallVec::new())
     }
 
-    /// By these next hops, each once. None without any.
-    pub(super) fn by(hops: impl IntoIterator<Item = Hop>) -> Option<Self> {
-        let mut hops = hops.into_iter();
-        let first = hops.next()?;
-        let mut rest: Vec<Hop> = Vec::new();
+    /// These next hops without duplicates. None if there are none.
+    pub(super) fn new(hops: impl IntoIterator<Item = NextHop>) -> Option<Self> {
+        let mut unique = SmallVec::<[NextHop; 1]>::new();
         for hop in hops {
-            if !std::iter::once(&first).chain(&rest).any(|known| (known.via, known.link) == (hop.via, hop.link)) {
-                rest.push(hop);
+            if !unique.iter().any(|other| other.is_same(&hop)) {
+                unique.push(hop);
             }
         }
-        Some(Self { first: Some(first), rest: rest.into() })
+        (!unique.is_empty()).then_some(Self(unique))
     }
 
-    fn hops(&self) -> impl Iterator<Item = Hop> {
-        self.first.into_iter().chain(self.rest.iter().copied())
-    }
-
-    /// Without the next hops of another. None when nothing is left.
+    /// The next hops that are not among `other`. None if nothing remains.
     fn without(&self, other: &Self) -> Option<Self> {
         if self == other {
             return None;
         }
-        if self.first.is_none() {
+        if self.0.is_empty() {
             return Some(self.clone());
         }
-        Self::by(self.hops().filter(|hop| !other.hops().any(|gone| (gone.via, gone.link) == (hop.via, hop.link))))
+        Self::new(self.0.iter().copied().filter(|hop| !other.0.iter().any(|gone| gone.is_same(hop))))
     }
 }
 
-/// How a new route stands to those of the same destination and metric.
+/// Position of a new route among those of the same destination and metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
-    /// It takes their place.
-    Only,
+pub(super) enum InsertPosition {
+    /// It replaces them.
+    Replace,
     /// Before them.
     First,
     /// After them.
     Last,
 }
 
-/// The routes of one destination and metric, in their order. Linux uses the first.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Standing {
-    first: Path,
-    rest: Vec<Path>,
-}
+/// The routes of one destination and metric in their order, without duplicates. Linux uses the first.
+type Alternatives = SmallVec<[NextHops; 1]>;
 
-impl Standing {
-    fn all(&self) -> impl Iterator<Item = &Path> {
-        std::iter::once(&self.first).chain(&self.rest)
-    }
-
-    fn collect(mut paths: impl Iterator<Item = Path>) -> Option<Self> {
-        let first = paths.next()?;
-        let mut rest = Vec::new();
-        for path in paths {
-            if path != first && !rest.contains(&path) {
-                rest.push(path);
-            }
-        }
-        Some(Self { first, rest })
-    }
-}
-
-/// The routes by our ports.
+/// The routes by our links.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Routes {
-    by_destination: BTreeMap<(IpNet, u32), Standing>,
+    by_destination: BTreeMap<(IpNet, u32), Alternatives>,
     excess: u64,
 }
 
 impl Routes {
-    /// Takes a route in; none: one that leads by no port of ours. True if anything changed.
-    pub(super) fn insert(&mut self, to: IpNet, metric: u32, path: Option<Path>, place: Place) -> bool {
+    /// Inserts a route; `route` is none if it has no next hop by our links. True if anything changed.
+    pub(super) fn insert(&mut self, to: IpNet, metric: u32, route: Option<NextHops>, position: InsertPosition) -> bool {
         let key = (to, metric);
         let old = self.by_destination.get(&key);
-        if old.is_none() && path.is_some() && self.by_destination.len() >= ROUTES_MAX {
+        if old.is_none() && route.is_some() && self.by_destination.len() >= ROUTES_MAX {
             self.excess += 1;
             return false;
         }
-        let new = {
-            let standing = old.into_iter().flat_map(Standing::all).cloned();
-            match place {
-                Place::Only => Standing::collect(path.into_iter()),
-                Place::First => Standing::collect(path.into_iter().chain(standing)),
-                Place::Last => Standing::collect(standing.chain(path)),
+        let mut new = old.cloned().unwrap_or_default();
+        match (position, route) {
+            (InsertPosition::Replace, route) => new = route.into_iter().collect(),
+            (InsertPosition::First, Some(route)) => {
+                new.retain(|other| *other != route);
+                new.insert(0, route);
             }
-        };
-        self.put(key, new)
+            (InsertPosition::Last, Some(route)) if !new.contains(&route) => new.push(route),
+            _ => {}
+        }
+        self.set(key, new)
     }
 
-    /// Takes a route out, or, where only some of a route's next hops are named, these. True if anything changed.
-    pub(super) fn remove(&mut self, to: IpNet, metric: u32, path: Option<&Path>) -> bool {
-        let (key, Some(path)) = ((to, metric), path) else { return false };
+    /// Removes a route, or only these next hops of it if no route has exactly them. True if anything changed.
+    pub(super) fn remove(&mut self, to: IpNet, metric: u32, route: Option<&NextHops>) -> bool {
+        let (key, Some(route)) = ((to, metric), route) else { return false };
         let Some(old) = self.by_destination.get(&key) else { return false };
-        let new = if old.all().any(|standing| standing == path) {
-            Standing::collect(old.all().filter(|standing| *standing != path).cloned())
-        } else {
-            Standing::collect(old.all().filter_map(|standing| standing.without(path)))
-        };
-        self.put(key, new)
+        let mut new = old.clone();
+        new.retain(|other| other != route);
+        if new.len() == old.len() {
+            // Parts of different routes may become equal.
+            new.clear();
+            for rest in old.iter().filter_map(|other| other.without(route)) {
+                if !new.contains(&rest) {
+                    new.push(rest);
+                }
+            }
+        }
+        self.set(key, new)
     }
 
-    fn put(&mut self, key: (IpNet, u32), new: Option<Standing>) -> bool {
-        if self.by_destination.get(&key) == new.as_ref() {
+    fn set(&mut self, key: (IpNet, u32), new: Alternatives) -> bool {
+        if self.by_destination.get(&key).map_or(&[][..], |old| old) == new.as_slice() {
             return false;
         }
-        match new {
-            Some(standing) => self.by_destination.insert(key, standing),
-            None => self.by_destination.remove(&key),
-        };
+        if new.is_empty() {
+            self.by_destination.remove(&key);
+        } else {
+            self.by_destination.insert(key, new);
+        }
         true
     }
 
-    /// The path to each destination.
-    fn best(&self) -> impl Iterator<Item = (IpNet, &Path)> {
+    /// The route in use to each destination.
+    fn best(&self) -> impl Iterator<Item = (IpNet, &NextHops)> {
         let mut last = None;
-        self.by_destination
-            .iter()
-            .filter_map(move |(&(to, _), standing)| (last.replace(to) != Some(to)).then_some((to, &standing.first)))
+        self.by_destination.iter().filter_map(move |(&(to, _), routes)| {
+            routes.first().filter(|_| last.replace(to) != Some(to)).map(|first| (to, first))
+        })
     }
 
-    /// The routes to each destination, one for each next hop.
+    /// The routes in use, one for each next hop.
     pub(super) fn used(&self) -> impl Iterator<Item = Route> {
-        self.best().flat_map(|(to, path)| path.hops().map(move |Hop { via, link, weight }| Route { to, via, link, weight }))
+        self.best()
+            .flat_map(|(to, hops)| hops.0.iter().map(move |&NextHop { via, link, weight }| Route { to, via, link, weight }))
     }
 
-    /// The destinations that there is no way to.
+    /// The unreachable destinations.
     pub(super) fn unreachable(&self) -> impl Iterator<Item = IpNet> {
-        self.best().filter(|(_, path)| path.first.is_none()).map(|(to, _)| to)
+        self.best().filter(|(_, hops)| hops.0.is_empty()).map(|(to, _)| to)
     }
 
-    /// Whether several routes stand for this destination and metric.
+    /// Whether there are several routes with this destination and metric.
     pub(super) fn are_several(&self, to: IpNet, metric: u32) -> bool {
-        self.by_destination.get(&(to, metric)).is_some_and(|standing| !standing.rest.is_empty())
+        self.by_destination.get(&(to, metric)).is_some_and(|routes| routes.len() > 1)
     }
 
-    /// How many did not fit since the tables were read.
+    /// Number of routes beyond [`ROUTES_MAX`] since the tables were read.
     pub(super) fn excess(&self) -> u64 {
         self.excess
     }
@@ -187,12 +175,12 @@ mod tests {
 
     use super::*;
 
-    fn hop(n: u8) -> Hop {
-        Hop { via: Some(IpAddr::from([10, 0, 0, n])), link: PortIndex(n % 2).into(), weight: 1 }
+    fn hop(n: u8) -> NextHop {
+        NextHop { via: Some(IpAddr::from([10, 0, 0, n])), link: PortIndex(n % 2).into(), weight: 1 }
     }
 
-    fn by(hops: &[u8]) -> Option<Path> {
-        Path::by(hops.iter().map(|n| hop(*n)))
+    fn by(hops: &[u8]) -> Option<NextHops> {
+        NextHops::new(hops.iter().map(|n| hop(*n)))
     }
 
     fn net(n: u8) -> IpNet {
@@ -207,8 +195,8 @@ mod tests {
     #[test]
     fn the_lowest_metric_counts_and_its_removal_uncovers_the_next() {
         let mut routes = Routes::default();
-        assert!(routes.insert(net(1), 200, by(&[2]), Place::First));
-        assert!(routes.insert(net(1), 100, by(&[1]), Place::First));
+        assert!(routes.insert(net(1), 200, by(&[2]), InsertPosition::First));
+        assert!(routes.insert(net(1), 100, by(&[1]), InsertPosition::First));
         assert_eq!(used(&routes), [1]);
         assert!(routes.remove(net(1), 100, by(&[1]).as_ref()));
         assert_eq!(used(&routes), [2]);
@@ -217,7 +205,7 @@ mod tests {
     #[test]
     fn all_next_hops_of_a_route_are_used_and_the_removal_of_one_leaves_the_rest() {
         let mut routes = Routes::default();
-        routes.insert(net(1), 0, by(&[1, 2, 1]), Place::Only);
+        routes.insert(net(1), 0, by(&[1, 2, 1]), InsertPosition::Replace);
         assert_eq!(used(&routes), [1, 2]);
         routes.remove(net(1), 0, by(&[1]).as_ref());
         assert_eq!(used(&routes), [2]);
@@ -228,24 +216,24 @@ mod tests {
     #[test]
     fn of_several_routes_the_first_is_used_alone() {
         let mut routes = Routes::default();
-        routes.insert(net(1), 0, by(&[1]), Place::First);
-        assert!(routes.insert(net(1), 0, by(&[2, 4]), Place::Last));
+        routes.insert(net(1), 0, by(&[1]), InsertPosition::First);
+        assert!(routes.insert(net(1), 0, by(&[2, 4]), InsertPosition::Last));
         assert_eq!(used(&routes), [1]);
-        routes.insert(net(1), 0, by(&[3]), Place::First);
+        routes.insert(net(1), 0, by(&[3]), InsertPosition::First);
         assert_eq!(used(&routes), [3]);
-        assert!(!routes.insert(net(1), 0, by(&[3]), Place::First), "nothing changes by hearing it twice");
+        assert!(!routes.insert(net(1), 0, by(&[3]), InsertPosition::First), "a repeated message changes nothing");
         routes.remove(net(1), 0, by(&[3]).as_ref());
         routes.remove(net(1), 0, by(&[1]).as_ref());
         assert_eq!(used(&routes), [2, 4]);
     }
 
     #[test]
-    fn a_blackhole_is_a_route_to_nowhere_and_stands_by_metric_like_any_other() {
+    fn a_blackhole_is_an_unreachable_destination_and_ordered_by_metric_like_any_route() {
         let mut routes = Routes::default();
-        routes.insert(net(1), 100, by(&[1]), Place::First);
-        routes.insert(net(1), 50, Some(Path::nowhere()), Place::First);
+        routes.insert(net(1), 100, by(&[1]), InsertPosition::First);
+        routes.insert(net(1), 50, Some(NextHops::none()), InsertPosition::First);
         assert_eq!((used(&routes), routes.unreachable().collect::<Vec<_>>()), (vec![], vec![net(1)]));
-        routes.remove(net(1), 50, Some(&Path::nowhere()));
+        routes.remove(net(1), 50, Some(&NextHops::none()));
         assert_eq!((used(&routes), routes.unreachable().count()), (vec![1], 0));
     }
 
@@ -254,10 +242,10 @@ mod tests {
         let mut routes = Routes::default();
         let host = |n: usize| IpNet::from(IpAddr::from(u32::try_from(n).unwrap().to_be_bytes()));
         for n in 0..=ROUTES_MAX {
-            routes.insert(host(n), 0, by(&[1]), Place::First);
+            routes.insert(host(n), 0, by(&[1]), InsertPosition::First);
         }
         assert_eq!((routes.used().count(), routes.excess()), (ROUTES_MAX, 1));
-        assert!(routes.insert(host(0), 0, by(&[2]), Place::First), "a known destination still changes");
+        assert!(routes.insert(host(0), 0, by(&[2]), InsertPosition::First), "a known destination still changes");
     }
 
     proptest! {
@@ -274,9 +262,9 @@ mod tests {
                 let this = (to, metric, which);
                 match step {
                     0 => { routes.remove(to, metric, path().as_ref()); naive.retain(|n| *n != this); }
-                    1 => { routes.insert(to, metric, path(), Place::Only); naive.retain(|n| !same(n)); naive.push(this); }
-                    2 => { routes.insert(to, metric, path(), Place::Last); if !naive.contains(&this) { naive.push(this); } }
-                    _ => { routes.insert(to, metric, path(), Place::First); naive.retain(|n| *n != this); naive.insert(0, this); }
+                    1 => { routes.insert(to, metric, path(), InsertPosition::Replace); naive.retain(|n| !same(n)); naive.push(this); }
+                    2 => { routes.insert(to, metric, path(), InsertPosition::Last); if !naive.contains(&this) { naive.push(this); } }
+                    _ => { routes.insert(to, metric, path(), InsertPosition::First); naive.retain(|n| *n != this); naive.insert(0, this); }
                 }
             }
             naive.sort_by_key(|n| (n.0, n.1));

@@ -1,7 +1,7 @@
-//! Messages of the kernel become tables. Pure: no socket, no clock.
+//! Builds tables from the kernel's messages. Pure: no socket, no clock.
 //!
-//! Invariant: applying every message that the kernel sent after a dump, in order, on top of the dump gives what the kernel
-//! holds; where the kernel changes something without a message, [`Effect::Stale`] says that a new dump is needed.
+//! Invariant: a dump, and every later message applied to it in order, give the kernel's state. Where the kernel changes
+//! something without a message, [`Effect::Stale`] says that a new dump is needed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use dataplane::{Link, Mac, Neighbour, Network, VlanLink};
 use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_APPEND, NLM_F_MULTIPART, NLM_F_REPLACE};
-use netlink_packet_route::address::{AddressAttribute, AddressMessage};
+use netlink_packet_route::address::AddressMessage;
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourExtFlags, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
@@ -18,45 +18,32 @@ use netlink_packet_route::route::{
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use super::interfaces::{Interfaces, LinkChange};
-use super::neighbours::OUR_PROTOCOL;
-use super::routes::{Hop, Path, Place, Routes};
+use super::interfaces::{Interfaces, LinkChange, interface_address};
+use super::neighbours::{NeighbourEntry, NeighbourKey, OUR_PROTOCOL};
+use super::routes::{InsertPosition, NextHop, NextHops, Routes};
 
-/// What a message did.
+/// Effect of a message on the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Effect {
-    /// Nothing that concerns us.
+    /// None.
     Nothing,
     /// The tables changed.
     Changed,
-    /// The kernel changed more than it said: an interface of ours appeared, went up or down, or lost an address.
+    /// The kernel changed more than the message says: a link was added, went up or down, or lost an address.
     Stale,
 }
 
-/// What Linux knows of a neighbour.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Entry {
-    /// Its Ethernet address, while Linux holds it for usable.
-    pub(super) mac: Option<Mac>,
-    /// Put there by the operator (or another program) for good. Not to be touched: any request would unmake it.
-    pub(super) permanent: bool,
-    /// Linux keeps probing it.
-    pub(super) managed: bool,
-    /// We asked for that.
-    pub(super) ours: bool,
-}
-
-/// Linux's tables, as far as they concern our ports.
+/// Linux's tables, restricted to our ports.
 #[derive(Debug)]
 pub(super) struct Tables {
     interfaces: Interfaces,
     addresses: BTreeSet<(Link, IpNet)>,
     routes: Routes,
-    neighbours: BTreeMap<(Link, IpAddr), Entry>,
+    neighbours: BTreeMap<NeighbourKey, NeighbourEntry>,
 }
 
 impl Tables {
-    /// Nothing known yet of the twins with these names, which [`dataplane::PortIndex`] counts, and of what stands on them.
+    /// Empty tables for the twins with these names, in the order of [`dataplane::PortIndex`].
     pub(super) fn new(names: &[String]) -> Self {
         Self {
             interfaces: Interfaces::new(names),
@@ -66,11 +53,11 @@ impl Tables {
         }
     }
 
-    /// Takes a message in, with the flags of its header.
+    /// Applies a message with the flags of its header.
     pub(super) fn apply(&mut self, message: &RouteNetlinkMessage, flags: u16) -> Effect {
         let changed = match message {
-            // What lies on an interface that was unknown until now has been ignored, and Linux removes and revives IPv4
-            // routes without a message when an interface goes down or up.
+            // Entries on an interface that was unknown until now have been ignored. When an interface goes down or up,
+            // Linux removes and restores IPv4 routes without a message.
             RouteNetlinkMessage::NewLink(m) => {
                 return match self.interfaces.apply(m) {
                     LinkChange::Nothing => Effect::Nothing,
@@ -82,23 +69,23 @@ impl Tables {
             RouteNetlinkMessage::NewAddress(m) => self.address(m).is_some_and(|a| self.addresses.insert(a)),
             RouteNetlinkMessage::DelAddress(m) => {
                 let gone = self.address(m).is_some_and(|a| self.addresses.remove(&a));
-                // Routes that prefer a lost source address go without a message.
+                // Linux removes routes that prefer a lost source address without a message.
                 return if gone { Effect::Stale } else { Effect::Nothing };
             }
             RouteNetlinkMessage::NewRoute(m) => {
-                let Some((to, metric, path)) = self.route(m) else { return Effect::Nothing };
-                let place = place(m, flags);
-                // Of several IPv4 routes with one metric only the first is replaced, and which next hops were its own is
-                // not kept.
-                let unclear = place == Place::Only && to.addr().is_ipv4() && self.routes.are_several(to, metric);
-                let changed = self.routes.insert(to, metric, path, place);
+                let Some((to, metric, next_hops)) = self.route(m) else { return Effect::Nothing };
+                let position = insert_position(m, flags);
+                // Linux replaces only the first of several IPv4 routes with one metric. Which one that is, is not known
+                // here, because routes by other interfaces are not kept.
+                let unclear = position == InsertPosition::Replace && to.addr().is_ipv4() && self.routes.are_several(to, metric);
+                let changed = self.routes.insert(to, metric, next_hops, position);
                 if unclear {
                     return Effect::Stale;
                 }
                 changed
             }
             RouteNetlinkMessage::DelRoute(m) => {
-                self.route(m).is_some_and(|(to, metric, path)| self.routes.remove(to, metric, path.as_ref()))
+                self.route(m).is_some_and(|(to, metric, next_hops)| self.routes.remove(to, metric, next_hops.as_ref()))
             }
             RouteNetlinkMessage::NewNeighbour(m) => {
                 self.neighbour(m).is_some_and(|(key, entry)| self.neighbours.insert(key, entry) != Some(entry))
@@ -121,8 +108,8 @@ impl Tables {
         self.interfaces.twins()
     }
 
-    /// The neighbours, known or being asked for.
-    pub(super) fn neighbours(&self) -> &BTreeMap<(Link, IpAddr), Entry> {
+    /// Linux's neighbour entries, resolved or not.
+    pub(super) fn neighbours(&self) -> &BTreeMap<NeighbourKey, NeighbourEntry> {
         &self.neighbours
     }
 
@@ -131,7 +118,7 @@ impl Tables {
         &self.routes
     }
 
-    /// What the engine needs of it all.
+    /// The network as the engine needs it.
     pub(super) fn network(&self) -> Network {
         Network {
             routes: self.routes.used().collect(),
@@ -148,32 +135,28 @@ impl Tables {
         }
     }
 
-    /// The links beside the ports' untagged frames.
+    /// The links of VLAN devices.
     fn vlans(&self) -> Vec<VlanLink> {
         let nets = |link: Link| self.addresses.iter().filter(move |(on, _)| *on == link).map(|(_, net)| *net).collect();
         let mut vlans: Vec<_> =
             self.interfaces.vlans().map(|(link, mtu)| VlanLink { link, mtu, addresses: nets(link) }).collect();
-        // Linux lets two devices carry the same tags only if their kinds differ; the kind is part of the link.
+        // Linux allows two devices with the same tags only if the kinds of the tags differ; the kind is part of the
+        // link.
         vlans.sort_unstable_by_key(|vlan| vlan.link);
         vlans
     }
 
     fn address(&self, message: &AddressMessage) -> Option<(Link, IpNet)> {
         let link = self.interfaces.link(message.header.index)?;
-        // On a point-to-point interface `Address` is the peer's.
-        let local = message.attributes.iter().find_map(|a| if let AddressAttribute::Local(ip) = a { Some(*ip) } else { None });
-        let address =
-            message.attributes.iter().find_map(|a| if let AddressAttribute::Address(ip) = a { Some(*ip) } else { None });
-        let net = IpNet::new(local.or(address)?, message.header.prefix_len).ok()?;
-        Some((link, net))
+        Some((link, interface_address(message)?))
     }
 
-    fn neighbour(&self, message: &NeighbourMessage) -> Option<((Link, IpAddr), Entry)> {
+    fn neighbour(&self, message: &NeighbourMessage) -> Option<(NeighbourKey, NeighbourEntry)> {
         let link = self.interfaces.link(message.header.ifindex)?;
         if message.header.flags.contains(NeighbourFlags::Proxy) {
             return None;
         }
-        let (mut address, mut mac, mut entry) = (None, None, Entry::default());
+        let (mut address, mut mac, mut entry) = (None, None, NeighbourEntry::default());
         for attribute in &message.attributes {
             match attribute {
                 NeighbourAttribute::Destination(NeighbourAddress::Inet(ip)) => address = Some(IpAddr::V4(*ip)),
@@ -191,10 +174,10 @@ impl Tables {
         Some(((link, address), entry))
     }
 
-    /// Destination, metric and the path by our ports, if it is a route of a kind that we follow.
-    fn route(&self, message: &RouteMessage) -> Option<(IpNet, u32, Option<Path>)> {
+    /// Destination, metric and next hops by our ports, if the route is of a kind that we follow.
+    fn route(&self, message: &RouteMessage) -> Option<(IpNet, u32, Option<NextHops>)> {
         let header = &message.header;
-        let nowhere = match header.kind {
+        let unreachable = match header.kind {
             RouteType::Unicast => false,
             RouteType::BlackHole | RouteType::Unreachable | RouteType::Prohibit => true,
             _ => return None,
@@ -214,16 +197,17 @@ impl Tables {
             }
         }
         let to = IpNet::new(destination, header.destination_prefix_length).ok()?;
-        // A link-local destination is on every link and never forwarded to (RFC 4291 section 2.5.6).
+        // A link-local destination exists on every link, and packets to it are never forwarded (RFC 4291 section
+        // 2.5.6).
         let link_local = matches!(destination, IpAddr::V6(ip) if ip.is_unicast_link_local());
         if table != u32::from(RouteHeader::RT_TABLE_MAIN) || link_local {
             return None;
         }
-        Some((to, metric, if nowhere { Some(Path::nowhere()) } else { self.path(message) }))
+        Some((to, metric, if unreachable { Some(NextHops::none()) } else { self.next_hops(message) }))
     }
 
-    /// The next hops by our ports that are alive.
-    fn path(&self, message: &RouteMessage) -> Option<Path> {
+    /// The live next hops by our ports.
+    fn next_hops(&self, message: &RouteMessage) -> Option<NextHops> {
         let (mut interface, mut via) = (None, None);
         for attribute in &message.attributes {
             match attribute {
@@ -231,10 +215,10 @@ impl Tables {
                 RouteAttribute::Gateway(_) | RouteAttribute::Via(_) => via = gateway(attribute),
                 RouteAttribute::MultiPath(hops) => {
                     let alive = hops.iter().filter(|hop| !hop.flags.contains(RouteNextHopFlags::Dead));
-                    return Path::by(alive.filter_map(|hop| {
+                    return NextHops::new(alive.filter_map(|hop| {
                         let via = hop.attributes.iter().find_map(gateway);
-                        // `hops` is one less than the weight (rtnetlink(7)).
-                        Some(Hop { via, link: self.interfaces.link(hop.interface_index)?, weight: u16::from(hop.hops) + 1 })
+                        // The field `hops` is the weight less one (rtnetlink(7)).
+                        Some(NextHop { via, link: self.interfaces.link(hop.interface_index)?, weight: u16::from(hop.hops) + 1 })
                     }));
                 }
                 _ => {}
@@ -243,23 +227,23 @@ impl Tables {
         if message.header.flags.contains(RouteFlags::Dead) {
             return None;
         }
-        Path::by([Hop { via, link: self.interfaces.link(interface?)?, weight: 1 }])
+        NextHops::new([NextHop { via, link: self.interfaces.link(interface?)?, weight: 1 }])
     }
 }
 
-/// A message about an IPv6 route names all its next hops. Of IPv4 there may be several routes with one metric: dumped in
-/// their order, appended behind, put before, or the first one replaced.
-fn place(message: &RouteMessage, flags: u16) -> Place {
+/// Position of a new route. A message about an IPv6 route lists all its next hops. Several IPv4 routes may have one
+/// metric: a dump lists them in order, and a change appends, prepends, or replaces the first one.
+fn insert_position(message: &RouteMessage, flags: u16) -> InsertPosition {
     if message.header.address_family == AddressFamily::Inet6 || flags & NLM_F_REPLACE != 0 {
-        Place::Only
+        InsertPosition::Replace
     } else if flags & (NLM_F_APPEND | NLM_F_MULTIPART) != 0 {
-        Place::Last
+        InsertPosition::Last
     } else {
-        Place::First
+        InsertPosition::First
     }
 }
 
-/// States in which Linux itself would send to the address (FORWARDING section 7).
+/// Whether Linux itself would send to a neighbour in this state (FORWARDING section 7).
 fn usable(state: NeighbourState) -> bool {
     use NeighbourState as S;
     matches!(state, S::Reachable | S::Stale | S::Delay | S::Probe | S::Permanent | S::Noarp)
@@ -281,7 +265,7 @@ fn ip(address: &RouteAddress) -> Option<IpAddr> {
     }
 }
 
-/// The next hop that an attribute names; it may be of the other family (RFC 5549).
+/// The next hop in an attribute; it may be of the other address family (RFC 5549).
 fn gateway(attribute: &RouteAttribute) -> Option<IpAddr> {
     match attribute {
         RouteAttribute::Gateway(address) => ip(address),
@@ -296,6 +280,7 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use dataplane::{PortIndex, TagKind, Vlan};
+    use netlink_packet_route::address::AddressAttribute;
     use netlink_packet_route::link::{
         InfoData, InfoKind, InfoVlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, VlanProtocol,
     };
@@ -578,7 +563,7 @@ mod tests {
         let mut gone = LinkMessage::default();
         gone.header.index = 21;
         assert_eq!(tables.apply(&RouteNetlinkMessage::DelLink(gone), 0), Effect::Stale);
-        assert_eq!(tables.network().vlans.len(), 1, "what stood on it is no link any more");
+        assert_eq!(tables.network().vlans.len(), 1, "a device stacked on it is no longer a link");
     }
 
     #[test]
@@ -608,11 +593,11 @@ mod tests {
         for message in [vlan(20, UPLINK, 1, true), vlan(21, 20, 2, false), vlan(22, 21, 3, false), vlan(23, 23, 4, false)] {
             deep.apply(&RouteNetlinkMessage::NewLink(message), 0);
         }
-        assert_eq!(deep.network().vlans.len(), 2, "three tags, and a device that stands on itself");
+        assert_eq!(deep.network().vlans.len(), 2, "three tags, and a device stacked on itself");
     }
 
     #[test]
-    fn a_vlan_device_that_is_heard_of_before_what_it_stands_on_is_a_link_as_well() {
+    fn a_vlan_device_that_is_reported_before_its_lower_interface_is_a_link_as_well() {
         let mut tables = tables();
         assert_eq!(tables.apply(&RouteNetlinkMessage::NewLink(vlan(5, 6, 200, false)), 0), Effect::Nothing);
         assert_eq!(tables.apply(&RouteNetlinkMessage::NewLink(vlan(6, UPLINK, 7, true)), 0), Effect::Stale);

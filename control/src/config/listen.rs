@@ -1,13 +1,12 @@
-//! Keys `listen`, `tls` and `advertise`: where a controller serves gateways, and as whom.
+//! Keys `listen`, `tls` and `advertise`: the addresses and certificates that a controller serves gateways with.
 
-use std::fmt::{self, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use proto::limits::CONFIG_LISTEN;
 
-use super::scalar::{self, is_dns_name, quoted, quoted_list};
-use super::{Place, Section};
+use super::scalar::{self, is_dns_name};
+use super::{KeyValues, Location, Section};
 use crate::dial::ControllerUrl;
 use crate::settings::{CertificateFiles, Certificates, Listen, ListenTcp};
 
@@ -19,12 +18,12 @@ enum Address {
     Tcp(SocketAddr),
 }
 
-/// Takes the keys.
+/// Reads the three keys.
 pub(super) fn take(top: &mut Section<'_>) -> Listen {
     let base = top.reader.base();
     let (mut unix, mut tcp): (Option<PathBuf>, Option<SocketAddr>) = (None, None);
     let field = top.field("listen");
-    let place = field.as_ref().map(|field| field.place.clone());
+    let location = field.as_ref().map(|field| field.location.clone());
     for item in field.iter().flat_map(|field| field.one_or_more()) {
         let parse = |text: &str| match text.parse::<SocketAddr>() {
             Ok(address) if address.port() == 0 => Err("expected a port from 1 to 65535".to_owned()),
@@ -41,27 +40,31 @@ pub(super) fn take(top: &mut Section<'_>) -> Listen {
             item.problem("found a second address of its kind; keep one unix socket and one TCP address at most");
         }
     }
-    let (certificates, tls_place) = take_certificates(top);
+    let (certificates, tls_location) = take_certificates(top);
     let advertise = top.field("advertise");
-    let advertise = advertise.and_then(|field| Some((field.place.clone(), field.try_parse("https://HOST:PORT", str::parse)?)));
-    let no_effect = |place: &Place| {
-        top.reader
-            .problem(place, "found without a TCP address in `listen`, where it would have no effect; add one, or leave it out");
+    let advertise = advertise.and_then(|field| Some((field.location.clone(), field.try_parse("https://HOST:PORT", str::parse)?)));
+    let no_effect = |location: &Location| {
+        top.reader.problem(
+            location,
+            "found without a TCP address in `listen`, where it would have no effect; add one, or leave it out",
+        );
     };
     let tcp = match (tcp, certificates) {
         (Some(address), Some(certificates)) => {
             Some(ListenTcp { address, certificates, advertise: advertise.map(|(_, url)| url) })
         }
         (Some(address), None) => {
-            if let Some(place) = place.filter(|_| tls_place.is_none()) {
-                top.reader
-                    .problem(&place, format!("found {address}, and no certificates; name them by `tls`, or use a unix socket"));
+            if let Some(location) = location.filter(|_| tls_location.is_none()) {
+                top.reader.problem(
+                    &location,
+                    format!("found {address}, and no certificates; name them by `tls`, or use a unix socket"),
+                );
             }
             None
         }
         (None, _) => {
-            tls_place.iter().for_each(no_effect);
-            advertise.iter().for_each(|(place, _)| no_effect(place));
+            tls_location.iter().for_each(no_effect);
+            advertise.iter().for_each(|(location, _)| no_effect(location));
             None
         }
     };
@@ -71,9 +74,9 @@ pub(super) fn take(top: &mut Section<'_>) -> Listen {
     Listen { unix, tcp }
 }
 
-/// Takes key `tls`, and where it stands if it asks for anything.
-fn take_certificates(top: &mut Section<'_>) -> (Option<Certificates>, Option<Place>) {
-    let place = top.field("tls").filter(|field| !field.is_empty()).map(|field| field.place);
+/// Reads key `tls`. The location is that of a key that is not empty.
+fn take_certificates(top: &mut Section<'_>) -> (Option<Certificates>, Option<Location>) {
+    let location = top.field("tls").filter(|field| !field.is_empty()).map(|field| field.location);
     let mut section = top.section("tls");
     let secret = section.field("secret").filter(|field| !field.is_empty());
     let certificates = match secret {
@@ -90,10 +93,10 @@ fn take_certificates(top: &mut Section<'_>) -> (Option<Certificates>, Option<Pla
         None => take_files(&mut section).map(Certificates::Files),
     };
     section.finish();
-    (certificates, place)
+    (certificates, location)
 }
 
-/// Takes keys `ca`, `cert` and `key` of a section: all, or none.
+/// Reads keys `ca`, `cert` and `key` of a section: all, or none.
 pub fn take_files(section: &mut Section<'_>) -> Option<CertificateFiles> {
     let paths = ["ca", "cert", "key"].map(|key| section.path_of(key));
     if paths.iter().all(Option::is_none) {
@@ -102,35 +105,33 @@ pub fn take_files(section: &mut Section<'_>) -> Option<CertificateFiles> {
     if let [Some(ca), Some(cert), Some(key)] = paths {
         return Some(CertificateFiles { ca, cert, key });
     }
-    section.reader.problem(&section.place.clone(), "expected all of `ca`, `cert` and `key`: paths of PEM files");
+    section.problem("expected all of `ca`, `cert` and `key`: paths of PEM files");
     None
 }
 
 /// The three keys with their values.
-pub(super) fn write(out: &mut String, listen: &Listen) -> fmt::Result {
+pub(super) fn key_values(listen: &Listen) -> KeyValues {
     let unix = listen.unix.iter().map(|path| format!("unix:{}", path.display()));
     let all: Vec<_> = unix.chain(listen.tcp.iter().map(|tcp| tcp.address.to_string())).collect();
-    match all.as_slice() {
-        [one] => writeln!(out, "listen: {}", quoted(one))?,
-        all => writeln!(out, "listen: {}", quoted_list(all))?,
-    }
-    match listen.tcp.as_ref().map(|tcp| &tcp.certificates) {
-        None => writeln!(out, "tls: {{}}")?,
-        Some(Certificates::Secret(name)) => writeln!(out, "tls: {{secret: {}}}", quoted(name))?,
-        Some(Certificates::Files(files)) => writeln!(out, "tls: {}", written_files(files))?,
-    }
-    let advertise = listen.advertised().map_or_else(|| "null".to_owned(), |url| quoted(&url));
-    writeln!(out, "advertise: {advertise}")
+    let keys = match all.as_slice() {
+        [one] => KeyValues::default().with("listen", one),
+        all => KeyValues::default().with("listen", all),
+    };
+    let tls = match listen.tcp.as_ref().map(|tcp| &tcp.certificates) {
+        None => KeyValues::default(),
+        Some(Certificates::Secret(name)) => KeyValues::default().with("secret", name),
+        Some(Certificates::Files(files)) => files_key_values(files),
+    };
+    keys.section("tls", tls).with("advertise", listen.advertised())
 }
 
-/// Certificate files as a mapping.
+/// Keys `ca`, `cert` and `key` with their values.
 #[must_use]
-pub fn written_files(files: &CertificateFiles) -> String {
-    let [ca, cert, key] = [&files.ca, &files.cert, &files.key].map(|path| quoted(&path.display().to_string()));
-    format!("{{ca: {ca}, cert: {cert}, key: {key}}}")
+pub fn files_key_values(CertificateFiles { ca, cert, key }: &CertificateFiles) -> KeyValues {
+    KeyValues::default().with("ca", ca).with("cert", cert).with("key", key)
 }
 
-/// The URL of a controller, as a gateway dials it.
+/// Reads the URL of a controller, as a gateway dials it.
 pub fn take_url(field: &super::Field<'_>, base: &std::path::Path) -> Option<ControllerUrl> {
     field.try_parse("unix:PATH or https://HOST:PORT", |text| ControllerUrl::parse(text, base))
 }

@@ -1,66 +1,62 @@
-//! Key `pools`: addresses that VIPs are taken from, without overlaps. The keys of a pool are the fields of an
-//! `AddressPool`.
+//! Key `pools`: the addresses that VIPs are allocated from, without overlaps. A pool has the fields of an `AddressPool`.
 //!
-//! Invariant: [`write()`] writes every key, and what it writes reads back as the same pools.
+//! Invariant: [`key_values`] has every key, and reads back as the same pool.
 
-use std::fmt::Write;
-
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use proto::{AddressRange, Announce};
 
-use super::scalar::{CLASS_EXPECTED, is_class, quoted, quoted_list};
-use super::{Field, Place, Section, scalar, selector};
+use super::scalar::{CLASS_EXPECTED, is_class};
+use super::{Field, KeyValues, Location, Section, scalar};
 use crate::crd;
 use crate::spec::PoolSpec;
 use crate::spec::pool::unreachable;
 
-/// A pool's range and where it stands.
+/// A range of a pool with its location.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PlacedRange {
-    /// Name of its pool.
+pub struct LocatedRange {
+    /// Name of the pool.
     pub pool: String,
-    /// Where the file says so.
-    pub place: Place,
+    /// Line and key of the range.
+    pub location: Location,
     /// The addresses.
     pub range: AddressRange,
-    /// How routers learn of them.
+    /// How the addresses become reachable.
     pub announce: Announce,
 }
 
-/// Takes key `pools`, for a controller of this class.
-pub(super) fn take(top: &mut Section<'_>, class: &str) -> (Vec<PoolSpec>, Vec<PlacedRange>) {
+/// Reads key `pools` for a controller of this load balancer class.
+pub(super) fn take(top: &mut Section<'_>, class: &str) -> (Vec<PoolSpec>, Vec<LocatedRange>) {
     let mut pools: Vec<PoolSpec> = Vec::new();
-    let mut placed: Vec<PlacedRange> = Vec::new();
+    let mut located: Vec<LocatedRange> = Vec::new();
     for field in top.items("pools", "pools") {
         let mut section = field.section();
         let name = take_name(&mut section, &pools);
-        let announce = section.one_of("announce", &[("l2", Announce::L2), ("routed", Announce::Routed)], Announce::L2);
-        let ranges = take_ranges(&mut section, &name, announce, &mut placed);
-        let flag = |section: &mut Section<'_>, key, default| section.one_of(key, &[("true", true), ("false", false)], default);
-        let limit = section.field("maxPerNamespace");
+        let announce = section.one_of("announce", &[Announce::L2, Announce::Routed], Announce::L2);
+        let ranges = take_ranges(&mut section, &name, announce, &mut located);
         let expected = format!("a number from 1 to {}", crd::PER_NAMESPACE_MAX);
         let parse = |text: &str| text.parse().ok().filter(|n| (1..=crd::PER_NAMESPACE_MAX).contains(n));
         pools.push(PoolSpec {
             announce,
-            auto_assign: flag(&mut section, "autoAssign", true),
-            avoid_buggy_ips: flag(&mut section, "avoidBuggyIPs", false),
+            auto_assign: section.flag("autoAssign", true),
+            avoid_buggy_ips: section.flag("avoidBuggyIPs", false),
             priority: section.number("priority", 0..=crd::PRIORITY_MAX, 0),
             namespaces: section.selector("namespaceSelector"),
             services: section.selector("serviceSelector"),
-            max_per_namespace: limit.and_then(|field| field.parse(expected, parse)),
+            max_per_namespace: section.parse("maxPerNamespace", expected, parse),
             load_balancer_class: take_class(&mut section, class),
-            allow_cross_namespace_sharing: flag(&mut section, "allowCrossNamespaceSharing", false),
-            internal: flag(&mut section, "internal", false),
+            allow_cross_namespace_sharing: section.flag("allowCrossNamespaceSharing", false),
+            internal: section.flag("internal", false),
             ..PoolSpec::new(name, ranges)
         });
         section.finish();
     }
-    (pools, placed)
+    (pools, located)
 }
 
 const EXPECTED_RANGE: &str = "addresses, CIDRs or ranges FIRST-LAST";
 const EXPECTED_RANGES: &str = "a list of addresses, CIDRs or ranges FIRST-LAST, such as [192.0.2.100-192.0.2.199]";
 
-fn take_ranges(section: &mut Section<'_>, pool: &str, announce: Announce, placed: &mut Vec<PlacedRange>) -> Vec<AddressRange> {
+fn take_ranges(section: &mut Section<'_>, pool: &str, announce: Announce, located: &mut Vec<LocatedRange>) -> Vec<AddressRange> {
     let addresses = section.required("addresses", EXPECTED_RANGES);
     let items = addresses.as_ref().map(|field| field.items(EXPECTED_RANGE)).unwrap_or_default();
     if let Some(field) = addresses.filter(Field::is_empty) {
@@ -69,14 +65,14 @@ fn take_ranges(section: &mut Section<'_>, pool: &str, announce: Announce, placed
     let mut ranges = Vec::new();
     for item in items {
         let Some(range) = take_range(&item) else { continue };
-        match placed.iter().find(|other| other.range.overlaps(&range)) {
+        match located.iter().find(|other| other.range.overlaps(&range)) {
             Some(other) => item.problem(format!(
                 "found {range}, which overlaps {} of `{}` (line {}); an address belongs to one pool, once",
-                other.range, other.place.key, other.place.line
+                other.range, other.location.key, other.location.line
             )),
             None => ranges.push(range),
         }
-        placed.push(PlacedRange { pool: pool.to_owned(), place: item.place.clone(), range, announce });
+        located.push(LocatedRange { pool: pool.to_owned(), location: item.location.clone(), range, announce });
     }
     ranges
 }
@@ -102,7 +98,7 @@ fn take_range(item: &Field<'_>) -> Option<AddressRange> {
     Some(range)
 }
 
-/// A pool of another installation in this one's own file would never be used.
+/// Refuses another class: a pool of another class in this file would never be used.
 fn take_class(section: &mut Section<'_>, class: &str) -> Option<String> {
     let field = section.field("loadBalancerClass")?;
     let found = field.parse(CLASS_EXPECTED, |text| is_class(text).then(|| text.to_owned()))?;
@@ -112,27 +108,19 @@ fn take_class(section: &mut Section<'_>, class: &str) -> Option<String> {
     Some(found)
 }
 
-/// Writes key `pools`.
-pub(super) fn write(out: &mut String, pools: &[PoolSpec]) -> std::fmt::Result {
-    writeln!(out, "pools:{}", if pools.is_empty() { " []" } else { "" })?;
-    for pool in pools {
-        let announce = match pool.announce {
-            Announce::L2 => "l2",
-            Announce::Routed => "routed",
-        };
-        writeln!(out, "  - name: {}", quoted(&pool.name))?;
-        writeln!(out, "    addresses: {}", quoted_list(&pool.ranges))?;
-        writeln!(out, "    announce: {announce}")?;
-        writeln!(out, "    autoAssign: {}", pool.auto_assign)?;
-        writeln!(out, "    avoidBuggyIPs: {}", pool.avoid_buggy_ips)?;
-        writeln!(out, "    priority: {}", pool.priority)?;
-        writeln!(out, "    namespaceSelector: {}", selector::written(&pool.namespaces))?;
-        writeln!(out, "    serviceSelector: {}", selector::written(&pool.services))?;
-        writeln!(out, "    maxPerNamespace: {}", pool.max_per_namespace.map_or_else(|| "null".to_owned(), |n| n.to_string()))?;
-        let class = pool.load_balancer_class.as_deref().map_or_else(|| "null".to_owned(), quoted);
-        writeln!(out, "    loadBalancerClass: {class}")?;
-        writeln!(out, "    allowCrossNamespaceSharing: {}", pool.allow_cross_namespace_sharing)?;
-        writeln!(out, "    internal: {}", pool.internal)?;
-    }
-    Ok(())
+/// The keys of one pool.
+pub(super) fn key_values(pool: &PoolSpec) -> KeyValues {
+    KeyValues::default()
+        .with("name", &pool.name)
+        .with_texts("addresses", &pool.ranges)
+        .with("announce", pool.announce)
+        .with("autoAssign", pool.auto_assign)
+        .with("avoidBuggyIPs", pool.avoid_buggy_ips)
+        .with("priority", pool.priority)
+        .with("namespaceSelector", LabelSelector::from(pool.namespaces.clone()))
+        .with("serviceSelector", LabelSelector::from(pool.services.clone()))
+        .with("maxPerNamespace", pool.max_per_namespace)
+        .with("loadBalancerClass", &pool.load_balancer_class)
+        .with("allowCrossNamespaceSharing", pool.allow_cross_namespace_sharing)
+        .with("internal", pool.internal)
 }

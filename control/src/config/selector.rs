@@ -1,12 +1,12 @@
-//! Label selectors in configuration, as Kubernetes writes them: `matchLabels` and `matchExpressions`, or the labels alone
-//! as `{team: edge}`. An empty one selects everything.
+//! Label selectors in the configuration, in the form of Kubernetes with `matchLabels` and `matchExpressions`, or as labels
+//! alone, such as `{team: edge}`. An empty selector selects everything.
 //!
-//! Invariant: [`written`] is read back as the same selector, and what the API server would refuse is refused here.
+//! Invariant: what the API server would refuse is refused here.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use kube::core::Selector;
 
-use super::scalar::{is_dns_label, quoted, quoted_list};
+use super::scalar::is_dns_label;
 use super::{Field, Section};
 
 /// Bytes of a label's value, and of its key without the prefix, that Kubernetes allows.
@@ -17,13 +17,13 @@ const EXPECTED_KEY: &str = "a label's key such as team or example.com/team";
 const EXPECTED_VALUE: &str = "a label's value: letters, digits, `-`, `_` and `.`, at most 63";
 
 impl Section<'_> {
-    /// A label selector; absent or empty, it selects everything.
+    /// A label selector. It selects everything if the key is absent or empty.
     pub fn selector(&mut self, key: &'static str) -> Selector {
         self.field(key).map(|field| selector(&field)).unwrap_or_default()
     }
 }
 
-/// Reads one selector. What is wrong with it is reported, and then left out.
+/// Reads a selector without its invalid parts, which are recorded as problems.
 fn selector(field: &Field<'_>) -> Selector {
     let entries = field.entries();
     let is_long = entries.iter().any(|(key, _)| matches!(*key, "matchLabels" | "matchExpressions"));
@@ -37,7 +37,7 @@ fn selector(field: &Field<'_>) -> Selector {
     } else {
         read.match_labels = Some(labels_of(&entries));
     }
-    // Every operator that passed `requirement` is one that the conversion knows.
+    // The conversion fails only for operators that `requirement` does not accept.
     Selector::try_from(read).unwrap_or_default()
 }
 
@@ -65,38 +65,15 @@ fn requirement(field: &Field<'_>) -> Option<LabelSelectorRequirement> {
     let items = listed.as_ref().map(|field| field.items("values")).unwrap_or_default();
     let parse = |text: &str| is_label_value(text).then(|| text.to_owned());
     let values: Vec<String> = items.iter().filter_map(|item| item.parse(EXPECTED_VALUE, parse)).collect();
-    let place = section.place.clone();
-    let reader = section.reader;
     section.finish();
     let (key, operator) = (key?, operator?);
     let takes_values = matches!(operator, "In" | "NotIn");
     if takes_values && items.is_empty() {
-        reader.problem(&place, format!("operator {operator} has no `values`; list at least one"));
+        field.problem(format!("operator {operator} has no `values`; list at least one"));
     } else if !takes_values && !items.is_empty() {
-        reader.problem(&place, format!("operator {operator} takes no `values`; leave them out"));
+        field.problem(format!("operator {operator} takes no `values`; leave them out"));
     }
     Some(LabelSelectorRequirement { key, operator: operator.to_owned(), values: takes_values.then_some(values) })
-}
-
-/// A selector as YAML on one line.
-#[must_use]
-pub fn written(selector: &Selector) -> String {
-    let LabelSelector { match_labels, match_expressions } = selector.clone().into();
-    let labels: Vec<_> =
-        match_labels.iter().flatten().map(|(key, value)| format!("{}: {}", quoted(key), quoted(value))).collect();
-    let expression = |one: &LabelSelectorRequirement| {
-        let values = one.values.as_ref().map(|values| format!(", values: {}", quoted_list(values))).unwrap_or_default();
-        format!("{{key: {}, operator: {}{values}}}", quoted(&one.key), one.operator)
-    };
-    let expressions: Vec<_> = match_expressions.iter().flatten().map(expression).collect();
-    let mut parts = Vec::new();
-    if !labels.is_empty() {
-        parts.push(format!("matchLabels: {{{}}}", labels.join(", ")));
-    }
-    if !expressions.is_empty() {
-        parts.push(format!("matchExpressions: [{}]", expressions.join(", ")));
-    }
-    format!("{{{}}}", parts.join(", "))
 }
 
 /// An optional prefix that is a DNS name, a slash, and a name.
@@ -126,7 +103,11 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<Selector, String> {
-        let (reader, root) = Reader::parse(Path::new("f"), &format!("s: {text}\n")).unwrap();
+        read_file(&format!("s: {text}\n"))
+    }
+
+    fn read_file(text: &str) -> Result<Selector, String> {
+        let (reader, root) = Reader::parse(Path::new("f"), text).unwrap();
         let mut top = reader.section(&root);
         let selector = top.selector("s");
         top.finish();
@@ -166,9 +147,9 @@ mod tests {
         let long = "{matchExpressions: [{key: b, operator: In, values: [y, x, y]}, {key: a, operator: Exists}], matchLabels: {z: '1', a: ''}}";
         for text in ["{}", "{team: edge, example.com/tier: 'on'}", long] {
             let selector = read(text).unwrap();
-            assert_eq!(read(&written(&selector)), Ok(selector.clone()), "{}", written(&selector));
+            let written = super::super::KeyValues::default().with("s", LabelSelector::from(selector.clone())).to_string();
+            assert_eq!(read_file(&written), Ok(selector), "{written}");
         }
-        assert_eq!(written(&Selector::default()), "{}");
     }
 
     #[test]

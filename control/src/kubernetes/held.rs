@@ -3,13 +3,15 @@
 use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::outage::{WAIT_MAX, WAIT_MIN};
+use backon::{BackoffBuilder, ExponentialBackoff};
 
-/// Until when each is left alone, and how long that is. Each of them has something waiting.
+use super::outage::{BACKOFF, WAIT_MAX};
+
+/// Until when each is left alone, and the waits to come. Each of them has something waiting.
 #[derive(Debug)]
-pub(super) struct Held<K>(HashMap<K, (Instant, Duration)>);
+pub(super) struct Held<K>(HashMap<K, (Instant, ExponentialBackoff)>);
 
 impl<K> Default for Held<K> {
     fn default() -> Self {
@@ -20,8 +22,8 @@ impl<K> Default for Held<K> {
 impl<K: Clone + Eq + Hash> Held<K> {
     /// The wait doubles with every failure in a row.
     pub(super) fn hold(&mut self, who: &K, now: Instant) {
-        let wait = self.0.get(who).map_or(WAIT_MIN, |(_, wait)| (*wait * 2).min(WAIT_MAX));
-        self.0.insert(who.clone(), (now + wait, wait));
+        let (until, waits) = self.0.entry(who.clone()).or_insert_with(|| (now, BACKOFF.build()));
+        *until = now + waits.next().unwrap_or(WAIT_MAX);
     }
 
     /// A request for it succeeded.

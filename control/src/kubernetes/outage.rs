@@ -6,12 +6,15 @@
 use std::error::Error as StdError;
 use std::time::{Duration, Instant};
 
+use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use kube::runtime::watcher;
 use thiserror::Error;
 use tracing::{info, warn};
 
-/// The first wait; it doubles with every failure in a row.
-pub(super) const WAIT_MIN: Duration = Duration::from_millis(200);
+/// Waits between attempts: they double with every failure in a row.
+pub(super) const BACKOFF: ExponentialBuilder =
+    ExponentialBuilder::new().with_min_delay(WAIT_MIN).with_max_delay(WAIT_MAX).without_max_times();
+const WAIT_MIN: Duration = Duration::from_millis(200);
 /// The longest wait that we choose ourselves.
 pub(super) const WAIT_MAX: Duration = Duration::from_secs(10);
 /// The longest wait that the server may ask for: no misconfigured proxy blinds us for longer.
@@ -130,7 +133,7 @@ pub struct Trouble {
     what: &'static str,
     /// Where, for messages.
     server: String,
-    wait: Duration,
+    waits: ExponentialBackoff,
     last: Option<(Outage, Instant)>,
 }
 
@@ -138,7 +141,7 @@ impl Trouble {
     /// None yet, with requests that do `what` at `server`.
     #[must_use]
     pub fn new(what: &'static str, server: &str) -> Self {
-        Self { what, server: server.to_owned(), wait: WAIT_MIN, last: None }
+        Self { what, server: server.to_owned(), waits: BACKOFF.build(), last: None }
     }
 
     /// A request failed: says so unless it failed for the same reason before, and tells how long to wait.
@@ -150,18 +153,18 @@ impl Trouble {
         if is_new {
             self.say(&outage);
         }
+        let ours = self.waits.next().unwrap_or(WAIT_MAX);
         let wait = match &outage {
-            Outage::Busy { retry_after, .. } => self.wait.max((*retry_after).min(ASKED_MAX)),
-            _ => self.wait,
+            Outage::Busy { retry_after, .. } => ours.max((*retry_after).min(ASKED_MAX)),
+            _ => ours,
         };
-        self.wait = (self.wait * 2).min(WAIT_MAX);
         self.last = Some((outage, now));
         wait
     }
 
     /// A request succeeded.
     pub fn over(&mut self) {
-        self.wait = WAIT_MIN;
+        self.waits = BACKOFF.build();
         match self.last.take() {
             None | Some((Outage::Expired(_), _)) => {}
             Some(_) => info!(server = self.server, "the API server answers again: {}", self.what),

@@ -7,15 +7,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use backon::{BackoffBuilder, ExponentialBuilder};
 use tokio::sync::{Mutex, mpsc, watch};
 
 use super::store::{Store, StoreError};
 use super::{Full, Overrides};
 use crate::source::Change;
 
-/// The first wait before they are read again; it doubles up to the longest.
-const FIRST_WAIT: Duration = Duration::from_millis(200);
-/// The longest wait.
+/// Waits before the overrides are read again: 200 ms first, doubled up to the longest.
+const BACKOFF: ExponentialBuilder =
+    ExponentialBuilder::new().with_min_delay(Duration::from_millis(200)).with_max_delay(LONGEST_WAIT).without_max_times();
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// A write that met somebody else's is tried again this often.
 const ATTEMPTS: usize = 3;
@@ -84,7 +85,7 @@ impl Desk {
     pub async fn tell(&self, changes: mpsc::Sender<Change>) {
         let _telling = Telling(self);
         let mut seen = self.held.subscribe();
-        let mut wait = FIRST_WAIT;
+        let mut waits = BACKOFF.build();
         loop {
             match self.store.load().await {
                 Ok((overrides, _)) => {
@@ -102,7 +103,7 @@ impl Desk {
             }
             tokio::select! {
                 () = changes.closed() => return,
-                () = tokio::time::sleep(wait) => wait = (wait * 2).min(LONGEST_WAIT),
+                () = tokio::time::sleep(waits.next().unwrap_or(LONGEST_WAIT)) => {}
             }
         }
         loop {

@@ -18,7 +18,7 @@ use proto::{HealthCheck, Mode, Probe, Scheduler, Target};
 use super::kept::{STAYS, Unread};
 use super::{SpecError, foreign, source_ranges};
 use crate::addresses::{Namespaces, Sharing};
-use crate::config::scalar::{Written, duration, is_dns_label, scheduler};
+use crate::config::scalar::{DurationText, duration, is_dns_label, scheduler};
 use crate::note::{self, Cause, Remark};
 use crate::source::IpMode;
 
@@ -396,7 +396,7 @@ impl Reader<'_> {
 
     /// A time: ours with a unit, the alias in whole seconds.
     fn time(&mut self, what: Unread, key: &str, alias: &str, limits: RangeInclusive<Duration>) -> Option<Duration> {
-        let (least, most) = (Written(*limits.start()), Written(*limits.end()));
+        let (least, most) = (DurationText(*limits.start()), DurationText(*limits.end()));
         let expected = format!("a duration such as 500ms, 5s or 2m, from {least} to {most}");
         let with_unit = |value: &str| duration(value).filter(|time| limits.contains(time));
         let seconds = |value: &str| value.parse().ok().map(Duration::from_secs).filter(|time| limits.contains(time));

@@ -73,14 +73,14 @@ struct Player {
 
 /// A worker's counts for one player.
 #[derive(Debug, Default)]
-struct Standing {
+struct Score {
     own: Counter,
     others: Counter,
     /// When the player was last chosen, counted in choices.
     chosen: Counter,
 }
 
-impl Standing {
+impl Score {
     fn flows(&self) -> u64 {
         self.own.get() + self.others.get()
     }
@@ -89,7 +89,7 @@ impl Standing {
 /// The tournament of one worker.
 #[derive(Debug)]
 struct Tournament {
-    standings: Box<[Standing]>,
+    scores: Box<[Score]>,
     /// The winner of each game, as an index of a player. Game 1 is the final; game g is played by the winners of games
     /// 2g and 2g + 1. "Games" from the number of players on stand for the players themselves.
     winners: Box<[Counter]>,
@@ -112,7 +112,7 @@ impl Loads {
         let taking = (0..).zip(backends).filter(|(_, (_, weight))| *weight > 0);
         let players: Box<[_]> = taking.map(|(position, &(id, weight))| Player { position, weight, slot: id.slot }).collect();
         let tournament = |_| Tournament {
-            standings: players.iter().map(|_| Standing::default()).collect(),
+            scores: players.iter().map(|_| Score::default()).collect(),
             winners: players.iter().map(|_| Counter::default()).collect(),
             choices: Counter::default(),
         };
@@ -128,7 +128,7 @@ impl Loads {
         let (count, choice) = (self.players.len(), tournament.choices.get());
         let nth = |n: u64| usize::try_from(n.checked_rem(count as u64)?).ok();
         let other = nth(choice)?;
-        tournament.standings[other].others.set(self.others(worker, other));
+        tournament.scores[other].others.set(self.others(worker, other));
         self.replay(tournament, other);
         for look in 0..OWN_LOOKS.min(count) {
             self.look(worker, tournament, nth(choice * OWN_LOOKS as u64 + look as u64)?);
@@ -141,20 +141,20 @@ impl Loads {
             }
         }
         let winner = self.winner(tournament, 1);
-        let standing = &tournament.standings[winner];
+        let score = &tournament.scores[winner];
         // The flow is counted when it is created. If none is created, the next refresh corrects the count.
-        standing.own.add(1);
+        score.own.add(1);
         tournament.choices.add(1);
-        standing.chosen.set(choice + 1);
+        score.chosen.set(choice + 1);
         self.replay(tournament, winner);
         Some(self.players[winner].position)
     }
 
     /// Refreshes the worker's own count of a player.
     fn look(&self, worker: usize, tournament: &Tournament, player: usize) {
-        let (standing, now) = (&tournament.standings[player], self.own(worker, player));
-        if standing.own.get() != now {
-            standing.own.set(now);
+        let (score, now) = (&tournament.scores[player], self.own(worker, player));
+        if score.own.get() != now {
+            score.own.set(now);
             self.replay(tournament, player);
         }
     }
@@ -170,9 +170,9 @@ impl Loads {
 
     /// Refreshes all counts and plays all games.
     fn open(&self, worker: usize, tournament: &Tournament) {
-        for (player, standing) in tournament.standings.iter().enumerate() {
-            standing.own.set(self.own(worker, player));
-            standing.others.set(self.others(worker, player));
+        for (player, score) in tournament.scores.iter().enumerate() {
+            score.own.set(self.own(worker, player));
+            score.others.set(self.others(worker, player));
         }
         (1..self.players.len()).rev().for_each(|game| self.play(tournament, game));
     }
@@ -188,8 +188,8 @@ impl Loads {
 
     fn play(&self, tournament: &Tournament, game: usize) {
         let (a, b) = (self.winner(tournament, 2 * game), self.winner(tournament, 2 * game + 1));
-        let of = |player: usize| (tournament.standings[player].flows(), self.players[player].weight);
-        let chosen = |player: usize| tournament.standings[player].chosen.get();
+        let of = |player: usize| (tournament.scores[player].flows(), self.players[player].weight);
+        let chosen = |player: usize| tournament.scores[player].chosen.get();
         let order = self.measure.compare(of(a), of(b)).then_with(|| chosen(a).cmp(&chosen(b))).then(a.cmp(&b));
         tournament.winners[game].set(if order.is_le() { a } else { b } as u64);
     }

@@ -50,12 +50,12 @@ const fn reduce(hash: u64, n: u32) -> u32 {
 
 /// The order in which a backend visits entries: offset, offset + skip, ... modulo the (prime) size.
 #[derive(Clone, Copy)]
-struct Order {
+struct Permutation {
     offset: u32,
     skip: u32,
 }
 
-impl Order {
+impl Permutation {
     fn new(backend: SocketAddr, spec: MaglevSpec) -> Self {
         let hash = identity_hash(backend, spec.seed);
         Self { offset: reduce(hash, spec.size), skip: reduce(split_mix(hash), spec.size - 1) + 1 }
@@ -73,7 +73,7 @@ impl MaglevTable {
         if spec.size < 3 {
             return Self { entries: Box::new([first]) };
         }
-        let orders: Vec<Order> = taking.iter().map(|&(_, address, _)| Order::new(address, spec)).collect();
+        let orders: Vec<Permutation> = taking.iter().map(|&(_, address, _)| Permutation::new(address, spec)).collect();
         let weights: Vec<u32> = taking.iter().map(|b| b.2.into()).collect();
         let mut entries = Filling::new(spec.size, orders).fill(&order_of_turns(&weights, spec.size));
         if taking.len() < backends.len() {
@@ -127,7 +127,7 @@ struct Walk {
 /// A table under construction, in three stages. Each stage is the cheapest for the number of entries that are still
 /// free.
 struct Filling {
-    orders: Vec<Order>,
+    orders: Vec<Permutation>,
     walks: Vec<Walk>,
     entries: Vec<u16>,
     /// One bit per entry: taken. 8 KB for 65,537 entries, where the entries themselves take 128 KB, so it stays in L1.
@@ -137,9 +137,10 @@ struct Filling {
 }
 
 impl Filling {
-    fn new(size: u32, orders: Vec<Order>) -> Self {
+    fn new(size: u32, orders: Vec<Permutation>) -> Self {
         let width = u64::MAX / u64::from(size);
-        let walk = |order: &Order| Walk { place: fraction(order.offset, size) + width / 2, step: fraction(order.skip, size) };
+        let walk =
+            |order: &Permutation| Walk { place: fraction(order.offset, size) + width / 2, step: fraction(order.skip, size) };
         Self {
             walks: orders.iter().map(walk).collect(),
             orders,
@@ -301,7 +302,7 @@ mod tests {
     /// ceil(k * largest / weight).
     fn paper(spec: MaglevSpec, backends: &[(SocketAddr, u16)]) -> Vec<u16> {
         let m = u64::from(spec.size);
-        let orders: Vec<_> = backends.iter().map(|b| Order::new(b.0, spec)).collect();
+        let orders: Vec<_> = backends.iter().map(|b| Permutation::new(b.0, spec)).collect();
         let permutation =
             |i: usize, j: u64| usize::try_from((u64::from(orders[i].offset) + j * u64::from(orders[i].skip)) % m).unwrap();
         let largest = u64::from(backends.iter().map(|b| b.1).max().unwrap());

@@ -21,7 +21,7 @@ const PER_BACKEND_MAX: u64 = 100;
 /// A worker's position, on a cache line that no other worker writes: it changes with every new flow.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Place(Counter);
+struct Turn(Counter);
 
 /// The round-robin scheduler of a frontend.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub(crate) struct Robin {
     /// Positions of backends.
     sequence: Vec<u16>,
     /// Indexed by worker.
-    places: Arc<[Place]>,
+    turns: Arc<[Turn]>,
 }
 
 impl Robin {
@@ -37,19 +37,19 @@ impl Robin {
     pub(crate) fn new(weights: &[u16], workers: usize, before: Option<&Self>) -> Self {
         let sequence = sequence(weights);
         let begin = |worker: usize| {
-            let place = Place::default();
-            place.0.set((worker * sequence.len() / workers.max(1)) as u64);
-            place
+            let turn = Turn::default();
+            turn.0.set((worker * sequence.len() / workers.max(1)) as u64);
+            turn
         };
-        let places = before.map_or_else(|| (0..workers).map(begin).collect(), |robin| robin.places.clone());
-        Self { sequence, places }
+        let turns = before.map_or_else(|| (0..workers).map(begin).collect(), |robin| robin.turns.clone());
+        Self { sequence, turns }
     }
 
     /// The position of the next backend for this worker.
     pub(crate) fn next(&self, worker: usize) -> Option<u16> {
-        let place = &self.places.get(worker)?.0;
-        let at = usize::try_from(place.get()).ok().filter(|&at| at < self.sequence.len()).unwrap_or(0);
-        place.set(at as u64 + 1);
+        let turn = &self.turns.get(worker)?.0;
+        let at = usize::try_from(turn.get()).ok().filter(|&at| at < self.sequence.len()).unwrap_or(0);
+        turn.set(at as u64 + 1);
         self.sequence.get(at).copied()
     }
 }

@@ -1,4 +1,4 @@
-//! Classifies addresses: which of them the gateway owns, and for which of them it answers ARP and NDP.
+//! Assigns roles to addresses: which of them the gateway owns, and for which of them it answers ARP and NDP.
 //!
 //! **Invariant:** an address that is answered without interruption, on a port that has not moved, keeps the sequence of
 //! the first snapshot that answered for it.
@@ -14,38 +14,38 @@ use proto::{Announce, Pool};
 
 use super::snat::is_on_link;
 use crate::port::{Link, PortIndex};
-use crate::snapshot::{Announced, Config, Network, Place, Places, PortConfig};
+use crate::snapshot::{AddressRole, AddressRoles, Announced, Config, Network, PortConfig};
 use crate::wire::{Address, TableHash};
 
-/// The classification of the addresses of one family.
-pub(super) fn places<A: Address>(config: &Config, network: &Network, pools: &[Pool], vips: &[IpAddr]) -> Places<A> {
-    let mut exact: HashMap<A, Place, TableHash> = HashMap::default();
+/// The roles of the addresses of one family.
+pub(super) fn roles<A: Address>(config: &Config, network: &Network, pools: &[Pool], vips: &[IpAddr]) -> AddressRoles<A> {
+    let mut exact: HashMap<A, AddressRole, TableHash> = HashMap::default();
     let mut put = |address: IpAddr, place| A::from_ip(address).map(|address| exact.insert(address, place));
     // Broadcast addresses first, since a VIP may be one: in a network of its own (a routed pool) it is an ordinary
     // address.
     for address in prefixes(config, network).flat_map(|(_, nets)| nets).filter_map(directed_broadcast) {
-        put(address, Place::Broadcast);
+        put(address, AddressRole::Broadcast);
     }
     for &vip in vips {
-        put(vip, Place::Vip);
+        put(vip, AddressRole::Vip);
     }
     for &address in config.snat.iter().chain(&config.tunnel.sources) {
-        put(address, Place::Snat);
+        put(address, AddressRole::Snat);
     }
-    // The twin's addresses last: they belong to the kernel whatever else they were classified as.
+    // The twin's addresses last: they belong to the kernel whatever other role they have.
     for &address in config.node_port_addresses.iter().chain(&network.addresses) {
-        put(address, Place::Twin(port_of(config, network, address)));
+        put(address, AddressRole::Twin(port_of(config, network, address)));
     }
     for (port, of_port) in ports(config) {
         for net in &of_port.addresses {
-            put(net.addr(), Place::Twin(port));
+            put(net.addr(), AddressRole::Twin(port));
         }
     }
     let ranges = pools.iter().flat_map(|pool| &pool.ranges);
     let mut pools: Vec<(A, A)> =
         ranges.filter_map(|range| Some((A::from_ip(range.first())?, A::from_ip(range.last())?))).collect();
     pools.sort_unstable();
-    Places { exact, pools }
+    AddressRoles { exact, pools }
 }
 
 /// The directed broadcast address of a prefix, if it has one (RFC 919; RFC 3021: prefixes of 31 bits have none).
@@ -83,7 +83,7 @@ pub(super) fn routed<'a>(pools: &'a [Pool], vips: &'a [IpAddr]) -> impl Iterator
 
 /// The addresses for which the gateway answers ARP and NDP, and since which snapshot.
 #[derive(Debug, Default)]
-pub(super) struct Answers {
+pub(super) struct AnnouncedAddresses {
     since: BTreeMap<(Link, IpAddr), u64>,
     /// The previous [`Network::moves`].
     moves: Vec<u64>,
@@ -91,7 +91,7 @@ pub(super) struct Answers {
     pub(super) problems: Vec<String>,
 }
 
-impl Answers {
+impl AnnouncedAddresses {
     /// Updates the answered addresses: SNAT addresses, tunnel sources that are not an address of a port, VIPs of `l2`
     /// pools, and the addresses of ports without twin. A port without link answers for nothing, so that all of its
     /// addresses count as new when the link returns; on a port that has moved they count as new at once.

@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::services::{Served, ServedPort};
-use super::slots::{TargetKey, nanoseconds};
+use super::services::{CompiledPort, CompiledService};
 use super::snat::SnatByLink;
+use super::targets::{TargetKey, nanoseconds};
 use crate::flow::BackendId;
 use crate::snapshot::Front;
 use crate::wire::{Address, FrontendKey, TableHash};
@@ -21,27 +21,27 @@ use crate::workers::SteeringTable;
 
 /// A frontend or backend of mode `dnat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Entry {
+struct DnatEntry {
     /// How long its flows may live after its removal.
     drain_ns: u64,
     /// Set when it was removed: the end of its drain time.
     until_ns: Option<u64>,
 }
 
-type Entries = HashMap<TargetKey, Entry, TableHash>;
+type Entries = HashMap<TargetKey, DnatEntry, TableHash>;
 
 /// Frontends and backends of mode `dnat`, present or draining.
 #[derive(Debug, Default)]
-pub(super) struct ByAddress {
+pub(super) struct DnatSteering {
     frontends: Entries,
     backends: Entries,
     /// When the first removed entry expires.
     due_ns: Option<u64>,
 }
 
-impl ByAddress {
-    /// Whether [`ByAddress::follow`] may find a change although no service of mode `dnat` changed. `listens_changed`:
-    /// another service changed, and may now have a frontend that is still steered by address.
+impl DnatSteering {
+    /// Whether [`DnatSteering::follow`] may find a change although no service of mode `dnat` changed.
+    /// `listens_changed`: another service changed, and may now have a frontend that is still steered by address.
     pub(super) fn is_due(&self, listens_changed: bool, now_ns: u64) -> bool {
         (listens_changed && !self.frontends.is_empty()) || self.due_ns.is_some_and(|due_ns| due_ns <= now_ns)
     }
@@ -50,13 +50,13 @@ impl ByAddress {
     /// anything changed.
     pub(super) fn follow<'s>(
         &mut self,
-        services: impl Iterator<Item = &'s Served>,
+        services: impl Iterator<Item = &'s CompiledService>,
         listens: impl Fn(&TargetKey) -> bool,
         now_ns: u64,
     ) -> bool {
         let (mut frontends, mut backends) = (Entries::default(), Entries::default());
         for served in services.filter(|served| served.is_dnat()) {
-            let entry = Entry { drain_ns: nanoseconds(served.source.drain_timeout), until_ns: None };
+            let entry = DnatEntry { drain_ns: nanoseconds(served.source.drain_timeout), until_ns: None };
             let listens = served.ports.iter().flat_map(|port| port.listens.iter().map(|at| (port.protocol, *at)));
             frontends.extend(listens.map(|key| (key, entry)));
             backends.extend(served.backends.keys().map(|key| (*key, entry)));
@@ -84,7 +84,7 @@ fn keep_gone(before: &Entries, now: &mut Entries, now_ns: u64, is_another: impl 
     for (key, entry) in before.iter().filter(|(key, _)| !is_another(key)) {
         let until_ns = entry.until_ns.unwrap_or_else(|| now_ns.saturating_add(entry.drain_ns));
         if now_ns < until_ns {
-            now.entry(*key).or_insert(Entry { until_ns: Some(until_ns), ..*entry });
+            now.entry(*key).or_insert(DnatEntry { until_ns: Some(until_ns), ..*entry });
         }
     }
 }
@@ -99,7 +99,7 @@ fn keys<A: Address>(entries: &Entries) -> HashSet<FrontendKey<A>, TableHash> {
 type Fronts<A> = HashMap<FrontendKey<A>, Option<Front<A>>, TableHash>;
 
 /// The maps of both families. A backend behind several frontends, of one service or several, maps to `None`.
-pub(super) fn fronts<'a>(services: impl Iterator<Item = &'a Served>) -> (Arc<Fronts<u32>>, Arc<Fronts<u128>>) {
+pub(super) fn fronts<'a>(services: impl Iterator<Item = &'a CompiledService>) -> (Arc<Fronts<u32>>, Arc<Fronts<u128>>) {
     let (mut v4, mut v6) = (Fronts::default(), Fronts::default());
     for port in services.filter(|served| served.is_dnat()).flat_map(|served| &served.ports) {
         for (backend, id) in port.backends() {
@@ -112,7 +112,7 @@ pub(super) fn fronts<'a>(services: impl Iterator<Item = &'a Served>) -> (Arc<Fro
     (Arc::new(v4), Arc::new(v6))
 }
 
-fn put<A: Address>(fronts: &mut Fronts<A>, port: &ServedPort, backend: SocketAddr, id: BackendId) {
+fn put<A: Address>(fronts: &mut Fronts<A>, port: &CompiledPort, backend: SocketAddr, id: BackendId) {
     let Some(address) = A::from_ip(backend.ip()) else { return };
     for at in &port.listens {
         let Some(vip) = A::from_ip(at.ip()) else { continue };

@@ -10,24 +10,26 @@
 
 mod addresses;
 mod dnat;
+mod drain;
 mod network;
 mod services;
-mod slots;
 mod snat;
+mod targets;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use addresses::Answers;
-use dnat::ByAddress;
+use addresses::AnnouncedAddresses;
+use dnat::DnatSteering;
+use drain::Backends;
 use hashbrown::HashMap;
 use imbl::ordmap::DiffItem;
-use network::{News, Ways};
+use network::{NetworkChange, RouteBook};
 use proto::{Generation, Mode, Pool, ProbeTags, ServiceName, Services, State};
-use services::{Served, Surroundings};
-use slots::{Backends, TargetKey};
+use services::{CompileContext, CompiledService};
 use snat::SnatTables;
+use targets::TargetKey;
 
 use crate::port::PortIndex;
 use crate::snapshot::{Config, FamilyTables, Health, Network, Pieces, Snapshot, Tunnels, Views, VlanLink};
@@ -42,10 +44,10 @@ pub struct Compiler {
     counters: Arc<[Arc<WorkerCounters>]>,
     snat: SnatTables,
     tunnels: Arc<Tunnels>,
-    ways: Ways,
+    ways: RouteBook,
     backends: Backends,
     /// In the order of the services in the state.
-    services: BTreeMap<ServiceName, Served>,
+    services: BTreeMap<ServiceName, CompiledService>,
     failing: HashSet<TargetKey>,
     failing_for: BTreeMap<ServiceName, HashSet<TargetKey>>,
     pools: Vec<Pool>,
@@ -53,8 +55,8 @@ pub struct Compiler {
     down: Vec<PortIndex>,
     moves: Vec<u64>,
     vlans: Vec<VlanLink>,
-    answers: Answers,
-    by_address: ByAddress,
+    announced_addresses: AnnouncedAddresses,
+    dnat_steering: DnatSteering,
     conflicts: Vec<String>,
     failing_open: Vec<String>,
     /// The end of the grace period of each replaced table, with its service.
@@ -78,15 +80,15 @@ impl Compiler {
         let network = Network::default();
         let snat = SnatTables::new(&config, &network);
         let tunnels = Arc::new(Tunnels::new(&config));
-        let mut ways = Ways::new(ports.clone());
-        let mut answers = Answers::default();
+        let mut ways = RouteBook::new(ports.clone());
+        let mut announced_addresses = AnnouncedAddresses::default();
         let last = Snapshot {
             sequence: 0,
             generation: Generation::default(),
             ready: false,
             ports,
-            v4: FamilyTables::new(addresses::places(&config, &network, &[], &[]), snat.v4.clone()),
-            v6: FamilyTables::new(addresses::places(&config, &network, &[], &[]), snat.v6.clone()),
+            v4: FamilyTables::new(addresses::roles(&config, &network, &[], &[]), snat.v4.clone()),
+            v6: FamilyTables::new(addresses::roles(&config, &network, &[], &[]), snat.v6.clone()),
             frontends: Pieces::default(),
             affinity: None,
             backends: crate::snapshot::BackendTable::default(),
@@ -97,7 +99,7 @@ impl Compiler {
             vlans: snat.vlans.clone(),
             promiscuous: Arc::default(),
             vlan_mtus: Arc::default(),
-            announced: answers.update(&config, &[], &[], &network, 1),
+            announced: announced_addresses.update(&config, &[], &[], &network, 1),
             routed: Arc::default(),
             managed: Arc::default(),
             shortest_idle_timeout: None,
@@ -108,7 +110,7 @@ impl Compiler {
             snat,
             tunnels,
             ways,
-            answers,
+            announced_addresses,
             finished: last.clone(),
             last,
             config,
@@ -121,7 +123,7 @@ impl Compiler {
             addresses: Vec::new(),
             down: Vec::new(),
             moves: Vec::new(),
-            by_address: ByAddress::default(),
+            dnat_steering: DnatSteering::default(),
             vlans: Vec::new(),
             conflicts: Vec::new(),
             failing_open: Vec::new(),
@@ -154,8 +156,8 @@ impl Compiler {
         self.backends.expire(now_ns);
         let vlans_changed = self.follow_vlans(network);
         let all = self.follow_network(network, health, vlans_changed, now_ns);
-        let turn = self.follow_services(state, health, all, now_ns);
-        let listens_changed = turn.listens;
+        let changes = self.follow_services(state, health, all, now_ns);
+        let listens_changed = changes.listens;
         if listens_changed {
             self.index_frontends();
         }
@@ -166,9 +168,9 @@ impl Compiler {
             self.addresses.clone_from(&network.addresses);
             self.down.clone_from(&network.down);
             self.moves.clone_from(&network.moves);
-            self.update_places(network);
+            self.update_roles(network);
         }
-        if turn.dnat || self.is_anew || self.by_address.is_due(listens_changed, now_ns) {
+        if changes.dnat || self.is_anew || self.dnat_steering.is_due(listens_changed, now_ns) {
             self.update_steering(now_ns);
         }
         let last = &mut self.last;
@@ -180,7 +182,7 @@ impl Compiler {
         last.backends = self.backends.table.clone();
         last.routes = self.ways.share();
         last.managed = self.ways.managed(self.backends.targets.next_hops());
-        let problems = self.answers.problems.iter().chain(&self.conflicts).chain(&self.failing_open).cloned();
+        let problems = self.announced_addresses.problems.iter().chain(&self.conflicts).chain(&self.failing_open).cloned();
         last.problems = problems.chain(self.ways.problem()).collect();
         self.finished = last.clone();
         (self.is_whole, self.is_anew) = (true, false);
@@ -193,7 +195,7 @@ impl Compiler {
         let mut anew = Self { counters: self.counters.clone(), ..Self::new(self.config.clone()) };
         anew.ways.follow_epoch(&self.finished.routes);
         anew.backends = Backends::taken_over(self.finished.backends.clone(), &self.backends, now_ns);
-        anew.by_address = std::mem::take(&mut self.by_address);
+        anew.dnat_steering = std::mem::take(&mut self.dnat_steering);
         anew.last.sequence = self.last.sequence;
         anew.last.affinity = self.finished.affinity.clone();
         anew.last.probe_tags = self.last.probe_tags.clone();
@@ -231,13 +233,13 @@ impl Compiler {
     fn follow_network(&mut self, network: &Network, health: &Health, vlans_changed: bool, now_ns: u64) -> bool {
         self.follow_macs(network);
         let news = self.ways.follow(network);
-        let must_resolve = news == News::Routes || vlans_changed || self.is_anew;
-        if news == News::Nothing && !must_resolve {
+        let must_resolve = news == NetworkChange::Routes || vlans_changed || self.is_anew;
+        if news == NetworkChange::Nothing && !must_resolve {
             return false;
         }
         let mut all = false;
         if must_resolve {
-            let mut around = Surroundings {
+            let mut context = CompileContext {
                 ways: &mut self.ways,
                 snat: &self.snat,
                 tunnels: &self.tunnels,
@@ -248,7 +250,7 @@ impl Compiler {
                 grace: self.config.flows.table_grace,
                 now_ns,
             };
-            all = self.backends.targets.resolve(|address| around.reach(address));
+            all = self.backends.targets.resolve(|address| context.reach(address));
             self.backends.follow_targets();
         }
         self.ways.forget(self.backends.targets.next_hops());
@@ -271,12 +273,12 @@ impl Compiler {
 
     /// Compiles the services that changed. No other service is visited: the names of 10,000 services alone exceed a
     /// cache.
-    fn follow_services(&mut self, state: &State, health: &Health, all: bool, now_ns: u64) -> Turn {
-        let (changed, mut turn) = self.follow_names(state, now_ns);
+    fn follow_services(&mut self, state: &State, health: &Health, all: bool, now_ns: u64) -> ServiceChanges {
+        let (changed, mut changes) = self.follow_names(state, now_ns);
         let changed = if all { self.services.keys().cloned().collect() } else { changed };
         let changed = self.affected_by(health, changed);
         let changed = self.over(changed, now_ns);
-        let mut around = Surroundings {
+        let mut context = CompileContext {
             affinity: self.last.affinity.clone(),
             ways: &mut self.ways,
             snat: &self.snat,
@@ -289,48 +291,48 @@ impl Compiler {
         };
         for name in &changed {
             let Some((service, served)) = state.services.get(name).zip(self.services.get_mut(name)) else { continue };
-            let (before, grace_before) = (served.standing(), served.grace_due_ns);
-            turn.dnat |= served.is_dnat() || service.mode == Mode::Dnat;
-            turn.listens |= served.compile(service, &mut self.backends, &mut around);
-            turn.standing |= before != served.standing();
+            let (before, grace_before) = (served.summary(), served.grace_due_ns);
+            changes.dnat |= served.is_dnat() || service.mode == Mode::Dnat;
+            changes.listens |= served.compile(service, &mut self.backends, &mut context);
+            changes.summary |= before != served.summary();
             grace_before.map(|due_ns| self.graces.remove(&(due_ns, served.name.clone())));
             self.graces.extend(served.grace_due_ns.map(|due_ns| (due_ns, served.name.clone())));
             self.last.services.insert(served.name.clone(), served.view.clone());
         }
-        self.last.affinity = around.affinity;
-        self.place_frontends(&changed, turn.listens);
-        if turn.standing || turn.listens {
+        self.last.affinity = context.affinity;
+        self.place_frontends(&changed, changes.listens);
+        if changes.summary || changes.listens {
             self.sum_up();
         }
-        if turn.dnat {
+        if changes.dnat {
             (self.last.v4.fronts, self.last.v6.fronts) = dnat::fronts(self.services.values());
         }
         self.state = state.services.clone();
-        turn
+        changes
     }
 
     /// Adds new services and ends removed ones. Returns the services that are new or changed.
-    fn follow_names(&mut self, state: &State, now_ns: u64) -> (BTreeSet<ServiceName>, Turn) {
-        let (mut changed, mut turn) = (BTreeSet::new(), Turn::default());
+    fn follow_names(&mut self, state: &State, now_ns: u64) -> (BTreeSet<ServiceName>, ServiceChanges) {
+        let (mut changed, mut changes) = (BTreeSet::new(), ServiceChanges::default());
         for item in self.state.diff(&state.services) {
             match item {
                 DiffItem::Add(name, service) => {
                     changed.insert(name.clone());
-                    turn.listens = true;
-                    self.services.entry(name.clone()).or_insert_with(|| Served::new(service));
+                    changes.listens = true;
+                    self.services.entry(name.clone()).or_insert_with(|| CompiledService::new(service));
                 }
                 DiffItem::Update { new: (name, _), .. } => _ = changed.insert(name.clone()),
                 DiffItem::Remove(name, _) => {
-                    turn.listens = true;
+                    changes.listens = true;
                     let Some(served) = self.services.remove(name) else { continue };
-                    turn.dnat |= served.is_dnat();
+                    changes.dnat |= served.is_dnat();
                     served.end(&mut self.backends, now_ns);
                     served.grace_due_ns.map(|due_ns| self.graces.remove(&(due_ns, served.name.clone())));
                     self.last.services.remove(name);
                 }
             }
         }
-        (changed, turn)
+        (changed, changes)
     }
 
     /// Adds the services with backends whose probe results changed.
@@ -338,7 +340,7 @@ impl Compiler {
         let turned: Vec<TargetKey> = self.failing.symmetric_difference(&health.failing).copied().collect();
         if !turned.is_empty() {
             self.failing.clone_from(&health.failing);
-            let is_affected = |served: &&Served| turned.iter().any(|key| served.backends.contains_key(key));
+            let is_affected = |served: &&CompiledService| turned.iter().any(|key| served.backends.contains_key(key));
             changed.extend(self.services.values().filter(is_affected).map(|served| ServiceName::clone(&served.name)));
         }
         if self.failing_for != health.failing_for {
@@ -416,33 +418,33 @@ impl Compiler {
             IpAddr::V4(address) => last.frontend(u32::from(address), protocol.number(), at.port()).is_some(),
             IpAddr::V6(address) => last.frontend(u128::from(address), protocol.number(), at.port()).is_some(),
         };
-        if self.by_address.follow(self.services.values(), listens, now_ns) || self.is_anew {
-            last.v4.steering = Arc::new(self.by_address.table(&self.snat.v4));
-            last.v6.steering = Arc::new(self.by_address.table(&self.snat.v6));
+        if self.dnat_steering.follow(self.services.values(), listens, now_ns) || self.is_anew {
+            last.v4.steering = Arc::new(self.dnat_steering.table(&self.snat.v4));
+            last.v6.steering = Arc::new(self.dnat_steering.table(&self.snat.v6));
         }
     }
 
-    fn update_places(&mut self, network: &Network) {
+    fn update_roles(&mut self, network: &Network) {
         let ports = self.services.values().flat_map(|served| &served.ports);
         let vips: BTreeSet<IpAddr> = ports.flat_map(|port| port.listens[..port.vips].iter().map(|at| at.ip())).collect();
         let vips: Vec<IpAddr> = vips.into_iter().collect();
         let last = &mut self.last;
-        last.v4.places = Arc::new(addresses::places(&self.config, network, &self.pools, &vips));
-        last.v6.places = Arc::new(addresses::places(&self.config, network, &self.pools, &vips));
+        last.v4.roles = Arc::new(addresses::roles(&self.config, network, &self.pools, &vips));
+        last.v6.roles = Arc::new(addresses::roles(&self.config, network, &self.pools, &vips));
         last.routed = addresses::routed(&self.pools, &vips).collect();
-        last.announced = self.answers.update(&self.config, &self.pools, &vips, network, last.sequence);
+        last.announced = self.announced_addresses.update(&self.config, &self.pools, &vips, network, last.sequence);
     }
 }
 
 /// What changed when the services were compiled.
 #[derive(Clone, Copy, Debug, Default)]
-struct Turn {
+struct ServiceChanges {
     /// The set of services, or the addresses and ports of any.
     listens: bool,
     /// Any service of mode `dnat`.
     dnat: bool,
     /// Anything that the snapshot summarises over all services.
-    standing: bool,
+    summary: bool,
 }
 
 fn claim<A: Address>(

@@ -22,7 +22,7 @@ use proto::limits::MAGLEV_HASH_VERSION;
 use crate::choose::MaglevTable;
 use crate::flow::UNRESOLVED;
 use crate::port::{Link, PortIndex};
-use crate::snapshot::{Exit, GROUP_TABLE, Group, Network, NextHop, NextHopKey, PortConfig, Route, Routes, VlanLink, Way};
+use crate::snapshot::{Exit, GROUP_TABLE, Group, Network, NextHop, NextHopKey, PortConfig, Route, RouteTarget, Routes, VlanLink};
 use crate::wire::{Mac, TableHash};
 
 /// Maximum number of distinct groups of next hops: 2 KB of table each, 2 MB together. A gateway with full tables of two
@@ -37,7 +37,7 @@ const REUSED_TOGETHER: usize = 256;
 
 /// What changed in the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum News {
+pub(super) enum NetworkChange {
     Nothing,
     /// Neighbours were added, removed or changed. The routes to targets are the same.
     Neighbours,
@@ -47,7 +47,7 @@ pub(super) enum News {
 
 /// The inputs of the routes, kept for comparison, and the routes.
 #[derive(Debug)]
-pub(super) struct Ways {
+pub(super) struct RouteBook {
     ports: Arc<[PortConfig]>,
     network: Network,
     macs: HashMap<NextHopKey, Mac, TableHash>,
@@ -64,7 +64,7 @@ pub(super) struct Ways {
     shared: Option<Arc<Routes>>,
 }
 
-impl Ways {
+impl RouteBook {
     /// Starts with connected prefixes only.
     pub(super) fn new(ports: Arc<[PortConfig]>) -> Self {
         let routes = Routes {
@@ -105,11 +105,11 @@ impl Ways {
         self.shared = None;
     }
 
-    /// Takes over the kernel's current state. If anything changed, the caller must call [`Ways::forget`] after handling
-    /// it.
-    pub(super) fn follow(&mut self, network: &Network) -> News {
+    /// Takes over the kernel's current state. If anything changed, the caller must call [`RouteBook::forget`] after
+    /// handling it.
+    pub(super) fn follow(&mut self, network: &Network) -> NetworkChange {
         if self.network == *network {
-            return News::Nothing;
+            return NetworkChange::Nothing;
         }
         self.shared = None;
         let routes_changed = self.network.routes != network.routes || self.network.unreachable != network.unreachable;
@@ -129,7 +129,7 @@ impl Ways {
         for hop in self.routes.next_hops.iter_mut().flatten() {
             hop.mac = self.macs.get(&(hop.link, hop.address)).copied();
         }
-        if routes_changed { News::Routes } else { News::Neighbours }
+        if routes_changed { NetworkChange::Routes } else { NetworkChange::Neighbours }
     }
 
     fn rebuild_routes(&mut self) {
@@ -148,17 +148,17 @@ impl Ways {
             IpNet::V6(to) => drop(tries.1.insert(to, way)),
         };
         for to in &nowhere {
-            put(*to, Way::Nowhere);
+            put(*to, RouteTarget::Nowhere);
         }
         let mut groups = Groups::default();
         self.ungrouped = 0;
         for several in routes.chunk_by(|a, b| a.to == b.to) {
-            let way = self.way(several, &mut groups);
-            put(several[0].to, way); // a chunk is not empty
+            let target = self.target(several, &mut groups);
+            put(several[0].to, target); // a chunk is not empty
         }
         self.network.unreachable = nowhere;
         let routers = tries.0.values().chain(tries.1.values());
-        self.routers = routers.filter_map(|way| if let Way::Via(slot) = way { Some(*slot) } else { None }).collect();
+        self.routers = routers.filter_map(|way| if let RouteTarget::Via(slot) = way { Some(*slot) } else { None }).collect();
         self.routers.extend(groups.made.iter().flat_map(|group| group.members.iter().copied()));
         (self.routes.v4, self.routes.v6, self.routes.groups) = (Arc::new(tries.0), Arc::new(tries.1), groups.made.into());
         self.look_again();
@@ -171,17 +171,17 @@ impl Ways {
     }
 
     /// The result of all routes to one destination. An on-link route takes precedence over routes by routers.
-    fn way(&mut self, several: &[Route], groups: &mut Groups) -> Way {
+    fn target(&mut self, several: &[Route], groups: &mut Groups) -> RouteTarget {
         let routers: Vec<(NextHopKey, u16)> =
             several.iter().filter_map(|route| Some(((route.link, route.via?), route.weight))).take(MEMBERS_MAX).collect();
         match (&several[0], &routers[..]) {
-            (Route { via: None, link, .. }, _) => Way::OnLink(*link),
-            (_, [(router, _)]) => Way::Via(self.slot(*router)),
+            (Route { via: None, link, .. }, _) => RouteTarget::OnLink(*link),
+            (_, [(router, _)]) => RouteTarget::Via(self.slot(*router)),
             _ => {
                 let members: Vec<(u32, u16)> = routers.iter().map(|&(router, weight)| (self.slot(router), weight)).collect();
                 let number = groups.number(members, &routers);
                 self.ungrouped += usize::from(number.is_none());
-                number.map_or(Way::Via(self.slot(routers[0].0)), Way::Via)
+                number.map_or(RouteTarget::Via(self.slot(routers[0].0)), RouteTarget::Via)
             }
         }
     }
@@ -237,10 +237,10 @@ impl Ways {
 
     /// The slot of the next hop towards a backend; an on-link backend is its own next hop.
     pub(super) fn next_hop_to(&mut self, address: IpAddr) -> u32 {
-        match self.routes.way(address) {
-            Some(Way::Via(next_hop)) => next_hop,
-            Some(Way::OnLink(link)) => self.slot((link, address)),
-            Some(Way::Nowhere) | None => UNRESOLVED,
+        match self.routes.target(address) {
+            Some(RouteTarget::Via(next_hop)) => next_hop,
+            Some(RouteTarget::OnLink(link)) => self.slot((link, address)),
+            Some(RouteTarget::Nowhere) | None => UNRESOLVED,
         }
     }
 
@@ -314,6 +314,5 @@ fn exit_by(ports: &[PortConfig], vlans: &[VlanLink], hop: &NextHop) -> Option<Ex
     let port = ports.get(usize::from(link.port().0))?;
     let vlan = vlans.binary_search_by_key(&link, |vlan| vlan.link).ok().map(|at| &vlans[at]);
     let mtu = vlan.map_or(port.mtu, |vlan| vlan.mtu.min(port.mtu));
-    let plain_mtu = if link.is_tagged() { 0 } else { mtu };
-    Some(Exit { destination_mac, source_mac: port.mac, mtu, plain_mtu, link, port: link.port() })
+    Some(Exit::new(link, mtu, port.mac, destination_mac))
 }

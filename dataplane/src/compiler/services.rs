@@ -15,9 +15,10 @@ use hashbrown::HashMap;
 use proto::limits::MAGLEV_HASH_VERSION;
 use proto::{BackendState, Family, MaglevSpec, Mode, Probe, Protocol, Reason, Refusal, Service, ServiceName, ServicePort};
 
-use super::network::Ways;
-use super::slots::{Backends, Reach, TargetKey, nanoseconds};
+use super::drain::Backends;
+use super::network::RouteBook;
 use super::snat::SnatTables;
+use super::targets::{Reach, TargetKey, nanoseconds};
 use crate::choose::{HashedBy, MaglevTable, Schedule, SourceRanges};
 use crate::flow::{AffinityTable, BackendId, Tick, UNRESOLVED};
 use crate::port::Link;
@@ -26,8 +27,8 @@ use crate::stats::WorkerCounters;
 use crate::wire::{TableHash, TupleHash};
 
 /// The inputs that services are compiled against.
-pub(super) struct Surroundings<'a> {
-    pub(super) ways: &'a mut Ways,
+pub(super) struct CompileContext<'a> {
+    pub(super) ways: &'a mut RouteBook,
     pub(super) snat: &'a SnatTables,
     pub(super) tunnels: &'a Tunnels,
     pub(super) health: &'a Health,
@@ -41,7 +42,7 @@ pub(super) struct Surroundings<'a> {
     pub(super) now_ns: u64,
 }
 
-impl Surroundings<'_> {
+impl CompileContext<'_> {
     /// How a target is currently reached.
     pub(super) fn reach(&mut self, address: SocketAddr) -> Reach {
         let next_hop = self.ways.next_hop_to(address.ip());
@@ -57,11 +58,11 @@ impl Surroundings<'_> {
 
 /// A service as it was last compiled.
 #[derive(Debug)]
-pub(super) struct Served {
+pub(super) struct CompiledService {
     pub(super) source: Arc<Service>,
     pub(super) name: Arc<ServiceName>,
     pub(super) backends: HashMap<TargetKey, BackendId, TableHash>,
-    pub(super) ports: Vec<ServedPort>,
+    pub(super) ports: Vec<CompiledPort>,
     pub(super) view: Arc<ServiceView>,
     /// The refusal by this gateway, not by the controller.
     pub(super) refusal: Option<Refusal>,
@@ -80,7 +81,7 @@ pub(super) struct Served {
 
 /// One port of a service. The table is kept together with its inputs.
 #[derive(Debug)]
-pub(super) struct ServedPort {
+pub(super) struct CompiledPort {
     pub(super) protocol: Protocol,
     /// Addresses and ports of the frontends, VIPs first.
     pub(super) listens: Vec<SocketAddr>,
@@ -91,7 +92,7 @@ pub(super) struct ServedPort {
     weights: Vec<(SocketAddr, u16)>,
 }
 
-impl ServedPort {
+impl CompiledPort {
     /// The backends, each with its slot.
     pub(super) fn backends(&self) -> impl Iterator<Item = (SocketAddr, BackendId)> {
         self.weights.iter().map(|(address, _)| *address).zip(self.frontend.backends.iter().copied())
@@ -108,7 +109,7 @@ fn unsupported(service: &Service) -> Option<Refusal> {
     Some(Refusal { reason: Reason::Unsupported, message })
 }
 
-impl Served {
+impl CompiledService {
     /// A service that is not compiled yet.
     pub(super) fn new(source: &Arc<Service>) -> Self {
         let name = Arc::new(source.name.clone());
@@ -131,7 +132,7 @@ impl Served {
     }
 
     /// Compiles the service. Returns true when its addresses or ports have changed.
-    pub(super) fn compile(&mut self, source: &Arc<Service>, backends: &mut Backends, around: &mut Surroundings<'_>) -> bool {
+    pub(super) fn compile(&mut self, source: &Arc<Service>, backends: &mut Backends, context: &mut CompileContext<'_>) -> bool {
         if self.source.source_ranges != source.source_ranges {
             self.sources = source_ranges(source);
         }
@@ -141,9 +142,9 @@ impl Served {
         self.failing_open.clear();
         let serves = source.refusal.is_none() && self.refusal.is_none();
         let ports: &[ServicePort] = if serves { &source.ports } else { &[] };
-        let no_room = self.take_backends(ports, backends, around);
-        if source.affinity.is_some() && around.affinity.is_none() {
-            around.affinity = AffinityTable::new().map(Arc::new);
+        let no_room = self.take_backends(ports, backends, context);
+        if source.affinity.is_some() && context.affinity.is_none() {
+            context.affinity = AffinityTable::new().map(Arc::new);
         }
         let mut old = std::mem::take(&mut self.ports).into_iter();
         let mut listens_before = Vec::new();
@@ -152,10 +153,10 @@ impl Served {
         for port in ports {
             let before = old.next();
             listens_before.extend(before.as_ref().map(|port| (port.protocol, port.listens.clone())));
-            let listed = self.listed(port, backends, around);
+            let listed = self.listed(port, backends, context);
             self.failing_open.extend(failing_open(&self.name, port, &listed, source.health.fail_open));
             let unreachable = !listed.is_empty() && listed.iter().all(|b| !b.is_reachable);
-            let (served, view) = self.serve_port(port, &listed, before, unreachable, around);
+            let (served, view) = self.serve_port(port, &listed, before, unreachable, context);
             accepting.extend(view.backends.iter().filter(|b| b.accepts_new).map(|b| b.id));
             failing.extend(view.backends.iter().filter(|b| !b.healthy).map(|b| b.id));
             if unreachable {
@@ -172,18 +173,18 @@ impl Served {
         if no_room {
             self.refusal.get_or_insert_with(too_many_targets);
         }
-        let (idle_timeout, now) = (source.idle_timeout.map(Into::into), Tick::at(around.now_ns));
+        let (idle_timeout, now) = (source.idle_timeout.map(Into::into), Tick::at(context.now_ns));
         for &id in self.backends.values() {
             backends.set_policy(id, accepting.contains(&id), failing.contains(&id), idle_timeout, now);
         }
         listens_before.extend(old.map(|port| (port.protocol, port.listens)));
-        self.grace_due_ns = self.due_ns(around.grace);
+        self.grace_due_ns = self.due_ns(context.grace);
         self.view = Arc::new(view_of(source, &self.name, self.refusal.clone(), views));
         !listens_before.iter().map(|(p, l)| (p, l)).eq(self.ports.iter().map(|port| (&port.protocol, &port.listens)))
     }
 
     /// What the snapshot summarises over all services.
-    pub(super) fn standing(&self) -> (Option<Refusal>, Vec<String>, Option<Duration>) {
+    pub(super) fn summary(&self) -> (Option<Refusal>, Vec<String>, Option<Duration>) {
         (self.refusal.clone(), self.failing_open.clone(), self.idle_timeout)
     }
 
@@ -193,7 +194,7 @@ impl Served {
     }
 
     /// Assigns a slot to each listed backend and lets the others drain. Returns true when there was no room for some.
-    fn take_backends(&mut self, ports: &[ServicePort], backends: &mut Backends, around: &mut Surroundings<'_>) -> bool {
+    fn take_backends(&mut self, ports: &[ServicePort], backends: &mut Backends, context: &mut CompileContext<'_>) -> bool {
         let mut old = std::mem::take(&mut self.backends);
         let mut no_room = false;
         for (protocol, address) in ports.iter().flat_map(|p| p.all_backends().map(|b| (p.protocol, b.address))) {
@@ -201,13 +202,13 @@ impl Served {
             if self.backends.contains_key(&key) {
                 continue;
             }
-            let now_ns = around.now_ns;
-            match old.remove(&key).or_else(|| backends.add(&self.name, key, now_ns, |address| around.reach(address))) {
+            let now_ns = context.now_ns;
+            match old.remove(&key).or_else(|| backends.add(&self.name, key, now_ns, |address| context.reach(address))) {
                 Some(id) => drop(self.backends.insert(key, id)),
                 None => no_room = true,
             }
         }
-        self.drain(old.into_values(), backends, around.now_ns);
+        self.drain(old.into_values(), backends, context.now_ns);
         no_room
     }
 
@@ -221,11 +222,11 @@ impl Served {
         self.drain(self.backends.values().copied(), backends, now_ns);
     }
 
-    fn listed(&self, port: &ServicePort, backends: &Backends, around: &Surroundings<'_>) -> Vec<Listed> {
+    fn listed(&self, port: &ServicePort, backends: &Backends, context: &CompileContext<'_>) -> Vec<Listed> {
         let probed = self.source.health.probe != Probe::None;
-        let failing_here = around.health.failing_for.get(&*self.name);
+        let failing_here = context.health.failing_for.get(&*self.name);
         let fails =
-            |key: &TargetKey| (probed && around.health.failing.contains(key)) || failing_here.is_some_and(|f| f.contains(key));
+            |key: &TargetKey| (probed && context.health.failing.contains(key)) || failing_here.is_some_and(|f| f.contains(key));
         let listed = |backend: proto::Backend| {
             let key = (port.protocol, backend.address);
             let id = *self.backends.get(&key)?;
@@ -245,17 +246,17 @@ impl Served {
         &self,
         port: &ServicePort,
         listed: &[Listed],
-        before: Option<ServedPort>,
+        before: Option<CompiledPort>,
         unreachable: bool,
-        around: &Surroundings<'_>,
-    ) -> (ServedPort, PortView) {
+        context: &CompileContext<'_>,
+    ) -> (CompiledPort, PortView) {
         let weights = weights(listed, self.source.health.fail_open);
         let at = |addresses: &[IpAddr], port_number: u16| -> Vec<SocketAddr> {
             let of_family = addresses.iter().filter(|a| Family::of(**a) == port.family);
             of_family.map(|&address| SocketAddr::new(address, port_number)).collect()
         };
         let mut listens = at(&port.vips, port.port);
-        listens.extend(port.node_port.map(|number| at(around.node_port_addresses, number)).unwrap_or_default());
+        listens.extend(port.node_port.map(|number| at(context.node_port_addresses, number)).unwrap_or_default());
         let mut vips = port.vips.len();
         if unreachable {
             listens.clear();
@@ -277,12 +278,12 @@ impl Served {
             app_protocol: port.app_protocol.clone(),
         };
         let ids = listed.iter().map(|b| b.id).collect();
-        let frontend = self.frontend(port, &weights, ids, before, around);
-        (ServedPort { protocol: port.protocol, listens, vips, frontend, spec: port.maglev, weights }, view)
+        let frontend = self.frontend(port, &weights, ids, before, context);
+        (CompiledPort { protocol: port.protocol, listens, vips, frontend, spec: port.maglev, weights }, view)
     }
 }
 
-impl Served {
+impl CompiledService {
     /// The frontend of a port: the previous one if nothing about it changed, otherwise a new one, with the previous
     /// table if that did not change.
     fn frontend(
@@ -290,15 +291,15 @@ impl Served {
         port: &ServicePort,
         weights: &[(SocketAddr, u16)],
         backends: Box<[BackendId]>,
-        before: Option<ServedPort>,
-        around: &Surroundings<'_>,
+        before: Option<CompiledPort>,
+        context: &CompileContext<'_>,
     ) -> Arc<Frontend> {
         let table = before.as_ref().filter(|old| old.spec == port.maglev && old.weights == weights);
         let table = table.map(|old| old.frontend.table.clone());
         let table = table.unwrap_or_else(|| Arc::new(MaglevTable::build(port.maglev, weights)));
         let policy = self.policy(port);
         let before = before.map(|old| old.frontend);
-        let previous = self.previous(before.as_ref(), &table, around);
+        let previous = self.previous(before.as_ref(), &table, context);
         let is_as = |old: &Arc<Frontend>| {
             Arc::ptr_eq(&old.table, &table)
                 && old.backends == backends
@@ -312,10 +313,10 @@ impl Served {
         let before = before.as_ref().map(|old| &old.schedule);
         let schedule = match policy.affinity {
             Some(_) => Schedule::Hash,
-            None => Schedule::new(policy.scheduler, &weighted, around.counters, before),
+            None => Schedule::new(policy.scheduler, &weighted, context.counters, before),
         };
         let taking = || weighted.iter().filter(|(_, weight)| *weight > 0).map(|&(id, _)| id);
-        let affinity = policy.affinity.zip(around.affinity.as_ref());
+        let affinity = policy.affinity.zip(context.affinity.as_ref());
         let affinity = affinity.map(|(timeout, table)| Affinity::new(table.clone(), timeout, taking()));
         let hash = TupleHash::new(if policy.affinity.is_some() { self.seed(port) } else { port.maglev.seed });
         Arc::new(Frontend { service: self.name.clone(), hash, table, backends, policy, schedule, affinity, previous })
@@ -327,11 +328,11 @@ impl Served {
         &self,
         before: Option<&Arc<Frontend>>,
         table: &Arc<MaglevTable>,
-        around: &Surroundings<'_>,
+        context: &CompileContext<'_>,
     ) -> Option<Arc<Previous>> {
-        let is_one_way = |before: &&Arc<Frontend>| !self.source.mode.is_two_way() && !before.way().is_two_way();
+        let is_one_way = |before: &&Arc<Frontend>| !self.source.mode.is_two_way() && !before.mode().is_two_way();
         let before = before.filter(is_one_way)?;
-        let &Surroundings { grace, now_ns, .. } = around;
+        let &CompileContext { grace, now_ns, .. } = context;
         if Arc::ptr_eq(&before.table, table) || !before.is_usable() {
             return before.previous.clone().filter(|previous| now_ns < previous.over_ns(grace));
         }
@@ -348,7 +349,7 @@ impl Served {
         let &Service { mode, scheduler, local, affinity, .. } = &*self.source;
         // Source ranges never apply to node ports (CONTROL 2).
         let sources = self.sources.clone().filter(|_| !is_node_port(port));
-        Policy { way: mode.into(), scheduler, hashed_by: HashedBy::of(scheduler, affinity.is_some()), sources, local, affinity }
+        Policy { mode: mode.into(), scheduler, hashed_by: HashedBy::of(scheduler, affinity.is_some()), sources, local, affinity }
     }
 
     /// With affinity, clients are hashed together with the service port, so that the affinity table distinguishes them

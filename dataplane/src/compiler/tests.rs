@@ -15,8 +15,8 @@ use super::*;
 use crate::flow::FlowLimits;
 use crate::flow::{BackendId, UNRESOLVED};
 use crate::port::PortIndex;
+use crate::snapshot::{AddressRole, NextHop, RouteTo, ServiceView};
 use crate::snapshot::{Neighbour, PortConfig, Route, Tunnel};
-use crate::snapshot::{NextHop, Place, RouteTo, ServiceView};
 use crate::wire::{Mac, Tuple};
 
 const UPLINK: PortIndex = PortIndex(0);
@@ -196,7 +196,7 @@ fn two_services_share_a_vip_and_it_stays_when_one_of_them_goes() {
     let one = desk.compile();
     assert!(chosen(&one, "192.0.2.100", 80).is_empty());
     assert_eq!(addresses(&chosen(&one, "192.0.2.100", 443)), ["10.0.0.13:8443"]);
-    assert_eq!(one.place(v4("192.0.2.100")), Place::Vip);
+    assert_eq!(one.role(v4("192.0.2.100")), AddressRole::Vip);
     // It does not count as new either: nothing is announced again.
     assert_eq!(one.announced(), both.announced());
 }
@@ -210,7 +210,7 @@ fn node_ports_are_served_on_their_addresses_and_vips_of_ipv6_in_their_family() {
     let snapshot = desk.compile();
     assert_eq!(addresses(&chosen(&snapshot, "192.0.2.2", 30_080)), TWO);
     assert!(snapshot.frontend(v6("2001:db8::1:5"), 6, 80).is_some_and(crate::snapshot::Frontend::is_usable));
-    assert_eq!(snapshot.place(v4("192.0.2.2")), Place::Twin(UPLINK));
+    assert_eq!(snapshot.role(v4("192.0.2.2")), AddressRole::Twin(UPLINK));
 }
 
 #[test]
@@ -304,12 +304,12 @@ fn the_backends_of_a_deleted_service_drain_and_its_vip_is_unused() {
     desk.put(service("web", "192.0.2.100", &TWO));
     let snapshot = desk.compile();
     let id = chosen(&snapshot, "192.0.2.100", 80)[&TWO[0].parse().unwrap()];
-    assert_eq!(snapshot.place(v4("192.0.2.100")), Place::Vip);
+    assert_eq!(snapshot.role(v4("192.0.2.100")), AddressRole::Vip);
     desk.state.services.clear();
     let snapshot = desk.compile();
     assert!(snapshot.backend(id).is_some_and(|b| b.removed));
     assert!(snapshot.frontend(v4("192.0.2.100"), 6, 80).is_none());
-    assert_eq!(snapshot.place(v4("192.0.2.100")), Place::PoolUnused);
+    assert_eq!(snapshot.role(v4("192.0.2.100")), AddressRole::PoolUnused);
 }
 
 #[test]
@@ -336,7 +336,7 @@ fn a_target_is_shared_by_services_and_keeps_its_slot_until_flows_and_ports_have_
     desk.compile();
     desk.now_ns += 300 * SECOND_NS;
     desk.compile();
-    desk.now_ns += 2 * slots::nanoseconds(SNAT_PORT_REST);
+    desk.now_ns += 2 * targets::nanoseconds(SNAT_PORT_REST);
     desk.put(service("late", "192.0.2.104", &["10.0.0.14:8080"]));
     assert_eq!(target(&desk.compile(), "192.0.2.104").1, one.1.next(), "it belongs to another target, with the next generation");
 }
@@ -421,26 +421,26 @@ fn backends_follow_routes_and_on_link_ones_are_their_own_next_hop() {
 }
 
 #[test]
-fn each_address_has_one_classification() {
+fn each_address_has_one_role() {
     let mut desk = Desk::new();
     desk.put(service("web", "192.0.2.100", &TWO));
     desk.network.addresses = vec![ip("192.0.2.77")];
     let snapshot = desk.compile();
     let rows = [
-        ("192.0.2.100", Place::Vip),
-        ("192.0.2.101", Place::PoolUnused),
-        ("192.0.2.200", Place::Elsewhere),
-        ("192.0.2.99", Place::Elsewhere),
-        ("10.0.0.3", Place::Snat),
-        ("10.0.0.2", Place::Twin(CLUSTER)),
-        ("192.0.2.77", Place::Twin(UPLINK)),
-        ("8.8.8.8", Place::Elsewhere),
+        ("192.0.2.100", AddressRole::Vip),
+        ("192.0.2.101", AddressRole::PoolUnused),
+        ("192.0.2.200", AddressRole::Elsewhere),
+        ("192.0.2.99", AddressRole::Elsewhere),
+        ("10.0.0.3", AddressRole::Snat),
+        ("10.0.0.2", AddressRole::Twin(CLUSTER)),
+        ("192.0.2.77", AddressRole::Twin(UPLINK)),
+        ("8.8.8.8", AddressRole::Elsewhere),
     ];
     for (address, place) in rows {
-        assert_eq!(snapshot.place(v4(address)), place, "{address}");
+        assert_eq!(snapshot.role(v4(address)), place, "{address}");
     }
-    assert_eq!(snapshot.place(v6("2001:db8::1:7")), Place::PoolUnused);
-    assert_eq!(desk.compiler.initial().place(v4("10.0.0.3")), Place::Snat);
+    assert_eq!(snapshot.role(v6("2001:db8::1:7")), AddressRole::PoolUnused);
+    assert_eq!(desk.compiler.initial().role(v4("10.0.0.3")), AddressRole::Snat);
 }
 
 #[test]

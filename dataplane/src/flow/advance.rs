@@ -40,11 +40,11 @@ const ONE_WAY_PACKETS: u8 = 3;
 /// Minimum age of a one-way flow at its confirmation.
 const ONE_WAY_AGE: Duration = Duration::from_secs(1);
 
-/// Applies a packet for which [`super::state::is_plain`] is false to the flow's state. Returns true when the flow changed its
-/// yield class or left it.
+/// Applies a packet for which [`super::state::is_plain`] is false to the flow's state. Returns true when the flow
+/// changed its yield class or left it.
 pub fn advance<A: Address>(flow: &mut Flow<A>, transport: Transport, direction: Direction, segment: Segment, now: Tick) -> bool {
     let next = match transport {
-        Transport::Sctp { chunk } if flow.state == FlowState::SctpOpening && !flow.way.is_two_way() => one_way_sctp(chunk),
+        Transport::Sctp { chunk } if flow.state == FlowState::SctpOpening && !flow.mode.is_two_way() => one_way_sctp(chunk),
         _ => next_state(flow.state, transport, direction),
     };
     let class = flow.state.yield_class();
@@ -52,7 +52,7 @@ pub fn advance<A: Address>(flow: &mut Flow<A>, transport: Transport, direction: 
         FlowState::TcpAnswered if direction == Direction::ToBackend && next == FlowState::TcpEstablished => {
             segment.acknowledgement == flow.opened
         }
-        FlowState::SctpOpening if flow.way.is_two_way() || next == FlowState::SctpOpening => true,
+        FlowState::SctpOpening if flow.mode.is_two_way() || next == FlowState::SctpOpening => true,
         FlowState::TcpOneWayNew | FlowState::SctpOpening | FlowState::UdpOneWayNew => {
             one_more(flow) && now.since(Tick(flow.opened)) >= Ticks::from(ONE_WAY_AGE)
         }
@@ -64,7 +64,7 @@ pub fn advance<A: Address>(flow: &mut Flow<A>, transport: Transport, direction: 
     let confirmed = next.is_confirmed() && class.is_some();
     if next == FlowState::TcpAnswered && is_syn_ack(transport, direction) {
         flow.opened = segment.sequence.wrapping_add(1);
-    } else if confirmed && flow.way.is_two_way() && flow.protocol == crate::wire::protocol::TCP {
+    } else if confirmed && flow.mode.is_two_way() && flow.protocol == crate::wire::protocol::TCP {
         flow.opened = now.0;
     }
     flow.state = next;
@@ -97,14 +97,14 @@ fn one_more<A: Address>(flow: &mut Flow<A>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::state::Way;
+    use crate::flow::state::FlowMode;
     use crate::wire::tcp_flags::{ACK, FIN, PSH, SYN};
     use Direction::{ToBackend, ToClient};
     use zerocopy::FromZeros;
 
-    fn flow(way: Way, transport: Transport, now: Tick) -> Flow<u32> {
+    fn flow(mode: FlowMode, transport: Transport, now: Tick) -> Flow<u32> {
         let protocol = if transport == Transport::Udp { 17 } else { 6 };
-        Flow { way, protocol, state: FlowState::first(transport, way), opened: now.0, ..Flow::new_zeroed() }
+        Flow { mode, protocol, state: FlowState::first(transport, mode), opened: now.0, ..Flow::new_zeroed() }
     }
 
     fn tcp(flags: u8) -> Transport {
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn only_the_acknowledgement_of_the_backends_syn_confirms() {
-        let mut flow = flow(Way::Nat, tcp(SYN), Tick(5));
+        let mut flow = flow(FlowMode::Nat, tcp(SYN), Tick(5));
         let backend_sequence = u32::MAX;
         assert!(!advance(&mut flow, tcp(SYN | ACK), ToClient, numbers(backend_sequence, 1), Tick(5)));
         for wrong in [1, 77, u32::MAX] {
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn the_backends_data_confirms_whatever_was_acknowledged() {
-        let mut flow = flow(Way::Dnat, tcp(SYN), Tick(5));
+        let mut flow = flow(FlowMode::Dnat, tcp(SYN), Tick(5));
         assert!(!advance(&mut flow, tcp(SYN | ACK), ToClient, numbers(9, 1), Tick(5)));
         assert!(advance(&mut flow, tcp(ACK | PSH), ToClient, numbers(10, 1), Tick(6)));
         assert!(!advance(&mut flow, tcp(ACK | FIN), ToClient, numbers(10, 1), Tick(6)), "it is confirmed once");
@@ -151,9 +151,9 @@ mod tests {
             ("a FIN too early does not", vec![(ACK, 0), (FIN | ACK, 1)], FlowState::TcpOneWayNew),
         ];
         for (sentence, packets, expected) in rows {
-            for way in [Way::Dsr, Way::Ipip, Way::Gue] {
+            for mode in [FlowMode::Dsr, FlowMode::Ipip, FlowMode::Gue] {
                 let start = Tick(u32::MAX - 1);
-                let mut flow = flow(way, tcp(SYN), start);
+                let mut flow = flow(mode, tcp(SYN), start);
                 let confirmed = packets.iter().fold(false, |_, &(flags, at)| {
                     advance(&mut flow, tcp(flags), ToBackend, Segment::default(), Tick(start.0.wrapping_add(at)))
                 });
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn one_way_udp_is_confirmed_by_its_third_packet_when_a_second_has_passed() {
         let second = Ticks::from(ONE_WAY_AGE).0;
-        let mut flow = flow(Way::Dsr, Transport::Udp, Tick(9));
+        let mut flow = flow(FlowMode::Dsr, Transport::Udp, Tick(9));
         let mut packet = |at| (advance(&mut flow, Transport::Udp, ToBackend, Segment::default(), Tick(at)), flow.state);
         assert_eq!(packet(9), (false, FlowState::UdpOneWayNew));
         assert_eq!(packet(9 + second - 1), (false, FlowState::UdpOneWayNew));
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn the_class_that_udp_yields_in_changes_with_the_first_reply_and_with_the_packet_after_it() {
-        let mut flow = flow(Way::Nat, Transport::Udp, Tick(9));
+        let mut flow = flow(FlowMode::Nat, Transport::Udp, Tick(9));
         let packets = [ToBackend, ToClient, ToClient, ToBackend, ToClient];
         let changes = packets.map(|direction| advance(&mut flow, Transport::Udp, direction, Segment::default(), Tick(9)));
         assert_eq!((changes, flow.state), ([false, true, false, true, false], FlowState::Udp));

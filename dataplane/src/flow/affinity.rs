@@ -92,20 +92,20 @@ const _: () = assert!(crate::stats::BACKEND_SLOTS < 1 << Value::SLOT);
 
 #[derive(Debug, FromZeros)]
 #[repr(C)]
-struct Entry {
+struct AffinityEntry {
     key: AtomicU64,
     value: AtomicU64,
 }
 
 #[derive(Debug, FromZeros)]
 #[repr(C, align(64))]
-struct Bucket([Entry; BUCKET]);
+struct AffinityBucket([AffinityEntry; BUCKET]);
 
 /// The affinity table for the clients of all services.
 #[derive(Debug)]
 pub(crate) struct AffinityTable {
     /// A power of two.
-    buckets: Box<[Bucket]>,
+    buckets: Box<[AffinityBucket]>,
     /// Where the next sweep starts; only the sweeping worker uses it.
     swept: AtomicU32,
 }
@@ -118,7 +118,7 @@ impl AffinityTable {
 
     fn with_capacity(clients: usize) -> Option<Self> {
         let buckets = (clients / BUCKET).next_power_of_two();
-        let buckets = <[Bucket]>::new_box_zeroed_with_elems(buckets).ok()?;
+        let buckets = <[AffinityBucket]>::new_box_zeroed_with_elems(buckets).ok()?;
         Some(Self { buckets, swept: AtomicU32::new(0) })
     }
 
@@ -130,12 +130,12 @@ impl AffinityTable {
 
     /// The two buckets that a client may be in.
     #[allow(clippy::cast_possible_truncation)] // masked
-    fn buckets(&self, client: u64) -> [&Bucket; 2] {
+    fn buckets(&self, client: u64) -> [&AffinityBucket; 2] {
         [client, client >> 32].map(|hash| &self.buckets[hash as usize & (self.buckets.len() - 1)])
     }
 
     /// The client's entry, with its word and decoded value.
-    fn find(&self, client: u64) -> Option<(&Entry, u64, Value)> {
+    fn find(&self, client: u64) -> Option<(&AffinityEntry, u64, Value)> {
         self.buckets(client).into_iter().flat_map(|bucket| &bucket.0).find_map(|entry| {
             let word = entry.value.load(Ordering::Acquire);
             let value = Value::of(word)?;
@@ -178,7 +178,7 @@ impl AffinityTable {
     /// Takes a free or expired entry of the emptier bucket, if there is one.
     fn remember(&self, client: u64, next: u64, now: Moment) {
         let free = |word: u64| word == FREE || Value::of(word).is_some_and(|value| value.until.is_past(now));
-        let room = |bucket: &Bucket| bucket.0.iter().filter(|entry| free(entry.value.load(Ordering::Relaxed))).count();
+        let room = |bucket: &AffinityBucket| bucket.0.iter().filter(|entry| free(entry.value.load(Ordering::Relaxed))).count();
         let [a, b] = self.buckets(client);
         for entry in &(if room(b) > room(a) { b } else { a }).0 {
             let word = entry.value.load(Ordering::Acquire);

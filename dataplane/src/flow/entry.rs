@@ -10,7 +10,7 @@
 use zerocopy::FromZeros;
 
 use super::snat::{PoolId, SnatLease};
-use super::state::{Direction, FlowState, Way};
+use super::state::{Direction, FlowMode, FlowState};
 use super::tick::Tick;
 use crate::wire::checksum::{Deltas, delta};
 use crate::wire::{Address, Transport, Tuple};
@@ -74,7 +74,7 @@ pub struct Flow<A: FromZeros> {
     /// State of the flow.
     pub state: FlowState,
     /// How the flow's packets reach the backend.
-    pub way: Way,
+    pub mode: FlowMode,
     /// Number of the client's packets while the flow is unconfirmed, in one-way modes: the third one confirms. In
     /// two-way modes see [`Flow::unanswered_since`].
     pub packets: u8,
@@ -110,7 +110,7 @@ impl<A: Address> Flow<A> {
     /// are unanswered.
     #[must_use]
     pub fn unanswered_since(&self) -> Option<Tick> {
-        (self.way.is_two_way() && self.packets > 0).then_some(Tick(self.initial_sequence))
+        (self.mode.is_two_way() && self.packets > 0).then_some(Tick(self.initial_sequence))
     }
 
     /// Sets that time; `None` when an answer came.
@@ -125,7 +125,7 @@ impl<A: Address> Flow<A> {
     #[must_use]
     pub fn snat_lease(&self) -> Option<SnatLease<A>> {
         let lease = SnatLease { address: self.snat, port: self.snat_port, pool: self.snat_pool };
-        (self.way == Way::Nat).then_some(lease)
+        (self.mode == FlowMode::Nat).then_some(lease)
     }
 
     /// Whether a packet with this tuple goes in this direction of the flow. Without branches: directions alternate, and
@@ -146,7 +146,7 @@ impl<A: Address> Flow<A> {
 pub(crate) fn flow_of<A: Address>(
     tuple: &Tuple<A>,
     transport: Transport,
-    way: Way,
+    mode: FlowMode,
     (backend_address, backend_port): (A, u16),
     id: BackendId,
     lease: &SnatLease<A>,
@@ -178,9 +178,9 @@ pub(crate) fn flow_of<A: Address>(
         l4_delta: l4,
         initial_sequence: 0,
         opened: now.0,
-        way,
+        mode,
         packets: 0,
         protocol: tuple.protocol,
-        state: FlowState::first(transport, way),
+        state: FlowState::first(transport, mode),
     }
 }

@@ -23,6 +23,6 @@ pub use idle::{FlowLimits, IdleLimits};
 pub use snat::{
     PoolId, SNAT_ADDRESSES_MAX, SnatAddress, SnatExhausted, SnatLease, SnatPorts, SnatTarget, TARGETS_MAX, TargetSlot,
 };
-pub use state::{Direction, FlowState, Way, YieldClass, begins, is_mid_stream, is_opening, is_plain, next_state};
+pub use state::{Direction, FlowMode, FlowState, YieldClass, begins, is_mid_stream, is_opening, is_plain, next_state};
 pub use table::{Candidate, FlowIndex, FlowTable, Full};
 pub use tick::{Tick, Ticks};

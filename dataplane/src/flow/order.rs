@@ -19,7 +19,7 @@ use super::tick::Tick;
 /// Positions plus one; 0 means none.
 #[derive(Clone, Copy, Debug, FromZeros)]
 #[repr(C)]
-struct Link {
+struct OrderLink {
     before: u32,
     after: u32,
 }
@@ -31,14 +31,14 @@ const POOL: usize = 1;
 #[derive(Clone, Copy, Debug, FromZeros)]
 #[repr(C)]
 struct Node {
-    links: [Link; 2],
+    links: [OrderLink; 2],
     since: Tick,
 }
 
 /// Both ends of one list.
 #[derive(Clone, Copy, Debug, FromZeros)]
 #[repr(C)]
-struct Ends {
+struct ListEnds {
     oldest: u32,
     youngest: u32,
 }
@@ -60,7 +60,7 @@ pub(super) struct Order {
 }
 
 /// One list per class.
-type OfClasses = [Ends; YieldClass::ALL.len()];
+type OfClasses = [ListEnds; YieldClass::ALL.len()];
 
 impl Order {
     /// Lists for this many flows; `None` without memory for them.
@@ -98,14 +98,14 @@ impl Order {
         self.first(self.pools.get(pool.index())?[class as usize])
     }
 
-    fn first(&self, ends: Ends) -> Option<Oldest> {
+    fn first(&self, ends: ListEnds) -> Option<Oldest> {
         let index = ends.oldest.checked_sub(1)?;
         Some(Oldest { index, since: self.nodes[index as usize].since })
     }
 }
 
-fn append<const LIST: usize>(nodes: &mut [Node], ends: &mut Ends, index: u32) {
-    nodes[index as usize].links[LIST] = Link { before: ends.youngest, after: 0 };
+fn append<const LIST: usize>(nodes: &mut [Node], ends: &mut ListEnds, index: u32) {
+    nodes[index as usize].links[LIST] = OrderLink { before: ends.youngest, after: 0 };
     match ends.youngest.checked_sub(1) {
         Some(youngest) => nodes[youngest as usize].links[LIST].after = index + 1,
         None => ends.oldest = index + 1,
@@ -113,8 +113,8 @@ fn append<const LIST: usize>(nodes: &mut [Node], ends: &mut Ends, index: u32) {
     ends.youngest = index + 1;
 }
 
-fn unlink<const LIST: usize>(nodes: &mut [Node], ends: &mut Ends, index: u32) {
-    let Link { before, after } = nodes[index as usize].links[LIST];
+fn unlink<const LIST: usize>(nodes: &mut [Node], ends: &mut ListEnds, index: u32) {
+    let OrderLink { before, after } = nodes[index as usize].links[LIST];
     match before.checked_sub(1) {
         Some(before) => nodes[before as usize].links[LIST].after = after,
         None => ends.oldest = after,

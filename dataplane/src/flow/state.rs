@@ -32,7 +32,7 @@ pub enum Direction {
 /// How a flow's packets reach the backend: [`proto::Mode`], one byte wide.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromZeros)]
 #[repr(u8)]
-pub enum Way {
+pub enum FlowMode {
     /// Destination and source are rewritten.
     #[default]
     Nat,
@@ -45,7 +45,7 @@ pub enum Way {
     /// Generic UDP encapsulation, variant 1.
     Gue,
 }
-impl From<Mode> for Way {
+impl From<Mode> for FlowMode {
     fn from(mode: Mode) -> Self {
         match mode {
             Mode::Nat => Self::Nat,
@@ -56,7 +56,7 @@ impl From<Mode> for Way {
         }
     }
 }
-impl Way {
+impl FlowMode {
     /// Whether replies come back through the gateway. If so the flow is indexed in both directions, otherwise only by
     /// the client's packets.
     #[must_use]
@@ -156,8 +156,8 @@ impl FlowState {
 
     /// The initial state of a flow with this first packet.
     #[must_use]
-    pub const fn first(transport: Transport, way: Way) -> Self {
-        match (transport, way.is_two_way()) {
+    pub const fn first(transport: Transport, mode: FlowMode) -> Self {
+        match (transport, mode.is_two_way()) {
             (Transport::Tcp { flags }, true) if is_opening(flags) => Self::TcpOpening,
             (Transport::Tcp { .. }, true) => Self::TcpAdopted,
             (Transport::Tcp { .. }, false) => Self::TcpOneWayNew,
@@ -447,7 +447,7 @@ mod tests {
     #[test]
     fn a_flow_found_in_mid_stream_is_confirmed_by_its_backend() {
         use FlowState::{TcpAdopted, TcpEstablished, TcpRefused};
-        assert_eq!(FlowState::first(Transport::Tcp { flags: ACK }, Way::Dnat), TcpAdopted);
+        assert_eq!(FlowState::first(Transport::Tcp { flags: ACK }, FlowMode::Dnat), TcpAdopted);
         let rows = [
             ("the client alone confirms nothing", after(TcpAdopted, &[(ToBackend, ACK | PSH)]), TcpAdopted),
             ("the backend's ACK does", after(TcpAdopted, &[(ToClient, ACK)]), TcpEstablished),
@@ -526,15 +526,15 @@ mod tests {
     #[test]
     fn the_first_packet_determines_the_initial_state() {
         let syn = Transport::Tcp { flags: SYN };
-        for way in [Way::Nat, Way::Dnat, Way::Dsr, Way::Ipip, Way::Gue] {
-            let two = way.is_two_way();
+        for mode in [FlowMode::Nat, FlowMode::Dnat, FlowMode::Dsr, FlowMode::Ipip, FlowMode::Gue] {
+            let two = mode.is_two_way();
             let rows = [
                 (syn, if two { FlowState::TcpOpening } else { FlowState::TcpOneWayNew }),
                 (Transport::Udp, if two { FlowState::UdpUnreplied } else { FlowState::UdpOneWayNew }),
                 (Transport::Sctp { chunk: sctp_chunk::INIT }, FlowState::SctpOpening),
             ];
             for (transport, expected) in rows {
-                assert_eq!(FlowState::first(transport, way), expected, "{way:?}");
+                assert_eq!(FlowState::first(transport, mode), expected, "{mode:?}");
                 assert!(!expected.is_confirmed());
             }
         }

@@ -141,7 +141,7 @@ impl<A: Address> FlowTable<A> {
         if !self.index.insert(to_backend, place(index, Direction::ToBackend)) {
             return Err(Full);
         }
-        if flow.way.is_two_way() && !self.index.insert(to_client, place(index, Direction::ToClient)) {
+        if flow.mode.is_two_way() && !self.index.insert(to_client, place(index, Direction::ToClient)) {
             self.index.remove(to_backend, place(index, Direction::ToBackend));
             return Err(Full);
         }
@@ -168,7 +168,7 @@ impl<A: Address> FlowTable<A> {
         let [to_backend, to_client] = self.hashes(&flow);
         self.index.prefetch(to_client);
         self.index.remove(to_backend, place(index.0, Direction::ToBackend));
-        if flow.way.is_two_way() {
+        if flow.mode.is_two_way() {
             self.index.remove(to_client, place(index.0, Direction::ToClient));
         }
         if let Some(class) = flow.state.yield_class() {
@@ -270,7 +270,7 @@ mod tests {
     use super::*;
     use crate::flow::entry::BackendId;
     use crate::flow::snat::PoolId;
-    use crate::flow::state::{FlowState, Way};
+    use crate::flow::state::{FlowMode, FlowState};
     use crate::flow::tick::Tick;
     use proptest::prelude::*;
     use std::collections::HashMap;
@@ -294,7 +294,7 @@ mod tests {
             l4_delta: 0,
             initial_sequence: 0,
             opened: 0,
-            way: Way::Nat,
+            mode: FlowMode::Nat,
             packets: 0,
             protocol: 6,
             state: FlowState::TcpOpening,

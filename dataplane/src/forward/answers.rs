@@ -1,7 +1,10 @@
-//! Originates RSTs that no packet turns into (FORWARDING 2 and 3). Each counts as originated: its cause is the end of
-//! another packet.
+//! Answers: turns packets into ARP, neighbour discovery, echo, error and reset answers within the rate limit
+//! (FORWARDING 8), and originates RSTs that no packet turns into (FORWARDING 2 and 3). Each of those counts as
+//! originated: its cause is the end of another packet.
 //!
-//! Not here: the decision to send a reset.
+//! **Invariant:** nothing is answered before the first complete state.
+//!
+//! Not here: the decision to answer an IP packet, and the bytes of answers (`icmp`, `rewrite`).
 
 use super::engine::Engine;
 use super::observer::{Fate, Observe};
@@ -11,34 +14,34 @@ use crate::forward::rewrite::Reset;
 use crate::icmp;
 use crate::icmp::IcmpError;
 use crate::port::{Arrival, Port};
-use crate::snapshot::{Place, Snapshot};
+use crate::snapshot::{AddressRole, Snapshot};
 use crate::stats::DropReason;
 use crate::wire::{Address, Buffer, Headers};
-use crate::workers::Lanes;
+use crate::workers::Egress;
 
 impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     /// Answers ARP. Answers to ARP and neighbour discovery have no rate limit (docs/adr/0013).
     pub(super) fn arp<P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
         mut buffer: B,
     ) {
         let asked = icmp::arp_question(buffer.bytes());
         if !asked.is_some_and(|target| snapshot.ready() && snapshot.answers_for(arrival.link, target)) {
-            return self.give_to_linux(lanes, snapshot, arrival, buffer);
+            return self.give_to_linux(egress, snapshot, arrival, buffer);
         }
         if icmp::arp_reply(&mut buffer, snapshot.port(arrival.link.port()).mac) {
-            self.answered(lanes, arrival, buffer);
+            self.answered(egress, arrival, buffer);
         } else {
-            self.drop(lanes, buffer, DropReason::Malformed);
+            self.drop(egress, buffer, DropReason::Malformed);
         }
     }
 
     pub(super) fn solicited<P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
         mut buffer: B,
@@ -46,25 +49,29 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     ) {
         let asked = icmp::neighbour_question(buffer.bytes(), headers);
         if !asked.is_some_and(|target| snapshot.ready() && snapshot.answers_for(arrival.link, target)) {
-            return match snapshot.place(headers.tuple.destination) {
-                Place::Elsewhere | Place::Broadcast | Place::Twin(_) => self.give_to_linux(lanes, snapshot, arrival, buffer),
-                Place::Vip | Place::Snat | Place::PoolUnused => self.drop(lanes, buffer, DropReason::UnsupportedProtocol),
+            return match snapshot.role(headers.tuple.destination) {
+                AddressRole::Elsewhere | AddressRole::Broadcast | AddressRole::Twin(_) => {
+                    self.give_to_linux(egress, snapshot, arrival, buffer)
+                }
+                AddressRole::Vip | AddressRole::Snat | AddressRole::PoolUnused => {
+                    self.drop(egress, buffer, DropReason::UnsupportedProtocol)
+                }
             };
         }
-        if snapshot.place(headers.tuple.source) != Place::Elsewhere {
-            return self.drop(lanes, buffer, DropReason::OwnSource);
+        if snapshot.role(headers.tuple.source) != AddressRole::Elsewhere {
+            return self.drop(egress, buffer, DropReason::OwnSource);
         }
         if icmp::neighbour_advertisement(&mut buffer, headers, snapshot.port(arrival.link.port()).mac) {
-            self.answered(lanes, arrival, buffer);
+            self.answered(egress, arrival, buffer);
         } else {
-            self.drop(lanes, buffer, DropReason::Malformed);
+            self.drop(egress, buffer, DropReason::Malformed);
         }
     }
 
     /// Turns the packet into its answer, if the rules and the rate limit allow one (FORWARDING 8).
     pub(super) fn reply<A: Address, P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
         mut buffer: B,
@@ -82,23 +89,23 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
             Answer::Echo => icmp::echo_reply(&mut buffer, headers, mac),
         });
         if done {
-            self.answered(lanes, arrival, buffer);
+            self.answered(egress, arrival, buffer);
         } else {
-            self.drop(lanes, buffer, DropReason::AnswerLimited);
+            self.drop(egress, buffer, DropReason::AnswerLimited);
         }
     }
 
-    pub(super) fn answered<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, arrival: Arrival, buffer: B) {
+    pub(super) fn answered<P: Port<Buffer = B>>(&mut self, egress: &mut Egress<P>, arrival: Arrival, buffer: B) {
         self.observer.observe(&buffer, Fate::Reply(arrival.link.port()), || None);
         self.tally.replies += 1;
-        lanes.leave(arrival.link.port(), arrival.tags, buffer, &mut self.tally);
+        egress.send_tagged(arrival.link.port(), arrival.tags, buffer, &mut self.tally);
     }
 
     /// Drops a packet without flow and, within the rate limit, sends a RST or ABORT back. The RST counts as originated:
     /// its cause is the drop (DESIGN 3.5). It is written over the packet, which is no longer needed.
     pub(super) fn reset<A: Address, P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
         mut buffer: B,
@@ -110,9 +117,9 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let allowed = icmp::may_answer(headers) && self.limiter.allow(headers.tuple.source, arrival.now_ns);
         if allowed && rewrite::reset(&mut buffer, headers, snapshot.port(arrival.link.port()).mac) {
             self.tally.originated += 1;
-            lanes.leave(arrival.link.port(), arrival.tags, buffer, &mut self.tally);
+            egress.send_tagged(arrival.link.port(), arrival.tags, buffer, &mut self.tally);
         } else {
-            lanes.discard(buffer);
+            egress.discard(buffer);
         }
     }
 
@@ -121,7 +128,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     #[cold]
     pub(super) fn originate<P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         arrival: Arrival,
         resets: &[Reset],
         limited: bool,
@@ -130,12 +137,12 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
             if limited && !self.limiter.allow_ip(reset.destination.ip(), arrival.now_ns) {
                 continue;
             }
-            let Some(mut buffer) = lanes.allocate(reset.exit.port) else { continue };
+            let Some(mut buffer) = egress.allocate(reset.exit.port) else { continue };
             if rewrite::write_reset(&mut buffer, reset) {
                 self.tally.originated += 1;
-                lanes.leave(reset.exit.port, reset.exit.link.tags(), buffer, &mut self.tally);
+                egress.send_tagged(reset.exit.port, reset.exit.link.tags(), buffer, &mut self.tally);
             } else {
-                lanes.discard(buffer);
+                egress.discard(buffer);
             }
         }
     }
@@ -144,8 +151,10 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
 /// The source address of an answer about a packet: the destination of the packet, or the port's own address if that
 /// destination is not the gateway's (a reply of mode `dnat` to its client).
 fn answer_source<A: Address>(snapshot: &Snapshot, in_port: crate::port::PortIndex, destination: A) -> Option<A> {
-    match snapshot.place(destination) {
-        Place::Elsewhere | Place::Broadcast => snapshot.port(in_port).addresses.iter().find_map(|net| A::from_ip(net.addr())),
-        Place::Vip | Place::Snat | Place::Twin(_) | Place::PoolUnused => Some(destination),
+    match snapshot.role(destination) {
+        AddressRole::Elsewhere | AddressRole::Broadcast => {
+            snapshot.port(in_port).addresses.iter().find_map(|net| A::from_ip(net.addr()))
+        }
+        AddressRole::Vip | AddressRole::Snat | AddressRole::Twin(_) | AddressRole::PoolUnused => Some(destination),
     }
 }

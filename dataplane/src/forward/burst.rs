@@ -9,65 +9,65 @@ use arrayvec::ArrayVec;
 
 use super::engine::Engine;
 use super::observer::Observe;
-use super::sort::{AllLooked, Kind, Sorted, sort};
+use super::sort::{Kind, Lookups, Sorted, sort};
 use super::steer::steer;
 use crate::forward::decide::FlowFamily;
 use crate::port::{Arrival, Burst, FrameFilter, Link, Origin, Port};
-use crate::snapshot::{Place, Snapshot};
+use crate::snapshot::{AddressRole, Snapshot};
 use crate::stats::DropReason;
 use crate::wire::{Address, Buffer, Headers, Parsed, Tags, Tuple, is_group_address, parse};
-use crate::workers::Lanes;
+use crate::workers::Egress;
 
 /// The three stages of a burst.
 pub(super) fn process<P: Port, O: Observe<P::Buffer>>(
     engine: &mut Engine<P::Buffer, O>,
-    lanes: &mut Lanes<P>,
+    egress: &mut Egress<P>,
     snapshot: &Snapshot,
     arrival: Arrival,
     burst: &mut Burst<P::Buffer>,
 ) {
-    let mut sorted = Sorted { kinds: ArrayVec::new(), v4: AllLooked::new(), v6: AllLooked::new() };
+    let mut sorted = Sorted { kinds: ArrayVec::new(), v4: Lookups::new(), v6: Lookups::new() };
     let filter = FrameFilter::new(snapshot.port(arrival.link.port()).mac);
     sort(&engine.tables, filter, burst, &mut sorted);
-    if arrival.origin == Origin::Port && lanes.peers.is_some() {
-        steer(lanes, snapshot, arrival, burst, &mut sorted, &mut engine.tally);
+    if arrival.origin == Origin::Port && egress.peers.is_some() {
+        steer(egress, snapshot, arrival, burst, &mut sorted, &mut engine.tally);
     }
-    sorted.v4.iter_mut().for_each(|looked| looked.candidate = engine.tables.v4.candidate(looked.hash));
-    sorted.v6.iter_mut().for_each(|looked| looked.candidate = engine.tables.v6.candidate(looked.hash));
+    sorted.v4.iter_mut().for_each(|lookup| lookup.candidate = engine.tables.v4.candidate(lookup.hash));
+    sorted.v6.iter_mut().for_each(|lookup| lookup.candidate = engine.tables.v6.candidate(lookup.hash));
     if sorted.v4.len() == burst.len() {
-        return dispose_all(engine, lanes, snapshot, arrival, burst, &sorted.v4);
+        return handle_all(engine, egress, snapshot, arrival, burst, &sorted.v4);
     }
     if sorted.kinds.iter().all(|kind| matches!(kind, Kind::V6)) {
-        return dispose_all(engine, lanes, snapshot, arrival, burst, &sorted.v6);
+        return handle_all(engine, egress, snapshot, arrival, burst, &sorted.v6);
     }
     let (mut v4, mut v6) = (sorted.v4.iter(), sorted.v6.iter());
     let mut tagged = Burst::new();
     for (buffer, kind) in burst.drain(..).zip(sorted.kinds) {
         match kind {
             Kind::V4 => {
-                if let Some(looked) = v4.next() {
-                    engine.dispose(lanes, snapshot, arrival, buffer, looked);
+                if let Some(lookup) = v4.next() {
+                    engine.handle(egress, snapshot, arrival, buffer, lookup);
                 }
             }
             Kind::V6 => {
-                if let Some(looked) = v6.next() {
-                    engine.dispose(lanes, snapshot, arrival, buffer, looked);
+                if let Some(lookup) = v6.next() {
+                    engine.handle(egress, snapshot, arrival, buffer, lookup);
                 }
             }
             Kind::Solicitation => {
-                if let Some(looked) = v6.next() {
-                    engine.solicited(lanes, snapshot, arrival, buffer, &looked.headers);
+                if let Some(lookup) = v6.next() {
+                    engine.solicited(egress, snapshot, arrival, buffer, &lookup.headers);
                 }
             }
-            Kind::Arp => engine.arp(lanes, snapshot, arrival, buffer),
+            Kind::Arp => engine.arp(egress, snapshot, arrival, buffer),
             Kind::Tagged => tagged.push(buffer),
-            Kind::Other => engine.give_to_linux(lanes, snapshot, arrival, buffer),
-            Kind::Foreign => foreign(engine, lanes, snapshot, arrival, buffer),
-            Kind::Bad(reason) => engine.drop(lanes, buffer, reason),
+            Kind::Other => engine.give_to_linux(egress, snapshot, arrival, buffer),
+            Kind::Foreign => foreign(engine, egress, snapshot, arrival, buffer),
+            Kind::Bad(reason) => engine.drop(egress, buffer, reason),
         }
     }
     if !tagged.is_empty() {
-        process_tagged(engine, lanes, snapshot, arrival, &mut tagged);
+        process_tagged(engine, egress, snapshot, arrival, &mut tagged);
     }
 }
 
@@ -76,7 +76,7 @@ pub(super) fn process<P: Port, O: Observe<P::Buffer>>(
 #[inline(never)]
 fn process_tagged<P: Port, O: Observe<P::Buffer>>(
     engine: &mut Engine<P::Buffer, O>,
-    lanes: &mut Lanes<P>,
+    egress: &mut Egress<P>,
     snapshot: &Snapshot,
     arrival: Arrival,
     burst: &mut Burst<P::Buffer>,
@@ -85,33 +85,33 @@ fn process_tagged<P: Port, O: Observe<P::Buffer>>(
     let mut at = arrival;
     for mut buffer in burst.drain(..) {
         if !arrival.tags.is_none() {
-            engine.give_to_linux(lanes, snapshot, arrival, buffer);
+            engine.give_to_linux(egress, snapshot, arrival, buffer);
             continue;
         }
         let tags = Tags::of(buffer.bytes());
         let Some(link) = tags.vlan().map(|vlan| Link::new(arrival.link.port(), vlan)).filter(|link| snapshot.knows(*link)) else {
-            unknown_link(engine, lanes, snapshot, arrival, buffer);
+            unknown_link(engine, egress, snapshot, arrival, buffer);
             continue;
         };
         if tags != at.tags {
-            process_run(engine, lanes, snapshot, at, &mut run);
+            process_run(engine, egress, snapshot, at, &mut run);
             at = Arrival { link, tags, ..arrival };
         }
         tags.take_off(&mut buffer);
         run.push(buffer);
     }
-    process_run(engine, lanes, snapshot, at, &mut run);
+    process_run(engine, egress, snapshot, at, &mut run);
 }
 
 fn process_run<P: Port, O: Observe<P::Buffer>>(
     engine: &mut Engine<P::Buffer, O>,
-    lanes: &mut Lanes<P>,
+    egress: &mut Egress<P>,
     snapshot: &Snapshot,
     arrival: Arrival,
     run: &mut Burst<P::Buffer>,
 ) {
     if !run.is_empty() {
-        process(engine, lanes, snapshot, arrival, run);
+        process(engine, egress, snapshot, arrival, run);
     }
 }
 
@@ -119,18 +119,18 @@ fn process_run<P: Port, O: Observe<P::Buffer>>(
 /// of the engine: on that VLAN the owner of the address is unknown.
 fn unknown_link<P: Port, O: Observe<P::Buffer>>(
     engine: &mut Engine<P::Buffer, O>,
-    lanes: &mut Lanes<P>,
+    egress: &mut Egress<P>,
     snapshot: &Snapshot,
     arrival: Arrival,
     buffer: P::Buffer,
 ) {
     match destination(buffer.bytes(), snapshot) {
-        Ok(Some(Place::Vip | Place::PoolUnused)) => engine.drop(lanes, buffer, DropReason::UnknownVip),
-        Ok(Some(Place::Snat)) => engine.drop(lanes, buffer, DropReason::SnatWrongPort),
+        Ok(Some(AddressRole::Vip | AddressRole::PoolUnused)) => engine.drop(egress, buffer, DropReason::UnknownVip),
+        Ok(Some(AddressRole::Snat)) => engine.drop(egress, buffer, DropReason::SnatWrongPort),
         // As for untagged packets: VIPs are not known yet, nor the set of VLANs.
-        Ok(Some(_)) if !snapshot.ready() => engine.drop(lanes, buffer, DropReason::UnknownVip),
-        Ok(_) => engine.give_to_linux(lanes, snapshot, arrival, buffer),
-        Err(reason) => engine.drop(lanes, buffer, reason),
+        Ok(Some(_)) if !snapshot.ready() => engine.drop(egress, buffer, DropReason::UnknownVip),
+        Ok(_) => engine.give_to_linux(egress, snapshot, arrival, buffer),
+        Err(reason) => engine.drop(egress, buffer, reason),
     }
 }
 
@@ -139,7 +139,7 @@ fn unknown_link<P: Port, O: Observe<P::Buffer>>(
 #[cold]
 fn foreign<P: Port, O: Observe<P::Buffer>>(
     engine: &mut Engine<P::Buffer, O>,
-    lanes: &mut Lanes<P>,
+    egress: &mut Egress<P>,
     snapshot: &Snapshot,
     arrival: Arrival,
     buffer: P::Buffer,
@@ -151,9 +151,9 @@ fn foreign<P: Port, O: Observe<P::Buffer>>(
         Err(_) => false,
     };
     if snapshot.is_promiscuous(arrival.link.port()) && may_be_linuxs() {
-        engine.give_to_linux(lanes, snapshot, arrival, buffer);
+        engine.give_to_linux(egress, snapshot, arrival, buffer);
     } else {
-        engine.drop(lanes, buffer, DropReason::NotOurMac);
+        engine.drop(egress, buffer, DropReason::NotOurMac);
     }
 }
 
@@ -162,18 +162,18 @@ fn is_linuxs<A: Address>(headers: &Headers<A>, snapshot: &Snapshot) -> bool {
     let Tuple { destination, destination_port, protocol, .. } = headers.tuple;
     let is_frontend = || snapshot.frontend(destination, protocol, destination_port).is_some();
     is_group_address(destination)
-        || match snapshot.place(destination) {
-            Place::Elsewhere | Place::Broadcast => true,
-            Place::Twin(_) => !is_frontend(),
-            Place::Vip | Place::Snat | Place::PoolUnused => false,
+        || match snapshot.role(destination) {
+            AddressRole::Elsewhere | AddressRole::Broadcast => true,
+            AddressRole::Twin(_) => !is_frontend(),
+            AddressRole::Vip | AddressRole::Snat | AddressRole::PoolUnused => false,
         }
 }
 
-/// The classification of a frame's destination address; `None` for a group, and for frames without IP.
-fn destination(frame: &[u8], snapshot: &Snapshot) -> Result<Option<Place>, DropReason> {
-    fn place<A: Address>(headers: &Headers<A>, snapshot: &Snapshot) -> Option<Place> {
+/// The role of a frame's destination address; `None` for a group, and for frames without IP.
+fn destination(frame: &[u8], snapshot: &Snapshot) -> Result<Option<AddressRole>, DropReason> {
+    fn place<A: Address>(headers: &Headers<A>, snapshot: &Snapshot) -> Option<AddressRole> {
         let address = headers.tuple.destination;
-        (!is_group_address(address)).then(|| snapshot.place(address))
+        (!is_group_address(address)).then(|| snapshot.role(address))
     }
     Ok(match parse(frame)? {
         Parsed::V4(headers) => place(&headers, snapshot),
@@ -184,15 +184,15 @@ fn destination(frame: &[u8], snapshot: &Snapshot) -> Result<Option<Place>, DropR
 
 /// The third stage for a burst of one family, which most bursts are.
 #[inline(never)]
-fn dispose_all<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
+fn handle_all<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
     engine: &mut Engine<P::Buffer, O>,
-    lanes: &mut Lanes<P>,
+    egress: &mut Egress<P>,
     snapshot: &Snapshot,
     arrival: Arrival,
     burst: &mut Burst<P::Buffer>,
-    looked: &AllLooked<A>,
+    lookup: &Lookups<A>,
 ) {
-    for (buffer, looked) in burst.drain(..).zip(looked) {
-        engine.dispose(lanes, snapshot, arrival, buffer, looked);
+    for (buffer, lookup) in burst.drain(..).zip(lookup) {
+        engine.handle(egress, snapshot, arrival, buffer, lookup);
     }
 }

@@ -1,5 +1,5 @@
-//! Carries out verdicts: rewrites, answers, holds or drops packets, or passes them to the kernel, and counts each
-//! packet once.
+//! Carries out verdicts: rewrites and sends packets, in fragments if they do not fit, holds or drops them, or passes
+//! them on to answers and to the kernel. Each packet is counted once.
 //!
 //! **Invariant:** every packet that enters leaves by exactly one counted verdict.
 //!
@@ -12,19 +12,19 @@ use proto::Family;
 
 use super::observer::{Belongs, Fate, Observe};
 use super::rewrite;
-use super::sort::Looked;
+use super::sort::Lookup;
 use crate::flow::{Flow, FlowTable, IdleLimits, Segment, SnatPorts, Tick};
 use crate::forward::decide::{
-    Changes, Delivery, FlowFamily, FlowMatch, FlowTables, Flows, Packet, Passage, Verdict, decide, follow, follow_plain,
+    Changes, DirectForward, FlowFamily, FlowMatch, FlowTables, Flows, NatForward, Packet, Verdict, decide, follow, follow_plain,
 };
 use crate::forward::rewrite::{Outer, encapsulate, mss, rewrite_of};
-use crate::fragment::{Datagrams, Identifications, cut};
-use crate::icmp::{AnswerLimiter, Ask, Awaited, Held};
+use crate::fragment::{Datagrams, Identifications, split};
+use crate::icmp::{AnswerLimiter, Ask, NeighbourQueue, UnresolvedNeighbour};
 use crate::port::{Arrival, Burst, Port, TwinRate};
 use crate::snapshot::{Ends, Exit, Snapshot};
 use crate::stats::{DropReason, Tally, WorkerCounters};
 use crate::wire::{Address, Buffer, Headers, Transport};
-use crate::workers::Lanes;
+use crate::workers::Egress;
 
 /// The state of a worker except for its ports.
 #[derive(Debug)]
@@ -35,9 +35,9 @@ pub(super) struct Engine<B, O> {
     pub(super) ports: SnatPorts,
     pub(super) max_flows: u32,
     pub(super) limits: IdleLimits,
-    pub(super) held: Held<B>,
+    pub(super) neighbour_queue: NeighbourQueue<B>,
     /// Whether neighbours of held packets may have been resolved since the last check.
-    pub(super) held_may_go: bool,
+    pub(super) neighbours_changed: bool,
     pub(super) datagrams: Datagrams<B>,
     pub(super) identifications: Identifications,
     pub(super) limiter: AnswerLimiter,
@@ -57,31 +57,31 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
 
     /// Processes one IPv4 or IPv6 packet to its end.
     #[inline(always)]
-    pub(super) fn dispose<A: FlowFamily, P: Port<Buffer = B>>(
+    pub(super) fn handle<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
         buffer: B,
-        looked: &Looked<A>,
+        lookup: &Lookup<A>,
     ) {
-        let Looked { headers, hash, candidate } = looked;
+        let Lookup { headers, hash, candidate } = lookup;
         let packet = Packet { headers, hash: *hash, candidate: *candidate, in_link: arrival.link };
         let (table, limits) = self.flows();
         match follow_plain(&packet, snapshot, table, limits, Tick::at(arrival.now_ns)) {
-            Some(passage) => {
+            Some(nat) => {
                 self.tally.hits += 1;
-                self.forward(lanes, buffer, headers, passage);
+                self.forward_plain(egress, buffer, headers, nat);
             }
-            None => self.obstructed(lanes, snapshot, arrival, buffer, &packet),
+            None => self.handle_other(egress, snapshot, arrival, buffer, &packet),
         }
     }
 
     /// Processes a packet that does not simply follow a flow. Not inlined, to keep it out of the fast path.
     #[inline(never)]
-    fn obstructed<A: FlowFamily, P: Port<Buffer = B>>(
+    fn handle_other<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
         buffer: B,
@@ -92,25 +92,28 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let found = match follow(packet, snapshot, table, limits, now) {
             Ok(verdict) => {
                 self.tally.hits += 1;
-                return self.apply(lanes, snapshot, arrival, buffer, packet.headers, verdict);
+                return match verdict {
+                    Verdict::ForwardDirect(direct) => self.forward_direct(egress, buffer, packet.headers, &direct),
+                    verdict => self.apply(egress, snapshot, arrival, buffer, packet.headers, verdict),
+                };
             }
             Err(found) => found,
         };
         match packet.headers.transport {
-            Transport::Fragment => self.fragment(lanes, snapshot, arrival, buffer, packet),
+            Transport::Fragment => self.fragment(egress, snapshot, arrival, buffer, packet),
             Transport::Icmp { .. } => {
-                if let Err(buffer) = self.error(lanes, snapshot, arrival, buffer, packet) {
-                    self.decided(lanes, snapshot, arrival, buffer, packet, None);
+                if let Err(buffer) = self.error(egress, snapshot, arrival, buffer, packet) {
+                    self.handle_by_decision(egress, snapshot, arrival, buffer, packet, None);
                 }
             }
-            _ => self.decided(lanes, snapshot, arrival, buffer, packet, found),
+            _ => self.handle_by_decision(egress, snapshot, arrival, buffer, packet, found),
         }
     }
 
     /// Processes a packet by [`decide`].
-    pub(super) fn decided<A: FlowFamily, P: Port<Buffer = B>>(
+    pub(super) fn handle_by_decision<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
         buffer: B,
@@ -118,15 +121,15 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         found: Option<FlowMatch>,
     ) {
         let segment = Segment::of(buffer.bytes(), packet.headers);
-        let verdict = self.verdict(lanes, snapshot, arrival, packet, segment, found);
-        self.apply(lanes, snapshot, arrival, buffer, packet.headers, verdict);
+        let verdict = self.verdict(egress, snapshot, arrival, packet, segment, found);
+        self.apply(egress, snapshot, arrival, buffer, packet.headers, verdict);
     }
 
     /// The verdict of [`decide`]; counts its changes and sends the resets that it asks for.
     #[inline(always)]
     pub(super) fn verdict<'s, A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         snapshot: &'s Snapshot,
         arrival: Arrival,
         packet: &Packet<'_, A>,
@@ -141,7 +144,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let verdict = decide(packet, segment, found, snapshot, &mut flows, Tick::at(arrival.now_ns));
         self.count_changes(&changes);
         if !changes.resets.is_empty() {
-            self.originate(lanes, arrival, &changes.resets, matches!(verdict, Verdict::Reset(_)));
+            self.originate(egress, arrival, &changes.resets, matches!(verdict, Verdict::Reset(_)));
         }
         verdict
     }
@@ -167,59 +170,59 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
                 counters.new_flows.add(1);
             }
         }
-        if let Some(awaited) = changes.ask {
-            self.ask(awaited);
+        if let Some(neighbour) = changes.ask {
+            self.ask(neighbour);
         }
     }
 
     /// Requests the resolution of a neighbour from the kernel. When the queue is full, others are already requested,
     /// and a later packet requests it again.
-    pub(super) fn ask(&self, awaited: Awaited) {
-        let _ = self.asks.push((awaited.link, awaited.address));
+    pub(super) fn ask(&self, neighbour: UnresolvedNeighbour) {
+        let _ = self.asks.push((neighbour.link, neighbour.address));
     }
 
     pub(super) fn apply<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
         mut buffer: B,
         headers: &Headers<A>,
         verdict: Verdict<'_>,
     ) {
-        if let Verdict::Forward(passage) = &verdict {
-            let mtus = [snapshot.mtu(arrival.link), passage.exit.mtu];
+        if let Verdict::Forward(nat) = &verdict {
+            let mtus = [snapshot.mtu(arrival.link), nat.exit.mtu];
             mss::clamp_between(buffer.bytes_mut(), headers, mtus);
         }
         match verdict {
-            Verdict::Forward(passage)
+            Verdict::Forward(nat)
                 if headers.dont_fragment
-                    && headers.packet_len <= passage.exit.plain_mtu
+                    && nat.exit.takes_plain(headers.packet_len)
                     && !matches!(headers.transport, Transport::Sctp { .. }) =>
             {
-                self.forward(lanes, buffer, headers, passage);
+                self.forward_plain(egress, buffer, headers, nat);
             }
-            Verdict::Forward(passage) => self.depart(lanes, buffer, headers, passage),
-            Verdict::Deliver(delivery) => self.deliver(lanes, buffer, headers, &delivery),
-            Verdict::Wait(awaited) => self.hold(lanes, arrival, buffer, awaited),
-            Verdict::Linux => self.give_to_linux(lanes, snapshot, arrival, buffer),
-            Verdict::LinuxAt(link) => self.give_to_linux_at(lanes, snapshot, arrival, link, buffer),
-            Verdict::Reply(answer) => self.reply(lanes, snapshot, arrival, buffer, headers, answer),
-            Verdict::Reset(reason) => self.reset(lanes, snapshot, arrival, buffer, headers, reason),
-            Verdict::Drop(reason) => self.drop(lanes, buffer, reason),
+            Verdict::Forward(nat) => self.forward_nat(egress, buffer, headers, nat),
+            Verdict::ForwardDirect(direct) => self.forward_direct(egress, buffer, headers, &direct),
+            Verdict::Wait(neighbour) => self.hold(egress, arrival, buffer, neighbour),
+            Verdict::Linux => self.give_to_linux(egress, snapshot, arrival, buffer),
+            Verdict::LinuxAt(link) => self.give_to_linux_at(egress, snapshot, arrival, link, buffer),
+            Verdict::Reply(answer) => self.reply(egress, snapshot, arrival, buffer, headers, answer),
+            Verdict::Reset(reason) => self.reset(egress, snapshot, arrival, buffer, headers, reason),
+            Verdict::Drop(reason) => self.drop(egress, buffer, reason),
         }
     }
 
     /// Rewrites a packet by its flow and sends it: the fast path.
     #[inline(always)]
-    pub(super) fn forward<A: FlowFamily, P: Port<Buffer = B>>(
+    pub(super) fn forward_plain<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         mut buffer: B,
         headers: &Headers<A>,
-        passage: Passage<'_>,
+        nat: NatForward<'_>,
     ) {
-        let Passage { flow, direction, exit } = passage;
+        let NatForward { flow, direction, exit } = nat;
         let flow = self.flows::<A>().0.get(flow);
         let id = flow.backend;
         let belongs = Belongs { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: id };
@@ -227,33 +230,33 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         trim(&mut buffer, headers);
         self.counters.forwarded(id.slot, headers.packet_len);
         self.observer.observe(&buffer, Fate::Forward(exit.port), || Some(belongs));
-        lanes.send(exit.port, buffer, &mut self.tally);
+        egress.send(exit.port, buffer, &mut self.tally);
     }
 
-    /// As [`Self::forward`], for any packet. An IPv4 packet that may be fragmented gets an identification of the
+    /// As [`Self::forward_plain`], for any packet. An IPv4 packet that may be fragmented gets an identification of the
     /// gateway and is fragmented if necessary; on a tagged link the tags are added.
     #[inline(never)]
-    pub(super) fn depart<A: FlowFamily, P: Port<Buffer = B>>(
+    pub(super) fn forward_nat<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         mut buffer: B,
         headers: &Headers<A>,
-        passage: Passage<'_>,
+        nat: NatForward<'_>,
     ) {
-        let Passage { flow, direction, exit } = passage;
+        let NatForward { flow, direction, exit } = nat;
         let flow = *self.flows::<A>().0.get(flow);
         rewrite::whole(buffer.bytes_mut(), headers, &rewrite_of(&flow, direction, exit));
         if A::FAMILY == Family::V4 && !headers.dont_fragment {
             self.renumber(&mut buffer, headers);
         }
-        self.send_of_flow(lanes, buffer, headers, &flow, exit);
+        self.send_split(egress, buffer, headers, &flow, exit);
     }
 
-    /// Sends a rewritten packet, in fragments if it does not fit; [`Self::forward`] sends the plain ones. Fragments
-    /// after the first count as originated, since the packet became the first.
-    pub(super) fn send_of_flow<A: Address, P: Port<Buffer = B>>(
+    /// Sends a rewritten packet, in fragments if it does not fit; [`Self::forward_plain`] sends the plain ones.
+    /// Fragments after the first count as originated, since the packet became the first.
+    pub(super) fn send_split<A: Address, P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         mut buffer: B,
         headers: &Headers<A>,
         flow: &Flow<A>,
@@ -262,63 +265,63 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let mut rest = Burst::new();
         trim(&mut buffer, headers);
         if headers.packet_len > exit.mtu {
-            match cut(&mut buffer, usize::from(headers.network_offset), exit.mtu, || lanes.allocate(exit.port)) {
+            match split(&mut buffer, usize::from(headers.network_offset), exit.mtu, || egress.allocate(exit.port)) {
                 Some(pieces) => rest = pieces,
-                None => return self.drop(lanes, buffer, DropReason::TooBig),
+                None => return self.drop(egress, buffer, DropReason::TooBig),
             }
         }
         let belongs = Belongs { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: flow.backend };
         self.counters.forwarded(flow.backend.slot, headers.packet_len);
         self.observer.observe(&buffer, Fate::Forward(exit.port), || Some(belongs));
         let tags = exit.link.tags();
-        lanes.leave(exit.port, tags, buffer, &mut self.tally);
+        egress.send_tagged(exit.port, tags, buffer, &mut self.tally);
         for piece in rest {
             self.tally.originated += 1;
-            lanes.leave(exit.port, tags, piece, &mut self.tally);
+            egress.send_tagged(exit.port, tags, piece, &mut self.tally);
         }
     }
 
     /// Sends a packet as it is, or encapsulated.
-    pub(super) fn deliver<A: Address, P: Port<Buffer = B>>(
+    pub(super) fn forward_direct<A: Address, P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         mut buffer: B,
         headers: &Headers<A>,
-        delivery: &Delivery<'_>,
+        direct: &DirectForward<'_>,
     ) {
-        let &Delivery { backend, port, protocol, exit, outer } = delivery;
+        let &DirectForward { backend, port, protocol, exit, outer } = direct;
         let mtu = outer.map_or(exit.mtu, |outer| outer.mtu);
         let mut rest = Burst::new();
         if headers.packet_len > mtu {
-            match cut(&mut buffer, usize::from(headers.network_offset), mtu, || lanes.allocate(exit.port)) {
+            match split(&mut buffer, usize::from(headers.network_offset), mtu, || egress.allocate(exit.port)) {
                 Some(pieces) => rest = pieces,
-                None => return self.drop(lanes, buffer, DropReason::TooBig),
+                None => return self.drop(egress, buffer, DropReason::TooBig),
             }
         }
-        if !self.send_off(&mut buffer, headers, delivery) {
-            rest.into_iter().for_each(|piece| lanes.discard(piece));
-            return self.drop(lanes, buffer, DropReason::TooBig);
+        if !self.prepare_direct(&mut buffer, headers, direct) {
+            rest.into_iter().for_each(|piece| egress.discard(piece));
+            return self.drop(egress, buffer, DropReason::TooBig);
         }
         self.counters.forwarded(backend.slot, headers.packet_len);
         let belongs = || Some(Belongs { vip: headers.tuple.destination.ip(), port, protocol, backend });
         self.observer.observe(&buffer, Fate::Forward(exit.port), belongs);
         let tags = exit.link.tags();
-        lanes.leave(exit.port, tags, buffer, &mut self.tally);
+        egress.send_tagged(exit.port, tags, buffer, &mut self.tally);
         for mut piece in rest {
-            if self.send_off(&mut piece, headers, delivery) {
+            if self.prepare_direct(&mut piece, headers, direct) {
                 self.tally.originated += 1;
-                lanes.leave(exit.port, tags, piece, &mut self.tally);
+                egress.send_tagged(exit.port, tags, piece, &mut self.tally);
             } else {
-                lanes.discard(piece);
+                egress.discard(piece);
             }
         }
     }
 
     /// Prepares a packet, or a fragment of it, for sending. Returns false when there is no room for the headers of a
     /// tunnel.
-    fn send_off<A: Address>(&mut self, buffer: &mut B, headers: &Headers<A>, delivery: &Delivery<'_>) -> bool {
-        let exit = delivery.exit;
-        let Some(outer) = delivery.outer else {
+    fn prepare_direct<A: Address>(&mut self, buffer: &mut B, headers: &Headers<A>, direct: &DirectForward<'_>) -> bool {
+        let exit = direct.exit;
+        let Some(outer) = direct.outer else {
             trim(buffer, headers);
             rewrite::hop(buffer.bytes_mut(), headers, exit);
             return true;
@@ -341,24 +344,30 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         }
     }
 
-    pub(super) fn hold<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, arrival: Arrival, buffer: B, awaited: Awaited) {
-        match self.held.keep(buffer, arrival, awaited) {
-            Ok(true) => self.ask(awaited),
+    pub(super) fn hold<P: Port<Buffer = B>>(
+        &mut self,
+        egress: &mut Egress<P>,
+        arrival: Arrival,
+        buffer: B,
+        neighbour: UnresolvedNeighbour,
+    ) {
+        match self.neighbour_queue.keep(buffer, arrival, neighbour) {
+            Ok(true) => self.ask(neighbour),
             Ok(false) => {}
-            Err(buffer) => self.drop(lanes, buffer, DropReason::NeighbourUnresolved),
+            Err(buffer) => self.drop(egress, buffer, DropReason::NeighbourUnresolved),
         }
     }
 
     /// Drops a packet and counts the reason.
-    pub(super) fn drop<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, buffer: B, reason: DropReason) {
+    pub(super) fn drop<P: Port<Buffer = B>>(&mut self, egress: &mut Egress<P>, buffer: B, reason: DropReason) {
         self.observer.observe(&buffer, Fate::Drop(reason), || None);
         self.tally.drop(reason);
-        lanes.discard(buffer);
+        egress.discard(buffer);
     }
 
     pub(super) fn publish_counters(&mut self) {
         self.tally.publish(&self.counters);
-        self.counters.held.set((self.held.len() + self.datagrams.waiting()) as u64);
+        self.counters.held.set((self.neighbour_queue.len() + self.datagrams.waiting()) as u64);
         self.counters.flows.set(u64::from(self.tables.v4.len() + self.tables.v6.len()));
     }
 }

@@ -8,17 +8,17 @@ use super::observer::Observe;
 use super::rewrite;
 use super::steer::{may_have_flow, owner_of_first};
 use crate::flow::{Candidate, Segment, Tick};
-use crate::forward::decide::{FlowFamily, Packet, Passage, Verdict, follow};
+use crate::forward::decide::{FlowFamily, NatForward, Packet, Verdict, follow};
 use crate::forward::rewrite::rewrite_of;
-use crate::fragment::{Course, Early, Fragment, Part, Slot};
+use crate::fragment::{EarlyFragment, Fragment, LaterFragments, Part, Slot};
 use crate::port::{Arrival, Origin, Port};
 use crate::snapshot::Snapshot;
 use crate::stats::DropReason;
 use crate::wire::{Address, Buffer, Headers, Ipv4, Parsed, Transport, Tuple, parse, sctp_chunk, take};
-use crate::workers::{Errand, Lanes, WorkerId};
+use crate::workers::{Egress, HandoverTask, WorkerId};
 
 /// A fragment with the entry of its datagram.
-struct Placed<'a, A> {
+struct FragmentOf<'a, A> {
     fragment: &'a Fragment<A>,
     /// The headers that `parse` found.
     headers: &'a Headers<A>,
@@ -29,7 +29,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     /// Processes a fragment, or queues it until the first one arrives.
     pub(super) fn fragment<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
         buffer: B,
@@ -38,24 +38,24 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let headers = packet.headers;
         let fragment = match Fragment::of(buffer.bytes(), headers) {
             Ok(fragment) => fragment,
-            Err(reason) => return self.drop(lanes, buffer, reason),
+            Err(reason) => return self.drop(egress, buffer, reason),
         };
         if headers.group_frame || !may_have_flow(&fragment, snapshot) {
-            return self.decided(lanes, snapshot, arrival, buffer, packet, None);
+            return self.handle_by_decision(egress, snapshot, arrival, buffer, packet, None);
         }
-        let slot = self.slot_of(lanes, arrival, &fragment);
+        let slot = self.slot_of(egress, arrival, &fragment);
         if let Part::First(first) = &fragment.part
-            && let Some(owner) = owner_elsewhere(lanes, snapshot, arrival, first)
+            && let Some(owner) = owner_elsewhere(egress, snapshot, arrival, first)
         {
-            return self.pass_on(lanes, arrival, buffer, slot, owner);
+            return self.pass_on(egress, arrival, buffer, slot, owner);
         }
-        let placed = Placed { fragment: &fragment, headers, slot };
-        match (&fragment.part, self.datagrams.course(slot)) {
-            (Part::First(first), _) => self.first(lanes, snapshot, arrival, buffer, &placed, first),
-            (_, Some(course)) => self.later(lanes, snapshot, arrival, buffer, &placed, course),
+        let placed = FragmentOf { fragment: &fragment, headers, slot };
+        match (&fragment.part, self.datagrams.later(slot)) {
+            (Part::First(first), _) => self.first(egress, snapshot, arrival, buffer, &placed, first),
+            (_, Some(later)) => self.later(egress, snapshot, arrival, buffer, &placed, later),
             (_, None) => {
                 if let Some(buffer) = self.datagrams.keep(buffer, arrival, slot) {
-                    self.drop(lanes, buffer, DropReason::FragmentTableFull);
+                    self.drop(egress, buffer, DropReason::FragmentTableFull);
                 }
             }
         }
@@ -63,25 +63,25 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
 
     /// Hands over a first fragment and those that waited for it to their owner; later ones follow them there.
     #[cold]
-    fn pass_on<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, arrival: Arrival, buffer: B, slot: Slot, owner: WorkerId) {
-        self.datagrams.decide(slot, Course::Elsewhere(owner));
-        lanes.hand_over(owner, Errand::Decide, arrival, buffer, &mut self.tally);
+    fn pass_on<P: Port<Buffer = B>>(&mut self, egress: &mut Egress<P>, arrival: Arrival, buffer: B, slot: Slot, owner: WorkerId) {
+        self.datagrams.decide(slot, LaterFragments::Elsewhere(owner));
+        egress.hand_over(owner, HandoverTask::Decide, arrival, buffer, &mut self.tally);
         while let Some(early) = self.datagrams.release(slot) {
-            lanes.hand_over(owner, Errand::Decide, early.arrival, early.buffer, &mut self.tally);
+            egress.hand_over(owner, HandoverTask::Decide, early.arrival, early.buffer, &mut self.tally);
         }
     }
 
     /// The entry of its datagram; created if there is none.
     fn slot_of<A: Address, P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         arrival: Arrival,
         fragment: &Fragment<A>,
     ) -> Slot {
         self.datagrams.find(&fragment.datagram, arrival.now_ns).unwrap_or_else(|slot| {
             let reason = self.datagrams.reason_to_go(slot, arrival.now_ns);
             while let Some(early) = self.datagrams.release(slot) {
-                self.drop(lanes, early.buffer, reason);
+                self.drop(egress, early.buffer, reason);
             }
             self.datagrams.take(slot, &fragment.datagram, arrival.now_ns);
             slot
@@ -92,56 +92,56 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     /// it.
     fn first<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
         buffer: B,
-        placed: &Placed<'_, A>,
+        placed: &FragmentOf<'_, A>,
         first: &Headers<A>,
     ) {
         let segment = Segment::of(buffer.bytes(), first);
-        let verdict = self.verdict_alone(lanes, snapshot, arrival, first, segment);
-        let course = match verdict {
-            Verdict::Forward(passage) => self.forward_first(lanes, buffer, placed, first, passage),
-            Verdict::Deliver(_) => {
-                self.apply(lanes, snapshot, arrival, buffer, first, verdict);
+        let verdict = self.verdict_alone(egress, snapshot, arrival, first, segment);
+        let later = match verdict {
+            Verdict::Forward(nat) => self.forward_first(egress, buffer, placed, first, nat),
+            Verdict::ForwardDirect(_) => {
+                self.apply(egress, snapshot, arrival, buffer, first, verdict);
                 // The packet is not changed in a way that would require another identification.
                 follow_by(first, 0)
             }
-            Verdict::Wait(_) => return self.apply(lanes, snapshot, arrival, buffer, first, verdict),
+            Verdict::Wait(_) => return self.apply(egress, snapshot, arrival, buffer, first, verdict),
             _ => {
-                self.apply(lanes, snapshot, arrival, buffer, first, verdict);
-                course_after(verdict)
+                self.apply(egress, snapshot, arrival, buffer, first, verdict);
+                later_after(verdict)
             }
         };
-        self.datagrams.decide(placed.slot, course);
+        self.datagrams.decide(placed.slot, later);
         while let Some(early) = self.datagrams.release(placed.slot) {
-            self.released::<A, P>(lanes, snapshot, arrival, early, placed.slot, course);
+            self.released::<A, P>(egress, snapshot, arrival, early, placed.slot, later);
         }
     }
 
     /// Rewrites a first fragment by its flow, with an identification of the gateway, and sends it.
     fn forward_first<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         mut buffer: B,
-        placed: &Placed<'_, A>,
+        placed: &FragmentOf<'_, A>,
         first: &Headers<A>,
-        passage: Passage<'_>,
-    ) -> Course {
-        let flow = *self.flows().0.get(passage.flow);
-        let rewrite = rewrite_of(&flow, passage.direction, passage.exit);
+        nat: NatForward<'_>,
+    ) -> LaterFragments {
+        let flow = *self.flows().0.get(nat.flow);
+        let rewrite = rewrite_of(&flow, nat.direction, nat.exit);
         let Tuple { source_port, destination_port, .. } = first.tuple;
         if matches!(first.transport, Transport::Sctp { .. })
             && (source_port, destination_port) != (rewrite.source_port, rewrite.destination_port)
         {
             // Its checksum covers the ports by a CRC over all fragments (RFC 9260 section 6.8).
-            self.drop(lanes, buffer, DropReason::SctpFragment);
-            return Course::Drop(DropReason::SctpFragment);
+            self.drop(egress, buffer, DropReason::SctpFragment);
+            return LaterFragments::Drop(DropReason::SctpFragment);
         }
-        let identification = match self.datagrams.course(placed.slot) {
+        let identification = match self.datagrams.later(placed.slot) {
             // The fragment arrived twice: a duplicate, or the sender reuses its identifications.
-            Some(Course::Follow { source_port: from, destination_port: to, identification, .. })
+            Some(LaterFragments::Follow { source_port: from, destination_port: to, identification, .. })
                 if (from, to) == (source_port, destination_port) =>
             {
                 identification
@@ -153,72 +153,72 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         };
         rewrite::whole(buffer.bytes_mut(), first, &rewrite);
         rewrite::renumber(buffer.bytes_mut(), first, placed.fragment.identification_offset, identification);
-        self.send_of_flow(lanes, buffer, first, &flow, passage.exit);
+        self.send_split(egress, buffer, first, &flow, nat.exit);
         follow_by(first, identification)
     }
 
     /// Processes a fragment that waited for the first one.
     fn released<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
-        early: Early<B>,
+        early: EarlyFragment<B>,
         slot: Slot,
-        course: Course,
+        later: LaterFragments,
     ) {
-        let Early { buffer, arrival: came, .. } = early;
+        let EarlyFragment { buffer, arrival: came, .. } = early;
         let Some(headers) = parse(buffer.bytes()).ok().and_then(Parsed::headers::<A>) else {
-            return self.drop(lanes, buffer, DropReason::Malformed);
+            return self.drop(egress, buffer, DropReason::Malformed);
         };
         match Fragment::of(buffer.bytes(), &headers) {
             Ok(fragment) => {
-                let placed = Placed { fragment: &fragment, headers: &headers, slot };
-                self.later(lanes, snapshot, Arrival { now_ns: arrival.now_ns, ..came }, buffer, &placed, course);
+                let placed = FragmentOf { fragment: &fragment, headers: &headers, slot };
+                self.later(egress, snapshot, Arrival { now_ns: arrival.now_ns, ..came }, buffer, &placed, later);
             }
-            Err(reason) => self.drop(lanes, buffer, reason),
+            Err(reason) => self.drop(egress, buffer, reason),
         }
     }
 
     /// Processes a later fragment by the decision on the first one.
     fn later<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
         buffer: B,
-        placed: &Placed<'_, A>,
-        course: Course,
+        placed: &FragmentOf<'_, A>,
+        later: LaterFragments,
     ) {
-        let (source_port, destination_port, protocol, transport, identification) = match course {
-            Course::Follow { source_port, destination_port, protocol, transport, identification } => {
+        let (source_port, destination_port, protocol, transport, identification) = match later {
+            LaterFragments::Follow { source_port, destination_port, protocol, transport, identification } => {
                 (source_port, destination_port, protocol, transport, identification)
             }
-            Course::Elsewhere(owner) => {
-                return lanes.hand_over(owner, Errand::Decide, arrival, buffer, &mut self.tally);
+            LaterFragments::Elsewhere(owner) => {
+                return egress.hand_over(owner, HandoverTask::Decide, arrival, buffer, &mut self.tally);
             }
-            Course::Linux => {
+            LaterFragments::Linux => {
                 self.tally.misses += 1;
-                return self.give_to_linux(lanes, snapshot, arrival, buffer);
+                return self.give_to_linux(egress, snapshot, arrival, buffer);
             }
-            Course::Drop(reason) => {
+            LaterFragments::Drop(reason) => {
                 self.tally.misses += 1;
-                return self.drop(lanes, buffer, reason);
+                return self.drop(egress, buffer, reason);
             }
         };
         let tuple = Tuple { source_port, destination_port, protocol, ..placed.headers.tuple };
         let headers = Headers { tuple, transport, ..*placed.headers };
-        match self.verdict_alone(lanes, snapshot, arrival, &headers, Segment::default()) {
-            Verdict::Forward(passage) => self.forward_later(lanes, buffer, placed, identification, passage),
+        match self.verdict_alone(egress, snapshot, arrival, &headers, Segment::default()) {
+            Verdict::Forward(nat) => self.forward_later(egress, buffer, placed, identification, nat),
             // With the headers of the fragment: only first fragments may be answered.
-            verdict => self.apply(lanes, snapshot, arrival, buffer, placed.headers, verdict),
+            verdict => self.apply(egress, snapshot, arrival, buffer, placed.headers, verdict),
         }
     }
 
     /// The verdict on a single packet outside a burst. RSTs that its decision asks for are sent before it.
     fn verdict_alone<'s, A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         snapshot: &'s Snapshot,
         arrival: Arrival,
         headers: &Headers<A>,
@@ -233,24 +233,24 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
                 self.tally.hits += 1;
                 verdict
             }
-            Err(found) => self.verdict(lanes, snapshot, arrival, &packet, segment, found),
+            Err(found) => self.verdict(egress, snapshot, arrival, &packet, segment, found),
         }
     }
 
     /// Rewrites a later fragment by its flow, with the identification of the first one, and sends it.
     fn forward_later<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         mut buffer: B,
-        placed: &Placed<'_, A>,
+        placed: &FragmentOf<'_, A>,
         identification: u32,
-        passage: Passage<'_>,
+        nat: NatForward<'_>,
     ) {
-        let flow = *self.flows().0.get(passage.flow);
-        let rewrite = rewrite_of(&flow, passage.direction, passage.exit);
+        let flow = *self.flows().0.get(nat.flow);
+        let rewrite = rewrite_of(&flow, nat.direction, nat.exit);
         rewrite::later_fragment(buffer.bytes_mut(), placed.headers, &rewrite);
         rewrite::renumber(buffer.bytes_mut(), placed.headers, placed.fragment.identification_offset, identification);
-        self.send_of_flow(lanes, buffer, placed.headers, &flow, passage.exit);
+        self.send_split(egress, buffer, placed.headers, &flow, nat.exit);
     }
 
     /// Gives an IPv4 packet that may be fragmented on its way an identification of the gateway (RFC 6864 section 5.3).
@@ -264,45 +264,45 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     }
 
     /// Drops the fragments whose first fragment did not arrive in time.
-    pub(crate) fn expire_fragments<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, now_ns: u64) {
+    pub(crate) fn expire_fragments<P: Port<Buffer = B>>(&mut self, egress: &mut Egress<P>, now_ns: u64) {
         while let Some(early) = self.datagrams.expired(now_ns) {
-            self.drop(lanes, early.buffer, DropReason::FragmentTimeout);
+            self.drop(egress, early.buffer, DropReason::FragmentTimeout);
         }
     }
 }
 
 /// The owner of a datagram whose fragments met here, if that is another worker.
 fn owner_elsewhere<A: Address, P: Port>(
-    lanes: &Lanes<P>,
+    egress: &Egress<P>,
     snapshot: &Snapshot,
     arrival: Arrival,
     first: &Headers<A>,
 ) -> Option<WorkerId> {
-    let peers = lanes.peers.as_ref().filter(|_| arrival.origin != Origin::Owned)?;
+    let peers = egress.peers.as_ref().filter(|_| arrival.origin != Origin::Owned)?;
     let owner = owner_of_first(peers.owner_function(), snapshot, &first.tuple);
     (owner != peers.me()).then_some(owner)
 }
 
 /// The decision for the fragments after a first one. What a later fragment's packet means for the connection is
 /// unknown, so neutral transport fields are used.
-const fn follow_by<A: Address>(first: &Headers<A>, identification: u32) -> Course {
+const fn follow_by<A: Address>(first: &Headers<A>, identification: u32) -> LaterFragments {
     let Tuple { source_port, destination_port, protocol, .. } = first.tuple;
     let transport = match first.transport {
         Transport::Tcp { .. } => Transport::Tcp { flags: 0 },
         Transport::Sctp { .. } => Transport::Sctp { chunk: sctp_chunk::SACK },
         other => other,
     };
-    Course::Follow { source_port, destination_port, protocol, transport, identification }
+    LaterFragments::Follow { source_port, destination_port, protocol, transport, identification }
 }
 
 /// The decision for the fragments after a first one with this verdict. An answer concerns the whole datagram, so there
 /// is one answer only.
-const fn course_after(verdict: Verdict<'_>) -> Course {
+const fn later_after(verdict: Verdict<'_>) -> LaterFragments {
     match verdict {
-        Verdict::Linux | Verdict::LinuxAt(_) => Course::Linux,
-        Verdict::Drop(reason) | Verdict::Reset(reason) => Course::Drop(reason),
-        Verdict::Reply(_) | Verdict::Wait(_) | Verdict::Forward(_) | Verdict::Deliver(_) => {
-            Course::Drop(DropReason::AnswerLimited)
+        Verdict::Linux | Verdict::LinuxAt(_) => LaterFragments::Linux,
+        Verdict::Drop(reason) | Verdict::Reset(reason) => LaterFragments::Drop(reason),
+        Verdict::Reply(_) | Verdict::Wait(_) | Verdict::Forward(_) | Verdict::ForwardDirect(_) => {
+            LaterFragments::Drop(DropReason::AnswerLimited)
         }
     }
 }

@@ -1,27 +1,27 @@
-//! ICMP errors about packets of flows, and about tunnel packets that carried them. An error about a packet of a flow goes
-//! to the sender of the quoted packet (FORWARDING 10). An error of a router inside a tunnel becomes an error to the sender
-//! of the inner packet (RFC 2003 section 4, RFC 2473 section 8).
+//! ICMP errors about packets of flows, and about tunnel packets that carried them. An error about a packet of a flow
+//! goes to the sender of the quoted packet (FORWARDING 10). An error of a router inside a tunnel becomes an error to
+//! the sender of the inner packet (RFC 2003 section 4, RFC 2473 section 8).
 //!
-//! **Invariants:** an error does not change its flow: anyone can forge one, so it neither ends a flow nor keeps it alive.
-//! An error about a tunnel packet is accepted only if the gateway may have sent the quoted packet, and only on the link by
-//! which that packet left.
+//! **Invariants:** an error does not change its flow: anyone can forge one, so it neither ends a flow nor keeps it
+//! alive. An error about a tunnel packet is accepted only if the gateway may have sent the quoted packet, and only on
+//! the link by which that packet left.
 //!
 //! Not here: the bytes of errors (`icmp`).
 
 use super::engine::Engine;
 use super::observer::{Fate, Observe};
-use crate::flow::{BackendId, Direction, FlowTable, IdleLimits, Tick, Way};
+use crate::flow::{BackendId, Direction, FlowMode, FlowTable, IdleLimits, Tick};
 use crate::forward::decide::{
-    FlowFamily, Packet, Passage, Verdict, arrives_from, deliver, exit_by, exit_to_client, fits, refused_source,
+    FlowFamily, NatForward, Packet, Verdict, arrives_from, deliver, exit_by, exit_to_client, fits, refused_source,
 };
 use crate::icmp;
 use crate::icmp::mapping::ErrorRewrite;
-use crate::icmp::{Awaited, IcmpError, Inner, Quote, Trouble, TunnelQuote};
+use crate::icmp::{IcmpError, Inner, Quote, Trouble, TunnelQuote, UnresolvedNeighbour};
 use crate::port::{Arrival, Port};
-use crate::snapshot::{Exit, Place, RouteTo, Snapshot};
+use crate::snapshot::{AddressRole, Exit, RouteTo, Snapshot};
 use crate::stats::DropReason;
 use crate::wire::{Address, Buffer, Headers, Tuple, is_martian};
-use crate::workers::Lanes;
+use crate::workers::Egress;
 
 impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     /// Processes an ICMP error about a packet of a flow, or of a tunnel that carried one.
@@ -30,46 +30,46 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     /// The packet, if it is no such error.
     pub(super) fn error<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
         buffer: B,
         packet: &Packet<'_, A>,
     ) -> Result<(), B> {
         let Some(quote) = Quote::of(buffer.bytes(), packet.headers) else {
-            return self.tunnel_error(lanes, snapshot, arrival, buffer, packet);
+            return self.tunnel_error(egress, snapshot, arrival, buffer, packet);
         };
         let asked = quote.tuple.reversed();
         if let Some(verdict) = follow_one_way_error(packet, &asked, snapshot, self.flows().0) {
             self.tally.hits += 1;
-            self.apply(lanes, snapshot, arrival, buffer, packet.headers, verdict);
+            self.apply(egress, snapshot, arrival, buffer, packet.headers, verdict);
             return Ok(());
         }
         let (table, limits) = self.flows();
         let followed = follow_error(packet, &quote.tuple, snapshot, table, limits, Tick::at(arrival.now_ns));
-        let Some(followed) = followed else { return self.tunnel_error(lanes, snapshot, arrival, buffer, packet) };
+        let Some(followed) = followed else { return self.tunnel_error(egress, snapshot, arrival, buffer, packet) };
         self.tally.hits += 1;
         match followed {
-            Ok(passage) => self.forward_error(lanes, buffer, packet.headers, &quote, passage),
-            Err(verdict) => self.apply(lanes, snapshot, arrival, buffer, packet.headers, verdict),
+            Ok(nat) => self.forward_error(egress, buffer, packet.headers, &quote, nat),
+            Err(verdict) => self.apply(egress, snapshot, arrival, buffer, packet.headers, verdict),
         }
         Ok(())
     }
 
     fn forward_error<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         mut buffer: B,
         headers: &Headers<A>,
         quote: &Quote<A>,
-        passage: Passage<'_>,
+        nat: NatForward<'_>,
     ) {
-        let Passage { flow, direction, exit } = passage;
+        let NatForward { flow, direction, exit } = nat;
         let flow = *self.flows::<A>().0.get(flow);
         // The error gets the source that the flow's packets have in its direction, whichever router sent it: the client
         // knows no other address, and its network may filter the addresses behind the gateway (docs/adr/0009).
         let (source, destination, quoted) = match direction {
-            Direction::ToBackend if flow.way == Way::Dnat => {
+            Direction::ToBackend if flow.mode == FlowMode::Dnat => {
                 (headers.tuple.source, flow.backend_address, flow.tuple(Direction::ToClient))
             }
             Direction::ToBackend => (flow.snat, flow.backend_address, flow.tuple(Direction::ToClient)),
@@ -81,7 +81,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         if !headers.dont_fragment {
             self.renumber(&mut buffer, headers);
         }
-        self.send_of_flow(lanes, buffer, headers, &flow, exit);
+        self.send_split(egress, buffer, headers, &flow, exit);
     }
 
     /// Processes an ICMP error about a tunnel packet.
@@ -90,7 +90,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     /// The packet, if it is no such error.
     fn tunnel_error<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
         buffer: B,
@@ -106,16 +106,16 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let Some(followed) = followed else { return Err(buffer) };
         self.tally.hits += 1;
         match (followed, &quote.inner) {
-            (Err(verdict), _) => self.apply(lanes, snapshot, arrival, buffer, packet.headers, verdict),
-            (Ok(exit), Inner::V4(inner)) => self.tell_client(lanes, arrival, buffer, &quote, inner, exit),
-            (Ok(exit), Inner::V6(inner)) => self.tell_client(lanes, arrival, buffer, &quote, inner, exit),
+            (Err(verdict), _) => self.apply(egress, snapshot, arrival, buffer, packet.headers, verdict),
+            (Ok(exit), Inner::V4(inner)) => self.tell_client(egress, arrival, buffer, &quote, inner, exit),
+            (Ok(exit), Inner::V6(inner)) => self.tell_client(egress, arrival, buffer, &quote, inner, exit),
         }
         Ok(())
     }
 
     fn tell_client<A: Address, I: Address, P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         arrival: Arrival,
         mut buffer: B,
         quote: &TunnelQuote<A>,
@@ -129,11 +129,11 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let told = self.limiter.allow(inner.source, arrival.now_ns)
             && icmp::icmp_error_about_inner(&mut buffer, quote.inner_range.clone(), inner, error, exit);
         if !told {
-            return self.drop(lanes, buffer, DropReason::AnswerLimited);
+            return self.drop(egress, buffer, DropReason::AnswerLimited);
         }
         self.observer.observe(&buffer, Fate::Reply(exit.port), || None);
         self.tally.replies += 1;
-        lanes.leave(exit.port, exit.link.tags(), buffer, &mut self.tally);
+        egress.send_tagged(exit.port, exit.link.tags(), buffer, &mut self.tally);
     }
 }
 
@@ -149,7 +149,7 @@ fn follow_error<'s, A: Address>(
     table: &mut FlowTable<A>,
     limits: &IdleLimits,
     now: Tick,
-) -> Option<Result<Passage<'s>, Verdict<'s>>> {
+) -> Option<Result<NatForward<'s>, Verdict<'s>>> {
     let headers = packet.headers;
     // An error goes to the source of the quoted packet (RFC 1812 section 4.3.2.4), and never comes from the gateway.
     let is_possible = quoted.source == headers.tuple.destination
@@ -173,7 +173,7 @@ fn follow_error<'s, A: Address>(
         }
         Direction::ToClient => exit_to_client(snapshot, flow),
     };
-    Some(exit.and_then(|exit| fits(packet, exit)).map(|exit| Passage { flow: index, direction, exit }))
+    Some(exit.and_then(|exit| fits(packet, exit)).map(|exit| NatForward { flow: index, direction, exit }))
 }
 
 /// The exit towards the client that is informed of an error about the packet in `quote`, which carried a packet with
@@ -193,19 +193,19 @@ fn follow_tunnel_error<'s, A: Address, I: Address>(
         && !headers.group_frame
         && refused_source(headers.tuple.source, snapshot).is_none()
         // Packets that the kernel sends through a tunnel, as probes, are its own.
-        && snapshot.place(inner.source) == Place::Elsewhere
+        && snapshot.role(inner.source) == AddressRole::Elsewhere
         && !is_martian(inner.source);
     if !is_possible {
         return None;
     }
     let hash = table.hash(inner);
     let known = table.search(hash, inner).map(|(index, _)| table.get(index));
-    let (way, id) = match known {
-        Some(flow) => (flow.way, flow.backend),
+    let (mode, id) = match known {
+        Some(flow) => (flow.mode, flow.backend),
         None => by_hash(inner, snapshot)?,
     };
     let backend = snapshot.backend(id)?;
-    if way != quote.way || backend.address.ip() != quote.destination.ip() {
+    if mode != quote.mode || backend.address.ip() != quote.destination.ip() {
         return None;
     }
     if !arrives_from(snapshot, backend.next_hop, packet.in_link) {
@@ -213,19 +213,19 @@ fn follow_tunnel_error<'s, A: Address, I: Address>(
     }
     let exit = match snapshot.route(inner.source) {
         RouteTo::NextHop(next_hop) => exit_by(snapshot, next_hop, hash),
-        RouteTo::Unresolved { link } => Err(Verdict::Wait(Awaited { link, address: inner.source.ip() })),
+        RouteTo::Unresolved { link } => Err(Verdict::Wait(UnresolvedNeighbour { link, address: inner.source.ip() })),
         RouteTo::None => Err(Verdict::Drop(DropReason::NoRoute)),
     };
     Some(exit)
 }
 
 /// The destination of a packet that found no room for a flow (FORWARDING 3).
-fn by_hash<I: Address>(inner: &Tuple<I>, snapshot: &Snapshot) -> Option<(Way, BackendId)> {
+fn by_hash<I: Address>(inner: &Tuple<I>, snapshot: &Snapshot) -> Option<(FlowMode, BackendId)> {
     let frontend = snapshot.frontend(inner.destination, inner.protocol, inner.destination_port)?;
     if !frontend.allows(inner.source) {
         return None;
     }
-    Some((frontend.way(), frontend.choose_by_hash(inner)?))
+    Some((frontend.mode(), frontend.choose_by_hash(inner)?))
 }
 
 /// An ICMP error about a packet that a backend sent from the VIP to its client directly. It goes unchanged to that
@@ -241,13 +241,13 @@ fn follow_one_way_error<'s, A: Address>(
         return None;
     }
     let known = table.search(table.hash(asked), asked).map(|(index, _)| table.get(index));
-    let (way, id) = match known {
-        Some(flow) => (flow.way, flow.backend),
+    let (mode, id) = match known {
+        Some(flow) => (flow.mode, flow.backend),
         None => {
             let frontend = snapshot.frontend(asked.destination, asked.protocol, asked.destination_port)?;
-            (frontend.way(), frontend.choose_by_hash(asked)?)
+            (frontend.mode(), frontend.choose_by_hash(asked)?)
         }
     };
     let may_pass = refused_source(packet.headers.tuple.source, snapshot).is_none();
-    (!way.is_two_way() && may_pass).then(|| deliver(packet, asked, way, id, snapshot))
+    (!mode.is_two_way() && may_pass).then(|| deliver(packet, asked, mode, id, snapshot))
 }

@@ -1,12 +1,12 @@
-//! Packets that the kernel sends out of a twin. They leave by its port, except those to a VIP or a pool address, which
-//! a router would send back to the gateway.
+//! Packets to the kernel, within the rate limit, and packets that the kernel sends out of a twin. The latter leave by
+//! its port, except those to a VIP or a pool address, which a router would send back to the gateway.
 //!
 //! The kernel can still reach a VIP when a probe needs to (FORWARDING 12): the engine answers its ARP request or
 //! solicitation for the VIP and sends a probe to the backend under test.
 //!
 //! **Invariant:** neither request nor answer appears on the wire.
 //!
-//! Not here: packets to the kernel, which are verdicts of the decision.
+//! Not here: the decision which packets go to the kernel.
 
 use super::engine::Engine;
 use super::observer::{Fate, Observe};
@@ -14,10 +14,10 @@ use crate::flow::Candidate;
 use crate::forward::decide::{FlowFamily, Packet, Verdict, follow_probe};
 use crate::icmp;
 use crate::port::{Arrival, Link, Port, PortIndex};
-use crate::snapshot::{Place, Snapshot};
+use crate::snapshot::{AddressRole, Snapshot};
 use crate::stats::DropReason;
 use crate::wire::{Buffer, Ethernet, Headers, Parsed, Tags, parse, take_mut};
-use crate::workers::Lanes;
+use crate::workers::Egress;
 
 /// The twin that a packet came from, and its VLAN tags.
 #[derive(Clone, Copy)]
@@ -29,21 +29,21 @@ struct Twin {
 impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     pub(super) fn give_to_linux<P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
         mut buffer: B,
     ) {
         let port = arrival.link.port();
         if !snapshot.port(port).twin {
-            self.drop(lanes, buffer, DropReason::NoRoute);
-        } else if !self.twin_rate.allow(lanes.class(port, buffer.bytes()), arrival.now_ns) {
-            self.drop(lanes, buffer, DropReason::TwinRate);
+            self.drop(egress, buffer, DropReason::NoRoute);
+        } else if !self.twin_rate.allow(egress.class(port, buffer.bytes()), arrival.now_ns) {
+            self.drop(egress, buffer, DropReason::TwinRate);
         } else if !arrival.tags.put_on(&mut buffer) {
-            self.drop(lanes, buffer, DropReason::TwinFull);
+            self.drop(egress, buffer, DropReason::TwinFull);
         } else {
             self.observer.observe(&buffer, Fate::Linux(port), || None);
-            lanes.queue_for_linux(port, buffer, &mut self.tally);
+            egress.queue_for_linux(port, buffer, &mut self.tally);
         }
     }
 
@@ -51,7 +51,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     #[cold]
     pub(super) fn give_to_linux_at<P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
         link: Link,
@@ -60,14 +60,14 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         if let Some((ethernet, _)) = take_mut::<Ethernet>(buffer.bytes_mut()) {
             ethernet.destination = snapshot.port(link.port()).mac.0;
         }
-        self.give_to_linux(lanes, snapshot, Arrival { link, tags: link.tags(), ..arrival }, buffer);
+        self.give_to_linux(egress, snapshot, Arrival { link, tags: link.tags(), ..arrival }, buffer);
     }
 
     /// Processes a packet that the kernel sends by this port. Packets that cannot be parsed are dropped, since they
     /// might be for a VIP.
     pub(crate) fn sent_by_linux<P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         port: PortIndex,
         mut buffer: B,
@@ -76,56 +76,56 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         tags.take_off(&mut buffer);
         let twin = Twin { port, tags };
         match parse(buffer.bytes()) {
-            Ok(Parsed::V4(headers)) => self.packet_of_linux(lanes, snapshot, twin, buffer, &headers),
+            Ok(Parsed::V4(headers)) => self.packet_of_linux(egress, snapshot, twin, buffer, &headers),
             Ok(Parsed::V6(headers)) => {
                 let asked = icmp::neighbour_question(buffer.bytes(), &headers);
                 // An answer to an address of the engine would go to the kernel, which must not receive packets for
                 // those.
-                let is_linuxs = matches!(snapshot.place(headers.tuple.source), Place::Twin(_) | Place::Elsewhere);
-                if !is_linuxs || !asked.is_some_and(|target| snapshot.place(target) == Place::Vip) {
-                    return self.packet_of_linux(lanes, snapshot, twin, buffer, &headers);
+                let is_linuxs = matches!(snapshot.role(headers.tuple.source), AddressRole::Twin(_) | AddressRole::Elsewhere);
+                if !is_linuxs || !asked.is_some_and(|target| snapshot.role(target) == AddressRole::Vip) {
+                    return self.packet_of_linux(egress, snapshot, twin, buffer, &headers);
                 }
                 let done = icmp::neighbour_advertisement(&mut buffer, &headers, snapshot.port(port).mac);
-                self.answer_linux(lanes, twin, buffer, done);
+                self.answer_linux(egress, twin, buffer, done);
             }
             Ok(Parsed::Arp) => {
                 let asked = icmp::arp_question(buffer.bytes());
-                if !asked.is_some_and(|target| snapshot.place(target) == Place::Vip) {
-                    return lanes.leave(port, tags, buffer, &mut self.tally);
+                if !asked.is_some_and(|target| snapshot.role(target) == AddressRole::Vip) {
+                    return egress.send_tagged(port, tags, buffer, &mut self.tally);
                 }
                 let done = icmp::arp_reply(&mut buffer, snapshot.port(port).mac);
-                self.answer_linux(lanes, twin, buffer, done);
+                self.answer_linux(egress, twin, buffer, done);
             }
-            Ok(Parsed::Other) => lanes.leave(port, tags, buffer, &mut self.tally),
-            Err(reason) => self.drop(lanes, buffer, reason),
+            Ok(Parsed::Other) => egress.send_tagged(port, tags, buffer, &mut self.tally),
+            Err(reason) => self.drop(egress, buffer, reason),
         }
     }
 
     /// Passes the answer to its request to the kernel. The answer contains the port's own address: the kernel then
     /// sends by the twin, and the engine accepts the packet whatever its Ethernet addresses.
-    fn answer_linux<P: Port<Buffer = B>>(&mut self, lanes: &mut Lanes<P>, twin: Twin, mut buffer: B, done: bool) {
+    fn answer_linux<P: Port<Buffer = B>>(&mut self, egress: &mut Egress<P>, twin: Twin, mut buffer: B, done: bool) {
         if done && twin.tags.put_on(&mut buffer) {
             self.tally.replies += 1;
-            lanes.queue_for_linux(twin.port, buffer, &mut self.tally);
+            egress.queue_for_linux(twin.port, buffer, &mut self.tally);
         } else {
-            self.drop(lanes, buffer, DropReason::Malformed);
+            self.drop(egress, buffer, DropReason::Malformed);
         }
     }
 
     fn packet_of_linux<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         twin: Twin,
         buffer: B,
         headers: &Headers<A>,
     ) {
-        lanes.sent_by_linux(twin.port, headers);
-        match snapshot.place(headers.tuple.destination) {
-            Place::Vip => self.probe(lanes, snapshot, buffer, headers),
-            Place::PoolUnused => self.drop(lanes, buffer, DropReason::VipLoop),
-            Place::Snat | Place::Twin(_) | Place::Broadcast | Place::Elsewhere => {
-                lanes.leave(twin.port, twin.tags, buffer, &mut self.tally);
+        egress.sent_by_linux(twin.port, headers);
+        match snapshot.role(headers.tuple.destination) {
+            AddressRole::Vip => self.probe(egress, snapshot, buffer, headers),
+            AddressRole::PoolUnused => self.drop(egress, buffer, DropReason::VipLoop),
+            AddressRole::Snat | AddressRole::Twin(_) | AddressRole::Broadcast | AddressRole::Elsewhere => {
+                egress.send_tagged(twin.port, twin.tags, buffer, &mut self.tally);
             }
         }
     }
@@ -134,7 +134,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     /// any other packet would only come back and is dropped.
     fn probe<A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
-        lanes: &mut Lanes<P>,
+        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         buffer: B,
         headers: &Headers<A>,
@@ -142,13 +142,13 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let hash = self.flows::<A>().0.hash(&headers.tuple);
         let packet = Packet { headers, hash, candidate: Candidate::NONE, in_link: PortIndex(0).into() };
         match follow_probe(&packet, snapshot) {
-            Some(Ok(delivery)) => self.deliver(lanes, buffer, headers, &delivery),
-            Some(Err(Verdict::Wait(awaited))) => {
-                self.ask(awaited);
-                self.drop(lanes, buffer, DropReason::NeighbourUnresolved);
+            Some(Ok(direct)) => self.forward_direct(egress, buffer, headers, &direct),
+            Some(Err(Verdict::Wait(neighbour))) => {
+                self.ask(neighbour);
+                self.drop(egress, buffer, DropReason::NeighbourUnresolved);
             }
-            Some(Err(Verdict::Drop(reason))) => self.drop(lanes, buffer, reason),
-            Some(Err(_)) | None => self.drop(lanes, buffer, DropReason::VipLoop),
+            Some(Err(Verdict::Drop(reason))) => self.drop(egress, buffer, reason),
+            Some(Err(_)) | None => self.drop(egress, buffer, DropReason::VipLoop),
         }
     }
 }

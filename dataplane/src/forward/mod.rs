@@ -1,8 +1,9 @@
-//! The path of a packet through a worker. Reading order: `worker` polls, `burst` parses a burst and looks up flows,
-//! `decide` gives the verdict, `engine` carries it out, `rewrite` changes the bytes, `send` delivers.
+//! The path of a packet through a worker. Reading order: `worker` polls, `burst` runs the stages over a burst, `sort`
+//! parses it, `steer` hands over packets of other workers, `decide` gives the verdict, `engine` carries it out,
+//! `rewrite` changes the bytes.
 //!
-//! Special cases have files of their own: `fragments`, `icmp_errors`, `linux` (packets of the kernel), `steer`
-//! (hand-over to other workers), `sweep` (expiry).
+//! Special cases have files of their own: `fragments`, `icmp_errors`, `answers` (ARP, resets, replies), `linux`
+//! (packets of the kernel).
 
 mod answers;
 mod burst;

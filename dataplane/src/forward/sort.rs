@@ -1,4 +1,9 @@
 //! The first stage over a burst: parse each packet, hash its tuple, and sort the headers by family.
+//!
+//! **Invariant:** every packet of the burst has one kind; headers are stored in the order of the packets of their
+//! family.
+//!
+//! Not here: what happens to a packet of each kind (`burst`).
 
 use arrayvec::ArrayVec;
 
@@ -27,15 +32,15 @@ pub(crate) enum Kind {
     Bad(DropReason),
 }
 
-pub(super) type AllLooked<A> = ArrayVec<Looked<A>, BURST>;
+pub(super) type Lookups<A> = ArrayVec<Lookup<A>, BURST>;
 
 /// A burst after the first stage: the kinds of its packets; headers and hashes of each family separately, in the same
 /// order.
 #[derive(Default)]
 pub(crate) struct Sorted {
     pub(crate) kinds: ArrayVec<Kind, BURST>,
-    pub(crate) v4: AllLooked<u32>,
-    pub(crate) v6: AllLooked<u128>,
+    pub(crate) v4: Lookups<u32>,
+    pub(crate) v6: Lookups<u128>,
 }
 
 /// The first stage. Each loop over a burst is a function of its own: together they would not fit into the registers.
@@ -67,7 +72,7 @@ pub(super) fn sort<B: Buffer>(tables: &FlowTables, filter: FrameFilter, burst: &
 /// The kind of a frame that is not addressed to the port alone. Kept out of the fast path.
 #[cold]
 #[inline(never)]
-fn unusual(tables: &FlowTables, filter: FrameFilter, frame: &[u8], v4: &mut AllLooked<u32>, v6: &mut AllLooked<u128>) -> Kind {
+fn unusual(tables: &FlowTables, filter: FrameFilter, frame: &[u8], v4: &mut Lookups<u32>, v6: &mut Lookups<u128>) -> Kind {
     match filter.sent_to(frame) {
         Ok(SentTo::OtherStation) => return Kind::Foreign,
         Ok(SentTo::Group | SentTo::Port) if !Tags::of(frame).is_none() => return Kind::Tagged,
@@ -92,15 +97,15 @@ fn kind_v6(transport: Transport) -> Kind {
 
 /// Stores the headers of a packet, hashes its tuple and prefetches its flow bucket.
 #[inline(always)]
-fn look<A: Address>(table: &FlowTable<A>, headers: Headers<A>, looked: &mut AllLooked<A>, kind: fn(Transport) -> Kind) -> Kind {
+fn look<A: Address>(table: &FlowTable<A>, headers: Headers<A>, lookup: &mut Lookups<A>, kind: fn(Transport) -> Kind) -> Kind {
     let hash = table.hash(&headers.tuple);
     table.prefetch(hash);
-    looked.push(Looked { headers, hash, candidate: Candidate::NONE });
+    lookup.push(Lookup { headers, hash, candidate: Candidate::NONE });
     kind(headers.transport)
 }
 
 /// The result of the first two stages for one packet.
-pub(crate) struct Looked<A> {
+pub(crate) struct Lookup<A> {
     pub(crate) headers: Headers<A>,
     pub(crate) hash: u64,
     pub(crate) candidate: Candidate,

@@ -7,14 +7,14 @@ use std::mem;
 
 use arrayvec::ArrayVec;
 
-use super::sort::{Kind, Looked, Sorted};
+use super::sort::{Kind, Lookup, Sorted};
 use crate::fragment::{Datagram, Fragment, Part};
 use crate::icmp::{Inner, Quote, TunnelQuote};
 use crate::port::{Arrival, BURST, Burst, Port};
-use crate::snapshot::{Place, Snapshot};
+use crate::snapshot::{AddressRole, Snapshot};
 use crate::stats::Tally;
 use crate::wire::{Address, Buffer, Headers, Ipv4, Ipv6, Transport, Tuple};
-use crate::workers::{Errand, Lanes, Observer, Peers, Steering, Towards, WorkerId};
+use crate::workers::{Egress, HandoverTask, Observer, Peers, Steering, Towards, WorkerId};
 
 /// Bytes of VLAN tags that every card can parse: one tag.
 const TAG_BYTES_PLAIN: u16 = 4;
@@ -22,22 +22,22 @@ const TAG_BYTES_PLAIN: u16 = 4;
 /// Keeps this worker's packets in the burst, in order, and hands the others to their owners.
 #[inline(never)]
 pub(crate) fn steer<P: Port>(
-    lanes: &mut Lanes<P>,
+    egress: &mut Egress<P>,
     snapshot: &Snapshot,
     arrival: Arrival,
     burst: &mut Burst<P::Buffer>,
     sorted: &mut Sorted,
     tally: &mut Tally,
 ) {
-    let Some(peers) = &mut lanes.peers else { return };
+    let Some(peers) = &mut egress.peers else { return };
     let me = peers.me();
-    let errands = errands(peers, snapshot, arrival, burst, sorted);
-    if errands.iter().all(|(owner, _)| *owner == me) {
+    let tasks = tasks(peers, snapshot, arrival, burst, sorted);
+    if tasks.iter().all(|(owner, _)| *owner == me) {
         return;
     }
     let Sorted { kinds, v4, v6 } = mem::take(sorted);
     let (mut v4, mut v6) = (v4.into_iter(), v6.into_iter());
-    for ((buffer, kind), (owner, errand)) in mem::take(burst).into_iter().zip(kinds).zip(errands) {
+    for ((buffer, kind), (owner, task)) in mem::take(burst).into_iter().zip(kinds).zip(tasks) {
         let is_mine = owner == me;
         match kind {
             Kind::V4 => sorted.v4.extend(v4.next().filter(|_| is_mine)),
@@ -48,7 +48,7 @@ pub(crate) fn steer<P: Port>(
             burst.push(buffer);
             sorted.kinds.push(kind);
         } else {
-            lanes.hand_over(owner, errand, arrival, buffer, tally);
+            egress.hand_over(owner, task, arrival, buffer, tally);
         }
     }
 }
@@ -56,53 +56,53 @@ pub(crate) fn steer<P: Port>(
 /// The owner of each packet, or the worker that determines its owner. Packets without an owner stay with the worker
 /// that received them: ARP, neighbour discovery, echo and other protocols, and packets with VLAN tags, which return
 /// here without them.
-fn errands<B: Buffer>(
+fn tasks<B: Buffer>(
     peers: &mut Peers<B>,
     snapshot: &Snapshot,
     arrival: Arrival,
     burst: &Burst<B>,
     sorted: &Sorted,
-) -> ArrayVec<(WorkerId, Errand), BURST> {
+) -> ArrayVec<(WorkerId, HandoverTask), BURST> {
     let (me, steering, mut proof) = peers.steering(arrival.link.port());
     if arrival.tags.bytes() > TAG_BYTES_PLAIN {
         proof = None;
     }
     let (mut v4, mut v6) = (sorted.v4.iter(), sorted.v6.iter());
-    let errand = |(buffer, kind): (&B, &Kind)| {
-        let errand = match kind {
-            Kind::V4 => v4.next().and_then(|looked| errand(steering, &mut proof, me, snapshot, buffer, looked)),
-            Kind::V6 => v6.next().and_then(|looked| errand(steering, &mut proof, me, snapshot, buffer, looked)),
+    let task = |(buffer, kind): (&B, &Kind)| {
+        let task = match kind {
+            Kind::V4 => v4.next().and_then(|lookup| task(steering, &mut proof, me, snapshot, buffer, lookup)),
+            Kind::V6 => v6.next().and_then(|lookup| task(steering, &mut proof, me, snapshot, buffer, lookup)),
             Kind::Solicitation => v6.next().and(None),
             Kind::Arp | Kind::Tagged | Kind::Other | Kind::Foreign | Kind::Bad(_) => None,
         };
-        errand.unwrap_or((me, Errand::Decide))
+        task.unwrap_or((me, HandoverTask::Decide))
     };
-    burst.iter().zip(&sorted.kinds).map(errand).collect()
+    burst.iter().zip(&sorted.kinds).map(task).collect()
 }
 
 /// Which worker does what with a packet of a transport protocol with ports, with a fragment of one, or with an ICMP
 /// error about one.
-fn errand<A: Address, B: Buffer>(
+fn task<A: Address, B: Buffer>(
     steering: &Steering,
     proof: &mut Option<&mut Observer>,
     me: WorkerId,
     snapshot: &Snapshot,
     buffer: &B,
-    looked: &Looked<A>,
-) -> Option<(WorkerId, Errand)> {
-    let tuple = &looked.headers.tuple;
-    let is_spread_by_cards = match looked.headers.transport {
+    lookup: &Lookup<A>,
+) -> Option<(WorkerId, HandoverTask)> {
+    let tuple = &lookup.headers.tuple;
+    let is_spread_by_cards = match lookup.headers.transport {
         Transport::Tcp { .. } | Transport::Udp => true,
         // Few cards hash SCTP ports; the others would appear refuted.
         Transport::Sctp { .. } => false,
-        Transport::Icmp { .. } => return Some((owner_of_error(steering, snapshot, buffer, looked)?, Errand::Decide)),
-        Transport::Fragment => return Some((meeting(steering, snapshot, buffer, looked)?, Errand::Meet)),
+        Transport::Icmp { .. } => return Some((owner_of_error(steering, snapshot, buffer, lookup)?, HandoverTask::Decide)),
+        Transport::Fragment => return Some((meeting(steering, snapshot, buffer, lookup)?, HandoverTask::Meet)),
         Transport::Other => return None,
     };
     let towards = towards(snapshot, tuple);
     if is_spread_by_cards
         && let Some(proof) = proof
-        && is_plain(&looked.headers)
+        && is_plain(&lookup.headers)
     {
         if proof.wants()
             && let Some(hash) = steering.rss_hash(tuple)
@@ -110,10 +110,10 @@ fn errand<A: Address, B: Buffer>(
             proof.look(buffer.rss_hash(), hash, steering.reta(hash as usize), me);
         }
         if proof.trusts() && towards.is_by_tuple() {
-            return Some((me, Errand::Decide));
+            return Some((me, HandoverTask::Decide));
         }
     }
-    Some((steering.owner_hashed(tuple, towards, looked.hash), Errand::Decide))
+    Some((steering.owner_hashed(tuple, towards, lookup.hash), HandoverTask::Decide))
 }
 
 /// Whether every card hashes the ports of this TCP or UDP packet: nothing stands between the IP and the transport
@@ -130,23 +130,23 @@ fn owner_of_error<A: Address, B: Buffer>(
     steering: &Steering,
     snapshot: &Snapshot,
     buffer: &B,
-    looked: &Looked<A>,
+    lookup: &Lookup<A>,
 ) -> Option<WorkerId> {
     // For a tunnel, the flow is that of the inner packet, which carries the client's tuple.
-    if let Some(quote) = TunnelQuote::of(buffer.bytes(), &looked.headers, &snapshot.tunnels) {
+    if let Some(quote) = TunnelQuote::of(buffer.bytes(), &lookup.headers, &snapshot.tunnels) {
         return Some(match quote.inner {
             Inner::V4(inner) => steering.owner(&inner, towards(snapshot, &inner)),
             Inner::V6(inner) => steering.owner(&inner, towards(snapshot, &inner)),
         });
     }
-    let answer = Quote::of(buffer.bytes(), &looked.headers)?.tuple.reversed();
+    let answer = Quote::of(buffer.bytes(), &lookup.headers)?.tuple.reversed();
     Some(steering.owner(&answer, towards(snapshot, &answer)))
 }
 
 /// The worker at which a fragment of a packet with ports meets the other fragments.
 #[cold]
-fn meeting<A: Address, B: Buffer>(steering: &Steering, snapshot: &Snapshot, buffer: &B, looked: &Looked<A>) -> Option<WorkerId> {
-    let fragment = Fragment::of(buffer.bytes(), &looked.headers).ok()?;
+fn meeting<A: Address, B: Buffer>(steering: &Steering, snapshot: &Snapshot, buffer: &B, lookup: &Lookup<A>) -> Option<WorkerId> {
+    let fragment = Fragment::of(buffer.bytes(), &lookup.headers).ok()?;
     may_have_flow(&fragment, snapshot).then(|| steering.meeting(&fragment.datagram.tuple()))
 }
 
@@ -156,17 +156,17 @@ pub(crate) fn owner_of_first<A: Address>(steering: &Steering, snapshot: &Snapsho
 }
 
 fn towards<A: Address>(snapshot: &Snapshot, tuple: &Tuple<A>) -> Towards {
-    A::of(snapshot).steering.towards(tuple, |address| snapshot.place(address) != Place::Elsewhere)
+    A::of(snapshot).steering.towards(tuple, |address| snapshot.role(address) != AddressRole::Elsewhere)
 }
 
-/// Whether the datagram of a fragment may belong to a flow. Datagrams to other destinations go to the kernel fragment by
-/// fragment; the kernel reassembles those that are addressed to it.
+/// Whether the datagram of a fragment may belong to a flow. Datagrams to other destinations go to the kernel fragment
+/// by fragment; the kernel reassembles those that are addressed to it.
 pub(super) fn may_have_flow<A: Address>(fragment: &Fragment<A>, snapshot: &Snapshot) -> bool {
     let Datagram { source, destination, .. } = fragment.datagram;
     fragment.part != Part::Portless
-        && match snapshot.place(destination) {
-            Place::Vip | Place::Snat | Place::Twin(_) => true,
-            Place::Elsewhere => A::of(snapshot).steering.is_backend(source),
-            Place::Broadcast | Place::PoolUnused => false,
+        && match snapshot.role(destination) {
+            AddressRole::Vip | AddressRole::Snat | AddressRole::Twin(_) => true,
+            AddressRole::Elsewhere => A::of(snapshot).steering.is_backend(source),
+            AddressRole::Broadcast | AddressRole::PoolUnused => false,
         }
 }

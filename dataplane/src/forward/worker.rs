@@ -5,9 +5,12 @@
 //! there, then decide and rewrite. So the memory that one packet needs is fetched while others are processed.
 //!
 //! With several workers, packets of other workers' flows are handed over after the first stage, and packets that they
-//! hand to this worker pass all stages here ([`crate::workers`]).
+//! hand to this worker pass all stages here ([`crate::workers`]). After each poll the worker sweeps a bounded number of
+//! flows and SNAT pools.
 //!
 //! **Invariant:** every packet ends in one counted verdict, and the account balances (see [`crate::WorkerCounters`]).
+//!
+//! Not here: what happens to a packet (`burst`, `decide`, `engine`).
 
 use std::sync::Arc;
 
@@ -19,12 +22,12 @@ use super::observer::Observe;
 use crate::flow::{Flow, FlowLimits, FlowTable, IdleLimits, SnatPorts, Tick, Ticks};
 use crate::forward::decide::FlowTables;
 use crate::fragment::{Datagrams, Identifications};
-use crate::icmp::{Announcements, AnswerLimiter, Ask, Held, Waiting};
+use crate::icmp::{Announcements, AnswerLimiter, Ask, NeighbourQueue, QueuedPacket};
 use crate::port::{Arrival, Burst, Origin, Port, PortIndex, TwinQueues, TwinRate};
 use crate::snapshot::{Snapshot, Subscriber};
 use crate::stats::{DropReason, Tally, WorkerCounters};
 use crate::wire::{Address, Buffer, Tags, protocol};
-use crate::workers::{Errand, Handed, Lane, Lanes, PACKETS_PER_TURN, Peers, PortShare};
+use crate::workers::{Egress, EgressPort, Handed, HandoverTask, PACKETS_PER_TURN, Peers, PortShare};
 
 /// A worker's queues of a port, with the rings of the port's twin if it has one.
 pub type PortWithTwin<P, B> = (P, Option<Arc<TwinQueues<B>>>);
@@ -62,7 +65,7 @@ pub struct NoMemory {
 #[derive(Debug)]
 pub struct Worker<P: Port, O = ()> {
     engine: Engine<P::Buffer, O>,
-    lanes: Lanes<P>,
+    egress: Egress<P>,
     subscriber: Subscriber,
     announcements: Announcements,
     sweep: Sweep,
@@ -77,7 +80,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         let flows = limits.max_per_worker;
         let (worker, workers) = parts.peers.as_ref().map_or((0, 1), Peers::position);
         let share = parts.peers.as_ref().map_or_else(PortShare::whole, Peers::snat_share);
-        let lanes = parts.ports.into_iter().map(|(port, twin)| Lane::new(port, twin)).collect();
+        let egress = parts.ports.into_iter().map(|(port, twin)| EgressPort::new(port, twin)).collect();
         let engine = Engine {
             worker: parts.subscriber.worker(),
             tables: FlowTables {
@@ -87,8 +90,8 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             ports: SnatPorts::new(flows, share).map_err(|_| NoMemory { flows })?,
             max_flows: flows,
             limits: IdleLimits::new(limits),
-            held: Held::new(),
-            held_may_go: false,
+            neighbour_queue: NeighbourQueue::new(),
+            neighbours_changed: false,
             datagrams: Datagrams::new(parts.seed),
             identifications: Identifications::new(parts.seed, worker, workers),
             limiter: AnswerLimiter::new(parts.seed),
@@ -100,7 +103,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         };
         Ok(Self {
             engine,
-            lanes: Lanes::new(lanes, parts.peers),
+            egress: Egress::new(egress, parts.peers),
             subscriber: parts.subscriber,
             announcements: Announcements::new(),
             sweep: Sweep::default(),
@@ -115,7 +118,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
 
     /// The port at a position, for tests and `replay`.
     pub fn port_mut(&mut self, index: PortIndex) -> Option<&mut P> {
-        self.lanes.lanes.get_mut(usize::from(index.0)).map(|lane| &mut lane.port)
+        self.egress.ports.get_mut(usize::from(index.0)).map(|port| &mut port.device)
     }
 
     /// The observer.
@@ -132,38 +135,38 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
     pub fn poll(&mut self, now_ns: u64) -> usize {
         let changed = self.subscriber.refresh();
         let snapshot = self.subscriber.snapshot();
-        let (engine, lanes) = (&mut self.engine, &mut self.lanes);
+        let (engine, egress) = (&mut self.engine, &mut self.egress);
         if changed {
             engine.limits.follow(snapshot.shortest_idle_timeout());
-            if lanes.peers.as_ref().is_none_or(Peers::announces) {
+            if egress.peers.as_ref().is_none_or(Peers::announces) {
                 self.announcements.wake();
             }
         }
         let mut handled = 0;
-        for index in 0..lanes.lanes.len() {
+        for index in 0..egress.ports.len() {
             let in_port = PortIndex(u8::try_from(index).unwrap_or(u8::MAX));
             let mut burst = Burst::new();
-            lanes.receive(in_port, &mut burst);
+            egress.receive(in_port, &mut burst);
             handled += burst.len();
             engine.tally.received += burst.len() as u64;
             if !burst.is_empty() {
                 let arrival = Arrival { link: in_port.into(), tags: Tags::NONE, now_ns, origin: Origin::Port };
-                process(engine, lanes, snapshot, arrival, &mut burst);
+                process(engine, egress, snapshot, arrival, &mut burst);
             }
-            handled += from_linux(engine, lanes, snapshot, in_port);
+            handled += from_linux(engine, egress, snapshot, in_port);
         }
-        if lanes.peers.is_some() {
-            handled += from_peers(engine, lanes, snapshot, now_ns);
+        if egress.peers.is_some() {
+            handled += from_peers(engine, egress, snapshot, now_ns);
         }
-        if engine.held.len() > 0 {
-            engine.held_may_go |= changed;
-            retry_held(engine, lanes, snapshot, now_ns);
+        if engine.neighbour_queue.len() > 0 {
+            engine.neighbours_changed |= changed;
+            retry_queued(engine, egress, snapshot, now_ns);
         }
         if engine.datagrams.waiting() > 0 {
-            engine.expire_fragments(lanes, now_ns);
+            engine.expire_fragments(egress, now_ns);
         }
-        self.announcements.send(lanes, snapshot, now_ns, &mut engine.tally);
-        lanes.flush(&mut engine.tally);
+        self.announcements.send(egress, snapshot, now_ns, &mut engine.tally);
+        egress.flush(&mut engine.tally);
         self.sweep.run(engine, snapshot, Tick::at(now_ns));
         engine.publish_counters();
         handled
@@ -173,43 +176,43 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
 /// Processes the packets that the kernel sends by the port.
 fn from_linux<P: Port, O: Observe<P::Buffer>>(
     engine: &mut Engine<P::Buffer, O>,
-    lanes: &mut Lanes<P>,
+    egress: &mut Egress<P>,
     snapshot: &Snapshot,
     port: PortIndex,
 ) -> usize {
-    let Some(burst) = lanes.burst_of_linux(port) else { return 0 };
+    let Some(burst) = egress.burst_of_linux(port) else { return 0 };
     let count = burst.len();
     engine.tally.received += count as u64;
-    burst.into_iter().for_each(|buffer| engine.sent_by_linux(lanes, snapshot, port, buffer));
+    burst.into_iter().for_each(|buffer| engine.sent_by_linux(egress, snapshot, port, buffer));
     count
 }
 
 /// Processes packets from other workers: some to decide on, some to transmit.
 fn from_peers<P: Port, O: Observe<P::Buffer>>(
     engine: &mut Engine<P::Buffer, O>,
-    lanes: &mut Lanes<P>,
+    egress: &mut Egress<P>,
     snapshot: &Snapshot,
     now_ns: u64,
 ) -> usize {
     let mut count = 0;
-    for other in 0..lanes.peers.as_ref().map_or(0, Peers::others) {
+    for other in 0..egress.peers.as_ref().map_or(0, Peers::others) {
         let before = count;
         while count - before < PACKETS_PER_TURN {
-            let Some(Handed { port, errand, mut burst }) = lanes.peers.as_ref().and_then(|peers| peers.take(other)) else {
+            let Some(Handed { port, task, mut burst }) = egress.peers.as_ref().and_then(|peers| peers.take(other)) else {
                 break;
             };
             count += burst.len();
             engine.tally.handed_in += burst.len() as u64;
-            let origin = match errand {
-                Errand::Decide => Origin::Owned,
-                Errand::Meet => Origin::Met,
-                Errand::Send => {
-                    burst.into_iter().for_each(|buffer| lanes.send(port, buffer, &mut engine.tally));
+            let origin = match task {
+                HandoverTask::Decide => Origin::Owned,
+                HandoverTask::Meet => Origin::Met,
+                HandoverTask::Send => {
+                    burst.into_iter().for_each(|buffer| egress.send(port, buffer, &mut engine.tally));
                     continue;
                 }
             };
             let arrival = Arrival { link: port.into(), tags: Tags::NONE, now_ns, origin };
-            process(engine, lanes, snapshot, arrival, &mut burst);
+            process(engine, egress, snapshot, arrival, &mut burst);
         }
     }
     count
@@ -217,24 +220,24 @@ fn from_peers<P: Port, O: Observe<P::Buffer>>(
 
 /// Decides held packets again whose next hop is now resolved, and drops those that waited for too long. Resolution
 /// depends on the snapshot alone, so they are checked only when there is a new one.
-fn retry_held<P: Port, O: Observe<P::Buffer>>(
+fn retry_queued<P: Port, O: Observe<P::Buffer>>(
     engine: &mut Engine<P::Buffer, O>,
-    lanes: &mut Lanes<P>,
+    egress: &mut Egress<P>,
     snapshot: &Snapshot,
     now_ns: u64,
 ) {
-    while let Some(waiting) = engine.held.expired(now_ns) {
-        engine.drop(lanes, waiting.buffer, DropReason::NeighbourUnresolved);
+    while let Some(waiting) = engine.neighbour_queue.expired(now_ns) {
+        engine.drop(egress, waiting.buffer, DropReason::NeighbourUnresolved);
     }
-    if !engine.held_may_go {
+    if !engine.neighbours_changed {
         return;
     }
-    let released = engine.held.release(|awaited| snapshot.resolves(awaited.link, awaited.address));
-    engine.held_may_go = released.is_full();
-    for Waiting { buffer, arrival, .. } in released {
+    let released = engine.neighbour_queue.release(|neighbour| snapshot.resolves(neighbour.link, neighbour.address));
+    engine.neighbours_changed = released.is_full();
+    for QueuedPacket { buffer, arrival, .. } in released {
         let mut burst = Burst::new();
         burst.push(buffer);
-        process(engine, lanes, snapshot, Arrival { now_ns, origin: Origin::Owned, ..arrival }, &mut burst);
+        process(engine, egress, snapshot, Arrival { now_ns, origin: Origin::Owned, ..arrival }, &mut burst);
     }
 }
 

@@ -27,7 +27,7 @@ pub(crate) const PER_DATAGRAM: u16 = 64;
 
 /// The decision on a first fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Course {
+pub(crate) enum LaterFragments {
     /// It is forwarded like the packets with these ports.
     Follow { source_port: u16, destination_port: u16, protocol: u8, transport: Transport, identification: u32 },
     /// It was handed over to this worker, its owner.
@@ -40,15 +40,15 @@ pub(crate) enum Course {
 
 /// What is known about a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Known {
+enum DatagramState {
     Nothing,
     /// Only later fragments have arrived, or the first one waits for its next hop.
     Early,
-    Decided(Course),
+    Decided(LaterFragments),
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct DatagramEntry {
     source: u128,
     destination: u128,
     identification: u32,
@@ -57,18 +57,18 @@ struct Entry {
     protocol: u8,
     /// Fragments that wait for the first one.
     waiting: Queue,
-    known: Known,
+    state: DatagramState,
     seen_ns: u64,
 }
 
-const EMPTY: Entry = Entry {
+const EMPTY: DatagramEntry = DatagramEntry {
     source: 0,
     destination: 0,
     identification: 0,
     is_v6: false,
     protocol: 0,
     waiting: Queue::EMPTY,
-    known: Known::Nothing,
+    state: DatagramState::Nothing,
     seen_ns: 0,
 };
 
@@ -78,7 +78,7 @@ pub(crate) struct Slot(usize);
 
 /// A fragment that waits for the first one.
 #[derive(Debug)]
-pub(crate) struct Early<B> {
+pub(crate) struct EarlyFragment<B> {
     pub(crate) buffer: B,
     /// How it arrived.
     pub(crate) arrival: Arrival,
@@ -90,8 +90,8 @@ pub(crate) struct Early<B> {
 #[derive(Debug)]
 pub(crate) struct Datagrams<B> {
     hash: TupleHash,
-    entries: Box<[Entry]>,
-    early: EarlyFragments<Early<B>>,
+    entries: Box<[DatagramEntry]>,
+    early: EarlyFragments<EarlyFragment<B>>,
 }
 
 impl<B> Datagrams<B> {
@@ -113,8 +113,8 @@ impl<B> Datagrams<B> {
     ///
     /// The datagram is unknown: the entry that it may [`Self::take`] once no fragments wait there.
     pub(crate) fn find<A: Address>(&mut self, datagram: &Datagram<A>, now_ns: u64) -> Result<Slot, Slot> {
-        let is_same = |entry: &Entry| {
-            entry.known != Known::Nothing
+        let is_same = |entry: &DatagramEntry| {
+            entry.state != DatagramState::Nothing
                 && entry.source == datagram.source.wide()
                 && entry.destination == datagram.destination.wide()
                 && (entry.identification, entry.protocol) == (datagram.identification, datagram.protocol)
@@ -129,7 +129,7 @@ impl<B> Datagrams<B> {
                 Ok(Slot(first + way))
             }
             None => {
-                let oldest = (0..WAYS).min_by_key(|&way| (set[way].known != Known::Nothing, set[way].seen_ns));
+                let oldest = (0..WAYS).min_by_key(|&way| (set[way].state != DatagramState::Nothing, set[way].seen_ns));
                 Err(Slot(first + oldest.unwrap_or(0)))
             }
         }
@@ -142,29 +142,29 @@ impl<B> Datagrams<B> {
 
     /// Assigns an entry to a datagram.
     pub(crate) fn take<A: Address>(&mut self, slot: Slot, datagram: &Datagram<A>, now_ns: u64) {
-        self.entries[slot.0] = Entry {
+        self.entries[slot.0] = DatagramEntry {
             source: datagram.source.wide(),
             destination: datagram.destination.wide(),
             identification: datagram.identification,
             is_v6: A::BYTES != 4,
             protocol: datagram.protocol,
             waiting: Queue::EMPTY,
-            known: Known::Early,
+            state: DatagramState::Early,
             seen_ns: now_ns,
         };
     }
 
     /// The decision on the first fragment, if it has arrived.
-    pub(crate) fn course(&self, slot: Slot) -> Option<Course> {
-        match self.entries[slot.0].known {
-            Known::Decided(course) => Some(course),
-            Known::Nothing | Known::Early => None,
+    pub(crate) fn later(&self, slot: Slot) -> Option<LaterFragments> {
+        match self.entries[slot.0].state {
+            DatagramState::Decided(later) => Some(later),
+            DatagramState::Nothing | DatagramState::Early => None,
         }
     }
 
     /// Stores the decision on the first fragment.
-    pub(crate) fn decide(&mut self, slot: Slot, course: Course) {
-        self.entries[slot.0].known = Known::Decided(course);
+    pub(crate) fn decide(&mut self, slot: Slot, later: LaterFragments) {
+        self.entries[slot.0].state = DatagramState::Decided(later);
     }
 
     /// Queues a fragment. Returns one that does not fit: the fragment itself when too many of its datagram wait,
@@ -174,7 +174,7 @@ impl<B> Datagrams<B> {
             return Some(buffer);
         }
         let oldest = if self.early.len() >= PER_WORKER { self.pop() } else { None };
-        let early = Early { buffer, arrival, slot, deadline_ns: arrival.now_ns.saturating_add(LIFE_NS) };
+        let early = EarlyFragment { buffer, arrival, slot, deadline_ns: arrival.now_ns.saturating_add(LIFE_NS) };
         match self.early.push(&mut self.entries[slot.0].waiting, early) {
             Ok(()) => oldest.map(|early| early.buffer),
             Err(refused) => Some(refused.buffer), // never: the oldest made room
@@ -182,25 +182,25 @@ impl<B> Datagrams<B> {
     }
 
     /// Takes the next fragment that waits for the first of this datagram, in the order of arrival.
-    pub(crate) fn release(&mut self, slot: Slot) -> Option<Early<B>> {
+    pub(crate) fn release(&mut self, slot: Slot) -> Option<EarlyFragment<B>> {
         self.early.pop(&mut self.entries[slot.0].waiting)
     }
 
     /// Takes the next fragment that has waited for too long.
-    pub(crate) fn expired(&mut self, now_ns: u64) -> Option<Early<B>> {
+    pub(crate) fn expired(&mut self, now_ns: u64) -> Option<EarlyFragment<B>> {
         if self.early.oldest()?.deadline_ns > now_ns {
             return None;
         }
         self.pop()
     }
 
-    fn pop(&mut self) -> Option<Early<B>> {
+    fn pop(&mut self) -> Option<EarlyFragment<B>> {
         let slot = self.early.oldest()?.slot;
         self.release(slot)
     }
 }
 
-const fn is_over(entry: &Entry, now_ns: u64) -> bool {
+const fn is_over(entry: &DatagramEntry, now_ns: u64) -> bool {
     now_ns.saturating_sub(entry.seen_ns) >= LIFE_NS
 }
 
@@ -217,7 +217,7 @@ mod tests {
         }
     }
 
-    const DROP: Course = Course::Drop(DropReason::NoFlow);
+    const DROP: LaterFragments = LaterFragments::Drop(DropReason::NoFlow);
 
     fn datagram(identification: u32) -> Datagram<u32> {
         Datagram { source: 0xc633_6407, destination: 0xc000_0265, identification, protocol: 17 }
@@ -240,14 +240,14 @@ mod tests {
     fn a_datagram_is_remembered_for_two_seconds_after_its_last_fragment() {
         let mut datagrams = Datagrams::<u32>::new(7);
         let (slot, _) = claim(&mut datagrams, &datagram(1), 0);
-        assert_eq!(datagrams.course(slot), None);
+        assert_eq!(datagrams.later(slot), None);
         datagrams.decide(slot, DROP);
         let (slot, _) = claim(&mut datagrams, &datagram(1), LIFE_NS - 1);
-        assert_eq!(datagrams.course(slot), Some(DROP));
+        assert_eq!(datagrams.later(slot), Some(DROP));
         let (slot, _) = claim(&mut datagrams, &datagram(1), 2 * LIFE_NS - 2);
-        assert_eq!(datagrams.course(slot), Some(DROP));
+        assert_eq!(datagrams.later(slot), Some(DROP));
         let (slot, _) = claim(&mut datagrams, &datagram(1), 3 * LIFE_NS);
-        assert_eq!(datagrams.course(slot), None);
+        assert_eq!(datagrams.later(slot), None);
     }
 
     #[test]
@@ -269,10 +269,10 @@ mod tests {
             Datagram { identification: 2, ..one },
         ] {
             let (slot, _) = claim(&mut datagrams, &other, 0);
-            assert_eq!(datagrams.course(slot), None);
+            assert_eq!(datagrams.later(slot), None);
         }
         let (slot, _) = claim(&mut datagrams, &widened, 0);
-        assert_eq!(datagrams.course(slot), None);
+        assert_eq!(datagrams.later(slot), None);
     }
 
     #[test]

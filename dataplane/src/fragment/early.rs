@@ -10,13 +10,13 @@
 pub(super) const PER_WORKER: usize = 1_024;
 
 /// Index of a cell, or none.
-type Place = Option<u16>;
+type CellIndex = Option<u16>;
 
 /// The fragments of one datagram.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Queue {
-    oldest: Place,
-    youngest: Place,
+    oldest: CellIndex,
+    youngest: CellIndex,
     len: u16,
 }
 
@@ -33,19 +33,19 @@ impl Queue {
 struct Cell<T> {
     waiting: Option<T>,
     /// Next in the list of all fragments; in a free cell, the next free one.
-    after: Place,
-    before: Place,
+    after: CellIndex,
+    before: CellIndex,
     /// Next in the list of the datagram.
-    next: Place,
+    next: CellIndex,
 }
 
 /// All waiting fragments.
 #[derive(Debug)]
 pub(super) struct EarlyFragments<T> {
     cells: Box<[Cell<T>]>,
-    oldest: Place,
-    youngest: Place,
-    free: Place,
+    oldest: CellIndex,
+    youngest: CellIndex,
+    free: CellIndex,
     len: usize,
 }
 

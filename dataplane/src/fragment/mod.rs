@@ -9,7 +9,7 @@ mod header;
 mod identification;
 mod split;
 
-pub(crate) use datagrams::{Course, Datagrams, Early, Slot};
+pub(crate) use datagrams::{Datagrams, EarlyFragment, LaterFragments, Slot};
 pub use header::{Datagram, Fragment, Part};
 pub(crate) use identification::Identifications;
-pub(crate) use split::cut;
+pub(crate) use split::split;

@@ -12,7 +12,7 @@ use crate::wire::{Buffer, Ipv4, take, take_mut};
 
 /// A part of a packet's data, in bytes.
 #[derive(Clone, Copy)]
-struct Piece {
+struct SplitPiece {
     begins_at: usize,
     len: usize,
     is_last: bool,
@@ -22,7 +22,7 @@ struct Piece {
 /// bytes. Returns the other fragments, in order, in buffers from `allocate`. `None`, and no change, when the packet has
 /// options, fits whole, would take more than a burst of fragments, or there are no buffers.
 #[must_use]
-pub(crate) fn cut<B: Buffer>(
+pub(crate) fn split<B: Buffer>(
     buffer: &mut B,
     network_offset: usize,
     mtu: u16,
@@ -49,16 +49,16 @@ pub(crate) fn cut<B: Buffer>(
         let (head_place, data_place) = piece.bytes_mut().split_at_mut_checked(head_len)?;
         head_place.copy_from_slice(head);
         data_place.copy_from_slice(data);
-        mark(&mut piece, network_offset, Piece { begins_at, len, is_last: begins_at + len == data_len })?;
+        mark(&mut piece, network_offset, SplitPiece { begins_at, len, is_last: begins_at + len == data_len })?;
         rest.push(piece);
     }
     // The packet gets shorter, so there is room.
-    mark(buffer, network_offset, Piece { begins_at: 0, len: piece_len, is_last: false })?;
+    mark(buffer, network_offset, SplitPiece { begins_at: 0, len: piece_len, is_last: false })?;
     buffer.resize(head_len + piece_len).then_some(rest)
 }
 
 /// Writes length and position into the header of a fragment.
-fn mark<B: Buffer>(buffer: &mut B, network_offset: usize, piece: Piece) -> Option<()> {
+fn mark<B: Buffer>(buffer: &mut B, network_offset: usize, piece: SplitPiece) -> Option<()> {
     let (ip, _) = buffer.bytes_mut().get_mut(network_offset..).and_then(take_mut::<Ipv4>)?;
     let (old_len, old_place) = (ip.total_len.get(), ip.fragmentation.get());
     let total_len = Ipv4::BYTES + u16::try_from(piece.len).ok()?;
@@ -80,7 +80,7 @@ mod tests {
 
     fn pieces(frame: &[u8], mtu: u16) -> Option<Vec<Vec<u8>>> {
         let mut buffer = MemoryBuffer::new(frame, 1);
-        let Some(rest) = cut(&mut buffer, 14, mtu, || Some(MemoryBuffer::default())) else {
+        let Some(rest) = split(&mut buffer, 14, mtu, || Some(MemoryBuffer::default())) else {
             assert_eq!(buffer.bytes(), frame, "unchanged");
             return None;
         };
@@ -130,6 +130,6 @@ mod tests {
             assert_eq!(pieces(&frame, mtu), None, "{sentence}");
         }
         let mut buffer = MemoryBuffer::new(&datagram(1000), 1);
-        assert!(cut(&mut buffer, 14, 500, || None).is_none(), "no buffers");
+        assert!(split(&mut buffer, 14, 500, || None).is_none(), "no buffers");
     }
 }

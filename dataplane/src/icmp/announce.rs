@@ -13,7 +13,7 @@ use super::neighbour::announcement;
 use crate::port::{Link, Port};
 use crate::snapshot::{Announced, Snapshot};
 use crate::stats::Tally;
-use crate::workers::Lanes;
+use crate::workers::Egress;
 
 /// Number of announcements of one address.
 const ROUNDS: usize = 3;
@@ -34,7 +34,7 @@ pub(crate) struct Announcements {
     /// The last address that each round has announced; `None` before its first.
     done: [Option<Position>; ROUNDS],
     /// How far each round except the first may follow the round before it.
-    follows: [Follows; ROUNDS - 1],
+    follows: [RoundLimit; ROUNDS - 1],
     /// When pacing permits the next announcement.
     next_ns: u64,
     /// No round may continue before this time.
@@ -45,7 +45,7 @@ pub(crate) struct Announcements {
 
 /// Lets a round repeat what the round before it announced [`INTERVAL_NS`] ago.
 #[derive(Clone, Copy, Debug, Default)]
-struct Follows {
+struct RoundLimit {
     /// The round may announce up to this position.
     allowed: Option<Position>,
     /// The round may announce up to this position once the interval that began at `since_ns` is over.
@@ -53,7 +53,7 @@ struct Follows {
     since_ns: u64,
 }
 
-impl Follows {
+impl RoundLimit {
     /// `before`: the position of the round before.
     fn update(&mut self, before: Option<Position>, now_ns: u64) {
         if self.waiting > self.allowed && now_ns >= self.since_ns.saturating_add(INTERVAL_NS) {
@@ -65,7 +65,7 @@ impl Follows {
     }
 }
 
-impl Follows {
+impl RoundLimit {
     /// When it may continue.
     fn allows_more_at(&self) -> Option<u64> {
         (self.waiting > self.allowed).then(|| self.since_ns.saturating_add(INTERVAL_NS))
@@ -74,7 +74,7 @@ impl Follows {
 
 impl Announcements {
     pub(crate) fn new() -> Self {
-        Self { done: [None; ROUNDS], follows: [Follows::default(); ROUNDS - 1], next_ns: 0, rests_until_ns: 0, is_idle: true }
+        Self { done: [None; ROUNDS], follows: [RoundLimit::default(); ROUNDS - 1], next_ns: 0, rests_until_ns: 0, is_idle: true }
     }
 
     /// A new snapshot may contain new addresses.
@@ -84,14 +84,14 @@ impl Announcements {
 
     /// Sends the announcements that are due.
     #[inline]
-    pub(crate) fn send<P: Port>(&mut self, lanes: &mut Lanes<P>, snapshot: &Snapshot, now_ns: u64, tally: &mut Tally) {
+    pub(crate) fn send<P: Port>(&mut self, egress: &mut Egress<P>, snapshot: &Snapshot, now_ns: u64, tally: &mut Tally) {
         if !self.is_idle && now_ns >= self.next_ns.max(self.rests_until_ns) {
-            self.send_due(lanes, snapshot, now_ns, tally);
+            self.send_due(egress, snapshot, now_ns, tally);
         }
     }
 
     #[inline(never)]
-    fn send_due<P: Port>(&mut self, lanes: &mut Lanes<P>, snapshot: &Snapshot, now_ns: u64, tally: &mut Tally) {
+    fn send_due<P: Port>(&mut self, egress: &mut Egress<P>, snapshot: &Snapshot, now_ns: u64, tally: &mut Tally) {
         let announced = snapshot.all_announced();
         for _ in 0..BURST {
             if self.next_ns > now_ns {
@@ -99,14 +99,14 @@ impl Announcements {
             }
             self.update(now_ns);
             let Some((round, position)) = self.next(announced) else {
-                self.rests_until_ns = self.follows.iter().filter_map(Follows::allows_more_at).min().unwrap_or(0);
+                self.rests_until_ns = self.follows.iter().filter_map(RoundLimit::allows_more_at).min().unwrap_or(0);
                 break;
             };
             let (_, link, address) = position;
-            let Some(mut buffer) = lanes.allocate(link.port()) else { break };
+            let Some(mut buffer) = egress.allocate(link.port()) else { break };
             if announcement(&mut buffer, address, snapshot.port(link.port()).mac) {
                 tally.originated += 1;
-                lanes.leave(link.port(), link.tags(), buffer, tally);
+                egress.send_tagged(link.port(), link.tags(), buffer, tally);
             }
             self.done[round] = Some(position);
             self.next_ns = self.next_ns.max(now_ns.saturating_sub((BURST - 1) * PACE_NS)) + PACE_NS;

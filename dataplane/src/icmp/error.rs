@@ -40,8 +40,8 @@ pub enum IcmpError {
 }
 
 /// Turns a packet into an ICMP error about it, sent from `source` and the port with this `mac` to the packet's sender.
-/// It quotes as much of the packet as the RFCs allow. Check [`super::answer::may_answer`] first. Returns false when the buffer
-/// has no room for the longer packet.
+/// It quotes as much of the packet as the RFCs allow. Check [`super::answer::may_answer`] first. Returns false when the
+/// buffer has no room for the longer packet.
 #[must_use]
 pub fn icmp_error<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>, source: A, error: IcmpError, mac: Mac) -> bool {
     let head_len = network_len::<A>() + Icmp::BYTES;

@@ -28,17 +28,17 @@ const NS_PER_SECOND: u64 = 1_000_000_000;
 #[derive(Debug)]
 pub struct AnswerLimiter {
     seed: u64,
-    all: Bucket,
-    networks: Box<[Bucket; BUCKETS]>,
+    all: AnswerBucket,
+    networks: Box<[AnswerBucket; BUCKETS]>,
 }
 
 /// A token bucket as one number: the time when it is full again.
 #[derive(Clone, Copy, Debug, Default)]
-struct Bucket {
+struct AnswerBucket {
     full_at_ns: u64,
 }
 
-impl Bucket {
+impl AnswerBucket {
     /// The time when it is full again after one more token is taken; `None` when it is empty. An idle bucket always has
     /// its first token.
     fn after_one(self, now_ns: u64, per_second: u32) -> Option<u64> {
@@ -53,7 +53,7 @@ impl AnswerLimiter {
     /// a bucket with a victim's.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self { seed, all: Bucket::default(), networks: Box::new([Bucket::default(); BUCKETS]) }
+        Self { seed, all: AnswerBucket::default(), networks: Box::new([AnswerBucket::default(); BUCKETS]) }
     }
 
     /// [`AnswerLimiter::allow`], for an address of either family.

@@ -23,7 +23,7 @@ pub(crate) const PATIENCE_NS: u64 = 1_000_000_000;
 
 /// A neighbour that packets wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Awaited {
+pub struct UnresolvedNeighbour {
     /// The link on which it is reached.
     pub link: Link,
     /// Its address.
@@ -32,23 +32,23 @@ pub struct Awaited {
 
 /// A waiting packet.
 #[derive(Debug)]
-pub(crate) struct Waiting<B> {
+pub(crate) struct QueuedPacket<B> {
     pub(crate) buffer: B,
     /// How it arrived.
     pub(crate) arrival: Arrival,
-    pub(crate) awaited: Awaited,
+    pub(crate) neighbour: UnresolvedNeighbour,
     deadline_ns: u64,
 }
 
 /// The waiting packets of one worker, oldest first.
 #[derive(Debug)]
-pub(crate) struct Held<B> {
-    queue: VecDeque<Waiting<B>>,
+pub(crate) struct NeighbourQueue<B> {
+    queue: VecDeque<QueuedPacket<B>>,
     /// Number of packets for each awaited neighbour.
-    counts: HashMap<Awaited, usize, TableHash>,
+    counts: HashMap<UnresolvedNeighbour, usize, TableHash>,
 }
 
-impl<B> Held<B> {
+impl<B> NeighbourQueue<B> {
     pub(crate) fn new() -> Self {
         let counts = HashMap::with_capacity_and_hasher(2 * PER_WORKER, TableHash); // large enough that it is rehashed in place
         Self { queue: VecDeque::with_capacity(PER_WORKER), counts }
@@ -60,36 +60,41 @@ impl<B> Held<B> {
 
     /// Queues a packet; returns it when too many wait. The flag tells whether it is the first for its neighbour, whose
     /// resolution must then be requested.
-    pub(crate) fn keep(&mut self, buffer: B, arrival: Arrival, awaited: Awaited) -> Result<bool, B> {
+    pub(crate) fn keep(&mut self, buffer: B, arrival: Arrival, neighbour: UnresolvedNeighbour) -> Result<bool, B> {
         if self.queue.len() >= PER_WORKER {
             return Err(buffer);
         }
-        let count = self.counts.entry(awaited).or_default();
+        let count = self.counts.entry(neighbour).or_default();
         if *count >= PER_NEIGHBOUR {
             return Err(buffer);
         }
         let same = *count;
         *count += 1;
-        self.queue.push_back(Waiting { buffer, arrival, awaited, deadline_ns: arrival.now_ns.saturating_add(PATIENCE_NS) });
+        self.queue.push_back(QueuedPacket {
+            buffer,
+            arrival,
+            neighbour,
+            deadline_ns: arrival.now_ns.saturating_add(PATIENCE_NS),
+        });
         Ok(same == 0)
     }
 
     /// Takes the next packet that has waited for too long.
-    pub(crate) fn expired(&mut self, now_ns: u64) -> Option<Waiting<B>> {
+    pub(crate) fn expired(&mut self, now_ns: u64) -> Option<QueuedPacket<B>> {
         if self.queue.front()?.deadline_ns > now_ns {
             return None;
         }
-        self.queue.pop_front().inspect(|waiting| self.forget(waiting.awaited))
+        self.queue.pop_front().inspect(|waiting| self.forget(waiting.neighbour))
     }
 
     /// Takes the oldest packets whose neighbours are `resolved`, at most a burst. It visits each packet once: call it
     /// when neighbours have changed, not in every poll.
-    pub(crate) fn release(&mut self, resolved: impl Fn(Awaited) -> bool) -> Burst<Waiting<B>> {
+    pub(crate) fn release(&mut self, resolved: impl Fn(UnresolvedNeighbour) -> bool) -> Burst<QueuedPacket<B>> {
         let mut released = Burst::new();
         for _ in 0..self.queue.len() {
             let Some(waiting) = self.queue.pop_front() else { break };
-            if !released.is_full() && resolved(waiting.awaited) {
-                self.forget(waiting.awaited);
+            if !released.is_full() && resolved(waiting.neighbour) {
+                self.forget(waiting.neighbour);
                 released.push(waiting);
             } else {
                 self.queue.push_back(waiting);
@@ -98,11 +103,11 @@ impl<B> Held<B> {
         released
     }
 
-    fn forget(&mut self, awaited: Awaited) {
-        if let Some(count) = self.counts.get_mut(&awaited) {
+    fn forget(&mut self, neighbour: UnresolvedNeighbour) {
+        if let Some(count) = self.counts.get_mut(&neighbour) {
             *count -= 1;
             if *count == 0 {
-                self.counts.remove(&awaited);
+                self.counts.remove(&neighbour);
             }
         }
     }
@@ -121,21 +126,21 @@ mod tests {
         Arrival { link: PortIndex(0).into(), tags: Tags::NONE, now_ns, origin: crate::port::Origin::Port }
     }
 
-    fn awaited(last: u8) -> Awaited {
-        Awaited { link: PortIndex(0).into(), address: IpAddr::from([10, 0, 0, last]) }
+    fn neighbour(last: u8) -> UnresolvedNeighbour {
+        UnresolvedNeighbour { link: PortIndex(0).into(), address: IpAddr::from([10, 0, 0, last]) }
     }
 
     #[test]
     fn a_neighbour_holds_16_packets_and_a_worker_1024() {
-        let mut held = Held::new();
+        let mut held = NeighbourQueue::new();
         for n in 0..PER_NEIGHBOUR {
-            assert_eq!(held.keep(n, at(0), awaited(1)), Ok(n == 0));
+            assert_eq!(held.keep(n, at(0), neighbour(1)), Ok(n == 0));
         }
-        assert_eq!(held.keep(99, at(0), awaited(1)), Err(99));
+        assert_eq!(held.keep(99, at(0), neighbour(1)), Err(99));
         let mut kept = PER_NEIGHBOUR;
         for n in 2..=255 {
             for _ in 0..PER_NEIGHBOUR {
-                kept += usize::from(held.keep(0, at(0), awaited(n)).is_ok());
+                kept += usize::from(held.keep(0, at(0), neighbour(n)).is_ok());
             }
         }
         assert_eq!(kept, PER_WORKER);
@@ -144,8 +149,8 @@ mod tests {
 
     #[test]
     fn a_packet_waits_one_second() {
-        let mut held = Held::new();
-        assert!(held.keep(7, at(5), awaited(1)).is_ok());
+        let mut held = NeighbourQueue::new();
+        assert!(held.keep(7, at(5), neighbour(1)).is_ok());
         assert!(held.expired(PATIENCE_NS + 4).is_none());
         assert_eq!(held.expired(PATIENCE_NS + 5).map(|w| w.buffer), Some(7));
         assert_eq!(held.len(), 0);
@@ -153,11 +158,11 @@ mod tests {
 
     #[test]
     fn only_packets_of_resolved_neighbours_are_released() {
-        let mut held = Held::new();
-        assert!(held.keep(1, at(0), awaited(1)).is_ok());
-        assert!(held.keep(2, at(0), awaited(2)).is_ok());
-        assert!(held.keep(3, at(0), awaited(2)).is_ok());
-        let resolved = |a: Awaited| a == awaited(2);
+        let mut held = NeighbourQueue::new();
+        assert!(held.keep(1, at(0), neighbour(1)).is_ok());
+        assert!(held.keep(2, at(0), neighbour(2)).is_ok());
+        assert!(held.keep(3, at(0), neighbour(2)).is_ok());
+        let resolved = |a: UnresolvedNeighbour| a == neighbour(2);
         assert_eq!(held.release(resolved).into_iter().map(|w| w.buffer).collect::<Vec<_>>(), [2, 3]);
         assert!(held.release(resolved).is_empty());
         assert_eq!(held.len(), 1);
@@ -165,10 +170,10 @@ mod tests {
 
     #[test]
     fn a_neighbour_that_was_resolved_may_be_waited_for_again_and_order_is_kept() {
-        let mut held = Held::new();
+        let mut held = NeighbourQueue::new();
         for round in 0..3 {
             for n in 0..2 * PER_NEIGHBOUR {
-                let neighbour = awaited(u8::from(n % 2 == 1));
+                let neighbour = neighbour(u8::from(n % 2 == 1));
                 assert_eq!(held.keep(n, at(0), neighbour), Ok(n < 2), "round {round}, packet {n}");
             }
             let first = held.release(|_| true);

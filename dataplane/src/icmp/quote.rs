@@ -119,9 +119,9 @@ pub(super) fn packet<A: Address>(quoted: &[u8]) -> Option<(Tuple<A>, usize)> {
 }
 
 /// Source, destination, protocol, number of bytes before the transport header.
-type Network = (u128, u128, u8, usize);
+type QuotedNetwork = (u128, u128, u8, usize);
 
-pub(super) fn network_v4(quoted: &[u8]) -> Option<Network> {
+pub(super) fn network_v4(quoted: &[u8]) -> Option<QuotedNetwork> {
     let (ip, _) = take::<Ipv4>(quoted)?;
     let is_whole_or_first = ip.fragmentation.get() & 0x1fff == 0;
     let header_len = ip.header_len();
@@ -129,7 +129,7 @@ pub(super) fn network_v4(quoted: &[u8]) -> Option<Network> {
         .then(|| (u128::from(ip.source.get()), u128::from(ip.destination.get()), ip.protocol, usize::from(header_len)))
 }
 
-pub(super) fn network_v6(quoted: &[u8]) -> Option<Network> {
+pub(super) fn network_v6(quoted: &[u8]) -> Option<QuotedNetwork> {
     let (ip, payload) = take::<Ipv6>(quoted)?;
     if ip.version() != 6 {
         return None;

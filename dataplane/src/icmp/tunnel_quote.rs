@@ -11,7 +11,7 @@ use std::ops::Range;
 use proto::Family;
 
 use super::quote::{network_v4, network_v6, packet};
-use crate::flow::Way;
+use crate::flow::FlowMode;
 use crate::snapshot::Tunnels;
 use crate::wire::{Address, Headers, Icmp, Ipv4, Ipv6, Transport, Tuple, Udp, icmpv4, icmpv6, protocol, take};
 
@@ -50,7 +50,7 @@ pub struct TunnelQuote<A> {
     /// The outer destination.
     pub destination: A,
     /// The mode that uses this encapsulation.
-    pub way: Way,
+    pub mode: FlowMode,
     /// The error about it.
     pub trouble: Trouble,
     /// Addresses, ports and protocol of the inner packet.
@@ -67,7 +67,7 @@ impl<A: Address> TunnelQuote<A> {
         let Transport::Icmp { kind, code } = headers.transport else { return None };
         let message_end = usize::from(headers.network_offset) + usize::from(headers.packet_len);
         let (icmp, _) = take::<Icmp>(frame.get(usize::from(headers.transport_offset)..message_end)?)?;
-        let told = told::<A>(kind, code, icmp.rest.get())?;
+        let report = report::<A>(kind, code, icmp.rest.get())?;
         let outer_at = usize::from(headers.transport_offset + Icmp::BYTES);
         let quoted = frame.get(outer_at..message_end.min(outer_at.saturating_add(quoted_len_max::<A>(kind, icmp.rest.get()))))?;
         let (source, destination, carried, network_len) = match A::FAMILY {
@@ -75,12 +75,12 @@ impl<A: Address> TunnelQuote<A> {
             Family::V6 => network_v6(quoted)?,
         };
         let (source, destination) = (A::from_wide(source), A::from_wide(destination));
-        let (way, outer_len) = match carried {
-            protocol::IPV4 | protocol::IPV6 => (Way::Ipip, network_len),
+        let (mode, outer_len) = match carried {
+            protocol::IPV4 | protocol::IPV6 => (FlowMode::Ipip, network_len),
             protocol::UDP => {
                 let (udp, _) = take::<Udp>(quoted.get(network_len..)?)?;
                 (udp.destination_port.get() == tunnels.gue_destination_port).then_some(())?;
-                (Way::Gue, network_len + usize::from(Udp::BYTES))
+                (FlowMode::Gue, network_len + usize::from(Udp::BYTES))
             }
             _ => return None,
         };
@@ -100,27 +100,27 @@ impl<A: Address> TunnelQuote<A> {
         };
         let inner_at = outer_at + outer_len;
         let inner_range = inner_at..inner_at + bytes.len().min(inner_len);
-        let trouble = trouble(told, u32::try_from(outer_len).ok()?, inner);
-        Some(Self { source, destination, way, trouble, inner, inner_range })
+        let trouble = trouble(report, u32::try_from(outer_len).ok()?, inner);
+        Some(Self { source, destination, mode, trouble, inner, inner_range })
     }
 }
 
 /// What a router reports about the outer packet.
-enum Told {
+enum Report {
     TooBig { mtu: u32 },
     Lost,
 }
 
 /// `None`: nothing that concerns the sender of the inner packet. A parameter problem concerns the gateway and the
 /// router only (RFC 2003 section 4.5).
-fn told<A: Address>(kind: u8, code: u8, rest: u32) -> Option<Told> {
+fn report<A: Address>(kind: u8, code: u8, rest: u32) -> Option<Report> {
     match (A::FAMILY, kind) {
         (Family::V4, icmpv4::UNREACHABLE) if code == icmpv4::CODE_FRAGMENTATION_NEEDED => {
-            Some(Told::TooBig { mtu: rest & 0xffff })
+            Some(Report::TooBig { mtu: rest & 0xffff })
         }
-        (Family::V4, icmpv4::UNREACHABLE | icmpv4::TIME_EXCEEDED) => Some(Told::Lost),
-        (Family::V6, icmpv6::PACKET_TOO_BIG) => Some(Told::TooBig { mtu: rest }),
-        (Family::V6, icmpv6::UNREACHABLE | icmpv6::TIME_EXCEEDED) => Some(Told::Lost),
+        (Family::V4, icmpv4::UNREACHABLE | icmpv4::TIME_EXCEEDED) => Some(Report::Lost),
+        (Family::V6, icmpv6::PACKET_TOO_BIG) => Some(Report::TooBig { mtu: rest }),
+        (Family::V6, icmpv6::UNREACHABLE | icmpv6::TIME_EXCEEDED) => Some(Report::Lost),
         _ => None,
     }
 }
@@ -136,8 +136,8 @@ fn quoted_len_max<A: Address>(kind: u8, rest: u32) -> usize {
     if len == 0 { usize::MAX } else { len }
 }
 
-fn trouble(told: Told, outer_len: u32, inner: Inner) -> Trouble {
-    let Told::TooBig { mtu } = told else { return Trouble::Unreachable };
+fn trouble(report: Report, outer_len: u32, inner: Inner) -> Trouble {
+    let Report::TooBig { mtu } = report else { return Trouble::Unreachable };
     let rest = u16::try_from(mtu.saturating_sub(outer_len)).unwrap_or(u16::MAX);
     let mtu = match inner {
         Inner::V4(_) if mtu == 0 => 0,

@@ -47,8 +47,8 @@ impl Link {
         u16::from_be_bytes([a, b]) ^ u16::from_be_bytes([c, d])
     }
 
-    /// The tags of frames that leave by it. Their priority is 0, as in frames of the kernel: the priority belongs to one link,
-    /// and what is passed from link to link is the DSCP.
+    /// The tags of frames that leave by it. Their priority is 0, as in frames of the kernel: the priority belongs to
+    /// one link, and what is passed from link to link is the DSCP.
     #[must_use]
     pub(crate) fn tags(self) -> Tags {
         Tags::of_vlan(self.vlan())

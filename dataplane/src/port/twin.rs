@@ -28,7 +28,7 @@ pub struct TwinQueues<B> {
     /// Frames that the kernel sends out of the port, pushed by the twin thread. Never an empty burst.
     pub from_linux: ArrayQueue<Burst<B>>,
     /// Exchanges that the kernel has begun through the port.
-    pub(crate) begun: Begun,
+    pub(crate) begun: KernelExchanges,
 }
 
 impl<B> TwinQueues<B> {
@@ -38,7 +38,7 @@ impl<B> TwinQueues<B> {
         Self {
             to_linux: ArrayQueue::new(TO_LINUX_BURSTS),
             from_linux: ArrayQueue::new(FROM_LINUX_BURSTS),
-            begun: Begun::default(),
+            begun: KernelExchanges::default(),
         }
     }
 }
@@ -59,17 +59,17 @@ const BEGUN: usize = 16_384;
 /// Shared by the workers: one sees what the kernel sends, another may receive the answer. A slot is one word, written
 /// whole; of two exchanges in one slot the later one is remembered, and the other is treated like any packet.
 #[derive(Debug)]
-pub(crate) struct Begun {
+pub(crate) struct KernelExchanges {
     tags: Box<[AtomicU32]>,
 }
 
-impl Default for Begun {
+impl Default for KernelExchanges {
     fn default() -> Self {
         Self { tags: (0..BEGUN).map(|_| AtomicU32::new(0)).collect() }
     }
 }
 
-impl Begun {
+impl KernelExchanges {
     /// Records a packet that the kernel sends.
     pub(crate) fn sent<A: Address>(&self, headers: &Headers<A>) {
         let begins = match headers.transport {

@@ -8,7 +8,7 @@
 //!
 //! Not here: packets that never go to the kernel, which the decision drops.
 
-use super::twin::Begun;
+use super::twin::KernelExchanges;
 use crate::wire::{Headers, Parsed, Transport, Tuple, parse};
 
 /// ARP for IPv4 over Ethernet: offset of the operation in an untagged frame, and the operation "reply" (RFC 826).
@@ -48,14 +48,14 @@ const BURST_PER_SECOND: u64 = 10;
 
 /// A token bucket whose tokens are nanoseconds.
 #[derive(Clone, Copy, Debug)]
-struct Bucket {
+struct ClassBucket {
     saved_ns: u64,
     last_ns: u64,
     packet_ns: u64,
     full_ns: u64,
 }
 
-impl Bucket {
+impl ClassBucket {
     const fn new(per_second: u64) -> Self {
         let packet_ns = 1_000_000_000 / per_second;
         let full_ns = per_second / BURST_PER_SECOND * packet_ns;
@@ -77,12 +77,12 @@ impl Bucket {
 /// The token buckets of one worker, for all its twins.
 #[derive(Debug)]
 pub(crate) struct TwinRate {
-    buckets: [Bucket; 5],
+    buckets: [ClassBucket; 5],
 }
 
 impl Default for TwinRate {
     fn default() -> Self {
-        Self { buckets: PER_SECOND.map(Bucket::new) }
+        Self { buckets: PER_SECOND.map(ClassBucket::new) }
     }
 }
 
@@ -94,28 +94,28 @@ impl TwinRate {
 }
 
 /// The class of a frame. `begun`: the exchanges that the kernel has begun through the port on which the frame arrived.
-pub(crate) fn class(frame: &[u8], begun: &Begun) -> Class {
+pub(crate) fn class(frame: &[u8], begun: &KernelExchanges) -> Class {
     match parse(frame) {
         Ok(Parsed::Arp) if frame.get(ARP_OPERATION) == Some(&ARP_REPLY) => Class::Resolution,
         Ok(Parsed::Arp) => Class::Question,
         Ok(Parsed::V4(headers)) if is_routing(&headers.tuple) => Class::Routing,
         Ok(Parsed::V6(headers)) if is_routing(&headers.tuple) => Class::Routing,
-        Ok(Parsed::V4(headers)) => begun_class(begun.knows(&headers)),
+        Ok(Parsed::V4(headers)) => exchange_class(begun.knows(&headers)),
         Ok(Parsed::V6(headers)) => of_ipv6(&headers, begun),
         // Frames of VLAN devices, and protocols other than IP, among them IS-IS and the spanning tree.
         Ok(Parsed::Other) | Err(_) => Class::Rest,
     }
 }
 
-fn of_ipv6(headers: &Headers<u128>, begun: &Begun) -> Class {
+fn of_ipv6(headers: &Headers<u128>, begun: &KernelExchanges) -> Class {
     match headers.transport {
         Transport::Icmp { kind: NEIGHBOUR_ADVERTISEMENT, .. } => Class::Resolution,
         Transport::Icmp { kind, .. } if NEIGHBOUR_DISCOVERY.contains(&kind) => Class::Question,
-        _ => begun_class(begun.knows(headers)),
+        _ => exchange_class(begun.knows(headers)),
     }
 }
 
-const fn begun_class(is_known: bool) -> Class {
+const fn exchange_class(is_known: bool) -> Class {
     if is_known { Class::Answer } else { Class::Rest }
 }
 
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn frames_are_classified_by_their_headers() {
-        let begun = Begun::default();
+        let begun = KernelExchanges::default();
         let ospf = Packet::between("192.0.2.1".parse().unwrap(), "224.0.0.5".parse().unwrap(), Segment::Other { protocol: 89 });
         let question = || arp_request(Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2));
         let solicitation = neighbour_solicitation("2001:db8::1".parse().unwrap(), "2001:db8::2".parse().unwrap());

@@ -1,4 +1,4 @@
-//! The tables that exist once per address family: frontends, classification of addresses, SNAT addresses, steering.
+//! The tables that exist once per address family: frontends, roles of addresses, SNAT addresses, steering.
 //!
 //! Not here: routes, which are in one table for both families.
 
@@ -16,7 +16,7 @@ use crate::workers::SteeringTable;
 pub struct FamilyTables<A> {
     /// Positions in the snapshot's frontends.
     pub(crate) frontends: Arc<HashMap<FrontendKey<A>, u32, TableHash>>,
-    pub(crate) places: Arc<Places<A>>,
+    pub(crate) roles: Arc<AddressRoles<A>>,
     /// The frontend that a backend of mode `dnat` answers for, by the backend's address, port and protocol; `None` for
     /// a backend behind more than one.
     pub(crate) fronts: Arc<HashMap<FrontendKey<A>, Option<Front<A>>, TableHash>>,
@@ -28,9 +28,9 @@ pub struct FamilyTables<A> {
 
 impl<A: Address> FamilyTables<A> {
     /// Tables without frontends.
-    pub(crate) fn new(places: Places<A>, snat: Arc<[Box<[SnatAddress<A>]>]>) -> Self {
+    pub(crate) fn new(roles: AddressRoles<A>, snat: Arc<[Box<[SnatAddress<A>]>]>) -> Self {
         let steering = Arc::new(SteeringTable::new(snat.iter().flatten().map(|snat| snat.address)));
-        Self { frontends: Arc::default(), fronts: Arc::default(), places: Arc::new(places), snat, steering }
+        Self { frontends: Arc::default(), fronts: Arc::default(), roles: Arc::new(roles), snat, steering }
     }
 }
 
@@ -45,9 +45,9 @@ pub struct Front<A> {
     pub backend: BackendId,
 }
 
-/// The classification of an address.
+/// The role of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum AddressRole {
     /// A VIP of some frontend.
     Vip,
     /// A SNAT address, or a tunnel source that is not an address of a port.
@@ -62,24 +62,24 @@ pub enum Place {
     Elsewhere,
 }
 
-/// Classification of all addresses.
+/// The roles of all addresses.
 #[derive(Clone, Debug)]
-pub(crate) struct Places<A> {
-    pub(crate) exact: HashMap<A, Place, TableHash>,
+pub(crate) struct AddressRoles<A> {
+    pub(crate) exact: HashMap<A, AddressRole, TableHash>,
     /// Ranges of the pools as first and last address, sorted, without overlaps.
     pub(crate) pools: Vec<(A, A)>,
 }
 
-impl<A: Address> Places<A> {
+impl<A: Address> AddressRoles<A> {
     #[inline]
-    pub(crate) fn of(&self, address: A) -> Place {
+    pub(crate) fn of(&self, address: A) -> AddressRole {
         if let Some(&place) = self.exact.get(&address) {
             return place;
         }
         let after = self.pools.partition_point(|&(first, _)| first <= address);
         match after.checked_sub(1).map(|at| self.pools[at]) {
-            Some((_, last)) if address <= last => Place::PoolUnused,
-            _ => Place::Elsewhere,
+            Some((_, last)) if address <= last => AddressRole::PoolUnused,
+            _ => AddressRole::Elsewhere,
         }
     }
 }

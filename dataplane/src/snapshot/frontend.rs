@@ -10,7 +10,7 @@ use proto::{Family, Mode, Protocol, Refusal, Scheduler, ServiceName, Target};
 
 use super::backends::BackendTable;
 use crate::choose::{Chooser, HashedBy, MaglevTable, Schedule, SourceRanges};
-use crate::flow::{AffinityTable, BackendId, Tick, Ticks, Way};
+use crate::flow::{AffinityTable, BackendId, FlowMode, Tick, Ticks};
 use crate::wire::{Address, Tuple, TupleHash};
 
 /// One port of a service in one family, with all its addresses.
@@ -82,7 +82,7 @@ impl Affinity {
 /// The settings of a service other than its backends.
 #[derive(Clone, Debug)]
 pub(crate) struct Policy {
-    pub(crate) way: Way,
+    pub(crate) mode: FlowMode,
     pub(crate) scheduler: Scheduler,
     pub(crate) hashed_by: HashedBy,
     /// Clients that may connect; `None`: all.
@@ -101,7 +101,7 @@ impl Policy {
             (None, None) => true,
             _ => false,
         };
-        let of = |policy: &Self| (policy.way, policy.scheduler, policy.hashed_by, policy.local, policy.affinity);
+        let of = |policy: &Self| (policy.mode, policy.scheduler, policy.hashed_by, policy.local, policy.affinity);
         sources && of(self) == of(other)
     }
 }
@@ -110,8 +110,8 @@ impl Frontend {
     /// How packets of the frontend reach backends.
     #[must_use]
     #[inline]
-    pub const fn way(&self) -> Way {
-        self.policy.way
+    pub const fn mode(&self) -> FlowMode {
+        self.policy.mode
     }
 
     /// Whether this client may begin a flow.

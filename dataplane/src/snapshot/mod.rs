@@ -16,15 +16,15 @@ mod tunnels;
 
 pub(crate) use backends::BackendTable;
 pub use backends::{Backend, Spot};
-pub(crate) use family::Places;
-pub use family::{FamilyTables, Front, Place};
+pub(crate) use family::AddressRoles;
+pub use family::{AddressRole, FamilyTables, Front};
 pub(crate) use frontend::{Affinity, Policy, Previous};
 pub use frontend::{BackendView, Frontend, PortView, ServiceView};
 pub use input::{Config, GUE_PORT, Health, Neighbour, Network, PortConfig, Route, Tunnel, VlanLink};
 pub(crate) use pieces::Pieces;
 pub use publish::{Publisher, Subscriber};
 pub use routes::{Exit, NextHop, RouteTo};
-pub(crate) use routes::{GROUP_TABLE, Group, NextHopKey, Routes, Way};
+pub(crate) use routes::{GROUP_TABLE, Group, NextHopKey, RouteTarget, Routes};
 pub(crate) use tables::Announced;
 pub use tables::{Snapshot, Views};
 pub use tunnels::Ends;

@@ -39,13 +39,28 @@ pub struct Exit {
     pub source_mac: Mac,
     /// MTU of the link, bytes.
     pub mtu: u16,
-    /// The MTU of an untagged link, 0 of a tagged one: the comparison with the MTU that each packet passes anyway then
-    /// diverts packets to tagged links from the path of untagged ones.
-    pub plain_mtu: u16,
+    /// See [`Exit::takes_plain`].
+    plain_mtu: u16,
     /// The link.
     pub link: Link,
     /// Port of the link.
     pub port: PortIndex,
+}
+
+impl Exit {
+    /// The exit by a link of a port, towards the next hop with this Ethernet address.
+    pub(crate) fn new(link: Link, mtu: u16, source_mac: Mac, destination_mac: Mac) -> Self {
+        let plain_mtu = if link.is_tagged() { 0 } else { mtu };
+        Self { destination_mac, source_mac, mtu, plain_mtu, link, port: link.port() }
+    }
+
+    /// Whether a packet of this length leaves as it is: without VLAN tags and in one piece. One comparison for both,
+    /// since each packet on the fast path makes it: the MTU that is compared is 0 on a tagged link.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) const fn takes_plain(&self, packet_len: u16) -> bool {
+        packet_len <= self.plain_mtu
+    }
 }
 
 /// The result of a lookup.
@@ -64,7 +79,7 @@ pub enum RouteTo {
 
 /// The target of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum RouteTarget {
     /// The destination is on this link.
     OnLink(Link),
     /// Via the router in this slot, or via a member of this group.
@@ -104,8 +119,8 @@ impl Group {
 #[derive(Clone, Debug)]
 pub(crate) struct Routes {
     pub(crate) epoch: u32,
-    pub(crate) v4: Arc<PrefixMap<Ipv4Net, Way>>,
-    pub(crate) v6: Arc<PrefixMap<Ipv6Net, Way>>,
+    pub(crate) v4: Arc<PrefixMap<Ipv4Net, RouteTarget>>,
+    pub(crate) v6: Arc<PrefixMap<Ipv6Net, RouteTarget>>,
     /// Indexed by slot; `None` where the slot is free.
     pub(crate) next_hops: Vec<Option<NextHop>>,
     /// Indexed by slot; `None` where the slot is free or the Ethernet address unknown.
@@ -117,7 +132,7 @@ pub(crate) struct Routes {
 }
 
 impl Routes {
-    pub(crate) fn way(&self, address: IpAddr) -> Option<Way> {
+    pub(crate) fn target(&self, address: IpAddr) -> Option<RouteTarget> {
         match IpNet::from(address) {
             IpNet::V4(host) => self.v4.get_lpm(&host).map(|(_, way)| *way),
             IpNet::V6(host) => self.v6.get_lpm(&host).map(|(_, way)| *way),
@@ -125,12 +140,12 @@ impl Routes {
     }
 
     pub(crate) fn to(&self, address: IpAddr) -> RouteTo {
-        match self.way(address) {
-            Some(Way::Via(next_hop)) => RouteTo::NextHop(next_hop),
-            Some(Way::OnLink(link)) => {
+        match self.target(address) {
+            Some(RouteTarget::Via(next_hop)) => RouteTo::NextHop(next_hop),
+            Some(RouteTarget::OnLink(link)) => {
                 self.slots.get(&(link, address)).map_or(RouteTo::Unresolved { link }, |&slot| RouteTo::NextHop(slot))
             }
-            Some(Way::Nowhere) | None => RouteTo::None,
+            Some(RouteTarget::Nowhere) | None => RouteTo::None,
         }
     }
 

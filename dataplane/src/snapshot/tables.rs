@@ -13,7 +13,7 @@ use imbl::OrdMap;
 use proto::{Generation, ProbeTags, Refusal, ServiceName};
 
 use super::backends::{Backend, BackendTable, Spot};
-use super::family::{FamilyTables, Front, Place};
+use super::family::{AddressRole, FamilyTables, Front};
 use super::frontend::{Frontend, ServiceView};
 use super::input::PortConfig;
 use super::pieces::Pieces;
@@ -178,11 +178,11 @@ impl Snapshot {
         }
     }
 
-    /// The classification of an address.
+    /// The role of an address.
     #[must_use]
     #[inline]
-    pub fn place<A: Address>(&self, address: A) -> Place {
-        A::of(self).places.of(address)
+    pub fn role<A: Address>(&self, address: A) -> AddressRole {
+        A::of(self).roles.of(address)
     }
 
     /// The route to an address.

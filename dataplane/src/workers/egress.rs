@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::handover::{Errand, Handed, HandoverQueue, Peers};
+use super::handover::{Handed, HandoverQueue, HandoverTask, Peers};
 use super::id::WorkerId;
 use crate::port::{Arrival, Burst, Class, Port, PortIndex, TwinQueues, class};
 use crate::stats::{DropReason, Tally};
@@ -14,8 +14,8 @@ use crate::wire::{Address, Headers, Tags};
 
 /// One port with its twin, and the bursts collected for both.
 #[derive(Debug)]
-pub(crate) struct Lane<P: Port> {
-    pub(crate) port: P,
+pub(crate) struct EgressPort<P: Port> {
+    pub(crate) device: P,
     twin: Option<Arc<TwinQueues<P::Buffer>>>,
     /// The worker that transmits for this one, if it has no transmit queue of its own.
     sender: Option<(PortIndex, HandoverQueue<P::Buffer>)>,
@@ -25,16 +25,16 @@ pub(crate) struct Lane<P: Port> {
 
 /// All outputs of a worker.
 #[derive(Debug)]
-pub(crate) struct Lanes<P: Port> {
-    pub(crate) lanes: Vec<Lane<P>>,
+pub(crate) struct Egress<P: Port> {
+    pub(crate) ports: Vec<EgressPort<P>>,
     /// `None` with a single worker.
     pub(crate) peers: Option<Peers<P::Buffer>>,
     discarded: Burst<P::Buffer>,
 }
 
-impl<P: Port> Lane<P> {
-    pub(crate) fn new(port: P, twin: Option<Arc<TwinQueues<P::Buffer>>>) -> Self {
-        Self { port, twin, sender: None, out: Burst::new(), to_linux: Burst::new() }
+impl<P: Port> EgressPort<P> {
+    pub(crate) fn new(device: P, twin: Option<Arc<TwinQueues<P::Buffer>>>) -> Self {
+        Self { device, twin, sender: None, out: Burst::new(), to_linux: Burst::new() }
     }
 
     fn transmit(&mut self, tally: &mut Tally) {
@@ -42,12 +42,12 @@ impl<P: Port> Lane<P> {
             return self.hand_over(tally);
         }
         let offered = self.out.len();
-        self.port.transmit(&mut self.out);
+        self.device.transmit(&mut self.out);
         let refused = self.out.len();
         tally.transmitted += (offered - refused) as u64;
         if refused > 0 {
             tally.drop_many(DropReason::TxFull, refused as u64);
-            self.port.release(&mut self.out);
+            self.device.release(&mut self.out);
         }
     }
 
@@ -56,11 +56,11 @@ impl<P: Port> Lane<P> {
     fn hand_over(&mut self, tally: &mut Tally) {
         let Some((port, queue)) = &self.sender else { return };
         let count = self.out.len() as u64;
-        match queue.push(Handed { port: *port, errand: Errand::Send, burst: std::mem::take(&mut self.out) }) {
+        match queue.push(Handed { port: *port, task: HandoverTask::Send, burst: std::mem::take(&mut self.out) }) {
             Ok(()) => tally.handed_out += count,
             Err(mut refused) => {
                 tally.drop_many(DropReason::HandoverFull, count);
-                self.port.release(&mut refused.burst);
+                self.device.release(&mut refused.burst);
             }
         }
     }
@@ -76,29 +76,29 @@ impl<P: Port> Lane<P> {
             None => tally.transmitted += count,
             Some(mut burst) => {
                 tally.drop_many(DropReason::TwinFull, count);
-                self.port.release(&mut burst);
+                self.device.release(&mut burst);
             }
         }
     }
 }
 
-impl<P: Port> Lanes<P> {
-    pub(crate) fn new(mut lanes: Vec<Lane<P>>, peers: Option<Peers<P::Buffer>>) -> Self {
+impl<P: Port> Egress<P> {
+    pub(crate) fn new(mut ports: Vec<EgressPort<P>>, peers: Option<Peers<P::Buffer>>) -> Self {
         if let Some(peers) = &peers {
-            for (port, lane) in (0..=u8::MAX).map(PortIndex).zip(&mut lanes) {
-                lane.sender = peers.sender(port).map(|queue| (port, queue));
+            for (index, port) in (0..=u8::MAX).map(PortIndex).zip(&mut ports) {
+                port.sender = peers.sender(index).map(|queue| (index, queue));
             }
         }
-        Self { lanes, peers, discarded: Burst::new() }
+        Self { ports, peers, discarded: Burst::new() }
     }
 
-    fn lane(&mut self, port: PortIndex) -> Option<&mut Lane<P>> {
-        self.lanes.get_mut(usize::from(port.0))
+    fn port_mut(&mut self, port: PortIndex) -> Option<&mut EgressPort<P>> {
+        self.ports.get_mut(usize::from(port.0))
     }
 
     pub(crate) fn receive(&mut self, port: PortIndex, burst: &mut Burst<P::Buffer>) {
-        if let Some(lane) = self.lane(port) {
-            lane.port.receive(burst);
+        if let Some(port) = self.port_mut(port) {
+            port.device.receive(burst);
         }
     }
 
@@ -107,18 +107,18 @@ impl<P: Port> Lanes<P> {
         if self.peers.as_ref().is_some_and(|peers| !peers.serves_twin_of(port)) {
             return None;
         }
-        self.lane(port)?.twin.as_ref()?.from_linux.pop()
+        self.port_mut(port)?.twin.as_ref()?.from_linux.pop()
     }
 
     /// The class of a packet that arrived on the port, for the rate limit towards the kernel.
     pub(crate) fn class(&self, port: PortIndex, frame: &[u8]) -> Class {
-        let twin = self.lanes.get(usize::from(port.0)).and_then(|lane| lane.twin.as_ref());
+        let twin = self.ports.get(usize::from(port.0)).and_then(|port| port.twin.as_ref());
         twin.map_or(Class::Rest, |twin| class(frame, &twin.begun))
     }
 
     /// Records a packet that the kernel sends by the port, since an answer may follow.
     pub(crate) fn sent_by_linux<A: Address>(&self, port: PortIndex, headers: &Headers<A>) {
-        if let Some(twin) = self.lanes.get(usize::from(port.0)).and_then(|lane| lane.twin.as_ref()) {
+        if let Some(twin) = self.ports.get(usize::from(port.0)).and_then(|port| port.twin.as_ref()) {
             twin.begun.sent(headers);
         }
     }
@@ -126,15 +126,15 @@ impl<P: Port> Lanes<P> {
     /// Adds a packet to the burst of a port.
     #[inline]
     pub(crate) fn send(&mut self, port: PortIndex, buffer: P::Buffer, tally: &mut Tally) {
-        let Some(lane) = self.lane(port) else { return tally.drop(DropReason::TxFull) };
-        lane.out.push(buffer);
-        if lane.out.is_full() {
-            lane.transmit(tally);
+        let Some(port) = self.port_mut(port) else { return tally.drop(DropReason::TxFull) };
+        port.out.push(buffer);
+        if port.out.is_full() {
+            port.transmit(tally);
         }
     }
 
     /// Adds VLAN tags to a packet, and the packet to the burst of a port.
-    pub(crate) fn leave(&mut self, port: PortIndex, tags: Tags, mut buffer: P::Buffer, tally: &mut Tally) {
+    pub(crate) fn send_tagged(&mut self, port: PortIndex, tags: Tags, mut buffer: P::Buffer, tally: &mut Tally) {
         if tags.put_on(&mut buffer) {
             self.send(port, buffer, tally);
         } else {
@@ -147,7 +147,7 @@ impl<P: Port> Lanes<P> {
     pub(crate) fn hand_over(
         &mut self,
         owner: WorkerId,
-        errand: Errand,
+        task: HandoverTask,
         arrival: Arrival,
         mut buffer: P::Buffer,
         tally: &mut Tally,
@@ -157,7 +157,7 @@ impl<P: Port> Lanes<P> {
             return self.discard(buffer);
         }
         let Some(peers) = &mut self.peers else { return self.discard(buffer) };
-        if let Some(handed) = peers.gather(owner, errand, arrival.link.port(), buffer) {
+        if let Some(handed) = peers.gather(owner, task, arrival.link.port(), buffer) {
             self.push_to(owner, handed, tally);
         }
     }
@@ -169,8 +169,8 @@ impl<P: Port> Lanes<P> {
             Ok(()) => tally.handed_out += count,
             Err(mut refused) => {
                 tally.drop_many(DropReason::HandoverFull, count);
-                if let Some(lane) = self.lanes.first_mut() {
-                    lane.port.release(&mut refused.burst);
+                if let Some(port) = self.ports.first_mut() {
+                    port.device.release(&mut refused.burst);
                 }
             }
         }
@@ -185,10 +185,10 @@ impl<P: Port> Lanes<P> {
 
     /// Adds a packet to the burst for the twin of a port.
     pub(crate) fn queue_for_linux(&mut self, port: PortIndex, buffer: P::Buffer, tally: &mut Tally) {
-        let Some(lane) = self.lane(port) else { return tally.drop(DropReason::TwinFull) };
-        lane.to_linux.push(buffer);
-        if lane.to_linux.is_full() {
-            lane.hand_to_linux(tally);
+        let Some(port) = self.port_mut(port) else { return tally.drop(DropReason::TwinFull) };
+        port.to_linux.push(buffer);
+        if port.to_linux.is_full() {
+            port.hand_to_linux(tally);
         }
     }
 
@@ -201,14 +201,14 @@ impl<P: Port> Lanes<P> {
     }
 
     fn release(&mut self) {
-        if let Some(lane) = self.lanes.first_mut() {
-            lane.port.release(&mut self.discarded);
+        if let Some(port) = self.ports.first_mut() {
+            port.device.release(&mut self.discarded);
         }
     }
 
     /// An empty buffer of a port.
     pub(crate) fn allocate(&mut self, port: PortIndex) -> Option<P::Buffer> {
-        self.lane(port)?.port.allocate()
+        self.port_mut(port)?.device.allocate()
     }
 
     /// Sends and frees all collected packets.
@@ -219,12 +219,12 @@ impl<P: Port> Lanes<P> {
         if self.peers.is_some() {
             self.flush_to_peers(tally);
         }
-        for lane in &mut self.lanes {
-            if !lane.out.is_empty() {
-                lane.transmit(tally);
+        for port in &mut self.ports {
+            if !port.out.is_empty() {
+                port.transmit(tally);
             }
-            if !lane.to_linux.is_empty() {
-                lane.hand_to_linux(tally);
+            if !port.to_linux.is_empty() {
+                port.hand_to_linux(tally);
             }
         }
     }

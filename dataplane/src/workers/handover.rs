@@ -1,8 +1,8 @@
 //! Hand-over of packets to the other workers of the gateway: whole bursts through one bounded queue for each ordered
 //! pair. No side ever waits, and a sleeping worker is not woken: it polls within 50 microseconds.
 //!
-//! **Invariant:** packets of one port and one errand that one worker hands to another arrive in order. In a poll a
-//! worker pushes at most one burst that is not full for each port and errand, however they are mixed. Packets that a
+//! **Invariant:** packets of one port with one task that one worker hands to another arrive in order. In a poll a
+//! worker pushes at most one burst that is not full for each port and task, however they are mixed. Packets that a
 //! queue refuses are dropped and counted (`handover_full`).
 //!
 //! Not here: who owns a packet ([`super::steering`]).
@@ -30,7 +30,7 @@ pub(crate) const PACKETS_PER_TURN: usize = 4 * BURST;
 
 /// What the receiving worker does with the packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Errand {
+pub(crate) enum HandoverTask {
     /// Decide on them: it is their owner.
     Decide,
     /// Determine their owner: they are fragments, and those of a datagram meet there.
@@ -39,7 +39,7 @@ pub(crate) enum Errand {
     Send,
 }
 
-/// Number of errands.
+/// Number of tasks.
 const ERRANDS: usize = 3;
 
 /// Packets that one worker hands to another.
@@ -47,7 +47,7 @@ const ERRANDS: usize = 3;
 pub struct Handed<B> {
     /// The port on which they arrived, or by which they leave.
     pub(crate) port: PortIndex,
-    pub(crate) errand: Errand,
+    pub(crate) task: HandoverTask,
     pub(crate) burst: Burst<B>,
 }
 
@@ -151,8 +151,8 @@ impl<B> Peers<B> {
     }
 
     /// Adds a packet to the burst for its owner. Returns a full burst, which must be pushed first.
-    pub(crate) fn gather(&mut self, owner: WorkerId, errand: Errand, port: PortIndex, buffer: B) -> Option<Handed<B>> {
-        self.gathered.put(owner, errand, port, buffer)
+    pub(crate) fn gather(&mut self, owner: WorkerId, task: HandoverTask, port: PortIndex, buffer: B) -> Option<Handed<B>> {
+        self.gathered.put(owner, task, port, buffer)
     }
 
     /// Takes one of the collected bursts with its receiver; `None` when all are taken.
@@ -171,15 +171,15 @@ impl<B> Peers<B> {
     }
 }
 
-/// Packets collected for other workers: a burst for each worker, port and errand. 280 bytes each: with 64 workers and 8
+/// Packets collected for other workers: a burst for each worker, port and task. 280 bytes each: with 64 workers and 8
 /// ports 430 KB per worker, of which a poll touches only what it fills.
 #[derive(Debug)]
 struct Gathered<B> {
     ports: usize,
-    /// Indexed by worker, port and errand.
+    /// Indexed by worker, port and task.
     bursts: Vec<Burst<B>>,
     /// The bursts that are not empty, each once.
-    begun: Vec<(WorkerId, PortIndex, Errand)>,
+    begun: Vec<(WorkerId, PortIndex, HandoverTask)>,
 }
 
 impl<B> Gathered<B> {
@@ -188,27 +188,27 @@ impl<B> Gathered<B> {
         Self { ports, bursts: (0..count).map(|_| Burst::new()).collect(), begun: Vec::with_capacity(count) }
     }
 
-    fn burst(&mut self, owner: WorkerId, port: PortIndex, errand: Errand) -> Option<&mut Burst<B>> {
-        let position = (usize::from(owner.0) * self.ports + usize::from(port.0)) * ERRANDS + errand as usize;
+    fn burst(&mut self, owner: WorkerId, port: PortIndex, task: HandoverTask) -> Option<&mut Burst<B>> {
+        let position = (usize::from(owner.0) * self.ports + usize::from(port.0)) * ERRANDS + task as usize;
         self.bursts.get_mut(position)
     }
 
     /// Adds a packet. Returns the previous burst if that was full.
-    fn put(&mut self, owner: WorkerId, errand: Errand, port: PortIndex, buffer: B) -> Option<Handed<B>> {
-        let burst = self.burst(owner, port, errand)?;
+    fn put(&mut self, owner: WorkerId, task: HandoverTask, port: PortIndex, buffer: B) -> Option<Handed<B>> {
+        let burst = self.burst(owner, port, task)?;
         let full = burst.is_full().then(|| mem::take(burst));
         let begins = burst.is_empty() && full.is_none();
         burst.push(buffer);
         if begins {
-            self.begun.push((owner, port, errand));
+            self.begun.push((owner, port, task));
         }
-        full.map(|burst| Handed { port, errand, burst })
+        full.map(|burst| Handed { port, task, burst })
     }
 
     fn take(&mut self) -> Option<(WorkerId, Handed<B>)> {
-        let (owner, port, errand) = self.begun.pop()?;
-        let burst = mem::take(self.burst(owner, port, errand)?);
-        Some((owner, Handed { port, errand, burst }))
+        let (owner, port, task) = self.begun.pop()?;
+        let burst = mem::take(self.burst(owner, port, task)?);
+        Some((owner, Handed { port, task, burst }))
     }
 }
 
@@ -223,26 +223,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn however_ports_and_errands_are_mixed_bursts_are_full_but_for_the_last_and_in_order() {
+    fn however_ports_and_tasks_are_mixed_bursts_are_full_but_for_the_last_and_in_order() {
         let mut gathered = Gathered::new(3, 4);
         let kind = |n: usize| {
-            let errand = if n.is_multiple_of(2) { Errand::Decide } else { Errand::Meet };
-            (WorkerId([1, 2][n / 2 % 2]), PortIndex([0, 1, 3][n % 3]), errand)
+            let task = if n.is_multiple_of(2) { HandoverTask::Decide } else { HandoverTask::Meet };
+            (WorkerId([1, 2][n / 2 % 2]), PortIndex([0, 1, 3][n % 3]), task)
         };
         let mut handed = Vec::new();
         for n in 0..1200 {
-            let (owner, port, errand) = kind(n);
-            handed.extend(gathered.put(owner, errand, port, n).map(|burst| (owner, burst)));
+            let (owner, port, task) = kind(n);
+            handed.extend(gathered.put(owner, task, port, n).map(|burst| (owner, burst)));
         }
         assert!(handed.iter().all(|(_, handed)| handed.burst.is_full()));
         handed.extend(std::iter::from_fn(|| gathered.take()));
         assert_eq!(handed.len(), 12 * 100_usize.div_ceil(BURST), "12 kinds of 100 packets");
         let mut last = std::collections::HashMap::new();
-        for (owner, Handed { port, errand, burst }) in handed {
+        for (owner, Handed { port, task, burst }) in handed {
             for n in burst {
-                let found = (owner, port, errand);
+                let found = (owner, port, task);
                 assert_eq!(found, kind(n));
-                let before = last.insert((owner.0, port.0, errand as usize), n);
+                let before = last.insert((owner.0, port.0, task as usize), n);
                 assert!(before.is_none_or(|before| before < n), "{n} after {before:?}");
             }
         }

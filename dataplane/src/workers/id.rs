@@ -1,4 +1,6 @@
 //! Identity of workers, and the limits on their number.
+//!
+//! Not here: steering.
 
 /// Maximum number of workers of a gateway: one for each core of a large processor. The queues between them stay below
 /// 100 MB.

@@ -13,9 +13,9 @@ mod steering;
 mod steering_table;
 mod toeplitz;
 
-pub(crate) use egress::{Lane, Lanes};
-pub(crate) use handover::{Errand, PACKETS_PER_TURN};
+pub(crate) use egress::{Egress, EgressPort};
 pub use handover::{Handed, Peers, PortQueues};
+pub(crate) use handover::{HandoverTask, PACKETS_PER_TURN};
 pub use id::{RETA_ENTRIES, WORKERS_MAX, WorkerId};
 pub use port_share::PortShare;
 pub(crate) use rss_proof::Observer;

@@ -16,11 +16,11 @@ use crate::wire::Address;
 #[derive(Clone, Debug)]
 pub struct PortShare {
     pub(crate) count: u16,
-    rule: Rule,
+    rule: ShareRule,
 }
 /// The rule that selects the ports of a share.
 #[derive(Clone, Debug)]
-enum Rule {
+enum ShareRule {
     /// Every `stride`th port from `first` on: the remainder identifies the worker.
     Remainder { first: u16, stride: u16 },
     /// Ports whose replies hash to the worker; they differ from pool to pool.
@@ -33,14 +33,14 @@ impl PortShare {
         let stride = workers.max(1);
         let worker = worker % stride;
         let first = SNAT_PORT_FIRST + (worker + stride - SNAT_PORT_FIRST % stride) % stride;
-        Self { count: (SNAT_PORT_LAST - first) / stride + 1, rule: Rule::Remainder { first, stride } }
+        Self { count: (SNAT_PORT_LAST - first) / stride + 1, rule: ShareRule::Remainder { first, stride } }
     }
 
     /// The ports whose replies network cards spread to this worker. Port ranges are whole blocks of 128.
     pub(crate) fn spread(spread: Arc<PortSpread>, worker: WorkerId) -> Self {
         const BLOCKS: u16 = (SNAT_PORT_LAST - SNAT_PORT_FIRST) / 128 + 1;
         const { assert!(SNAT_PORT_FIRST.is_multiple_of(128) && SNAT_PORT_LAST % 128 == 127) };
-        Self { count: BLOCKS * spread.ports_per_block(worker), rule: Rule::Spread { spread, worker } }
+        Self { count: BLOCKS * spread.ports_per_block(worker), rule: ShareRule::Spread { spread, worker } }
     }
 
     /// All ports, for a gateway with one worker.
@@ -59,16 +59,16 @@ impl PortShare {
     #[allow(clippy::cast_possible_truncation)] // n < count
     pub(crate) fn port<A: Address>(&self, n: u32, place: u8) -> u16 {
         match &self.rule {
-            Rule::Remainder { first, stride } => first + stride * n as u16,
-            Rule::Spread { spread, worker } => spread.port::<A>(*worker, SNAT_PORT_FIRST, n, place),
+            ShareRule::Remainder { first, stride } => first + stride * n as u16,
+            ShareRule::Spread { spread, worker } => spread.port::<A>(*worker, SNAT_PORT_FIRST, n, place),
         }
     }
 
     /// What a pool must store to compute its ports.
     pub(crate) fn place<A: Address>(&self, target: A, target_port: u16, snat: A) -> u8 {
         match &self.rule {
-            Rule::Remainder { .. } => 0,
-            Rule::Spread { spread, .. } => spread.place_without_port(target, target_port, snat),
+            ShareRule::Remainder { .. } => 0,
+            ShareRule::Spread { spread, .. } => spread.place_without_port(target, target_port, snat),
         }
     }
 }

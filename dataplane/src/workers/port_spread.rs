@@ -21,14 +21,14 @@ const MASK: u32 = BLOCK_PORTS as u32 - 1;
 
 /// The share of ports in the RETA entry of a reply, for one family.
 #[derive(Clone, Debug)]
-struct Places {
+struct PortEntries {
     /// Indexed by the upper bits of a port: their share.
     upper: [u8; BLOCKS],
     /// Indexed by the share of the lower bits of a port: those bits.
     lower: [u8; BLOCK],
 }
 
-impl Places {
+impl PortEntries {
     /// `None` when two ports of a block have the same entry under this key.
     #[allow(clippy::cast_possible_truncation)] // places and lower bits of ports are below 128
     fn new<A: Address>(toeplitz: &Toeplitz) -> Option<Self> {
@@ -53,8 +53,8 @@ impl Places {
 #[derive(Clone, Debug)]
 pub(crate) struct PortSpread {
     toeplitz: Toeplitz,
-    v4: Places,
-    v6: Places,
+    v4: PortEntries,
+    v6: PortEntries,
     workers: u16,
 }
 
@@ -63,7 +63,7 @@ impl PortSpread {
     pub(super) fn find(seed: u64, workers: u16) -> Option<(RssKey, Self)> {
         keys(seed).take(400).find_map(|key| {
             let toeplitz = Toeplitz::new(&key);
-            let (v4, v6) = (Places::new::<u32>(&toeplitz)?, Places::new::<u128>(&toeplitz)?);
+            let (v4, v6) = (PortEntries::new::<u32>(&toeplitz)?, PortEntries::new::<u128>(&toeplitz)?);
             Some((key, Self { toeplitz, v4, v6, workers }))
         })
     }

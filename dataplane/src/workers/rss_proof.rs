@@ -167,7 +167,7 @@ mod tests {
             let (mut observer, shared) = observer();
             (0..PACKETS_FIRST).for_each(|_| observer.look(Some(7), 7, HERE, HERE));
             let passed = (0..2 * PACKETS_BETWEEN).position(|_| observer.wants()).unwrap();
-            assert_eq!(passed, PACKETS_BETWEEN as usize - 1, "one packet in 1024 is looked at");
+            assert_eq!(passed, PACKETS_BETWEEN as usize - 1, "one packet in 1024 is lookup at");
             observer.look(reported, 7, owner, HERE);
             assert_eq!((observer.trusts(), shared.read()), (false, Proof::Refuted(why)));
             assert!(!observer.wants());

@@ -21,7 +21,7 @@ use crate::wire::{Address, Tuple, TupleHash};
 
 /// The method that determines owners.
 #[derive(Clone, Debug)]
-enum Way {
+enum OwnerHash {
     /// The engine's own hash; SNAT ports by their remainder.
     Own,
     /// The hash that network cards compute; SNAT ports by the same hash.
@@ -33,15 +33,15 @@ enum Way {
 pub struct Steering {
     workers: u8,
     hash: TupleHash,
-    way: Way,
+    owner_hash: OwnerHash,
 }
 
 impl Steering {
-    /// Steering by the engine's own hash. `seed` is that of the workers' flow tables ([`crate::forward::Parts::seed`]), whose
-    /// hash is reused.
+    /// Steering by the engine's own hash. `seed` is that of the workers' flow tables ([`crate::forward::Parts::seed`]),
+    /// whose hash is reused.
     #[must_use]
     pub fn own_hash(workers: u8, seed: u64) -> Self {
-        Self { workers: workers.clamp(1, WORKERS_MAX), hash: TupleHash::new(seed), way: Way::Own }
+        Self { workers: workers.clamp(1, WORKERS_MAX), hash: TupleHash::new(seed), owner_hash: OwnerHash::Own }
     }
 
     /// Steering by the Toeplitz hash with a secret key derived from `seed`, so that network cards can compute it.
@@ -49,7 +49,7 @@ impl Steering {
     pub fn toeplitz(workers: u8, seed: u64) -> Self {
         let own = Self::own_hash(workers, seed);
         match PortSpread::find(seed, own.workers.into()) {
-            Some((key, spread)) => Self { way: Way::Toeplitz { key, spread: Arc::new(spread) }, ..own },
+            Some((key, spread)) => Self { owner_hash: OwnerHash::Toeplitz { key, spread: Arc::new(spread) }, ..own },
             None => own,
         }
     }
@@ -63,9 +63,9 @@ impl Steering {
     /// The key for network cards, where they take part.
     #[must_use]
     pub const fn rss_key(&self) -> Option<&RssKey> {
-        match &self.way {
-            Way::Own => None,
-            Way::Toeplitz { key, .. } => Some(key),
+        match &self.owner_hash {
+            OwnerHash::Own => None,
+            OwnerHash::Toeplitz { key, .. } => Some(key),
         }
     }
 
@@ -79,9 +79,9 @@ impl Steering {
     /// The SNAT ports that a worker may use.
     #[must_use]
     pub fn share(&self, worker: WorkerId) -> PortShare {
-        match &self.way {
-            Way::Own => PortShare::of_worker(worker.0.into(), self.workers.into()),
-            Way::Toeplitz { spread, .. } => PortShare::spread(Arc::clone(spread), worker),
+        match &self.owner_hash {
+            OwnerHash::Own => PortShare::of_worker(worker.0.into(), self.workers.into()),
+            OwnerHash::Toeplitz { spread, .. } => PortShare::spread(Arc::clone(spread), worker),
         }
     }
 
@@ -96,10 +96,10 @@ impl Steering {
     #[inline]
     #[allow(clippy::cast_possible_truncation)] // a remainder
     pub(crate) fn owner_hashed<A: Address>(&self, tuple: &Tuple<A>, towards: Towards, hash: u64) -> WorkerId {
-        match (towards, &self.way) {
-            (Towards::Frontend, Way::Own) => self.among_workers(hash),
-            (Towards::Snat, Way::Own) => WorkerId((tuple.destination_port % u16::from(self.workers)) as u8),
-            (Towards::Frontend | Towards::Snat, Way::Toeplitz { spread, .. }) => {
+        match (towards, &self.owner_hash) {
+            (Towards::Frontend, OwnerHash::Own) => self.among_workers(hash),
+            (Towards::Snat, OwnerHash::Own) => WorkerId((tuple.destination_port % u16::from(self.workers)) as u8),
+            (Towards::Frontend | Towards::Snat, OwnerHash::Toeplitz { spread, .. }) => {
                 self.reta(spread.toeplitz().hash(tuple) as usize)
             }
             (Towards::FrontendOfAddress, _) => self.by_address(tuple.source),
@@ -109,9 +109,9 @@ impl Steering {
 
     /// The Toeplitz hash of a tuple, if steering uses it.
     pub(crate) fn rss_hash<A: Address>(&self, tuple: &Tuple<A>) -> Option<u32> {
-        match &self.way {
-            Way::Own => None,
-            Way::Toeplitz { spread, .. } => Some(spread.toeplitz().hash(tuple)),
+        match &self.owner_hash {
+            OwnerHash::Own => None,
+            OwnerHash::Toeplitz { spread, .. } => Some(spread.toeplitz().hash(tuple)),
         }
     }
 

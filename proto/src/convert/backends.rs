@@ -1,6 +1,6 @@
-//! The backends of ports: listed, or nodes of a set, which many ports name.
+//! The backends of ports: listed, or the nodes of a set to which many ports refer.
 //!
-//! Invariant: a port names a set that is there, of its own family unless a tunnel leads to the nodes, and lists nothing beside it.
+//! Invariant: a port refers to an existing set, of its own family except with a tunnel, and lists no backends besides.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -24,10 +24,10 @@ impl From<&NodeSet> for v1::NodeSet {
     }
 }
 
-/// A set of nodes.
+/// Converts a node set.
 ///
 /// # Errors
-/// What is wrong with it.
+/// When the message is not a valid set.
 pub fn node_set(message: v1::NodeSet) -> Result<NodeSet, ConvertError> {
     let family = match message.family {
         0 => None,
@@ -51,7 +51,7 @@ pub fn node_set(message: v1::NodeSet) -> Result<NodeSet, ConvertError> {
     }
 }
 
-/// The sets of a message that can be used, and why others cannot. One that is as it was `before` keeps its `Arc`.
+/// The valid sets of a message, and the errors of the others. A set that equals the one in `before` keeps its `Arc`.
 pub fn node_sets(messages: Vec<v1::NodeSet>, before: &NodeSets) -> (NodeSets, Vec<ConvertError>) {
     let (mut sets, mut errors) = (NodeSets::new(), Vec::new());
     for message in messages {
@@ -67,7 +67,7 @@ pub fn node_sets(messages: Vec<v1::NodeSet>, before: &NodeSets) -> (NodeSets, Ve
     (sets, errors)
 }
 
-/// The nodes that a port names; `family` is what they must be of, if anything.
+/// The nodes to which a port refers; `family` is the required one, if any.
 pub(super) fn nodes_at(
     message: &v1::ServicePort,
     family: Option<Family>,
@@ -87,17 +87,17 @@ pub(super) fn nodes_at(
     }
 }
 
-/// The backends of one zone, of a port that has so many.
+/// The backends of one zone; `count` is the number of backends of the port.
 pub(super) fn of_zone(message: v1::ZoneBackends, count: usize) -> Result<ZoneBackends, ConvertError> {
     let v1::ZoneBackends { zone, backends } = message;
-    let is_place = |place: &u32| usize::try_from(*place).is_ok_and(|place| place < count);
-    if backends.is_empty() || !backends.iter().all(is_place) || backends.windows(2).any(|pair| pair[0] >= pair[1]) {
+    let is_index = |index: &u32| usize::try_from(*index).is_ok_and(|index| index < count);
+    if backends.is_empty() || !backends.iter().all(is_index) || backends.windows(2).any(|pair| pair[0] >= pair[1]) {
         return Err(ConvertError::ZoneBackends(zone));
     }
     Ok(ZoneBackends { zone, backends })
 }
 
-/// The backends that a port lists; `family` is what they must be of, if anything.
+/// The listed backends of a port; `family` is the required one, if any.
 pub(super) fn listed(family: Option<Family>, messages: &[v1::Backend]) -> Result<Vec<Backend>, ConvertError> {
     if messages.len() > limits::BACKENDS_PER_PORT_MAX {
         return Err(ConvertError::TooManyBackends(messages.len()));

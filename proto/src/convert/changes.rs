@@ -1,4 +1,4 @@
-//! What a controller sends when a state changed.
+//! The messages that a controller sends for a changed state.
 
 use std::collections::BTreeMap;
 
@@ -7,13 +7,13 @@ use imbl::ordmap::DiffItem;
 use super::service_name;
 use crate::{State, v1};
 
-/// The whole of `state`.
+/// The message with the whole state.
 #[must_use]
 pub fn full(state: &State) -> v1::WatchResponse {
     response(state, true, state.services.values().map(|s| v1::Service::from(&**s)).collect(), Vec::new())
 }
 
-/// What turns `from` into `to`. What both share costs nothing.
+/// The message that changes `from` into `to`. Shared parts are not visited.
 #[must_use]
 pub fn difference(from: &State, to: &State) -> v1::WatchResponse {
     let (mut changed, mut removed) = (Vec::new(), Vec::new());
@@ -26,7 +26,7 @@ pub fn difference(from: &State, to: &State) -> v1::WatchResponse {
     response(to, false, changed, removed)
 }
 
-/// What turns the Services with these content hashes into `to`: for a gateway whose epoch is unknown.
+/// The message that changes Services with these content hashes into `to`, for a gateway with an unknown epoch.
 #[must_use]
 pub fn difference_by_hashes(have: &BTreeMap<String, Vec<u8>>, to: &State) -> v1::WatchResponse {
     let all = to.services.values().map(|service| v1::Service::from(&**service));

@@ -1,4 +1,4 @@
-//! Refusals on the wire.
+//! Conversions of refusals.
 
 use super::ConvertError;
 use crate::limits::REFUSAL_BYTES_MAX;
@@ -19,22 +19,22 @@ impl TryFrom<v1::Refusal> for Refusal {
     }
 }
 
-/// A refusal as a gateway reports it: the sentence is cut to [`REFUSAL_BYTES_MAX`].
+/// A refusal as a gateway reports it, with its message cut to [`REFUSAL_BYTES_MAX`].
 #[must_use]
 pub fn reported_refusal(refusal: &Refusal) -> v1::Refusal {
     v1::Refusal { message: cut(&refusal.message).to_owned(), ..v1::Refusal::from(refusal) }
 }
 
-/// A reported refusal as a controller takes it; a reason of a newer version is [`Reason::Refused`].
+/// A reported refusal as a controller reads it; a reason of a newer version becomes [`Reason::Refused`].
 #[must_use]
 pub fn read_reported_refusal(message: &v1::Refusal) -> Refusal {
     let reason = message.reason.parse().unwrap_or(Reason::Refused);
     Refusal { reason, message: cut(&message.message).to_owned() }
 }
 
-fn cut(sentence: &str) -> &str {
-    let end = (0..=REFUSAL_BYTES_MAX.min(sentence.len())).rev().find(|&at| sentence.is_char_boundary(at));
-    &sentence[..end.unwrap_or(0)]
+fn cut(text: &str) -> &str {
+    let end = (0..=REFUSAL_BYTES_MAX.min(text.len())).rev().find(|&at| text.is_char_boundary(at));
+    &text[..end.unwrap_or(0)]
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Two controllers over TCP, of which the configured one does not lead.
+//! Tests with two controllers over TCP, of which the configured one does not lead.
 
 use std::path::Path;
 
@@ -12,9 +12,9 @@ use tokio::net::TcpListener;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::super::received::tests::{service, state};
 use super::super::served::Served;
 use super::*;
+use crate::agent::config_client::received::tests::{service, state};
 
 const LONG: Duration = Duration::from_secs(120);
 
@@ -38,7 +38,7 @@ fn files(dir: &Path, name: &str) -> CertificateFiles {
     CertificateFiles { ca: file("ca.crt".to_owned()), cert: file(format!("{name}.crt")), key: file(format!("{name}.key")) }
 }
 
-/// A controller, and where it is. Its state is of epoch `e`.
+/// A controller and its address. Its state has epoch `e`.
 async fn controller(dir: &Path, leadership: Leadership, stop: &CancellationToken) -> ControllerUrl {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = ControllerUrl::Https { host: "127.0.0.1".to_owned(), port: listener.local_addr().unwrap().port() };
@@ -78,7 +78,7 @@ async fn a_gateway_that_dials_a_follower_goes_on_to_the_leader() {
     let (known, mut known_in) = watch::channel(None);
     let facts = Facts { served: watch::channel(Served::default()).1, reached: watch::channel(None).1 };
     let (connected, draining) = (watch::Sender::new(false), watch::Sender::new(false));
-    let answering = Answering::new(|_| v1::answer::Said::Refusal("nobody asks".to_owned()));
+    let answering = Responder::new(|_| v1::answer::Said::Refusal("nobody asks".to_owned()));
     let client = tokio::spawn(run(settings, ClientChannels { known, connected, draining, answering, facts }));
     let is_there = |known: &Option<Known>| known.as_ref().is_some_and(|known| known.state.services.len() == 1);
     timeout(LONG, known_in.wait_for(is_there)).await.unwrap().unwrap();

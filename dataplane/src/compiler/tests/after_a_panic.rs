@@ -85,7 +85,7 @@ fn after_a_panic_the_next_compilation_begins_with_the_whole_state_and_every_slot
     let other = other.compile();
     assert_eq!(served(&after), served(&other));
     for address in ["192.0.2.100", "192.0.2.101", "192.0.2.102", "192.0.2.150", "10.0.0.3"] {
-        assert_eq!(after.place(v4(address)), other.place(v4(address)), "{address}");
+        assert_eq!(after.role(v4(address)), other.role(v4(address)), "{address}");
     }
 }
 

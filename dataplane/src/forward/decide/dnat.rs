@@ -8,9 +8,9 @@
 use super::exit::{arrives_from, exit_to_client, fits};
 use super::input::{Flows, Packet, end};
 use super::reclaim::{make_room, reset_to_backend};
-use super::verdict::{Passage, Verdict};
-use crate::flow::{Direction, PoolId, SnatLease, Tick, Way, begins, flow_of, next_state};
-use crate::snapshot::{Front, Frontend, Place, Snapshot};
+use super::verdict::{NatForward, Verdict};
+use crate::flow::{Direction, FlowMode, PoolId, SnatLease, Tick, begins, flow_of, next_state};
+use crate::snapshot::{AddressRole, Front, Frontend, Snapshot};
 use crate::stats::DropReason;
 use crate::wire::{Address, Transport, Tuple, tcp_flags};
 
@@ -54,7 +54,7 @@ pub(super) fn reply<'s, A: Address>(
 ) -> Option<Verdict<'s>> {
     let tuple = &packet.headers.tuple;
     let front = snapshot.front(tuple.source, tuple.protocol, tuple.source_port)?;
-    if begins(packet.headers.transport) || snapshot.place(tuple.destination) != Place::Elsewhere {
+    if begins(packet.headers.transport) || snapshot.role(tuple.destination) != AddressRole::Elsewhere {
         return None;
     }
     let is_reset = matches!(packet.headers.transport, Transport::Tcp { flags } if flags & tcp_flags::RST != 0);
@@ -95,7 +95,7 @@ fn by_front<'s, A: Address>(
         return Verdict::Drop(DropReason::FlowTableFull);
     }
     let lease = SnatLease { address: destination, port: destination_port, pool: PoolId::NONE };
-    let mut flow = flow_of(&asked, packet.headers.transport, Way::Dnat, (source, source_port), front.backend, &lease, now);
+    let mut flow = flow_of(&asked, packet.headers.transport, FlowMode::Dnat, (source, source_port), front.backend, &lease, now);
     flow.state = next_state(flow.state, packet.headers.transport, Direction::ToClient);
     let exit = match exit_to_client(snapshot, &mut flow).and_then(|exit| fits(packet, exit)) {
         Ok(exit) => exit,
@@ -103,5 +103,5 @@ fn by_front<'s, A: Address>(
     };
     let Ok(index) = flows.table.insert(flow) else { return Verdict::Drop(DropReason::FlowTableFull) };
     flows.changes.made = Some(front.backend);
-    Verdict::Forward(Passage { flow: index, direction: Direction::ToClient, exit })
+    Verdict::Forward(NatForward { flow: index, direction: Direction::ToClient, exit })
 }

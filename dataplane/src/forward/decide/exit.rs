@@ -1,9 +1,13 @@
 //! How a packet leaves: the next hop of a backend or client, and whether the packet fits the link.
+//!
+//! **Invariant:** all packets of a flow in one direction take the same next hop while it is usable.
+//!
+//! Not here: fragmentation of packets that do not fit.
 
 use super::input::Packet;
 use super::verdict::{Answer, Verdict};
 use crate::flow::Flow;
-use crate::icmp::Awaited;
+use crate::icmp::UnresolvedNeighbour;
 use crate::port::Link;
 use crate::snapshot::{Exit, NextHop, RouteTo, Snapshot};
 use crate::stats::DropReason;
@@ -61,7 +65,7 @@ pub(super) fn route_to_client<'s, A: Address>(snapshot: &'s Snapshot, flow: &mut
             flow.route_epoch = snapshot.route_epoch();
             snapshot.exit(slot).ok_or_else(|| no_exit(snapshot, slot))
         }
-        RouteTo::Unresolved { link } => Err(Verdict::Wait(Awaited { link, address: flow.client.ip() })),
+        RouteTo::Unresolved { link } => Err(Verdict::Wait(UnresolvedNeighbour { link, address: flow.client.ip() })),
         RouteTo::None => Err(Verdict::Drop(DropReason::NoRoute)),
     }
 }
@@ -77,8 +81,8 @@ fn entropy<A: Address>(flow: &Flow<A>) -> u64 {
 /// Why there is no exit towards this next hop.
 #[cold]
 fn no_exit(snapshot: &Snapshot, slot: u32) -> Verdict<'static> {
-    let awaited = |hop: &NextHop| Verdict::Wait(Awaited { link: hop.link, address: hop.address });
-    snapshot.next_hop(slot).map_or(Verdict::Drop(DropReason::NoRoute), awaited)
+    let neighbour = |hop: &NextHop| Verdict::Wait(UnresolvedNeighbour { link: hop.link, address: hop.address });
+    snapshot.next_hop(slot).map_or(Verdict::Drop(DropReason::NoRoute), neighbour)
 }
 
 /// Whether the packet may leave by this exit. A packet that is too long is fragmented on its way out, if its sender

@@ -1,4 +1,6 @@
 //! The input of a decision: a packet and the flows that the decision may change.
+//!
+//! Not here: the results of a decision (`verdict`).
 
 use super::verdict::Changes;
 use crate::flow::{BackendId, Candidate, FlowIndex, FlowTable, IdleLimits, SnatPorts, Tick};

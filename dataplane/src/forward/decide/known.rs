@@ -1,9 +1,13 @@
 //! The decision on a packet of a known flow: almost all packets take [`follow_plain`].
+//!
+//! **Invariant:** a packet on the fast path writes `last_seen` only, and only when the tick changes.
+//!
+//! Not here: packets that create flows (`new_flow`), and modes without replies through the gateway (`one_way`).
 
 use super::exit::{arrives_from, exit_by, exit_to_client, fits};
 use super::input::{Flows, Packet, end};
 use super::local::mid_stream;
-use super::verdict::{Changes, Passage, Verdict};
+use super::verdict::{Changes, NatForward, Verdict};
 use super::{one_way, rechoose, reclaim};
 use crate::flow::{Direction, Flow, FlowIndex, FlowTable, IdleLimits, Segment, Tick, begins, is_opening, is_plain};
 use crate::snapshot::{Exit, Snapshot};
@@ -22,7 +26,7 @@ pub(crate) fn follow_plain<'s, A: Address>(
     table: &mut FlowTable<A>,
     limits: &IdleLimits,
     now: Tick,
-) -> Option<Passage<'s>> {
+) -> Option<NatForward<'s>> {
     let Headers { transport, hop_limit, packet_len, dont_fragment, group_frame, .. } = *packet.headers;
     if !matches!(transport, Transport::Tcp { .. } | Transport::Udp) || !dont_fragment || group_frame {
         return None;
@@ -31,7 +35,7 @@ pub(crate) fn follow_plain<'s, A: Address>(
     let flow = table.get_mut(index);
     if !is_plain(flow.state, transport, direction)
         || limits.may_be_over(flow.state, flow.last_seen, now)
-        || !flow.way.is_two_way()
+        || !flow.mode.is_two_way()
     {
         return None;
     }
@@ -44,19 +48,20 @@ pub(crate) fn follow_plain<'s, A: Address>(
         }
         Direction::ToClient => return None,
     };
-    if hop_limit <= 1 || packet_len > exit.plain_mtu {
+    if hop_limit <= 1 || !exit.takes_plain(packet_len) {
         return None;
     }
     if flow.last_seen != now {
         flow.last_seen = now;
     }
-    Some(Passage { flow: index, direction, exit })
+    Some(NatForward { flow: index, direction, exit })
 }
 
 /// The verdict on a packet that does not change the state of its flow, including those that [`follow_plain`] leaves.
 ///
 /// # Errors
 /// The flow whose state the packet may change, or `None` if the packet has no flow: [`super::decide`] decides.
+#[inline(always)]
 pub(crate) fn follow<'s, A: Address>(
     packet: &Packet<'_, A>,
     snapshot: &'s Snapshot,
@@ -74,12 +79,12 @@ pub(crate) fn follow<'s, A: Address>(
     if !is_plain(flow.state, transport, direction) || limits.may_be_over(flow.state, flow.last_seen, now) {
         return Err(found);
     }
-    if !flow.way.is_two_way() {
+    if !flow.mode.is_two_way() {
         return one_way::follow(packet, flow, snapshot, now).ok_or(found);
     }
     let backend = snapshot.spot(flow.backend).filter(|backend| backend.steady).ok_or(found)?;
     let exit = pass(packet, snapshot, backend.next_hop, flow, direction, now).and_then(|exit| fits(packet, exit));
-    Ok(exit.map_or_else(|verdict| verdict, |exit| Verdict::Forward(Passage { flow: index, direction, exit })))
+    Ok(exit.map_or_else(|verdict| verdict, |exit| Verdict::Forward(NatForward { flow: index, direction, exit })))
 }
 
 /// Decides on a packet that may change the state of its flow. `None`: the flow has ended, and the packet has none.
@@ -91,7 +96,7 @@ pub(super) fn change<'s, A: Address>(
     flows: &mut Flows<'_, A>,
     now: Tick,
 ) -> Option<Verdict<'s>> {
-    if let Some(verdict) = look_closer(packet, segment, snapshot, flows, (index, direction), now) {
+    if let Some(verdict) = advance_flow(packet, segment, snapshot, flows, (index, direction), now) {
         flows.changes.hit = true;
         return Some(verdict);
     }
@@ -99,7 +104,7 @@ pub(super) fn change<'s, A: Address>(
         let forgotten = reclaim::reset_to_backend(flows.table.get(index), packet.hash, snapshot);
         flows.changes.resets.extend(forgotten);
     }
-    let broken = breaks_off(packet, segment, snapshot, flows.table.get_mut(index), direction, flows.changes);
+    let broken = break_off(packet, segment, snapshot, flows.table.get_mut(index), direction, flows.changes);
     flows.changes.ended = Some(end(flows, index, now));
     broken
 }
@@ -138,7 +143,7 @@ pub(super) fn association<A: Address>(packet: &Packet<'_, A>, table: &FlowTable<
 }
 
 /// Applies a packet of a known flow to its state. `None`: the flow has ended, and the packet has no flow.
-fn look_closer<'s, A: Address>(
+fn advance_flow<'s, A: Address>(
     packet: &Packet<'_, A>,
     segment: Segment,
     snapshot: &'s Snapshot,
@@ -150,7 +155,7 @@ fn look_closer<'s, A: Address>(
     let flow = flows.table.get_mut(index);
     let backend = snapshot.backend(flow.backend)?;
     let over = flows.limits.is_over(flow.state, backend.idle_timeout, flow.last_seen, now);
-    if over || direction == Direction::ToBackend && rechoose::chooses_anew(flow, transport, segment, backend, now) {
+    if over || direction == Direction::ToBackend && rechoose::rechooses(flow, transport, segment, backend, now) {
         return None;
     }
     if direction == Direction::ToClient {
@@ -161,17 +166,17 @@ fn look_closer<'s, A: Address>(
     }
     flows.table.advance(index, transport, direction, segment, now);
     let flow = flows.table.get_mut(index);
-    if !flow.way.is_two_way() {
+    if !flow.mode.is_two_way() {
         flow.last_seen = now;
-        return Some(one_way::deliver(packet, &packet.headers.tuple, flow.way, flow.backend, snapshot));
+        return Some(one_way::deliver(packet, &packet.headers.tuple, flow.mode, flow.backend, snapshot));
     }
     let exit = pass(packet, snapshot, backend.next_hop, flow, direction, now).and_then(|exit| fits(packet, exit));
-    Some(exit.map_or_else(|verdict| verdict, |exit| Verdict::Forward(Passage { flow: index, direction, exit })))
+    Some(exit.map_or_else(|verdict| verdict, |exit| Verdict::Forward(NatForward { flow: index, direction, exit })))
 }
 
 /// A packet of a connection that ended without its two sides: both get a RST (FORWARDING 2). `None`: the packet opens a
 /// connection, or its mode has a rule of its own for mid-stream packets.
-fn breaks_off<A: Address>(
+fn break_off<A: Address>(
     packet: &Packet<'_, A>,
     segment: Segment,
     snapshot: &Snapshot,
@@ -180,7 +185,7 @@ fn breaks_off<A: Address>(
     changes: &mut Changes,
 ) -> Option<Verdict<'static>> {
     let Transport::Tcp { flags } = packet.headers.transport else { return None };
-    if is_opening(flags) || !flow.way.is_two_way() {
+    if is_opening(flags) || !flow.mode.is_two_way() {
         return None;
     }
     if flags & tcp_flags::RST == 0 {

@@ -6,7 +6,7 @@
 use super::input::Packet;
 use super::verdict::{Answer, Verdict};
 use crate::flow::FlowTable;
-use crate::snapshot::{Frontend, Place, RouteTo, Snapshot};
+use crate::snapshot::{AddressRole, Frontend, RouteTo, Snapshot};
 use crate::stats::DropReason;
 use crate::wire::{Address, Transport, is_group_address, is_link_local, sctp_chunk, tcp_flags};
 
@@ -24,10 +24,10 @@ pub(super) fn in_group_frame<A: Address>(packet: &Packet<'_, A>, snapshot: &Snap
 
 /// Why packets from this address are not forwarded; `None` if they are (FORWARDING 9).
 pub(crate) fn refused_source<A: Address>(source: A, snapshot: &Snapshot) -> Option<DropReason> {
-    match snapshot.place(source) {
-        Place::Elsewhere if !is_link_local(source) => None,
-        Place::Elsewhere | Place::Broadcast => Some(DropReason::MartianSource),
-        Place::Vip | Place::Snat | Place::Twin(_) | Place::PoolUnused => Some(DropReason::OwnSource),
+    match snapshot.role(source) {
+        AddressRole::Elsewhere if !is_link_local(source) => None,
+        AddressRole::Elsewhere | AddressRole::Broadcast => Some(DropReason::MartianSource),
+        AddressRole::Vip | AddressRole::Snat | AddressRole::Twin(_) | AddressRole::PoolUnused => Some(DropReason::OwnSource),
     }
 }
 
@@ -40,30 +40,30 @@ pub(super) fn frontend_of<'s, A: Address>(packet: &Packet<'_, A>, snapshot: &'s 
 /// A packet without frontend: for the engine, for the kernel, or to be dropped.
 pub(super) fn no_frontend<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdict<'static> {
     let tuple = &packet.headers.tuple;
-    let destination = snapshot.place(tuple.destination);
+    let destination = snapshot.role(tuple.destination);
     let to_engine = match destination {
-        Place::Vip | Place::Snat => true,
-        Place::Twin(port) => !snapshot.port(port).twin,
-        Place::Broadcast | Place::PoolUnused | Place::Elsewhere => false,
+        AddressRole::Vip | AddressRole::Snat => true,
+        AddressRole::Twin(port) => !snapshot.port(port).twin,
+        AddressRole::Broadcast | AddressRole::PoolUnused | AddressRole::Elsewhere => false,
     };
     if to_engine && !snapshot.ready() {
         return Verdict::Drop(DropReason::UnknownVip); // answered once there is a complete state
     }
-    match snapshot.place(tuple.source) {
-        Place::Vip if is_reply(packet, snapshot) => return answered(packet, snapshot),
-        Place::Vip | Place::Snat => return Verdict::Drop(DropReason::OwnSource),
-        Place::Broadcast => return Verdict::Drop(DropReason::MartianSource),
+    match snapshot.role(tuple.source) {
+        AddressRole::Vip if is_reply(packet, snapshot) => return answered(packet, snapshot),
+        AddressRole::Vip | AddressRole::Snat => return Verdict::Drop(DropReason::OwnSource),
+        AddressRole::Broadcast => return Verdict::Drop(DropReason::MartianSource),
         // An answer would go to an address of the gateway; the kernel handles such a packet.
-        Place::Twin(_) | Place::PoolUnused if to_engine => return Verdict::Drop(DropReason::OwnSource),
-        Place::Twin(_) | Place::PoolUnused | Place::Elsewhere => {}
+        AddressRole::Twin(_) | AddressRole::PoolUnused if to_engine => return Verdict::Drop(DropReason::OwnSource),
+        AddressRole::Twin(_) | AddressRole::PoolUnused | AddressRole::Elsewhere => {}
     }
     match destination {
-        Place::Vip => for_vip(packet),
-        Place::Snat => for_snat(packet),
-        Place::PoolUnused => Verdict::Drop(DropReason::UnknownVip),
-        Place::Twin(_) if to_engine => for_vip(packet),
-        Place::Twin(_) => Verdict::Linux,
-        Place::Broadcast | Place::Elsewhere => elsewhere(packet, snapshot),
+        AddressRole::Vip => for_vip(packet),
+        AddressRole::Snat => for_snat(packet),
+        AddressRole::PoolUnused => Verdict::Drop(DropReason::UnknownVip),
+        AddressRole::Twin(_) if to_engine => for_vip(packet),
+        AddressRole::Twin(_) => Verdict::Linux,
+        AddressRole::Broadcast | AddressRole::Elsewhere => elsewhere(packet, snapshot),
     }
 }
 
@@ -151,8 +151,10 @@ pub(super) fn is_reply<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) 
     matches!(packet.headers.transport, Transport::Tcp { .. } | Transport::Udp)
         && !packet.headers.group_frame
         && snapshot.probe_tags.contains_key(&tuple.destination_port)
-        && matches!(snapshot.place(tuple.destination), Place::Twin(_))
-        && snapshot.frontend(tuple.source, tuple.protocol, tuple.source_port).is_some_and(|frontend| !frontend.way().is_two_way())
+        && matches!(snapshot.role(tuple.destination), AddressRole::Twin(_))
+        && snapshot
+            .frontend(tuple.source, tuple.protocol, tuple.source_port)
+            .is_some_and(|frontend| !frontend.mode().is_two_way())
 }
 
 /// The verdict on a reply to a probe: it goes to the twin that the probe came from. The kernel sends to the VIP on one

@@ -2,8 +2,8 @@
 //! time; it reads no clock, touches no packet and does no I/O.
 //!
 //! [`follow_plain`] takes packets of known flows that are only rewritten and sent, [`follow`] those that do not change
-//! their flow, [`decide`] all others; each leaves to the next what it does not decide (docs/adr/0037). ICMP errors go by
-//! the flow of the packet that they quote (`forward::icmp_errors`), probes of the kernel by [`follow_probe`].
+//! their flow, [`decide`] all others; each leaves to the next what it does not decide (docs/adr/0037). ICMP errors go
+//! by the flow of the packet that they quote (`forward::icmp_errors`), probes of the kernel by [`follow_probe`].
 //!
 //! **Invariant:** a packet for an address of the gateway is never passed to the kernel, and nothing is answered before
 //! the first complete state (FORWARDING 1).
@@ -26,7 +26,7 @@ pub(super) use input::{FlowFamily, FlowTables, Flows, Packet};
 pub(super) use known::{FlowMatch, follow, follow_plain};
 pub(super) use local::refused_source;
 pub(super) use one_way::{deliver, follow_probe};
-pub(super) use verdict::{Answer, Changes, Delivery, Passage, Verdict};
+pub(super) use verdict::{Answer, Changes, DirectForward, NatForward, Verdict};
 
 use local::{frontend_of, in_group_frame, no_frontend};
 use new_flow::new_flow;

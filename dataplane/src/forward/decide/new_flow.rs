@@ -1,13 +1,17 @@
-//! The decision on a packet that begins a flow: source, backend, way out, SNAT port, entry, in this order.
+//! The decision on a packet that begins a flow: source, backend, exit, SNAT port, entry, in this order.
+//!
+//! **Invariant:** a packet that cannot be forwarded creates no flow and keeps no SNAT port.
+//!
+//! Not here: flows of one-way modes (`one_way`), and reclaiming (`reclaim`).
 
 use super::exit::{exit_by, exit_to_client, fits};
 use super::input::{Flows, Packet};
 use super::local::{mid_stream, refused_source, without_backend};
-use super::verdict::{Passage, Verdict};
+use super::verdict::{NatForward, Verdict};
 use super::{dnat, one_way, reclaim};
 use crate::choose::Chooser;
-use crate::flow::{BackendId, Direction, Segment, SnatTarget, Tick, Way, flow_of, is_mid_stream};
-use crate::snapshot::{Frontend, Place, Snapshot};
+use crate::flow::{BackendId, Direction, FlowMode, Segment, SnatTarget, Tick, flow_of, is_mid_stream};
+use crate::snapshot::{AddressRole, Frontend, Snapshot};
 use crate::stats::DropReason;
 use crate::wire::Address;
 
@@ -27,29 +31,29 @@ pub(super) fn new_flow<'s, A: Address>(
     if !frontend.allows(tuple.source) {
         return Verdict::Drop(DropReason::SourceRange);
     }
-    if !frontend.way().is_two_way() {
+    if !frontend.mode().is_two_way() {
         return one_way::new_flow(packet, snapshot, flows, now, frontend);
     }
-    if is_mid_stream(packet.headers.transport) && frontend.way() == Way::Nat {
+    if is_mid_stream(packet.headers.transport) && frontend.mode() == FlowMode::Nat {
         return mid_stream(packet.headers.transport);
     }
     let Some((id, backend)) = choose(packet, frontend, flows.worker, now).and_then(|id| Some((id, snapshot.backend(id)?))) else {
         return without_backend(packet, frontend);
     };
     let Some(target) = A::from_ip(backend.address.ip()) else { return Verdict::Drop(DropReason::NoRoute) };
-    if matches!(snapshot.place(target), Place::Vip | Place::Snat | Place::PoolUnused) {
+    if matches!(snapshot.role(target), AddressRole::Vip | AddressRole::Snat | AddressRole::PoolUnused) {
         return Verdict::Drop(DropReason::VipLoop);
     }
     // A backend that is its own client would receive a packet from itself.
-    if frontend.way() == Way::Dnat && target == tuple.source {
+    if frontend.mode() == FlowMode::Dnat && target == tuple.source {
         return Verdict::Drop(DropReason::SameSourceDestination);
     }
     let exit = match exit_by(snapshot, backend.next_hop, packet.hash).and_then(|exit| fits(packet, exit)) {
         Ok(exit) => exit,
         Err(verdict) => return verdict,
     };
-    let lease = match frontend.way() {
-        Way::Dnat => dnat::own_port(tuple, (target, backend.address.port()), snapshot, flows, now),
+    let lease = match frontend.mode() {
+        FlowMode::Dnat => dnat::own_port(tuple, (target, backend.address.port()), snapshot, flows, now),
         _ => {
             let (slot, port, protocol) = (backend.target, backend.address.port(), tuple.protocol);
             let towards = SnatTarget { slot, address: target, port, protocol };
@@ -61,17 +65,17 @@ pub(super) fn new_flow<'s, A: Address>(
         flows.ports.release(lease.pool, lease.port, now);
         return Verdict::Drop(DropReason::FlowTableFull);
     }
-    let mut flow = flow_of(tuple, packet.headers.transport, frontend.way(), (target, backend.address.port()), id, &lease, now);
+    let mut flow = flow_of(tuple, packet.headers.transport, frontend.mode(), (target, backend.address.port()), id, &lease, now);
     flow.initial_sequence = segment.sequence;
-    if let Err(Verdict::Wait(awaited)) = exit_to_client(snapshot, &mut flow) {
-        flows.changes.ask = Some(awaited);
+    if let Err(Verdict::Wait(neighbour)) = exit_to_client(snapshot, &mut flow) {
+        flows.changes.ask = Some(neighbour);
     }
     let Ok(index) = flows.table.insert(flow) else {
         flows.ports.release(lease.pool, lease.port, now);
         return Verdict::Drop(DropReason::FlowTableFull);
     };
     flows.changes.made = Some(id);
-    Verdict::Forward(Passage { flow: index, direction: Direction::ToBackend, exit })
+    Verdict::Forward(NatForward { flow: index, direction: Direction::ToBackend, exit })
 }
 
 /// The backend for a new flow, or for a flow that began elsewhere: by the table alone, which is the same on every

@@ -10,15 +10,17 @@ use zerocopy::FromZeros;
 use super::exit::{exit_by, fits_in};
 use super::input::{Flows, Packet};
 use super::local::{for_vip, without_backend};
-use super::verdict::{Delivery, Verdict};
+use super::verdict::{DirectForward, Verdict};
 use crate::choose::Chooser;
-use crate::flow::{BackendId, Flow, FlowState, PoolId, Tick, UNRESOLVED, Way, is_mid_stream};
+use crate::flow::{BackendId, Flow, FlowMode, FlowState, PoolId, Tick, UNRESOLVED, is_mid_stream};
 use crate::forward::rewrite::Outer;
-use crate::snapshot::{Backend, Exit, Frontend, Place, Snapshot};
+use crate::snapshot::{AddressRole, Backend, Exit, Frontend, Snapshot};
 use crate::stats::DropReason;
 use crate::wire::{Address, Transport, Tuple, sctp_chunk, tcp_flags};
 
-/// The verdict on a packet that does not change the state of its flow. `None` if the state of the backend may end the flow.
+/// The verdict on a packet that does not change the state of its flow. `None` if the state of the backend may end the
+/// flow.
+#[inline(always)]
 pub(super) fn follow<'s, A: Address>(
     packet: &Packet<'_, A>,
     flow: &mut Flow<A>,
@@ -29,20 +31,20 @@ pub(super) fn follow<'s, A: Address>(
     if flow.last_seen != now {
         flow.last_seen = now;
     }
-    let delivery = delivery(packet, &packet.headers.tuple, flow.way, (flow.backend, backend), snapshot);
-    Some(delivery.map_or_else(|verdict| verdict, Verdict::Deliver))
+    let direct = direct(packet, &packet.headers.tuple, flow.mode, (flow.backend, backend), snapshot);
+    Some(direct.map_or_else(|verdict| verdict, Verdict::ForwardDirect))
 }
 
 /// The verdict on a packet to a backend in one of these modes, for the frontend of `asked`.
 pub(in crate::forward) fn deliver<'s, A: Address>(
     packet: &Packet<'_, A>,
     asked: &Tuple<A>,
-    way: Way,
+    mode: FlowMode,
     id: BackendId,
     snapshot: &'s Snapshot,
 ) -> Verdict<'s> {
     let Some(backend) = snapshot.backend(id) else { return Verdict::Drop(DropReason::NoFlow) };
-    delivery(packet, asked, way, (id, backend), snapshot).map_or_else(|verdict| verdict, Verdict::Deliver)
+    direct(packet, asked, mode, (id, backend), snapshot).map_or_else(|verdict| verdict, Verdict::ForwardDirect)
 }
 
 /// The verdict on a packet without flow for a frontend in such a mode.
@@ -63,19 +65,19 @@ pub(super) fn new_flow<'s, A: Address>(
     let Some((id, backend)) = chosen.and_then(|id| Some((id, snapshot.backend(id)?))) else {
         return if is_reset(packet.headers.transport) { for_vip(packet) } else { without_backend(packet, frontend) };
     };
-    if frontend.way() != Way::Dsr && is_ours(backend, snapshot) {
+    if frontend.mode() != FlowMode::Dsr && is_ours(backend, snapshot) {
         return Verdict::Drop(DropReason::VipLoop);
     }
-    let delivery = match delivery(packet, tuple, frontend.way(), (id, backend), snapshot) {
-        Ok(delivery) => delivery,
+    let direct = match direct(packet, tuple, frontend.mode(), (id, backend), snapshot) {
+        Ok(direct) => direct,
         Err(verdict) => return verdict,
     };
     // A RST or ABORT of an unknown connection creates no flow.
     if flows.room > 0 && !is_reset(packet.headers.transport) {
-        let flow = flow_to(tuple, packet.headers.transport, frontend.way(), id, now);
+        let flow = flow_to(tuple, packet.headers.transport, frontend.mode(), id, now);
         flows.changes.made = flows.table.insert(flow).is_ok().then_some(id);
     }
-    Verdict::Deliver(delivery)
+    Verdict::ForwardDirect(direct)
 }
 
 const fn is_reset(transport: Transport) -> bool {
@@ -89,22 +91,22 @@ const fn is_reset(transport: Transport) -> bool {
 /// Whether a tunnel to the backend would lead to the gateway itself.
 fn is_ours(backend: &Backend, snapshot: &Snapshot) -> bool {
     let place = match backend.address.ip() {
-        std::net::IpAddr::V4(address) => snapshot.place(u32::from(address)),
-        std::net::IpAddr::V6(address) => snapshot.place(u128::from(address)),
+        std::net::IpAddr::V4(address) => snapshot.role(u32::from(address)),
+        std::net::IpAddr::V6(address) => snapshot.role(u128::from(address)),
     };
-    matches!(place, Place::Vip | Place::Snat | Place::PoolUnused)
+    matches!(place, AddressRole::Vip | AddressRole::Snat | AddressRole::PoolUnused)
 }
 
 #[inline]
-pub(super) fn delivery<'s, A: Address>(
+pub(super) fn direct<'s, A: Address>(
     packet: &Packet<'_, A>,
     asked: &Tuple<A>,
-    way: Way,
+    mode: FlowMode,
     (id, backend): (BackendId, &Backend),
     snapshot: &'s Snapshot,
-) -> Result<Delivery<'s>, Verdict<'static>> {
+) -> Result<DirectForward<'s>, Verdict<'static>> {
     let exit = exit_by(snapshot, backend.next_hop, packet.hash)?;
-    let outer = if way == Way::Dsr {
+    let outer = if mode == FlowMode::Dsr {
         // A router would send a packet for a VIP back to the gateway.
         let on_link = snapshot.next_hop(backend.next_hop).is_some_and(|hop| hop.address == backend.address.ip());
         if !on_link {
@@ -113,21 +115,21 @@ pub(super) fn delivery<'s, A: Address>(
         fits_in(packet, exit.mtu)?;
         None
     } else {
-        let outer = outer(packet.hash, way, exit, backend, snapshot).ok_or(Verdict::Drop(DropReason::NoRoute))?;
+        let outer = outer(packet.hash, mode, exit, backend, snapshot).ok_or(Verdict::Drop(DropReason::NoRoute))?;
         fits_in(packet, outer.mtu)?;
         Some(outer)
     };
-    Ok(Delivery { backend: id, port: asked.destination_port, protocol: asked.protocol, exit, outer })
+    Ok(DirectForward { backend: id, port: asked.destination_port, protocol: asked.protocol, exit, outer })
 }
 
 /// The outer header for a packet to a backend; `None` if the gateway has no address of the backend's family.
 #[inline]
 #[allow(clippy::cast_possible_truncation)] // some bits of a hash
-fn outer(hash: u64, way: Way, exit: &Exit, backend: &Backend, snapshot: &Snapshot) -> Option<Outer> {
+fn outer(hash: u64, mode: FlowMode, exit: &Exit, backend: &Backend, snapshot: &Snapshot) -> Option<Outer> {
     let entropy = (hash >> 32) as u32;
     let tunnels = &snapshot.tunnels;
-    match way {
-        Way::Gue => {
+    match mode {
+        FlowMode::Gue => {
             let ends = tunnels.ends(exit.port, backend.address.ip(), 0)?;
             Some(Outer::gue(ends, tunnels.gue_destination_port, entropy, exit.mtu))
         }
@@ -136,7 +138,7 @@ fn outer(hash: u64, way: Way, exit: &Exit, backend: &Backend, snapshot: &Snapsho
 }
 
 /// The entry of a new flow, indexed by its client's packets only.
-fn flow_to<A: Address>(tuple: &Tuple<A>, transport: Transport, way: Way, id: BackendId, now: Tick) -> Flow<A> {
+fn flow_to<A: Address>(tuple: &Tuple<A>, transport: Transport, mode: FlowMode, id: BackendId, now: Tick) -> Flow<A> {
     Flow {
         client: tuple.source,
         vip: tuple.destination,
@@ -148,8 +150,8 @@ fn flow_to<A: Address>(tuple: &Tuple<A>, transport: Transport, way: Way, id: Bac
         opened: now.0,
         snat_pool: PoolId::NONE,
         route_to_client: UNRESOLVED,
-        state: FlowState::first(transport, way),
-        way,
+        state: FlowState::first(transport, mode),
+        mode,
         ..Flow::new_zeroed()
     }
 }
@@ -158,12 +160,12 @@ fn flow_to<A: Address>(tuple: &Tuple<A>, transport: Transport, way: Way, id: Bac
 pub(crate) fn follow_probe<'s, A: Address>(
     packet: &Packet<'_, A>,
     snapshot: &'s Snapshot,
-) -> Option<Result<Delivery<'s>, Verdict<'static>>> {
+) -> Option<Result<DirectForward<'s>, Verdict<'static>>> {
     let tuple = &packet.headers.tuple;
     let under_test = *snapshot.probe_tags.get(&tuple.source_port)?;
     let frontend = snapshot.frontend(tuple.destination, tuple.protocol, tuple.destination_port)?;
     let is_under_test =
         |id| snapshot.backend(id).filter(|backend| backend.address.ip() == under_test).map(|backend| (id, backend));
     let backend = frontend.backends.iter().copied().find_map(is_under_test)?;
-    (!frontend.way().is_two_way()).then(|| delivery(packet, tuple, frontend.way(), backend, snapshot))
+    (!frontend.mode().is_two_way()).then(|| direct(packet, tuple, frontend.mode(), backend, snapshot))
 }

@@ -20,7 +20,7 @@ use crate::wire::{Address, Transport};
 const IN_VAIN: Duration = Duration::from_secs(1);
 
 /// Whether a packet of the client starts a new flow in place of this one.
-pub(super) fn chooses_anew<A: Address>(
+pub(super) fn rechooses<A: Address>(
     flow: &mut Flow<A>,
     transport: Transport,
     segment: Segment,
@@ -58,7 +58,7 @@ fn is_another_handshake<A: Address>(transport: Transport, segment: Segment, flow
 fn is_in_vain<A: Address>(flow: &mut Flow<A>, transport: Transport, backend: &Backend, now: Tick) -> bool {
     let may_move = begins(transport) || transport == Transport::Udp;
     let Some(failing) = backend.fails_since().filter(|_| may_move) else { return false };
-    if !flow.way.is_two_way() || flow.state.yield_class() == Some(YieldClass::Unconfirmed) {
+    if !flow.mode.is_two_way() || flow.state.yield_class() == Some(YieldClass::Unconfirmed) {
         return true;
     }
     // A time that was stored during an earlier failure does not count.

@@ -146,7 +146,7 @@ fn yield_flow<A: Address>(table: &mut FlowTable<A>, index: FlowIndex, snapshot: 
 /// The RST that makes the backend forget a handshake: it expects the byte after the client's SYN.
 pub(super) fn reset_to_backend<A: Address>(flow: &Flow<A>, hash: u64, snapshot: &Snapshot) -> Option<Reset> {
     let is_opening = matches!(flow.state, FlowState::TcpOpening | FlowState::TcpAnswered | FlowState::TcpRefused);
-    if !is_opening || !flow.way.is_two_way() {
+    if !is_opening || !flow.mode.is_two_way() {
         return None;
     }
     let exit = crate::forward::decide::exit_by(snapshot, snapshot.spot(flow.backend)?.next_hop, hash).ok()?;
@@ -163,7 +163,7 @@ pub(super) fn reset_to_other_side<A: Address>(
     packet: &Packet<'_, A>,
     snapshot: &Snapshot,
 ) -> Option<Reset> {
-    debug_assert!(flow.protocol == protocol::TCP && flow.way.is_two_way());
+    debug_assert!(flow.protocol == protocol::TCP && flow.mode.is_two_way());
     let to_backend = match (snapshot.spot(flow.backend), snapshot.route(flow.backend_address)) {
         (Some(spot), _) => spot.next_hop,
         (None, RouteTo::NextHop(slot)) => slot,

@@ -4,7 +4,7 @@ use arrayvec::ArrayVec;
 
 use crate::flow::{BackendId, Direction, FlowIndex};
 use crate::forward::rewrite::{Outer, Reset};
-use crate::icmp::Awaited;
+use crate::icmp::UnresolvedNeighbour;
 use crate::port::Link;
 use crate::snapshot::Exit;
 use crate::stats::DropReason;
@@ -28,7 +28,7 @@ pub(crate) struct Changes {
     /// Whether a SNAT port was reused before it had rested.
     pub reused_early: bool,
     /// An on-link client of a new flow whose neighbour the kernel has not resolved.
-    pub ask: Option<Awaited>,
+    pub ask: Option<UnresolvedNeighbour>,
 }
 
 /// The kind of answer that a packet is turned into.
@@ -51,7 +51,7 @@ pub(crate) enum Answer {
 
 /// The flow of a packet, and its exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Passage<'s> {
+pub(crate) struct NatForward<'s> {
     /// The flow, which determines the rewrite.
     pub flow: FlowIndex,
     /// Its direction.
@@ -65,11 +65,11 @@ pub(crate) struct Passage<'s> {
 #[must_use]
 pub(crate) enum Verdict<'s> {
     /// Rewritten and sent.
-    Forward(Passage<'s>),
+    Forward(NatForward<'s>),
     /// Sent, as it is or inside another packet, to a backend that answers the client directly.
-    Deliver(Delivery<'s>),
+    ForwardDirect(DirectForward<'s>),
     /// Held until the kernel has resolved the next hop.
-    Wait(Awaited),
+    Wait(UnresolvedNeighbour),
     /// Passed to the kernel through the twin of the port on which it arrived.
     Linux,
     /// Passed to the kernel as if it had arrived on this link.
@@ -84,7 +84,7 @@ pub(crate) enum Verdict<'s> {
 
 /// How a packet reaches a backend that answers its client directly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Delivery<'s> {
+pub(crate) struct DirectForward<'s> {
     /// The backend.
     pub backend: BackendId,
     /// The frontend's port.

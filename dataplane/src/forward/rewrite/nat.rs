@@ -319,14 +319,7 @@ mod tests {
                     let ports = [to.source_port, to.destination_port];
                     assert_eq!(there, built_after(&packet, to.source.ip(), to.destination.ip(), ports), "{segment:?}");
                 }
-                let exit = Exit {
-                    destination_mac: NEXT_MAC,
-                    source_mac: OUR_MAC,
-                    mtu: 1500,
-                    plain_mtu: 1500,
-                    link: crate::port::PortIndex(0).into(),
-                    port: crate::port::PortIndex(0),
-                };
+                let exit = Exit::new(crate::port::PortIndex(0).into(), 1500, OUR_MAC, NEXT_MAC);
                 let mut hopped = frame.clone();
                 hop(&mut hopped, &headers, &exit);
                 assert_eq!(hopped, built_after(&packet, source.ip(), destination.ip(), [0, 0]), "one hop less");

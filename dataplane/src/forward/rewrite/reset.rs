@@ -158,7 +158,7 @@ const STALE_COOKIE: u16 = 3;
 
 /// The only chunk of an answer, and the tag that it is sent under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Said {
+struct ChunkAnswer {
     kind: u8,
     flags: u8,
     tag: u32,
@@ -169,21 +169,21 @@ struct Said {
 #[must_use]
 pub fn sctp_abort<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>, mac: Mac) -> bool {
     let Transport::Sctp { .. } = headers.transport else { return false };
-    let Some(said) = transport_bytes(buffer.bytes(), headers).and_then(answer_to) else { return false };
+    let Some(answer) = transport_bytes(buffer.bytes(), headers).and_then(answer_to) else { return false };
     buffer.resize(usize::from(Ethernet::BYTES + network_len::<A>() + Sctp::BYTES + Chunk::BYTES))
-        && write_abort(buffer.bytes_mut(), headers, said, mac).is_some()
+        && write_abort(buffer.bytes_mut(), headers, answer, mac).is_some()
 }
 
 /// The rules of RFC 9260 section 8.4, in their order. The content of an INIT is not parsed: it is the only chunk of its
 /// packet.
-fn answer_to(packet: &[u8]) -> Option<Said> {
+fn answer_to(packet: &[u8]) -> Option<ChunkAnswer> {
     let (sctp, mut chunks) = take::<Sctp>(packet)?;
     let (first, rest) = take::<Chunk>(chunks)?;
     let tag = sctp.tag.get();
     if first.kind == sctp_chunk::INIT {
         // The tag under which the sender expects the answer (section 3.3.2: never 0).
         let tag = take::<U32>(rest)?.0.get();
-        return (tag != 0).then_some(Said { kind: sctp_chunk::ABORT, flags: 0, tag });
+        return (tag != 0).then_some(ChunkAnswer { kind: sctp_chunk::ABORT, flags: 0, tag });
     }
     let mut kind = sctp_chunk::ABORT;
     // Each iteration consumes at least four bytes.
@@ -197,20 +197,20 @@ fn answer_to(packet: &[u8]) -> Option<Said> {
         let len = usize::from(chunk.len.get()).max(usize::from(Chunk::BYTES));
         chunks = chunks.get(len.next_multiple_of(4)..).unwrap_or_default();
     }
-    Some(Said { kind, flags: Chunk::REFLECTED, tag })
+    Some(ChunkAnswer { kind, flags: Chunk::REFLECTED, tag })
 }
 
-fn write_abort<A: Address>(frame: &mut [u8], headers: &Headers<A>, said: Said, mac: Mac) -> Option<()> {
+fn write_abort<A: Address>(frame: &mut [u8], headers: &Headers<A>, answer: ChunkAnswer, mac: Mac) -> Option<()> {
     let tuple = &headers.tuple;
     let transport = frame.get_mut(written_transport_offset::<A>()..)?;
     let (sctp, chunk) = take_mut::<Sctp>(transport)?;
     *sctp = Sctp {
         source_port: U16::new(tuple.destination_port),
         destination_port: U16::new(tuple.source_port),
-        tag: U32::new(said.tag),
+        tag: U32::new(answer.tag),
         checksum: zerocopy::little_endian::U32::ZERO,
     };
-    *take_mut::<Chunk>(chunk)?.0 = Chunk { kind: said.kind, flags: said.flags, len: U16::new(Chunk::BYTES) };
+    *take_mut::<Chunk>(chunk)?.0 = Chunk { kind: answer.kind, flags: answer.flags, len: U16::new(Chunk::BYTES) };
     let checksum = crc32c::full(transport);
     take_mut::<Sctp>(transport)?.0.checksum.set(checksum);
     let ip = NetworkHeader {

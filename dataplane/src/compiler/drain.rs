@@ -1,0 +1,156 @@
+//! The slots of backends, and their drain: a removed backend keeps its slot until the drain has ended, so that flows
+//! that hold the slot find it.
+//!
+//! **Invariant:** a slot is reassigned only after its backend has drained, and then with another generation.
+//!
+//! Not here: the targets that SNAT ports are used towards (`targets`).
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use proto::limits::DRAIN_TIMEOUT;
+use proto::{Mode, ServiceName};
+
+use super::targets::{Reach, TargetKey, Targets, nanoseconds};
+use crate::flow::{BackendId, Tick, Ticks, UNRESOLVED};
+use crate::snapshot::{Backend, BackendTable};
+use crate::stats::BACKEND_SLOTS;
+use crate::wire::TableHash;
+
+/// A removed backend with flows that may continue.
+#[derive(Debug)]
+struct Draining {
+    until_ns: u64,
+    slot: u32,
+}
+
+/// The backends of all services.
+#[derive(Debug, Default)]
+pub(super) struct Backends {
+    pub(super) table: BackendTable,
+    pub(super) targets: Targets,
+    /// Generation of the next backend in each slot.
+    generations: Vec<u32>,
+    free: Vec<u32>,
+    draining: HashMap<(Arc<ServiceName>, TargetKey), Draining, TableHash>,
+}
+
+impl Backends {
+    /// Takes over the backends of a finished table in their slots, as if all had been removed: those that are added
+    /// again keep their slots, the others drain. `before` may be half-finished; only the ends of drains and the set of
+    /// slots are taken from it.
+    pub(super) fn taken_over(mut table: BackendTable, before: &Self, now_ns: u64) -> Self {
+        let slots = u32::try_from(before.generations.len()).unwrap_or(u32::MAX);
+        let targets = Targets::taken_over(&table, &before.targets, slots, now_ns);
+        let (mut generations, mut free, mut draining) = (before.generations.clone(), Vec::new(), HashMap::default());
+        for (slot, generation) in (0..slots).zip(&mut generations) {
+            let Some(backend) = table.in_slot(slot) else {
+                free.push(slot);
+                continue;
+            };
+            *generation = backend.generation;
+            let key = (backend.service.clone(), (backend.protocol, backend.address));
+            let until_ns = before.draining.get(&key).filter(|before| before.slot == slot).map(|before| before.until_ns);
+            let until_ns = until_ns.unwrap_or_else(|| now_ns.saturating_add(nanoseconds(DRAIN_TIMEOUT)));
+            draining.insert(key, Draining { until_ns, slot });
+            table.update(
+                slot,
+                |_| true,
+                |backend| {
+                    (backend.removed, backend.accepts_new, backend.next_hop) = (true, false, UNRESOLVED);
+                },
+            );
+        }
+        Self { table, targets, generations, free, draining }
+    }
+
+    /// Adds a backend: in the slot in which it drains, or in a new one. `None` when there is no room for its target, or
+    /// when there are already as many backends as flows can be counted for.
+    pub(super) fn add(
+        &mut self,
+        service: &Arc<ServiceName>,
+        key: TargetKey,
+        now_ns: u64,
+        reach: impl FnOnce(SocketAddr) -> Reach,
+    ) -> Option<BackendId> {
+        if let Some(Draining { slot, .. }) = self.draining.remove(&(service.clone(), key)) {
+            self.table.update(slot, |_| true, |backend| backend.removed = false);
+            return self.table.in_slot(slot).map(|backend| BackendId { slot, generation: backend.generation });
+        }
+        if self.free.is_empty() && self.generations.len() >= BACKEND_SLOTS {
+            return None;
+        }
+        let reach = reach(key.1);
+        let target = self.targets.acquire(key, reach, now_ns)?;
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.generations.push(1);
+            u32::try_from(self.generations.len() - 1).unwrap_or(u32::MAX)
+        });
+        let generation = self.generations[slot as usize];
+        let (protocol, address) = key;
+        let (service, next_hop) = (service.clone(), reach.next_hop);
+        let backend = Backend {
+            address,
+            protocol,
+            service,
+            target,
+            next_hop,
+            generation,
+            idle_timeout: None,
+            accepts_new: false,
+            removed: false,
+            failing: None,
+        };
+        self.table.set(slot, Some(backend));
+        Some(BackendId { slot, generation })
+    }
+
+    /// Whether packets of a mode can be sent to the backend.
+    pub(super) fn serves(&self, id: BackendId, mode: Mode) -> bool {
+        self.table.get(id).is_some_and(|backend| self.targets.reach(backend.target).serves(mode))
+    }
+
+    /// Sets what the backend's service decides about it, at `now`.
+    pub(super) fn set_policy(&mut self, id: BackendId, accepts_new: bool, failing: bool, idle_timeout: Option<Ticks>, now: Tick) {
+        let policy = |backend: &Backend| (accepts_new, failing.then(|| backend.failing.unwrap_or(now)), idle_timeout);
+        let differs = |backend: &Backend| (backend.accepts_new, backend.failing, backend.idle_timeout) != policy(backend);
+        let change = |backend: &mut Backend| (backend.accepts_new, backend.failing, backend.idle_timeout) = policy(backend);
+        self.table.update(id.slot, differs, change);
+    }
+
+    /// Removes a backend that its service no longer lists: it drains.
+    pub(super) fn remove(&mut self, id: BackendId, until_ns: u64) {
+        self.table.update(id.slot, |_| true, |backend| (backend.removed, backend.accepts_new) = (true, false));
+        if let Some(Backend { service, protocol, address, .. }) = self.table.get(id) {
+            let key = (service.clone(), (*protocol, *address));
+            self.draining.insert(key, Draining { until_ns, slot: id.slot });
+        }
+    }
+
+    /// Frees the slots of backends whose drain has ended. The next backends in them get other generations.
+    pub(super) fn expire(&mut self, now_ns: u64) {
+        for (_, over) in self.draining.extract_if(|_, draining| draining.until_ns <= now_ns) {
+            if let Some(backend) = self.table.in_slot(over.slot) {
+                self.targets.release(backend.target, now_ns);
+                self.generations[over.slot as usize] = backend.generation.wrapping_add(1).max(1);
+            }
+            self.table.set(over.slot, None);
+            self.free.push(over.slot);
+        }
+    }
+
+    /// When the next drain ends.
+    pub(super) fn due_ns(&self) -> Option<u64> {
+        self.draining.values().map(|draining| draining.until_ns).min()
+    }
+
+    /// Updates the next hop of every backend to that of its target.
+    pub(super) fn follow_targets(&mut self) {
+        for slot in 0..u32::try_from(self.generations.len()).unwrap_or(u32::MAX) {
+            let Some(target) = self.table.in_slot(slot).map(|backend| backend.target) else { continue };
+            let next_hop = self.targets.reach(target).next_hop;
+            self.table.update(slot, |backend| backend.next_hop != next_hop, |backend| backend.next_hop = next_hop);
+        }
+    }
+}

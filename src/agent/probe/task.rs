@@ -1,0 +1,286 @@
+//! The probe task: follows the state, starts probes when they are due, publishes health.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
+use proto::limits::{PROBE_PORT_FIRST, PROBE_PORT_LAST};
+use proto::{Known, ProbeTags};
+use tokio::sync::watch;
+use tokio::sync::watch::error::RecvError;
+use tokio::time::{Instant, sleep_until};
+
+use super::schedule::Schedule;
+use super::tags::Tags;
+use super::target::targets;
+use super::tracker::{Health, HealthChange, HealthTracker};
+use super::{Outcome, Target};
+use crate::watch::send_if_changed;
+
+/// Minimum time between two evaluations of the state: 100,000 backends take about 100 ms of a core. A new backend is
+/// usable before its first probe, so nothing waits for this.
+const FOLLOWED_EVERY: Duration = Duration::from_millis(200);
+
+/// Output of the task, from which it continues after a restart.
+#[derive(Clone, Debug, Default)]
+pub struct Findings {
+    /// Health of backends.
+    pub health: watch::Sender<Health>,
+    /// Backends of probes that are sent to a VIP.
+    pub tags: watch::Sender<ProbeTags>,
+}
+
+/// Probes the targets of the state in `known` until its sender is dropped, at most `concurrency` at once. Beyond that
+/// limit probes are delayed, never skipped. Ports of NodePort Services are probed if this gateway serves their family
+/// at `node_port_addresses`.
+pub async fn run<F: Future<Output = Outcome>>(
+    probe: impl Fn(Target, Option<u16>, Duration) -> F,
+    mut known: watch::Receiver<Option<Known>>,
+    findings: &Findings,
+    concurrency: usize,
+    node_port_addresses: &[IpAddr],
+) {
+    let mut following = ProbeState::resuming(findings);
+    let mut under_way = FuturesUnordered::new();
+    known.mark_changed();
+    let mut not_before = Instant::now();
+    loop {
+        let room = under_way.len() < concurrency;
+        tokio::select! {
+            changed = changed_after(&mut known, not_before) => {
+                if changed.is_err() {
+                    return;
+                }
+                let newest = known.borrow_and_update().clone();
+                if let Some(newest) = newest {
+                    following.follow(&newest, node_port_addresses, findings);
+                }
+                not_before = Instant::now() + FOLLOWED_EVERY;
+            }
+            Some((target, started, outcome)) = under_way.next() => {
+                let turned = take(&mut following.tracker, target, outcome);
+                let next = following.tracker.check(target).map(|check| started + check.interval);
+                following.schedule.finished(target, next);
+                if turned {
+                    send_if_changed(&findings.health, following.tracker.health());
+                }
+            }
+            () = until(following.schedule.next()), if room => {
+                let now = Instant::now();
+                let target = following.schedule.start(now);
+                if let Some((target, check)) = target.and_then(|t| Some((t, following.tracker.check(t)?))) {
+                    let (source_port, timeout) = (following.tags.of(target), check.timeout);
+                    let outcome = probe(target, source_port, timeout);
+                    under_way.push(async move { (target, now, outcome.await) });
+                }
+            }
+        }
+    }
+}
+
+async fn changed_after(known: &mut watch::Receiver<Option<Known>>, not_before: Instant) -> Result<(), RecvError> {
+    sleep_until(not_before).await;
+    known.changed().await
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Targets, schedule and health.
+struct ProbeState {
+    tracker: HealthTracker,
+    schedule: Schedule,
+    tags: Tags,
+    untagged: usize,
+}
+
+impl ProbeState {
+    fn resuming(findings: &Findings) -> Self {
+        Self {
+            tracker: HealthTracker::resuming(findings.health.borrow().clone()),
+            schedule: Schedule::default(),
+            tags: Tags::resuming(findings.tags.borrow().clone()),
+            untagged: 0,
+        }
+    }
+
+    fn follow(&mut self, known: &Known, node_port_addresses: &[IpAddr], findings: &Findings) {
+        let mut targets = targets(&known.state, node_port_addresses);
+        let untagged = self.tags.follow(&mut targets);
+        if untagged > 0 && self.untagged == 0 {
+            tracing::warn!(
+                untagged,
+                "more backends to probe through VIPs than source ports {PROBE_PORT_FIRST} to {PROBE_PORT_LAST}; the rest is \
+                 not probed and counts as healthy: set a health-check-port, or serve them by more gateways"
+            );
+        }
+        self.untagged = untagged;
+        // The engine must know a tag before a probe uses it.
+        send_if_changed(&findings.tags, self.tags.table().clone());
+        self.schedule.follow(&targets, Instant::now());
+        self.tracker.follow(targets, known.origin);
+        send_if_changed(&findings.health, self.tracker.health());
+    }
+}
+
+/// Applies `outcome`; returns whether the health of the target changed.
+fn take(tracker: &mut HealthTracker, target: Target, outcome: Outcome) -> bool {
+    let (passed, why) = match outcome {
+        Outcome::Passed => (true, String::new()),
+        Outcome::Failed(why) => (false, why),
+        Outcome::NotAsked(why) => {
+            tracing::warn!(%target, why, "could not probe; the target keeps its health");
+            return false;
+        }
+    };
+    let turn = tracker.observe(target, passed);
+    match turn {
+        Some(HealthChange::Failing) => tracing::warn!(%target, why, "target fails its probes; its backends get no new flows"),
+        Some(HealthChange::Healthy) => tracing::info!(%target, "target passes its probes again"),
+        Some(HealthChange::Proven) => tracing::info!(%target, "target from the persisted state passed its first probe"),
+        None => {}
+    }
+    turn.is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{HashMap, HashSet};
+    use std::sync::{Arc, Mutex};
+
+    use proto::{HealthCheck, Origin, Protocol};
+
+    use super::super::Subject;
+    use super::super::target::tests::{service, state, subject, tcp};
+    use super::*;
+
+    /// A prober with a script: the results of each target in order, then its last one for ever. Counts probes.
+    #[derive(Default)]
+    struct Scripted {
+        results: HashMap<Target, Vec<bool>>,
+        takes: Duration,
+        asked: Mutex<HashMap<Target, usize>>,
+        at_once: Mutex<(usize, usize)>,
+    }
+
+    impl Scripted {
+        fn new(results: &[(&str, &[bool])]) -> Self {
+            let results = results.iter().map(|(target, r)| (tcp(target), r.to_vec())).collect();
+            Self { results, ..Self::default() }
+        }
+
+        fn asked(&self, target: &str) -> usize {
+            self.asked.lock().unwrap().get(&tcp(target)).copied().unwrap_or(0)
+        }
+
+        async fn run(&self, known: watch::Receiver<Option<Known>>, findings: &Findings, concurrency: usize) {
+            run(|target, _, _| self.probe(target), known, findings, concurrency, &[]).await;
+        }
+
+        async fn probe(&self, target: Target) -> Outcome {
+            let result = {
+                let mut asked = self.asked.lock().unwrap();
+                let asked = asked.entry(target).or_default();
+                *asked += 1;
+                self.results[&target].get(*asked - 1).or(self.results[&target].last()).copied().unwrap()
+            };
+            {
+                let mut at_once = self.at_once.lock().unwrap();
+                at_once.0 += 1;
+                at_once.1 = at_once.1.max(at_once.0);
+            }
+            tokio::time::sleep(self.takes).await;
+            self.at_once.lock().unwrap().0 -= 1;
+            if result { Outcome::Passed } else { Outcome::Failed("scripted".to_owned()) }
+        }
+    }
+
+    fn known(origin: Origin, backends: &[&str]) -> Option<Known> {
+        let web = service("web", Protocol::Tcp, backends, HealthCheck::default());
+        Some(Known { state: Arc::new(state(vec![web])), origin })
+    }
+
+    fn backends(addresses: &[&str]) -> HashSet<Subject> {
+        addresses.iter().map(|a| subject(None, Protocol::Tcp, a)).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_backend_leaves_after_fall_failures_and_returns_after_rise_successes() {
+        let prober = Scripted::new(&[("10.0.0.1:80", &[true, false, false, false, true, true]), ("10.0.0.2:80", &[true])]);
+        let (_known, receiver) = watch::channel(known(Origin::Controller, &["10.0.0.1:80", "10.0.0.2:80"]));
+        let findings = Findings::default();
+        let mut health = findings.health.subscribe();
+        let script = async {
+            health.wait_for(|h| h.failing == backends(&["10.0.0.1:80"])).await.unwrap();
+            assert_eq!(prober.asked("10.0.0.1:80"), 4);
+            health.wait_for(|h| h.failing.is_empty()).await.unwrap();
+            assert_eq!(prober.asked("10.0.0.1:80"), 6);
+        };
+        tokio::select! {
+            () = prober.run(receiver, &findings, 16) => unreachable!("the state is still followed"),
+            () = script => {}
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn under_a_state_from_disk_each_backend_is_proven_by_one_probe() {
+        let prober = Scripted::new(&[("10.0.0.1:80", &[true]), ("10.0.0.2:80", &[false])]);
+        let (_known, receiver) = watch::channel(known(Origin::Disk, &["10.0.0.1:80", "10.0.0.2:80"]));
+        let findings = Findings::default();
+        let mut health = findings.health.subscribe();
+        let script = async {
+            health.wait_for(|h| h.proven == backends(&["10.0.0.1:80"])).await.unwrap();
+            assert_eq!(prober.asked("10.0.0.1:80"), 1);
+            let last = health.wait_for(|h| !h.failing.is_empty()).await.unwrap();
+            assert_eq!((&last.failing, &last.proven), (&backends(&["10.0.0.2:80"]), &backends(&["10.0.0.1:80"])));
+        };
+        tokio::select! {
+            () = prober.run(receiver, &findings, 16) => unreachable!("the state is still followed"),
+            () = script => {}
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_more_probes_at_once_than_allowed_and_none_left_out() {
+        let addresses: Vec<String> = (0..20).map(|i| format!("10.0.0.{i}:80")).collect();
+        let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
+        let results: Vec<(&str, &[bool])> = addresses.iter().map(|a| (*a, &[false][..])).collect();
+        let prober = Scripted { takes: Duration::from_millis(400), ..Scripted::new(&results) };
+        let (_known, receiver) = watch::channel(known(Origin::Controller, &addresses));
+        let findings = Findings::default();
+        let mut health = findings.health.subscribe();
+        let script = async {
+            health.wait_for(|h| h.failing.len() == 20).await.unwrap();
+        };
+        tokio::select! {
+            () = prober.run(receiver, &findings, 3) => unreachable!("the state is still followed"),
+            () = script => {}
+        }
+        assert_eq!(prober.at_once.lock().unwrap().1, 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_removed_target_is_asked_no_more_and_the_task_ends_with_its_input() {
+        let prober = Scripted::new(&[("10.0.0.1:80", &[false]), ("10.0.0.2:80", &[true])]);
+        let (sender_of_state, receiver) = watch::channel(known(Origin::Controller, &["10.0.0.1:80", "10.0.0.2:80"]));
+        let findings = Findings::default();
+        let mut health = findings.health.subscribe();
+        let script = async {
+            health.wait_for(|h| !h.failing.is_empty()).await.unwrap();
+            sender_of_state.send_replace(known(Origin::Controller, &["10.0.0.2:80"]));
+            health.wait_for(|h| h.failing.is_empty()).await.unwrap();
+            let (gone, stays) = (prober.asked("10.0.0.1:80"), prober.asked("10.0.0.2:80"));
+            while prober.asked("10.0.0.2:80") < stays + 3 {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            assert_eq!(prober.asked("10.0.0.1:80"), gone);
+            drop(sender_of_state);
+        };
+        tokio::join!(prober.run(receiver, &findings, 16), script);
+    }
+}

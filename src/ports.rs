@@ -1,0 +1,89 @@
+//! The gateway's network ports: DPDK's memory and devices, their Linux twins, and the interfaces that Linux is kept
+//! off.
+//!
+//! Invariant: when a step of opening fails, all that was opened before is closed. Twins stay (`twin`), and with them
+//! their routes and sessions. A port whose device is not there stops nothing as long as another's is: the hotplug task
+//! attaches it when it comes.
+
+pub mod af_packet;
+pub mod dpdk;
+mod error;
+mod handle;
+pub mod handover;
+mod hotplug;
+mod numa;
+mod open;
+mod retry;
+mod steering;
+pub mod twin;
+
+use std::sync::{Arc, Mutex};
+
+use dataplane::Mac;
+use dpdk_sys::Eal;
+
+pub use error::PortsError;
+use handle::{PortHandles, lock};
+pub use handle::{PortReading, ReadPorts};
+use hotplug::HotplugPort;
+pub use hotplug::{Hotplug, PortStates};
+pub use open::{WorkerPort, WorkerPorts};
+use twin::TwinThread;
+
+use crate::settings::Settings;
+
+/// The ports of a running gateway.
+pub struct Ports {
+    eal: Eal,
+    handles: PortHandles,
+    ports: Arc<tokio::sync::Mutex<Vec<HotplugPort>>>,
+    thread: Option<TwinThread>,
+}
+
+impl Ports {
+    /// Opens all that the settings name. Also gives each worker's part, in their order. `seed` is that of the workers'
+    /// tables.
+    ///
+    /// # Errors
+    /// See [`PortsError`]; nothing stays open.
+    pub async fn open(settings: &Settings, seed: u64) -> Result<(Self, Vec<WorkerPorts>), PortsError> {
+        let opened = open::open(settings, seed).await?;
+        let (handles, ports) = (Arc::new(Mutex::new(opened.handles)), Arc::new(tokio::sync::Mutex::new(opened.ports)));
+        Ok((Self { eal: opened.eal, handles, ports, thread: opened.thread }, opened.workers))
+    }
+
+    /// DPDK.
+    #[must_use]
+    pub fn eal(&self) -> Eal {
+        self.eal
+    }
+
+    /// The Ethernet addresses of the ports; 00:00:00:00:00:00 where the device is not there to tell.
+    #[must_use]
+    pub fn macs(&self) -> Vec<Mac> {
+        lock(&self.handles).iter().map(|handle| handle.mac.unwrap_or_default()).collect()
+    }
+
+    /// Reads all ports at any time, from any thread.
+    pub fn read_ports(&self) -> ReadPorts {
+        let handles = Arc::clone(&self.handles);
+        Arc::new(move || lock(&handles).iter().map(handle::PortHandle::read).collect())
+    }
+
+    /// The task that attaches and detaches devices.
+    #[must_use]
+    pub fn hotplug(&self) -> Hotplug {
+        Hotplug { handles: Arc::clone(&self.handles), ports: Arc::clone(&self.ports) }
+    }
+
+    /// Closes everything. The workers must have dropped their ports before.
+    pub async fn close(mut self) {
+        drop(self.thread.take());
+        let mut ports = std::mem::take(&mut *self.ports.lock().await);
+        let prepared: Vec<_> = ports.iter_mut().filter_map(|port| port.prepared.take()).collect();
+        // With the last queues, which wait in a hand-over if a worker ended first, the port stops.
+        drop(ports);
+        lock(&self.handles).clear();
+        open::restore(prepared.into_iter()).await;
+    }
+}

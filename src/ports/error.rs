@@ -1,0 +1,50 @@
+//! Why the ports could not be opened, or one of them not attached.
+
+use std::io;
+
+use dpdk_sys::Device;
+
+use super::af_packet::AfPacketError;
+use super::twin::TwinError;
+
+/// See the module.
+#[derive(Debug, thiserror::Error)]
+pub enum PortsError {
+    /// DPDK refused.
+    #[error("{0}")]
+    Dpdk(#[from] dpdk_sys::Error),
+    /// The interface of an af_packet port could not be prepared.
+    #[error(transparent)]
+    AfPacket(#[from] AfPacketError),
+    /// A twin could not be made.
+    #[error(transparent)]
+    Twin(#[from] TwinError),
+    /// The twin thread could not be started.
+    #[error("the twin thread cannot be started: {0}")]
+    Thread(io::Error),
+    /// Workers would lose the transmit queues that they use.
+    #[error("the device has {found} transmit queues, and {needed} workers count on one of their own; restart the gateway")]
+    TransmitQueues {
+        /// What the device has.
+        found: usize,
+        /// What the workers use.
+        needed: u8,
+    },
+    /// A worker does not poll.
+    #[error("the worker did not take the port's queues")]
+    Worker,
+}
+
+impl PortsError {
+    /// Whether the device is just not there, and may come. A virtual device that works on no interface never comes by
+    /// itself.
+    pub(super) fn is_absence(&self) -> bool {
+        match self {
+            Self::AfPacket(AfPacketError::NoInterface { .. }) | Self::Dpdk(dpdk_sys::Error::NoInterface { .. }) => true,
+            Self::Dpdk(dpdk_sys::Error::NoSuchDevice { device, .. }) => {
+                device.parse().is_ok_and(|device: Device| device.is_pci())
+            }
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! The hotplug task: while the gateway runs, it attaches devices that come and hands their queues to the workers, and
+//! detaches devices that go. It also has twins follow their ports, and publishes links and Ethernet addresses for the
+//! engine.
+//!
+//! Invariant: each port is handled by itself, and what fails at one is tried again without the others. A device is
+//! detached only after the workers have given its queues back, and its Ethernet address is published before its link.
+//! Deliberately not here: workers, and what they do with a port (`handover`).
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dataplane::{Mac, PortIndex};
+use dpdk_sys::{Device, Eal, Mempool};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::af_packet::{self, PreparedInterface};
+use super::dpdk::{self, OpenedPort, QueueRequest};
+use super::error::PortsError;
+use super::handle::{PortHandle, PortHandles, lock};
+use super::handover::{QueuePair, QueueSender};
+use super::retry::Retry;
+use super::steering::{ProofState, reason};
+use super::twin::TwinReconciler;
+use crate::settings::PortSettings;
+use crate::watch::send_if_changed;
+
+/// How often links and devices are checked.
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// The ports as the engine must know them, beside what Linux and the configuration say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortStates {
+    /// Those without link, or without device.
+    pub down: Vec<PortIndex>,
+    /// How often the bond that a port is has changed its active member, by port.
+    pub moves: Vec<u64>,
+    /// Ethernet addresses of those whose device is there.
+    pub macs: Vec<(PortIndex, Mac)>,
+}
+
+/// A port, with all that is needed to attach and detach its device.
+pub(super) struct HotplugPort {
+    pub(super) eal: Eal,
+    pub(super) pool: Mempool,
+    pub(super) settings: PortSettings,
+    /// One for each worker, in their order.
+    pub(super) senders: Vec<QueueSender>,
+    pub(super) request: QueueRequest,
+    /// Transmit queues that the workers use.
+    pub(super) transmit: u8,
+    pub(super) prepared: Option<PreparedInterface>,
+    pub(super) twin: Option<TwinReconciler>,
+    /// The device's [`Device::presence`] when it was attached; none: it is not attached.
+    pub(super) presence: Option<u64>,
+    pub(super) state: DeviceState,
+}
+
+/// What the task has found out about a port's device.
+pub(super) struct DeviceState {
+    /// Workers that were asked for their queues and have not given them back; none: nobody is asked.
+    detaching: Option<Vec<usize>>,
+    retry: Retry,
+    link: Option<bool>,
+    /// The active member of a bond, as it was found last.
+    member: Option<Device>,
+    /// How often it has changed.
+    moves: u64,
+}
+
+impl DeviceState {
+    pub(super) fn new() -> Self {
+        Self { detaching: None, retry: Retry::new(), link: None, member: None, moves: 0 }
+    }
+}
+
+impl HotplugPort {
+    /// Gives the queues of an attached device to the workers.
+    pub(super) fn hand_over(&self, queues: Vec<QueuePair>) -> Result<(), PortsError> {
+        let mut sent = self.senders.iter().zip(queues).map(|(sender, queues)| sender.send(queues));
+        sent.try_for_each(|sent| sent.map_err(|_| PortsError::Worker))
+    }
+
+    /// Checks the device once: attaches one that has come, detaches one that has gone.
+    async fn check(&mut self, handles: &PortHandles, position: usize) {
+        let (port, device) = (&self.settings.name, &self.settings.device);
+        let present = device.presence();
+        if self.state.detaching.is_some() {
+            self.finish_detaching(handles, position);
+        } else if self.presence.is_some() && present != self.presence {
+            tracing::warn!(port, %device, "the port's device is gone; it is attached again when it is back");
+            self.state.detaching = Some((0..self.senders.len()).filter(|&worker| self.senders[worker].recall()).collect());
+        } else if self.presence.is_none() && present.is_some() && self.state.retry.is_due(Instant::now()) {
+            match self.attach(handles, position).await {
+                Ok(()) => {
+                    self.presence = present;
+                    self.state.retry = Retry::new();
+                    let (port, device) = (&self.settings.name, &self.settings.device);
+                    tracing::info!(port, %device, "the port's device has come and is attached");
+                }
+                Err(error) => {
+                    let again_s = self.state.retry.failed(Instant::now()).as_secs();
+                    let port = &self.settings.name;
+                    tracing::warn!(port, %error, again_s, "the port's device is there and cannot be attached");
+                }
+            }
+        }
+    }
+
+    async fn attach(&mut self, handles: &PortHandles, position: usize) -> Result<(), PortsError> {
+        self.prepared = af_packet::prepare(&self.settings.device).await?;
+        let OpenedPort { port, queues, found } = dpdk::open(self.eal, &self.settings, self.pool, &self.request)?;
+        if found.transmit < self.transmit.into() {
+            return Err(PortsError::TransmitQueues { found: found.transmit, needed: self.transmit });
+        }
+        let mac = Mac(port.mac());
+        if let Some(twin) = &mut self.twin {
+            twin.want_mac(mac);
+        }
+        self.hand_over(queues)?;
+        if let Some(handle) = lock(handles).get_mut(position) {
+            (handle.mac, handle.port) = (Some(mac), Some(port));
+        }
+        Ok(())
+    }
+
+    /// Drops the queues and the port's handle once all workers have given their queues back; the last of them closes
+    /// the device.
+    fn finish_detaching(&mut self, handles: &PortHandles, position: usize) {
+        let Some(workers) = &mut self.state.detaching else { return };
+        workers.retain(|&worker| self.senders[worker].returned().is_none());
+        if !workers.is_empty() {
+            return;
+        }
+        if let Some(handle) = lock(handles).get_mut(position) {
+            handle.port = None;
+        }
+        // The interface is gone, and with it what was changed on it.
+        (self.prepared, self.presence, self.state.detaching) = (None, None, None);
+    }
+
+    /// Has the first worker send the LACP frames of an 802.3ad bond: four times a second, while LACP's shorter timeout
+    /// is 3 s.
+    fn send_lacp(&self) {
+        if let (true, Some(sender)) = (self.settings.device.speaks_lacp(), self.senders.first()) {
+            sender.run(|queues| {
+                if let Some(tx) = &mut queues.tx {
+                    tx.speak();
+                }
+            });
+        }
+    }
+
+    /// Counts and logs that a bond has another active member. The first member is no change, nor is the one that is
+    /// found after the device was away.
+    fn follow_member(&mut self, active: Option<Device>) {
+        let state = &mut self.state;
+        if state.member == active {
+            return;
+        }
+        if let (Some(before), Some(now)) = (&state.member, &active) {
+            state.moves += 1;
+            tracing::info!(port = self.settings.name, %before, %now, "the bond has another active member");
+        }
+        state.member = active;
+    }
+
+    /// Logs a changed link, and has the twin follow it.
+    async fn follow_link(&mut self, is_up: bool) {
+        if self.state.link.replace(is_up) != Some(is_up) {
+            tracing::info!(port = self.settings.name, link = if is_up { "up" } else { "down" }, "the port's link");
+        }
+        if let Some(twin) = &mut self.twin {
+            twin.want_carrier(is_up);
+            twin.reconcile().await;
+        }
+    }
+}
+
+/// The hotplug task of all ports.
+#[derive(Clone)]
+pub struct Hotplug {
+    pub(super) handles: PortHandles,
+    pub(super) ports: Arc<tokio::sync::Mutex<Vec<HotplugPort>>>,
+}
+
+impl Hotplug {
+    /// Runs until its future is dropped. The states of the ports go to `states`.
+    pub async fn run(self, states: watch::Sender<PortStates>) -> Infallible {
+        let mut ports = self.ports.lock().await;
+        ports.iter_mut().for_each(|port| port.state.link = None);
+        let mut ticks = tokio::time::interval(CHECK_INTERVAL);
+        loop {
+            ticks.tick().await;
+            for (position, port) in ports.iter_mut().enumerate() {
+                port.check(&self.handles, position).await;
+                port.send_lacp();
+            }
+            lock(&self.handles).iter_mut().for_each(log_proof);
+            let links: Vec<_> = lock(&self.handles).iter().map(|handle| (handle.is_up(), handle.active_member())).collect();
+            for (port, (is_up, member)) in ports.iter_mut().zip(links) {
+                port.follow_member(member);
+                // A device that is going has no link, whatever its driver says.
+                port.follow_link(is_up && port.state.detaching.is_none()).await;
+            }
+            send_if_changed(&states, port_states(&lock(&self.handles), &ports));
+        }
+    }
+}
+
+/// Logs when live packets have proven, or refuted, that a port spreads them by RSS as it was configured.
+fn log_proof(handle: &mut PortHandle) {
+    let now = handle.steering.proof_state();
+    let port = &handle.name;
+    match (handle.logged, now) {
+        (before, now) if before == now => {}
+        (_, ProofState::Proven) => {
+            tracing::info!(port, "the device spreads packets by RSS as configured: its queues are trusted");
+        }
+        (_, ProofState::Refuted(why)) => {
+            tracing::warn!(port, why = reason(why), "the device's queues are not trusted; workers find owners themselves");
+        }
+        (_, ProofState::Settled | ProofState::Observing { .. }) => {}
+    }
+    handle.logged = now;
+}
+
+fn port_states(handles: &[PortHandle], ports: &[HotplugPort]) -> PortStates {
+    let indexed = || (0..=u8::MAX).map(PortIndex).zip(handles).zip(ports);
+    PortStates {
+        down: indexed().filter(|(_, port)| port.state.link != Some(true)).map(|((index, _), _)| index).collect(),
+        moves: ports.iter().map(|port| port.state.moves).collect(),
+        macs: indexed().filter_map(|((index, handle), _)| handle.port.as_ref().and(handle.mac).map(|mac| (index, mac))).collect(),
+    }
+}

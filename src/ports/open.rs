@@ -1,0 +1,187 @@
+//! Opening at the start: DPDK, the pool, all ports whose devices are there, and every twin.
+
+use std::sync::Arc;
+
+use dataplane::workers::{Steering, WORKERS_MAX};
+use dataplane::{Mac, Peers, TwinQueues};
+use dpdk_sys::{Eal, Mempool};
+
+use super::af_packet::{self, PreparedInterface};
+use super::dpdk::{self, DpdkPort, OpenedPort, Packet, QueueRequest};
+use super::error::PortsError;
+use super::handle::PortHandle;
+use super::handover::channel;
+use super::hotplug::{DeviceState, HotplugPort};
+use super::numa;
+use super::steering::{self, ProofState};
+use super::twin::{Interface, TwinConfig, TwinCounters, TwinPort, TwinReconciler, TwinThread};
+use crate::settings::{PortSettings, Settings, Twin};
+
+/// What a worker polls: a port, and the rings of its twin.
+pub type WorkerPort = (DpdkPort, Option<Arc<TwinQueues<Packet>>>);
+
+/// The part of one worker.
+#[derive(Debug)]
+pub struct WorkerPorts {
+    /// The ports.
+    pub ports: Vec<WorkerPort>,
+    /// The other workers, if there are any.
+    pub peers: Option<Peers<Packet>>,
+}
+
+/// All that was opened.
+pub(super) struct OpenedPorts {
+    pub(super) eal: Eal,
+    pub(super) handles: Vec<PortHandle>,
+    pub(super) ports: Vec<HotplugPort>,
+    pub(super) thread: Option<TwinThread>,
+    pub(super) workers: Vec<WorkerPorts>,
+}
+
+/// Opens what the settings name. What fails leaves nothing open.
+pub(super) async fn open(settings: &Settings, seed: u64) -> Result<OpenedPorts, PortsError> {
+    let prepared = prepare(settings).await?;
+    match open_all(settings, seed).await {
+        Ok(mut opened) => {
+            for (port, prepared) in opened.ports.iter_mut().zip(prepared) {
+                port.prepared = prepared;
+            }
+            Ok(opened)
+        }
+        Err(error) => {
+            restore(prepared.into_iter().flatten()).await;
+            Err(error)
+        }
+    }
+}
+
+/// Keeps Linux off the interfaces of the ports, as far as they are there; by port.
+async fn prepare(settings: &Settings) -> Result<Vec<Option<PreparedInterface>>, PortsError> {
+    let mut prepared = Vec::new();
+    for port in &settings.ports {
+        match af_packet::prepare(&port.device).await.map_err(PortsError::from) {
+            Ok(interface) => prepared.push(interface),
+            Err(error) if error.is_absence() => prepared.push(None),
+            Err(error) => {
+                restore(prepared.into_iter().flatten()).await;
+                return Err(error);
+            }
+        }
+    }
+    Ok(prepared)
+}
+
+/// Gives interfaces back to Linux.
+pub(super) async fn restore(prepared: impl Iterator<Item = PreparedInterface>) {
+    for interface in prepared {
+        if let Err(error) = interface.restore().await {
+            tracing::warn!(%error, "an interface could not be given back to Linux as it was");
+        }
+    }
+}
+
+async fn open_all(settings: &Settings, seed: u64) -> Result<OpenedPorts, PortsError> {
+    let (config, pool) = dpdk::plan(settings);
+    let eal = Eal::start(&config)?;
+    let pool = Mempool::new(eal, &pool)?;
+    let workers = u8::try_from(settings.cores.len()).unwrap_or(WORKERS_MAX);
+    let by_nic = Steering::toeplitz(workers, seed);
+    let mut request = steering::request(workers, &by_nic);
+    let presences: Vec<Option<u64>> = settings.ports.iter().map(|port| port.device.presence()).collect();
+    let opened = open_devices(eal, settings, pool, &request)?;
+    let found = opened.iter().map(|port| port.as_ref().map(|port| port.found.clone())).collect();
+    let (owners, steerings) = steering::choose(workers, by_nic, Steering::own_hash(workers, seed), found);
+    if owners.rss_key().is_none() {
+        request.spread = None; // of devices that come later
+    }
+    let peers = steering::peers(&Arc::new(owners), &steerings);
+    let workers = peers.into_iter().map(|peers| WorkerPorts { ports: Vec::new(), peers }).collect();
+    let mut all = OpenedPorts { eal, handles: Vec::new(), ports: Vec::new(), thread: None, workers };
+    let mut taps = Vec::new();
+    for (((settings, opened), steering), presence) in settings.ports.iter().zip(opened).zip(steerings).zip(presences) {
+        let mac = opened.as_ref().map(|opened| Mac(opened.port.mac())).or(settings.mac);
+        let (senders, receivers): (Vec<_>, Vec<_>) = all.workers.iter().map(|_| channel()).unzip();
+        let mut port = HotplugPort {
+            eal,
+            pool,
+            settings: settings.clone(),
+            senders,
+            request: request.clone(),
+            transmit: steering.transmit(),
+            prepared: None,
+            twin: None,
+            presence: presence.filter(|_| opened.is_some()),
+            state: DeviceState::new(),
+        };
+        let mut handle = PortHandle {
+            name: settings.name.clone(),
+            device: settings.device.clone(),
+            mac,
+            port: None,
+            steering,
+            logged: ProofState::Settled,
+        };
+        if let Some(OpenedPort { port: opened, queues, .. }) = opened {
+            port.hand_over(queues)?;
+            handle.port = Some(opened);
+        }
+        let mut rings = None;
+        if settings.twin == Twin::Tap {
+            let config = twin_config(settings, mac);
+            let (interface, tap) = Interface::open(&config).await?;
+            let queues = Arc::new(TwinQueues::new());
+            let (tap, new_tap) = TwinPort::new(tap, Arc::clone(&queues), Arc::new(TwinCounters::default()), settings.mtu_bytes);
+            taps.push(tap);
+            port.twin = Some(TwinReconciler::new(config, interface, new_tap));
+            rings = Some(queues);
+        }
+        all.handles.push(handle);
+        all.ports.push(port);
+        for (worker, receiver) in all.workers.iter_mut().zip(receivers) {
+            worker.ports.push((DpdkPort::new(receiver, pool), rings.clone()));
+        }
+    }
+    if !taps.is_empty() {
+        let allocate = move || pool.allocate().map(Packet::from);
+        all.thread = Some(TwinThread::start(taps, allocate).map_err(PortsError::Thread)?);
+    }
+    Ok(all)
+}
+
+/// Opens the devices that are there; by port, none where the device is not there.
+fn open_devices(
+    eal: Eal,
+    settings: &Settings,
+    pool: Mempool,
+    request: &QueueRequest,
+) -> Result<Vec<Option<OpenedPort>>, PortsError> {
+    let (mut opened, mut absences) = (Vec::new(), Vec::new());
+    for port in &settings.ports {
+        match dpdk::open(eal, port, pool, request).map_err(PortsError::from) {
+            Ok(port) => opened.push(Some(port)),
+            Err(error) if error.is_absence() => {
+                absences.push(error);
+                opened.push(None);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    check_absences(settings, absences)?;
+    numa::warn_of_distance(settings);
+    Ok(opened)
+}
+
+/// A gateway without any device is misconfigured. With one at least, the others may come later.
+fn check_absences(settings: &Settings, mut absences: Vec<PortsError>) -> Result<(), PortsError> {
+    if absences.len() == settings.ports.len() && !absences.is_empty() {
+        return Err(absences.remove(0));
+    }
+    for error in absences {
+        tracing::warn!(%error, "a port's device is not there; the others run, and it is attached when it comes");
+    }
+    Ok(())
+}
+
+fn twin_config(port: &PortSettings, mac: Option<Mac>) -> TwinConfig {
+    TwinConfig { name: port.name.clone(), mac, mtu: port.mtu_bytes, addresses: port.addresses.clone() }
+}

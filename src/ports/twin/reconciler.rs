@@ -1,0 +1,86 @@
+//! Reconciles the twin of a port while the gateway runs: it gets the port's Ethernet address and follows its link, and
+//! one that somebody deleted is made again.
+//!
+//! Invariant: what goes wrong with one twin is tried again later, and touches no other port. Deliberately not here:
+//! routes over a twin, which Linux removes when the twin is deleted, and which the operator must add again.
+
+use dataplane::Mac;
+use tokio::time::Instant;
+
+use super::interface::{Interface, TwinConfig, TwinError};
+use super::thread::NewTap;
+use crate::ports::retry::Retry;
+
+/// What of a twin follows its port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct TwinState {
+    mac: Option<Mac>,
+    carrier: bool,
+}
+
+/// The twin of one port.
+pub(in crate::ports) struct TwinReconciler {
+    config: TwinConfig,
+    /// None: it is gone.
+    interface: Option<Interface>,
+    wanted: TwinState,
+    /// The state that was applied last; none: it is not known.
+    applied: Option<TwinState>,
+    tap: NewTap,
+    retry: Retry,
+}
+
+impl TwinReconciler {
+    /// For a twin that was just made.
+    pub(in crate::ports) fn new(config: TwinConfig, interface: Interface, tap: NewTap) -> Self {
+        let wanted = TwinState { mac: config.mac, carrier: false };
+        Self { config, interface: Some(interface), wanted, applied: None, tap, retry: Retry::new() }
+    }
+
+    /// Sets the Ethernet address of the port, for the next [`TwinReconciler::reconcile`].
+    pub(in crate::ports) fn want_mac(&mut self, mac: Mac) {
+        (self.wanted.mac, self.config.mac) = (Some(mac), Some(mac));
+    }
+
+    /// Sets the link of the port, for the next [`TwinReconciler::reconcile`].
+    pub(in crate::ports) fn want_carrier(&mut self, is_up: bool) {
+        self.wanted.carrier = is_up;
+    }
+
+    /// Applies the wanted state where it differs, and makes the twin again when it is gone.
+    pub(in crate::ports) async fn reconcile(&mut self) {
+        let interface = &self.config.name;
+        if self.interface.as_ref().is_some_and(|interface| !interface.exists()) {
+            tracing::warn!(interface, "the twin was deleted; it is made again, without the routes that led over it");
+            (self.interface, self.applied) = (None, None);
+        }
+        if self.applied == Some(self.wanted) || !self.retry.is_due(Instant::now()) {
+            return;
+        }
+        match self.apply().await {
+            Ok(()) => self.retry = Retry::new(),
+            Err(error) => {
+                self.retry.failed(Instant::now());
+                tracing::warn!(interface = self.config.name, %error, "the twin is not as it should be; it is tried again");
+            }
+        }
+    }
+
+    async fn apply(&mut self) -> Result<(), TwinError> {
+        let interface = match &mut self.interface {
+            Some(interface) => interface,
+            None => {
+                let (interface, tap) = Interface::open(&self.config).await?;
+                self.tap.give(tap);
+                tracing::info!(interface = self.config.name, "the twin was made again");
+                self.interface.insert(interface)
+            }
+        };
+        if let Some(mac) = self.wanted.mac.filter(|mac| self.applied.is_none_or(|applied| applied.mac != Some(*mac))) {
+            interface.set_mac(mac).await?;
+        }
+        interface.set_carrier(self.wanted.carrier).await?;
+        self.applied = Some(self.wanted);
+        Ok(())
+    }
+}

@@ -1,0 +1,114 @@
+//! The files of a machine below a directory. Unreadable files count as absent.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The directory with the machine's `/sys`, `/proc`, `/dev` and `/usr`.
+#[derive(Clone, Debug)]
+pub struct Root(PathBuf);
+
+impl Root {
+    /// A machine below a directory; `/` is this one.
+    #[must_use]
+    pub fn new(directory: impl Into<PathBuf>) -> Self {
+        Self(directory.into())
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.0.join(path.trim_start_matches('/'))
+    }
+
+    pub(super) fn exists(&self, path: &str) -> bool {
+        self.path(path).exists()
+    }
+
+    /// A file's text without the newline at its end.
+    pub(super) fn text(&self, path: &str) -> Option<String> {
+        fs::read_to_string(self.path(path)).ok().map(|text| text.trim_end().to_owned())
+    }
+
+    pub(super) fn number<N: std::str::FromStr>(&self, path: &str) -> Option<N> {
+        self.text(path)?.trim().parse().ok()
+    }
+
+    /// A file in the kernel's list format: `0-3,8`.
+    pub(super) fn list(&self, path: &str) -> Vec<usize> {
+        self.text(path).map(|text| parse_list(&text)).unwrap_or_default()
+    }
+
+    /// Names in a directory, sorted.
+    pub(super) fn names(&self, path: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.path(path)).into_iter().flatten().flatten();
+        let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.sort();
+        names
+    }
+
+    /// The last path component of the target of a symbolic link.
+    pub(super) fn link(&self, path: &str) -> Option<String> {
+        let target = fs::read_link(self.path(path)).ok()?;
+        Path::file_name(&target).and_then(|name| name.to_str()).map(str::to_owned)
+    }
+}
+
+/// Parses the kernel's list format; invalid parts are skipped.
+pub(super) fn parse_list(text: &str) -> Vec<usize> {
+    let parts = text.trim().split(',').filter_map(|part| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.trim().parse().ok()?..=last.trim().parse().ok()?)
+    });
+    parts.flatten().collect()
+}
+
+/// Formats the kernel's list format, or `none`.
+pub(super) fn show_list(numbers: &[usize]) -> String {
+    if numbers.is_empty() {
+        return "none".into();
+    }
+    let runs = numbers.chunk_by(|a, b| a + 1 == *b);
+    let texts: Vec<String> = runs
+        .map(|run| match run {
+            [only] => only.to_string(),
+            [first, .., last] => format!("{first}-{last}"),
+            [] => String::new(),
+        })
+        .collect();
+    texts.join(",")
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A machine made of files in a temporary directory.
+    pub(in crate::tools::doctor) struct Machine(tempfile::TempDir);
+
+    impl Machine {
+        /// Of (path, contents); contents that begin with `-> ` make a symbolic link.
+        pub(in crate::tools::doctor) fn new(files: &[(&str, &str)]) -> Self {
+            let machine = Self(tempfile::tempdir().unwrap());
+            for (path, contents) in files {
+                let path = machine.root().path(path);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                match contents.strip_prefix("-> ") {
+                    Some(target) => std::os::unix::fs::symlink(target, path).unwrap(),
+                    None => fs::write(path, contents).unwrap(),
+                }
+            }
+            machine
+        }
+
+        pub(in crate::tools::doctor) fn root(&self) -> Root {
+            Root::new(self.0.path())
+        }
+    }
+
+    #[test]
+    fn lists_read_as_the_kernel_writes_them() {
+        for (text, numbers) in [("0-3,8", vec![0, 1, 2, 3, 8]), ("", vec![]), ("5", vec![5]), ("(null)", vec![])] {
+            assert_eq!(parse_list(text), numbers, "{text}");
+        }
+        assert_eq!(show_list(&[0, 1, 2, 3, 8]), "0-3,8");
+        assert_eq!(show_list(&[]), "none");
+    }
+}

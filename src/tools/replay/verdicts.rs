@@ -1,0 +1,179 @@
+//! Output of verdicts: a line of JSON per packet, or counts at the end.
+//!
+//! Invariant: lines are in the order of the packets, even if a held packet gets its verdict after later packets.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, Write};
+
+use dataplane::{Fate, PortConfig, PortIndex};
+use serde::Serialize;
+
+use super::gateway::Verdict;
+
+/// A line of output (DESIGN section 8).
+#[derive(Debug, Serialize)]
+struct VerdictLine<'a> {
+    packet: u64,
+    #[serde(rename = "in")]
+    in_port: &'a str,
+    verdict: &'static str,
+    drop: Option<&'static str>,
+    service: Option<String>,
+    frontend: Option<String>,
+    backend: Option<String>,
+    out: Option<&'a str>,
+}
+
+/// Packets without a verdict, in order, and the verdicts so far.
+pub(super) struct VerdictReport {
+    names: Vec<String>,
+    json: bool,
+    /// Packets from number `next` on.
+    waiting: VecDeque<(PortIndex, Option<Verdict>)>,
+    next: u64,
+    counts: BTreeMap<(&'static str, &'static str), u64>,
+}
+
+impl VerdictReport {
+    /// With `json`, prints a line for each packet instead of counts at the end.
+    pub(super) fn new(ports: &[PortConfig], json: bool) -> Self {
+        let names = ports.iter().map(|port| port.name.clone()).collect();
+        Self { names, json, waiting: VecDeque::new(), next: 1, counts: BTreeMap::new() }
+    }
+
+    /// Records a packet and returns its number.
+    pub(super) fn arrived(&mut self, port: PortIndex) -> u64 {
+        self.waiting.push_back((port, None));
+        self.next + self.waiting.len() as u64 - 1
+    }
+
+    /// Records verdicts and writes complete lines.
+    pub(super) fn take(&mut self, verdicts: impl Iterator<Item = Verdict>, out: &mut impl Write) -> io::Result<()> {
+        for verdict in verdicts {
+            let position = verdict.packet.checked_sub(self.next).and_then(|at| usize::try_from(at).ok());
+            if let Some((_, slot)) = position.and_then(|at| self.waiting.get_mut(at)) {
+                *slot = Some(verdict);
+            }
+        }
+        while let Some((port, verdict)) = self.waiting.front_mut() {
+            let Some(verdict) = verdict.take() else { return Ok(()) };
+            let port = *port;
+            self.waiting.pop_front();
+            self.next += 1;
+            self.write_line(port, &verdict, out)?;
+        }
+        Ok(())
+    }
+
+    fn write_line(&mut self, port: PortIndex, verdict: &Verdict, out: &mut impl Write) -> io::Result<()> {
+        let (word, drop, out_port) = match verdict.fate {
+            Fate::Forward(port) => ("forward", None, Some(port)),
+            Fate::Linux(port) => ("linux", None, Some(port)),
+            Fate::Reply(port) => ("reply", None, Some(port)),
+            Fate::Drop(reason) => ("drop", Some(reason.as_str()), None),
+        };
+        *self.counts.entry((word, drop.unwrap_or_default())).or_default() += 1;
+        if !self.json {
+            return Ok(());
+        }
+        let name = |port: PortIndex| self.names.get(usize::from(port.0)).map(String::as_str);
+        let flow = verdict.flow.as_ref();
+        let line = VerdictLine {
+            packet: verdict.packet,
+            in_port: name(port).unwrap_or_default(),
+            verdict: word,
+            drop,
+            service: flow.map(|flow| flow.service.to_string()),
+            frontend: flow.map(|flow| flow.frontend.to_string()),
+            backend: flow.map(|flow| flow.backend.to_string()),
+            out: out_port.and_then(name),
+        };
+        serde_json::to_writer(&mut *out, &line)?;
+        out.write_all(b"\n")
+    }
+
+    /// Writes the counts, unless lines were requested.
+    pub(super) fn finish(self, out: &mut impl Write) -> io::Result<()> {
+        if !self.json {
+            writeln!(out, "{:<10}{:<24}{:>12}", "VERDICT", "REASON", "PACKETS")?;
+            for ((verdict, reason), packets) in self.counts {
+                writeln!(out, "{verdict:<10}{reason:<24}{packets:>12}")?;
+            }
+        }
+        out.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use dataplane::{DropReason, Mac};
+    use proto::ServiceName;
+
+    use super::*;
+    use crate::tools::replay::gateway::Flow;
+
+    fn report(json: bool) -> VerdictReport {
+        let port = |name: &str| PortConfig { name: name.into(), mac: Mac::default(), mtu: 1500, addresses: vec![], twin: true };
+        VerdictReport::new(&[port("uplink"), port("cluster")], json)
+    }
+
+    fn verdict(packet: u64, fate: Fate) -> Verdict {
+        Verdict { packet, fate, flow: None }
+    }
+
+    const FORWARD: Fate = Fate::Forward(PortIndex(1));
+    const UNRESOLVED: Fate = Fate::Drop(DropReason::NeighbourUnresolved);
+
+    #[test]
+    fn a_line_tells_all_that_is_known() {
+        let mut report = report(true);
+        let mut out = Vec::new();
+        assert_eq!(report.arrived(PortIndex(0)), 1);
+        let flow = Flow {
+            service: Arc::new(ServiceName::new("default", "web")),
+            frontend: "192.0.2.100:80".parse().unwrap(),
+            backend: "10.0.0.11:8080".parse().unwrap(),
+        };
+        report.take([Verdict { packet: 1, fate: FORWARD, flow: Some(flow) }].into_iter(), &mut out).unwrap();
+        let expected = concat!(
+            r#"{"packet":1,"in":"uplink","verdict":"forward","drop":null,"service":"default/web","#,
+            r#""frontend":"192.0.2.100:80","backend":"10.0.0.11:8080","out":"cluster"}"#,
+            "\n"
+        );
+        assert_eq!(String::from_utf8(out).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_held_packet_keeps_its_place() {
+        let mut report = report(true);
+        let mut out = Vec::new();
+        assert_eq!((report.arrived(PortIndex(0)), report.arrived(PortIndex(0))), (1, 2));
+        report.take([verdict(2, FORWARD)].into_iter(), &mut out).unwrap();
+        assert!(out.is_empty());
+        assert_eq!(report.arrived(PortIndex(1)), 3);
+        report.take([verdict(1, UNRESOLVED), verdict(3, FORWARD)].into_iter(), &mut out).unwrap();
+        let numbers: Vec<u64> = String::from_utf8(out)
+            .unwrap()
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["packet"].as_u64().unwrap())
+            .collect();
+        assert_eq!(numbers, [1, 2, 3]);
+        assert_eq!(report.arrived(PortIndex(0)), 4);
+    }
+
+    #[test]
+    fn without_lines_there_are_counts() {
+        let mut report = report(false);
+        let mut out = Vec::new();
+        for fate in [FORWARD, FORWARD, UNRESOLVED] {
+            let packet = report.arrived(PortIndex(0));
+            report.take([verdict(packet, fate)].into_iter(), &mut out).unwrap();
+        }
+        report.finish(&mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let rows: Vec<Vec<&str>> = text.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(rows, [vec!["drop", "neighbour_unresolved", "1"], vec!["forward", "2"]]);
+    }
+}
