@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::str::FromStr;
 
-use crate::interface;
+use crate::linux::interface;
 
 /// The text is neither a PCI address nor a virtual device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -140,13 +140,13 @@ impl Device {
 
     /// Whether it is an 802.3ad bond, which sends LACP frames to its partner.
     #[must_use]
-    pub fn speaks_lacp(&self) -> bool {
+    pub fn uses_lacp(&self) -> bool {
         matches!(self, Self::Virtual { arguments, .. } if self.is_bond() && pieces(arguments).any(|piece| piece == "mode=4"))
     }
 
     /// Whether its driver claims to interrupt on link changes but does not notify anyone (DPDK 22.11: it only stores
     /// the new state). A bond would wait forever, so it polls instead, every 10 ms or `lsc_poll_period_ms`.
-    pub(crate) fn is_silent_about_its_link(&self) -> bool {
+    pub(crate) fn lacks_link_interrupts(&self) -> bool {
         self.has_driver("net_tap")
     }
 

@@ -14,9 +14,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+pub(crate) mod log;
+mod runtime_dir;
+
 use crate::device::Device;
 use crate::error::Error;
-use crate::{log, raw, runtime_dir};
+use crate::raw;
 
 /// Use of hugepages for packet memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +73,7 @@ impl Eal {
         let started = start(&arguments);
         drop(affinity);
         if started < 0 {
-            return Err(Error::Start { reason: raw::error_text(raw::errno()), said: log::take_errors() });
+            return Err(Error::Start { reason: raw::error_text(raw::errno()), logged: log::take_errors() });
         }
         // SAFETY: EAL has started, so this is a terminated string in static memory.
         let directory = unsafe { CStr::from_ptr(raw::rte_eal_get_runtime_dir()) };
@@ -123,6 +126,14 @@ impl Drop for RegisteredThread {
         // SAFETY: this thread registered, and the guard is neither Send nor Clone.
         unsafe { raw::rte_thread_unregister() }
     }
+}
+
+/// Cycles of the time stamp counter. For their rate see [`Eal::cycles_per_second`].
+#[inline]
+#[must_use]
+pub fn cycles() -> u64 {
+    // SAFETY: reads a register.
+    unsafe { raw::sluice_rdtsc() }
 }
 
 /// The version of the linked DPDK.

@@ -20,7 +20,7 @@ use control::settings::CertificateFiles;
 use proto::parts::{Joining, TooManyParts};
 use proto::v1::config_client::ConfigClient;
 use proto::v1::watch_request::Message;
-use proto::{Known, limits, v1};
+use proto::{GatewayState, limits, v1};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -68,7 +68,7 @@ pub struct ClientSettings {
 #[derive(Clone, Debug)]
 pub struct ClientChannels {
     /// Output, and input at the start: the current state.
-    pub known: watch::Sender<Option<Known>>,
+    pub known: watch::Sender<Option<GatewayState>>,
     /// Output: whether a controller is connected and has sent its state.
     pub connected: watch::Sender<bool>,
     /// Output: whether the gateway is drained.
@@ -326,7 +326,7 @@ mod tests {
 
     struct Gateway {
         dir: tempfile::TempDir,
-        known: watch::Receiver<Option<Known>>,
+        known: watch::Receiver<Option<GatewayState>>,
         connected: watch::Receiver<bool>,
         reached: watch::Sender<Option<Generation>>,
         served: watch::Sender<Served>,
@@ -336,7 +336,7 @@ mod tests {
 
     impl Gateway {
         /// A client that dials `config.sock` in its own directory, where no process listens yet.
-        fn dialling(before: Option<Known>) -> Self {
+        fn dialling(before: Option<GatewayState>) -> Self {
             let dir = tempfile::tempdir().unwrap();
             let (known, known_out) = watch::channel(before);
             let (connected, connected_out) = watch::channel(false);
@@ -361,7 +361,7 @@ mod tests {
         }
 
         /// A client with a controller whose messages the test determines.
-        fn scripted(before: Option<Known>) -> (Self, Streams) {
+        fn scripted(before: Option<GatewayState>) -> (Self, Streams) {
             let gateway = Self::dialling(before);
             let (sender, streams) = mpsc::channel(8);
             let listener = UnixListener::bind(gateway.dir.path().join("config.sock")).unwrap();
@@ -370,7 +370,7 @@ mod tests {
             (gateway, Streams(streams))
         }
 
-        async fn knows(&mut self, state: &State) -> Known {
+        async fn knows(&mut self, state: &State) -> GatewayState {
             let arrived =
                 self.known.wait_for(|known| known.as_ref().is_some_and(|k| *k.state == *state && k.origin == Origin::Controller));
             timeout(LONG, arrived).await.unwrap().unwrap().clone().unwrap()
@@ -445,7 +445,7 @@ mod tests {
     #[tokio::test]
     async fn a_state_from_disk_becomes_the_controllers_by_an_empty_change() {
         let held = Arc::new(state("e", 5, &[service("a", &["10.0.0.1:80"])]));
-        let (mut gateway, mut streams) = Gateway::scripted(Some(Known { state: Arc::clone(&held), origin: Origin::Disk }));
+        let (mut gateway, mut streams) = Gateway::scripted(Some(GatewayState { state: Arc::clone(&held), origin: Origin::Disk }));
         let mut stream = streams.next().await;
         let hello = stream.hello().await;
         assert_eq!(hello.have, Some((&held.generation).into()));
