@@ -1,8 +1,9 @@
-//! The gateway's network ports: DPDK's memory and devices, their Linux twins, and the interfaces that Linux is kept off.
+//! The gateway's network ports: DPDK's memory and devices, their Linux twins, and the interfaces that Linux is kept
+//! off.
 //!
-//! Invariant: when a step of opening fails, all that was opened before is closed. Twins stay (`twin`), and with them their routes
-//! and sessions. A port whose device is not there stops nothing as long as another's is: the hotplug task attaches it when it
-//! comes.
+//! Invariant: when a step of opening fails, all that was opened before is closed. Twins stay (`twin`), and with them
+//! their routes and sessions. A port whose device is not there stops nothing as long as another's is: the hotplug task
+//! attaches it when it comes.
 
 pub mod af_packet;
 pub mod dpdk;
@@ -40,7 +41,8 @@ pub struct Ports {
 }
 
 impl Ports {
-    /// Opens all that the settings name. Also gives each worker's part, in their order. `seed` is that of the workers' tables.
+    /// Opens all that the settings name. Also gives each worker's part, in their order. `seed` is that of the workers'
+    /// tables.
     ///
     /// # Errors
     /// See [`PortsError`]; nothing stays open.

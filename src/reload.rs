@@ -1,8 +1,10 @@
-//! `sluicectl reload` and SIGHUP: reads the configuration again and takes over what can change while packets flow.
+//! `sluicectl reload` and SIGHUP: reads the configuration again and applies the keys that can change while packets
+//! flow.
 //!
-//! Invariant: a file that is not valid changes nothing, and what is said to be in effect is. Keys of the embedded
-//! controller and of its source's content take effect: the controller starts again, and workers forward on meanwhile. All
-//! other keys are the machine's (ports, memory, workers, tables); those that differ are named, for the next start.
+//! Invariant: an invalid file changes nothing, and every key that is reported as applied is in effect. Keys of the
+//! embedded controller and of its source are applied: the controller restarts while workers keep forwarding. All other
+//! keys concern the machine (ports, memory, workers, tables); those that differ are reported and take effect at the
+//! next start.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -15,7 +17,7 @@ use tokio::sync::watch;
 
 use crate::settings::{Settings, SourceChoice, StateSource};
 
-/// The configuration that the gateway runs with, and where it came from.
+/// The configuration that the gateway runs with, and its origin.
 #[derive(Debug)]
 pub struct Reload {
     file: PathBuf,
@@ -24,7 +26,7 @@ pub struct Reload {
     controller: watch::Sender<Option<ControllerSettings>>,
 }
 
-/// What a reload did: top-level keys, in the order of the file that `sluiced check` prints.
+/// The result of a reload: top-level keys, in the order in which `sluiced check` prints them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reloaded {
     /// Keys that differed and are in effect now.
@@ -45,7 +47,7 @@ impl fmt::Display for Reloaded {
 }
 
 impl Reload {
-    /// For a gateway that runs with `settings`, which were read so.
+    /// For a gateway that runs with `settings`, which were read from `file` with this `choice`.
     #[must_use]
     pub fn new(file: PathBuf, choice: SourceChoice, settings: Settings) -> Self {
         let controller = match &settings.source {
@@ -61,7 +63,7 @@ impl Reload {
         self.controller.subscribe()
     }
 
-    /// The settings in effect, as `sluiced check` would print them.
+    /// The settings in effect, as `sluiced check` prints them.
     #[must_use]
     pub fn effective(&self) -> String {
         self.running.lock().unwrap_or_else(PoisonError::into_inner).effective()
@@ -70,12 +72,13 @@ impl Reload {
     /// Reads the file again.
     ///
     /// # Errors
-    /// Everything that is wrong with it; nothing has changed then.
+    /// All problems of the file; nothing has changed then.
     pub fn reload(&self) -> Result<Reloaded, Invalid> {
         let new = Settings::read(&self.file, &self.choice)?;
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = new.key_values().differing(&running.key_values());
-        // The socket is where this gateway itself is connected; a source of another kind is another gateway.
+        // The gateway itself is connected to the socket, and a source of another kind needs other tasks: both need a
+        // restart.
         let stays = match (&running.source, &new.source) {
             (StateSource::Embedded(old, _), StateSource::Embedded(new, _)) => old.listen == new.listen,
             _ => false,

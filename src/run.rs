@@ -1,8 +1,8 @@
 //! `sluiced run`: starts a gateway and stops it at the end.
 //!
-//! Invariant: all threads except workers stay off the workers' cores, if there are other cores. tokio starts before DPDK, so
-//! that no thread inherits EAL's CPU mask. A resource that is unavailable at the start is an error. Later failures end only
-//! a task, and workers continue.
+//! Invariant: all threads except workers stay off the workers' cores, if there are other cores. tokio starts before
+//! DPDK, so that no thread inherits EAL's CPU mask. A resource that is unavailable at the start is an error. Later
+//! failures end only a task, and workers continue.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -250,7 +250,8 @@ async fn withdraw_routes(settings: &Settings) {
     }
 }
 
-/// Starts the embedded controller. If a state on disk is usable, a failure is retried later, so that the gateway starts.
+/// Starts the embedded controller. If a state on disk is usable, a failure is retried later, so that the gateway
+/// starts.
 async fn start_controller(
     settings: ControllerSettings,
     ended: &CancellationToken,
@@ -323,8 +324,8 @@ fn start_worker(number: usize, core: CoreId, poll: Poll, eal: Eal, parts: Worker
     Ok(workers::spawn(number, core, poll, Some(eal), body)?)
 }
 
-/// Runs the controller that was started already; after a failure or a change of settings, starts a new one. Gateways keep
-/// their state in the meantime.
+/// Runs the controller that was started already; after a failure or a change of settings, starts a new one. Gateways
+/// keep their state in the meantime.
 fn supervise_controller(
     supervisor: &mut Supervisor,
     settings: watch::Receiver<Option<ControllerSettings>>,
@@ -441,8 +442,8 @@ fn descriptors() -> u64 {
     rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// The tasks that follow routes and neighbours of Linux, and the hotplug task. Without any twin the network comes from the
-/// configuration.
+/// The tasks that follow routes and neighbours of Linux, and the hotplug task. Without any twin the network comes from
+/// the configuration.
 fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels: &Channels, ports: &Ports) {
     if settings.ports.iter().any(|port| port.twin == Twin::Tap) {
         let follows = FollowConfig {

@@ -1,7 +1,7 @@
-//! The gateway's configuration file (DESIGN section 7) as valid values, and everything that is wrong with it at once.
+//! The gateway's configuration file (DESIGN section 7) as valid values, or all its problems at once.
 //!
-//! Invariant: what [`Settings::effective`] prints reads back as equal settings. Deliberately not here: what only the
-//! running machine knows, such as whether a device, a core or an address exists; the file may be for another machine.
+//! Invariant: the output of [`Settings::effective`] reads back as equal settings. Deliberately not here: facts of the
+//! running machine, such as whether a device, a core or an address exists. The file may be for another machine.
 
 mod announce;
 mod checks;
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use control::config::tree::Node;
-use control::config::{Invalid, Logs, Placed, Reader};
+use control::config::{Invalid, Located, Logs, Reader};
 use dataplane::{FlowLimits, Neighbour, Route, Tunnel, VlanLink};
 
 use crate::netlink::RouteTable;
@@ -28,7 +28,7 @@ pub use source::{SourceChoice, StateSource};
 /// A valid configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Key `name`; the host's name where absent.
+    /// Key `name`; the host's name if it is absent.
     pub name: String,
     /// Key `ports`; at least one.
     pub ports: Vec<PortSettings>,
@@ -46,7 +46,7 @@ pub struct Settings {
     pub node_port_addresses: Vec<IpAddr>,
     /// Key `flows`.
     pub flows: FlowLimits,
-    /// Key `zone`: where the gateway stands among the cluster's zones; none: hints for zones do not count.
+    /// Key `zone`: the gateway's zone in the cluster; none: topology hints are ignored.
     pub zone: Option<String>,
     /// Key `stateDir`.
     pub state_dir: PathBuf,
@@ -64,19 +64,20 @@ pub struct Settings {
     pub neighbours: Vec<Neighbour>,
     /// Key `announce`.
     pub announce: RouteTable,
-    /// Key `drainOnStop`: how long packets are forwarded on after the routes to VIPs were withdrawn, before the end.
+    /// Key `drainOnStop`: how long packets are still forwarded after the routes to VIPs are withdrawn, before the
+    /// process ends.
     pub drain_on_stop: Duration,
-    /// The gateway's own addresses, ordered: of ports, SNAT, tunnels, node ports and next hops. They are never VIPs.
+    /// The addresses of ports, SNAT, tunnels, node ports and next hops, in order. They are never VIPs.
     pub reserved: Vec<IpAddr>,
     /// The source of state.
     pub source: StateSource,
 }
 
 impl Settings {
-    /// Reads a file. The choice of a source on the command line overrides the same key of the file.
+    /// Reads a file. A source that the command line chooses overrides the same key of the file.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// All problems of the file.
     pub fn read(file: &Path, choice: &SourceChoice) -> Result<Self, Invalid> {
         let (reader, root) = Reader::open(file)?;
         Self::take(reader, &root, choice)
@@ -141,8 +142,8 @@ impl Settings {
     }
 }
 
-fn values<T>(placed: Vec<Placed<T>>) -> Vec<T> {
-    placed.into_iter().map(|placed| placed.value).collect()
+fn values<T>(located: Vec<Located<T>>) -> Vec<T> {
+    located.into_iter().map(|located| located.value).collect()
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
 //! Worker threads: one pinned to each configured core, polling until told to stop.
 //!
-//! Invariants: a worker runs only on its core. A panic of a worker aborts the process after a log message, because its flows
-//! would otherwise be lost silently (FORWARDING section 14).
+//! Invariants: a worker runs only on its core. A panic of a worker aborts the process after a log message, because its
+//! flows would otherwise be lost silently (FORWARDING section 14).
 //!
-//! Deliberately not here: the work of a poll. The body gets a [`Turn`] and returns the number of packets that it handled.
+//! Deliberately not here: the work of a poll. The body gets a [`Turn`] and returns the number of packets that it
+//! handled.
 
 use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, UnwindSafe, catch_unwind};
@@ -91,8 +92,8 @@ pub enum WorkerError {
     },
 }
 
-/// Counters of a worker since its start. There is one writer, so plain stores suffice; a reader may see counters of different
-/// polls.
+/// Counters of a worker since its start. There is one writer, so plain stores suffice; a reader may see counters of
+/// different polls.
 #[derive(Debug, Default)]
 pub struct Load {
     polls: AtomicU64,
@@ -245,8 +246,8 @@ pub fn spawn(
     }
 }
 
-/// Runs a thread body that must not panic. After a panic it logs `last_words` and aborts the process, because other threads
-/// would continue as if it still ran.
+/// Runs a thread body that must not panic. After a panic it logs `last_words` and aborts the process, because other
+/// threads would continue as if it still ran.
 pub(crate) fn or_abort(last_words: &str, run: impl FnOnce() + UnwindSafe) {
     if catch_unwind(run).is_err() {
         tracing::error!(thread = thread::current().name(), "{last_words}");
@@ -254,8 +255,8 @@ pub(crate) fn or_abort(last_words: &str, run: impl FnOnce() + UnwindSafe) {
     }
 }
 
-/// Pins the calling thread to a core. The kernel decides whether this is possible, not the inherited CPU mask: `isolcpus`
-/// and `taskset` remove usable cores from that mask.
+/// Pins the calling thread to a core. The kernel decides whether this is possible, not the inherited CPU mask:
+/// `isolcpus` and `taskset` remove usable cores from that mask.
 ///
 /// # Errors
 /// The core does not exist, is offline, or a cpuset forbids it.

@@ -1,8 +1,9 @@
-//! Reading configuration files: YAML text becomes a tree with positions ([`tree`]), sections are taken from it key by
-//! key ([`Section`]), and every mistake is collected, so that one run names all of them with file, line and key.
+//! Reads configuration files. YAML text becomes a tree with lines ([`tree`]), sections are read from it key by key
+//! ([`Section`]), and every mistake is collected, so that one run reports all of them with file, line and key. Settings are
+//! printed and compared as keys with values ([`KeyValues`]).
 //!
-//! Invariant: a value that leaves here is valid; whatever was wrong is a [`Problem`], and a reader with problems gives
-//! no settings. Deliberately not here: what only a running machine knows (devices, cores, free addresses).
+//! Invariant: a reader with a [`Problem`] returns no settings, so settings are always valid. Deliberately not here: facts of a
+//! running machine (devices, cores, free addresses).
 
 pub mod controller;
 mod key_values;
@@ -17,7 +18,7 @@ pub mod tree;
 
 pub use key_values::KeyValues;
 pub use logs::{LogFormat, LogLevel, Logs};
-pub use pools::PlacedRange;
-pub use problem::{Invalid, Place, Placed, Problem};
+pub use pools::LocatedRange;
+pub use problem::{Invalid, Located, Location, Problem};
 pub use section::{Field, Reader, Section};
 pub use selector::is_label_value;

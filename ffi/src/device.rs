@@ -62,14 +62,15 @@ impl Device {
         matches!(self, Self::Pci { .. })
     }
 
-    /// Whether DPDK makes it with a virtual driver whose name begins so (`net_af_packet`). DPDK, too, compares beginnings.
+    /// Whether DPDK makes it with a virtual driver whose name begins so (`net_af_packet`). DPDK, too, compares
+    /// beginnings.
     #[must_use]
     pub fn has_driver(&self, driver: &str) -> bool {
         matches!(self, Self::Virtual { name, .. } if name.starts_with(driver))
     }
 
-    /// The interface that the arguments of a virtual device name: one that it works on, or one that it makes (`net_tap`). A
-    /// bond has none; its members have.
+    /// The interface that the arguments of a virtual device name: one that it works on, or one that it makes
+    /// (`net_tap`). A bond has none; its members have.
     #[must_use]
     pub fn named_interface(&self) -> Option<&str> {
         match self {
@@ -184,8 +185,8 @@ impl Device {
         self.has_driver(AF_XDP)
     }
 
-    /// The device without its arguments, which is the name of its port within DPDK: a PCI address with its domain, or driver
-    /// and number.
+    /// The device without its arguments, which is the name of its port within DPDK: a PCI address with its domain, or
+    /// driver and number.
     #[must_use]
     pub fn port_name(&self) -> String {
         match self {
@@ -307,7 +308,8 @@ mod tests {
 
     #[test]
     fn devices_read_back_as_written_with_their_names_and_interfaces() {
-        // As configured, canonical text, name of the port, interface that it works on, interface that its arguments name.
+        // As configured, canonical text, name of the port, interface that it works on, interface that its arguments
+        // name.
         let rows = [
             ("0000:3b:00.0", "0000:3b:00.0", "0000:3b:00.0", None, None),
             ("3b:00.1", "0000:3b:00.1", "0000:3b:00.1", None, None),

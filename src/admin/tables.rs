@@ -1,7 +1,8 @@
-//! Rows about services, backends, ports and workers for operators: pure functions of the published data and the counters.
+//! Rows about services, backends, ports and workers for operators: pure functions of the published data and the
+//! counters.
 //!
-//! The sender adds the name of the gateway. Invariant: the names are those of DESIGN section 8, and a backend has one row per
-//! service, however many of its ports it serves.
+//! The sender adds the name of the gateway. Invariant: the names are those of DESIGN section 8, and a backend has one
+//! row per service, however many of its ports it serves.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

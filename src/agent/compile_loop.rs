@@ -1,9 +1,10 @@
 //! The compile loop: state, network and health in, snapshots out.
 //!
-//! Invariant: each snapshot contains the newest value of every input; changes that arrive faster than workers apply snapshots
-//! are coalesced. A generation counts as applied once every worker uses it or a later one. Before the first state, from a
-//! controller or from disk, nothing is published, and workers keep the initial snapshot, which is not ready.
-//! Deliberately not here: how a snapshot is compiled ([`dataplane::Compiler`]) and freed ([`dataplane::Publisher`]).
+//! Invariant: each snapshot contains the newest value of every input; changes that arrive faster than workers apply
+//! snapshots are coalesced. A generation counts as applied once every worker uses it or a later one. Before the first
+//! state, from a controller or from disk, nothing is published, and workers keep the initial snapshot, which is not
+//! ready. Deliberately not here: how a snapshot is compiled ([`dataplane::Compiler`]) and freed
+//! ([`dataplane::Publisher`]).
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -22,8 +23,8 @@ use super::usable::usable;
 use crate::netlink::AnsweredAddresses;
 use crate::watch::send_if_changed;
 
-/// Minimum time between two snapshots, and polling interval of the workers while a snapshot is pending. The first change
-/// after a pause is not delayed.
+/// Minimum time between two snapshots, and polling interval of the workers while a snapshot is pending. The first
+/// change after a pause is not delayed.
 const STEP: Duration = Duration::from_millis(1);
 /// Maximum number of generations that workers have not applied yet; beyond it, changes wait.
 const AWAITED_MAX: usize = 8;
@@ -123,7 +124,8 @@ impl Inputs {
         changed.is_ok().then_some(is_of_probes)
     }
 
-    /// `None` while there is no state. `engine` is the cached health in the engine's terms; `None` if it may have changed.
+    /// `None` while there is no state. `engine` is the cached health in the engine's terms; `None` if it may have
+    /// changed.
     fn compile(&mut self, compiler: &mut Compiler, engine: &mut Option<Health>) -> Option<Snapshot> {
         let known = self.known.borrow_and_update().clone()?;
         if self.health.has_changed().unwrap_or(true) || self.tags.has_changed().unwrap_or(true) {

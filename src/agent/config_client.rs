@@ -1,10 +1,10 @@
 //! The client of the controller: one stream of `sluice.v1.Config/Watch`, which is opened again whenever it ends.
 //!
-//! Invariant: only a message of a controller changes the state; without one, the last state stays in use. A generation is
-//! acknowledged on the stream that brought it, after every worker has applied it. A pending acknowledgement is replaced by a
-//! newer one, never queued.
-//! A controller that does not lead names the leader, which is dialled next; after that the configured ones in turn.
-//! Deliberately not here: the meaning of messages (`received`), sockets and TLS (`dial`).
+//! Invariant: only a message of a controller changes the state; without one, the last state stays in use. A generation
+//! is acknowledged on the stream that brought it, after every worker has applied it. A pending acknowledgement is
+//! replaced by a newer one, never queued. A controller that does not lead names the leader, which is dialled next;
+//! after that the configured ones in turn. Deliberately not here: the meaning of messages (`received`), sockets and TLS
+//! (`dial`).
 
 mod dial;
 mod fleet;
@@ -35,15 +35,16 @@ use received::{Received, ReceivedError};
 pub use fleet::Responder;
 pub use report::Facts;
 
-/// Backoffs before the next dial, with the jitter that is added: 50 to 100 ms first, 250 to 500 ms at most. The jitter keeps a
-/// hundred gateways from dialling one controller at the same moment. A controller that restarts on its machine is back within a
-/// second; a dozen gateways then dial it 24 to 48 times a second at most.
+/// Backoffs before the next dial, with the jitter that is added: 50 to 100 ms first, 250 to 500 ms at most. The jitter
+/// keeps a hundred gateways from dialling one controller at the same moment. A controller that restarts on its machine
+/// is back within a second; a dozen gateways then dial it 24 to 48 times a second at most.
 const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
     .with_min_delay(Duration::from_millis(50))
     .with_max_delay(Duration::from_millis(250))
     .with_jitter()
     .without_max_times();
-/// A gateway that was refused dials less often, every 2.5 to 5 s at the end: an operator has to correct something first.
+/// A gateway that was refused dials less often, every 2.5 to 5 s at the end: an operator has to correct something
+/// first.
 const BACKOFF_REFUSED: ExponentialBuilder = BACKOFF.with_max_delay(LONGEST_DELAY_REFUSED);
 const LONGEST_DELAY_REFUSED: Duration = Duration::from_millis(2500);
 

@@ -1,9 +1,9 @@
 //! The state on disk, from which a gateway starts if no controller can be reached.
 //!
-//! The file is `state` in the state directory: magic and format, a SHA-256 of the rest, then the time at which it was last
-//! known to be current, the version of the program that wrote it with a line feed, and a full `WatchResponse`. It is
-//! replaced by a rename. Invariant: a loaded state is exactly the saved one. A damaged file is moved aside with a warning and
-//! not used. Deliberately not here: which parts of a loaded state may be used (`usable`).
+//! The file is `state` in the state directory: magic and format, a SHA-256 of the rest, then the time at which it was
+//! last known to be current, the version of the program that wrote it with a line feed, and a full `WatchResponse`. It
+//! is replaced by a rename. Invariant: a loaded state is exactly the saved one. A damaged file is moved aside with a
+//! warning and not used. Deliberately not here: which parts of a loaded state may be used (`usable`).
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -86,10 +86,10 @@ impl StateFile {
         self.dir.join(name)
     }
 
-    /// The state, if there is one, and whether it was current within `max_age` before `now`. A state from the future has an
-    /// unknown age: a clock that was set back must not cost all services, and endpoints are not used before they pass a probe.
-    /// The generation is empty if another version of the program wrote the file, which may lack fields that this version
-    /// knows; the full state is then requested again.
+    /// The state, if there is one, and whether it was current within `max_age` before `now`. A state from the future
+    /// has an unknown age: a clock that was set back must not cost all services, and endpoints are not used before they
+    /// pass a probe. The generation is empty if another version of the program wrote the file, which may lack fields
+    /// that this version knows; the full state is then requested again.
     ///
     /// # Errors
     /// If there is a file and it is unusable.

@@ -2,10 +2,9 @@
 //! (CONTROL section 2).
 //!
 //! Invariant: each distinct target is probed once, however many services share it, and concurrent probes are limited by
-//! file descriptors. Targets, schedule and health are plain values with time as an argument; only [`run`] waits, and only a
-//! [`probe`] uses the network.
-//! Deliberately not here: the case that all backends of a service fail (the compiler decides), and how a probe to a VIP
-//! reaches its backend (the engine sends it there).
+//! file descriptors. Targets, schedule and health are plain values with time as an argument; only [`run`] waits, and
+//! only a [`probe`] uses the network. Deliberately not here: the case that all backends of a service fail (the compiler
+//! decides), and how a probe to a VIP reaches its backend (the engine sends it there).
 
 mod prober;
 mod schedule;

@@ -1,5 +1,5 @@
-//! The supervisor of the agent's tasks: a task that fails, panics or returns early is counted, its failure is logged and kept,
-//! and it is restarted with an exponential backoff.
+//! The supervisor of the agent's tasks: a task that fails, panics or returns early is counted, its failure is logged
+//! and kept, and it is restarted with an exponential backoff.
 //!
 //! Invariant: no task can end another task or the process. A worker is not a task; its panic aborts the process.
 
@@ -18,8 +18,8 @@ use tokio_util::sync::CancellationToken;
 /// Why a task ended early.
 pub type Failure = Box<dyn Error + Send + Sync>;
 
-/// Waits before restarts, with the jitter that is added: 50 to 100 ms first, 5 to 10 s at most. A task that cannot run costs a
-/// log line every 5 to 10 s.
+/// Waits before restarts, with the jitter that is added: 50 to 100 ms first, 5 to 10 s at most. A task that cannot run
+/// costs a log line every 5 to 10 s.
 const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
     .with_min_delay(Duration::from_millis(50))
     .with_max_delay(LONGEST_DELAY)

@@ -1,9 +1,9 @@
 //! The usable part of a state.
 //!
-//! Invariant: in a state from disk, a backend of target `endpoint` is used only after its probes passed. Until then it is
-//! omitted, so that not even fail-open sends flows to an address that may belong to another tenant now. Backends without a
-//! probe (UDP without a health check port, probe `none`), and all backends of a state that is too old, wait for the
-//! controller, because a probe cannot detect that another tenant answers.
+//! Invariant: in a state from disk, a backend of target `endpoint` is used only after its probes passed. Until then it
+//! is omitted, so that not even fail-open sends flows to an address that may belong to another tenant now. Backends
+//! without a probe (UDP without a health check port, probe `none`), and all backends of a state that is too old, wait
+//! for the controller, because a probe cannot detect that another tenant answers.
 
 use std::sync::Arc;
 

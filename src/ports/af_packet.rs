@@ -1,13 +1,13 @@
 //! Prepares the Linux interface of an af_packet port, and restores it.
 //!
-//! af_packet copies frames that Linux also receives, so Linux would answer ARP and send RSTs beside the gateway (measured).
-//! Therefore IPv6 is disabled on the interface, and a clsact ingress filter drops all frames for Linux, behind the point
-//! where af_packet takes its copy. It is the filter of
-//! `tc qdisc add dev X clsact; tc filter add dev X ingress pref 49021 handle H bpf da bytecode '1,6 0 0 2'`.
+//! af_packet copies frames that Linux also receives, so Linux would answer ARP and send RSTs beside the gateway
+//! (measured). Therefore IPv6 is disabled on the interface, and a clsact ingress filter drops all frames for Linux,
+//! behind the point where af_packet takes its copy. It is the filter of `tc qdisc add dev X clsact; tc filter add dev X
+//! ingress pref 49021 handle H bpf da bytecode '1,6 0 0 2'`.
 //!
-//! Invariant: the handle H of our filter records the former state of the interface, and the filter is removed last. After a
-//! crash at any point, the next start or stop knows what to restore. Deliberately not here: af_xdp and real NICs, whose
-//! frames Linux does not see, and the offloads of a veth's peer, which may be in another namespace.
+//! Invariant: the handle H of our filter records the former state of the interface, and the filter is removed last.
+//! After a crash at any point, the next start or stop knows what to restore. Deliberately not here: af_xdp and real
+//! NICs, whose frames Linux does not see, and the offloads of a veth's peer, which may be in another namespace.
 
 use std::io;
 use std::path::PathBuf;
@@ -29,8 +29,8 @@ const PROTOCOL_ALL: u16 = 0x0003_u16.to_be();
 /// Ingress and egress of clsact.
 const INGRESS: TcHandle = TcHandle { major: 0xffff, minor: TcHandle::MIN_INGRESS };
 const EGRESS: TcHandle = TcHandle { major: 0xffff, minor: TcHandle::MIN_EGRESS };
-/// One classic BPF instruction, "return 2": in direct action mode, TC_ACT_SHOT. As `struct sock_filter`: code 6 (RET | K),
-/// no jumps, k 2.
+/// One classic BPF instruction, "return 2": in direct action mode, TC_ACT_SHOT. As `struct sock_filter`: code 6 (RET |
+/// K), no jumps, k 2.
 const RETURN_SHOT: (u16, u8, u8, u32) = (6, 0, 0, 2);
 const TCA_BPF_OPS_LEN: u16 = 4;
 const TCA_BPF_OPS: u16 = 5;
@@ -86,7 +86,8 @@ impl SavedState {
     }
 }
 
-/// An interface on which Linux gets no frames. Dropping this changes nothing; [`PreparedInterface::restore`] restores it.
+/// An interface on which Linux gets no frames. Dropping this changes nothing; [`PreparedInterface::restore`] restores
+/// it.
 #[derive(Debug)]
 pub struct PreparedInterface {
     interface: String,
@@ -263,8 +264,8 @@ fn write_ipv6_disabled(interface: &str, disabled: bool) -> Result<(), AfPacketEr
     }
 }
 
-/// Warns of offloads. With them af_packet receives packets with a partial checksum, or longer than the MTU, which cannot be
-/// forwarded. Without `ethtool` there is no warning.
+/// Warns of offloads. With them af_packet receives packets with a partial checksum, or longer than the MTU, which
+/// cannot be forwarded. Without `ethtool` there is no warning.
 fn warn_of_offloads(interface: &str) {
     let Ok(output) = Command::new("ethtool").args(["-k", interface]).output() else {
         tracing::debug!(interface, "no `ethtool` here to look at offloads with");

@@ -1,7 +1,8 @@
 //! The engine's [`Port`] over DPDK: a worker's receive and transmit queue, and the pool that its packets come from.
 //!
-//! Invariant: nothing here reads packet contents. Each packet has one segment: scattered reception is not requested, buffers
-//! hold the longest frame of any port, and `ffi` copies frames that a driver delivers in segments (docs/adr/0025).
+//! Invariant: nothing here reads packet contents. Each packet has one segment: scattered reception is not requested,
+//! buffers hold the longest frame of any port, and `ffi` copies frames that a driver delivers in segments
+//! (docs/adr/0025).
 //!
 //! Deliberately not here: the configured devices (`settings`), and threads (`workers`).
 
@@ -19,8 +20,8 @@ const PACKETS_PER_QUEUE_PAIR: u32 = 2048;
 const PACKETS_HANDED: u32 = 4096;
 /// Packets per worker: its cache (384), its held packets (1,024), and the rings to and from the twin thread.
 const PACKETS_PER_WORKER: u32 = 4096;
-/// Ethernet header, two VLAN tags and frame check sequence, in bytes, which drivers include when they check whether a frame
-/// fits a buffer.
+/// Ethernet header, two VLAN tags and frame check sequence, in bytes, which drivers include when they check whether a
+/// frame fits a buffer.
 const LINK_BYTES: u16 = 26;
 /// Memory of EAL without packets, in MB: its tables, descriptors, and driver state per port.
 const EAL_MB: u64 = 32;
@@ -156,7 +157,8 @@ pub fn plan(settings: &Settings) -> (EalConfig, MempoolConfig) {
         Hugepages::Require => dpdk_sys::Hugepages::Require,
         Hugepages::Off => dpdk_sys::Hugepages::Off,
     };
-    // EAL's own threads stay off the workers' cores if there is another core; without an argument they may run anywhere.
+    // EAL's own threads stay off the workers' cores if there is another core; without an argument they may run
+    // anywhere.
     let allowed = core_affinity::get_core_ids().unwrap_or_default();
     let cores = allowed.iter().map(|core| core.id).filter(|core| !settings.cores.contains(core)).collect();
     (EalConfig { hugepages, memory_mb, devices, cores }, pool)

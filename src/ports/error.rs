@@ -36,7 +36,8 @@ pub enum PortsError {
 }
 
 impl PortsError {
-    /// Whether the device is just not there, and may come. A virtual device that works on no interface never comes by itself.
+    /// Whether the device is just not there, and may come. A virtual device that works on no interface never comes by
+    /// itself.
     pub(super) fn is_absence(&self) -> bool {
         match self {
             Self::AfPacket(AfPacketError::NoInterface { .. }) | Self::Dpdk(dpdk_sys::Error::NoInterface { .. }) => true,

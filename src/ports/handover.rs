@@ -1,7 +1,7 @@
 //! The hand-over of a port's queues to a worker when the device comes, and back when it goes, while the worker polls.
 //!
-//! Invariant: queues have one owner at any time, the worker or the hotplug task, and pass between them whole. The worker
-//! never waits and makes no system call for it: a poll reads one word that nobody writes while nothing changes.
+//! Invariant: queues have one owner at any time, the worker or the hotplug task, and pass between them whole. The
+//! worker never waits and makes no system call for it: a poll reads one word that nobody writes while nothing changes.
 //! Deliberately not here: what a device is and when it comes (`hotplug`).
 
 use std::sync::Arc;
@@ -73,7 +73,8 @@ impl<Q> QueueSender<Q> {
         })
     }
 
-    /// Asks for the queues; [`QueueSender::returned`] has them after the worker's next poll. False: too many commands wait.
+    /// Asks for the queues; [`QueueSender::returned`] has them after the worker's next poll. False: too many commands
+    /// wait.
     #[must_use]
     pub fn recall(&self) -> bool {
         let sent = self.0.commands.push(QueueCommand::GiveBack).is_ok();
@@ -130,7 +131,8 @@ impl<Q> QueueReceiver<Q> {
                     None
                 }
             };
-            // There is room: no more queues come back than commands fit. Should there be none, the queues are dropped here.
+            // There is room: no more queues come back than commands fit. Should there be none, the queues are dropped
+            // here.
             drop(old.map(|queues| self.shared.returned.push(queues)));
         }
     }

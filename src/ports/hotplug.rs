@@ -1,9 +1,10 @@
-//! The hotplug task: while the gateway runs, it attaches devices that come and hands their queues to the workers, and detaches
-//! devices that go. It also has twins follow their ports, and publishes links and Ethernet addresses for the engine.
+//! The hotplug task: while the gateway runs, it attaches devices that come and hands their queues to the workers, and
+//! detaches devices that go. It also has twins follow their ports, and publishes links and Ethernet addresses for the
+//! engine.
 //!
-//! Invariant: each port is handled by itself, and what fails at one is tried again without the others. A device is detached only
-//! after the workers have given its queues back, and its Ethernet address is published before its link. Deliberately not here:
-//! workers, and what they do with a port (`handover`).
+//! Invariant: each port is handled by itself, and what fails at one is tried again without the others. A device is
+//! detached only after the workers have given its queues back, and its Ethernet address is published before its link.
+//! Deliberately not here: workers, and what they do with a port (`handover`).
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -124,7 +125,8 @@ impl HotplugPort {
         Ok(())
     }
 
-    /// Drops the queues and the port's handle once all workers have given their queues back; the last of them closes the device.
+    /// Drops the queues and the port's handle once all workers have given their queues back; the last of them closes
+    /// the device.
     fn finish_detaching(&mut self, handles: &PortHandles, position: usize) {
         let Some(workers) = &mut self.state.detaching else { return };
         workers.retain(|&worker| self.senders[worker].returned().is_none());
@@ -138,7 +140,8 @@ impl HotplugPort {
         (self.prepared, self.presence, self.state.detaching) = (None, None, None);
     }
 
-    /// Has the first worker send the LACP frames of an 802.3ad bond: four times a second, while LACP's shorter timeout is 3 s.
+    /// Has the first worker send the LACP frames of an 802.3ad bond: four times a second, while LACP's shorter timeout
+    /// is 3 s.
     fn send_lacp(&self) {
         if let (true, Some(sender)) = (self.settings.device.uses_lacp(), self.senders.first()) {
             sender.run(|queues| {
@@ -149,8 +152,8 @@ impl HotplugPort {
         }
     }
 
-    /// Counts and logs that a bond has another active member. The first member is no change, nor is the one that is found after
-    /// the device was away.
+    /// Counts and logs that a bond has another active member. The first member is no change, nor is the one that is
+    /// found after the device was away.
     fn follow_member(&mut self, active: Option<Device>) {
         let state = &mut self.state;
         if state.member == active {

@@ -1,5 +1,5 @@
-//! How each port's packets come to their workers: the queues and the RSS that are asked of devices, what the devices offer,
-//! and the text that explains the choice to an operator (`sluicectl ports`).
+//! How each port's packets come to their workers: the queues and the RSS that are asked of devices, what the devices
+//! offer, and the text that explains the choice to an operator (`sluicectl ports`).
 
 use std::sync::Arc;
 
@@ -41,8 +41,8 @@ pub(super) fn request(workers: u8, by_nic: &Steering) -> QueueRequest {
     QueueRequest { queues: workers.into(), spread }
 }
 
-/// Chooses the owner function once the devices are open: the hash of NICs where one of them spreads by it, else our own.
-/// `found` is by port, none where the device is not there.
+/// Chooses the owner function once the devices are open: the hash of NICs where one of them spreads by it, else our
+/// own. `found` is by port, none where the device is not there.
 pub(super) fn choose(
     workers: u8,
     by_nic: Steering,

@@ -1,4 +1,5 @@
-//! Keys `announce`, where the routes to VIPs of `routed` pools stand, and `drainOnStop`, how long they are gone before the end.
+//! Keys `announce`, the Linux table of the routes to VIPs of `routed` pools, and `drainOnStop`, the time between the
+//! withdrawal of these routes and the end of the process.
 
 use std::time::Duration;
 
@@ -13,22 +14,22 @@ const PROTOCOL_MIN: u8 = 5;
 /// Tables `default`, `main` and `local` (rtnetlink(7)): Linux routes by them, and the gateway follows them.
 const LINUX_TABLES: std::ops::RangeInclusive<u32> = 253..=255;
 
-/// What routers have by default to send elsewhere: BGP tells its neighbours within milliseconds, and OSPF calculates its routes
-/// anew after 5 to 10 s at most.
+/// Default time for routers to choose other routes: BGP informs its neighbours within milliseconds, and OSPF
+/// recalculates its routes after 5 to 10 s at most.
 const DRAIN_ON_STOP: Duration = Duration::from_secs(10);
 const DRAIN_ON_STOP_MAX: Duration = Duration::from_secs(3600);
 
-/// Takes key `drainOnStop`.
+/// Reads key `drainOnStop`.
 pub(super) fn drain_on_stop(top: &mut Section<'_>) -> Duration {
     top.duration("drainOnStop", Duration::ZERO..=DRAIN_ON_STOP_MAX, DRAIN_ON_STOP)
 }
 
-/// Takes key `announce`.
+/// Reads key `announce`.
 pub(super) fn take(top: &mut Section<'_>) -> RouteTable {
     let mut section = top.section("announce");
     let expected = "the number of a table of its own, not 253 to 255";
     let legal = |table: &u32| *table > 0 && !LINUX_TABLES.contains(table);
-    let table = section.field("routeTable").and_then(|field| field.parse(expected, |text| text.parse().ok().filter(legal)));
+    let table = section.parse("routeTable", expected, |text| text.parse().ok().filter(legal));
     let protocol = section.number("routeProtocol", PROTOCOL_MIN..=u8::MAX, ROUTE_NUMBER);
     section.finish();
     RouteTable { table: table.unwrap_or(ROUTE_NUMBER.into()), protocol }

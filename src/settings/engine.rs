@@ -1,4 +1,4 @@
-//! The settings as the forwarding engine takes them.
+//! The settings in the form of the forwarding engine.
 
 use dataplane::{Config, Mac, Network, PortConfig, Route};
 use ipnet::IpNet;
@@ -6,8 +6,8 @@ use ipnet::IpNet;
 use super::{Settings, Twin};
 
 impl Settings {
-    /// The engine's configuration. `device_macs` are the devices' own Ethernet addresses, in the order of the ports; a
-    /// configured one wins, and a port that is not in it gets none (00:00:00:00:00:00).
+    /// The engine's configuration. `device_macs` are the Ethernet addresses of the devices, in the order of the ports.
+    /// A configured address takes precedence; a port without any gets 00:00:00:00:00:00.
     #[must_use]
     pub fn engine(&self, device_macs: &[Mac]) -> Config {
         let macs = device_macs.iter().copied().chain(std::iter::repeat(Mac::default()));
@@ -27,8 +27,8 @@ impl Settings {
         }
     }
 
-    /// The network as key `static` describes it: for `replay`, and for ports without a twin. The prefixes of links are on-link
-    /// there, unless a route says otherwise.
+    /// The network that key `static` describes, for `replay` and for ports without a twin. Prefixes of links are
+    /// on-link, unless a route names them.
     #[must_use]
     pub fn fixed_network(&self) -> Network {
         let on_links = self.links.iter().flat_map(|link| link.addresses.iter().map(|net| (link.link, net.trunc())));

@@ -1,18 +1,18 @@
-//! The gateway's keys other than `ports` and the source.
+//! The keys of the gateway, except `ports`, `announce` and the source.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use control::config::{Field, Place, Placed, Section, is_label_value};
+use control::config::{Field, Located, Section, is_label_value};
 use dataplane::steering::WORKERS_MAX;
 use dataplane::{FlowLimits, GUE_PORT, Neighbour, Route};
 use ipnet::IpNet;
 use proto::limits::ADMIN_LISTEN;
 use serde::Serialize;
 
-use super::links::{self, PlacedLink};
-use super::port::{self, PlacedPort};
+use super::links::{self, LocatedLink};
+use super::port::{self, LocatedPort};
 
 /// How a worker waits for packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -21,53 +21,53 @@ pub enum Poll {
     /// It never sleeps.
     #[default]
     Busy,
-    /// It yields, then sleeps up to 50 us after empty polls (FORWARDING section 13).
+    /// After empty polls it yields, then sleeps up to 50 us (FORWARDING section 13).
     Adaptive,
 }
 
-/// Where packet buffers come from.
+/// The memory of packet buffers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Hugepages {
-    /// From hugepages if there are any; PCI devices need them.
+    /// Hugepages if there are any; PCI devices need them.
     #[default]
     Auto,
-    /// From hugepages, or the gateway does not start.
+    /// Hugepages; without them the gateway does not start.
     Require,
-    /// From ordinary pages.
+    /// Ordinary pages.
     Off,
 }
 
 /// Default of key `stateDir`.
 const STATE_DIR: &str = "/var/lib/sluice";
-/// Flows of one worker: 2^26 of 64 bytes are 4 GiB of tables, and 16 times the most that DESIGN section 11 measures.
+/// Maximum flows of one worker: 2^26 of 64 bytes are 4 GiB of tables, 16 times the largest number that DESIGN section
+/// 11 measures.
 const FLOWS_PER_WORKER_MAX: u32 = 1 << 26;
-/// Core of the one worker unless configured: core 0 takes most interrupts.
+/// Default core of the only worker: core 0 handles most interrupts.
 const CORE: usize = 1;
 /// Highest core: `CPU_SETSIZE` of Linux is 1024.
 const CORE_MAX: usize = 1023;
 
 const SECOND: Duration = Duration::from_secs(1);
-/// Idle limits are counted in 32-bit ticks of a few milliseconds, which wrap after weeks; a week stays clear of that.
+/// Maximum idle limit: limits are counted in 32-bit ticks of a few milliseconds, which wrap after several weeks.
 const WEEK: Duration = Duration::from_secs(7 * 86_400);
 
-/// Takes key `name`; the host's name where it is absent.
+/// Reads key `name`; the host's name if it is absent.
 pub(super) fn name(top: &mut Section<'_>) -> String {
     let expected = "a name of letters, digits, `-`, `_` and `.`, at most 63";
     let legal = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
     let is_name = |text: &str| (1..=63).contains(&text.len()) && text.bytes().all(legal);
-    if let Some(field) = top.field("name") {
-        return field.parse(expected, |text| is_name(text).then(|| text.to_owned())).unwrap_or_default();
+    if top.field("name").is_some() {
+        return top.text("name", expected, is_name).unwrap_or_default();
     }
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     if !is_name(&host) {
-        let place = Place { line: top.place.line, key: "name".to_owned() };
-        top.reader.problem(&place, format!("missing, expected {expected}; the host's name, `{host}`, is none"));
+        top.problem_of("name", format!("missing, expected {expected}; the host's name, `{host}`, is none"));
     }
     host
 }
 
-/// Takes key `workers`.
+/// Reads key `workers`.
 pub(super) fn workers(top: &mut Section<'_>) -> (Vec<usize>, Poll) {
     let mut section = top.section("workers");
     let poll = section.one_of("poll", &[Poll::Busy, Poll::Adaptive], Poll::default());
@@ -95,7 +95,7 @@ pub(super) fn workers(top: &mut Section<'_>) -> (Vec<usize>, Poll) {
     (cores, poll)
 }
 
-/// Takes key `memory`.
+/// Reads key `memory`.
 pub(super) fn hugepages(top: &mut Section<'_>) -> Hugepages {
     let mut section = top.section("memory");
     let values = [Hugepages::Auto, Hugepages::Require, Hugepages::Off];
@@ -104,10 +104,10 @@ pub(super) fn hugepages(top: &mut Section<'_>) -> Hugepages {
     hugepages
 }
 
-/// Takes key `snat`.
-pub(super) fn snat(top: &mut Section<'_>) -> Vec<Placed<IpAddr>> {
+/// Reads key `snat`.
+pub(super) fn snat(top: &mut Section<'_>) -> Vec<Located<IpAddr>> {
     let mut section = top.section("snat");
-    let mut addresses: Vec<Placed<IpAddr>> = Vec::new();
+    let mut addresses: Vec<Located<IpAddr>> = Vec::new();
     for item in section.items("addresses", "addresses") {
         let Some(value) = item.parse("an address of its own, such as 10.0.0.3", port::host) else { continue };
         push_once(&mut addresses, &item, value);
@@ -116,10 +116,10 @@ pub(super) fn snat(top: &mut Section<'_>) -> Vec<Placed<IpAddr>> {
     addresses
 }
 
-/// Takes key `tunnel`.
-pub(super) fn tunnel(top: &mut Section<'_>) -> (Vec<Placed<IpAddr>>, u16) {
+/// Reads key `tunnel`.
+pub(super) fn tunnel(top: &mut Section<'_>) -> (Vec<Located<IpAddr>>, u16) {
     let mut section = top.section("tunnel");
-    let mut sources: Vec<Placed<IpAddr>> = Vec::new();
+    let mut sources: Vec<Located<IpAddr>> = Vec::new();
     for item in section.items("sources", "addresses") {
         let Some(value) = item.parse("an address, such as 10.0.0.2", port::host) else { continue };
         push_once(&mut sources, &item, value);
@@ -129,8 +129,8 @@ pub(super) fn tunnel(top: &mut Section<'_>) -> (Vec<Placed<IpAddr>>, u16) {
     (sources, gue_destination_port)
 }
 
-/// Takes key `nodePortAddresses`. A CIDR stands for the port addresses within it.
-pub(super) fn node_port_addresses(top: &mut Section<'_>, ports: &[PlacedPort]) -> Vec<Placed<IpAddr>> {
+/// Reads key `nodePortAddresses`. A CIDR means all port addresses within it.
+pub(super) fn node_port_addresses(top: &mut Section<'_>, ports: &[LocatedPort]) -> Vec<Located<IpAddr>> {
     let own: Vec<IpAddr> = ports.iter().flat_map(|port| &port.settings.addresses).map(IpNet::addr).collect();
     let mut addresses = Vec::new();
     for item in top.items("nodePortAddresses", "addresses or CIDRs") {
@@ -147,15 +147,15 @@ pub(super) fn node_port_addresses(top: &mut Section<'_>, ports: &[PlacedPort]) -
     addresses
 }
 
-fn push_once(addresses: &mut Vec<Placed<IpAddr>>, item: &Field<'_>, value: IpAddr) {
-    if addresses.iter().any(|placed| placed.value == value) {
+fn push_once(addresses: &mut Vec<Located<IpAddr>>, item: &Field<'_>, value: IpAddr) {
+    if addresses.iter().any(|located| located.value == value) {
         item.problem(format!("found {value} a second time; name it once"));
     } else {
-        addresses.push(Placed { place: item.place.clone(), value });
+        addresses.push(Located { location: item.location.clone(), value });
     }
 }
 
-/// Takes key `flows`.
+/// Reads key `flows`.
 pub(super) fn flows(top: &mut Section<'_>) -> FlowLimits {
     let mut section = top.section("flows");
     let built = FlowLimits::default();
@@ -177,14 +177,14 @@ pub(super) fn flows(top: &mut Section<'_>) -> FlowLimits {
     flows
 }
 
-/// Takes keys `stateDir` and `maxStateAge`.
+/// Reads keys `stateDir` and `maxStateAge`.
 pub(super) fn persistence(top: &mut Section<'_>) -> (PathBuf, Duration) {
     let dir = top.path_of("stateDir").unwrap_or_else(|| STATE_DIR.into());
     let year = Duration::from_secs(365 * 86_400);
     (dir, top.duration("maxStateAge", SECOND..=year, Duration::from_secs(86_400)))
 }
 
-/// Takes key `admin`.
+/// Reads key `admin`.
 pub(super) fn admin(top: &mut Section<'_>) -> PathBuf {
     let mut section = top.section("admin");
     let listen = section.socket("listen", ADMIN_LISTEN);
@@ -192,20 +192,20 @@ pub(super) fn admin(top: &mut Section<'_>) -> PathBuf {
     listen
 }
 
-/// Takes key `static`.
+/// Reads key `static`.
 pub(super) fn fixed_network(
     top: &mut Section<'_>,
-    ports: &[PlacedPort],
-) -> (Vec<PlacedLink>, Vec<Placed<Route>>, Vec<Neighbour>) {
+    ports: &[LocatedPort],
+) -> (Vec<LocatedLink>, Vec<Located<Route>>, Vec<Neighbour>) {
     let mut section = top.section("static");
     let links = links::take(&mut section, ports);
-    let mut routes: Vec<Placed<Route>> = Vec::new();
+    let mut routes: Vec<Located<Route>> = Vec::new();
     for item in section.items("routes", "routes") {
         let Some(value) = route(&item, ports, &links) else { continue };
         if routes.iter().any(|other| (other.value.to, other.value.via, other.value.link) == (value.to, value.via, value.link)) {
             item.problem(format!("found the route to {} by this next hop a second time; keep one", value.to));
         }
-        routes.push(Placed { place: item.place, value });
+        routes.push(Located { location: item.location, value });
     }
     let mut neighbours: Vec<Neighbour> = Vec::new();
     for item in section.items("neighbours", "neighbours") {
@@ -219,11 +219,10 @@ pub(super) fn fixed_network(
     (links, routes, neighbours)
 }
 
-fn route(item: &Field<'_>, ports: &[PlacedPort], links: &[PlacedLink]) -> Option<Route> {
+fn route(item: &Field<'_>, ports: &[LocatedPort], links: &[LocatedLink]) -> Option<Route> {
     let mut section = item.section();
     let expected = "a CIDR such as 0.0.0.0/0";
-    let to = section.required("to", expected);
-    let to = to.and_then(|field| field.parse(expected, |text| text.parse().ok().map(|net: IpNet| net.trunc())));
+    let to = section.parse_required("to", expected, |text| text.parse().ok().map(|net: IpNet| net.trunc()));
     let via_field = section.field("via");
     let via = via_field.as_ref().and_then(|field| field.parse("the address of a next hop", port::host));
     let link = links::link_of(&mut section, ports, links);
@@ -236,18 +235,18 @@ fn route(item: &Field<'_>, ports: &[PlacedPort], links: &[PlacedLink]) -> Option
     Some(Route { to: to?, via, link: link?, weight: 1 })
 }
 
-fn neighbour(item: &Field<'_>, ports: &[PlacedPort], links: &[PlacedLink]) -> Option<Neighbour> {
+fn neighbour(item: &Field<'_>, ports: &[LocatedPort], links: &[LocatedLink]) -> Option<Neighbour> {
     let mut section = item.section();
     let expected = "the address of a neighbour";
-    let address = section.required("address", expected).and_then(|field| field.parse(expected, port::host));
+    let address = section.parse_required("address", expected, port::host);
     let expected = "the Ethernet address of one interface, such as 02:00:00:00:00:01";
-    let mac = section.required("mac", expected).and_then(|field| field.parse(expected, port::mac));
+    let mac = section.parse_required("mac", expected, port::mac);
     let link = links::link_of(&mut section, ports, links);
     section.finish();
     Some(Neighbour { link: link?, address: address?, mac: mac? })
 }
 
-/// Key `zone`: a value that a Node's label `topology.kubernetes.io/zone` can have.
+/// Reads key `zone`: a value that a Node's label `topology.kubernetes.io/zone` can have.
 pub(super) fn zone(top: &mut Section<'_>) -> Option<String> {
     let field = top.field("zone").filter(|field| !field.is_empty())?;
     let expected =
@@ -255,7 +254,7 @@ pub(super) fn zone(top: &mut Section<'_>) -> Option<String> {
     field.parse(expected, |text| is_label_value(text).then(|| text.to_owned()))
 }
 
-/// Keys of features that this version lacks.
+/// Refuses the keys of features that are not built.
 pub(super) fn unbuilt(top: &mut Section<'_>) {
     let mut records = top.section("flowRecords");
     records.unbuilt("to");

@@ -1,26 +1,26 @@
-//! Key `static.links`: links with VLAN tags, as Linux's VLAN devices are, for `replay` and for ports without twin.
+//! Key `static.links`: links with VLAN tags, like VLAN devices of Linux, for `replay` and for ports without a twin.
 
-use control::config::{Field, Place, Section};
+use control::config::{Field, Location, Section};
 use dataplane::{Link, TagKind, Vlan, VlanLink};
 
-use super::port::{self, IPV6_MTU_MIN, MTU_BYTES_MAX, PlacedPort, port_index};
+use super::port::{self, IPV6_MTU_MIN, LocatedPort, MTU_BYTES_MAX, port_index};
 
-/// Links with tags, at most: the identifiers of one tag. As many VLAN devices are followed of Linux.
+/// Maximum number of links with tags: the identifiers of one tag. The same limit applies to VLAN devices of Linux.
 const LINKS_MAX: usize = 4094;
-/// What one or two tags look like.
+/// Description of valid tags for messages.
 const TAGS: &str =
     "one VLAN tag or two, the outer first, each a number from 1 to 4094 (IEEE 802.1Q), or 802.1ad:NUMBER for a service tag";
 
-/// A link with tags, and where its addresses stand.
+/// A link with tags and the locations of its addresses.
 #[derive(Clone, Debug)]
-pub(super) struct PlacedLink {
+pub(super) struct LocatedLink {
     pub(super) settings: VlanLink,
-    pub(super) address_places: Vec<Place>,
+    pub(super) address_locations: Vec<Location>,
 }
 
-/// Takes key `links` of `static`. No address is a port's or another link's.
-pub(super) fn take(section: &mut Section<'_>, ports: &[PlacedPort]) -> Vec<PlacedLink> {
-    let mut links: Vec<PlacedLink> = Vec::new();
+/// Reads key `links` of `static`. An address belongs to one port or one link.
+pub(super) fn take(section: &mut Section<'_>, ports: &[LocatedPort]) -> Vec<LocatedLink> {
+    let mut links: Vec<LocatedLink> = Vec::new();
     let items = section.items("links", "links");
     if let Some(item) = items.get(LINKS_MAX) {
         item.problem(format!("found {} links, expected at most {LINKS_MAX}", items.len()));
@@ -33,31 +33,31 @@ pub(super) fn take(section: &mut Section<'_>, ports: &[PlacedPort]) -> Vec<Place
     links
 }
 
-fn take_link(item: &Field<'_>, ports: &[PlacedPort], others: &[PlacedLink]) -> Option<PlacedLink> {
+fn take_link(item: &Field<'_>, ports: &[LocatedPort], others: &[LocatedLink]) -> Option<LocatedLink> {
     let mut section = item.section();
     let port = port_index(&mut section, ports);
     let vlan = section.required("tags", format!("a list of {TAGS}")).and_then(|field| parse_tags(&field));
     let of_links = others.iter().flat_map(|link| &link.settings.addresses);
     let used: Vec<_> = ports.iter().flat_map(|port| &port.settings.addresses).chain(of_links).copied().collect();
-    let (addresses, address_places) = port::take_addresses(&mut section, &used);
+    let (addresses, address_locations) = port::take_addresses(&mut section, &used);
     let default_mtu = port.and_then(|port| ports.get(usize::from(port.0))).map_or(1500, |port| port.settings.mtu_bytes);
     let mtu = section.number("mtu", 68..=MTU_BYTES_MAX, default_mtu);
     if mtu < IPV6_MTU_MIN
         && let Some(address) = addresses.iter().find(|net| net.addr().is_ipv6())
     {
         let message = format!("mtu {mtu} is too small for IPv6 ({address}), expected at least {IPV6_MTU_MIN}");
-        section.reader.problem(&item.place, message);
+        item.problem(message);
     }
     section.finish();
     let link = Link::new(port?, vlan?);
     if others.iter().any(|other| other.settings.link == link) {
         item.problem(format!("found the link with tags {} of this port a second time; keep one", link.vlan()));
     }
-    Some(PlacedLink { settings: VlanLink { link, mtu, addresses }, address_places })
+    Some(LocatedLink { settings: VlanLink { link, mtu, addresses }, address_locations })
 }
 
-/// Takes keys `port` and `tags` of a route or a neighbour: a port's untagged frames, or a link.
-pub(super) fn link_of(section: &mut Section<'_>, ports: &[PlacedPort], links: &[PlacedLink]) -> Option<Link> {
+/// Reads keys `port` and `tags` of a route or a neighbour: the untagged frames of a port, or a link.
+pub(super) fn link_of(section: &mut Section<'_>, ports: &[LocatedPort], links: &[LocatedLink]) -> Option<Link> {
     let port = port_index(section, ports);
     let Some(field) = section.field("tags") else { return port.map(Link::from) };
     let link = Link::new(port?, parse_tags(&field)?);
@@ -93,7 +93,7 @@ fn parse_tag(text: &str) -> Option<(TagKind, u16)> {
     Vlan::NONE.with(kind, id).map(|_| (kind, id))
 }
 
-/// The tags of a link as key `tags` has them; none for untagged frames.
+/// The tags of a link in the form of key `tags`; none for untagged frames.
 pub(super) fn tag_texts(link: Link) -> Vec<String> {
     link.vlan().tags().map(tag_text).collect()
 }

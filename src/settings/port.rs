@@ -2,27 +2,27 @@
 
 use std::net::IpAddr;
 
-use control::config::{Field, Place, Section, scalar};
+use control::config::{Field, Location, Section, scalar};
 use dataplane::{Mac, PortIndex};
 use dpdk_sys::{BadDevice, Device};
 use ipnet::IpNet;
 use serde::Serialize;
 
-/// Ports of one gateway: `RTE_MAX_ETHPORTS` of a DPDK built with its defaults.
+/// Maximum number of ports of a gateway: `RTE_MAX_ETHPORTS` of a DPDK built with its defaults.
 const PORTS_MAX: usize = 32;
-/// Bytes of an interface name: `IFNAMSIZ` with the terminating zero is 16.
+/// Maximum length of an interface name: `IFNAMSIZ` with the terminating zero is 16.
 const NAME_BYTES_MAX: usize = 15;
-/// Largest MTU, bytes: the most that cards and switches commonly take (9,216 with or without the Ethernet header; the device
-/// refuses what is too much for it).
+/// Largest MTU, bytes: the most that cards and switches commonly take (9,216 with or without the Ethernet header; the
+/// device refuses what is too much for it).
 pub(super) const MTU_BYTES_MAX: u16 = 9216;
-/// Least MTU of an IPv6 link (RFC 8200 section 5).
+/// Minimum MTU of an IPv6 link in bytes (RFC 8200 section 5).
 pub(super) const IPV6_MTU_MIN: u16 = 1280;
 
-/// What a port's Linux interface is.
+/// The kind of a port's Linux interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Twin {
-    /// A tap of ours.
+    /// A tap device that the gateway creates.
     #[default]
     Tap,
     /// There is none.
@@ -46,16 +46,16 @@ pub struct PortSettings {
     pub twin: Twin,
 }
 
-/// A port and where its keys stand.
+/// A port and the locations of its keys.
 #[derive(Clone, Debug)]
-pub(super) struct PlacedPort {
+pub(super) struct LocatedPort {
     pub(super) settings: PortSettings,
-    pub(super) device_place: Place,
-    pub(super) address_places: Vec<Place>,
+    pub(super) device_location: Location,
+    pub(super) address_locations: Vec<Location>,
 }
 
-/// Takes key `ports`. Names, devices and addresses are each port's own.
-pub(super) fn take(top: &mut Section<'_>) -> Vec<PlacedPort> {
+/// Reads key `ports`. No two ports share a name, a device or an address.
+pub(super) fn take(top: &mut Section<'_>) -> Vec<LocatedPort> {
     let expected = "a list of at least one port, each with name and device";
     let Some(field) = top.required("ports", expected) else { return Vec::new() };
     let items = field.items("ports");
@@ -73,28 +73,26 @@ pub(super) fn take(top: &mut Section<'_>) -> Vec<PlacedPort> {
     ports
 }
 
-fn take_port(item: &Field<'_>, others: &[PlacedPort]) -> PlacedPort {
+fn take_port(item: &Field<'_>, others: &[LocatedPort]) -> LocatedPort {
     let mut section = item.section();
     let name = take_name(&mut section, others);
-    let (device, device_place) = take_device(&mut section, others);
+    let (device, device_location) = take_device(&mut section, others);
     let used: Vec<_> = others.iter().flat_map(|port| &port.settings.addresses).copied().collect();
-    let (addresses, address_places) = take_addresses(&mut section, &used);
-    let mac = section
-        .field("mac")
-        .and_then(|field| field.parse("the Ethernet address of one interface, such as 02:00:00:00:aa:01", mac));
+    let (addresses, address_locations) = take_addresses(&mut section, &used);
+    let mac = section.parse("mac", "the Ethernet address of one interface, such as 02:00:00:00:aa:01", mac);
     let mtu_bytes = section.number("mtu", 68..=MTU_BYTES_MAX, 1500);
     let twin = section.one_of_built("twin", &[Twin::Tap, Twin::None], &["virtio-user"], Twin::default());
     if mtu_bytes < IPV6_MTU_MIN
         && let Some(address) = addresses.iter().find(|net| net.addr().is_ipv6())
     {
         let message = format!("mtu {mtu_bytes} is too small for IPv6 ({address}), expected at least {IPV6_MTU_MIN}");
-        section.reader.problem(&item.place, message);
+        item.problem(message);
     }
     section.finish();
-    PlacedPort { settings: PortSettings { name, device, addresses, mac, mtu_bytes, twin }, device_place, address_places }
+    LocatedPort { settings: PortSettings { name, device, addresses, mac, mtu_bytes, twin }, device_location, address_locations }
 }
 
-fn take_name(section: &mut Section<'_>, others: &[PlacedPort]) -> String {
+fn take_name(section: &mut Section<'_>, others: &[LocatedPort]) -> String {
     let expected = format!("an interface name: 1 to {NAME_BYTES_MAX} letters, digits, `-`, `_` or `.`");
     let Some(field) = section.required("name", &expected) else { return String::new() };
     let legal = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
@@ -107,12 +105,12 @@ fn take_name(section: &mut Section<'_>, others: &[PlacedPort]) -> String {
     name.to_owned()
 }
 
-fn take_device(section: &mut Section<'_>, others: &[PlacedPort]) -> (Device, Place) {
+fn take_device(section: &mut Section<'_>, others: &[LocatedPort]) -> (Device, Location) {
     let expected = "a PCI address such as 0000:3b:00.0 or a DPDK vdev such as net_af_packet0,iface=eth1";
     let none = || Device::Virtual { name: String::new(), arguments: String::new() };
-    let Some(field) = section.required("device", expected) else { return (none(), section.place.clone()) };
+    let Some(field) = section.required("device", expected) else { return (none(), section.location.clone()) };
     let parse = |text: &str| text.parse().map_err(|BadDevice { reason, .. }| format!("expected {expected}: {reason}"));
-    let Some(device) = field.try_parse(expected, parse) else { return (none(), field.place) };
+    let Some(device) = field.try_parse(expected, parse) else { return (none(), field.location) };
     let claims = claims(&device);
     if let Some(twice) = claims.iter().enumerate().find_map(|(at, claim)| claims[..at].contains(claim).then_some(claim)) {
         field.problem(format!("found {twice} twice in one bond; name each member once"));
@@ -123,7 +121,7 @@ fn take_device(section: &mut Section<'_>, others: &[PlacedPort]) -> (Device, Pla
             field.problem(format!("found {shared}, which port `{}` has already; give each port its own", other.settings.name));
         }
     }
-    (device, field.place)
+    (device, field.location)
 }
 
 /// What no other port may have: the device and the members of a bond, each with its interface.
@@ -132,9 +130,9 @@ fn claims(device: &Device) -> Vec<String> {
     device.parts().into_iter().flat_map(of_part).flatten().collect()
 }
 
-/// Takes key `addresses`: none of them is `used` already.
-pub(super) fn take_addresses(section: &mut Section<'_>, used: &[IpNet]) -> (Vec<IpNet>, Vec<Place>) {
-    let (mut addresses, mut places): (Vec<IpNet>, Vec<Place>) = Default::default();
+/// Reads key `addresses`, none of which may be `used` already.
+pub(super) fn take_addresses(section: &mut Section<'_>, used: &[IpNet]) -> (Vec<IpNet>, Vec<Location>) {
+    let (mut addresses, mut locations): (Vec<IpNet>, Vec<Location>) = Default::default();
     for item in section.items("addresses", "addresses with their prefix, such as 192.0.2.2/24") {
         let expected = "an interface's address with its prefix, such as 192.0.2.2/24";
         let Some(address) = item.parse(expected, |text| text.parse().ok().filter(is_interface_address)) else { continue };
@@ -142,12 +140,12 @@ pub(super) fn take_addresses(section: &mut Section<'_>, used: &[IpNet]) -> (Vec<
             item.problem(format!("found {} a second time; an address belongs to one port, once", address.addr()));
         }
         addresses.push(address);
-        places.push(item.place);
+        locations.push(item.location);
     }
-    (addresses, places)
+    (addresses, locations)
 }
 
-/// Whether an interface can have this address: no IPv4 network or broadcast address of a prefix that has them.
+/// Whether an interface can have this address. Network and broadcast addresses of IPv4 prefixes are excluded.
 fn is_interface_address(net: &IpNet) -> bool {
     let edge = net.addr().is_ipv4() && net.prefix_len() < 31 && [net.network(), net.broadcast()].contains(&net.addr());
     scalar::is_host(net.addr()) && net.prefix_len() > 0 && !edge
@@ -164,12 +162,11 @@ pub(super) fn mac(text: &str) -> Option<Mac> {
     (parts.next().is_none() && bytes != [0; 6] && bytes[0] & 1 == 0).then_some(Mac(bytes))
 }
 
-/// Takes key `port`.
-pub(super) fn port_index(section: &mut Section<'_>, ports: &[PlacedPort]) -> Option<PortIndex> {
+/// Reads key `port`.
+pub(super) fn port_index(section: &mut Section<'_>, ports: &[LocatedPort]) -> Option<PortIndex> {
     let names: Vec<_> = ports.iter().map(|port| port.settings.name.as_str()).collect();
     let expected = format!("the name of a port: {}", names.join(" or "));
-    let field = section.required("port", &expected)?;
-    let index = field.parse(expected, |text| names.iter().position(|name| *name == text))?;
+    let index = section.parse_required("port", expected, |text| names.iter().position(|name| *name == text))?;
     u8::try_from(index).ok().map(PortIndex)
 }
 

@@ -1,19 +1,19 @@
-//! Who tells the gateway what to forward: one of `manifests`, `kubernetes.kubeconfig`, `controller.urls`, or the flag
-//! of the same meaning.
+//! The source of the gateway's state: one of `manifests`, `kubernetes.kubeconfig` and `controller.urls`, or the flag of
+//! the same meaning.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use control::config::controller::{ControllerKeys, KEYS};
 use control::config::listen::{take_files, take_url};
-use control::config::{Place, Placed, PlacedRange, Section};
+use control::config::{Located, LocatedRange, Location, Section};
 use control::dial::ControllerUrl;
 use control::settings::{CertificateFiles, ControllerSettings, Source};
 
-/// What the command line says about the source.
+/// The source that the command line chooses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum SourceChoice {
-    /// Nothing: the file says it.
+    /// None: the file names the source.
     #[default]
     File,
     /// `--manifests DIR`.
@@ -22,35 +22,35 @@ pub enum SourceChoice {
     Kubeconfig(PathBuf),
     /// `--controller URL`.
     Controller(ControllerUrl),
-    /// `replay --manifests DIR`: whatever source the file names is not asked.
+    /// `replay --manifests DIR`: sources that the file names are ignored.
     Replay(PathBuf),
 }
 
-/// Who tells the gateway what to forward.
+/// The source of the gateway's state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StateSource {
-    /// A controller in this process; with certificates also another one that leads.
+    /// A controller in this process. With certificates, the gateway also follows another controller that leads.
     Embedded(Box<ControllerSettings>, Option<CertificateFiles>),
-    /// Controllers, tried in order, never empty; certificates where one is reached over TCP.
+    /// Controllers in the order in which they are tried, never empty; certificates if one is reached over TCP.
     Remote(Vec<ControllerUrl>, Option<CertificateFiles>),
 }
 
 /// The source as read.
-pub(super) enum PlacedSource {
+pub(super) enum SourceKeys {
     Embedded(Box<ControllerKeys>, Source, Option<CertificateFiles>),
     Remote(Vec<ControllerUrl>, Option<CertificateFiles>),
 }
 
-impl PlacedSource {
-    /// Ranges of the pools, where the pools are in this file.
-    pub(super) fn ranges(&self) -> &[PlacedRange] {
+impl SourceKeys {
+    /// Ranges of the pools; none if they are in the file of another controller.
+    pub(super) fn ranges(&self) -> &[LocatedRange] {
         match self {
             Self::Embedded(keys, ..) => &keys.ranges,
             Self::Remote(..) => &[],
         }
     }
 
-    /// The source of a gateway that keeps its state in `state_dir` and itself uses the `reserved` addresses.
+    /// The source of a gateway with this `state_dir` and these `reserved` addresses.
     pub(super) fn settings(self, reserved: Vec<IpAddr>, state_dir: &Path) -> StateSource {
         match self {
             Self::Embedded(keys, source, tls) => {
@@ -61,8 +61,8 @@ impl PlacedSource {
     }
 }
 
-/// Takes key `controller` and, where the controller is embedded, its keys.
-pub(super) fn take(top: &mut Section<'_>, choice: &SourceChoice, admin_listen: &Path) -> PlacedSource {
+/// Reads key `controller` and, if the controller is embedded, its keys.
+pub(super) fn take(top: &mut Section<'_>, choice: &SourceChoice, admin_listen: &Path) -> SourceKeys {
     let (urls, tls) = take_controller(top);
     if matches!(choice, SourceChoice::Controller(_)) || (*choice == SourceChoice::File && urls.is_some()) {
         refuse_controller_keys(top);
@@ -71,30 +71,29 @@ pub(super) fn take(top: &mut Section<'_>, choice: &SourceChoice, admin_listen: &
             _ => urls.map(|urls| urls.value).unwrap_or_default(),
         };
         if let (Some(url), None) = (urls.iter().find(|url| matches!(url, ControllerUrl::Https { .. })), &tls) {
-            let place = Place { line: top.place.line, key: "controller.tls".to_owned() };
-            top.reader.problem(&place, format!("missing, expected `ca`, `cert` and `key`, which {url} needs"));
+            top.problem_of("controller.tls", format!("missing, expected `ca`, `cert` and `key`, which {url} needs"));
         }
-        return PlacedSource::Remote(urls, tls);
+        return SourceKeys::Remote(urls, tls);
     }
     let keys = ControllerKeys::take(top);
     if keys.listen.unix.is_none() {
-        let place = Place { line: top.place.line, key: "listen".to_owned() };
-        top.reader.problem(&place, "found no unix socket, and this gateway's own connection needs one; add unix:PATH");
+        top.problem_of("listen", "found no unix socket, and this gateway's own connection needs one; add unix:PATH");
     }
     if keys.listen.unix.as_deref() == Some(admin_listen) {
-        let place = Place { line: top.place.line, key: "listen".to_owned() };
-        top.reader
-            .problem(&place, format!("found unix:{}, which is `admin.listen` too; give each its own", admin_listen.display()));
+        top.problem_of(
+            "listen",
+            format!("found unix:{}, which is `admin.listen` too; give each its own", admin_listen.display()),
+        );
     }
     if let Some(listen) = &keys.health_listen {
         let message = format!("found {}, which only sluice-controller serves in this version; leave it out", listen.value);
-        top.reader.problem(&listen.place, message);
+        top.reader.problem(&listen.location, message);
     }
     let source = choose(top, choice, &keys, urls.as_ref());
-    PlacedSource::Embedded(Box::new(keys), source, tls)
+    SourceKeys::Embedded(Box::new(keys), source, tls)
 }
 
-fn take_controller(top: &mut Section<'_>) -> (Option<Placed<Vec<ControllerUrl>>>, Option<CertificateFiles>) {
+fn take_controller(top: &mut Section<'_>) -> (Option<Located<Vec<ControllerUrl>>>, Option<CertificateFiles>) {
     let base = top.reader.base();
     let mut section = top.section("controller");
     let mut files = section.section("tls");
@@ -105,12 +104,12 @@ fn take_controller(top: &mut Section<'_>) -> (Option<Placed<Vec<ControllerUrl>>>
     let urls = field.map(|field| {
         let items = field.items("URLs");
         let value = items.iter().filter_map(|item| take_url(item, &base)).collect();
-        Placed { place: field.place, value }
+        Located { location: field.location, value }
     });
     (urls, tls)
 }
 
-/// With a remote controller its keys stand in its own file, and here they would be ignored.
+/// Refuses the keys of a controller in a file that names a remote controller: they belong in that controller's file.
 fn refuse_controller_keys(top: &mut Section<'_>) {
     for key in KEYS {
         match (key, top.field(key)) {
@@ -125,38 +124,38 @@ fn refuse_controller_keys(top: &mut Section<'_>) {
     }
 }
 
-fn choose(top: &Section<'_>, choice: &SourceChoice, keys: &ControllerKeys, urls: Option<&Placed<Vec<ControllerUrl>>>) -> Source {
+fn choose(top: &Section<'_>, choice: &SourceChoice, keys: &ControllerKeys, urls: Option<&Located<Vec<ControllerUrl>>>) -> Source {
     let manifests = |dir: &PathBuf| Source::Manifests { dir: dir.clone(), status_dir: keys.status_dir.clone() };
     let kubernetes = |file: &PathBuf| Source::Kubernetes { kubeconfig: Some(file.clone()), namespace: keys.namespace.clone() };
-    // Every source that the file names, with the key that names it.
+    // Every source that the file names, with its key.
     let named = [
-        ("manifests", keys.manifests.as_ref().map(|placed| (&placed.place, manifests(&placed.value)))),
-        ("kubernetes.kubeconfig", keys.kubeconfig.as_ref().map(|placed| (&placed.place, kubernetes(&placed.value)))),
-        // Reached only with a flag for another source, so that the value itself never counts.
-        ("controller", urls.map(|placed| (&placed.place, Source::Kubernetes { kubeconfig: None, namespace: None }))),
+        ("manifests", keys.manifests.as_ref().map(|located| (&located.location, manifests(&located.value)))),
+        ("kubernetes.kubeconfig", keys.kubeconfig.as_ref().map(|located| (&located.location, kubernetes(&located.value)))),
+        // Reached only with a flag for another source, so the value itself is never used.
+        ("controller", urls.map(|located| (&located.location, Source::Kubernetes { kubeconfig: None, namespace: None }))),
     ];
-    let mut named = named.into_iter().filter_map(|(key, source)| source.map(|(place, source)| (key, place, source)));
+    let mut named = named.into_iter().filter_map(|(key, source)| source.map(|(location, source)| (key, location, source)));
     let (flag, key, source) = match choice {
         SourceChoice::Replay(dir) => return manifests(dir),
         SourceChoice::Manifests(dir) => ("--manifests", "manifests", manifests(dir)),
         SourceChoice::Kubeconfig(file) => ("--kubeconfig", "kubernetes.kubeconfig", kubernetes(file)),
         SourceChoice::File | SourceChoice::Controller(_) => {
             let first = named.next();
-            if let (Some((first, ..)), Some((_, place, _))) = (&first, named.next()) {
-                top.reader.problem(place, format!("found a second source beside `{first}`; keep one of the two"));
+            if let (Some((first, ..)), Some((_, location, _))) = (&first, named.next()) {
+                top.reader.problem(location, format!("found a second source beside `{first}`; keep one of the two"));
             }
             return first.map_or_else(|| missing(top), |(_, _, source)| source);
         }
     };
-    for (_, place, _) in named.filter(|(named, ..)| *named != key) {
-        top.reader.problem(place, format!("found a second source beside the flag {flag}; leave one of the two out"));
+    for (_, location, _) in named.filter(|(named, ..)| *named != key) {
+        top.reader.problem(location, format!("found a second source beside the flag {flag}; leave one of the two out"));
     }
     source
 }
 
 fn missing(top: &Section<'_>) -> Source {
-    let place = Place { line: 0, key: String::new() };
+    let location = Location { line: 0, key: String::new() };
     let expected = "one of the keys `manifests`, `kubernetes.kubeconfig`, `controller.urls` or of the flags --manifests, --kubeconfig, --controller";
-    top.reader.problem(&place, format!("found no source of Services, expected {expected}"));
+    top.reader.problem(&location, format!("found no source of Services, expected {expected}"));
     Source::Kubernetes { kubeconfig: None, namespace: None }
 }

@@ -1,6 +1,9 @@
 //! Files as people write them, and what is said about them.
 
 use super::*;
+use std::collections::BTreeSet;
+
+use control::config::tree::Value;
 use control::dial::ControllerUrl;
 use control::settings::Source;
 use dataplane::{Link, Mac, PortIndex, TagKind, Vlan};
@@ -199,6 +202,30 @@ fn what_check_prints_reads_back_as_the_same_settings() {
         let settings = read(&text).unwrap();
         let effective = settings.effective();
         assert_eq!(read(&effective).as_ref(), Ok(&settings), "{effective}");
+    }
+}
+
+/// The keys of a mapping of the tree.
+fn keys_of(node: &Node) -> BTreeSet<&str> {
+    let Value::Map(entries) = &node.value else { panic!("{node:?}") };
+    entries.iter().map(|entry| entry.key.as_str()).collect()
+}
+
+#[test]
+fn check_prints_every_key_that_is_read() {
+    let effective = read(BASE).unwrap().effective();
+    let (tree, _) = control::config::tree::parse(&effective).unwrap();
+    let Value::Map(top) = &tree.value else { panic!("{effective}") };
+    // The message about an unknown key names the known ones, which are those that are read.
+    let read_beside = |text: &str| read(text).unwrap_err().split_once("known here are ").unwrap().1.replace(", ", "\n");
+    let known = read_beside(&format!("{effective}zzz: 1\n"));
+    assert_eq!(known.lines().collect::<BTreeSet<_>>(), keys_of(&tree));
+    let sections =
+        ["workers", "memory", "snat", "tunnel", "flows", "flowRecords", "admin", "metrics", "announce", "health", "defaults"];
+    for section in sections {
+        let printed = keys_of(&top.iter().find(|entry| entry.key == section).unwrap().node);
+        let known = read_beside(&effective.replace(&format!("{section}: {{"), &format!("{section}: {{zzz: 1, ")));
+        assert_eq!(known.lines().collect::<BTreeSet<_>>(), printed, "{section}");
     }
 }
 

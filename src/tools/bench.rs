@@ -1,5 +1,5 @@
-//! `sluiced bench`: measures the forwarding engine without a NIC. The worker is that of the gateway. Frames come from a trace
-//! of all flows in random order, and a sample of the transmitted packets is verified field by field.
+//! `sluiced bench`: measures the forwarding engine without a NIC. The worker is that of the gateway. Frames come from a
+//! trace of all flows in random order, and a sample of the transmitted packets is verified field by field.
 //!
 //! Figures of `--io mem` include the engine and the copy of each frame into a buffer; those of `--io ring` also DPDK's
 //! buffers and rings. Mode `none` measures the harness alone: a loop that only swaps MAC addresses.

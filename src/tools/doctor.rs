@@ -1,8 +1,8 @@
 //! `sluiced doctor`: what this machine has and lacks, and what to do about it.
 //!
-//! Invariant: the examination only reads, and only below one root directory, so that a test can examine a machine made of
-//! files. Facts that only the kernel knows are collected before and passed in. A requirement of the configuration that the
-//! machine does not meet is *missing*; a possible improvement is a *note*.
+//! Invariant: the examination only reads, and only below one root directory, so that a test can examine a machine made
+//! of files. Facts that only the kernel knows are collected before and passed in. A requirement of the configuration
+//! that the machine does not meet is *missing*; a possible improvement is a *note*.
 //!
 //! Deliberately not here: changing anything, and trying out a device.
 
@@ -37,8 +37,8 @@ pub enum DoctorError {
     Output(#[from] io::Error),
 }
 
-/// Examines this machine with the requirements of `config`, if given, and prints the table. Returns whether all requirements
-/// are met.
+/// Examines this machine with the requirements of `config`, if given, and prints the table. Returns whether all
+/// requirements are met.
 ///
 /// # Errors
 /// The configuration is invalid, or `out` cannot be written.
@@ -63,8 +63,8 @@ fn refused_cores(cores: &[usize]) -> Vec<(usize, String)> {
     cores.iter().filter_map(|&core| Some((core, why(core)?))).collect()
 }
 
-/// Examines the machine below `root` (`/` except in tests) for the requirements of a configuration. `refused_cores` are those
-/// to which the kernel refuses to pin threads, each with the reason.
+/// Examines the machine below `root` (`/` except in tests) for the requirements of a configuration. `refused_cores` are
+/// those to which the kernel refuses to pin threads, each with the reason.
 #[must_use]
 pub fn examine(root: &Root, needs: &Needs, dpdk_version: &str, refused_cores: &[(usize, String)]) -> Vec<Finding> {
     let mut findings = vec![devices::dpdk(root, dpdk_version)];

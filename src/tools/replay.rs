@@ -1,9 +1,9 @@
-//! `sluiced replay`: runs the forwarding engine over capture files, without NIC, clock or randomness of its own. The same
-//! input gives the same output, byte for byte.
+//! `sluiced replay`: runs the forwarding engine over capture files, without NIC, clock or randomness of its own. The
+//! same input gives the same output, byte for byte.
 //!
-//! Invariant: each input packet gets one line with its final verdict, in the order of the input. Before the first packet the
-//! gateway has started and announced its addresses. There are no probes, so every backend is usable; links, routes and
-//! neighbours come from `static` in the configuration. Deliberately not here: the decision about packets.
+//! Invariant: each input packet gets one line with its final verdict, in the order of the input. Before the first
+//! packet the gateway has started and announced its addresses. There are no probes, so every backend is usable; links,
+//! routes and neighbours come from `static` in the configuration. Deliberately not here: the decision about packets.
 
 mod capture;
 mod error;
@@ -65,14 +65,14 @@ pub fn replay(args: &ReplayArgs, out: &mut impl Write) -> Result<(), ReplayError
     outputs.finish()
 }
 
-/// The Ethernet address of a port without a configured one, because there is no device. It is locally administered and the
-/// same in every replay.
+/// The Ethernet address of a port without a configured one, because there is no device. It is locally administered and
+/// the same in every replay.
 fn stand_in_mac(PortIndex(n): PortIndex) -> Mac {
     Mac([0x02, 0, 0, 0, 0, n.saturating_add(1)])
 }
 
-/// Sets the destination of a frame to the port's Ethernet address. The captures of a port without a configured address may
-/// come from any machine, so every unicast frame counts as addressed to the port.
+/// Sets the destination of a frame to the port's Ethernet address. The captures of a port without a configured address
+/// may come from any machine, so every unicast frame counts as addressed to the port.
 fn redirect(frame: &mut [u8], mac: Mac) {
     if let Some(destination) = frame.first_chunk_mut().filter(|destination| destination[0] & 1 == 0) {
         *destination = mac.0;
@@ -445,8 +445,8 @@ endpoints: [{addresses: [10.0.0.12], conditions: {ready: true}}]
         }
     }
 
-    /// Replays the packets of one connection twice with Service `web` in a mode, and checks that both results are equal. Returns
-    /// the packets transmitted on the cluster port, without Ethernet headers.
+    /// Replays the packets of one connection twice with Service `web` in a mode, and checks that both results are
+    /// equal. Returns the packets transmitted on the cluster port, without Ethernet headers.
     fn in_mode(bench: &mut Bench, mode: &str, backend_port: u16) -> Vec<Vec<u8>> {
         let name =
             format!("{{name: web, namespace: default, annotations: {{sluice.dev/mode: {mode}, sluice.dev/target: endpoint}}}}");

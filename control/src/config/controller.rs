@@ -1,4 +1,4 @@
-//! The keys of a controller: in `sluice-controller`'s own file, or beside the gateway's where it is embedded.
+//! The keys of a controller, in the file of `sluice-controller` or, for an embedded controller, in the gateway's file.
 //!
 //! Invariant: [`key_values`] has every key, and reads back as the same settings.
 
@@ -13,11 +13,11 @@ use proto::limits::{CONTROLLER_ADMIN_LISTEN, DRAIN_TIMEOUT, LOAD_BALANCER_CLASS}
 use proto::{AddressRange, HealthCheck, Mode, Scheduler};
 
 use super::scalar::{CLASS_EXPECTED, DurationText, is_class, is_dns_label, scheduler};
-use super::{Field, Invalid, KeyValues, Logs, Placed, PlacedRange, Reader, Section};
+use super::{Field, Invalid, KeyValues, Located, LocatedRange, Logs, Reader, Section};
 use crate::settings::{ClaimClassless, ControllerSettings, Defaults, Listen, OwnershipRules, Source};
 use crate::spec::PoolSpec;
 
-/// Every top-level key that belongs to a controller and to no gateway.
+/// Every top-level key that belongs to the controller and not to the gateway.
 pub const KEYS: [&str; 15] = [
     "listen",
     "tls",
@@ -43,23 +43,23 @@ const GROUP_BYTES_MAX: usize = 45;
 /// Longest name of a Namespace, a DNS label.
 const NAMESPACE_BYTES_MAX: usize = 63;
 
-/// A controller's keys as read, before its source is chosen.
+/// The keys of a controller as read, before the source is chosen.
 #[derive(Clone, Debug)]
 pub struct ControllerKeys {
     /// Keys `listen`, `tls` and `advertise`.
     pub listen: Listen,
     /// Key `kubernetes.kubeconfig`.
-    pub kubeconfig: Option<Placed<PathBuf>>,
+    pub kubeconfig: Option<Located<PathBuf>>,
     /// Key `kubernetes.namespace`.
     pub namespace: Option<String>,
     /// Key `manifests`.
-    pub manifests: Option<Placed<PathBuf>>,
+    pub manifests: Option<Located<PathBuf>>,
     /// Key `statusDir`.
     pub status_dir: PathBuf,
     /// Key `health.listen`.
-    pub health_listen: Option<Placed<SocketAddr>>,
-    /// The ranges of all pools with their places, for checks against what else uses addresses.
-    pub ranges: Vec<PlacedRange>,
+    pub health_listen: Option<Located<SocketAddr>>,
+    /// The ranges of all pools with their locations, for checks against other uses of addresses.
+    pub ranges: Vec<LocatedRange>,
     group: String,
     load_balancer_class: String,
     ownership: OwnershipRules,
@@ -71,21 +71,21 @@ pub struct ControllerKeys {
 }
 
 impl ControllerKeys {
-    /// Takes every key of [`KEYS`].
+    /// Reads every key of [`KEYS`].
     pub fn take(top: &mut Section<'_>) -> Self {
         let (kubeconfig, namespace, load_balancer_class, classless) = take_kubernetes(top);
         let node_port_namespaces = top.selector("nodePortNamespaceSelector");
         let (external_ips_allowed, pools) = (take_external_ips(top), top.selector("poolSelector"));
         let ownership = OwnershipRules { classless, node_port_namespaces, external_ips_allowed, pools };
-        let place_of = top.field("manifests").map(|field| field.place);
-        let manifests = place_of.zip(top.path_of("manifests")).map(|(place, value)| Placed { place, value });
+        let location_of = top.field("manifests").map(|field| field.location);
+        let manifests = location_of.zip(top.path_of("manifests")).map(|(location, value)| Located { location, value });
         let cluster_cidrs = take_nets(top, "clusterCIDRs");
         let (pools, ranges) = super::pools::take(top, &load_balancer_class);
-        for (placed, net) in ranges.iter().flat_map(|placed| cluster_cidrs.iter().map(move |net| (placed, net))) {
-            if AddressRange::new(net.network(), net.broadcast()).is_ok_and(|cidr| cidr.overlaps(&placed.range)) {
+        for (located, net) in ranges.iter().flat_map(|located| cluster_cidrs.iter().map(move |net| (located, net))) {
+            if AddressRange::new(net.network(), net.broadcast()).is_ok_and(|cidr| cidr.overlaps(&located.range)) {
                 let message =
-                    format!("found {}, which overlaps {net} of `clusterCIDRs`; take addresses outside it", placed.range);
-                top.reader.problem(&placed.place, message);
+                    format!("found {}, which overlaps {net} of `clusterCIDRs`; take addresses outside it", located.range);
+                top.reader.problem(&located.location, message);
             }
         }
         let (health, health_listen) = take_health(top);
@@ -108,8 +108,8 @@ impl ControllerKeys {
         }
     }
 
-    /// The settings of a controller that follows `source` and keeps its lock in `lock_dir`, in a gateway that itself uses the
-    /// `reserved` addresses.
+    /// The settings of a controller that watches `source` and keeps its lock in `lock_dir`. `reserved` are the addresses of
+    /// the gateway that embeds it.
     #[must_use]
     pub fn settings(self, source: Source, reserved: Vec<IpAddr>, lock_dir: Option<&Path>) -> ControllerSettings {
         ControllerSettings {
@@ -129,16 +129,12 @@ impl ControllerKeys {
     }
 }
 
-fn take_kubernetes(top: &mut Section<'_>) -> (Option<Placed<PathBuf>>, Option<String>, String, ClaimClassless) {
+fn take_kubernetes(top: &mut Section<'_>) -> (Option<Located<PathBuf>>, Option<String>, String, ClaimClassless) {
     let mut section = top.section("kubernetes");
-    let place = section.field("kubeconfig").filter(|field| !field.is_empty()).map(|field| field.place);
-    let kubeconfig = place.and_then(|place| section.path_of("kubeconfig").map(|value| Placed { place, value }));
-    let namespace = section.field("namespace").and_then(|field| {
-        field.parse("the name of a Namespace", |text| is_dns_label(text, NAMESPACE_BYTES_MAX).then(|| text.to_owned()))
-    });
-    let class = section
-        .field("loadBalancerClass")
-        .and_then(|field| field.parse(CLASS_EXPECTED, |text| is_class(text).then(|| text.to_owned())));
+    let location = section.field("kubeconfig").filter(|field| !field.is_empty()).map(|field| field.location);
+    let kubeconfig = location.and_then(|location| section.path_of("kubeconfig").map(|value| Located { location, value }));
+    let namespace = section.text("namespace", "the name of a Namespace", |text| is_dns_label(text, NAMESPACE_BYTES_MAX));
+    let class = section.text("loadBalancerClass", CLASS_EXPECTED, is_class);
     let mut claim = section.section("claimClassless");
     let classless = ClaimClassless {
         enabled: claim.flag("enabled", false),
@@ -150,13 +146,12 @@ fn take_kubernetes(top: &mut Section<'_>) -> (Option<Placed<PathBuf>>, Option<St
     (kubeconfig, namespace, class.unwrap_or_else(|| LOAD_BALANCER_CLASS.to_owned()), classless)
 }
 
-/// Takes key `admin` of a controller that is a program of its own.
+/// Reads key `admin` of `sluice-controller`.
 fn take_admin(top: &mut Section<'_>, config_listen: Option<&Path>) -> PathBuf {
     let mut section = top.section("admin");
-    let place = section.place.clone();
     let listen = section.socket("listen", CONTROLLER_ADMIN_LISTEN);
     if config_listen == Some(&*listen) {
-        section.reader.problem(&place, format!("found unix:{}, which is `listen` too; give each its own", listen.display()));
+        section.problem(format!("found unix:{}, which is `listen` too; give each its own", listen.display()));
     }
     section.finish();
     listen
@@ -164,16 +159,14 @@ fn take_admin(top: &mut Section<'_>, config_listen: Option<&Path>) -> PathBuf {
 
 fn take_group(top: &mut Section<'_>) -> String {
     let expected = format!("a name of lower-case letters, digits and `-`, at most {GROUP_BYTES_MAX}");
-    let group =
-        top.field("group").and_then(|field| field.parse(expected, |text| is_dns_label(text, GROUP_BYTES_MAX).then_some(text)));
-    group.unwrap_or("default").to_owned()
+    top.text("group", expected, |text| is_dns_label(text, GROUP_BYTES_MAX)).unwrap_or_else(|| "default".to_owned())
 }
 
 fn take_defaults(top: &mut Section<'_>) -> Defaults {
     let mut section = top.section("defaults");
     let names: Vec<_> = Scheduler::ALL.iter().map(|scheduler| scheduler.as_str()).collect();
     let expected = format!("{}, or its name in IPVS", names.join(" or "));
-    let chosen = section.field("scheduler").and_then(|field| field.parse(expected, scheduler));
+    let chosen = section.parse("scheduler", expected, scheduler);
     let day = Duration::from_secs(86_400);
     let defaults = Defaults {
         mode: section.one_of("mode", Mode::ALL, Mode::Nat),
@@ -184,18 +177,17 @@ fn take_defaults(top: &mut Section<'_>) -> Defaults {
     defaults
 }
 
-/// Key `health`: how backends are probed, and where this program is asked for its own health.
-fn take_health(top: &mut Section<'_>) -> (HealthCheck, Option<Placed<SocketAddr>>) {
+/// Reads key `health`: how backends are probed, and the address of this program's own health endpoints.
+fn take_health(top: &mut Section<'_>) -> (HealthCheck, Option<Located<SocketAddr>>) {
     let default = HealthCheck::default();
     let mut section = top.section("health");
-    let place = section.place.clone();
     let address = |text: &str| text.parse().ok().filter(|address: &SocketAddr| address.port() > 0);
     let listen = section.field("listen").filter(|field| !field.is_empty()).and_then(|field| {
         let value = field.parse("IP:PORT or [IP]:PORT", address)?;
-        Some(Placed { place: field.place, value })
+        Some(Located { location: field.location, value })
     });
     let health = HealthCheck {
-        // Ten probes a second and target is what a backend should still not notice.
+        // At most ten probes a second for each target, a load that a backend should not notice.
         interval: section.duration("interval", Duration::from_millis(100)..=Duration::from_secs(600), default.interval),
         timeout: section.duration("timeout", Duration::from_millis(10)..=Duration::from_secs(60), default.timeout),
         rise: section.number("rise", 1..=100, default.rise),
@@ -206,7 +198,7 @@ fn take_health(top: &mut Section<'_>) -> (HealthCheck, Option<Placed<SocketAddr>
     if health.timeout > health.interval {
         let (timeout, interval) = (DurationText(health.timeout), DurationText(health.interval));
         let message = format!("timeout {timeout} is longer than interval {interval}; expected it to be at most as long");
-        section.reader.problem(&place, message);
+        section.problem(message);
     }
     section.finish();
     (health, listen)
@@ -242,21 +234,21 @@ fn take_external_ips(top: &mut Section<'_>) -> Vec<IpNet> {
 /// The file of `sluice-controller`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ControllerFile {
-    /// What it controls, and how.
+    /// The settings of the controller.
     pub settings: ControllerSettings,
-    /// Socket that `sluice.v1.Admin` is served on.
+    /// The socket of `sluice.v1.Admin`.
     pub admin_listen: PathBuf,
-    /// Key `health.listen`: where `/livez` and `/readyz` are served.
+    /// Key `health.listen`: the address of `/livez` and `/readyz`.
     pub health_listen: Option<SocketAddr>,
-    /// What it logs.
+    /// Key `logs`.
     pub logs: Logs,
 }
 
 impl ControllerFile {
-    /// Reads `sluice-controller`'s own file.
+    /// Reads the file of `sluice-controller`.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// All problems of the file.
     pub fn read(file: &Path) -> Result<Self, Invalid> {
         let (reader, root) = Reader::open(file)?;
         let mut top = reader.section(&root);
@@ -265,21 +257,21 @@ impl ControllerFile {
         let admin_listen = take_admin(&mut top, keys.listen.unix.as_deref());
         top.finish();
         if let (Some(manifests), Some(_)) = (&keys.manifests, &keys.kubeconfig) {
-            reader.problem(&manifests.place, "found a second source beside `kubernetes.kubeconfig`; keep one of the two");
+            reader.problem(&manifests.location, "found a second source beside `kubernetes.kubeconfig`; keep one of the two");
         }
-        let health_listen = keys.health_listen.as_ref().map(|placed| placed.value);
+        let health_listen = keys.health_listen.as_ref().map(|located| located.value);
         let tcp = keys.listen.tcp.as_ref().map(|tcp| tcp.address);
         if let (Some(health), Some(tcp)) =
             (&keys.health_listen, tcp.filter(|tcp| health_listen.map(|at| at.port()) == Some(tcp.port())))
         {
             let found = health.value;
-            reader.problem(&health.place, format!("found {found}, the port of `listen` ({tcp}); give each a port of its own"));
+            reader.problem(&health.location, format!("found {found}, the port of `listen` ({tcp}); give each a port of its own"));
         }
         reader.finish()?;
         let source = match (&keys.manifests, &keys.kubeconfig) {
             (Some(dir), _) => Source::Manifests { dir: dir.value.clone(), status_dir: keys.status_dir.clone() },
             (None, kubeconfig) => Source::Kubernetes {
-                kubeconfig: kubeconfig.as_ref().map(|placed| placed.value.clone()),
+                kubeconfig: kubeconfig.as_ref().map(|located| located.value.clone()),
                 namespace: keys.namespace.clone(),
             },
         };

@@ -17,6 +17,7 @@ pub struct KeyValues(Vec<(&'static str, KeyValue)>);
 enum KeyValue {
     Plain(Json),
     List(FlowSeq<Vec<Json>>),
+    Map(FlowMap<serde_json::Map<String, Json>>),
     Section(FlowMap<KeyValues>),
     Block(KeyValues),
     Items(Vec<KeyValues>),
@@ -28,12 +29,14 @@ impl KeyValues {
         self
     }
 
-    /// Adds a key. An absent value is printed as `null`, a list on one line.
+    /// Adds a key. An absent value is printed as `null`; a list or a mapping on one line.
     #[must_use]
     pub fn with(self, key: &'static str, value: impl Serialize) -> Self {
         // Only a map with keys that are no texts, or a path that is no UTF-8, cannot be converted; settings have neither.
         let value = match serde_json::to_value(value).unwrap_or_default() {
-            Json::Array(items) => KeyValue::List(FlowSeq(items)),
+            // An empty `FlowSeq` would make serde-saphyr 2.0 print the next list on one line too.
+            Json::Array(items) if !items.is_empty() => KeyValue::List(FlowSeq(items)),
+            Json::Object(keys) if !keys.is_empty() => KeyValue::Map(FlowMap(keys)),
             other => KeyValue::Plain(other),
         };
         self.push(key, value)
@@ -96,6 +99,8 @@ impl fmt::Display for KeyValues {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use proptest::prelude::*;
 
     use super::super::tree::{Value, parse};
@@ -108,6 +113,9 @@ mod tests {
         };
         let keys = KeyValues::default()
             .items("ports", [port("a"), port("off")])
+            .section("snat", KeyValues::default().with("addresses", [""; 0]))
+            .section("tls", KeyValues::default())
+            .items("pools", [KeyValues::default().with("name", "p").with("selector", BTreeMap::from([("team", "edge")]))])
             .section("workers", KeyValues::default().with("cores", [1, 2]).with("poll", "busy"))
             .block("static", KeyValues::default().items("routes", []));
         let expected = "\
@@ -118,6 +126,11 @@ ports:
   - name: \"off\"
     addresses: [192.0.2.2/24, \"::1\"]
     mac: null
+snat: {addresses: []}
+tls: {}
+pools:
+  - name: p
+    selector: {team: edge}
 workers: {cores: [1, 2], poll: busy}
 static:
   routes: []

@@ -1,4 +1,4 @@
-//! Keys `listen`, `tls` and `advertise`: where a controller serves gateways, and as whom.
+//! Keys `listen`, `tls` and `advertise`: the addresses and certificates that a controller serves gateways with.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use proto::limits::CONFIG_LISTEN;
 
 use super::scalar::{self, is_dns_name};
-use super::{KeyValues, Place, Section};
+use super::{KeyValues, Location, Section};
 use crate::dial::ControllerUrl;
 use crate::settings::{CertificateFiles, Certificates, Listen, ListenTcp};
 
@@ -18,12 +18,12 @@ enum Address {
     Tcp(SocketAddr),
 }
 
-/// Takes the keys.
+/// Reads the three keys.
 pub(super) fn take(top: &mut Section<'_>) -> Listen {
     let base = top.reader.base();
     let (mut unix, mut tcp): (Option<PathBuf>, Option<SocketAddr>) = (None, None);
     let field = top.field("listen");
-    let place = field.as_ref().map(|field| field.place.clone());
+    let location = field.as_ref().map(|field| field.location.clone());
     for item in field.iter().flat_map(|field| field.one_or_more()) {
         let parse = |text: &str| match text.parse::<SocketAddr>() {
             Ok(address) if address.port() == 0 => Err("expected a port from 1 to 65535".to_owned()),
@@ -40,27 +40,31 @@ pub(super) fn take(top: &mut Section<'_>) -> Listen {
             item.problem("found a second address of its kind; keep one unix socket and one TCP address at most");
         }
     }
-    let (certificates, tls_place) = take_certificates(top);
+    let (certificates, tls_location) = take_certificates(top);
     let advertise = top.field("advertise");
-    let advertise = advertise.and_then(|field| Some((field.place.clone(), field.try_parse("https://HOST:PORT", str::parse)?)));
-    let no_effect = |place: &Place| {
-        top.reader
-            .problem(place, "found without a TCP address in `listen`, where it would have no effect; add one, or leave it out");
+    let advertise = advertise.and_then(|field| Some((field.location.clone(), field.try_parse("https://HOST:PORT", str::parse)?)));
+    let no_effect = |location: &Location| {
+        top.reader.problem(
+            location,
+            "found without a TCP address in `listen`, where it would have no effect; add one, or leave it out",
+        );
     };
     let tcp = match (tcp, certificates) {
         (Some(address), Some(certificates)) => {
             Some(ListenTcp { address, certificates, advertise: advertise.map(|(_, url)| url) })
         }
         (Some(address), None) => {
-            if let Some(place) = place.filter(|_| tls_place.is_none()) {
-                top.reader
-                    .problem(&place, format!("found {address}, and no certificates; name them by `tls`, or use a unix socket"));
+            if let Some(location) = location.filter(|_| tls_location.is_none()) {
+                top.reader.problem(
+                    &location,
+                    format!("found {address}, and no certificates; name them by `tls`, or use a unix socket"),
+                );
             }
             None
         }
         (None, _) => {
-            tls_place.iter().for_each(no_effect);
-            advertise.iter().for_each(|(place, _)| no_effect(place));
+            tls_location.iter().for_each(no_effect);
+            advertise.iter().for_each(|(location, _)| no_effect(location));
             None
         }
     };
@@ -70,9 +74,9 @@ pub(super) fn take(top: &mut Section<'_>) -> Listen {
     Listen { unix, tcp }
 }
 
-/// Takes key `tls`, and where it stands if it asks for anything.
-fn take_certificates(top: &mut Section<'_>) -> (Option<Certificates>, Option<Place>) {
-    let place = top.field("tls").filter(|field| !field.is_empty()).map(|field| field.place);
+/// Reads key `tls`. The location is that of a key that is not empty.
+fn take_certificates(top: &mut Section<'_>) -> (Option<Certificates>, Option<Location>) {
+    let location = top.field("tls").filter(|field| !field.is_empty()).map(|field| field.location);
     let mut section = top.section("tls");
     let secret = section.field("secret").filter(|field| !field.is_empty());
     let certificates = match secret {
@@ -89,10 +93,10 @@ fn take_certificates(top: &mut Section<'_>) -> (Option<Certificates>, Option<Pla
         None => take_files(&mut section).map(Certificates::Files),
     };
     section.finish();
-    (certificates, place)
+    (certificates, location)
 }
 
-/// Takes keys `ca`, `cert` and `key` of a section: all, or none.
+/// Reads keys `ca`, `cert` and `key` of a section: all, or none.
 pub fn take_files(section: &mut Section<'_>) -> Option<CertificateFiles> {
     let paths = ["ca", "cert", "key"].map(|key| section.path_of(key));
     if paths.iter().all(Option::is_none) {
@@ -101,7 +105,7 @@ pub fn take_files(section: &mut Section<'_>) -> Option<CertificateFiles> {
     if let [Some(ca), Some(cert), Some(key)] = paths {
         return Some(CertificateFiles { ca, cert, key });
     }
-    section.reader.problem(&section.place.clone(), "expected all of `ca`, `cert` and `key`: paths of PEM files");
+    section.problem("expected all of `ca`, `cert` and `key`: paths of PEM files");
     None
 }
 
@@ -127,7 +131,7 @@ pub fn files_key_values(CertificateFiles { ca, cert, key }: &CertificateFiles) -
     KeyValues::default().with("ca", ca).with("cert", cert).with("key", key)
 }
 
-/// The URL of a controller, as a gateway dials it.
+/// Reads the URL of a controller, as a gateway dials it.
 pub fn take_url(field: &super::Field<'_>, base: &std::path::Path) -> Option<ControllerUrl> {
     field.try_parse("unix:PATH or https://HOST:PORT", |text| ControllerUrl::parse(text, base))
 }

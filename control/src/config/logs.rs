@@ -1,4 +1,4 @@
-//! Key `logs`, of both programs.
+//! Key `logs` of both programs.
 
 use serde::Serialize;
 
@@ -52,7 +52,7 @@ pub struct Logs {
 }
 
 impl Logs {
-    /// Takes key `logs`.
+    /// Reads key `logs`.
     pub fn take(top: &mut Section<'_>) -> Self {
         let mut section = top.section("logs");
         let levels = [LogLevel::Error, LogLevel::Warn, LogLevel::Info, LogLevel::Debug, LogLevel::Trace];

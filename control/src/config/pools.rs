@@ -1,5 +1,4 @@
-//! Key `pools`: addresses that VIPs are taken from, without overlaps. The keys of a pool are the fields of an
-//! `AddressPool`.
+//! Key `pools`: the addresses that VIPs are allocated from, without overlaps. A pool has the fields of an `AddressPool`.
 //!
 //! Invariant: [`key_values`] has every key, and reads back as the same pool.
 
@@ -7,34 +6,33 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use proto::{AddressRange, Announce};
 
 use super::scalar::{CLASS_EXPECTED, is_class};
-use super::{Field, KeyValues, Place, Section, scalar};
+use super::{Field, KeyValues, Location, Section, scalar};
 use crate::crd;
 use crate::spec::PoolSpec;
 use crate::spec::pool::unreachable;
 
-/// A pool's range and where it stands.
+/// A range of a pool with its location.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PlacedRange {
-    /// Name of its pool.
+pub struct LocatedRange {
+    /// Name of the pool.
     pub pool: String,
-    /// Where the file says so.
-    pub place: Place,
+    /// Line and key of the range.
+    pub location: Location,
     /// The addresses.
     pub range: AddressRange,
-    /// How routers learn of them.
+    /// How the addresses become reachable.
     pub announce: Announce,
 }
 
-/// Takes key `pools`, for a controller of this class.
-pub(super) fn take(top: &mut Section<'_>, class: &str) -> (Vec<PoolSpec>, Vec<PlacedRange>) {
+/// Reads key `pools` for a controller of this load balancer class.
+pub(super) fn take(top: &mut Section<'_>, class: &str) -> (Vec<PoolSpec>, Vec<LocatedRange>) {
     let mut pools: Vec<PoolSpec> = Vec::new();
-    let mut placed: Vec<PlacedRange> = Vec::new();
+    let mut located: Vec<LocatedRange> = Vec::new();
     for field in top.items("pools", "pools") {
         let mut section = field.section();
         let name = take_name(&mut section, &pools);
         let announce = section.one_of("announce", &[Announce::L2, Announce::Routed], Announce::L2);
-        let ranges = take_ranges(&mut section, &name, announce, &mut placed);
-        let limit = section.field("maxPerNamespace");
+        let ranges = take_ranges(&mut section, &name, announce, &mut located);
         let expected = format!("a number from 1 to {}", crd::PER_NAMESPACE_MAX);
         let parse = |text: &str| text.parse().ok().filter(|n| (1..=crd::PER_NAMESPACE_MAX).contains(n));
         pools.push(PoolSpec {
@@ -44,7 +42,7 @@ pub(super) fn take(top: &mut Section<'_>, class: &str) -> (Vec<PoolSpec>, Vec<Pl
             priority: section.number("priority", 0..=crd::PRIORITY_MAX, 0),
             namespaces: section.selector("namespaceSelector"),
             services: section.selector("serviceSelector"),
-            max_per_namespace: limit.and_then(|field| field.parse(expected, parse)),
+            max_per_namespace: section.parse("maxPerNamespace", expected, parse),
             load_balancer_class: take_class(&mut section, class),
             allow_cross_namespace_sharing: section.flag("allowCrossNamespaceSharing", false),
             internal: section.flag("internal", false),
@@ -52,13 +50,13 @@ pub(super) fn take(top: &mut Section<'_>, class: &str) -> (Vec<PoolSpec>, Vec<Pl
         });
         section.finish();
     }
-    (pools, placed)
+    (pools, located)
 }
 
 const EXPECTED_RANGE: &str = "addresses, CIDRs or ranges FIRST-LAST";
 const EXPECTED_RANGES: &str = "a list of addresses, CIDRs or ranges FIRST-LAST, such as [192.0.2.100-192.0.2.199]";
 
-fn take_ranges(section: &mut Section<'_>, pool: &str, announce: Announce, placed: &mut Vec<PlacedRange>) -> Vec<AddressRange> {
+fn take_ranges(section: &mut Section<'_>, pool: &str, announce: Announce, located: &mut Vec<LocatedRange>) -> Vec<AddressRange> {
     let addresses = section.required("addresses", EXPECTED_RANGES);
     let items = addresses.as_ref().map(|field| field.items(EXPECTED_RANGE)).unwrap_or_default();
     if let Some(field) = addresses.filter(Field::is_empty) {
@@ -67,14 +65,14 @@ fn take_ranges(section: &mut Section<'_>, pool: &str, announce: Announce, placed
     let mut ranges = Vec::new();
     for item in items {
         let Some(range) = take_range(&item) else { continue };
-        match placed.iter().find(|other| other.range.overlaps(&range)) {
+        match located.iter().find(|other| other.range.overlaps(&range)) {
             Some(other) => item.problem(format!(
                 "found {range}, which overlaps {} of `{}` (line {}); an address belongs to one pool, once",
-                other.range, other.place.key, other.place.line
+                other.range, other.location.key, other.location.line
             )),
             None => ranges.push(range),
         }
-        placed.push(PlacedRange { pool: pool.to_owned(), place: item.place.clone(), range, announce });
+        located.push(LocatedRange { pool: pool.to_owned(), location: item.location.clone(), range, announce });
     }
     ranges
 }
@@ -100,7 +98,7 @@ fn take_range(item: &Field<'_>) -> Option<AddressRange> {
     Some(range)
 }
 
-/// A pool of another installation in this one's own file would never be used.
+/// Refuses another class: a pool of another class in this file would never be used.
 fn take_class(section: &mut Section<'_>, class: &str) -> Option<String> {
     let field = section.field("loadBalancerClass")?;
     let found = field.parse(CLASS_EXPECTED, |text| is_class(text).then(|| text.to_owned()))?;

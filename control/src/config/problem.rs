@@ -1,36 +1,36 @@
-//! What is wrong with a configuration file, and where.
+//! The problems of a configuration file with their locations.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// A place in a configuration file: the line, and the key as a path such as `ports[0].mtu`.
+/// A location in a configuration file: the line, and the key as a path such as `ports[0].mtu`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
-    /// Counted from 1; 0 stands for what no line of the file caused (a command-line flag, a file that cannot be read).
+pub struct Location {
+    /// Counted from 1; 0 for problems without a line (a command-line flag, a file that cannot be read).
     pub line: usize,
     /// Path of the key; empty for the file as a whole.
     pub key: String,
 }
 
-/// A value and where it stands.
+/// A value with its location.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Placed<T> {
-    /// Where the file says so.
-    pub place: Place,
+pub struct Located<T> {
+    /// Its line and key.
+    pub location: Location,
     /// The value.
     pub value: T,
 }
 
-/// One mistake.
+/// One problem.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
-    /// Where it is.
-    pub place: Place,
-    /// What was found, what was expected, what to do; without the place.
+    /// Line and key.
+    pub location: Location,
+    /// What was found, what was expected and what to do; without the location.
     pub message: String,
 }
 
-/// A configuration file that cannot be used, with everything that is wrong with it, in the order of the file.
+/// An invalid configuration file with all its problems, in the order of the file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Invalid {
     /// The file.
@@ -43,7 +43,7 @@ impl Invalid {
     /// An error about the file as a whole.
     #[must_use]
     pub fn whole(file: PathBuf, message: String) -> Self {
-        Self { file, problems: vec![Problem { place: Place { line: 0, key: String::new() }, message }] }
+        Self { file, problems: vec![Problem { location: Location { line: 0, key: String::new() }, message }] }
     }
 }
 
@@ -54,11 +54,11 @@ impl fmt::Display for Invalid {
                 writeln!(f)?;
             }
             write!(f, "{}:", self.file.display())?;
-            if problem.place.line > 0 {
-                write!(f, "{}:", problem.place.line)?;
+            if problem.location.line > 0 {
+                write!(f, "{}:", problem.location.line)?;
             }
-            if !problem.place.key.is_empty() {
-                write!(f, " key `{}`:", problem.place.key)?;
+            if !problem.location.key.is_empty() {
+                write!(f, " key `{}`:", problem.location.key)?;
             }
             write!(f, " {}", problem.message)?;
         }

@@ -1,7 +1,7 @@
-//! Taking keys out of a mapping: each key that is asked for becomes known, each mistake is collected, and what nobody
-//! asked for is an unknown key.
+//! Reads the keys of a mapping. Each key that is read becomes a known key, every mistake is collected, and keys of the file
+//! that were never read are reported as unknown.
 //!
-//! Invariant: a method that gives a default or nothing where the file holds a value has reported why.
+//! Invariant: a method that returns a default or nothing although the file has a value has reported a problem.
 
 use std::cell::RefCell;
 use std::fmt::Display;
@@ -13,15 +13,15 @@ use serde::Serialize;
 
 use super::scalar::{self, DurationText};
 use super::tree::{self, Entry, Node, Value};
-use super::{Invalid, Place, Problem};
+use super::{Invalid, Location, Problem};
 
-/// What every refusal of a value that is not built yet says.
+/// Message about values of features that are not built yet.
 const NOT_BUILT: &str = "not built in this version; leave it out";
-/// Names this similar (Jaro-Winkler) are offered as what was meant: `adress` and `addresses` score 0.91,
-/// `poll` and `ports` 0.63.
+/// Known keys with at least this Jaro-Winkler similarity are suggested: `adress` and `addresses` score 0.91, `poll` and
+/// `ports` 0.63.
 const SIMILAR: f64 = 0.8;
 
-/// The text that serde prints a plain value with.
+/// The text of a value as serde serialises it.
 fn name(value: &impl Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(text)) => text,
@@ -29,7 +29,7 @@ fn name(value: &impl Serialize) -> String {
     }
 }
 
-/// A configuration file being read, and what is wrong with it so far.
+/// A configuration file that is being read, with the problems found so far.
 #[derive(Debug)]
 pub struct Reader {
     file: PathBuf,
@@ -40,7 +40,7 @@ impl Reader {
     /// Reads and parses a file.
     ///
     /// # Errors
-    /// When it cannot be read or is no YAML.
+    /// When the file cannot be read or is not YAML.
     pub fn open(file: &Path) -> Result<(Self, Node), Invalid> {
         let text = std::fs::read_to_string(file).map_err(|error| {
             let message = format!("cannot be read: {error}; give an existing, readable file of UTF-8 text with --config");
@@ -52,9 +52,9 @@ impl Reader {
     /// Parses a text as the content of `file`.
     ///
     /// # Errors
-    /// When it is no YAML, or no mapping.
+    /// When the text is not YAML, or not a mapping.
     pub fn parse(file: &Path, text: &str) -> Result<(Self, Node), Invalid> {
-        let problem = |line, message| Problem { place: Place { line, key: String::new() }, message };
+        let problem = |line, message| Problem { location: Location { line, key: String::new() }, message };
         let invalid = |problems| Invalid { file: file.to_owned(), problems };
         let (root, errors) = tree::parse(text).map_err(|error| invalid(vec![problem(error.line, error.message)]))?;
         let mut problems: Vec<_> = errors.into_iter().map(|error| problem(error.line, error.message)).collect();
@@ -68,26 +68,26 @@ impl Reader {
     /// The mapping at the top of the file.
     #[must_use]
     pub fn section<'a>(&'a self, root: &'a Node) -> Section<'a> {
-        Field { reader: self, place: Place { line: root.line, key: String::new() }, node: root }.section()
+        Field { reader: self, location: Location { line: root.line, key: String::new() }, node: root }.section()
     }
 
-    /// Where relative paths of the file start: its own directory, absolute, so that moving what `check` prints to
-    /// another directory changes nothing.
+    /// The base of relative paths: the directory of the file as an absolute path, so that the output of `check` means the same
+    /// in any directory.
     #[must_use]
     pub fn base(&self) -> PathBuf {
         let dir = self.file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned())
     }
 
-    /// Notes a mistake.
-    pub fn problem(&self, place: &Place, message: impl Into<String>) {
-        self.problems.borrow_mut().push(Problem { place: place.clone(), message: message.into() });
+    /// Records a problem.
+    pub fn problem(&self, location: &Location, message: impl Into<String>) {
+        self.problems.borrow_mut().push(Problem { location: location.clone(), message: message.into() });
     }
 
-    /// Ends the reading.
+    /// Ends reading.
     ///
     /// # Errors
-    /// When anything was wrong: all of it, in the order of the file.
+    /// All problems, in the order of the file.
     pub fn finish(self) -> Result<(), Invalid> {
         let mut problems = self.problems.into_inner();
         problems.sort();
@@ -100,23 +100,23 @@ impl Reader {
 #[derive(Clone, Debug)]
 pub struct Field<'a> {
     reader: &'a Reader,
-    /// Where it stands.
-    pub place: Place,
+    /// Its line and key.
+    pub location: Location,
     node: &'a Node,
 }
 
 impl<'a> Field<'a> {
-    /// Notes a mistake of this value.
+    /// Records a problem with this value.
     pub fn problem(&self, message: impl Into<String>) {
-        self.reader.problem(&self.place, message);
+        self.reader.problem(&self.location, message);
     }
 
-    /// Refuses what it asks for.
+    /// Records that the feature it asks for is not built.
     pub fn not_built(&self) {
         self.problem(NOT_BUILT);
     }
 
-    /// Notes that something else was expected.
+    /// Records that another value was expected.
     pub fn unexpected(&self, expected: impl Display) {
         let found = match &self.node.value {
             Value::Null => "nothing".to_owned(),
@@ -127,7 +127,7 @@ impl<'a> Field<'a> {
         self.problem(format!("found {found}, expected {expected}"));
     }
 
-    /// Whether it asks for nothing: an empty text, list or mapping.
+    /// Whether it is an empty text, list or mapping.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         match &self.node.value {
@@ -138,7 +138,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// Its text, made a value by `parse`; nothing, and reported, where that fails.
+    /// Parses its text. Returns nothing, and records a problem, if `parse` does or if the value is no text.
     pub fn parse<T>(&self, expected: impl Display, parse: impl FnOnce(&'a str) -> Option<T>) -> Option<T> {
         let value = match &self.node.value {
             Value::Scalar(text) => parse(text),
@@ -150,42 +150,41 @@ impl<'a> Field<'a> {
         value
     }
 
-    /// Its text, made a value by a parser that says what is wrong.
+    /// Parses its text with a parser that returns an error message.
     pub fn try_parse<T, E: Display>(&self, expected: impl Display, parse: impl FnOnce(&'a str) -> Result<T, E>) -> Option<T> {
         let text = self.parse(expected, Some)?;
         parse(text).map_err(|error| self.problem(format!("found `{text}`, {error}"))).ok()
     }
 
-    /// Its items; none, and reported, where it is no list.
+    /// Its items; none, with a problem recorded, if it is no list.
     #[must_use]
     pub fn items(&self, expected: impl Display) -> Vec<Self> {
         let Value::List(items) = &self.node.value else {
             self.unexpected(format!("a list of {expected}"));
             return Vec::new();
         };
-        let place = |index, node: &Node| Place { line: node.line, key: format!("{}[{index}]", self.place.key) };
-        items.iter().enumerate().map(|(i, node)| Self { reader: self.reader, place: place(i, node), node }).collect()
+        let location = |index, node: &Node| Location { line: node.line, key: format!("{}[{index}]", self.location.key) };
+        items.iter().enumerate().map(|(i, node)| Self { reader: self.reader, location: location(i, node), node }).collect()
     }
 
-    /// The keys of the mapping that it is, and their values; none, and reported, where it is none. For mappings whose keys
-    /// are the file's own.
+    /// Its keys and values; none, with a problem recorded, if it is no mapping. For mappings with free keys, such as labels.
     #[must_use]
     pub fn entries(&self) -> Vec<(&'a str, Self)> {
-        let Section { reader, place, entries, .. } = self.section();
+        let Section { reader, location, entries, .. } = self.section();
         let field = |entry: &'a Entry| {
-            let place = Place { line: entry.line, key: format!("{}.{}", place.key, entry.key) };
-            (entry.key.as_str(), Self { reader, place, node: &entry.node })
+            let location = Location { line: entry.line, key: format!("{}.{}", location.key, entry.key) };
+            (entry.key.as_str(), Self { reader, location, node: &entry.node })
         };
         entries.iter().map(field).collect()
     }
 
-    /// Its items, or where it is no list itself as the only one.
+    /// Its items; the value itself if it is no list.
     #[must_use]
     pub fn one_or_more(&self) -> Vec<Self> {
         if matches!(self.node.value, Value::List(_)) { self.items("values") } else { vec![self.clone()] }
     }
 
-    /// The mapping that it is; an empty one, and reported, where it is none.
+    /// It as a mapping; an empty one, with a problem recorded, if it is none.
     #[must_use]
     pub fn section(&self) -> Section<'a> {
         let entries: &[Entry] = match &self.node.value {
@@ -196,59 +195,88 @@ impl<'a> Field<'a> {
                 &[]
             }
         };
-        Section { reader: self.reader, place: self.place.clone(), entries, known: Vec::new() }
+        Section { reader: self.reader, location: self.location.clone(), entries, known: Vec::new() }
     }
 }
 
-/// A mapping whose keys are being taken. End it with [`Section::finish`].
+/// A mapping that is being read. End it with [`Section::finish`].
 #[derive(Debug)]
 pub struct Section<'a> {
     /// The file.
     pub reader: &'a Reader,
-    /// Where it stands; of an absent one, where it would.
-    pub place: Place,
+    /// Its line and key; of an absent mapping, those of the parent's line.
+    pub location: Location,
     entries: &'a [Entry],
     known: Vec<&'static str>,
 }
 
 impl<'a> Section<'a> {
     fn path(&self, key: &str) -> String {
-        if self.place.key.is_empty() { key.to_owned() } else { format!("{}.{key}", self.place.key) }
+        if self.location.key.is_empty() { key.to_owned() } else { format!("{}.{key}", self.location.key) }
     }
 
-    /// The value of a key, unless it is absent or null.
+    /// Records a problem with the mapping.
+    pub fn problem(&self, message: impl Into<String>) {
+        self.reader.problem(&self.location, message);
+    }
+
+    /// Records a problem with a key at the line of the mapping, for keys that are absent or that have several lines.
+    pub fn problem_of(&self, key: &str, message: impl Into<String>) {
+        self.reader.problem(&Location { line: self.location.line, key: self.path(key) }, message);
+    }
+
+    /// The value of a key; nothing if the key is absent or null.
     pub fn field(&mut self, key: &'static str) -> Option<Field<'a>> {
         if !self.known.contains(&key) {
             self.known.push(key);
         }
         let entry = self.entries.iter().find(|entry| entry.key == key && entry.node.value != Value::Null)?;
-        Some(Field { reader: self.reader, place: Place { line: entry.line, key: self.path(key) }, node: &entry.node })
+        Some(Field { reader: self.reader, location: Location { line: entry.line, key: self.path(key) }, node: &entry.node })
     }
 
-    /// The value of a key that must be there.
+    /// The value of a required key.
     pub fn required(&mut self, key: &'static str, expected: impl Display) -> Option<Field<'a>> {
         let field = self.field(key);
         if field.is_none() {
-            let place = Place { line: self.place.line, key: self.path(key) };
-            self.reader.problem(&place, format!("missing, expected {expected}"));
+            self.problem_of(key, format!("missing, expected {expected}"));
         }
         field
     }
 
-    /// The mapping under a key; an empty one where it is absent.
+    /// Parses the text of a key, like [`Field::parse`]; nothing if the key is absent.
+    pub fn parse<T>(&mut self, key: &'static str, expected: impl Display, parse: impl FnOnce(&'a str) -> Option<T>) -> Option<T> {
+        self.field(key)?.parse(expected, parse)
+    }
+
+    /// [`Section::parse`] for a required key.
+    pub fn parse_required<T>(
+        &mut self,
+        key: &'static str,
+        expected: impl Display,
+        parse: impl FnOnce(&'a str) -> Option<T>,
+    ) -> Option<T> {
+        self.required(key, &expected)?.parse(expected, parse)
+    }
+
+    /// The text of a key, if it `is_legal`.
+    pub fn text(&mut self, key: &'static str, expected: impl Display, is_legal: impl FnOnce(&str) -> bool) -> Option<String> {
+        self.parse(key, expected, |text| is_legal(text).then(|| text.to_owned()))
+    }
+
+    /// The mapping under a key; an empty one if the key is absent.
     pub fn section(&mut self, key: &'static str) -> Self {
         match self.field(key) {
             Some(field) => field.section(),
             None => Self {
                 reader: self.reader,
-                place: Place { line: self.place.line, key: self.path(key) },
+                location: Location { line: self.location.line, key: self.path(key) },
                 entries: &[],
                 known: Vec::new(),
             },
         }
     }
 
-    /// The items of the list under a key; none where it is absent.
+    /// The items of the list under a key; none if the key is absent.
     pub fn items(&mut self, key: &'static str, expected: impl Display) -> Vec<Field<'a>> {
         self.field(key).map(|field| field.items(expected)).unwrap_or_default()
     }
@@ -260,7 +288,7 @@ impl<'a> Section<'a> {
     {
         let expected = format!("a number from {} to {}", limits.start(), limits.end());
         let parse = |text: &str| text.parse().ok().filter(|n| limits.contains(n));
-        self.field(key).and_then(|field| field.parse(expected, parse)).unwrap_or(default)
+        self.parse(key, expected, parse).unwrap_or(default)
     }
 
     /// A duration within limits.
@@ -268,7 +296,7 @@ impl<'a> Section<'a> {
         let (first, last) = (DurationText(*limits.start()), DurationText(*limits.end()));
         let expected = format!("a duration from {first} to {last}, such as 500ms, 1s, 15m or 2h");
         let parse = |text: &str| scalar::duration(text).filter(|d| limits.contains(d));
-        self.field(key).and_then(|field| field.parse(expected, parse)).unwrap_or(default)
+        self.parse(key, expected, parse).unwrap_or(default)
     }
 
     /// `true` or `false`.
@@ -297,28 +325,28 @@ impl<'a> Section<'a> {
         default
     }
 
-    /// A `unix:PATH`.
+    /// The path of a `unix:PATH`.
     pub fn socket(&mut self, key: &'static str, default: &str) -> PathBuf {
         let base = self.reader.base();
         let read = self.field(key).and_then(|field| field.try_parse("unix:PATH", |text| scalar::socket(text, &base)));
         read.unwrap_or_else(|| PathBuf::from(default.trim_start_matches("unix:")))
     }
 
-    /// A path; a relative one is taken from the directory of the file.
+    /// A path; relative paths start at [`Reader::base`].
     pub fn path_of(&mut self, key: &'static str) -> Option<PathBuf> {
         let base = self.reader.base();
         let absolute = |text: &str| std::path::absolute(base.join(text)).ok();
-        self.field(key)?.parse("a path", |text| if text.is_empty() { None } else { absolute(text) })
+        self.parse(key, "a path", |text| if text.is_empty() { None } else { absolute(text) })
     }
 
-    /// A key of a feature that this version lacks: refused unless it asks for nothing.
+    /// A key of a feature that is not built: refused unless its value is empty.
     pub fn unbuilt(&mut self, key: &'static str) {
         if let Some(field) = self.field(key).filter(|field| !field.is_empty()) {
             field.not_built();
         }
     }
 
-    /// Ends the section: what was not asked for is unknown.
+    /// Ends the section, and records every key that was never read as unknown.
     pub fn finish(self) {
         for entry in self.entries.iter().filter(|entry| !self.known.contains(&entry.key.as_str())) {
             let similarity = |key: &str| strsim::jaro_winkler(&entry.key, key);
@@ -327,8 +355,8 @@ impl<'a> Section<'a> {
                 Some(key) if similarity(key) >= SIMILAR => format!("did you mean `{key}`?"),
                 _ => format!("known here are {}", self.known.join(", ")),
             };
-            let place = Place { line: entry.line, key: self.place.key.clone() };
-            self.reader.problem(&place, format!("unknown key `{}`, {advice}", entry.key));
+            let location = Location { line: entry.line, key: self.location.key.clone() };
+            self.reader.problem(&location, format!("unknown key `{}`, {advice}", entry.key));
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Label selectors in configuration, as Kubernetes writes them: `matchLabels` and `matchExpressions`, or the labels alone
-//! as `{team: edge}`. An empty one selects everything.
+//! Label selectors in the configuration, in the form of Kubernetes with `matchLabels` and `matchExpressions`, or as labels
+//! alone, such as `{team: edge}`. An empty selector selects everything.
 //!
 //! Invariant: what the API server would refuse is refused here.
 
@@ -17,13 +17,13 @@ const EXPECTED_KEY: &str = "a label's key such as team or example.com/team";
 const EXPECTED_VALUE: &str = "a label's value: letters, digits, `-`, `_` and `.`, at most 63";
 
 impl Section<'_> {
-    /// A label selector; absent or empty, it selects everything.
+    /// A label selector. It selects everything if the key is absent or empty.
     pub fn selector(&mut self, key: &'static str) -> Selector {
         self.field(key).map(|field| selector(&field)).unwrap_or_default()
     }
 }
 
-/// Reads one selector. What is wrong with it is reported, and then left out.
+/// Reads a selector without its invalid parts, which are recorded as problems.
 fn selector(field: &Field<'_>) -> Selector {
     let entries = field.entries();
     let is_long = entries.iter().any(|(key, _)| matches!(*key, "matchLabels" | "matchExpressions"));
@@ -37,7 +37,7 @@ fn selector(field: &Field<'_>) -> Selector {
     } else {
         read.match_labels = Some(labels_of(&entries));
     }
-    // Every operator that passed `requirement` is one that the conversion knows.
+    // The conversion fails only for operators that `requirement` does not accept.
     Selector::try_from(read).unwrap_or_default()
 }
 
@@ -65,15 +65,13 @@ fn requirement(field: &Field<'_>) -> Option<LabelSelectorRequirement> {
     let items = listed.as_ref().map(|field| field.items("values")).unwrap_or_default();
     let parse = |text: &str| is_label_value(text).then(|| text.to_owned());
     let values: Vec<String> = items.iter().filter_map(|item| item.parse(EXPECTED_VALUE, parse)).collect();
-    let place = section.place.clone();
-    let reader = section.reader;
     section.finish();
     let (key, operator) = (key?, operator?);
     let takes_values = matches!(operator, "In" | "NotIn");
     if takes_values && items.is_empty() {
-        reader.problem(&place, format!("operator {operator} has no `values`; list at least one"));
+        field.problem(format!("operator {operator} has no `values`; list at least one"));
     } else if !takes_values && !items.is_empty() {
-        reader.problem(&place, format!("operator {operator} takes no `values`; leave them out"));
+        field.problem(format!("operator {operator} takes no `values`; leave them out"));
     }
     Some(LabelSelectorRequirement { key, operator: operator.to_owned(), values: takes_values.then_some(values) })
 }

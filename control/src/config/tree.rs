@@ -1,26 +1,27 @@
-//! YAML text as a tree whose nodes know their line. Scalars keep their text as written, so that `off`, `1e3` or
-//! `0000:3b:00.0` mean what the reader of the key says and not what a YAML schema makes of them.
+//! YAML text as a tree with the line of each node. Scalars keep their text as written: the reader of a key decides what
+//! `off`, `1e3` or `0000:3b:00.0` mean, not a YAML schema.
 //!
-//! Deliberately not here: anchors, aliases, tags and merge keys. A configuration needs none of them, and each is a way
-//! for a file to say something else than it seems to; they are refused by line.
+//! Deliberately not here: anchors, aliases, tags and merge keys, which are refused with their line. A configuration needs none
+//! of them, and with each of them a file can mean something else than it appears to. serde-saphyr, which is built on the same
+//! parser, accepts them silently and stops at the first mistake (decision 40).
 
 use std::collections::HashMap;
 
 use granit_parser::{Event, Parser, ScalarStyle, ScanError, Span, Tag};
 
-/// A value and the line that it begins on.
+/// A value with its line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     /// Counted from 1.
     pub line: usize,
-    /// What stands there.
+    /// The value.
     pub value: Value,
 }
 
-/// What can stand in a YAML file.
+/// A YAML value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// Nothing, `~` or `null`: as if the key were not there.
+    /// Nothing, `~` or `null`: the same as an absent key.
     Null,
     /// Any other scalar, unquoted and unescaped.
     Scalar(String),
@@ -41,7 +42,7 @@ pub struct Entry {
     pub node: Node,
 }
 
-/// Something that is not YAML, or not the part of YAML that is read here.
+/// Invalid YAML, or a refused construct of YAML.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct SyntaxError {
@@ -51,11 +52,11 @@ pub struct SyntaxError {
     pub message: String,
 }
 
-/// Parses one YAML document. An empty file is an empty mapping. Duplicate keys and refused constructs come beside the
-/// tree, in the order of the file, so that the rest can be judged too.
+/// Parses one YAML document. An empty file is an empty mapping. Duplicate keys and refused constructs are returned beside the
+/// tree, in the order of the file, so that the rest of the file can be checked too.
 ///
 /// # Errors
-/// The first error of a text that is no YAML, since nothing after it can be trusted.
+/// The first syntax error; the text behind it cannot be interpreted.
 pub fn parse(text: &str) -> Result<(Node, Vec<SyntaxError>), SyntaxError> {
     let options = granit_parser::options! { emit_comments: false };
     let mut builder = Builder { parser: Parser::new_from_str_with_options(text, options), errors: Vec::new() };

@@ -1,8 +1,9 @@
-//! Answers to requests that the controller forwards for operators (`sluice.v1.Fleet`), on a stream beside that of the state.
+//! Answers to requests that the controller forwards for operators (`sluice.v1.Fleet`), on a stream beside that of the
+//! state.
 //!
-//! Invariant: requests are answered one after another, from memory. A controller that does not read its answers blocks this
-//! stream only, with one pending answer.
-//! Deliberately not here: the answers themselves, which come from the admin API.
+//! Invariant: requests are answered one after another, from memory. A controller that does not read its answers blocks
+//! this stream only, with one pending answer. Deliberately not here: the answers themselves, which come from the admin
+//! API.
 
 use std::fmt;
 use std::sync::Arc;

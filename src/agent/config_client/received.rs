@@ -1,7 +1,7 @@
 //! The received state: applies the messages of a controller.
 //!
-//! Invariant: a Service that a message does not change keeps its `Arc`, so that it is not compiled again. A Service that this
-//! version cannot decode is stored as refused, with the reason; it is not served, and all others are.
+//! Invariant: a Service that a message does not change keeps its `Arc`, so that it is not compiled again. A Service
+//! that this version cannot decode is stored as refused, with the reason; it is not served, and all others are.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -88,8 +88,8 @@ impl Received {
         Ok(GatewayState { state, origin: Origin::Controller })
     }
 
-    /// Applies node sets: Services that refer to one get its newest version, whether or not they were sent again. A set that
-    /// cannot be decoded counts as missing.
+    /// Applies node sets: Services that refer to one get its newest version, whether or not they were sent again. A set
+    /// that cannot be decoded counts as missing.
     fn take_sets(&mut self, messages: Vec<v1::NodeSet>, services: &mut Services) {
         if messages.is_empty() {
             return;

@@ -1,9 +1,9 @@
-//! Reports to the controller: whether the gateway is ready, the number of healthy backends of each service, refused services,
-//! and the applied generation.
+//! Reports to the controller: whether the gateway is ready, the number of healthy backends of each service, refused
+//! services, and the applied generation.
 //!
-//! Invariant: the first report of a stream contains all services, later ones the differences. A report or an acknowledgement
-//! is composed when the stream can take it, so that a slow controller gets the newest one and nothing is queued.
-//! Deliberately not here: health itself, which this gateway applies by itself (`compile_loop`).
+//! Invariant: the first report of a stream contains all services, later ones the differences. A report or an
+//! acknowledgement is composed when the stream can take it, so that a slow controller gets the newest one and nothing
+//! is queued. Deliberately not here: health itself, which this gateway applies by itself (`compile_loop`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -14,9 +14,11 @@ use tokio::net::{TcpSocket, TcpStream};
 
 use super::{Outcome, Target};
 
-/// File descriptors reserved for the rest of the program: sockets, taps, files, epoll (about 60 in use with eight ports).
+/// File descriptors reserved for the rest of the program: sockets, taps, files, epoll (about 60 in use with eight
+/// ports).
 const DESCRIPTORS_KEPT: u64 = 256;
-/// Maximum number of concurrent probes. 100,000 targets at an interval of 1 s, of which 4 % take the whole 500 ms, need 2,000.
+/// Maximum number of concurrent probes. 100,000 targets at an interval of 1 s, of which 4 % take the whole 500 ms, need
+/// 2,000.
 const CONCURRENCY_MAX: u64 = 4096;
 /// Minimum number of concurrent probes, however few descriptors there are.
 const CONCURRENCY_MIN: u64 = 16;
@@ -29,8 +31,8 @@ pub fn concurrency(descriptors: u64) -> usize {
     usize::try_from(probes).unwrap_or(usize::MAX)
 }
 
-/// Probes `target` from `source_port`, or from any port, for `timeout` at most: a TCP connection, which is reset afterwards. A
-/// reset leaves no TIME_WAIT behind, of which one probe per second would accumulate 60 per target.
+/// Probes `target` from `source_port`, or from any port, for `timeout` at most: a TCP connection, which is reset
+/// afterwards. A reset leaves no TIME_WAIT behind, of which one probe per second would accumulate 60 per target.
 pub async fn probe(target: Target, source_port: Option<u16>, timeout: Duration) -> Outcome {
     let answer = tokio::time::timeout(timeout, ask(target, source_port));
     answer.await.unwrap_or_else(|_| Outcome::Failed(format!("no answer within {timeout:?}")))
@@ -55,8 +57,8 @@ async fn ask(target: Target, source_port: Option<u16>) -> Outcome {
     }
 }
 
-/// Concurrent probes of one backend through several VIPs use the same source port. Linux distinguishes them by the VIP, and
-/// permits this for sockets with SO_REUSEADDR.
+/// Concurrent probes of one backend through several VIPs use the same source port. Linux distinguishes them by the VIP,
+/// and permits this for sockets with SO_REUSEADDR.
 async fn connect(address: SocketAddr, source_port: Option<u16>) -> io::Result<TcpStream> {
     let Some(port) = source_port else { return TcpStream::connect(address).await };
     let (socket, any) = match address {
@@ -68,8 +70,9 @@ async fn connect(address: SocketAddr, source_port: Option<u16>) -> io::Result<Tc
     socket.connect(address).await
 }
 
-/// Asks kube-proxy for the health of its node: `GET /healthz` at the `healthCheckNodePort` of a Service. It answers 200 while the
-/// node has ready endpoints of the Service and kube-proxy is healthy. The caller bounds the time; the body is not read.
+/// Asks kube-proxy for the health of its node: `GET /healthz` at the `healthCheckNodePort` of a Service. It answers 200
+/// while the node has ready endpoints of the Service and kube-proxy is healthy. The caller bounds the time; the body is
+/// not read.
 async fn ask_node_health(stream: TcpStream, target: SocketAddr) -> Outcome {
     let request = Request::get("/healthz").header("host", target.to_string()).header("connection", "close");
     let Ok(request) = request.body(Empty::<Bytes>::new()) else {
@@ -94,16 +97,16 @@ async fn ask_node_health(stream: TcpStream, target: SocketAddr) -> Outcome {
     }
 }
 
-/// Whether Linux has a route to an address; connecting a UDP socket sends nothing. Packets of clients to a VIP do not use
-/// routes of Linux, so a gateway without a route to the VIP, which is possible for a `routed` pool, must not blame backends.
-/// An unreachable message of a node for the VIP still counts.
+/// Whether Linux has a route to an address; connecting a UDP socket sends nothing. Packets of clients to a VIP do not
+/// use routes of Linux, so a gateway without a route to the VIP, which is possible for a `routed` pool, must not blame
+/// backends. An unreachable message of a node for the VIP still counts.
 fn has_route(to: SocketAddr) -> bool {
     let any = if to.is_ipv4() { IpAddr::from(Ipv4Addr::UNSPECIFIED) } else { IpAddr::from(Ipv6Addr::UNSPECIFIED) };
     UdpSocket::bind((any, 0)).is_ok_and(|socket| socket.connect(to).is_ok())
 }
 
-/// Whether an error means that this machine lacks a resource. "Unreachable" is not one of them: forwarding to an unreachable
-/// target fails as well.
+/// Whether an error means that this machine lacks a resource. "Unreachable" is not one of them: forwarding to an
+/// unreachable target fails as well.
 fn is_ours(error: &io::Error) -> bool {
     /// Error numbers of Linux, equal on every architecture that DPDK supports.
     const ENOMEM: i32 = 12;

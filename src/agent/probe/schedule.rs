@@ -1,5 +1,6 @@
-//! The schedule of probes. The first probe of a new target is at a random time within its first interval, so that a thousand
-//! new backends cause no burst. Later probes follow at the interval, counted from the start of the previous probe.
+//! The schedule of probes. The first probe of a new target is at a random time within its first interval, so that a
+//! thousand new backends cause no burst. Later probes follow at the interval, counted from the start of the previous
+//! probe.
 //!
 //! Invariant: a target is either waiting or being probed, never both.
 

@@ -1,7 +1,7 @@
 //! Probe tags: source ports that identify the backend of a probe to a VIP.
 //!
-//! In modes that rewrite no address, a probe goes to the VIP itself, which every backend of the Service accepts. Its source
-//! port identifies the backend, and the engine sends the probe there (FORWARDING 12).
+//! In modes that rewrite no address, a probe goes to the VIP itself, which every backend of the Service accepts. Its
+//! source port identifies the backend, and the engine sends the probe there (FORWARDING 12).
 //!
 //! Invariant: a backend keeps its port while it is probed. Prober and engine use the same table.
 
@@ -30,8 +30,8 @@ impl Tags {
         Self { table, ports, next: PROBE_PORT_FIRST }
     }
 
-    /// Assigns a port to every backend that is probed through a VIP, and releases the ports of all others. Targets without a
-    /// free port are removed from `targets`; returns their number.
+    /// Assigns a port to every backend that is probed through a VIP, and releases the ports of all others. Targets
+    /// without a free port are removed from `targets`; returns their number.
     pub(super) fn follow(&mut self, targets: &mut Targets) -> usize {
         let wanted: BTreeMap<IpAddr, ()> = targets.keys().filter_map(|target| Some((target.tagged()?, ()))).collect();
         self.ports.retain(|backend, _| wanted.contains_key(backend));

@@ -1,8 +1,8 @@
 //! Probe targets of a state. A target is an address and a kind of probe; services with equal probes share it.
 //!
-//! A backend may depend on several targets: services with different ports, or a probe and the answer of kube-proxy on its
-//! node. It is unhealthy while any of them fails. The result of a probe through a VIP, or of kube-proxy, applies to that
-//! service only, because the same node may serve another service.
+//! A backend may depend on several targets: services with different ports, or a probe and the answer of kube-proxy on
+//! its node. It is unhealthy while any of them fails. The result of a probe through a VIP, or of kube-proxy, applies to
+//! that service only, because the same node may serve another service.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -27,8 +27,8 @@ pub struct Subject {
 /// All targets of a state.
 pub type Targets = BTreeMap<Target, Check>;
 
-/// Settings and backends of a target. Services that share it use the strictest of their settings: the smallest interval,
-/// timeout and `fall`, the largest `rise`.
+/// Settings and backends of a target. Services that share it use the strictest of their settings: the smallest
+/// interval, timeout and `fall`, the largest `rise`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
     /// Time between the starts of two probes.
@@ -62,8 +62,8 @@ impl Check {
     }
 }
 
-/// The targets of `state`, for a gateway that serves node ports on `node_port_addresses`. Draining backends, and backends of
-/// ports without frontends, are not probed, because they get no new flows.
+/// The targets of `state`, for a gateway that serves node ports on `node_port_addresses`. Draining backends, and
+/// backends of ports without frontends, are not probed, because they get no new flows.
 #[must_use]
 pub fn targets(state: &State, node_port_addresses: &[IpAddr]) -> Targets {
     let mut targets = Targets::new();

@@ -18,8 +18,8 @@ use super::tracker::{Health, HealthChange, HealthTracker};
 use super::{Outcome, Target};
 use crate::watch::send_if_changed;
 
-/// Minimum time between two evaluations of the state: 100,000 backends take about 100 ms of a core. A new backend is usable
-/// before its first probe, so nothing waits for this.
+/// Minimum time between two evaluations of the state: 100,000 backends take about 100 ms of a core. A new backend is
+/// usable before its first probe, so nothing waits for this.
 const FOLLOWED_EVERY: Duration = Duration::from_millis(200);
 
 /// Output of the task, from which it continues after a restart.
@@ -31,9 +31,9 @@ pub struct Findings {
     pub tags: watch::Sender<ProbeTags>,
 }
 
-/// Probes the targets of the state in `known` until its sender is dropped, at most `concurrency` at once. Beyond that limit
-/// probes are delayed, never skipped. Ports of NodePort Services are probed if this gateway serves their family at
-/// `node_port_addresses`.
+/// Probes the targets of the state in `known` until its sender is dropped, at most `concurrency` at once. Beyond that
+/// limit probes are delayed, never skipped. Ports of NodePort Services are probed if this gateway serves their family
+/// at `node_port_addresses`.
 pub async fn run<F: Future<Output = Outcome>>(
     probe: impl Fn(Target, Option<u16>, Duration) -> F,
     mut known: watch::Receiver<Option<GatewayState>>,

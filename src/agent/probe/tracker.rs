@@ -1,8 +1,8 @@
 //! The health of every target: results in, failing backends out.
 //!
-//! A target starts healthy and becomes unhealthy after `fall` consecutive failed probes; `rise` consecutive passed ones make
-//! it healthy again. A target from a state on disk starts unproven, until its first passed probe (CONTROL section 2). A
-//! result for a removed target changes nothing.
+//! A target starts healthy and becomes unhealthy after `fall` consecutive failed probes; `rise` consecutive passed ones
+//! make it healthy again. A target from a state on disk starts unproven, until its first passed probe (CONTROL section
+//! 2). A result for a removed target changes nothing.
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,8 +16,8 @@ use super::target::{Check, Subject, Targets};
 pub struct Health {
     /// Backends with at least one failing target.
     pub failing: HashSet<Subject>,
-    /// For a state from disk: backends whose targets have all passed a probe. Empty for a controller's state, which needs no
-    /// proof.
+    /// For a state from disk: backends whose targets have all passed a probe. Empty for a controller's state, which
+    /// needs no proof.
     pub proven: HashSet<Subject>,
 }
 
@@ -50,8 +50,9 @@ pub struct HealthTracker {
 }
 
 impl HealthTracker {
-    /// A tracker without targets. `before` is the last output of an earlier tracker: targets that failed start as failing, and
-    /// proven ones stay proven, so that a restart of the task neither sends flows to dead backends nor cuts off healthy ones.
+    /// A tracker without targets. `before` is the last output of an earlier tracker: targets that failed start as
+    /// failing, and proven ones stay proven, so that a restart of the task neither sends flows to dead backends nor
+    /// cuts off healthy ones.
     #[must_use]
     pub fn resuming(before: Health) -> Self {
         Self { before, ..Self::default() }
@@ -138,8 +139,8 @@ mod tests {
     }
 
     proptest! {
-        /// The model examines the whole history: a target changes when the last `fall` (or `rise`) results since its last change
-        /// all contradict its health.
+        /// The model examines the whole history: a target changes when the last `fall` (or `rise`) results since its
+        /// last change all contradict its health.
         #[test]
         fn health_turns_after_as_many_contrary_results_in_a_row_as_configured(
             rise in 1u32..4, fall in 1u32..4, results in prop::collection::vec(any::<bool>(), 0..40),

@@ -1,8 +1,8 @@
-//! Reconciles the twin of a port while the gateway runs: it gets the port's Ethernet address and follows its link, and one that
-//! somebody deleted is made again.
+//! Reconciles the twin of a port while the gateway runs: it gets the port's Ethernet address and follows its link, and
+//! one that somebody deleted is made again.
 //!
-//! Invariant: what goes wrong with one twin is tried again later, and touches no other port. Deliberately not here: routes over a
-//! twin, which Linux removes when the twin is deleted, and which the operator must add again.
+//! Invariant: what goes wrong with one twin is tried again later, and touches no other port. Deliberately not here:
+//! routes over a twin, which Linux removes when the twin is deleted, and which the operator must add again.
 
 use dataplane::Mac;
 use tokio::time::Instant;

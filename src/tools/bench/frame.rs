@@ -1,6 +1,6 @@
-//! Frames: builds what clients and backends send, and parses what left the engine, by fixed offsets and with every checksum
-//! computed in full. Shares no code with the engine.
-//! Deliberately not here: whether a frame is what should have left.
+//! Frames: builds what clients and backends send, and parses what left the engine, by fixed offsets and with every
+//! checksum computed in full. Shares no code with the engine. Deliberately not here: whether a frame is what should
+//! have left.
 
 use std::net::IpAddr;
 
@@ -55,7 +55,8 @@ const SENDER_MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
 
-/// Builds the frame of a segment that acknowledges number 1. IPv4's identification is always the same: nothing is fragmented.
+/// Builds the frame of a segment that acknowledges number 1. IPv4's identification is always the same: nothing is
+/// fragmented.
 pub(super) fn build(destination_mac: Mac, segment: &Segment) -> Vec<u8> {
     let Segment { source, destination, flags, sequence } = *segment;
     let mut tcp = [source.1.to_be_bytes(), destination.1.to_be_bytes()].concat();

@@ -1,5 +1,5 @@
-//! The harness: feeds frames into one side of a gateway and collects transmitted packets. There are two, one in memory and
-//! one over DPDK's rings.
+//! The harness: feeds frames into one side of a gateway and collects transmitted packets. There are two, one in memory
+//! and one over DPDK's rings.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -185,8 +185,8 @@ impl Harness for Memory {
     }
 }
 
-/// Copies a frame into a buffer. The frame lengths of traces are listed, because a copy of constant length compiles to a few
-/// moves, any other to a call.
+/// Copies a frame into a buffer. The frame lengths of traces are listed, because a copy of constant length compiles to
+/// a few moves, any other to a call.
 #[inline(always)]
 fn fill<B: Buffer>(buffer: &mut B, frame: &[u8]) {
     if !buffer.resize(frame.len()) {

@@ -179,8 +179,8 @@ impl Clock {
         Self { start: Instant::now(), poll_ns: None, polls: std::cell::Cell::new(0), ahead_ns: 0 }
     }
 
-    /// With new flows, the time is scaled so that nine tenths of the table fill up during the 30 s of a flow's opening state and
-    /// the 9 s until the sweep removes it. In a flood, time stands still.
+    /// With new flows, the time is scaled so that nine tenths of the table fill up during the 30 s of a flow's opening
+    /// state and the 9 s until the sweep removes it. In a flood, time stands still.
     fn simulated(options: &BenchArgs) -> Self {
         let poll_ns = if options.flood { 0 } else { 39_000_000_000 * BURST / (u64::from(options.flows) * 9 / 10).max(1) };
         Self { poll_ns: Some(poll_ns), ..Self::real() }
@@ -376,8 +376,8 @@ impl CounterReading {
         }
     }
 
-    /// Checks that all packets belong to known flows and were transmitted; otherwise the figures would include packets that cost
-    /// nothing.
+    /// Checks that all packets belong to known flows and were transmitted; otherwise the figures would include packets
+    /// that cost nothing.
     fn expect_no_drops(&self) -> Result<(), BenchError> {
         let named: Vec<String> = self.named().into_iter().map(|(reason, n)| format!("{n} as {reason}")).collect();
         if named.is_empty() { Ok(()) } else { Err(BenchError::Dropped(named.join(", "))) }

@@ -57,7 +57,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Two workers at the same time: packets and rates are added, times a packet are their mean, percentiles those of the slower.
+    /// Two workers at the same time: packets and rates are added, times a packet are their mean, percentiles those of
+    /// the slower.
     #[allow(clippy::cast_precision_loss)] // counts stay below 2^53
     pub(super) fn and(mut self, other: Self) -> Self {
         let (mine, theirs) = (self.packets as f64, other.packets as f64);

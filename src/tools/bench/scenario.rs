@@ -1,5 +1,5 @@
-//! The measured gateway: two ports, services with backends behind a router, enough SNAT addresses for the flows. Addresses
-//! are those that RFC 2544 and RFC 5180 reserve for benchmarks.
+//! The measured gateway: two ports, services with backends behind a router, enough SNAT addresses for the flows.
+//! Addresses are those that RFC 2544 and RFC 5180 reserve for benchmarks.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -117,8 +117,8 @@ pub(super) fn config(options: &BenchArgs, family: Family) -> Config {
     }
 }
 
-/// The network: both ports have a router; clients are behind one, backends behind the other. In mode `dsr` backends are on
-/// the link.
+/// The network: both ports have a router; clients are behind one, backends behind the other. In mode `dsr` backends are
+/// on the link.
 pub(super) fn network(options: &BenchArgs, family: Family) -> Network {
     let (clients, uplink, backends, cluster) = match family {
         Family::V4 => ("0.0.0.0/0", "192.0.2.1", "172.16.0.0/12", "192.168.0.1"),

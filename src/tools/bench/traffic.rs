@@ -9,7 +9,8 @@ use super::scenario::{self, client, vip};
 use super::worker_flows::WorkerFlows;
 use crate::cli::BenchArgs;
 
-/// A cache line of a trace. The alignment puts a large trace into huge pages, so that the harness does not measure the TLB.
+/// A cache line of a trace. The alignment puts a large trace into huge pages, so that the harness does not measure the
+/// TLB.
 #[derive(Clone, Copy, IntoBytes, Immutable)]
 #[repr(C, align(64))]
 struct CacheLine([u8; 64]);
@@ -78,8 +79,8 @@ pub(super) fn flow_frame(options: &BenchArgs, family: Family, flow: u32, kind: T
     bytes
 }
 
-/// Fisher-Yates shuffle with a 64-bit linear congruential generator (Knuth's MMIX): repeatable, and random enough to defeat
-/// prefetching.
+/// Fisher-Yates shuffle with a 64-bit linear congruential generator (Knuth's MMIX): repeatable, and random enough to
+/// defeat prefetching.
 fn shuffle(items: &mut [u32], seed: u64) {
     let mut state = seed | 1;
     for i in (1..items.len()).rev() {

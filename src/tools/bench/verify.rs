@@ -1,5 +1,5 @@
-//! Verification of transmitted packets: every field that a mode rewrites or adds, every checksum in full, and that no two
-//! flows look the same to a backend. The sequence number, which no mode changes, identifies a flow.
+//! Verification of transmitted packets: every field that a mode rewrites or adds, every checksum in full, and that no
+//! two flows look the same to a backend. The sequence number, which no mode changes, identifies a flow.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -82,8 +82,8 @@ impl<'o> Verifier<'o> {
         self.remember(flow, Mapping { source: seen.source, tunnel: seen.tunnel, backend: destination })
     }
 
-    /// The backend that a packet reaches, by the field that determines it in this mode, if it belongs to the service and all
-    /// other fields are right.
+    /// The backend that a packet reaches, by the field that determines it in this mode, if it belongs to the service
+    /// and all other fields are right.
     fn expect_backend(&self, service: u32, seen: &TcpFrame) -> Result<(IpAddr, u16), BenchError> {
         let each = self.options.backends;
         let mac = |n| if self.mode == Mode::Dsr { backend_mac(service, n, each) } else { ROUTER_MAC };

@@ -1,5 +1,5 @@
-//! Setup of each of several workers: its snapshots, its view of the other workers, and its flows. A worker gets the packets of
-//! its own flows, as from a NIC with RSS, and still computes their owner.
+//! Setup of each of several workers: its snapshots, its view of the other workers, and its flows. A worker gets the
+//! packets of its own flows, as from a NIC with RSS, and still computes their owner.
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -4,8 +4,8 @@ use super::finding::Finding;
 use super::needs::Needs;
 use super::root::{Root, show_list};
 
-/// `refused` are the cores to which the kernel refuses to pin threads, with the reason. The CPU mask does not show this:
-/// `isolcpus` removes cores from it to which workers can be pinned.
+/// `refused` are the cores to which the kernel refuses to pin threads, with the reason. The CPU mask does not show
+/// this: `isolcpus` removes cores from it to which workers can be pinned.
 pub(super) fn examine(root: &Root, needs: &Needs, refused: &[(usize, String)]) -> Vec<Finding> {
     let online = root.list("/sys/devices/system/cpu/online");
     let mut findings = vec![Finding::ok("cores online", show_list(&online))];

@@ -4,8 +4,8 @@ use super::finding::Finding;
 use super::needs::Needs;
 use super::root::Root;
 
-/// Neighbour table size below which there is a note: every on-link client and backend needs an entry, and beyond the limit
-/// Linux drops silently.
+/// Neighbour table size below which there is a note: every on-link client and backend needs an entry, and beyond the
+/// limit Linux drops silently.
 const NEIGHBOURS_AMPLE: u64 = 8192;
 
 /// A capability, its number in `linux/capability.h`, and what it is for.

@@ -1,7 +1,7 @@
 //! Capture files: pcap and pcapng in, merged by time; pcap out.
 //!
-//! Invariant: the times in the merged stream never decrease. Files are read packet by packet, never as a whole. Deliberately
-//! not here: processing the packets.
+//! Invariant: the times in the merged stream never decrease. Files are read packet by packet, never as a whole.
+//! Deliberately not here: processing the packets.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Cursor, Read, Write};

@@ -58,7 +58,8 @@ pub enum ReplayError {
 }
 
 impl ReplayError {
-    /// Whether the usage or the configuration is invalid (exit code 2), rather than the run having failed (exit code 1).
+    /// Whether the usage or the configuration is invalid (exit code 2), rather than the run having failed (exit code
+    /// 1).
     #[must_use]
     pub const fn is_usage(&self) -> bool {
         matches!(self, Self::Settings(_) | Self::UnknownPort { .. } | Self::SameFile { .. } | Self::Manifests { .. })

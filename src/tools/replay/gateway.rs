@@ -1,7 +1,7 @@
 //! One worker over memory ports, driven by the times of captured packets.
 //!
-//! Invariant: the worker's clock is that of the captures with an offset. Between packets the worker is polled as often as its
-//! timers need, so that flows expire and held packets are dropped as in a running gateway.
+//! Invariant: the worker's clock is that of the captures with an offset. Between packets the worker is polled as often
+//! as its timers need, so that flows expire and held packets are dropped as in a running gateway.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -26,8 +26,8 @@ const STEP_NS: u64 = 1 << 27;
 const QUIET_POLLS: u32 = 16;
 /// Flows per poll of a step: a worker sweeps 64 flows in one poll, and the whole table in 64 ticks.
 const FLOWS_PER_POLL: u64 = 64 * 64;
-/// How long the gateway runs after the last packet, so that held packets get a verdict: they wait 1 s for a neighbour, 2 s
-/// for a first fragment.
+/// How long the gateway runs after the last packet, so that held packets get a verdict: they wait 1 s for a neighbour,
+/// 2 s for a first fragment.
 const REST_NS: u64 = 2_000_000_000;
 /// Seed of the worker's tables; it only has to be constant.
 const SEED: u64 = 0x5eed;
