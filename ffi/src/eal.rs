@@ -145,7 +145,7 @@ pub fn version() -> String {
 
 /// Whether to use hugepages.
 fn choose_memory(config: &EalConfig, free_mb: u64) -> Result<bool, Error> {
-    let has_pci = config.devices.iter().any(|device| matches!(device, Device::Pci { .. }));
+    let has_pci = config.devices.iter().any(Device::is_pci);
     let required = has_pci || config.hugepages == Hugepages::Require;
     if free_mb >= config.memory_mb && (required || config.hugepages == Hugepages::Auto) {
         return Ok(true);
@@ -186,7 +186,7 @@ fn arguments(config: &EalConfig, hugepages: bool, cores: &[usize]) -> Vec<String
     // --in-memory needs no hugetlbfs mount; DPDK 22.11 refuses it together with --no-huge.
     let memory: &[&str] = if hugepages { &["--in-memory"] } else { &["--no-huge", "--no-shconf"] };
     arguments.extend(memory.iter().map(|&argument| argument.to_owned()));
-    let pci: Vec<_> = config.devices.iter().filter(|device| matches!(device, Device::Pci { .. })).collect();
+    let pci: Vec<_> = config.devices.iter().filter(|device| device.is_pci()).collect();
     if pci.is_empty() {
         // Virtual devices use virtual addresses; with PCI devices the IOMMU decides.
         arguments.extend(["--no-pci".into(), "--iova-mode=va".into()]);

@@ -1,7 +1,7 @@
 //! Ethernet devices (DPDK's ethdev): ports with their receive and transmit queues.
 //!
-//! [`Port::start`] attaches a device and configures it; its [`RxQueue`]s and [`TxQueue`]s move packets. A [`RingPort`] is
-//! a port over two rings in memory.
+//! [`Port::start`] attaches a device and configures it; its [`RxQueue`]s and [`TxQueue`]s move packets. A [`RingPort`]
+//! is a port over two rings in memory.
 
 mod hotplug;
 mod owned_port;

@@ -17,7 +17,7 @@ use std::time::Duration;
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use control::dial::{ControllerUrl, chain};
 use control::settings::CertificateFiles;
-use proto::parts::{Joining, TooManyParts};
+use proto::parts::{Reassembly, TooManyParts};
 use proto::v1::config_client::ConfigClient;
 use proto::v1::watch_request::Message;
 use proto::{GatewayState, limits, v1};
@@ -201,12 +201,12 @@ async fn follow(
     };
     answers.spawn(fleet::run(channel, settings.gateway.clone(), channels.answering.clone()));
     let mut reached = channels.facts.reached.clone();
-    let (mut epoch, mut joining) = (None, Joining::default());
+    let (mut epoch, mut reassembly) = (None, Reassembly::default());
     loop {
         tokio::select! {
             message = stream.message() => {
                 let message = match message {
-                    Ok(Some(message)) => joining.add(message),
+                    Ok(Some(message)) => reassembly.add(message),
                     Ok(None) => return StreamError::Closed(url.clone()),
                     Err(status) => return refused(status),
                 };

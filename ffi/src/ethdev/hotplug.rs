@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use crate::device::Device;
+use crate::device::{self, Device};
 use crate::eal::log;
 use crate::error::Error;
 use crate::linux::interface;
@@ -25,7 +25,7 @@ pub(super) fn id_of(device: &Device) -> Option<u16> {
 pub(super) fn attach(device: &Device) -> Result<u16, Error> {
     let name = device.port_name();
     let find = || id_of(device);
-    if let Device::Pci { .. } = device {
+    if device.is_pci() {
         return attach_pci(device, &name, find);
     }
     if find().is_some() {
@@ -136,7 +136,7 @@ fn pci_state(sys: &Path, address: &str) -> String {
 /// The error of a refusal: a missing privilege, if the process lacks one that the driver needs.
 pub(super) fn refused(device: &Device, step: &'static str, code: i32) -> Error {
     let logged = log::take_errors();
-    if matches!(device, Device::Virtual { .. }) && code == NO_SUCH_DRIVER {
+    if !device.is_pci() && code == NO_SUCH_DRIVER {
         let found = "DPDK has no driver of that name; `sluiced doctor` shows where drivers are looked for".into();
         return Error::NoSuchDevice { device: device.to_string(), found };
     }
@@ -151,12 +151,11 @@ pub(super) fn refused(device: &Device, step: &'static str, code: i32) -> Error {
 /// The capability that the driver needs and this thread lacks.
 fn missing_capability(device: &Device) -> Option<&'static str> {
     use rustix::thread::{CapabilitySet, capabilities};
-    let Device::Virtual { name, .. } = device else { return None };
-    let (needed, text) = match name {
-        _ if name.starts_with("net_af_packet") => (CapabilitySet::NET_RAW, "CAP_NET_RAW"),
-        _ if name.starts_with("net_af_xdp") => (CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF"),
-        _ if name.starts_with("net_tap") => (CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN"),
-        _ => return None,
-    };
+    let drivers = [
+        (device::AF_PACKET, CapabilitySet::NET_RAW, "CAP_NET_RAW"),
+        (device::AF_XDP, CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF"),
+        (device::TAP, CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN"),
+    ];
+    let (_, needed, text) = drivers.into_iter().find(|(driver, ..)| device.has_driver(driver))?;
     capabilities(None).is_ok_and(|sets| !sets.effective.contains(needed)).then_some(text)
 }
