@@ -1,4 +1,5 @@
-//! Generates the messages and services of `sluice.v1` if feature `grpc` is enabled. Needs `protoc` (Debian: protobuf-compiler).
+//! Generates the messages and services of `sluice.v1` if feature `grpc` is enabled.
+//! Needs `protoc` (Debian: protobuf-compiler).
 
 /// The messages that `sluicectl` prints as JSON and YAML: field names and their order are those of `admin.proto`.
 #[cfg(feature = "grpc")]

@@ -19,7 +19,7 @@ use core_affinity::CoreId;
 use crossbeam_queue::ArrayQueue;
 use dataplane::{Compiler, Link, Network, NoMemory, Parts, Publisher, Subscriber, Worker, WorkerCounters};
 use dpdk_sys::Eal;
-use proto::{Generation, Known};
+use proto::{GatewayState, Generation};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -137,9 +137,9 @@ fn reload_on_signal(reload: Arc<Reload>) -> std::io::Result<()> {
 
 /// The channels between the agent's tasks.
 struct Channels {
-    known: watch::Sender<Option<Known>>,
+    known: watch::Sender<Option<GatewayState>>,
     /// The state as used in this gateway's zone.
-    near: watch::Sender<Option<Known>>,
+    near: watch::Sender<Option<GatewayState>>,
     connected: watch::Sender<bool>,
     reached: watch::Sender<Option<Generation>>,
     linux: watch::Sender<Network>,

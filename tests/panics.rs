@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use core_affinity::CoreId;
 use dataplane::testing::Packet;
 use dataplane::{Compiler, DropReason, Fate, MemoryBuffer, Publisher};
-use proto::{Known, Origin, ServiceName};
+use proto::{GatewayState, Origin, ServiceName};
 use rig::{CLUSTER, Rig, SECOND, UPLINK};
 use sluice::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
 use sluice::agent::probe;
@@ -51,7 +51,7 @@ fn a_task_that_panics_loses_no_packet_and_publishes_again_after_its_restart() {
     let _entered = runtime.enter();
     let mut rig = Rig::new();
     let tables = Arc::new(Mutex::new(take_tables(&mut rig)));
-    let known = |state| Some(Known { state: Arc::new(state), origin: Origin::Controller });
+    let known = |state| Some(GatewayState { state: Arc::new(state), origin: Origin::Controller });
     let (states, states_seen) = watch::channel(known(rig.state.clone()));
     let (network, health) = (watch::Sender::new(rig.network.clone()), watch::Sender::new(probe::Health::default()));
     let tags = watch::Sender::new(proto::ProbeTags::new());

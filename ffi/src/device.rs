@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::str::FromStr;
 
-use crate::interface;
+use crate::linux::interface;
 
 /// The text is neither a PCI address nor a virtual device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -141,14 +141,14 @@ impl Device {
 
     /// Whether it is an 802.3ad bond, which sends LACP frames to its partner.
     #[must_use]
-    pub fn speaks_lacp(&self) -> bool {
+    pub fn uses_lacp(&self) -> bool {
         matches!(self, Self::Virtual { arguments, .. } if self.is_bond() && pieces(arguments).any(|piece| piece == "mode=4"))
     }
 
     /// Whether its driver claims to interrupt on link changes but does not notify anyone (DPDK 22.11: it only stores
     /// the new state). A bond would wait forever, so it polls instead, every 10 ms or `lsc_poll_period_ms`.
-    pub(crate) fn is_silent_about_its_link(&self) -> bool {
-        self.has_driver("net_tap")
+    pub(crate) fn lacks_link_interrupts(&self) -> bool {
+        self.has_driver(TAP)
     }
 
     /// The text for DPDK. It names a member by its port, because the member is attached separately with its arguments.
@@ -196,9 +196,11 @@ impl Device {
     }
 }
 
-/// Drivers over an interface of Linux.
-const AF_PACKET: &str = "net_af_packet";
-const AF_XDP: &str = "net_af_xdp";
+/// Drivers over a Linux interface.
+pub(crate) const AF_PACKET: &str = "net_af_packet";
+pub(crate) const AF_XDP: &str = "net_af_xdp";
+/// The driver that creates a Linux interface.
+pub(crate) const TAP: &str = "net_tap";
 /// Bytes of a device name: `RTE_DEV_NAME_MAX_LEN` with the terminating zero is 64.
 const NAME_BYTES_MAX: usize = 63;
 /// The driver of bonding devices, and its argument for a member (DPDK 22.11).
@@ -237,8 +239,10 @@ fn check_bond(arguments: &str) -> Result<(), &'static str> {
     for text in members {
         let member: Device = text.parse().map_err(|_| "a member is no device")?;
         if member.interface().is_some() || !member.members().is_empty() {
-            return Err("a member is a PCI address or net_tap, not a bond, nor a device over an interface of Linux's: \
-                        those do not tell its link; bond such interfaces in Linux");
+            return Err(
+                "a member is a PCI address or net_tap; bonds and devices over a Linux interface do not report the link: \
+                        bond such interfaces in Linux",
+            );
         }
     }
     Ok(())

@@ -14,9 +14,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+pub(crate) mod log;
+mod runtime_dir;
+
 use crate::device::Device;
 use crate::error::Error;
-use crate::{log, raw, runtime_dir};
+use crate::raw;
 
 /// Use of hugepages for packet memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +73,7 @@ impl Eal {
         let started = start(&arguments);
         drop(affinity);
         if started < 0 {
-            return Err(Error::Start { reason: raw::error_text(raw::errno()), said: log::take_errors() });
+            return Err(Error::Start { reason: raw::error_text(raw::errno()), logged: log::take_errors() });
         }
         // SAFETY: EAL has started, so this is a terminated string in static memory.
         let directory = unsafe { CStr::from_ptr(raw::rte_eal_get_runtime_dir()) };
@@ -125,6 +128,14 @@ impl Drop for RegisteredThread {
     }
 }
 
+/// Cycles of the time stamp counter. For their rate see [`Eal::cycles_per_second`].
+#[inline]
+#[must_use]
+pub fn cycles() -> u64 {
+    // SAFETY: reads a register.
+    unsafe { raw::sluice_rdtsc() }
+}
+
 /// The version of the linked DPDK.
 #[must_use]
 pub fn version() -> String {
@@ -134,7 +145,7 @@ pub fn version() -> String {
 
 /// Whether to use hugepages.
 fn choose_memory(config: &EalConfig, free_mb: u64) -> Result<bool, Error> {
-    let has_pci = config.devices.iter().any(|device| matches!(device, Device::Pci { .. }));
+    let has_pci = config.devices.iter().any(Device::is_pci);
     let required = has_pci || config.hugepages == Hugepages::Require;
     if free_mb >= config.memory_mb && (required || config.hugepages == Hugepages::Auto) {
         return Ok(true);
@@ -175,7 +186,7 @@ fn arguments(config: &EalConfig, hugepages: bool, cores: &[usize]) -> Vec<String
     // --in-memory needs no hugetlbfs mount; DPDK 22.11 refuses it together with --no-huge.
     let memory: &[&str] = if hugepages { &["--in-memory"] } else { &["--no-huge", "--no-shconf"] };
     arguments.extend(memory.iter().map(|&argument| argument.to_owned()));
-    let pci: Vec<_> = config.devices.iter().filter(|device| matches!(device, Device::Pci { .. })).collect();
+    let pci: Vec<_> = config.devices.iter().filter(|device| device.is_pci()).collect();
     if pci.is_empty() {
         // Virtual devices use virtual addresses; with PCI devices the IOMMU decides.
         arguments.extend(["--no-pci".into(), "--iova-mode=va".into()]);

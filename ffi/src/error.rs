@@ -11,12 +11,12 @@ pub enum Error {
     #[error("DPDK is already running in this process; it can be started once")]
     AlreadyStarted,
     /// EAL did not start.
-    #[error("DPDK (EAL) did not start: {reason}{}; run `sluiced doctor`", explanation(.said))]
+    #[error("DPDK (EAL) did not start: {reason}{}; run `sluiced doctor`", explanation(.logged))]
     Start {
         /// The text of `rte_strerror`.
         reason: String,
         /// Errors that DPDK logged during the call.
-        said: Vec<String>,
+        logged: Vec<String>,
     },
     /// Hugepages are required, and too few are free.
     #[error(
@@ -71,17 +71,17 @@ pub enum Error {
         name: String,
     },
     /// A driver refused, and the process lacks a privilege that the driver needs.
-    #[error("device {device}: this process lacks {capability}; run as root or grant it{}", explanation(.said))]
+    #[error("device {device}: this process lacks {capability}; run as root or grant it{}", explanation(.logged))]
     Privilege {
         /// The device as configured.
         device: String,
         /// The missing capability.
         capability: &'static str,
         /// Errors that DPDK logged during the call.
-        said: Vec<String>,
+        logged: Vec<String>,
     },
     /// A driver refused.
-    #[error("device {device}: cannot {step}: {reason}{}", explanation(.said))]
+    #[error("device {device}: cannot {step}: {reason}{}", explanation(.logged))]
     Device {
         /// The device as configured.
         device: String,
@@ -90,10 +90,10 @@ pub enum Error {
         /// The text of `rte_strerror`.
         reason: String,
         /// Errors that DPDK logged during the call.
-        said: Vec<String>,
+        logged: Vec<String>,
     },
     /// A mempool could not be created.
-    #[error("packet pool {name:?} of {packets} packets x {frame_bytes} bytes cannot be made: {reason}{}", explanation(.said))]
+    #[error("packet pool {name:?} of {packets} packets x {frame_bytes} bytes cannot be made: {reason}{}", explanation(.logged))]
     Mempool {
         /// Its name.
         name: String,
@@ -104,7 +104,7 @@ pub enum Error {
         /// The text of `rte_strerror`.
         reason: String,
         /// Errors that DPDK logged during the call.
-        said: Vec<String>,
+        logged: Vec<String>,
     },
 }
 

@@ -9,28 +9,21 @@
 //!
 //! Not here: the meaning of packets, and offloads (none is requested in either direction).
 
-mod cycles;
 mod device;
 mod eal;
 mod error;
-mod interface;
-mod log;
+mod ethdev;
+mod linux;
 mod mbuf;
-pub mod memory;
 mod mempool;
-mod port;
-mod queue;
 mod raw;
-mod ring;
-mod runtime_dir;
-pub mod tap;
 
-pub use cycles::cycles;
 pub use device::{BadDevice, Device, PciAddress};
-pub use eal::{Eal, EalConfig, Hugepages, RegisteredThread, version};
+pub use eal::{Eal, EalConfig, Hugepages, RegisteredThread, cycles, version};
 pub use error::Error;
+pub use ethdev::{
+    BURST, Link, NoSpread, Port, PortConfig, PortStats, RingInput, RingOutput, RingPort, RxQueue, Spread, StartedPort, TxQueue,
+};
+pub use linux::{memory, tap};
 pub use mbuf::{Mbuf, release};
 pub use mempool::{Mempool, MempoolConfig};
-pub use port::{Link, NoSpread, Port, PortConfig, PortStats, Spread, StartedPort};
-pub use queue::{BURST, RxQueue, TxQueue};
-pub use ring::{RingInput, RingOutput, RingPort};

@@ -13,10 +13,10 @@ use std::ptr::NonNull;
 use arrayvec::ArrayVec;
 
 use crate::device::Device;
-use crate::eal::Eal;
+use crate::eal::{Eal, log};
 use crate::error::Error;
 use crate::mbuf::{self, Mbuf, RawBurst};
-use crate::{log, raw};
+use crate::raw;
 
 /// Cache of a registered thread, packets: 8 bursts, so that a thread that receives on one port and sends on another
 /// uses the ring at most once in eight bursts.
@@ -101,7 +101,7 @@ impl Mempool {
                 packets: config.packets,
                 frame_bytes: config.frame_bytes,
                 reason: raw::error_text(raw::errno()),
-                said: log::take_errors(),
+                logged: log::take_errors(),
             }),
         }
     }

@@ -5,7 +5,6 @@
 //! that this program does not know, only that Service fails, not the whole stream. Not here: the stream, and the
 //! handling of a Service that cannot be converted.
 
-use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -14,140 +13,25 @@ use sha2::{Digest, Sha256};
 
 mod backends;
 mod changes;
+mod error;
+mod fields;
 mod refusal;
 
 pub use backends::{node_set, node_sets};
 pub use changes::{difference, difference_by_hashes, full};
+pub use error::ConvertError;
+pub use fields::{address, address_bytes, service_name};
 pub use refusal::{read_reported_refusal, reported_refusal};
 
+use fields::{address_of, milliseconds, optional_duration, optional_port, port};
+
 use crate::{
-    AddressRange, AddressRangeError, Announce, Backend, BackendState, Family, Generation, HealthCheck, MaglevSpec, Mode,
-    NodeSets, Pool, Protocol, Refusal, Service, ServiceName, ServicePort, ZoneBackends, limits, v1,
+    AddressRange, Announce, Backend, BackendState, Family, Generation, HealthCheck, MaglevSpec, Mode, NodeSets, Pool, Protocol,
+    Refusal, Service, ServicePort, ZoneBackends, limits, v1,
 };
 
 /// Bytes of the content hash of a Service: the probability of a collision among 65,536 Services is 2^-97.
 const HASH_BYTES: usize = 16;
-
-/// Errors of converting a message to a domain value.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum ConvertError {
-    /// The name is not of the form `namespace/name`.
-    #[error("{0:?} is not a Service name; expected namespace/name")]
-    Name(String),
-    /// A mode that this version does not know.
-    #[error("mode {0}; this gateway is older than its controller: update it, or choose a mode it knows")]
-    Mode(String),
-    /// A target that this version does not know.
-    #[error("target {0}; this gateway is older than its controller: update it")]
-    Target(String),
-    /// A scheduler that this version does not know.
-    #[error("scheduler {0}; this gateway is older than its controller: update it, or choose a scheduler it knows")]
-    Scheduler(String),
-    /// The health check is missing.
-    #[error("the health check is missing")]
-    HealthCheckMissing,
-    /// A probe that this version does not know.
-    #[error("health check {0}; this gateway is older than its controller: update it, or choose a probe it knows")]
-    Probe(String),
-    /// The interval, timeout, rise or fall of a health check is zero.
-    #[error("health check {0} is 0; expected at least 1")]
-    HealthCheckZero(&'static str),
-    /// A reason that this version does not know.
-    #[error("refusal reason {0}; this gateway is older than its controller: update it")]
-    Reason(String),
-    /// An IANA protocol number that frontends do not support.
-    #[error("protocol number {0} is none of 6 (TCP), 17 (UDP), 132 (SCTP)")]
-    Protocol(u32),
-    /// A family that is neither 4 nor 6.
-    #[error("address family {0} is neither 4 nor 6")]
-    Family(u32),
-    /// A number that is not a port.
-    #[error("{field} {found} is not a port; expected 1 to 65535")]
-    Port {
-        /// The field.
-        field: &'static str,
-        /// Its value.
-        found: u32,
-    },
-    /// Bytes that are not an address.
-    #[error("an address has {0} bytes; expected 4 or 16")]
-    AddressBytes(usize),
-    /// An address of the other family.
-    #[error("{address} is not an {family} address, but its port is {family}")]
-    WrongFamily {
-        /// The address.
-        address: IpAddr,
-        /// The family of the port.
-        family: Family,
-    },
-    /// A Maglev table size that is not on the list.
-    #[error("Maglev table size {0} is unknown to this gateway; update it")]
-    MaglevSize(u32),
-    /// A version of the Maglev hash that this program does not have.
-    #[error("Maglev hash version {0} is unknown to this gateway, which has version {ours}; update it", ours = limits::MAGLEV_HASH_VERSION)]
-    MaglevHashVersion(u32),
-    /// A prefix longer than its address.
-    #[error("a source range has {0} bits, more than its address")]
-    PrefixLength(u32),
-    /// A weight above 65,535.
-    #[error("weight {0} is above 65535")]
-    Weight(u32),
-    /// More backends on a port than a table can balance.
-    #[error("a port has {0} backends; expected at most {max}", max = limits::BACKENDS_PER_PORT_MAX)]
-    TooManyBackends(usize),
-    /// Backends that are not strictly ascending by address.
-    #[error("backend {0} is out of order or listed twice")]
-    BackendOrder(SocketAddr),
-    /// The backends of a zone are not backends of the port, or not strictly ascending.
-    #[error("zone {0} lists no backends, unknown backends, or some twice")]
-    ZoneBackends(String),
-    /// A node set that was not sent.
-    #[error("a port refers to node set {0}, which the controller did not send")]
-    NodeSetUnknown(String),
-    /// Nodes of a set that are not strictly ascending by address.
-    #[error("node {0} of a set is out of order or listed twice")]
-    NodeOrder(IpAddr),
-    /// A node set of another family than the port that refers to it.
-    #[error("node set {name} is not of family {family} like the port that refers to it")]
-    NodeSetFamily {
-        /// The set.
-        name: String,
-        /// The family of the port.
-        family: Family,
-    },
-    /// A port with both backends and a node set.
-    #[error("a port lists backends and also refers to node set {0}")]
-    NodeSetBesideBackends(String),
-    /// An invalid address range of a pool.
-    #[error("pool {pool}: {error}")]
-    Range {
-        /// The pool.
-        pool: String,
-        /// The error in it.
-        error: AddressRangeError,
-    },
-    /// A kind of announcement that this version does not know.
-    #[error("pool {pool}: announcement {found} is unknown; this gateway is older than its controller: update it")]
-    Announce {
-        /// The pool.
-        pool: String,
-        /// The number of the enum value.
-        found: i32,
-    },
-}
-
-/// Reads `namespace/name`.
-///
-/// # Errors
-/// [`ConvertError::Name`] if a part is missing.
-pub fn service_name(text: &str) -> Result<ServiceName, ConvertError> {
-    match text.split_once('/') {
-        Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
-            Ok(ServiceName::new(namespace, name))
-        }
-        _ => Err(ConvertError::Name(text.to_owned())),
-    }
-}
 
 /// The content hash of a Service: the first 16 bytes of the SHA-256 of its encoding with `hash` empty.
 #[must_use]
@@ -376,62 +260,15 @@ fn service_port(message: v1::ServicePort, mode: Mode, sets: &NodeSets) -> Result
     })
 }
 
-/// The 4 or 16 bytes of an address, in network order.
-#[must_use]
-pub fn address_bytes(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(a) => a.octets().to_vec(),
-        IpAddr::V6(a) => a.octets().to_vec(),
-    }
-}
-
-/// The address of 4 or 16 bytes in network order.
-///
-/// # Errors
-/// When the length is another.
-pub fn address(bytes: &[u8]) -> Result<IpAddr, ConvertError> {
-    let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
-    v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).map_err(|_| ConvertError::AddressBytes(bytes.len()))
-}
-
-fn address_of(family: Option<Family>, bytes: &[u8]) -> Result<IpAddr, ConvertError> {
-    let address = address(bytes)?;
-    match family.filter(|family| Family::of(address) != *family) {
-        Some(family) => Err(ConvertError::WrongFamily { address, family }),
-        None => Ok(address),
-    }
-}
-
-fn port(field: &'static str, found: u32) -> Result<u16, ConvertError> {
-    optional_port(field, found)?.ok_or(ConvertError::Port { field, found })
-}
-
-/// Converts an optional value: 0 means none.
-fn optional_port(field: &'static str, found: u32) -> Result<Option<u16>, ConvertError> {
-    let port = u16::try_from(found).map_err(|_| ConvertError::Port { field, found })?;
-    Ok((port != 0).then_some(port))
-}
-
-/// Converts an optional value: 0 means none.
-fn optional_duration(ms: u64) -> Option<Duration> {
-    (ms != 0).then(|| Duration::from_millis(ms))
-}
-
-/// Whole milliseconds, as messages have them; saturates above 584 million years.
-fn milliseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::net::{IpAddr, SocketAddr};
     use std::sync::Arc;
 
     use proptest::prelude::*;
 
     use super::*;
-    use crate::Reason;
-    use crate::Services;
-    use crate::{Probe, Scheduler, State, Target};
+    use crate::{Probe, Reason, Scheduler, ServiceName, Services, State, Target};
 
     fn any_address(family: Family) -> BoxedStrategy<IpAddr> {
         match family {

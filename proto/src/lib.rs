@@ -24,4 +24,4 @@ pub use service::{
     Backend, BackendState, HealthCheck, MaglevSpec, Mode, NodeBackend, NodeSet, NodeSets, NodesAt, Probe, Reason, Refusal,
     Scheduler, Service, ServiceName, ServicePort, Target, ZoneBackends,
 };
-pub use state::{Announce, Known, Origin, Pool, ProbeTags, Services, State};
+pub use state::{Announce, GatewayState, Origin, Pool, ProbeTags, Services, State};

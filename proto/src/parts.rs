@@ -1,6 +1,6 @@
 //! Splits a change that is too large for one message into several, which the gateway applies as one.
 //!
-//! Invariant: joining returns the change that was split, as a whole or not at all.
+//! Invariant: reassembly returns the change that was split, as a whole or not at all.
 
 use std::mem::take;
 
@@ -43,12 +43,12 @@ pub fn split(mut whole: WatchResponse, part_bytes: usize) -> Vec<WatchResponse> 
 
 /// The parts of a change received so far.
 #[derive(Clone, Debug, Default)]
-pub struct Joining {
+pub struct Reassembly {
     so_far: Option<WatchResponse>,
     parts: usize,
 }
 
-impl Joining {
+impl Reassembly {
     /// Adds a message. Returns the whole change if the message is its last or only part.
     ///
     /// # Errors
@@ -96,23 +96,23 @@ mod tests {
         for (services, part_bytes, expected) in [(0, 1000, 1), (9, 1000, 1), (10, 1000, 2), (100, 1000, 12), (3, 1, 3)] {
             let parts = split(whole(services), part_bytes);
             assert_eq!(parts.len(), expected, "{services} services");
-            let mut joining = Joining::default();
+            let mut reassembly = Reassembly::default();
             // One value joins several changes.
             for _ in 0..2 {
                 let (last, before) = parts.split_last().unwrap();
                 for part in before {
-                    assert_eq!(joining.add(part.clone()), Ok(None));
+                    assert_eq!(reassembly.add(part.clone()), Ok(None));
                 }
-                assert_eq!(joining.add(last.clone()), Ok(Some(whole(services))));
+                assert_eq!(reassembly.add(last.clone()), Ok(Some(whole(services))));
             }
         }
     }
 
     #[test]
     fn a_change_without_end_is_refused() {
-        let mut joining = Joining::default();
+        let mut reassembly = Reassembly::default();
         let part = WatchResponse { more: true, ..WatchResponse::default() };
-        let results: Vec<_> = (0..=PARTS_MAX).map(|_| joining.add(part.clone())).collect();
+        let results: Vec<_> = (0..=PARTS_MAX).map(|_| reassembly.add(part.clone())).collect();
         assert!(results[..PARTS_MAX].iter().all(|result| *result == Ok(None)));
         assert_eq!(results[PARTS_MAX], Err(TooManyParts));
     }

@@ -82,9 +82,9 @@ pub enum Origin {
     OldDisk,
 }
 
-/// The state that a gateway uses.
+/// The state that a gateway uses, with its origin.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Known {
+pub struct GatewayState {
     /// The complete state.
     pub state: Arc<State>,
     /// Its origin.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use crate::agent::probe;
 use dataplane::{Compiler, Health, Link, Network, Publisher, Snapshot};
-use proto::{Generation, Known, ProbeTags};
+use proto::{GatewayState, Generation, ProbeTags};
 use tokio::sync::{Mutex, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
@@ -42,7 +42,7 @@ pub struct SnapshotPipeline {
 #[derive(Clone, Debug)]
 pub struct Inputs {
     /// The current state.
-    pub known: watch::Receiver<Option<Known>>,
+    pub known: watch::Receiver<Option<GatewayState>>,
     /// The network as Linux has it.
     pub network: watch::Receiver<Network>,
     /// Results of the probes.
@@ -232,7 +232,7 @@ mod tests {
         inputs: Inputs,
         outputs: Outputs,
         worker: Subscriber,
-        known: watch::Sender<Option<Known>>,
+        known: watch::Sender<Option<GatewayState>>,
         network: watch::Sender<Network>,
         health: watch::Sender<probe::Health>,
         /// Open as long as the gateway runs.
@@ -269,7 +269,7 @@ mod tests {
         }
 
         fn know(&self, origin: Origin, state: State) {
-            self.known.send_replace(Some(Known { state: Arc::new(state), origin }));
+            self.known.send_replace(Some(GatewayState { state: Arc::new(state), origin }));
         }
 
         /// Waits until the backends of web that get new flows are `wanted`.

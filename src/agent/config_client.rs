@@ -17,10 +17,10 @@ use std::time::Duration;
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use control::dial::{ControllerUrl, chain};
 use control::settings::CertificateFiles;
-use proto::parts::{Joining, TooManyParts};
+use proto::parts::{Reassembly, TooManyParts};
 use proto::v1::config_client::ConfigClient;
 use proto::v1::watch_request::Message;
-use proto::{Known, limits, v1};
+use proto::{GatewayState, limits, v1};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -69,7 +69,7 @@ pub struct ClientSettings {
 #[derive(Clone, Debug)]
 pub struct ClientChannels {
     /// Output, and input at the start: the current state.
-    pub known: watch::Sender<Option<Known>>,
+    pub known: watch::Sender<Option<GatewayState>>,
     /// Output: whether a controller is connected and has sent its state.
     pub connected: watch::Sender<bool>,
     /// Output: whether the gateway is drained.
@@ -201,12 +201,12 @@ async fn follow(
     };
     answers.spawn(fleet::run(channel, settings.gateway.clone(), channels.answering.clone()));
     let mut reached = channels.facts.reached.clone();
-    let (mut epoch, mut joining) = (None, Joining::default());
+    let (mut epoch, mut reassembly) = (None, Reassembly::default());
     loop {
         tokio::select! {
             message = stream.message() => {
                 let message = match message {
-                    Ok(Some(message)) => joining.add(message),
+                    Ok(Some(message)) => reassembly.add(message),
                     Ok(None) => return StreamError::Closed(url.clone()),
                     Err(status) => return refused(status),
                 };
@@ -327,7 +327,7 @@ mod tests {
 
     struct Gateway {
         dir: tempfile::TempDir,
-        known: watch::Receiver<Option<Known>>,
+        known: watch::Receiver<Option<GatewayState>>,
         connected: watch::Receiver<bool>,
         reached: watch::Sender<Option<Generation>>,
         served: watch::Sender<Served>,
@@ -337,7 +337,7 @@ mod tests {
 
     impl Gateway {
         /// A client that dials `config.sock` in its own directory, where no process listens yet.
-        fn dialling(before: Option<Known>) -> Self {
+        fn dialling(before: Option<GatewayState>) -> Self {
             let dir = tempfile::tempdir().unwrap();
             let (known, known_out) = watch::channel(before);
             let (connected, connected_out) = watch::channel(false);
@@ -362,7 +362,7 @@ mod tests {
         }
 
         /// A client with a controller whose messages the test determines.
-        fn scripted(before: Option<Known>) -> (Self, Streams) {
+        fn scripted(before: Option<GatewayState>) -> (Self, Streams) {
             let gateway = Self::dialling(before);
             let (sender, streams) = mpsc::channel(8);
             let listener = UnixListener::bind(gateway.dir.path().join("config.sock")).unwrap();
@@ -371,7 +371,7 @@ mod tests {
             (gateway, Streams(streams))
         }
 
-        async fn knows(&mut self, state: &State) -> Known {
+        async fn knows(&mut self, state: &State) -> GatewayState {
             let arrived =
                 self.known.wait_for(|known| known.as_ref().is_some_and(|k| *k.state == *state && k.origin == Origin::Controller));
             timeout(LONG, arrived).await.unwrap().unwrap().clone().unwrap()
@@ -446,7 +446,7 @@ mod tests {
     #[tokio::test]
     async fn a_state_from_disk_becomes_the_controllers_by_an_empty_change() {
         let held = Arc::new(state("e", 5, &[service("a", &["10.0.0.1:80"])]));
-        let (mut gateway, mut streams) = Gateway::scripted(Some(Known { state: Arc::clone(&held), origin: Origin::Disk }));
+        let (mut gateway, mut streams) = Gateway::scripted(Some(GatewayState { state: Arc::clone(&held), origin: Origin::Disk }));
         let mut stream = streams.next().await;
         let hello = stream.hello().await;
         assert_eq!(hello.have, Some((&held.generation).into()));

@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prost::Message as _;
 use proto::convert::{self, ConvertError, full};
-use proto::{Generation, Known, NodeSets, Origin, Pool, State, v1};
+use proto::{GatewayState, Generation, NodeSets, Origin, Pool, State, v1};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
@@ -93,7 +93,7 @@ impl StateFile {
     ///
     /// # Errors
     /// If there is a file and it is unusable.
-    pub fn load(&self, now: SystemTime, max_age: Duration) -> Result<Option<Known>, LoadError> {
+    pub fn load(&self, now: SystemTime, max_age: Duration) -> Result<Option<GatewayState>, LoadError> {
         let path = self.path("state");
         let bytes = match fs::read(&path) {
             Ok(bytes) => bytes,
@@ -108,7 +108,7 @@ impl StateFile {
                 return Err(LoadError::Broken { path, what, moved });
             }
         };
-        let known = |origin| Ok(Some(Known { state: Arc::new(state), origin }));
+        let known = |origin| Ok(Some(GatewayState { state: Arc::new(state), origin }));
         match now.duration_since(saved_at) {
             Err(ahead) => {
                 let ahead_s = ahead.duration().as_secs();
@@ -126,7 +126,7 @@ impl StateFile {
 
     /// The state to start from before a controller is connected: that on disk, or none, with the reason in the log.
     #[must_use]
-    pub fn known_at_start(&self, now: SystemTime, max_age: Duration) -> Option<Known> {
+    pub fn known_at_start(&self, now: SystemTime, max_age: Duration) -> Option<GatewayState> {
         match self.load(now, max_age) {
             Ok(known) => known.inspect(|known| {
                 tracing::info!(
@@ -199,7 +199,7 @@ fn decode(bytes: &[u8]) -> Result<(SystemTime, State), StateFileDamage> {
 /// If the file cannot be written.
 pub async fn run(
     file: StateFile,
-    mut known: watch::Receiver<Option<Known>>,
+    mut known: watch::Receiver<Option<GatewayState>>,
     connected: watch::Receiver<bool>,
 ) -> Result<(), Failure> {
     let mut refresh = interval(REFRESHED_EVERY);
@@ -212,7 +212,7 @@ pub async fn run(
         };
         let Ok(changed) = changed else { return Ok(()) };
         let now = known.borrow_and_update().clone().filter(|k| changed && k.origin == Origin::Controller);
-        let Some(Known { state, .. }) = now else { continue };
+        let Some(GatewayState { state, .. }) = now else { continue };
         let (file, path) = (file.clone(), file.path("state"));
         tokio::task::spawn_blocking(move || file.save(&state, SystemTime::now())).await?.map_err(|error| {
             format!("cannot write {}: {error}; a restart without a controller would start empty", path.display())
@@ -243,7 +243,7 @@ mod tests {
     fn what_was_saved_is_loaded_and_only_the_owner_may_read_it() {
         let (_dir, file, state, now) = saved();
         file.save(&state, now).unwrap();
-        assert_eq!(file.load(now + DAY, DAY).unwrap(), Some(Known { state: Arc::new(state), origin: Origin::Disk }));
+        assert_eq!(file.load(now + DAY, DAY).unwrap(), Some(GatewayState { state: Arc::new(state), origin: Origin::Disk }));
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&file.path("state")), mode(&file.dir)), (0o600, 0o700));
         assert!(!file.path("state.new").exists());
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn an_old_file_is_told_from_a_newer_one_and_one_from_the_future_is_used() {
         let (_dir, file, state, now) = saved();
-        let known = |origin| Some(Known { state: Arc::new(state.clone()), origin });
+        let known = |origin| Some(GatewayState { state: Arc::new(state.clone()), origin });
         assert_eq!(file.load(now + DAY + Duration::from_secs(1), DAY).unwrap(), known(Origin::OldDisk));
         assert_eq!(file.load(now - 3 * DAY, DAY).unwrap(), known(Origin::Disk));
     }
@@ -304,10 +304,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = StateFile::in_dir(dir.path());
         let at = |counter| state("e", counter, &[service("a", &["10.0.0.1:80"])]);
-        let (sender, known) = watch::channel(Some(Known { state: Arc::new(at(1)), origin: Origin::Disk }));
+        let (sender, known) = watch::channel(Some(GatewayState { state: Arc::new(at(1)), origin: Origin::Disk }));
         let (_connected, connected) = watch::channel(true);
         let task = tokio::spawn(run(file.clone(), known, connected));
-        sender.send_replace(Some(Known { state: Arc::new(at(2)), origin: Origin::Controller }));
+        sender.send_replace(Some(GatewayState { state: Arc::new(at(2)), origin: Origin::Controller }));
         let deadline = std::time::Instant::now() + Duration::from_secs(20);
         let loaded = loop {
             match file.load(SystemTime::now(), DAY).unwrap() {

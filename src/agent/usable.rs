@@ -8,11 +8,11 @@
 use std::sync::Arc;
 
 use crate::agent::probe::{Health, Subject};
-use proto::{Known, Origin, Service, State, Target};
+use proto::{GatewayState, Origin, Service, State, Target};
 
 /// The part of `known` that may be used with `health`.
 #[must_use]
-pub fn usable(known: &Known, health: &Health) -> Arc<State> {
+pub fn usable(known: &GatewayState, health: &Health) -> Arc<State> {
     if known.origin == Origin::Controller {
         return Arc::clone(&known.state);
     }
@@ -56,7 +56,7 @@ mod tests {
         };
         let proven = [proven(None, "10.0.0.2:80"), proven(Some("web"), "10.0.0.3:80"), proven(Some("other"), "10.0.0.1:80")];
         let health = Health { failing: HashSet::new(), proven: proven.into() };
-        let from = |origin| usable(&Known { state: Arc::clone(&held), origin }, &health);
+        let from = |origin| usable(&GatewayState { state: Arc::clone(&held), origin }, &health);
         assert!(Arc::ptr_eq(&from(Origin::Controller), &held));
         assert!(from(Origin::OldDisk).services[&ServiceName::new("default", "web")].ports[0].backends.is_empty());
         let left = &from(Origin::Disk).services[&ServiceName::new("default", "web")].ports[0].backends;
@@ -69,7 +69,7 @@ mod tests {
         to_node.target = Target::Node;
         let held = Arc::new(state("e", 1, &[Arc::new(to_node)]));
         for origin in [Origin::Disk, Origin::OldDisk] {
-            let known = Known { state: Arc::clone(&held), origin };
+            let known = GatewayState { state: Arc::clone(&held), origin };
             assert_eq!(usable(&known, &Health::default()), held);
         }
     }

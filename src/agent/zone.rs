@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use proto::{Known, Service, ServiceName, State};
+use proto::{GatewayState, Service, ServiceName, State};
 use tokio::sync::watch;
 
 use super::supervisor::Failure;
@@ -52,14 +52,14 @@ impl Zone {
 /// Never.
 pub async fn run(
     name: String,
-    mut known: watch::Receiver<Option<Known>>,
-    near: watch::Sender<Option<Known>>,
+    mut known: watch::Receiver<Option<GatewayState>>,
+    near: watch::Sender<Option<GatewayState>>,
 ) -> Result<(), Failure> {
     let mut zone = Zone::new(name);
     known.mark_changed();
     while known.changed().await.is_ok() {
         let now = known.borrow_and_update().clone();
-        near.send_replace(now.map(|known| Known { state: zone.narrow(&known.state), ..known }));
+        near.send_replace(now.map(|known| GatewayState { state: zone.narrow(&known.state), ..known }));
     }
     Ok(())
 }
@@ -108,7 +108,7 @@ mod tests {
         let (known, near) = (watch::Sender::new(None), watch::Sender::new(None));
         let mut seen = near.subscribe();
         let task = tokio::spawn(run("a".to_owned(), known.subscribe(), near));
-        known.send_replace(Some(Known { state: Arc::new(state("e", 1, &[hinted("web")])), origin: Origin::Disk }));
+        known.send_replace(Some(GatewayState { state: Arc::new(state("e", 1, &[hinted("web")])), origin: Origin::Disk }));
         let passed = seen.wait_for(Option::is_some).await.unwrap().clone().unwrap();
         assert_eq!((backends(&passed.state, "web"), passed.origin), (vec!["10.0.0.2:80".to_owned()], Origin::Disk));
         drop(known);

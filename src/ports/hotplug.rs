@@ -143,10 +143,10 @@ impl HotplugPort {
     /// Has the first worker send the LACP frames of an 802.3ad bond: four times a second, while LACP's shorter timeout
     /// is 3 s.
     fn send_lacp(&self) {
-        if let (true, Some(sender)) = (self.settings.device.speaks_lacp(), self.senders.first()) {
+        if let (true, Some(sender)) = (self.settings.device.uses_lacp(), self.senders.first()) {
             sender.run(|queues| {
                 if let Some(tx) = &mut queues.tx {
-                    tx.speak();
+                    tx.send_lacp();
                 }
             });
         }

@@ -5,7 +5,8 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::{ConvertError, address_bytes, address_of, port};
+use super::error::ConvertError;
+use super::fields::{address_bytes, address_of, port};
 use crate::{Backend, BackendState, Family, NodeBackend, NodeSet, NodeSets, NodesAt, ZoneBackends, limits, v1};
 
 impl From<&NodeSet> for v1::NodeSet {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use imbl::ordmap::DiffItem;
 
-use super::service_name;
+use super::fields::service_name;
 use crate::{State, v1};
 
 /// The message with the whole state.

@@ -1,6 +1,6 @@
 //! Conversions of refusals.
 
-use super::ConvertError;
+use super::error::ConvertError;
 use crate::limits::REFUSAL_BYTES_MAX;
 use crate::{Reason, Refusal, v1};
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use proto::convert::{self, ConvertError, service_name};
-use proto::{Generation, Known, NodeSets, Origin, Pool, Reason, Refusal, Service, ServiceName, Services, State, v1};
+use proto::{GatewayState, Generation, NodeSets, Origin, Pool, Reason, Refusal, Service, ServiceName, Services, State, v1};
 
 /// Why a message is unusable. The stream is opened again.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(super) struct Received {
 
 impl Received {
     /// Starts from the state of an earlier run of this task or of the program.
-    pub(super) fn resuming(known: Option<&Known>) -> Self {
+    pub(super) fn resuming(known: Option<&GatewayState>) -> Self {
         let Some(known) = known else { return Self::default() };
         let hash = |service: &Arc<Service>| (service.name.to_string(), v1::Service::from(&**service).hash);
         let (state, node_sets) = (Arc::clone(&known.state), known.state.node_sets());
@@ -55,7 +55,7 @@ impl Received {
     }
 
     /// Applies a message.
-    pub(super) fn apply(&mut self, response: v1::WatchResponse) -> Result<Known, ReceivedError> {
+    pub(super) fn apply(&mut self, response: v1::WatchResponse) -> Result<GatewayState, ReceivedError> {
         let generation: Generation = response.generation.ok_or(ReceivedError::NoGeneration)?.into();
         let before = match &self.state {
             Some(state) => Arc::clone(state),
@@ -85,7 +85,7 @@ impl Received {
         let state = State { generation, services, pools };
         let state = if *before == state { before } else { Arc::new(state) };
         self.state = Some(Arc::clone(&state));
-        Ok(Known { state, origin: Origin::Controller })
+        Ok(GatewayState { state, origin: Origin::Controller })
     }
 
     /// Applies node sets: Services that refer to one get its newest version, whether or not they were sent again. A set
@@ -211,7 +211,7 @@ pub(crate) mod tests {
             (2, Some(Reason::Unsupported))
         );
         // The state survives a restart of the task.
-        let known = Known { state: Arc::clone(&two), origin: Origin::Disk };
+        let known = GatewayState { state: Arc::clone(&two), origin: Origin::Disk };
         let mut resumed = Received::resuming(Some(&known));
         let named = v1::WatchResponse {
             node_sets: Vec::new(),
@@ -255,7 +255,7 @@ pub(crate) mod tests {
         assert_eq!(Received::default().hello("edge-1", "1").have, None);
         let state = state("e", 7, &[service("a", &[])]);
         let of = |state: State| {
-            let known = Known { state: Arc::new(state), origin: Origin::Disk };
+            let known = GatewayState { state: Arc::new(state), origin: Origin::Disk };
             Received::resuming(Some(&known)).hello("edge-1", "1")
         };
         let hello = of(state.clone());

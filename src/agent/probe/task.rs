@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use proto::limits::{PROBE_PORT_FIRST, PROBE_PORT_LAST};
-use proto::{Known, ProbeTags};
+use proto::{GatewayState, ProbeTags};
 use tokio::sync::watch;
 use tokio::sync::watch::error::RecvError;
 use tokio::time::{Instant, sleep_until};
@@ -36,7 +36,7 @@ pub struct Findings {
 /// at `node_port_addresses`.
 pub async fn run<F: Future<Output = Outcome>>(
     probe: impl Fn(Target, Option<u16>, Duration) -> F,
-    mut known: watch::Receiver<Option<Known>>,
+    mut known: watch::Receiver<Option<GatewayState>>,
     findings: &Findings,
     concurrency: usize,
     node_port_addresses: &[IpAddr],
@@ -79,7 +79,7 @@ pub async fn run<F: Future<Output = Outcome>>(
     }
 }
 
-async fn changed_after(known: &mut watch::Receiver<Option<Known>>, not_before: Instant) -> Result<(), RecvError> {
+async fn changed_after(known: &mut watch::Receiver<Option<GatewayState>>, not_before: Instant) -> Result<(), RecvError> {
     sleep_until(not_before).await;
     known.changed().await
 }
@@ -109,7 +109,7 @@ impl ProbeState {
         }
     }
 
-    fn follow(&mut self, known: &Known, node_port_addresses: &[IpAddr], findings: &Findings) {
+    fn follow(&mut self, known: &GatewayState, node_port_addresses: &[IpAddr], findings: &Findings) {
         let mut targets = targets(&known.state, node_port_addresses);
         let untagged = self.tags.follow(&mut targets);
         if untagged > 0 && self.untagged == 0 {
@@ -178,7 +178,7 @@ mod tests {
             self.asked.lock().unwrap().get(&tcp(target)).copied().unwrap_or(0)
         }
 
-        async fn run(&self, known: watch::Receiver<Option<Known>>, findings: &Findings, concurrency: usize) {
+        async fn run(&self, known: watch::Receiver<Option<GatewayState>>, findings: &Findings, concurrency: usize) {
             run(|target, _, _| self.probe(target), known, findings, concurrency, &[]).await;
         }
 
@@ -200,9 +200,9 @@ mod tests {
         }
     }
 
-    fn known(origin: Origin, backends: &[&str]) -> Option<Known> {
+    fn known(origin: Origin, backends: &[&str]) -> Option<GatewayState> {
         let web = service("web", Protocol::Tcp, backends, HealthCheck::default());
-        Some(Known { state: Arc::new(state(vec![web])), origin })
+        Some(GatewayState { state: Arc::new(state(vec![web])), origin })
     }
 
     fn backends(addresses: &[&str]) -> HashSet<Subject> {

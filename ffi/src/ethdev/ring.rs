@@ -10,13 +10,13 @@ use std::ptr::NonNull;
 
 use arrayvec::ArrayVec;
 
+use super::port::{Port, PortConfig, StartedPort};
+use super::queue::{BURST, RxQueue, TxQueue};
 use crate::device::Device;
-use crate::eal::Eal;
+use crate::eal::{Eal, log};
 use crate::error::Error;
 use crate::mbuf::{self, Mbuf, RawBurst};
 use crate::mempool::Mempool;
-use crate::port::{Port, PortConfig, StartedPort};
-use crate::queue::{BURST, RxQueue, TxQueue};
 use crate::raw;
 
 /// MTU of a ring port, bytes.
@@ -69,7 +69,7 @@ impl RingPort {
             device: device.to_string(),
             step,
             reason: raw::error_text(raw::errno()),
-            said: crate::log::take_errors(),
+            logged: log::take_errors(),
         };
         let input = ring(eal, &format!("{name}_in"), slots).ok_or_else(|| refused("make its receive ring"))?;
         let output = ring(eal, &format!("{name}_out"), slots).ok_or_else(|| refused("make its transmit ring"))?;

@@ -12,9 +12,9 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 
+use super::owned_port::OwnedPort;
 use crate::mbuf::{self, Mbuf, RawBurst};
 use crate::mempool::Mempool;
-use crate::port::Started;
 use crate::raw;
 
 /// Maximum number of packets moved by one call to a driver.
@@ -27,7 +27,7 @@ pub struct RxQueue {
     queue: u16,
     /// Pool for linearised frames; none if the device delivers no frames in several segments.
     linearize_into: Option<Mempool>,
-    _started: Arc<Started>,
+    _owned: Arc<OwnedPort>,
     not_sync: PhantomData<Cell<()>>,
 }
 
@@ -36,17 +36,17 @@ pub struct RxQueue {
 pub struct TxQueue {
     port: u16,
     queue: u16,
-    _started: Arc<Started>,
+    _owned: Arc<OwnedPort>,
     not_sync: PhantomData<Cell<()>>,
 }
 
 impl RxQueue {
     /// To be called once for each queue number. `pool` is the one that the queue was set up with.
-    pub(crate) fn new(started: Arc<Started>, queue: u16, pool: Mempool) -> Self {
+    pub(super) fn new(port: Arc<OwnedPort>, queue: u16, pool: Mempool) -> Self {
         // SAFETY: the port is started, and has the queue.
-        let may_chain = unsafe { raw::sluice_port_may_chain(started.id, queue) } != 0;
+        let may_chain = unsafe { raw::sluice_port_may_chain(port.id, queue) } != 0;
         let linearize_into = may_chain.then_some(pool);
-        Self { port: started.id, queue, linearize_into, _started: started, not_sync: PhantomData }
+        Self { port: port.id, queue, linearize_into, _owned: port, not_sync: PhantomData }
     }
 
     /// Appends received packets while there is room, at most 32, each in one segment. A frame in several segments
@@ -56,7 +56,7 @@ impl RxQueue {
         let mut packets = RawBurst::<BURST>::new();
         #[allow(clippy::cast_possible_truncation)] // At most 32.
         let wanted = burst.remaining_capacity().min(BURST) as u16;
-        // SAFETY: the port is started and stays so while `_started` lives; `&mut self` and the absence of Clone and
+        // SAFETY: the port is started and stays so while `_owned` lives; `&mut self` and the absence of Clone and
         // Sync make this thread the only user of the queue; there is room for `wanted` pointers. The driver passes
         // ownership of as many packets as it returns, at most `wanted`, for which the burst has room.
         unsafe {
@@ -73,12 +73,12 @@ impl RxQueue {
 
 impl TxQueue {
     /// To be called once for each queue number.
-    pub(crate) fn new(started: Arc<Started>, queue: u16) -> Self {
-        Self { port: started.id, queue, _started: started, not_sync: PhantomData }
+    pub(super) fn new(port: Arc<OwnedPort>, queue: u16) -> Self {
+        Self { port: port.id, queue, _owned: port, not_sync: PhantomData }
     }
 
     /// Sends the pending LACP frames of an 802.3ad bond. DPDK sends them only during a transmit call.
-    pub fn speak(&mut self) {
+    pub fn send_lacp(&mut self) {
         // SAFETY: as in `transmit`; no packet is passed.
         unsafe { raw::sluice_tx_burst(self.port, self.queue, std::ptr::null_mut(), 0) };
     }

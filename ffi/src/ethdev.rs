@@ -1,0 +1,16 @@
+//! Ethernet devices (DPDK's ethdev): ports with their receive and transmit queues.
+//!
+//! [`Port::start`] attaches a device and configures it; its [`RxQueue`]s and [`TxQueue`]s move packets. A [`RingPort`]
+//! is a port over two rings in memory.
+
+mod hotplug;
+mod owned_port;
+mod port;
+mod queue;
+mod ring;
+mod rss;
+
+pub use port::{Link, Port, PortConfig, PortStats, StartedPort};
+pub use queue::{BURST, RxQueue, TxQueue};
+pub use ring::{RingInput, RingOutput, RingPort};
+pub use rss::{NoSpread, Spread};

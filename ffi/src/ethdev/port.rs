@@ -1,0 +1,286 @@
+//! A network port: attaches a device, configures its queues (as many as wanted, at most those that the device has), and
+//! starts it. The port is stopped and closed when its last part is dropped.
+//!
+//! No offload is requested in either direction, so received frames are those on the wire.
+
+use std::cell::Cell;
+use std::ffi::CStr;
+use std::marker::PhantomData;
+use std::ptr;
+use std::sync::Arc;
+
+use super::hotplug::{self, attach};
+use super::owned_port::OwnedPort;
+use super::queue::{RxQueue, TxQueue};
+use super::rss::{self, NoSpread, Spread};
+use crate::device::Device;
+use crate::eal::{Eal, log};
+use crate::error::Error;
+use crate::linux::interface;
+use crate::mempool::Mempool;
+use crate::raw;
+
+/// Descriptors per queue. 1,024 x 64 B at 100 Gbit/s take 7 microseconds, more than a burst; drivers adjust the number.
+const DESCRIPTORS: u16 = 1024;
+
+/// Configuration of a port.
+#[derive(Clone, Debug)]
+pub struct PortConfig {
+    /// The device.
+    pub device: Device,
+    /// Largest IP packet, bytes.
+    pub mtu_bytes: u16,
+    /// Ethernet address of the port; none: that of the device.
+    pub mac: Option<[u8; 6]>,
+    /// Wanted number of receive queues and of transmit queues: one of each per worker.
+    pub queues: u16,
+    /// Distribution of received packets over several queues; none: the choice of the device.
+    pub spread: Option<Spread>,
+}
+
+/// A started port with its queues.
+#[derive(Debug)]
+pub struct StartedPort {
+    /// The port.
+    pub port: Port,
+    /// Its receive queues: at least one, at most as many as wanted.
+    pub rx: Vec<RxQueue>,
+    /// Its transmit queues, likewise.
+    pub tx: Vec<TxQueue>,
+    /// Whether the device reports that it distributes received packets as configured.
+    pub spread: Result<(), NoSpread>,
+}
+
+/// Counters of the driver, since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortStats {
+    /// Packets received.
+    pub rx_packets: u64,
+    /// Packets sent.
+    pub tx_packets: u64,
+    /// Bytes of the packets received, as the driver counts them.
+    pub rx_bytes: u64,
+    /// Bytes of the packets sent.
+    pub tx_bytes: u64,
+    /// Packets that arrived while the queue was full.
+    pub rx_missed: u64,
+    /// Packets received with errors.
+    pub rx_errors: u64,
+    /// Packets that could not be sent.
+    pub tx_errors: u64,
+    /// Packets not received because the pool was empty.
+    pub rx_no_buffer: u64,
+}
+
+/// State of the link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Whether the link is up.
+    pub is_up: bool,
+    /// None: unknown.
+    pub speed_mbps: Option<u32>,
+}
+
+/// The control handle of a port. Packets pass through its queues.
+#[derive(Debug)]
+pub struct Port {
+    owned: Arc<OwnedPort>,
+    driver: String,
+    mac: [u8; 6],
+    // DPDK does not allow concurrent control calls on one port.
+    not_sync: PhantomData<Cell<()>>,
+}
+
+impl Port {
+    /// Attaches the device and starts it. It receives into `pool` the frames to its Ethernet address and to groups, or
+    /// all frames if it has no such filter.
+    ///
+    /// # Errors
+    /// The device or its interface does not exist or is in use, a privilege is missing, or the driver refuses.
+    pub fn start(_eal: Eal, config: &PortConfig, pool: Mempool) -> Result<StartedPort, Error> {
+        log::take_errors();
+        let id = attach(&config.device)?;
+        // Errors logged during a successful attach do not explain a later failure.
+        log::take_errors();
+        Self::configure(id, config, pool)
+    }
+
+    /// Configures and starts a device that is attached.
+    pub(crate) fn configure(id: u16, config: &PortConfig, pool: Mempool) -> Result<StartedPort, Error> {
+        let mut owned = OwnedPort::new(id, config.device.clone());
+        let mut setup = raw::sluice_port_setup {
+            pool: pool.as_ptr(),
+            mtu_bytes: config.mtu_bytes,
+            rx_descriptors: DESCRIPTORS,
+            tx_descriptors: DESCRIPTORS,
+            rx_queues: config.queues,
+            tx_queues: config.queues,
+            rss_key: config.spread.as_ref().map_or(ptr::null(), |spread| spread.key.as_ptr()),
+            spreads: 0,
+            mtu_min: 0,
+            mtu_max: 0,
+            step: 0,
+        };
+        // SAFETY: `id` is attached and not started, and only this thread uses it; the pool is never freed; the key, if
+        // there is one, has the expected length and outlives the call.
+        let code = unsafe { raw::sluice_port_configure(id, &raw mut setup) };
+        if code != 0 && u32::from(config.mtu_bytes) > setup.mtu_max {
+            return Err(mtu_refused(config, &setup));
+        }
+        owned.check(step_name(setup.step), code)?;
+        let wanted = owned.set_mac(config.mac)?;
+        // SAFETY: `id` is configured with all its queues.
+        owned.check("start", unsafe { raw::rte_eth_dev_start(id) })?;
+        let mac = owned.open_filter(wanted)?;
+        let owned = Arc::new(owned);
+        let port = Self { driver: driver(id), mac, owned: Arc::clone(&owned), not_sync: PhantomData };
+        let spread = rss::distribute(&owned, &port.driver, config.spread.as_ref(), config.queues, &setup);
+        let rx = (0..setup.rx_queues).map(|queue| RxQueue::new(Arc::clone(&owned), queue, pool)).collect();
+        let tx = (0..setup.tx_queues).map(|queue| TxQueue::new(Arc::clone(&owned), queue)).collect();
+        Ok(StartedPort { port, rx, tx, spread })
+    }
+
+    /// Name of the driver.
+    #[must_use]
+    pub fn driver(&self) -> &str {
+        &self.driver
+    }
+
+    /// The device as configured.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.owned.device
+    }
+
+    /// Its Ethernet address: the configured one, or else that of the device.
+    #[must_use]
+    pub fn mac(&self) -> [u8; 6] {
+        self.mac
+    }
+
+    /// Largest IP packet, bytes.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn mtu_bytes(&self) -> Result<u16, Error> {
+        let mut mtu = 0;
+        // SAFETY: the port is started, and `mtu` is written only in this call.
+        let code = unsafe { raw::rte_eth_dev_get_mtu(self.owned.id, &raw mut mtu) };
+        self.owned.check("read the MTU", code)?;
+        Ok(mtu)
+    }
+
+    /// The counters of the driver.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn stats(&self) -> Result<PortStats, Error> {
+        let mut now = raw::sluice_port_stats::default();
+        // SAFETY: the port is started, and `now` is written only in this call. Queues may run concurrently.
+        let code = unsafe { raw::sluice_port_stats(self.owned.id, &raw mut now) };
+        self.owned.check("read counters", code)?;
+        Ok(PortStats {
+            rx_packets: now.rx_packets,
+            tx_packets: now.tx_packets,
+            rx_bytes: now.rx_bytes,
+            tx_bytes: now.tx_bytes,
+            rx_missed: now.rx_missed,
+            rx_errors: now.rx_errors,
+            tx_errors: now.tx_errors,
+            rx_no_buffer: now.rx_no_buffer,
+        })
+    }
+
+    /// The active member of a bond, or the last active one while no member has a link. None if the port is not a bond.
+    #[must_use]
+    pub fn active_member(&self) -> Option<Device> {
+        if !self.owned.device.is_bond() {
+            return None;
+        }
+        // SAFETY: the port is started, and is a bond.
+        let active = u16::try_from(unsafe { raw::sluice_bond_active_member(self.owned.id) }).ok()?;
+        self.owned.device.members().into_iter().find(|member| hotplug::id_of(member) == Some(active))
+    }
+
+    /// State of the link. Drivers over a Linux interface always report it as up, with an invented speed; for these the
+    /// state comes from Linux.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn link(&self) -> Result<Link, Error> {
+        if let Some(is_up) = self.owned.device.interface().and_then(interface::is_running) {
+            return Ok(Link { is_up, speed_mbps: None });
+        }
+        let mut now = raw::sluice_link::default();
+        // SAFETY: the port is started, and `now` is written only in this call.
+        let code = unsafe { raw::sluice_port_link(self.owned.id, &raw mut now) };
+        self.owned.check("read the link state", code)?;
+        Ok(Link { is_up: now.up != 0, speed_mbps: Some(now.speed_mbps).filter(|&speed| speed != 0) })
+    }
+}
+
+/// The error of an MTU beyond the limits of the driver; drivers themselves name other numbers, such as the frame
+/// length.
+fn mtu_refused(config: &PortConfig, setup: &raw::sluice_port_setup) -> Error {
+    let &raw::sluice_port_setup { mtu_min, mtu_max, .. } = setup;
+    Error::Device {
+        device: config.device.to_string(),
+        step: "set the MTU",
+        reason: format!("its driver takes {mtu_min} to {mtu_max} bytes, and {} are wanted", config.mtu_bytes),
+        logged: log::take_errors(),
+    }
+}
+
+fn step_name(step: i32) -> &'static str {
+    match u32::try_from(step) {
+        Ok(raw::SLUICE_STEP_INFO) => "ask the driver what it can do",
+        Ok(raw::SLUICE_STEP_MTU) => "set the MTU",
+        Ok(raw::SLUICE_STEP_CONFIGURE) => "configure its queues",
+        Ok(raw::SLUICE_STEP_RX_QUEUE) => "set up a receive queue",
+        Ok(raw::SLUICE_STEP_TX_QUEUE) => "set up a transmit queue",
+        _ => "set it up",
+    }
+}
+
+fn driver(id: u16) -> String {
+    let mut name = [0; 64];
+    // SAFETY: the port is started; at most 64 bytes are written, terminated.
+    unsafe {
+        raw::sluice_port_driver(id, name.as_mut_ptr(), name.len());
+        CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::{EalConfig, Hugepages, MempoolConfig};
+
+    #[test]
+    fn a_detached_device_can_return_on_any_bus() {
+        const CHILD: &str = "SLUICE_PORT_TEST";
+        if std::env::var_os(CHILD).is_none() {
+            // EAL starts once per process.
+            let name = "ethdev::port::tests::a_detached_device_can_return_on_any_bus";
+            let child =
+                Command::new(std::env::current_exe().unwrap()).args(["--exact", "--nocapture", name]).env(CHILD, "1").output();
+            let output = child.unwrap();
+            let said = [output.stdout, output.stderr].concat();
+            assert!(output.status.success(), "{}\n{}", output.status, String::from_utf8_lossy(&said));
+            return;
+        }
+        let eal = Eal::start(&EalConfig { hugepages: Hugepages::Off, memory_mb: 32, devices: vec![], cores: vec![] }).unwrap();
+        let config = MempoolConfig { name: "test".into(), packets: 1023, frame_bytes: 1518, node: None };
+        let pool = Mempool::new(eal, &config).unwrap();
+        for name in ["0000:3b:00.0", "net_null0"] {
+            // The device is on the virtual bus, even if the port believes that it is on the PCI bus.
+            let config = PortConfig { device: name.parse().unwrap(), mtu_bytes: 1500, mac: None, queues: 1, spread: None };
+            for _ in 0..3 {
+                let id = attach(&"net_null0".parse().unwrap()).unwrap();
+                drop(Port::configure(id, &config, pool).unwrap());
+            }
+        }
+    }
+}
