@@ -1,10 +1,10 @@
-//! What follows from the objects: the Services that gateways forward by, and the status of each. A function: no I/O, no
-//! clock, no health.
+//! The plan: what gateways forward and what each object's status shall be, computed from the objects. A function without
+//! I/O, clock or health.
 //!
-//! Invariant: a plan is what planning all Services anew would give; yet a Service that did not change is not looked at, and
-//! keeps its `Arc` from one plan to the next, so that what is sent, compiled and compared is only what changed, too.
-//! Deliberately not here: who gets which address (`assign`), what becomes of one Service (`build`), generations and when a
-//! status is written (`publish`, `status`).
+//! Invariant: an incremental plan equals a plan of all Services from scratch. A Service that did not change is not examined
+//! and keeps its `Arc` from one plan to the next, so that only changes are sent, compiled and compared.
+//! Deliberately not here: allocation of addresses (`assign`), the plan of one Service (`build`), generations and the time of
+//! status writes (`publish`, `status`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -36,28 +36,28 @@ pub use lack::Lack;
 pub use leaving::{Leaving, LeftBy};
 use leaving::{leaving, strangers};
 
-/// What gateways shall forward by, and what the objects' status shall be.
+/// Desired state of the gateways, and desired status of the objects.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     /// The Services that are ours, served or refused.
     pub services: Services,
     /// The pools.
     pub pools: Vec<Pool>,
-    /// Every pool in figures, and why one is not used.
+    /// Usage figures of every pool, and why a pool is not in use.
     pub pools_status: Arc<Vec<PoolUse>>,
     /// Services of type `LoadBalancer` that are ours.
     pub statuses: WantedStatuses,
-    /// Services that are not ours, or not any more, and still hold something of ours.
+    /// Services that are not ours, or no longer ours, but still carry our finalizer, conditions or addresses.
     pub leaving: BTreeMap<ServiceName, Leaving>,
-    /// What owners should know and were not told by the plan before.
+    /// Notes for owners that the previous plan did not contain.
     pub notes: Vec<Note>,
-    /// When to plan again although nothing changed: an address that is kept for somebody gets free.
+    /// When to plan again even if nothing changes, because a reservation of an address expires.
     pub again_at: Option<Instant>,
-    /// What the next leader must not decide anew.
+    /// Decisions that the next leader must keep.
     pub checkpoint: Checkpoint,
-    /// Services whose deleted slices do not count any more: the world may forget them.
+    /// Services whose deleted slices no longer count, so that the world may forget these.
     pub done_with_departed: Vec<ServiceName>,
-    /// How many Services were planned anew, as something of them or around them changed; all others are as before.
+    /// Number of Services that were planned again because they or their dependencies changed; the others are unchanged.
     pub replanned: usize,
 }
 
@@ -73,61 +73,61 @@ pub struct WantedStatus {
     pub uid: String,
     /// Guard of a write; empty for manifests.
     pub resource_version: String,
-    /// Our group, which stands on it beside the finalizer.
+    /// Our group, written to the object together with the finalizer.
     pub group: String,
-    /// The addresses that it shall tell, in the order of the families.
+    /// Desired addresses, in family order.
     pub ingress: Vec<Ingress>,
-    /// What the object holds.
+    /// What the object contains now.
     pub held: Held,
-    /// Who else wrote its status.
+    /// Another field manager that wrote the status.
     pub foreign_manager: Option<String>,
-    /// Why it is not served. While it is not, its status loses what it does not hold, but gains nothing.
+    /// Why it is not served. Until it is, addresses that it does not hold are removed from its status and none are added.
     pub refusal: Option<Reason>,
-    /// Why it has not every address that it needs.
+    /// Why it lacks an address.
     pub unassigned: Option<Reason>,
-    /// Whether an address of it lies in no pool.
+    /// Whether one of its addresses lies outside every pool.
     pub outside_pools: bool,
-    /// Whether gateways are not given it yet: its finalizer comes first.
+    /// Whether it is withheld from gateways until its finalizer is written.
     pub is_withheld: bool,
-    /// The pools that its addresses lie in, in the order of the addresses.
+    /// The pools of its addresses, in the order of the addresses.
     pub pools: Vec<String>,
-    /// Whether something that it asks for cannot be read, and what was in force stays.
+    /// Whether a setting of it cannot be parsed, so that the previous value stays in force.
     pub is_partly_unread: bool,
-    /// What it lacks to have backends.
+    /// Why it has no backends.
     pub lack: Lack,
-    /// Whether all backends are used when none is healthy.
+    /// Whether all backends are used if none is healthy (fail open).
     pub fails_open: bool,
 }
 
-/// What the next plan needs of this one.
+/// What one plan keeps for the next.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     assignment: Assignment,
     assigned_until: Option<Instant>,
     nodes_revision: u64,
-    /// As Services are sent to them, and the world's revisions that they were looked at for.
+    /// Nodes as backends, and the revisions of the world for which they were computed.
     nodes: Arc<Nodes>,
     nodes_seen: Option<(u64, u64)>,
-    /// Of `planned`, those whose backends are nodes.
+    /// The Services in `planned` whose backends are nodes.
     to_nodes: BTreeSet<ServiceName>,
     /// Services of type `LoadBalancer` that are not ours.
     strangers: Vec<ServiceName>,
     planned: BTreeMap<ServiceName, Planned>,
-    /// The world's revision that it was planned for.
+    /// The revision of the world that was planned last.
     revision: u64,
-    /// Of `planned`, those that come out otherwise with time.
+    /// The Services in `planned` whose plan changes with time.
     waiting: BTreeSet<ServiceName>,
-    /// What `planned` comes to.
+    /// The combined result of `planned`.
     services: Services,
     statuses: WantedStatuses,
     checkpoint: Checkpoint,
-    /// Of the reserved addresses in `checkpoint`.
+    /// Revision of the reserved addresses in `checkpoint`.
     reserved_revision: u64,
     is_recalled: bool,
 }
 
 impl Memory {
-    /// Why Services are not served, or not as they should be, at this time.
+    /// Current reasons why Services are not served, or are served only in part.
     #[must_use]
     pub fn standing(&self) -> Vec<Note> {
         let of = |(name, one): (&ServiceName, &Planned)| {
@@ -139,8 +139,8 @@ impl Memory {
     }
 }
 
-/// Plans for `world`. `memory` is that of the plan before, with the same settings. Unless something changed that concerns
-/// all Services, only those of which anything changed are looked at.
+/// Plans for `world`. `memory` comes from the previous plan with the same settings. Only changed Services are examined,
+/// unless a change concerns all of them.
 pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, now: Instant) -> Plan {
     if !std::mem::replace(&mut memory.is_recalled, true) {
         memory.assignment.recall(world.checkpoint(), now);
@@ -191,12 +191,12 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
 }
 
 impl Memory {
-    /// Takes in what the connected gateways say. True when it is time for another plan because of that.
+    /// Records the reports of the connected gateways. Returns true if they require another plan.
     pub fn follow_gateways(&mut self, gateways: &Gateways, now: Instant) -> bool {
         self.assignment.follow_gateways(gateways, now)
     }
 
-    /// The last plan became the state with this counter, or changed nothing of it.
+    /// Records that the last plan was published as the state with this counter, or did not change it.
     pub fn published(&mut self, counter: u64) {
         self.assignment.published(counter);
     }
@@ -247,7 +247,7 @@ impl Memory {
     }
 }
 
-/// What each Service is looked at with.
+/// Inputs shared by the plans of single Services.
 struct Look<'a> {
     world: &'a World,
     settings: &'a ControllerSettings,
@@ -258,11 +258,11 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
-    /// Plans one Service anew, if it may come out otherwise than before.
+    /// Plans one Service again if its plan may have changed.
     fn at(&self, name: &ServiceName, memory: &mut Memory, plan: &mut Plan) {
         let Some(entry) = self.world.services().get(name) else { return };
         let Some(outcome) = memory.assignment.outcomes.get(name) else {
-            // Not ours: nobody is sent to its endpoints, whether their slices are deleted or not.
+            // Not ours: no traffic goes to its endpoints, so its deleted slices do not matter.
             let has_departed = self.world.departed_slices_of(name).next().is_some();
             return plan.done_with_departed.extend(has_departed.then(|| name.clone()));
         };

@@ -235,7 +235,7 @@ impl World {
         &self.gateways
     }
 
-    /// What a leader before us decided.
+    /// Decisions of a previous leader.
     #[must_use]
     pub const fn checkpoint(&self) -> &Checkpoint {
         &self.checkpoint

@@ -1,7 +1,7 @@
-//! One Service of a plan: its ports and backends, its status, and in which turn a change of mode comes.
+//! The plan of one Service: its ports and backends, its status, and the order of the steps of a mode change.
 //!
-//! Invariant: what cannot be served is refused whole, with no ports; a Service that comes out as before keeps its `Arc`.
-//! Deliberately not here: addresses (`addresses`), and which Services are looked at again (`plan`).
+//! Invariant: a Service that cannot be served is refused as a whole, without ports. A Service whose plan is unchanged keeps
+//! its `Arc`. Deliberately not here: addresses (`addresses`), and the choice of Services to plan again (`plan`).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -22,15 +22,15 @@ use crate::source::{Ingress, IpMode, PortStatus};
 use crate::spec::{Candidate, Kind, PortSpec, ServiceSpec, SliceSpec};
 use crate::world::World;
 
-/// Seed of every Maglev table: the fractional digits of the golden ratio. It is no secret; it must only never change, or
-/// an update of the controller would move flows of stateless modes.
+/// Seed of every Maglev table: the fractional digits of the golden ratio. It is not a secret, but it must never change,
+/// because an update of the controller would then move flows of stateless modes.
 pub const MAGLEV_SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// A mode or a new Service waits this long for the status or finalizer that must come before it: an API server that refuses the write, or is away, does
-/// not keep an owner's change from the gateways for ever.
+/// How long a new mode or a new Service waits for the status or finalizer that must be written first. The limit keeps an
+/// API server that is unavailable or refuses the write from blocking an owner's change for ever.
 pub(super) const STATUS_WAITED_FOR: Duration = Duration::from_secs(10);
 
-/// A Service as it was planned last.
+/// The last plan of a Service.
 #[derive(Clone, Debug)]
 pub(super) struct Planned {
     pub(super) revision: u64,
@@ -39,35 +39,35 @@ pub(super) struct Planned {
     pub(super) status: Option<Arc<WantedStatus>>,
     pub(super) notes: Vec<Remark>,
     pub(super) tables: BTreeMap<TableKey, u32>,
-    /// Of the nodes that it was planned with; none where nodes do not matter.
+    /// Revision of the nodes that it was planned with; `None` if its backends are not nodes.
     pub(super) nodes_revision: Option<u64>,
-    /// What gateways forward by.
+    /// The Service as sent to gateways.
     pub(super) policy: Policy,
-    /// While the status must come first: until when `policy` is the one of before.
+    /// Until when the previous `policy` stays in force, while the status must be written first.
     pub(super) held_until: Option<Instant>,
-    /// While its finalizer must come first: until when gateways are not given it.
+    /// Until when it is withheld from gateways, while its finalizer must be written first.
     pub(super) withheld_until: Option<Instant>,
-    /// Its slices that were deleted, and since when each is known to be.
+    /// Its deleted slices, and when each deletion was noticed.
     pub(super) departed: BTreeMap<ServiceName, Instant>,
-    /// While any of them still counts: until when the first does.
+    /// When the first of them stops counting, if any still counts.
     pub(super) departed_until: Option<Instant>,
 }
 
-/// Remarks on one Service: one per slice and port could be thousands.
+/// Maximum number of remarks on one Service: one per slice and port could be thousands.
 const REMARKS_MAX: usize = 32;
 
 impl Planned {
-    /// When it may come out otherwise although nothing changed.
+    /// When its plan may change even if its inputs do not.
     pub(super) fn again_at(&self) -> Option<Instant> {
         [self.held_until, self.withheld_until, self.departed_until].into_iter().flatten().min()
     }
 
-    /// Whether slices of it were deleted that do not count any more.
+    /// Whether it has deleted slices that no longer count.
     pub(super) fn has_done_with_departed(&self) -> bool {
         !self.departed.is_empty() && self.departed_until.is_none()
     }
 
-    /// Whether the status was planned for this version of the object.
+    /// Whether the status was planned from this version of the object.
     pub(super) fn status_is_of(&self, candidate: &Candidate) -> bool {
         self.status.as_ref().is_none_or(|status| {
             status.resource_version == candidate.resource_version && status.uid == candidate.uid && status.held == candidate.held
@@ -104,7 +104,7 @@ fn status(builder: &Builder<'_>, service: &Service, lack: Lack) -> WantedStatus 
     }
 }
 
-/// What one Service is planned from.
+/// The inputs of the plan of one Service.
 pub(super) struct Builder<'a> {
     pub(super) candidate: &'a Candidate,
     pub(super) outcome: &'a Outcome,
@@ -113,14 +113,14 @@ pub(super) struct Builder<'a> {
     pub(super) nodes: &'a Nodes,
     pub(super) world: &'a World,
     pub(super) policy: Policy,
-    /// What the status shall say.
+    /// Desired addresses of the status.
     pub(super) ip_mode: IpMode,
-    /// What a leader before us decided.
+    /// Decisions of a previous leader.
     pub(super) recalled: Option<&'a Decided>,
 }
 
 impl Builder<'_> {
-    /// A Service that is new to gateways gets its finalizer before them, so that its deletion is not missed.
+    /// Whether the finalizer must be written before gateways get the Service, so that its deletion is not missed.
     pub(super) fn build_in_turn(&self, revision: u64, before: Option<&Planned>, now: Instant) -> Planned {
         let mut planned = self.build_as_told(revision, before, now);
         planned.withheld_until = self.withhold(&planned, before, now);
@@ -131,7 +131,7 @@ impl Builder<'_> {
         planned
     }
 
-    /// Until when gateways are not given it, if they are not. One whose status tells an address may be forwarded for.
+    /// Until when it is withheld from gateways, if it is. A Service whose status already has an address is never withheld.
     fn withhold(&self, planned: &Planned, before: Option<&Planned>, now: Instant) -> Option<Instant> {
         let is_given = before.is_some_and(|old| old.withheld_until.is_none() && old.service.refusal.is_none());
         let needs_none = self.candidate.uid.is_empty() || self.candidate.kind != Kind::LoadBalancer;
@@ -144,8 +144,8 @@ impl Builder<'_> {
         Some(until).filter(|until| *until > now)
     }
 
-    /// Towards a mode in which nodes see the VIP, the status comes first: a node takes packets for the VIP only once it is
-    /// told so there. Until the object shows it, gateways go on as before.
+    /// Plans a change to a mode in which nodes see the VIP. The status is written first, because a node accepts packets for the
+    /// VIP only once the status tells it to. Until the object shows the new status, gateways use the previous mode.
     fn build_as_told(&self, revision: u64, before: Option<&Planned>, now: Instant) -> Planned {
         let wanted = self.build(revision, before, now);
         let held = before.and_then(|old| Some((old.policy, self.hold(old, now)?)));
@@ -154,7 +154,7 @@ impl Builder<'_> {
         if as_before.service.refusal.is_some() { wanted } else { Planned { held_until: Some(until), ..as_before } }
     }
 
-    /// Until when the policy of before is kept, if it is. Of manifests the status is known to nobody who forwards.
+    /// Until when the previous policy is kept, if it is. For manifests there is nothing to wait for: no node reads their status.
     fn hold(&self, before: &Planned, now: Instant) -> Option<Instant> {
         let ours = |ingress: &&Ingress| self.outcome.addresses.contains(&ingress.ip);
         let is_told = !self.candidate.held.ingress.iter().filter(ours).any(|ingress| ingress.ip_mode == IpMode::Proxy);
@@ -253,7 +253,7 @@ impl Builder<'_> {
                     continue;
                 }
                 let mut selection = self.select(spec, slices, port, family);
-                // What is set by hand for one backend makes this port's another list than others have.
+                // A manual override of one backend gives this port a list of its own.
                 let overridden = selection.nodes.take_if(|nodes| self.world.overrides().concern(&self.candidate.name, nodes));
                 selection.backends.extend(overridden.iter().flat_map(NodesAt::backends));
                 self.world.overrides().apply(&self.candidate.name, slices, self.world.nodes(), &mut selection.backends);
@@ -283,7 +283,7 @@ impl Builder<'_> {
 }
 
 impl Builder<'_> {
-    /// Nothing where it is not served: then that is told.
+    /// Nothing is missing if the Service is refused, because the refusal is reported instead.
     fn lack(&self, service: &Service, slices: &[&SliceSpec]) -> Lack {
         let Ok(spec) = &self.candidate.wanted else { return Lack::default() };
         if service.refusal.is_some() {
@@ -299,8 +299,7 @@ impl Builder<'_> {
         HealthCheck { node_health_port, ..spec.health.over(&self.settings.health) }
     }
 
-    /// The backends of one port. Inside a tunnel's packets a backend of the other family does as well, where there is none
-    /// of this one.
+    /// The backends of one port. In tunnel modes, backends of the other family are used if this family has none.
     fn select(&self, spec: &ServiceSpec, slices: &[&SliceSpec], port: &PortSpec, family: Family) -> Selection {
         let slices = slices.iter().copied();
         let is_tunnel = self.policy.mode.is_tunnel();
@@ -340,7 +339,7 @@ fn service_port(port: &PortSpec, family: Family, vips: Vec<IpAddr>, size: u32, b
     }
 }
 
-/// The size of one table: chosen when it gets its first backends, it only grows.
+/// The size of one Maglev table: chosen with its first backends, afterwards it only grows.
 fn table(tables: &mut BTreeMap<TableKey, u32>, key: TableKey, backends: usize) -> u32 {
     let backends = u32::try_from(backends).unwrap_or(u32::MAX);
     let enough = backends.saturating_mul(MAGLEV_ENTRIES_AT_CREATION);

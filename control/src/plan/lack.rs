@@ -1,6 +1,7 @@
-//! What a Service lacks to have backends, as its objects say: endpoints, or a port of theirs that is the Service's.
+//! Why a Service has no backends according to its objects: no endpoints, or no endpoint port that matches.
 //!
-//! Deliberately not here: how long that is no news, since slices come after their Service (`status`), and health.
+//! Deliberately not here: the grace time before this is reported, because slices arrive after their Service (`status`),
+//! and health.
 
 use std::collections::BTreeSet;
 
@@ -8,23 +9,23 @@ use proto::{BackendState, Protocol, Service, ServicePort};
 
 use crate::spec::{PortSpec, SlicePort, SliceSpec};
 
-/// Ports of slices that are named; of more, only that there are more.
+/// Maximum number of slice ports named in a message.
 const NAMED_MAX: usize = 8;
 
-/// What is missing; nothing by default.
+/// What a Service lacks to have backends; nothing by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lack {
-    /// No port has a backend that takes new connections.
+    /// No port has a backend that accepts new connections.
     pub is_whole: bool,
-    /// Ports that no EndpointSlice has, though some have endpoints.
+    /// Ports that no EndpointSlice has, although there are endpoints.
     pub unmatched: BTreeSet<(Protocol, u16)>,
-    /// For a person: which ports those are, and which the slices have.
+    /// Message for the owner: the missing ports, and those that the slices have.
     pub sentence: String,
 }
 
 impl Lack {
-    /// Of a Service that is served, with the ports that it asks for and its slices. Where nodes are the backends, it is
-    /// they who know the endpoints' ports: `slices` is empty then.
+    /// Examines a Service that is served, with its ports and slices. If nodes are the backends, kube-proxy there knows the
+    /// ports of endpoints, and `slices` is empty.
     #[must_use]
     pub fn of<'a>(service: &Service, wanted: &[PortSpec], slices: impl Iterator<Item = &'a SliceSpec>) -> Self {
         let takes_flows = |backend: &proto::Backend| backend.state == BackendState::Active && backend.weight > 0;
@@ -43,7 +44,7 @@ impl Lack {
         Self { is_whole, unmatched, sentence }
     }
 
-    /// Whether there is any.
+    /// Whether anything is missing.
     #[must_use]
     pub fn is_any(&self) -> bool {
         self.is_whole || !self.unmatched.is_empty()

@@ -1,6 +1,6 @@
-//! Services that are not ours, or not any more, and still hold something of ours.
+//! Services that are not ours, or no longer ours, but still carry our finalizer, conditions or addresses.
 //!
-//! Deliberately not here: when it is taken from them (`status::departure`).
+//! Deliberately not here: when these are removed (`status::departure`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,26 +12,26 @@ use crate::settings::ControllerSettings;
 use crate::spec::{Kind, Leftover};
 use crate::world::World;
 
-/// A Service that is not ours, or not any more, and still holds something of ours.
+/// A Service that is not ours, or no longer ours, but still carries our finalizer, conditions or addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leaving {
     /// The object.
     pub left: Arc<Leftover>,
-    /// Who may have left it there.
+    /// Which installation may have written them.
     pub by: LeftBy,
 }
 
-/// Who may have put a finalizer and conditions on a Service: several installations in one cluster write the same, and the
-/// group beside them.
+/// Which installation may have written finalizer and conditions of a Service. All installations in a cluster write the same
+/// ones, together with their group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeftBy {
-    /// We: its class or its group is ours.
+    /// This installation: the class or the group is ours.
     Us,
-    /// We, by its group; its addresses are of another class or controller by now.
+    /// This installation, by its group; another class or controller owns the addresses now.
     UsBefore,
-    /// We or another installation: it has no class any more, and an older version wrote no group.
+    /// This or another installation: the Service has no class any longer, and older versions wrote no group.
     Anybody,
-    /// Another installation, by its class; or we, if it had ours before.
+    /// Another installation, by its class; or this one, if the Service had our class before.
     Another,
 }
 
@@ -44,7 +44,7 @@ pub(super) fn strangers(world: &World, settings: &ControllerSettings) -> Vec<Ser
         .collect()
 }
 
-/// Everything that something is to be taken from.
+/// All Services from which something must be removed.
 pub(super) fn leaving(world: &World, settings: &ControllerSettings, strangers: &[ServiceName]) -> BTreeMap<ServiceName, Leaving> {
     let group = settings.group.as_str();
     let leftovers = world.leftovers().iter().filter_map(|(name, left)| Some((name.clone(), left_by(left, settings)?, left)));
@@ -60,7 +60,7 @@ pub(super) fn leaving(world: &World, settings: &ControllerSettings, strangers: &
     leaving
 }
 
-/// Who left it; none: another installation, which sees to it itself.
+/// Which installation wrote it; `None` if another one did, which removes it itself.
 fn left_by(left: &Leftover, settings: &ControllerSettings) -> Option<LeftBy> {
     match (left.class.as_deref(), &left.held.group) {
         (Some(class), _) if class == settings.load_balancer_class => Some(LeftBy::Us),
@@ -72,8 +72,8 @@ fn left_by(left: &Leftover, settings: &ControllerSettings) -> Option<LeftBy> {
     }
 }
 
-/// Services that are being deleted, and keep their addresses until gateways have taken them out: the time of their deletion
-/// may have begun before ours.
+/// Services that are being deleted and keep their addresses until gateways have removed them. The deletion may have begun
+/// before this controller started.
 pub(super) fn holders<'a>(world: &'a World, settings: &'a ControllerSettings) -> impl Iterator<Item = &'a Leftover> {
     let are_ours = |left: &&Leftover| matches!(left_by(left, settings), Some(LeftBy::Us | LeftBy::Anybody));
     world.leftovers().values().map(Arc::as_ref).filter(|left| left.holds_addresses()).filter(are_ours)

@@ -1,7 +1,7 @@
-//! The pools that are used: those of the configuration, and the `AddressPool` objects that clash with none.
+//! The pools in use: those of the configuration, and the `AddressPool` objects that overlap no other pool.
 //!
-//! Invariant: no address lies in two of them. Of two that clash the younger one is not used at all; the configuration is
-//! older than any object. Deliberately not here: who holds which address.
+//! Invariant: no address lies in two pools. If two pools overlap, the younger one is not used at all; the configuration
+//! counts as older than any object. Deliberately not here: allocation.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ use crate::spec::PoolSpec;
 use crate::spec::pool::range_of;
 use kube::core::{Selector, SelectorExt as _};
 
-/// Pools in all: with 128 ranges each, 131,072 ranges, which each gateway is told of with every change of a pool.
+/// Maximum number of pools: with 128 ranges each, 131,072 ranges, which every gateway receives with each change of a pool.
 const POOLS_MAX: usize = 1024;
 
 /// All pools of an installation.
@@ -35,9 +35,9 @@ pub struct Standing {
     pub name: String,
     /// Whether it is an `AddressPool`, and not of the configuration.
     pub is_object: bool,
-    /// Its addresses as they were written.
+    /// Its addresses as written by the user.
     pub addresses: Vec<String>,
-    /// Why it is not used.
+    /// Why it is not in use.
     pub clash: Option<String>,
 }
 

@@ -1,7 +1,7 @@
-//! What a controller that starts takes over from the Services' statuses and the checkpoint (CONTROL section 6).
+//! Adoption of addresses from the Services' statuses and the checkpoint when a controller starts (CONTROL section 6).
 //!
-//! Invariant: no status makes an address anybody's that lies in none of our pools and that we did not write, that is a gateway's
-//! or a node's, or that another Service holds. What is not taken over is told.
+//! Invariant: an address in a status is not adopted if it lies outside our pools and sluice did not write it, if it belongs
+//! to a gateway or a node, or if another Service holds it. The owner gets an Event for each address that is not adopted.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -14,20 +14,20 @@ use super::{Allocations, Claim, Outcome, Rules};
 use crate::note::{Cause, Remark};
 use crate::spec::pool::unreachable;
 
-/// Who says that a Service has an address.
+/// Origin of the claim that a Service has an address.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Source {
-    /// We, in its status.
+    /// Its status, written by sluice.
     Ours,
-    /// A leader before us, in its checkpoint.
+    /// The checkpoint of a previous leader.
     Recalled,
-    /// Somebody else, in its status.
+    /// Its status, written by another controller.
     Foreign,
 }
 
 impl Allocations {
-    /// What we wrote comes first: an address that somebody else wrote into the status of an older Service is still its holder's.
-    /// Nobody knows on which ports and terms a Service that cannot be read holds an address: it sits down last.
+    /// Statuses written by sluice come first, so that a foreign status of an older Service cannot take an address from its
+    /// holder. Services that cannot be parsed come last, because their ports and sharing terms are unknown.
     pub(super) fn adopt_all(&mut self, order: &[&Claim], outcomes: &mut [Outcome], rules: Rules<'_>) {
         let mut recalled = BTreeSet::new();
         for source in [Source::Ours, Source::Recalled, Source::Foreign] {
@@ -78,7 +78,7 @@ impl Allocations {
         }
     }
 
-    /// Its status was overwritten while nobody led, or faster than we wrote it again.
+    /// Adds a warning if the status was overwritten while there was no leader, or before sluice could write it again.
     fn tell_what_is_recalled_instead(&self, claim: &Claim, rules: Rules<'_>, outcome: &mut Outcome) {
         for &address in &claim.in_status {
             let held = self.holders.held_of(&claim.service, Family::of(address));
@@ -95,7 +95,7 @@ fn writer(claim: &Claim) -> String {
     claim.status_writer.as_ref().map_or_else(|| "somebody else".to_owned(), |name| format!("{name:?}"))
 }
 
-/// Why an address of a status is not the Service's, whoever else wants it.
+/// Why an address in a status cannot belong to the Service, regardless of other Services.
 fn refusal(claim: &Claim, address: IpAddr, is_ours: bool, rules: Rules<'_>) -> Option<String> {
     let special = AddressRange::new(address, address).ok().and_then(|range| unreachable(&range));
     if let Some(net) = special {
@@ -104,7 +104,7 @@ fn refusal(claim: &Claim, address: IpAddr, is_ours: bool, rules: Rules<'_>) -> O
     if let Some(why) = rules.forbidden.why(address) {
         return Some(why);
     }
-    // A pool edit renumbers nobody.
+    // Editing a pool never renumbers a Service.
     if is_ours {
         return None;
     }

@@ -1,7 +1,7 @@
-//! Who holds which address, with which ports and on which terms.
+//! Holders of addresses, with their ports and sharing terms.
 //!
-//! Invariant: no two Services hold one (address, protocol, port), and whoever holds an address together with another
-//! shares it on terms that both agree to.
+//! Invariant: no two Services hold the same (address, protocol, port), and Services hold the same address only if their
+//! sharing terms agree.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use super::sharing::Terms;
 use super::{Claim, Sharing};
 use crate::spec::PoolSpec;
 
-/// Where a Service listens at its addresses.
+/// Ports on which a Service listens at its addresses.
 pub(super) type Port = (Protocol, u16);
 
 /// All of them.
@@ -23,7 +23,7 @@ pub(super) struct Holders {
     of: BTreeMap<ServiceName, Vec<IpAddr>>,
     /// Addresses under each sharing key.
     keys: BTreeMap<String, BTreeSet<IpAddr>>,
-    /// How many Services of a namespace hold an address.
+    /// Number of Services of a namespace that hold an address.
     namespaces: BTreeMap<String, BTreeMap<IpAddr, u32>>,
 }
 
@@ -32,9 +32,9 @@ pub(super) struct Holders {
 struct Place {
     seats: BTreeMap<ServiceName, Seat>,
     ports: BTreeMap<Port, ServiceName>,
-    /// The different terms of its seats, and how many have each: as a rule there are one or two.
+    /// The distinct sharing terms of its holders, with the number of holders of each; usually one or two.
     terms: BTreeMap<Terms, u32>,
-    /// As its pool said last.
+    /// Announcement method of its pool, as last seen.
     announce: Option<Announce>,
 }
 
@@ -45,43 +45,43 @@ struct Seat {
 }
 
 impl Holders {
-    /// What a Service holds.
+    /// Addresses that a Service holds.
     pub(super) fn of(&self, service: &ServiceName) -> &[IpAddr] {
         self.of.get(service).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// What a Service holds in a family.
+    /// The address that a Service holds in one family.
     pub(super) fn held_of(&self, service: &ServiceName, family: Family) -> Option<IpAddr> {
         self.of(service).iter().copied().find(|address| Family::of(*address) == family)
     }
 
-    /// Services that hold anything.
+    /// Services that hold an address.
     pub(super) fn services(&self) -> impl Iterator<Item = (&ServiceName, &[IpAddr])> {
         self.of.iter().map(|(service, addresses)| (service, addresses.as_slice()))
     }
 
-    /// Those from `first` to `last`, both included.
+    /// Held addresses from `first` to `last`, both included.
     pub(super) fn within(&self, first: IpAddr, last: IpAddr) -> impl Iterator<Item = IpAddr> {
         self.places.range(first..=last).map(|(address, _)| *address)
     }
 
-    /// Whether anybody holds `address`.
+    /// Whether a Service holds `address`.
     pub(super) fn is_held(&self, address: IpAddr) -> bool {
         self.places.contains_key(&address)
     }
 
-    /// Addresses that are shared under `key`.
+    /// Addresses shared under `key`.
     pub(super) fn under(&self, key: &str) -> impl Iterator<Item = IpAddr> {
         self.keys.get(key).into_iter().flatten().copied()
     }
 
-    /// Whether `claim` holds what it holds with these ports and on these terms.
+    /// Whether the addresses of `claim` are recorded with its current ports and sharing terms.
     pub(super) fn is_seated_as(&self, claim: &Claim) -> bool {
         let mut seats = self.of(&claim.service).iter().filter_map(|address| self.places.get(address)?.seats.get(&claim.service));
         seats.all(|seat| seat.ports == claim.ports && seat.sharing == claim.sharing)
     }
 
-    /// Why `claim` cannot hold `address` together with those that do; none where it can.
+    /// Why `claim` cannot share `address` with its holders; `None` if it can.
     pub(super) fn refuse(&self, address: IpAddr, claim: &Claim, pool: Option<&PoolSpec>) -> Option<String> {
         let place = self.places.get(&address)?;
         let (holder, _) = place.seats.first_key_value()?;
@@ -93,7 +93,7 @@ impl Holders {
         taken.map(|((protocol, port), holder)| format!("held by {holder}, which has {protocol} {port} of it, too"))
     }
 
-    /// `claim` holds `address` from now on.
+    /// Records `claim` as a holder of `address`.
     pub(super) fn seat(&mut self, address: IpAddr, claim: &Claim, pool: Option<&PoolSpec>) {
         let service = &claim.service;
         let place = self.places.entry(address).or_default();
@@ -108,7 +108,7 @@ impl Holders {
         *self.namespaces.entry(service.namespace.clone()).or_default().entry(address).or_default() += 1;
     }
 
-    /// `service` does not hold `address` any more.
+    /// Removes `service` from the holders of `address`.
     pub(super) fn unseat(&mut self, address: IpAddr, service: &ServiceName) {
         let Some(place) = self.places.get_mut(&address) else { return };
         let Some(seat) = place.seats.remove(service) else { return };
@@ -143,7 +143,7 @@ impl Holders {
         }
     }
 
-    /// Whether a namespace holds as many addresses of `pool` as it may, `except` left out.
+    /// Whether a namespace has used up its quota of `pool`, not counting `except`.
     pub(super) fn has_reached_limit(&self, namespace: &str, pool: &PoolSpec, except: Option<IpAddr>) -> bool {
         let Some(max) = pool.max_per_namespace else { return false };
         let max = usize::try_from(max).unwrap_or(usize::MAX);
@@ -158,7 +158,8 @@ impl Holders {
         self.namespaces.get(namespace).is_some_and(|addresses| addresses.contains_key(&address))
     }
 
-    /// Those that lie in no pool, and how routers learned of each as long as it did. What pools say now is remembered.
+    /// Held addresses outside every pool, each with the announcement method of its former pool. Remembers the method of the
+    /// current pool of all others.
     pub(super) fn outside(&mut self, pools: &Pools) -> Vec<(IpAddr, Option<Announce>)> {
         let mut outside = Vec::new();
         for (address, place) in &mut self.places {

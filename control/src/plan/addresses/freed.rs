@@ -1,5 +1,5 @@
-//! Addresses that were given up: each is kept for the names that held it, and from others until every connected gateway
-//! has taken it out.
+//! Freed addresses: each is reserved for its former holders, and no other Service gets it before every connected gateway
+//! has removed it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -8,24 +8,25 @@ use std::time::{Duration, Instant};
 use proto::ServiceName;
 use proto::limits::SERVICES_MAX;
 
-/// How long a freed address waits for its last holder to come back.
+/// How long a freed address stays reserved for its last holder.
 pub const FREED_ADDRESS_KEPT: Duration = Duration::from_secs(600);
-/// Addresses that are kept: as many as Services can hold, in both families. Of more, the first to expire go earlier.
+/// Maximum number of reserved addresses: as many as Services can hold in both families. Beyond it, those that expire
+/// first are released early.
 const FREED_MAX: usize = 2 * SERVICES_MAX;
 
-/// Thousands of Services that go one after another are not looked at one by one ten minutes later.
+/// Reservations that expire within this time end together, so that thousands of deletions do not cause as many plans.
 const TOGETHER: Duration = Duration::from_secs(1);
 
 /// All of them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Freed {
-    /// Who held an address before.
+    /// Former holders of each address.
     of: BTreeMap<IpAddr, BTreeMap<ServiceName, Kept>>,
-    /// What a Service held before.
+    /// Former addresses of each Service.
     by: BTreeMap<ServiceName, BTreeSet<IpAddr>>,
-    /// By the end of their time.
+    /// Ordered by expiry.
     order: BTreeSet<(Instant, IpAddr, ServiceName)>,
-    /// Those that the next state is the first without.
+    /// Addresses that the next published state omits for the first time.
     unpublished: Vec<(IpAddr, ServiceName)>,
     /// Grows with every change.
     revision: u64,
@@ -34,12 +35,12 @@ pub(super) struct Freed {
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     until: Instant,
-    /// Counter of the first state without it; none before there is one.
+    /// Counter of the first state without it; `None` until that state exists.
     gone_in: Option<u64>,
 }
 
 impl Freed {
-    /// `service` gave `address` up.
+    /// Reserves `address`, which `service` gave up.
     pub(super) fn put(&mut self, address: IpAddr, service: &ServiceName, now: Instant) {
         self.remove(address, service);
         while self.order.len() >= FREED_MAX
@@ -50,7 +51,7 @@ impl Freed {
         self.put_until(address, service, now + FREED_ADDRESS_KEPT);
     }
 
-    /// The same, with another end: a leader before us kept it.
+    /// Reserves `address` with the given expiry, as a previous leader did.
     pub(super) fn put_until(&mut self, address: IpAddr, service: &ServiceName, until: Instant) {
         self.revision += 1;
         self.of.entry(address).or_default().insert(service.clone(), Kept { until, gone_in: None });
@@ -59,7 +60,7 @@ impl Freed {
         self.unpublished.push((address, service.clone()));
     }
 
-    /// `service` has `address` again, or its time is over.
+    /// Ends a reservation: `service` holds `address` again, or the reservation expired.
     pub(super) fn remove(&mut self, address: IpAddr, service: &ServiceName) {
         let Some(holders) = self.of.get_mut(&address) else { return };
         let Some(kept) = holders.remove(service) else { return };
@@ -76,8 +77,8 @@ impl Freed {
         self.order.remove(&(kept.until, address, service.clone()));
     }
 
-    /// Ends what is over: its time, and the last connected gateway has taken it out. `reached` is the counter that all of
-    /// them forward by; none where none is connected.
+    /// Ends reservations that have expired and whose addresses every connected gateway has removed. `reached` is the counter
+    /// of the state that all of them have applied; `None` if no gateway is connected.
     pub(super) fn expire(&mut self, now: Instant, reached: Option<u64>) {
         let is_gone = |(_, address, service): &&(Instant, IpAddr, ServiceName)| {
             let kept = self.of.get(address).and_then(|holders| holders.get(service));
@@ -90,7 +91,7 @@ impl Freed {
         }
     }
 
-    /// What was given up so far is not in the state with this counter.
+    /// Records that the state with this counter contains none of the addresses given up so far.
     pub(super) fn published(&mut self, counter: u64) {
         for (address, service) in std::mem::take(&mut self.unpublished) {
             if let Some(kept) = self.of.get_mut(&address).and_then(|holders| holders.get_mut(&service)) {
@@ -99,24 +100,24 @@ impl Freed {
         }
     }
 
-    /// When to look again: the time of the next one is over then, and of those that follow closely.
+    /// When the next reservations expire.
     pub(super) fn next_expiry(&self, now: Instant) -> Option<Instant> {
         let next = self.order.iter().map(|(until, ..)| *until).find(|until| *until > now)?;
         Some(next + TOGETHER)
     }
 
-    /// Whether the time of any is over, and only gateways are waited for.
+    /// Whether any reservation has expired and waits only for gateways.
     pub(super) fn waits_for_gateways(&self, now: Instant) -> bool {
         self.order.first().is_some_and(|(until, ..)| *until <= now)
     }
 
-    /// Nobody has a claim to `address` any more.
+    /// Drops all reservations of `address`.
     pub(super) fn forget(&mut self, address: IpAddr) {
         let names: Vec<ServiceName> = self.of.get(&address).into_iter().flatten().map(|(name, _)| name.clone()).collect();
         names.iter().for_each(|name| self.remove(address, name));
     }
 
-    /// Of the addresses that every connected gateway has taken out and that are `wanted`, the one that was freed first.
+    /// The address freed first among those that are `wanted` and that every connected gateway has removed.
     pub(super) fn oldest(&self, reached: Option<u64>, wanted: impl Fn(IpAddr) -> bool) -> Option<IpAddr> {
         let is_gone = |address: IpAddr| {
             let is_out = |kept: &Kept| reached.is_none_or(|reached| kept.gone_in.is_some_and(|counter| counter <= reached));
@@ -130,23 +131,23 @@ impl Freed {
         self.revision
     }
 
-    /// All that are kept, for whom and until when; those first that end first.
+    /// All reservations with holder and expiry, ordered by expiry.
     pub(super) fn iter(&self) -> impl Iterator<Item = &(Instant, IpAddr, ServiceName)> {
         self.order.iter()
     }
 
-    /// Whom `address` is kept for, if it is not `service`.
+    /// The Service for which `address` is reserved, if it is not `service`.
     pub(super) fn kept_from(&self, address: IpAddr, service: &ServiceName) -> Option<&ServiceName> {
         let holders = self.of.get(&address)?;
         if holders.contains_key(service) { None } else { holders.keys().next() }
     }
 
-    /// What `service` held before, lowest first.
+    /// Former addresses of `service`, lowest first.
     pub(super) fn before(&self, service: &ServiceName) -> impl Iterator<Item = IpAddr> {
         self.by.get(service).into_iter().flatten().copied()
     }
 
-    /// Those that are kept, from `first` to `last`, both included.
+    /// Reserved addresses from `first` to `last`, both included.
     pub(super) fn within(&self, first: IpAddr, last: IpAddr) -> impl Iterator<Item = IpAddr> {
         self.of.range(first..=last).map(|(address, _)| *address)
     }

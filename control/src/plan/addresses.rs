@@ -1,10 +1,10 @@
-//! Who holds which VIP (CONTROL section 6).
+//! Allocation of VIPs to Services (CONTROL section 6).
 //!
-//! Invariants: no two Services hold one (address, protocol, port), and two hold one address only where both share it;
-//! what a Service holds it keeps, whatever happens to pools, as long as it asks for nothing else; an address that is
-//! freed stays with its last holder's name for ten minutes unless nothing else is free, and from others until every
-//! connected gateway has taken it out. Time is an argument.
-//! Deliberately not here: writing addresses anywhere, and `externalIPs`.
+//! Invariants: no two Services hold the same (address, protocol, port). Two Services hold the same address only if both
+//! share it. A Service keeps its addresses, whatever happens to pools, until it asks for another one. A freed address is
+//! reserved for its last holder for ten minutes unless nothing else is free, and no other Service gets it before every
+//! connected gateway has removed it. Time is an argument.
+//! Deliberately not here: writing addresses to objects, and `externalIPs`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -41,51 +41,51 @@ use pools::refuses;
 use search::{Search, is_buggy};
 use sharing::Terms;
 
-/// Addresses under one sharing key that are looked at for one Service: beyond that it gets one of its own.
+/// Addresses tried under one sharing key for one Service. If none fits, the Service gets an address that it does not share.
 const SHARED_LOOKED_AT_MAX: usize = 256;
 
-/// Somebody who waits for gateways to take an address out is looked at again this often, should no report of theirs tell.
+/// Retry interval for a Service that waits until gateways have removed an address, in case no gateway report triggers it.
 const WAITING_LOOKED_AT: Duration = Duration::from_secs(1);
 
-/// What one Service wants.
+/// The addresses that one Service requests, and those that it held before.
 #[derive(Clone, Debug)]
 pub struct Claim {
     /// The Service.
     pub service: ServiceName,
-    /// Creation time; none for manifests, whose order is their name.
+    /// Creation time; `None` for manifests, which are ordered by name.
     pub created_s: Option<i64>,
-    /// Families in order. Empty: it cannot be served, but keeps what it holds.
+    /// Families in order. Empty if the Service cannot be served but keeps its addresses.
     pub families: Vec<Family>,
-    /// Whether it does without its second family.
+    /// Whether the second family is optional.
     pub second_family_optional: bool,
-    /// Where it listens.
+    /// The ports on which it listens.
     pub ports: Vec<Port>,
     /// Whether and with whom it shares its addresses.
     pub sharing: Option<Sharing>,
-    /// Addresses it asks for.
+    /// Requested addresses.
     pub requested: Vec<IpAddr>,
-    /// Pool it asks for.
+    /// Requested pool.
     pub pool: Option<String>,
-    /// Whether it asks for an address of a pool that is marked internal.
+    /// Whether it requests an address from a pool that is marked internal.
     pub internal: bool,
-    /// Whether it wants another address for one that lies elsewhere than it asks for.
+    /// Whether an address outside the requested pool or list is to be exchanged.
     pub readdress: bool,
     /// Its labels.
     pub labels: Labels,
-    /// Those of its namespace.
+    /// Labels of its namespace.
     pub namespace_labels: Labels,
-    /// What its status holds.
+    /// Addresses in its status.
     pub in_status: Vec<IpAddr>,
-    /// Whether that was written by us: then it counts outside the pools, too.
+    /// Whether sluice wrote that status. If so, its addresses count even outside the pools.
     pub status_is_ours: bool,
-    /// Who else wrote its status.
+    /// Another field manager that wrote the status.
     pub status_writer: Option<String>,
-    /// What a leader before us gave it.
+    /// Addresses that a previous leader allocated to it.
     pub recalled: Vec<IpAddr>,
 }
 
 impl Claim {
-    /// Of a Service that asks for nothing, but keeps what it holds.
+    /// A claim that requests nothing and keeps what the Service holds.
     #[must_use]
     pub const fn of_nothing(service: ServiceName) -> Self {
         Self {
@@ -112,52 +112,52 @@ impl Claim {
         Terms { namespace: self.service.namespace.clone(), sharing: self.sharing.clone() }
     }
 
-    /// Whether what it asks for could be read.
+    /// Whether the specification of the Service could be parsed.
     const fn is_readable(&self) -> bool {
         !self.families.is_empty()
     }
 }
 
-/// What a Service got.
+/// The result of an allocation for one Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// In the order of the families.
+    /// In family order.
     pub addresses: Vec<IpAddr>,
-    /// Why it got less than it needs.
+    /// Why it got fewer addresses than it needs.
     pub refusal: Option<Refusal>,
-    /// What its owner should know, although it is served.
+    /// Warnings for the owner of a Service that is served.
     pub notes: Vec<Remark>,
-    /// What it got of its `externalIPs`.
+    /// Those of its `externalIPs` that it may use.
     pub externals: Externals,
-    /// Its node ports are not listened on: its namespace is not selected for that.
+    /// Its node ports are not served, because its namespace is not selected.
     pub withholds_node_ports: bool,
 }
 
-/// What addresses are given by.
+/// The inputs of an allocation.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules<'a> {
-    /// Where they come from.
+    /// The pools in use.
     pub pools: &'a Pools,
-    /// What none of them is.
+    /// Addresses that must not become VIPs.
     pub forbidden: &'a Forbidden,
-    /// Counter of the state that all connected gateways forward by; none where none is connected.
+    /// Counter of the state that all connected gateways have applied; `None` if no gateway is connected.
     pub reached: Option<u64>,
-    /// The time.
+    /// Current time.
     pub now: Instant,
 }
 
-/// All holders.
+/// All allocated and reserved addresses.
 #[derive(Clone, Debug, Default)]
 pub struct Allocations {
     holders: Holders,
     freed: Freed,
-    /// Somebody waits for a freed address that gateways have not taken out yet: when to look again at the latest.
+    /// When to retry at the latest, because a Service waits for a freed address that gateways have not removed yet.
     waits_until: Option<Instant>,
 }
 
 impl Allocations {
-    /// Gives every claim what it can have: what it holds, then what its status holds, then what it asks for, then
-    /// anything free; the older one first in each round. What no claim names any more is freed.
+    /// Allocates addresses to all claims: first those that a claim holds, then those in its status, then those that it
+    /// requests, then any free address; in each round the older Service comes first. Addresses without a claim are freed.
     pub fn assign(&mut self, claims: &[Claim], rules: Rules<'_>) -> BTreeMap<ServiceName, Outcome> {
         self.freed.expire(rules.now, rules.reached);
         self.waits_until = None;
@@ -177,14 +177,14 @@ impl Allocations {
         order.iter().map(|claim| claim.service.clone()).zip(outcomes).collect()
     }
 
-    /// Keeps freed addresses that a leader before us kept.
+    /// Restores the reservations of a previous leader.
     pub fn recall(&mut self, reserved: &[Reserved], now: Instant) {
         for one in reserved {
             self.freed.put_until(one.address, &one.service, one.until.min(now + FREED_ADDRESS_KEPT));
         }
     }
 
-    /// The freed addresses that are kept, and a number that grows when they change.
+    /// The reserved addresses, and a revision that grows when they change.
     pub fn reserved(&self) -> (u64, impl Iterator<Item = Reserved>) {
         let reserved = |(until, address, service): &(Instant, IpAddr, ServiceName)| Reserved {
             address: *address,
@@ -194,29 +194,29 @@ impl Allocations {
         (self.freed.revision(), self.freed.iter().map(reserved))
     }
 
-    /// What was freed so far is not in the state with this counter.
+    /// Records that the state with this counter contains none of the addresses freed so far.
     pub fn published(&mut self, counter: u64) {
         self.freed.published(counter);
     }
 
-    /// When to look again, although nothing changes: a freed address can be given to somebody else then.
+    /// When to allocate again even if nothing changes: a reservation ends then.
     #[must_use]
     pub fn next_expiry(&self, now: Instant) -> Option<Instant> {
         self.freed.next_expiry(now).into_iter().chain(self.waits_until).min()
     }
 
-    /// Whether a freed address waits for nothing but gateways to take it out.
+    /// Whether a reservation has expired and only gateways still have to remove its address.
     #[must_use]
     pub fn waits_for_gateways(&self, now: Instant) -> bool {
         self.waits_until.is_some() || self.freed.waits_for_gateways(now)
     }
 
-    /// Held addresses that lie in no pool, and how routers learned of each as long as it did.
+    /// Allocated addresses outside every pool, each with the announcement method of its former pool.
     pub fn outside(&mut self, pools: &Pools) -> Vec<(IpAddr, Option<Announce>)> {
         self.holders.outside(pools)
     }
 
-    /// Every pool in figures.
+    /// Usage figures of every pool.
     #[must_use]
     pub fn account(&self, pools: &Pools, forbidden: &Forbidden) -> Vec<PoolUse> {
         account::account(pools, &self.holders, forbidden)
@@ -243,13 +243,13 @@ impl Allocations {
     fn hold(&mut self, claim: &Claim, address: IpAddr, pools: &Pools) {
         self.freed.remove(address, &claim.service);
         if !self.holders.is_held(address) {
-            // Nothing else was free: whoever it was kept for comes too late.
+            // Nothing else was free, so the reservation of the former holder ends.
             self.freed.forget(address);
         }
         self.holders.seat(address, claim, pools.holding(address));
     }
 
-    /// Why `claim` cannot have `address` because of others: who holds it, or waits for it. None where it can.
+    /// Why other Services prevent `claim` from getting `address`: they hold it or it is reserved for them. `None` if nothing does.
     fn obstacle(&self, claim: &Claim, address: IpAddr, pools: &Pools) -> Option<String> {
         if self.holders.is_held(address) {
             return self.holders.refuse(address, claim, pools.holding(address));
@@ -258,8 +258,8 @@ impl Allocations {
         Some(format!("was {by}'s until now and is kept for it for 10 minutes, and until every gateway has taken it out"))
     }
 
-    /// Those whose ports or terms have changed sit down again, after those who sat still: nobody is moved by what another
-    /// does. Who has no place any more leaves.
+    /// Re-checks Services whose ports or sharing terms changed, after all unchanged ones, so that a change of one Service
+    /// never moves another. A Service that no longer fits beside the other holders loses its address.
     fn reseat(&mut self, order: &[&Claim], outcomes: &mut [Outcome], rules: Rules<'_>) {
         let mut standing = Vec::new();
         for (claim, outcome) in order.iter().zip(outcomes) {
@@ -285,8 +285,8 @@ impl Allocations {
         }
     }
 
-    /// Exchanges what the Service holds for what it asks for by name, where that can be had. Where not, a Service that
-    /// already holds an address keeps it and is told.
+    /// Exchanges the addresses of a Service for those that it requests by name, if they are available. If not, a Service
+    /// that already holds an address keeps it and its owner gets a warning.
     fn request(&mut self, claim: &Claim, rules: Rules<'_>, outcome: &mut Outcome) {
         for &address in claim.requested.iter().filter(|_| claim.is_readable()) {
             let held = self.holders.held_of(&claim.service, Family::of(address));
@@ -337,18 +337,18 @@ impl Allocations {
         refusal(Reason::Conflict, format!("{}; ask for another one", self.obstacle(claim, address, rules.pools)?))
     }
 
-    /// Whether one more address would be too many for the namespace.
+    /// Whether one more address would exceed the quota of the namespace.
     fn is_over_limit(&self, claim: &Claim, pool: &PoolSpec, address: IpAddr, instead_of: Option<IpAddr>) -> bool {
         let namespace = &claim.service.namespace;
         !self.holders.is_held_in(namespace, address) && self.holders.has_reached_limit(namespace, pool, instead_of)
     }
 
-    /// Whether the namespace of a claim holds as many addresses of a pool as it may.
+    /// Whether the namespace of a claim has used up its quota of a pool.
     fn is_full_for(&self, claim: &Claim, pool: &PoolSpec) -> bool {
         self.holders.has_reached_limit(&claim.service.namespace, pool, None)
     }
 
-    /// Completes what a Service needs from the pools, and says what it holds in the end.
+    /// Allocates the missing addresses of a Service from the pools and reports what it holds in the end.
     fn fill(&mut self, claim: &Claim, rules: Rules<'_>, search: &mut Search<'_>, outcome: &mut Outcome) {
         if outcome.refusal.is_none() {
             for (index, &family) in claim.families.iter().enumerate() {
@@ -415,7 +415,7 @@ impl Allocations {
         Err(Refusal { reason: Reason::Exhausted, message: limit.unwrap_or_else(left) })
     }
 
-    /// An address that others hold under the Service's sharing key and that it can have, too.
+    /// An address that other Services hold under the same sharing key and that this Service can share.
     fn shared(&self, claim: &Claim, family: Family, pools: &Pools, is_usable: impl Fn(&IpAddr) -> bool) -> Option<IpAddr> {
         let key = &claim.sharing.as_ref()?.key;
         let admits = |address: &IpAddr| {
@@ -427,11 +427,11 @@ impl Allocations {
     }
 }
 
-/// Positions of the pools that a claim may be given anything of.
+/// Indices of the pools from which a claim may get an address.
 fn admitting(claim: &Claim, pools: &Pools) -> Result<Vec<usize>, Refusal> {
     let asked_for = |pool: &PoolSpec| match &claim.pool {
         Some(named) => *named == pool.name,
-        // A pool for clients inside is given to nobody who asks neither for that nor for the pool.
+        // An internal pool serves only Services that request an internal address or the pool by name.
         None => pool.auto_assign && (claim.internal || !pool.internal),
     };
     let mut found = Vec::new();

@@ -1,8 +1,8 @@
-//! A Service that asks for another pool than the one its address lies in: it keeps the address and is told, until its owner
-//! asks for the exchange by `readdress`.
+//! Services whose address lies outside the pool that they request: they keep the address, and their owner gets a warning,
+//! until the owner requests the exchange by `readdress`.
 //!
-//! Invariant: the new address is there before the old one is given up. Who asks for an internal load balancer is not served at
-//! an address that is not internal: others could connect.
+//! Invariant: the new address is allocated before the old one is freed. A Service that requests an internal load balancer is
+//! not served at an address that is not internal, because other clients could connect there.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ use super::{Allocations, Claim, Outcome, Rules};
 use crate::note::{Cause, Remark};
 
 impl Allocations {
-    /// Says what a Service holds in the end, in the order of its families, and what of it lies elsewhere than it asks for.
+    /// Reports the addresses of a Service in family order, and those that lie outside what it requests.
     pub(super) fn place(&mut self, claim: &Claim, rules: Rules<'_>, search: &mut Search<'_>, outcome: &mut Outcome) {
         for address in self.holders.of(&claim.service).to_vec() {
             let Some(why) = misplaced(claim, address, rules) else { continue };
@@ -42,7 +42,7 @@ impl Allocations {
     }
 }
 
-/// Why a Service would not be given an address that it holds. What a pool selects may change without moving anybody.
+/// Why a Service would not get the address that it holds today. A changed pool selector never moves a Service.
 fn misplaced(claim: &Claim, address: IpAddr, rules: Rules<'_>) -> Option<String> {
     let Some(pool) = rules.pools.holding(address) else { return Some("lies in no pool any more".to_owned()) };
     if let Some(named) = claim.pool.as_ref().filter(|named| **named != pool.name) {

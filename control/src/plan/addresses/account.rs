@@ -1,4 +1,4 @@
-//! What became of each pool: how many addresses it has, and how many are left.
+//! Usage figures of pools: how many addresses each one has, and how many are free.
 
 use std::net::IpAddr;
 
@@ -10,45 +10,45 @@ use super::pools::Pools;
 use super::search::is_buggy;
 use crate::spec::PoolSpec;
 
-/// One pool in figures.
+/// Usage figures of one pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolUse {
     /// Its name.
     pub name: String,
-    /// Whether it is an `AddressPool` object, and not of the configuration.
+    /// Whether it is an `AddressPool` object rather than part of the configuration.
     pub is_object: bool,
-    /// Its addresses as they were written.
+    /// Its addresses as written by the user.
     pub addresses: Vec<String>,
-    /// The figures of each family that it has; none of a pool that is not used.
+    /// Figures of each of its families; empty if the pool is not in use.
     pub families: Vec<(Family, Figures)>,
-    /// How many it has. All figures of a pool that is not used are 0.
+    /// Number of addresses. All figures of a pool that is not in use are 0.
     pub total: u128,
-    /// How many Services hold.
+    /// Addresses held by Services.
     pub used: u128,
-    /// How many a Service could have, those included that are kept for who held them last.
+    /// Available addresses, including those reserved for their last holder.
     pub available: u128,
-    /// Why it is not used.
+    /// Why it is not in use.
     pub conflict: Option<String>,
 }
 
-/// How many addresses of one family a pool has.
+/// Usage figures of one family of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
     /// All of them.
     pub total: u128,
-    /// Those that Services hold.
+    /// Addresses held by Services.
     pub used: u128,
-    /// Those that a Service could have now.
+    /// Available addresses.
     pub available: u128,
 }
 
 impl PoolUse {
-    /// Families that it has and of which nothing is left.
+    /// Families without an available address.
     pub fn exhausted(&self) -> impl Iterator<Item = Family> {
         self.families.iter().filter(|(_, figures)| figures.available == 0).map(|(family, _)| *family)
     }
 
-    /// A figure for people: of a pool with both families one of each, since no Service can have the one for the other.
+    /// One figure as text for people. A dual-stack pool shows one per family, because families cannot replace each other.
     #[must_use]
     pub fn told(&self, figure: impl Fn(&Figures) -> u128) -> String {
         match self.families.as_slice() {
@@ -97,11 +97,11 @@ fn wide(count: usize) -> u128 {
     u128::try_from(count).unwrap_or(u128::MAX)
 }
 
-/// How many addresses a range has, those that end in .0 and .255 left out where they are avoided.
+/// Number of addresses in a range, without those that end in .0 or .255 if the pool avoids them.
 fn count(range: &AddressRange, avoids_buggy: bool) -> u128 {
     let (IpAddr::V4(first), IpAddr::V4(last), true) = (range.first(), range.last(), avoids_buggy) else { return range.count() };
     debug_assert_eq!(range.family(), Family::V4);
-    // From 0.0.0.0 up to `n`, both included.
+    // From 0.0.0.0 to `n`, both included.
     let buggy = |n: u32| u128::from(n / 256) * 2 + if n % 256 == 255 { 2 } else { 1 };
     let (first, last) = (u32::from(first), u32::from(last));
     let below = first.checked_sub(1).map_or(0, buggy);

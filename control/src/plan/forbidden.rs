@@ -1,6 +1,6 @@
-//! Addresses that are never a VIP: the gateways' own, nodes' and Service CIDRs (CONTROL section 6).
+//! Addresses that must not become VIPs: those of gateways and nodes, and Service CIDRs (CONTROL section 6).
 //!
-//! Deliberately not here: what never is a backend (`selection`): nodes are backends.
+//! Deliberately not here: addresses that must not be backends (`selection`); nodes may be backends.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use ipnet::IpNet;
 
 use crate::spec::NodeSpec;
 
-/// All of them, each with its owner.
+/// Forbidden addresses, each with its owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Forbidden {
     gateways: BTreeMap<IpAddr, Option<String>>,
@@ -18,7 +18,7 @@ pub struct Forbidden {
 }
 
 impl Forbidden {
-    /// Of the gateway that we are embedded in, of those that were ever seen, of the nodes, and Service CIDRs.
+    /// Collects the addresses of the embedding gateway, of all gateways ever seen and of the nodes, and the Service CIDRs.
     #[must_use]
     pub fn new<'a>(
         own: &[IpAddr],
@@ -35,7 +35,7 @@ impl Forbidden {
         }
     }
 
-    /// Why `address` is never a VIP.
+    /// Why `address` must not be a VIP.
     #[must_use]
     pub fn why(&self, address: IpAddr) -> Option<String> {
         if let Some(why) = self.of_gateway(address) {
@@ -48,7 +48,7 @@ impl Forbidden {
         Some(format!("it lies in {net} of clusterCIDRs"))
     }
 
-    /// Why `address` is a gateway's own, which no backend is either.
+    /// Why `address` belongs to a gateway and therefore must not be a backend either.
     #[must_use]
     pub fn of_gateway(&self, address: IpAddr) -> Option<String> {
         Some(match self.gateways.get(&address)? {
@@ -57,13 +57,13 @@ impl Forbidden {
         })
     }
 
-    /// Whether both keep backends from the same addresses.
+    /// Whether both forbid the same addresses for backends.
     #[must_use]
     pub fn fences_as(&self, other: &Self) -> bool {
         self.gateways == other.gateways
     }
 
-    /// Addresses that are a node's here and not, or another one's, there, and the other way round.
+    /// Node addresses whose owner differs between the two sets.
     pub fn nodes_differing<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = IpAddr> {
         let lacks = |all: &'a Self, of: &'a Self| {
             all.nodes.iter().filter(|(address, name)| of.nodes.get(*address) != Some(*name)).map(|(address, _)| *address)
@@ -71,7 +71,7 @@ impl Forbidden {
         lacks(self, other).chain(lacks(other, self))
     }
 
-    /// Whether `address` is one of them.
+    /// Whether `address` is forbidden.
     #[must_use]
     pub(super) fn contains(&self, address: IpAddr) -> bool {
         self.is_single(address) || self.cidrs.iter().any(|net| net.contains(&address))
@@ -81,7 +81,7 @@ impl Forbidden {
         self.gateways.contains_key(&address) || self.nodes.contains_key(&address)
     }
 
-    /// Those from `first` to `last`, both included, Service CIDRs left out: no pool reaches into one.
+    /// Forbidden addresses from `first` to `last`, both included, without Service CIDRs, which no pool overlaps.
     pub(super) fn within(&self, first: IpAddr, last: IpAddr) -> impl Iterator<Item = IpAddr> {
         let nodes = self.nodes.range(first..=last).map(|(address, _)| *address);
         let gateways = self.gateways.range(first..=last).map(|(address, _)| *address);

@@ -1,7 +1,7 @@
-//! Who gets which addresses and node ports: the part of a plan that looks at all Services together.
+//! Assignment of addresses and node ports: the part of a plan that considers all Services together.
 //!
-//! Invariant: it runs again only when something that it depends on has changed, never for an endpoint.
-//! Deliberately not here: how addresses are given (`addresses`, `externals`).
+//! Invariant: it runs again only when one of its inputs has changed; a change of an endpoint never triggers it.
+//! Deliberately not here: the allocation itself (`addresses`, `externals`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -23,54 +23,54 @@ use crate::settings::ControllerSettings;
 use crate::spec::{Candidate, Leftover, PoolSpec};
 use crate::world::{Labels, World};
 
-/// Name of the pool that holds, for gateways, addresses that no pool holds any more: deleting a pool withdraws nothing.
+/// Name of the pool that gateways get for allocated addresses outside every pool: deleting a pool withdraws no address.
 const OUTSIDE: &str = "outside-pools";
 
-/// What was decided last, and from what.
+/// The last assignment and its inputs.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Assignment {
-    /// What each Service that is ours got.
+    /// Result for each of our Services.
     pub(super) outcomes: BTreeMap<ServiceName, Outcome>,
-    /// The pools that are used.
+    /// The pools in use.
     pub(super) pools: Arc<Pools>,
-    /// Addresses that are never VIPs.
+    /// Addresses that must not become VIPs.
     pub(super) forbidden: Arc<Forbidden>,
-    /// VIPs that lie in no pool.
+    /// VIPs outside every pool.
     pub(super) outside_pools: Arc<Vec<IpAddr>>,
-    /// What gateways are told of pools.
+    /// Pools as sent to gateways.
     pub(super) told: Vec<Pool>,
-    /// Every pool in figures.
+    /// Usage figures of every pool.
     pub(super) uses: Arc<Vec<PoolUse>>,
-    /// Addresses that Services ask for, that their statuses hold, or that a leader before us gave them.
+    /// Addresses that Services request, that their statuses contain, or that a previous leader allocated.
     named: BTreeSet<IpAddr>,
     allocations: Allocations,
     gateways: OfGateways,
-    /// What a leader before us decided, until the first plan is made.
+    /// Decisions of a previous leader, until the first plan is made.
     pub(super) recalled: OrdMap<ServiceName, Arc<Decided>>,
     decided_for: Option<Revisions>,
     clashes: BTreeMap<String, String>,
 }
 
-/// What became of an update.
+/// Result of an update.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct News {
-    /// Everything was decided anew, as a rule with the same outcome for most.
+    /// The assignment was computed again; usually most results are unchanged.
     pub(super) is_decided: bool,
-    /// The addresses that no backend may have are others than before.
+    /// The set of addresses that must not be backends has changed.
     pub(super) fence_moved: bool,
 }
 
-/// What the gateways say.
+/// Reports of the gateways.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct OfGateways {
-    /// What each that was ever connected said last: one that is away comes back to its addresses.
+    /// Last report of every gateway ever connected: a gateway that returns keeps its addresses.
     reserved: BTreeMap<String, Vec<IpAddr>>,
-    /// Counter of the state that all of them forward by; none where none is connected.
+    /// Counter of the state that all of them have applied; `None` if none is connected.
     reached: Option<u64>,
     revision: u64,
 }
 
-/// Of everything that assignment depends on.
+/// Revisions of all inputs of the assignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Revisions {
     services: u64,
@@ -81,7 +81,7 @@ struct Revisions {
 }
 
 impl Assignment {
-    /// Takes in what the connected gateways say. True when that may change who gets which address.
+    /// Records the reports of the connected gateways. Returns true if they may change the assignment.
     pub(super) fn follow_gateways(&mut self, gateways: &Gateways, now: Instant) -> bool {
         let mut reserved = self.gateways.reserved.clone();
         reserved.extend(gateways.iter().map(|gateway| (gateway.name.clone(), gateway.reserved.clone())));
@@ -93,29 +93,29 @@ impl Assignment {
         is_other || is_awaited
     }
 
-    /// The state with this counter is the newest; what was freed so far is not in it.
+    /// Records the counter of the newest state, which contains none of the addresses freed so far.
     pub(super) fn published(&mut self, counter: u64) {
         self.allocations.published(counter);
     }
 
-    /// Begins with what a leader before us decided.
+    /// Starts from the decisions of a previous leader.
     pub(super) fn recall(&mut self, checkpoint: &Checkpoint, now: Instant) {
         self.recalled = checkpoint.services.clone();
         self.allocations.recall(&checkpoint.reserved, now);
     }
 
-    /// The freed addresses that are kept, if they changed since this number was given.
+    /// The reserved addresses, if they changed since this revision.
     pub(super) fn reserved_since(&self, revision: u64) -> Option<(u64, Vec<Reserved>)> {
         let (newest, reserved) = self.allocations.reserved();
         (newest != revision).then(|| (newest, reserved.collect()))
     }
 
-    /// When to decide again although nothing changed.
+    /// When to assign again even if nothing changes.
     pub(super) fn again_at(&self, now: Instant) -> Option<Instant> {
         self.allocations.next_expiry(now)
     }
 
-    /// Decides again if anything changed or `is_due`.
+    /// Assigns again if an input changed or `is_due` is set.
     pub(super) fn update(&mut self, world: &World, settings: &ControllerSettings, is_due: bool, now: Instant) -> News {
         let revisions = Revisions {
             services: world.services_revision(),
@@ -151,7 +151,7 @@ impl Assignment {
         News { is_decided: true, fence_moved: has_moved || self.outside_pools != outside_before }
     }
 
-    /// Addresses of all gateways that were ever seen, by us or by a controller before us, each with the gateway's name.
+    /// Addresses of all gateways ever seen by this or a previous controller, each with the gateway's name.
     fn reserved(&self, world: &World) -> BTreeMap<IpAddr, String> {
         let is_newer = |name: &String| self.gateways.reserved.contains_key(name);
         let before = world.gateways().iter().filter(|(name, _)| !is_newer(name));
@@ -159,14 +159,14 @@ impl Assignment {
         all.flat_map(|(name, addresses)| addresses.iter().map(|address| (*address, name.clone()))).collect()
     }
 
-    /// Whether it matters for any Service what else has this address.
+    /// Whether another owner of this address matters for any Service.
     fn concerns(&self, address: IpAddr, settings: &ControllerSettings) -> bool {
         let is_named = self.named.contains(&address) || self.outside_pools.contains(&address);
         let mut externals = settings.ownership.external_ips_allowed.iter();
         is_named || self.pools.holding(address).is_some() || externals.any(|net| net.contains(&address))
     }
 
-    /// What owners of pools should know and were not told before.
+    /// New notes for owners of pools.
     pub(super) fn notes_on_pools(&mut self) -> Vec<Note> {
         let clash = |standing: &crate::addresses::Standing| Some((standing.name.clone(), standing.clash.clone()?));
         let clashes: BTreeMap<String, String> = self.pools.standing().iter().filter_map(clash).collect();
@@ -176,7 +176,7 @@ impl Assignment {
         notes
     }
 
-    /// What is wrong with pools at this time.
+    /// Current problems of pools.
     pub(super) fn standing_on_pools(&self) -> impl Iterator<Item = Note> {
         self.clashes.iter().map(clash_note)
     }
@@ -202,7 +202,7 @@ impl Assignment {
         let (pools, forbidden) = (Arc::clone(&self.pools), Arc::clone(&self.forbidden));
         let rules = Rules { pools: &pools, forbidden: &forbidden, reached: self.gateways.reached, now };
         let mut outcomes = self.allocations.assign(&claims, rules);
-        // What is being deleted holds its addresses, and is served no more.
+        // A Service that is being deleted keeps its addresses but is no longer served.
         unserved.iter().for_each(|name| drop(outcomes.remove(name)));
         let mut node_ports: BTreeMap<(Protocol, u16), &ServiceName> = BTreeMap::new();
         for (candidate, _) in ours.iter().filter(|(_, owned)| owned.node_ports) {
@@ -238,8 +238,8 @@ fn clash_note((name, why): (&String, &String)) -> Note {
     Note { subject: Subject::Pool(name.clone()), remark }
 }
 
-/// What gateways are told: the pools that are used, and the VIPs that lie in none. How routers learn of one whose pool was
-/// gone before we started nobody remembers: then in both ways.
+/// Pools as sent to gateways: those in use, and one with the VIPs outside every pool. If the pool of a VIP disappeared
+/// before this controller started, its announcement method is unknown, and gateways use both methods.
 fn told(pools: &Pools, outside: &[(IpAddr, Option<Announce>)]) -> Vec<Pool> {
     let mut told: Vec<Pool> = pools.iter().map(PoolSpec::told).collect();
     for announce in [Announce::L2, Announce::Routed] {
@@ -276,7 +276,8 @@ fn claim(candidate: &Candidate, namespace_labels: Labels) -> Claim {
     }
 }
 
-/// A Service that is being deleted keeps what its status holds, and asks for nothing. Our finalizer says that it was ours.
+/// The claim of a Service that is being deleted: it keeps the addresses in its status and requests nothing. Our finalizer
+/// proves that it was ours.
 fn claim_of_leaving(left: &Leftover, pools: &Pools) -> Claim {
     let is_kept = |address: &IpAddr| left.status_is_ours || pools.holding(*address).is_some();
     Claim {
@@ -287,7 +288,7 @@ fn claim_of_leaving(left: &Leftover, pools: &Pools) -> Claim {
     }
 }
 
-/// The API server lets no two Services have one nodePort; nobody watches over manifests but this.
+/// The API server gives each nodePort to one Service only; for manifests this function enforces the same.
 fn take_node_ports<'a>(candidate: &'a Candidate, taken: &mut BTreeMap<(Protocol, u16), &'a ServiceName>) -> Outcome {
     let ports = candidate.wanted.iter().flat_map(|spec| &spec.ports);
     let keys: Vec<_> = ports.filter_map(|port| Some((port.protocol, port.node_port?))).collect();

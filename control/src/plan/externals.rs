@@ -1,0 +1,219 @@
+//! `spec.externalIPs`: which of them a Service gets. Any tenant may write any address there (CVE-2020-8554), so that none
+//! counts outside the configured `externalIPs.allowed`.
+//!
+//! Invariant: no two Services get one (address, protocol, port), the older one has it; and none gets an address that a
+//! pool, a gateway or the cluster has another use for.
+//! Deliberately not here: how packets for such an address get to a gateway. As in a cluster that is the operator's matter:
+//! it is routed there, and nobody answers ARP for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use proto::{Family, Protocol, Reason, Refusal, ServiceName};
+
+use crate::addresses::{Forbidden, Pools};
+use crate::note::{Cause, Remark};
+use crate::selection::special;
+use crate::settings::ControllerSettings;
+use crate::spec::{Candidate, ServiceSpec};
+
+/// Of more, one Service could fill the gateways' tables: with 65,536 Services of a port each these are a million frontends.
+const EXTERNAL_IPS_MAX: usize = 16;
+
+/// What one Service got.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Externals {
+    /// In the order of the field.
+    pub addresses: Vec<IpAddr>,
+    /// Why not the others.
+    pub remarks: Vec<Remark>,
+}
+
+impl Externals {
+    /// Why a Service that asks for nothing else is not served; none when it got something.
+    #[must_use]
+    pub fn refusal(&self) -> Option<Refusal> {
+        let told = self.remarks.first().filter(|_| self.addresses.is_empty())?;
+        let Cause::Reason(reason) = told.cause else { return None };
+        Some(Refusal { reason, message: told.text.clone() })
+    }
+}
+
+/// Gives out `externalIPs`, to the older Service first.
+pub struct Giving<'a> {
+    settings: &'a ControllerSettings,
+    pools: &'a Pools,
+    forbidden: &'a Forbidden,
+    /// Addresses of load balancers that no pool holds any more.
+    vips_outside_pools: &'a [IpAddr],
+    taken: BTreeMap<(IpAddr, Protocol, u16), &'a ServiceName>,
+    given: BTreeSet<IpAddr>,
+}
+
+impl<'a> Giving<'a> {
+    /// Nothing is given yet.
+    #[must_use]
+    pub const fn new(
+        settings: &'a ControllerSettings,
+        pools: &'a Pools,
+        forbidden: &'a Forbidden,
+        vips_outside_pools: &'a [IpAddr],
+    ) -> Self {
+        Self { settings, pools, forbidden, vips_outside_pools, taken: BTreeMap::new(), given: BTreeSet::new() }
+    }
+
+    /// What the next Service gets; none may come that is older than one before.
+    pub fn give(&mut self, candidate: &'a Candidate) -> Externals {
+        let mut got = Externals::default();
+        let Ok(spec) = &candidate.wanted else { return got };
+        if self.settings.ownership.external_ips_allowed.is_empty() {
+            if !spec.external_ips.is_empty() {
+                let text = "spec.externalIPs has no effect: none is allowed (`externalIPs.allowed`), since any tenant could \
+                            claim any address by it (CVE-2020-8554)";
+                got.remarks.push(Remark::new(Cause::FieldIgnored, text));
+            }
+            return got;
+        }
+        for (index, &address) in spec.external_ips.iter().enumerate() {
+            let why = if index < EXTERNAL_IPS_MAX { self.refuses(address, spec) } else { Some(too_many()) };
+            match why {
+                None => {
+                    self.given.insert(address);
+                    self.taken.extend(spec.ports.iter().map(|port| ((address, port.protocol, port.port), &candidate.name)));
+                    got.addresses.push(address);
+                }
+                Some((cause, why)) => {
+                    let text = format!("{address} of spec.externalIPs is not served: {why}");
+                    got.remarks.push(Remark::new(cause, text));
+                }
+            }
+        }
+        got
+    }
+
+    /// All addresses that were given.
+    #[must_use]
+    pub fn given(self) -> BTreeSet<IpAddr> {
+        self.given
+    }
+
+    fn refuses(&self, address: IpAddr, spec: &ServiceSpec) -> Option<(Cause, String)> {
+        let refused = |why: String| Some((Cause::Reason(Reason::Refused), why));
+        let within = |nets: &[ipnet::IpNet]| nets.iter().find(|net| net.contains(&address)).copied();
+        if within(&self.settings.ownership.external_ips_allowed).is_none() {
+            return refused("it lies outside `externalIPs.allowed`".to_owned());
+        }
+        if let Some(what) = special(address) {
+            return refused(format!("it is {what}"));
+        }
+        if let Some(why) = self.forbidden.why(address) {
+            return refused(why);
+        }
+        if let Some(pool) = self.pools.holding(address) {
+            return refused(format!("it lies in pool {}; ask for it by sluice.dev/addresses", pool.name));
+        }
+        if self.vips_outside_pools.contains(&address) {
+            return refused("it is the address of a load balancer".to_owned());
+        }
+        let family = Family::of(address);
+        if !spec.families.contains(&family) {
+            return refused(format!("the Service has no family {family}"));
+        }
+        let holder = spec.ports.iter().find_map(|port| Some((port, self.taken.get(&(address, port.protocol, port.port))?)));
+        holder.map(|(port, holder)| {
+            let why = format!("{} {} of it is held by {holder}, which is older", port.protocol, port.port);
+            (Cause::Reason(Reason::Conflict), why)
+        })
+    }
+}
+
+fn too_many() -> (Cause, String) {
+    (Cause::Reason(Reason::Exhausted), format!("a Service gets {EXTERNAL_IPS_MAX} of them at most"))
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Service;
+    use serde_json::json;
+
+    use super::*;
+    use crate::plan::tests::settings;
+
+    fn candidate(name: &str, ips: &[&str], port: u16, protocol: &str) -> Candidate {
+        let service: Service = serde_json::from_value(json!({"metadata": {"name": name, "namespace": "shop"},
+            "spec": {"type": "ClusterIP", "externalIPs": ips, "ports": [{"port": port, "protocol": protocol}]}}))
+        .unwrap();
+        Candidate::try_from(&service).unwrap()
+    }
+
+    /// What `candidates` get, one after another.
+    fn given(settings: &ControllerSettings, outside: &[IpAddr], candidates: &[Candidate]) -> (Vec<Externals>, BTreeSet<IpAddr>) {
+        let pools = crate::addresses::tests::pools(&settings.pools);
+        let forbidden = Forbidden::new(&settings.reserved, &BTreeMap::new(), [].iter(), &settings.cluster_cidrs);
+        let mut giving = Giving::new(settings, &pools, &forbidden, outside);
+        let got = candidates.iter().map(|one| giving.give(one)).collect();
+        (got, giving.given())
+    }
+
+    fn rules() -> ControllerSettings {
+        let mut settings = settings();
+        settings.ownership.external_ips_allowed =
+            ["192.0.0.0/16", "127.0.0.0/8", "2001:db8::/32"].map(|net| net.parse().unwrap()).into();
+        settings.cluster_cidrs = vec!["192.0.96.0/24".parse().unwrap()];
+        settings.reserved = vec!["192.0.2.2".parse().unwrap()];
+        settings
+    }
+
+    #[test]
+    fn an_address_counts_only_where_it_is_allowed_and_nothing_else_uses_it() {
+        let rows = [
+            ("192.0.2.9", None),
+            ("203.0.113.1", Some("outside `externalIPs.allowed`")),
+            ("127.0.0.1", Some("loopback")),
+            ("192.0.2.2", Some("gateway itself")),
+            ("192.0.2.150", Some("pool default")),
+            ("192.0.7.7", Some("address of a load balancer")),
+            ("192.0.96.1", Some("clusterCIDRs")),
+            ("2001:db8::1", Some("no family IPv6")),
+        ];
+        let (settings, outside) = (rules(), ["192.0.7.7".parse().unwrap()]);
+        for (address, expected) in rows {
+            let got = given(&settings, &outside, &[candidate("web", &[address], 80, "TCP")]).0.remove(0);
+            assert_eq!(got.addresses.is_empty(), expected.is_some(), "{address}: {got:?}");
+            let text = got.remarks.first().map(|remark| remark.text.as_str()).unwrap_or_default();
+            assert!(text.contains(expected.unwrap_or_default()), "{address}: {text}");
+        }
+    }
+
+    #[test]
+    fn of_two_services_that_claim_one_frontend_the_first_has_it_and_another_port_is_free() {
+        let settings = rules();
+        let all = [
+            candidate("first", &["192.0.2.9", "192.0.2.10"], 80, "TCP"),
+            candidate("second", &["192.0.2.9", "192.0.2.11"], 80, "TCP"),
+            candidate("udp", &["192.0.2.9"], 80, "UDP"),
+            candidate("tls", &["192.0.2.9"], 443, "TCP"),
+        ];
+        let (got, addresses) = given(&settings, &[], &all);
+        let counts: Vec<_> = got.iter().map(|got| (got.addresses.len(), got.remarks.len())).collect();
+        assert_eq!(counts, [(2, 0), (1, 1), (1, 0), (1, 0)]);
+        assert_eq!(got[1].remarks[0].cause, Cause::Reason(Reason::Conflict));
+        assert!(got[1].remarks[0].text.contains("shop/first"), "{}", got[1].remarks[0].text);
+        assert_eq!(addresses.len(), 3);
+    }
+
+    #[test]
+    fn none_is_served_and_the_owner_told_while_none_is_allowed() {
+        let settings = settings();
+        let got = given(&settings, &[], &[candidate("web", &["192.0.2.9"], 80, "TCP")]).0.remove(0);
+        assert!(got.addresses.is_empty() && got.remarks[0].text.contains("CVE-2020-8554"), "{got:?}");
+    }
+
+    #[test]
+    fn a_service_gets_no_more_than_fit() {
+        let (settings, ips) = (rules(), (1..=20).map(|last| format!("192.0.2.{}", last + 10)).collect::<Vec<_>>());
+        let ips: Vec<&str> = ips.iter().map(String::as_str).collect();
+        let got = given(&settings, &[], &[candidate("web", &ips, 80, "TCP")]).0.remove(0);
+        assert_eq!((got.addresses.len(), got.remarks.len()), (EXTERNAL_IPS_MAX, 20 - EXTERNAL_IPS_MAX));
+    }
+}
