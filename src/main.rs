@@ -21,7 +21,7 @@ static ALLOCATOR: dpdk_sys::memory::TablesInHugePages = dpdk_sys::memory::Tables
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Run(args) => with_settings(&args, |settings| {
-            control::logging::start(settings.logs);
+            control::config::logging::start(settings.logs);
             let reload = Reload::new(args.config.clone(), args.choice(), settings.clone());
             match run::run(settings, reload) {
                 // A kubeconfig that leads nowhere is configuration, too.
@@ -72,7 +72,7 @@ fn measure(args: &BenchArgs) -> ExitCode {
 }
 
 fn put_through(args: &ReplayArgs) -> ExitCode {
-    control::logging::start(Logs::default());
+    control::config::logging::start(Logs::default());
     match replay::replay(args, &mut BufWriter::new(io::stdout().lock())) {
         Err(error) if error.is_usage() => invalid(&error),
         other => ended(other),

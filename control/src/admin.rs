@@ -1,9 +1,8 @@
-//! What operators see and do across gateways: the controller's part of `sluice.v1.Admin`, and the whole of it where the
-//! controller is a program of its own.
+//! The admin API across gateways: the controller's part of `sluice.v1.Admin`, and all of it in `sluice-controller`.
 //!
-//! Invariant: rows of gateways come from the gateways themselves, asked at once; one that does not answer is named. What is
-//! set by hand is checked against what there is, written down, and only then answered.
-//! Deliberately not here: what a gateway knows of itself, which it answers from its own memory.
+//! Invariant: rows about gateways come from the gateways, which are queried concurrently; one that does not answer is named.
+//! An override is validated, then stored, and only then confirmed.
+//! Deliberately not here: the answers of a gateway about itself.
 
 mod names;
 mod service;
@@ -17,51 +16,53 @@ use proto::{Announce, Generation, ServiceName, State, v1};
 use tokio::sync::watch;
 use tonic::{Code, Status};
 
-use crate::addresses::PoolUse;
-use crate::fleet::Fleet;
-use crate::gateways::{Gateway, Gateways};
-use crate::kubernetes::PoolsTold;
-use crate::lease::{Leader, Leadership};
-use crate::note::Note;
-use crate::notebook::{Notebook, Told};
-use crate::overrides::store::StoreError;
-use crate::overrides::{ChangeError, Desk, Drained, Full, Held, Overrides, Said, Weight};
-use crate::publish::Published;
+use crate::gateways::fleet::Fleet;
+use crate::gateways::publish::Published;
+use crate::gateways::registry::{Gateway, Gateways};
+use crate::kubernetes::lease::{Leader, Leadership};
+use crate::kubernetes::recorder::{Notebook, Told};
+use crate::plan::addresses::PoolUse;
+use crate::status::pools::PoolsTold;
+use crate::store::override_editor::{ChangeError, Desk, Held};
+use crate::store::overrides::StoreError;
+use crate::world::overrides::{Drained, Full, Overrides, Said, Weight};
 use names::{NameError, Names};
+use objects::note::Note;
 
 pub use service::{AdminError, ControllerAdmin, serve};
 
-/// Writing something down takes no longer, or who asked is told that it is not known: less than `sluicectl` waits.
+/// Timeout of storing an override, after which the client learns that the result is unknown. Shorter than the timeout of
+/// `sluicectl`.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(4);
-/// Characters of a name that an operator goes by.
+/// Maximum length of the name of an operator, in characters.
 const BY_CHARS_MAX: usize = 253;
 
-/// What of a controller operators may ask for.
+/// State of a controller for the admin API.
 #[derive(Clone, Debug)]
 pub struct View {
-    /// The newest state; none before the first, and while the controller does not lead.
+    /// The newest state; `None` before the first one, and while the controller does not lead.
     pub states: watch::Receiver<Option<Arc<Published>>>,
     /// The gateways.
     pub gateways: watch::Receiver<Gateways>,
     /// The names of all nodes.
     pub nodes: watch::Receiver<Arc<BTreeSet<String>>>,
-    /// The pools, in figures.
+    /// Usage figures of the pools.
     pub pools: watch::Receiver<PoolsTold>,
-    /// What is set by hand.
+    /// Manual overrides.
     pub desk: Desk,
-    /// Whom to ask what gateways know.
+    /// Gateways that answer requests.
     pub fleet: Fleet,
-    /// What owners of objects were told.
+    /// Recent notes for owners of objects.
     pub notebook: Arc<Notebook>,
-    /// Whether this controller leads: only then it knows anything of the group.
+    /// Whether this controller leads; only the leader knows the state of the group.
     pub leadership: watch::Receiver<Leadership>,
 }
 
 impl View {
-    /// Nothing, where this controller leads.
+    /// Succeeds if this controller leads.
     ///
     /// # Errors
-    /// `FAILED_PRECONDITION` with whom to ask instead, where it does not.
+    /// `FAILED_PRECONDITION` with the address of the leader, if it does not lead.
     pub fn leads(&self) -> Result<(), Status> {
         let why = match &*self.leadership.borrow() {
             Leadership::Leading { .. } => return Ok(()),
@@ -74,7 +75,7 @@ impl View {
         Err(Status::failed_precondition(format!("this controller does not lead, {why}")))
     }
 
-    /// The gateways that are connected, and those that were.
+    /// Connected and recently disconnected gateways.
     ///
     /// # Errors
     /// [`View::leads`].
@@ -90,7 +91,7 @@ impl View {
             ..v1::GatewayStatus::default()
         });
         let mut all: Vec<_> = connected.chain(gone).collect();
-        // While it connects again a gateway is there twice; the last one is in use.
+        // A gateway that reconnects appears twice; the last connection is in use.
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all.dedup_by(|later, first| {
             later.name == first.name && {
@@ -104,7 +105,7 @@ impl View {
     /// The pools that VIPs are taken from.
     ///
     /// # Errors
-    /// [`View::leads`], and while it has not read all objects.
+    /// See [`View::leads`]; also before all objects are listed.
     pub fn list_pools(&self) -> Result<v1::ListPoolsResponse, Status> {
         self.complete()?;
         let status = |pool: &PoolUse| v1::PoolStatus {
@@ -118,7 +119,7 @@ impl View {
         Ok(v1::ListPoolsResponse { pools: self.pools.borrow().uses.iter().map(status).collect() })
     }
 
-    /// What owners of objects were told lately, the oldest first.
+    /// Recent notes for owners of objects, oldest first.
     ///
     /// # Errors
     /// [`View::leads`].
@@ -134,10 +135,10 @@ impl View {
         Ok(v1::ListEventsResponse { events: self.notebook.newest().into_iter().map(event).collect() })
     }
 
-    /// What is set by hand.
+    /// Manual overrides.
     ///
     /// # Errors
-    /// When it is not known.
+    /// If they are not known.
     pub fn list_overrides(&self) -> Result<v1::ListOverridesResponse, Status> {
         self.leads()?;
         match self.desk.held() {
@@ -150,7 +151,7 @@ impl View {
     /// Drains a backend, a node or a gateway.
     ///
     /// # Errors
-    /// When nothing has that name, or it cannot be written down.
+    /// If nothing has that name, or storing fails.
     pub async fn drain(&self, request: v1::DrainRequest) -> Result<v1::ChangeResponse, Status> {
         let state = self.complete()?;
         let what = names::to_drain(&request.target, &self.names(), &state).map_err(not_found)?;
@@ -165,10 +166,10 @@ impl View {
         Ok(v1::ChangeResponse { summary, notes: notes(&what, &state) })
     }
 
-    /// Takes a drain back.
+    /// Removes a drain.
     ///
     /// # Errors
-    /// When it is not drained, or that cannot be written down.
+    /// If it is not drained, or storing fails.
     pub async fn undrain(&self, request: v1::UndrainRequest) -> Result<v1::ChangeResponse, Status> {
         self.leads()?;
         let Held::Known(now) = self.desk.held() else { return Err(status(ChangeError::NotLeading)) };
@@ -178,10 +179,10 @@ impl View {
         Ok(v1::ChangeResponse { summary: format!("{what} is no longer drained"), notes: Vec::new() })
     }
 
-    /// Sets the weight of a backend, or gives it its own back.
+    /// Sets or removes the weight of a backend.
     ///
     /// # Errors
-    /// When there is no such Service or backend, or it cannot be written down.
+    /// If there is no such Service or backend, or storing fails.
     pub async fn set_weight(&self, request: v1::SetWeightRequest) -> Result<v1::ChangeResponse, Status> {
         let Some(weight) = request.weight else { return self.unset_weight(&request).await };
         let weight = u16::try_from(weight)
@@ -243,7 +244,7 @@ fn connected(gateway: &Gateway, all: &Gateways, epoch: Option<&str>) -> v1::Gate
     }
 }
 
-/// A time to the second, as people write it.
+/// Formats a time with a precision of one second.
 fn written(time: SystemTime) -> String {
     Timestamp::from_second(seconds(time)).unwrap_or(Timestamp::UNIX_EPOCH).to_string()
 }
@@ -253,7 +254,7 @@ fn seconds(time: SystemTime) -> i64 {
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
-/// Who asks, as they call themselves, now.
+/// The author as named by the request, and the current time.
 fn said(by: &str) -> Said {
     let by: String = by.chars().filter(|c| !c.is_control()).take(BY_CHARS_MAX).collect();
     Said { by, at_s: seconds(SystemTime::now()) }
@@ -278,7 +279,7 @@ fn rows(overrides: &Overrides) -> Vec<v1::Override> {
     overrides.drains().iter().map(drain).chain(weights.map(weighed)).collect()
 }
 
-/// What a drain does not do, where somebody might expect it.
+/// Warning about an effect that a drain does not have.
 fn notes(what: &Drained, state: &State) -> Vec<String> {
     let l2: Vec<&str> = state.pools.iter().filter(|pool| pool.announce == Announce::L2).map(|pool| pool.name.as_str()).collect();
     match what {

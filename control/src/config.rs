@@ -6,15 +6,16 @@
 
 pub mod controller;
 pub mod listen;
+pub mod logging;
 mod logs;
 mod pools;
 mod problem;
-pub mod scalar;
 mod section;
 mod selector;
 pub mod tree;
 
 pub use logs::{LogFormat, LogLevel, Logs};
+pub use objects::scalar;
 pub use pools::PlacedRange;
 pub use problem::{Invalid, Place, Placed, Problem};
 pub use section::{Field, Reader, Section};

@@ -1,12 +1,12 @@
-//! The controller: changes from one source become plans, plans the state that gateways follow and the status that is
-//! written back. `sluiced` embeds it; `sluice-controller` is nothing else.
+//! The controller. Changes from one source become plans; a plan becomes the state that gateways follow and the statuses
+//! that are written back. `sluiced` embeds the controller; `sluice-controller` consists of it.
 //!
-//! Invariant: nothing is planned before the source has told all Services and all slices once, and nothing that goes
-//! wrong later withdraws anything.
+//! Invariant: nothing is planned before the source has listed all Services and slices once, and no later error withdraws
+//! an address or a Service.
 //!
-//! Invariant: of several replicas on one cluster only the leader follows, plans and writes, and what it does ends before
-//! another may begin (`lease`). A new leader reads every object anew before it plans: what its predecessor wrote is adopted.
-//! Deliberately not here: who leads (`lease`), and what each step decides (`plan`, `status`, `server`).
+//! Invariant: of several replicas on one cluster only the leader watches, plans and writes, and its work ends before
+//! another one may begin (`lease`). A new leader lists every object before it plans and adopts what its predecessor wrote.
+//! Deliberately not here: election (`lease`), and the decisions of each step (`plan`, `status`, `gateways`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -20,40 +20,46 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::addresses::PoolUse;
 use crate::admin::View;
-use crate::checkpoint::store::Place;
-use crate::checkpoint::{self, Checkpoint};
-use crate::fleet::Fleet;
-use crate::gateways::Gateways;
-use crate::gathering::{CHANGES_WAITING_MAX, gather};
+use crate::gateways::fleet::Fleet;
+use crate::gateways::listener::{CertificateSource, Listeners, ServerTls};
+use crate::gateways::publish::Published;
+use crate::gateways::registry::Gateways;
+use crate::gateways::server::{self, ConfigService};
+use crate::gateways::socket::{self, TakenAway};
+use crate::gateways::tls::TlsError;
+use crate::gateways::tls::secret::FollowedSecret;
 use crate::healthz::{BEAT_EVERY, Heartbeat, Probes, STALLED_AFTER};
-use crate::incoming::{CertificateSource, Listeners, ServerTls};
-use crate::kubernetes::{self, Cluster, EventWriter, FollowedSecret, PoolsTold, StatusWriter};
-use crate::lease::{Candidate, Leadership};
+use crate::kubernetes::lease::election;
+use crate::kubernetes::lease::{Candidate, Leadership};
+use crate::kubernetes::recorder::Notebook;
+use crate::kubernetes::{self, Cluster, EventWriter, StatusWriter};
 use crate::manifests::{self, StatusFiles};
-use crate::note::{Note, Subject};
-use crate::notebook::Notebook;
-use crate::overrides::Desk;
-use crate::overrides::store::{self, Store};
+use crate::plan::addresses::PoolUse;
+use crate::plan::unallowed::Unallowed;
 use crate::plan::{Memory, plan};
-use crate::publish::Published;
-use crate::server::{self, ConfigService};
 use crate::settings::{Certificates, ControllerSettings, Source};
-use crate::socket::{self, TakenAway};
-use crate::source::Change;
+use crate::status::edge_gateways;
+use crate::status::pools::{self, PoolsTold};
 use crate::status::{StatusSink, Statuses, write_statuses};
-use crate::tls::TlsError;
-use crate::unallowed::Unallowed;
+use crate::store::checkpoints::{self, Place};
+use crate::store::override_editor::Desk;
+use crate::store::overrides::{self, Store};
 use crate::world::World;
+use crate::world::change::Change;
+use crate::world::checkpoint::Checkpoint;
+use debounce::{CHANGES_WAITING_MAX, gather};
+use objects::note::{Note, Subject};
 
-/// What still stands is looked at this often; it is repeated when its time has come.
+mod debounce;
+
+/// Interval at which standing notes are checked; a note is repeated when it is due.
 const STANDING_EVERY: Duration = Duration::from_secs(60);
 
-/// Why a controller does not start, or ended.
+/// Why a controller did not start, or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ControllerError {
-    /// The socket cannot be listened on.
+    /// Listening on the socket failed.
     #[error(transparent)]
     Listen(#[from] socket::ListenError),
     /// The certificates for TCP cannot be used.
@@ -62,10 +68,10 @@ pub enum ControllerError {
     /// The status files cannot be read.
     #[error(transparent)]
     StatusFiles(#[from] manifests::StatusFileError),
-    /// The manifests cannot be followed.
+    /// The manifests cannot be watched.
     #[error(transparent)]
     Manifests(#[from] manifests::FollowError),
-    /// There is no client for the API server.
+    /// The client for the API server cannot be created.
     #[error(transparent)]
     Kubernetes(#[from] kubernetes::ConnectError),
     /// The configuration API ended.
@@ -80,12 +86,12 @@ pub enum ControllerError {
 #[derive(Clone, Copy, Debug)]
 pub struct Controller;
 
-/// A controller at work.
+/// A running controller.
 #[derive(Debug)]
 pub struct Running {
-    /// What is to be seen of it, and what operators may ask for.
+    /// Its state for the admin API, and the requests of operators.
     pub view: View,
-    /// What a Deployment's probes ask.
+    /// State for the probes of a Deployment.
     pub probes: Probes,
     _socket: Option<TakenAway>,
     tasks: Tasks,
@@ -93,12 +99,12 @@ pub struct Running {
 }
 
 impl Controller {
-    /// Listens, and starts to follow the source. Ends when `shutdown` is cancelled.
+    /// Listens and starts to watch the source. Ends when `shutdown` is cancelled.
     ///
     /// # Errors
-    /// When the socket, the status directory or the client cannot be made.
+    /// If the socket, the status directory or the client cannot be created.
     pub async fn start(settings: ControllerSettings, shutdown: CancellationToken) -> Result<Running, ControllerError> {
-        // Before anything is listened on: an error here leaves nothing behind.
+        // Done before listening, so that an error leaves nothing behind.
         let origin = Origin::open(&settings.source).await?;
         let (listeners, socket, secret) = listen(&settings, &origin).await?;
         let (states, states_seen) = watch::channel(None);
@@ -109,7 +115,7 @@ impl Controller {
         let (checkpoints, _) = watch::channel(Checkpoint::default());
         let (desk, checkpoint_at) = (Desk::new(origin.overrides(&settings)), origin.checkpoint(&settings));
         let fleet = Fleet::default();
-        // Only a leader writes Events, and it alone has something to tell.
+        // Only the leader writes Events.
         let notebook = Arc::new(match &origin {
             Origin::Manifests { .. } => Notebook::default(),
             Origin::Kubernetes(_) => Notebook::with_events(Arc::new(EventWriter::new(&kubernetes::instance()))),
@@ -153,7 +159,7 @@ impl Controller {
 
 type Tasks = JoinSet<Result<(), ControllerError>>;
 
-/// Starts what follows the source and leads by it. Without a cluster there is nobody else who could.
+/// Starts the tasks that watch the source and lead. Without a cluster this process always leads.
 fn begin(
     origin: Origin,
     work: Work,
@@ -192,13 +198,13 @@ fn begin(
             }
             let (electing, (leadership, led)) = (Arc::clone(&cluster), leadership);
             tasks.spawn(async move {
-                kubernetes::elect(&electing, candidate, &leadership, released).await;
+                election::elect(&electing, candidate, &leadership, released).await;
                 Ok(())
             });
             let stop = shutdown.clone();
             tasks.spawn(async move {
                 let ended = lead(&work, &cluster, led, &stop).await;
-                // What we did has ended: the next may lead.
+                // All work as leader has ended, so another replica may lead.
                 release.cancel();
                 ended
             });
@@ -206,8 +212,8 @@ fn begin(
     }
 }
 
-/// Listens where it should. Certificates in files must be usable now; a Secret is followed from now on, since the API server may be
-/// away.
+/// Opens the listeners. Certificates in files must be usable now. A Secret is watched from now on, because the API server may
+/// be unavailable.
 async fn listen(
     settings: &ControllerSettings,
     origin: &Origin,
@@ -236,7 +242,7 @@ async fn listen(
     Ok((listeners, socket, secret))
 }
 
-/// What a leader does: all of it ends with its tasks.
+/// The work of a leader, which ends with its tasks.
 struct Work {
     settings: ControllerSettings,
     states: watch::Sender<Option<Arc<Published>>>,
@@ -251,7 +257,7 @@ struct Work {
 }
 
 impl Work {
-    /// Starts to plan and to write statuses to `sink`, for whatever changes are sent.
+    /// Starts to plan for incoming changes and to write statuses to `sink`.
     fn start(&self, steps: &mut Tasks, epoch: String, sink: StatusSink) -> mpsc::Sender<Change> {
         let (sender, changes) = mpsc::channel(CHANGES_WAITING_MAX);
         let (statuses, statuses_seen) = watch::channel(None);
@@ -260,12 +266,12 @@ impl Work {
             desk.tell(to_plan).await;
             Ok(())
         });
-        // What we decided when we led before is old.
+        // Decisions of an earlier term are stale.
         self.checkpoints.send_replace(Checkpoint::default());
         let (place, newest, to_plan) = (self.checkpoint_at.clone(), self.checkpoints.subscribe(), sender.clone());
         steps.spawn(async move {
-            checkpoint::store::keep(place, newest, to_plan).await;
-            // It ends with the planner.
+            checkpoints::keep(place, newest, to_plan).await;
+            // This task ends with the planner.
             std::future::pending().await
         });
         let (gateways, told) = (self.gateways.clone(), Arc::clone(&self.notebook));
@@ -285,7 +291,7 @@ impl Work {
     }
 }
 
-/// Works whenever this replica leads, until `shutdown`.
+/// Does the work of a leader while this replica leads, until `shutdown`.
 async fn lead(
     work: &Work,
     cluster: &Arc<Cluster>,
@@ -301,13 +307,13 @@ async fn lead(
             let (cluster, notebook, pools) = (Arc::clone(cluster), Arc::clone(&work.notebook), work.pools.subscribe());
             let (group, gateways, states) = (work.settings.group.clone(), work.gateways.clone(), work.states.subscribe());
             steps.spawn(async move {
-                let fleet = kubernetes::show_gateways(&cluster, &group, gateways, states);
+                let fleet = edge_gateways::show_gateways(&cluster, &group, gateways, states);
                 let events = async {
                     if let Some(events) = notebook.events() {
                         events.run(&cluster).await;
                     }
                 };
-                let pools = kubernetes::write_pools(&cluster, pools);
+                let pools = pools::write_pools(&cluster, pools);
                 tokio::join!(kubernetes::follow(&cluster, changes), writer.run(&cluster), pools, events, fleet);
                 Ok(())
             });
@@ -319,7 +325,7 @@ async fn lead(
             () = shutdown.cancelled() => true,
             Some(ended) = steps.join_next() => return ended.map_err(ControllerError::from).and_then(|ended| ended),
         };
-        // Nothing is written any more once this is over.
+        // Nothing is written after this.
         steps.shutdown().await;
         work.states.send_replace(None);
         work.pools.send_replace(PoolsTold::default());
@@ -329,7 +335,7 @@ async fn lead(
     }
 }
 
-/// The end of the first that ends, or `shutdown`; then the others end too.
+/// Waits for the first task that ends, or `shutdown`, then stops the others.
 async fn first_to_end(steps: &mut Tasks, shutdown: &CancellationToken) -> Result<(), ControllerError> {
     let first = shutdown.run_until_cancelled(steps.join_next()).await.flatten();
     steps.shutdown().await;
@@ -343,15 +349,15 @@ impl Running {
         self.shutdown.clone()
     }
 
-    /// Waits until the controller was shut down, or a task of it failed; then the others end too.
+    /// Waits until the controller is shut down or one of its tasks fails, which ends the others.
     ///
     /// # Errors
-    /// The first failure.
+    /// The first error.
     pub async fn stopped(mut self) -> Result<(), ControllerError> {
         let mut result = Ok(());
         while let Some(ended) = self.tasks.join_next().await {
             let ended = ended.map_err(ControllerError::from).and_then(|ended| ended);
-            // A task that ends before it should is followed by all others.
+            // A task that ends early stops all others.
             self.shutdown.cancel();
             result = result.and(ended);
         }
@@ -359,7 +365,7 @@ impl Running {
     }
 }
 
-/// A source that is ready to be followed.
+/// A source that is ready to be watched.
 enum Origin {
     Manifests { dir: PathBuf, files: StatusFiles, adopted: BTreeMap<ServiceName, ServiceStatus> },
     Kubernetes(Cluster),
@@ -382,19 +388,19 @@ impl Origin {
         }
     }
 
-    /// Where what the leader decides is kept for the next one.
+    /// Storage of the checkpoint.
     fn checkpoint(&self, settings: &ControllerSettings) -> Place {
         match self {
             Self::Kubernetes(cluster) => Place::config_maps(cluster, &settings.group),
-            Self::Manifests { files, .. } => Place::File(files.dir().join(checkpoint::store::FILE)),
+            Self::Manifests { files, .. } => Place::File(files.dir().join(checkpoints::FILE)),
         }
     }
 
-    /// Where what operators set by hand is kept.
+    /// Storage of manual overrides.
     fn overrides(&self, settings: &ControllerSettings) -> Store {
         match self {
             Self::Kubernetes(cluster) => Store::config_map(cluster, &settings.group),
-            Self::Manifests { files, .. } => Store::File(files.dir().join(store::FILE)),
+            Self::Manifests { files, .. } => Store::File(files.dir().join(overrides::FILE)),
         }
     }
 }
@@ -413,7 +419,7 @@ struct Planning {
     heartbeat: Heartbeat,
 }
 
-/// What a plan goes by that others are shown, too.
+/// Inputs of plans that other tasks see as well.
 #[derive(Clone)]
 struct Shown {
     gateways: watch::Sender<Gateways>,
@@ -421,7 +427,7 @@ struct Shown {
 }
 
 impl Shown {
-    /// Gateways learn that they are drained before they are sent what was planned with it.
+    /// Gateways learn that they are drained before they get the state that was planned with the drain.
     fn update(&self, world: &World) {
         Gateways::drain(&self.gateways, world.overrides().drained_gateways());
         self.nodes.send_if_modified(|known| {
@@ -435,7 +441,7 @@ impl Shown {
 }
 
 impl Planning {
-    /// Until the source ends.
+    /// Plans until the source ends.
     async fn run(self, mut changes: mpsc::Receiver<Change>) {
         let (mut world, mut memory) = (World::default(), Memory::default());
         let (mut again_at, mut planned_at): (_, Option<Instant>) = (None, None);
@@ -452,7 +458,7 @@ impl Planning {
                     Some(change) => world.apply(change),
                     None => return,
                 },
-                // Their own addresses are never VIPs, and what they still forward for nobody else gets.
+                // Their own addresses must not become VIPs, and addresses that they still forward must not be allocated.
                 Ok(()) = gateways.changed() => {
                     if !memory.follow_gateways(&gateways.borrow_and_update(), Instant::now().into_std()) {
                         continue;
@@ -476,7 +482,7 @@ impl Planning {
         }
     }
 
-    /// Plans and publishes; returns when to do so again.
+    /// Plans and publishes; returns when to plan again.
     fn plan(&self, world: &mut World, memory: &mut Memory) -> Option<Instant> {
         let plan = plan(world, &self.settings, memory, Instant::now().into_std());
         plan.notes.iter().for_each(|note| self.notebook.tell(note, uid(world, note).as_deref()));
@@ -515,7 +521,7 @@ impl Planning {
 }
 
 impl Planning {
-    /// The objects are looked at only when anything of them or of the figures has changed.
+    /// Examines pool objects only if they or the usage figures have changed.
     fn tell_of_pools(&self, world: &World, uses: &Arc<Vec<PoolUse>>) {
         self.pools.send_if_modified(|told| {
             let revision = world.pools_revision();
@@ -528,12 +534,12 @@ impl Planning {
     }
 }
 
-/// The uid of the object that a note is about, where it is known.
+/// The uid of the object of a note, if it is known.
 fn uid(world: &World, note: &Note) -> Option<String> {
     match &note.subject {
         Subject::Service(name) => Some(world.services().get(name)?.candidate.uid.clone()).filter(|uid| !uid.is_empty()),
         Subject::Pool(name) => world.pools().get(name)?.metadata.uid.clone(),
-        // What the kubelet writes and kubectl looks for.
+        // For nodes the kubelet uses the name as uid, and kubectl searches for it.
         Subject::Node(name) => Some(name.clone()),
         Subject::Slice(_) | Subject::Namespace(_) => None,
     }

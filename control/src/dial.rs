@@ -19,9 +19,9 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::config::scalar;
+use crate::gateways::tls::{self, Material, TlsError};
 use crate::settings::CertificateFiles;
-use crate::tls::{self, Material, TlsError};
+use objects::scalar;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A controller that does not answer pings is given up within twice this, 20 s as everywhere (CONTROL section 8).
@@ -45,7 +45,7 @@ impl ControllerUrl {
     /// Parses one; a relative path is taken from `base`.
     ///
     /// # Errors
-    /// What is expected instead, as a sentence after "found X, ".
+    /// What is expected instead, as the end of a message after "found X, ".
     pub fn parse(text: &str, base: &Path) -> Result<Self, String> {
         if text.starts_with("unix:") { scalar::socket(text, base).map(Self::Unix) } else { text.parse() }
     }

@@ -1,42 +1,32 @@
-//! The Kubernetes source: Services, EndpointSlices and Nodes are followed by watches, and `services/status` is written back.
+//! The Kubernetes API: watches Services, EndpointSlices and Nodes, and writes `services/status`.
 //!
-//! **Invariant.** Trouble with the API server is said once per cause and never withdraws anything: what was last heard
-//! stays in force until the server says otherwise.
-//!
-//! Deliberately not here: what an object means (`spec`), what is written and when (`plan`, `status`), and who may lead
-//! (`lease`).
+//! Invariant: an API server error is logged once per cause and never withdraws anything. The last known objects stay in
+//! force until the server changes them.
+//! Deliberately not here: parsing objects (`objects`), and what is written and when (`plan`, `status`).
 
 use kube::api::{PatchParams, PostParams};
 use proto::limits::FIELD_MANAGER;
 
+mod backoff;
 mod client;
-mod edge_gateways;
-mod election;
 mod events;
-mod follow;
-mod held;
-mod outage;
-mod pace;
-mod pools;
-mod release;
-mod secret;
-mod status;
-mod turns;
-mod writer;
+mod fair_queue;
+pub mod lease;
+pub(crate) mod outage;
+mod rate_limit;
+pub mod recorder;
+mod status_patch;
+mod status_writer;
+mod watch;
 
 pub use client::{Cluster, ConnectError, connect, instance};
-pub use edge_gateways::show_gateways;
-pub use election::elect;
 pub use events::{EventWriter, REPEATED_AFTER};
-pub use follow::follow;
 pub use outage::{Outage, Trouble};
-pub use pools::{PoolsTold, write_pools};
-pub use release::{Extent, ReleaseError, delete_gateways, nobody_leads, release};
-pub use secret::FollowedSecret;
-pub use status::{Outcome, StatusError, patch};
-pub use writer::StatusWriter;
+pub use status_patch::{Outcome, StatusError, patch};
+pub use status_writer::StatusWriter;
+pub use watch::follow;
 
-/// Every object that we create or replace says that it was us.
+/// Parameters of create and replace requests, with our field manager.
 pub(crate) fn post_params() -> PostParams {
     PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() }
 }

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use kube::core::Selector;
 use proto::{HealthCheck, Mode, Scheduler};
 
-use crate::spec::PoolSpec;
+use objects::PoolSpec;
 
 /// Where Services and EndpointSlices come from and their status goes to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub enum Source {
 pub struct CertificateFiles {
     /// The authority that the other side's certificate must be of.
     pub ca: PathBuf,
-    /// Our certificate, and what leads from it to the authority.
+    /// Our certificate and its chain up to the authority.
     pub cert: PathBuf,
     /// Its private key.
     pub key: PathBuf,

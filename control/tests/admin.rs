@@ -9,7 +9,7 @@ use std::time::Duration;
 use control::admin::{ControllerAdmin, serve};
 use control::config::controller::ControllerFile;
 use control::controller::{Controller, Running};
-use control::socket;
+use control::gateways::socket;
 use proto::v1;
 use proto::v1::admin_client::AdminClient;
 use proto::v1::config_client::ConfigClient;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use control::controller::{Controller, ControllerError, Running};
 use control::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
-use control::spec::PoolSpec;
+use objects::PoolSpec;
 use proto::v1::config_client::ConfigClient;
 use proto::v1::{Hello, WatchRequest, WatchResponse, watch_request};
 use proto::{HealthCheck, Mode, Scheduler};

@@ -6,13 +6,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use control::crd::AddressPool;
 use control::manifests::Directory;
 use control::plan::{Memory, plan};
 use control::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
-use control::source::Change;
-use control::spec::PoolSpec;
 use control::world::World;
+use control::world::change::Change;
+use objects::PoolSpec;
+use objects::crd::AddressPool;
 use proto::{HealthCheck, Mode, Scheduler, Service, ServiceName, Target};
 
 fn settings() -> ControllerSettings {

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use control::plan::{Memory, Plan, plan};
 use control::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
-use control::source::Change;
-use control::spec::PoolSpec;
 use control::world::World;
+use control::world::change::Change;
+use objects::PoolSpec;
 use proto::limits::FINALIZER;
 use proto::{Family, HealthCheck, Mode, Scheduler, ServiceName};
 use serde_json::Value;

@@ -247,11 +247,11 @@ mod tests {
     use std::path::Path;
     use std::sync::Arc;
 
-    use control::fleet::{Fleet, SilentError};
-    use control::gateways::Gateways;
-    use control::lease::Leadership;
-    use control::publish::Published;
-    use control::server::{ConfigService, ServeError, serve};
+    use control::gateways::fleet::{Fleet, SilentError};
+    use control::gateways::publish::Published;
+    use control::gateways::registry::Gateways;
+    use control::gateways::server::{ConfigService, ServeError, serve};
+    use control::kubernetes::lease::Leadership;
     use dataplane::snapshot::ServiceView;
     use proto::convert::{difference, difference_by_hashes, full};
     use proto::v1::answer::Said;
@@ -482,7 +482,7 @@ mod tests {
                 group: "east".to_owned(),
                 shutdown: shutdown.clone(),
             };
-            let listener = control::socket::listen(path).await.unwrap();
+            let listener = control::gateways::socket::listen(path).await.unwrap();
             Self { fleet, drains, states, gateways, shutdown, server: tokio::spawn(serve(listener, service)) }
         }
 

@@ -14,7 +14,7 @@ use proto::{AddressRange, HealthCheck, Mode, Scheduler};
 use super::scalar::{CLASS_EXPECTED, Written, is_class, is_dns_label, quoted, quoted_list, scheduler};
 use super::{Field, Invalid, Logs, Placed, PlacedRange, Reader, Section, written_selector};
 use crate::settings::{ClaimClassless, ControllerSettings, Defaults, Listen, OwnershipRules, Source};
-use crate::spec::PoolSpec;
+use objects::PoolSpec;
 
 /// Every top-level key that belongs to a controller and to no gateway.
 pub const KEYS: [&str; 15] = [

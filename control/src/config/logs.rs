@@ -7,7 +7,7 @@ use super::Section;
 /// How log lines are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// A table for people.
     #[default]
     Text,
     /// One object a line.

@@ -9,9 +9,9 @@ use proto::{AddressRange, Announce};
 
 use super::scalar::{CLASS_EXPECTED, is_class, quoted, quoted_list};
 use super::{Field, Place, Section, scalar, selector};
-use crate::crd;
-use crate::spec::PoolSpec;
-use crate::spec::pool::unreachable;
+use objects::PoolSpec;
+use objects::crd;
+use objects::pool::unreachable;
 
 /// A pool's range and where it stands.
 #[derive(Clone, Debug, PartialEq, Eq)]

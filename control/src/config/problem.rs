@@ -24,7 +24,7 @@ pub struct Placed<T> {
 /// One mistake.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
-    /// Where it is.
+    /// Its path.
     pub place: Place,
     /// What was found, what was expected, what to do; without the place.
     pub message: String,

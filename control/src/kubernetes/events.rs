@@ -1,10 +1,10 @@
 //! Writes notes as Events (events.k8s.io/v1) of the objects that they are about.
 //!
-//! **Invariant.** One note is one Event object: what is said again within [`REPEATED_AFTER`] is not written, and later it is
-//! counted in the `series` of the same object, since Events vanish after an hour. Warnings go before all that is routine,
-//! namespaces take turns, and one whose Events the server does not take waits alone. Nothing is written about what is
-//! going. Telling never waits; what does not fit into the queue is lost, routine first, and the log has it. Deliberately
-//! not here: what is worth telling.
+//! Invariant: one note is one Event object. A repetition within [`REPEATED_AFTER`] is not written; a later one is counted in
+//! the `series` of the same object, because Events expire after an hour. Warnings are written before normal Events, round
+//! robin over namespaces, and a namespace whose Events the server rejects delays no other. No Event is written about an
+//! object that is being deleted. Recording never blocks; Events that do not fit into the queue are dropped, normal ones
+//! first, and remain in the log. Deliberately not here: which notes exist.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -23,35 +23,35 @@ use serde_json::json;
 use tokio::sync::Notify;
 use tracing::{debug, warn};
 
-use super::held::Held;
-use super::turns::Turns;
+use super::backoff::Held;
+use super::fair_queue::Turns;
 use super::{Cluster, Outage, Trouble, patch_params, post_params};
-use crate::note::{Cause, Note, Subject};
+use objects::note::{Cause, Note, Subject};
 
-/// An Event vanishes after an hour unless it is written again; half of that leaves room for an outage.
+/// Interval of repetitions: an Event expires after an hour unless it is written again; half of that tolerates an outage.
 pub const REPEATED_AFTER: Duration = Duration::from_secs(1_800);
-/// Events that wait: at 10 a second seven minutes of them, at 1.5 kB each 6 MB.
+/// Size of the queue: seven minutes at 10 Events a second, 6 MB at 1.5 kB each.
 const WAITING_MAX: usize = 4_096;
-/// When so many routine Events wait, ten seconds of them, the newest about an object takes the place of those before.
+/// Number of queued normal Events (ten seconds' worth) from which the newest Event about an object replaces earlier ones.
 const MERGED_FROM: usize = 100;
-/// Notes that are remembered: with about 100 bytes each 6.5 MB, as many as there may be Services.
+/// Maximum number of known notes, as many as there may be Services: 6.5 MB at about 100 bytes each.
 const TOLD_MAX: usize = 65_536;
-/// 10 a second: what a burst of notes costs the API server.
+/// Minimum time between two writes: 10 a second bounds the load on the API server.
 const PACE: Duration = Duration::from_millis(100);
-/// Requests that are under way at once, of as many namespaces: a slow admission webhook of one is not waited for.
+/// Maximum number of concurrent requests, each for another namespace: a slow admission webhook of one delays no other.
 const IN_FLIGHT_MAX: usize = 4;
-/// The API server takes 1,024 bytes.
+/// Maximum length of a message, in bytes, that the API server accepts.
 const NOTE_BYTES_MAX: usize = 1_000;
-/// The API server takes 128 bytes of an instance's name.
+/// Maximum length of an instance's name, in bytes, that the API server accepts.
 const INSTANCE_BYTES_MAX: usize = 128;
-/// Attempts at one Event; after them it is lost.
+/// Maximum number of attempts for one Event, after which it is dropped.
 const ATTEMPTS_MAX: u32 = 8;
-/// Who reports.
+/// Reporting controller.
 const REPORTING_CONTROLLER: &str = "sluice.dev/controller";
-/// Where Events about objects without a namespace lie.
+/// Namespace of Events about cluster-scoped objects.
 const NO_NAMESPACE: &str = "default";
 
-/// Notes that wait to be written, and those that were.
+/// Queued notes and written ones.
 #[derive(Debug)]
 pub struct EventWriter {
     instance: String,
@@ -64,7 +64,7 @@ struct State {
     warnings: Turns<u64, Waiting>,
     routine: Turns<u64, Waiting>,
     told: HashMap<u64, Told>,
-    /// Namespaces that are being deleted: they take no new objects.
+    /// Namespaces that are being deleted and accept no new objects.
     ending: BTreeSet<String>,
     is_loss_said: bool,
 }
@@ -86,14 +86,14 @@ struct Waiting {
     attempts: u32,
 }
 
-/// What became of an Event.
+/// Result of writing an Event.
 #[derive(Debug)]
 enum Answered {
-    /// It is there, or never will be.
+    /// It is written, or the server will never accept it.
     Done,
-    /// Its namespace is going, or gone.
+    /// Its namespace is being deleted, or is deleted.
     Ending,
-    /// It may be tried again.
+    /// It may be retried.
     Later(Outage),
 }
 
@@ -106,14 +106,14 @@ impl Waiting {
         self.note.remark.cause.is_ordinary()
     }
 
-    /// Of two routine notes about one object and of one cause the newer says all; warnings are one by one.
+    /// Key for replacement: of two normal notes with the same object and cause the newer suffices; every warning is kept.
     fn turn(&self) -> u64 {
         if self.is_routine() { routine_turn(&self.note.subject, self.uid.as_deref(), self.note.remark.cause) } else { self.key }
     }
 }
 
 impl State {
-    /// Puts it into its queue. False when it is lost.
+    /// Enqueues it; returns false if it is dropped.
     fn put(&mut self, waiting: Waiting) -> bool {
         let namespace = waiting.namespace().to_owned();
         if self.warnings.len() + self.routine.len() >= WAITING_MAX {
@@ -122,7 +122,7 @@ impl State {
                 None => self.warnings.shed(),
                 routine => routine,
             };
-            // It may be told when it comes up again.
+            // The note may be recorded again later.
             if let Some(lost) = lost {
                 self.told.remove(&lost.key);
             }
@@ -140,7 +140,7 @@ impl State {
         true
     }
 
-    /// Nothing that waits is written about what is not `kept`.
+    /// Drops queued Events about objects that are not `kept`.
     fn clear(&mut self, namespace: &str, is_kept: impl Fn(&Waiting) -> bool) {
         for turns in [&mut self.warnings, &mut self.routine] {
             for dropped in turns.clear(namespace, &is_kept) {
@@ -151,13 +151,13 @@ impl State {
 }
 
 impl EventWriter {
-    /// A writer whose Events come from `instance`: the name of the machine or pod.
+    /// A writer whose Events name `instance`, the machine or pod, as their source.
     #[must_use]
     pub fn new(instance: &str) -> Self {
         Self { instance: cut(instance, INSTANCE_BYTES_MAX).to_owned(), state: Mutex::default(), came: Notify::new() }
     }
 
-    /// Hands a note over, unless it was told lately, or its namespace is being deleted.
+    /// Enqueues a note, unless it was written recently or its namespace is being deleted.
     pub fn tell(&self, note: &Note, uid: Option<&str>) {
         self.tell_at(note, uid, Instant::now());
     }
@@ -173,7 +173,7 @@ impl EventWriter {
             state.told.retain(|_, told| now.duration_since(told.last) < REPEATED_AFTER);
         }
         if state.told.len() >= TOLD_MAX {
-            // Starting anew costs one Event each.
+            // Clearing the set costs one Event each.
             state.told.clear();
         }
         let count = state.told.get(&key).map_or(1, |told| told.count.saturating_add(1));
@@ -189,7 +189,7 @@ impl EventWriter {
         self.came.notify_one();
     }
 
-    /// These objects are gone, or going: what waits to be told about them is not.
+    /// Drops queued Events about these objects, which are deleted or being deleted.
     pub fn forget(&self, gone: &BTreeSet<Subject>) {
         let namespaces: BTreeSet<&str> = gone.iter().map(|subject| namespace(subject).unwrap_or(NO_NAMESPACE)).collect();
         let mut state = self.state();
@@ -198,7 +198,7 @@ impl EventWriter {
         }
     }
 
-    /// These namespaces are being deleted: nothing is told about what lies in them.
+    /// Drops queued Events in these namespaces, which are being deleted.
     pub fn end(&self, namespaces: &BTreeSet<String>) {
         let mut state = self.state();
         if state.ending != *namespaces {
@@ -209,7 +209,7 @@ impl EventWriter {
         }
     }
 
-    /// Writes Events for as long as it is polled.
+    /// Writes Events while it is polled.
     pub async fn run(&self, cluster: &Cluster) {
         let mut of_server = Trouble::new("create and patch events.events.k8s.io", &cluster.server);
         let mut of_some = Trouble::new("create and patch events.events.k8s.io of some namespaces", &cluster.server);
@@ -270,7 +270,7 @@ impl EventWriter {
         next
     }
 
-    /// It is tried again before all others of its namespace.
+    /// Retries it before all others of its namespace.
     fn put_back(&self, mut waiting: Waiting) {
         waiting.attempts += 1;
         let mut state = self.state();
@@ -286,14 +286,14 @@ impl EventWriter {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An Event that is there is repeated, one that is not is created; whatever else the server refuses is not tried again.
+    /// Updates an existing Event or creates a new one. Other errors of the server are not retried.
     async fn write(&self, cluster: &Cluster, waiting: &Waiting) -> Answered {
         let event = event(waiting, &self.instance);
         let namespace = event.metadata.namespace.clone().unwrap_or_default();
         let name = event.metadata.name.clone().unwrap_or_default();
         let api = Api::<Event>::namespaced(cluster.client.clone(), &namespace);
         let mut is_there = waiting.count > 1;
-        // At most three requests: the Event may have vanished, or have been there from before a restart.
+        // At most three requests: the Event may have expired, or may exist from before a restart.
         for _ in 0..3 {
             let result = if is_there {
                 let series = json!({"series": {"count": waiting.count.max(2), "lastObservedTime": MicroTime(waiting.time)}});
@@ -326,7 +326,7 @@ fn is_terminating(status: &kube::core::Status) -> bool {
     causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating")
 }
 
-/// Where an object lies, if it lies in a namespace.
+/// The namespace of an object, if it is namespaced.
 fn namespace(subject: &Subject) -> Option<&str> {
     match subject {
         Subject::Service(name) | Subject::Slice(name) => Some(&name.namespace),
@@ -338,7 +338,7 @@ fn routine_turn(subject: &Subject, uid: Option<&str>, cause: Cause) -> u64 {
     fnv(&[subject.to_string().as_str(), uid.unwrap_or_default(), cause.as_str()])
 }
 
-/// The same note has the same Event in every run and replica.
+/// Name of the Event of a note, the same in every run and replica.
 fn key(note: &Note, uid: Option<&str>) -> u64 {
     fnv(&[note.subject.to_string().as_str(), uid.unwrap_or_default(), note.remark.cause.as_str(), note.remark.text.as_str()])
 }
@@ -349,7 +349,7 @@ fn fnv(parts: &[&str]) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// At most so many bytes, cut between characters.
+/// Truncates a text to a number of bytes at a character boundary.
 fn cut(text: &str, bytes_max: usize) -> &str {
     let end = (0..=bytes_max.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
     &text[..end.unwrap_or_default()]
@@ -360,7 +360,7 @@ fn event(waiting: &Waiting, instance: &str) -> Event {
     let remark = &note.remark;
     let regarding = regarding(&note.subject, uid.as_deref());
     let namespace = waiting.namespace().to_owned();
-    // Names have 253 characters at most, 17 of them for the key.
+    // Names have at most 253 characters, 17 of them for the key.
     let object = cut(regarding.name.as_deref().unwrap_or_default(), 236).trim_end_matches(['.', '-']).to_owned();
     Event {
         metadata: ObjectMeta {
@@ -401,7 +401,7 @@ fn regarding(subject: &Subject, uid: Option<&str>) -> ObjectReference {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::note::{Cause, Remark};
+    use objects::note::{Cause, Remark};
 
     fn note(text: &str) -> Note {
         about("shop", "web", Cause::AnnotationIgnored, text)
@@ -415,7 +415,7 @@ mod tests {
         Waiting { key: 7, note, uid: Some("u".to_owned()), time: Timestamp::UNIX_EPOCH, count: 1, attempts: 0 }
     }
 
-    /// All that wait, in their turn.
+    /// All queued Events, in order.
     fn all(writer: &EventWriter) -> Vec<Waiting> {
         std::iter::from_fn(|| writer.next(|_| true)).collect()
     }

@@ -1,7 +1,7 @@
-//! What can be wrong with the API server, in words that tell the operator what to do, and how long to wait.
+//! Errors of the API server, with messages that tell the operator what to do, and the delay before a retry.
 //!
-//! **Invariant.** One cause is said once until it is over; the waits are bounded by [`WAIT_MAX`], or by what the server
-//! asks for up to [`ASKED_MAX`].
+//! Invariant: each cause is logged once until it is over. Delays are bounded by [`WAIT_MAX`]; delays that the server requests,
+//! by [`ASKED_MAX`].
 
 use std::error::Error as StdError;
 use std::time::{Duration, Instant};
@@ -10,37 +10,37 @@ use kube::runtime::watcher;
 use thiserror::Error;
 use tracing::{info, warn};
 
-/// The first wait; it doubles with every failure in a row.
+/// First delay; it doubles with every consecutive failure.
 pub(super) const WAIT_MIN: Duration = Duration::from_millis(200);
-/// The longest wait that we choose ourselves.
+/// Maximum delay of our own backoff.
 pub(super) const WAIT_MAX: Duration = Duration::from_secs(10);
-/// The longest wait that the server may ask for: no misconfigured proxy blinds us for longer.
+/// Maximum delay that the server may request, so that a misconfigured proxy cannot stop us for longer.
 const ASKED_MAX: Duration = Duration::from_secs(60);
-/// A failure this long after the one before is a new story.
+/// A failure this long after the previous one begins a new sequence.
 const NEW_STORY: Duration = Duration::from_secs(60);
-/// Some answers embed the whole object; more of them helps nobody.
+/// Maximum length of a server message, in characters: some answers embed the whole object.
 const MESSAGE_CHARS_MAX: usize = 1_000;
 
-/// Why a request to the API server did not do what it should.
+/// Why a request to the API server failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Outage {
-    /// 401: it does not know us.
+    /// 401: the credentials are invalid.
     #[error("the API server does not accept our credentials (401: {0}); renew the certificate or token in the kubeconfig")]
     Unauthorized(String),
-    /// 403: it does not let us.
+    /// 403: a right is missing.
     #[error("the API server forbids it (403: {0}); grant it by a ClusterRole")]
     Forbidden(String),
-    /// 429, 503 and their like: it has too much to do, or is starting.
+    /// 429, 503 and similar: the server is overloaded or starting.
     #[error("the API server is busy or starting ({code}: {message}); trying again")]
     Busy {
         /// HTTP status.
         code: u16,
-        /// What it said.
+        /// Its message.
         message: String,
-        /// How long it wants to be left alone.
+        /// The delay that it requests.
         retry_after: Duration,
     },
-    /// 410: the version to go on from is no longer kept. Ordinary.
+    /// 410: the resource version has expired. This is normal.
     #[error("the version to go on from is no longer kept (410: {0}); listing again")]
     Expired(String),
     /// Any other answer.
@@ -48,20 +48,20 @@ pub enum Outage {
     Failing {
         /// HTTP status.
         code: u16,
-        /// What it said.
+        /// Its message.
         message: String,
     },
     /// No answer.
     #[error("the API server cannot be reached ({0}); check its address in the kubeconfig, and that it runs; trying again")]
     Unreachable(String),
-    /// An answer that makes no sense.
+    /// An invalid answer.
     #[error("the answer is not that of a Kubernetes API server ({0}); check its address in the kubeconfig; trying again")]
     Senseless(String),
 }
 
 impl Outage {
-    /// Whether a request for another object would meet the same now. A refusal (403) or an error (500) may be of one
-    /// object or namespace: an admission webhook decides by object, a quota by namespace.
+    /// Whether requests for other objects would fail the same way now. A refusal (403) or an error (500) may concern one object
+    /// or namespace only: admission webhooks decide per object, quotas per namespace.
     pub(super) const fn concerns_all(&self) -> bool {
         match self {
             Self::Unauthorized(_) | Self::Busy { .. } | Self::Unreachable(_) | Self::Senseless(_) => true,
@@ -106,7 +106,7 @@ impl From<&watcher::Error> for Outage {
     }
 }
 
-/// The innermost cause: the outer ones only say who passed it on.
+/// The innermost cause; outer errors only add context.
 fn root_cause(error: &dyn StdError) -> String {
     let mut cause = error;
     while let Some(inner) = cause.source() {
@@ -116,32 +116,32 @@ fn root_cause(error: &dyn StdError) -> String {
 }
 
 /// At most [`MESSAGE_CHARS_MAX`] characters of a foreign message.
-pub(super) fn truncated(message: &str) -> String {
+pub(crate) fn truncated(message: &str) -> String {
     match message.char_indices().nth(MESSAGE_CHARS_MAX) {
         Some((end, _)) => format!("{}…", &message[..end]),
         None => message.to_owned(),
     }
 }
 
-/// The run of failures of one kind of request.
+/// Consecutive failures of one kind of request.
 #[derive(Debug)]
 pub struct Trouble {
-    /// What is tried, as RBAC calls it: `list and watch services`.
+    /// The operation in RBAC terms: `list and watch services`.
     what: &'static str,
-    /// Where, for messages.
+    /// The server, for messages.
     server: String,
     wait: Duration,
     last: Option<(Outage, Instant)>,
 }
 
 impl Trouble {
-    /// None yet, with requests that do `what` at `server`.
+    /// No failures yet of requests that do `what` at `server`.
     #[must_use]
     pub fn new(what: &'static str, server: &str) -> Self {
         Self { what, server: server.to_owned(), wait: WAIT_MIN, last: None }
     }
 
-    /// A request failed: says so unless it failed for the same reason before, and tells how long to wait.
+    /// Records a failure, logs it unless the previous one had the same cause, and returns the delay before the next attempt.
     pub fn met(&mut self, outage: Outage, now: Instant) -> Duration {
         if self.last.as_ref().is_some_and(|(_, at)| now.duration_since(*at) > NEW_STORY) {
             self.over();
@@ -159,7 +159,7 @@ impl Trouble {
         wait
     }
 
-    /// A request succeeded.
+    /// Records a success.
     pub fn over(&mut self) {
         self.wait = WAIT_MIN;
         match self.last.take() {
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(Trouble::new("list services", "").met(busy(86_400), Instant::now()), ASKED_MAX);
     }
 
-    /// What was logged meanwhile.
+    /// Captured log output.
     fn logged(act: impl FnOnce()) -> String {
         let (reader, writer) = std::io::pipe().unwrap();
         let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(std::sync::Mutex::new(writer)).finish();

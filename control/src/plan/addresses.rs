@@ -12,139 +12,33 @@ use std::time::{Duration, Instant};
 
 use proto::{Announce, Family, Reason, Refusal, ServiceName};
 
-use crate::checkpoint::Reserved;
-use crate::externals::Externals;
-use crate::note::{Cause, Remark};
-use crate::spec::PoolSpec;
-use crate::world::Labels;
+use crate::plan::forbidden::Forbidden;
+use crate::plan::pools::Pools;
+use crate::world::checkpoint::Reserved;
+use objects::PoolSpec;
+use objects::note::{Cause, Remark};
 
 mod account;
 mod adoption;
-mod forbidden;
+mod claim;
 mod freed;
 mod holders;
-mod placement;
-mod pools;
-mod reserved;
 mod search;
-mod sharing;
 
 pub use account::{Figures, PoolUse};
-pub use forbidden::Forbidden;
+pub use claim::{Claim, Outcome, Rules};
 pub use freed::FREED_ADDRESS_KEPT;
-pub use pools::{Pools, Standing};
-pub use sharing::{Namespaces, Sharing};
 
+use claim::refuses;
 use freed::Freed;
-use holders::{Holders, Port};
-use pools::refuses;
+use holders::Holders;
 use search::{Search, is_buggy};
-use sharing::Terms;
 
 /// Addresses tried under one sharing key for one Service. If none fits, the Service gets an address that it does not share.
 const SHARED_LOOKED_AT_MAX: usize = 256;
 
 /// Retry interval for a Service that waits until gateways have removed an address, in case no gateway report triggers it.
 const WAITING_LOOKED_AT: Duration = Duration::from_secs(1);
-
-/// The addresses that one Service requests, and those that it held before.
-#[derive(Clone, Debug)]
-pub struct Claim {
-    /// The Service.
-    pub service: ServiceName,
-    /// Creation time; `None` for manifests, which are ordered by name.
-    pub created_s: Option<i64>,
-    /// Families in order. Empty if the Service cannot be served but keeps its addresses.
-    pub families: Vec<Family>,
-    /// Whether the second family is optional.
-    pub second_family_optional: bool,
-    /// The ports on which it listens.
-    pub ports: Vec<Port>,
-    /// Whether and with whom it shares its addresses.
-    pub sharing: Option<Sharing>,
-    /// Requested addresses.
-    pub requested: Vec<IpAddr>,
-    /// Requested pool.
-    pub pool: Option<String>,
-    /// Whether it requests an address from a pool that is marked internal.
-    pub internal: bool,
-    /// Whether an address outside the requested pool or list is to be exchanged.
-    pub readdress: bool,
-    /// Its labels.
-    pub labels: Labels,
-    /// Labels of its namespace.
-    pub namespace_labels: Labels,
-    /// Addresses in its status.
-    pub in_status: Vec<IpAddr>,
-    /// Whether sluice wrote that status. If so, its addresses count even outside the pools.
-    pub status_is_ours: bool,
-    /// Another field manager that wrote the status.
-    pub status_writer: Option<String>,
-    /// Addresses that a previous leader allocated to it.
-    pub recalled: Vec<IpAddr>,
-}
-
-impl Claim {
-    /// A claim that requests nothing and keeps what the Service holds.
-    #[must_use]
-    pub const fn of_nothing(service: ServiceName) -> Self {
-        Self {
-            service,
-            created_s: None,
-            families: Vec::new(),
-            second_family_optional: false,
-            ports: Vec::new(),
-            sharing: None,
-            requested: Vec::new(),
-            pool: None,
-            internal: false,
-            readdress: false,
-            labels: Labels::new(),
-            namespace_labels: Labels::new(),
-            in_status: Vec::new(),
-            status_is_ours: false,
-            status_writer: None,
-            recalled: Vec::new(),
-        }
-    }
-
-    fn terms(&self) -> Terms {
-        Terms { namespace: self.service.namespace.clone(), sharing: self.sharing.clone() }
-    }
-
-    /// Whether the specification of the Service could be parsed.
-    const fn is_readable(&self) -> bool {
-        !self.families.is_empty()
-    }
-}
-
-/// The result of an allocation for one Service.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
-    /// In family order.
-    pub addresses: Vec<IpAddr>,
-    /// Why it got fewer addresses than it needs.
-    pub refusal: Option<Refusal>,
-    /// Warnings for the owner of a Service that is served.
-    pub notes: Vec<Remark>,
-    /// Those of its `externalIPs` that it may use.
-    pub externals: Externals,
-    /// Its node ports are not served, because its namespace is not selected.
-    pub withholds_node_ports: bool,
-}
-
-/// The inputs of an allocation.
-#[derive(Clone, Copy, Debug)]
-pub struct Rules<'a> {
-    /// The pools in use.
-    pub pools: &'a Pools,
-    /// Addresses that must not become VIPs.
-    pub forbidden: &'a Forbidden,
-    /// Counter of the state that all connected gateways have applied; `None` if no gateway is connected.
-    pub reached: Option<u64>,
-    /// Current time.
-    pub now: Instant,
-}
 
 /// All allocated and reserved addresses.
 #[derive(Clone, Debug, Default)]
@@ -415,6 +309,61 @@ impl Allocations {
         Err(Refusal { reason: Reason::Exhausted, message: limit.unwrap_or_else(left) })
     }
 
+    /// The address that was freed first in the pools at these indices. An address that a connected gateway may still forward
+    /// for another Service is never returned.
+    fn take_reserved(&self, family: Family, rules: Rules<'_>, admitting: &[usize], search: &mut Search<'_>) -> Option<IpAddr> {
+        for &position in admitting {
+            let Some(pool) = rules.pools.at(position).filter(|_| search.may_have_reserved(position, family)) else { continue };
+            let is_free = |address: IpAddr| {
+                Family::of(address) == family
+                    && rules.pools.position_of(address) == Some(position)
+                    && !(pool.avoid_buggy_ips && is_buggy(address))
+                    && !self.holders.is_held(address)
+                    && !rules.forbidden.contains(address)
+            };
+            match self.freed.oldest(rules.reached, is_free) {
+                Some(address) => return Some(address),
+                None => search.has_no_reserved(position, family),
+            }
+        }
+        None
+    }
+
+    /// Whether any address of the pools at these indices is reserved.
+    fn has_reserved(&self, admitting: &[usize], family: Family, pools: &Pools) -> bool {
+        let ranges = admitting.iter().filter_map(|at| pools.at(*at)).flat_map(|pool| &pool.ranges);
+        let mut kept =
+            ranges.filter(|range| range.family() == family).flat_map(|range| self.freed.within(range.first(), range.last()));
+        kept.any(|address| !self.holders.is_held(address))
+    }
+
+    /// Reports the addresses of a Service in family order, and those that lie outside what it requests.
+    fn place(&mut self, claim: &Claim, rules: Rules<'_>, search: &mut Search<'_>, outcome: &mut Outcome) {
+        for address in self.holders.of(&claim.service).to_vec() {
+            let Some(why) = misplaced(claim, address, rules) else { continue };
+            let mut advice = "it keeps it until annotation sluice.dev/readdress is \"true\"".to_owned();
+            if claim.readdress && claim.is_readable() {
+                match self.take(claim, Family::of(address), rules, search) {
+                    Ok(other) => {
+                        self.free(&claim.service, address, rules.now);
+                        self.hold(claim, other, rules.pools);
+                        continue;
+                    }
+                    Err(refusal) => advice = format!("it keeps it, for there is no other: {}", refusal.message),
+                }
+            }
+            let text = format!("address {address} {why}; {advice}");
+            if claim.internal && rules.pools.holding(address).is_some_and(|pool| !pool.internal) {
+                outcome.refusal.get_or_insert(Refusal { reason: Reason::Refused, message: text });
+            } else {
+                outcome.notes.push(Remark::new(Cause::Reason(Reason::OutsidePools), text));
+            }
+        }
+        let rank = |address: &IpAddr| claim.families.iter().position(|family| *family == Family::of(*address));
+        outcome.addresses = self.holders.of(&claim.service).to_vec();
+        outcome.addresses.sort_by_key(rank);
+    }
+
     /// An address that other Services hold under the same sharing key and that this Service can share.
     fn shared(&self, claim: &Claim, family: Family, pools: &Pools, is_usable: impl Fn(&IpAddr) -> bool) -> Option<IpAddr> {
         let key = &claim.sharing.as_ref()?.key;
@@ -454,6 +403,15 @@ fn admitting(claim: &Claim, pools: &Pools) -> Result<Vec<usize>, Refusal> {
         (None, Some(why)) => refused(format!("no pool gives it an address: {why}")),
         (None, None) => Ok(found),
     }
+}
+
+/// Why a Service would not get the address that it holds today. A changed pool selector never moves a Service.
+fn misplaced(claim: &Claim, address: IpAddr, rules: Rules<'_>) -> Option<String> {
+    let Some(pool) = rules.pools.holding(address) else { return Some("lies in no pool any more".to_owned()) };
+    if let Some(named) = claim.pool.as_ref().filter(|named| **named != pool.name) {
+        return Some(format!("lies in pool {}, and pool {named} is asked for", pool.name));
+    }
+    refuses(pool, claim).filter(|_| claim.readdress || claim.internal).map(|why| format!("would not be given to it: {why}"))
 }
 
 fn limit_text(claim: &Claim, pool: &PoolSpec) -> String {

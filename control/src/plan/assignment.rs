@@ -12,16 +12,18 @@ use imbl::OrdMap;
 use proto::limits::SERVICES_MAX;
 use proto::{Announce, Pool, Protocol, Reason, Refusal, ServiceName};
 
-use crate::addresses::{Allocations, Claim, Forbidden, Outcome, PoolUse, Pools, Rules};
-use crate::checkpoint::{Checkpoint, Decided, Reserved};
-use crate::externals::Giving;
-use crate::gateways::Gateways;
-use crate::note::{Cause, Note, Remark, Subject};
-use crate::ownership::Ownership;
+use crate::gateways::registry::Gateways;
+use crate::plan::addresses::{Allocations, Claim, Outcome, PoolUse, Rules};
+use crate::plan::externals::Giving;
+use crate::plan::forbidden::Forbidden;
 use crate::plan::leaving::holders;
+use crate::plan::ownership::Ownership;
+use crate::plan::pools::Pools;
 use crate::settings::ControllerSettings;
-use crate::spec::{Candidate, Leftover, PoolSpec};
+use crate::world::checkpoint::{Checkpoint, Decided, Reserved};
 use crate::world::{Labels, World};
+use objects::note::{Cause, Note, Remark, Subject};
+use objects::{Candidate, Leftover, PoolSpec};
 
 /// Name of the pool that gateways get for allocated addresses outside every pool: deleting a pool withdraws no address.
 const OUTSIDE: &str = "outside-pools";
@@ -168,7 +170,7 @@ impl Assignment {
 
     /// New notes for owners of pools.
     pub(super) fn notes_on_pools(&mut self) -> Vec<Note> {
-        let clash = |standing: &crate::addresses::Standing| Some((standing.name.clone(), standing.clash.clone()?));
+        let clash = |standing: &crate::plan::pools::Standing| Some((standing.name.clone(), standing.clash.clone()?));
         let clashes: BTreeMap<String, String> = self.pools.standing().iter().filter_map(clash).collect();
         let is_new = |(name, why): &(&String, &String)| self.clashes.get(*name) != Some(*why);
         let notes = clashes.iter().filter(is_new).map(clash_note).collect();

@@ -12,15 +12,15 @@ use proto::limits::{MAGLEV_ENTRIES_AT_CREATION, MAGLEV_ENTRIES_AT_LEAST, MAGLEV_
 use proto::{Family, HealthCheck, MaglevSpec, NodesAt, Reason, Refusal, Service, ServiceName, ServicePort, Target};
 
 use super::{Lack, WantedStatus};
-use crate::addresses::Outcome;
-use crate::checkpoint::{Decided, TableKey};
-use crate::note::{self, Cause, Remark};
-use crate::policy::Policy;
-use crate::selection::{Departed, Fence, Nodes, Selection, select};
+use crate::plan::addresses::Outcome;
+use crate::plan::policy::Policy;
+use crate::plan::selection::{Departed, Fence, Nodes, Selection, select};
 use crate::settings::ControllerSettings;
-use crate::source::{Ingress, IpMode, PortStatus};
-use crate::spec::{Candidate, Kind, PortSpec, ServiceSpec, SliceSpec};
 use crate::world::World;
+use crate::world::checkpoint::{Decided, TableKey};
+use objects::note::{self, Cause, Remark};
+use objects::status::{Ingress, IpMode, PortStatus};
+use objects::{Candidate, Kind, PortSpec, ServiceSpec, SliceSpec};
 
 /// Seed of every Maglev table: the fractional digits of the golden ratio. It is not a secret, but it must never change,
 /// because an update of the controller would then move flows of stateless modes.

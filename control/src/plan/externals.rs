@@ -1,36 +1,38 @@
-//! `spec.externalIPs`: which of them a Service gets. Any tenant may write any address there (CVE-2020-8554), so that none
-//! counts outside the configured `externalIPs.allowed`.
+//! `spec.externalIPs`: which of them a Service may use. Any tenant may write any address there (CVE-2020-8554), so only
+//! addresses inside the configured `externalIPs.allowed` count.
 //!
-//! Invariant: no two Services get one (address, protocol, port), the older one has it; and none gets an address that a
-//! pool, a gateway or the cluster has another use for.
-//! Deliberately not here: how packets for such an address get to a gateway. As in a cluster that is the operator's matter:
-//! it is routed there, and nobody answers ARP for it.
+//! Invariant: no two Services get the same (address, protocol, port); the older Service wins. No Service gets an address
+//! that a pool, a gateway or the cluster uses otherwise.
+//! Deliberately not here: how packets for such an address reach a gateway. As with kube-proxy, the operator routes them
+//! there; gateways do not answer ARP for these addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use proto::{Family, Protocol, Reason, Refusal, ServiceName};
 
-use crate::addresses::{Forbidden, Pools};
-use crate::note::{Cause, Remark};
-use crate::selection::special;
+use crate::plan::forbidden::Forbidden;
+use crate::plan::pools::Pools;
+use crate::plan::selection::special;
 use crate::settings::ControllerSettings;
-use crate::spec::{Candidate, ServiceSpec};
+use objects::note::{Cause, Remark};
+use objects::{Candidate, ServiceSpec};
 
-/// Of more, one Service could fill the gateways' tables: with 65,536 Services of a port each these are a million frontends.
+/// Maximum number of `externalIPs` per Service, so that no Service can fill the gateways' tables: 65,536 Services with one
+/// port each make a million frontends.
 const EXTERNAL_IPS_MAX: usize = 16;
 
-/// What one Service got.
+/// The result for one Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Externals {
-    /// In the order of the field.
+    /// Permitted addresses in the order of the field.
     pub addresses: Vec<IpAddr>,
-    /// Why not the others.
+    /// Why the others are refused.
     pub remarks: Vec<Remark>,
 }
 
 impl Externals {
-    /// Why a Service that asks for nothing else is not served; none when it got something.
+    /// Why a Service that has only `externalIPs` is not served; `None` if it got any.
     #[must_use]
     pub fn refusal(&self) -> Option<Refusal> {
         let told = self.remarks.first().filter(|_| self.addresses.is_empty())?;
@@ -39,19 +41,19 @@ impl Externals {
     }
 }
 
-/// Gives out `externalIPs`, to the older Service first.
+/// Assigns `externalIPs`, to older Services first.
 pub struct Giving<'a> {
     settings: &'a ControllerSettings,
     pools: &'a Pools,
     forbidden: &'a Forbidden,
-    /// Addresses of load balancers that no pool holds any more.
+    /// Load balancer addresses outside every pool.
     vips_outside_pools: &'a [IpAddr],
     taken: BTreeMap<(IpAddr, Protocol, u16), &'a ServiceName>,
     given: BTreeSet<IpAddr>,
 }
 
 impl<'a> Giving<'a> {
-    /// Nothing is given yet.
+    /// Nothing is assigned yet.
     #[must_use]
     pub const fn new(
         settings: &'a ControllerSettings,
@@ -62,7 +64,7 @@ impl<'a> Giving<'a> {
         Self { settings, pools, forbidden, vips_outside_pools, taken: BTreeMap::new(), given: BTreeSet::new() }
     }
 
-    /// What the next Service gets; none may come that is older than one before.
+    /// The result for the next Service. Services must come in order of age, oldest first.
     pub fn give(&mut self, candidate: &'a Candidate) -> Externals {
         let mut got = Externals::default();
         let Ok(spec) = &candidate.wanted else { return got };
@@ -91,7 +93,7 @@ impl<'a> Giving<'a> {
         got
     }
 
-    /// All addresses that were given.
+    /// All assigned addresses.
     #[must_use]
     pub fn given(self) -> BTreeSet<IpAddr> {
         self.given
@@ -146,9 +148,9 @@ mod tests {
         Candidate::try_from(&service).unwrap()
     }
 
-    /// What `candidates` get, one after another.
+    /// Results for `candidates`, one after another.
     fn given(settings: &ControllerSettings, outside: &[IpAddr], candidates: &[Candidate]) -> (Vec<Externals>, BTreeSet<IpAddr>) {
-        let pools = crate::addresses::tests::pools(&settings.pools);
+        let pools = crate::plan::addresses::tests::pools(&settings.pools);
         let forbidden = Forbidden::new(&settings.reserved, &BTreeMap::new(), [].iter(), &settings.cluster_cidrs);
         let mut giving = Giving::new(settings, &pools, &forbidden, outside);
         let got = candidates.iter().map(|one| giving.give(one)).collect();

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::spec::NodeSpec;
+use objects::NodeSpec;
 
 /// Forbidden addresses, each with its owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use proto::{BackendState, Protocol, Service, ServicePort};
 
-use crate::spec::{PortSpec, SlicePort, SliceSpec};
+use objects::{PortSpec, SlicePort, SliceSpec};
 
 /// Maximum number of slice ports named in a message.
 const NAMED_MAX: usize = 8;
@@ -80,7 +80,7 @@ mod tests {
     use proto::{Backend, Family, NodeBackend, NodeSet, NodesAt, ServiceName};
 
     use super::*;
-    use crate::selection::tests::{endpoint, port, service_port, slice};
+    use crate::plan::selection::tests::{endpoint, port, service_port, slice};
 
     fn lack(backends: &[BackendState], slices: &[SliceSpec]) -> Lack {
         let backend = |state: &BackendState| Backend { address: "10.0.0.1:8080".parse().unwrap(), weight: 1, state: *state };

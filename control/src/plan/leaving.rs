@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use proto::ServiceName;
 
-use crate::ownership::Ownership;
+use crate::plan::ownership::Ownership;
 use crate::settings::ControllerSettings;
-use crate::spec::{Kind, Leftover};
 use crate::world::World;
+use objects::{Kind, Leftover};
 
 /// A Service that is not ours, or no longer ours, but still carries our finalizer, conditions or addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,28 +1,28 @@
-//! Which Services are ours, and what of each (CONTROL section 4).
+//! Ownership: which Services are ours, and which parts of them (CONTROL section 4).
 //!
-//! Invariant: a Service of another class, or one without class that a cloud's controller holds by its finalizer or another
-//! installation by the group that it wrote there, is never ours; and what was ours stays ours when the rules no longer claim
-//! it, until it is released.
+//! Invariant: a Service of another class is never ours. A Service without class is not ours if a cloud controller holds it
+//! by its finalizer, or another installation by its group annotation. A Service that was ours stays ours until it is
+//! released, even if the rules no longer claim it.
 
 use kube::core::SelectorExt;
 
 use crate::settings::ControllerSettings;
-use crate::spec::{Candidate, Kind};
 use crate::world::World;
+use objects::{Candidate, Kind};
 
-/// What of one Service is served.
+/// The parts of one Service that are served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ownership {
-    /// It gets addresses, and its status is ours to write.
+    /// It gets addresses, and sluice writes its status.
     pub addresses: bool,
-    /// Its node ports are listened on.
+    /// Its node ports are served.
     pub node_ports: bool,
-    /// Its `externalIPs` are listened on, where they are allowed.
+    /// Its `externalIPs` are served, if they are allowed.
     pub external_ips: bool,
 }
 
 impl Ownership {
-    /// What of `candidate` is ours.
+    /// The parts of `candidate` that are ours.
     #[must_use]
     pub fn of(candidate: &Candidate, world: &World, settings: &ControllerSettings) -> Self {
         let rules = &settings.ownership;
@@ -36,14 +36,14 @@ impl Ownership {
             Kind::NodePort => {
                 let selected = &rules.node_port_namespaces;
                 let node_ports = selected.selects_all() || selected.matches(&world.namespace_labels(&candidate.name.namespace));
-                // One that cannot be read has nothing to serve but for its node ports.
+                // Of a Service that cannot be parsed only the node ports can be served.
                 Self { addresses: false, node_ports, external_ips: external_ips && candidate.wanted.is_ok() }
             }
             Kind::ClusterIp => Self { external_ips, ..Self::default() },
         }
     }
 
-    /// Whether anything of it is.
+    /// Whether any part of it is ours.
     #[must_use]
     pub const fn is_any(self) -> bool {
         self.addresses || self.node_ports || self.external_ips
@@ -54,7 +54,7 @@ fn owns_load_balancer(candidate: &Candidate, world: &World, settings: &Controlle
     if let Some(class) = &candidate.class {
         return *class == settings.load_balancer_class;
     }
-    // Another installation that claims Services without class was first.
+    // Another installation that claims Services without class came first.
     if candidate.is_held_by_cloud || candidate.held.is_of_another(&settings.group) {
         return false;
     }
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
     use crate::plan::tests::settings;
     use crate::settings::ClaimClassless;
-    use crate::source::Change;
+    use crate::world::change::Change;
 
     fn world() -> World {
         let namespace = |name: &str, team: &str| -> Namespace {

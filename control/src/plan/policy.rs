@@ -1,37 +1,37 @@
-//! How a Service's packets reach its backends: what it asks for, what it gets where it does not say, and which wishes
-//! cannot be fulfilled together (CONTROL section 3).
+//! Forwarding policy of a Service: requested settings, defaults, and combinations that are impossible (CONTROL section 3).
 //!
-//! Invariant: what cannot work is refused with the field to change; nothing is forwarded in another way than asked for.
+//! Invariant: an impossible combination is refused with the field to change. No packet is forwarded in another way than
+//! requested.
 
 use proto::{Backend, Mode, Reason, Refusal, Scheduler, Target};
 
 use crate::settings::Defaults;
-use crate::source::IpMode;
-use crate::spec::{Kind, PortSpec, ServiceSpec};
+use objects::status::IpMode;
+use objects::{Kind, PortSpec, ServiceSpec};
 
-/// The choices for one Service.
+/// The policy of one Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// How packets reach backends.
     pub mode: Mode,
-    /// Where they are sent.
+    /// Whether they go to endpoints or nodes.
     pub target: Target,
     /// How backends are chosen.
     pub scheduler: Scheduler,
-    /// What the status says of the VIP.
+    /// `ipMode` of its status.
     pub ip_mode: IpMode,
 }
 
 impl Policy {
-    /// The policy of a Service of this kind; `spec` is absent where it cannot be read.
+    /// The policy of a Service of this kind; `spec` is `None` if it cannot be parsed.
     #[must_use]
     pub fn of(spec: Option<&ServiceSpec>, kind: Kind, defaults: &Defaults) -> Self {
-        // At a node port a client asks for the gateway's own address, which no backend accepts packets for.
+        // A node port is at the gateway's own address, for which no backend accepts packets.
         let can_default = kind != Kind::NodePort || defaults.mode.is_two_way();
         let default_mode = if can_default { defaults.mode } else { Mode::Nat };
         let mode = spec.and_then(|spec| spec.mode).unwrap_or(default_mode);
         let default_target = if mode.is_two_way() { Target::Endpoint } else { Target::Node };
-        // Nodes see the VIP in all modes but `nat`: there they see the gateway's address and the backend's.
+        // In all modes but `nat` nodes see the VIP; in `nat` they see the addresses of the gateway and of the backend.
         let default_ip_mode = if mode == Mode::Nat { IpMode::Proxy } else { IpMode::Vip };
         Self {
             mode,
@@ -41,7 +41,7 @@ impl Policy {
         }
     }
 
-    /// Why it cannot be followed, whatever the endpoints and nodes are.
+    /// Why the policy is impossible, regardless of endpoints and nodes.
     #[must_use]
     pub fn refusal(&self, spec: &ServiceSpec, kind: Kind) -> Option<Refusal> {
         let mode = self.mode;
@@ -69,13 +69,14 @@ impl Policy {
         ))
     }
 
-    /// The port at which a node takes what is for `port` of the Service: without address rewriting, that of the VIP.
+    /// The port at which a node accepts packets for `port` of the Service: that of the VIP if addresses are not rewritten.
     #[must_use]
     pub fn port_at_nodes(&self, port: &PortSpec) -> u16 {
         port.port_of_nodes.filter(|_| self.mode.is_two_way()).unwrap_or(port.port)
     }
 
-    /// Why these endpoints cannot take what is for `port`: where packets keep their destination, its port is the Service's.
+    /// Why these endpoints cannot serve `port`: in modes that keep the destination, the endpoint port must equal that of the
+    /// Service.
     #[must_use]
     pub fn refuses_endpoints(&self, port: &PortSpec, backends: &[Backend]) -> Option<Refusal> {
         if self.mode.is_two_way() || self.target == Target::Node {
@@ -102,7 +103,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::spec::Candidate;
+    use objects::Candidate;
 
     fn defaults(mode: Mode) -> Defaults {
         Defaults { mode, scheduler: Scheduler::Maglev, drain_timeout: Duration::from_secs(300) }

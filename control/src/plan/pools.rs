@@ -9,11 +9,10 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use proto::AddressRange;
 
-use super::Claim;
-use crate::crd::AddressPool;
-use crate::spec::PoolSpec;
-use crate::spec::pool::range_of;
 use kube::core::{Selector, SelectorExt as _};
+use objects::PoolSpec;
+use objects::crd::AddressPool;
+use objects::pool::range_of;
 
 /// Maximum number of pools: with 128 ranges each, 131,072 ranges, which every gateway receives with each change of a pool.
 const POOLS_MAX: usize = 1024;
@@ -21,19 +20,19 @@ const POOLS_MAX: usize = 1024;
 /// All pools of an installation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pools {
-    /// In the order in which they are tried.
+    /// Ordered by priority.
     used: Vec<PoolSpec>,
-    /// Ranges of the used ones by their first address, with the pool's position.
+    /// Ranges of the pools in use by their first address, with the index of the pool.
     ranges: BTreeMap<IpAddr, (AddressRange, usize)>,
     standing: Vec<Standing>,
 }
 
-/// What became of one pool.
+/// One pool, in use or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Standing {
     /// Its name.
     pub name: String,
-    /// Whether it is an `AddressPool`, and not of the configuration.
+    /// Whether it is an `AddressPool` object rather than part of the configuration.
     pub is_object: bool,
     /// Its addresses as written by the user.
     pub addresses: Vec<String>,
@@ -42,7 +41,8 @@ pub struct Standing {
 }
 
 impl Pools {
-    /// Those of an installation of this class, of the objects those that `selector` selects. `configured` has no clashes.
+    /// The pools of an installation of this class: the configured ones, which must not overlap, and the objects that `selector`
+    /// selects.
     #[must_use]
     pub fn of(
         configured: &[PoolSpec],
@@ -84,7 +84,7 @@ impl Pools {
             }
         }
         all.used.extend(by_name.into_values());
-        // A stable sort: of equal priority the configuration comes first in its order, then objects by name.
+        // The sort is stable: pools of equal priority keep their order, configuration first, then objects by name.
         all.used.sort_by_key(|pool| (pool.priority == 0, pool.priority));
         all.index();
         all
@@ -95,43 +95,43 @@ impl Pools {
         self.ranges = ranges.map(|(range, index)| (range.first(), (range, index))).collect();
     }
 
-    /// The used ones, in the order in which they are tried.
+    /// The pools in use, ordered by priority.
     pub fn iter(&self) -> impl Iterator<Item = &PoolSpec> {
         self.used.iter()
     }
 
-    /// The used pool at a position.
+    /// The pool in use at an index.
     #[must_use]
     pub(super) fn at(&self, index: usize) -> Option<&PoolSpec> {
         self.used.get(index)
     }
 
-    /// All of them, used or not: the configuration's, then objects by age.
+    /// All pools, in use or not: configured ones, then objects by age.
     #[must_use]
     pub fn standing(&self) -> &[Standing] {
         &self.standing
     }
 
-    /// Position of the used pool that holds an address.
+    /// Index of the pool in use that contains an address.
     #[must_use]
     pub(super) fn position_of(&self, address: IpAddr) -> Option<usize> {
         let (_, (range, index)) = self.ranges.range(..=address).next_back()?;
         range.contains(address).then_some(*index)
     }
 
-    /// The used pool that holds an address.
+    /// The pool in use that contains an address.
     #[must_use]
     pub fn holding(&self, address: IpAddr) -> Option<&PoolSpec> {
         self.at(self.position_of(address)?)
     }
 
-    /// Whether it matters for any pool which labels a namespace has.
+    /// Whether any pool selects namespaces by label.
     #[must_use]
     pub fn select_namespaces(&self) -> bool {
         self.used.iter().any(|pool| !pool.namespaces.selects_all())
     }
 
-    /// Their names, for a sentence.
+    /// Their names, for a message.
     #[must_use]
     pub(super) fn names(&self) -> String {
         let names: Vec<_> = self.used.iter().map(|pool| format!("pool {} ({})", pool.name, pool.ranges_text())).collect();
@@ -139,7 +139,7 @@ impl Pools {
     }
 }
 
-/// As many items as a person reads.
+/// Maximum number of items in a message.
 fn shortened(items: &[String]) -> String {
     const NAMED_MAX: usize = 5;
     let rest = items.len().saturating_sub(NAMED_MAX);
@@ -147,28 +147,13 @@ fn shortened(items: &[String]) -> String {
     if rest == 0 { named } else { format!("{named} and {rest} more") }
 }
 
-/// Why a pool gives nothing to a Service; none where it does.
-pub(super) fn refuses(pool: &PoolSpec, claim: &Claim) -> Option<String> {
-    if claim.internal && !pool.internal {
-        return Some(format!("an internal load balancer is asked for, and pool {} is not marked internal", pool.name));
-    }
-    if !pool.namespaces.matches(&claim.namespace_labels) {
-        let (name, namespace, wanted) = (&pool.name, &claim.service.namespace, &pool.namespaces);
-        return Some(format!("pool {name} is for namespaces with {wanted}, and {namespace} is none of them"));
-    }
-    if !pool.services.matches(&claim.labels) {
-        return Some(format!("pool {} is for Services with {}, and this is none of them", pool.name, pool.services));
-    }
-    None
-}
-
-/// What earlier pools have.
+/// Ranges of earlier pools.
 struct Taken {
-    /// Name, and whether it is an object's.
+    /// Name, and whether it is an object.
     names: BTreeMap<String, bool>,
-    /// By first address: they do not overlap.
+    /// By first address; they do not overlap.
     ranges: BTreeMap<IpAddr, (AddressRange, String)>,
-    /// What no pool may hold, in words.
+    /// Addresses that no pool may contain, with a description.
     foreign: Vec<(AddressRange, String)>,
 }
 

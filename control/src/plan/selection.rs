@@ -1,9 +1,9 @@
-//! Which endpoints of a Service's slices take the flows of one of its ports.
+//! Selection of the endpoints that serve one port of a Service.
 //!
-//! Invariant: a ready endpoint if there is any, else one that serves while it terminates; none twice; none that a tenant
-//! may not reach through the gateway. Kubernetes' own traffic policies do not apply: for a gateway every Service is
-//! reached from outside the cluster.
-//! Deliberately not here: health, which each gateway finds out for itself.
+//! Invariant: ready endpoints if there are any, else those that are serving while they terminate. No endpoint is selected
+//! twice, and none that a tenant must not reach through the gateway. `internalTrafficPolicy` does not apply, because
+//! traffic through a gateway always comes from outside the cluster.
+//! Deliberately not here: health, which each gateway determines by its own probes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -11,10 +11,11 @@ use std::net::{IpAddr, SocketAddr};
 use ipnet::IpNet;
 use proto::{Backend, BackendState, Family, NodesAt, ZoneBackends, limits};
 
-use crate::addresses::{Forbidden, Pools};
-use crate::note::{Cause, Remark};
+use crate::plan::forbidden::Forbidden;
+use crate::plan::pools::Pools;
 use crate::settings::ControllerSettings;
-use crate::spec::{EndpointSpec, PortSpec, SliceSpec};
+use objects::note::{Cause, Remark};
+use objects::{EndpointSpec, PortSpec, SliceSpec};
 
 mod departed;
 mod nodes;
@@ -22,10 +23,10 @@ mod nodes;
 pub use departed::{Departed, SLICE_KEPT};
 pub use nodes::{Nodes, NodesOfFamily};
 
-/// Backends that are named when they are left out; of more, only the number is told.
+/// Maximum number of excluded backends named in a message; beyond it the message has only their number.
 const FENCED_NAMED_MAX: usize = 5;
 
-/// Where no backend may lie.
+/// Addresses that must not be backends.
 pub struct Fence<'a> {
     settings: &'a ControllerSettings,
     pools: &'a Pools,
@@ -38,20 +39,20 @@ pub struct Fence<'a> {
 pub struct Selection {
     /// Ordered by address.
     pub backends: Vec<Backend>,
-    /// The backends, where they are all nodes that may be sent to; then `backends` is empty.
+    /// The shared set, if the backends are all eligible nodes; then `backends` is empty.
     pub nodes: Option<NodesAt>,
-    /// Why some were left out.
+    /// Why some backends were excluded.
     pub notes: Vec<Remark>,
-    /// How many were left out because they may not be reached.
+    /// Number of backends excluded because their addresses are forbidden.
     pub fenced: usize,
-    /// Why there is no node to send to; for endpoints, none.
+    /// Why no node is eligible; `None` for endpoints.
     pub ineligible: Option<String>,
-    /// Which of the backends gateways of a zone use.
+    /// Which backends gateways of each zone use.
     pub zones: Vec<ZoneBackends>,
 }
 
 impl<'a> Fence<'a> {
-    /// The fence of these settings; VIPs that no pool holds any more are no backends either.
+    /// The forbidden addresses of these settings, including VIPs outside every pool.
     #[must_use]
     pub const fn new(
         settings: &'a ControllerSettings,
@@ -62,13 +63,13 @@ impl<'a> Fence<'a> {
         Self { settings, pools, forbidden, vips_outside_pools }
     }
 
-    /// The pool that holds an address.
+    /// The pool that contains an address.
     #[must_use]
     pub fn pool_of(&self, address: IpAddr) -> Option<&str> {
         self.pools.holding(address).map(|pool| pool.name.as_str())
     }
 
-    /// Why `address` may be no backend.
+    /// Why `address` must not be a backend.
     #[must_use]
     pub fn refuses(&self, address: IpAddr) -> Option<String> {
         let within = |nets: &[IpNet]| nets.iter().find(|net| net.contains(&address)).copied();
@@ -94,7 +95,7 @@ impl<'a> Fence<'a> {
     }
 }
 
-/// Addresses that mean the gateway itself, its link, many, or nobody. An IPv4-mapped IPv6 address means its IPv4 one.
+/// Loopback, link-local, multicast and unspecified addresses. An IPv4-mapped IPv6 address counts as its IPv4 address.
 #[must_use]
 pub fn special(address: IpAddr) -> Option<&'static str> {
     let address = match address {
@@ -133,8 +134,8 @@ pub fn select<'a>(slices: impl Iterator<Item = &'a SliceSpec>, port: &PortSpec, 
     selection
 }
 
-/// Hints count as in kube-proxy: only if every ready endpoint has one, and in the zones that any names. Those for nodes do
-/// not, since a gateway is none; endpoints that terminate are used wherever they are.
+/// Zone hints count as in kube-proxy: only if every ready endpoint has one, and only in zones that some hint names. Node
+/// hints do not count, because a gateway is not a node. Terminating endpoints are used in all zones.
 fn zones(endpoints: &BTreeMap<SocketAddr, &EndpointSpec>, backends: &[Backend]) -> Vec<ZoneBackends> {
     if endpoints.values().any(|endpoint| endpoint.ready && endpoint.zones.is_empty()) {
         return Vec::new();
@@ -150,7 +151,7 @@ fn zones(endpoints: &BTreeMap<SocketAddr, &EndpointSpec>, backends: &[Backend]) 
     zones.into_iter().map(|(zone, backends)| ZoneBackends { zone: zone.to_owned(), backends }).collect()
 }
 
-/// Those of the candidates that may be reached, at most as many as a table can balance; candidates come by address.
+/// The permitted candidates, ordered by address, at most as many as one table can hold.
 fn admit(candidates: impl Iterator<Item = (SocketAddr, u16)>, port: &PortSpec, fence: &Fence<'_>) -> Selection {
     let mut selection = Selection::default();
     let mut refused = Refused::default();
@@ -166,7 +167,7 @@ fn admit(candidates: impl Iterator<Item = (SocketAddr, u16)>, port: &PortSpec, f
     selection
 }
 
-/// What may not be reached: the first few, and how many in all.
+/// The forbidden backends: the first few, and their total number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Refused<A> {
     named: Vec<(A, String)>,
@@ -189,7 +190,7 @@ impl<A> Refused<A> {
 }
 
 impl Selection {
-    /// Says what was left out: the backends that may not be reached, and those of `found` that no table can balance.
+    /// Reports excluded backends: forbidden ones, and those of `found` that exceed the size of a table.
     fn tell<'r>(&mut self, named: impl Iterator<Item = (SocketAddr, &'r str)>, fenced: usize, found: usize, port: &PortSpec) {
         self.fenced = fenced;
         for (address, why) in named {
@@ -214,7 +215,8 @@ impl Selection {
     }
 }
 
-/// Endpoints by address and port, ordered. Of two with the same one, that which does not terminate counts, then the ready one.
+/// Endpoints ordered by address and port. Of two with the same address and port, one that is not terminating counts first,
+/// then a ready one.
 fn endpoints<'a>(
     slices: impl Iterator<Item = &'a SliceSpec>,
     port: &PortSpec,
@@ -242,9 +244,9 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::plan::tests::settings;
-    use crate::spec::SlicePort;
+    use objects::SlicePort;
 
-    /// What a fence is made of.
+    /// Inputs of a fence.
     pub(crate) struct Fenced {
         pools: Pools,
         forbidden: Forbidden,
@@ -254,7 +256,7 @@ pub(crate) mod tests {
         pub(crate) fn of(settings: &ControllerSettings) -> Self {
             let none = std::collections::BTreeMap::new();
             let forbidden = Forbidden::new(&settings.reserved, &none, [].iter(), &settings.cluster_cidrs);
-            Self { pools: crate::addresses::tests::pools(&settings.pools), forbidden }
+            Self { pools: crate::plan::addresses::tests::pools(&settings.pools), forbidden }
         }
 
         pub(crate) fn fence<'a>(&'a self, settings: &'a ControllerSettings, vips: &'a [IpAddr]) -> Fence<'a> {
@@ -273,7 +275,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// What gateways are given of [`port`].
+    /// The selection for [`port`] as sent to gateways.
     pub(crate) fn service_port(family: Family, backends: Vec<Backend>) -> proto::ServicePort {
         let maglev = proto::MaglevSpec { size: limits::MAGLEV_SIZES[0], seed: 0, hash_version: limits::MAGLEV_HASH_VERSION };
         let PortSpec { name, protocol, port, node_port, app_protocol, .. } = port();
@@ -362,7 +364,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// kube-proxy's rule as its reference words it, without any of its optimisations.
+    /// The rule of kube-proxy as its documentation states it, without optimisations.
     fn naive(endpoints: &[EndpointSpec], zone: &str) -> BTreeSet<IpAddr> {
         let addresses = |wanted: &dyn Fn(&EndpointSpec) -> bool| -> BTreeSet<IpAddr> {
             endpoints.iter().filter(|e| wanted(e)).map(|e| e.address).collect()

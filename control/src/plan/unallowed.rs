@@ -1,24 +1,24 @@
-//! Services whose `externalIPs` are not listened on because none is allowed, and that are not ours otherwise: whoever looks
-//! for the reason finds it in the log. They get no Event: in most clusters these are somebody else's.
+//! Services whose `externalIPs` are not served because none is allowed, and that are not ours otherwise. The reason goes
+//! to the log and not to an Event, because in most clusters another product serves them.
 
 use std::collections::BTreeSet;
 
 use proto::ServiceName;
 
 use crate::settings::ControllerSettings;
-use crate::spec::Kind;
 use crate::world::World;
+use objects::Kind;
 
-/// Which were told of.
+/// Services already logged.
 #[derive(Debug, Default)]
 pub(crate) struct Unallowed {
     told: BTreeSet<ServiceName>,
-    /// The world's revision that was looked at last.
+    /// The revision of the world that was examined last.
     seen: u64,
 }
 
 impl Unallowed {
-    /// Says so of each that is new; which those are.
+    /// Logs each new one and returns them.
     pub(crate) fn look(&mut self, world: &World, settings: &ControllerSettings) -> Vec<ServiceName> {
         let since = std::mem::replace(&mut self.seen, world.revision());
         if !settings.ownership.external_ips_allowed.is_empty() {
@@ -47,7 +47,7 @@ mod tests {
 
     use super::*;
     use crate::plan::tests::settings;
-    use crate::source::Change;
+    use crate::world::change::Change;
 
     fn service(name: &str, kind: &str, ips: &[&str]) -> Change {
         let object = json!({"metadata": {"name": name, "namespace": "shop"},

@@ -33,7 +33,7 @@ pub type Targets = BTreeMap<Target, Check>;
 pub struct Check {
     /// Time between the starts of two probes.
     pub interval: Duration,
-    /// A probe that takes longer has failed.
+    /// Timeout of a probe.
     pub timeout: Duration,
     /// Passed probes in a row that end a failure.
     pub rise: u32,

@@ -1,7 +1,7 @@
-//! One Service of ours: how far gateways are with it, what its object should hold, and what has to be written for that.
+//! The status of one Service: the progress of gateways, the desired content of its object, and the write that leads there.
 //!
-//! Invariant: a write says only what differs from the object, as far as that is known: our own write to a version of it
-//! counts more than the version itself.
+//! Invariant: a write contains only differences from the known content of the object. After our own write to a version, the
+//! content that we wrote counts, not that version.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -16,38 +16,40 @@ use super::conditions::{
     Backends, Progress, address_assigned, backends_healthy, is_refused_by_gateways, programmed, refused_by_gateways,
 };
 use super::view::View;
-use crate::note::{Cause, Remark};
 use crate::plan::WantedStatus;
-use crate::source::{Ingress, IpMode, PortStatus, StatusWrite};
-use crate::spec::{Condition, ConditionType, Held};
+use objects::note::{Cause, Remark};
+use objects::status::{Ingress, IpMode, PortStatus, StatusWrite};
+use objects::{Condition, ConditionType, Held};
 
-/// A gateway that is slow, or that nobody repairs, holds the status up no longer than this after the first one.
+/// Longest delay of a status by slow or broken gateways, after the first gateway applied the generation.
 pub(super) const SLOW_GATEWAY_WAITED_FOR: Duration = Duration::from_secs(2);
-/// Rewrites of what somebody else wrote, per Service and wish: two controllers must not wear out the API server.
+/// Maximum number of rewrites of a foreign status, per Service and desired status: two controllers that overwrite each other
+/// must not overload the API server.
 pub(super) const REWRITES_MAX: usize = 3;
-/// The time that they are counted in; after it the Service is tried again.
+/// Window in which these rewrites are counted. After it, sluice tries again.
 pub(super) const REWRITES_WITHIN: Duration = Duration::from_secs(600);
-/// How often `BackendsHealthy` of one Service may change, once it is said.
+/// Minimum time between two changes of `BackendsHealthy` of one Service.
 const HEALTH_PACE: Duration = Duration::from_secs(30);
-/// EndpointSlices are made after their Service, and changed after its ports: what they lack for so long is news.
+/// Grace time for EndpointSlices, which are created after their Service and updated after its ports. What is missing longer
+/// is reported.
 pub(super) const SLICES_AWAITED: Duration = Duration::from_secs(2);
-/// Why a port is not served, in the API's form.
+/// Error of a port that is not served, in the API's format.
 const NO_MATCHING_PORT: &str = "sluice.dev/NoMatchingPort";
-/// Gateways dial again within seconds of a restart, theirs or ours: so long a programmed Service is not called otherwise.
+/// Grace time for gateways to reconnect after a restart of either side. Until then a programmed Service stays programmed.
 pub(super) const ABSENCE_TOLERATED: Duration = Duration::from_secs(30);
 
-/// What is to be done for one Service.
+/// Pending work for one Service.
 #[derive(Debug, Default)]
 pub(super) struct Decision {
-    /// What is to be written now.
+    /// The write that is due now.
     pub(super) write: Option<StatusWrite>,
-    /// What its owner should know.
+    /// Notes for its owner.
     pub(super) remarks: Vec<Remark>,
-    /// What its owner should know once the write is taken.
+    /// Notes for its owner once the server accepted the write.
     pub(super) remarks_of_write: Vec<Remark>,
-    /// When it may be due without anything happening.
+    /// When it may become due without any event.
     pub(super) wake_at: Option<Instant>,
-    /// Whether gateways may change what is due.
+    /// Whether reports of gateways may change what is due.
     pub(super) waits_for_gateways: bool,
 }
 
@@ -59,23 +61,23 @@ pub(super) struct Item {
     rewritten_at: Vec<Instant>,
     contested_until: Option<Instant>,
     health_changed_at: Option<Instant>,
-    /// What that was before the last write: one that came too late changed nothing.
+    /// Its value before the last write, which is restored if that write turns out to be stale.
     health_changed_before: Option<Instant>,
-    /// Since when it lacks endpoints or ports of theirs, whichever.
+    /// Since when it lacks endpoints or matching ports.
     lacks_since: Option<Instant>,
     retry_at: Option<Instant>,
 }
 
-/// Whether gateways forward as the Service asks.
+/// Whether gateways forward the Service as requested.
 #[derive(Clone, Copy, Debug)]
 struct Gate {
-    /// The generation that they must have reached.
+    /// The generation that they must have applied.
     counter: u64,
     first_reached_at: Option<Instant>,
     is_passed: bool,
 }
 
-/// A write, and what the object holds after it.
+/// A write, and the content of the object after it.
 #[derive(Debug)]
 struct Written {
     write: StatusWrite,
@@ -112,7 +114,7 @@ impl Item {
         }
     }
 
-    /// Takes in a newer plan. Gateways are not asked again for what they may already have reached.
+    /// Records a newer plan. The required generation stays if the Service did not change for gateways.
     pub(super) fn renew(&mut self, wanted: Arc<WantedStatus>, counter: u64, now: Instant) {
         self.lacks_since = wanted.lack.is_any().then_some(self.lacks_since.unwrap_or(now));
         let asked = |w: &WantedStatus| (w.uid.clone(), w.refusal.is_none(), w.is_withheld);
@@ -124,7 +126,7 @@ impl Item {
         self.wanted = wanted;
     }
 
-    /// `is_taken` tells whether the server took a write.
+    /// `is_taken` returns whether the server accepted a write.
     pub(super) fn decide(&mut self, view: &View<'_>, now: Instant, is_taken: &impl Fn(&StatusWrite) -> bool) -> Decision {
         if let Some(at) = self.retry_at.filter(|at| *at > now) {
             return Decision { wake_at: Some(at), ..Decision::default() };
@@ -162,7 +164,7 @@ impl Item {
         decision
     }
 
-    /// A write that was handed over may still fail, where nobody repeats it for us.
+    /// Records that a queued write failed and is not retried by the queue.
     pub(super) fn failed(&mut self, retry_at: Instant) {
         self.written = None;
         self.retry_at = Some(retry_at);
@@ -172,20 +174,20 @@ impl Item {
         self.gate.first_reached_at.filter(|_| !self.gate.is_passed).map(|first| first + SLOW_GATEWAY_WAITED_FOR)
     }
 
-    /// Whether the last write was of a version before this one, and the server did not take it.
+    /// Whether the last write was for an older version and the server rejected it.
     fn came_too_late(&self, is_taken: &impl Fn(&StatusWrite) -> bool) -> bool {
         let is_older = |written: &&Written| written.write.resource_version != self.wanted.resource_version;
         self.written.as_ref().filter(is_older).is_some_and(|written| !is_taken(&written.write))
     }
 
-    /// What the object holds, as far as we know.
+    /// The known content of the object.
     fn known(&self) -> &Held {
         let wanted = &self.wanted;
         let is_of_this_version = |w: &&Written| w.write.uid == wanted.uid && w.write.resource_version == wanted.resource_version;
         self.written.as_ref().filter(is_of_this_version).map_or(&wanted.held, |written| &written.after)
     }
 
-    /// What the object should hold.
+    /// The desired content of the object.
     fn goal(&self, known: &Held, view: &View<'_>, now: Instant, decision: &mut Decision) -> Held {
         let wanted = &self.wanted;
         let mut goal = Held { finalizer: !wanted.uid.is_empty(), ..known.clone() };
@@ -224,8 +226,8 @@ impl Item {
         goal
     }
 
-    /// Says of each port of each address of ours whether it is served. Which ports a Service has that cannot be read
-    /// nobody knows: then those that stand there.
+    /// Reports for each port of each of our addresses whether it is served. If the Service cannot be parsed, its ports are
+    /// unknown, and those in the status are used.
     fn tell_ports(&self, known: &Held, goal: &mut Held, now: Instant, decision: &mut Decision) {
         let wanted = &self.wanted;
         let is_settled = self.is_lack_settled(now, decision);
@@ -244,7 +246,7 @@ impl Item {
         }
     }
 
-    /// Whether slices have had their time.
+    /// Whether the grace time for slices is over.
     fn is_lack_settled(&self, now: Instant, decision: &mut Decision) -> bool {
         let Some(due) = self.lacks_since.map(|since| since + SLICES_AWAITED) else { return false };
         if due > now {
@@ -253,7 +255,8 @@ impl Item {
         due <= now
     }
 
-    /// None: what the object says stays. What is programmed stays so while gateways take a change, and for a while without them.
+    /// `None` keeps the condition of the object. A programmed Service stays programmed while gateways apply a change, and for a
+    /// grace time without gateways.
     fn progress(&self, known: &Held, view: &View<'_>, now: Instant, decision: &mut Decision) -> Option<Progress> {
         let said = known.conditions.get(&ConditionType::Programmed);
         let was_programmed = said.is_some_and(|condition| condition.holds);
@@ -279,7 +282,7 @@ impl Item {
         (!was_programmed && !waited_for_gateways).then_some(Progress::Pending)
     }
 
-    /// None: what the object says stays.
+    /// `None` keeps the condition of the object.
     fn backends(&self, known: &Held, view: &View<'_>, now: Instant, decision: &mut Decision) -> Option<Backends> {
         let lack = &self.wanted.lack;
         let found = match view.has_healthy_backend(&self.wanted.service) {
@@ -306,7 +309,7 @@ impl Item {
         }
     }
 
-    /// Whether somebody else took away what we had written, and what we would write again.
+    /// Whether another controller removed what we wrote and would write again.
     fn is_overwritten(&self, known: &Held, goal: &Held, is_taken: &impl Fn(&StatusWrite) -> bool) -> bool {
         let Some(written) = &self.written else { return false };
         let is_newer = written.write.uid == self.wanted.uid && written.write.resource_version != self.wanted.resource_version;
@@ -322,12 +325,12 @@ impl Item {
         Remark::new(Cause::Reason(Reason::ForeignStatusWriter), text)
     }
 
-    /// What makes `goal` of what is known. Remembered as written.
+    /// The write that changes the known content to `goal`. It is recorded as written.
     fn difference(&mut self, known: &Held, goal: Held, remarks: &mut Vec<Remark>, now: Instant) -> Option<StatusWrite> {
         if is_same(known, &goal) {
             return None;
         }
-        // A write that waits to be sent is replaced by the next one to the same version, which therefore says all.
+        // A queued write is replaced by the next one to the same version, so that one must contain all changes.
         let base = if self.wanted.uid.is_empty() { known } else { &self.wanted.held };
         let write = StatusWrite {
             service: self.wanted.service.clone(),
@@ -344,13 +347,13 @@ impl Item {
         if known.conditions.get(&of_health).is_some_and(is_news) {
             self.health_changed_at = Some(now);
         }
-        // The whole difference from the version that is written to: what it replaces was never told of.
+        // Notes cover the whole difference from this version, because those of the replaced write were never reported.
         remarks.extend(self.remarks(base, &goal));
         self.written = Some(Written { write: write.clone(), after: goal });
         Some(write)
     }
 
-    /// What of a change is worth telling. Refusals are told by the plan, in their own words.
+    /// The notes for a change. Refusals are reported by the plan, with their own messages.
     fn remarks(&self, base: &Held, goal: &Held) -> Vec<Remark> {
         let of = |held: &Held, kind| held.conditions.get(&kind).map(|condition| (condition.holds, condition.reason.clone()));
         let turns = |kind, holds| of(goal, kind).is_some_and(|now| now.0 == holds) && of(base, kind) != of(goal, kind);
@@ -398,7 +401,7 @@ fn is_same_port(one: &PortStatus, other: &PortStatus) -> bool {
     (one.port, one.protocol) == (other.port, other.protocol)
 }
 
-/// Whether an object says that no slice has one of its ports.
+/// Whether a condition of the object says that no slice has one of its ports.
 fn says_unmatched(held: &Held) -> bool {
     let ports = held.ingress.iter().flat_map(|ingress| &ingress.ports);
     let condition = held.conditions.get(&ConditionType::BackendsHealthy);
@@ -406,7 +409,7 @@ fn says_unmatched(held: &Held) -> bool {
     is_said || ports.into_iter().any(|port| port.error.as_deref() == Some(NO_MATCHING_PORT))
 }
 
-/// Sets a condition; its time stays while it holds, or does not hold, as before.
+/// Sets a condition. Its transition time changes only with its status.
 fn set(held: &mut Held, kind: ConditionType, mut condition: Condition) {
     condition.since = held.conditions.get(&kind).filter(|old| old.holds == condition.holds).and_then(|old| old.since);
     held.conditions.insert(kind, condition);
@@ -421,7 +424,7 @@ fn changed(known: &Held, goal: &Held) -> BTreeMap<ConditionType, Option<Conditio
     kinds.map(|kind| (kind, goal.conditions.get(&kind).cloned())).collect()
 }
 
-/// Whether two are the same but for times.
+/// Whether two contents are equal apart from times.
 fn is_same(one: &Held, other: &Held) -> bool {
     let has_same_marks = one.finalizer == other.finalizer && one.group == other.group;
     one.ingress == other.ingress && has_same_marks && changed(one, other).is_empty()

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use super::departure::{GATEWAYS_WAITED_FOR, OTHERS_WAITED_FOR};
+use super::finalizer::{GATEWAYS_WAITED_FOR, OTHERS_WAITED_FOR};
 use super::item::{ABSENCE_TOLERATED, REWRITES_MAX, REWRITES_WITHIN, SLICES_AWAITED, SLOW_GATEWAY_WAITED_FOR};
 use super::*;
-use crate::gateways::{Connection, Health, Report};
-use crate::note::Cause;
+use crate::gateways::registry::{Connection, Health, Report};
 use crate::plan::{Lack, LeftBy, WantedStatus};
-use crate::source::{Ingress, IpMode, PortStatus};
-use crate::spec::{Condition, ConditionType, Held, Leftover};
+use objects::note::Cause;
+use objects::status::{Ingress, IpMode, PortStatus};
+use objects::{Condition, ConditionType, Held, Leftover};
 use proto::{Reason, Refusal};
 
 /// A Service, what its object holds, and who forwards for it.

@@ -1,21 +1,21 @@
-//! What is seen of the gateways.
+//! A view of the connected gateways.
 
 use proto::ServiceName;
 use tokio::time::Instant;
 
-use crate::gateways::Gateways;
+use crate::gateways::registry::Gateways;
 
 /// The connected gateways.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View<'a> {
     pub(super) gateways: &'a Gateways,
-    /// Since when none is connected; none: one is.
+    /// Since when no gateway is connected; `None` while one is.
     pub(super) absent_since: Option<Instant>,
 }
 
 impl View<'_> {
-    /// Whether any gateway finds any backend of a Service healthy; none: no gateway has told yet. What a gateway told that
-    /// knew of no backend is from before there was one.
+    /// Whether any gateway reports a healthy backend of a Service; `None` if no gateway has reported yet. Reports of gateways
+    /// that knew no backend do not count, because they are older than the first backend.
     pub(super) fn has_healthy_backend(&self, service: &ServiceName) -> Option<bool> {
         let told = self.gateways.iter().filter_map(|gateway| gateway.health.get(service));
         let told = told.filter(|health| health.backends > 0);

@@ -10,13 +10,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use control::config::controller::ControllerFile;
-use control::crd::AddressPool;
 use helm::{documents_of, merge, read_yaml, render};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Service, ServiceAccount};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use objects::crd::AddressPool;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// A page of the repository.
 pub(crate) struct Page {
-    /// Where it is.
+    /// Its path.
     pub(crate) file: PathBuf,
     /// What it says.
     pub(crate) text: String,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use control::kubernetes::{connect, follow};
-use control::source::Change;
+use control::world::change::Change;
 use kube::ResourceExt;
 use serde_json::json;
 use tokio::sync::mpsc;

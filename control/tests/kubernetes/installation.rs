@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use control::controller::{Controller, Running};
 use control::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
-use control::spec::PoolSpec;
+use objects::PoolSpec;
 use proto::limits::DRAIN_TIMEOUT;
 use proto::{HealthCheck, Mode, Scheduler};
 use tokio_util::sync::CancellationToken;

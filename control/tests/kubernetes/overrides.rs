@@ -1,8 +1,9 @@
 //! What operators set by hand, in a ConfigMap: it survives, it is no other group's, and nobody's change is lost.
 
 use control::kubernetes::connect;
-use control::overrides::store::{Store, StoreError};
-use control::overrides::{Drained, Held, Overrides, Said};
+use control::store::override_editor::Held;
+use control::store::overrides::{Store, StoreError};
+use control::world::overrides::{Drained, Overrides, Said};
 use serde_json::json;
 
 use crate::api_server::{ApiServer, Fault, Kind, Trap};

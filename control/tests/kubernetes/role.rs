@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use control::kubernetes::connect;
-use control::overrides::store::Store;
-use control::overrides::{Drained, Said};
 use control::settings::{Certificates, ControllerSettings, ListenTcp, Source};
+use control::store::overrides::Store;
+use control::world::overrides::{Drained, Said};
 use serde_json::{Value, json};
 
 use crate::api_server::{ApiServer, Attributes, Grant, Kind, Person};

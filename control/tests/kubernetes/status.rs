@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use control::kubernetes::recorder::Notebook;
 use control::kubernetes::{Cluster, Outage, Outcome, StatusError, StatusWriter, connect, patch};
-use control::note::{Cause, Note, Remark, Subject};
-use control::notebook::Notebook;
-use control::source::{Ingress, IpMode, StatusWrite};
+use objects::note::{Cause, Note, Remark, Subject};
+use objects::status::{Ingress, IpMode, StatusWrite};
 use proto::ServiceName;
 use serde_json::{Value, json};
 

@@ -3,12 +3,12 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use control::crd::EdgeGateway;
 use control::settings::Listen;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::events::v1::Event;
 use kube::Api;
 use kube::api::{ListParams, Patch, PatchParams};
+use objects::crd::EdgeGateway;
 use serde_json::{Value, json};
 
 use crate::api_server::{ApiServer, Fault, Kind, Trap};

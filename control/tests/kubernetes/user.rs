@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use control::crd::{AddressPool, EdgeGateway};
 use control::kubernetes::{Cluster, connect};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
+use objects::crd::{AddressPool, EdgeGateway};
 use serde_json::{Value, json};
 
 use crate::api_server::{ApiServer, Kind};

@@ -4,11 +4,11 @@ use std::net::IpAddr;
 
 use proto::{AddressRange, Family};
 
-use super::forbidden::Forbidden;
 use super::holders::Holders;
-use super::pools::Pools;
 use super::search::is_buggy;
-use crate::spec::PoolSpec;
+use crate::plan::forbidden::Forbidden;
+use crate::plan::pools::Pools;
+use objects::PoolSpec;
 
 /// Usage figures of one pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub struct PoolUse {
 /// Usage figures of one family of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
-    /// All of them.
+    /// The complete set.
     pub total: u128,
     /// Addresses held by Services.
     pub used: u128,
@@ -76,7 +76,7 @@ pub(super) fn account(pools: &Pools, holders: &Holders, forbidden: &Forbidden) -
         let pool = pools.iter().find(|pool| pool.name == name);
         pool.into_iter().flat_map(|pool| [Family::V4, Family::V6].into_iter().filter_map(|family| of(pool, family))).collect()
     };
-    let one = |standing: &super::Standing| {
+    let one = |standing: &crate::plan::pools::Standing| {
         let families = if standing.clash.is_none() { figures(&standing.name) } else { Vec::new() };
         let sum = |of: fn(&Figures) -> u128| families.iter().map(|(_, figures)| of(figures)).fold(0, u128::saturating_add);
         PoolUse {

@@ -8,11 +8,11 @@ use std::net::IpAddr;
 
 use proto::{AddressRange, Family};
 
-use super::pools::refuses;
+use super::Allocations;
+use super::claim::{Claim, Outcome, Rules, refuses};
 use super::search::is_buggy;
-use super::{Allocations, Claim, Outcome, Rules};
-use crate::note::{Cause, Remark};
-use crate::spec::pool::unreachable;
+use objects::note::{Cause, Remark};
+use objects::pool::unreachable;
 
 /// Origin of the claim that a Service has an address.
 #[derive(Clone, Copy, PartialEq, Eq)]

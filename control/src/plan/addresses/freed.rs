@@ -17,7 +17,7 @@ const FREED_MAX: usize = 2 * SERVICES_MAX;
 /// Reservations that expire within this time end together, so that thousands of deletions do not cause as many plans.
 const TOGETHER: Duration = Duration::from_secs(1);
 
-/// All of them.
+/// The complete set.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Freed {
     /// Former holders of each address.

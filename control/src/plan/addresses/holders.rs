@@ -6,17 +6,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use proto::{Announce, Family, Protocol, ServiceName};
+use proto::{Announce, Family, ServiceName};
 
-use super::pools::Pools;
-use super::sharing::Terms;
-use super::{Claim, Sharing};
-use crate::spec::PoolSpec;
+use crate::plan::addresses::claim::{Claim, Port, Terms};
+use crate::plan::pools::Pools;
+use objects::PoolSpec;
+use objects::Sharing;
 
-/// Ports on which a Service listens at its addresses.
-pub(super) type Port = (Protocol, u16);
-
-/// All of them.
+/// The complete set.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Holders {
     places: BTreeMap<IpAddr, Place>,

@@ -7,6 +7,8 @@ use proptest::prelude::*;
 use proto::Protocol;
 
 use super::tests::{Lab, claim, pool, pools};
+use objects::{Namespaces, Sharing};
+
 use super::*;
 
 /// What one Service says in one step.

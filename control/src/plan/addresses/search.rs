@@ -1,27 +1,28 @@
-//! Walks each pool's addresses once, however many Services want one: within one assignment nothing becomes free.
+//! Search for free addresses. It walks each pool once per assignment, however many Services need an address, because
+//! nothing becomes free within one assignment.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use proto::{AddressRange, Family};
 
-use super::pools::Pools;
-use crate::spec::PoolSpec;
+use crate::plan::pools::Pools;
+use objects::PoolSpec;
 
-/// Addresses looked at for one Service before giving up. More than 65,536 Services of two families, as many freed
-/// addresses, the gateways' own and those of nodes together are never in the way.
+/// Addresses examined for one Service before the search fails. Held and reserved addresses of 65,536 Services in two
+/// families, and those of gateways and nodes, are fewer than this.
 const SEARCH_MAX: usize = 524_288;
 
-/// Where the walk through each pool has come to.
+/// Position of the walk in each pool.
 pub(super) struct Search<'a> {
     pools: &'a Pools,
     walks: BTreeMap<(usize, Family), Walk>,
-    /// Pools without any freed address that somebody could have.
+    /// Pools without any reserved address that could be allocated.
     without_reserved: BTreeSet<(usize, Family)>,
 }
 
 struct Walk {
-    /// The next is the last one.
+    /// The next address is the last one.
     ranges: Vec<AddressRange>,
     rest: Option<Box<dyn Iterator<Item = IpAddr>>>,
 }
@@ -46,12 +47,12 @@ impl<'a> Search<'a> {
         Self { pools, walks: BTreeMap::new(), without_reserved: BTreeSet::new() }
     }
 
-    /// Whether a pool may have a freed address that somebody could have.
+    /// Whether a pool may have a reserved address that could be allocated.
     pub(super) fn may_have_reserved(&self, position: usize, family: Family) -> bool {
         !self.without_reserved.contains(&(position, family))
     }
 
-    /// It has none, and within one assignment none comes.
+    /// Records that a pool has none; within one assignment this does not change.
     pub(super) fn has_no_reserved(&mut self, position: usize, family: Family) {
         self.without_reserved.insert((position, family));
     }
@@ -70,7 +71,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Whether some networks take it for the address of a network or of all its hosts, whatever the prefix is.
+/// Whether some networks treat it as a network or broadcast address regardless of the prefix.
 pub(super) fn is_buggy(address: IpAddr) -> bool {
     matches!(address, IpAddr::V4(v4) if matches!(v4.octets()[3], 0 | 255))
 }

@@ -3,8 +3,10 @@
 use kube::core::Selector;
 use proto::Protocol;
 
+use objects::{Namespaces, Sharing};
+
 use super::*;
-use crate::spec::NodeSpec;
+use objects::NodeSpec;
 
 /// The pools of a configuration.
 pub(crate) fn pools(specs: &[PoolSpec]) -> Pools {
@@ -528,7 +530,7 @@ mod clashes {
     use serde_json::json;
 
     use super::*;
-    use crate::crd::AddressPool;
+    use objects::crd::AddressPool;
 
     fn object(name: &str, created: &str, addresses: &[&str]) -> (String, AddressPool) {
         let pool = json!({"apiVersion": "sluice.dev/v1beta1", "kind": "AddressPool", "spec": {"addresses": addresses},

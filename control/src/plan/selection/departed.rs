@@ -1,11 +1,11 @@
-//! Slices that were deleted while their Service remains. kube-controller-manager writes a managed slice anew when somebody
-//! deletes it, a second later (its retry delay; recorded: 1.005 s). Were its endpoints gone meanwhile, every new flow would
-//! go elsewhere or be refused, and Maglev tables change twice. It also deletes a slice whose last endpoints have gone: those
-//! had begun to terminate.
+//! Slices that were deleted while their Service remains. If somebody deletes a managed slice, kube-controller-manager
+//! creates it again one second later (its retry delay; recorded: 1.005 s). Without its endpoints, new flows would go to
+//! other backends or be refused in the meantime, and Maglev tables would change twice. The controller also deletes slices
+//! whose last endpoints have gone; those endpoints were terminating already.
 //!
-//! Invariant: what any other slice of the Service says of an address counts more; an endpoint that is taken out of a slice,
-//! or that terminated when its slice was deleted, is gone at once, and so is everything when the Service goes. A slice that
-//! nobody writes anew never comes here (`world`).
+//! Invariant: if another slice of the Service has the same address, that slice counts. Endpoints that are removed from a
+//! slice, or that were terminating when their slice was deleted, disappear at once, and all endpoints disappear with the
+//! Service. Slices that no controller manages are not kept (`world`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,25 +13,25 @@ use std::time::{Duration, Instant};
 
 use proto::ServiceName;
 
-use crate::spec::SliceSpec;
 use crate::world::World;
+use objects::SliceSpec;
 
-/// How long the endpoints of a deleted slice still count: twice the time until a managed one is there again.
+/// How long the endpoints of a deleted slice still count: twice the time until a managed slice is created again.
 pub const SLICE_KEPT: Duration = Duration::from_secs(2);
 
 /// The deleted slices of one Service.
 #[derive(Clone, Debug, Default)]
 pub struct Departed {
-    /// Those that still count, with the endpoints that no other slice knows.
+    /// Slices that still count, with the endpoints that no other slice has.
     pub counting: Vec<SliceSpec>,
-    /// Since when each of all of them is known to be deleted.
+    /// When each deletion was noticed.
     pub since: BTreeMap<ServiceName, Instant>,
-    /// When the first of those that count stops to.
+    /// When the first of them stops counting.
     pub until: Option<Instant>,
 }
 
 impl Departed {
-    /// Those of `service`; `before` is [`Departed::since`] of the last time.
+    /// The deleted slices of `service`; `before` is [`Departed::since`] of the previous call.
     #[must_use]
     pub fn of(world: &World, service: &ServiceName, before: Option<&BTreeMap<ServiceName, Instant>>, now: Instant) -> Self {
         let mut departed = Self::default();
@@ -62,7 +62,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::source::Change;
+    use crate::world::change::Change;
 
     /// How many endpoints of a slice count right after it was deleted.
     fn counting(managed_by: &str, conditions: &[Value]) -> usize {

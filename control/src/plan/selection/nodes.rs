@@ -1,7 +1,7 @@
-//! Which nodes take the flows of a Service's port: kube-proxy there passes them on to endpoints.
+//! Selection of the nodes that serve a port of a Service; kube-proxy on a node forwards to endpoints.
 //!
-//! Invariant: under `externalTrafficPolicy: Local` a node without an endpoint of the port is never a backend, since it
-//! would drop what it gets. Elsewhere every node counts alike, whatever runs on it.
+//! Invariant: under `externalTrafficPolicy: Local` a node without an endpoint of the port is never a backend, because it
+//! would drop the packets. Otherwise all nodes count the same, whatever runs on them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -10,37 +10,37 @@ use std::sync::Arc;
 use proto::{BackendState, Family, NodeBackend, NodeSet, NodeSets, NodesAt, limits};
 
 use super::{Fence, Refused, Selection, admit, endpoints};
-use crate::overrides::Overrides;
-use crate::spec::{EndpointSpec, NodeSpec, PortSpec, SliceSpec};
+use crate::world::overrides::Overrides;
+use objects::{EndpointSpec, NodeSpec, PortSpec, SliceSpec};
 
-/// Nodes that are named in a refusal; of more, only the number is told.
+/// Maximum number of nodes named in a refusal; beyond it the message has only their number.
 const NODES_NAMED_MAX: usize = 3;
 
-/// All nodes, as Services may be sent to them: looked at once for all Services.
+/// The eligible nodes, computed once for all Services.
 #[derive(Clone, Debug, Default)]
 pub struct Nodes {
-    /// By family, and whether packets reach a node inside others, which may be of the other family.
+    /// By family, and by whether a tunnel carries the packets, whose outer packets may have the other family.
     of: BTreeMap<(Family, bool), NodesOfFamily>,
 }
 
-/// The nodes that may be sent to in one family.
+/// The eligible nodes of one family.
 #[derive(Clone, Debug)]
 pub struct NodesOfFamily {
     /// By name.
     addresses: BTreeMap<String, IpAddr>,
-    /// All of them as backends, but for those that may not be reached.
+    /// All of them as backends, without forbidden ones.
     set: Arc<NodeSet>,
     refused: Refused<IpAddr>,
-    /// How many may be reached, of which the set has no more than a table can balance.
+    /// Number of permitted nodes; the set contains at most as many as one table can hold.
     found: usize,
-    /// Why others may not be sent to.
+    /// Why other nodes are excluded.
     reasons: Vec<String>,
     /// Whether any node is known.
     is_any_known: bool,
 }
 
 impl Nodes {
-    /// Looks at all nodes. A set that is as it was `before` keeps its `Arc`.
+    /// Examines all nodes. A set that equals the one `before` keeps its `Arc`.
     #[must_use]
     pub fn new(nodes: &BTreeMap<String, NodeSpec>, fence: &Fence<'_>, overrides: &Overrides, before: &Self) -> Self {
         let drained = overrides.drained_nodes(nodes);
@@ -55,7 +55,7 @@ impl Nodes {
         Self { of }
     }
 
-    /// Those of one family. None before any node was looked at.
+    /// The nodes of one family; `None` before nodes were examined.
     #[must_use]
     pub fn of(&self, family: Family, is_tunnel: bool) -> Option<&NodesOfFamily> {
         self.of.get(&(family, is_tunnel))
@@ -82,7 +82,7 @@ impl NodesOfFamily {
                 Err(why) => reasons.push(format!("node {} {why}", node.name)),
             }
         }
-        // Two nodes may have one address, behind which only one of them can be.
+        // Two nodes may report the same address, but only one of them can own it.
         let mut weights: BTreeMap<IpAddr, u16> = BTreeMap::new();
         addresses.values().for_each(|address| *weights.entry(*address).or_default() += 1);
         let (mut refused, mut backends) = (Refused::default(), Vec::new());
@@ -100,7 +100,7 @@ impl NodesOfFamily {
         Self { addresses, set, refused, found, reasons, is_any_known: !nodes.is_empty() }
     }
 
-    /// The backends of `port`: every node alike, at `port_at_nodes`.
+    /// The backends of `port`: all eligible nodes, at `port_at_nodes`.
     #[must_use]
     pub fn all(&self, port: &PortSpec, port_at_nodes: u16) -> Selection {
         let at = NodesAt { set: Arc::clone(&self.set), port: port_at_nodes };
@@ -126,7 +126,7 @@ impl NodesOfFamily {
         let ready = counts(&endpoints, &self.addresses, |endpoint| endpoint.ready);
         let weights = if ready.is_empty() { counts(&endpoints, &self.addresses, is_used) } else { ready };
         let is_elsewhere = weights.is_empty() && endpoints.iter().any(|(_, endpoint)| is_used(endpoint));
-        // Two nodes may have one address, behind which only one of them can be.
+        // Two nodes may report the same address, but only one of them can own it.
         let mut candidates: BTreeMap<SocketAddr, u16> = BTreeMap::new();
         for (name, weight) in weights {
             if let Some(address) = self.addresses.get(name) {
@@ -138,7 +138,7 @@ impl NodesOfFamily {
         Selection { ineligible, ..admit(candidates.into_iter(), port, fence) }
     }
 
-    /// Why there is no node to send to.
+    /// Why no node is eligible.
     fn ineligible(&self, is_elsewhere: bool) -> String {
         if !self.is_any_known {
             return "no Node is known; among manifests, add one with its InternalIP".to_owned();
@@ -167,7 +167,7 @@ fn address(node: &NodeSpec, family: Family, is_tunnel: bool) -> Result<IpAddr, S
     node.address(family).or_else(other).ok_or_else(|| format!("has no InternalIP of family {family}"))
 }
 
-/// How many addresses of wanted endpoints each eligible node has; nodes without any are left out.
+/// Number of endpoint addresses on each eligible node, without nodes that have none.
 fn counts<'e>(
     endpoints: &[(IpAddr, &EndpointSpec)],
     eligible: &'e BTreeMap<String, IpAddr>,

@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use control::crd::{AddressPool, EdgeGateway};
 use control::kubernetes::connect;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, CustomResourceExt, ResourceExt};
+use objects::crd::{AddressPool, EdgeGateway};
 use proto::limits::{FIELD_MANAGER, FINALIZER, LOAD_BALANCER_CLASS};
 use serde_json::{Value, json};
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use control::selection::SLICE_KEPT;
+use control::plan::selection::SLICE_KEPT;
 use kube::api::{Api, DeleteParams};
 use serde_json::json;
 

@@ -1,0 +1,191 @@
+//! Storage of the checkpoint: the ConfigMaps `sluice-checkpoint-0` to `-3` in the controller's own namespace, under the
+//! name of the group; with manifests, a file beside the status files.
+//!
+//! Invariant: nothing is planned before the checkpoint was read or reading it was refused. A text that was not read is not
+//! overwritten.
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime};
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Api;
+use kube::api::{ObjectMeta, Patch};
+use serde_json::json;
+use tokio::sync::{mpsc, watch};
+
+use crate::kubernetes::{Cluster, Outage, patch_params, post_params};
+use crate::world::change::Change;
+use crate::world::checkpoint::Checkpoint;
+
+/// Names of the ConfigMaps, one per text.
+pub const CONFIG_MAPS: [&str; 4] = ["sluice-checkpoint-0", "sluice-checkpoint-1", "sluice-checkpoint-2", "sluice-checkpoint-3"];
+/// Name of the file in the status directory, where everything else is a directory.
+pub const FILE: &str = "checkpoint.txt";
+
+/// How long a change waits for further changes before it is written,
+const WRITTEN_AFTER: Duration = Duration::from_millis(500);
+/// and the minimum time between two writes: a stream of changes costs one write of each text every 5 s.
+const PACE: Duration = Duration::from_secs(5);
+/// Retry interval after a failed write.
+const RETRY: Duration = Duration::from_secs(5);
+/// Retry interval after a failed read.
+const READ_AGAIN: Duration = Duration::from_millis(500);
+
+/// Storage of the checkpoint.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// A file.
+    File(PathBuf),
+    /// ConfigMaps.
+    ConfigMaps {
+        /// API of the controller's own namespace.
+        api: Box<Api<ConfigMap>>,
+        /// The key: our group.
+        group: String,
+    },
+}
+
+/// Why the checkpoint cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum PlaceError {
+    /// The operating system refused.
+    #[error("{path}: {error}; it must be readable and writable for this process (key `statusDir`)")]
+    System {
+        /// The file.
+        path: PathBuf,
+        /// Its error.
+        error: io::Error,
+    },
+    /// The request to the API server failed.
+    #[error("ConfigMap {name}: {outage}")]
+    Cluster {
+        /// Which.
+        name: &'static str,
+        /// The error.
+        outage: Outage,
+    },
+}
+
+impl Place {
+    /// Storage in the controller's own namespace of a cluster.
+    #[must_use]
+    pub fn config_maps(cluster: &Cluster, group: &str) -> Self {
+        let api = Api::namespaced(cluster.client.clone(), &cluster.namespace);
+        Self::ConfigMaps { api: Box::new(api), group: group.to_owned() }
+    }
+
+    const fn count(&self) -> usize {
+        match self {
+            Self::File(_) => 1,
+            Self::ConfigMaps { .. } => CONFIG_MAPS.len(),
+        }
+    }
+
+    async fn load(&self) -> Result<Vec<String>, PlaceError> {
+        match self {
+            Self::File(path) => match fs::read_to_string(path) {
+                Ok(text) => Ok(vec![text]),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(vec![String::new()]),
+                Err(error) => Err(PlaceError::System { path: path.clone(), error }),
+            },
+            Self::ConfigMaps { api, group } => {
+                let mut texts = Vec::new();
+                for name in CONFIG_MAPS {
+                    let failed = |error| PlaceError::Cluster { name, outage: Outage::from(&error) };
+                    let found = api.get_opt(name).await.map_err(failed)?.and_then(|object| object.data);
+                    texts.push(found.and_then(|mut data| data.remove(group)).unwrap_or_default());
+                }
+                Ok(texts)
+            }
+        }
+    }
+
+    async fn save(&self, at: usize, text: &str) -> Result<(), PlaceError> {
+        match self {
+            Self::File(path) => {
+                let beside = path.with_extension("txt.new");
+                let written = fs::write(&beside, text).and_then(|()| fs::rename(&beside, path));
+                written.map_err(|error| PlaceError::System { path: path.clone(), error })
+            }
+            Self::ConfigMaps { api, group } => {
+                let name = CONFIG_MAPS[at];
+                let failed = |error: &kube::Error| PlaceError::Cluster { name, outage: Outage::from(error) };
+                match api.patch(name, &patch_params(), &Patch::Merge(json!({"data": {group: text}}))).await {
+                    Ok(_) | Err(kube::Error::SerdeError(_)) => Ok(()),
+                    Err(kube::Error::Api(status)) if status.code == 404 => {
+                        let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
+                        let data = Some([(group.clone(), text.to_owned())].into());
+                        let made = api.create(&post_params(), &ConfigMap { metadata, data, ..ConfigMap::default() }).await;
+                        made.map(drop).map_err(|error| failed(&error))
+                    }
+                    Err(error) => Err(failed(&error)),
+                }
+            }
+        }
+    }
+}
+
+impl PlaceError {
+    /// Whether the error may disappear by itself, so that a retry makes sense.
+    const fn passes(&self) -> bool {
+        matches!(self, Self::Cluster { outage: Outage::Unreachable(_) | Outage::Busy { .. }, .. })
+    }
+}
+
+/// Sends the stored checkpoint to the planner, then stores the planner's decisions until the planner ends.
+pub async fn keep(place: Place, mut newest: watch::Receiver<Checkpoint>, changes: mpsc::Sender<Change>) {
+    let Some(mut kept) = read(&place, &changes).await else { return };
+    let mut is_failing = false;
+    while newest.changed().await.is_ok() {
+        tokio::time::sleep(WRITTEN_AFTER).await;
+        let checkpoint = newest.borrow_and_update().clone();
+        loop {
+            match write(&place, &checkpoint, &mut kept).await {
+                Ok(()) => break is_failing = false,
+                Err(error) => {
+                    if !std::mem::replace(&mut is_failing, true) {
+                        tracing::warn!(%error, "the checkpoint is not written; trying again. A new leader would decide anew what it lacks");
+                    }
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        }
+        tokio::time::sleep(PACE).await;
+    }
+}
+
+/// Reads the checkpoint; `None` once the planner has ended. If reading is refused, planning starts without a checkpoint.
+async fn read(place: &Place, changes: &mpsc::Sender<Change>) -> Option<Vec<String>> {
+    let mut is_told = false;
+    loop {
+        let error = match place.load().await {
+            Ok(texts) => {
+                let read = Checkpoint::from_texts(&texts, Instant::now(), SystemTime::now());
+                changes.send(Change::CheckpointReplaced(Box::new(read))).await.ok()?;
+                return Some(texts);
+            }
+            Err(error) => error,
+        };
+        if !error.passes() && !std::mem::replace(&mut is_told, true) {
+            tracing::error!(%error, "the checkpoint cannot be read; Services that no status tells an address of may get another one");
+            changes.send(Change::CheckpointReplaced(Box::default())).await.ok()?;
+        }
+        tokio::select! {
+            () = changes.closed() => return None,
+            () = tokio::time::sleep(READ_AGAIN) => {}
+        }
+    }
+}
+
+async fn write(place: &Place, checkpoint: &Checkpoint, kept: &mut [String]) -> Result<(), PlaceError> {
+    let texts = checkpoint.to_texts(place.count(), Instant::now(), SystemTime::now());
+    for (at, (text, kept)) in texts.into_iter().zip(kept).enumerate() {
+        if *kept != text {
+            place.save(at, &text).await?;
+            *kept = text;
+        }
+    }
+    Ok(())
+}
