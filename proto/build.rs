@@ -1,10 +1,31 @@
 //! Generates the messages and services of `sluice.v1` when feature `grpc` is on. Needs `protoc` (Debian: protobuf-compiler).
 
+/// The messages that `sluicectl` prints as JSON and YAML: field names and their order are those of `admin.proto`.
+#[cfg(feature = "grpc")]
+const ROWS: [&str; 8] = [
+    "ServiceStatus",
+    "BackendStatus",
+    "PortStatus",
+    "DropCount",
+    "GatewayStatus",
+    "PoolStatus",
+    "EventStatus",
+    "Override",
+];
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     #[cfg(feature = "grpc")]
     {
         let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
-        tonic_prost_build::configure().file_descriptor_set_path(out.join("sluice.v1.bin")).btree_map(".").compile_protos(
+        let mut builder = tonic_prost_build::configure()
+            .file_descriptor_set_path(out.join("sluice.v1.bin"))
+            .btree_map(".")
+            // For people only: DESIGN section 8 fixes the fields of the JSON.
+            .field_attribute("sluice.v1.ServiceStatus.message", "#[serde(skip)]");
+        for row in ROWS {
+            builder = builder.message_attribute(format!("sluice.v1.{row}"), "#[derive(serde::Serialize)]");
+        }
+        builder.compile_protos(
             &["proto/sluice/v1/config.proto", "proto/sluice/v1/admin.proto", "proto/sluice/v1/fleet.proto"],
             &["proto"],
         )?;

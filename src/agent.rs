@@ -5,7 +5,6 @@
 //! channels), runs under the [`supervisor`], and may fail, panic and start again while packets go on (FORWARDING 14).
 //! Deliberately not here: the tasks' composition (`run`), probes (`control::probe`), netlink (`netlink`).
 
-mod backoff;
 pub mod compile_loop;
 pub mod config_client;
 pub mod drain;

@@ -9,6 +9,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use control::dial::{ControllerUrl, DialError, chain, dial};
 use control::settings::CertificateFiles;
 use proto::parts::{Joining, TooManyParts};
@@ -21,17 +22,22 @@ use tokio::time::sleep;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::backoff::{Backoff, random};
 use super::received::{Received, ReceivedError};
 use super::report::{self, Facts};
 use super::serve::{self, Answering};
 use super::supervisor::Failure;
 
-const FIRST_WAIT: Duration = Duration::from_millis(100);
-/// A controller that restarts on its machine is back within a second. A dozen gateways then dial it 24 to 48 times a second at most.
-const LONGEST_WAIT: Duration = Duration::from_millis(500);
-/// Who is told that it is wrong itself, dials less often: somebody has to correct it first.
-const LONGEST_WAIT_REFUSED: Duration = Duration::from_secs(5);
+/// Waits before the next dial, with the jitter that is added: 50 to 100 ms first, 250 to 500 ms at most. The jitter keeps a
+/// hundred gateways from dialling one controller at the same moment. A controller that restarts on its machine is back within a
+/// second; a dozen gateways then dial it 24 to 48 times a second at most.
+const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
+    .with_min_delay(Duration::from_millis(50))
+    .with_max_delay(Duration::from_millis(250))
+    .with_jitter()
+    .without_max_times();
+/// A gateway that was refused dials less often, every 2.5 to 5 s at the end: an operator has to correct something first.
+const BACKOFF_REFUSED: ExponentialBuilder = BACKOFF.with_max_delay(LONGEST_DELAY_REFUSED);
+const LONGEST_DELAY_REFUSED: Duration = Duration::from_millis(2500);
 
 /// Whom to follow, and as whom.
 #[derive(Clone, Debug)]
@@ -105,22 +111,18 @@ impl StreamError {
 
 /// How long to wait before dialling again.
 struct Waits {
-    away: Backoff,
-    refused: Backoff,
+    away: ExponentialBackoff,
+    refused: ExponentialBackoff,
 }
 
 impl Waits {
-    const fn new() -> Self {
-        Self { away: Backoff::new(FIRST_WAIT, LONGEST_WAIT), refused: Backoff::new(FIRST_WAIT, LONGEST_WAIT_REFUSED) }
+    fn new() -> Self {
+        Self { away: BACKOFF.build(), refused: BACKOFF_REFUSED.build() }
     }
 
-    fn after(&mut self, error: &StreamError, random: u64) -> Duration {
-        if error.is_lasting() { self.refused.wait(random) } else { self.away.wait(random) }
-    }
-
-    const fn reset(&mut self) {
-        self.away.reset();
-        self.refused.reset();
+    fn after(&mut self, error: &StreamError) -> Duration {
+        let waits = if error.is_lasting() { &mut self.refused } else { &mut self.away };
+        waits.next().unwrap_or(LONGEST_DELAY_REFUSED)
     }
 }
 
@@ -152,7 +154,7 @@ pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(
             said = text;
         }
         if leader.is_none() {
-            sleep(waits.after(&error, random())).await;
+            sleep(waits.after(&error)).await;
         }
     }
 }
@@ -213,7 +215,7 @@ async fn follow(
                     Ok(known) => known,
                     Err(error) => return error.into(),
                 };
-                waits.reset();
+                *waits = Waits::new();
                 epoch = Some(known.state.generation.epoch.clone());
                 if !channels.connected.send_replace(true) {
                     tracing::info!(%url, generation = %known.state.generation, "following the controller");
@@ -406,15 +408,15 @@ mod tests {
             refused(tonic::Code::FailedPrecondition),
         ];
         for error in away.iter().cycle().take(40) {
-            assert!(waits.after(error, u64::MAX) <= Duration::from_millis(500), "{error}");
+            assert!(waits.after(error) <= Duration::from_millis(500), "{error}");
         }
         let mut longest = Duration::ZERO;
         for error in [refused(tonic::Code::PermissionDenied), refused(tonic::Code::InvalidArgument)].iter().cycle().take(10) {
-            longest = longest.max(waits.after(error, u64::MAX));
+            longest = longest.max(waits.after(error));
         }
-        assert_eq!(longest, LONGEST_WAIT_REFUSED);
-        waits.reset();
-        assert_eq!(waits.after(&StreamError::Closed(url()), u64::MAX), FIRST_WAIT);
+        assert!((2500..=5000).contains(&longest.as_millis()), "{longest:?}");
+        let first = Waits::new().after(&StreamError::Closed(url()));
+        assert!((50..=100).contains(&first.as_millis()), "{first:?}");
     }
 
     #[tokio::test]

@@ -9,20 +9,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use backon::{BackoffBuilder, ExponentialBuilder};
 use proto::v1;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::backoff::{Backoff, random};
-
 /// Why a task ended before it was asked to.
 pub type Failure = Box<dyn Error + Send + Sync>;
 
-/// Wait before the first restart.
-const FIRST_WAIT: Duration = Duration::from_millis(100);
-/// Longest wait: a task that cannot run costs a log line every 10 s.
-const LONGEST_WAIT: Duration = Duration::from_secs(10);
+/// Waits before restarts, with the jitter that is added: 50 to 100 ms first, 5 to 10 s at most. A task that cannot run costs a
+/// log line every 5 to 10 s.
+const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
+    .with_min_delay(Duration::from_millis(50))
+    .with_max_delay(LONGEST_DELAY)
+    .with_jitter()
+    .without_max_times();
+const LONGEST_DELAY: Duration = Duration::from_secs(5);
 /// A task that ran this long before it failed starts from the first wait again.
 const SETTLED: Duration = Duration::from_secs(60);
 /// A task that ends by itself has so long at the end: the controller's server takes a second, giving its Lease back two.
@@ -127,7 +130,7 @@ where
     F: Fn() -> Run,
     Run: Future<Output = Result<(), Failure>> + Send + 'static,
 {
-    let mut backoff = Backoff::new(FIRST_WAIT, LONGEST_WAIT);
+    let mut waits = BACKOFF.build();
     loop {
         let started = Instant::now();
         // A task of its own, so that a panic unwinds to here; a set, so that dropping this future stops it.
@@ -146,9 +149,9 @@ where
             Some(Err(error)) => panic_message(error),
         };
         if started.elapsed() >= SETTLED {
-            backoff.reset();
+            waits = BACKOFF.build();
         }
-        let wait = backoff.wait(random());
+        let wait = waits.next().unwrap_or(LONGEST_DELAY);
         tracing::error!(task = task.name, failure, wait_ms = wait.as_millis(), "task failed; it starts again after the wait");
         task.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&failure);
         if stop.run_until_cancelled(sleep(wait)).await.is_none() {

@@ -8,6 +8,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use dataplane::{Mac, PortIndex};
 use dpdk_sys::{Device, Eal, Mempool};
 use tokio::sync::watch;
@@ -23,8 +24,9 @@ use crate::settings::PortSettings;
 
 /// How often links and devices are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// A device that is there and cannot be attached is tried again after this, doubled each time up to the limit.
-const RETRY_FIRST: Duration = Duration::from_secs(1);
+/// Waits before a device that is present and cannot be attached is tried again: 1 s first, doubled up to the limit.
+const BACKOFF: ExponentialBuilder =
+    ExponentialBuilder::new().with_min_delay(Duration::from_secs(1)).with_max_delay(RETRY_MAX).without_max_times();
 const RETRY_MAX: Duration = Duration::from_secs(16);
 
 /// A port, as the one sees it who attends to it.
@@ -54,21 +56,23 @@ pub(super) struct Attended {
 
 pub(super) struct Retry {
     not_before: Option<Instant>,
-    wait: Duration,
+    waits: ExponentialBackoff,
 }
 
 impl Retry {
-    pub(super) const fn new() -> Self {
-        Self { not_before: None, wait: RETRY_FIRST }
+    pub(super) fn new() -> Self {
+        Self { not_before: None, waits: BACKOFF.build() }
     }
 
     pub(super) fn is_due(&self, now: Instant) -> bool {
         self.not_before.is_none_or(|at| at <= now)
     }
 
-    pub(super) fn failed(&mut self, now: Instant) {
-        self.not_before = Some(now + self.wait);
-        self.wait = (self.wait * 2).min(RETRY_MAX);
+    /// Returns the wait before the next attempt.
+    pub(super) fn failed(&mut self, now: Instant) -> Duration {
+        let wait = self.waits.next().unwrap_or(RETRY_MAX);
+        self.not_before = Some(now + wait);
+        wait
     }
 }
 
@@ -123,8 +127,8 @@ impl Attended {
                     tracing::info!(port = self.settings.name, device = %self.device, "the port's device has come and is attached");
                 }
                 Err(error) => {
-                    self.retry.failed(Instant::now());
-                    tracing::warn!(port = self.settings.name, %error, again_s = self.retry.wait.as_secs(), "the port's device is there and cannot be attached");
+                    let wait = self.retry.failed(Instant::now());
+                    tracing::warn!(port = self.settings.name, %error, again_s = wait.as_secs(), "the port's device is there and cannot be attached");
                 }
             }
         }

@@ -68,14 +68,14 @@ pub struct Screen {
 pub async fn run(arguments: &Arguments, out: &mut impl Write, notes: &mut impl Write, screen: Screen) -> Result<(), CtlError> {
     let server = &arguments.server;
     match &arguments.command {
-        Command::Services(list) => follow::<rows::Service>(server, list, out, notes, screen).await,
-        Command::Backends(list) => follow::<rows::Backend>(server, list, out, notes, screen).await,
-        Command::Ports(list) => follow::<rows::Port>(server, list, out, notes, screen).await,
-        Command::Drops(list) => follow::<rows::Drop>(server, list, out, notes, screen).await,
-        Command::Gateways(list) => follow::<rows::Gateway>(server, list, out, notes, screen).await,
-        Command::Pools(list) => follow::<rows::Pool>(server, list, out, notes, screen).await,
-        Command::Events(list) => follow::<rows::Event>(server, list, out, notes, screen).await,
-        Command::Overrides(list) => follow::<rows::Override>(server, list, out, notes, screen).await,
+        Command::Services(list) => follow::<v1::ServiceStatus>(server, list, out, notes, screen).await,
+        Command::Backends(list) => follow::<v1::BackendStatus>(server, list, out, notes, screen).await,
+        Command::Ports(list) => follow::<v1::PortStatus>(server, list, out, notes, screen).await,
+        Command::Drops(list) => follow::<v1::DropCount>(server, list, out, notes, screen).await,
+        Command::Gateways(list) => follow::<v1::GatewayStatus>(server, list, out, notes, screen).await,
+        Command::Pools(list) => follow::<v1::PoolStatus>(server, list, out, notes, screen).await,
+        Command::Events(list) => follow::<v1::EventStatus>(server, list, out, notes, screen).await,
+        Command::Overrides(list) => follow::<v1::Override>(server, list, out, notes, screen).await,
         Command::Drain { target } => {
             let request = v1::DrainRequest { target: target.clone(), by: user() };
             change(server, async |mut admin| admin.drain(request).await, out, notes).await

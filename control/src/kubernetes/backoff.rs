@@ -3,13 +3,15 @@
 use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::outage::{WAIT_MAX, WAIT_MIN};
+use backon::{BackoffBuilder, ExponentialBackoff};
 
-/// Per key: the end of its backoff and the current delay. Each key has pending work.
+use super::outage::{BACKOFF, WAIT_MAX};
+
+/// Per key: the end of its backoff and the delays that follow. Each key has pending work.
 #[derive(Debug)]
-pub(super) struct Held<K>(HashMap<K, (Instant, Duration)>);
+pub(super) struct Held<K>(HashMap<K, (Instant, ExponentialBackoff)>);
 
 impl<K> Default for Held<K> {
     fn default() -> Self {
@@ -20,8 +22,8 @@ impl<K> Default for Held<K> {
 impl<K: Clone + Eq + Hash> Held<K> {
     /// Records a failure; the delay doubles with every consecutive one.
     pub(super) fn hold(&mut self, who: &K, now: Instant) {
-        let wait = self.0.get(who).map_or(WAIT_MIN, |(_, wait)| (*wait * 2).min(WAIT_MAX));
-        self.0.insert(who.clone(), (now + wait, wait));
+        let (until, waits) = self.0.entry(who.clone()).or_insert_with(|| (now, BACKOFF.build()));
+        *until = now + waits.next().unwrap_or(WAIT_MAX);
     }
 
     /// Records a success.

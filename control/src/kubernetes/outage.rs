@@ -6,12 +6,15 @@
 use std::error::Error as StdError;
 use std::time::{Duration, Instant};
 
+use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use kube::runtime::watcher;
 use thiserror::Error;
 use tracing::{info, warn};
 
-/// First delay; it doubles with every consecutive failure.
-pub(super) const WAIT_MIN: Duration = Duration::from_millis(200);
+/// Delays between attempts; they double with every consecutive failure.
+pub(super) const BACKOFF: ExponentialBuilder =
+    ExponentialBuilder::new().with_min_delay(WAIT_MIN).with_max_delay(WAIT_MAX).without_max_times();
+const WAIT_MIN: Duration = Duration::from_millis(200);
 /// Maximum delay of our own backoff.
 pub(super) const WAIT_MAX: Duration = Duration::from_secs(10);
 /// Maximum delay that the server may request, so that a misconfigured proxy cannot stop us for longer.
@@ -130,7 +133,7 @@ pub struct Trouble {
     what: &'static str,
     /// The server, for messages.
     server: String,
-    wait: Duration,
+    waits: ExponentialBackoff,
     last: Option<(Outage, Instant)>,
 }
 
@@ -138,7 +141,7 @@ impl Trouble {
     /// No failures yet of requests that do `what` at `server`.
     #[must_use]
     pub fn new(what: &'static str, server: &str) -> Self {
-        Self { what, server: server.to_owned(), wait: WAIT_MIN, last: None }
+        Self { what, server: server.to_owned(), waits: BACKOFF.build(), last: None }
     }
 
     /// Records a failure, logs it unless the previous one had the same cause, and returns the delay before the next attempt.
@@ -150,18 +153,18 @@ impl Trouble {
         if is_new {
             self.say(&outage);
         }
+        let ours = self.waits.next().unwrap_or(WAIT_MAX);
         let wait = match &outage {
-            Outage::Busy { retry_after, .. } => self.wait.max((*retry_after).min(ASKED_MAX)),
-            _ => self.wait,
+            Outage::Busy { retry_after, .. } => ours.max((*retry_after).min(ASKED_MAX)),
+            _ => ours,
         };
-        self.wait = (self.wait * 2).min(WAIT_MAX);
         self.last = Some((outage, now));
         wait
     }
 
     /// Records a success.
     pub fn over(&mut self) {
-        self.wait = WAIT_MIN;
+        self.waits = BACKOFF.build();
         match self.last.take() {
             None | Some((Outage::Expired(_), _)) => {}
             Some(_) => info!(server = self.server, "the API server answers again: {}", self.what),

@@ -7,15 +7,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use backon::{BackoffBuilder, ExponentialBuilder};
 use tokio::sync::{Mutex, mpsc, watch};
 
 use super::overrides::{Store, StoreError};
 use crate::world::change::Change;
 use crate::world::overrides::{Full, Overrides};
 
-/// First delay before reading is retried; it doubles up to the maximum.
-const FIRST_WAIT: Duration = Duration::from_millis(200);
-/// Maximum delay.
+/// Delays before reading is retried: 200 ms first, doubled up to the maximum.
+const BACKOFF: ExponentialBuilder =
+    ExponentialBuilder::new().with_min_delay(Duration::from_millis(200)).with_max_delay(LONGEST_WAIT).without_max_times();
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// Number of attempts of a write that conflicts with another one.
 const ATTEMPTS: usize = 3;
@@ -84,7 +85,7 @@ impl Desk {
     pub async fn tell(&self, changes: mpsc::Sender<Change>) {
         let _telling = Telling(self);
         let mut seen = self.held.subscribe();
-        let mut wait = FIRST_WAIT;
+        let mut waits = BACKOFF.build();
         loop {
             match self.store.load().await {
                 Ok((overrides, _)) => {
@@ -102,7 +103,7 @@ impl Desk {
             }
             tokio::select! {
                 () = changes.closed() => return,
-                () = tokio::time::sleep(wait) => wait = (wait * 2).min(LONGEST_WAIT),
+                () = tokio::time::sleep(waits.next().unwrap_or(LONGEST_WAIT)) => {}
             }
         }
         loop {

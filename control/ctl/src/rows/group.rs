@@ -1,30 +1,18 @@
-//! Rows of what a controller knows of its group.
+//! Rows that the controller reports about its group: gateways, overrides, events and pools.
 
 use proto::v1;
 use proto::v1::admin_client::AdminClient;
-use serde::Serialize;
 use tonic::Status;
 use tonic::transport::Channel;
 
 use super::{Listed, Row};
 
-/// A gateway.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Gateway {
-    name: String,
-    ready: bool,
-    generation: String,
-    draining: bool,
-    last_seen: String,
-    version: String,
-}
-
-impl Row for Gateway {
+impl Row for v1::GatewayStatus {
     const TITLES: &'static [&'static str] = &["NAME", "READY", "GENERATION", "DRAINING", "LAST-SEEN", "VERSION"];
 
     async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
         let gateways = client.list_gateways(v1::ListGatewaysRequest {}).await?.into_inner().gateways;
-        Ok(Listed::of(gateways, Vec::new()))
+        Ok(Listed { rows: gateways, silent: Vec::new() })
     }
 
     fn same_object(&self, other: &Self) -> bool {
@@ -38,30 +26,12 @@ impl Row for Gateway {
     }
 }
 
-impl From<v1::GatewayStatus> for Gateway {
-    fn from(status: v1::GatewayStatus) -> Self {
-        let v1::GatewayStatus { name, ready, generation, draining, last_seen, version } = status;
-        Self { name, ready, generation, draining, last_seen, version }
-    }
-}
-
-/// Something that an operator set by hand.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Override {
-    kind: String,
-    name: String,
-    service: String,
-    weight: Option<u32>,
-    by: String,
-    at: String,
-}
-
-impl Row for Override {
+impl Row for v1::Override {
     const TITLES: &'static [&'static str] = &["KIND", "NAME", "SERVICE", "WEIGHT", "BY", "AT"];
 
     async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
         let overrides = client.list_overrides(v1::ListOverridesRequest {}).await?.into_inner().overrides;
-        Ok(Listed::of(overrides, Vec::new()))
+        Ok(Listed { rows: overrides, silent: Vec::new() })
     }
 
     fn same_object(&self, other: &Self) -> bool {
@@ -74,32 +44,15 @@ impl Row for Override {
     }
 }
 
-impl From<v1::Override> for Override {
-    fn from(set: v1::Override) -> Self {
-        let v1::Override { kind, name, service, weight, by, at } = set;
-        Self { kind, name, service, weight, by, at }
-    }
-}
-
-/// What the owner of an object was told.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Event {
-    time: String,
-    r#type: String,
-    reason: String,
-    object: String,
-    message: String,
-}
-
-impl Row for Event {
+impl Row for v1::EventStatus {
     const TITLES: &'static [&'static str] = &["TIME", "TYPE", "REASON", "OBJECT", "MESSAGE"];
 
     async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
         let events = client.list_events(v1::ListEventsRequest {}).await?.into_inner().events;
-        Ok(Listed::of(events, Vec::new()))
+        Ok(Listed { rows: events, silent: Vec::new() })
     }
 
-    /// What was told once does not change.
+    /// An event does not change once it is recorded.
     fn same_object(&self, other: &Self) -> bool {
         self == other
     }
@@ -109,29 +62,12 @@ impl Row for Event {
     }
 }
 
-impl From<v1::EventStatus> for Event {
-    fn from(v1::EventStatus { time, r#type, reason, object, message }: v1::EventStatus) -> Self {
-        Self { time, r#type, reason, object, message }
-    }
-}
-
-/// A pool. The figures are texts: there are pools of more addresses than a number in JSON can tell.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Pool {
-    name: String,
-    addresses: Vec<String>,
-    total: String,
-    used: String,
-    available: String,
-    conflict: String,
-}
-
-impl Row for Pool {
+impl Row for v1::PoolStatus {
     const TITLES: &'static [&'static str] = &["NAME", "ADDRESSES", "TOTAL", "USED", "AVAILABLE", "CONFLICT"];
 
     async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
         let pools = client.list_pools(v1::ListPoolsRequest {}).await?.into_inner().pools;
-        Ok(Listed::of(pools, Vec::new()))
+        Ok(Listed { rows: pools, silent: Vec::new() })
     }
 
     fn same_object(&self, other: &Self) -> bool {
@@ -145,9 +81,3 @@ impl Row for Pool {
     }
 }
 
-impl From<v1::PoolStatus> for Pool {
-    fn from(status: v1::PoolStatus) -> Self {
-        let v1::PoolStatus { name, addresses, total, used, available, conflict } = status;
-        Self { name, addresses, total, used, available, conflict }
-    }
-}
