@@ -74,14 +74,14 @@ impl Reload {
     pub fn reload(&self) -> Result<Reloaded, Invalid> {
         let new = Settings::read(&self.file, &self.choice)?;
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        let changed = changed_keys(&running.effective(), &new.effective());
+        let changed = new.key_values().differing(&running.key_values());
         // The socket is where this gateway itself is connected; a source of another kind is another gateway.
         let stays = match (&running.source, &new.source) {
             (StateSource::Embedded(old, _), StateSource::Embedded(new, _)) => old.listen == new.listen,
             _ => false,
         };
         let live = |key: &String| stays && KEYS.contains(&key.as_str());
-        let (applied, at_next_start): (Vec<_>, Vec<_>) = changed.into_iter().partition(live);
+        let (applied, at_next_start): (Vec<_>, Vec<_>) = changed.into_iter().map(str::to_owned).partition(live);
         if let (StateSource::Embedded(now, _), StateSource::Embedded(controller, _), false) =
             (&mut running.source, new.source, applied.is_empty())
         {
@@ -90,30 +90,6 @@ impl Reload {
         }
         Ok(Reloaded { applied, at_next_start })
     }
-}
-
-/// The top-level keys whose blocks differ.
-fn changed_keys(old: &str, new: &str) -> Vec<String> {
-    let (old, new) = (blocks(old), blocks(new));
-    let differs = |(key, block): &(&str, String)| old.iter().find(|(k, _)| k == key).is_none_or(|(_, b)| b != block);
-    let gone = old.iter().filter(|(key, _)| !new.iter().any(|(k, _)| k == key));
-    new.iter().filter(|block| differs(block)).chain(gone).map(|(key, _)| (*key).to_owned()).collect()
-}
-
-/// The text of each top-level key of an effective configuration.
-fn blocks(text: &str) -> Vec<(&str, String)> {
-    let mut blocks: Vec<(&str, String)> = Vec::new();
-    for line in text.lines() {
-        match line.split_once(':').filter(|_| !line.starts_with([' ', '-'])) {
-            Some((key, rest)) => blocks.push((key, rest.to_owned())),
-            None => {
-                if let Some((_, block)) = blocks.last_mut() {
-                    block.push_str(line);
-                }
-            }
-        }
-    }
-    blocks
 }
 
 #[cfg(test)]

@@ -21,13 +21,15 @@ use control::config::{Invalid, Logs, Placed, Reader};
 use control::dial::ControllerUrl;
 use control::settings::{CertificateFiles, ControllerSettings};
 use dataplane::{FlowLimits, Neighbour, Route, Tunnel, VlanLink};
+use serde::Serialize;
 
 use crate::netlink::RouteTable;
 pub use port::{Device, PortSettings, Twin};
 pub use source::SourceChoice;
 
 /// How a worker waits for packets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Poll {
     /// It never sleeps.
     #[default]
@@ -37,7 +39,8 @@ pub enum Poll {
 }
 
 /// Where packet buffers come from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Hugepages {
     /// From hugepages if there are any; PCI devices need them.
     #[default]

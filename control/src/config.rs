@@ -5,6 +5,7 @@
 //! no settings. Deliberately not here: what only a running machine knows (devices, cores, free addresses).
 
 pub mod controller;
+mod key_values;
 pub mod listen;
 pub mod logging;
 mod logs;
@@ -14,9 +15,10 @@ mod section;
 mod selector;
 pub mod tree;
 
+pub use key_values::KeyValues;
 pub use logs::{LogFormat, LogLevel, Logs};
 pub use objects::scalar;
 pub use pools::PlacedRange;
 pub use problem::{Invalid, Place, Placed, Problem};
 pub use section::{Field, Reader, Section};
-pub use selector::{is_label_value, written as written_selector};
+pub use selector::is_label_value;

@@ -1,135 +1,101 @@
-//! The settings as YAML, every key with its value: what `sluiced check` prints.
+//! The settings as keys with values: what `sluiced check` prints and `reload` compares.
 
-use std::fmt::{self, Write};
+use control::config::listen::files_key_values;
+use control::config::scalar::DurationText;
+use control::config::{KeyValues, controller};
+use dataplane::{FlowLimits, Link};
 
-use control::config::controller;
-use control::config::listen::written_files;
-use control::config::scalar::{Written, quoted, quoted_list};
-
-use control::settings::CertificateFiles;
-use dataplane::VlanLink;
-
+use super::links::tag_texts;
+use super::{PortSettings, Settings, StateSource};
 use crate::netlink::RouteTable;
-
-use super::links::written_tags;
-use super::{Hugepages, Poll, PortSettings, Settings, StateSource, Twin};
 
 impl Settings {
     /// Every key with its value, as YAML that [`Settings::read`] takes.
     #[must_use]
     pub fn effective(&self) -> String {
-        let mut out = String::new();
-        // Writing to a String cannot fail.
-        let _ = self.write_gateway(&mut out).and_then(|()| self.write_source(&mut out));
-        out
+        self.key_values().to_string()
     }
 
-    fn write_gateway(&self, out: &mut String) -> fmt::Result {
-        writeln!(out, "name: {}", quoted(&self.name))?;
-        writeln!(out, "ports:")?;
-        for port in &self.ports {
-            write_port(out, port)?;
-        }
-        let poll = match self.poll {
-            Poll::Busy => "busy",
-            Poll::Adaptive => "adaptive",
-        };
-        let hugepages = match self.hugepages {
-            Hugepages::Auto => "auto",
-            Hugepages::Require => "require",
-            Hugepages::Off => "off",
-        };
-        writeln!(out, "workers: {{cores: {:?}, poll: {poll}}}", self.cores)?;
-        writeln!(out, "memory: {{hugepages: {hugepages}}}")?;
-        writeln!(out, "snat: {{addresses: {}}}", quoted_list(&self.snat))?;
-        let sources = quoted_list(&self.tunnel.sources);
-        writeln!(out, "tunnel: {{sources: {sources}, gueDestinationPort: {}}}", self.tunnel.gue_destination_port)?;
-        writeln!(out, "nodePortAddresses: {}", quoted_list(&self.node_port_addresses))?;
-        self.write_flows(out)?;
-        writeln!(out, "zone: {}", quoted(self.zone.as_deref().unwrap_or_default()))?;
-        writeln!(out, "stateDir: {}", quoted(&self.state_dir.display().to_string()))?;
-        writeln!(out, "maxStateAge: {}", Written(self.max_state_age))?;
-        writeln!(out, "logs: {}", self.logs)?;
-        writeln!(out, "flowRecords: {{to: \"\"}}")?;
-        writeln!(out, "admin: {{listen: {}}}", quoted(&format!("unix:{}", self.admin_listen.display())))?;
-        writeln!(out, "metrics: {{listen: \"\"}}")?;
+    /// Every key with its value.
+    pub(crate) fn key_values(&self) -> KeyValues {
         let RouteTable { table, protocol } = self.announce;
-        writeln!(out, "announce: {{routeTable: {table}, routeProtocol: {protocol}}}")?;
-        writeln!(out, "drainOnStop: {}", Written(self.drain_on_stop))?;
-        self.write_fixed_network(out)
+        let workers = KeyValues::default().with("cores", &self.cores).with("poll", self.poll);
+        let tunnel = KeyValues::default()
+            .with("sources", &self.tunnel.sources)
+            .with("gueDestinationPort", self.tunnel.gue_destination_port);
+        KeyValues::default()
+            .with("name", &self.name)
+            .items("ports", self.ports.iter().map(port_key_values))
+            .section("workers", workers)
+            .section("memory", KeyValues::default().with("hugepages", self.hugepages))
+            .section("snat", KeyValues::default().with("addresses", &self.snat))
+            .section("tunnel", tunnel)
+            .with("nodePortAddresses", &self.node_port_addresses)
+            .section("flows", flows_key_values(&self.flows))
+            .with("zone", self.zone.as_deref().unwrap_or_default())
+            .with("stateDir", &self.state_dir)
+            .with("maxStateAge", DurationText(self.max_state_age))
+            .with("logs", self.logs)
+            .section("flowRecords", KeyValues::default().with("to", ""))
+            .section("admin", KeyValues::default().with("listen", format!("unix:{}", self.admin_listen.display())))
+            .section("metrics", KeyValues::default().with("listen", ""))
+            .section("announce", KeyValues::default().with("routeTable", table).with("routeProtocol", protocol))
+            .with("drainOnStop", DurationText(self.drain_on_stop))
+            .block("static", self.static_key_values())
+            .then(self.source_key_values())
     }
 
-    fn write_flows(&self, out: &mut String) -> fmt::Result {
-        let flows = &self.flows;
-        let limits = [
-            ("tcpEstablished", flows.tcp_established),
-            ("tcpOpening", flows.tcp_opening),
-            ("tcpHalfClosed", flows.tcp_half_closed),
-            ("tcpClosing", flows.tcp_closing),
-            ("tcpOneWay", flows.tcp_one_way),
-            ("udp", flows.udp),
-            ("udpExchange", flows.udp_exchange),
-            ("udpUnreplied", flows.udp_unreplied),
-            ("sctp", flows.sctp),
-            ("tableGrace", flows.table_grace),
-        ];
-        write!(out, "flows: {{maxPerWorker: {}", flows.max_per_worker)?;
-        for (key, limit) in limits {
-            write!(out, ", {key}: {}", Written(limit))?;
-        }
-        writeln!(out, "}}")
+    fn static_key_values(&self) -> KeyValues {
+        let on = |keys: KeyValues, link: Link| {
+            let port = self.ports.get(usize::from(link.port().0)).map_or("", |port| port.name.as_str());
+            let tags = tag_texts(link);
+            let keys = keys.with("port", port);
+            if tags.is_empty() { keys } else { keys.with("tags", tags) }
+        };
+        let links = self.links.iter().map(|link| {
+            on(KeyValues::default(), link.link).with("mtu", link.mtu).with_texts("addresses", &link.addresses)
+        });
+        let routes = self.routes.iter().map(|route| {
+            on(KeyValues::default().with("to", route.to.to_string()).with("via", route.via), route.link)
+        });
+        let neighbours = self.neighbours.iter().map(|neighbour| {
+            on(KeyValues::default().with("address", neighbour.address).with("mac", neighbour.mac.to_string()), neighbour.link)
+        });
+        KeyValues::default().items("links", links).items("routes", routes).items("neighbours", neighbours)
     }
 
-    fn write_fixed_network(&self, out: &mut String) -> fmt::Result {
-        let port = |index: usize| quoted(self.ports.get(index).map_or("", |port| port.name.as_str()));
-        writeln!(out, "static:")?;
-        writeln!(out, "  links:{}", if self.links.is_empty() { " []" } else { "" })?;
-        for VlanLink { link, mtu, addresses } in &self.links {
-            let (port, tags) = (port(link.port().0.into()), written_tags(*link));
-            writeln!(out, "    - {{port: {port}{tags}, mtu: {mtu}, addresses: {}}}", quoted_list(addresses))?;
-        }
-        writeln!(out, "  routes:{}", if self.routes.is_empty() { " []" } else { "" })?;
-        for route in &self.routes {
-            let via = route.via.map_or_else(|| "null".to_owned(), |via| quoted(&via.to_string()));
-            let (to, port) = (quoted(&route.to.to_string()), port(route.link.port().0.into()));
-            writeln!(out, "    - {{to: {to}, via: {via}, port: {port}{}}}", written_tags(route.link))?;
-        }
-        writeln!(out, "  neighbours:{}", if self.neighbours.is_empty() { " []" } else { "" })?;
-        for neighbour in &self.neighbours {
-            let (address, mac) = (quoted(&neighbour.address.to_string()), quoted(&neighbour.mac.to_string()));
-            let (port, tags) = (port(neighbour.link.port().0.into()), written_tags(neighbour.link));
-            writeln!(out, "    - {{address: {address}, mac: {mac}, port: {port}{tags}}}")?;
-        }
-        Ok(())
-    }
-
-    fn write_source(&self, out: &mut String) -> fmt::Result {
-        match &self.source {
-            StateSource::Remote(urls, tls) => {
-                writeln!(out, "controller: {{urls: {}, tls: {}}}", quoted_list(urls), written(tls.as_ref()))
-            }
-            StateSource::Embedded(settings, tls) => {
-                writeln!(out, "controller: {{urls: [], tls: {}}}", written(tls.as_ref()))?;
-                out.write_str(&controller::effective(settings))
-            }
-        }
+    fn source_key_values(&self) -> KeyValues {
+        let (urls, tls, embedded) = match &self.source {
+            StateSource::Remote(urls, tls) => (urls.as_slice(), tls, None),
+            StateSource::Embedded(settings, tls) => (&[][..], tls, Some(settings)),
+        };
+        let tls = tls.as_ref().map(files_key_values).unwrap_or_default();
+        let keys = KeyValues::default().section("controller", KeyValues::default().with_texts("urls", urls).section("tls", tls));
+        keys.then(embedded.map_or_else(KeyValues::default, |settings| controller::key_values(settings, None)))
     }
 }
 
-fn written(tls: Option<&CertificateFiles>) -> String {
-    tls.map_or_else(|| "{}".to_owned(), written_files)
+fn port_key_values(port: &PortSettings) -> KeyValues {
+    KeyValues::default()
+        .with("name", &port.name)
+        .with("device", port.device.as_str())
+        .with_texts("addresses", &port.addresses)
+        .with("mac", port.mac.map(|mac| mac.to_string()))
+        .with("mtu", port.mtu_bytes)
+        .with("twin", port.twin)
 }
 
-fn write_port(out: &mut String, port: &PortSettings) -> fmt::Result {
-    let mac = port.mac.map_or_else(|| "null".to_owned(), |mac| quoted(&mac.to_string()));
-    let twin = match port.twin {
-        Twin::Tap => "tap",
-        Twin::None => "none",
-    };
-    writeln!(out, "  - name: {}", quoted(&port.name))?;
-    writeln!(out, "    device: {}", quoted(port.device.as_str()))?;
-    writeln!(out, "    addresses: {}", quoted_list(&port.addresses))?;
-    writeln!(out, "    mac: {mac}")?;
-    writeln!(out, "    mtu: {}", port.mtu_bytes)?;
-    writeln!(out, "    twin: {twin}")
+fn flows_key_values(flows: &FlowLimits) -> KeyValues {
+    KeyValues::default()
+        .with("maxPerWorker", flows.max_per_worker)
+        .with("tcpEstablished", DurationText(flows.tcp_established))
+        .with("tcpOpening", DurationText(flows.tcp_opening))
+        .with("tcpHalfClosed", DurationText(flows.tcp_half_closed))
+        .with("tcpClosing", DurationText(flows.tcp_closing))
+        .with("tcpOneWay", DurationText(flows.tcp_one_way))
+        .with("udp", DurationText(flows.udp))
+        .with("udpExchange", DurationText(flows.udp_exchange))
+        .with("udpUnreplied", DurationText(flows.udp_unreplied))
+        .with("sctp", DurationText(flows.sctp))
+        .with("tableGrace", DurationText(flows.table_grace))
 }

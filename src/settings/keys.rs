@@ -46,7 +46,7 @@ pub(super) fn name(top: &mut Section<'_>) -> String {
 /// Takes key `workers`.
 pub(super) fn workers(top: &mut Section<'_>) -> (Vec<usize>, Poll) {
     let mut section = top.section("workers");
-    let poll = section.one_of("poll", &[("busy", Poll::Busy), ("adaptive", Poll::Adaptive)], Poll::default());
+    let poll = section.one_of("poll", &[Poll::Busy, Poll::Adaptive], Poll::default());
     let mut cores: Vec<usize> = Vec::new();
     if let Some(field) = section.field("cores") {
         for item in field.items("core numbers") {
@@ -74,8 +74,8 @@ pub(super) fn workers(top: &mut Section<'_>) -> (Vec<usize>, Poll) {
 /// Takes key `memory`.
 pub(super) fn hugepages(top: &mut Section<'_>) -> Hugepages {
     let mut section = top.section("memory");
-    let names = [("auto", Hugepages::Auto), ("require", Hugepages::Require), ("off", Hugepages::Off)];
-    let hugepages = section.one_of("hugepages", &names, Hugepages::default());
+    let values = [Hugepages::Auto, Hugepages::Require, Hugepages::Off];
+    let hugepages = section.one_of("hugepages", &values, Hugepages::default());
     section.finish();
     hugepages
 }

@@ -94,15 +94,14 @@ fn parse_tag(text: &str) -> Option<(TagKind, u16)> {
     Vlan::NONE.with(kind, id).map(|_| (kind, id))
 }
 
-/// The tags of a link as key `tags`, behind other keys; nothing for untagged frames.
-pub(super) fn written_tags(link: Link) -> String {
-    let tags: Vec<String> = link.vlan().tags().map(written_tag).collect();
-    if tags.is_empty() { String::new() } else { format!(", tags: [{}]", tags.join(", ")) }
+/// The tags of a link as key `tags` has them; none for untagged frames.
+pub(super) fn tag_texts(link: Link) -> Vec<String> {
+    link.vlan().tags().map(tag_text).collect()
 }
 
-fn written_tag((kind, id): (TagKind, u16)) -> String {
+fn tag_text((kind, id): (TagKind, u16)) -> String {
     match kind {
         TagKind::Customer => id.to_string(),
-        TagKind::Service => format!("\"802.1ad:{id}\""),
+        TagKind::Service => format!("802.1ad:{id}"),
     }
 }

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use control::config::{Field, Place, Section, scalar};
 use dataplane::Mac;
 use ipnet::IpNet;
+use serde::Serialize;
 
 /// Ports of one gateway: `RTE_MAX_ETHPORTS` of a DPDK built with its defaults.
 const PORTS_MAX: usize = 32;
@@ -20,7 +21,8 @@ pub(super) const MTU_BYTES_MAX: u16 = 9216;
 pub(super) const IPV6_MTU_MIN: u16 = 1280;
 
 /// What a port's Linux interface is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Twin {
     /// A tap of ours.
     #[default]
@@ -160,7 +162,7 @@ fn take_port(item: &Field<'_>, others: &[PlacedPort]) -> PlacedPort {
         .field("mac")
         .and_then(|field| field.parse("the Ethernet address of one interface, such as 02:00:00:00:aa:01", mac));
     let mtu_bytes = section.number("mtu", 68..=MTU_BYTES_MAX, 1500);
-    let twin = section.one_of_built("twin", &[("tap", Twin::Tap), ("none", Twin::None)], &["virtio-user"], Twin::default());
+    let twin = section.one_of_built("twin", &[Twin::Tap, Twin::None], &["virtio-user"], Twin::default());
     if mtu_bytes < IPV6_MTU_MIN
         && let Some(address) = addresses.iter().find(|net| net.addr().is_ipv6())
     {

@@ -1,18 +1,19 @@
 //! The keys of a controller: in `sluice-controller`'s own file, or beside the gateway's where it is embedded.
 //!
-//! Invariant: [`effective`] writes every key, and what it writes reads back as the same settings.
+//! Invariant: [`key_values`] has every key, and reads back as the same settings.
 
-use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ipnet::IpNet;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::core::Selector;
 use proto::limits::{CONTROLLER_ADMIN_LISTEN, DRAIN_TIMEOUT, LOAD_BALANCER_CLASS};
 use proto::{AddressRange, HealthCheck, Mode, Scheduler};
 
-use super::scalar::{CLASS_EXPECTED, Written, is_class, is_dns_label, quoted, quoted_list, scheduler};
-use super::{Field, Invalid, Logs, Placed, PlacedRange, Reader, Section, written_selector};
+use super::scalar::{CLASS_EXPECTED, DurationText, is_class, is_dns_label, scheduler};
+use super::{Field, Invalid, KeyValues, Logs, Placed, PlacedRange, Reader, Section};
 use crate::settings::{ClaimClassless, ControllerSettings, Defaults, Listen, OwnershipRules, Source};
 use objects::PoolSpec;
 
@@ -140,7 +141,7 @@ fn take_kubernetes(top: &mut Section<'_>) -> (Option<Placed<PathBuf>>, Option<St
         .and_then(|field| field.parse(CLASS_EXPECTED, |text| is_class(text).then(|| text.to_owned())));
     let mut claim = section.section("claimClassless");
     let classless = ClaimClassless {
-        enabled: claim.one_of("enabled", &[("true", true), ("false", false)], false),
+        enabled: claim.flag("enabled", false),
         namespaces: claim.selector("namespaceSelector"),
         services: claim.selector("serviceSelector"),
     };
@@ -170,13 +171,12 @@ fn take_group(top: &mut Section<'_>) -> String {
 
 fn take_defaults(top: &mut Section<'_>) -> Defaults {
     let mut section = top.section("defaults");
-    let modes: Vec<_> = Mode::ALL.iter().map(|mode| (mode.as_str(), *mode)).collect();
     let names: Vec<_> = Scheduler::ALL.iter().map(|scheduler| scheduler.as_str()).collect();
     let expected = format!("{}, or its name in IPVS", names.join(" or "));
     let chosen = section.field("scheduler").and_then(|field| field.parse(expected, scheduler));
     let day = Duration::from_secs(86_400);
     let defaults = Defaults {
-        mode: section.one_of("mode", &modes, Mode::Nat),
+        mode: section.one_of("mode", Mode::ALL, Mode::Nat),
         scheduler: chosen.unwrap_or(Scheduler::Maglev),
         drain_timeout: section.duration("drainTimeout", Duration::ZERO..=day, DRAIN_TIMEOUT),
     };
@@ -200,11 +200,11 @@ fn take_health(top: &mut Section<'_>) -> (HealthCheck, Option<Placed<SocketAddr>
         timeout: section.duration("timeout", Duration::from_millis(10)..=Duration::from_secs(60), default.timeout),
         rise: section.number("rise", 1..=100, default.rise),
         fall: section.number("fall", 1..=100, default.fall),
-        fail_open: section.one_of("failOpen", &[("true", true), ("false", false)], default.fail_open),
+        fail_open: section.flag("failOpen", default.fail_open),
         ..default
     };
     if health.timeout > health.interval {
-        let (timeout, interval) = (Written(health.timeout), Written(health.interval));
+        let (timeout, interval) = (DurationText(health.timeout), DurationText(health.interval));
         let message = format!("timeout {timeout} is longer than interval {interval}; expected it to be at most as long");
         section.reader.problem(&place, message);
     }
@@ -290,58 +290,58 @@ impl ControllerFile {
     /// Every key with its value, as YAML that [`ControllerFile::read`] takes.
     #[must_use]
     pub fn effective(&self) -> String {
-        let admin = quoted(&format!("unix:{}", self.admin_listen.display()));
-        let keys = written(&self.settings, self.health_listen);
-        format!("logs: {}\nadmin: {{listen: {admin}}}\n{keys}", self.logs)
+        let admin = KeyValues::default().with("listen", format!("unix:{}", self.admin_listen.display()));
+        let own = KeyValues::default().with("logs", self.logs).section("admin", admin);
+        own.then(key_values(&self.settings, self.health_listen)).to_string()
     }
 }
 
-/// Every key of a controller that is embedded with its value, as YAML.
+/// The keys of a controller with their values; `health_listen` is the key `health.listen`.
 #[must_use]
-pub fn effective(settings: &ControllerSettings) -> String {
-    written(settings, None)
-}
-
-fn written(settings: &ControllerSettings, health_listen: Option<SocketAddr>) -> String {
-    let mut out = String::new();
-    // Writing to a String cannot fail.
-    let _ = write_keys(&mut out, settings, health_listen);
-    out
-}
-
-fn write_keys(out: &mut String, settings: &ControllerSettings, health_listen: Option<SocketAddr>) -> std::fmt::Result {
-    let path = |path: &Path| quoted(&format!("{}", path.display()));
+pub fn key_values(settings: &ControllerSettings, health_listen: Option<SocketAddr>) -> KeyValues {
+    let selector = |selector: &Selector| LabelSelector::from(selector.clone());
     let (kubeconfig, namespace, manifests) = match &settings.source {
         Source::Manifests { dir, status_dir } => (None, None, Some((dir, status_dir))),
         Source::Kubernetes { kubeconfig, namespace } => (kubeconfig.as_ref(), namespace.as_ref(), None),
     };
-    let (health, defaults) = (&settings.health, &settings.defaults);
-    super::listen::write(out, &settings.listen)?;
-    writeln!(out, "group: {}", settings.group)?;
-    writeln!(out, "kubernetes:")?;
-    writeln!(out, "  kubeconfig: {}", kubeconfig.map_or_else(|| "null".to_owned(), |file| path(file)))?;
-    writeln!(out, "  namespace: {}", namespace.map_or_else(|| "null".to_owned(), |name| quoted(name)))?;
-    writeln!(out, "  loadBalancerClass: {}", quoted(&settings.load_balancer_class))?;
-    let ownership = &settings.ownership;
-    let classless = &ownership.classless;
-    let (namespaces, services) = (written_selector(&classless.namespaces), written_selector(&classless.services));
-    write!(out, "  claimClassless: {{enabled: {}, ", classless.enabled)?;
-    writeln!(out, "namespaceSelector: {namespaces}, serviceSelector: {services}}}")?;
-    let drain = Written(defaults.drain_timeout);
-    writeln!(out, "defaults: {{mode: {}, scheduler: {}, drainTimeout: {drain}}}", defaults.mode, defaults.scheduler)?;
-    let (interval, timeout) = (Written(health.interval), Written(health.timeout));
-    let listen = quoted(&health_listen.map(|address| address.to_string()).unwrap_or_default());
-    write!(out, "health: {{listen: {listen}, interval: {interval}, timeout: {timeout}, ")?;
-    writeln!(out, "rise: {}, fall: {}, failOpen: {}}}", health.rise, health.fall, health.fail_open)?;
-    let allowed = settings.backends_allowed.as_ref().map_or_else(|| "null".to_owned(), quoted_list);
-    writeln!(out, "backends: {{allowed: {allowed}}}")?;
-    writeln!(out, "clusterCIDRs: {}", quoted_list(&settings.cluster_cidrs))?;
-    writeln!(out, "nodePortNamespaceSelector: {}", written_selector(&ownership.node_port_namespaces))?;
-    writeln!(out, "externalIPs: {{allowed: {}}}", quoted_list(&ownership.external_ips_allowed))?;
-    super::pools::write(out, &settings.pools)?;
-    writeln!(out, "poolSelector: {}", written_selector(&ownership.pools))?;
-    writeln!(out, "manifests: {}", manifests.map_or_else(|| "null".to_owned(), |(dir, _)| path(dir)))?;
-    writeln!(out, "statusDir: {}", manifests.map_or_else(|| quoted(STATUS_DIR), |(_, dir)| path(dir)))
+    let (ownership, health, defaults) = (&settings.ownership, &settings.health, &settings.defaults);
+    let claim_classless = KeyValues::default()
+        .with("enabled", ownership.classless.enabled)
+        .with("namespaceSelector", selector(&ownership.classless.namespaces))
+        .with("serviceSelector", selector(&ownership.classless.services));
+    let kubernetes = KeyValues::default()
+        .with("kubeconfig", kubeconfig)
+        .with("namespace", namespace)
+        .with("loadBalancerClass", &settings.load_balancer_class)
+        .section("claimClassless", claim_classless);
+    let defaults = KeyValues::default()
+        .with("mode", defaults.mode)
+        .with("scheduler", defaults.scheduler)
+        .with("drainTimeout", DurationText(defaults.drain_timeout));
+    let health = KeyValues::default()
+        .with("listen", health_listen.map_or_else(String::new, |address| address.to_string()))
+        .with("interval", DurationText(health.interval))
+        .with("timeout", DurationText(health.timeout))
+        .with("rise", health.rise)
+        .with("fall", health.fall)
+        .with("failOpen", health.fail_open);
+    let allowed = match &settings.backends_allowed {
+        None => KeyValues::default().with("allowed", None::<&str>),
+        Some(nets) => KeyValues::default().with_texts("allowed", nets),
+    };
+    super::listen::key_values(&settings.listen)
+        .with("group", &settings.group)
+        .block("kubernetes", kubernetes)
+        .section("defaults", defaults)
+        .section("health", health)
+        .section("backends", allowed)
+        .with_texts("clusterCIDRs", &settings.cluster_cidrs)
+        .with("nodePortNamespaceSelector", selector(&ownership.node_port_namespaces))
+        .section("externalIPs", KeyValues::default().with_texts("allowed", &ownership.external_ips_allowed))
+        .items("pools", settings.pools.iter().map(super::pools::key_values))
+        .with("poolSelector", selector(&ownership.pools))
+        .with("manifests", manifests.map(|(dir, _)| dir))
+        .with("statusDir", manifests.map_or(Path::new(STATUS_DIR), |(_, dir)| dir))
 }
 
 #[cfg(test)]

@@ -1,13 +1,12 @@
 //! Keys `listen`, `tls` and `advertise`: where a controller serves gateways, and as whom.
 
-use std::fmt::{self, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use proto::limits::CONFIG_LISTEN;
 
-use super::scalar::{self, is_dns_name, quoted, quoted_list};
-use super::{Place, Section};
+use super::scalar::{self, is_dns_name};
+use super::{KeyValues, Place, Section};
 use crate::dial::ControllerUrl;
 use crate::settings::{CertificateFiles, Certificates, Listen, ListenTcp};
 
@@ -107,27 +106,25 @@ pub fn take_files(section: &mut Section<'_>) -> Option<CertificateFiles> {
 }
 
 /// The three keys with their values.
-pub(super) fn write(out: &mut String, listen: &Listen) -> fmt::Result {
+pub(super) fn key_values(listen: &Listen) -> KeyValues {
     let unix = listen.unix.iter().map(|path| format!("unix:{}", path.display()));
     let all: Vec<_> = unix.chain(listen.tcp.iter().map(|tcp| tcp.address.to_string())).collect();
-    match all.as_slice() {
-        [one] => writeln!(out, "listen: {}", quoted(one))?,
-        all => writeln!(out, "listen: {}", quoted_list(all))?,
-    }
-    match listen.tcp.as_ref().map(|tcp| &tcp.certificates) {
-        None => writeln!(out, "tls: {{}}")?,
-        Some(Certificates::Secret(name)) => writeln!(out, "tls: {{secret: {}}}", quoted(name))?,
-        Some(Certificates::Files(files)) => writeln!(out, "tls: {}", written_files(files))?,
-    }
-    let advertise = listen.advertised().map_or_else(|| "null".to_owned(), |url| quoted(&url));
-    writeln!(out, "advertise: {advertise}")
+    let keys = match all.as_slice() {
+        [one] => KeyValues::default().with("listen", one),
+        all => KeyValues::default().with("listen", all),
+    };
+    let tls = match listen.tcp.as_ref().map(|tcp| &tcp.certificates) {
+        None => KeyValues::default(),
+        Some(Certificates::Secret(name)) => KeyValues::default().with("secret", name),
+        Some(Certificates::Files(files)) => files_key_values(files),
+    };
+    keys.section("tls", tls).with("advertise", listen.advertised())
 }
 
-/// Certificate files as a mapping.
+/// Keys `ca`, `cert` and `key` with their values.
 #[must_use]
-pub fn written_files(files: &CertificateFiles) -> String {
-    let [ca, cert, key] = [&files.ca, &files.cert, &files.key].map(|path| quoted(&path.display().to_string()));
-    format!("{{ca: {ca}, cert: {cert}, key: {key}}}")
+pub fn files_key_values(CertificateFiles { ca, cert, key }: &CertificateFiles) -> KeyValues {
+    KeyValues::default().with("ca", ca).with("cert", cert).with("key", key)
 }
 
 /// The URL of a controller, as a gateway dials it.

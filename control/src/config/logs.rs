@@ -1,21 +1,23 @@
 //! Key `logs`, of both programs.
 
-use std::fmt;
+use serde::Serialize;
 
 use super::Section;
 
 /// How log lines are written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     /// A table for people.
     #[default]
     Text,
-    /// One object a line.
+    /// One JSON object a line.
     Json,
 }
 
 /// The least severe level that is written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum LogLevel {
     Error,
@@ -41,7 +43,7 @@ impl LogLevel {
 }
 
 /// What is logged, and how.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Logs {
     /// Key `logs.format`.
     pub format: LogFormat,
@@ -55,21 +57,10 @@ impl Logs {
         let mut section = top.section("logs");
         let levels = [LogLevel::Error, LogLevel::Warn, LogLevel::Info, LogLevel::Debug, LogLevel::Trace];
         let logs = Self {
-            format: section.one_of("format", &[("text", LogFormat::Text), ("json", LogFormat::Json)], LogFormat::default()),
-            level: section.one_of("level", &levels.map(|level| (level.as_str(), level)), LogLevel::default()),
+            format: section.one_of("format", &[LogFormat::Text, LogFormat::Json], LogFormat::default()),
+            level: section.one_of("level", &levels, LogLevel::default()),
         };
         section.finish();
         logs
-    }
-}
-
-impl fmt::Display for Logs {
-    /// As a YAML flow mapping.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let format = match self.format {
-            LogFormat::Text => "text",
-            LogFormat::Json => "json",
-        };
-        write!(f, "{{format: {format}, level: {}}}", self.level.as_str())
     }
 }

@@ -1,14 +1,13 @@
 //! Key `pools`: addresses that VIPs are taken from, without overlaps. The keys of a pool are the fields of an
 //! `AddressPool`.
 //!
-//! Invariant: [`write()`] writes every key, and what it writes reads back as the same pools.
+//! Invariant: [`key_values`] has every key, and reads back as the same pool.
 
-use std::fmt::Write;
-
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use proto::{AddressRange, Announce};
 
-use super::scalar::{CLASS_EXPECTED, is_class, quoted, quoted_list};
-use super::{Field, Place, Section, scalar, selector};
+use super::scalar::{CLASS_EXPECTED, is_class};
+use super::{Field, KeyValues, Place, Section, scalar};
 use objects::PoolSpec;
 use objects::crd;
 use objects::pool::unreachable;
@@ -33,23 +32,22 @@ pub(super) fn take(top: &mut Section<'_>, class: &str) -> (Vec<PoolSpec>, Vec<Pl
     for field in top.items("pools", "pools") {
         let mut section = field.section();
         let name = take_name(&mut section, &pools);
-        let announce = section.one_of("announce", &[("l2", Announce::L2), ("routed", Announce::Routed)], Announce::L2);
+        let announce = section.one_of("announce", &[Announce::L2, Announce::Routed], Announce::L2);
         let ranges = take_ranges(&mut section, &name, announce, &mut placed);
-        let flag = |section: &mut Section<'_>, key, default| section.one_of(key, &[("true", true), ("false", false)], default);
         let limit = section.field("maxPerNamespace");
         let expected = format!("a number from 1 to {}", crd::PER_NAMESPACE_MAX);
         let parse = |text: &str| text.parse().ok().filter(|n| (1..=crd::PER_NAMESPACE_MAX).contains(n));
         pools.push(PoolSpec {
             announce,
-            auto_assign: flag(&mut section, "autoAssign", true),
-            avoid_buggy_ips: flag(&mut section, "avoidBuggyIPs", false),
+            auto_assign: section.flag("autoAssign", true),
+            avoid_buggy_ips: section.flag("avoidBuggyIPs", false),
             priority: section.number("priority", 0..=crd::PRIORITY_MAX, 0),
             namespaces: section.selector("namespaceSelector"),
             services: section.selector("serviceSelector"),
             max_per_namespace: limit.and_then(|field| field.parse(expected, parse)),
             load_balancer_class: take_class(&mut section, class),
-            allow_cross_namespace_sharing: flag(&mut section, "allowCrossNamespaceSharing", false),
-            internal: flag(&mut section, "internal", false),
+            allow_cross_namespace_sharing: section.flag("allowCrossNamespaceSharing", false),
+            internal: section.flag("internal", false),
             ..PoolSpec::new(name, ranges)
         });
         section.finish();
@@ -112,27 +110,19 @@ fn take_class(section: &mut Section<'_>, class: &str) -> Option<String> {
     Some(found)
 }
 
-/// Writes key `pools`.
-pub(super) fn write(out: &mut String, pools: &[PoolSpec]) -> std::fmt::Result {
-    writeln!(out, "pools:{}", if pools.is_empty() { " []" } else { "" })?;
-    for pool in pools {
-        let announce = match pool.announce {
-            Announce::L2 => "l2",
-            Announce::Routed => "routed",
-        };
-        writeln!(out, "  - name: {}", quoted(&pool.name))?;
-        writeln!(out, "    addresses: {}", quoted_list(&pool.ranges))?;
-        writeln!(out, "    announce: {announce}")?;
-        writeln!(out, "    autoAssign: {}", pool.auto_assign)?;
-        writeln!(out, "    avoidBuggyIPs: {}", pool.avoid_buggy_ips)?;
-        writeln!(out, "    priority: {}", pool.priority)?;
-        writeln!(out, "    namespaceSelector: {}", selector::written(&pool.namespaces))?;
-        writeln!(out, "    serviceSelector: {}", selector::written(&pool.services))?;
-        writeln!(out, "    maxPerNamespace: {}", pool.max_per_namespace.map_or_else(|| "null".to_owned(), |n| n.to_string()))?;
-        let class = pool.load_balancer_class.as_deref().map_or_else(|| "null".to_owned(), quoted);
-        writeln!(out, "    loadBalancerClass: {class}")?;
-        writeln!(out, "    allowCrossNamespaceSharing: {}", pool.allow_cross_namespace_sharing)?;
-        writeln!(out, "    internal: {}", pool.internal)?;
-    }
-    Ok(())
+/// The keys of one pool.
+pub(super) fn key_values(pool: &PoolSpec) -> KeyValues {
+    KeyValues::default()
+        .with("name", &pool.name)
+        .with_texts("addresses", &pool.ranges)
+        .with("announce", pool.announce)
+        .with("autoAssign", pool.auto_assign)
+        .with("avoidBuggyIPs", pool.avoid_buggy_ips)
+        .with("priority", pool.priority)
+        .with("namespaceSelector", LabelSelector::from(pool.namespaces.clone()))
+        .with("serviceSelector", LabelSelector::from(pool.services.clone()))
+        .with("maxPerNamespace", pool.max_per_namespace)
+        .with("loadBalancerClass", &pool.load_balancer_class)
+        .with("allowCrossNamespaceSharing", pool.allow_cross_namespace_sharing)
+        .with("internal", pool.internal)
 }

@@ -9,7 +9,9 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::scalar::{self, Written};
+use serde::Serialize;
+
+use super::scalar::{self, DurationText};
 use super::tree::{self, Entry, Node, Value};
 use super::{Invalid, Place, Problem};
 
@@ -18,6 +20,14 @@ const NOT_BUILT: &str = "not built in this version; leave it out";
 /// Names this similar (Jaro-Winkler) are offered as what was meant: `adress` and `addresses` score 0.91,
 /// `poll` and `ports` 0.63.
 const SIMILAR: f64 = 0.8;
+
+/// The text that serde prints a plain value with.
+fn name(value: &impl Serialize) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(text)) => text,
+        other => other.unwrap_or_default().to_string(),
+    }
+}
 
 /// A configuration file being read, and what is wrong with it so far.
 #[derive(Debug)]
@@ -255,23 +265,29 @@ impl<'a> Section<'a> {
 
     /// A duration within limits.
     pub fn duration(&mut self, key: &'static str, limits: RangeInclusive<Duration>, default: Duration) -> Duration {
-        let (first, last) = (Written(*limits.start()), Written(*limits.end()));
+        let (first, last) = (DurationText(*limits.start()), DurationText(*limits.end()));
         let expected = format!("a duration from {first} to {last}, such as 500ms, 1s, 15m or 2h");
         let parse = |text: &str| scalar::duration(text).filter(|d| limits.contains(d));
         self.field(key).and_then(|field| field.parse(expected, parse)).unwrap_or(default)
     }
 
-    /// One of a few names.
-    pub fn one_of<T: Copy>(&mut self, key: &'static str, names: &[(&str, T)], default: T) -> T {
-        self.one_of_built(key, names, &[], default)
+    /// `true` or `false`.
+    pub fn flag(&mut self, key: &'static str, default: bool) -> bool {
+        self.one_of(key, &[true, false], default)
     }
 
-    /// One of a few names, of which `unbuilt` are known but refused.
-    pub fn one_of_built<T: Copy>(&mut self, key: &'static str, built: &[(&str, T)], unbuilt: &[&str], default: T) -> T {
+    /// One of a few values, by the names that serde prints them with.
+    pub fn one_of<T: Copy + Serialize>(&mut self, key: &'static str, values: &[T], default: T) -> T {
+        self.one_of_built(key, values, &[], default)
+    }
+
+    /// [`Section::one_of`] with names that are `unbuilt`: known, but refused.
+    pub fn one_of_built<T: Copy + Serialize>(&mut self, key: &'static str, built: &[T], unbuilt: &[&str], default: T) -> T {
         let Some(field) = self.field(key) else { return default };
-        let names = built.iter().map(|(name, _)| *name);
-        let expected = names.chain(unbuilt.iter().copied()).collect::<Vec<_>>().join(" or ");
-        let value = |text: &str| built.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
+        let names: Vec<String> = built.iter().map(name).collect();
+        let all: Vec<&str> = names.iter().map(String::as_str).chain(unbuilt.iter().copied()).collect();
+        let expected = all.join(" or ");
+        let value = |text: &str| names.iter().zip(built).find(|(name, _)| *name == text).map(|(_, value)| *value);
         let known = field.parse(expected, |text| value(text).map(Some).or_else(|| unbuilt.contains(&text).then_some(None)));
         match known {
             Some(Some(value)) => return value,
@@ -279,15 +295,6 @@ impl<'a> Section<'a> {
             None => {}
         }
         default
-    }
-
-    /// A value of which only one is built.
-    pub fn only<T: PartialEq>(&mut self, key: &'static str, expected: &str, parse: impl FnOnce(&str) -> Option<T>, built: &T) {
-        if let Some(field) = self.field(key)
-            && field.parse(expected, parse).is_some_and(|value| value != *built)
-        {
-            field.not_built();
-        }
     }
 
     /// A `unix:PATH`.
@@ -370,7 +377,7 @@ mod tests {
     fn all_mistakes_are_reported_at_once_in_the_order_of_the_file() {
         let found = problems("b: x\na: 3\nc: [1]\n", |top| {
             top.duration("c", Duration::ZERO..=Duration::from_secs(1), Duration::ZERO);
-            top.one_of("b", &[("true", true), ("false", false)], false);
+            top.one_of("b", &[true, false], false);
             top.required("d", "something");
             top.field("a").unwrap().section().finish();
         });

@@ -1,12 +1,12 @@
 //! Label selectors in configuration, as Kubernetes writes them: `matchLabels` and `matchExpressions`, or the labels alone
 //! as `{team: edge}`. An empty one selects everything.
 //!
-//! Invariant: [`written`] is read back as the same selector, and what the API server would refuse is refused here.
+//! Invariant: what the API server would refuse is refused here.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use kube::core::Selector;
 
-use super::scalar::{is_dns_label, quoted, quoted_list};
+use super::scalar::is_dns_label;
 use super::{Field, Section};
 
 /// Bytes of a label's value, and of its key without the prefix, that Kubernetes allows.
@@ -78,27 +78,6 @@ fn requirement(field: &Field<'_>) -> Option<LabelSelectorRequirement> {
     Some(LabelSelectorRequirement { key, operator: operator.to_owned(), values: takes_values.then_some(values) })
 }
 
-/// A selector as YAML on one line.
-#[must_use]
-pub fn written(selector: &Selector) -> String {
-    let LabelSelector { match_labels, match_expressions } = selector.clone().into();
-    let labels: Vec<_> =
-        match_labels.iter().flatten().map(|(key, value)| format!("{}: {}", quoted(key), quoted(value))).collect();
-    let expression = |one: &LabelSelectorRequirement| {
-        let values = one.values.as_ref().map(|values| format!(", values: {}", quoted_list(values))).unwrap_or_default();
-        format!("{{key: {}, operator: {}{values}}}", quoted(&one.key), one.operator)
-    };
-    let expressions: Vec<_> = match_expressions.iter().flatten().map(expression).collect();
-    let mut parts = Vec::new();
-    if !labels.is_empty() {
-        parts.push(format!("matchLabels: {{{}}}", labels.join(", ")));
-    }
-    if !expressions.is_empty() {
-        parts.push(format!("matchExpressions: [{}]", expressions.join(", ")));
-    }
-    format!("{{{}}}", parts.join(", "))
-}
-
 /// An optional prefix that is a DNS name, a slash, and a name.
 fn is_label_key(text: &str) -> bool {
     let (prefix, name) = text.split_once('/').map_or((None, text), |(prefix, name)| (Some(prefix), name));
@@ -126,7 +105,11 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<Selector, String> {
-        let (reader, root) = Reader::parse(Path::new("f"), &format!("s: {text}\n")).unwrap();
+        read_file(&format!("s: {text}\n"))
+    }
+
+    fn read_file(text: &str) -> Result<Selector, String> {
+        let (reader, root) = Reader::parse(Path::new("f"), text).unwrap();
         let mut top = reader.section(&root);
         let selector = top.selector("s");
         top.finish();
@@ -166,9 +149,9 @@ mod tests {
         let long = "{matchExpressions: [{key: b, operator: In, values: [y, x, y]}, {key: a, operator: Exists}], matchLabels: {z: '1', a: ''}}";
         for text in ["{}", "{team: edge, example.com/tier: 'on'}", long] {
             let selector = read(text).unwrap();
-            assert_eq!(read(&written(&selector)), Ok(selector.clone()), "{}", written(&selector));
+            let written = super::super::KeyValues::default().with("s", LabelSelector::from(selector.clone())).to_string();
+            assert_eq!(read_file(&written), Ok(selector), "{written}");
         }
-        assert_eq!(written(&Selector::default()), "{}");
     }
 
     #[test]

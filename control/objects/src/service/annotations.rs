@@ -19,7 +19,7 @@ use super::error::{STAYS, SpecError, Unread};
 use super::foreign;
 use super::source_ranges::source_ranges;
 use crate::note::{self, Cause, Remark};
-use crate::scalar::{Written, duration, is_dns_label, scheduler};
+use crate::scalar::{DurationText, duration, is_dns_label, scheduler};
 use crate::status::IpMode;
 
 const AWS: &str = "service.beta.kubernetes.io/aws-load-balancer-";
@@ -416,7 +416,7 @@ impl Reader<'_> {
 
     /// A duration: ours with a unit, the alias in whole seconds.
     fn time(&mut self, what: Unread, key: &str, alias: &str, limits: RangeInclusive<Duration>) -> Option<Duration> {
-        let (least, most) = (Written(*limits.start()), Written(*limits.end()));
+        let (least, most) = (DurationText(*limits.start()), DurationText(*limits.end()));
         let expected = format!("a duration such as 500ms, 5s or 2m, from {least} to {most}");
         let with_unit = |value: &str| duration(value).filter(|time| limits.contains(time));
         let seconds = |value: &str| value.parse().ok().map(Duration::from_secs).filter(|time| limits.contains(time));
