@@ -4,10 +4,10 @@
 //! when asked to. What concerns the group of gateways is passed on to the embedded controller. Invariant: it holds no
 //! snapshot, so that a slow reader keeps no table alive.
 
-mod seat;
+mod controller;
 mod tables;
 
-pub use seat::Seat;
+pub use controller::Seat;
 
 use std::fmt;
 use std::future::Future;

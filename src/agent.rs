@@ -3,15 +3,13 @@
 //!
 //! Invariant: workers never wait for it. Every task here is an async function with explicit inputs and outputs (watch
 //! channels), runs under the [`supervisor`], and may fail, panic and start again while packets go on (FORWARDING 14).
-//! Deliberately not here: the tasks' composition (`run`), probes (`control::probe`), netlink (`netlink`).
+//! Deliberately not here: the tasks' composition (`run`), probes (`crate::agent::probe`), netlink (`netlink`).
 
 pub mod compile_loop;
 pub mod config_client;
 pub mod drain;
 pub mod persist;
-pub(crate) mod received;
-pub mod report;
-pub mod serve;
+pub mod probe;
 pub mod served;
 pub mod supervisor;
 pub mod usable;

@@ -7,13 +7,14 @@ use std::process::ExitCode;
 use clap::Parser;
 use control::config::Logs;
 use control::controller::ControllerError;
-use sluice::check::{CheckError, check};
 use sluice::cli::{BenchArgs, Cli, Command, ConfigArgs, ReplayArgs};
-use sluice::doctor::DoctorError;
 use sluice::reload::Reload;
+use sluice::run;
 use sluice::run::RunError;
 use sluice::settings::Settings;
-use sluice::{bench, doctor, replay, run};
+use sluice::tools::check::{CheckError, check};
+use sluice::tools::doctor::DoctorError;
+use sluice::tools::{bench, doctor, replay};
 
 #[global_allocator]
 static ALLOCATOR: dpdk_sys::memory::TablesInHugePages = dpdk_sys::memory::TablesInHugePages;

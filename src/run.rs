@@ -9,11 +9,11 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
+use crate::agent::probe;
 use control::admin::View;
 use control::controller::{Controller, ControllerError, Running};
 use control::dial::ControllerUrl;
 use control::gateways::socket::{ListenError, listen};
-use control::probe;
 use control::settings::ControllerSettings;
 use core_affinity::CoreId;
 use crossbeam_queue::ArrayQueue;
@@ -26,16 +26,16 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::{self, Seat, Sources};
 use crate::agent::compile_loop::{self, Inputs, Outputs, Tables};
+use crate::agent::config_client::Facts;
+use crate::agent::config_client::Responder;
 use crate::agent::config_client::{self, ClientChannels, ClientSettings};
 use crate::agent::drain;
 use crate::agent::persist::{self, StateFile};
-use crate::agent::report::Facts;
-use crate::agent::serve::Answering;
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Supervisor, Tasks};
 use crate::agent::zone;
-use crate::hardware::{Hardware, HardwareError, PortsNow, WorkerShare};
 use crate::netlink::{Answered, Follow, REQUESTS_MAX, announce, follow, withdraw};
+use crate::ports::{Hardware, HardwareError, PortsNow, WorkerShare};
 use crate::reload::Reload;
 use crate::settings::{Poll, Settings, StateSource, Twin};
 use crate::workers::{self, Turn, WorkerError};
@@ -304,7 +304,7 @@ fn seed() -> u64 {
     RandomState::new().hash_one(0)
 }
 
-type Queues = Parts<crate::dpdk::DpdkPort, ()>;
+type Queues = Parts<crate::ports::dpdk::DpdkPort, ()>;
 
 fn start_worker(
     number: usize,
@@ -398,7 +398,7 @@ fn supervise_state(
         known: channels.known.clone(),
         connected: channels.connected.clone(),
         draining: channels.draining.clone(),
-        answering: Answering::new(move |ask| answers.answer(ask)),
+        answering: Responder::new(move |ask| answers.answer(ask)),
         facts: Facts { served: channels.served.subscribe(), reached: channels.reached.subscribe() },
     };
     supervisor.run("config", move || config_client::run(client.clone(), to_client.clone()));

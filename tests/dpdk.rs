@@ -6,8 +6,8 @@ use std::sync::mpsc::channel;
 use core_affinity::CoreId;
 use dataplane::{Buffer, Burst, Port};
 use dpdk_sys::{Eal, EalConfig, Hugepages, Mempool, RingPort};
-use sluice::berth::{Moored, Queues};
-use sluice::dpdk::{DpdkPort, Packet, size_memory};
+use sluice::ports::dpdk::{DpdkPort, Packet, size_memory};
+use sluice::ports::handover::{Moored, Queues};
 use sluice::settings::Poll;
 use sluice::workers::{Turn, spawn};
 

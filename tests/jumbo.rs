@@ -13,8 +13,8 @@ use dataplane::{
 use dpdk_sys::{Eal, EalConfig, Hugepages, Mbuf, Mempool, MempoolConfig, RingInput, RingOutput, RingPort};
 use proto::limits::MAGLEV_HASH_VERSION;
 use proto::{Backend, BackendState, Family, Generation, MaglevSpec, Protocol, Service, ServiceName, ServicePort, State};
-use sluice::berth::{Moored, Queues};
-use sluice::dpdk::{DpdkPort, Packet as Received, size_memory};
+use sluice::ports::dpdk::{DpdkPort, Packet as Received, size_memory};
+use sluice::ports::handover::{Moored, Queues};
 
 const SECOND: u64 = 1_000_000_000;
 const NAMES: [&str; 3] = ["uplink", "cluster", "narrow"];

@@ -21,9 +21,9 @@ use dataplane::{Buffer, Burst, Link, Mac, MemoryBuffer, Network, PortIndex, Rout
 use ipnet::IpNet;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use skip::{may_make_namespaces, skip};
-use sluice::af_packet;
 use sluice::netlink::{Answered, Follow, REQUESTS_MAX, follow};
-use sluice::twin::{Interface, TwinConfig, TwinCounters, TwinError, TwinPort, TwinThread};
+use sluice::ports::af_packet;
+use sluice::ports::twin::{Interface, TwinConfig, TwinCounters, TwinError, TwinPort, TwinThread};
 use tokio::sync::watch;
 
 const DEADLINE: Duration = Duration::from_secs(120);

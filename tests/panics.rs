@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use control::probe;
 use core_affinity::CoreId;
 use dataplane::testing::Packet;
 use dataplane::{Compiler, DropReason, Fate, MemoryBuffer, Publisher};
 use proto::{Known, Origin, ServiceName};
 use rig::{CLUSTER, Rig, SECOND, UPLINK};
 use sluice::agent::compile_loop::{self, Inputs, Outputs, Tables};
+use sluice::agent::probe;
 use sluice::agent::served::Served;
 use sluice::agent::supervisor::Supervisor;
 use sluice::settings::Poll;

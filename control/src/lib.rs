@@ -13,7 +13,6 @@ pub mod healthz;
 pub mod kubernetes;
 pub mod manifests;
 pub mod plan;
-pub mod probe;
 pub mod settings;
 pub mod status;
 pub mod store;

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use control::probe;
+use crate::agent::probe;
 use dataplane::{Compiler, Health, Link, Network, Publisher, Snapshot};
 use proto::{Generation, Known, ProbeTags};
 use tokio::sync::{Mutex, watch};
@@ -201,8 +201,8 @@ mod tests {
     use tokio::task::JoinHandle;
     use tokio::time::timeout;
 
-    use super::super::received::tests::{service, state};
     use super::*;
+    use crate::agent::config_client::received::tests::{service, state};
 
     const LONG: Duration = Duration::from_secs(120);
 

@@ -4,13 +4,18 @@
 //! generation is acknowledged on the stream that brought it, after every worker forwards by it, newest first: an
 //! acknowledgement that could not be sent yet is replaced, never queued.
 //! A controller that does not lead says who does: that one is dialled next, then the configured ones in turn.
-//! Deliberately not here: what a message means (`received`), sockets and TLS (`control::dial`).
+//! Deliberately not here: what a message means (`received`), sockets and TLS (`dial`).
+
+mod dial;
+mod fleet;
+pub(crate) mod received;
+mod report;
 
 use std::net::IpAddr;
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
-use control::dial::{ControllerUrl, DialError, chain, dial};
+use control::dial::{ControllerUrl, chain};
 use control::settings::CertificateFiles;
 use proto::parts::{Joining, TooManyParts};
 use proto::v1::config_client::ConfigClient;
@@ -22,10 +27,12 @@ use tokio::time::sleep;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::received::{Received, ReceivedError};
-use super::report::{self, Facts};
-use super::serve::{self, Answering};
 use super::supervisor::Failure;
+use dial::{DialError, dial};
+use received::{Received, ReceivedError};
+
+pub use fleet::Responder;
+pub use report::Facts;
 
 /// Waits before the next dial, with the jitter that is added: 50 to 100 ms first, 250 to 500 ms at most. The jitter keeps a
 /// hundred gateways from dialling one controller at the same moment. A controller that restarts on its machine is back within a
@@ -66,7 +73,7 @@ pub struct ClientChannels {
     /// Out: whether routers shall send elsewhere.
     pub draining: watch::Sender<bool>,
     /// What answers the controller's questions.
-    pub answering: Answering,
+    pub answering: Responder,
     /// In: what is acknowledged and reported.
     pub facts: Facts,
 }
@@ -191,7 +198,7 @@ async fn follow(
         Ok(response) => response.into_inner(),
         Err(status) => return refused(status),
     };
-    answers.spawn(serve::run(channel, settings.gateway.clone(), channels.answering.clone()));
+    answers.spawn(fleet::run(channel, settings.gateway.clone(), channels.answering.clone()));
     let mut reached = channels.facts.reached.clone();
     let (mut epoch, mut joining) = (None, Joining::default());
     loop {
@@ -266,10 +273,10 @@ mod tests {
     use tokio_util::sync::CancellationToken;
     use tonic::{Request, Response, Status, Streaming};
 
-    use super::super::received::tests::{service, state};
     use super::super::served::Served;
     use super::*;
     use crate::admin::tests::web as web_view;
+    use crate::agent::config_client::received::tests::{service, state};
 
     const LONG: Duration = Duration::from_secs(120);
 
@@ -347,7 +354,7 @@ mod tests {
             let (served, served_out) = watch::channel(Served::default());
             let facts = Facts { served: served_out, reached: reached_out };
             let (draining, draining_out) = watch::channel(false);
-            let answering = Answering::new(|ask| match ask {
+            let answering = Responder::new(|ask| match ask {
                 Ask::Services(_) => Said::Services(v1::ListServicesResponse::default()),
                 _ => Said::Refusal("not today".to_owned()),
             });

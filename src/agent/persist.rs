@@ -223,8 +223,8 @@ pub async fn run(
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
-    use super::super::received::tests::{service, state};
     use super::*;
+    use crate::agent::config_client::received::tests::{service, state};
 
     const DAY: Duration = Duration::from_secs(86_400);
 

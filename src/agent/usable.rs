@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use control::probe::{Health, Subject};
+use crate::agent::probe::{Health, Subject};
 use proto::{Known, Origin, Service, State, Target};
 
 /// The part of `known` that may be used under `health`.
@@ -43,8 +43,8 @@ mod tests {
 
     use proto::{Protocol, ServiceName};
 
-    use super::super::received::tests::{service, state};
     use super::*;
+    use crate::agent::config_client::received::tests::{service, state};
 
     #[test]
     fn from_disk_only_proven_backends_are_used_and_from_the_controller_all() {

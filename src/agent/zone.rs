@@ -68,8 +68,8 @@ pub async fn run(
 mod tests {
     use proto::{Origin, ZoneBackends};
 
-    use super::super::received::tests::{service, state};
     use super::*;
+    use crate::agent::config_client::received::tests::{service, state};
 
     fn hinted(name: &str) -> Arc<Service> {
         let mut hinted = Service::clone(&service(name, &["10.0.0.1:80", "10.0.0.2:80"]));

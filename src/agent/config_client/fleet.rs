@@ -21,23 +21,23 @@ const WAIT: Duration = Duration::from_secs(1);
 
 /// What answers.
 #[derive(Clone)]
-pub struct Answering(Arc<dyn Fn(&Ask) -> Said + Send + Sync>);
+pub struct Responder(Arc<dyn Fn(&Ask) -> Said + Send + Sync>);
 
-impl Answering {
+impl Responder {
     /// By a function of the question.
     pub fn new(answer: impl Fn(&Ask) -> Said + Send + Sync + 'static) -> Self {
         Self(Arc::new(answer))
     }
 }
 
-impl fmt::Debug for Answering {
+impl fmt::Debug for Responder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Answering").finish_non_exhaustive()
+        f.debug_struct("Responder").finish_non_exhaustive()
     }
 }
 
 /// Offers to answer for as long as it is polled, unless the controller is of a version that never asks.
-pub(super) async fn run(channel: Channel, gateway: String, answering: Answering) {
+pub(super) async fn run(channel: Channel, gateway: String, answering: Responder) {
     loop {
         match serve(&channel, &gateway, &answering).await {
             Err(status) if status.code() == Code::Unimplemented => return,
@@ -49,7 +49,7 @@ pub(super) async fn run(channel: Channel, gateway: String, answering: Answering)
 }
 
 /// One stream.
-async fn serve(channel: &Channel, gateway: &str, answering: &Answering) -> Result<(), Status> {
+async fn serve(channel: &Channel, gateway: &str, answering: &Responder) -> Result<(), Status> {
     let (answers, outbound) = mpsc::channel(1);
     let offer = Said::Offer(Offer { gateway: gateway.to_owned() });
     // The channel has room for it.

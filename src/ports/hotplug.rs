@@ -15,11 +15,11 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::steering::{Standing, Wanted, reason};
-use super::twins::AttendedTwin;
+use super::twin::AttendedTwin;
 use super::{HardwareError, Opened, Ports, PortsNow, lock};
-use crate::af_packet::{self, Prepared};
-use crate::berth::{Berth, Queues};
-use crate::dpdk::{self, OpenedPort};
+use crate::ports::af_packet::{self, Prepared};
+use crate::ports::dpdk::{self, OpenedPort};
+use crate::ports::handover::{Berth, Queues};
 use crate::settings::PortSettings;
 
 /// How often links and devices are looked at.

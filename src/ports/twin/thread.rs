@@ -315,7 +315,7 @@ mod tests {
                 std::thread::park();
             }
         }
-        let test = "twin::thread::tests::a_panic_in_the_twin_thread_aborts_the_process_after_its_last_words";
+        let test = "ports::twin::thread::tests::a_panic_in_the_twin_thread_aborts_the_process_after_its_last_words";
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
         let output = child.args(["--exact", "--nocapture", test]).env(CHILD, "1").output().unwrap();
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&output.status), Some(6), "not SIGABRT: {output:?}");

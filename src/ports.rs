@@ -4,11 +4,14 @@
 //! Invariant: whatever was taken when a step fails is given back. Twins stay (`twin`): so do their routes and sessions. A
 //! port whose device is not there stops nothing as long as another's is: it is attended to (`attend`) until it comes.
 
-mod attend;
-mod nodes;
+pub mod af_packet;
+pub mod dpdk;
+pub mod handover;
+mod hotplug;
+mod numa;
 mod open;
 pub(crate) mod steering;
-mod twins;
+pub mod twin;
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,12 +20,12 @@ use dataplane::{Mac, Peers, PortIndex, TwinQueues};
 use dpdk_sys::Eal;
 
 use crate::admin::PortReading;
-use crate::af_packet::{AfPacketError, Prepared};
-use crate::dpdk::{DpdkPort, Packet};
+use crate::ports::af_packet::{AfPacketError, Prepared};
+use crate::ports::dpdk::{DpdkPort, Packet};
+use crate::ports::twin::{TwinError, TwinThread};
 use crate::settings::Settings;
-use crate::twin::{TwinError, TwinThread};
-pub use attend::Attendant;
-use attend::Attended;
+pub use hotplug::Attendant;
+use hotplug::Attended;
 use steering::{PortSteering, Standing};
 
 /// Why the machine's part could not be had.

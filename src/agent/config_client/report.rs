@@ -17,7 +17,7 @@ use proto::{Generation, Refusal, ServiceName, v1};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
-use super::served::{Counts, Served};
+use crate::agent::served::{Counts, Served};
 
 /// Shortest time between two reports: conditions of Services change every 30 s at most, and people look once a second.
 const AT_MOST_EVERY: Duration = Duration::from_secs(1);

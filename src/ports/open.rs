@@ -6,15 +6,15 @@ use dataplane::steering::{Steering, WORKERS_MAX};
 use dataplane::{Mac, TwinQueues};
 use dpdk_sys::{Eal, Mempool};
 
-use super::attend::Attended;
+use super::hotplug::Attended;
 use super::steering::{self, Standing, Wanted};
-use super::twins::AttendedTwin;
-use super::{HardwareError, Opened, WorkerShare, nodes, restore};
-use crate::af_packet::{self, Prepared};
-use crate::berth::berth;
-use crate::dpdk::{self, DpdkPort, OpenedPort, Packet};
+use super::twin::AttendedTwin;
+use super::{HardwareError, Opened, WorkerShare, numa, restore};
+use crate::ports::af_packet::{self, Prepared};
+use crate::ports::dpdk::{self, DpdkPort, OpenedPort, Packet};
+use crate::ports::handover::berth;
+use crate::ports::twin::{Interface, TwinConfig, TwinCounters, TwinPort, TwinThread};
 use crate::settings::{PortSettings, Settings, Twin};
-use crate::twin::{Interface, TwinConfig, TwinCounters, TwinPort, TwinThread};
 
 /// What a start has taken.
 pub(super) struct Taken {
@@ -128,7 +128,7 @@ fn open_devices(eal: Eal, settings: &Settings, pool: Mempool, wanted: &Wanted) -
         }
     }
     weigh(settings, absences)?;
-    nodes::warn_of_distance(settings);
+    numa::warn_of_distance(settings);
     Ok(opened)
 }
 

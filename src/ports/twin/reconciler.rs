@@ -7,8 +7,9 @@
 use dataplane::Mac;
 use tokio::time::Instant;
 
-use super::attend::Retry;
-use crate::twin::{Interface, NewTap, TwinConfig, TwinError};
+use super::interface::{Interface, TwinConfig, TwinError};
+use super::thread::NewTap;
+use crate::ports::hotplug::Retry;
 
 /// What of a twin follows its port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,7 +19,7 @@ struct Shape {
 }
 
 /// The twin of one port.
-pub(super) struct AttendedTwin {
+pub(in crate::ports) struct AttendedTwin {
     config: TwinConfig,
     /// None: it is gone.
     interface: Option<Interface>,
@@ -32,23 +33,23 @@ pub(super) struct AttendedTwin {
 
 impl AttendedTwin {
     /// A twin that was just made.
-    pub(super) fn new(config: TwinConfig, interface: Interface, tap: NewTap) -> Self {
+    pub(in crate::ports) fn new(config: TwinConfig, interface: Interface, tap: NewTap) -> Self {
         let wanted = Shape { mac: config.mac, carrier: false };
         Self { config, interface: Some(interface), wanted, made: None, tap, retry: Retry::new() }
     }
 
     /// The Ethernet address of its port, from the next look on.
-    pub(super) fn want_mac(&mut self, mac: Mac) {
+    pub(in crate::ports) fn want_mac(&mut self, mac: Mac) {
         (self.wanted.mac, self.config.mac) = (Some(mac), Some(mac));
     }
 
     /// The link of its port, from the next look on.
-    pub(super) fn want_carrier(&mut self, is_up: bool) {
+    pub(in crate::ports) fn want_carrier(&mut self, is_up: bool) {
         self.wanted.carrier = is_up;
     }
 
     /// One look: makes it as it is to be, and makes it at all when it is gone.
-    pub(super) async fn look(&mut self) {
+    pub(in crate::ports) async fn look(&mut self) {
         if self.interface.as_ref().is_some_and(|interface| !interface.stands()) {
             tracing::warn!(
                 interface = self.config.name,

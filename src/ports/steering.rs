@@ -7,7 +7,7 @@ use dataplane::steering::{Proof, RETA_ENTRIES, Refuted, RssProof, Steering};
 use dataplane::{Peers, PortQueues};
 use dpdk_sys::{NoSpread, Spread};
 
-use crate::dpdk::Packet;
+use crate::ports::dpdk::Packet;
 
 /// What a device is asked for.
 #[derive(Clone, Debug)]

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::dpdk;
+use crate::ports::dpdk;
 use crate::settings::Settings;
 
 /// Warns of workers whose core is on another node than a port that they poll.

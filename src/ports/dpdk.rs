@@ -8,8 +8,8 @@
 use dataplane::{BURST, Buffer, Burst, Port};
 use dpdk_sys::{BadDevice, Device, Eal, EalConfig, Mbuf, Mempool, MempoolConfig};
 
-use crate::berth::{Moored, Queues};
-use crate::hardware::steering::{Found, Wanted};
+use crate::ports::handover::{Moored, Queues};
+use crate::ports::steering::{Found, Wanted};
 use crate::settings::{Hugepages, PortSettings, Settings};
 
 /// Packets for each port: what the receive and transmit queues of the greediest driver (af_xdp, 2,048 + 2,048) can hold.

@@ -113,7 +113,7 @@ mod tests {
     use proto::ServiceName;
 
     use super::*;
-    use crate::replay::gateway::Flow;
+    use crate::tools::replay::gateway::Flow;
 
     fn report(json: bool) -> Report {
         let port = |name: &str| PortConfig { name: name.into(), mac: Mac::default(), mtu: 1500, addresses: vec![], twin: true };

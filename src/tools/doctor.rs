@@ -17,7 +17,7 @@ use std::path::Path;
 use core_affinity::CoreId;
 pub use root::Root;
 
-use crate::dpdk;
+use crate::ports::dpdk;
 use crate::settings::{Hugepages, Poll, Settings, SourceChoice, Twin};
 use crate::workers::{self, WorkerError};
 

@@ -9,8 +9,8 @@ use dpdk_sys::{Eal, EalConfig, Hugepages, Mempool, RingInput, RingOutput, RingPo
 
 use super::BenchError;
 use super::traffic::{FRAME_BYTES_V4, FRAME_BYTES_V6};
-use crate::berth::{Moored, Queues};
-use crate::dpdk::{DpdkPort, Packet, size_memory};
+use crate::ports::dpdk::{DpdkPort, Packet, size_memory};
+use crate::ports::handover::{Moored, Queues};
 
 /// A side of the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,7 +8,9 @@
 //! operator's, and how much Linux is given, which the worker decides.
 
 mod interface;
+mod reconciler;
 mod thread;
 
 pub use interface::{Interface, TwinConfig, TwinError};
+pub(super) use reconciler::AttendedTwin;
 pub use thread::{NewTap, TwinCounters, TwinPort, TwinThread};
