@@ -11,10 +11,10 @@ use std::time::SystemTime;
 
 use crate::agent::probe;
 use control::admin::View;
+use control::config::settings::ControllerSettings;
+use control::config::url::ControllerUrl;
 use control::controller::{Controller, ControllerError, Running};
-use control::dial::ControllerUrl;
 use control::gateways::socket::{ListenError, listen};
-use control::settings::ControllerSettings;
 use core_affinity::CoreId;
 use crossbeam_queue::ArrayQueue;
 use dataplane::{Compiler, Link, Network, NoMemory, Parts, Publisher, Subscriber, Worker, WorkerCounters};

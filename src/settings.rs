@@ -16,10 +16,10 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use control::config::settings::{CertificateFiles, ControllerSettings};
 use control::config::tree::Node;
+use control::config::url::ControllerUrl;
 use control::config::{Invalid, Logs, Placed, Reader};
-use control::dial::ControllerUrl;
-use control::settings::{CertificateFiles, ControllerSettings};
 use dataplane::{FlowLimits, Neighbour, Route, Tunnel, VlanLink};
 use serde::Serialize;
 

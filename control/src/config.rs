@@ -13,7 +13,9 @@ mod pools;
 mod problem;
 mod section;
 mod selector;
+pub mod settings;
 pub mod tree;
+pub mod url;
 
 pub use key_values::KeyValues;
 pub use logs::{LogFormat, LogLevel, Logs};

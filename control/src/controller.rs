@@ -21,6 +21,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::admin::View;
+use crate::config::settings::{Certificates, ControllerSettings, Source};
 use crate::gateways::fleet::Fleet;
 use crate::gateways::listener::{CertificateSource, Listeners, ServerTls};
 use crate::gateways::publish::Published;
@@ -38,7 +39,6 @@ use crate::manifests::{self, StatusFiles};
 use crate::plan::addresses::PoolUse;
 use crate::plan::unallowed::Unallowed;
 use crate::plan::{Memory, plan};
-use crate::settings::{Certificates, ControllerSettings, Source};
 use crate::status::edge_gateways;
 use crate::status::pools::{self, PoolsTold};
 use crate::status::{StatusSink, Statuses, write_statuses};

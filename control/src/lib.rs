@@ -7,13 +7,11 @@
 pub mod admin;
 pub mod config;
 pub mod controller;
-pub mod dial;
 pub mod gateways;
 pub mod healthz;
 pub mod kubernetes;
 pub mod manifests;
 pub mod plan;
-pub mod settings;
 pub mod status;
 pub mod store;
 pub mod world;

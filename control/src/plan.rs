@@ -13,11 +13,11 @@ use std::time::Instant;
 use imbl::OrdMap;
 use proto::{Pool, Reason, ServiceName, Services};
 
+use crate::config::settings::ControllerSettings;
 use crate::gateways::registry::Gateways;
 use crate::plan::addresses::{Outcome, PoolUse};
 use crate::plan::policy::Policy;
 use crate::plan::selection::{Fence, Nodes};
-use crate::settings::ControllerSettings;
 use crate::world::checkpoint::{Checkpoint, Decided};
 use crate::world::{Entry, World};
 use objects::Held;

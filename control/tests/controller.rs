@@ -6,8 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use control::config::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
 use control::controller::{Controller, ControllerError, Running};
-use control::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
 use objects::PoolSpec;
 use proto::v1::config_client::ConfigClient;
 use proto::v1::{Hello, WatchRequest, WatchResponse, watch_request};

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use control::config::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
 use control::manifests::Directory;
 use control::plan::{Memory, plan};
-use control::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
 use control::world::World;
 use control::world::change::Change;
 use objects::PoolSpec;

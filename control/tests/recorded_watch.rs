@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use control::config::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
 use control::plan::{Memory, Plan, plan};
-use control::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
 use control::world::World;
 use control::world::change::Change;
 use objects::PoolSpec;

@@ -15,8 +15,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
-use control::dial::{ControllerUrl, chain};
-use control::settings::CertificateFiles;
+use control::config::settings::CertificateFiles;
+use control::config::url::ControllerUrl;
+use control::gateways::listener::chain;
 use proto::parts::{Joining, TooManyParts};
 use proto::v1::config_client::ConfigClient;
 use proto::v1::watch_request::Message;

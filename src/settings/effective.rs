@@ -52,12 +52,14 @@ impl Settings {
             let keys = keys.with("port", port);
             if tags.is_empty() { keys } else { keys.with("tags", tags) }
         };
-        let links = self.links.iter().map(|link| {
-            on(KeyValues::default(), link.link).with("mtu", link.mtu).with_texts("addresses", &link.addresses)
-        });
-        let routes = self.routes.iter().map(|route| {
-            on(KeyValues::default().with("to", route.to.to_string()).with("via", route.via), route.link)
-        });
+        let links = self
+            .links
+            .iter()
+            .map(|link| on(KeyValues::default(), link.link).with("mtu", link.mtu).with_texts("addresses", &link.addresses));
+        let routes = self
+            .routes
+            .iter()
+            .map(|route| on(KeyValues::default().with("to", route.to.to_string()).with("via", route.via), route.link));
         let neighbours = self.neighbours.iter().map(|neighbour| {
             on(KeyValues::default().with("address", neighbour.address).with("mac", neighbour.mac.to_string()), neighbour.link)
         });

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use control::config::controller::{ControllerKeys, KEYS};
 use control::config::listen::{take_files, take_url};
+use control::config::settings::{CertificateFiles, Source};
+use control::config::url::ControllerUrl;
 use control::config::{Place, Placed, PlacedRange, Section};
-use control::dial::ControllerUrl;
-use control::settings::{CertificateFiles, Source};
 
 use super::StateSource;
 

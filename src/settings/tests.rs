@@ -1,8 +1,8 @@
 //! Files as people write them, and what is said about them.
 
 use super::*;
-use control::dial::ControllerUrl;
-use control::settings::Source;
+use control::config::settings::Source;
+use control::config::url::ControllerUrl;
 use dataplane::{Link, Mac, PortIndex, TagKind, Vlan};
 
 /// A valid file with two ports; tests replace and append lines.

@@ -14,7 +14,7 @@ use proto::{AddressRange, HealthCheck, Mode, Scheduler};
 
 use super::scalar::{CLASS_EXPECTED, DurationText, is_class, is_dns_label, scheduler};
 use super::{Field, Invalid, KeyValues, Logs, Placed, PlacedRange, Reader, Section};
-use crate::settings::{ClaimClassless, ControllerSettings, Defaults, Listen, OwnershipRules, Source};
+use crate::config::settings::{ClaimClassless, ControllerSettings, Defaults, Listen, OwnershipRules, Source};
 use objects::PoolSpec;
 
 /// Every top-level key that belongs to a controller and to no gateway.

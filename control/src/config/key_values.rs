@@ -103,7 +103,9 @@ mod tests {
 
     #[test]
     fn sections_and_lists_of_values_are_printed_on_one_line() {
-        let port = |name| KeyValues::default().with("name", name).with_texts("addresses", ["192.0.2.2/24", "::1"]).with("mac", None::<&str>);
+        let port = |name| {
+            KeyValues::default().with("name", name).with_texts("addresses", ["192.0.2.2/24", "::1"]).with("mac", None::<&str>)
+        };
         let keys = KeyValues::default()
             .items("ports", [port("a"), port("off")])
             .section("workers", KeyValues::default().with("cores", [1, 2]).with("poll", "busy"))

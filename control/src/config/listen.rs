@@ -7,8 +7,8 @@ use proto::limits::CONFIG_LISTEN;
 
 use super::scalar::{self, is_dns_name};
 use super::{KeyValues, Place, Section};
-use crate::dial::ControllerUrl;
-use crate::settings::{CertificateFiles, Certificates, Listen, ListenTcp};
+use crate::config::settings::{CertificateFiles, Certificates, Listen, ListenTcp};
+use crate::config::url::ControllerUrl;
 
 const EXPECTED: &str = "unix:PATH, IP:PORT or [IP]:PORT";
 

@@ -24,9 +24,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 use tonic::transport::server::Connected;
 
-use crate::dial::chain;
+use crate::config::settings::CertificateFiles;
 use crate::gateways::tls::{self, Acceptance, Credential, Material, TlsError};
-use crate::settings::CertificateFiles;
 
 /// Timeout of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -277,6 +276,14 @@ impl NewestTasks {
 pub(crate) async fn not_accepted(error: &io::Error) {
     tracing::warn!(%error, "a connection could not be accepted");
     tokio::time::sleep(ACCEPT_RETRY).await;
+}
+
+/// An error with its causes: tonic's own text is "transport error". Some of them repeat their cause.
+#[must_use]
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source()).map(ToString::to_string);
+    let join = |text: String, cause: String| if text.ends_with(&cause) { text } else { format!("{text}: {cause}") };
+    causes.fold(error.to_string(), join)
 }
 
 #[cfg(test)]

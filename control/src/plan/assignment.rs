@@ -12,6 +12,7 @@ use imbl::OrdMap;
 use proto::limits::SERVICES_MAX;
 use proto::{Announce, Pool, Protocol, Reason, Refusal, ServiceName};
 
+use crate::config::settings::ControllerSettings;
 use crate::gateways::registry::Gateways;
 use crate::plan::addresses::{Allocations, Claim, Outcome, PoolUse, Rules};
 use crate::plan::externals::Giving;
@@ -19,7 +20,6 @@ use crate::plan::forbidden::Forbidden;
 use crate::plan::leaving::holders;
 use crate::plan::ownership::Ownership;
 use crate::plan::pools::Pools;
-use crate::settings::ControllerSettings;
 use crate::world::checkpoint::{Checkpoint, Decided, Reserved};
 use crate::world::{Labels, World};
 use objects::note::{Cause, Note, Remark, Subject};

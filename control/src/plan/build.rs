@@ -12,10 +12,10 @@ use proto::limits::{MAGLEV_ENTRIES_AT_CREATION, MAGLEV_ENTRIES_AT_LEAST, MAGLEV_
 use proto::{Family, HealthCheck, MaglevSpec, NodesAt, Reason, Refusal, Service, ServiceName, ServicePort, Target};
 
 use super::{Lack, WantedStatus};
+use crate::config::settings::ControllerSettings;
 use crate::plan::addresses::Outcome;
 use crate::plan::policy::Policy;
 use crate::plan::selection::{Departed, Fence, Nodes, Selection, select};
-use crate::settings::ControllerSettings;
 use crate::world::World;
 use crate::world::checkpoint::{Decided, TableKey};
 use objects::note::{self, Cause, Remark};

@@ -11,10 +11,10 @@ use std::net::IpAddr;
 
 use proto::{Family, Protocol, Reason, Refusal, ServiceName};
 
+use crate::config::settings::ControllerSettings;
 use crate::plan::forbidden::Forbidden;
 use crate::plan::pools::Pools;
 use crate::plan::selection::special;
-use crate::settings::ControllerSettings;
 use objects::note::{Cause, Remark};
 use objects::{Candidate, ServiceSpec};
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use proto::ServiceName;
 
+use crate::config::settings::ControllerSettings;
 use crate::plan::ownership::Ownership;
-use crate::settings::ControllerSettings;
 use crate::world::World;
 use objects::{Kind, Leftover};
 

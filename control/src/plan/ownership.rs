@@ -6,7 +6,7 @@
 
 use kube::core::SelectorExt;
 
-use crate::settings::ControllerSettings;
+use crate::config::settings::ControllerSettings;
 use crate::world::World;
 use objects::{Candidate, Kind};
 
@@ -74,8 +74,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::config::settings::ClaimClassless;
     use crate::plan::tests::settings;
-    use crate::settings::ClaimClassless;
     use crate::world::change::Change;
 
     fn world() -> World {

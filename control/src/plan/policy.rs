@@ -5,7 +5,7 @@
 
 use proto::{Backend, Mode, Reason, Refusal, Scheduler, Target};
 
-use crate::settings::Defaults;
+use crate::config::settings::Defaults;
 use objects::status::IpMode;
 use objects::{Kind, PortSpec, ServiceSpec};
 

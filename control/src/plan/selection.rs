@@ -11,9 +11,9 @@ use std::net::{IpAddr, SocketAddr};
 use ipnet::IpNet;
 use proto::{Backend, BackendState, Family, NodesAt, ZoneBackends, limits};
 
+use crate::config::settings::ControllerSettings;
 use crate::plan::forbidden::Forbidden;
 use crate::plan::pools::Pools;
-use crate::settings::ControllerSettings;
 use objects::note::{Cause, Remark};
 use objects::{EndpointSpec, PortSpec, SliceSpec};
 

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use super::build::STATUS_WAITED_FOR;
 use super::*;
+use crate::config::settings::{Defaults, Listen, OwnershipRules, Source};
 use crate::gateways::registry::Connection;
-use crate::settings::{Defaults, Listen, OwnershipRules, Source};
 use crate::world::change::Change;
 use objects::PoolSpec;
 use objects::status::{IpMode, PortStatus};

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use proto::ServiceName;
 
-use crate::settings::ControllerSettings;
+use crate::config::settings::ControllerSettings;
 use crate::world::World;
 use objects::Kind;
 

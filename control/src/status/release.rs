@@ -13,10 +13,10 @@ use kube::api::{DeleteParams, ListParams};
 use kube::{Api, ResourceExt};
 use proto::ServiceName;
 
+use crate::config::settings::ControllerSettings;
 use crate::kubernetes::lease::{Candidate as LeaseCandidate, LOOKED_AT_EVERY};
 use crate::kubernetes::{Cluster, Outage, Outcome, StatusError, patch};
 use crate::plan::ownership::Ownership;
-use crate::settings::ControllerSettings;
 use crate::world::World;
 use crate::world::change::Change;
 use objects::crd::EdgeGateway;

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
+use control::config::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
 use control::controller::{Controller, Running};
-use control::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
 use objects::PoolSpec;
 use proto::limits::DRAIN_TIMEOUT;
 use proto::{HealthCheck, Mode, Scheduler};

@@ -11,9 +11,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use control::config::settings::{ControllerSettings, Source};
 use control::kubernetes::{connect, follow};
 use control::plan::{Memory, plan};
-use control::settings::{ControllerSettings, Source};
 use control::world::World;
 use control::world::change::Change;
 use futures::StreamExt;

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use control::config::settings::{Certificates, ControllerSettings, ListenTcp, Source};
 use control::kubernetes::connect;
-use control::settings::{Certificates, ControllerSettings, ListenTcp, Source};
 use control::store::overrides::Store;
 use control::world::overrides::{Drained, Said};
 use serde_json::{Value, json};

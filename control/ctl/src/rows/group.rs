@@ -80,4 +80,3 @@ impl Row for v1::PoolStatus {
         [self.name.clone(), addresses].into_iter().chain(figures).collect()
     }
 }
-

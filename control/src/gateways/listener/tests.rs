@@ -15,7 +15,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status, Streaming};
 
 use super::*;
-use crate::dial::ControllerUrl;
+use crate::config::url::ControllerUrl;
 use crate::gateways::publish::{Published, tests::services};
 use crate::gateways::registry::Gateways;
 use crate::gateways::server::{ConfigService, serve};

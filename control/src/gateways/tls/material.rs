@@ -7,7 +7,7 @@ use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use crate::settings::CertificateFiles;
+use crate::config::settings::CertificateFiles;
 
 /// PEM texts and their origin.
 #[derive(Clone, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use crate::user::{User, reached};
 /// In the middle of the pool, so that nobody would be given it by chance.
 const ADDRESS: &str = "192.0.2.177";
 
-fn claim(user: &User) -> impl FnOnce(&mut control::settings::ControllerSettings) + use<> {
+fn claim(user: &User) -> impl FnOnce(&mut control::config::settings::ControllerSettings) + use<> {
     let labels = json!({"matchLabels": {"kubernetes.io/metadata.name": user.namespace}});
     let labels: k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector = serde_json::from_value(labels).unwrap();
     move |settings| {

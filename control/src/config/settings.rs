@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::dial::ControllerUrl;
+use crate::config::url::ControllerUrl;
 use ipnet::IpNet;
 use kube::core::Selector;
 use proto::{HealthCheck, Mode, Scheduler};

@@ -62,14 +62,6 @@ impl fmt::Display for ControllerUrl {
     }
 }
 
-/// An error with its causes: tonic's own text is "transport error". Some of them repeat their cause.
-#[must_use]
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source()).map(ToString::to_string);
-    let join = |text: String, cause: String| if text.ends_with(&cause) { text } else { format!("{text}: {cause}") };
-    causes.fold(error.to_string(), join)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
