@@ -32,19 +32,19 @@ use crate::gateways::tls::TlsError;
 use crate::gateways::tls::secret::FollowedSecret;
 use crate::healthz::{BEAT_EVERY, Heartbeat, Probes, STALLED_AFTER};
 use crate::kubernetes::lease::election;
-use crate::kubernetes::lease::{Candidate, Leadership};
-use crate::kubernetes::recorder::Notebook;
+use crate::kubernetes::lease::{Leadership, LeaseCandidate};
+use crate::kubernetes::recorder::Recorder;
 use crate::kubernetes::{self, Cluster, EventWriter, StatusWriter};
 use crate::manifests::{self, StatusFiles};
 use crate::plan::addresses::PoolUse;
-use crate::plan::unallowed::Unallowed;
+use crate::plan::externals::DisallowedExternalIps;
 use crate::plan::{Memory, plan};
 use crate::status::edge_gateways;
 use crate::status::pools::{self, PoolsTold};
 use crate::status::{StatusSink, Statuses, write_statuses};
-use crate::store::checkpoints::{self, Place};
-use crate::store::override_editor::Desk;
-use crate::store::overrides::{self, Store};
+use crate::store::checkpoints::{self, CheckpointStore};
+use crate::store::override_editor::OverrideEditor;
+use crate::store::overrides::{self, OverrideStore};
 use crate::world::World;
 use crate::world::change::Change;
 use crate::world::checkpoint::Checkpoint;
@@ -113,21 +113,21 @@ impl Controller {
         let (nodes, nodes_seen) = watch::channel(Arc::default());
         let (pools, pools_seen) = watch::channel(PoolsTold::default());
         let (checkpoints, _) = watch::channel(Checkpoint::default());
-        let (desk, checkpoint_at) = (Desk::new(origin.overrides(&settings)), origin.checkpoint(&settings));
+        let (editor, checkpoint_at) = (OverrideEditor::new(origin.overrides(&settings)), origin.checkpoint(&settings));
         let fleet = Fleet::default();
         // Only the leader writes Events.
-        let notebook = Arc::new(match &origin {
-            Origin::Manifests { .. } => Notebook::default(),
-            Origin::Kubernetes(_) => Notebook::with_events(Arc::new(EventWriter::new(&kubernetes::instance()))),
+        let recorder = Arc::new(match &origin {
+            Origin::Manifests { .. } => Recorder::default(),
+            Origin::Kubernetes(_) => Recorder::with_events(Arc::new(EventWriter::new(&kubernetes::instance()))),
         });
         let view = View {
             states: states_seen,
             gateways: gateways_seen,
             nodes: nodes_seen,
             pools: pools_seen,
-            desk: desk.clone(),
+            editor: editor.clone(),
             fleet: fleet.clone(),
-            notebook: Arc::clone(&notebook),
+            recorder: Arc::clone(&recorder),
             leadership: led.clone(),
         };
         let probes = Probes {
@@ -135,10 +135,10 @@ impl Controller {
             stalled_after: STALLED_AFTER,
             leadership: led.clone(),
             states: view.states.clone(),
-            desk: desk.clone(),
+            editor: editor.clone(),
             tls: listeners.tcp.as_ref().map(|(_, tls)| Arc::clone(tls)),
         };
-        let shown = Shown { gateways: gateways.clone(), nodes };
+        let shown = AdminData { gateways: gateways.clone(), nodes };
         let service = ConfigService {
             states: view.states.clone(),
             gateways,
@@ -151,7 +151,7 @@ impl Controller {
         let mut tasks = Tasks::new();
         tasks.spawn(async move { Ok(server::serve(listeners, service).await?) });
         let (gateways, heartbeat) = (view.gateways.clone(), probes.planner.clone());
-        let work = Work { settings, states, gateways, desk, notebook, pools, shown, checkpoints, checkpoint_at, heartbeat };
+        let work = Work { settings, states, gateways, editor, recorder, pools, shown, checkpoints, checkpoint_at, heartbeat };
         begin(origin, work, secret, (leadership, led), &mut tasks, &shutdown);
         Ok(Running { view, probes, _socket: socket, tasks, shutdown })
     }
@@ -182,7 +182,7 @@ fn begin(
             });
         }
         Origin::Kubernetes(cluster) => {
-            let candidate = Candidate::new(&work.settings.group, work.settings.listen.advertised());
+            let candidate = LeaseCandidate::new(&work.settings.group, work.settings.listen.advertised());
             let candidate = match &work.settings.lock_dir {
                 Some(dir) => candidate.locked_in(dir),
                 None => candidate,
@@ -247,12 +247,12 @@ struct Work {
     settings: ControllerSettings,
     states: watch::Sender<Option<Arc<Published>>>,
     gateways: watch::Receiver<Gateways>,
-    desk: Desk,
-    notebook: Arc<Notebook>,
+    editor: OverrideEditor,
+    recorder: Arc<Recorder>,
     pools: watch::Sender<PoolsTold>,
-    shown: Shown,
+    shown: AdminData,
     checkpoints: watch::Sender<Checkpoint>,
-    checkpoint_at: Place,
+    checkpoint_at: CheckpointStore,
     heartbeat: Heartbeat,
 }
 
@@ -261,28 +261,28 @@ impl Work {
     fn start(&self, steps: &mut Tasks, epoch: String, sink: StatusSink) -> mpsc::Sender<Change> {
         let (sender, changes) = mpsc::channel(CHANGES_WAITING_MAX);
         let (statuses, statuses_seen) = watch::channel(None);
-        let (desk, to_plan) = (self.desk.clone(), sender.clone());
+        let (editor, to_plan) = (self.editor.clone(), sender.clone());
         steps.spawn(async move {
-            desk.tell(to_plan).await;
+            editor.serve(to_plan).await;
             Ok(())
         });
         // Decisions of an earlier term are stale.
         self.checkpoints.send_replace(Checkpoint::default());
-        let (place, newest, to_plan) = (self.checkpoint_at.clone(), self.checkpoints.subscribe(), sender.clone());
+        let (store, newest, to_plan) = (self.checkpoint_at.clone(), self.checkpoints.subscribe(), sender.clone());
         steps.spawn(async move {
-            checkpoints::keep(place, newest, to_plan).await;
+            checkpoints::keep(store, newest, to_plan).await;
             // This task ends with the planner.
             std::future::pending().await
         });
-        let (gateways, told) = (self.gateways.clone(), Arc::clone(&self.notebook));
+        let (gateways, told) = (self.gateways.clone(), Arc::clone(&self.recorder));
         steps.spawn(async move {
             write_statuses(statuses_seen, gateways, sink, told).await;
             Ok(())
         });
-        let (settings, states, notebook) = (self.settings.clone(), self.states.clone(), Arc::clone(&self.notebook));
+        let (settings, states, recorder) = (self.settings.clone(), self.states.clone(), Arc::clone(&self.recorder));
         let (gateways, pools, shown) = (self.gateways.clone(), self.pools.clone(), self.shown.clone());
         let (checkpoints, heartbeat) = (self.checkpoints.clone(), self.heartbeat.clone());
-        let planning = Planning { settings, epoch, states, gateways, statuses, notebook, pools, shown, checkpoints, heartbeat };
+        let planning = Planning { settings, epoch, states, gateways, statuses, recorder, pools, shown, checkpoints, heartbeat };
         steps.spawn(async move {
             planning.run(changes).await;
             Ok(())
@@ -302,14 +302,14 @@ async fn lead(
         let now = leadership.borrow_and_update().clone();
         let mut steps = Tasks::new();
         if let Leadership::Leading { epoch } = &now {
-            let writer = Arc::new(StatusWriter::new(Arc::clone(&work.notebook)));
+            let writer = Arc::new(StatusWriter::new(Arc::clone(&work.recorder)));
             let changes = work.start(&mut steps, epoch.clone(), StatusSink::Kubernetes(Arc::clone(&writer)));
-            let (cluster, notebook, pools) = (Arc::clone(cluster), Arc::clone(&work.notebook), work.pools.subscribe());
+            let (cluster, recorder, pools) = (Arc::clone(cluster), Arc::clone(&work.recorder), work.pools.subscribe());
             let (group, gateways, states) = (work.settings.group.clone(), work.gateways.clone(), work.states.subscribe());
             steps.spawn(async move {
                 let fleet = edge_gateways::show_gateways(&cluster, &group, gateways, states);
                 let events = async {
-                    if let Some(events) = notebook.events() {
+                    if let Some(events) = recorder.events() {
                         events.run(&cluster).await;
                     }
                 };
@@ -389,18 +389,18 @@ impl Origin {
     }
 
     /// Storage of the checkpoint.
-    fn checkpoint(&self, settings: &ControllerSettings) -> Place {
+    fn checkpoint(&self, settings: &ControllerSettings) -> CheckpointStore {
         match self {
-            Self::Kubernetes(cluster) => Place::config_maps(cluster, &settings.group),
-            Self::Manifests { files, .. } => Place::File(files.dir().join(checkpoints::FILE)),
+            Self::Kubernetes(cluster) => CheckpointStore::config_maps(cluster, &settings.group),
+            Self::Manifests { files, .. } => CheckpointStore::File(files.dir().join(checkpoints::FILE)),
         }
     }
 
     /// Storage of manual overrides.
-    fn overrides(&self, settings: &ControllerSettings) -> Store {
+    fn overrides(&self, settings: &ControllerSettings) -> OverrideStore {
         match self {
-            Self::Kubernetes(cluster) => Store::config_map(cluster, &settings.group),
-            Self::Manifests { files, .. } => Store::File(files.dir().join(overrides::FILE)),
+            Self::Kubernetes(cluster) => OverrideStore::config_map(cluster, &settings.group),
+            Self::Manifests { files, .. } => OverrideStore::File(files.dir().join(overrides::FILE)),
         }
     }
 }
@@ -412,21 +412,21 @@ struct Planning {
     states: watch::Sender<Option<Arc<Published>>>,
     gateways: watch::Receiver<Gateways>,
     statuses: watch::Sender<Option<Arc<Statuses>>>,
-    notebook: Arc<Notebook>,
+    recorder: Arc<Recorder>,
     pools: watch::Sender<PoolsTold>,
-    shown: Shown,
+    shown: AdminData,
     checkpoints: watch::Sender<Checkpoint>,
     heartbeat: Heartbeat,
 }
 
 /// Inputs of plans that other tasks see as well.
 #[derive(Clone)]
-struct Shown {
+struct AdminData {
     gateways: watch::Sender<Gateways>,
     nodes: watch::Sender<Arc<BTreeSet<String>>>,
 }
 
-impl Shown {
+impl AdminData {
     /// Gateways learn that they are drained before they get the state that was planned with the drain.
     fn update(&self, world: &World) {
         Gateways::drain(&self.gateways, world.overrides().drained_gateways());
@@ -445,7 +445,7 @@ impl Planning {
     async fn run(self, mut changes: mpsc::Receiver<Change>) {
         let (mut world, mut memory) = (World::default(), Memory::default());
         let (mut again_at, mut planned_at): (_, Option<Instant>) = (None, None);
-        let mut unallowed = Unallowed::default();
+        let mut disallowed = DisallowedExternalIps::default();
         let mut standing = tokio::time::interval(STANDING_EVERY);
         let (mut beats, beating) = (tokio::time::interval(BEAT_EVERY), self.heartbeat.start());
         let mut gateways = self.gateways.clone();
@@ -466,16 +466,16 @@ impl Planning {
                 }
                 () = tokio::time::sleep_until(again_at.unwrap_or_else(Instant::now)), if again_at.is_some() => {}
                 _ = standing.tick() => {
-                    memory.standing().iter().for_each(|note| self.notebook.stands(note, uid(&world, note).as_deref()));
+                    memory.standing().iter().for_each(|note| self.recorder.repeat(note, uid(&world, note).as_deref()));
                     continue;
                 }
             }
             gather(&mut changes, &mut world, planned_at).await;
-            self.notebook.end(world.ending_namespaces());
-            self.notebook.forget(&world.take_gone());
-            world.take_notes().iter().for_each(|note| self.notebook.tell(note, uid(&world, note).as_deref()));
+            self.recorder.end(world.ending_namespaces());
+            self.recorder.forget(&world.take_gone());
+            world.take_notes().iter().for_each(|note| self.recorder.record(note, uid(&world, note).as_deref()));
             if world.is_complete() {
-                unallowed.look(&world, &self.settings);
+                disallowed.log_new(&world, &self.settings);
                 again_at = self.plan(&mut world, &mut memory);
                 planned_at = Some(Instant::now());
             }
@@ -485,7 +485,7 @@ impl Planning {
     /// Plans and publishes; returns when to plan again.
     fn plan(&self, world: &mut World, memory: &mut Memory) -> Option<Instant> {
         let plan = plan(world, &self.settings, memory, Instant::now().into_std());
-        plan.notes.iter().for_each(|note| self.notebook.tell(note, uid(world, note).as_deref()));
+        plan.notes.iter().for_each(|note| self.recorder.record(note, uid(world, note).as_deref()));
         self.shown.update(world);
         self.checkpoints.send_if_modified(|kept| {
             let is_news = kept.revision != plan.checkpoint.revision;

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::gateways::listener::{NewestTasks, ServerTls, not_accepted};
 use crate::gateways::publish::Published;
 use crate::kubernetes::lease::Leadership;
-use crate::store::override_editor::{Desk, Held};
+use crate::store::override_editor::{OverrideEditor, OverridesState};
 
 /// Heartbeat interval of a working planner.
 pub(crate) const BEAT_EVERY: Duration = Duration::from_secs(5);
@@ -85,7 +85,7 @@ pub struct Probes {
     /// The published state, once there is one.
     pub states: watch::Receiver<Option<Arc<Published>>>,
     /// Manual overrides; nothing is planned before they are known.
-    pub desk: Desk,
+    pub editor: OverrideEditor,
     /// Certificates for TCP, if it is configured.
     pub tls: Option<Arc<ServerTls>>,
 }
@@ -111,10 +111,10 @@ impl Probes {
         {
             return Err("there is no usable certificate; the log says why");
         }
-        match (&*self.leadership.borrow(), self.desk.held()) {
+        match (&*self.leadership.borrow(), self.editor.state()) {
             (Leadership::Following(Some(_)), _) => Ok(()),
             (Leadership::Following(None), _) => Err("who leads is not known; the log says why"),
-            (Leadership::Leading { .. }, Held::Unreadable(_)) => {
+            (Leadership::Leading { .. }, OverridesState::Unreadable(_)) => {
                 Err("drains and weights set by hand cannot be read, so nothing is planned; the log says why")
             }
             (Leadership::Leading { .. }, _) if self.states.borrow().is_some() => Ok(()),
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
     use crate::gateways::publish::tests::services;
     use crate::kubernetes::lease::Leader;
-    use crate::store::overrides::Store;
+    use crate::store::overrides::OverrideStore;
 
     const WAIT: Duration = Duration::from_secs(20);
 
@@ -191,7 +191,7 @@ mod tests {
                 stalled_after: STALLED_AFTER,
                 leadership: led,
                 states: seen,
-                desk: Desk::new(Store::File("/nonexistent/overrides.yaml".into())),
+                editor: OverrideEditor::new(OverrideStore::File("/nonexistent/overrides.yaml".into())),
                 tls: None,
             };
             Self { probes, leadership, states }

@@ -4,34 +4,22 @@
 //! force until the server changes them.
 //! Deliberately not here: parsing objects (`objects`), and what is written and when (`plan`, `status`).
 
-use kube::api::{PatchParams, PostParams};
-use proto::limits::FIELD_MANAGER;
-
+pub(crate) mod api_error;
 mod backoff;
 mod client;
 mod events;
 mod fair_queue;
 pub mod lease;
-pub(crate) mod outage;
 mod rate_limit;
 pub mod recorder;
 mod status_patch;
 mod status_writer;
 mod watch;
 
+pub use api_error::{ApiError, Retry};
 pub use client::{Cluster, ConnectError, connect, instance};
+pub(crate) use client::{patch_params, post_params};
 pub use events::{EventWriter, REPEATED_AFTER};
-pub use outage::{Outage, Trouble};
-pub use status_patch::{Outcome, StatusError, patch};
+pub use status_patch::{PatchOutcome, StatusError, patch};
 pub use status_writer::StatusWriter;
 pub use watch::follow;
-
-/// Parameters of create and replace requests, with our field manager.
-pub(crate) fn post_params() -> PostParams {
-    PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() }
-}
-
-/// As [`post_params`], for patches.
-pub(crate) fn patch_params() -> PatchParams {
-    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
-}

@@ -10,39 +10,34 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use imbl::OrdMap;
-use proto::{Pool, Reason, ServiceName, Services};
+use proto::{Pool, ServiceName, Services};
 
 use crate::config::settings::ControllerSettings;
 use crate::gateways::registry::Gateways;
-use crate::plan::addresses::{Outcome, PoolUse};
+use crate::plan::addresses::{Allocation, PoolUse};
 use crate::plan::policy::Policy;
-use crate::plan::selection::{Fence, Nodes};
+use crate::plan::selection::Fence;
+use crate::plan::selection::nodes::Nodes;
 use crate::world::checkpoint::{Checkpoint, Decided};
-use crate::world::{Entry, World};
-use objects::Held;
+use crate::world::{ServiceEntry, World};
 use objects::note::{Cause, Note, Remark, Subject};
-use objects::status::Ingress;
 
 pub mod addresses;
 mod assignment;
 mod build;
+mod cleanup;
 pub mod externals;
 pub mod forbidden;
-mod lack;
-mod leaving;
 pub mod ownership;
 pub mod policy;
 pub mod pools;
 pub mod selection;
-pub mod unallowed;
 
 use assignment::Assignment;
-pub use build::MAGLEV_SEED;
-use build::{Builder, Planned};
-pub use lack::Lack;
-pub use leaving::{Leaving, LeftBy};
-use leaving::{leaving, strangers};
+pub use build::{MAGLEV_SEED, WantedStatus, WantedStatuses};
+use build::{Planned, ServiceBuilder};
+pub use cleanup::{Cleanup, LeftBy};
+use cleanup::{leaving, strangers};
 
 /// Desired state of the gateways, and desired status of the objects.
 #[derive(Clone, Debug, Default)]
@@ -56,7 +51,7 @@ pub struct Plan {
     /// Services of type `LoadBalancer` that are ours.
     pub statuses: WantedStatuses,
     /// Services that are not ours, or no longer ours, but still carry our finalizer, conditions or addresses.
-    pub leaving: BTreeMap<ServiceName, Leaving>,
+    pub leaving: BTreeMap<ServiceName, Cleanup>,
     /// Notes for owners that the previous plan did not contain.
     pub notes: Vec<Note>,
     /// When to plan again even if nothing changes, because a reservation of an address expires.
@@ -67,44 +62,6 @@ pub struct Plan {
     pub done_with_departed: Vec<ServiceName>,
     /// Number of Services that were planned again because they or their dependencies changed; the others are unchanged.
     pub replanned: usize,
-}
-
-/// The statuses of Services; copied and compared as [`Services`] are.
-pub type WantedStatuses = OrdMap<ServiceName, Arc<WantedStatus>>;
-
-/// The status of one Service.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WantedStatus {
-    /// The Service.
-    pub service: ServiceName,
-    /// Guard of a write; empty for manifests.
-    pub uid: String,
-    /// Guard of a write; empty for manifests.
-    pub resource_version: String,
-    /// Our group, written to the object together with the finalizer.
-    pub group: String,
-    /// Desired addresses, in family order.
-    pub ingress: Vec<Ingress>,
-    /// What the object contains now.
-    pub held: Held,
-    /// Another field manager that wrote the status.
-    pub foreign_manager: Option<String>,
-    /// Why it is not served. Until it is, addresses that it does not hold are removed from its status and none are added.
-    pub refusal: Option<Reason>,
-    /// Why it lacks an address.
-    pub unassigned: Option<Reason>,
-    /// Whether one of its addresses lies outside every pool.
-    pub outside_pools: bool,
-    /// Whether it is withheld from gateways until its finalizer is written.
-    pub is_withheld: bool,
-    /// The pools of its addresses, in the order of the addresses.
-    pub pools: Vec<String>,
-    /// Whether a setting of it cannot be parsed, so that the previous value stays in force.
-    pub is_partly_unread: bool,
-    /// Why it has no backends.
-    pub lack: Lack,
-    /// Whether all backends are used if none is healthy (fail open).
-    pub fails_open: bool,
 }
 
 /// What one plan keeps for the next.
@@ -283,7 +240,7 @@ impl Look<'_> {
         let policy = Policy::of(candidate.wanted.as_ref().ok(), candidate.kind, &settings.defaults);
         let recalled = memory.assignment.recalled.get(name).cloned();
         let (recalled, ip_mode) = (recalled.as_deref(), policy.ip_mode);
-        let builder = Builder { candidate, outcome, settings, fence, nodes, world, policy, ip_mode, recalled };
+        let builder = ServiceBuilder { candidate, outcome, settings, fence, nodes, world, policy, ip_mode, recalled };
         let one = builder.build_in_turn(entry.revision, before, now);
         let is_new = |remark: &&Remark| !before.is_some_and(|old| old.notes.contains(remark));
         let note = |remark: &Remark| Note { subject: Subject::Service(name.clone()), remark: remark.clone() };
@@ -293,7 +250,7 @@ impl Look<'_> {
         memory.take(name, one);
     }
 
-    fn keeps(&self, old: &Planned, entry: &Entry, outcome: &Outcome) -> bool {
+    fn keeps(&self, old: &Planned, entry: &ServiceEntry, outcome: &Allocation) -> bool {
         let nodes_are_kept = old.nodes_revision.is_none_or(|revision| revision == self.world.nodes_revision());
         let wait_is_over = old.again_at().is_some_and(|until| until <= self.now);
         let unchanged = old.revision == entry.revision && old.outcome == *outcome && nodes_are_kept;

@@ -6,19 +6,17 @@
 //! status, sluice overwrites it at most `REWRITES_MAX` times in `REWRITES_WITHIN`.
 //! Deliberately not here: the choice of addresses, and why a Service is not served (`plan`).
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::ServiceName;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::gateways::registry::Gateways;
 use crate::kubernetes::StatusWriter;
-use crate::kubernetes::recorder::Notebook;
+use crate::kubernetes::recorder::Recorder;
 use crate::manifests::StatusFiles;
-use crate::plan::{Leaving, WantedStatuses};
+use crate::plan::WantedStatuses;
 use objects::note::Note;
 use objects::status::StatusWrite;
 
@@ -29,9 +27,9 @@ mod item;
 pub mod pools;
 mod queue;
 pub mod release;
-mod view;
 
 use queue::Queue;
+pub use queue::Statuses;
 
 /// Retry interval for a status file that could not be written.
 const RETRY: Duration = Duration::from_secs(5);
@@ -45,23 +43,12 @@ pub enum StatusSink {
     Kubernetes(Arc<StatusWriter>),
 }
 
-/// The desired statuses of one plan.
-#[derive(Clone, Debug, Default)]
-pub struct Statuses {
-    /// Counter of the generation with which gateways implement them.
-    pub counter: u64,
-    /// All Services of type `LoadBalancer` that are ours.
-    pub wanted: WantedStatuses,
-    /// Services that are not ours, or no longer ours, but still carry our finalizer, conditions or addresses.
-    pub leaving: BTreeMap<ServiceName, Leaving>,
-}
-
 /// Writes desired statuses when they are due, until the sender of `statuses` is dropped.
 pub async fn write_statuses(
     mut statuses: watch::Receiver<Option<Arc<Statuses>>>,
     mut gateways: watch::Receiver<Gateways>,
     mut sink: StatusSink,
-    notebook: Arc<Notebook>,
+    recorder: Arc<Recorder>,
 ) {
     let mut queue = Queue::new(Instant::now());
     loop {
@@ -74,9 +61,9 @@ pub async fn write_statuses(
         let now = Instant::now();
         queue.see(&connected, now);
         for due in queue.due(&connected, now, |write| sink.has_written(write)) {
-            due.notes.iter().for_each(|note| notebook.tell(note, Some(&due.uid)));
+            due.notes.iter().for_each(|note| recorder.record(note, Some(&due.uid)));
             if let Some(write) = due.write
-                && !sink.write(&write, due.notes_of_write, &notebook)
+                && !sink.write(&write, due.notes_of_write, &recorder)
             {
                 queue.failed(&write.service, Instant::now() + RETRY);
             }
@@ -94,11 +81,11 @@ pub async fn write_statuses(
 
 impl StatusSink {
     /// Returns whether the status is written, or queued for writing. `notes` are reported once it is written.
-    fn write(&mut self, write: &StatusWrite, notes: Vec<Note>, notebook: &Notebook) -> bool {
+    fn write(&mut self, write: &StatusWrite, notes: Vec<Note>, recorder: &Recorder) -> bool {
         match self {
             Self::Files(files) => match files.write(write) {
                 Ok(()) => {
-                    notes.iter().for_each(|note| notebook.tell(note, Some(&write.uid)));
+                    notes.iter().for_each(|note| recorder.record(note, Some(&write.uid)));
                     true
                 }
                 Err(error) => {

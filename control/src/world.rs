@@ -26,7 +26,7 @@ pub mod overrides;
 
 /// A Service that may be ours, and when it last changed.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct ServiceEntry {
     /// The parsed object.
     pub candidate: Candidate,
     /// Revision of the world at its last change, slices included.
@@ -44,7 +44,7 @@ const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 /// The objects.
 #[derive(Clone, Debug, Default)]
 pub struct World {
-    services: BTreeMap<ServiceName, Entry>,
+    services: BTreeMap<ServiceName, ServiceEntry>,
     /// All Services by the revision of their last change.
     touched: BTreeMap<u64, ServiceName>,
     leftovers: BTreeMap<ServiceName, Arc<Leftover>>,
@@ -135,7 +135,7 @@ impl World {
 
     /// Services that may be ours.
     #[must_use]
-    pub const fn services(&self) -> &BTreeMap<ServiceName, Entry> {
+    pub const fn services(&self) -> &BTreeMap<ServiceName, ServiceEntry> {
         &self.services
     }
 
@@ -454,7 +454,7 @@ impl World {
             self.services_revision = self.revision;
         }
         self.touched.insert(self.revision, candidate.name.clone());
-        let entry = Entry { revision: kept.unwrap_or(self.revision), touched: self.revision, candidate };
+        let entry = ServiceEntry { revision: kept.unwrap_or(self.revision), touched: self.revision, candidate };
         self.services.insert(entry.candidate.name.clone(), entry);
     }
 

@@ -10,7 +10,7 @@ use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
-use crate::Server;
+use crate::args::Server;
 
 /// Timeout of an answer; the API answers from memory.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);

@@ -17,7 +17,8 @@ use kube_core::ObjectMeta;
 use proto::AddressRange;
 use serde_json::{Value, json};
 
-use input::{Found, Place};
+pub use input::{ConvertError, Input};
+use input::{Found, SourcePosition};
 use objects::PoolSpec;
 use objects::crd::{AddressPool, AddressPoolSpec};
 
@@ -30,27 +31,10 @@ pub enum Product {
     Cilium,
 }
 
-/// A text of YAML documents, and its name for messages.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Input<'a> {
-    /// A file's name, or `-`.
-    pub name: &'a str,
-    /// Its content.
-    pub text: &'a str,
-}
-
-/// The input is invalid.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{place}: {message}")]
-pub struct ConvertError {
-    place: Place,
-    message: String,
-}
-
 /// A converted pool and its origin.
 #[derive(Clone, Debug)]
 struct Converted {
-    place: Place,
+    place: SourcePosition,
     origin: String,
     name: String,
     spec: AddressPoolSpec,

@@ -6,14 +6,13 @@
 mod args;
 mod client;
 mod convert;
-mod follow;
-mod print;
+mod error;
+mod list;
 mod rows;
 
 use std::fs;
 use std::io::{self, Read, Write};
 use std::path::Path;
-use std::time::Duration;
 
 use proto::v1;
 use proto::v1::admin_client::AdminClient;
@@ -23,43 +22,14 @@ use tonic::{Response, Status};
 use args::ConvertArguments;
 pub use args::{Arguments, Command, ListArguments, Output, Server};
 pub use client::ClientError;
-pub use convert::{ConvertError, Product};
-use convert::{Input, convert};
+use convert::convert;
+pub use convert::{ConvertError, Input, Product};
+pub use error::CtlError;
+pub use list::Screen;
+use list::follow;
 
 /// The standard input.
 const STDIN: &str = "-";
-
-/// Why a command failed; exit code 1 unless stated otherwise.
-#[derive(Debug, thiserror::Error)]
-pub enum CtlError {
-    /// The request failed.
-    #[error(transparent)]
-    Client(#[from] ClientError),
-    /// The input of a conversion is invalid: exit code 2.
-    #[error(transparent)]
-    Convert(#[from] crate::convert::ConvertError),
-    /// A file cannot be read.
-    #[error("cannot read {0}: {1}")]
-    Input(String, io::Error),
-    /// Some gateways did not answer; the answers of the others were printed.
-    #[error("{0}")]
-    Silent(String),
-    /// The output could not be written.
-    #[error("cannot write the output: {0}")]
-    Output(#[from] io::Error),
-    /// The answer could not be written in this format.
-    #[error("cannot write the answer: {0}")]
-    Format(String),
-}
-
-/// Output options of `--watch`.
-#[derive(Clone, Copy, Debug)]
-pub struct Screen {
-    /// Whether a table is redrawn in place, as on a terminal, or printed below the previous one.
-    pub redraw: bool,
-    /// Polling interval.
-    pub period: Duration,
-}
 
 /// Runs a command. Results go to `out`, notes for people to `notes`.
 ///
@@ -154,8 +124,6 @@ fn user() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     format!("{}@{}", name.as_deref().unwrap_or("somebody"), host.trim())
 }
-
-use follow::follow;
 
 #[cfg(test)]
 mod tests;

@@ -11,7 +11,7 @@ use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 
-use super::View;
+use super::view::View;
 
 /// Why the API ended.
 #[derive(Debug, thiserror::Error)]

@@ -12,10 +12,14 @@ use kube::core::Selector;
 use proto::limits::{CONTROLLER_ADMIN_LISTEN, DRAIN_TIMEOUT, LOAD_BALANCER_CLASS};
 use proto::{AddressRange, HealthCheck, Mode, Scheduler};
 
-use super::scalar::{CLASS_EXPECTED, DurationText, is_class, is_dns_label, scheduler};
-use super::{Field, Invalid, KeyValues, Logs, Placed, PlacedRange, Reader, Section};
+use super::key_values::KeyValues;
+use super::logs::Logs;
+use super::pools::PlacedRange;
+use super::problem::{Invalid, Placed};
+use super::section::{Field, Reader, Section};
 use crate::config::settings::{ClaimClassless, ControllerSettings, Defaults, Listen, OwnershipRules, Source};
 use objects::PoolSpec;
+use objects::scalar::{CLASS_EXPECTED, DurationText, is_class, is_dns_label, scheduler};
 
 /// Every top-level key that belongs to a controller and to no gateway.
 pub const KEYS: [&str; 15] = [

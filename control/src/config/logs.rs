@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::Section;
+use super::section::Section;
 
 /// How log lines are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

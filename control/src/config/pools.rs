@@ -6,11 +6,14 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use proto::{AddressRange, Announce};
 
-use super::scalar::{CLASS_EXPECTED, is_class};
-use super::{Field, KeyValues, Place, Section, scalar};
+use super::key_values::KeyValues;
+use super::problem::Place;
+use super::section::{Field, Section};
 use objects::PoolSpec;
 use objects::crd;
 use objects::pool::unreachable;
+use objects::scalar;
+use objects::scalar::{CLASS_EXPECTED, is_class};
 
 /// A pool's range and where it stands.
 #[derive(Clone, Debug, PartialEq, Eq)]

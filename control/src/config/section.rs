@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::scalar::{self, DurationText};
+use super::problem::{Invalid, Place, Problem};
 use super::tree::{self, Entry, Node, Value};
-use super::{Invalid, Place, Problem};
+use objects::scalar::{self, DurationText};
 
 /// What every refusal of a value that is not built yet says.
 const NOT_BUILT: &str = "not built in this version; leave it out";

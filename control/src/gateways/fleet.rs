@@ -17,7 +17,6 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::gateways::listener::Peer;
-use crate::gateways::server::may_speak_for;
 
 /// Time in which a gateway must send its registration after it opened the stream.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -36,7 +35,7 @@ struct Asked {
 
 /// The registration of a gateway.
 #[derive(Clone)]
-struct Line {
+struct Registered {
     gateway: String,
     questions: mpsc::Sender<Asked>,
 }
@@ -64,42 +63,42 @@ pub enum SilentError {
 /// The registered gateways.
 #[derive(Clone, Default)]
 pub struct Fleet {
-    lines: Arc<Mutex<Lines>>,
+    registered: Arc<Mutex<Registrations>>,
 }
 
 #[derive(Default)]
-struct Lines {
-    open: BTreeMap<u64, Line>,
+struct Registrations {
+    open: BTreeMap<u64, Registered>,
     last: u64,
 }
 
 impl std::fmt::Debug for Fleet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
-        f.debug_list().entries(lines.open.values().map(|line| &line.gateway)).finish()
+        let registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
+        f.debug_list().entries(registered.open.values().map(|line| &line.gateway)).finish()
     }
 }
 
 /// Registration of a stream, which is removed when this is dropped.
-struct Place {
+struct Registration {
     fleet: Fleet,
     number: u64,
 }
 
-impl Drop for Place {
+impl Drop for Registration {
     fn drop(&mut self) {
-        self.fleet.lines.lock().unwrap_or_else(PoisonError::into_inner).open.remove(&self.number);
+        self.fleet.registered.lock().unwrap_or_else(PoisonError::into_inner).open.remove(&self.number);
     }
 }
 
 impl Fleet {
-    fn add(&self, gateway: String) -> (Place, mpsc::Receiver<Asked>) {
+    fn add(&self, gateway: String) -> (Registration, mpsc::Receiver<Asked>) {
         let (questions, asked) = mpsc::channel(WAITING_MAX);
-        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
-        lines.last += 1;
-        let number = lines.last;
-        lines.open.insert(number, Line { gateway, questions });
-        (Place { fleet: self.clone(), number }, asked)
+        let mut registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
+        registered.last += 1;
+        let number = registered.last;
+        registered.open.insert(number, Registered { gateway, questions });
+        (Registration { fleet: self.clone(), number }, asked)
     }
 
     /// Queries all gateways of these names and waits for the slowest.
@@ -114,9 +113,9 @@ impl Fleet {
     async fn ask_one(&self, gateway: &str, ask: Ask) -> Result<Said, SilentError> {
         let (answer, answered) = oneshot::channel();
         {
-            let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+            let registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
             // The newest stream: an older one of the same name is about to end.
-            let line = lines.open.values().rev().find(|line| line.gateway == gateway).ok_or(SilentError::NoOffer)?;
+            let line = registered.open.values().rev().find(|line| line.gateway == gateway).ok_or(SilentError::NoOffer)?;
             line.questions.try_send(Asked { ask, answer }).map_err(|error| match error {
                 mpsc::error::TrySendError::Full(_) => SilentError::Busy,
                 mpsc::error::TrySendError::Closed(_) => SilentError::Gone,
@@ -175,8 +174,8 @@ impl FleetService {
         questions: &mpsc::Sender<Result<Question, Status>>,
     ) -> Result<(), Status> {
         let gateway = offer(&mut answers).await?;
-        may_speak_for(&gateway, peer, &self.group)?;
-        let (_place, mut asked) = self.fleet.add(gateway);
+        peer.may_speak_for(&gateway, &self.group)?;
+        let (_registration, mut asked) = self.fleet.add(gateway);
         let mut waiting: HashMap<u64, oneshot::Sender<Said>> = HashMap::new();
         let mut number = 0;
         loop {

@@ -25,7 +25,7 @@ use tonic::Status;
 use tonic::transport::server::Connected;
 
 use crate::config::settings::CertificateFiles;
-use crate::gateways::tls::{self, Acceptance, Credential, Material, TlsError};
+use crate::gateways::tls::{self, Acceptance, CONTROLLER, Credential, Identity, Material, TlsError};
 
 /// Timeout of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -49,6 +49,22 @@ impl Peer {
         let Self::Named(credential) = self else { return std::future::pending().await };
         let error = credential.expired().await;
         Status::unauthenticated(format!("the gateway's certificate is not accepted any more: {error}; renew it and dial again"))
+    }
+
+    /// Succeeds if the peer may act as the gateway of this name.
+    pub(crate) fn may_speak_for(&self, gateway: &str, group: &str) -> Result<(), Status> {
+        let Self::Named(credential) = self else { return Ok(()) };
+        let names = credential.names();
+        let claimed = Identity::new(group, gateway);
+        if gateway == CONTROLLER {
+            return Err(Status::permission_denied(format!("no gateway may be named {CONTROLLER}; give it another `name`")));
+        }
+        if names.contains(&claimed) {
+            return Ok(());
+        }
+        let found = if names.is_empty() { "nobody of ours".to_owned() } else { Identity::list(names) };
+        let advice = "correct the gateway's `name`, or issue its certificate with that URI SAN";
+        Err(Status::permission_denied(format!("the gateway's certificate is for {found}; expected {claimed}: {advice}")))
     }
 }
 

@@ -24,7 +24,6 @@ use crate::gateways::fleet::{Fleet, FleetService};
 use crate::gateways::listener::{Listeners, Peer};
 use crate::gateways::publish::Published;
 use crate::gateways::registry::{Connection, Gateways, Health, Report};
-use crate::gateways::tls::{CONTROLLER, Identity};
 use crate::kubernetes::lease::{Leader, Leadership};
 
 /// Time in which a new connection must send its hello.
@@ -253,23 +252,7 @@ fn speaks_for_itself(hello: &Hello, peer: &Peer, group: &str) -> Result<(), Stat
             hello.gateway, hello.group
         )));
     }
-    may_speak_for(&hello.gateway, peer, group)
-}
-
-/// Whether the peer may act as the gateway of this name.
-pub(crate) fn may_speak_for(gateway: &str, peer: &Peer, group: &str) -> Result<(), Status> {
-    let Peer::Named(credential) = peer else { return Ok(()) };
-    let names = credential.names();
-    let claimed = Identity::new(group, gateway);
-    if gateway == CONTROLLER {
-        return Err(Status::permission_denied(format!("no gateway may be named {CONTROLLER}; give it another `name`")));
-    }
-    if names.contains(&claimed) {
-        return Ok(());
-    }
-    let found = if names.is_empty() { "nobody of ours".to_owned() } else { Identity::list(names) };
-    let advice = "correct the gateway's `name`, or issue its certificate with that URI SAN";
-    Err(Status::permission_denied(format!("the gateway's certificate is for {found}; expected {claimed}: {advice}")))
+    peer.may_speak_for(&hello.gateway, group)
 }
 
 /// Addresses of the gateway itself.

@@ -7,27 +7,27 @@ use std::time::Instant;
 
 use backon::{BackoffBuilder, ExponentialBackoff};
 
-use super::outage::{BACKOFF, WAIT_MAX};
+use super::api_error::{BACKOFF, WAIT_MAX};
 
 /// Per key: the end of its backoff and the delays that follow. Each key has pending work.
 #[derive(Debug)]
-pub(super) struct Held<K>(HashMap<K, (Instant, ExponentialBackoff)>);
+pub(super) struct Backoff<K>(HashMap<K, (Instant, ExponentialBackoff)>);
 
-impl<K> Default for Held<K> {
+impl<K> Default for Backoff<K> {
     fn default() -> Self {
         Self(HashMap::new())
     }
 }
 
-impl<K: Clone + Eq + Hash> Held<K> {
+impl<K: Clone + Eq + Hash> Backoff<K> {
     /// Records a failure; the delay doubles with every consecutive one.
-    pub(super) fn hold(&mut self, who: &K, now: Instant) {
+    pub(super) fn failed(&mut self, who: &K, now: Instant) {
         let (until, waits) = self.0.entry(who.clone()).or_insert_with(|| (now, BACKOFF.build()));
         *until = now + waits.next().unwrap_or(WAIT_MAX);
     }
 
     /// Records a success.
-    pub(super) fn release<Q: Eq + Hash + ?Sized>(&mut self, who: &Q)
+    pub(super) fn succeeded<Q: Eq + Hash + ?Sized>(&mut self, who: &Q)
     where
         K: Borrow<Q>,
     {

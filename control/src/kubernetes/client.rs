@@ -10,11 +10,13 @@ use std::time::Duration;
 use hyper_timeout::TimeoutConnector;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
+use kube::api::{PatchParams, PostParams};
 use kube::client::{Body, ConfigExt};
 use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::core::Status;
 use kube::core::response::StatusDetails;
 use kube::{Client, Config};
+use proto::limits::FIELD_MANAGER;
 use thiserror::Error;
 use tower::ServiceBuilder;
 
@@ -182,6 +184,16 @@ fn status_details() -> StatusDetails {
         causes: Vec::new(),
         retry_after_seconds: 0,
     }
+}
+
+/// Parameters of create and replace requests, with our field manager.
+pub(crate) fn post_params() -> PostParams {
+    PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() }
+}
+
+/// As [`post_params`], for patches.
+pub(crate) fn patch_params() -> PatchParams {
+    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
 }
 
 #[cfg(test)]

@@ -23,9 +23,10 @@ use serde_json::json;
 use tokio::sync::Notify;
 use tracing::{debug, warn};
 
-use super::backoff::Held;
-use super::fair_queue::Turns;
-use super::{Cluster, Outage, Trouble, patch_params, post_params};
+use super::backoff::Backoff;
+use super::fair_queue::FairQueue;
+use crate::kubernetes::api_error::{ApiError, Retry};
+use crate::kubernetes::client::{Cluster, patch_params, post_params};
 use objects::note::{Cause, Note, Subject};
 
 /// Interval of repetitions: an Event expires after an hour unless it is written again; half of that tolerates an outage.
@@ -61,16 +62,16 @@ pub struct EventWriter {
 
 #[derive(Debug, Default)]
 struct State {
-    warnings: Turns<u64, Waiting>,
-    routine: Turns<u64, Waiting>,
-    told: HashMap<u64, Told>,
+    warnings: FairQueue<u64, Waiting>,
+    routine: FairQueue<u64, Waiting>,
+    reported: HashMap<u64, Reported>,
     /// Namespaces that are being deleted and accept no new objects.
     ending: BTreeSet<String>,
     is_loss_said: bool,
 }
 
 #[derive(Debug)]
-struct Told {
+struct Reported {
     last: Instant,
     count: i32,
 }
@@ -94,7 +95,7 @@ enum Answered {
     /// Its namespace is being deleted, or is deleted.
     Ending,
     /// It may be retried.
-    Later(Outage),
+    Later(ApiError),
 }
 
 impl Waiting {
@@ -124,7 +125,7 @@ impl State {
             };
             // The note may be recorded again later.
             if let Some(lost) = lost {
-                self.told.remove(&lost.key);
+                self.reported.remove(&lost.key);
             }
         }
         if !waiting.is_routine() {
@@ -142,9 +143,9 @@ impl State {
 
     /// Drops queued Events about objects that are not `kept`.
     fn clear(&mut self, namespace: &str, is_kept: impl Fn(&Waiting) -> bool) {
-        for turns in [&mut self.warnings, &mut self.routine] {
-            for dropped in turns.clear(namespace, &is_kept) {
-                self.told.remove(&dropped.key);
+        for queue in [&mut self.warnings, &mut self.routine] {
+            for dropped in queue.clear(namespace, &is_kept) {
+                self.reported.remove(&dropped.key);
             }
         }
     }
@@ -158,29 +159,29 @@ impl EventWriter {
     }
 
     /// Enqueues a note, unless it was written recently or its namespace is being deleted.
-    pub fn tell(&self, note: &Note, uid: Option<&str>) {
+    pub fn record(&self, note: &Note, uid: Option<&str>) {
         self.tell_at(note, uid, Instant::now());
     }
 
     fn tell_at(&self, note: &Note, uid: Option<&str>, now: Instant) {
         let key = key(note, uid);
         let mut state = self.state();
-        let is_told = state.told.get(&key).is_some_and(|told| now.duration_since(told.last) < REPEATED_AFTER);
+        let is_told = state.reported.get(&key).is_some_and(|told| now.duration_since(told.last) < REPEATED_AFTER);
         if is_told || namespace(&note.subject).is_some_and(|namespace| state.ending.contains(namespace)) {
             return;
         }
-        if state.told.len() >= TOLD_MAX {
-            state.told.retain(|_, told| now.duration_since(told.last) < REPEATED_AFTER);
+        if state.reported.len() >= TOLD_MAX {
+            state.reported.retain(|_, told| now.duration_since(told.last) < REPEATED_AFTER);
         }
-        if state.told.len() >= TOLD_MAX {
+        if state.reported.len() >= TOLD_MAX {
             // Clearing the set costs one Event each.
-            state.told.clear();
+            state.reported.clear();
         }
-        let count = state.told.get(&key).map_or(1, |told| told.count.saturating_add(1));
+        let count = state.reported.get(&key).map_or(1, |told| told.count.saturating_add(1));
         let (note, uid) = (note.clone(), uid.map(str::to_owned));
         let is_full = state.warnings.len() + state.routine.len() >= WAITING_MAX;
         if state.put(Waiting { key, note, uid, time: Timestamp::now(), count, attempts: 0 }) {
-            state.told.insert(key, Told { last: now, count });
+            state.reported.insert(key, Reported { last: now, count });
         }
         if is_full && !std::mem::replace(&mut state.is_loss_said, true) {
             warn!("more than {WAITING_MAX} Events wait to be written; some are lost, routine ones first, the log has them");
@@ -211,15 +212,15 @@ impl EventWriter {
 
     /// Writes Events while it is polled.
     pub async fn run(&self, cluster: &Cluster) {
-        let mut of_server = Trouble::new("create and patch events.events.k8s.io", &cluster.server);
-        let mut of_some = Trouble::new("create and patch events.events.k8s.io of some namespaces", &cluster.server);
-        let (mut held, mut busy) = (Held::<String>::default(), HashSet::new());
+        let mut of_server = Retry::new("create and patch events.events.k8s.io", &cluster.server);
+        let mut of_some = Retry::new("create and patch events.events.k8s.io of some namespaces", &cluster.server);
+        let (mut backoff, mut busy) = (Backoff::<String>::default(), HashSet::new());
         let mut in_flight = FuturesUnordered::new();
         let mut next_at = Instant::now();
         loop {
             let now = Instant::now();
             let may_send = in_flight.len() < IN_FLIGHT_MAX && next_at <= now;
-            let is_open = |namespace: &str| !held.holds(namespace, now) && !busy.contains(namespace);
+            let is_open = |namespace: &str| !backoff.holds(namespace, now) && !busy.contains(namespace);
             if let Some(waiting) = may_send.then(|| self.next(is_open)).flatten() {
                 next_at = now + PACE;
                 busy.insert(waiting.namespace().to_owned());
@@ -229,7 +230,7 @@ impl EventWriter {
                 });
                 continue;
             }
-            let wake_at = held.first_over(now).into_iter().chain([next_at].into_iter().filter(|at| *at > now)).min();
+            let wake_at = backoff.first_over(now).into_iter().chain([next_at].into_iter().filter(|at| *at > now)).min();
             let (waiting, answered) = tokio::select! {
                 Some(done) = in_flight.next() => done,
                 () = self.came.notified() => continue,
@@ -239,23 +240,23 @@ impl EventWriter {
             busy.remove(&namespace);
             match answered {
                 Answered::Later(outage) if outage.concerns_all() => {
-                    next_at = next_at.max(now + of_server.met(outage, now));
+                    next_at = next_at.max(now + of_server.failed(outage, now));
                     self.put_back(waiting);
                 }
                 Answered::Later(outage) => {
-                    of_server.over();
-                    of_some.met(outage, now);
-                    held.hold(&namespace, now);
+                    of_server.succeeded();
+                    of_some.failed(outage, now);
+                    backoff.failed(&namespace, now);
                     self.put_back(waiting);
                 }
                 answered => {
                     if matches!(answered, Answered::Ending) {
                         self.state().clear(&namespace, |_| false);
                     }
-                    of_server.over();
-                    held.release(&namespace);
-                    if held.is_empty() {
-                        of_some.over();
+                    of_server.succeeded();
+                    backoff.succeeded(&namespace);
+                    if backoff.is_empty() {
+                        of_some.succeeded();
                     }
                 }
             }
@@ -278,8 +279,8 @@ impl EventWriter {
             return;
         }
         let (namespace, turn) = (waiting.namespace().to_owned(), waiting.turn());
-        let turns = if waiting.is_routine() { &mut state.routine } else { &mut state.warnings };
-        turns.put_back(&namespace, turn, waiting);
+        let queue = if waiting.is_routine() { &mut state.routine } else { &mut state.warnings };
+        queue.put_back(&namespace, turn, waiting);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -309,12 +310,12 @@ impl EventWriter {
                     404 => return Answered::Ending,
                     403 if is_terminating(&status) => return Answered::Ending,
                     400 | 409 | 422 => {
-                        debug!(name, "the API server refuses an Event: {}", super::outage::truncated(&status.message));
+                        debug!(name, "the API server refuses an Event: {}", super::api_error::truncated(&status.message));
                         return Answered::Done;
                     }
                     _ => return Answered::Later(status.as_ref().into()),
                 },
-                Err(error) => return Answered::Later(Outage::from(&error)),
+                Err(error) => return Answered::Later(ApiError::from(&error)),
             }
         }
         Answered::Done
@@ -437,7 +438,7 @@ mod tests {
     fn a_storm_of_notes_fills_the_queue_and_no_more() {
         let writer = EventWriter::new("edge-1");
         for number in 0..WAITING_MAX + 100 {
-            writer.tell(&note(&number.to_string()), None);
+            writer.record(&note(&number.to_string()), None);
         }
         assert_eq!(all(&writer).len(), WAITING_MAX);
     }
@@ -446,12 +447,12 @@ mod tests {
     fn warnings_go_before_routine_and_namespaces_take_turns() {
         let writer = EventWriter::new("edge-1");
         for number in 0..2_000 {
-            writer.tell(&about("big", &number.to_string(), Cause::Programmed, "gateways forward for it"), None);
+            writer.record(&about("big", &number.to_string(), Cause::Programmed, "gateways forward for it"), None);
         }
         for number in 0..10 {
-            writer.tell(&about("big", &number.to_string(), Cause::NoHealthyBackend, "none"), None);
+            writer.record(&about("big", &number.to_string(), Cause::NoHealthyBackend, "none"), None);
         }
-        writer.tell(&about("small", "web", Cause::NeverServed, "headless"), None);
+        writer.record(&about("small", "web", Cause::NeverServed, "headless"), None);
         let first: Vec<_> = all(&writer).into_iter().map(|waiting| waiting.note).take(12).collect();
         assert!(first[..11].iter().all(|note| !note.remark.cause.is_ordinary()), "{first:?}");
         assert_eq!(first[1].subject, Subject::Service(ServiceName::new("small", "web")), "after one of the other namespace");
@@ -463,27 +464,27 @@ mod tests {
         let routine = |name: &str, cause| about("shop", name, cause, "as it should be");
         let writer = EventWriter::new("edge-1");
         for cause in [Cause::AddressAssigned, Cause::Programmed] {
-            writer.tell(&routine("quiet", cause), None);
+            writer.record(&routine("quiet", cause), None);
         }
         assert_eq!(all(&writer).len(), 2, "both, while nothing else waits");
         for number in 0..MERGED_FROM {
-            writer.tell(&routine(&format!("before-{number}"), Cause::Programmed), None);
+            writer.record(&routine(&format!("before-{number}"), Cause::Programmed), None);
         }
         for cause in [Cause::AddressAssigned, Cause::Programmed] {
-            writer.tell(&routine("web", cause), None);
+            writer.record(&routine("web", cause), None);
         }
         let told: Vec<_> = all(&writer).into_iter().filter(|w| w.note.subject.to_string() == "Service shop/web").collect();
         assert_eq!(told.iter().map(|w| w.note.remark.cause).collect::<Vec<_>>(), [Cause::Programmed]);
         for number in 0..WAITING_MAX {
-            writer.tell(&routine(&number.to_string(), Cause::Released), None);
+            writer.record(&routine(&number.to_string(), Cause::Released), None);
         }
         for number in 0..WAITING_MAX {
-            writer.tell(&note(&number.to_string()), None);
+            writer.record(&note(&number.to_string()), None);
         }
-        writer.tell(&routine("late", Cause::Released), None);
+        writer.record(&routine("late", Cause::Released), None);
         let left = all(&writer);
         assert!(left.len() == WAITING_MAX && left.iter().all(|waiting| !waiting.is_routine()));
-        writer.tell(&routine("late", Cause::Released), None);
+        writer.record(&routine("late", Cause::Released), None);
         assert_eq!(all(&writer).len(), 1, "what was lost may be told again");
     }
 
@@ -491,15 +492,15 @@ mod tests {
     fn nothing_is_told_of_namespaces_and_objects_that_are_going() {
         let writer = EventWriter::new("edge-1");
         for (namespace, name) in [("going", "a"), ("shop", "web"), ("shop", "gone")] {
-            writer.tell(&about(namespace, name, Cause::NoHealthyBackend, "none"), None);
+            writer.record(&about(namespace, name, Cause::NoHealthyBackend, "none"), None);
         }
         writer.end(&["going".to_owned()].into());
         writer.forget(&[Subject::Service(ServiceName::new("shop", "gone"))].into());
-        writer.tell(&about("going", "b", Cause::Released, "free"), None);
+        writer.record(&about("going", "b", Cause::Released, "free"), None);
         let left: Vec<_> = all(&writer).into_iter().map(|waiting| waiting.note.subject.to_string()).collect();
         assert_eq!(left, ["Service shop/web"]);
         writer.end(&BTreeSet::new());
-        writer.tell(&about("going", "b", Cause::Released, "free"), None);
+        writer.record(&about("going", "b", Cause::Released, "free"), None);
         assert_eq!(all(&writer).len(), 1, "another namespace of that name");
     }
 

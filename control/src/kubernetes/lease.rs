@@ -62,7 +62,7 @@ pub struct Leader {
 
 /// A replica that takes part in the election.
 #[derive(Clone, Debug)]
-pub struct Candidate {
+pub struct LeaseCandidate {
     /// Name of the Lease.
     pub lease: String,
     /// Unique identity of this replica.
@@ -82,7 +82,7 @@ struct Seen {
     is_renewal: bool,
 }
 
-impl Candidate {
+impl LeaseCandidate {
     /// A candidate of a group. Its identity is the host name, for people, and a random part that makes it unique.
     #[must_use]
     pub fn new(group: &str, address: Option<String>) -> Self {
@@ -149,7 +149,7 @@ impl Candidate {
         Some(taken)
     }
 
-    /// The holder of the Lease that [`Candidate::take`] saw last, with its address as long as it is known to be alive. A holder
+    /// The holder of the Lease that [`LeaseCandidate::take`] saw last, with its address as long as it is known to be alive. A holder
     /// that was never seen to renew, or not recently, has no address.
     #[must_use]
     pub fn leader(&self, lease: &Lease, now: Instant) -> Option<Leader> {
@@ -235,8 +235,8 @@ mod tests {
         lease
     }
 
-    fn candidates() -> (Candidate, Candidate) {
-        (Candidate::new("east", Some("https://192.0.2.1:9443".to_owned())), Candidate::new("east", None))
+    fn candidates() -> (LeaseCandidate, LeaseCandidate) {
+        (LeaseCandidate::new("east", Some("https://192.0.2.1:9443".to_owned())), LeaseCandidate::new("east", None))
     }
 
     #[test]

@@ -20,7 +20,7 @@ const LATE_BY: Duration = Duration::from_millis(20);
 
 /// State of the rate limit.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct RateLimit {
     rate: usize,
     sent: VecDeque<Instant>,
     /// Usual answer time; `None` before the first answer.
@@ -29,17 +29,17 @@ pub(super) struct Pace {
     /// Counters of the current window.
     answers: u32,
     took: Duration,
-    is_troubled: bool,
+    is_throttled: bool,
 }
 
-impl Default for Pace {
+impl Default for RateLimit {
     fn default() -> Self {
         let (sent, took) = (VecDeque::with_capacity(RATE_MAX), Duration::ZERO);
-        Self { rate: RATE_MIN, sent, usual: None, period_ends: None, answers: 0, took, is_troubled: false }
+        Self { rate: RATE_MIN, sent, usual: None, period_ends: None, answers: 0, took, is_throttled: false }
     }
 }
 
-impl Pace {
+impl RateLimit {
     /// When the next write may be sent.
     pub(super) fn next_at(&self, now: Instant) -> Instant {
         let oldest = self.sent.len().checked_sub(self.rate).and_then(|at| self.sent.get(at));
@@ -63,7 +63,7 @@ impl Pace {
         }
         let average = self.took / self.answers;
         let usual = *self.usual.get_or_insert(average);
-        if self.is_troubled || average > 2 * usual + LATE_BY {
+        if self.is_throttled || average > 2 * usual + LATE_BY {
             self.rate = self.rate.saturating_sub(STEP).max(RATE_MIN);
         } else if waiting > self.rate {
             self.rate = (self.rate + STEP).min(RATE_MAX);
@@ -74,13 +74,13 @@ impl Pace {
             // The average moves slowly, so that a single late answer does not change it much.
             self.usual = Some((7 * usual + average) / 8);
         }
-        (self.period_ends, self.answers, self.took, self.is_troubled) = (None, 0, Duration::ZERO, false);
+        (self.period_ends, self.answers, self.took, self.is_throttled) = (None, 0, Duration::ZERO, false);
     }
 
     /// Records that the server throttles or does not answer.
-    pub(super) const fn trouble(&mut self) {
+    pub(super) const fn throttled(&mut self) {
         self.rate = RATE_MIN;
-        self.is_troubled = true;
+        self.is_throttled = true;
     }
 }
 
@@ -89,16 +89,16 @@ mod tests {
     use super::*;
 
     /// Sends `writes` one after another, each answered after `latency` of the rate; returns the total time.
-    fn send(pace: &mut Pace, writes: usize, start: Instant, latency: impl Fn(usize) -> Duration) -> Duration {
+    fn send(rate_limit: &mut RateLimit, writes: usize, start: Instant, latency: impl Fn(usize) -> Duration) -> Duration {
         let mut now = start;
         let mut under_way = VecDeque::new();
         for number in 0..writes {
-            now = pace.next_at(now);
+            now = rate_limit.next_at(now);
             while let Some((at, took)) = under_way.pop_front_if(|(at, _): &mut (Instant, Duration)| *at <= now) {
-                pace.answered(took, writes - number, at);
+                rate_limit.answered(took, writes - number, at);
             }
-            pace.count(now);
-            let took = latency(pace.rate);
+            rate_limit.count(now);
+            let took = latency(rate_limit.rate);
             under_way.push_back((now + took, took));
         }
         now - start
@@ -106,41 +106,41 @@ mod tests {
 
     #[test]
     fn twenty_writes_go_at_once_and_the_next_ones_as_the_second_passes() {
-        let (mut pace, now) = (Pace::default(), Instant::now());
+        let (mut rate_limit, now) = (RateLimit::default(), Instant::now());
         for number in 0..20 {
-            assert_eq!(pace.next_at(now), now);
-            pace.count(now + Duration::from_millis(number));
+            assert_eq!(rate_limit.next_at(now), now);
+            rate_limit.count(now + Duration::from_millis(number));
         }
-        assert_eq!(pace.next_at(now), now + PERIOD);
-        assert_eq!(pace.next_at(now + PERIOD), now + PERIOD);
-        pace.count(now + PERIOD);
-        assert_eq!(pace.next_at(now + PERIOD), now + PERIOD + Duration::from_millis(1));
+        assert_eq!(rate_limit.next_at(now), now + PERIOD);
+        assert_eq!(rate_limit.next_at(now + PERIOD), now + PERIOD);
+        rate_limit.count(now + PERIOD);
+        assert_eq!(rate_limit.next_at(now + PERIOD), now + PERIOD + Duration::from_millis(1));
     }
 
     /// Two writes for each Service of the first ten seconds, and one for each later Service, which gateways get without waiting
     /// for the finalizer.
     #[test]
     fn ten_thousand_services_have_their_statuses_within_three_minutes() {
-        let (mut pace, start) = (Pace::default(), Instant::now());
-        let taken = send(&mut pace, 11_000, start, |_| Duration::from_millis(15));
+        let (mut rate_limit, start) = (RateLimit::default(), Instant::now());
+        let taken = send(&mut rate_limit, 11_000, start, |_| Duration::from_millis(15));
         assert!(taken < Duration::from_secs(180), "after {taken:?}");
         assert!(taken > Duration::from_secs(11_000 / 100 - 1), "never more than 100 a second: {taken:?}");
         let rest = start + taken + PERIOD;
-        pace.answered(Duration::from_millis(15), 0, rest);
-        assert_eq!(pace.rate, RATE_MIN, "nobody waits any more");
+        rate_limit.answered(Duration::from_millis(15), 0, rest);
+        assert_eq!(rate_limit.rate, RATE_MIN, "nobody waits any more");
     }
 
     #[test]
     fn a_server_that_gets_slower_or_asks_to_be_left_alone_gets_twenty_a_second() {
-        let (mut pace, start) = (Pace::default(), Instant::now());
+        let (mut rate_limit, start) = (RateLimit::default(), Instant::now());
         // Above 60 writes a second answers take ten times as long.
         let latency = |rate| Duration::from_millis(if rate > 60 { 150 } else { 15 });
-        let taken = send(&mut pace, 3_000, start, latency);
-        assert!(taken > Duration::from_secs(3_000 / 80) && pace.rate <= 80, "{taken:?} at {}", pace.rate);
-        pace.trouble();
-        assert_eq!(pace.rate, RATE_MIN);
-        pace.count(start + taken + PERIOD);
-        pace.answered(Duration::from_millis(15), 1_000, start + taken + 3 * PERIOD);
-        assert_eq!(pace.rate, RATE_MIN, "not in the period of the trouble");
+        let taken = send(&mut rate_limit, 3_000, start, latency);
+        assert!(taken > Duration::from_secs(3_000 / 80) && rate_limit.rate <= 80, "{taken:?} at {}", rate_limit.rate);
+        rate_limit.throttled();
+        assert_eq!(rate_limit.rate, RATE_MIN);
+        rate_limit.count(start + taken + PERIOD);
+        rate_limit.answered(Duration::from_millis(15), 1_000, start + taken + 3 * PERIOD);
+        assert_eq!(rate_limit.rate, RATE_MIN, "not in the period of the retry");
     }
 }

@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-use crate::kubernetes::EventWriter;
+use crate::kubernetes::events::EventWriter;
 use objects::note::{Note, Subject};
 
 /// Size of the list of recent notes: 1,000 notes of about 300 bytes, at most 1,200, are 1.2 MB.
@@ -15,7 +15,7 @@ const NEWEST_MAX: usize = 1_000;
 
 /// A recorded note.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct RecordedNote {
     /// Its time.
     pub time: SystemTime,
     /// Its content.
@@ -24,12 +24,12 @@ pub struct Told {
 
 /// Recent notes.
 #[derive(Debug, Default)]
-pub struct Notebook {
-    newest: Mutex<VecDeque<Told>>,
+pub struct Recorder {
+    newest: Mutex<VecDeque<RecordedNote>>,
     events: Option<Arc<EventWriter>>,
 }
 
-impl Notebook {
+impl Recorder {
     /// A recorder that also writes Events.
     #[must_use]
     pub fn with_events(events: Arc<EventWriter>) -> Self {
@@ -37,7 +37,7 @@ impl Notebook {
     }
 
     /// Records a note. `uid` is that of its object, if known; `kubectl describe` shows only Events that have it.
-    pub fn tell(&self, note: &Note, uid: Option<&str>) {
+    pub fn record(&self, note: &Note, uid: Option<&str>) {
         let Note { subject, remark } = note;
         let (reason, text) = (remark.cause.as_str(), &remark.text);
         if remark.cause.is_ordinary() {
@@ -49,17 +49,17 @@ impl Notebook {
         if newest.len() >= NEWEST_MAX {
             newest.pop_front();
         }
-        newest.push_back(Told { time: SystemTime::now(), note: note.clone() });
+        newest.push_back(RecordedNote { time: SystemTime::now(), note: note.clone() });
         drop(newest);
         if let Some(events) = &self.events {
-            events.tell(note, uid);
+            events.record(note, uid);
         }
     }
 
     /// Records that a note still holds, so that its Event is repeated when due.
-    pub fn stands(&self, note: &Note, uid: Option<&str>) {
+    pub fn repeat(&self, note: &Note, uid: Option<&str>) {
         if let Some(events) = &self.events {
-            events.tell(note, uid);
+            events.record(note, uid);
         }
     }
 
@@ -85,7 +85,7 @@ impl Notebook {
 
     /// Recent notes, oldest first.
     #[must_use]
-    pub fn newest(&self) -> Vec<Told> {
+    pub fn newest(&self) -> Vec<RecordedNote> {
         self.newest.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 }
@@ -97,12 +97,12 @@ mod tests {
 
     #[test]
     fn the_newest_notes_are_kept_and_older_ones_forgotten() {
-        let notebook = Notebook::default();
+        let recorder = Recorder::default();
         for number in 0..NEWEST_MAX + 5 {
             let remark = Remark::new(Cause::Programmed, number.to_string());
-            notebook.tell(&Note { subject: Subject::Node("n".to_owned()), remark }, None);
+            recorder.record(&Note { subject: Subject::Node("n".to_owned()), remark }, None);
         }
-        let newest = notebook.newest();
+        let newest = recorder.newest();
         assert_eq!((newest.len(), newest[0].note.remark.text.as_str()), (NEWEST_MAX, "5"));
     }
 }

@@ -13,14 +13,15 @@ use proto::limits::{FINALIZER, GROUP_ANNOTATION};
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use super::outage::truncated;
-use super::{Outage, patch_params};
+use super::api_error::truncated;
+use crate::kubernetes::api_error::ApiError;
+use crate::kubernetes::client::patch_params;
 use objects::status::{Ingress, PortStatus, StatusWrite};
 use objects::{Condition, ConditionType};
 
 /// Result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum PatchOutcome {
     /// The write was accepted.
     Written,
     /// Conflict (409): the object has changed; decide again when the newer version arrives.
@@ -44,24 +45,24 @@ pub enum StatusError {
     },
     /// A temporary error: retry later.
     #[error(transparent)]
-    Later(#[from] Outage),
+    Later(#[from] ApiError),
 }
 
 /// Sends one write, once.
-pub async fn patch(client: &kube::Client, write: &StatusWrite) -> Result<Outcome, StatusError> {
+pub async fn patch(client: &kube::Client, write: &StatusWrite) -> Result<PatchOutcome, StatusError> {
     let api = Api::<Service>::namespaced(client.clone(), &write.service.namespace);
     match api.patch_status(&write.service.name, &patch_params(), &Patch::Strategic(body(write, Timestamp::now()))).await {
         // The write was accepted, even though its answer cannot be decoded.
-        Ok(_) | Err(kube::Error::SerdeError(_)) => Ok(Outcome::Written),
+        Ok(_) | Err(kube::Error::SerdeError(_)) => Ok(PatchOutcome::Written),
         Err(kube::Error::Api(status)) => match status.code {
-            404 => Ok(Outcome::Gone),
-            409 => Ok(Outcome::Stale),
+            404 => Ok(PatchOutcome::Gone),
+            409 => Ok(PatchOutcome::Stale),
             code @ (400 | 422) => {
                 Err(StatusError::Refused { service: write.service.to_string(), code, message: truncated(&status.message) })
             }
             _ => Err(StatusError::Later(status.as_ref().into())),
         },
-        Err(error) => Err(StatusError::Later(Outage::from(&error))),
+        Err(error) => Err(StatusError::Later(ApiError::from(&error))),
     }
 }
 

@@ -17,11 +17,13 @@ use proto::limits::SERVICES_MAX;
 use tokio::sync::Notify;
 use tracing::{debug, warn};
 
-use super::backoff::Held;
-use super::fair_queue::Turns;
-use super::rate_limit::Pace;
-use super::{Cluster, Outcome, StatusError, Trouble, patch};
-use crate::kubernetes::recorder::Notebook;
+use super::backoff::Backoff;
+use super::fair_queue::FairQueue;
+use super::rate_limit::RateLimit;
+use crate::kubernetes::api_error::Retry;
+use crate::kubernetes::client::Cluster;
+use crate::kubernetes::recorder::Recorder;
+use crate::kubernetes::status_patch::{PatchOutcome, StatusError, patch};
 use objects::note::Note;
 use objects::status::StatusWrite;
 
@@ -33,11 +35,11 @@ const IN_FLIGHT_OF_NAMESPACE_MAX: usize = 4;
 /// Queued writes.
 #[derive(Debug, Default)]
 pub struct StatusWriter {
-    waiting: Mutex<Turns<ServiceName, Pending>>,
+    waiting: Mutex<FairQueue<ServiceName, Pending>>,
     /// The last accepted write of each Service.
     written: Mutex<HashMap<ServiceName, StatusWrite>>,
     came: Notify,
-    notebook: Arc<Notebook>,
+    recorder: Arc<Recorder>,
 }
 
 /// A write, and the notes to record once the server accepted it.
@@ -49,12 +51,12 @@ struct Pending {
 
 /// State of the sender.
 struct Sending {
-    of_server: Trouble,
-    of_some: Trouble,
-    held: Held<ServiceName>,
+    of_server: Retry,
+    of_some: Retry,
+    backoff: Backoff<ServiceName>,
     /// The writes that the server accepted or rejected.
     decided: HashMap<ServiceName, StatusWrite>,
-    pace: Pace,
+    rate_limit: RateLimit,
     /// Nothing is sent before this time.
     rests_until: Instant,
     /// Services with a write in progress, and their number per namespace.
@@ -65,8 +67,8 @@ struct Sending {
 impl StatusWriter {
     /// A queue that records notes of accepted writes.
     #[must_use]
-    pub fn new(notebook: Arc<Notebook>) -> Self {
-        Self { notebook, ..Self::default() }
+    pub fn new(recorder: Arc<Recorder>) -> Self {
+        Self { recorder, ..Self::default() }
     }
 
     /// Enqueues a write. It replaces a queued one for the same Service, whose notes are dropped.
@@ -100,7 +102,7 @@ impl StatusWriter {
         let mut in_flight = FuturesUnordered::new();
         loop {
             let now = Instant::now();
-            let next_at = sending.pace.next_at(now).max(sending.rests_until);
+            let next_at = sending.rate_limit.next_at(now).max(sending.rests_until);
             let may_send = in_flight.len() < IN_FLIGHT_MAX && next_at <= now;
             if let Some(pending) = may_send.then(|| self.next(&sending, now)).flatten() {
                 if sending.is_news(&pending.write, now) {
@@ -112,7 +114,7 @@ impl StatusWriter {
                 continue;
             }
             let paced = [next_at].into_iter().filter(|at| *at > now);
-            let wake_at = sending.held.first_over(now).into_iter().chain(paced).min();
+            let wake_at = sending.backoff.first_over(now).into_iter().chain(paced).min();
             tokio::select! {
                 Some((pending, result, took)) = in_flight.next() => self.answered(&mut sending, pending, result, took),
                 () = self.came.notified() => {}
@@ -124,41 +126,41 @@ impl StatusWriter {
     fn next(&self, sending: &Sending, now: Instant) -> Option<Pending> {
         let is_open =
             |namespace: &str| sending.busy_namespaces.get(namespace).is_none_or(|count| *count < IN_FLIGHT_OF_NAMESPACE_MAX);
-        let may_go = |name: &ServiceName| !sending.held.holds(name, now) && !sending.busy.contains(name);
+        let may_go = |name: &ServiceName| !sending.backoff.holds(name, now) && !sending.busy.contains(name);
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).take(is_open, may_go)
     }
 
-    fn answered(&self, sending: &mut Sending, pending: Pending, result: Result<Outcome, StatusError>, took: Duration) {
+    fn answered(&self, sending: &mut Sending, pending: Pending, result: Result<PatchOutcome, StatusError>, took: Duration) {
         let (now, service) = (Instant::now(), pending.write.service.clone());
         sending.ends(&service);
         match result {
             Err(StatusError::Later(outage)) => {
-                sending.held.hold(&service, now);
+                sending.backoff.failed(&service, now);
                 // A newer write that arrived in the meantime wins.
                 let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
                 waiting.put_back(&service.namespace, service.clone(), pending);
                 drop(waiting);
                 if !outage.concerns_all() {
-                    sending.of_server.over();
-                    sending.of_some.met(outage, now);
+                    sending.of_server.succeeded();
+                    sending.of_some.failed(outage, now);
                 } else if sending.rests_until <= now {
                     // Of all concurrent writes, only the first failure is logged.
-                    sending.pace.trouble();
-                    sending.rests_until = now + sending.of_server.met(outage, now);
+                    sending.rate_limit.throttled();
+                    sending.rests_until = now + sending.of_server.failed(outage, now);
                 }
             }
             result => {
                 let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).len();
-                sending.pace.answered(took, waiting, now);
-                sending.held.release(&service);
-                sending.of_server.over();
-                if sending.held.is_empty() {
-                    sending.of_some.over();
+                sending.rate_limit.answered(took, waiting, now);
+                sending.backoff.succeeded(&service);
+                sending.of_server.succeeded();
+                if sending.backoff.is_empty() {
+                    sending.of_some.succeeded();
                 }
                 tell(&pending.write, &result);
-                let is_written = result == Ok(Outcome::Written);
+                let is_written = result == Ok(PatchOutcome::Written);
                 if is_written {
-                    pending.notes.iter().for_each(|note| self.notebook.tell(note, Some(&pending.write.uid)));
+                    pending.notes.iter().for_each(|note| self.recorder.record(note, Some(&pending.write.uid)));
                 }
                 self.remember(&pending.write, is_written);
                 sending.decide(pending.write);
@@ -170,11 +172,11 @@ impl StatusWriter {
 impl Sending {
     fn new(cluster: &Cluster) -> Self {
         Self {
-            of_server: Trouble::new("patch services/status", &cluster.server),
-            of_some: Trouble::new("patch services/status of some Services", &cluster.server),
-            held: Held::default(),
+            of_server: Retry::new("patch services/status", &cluster.server),
+            of_some: Retry::new("patch services/status of some Services", &cluster.server),
+            backoff: Backoff::default(),
             decided: HashMap::new(),
-            pace: Pace::default(),
+            rate_limit: RateLimit::default(),
             rests_until: Instant::now(),
             busy: HashSet::new(),
             busy_namespaces: HashMap::new(),
@@ -185,10 +187,10 @@ impl Sending {
     fn is_news(&mut self, write: &StatusWrite, now: Instant) -> bool {
         let service = &write.service;
         if self.decided.get(service) == Some(write) {
-            self.held.release(service);
+            self.backoff.succeeded(service);
             return false;
         }
-        self.pace.count(now);
+        self.rate_limit.count(now);
         self.busy.insert(service.clone());
         *self.busy_namespaces.entry(service.namespace.clone()).or_default() += 1;
         true
@@ -213,13 +215,13 @@ impl Sending {
     }
 }
 
-fn tell(write: &StatusWrite, result: &Result<Outcome, StatusError>) {
+fn tell(write: &StatusWrite, result: &Result<PatchOutcome, StatusError>) {
     match result {
-        Ok(Outcome::Written) => debug!(service = %write.service, "status written"),
-        Ok(Outcome::Stale) => {
+        Ok(PatchOutcome::Written) => debug!(service = %write.service, "status written"),
+        Ok(PatchOutcome::Stale) => {
             debug!(service = %write.service, "the Service changed before its status was written; deciding again")
         }
-        Ok(Outcome::Gone) => debug!(service = %write.service, "the Service was deleted before its status was written"),
+        Ok(PatchOutcome::Gone) => debug!(service = %write.service, "the Service was deleted before its status was written"),
         Err(error) => warn!("{error}"),
     }
 }

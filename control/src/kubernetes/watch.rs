@@ -22,7 +22,8 @@ use tokio::sync::{Barrier, mpsc, watch};
 use tracing::info;
 
 use super::client::{LONG_WATCH_SECONDS, WATCH_SECONDS};
-use super::{Cluster, Outage, Trouble};
+use crate::kubernetes::api_error::{ApiError, Retry};
+use crate::kubernetes::client::Cluster;
 use crate::world::change::Change;
 use objects::crd::{AddressPool, EdgeGateway, EdgeGatewayStatus};
 use objects::note::{Cause, Note, Remark, Subject};
@@ -37,7 +38,7 @@ const KIND_AWAITED_EVERY: Duration = Duration::from_secs(10);
 const GATEWAYS_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// A watched kind of object.
-trait Followed: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static {
+trait WatchedKind: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static {
     /// The required rights in RBAC terms.
     const RIGHTS: &'static str;
     /// Whether the CRD may be missing. Until it is installed, there are no objects.
@@ -51,7 +52,7 @@ trait Followed: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + 
     fn subject(name: ServiceName) -> Subject;
 }
 
-impl Followed for Service {
+impl WatchedKind for Service {
     const RIGHTS: &'static str = "list and watch services";
 
     fn replaced(all: Vec<Self>) -> Change {
@@ -71,7 +72,7 @@ impl Followed for Service {
     }
 }
 
-impl Followed for EndpointSlice {
+impl WatchedKind for EndpointSlice {
     const RIGHTS: &'static str = "list and watch endpointslices.discovery.k8s.io";
 
     fn replaced(all: Vec<Self>) -> Change {
@@ -91,7 +92,7 @@ impl Followed for EndpointSlice {
     }
 }
 
-impl Followed for Node {
+impl WatchedKind for Node {
     const RIGHTS: &'static str = "list and watch nodes";
     const IS_QUIET: bool = true;
 
@@ -112,7 +113,7 @@ impl Followed for Node {
     }
 }
 
-impl Followed for Namespace {
+impl WatchedKind for Namespace {
     const RIGHTS: &'static str = "list and watch namespaces";
     const IS_QUIET: bool = true;
 
@@ -133,7 +134,7 @@ impl Followed for Namespace {
     }
 }
 
-impl Followed for AddressPool {
+impl WatchedKind for AddressPool {
     const RIGHTS: &'static str = "list and watch addresspools.sluice.dev";
     const IS_OPTIONAL: bool = true;
     const IS_QUIET: bool = true;
@@ -175,9 +176,9 @@ pub async fn follow(cluster: &Cluster, changes: mpsc::Sender<Change>) {
     }
 }
 
-async fn follow_kind<K: Followed>(cluster: &Cluster, changes: &mpsc::Sender<Change>, all_listed: &Barrier, alarm: &Alarm) {
-    let mut trouble = Trouble::new(K::RIGHTS, &cluster.server);
-    let mut known = Known::new();
+async fn follow_kind<K: WatchedKind>(cluster: &Cluster, changes: &mpsc::Sender<Change>, all_listed: &Barrier, alarm: &Alarm) {
+    let mut retry = Retry::new(K::RIGHTS, &cluster.server);
+    let mut known = KnownObjects::new();
     let mut is_first = true;
     let mut alarmed = alarm.subscribe();
     let (client, seconds) = if K::IS_QUIET { (&cluster.patient, LONG_WATCH_SECONDS) } else { (&cluster.client, WATCH_SECONDS) };
@@ -195,7 +196,7 @@ async fn follow_kind<K: Followed>(cluster: &Cluster, changes: &mpsc::Sender<Chan
                 Ok(event) => {
                     // `Init` is sent before any request, so it does not prove that the server answers.
                     if !matches!(event, Event::Init) {
-                        trouble.over();
+                        retry.succeeded();
                     }
                     for change in known.take(event) {
                         if changes.send(change).await.is_err() {
@@ -218,13 +219,13 @@ async fn follow_kind<K: Followed>(cluster: &Cluster, changes: &mpsc::Sender<Chan
                     tokio::time::sleep(KIND_AWAITED_EVERY).await;
                 }
                 Err(error) => {
-                    let outage = Outage::from(&error);
+                    let outage = ApiError::from(&error);
                     // The watcher relists by itself only after a 410 within the stream.
-                    let must_relist = matches!((&error, &outage), (watcher::Error::WatchStartFailed(_), Outage::Expired(_)));
-                    if !K::IS_QUIET && matches!(outage, Outage::Unreachable(_)) {
+                    let must_relist = matches!((&error, &outage), (watcher::Error::WatchStartFailed(_), ApiError::Expired(_)));
+                    if !K::IS_QUIET && matches!(outage, ApiError::Unreachable(_)) {
                         alarm.send_replace(());
                     }
-                    let wait = trouble.met(outage, Instant::now());
+                    let wait = retry.failed(outage, Instant::now());
                     tokio::time::sleep(wait).await;
                     if must_relist {
                         break;
@@ -236,7 +237,7 @@ async fn follow_kind<K: Followed>(cluster: &Cluster, changes: &mpsc::Sender<Chan
 }
 
 /// The objects known to the receiver, and the list in progress.
-struct Known<K> {
+struct KnownObjects<K> {
     names: BTreeSet<ServiceName>,
     listed: Vec<K>,
     listed_undecodable: BTreeMap<ServiceName, String>,
@@ -245,7 +246,7 @@ struct Known<K> {
     was_listed: bool,
 }
 
-impl<K: Followed> Known<K> {
+impl<K: WatchedKind> KnownObjects<K> {
     fn new() -> Self {
         let (listed_undecodable, undecodable) = (BTreeMap::new(), BTreeMap::new());
         Self { names: BTreeSet::new(), listed: Vec::new(), listed_undecodable, undecodable, was_listed: false }
@@ -323,8 +324,8 @@ impl<K: Followed> Known<K> {
 }
 
 /// Decodes an object; the error has its name and the reason.
-fn decoded<K: Followed>(object: DeserializeGuard<K>) -> Result<K, (ServiceName, String)> {
-    object.0.map_err(|invalid| (name_of_metadata(invalid.metadata), super::outage::truncated(&invalid.error)))
+fn decoded<K: WatchedKind>(object: DeserializeGuard<K>) -> Result<K, (ServiceName, String)> {
+    object.0.map_err(|invalid| (name_of_metadata(invalid.metadata), super::api_error::truncated(&invalid.error)))
 }
 
 fn name_of_metadata(metadata: ObjectMeta) -> ServiceName {
@@ -339,7 +340,7 @@ fn name_of(object: &impl Resource) -> ServiceName {
 /// address of a gateway that somebody wrote into a Service's status must not be taken for the Service's.
 async fn addresses_of_gateways(cluster: &Cluster) -> BTreeMap<String, Vec<IpAddr>> {
     let api: Api<EdgeGateway> = Api::all(cluster.client.clone());
-    let mut trouble = Trouble::new("list edgegateways.sluice.dev", &cluster.server);
+    let mut retry = Retry::new("list edgegateways.sluice.dev", &cluster.server);
     loop {
         match api.list(&ListParams::default()).await {
             Ok(list) => {
@@ -348,7 +349,7 @@ async fn addresses_of_gateways(cluster: &Cluster) -> BTreeMap<String, Vec<IpAddr
             }
             // The kind is not installed: no gateway was ever shown.
             Err(kube::Error::Api(status)) if status.code == 404 => return BTreeMap::new(),
-            Err(error) => tokio::time::sleep(trouble.met(Outage::from(&error), Instant::now()).min(GATEWAYS_WAIT_MAX)).await,
+            Err(error) => tokio::time::sleep(retry.failed(ApiError::from(&error), Instant::now()).min(GATEWAYS_WAIT_MAX)).await,
         }
     }
 }
@@ -381,7 +382,7 @@ mod tests {
 
     #[test]
     fn a_list_is_told_as_a_whole_without_what_cannot_be_decoded() {
-        let mut known = Known::new();
+        let mut known = KnownObjects::new();
         assert!(known.take(Event::Init).is_empty());
         known.take(Event::InitApply(service("good", json!([]))));
         known.take(Event::InitApply(service("bad", json!("no list"))));
@@ -390,7 +391,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_decoded_is_told_once_and_again_after_it_was_good() {
-        let mut known = Known::new();
+        let mut known = KnownObjects::new();
         known.take(Event::Init);
         known.take(Event::InitDone);
         let mut apply = |ports| names(&known.take(Event::Apply(service("web", ports))));
@@ -405,7 +406,7 @@ mod tests {
 
     #[test]
     fn an_object_that_becomes_undecodable_keeps_its_last_good_version_through_a_new_list() {
-        let mut known = Known::new();
+        let mut known = KnownObjects::new();
         known.take(Event::Init);
         for name in ["kept", "gone", "stays"] {
             known.take(Event::InitApply(service(name, json!([]))));
@@ -421,7 +422,7 @@ mod tests {
 
     #[test]
     fn a_list_that_breaks_off_leaves_nothing_behind() {
-        let mut known = Known::new();
+        let mut known = KnownObjects::new();
         known.take(Event::Init);
         known.take(Event::InitApply(service("first", json!([]))));
         known.take(Event::Init);

@@ -21,14 +21,14 @@ use objects::status::{self, Ingress, StatusWrite};
 #[derive(Debug)]
 pub struct StatusFiles {
     dir: PathBuf,
-    known: BTreeMap<ServiceName, Known>,
+    known: BTreeMap<ServiceName, StatusFile>,
     /// Set once all manifests are known. Before that, the manifest of a Service may exist but not be readable yet.
     may_forget: Arc<AtomicBool>,
 }
 
 /// Content of a file.
 #[derive(Debug, Default)]
-struct Known {
+struct StatusFile {
     text: String,
     status: ServiceStatus,
 }
@@ -77,7 +77,7 @@ impl StatusFiles {
                     }
                 };
                 statuses.extend(status.clone().map(|status| (service.clone(), status)));
-                files.known.insert(service, Known { text, status: status.unwrap_or_default() });
+                files.known.insert(service, StatusFile { text, status: status.unwrap_or_default() });
             }
         }
         Ok((files, statuses))
@@ -111,7 +111,7 @@ impl StatusFiles {
         }
         fs::write(&beside, &text).map_err(system(&beside))?;
         fs::rename(&beside, &path).map_err(system(&path))?;
-        self.known.insert(write.service.clone(), Known { text, status });
+        self.known.insert(write.service.clone(), StatusFile { text, status });
         Ok(())
     }
 

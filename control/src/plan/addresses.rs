@@ -26,7 +26,7 @@ mod holders;
 mod search;
 
 pub use account::{Figures, PoolUse};
-pub use claim::{Claim, Outcome, Rules};
+pub use claim::{Allocation, Claim, Rules};
 pub use freed::FREED_ADDRESS_KEPT;
 
 use claim::refuses;
@@ -52,14 +52,14 @@ pub struct Allocations {
 impl Allocations {
     /// Allocates addresses to all claims: first those that a claim holds, then those in its status, then those that it
     /// requests, then any free address; in each round the older Service comes first. Addresses without a claim are freed.
-    pub fn assign(&mut self, claims: &[Claim], rules: Rules<'_>) -> BTreeMap<ServiceName, Outcome> {
+    pub fn assign(&mut self, claims: &[Claim], rules: Rules<'_>) -> BTreeMap<ServiceName, Allocation> {
         self.freed.expire(rules.now, rules.reached);
         self.waits_until = None;
         self.release_what_nobody_claims(claims, rules.now);
         let mut order: Vec<&Claim> = claims.iter().collect();
         order.sort_by_key(|claim| (claim.created_s, &claim.service));
-        let mut outcomes: Vec<Outcome> = vec![Outcome::default(); order.len()];
-        self.reseat(&order, &mut outcomes, rules);
+        let mut outcomes: Vec<Allocation> = vec![Allocation::default(); order.len()];
+        self.recheck(&order, &mut outcomes, rules);
         self.adopt_all(&order, &mut outcomes, rules);
         for (claim, outcome) in order.iter().zip(&mut outcomes) {
             self.request(claim, rules, outcome);
@@ -130,7 +130,7 @@ impl Allocations {
     }
 
     fn free(&mut self, service: &ServiceName, address: IpAddr, now: Instant) {
-        self.holders.unseat(address, service);
+        self.holders.remove(address, service);
         self.freed.put(address, service, now);
     }
 
@@ -140,7 +140,7 @@ impl Allocations {
             // Nothing else was free, so the reservation of the former holder ends.
             self.freed.forget(address);
         }
-        self.holders.seat(address, claim, pools.holding(address));
+        self.holders.add(address, claim, pools.holding(address));
     }
 
     /// Why other Services prevent `claim` from getting `address`: they hold it or it is reserved for them. `None` if nothing does.
@@ -154,12 +154,12 @@ impl Allocations {
 
     /// Re-checks Services whose ports or sharing terms changed, after all unchanged ones, so that a change of one Service
     /// never moves another. A Service that no longer fits beside the other holders loses its address.
-    fn reseat(&mut self, order: &[&Claim], outcomes: &mut [Outcome], rules: Rules<'_>) {
+    fn recheck(&mut self, order: &[&Claim], outcomes: &mut [Allocation], rules: Rules<'_>) {
         let mut standing = Vec::new();
         for (claim, outcome) in order.iter().zip(outcomes) {
-            if claim.is_readable() && !self.holders.is_seated_as(claim) {
+            if claim.is_readable() && !self.holders.is_recorded_as(claim) {
                 let addresses = self.holders.of(&claim.service).to_vec();
-                addresses.iter().for_each(|address| self.holders.unseat(*address, &claim.service));
+                addresses.iter().for_each(|address| self.holders.remove(*address, &claim.service));
                 standing.push((claim, addresses, outcome));
             }
         }
@@ -167,7 +167,7 @@ impl Allocations {
             for address in addresses {
                 let pool = rules.pools.holding(address);
                 match self.holders.refuse(address, claim, pool) {
-                    None => self.holders.seat(address, claim, pool),
+                    None => self.holders.add(address, claim, pool),
                     Some(why) => {
                         self.freed.put(address, &claim.service, rules.now);
                         let text =
@@ -181,7 +181,7 @@ impl Allocations {
 
     /// Exchanges the addresses of a Service for those that it requests by name, if they are available. If not, a Service
     /// that already holds an address keeps it and its owner gets a warning.
-    fn request(&mut self, claim: &Claim, rules: Rules<'_>, outcome: &mut Outcome) {
+    fn request(&mut self, claim: &Claim, rules: Rules<'_>, outcome: &mut Allocation) {
         for &address in claim.requested.iter().filter(|_| claim.is_readable()) {
             let held = self.holders.held_of(&claim.service, Family::of(address));
             if held == Some(address) {
@@ -243,7 +243,7 @@ impl Allocations {
     }
 
     /// Allocates the missing addresses of a Service from the pools and reports what it holds in the end.
-    fn fill(&mut self, claim: &Claim, rules: Rules<'_>, search: &mut Search<'_>, outcome: &mut Outcome) {
+    fn fill(&mut self, claim: &Claim, rules: Rules<'_>, search: &mut Search<'_>, outcome: &mut Allocation) {
         if outcome.refusal.is_none() {
             for (index, &family) in claim.families.iter().enumerate() {
                 if self.holders.held_of(&claim.service, family).is_some() {
@@ -338,7 +338,7 @@ impl Allocations {
     }
 
     /// Reports the addresses of a Service in family order, and those that lie outside what it requests.
-    fn place(&mut self, claim: &Claim, rules: Rules<'_>, search: &mut Search<'_>, outcome: &mut Outcome) {
+    fn place(&mut self, claim: &Claim, rules: Rules<'_>, search: &mut Search<'_>, outcome: &mut Allocation) {
         for address in self.holders.of(&claim.service).to_vec() {
             let Some(why) = misplaced(claim, address, rules) else { continue };
             let mut advice = "it keeps it until annotation sluice.dev/readdress is \"true\"".to_owned();

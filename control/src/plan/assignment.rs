@@ -14,10 +14,10 @@ use proto::{Announce, Pool, Protocol, Reason, Refusal, ServiceName};
 
 use crate::config::settings::ControllerSettings;
 use crate::gateways::registry::Gateways;
-use crate::plan::addresses::{Allocations, Claim, Outcome, PoolUse, Rules};
+use crate::plan::addresses::{Allocation, Allocations, Claim, PoolUse, Rules};
+use crate::plan::cleanup::holders;
 use crate::plan::externals::Giving;
 use crate::plan::forbidden::Forbidden;
-use crate::plan::leaving::holders;
 use crate::plan::ownership::Ownership;
 use crate::plan::pools::Pools;
 use crate::world::checkpoint::{Checkpoint, Decided, Reserved};
@@ -32,7 +32,7 @@ const OUTSIDE: &str = "outside-pools";
 #[derive(Clone, Debug, Default)]
 pub(super) struct Assignment {
     /// Result for each of our Services.
-    pub(super) outcomes: BTreeMap<ServiceName, Outcome>,
+    pub(super) outcomes: BTreeMap<ServiceName, Allocation>,
     /// The pools in use.
     pub(super) pools: Arc<Pools>,
     /// Addresses that must not become VIPs.
@@ -225,7 +225,7 @@ impl Assignment {
         for (candidate, _) in too_many {
             let message = format!("there are more than {SERVICES_MAX} Services, and this is one of the youngest; remove some");
             let refusal = Some(Refusal { reason: Reason::Exhausted, message });
-            outcomes.insert(candidate.name.clone(), Outcome { refusal, ..Outcome::default() });
+            outcomes.insert(candidate.name.clone(), Allocation { refusal, ..Allocation::default() });
         }
         outside_pools.extend(externals);
         self.outside_pools = Arc::new(outside_pools);
@@ -291,13 +291,13 @@ fn claim_of_leaving(left: &Leftover, pools: &Pools) -> Claim {
 }
 
 /// The API server gives each nodePort to one Service only; for manifests this function enforces the same.
-fn take_node_ports<'a>(candidate: &'a Candidate, taken: &mut BTreeMap<(Protocol, u16), &'a ServiceName>) -> Outcome {
+fn take_node_ports<'a>(candidate: &'a Candidate, taken: &mut BTreeMap<(Protocol, u16), &'a ServiceName>) -> Allocation {
     let ports = candidate.wanted.iter().flat_map(|spec| &spec.ports);
     let keys: Vec<_> = ports.filter_map(|port| Some((port.protocol, port.node_port?))).collect();
     if let Some((key, holder)) = keys.iter().find_map(|key| taken.get_key_value(key)) {
         let message = format!("nodePort {} {} is held by {holder}; choose another one", key.0, key.1);
-        return Outcome { refusal: Some(Refusal { reason: Reason::Conflict, message }), ..Outcome::default() };
+        return Allocation { refusal: Some(Refusal { reason: Reason::Conflict, message }), ..Allocation::default() };
     }
     taken.extend(keys.into_iter().map(|key| (key, &candidate.name)));
-    Outcome::default()
+    Allocation::default()
 }

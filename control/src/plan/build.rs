@@ -8,19 +8,20 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use imbl::OrdMap;
 use proto::limits::{MAGLEV_ENTRIES_AT_CREATION, MAGLEV_ENTRIES_AT_LEAST, MAGLEV_HASH_VERSION, MAGLEV_SIZES};
 use proto::{Family, HealthCheck, MaglevSpec, NodesAt, Reason, Refusal, Service, ServiceName, ServicePort, Target};
 
-use super::{Lack, WantedStatus};
 use crate::config::settings::ControllerSettings;
-use crate::plan::addresses::Outcome;
+use crate::plan::addresses::Allocation;
 use crate::plan::policy::Policy;
-use crate::plan::selection::{Departed, Fence, Nodes, Selection, select};
+use crate::plan::selection::nodes::Nodes;
+use crate::plan::selection::{Departed, Fence, MissingBackends, Selection, select};
 use crate::world::World;
 use crate::world::checkpoint::{Decided, TableKey};
 use objects::note::{self, Cause, Remark};
 use objects::status::{Ingress, IpMode, PortStatus};
-use objects::{Candidate, Kind, PortSpec, ServiceSpec, SliceSpec};
+use objects::{Candidate, Held, Kind, PortSpec, ServiceSpec, SliceSpec};
 
 /// Seed of every Maglev table: the fractional digits of the golden ratio. It is not a secret, but it must never change,
 /// because an update of the controller would then move flows of stateless modes.
@@ -30,11 +31,49 @@ pub const MAGLEV_SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 /// API server that is unavailable or refuses the write from blocking an owner's change for ever.
 pub(super) const STATUS_WAITED_FOR: Duration = Duration::from_secs(10);
 
+/// The statuses of Services; copied and compared as [`Services`] are.
+pub type WantedStatuses = OrdMap<ServiceName, Arc<WantedStatus>>;
+
+/// The status of one Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WantedStatus {
+    /// The Service.
+    pub service: ServiceName,
+    /// Guard of a write; empty for manifests.
+    pub uid: String,
+    /// Guard of a write; empty for manifests.
+    pub resource_version: String,
+    /// Our group, written to the object together with the finalizer.
+    pub group: String,
+    /// Desired addresses, in family order.
+    pub ingress: Vec<Ingress>,
+    /// What the object contains now.
+    pub held: Held,
+    /// Another field manager that wrote the status.
+    pub foreign_manager: Option<String>,
+    /// Why it is not served. Until it is, addresses that it does not hold are removed from its status and none are added.
+    pub refusal: Option<Reason>,
+    /// Why it lacks an address.
+    pub unassigned: Option<Reason>,
+    /// Whether one of its addresses lies outside every pool.
+    pub outside_pools: bool,
+    /// Whether it is withheld from gateways until its finalizer is written.
+    pub is_withheld: bool,
+    /// The pools of its addresses, in the order of the addresses.
+    pub pools: Vec<String>,
+    /// Whether a setting of it cannot be parsed, so that the previous value stays in force.
+    pub is_partly_unread: bool,
+    /// Why it has no backends.
+    pub missing: MissingBackends,
+    /// Whether all backends are used if none is healthy (fail open).
+    pub fails_open: bool,
+}
+
 /// The last plan of a Service.
 #[derive(Clone, Debug)]
 pub(super) struct Planned {
     pub(super) revision: u64,
-    pub(super) outcome: Outcome,
+    pub(super) outcome: Allocation,
     pub(super) service: Arc<Service>,
     pub(super) status: Option<Arc<WantedStatus>>,
     pub(super) notes: Vec<Remark>,
@@ -75,8 +114,8 @@ impl Planned {
     }
 }
 
-fn status(builder: &Builder<'_>, service: &Service, lack: Lack) -> WantedStatus {
-    let Builder { candidate, outcome, ip_mode, fence, settings, .. } = *builder;
+fn status(builder: &ServiceBuilder<'_>, service: &Service, missing: MissingBackends) -> WantedStatus {
+    let ServiceBuilder { candidate, outcome, ip_mode, fence, settings, .. } = *builder;
     let refusal = service.refusal.as_ref().map(|refusal| refusal.reason);
     let has_address = !outcome.addresses.is_empty();
     let is_outside = |remark: &Remark| remark.cause == Cause::Reason(Reason::OutsidePools);
@@ -99,15 +138,15 @@ fn status(builder: &Builder<'_>, service: &Service, lack: Lack) -> WantedStatus 
         is_withheld: false,
         pools,
         is_partly_unread: spec.is_some_and(|spec| !spec.unread.is_empty()),
-        lack,
+        missing,
         fails_open: service.health.fail_open,
     }
 }
 
 /// The inputs of the plan of one Service.
-pub(super) struct Builder<'a> {
+pub(super) struct ServiceBuilder<'a> {
     pub(super) candidate: &'a Candidate,
-    pub(super) outcome: &'a Outcome,
+    pub(super) outcome: &'a Allocation,
     pub(super) settings: &'a ControllerSettings,
     pub(super) fence: &'a Fence<'a>,
     pub(super) nodes: &'a Nodes,
@@ -119,7 +158,7 @@ pub(super) struct Builder<'a> {
     pub(super) recalled: Option<&'a Decided>,
 }
 
-impl Builder<'_> {
+impl ServiceBuilder<'_> {
     /// Whether the finalizer must be written before gateways get the Service, so that its deletion is not missed.
     pub(super) fn build_in_turn(&self, revision: u64, before: Option<&Planned>, now: Instant) -> Planned {
         let mut planned = self.build_as_told(revision, before, now);
@@ -150,7 +189,7 @@ impl Builder<'_> {
         let wanted = self.build(revision, before, now);
         let held = before.and_then(|old| Some((old.policy, self.hold(old, now)?)));
         let Some((policy, until)) = held.filter(|_| wanted.service.refusal.is_none()) else { return wanted };
-        let as_before = Builder { policy, ..*self }.build(revision, before, now);
+        let as_before = ServiceBuilder { policy, ..*self }.build(revision, before, now);
         if as_before.service.refusal.is_some() { wanted } else { Planned { held_until: Some(until), ..as_before } }
     }
 
@@ -196,7 +235,7 @@ impl Builder<'_> {
             _ => Arc::new(service),
         };
         let has_status = self.candidate.kind == Kind::LoadBalancer;
-        let status = has_status.then(|| Arc::new(status(self, &service, self.lack(&service, &slices))));
+        let status = has_status.then(|| Arc::new(status(self, &service, self.missing(&service, &slices))));
         let nodes_revision = (self.policy.target == Target::Node).then(|| self.world.nodes_revision());
         Planned {
             revision,
@@ -282,15 +321,15 @@ impl Builder<'_> {
     }
 }
 
-impl Builder<'_> {
+impl ServiceBuilder<'_> {
     /// Nothing is missing if the Service is refused, because the refusal is reported instead.
-    fn lack(&self, service: &Service, slices: &[&SliceSpec]) -> Lack {
-        let Ok(spec) = &self.candidate.wanted else { return Lack::default() };
+    fn missing(&self, service: &Service, slices: &[&SliceSpec]) -> MissingBackends {
+        let Ok(spec) = &self.candidate.wanted else { return MissingBackends::default() };
         if service.refusal.is_some() {
-            return Lack::default();
+            return MissingBackends::default();
         }
         let knows_endpoints = self.policy.target == Target::Endpoint;
-        Lack::of(service, &spec.ports, slices.iter().copied().filter(|_| knows_endpoints))
+        MissingBackends::of(service, &spec.ports, slices.iter().copied().filter(|_| knows_endpoints))
     }
 
     fn health(&self, spec: Option<&ServiceSpec>) -> HealthCheck {

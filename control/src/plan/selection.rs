@@ -18,10 +18,11 @@ use objects::note::{Cause, Remark};
 use objects::{EndpointSpec, PortSpec, SliceSpec};
 
 mod departed;
-mod nodes;
+mod missing_backends;
+pub mod nodes;
 
 pub use departed::{Departed, SLICE_KEPT};
-pub use nodes::{Nodes, NodesOfFamily};
+pub use missing_backends::MissingBackends;
 
 /// Maximum number of excluded backends named in a message; beyond it the message has only their number.
 const FENCED_NAMED_MAX: usize = 5;

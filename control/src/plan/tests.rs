@@ -14,7 +14,7 @@ use crate::config::settings::{Defaults, Listen, OwnershipRules, Source};
 use crate::gateways::registry::Connection;
 use crate::world::change::Change;
 use objects::PoolSpec;
-use objects::status::{IpMode, PortStatus};
+use objects::status::{Ingress, IpMode, PortStatus};
 
 mod failover;
 

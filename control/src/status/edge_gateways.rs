@@ -18,7 +18,7 @@ use tracing::warn;
 
 use crate::gateways::publish::Published;
 use crate::gateways::registry::Gateways;
-use crate::kubernetes::{Cluster, Outage, Trouble, patch_params, post_params};
+use crate::kubernetes::{ApiError, Cluster, Retry, patch_params, post_params};
 use objects::crd::{EdgeGateway, EdgeGatewaySpec, EdgeGatewayStatus, GATEWAY_ADDRESSES_MAX};
 
 /// Interval of updates of connected gateways, and so the maximum age of LAST-SEEN.
@@ -31,7 +31,7 @@ const KEPT: SignedDuration = SignedDuration::from_hours(30 * 24);
 
 /// The content of the object of one connected gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Shown {
+struct GatewayRow {
     is_ready: bool,
     version: String,
     addresses: Vec<String>,
@@ -44,18 +44,18 @@ pub async fn show_gateways(
     mut gateways: watch::Receiver<Gateways>,
     mut states: watch::Receiver<Option<Arc<Published>>>,
 ) {
-    let fleet = Fleet { api: Api::all(cluster.client.clone()), group };
-    let mut trouble = Trouble::new("list, create, delete edgegateways.sluice.dev and patch their status", &cluster.server);
+    let fleet = EdgeGateways { api: Api::all(cluster.client.clone()), group };
+    let mut retry = Retry::new("list, create, delete edgegateways.sluice.dev and patch their status", &cluster.server);
     let mut refused = BTreeSet::new();
     loop {
         let connected = shown(&gateways.borrow_and_update());
         let services = served(&states.borrow_and_update());
         if let Err(outage) = fleet.show(&connected, services, &mut refused).await {
             // A failed write is retried even if nothing changes.
-            tokio::time::sleep(trouble.met(outage, Instant::now())).await;
+            tokio::time::sleep(retry.failed(outage, Instant::now())).await;
             continue;
         }
-        trouble.over();
+        retry.succeeded();
         let changes = async {
             loop {
                 tokio::select! {
@@ -78,35 +78,35 @@ fn served(newest: &Option<Arc<Published>>) -> u32 {
 }
 
 /// A gateway that reconnects may appear twice.
-fn shown(gateways: &Gateways) -> BTreeMap<String, Shown> {
-    let mut all: BTreeMap<String, Shown> = BTreeMap::new();
+fn shown(gateways: &Gateways) -> BTreeMap<String, GatewayRow> {
+    let mut all: BTreeMap<String, GatewayRow> = BTreeMap::new();
     for gateway in gateways.iter() {
         let is_ready = gateway.ready && gateway.acknowledged.is_some();
         let addresses = gateway.reserved.iter().take(GATEWAY_ADDRESSES_MAX).map(ToString::to_string).collect();
-        let shown = Shown { is_ready, version: gateway.version.clone(), addresses };
+        let shown = GatewayRow { is_ready, version: gateway.version.clone(), addresses };
         let before = all.get(&gateway.name).is_some_and(|other| other.is_ready);
-        all.insert(gateway.name.clone(), Shown { is_ready: is_ready || before, ..shown });
+        all.insert(gateway.name.clone(), GatewayRow { is_ready: is_ready || before, ..shown });
     }
     all
 }
 
-struct Fleet<'a> {
+struct EdgeGateways<'a> {
     api: Api<EdgeGateway>,
     group: &'a str,
 }
 
-impl Fleet<'_> {
+impl EdgeGateways<'_> {
     async fn show(
         &self,
-        connected: &BTreeMap<String, Shown>,
+        connected: &BTreeMap<String, GatewayRow>,
         services: u32,
         refused: &mut BTreeSet<String>,
-    ) -> Result<(), Outage> {
+    ) -> Result<(), ApiError> {
         let now = Timestamp::now();
         let objects = match self.api.list(&ListParams::default()).await {
             Ok(list) => list.items,
             Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
-            Err(error) => return Err(Outage::from(&error)),
+            Err(error) => return Err(ApiError::from(&error)),
         };
         let objects: BTreeMap<String, EdgeGateway> = objects.into_iter().map(|object| (object.name_any(), object)).collect();
         for (name, shown) in connected {
@@ -135,21 +135,21 @@ impl Fleet<'_> {
     }
 
     /// Returns false if the server rejects the object name.
-    async fn create(&self, name: &str) -> Result<bool, Outage> {
+    async fn create(&self, name: &str) -> Result<bool, ApiError> {
         let object = EdgeGateway::new(name, EdgeGatewaySpec { group: self.group.to_owned() });
         match self.api.create(&post_params(), &object).await {
             Ok(_) | Err(kube::Error::SerdeError(_)) => Ok(true),
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(true),
             Err(kube::Error::Api(status)) if matches!(status.code, 400 | 422) => {
-                let message = crate::kubernetes::outage::truncated(&status.message);
+                let message = crate::kubernetes::api_error::truncated(&status.message);
                 warn!(gateway = name, "the API server takes no EdgeGateway of this name: {message}; this gateway is not shown");
                 Ok(false)
             }
-            Err(error) => Err(Outage::from(&error)),
+            Err(error) => Err(ApiError::from(&error)),
         }
     }
 
-    async fn show_gone(&self, name: &str, object: &EdgeGateway, now: Timestamp) -> Result<(), Outage> {
+    async fn show_gone(&self, name: &str, object: &EdgeGateway, now: Timestamp) -> Result<(), ApiError> {
         let status = object.status.clone().unwrap_or_default();
         let created = object.metadata.creation_timestamp.as_ref().map(|time| time.0);
         let last_seen = status.last_seen.as_ref().and_then(|text| text.parse().ok()).or(created);
@@ -157,7 +157,7 @@ impl Fleet<'_> {
             return match self.api.delete(name, &DeleteParams::default()).await {
                 Ok(_) | Err(kube::Error::SerdeError(_)) => Ok(()),
                 Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-                Err(error) => Err(Outage::from(&error)),
+                Err(error) => Err(ApiError::from(&error)),
             };
         }
         if status.ready.as_deref() == Some("False") {
@@ -168,17 +168,17 @@ impl Fleet<'_> {
     }
 
     /// Writes a JSON merge patch, as custom resources require; fields of `status` that are `None` stay.
-    async fn patch(&self, name: &str, status: &EdgeGatewayStatus) -> Result<(), Outage> {
+    async fn patch(&self, name: &str, status: &EdgeGatewayStatus) -> Result<(), ApiError> {
         match self.api.patch_status(name, &patch_params(), &Patch::Merge(json!({"status": status}))).await {
             Ok(_) | Err(kube::Error::SerdeError(_)) => Ok(()),
             // It was deleted in the meantime and is created again the next time.
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-            Err(error) => Err(Outage::from(&error)),
+            Err(error) => Err(ApiError::from(&error)),
         }
     }
 }
 
-fn wanted(shown: &Shown, services: u32, now: Timestamp) -> EdgeGatewayStatus {
+fn wanted(shown: &GatewayRow, services: u32, now: Timestamp) -> EdgeGatewayStatus {
     EdgeGatewayStatus {
         ready: Some(if shown.is_ready { "True" } else { "False" }.to_owned()),
         services: Some(services),
@@ -216,13 +216,15 @@ mod tests {
 
     #[test]
     fn an_object_is_written_again_when_it_says_something_else_or_is_old() {
-        let (now, shown) =
-            (Timestamp::UNIX_EPOCH, Shown { is_ready: true, version: "1.0".to_owned(), addresses: vec!["192.0.2.2".to_owned()] });
+        let (now, shown) = (
+            Timestamp::UNIX_EPOCH,
+            GatewayRow { is_ready: true, version: "1.0".to_owned(), addresses: vec!["192.0.2.2".to_owned()] },
+        );
         let old = wanted(&shown, 5, now);
         assert_eq!(old.last_seen.as_deref(), Some("1970-01-01T00:00:00Z"));
         assert!(!is_outdated(&old, &wanted(&shown, 5, now), now));
         assert!(is_outdated(&old, &wanted(&shown, 6, now), now));
-        let moved = Shown { addresses: vec!["192.0.2.3".to_owned()], ..shown };
+        let moved = GatewayRow { addresses: vec!["192.0.2.3".to_owned()], ..shown };
         assert!(is_outdated(&old, &wanted(&moved, 5, now), now));
         assert_eq!(old.addresses, Some(vec!["192.0.2.2".to_owned()]));
         assert!(is_outdated(&old, &old, now + REFRESHED_EVERY));

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::view::View;
-use crate::plan::{Leaving, LeftBy};
+use super::item::GatewaysView;
+use crate::plan::{Cleanup, LeftBy};
 use objects::status::StatusWrite;
 
 /// Longest time that a deletion waits for gateways.
@@ -18,8 +18,8 @@ pub(super) const GATEWAYS_WAITED_FOR: Duration = Duration::from_secs(10);
 pub(super) const OTHERS_WAITED_FOR: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
-pub(super) struct Departure {
-    leaving: Leaving,
+pub(super) struct FinalizerRemoval {
+    leaving: Cleanup,
     /// Counter of the first generation without it.
     counter: u64,
     seen_at: Instant,
@@ -29,13 +29,13 @@ pub(super) struct Departure {
     retry_at: Option<Instant>,
 }
 
-impl Departure {
-    pub(super) fn new(leaving: Leaving, counter: u64, seen_at: Instant, is_remembered: bool) -> Self {
+impl FinalizerRemoval {
+    pub(super) fn new(leaving: Cleanup, counter: u64, seen_at: Instant, is_remembered: bool) -> Self {
         Self { leaving, counter, seen_at, is_remembered, written: None, retry_at: None }
     }
 
     /// Records a newer version of the object. For an object of another installation the time begins with its deletion.
-    pub(super) fn renew(&mut self, leaving: &Leaving, now: Instant) {
+    pub(super) fn renew(&mut self, leaving: &Cleanup, now: Instant) {
         if !self.leaving.left.is_deleted && leaving.left.is_deleted {
             self.seen_at = now;
         }
@@ -47,12 +47,12 @@ impl Departure {
         !self.leaving.left.is_deleted
     }
 
-    pub(super) fn is_of(&self, leaving: &Leaving) -> bool {
+    pub(super) fn is_of(&self, leaving: &Cleanup) -> bool {
         self.leaving.left.uid == leaving.left.uid
     }
 
     /// The write, if it is due.
-    pub(super) fn due(&mut self, view: &View<'_>, now: Instant) -> Option<StatusWrite> {
+    pub(super) fn due(&mut self, view: &GatewaysView<'_>, now: Instant) -> Option<StatusWrite> {
         let write = self.write();
         let is_written = self.written.as_ref() == Some(&write);
         if is_written || self.retry_at.is_some_and(|at| at > now) || !self.is_due(view, now) {
@@ -73,7 +73,7 @@ impl Departure {
         self.retry_at = Some(retry_at);
     }
 
-    fn is_due(&self, view: &View<'_>, now: Instant) -> bool {
+    fn is_due(&self, view: &GatewaysView<'_>, now: Instant) -> bool {
         let is_known_as_ours = self.is_remembered || matches!(self.leaving.by, LeftBy::Us | LeftBy::UsBefore);
         let is_taken_out = view.absent_since.is_some() || view.gateways.all_reached(self.counter);
         (is_known_as_ours && is_taken_out) || self.due_at().is_some_and(|at| at <= now)

@@ -8,14 +8,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::Reason;
 use proto::limits::ANNOTATION_PREFIX;
+use proto::{Reason, ServiceName};
 use tokio::time::Instant;
 
 use super::conditions::{
     Backends, Progress, address_assigned, backends_healthy, is_refused_by_gateways, programmed, refused_by_gateways,
 };
-use super::view::View;
+use crate::gateways::registry::Gateways;
 use crate::plan::WantedStatus;
 use objects::note::{Cause, Remark};
 use objects::status::{Ingress, IpMode, PortStatus, StatusWrite};
@@ -29,7 +29,7 @@ pub(super) const REWRITES_MAX: usize = 3;
 /// Window in which these rewrites are counted. After it, sluice tries again.
 pub(super) const REWRITES_WITHIN: Duration = Duration::from_secs(600);
 /// Minimum time between two changes of `BackendsHealthy` of one Service.
-const HEALTH_PACE: Duration = Duration::from_secs(30);
+const HEALTH_CHANGE_INTERVAL: Duration = Duration::from_secs(30);
 /// Grace time for EndpointSlices, which are created after their Service and updated after its ports. What is missing longer
 /// is reported.
 pub(super) const SLICES_AWAITED: Duration = Duration::from_secs(2);
@@ -37,6 +37,24 @@ pub(super) const SLICES_AWAITED: Duration = Duration::from_secs(2);
 const NO_MATCHING_PORT: &str = "sluice.dev/NoMatchingPort";
 /// Grace time for gateways to reconnect after a restart of either side. Until then a programmed Service stays programmed.
 pub(super) const ABSENCE_TOLERATED: Duration = Duration::from_secs(30);
+
+/// The connected gateways.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GatewaysView<'a> {
+    pub(super) gateways: &'a Gateways,
+    /// Since when no gateway is connected; `None` while one is.
+    pub(super) absent_since: Option<Instant>,
+}
+
+impl GatewaysView<'_> {
+    /// Whether any gateway reports a healthy backend of a Service; `None` if no gateway has reported yet. Reports of gateways
+    /// that knew no backend do not count, because they are older than the first backend.
+    pub(super) fn has_healthy_backend(&self, service: &ServiceName) -> Option<bool> {
+        let told = self.gateways.iter().filter_map(|gateway| gateway.health.get(service));
+        let told = told.filter(|health| health.backends > 0);
+        told.map(|health| health.healthy > 0).reduce(|one, other| one || other)
+    }
+}
 
 /// Pending work for one Service.
 #[derive(Debug, Default)]
@@ -91,7 +109,7 @@ impl Gate {
         Self { counter, first_reached_at: None, is_passed }
     }
 
-    fn look(&mut self, view: &View<'_>, now: Instant) {
+    fn look(&mut self, view: &GatewaysView<'_>, now: Instant) {
         let first = self.first_reached_at.filter(|_| view.gateways.any_reached(self.counter));
         self.first_reached_at = first.or_else(|| view.gateways.any_reached(self.counter).then_some(now));
         let waited_enough = self.first_reached_at.is_some_and(|first| now >= first + SLOW_GATEWAY_WAITED_FOR);
@@ -103,7 +121,7 @@ impl Item {
     pub(super) fn new(wanted: Arc<WantedStatus>, counter: u64, now: Instant) -> Self {
         Self {
             gate: Gate::new(counter, &wanted),
-            lacks_since: wanted.lack.is_any().then_some(now),
+            lacks_since: wanted.missing.is_any().then_some(now),
             wanted,
             written: None,
             rewritten_at: Vec::new(),
@@ -116,7 +134,7 @@ impl Item {
 
     /// Records a newer plan. The required generation stays if the Service did not change for gateways.
     pub(super) fn renew(&mut self, wanted: Arc<WantedStatus>, counter: u64, now: Instant) {
-        self.lacks_since = wanted.lack.is_any().then_some(self.lacks_since.unwrap_or(now));
+        self.lacks_since = wanted.missing.is_any().then_some(self.lacks_since.unwrap_or(now));
         let asked = |w: &WantedStatus| (w.uid.clone(), w.refusal.is_none(), w.is_withheld);
         if asked(&self.wanted) != asked(&wanted) || !lead_alike(&self.wanted.ingress, &wanted.ingress) {
             self.gate = Gate::new(counter, &wanted);
@@ -127,7 +145,7 @@ impl Item {
     }
 
     /// `is_taken` returns whether the server accepted a write.
-    pub(super) fn decide(&mut self, view: &View<'_>, now: Instant, is_taken: &impl Fn(&StatusWrite) -> bool) -> Decision {
+    pub(super) fn decide(&mut self, view: &GatewaysView<'_>, now: Instant, is_taken: &impl Fn(&StatusWrite) -> bool) -> Decision {
         if let Some(at) = self.retry_at.filter(|at| *at > now) {
             return Decision { wake_at: Some(at), ..Decision::default() };
         }
@@ -188,7 +206,7 @@ impl Item {
     }
 
     /// The desired content of the object.
-    fn goal(&self, known: &Held, view: &View<'_>, now: Instant, decision: &mut Decision) -> Held {
+    fn goal(&self, known: &Held, view: &GatewaysView<'_>, now: Instant, decision: &mut Decision) -> Held {
         let wanted = &self.wanted;
         let mut goal = Held { finalizer: !wanted.uid.is_empty(), ..known.clone() };
         if !wanted.uid.is_empty() && self.contested_until.is_none() {
@@ -239,7 +257,7 @@ impl Item {
             let said = known.ingress.iter().find(|old| old.ip == entry.ip).map_or(&[][..], |old| &old.ports);
             for port in &mut entry.ports {
                 let is_said = said.iter().any(|old| old.error.as_deref() == Some(NO_MATCHING_PORT) && is_same_port(old, port));
-                let is_unmatched = wanted.lack.unmatched.contains(&(port.protocol, port.port)) && (is_settled || is_said);
+                let is_unmatched = wanted.missing.unmatched.contains(&(port.protocol, port.port)) && (is_settled || is_said);
                 let refused = wanted.refusal.map(|reason| Cow::Owned(format!("{ANNOTATION_PREFIX}{}", reason.as_str())));
                 port.error = refused.or(is_unmatched.then_some(Cow::Borrowed(NO_MATCHING_PORT)));
             }
@@ -257,7 +275,7 @@ impl Item {
 
     /// `None` keeps the condition of the object. A programmed Service stays programmed while gateways apply a change, and for a
     /// grace time without gateways.
-    fn progress(&self, known: &Held, view: &View<'_>, now: Instant, decision: &mut Decision) -> Option<Progress> {
+    fn progress(&self, known: &Held, view: &GatewaysView<'_>, now: Instant, decision: &mut Decision) -> Option<Progress> {
         let said = known.conditions.get(&ConditionType::Programmed);
         let was_programmed = said.is_some_and(|condition| condition.holds);
         if self.wanted.refusal.is_some() {
@@ -283,12 +301,12 @@ impl Item {
     }
 
     /// `None` keeps the condition of the object.
-    fn backends(&self, known: &Held, view: &View<'_>, now: Instant, decision: &mut Decision) -> Option<Backends> {
-        let lack = &self.wanted.lack;
+    fn backends(&self, known: &Held, view: &GatewaysView<'_>, now: Instant, decision: &mut Decision) -> Option<Backends> {
+        let missing = &self.wanted.missing;
         let found = match view.has_healthy_backend(&self.wanted.service) {
-            _ if lack.is_whole && !self.is_lack_settled(now, decision) => return None,
-            _ if lack.is_whole && lack.unmatched.is_empty() => Backends::NoEndpoints,
-            _ if lack.is_whole => Backends::NoMatchingPort,
+            _ if missing.is_whole && !self.is_lack_settled(now, decision) => return None,
+            _ if missing.is_whole && missing.unmatched.is_empty() => Backends::NoEndpoints,
+            _ if missing.is_whole => Backends::NoMatchingPort,
             is_any => {
                 if is_any? {
                     Backends::Healthy
@@ -299,7 +317,7 @@ impl Item {
         };
         let is_said = |said: &Condition| said.says_the_same(&backends_healthy(found));
         let is_said = known.conditions.get(&ConditionType::BackendsHealthy).is_some_and(is_said);
-        let may_change_at = self.health_changed_at.map(|at| at + HEALTH_PACE).filter(|at| *at > now);
+        let may_change_at = self.health_changed_at.map(|at| at + HEALTH_CHANGE_INTERVAL).filter(|at| *at > now);
         match may_change_at {
             Some(at) if !is_said => {
                 decision.wake_at = decision.wake_at.into_iter().chain([at]).min();
@@ -370,7 +388,7 @@ impl Item {
             remarks.push(Remark::new(Cause::Programmed, "gateways forward for it"));
         }
         if says_unmatched(goal) && !says_unmatched(base) {
-            remarks.push(Remark::new(Cause::NoMatchingPort, self.wanted.lack.sentence.clone()));
+            remarks.push(Remark::new(Cause::NoMatchingPort, self.wanted.missing.sentence.clone()));
         }
         let is_of_ports = of(goal, ConditionType::BackendsHealthy).is_some_and(|now| now.1 == Cause::NoMatchingPort.as_str());
         if turns(ConditionType::BackendsHealthy, false) && !is_of_ports {
@@ -380,7 +398,7 @@ impl Item {
     }
 
     fn without_backend(&self) -> Remark {
-        if self.wanted.lack.is_whole {
+        if self.wanted.missing.is_whole {
             let text = "no endpoint of it takes new connections: none is ready, or all are drained; clients are turned away until one is";
             return Remark::new(Cause::NoEndpoints, text);
         }

@@ -14,7 +14,7 @@ use kube::api::Patch;
 use serde_json::json;
 use tokio::sync::watch;
 
-use crate::kubernetes::{Cluster, Outage, Trouble, patch_params};
+use crate::kubernetes::{ApiError, Cluster, Retry, patch_params};
 use crate::plan::addresses::PoolUse;
 use objects::crd::{AddressPool, AddressPoolStatus};
 
@@ -34,14 +34,14 @@ pub struct PoolsTold {
     pub objects: Arc<BTreeMap<String, AddressPool>>,
 }
 
-/// Known content of an object: its uid, and its status as last read or written.
-type Known = HashMap<String, (Option<String>, AddressPoolStatus)>;
+/// LastStatuses content of an object: its uid, and its status as last read or written.
+type LastStatuses = HashMap<String, (Option<String>, AddressPoolStatus)>;
 
 /// Writes statuses while it is polled and `told` has a sender.
 pub async fn write_pools(cluster: &Cluster, mut told: watch::Receiver<PoolsTold>) {
     let api = Api::<AddressPool>::all(cluster.client.clone());
-    let mut trouble = Trouble::new("patch addresspools/status", &cluster.server);
-    let mut known = Known::new();
+    let mut retry = Retry::new("patch addresspools/status", &cluster.server);
+    let mut known = LastStatuses::new();
     loop {
         let now = told.borrow_and_update().clone();
         known.retain(|name, (uid, _)| now.objects.get(name).is_some_and(|pool| pool.metadata.uid == *uid));
@@ -55,13 +55,13 @@ pub async fn write_pools(cluster: &Cluster, mut told: watch::Receiver<PoolsTold>
                 // Deleted, replaced or rejected: decided again when the object changes.
                 Err(kube::Error::Api(answer)) if matches!(answer.code, 400 | 404 | 409 | 422) => None,
                 Err(kube::Error::Api(answer)) => Some(answer.as_ref().into()),
-                Err(error) => Some(Outage::from(&error)),
+                Err(error) => Some(ApiError::from(&error)),
             };
             if let Some(outage) = outage {
-                waits = Some(trouble.met(outage, Instant::now()));
+                waits = Some(retry.failed(outage, Instant::now()));
                 break;
             }
-            trouble.over();
+            retry.succeeded();
             if let Some((_, kept)) = known.get_mut(&name) {
                 *kept = status;
             }
@@ -76,7 +76,7 @@ pub async fn write_pools(cluster: &Cluster, mut told: watch::Receiver<PoolsTold>
 }
 
 /// The statuses that differ from the known content of their objects.
-fn due(told: &PoolsTold, known: &mut Known, now: Timestamp) -> Vec<(String, AddressPoolStatus)> {
+fn due(told: &PoolsTold, known: &mut LastStatuses, now: Timestamp) -> Vec<(String, AddressPoolStatus)> {
     let mut due = Vec::new();
     for one in told.uses.iter().filter(|one| one.is_object) {
         let Some(object) = told.objects.get(&one.name) else { continue };
@@ -146,7 +146,8 @@ mod tests {
 
     #[test]
     fn a_status_is_due_when_it_says_something_else_and_keeps_the_time_of_what_stays() {
-        let (mut known, early, late) = (Known::new(), Timestamp::from_second(1).unwrap(), Timestamp::from_second(2).unwrap());
+        let (mut known, early, late) =
+            (LastStatuses::new(), Timestamp::from_second(1).unwrap(), Timestamp::from_second(2).unwrap());
         let first = due(&told(5, None), &mut known, early);
         assert_eq!(first.len(), 1, "only objects have a status: {first:?}");
         let (name, written) = first[0].clone();

@@ -10,14 +10,24 @@ use imbl::ordmap::DiffItem;
 use proto::ServiceName;
 use tokio::time::Instant;
 
-use super::Statuses;
-use super::finalizer::Departure;
+use super::finalizer::FinalizerRemoval;
+use super::item::GatewaysView;
 use super::item::Item;
-use super::view::View;
 use crate::gateways::registry::{Gateways, Health};
-use crate::plan::WantedStatuses;
+use crate::plan::{Cleanup, WantedStatuses};
 use objects::note::{Cause, Note, Remark, Subject};
 use objects::status::StatusWrite;
+
+/// The desired statuses of one plan.
+#[derive(Clone, Debug, Default)]
+pub struct Statuses {
+    /// Counter of the generation with which gateways implement them.
+    pub counter: u64,
+    /// All Services of type `LoadBalancer` that are ours.
+    pub wanted: WantedStatuses,
+    /// Services that are not ours, or no longer ours, but still carry our finalizer, conditions or addresses.
+    pub leaving: BTreeMap<ServiceName, Cleanup>,
+}
 
 /// A write that is due, and the notes for its owner.
 #[derive(Debug)]
@@ -36,7 +46,7 @@ pub(super) struct Queue {
     /// The statuses of the last plan; an equal one needs no new decision.
     wanted: WantedStatuses,
     items: BTreeMap<ServiceName, Item>,
-    departures: BTreeMap<ServiceName, Departure>,
+    departures: BTreeMap<ServiceName, FinalizerRemoval>,
     /// Services that changed since they were examined.
     changed: BTreeSet<ServiceName>,
     /// Services that become due by an acknowledgement of a gateway.
@@ -70,7 +80,7 @@ impl Queue {
                 departure.renew(leaving, now);
             } else {
                 let is_remembered = self.items.get(name).is_some_and(|item| item.wanted.uid == leaving.left.uid);
-                let departure = Departure::new(leaving.clone(), statuses.counter, now, is_remembered);
+                let departure = FinalizerRemoval::new(leaving.clone(), statuses.counter, now, is_remembered);
                 self.departures.insert(name.clone(), departure);
             }
         }
@@ -111,7 +121,7 @@ impl Queue {
 
     /// The writes that are due now; they count as written. `is_taken` returns whether the server accepted a write.
     pub(super) fn due(&mut self, gateways: &Gateways, now: Instant, is_taken: impl Fn(&StatusWrite) -> bool) -> Vec<Due> {
-        let view = View { gateways, absent_since: self.absent_since };
+        let view = GatewaysView { gateways, absent_since: self.absent_since };
         let mut names = std::mem::take(&mut self.changed);
         names.extend(self.wakes.iter().filter(|(_, at)| **at <= now).map(|(name, _)| name.clone()));
         let mut due = Vec::new();
@@ -153,7 +163,7 @@ impl Queue {
 
     /// When the next write becomes due without any event.
     pub(super) fn next_due(&self) -> Option<Instant> {
-        let departures = self.departures.values().filter_map(Departure::wake_at);
+        let departures = self.departures.values().filter_map(FinalizerRemoval::wake_at);
         self.wakes.values().copied().chain(departures).min()
     }
 }

@@ -14,8 +14,8 @@ use kube::{Api, ResourceExt};
 use proto::ServiceName;
 
 use crate::config::settings::ControllerSettings;
-use crate::kubernetes::lease::{Candidate as LeaseCandidate, LOOKED_AT_EVERY};
-use crate::kubernetes::{Cluster, Outage, Outcome, StatusError, patch};
+use crate::kubernetes::lease::{LOOKED_AT_EVERY, LeaseCandidate};
+use crate::kubernetes::{ApiError, Cluster, PatchOutcome, StatusError, patch};
 use crate::plan::ownership::Ownership;
 use crate::world::World;
 use crate::world::change::Change;
@@ -62,7 +62,7 @@ pub enum ReleaseError {
         /// The operation.
         what: &'static str,
         /// The error.
-        outage: Outage,
+        outage: ApiError,
     },
     /// One Service could not be written.
     #[error("{service}: {cause}")]
@@ -75,7 +75,7 @@ pub enum ReleaseError {
 }
 
 fn api(what: &'static str) -> impl Fn(kube::Error) -> ReleaseError {
-    move |error| ReleaseError::Api { what, outage: Outage::from(&error) }
+    move |error| ReleaseError::Api { what, outage: ApiError::from(&error) }
 }
 
 /// Checks that no controller leads the group.
@@ -178,8 +178,8 @@ async fn release_one(
     let services = Api::<Service>::namespaced(cluster.client.clone(), &next.service.namespace);
     for _ in 0..ATTEMPTS_MAX {
         match patch(&cluster.client, &next).await {
-            Ok(Outcome::Written | Outcome::Gone) => return Ok(()),
-            Ok(Outcome::Stale) => {
+            Ok(PatchOutcome::Written | PatchOutcome::Gone) => return Ok(()),
+            Ok(PatchOutcome::Stale) => {
                 // The role has no right to `get` a single object.
                 let this = ListParams::default().fields(&format!("metadata.name={}", next.service.name));
                 let newer = services.list(&this).await.map_err(api("list services"))?.items.pop();

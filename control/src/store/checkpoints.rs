@@ -15,7 +15,7 @@ use kube::api::{ObjectMeta, Patch};
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
 
-use crate::kubernetes::{Cluster, Outage, patch_params, post_params};
+use crate::kubernetes::{ApiError, Cluster, patch_params, post_params};
 use crate::world::change::Change;
 use crate::world::checkpoint::Checkpoint;
 
@@ -27,7 +27,7 @@ pub const FILE: &str = "checkpoint.txt";
 /// How long a change waits for further changes before it is written,
 const WRITTEN_AFTER: Duration = Duration::from_millis(500);
 /// and the minimum time between two writes: a stream of changes costs one write of each text every 5 s.
-const PACE: Duration = Duration::from_secs(5);
+const WRITE_INTERVAL: Duration = Duration::from_secs(5);
 /// Retry interval after a failed write.
 const RETRY: Duration = Duration::from_secs(5);
 /// Retry interval after a failed read.
@@ -35,7 +35,7 @@ const READ_AGAIN: Duration = Duration::from_millis(500);
 
 /// Storage of the checkpoint.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub enum CheckpointStore {
     /// A file.
     File(PathBuf),
     /// ConfigMaps.
@@ -49,7 +49,7 @@ pub enum Place {
 
 /// Why the checkpoint cannot be read or written.
 #[derive(Debug, thiserror::Error)]
-pub enum PlaceError {
+pub enum CheckpointStoreError {
     /// The operating system refused.
     #[error("{path}: {error}; it must be readable and writable for this process (key `statusDir`)")]
     System {
@@ -64,11 +64,11 @@ pub enum PlaceError {
         /// Which.
         name: &'static str,
         /// The error.
-        outage: Outage,
+        outage: ApiError,
     },
 }
 
-impl Place {
+impl CheckpointStore {
     /// Storage in the controller's own namespace of a cluster.
     #[must_use]
     pub fn config_maps(cluster: &Cluster, group: &str) -> Self {
@@ -83,17 +83,17 @@ impl Place {
         }
     }
 
-    async fn load(&self) -> Result<Vec<String>, PlaceError> {
+    async fn load(&self) -> Result<Vec<String>, CheckpointStoreError> {
         match self {
             Self::File(path) => match fs::read_to_string(path) {
                 Ok(text) => Ok(vec![text]),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(vec![String::new()]),
-                Err(error) => Err(PlaceError::System { path: path.clone(), error }),
+                Err(error) => Err(CheckpointStoreError::System { path: path.clone(), error }),
             },
             Self::ConfigMaps { api, group } => {
                 let mut texts = Vec::new();
                 for name in CONFIG_MAPS {
-                    let failed = |error| PlaceError::Cluster { name, outage: Outage::from(&error) };
+                    let failed = |error| CheckpointStoreError::Cluster { name, outage: ApiError::from(&error) };
                     let found = api.get_opt(name).await.map_err(failed)?.and_then(|object| object.data);
                     texts.push(found.and_then(|mut data| data.remove(group)).unwrap_or_default());
                 }
@@ -102,16 +102,16 @@ impl Place {
         }
     }
 
-    async fn save(&self, at: usize, text: &str) -> Result<(), PlaceError> {
+    async fn save(&self, at: usize, text: &str) -> Result<(), CheckpointStoreError> {
         match self {
             Self::File(path) => {
                 let beside = path.with_extension("txt.new");
                 let written = fs::write(&beside, text).and_then(|()| fs::rename(&beside, path));
-                written.map_err(|error| PlaceError::System { path: path.clone(), error })
+                written.map_err(|error| CheckpointStoreError::System { path: path.clone(), error })
             }
             Self::ConfigMaps { api, group } => {
                 let name = CONFIG_MAPS[at];
-                let failed = |error: &kube::Error| PlaceError::Cluster { name, outage: Outage::from(error) };
+                let failed = |error: &kube::Error| CheckpointStoreError::Cluster { name, outage: ApiError::from(error) };
                 match api.patch(name, &patch_params(), &Patch::Merge(json!({"data": {group: text}}))).await {
                     Ok(_) | Err(kube::Error::SerdeError(_)) => Ok(()),
                     Err(kube::Error::Api(status)) if status.code == 404 => {
@@ -127,22 +127,22 @@ impl Place {
     }
 }
 
-impl PlaceError {
+impl CheckpointStoreError {
     /// Whether the error may disappear by itself, so that a retry makes sense.
     const fn passes(&self) -> bool {
-        matches!(self, Self::Cluster { outage: Outage::Unreachable(_) | Outage::Busy { .. }, .. })
+        matches!(self, Self::Cluster { outage: ApiError::Unreachable(_) | ApiError::Busy { .. }, .. })
     }
 }
 
 /// Sends the stored checkpoint to the planner, then stores the planner's decisions until the planner ends.
-pub async fn keep(place: Place, mut newest: watch::Receiver<Checkpoint>, changes: mpsc::Sender<Change>) {
-    let Some(mut kept) = read(&place, &changes).await else { return };
+pub async fn keep(store: CheckpointStore, mut newest: watch::Receiver<Checkpoint>, changes: mpsc::Sender<Change>) {
+    let Some(mut kept) = read(&store, &changes).await else { return };
     let mut is_failing = false;
     while newest.changed().await.is_ok() {
         tokio::time::sleep(WRITTEN_AFTER).await;
         let checkpoint = newest.borrow_and_update().clone();
         loop {
-            match write(&place, &checkpoint, &mut kept).await {
+            match write(&store, &checkpoint, &mut kept).await {
                 Ok(()) => break is_failing = false,
                 Err(error) => {
                     if !std::mem::replace(&mut is_failing, true) {
@@ -152,15 +152,15 @@ pub async fn keep(place: Place, mut newest: watch::Receiver<Checkpoint>, changes
                 }
             }
         }
-        tokio::time::sleep(PACE).await;
+        tokio::time::sleep(WRITE_INTERVAL).await;
     }
 }
 
 /// Reads the checkpoint; `None` once the planner has ended. If reading is refused, planning starts without a checkpoint.
-async fn read(place: &Place, changes: &mpsc::Sender<Change>) -> Option<Vec<String>> {
+async fn read(store: &CheckpointStore, changes: &mpsc::Sender<Change>) -> Option<Vec<String>> {
     let mut is_told = false;
     loop {
-        let error = match place.load().await {
+        let error = match store.load().await {
             Ok(texts) => {
                 let read = Checkpoint::from_texts(&texts, Instant::now(), SystemTime::now());
                 changes.send(Change::CheckpointReplaced(Box::new(read))).await.ok()?;
@@ -179,11 +179,11 @@ async fn read(place: &Place, changes: &mpsc::Sender<Change>) -> Option<Vec<Strin
     }
 }
 
-async fn write(place: &Place, checkpoint: &Checkpoint, kept: &mut [String]) -> Result<(), PlaceError> {
-    let texts = checkpoint.to_texts(place.count(), Instant::now(), SystemTime::now());
+async fn write(store: &CheckpointStore, checkpoint: &Checkpoint, kept: &mut [String]) -> Result<(), CheckpointStoreError> {
+    let texts = checkpoint.to_texts(store.count(), Instant::now(), SystemTime::now());
     for (at, (text, kept)) in texts.into_iter().zip(kept).enumerate() {
         if *kept != text {
-            place.save(at, &text).await?;
+            store.save(at, &text).await?;
             *kept = text;
         }
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use backon::{BackoffBuilder, ExponentialBuilder};
 use tokio::sync::{Mutex, mpsc, watch};
 
-use super::overrides::{Store, StoreError};
+use super::overrides::{OverrideStore, OverrideStoreError};
 use crate::world::change::Change;
 use crate::world::overrides::{Full, Overrides};
 
@@ -23,14 +23,14 @@ const ATTEMPTS: usize = 3;
 
 /// Knowledge about the overrides.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Held {
+pub enum OverridesState {
     /// None yet: this controller does not lead, or has just begun to.
     #[default]
-    Nothing,
+    NotLeading,
     /// They cannot be read, with the reason.
     Unreadable(String),
     /// The complete set.
-    Known(Arc<Overrides>),
+    Loaded(Arc<Overrides>),
 }
 
 /// Why a change failed.
@@ -44,7 +44,7 @@ pub enum ChangeError {
     Unreadable(String),
     /// They cannot be written.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(#[from] OverrideStoreError),
     /// The maximum number of overrides is reached.
     #[error(transparent)]
     Full(#[from] Full),
@@ -52,49 +52,51 @@ pub enum ChangeError {
 
 /// Editor of overrides.
 #[derive(Clone, Debug)]
-pub struct Desk {
-    store: Arc<Store>,
+pub struct OverrideEditor {
+    store: Arc<OverrideStore>,
     /// Serializes changes.
     turn: Arc<Mutex<()>>,
-    held: Arc<watch::Sender<Held>>,
+    state: Arc<watch::Sender<OverridesState>>,
 }
 
 /// Keeps the overrides known to the planner until it is dropped.
-struct Telling<'a>(&'a Desk);
+struct EndsPlanning<'a>(&'a OverrideEditor);
 
-impl Drop for Telling<'_> {
+impl Drop for EndsPlanning<'_> {
     fn drop(&mut self) {
-        self.0.held.send_replace(Held::Nothing);
+        self.0.state.send_replace(OverridesState::NotLeading);
     }
 }
 
-impl Desk {
+impl OverrideEditor {
     /// An editor over a store.
     #[must_use]
-    pub fn new(store: Store) -> Self {
-        Self { store: Arc::new(store), turn: Arc::default(), held: Arc::default() }
+    pub fn new(store: OverrideStore) -> Self {
+        Self { store: Arc::new(store), turn: Arc::default(), state: Arc::default() }
     }
 
     /// Current knowledge.
     #[must_use]
-    pub fn held(&self) -> Held {
-        self.held.borrow().clone()
+    pub fn state(&self) -> OverridesState {
+        self.state.borrow().clone()
     }
 
     /// Reads the overrides and sends them and every change to the planner, until the planner ends.
-    pub async fn tell(&self, changes: mpsc::Sender<Change>) {
-        let _telling = Telling(self);
-        let mut seen = self.held.subscribe();
+    pub async fn serve(&self, changes: mpsc::Sender<Change>) {
+        let _ends = EndsPlanning(self);
+        let mut seen = self.state.subscribe();
         let mut waits = BACKOFF.build();
         loop {
             match self.store.load().await {
                 Ok((overrides, _)) => {
-                    self.held.send_replace(Held::Known(Arc::new(overrides)));
+                    self.state.send_replace(OverridesState::Loaded(Arc::new(overrides)));
                     break;
                 }
                 Err(error) => {
                     let text = error.to_string();
-                    if self.held.send_replace(Held::Unreadable(text.clone())) != Held::Unreadable(text.clone()) {
+                    if self.state.send_replace(OverridesState::Unreadable(text.clone()))
+                        != OverridesState::Unreadable(text.clone())
+                    {
                         let consequence =
                             "drains and weights cannot be read; nothing is planned until they can, gateways keep their state";
                         tracing::error!(error = text, "{consequence}");
@@ -108,7 +110,7 @@ impl Desk {
         }
         loop {
             let now = seen.borrow_and_update().clone();
-            if let Held::Known(overrides) = now {
+            if let OverridesState::Loaded(overrides) = now {
                 let change = Change::OverridesReplaced(Box::new((*overrides).clone()));
                 if changes.send(change).await.is_err() {
                     return;
@@ -127,10 +129,10 @@ impl Desk {
     /// See [`ChangeError`]; nothing is changed then.
     pub async fn change<T>(&self, change: impl Fn(&mut Overrides) -> Result<T, Full>) -> Result<T, ChangeError> {
         let _turn = self.turn.lock().await;
-        match self.held() {
-            Held::Nothing => return Err(ChangeError::NotLeading),
-            Held::Unreadable(why) => return Err(ChangeError::Unreadable(why)),
-            Held::Known(_) => {}
+        match self.state() {
+            OverridesState::NotLeading => return Err(ChangeError::NotLeading),
+            OverridesState::Unreadable(why) => return Err(ChangeError::Unreadable(why)),
+            OverridesState::Loaded(_) => {}
         }
         let mut attempt = 1;
         loop {
@@ -139,15 +141,15 @@ impl Desk {
             let answer = change(&mut overrides)?;
             let saved = if overrides == before { Ok(()) } else { self.store.save(&overrides, version).await };
             match saved {
-                Err(StoreError::Conflict) if attempt < ATTEMPTS => attempt += 1,
+                Err(OverrideStoreError::Conflict) if attempt < ATTEMPTS => attempt += 1,
                 Err(error) => return Err(error.into()),
                 Ok(()) => {
-                    let now = Held::Known(Arc::new(overrides));
+                    let now = OverridesState::Loaded(Arc::new(overrides));
                     // A controller that stopped leading in the meantime keeps no overrides.
-                    self.held.send_if_modified(|held| {
-                        let is_news = *held != Held::Nothing && *held != now;
+                    self.state.send_if_modified(|state| {
+                        let is_news = *state != OverridesState::NotLeading && *state != now;
                         if is_news {
-                            *held = now;
+                            *state = now;
                         }
                         is_news
                     });
@@ -178,24 +180,24 @@ mod tests {
         }
     }
 
-    fn start(file: &std::path::Path) -> (Desk, mpsc::Receiver<Change>) {
-        let desk = Desk::new(Store::File(file.to_owned()));
+    fn start(file: &std::path::Path) -> (OverrideEditor, mpsc::Receiver<Change>) {
+        let editor = OverrideEditor::new(OverrideStore::File(file.to_owned()));
         let (sender, changes) = mpsc::channel(4);
-        let telling = desk.clone();
-        tokio::spawn(async move { telling.tell(sender).await });
-        (desk, changes)
+        let telling = editor.clone();
+        tokio::spawn(async move { telling.serve(sender).await });
+        (editor, changes)
     }
 
     #[tokio::test]
     async fn a_change_is_written_down_told_and_there_after_a_restart() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("overrides.yaml");
-        let (desk, mut changes) = start(&file);
+        let (editor, mut changes) = start(&file);
         assert!(told(&mut changes).await.is_empty());
-        desk.change(drain("a")).await.unwrap();
+        editor.change(drain("a")).await.unwrap();
         let drained = told(&mut changes).await;
         assert!(drained.drains().contains_key(&Drained::Node("a".to_owned())));
-        drop((desk, changes));
+        drop((editor, changes));
         let (again, mut changes) = start(&file);
         assert_eq!(told(&mut changes).await, drained);
         assert!(again.change(|all| Ok(all.undrain(&Drained::Node("a".to_owned())))).await.unwrap());
@@ -207,16 +209,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("overrides.yaml");
         fs_write(&file, "version: 9");
-        let (desk, mut changes) = start(&file);
-        let mut held = desk.held.subscribe();
-        let is_unreadable = |held: &Held| matches!(held, Held::Unreadable(_));
-        tokio::time::timeout(WAIT, held.wait_for(is_unreadable)).await.unwrap().unwrap();
-        let error = desk.change(drain("a")).await.unwrap_err().to_string();
+        let (editor, mut changes) = start(&file);
+        let mut state = editor.state.subscribe();
+        let is_unreadable = |state: &OverridesState| matches!(state, OverridesState::Unreadable(_));
+        tokio::time::timeout(WAIT, state.wait_for(is_unreadable)).await.unwrap().unwrap();
+        let error = editor.change(drain("a")).await.unwrap_err().to_string();
         assert!(error.contains("version 9") && error.contains("overrides.yaml"), "{error}");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "version: 9");
         fs_write(&file, "version: 1\ndrains: [{what: node/b, by: bob, at: '2026-01-31T12:00:00Z'}]");
         assert_eq!(told(&mut changes).await.len(), 1, "nothing was told before it could be read");
-        desk.change(drain("a")).await.unwrap();
+        editor.change(drain("a")).await.unwrap();
         assert_eq!(told(&mut changes).await.len(), 2);
     }
 
@@ -229,11 +231,11 @@ mod tests {
     #[tokio::test]
     async fn nothing_is_changed_by_who_does_not_plan() {
         let dir = tempfile::tempdir().unwrap();
-        let (desk, mut changes) = start(&dir.path().join("overrides.yaml"));
+        let (editor, mut changes) = start(&dir.path().join("overrides.yaml"));
         told(&mut changes).await;
         drop(changes);
-        let mut held = desk.held.subscribe();
-        tokio::time::timeout(WAIT, held.wait_for(|held| *held == Held::Nothing)).await.unwrap().unwrap();
-        assert!(matches!(desk.change(drain("a")).await, Err(ChangeError::NotLeading)));
+        let mut state = editor.state.subscribe();
+        tokio::time::timeout(WAIT, state.wait_for(|state| *state == OverridesState::NotLeading)).await.unwrap().unwrap();
+        assert!(matches!(editor.change(drain("a")).await, Err(ChangeError::NotLeading)));
     }
 }

@@ -14,8 +14,9 @@ use kube::api::{ObjectMeta, Patch};
 use kube::core::response::reason::NOT_FOUND;
 use serde_json::json;
 
-use crate::kubernetes::{Cluster, Outage, patch_params, post_params};
-use crate::world::overrides::{DocumentError, Overrides};
+use crate::kubernetes::{ApiError, Cluster, patch_params, post_params};
+use crate::world::overrides::Overrides;
+use crate::world::overrides::document::DocumentError;
 
 /// Name of the ConfigMap.
 const CONFIG_MAP: &str = "sluice-overrides";
@@ -24,7 +25,7 @@ pub const FILE: &str = "overrides.yaml";
 
 /// Storage of overrides.
 #[derive(Clone, Debug)]
-pub enum Store {
+pub enum OverrideStore {
     /// A file.
     File(PathBuf),
     /// A ConfigMap.
@@ -42,7 +43,7 @@ pub struct Version(Option<String>);
 
 /// Why the overrides cannot be read or written.
 #[derive(Debug, thiserror::Error)]
-pub enum StoreError {
+pub enum OverrideStoreError {
     /// The operating system refused.
     #[error("{path}: {error}; it must be readable and writable for this process (key `statusDir`)")]
     System {
@@ -53,7 +54,7 @@ pub enum StoreError {
     },
     /// The request to the API server failed.
     #[error("ConfigMap {CONFIG_MAP}: {0}")]
-    Cluster(Outage),
+    Cluster(ApiError),
     /// The stored text has an unknown format.
     #[error("{place} holds no overrides: {error}; correct it, or remove it to start with none")]
     Broken {
@@ -70,7 +71,7 @@ pub enum StoreError {
     Conflict,
 }
 
-impl Store {
+impl OverrideStore {
     /// Storage in the controller's own namespace of a cluster.
     #[must_use]
     pub fn config_map(cluster: &Cluster, group: &str) -> Self {
@@ -81,14 +82,14 @@ impl Store {
     /// Reads the overrides.
     ///
     /// # Errors
-    /// See [`StoreError`]. A missing ConfigMap is no error, but only if the API server itself says so: a 404 of a proxy is one.
-    pub async fn load(&self) -> Result<(Overrides, Version), StoreError> {
+    /// See [`OverrideStoreError`]. A missing ConfigMap is no error, but only if the API server itself says so: a 404 of a proxy is one.
+    pub async fn load(&self) -> Result<(Overrides, Version), OverrideStoreError> {
         match self {
             Self::File(path) => {
                 let text = match fs::read_to_string(path) {
                     Ok(text) => text,
                     Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-                    Err(error) => return Err(StoreError::System { path: path.clone(), error }),
+                    Err(error) => return Err(OverrideStoreError::System { path: path.clone(), error }),
                 };
                 Ok((read(&text, || path.display().to_string())?, Version(None)))
             }
@@ -98,7 +99,7 @@ impl Store {
                     Err(kube::Error::Api(status)) if status.reason == NOT_FOUND => {
                         return Ok((Overrides::default(), Version(None)));
                     }
-                    Err(error) => return Err(StoreError::Cluster(Outage::from(&error))),
+                    Err(error) => return Err(OverrideStoreError::Cluster(ApiError::from(&error))),
                 };
                 let text = found.data.unwrap_or_default().remove(group).unwrap_or_default();
                 let overrides = read(&text, || format!("key {group} of ConfigMap {CONFIG_MAP}"))?;
@@ -110,14 +111,14 @@ impl Store {
     /// Replaces the version that was read.
     ///
     /// # Errors
-    /// See [`StoreError`].
-    pub async fn save(&self, overrides: &Overrides, version: Version) -> Result<(), StoreError> {
-        let text = overrides.to_text().map_err(StoreError::Unwritable)?;
+    /// See [`OverrideStoreError`].
+    pub async fn save(&self, overrides: &Overrides, version: Version) -> Result<(), OverrideStoreError> {
+        let text = overrides.to_text().map_err(OverrideStoreError::Unwritable)?;
         match self {
             Self::File(path) => {
                 let beside = path.with_extension("yaml.new");
                 let written = fs::write(&beside, text).and_then(|()| fs::rename(&beside, path));
-                written.map_err(|error| StoreError::System { path: path.clone(), error })
+                written.map_err(|error| OverrideStoreError::System { path: path.clone(), error })
             }
             Self::ConfigMap { api, group } => {
                 let saved = match version.0 {
@@ -133,14 +134,14 @@ impl Store {
                 };
                 saved.map(drop).map_err(|error| match &error {
                     // It was created, changed or deleted since it was read.
-                    kube::Error::Api(status) if matches!(status.code, 404 | 409) => StoreError::Conflict,
-                    other => StoreError::Cluster(Outage::from(other)),
+                    kube::Error::Api(status) if matches!(status.code, 404 | 409) => OverrideStoreError::Conflict,
+                    other => OverrideStoreError::Cluster(ApiError::from(other)),
                 })
             }
         }
     }
 }
 
-fn read(text: &str, place: impl Fn() -> String) -> Result<Overrides, StoreError> {
-    Overrides::from_text(text).map_err(|error| StoreError::Broken { place: place(), error })
+fn read(text: &str, place: impl Fn() -> String) -> Result<Overrides, OverrideStoreError> {
+    Overrides::from_text(text).map_err(|error| OverrideStoreError::Broken { place: place(), error })
 }

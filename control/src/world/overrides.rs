@@ -13,9 +13,7 @@ use proto::{Backend, BackendState, NodesAt, ServiceName};
 
 use objects::{NodeSpec, SliceSpec};
 
-mod document;
-
-pub use document::DocumentError;
+pub mod document;
 
 /// Maximum number of overrides of one installation. With 400 bytes each they use at most half of the mebibyte that a
 /// ConfigMap holds.

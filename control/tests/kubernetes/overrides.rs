@@ -1,8 +1,8 @@
 //! What operators set by hand, in a ConfigMap: it survives, it is no other group's, and nobody's change is lost.
 
 use control::kubernetes::connect;
-use control::store::override_editor::Held;
-use control::store::overrides::{Store, StoreError};
+use control::store::override_editor::OverridesState;
+use control::store::overrides::{OverrideStore, OverrideStoreError};
 use control::world::overrides::{Drained, Overrides, Said};
 use serde_json::json;
 
@@ -12,10 +12,10 @@ use crate::user::{User, reached};
 
 const NAME: &str = "sluice-overrides";
 
-async fn store(server: &ApiServer, group: &str) -> Store {
+async fn store(server: &ApiServer, group: &str) -> OverrideStore {
     let file = tempfile::NamedTempFile::new().unwrap();
     server.write_kubeconfig(file.path());
-    Store::config_map(&connect(Some(file.path())).await.unwrap(), group)
+    OverrideStore::config_map(&connect(Some(file.path())).await.unwrap(), group)
 }
 
 fn drained(node: &str) -> Overrides {
@@ -44,10 +44,10 @@ async fn a_change_that_somebody_was_faster_than_is_a_conflict_and_loses_nothing(
     let store = store(&server, "east").await;
     let (_, nothing) = store.load().await.unwrap();
     store.save(&drained("a"), nothing.clone()).await.unwrap();
-    assert!(matches!(store.save(&drained("b"), nothing).await, Err(StoreError::Conflict)), "it exists");
+    assert!(matches!(store.save(&drained("b"), nothing).await, Err(OverrideStoreError::Conflict)), "it exists");
     let (_, version) = store.load().await.unwrap();
     store.save(&drained("c"), version.clone()).await.unwrap();
-    assert!(matches!(store.save(&drained("d"), version).await, Err(StoreError::Conflict)), "it is newer");
+    assert!(matches!(store.save(&drained("d"), version).await, Err(OverrideStoreError::Conflict)), "it is newer");
     assert_eq!(store.load().await.unwrap().0, drained("c"));
 }
 
@@ -57,7 +57,7 @@ async fn a_text_that_a_person_broke_is_named_by_its_key() {
     let broken = json!({"metadata": {"name": NAME, "namespace": "default"}, "data": {"east": "version: 7"}});
     server.create(Kind::ConfigMap, broken);
     let error = store(&server, "east").await.load().await.unwrap_err();
-    assert!(matches!(error, StoreError::Broken { .. }) && error.to_string().contains("key east"), "{error}");
+    assert!(matches!(error, OverrideStoreError::Broken { .. }) && error.to_string().contains("key east"), "{error}");
     assert!(store(&server, "west").await.load().await.unwrap().0.is_empty());
 }
 
@@ -101,8 +101,8 @@ async fn what_a_person_broke_undoes_no_drain_and_is_planned_with_once_it_is_mend
     let before = server.get(Kind::ConfigMap, &user.namespace, NAME).unwrap()["data"].clone();
     server.update(Kind::ConfigMap, &user.namespace, NAME, &json!({"data": {user.group(): "version: 7"}}));
     let installation = Installation::start(&user).await;
-    let held = async || installation.running().view.desk.held();
-    reached("what cannot be read", held, |held| matches!(held, Held::Unreadable(_))).await;
+    let held = async || installation.running().view.editor.state();
+    reached("what cannot be read", held, |held| matches!(held, OverridesState::Unreadable(_))).await;
     server.update(Kind::ConfigMap, &user.namespace, NAME, &json!({"data": before}));
     first_state_is_drained(&installation, &user).await;
 }

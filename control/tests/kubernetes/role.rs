@@ -5,7 +5,7 @@ use std::path::Path;
 
 use control::config::settings::{Certificates, ControllerSettings, ListenTcp, Source};
 use control::kubernetes::connect;
-use control::store::overrides::Store;
+use control::store::overrides::OverrideStore;
 use control::world::overrides::{Drained, Said};
 use serde_json::{Value, json};
 
@@ -73,7 +73,7 @@ async fn live(role: &Role) -> Vec<Attributes> {
     // What an operator sets by hand, twice: the first time makes the ConfigMap.
     let mut cluster = connect(Some(&kubeconfig)).await.unwrap();
     cluster.namespace.clone_from(&role.namespace);
-    let store = Store::config_map(&cluster, GROUP);
+    let store = OverrideStore::config_map(&cluster, GROUP);
     for node in ["n1", "n2"] {
         let (mut overrides, version) = store.load().await.unwrap();
         overrides.drain(Drained::Node(node.to_owned()), Said { by: "test".to_owned(), at_s: 0 }).unwrap();

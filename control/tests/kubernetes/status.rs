@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use control::kubernetes::recorder::Notebook;
-use control::kubernetes::{Cluster, Outage, Outcome, StatusError, StatusWriter, connect, patch};
+use control::kubernetes::recorder::Recorder;
+use control::kubernetes::{ApiError, Cluster, PatchOutcome, StatusError, StatusWriter, connect, patch};
 use objects::note::{Cause, Note, Remark, Subject};
 use objects::status::{Ingress, IpMode, StatusWrite};
 use proto::ServiceName;
@@ -43,11 +43,11 @@ fn fault(fault: Fault) -> Trap {
 #[tokio::test]
 async fn addresses_are_written_with_their_mode_and_cleared_again() {
     let (server, cluster, service) = start().await;
-    assert_eq!(patch(&cluster.client, &write(&service, &["192.0.2.1", "2001:db8::1"])).await, Ok(Outcome::Written));
+    assert_eq!(patch(&cluster.client, &write(&service, &["192.0.2.1", "2001:db8::1"])).await, Ok(PatchOutcome::Written));
     let service = server.get(Kind::Service, "a", "web").unwrap();
     let expected = json!([{"ip": "192.0.2.1", "ipMode": "Proxy"}, {"ip": "2001:db8::1", "ipMode": "Proxy"}]);
     assert_eq!(service["status"]["loadBalancer"]["ingress"], expected);
-    assert_eq!(patch(&cluster.client, &write(&service, &[])).await, Ok(Outcome::Written));
+    assert_eq!(patch(&cluster.client, &write(&service, &[])).await, Ok(PatchOutcome::Written));
     assert_eq!(server.get(Kind::Service, "a", "web").unwrap()["status"], json!({"loadBalancer": {}}));
     let requests = server.log();
     assert_eq!(requests.len(), 2, "one request per write");
@@ -59,7 +59,7 @@ async fn addresses_are_written_with_their_mode_and_cleared_again() {
 async fn a_write_that_was_decided_on_an_older_object_changes_nothing() {
     let (server, cluster, service) = start().await;
     server.update(Kind::Service, "a", "web", &json!({"metadata": {"annotations": {"touched": "yes"}}}));
-    assert_eq!(patch(&cluster.client, &write(&service, &["192.0.2.1"])).await, Ok(Outcome::Stale));
+    assert_eq!(patch(&cluster.client, &write(&service, &["192.0.2.1"])).await, Ok(PatchOutcome::Stale));
     assert_eq!(server.get(Kind::Service, "a", "web").unwrap()["status"], json!({"loadBalancer": {}}));
 }
 
@@ -67,7 +67,7 @@ async fn a_write_that_was_decided_on_an_older_object_changes_nothing() {
 async fn a_service_that_was_deleted_is_gone_and_one_made_anew_is_not_touched() {
     let (server, cluster, service) = start().await;
     server.delete(Kind::Service, "a", "web");
-    assert_eq!(patch(&cluster.client, &write(&service, &["192.0.2.1"])).await, Ok(Outcome::Gone));
+    assert_eq!(patch(&cluster.client, &write(&service, &["192.0.2.1"])).await, Ok(PatchOutcome::Gone));
     let spec = json!({"type": "LoadBalancer", "ports": [{"port": 80}]});
     let anew = server.create(Kind::Service, json!({"metadata": {"name": "web", "namespace": "a"}, "spec": spec}));
     let mut mixed = write(&anew, &["192.0.2.1"]);
@@ -93,15 +93,15 @@ async fn trouble_that_passes_is_told_from_a_refusal() {
     let write = write(&service, &["192.0.2.1"]);
     server.trap(fault(Fault::TooMany { retry_after_s: 3 }));
     let busy = patch(&cluster.client, &write).await.unwrap_err();
-    let StatusError::Later(Outage::Busy { retry_after, .. }) = busy else { panic!("{busy:?}") };
+    let StatusError::Later(ApiError::Busy { retry_after, .. }) = busy else { panic!("{busy:?}") };
     assert_eq!(retry_after.as_secs(), 3);
     server.trap(fault(Fault::Internal));
-    assert!(matches!(patch(&cluster.client, &write).await, Err(StatusError::Later(Outage::Failing { code: 500, .. }))));
+    assert!(matches!(patch(&cluster.client, &write).await, Err(StatusError::Later(ApiError::Failing { code: 500, .. }))));
     server.trap(fault(Fault::Forbidden));
     let forbidden = patch(&cluster.client, &write).await.unwrap_err().to_string();
     assert!(forbidden.contains("services/status") && forbidden.contains("patch"), "{forbidden}");
     server.set_presence(Presence::Away).await;
-    assert!(matches!(patch(&cluster.client, &write).await, Err(StatusError::Later(Outage::Unreachable(_)))));
+    assert!(matches!(patch(&cluster.client, &write).await, Err(StatusError::Later(ApiError::Unreachable(_)))));
 }
 
 fn address(server: &ApiServer) -> Option<String> {
@@ -129,8 +129,8 @@ async fn run_until(writer: &StatusWriter, cluster: &Cluster, what: &str, is_reac
 #[tokio::test]
 async fn a_write_is_repeated_until_the_server_takes_it() {
     let (server, cluster, service) = start().await;
-    for trouble in [Fault::TooMany { retry_after_s: 1 }, Fault::Internal, Fault::Forbidden] {
-        server.trap(fault(trouble));
+    for retry in [Fault::TooMany { retry_after_s: 1 }, Fault::Internal, Fault::Forbidden] {
+        server.trap(fault(retry));
     }
     let writer = StatusWriter::default();
     writer.write(write(&service, &["192.0.2.1"]), Vec::new());
@@ -222,16 +222,16 @@ async fn what_a_write_means_is_told_once_the_server_took_it() {
         subject: Subject::Service(ServiceName::new("a", "web")),
         remark: Remark::new(Cause::Programmed, text),
     };
-    let notebook = Arc::new(Notebook::default());
-    let writer = StatusWriter::new(Arc::clone(&notebook));
+    let recorder = Arc::new(Recorder::default());
+    let writer = StatusWriter::new(Arc::clone(&recorder));
     let refusal = Trap { times: 1, ..fault(Fault::Invalid("no".to_owned())) };
     server.trap(refusal);
     writer.write(write(&service, &["192.0.2.1"]), vec![note("refused")]);
     run_until(&writer, &cluster, "the refusal", || patches(&server) == 1).await;
     writer.write(write(&service, &["192.0.2.2"]), vec![note("replaced")]);
     writer.write(write(&service, &["192.0.2.3"]), vec![note("taken")]);
-    run_until(&writer, &cluster, "the note", || !notebook.newest().is_empty()).await;
-    let told: Vec<String> = notebook.newest().into_iter().map(|told| told.note.remark.text).collect();
+    run_until(&writer, &cluster, "the note", || !recorder.newest().is_empty()).await;
+    let told: Vec<String> = recorder.newest().into_iter().map(|told| told.note.remark.text).collect();
     assert_eq!((told, address(&server).as_deref()), (vec!["taken".to_owned()], Some("192.0.2.3")));
 }
 

@@ -4,9 +4,10 @@ use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use serde::Deserialize;
 
+use super::input::ConvertError;
 use super::input::Found;
 use super::selectors::NAMESPACE_NAME;
-use super::{ConvertError, Converted, addresses};
+use super::{Converted, addresses};
 use objects::crd::{AddressPoolSpec, AnnounceKind};
 
 const GROUP: &str = "cilium.io";
@@ -15,13 +16,13 @@ const NAMESPACE: &str = "io.kubernetes.service.namespace";
 const NAME: &str = "io.kubernetes.service.name";
 
 #[derive(Deserialize)]
-struct Object {
-    spec: Pool,
+struct CiliumPool {
+    spec: CiliumPoolSpec,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Pool {
+struct CiliumPoolSpec {
     /// `cidrs` until 1.15.
     #[serde(default, alias = "cidrs")]
     blocks: Vec<Block>,
@@ -87,7 +88,7 @@ fn no_equivalent(kind: &str) -> Option<&'static str> {
 
 fn pool(object: &Found, announce: AnnounceKind, notes: &mut Vec<String>) -> Result<Option<Converted>, ConvertError> {
     let title = object.title();
-    let pool = object.typed::<Object>()?.spec;
+    let pool = object.typed::<CiliumPool>()?.spec;
     let mut note = |text: String| notes.push(format!("{}: {title}{text}", object.place));
     let Some((namespace_selector, service_selector)) = divide(pool.service_selector) else {
         note(format!(

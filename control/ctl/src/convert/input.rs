@@ -7,12 +7,28 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{ConvertError, Input};
 use objects::documents::{DocumentText, split};
+
+/// A text of YAML documents, and its name for messages.
+#[derive(Clone, Copy, Debug)]
+pub struct Input<'a> {
+    /// A file's name, or `-`.
+    pub name: &'a str,
+    /// Its content.
+    pub text: &'a str,
+}
+
+/// The input is invalid.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{place}: {message}")]
+pub struct ConvertError {
+    place: SourcePosition,
+    message: String,
+}
 
 /// Position of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct SourcePosition {
     input: String,
     /// Counted from 1.
     document: usize,
@@ -20,13 +36,13 @@ pub(super) struct Place {
     line: u64,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SourcePosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} line {} (document {})", self.input, self.line, self.document)
     }
 }
 
-impl Place {
+impl SourcePosition {
     pub(super) fn error(&self, message: impl Into<String>) -> ConvertError {
         ConvertError { place: self.clone(), message: message.into() }
     }
@@ -48,7 +64,7 @@ struct Header {
 
 /// An untyped object.
 pub(super) struct Found {
-    pub(super) place: Place,
+    pub(super) place: SourcePosition,
     /// `metallb.io` of `metallb.io/v1beta1`; empty for Kubernetes' core.
     pub(super) group: String,
     pub(super) kind: String,
@@ -91,27 +107,27 @@ impl Found {
 pub(super) fn read(input: &Input<'_>) -> Result<Vec<Found>, ConvertError> {
     let mut found = Vec::new();
     for (index, part) in split(input.text).into_iter().enumerate() {
-        let place = Place { input: input.name.to_owned(), document: index + 1, line: part.first_line };
+        let place = SourcePosition { input: input.name.to_owned(), document: index + 1, line: part.first_line };
         document(&place, part, &mut found)?;
     }
     Ok(found)
 }
 
-fn document(place: &Place, part: DocumentText, found: &mut Vec<Found>) -> Result<(), ConvertError> {
+fn document(place: &SourcePosition, part: DocumentText, found: &mut Vec<Found>) -> Result<(), ConvertError> {
     let header: Header = parse(place, &part.text)?;
     let Some(items) = header.items else {
         found.push(object(place.clone(), header, Content::Text(part.text))?);
         return Ok(());
     };
     for item in items {
-        let place = Place { line: item.defined.line(), ..place.clone() };
+        let place = SourcePosition { line: item.defined.line(), ..place.clone() };
         let header = Header::deserialize(&item.value).map_err(|error| place.error(format!("in an item: {error}")))?;
         found.push(object(place, header, Content::Item(item.value))?);
     }
     Ok(())
 }
 
-fn object(place: Place, header: Header, content: Content) -> Result<Found, ConvertError> {
+fn object(place: SourcePosition, header: Header, content: Content) -> Result<Found, ConvertError> {
     if header.api_version.is_empty() || header.kind.is_empty() {
         return Err(place.error("expected an object of Kubernetes with `apiVersion` and `kind`, or a list of them"));
     }
@@ -123,11 +139,11 @@ fn object(place: Place, header: Header, content: Content) -> Result<Found, Conve
     Ok(Found { place, group, kind: header.kind, metadata, content })
 }
 
-fn parse<T: DeserializeOwned>(place: &Place, text: &str) -> Result<T, ConvertError> {
+fn parse<T: DeserializeOwned>(place: &SourcePosition, text: &str) -> Result<T, ConvertError> {
     serde_saphyr::from_str(text).map_err(|error| {
         let line = error.location().map_or(place.line, |location| location.line());
         // The first line is the message; the others show the position, which the line number already gives.
         let message = error.without_snippet().to_string();
-        Place { line, ..place.clone() }.error(message.lines().next().unwrap_or_default())
+        SourcePosition { line, ..place.clone() }.error(message.lines().next().unwrap_or_default())
     })
 }

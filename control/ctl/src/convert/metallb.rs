@@ -6,9 +6,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube_core::{Selector, SelectorExt};
 use serde::Deserialize;
 
+use super::input::ConvertError;
 use super::input::Found;
 use super::selectors::{any_of, named};
-use super::{ConvertError, Converted, addresses};
+use super::{Converted, addresses};
 use objects::crd::{AddressPoolSpec, AnnounceKind, PRIORITY_MAX};
 
 const GROUP: &str = "metallb.io";
@@ -17,14 +18,14 @@ const GROUP: &str = "metallb.io";
 const PRIORITY_WITH_SELECTOR: u32 = PRIORITY_MAX;
 
 #[derive(Deserialize)]
-struct Object<T> {
+struct MetallbObject<T> {
     spec: T,
 }
 
 /// IPAddressPool, and the common fields of AddressPool (until 0.13).
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Pool {
+struct MetallbPool {
     #[serde(default)]
     addresses: Vec<String>,
     #[serde(default)]
@@ -116,7 +117,7 @@ pub(super) fn pools(found: &[Found], notes: &mut Vec<String>) -> Result<Vec<Conv
 
 fn pool(object: &Found, advertised: &[Advertised<'_>], notes: &mut Vec<String>) -> Result<Option<Converted>, ConvertError> {
     let title = object.title();
-    let pool = object.typed::<Object<Pool>>()?.spec;
+    let pool = object.typed::<MetallbObject<MetallbPool>>()?.spec;
     let Allocation { priority, namespaces, mut namespace_selectors, service_selectors } =
         pool.service_allocation.unwrap_or_default();
     if !namespaces.is_empty() {
@@ -168,7 +169,7 @@ fn announce(object: &Found, protocol: Option<&str>, advertised: &[Advertised<'_>
 
 fn advertisement<'a>(object: &'a Found, how: AnnounceKind, notes: &mut Vec<String>) -> Result<Advertised<'a>, ConvertError> {
     let said = object.typed::<serde_json::Value>()?.get("spec").cloned().unwrap_or_default();
-    let spec = if said.is_null() { Advertisement::default() } else { object.typed::<Object<Advertisement>>()?.spec };
+    let spec = if said.is_null() { Advertisement::default() } else { object.typed::<MetallbObject<Advertisement>>()?.spec };
     let nodes = !spec.node_selectors.is_empty();
     let lost = [
         ("nodeSelectors", nodes),
@@ -205,7 +206,7 @@ struct Peer {
 }
 
 fn peer(object: &Found) -> Result<String, ConvertError> {
-    let Peer { my_asn, peer_asn, peer_address } = object.typed::<Object<Peer>>()?.spec;
+    let Peer { my_asn, peer_asn, peer_address } = object.typed::<MetallbObject<Peer>>()?.spec;
     let number = |asn: Option<u32>| asn.map_or_else(|| "?".to_owned(), |asn| asn.to_string());
     Ok(format!(
         "{}: {} has no equivalent: a gateway is a neighbour of {} (AS {}, from AS {}) by FRR or BIRD on it, see \

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::Service;
 use proto::limits::LOAD_BALANCER_CLASS;
 
-use super::ConvertError;
+use super::input::ConvertError;
 use super::input::Found;
 use objects::service::foreign;
 

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use tracing::error;
 
 use crate::gateways::tls::Material;
-use crate::kubernetes::{Cluster, Outage, Trouble};
+use crate::kubernetes::{ApiError, Cluster, Retry};
 
 /// Polling interval, after which a renewed certificate is used at the latest; the kubelet uses the same for mounted Secrets.
 const READ_EVERY: Duration = Duration::from_secs(60);
@@ -27,12 +27,12 @@ impl FollowedSecret {
     /// Reads it repeatedly while this is polled. The last content stays while the Secret cannot be read or does not exist.
     pub async fn follow(self, cluster: &Cluster) {
         let secrets = Api::<Secret>::namespaced(cluster.client.clone(), &cluster.namespace);
-        let mut trouble = Trouble::new("get the Secret of key `tls.secret`", &cluster.server);
+        let mut retry = Retry::new("get the Secret of key `tls.secret`", &cluster.server);
         let mut is_missed = false;
         loop {
             let wait = match secrets.get_opt(&self.name).await {
                 Ok(Some(secret)) => {
-                    trouble.over();
+                    retry.succeeded();
                     is_missed = false;
                     let material = Some(self.material(secret));
                     self.sender.send_if_modified(|kept| {
@@ -44,7 +44,7 @@ impl FollowedSecret {
                     READ_EVERY
                 }
                 Ok(None) => {
-                    trouble.over();
+                    retry.succeeded();
                     if !std::mem::replace(&mut is_missed, true) {
                         error!(
                             name = self.name,
@@ -54,7 +54,7 @@ impl FollowedSecret {
                     }
                     READ_EVERY / 12
                 }
-                Err(error) => trouble.met(Outage::from(&error), Instant::now()),
+                Err(error) => retry.failed(ApiError::from(&error), Instant::now()),
             };
             tokio::time::sleep(wait).await;
         }

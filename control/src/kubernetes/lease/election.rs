@@ -13,8 +13,9 @@ use tokio::time::{sleep_until, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::kubernetes::lease::{self, Candidate, LED_AT_MOST, LOOKED_AT_EVERY, Leadership, RENEWED_EVERY};
-use crate::kubernetes::{Cluster, Outage, Trouble, post_params};
+use crate::kubernetes::api_error::{ApiError, Retry};
+use crate::kubernetes::client::{Cluster, post_params};
+use crate::kubernetes::lease::{self, LED_AT_MOST, LOOKED_AT_EVERY, Leadership, LeaseCandidate, RENEWED_EVERY};
 
 /// Timeout of an attempt, which leaves time for another one before the leader must step down.
 const ATTEMPT_MAX: Duration = Duration::from_secs(3);
@@ -22,7 +23,7 @@ const ATTEMPT_MAX: Duration = Duration::from_secs(3);
 const RELEASE_MAX: Duration = Duration::from_secs(2);
 
 /// The Lease that this replica holds, and when its last accepted renewal was sent.
-struct Held {
+struct HeldLease {
     lease: Lease,
     renewed_at: Instant,
 }
@@ -38,10 +39,15 @@ enum Answer {
 }
 
 /// Runs the election until `stop`, then releases the Lease. Publishes the role of this replica to `leadership`.
-pub async fn elect(cluster: &Cluster, mut candidate: Candidate, leadership: &watch::Sender<Leadership>, stop: CancellationToken) {
+pub async fn elect(
+    cluster: &Cluster,
+    mut candidate: LeaseCandidate,
+    leadership: &watch::Sender<Leadership>,
+    stop: CancellationToken,
+) {
     let leases = Api::<Lease>::namespaced(cluster.client.clone(), &cluster.namespace);
-    let mut trouble = Trouble::new("get, create and update leases.coordination.k8s.io", &cluster.server);
-    let mut held: Option<Held> = None;
+    let mut retry = Retry::new("get, create and update leases.coordination.k8s.io", &cluster.server);
+    let mut held: Option<HeldLease> = None;
     while !stop.is_cancelled() {
         let started = Instant::now();
         let must_stop_at = held.as_ref().map(|held| held.renewed_at + LED_AT_MOST);
@@ -51,14 +57,14 @@ pub async fn elect(cluster: &Cluster, mut candidate: Candidate, leadership: &wat
         match stop.run_until_cancelled(attempt).await {
             None => break,
             Some(Ok(Ok(answer))) => {
-                trouble.over();
+                retry.succeeded();
                 if matches!(answer, Answer::Held(_)) {
                     wait = RENEWED_EVERY;
                 }
                 take(answer, (started, &candidate), &mut held, leadership);
             }
-            Some(Ok(Err(error))) => wait = trouble.met(Outage::from(&error), Instant::now()).min(LOOKED_AT_EVERY),
-            Some(Err(_)) => _ = trouble.met(Outage::Unreachable("it does not answer".to_owned()), Instant::now()),
+            Some(Ok(Err(error))) => wait = retry.failed(ApiError::from(&error), Instant::now()).min(LOOKED_AT_EVERY),
+            Some(Err(_)) => _ = retry.failed(ApiError::Unreachable("it does not answer".to_owned()), Instant::now()),
         }
         if held.as_ref().is_some_and(|held| Instant::now() >= held.renewed_at + LED_AT_MOST) {
             warn!("the Lease could not be renewed for {LED_AT_MOST:?}; not leading any more, gateways keep their state");
@@ -93,15 +99,15 @@ fn forget_address(leadership: &mut Leadership) -> bool {
 
 fn take(
     answer: Answer,
-    (sent_at, candidate): (Instant, &Candidate),
-    held: &mut Option<Held>,
+    (sent_at, candidate): (Instant, &LeaseCandidate),
+    held: &mut Option<HeldLease>,
     leadership: &watch::Sender<Leadership>,
 ) {
     match answer {
         Answer::Held(lease) => {
             let is_new = held.is_none();
             let epoch = lease::epoch(&lease);
-            *held = Some(Held { lease, renewed_at: sent_at });
+            *held = Some(HeldLease { lease, renewed_at: sent_at });
             if is_new {
                 info!(epoch, "leading");
                 leadership.send_replace(Leadership::Leading { epoch });
@@ -131,7 +137,7 @@ fn take(
     }
 }
 
-async fn attempt(leases: &Api<Lease>, candidate: &mut Candidate, held: Option<&Held>) -> Result<Answer, kube::Error> {
+async fn attempt(leases: &Api<Lease>, candidate: &mut LeaseCandidate, held: Option<&HeldLease>) -> Result<Answer, kube::Error> {
     if let Some(held) = held {
         match leases.replace(&candidate.lease, &post_params(), &candidate.renew(&held.lease)).await {
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}

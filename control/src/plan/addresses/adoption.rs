@@ -9,14 +9,14 @@ use std::net::IpAddr;
 use proto::{AddressRange, Family};
 
 use super::Allocations;
-use super::claim::{Claim, Outcome, Rules, refuses};
+use super::claim::{Allocation, Claim, Rules, refuses};
 use super::search::is_buggy;
 use objects::note::{Cause, Remark};
 use objects::pool::unreachable;
 
 /// Origin of the claim that a Service has an address.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Source {
+enum AddressSource {
     /// Its status, written by sluice.
     Ours,
     /// The checkpoint of a previous leader.
@@ -28,22 +28,22 @@ enum Source {
 impl Allocations {
     /// Statuses written by sluice come first, so that a foreign status of an older Service cannot take an address from its
     /// holder. Services that cannot be parsed come last, because their ports and sharing terms are unknown.
-    pub(super) fn adopt_all(&mut self, order: &[&Claim], outcomes: &mut [Outcome], rules: Rules<'_>) {
+    pub(super) fn adopt_all(&mut self, order: &[&Claim], outcomes: &mut [Allocation], rules: Rules<'_>) {
         let mut recalled = BTreeSet::new();
-        for source in [Source::Ours, Source::Recalled, Source::Foreign] {
+        for source in [AddressSource::Ours, AddressSource::Recalled, AddressSource::Foreign] {
             for is_readable in [true, false] {
                 let of_these = order.iter().zip(&mut *outcomes).filter(|(claim, _)| claim.is_readable() == is_readable);
                 for (claim, outcome) in of_these {
                     match source {
-                        Source::Ours if claim.status_is_ours => self.adopt(claim, source, rules, outcome),
-                        Source::Recalled if !claim.recalled.is_empty() => {
+                        AddressSource::Ours if claim.status_is_ours => self.adopt(claim, source, rules, outcome),
+                        AddressSource::Recalled if !claim.recalled.is_empty() => {
                             let before = self.holders.of(&claim.service).len();
                             self.adopt(claim, source, rules, outcome);
                             if self.holders.of(&claim.service).len() > before {
                                 recalled.insert(&claim.service);
                             }
                         }
-                        Source::Foreign if !claim.status_is_ours => {
+                        AddressSource::Foreign if !claim.status_is_ours => {
                             if recalled.contains(&claim.service) {
                                 self.tell_what_is_recalled_instead(claim, rules, outcome);
                             }
@@ -56,20 +56,20 @@ impl Allocations {
         }
     }
 
-    fn adopt(&mut self, claim: &Claim, source: Source, rules: Rules<'_>, outcome: &mut Outcome) {
-        let offered = if source == Source::Recalled { &claim.recalled } else { &claim.in_status };
+    fn adopt(&mut self, claim: &Claim, source: AddressSource, rules: Rules<'_>, outcome: &mut Allocation) {
+        let offered = if source == AddressSource::Recalled { &claim.recalled } else { &claim.in_status };
         for &address in offered {
             let family = Family::of(address);
             let is_wanted = !claim.is_readable() || claim.families.contains(&family);
             if !is_wanted || self.holders.held_of(&claim.service, family).is_some() {
                 continue;
             }
-            let is_ours = source != Source::Foreign;
+            let is_ours = source != AddressSource::Foreign;
             let is_shared_unread = !claim.is_readable() && is_ours && self.holders.is_held(address);
             let obstacle = || self.obstacle(claim, address, rules.pools).filter(|_| !is_shared_unread);
             match refusal(claim, address, is_ours, rules).or_else(obstacle) {
                 None => self.hold(claim, address, rules.pools),
-                Some(_) if source == Source::Recalled => {}
+                Some(_) if source == AddressSource::Recalled => {}
                 Some(why) => {
                     let text = format!("address {address} of its status is not taken over: {why}; it gets another one");
                     outcome.notes.push(Remark::new(Cause::AddressLost, text));
@@ -79,7 +79,7 @@ impl Allocations {
     }
 
     /// Adds a warning if the status was overwritten while there was no leader, or before sluice could write it again.
-    fn tell_what_is_recalled_instead(&self, claim: &Claim, rules: Rules<'_>, outcome: &mut Outcome) {
+    fn tell_what_is_recalled_instead(&self, claim: &Claim, rules: Rules<'_>, outcome: &mut Allocation) {
         for &address in &claim.in_status {
             let held = self.holders.held_of(&claim.service, Family::of(address));
             let Some(held) = held.filter(|held| *held != address) else { continue };

@@ -91,7 +91,7 @@ impl Claim {
 
 /// The result of an allocation for one Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct Allocation {
     /// In family order.
     pub addresses: Vec<IpAddr>,
     /// Why it got fewer addresses than it needs.

@@ -16,7 +16,7 @@ use objects::Sharing;
 /// The complete set.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Holders {
-    places: BTreeMap<IpAddr, Place>,
+    addresses_held: BTreeMap<IpAddr, SharedAddress>,
     of: BTreeMap<ServiceName, Vec<IpAddr>>,
     /// Addresses under each sharing key.
     keys: BTreeMap<String, BTreeSet<IpAddr>>,
@@ -26,8 +26,8 @@ pub(super) struct Holders {
 
 /// One address.
 #[derive(Clone, Debug, Default)]
-struct Place {
-    seats: BTreeMap<ServiceName, Seat>,
+struct SharedAddress {
+    holders: BTreeMap<ServiceName, Holder>,
     ports: BTreeMap<Port, ServiceName>,
     /// The distinct sharing terms of its holders, with the number of holders of each; usually one or two.
     terms: BTreeMap<Terms, u32>,
@@ -36,7 +36,7 @@ struct Place {
 }
 
 #[derive(Clone, Debug)]
-struct Seat {
+struct Holder {
     ports: Vec<Port>,
     sharing: Option<Sharing>,
 }
@@ -59,12 +59,12 @@ impl Holders {
 
     /// Held addresses from `first` to `last`, both included.
     pub(super) fn within(&self, first: IpAddr, last: IpAddr) -> impl Iterator<Item = IpAddr> {
-        self.places.range(first..=last).map(|(address, _)| *address)
+        self.addresses_held.range(first..=last).map(|(address, _)| *address)
     }
 
     /// Whether a Service holds `address`.
     pub(super) fn is_held(&self, address: IpAddr) -> bool {
-        self.places.contains_key(&address)
+        self.addresses_held.contains_key(&address)
     }
 
     /// Addresses shared under `key`.
@@ -73,31 +73,32 @@ impl Holders {
     }
 
     /// Whether the addresses of `claim` are recorded with its current ports and sharing terms.
-    pub(super) fn is_seated_as(&self, claim: &Claim) -> bool {
-        let mut seats = self.of(&claim.service).iter().filter_map(|address| self.places.get(address)?.seats.get(&claim.service));
-        seats.all(|seat| seat.ports == claim.ports && seat.sharing == claim.sharing)
+    pub(super) fn is_recorded_as(&self, claim: &Claim) -> bool {
+        let mut holders =
+            self.of(&claim.service).iter().filter_map(|address| self.addresses_held.get(address)?.holders.get(&claim.service));
+        holders.all(|holder| holder.ports == claim.ports && holder.sharing == claim.sharing)
     }
 
     /// Why `claim` cannot share `address` with its holders; `None` if it can.
     pub(super) fn refuse(&self, address: IpAddr, claim: &Claim, pool: Option<&PoolSpec>) -> Option<String> {
-        let place = self.places.get(&address)?;
-        let (holder, _) = place.seats.first_key_value()?;
+        let shared = self.addresses_held.get(&address)?;
+        let (holder, _) = shared.holders.first_key_value()?;
         let terms = claim.terms();
-        if let Some(why) = place.terms.keys().find_map(|other| terms.refuses(other, pool)) {
+        if let Some(why) = shared.terms.keys().find_map(|other| terms.refuses(other, pool)) {
             return Some(format!("held by {holder} ({why})"));
         }
-        let taken = claim.ports.iter().find_map(|port| Some((port, place.ports.get(port)?)));
+        let taken = claim.ports.iter().find_map(|port| Some((port, shared.ports.get(port)?)));
         taken.map(|((protocol, port), holder)| format!("held by {holder}, which has {protocol} {port} of it, too"))
     }
 
     /// Records `claim` as a holder of `address`.
-    pub(super) fn seat(&mut self, address: IpAddr, claim: &Claim, pool: Option<&PoolSpec>) {
+    pub(super) fn add(&mut self, address: IpAddr, claim: &Claim, pool: Option<&PoolSpec>) {
         let service = &claim.service;
-        let place = self.places.entry(address).or_default();
-        place.announce = pool.map(|pool| pool.announce).or(place.announce);
-        place.ports.extend(claim.ports.iter().map(|port| (*port, service.clone())));
-        *place.terms.entry(claim.terms()).or_default() += 1;
-        place.seats.insert(service.clone(), Seat { ports: claim.ports.clone(), sharing: claim.sharing.clone() });
+        let shared = self.addresses_held.entry(address).or_default();
+        shared.announce = pool.map(|pool| pool.announce).or(shared.announce);
+        shared.ports.extend(claim.ports.iter().map(|port| (*port, service.clone())));
+        *shared.terms.entry(claim.terms()).or_default() += 1;
+        shared.holders.insert(service.clone(), Holder { ports: claim.ports.clone(), sharing: claim.sharing.clone() });
         self.of.entry(service.clone()).or_default().push(address);
         if let Some(sharing) = &claim.sharing {
             self.keys.entry(sharing.key.clone()).or_default().insert(address);
@@ -106,16 +107,16 @@ impl Holders {
     }
 
     /// Removes `service` from the holders of `address`.
-    pub(super) fn unseat(&mut self, address: IpAddr, service: &ServiceName) {
-        let Some(place) = self.places.get_mut(&address) else { return };
-        let Some(seat) = place.seats.remove(service) else { return };
-        for port in &seat.ports {
-            place.ports.remove(port);
+    pub(super) fn remove(&mut self, address: IpAddr, service: &ServiceName) {
+        let Some(shared) = self.addresses_held.get_mut(&address) else { return };
+        let Some(holder) = shared.holders.remove(service) else { return };
+        for port in &holder.ports {
+            shared.ports.remove(port);
         }
-        let terms = Terms { namespace: service.namespace.clone(), sharing: seat.sharing.clone() };
-        count_down(&mut place.terms, &terms);
-        if let Some(Sharing { key, .. }) = seat.sharing
-            && !place.terms.keys().any(|terms| terms.sharing.as_ref().is_some_and(|sharing| sharing.key == key))
+        let terms = Terms { namespace: service.namespace.clone(), sharing: holder.sharing.clone() };
+        count_down(&mut shared.terms, &terms);
+        if let Some(Sharing { key, .. }) = holder.sharing
+            && !shared.terms.keys().any(|terms| terms.sharing.as_ref().is_some_and(|sharing| sharing.key == key))
             && let Some(addresses) = self.keys.get_mut(&key)
         {
             addresses.remove(&address);
@@ -123,8 +124,8 @@ impl Holders {
                 self.keys.remove(&key);
             }
         }
-        if place.seats.is_empty() {
-            self.places.remove(&address);
+        if shared.holders.is_empty() {
+            self.addresses_held.remove(&address);
         }
         if let Some(addresses) = self.of.get_mut(service) {
             addresses.retain(|held| *held != address);
@@ -159,10 +160,10 @@ impl Holders {
     /// current pool of all others.
     pub(super) fn outside(&mut self, pools: &Pools) -> Vec<(IpAddr, Option<Announce>)> {
         let mut outside = Vec::new();
-        for (address, place) in &mut self.places {
+        for (address, shared) in &mut self.addresses_held {
             match pools.holding(*address) {
-                Some(pool) => place.announce = Some(pool.announce),
-                None => outside.push((*address, place.announce)),
+                Some(pool) => shared.announce = Some(pool.announce),
+                None => outside.push((*address, shared.announce)),
             }
         }
         outside

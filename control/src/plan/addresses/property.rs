@@ -37,7 +37,7 @@ fn says() -> impl Strategy<Value = Says> {
     )
 }
 
-fn claim_of(name: u8, says: &Says, before: Option<&Outcome>) -> Claim {
+fn claim_of(name: u8, says: &Says, before: Option<&Allocation>) -> Claim {
     let sharing = says.key.map(|(key, is_metallb, all)| {
         let namespaces = if all { Namespaces::All } else { Namespaces::Named([].into()) };
         Sharing { key: key.to_string(), is_metallb, namespaces }
@@ -84,7 +84,7 @@ proptest! {
     #[test]
     fn no_two_services_ever_hold_one_frontend_and_nobody_is_renumbered_who_did_not_ask(steps in prop::collection::vec(step(), 1..12)) {
         let mut lab = Lab::new(&[]);
-        let mut before: BTreeMap<ServiceName, (Outcome, Claim)> = BTreeMap::new();
+        let mut before: BTreeMap<ServiceName, (Allocation, Claim)> = BTreeMap::new();
         // Each keeps what it said last, where a step says nothing new of it.
         let mut said: BTreeMap<u8, Says> = BTreeMap::new();
         for step in steps {

@@ -38,7 +38,7 @@ pub(super) struct Lab {
     pub(super) reached: Option<u64>,
     pub(super) now: Instant,
     pub(super) all: Allocations,
-    outcomes: BTreeMap<ServiceName, Outcome>,
+    outcomes: BTreeMap<ServiceName, Allocation>,
 }
 
 impl Lab {
@@ -57,7 +57,7 @@ impl Lab {
         self
     }
 
-    fn of(&self, name: &str) -> &Outcome {
+    fn of(&self, name: &str) -> &Allocation {
         self.outcomes.iter().find(|(service, _)| service.name == name).map(|(_, outcome)| outcome).unwrap()
     }
 

@@ -14,7 +14,7 @@ use objects::{Kind, Leftover};
 
 /// A Service that is not ours, or no longer ours, but still carries our finalizer, conditions or addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Leaving {
+pub struct Cleanup {
     /// The object.
     pub left: Arc<Leftover>,
     /// Which installation may have written them.
@@ -45,17 +45,17 @@ pub(super) fn strangers(world: &World, settings: &ControllerSettings) -> Vec<Ser
 }
 
 /// All Services from which something must be removed.
-pub(super) fn leaving(world: &World, settings: &ControllerSettings, strangers: &[ServiceName]) -> BTreeMap<ServiceName, Leaving> {
+pub(super) fn leaving(world: &World, settings: &ControllerSettings, strangers: &[ServiceName]) -> BTreeMap<ServiceName, Cleanup> {
     let group = settings.group.as_str();
     let leftovers = world.leftovers().iter().filter_map(|(name, left)| Some((name.clone(), left_by(left, settings)?, left)));
-    let mut leaving: BTreeMap<ServiceName, Leaving> =
-        leftovers.map(|(name, by, left)| (name, Leaving { by, left: Arc::clone(left) })).collect();
+    let mut leaving: BTreeMap<ServiceName, Cleanup> =
+        leftovers.map(|(name, by, left)| (name, Cleanup { by, left: Arc::clone(left) })).collect();
     let candidates = strangers.iter().filter_map(|name| world.services().get(name)).map(|entry| &entry.candidate);
     let marked = candidates.filter(|candidate| candidate.held.has_marks() && !candidate.held.is_of_another(group));
     leaving.extend(marked.map(|candidate| {
         let left = Arc::new(Leftover::from(candidate));
         let by = if candidate.held.group.is_some() { LeftBy::UsBefore } else { LeftBy::Another };
-        (candidate.name.clone(), Leaving { left, by })
+        (candidate.name.clone(), Cleanup { left, by })
     }));
     leaving
 }

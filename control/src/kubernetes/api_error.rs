@@ -26,7 +26,7 @@ const MESSAGE_CHARS_MAX: usize = 1_000;
 
 /// Why a request to the API server failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum Outage {
+pub enum ApiError {
     /// 401: the credentials are invalid.
     #[error("the API server does not accept our credentials (401: {0}); renew the certificate or token in the kubeconfig")]
     Unauthorized(String),
@@ -62,7 +62,7 @@ pub enum Outage {
     Senseless(String),
 }
 
-impl Outage {
+impl ApiError {
     /// Whether requests for other objects would fail the same way now. A refusal (403) or an error (500) may concern one object
     /// or namespace only: admission webhooks decide per object, quotas per namespace.
     pub(super) const fn concerns_all(&self) -> bool {
@@ -73,7 +73,7 @@ impl Outage {
     }
 }
 
-impl From<&kube::core::Status> for Outage {
+impl From<&kube::core::Status> for ApiError {
     fn from(status: &kube::core::Status) -> Self {
         let message = truncated(&status.message);
         let retry_after = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
@@ -87,7 +87,7 @@ impl From<&kube::core::Status> for Outage {
     }
 }
 
-impl From<&kube::Error> for Outage {
+impl From<&kube::Error> for ApiError {
     fn from(error: &kube::Error) -> Self {
         match error {
             kube::Error::Api(status) => status.as_ref().into(),
@@ -97,7 +97,7 @@ impl From<&kube::Error> for Outage {
     }
 }
 
-impl From<&watcher::Error> for Outage {
+impl From<&watcher::Error> for ApiError {
     fn from(error: &watcher::Error) -> Self {
         match error {
             watcher::Error::InitialListFailed(cause)
@@ -128,16 +128,16 @@ pub(crate) fn truncated(message: &str) -> String {
 
 /// Consecutive failures of one kind of request.
 #[derive(Debug)]
-pub struct Trouble {
+pub struct Retry {
     /// The operation in RBAC terms: `list and watch services`.
     what: &'static str,
     /// The server, for messages.
     server: String,
     waits: ExponentialBackoff,
-    last: Option<(Outage, Instant)>,
+    last: Option<(ApiError, Instant)>,
 }
 
-impl Trouble {
+impl Retry {
     /// No failures yet of requests that do `what` at `server`.
     #[must_use]
     pub fn new(what: &'static str, server: &str) -> Self {
@@ -145,9 +145,9 @@ impl Trouble {
     }
 
     /// Records a failure, logs it unless the previous one had the same cause, and returns the delay before the next attempt.
-    pub fn met(&mut self, outage: Outage, now: Instant) -> Duration {
+    pub fn failed(&mut self, outage: ApiError, now: Instant) -> Duration {
         if self.last.as_ref().is_some_and(|(_, at)| now.duration_since(*at) > NEW_STORY) {
-            self.over();
+            self.succeeded();
         }
         let is_new = self.last.as_ref().is_none_or(|(last, _)| std::mem::discriminant(last) != std::mem::discriminant(&outage));
         if is_new {
@@ -155,7 +155,7 @@ impl Trouble {
         }
         let ours = self.waits.next().unwrap_or(WAIT_MAX);
         let wait = match &outage {
-            Outage::Busy { retry_after, .. } => ours.max((*retry_after).min(ASKED_MAX)),
+            ApiError::Busy { retry_after, .. } => ours.max((*retry_after).min(ASKED_MAX)),
             _ => ours,
         };
         self.last = Some((outage, now));
@@ -163,16 +163,16 @@ impl Trouble {
     }
 
     /// Records a success.
-    pub fn over(&mut self) {
+    pub fn succeeded(&mut self) {
         self.waits = BACKOFF.build();
         match self.last.take() {
-            None | Some((Outage::Expired(_), _)) => {}
+            None | Some((ApiError::Expired(_), _)) => {}
             Some(_) => info!(server = self.server, "the API server answers again: {}", self.what),
         }
     }
 
-    fn say(&self, outage: &Outage) {
-        if let Outage::Expired(_) = outage {
+    fn say(&self, outage: &ApiError) {
+        if let ApiError::Expired(_) = outage {
             info!(server = self.server, "{}: {outage}", self.what);
         } else {
             warn!(server = self.server, "cannot {}: {outage}. The last known state stays in force.", self.what);
@@ -184,33 +184,33 @@ impl Trouble {
 mod tests {
     use super::*;
 
-    fn busy(seconds: u64) -> Outage {
-        Outage::Busy { code: 429, message: String::new(), retry_after: Duration::from_secs(seconds) }
+    fn busy(seconds: u64) -> ApiError {
+        ApiError::Busy { code: 429, message: String::new(), retry_after: Duration::from_secs(seconds) }
     }
 
     #[test]
     fn waits_double_up_to_a_bound_and_start_anew_after_success() {
-        let (mut trouble, now) = (Trouble::new("list services", ""), Instant::now());
-        let waits: Vec<_> = (0..8).map(|_| trouble.met(Outage::Unreachable(String::new()), now).as_millis()).collect();
+        let (mut retry, now) = (Retry::new("list services", ""), Instant::now());
+        let waits: Vec<_> = (0..8).map(|_| retry.failed(ApiError::Unreachable(String::new()), now).as_millis()).collect();
         assert_eq!(waits, [200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
-        trouble.over();
-        assert_eq!(trouble.met(Outage::Unreachable(String::new()), now), WAIT_MIN);
+        retry.succeeded();
+        assert_eq!(retry.failed(ApiError::Unreachable(String::new()), now), WAIT_MIN);
     }
 
     #[test]
     fn a_failure_long_after_the_last_one_starts_anew() {
-        let (mut trouble, now) = (Trouble::new("watch services", ""), Instant::now());
+        let (mut retry, now) = (Retry::new("watch services", ""), Instant::now());
         for _ in 0..5 {
-            trouble.met(Outage::Unreachable(String::new()), now);
+            retry.failed(ApiError::Unreachable(String::new()), now);
         }
         let now = now + NEW_STORY + Duration::from_secs(1);
-        assert_eq!(trouble.met(Outage::Unreachable(String::new()), now), WAIT_MIN);
+        assert_eq!(retry.failed(ApiError::Unreachable(String::new()), now), WAIT_MIN);
     }
 
     #[test]
     fn the_server_is_left_alone_as_long_as_it_asks_but_no_longer_than_a_minute() {
-        assert_eq!(Trouble::new("list services", "").met(busy(3), Instant::now()), Duration::from_secs(3));
-        assert_eq!(Trouble::new("list services", "").met(busy(86_400), Instant::now()), ASKED_MAX);
+        assert_eq!(Retry::new("list services", "").failed(busy(3), Instant::now()), Duration::from_secs(3));
+        assert_eq!(Retry::new("list services", "").failed(busy(86_400), Instant::now()), ASKED_MAX);
     }
 
     /// Captured log output.
@@ -224,14 +224,14 @@ mod tests {
     #[test]
     fn one_cause_is_said_once_until_it_is_over() {
         let text = logged(|| {
-            let (mut trouble, now) = (Trouble::new("list and watch services", "https://api:6443"), Instant::now());
+            let (mut retry, now) = (Retry::new("list and watch services", "https://api:6443"), Instant::now());
             for number in 0..5 {
-                trouble.met(Outage::Unreachable(format!("connection {number} refused")), now);
+                retry.failed(ApiError::Unreachable(format!("connection {number} refused")), now);
             }
-            trouble.met(Outage::Forbidden("cannot list".to_owned()), now);
-            trouble.over();
-            trouble.over();
-            trouble.met(Outage::Forbidden("cannot list".to_owned()), now);
+            retry.failed(ApiError::Forbidden("cannot list".to_owned()), now);
+            retry.succeeded();
+            retry.succeeded();
+            retry.failed(ApiError::Forbidden("cannot list".to_owned()), now);
         });
         assert_eq!(text.matches("cannot be reached").count(), 1, "{text}");
         assert_eq!(text.matches("grant it by a ClusterRole").count(), 2, "{text}");

@@ -14,7 +14,7 @@ const NAMED_MAX: usize = 8;
 
 /// What a Service lacks to have backends; nothing by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Lack {
+pub struct MissingBackends {
     /// No port has a backend that accepts new connections.
     pub is_whole: bool,
     /// Ports that no EndpointSlice has, although there are endpoints.
@@ -23,7 +23,7 @@ pub struct Lack {
     pub sentence: String,
 }
 
-impl Lack {
+impl MissingBackends {
     /// Examines a Service that is served, with its ports and slices. If nodes are the backends, kube-proxy there knows the
     /// ports of endpoints, and `slices` is empty.
     #[must_use]
@@ -82,28 +82,32 @@ mod tests {
     use super::*;
     use crate::plan::selection::tests::{endpoint, port, service_port, slice};
 
-    fn lack(backends: &[BackendState], slices: &[SliceSpec]) -> Lack {
+    fn missing(backends: &[BackendState], slices: &[SliceSpec]) -> MissingBackends {
         let backend = |state: &BackendState| Backend { address: "10.0.0.1:8080".parse().unwrap(), weight: 1, state: *state };
         let ports = vec![service_port(Family::V4, backends.iter().map(backend).collect())];
-        Lack::of(&Service::new(ServiceName::new("shop", "web"), ports), &[port()], slices.iter())
+        MissingBackends::of(&Service::new(ServiceName::new("shop", "web"), ports), &[port()], slices.iter())
     }
 
     #[test]
     fn no_endpoints_a_port_that_does_not_match_and_drained_backends_are_told_apart() {
         let good = slice(&[("http", Protocol::Tcp, 8080)], &[endpoint(1, "rs")]);
-        assert!(!lack(&[BackendState::Active], std::slice::from_ref(&good)).is_any());
-        assert_eq!(lack(&[BackendState::Draining], &[good]), Lack { is_whole: true, ..Lack::default() });
-        assert_eq!(lack(&[], &[]), Lack { is_whole: true, ..Lack::default() });
+        assert!(!missing(&[BackendState::Active], std::slice::from_ref(&good)).is_any());
+        assert_eq!(missing(&[BackendState::Draining], &[good]), MissingBackends { is_whole: true, ..MissingBackends::default() });
+        assert_eq!(missing(&[], &[]), MissingBackends { is_whole: true, ..MissingBackends::default() });
         let empty = slice(&[("web", Protocol::Tcp, 8080)], &[]);
-        assert_eq!(lack(&[], &[empty]), Lack { is_whole: true, ..Lack::default() }, "an emptied slice has no port");
+        assert_eq!(
+            missing(&[], &[empty]),
+            MissingBackends { is_whole: true, ..MissingBackends::default() },
+            "an emptied slice has no port"
+        );
         let other = slice(&[("web", Protocol::Tcp, 8080), ("http", Protocol::Udp, 53)], &[endpoint(1, "rs")]);
-        let found = lack(&[], &[other]);
+        let found = missing(&[], &[other]);
         assert!(found.is_whole && found.unmatched == [(Protocol::Tcp, 80)].into());
         assert!(
             found.sentence.contains("http (tcp 80)") && found.sentence.contains("http (udp 53), web (tcp 8080)"),
             "{found:?}"
         );
-        let without = lack(&[], &[slice(&[], &[endpoint(1, "rs")])]);
+        let without = missing(&[], &[slice(&[], &[endpoint(1, "rs")])]);
         assert!(without.sentence.contains("no port at all"), "{without:?}");
     }
 
@@ -113,7 +117,7 @@ mod tests {
             let set = Arc::new(NodeSet { name: "v4".to_owned(), family: Some(Family::V4), nodes });
             let nodes = Some(NodesAt { set, port: 30_080 });
             let ports = vec![ServicePort { nodes, ..service_port(Family::V4, Vec::new()) }];
-            Lack::of(&Service::new(ServiceName::new("shop", "web"), ports), &[port()], [].into_iter()).is_whole
+            MissingBackends::of(&Service::new(ServiceName::new("shop", "web"), ports), &[port()], [].into_iter()).is_whole
         };
         let node = |state| NodeBackend { address: "10.0.0.1".parse().unwrap(), weight: 1, state };
         assert!(!lacks(vec![node(BackendState::Active)]));
