@@ -8,53 +8,45 @@
 //! another one may begin (`lease`). A new leader lists every object before it plans and adopts what its predecessor wrote.
 //! Deliberately not here: election (`lease`), and the decisions of each step (`plan`, `status`, `gateways`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use k8s_openapi::api::core::v1::ServiceStatus;
 use proto::ServiceName;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::admin::View;
 use crate::config::settings::{Certificates, ControllerSettings, Source};
 use crate::gateways::fleet::Fleet;
 use crate::gateways::listener::{CertificateSource, Listeners, ServerTls};
-use crate::gateways::publish::Published;
 use crate::gateways::registry::Gateways;
 use crate::gateways::server::{self, ConfigService};
 use crate::gateways::socket::{self, TakenAway};
 use crate::gateways::tls::TlsError;
 use crate::gateways::tls::secret::FollowedSecret;
-use crate::healthz::{BEAT_EVERY, Heartbeat, Probes, STALLED_AFTER};
+use crate::healthz::{Heartbeat, Probes, STALLED_AFTER};
 use crate::kubernetes::lease::election;
 use crate::kubernetes::lease::{Leadership, LeaseCandidate};
 use crate::kubernetes::recorder::Recorder;
 use crate::kubernetes::{self, Cluster, EventWriter, StatusWriter};
 use crate::manifests::{self, StatusFiles};
-use crate::plan::addresses::PoolUse;
-use crate::plan::externals::DisallowedExternalIps;
-use crate::plan::{Memory, plan};
 use crate::status::edge_gateways;
 use crate::status::pools::{self, PoolsTold};
-use crate::status::{StatusSink, Statuses, write_statuses};
+use crate::status::{StatusSink, write_statuses};
 use crate::store::checkpoints::{self, CheckpointStore};
 use crate::store::override_editor::OverrideEditor;
 use crate::store::overrides::{self, OverrideStore};
-use crate::world::World;
 use crate::world::change::Change;
 use crate::world::checkpoint::Checkpoint;
-use debounce::{CHANGES_WAITING_MAX, gather};
-use objects::note::{Note, Subject};
+use debounce::CHANGES_WAITING_MAX;
+use planner::{Planner, Shared};
 
 mod debounce;
-
-/// Interval at which standing notes are checked; a note is repeated when it is due.
-const STANDING_EVERY: Duration = Duration::from_secs(60);
+mod planner;
 
 /// Why a controller did not start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -82,10 +74,6 @@ pub enum ControllerError {
     Task(#[from] tokio::task::JoinError),
 }
 
-/// Starts controllers.
-#[derive(Clone, Copy, Debug)]
-pub struct Controller;
-
 /// A running controller.
 #[derive(Debug)]
 pub struct Running {
@@ -98,66 +86,64 @@ pub struct Running {
     shutdown: CancellationToken,
 }
 
-impl Controller {
-    /// Listens and starts to watch the source. Ends when `shutdown` is cancelled.
-    ///
-    /// # Errors
-    /// If the socket, the status directory or the client cannot be created.
-    pub async fn start(settings: ControllerSettings, shutdown: CancellationToken) -> Result<Running, ControllerError> {
-        // Done before listening, so that an error leaves nothing behind.
-        let origin = Origin::open(&settings.source).await?;
-        let (listeners, socket, secret) = listen(&settings, &origin).await?;
-        let (states, states_seen) = watch::channel(None);
-        let (gateways, gateways_seen) = watch::channel(Gateways::default());
-        let (leadership, led) = watch::channel(Leadership::Following(None));
-        let (nodes, nodes_seen) = watch::channel(Arc::default());
-        let (pools, pools_seen) = watch::channel(PoolsTold::default());
-        let (checkpoints, _) = watch::channel(Checkpoint::default());
-        let (editor, checkpoint_at) = (OverrideEditor::new(origin.overrides(&settings)), origin.checkpoint(&settings));
-        let fleet = Fleet::default();
-        // Only the leader writes Events.
-        let recorder = Arc::new(match &origin {
-            Origin::Manifests { .. } => Recorder::default(),
-            Origin::Kubernetes(_) => Recorder::with_events(Arc::new(EventWriter::new(&kubernetes::instance()))),
-        });
-        let view = View {
-            states: states_seen,
-            gateways: gateways_seen,
-            nodes: nodes_seen,
-            pools: pools_seen,
-            editor: editor.clone(),
-            fleet: fleet.clone(),
-            recorder: Arc::clone(&recorder),
-            leadership: led.clone(),
-        };
-        let probes = Probes {
-            planner: Heartbeat::default(),
-            stalled_after: STALLED_AFTER,
-            leadership: led.clone(),
-            states: view.states.clone(),
-            editor: editor.clone(),
-            tls: listeners.tcp.as_ref().map(|(_, tls)| Arc::clone(tls)),
-        };
-        let shown = AdminData { gateways: gateways.clone(), nodes };
-        let service = ConfigService {
-            states: view.states.clone(),
-            gateways,
-            fleet,
-            leadership: led.clone(),
-            group: settings.group.clone(),
-            shutdown: shutdown.clone(),
-        };
-
-        let mut tasks = Tasks::new();
-        tasks.spawn(async move { Ok(server::serve(listeners, service).await?) });
-        let (gateways, heartbeat) = (view.gateways.clone(), probes.planner.clone());
-        let work = Work { settings, states, gateways, editor, recorder, pools, shown, checkpoints, checkpoint_at, heartbeat };
-        begin(origin, work, secret, (leadership, led), &mut tasks, &shutdown);
-        Ok(Running { view, probes, _socket: socket, tasks, shutdown })
-    }
-}
-
 type Tasks = JoinSet<Result<(), ControllerError>>;
+
+/// Listens and starts to watch the source. Ends when `shutdown` is cancelled.
+///
+/// # Errors
+/// If the socket, the status directory or the client cannot be created.
+pub async fn start(settings: ControllerSettings, shutdown: CancellationToken) -> Result<Running, ControllerError> {
+    // Done before listening, so that an error leaves nothing behind.
+    let origin = Origin::open(&settings.source).await?;
+    let (listeners, socket, secret) = listen(&settings, &origin).await?;
+    let (states, states_seen) = watch::channel(None);
+    let (gateways, gateways_seen) = watch::channel(Gateways::default());
+    let (leadership, led) = watch::channel(Leadership::Following(None));
+    let (nodes, nodes_seen) = watch::channel(Arc::default());
+    let (pools, pools_seen) = watch::channel(PoolsTold::default());
+    let (checkpoints, _) = watch::channel(Checkpoint::default());
+    let (editor, checkpoint_at) = (OverrideEditor::new(origin.overrides(&settings)), origin.checkpoint(&settings));
+    let fleet = Fleet::default();
+    // Only the leader writes Events.
+    let recorder = Arc::new(match &origin {
+        Origin::Manifests { .. } => Recorder::default(),
+        Origin::Kubernetes(_) => Recorder::with_events(Arc::new(EventWriter::new(&kubernetes::instance()))),
+    });
+    let view = View {
+        states: states_seen,
+        gateways: gateways_seen,
+        nodes: nodes_seen,
+        pools: pools_seen,
+        editor: editor.clone(),
+        fleet: fleet.clone(),
+        recorder: Arc::clone(&recorder),
+        leadership: led.clone(),
+    };
+    let probes = Probes {
+        planner: Heartbeat::default(),
+        stalled_after: STALLED_AFTER,
+        leadership: led.clone(),
+        states: view.states.clone(),
+        editor: editor.clone(),
+        tls: listeners.tcp.as_ref().map(|(_, tls)| Arc::clone(tls)),
+    };
+    let service = ConfigService {
+        states: view.states.clone(),
+        gateways: gateways.clone(),
+        fleet,
+        leadership: led.clone(),
+        group: settings.group.clone(),
+        shutdown: shutdown.clone(),
+    };
+
+    let mut tasks = Tasks::new();
+    tasks.spawn(async move { Ok(server::serve(listeners, service).await?) });
+    let heartbeat = probes.planner.clone();
+    let shared = Shared { settings, states, gateways, nodes, recorder, pools, checkpoints, heartbeat };
+    let work = Work { shared, editor, checkpoint_at };
+    begin(origin, work, secret, (leadership, led), &mut tasks, &shutdown);
+    Ok(Running { view, probes, _socket: socket, tasks, shutdown })
+}
 
 /// Starts the tasks that watch the source and lead. Without a cluster this process always leads.
 fn begin(
@@ -182,8 +168,8 @@ fn begin(
             });
         }
         Origin::Kubernetes(cluster) => {
-            let candidate = LeaseCandidate::new(&work.settings.group, work.settings.listen.advertised());
-            let candidate = match &work.settings.lock_dir {
+            let candidate = LeaseCandidate::new(&work.shared.settings.group, work.shared.settings.listen.advertised());
+            let candidate = match &work.shared.settings.lock_dir {
                 Some(dir) => candidate.locked_in(dir),
                 None => candidate,
             };
@@ -244,16 +230,9 @@ async fn listen(
 
 /// The work of a leader, which ends with its tasks.
 struct Work {
-    settings: ControllerSettings,
-    states: watch::Sender<Option<Arc<Published>>>,
-    gateways: watch::Receiver<Gateways>,
+    shared: Shared,
     editor: OverrideEditor,
-    recorder: Arc<Recorder>,
-    pools: watch::Sender<PoolsTold>,
-    shown: AdminData,
-    checkpoints: watch::Sender<Checkpoint>,
     checkpoint_at: CheckpointStore,
-    heartbeat: Heartbeat,
 }
 
 impl Work {
@@ -261,30 +240,28 @@ impl Work {
     fn start(&self, steps: &mut Tasks, epoch: String, sink: StatusSink) -> mpsc::Sender<Change> {
         let (sender, changes) = mpsc::channel(CHANGES_WAITING_MAX);
         let (statuses, statuses_seen) = watch::channel(None);
+        let shared = self.shared.clone();
         let (editor, to_plan) = (self.editor.clone(), sender.clone());
         steps.spawn(async move {
             editor.serve(to_plan).await;
             Ok(())
         });
         // Decisions of an earlier term are stale.
-        self.checkpoints.send_replace(Checkpoint::default());
-        let (store, newest, to_plan) = (self.checkpoint_at.clone(), self.checkpoints.subscribe(), sender.clone());
+        shared.checkpoints.send_replace(Checkpoint::default());
+        let (store, newest, to_plan) = (self.checkpoint_at.clone(), shared.checkpoints.subscribe(), sender.clone());
         steps.spawn(async move {
             checkpoints::keep(store, newest, to_plan).await;
             // This task ends with the planner.
             std::future::pending().await
         });
-        let (gateways, told) = (self.gateways.clone(), Arc::clone(&self.recorder));
+        let (gateways, recorder) = (shared.gateways.subscribe(), Arc::clone(&shared.recorder));
         steps.spawn(async move {
-            write_statuses(statuses_seen, gateways, sink, told).await;
+            write_statuses(statuses_seen, gateways, sink, recorder).await;
             Ok(())
         });
-        let (settings, states, recorder) = (self.settings.clone(), self.states.clone(), Arc::clone(&self.recorder));
-        let (gateways, pools, shown) = (self.gateways.clone(), self.pools.clone(), self.shown.clone());
-        let (checkpoints, heartbeat) = (self.checkpoints.clone(), self.heartbeat.clone());
-        let planning = Planning { settings, epoch, states, gateways, statuses, recorder, pools, shown, checkpoints, heartbeat };
+        let planner = Planner { shared, epoch, statuses };
         steps.spawn(async move {
-            planning.run(changes).await;
+            planner.run(changes).await;
             Ok(())
         });
         sender
@@ -302,10 +279,12 @@ async fn lead(
         let now = leadership.borrow_and_update().clone();
         let mut steps = Tasks::new();
         if let Leadership::Leading { epoch } = &now {
-            let writer = Arc::new(StatusWriter::new(Arc::clone(&work.recorder)));
+            let writer = Arc::new(StatusWriter::new(Arc::clone(&work.shared.recorder)));
             let changes = work.start(&mut steps, epoch.clone(), StatusSink::Kubernetes(Arc::clone(&writer)));
-            let (cluster, recorder, pools) = (Arc::clone(cluster), Arc::clone(&work.recorder), work.pools.subscribe());
-            let (group, gateways, states) = (work.settings.group.clone(), work.gateways.clone(), work.states.subscribe());
+            let (cluster, recorder, pools) =
+                (Arc::clone(cluster), Arc::clone(&work.shared.recorder), work.shared.pools.subscribe());
+            let (group, gateways, states) =
+                (work.shared.settings.group.clone(), work.shared.gateways.subscribe(), work.shared.states.subscribe());
             steps.spawn(async move {
                 let fleet = edge_gateways::show_gateways(&cluster, &group, gateways, states);
                 let events = async {
@@ -327,8 +306,8 @@ async fn lead(
         };
         // Nothing is written after this.
         steps.shutdown().await;
-        work.states.send_replace(None);
-        work.pools.send_replace(PoolsTold::default());
+        work.shared.states.send_replace(None);
+        work.shared.pools.send_replace(PoolsTold::default());
         if ended {
             return Ok(());
         }
@@ -402,145 +381,5 @@ impl Origin {
             Self::Kubernetes(cluster) => OverrideStore::config_map(cluster, &settings.group),
             Self::Manifests { files, .. } => OverrideStore::File(files.dir().join(overrides::FILE)),
         }
-    }
-}
-
-/// The task that plans.
-struct Planning {
-    settings: ControllerSettings,
-    epoch: String,
-    states: watch::Sender<Option<Arc<Published>>>,
-    gateways: watch::Receiver<Gateways>,
-    statuses: watch::Sender<Option<Arc<Statuses>>>,
-    recorder: Arc<Recorder>,
-    pools: watch::Sender<PoolsTold>,
-    shown: AdminData,
-    checkpoints: watch::Sender<Checkpoint>,
-    heartbeat: Heartbeat,
-}
-
-/// Inputs of plans that other tasks see as well.
-#[derive(Clone)]
-struct AdminData {
-    gateways: watch::Sender<Gateways>,
-    nodes: watch::Sender<Arc<BTreeSet<String>>>,
-}
-
-impl AdminData {
-    /// Gateways learn that they are drained before they get the state that was planned with the drain.
-    fn update(&self, world: &World) {
-        Gateways::drain(&self.gateways, world.overrides().drained_gateways());
-        self.nodes.send_if_modified(|known| {
-            let is_news = !known.iter().eq(world.nodes().keys());
-            if is_news {
-                *known = Arc::new(world.nodes().keys().cloned().collect());
-            }
-            is_news
-        });
-    }
-}
-
-impl Planning {
-    /// Plans until the source ends.
-    async fn run(self, mut changes: mpsc::Receiver<Change>) {
-        let (mut world, mut memory) = (World::default(), Memory::default());
-        let (mut again_at, mut planned_at): (_, Option<Instant>) = (None, None);
-        let mut disallowed = DisallowedExternalIps::default();
-        let mut standing = tokio::time::interval(STANDING_EVERY);
-        let (mut beats, beating) = (tokio::time::interval(BEAT_EVERY), self.heartbeat.start());
-        let mut gateways = self.gateways.clone();
-        gateways.mark_changed();
-        loop {
-            beating.beat();
-            tokio::select! {
-                _ = beats.tick() => continue,
-                change = changes.recv() => match change {
-                    Some(change) => world.apply(change),
-                    None => return,
-                },
-                // Their own addresses must not become VIPs, and addresses that they still forward must not be allocated.
-                Ok(()) = gateways.changed() => {
-                    if !memory.follow_gateways(&gateways.borrow_and_update(), Instant::now().into_std()) {
-                        continue;
-                    }
-                }
-                () = tokio::time::sleep_until(again_at.unwrap_or_else(Instant::now)), if again_at.is_some() => {}
-                _ = standing.tick() => {
-                    memory.standing().iter().for_each(|note| self.recorder.repeat(note, uid(&world, note).as_deref()));
-                    continue;
-                }
-            }
-            gather(&mut changes, &mut world, planned_at).await;
-            self.recorder.end(world.ending_namespaces());
-            self.recorder.forget(&world.take_gone());
-            world.take_notes().iter().for_each(|note| self.recorder.record(note, uid(&world, note).as_deref()));
-            if world.is_complete() {
-                disallowed.log_new(&world, &self.settings);
-                again_at = self.plan(&mut world, &mut memory);
-                planned_at = Some(Instant::now());
-            }
-        }
-    }
-
-    /// Plans and publishes; returns when to plan again.
-    fn plan(&self, world: &mut World, memory: &mut Memory) -> Option<Instant> {
-        let plan = plan(world, &self.settings, memory, Instant::now().into_std());
-        plan.notes.iter().for_each(|note| self.recorder.record(note, uid(world, note).as_deref()));
-        self.shown.update(world);
-        self.checkpoints.send_if_modified(|kept| {
-            let is_news = kept.revision != plan.checkpoint.revision;
-            if is_news {
-                kept.clone_from(&plan.checkpoint);
-            }
-            is_news
-        });
-        world.forget_departed(&plan.done_with_departed);
-        self.tell_of_pools(world, &plan.pools_status);
-        let before = self.states.borrow().clone();
-        let next = match &before {
-            None => Some(Published::first(self.epoch.clone(), plan.services, plan.pools)),
-            Some(before) => before.next(plan.services, plan.pools),
-        };
-        let newest = match (next, before) {
-            (Some(next), _) => Arc::new(next),
-            (None, Some(before)) => before,
-            (None, None) => return plan.again_at.map(Instant::from_std),
-        };
-        let generation = &newest.state.generation;
-        memory.published(generation.counter);
-        tracing::debug!(%generation, services = newest.state.services.len(), replanned = plan.replanned, "planned");
-        let statuses = Statuses { counter: generation.counter, wanted: plan.statuses, leaving: plan.leaving };
-        self.states.send_if_modified(|kept| {
-            let is_new = kept.as_ref().is_none_or(|kept| !Arc::ptr_eq(kept, &newest));
-            *kept = Some(Arc::clone(&newest));
-            is_new
-        });
-        self.statuses.send_replace(Some(Arc::new(statuses)));
-        plan.again_at.map(Instant::from_std)
-    }
-}
-
-impl Planning {
-    /// Examines pool objects only if they or the usage figures have changed.
-    fn tell_of_pools(&self, world: &World, uses: &Arc<Vec<PoolUse>>) {
-        self.pools.send_if_modified(|told| {
-            let revision = world.pools_revision();
-            let is_other = told.revision != revision || (!Arc::ptr_eq(&told.uses, uses) && told.uses != *uses);
-            if is_other {
-                *told = PoolsTold { uses: Arc::clone(uses), revision, objects: Arc::new(world.pools().clone()) };
-            }
-            is_other
-        });
-    }
-}
-
-/// The uid of the object of a note, if it is known.
-fn uid(world: &World, note: &Note) -> Option<String> {
-    match &note.subject {
-        Subject::Service(name) => Some(world.services().get(name)?.candidate.uid.clone()).filter(|uid| !uid.is_empty()),
-        Subject::Pool(name) => world.pools().get(name)?.metadata.uid.clone(),
-        // For nodes the kubelet uses the name as uid, and kubectl searches for it.
-        Subject::Node(name) => Some(name.clone()),
-        Subject::Slice(_) | Subject::Namespace(_) => None,
     }
 }

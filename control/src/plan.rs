@@ -91,19 +91,6 @@ pub struct Memory {
     is_recalled: bool,
 }
 
-impl Memory {
-    /// Current reasons why Services are not served, or are served only in part.
-    #[must_use]
-    pub fn standing(&self) -> Vec<Note> {
-        let of = |(name, one): (&ServiceName, &Planned)| {
-            let subject = Subject::Service(name.clone());
-            let standing = one.notes.iter().filter(|remark| matches!(remark.cause, Cause::Reason(_)));
-            standing.map(|remark| Note { subject: subject.clone(), remark: remark.clone() }).collect::<Vec<_>>()
-        };
-        self.planned.iter().flat_map(of).chain(self.assignment.standing_on_pools()).collect()
-    }
-}
-
 /// Plans for `world`. `memory` comes from the previous plan with the same settings. Only changed Services are examined,
 /// unless a change concerns all of them.
 pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, now: Instant) -> Plan {
@@ -156,6 +143,17 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
 }
 
 impl Memory {
+    /// Current reasons why Services are not served, or are served only in part.
+    #[must_use]
+    pub fn standing(&self) -> Vec<Note> {
+        let of = |(name, one): (&ServiceName, &Planned)| {
+            let subject = Subject::Service(name.clone());
+            let standing = one.notes.iter().filter(|remark| matches!(remark.cause, Cause::Reason(_)));
+            standing.map(|remark| Note { subject: subject.clone(), remark: remark.clone() }).collect::<Vec<_>>()
+        };
+        self.planned.iter().flat_map(of).chain(self.assignment.standing_on_pools()).collect()
+    }
+
     /// Records the reports of the connected gateways. Returns true if they require another plan.
     pub fn follow_gateways(&mut self, gateways: &Gateways, now: Instant) -> bool {
         self.assignment.follow_gateways(gateways, now)

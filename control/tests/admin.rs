@@ -1,4 +1,5 @@
-//! What operators see and do through a controller of manifests: its admin API on a socket, and gateways that answer it.
+//! What operators see and do through a controller with manifests: its admin API on a socket, and the gateways that
+//! apply it.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -8,7 +9,7 @@ use std::time::Duration;
 
 use control::admin::{ControllerAdmin, serve};
 use control::config::controller::ControllerFile;
-use control::controller::{Controller, Running};
+use control::controller::{self, Running};
 use control::gateways::socket;
 use proto::v1;
 use proto::v1::admin_client::AdminClient;
@@ -27,7 +28,7 @@ async fn dial(socket: &Path) -> Channel {
     Endpoint::try_from(format!("unix:{}", socket.display())).unwrap().connect().await.unwrap()
 }
 
-/// A controller over a Service of two backends on two nodes, its admin API, and what it wrote.
+/// A controller with one Service of two backends on two nodes, its admin API, and the status files that it wrote.
 struct Lab {
     dir: tempfile::TempDir,
 }
@@ -62,7 +63,7 @@ impl Lab {
         let listener = socket::listen(&file.admin_listen).await.unwrap();
         let shutdown = CancellationToken::new();
         let config = file.effective();
-        let running = Controller::start(file.settings, shutdown.clone()).await.unwrap();
+        let running = controller::start(file.settings, shutdown.clone()).await.unwrap();
         let view = running.view.clone();
         tokio::spawn(serve(listener, ControllerAdmin { view, config }, shutdown.clone().cancelled_owned()));
         let mut states = running.view.states.clone();
@@ -129,7 +130,7 @@ metadata: {name: worker-1}
 status: {addresses: [{type: InternalIP, address: 10.0.1.1}]}
 ";
 
-/// A gateway that forwards by whatever it is sent.
+/// A gateway that serves everything that it receives.
 struct Gateway {
     channel: Channel,
     name: String,
@@ -147,7 +148,7 @@ impl Gateway {
         Self { channel, name: name.to_owned(), requests, messages }
     }
 
-    /// The next message of which `what` is as expected; all are acknowledged.
+    /// Waits for the message in which `what` equals `expected`; acknowledges all messages.
     async fn until(&mut self, what: impl Fn(&v1::WatchResponse) -> String, expected: &str) {
         let wait = async {
             loop {
@@ -162,7 +163,7 @@ impl Gateway {
         assert!(tokio::time::timeout(WAIT, wait).await.is_ok(), "never came to {expected}");
     }
 
-    /// Offers to answer; of the first question nothing is said when `is_silent`.
+    /// Offers to answer queries. A gateway that is `is_silent` does not answer the first one.
     async fn offer(&self, is_silent: bool) {
         let (answers, outbound) = mpsc::channel(8);
         let offer = Said::Offer(v1::Offer { gateway: self.name.clone() });
@@ -182,7 +183,7 @@ impl Gateway {
     }
 }
 
-/// The backends of web: last number, weight, and `d` for draining.
+/// The backends of web: last octet, weight, and `d` if draining.
 fn backends(message: &v1::WatchResponse) -> String {
     let all = message.services.iter().flat_map(|service| &service.ports).flat_map(|port| &port.backends);
     let one = |b: &v1::Backend| format!("{}x{}{}", b.address[3], b.weight, if b.draining { "d" } else { "" });

@@ -1,4 +1,5 @@
-//! The whole controller over a directory of manifests, seen by a gateway on its socket and by who reads status files.
+//! The complete controller over a directory of manifests, observed by a gateway on its socket and by readers of status
+//! files.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -7,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use control::config::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
-use control::controller::{Controller, ControllerError, Running};
+use control::controller::{self, ControllerError, Running};
 use objects::PoolSpec;
 use proto::v1::config_client::ConfigClient;
 use proto::v1::{Hello, WatchRequest, WatchResponse, watch_request};
@@ -64,7 +65,7 @@ impl Lab {
 
     async fn start(&self) -> (Running, CancellationToken) {
         let shutdown = CancellationToken::new();
-        (Controller::start(self.settings(), shutdown.clone()).await.unwrap(), shutdown)
+        (controller::start(self.settings(), shutdown.clone()).await.unwrap(), shutdown)
     }
 }
 
@@ -82,7 +83,7 @@ fn slice(of: &str, address: &str) -> String {
     )
 }
 
-/// A gateway that forwards by whatever it is sent.
+/// A gateway that serves everything that it receives.
 struct Gateway {
     requests: mpsc::Sender<WatchRequest>,
     messages: Streaming<WatchResponse>,
@@ -98,7 +99,7 @@ impl Gateway {
         Self { requests, messages }
     }
 
-    /// The next message that `wanted` holds for; all are acknowledged.
+    /// The next message for which `wanted` holds; acknowledges all messages.
     async fn until(&mut self, wanted: impl Fn(&WatchResponse) -> bool) -> WatchResponse {
         let wait = async {
             loop {
@@ -114,7 +115,7 @@ impl Gateway {
     }
 }
 
-/// Waits until `file` holds `text`; without `text`, until it is gone.
+/// Waits until `file` contains `text`; without `text`, until the file is gone.
 async fn until_file(file: &Path, text: Option<&str>) {
     let wait = async {
         let is_so = || match (fs::read_to_string(file), text) {
@@ -245,7 +246,7 @@ async fn a_service_that_cannot_be_served_reaches_the_gateway_as_refused_and_its_
 async fn a_second_controller_on_the_same_socket_is_an_error_and_leaves_the_first_alone() {
     let lab = Lab::new();
     let (running, shutdown) = lab.start().await;
-    let second = Controller::start(lab.settings(), CancellationToken::new()).await;
+    let second = controller::start(lab.settings(), CancellationToken::new()).await;
     assert!(matches!(second, Err(ControllerError::Listen(_))));
     Gateway::dial(&lab.socket()).await;
     shutdown.cancel();

@@ -10,7 +10,7 @@ use control::admin::{self, ControllerAdmin};
 use control::config::controller::ControllerFile;
 use control::config::logging;
 use control::config::settings::Source;
-use control::controller::{Controller, ControllerError};
+use control::controller::{self, ControllerError};
 use control::gateways::socket::{self, TakenAway};
 use control::healthz;
 use control::kubernetes;
@@ -181,7 +181,7 @@ async fn serve(file: ControllerFile) -> anyhow::Result<()> {
         Some(address) => Some(socket::listen_tcp(address).await?),
         None => None,
     };
-    let running = Controller::start(file.settings, shutdown.clone()).await?;
+    let running = controller::start(file.settings, shutdown.clone()).await?;
     if let Some(listener) = asked_for_health {
         tokio::spawn(healthz::serve(listener, running.probes.clone(), shutdown.clone()));
     }

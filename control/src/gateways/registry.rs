@@ -193,9 +193,7 @@ impl Connection {
             is_news
         });
     }
-}
 
-impl Connection {
     /// Records a report of the gateway.
     pub fn report(&self, report: Report) {
         self.gateways.send_if_modified(|all| {

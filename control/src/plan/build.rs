@@ -319,9 +319,7 @@ impl ServiceBuilder<'_> {
         }
         Ok(ports)
     }
-}
 
-impl ServiceBuilder<'_> {
     /// Nothing is missing if the Service is refused, because the refusal is reported instead.
     fn missing(&self, service: &Service, slices: &[&SliceSpec]) -> MissingBackends {
         let Ok(spec) = &self.candidate.wanted else { return MissingBackends::default() };
