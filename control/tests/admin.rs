@@ -160,10 +160,10 @@ impl Gateway {
                 }
             }
         };
-        assert!(tokio::time::timeout(WAIT, wait).await.is_ok(), "never came to {expected}");
+        assert!(tokio::time::timeout(WAIT, wait).await.is_ok(), "never became {expected}");
     }
 
-    /// Offers to answer queries. A gateway that is `is_silent` does not answer the first one.
+    /// Offers to answer queries. If `is_silent`, the gateway never answers.
     async fn offer(&self, is_silent: bool) {
         let (answers, outbound) = mpsc::channel(8);
         let offer = Said::Offer(v1::Offer { gateway: self.name.clone() });
@@ -191,7 +191,7 @@ fn backends(message: &v1::WatchResponse) -> String {
 }
 
 #[tokio::test]
-async fn a_drain_and_a_weight_reach_gateways_outlive_the_controller_and_can_be_taken_back() {
+async fn drains_and_weights_reach_gateways_survive_a_restart_and_can_be_removed() {
     let lab = Lab::new();
     let mut controller = lab.start().await;
     let mut gateway = lab.gateway("edge-1").await;
@@ -216,7 +216,7 @@ async fn a_drain_and_a_weight_reach_gateways_outlive_the_controller_and_can_be_t
 }
 
 #[tokio::test]
-async fn a_drained_node_drains_what_runs_there_and_a_drained_gateway_is_told_so() {
+async fn a_drained_node_drains_its_backends_and_a_drained_gateway_is_notified() {
     let lab = Lab::new();
     let mut controller = lab.start().await;
     let [mut one, mut two] = [lab.gateway("edge-1").await, lab.gateway("edge-2").await];
@@ -237,7 +237,7 @@ async fn a_drained_node_drains_what_runs_there_and_a_drained_gateway_is_told_so(
 }
 
 #[tokio::test]
-async fn wrong_names_are_answered_with_what_there_is_and_change_nothing() {
+async fn unknown_names_are_answered_with_the_known_ones_and_change_nothing() {
     let lab = Lab::new();
     let mut controller = lab.start().await;
     let _gateway = lab.gateway("edge-1").await;
@@ -259,7 +259,7 @@ async fn wrong_names_are_answered_with_what_there_is_and_change_nothing() {
 }
 
 #[tokio::test]
-async fn rows_of_all_gateways_come_with_their_names_and_one_that_is_silent_is_named() {
+async fn rows_carry_the_names_of_their_gateways_and_silent_gateways_are_named() {
     let lab = Lab::new();
     let mut controller = lab.start().await;
     let gateways = [lab.gateway("edge-1").await, lab.gateway("edge-2").await, lab.gateway("edge-3").await];
@@ -282,7 +282,7 @@ async fn rows_of_all_gateways_come_with_their_names_and_one_that_is_silent_is_na
 }
 
 #[tokio::test]
-async fn the_controller_says_what_it_is_configured_with_and_how_far_it_is() {
+async fn the_controller_shows_its_configuration_status_pools_and_events() {
     let lab = Lab::new();
     let mut controller = lab.start().await;
     let config = controller.admin.get_config(v1::GetConfigRequest {}).await.unwrap().into_inner().yaml;

@@ -127,7 +127,7 @@ async fn until_file(file: &Path, text: Option<&str>) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(WAIT, wait).await.unwrap_or_else(|_| panic!("{} never was {text:?}", file.display()));
+    tokio::time::timeout(WAIT, wait).await.unwrap_or_else(|_| panic!("{} never contained {text:?}", file.display()));
 }
 
 #[tokio::test]
@@ -181,7 +181,7 @@ async fn a_restart_moves_no_service() {
 }
 
 #[tokio::test]
-async fn a_service_whose_manifest_is_broken_at_start_has_its_address_again_when_it_is_repaired() {
+async fn a_service_with_a_broken_manifest_at_start_keeps_its_address_until_the_repair() {
     let lab = Lab::new();
     lab.write("web.yaml", &service("web").replace("ports:", "loadBalancerIP: 192.0.2.150\n  ports:"));
     let (running, shutdown) = lab.start().await;
@@ -206,7 +206,7 @@ async fn a_service_whose_manifest_is_broken_at_start_has_its_address_again_when_
 }
 
 #[tokio::test]
-async fn a_broken_manifest_changes_nothing_and_the_rest_goes_on() {
+async fn a_broken_manifest_changes_nothing_and_other_files_are_still_applied() {
     let lab = Lab::new();
     lab.write("web.yaml", &service("web"));
     let (running, shutdown) = lab.start().await;
@@ -223,7 +223,7 @@ async fn a_broken_manifest_changes_nothing_and_the_rest_goes_on() {
 }
 
 #[tokio::test]
-async fn a_service_that_cannot_be_served_reaches_the_gateway_as_refused_and_its_status_says_so_without_an_address() {
+async fn a_refused_service_reaches_the_gateway_with_the_refusal_and_its_status_has_no_address() {
     let lab = Lab::new();
     lab.write("web.yaml", &service("web").replace("  ports:", "  sessionAffinity: Cookie\n  ports:"));
     let (running, shutdown) = lab.start().await;

@@ -1,4 +1,4 @@
-//! `sluicectl convert` as a program: its outputs and exit codes.
+//! `sluicectl convert` as a program: output and exit codes.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,7 +17,7 @@ fn convert(arguments: &[&str], input: &str) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // A program that refused its arguments does not read its input.
+    // A program that rejected its arguments does not read standard input.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     child.wait_with_output().unwrap()
 }

@@ -1,4 +1,4 @@
-//! The pages for people, looked at by the programs that they speak of.
+//! Checks the documentation with the programs that it describes.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,14 +16,14 @@ fn all() -> Vec<Page> {
     pages(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
 }
 
-/// Command lines of the program `name` that `take` refuses, each with what is wrong.
+/// The number of command lines of the program `name`, and those that `take` rejects, each with the error.
 fn refused(name: &str, take: impl Fn(&[String]) -> Result<(), String>) -> (usize, Vec<String>) {
     let mut seen = 0;
     let mut refused = Vec::new();
     for page in all() {
         for arguments in page.commands(name) {
             seen += 1;
-            // `--help` makes a program check its command line and do nothing else.
+            // With `--help` a program only checks its command line.
             let arguments: Vec<String> = arguments.into_iter().chain(["--help".to_owned()]).collect();
             if let Err(error) = take(&arguments) {
                 refused.push(format!("{}: {name} {}: {error}", page.name(), arguments.join(" ")));
@@ -52,7 +52,7 @@ fn command_lines_in_documents_are_taken_by_the_programs() {
     for (name, (seen, refused)) in
         [("sluicectl", refused("sluicectl", sluicectl)), ("sluice-controller", refused("sluice-controller", controller))]
     {
-        assert!(seen >= 8, "only {seen} of {name} were found");
+        assert!(seen >= 8, "only {seen} command lines of {name} found");
         assert!(refused.is_empty(), "{}", refused.join("\n"));
     }
 }
@@ -69,11 +69,11 @@ fn blocks_of_yaml_in_documents_are_yaml() {
             }
         }
     }
-    assert!(seen > 4, "only {seen} were found");
+    assert!(seen > 4, "only {seen} blocks of YAML found");
 }
 
 #[test]
-fn links_to_headings_lead_to_one() {
+fn links_to_headings_have_a_target() {
     let mut wrong = Vec::new();
     for page in all() {
         for link in page.links() {
