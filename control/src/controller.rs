@@ -35,7 +35,7 @@ use crate::kubernetes::recorder::Recorder;
 use crate::kubernetes::{self, Cluster, EventWriter, StatusWriter};
 use crate::manifests::{self, StatusFiles};
 use crate::status::edge_gateways;
-use crate::status::pools::{self, PoolsTold};
+use crate::status::pools::{self, PoolsReport};
 use crate::status::{StatusSink, write_statuses};
 use crate::store::checkpoints::{self, CheckpointStore};
 use crate::store::override_editor::OverrideEditor;
@@ -100,7 +100,7 @@ pub async fn start(settings: ControllerSettings, shutdown: CancellationToken) ->
     let (gateways, gateways_seen) = watch::channel(Gateways::default());
     let (leadership, led) = watch::channel(Leadership::Following(None));
     let (nodes, nodes_seen) = watch::channel(Arc::default());
-    let (pools, pools_seen) = watch::channel(PoolsTold::default());
+    let (pools, pools_seen) = watch::channel(PoolsReport::default());
     let (checkpoints, _) = watch::channel(Checkpoint::default());
     let (editor, checkpoint_at) = (OverrideEditor::new(origin.overrides(&settings)), origin.checkpoint(&settings));
     let fleet = Fleet::default();
@@ -307,7 +307,7 @@ async fn lead(
         // Nothing is written after this.
         steps.shutdown().await;
         work.shared.states.send_replace(None);
-        work.shared.pools.send_replace(PoolsTold::default());
+        work.shared.pools.send_replace(PoolsReport::default());
         if ended {
             return Ok(());
         }

@@ -39,7 +39,7 @@ pub struct Heartbeat(Arc<Mutex<Option<Instant>>>);
 
 /// A running planner, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Beating(Heartbeat);
+pub(crate) struct RunningPlanner(Heartbeat);
 
 impl Heartbeat {
     fn set(&self, at: Option<Instant>) {
@@ -47,9 +47,9 @@ impl Heartbeat {
     }
 
     /// Registers a planner.
-    pub(crate) fn start(&self) -> Beating {
+    pub(crate) fn start(&self) -> RunningPlanner {
         self.set(Some(Instant::now()));
-        Beating(self.clone())
+        RunningPlanner(self.clone())
     }
 
     /// Time since the last heartbeat.
@@ -60,14 +60,14 @@ impl Heartbeat {
     }
 }
 
-impl Beating {
+impl RunningPlanner {
     /// Records a heartbeat.
     pub(crate) fn beat(&self) {
         self.0.set(Some(Instant::now()));
     }
 }
 
-impl Drop for Beating {
+impl Drop for RunningPlanner {
     fn drop(&mut self) {
         self.0.set(None);
     }

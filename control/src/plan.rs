@@ -122,7 +122,7 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
         memory.nodes = Arc::new(Nodes::new(world.nodes(), &fence, world.overrides(), &memory.nodes));
     }
     let nodes = Arc::clone(&memory.nodes);
-    let look = Look { world, settings, fence: &fence, fence_moved: news.fence_moved, nodes: &nodes, now };
+    let planner = ServicePlanner { world, settings, fence: &fence, fence_moved: news.fence_moved, nodes: &nodes, now };
     let mut plan = Plan {
         notes: memory.assignment.notes_on_pools(),
         pools: memory.assignment.told.clone(),
@@ -130,7 +130,7 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
         ..Plan::default()
     };
     for name in &names {
-        look.at(name, memory, &mut plan);
+        planner.plan(name, memory, &mut plan);
     }
     memory.assignment.recalled.clear();
     memory.note_reserved();
@@ -211,7 +211,7 @@ impl Memory {
 }
 
 /// Inputs shared by the plans of single Services.
-struct Look<'a> {
+struct ServicePlanner<'a> {
     world: &'a World,
     settings: &'a ControllerSettings,
     fence: &'a Fence<'a>,
@@ -220,9 +220,9 @@ struct Look<'a> {
     now: Instant,
 }
 
-impl Look<'_> {
+impl ServicePlanner<'_> {
     /// Plans one Service again if its plan may have changed.
-    fn at(&self, name: &ServiceName, memory: &mut Memory, plan: &mut Plan) {
+    fn plan(&self, name: &ServiceName, memory: &mut Memory, plan: &mut Plan) {
         let Some(entry) = self.world.services().get(name) else { return };
         let Some(outcome) = memory.assignment.outcomes.get(name) else {
             // Not ours: no traffic goes to its endpoints, so its deleted slices do not matter.

@@ -19,7 +19,7 @@ pub mod status;
 pub use node::{NodeError, NodeSpec};
 pub use pool::{PoolError, PoolSpec};
 pub use service::{
-    Candidate, HealthWish, Held, Kind, Leftover, Namespaces, NotServable, PortSpec, ServiceSpec, Sharing, SpecError, Unread,
+    Candidate, HealthSpec, Held, Kind, Leftover, Namespaces, NotServable, PortSpec, ServiceSpec, Sharing, SpecError, Unread,
 };
 pub use slice::{EndpointSpec, SliceError, SlicePort, SliceSpec};
 pub use status::{Condition, ConditionType};

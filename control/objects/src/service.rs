@@ -20,8 +20,8 @@ mod owned;
 mod source_ranges;
 
 use affinity::affinity;
-use annotations::Wishes;
-pub use annotations::{HealthWish, Namespaces, Sharing};
+use annotations::Annotations;
+pub use annotations::{HealthSpec, Namespaces, Sharing};
 pub use error::{NotServable, SpecError, Unread};
 use error::{STAYS, word};
 use owned::writers;
@@ -113,7 +113,7 @@ pub struct ServiceSpec {
     /// Name of the proxy that serves it on nodes instead of kube-proxy: `service.kubernetes.io/service-proxy-name`.
     pub proxy_name: Option<String>,
     /// Requested health check.
-    pub health: HealthWish,
+    pub health: HealthSpec,
     /// Requested drain timeout.
     pub drain_timeout: Option<Duration>,
     /// Requested idle timeout.
@@ -261,7 +261,7 @@ fn wanted(service: &Service, fields: &ServiceFields, kind: Kind) -> Result<Servi
         return Err(SpecError::Headless);
     }
     let annotations = service.metadata.annotations.clone().unwrap_or_default();
-    let wishes = Wishes::read(&annotations, fields.load_balancer_ip.as_deref())?;
+    let wishes = Annotations::read(&annotations, fields.load_balancer_ip.as_deref())?;
     let is_in_cluster = service.metadata.uid.is_some();
     let (families, second_family_optional) = families(fields, is_in_cluster)?;
     let (mut addresses, mut unread, mut notes) = (wishes.addresses, wishes.unread, wishes.notes);

@@ -18,10 +18,10 @@ use crate::gateways::registry::{Gateway, Gateways};
 use crate::kubernetes::lease::{Leader, Leadership};
 use crate::kubernetes::recorder::{RecordedNote, Recorder};
 use crate::plan::addresses::PoolUse;
-use crate::status::pools::PoolsTold;
+use crate::status::pools::PoolsReport;
 use crate::store::override_editor::{ChangeError, OverrideEditor, OverridesState};
 use crate::store::overrides::OverrideStoreError;
-use crate::world::overrides::{Drained, Full, Overrides, Said, Weight};
+use crate::world::overrides::{Author, Drained, Overrides, TooManyOverrides, Weight};
 use objects::note::Note;
 
 /// Timeout of storing an override, after which the client learns that the result is unknown. Shorter than the timeout of
@@ -40,7 +40,7 @@ pub struct View {
     /// The names of all nodes.
     pub nodes: watch::Receiver<Arc<BTreeSet<String>>>,
     /// Usage figures of the pools.
-    pub pools: watch::Receiver<PoolsTold>,
+    pub pools: watch::Receiver<PoolsReport>,
     /// Manual overrides.
     pub editor: OverrideEditor,
     /// Gateways that answer requests.
@@ -198,7 +198,7 @@ impl View {
         Ok(v1::ChangeResponse { summary: format!("{backend} of {service} has its own weight"), notes: Vec::new() })
     }
 
-    async fn change<T>(&self, change: impl Fn(&mut Overrides) -> Result<T, Full>) -> Result<T, Status> {
+    async fn change<T>(&self, change: impl Fn(&mut Overrides) -> Result<T, TooManyOverrides>) -> Result<T, Status> {
         match tokio::time::timeout(CHANGE_TIMEOUT, self.editor.change(change)).await {
             Ok(done) => done.map_err(status),
             Err(_) => Err(Status::unavailable(
@@ -248,13 +248,13 @@ fn seconds(time: SystemTime) -> i64 {
 }
 
 /// The author as named by the request, and the current time.
-fn said(by: &str) -> Said {
+fn said(by: &str) -> Author {
     let by: String = by.chars().filter(|c| !c.is_control()).take(BY_CHARS_MAX).collect();
-    Said { by, at_s: seconds(SystemTime::now()) }
+    Author { by, at_s: seconds(SystemTime::now()) }
 }
 
 fn rows(overrides: &Overrides) -> Vec<v1::Override> {
-    let drain = |(what, said): (&Drained, &Said)| {
+    let drain = |(what, said): (&Drained, &Author)| {
         let text = what.to_string();
         let (kind, name) = text.split_once('/').unwrap_or_default();
         let (by, at) = (said.by.clone(), said.at());

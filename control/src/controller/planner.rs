@@ -21,7 +21,7 @@ use crate::plan::addresses::PoolUse;
 use crate::plan::externals::DisallowedExternalIps;
 use crate::plan::{Memory, plan};
 use crate::status::Statuses;
-use crate::status::pools::PoolsTold;
+use crate::status::pools::PoolsReport;
 use crate::world::World;
 use crate::world::change::Change;
 use crate::world::checkpoint::Checkpoint;
@@ -38,7 +38,7 @@ pub(super) struct Shared {
     /// The names of all nodes.
     pub(super) nodes: watch::Sender<Arc<BTreeSet<String>>>,
     pub(super) recorder: Arc<Recorder>,
-    pub(super) pools: watch::Sender<PoolsTold>,
+    pub(super) pools: watch::Sender<PoolsReport>,
     pub(super) checkpoints: watch::Sender<Checkpoint>,
     pub(super) heartbeat: Heartbeat,
 }
@@ -135,7 +135,7 @@ impl Planner {
             let revision = world.pools_revision();
             let is_other = told.revision != revision || (!Arc::ptr_eq(&told.uses, uses) && told.uses != *uses);
             if is_other {
-                *told = PoolsTold { uses: Arc::clone(uses), revision, objects: Arc::new(world.pools().clone()) };
+                *told = PoolsReport { uses: Arc::clone(uses), revision, objects: Arc::new(world.pools().clone()) };
             }
             is_other
         });

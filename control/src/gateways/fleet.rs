@@ -28,7 +28,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 const WAITING_MAX: usize = 16;
 
 /// A request and the channel for its answer.
-struct Asked {
+struct PendingQuestion {
     ask: Ask,
     answer: oneshot::Sender<Said>,
 }
@@ -37,7 +37,7 @@ struct Asked {
 #[derive(Clone)]
 struct Registered {
     gateway: String,
-    questions: mpsc::Sender<Asked>,
+    questions: mpsc::Sender<PendingQuestion>,
 }
 
 /// Why a gateway did not answer.
@@ -92,7 +92,7 @@ impl Drop for Registration {
 }
 
 impl Fleet {
-    fn add(&self, gateway: String) -> (Registration, mpsc::Receiver<Asked>) {
+    fn add(&self, gateway: String) -> (Registration, mpsc::Receiver<PendingQuestion>) {
         let (questions, asked) = mpsc::channel(WAITING_MAX);
         let mut registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
         registered.last += 1;
@@ -116,7 +116,7 @@ impl Fleet {
             let registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
             // The newest stream: an older one of the same name is about to end.
             let line = registered.open.values().rev().find(|line| line.gateway == gateway).ok_or(SilentError::NoOffer)?;
-            line.questions.try_send(Asked { ask, answer }).map_err(|error| match error {
+            line.questions.try_send(PendingQuestion { ask, answer }).map_err(|error| match error {
                 mpsc::error::TrySendError::Full(_) => SilentError::Busy,
                 mpsc::error::TrySendError::Closed(_) => SilentError::Gone,
             })?;
@@ -191,7 +191,7 @@ impl FleetService {
                     }
                 }
                 next = asked.recv(), if waiting.len() < WAITING_MAX => {
-                    let Some(Asked { ask, answer }) = next else { return Ok(()) };
+                    let Some(PendingQuestion { ask, answer }) = next else { return Ok(()) };
                     if answer.is_closed() {
                         continue;
                     }

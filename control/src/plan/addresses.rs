@@ -396,7 +396,7 @@ fn admitting(claim: &Claim, pools: &Pools) -> Result<Vec<usize>, Refusal> {
         _ if !found.is_empty() => Ok(found),
         (Some(named), Some(why)) => refused(format!("pool {named} is asked for, but {why}; ask for another one")),
         (Some(named), None) => {
-            let clash = pools.standing().iter().find(|standing| standing.name == *named).and_then(|found| found.clash.clone());
+            let clash = pools.states().iter().find(|standing| standing.name == *named).and_then(|found| found.clash.clone());
             let why = clash.map_or_else(|| "does not exist".to_owned(), |clash| format!("is not used: {clash}"));
             refused(format!("pool {named} is asked for, but {why}; ask for one of {}", pools.names()))
         }

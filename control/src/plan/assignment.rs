@@ -170,8 +170,8 @@ impl Assignment {
 
     /// New notes for owners of pools.
     pub(super) fn notes_on_pools(&mut self) -> Vec<Note> {
-        let clash = |standing: &crate::plan::pools::Standing| Some((standing.name.clone(), standing.clash.clone()?));
-        let clashes: BTreeMap<String, String> = self.pools.standing().iter().filter_map(clash).collect();
+        let clash = |standing: &crate::plan::pools::PoolState| Some((standing.name.clone(), standing.clash.clone()?));
+        let clashes: BTreeMap<String, String> = self.pools.states().iter().filter_map(clash).collect();
         let is_new = |(name, why): &(&String, &String)| self.clashes.get(*name) != Some(*why);
         let notes = clashes.iter().filter(is_new).map(clash_note).collect();
         self.clashes = clashes;

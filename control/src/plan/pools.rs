@@ -24,12 +24,12 @@ pub struct Pools {
     used: Vec<PoolSpec>,
     /// Ranges of the pools in use by their first address, with the index of the pool.
     ranges: BTreeMap<IpAddr, (AddressRange, usize)>,
-    standing: Vec<Standing>,
+    states: Vec<PoolState>,
 }
 
 /// One pool, in use or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct PoolState {
     /// Its name.
     pub name: String,
     /// Whether it is an `AddressPool` object rather than part of the configuration.
@@ -56,7 +56,7 @@ impl Pools {
         for spec in configured {
             taken.take(spec, false);
             let addresses = spec.ranges.iter().map(ToString::to_string).collect();
-            all.standing.push(Standing { name: spec.name.clone(), is_object: false, addresses, clash: None });
+            all.states.push(PoolState { name: spec.name.clone(), is_object: false, addresses, clash: None });
             all.used.push(spec.clone());
         }
         let ours = |pool: &&AddressPool| {
@@ -77,7 +77,7 @@ impl Pools {
             };
             let clash = admitted.as_ref().err().cloned();
             let (name, addresses) = (pool.metadata.name.clone().unwrap_or_default(), pool.spec.addresses.clone());
-            all.standing.push(Standing { name, is_object: true, addresses, clash });
+            all.states.push(PoolState { name, is_object: true, addresses, clash });
             if let Ok(spec) = admitted {
                 taken.take(&spec, true);
                 by_name.insert(spec.name.clone(), spec);
@@ -108,8 +108,8 @@ impl Pools {
 
     /// All pools, in use or not: configured ones, then objects by age.
     #[must_use]
-    pub fn standing(&self) -> &[Standing] {
-        &self.standing
+    pub fn states(&self) -> &[PoolState] {
+        &self.states
     }
 
     /// Index of the pool in use that contains an address.

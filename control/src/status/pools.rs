@@ -25,7 +25,7 @@ const ROUND: Duration = Duration::from_secs(1);
 
 /// Usage figures of every pool, and the `AddressPool` objects.
 #[derive(Clone, Debug, Default)]
-pub struct PoolsTold {
+pub struct PoolsReport {
     /// The figures.
     pub uses: Arc<Vec<PoolUse>>,
     /// Revision that grows when an object changes.
@@ -38,7 +38,7 @@ pub struct PoolsTold {
 type LastStatuses = HashMap<String, (Option<String>, AddressPoolStatus)>;
 
 /// Writes statuses while it is polled and `told` has a sender.
-pub async fn write_pools(cluster: &Cluster, mut told: watch::Receiver<PoolsTold>) {
+pub async fn write_pools(cluster: &Cluster, mut told: watch::Receiver<PoolsReport>) {
     let api = Api::<AddressPool>::all(cluster.client.clone());
     let mut retry = Retry::new("patch addresspools/status", &cluster.server);
     let mut known = LastStatuses::new();
@@ -76,7 +76,7 @@ pub async fn write_pools(cluster: &Cluster, mut told: watch::Receiver<PoolsTold>
 }
 
 /// The statuses that differ from the known content of their objects.
-fn due(told: &PoolsTold, known: &mut LastStatuses, now: Timestamp) -> Vec<(String, AddressPoolStatus)> {
+fn due(told: &PoolsReport, known: &mut LastStatuses, now: Timestamp) -> Vec<(String, AddressPoolStatus)> {
     let mut due = Vec::new();
     for one in told.uses.iter().filter(|one| one.is_object) {
         let Some(object) = told.objects.get(&one.name) else { continue };
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
     use crate::plan::addresses::Figures;
 
-    fn told(available: u128, conflict: Option<&str>) -> PoolsTold {
+    fn told(available: u128, conflict: Option<&str>) -> PoolsReport {
         let one = PoolUse {
             name: "edge".to_owned(),
             is_object: true,
@@ -141,7 +141,7 @@ mod tests {
         let object: AddressPool = serde_json::from_value(json!({"apiVersion": "sluice.dev/v1beta1", "kind": "AddressPool",
             "metadata": {"name": "edge", "uid": "u", "generation": 3}, "spec": {"addresses": ["2001:db8::/64"]}}))
         .unwrap();
-        PoolsTold { uses: Arc::new(vec![of_file, one]), revision: 1, objects: Arc::new([("edge".to_owned(), object)].into()) }
+        PoolsReport { uses: Arc::new(vec![of_file, one]), revision: 1, objects: Arc::new([("edge".to_owned(), object)].into()) }
     }
 
     #[test]

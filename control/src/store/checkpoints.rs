@@ -4,7 +4,6 @@
 //! Invariant: nothing is planned before the checkpoint was read or reading it was refused. A text that was not read is not
 //! overwritten.
 
-use std::fs;
 use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
@@ -15,6 +14,7 @@ use kube::api::{ObjectMeta, Patch};
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
 
+use super::{read_file, replace_file};
 use crate::kubernetes::{ApiError, Cluster, patch_params, post_params};
 use crate::world::change::Change;
 use crate::world::checkpoint::Checkpoint;
@@ -85,9 +85,8 @@ impl CheckpointStore {
 
     async fn load(&self) -> Result<Vec<String>, CheckpointStoreError> {
         match self {
-            Self::File(path) => match fs::read_to_string(path) {
+            Self::File(path) => match read_file(path) {
                 Ok(text) => Ok(vec![text]),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(vec![String::new()]),
                 Err(error) => Err(CheckpointStoreError::System { path: path.clone(), error }),
             },
             Self::ConfigMaps { api, group } => {
@@ -105,9 +104,7 @@ impl CheckpointStore {
     async fn save(&self, at: usize, text: &str) -> Result<(), CheckpointStoreError> {
         match self {
             Self::File(path) => {
-                let beside = path.with_extension("txt.new");
-                let written = fs::write(&beside, text).and_then(|()| fs::rename(&beside, path));
-                written.map_err(|error| CheckpointStoreError::System { path: path.clone(), error })
+                replace_file(path, text).map_err(|error| CheckpointStoreError::System { path: path.clone(), error })
             }
             Self::ConfigMaps { api, group } => {
                 let name = CONFIG_MAPS[at];

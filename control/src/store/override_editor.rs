@@ -12,7 +12,7 @@ use tokio::sync::{Mutex, mpsc, watch};
 
 use super::overrides::{OverrideStore, OverrideStoreError};
 use crate::world::change::Change;
-use crate::world::overrides::{Full, Overrides};
+use crate::world::overrides::{Overrides, TooManyOverrides};
 
 /// Delays before reading is retried: 200 ms first, doubled up to the maximum.
 const BACKOFF: ExponentialBuilder =
@@ -47,7 +47,7 @@ pub enum ChangeError {
     Store(#[from] OverrideStoreError),
     /// The maximum number of overrides is reached.
     #[error(transparent)]
-    Full(#[from] Full),
+    Full(#[from] TooManyOverrides),
 }
 
 /// Editor of overrides.
@@ -127,7 +127,7 @@ impl OverrideEditor {
     ///
     /// # Errors
     /// See [`ChangeError`]; nothing is changed then.
-    pub async fn change<T>(&self, change: impl Fn(&mut Overrides) -> Result<T, Full>) -> Result<T, ChangeError> {
+    pub async fn change<T>(&self, change: impl Fn(&mut Overrides) -> Result<T, TooManyOverrides>) -> Result<T, ChangeError> {
         let _turn = self.turn.lock().await;
         match self.state() {
             OverridesState::NotLeading => return Err(ChangeError::NotLeading),
@@ -168,7 +168,7 @@ mod tests {
 
     const WAIT: Duration = Duration::from_secs(20);
 
-    fn drain(node: &str) -> impl Fn(&mut Overrides) -> Result<(), Full> {
+    fn drain(node: &str) -> impl Fn(&mut Overrides) -> Result<(), TooManyOverrides> {
         move |overrides| overrides.drain(Drained::Node(node.to_owned()), said("alice"))
     }
 

@@ -4,7 +4,6 @@
 //! Invariant: a write replaces exactly the version that was read. A ConfigMap that changed in the meantime is a conflict,
 //! and a text that cannot be parsed is never overwritten.
 
-use std::fs;
 use std::io;
 use std::path::PathBuf;
 
@@ -14,6 +13,7 @@ use kube::api::{ObjectMeta, Patch};
 use kube::core::response::reason::NOT_FOUND;
 use serde_json::json;
 
+use super::{read_file, replace_file};
 use crate::kubernetes::{ApiError, Cluster, patch_params, post_params};
 use crate::world::overrides::Overrides;
 use crate::world::overrides::document::DocumentError;
@@ -86,11 +86,7 @@ impl OverrideStore {
     pub async fn load(&self) -> Result<(Overrides, Version), OverrideStoreError> {
         match self {
             Self::File(path) => {
-                let text = match fs::read_to_string(path) {
-                    Ok(text) => text,
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-                    Err(error) => return Err(OverrideStoreError::System { path: path.clone(), error }),
-                };
+                let text = read_file(path).map_err(|error| OverrideStoreError::System { path: path.clone(), error })?;
                 Ok((read(&text, || path.display().to_string())?, Version(None)))
             }
             Self::ConfigMap { api, group } => {
@@ -116,9 +112,7 @@ impl OverrideStore {
         let text = overrides.to_text().map_err(OverrideStoreError::Unwritable)?;
         match self {
             Self::File(path) => {
-                let beside = path.with_extension("yaml.new");
-                let written = fs::write(&beside, text).and_then(|()| fs::rename(&beside, path));
-                written.map_err(|error| OverrideStoreError::System { path: path.clone(), error })
+                replace_file(path, &text).map_err(|error| OverrideStoreError::System { path: path.clone(), error })
             }
             Self::ConfigMap { api, group } => {
                 let saved = match version.0 {

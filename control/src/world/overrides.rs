@@ -68,7 +68,7 @@ impl FromStr for Drained {
 
 /// Author and time of an override.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Said {
+pub struct Author {
     /// Name of the author, as given by the client.
     pub by: String,
     /// Seconds since 1970.
@@ -81,25 +81,25 @@ pub struct Weight {
     /// Share of new flows relative to the other backends; 0 means none.
     pub weight: u16,
     /// Author and time.
-    pub said: Said,
+    pub said: Author,
 }
 
 /// The complete set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
-    drains: BTreeMap<Drained, Said>,
+    drains: BTreeMap<Drained, Author>,
     weights: BTreeMap<ServiceName, BTreeMap<SocketAddr, Weight>>,
 }
 
 /// The maximum number of overrides is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there are {OVERRIDES_MAX} drains and weights already; take back those that are not needed any more")]
-pub struct Full;
+pub struct TooManyOverrides;
 
 impl Overrides {
     /// Targets of drains.
     #[must_use]
-    pub const fn drains(&self) -> &BTreeMap<Drained, Said> {
+    pub const fn drains(&self) -> &BTreeMap<Drained, Author> {
         &self.drains
     }
 
@@ -131,8 +131,8 @@ impl Overrides {
     /// Adds a drain. An existing drain keeps its author and time.
     ///
     /// # Errors
-    /// [`Full`].
-    pub fn drain(&mut self, what: Drained, said: Said) -> Result<(), Full> {
+    /// [`TooManyOverrides`].
+    pub fn drain(&mut self, what: Drained, said: Author) -> Result<(), TooManyOverrides> {
         if !self.drains.contains_key(&what) {
             self.has_room()?;
             self.drains.insert(what, said);
@@ -148,8 +148,8 @@ impl Overrides {
     /// Sets a weight.
     ///
     /// # Errors
-    /// [`Full`].
-    pub fn set_weight(&mut self, service: ServiceName, backend: SocketAddr, weight: Weight) -> Result<(), Full> {
+    /// [`TooManyOverrides`].
+    pub fn set_weight(&mut self, service: ServiceName, backend: SocketAddr, weight: Weight) -> Result<(), TooManyOverrides> {
         if !self.weights.get(&service).is_some_and(|of| of.contains_key(&backend)) {
             self.has_room()?;
         }
@@ -167,8 +167,8 @@ impl Overrides {
         was_set
     }
 
-    fn has_room(&self) -> Result<(), Full> {
-        if self.len() < OVERRIDES_MAX { Ok(()) } else { Err(Full) }
+    fn has_room(&self) -> Result<(), TooManyOverrides> {
+        if self.len() < OVERRIDES_MAX { Ok(()) } else { Err(TooManyOverrides) }
     }
 
     /// Applies them to the backends of one port of a Service.
@@ -235,8 +235,8 @@ pub(crate) mod tests {
     use super::*;
     use crate::plan::selection::tests::{endpoint, slice};
 
-    pub(crate) fn said(by: &str) -> Said {
-        Said { by: by.to_owned(), at_s: 1_700_000_000 }
+    pub(crate) fn said(by: &str) -> Author {
+        Author { by: by.to_owned(), at_s: 1_700_000_000 }
     }
 
     pub(crate) fn drained(list: &[&str]) -> Overrides {
@@ -301,7 +301,7 @@ pub(crate) mod tests {
         for number in 1..OVERRIDES_MAX {
             overrides.drain(Drained::Node(format!("n{number}")), said("bob")).unwrap();
         }
-        assert_eq!(overrides.drain(Drained::Node("b".to_owned()), said("bob")), Err(Full));
+        assert_eq!(overrides.drain(Drained::Node("b".to_owned()), said("bob")), Err(TooManyOverrides));
         assert!(overrides.undrain(&Drained::Node("a".to_owned())));
         overrides.drain(Drained::Node("b".to_owned()), said("bob")).unwrap();
     }

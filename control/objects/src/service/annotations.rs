@@ -81,7 +81,7 @@ const IDLE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_s
 
 /// Health check settings of a Service; the rest comes from the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct HealthWish {
+pub struct HealthSpec {
     /// Protocol of the probe.
     pub probe: Option<Probe>,
     /// Port to probe instead of the backend's own.
@@ -96,7 +96,7 @@ pub struct HealthWish {
     pub fall: Option<u32>,
 }
 
-impl HealthWish {
+impl HealthSpec {
     /// The health check of the Service, completed from `defaults`.
     #[must_use]
     pub fn over(&self, defaults: &HealthCheck) -> HealthCheck {
@@ -135,7 +135,7 @@ pub enum Namespaces {
 
 /// The parsed annotations of one Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Wishes {
+pub(super) struct Annotations {
     pub(super) addresses: Vec<IpAddr>,
     pub(super) pool: Option<String>,
     pub(super) internal: bool,
@@ -146,7 +146,7 @@ pub(super) struct Wishes {
     pub(super) scheduler: Option<Scheduler>,
     pub(super) ip_mode: Option<IpMode>,
     pub(super) source_ranges: Option<Vec<IpNet>>,
-    pub(super) health: HealthWish,
+    pub(super) health: HealthSpec,
     pub(super) drain_timeout: Option<Duration>,
     pub(super) idle_timeout: Option<Duration>,
     /// The settings above that are present but cannot be parsed.
@@ -154,7 +154,7 @@ pub(super) struct Wishes {
     pub(super) notes: Vec<Remark>,
 }
 
-impl Wishes {
+impl Annotations {
     /// Parses `annotations`; `load_balancer_ip` is the deprecated field that requests an address.
     pub(super) fn read(annotations: &BTreeMap<String, String>, load_balancer_ip: Option<&str>) -> Result<Self, SpecError> {
         refuse_what_is_not_built(annotations)?;
@@ -387,10 +387,10 @@ impl Reader<'_> {
         })
     }
 
-    fn health(&mut self) -> HealthWish {
+    fn health(&mut self) -> HealthSpec {
         let health = |name: &str| ours(&format!("health-check{name}"));
         let probe_keys = [health(""), aws("healthcheck-protocol")];
-        HealthWish {
+        HealthSpec {
             probe: self.parsed(Unread::Probe, &probe_keys, "tcp or none", |value| value.to_ascii_lowercase().parse().ok()),
             port: self.health_port(&[health("-port"), aws("healthcheck-port")]),
             interval: self.time(Unread::Interval, &health("-interval"), &aws("healthcheck-interval"), INTERVAL),
@@ -445,13 +445,13 @@ impl Reader<'_> {
 mod tests {
     use super::*;
 
-    fn read(pairs: &[(&str, &str)]) -> Result<Wishes, SpecError> {
-        Wishes::read(&pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(), None)
+    fn read(pairs: &[(&str, &str)]) -> Result<Annotations, SpecError> {
+        Annotations::read(&pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(), None)
     }
 
     #[test]
     fn nothing_said_means_nothing_wished() {
-        assert_eq!(read(&[("example.com/other", "x")]), Ok(Wishes::default()));
+        assert_eq!(read(&[("example.com/other", "x")]), Ok(Annotations::default()));
     }
 
     #[test]
@@ -499,7 +499,7 @@ mod tests {
     #[test]
     fn every_annotation_of_others_that_counts_as_read_is() {
         for key in foreign::READ {
-            let is_read = |value| read(&[(key, value)]) != Ok(Wishes::default());
+            let is_read = |value| read(&[(key, value)]) != Ok(Annotations::default());
             assert!(is_read("false") || is_read("true"), "{key}");
         }
     }
@@ -596,7 +596,7 @@ mod tests {
             ("sluice.dev/drain-timeout", "10m"),
         ])
         .unwrap();
-        let expected = HealthWish {
+        let expected = HealthSpec {
             probe: Some(Probe::Tcp),
             port: Some(9000),
             interval: Some(Duration::from_secs(2)),
@@ -628,7 +628,7 @@ mod tests {
             assert_eq!(wishes.notes.len(), 1, "{key}: {:?}", wishes.notes);
             assert!(wishes.notes[0].text.contains(key), "{:?}", wishes.notes);
             let (notes, unread) = (wishes.notes.clone(), what.into_iter().collect());
-            assert_eq!(wishes, Wishes { notes, unread, ..Wishes::default() });
+            assert_eq!(wishes, Annotations { notes, unread, ..Annotations::default() });
         }
     }
 
@@ -656,7 +656,7 @@ mod tests {
     #[test]
     fn of_ten_thousand_unknown_annotations_a_few_are_named() {
         let many = (0..10_000).map(|number| (format!("sluice.dev/x-{number}"), String::new())).collect();
-        let notes = Wishes::read(&many, None).unwrap().notes;
+        let notes = Annotations::read(&many, None).unwrap().notes;
         assert!(notes.len() == REMARKS_MAX && notes.last().unwrap().text.contains("9985"), "{notes:?}");
     }
 

@@ -76,21 +76,21 @@ pub(super) fn account(pools: &Pools, holders: &Holders, forbidden: &Forbidden) -
         let pool = pools.iter().find(|pool| pool.name == name);
         pool.into_iter().flat_map(|pool| [Family::V4, Family::V6].into_iter().filter_map(|family| of(pool, family))).collect()
     };
-    let one = |standing: &crate::plan::pools::Standing| {
-        let families = if standing.clash.is_none() { figures(&standing.name) } else { Vec::new() };
+    let one = |state: &crate::plan::pools::PoolState| {
+        let families = if state.clash.is_none() { figures(&state.name) } else { Vec::new() };
         let sum = |of: fn(&Figures) -> u128| families.iter().map(|(_, figures)| of(figures)).fold(0, u128::saturating_add);
         PoolUse {
-            name: standing.name.clone(),
-            is_object: standing.is_object,
-            addresses: standing.addresses.clone(),
+            name: state.name.clone(),
+            is_object: state.is_object,
+            addresses: state.addresses.clone(),
             total: sum(|figures| figures.total),
             used: sum(|figures| figures.used),
             available: sum(|figures| figures.available),
             families,
-            conflict: standing.clash.clone(),
+            conflict: state.clash.clone(),
         }
     };
-    pools.standing().iter().map(one).collect()
+    pools.states().iter().map(one).collect()
 }
 
 fn wide(count: usize) -> u128 {

@@ -539,7 +539,7 @@ mod clashes {
     }
 
     fn clash(pools: &Pools, name: &str) -> Option<String> {
-        pools.standing().iter().rfind(|standing| standing.name == name).unwrap().clash.clone()
+        pools.states().iter().rfind(|standing| standing.name == name).unwrap().clash.clone()
     }
 
     #[test]
@@ -582,7 +582,7 @@ mod clashes {
         ours.spec.load_balancer_class = Some("sluice.dev/gateway".to_owned());
         let objects = [(name, theirs), (ours_name, ours)].into();
         let pools = Pools::of(&[], &objects, ("sluice.dev/gateway", &Selector::default()), &[]);
-        assert_eq!(pools.standing().len(), 1);
+        assert_eq!(pools.states().len(), 1);
         assert_eq!(pools.holding(ip("192.0.2.1")).unwrap().name, "ours");
     }
 
@@ -592,7 +592,7 @@ mod clashes {
         ours.metadata.labels = Some([("group".to_owned(), "east".to_owned())].into());
         let selector = Selector::from_iter([("group".to_owned(), "east".to_owned())]);
         let pools = Pools::of(&[], &[theirs, (ours_name, ours)].into(), ("sluice.dev/gateway", &selector), &[]);
-        assert_eq!(pools.standing().len(), 1, "nothing is written to the other");
+        assert_eq!(pools.states().len(), 1, "nothing is written to the other");
         assert_eq!(pools.holding(ip("192.0.2.1")).unwrap().name, "ours");
     }
 }

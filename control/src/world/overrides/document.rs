@@ -7,7 +7,7 @@ use proto::ServiceName;
 use proto::convert::service_name;
 use serde::{Deserialize, Serialize};
 
-use super::{Drained, DrainedError, Full, Overrides, Said, Weight};
+use super::{Author, Drained, DrainedError, Overrides, TooManyOverrides, Weight};
 
 /// Version of the text.
 const VERSION: u32 = 1;
@@ -37,7 +37,7 @@ pub enum DocumentError {
     Time(String),
     /// It has too many.
     #[error(transparent)]
-    Full(#[from] Full),
+    Full(#[from] TooManyOverrides),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -68,7 +68,7 @@ struct Weighed {
     at: String,
 }
 
-impl Said {
+impl Author {
     /// When it was said, as people write it: `2026-01-31T12:00:00Z`.
     #[must_use]
     pub fn at(&self) -> String {
@@ -97,13 +97,13 @@ impl Overrides {
         }
         let mut overrides = Self::default();
         for Drain { what, by, at } in document.drains {
-            overrides.drain(what.parse::<Drained>()?, Said::read(by, &at)?)?;
+            overrides.drain(what.parse::<Drained>()?, Author::read(by, &at)?)?;
         }
         for Weighed { service, backend, weight, by, at } in document.weights {
             let Some((name, address)) = weighed(&service, &backend) else {
                 return Err(DocumentError::Weighed { service, backend });
             };
-            overrides.set_weight(name, address, Weight { weight, said: Said::read(by, &at)? })?;
+            overrides.set_weight(name, address, Weight { weight, said: Author::read(by, &at)? })?;
         }
         Ok(overrides)
     }
@@ -113,7 +113,7 @@ impl Overrides {
     /// # Errors
     /// [`DocumentError::Yaml`].
     pub fn to_text(&self) -> Result<String, DocumentError> {
-        let drain = |(what, said): (&Drained, &Said)| Drain { what: what.to_string(), by: said.by.clone(), at: said.at() };
+        let drain = |(what, said): (&Drained, &Author)| Drain { what: what.to_string(), by: said.by.clone(), at: said.at() };
         let weights = self.weights().iter().flat_map(|(service, of)| of.iter().map(move |one| (service, one)));
         let weighed = |(service, (backend, set)): (&ServiceName, (&SocketAddr, &Weight))| Weighed {
             service: service.to_string(),
