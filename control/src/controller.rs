@@ -5,8 +5,8 @@
 //! an address or a Service.
 //!
 //! Invariant: of several replicas on one cluster only the leader watches, plans and writes, and its work ends before
-//! another one may begin (`lease`). A new leader lists every object before it plans and adopts what its predecessor wrote.
-//! Deliberately not here: election (`lease`), and the decisions of each step (`plan`, `status`, `gateways`).
+//! another one may begin (`kubernetes::lease`). A new leader lists every object before it plans and adopts what its predecessor wrote.
+//! Deliberately not here: election (`kubernetes::lease`), and the decisions of each step (`plan`, `status`, `gateways`).
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

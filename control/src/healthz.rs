@@ -2,7 +2,7 @@
 //!
 //! Invariant: `/livez` takes no lock that the planner holds while it works, so that it reports a hung planner instead of
 //! waiting for it. Answers are public: they contain no names and no foreign text, which are in the log.
-//! Deliberately not here: the gRPC health service, which is beside the configuration API (`server`).
+//! Deliberately not here: the gRPC health service, which is beside the configuration API (`gateways::server`).
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};

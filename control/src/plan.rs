@@ -3,8 +3,8 @@
 //!
 //! Invariant: an incremental plan equals a plan of all Services from scratch. A Service that did not change is not examined
 //! and keeps its `Arc` from one plan to the next, so that only changes are sent, compiled and compared.
-//! Deliberately not here: allocation of addresses (`assign`), the plan of one Service (`build`), generations and the time of
-//! status writes (`publish`, `status`).
+//! Deliberately not here: allocation of addresses (`assignment`), the plan of one Service (`build`), generations and the time of
+//! status writes (`gateways::publish`, `status`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -2,8 +2,8 @@
 //! gateways.
 //!
 //! Invariant: additive only within v1beta1; a field that was ever served keeps its name and meaning. What the API server
-//! refuses by the schema, the controller refuses too (`spec::pool`): manifests have no API server.
-//! Deliberately not here: which values are legal together (`spec::pool`), and who writes their status.
+//! refuses by the schema, the controller refuses too (`pool`): manifests have no API server.
+//! Deliberately not here: which values are legal together (`pool`), and who writes their status.
 
 mod schema;
 

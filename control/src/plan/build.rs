@@ -31,7 +31,7 @@ pub const MAGLEV_SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 /// API server that is unavailable or refuses the write from blocking an owner's change for ever.
 pub(super) const STATUS_WAITED_FOR: Duration = Duration::from_secs(10);
 
-/// The statuses of Services; copied and compared as [`Services`] are.
+/// The statuses of Services; copied and compared as [`proto::Services`] are.
 pub type WantedStatuses = OrdMap<ServiceName, Arc<WantedStatus>>;
 
 /// The status of one Service.

@@ -1,6 +1,6 @@
 //! Services that are not ours, or no longer ours, but still carry our finalizer, conditions or addresses.
 //!
-//! Deliberately not here: when these are removed (`status::departure`).
+//! Deliberately not here: when these are removed (`status::finalizer`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Status of gateways in the cluster: one `EdgeGateway` object for each gateway that is or recently was connected.
 //!
 //! Invariant: only objects of our own group are written. The object of a disconnected gateway remains, not ready, for
-//! [`KEPT`]. If the CRD is not installed, sluice only checks for it again from time to time. A new leader reads the
+//! `KEPT`. If the CRD is not installed, sluice only checks for it again from time to time. A new leader reads the
 //! addresses of all gateways from these objects, also of disconnected ones, so that no Service gets one. Deliberately not
 //! here: which gateways are connected (`gateways`).
 
