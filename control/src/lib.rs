@@ -1,8 +1,10 @@
-//! The control plane of sluice: Kubernetes objects become specs, specs a `World`, the pure `plan` makes of it what the
-//! gateways forward by and what is written back, and thin tasks apply it. Also what of it runs elsewhere: probes and
-//! their state machine (in the gateway), and the command-line client.
+//! The control plane of sluice: changes of Kubernetes objects become a `World`, the pure `plan` derives from it what
+//! gateways forward by and what is written back, and thin tasks apply the result.
 //!
-//! Deliberately not here: anything of the forwarding engine. This crate knows `proto` and nothing else of ours.
+//! Modules import one way, lower first: `world`; `kubernetes` and `manifests` (sources); `store`; `config`; `gateways`;
+//! `plan`; `status`; `admin` and `healthz`; `controller`.
+//! Deliberately not here: parsing of objects (package `objects`), the command line (package `sluicectl`), probes (the
+//! gateway) and the forwarding engine. This crate knows `proto` and `objects` and nothing else of ours.
 
 pub mod admin;
 pub mod config;
