@@ -14,7 +14,7 @@ use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use control::socket::{TakenAway, listen};
+use control::gateways::socket::{TakenAway, listen};
 use dataplane::WorkerCounters;
 use proto::v1::admin_server::Admin;
 use proto::v1::{answer::Said, question::Ask};
@@ -279,7 +279,7 @@ pub(crate) mod tests {
     async fn a_socket_in_use_is_an_error_that_says_so() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("admin.sock");
-        let _other = control::socket::listen(&path).await.unwrap();
+        let _other = control::gateways::socket::listen(&path).await.unwrap();
         let error = serve(path, sources(), std::future::pending()).await.unwrap_err();
         assert!(error.to_string().contains("is in use"), "{error}");
     }

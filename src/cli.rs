@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use control::dial::ControllerUrl;
+use control::config::url::ControllerUrl;
 use proto::Mode;
 
 use crate::settings::SourceChoice;

@@ -42,7 +42,7 @@ fn run_gateway(args: &ConfigArgs) -> ExitCode {
         Ok(settings) => settings,
         Err(errors) => return invalid(&errors),
     };
-    control::logging::start(settings.logs);
+    control::config::logging::start(settings.logs);
     let reload = Reload::new(args.config.clone(), args.choice(), settings.clone());
     match run::run(&settings, reload) {
         // An unusable kubeconfig is a configuration error, too.
@@ -71,7 +71,7 @@ fn run_bench(args: &BenchArgs) -> ExitCode {
 }
 
 fn run_replay(args: &ReplayArgs) -> ExitCode {
-    control::logging::start(Logs::default());
+    control::config::logging::start(Logs::default());
     match replay::replay(args, &mut BufWriter::new(io::stdout().lock())) {
         Err(error) if error.is_usage() => invalid(&error),
         other => exit_code(other),

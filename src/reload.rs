@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 
 use control::config::Invalid;
 use control::config::controller::KEYS;
-use control::settings::ControllerSettings;
+use control::config::settings::ControllerSettings;
 use tokio::sync::watch;
 
 use crate::settings::{Settings, SourceChoice, StateSource};

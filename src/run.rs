@@ -11,10 +11,10 @@ use std::time::SystemTime;
 
 use crate::agent::probe;
 use control::admin::View;
-use control::controller::{Controller, ControllerError, Running};
-use control::dial::ControllerUrl;
-use control::settings::ControllerSettings;
-use control::socket::{ListenError, listen};
+use control::config::settings::ControllerSettings;
+use control::config::url::ControllerUrl;
+use control::controller::{self, ControllerError, Running};
+use control::gateways::socket::{ListenError, listen};
 use core_affinity::CoreId;
 use crossbeam_queue::ArrayQueue;
 use dataplane::{Compiler, Link, Network, NoMemory, Parts, Publisher, Subscriber, Worker, WorkerCounters};
@@ -257,7 +257,7 @@ async fn start_controller(
     ended: &CancellationToken,
     has_state: bool,
 ) -> Result<Option<Running>, RunError> {
-    match Controller::start(settings, ended.child_token()).await {
+    match controller::start(settings, ended.child_token()).await {
         Ok(running) => Ok(Some(running)),
         // A socket of another process is an error: it is neither replaced nor followed.
         Err(error) if has_state && !matches!(error, ControllerError::Listen(_)) => {
@@ -353,7 +353,7 @@ async fn run_controller(
         let now = settings.borrow_and_update().clone();
         let running = match (first.take(), now) {
             (Some(running), _) => running,
-            (None, Some(now)) => Controller::start(now, child.clone()).await?,
+            (None, Some(now)) => controller::start(now, child.clone()).await?,
             (None, None) => return Ok(()),
         };
         view.send_replace(Some(running.view.clone()));

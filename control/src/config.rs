@@ -8,16 +8,19 @@
 pub mod controller;
 mod key_values;
 pub mod listen;
+pub mod logging;
 mod logs;
 mod pools;
 mod problem;
-pub mod scalar;
 mod section;
 mod selector;
+pub mod settings;
 pub mod tree;
+pub mod url;
 
 pub use key_values::KeyValues;
 pub use logs::{LogFormat, LogLevel, Logs};
+pub use objects::scalar;
 pub use pools::LocatedRange;
 pub use problem::{Invalid, Located, Location, Problem};
 pub use section::{Field, Reader, Section};

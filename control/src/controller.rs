@@ -1,59 +1,57 @@
-//! The controller: changes from one source become plans, plans the state that gateways follow and the status that is
-//! written back. `sluiced` embeds it; `sluice-controller` is nothing else.
+//! The controller. Changes from one source become plans; a plan becomes the state that gateways follow and the statuses
+//! that are written back. `sluiced` embeds the controller; `sluice-controller` consists of it.
 //!
-//! Invariant: nothing is planned before the source has told all Services and all slices once, and nothing that goes
-//! wrong later withdraws anything.
+//! Invariant: nothing is planned before the source has listed all Services and slices once, and no later error withdraws
+//! an address or a Service.
 //!
-//! Invariant: of several replicas on one cluster only the leader follows, plans and writes, and what it does ends before
-//! another may begin (`lease`). A new leader reads every object anew before it plans: what its predecessor wrote is adopted.
-//! Deliberately not here: who leads (`lease`), and what each step decides (`plan`, `status`, `server`).
+//! Invariant: of several replicas on one cluster only the leader watches, plans and writes, and its work ends before
+//! another one may begin (`kubernetes::lease`). A new leader lists every object before it plans and adopts what its predecessor wrote.
+//! Deliberately not here: election (`kubernetes::lease`), and the decisions of each step (`plan`, `status`, `gateways`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use k8s_openapi::api::core::v1::ServiceStatus;
 use proto::ServiceName;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::addresses::PoolUse;
 use crate::admin::View;
-use crate::checkpoint::store::Place;
-use crate::checkpoint::{self, Checkpoint};
-use crate::fleet::Fleet;
-use crate::gateways::Gateways;
-use crate::gathering::{CHANGES_WAITING_MAX, gather};
-use crate::healthz::{BEAT_EVERY, Heartbeat, Probes, STALLED_AFTER};
-use crate::incoming::{CertificateSource, Listeners, ServerTls};
-use crate::kubernetes::{self, Cluster, EventWriter, FollowedSecret, PoolsTold, StatusWriter};
-use crate::lease::{Candidate, Leadership};
+use crate::config::settings::{Certificates, ControllerSettings, Source};
+use crate::gateways::fleet::Fleet;
+use crate::gateways::listener::{CertificateSource, Listeners, ServerTls};
+use crate::gateways::registry::Gateways;
+use crate::gateways::server::{self, ConfigService};
+use crate::gateways::socket::{self, TakenAway};
+use crate::gateways::tls::TlsError;
+use crate::gateways::tls::secret::FollowedSecret;
+use crate::healthz::{Heartbeat, Probes, STALLED_AFTER};
+use crate::kubernetes::lease::election;
+use crate::kubernetes::lease::{Leadership, LeaseCandidate};
+use crate::kubernetes::recorder::Recorder;
+use crate::kubernetes::{self, Cluster, EventWriter, StatusWriter};
 use crate::manifests::{self, StatusFiles};
-use crate::note::{Note, Subject};
-use crate::notebook::Notebook;
-use crate::overrides::Desk;
-use crate::overrides::store::{self, Store};
-use crate::plan::{Memory, plan};
-use crate::publish::Published;
-use crate::server::{self, ConfigService};
-use crate::settings::{Certificates, ControllerSettings, Source};
-use crate::socket::{self, TakenAway};
-use crate::source::Change;
-use crate::status::{StatusSink, Statuses, write_statuses};
-use crate::tls::TlsError;
-use crate::unallowed::Unallowed;
-use crate::world::World;
+use crate::status::edge_gateways;
+use crate::status::pools::{self, PoolsReport};
+use crate::status::{StatusSink, write_statuses};
+use crate::store::checkpoints::{self, CheckpointStore};
+use crate::store::override_editor::OverrideEditor;
+use crate::store::overrides::{self, OverrideStore};
+use crate::world::change::Change;
+use crate::world::checkpoint::Checkpoint;
+use debounce::CHANGES_WAITING_MAX;
+use planner::{Planner, Shared};
 
-/// What still stands is looked at this often; it is repeated when its time has come.
-const STANDING_EVERY: Duration = Duration::from_secs(60);
+mod debounce;
+mod planner;
 
-/// Why a controller does not start, or ended.
+/// Why a controller did not start, or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ControllerError {
-    /// The socket cannot be listened on.
+    /// Listening on the socket failed.
     #[error(transparent)]
     Listen(#[from] socket::ListenError),
     /// The certificates for TCP cannot be used.
@@ -62,10 +60,10 @@ pub enum ControllerError {
     /// The status files cannot be read.
     #[error(transparent)]
     StatusFiles(#[from] manifests::StatusFileError),
-    /// The manifests cannot be followed.
+    /// The manifests cannot be watched.
     #[error(transparent)]
     Manifests(#[from] manifests::FollowError),
-    /// There is no client for the API server.
+    /// The client for the API server cannot be created.
     #[error(transparent)]
     Kubernetes(#[from] kubernetes::ConnectError),
     /// The configuration API ended.
@@ -76,84 +74,78 @@ pub enum ControllerError {
     Task(#[from] tokio::task::JoinError),
 }
 
-/// Starts controllers.
-#[derive(Clone, Copy, Debug)]
-pub struct Controller;
-
-/// A controller at work.
+/// A running controller.
 #[derive(Debug)]
 pub struct Running {
-    /// What is to be seen of it, and what operators may ask for.
+    /// Its state for the admin API, and the requests of operators.
     pub view: View,
-    /// What a Deployment's probes ask.
+    /// State for the probes of a Deployment.
     pub probes: Probes,
     _socket: Option<TakenAway>,
     tasks: Tasks,
     shutdown: CancellationToken,
 }
 
-impl Controller {
-    /// Listens, and starts to follow the source. Ends when `shutdown` is cancelled.
-    ///
-    /// # Errors
-    /// When the socket, the status directory or the client cannot be made.
-    pub async fn start(settings: ControllerSettings, shutdown: CancellationToken) -> Result<Running, ControllerError> {
-        // Before anything is listened on: an error here leaves nothing behind.
-        let origin = Origin::open(&settings.source).await?;
-        let (listeners, socket, secret) = listen(&settings, &origin).await?;
-        let (states, states_seen) = watch::channel(None);
-        let (gateways, gateways_seen) = watch::channel(Gateways::default());
-        let (leadership, led) = watch::channel(Leadership::Following(None));
-        let (nodes, nodes_seen) = watch::channel(Arc::default());
-        let (pools, pools_seen) = watch::channel(PoolsTold::default());
-        let (checkpoints, _) = watch::channel(Checkpoint::default());
-        let (desk, checkpoint_at) = (Desk::new(origin.overrides(&settings)), origin.checkpoint(&settings));
-        let fleet = Fleet::default();
-        // Only a leader writes Events, and it alone has something to tell.
-        let notebook = Arc::new(match &origin {
-            Origin::Manifests { .. } => Notebook::default(),
-            Origin::Kubernetes(_) => Notebook::with_events(Arc::new(EventWriter::new(&kubernetes::instance()))),
-        });
-        let view = View {
-            states: states_seen,
-            gateways: gateways_seen,
-            nodes: nodes_seen,
-            pools: pools_seen,
-            desk: desk.clone(),
-            fleet: fleet.clone(),
-            notebook: Arc::clone(&notebook),
-            leadership: led.clone(),
-        };
-        let probes = Probes {
-            planner: Heartbeat::default(),
-            stalled_after: STALLED_AFTER,
-            leadership: led.clone(),
-            states: view.states.clone(),
-            desk: desk.clone(),
-            tls: listeners.tcp.as_ref().map(|(_, tls)| Arc::clone(tls)),
-        };
-        let shown = Shown { gateways: gateways.clone(), nodes };
-        let service = ConfigService {
-            states: view.states.clone(),
-            gateways,
-            fleet,
-            leadership: led.clone(),
-            group: settings.group.clone(),
-            shutdown: shutdown.clone(),
-        };
-
-        let mut tasks = Tasks::new();
-        tasks.spawn(async move { Ok(server::serve(listeners, service).await?) });
-        let (gateways, heartbeat) = (view.gateways.clone(), probes.planner.clone());
-        let work = Work { settings, states, gateways, desk, notebook, pools, shown, checkpoints, checkpoint_at, heartbeat };
-        begin(origin, work, secret, (leadership, led), &mut tasks, &shutdown);
-        Ok(Running { view, probes, _socket: socket, tasks, shutdown })
-    }
-}
-
 type Tasks = JoinSet<Result<(), ControllerError>>;
 
-/// Starts what follows the source and leads by it. Without a cluster there is nobody else who could.
+/// Listens and starts to watch the source. Ends when `shutdown` is cancelled.
+///
+/// # Errors
+/// If the socket, the status directory or the client cannot be created.
+pub async fn start(settings: ControllerSettings, shutdown: CancellationToken) -> Result<Running, ControllerError> {
+    // Done before listening, so that an error leaves nothing behind.
+    let origin = Origin::open(&settings.source).await?;
+    let (listeners, socket, secret) = listen(&settings, &origin).await?;
+    let (states, states_seen) = watch::channel(None);
+    let (gateways, gateways_seen) = watch::channel(Gateways::default());
+    let (leadership, led) = watch::channel(Leadership::Following(None));
+    let (nodes, nodes_seen) = watch::channel(Arc::default());
+    let (pools, pools_seen) = watch::channel(PoolsReport::default());
+    let (checkpoints, _) = watch::channel(Checkpoint::default());
+    let (editor, checkpoint_at) = (OverrideEditor::new(origin.overrides(&settings)), origin.checkpoint(&settings));
+    let fleet = Fleet::default();
+    // Only the leader writes Events.
+    let recorder = Arc::new(match &origin {
+        Origin::Manifests { .. } => Recorder::default(),
+        Origin::Kubernetes(_) => Recorder::with_events(Arc::new(EventWriter::new(&kubernetes::instance()))),
+    });
+    let view = View {
+        states: states_seen,
+        gateways: gateways_seen,
+        nodes: nodes_seen,
+        pools: pools_seen,
+        editor: editor.clone(),
+        fleet: fleet.clone(),
+        recorder: Arc::clone(&recorder),
+        leadership: led.clone(),
+    };
+    let probes = Probes {
+        planner: Heartbeat::default(),
+        stalled_after: STALLED_AFTER,
+        leadership: led.clone(),
+        states: view.states.clone(),
+        editor: editor.clone(),
+        tls: listeners.tcp.as_ref().map(|(_, tls)| Arc::clone(tls)),
+    };
+    let service = ConfigService {
+        states: view.states.clone(),
+        gateways: gateways.clone(),
+        fleet,
+        leadership: led.clone(),
+        group: settings.group.clone(),
+        shutdown: shutdown.clone(),
+    };
+
+    let mut tasks = Tasks::new();
+    tasks.spawn(async move { Ok(server::serve(listeners, service).await?) });
+    let heartbeat = probes.planner.clone();
+    let shared = Shared { settings, states, gateways, nodes, recorder, pools, checkpoints, heartbeat };
+    let work = Work { shared, editor, checkpoint_at };
+    begin(origin, work, secret, (leadership, led), &mut tasks, &shutdown);
+    Ok(Running { view, probes, _socket: socket, tasks, shutdown })
+}
+
+/// Starts the tasks that watch the source and lead. Without a cluster this process always leads.
 fn begin(
     origin: Origin,
     work: Work,
@@ -176,8 +168,8 @@ fn begin(
             });
         }
         Origin::Kubernetes(cluster) => {
-            let candidate = Candidate::new(&work.settings.group, work.settings.listen.advertised());
-            let candidate = match &work.settings.lock_dir {
+            let candidate = LeaseCandidate::new(&work.shared.settings.group, work.shared.settings.listen.advertised());
+            let candidate = match &work.shared.settings.lock_dir {
                 Some(dir) => candidate.locked_in(dir),
                 None => candidate,
             };
@@ -192,13 +184,13 @@ fn begin(
             }
             let (electing, (leadership, led)) = (Arc::clone(&cluster), leadership);
             tasks.spawn(async move {
-                kubernetes::elect(&electing, candidate, &leadership, released).await;
+                election::elect(&electing, candidate, &leadership, released).await;
                 Ok(())
             });
             let stop = shutdown.clone();
             tasks.spawn(async move {
                 let ended = lead(&work, &cluster, led, &stop).await;
-                // What we did has ended: the next may lead.
+                // All work as leader has ended, so another replica may lead.
                 release.cancel();
                 ended
             });
@@ -206,8 +198,8 @@ fn begin(
     }
 }
 
-/// Listens where it should. Certificates in files must be usable now; a Secret is followed from now on, since the API server may be
-/// away.
+/// Opens the listeners. Certificates in files must be usable now. A Secret is watched from now on, because the API server may
+/// be unavailable.
 async fn listen(
     settings: &ControllerSettings,
     origin: &Origin,
@@ -236,56 +228,47 @@ async fn listen(
     Ok((listeners, socket, secret))
 }
 
-/// What a leader does: all of it ends with its tasks.
+/// The work of a leader, which ends with its tasks.
 struct Work {
-    settings: ControllerSettings,
-    states: watch::Sender<Option<Arc<Published>>>,
-    gateways: watch::Receiver<Gateways>,
-    desk: Desk,
-    notebook: Arc<Notebook>,
-    pools: watch::Sender<PoolsTold>,
-    shown: Shown,
-    checkpoints: watch::Sender<Checkpoint>,
-    checkpoint_at: Place,
-    heartbeat: Heartbeat,
+    shared: Shared,
+    editor: OverrideEditor,
+    checkpoint_at: CheckpointStore,
 }
 
 impl Work {
-    /// Starts to plan and to write statuses to `sink`, for whatever changes are sent.
+    /// Starts to plan for incoming changes and to write statuses to `sink`.
     fn start(&self, steps: &mut Tasks, epoch: String, sink: StatusSink) -> mpsc::Sender<Change> {
         let (sender, changes) = mpsc::channel(CHANGES_WAITING_MAX);
         let (statuses, statuses_seen) = watch::channel(None);
-        let (desk, to_plan) = (self.desk.clone(), sender.clone());
+        let shared = self.shared.clone();
+        let (editor, to_plan) = (self.editor.clone(), sender.clone());
         steps.spawn(async move {
-            desk.tell(to_plan).await;
+            editor.serve(to_plan).await;
             Ok(())
         });
-        // What we decided when we led before is old.
-        self.checkpoints.send_replace(Checkpoint::default());
-        let (place, newest, to_plan) = (self.checkpoint_at.clone(), self.checkpoints.subscribe(), sender.clone());
+        // Decisions of an earlier term are stale.
+        shared.checkpoints.send_replace(Checkpoint::default());
+        let (store, newest, to_plan) = (self.checkpoint_at.clone(), shared.checkpoints.subscribe(), sender.clone());
         steps.spawn(async move {
-            checkpoint::store::keep(place, newest, to_plan).await;
-            // It ends with the planner.
+            checkpoints::keep(store, newest, to_plan).await;
+            // This task ends with the planner.
             std::future::pending().await
         });
-        let (gateways, told) = (self.gateways.clone(), Arc::clone(&self.notebook));
+        let (gateways, recorder) = (shared.gateways.subscribe(), Arc::clone(&shared.recorder));
         steps.spawn(async move {
-            write_statuses(statuses_seen, gateways, sink, told).await;
+            write_statuses(statuses_seen, gateways, sink, recorder).await;
             Ok(())
         });
-        let (settings, states, notebook) = (self.settings.clone(), self.states.clone(), Arc::clone(&self.notebook));
-        let (gateways, pools, shown) = (self.gateways.clone(), self.pools.clone(), self.shown.clone());
-        let (checkpoints, heartbeat) = (self.checkpoints.clone(), self.heartbeat.clone());
-        let planning = Planning { settings, epoch, states, gateways, statuses, notebook, pools, shown, checkpoints, heartbeat };
+        let planner = Planner { shared, epoch, statuses };
         steps.spawn(async move {
-            planning.run(changes).await;
+            planner.run(changes).await;
             Ok(())
         });
         sender
     }
 }
 
-/// Works whenever this replica leads, until `shutdown`.
+/// Does the work of a leader while this replica leads, until `shutdown`.
 async fn lead(
     work: &Work,
     cluster: &Arc<Cluster>,
@@ -296,18 +279,20 @@ async fn lead(
         let now = leadership.borrow_and_update().clone();
         let mut steps = Tasks::new();
         if let Leadership::Leading { epoch } = &now {
-            let writer = Arc::new(StatusWriter::new(Arc::clone(&work.notebook)));
+            let writer = Arc::new(StatusWriter::new(Arc::clone(&work.shared.recorder)));
             let changes = work.start(&mut steps, epoch.clone(), StatusSink::Kubernetes(Arc::clone(&writer)));
-            let (cluster, notebook, pools) = (Arc::clone(cluster), Arc::clone(&work.notebook), work.pools.subscribe());
-            let (group, gateways, states) = (work.settings.group.clone(), work.gateways.clone(), work.states.subscribe());
+            let (cluster, recorder, pools) =
+                (Arc::clone(cluster), Arc::clone(&work.shared.recorder), work.shared.pools.subscribe());
+            let (group, gateways, states) =
+                (work.shared.settings.group.clone(), work.shared.gateways.subscribe(), work.shared.states.subscribe());
             steps.spawn(async move {
-                let fleet = kubernetes::show_gateways(&cluster, &group, gateways, states);
+                let fleet = edge_gateways::show_gateways(&cluster, &group, gateways, states);
                 let events = async {
-                    if let Some(events) = notebook.events() {
+                    if let Some(events) = recorder.events() {
                         events.run(&cluster).await;
                     }
                 };
-                let pools = kubernetes::write_pools(&cluster, pools);
+                let pools = pools::write_pools(&cluster, pools);
                 tokio::join!(kubernetes::follow(&cluster, changes), writer.run(&cluster), pools, events, fleet);
                 Ok(())
             });
@@ -319,17 +304,17 @@ async fn lead(
             () = shutdown.cancelled() => true,
             Some(ended) = steps.join_next() => return ended.map_err(ControllerError::from).and_then(|ended| ended),
         };
-        // Nothing is written any more once this is over.
+        // Nothing is written after this.
         steps.shutdown().await;
-        work.states.send_replace(None);
-        work.pools.send_replace(PoolsTold::default());
+        work.shared.states.send_replace(None);
+        work.shared.pools.send_replace(PoolsReport::default());
         if ended {
             return Ok(());
         }
     }
 }
 
-/// The end of the first that ends, or `shutdown`; then the others end too.
+/// Waits for the first task that ends, or `shutdown`, then stops the others.
 async fn first_to_end(steps: &mut Tasks, shutdown: &CancellationToken) -> Result<(), ControllerError> {
     let first = shutdown.run_until_cancelled(steps.join_next()).await.flatten();
     steps.shutdown().await;
@@ -343,15 +328,15 @@ impl Running {
         self.shutdown.clone()
     }
 
-    /// Waits until the controller was shut down, or a task of it failed; then the others end too.
+    /// Waits until the controller is shut down or one of its tasks fails, which ends the others.
     ///
     /// # Errors
-    /// The first failure.
+    /// The first error.
     pub async fn stopped(mut self) -> Result<(), ControllerError> {
         let mut result = Ok(());
         while let Some(ended) = self.tasks.join_next().await {
             let ended = ended.map_err(ControllerError::from).and_then(|ended| ended);
-            // A task that ends before it should is followed by all others.
+            // A task that ends early stops all others.
             self.shutdown.cancel();
             result = result.and(ended);
         }
@@ -359,7 +344,7 @@ impl Running {
     }
 }
 
-/// A source that is ready to be followed.
+/// A source that is ready to be watched.
 enum Origin {
     Manifests { dir: PathBuf, files: StatusFiles, adopted: BTreeMap<ServiceName, ServiceStatus> },
     Kubernetes(Cluster),
@@ -382,159 +367,19 @@ impl Origin {
         }
     }
 
-    /// Where what the leader decides is kept for the next one.
-    fn checkpoint(&self, settings: &ControllerSettings) -> Place {
+    /// Storage of the checkpoint.
+    fn checkpoint(&self, settings: &ControllerSettings) -> CheckpointStore {
         match self {
-            Self::Kubernetes(cluster) => Place::config_maps(cluster, &settings.group),
-            Self::Manifests { files, .. } => Place::File(files.dir().join(checkpoint::store::FILE)),
+            Self::Kubernetes(cluster) => CheckpointStore::config_maps(cluster, &settings.group),
+            Self::Manifests { files, .. } => CheckpointStore::File(files.dir().join(checkpoints::FILE)),
         }
     }
 
-    /// Where what operators set by hand is kept.
-    fn overrides(&self, settings: &ControllerSettings) -> Store {
+    /// Storage of manual overrides.
+    fn overrides(&self, settings: &ControllerSettings) -> OverrideStore {
         match self {
-            Self::Kubernetes(cluster) => Store::config_map(cluster, &settings.group),
-            Self::Manifests { files, .. } => Store::File(files.dir().join(store::FILE)),
+            Self::Kubernetes(cluster) => OverrideStore::config_map(cluster, &settings.group),
+            Self::Manifests { files, .. } => OverrideStore::File(files.dir().join(overrides::FILE)),
         }
-    }
-}
-
-/// The task that plans.
-struct Planning {
-    settings: ControllerSettings,
-    epoch: String,
-    states: watch::Sender<Option<Arc<Published>>>,
-    gateways: watch::Receiver<Gateways>,
-    statuses: watch::Sender<Option<Arc<Statuses>>>,
-    notebook: Arc<Notebook>,
-    pools: watch::Sender<PoolsTold>,
-    shown: Shown,
-    checkpoints: watch::Sender<Checkpoint>,
-    heartbeat: Heartbeat,
-}
-
-/// What a plan goes by that others are shown, too.
-#[derive(Clone)]
-struct Shown {
-    gateways: watch::Sender<Gateways>,
-    nodes: watch::Sender<Arc<BTreeSet<String>>>,
-}
-
-impl Shown {
-    /// Gateways learn that they are drained before they are sent what was planned with it.
-    fn update(&self, world: &World) {
-        Gateways::drain(&self.gateways, world.overrides().drained_gateways());
-        self.nodes.send_if_modified(|known| {
-            let is_news = !known.iter().eq(world.nodes().keys());
-            if is_news {
-                *known = Arc::new(world.nodes().keys().cloned().collect());
-            }
-            is_news
-        });
-    }
-}
-
-impl Planning {
-    /// Until the source ends.
-    async fn run(self, mut changes: mpsc::Receiver<Change>) {
-        let (mut world, mut memory) = (World::default(), Memory::default());
-        let (mut again_at, mut planned_at): (_, Option<Instant>) = (None, None);
-        let mut unallowed = Unallowed::default();
-        let mut standing = tokio::time::interval(STANDING_EVERY);
-        let (mut beats, beating) = (tokio::time::interval(BEAT_EVERY), self.heartbeat.start());
-        let mut gateways = self.gateways.clone();
-        gateways.mark_changed();
-        loop {
-            beating.beat();
-            tokio::select! {
-                _ = beats.tick() => continue,
-                change = changes.recv() => match change {
-                    Some(change) => world.apply(change),
-                    None => return,
-                },
-                // Their own addresses are never VIPs, and what they still forward for nobody else gets.
-                Ok(()) = gateways.changed() => {
-                    if !memory.follow_gateways(&gateways.borrow_and_update(), Instant::now().into_std()) {
-                        continue;
-                    }
-                }
-                () = tokio::time::sleep_until(again_at.unwrap_or_else(Instant::now)), if again_at.is_some() => {}
-                _ = standing.tick() => {
-                    memory.standing().iter().for_each(|note| self.notebook.stands(note, uid(&world, note).as_deref()));
-                    continue;
-                }
-            }
-            gather(&mut changes, &mut world, planned_at).await;
-            self.notebook.end(world.ending_namespaces());
-            self.notebook.forget(&world.take_gone());
-            world.take_notes().iter().for_each(|note| self.notebook.tell(note, uid(&world, note).as_deref()));
-            if world.is_complete() {
-                unallowed.look(&world, &self.settings);
-                again_at = self.plan(&mut world, &mut memory);
-                planned_at = Some(Instant::now());
-            }
-        }
-    }
-
-    /// Plans and publishes; returns when to do so again.
-    fn plan(&self, world: &mut World, memory: &mut Memory) -> Option<Instant> {
-        let plan = plan(world, &self.settings, memory, Instant::now().into_std());
-        plan.notes.iter().for_each(|note| self.notebook.tell(note, uid(world, note).as_deref()));
-        self.shown.update(world);
-        self.checkpoints.send_if_modified(|kept| {
-            let is_news = kept.revision != plan.checkpoint.revision;
-            if is_news {
-                kept.clone_from(&plan.checkpoint);
-            }
-            is_news
-        });
-        world.forget_departed(&plan.done_with_departed);
-        self.tell_of_pools(world, &plan.pools_status);
-        let before = self.states.borrow().clone();
-        let next = match &before {
-            None => Some(Published::first(self.epoch.clone(), plan.services, plan.pools)),
-            Some(before) => before.next(plan.services, plan.pools),
-        };
-        let newest = match (next, before) {
-            (Some(next), _) => Arc::new(next),
-            (None, Some(before)) => before,
-            (None, None) => return plan.again_at.map(Instant::from_std),
-        };
-        let generation = &newest.state.generation;
-        memory.published(generation.counter);
-        tracing::debug!(%generation, services = newest.state.services.len(), replanned = plan.replanned, "planned");
-        let statuses = Statuses { counter: generation.counter, wanted: plan.statuses, leaving: plan.leaving };
-        self.states.send_if_modified(|kept| {
-            let is_new = kept.as_ref().is_none_or(|kept| !Arc::ptr_eq(kept, &newest));
-            *kept = Some(Arc::clone(&newest));
-            is_new
-        });
-        self.statuses.send_replace(Some(Arc::new(statuses)));
-        plan.again_at.map(Instant::from_std)
-    }
-}
-
-impl Planning {
-    /// The objects are looked at only when anything of them or of the figures has changed.
-    fn tell_of_pools(&self, world: &World, uses: &Arc<Vec<PoolUse>>) {
-        self.pools.send_if_modified(|told| {
-            let revision = world.pools_revision();
-            let is_other = told.revision != revision || (!Arc::ptr_eq(&told.uses, uses) && told.uses != *uses);
-            if is_other {
-                *told = PoolsTold { uses: Arc::clone(uses), revision, objects: Arc::new(world.pools().clone()) };
-            }
-            is_other
-        });
-    }
-}
-
-/// The uid of the object that a note is about, where it is known.
-fn uid(world: &World, note: &Note) -> Option<String> {
-    match &note.subject {
-        Subject::Service(name) => Some(world.services().get(name)?.candidate.uid.clone()).filter(|uid| !uid.is_empty()),
-        Subject::Pool(name) => world.pools().get(name)?.metadata.uid.clone(),
-        // What the kubelet writes and kubectl looks for.
-        Subject::Node(name) => Some(name.clone()),
-        Subject::Slice(_) | Subject::Namespace(_) => None,
     }
 }

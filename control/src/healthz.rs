@@ -1,8 +1,8 @@
 //! `/livez` and `/readyz` over plain HTTP (key `health.listen`), as the probes of a Deployment ask for them.
 //!
-//! Invariant: `/livez` takes no lock that the planner holds while it works, so that a hung planner is told and not waited
-//! for. What is said is for everybody on the network: no names, no texts of others; those are in the log.
-//! Deliberately not here: the gRPC health service, which stands beside the configuration API (`server`).
+//! Invariant: `/livez` takes no lock that the planner holds while it works, so that it reports a hung planner instead of
+//! waiting for it. Answers are public: they contain no names and no foreign text, which are in the log.
+//! Deliberately not here: the gRPC health service, which is beside the configuration API (`gateways::server`).
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,40 +19,40 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::incoming::{NewestTasks, ServerTls, not_accepted};
-use crate::lease::Leadership;
-use crate::overrides::{Desk, Held};
-use crate::publish::Published;
+use crate::gateways::listener::{NewestTasks, ServerTls, not_accepted};
+use crate::gateways::publish::Published;
+use crate::kubernetes::lease::Leadership;
+use crate::store::override_editor::{OverrideEditor, OverridesState};
 
-/// A planner that works shows it this often.
+/// Heartbeat interval of a working planner.
 pub(crate) const BEAT_EVERY: Duration = Duration::from_secs(5);
-/// A planner that has not shown it for this long hangs: a plan of 10,000 Services takes less than a second.
+/// Time without a heartbeat after which a planner counts as hung: a plan of 10,000 Services takes less than a second.
 pub const STALLED_AFTER: Duration = Duration::from_secs(30);
-/// A connection asks one question, and has this long for it.
+/// Timeout of a connection, which serves one request.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
-/// Connections at once: a kubelet has two. The oldest gives way.
+/// Maximum number of connections: a kubelet has two. A new one replaces the oldest.
 const CONNECTIONS_MAX: usize = 16;
 
-/// When the planner came round last; none while nobody plans.
+/// Time of the last heartbeat; `None` while there is no planner.
 #[derive(Clone, Debug, Default)]
 pub struct Heartbeat(Arc<Mutex<Option<Instant>>>);
 
-/// A planner at work. Dropped, there is none any more.
+/// A running planner, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Beating(Heartbeat);
+pub(crate) struct RunningPlanner(Heartbeat);
 
 impl Heartbeat {
     fn set(&self, at: Option<Instant>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = at;
     }
 
-    /// A planner begins.
-    pub(crate) fn start(&self) -> Beating {
+    /// Registers a planner.
+    pub(crate) fn start(&self) -> RunningPlanner {
         self.set(Some(Instant::now()));
-        Beating(self.clone())
+        RunningPlanner(self.clone())
     }
 
-    /// For how long the planner has not come round.
+    /// Time since the last heartbeat.
     #[must_use]
     pub fn silence(&self, now: Instant) -> Option<Duration> {
         let last = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -60,47 +60,47 @@ impl Heartbeat {
     }
 }
 
-impl Beating {
-    /// It came round.
+impl RunningPlanner {
+    /// Records a heartbeat.
     pub(crate) fn beat(&self) {
         self.0.set(Some(Instant::now()));
     }
 }
 
-impl Drop for Beating {
+impl Drop for RunningPlanner {
     fn drop(&mut self) {
         self.0.set(None);
     }
 }
 
-/// What is asked about a controller.
+/// State of a controller that probes examine.
 #[derive(Clone, Debug)]
 pub struct Probes {
     /// Whether the planner works.
     pub planner: Heartbeat,
-    /// A planner that is silent for longer than this hangs.
+    /// Time without a heartbeat after which the planner counts as hung.
     pub stalled_after: Duration,
-    /// Who leads.
+    /// The leader.
     pub leadership: watch::Receiver<Leadership>,
-    /// What gateways are served, once there is something.
+    /// The published state, once there is one.
     pub states: watch::Receiver<Option<Arc<Published>>>,
-    /// What operators set by hand: nothing is planned before it is known.
-    pub desk: Desk,
-    /// Certificates for TCP, where gateways are served over it.
+    /// Manual overrides; nothing is planned before they are known.
+    pub editor: OverrideEditor,
+    /// Certificates for TCP, if it is configured.
     pub tls: Option<Arc<ServerTls>>,
 }
 
 impl Probes {
-    /// Whether a restart would help nothing.
+    /// Liveness: succeeds unless a restart may help.
     ///
     /// # Errors
-    /// Why one would.
+    /// Why a restart may help.
     fn live(&self) -> Result<(), &'static str> {
         let silence = self.planner.silence(Instant::now());
         if silence.is_some_and(|silence| silence > self.stalled_after) { Err("the planner hangs") } else { Ok(()) }
     }
 
-    /// Whether gateways that dial get what they need: the state, or who has it.
+    /// Readiness: succeeds if gateways that dial get the state, or the address of the leader.
     ///
     /// # Errors
     /// What is missing.
@@ -111,10 +111,10 @@ impl Probes {
         {
             return Err("there is no usable certificate; the log says why");
         }
-        match (&*self.leadership.borrow(), self.desk.held()) {
+        match (&*self.leadership.borrow(), self.editor.state()) {
             (Leadership::Following(Some(_)), _) => Ok(()),
             (Leadership::Following(None), _) => Err("who leads is not known; the log says why"),
-            (Leadership::Leading { .. }, Held::Unreadable(_)) => {
+            (Leadership::Leading { .. }, OverridesState::Unreadable(_)) => {
                 Err("drains and weights set by hand cannot be read, so nothing is planned; the log says why")
             }
             (Leadership::Leading { .. }, _) if self.states.borrow().is_some() => Ok(()),
@@ -141,7 +141,7 @@ pub async fn serve(listener: TcpListener, probes: Probes, stop: CancellationToke
 async fn converse(stream: TcpStream, probes: Probes) {
     let service = service_fn(|request| respond(request, &probes));
     let connection = http1::Builder::new().keep_alive(false).serve_connection(TokioIo::new(stream), service);
-    // Who asks nothing, or breaks off, is told nothing.
+    // A client that sends no request, or disconnects, gets no answer.
     let _ = timeout(CONNECTION_TIMEOUT, connection).await;
 }
 
@@ -169,13 +169,13 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
-    use crate::lease::Leader;
-    use crate::overrides::store::Store;
-    use crate::publish::tests::services;
+    use crate::gateways::publish::tests::services;
+    use crate::kubernetes::lease::Leader;
+    use crate::store::overrides::OverrideStore;
 
     const WAIT: Duration = Duration::from_secs(20);
 
-    /// A follower that knows nothing yet.
+    /// A follower without any state.
     struct Lab {
         probes: Probes,
         leadership: watch::Sender<Leadership>,
@@ -191,7 +191,7 @@ mod tests {
                 stalled_after: STALLED_AFTER,
                 leadership: led,
                 states: seen,
-                desk: Desk::new(Store::File("/nonexistent/overrides.yaml".into())),
+                editor: OverrideEditor::new(OverrideStore::File("/nonexistent/overrides.yaml".into())),
                 tls: None,
             };
             Self { probes, leadership, states }
@@ -245,7 +245,7 @@ mod tests {
         let Lab { mut probes, leadership, .. } = Lab::new();
         leadership.send_replace(Leadership::Following(Some(Leader { identity: "b".to_owned(), address: None })));
         let (_secret, read) = watch::channel(None);
-        let source = crate::incoming::CertificateSource::Secret("tls".to_owned(), read);
+        let source = crate::gateways::listener::CertificateSource::Secret("tls".to_owned(), read);
         probes.tls = Some(Arc::new(ServerTls::new(source, "east")));
         assert_eq!(probes.ready().await, Err("there is no usable certificate; the log says why"));
         assert_eq!(probes.live(), Ok(()));

@@ -1,47 +1,25 @@
-//! The Kubernetes source: Services, EndpointSlices and Nodes are followed by watches, and `services/status` is written back.
+//! The Kubernetes API: watches Services, EndpointSlices and Nodes, and writes `services/status`.
 //!
-//! **Invariant.** Trouble with the API server is said once per cause and never withdraws anything: what was last heard
-//! stays in force until the server says otherwise.
-//!
-//! Deliberately not here: what an object means (`spec`), what is written and when (`plan`, `status`), and who may lead
-//! (`lease`).
+//! Invariant: an API server error is logged once per cause and never withdraws anything. The last known objects stay in
+//! force until the server changes them.
+//! Deliberately not here: parsing objects (`objects`), and what is written and when (`plan`, `status`).
 
-use kube::api::{PatchParams, PostParams};
-use proto::limits::FIELD_MANAGER;
-
+pub(crate) mod api_error;
+mod backoff;
 mod client;
-mod edge_gateways;
-mod election;
 mod events;
-mod follow;
-mod held;
-mod outage;
-mod pace;
-mod pools;
-mod release;
-mod secret;
-mod status;
-mod turns;
-mod writer;
+mod fair_queue;
+pub mod lease;
+mod rate_limit;
+pub mod recorder;
+mod status_patch;
+mod status_writer;
+mod watch;
 
+pub use api_error::{ApiError, Retry};
 pub use client::{Cluster, ConnectError, connect, instance};
-pub use edge_gateways::show_gateways;
-pub use election::elect;
+pub(crate) use client::{patch_params, post_params};
 pub use events::{EventWriter, REPEATED_AFTER};
-pub use follow::follow;
-pub use outage::{Outage, Trouble};
-pub use pools::{PoolsTold, write_pools};
-pub use release::{Extent, ReleaseError, delete_gateways, nobody_leads, release};
-pub use secret::FollowedSecret;
-pub use status::{Outcome, StatusError, patch};
-pub use writer::StatusWriter;
-
-/// Every object that we create or replace says that it was us.
-pub(crate) fn post_params() -> PostParams {
-    PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() }
-}
-
-/// As [`post_params`], for patches.
-pub(crate) fn patch_params() -> PatchParams {
-    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
-}
+pub use status_patch::{PatchOutcome, StatusError, patch};
+pub use status_writer::StatusWriter;
+pub use watch::follow;

@@ -1,16 +1,13 @@
-//! The manifests source: a directory of YAML files that hold what a cluster would hold, followed as they change, and
-//! status files beside it.
+//! The manifests source: a watched directory of YAML files with the objects that a cluster would have, and status files.
 //!
-//! Invariant: what cannot be read withdraws nothing. A file that does not parse keeps its last good content, a directory
-//! that is gone keeps all of them, and both are said once.
-//! Deliberately not here: what the objects mean (`spec`), and kinds that come from elsewhere (pools are configuration).
+//! Invariant: a read error withdraws nothing. A file that cannot be parsed keeps its last valid content, a missing directory
+//! keeps all of them, and each error is logged once.
+//! Deliberately not here: parsing objects (`objects`).
 
 mod directory;
-pub(crate) mod documents;
-mod follow;
 mod status_files;
+mod watch;
 
 pub use directory::Directory;
-pub use documents::{Document, DocumentError, Object, documents};
-pub use follow::{FollowError, follow};
 pub use status_files::{StatusFileError, StatusFiles};
+pub use watch::{FollowError, follow};

@@ -1,146 +1,98 @@
-//! What follows from the objects: the Services that gateways forward by, and the status of each. A function: no I/O, no
-//! clock, no health.
+//! The plan: what gateways forward and what each object's status shall be, computed from the objects. A function without
+//! I/O, clock or health.
 //!
-//! Invariant: a plan is what planning all Services anew would give; yet a Service that did not change is not looked at, and
-//! keeps its `Arc` from one plan to the next, so that what is sent, compiled and compared is only what changed, too.
-//! Deliberately not here: who gets which address (`assign`), what becomes of one Service (`build`), generations and when a
-//! status is written (`publish`, `status`).
+//! Invariant: an incremental plan equals a plan of all Services from scratch. A Service that did not change is not examined
+//! and keeps its `Arc` from one plan to the next, so that only changes are sent, compiled and compared.
+//! Deliberately not here: allocation of addresses (`assignment`), the plan of one Service (`build`), generations and the time of
+//! status writes (`gateways::publish`, `status`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use imbl::OrdMap;
-use proto::{Pool, Reason, ServiceName, Services};
+use proto::{Pool, ServiceName, Services};
 
-use crate::addresses::{Outcome, PoolUse};
-use crate::checkpoint::{Checkpoint, Decided};
-use crate::gateways::Gateways;
-use crate::note::{Cause, Note, Remark, Subject};
-use crate::policy::Policy;
-use crate::selection::{Fence, Nodes};
-use crate::settings::ControllerSettings;
-use crate::source::Ingress;
-use crate::spec::Held;
-use crate::world::{Entry, World};
+use crate::config::settings::ControllerSettings;
+use crate::gateways::registry::Gateways;
+use crate::plan::addresses::{Allocation, PoolUse};
+use crate::plan::policy::Policy;
+use crate::plan::selection::Fence;
+use crate::plan::selection::nodes::Nodes;
+use crate::world::checkpoint::{Checkpoint, Decided};
+use crate::world::{ServiceEntry, World};
+use objects::note::{Cause, Note, Remark, Subject};
 
-mod assign;
+pub mod addresses;
+mod assignment;
 mod build;
-mod lack;
-mod leaving;
+mod cleanup;
+pub mod externals;
+pub mod forbidden;
+pub mod ownership;
+pub mod policy;
+pub mod pools;
+pub mod selection;
 
-use assign::Assignment;
-pub use build::MAGLEV_SEED;
-use build::{Builder, Planned};
-pub use lack::Lack;
-pub use leaving::{Leaving, LeftBy};
-use leaving::{leaving, strangers};
+use assignment::Assignment;
+pub use build::{MAGLEV_SEED, WantedStatus, WantedStatuses};
+use build::{Planned, ServiceBuilder};
+pub use cleanup::{Cleanup, LeftBy};
+use cleanup::{leaving, strangers};
 
-/// What gateways shall forward by, and what the objects' status shall be.
+/// Desired state of the gateways, and desired status of the objects.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     /// The Services that are ours, served or refused.
     pub services: Services,
     /// The pools.
     pub pools: Vec<Pool>,
-    /// Every pool in figures, and why one is not used.
+    /// Usage figures of every pool, and why a pool is not in use.
     pub pools_status: Arc<Vec<PoolUse>>,
     /// Services of type `LoadBalancer` that are ours.
     pub statuses: WantedStatuses,
-    /// Services that are not ours, or not any more, and still hold something of ours.
-    pub leaving: BTreeMap<ServiceName, Leaving>,
-    /// What owners should know and were not told by the plan before.
+    /// Services that are not ours, or no longer ours, but still carry our finalizer, conditions or addresses.
+    pub leaving: BTreeMap<ServiceName, Cleanup>,
+    /// Notes for owners that the previous plan did not contain.
     pub notes: Vec<Note>,
-    /// When to plan again although nothing changed: an address that is kept for somebody gets free.
+    /// When to plan again even if nothing changes, because a reservation of an address expires.
     pub again_at: Option<Instant>,
-    /// What the next leader must not decide anew.
+    /// Decisions that the next leader must keep.
     pub checkpoint: Checkpoint,
-    /// Services whose deleted slices do not count any more: the world may forget them.
+    /// Services whose deleted slices no longer count, so that the world may forget these.
     pub done_with_departed: Vec<ServiceName>,
-    /// How many Services were planned anew, as something of them or around them changed; all others are as before.
+    /// Number of Services that were planned again because they or their dependencies changed; the others are unchanged.
     pub replanned: usize,
 }
 
-/// The statuses of Services; copied and compared as [`Services`] are.
-pub type WantedStatuses = OrdMap<ServiceName, Arc<WantedStatus>>;
-
-/// The status of one Service.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WantedStatus {
-    /// The Service.
-    pub service: ServiceName,
-    /// Guard of a write; empty for manifests.
-    pub uid: String,
-    /// Guard of a write; empty for manifests.
-    pub resource_version: String,
-    /// Our group, which stands on it beside the finalizer.
-    pub group: String,
-    /// The addresses that it shall tell, in the order of the families.
-    pub ingress: Vec<Ingress>,
-    /// What the object holds.
-    pub held: Held,
-    /// Who else wrote its status.
-    pub foreign_manager: Option<String>,
-    /// Why it is not served. While it is not, its status loses what it does not hold, but gains nothing.
-    pub refusal: Option<Reason>,
-    /// Why it has not every address that it needs.
-    pub unassigned: Option<Reason>,
-    /// Whether an address of it lies in no pool.
-    pub outside_pools: bool,
-    /// Whether gateways are not given it yet: its finalizer comes first.
-    pub is_withheld: bool,
-    /// The pools that its addresses lie in, in the order of the addresses.
-    pub pools: Vec<String>,
-    /// Whether something that it asks for cannot be read, and what was in force stays.
-    pub is_partly_unread: bool,
-    /// What it lacks to have backends.
-    pub lack: Lack,
-    /// Whether all backends are used when none is healthy.
-    pub fails_open: bool,
-}
-
-/// What the next plan needs of this one.
+/// What one plan keeps for the next.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     assignment: Assignment,
     assigned_until: Option<Instant>,
     nodes_revision: u64,
-    /// As Services are sent to them, and the world's revisions that they were looked at for.
+    /// Nodes as backends, and the revisions of the world for which they were computed.
     nodes: Arc<Nodes>,
     nodes_seen: Option<(u64, u64)>,
-    /// Of `planned`, those whose backends are nodes.
+    /// The Services in `planned` whose backends are nodes.
     to_nodes: BTreeSet<ServiceName>,
     /// Services of type `LoadBalancer` that are not ours.
     strangers: Vec<ServiceName>,
     planned: BTreeMap<ServiceName, Planned>,
-    /// The world's revision that it was planned for.
+    /// The revision of the world that was planned last.
     revision: u64,
-    /// Of `planned`, those that come out otherwise with time.
+    /// The Services in `planned` whose plan changes with time.
     waiting: BTreeSet<ServiceName>,
-    /// What `planned` comes to.
+    /// The combined result of `planned`.
     services: Services,
     statuses: WantedStatuses,
     checkpoint: Checkpoint,
-    /// Of the reserved addresses in `checkpoint`.
+    /// Revision of the reserved addresses in `checkpoint`.
     reserved_revision: u64,
     is_recalled: bool,
 }
 
-impl Memory {
-    /// Why Services are not served, or not as they should be, at this time.
-    #[must_use]
-    pub fn standing(&self) -> Vec<Note> {
-        let of = |(name, one): (&ServiceName, &Planned)| {
-            let subject = Subject::Service(name.clone());
-            let standing = one.notes.iter().filter(|remark| matches!(remark.cause, Cause::Reason(_)));
-            standing.map(|remark| Note { subject: subject.clone(), remark: remark.clone() }).collect::<Vec<_>>()
-        };
-        self.planned.iter().flat_map(of).chain(self.assignment.standing_on_pools()).collect()
-    }
-}
-
-/// Plans for `world`. `memory` is that of the plan before, with the same settings. Unless something changed that concerns
-/// all Services, only those of which anything changed are looked at.
+/// Plans for `world`. `memory` comes from the previous plan with the same settings. Only changed Services are examined,
+/// unless a change concerns all of them.
 pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, now: Instant) -> Plan {
     if !std::mem::replace(&mut memory.is_recalled, true) {
         memory.assignment.recall(world.checkpoint(), now);
@@ -170,7 +122,7 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
         memory.nodes = Arc::new(Nodes::new(world.nodes(), &fence, world.overrides(), &memory.nodes));
     }
     let nodes = Arc::clone(&memory.nodes);
-    let look = Look { world, settings, fence: &fence, fence_moved: news.fence_moved, nodes: &nodes, now };
+    let planner = ServicePlanner { world, settings, fence: &fence, fence_moved: news.fence_moved, nodes: &nodes, now };
     let mut plan = Plan {
         notes: memory.assignment.notes_on_pools(),
         pools: memory.assignment.told.clone(),
@@ -178,7 +130,7 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
         ..Plan::default()
     };
     for name in &names {
-        look.at(name, memory, &mut plan);
+        planner.plan(name, memory, &mut plan);
     }
     memory.assignment.recalled.clear();
     memory.note_reserved();
@@ -191,12 +143,23 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
 }
 
 impl Memory {
-    /// Takes in what the connected gateways say. True when it is time for another plan because of that.
+    /// Current reasons why Services are not served, or are served only in part.
+    #[must_use]
+    pub fn standing(&self) -> Vec<Note> {
+        let of = |(name, one): (&ServiceName, &Planned)| {
+            let subject = Subject::Service(name.clone());
+            let standing = one.notes.iter().filter(|remark| matches!(remark.cause, Cause::Reason(_)));
+            standing.map(|remark| Note { subject: subject.clone(), remark: remark.clone() }).collect::<Vec<_>>()
+        };
+        self.planned.iter().flat_map(of).chain(self.assignment.standing_on_pools()).collect()
+    }
+
+    /// Records the reports of the connected gateways. Returns true if they require another plan.
     pub fn follow_gateways(&mut self, gateways: &Gateways, now: Instant) -> bool {
         self.assignment.follow_gateways(gateways, now)
     }
 
-    /// The last plan became the state with this counter, or changed nothing of it.
+    /// Records that the last plan was published as the state with this counter, or did not change it.
     pub fn published(&mut self, counter: u64) {
         self.assignment.published(counter);
     }
@@ -247,8 +210,8 @@ impl Memory {
     }
 }
 
-/// What each Service is looked at with.
-struct Look<'a> {
+/// Inputs shared by the plans of single Services.
+struct ServicePlanner<'a> {
     world: &'a World,
     settings: &'a ControllerSettings,
     fence: &'a Fence<'a>,
@@ -257,12 +220,12 @@ struct Look<'a> {
     now: Instant,
 }
 
-impl Look<'_> {
-    /// Plans one Service anew, if it may come out otherwise than before.
-    fn at(&self, name: &ServiceName, memory: &mut Memory, plan: &mut Plan) {
+impl ServicePlanner<'_> {
+    /// Plans one Service again if its plan may have changed.
+    fn plan(&self, name: &ServiceName, memory: &mut Memory, plan: &mut Plan) {
         let Some(entry) = self.world.services().get(name) else { return };
         let Some(outcome) = memory.assignment.outcomes.get(name) else {
-            // Not ours: nobody is sent to its endpoints, whether their slices are deleted or not.
+            // Not ours: no traffic goes to its endpoints, so its deleted slices do not matter.
             let has_departed = self.world.departed_slices_of(name).next().is_some();
             return plan.done_with_departed.extend(has_departed.then(|| name.clone()));
         };
@@ -275,7 +238,7 @@ impl Look<'_> {
         let policy = Policy::of(candidate.wanted.as_ref().ok(), candidate.kind, &settings.defaults);
         let recalled = memory.assignment.recalled.get(name).cloned();
         let (recalled, ip_mode) = (recalled.as_deref(), policy.ip_mode);
-        let builder = Builder { candidate, outcome, settings, fence, nodes, world, policy, ip_mode, recalled };
+        let builder = ServiceBuilder { candidate, outcome, settings, fence, nodes, world, policy, ip_mode, recalled };
         let one = builder.build_in_turn(entry.revision, before, now);
         let is_new = |remark: &&Remark| !before.is_some_and(|old| old.notes.contains(remark));
         let note = |remark: &Remark| Note { subject: Subject::Service(name.clone()), remark: remark.clone() };
@@ -285,7 +248,7 @@ impl Look<'_> {
         memory.take(name, one);
     }
 
-    fn keeps(&self, old: &Planned, entry: &Entry, outcome: &Outcome) -> bool {
+    fn keeps(&self, old: &Planned, entry: &ServiceEntry, outcome: &Allocation) -> bool {
         let nodes_are_kept = old.nodes_revision.is_none_or(|revision| revision == self.world.nodes_revision());
         let wait_is_over = old.again_at().is_some_and(|until| until <= self.now);
         let unchanged = old.revision == entry.revision && old.outcome == *outcome && nodes_are_kept;

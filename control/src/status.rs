@@ -1,64 +1,54 @@
-//! What of Services' objects is ours, and when it is written: addresses, conditions, the finalizer.
+//! Status of Services: which addresses, conditions and finalizers sluice writes, and when.
 //!
-//! Invariant: an address whose traffic does not pass the VIP on to nodes (`ipMode: Proxy`) is told to the world once
-//! every connected gateway that is not drained forwards for it, or 2 s after the first does. What is there is never cleared because gateways
-//! leave. A Service that leaves is let go by gateways first. Somebody else who writes the same status is overwritten at
-//! most `REWRITES_MAX` times in `REWRITES_WITHIN`.
-//! Deliberately not here: which addresses, and why a Service is not served (`plan`).
+//! Invariant: an address of mode `ipMode: Proxy` is published in the status once every connected gateway that is not
+//! drained forwards for it, or 2 s after the first one does. A published address is never removed because gateways
+//! disconnect. Gateways stop serving a Service before its finalizer is removed. If another controller writes the same
+//! status, sluice overwrites it at most `REWRITES_MAX` times in `REWRITES_WITHIN`.
+//! Deliberately not here: the choice of addresses, and why a Service is not served (`plan`).
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::ServiceName;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::gateways::Gateways;
+use crate::gateways::registry::Gateways;
 use crate::kubernetes::StatusWriter;
+use crate::kubernetes::recorder::Recorder;
 use crate::manifests::StatusFiles;
-use crate::note::Note;
-use crate::notebook::Notebook;
-use crate::plan::{Leaving, WantedStatuses};
-use crate::source::StatusWrite;
+use crate::plan::WantedStatuses;
+use objects::note::Note;
+use objects::status::StatusWrite;
 
 mod conditions;
-mod departure;
+pub mod edge_gateways;
+mod finalizer;
 mod item;
+pub mod pools;
 mod queue;
-mod view;
+pub mod release;
 
 use queue::Queue;
+pub use queue::Statuses;
 
-/// A status file that could not be written is tried again after this time.
+/// Retry interval for a status file that could not be written.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Where statuses are written.
+/// Destination of statuses.
 #[derive(Debug)]
 pub enum StatusSink {
     /// Files beside manifests.
     Files(StatusFiles),
-    /// `services/status` of a Kubernetes API, through a queue that repeats and paces.
+    /// `services/status` of a Kubernetes API, through a rate-limited queue that retries.
     Kubernetes(Arc<StatusWriter>),
 }
 
-/// The statuses that one plan wants.
-#[derive(Clone, Debug, Default)]
-pub struct Statuses {
-    /// Counter of the generation that gateways forward by for them.
-    pub counter: u64,
-    /// All Services of type `LoadBalancer` that are ours.
-    pub wanted: WantedStatuses,
-    /// Those that are not, or not any more, and still hold something of ours.
-    pub leaving: BTreeMap<ServiceName, Leaving>,
-}
-
-/// Writes what is wanted, when it is due, until the sender of `statuses` is gone.
+/// Writes desired statuses when they are due, until the sender of `statuses` is dropped.
 pub async fn write_statuses(
     mut statuses: watch::Receiver<Option<Arc<Statuses>>>,
     mut gateways: watch::Receiver<Gateways>,
     mut sink: StatusSink,
-    notebook: Arc<Notebook>,
+    recorder: Arc<Recorder>,
 ) {
     let mut queue = Queue::new(Instant::now());
     loop {
@@ -71,13 +61,13 @@ pub async fn write_statuses(
         let now = Instant::now();
         queue.see(&connected, now);
         for due in queue.due(&connected, now, |write| sink.has_written(write)) {
-            due.notes.iter().for_each(|note| notebook.tell(note, Some(&due.uid)));
+            due.notes.iter().for_each(|note| recorder.record(note, Some(&due.uid)));
             if let Some(write) = due.write
-                && !sink.write(&write, due.notes_of_write, &notebook)
+                && !sink.write(&write, due.notes_of_write, &recorder)
             {
                 queue.failed(&write.service, Instant::now() + RETRY);
             }
-            // Files are written here; other tasks get their turn between two.
+            // Files are written in this task, so it yields to other tasks between two of them.
             tokio::task::yield_now().await;
         }
         let wake_at = queue.next_due();
@@ -90,12 +80,12 @@ pub async fn write_statuses(
 }
 
 impl StatusSink {
-    /// Whether it is written, or will be without our doing. `notes` are told once it is.
-    fn write(&mut self, write: &StatusWrite, notes: Vec<Note>, notebook: &Notebook) -> bool {
+    /// Returns whether the status is written, or queued for writing. `notes` are reported once it is written.
+    fn write(&mut self, write: &StatusWrite, notes: Vec<Note>, recorder: &Recorder) -> bool {
         match self {
             Self::Files(files) => match files.write(write) {
                 Ok(()) => {
-                    notes.iter().for_each(|note| notebook.tell(note, Some(&write.uid)));
+                    notes.iter().for_each(|note| recorder.record(note, Some(&write.uid)));
                     true
                 }
                 Err(error) => {
@@ -110,7 +100,7 @@ impl StatusSink {
         }
     }
 
-    /// Whether the object has had the status of `write`. Nobody else writes status files.
+    /// Whether the object already has the status of `write`. Only sluice writes status files.
     fn has_written(&self, write: &StatusWrite) -> bool {
         match self {
             Self::Files(_) => false,
@@ -118,7 +108,7 @@ impl StatusSink {
         }
     }
 
-    /// A Service that is gone has no status. In a cluster that went with the Service.
+    /// Removes the status file of a deleted Service. In a cluster the status disappears with the Service.
     fn forget_all_but(&mut self, services: &WantedStatuses) {
         if let Self::Files(files) = self {
             files.forget_all_but(|name| services.contains_key(name));

@@ -1,7 +1,7 @@
-//! All objects that matter, as specs, kept current by the changes of one source.
+//! The world: all relevant objects as specs, kept current by the changes of one source.
 //!
-//! Invariant: a Service's revision grows exactly when what it asks for or its slices changed, so that a plan builds anew
-//! only those; and every Service of which anything changed is found without looking at the others. No I/O, no clock.
+//! Invariant: the revision of a Service grows exactly when its specification or its slices change, so that a plan builds
+//! only those again. Changed Services are found without examining the others. No I/O, no clock.
 //! Deliberately not here: which class is ours and what follows from the objects (`plan`).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,44 +13,48 @@ use k8s_openapi::api::core::v1::{Namespace, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use proto::ServiceName;
 
-use crate::checkpoint::Checkpoint;
-use crate::crd::AddressPool;
-use crate::note::{Cause, Note, Remark, Subject};
-use crate::overrides::Overrides;
-use crate::source::Change;
-use crate::spec::{Candidate, Leftover, NodeSpec, NotServable, SliceError, SliceSpec};
+use crate::world::change::Change;
+use crate::world::checkpoint::Checkpoint;
+use crate::world::overrides::Overrides;
+use objects::crd::AddressPool;
+use objects::note::{Cause, Note, Remark, Subject};
+use objects::{Candidate, Leftover, NodeSpec, NotServable, SliceError, SliceSpec};
+
+pub mod change;
+pub mod checkpoint;
+pub mod overrides;
 
 /// A Service that may be ours, and when it last changed.
 #[derive(Clone, Debug)]
-pub struct Entry {
-    /// What was read.
+pub struct ServiceEntry {
+    /// The parsed object.
     pub candidate: Candidate,
-    /// The world's revision at its last change, slices included.
+    /// Revision of the world at its last change, slices included.
     pub revision: u64,
-    /// The same for a change of any kind, such as of its status.
+    /// Revision of the world at its last change of any kind, such as of its status.
     touched: u64,
 }
 
 /// Labels of an object.
 pub type Labels = BTreeMap<String, String>;
 
-/// The label that the API server gives to every namespace: its name.
+/// Label with the name of a namespace, which the API server sets.
 const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
 /// The objects.
 #[derive(Clone, Debug, Default)]
 pub struct World {
-    services: BTreeMap<ServiceName, Entry>,
-    /// Every Service by when it was touched.
+    services: BTreeMap<ServiceName, ServiceEntry>,
+    /// All Services by the revision of their last change.
     touched: BTreeMap<u64, ServiceName>,
     leftovers: BTreeMap<ServiceName, Arc<Leftover>>,
     slices: BTreeMap<ServiceName, SliceSpec>,
     slices_of: BTreeMap<ServiceName, BTreeSet<ServiceName>>,
-    /// Of `slices`, those that were deleted while their Service remains: a managed one is written anew moments later.
+    /// Slices that were deleted while their Service remains: a managed slice is created again a moment later.
     departed: BTreeSet<ServiceName>,
     nodes: BTreeMap<String, NodeSpec>,
     namespaces: BTreeMap<String, Labels>,
-    /// Of the namespaces, those that are being deleted.
+    /// Namespaces that are being deleted.
     ending_namespaces: BTreeSet<String>,
     pools: BTreeMap<String, AddressPool>,
     gateways: BTreeMap<String, Vec<IpAddr>>,
@@ -58,9 +62,9 @@ pub struct World {
     overrides: Overrides,
     overrides_revision: u64,
     notes: Vec<Note>,
-    /// Services that are gone, or going, and were not asked for yet.
+    /// Services that are deleted, or being deleted, and were not fetched yet.
     gone: BTreeSet<Subject>,
-    /// Services whose owners were told that they are never served.
+    /// Services whose owners got the note that they are never served.
     unserved: BTreeSet<ServiceName>,
     revision: u64,
     services_revision: u64,
@@ -78,7 +82,7 @@ pub struct World {
 }
 
 impl World {
-    /// Takes in one change.
+    /// Applies one change.
     pub fn apply(&mut self, change: Change) {
         match change {
             Change::ServicesReplaced(services) => self.replace_services(&services),
@@ -121,7 +125,7 @@ impl World {
         }
     }
 
-    /// Whether the source has told all objects once; before that nothing may be planned.
+    /// Whether the source has listed all objects once. Before that nothing may be planned.
     #[must_use]
     pub const fn is_complete(&self) -> bool {
         let objects_known =
@@ -131,22 +135,22 @@ impl World {
 
     /// Services that may be ours.
     #[must_use]
-    pub const fn services(&self) -> &BTreeMap<ServiceName, Entry> {
+    pub const fn services(&self) -> &BTreeMap<ServiceName, ServiceEntry> {
         &self.services
     }
 
-    /// Grows with every change of which a plan must know.
+    /// Revision that grows with every change that matters to a plan.
     #[must_use]
     pub const fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// The Services that are there and of which anything changed after `revision`, the one changed last at the end.
+    /// Existing Services that changed after `revision`, ordered by their last change.
     pub fn changed_since(&self, revision: u64) -> impl Iterator<Item = &ServiceName> {
         self.touched.range((Bound::Excluded(revision), Bound::Unbounded)).map(|(_, name)| name)
     }
 
-    /// Services that are deleted or of another type by now, and still hold something of ours.
+    /// Services that are being deleted or changed their type, and still carry our finalizer, conditions or addresses.
     #[must_use]
     pub const fn leftovers(&self) -> &BTreeMap<ServiceName, Arc<Leftover>> {
         &self.leftovers
@@ -157,7 +161,7 @@ impl World {
         self.all_slices_of(service).filter(|slice| !self.departed.contains(&slice.name))
     }
 
-    /// Slices of one Service that were deleted while it remained, as they were last.
+    /// Slices of one Service that were deleted while it remained, in their last version.
     pub fn departed_slices_of(&self, service: &ServiceName) -> impl Iterator<Item = &SliceSpec> {
         self.all_slices_of(service).filter(|slice| self.departed.contains(&slice.name))
     }
@@ -166,7 +170,7 @@ impl World {
         self.slices_of.get(service).into_iter().flatten().filter_map(|name| self.slices.get(name))
     }
 
-    /// Forgets the departed slices of these Services. A plan that still counts any of them has to say so by not asking.
+    /// Forgets the deleted slices of these Services. A plan that still uses any of them must not name its Service.
     pub fn forget_departed(&mut self, services: &[ServiceName]) {
         for service in services {
             let names: Vec<ServiceName> = self.departed_slices_of(service).map(|slice| slice.name.clone()).collect();
@@ -174,7 +178,7 @@ impl World {
         }
     }
 
-    /// Grows when any Service asks for something else, appears or goes; not when slices change.
+    /// Revision that grows when a Service is added, changed or removed; not when slices change.
     #[must_use]
     pub const fn services_revision(&self) -> u64 {
         self.services_revision
@@ -186,14 +190,14 @@ impl World {
         &self.nodes
     }
 
-    /// Grows when what matters of any node changes.
+    /// Revision that grows when a relevant field of a node changes.
     #[must_use]
     pub const fn nodes_revision(&self) -> u64 {
         self.nodes_revision
     }
 
-    /// The labels of a namespace, `kubernetes.io/metadata.name` included: that one the API server gives to each, and a
-    /// namespace that is only known from its Services has it alone.
+    /// The labels of a namespace, including `kubernetes.io/metadata.name`, which the API server sets. A namespace that is
+    /// known only from its Services has just that label.
     #[must_use]
     pub fn namespace_labels(&self, name: &str) -> Labels {
         let own_name = || [(NAMESPACE_NAME_LABEL.to_owned(), name.to_owned())].into();
@@ -206,12 +210,12 @@ impl World {
         &self.ending_namespaces
     }
 
-    /// Services that are gone, or going, since this was asked last.
+    /// Services that were deleted, or began to be deleted, since the last call.
     pub fn take_gone(&mut self) -> BTreeSet<Subject> {
         std::mem::take(&mut self.gone)
     }
 
-    /// Grows when the labels of any namespace change.
+    /// Revision that grows when the labels of a namespace change.
     #[must_use]
     pub const fn namespaces_revision(&self) -> u64 {
         self.namespaces_revision
@@ -223,42 +227,42 @@ impl World {
         &self.pools
     }
 
-    /// Grows when what any `AddressPool` says or its labels change; its status is not a part of that.
+    /// Revision that grows when the spec or the labels of an `AddressPool` change, not its status.
     #[must_use]
     pub const fn pools_revision(&self) -> u64 {
         self.pools_revision
     }
 
-    /// Addresses of the gateways that were ever seen, by the gateway's name, as known before any is connected.
+    /// Addresses of all gateways ever seen, by gateway name, known before any of them connects.
     #[must_use]
     pub const fn gateways(&self) -> &BTreeMap<String, Vec<IpAddr>> {
         &self.gateways
     }
 
-    /// What a leader before us decided.
+    /// Decisions of a previous leader.
     #[must_use]
     pub const fn checkpoint(&self) -> &Checkpoint {
         &self.checkpoint
     }
 
-    /// What operators set by hand.
+    /// Manual overrides of operators.
     #[must_use]
     pub const fn overrides(&self) -> &Overrides {
         &self.overrides
     }
 
-    /// Grows when anything of that changes.
+    /// Revision that grows when an override changes.
     #[must_use]
     pub const fn overrides_revision(&self) -> u64 {
         self.overrides_revision
     }
 
-    /// What came to be known of objects since this was last asked.
+    /// Notes on objects since the last call.
     pub fn take_notes(&mut self) -> Vec<Note> {
         std::mem::take(&mut self.notes)
     }
 
-    /// They may concern every Service, and change when a person wants it: all are looked at again.
+    /// Overrides may concern every Service and change rarely, so a change examines all Services again.
     fn replace_overrides(&mut self, overrides: Overrides) {
         self.overrides_known = true;
         if overrides != self.overrides {
@@ -347,7 +351,7 @@ impl World {
     }
 
     fn put_node(&mut self, node: NodeSpec) {
-        // Nodes report themselves every few minutes; hardly ever is it news for us.
+        // Nodes update their status every few minutes; that rarely changes a relevant field.
         if self.nodes.get(&node.name) != Some(&node) {
             self.nodes.insert(node.name.clone(), node);
             self.nodes_changed();
@@ -450,7 +454,7 @@ impl World {
             self.services_revision = self.revision;
         }
         self.touched.insert(self.revision, candidate.name.clone());
-        let entry = Entry { revision: kept.unwrap_or(self.revision), touched: self.revision, candidate };
+        let entry = ServiceEntry { revision: kept.unwrap_or(self.revision), touched: self.revision, candidate };
         self.services.insert(entry.candidate.name.clone(), entry);
     }
 
@@ -470,7 +474,7 @@ impl World {
         }
     }
 
-    /// A Service that can never be served as it is. Whoever seems to expect that it is, is told so once.
+    /// Records a Service that can never be served as it is. Its owner gets one note if the object looks as if they expect it.
     fn leave_service_out(&mut self, error: &NotServable, told: &BTreeSet<ServiceName>) {
         let NotServable::NotOurs { name, why, is_expected } = error else {
             return tracing::warn!(%error, "object ignored");
@@ -487,14 +491,14 @@ impl World {
         if self.slices.get(&slice.name) == Some(&slice) && !self.departed.contains(&slice.name) {
             return;
         }
-        // A slice may change hands: its label is not immutable.
+        // A slice may move to another Service, because its label is mutable.
         self.remove_slice(&slice.name);
         self.touch(&slice.service);
         self.slices_of.entry(slice.service.clone()).or_default().insert(slice.name.clone());
         self.slices.insert(slice.name.clone(), slice);
     }
 
-    /// Not there any more, but perhaps about to come back under another name.
+    /// Records a deleted slice, which may be created again under another name.
     fn slice_departs(&mut self, name: &ServiceName) {
         let Some(slice) = self.slices.get(name) else { return };
         let is_replaced = slice.is_managed && slice.endpoints.iter().any(|endpoint| !endpoint.terminating);
@@ -524,7 +528,7 @@ impl World {
         Some(slice)
     }
 
-    /// A slice that is not used (any more).
+    /// Drops a slice that is not used, or no longer used.
     fn leave_out(&mut self, error: &SliceError) {
         match error {
             SliceError::Unnamed => {}

@@ -1,4 +1,5 @@
-//! What operators see and do through a controller of manifests: its admin API on a socket, and gateways that answer it.
+//! What operators see and do through a controller with manifests: its admin API on a socket, and the gateways that
+//! apply it.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -8,8 +9,8 @@ use std::time::Duration;
 
 use control::admin::{ControllerAdmin, serve};
 use control::config::controller::ControllerFile;
-use control::controller::{Controller, Running};
-use control::socket;
+use control::controller::{self, Running};
+use control::gateways::socket;
 use proto::v1;
 use proto::v1::admin_client::AdminClient;
 use proto::v1::config_client::ConfigClient;
@@ -27,7 +28,7 @@ async fn dial(socket: &Path) -> Channel {
     Endpoint::try_from(format!("unix:{}", socket.display())).unwrap().connect().await.unwrap()
 }
 
-/// A controller over a Service of two backends on two nodes, its admin API, and what it wrote.
+/// A controller with one Service of two backends on two nodes, its admin API, and the status files that it wrote.
 struct Lab {
     dir: tempfile::TempDir,
 }
@@ -62,7 +63,7 @@ impl Lab {
         let listener = socket::listen(&file.admin_listen).await.unwrap();
         let shutdown = CancellationToken::new();
         let config = file.effective();
-        let running = Controller::start(file.settings, shutdown.clone()).await.unwrap();
+        let running = controller::start(file.settings, shutdown.clone()).await.unwrap();
         let view = running.view.clone();
         tokio::spawn(serve(listener, ControllerAdmin { view, config }, shutdown.clone().cancelled_owned()));
         let mut states = running.view.states.clone();
@@ -129,7 +130,7 @@ metadata: {name: worker-1}
 status: {addresses: [{type: InternalIP, address: 10.0.1.1}]}
 ";
 
-/// A gateway that forwards by whatever it is sent.
+/// A gateway that serves everything that it receives.
 struct Gateway {
     channel: Channel,
     name: String,
@@ -147,7 +148,7 @@ impl Gateway {
         Self { channel, name: name.to_owned(), requests, messages }
     }
 
-    /// The next message of which `what` is as expected; all are acknowledged.
+    /// Waits for the message in which `what` equals `expected`; acknowledges all messages.
     async fn until(&mut self, what: impl Fn(&v1::WatchResponse) -> String, expected: &str) {
         let wait = async {
             loop {
@@ -159,10 +160,10 @@ impl Gateway {
                 }
             }
         };
-        assert!(tokio::time::timeout(WAIT, wait).await.is_ok(), "never came to {expected}");
+        assert!(tokio::time::timeout(WAIT, wait).await.is_ok(), "never became {expected}");
     }
 
-    /// Offers to answer; of the first question nothing is said when `is_silent`.
+    /// Offers to answer queries. If `is_silent`, the gateway never answers.
     async fn offer(&self, is_silent: bool) {
         let (answers, outbound) = mpsc::channel(8);
         let offer = Said::Offer(v1::Offer { gateway: self.name.clone() });
@@ -182,7 +183,7 @@ impl Gateway {
     }
 }
 
-/// The backends of web: last number, weight, and `d` for draining.
+/// The backends of web: last octet, weight, and `d` if draining.
 fn backends(message: &v1::WatchResponse) -> String {
     let all = message.services.iter().flat_map(|service| &service.ports).flat_map(|port| &port.backends);
     let one = |b: &v1::Backend| format!("{}x{}{}", b.address[3], b.weight, if b.draining { "d" } else { "" });
@@ -190,7 +191,7 @@ fn backends(message: &v1::WatchResponse) -> String {
 }
 
 #[tokio::test]
-async fn a_drain_and_a_weight_reach_gateways_outlive_the_controller_and_can_be_taken_back() {
+async fn drains_and_weights_reach_gateways_survive_a_restart_and_can_be_removed() {
     let lab = Lab::new();
     let mut controller = lab.start().await;
     let mut gateway = lab.gateway("edge-1").await;
@@ -215,7 +216,7 @@ async fn a_drain_and_a_weight_reach_gateways_outlive_the_controller_and_can_be_t
 }
 
 #[tokio::test]
-async fn a_drained_node_drains_what_runs_there_and_a_drained_gateway_is_told_so() {
+async fn a_drained_node_drains_its_backends_and_a_drained_gateway_is_notified() {
     let lab = Lab::new();
     let mut controller = lab.start().await;
     let [mut one, mut two] = [lab.gateway("edge-1").await, lab.gateway("edge-2").await];
@@ -236,7 +237,7 @@ async fn a_drained_node_drains_what_runs_there_and_a_drained_gateway_is_told_so(
 }
 
 #[tokio::test]
-async fn wrong_names_are_answered_with_what_there_is_and_change_nothing() {
+async fn unknown_names_are_answered_with_the_known_ones_and_change_nothing() {
     let lab = Lab::new();
     let mut controller = lab.start().await;
     let _gateway = lab.gateway("edge-1").await;
@@ -258,7 +259,7 @@ async fn wrong_names_are_answered_with_what_there_is_and_change_nothing() {
 }
 
 #[tokio::test]
-async fn rows_of_all_gateways_come_with_their_names_and_one_that_is_silent_is_named() {
+async fn rows_carry_the_names_of_their_gateways_and_silent_gateways_are_named() {
     let lab = Lab::new();
     let mut controller = lab.start().await;
     let gateways = [lab.gateway("edge-1").await, lab.gateway("edge-2").await, lab.gateway("edge-3").await];
@@ -281,7 +282,7 @@ async fn rows_of_all_gateways_come_with_their_names_and_one_that_is_silent_is_na
 }
 
 #[tokio::test]
-async fn the_controller_says_what_it_is_configured_with_and_how_far_it_is() {
+async fn the_controller_shows_its_configuration_status_pools_and_events() {
     let lab = Lab::new();
     let mut controller = lab.start().await;
     let config = controller.admin.get_config(v1::GetConfigRequest {}).await.unwrap().into_inner().yaml;

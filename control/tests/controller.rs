@@ -1,4 +1,5 @@
-//! The whole controller over a directory of manifests, seen by a gateway on its socket and by who reads status files.
+//! The complete controller over a directory of manifests, observed by a gateway on its socket and by readers of status
+//! files.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -6,9 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use control::controller::{Controller, ControllerError, Running};
-use control::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
-use control::spec::PoolSpec;
+use control::config::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
+use control::controller::{self, ControllerError, Running};
+use objects::PoolSpec;
 use proto::v1::config_client::ConfigClient;
 use proto::v1::{Hello, WatchRequest, WatchResponse, watch_request};
 use proto::{HealthCheck, Mode, Scheduler};
@@ -64,7 +65,7 @@ impl Lab {
 
     async fn start(&self) -> (Running, CancellationToken) {
         let shutdown = CancellationToken::new();
-        (Controller::start(self.settings(), shutdown.clone()).await.unwrap(), shutdown)
+        (controller::start(self.settings(), shutdown.clone()).await.unwrap(), shutdown)
     }
 }
 
@@ -82,7 +83,7 @@ fn slice(of: &str, address: &str) -> String {
     )
 }
 
-/// A gateway that forwards by whatever it is sent.
+/// A gateway that serves everything that it receives.
 struct Gateway {
     requests: mpsc::Sender<WatchRequest>,
     messages: Streaming<WatchResponse>,
@@ -98,7 +99,7 @@ impl Gateway {
         Self { requests, messages }
     }
 
-    /// The next message that `wanted` holds for; all are acknowledged.
+    /// The next message for which `wanted` holds; acknowledges all messages.
     async fn until(&mut self, wanted: impl Fn(&WatchResponse) -> bool) -> WatchResponse {
         let wait = async {
             loop {
@@ -114,7 +115,7 @@ impl Gateway {
     }
 }
 
-/// Waits until `file` holds `text`; without `text`, until it is gone.
+/// Waits until `file` contains `text`; without `text`, until the file is gone.
 async fn until_file(file: &Path, text: Option<&str>) {
     let wait = async {
         let is_so = || match (fs::read_to_string(file), text) {
@@ -126,7 +127,7 @@ async fn until_file(file: &Path, text: Option<&str>) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(WAIT, wait).await.unwrap_or_else(|_| panic!("{} never was {text:?}", file.display()));
+    tokio::time::timeout(WAIT, wait).await.unwrap_or_else(|_| panic!("{} never contained {text:?}", file.display()));
 }
 
 #[tokio::test]
@@ -180,7 +181,7 @@ async fn a_restart_moves_no_service() {
 }
 
 #[tokio::test]
-async fn a_service_whose_manifest_is_broken_at_start_has_its_address_again_when_it_is_repaired() {
+async fn a_service_with_a_broken_manifest_at_start_keeps_its_address_until_the_repair() {
     let lab = Lab::new();
     lab.write("web.yaml", &service("web").replace("ports:", "loadBalancerIP: 192.0.2.150\n  ports:"));
     let (running, shutdown) = lab.start().await;
@@ -205,7 +206,7 @@ async fn a_service_whose_manifest_is_broken_at_start_has_its_address_again_when_
 }
 
 #[tokio::test]
-async fn a_broken_manifest_changes_nothing_and_the_rest_goes_on() {
+async fn a_broken_manifest_changes_nothing_and_other_files_are_still_applied() {
     let lab = Lab::new();
     lab.write("web.yaml", &service("web"));
     let (running, shutdown) = lab.start().await;
@@ -222,7 +223,7 @@ async fn a_broken_manifest_changes_nothing_and_the_rest_goes_on() {
 }
 
 #[tokio::test]
-async fn a_service_that_cannot_be_served_reaches_the_gateway_as_refused_and_its_status_says_so_without_an_address() {
+async fn a_refused_service_reaches_the_gateway_with_the_refusal_and_its_status_has_no_address() {
     let lab = Lab::new();
     lab.write("web.yaml", &service("web").replace("  ports:", "  sessionAffinity: Cookie\n  ports:"));
     let (running, shutdown) = lab.start().await;
@@ -245,7 +246,7 @@ async fn a_service_that_cannot_be_served_reaches_the_gateway_as_refused_and_its_
 async fn a_second_controller_on_the_same_socket_is_an_error_and_leaves_the_first_alone() {
     let lab = Lab::new();
     let (running, shutdown) = lab.start().await;
-    let second = Controller::start(lab.settings(), CancellationToken::new()).await;
+    let second = controller::start(lab.settings(), CancellationToken::new()).await;
     assert!(matches!(second, Err(ControllerError::Listen(_))));
     Gateway::dial(&lab.socket()).await;
     shutdown.cancel();

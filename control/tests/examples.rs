@@ -1,4 +1,4 @@
-//! The manifests in `deploy/examples` are what their comments say, read as the manifests source reads them.
+//! The manifests in `deploy/examples` do what their comments say, parsed as the manifests source parses them.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -6,13 +6,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use control::crd::AddressPool;
+use control::config::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
 use control::manifests::Directory;
 use control::plan::{Memory, plan};
-use control::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
-use control::source::Change;
-use control::spec::PoolSpec;
 use control::world::World;
+use control::world::change::Change;
+use objects::PoolSpec;
+use objects::crd::AddressPool;
 use proto::{HealthCheck, Mode, Scheduler, Service, ServiceName, Target};
 
 fn settings() -> ControllerSettings {
@@ -37,7 +37,7 @@ fn service(name: &str) -> Service {
     services(name).remove(&ServiceName::new("example", name)).unwrap()
 }
 
-/// The Services of `deploy/examples/NAME.yaml`, alone in a directory; all are served.
+/// The Services of `deploy/examples/NAME.yaml`, alone in a directory. All of them must be served.
 fn services(name: &str) -> BTreeMap<ServiceName, Service> {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../deploy/examples/{name}.yaml"));
     let dir = tempfile::tempdir().unwrap();
@@ -62,11 +62,11 @@ fn backends(service: &Service) -> Vec<String> {
     service.ports.iter().flat_map(|port| port.all_backends()).map(|b| format!("{} x{}", b.address, b.weight)).collect()
 }
 
-/// Examples of other things than a mode.
+/// Examples that do not show a mode.
 const OTHERS: [&str; 2] = ["pools.yaml", "sharing.yaml"];
 
 #[test]
-fn there_is_one_example_for_each_mode_and_of_what_else_is_named() {
+fn every_mode_has_an_example() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/examples");
     let mut names: Vec<_> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     let mut known: Vec<_> = Mode::ALL.iter().map(|mode| format!("{mode}.yaml")).collect();

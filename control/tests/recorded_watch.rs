@@ -1,18 +1,19 @@
-//! What a real API server told about some Services and their slices, from first event to last, through World and plan.
+//! Recorded events of a real API server about some Services and their slices, from the first to the last, through World
+//! and plan.
 //!
-//! `fixtures/watch.ndjson`: the events of kube-apiserver 1.36.2 in the order of their resourceVersions, cut down to
-//! what is read; Services of type `LoadBalancer` without a class got ours.
+//! `fixtures/watch.ndjson` contains the events of kube-apiserver 1.36.2 in the order of their resourceVersions, reduced
+//! to the fields that sluice reads. Services of type `LoadBalancer` without a class got ours.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use control::config::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
 use control::plan::{Memory, Plan, plan};
-use control::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
-use control::source::Change;
-use control::spec::PoolSpec;
 use control::world::World;
+use control::world::change::Change;
+use objects::PoolSpec;
 use proto::limits::FINALIZER;
 use proto::{Family, HealthCheck, Mode, Scheduler, ServiceName};
 use serde_json::Value;
@@ -46,7 +47,7 @@ fn events() -> Vec<Event> {
 
 fn event(mut event: Value) -> Event {
     let mut object = event["object"].take();
-    // As a controller had left them: without its finalizer a new Service is not given to gateways at once.
+    // As left by a controller: a new Service without its finalizer is not sent to gateways immediately.
     object["metadata"]["finalizers"] = serde_json::json!([FINALIZER]);
     let text = |key: &str| object["metadata"][key].as_str().unwrap().to_owned();
     let resource_version = text("resourceVersion").parse().unwrap();
@@ -77,7 +78,7 @@ fn plan_at(resource_version: u64) -> Plan {
     plan(&world, &settings(), &mut Memory::default(), Instant::now())
 }
 
-/// Backends of a Service's port, IPv4.
+/// IPv4 backends of a Service's port.
 fn backends(plan: &Plan, service: &str, port: &str) -> Vec<String> {
     let service = &plan.services[&ServiceName::new("rec", service)];
     let port = service.ports.iter().find(|p| p.name == port && p.family == Family::V4).unwrap();
@@ -86,7 +87,8 @@ fn backends(plan: &Plan, service: &str, port: &str) -> Vec<String> {
 
 #[test]
 fn hand_written_slices_count_endpoint_by_endpoint() {
-    // Before the Service is deleted: not ready, terminating beside ready, duplicate, portless, FQDN and empty ones.
+    // Before the deletion of the Service, with all of these endpoints: not ready, terminating beside ready, duplicate,
+    // without port, FQDN, and empty.
     let plan = plan_at(1530);
     assert_eq!(backends(&plan, "lb-manual", "http"), ["10.9.0.1:8080", "10.9.0.1:9090", "10.9.0.4:9090", "10.9.0.7:8080"]);
     assert_eq!(backends(&plan, "lb-mirrored", "http"), ["10.8.0.1:8080", "10.8.0.2:8080"]);
@@ -98,10 +100,10 @@ fn pods_that_disagree_on_a_named_port_are_used_at_their_own_numbers() {
 }
 
 #[test]
-fn at_the_end_there_are_the_services_that_a_gateway_serves() {
+fn the_last_plan_contains_the_services_that_gateways_serve() {
     let plan = plan_at(u64::MAX);
     let names: Vec<&str> = plan.services.keys().map(|name| name.name.as_str()).collect();
-    // Gone: deleted ones, those of another class or type; `clusterip` came back as a LoadBalancer.
+    // Not in the plan: deleted Services and those of another class or type. `clusterip` became a LoadBalancer again.
     assert_eq!(names, ["clusterip", "lb-basic", "lb-mirrored", "lb-named", "lb-publish", "lb-require-dual", "nodeport"]);
     let three = |port| [format!("10.244.1.50:{port}"), format!("10.244.2.51:{port}"), format!("10.244.2.52:{port}")];
     assert_eq!(backends(&plan, "clusterip", ""), three(8080));
@@ -120,7 +122,7 @@ fn an_address_that_somebody_else_wrote_into_the_status_is_not_taken_over() {
 }
 
 #[test]
-fn planning_after_each_event_ends_where_planning_once_does() {
+fn planning_after_each_event_equals_planning_once() {
     let (mut world, mut memory, now) = (empty(), Memory::default(), Instant::now());
     let mut seen: BTreeMap<Vec<String>, u64> = BTreeMap::new();
     for event in events() {
@@ -137,6 +139,6 @@ fn planning_after_each_event_ends_where_planning_once_does() {
             seen.entry(backends(&step, "lb-basic", "http")).or_insert(event.resource_version);
         }
     }
-    // None, one after another up to four, and down again as pods went: each set of backends was in force once.
+    // No backends, then up to four one after another, and fewer again as pods ended: each set was in force once.
     assert!(seen.len() >= 5, "{seen:?}");
 }

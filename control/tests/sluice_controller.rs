@@ -1,4 +1,4 @@
-//! `sluice-controller` as its user meets it: exit codes and what it prints.
+//! `sluice-controller` as its user sees it: exit codes and output.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -31,7 +31,7 @@ fn a_good_configuration_is_printed_in_full_and_can_be_read_again() {
 }
 
 #[test]
-fn every_mistake_is_named_at_once_with_exit_code_2() {
+fn all_mistakes_are_reported_at_once_with_exit_code_2() {
     let output = check("group: [1]\nnonsense: 1\n");
     assert_eq!(output.status.code(), Some(2));
     let errors = text(&output.stderr);
@@ -45,7 +45,7 @@ fn wrong_usage_ends_with_exit_code_2() {
     assert_eq!(sluice_controller(&["check", "--config", "/nonexistent"]).status.code(), Some(2));
 }
 
-/// A configuration whose source is a kubeconfig that does not exist, or a directory of manifests.
+/// A configuration with a source: a kubeconfig that does not exist, or a directory of manifests.
 fn run(source: &str) -> (tempfile::TempDir, std::process::Child) {
     let directory = tempfile::tempdir().unwrap();
     let config = directory.path().join("controller.yaml");
@@ -72,11 +72,11 @@ fn asked(port: u16, path: &str) -> std::io::Result<String> {
 }
 
 #[test]
-fn a_running_controller_says_that_it_lives_and_is_ready() {
+fn a_running_controller_is_alive_and_ready() {
     let manifests = tempfile::tempdir().unwrap();
     let end = Instant::now() + Duration::from_secs(60);
     loop {
-        // Somebody may take the port before the controller does; then it ends.
+        // Another process may take the port before the controller does; then the controller exits.
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let source = format!("manifests: {}\nhealth: {{listen: '127.0.0.1:{port}'}}", manifests.path().display());
         let (_directory, mut child) = run(&source);
@@ -103,7 +103,7 @@ fn a_kubeconfig_that_does_not_exist_is_named_with_exit_code_2() {
 }
 
 #[test]
-fn a_running_controller_listens_and_ends_well_when_asked_to() {
+fn a_running_controller_listens_and_exits_cleanly_on_sigterm() {
     let manifests = tempfile::tempdir().unwrap();
     let (directory, mut child) = run(&format!("manifests: {}", manifests.path().display()));
     let socket = directory.path().join("config.sock");

@@ -15,8 +15,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
-use control::dial::{ControllerUrl, chain};
-use control::settings::CertificateFiles;
+use control::config::settings::CertificateFiles;
+use control::config::url::ControllerUrl;
+use control::gateways::listener::chain;
 use proto::parts::{Reassembly, TooManyParts};
 use proto::v1::config_client::ConfigClient;
 use proto::v1::watch_request::Message;
@@ -255,11 +256,11 @@ mod tests {
     use std::path::Path;
     use std::sync::Arc;
 
-    use control::fleet::{Fleet, SilentError};
-    use control::gateways::Gateways;
-    use control::lease::Leadership;
-    use control::publish::Published;
-    use control::server::{ConfigService, ServeError, serve};
+    use control::gateways::fleet::{Fleet, SilentError};
+    use control::gateways::publish::Published;
+    use control::gateways::registry::Gateways;
+    use control::gateways::server::{ConfigService, ServeError, serve};
+    use control::kubernetes::lease::Leadership;
     use dataplane::snapshot::ServiceView;
     use proto::convert::{difference, difference_by_hashes, full};
     use proto::v1::answer::Said;
@@ -490,7 +491,7 @@ mod tests {
                 group: "east".to_owned(),
                 shutdown: shutdown.clone(),
             };
-            let listener = control::socket::listen(path).await.unwrap();
+            let listener = control::gateways::socket::listen(path).await.unwrap();
             Self { fleet, drains, states, gateways, shutdown, server: tokio::spawn(serve(listener, service)) }
         }
 

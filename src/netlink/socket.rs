@@ -1,7 +1,7 @@
 //! A netlink socket that reads one datagram at a time: unread messages wait in the kernel's bounded receive buffer.
 //!
 //! Not here: the meaning of messages. If a message does not parse, only its header is passed on, because a newer kernel
-//! may send unknown types. docs/adr/0041 says why this is not a library.
+//! may send unknown types. docs/internals/decisions/0041 says why this is not a library.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

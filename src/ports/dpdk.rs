@@ -2,7 +2,7 @@
 //!
 //! Invariant: nothing here reads packet contents. Each packet has one segment: scattered reception is not requested,
 //! buffers hold the longest frame of any port, and `ffi` copies frames that a driver delivers in segments
-//! (docs/adr/0025).
+//! (docs/internals/decisions/0025).
 //!
 //! Deliberately not here: the configured devices (`settings`), and threads (`workers`).
 

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use control::config::controller::{ControllerKeys, KEYS};
 use control::config::listen::{take_files, take_url};
+use control::config::settings::{CertificateFiles, ControllerSettings, Source};
+use control::config::url::ControllerUrl;
 use control::config::{Located, LocatedRange, Location, Section};
-use control::dial::ControllerUrl;
-use control::settings::{CertificateFiles, ControllerSettings, Source};
 
 /// The source that the command line chooses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -3,9 +3,9 @@
 use super::*;
 use std::collections::BTreeSet;
 
+use control::config::settings::Source;
 use control::config::tree::Value;
-use control::dial::ControllerUrl;
-use control::settings::Source;
+use control::config::url::ControllerUrl;
 use dataplane::{Link, Mac, PortIndex, TagKind, Vlan};
 
 /// A valid file with two ports; tests replace and append lines.

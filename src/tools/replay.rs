@@ -18,8 +18,8 @@ use std::time::Instant;
 
 use control::manifests::Directory;
 use control::plan::{Memory, plan};
-use control::source::Change;
 use control::world::World;
+use control::world::change::Change;
 use dataplane::{Mac, PortConfig, PortIndex};
 use proto::{Generation, State};
 

@@ -1,6 +1,6 @@
-//! What operators call backends, nodes, gateways and Services, looked up among those that there are.
+//! Resolution of names of backends, nodes, gateways and Services in requests of operators.
 //!
-//! Invariant: a name that nothing has is answered with what there is, and one that two have with how to tell them apart.
+//! Invariant: the error for an unknown name lists the existing ones; the error for an ambiguous name says how to qualify it.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -8,21 +8,21 @@ use std::net::{IpAddr, SocketAddr};
 use proto::convert::service_name;
 use proto::{ServiceName, State};
 
-use crate::overrides::{Drained, Overrides};
+use crate::world::overrides::{Drained, Overrides};
 
-/// Names that an answer lists; of more, it says how many.
+/// Maximum number of names listed in an answer, which also has the number of further ones.
 const LISTED_MAX: usize = 20;
 
-/// All that has a name.
+/// All named things.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Names {
-    /// Of gateways: connected, gone or drained.
+    /// Names of gateways: connected, disconnected or drained.
     pub(super) gateways: BTreeSet<String>,
-    /// Of nodes.
+    /// Names of nodes.
     pub(super) nodes: BTreeSet<String>,
 }
 
-/// Why a name leads nowhere.
+/// Why a name cannot be resolved.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NameError {
     #[error("{found:?} is neither a gateway ({gateways}) nor a node ({nodes}); a backend is ADDRESS:PORT or ADDRESS")]
@@ -49,7 +49,7 @@ pub(super) enum NameError {
     NotWeighed { service: String, found: String, weights: String },
 }
 
-/// What an operator wants drained.
+/// Resolves the target of a drain.
 pub(super) fn to_drain(text: &str, names: &Names, state: &State) -> Result<Drained, NameError> {
     let what = if text.contains('/') { text.parse().map_err(|_| unknown(text, names))? } else { by_bare_name(text, names)? };
     match &what {
@@ -65,7 +65,7 @@ pub(super) fn to_drain(text: &str, names: &Names, state: &State) -> Result<Drain
     }
 }
 
-/// What an operator wants back. What is drained may have gone since.
+/// Resolves the target of an undrain. The target may no longer exist.
 pub(super) fn to_undrain(text: &str, overrides: &Overrides) -> Result<Drained, NameError> {
     let is_meant = |what: &&Drained| match what {
         Drained::Gateway(name) | Drained::Node(name) => name == text || what.to_string() == text,
@@ -80,7 +80,7 @@ pub(super) fn to_undrain(text: &str, overrides: &Overrides) -> Result<Drained, N
     }
 }
 
-/// The Service that an operator means: `namespace/name`, or a name that one alone has.
+/// Resolves a Service: `namespace/name`, or an unambiguous name.
 pub(super) fn service(text: &str, state: &State) -> Result<ServiceName, NameError> {
     let full = service_name(text).ok();
     let is_meant = |name: &&ServiceName| full.as_ref().map_or(name.name == text, |full| full == *name);
@@ -92,7 +92,7 @@ pub(super) fn service(text: &str, state: &State) -> Result<ServiceName, NameErro
     }
 }
 
-/// A backend of a Service.
+/// A backend of a service.
 pub(super) fn backend_of(text: &str, service: &ServiceName, state: &State) -> Result<SocketAddr, NameError> {
     let address: SocketAddr = text.parse().map_err(|_| NameError::NoAddress(text.to_owned()))?;
     let of = state.services.get(service);
@@ -108,7 +108,7 @@ pub(super) fn backend_of(text: &str, service: &ServiceName, state: &State) -> Re
     Err(NameError::NotOfService { service: service.clone(), found: text.to_owned(), backends: listed(&all) })
 }
 
-/// A weight that was set, of whatever is still there of it.
+/// Resolves a stored weight, whose Service or backend may no longer exist.
 pub(super) fn weighed(service: &str, backend: &str, overrides: &Overrides) -> Result<(ServiceName, SocketAddr), NameError> {
     let all = overrides.weights().iter().flat_map(|(name, of)| of.keys().map(move |address| (name, *address)));
     let is_meant = |(name, address): &(&ServiceName, SocketAddr)| {
@@ -151,7 +151,7 @@ fn backends(state: &State) -> impl Iterator<Item = SocketAddr> {
     ports.flat_map(|port| port.all_backends()).map(|backend| backend.address)
 }
 
-/// The first of them, and how many more there are.
+/// Lists the first ones and the number of the others.
 fn listed<T: ToString>(all: impl IntoIterator<Item = T>) -> String {
     let mut all = all.into_iter();
     let first: Vec<String> = all.by_ref().take(LISTED_MAX).map(|one| one.to_string()).collect();
@@ -169,7 +169,7 @@ mod tests {
     use proto::{Backend, BackendState, Family, MaglevSpec, Protocol, Service, ServicePort};
 
     use super::*;
-    use crate::overrides::tests::drained;
+    use crate::world::overrides::tests::drained;
 
     fn state() -> State {
         let service = |namespace: &str, name: &str, backends: &[&str]| {

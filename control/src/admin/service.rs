@@ -1,4 +1,4 @@
-//! `sluice.v1.Admin` of a controller that is a program of its own.
+//! `sluice.v1.Admin` of `sluice-controller`.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -11,12 +11,12 @@ use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 
-use super::View;
+use super::view::View;
 
 /// Why the API ended.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
-    /// Server reflection has no valid descriptors.
+    /// The descriptors for server reflection are invalid.
     #[error("server reflection: {0}")]
     Reflection(#[from] tonic_reflection::server::Error),
     /// The transport failed.
@@ -33,11 +33,11 @@ pub struct ControllerAdmin {
     pub config: String,
 }
 
-/// Serves the API, a controller's or a gateway's, with server reflection and the health service on a socket until `stop` is
-/// done.
+/// Serves the API of a controller or a gateway on a socket, with server reflection and the health service, until `stop`
+/// completes.
 ///
 /// # Errors
-/// When the transport fails.
+/// If the transport fails.
 pub async fn serve<A: Admin>(listener: UnixListener, admin: A, stop: impl Future<Output = ()>) -> Result<(), AdminError> {
     let (reporter, health) = tonic_health::server::health_reporter();
     reporter.set_serving::<AdminServer<A>>().await;
@@ -54,14 +54,15 @@ pub async fn serve<A: Admin>(listener: UnixListener, admin: A, stop: impl Future
     Ok(())
 }
 
-/// The rows of all gateways, and who gave none.
+/// The rows of all gateways, and the gateways that did not answer.
 struct Gathered<R> {
     rows: Vec<R>,
     silent: Vec<v1::Silent>,
 }
 
 impl ControllerAdmin {
-    /// Asks every connected gateway, if this controller leads: others have none. `rows` takes what is wanted out of an answer, with the gateway's name in each row.
+    /// Queries every connected gateway if this controller leads. `rows` extracts the rows from an answer, with the gateway's
+    /// name in each.
     async fn gather<R>(&self, ask: Ask, rows: impl Fn(Said, &str) -> Option<Vec<R>>) -> Result<Gathered<R>, Status> {
         self.view.leads()?;
         let names: BTreeSet<String> = self.view.gateways.borrow().iter().map(|gateway| gateway.name.clone()).collect();
@@ -78,7 +79,7 @@ impl ControllerAdmin {
     }
 }
 
-/// Rows with the gateway that they are of, whatever it calls itself.
+/// Sets the name of the gateway in its rows, regardless of what it sent.
 fn of<R>(gateway: &str, mut rows: Vec<R>, field: impl Fn(&mut R) -> &mut String) -> Vec<R> {
     rows.iter_mut().for_each(|row| gateway.clone_into(field(row)));
     rows

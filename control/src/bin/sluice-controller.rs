@@ -7,14 +7,15 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use control::admin::{self, ControllerAdmin};
-use control::checkpoint::store::CONFIG_MAPS;
 use control::config::controller::ControllerFile;
-use control::controller::{Controller, ControllerError};
+use control::config::logging;
+use control::config::settings::Source;
+use control::controller::{self, ControllerError};
+use control::gateways::socket::{self, TakenAway};
 use control::healthz;
-use control::kubernetes::{self, Extent};
-use control::logging;
-use control::settings::Source;
-use control::socket::{self, TakenAway};
+use control::kubernetes;
+use control::status::release::{self, Extent};
+use control::store::checkpoints::CONFIG_MAPS;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -35,28 +36,28 @@ enum Command {
     },
     /// Print the definitions of the kinds that sluice adds to a cluster, for `kubectl apply -f -`.
     Crds,
-    /// Take from Services what sluice left on them: addresses, conditions and the finalizer. Without `--class` or `--all`
-    /// from those that the configuration does not claim any more: without class, or no load balancers any more.
+    /// Remove addresses, conditions and the finalizer of sluice from Services. Without `--class` or `--all`: from Services
+    /// that the configuration no longer claims, because they have no class or are no longer of type LoadBalancer.
     Release {
         /// The configuration.
         #[arg(long, value_name = "FILE", default_value = "/etc/sluice/sluice.yaml")]
         config: PathBuf,
-        /// Also from those of this class, which was ours.
+        /// Also from Services of this class, which was ours.
         #[arg(long, value_name = "CLASS", conflicts_with = "all")]
         class: Option<String>,
         /// From every Service of this installation.
         #[arg(long)]
         all: bool,
-        /// Only tell which Services these are.
+        /// Only list these Services.
         #[arg(long)]
         dry_run: bool,
     },
-    /// Release every Service of this installation and delete its EdgeGateway objects; says what then remains.
+    /// Release every Service of this installation, delete its EdgeGateway objects, and print what remains.
     Uninstall {
         /// The configuration.
         #[arg(long, value_name = "FILE", default_value = "/etc/sluice/sluice.yaml")]
         config: PathBuf,
-        /// Only tell what would be done.
+        /// Only print what would be done.
         #[arg(long)]
         dry_run: bool,
     },
@@ -80,7 +81,7 @@ fn main() -> ExitCode {
             leave(&file, &extent, false, dry_run)
         }),
         Command::Uninstall { config, dry_run } => with_file(&config, |file| leave(&file, &Extent::All, true, dry_run)),
-        Command::Crds => match control::crd::definitions() {
+        Command::Crds => match objects::crd::definitions() {
             Ok(text) => {
                 print!("{text}");
                 ExitCode::SUCCESS
@@ -109,14 +110,14 @@ fn run(file: ControllerFile) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("sluice-controller: {error}");
-            // A kubeconfig that leads nowhere is configuration, too.
+            // An unusable kubeconfig is a configuration error, too.
             let is_configuration = matches!(error.downcast_ref(), Some(ControllerError::Kubernetes(_)));
             ExitCode::from(if is_configuration { 2 } else { 1 })
         }
     }
 }
 
-/// Releases, and with `is_uninstalled` deletes what else is ours; exit code 2 where there is no cluster to leave.
+/// Releases Services, and with `is_uninstalled` deletes our other objects. Exit code 2 if no cluster is configured.
 fn leave(file: &ControllerFile, extent: &Extent, is_uninstalled: bool, is_dry: bool) -> ExitCode {
     let Source::Kubernetes { kubeconfig, namespace } = &file.settings.source else {
         eprintln!(
@@ -147,10 +148,10 @@ async fn let_go(
     }
     let (settings, would) = (&file.settings, if is_dry { "would release" } else { "released" });
     if !is_dry {
-        kubernetes::nobody_leads(&cluster, &settings.group).await?;
+        release::nobody_leads(&cluster, &settings.group).await?;
     }
     let mut count = 0_usize;
-    kubernetes::release(&cluster, settings, extent, is_dry, |service| {
+    release::release(&cluster, settings, extent, is_dry, |service| {
         println!("{would} Service {service}");
         count += 1;
     })
@@ -158,7 +159,7 @@ async fn let_go(
     println!("{would} {count} Services");
     if is_uninstalled {
         let would = if is_dry { "would delete" } else { "deleted" };
-        kubernetes::delete_gateways(&cluster, &settings.group, is_dry, |name| println!("{would} EdgeGateway {name}")).await?;
+        release::delete_gateways(&cluster, &settings.group, is_dry, |name| println!("{would} EdgeGateway {name}")).await?;
         println!("what remains is the cluster administrator's to delete:");
         println!("  kubectl -n {} delete lease/sluice-controller-{}", cluster.namespace, settings.group);
         let config_maps = CONFIG_MAPS.map(|name| format!("configmap/{name}")).join(" ");
@@ -180,13 +181,13 @@ async fn serve(file: ControllerFile) -> anyhow::Result<()> {
         Some(address) => Some(socket::listen_tcp(address).await?),
         None => None,
     };
-    let running = Controller::start(file.settings, shutdown.clone()).await?;
+    let running = controller::start(file.settings, shutdown.clone()).await?;
     if let Some(listener) = asked_for_health {
         tokio::spawn(healthz::serve(listener, running.probes.clone(), shutdown.clone()));
     }
     let admin = ControllerAdmin { view: running.view.clone(), config };
     let stop = shutdown.clone().cancelled_owned();
-    // An operator who cannot ask is no reason to stop what runs.
+    // A failure of the admin API is no reason to stop the controller.
     tokio::spawn(async move {
         if let Err(error) = admin::serve(listener, admin, stop).await {
             tracing::error!(%error, "nobody is answered any more; restart sluice-controller");

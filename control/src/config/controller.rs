@@ -12,10 +12,14 @@ use kube::core::Selector;
 use proto::limits::{CONTROLLER_ADMIN_LISTEN, DRAIN_TIMEOUT, LOAD_BALANCER_CLASS};
 use proto::{AddressRange, HealthCheck, Mode, Scheduler};
 
-use super::scalar::{CLASS_EXPECTED, DurationText, is_class, is_dns_label, scheduler};
-use super::{Field, Invalid, KeyValues, Located, LocatedRange, Logs, Reader, Section};
-use crate::settings::{ClaimClassless, ControllerSettings, Defaults, Listen, OwnershipRules, Source};
-use crate::spec::PoolSpec;
+use super::key_values::KeyValues;
+use super::logs::Logs;
+use super::pools::LocatedRange;
+use super::problem::{Invalid, Located};
+use super::section::{Field, Reader, Section};
+use crate::config::settings::{ClaimClassless, ControllerSettings, Defaults, Listen, OwnershipRules, Source};
+use objects::PoolSpec;
+use objects::scalar::{CLASS_EXPECTED, DurationText, is_class, is_dns_label, scheduler};
 
 /// Every top-level key that belongs to the controller and not to the gateway.
 pub const KEYS: [&str; 15] = [

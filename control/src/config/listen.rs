@@ -5,10 +5,12 @@ use std::path::PathBuf;
 
 use proto::limits::CONFIG_LISTEN;
 
-use super::scalar::{self, is_dns_name};
-use super::{KeyValues, Location, Section};
-use crate::dial::ControllerUrl;
-use crate::settings::{CertificateFiles, Certificates, Listen, ListenTcp};
+use super::key_values::KeyValues;
+use super::problem::Location;
+use super::section::Section;
+use crate::config::settings::{CertificateFiles, Certificates, Listen, ListenTcp};
+use crate::config::url::ControllerUrl;
+use objects::scalar::{self, is_dns_name};
 
 const EXPECTED: &str = "unix:PATH, IP:PORT or [IP]:PORT";
 

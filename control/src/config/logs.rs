@@ -2,13 +2,13 @@
 
 use serde::Serialize;
 
-use super::Section;
+use super::section::Section;
 
 /// How log lines are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// For people.
+    /// A table for people.
     #[default]
     Text,
     /// One JSON object a line.

@@ -5,11 +5,14 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use proto::{AddressRange, Announce};
 
-use super::scalar::{CLASS_EXPECTED, is_class};
-use super::{Field, KeyValues, Location, Section, scalar};
-use crate::crd;
-use crate::spec::PoolSpec;
-use crate::spec::pool::unreachable;
+use super::key_values::KeyValues;
+use super::problem::Location;
+use super::section::{Field, Section};
+use objects::PoolSpec;
+use objects::crd;
+use objects::pool::unreachable;
+use objects::scalar;
+use objects::scalar::{CLASS_EXPECTED, is_class};
 
 /// A range of a pool with its location.
 #[derive(Clone, Debug, PartialEq, Eq)]

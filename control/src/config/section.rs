@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::scalar::{self, DurationText};
+use super::problem::{Invalid, Location, Problem};
 use super::tree::{self, Entry, Node, Value};
-use super::{Invalid, Location, Problem};
+use objects::scalar::{self, DurationText};
 
 /// Message about values of features that are not built yet.
 const NOT_BUILT: &str = "not built in this version; leave it out";

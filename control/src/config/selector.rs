@@ -6,8 +6,8 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use kube::core::Selector;
 
-use super::scalar::is_dns_label;
-use super::{Field, Section};
+use super::section::{Field, Section};
+use objects::scalar::is_dns_label;
 
 /// Bytes of a label's value, and of its key without the prefix, that Kubernetes allows.
 const NAME_BYTES_MAX: usize = 63;

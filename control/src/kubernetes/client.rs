@@ -1,9 +1,8 @@
-//! The client of one API server: from a kubeconfig or from the pod that we run in.
+//! The client of one API server, from a kubeconfig or from the service account of the pod.
 //!
-//! **Invariant.** No request hangs. A link that is dead is noticed by its sockets ([`PEER_LOST_AFTER`]); a server that takes
-//! what is sent and says nothing, by [`SILENCE_MAX`]: watches are ended by the server well before that, so that silence always
-//! means trouble. Nothing is retried in here: whoever asked also decides when to ask again, and is told how long the server
-//! wants to be left alone.
+//! Invariant: no request hangs. Socket options detect a dead link ([`PEER_LOST_AFTER`]), and [`SILENCE_MAX`] detects a server
+//! that accepts requests and does not answer: the server ends watches well before that time, so silence is always an error.
+//! The client does not retry; callers decide when to retry, and errors carry the delay that the server asks for.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,47 +10,49 @@ use std::time::Duration;
 use hyper_timeout::TimeoutConnector;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
+use kube::api::{PatchParams, PostParams};
 use kube::client::{Body, ConfigExt};
 use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::core::Status;
 use kube::core::response::StatusDetails;
 use kube::{Client, Config};
+use proto::limits::FIELD_MANAGER;
 use thiserror::Error;
 use tower::ServiceBuilder;
 
-/// A watch lasts this long, then the server ends it after a bookmark and it is resumed. Short, so that a dead
-/// connection shows within 20 s (CONTROL section 8); two resumed watches in 12 s are nothing to a server.
+/// Duration of a watch, after which the server sends a bookmark and ends it, and the client resumes it. It is short so that
+/// a dead connection is noticed within 20 s (CONTROL section 8); two resumed watches in 12 s are no load for a server.
 pub(super) const WATCH_SECONDS: u32 = 12;
-/// The same for kinds that hardly ever change: a link that is dead shows by its sockets there, too, and a server that is
-/// silent by the other watches, which say so (`follow`).
+/// Duration of watches of kinds that rarely change. Socket options detect a dead link there too; the short watches detect a
+/// silent server and restart the long ones (`watch`).
 pub(super) const LONG_WATCH_SECONDS: u32 = 120;
-/// A connection that is awaited and says nothing for this long is dead: longer than a watch, shorter than 20 s.
+/// Read timeout of a connection: longer than a watch, shorter than 20 s.
 const SILENCE_MAX: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 5);
-/// The same for long watches.
+/// Read timeout of long watches.
 const LONG_SILENCE_MAX: Duration = Duration::from_secs(LONG_WATCH_SECONDS as u64 + 5);
-/// A connection on which nothing came for this long is asked for a sign of life, and again after each [`ASKED_AGAIN`].
+/// Idle time after which the first TCP keep-alive probe is sent; further ones follow every [`ASKED_AGAIN`].
 const IDLE_BEFORE_ASKED: Duration = Duration::from_secs(4);
 const ASKED_AGAIN: Duration = Duration::from_secs(3);
-/// Neither data nor such a question stays unacknowledged for longer: 4 s and two questions more make 10 s for an idle
-/// connection, at most 13 s where a request was sent meanwhile; kube's own sockets give up after about 295 s.
+/// `TCP_USER_TIMEOUT`: the longest time that data or a probe may stay unacknowledged. 4 s and two more probes make 10 s for
+/// an idle connection, and at most 13 s if a request was sent meanwhile. kube's own sockets need about 295 s.
 const PEER_LOST_AFTER: Duration = Duration::from_secs(9);
-/// Connecting takes no longer than this.
+/// Connect timeout.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// An API server and how to speak to it.
+/// An API server and the clients for it.
 #[derive(Clone)]
 pub struct Cluster {
     /// The client.
     pub client: Client,
-    /// For long watches of kinds that hardly ever change.
+    /// Client for long watches of kinds that rarely change.
     pub(super) patient: Client,
-    /// Where the API server is, for messages.
+    /// URL of the API server, for messages.
     pub server: String,
-    /// Our own namespace there, of the Lease and of what else is ours alone: the pod's, or that of the kubeconfig's context.
+    /// Our own namespace, with the Lease and our ConfigMaps: that of the pod, or of the kubeconfig's context.
     pub namespace: String,
 }
 
-/// Why there is no client.
+/// Why a client cannot be created.
 #[derive(Debug, Error)]
 pub enum ConnectError {
     /// The kubeconfig cannot be read or used.
@@ -66,10 +67,10 @@ pub enum ConnectError {
         /// What is wrong with it.
         cause: Box<KubeconfigError>,
     },
-    /// No kubeconfig was named, and this is no pod.
+    /// No kubeconfig was given, and this process does not run in a pod.
     #[error("no kubeconfig is configured and this is no pod with a service account ({0}); name one by `kubernetes.kubeconfig`")]
     NoPod(#[from] InClusterError),
-    /// The configuration is complete, but makes no client (certificates, keys, proxies).
+    /// The configuration is complete but unusable (certificates, keys, proxies).
     #[error("no client for the API server {server} ({from}): {cause}; correct its certificates, keys or proxy")]
     Unusable {
         /// The server.
@@ -183,6 +184,16 @@ fn status_details() -> StatusDetails {
         causes: Vec::new(),
         retry_after_seconds: 0,
     }
+}
+
+/// Parameters of create and replace requests, with our field manager.
+pub(crate) fn post_params() -> PostParams {
+    PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() }
+}
+
+/// As [`post_params`], for patches.
+pub(crate) fn patch_params() -> PatchParams {
+    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! Writes notes as Events (events.k8s.io/v1) of the objects that they are about.
 //!
-//! **Invariant.** One note is one Event object: what is said again within [`REPEATED_AFTER`] is not written, and later it is
-//! counted in the `series` of the same object, since Events vanish after an hour. Warnings go before all that is routine,
-//! namespaces take turns, and one whose Events the server does not take waits alone. Nothing is written about what is
-//! going. Telling never waits; what does not fit into the queue is lost, routine first, and the log has it. Deliberately
-//! not here: what is worth telling.
+//! Invariant: one note is one Event object. A repetition within [`REPEATED_AFTER`] is not written; a later one is counted in
+//! the `series` of the same object, because Events expire after an hour. Warnings are written before normal Events, round
+//! robin over namespaces, and a namespace whose Events the server rejects delays no other. No Event is written about an
+//! object that is being deleted. Recording never blocks; Events that do not fit into the queue are dropped, normal ones
+//! first, and remain in the log. Deliberately not here: which notes exist.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -23,35 +23,36 @@ use serde_json::json;
 use tokio::sync::Notify;
 use tracing::{debug, warn};
 
-use super::held::Held;
-use super::turns::Turns;
-use super::{Cluster, Outage, Trouble, patch_params, post_params};
-use crate::note::{Cause, Note, Subject};
+use super::backoff::Backoff;
+use super::fair_queue::FairQueue;
+use crate::kubernetes::api_error::{ApiError, Retry};
+use crate::kubernetes::client::{Cluster, patch_params, post_params};
+use objects::note::{Cause, Note, Subject};
 
-/// An Event vanishes after an hour unless it is written again; half of that leaves room for an outage.
+/// Interval of repetitions: an Event expires after an hour unless it is written again; half of that tolerates an outage.
 pub const REPEATED_AFTER: Duration = Duration::from_secs(1_800);
-/// Events that wait: at 10 a second seven minutes of them, at 1.5 kB each 6 MB.
+/// Size of the queue: seven minutes at 10 Events a second, 6 MB at 1.5 kB each.
 const WAITING_MAX: usize = 4_096;
-/// When so many routine Events wait, ten seconds of them, the newest about an object takes the place of those before.
+/// Number of queued normal Events (ten seconds' worth) from which the newest Event about an object replaces earlier ones.
 const MERGED_FROM: usize = 100;
-/// Notes that are remembered: with about 100 bytes each 6.5 MB, as many as there may be Services.
+/// Maximum number of known notes, as many as there may be Services: 6.5 MB at about 100 bytes each.
 const TOLD_MAX: usize = 65_536;
-/// 10 a second: what a burst of notes costs the API server.
+/// Minimum time between two writes: 10 a second bounds the load on the API server.
 const PACE: Duration = Duration::from_millis(100);
-/// Requests that are under way at once, of as many namespaces: a slow admission webhook of one is not waited for.
+/// Maximum number of concurrent requests, each for another namespace: a slow admission webhook of one delays no other.
 const IN_FLIGHT_MAX: usize = 4;
-/// The API server takes 1,024 bytes.
+/// Maximum length of a message, in bytes, that the API server accepts.
 const NOTE_BYTES_MAX: usize = 1_000;
-/// The API server takes 128 bytes of an instance's name.
+/// Maximum length of an instance's name, in bytes, that the API server accepts.
 const INSTANCE_BYTES_MAX: usize = 128;
-/// Attempts at one Event; after them it is lost.
+/// Maximum number of attempts for one Event, after which it is dropped.
 const ATTEMPTS_MAX: u32 = 8;
-/// Who reports.
+/// Reporting controller.
 const REPORTING_CONTROLLER: &str = "sluice.dev/controller";
-/// Where Events about objects without a namespace lie.
+/// Namespace of Events about cluster-scoped objects.
 const NO_NAMESPACE: &str = "default";
 
-/// Notes that wait to be written, and those that were.
+/// Queued notes and written ones.
 #[derive(Debug)]
 pub struct EventWriter {
     instance: String,
@@ -61,16 +62,16 @@ pub struct EventWriter {
 
 #[derive(Debug, Default)]
 struct State {
-    warnings: Turns<u64, Waiting>,
-    routine: Turns<u64, Waiting>,
-    told: HashMap<u64, Told>,
-    /// Namespaces that are being deleted: they take no new objects.
+    warnings: FairQueue<u64, Waiting>,
+    routine: FairQueue<u64, Waiting>,
+    reported: HashMap<u64, Reported>,
+    /// Namespaces that are being deleted and accept no new objects.
     ending: BTreeSet<String>,
     is_loss_said: bool,
 }
 
 #[derive(Debug)]
-struct Told {
+struct Reported {
     last: Instant,
     count: i32,
 }
@@ -86,15 +87,15 @@ struct Waiting {
     attempts: u32,
 }
 
-/// What became of an Event.
+/// Result of writing an Event.
 #[derive(Debug)]
 enum Answered {
-    /// It is there, or never will be.
+    /// It is written, or the server will never accept it.
     Done,
-    /// Its namespace is going, or gone.
+    /// Its namespace is being deleted, or is deleted.
     Ending,
-    /// It may be tried again.
-    Later(Outage),
+    /// It may be retried.
+    Later(ApiError),
 }
 
 impl Waiting {
@@ -106,14 +107,14 @@ impl Waiting {
         self.note.remark.cause.is_ordinary()
     }
 
-    /// Of two routine notes about one object and of one cause the newer says all; warnings are one by one.
+    /// Key for replacement: of two normal notes with the same object and cause the newer suffices; every warning is kept.
     fn turn(&self) -> u64 {
         if self.is_routine() { routine_turn(&self.note.subject, self.uid.as_deref(), self.note.remark.cause) } else { self.key }
     }
 }
 
 impl State {
-    /// Puts it into its queue. False when it is lost.
+    /// Enqueues it; returns false if it is dropped.
     fn put(&mut self, waiting: Waiting) -> bool {
         let namespace = waiting.namespace().to_owned();
         if self.warnings.len() + self.routine.len() >= WAITING_MAX {
@@ -122,9 +123,9 @@ impl State {
                 None => self.warnings.shed(),
                 routine => routine,
             };
-            // It may be told when it comes up again.
+            // The note may be recorded again later.
             if let Some(lost) = lost {
-                self.told.remove(&lost.key);
+                self.reported.remove(&lost.key);
             }
         }
         if !waiting.is_routine() {
@@ -140,47 +141,47 @@ impl State {
         true
     }
 
-    /// Nothing that waits is written about what is not `kept`.
+    /// Drops queued Events about objects that are not `kept`.
     fn clear(&mut self, namespace: &str, is_kept: impl Fn(&Waiting) -> bool) {
-        for turns in [&mut self.warnings, &mut self.routine] {
-            for dropped in turns.clear(namespace, &is_kept) {
-                self.told.remove(&dropped.key);
+        for queue in [&mut self.warnings, &mut self.routine] {
+            for dropped in queue.clear(namespace, &is_kept) {
+                self.reported.remove(&dropped.key);
             }
         }
     }
 }
 
 impl EventWriter {
-    /// A writer whose Events come from `instance`: the name of the machine or pod.
+    /// A writer whose Events name `instance`, the machine or pod, as their source.
     #[must_use]
     pub fn new(instance: &str) -> Self {
         Self { instance: cut(instance, INSTANCE_BYTES_MAX).to_owned(), state: Mutex::default(), came: Notify::new() }
     }
 
-    /// Hands a note over, unless it was told lately, or its namespace is being deleted.
-    pub fn tell(&self, note: &Note, uid: Option<&str>) {
+    /// Enqueues a note, unless it was written recently or its namespace is being deleted.
+    pub fn record(&self, note: &Note, uid: Option<&str>) {
         self.tell_at(note, uid, Instant::now());
     }
 
     fn tell_at(&self, note: &Note, uid: Option<&str>, now: Instant) {
         let key = key(note, uid);
         let mut state = self.state();
-        let is_told = state.told.get(&key).is_some_and(|told| now.duration_since(told.last) < REPEATED_AFTER);
+        let is_told = state.reported.get(&key).is_some_and(|told| now.duration_since(told.last) < REPEATED_AFTER);
         if is_told || namespace(&note.subject).is_some_and(|namespace| state.ending.contains(namespace)) {
             return;
         }
-        if state.told.len() >= TOLD_MAX {
-            state.told.retain(|_, told| now.duration_since(told.last) < REPEATED_AFTER);
+        if state.reported.len() >= TOLD_MAX {
+            state.reported.retain(|_, told| now.duration_since(told.last) < REPEATED_AFTER);
         }
-        if state.told.len() >= TOLD_MAX {
-            // Starting anew costs one Event each.
-            state.told.clear();
+        if state.reported.len() >= TOLD_MAX {
+            // Clearing the set costs one Event each.
+            state.reported.clear();
         }
-        let count = state.told.get(&key).map_or(1, |told| told.count.saturating_add(1));
+        let count = state.reported.get(&key).map_or(1, |told| told.count.saturating_add(1));
         let (note, uid) = (note.clone(), uid.map(str::to_owned));
         let is_full = state.warnings.len() + state.routine.len() >= WAITING_MAX;
         if state.put(Waiting { key, note, uid, time: Timestamp::now(), count, attempts: 0 }) {
-            state.told.insert(key, Told { last: now, count });
+            state.reported.insert(key, Reported { last: now, count });
         }
         if is_full && !std::mem::replace(&mut state.is_loss_said, true) {
             warn!("more than {WAITING_MAX} Events wait to be written; some are lost, routine ones first, the log has them");
@@ -189,7 +190,7 @@ impl EventWriter {
         self.came.notify_one();
     }
 
-    /// These objects are gone, or going: what waits to be told about them is not.
+    /// Drops queued Events about these objects, which are deleted or being deleted.
     pub fn forget(&self, gone: &BTreeSet<Subject>) {
         let namespaces: BTreeSet<&str> = gone.iter().map(|subject| namespace(subject).unwrap_or(NO_NAMESPACE)).collect();
         let mut state = self.state();
@@ -198,7 +199,7 @@ impl EventWriter {
         }
     }
 
-    /// These namespaces are being deleted: nothing is told about what lies in them.
+    /// Drops queued Events in these namespaces, which are being deleted.
     pub fn end(&self, namespaces: &BTreeSet<String>) {
         let mut state = self.state();
         if state.ending != *namespaces {
@@ -209,17 +210,17 @@ impl EventWriter {
         }
     }
 
-    /// Writes Events for as long as it is polled.
+    /// Writes Events while it is polled.
     pub async fn run(&self, cluster: &Cluster) {
-        let mut of_server = Trouble::new("create and patch events.events.k8s.io", &cluster.server);
-        let mut of_some = Trouble::new("create and patch events.events.k8s.io of some namespaces", &cluster.server);
-        let (mut held, mut busy) = (Held::<String>::default(), HashSet::new());
+        let mut of_server = Retry::new("create and patch events.events.k8s.io", &cluster.server);
+        let mut of_some = Retry::new("create and patch events.events.k8s.io of some namespaces", &cluster.server);
+        let (mut backoff, mut busy) = (Backoff::<String>::default(), HashSet::new());
         let mut in_flight = FuturesUnordered::new();
         let mut next_at = Instant::now();
         loop {
             let now = Instant::now();
             let may_send = in_flight.len() < IN_FLIGHT_MAX && next_at <= now;
-            let is_open = |namespace: &str| !held.holds(namespace, now) && !busy.contains(namespace);
+            let is_open = |namespace: &str| !backoff.holds(namespace, now) && !busy.contains(namespace);
             if let Some(waiting) = may_send.then(|| self.next(is_open)).flatten() {
                 next_at = now + PACE;
                 busy.insert(waiting.namespace().to_owned());
@@ -229,7 +230,7 @@ impl EventWriter {
                 });
                 continue;
             }
-            let wake_at = held.first_over(now).into_iter().chain([next_at].into_iter().filter(|at| *at > now)).min();
+            let wake_at = backoff.first_over(now).into_iter().chain([next_at].into_iter().filter(|at| *at > now)).min();
             let (waiting, answered) = tokio::select! {
                 Some(done) = in_flight.next() => done,
                 () = self.came.notified() => continue,
@@ -239,23 +240,23 @@ impl EventWriter {
             busy.remove(&namespace);
             match answered {
                 Answered::Later(outage) if outage.concerns_all() => {
-                    next_at = next_at.max(now + of_server.met(outage, now));
+                    next_at = next_at.max(now + of_server.failed(outage, now));
                     self.put_back(waiting);
                 }
                 Answered::Later(outage) => {
-                    of_server.over();
-                    of_some.met(outage, now);
-                    held.hold(&namespace, now);
+                    of_server.succeeded();
+                    of_some.failed(outage, now);
+                    backoff.failed(&namespace, now);
                     self.put_back(waiting);
                 }
                 answered => {
                     if matches!(answered, Answered::Ending) {
                         self.state().clear(&namespace, |_| false);
                     }
-                    of_server.over();
-                    held.release(&namespace);
-                    if held.is_empty() {
-                        of_some.over();
+                    of_server.succeeded();
+                    backoff.succeeded(&namespace);
+                    if backoff.is_empty() {
+                        of_some.succeeded();
                     }
                 }
             }
@@ -270,7 +271,7 @@ impl EventWriter {
         next
     }
 
-    /// It is tried again before all others of its namespace.
+    /// Retries it before all others of its namespace.
     fn put_back(&self, mut waiting: Waiting) {
         waiting.attempts += 1;
         let mut state = self.state();
@@ -278,22 +279,22 @@ impl EventWriter {
             return;
         }
         let (namespace, turn) = (waiting.namespace().to_owned(), waiting.turn());
-        let turns = if waiting.is_routine() { &mut state.routine } else { &mut state.warnings };
-        turns.put_back(&namespace, turn, waiting);
+        let queue = if waiting.is_routine() { &mut state.routine } else { &mut state.warnings };
+        queue.put_back(&namespace, turn, waiting);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An Event that is there is repeated, one that is not is created; whatever else the server refuses is not tried again.
+    /// Updates an existing Event or creates a new one. Other errors of the server are not retried.
     async fn write(&self, cluster: &Cluster, waiting: &Waiting) -> Answered {
         let event = event(waiting, &self.instance);
         let namespace = event.metadata.namespace.clone().unwrap_or_default();
         let name = event.metadata.name.clone().unwrap_or_default();
         let api = Api::<Event>::namespaced(cluster.client.clone(), &namespace);
         let mut is_there = waiting.count > 1;
-        // At most three requests: the Event may have vanished, or have been there from before a restart.
+        // At most three requests: the Event may have expired, or may exist from before a restart.
         for _ in 0..3 {
             let result = if is_there {
                 let series = json!({"series": {"count": waiting.count.max(2), "lastObservedTime": MicroTime(waiting.time)}});
@@ -309,12 +310,12 @@ impl EventWriter {
                     404 => return Answered::Ending,
                     403 if is_terminating(&status) => return Answered::Ending,
                     400 | 409 | 422 => {
-                        debug!(name, "the API server refuses an Event: {}", super::outage::truncated(&status.message));
+                        debug!(name, "the API server refuses an Event: {}", super::api_error::truncated(&status.message));
                         return Answered::Done;
                     }
                     _ => return Answered::Later(status.as_ref().into()),
                 },
-                Err(error) => return Answered::Later(Outage::from(&error)),
+                Err(error) => return Answered::Later(ApiError::from(&error)),
             }
         }
         Answered::Done
@@ -326,7 +327,7 @@ fn is_terminating(status: &kube::core::Status) -> bool {
     causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating")
 }
 
-/// Where an object lies, if it lies in a namespace.
+/// The namespace of an object, if it is namespaced.
 fn namespace(subject: &Subject) -> Option<&str> {
     match subject {
         Subject::Service(name) | Subject::Slice(name) => Some(&name.namespace),
@@ -338,7 +339,7 @@ fn routine_turn(subject: &Subject, uid: Option<&str>, cause: Cause) -> u64 {
     fnv(&[subject.to_string().as_str(), uid.unwrap_or_default(), cause.as_str()])
 }
 
-/// The same note has the same Event in every run and replica.
+/// Name of the Event of a note, the same in every run and replica.
 fn key(note: &Note, uid: Option<&str>) -> u64 {
     fnv(&[note.subject.to_string().as_str(), uid.unwrap_or_default(), note.remark.cause.as_str(), note.remark.text.as_str()])
 }
@@ -349,7 +350,7 @@ fn fnv(parts: &[&str]) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// At most so many bytes, cut between characters.
+/// Truncates a text to a number of bytes at a character boundary.
 fn cut(text: &str, bytes_max: usize) -> &str {
     let end = (0..=bytes_max.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
     &text[..end.unwrap_or_default()]
@@ -360,7 +361,7 @@ fn event(waiting: &Waiting, instance: &str) -> Event {
     let remark = &note.remark;
     let regarding = regarding(&note.subject, uid.as_deref());
     let namespace = waiting.namespace().to_owned();
-    // Names have 253 characters at most, 17 of them for the key.
+    // Names have at most 253 characters, 17 of them for the key.
     let object = cut(regarding.name.as_deref().unwrap_or_default(), 236).trim_end_matches(['.', '-']).to_owned();
     Event {
         metadata: ObjectMeta {
@@ -401,7 +402,7 @@ fn regarding(subject: &Subject, uid: Option<&str>) -> ObjectReference {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::note::{Cause, Remark};
+    use objects::note::{Cause, Remark};
 
     fn note(text: &str) -> Note {
         about("shop", "web", Cause::AnnotationIgnored, text)
@@ -415,7 +416,7 @@ mod tests {
         Waiting { key: 7, note, uid: Some("u".to_owned()), time: Timestamp::UNIX_EPOCH, count: 1, attempts: 0 }
     }
 
-    /// All that wait, in their turn.
+    /// All queued Events, in order.
     fn all(writer: &EventWriter) -> Vec<Waiting> {
         std::iter::from_fn(|| writer.next(|_| true)).collect()
     }
@@ -437,7 +438,7 @@ mod tests {
     fn a_storm_of_notes_fills_the_queue_and_no_more() {
         let writer = EventWriter::new("edge-1");
         for number in 0..WAITING_MAX + 100 {
-            writer.tell(&note(&number.to_string()), None);
+            writer.record(&note(&number.to_string()), None);
         }
         assert_eq!(all(&writer).len(), WAITING_MAX);
     }
@@ -446,12 +447,12 @@ mod tests {
     fn warnings_go_before_routine_and_namespaces_take_turns() {
         let writer = EventWriter::new("edge-1");
         for number in 0..2_000 {
-            writer.tell(&about("big", &number.to_string(), Cause::Programmed, "gateways forward for it"), None);
+            writer.record(&about("big", &number.to_string(), Cause::Programmed, "gateways forward for it"), None);
         }
         for number in 0..10 {
-            writer.tell(&about("big", &number.to_string(), Cause::NoHealthyBackend, "none"), None);
+            writer.record(&about("big", &number.to_string(), Cause::NoHealthyBackend, "none"), None);
         }
-        writer.tell(&about("small", "web", Cause::NeverServed, "headless"), None);
+        writer.record(&about("small", "web", Cause::NeverServed, "headless"), None);
         let first: Vec<_> = all(&writer).into_iter().map(|waiting| waiting.note).take(12).collect();
         assert!(first[..11].iter().all(|note| !note.remark.cause.is_ordinary()), "{first:?}");
         assert_eq!(first[1].subject, Subject::Service(ServiceName::new("small", "web")), "after one of the other namespace");
@@ -463,27 +464,27 @@ mod tests {
         let routine = |name: &str, cause| about("shop", name, cause, "as it should be");
         let writer = EventWriter::new("edge-1");
         for cause in [Cause::AddressAssigned, Cause::Programmed] {
-            writer.tell(&routine("quiet", cause), None);
+            writer.record(&routine("quiet", cause), None);
         }
         assert_eq!(all(&writer).len(), 2, "both, while nothing else waits");
         for number in 0..MERGED_FROM {
-            writer.tell(&routine(&format!("before-{number}"), Cause::Programmed), None);
+            writer.record(&routine(&format!("before-{number}"), Cause::Programmed), None);
         }
         for cause in [Cause::AddressAssigned, Cause::Programmed] {
-            writer.tell(&routine("web", cause), None);
+            writer.record(&routine("web", cause), None);
         }
         let told: Vec<_> = all(&writer).into_iter().filter(|w| w.note.subject.to_string() == "Service shop/web").collect();
         assert_eq!(told.iter().map(|w| w.note.remark.cause).collect::<Vec<_>>(), [Cause::Programmed]);
         for number in 0..WAITING_MAX {
-            writer.tell(&routine(&number.to_string(), Cause::Released), None);
+            writer.record(&routine(&number.to_string(), Cause::Released), None);
         }
         for number in 0..WAITING_MAX {
-            writer.tell(&note(&number.to_string()), None);
+            writer.record(&note(&number.to_string()), None);
         }
-        writer.tell(&routine("late", Cause::Released), None);
+        writer.record(&routine("late", Cause::Released), None);
         let left = all(&writer);
         assert!(left.len() == WAITING_MAX && left.iter().all(|waiting| !waiting.is_routine()));
-        writer.tell(&routine("late", Cause::Released), None);
+        writer.record(&routine("late", Cause::Released), None);
         assert_eq!(all(&writer).len(), 1, "what was lost may be told again");
     }
 
@@ -491,15 +492,15 @@ mod tests {
     fn nothing_is_told_of_namespaces_and_objects_that_are_going() {
         let writer = EventWriter::new("edge-1");
         for (namespace, name) in [("going", "a"), ("shop", "web"), ("shop", "gone")] {
-            writer.tell(&about(namespace, name, Cause::NoHealthyBackend, "none"), None);
+            writer.record(&about(namespace, name, Cause::NoHealthyBackend, "none"), None);
         }
         writer.end(&["going".to_owned()].into());
         writer.forget(&[Subject::Service(ServiceName::new("shop", "gone"))].into());
-        writer.tell(&about("going", "b", Cause::Released, "free"), None);
+        writer.record(&about("going", "b", Cause::Released, "free"), None);
         let left: Vec<_> = all(&writer).into_iter().map(|waiting| waiting.note.subject.to_string()).collect();
         assert_eq!(left, ["Service shop/web"]);
         writer.end(&BTreeSet::new());
-        writer.tell(&about("going", "b", Cause::Released, "free"), None);
+        writer.record(&about("going", "b", Cause::Released, "free"), None);
         assert_eq!(all(&writer).len(), 1, "another namespace of that name");
     }
 

@@ -1,4 +1,4 @@
-//! What the files of one directory hold together.
+//! The objects in all files of one directory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read as _};
@@ -8,13 +8,13 @@ use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use proto::ServiceName;
 
-use super::documents::{Document, Object, documents};
-use crate::crd::AddressPool;
+use objects::crd::AddressPool;
+use objects::documents::{Document, Object, documents};
 
-/// Largest manifest read: 65,536 Services at 1 KB. A larger file is no manifest.
+/// Maximum size of a manifest, in bytes: 65,536 Services at 1 KB.
 const FILE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
-/// `*.yaml` and `*.yml` directly in a directory, with the last good content of each.
+/// The files `*.yaml` and `*.yml` directly in a directory, with the last valid content of each.
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
@@ -44,22 +44,22 @@ pub struct Objects {
 }
 
 impl Directory {
-    /// A directory of which nothing is read yet.
+    /// A directory that has not been read yet.
     #[must_use]
     pub const fn new(path: PathBuf) -> Self {
         Self { path, files: BTreeMap::new(), told: BTreeSet::new() }
     }
 
-    /// Where it is.
+    /// Its path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Reads what changed. Returns the objects if any file did, and the sentences that were not said before.
+    /// Reads changed files. Returns the objects if any file changed, and new messages.
     ///
     /// # Errors
-    /// When the directory cannot be listed; then all stays as it was.
+    /// If the directory cannot be listed; then nothing changes.
     pub fn read(&mut self) -> io::Result<(Option<Objects>, Vec<String>)> {
         let mut is_new = self.files.is_empty() && self.told.is_empty();
         let paths = self.list()?;
@@ -78,7 +78,7 @@ impl Directory {
         Ok((is_new.then_some(objects), new))
     }
 
-    /// Whether every file could be read once. Before that nobody knows which Services there are.
+    /// Whether every file was read successfully once. Before that the set of Services is unknown.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.files.values().all(|file| file.was_read)
@@ -97,7 +97,7 @@ impl Directory {
         Ok(paths)
     }
 
-    /// The first file by name wins where two define one object.
+    /// If two files define the same object, the first by file name wins.
     fn merge(&self, notes: &mut Vec<String>) -> Objects {
         let mut objects = Objects::default();
         let mut owners: BTreeMap<(&'static str, ServiceName), String> = BTreeMap::new();
@@ -134,7 +134,7 @@ impl Directory {
 }
 
 impl File {
-    /// Takes in new content; whether the objects changed.
+    /// Applies new content; returns whether the objects changed.
     fn take(&mut self, text: Result<String, String>) -> bool {
         let text = match text {
             Ok(text) => text,

@@ -1,7 +1,7 @@
-//! `<statusDir>/<namespace>/<name>.yaml`: what a cluster would keep in the Service's status.
+//! Status files `<statusDir>/<namespace>/<name>.yaml`, which replace the status of Service objects.
 //!
-//! Invariant: a file is whole or not there: it is written beside its place and renamed. It is no manifest, but at start
-//! its addresses are taken over, so that a restart moves no Service.
+//! Invariant: a file is complete or absent, because it is written under another name and renamed. Addresses in it are adopted
+//! at start, so that a restart moves no Service.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,20 +15,20 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time
 use k8s_openapi::jiff::Timestamp;
 use proto::ServiceName;
 
-use crate::source::{self, Ingress, StatusWrite};
+use objects::status::{self, Ingress, StatusWrite};
 
 /// The status files of one directory.
 #[derive(Debug)]
 pub struct StatusFiles {
     dir: PathBuf,
-    known: BTreeMap<ServiceName, Known>,
-    /// Set once all manifests are known: before that a Service without manifest may have one that cannot be read yet.
+    known: BTreeMap<ServiceName, StatusFile>,
+    /// Set once all manifests are known. Before that, the manifest of a Service may exist but not be readable yet.
     may_forget: Arc<AtomicBool>,
 }
 
-/// A file as it is.
+/// Content of a file.
 #[derive(Debug, Default)]
-struct Known {
+struct StatusFile {
     text: String,
     status: ServiceStatus,
 }
@@ -36,15 +36,15 @@ struct Known {
 /// Why a status file could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum StatusFileError {
-    /// The system refused.
+    /// The operating system refused.
     #[error("{path}: {error}; the directory must be writable for this process (key `statusDir`)")]
     System {
         /// Which file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// Its error.
         error: io::Error,
     },
-    /// It cannot be written as YAML.
+    /// It cannot be serialized as YAML.
     #[error("the status of {service} cannot be written as YAML: {error}")]
     Yaml {
         /// Which Service.
@@ -55,10 +55,10 @@ pub enum StatusFileError {
 }
 
 impl StatusFiles {
-    /// Reads what is there: the files, and the status that each Service had. A file that cannot be read counts as none.
+    /// Reads all files, and the status of each Service. A file that cannot be parsed is ignored.
     ///
     /// # Errors
-    /// When the directory cannot be made or listed.
+    /// If the directory cannot be created or listed.
     pub fn open(dir: &Path) -> Result<(Self, BTreeMap<ServiceName, ServiceStatus>), StatusFileError> {
         fs::create_dir_all(dir).map_err(system(dir))?;
         let mut files = Self { dir: dir.to_owned(), known: BTreeMap::new(), may_forget: Arc::default() };
@@ -77,7 +77,7 @@ impl StatusFiles {
                     }
                 };
                 statuses.extend(status.clone().map(|status| (service.clone(), status)));
-                files.known.insert(service, Known { text, status: status.unwrap_or_default() });
+                files.known.insert(service, StatusFile { text, status: status.unwrap_or_default() });
             }
         }
         Ok((files, statuses))
@@ -89,10 +89,10 @@ impl StatusFiles {
         &self.dir
     }
 
-    /// Writes a status, unless the file says the same.
+    /// Writes a status, unless the file already has it.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If the operating system refuses.
     pub fn write(&mut self, write: &StatusWrite) -> Result<(), StatusFileError> {
         let yaml = |error: serde_saphyr::SerializeError| StatusFileError::Yaml {
             service: write.service.clone(),
@@ -111,17 +111,17 @@ impl StatusFiles {
         }
         fs::write(&beside, &text).map_err(system(&beside))?;
         fs::rename(&beside, &path).map_err(system(&path))?;
-        self.known.insert(write.service.clone(), Known { text, status });
+        self.known.insert(write.service.clone(), StatusFile { text, status });
         Ok(())
     }
 
-    /// To be set once every manifest could be read; files of Services that are gone are removed from then on.
+    /// Flag to set once every manifest was read. From then on files of deleted Services are removed.
     #[must_use]
     pub fn may_forget(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.may_forget)
     }
 
-    /// Removes the files of Services that are not `kept`, and directories that are empty then.
+    /// Removes the files of Services that are not `kept`, and directories that become empty.
     pub fn forget_all_but(&mut self, kept: impl Fn(&ServiceName) -> bool) {
         if !self.may_forget.load(Ordering::Relaxed) {
             return;
@@ -132,7 +132,7 @@ impl StatusFiles {
             if let Err(error) = fs::remove_file(&path).or_else(not_found_is_fine) {
                 tracing::warn!(path = %path.display(), %error, "status file not removed; remove it by hand");
             }
-            // Fails while other Services of the namespace have files, which is as it should be.
+            // This fails while other Services of the namespace have files, as intended.
             let _ = path.parent().map(fs::remove_dir);
             self.known.remove(&service);
         }
@@ -147,7 +147,7 @@ fn not_found_is_fine(error: io::Error) -> io::Result<()> {
     if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
 }
 
-/// Entries with names that are text; others cannot be ours.
+/// Entries with UTF-8 names; others cannot be ours.
 fn children(dir: &Path) -> Result<Vec<(String, PathBuf)>, StatusFileError> {
     let entries = fs::read_dir(dir).and_then(Iterator::collect::<io::Result<Vec<_>>>).map_err(system(dir))?;
     Ok(entries.into_iter().filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path()))).collect())
@@ -158,12 +158,12 @@ fn object(name: &ServiceName, status: ServiceStatus) -> Service {
     Service { metadata: ObjectMeta { name, namespace, ..ObjectMeta::default() }, spec: None, status: Some(status) }
 }
 
-fn port(told: &source::PortStatus) -> PortStatus {
+fn port(told: &status::PortStatus) -> PortStatus {
     let (port, protocol) = (i32::from(told.port), told.protocol.to_string().to_uppercase());
     PortStatus { port, protocol, error: told.error.as_deref().map(str::to_owned) }
 }
 
-/// What a status becomes by a write at time `now`.
+/// Applies a write to a status at time `now`.
 fn changed(mut status: ServiceStatus, write: &StatusWrite, now: Timestamp) -> ServiceStatus {
     if let Some(ingress) = &write.ingress {
         let entry = |ingress: &Ingress| LoadBalancerIngress {
@@ -196,11 +196,11 @@ fn system(path: &Path) -> impl Fn(io::Error) -> StatusFileError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::IpMode;
-    use crate::spec::ConditionType;
+    use objects::ConditionType;
+    use objects::status::IpMode;
 
     fn write(name: &str, last: u8) -> StatusWrite {
-        let condition = crate::spec::Condition::new(true, "Programmed", "Gateways forward for it.");
+        let condition = objects::Condition::new(true, "Programmed", "Gateways forward for it.");
         StatusWrite {
             service: ServiceName::new("shop", name),
             uid: String::new(),

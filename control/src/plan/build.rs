@@ -1,73 +1,112 @@
-//! One Service of a plan: its ports and backends, its status, and in which turn a change of mode comes.
+//! The plan of one Service: its ports and backends, its status, and the order of the steps of a mode change.
 //!
-//! Invariant: what cannot be served is refused whole, with no ports; a Service that comes out as before keeps its `Arc`.
-//! Deliberately not here: addresses (`addresses`), and which Services are looked at again (`plan`).
+//! Invariant: a Service that cannot be served is refused as a whole, without ports. A Service whose plan is unchanged keeps
+//! its `Arc`. Deliberately not here: addresses (`addresses`), and the choice of Services to plan again (`plan`).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use imbl::OrdMap;
 use proto::limits::{MAGLEV_ENTRIES_AT_CREATION, MAGLEV_ENTRIES_AT_LEAST, MAGLEV_HASH_VERSION, MAGLEV_SIZES};
 use proto::{Family, HealthCheck, MaglevSpec, NodesAt, Reason, Refusal, Service, ServiceName, ServicePort, Target};
 
-use super::{Lack, WantedStatus};
-use crate::addresses::Outcome;
-use crate::checkpoint::{Decided, TableKey};
-use crate::note::{self, Cause, Remark};
-use crate::policy::Policy;
-use crate::selection::{Departed, Fence, Nodes, Selection, select};
-use crate::settings::ControllerSettings;
-use crate::source::{Ingress, IpMode, PortStatus};
-use crate::spec::{Candidate, Kind, PortSpec, ServiceSpec, SliceSpec};
+use crate::config::settings::ControllerSettings;
+use crate::plan::addresses::Allocation;
+use crate::plan::policy::Policy;
+use crate::plan::selection::nodes::Nodes;
+use crate::plan::selection::{Departed, Fence, MissingBackends, Selection, select};
 use crate::world::World;
+use crate::world::checkpoint::{Decided, TableKey};
+use objects::note::{self, Cause, Remark};
+use objects::status::{Ingress, IpMode, PortStatus};
+use objects::{Candidate, Held, Kind, PortSpec, ServiceSpec, SliceSpec};
 
-/// Seed of every Maglev table: the fractional digits of the golden ratio. It is no secret; it must only never change, or
-/// an update of the controller would move flows of stateless modes.
+/// Seed of every Maglev table: the fractional digits of the golden ratio. It is not a secret, but it must never change,
+/// because an update of the controller would then move flows of stateless modes.
 pub const MAGLEV_SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// A mode or a new Service waits this long for the status or finalizer that must come before it: an API server that refuses the write, or is away, does
-/// not keep an owner's change from the gateways for ever.
+/// How long a new mode or a new Service waits for the status or finalizer that must be written first. The limit keeps an
+/// API server that is unavailable or refuses the write from blocking an owner's change for ever.
 pub(super) const STATUS_WAITED_FOR: Duration = Duration::from_secs(10);
 
-/// A Service as it was planned last.
+/// The statuses of Services; copied and compared as [`proto::Services`] are.
+pub type WantedStatuses = OrdMap<ServiceName, Arc<WantedStatus>>;
+
+/// The status of one Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WantedStatus {
+    /// The Service.
+    pub service: ServiceName,
+    /// Guard of a write; empty for manifests.
+    pub uid: String,
+    /// Guard of a write; empty for manifests.
+    pub resource_version: String,
+    /// Our group, written to the object together with the finalizer.
+    pub group: String,
+    /// Desired addresses, in family order.
+    pub ingress: Vec<Ingress>,
+    /// What the object contains now.
+    pub held: Held,
+    /// Another field manager that wrote the status.
+    pub foreign_manager: Option<String>,
+    /// Why it is not served. Until it is, addresses that it does not hold are removed from its status and none are added.
+    pub refusal: Option<Reason>,
+    /// Why it lacks an address.
+    pub unassigned: Option<Reason>,
+    /// Whether one of its addresses lies outside every pool.
+    pub outside_pools: bool,
+    /// Whether it is withheld from gateways until its finalizer is written.
+    pub is_withheld: bool,
+    /// The pools of its addresses, in the order of the addresses.
+    pub pools: Vec<String>,
+    /// Whether a setting of it cannot be parsed, so that the previous value stays in force.
+    pub is_partly_unread: bool,
+    /// Why it has no backends.
+    pub missing: MissingBackends,
+    /// Whether all backends are used if none is healthy (fail open).
+    pub fails_open: bool,
+}
+
+/// The last plan of a Service.
 #[derive(Clone, Debug)]
 pub(super) struct Planned {
     pub(super) revision: u64,
-    pub(super) outcome: Outcome,
+    pub(super) outcome: Allocation,
     pub(super) service: Arc<Service>,
     pub(super) status: Option<Arc<WantedStatus>>,
     pub(super) notes: Vec<Remark>,
     pub(super) tables: BTreeMap<TableKey, u32>,
-    /// Of the nodes that it was planned with; none where nodes do not matter.
+    /// Revision of the nodes that it was planned with; `None` if its backends are not nodes.
     pub(super) nodes_revision: Option<u64>,
-    /// What gateways forward by.
+    /// The Service as sent to gateways.
     pub(super) policy: Policy,
-    /// While the status must come first: until when `policy` is the one of before.
+    /// Until when the previous `policy` stays in force, while the status must be written first.
     pub(super) held_until: Option<Instant>,
-    /// While its finalizer must come first: until when gateways are not given it.
+    /// Until when it is withheld from gateways, while its finalizer must be written first.
     pub(super) withheld_until: Option<Instant>,
-    /// Its slices that were deleted, and since when each is known to be.
+    /// Its deleted slices, and when each deletion was noticed.
     pub(super) departed: BTreeMap<ServiceName, Instant>,
-    /// While any of them still counts: until when the first does.
+    /// When the first of them stops counting, if any still counts.
     pub(super) departed_until: Option<Instant>,
 }
 
-/// Remarks on one Service: one per slice and port could be thousands.
+/// Maximum number of remarks on one Service: one per slice and port could be thousands.
 const REMARKS_MAX: usize = 32;
 
 impl Planned {
-    /// When it may come out otherwise although nothing changed.
+    /// When its plan may change even if its inputs do not.
     pub(super) fn again_at(&self) -> Option<Instant> {
         [self.held_until, self.withheld_until, self.departed_until].into_iter().flatten().min()
     }
 
-    /// Whether slices of it were deleted that do not count any more.
+    /// Whether it has deleted slices that no longer count.
     pub(super) fn has_done_with_departed(&self) -> bool {
         !self.departed.is_empty() && self.departed_until.is_none()
     }
 
-    /// Whether the status was planned for this version of the object.
+    /// Whether the status was planned from this version of the object.
     pub(super) fn status_is_of(&self, candidate: &Candidate) -> bool {
         self.status.as_ref().is_none_or(|status| {
             status.resource_version == candidate.resource_version && status.uid == candidate.uid && status.held == candidate.held
@@ -75,8 +114,8 @@ impl Planned {
     }
 }
 
-fn status(builder: &Builder<'_>, service: &Service, lack: Lack) -> WantedStatus {
-    let Builder { candidate, outcome, ip_mode, fence, settings, .. } = *builder;
+fn status(builder: &ServiceBuilder<'_>, service: &Service, missing: MissingBackends) -> WantedStatus {
+    let ServiceBuilder { candidate, outcome, ip_mode, fence, settings, .. } = *builder;
     let refusal = service.refusal.as_ref().map(|refusal| refusal.reason);
     let has_address = !outcome.addresses.is_empty();
     let is_outside = |remark: &Remark| remark.cause == Cause::Reason(Reason::OutsidePools);
@@ -99,28 +138,28 @@ fn status(builder: &Builder<'_>, service: &Service, lack: Lack) -> WantedStatus 
         is_withheld: false,
         pools,
         is_partly_unread: spec.is_some_and(|spec| !spec.unread.is_empty()),
-        lack,
+        missing,
         fails_open: service.health.fail_open,
     }
 }
 
-/// What one Service is planned from.
-pub(super) struct Builder<'a> {
+/// The inputs of the plan of one Service.
+pub(super) struct ServiceBuilder<'a> {
     pub(super) candidate: &'a Candidate,
-    pub(super) outcome: &'a Outcome,
+    pub(super) outcome: &'a Allocation,
     pub(super) settings: &'a ControllerSettings,
     pub(super) fence: &'a Fence<'a>,
     pub(super) nodes: &'a Nodes,
     pub(super) world: &'a World,
     pub(super) policy: Policy,
-    /// What the status shall say.
+    /// Desired addresses of the status.
     pub(super) ip_mode: IpMode,
-    /// What a leader before us decided.
+    /// Decisions of a previous leader.
     pub(super) recalled: Option<&'a Decided>,
 }
 
-impl Builder<'_> {
-    /// A Service that is new to gateways gets its finalizer before them, so that its deletion is not missed.
+impl ServiceBuilder<'_> {
+    /// Whether the finalizer must be written before gateways get the Service, so that its deletion is not missed.
     pub(super) fn build_in_turn(&self, revision: u64, before: Option<&Planned>, now: Instant) -> Planned {
         let mut planned = self.build_as_told(revision, before, now);
         planned.withheld_until = self.withhold(&planned, before, now);
@@ -131,7 +170,7 @@ impl Builder<'_> {
         planned
     }
 
-    /// Until when gateways are not given it, if they are not. One whose status tells an address may be forwarded for.
+    /// Until when it is withheld from gateways, if it is. A Service whose status already has an address is never withheld.
     fn withhold(&self, planned: &Planned, before: Option<&Planned>, now: Instant) -> Option<Instant> {
         let is_given = before.is_some_and(|old| old.withheld_until.is_none() && old.service.refusal.is_none());
         let needs_none = self.candidate.uid.is_empty() || self.candidate.kind != Kind::LoadBalancer;
@@ -144,17 +183,17 @@ impl Builder<'_> {
         Some(until).filter(|until| *until > now)
     }
 
-    /// Towards a mode in which nodes see the VIP, the status comes first: a node takes packets for the VIP only once it is
-    /// told so there. Until the object shows it, gateways go on as before.
+    /// Plans a change to a mode in which nodes see the VIP. The status is written first, because a node accepts packets for the
+    /// VIP only once the status tells it to. Until the object shows the new status, gateways use the previous mode.
     fn build_as_told(&self, revision: u64, before: Option<&Planned>, now: Instant) -> Planned {
         let wanted = self.build(revision, before, now);
         let held = before.and_then(|old| Some((old.policy, self.hold(old, now)?)));
         let Some((policy, until)) = held.filter(|_| wanted.service.refusal.is_none()) else { return wanted };
-        let as_before = Builder { policy, ..*self }.build(revision, before, now);
+        let as_before = ServiceBuilder { policy, ..*self }.build(revision, before, now);
         if as_before.service.refusal.is_some() { wanted } else { Planned { held_until: Some(until), ..as_before } }
     }
 
-    /// Until when the policy of before is kept, if it is. Of manifests the status is known to nobody who forwards.
+    /// Until when the previous policy is kept, if it is. For manifests there is nothing to wait for: no node reads their status.
     fn hold(&self, before: &Planned, now: Instant) -> Option<Instant> {
         let ours = |ingress: &&Ingress| self.outcome.addresses.contains(&ingress.ip);
         let is_told = !self.candidate.held.ingress.iter().filter(ours).any(|ingress| ingress.ip_mode == IpMode::Proxy);
@@ -196,7 +235,7 @@ impl Builder<'_> {
             _ => Arc::new(service),
         };
         let has_status = self.candidate.kind == Kind::LoadBalancer;
-        let status = has_status.then(|| Arc::new(status(self, &service, self.lack(&service, &slices))));
+        let status = has_status.then(|| Arc::new(status(self, &service, self.missing(&service, &slices))));
         let nodes_revision = (self.policy.target == Target::Node).then(|| self.world.nodes_revision());
         Planned {
             revision,
@@ -253,7 +292,7 @@ impl Builder<'_> {
                     continue;
                 }
                 let mut selection = self.select(spec, slices, port, family);
-                // What is set by hand for one backend makes this port's another list than others have.
+                // A manual override of one backend gives this port a list of its own.
                 let overridden = selection.nodes.take_if(|nodes| self.world.overrides().concern(&self.candidate.name, nodes));
                 selection.backends.extend(overridden.iter().flat_map(NodesAt::backends));
                 self.world.overrides().apply(&self.candidate.name, slices, self.world.nodes(), &mut selection.backends);
@@ -280,17 +319,15 @@ impl Builder<'_> {
         }
         Ok(ports)
     }
-}
 
-impl Builder<'_> {
-    /// Nothing where it is not served: then that is told.
-    fn lack(&self, service: &Service, slices: &[&SliceSpec]) -> Lack {
-        let Ok(spec) = &self.candidate.wanted else { return Lack::default() };
+    /// Nothing is missing if the Service is refused, because the refusal is reported instead.
+    fn missing(&self, service: &Service, slices: &[&SliceSpec]) -> MissingBackends {
+        let Ok(spec) = &self.candidate.wanted else { return MissingBackends::default() };
         if service.refusal.is_some() {
-            return Lack::default();
+            return MissingBackends::default();
         }
         let knows_endpoints = self.policy.target == Target::Endpoint;
-        Lack::of(service, &spec.ports, slices.iter().copied().filter(|_| knows_endpoints))
+        MissingBackends::of(service, &spec.ports, slices.iter().copied().filter(|_| knows_endpoints))
     }
 
     fn health(&self, spec: Option<&ServiceSpec>) -> HealthCheck {
@@ -299,8 +336,7 @@ impl Builder<'_> {
         HealthCheck { node_health_port, ..spec.health.over(&self.settings.health) }
     }
 
-    /// The backends of one port. Inside a tunnel's packets a backend of the other family does as well, where there is none
-    /// of this one.
+    /// The backends of one port. In tunnel modes, backends of the other family are used if this family has none.
     fn select(&self, spec: &ServiceSpec, slices: &[&SliceSpec], port: &PortSpec, family: Family) -> Selection {
         let slices = slices.iter().copied();
         let is_tunnel = self.policy.mode.is_tunnel();
@@ -340,7 +376,7 @@ fn service_port(port: &PortSpec, family: Family, vips: Vec<IpAddr>, size: u32, b
     }
 }
 
-/// The size of one table: chosen when it gets its first backends, it only grows.
+/// The size of one Maglev table: chosen with its first backends, afterwards it only grows.
 fn table(tables: &mut BTreeMap<TableKey, u32>, key: TableKey, backends: usize) -> u32 {
     let backends = u32::try_from(backends).unwrap_or(u32::MAX);
     let enough = backends.saturating_mul(MAGLEV_ENTRIES_AT_CREATION);

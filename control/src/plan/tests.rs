@@ -10,10 +10,11 @@ use serde_json::{Value, json};
 
 use super::build::STATUS_WAITED_FOR;
 use super::*;
-use crate::gateways::Connection;
-use crate::settings::{Defaults, Listen, OwnershipRules, Source};
-use crate::source::{Change, IpMode, PortStatus};
-use crate::spec::PoolSpec;
+use crate::config::settings::{Defaults, Listen, OwnershipRules, Source};
+use crate::gateways::registry::Connection;
+use crate::world::change::Change;
+use objects::PoolSpec;
+use objects::status::{Ingress, IpMode, PortStatus};
 
 mod failover;
 
@@ -649,8 +650,8 @@ fn services_that_are_sent_to_every_node_share_one_list_but_for_those_with_backen
     for n in 1..=3 {
         node(&mut world, &format!("n{n}"), json!({}), &[&format!("10.0.1.{n}")]);
     }
-    let mut overrides = crate::overrides::tests::drained(&["node/n1"]);
-    let weight = crate::overrides::Weight { weight: 7, said: crate::overrides::tests::said("alice") };
+    let mut overrides = crate::world::overrides::tests::drained(&["node/n1"]);
+    let weight = crate::world::overrides::Weight { weight: 7, said: crate::world::overrides::tests::said("alice") };
     overrides.set_weight(named("c"), "10.0.1.2:80".parse().unwrap(), weight).unwrap();
     world.apply(Change::OverridesReplaced(Box::new(overrides)));
     let first = plan(&world, &settings(), &mut memory, now);
@@ -668,7 +669,7 @@ fn services_that_are_sent_to_every_node_share_one_list_but_for_those_with_backen
     node(&mut world, "n4", json!({}), &["10.0.1.4"]);
     let second = plan(&world, &settings(), &mut memory, now);
     assert_eq!([port(&second, "a"), port(&second, "c")].map(|port| port.backend_count()), [4, 4]);
-    let before = crate::publish::Published::first("e".to_owned(), first.services, Vec::new());
+    let before = crate::gateways::publish::Published::first("e".to_owned(), first.services, Vec::new());
     let sent = before.next(second.services, Vec::new()).unwrap().since(&before.state.generation, true).unwrap();
     let names: Vec<&str> = sent.services.iter().map(|service| service.name.as_str()).collect();
     assert_eq!((names, sent.node_sets.len()), (vec!["c"], 1));

@@ -1,30 +1,30 @@
-//! What the conditions of a Service say. Their sentences are the same for all Services, without counts and names but those of
-//! pools and of gateways that refuse it: every write of a Service goes to every kube-proxy, and what is particular to one
-//! Service is told by an Event.
+//! Conditions of a Service. Their messages are the same for all Services and contain no counts and no names except those of
+//! pools and of gateways that refuse the Service: every write to a Service goes to every kube-proxy, so details of one
+//! Service belong in Events.
 
 use std::collections::BTreeSet;
 
 use proto::{Reason, Refusal};
 
-use crate::note::Cause;
 use crate::plan::WantedStatus;
-use crate::spec::Condition;
+use objects::Condition;
+use objects::note::Cause;
 
-/// How a sentence begins that names the gateways which do not serve a Service.
+/// Prefix of a message that names the gateways which do not serve a Service.
 const NOT_SERVED_BY: &str = "Not served, or not wholly, by gateway ";
-/// Gateways that are named; a group has a dozen.
+/// Maximum number of gateways named in a message; a group has about a dozen.
 const GATEWAYS_NAMED_MAX: usize = 12;
 
-/// How far gateways are with a Service.
+/// Progress of the gateways with a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// They forward as it asks.
+    /// All forward it as requested.
     Done,
-    /// Not all of them yet.
+    /// Some have not applied it yet.
     Pending,
     /// None is connected.
     NoGateway,
-    /// Somebody else keeps writing its status.
+    /// Another controller keeps writing its status.
     Contested,
 }
 
@@ -63,8 +63,8 @@ pub(super) fn programmed(wanted: &WantedStatus, progress: Progress) -> Condition
     }
 }
 
-/// `sluice.dev/Programmed` where gateways do not serve it, or not wholly. Which ones and why is said all the same: it is theirs
-/// alone, and no plan knows of it.
+/// `sluice.dev/Programmed` of a Service that gateways refuse, wholly or in part. The message names them and their reason,
+/// because only they know it.
 pub(super) fn refused_by_gateways(gateways: &BTreeSet<&str>, refusal: &Refusal) -> Condition {
     let names: Vec<_> = gateways.iter().take(GATEWAYS_NAMED_MAX).copied().collect();
     let more = if gateways.len() > names.len() { " and others" } else { "" };
@@ -77,16 +77,16 @@ pub(super) fn is_refused_by_gateways(condition: &Condition) -> bool {
     !condition.holds && condition.message.starts_with(NOT_SERVED_BY)
 }
 
-/// What is known of the backends of a Service.
+/// Health of the backends of a Service as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Backends {
-    /// A gateway finds a healthy one.
+    /// A gateway has a healthy backend.
     Healthy,
-    /// There is none that takes new connections.
+    /// No backend accepts new connections.
     NoEndpoints,
-    /// There are endpoints, but with other ports.
+    /// There are endpoints, but none has the ports of the Service.
     NoMatchingPort,
-    /// None passes its probes.
+    /// No backend passes its probes.
     NoneHealthy,
 }
 

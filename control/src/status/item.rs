@@ -1,53 +1,73 @@
-//! One Service of ours: how far gateways are with it, what its object should hold, and what has to be written for that.
+//! The status of one Service: the progress of gateways, the desired content of its object, and the write that leads there.
 //!
-//! Invariant: a write says only what differs from the object, as far as that is known: our own write to a version of it
-//! counts more than the version itself.
+//! Invariant: a write contains only differences from the known content of the object. After our own write to a version, the
+//! content that we wrote counts, not that version.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::Reason;
 use proto::limits::ANNOTATION_PREFIX;
+use proto::{Reason, ServiceName};
 use tokio::time::Instant;
 
 use super::conditions::{
     Backends, Progress, address_assigned, backends_healthy, is_refused_by_gateways, programmed, refused_by_gateways,
 };
-use super::view::View;
-use crate::note::{Cause, Remark};
+use crate::gateways::registry::Gateways;
 use crate::plan::WantedStatus;
-use crate::source::{Ingress, IpMode, PortStatus, StatusWrite};
-use crate::spec::{Condition, ConditionType, Held};
+use objects::note::{Cause, Remark};
+use objects::status::{Ingress, IpMode, PortStatus, StatusWrite};
+use objects::{Condition, ConditionType, Held};
 
-/// A gateway that is slow, or that nobody repairs, holds the status up no longer than this after the first one.
+/// Longest delay of a status by slow or broken gateways, after the first gateway applied the generation.
 pub(super) const SLOW_GATEWAY_WAITED_FOR: Duration = Duration::from_secs(2);
-/// Rewrites of what somebody else wrote, per Service and wish: two controllers must not wear out the API server.
+/// Maximum number of rewrites of a foreign status, per Service and desired status: two controllers that overwrite each other
+/// must not overload the API server.
 pub(super) const REWRITES_MAX: usize = 3;
-/// The time that they are counted in; after it the Service is tried again.
+/// Window in which these rewrites are counted. After it, sluice tries again.
 pub(super) const REWRITES_WITHIN: Duration = Duration::from_secs(600);
-/// How often `BackendsHealthy` of one Service may change, once it is said.
-const HEALTH_PACE: Duration = Duration::from_secs(30);
-/// EndpointSlices are made after their Service, and changed after its ports: what they lack for so long is news.
+/// Minimum time between two changes of `BackendsHealthy` of one Service.
+const HEALTH_CHANGE_INTERVAL: Duration = Duration::from_secs(30);
+/// Grace time for EndpointSlices, which are created after their Service and updated after its ports. What is missing longer
+/// is reported.
 pub(super) const SLICES_AWAITED: Duration = Duration::from_secs(2);
-/// Why a port is not served, in the API's form.
+/// Error of a port that is not served, in the API's format.
 const NO_MATCHING_PORT: &str = "sluice.dev/NoMatchingPort";
-/// Gateways dial again within seconds of a restart, theirs or ours: so long a programmed Service is not called otherwise.
+/// Grace time for gateways to reconnect after a restart of either side. Until then a programmed Service stays programmed.
 pub(super) const ABSENCE_TOLERATED: Duration = Duration::from_secs(30);
 
-/// What is to be done for one Service.
+/// The connected gateways.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GatewaysView<'a> {
+    pub(super) gateways: &'a Gateways,
+    /// Since when no gateway is connected; `None` while one is.
+    pub(super) absent_since: Option<Instant>,
+}
+
+impl GatewaysView<'_> {
+    /// Whether any gateway reports a healthy backend of a Service; `None` if no gateway has reported yet. Reports of gateways
+    /// that knew no backend do not count, because they are older than the first backend.
+    pub(super) fn has_healthy_backend(&self, service: &ServiceName) -> Option<bool> {
+        let told = self.gateways.iter().filter_map(|gateway| gateway.health.get(service));
+        let told = told.filter(|health| health.backends > 0);
+        told.map(|health| health.healthy > 0).reduce(|one, other| one || other)
+    }
+}
+
+/// Pending work for one Service.
 #[derive(Debug, Default)]
 pub(super) struct Decision {
-    /// What is to be written now.
+    /// The write that is due now.
     pub(super) write: Option<StatusWrite>,
-    /// What its owner should know.
+    /// Notes for its owner.
     pub(super) remarks: Vec<Remark>,
-    /// What its owner should know once the write is taken.
+    /// Notes for its owner once the server accepted the write.
     pub(super) remarks_of_write: Vec<Remark>,
-    /// When it may be due without anything happening.
+    /// When it may become due without any event.
     pub(super) wake_at: Option<Instant>,
-    /// Whether gateways may change what is due.
+    /// Whether reports of gateways may change what is due.
     pub(super) waits_for_gateways: bool,
 }
 
@@ -59,23 +79,23 @@ pub(super) struct Item {
     rewritten_at: Vec<Instant>,
     contested_until: Option<Instant>,
     health_changed_at: Option<Instant>,
-    /// What that was before the last write: one that came too late changed nothing.
+    /// Its value before the last write, which is restored if that write turns out to be stale.
     health_changed_before: Option<Instant>,
-    /// Since when it lacks endpoints or ports of theirs, whichever.
+    /// Since when it lacks endpoints or matching ports.
     lacks_since: Option<Instant>,
     retry_at: Option<Instant>,
 }
 
-/// Whether gateways forward as the Service asks.
+/// Whether gateways forward the Service as requested.
 #[derive(Clone, Copy, Debug)]
 struct Gate {
-    /// The generation that they must have reached.
+    /// The generation that they must have applied.
     counter: u64,
     first_reached_at: Option<Instant>,
     is_passed: bool,
 }
 
-/// A write, and what the object holds after it.
+/// A write, and the content of the object after it.
 #[derive(Debug)]
 struct Written {
     write: StatusWrite,
@@ -89,7 +109,7 @@ impl Gate {
         Self { counter, first_reached_at: None, is_passed }
     }
 
-    fn look(&mut self, view: &View<'_>, now: Instant) {
+    fn look(&mut self, view: &GatewaysView<'_>, now: Instant) {
         let first = self.first_reached_at.filter(|_| view.gateways.any_reached(self.counter));
         self.first_reached_at = first.or_else(|| view.gateways.any_reached(self.counter).then_some(now));
         let waited_enough = self.first_reached_at.is_some_and(|first| now >= first + SLOW_GATEWAY_WAITED_FOR);
@@ -101,7 +121,7 @@ impl Item {
     pub(super) fn new(wanted: Arc<WantedStatus>, counter: u64, now: Instant) -> Self {
         Self {
             gate: Gate::new(counter, &wanted),
-            lacks_since: wanted.lack.is_any().then_some(now),
+            lacks_since: wanted.missing.is_any().then_some(now),
             wanted,
             written: None,
             rewritten_at: Vec::new(),
@@ -112,9 +132,9 @@ impl Item {
         }
     }
 
-    /// Takes in a newer plan. Gateways are not asked again for what they may already have reached.
+    /// Records a newer plan. The required generation stays if the Service did not change for gateways.
     pub(super) fn renew(&mut self, wanted: Arc<WantedStatus>, counter: u64, now: Instant) {
-        self.lacks_since = wanted.lack.is_any().then_some(self.lacks_since.unwrap_or(now));
+        self.lacks_since = wanted.missing.is_any().then_some(self.lacks_since.unwrap_or(now));
         let asked = |w: &WantedStatus| (w.uid.clone(), w.refusal.is_none(), w.is_withheld);
         if asked(&self.wanted) != asked(&wanted) || !lead_alike(&self.wanted.ingress, &wanted.ingress) {
             self.gate = Gate::new(counter, &wanted);
@@ -124,8 +144,8 @@ impl Item {
         self.wanted = wanted;
     }
 
-    /// `is_taken` tells whether the server took a write.
-    pub(super) fn decide(&mut self, view: &View<'_>, now: Instant, is_taken: &impl Fn(&StatusWrite) -> bool) -> Decision {
+    /// `is_taken` returns whether the server accepted a write.
+    pub(super) fn decide(&mut self, view: &GatewaysView<'_>, now: Instant, is_taken: &impl Fn(&StatusWrite) -> bool) -> Decision {
         if let Some(at) = self.retry_at.filter(|at| *at > now) {
             return Decision { wake_at: Some(at), ..Decision::default() };
         }
@@ -162,7 +182,7 @@ impl Item {
         decision
     }
 
-    /// A write that was handed over may still fail, where nobody repeats it for us.
+    /// Records that a queued write failed and is not retried by the queue.
     pub(super) fn failed(&mut self, retry_at: Instant) {
         self.written = None;
         self.retry_at = Some(retry_at);
@@ -172,21 +192,21 @@ impl Item {
         self.gate.first_reached_at.filter(|_| !self.gate.is_passed).map(|first| first + SLOW_GATEWAY_WAITED_FOR)
     }
 
-    /// Whether the last write was of a version before this one, and the server did not take it.
+    /// Whether the last write was for an older version and the server rejected it.
     fn came_too_late(&self, is_taken: &impl Fn(&StatusWrite) -> bool) -> bool {
         let is_older = |written: &&Written| written.write.resource_version != self.wanted.resource_version;
         self.written.as_ref().filter(is_older).is_some_and(|written| !is_taken(&written.write))
     }
 
-    /// What the object holds, as far as we know.
+    /// The known content of the object.
     fn known(&self) -> &Held {
         let wanted = &self.wanted;
         let is_of_this_version = |w: &&Written| w.write.uid == wanted.uid && w.write.resource_version == wanted.resource_version;
         self.written.as_ref().filter(is_of_this_version).map_or(&wanted.held, |written| &written.after)
     }
 
-    /// What the object should hold.
-    fn goal(&self, known: &Held, view: &View<'_>, now: Instant, decision: &mut Decision) -> Held {
+    /// The desired content of the object.
+    fn goal(&self, known: &Held, view: &GatewaysView<'_>, now: Instant, decision: &mut Decision) -> Held {
         let wanted = &self.wanted;
         let mut goal = Held { finalizer: !wanted.uid.is_empty(), ..known.clone() };
         if !wanted.uid.is_empty() && self.contested_until.is_none() {
@@ -224,8 +244,8 @@ impl Item {
         goal
     }
 
-    /// Says of each port of each address of ours whether it is served. Which ports a Service has that cannot be read
-    /// nobody knows: then those that stand there.
+    /// Reports for each port of each of our addresses whether it is served. If the Service cannot be parsed, its ports are
+    /// unknown, and those in the status are used.
     fn tell_ports(&self, known: &Held, goal: &mut Held, now: Instant, decision: &mut Decision) {
         let wanted = &self.wanted;
         let is_settled = self.is_lack_settled(now, decision);
@@ -237,14 +257,14 @@ impl Item {
             let said = known.ingress.iter().find(|old| old.ip == entry.ip).map_or(&[][..], |old| &old.ports);
             for port in &mut entry.ports {
                 let is_said = said.iter().any(|old| old.error.as_deref() == Some(NO_MATCHING_PORT) && is_same_port(old, port));
-                let is_unmatched = wanted.lack.unmatched.contains(&(port.protocol, port.port)) && (is_settled || is_said);
+                let is_unmatched = wanted.missing.unmatched.contains(&(port.protocol, port.port)) && (is_settled || is_said);
                 let refused = wanted.refusal.map(|reason| Cow::Owned(format!("{ANNOTATION_PREFIX}{}", reason.as_str())));
                 port.error = refused.or(is_unmatched.then_some(Cow::Borrowed(NO_MATCHING_PORT)));
             }
         }
     }
 
-    /// Whether slices have had their time.
+    /// Whether the grace time for slices is over.
     fn is_lack_settled(&self, now: Instant, decision: &mut Decision) -> bool {
         let Some(due) = self.lacks_since.map(|since| since + SLICES_AWAITED) else { return false };
         if due > now {
@@ -253,8 +273,9 @@ impl Item {
         due <= now
     }
 
-    /// None: what the object says stays. What is programmed stays so while gateways take a change, and for a while without them.
-    fn progress(&self, known: &Held, view: &View<'_>, now: Instant, decision: &mut Decision) -> Option<Progress> {
+    /// `None` keeps the condition of the object. A programmed Service stays programmed while gateways apply a change, and for a
+    /// grace time without gateways.
+    fn progress(&self, known: &Held, view: &GatewaysView<'_>, now: Instant, decision: &mut Decision) -> Option<Progress> {
         let said = known.conditions.get(&ConditionType::Programmed);
         let was_programmed = said.is_some_and(|condition| condition.holds);
         if self.wanted.refusal.is_some() {
@@ -279,13 +300,13 @@ impl Item {
         (!was_programmed && !waited_for_gateways).then_some(Progress::Pending)
     }
 
-    /// None: what the object says stays.
-    fn backends(&self, known: &Held, view: &View<'_>, now: Instant, decision: &mut Decision) -> Option<Backends> {
-        let lack = &self.wanted.lack;
+    /// `None` keeps the condition of the object.
+    fn backends(&self, known: &Held, view: &GatewaysView<'_>, now: Instant, decision: &mut Decision) -> Option<Backends> {
+        let missing = &self.wanted.missing;
         let found = match view.has_healthy_backend(&self.wanted.service) {
-            _ if lack.is_whole && !self.is_lack_settled(now, decision) => return None,
-            _ if lack.is_whole && lack.unmatched.is_empty() => Backends::NoEndpoints,
-            _ if lack.is_whole => Backends::NoMatchingPort,
+            _ if missing.is_whole && !self.is_lack_settled(now, decision) => return None,
+            _ if missing.is_whole && missing.unmatched.is_empty() => Backends::NoEndpoints,
+            _ if missing.is_whole => Backends::NoMatchingPort,
             is_any => {
                 if is_any? {
                     Backends::Healthy
@@ -296,7 +317,7 @@ impl Item {
         };
         let is_said = |said: &Condition| said.says_the_same(&backends_healthy(found));
         let is_said = known.conditions.get(&ConditionType::BackendsHealthy).is_some_and(is_said);
-        let may_change_at = self.health_changed_at.map(|at| at + HEALTH_PACE).filter(|at| *at > now);
+        let may_change_at = self.health_changed_at.map(|at| at + HEALTH_CHANGE_INTERVAL).filter(|at| *at > now);
         match may_change_at {
             Some(at) if !is_said => {
                 decision.wake_at = decision.wake_at.into_iter().chain([at]).min();
@@ -306,7 +327,7 @@ impl Item {
         }
     }
 
-    /// Whether somebody else took away what we had written, and what we would write again.
+    /// Whether another controller removed what we wrote and would write again.
     fn is_overwritten(&self, known: &Held, goal: &Held, is_taken: &impl Fn(&StatusWrite) -> bool) -> bool {
         let Some(written) = &self.written else { return false };
         let is_newer = written.write.uid == self.wanted.uid && written.write.resource_version != self.wanted.resource_version;
@@ -322,12 +343,12 @@ impl Item {
         Remark::new(Cause::Reason(Reason::ForeignStatusWriter), text)
     }
 
-    /// What makes `goal` of what is known. Remembered as written.
+    /// The write that changes the known content to `goal`. It is recorded as written.
     fn difference(&mut self, known: &Held, goal: Held, remarks: &mut Vec<Remark>, now: Instant) -> Option<StatusWrite> {
         if is_same(known, &goal) {
             return None;
         }
-        // A write that waits to be sent is replaced by the next one to the same version, which therefore says all.
+        // A queued write is replaced by the next one to the same version, so that one must contain all changes.
         let base = if self.wanted.uid.is_empty() { known } else { &self.wanted.held };
         let write = StatusWrite {
             service: self.wanted.service.clone(),
@@ -344,13 +365,13 @@ impl Item {
         if known.conditions.get(&of_health).is_some_and(is_news) {
             self.health_changed_at = Some(now);
         }
-        // The whole difference from the version that is written to: what it replaces was never told of.
+        // Notes cover the whole difference from this version, because those of the replaced write were never reported.
         remarks.extend(self.remarks(base, &goal));
         self.written = Some(Written { write: write.clone(), after: goal });
         Some(write)
     }
 
-    /// What of a change is worth telling. Refusals are told by the plan, in their own words.
+    /// The notes for a change. Refusals are reported by the plan, with their own messages.
     fn remarks(&self, base: &Held, goal: &Held) -> Vec<Remark> {
         let of = |held: &Held, kind| held.conditions.get(&kind).map(|condition| (condition.holds, condition.reason.clone()));
         let turns = |kind, holds| of(goal, kind).is_some_and(|now| now.0 == holds) && of(base, kind) != of(goal, kind);
@@ -367,7 +388,7 @@ impl Item {
             remarks.push(Remark::new(Cause::Programmed, "gateways forward for it"));
         }
         if says_unmatched(goal) && !says_unmatched(base) {
-            remarks.push(Remark::new(Cause::NoMatchingPort, self.wanted.lack.sentence.clone()));
+            remarks.push(Remark::new(Cause::NoMatchingPort, self.wanted.missing.sentence.clone()));
         }
         let is_of_ports = of(goal, ConditionType::BackendsHealthy).is_some_and(|now| now.1 == Cause::NoMatchingPort.as_str());
         if turns(ConditionType::BackendsHealthy, false) && !is_of_ports {
@@ -377,7 +398,7 @@ impl Item {
     }
 
     fn without_backend(&self) -> Remark {
-        if self.wanted.lack.is_whole {
+        if self.wanted.missing.is_whole {
             let text = "no endpoint of it takes new connections: none is ready, or all are drained; clients are turned away until one is";
             return Remark::new(Cause::NoEndpoints, text);
         }
@@ -398,7 +419,7 @@ fn is_same_port(one: &PortStatus, other: &PortStatus) -> bool {
     (one.port, one.protocol) == (other.port, other.protocol)
 }
 
-/// Whether an object says that no slice has one of its ports.
+/// Whether a condition of the object says that no slice has one of its ports.
 fn says_unmatched(held: &Held) -> bool {
     let ports = held.ingress.iter().flat_map(|ingress| &ingress.ports);
     let condition = held.conditions.get(&ConditionType::BackendsHealthy);
@@ -406,7 +427,7 @@ fn says_unmatched(held: &Held) -> bool {
     is_said || ports.into_iter().any(|port| port.error.as_deref() == Some(NO_MATCHING_PORT))
 }
 
-/// Sets a condition; its time stays while it holds, or does not hold, as before.
+/// Sets a condition. Its transition time changes only with its status.
 fn set(held: &mut Held, kind: ConditionType, mut condition: Condition) {
     condition.since = held.conditions.get(&kind).filter(|old| old.holds == condition.holds).and_then(|old| old.since);
     held.conditions.insert(kind, condition);
@@ -421,7 +442,7 @@ fn changed(known: &Held, goal: &Held) -> BTreeMap<ConditionType, Option<Conditio
     kinds.map(|kind| (kind, goal.conditions.get(&kind).cloned())).collect()
 }
 
-/// Whether two are the same but for times.
+/// Whether two contents are equal apart from times.
 fn is_same(one: &Held, other: &Held) -> bool {
     let has_same_marks = one.finalizer == other.finalizer && one.group == other.group;
     one.ingress == other.ingress && has_same_marks && changed(one, other).is_empty()

@@ -1,6 +1,6 @@
-//! All Services whose objects we write: those that are ours, and those that leave.
+//! The queue of all Services whose objects sluice writes: those that are ours, and those that it releases.
 //!
-//! Invariant: a Service is looked at again only when its plan, the gateways or the time may change what is due for it.
+//! Invariant: a Service is examined again only when its plan, a gateway or the time may change what is due for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,45 +10,55 @@ use imbl::ordmap::DiffItem;
 use proto::ServiceName;
 use tokio::time::Instant;
 
-use super::Statuses;
-use super::departure::Departure;
+use super::finalizer::FinalizerRemoval;
+use super::item::GatewaysView;
 use super::item::Item;
-use super::view::View;
-use crate::gateways::{Gateways, Health};
-use crate::note::{Cause, Note, Remark, Subject};
-use crate::plan::WantedStatuses;
-use crate::source::StatusWrite;
+use crate::gateways::registry::{Gateways, Health};
+use crate::plan::{Cleanup, WantedStatuses};
+use objects::note::{Cause, Note, Remark, Subject};
+use objects::status::StatusWrite;
 
-/// A write that is due, and what its owner should know.
+/// The desired statuses of one plan.
+#[derive(Clone, Debug, Default)]
+pub struct Statuses {
+    /// Counter of the generation with which gateways implement them.
+    pub counter: u64,
+    /// All Services of type `LoadBalancer` that are ours.
+    pub wanted: WantedStatuses,
+    /// Services that are not ours, or no longer ours, but still carry our finalizer, conditions or addresses.
+    pub leaving: BTreeMap<ServiceName, Cleanup>,
+}
+
+/// A write that is due, and the notes for its owner.
 #[derive(Debug)]
 pub(super) struct Due {
     pub(super) write: Option<StatusWrite>,
     pub(super) uid: String,
-    /// Told whatever becomes of the write.
+    /// Reported regardless of the result of the write.
     pub(super) notes: Vec<Note>,
-    /// Told once the write was taken.
+    /// Reported once the write was accepted.
     pub(super) notes_of_write: Vec<Note>,
 }
 
-/// What waits, and what was written.
+/// Desired and written statuses of all Services.
 #[derive(Debug)]
 pub(super) struct Queue {
-    /// What was taken in last: what is the same now was decided then.
+    /// The statuses of the last plan; an equal one needs no new decision.
     wanted: WantedStatuses,
     items: BTreeMap<ServiceName, Item>,
-    departures: BTreeMap<ServiceName, Departure>,
-    /// Those that changed since they were looked at.
+    departures: BTreeMap<ServiceName, FinalizerRemoval>,
+    /// Services that changed since they were examined.
     changed: BTreeSet<ServiceName>,
-    /// Those that a gateway's acknowledgement may make due.
+    /// Services that become due by an acknowledgement of a gateway.
     waiting: BTreeSet<ServiceName>,
     wakes: BTreeMap<ServiceName, Instant>,
     absent_since: Option<Instant>,
-    /// What each connection's gateway said of the Services, when it was looked at last.
+    /// The last report of each connected gateway about the Services.
     health: BTreeMap<u64, OrdMap<ServiceName, Health>>,
 }
 
 impl Queue {
-    /// Before any gateway is connected.
+    /// An empty queue, before any gateway is connected.
     pub(super) fn new(now: Instant) -> Self {
         Self {
             wanted: WantedStatuses::new(),
@@ -62,7 +72,7 @@ impl Queue {
         }
     }
 
-    /// Takes in a plan.
+    /// Records a plan.
     pub(super) fn take_in(&mut self, statuses: &Statuses, now: Instant) {
         for (name, leaving) in &statuses.leaving {
             let kept = self.departures.get_mut(name).filter(|departure| departure.is_of(leaving));
@@ -70,7 +80,7 @@ impl Queue {
                 departure.renew(leaving, now);
             } else {
                 let is_remembered = self.items.get(name).is_some_and(|item| item.wanted.uid == leaving.left.uid);
-                let departure = Departure::new(leaving.clone(), statuses.counter, now, is_remembered);
+                let departure = FinalizerRemoval::new(leaving.clone(), statuses.counter, now, is_remembered);
                 self.departures.insert(name.clone(), departure);
             }
         }
@@ -92,7 +102,7 @@ impl Queue {
         }
     }
 
-    /// Takes in who is connected, and what they say of Services: those of which one says something else are looked at again.
+    /// Records the connected gateways and their reports. Services whose report changed are examined again.
     pub(super) fn see(&mut self, gateways: &Gateways, now: Instant) {
         let is_absent = gateways.iter().next().is_none();
         if is_absent != self.absent_since.is_some() {
@@ -109,9 +119,9 @@ impl Queue {
         self.absent_since = is_absent.then(|| self.absent_since.unwrap_or(now));
     }
 
-    /// What is to be written now; it counts as written. `is_taken` tells whether the server took a write.
+    /// The writes that are due now; they count as written. `is_taken` returns whether the server accepted a write.
     pub(super) fn due(&mut self, gateways: &Gateways, now: Instant, is_taken: impl Fn(&StatusWrite) -> bool) -> Vec<Due> {
-        let view = View { gateways, absent_since: self.absent_since };
+        let view = GatewaysView { gateways, absent_since: self.absent_since };
         let mut names = std::mem::take(&mut self.changed);
         names.extend(self.wakes.iter().filter(|(_, at)| **at <= now).map(|(name, _)| name.clone()));
         let mut due = Vec::new();
@@ -141,7 +151,7 @@ impl Queue {
         due
     }
 
-    /// A write could not be handed over.
+    /// Records that a write could not be queued.
     pub(super) fn failed(&mut self, service: &ServiceName, retry_at: Instant) {
         if let Some(item) = self.items.get_mut(service) {
             item.failed(retry_at);
@@ -151,9 +161,9 @@ impl Queue {
         }
     }
 
-    /// When something is due without anything happening.
+    /// When the next write becomes due without any event.
     pub(super) fn next_due(&self) -> Option<Instant> {
-        let departures = self.departures.values().filter_map(Departure::wake_at);
+        let departures = self.departures.values().filter_map(FinalizerRemoval::wake_at);
         self.wakes.values().copied().chain(departures).min()
     }
 }
@@ -169,7 +179,7 @@ mod tests {
     use tokio::sync::watch;
 
     use super::*;
-    use crate::gateways::{Connection, Report};
+    use crate::gateways::registry::{Connection, Report};
 
     #[test]
     fn a_report_makes_only_those_services_due_for_another_look_that_it_changes() {

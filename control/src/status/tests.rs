@@ -1,16 +1,17 @@
 //! When what is written to a Service, as plans, gateways and other writers come.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::departure::{GATEWAYS_WAITED_FOR, OTHERS_WAITED_FOR};
+use super::finalizer::{GATEWAYS_WAITED_FOR, OTHERS_WAITED_FOR};
 use super::item::{ABSENCE_TOLERATED, REWRITES_MAX, REWRITES_WITHIN, SLICES_AWAITED, SLOW_GATEWAY_WAITED_FOR};
 use super::*;
-use crate::gateways::{Connection, Health, Report};
-use crate::note::Cause;
-use crate::plan::{Lack, LeftBy, WantedStatus};
-use crate::source::{Ingress, IpMode, PortStatus};
-use crate::spec::{Condition, ConditionType, Held, Leftover};
-use proto::{Reason, Refusal};
+use crate::gateways::registry::{Connection, Health, Report};
+use crate::plan::selection::MissingBackends;
+use crate::plan::{Cleanup, LeftBy, WantedStatus};
+use objects::note::Cause;
+use objects::status::{Ingress, IpMode, PortStatus};
+use objects::{Condition, ConditionType, Held, Leftover};
+use proto::{Reason, Refusal, ServiceName};
 
 /// A Service, what its object holds, and who forwards for it.
 struct Lab {
@@ -35,7 +36,7 @@ fn held(ingress: &[Ingress]) -> Held {
     Held { ingress: ingress.to_vec(), ..Held::default() }
 }
 
-fn leftover(by: LeftBy, is_deleted: bool) -> Leaving {
+fn leftover(by: LeftBy, is_deleted: bool) -> Cleanup {
     let conditions = [(ConditionType::Programmed, Condition::new(true, "Programmed", ""))].into();
     let held = Held { ingress: vec![ingress(1, IpMode::Proxy)], conditions, finalizer: true, group: None };
     let left = Leftover {
@@ -49,7 +50,7 @@ fn leftover(by: LeftBy, is_deleted: bool) -> Leaving {
         status_is_ours: true,
         held,
     };
-    Leaving { left: Arc::new(left), by }
+    Cleanup { left: Arc::new(left), by }
 }
 
 impl Lab {
@@ -68,7 +69,7 @@ impl Lab {
             is_withheld: false,
             pools: vec!["edge".to_owned()],
             is_partly_unread: false,
-            lack: Lack::default(),
+            missing: MissingBackends::default(),
             fails_open: true,
         };
         let now = Instant::now();
@@ -87,7 +88,7 @@ impl Lab {
         self.queue.take_in(&statuses, self.now);
     }
 
-    fn leave(&mut self, counter: u64, leaving: Leaving) {
+    fn leave(&mut self, counter: u64, leaving: Cleanup) {
         let statuses = Statuses { counter, wanted: WantedStatuses::new(), leaving: [(web(), leaving)].into() };
         self.queue.take_in(&statuses, self.now);
     }
@@ -382,7 +383,7 @@ fn health_is_told_when_it_turns_and_at_most_every_thirty_seconds() {
 #[test]
 fn a_turn_of_health_whose_write_came_too_late_is_written_to_the_newer_object_at_once() {
     let (mut lab, gateway, report) = served();
-    lab.wanted.lack = Lack::default();
+    lab.wanted.missing = MissingBackends::default();
     report(&gateway, 3, 3);
     lab.settle(4);
     report(&gateway, 3, 0);
@@ -399,7 +400,7 @@ fn served() -> (Lab, Connection, impl Fn(&Connection, u32, u32)) {
     let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
     let gateway = lab.connect("edge-1");
     gateway.acknowledge(4);
-    lab.wanted.lack = whole_lack("");
+    lab.wanted.missing = whole_lack("");
     lab.settle(4);
     let report = |gateway: &Connection, backends, healthy| {
         let health = vec![(web(), Health { backends, healthy, refusal: None })];
@@ -408,9 +409,9 @@ fn served() -> (Lab, Connection, impl Fn(&Connection, u32, u32)) {
     (lab, gateway, report)
 }
 
-fn whole_lack(sentence: &str) -> Lack {
+fn whole_lack(sentence: &str) -> MissingBackends {
     let unmatched = if sentence.is_empty() { BTreeSet::new() } else { [(proto::Protocol::Tcp, 80)].into() };
-    Lack { is_whole: true, unmatched, sentence: sentence.to_owned() }
+    MissingBackends { is_whole: true, unmatched, sentence: sentence.to_owned() }
 }
 
 #[test]
@@ -420,7 +421,7 @@ fn slices_that_come_a_moment_after_their_service_raise_no_alarm() {
     assert!(lab.due().is_none());
     assert_eq!(lab.queue.next_due(), Some(lab.now + SLICES_AWAITED));
     lab.pass(SLICES_AWAITED / 2);
-    lab.wanted.lack = Lack::default();
+    lab.wanted.missing = MissingBackends::default();
     lab.settle(4);
     assert_eq!(lab.condition(ConditionType::BackendsHealthy), None, "what the gateway told is from before");
     report(&gateway, 2, 2);
@@ -431,9 +432,9 @@ fn slices_that_come_a_moment_after_their_service_raise_no_alarm() {
 
 #[test]
 fn without_endpoints_without_a_matching_port_and_with_failing_probes_are_three_sentences() {
-    let told = |lack: Lack, backends: u32, fails_open: bool| {
+    let told = |missing: MissingBackends, backends: u32, fails_open: bool| {
         let (mut lab, gateway, report) = served();
-        (lab.wanted.lack, lab.wanted.fails_open) = (lack, fails_open);
+        (lab.wanted.missing, lab.wanted.fails_open) = (missing, fails_open);
         report(&gateway, backends, 0);
         lab.pass(SLICES_AWAITED);
         lab.settle(4);
@@ -443,8 +444,8 @@ fn without_endpoints_without_a_matching_port_and_with_failing_probes_are_three_s
     };
     let none = told(whole_lack(""), 0, true);
     let unmatched = told(whole_lack("they have web (tcp 8080)"), 0, true);
-    let failing = told(Lack::default(), 2, true);
-    let closed = told(Lack::default(), 2, false);
+    let failing = told(MissingBackends::default(), 2, true);
+    let closed = told(MissingBackends::default(), 2, false);
     assert_eq!([&*none.0, &*unmatched.0, &*failing.0], ["NoEndpoints", "NoMatchingPort", "NoHealthyBackend"]);
     assert!(none.1.contains("no endpoint") && unmatched.1.contains("web (tcp 8080)") && failing.1.contains("probes"));
     assert!(failing.1.contains("all of them are used") && !closed.1.contains("are used") && closed.1.contains("failOpen: false"));
@@ -459,7 +460,7 @@ fn every_port_is_told_and_one_that_no_slice_has_with_an_error() {
     let gateway = lab.connect("edge-1");
     gateway.acknowledge(4);
     let unmatched = [(proto::Protocol::Tcp, 443)].into();
-    lab.wanted.lack = Lack { is_whole: false, unmatched, sentence: "they have web (tcp 8080)".to_owned() };
+    lab.wanted.missing = MissingBackends { is_whole: false, unmatched, sentence: "they have web (tcp 8080)".to_owned() };
     lab.settle(4);
     assert_eq!(lab.wanted.held.ingress[0].ports, [port(80, None), port(443, None)], "slices have two seconds");
     lab.pass(SLICES_AWAITED);
@@ -473,7 +474,7 @@ fn every_port_is_told_and_one_that_no_slice_has_with_an_error() {
     lab.queue = Queue::new(lab.now);
     lab.settle(4);
     assert_eq!(lab.wanted.held.ingress[0].ports, told, "a new leader takes nothing back");
-    lab.wanted.lack = Lack::default();
+    lab.wanted.missing = MissingBackends::default();
     lab.settle(4);
     assert_eq!(lab.wanted.held.ingress[0].ports, [port(80, None), port(443, None)]);
     lab.wanted.refusal = Some(Reason::Unsupported);

@@ -1,4 +1,7 @@
-//! Which changes count, and what they concern.
+//! Tests: which changes increase revisions.
+
+use objects::ServiceSpec;
+use serde_json::{Map, Value, json};
 
 use super::*;
 
@@ -145,4 +148,30 @@ fn a_slice_that_changes_hands_leaves_its_old_service() {
     world.apply(Change::SliceApplied(Box::new(slice("x", "b", "10.0.0.1"))));
     assert_eq!(world.slices_of(&ServiceName::new("shop", "a")).count(), 0);
     assert_eq!(world.slices_of(&ServiceName::new("shop", "b")).count(), 1);
+}
+
+fn annotate(world: &mut World, uid: &str, pairs: &[(&str, &str)]) -> ServiceSpec {
+    let annotations: Map<String, Value> = pairs.iter().map(|(k, v)| (format!("sluice.dev/{k}"), (*v).into())).collect();
+    let object = json!({"metadata": {"name": "a", "namespace": "shop", "uid": uid, "annotations": annotations},
+        "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]}});
+    world.apply(Change::ServiceApplied(Box::new(serde_json::from_value::<Service>(object).unwrap())));
+    world.services()[&ServiceName::new("shop", "a")].candidate.wanted.clone().unwrap()
+}
+
+#[test]
+fn a_typing_error_leaves_in_force_what_was() {
+    let good = [("addresses", "192.0.2.9"), ("health-check", "none"), ("scheduler", "rr"), ("idle-timeout", "5m")];
+    let bad = [("addresses", "192.0.2.900"), ("health-check", "http"), ("scheduler", "dice"), ("idle-timeout", "5")];
+    let mut world = World::default();
+    let before = annotate(&mut world, "u", &good);
+    // The second time as with any later event of the object.
+    for _ in 0..2 {
+        let now = annotate(&mut world, "u", &bad);
+        assert_eq!((&now.addresses, &now.health), (&before.addresses, &before.health));
+        assert_eq!((now.scheduler, now.idle_timeout), (before.scheduler, before.idle_timeout));
+        assert_eq!((now.unread.len(), now.notes.len()), (4, 4), "{:?}", now.notes);
+    }
+    assert!(annotate(&mut world, "other", &bad).addresses.is_empty(), "another Service of that name");
+    annotate(&mut world, "u", &good);
+    assert!(annotate(&mut world, "u", &[]).addresses.is_empty(), "taken back");
 }

@@ -1,11 +1,11 @@
-//! Answers, most of them a `Status`, in the words of the recordings.
+//! HTTP answers, most of them a `Status`, with the texts of the recordings.
 
 use serde_json::{Value, json};
 
 use super::kinds::Kind;
 use super::people::Attributes;
 
-/// A whole response.
+/// A complete response.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
     pub code: u16,
@@ -31,7 +31,7 @@ impl Answer {
         Self::json(code, &status)
     }
 
-    /// Names an object in an answer, and says which it is in the details.
+    /// An answer about an object: its name is in the message, its identity in the details.
     fn about(code: u16, reason: &str, kind: Kind, name: &str, message: impl FnOnce(&str) -> String) -> Self {
         let qualified = qualified(kind.group(), kind.plural());
         let details = details(&[("name", name), ("group", kind.group()), ("kind", kind.plural())]);
@@ -42,7 +42,7 @@ impl Answer {
         Self::about(404, "NotFound", kind, name, |object| format!("{object} not found"))
     }
 
-    /// The kind is not installed.
+    /// 404: the kind is not installed.
     pub fn no_such_page() -> Self {
         let body = "404 page not found\n".to_owned();
         Self { code: 404, content_type: "text/plain; charset=utf-8", retry_after_s: None, body }
@@ -61,7 +61,7 @@ impl Answer {
         })
     }
 
-    /// 409: the object is another one than the request means.
+    /// 409: the object has another UID than the precondition in the request.
     pub fn other_uid(kind: Kind, name: &str, meant: &str, found: &str) -> Self {
         let message = format!(
             "Operation cannot be fulfilled on {} \"{name}\": the UID in the precondition ({meant}) does not match the UID in record \
@@ -71,7 +71,7 @@ impl Answer {
         Self::status(409, "Conflict", message, Some(json!({"name": name, "kind": kind.name()})))
     }
 
-    /// 403: its namespace is being deleted.
+    /// 403: the namespace is being deleted.
     pub fn terminating(kind: Kind, name: &str, namespace: &str) -> Self {
         let message = format!(
             "{} \"{name}\" is forbidden: unable to create new content in namespace {namespace} because it is being terminated",
@@ -86,12 +86,12 @@ impl Answer {
         Self::status(403, "Forbidden", message, Some(details))
     }
 
-    /// 422 with one cause. Its message repeats the cause behind the field.
+    /// 422 with one cause. The message repeats the cause after the field.
     pub fn invalid(kind: &str, name: &str, reason: &str, field: &str, message: &str) -> Self {
         Self::invalid_with(kind, name, field, message, &[json!({"reason": reason, "message": message, "field": field})])
     }
 
-    /// 422 with the cause twice, as metadata is checked twice.
+    /// 422 with the cause twice, because the server validates metadata twice.
     pub fn invalid_metadata(kind: Kind, name: &str, reason: &str, field: &str, message: &str) -> Self {
         let cause = json!({"reason": reason, "message": message, "field": field});
         Self::invalid_with(kind.name(), name, field, message, &[cause.clone(), cause])
@@ -102,7 +102,7 @@ impl Answer {
         Self::status(422, "Invalid", format!("{kind} \"{name}\" is invalid: {field}: {message}"), Some(details))
     }
 
-    /// 422: fields that must be there are not.
+    /// 422: required fields are missing.
     pub fn missing(kind: &str, name: &str, fields: &[&str]) -> Self {
         let cause = |field: &&str| json!({"reason": "FieldValueRequired", "message": "Required value", "field": field});
         let causes: Vec<_> = fields.iter().map(cause).collect();
@@ -129,7 +129,7 @@ impl Answer {
         }
     }
 
-    /// 503 of a server that does not serve yet.
+    /// 503 from a server that is still starting.
     pub fn starting(retry_after_s: u32) -> Self {
         let body = "the apiserver is starting\n".to_owned();
         Self { code: 503, content_type: "text/plain; charset=utf-8", retry_after_s: Some(retry_after_s), body }
@@ -140,7 +140,7 @@ impl Answer {
         Self::status(500, "InternalError", format!("Internal error occurred: {message}"), Some(details))
     }
 
-    /// As RBAC says it.
+    /// 403 with the text of RBAC.
     pub fn forbidden(user: &str, asked: &Attributes) -> Self {
         let Attributes { verb, group, resource, namespace, name } = asked;
         let plural = resource.split('/').next().unwrap_or_default();
@@ -163,7 +163,7 @@ impl Answer {
         Self::status(415, "UnsupportedMediaType", message.to_owned(), Some(json!({})))
     }
 
-    /// The end of a deletion of anything but Services.
+    /// 200 for a completed deletion of any kind except Services.
     pub fn deleted(kind: Kind, object: &Value) -> Self {
         let name = object["metadata"]["name"].as_str().unwrap_or_default();
         let mut details = details(&[("name", name), ("group", kind.group()), ("kind", kind.plural())]);
@@ -172,7 +172,8 @@ impl Answer {
         Self::json(200, &status)
     }
 
-    /// 410 of a list that goes on where it can no longer. It offers to go on in what there is now.
+    /// 410 for a continued list whose version was compacted. The returned token continues the list at the current
+    /// version.
     pub fn expired_list(token: &str) -> Self {
         let message = "The provided continue parameter is too old to display a consistent list result. You can start a new list \
                        without the continue parameter, or use the continue token in this response to retrieve the remainder of the \
@@ -194,7 +195,7 @@ fn qualified(group: &str, plural: &str) -> String {
     if group.is_empty() { plural.to_owned() } else { format!("{plural}.{group}") }
 }
 
-/// Without what is empty.
+/// Leaves empty values out.
 fn details(pairs: &[(&str, &str)]) -> Value {
     let given = pairs.iter().filter(|(_, value)| !value.is_empty());
     Value::Object(given.map(|(key, value)| ((*key).to_owned(), (*value).into())).collect())

@@ -1,15 +1,15 @@
-//! `managedFields`: who wrote which fields of an object last, and through which subresource.
+//! `managedFields`: who last wrote which fields of an object, and through which subresource.
 //!
-//! As far as recorded, with one simplification: what the server fills in by itself counts as the writer's.
+//! As recorded, with one simplification: fields that the server fills in count as the writer's.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-/// Names of fields from the root, as `fieldsV1` writes them.
+/// Field names from the root, as in `fieldsV1`.
 type Path = Vec<String>;
 
-/// Notes in `new` that a manager made it from `old`. Entries of others lose what it changed.
+/// Records in `new` that a manager made it from `old`. Entries of other managers lose the fields that it changed.
 pub fn note_change(old: &Value, new: &mut Value, manager: &str, subresource: &str, time: &str, api_version: &str) {
     let (before, after) = (fields(old), fields(new));
     let is_same = |path: &Path| before.get(path) == after.get(path);
@@ -39,7 +39,7 @@ pub fn note_change(old: &Value, new: &mut Value, manager: &str, subresource: &st
     new["metadata"]["managedFields"] = entries.into();
 }
 
-/// Every field that can have an owner, and its value.
+/// Every field that can have an owner, with its value.
 fn fields(object: &Value) -> BTreeMap<Path, Value> {
     let mut found = BTreeMap::new();
     for (key, value) in object.as_object().into_iter().flatten() {

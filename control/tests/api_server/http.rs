@@ -1,4 +1,4 @@
-//! Requests over HTTP: who asks, whether they may, and what they get.
+//! HTTP requests: authentication, authorisation and answers.
 
 use std::convert::Infallible;
 use std::pin::pin;
@@ -24,14 +24,15 @@ use super::{Fault, Kind, Logged, Presence, Shared};
 
 type Body = BoxBody<Bytes, std::io::Error>;
 
-/// What the body of a patch of a custom resource may be.
+/// Accepted media types for a patch of a custom resource.
 const PATCHES_OF_CUSTOM_KINDS: &str = "the body of the request was in an unknown format - accepted media types include: \
                                        application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml";
 
 /// Serves until the runtime ends.
 pub async fn serve(listener: TcpListener, shared: Arc<Shared>) {
     while let Ok((stream, _)) = listener.accept().await {
-        // As a real one: without it, the second of two events at once would wait for the first to be acknowledged.
+        // A real server does the same: otherwise the second of two consecutive events waits until the first is
+        // acknowledged.
         stream.set_nodelay(true).ok();
         tokio::spawn(serve_connection(stream, shared.clone()));
     }
@@ -43,7 +44,7 @@ async fn serve_connection(stream: TcpStream, shared: Arc<Shared>) {
     let mut connection = pin!(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service));
     shared.open.send_modify(|open| *open += 1);
     tokio::select! {
-        // First: what a new connection brings is not answered any more.
+        // Polled first, so that requests on new connections are no longer answered.
         biased;
         _ = presence.wait_for(|now| *now != Presence::There) => {}
         _ = &mut connection => {}
@@ -51,7 +52,7 @@ async fn serve_connection(stream: TcpStream, shared: Arc<Shared>) {
     shared.open.send_modify(|open| *open -= 1);
     let is_silent = *presence.borrow() == Presence::Silent;
     if is_silent {
-        // Held for ever, whatever the server does later: the other end never learns of it.
+        // The connection stays open for ever, whatever the server does later: the other end does not notice.
         std::future::pending::<()>().await;
     }
 }
@@ -142,7 +143,7 @@ fn answer(asked: &Asked, shared: &Arc<Shared>) -> Result<Response<Body>, Answer>
     Ok(whole(answer))
 }
 
-/// A definition that was created or deleted installs or removes its kind.
+/// Installs or removes a kind after its definition was created or deleted.
 fn install(asked: &Asked, shared: &Shared) {
     let name = match asked.method.as_str() {
         "POST" => asked.option("/metadata/name").and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default(),

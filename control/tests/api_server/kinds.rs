@@ -1,4 +1,4 @@
-//! The kinds of objects that the server keeps, and what makes them different.
+//! The kinds of objects that the server stores, and how they differ.
 
 /// A kind of object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,7 +17,7 @@ pub enum Kind {
     EdgeGateway,
 }
 
-/// What a kind is called, and how it behaves.
+/// Names and properties of a kind.
 struct Facts {
     name: &'static str,
     plural: &'static str,
@@ -25,7 +25,7 @@ struct Facts {
     version: &'static str,
     is_namespaced: bool,
     has_status: bool,
-    /// A PUT must name the version that it replaces.
+    /// A PUT must contain the version that it replaces.
     needs_version: bool,
 }
 
@@ -110,7 +110,7 @@ impl Kind {
         if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") }
     }
 
-    /// What paths of the kind begin with.
+    /// Prefix of the kind's paths.
     pub fn prefix(self) -> String {
         let root = if self.group().is_empty() { "/api/" } else { "/apis/" };
         format!("{root}{}/", self.api_version())
@@ -128,12 +128,12 @@ impl Kind {
         self.facts().needs_version
     }
 
-    /// Whether a definition installs the kind, so that a server may lack it.
+    /// Whether a definition installs the kind, so that a server may not have it.
     pub fn is_custom(self) -> bool {
         self.group() == "sluice.dev"
     }
 
-    /// Whether its spec has a generation.
+    /// Whether the object has `metadata.generation`.
     pub fn has_generation(self) -> bool {
         self.is_custom() || matches!(self, Self::EndpointSlice | Self::Pod)
     }

@@ -1,4 +1,4 @@
-//! Lists, whole and in pages. Pages show what there was at the version of the first one.
+//! Lists, complete or in pages. All pages show the state at the version of the first page.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use super::answer::Answer;
 use super::request::Asked;
 use super::store::Store;
 
-/// Where a list goes on: at which version (0: whatever there is), and behind how many objects.
+/// Position at which a list continues: its version (0: the current one) and the number of objects to skip.
 struct Continue {
     revision: u64,
     skipped: usize,
@@ -25,7 +25,7 @@ impl Continue {
     }
 }
 
-/// A list, or a page of one. Its items have neither kind nor apiVersion.
+/// A list or one page of it. Its items have neither kind nor apiVersion.
 pub fn list(asked: &Asked, shared: &Shared) -> Result<Answer, Answer> {
     let mut store = shared.store.lock().unwrap();
     let mut start = Continue { revision: 0, skipped: 0 };
@@ -67,7 +67,7 @@ fn item(object: &Value) -> Value {
     item
 }
 
-/// A list at least as new as a version, which must not lie ahead.
+/// Checks the version that a list must at least have. A version in the future is an error.
 fn check_version(text: &str, store: &Store) -> Result<(), Answer> {
     let wanted = text.parse::<u64>();
     let wanted = wanted.map_err(|_| Answer::bad_request(format!("invalid resource version: {}", not_a_version(text))))?;

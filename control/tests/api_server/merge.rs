@@ -1,13 +1,13 @@
-//! JSON merge patches (RFC 7396), and strategic merge patches as far as Services declare strategies.
+//! JSON merge patches (RFC 7396), and strategic merge patches with the strategies that Services declare.
 
 use serde_json::{Map, Value};
 
-/// What a list in a patch does to the list it meets.
+/// What a list in a patch does to the existing list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strategy {
-    /// Replaces it.
+    /// It replaces the list.
     Merge,
-    /// Merges with it where the type says so: finalizers as a set, conditions by `type`.
+    /// It is merged if the type declares it: finalizers as a set, conditions by `type`.
     Strategic,
 }
 

@@ -1,11 +1,11 @@
-//! A small API server over loopback HTTP that behaves as a recorded kube-apiserver 1.36.2 does towards clients that list,
-//! watch and write the kinds of `kinds.rs`; for tests only.
+//! A small API server over loopback HTTP, for tests only. To clients that list, watch and write the kinds of `kinds.rs`
+//! it behaves like a recorded kube-apiserver 1.36.2.
 //!
-//! **Invariant.** What it is asked for and does not know it answers by 501, so that a test cannot rest on something that
-//! only this server does. Its cache of roles is empty at the start, as a real one's is: see `people`. Deliberately not here:
-//! other resources, selectors but of one name, JSON patches, server-side apply, admission, and controllers, but for the one
-//! that empties namespaces and the one that makes EndpointSlices of the Pods that a Service selects: where there are none,
-//! tests write EndpointSlices.
+//! **Invariant.** It answers unknown requests with 501, so that no test depends on something that only this server
+//! does. Its cache of roles is empty at the start, like that of a real server: see `people`. Deliberately not here:
+//! other resources, selectors other than for one name, JSON patches, server-side apply, admission, and controllers. Two
+//! controllers are simulated: one empties namespaces, the other makes EndpointSlices for the Pods that a Service
+//! selects. Where there are no Pods, tests write EndpointSlices.
 
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -36,17 +36,17 @@ use tokio::net::TcpListener;
 use clock::Clock;
 pub use kinds::Kind;
 use people::People;
-#[allow(unused_imports)] // Some tests name them.
+#[allow(unused_imports)] // used by some tests only
 pub use people::{ADMIN, Attributes, Grant, Person};
 use store::{Change, Part, Place, Store};
 
-/// A request as it came.
+/// A received request.
 #[derive(Clone, Debug)]
 pub struct Logged {
     pub at: Instant,
-    /// Empty: nobody that the server knows.
+    /// Empty if the server does not know the user.
     pub user: String,
-    /// None: something that the server does not know.
+    /// `None` if the server does not know the path.
     pub asked: Option<Attributes>,
     pub method: String,
     pub path: String,
@@ -61,34 +61,34 @@ impl Logged {
     }
 }
 
-/// An answer that some requests get instead of their own.
+/// An error that some requests get instead of their answer.
 #[derive(Clone, Debug)]
 pub enum Fault {
     /// 429 in plain text, with Retry-After.
     TooMany { retry_after_s: u32 },
-    /// 503 in plain text, with Retry-After, as at the start.
+    /// 503 in plain text, with Retry-After, as during start-up.
     Starting { retry_after_s: u32 },
     /// 401: the token is no longer valid.
     Unauthorized,
-    /// 403 as RBAC gives it.
+    /// 403 from RBAC.
     Forbidden,
     /// 500 with a Status.
     Internal,
     /// 410 with a Status.
     Expired,
-    /// 404 in plain text, as of something in between that knows no such path.
+    /// 404 in plain text, as from a proxy that does not know the path.
     NoSuchPage,
-    /// 409 with a Status, as when somebody else was faster.
+    /// 409 with a Status, as after a concurrent write.
     Conflict,
-    /// 422 with a Status of this message.
+    /// 422 with a Status with this message.
     Invalid(String),
 }
 
-/// Which requests a fault is for.
+/// The requests that get a fault.
 #[derive(Clone, Debug)]
 pub struct Trap {
     pub fault: Fault,
-    /// How many requests it still catches.
+    /// Number of requests that still get it.
     pub times: usize,
     pub method: &'static str,
     pub path_contains: &'static str,
@@ -100,7 +100,7 @@ pub struct Trap {
 pub enum Cut {
     /// With a last chunk, as at the timeout.
     Clean,
-    /// Without one, as when the server is killed.
+    /// Without a last chunk, as when the server is killed.
     Abort,
     /// With an `ERROR` event of code 410.
     Expired,
@@ -113,7 +113,7 @@ pub enum Presence {
     There,
     /// It closes every connection at once.
     Away,
-    /// It keeps the connections there are and never answers on them again, as behind a broken link.
+    /// It keeps existing connections open and never answers on them again, as behind a broken link.
     Silent,
 }
 
@@ -123,7 +123,7 @@ struct Shared {
     cut: tokio::sync::watch::Sender<Option<Cut>>,
     bookmarks: tokio::sync::watch::Sender<()>,
     presence: tokio::sync::watch::Sender<Presence>,
-    /// Connections that are served.
+    /// Number of connections that are served.
     open: tokio::sync::watch::Sender<usize>,
     people: Mutex<People>,
     /// Kinds that are not installed.
@@ -132,7 +132,7 @@ struct Shared {
     log: Mutex<Vec<Logged>>,
 }
 
-/// The running server. It ends with its runtime.
+/// The running server. It stops when its runtime ends.
 pub struct ApiServer {
     shared: Arc<Shared>,
     address: SocketAddr,
@@ -157,7 +157,7 @@ impl ApiServer {
         tokio::spawn(http::serve(listener, shared.clone()));
         tokio::spawn(slices::keep(shared.clone()));
         let server = Self { shared, address };
-        // Events about what has no namespace lie there.
+        // Events about cluster-scoped objects are in this namespace.
         server.create(Kind::Namespace, json!({"metadata": {"name": "default"}}));
         server
     }
@@ -166,12 +166,12 @@ impl ApiServer {
         format!("http://{}", self.address)
     }
 
-    /// Writes a kubeconfig that leads here and may do everything.
+    /// Writes a kubeconfig for this server with all rights.
     pub fn write_kubeconfig(&self, file: &Path) {
         self.write_kubeconfig_of(ADMIN, file);
     }
 
-    /// Writes a kubeconfig that leads here with a token.
+    /// Writes a kubeconfig for this server with a token.
     pub fn write_kubeconfig_of(&self, token: &str, file: &Path) {
         let text = format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: test\nclusters: [{{name: test, cluster: {{server: \"{}\"}}}}]\n\
@@ -182,22 +182,22 @@ impl ApiServer {
         std::fs::write(file, text).unwrap();
     }
 
-    /// Whoever comes with the token is this person.
+    /// Registers the user of a token.
     pub fn admit(&self, token: &str, person: Person) {
         self.shared.people.lock().unwrap().admit(token, person);
     }
 
-    /// Takes a custom kind away, with all its objects, as deleting its definition does; or brings it back.
+    /// Removes a custom kind with all its objects, like the deletion of its definition, or restores it.
     pub fn set_installed(&self, kind: Kind, is_installed: bool) {
         self.shared.set_installed(kind, is_installed);
     }
 
-    /// What time it is on the server from now on, RFC 3339 with seconds.
+    /// Sets the server's clock; RFC 3339 with seconds.
     pub fn set_time(&self, time: &str) {
         self.change(|store| store.clock = Clock::at(time));
     }
 
-    /// Creates an object as POST would, and its namespace before it if need be.
+    /// Creates an object like POST, and its namespace if there is none.
     pub fn create(&self, kind: Kind, object: Value) -> Value {
         let (namespace, _) = names(&object);
         if kind.is_namespaced() && self.get(Kind::Namespace, "", &namespace).is_none() {
@@ -211,7 +211,7 @@ impl ApiServer {
         self.patch(kind, namespace, name, patch, Part::Main, "test")
     }
 
-    /// Changes the status of an object by a merge patch, as somebody else.
+    /// Changes the status of an object by a merge patch, as another writer.
     pub fn update_status(&self, kind: Kind, namespace: &str, name: &str, patch: &Value, manager: &str) -> Value {
         self.patch(kind, namespace, name, patch, Part::Status, manager)
     }
@@ -221,7 +221,7 @@ impl ApiServer {
         self.change(|store| store.change(&Place::new(kind, namespace, name), &change)).unwrap()
     }
 
-    /// Deletes an object as DELETE would.
+    /// Deletes an object like DELETE.
     pub fn delete(&self, kind: Kind, namespace: &str, name: &str) {
         self.change(|store| store.delete(&Place::new(kind, namespace, name), true)).unwrap();
     }
@@ -231,12 +231,12 @@ impl ApiServer {
         self.change(|store| store.delete(&Place::new(Kind::Pod, namespace, name), false)).unwrap();
     }
 
-    /// Puts an object into the store as it is, valid or not.
+    /// Stores an object without validation.
     pub fn put_raw(&self, kind: Kind, object: Value) {
         self.change(|store| store.put_raw(kind, object));
     }
 
-    /// Objects of a kind ordered by namespace and name; an empty namespace is all of them.
+    /// Objects of a kind, ordered by namespace and name. An empty namespace selects all namespaces.
     pub fn list(&self, kind: Kind, namespace: &str) -> Vec<Value> {
         self.shared.store.lock().unwrap().list(kind, namespace).into_iter().cloned().collect()
     }
@@ -250,22 +250,22 @@ impl ApiServer {
         self.shared.store.lock().unwrap().get(&Place::new(kind, namespace, name)).ok().cloned()
     }
 
-    /// Forgets the history: watches from before it are expired.
+    /// Discards the history: watches from earlier versions are expired.
     pub fn compact(&self) {
         self.shared.store.lock().unwrap().compact();
     }
 
-    /// Every watch that wants bookmarks gets one.
+    /// Sends a bookmark to every watch that requested bookmarks.
     pub fn send_bookmarks(&self) {
         self.shared.bookmarks.send_replace(());
     }
 
-    /// Forgets the history once the first page of a list was given, so that the second one comes too late.
+    /// Discards the history after the first page of a list, so that the request for the second page is expired.
     pub fn compact_before_next_page(&self) {
         self.shared.store.lock().unwrap().compact_before_next_page = true;
     }
 
-    /// Forgets the history and tells every watch, in one step, from where it can go on.
+    /// Discards the history and, in the same step, sends every watch a version from which it can resume.
     pub fn compact_and_bookmark(&self) {
         let mut store = self.shared.store.lock().unwrap();
         store.compact();
@@ -277,7 +277,7 @@ impl ApiServer {
         self.shared.cut.send_replace(Some(cut));
     }
 
-    /// Returns once no connection is served any more, unless the server is there.
+    /// Unless the server answers now, returns once no connection is served.
     pub async fn set_presence(&self, presence: Presence) {
         self.shared.presence.send_replace(presence);
         if presence != Presence::There {
@@ -285,7 +285,7 @@ impl ApiServer {
         }
     }
 
-    /// The next requests that match get the fault.
+    /// The next matching requests get the fault.
     pub fn trap(&self, trap: Trap) {
         self.shared.traps.lock().unwrap().push(trap);
     }

@@ -1,4 +1,4 @@
-//! What the server knows about kinds other than Services: defaults at creation, and what it refuses.
+//! Defaults and validation of all kinds except Services.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use super::answer::Answer;
 use super::kinds::Kind;
 use super::service;
 
-/// Fills in what a server fills in at creation. `number` makes allocated values differ.
+/// Fills in what a server fills in at creation. `number` makes allocated values unique.
 pub fn set_defaults(kind: Kind, object: &mut Value, number: u64) {
     match kind {
         Kind::Service => service::set_defaults(object, number),
@@ -40,7 +40,7 @@ pub fn set_defaults(kind: Kind, object: &mut Value, number: u64) {
     }
 }
 
-/// Refuses what a server refuses, in objects that are created or replaced.
+/// Validates objects that are created or replaced.
 pub fn check(kind: Kind, object: &Value) -> Result<(), Answer> {
     match kind {
         Kind::Event => check_event(object),
@@ -49,8 +49,8 @@ pub fn check(kind: Kind, object: &Value) -> Result<(), Answer> {
     }
 }
 
-/// Refuses what a server refuses, in objects that a patch made. A time that cannot be read is told otherwise than at
-/// creation: the patched object is no object then.
+/// Validates patched objects. An unreadable time has another error than at creation, because the patched text does not
+/// decode to an object.
 pub fn check_patched(kind: Kind, object: &Value) -> Result<(), Answer> {
     match kind {
         Kind::Lease => check_times(object).map_err(|cause| {
@@ -91,7 +91,7 @@ fn check_times(lease: &Value) -> Result<(), String> {
     check_micro_time(&lease["spec"]["renewTime"])
 }
 
-/// A `MicroTime` has a fraction.
+/// A `MicroTime` has a fraction of six digits.
 fn check_micro_time(time: &Value) -> Result<(), String> {
     let Some(text) = time.as_str() else { return Ok(()) };
     let digits = text.split_once('.').map_or(0, |(_, rest)| rest.chars().take_while(char::is_ascii_digit).count());

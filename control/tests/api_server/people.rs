@@ -1,7 +1,7 @@
-//! Who may do what: bearer tokens, and the rules of RBAC that they are bound to.
+//! Authentication and authorisation: bearer tokens, and the RBAC rules that they are bound to.
 //!
-//! A real server that has only just started knows no roles for a moment, and of several servers each request may meet such a
-//! one. So here everybody with a role is refused what they first read of each kind, once.
+//! A real server that has just started knows no roles for a moment, and with several servers each request may reach
+//! such a server. Therefore the first read of each kind by each user with a role is refused here, once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,40 +9,40 @@ use serde_json::Value;
 
 use super::answer::Answer;
 
-/// The token that may do everything.
+/// The token with all rights.
 pub const ADMIN: &str = "test";
 
 /// Rules of a Role in its namespace, or of a ClusterRole.
 #[derive(Clone, Debug)]
 pub struct Grant {
-    /// None: everywhere.
+    /// `None`: in all namespaces.
     pub namespace: Option<String>,
-    /// `rules` of the role, as its manifest has them.
+    /// `rules` of the role, as in its manifest.
     pub rules: Vec<Value>,
 }
 
-/// Somebody with a token.
+/// A user with a token.
 #[derive(Clone, Debug)]
 pub struct Person {
     pub name: String,
-    /// None: everything is allowed.
+    /// `None`: everything is allowed.
     pub grants: Option<Vec<Grant>>,
 }
 
-/// What is asked, in the words of RBAC.
+/// A request in the terms of RBAC.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Attributes {
     pub verb: &'static str,
     pub group: &'static str,
-    /// With the subresource, as `services/status`.
+    /// With the subresource, for example `services/status`.
     pub resource: String,
     pub namespace: String,
-    /// Empty for lists, watches of all, and creation.
+    /// Empty for lists, watches of all objects, and creation.
     pub name: String,
 }
 
 impl Attributes {
-    /// Whether a rule allows this.
+    /// Whether a rule allows this request.
     pub fn is_allowed_by(&self, rule: &Value) -> bool {
         let has = |field: &str, wanted: &str| {
             rule[field].as_array().is_some_and(|all| all.iter().any(|entry| entry == wanted || entry == "*"))
@@ -52,10 +52,10 @@ impl Attributes {
     }
 }
 
-/// Everybody by token.
+/// All users by token.
 pub struct People {
     by_token: BTreeMap<String, Person>,
-    /// Who has a role that the server has found since its start, and the kinds that they read.
+    /// Users and resources for which the server has loaded the roles since its start.
     cached: BTreeSet<(String, String)>,
 }
 
@@ -69,12 +69,12 @@ impl People {
         self.by_token.insert(token.to_owned(), person);
     }
 
-    /// Who comes with this `Authorization`.
+    /// The user of an `Authorization` header.
     pub fn identify(&self, authorization: &str) -> Result<&Person, Answer> {
         authorization.strip_prefix("Bearer ").and_then(|token| self.by_token.get(token)).ok_or_else(Answer::unauthorized)
     }
 
-    /// Whether they may, as far as the server has found their roles.
+    /// Whether the request is allowed by the roles that the server has loaded.
     pub fn check(&mut self, person: &Person, asked: &Attributes) -> Result<(), Answer> {
         let is_read = matches!(asked.verb, "get" | "list" | "watch");
         if person.grants.is_some() && is_read && self.cached.insert((person.name.clone(), asked.resource.clone())) {

@@ -1,4 +1,4 @@
-//! A request, taken apart: what it means, in the words of RBAC and of the store.
+//! A parsed request, in the terms of RBAC and of the store.
 
 use std::collections::BTreeMap;
 
@@ -16,13 +16,13 @@ pub struct Asked {
     pub is_status: bool,
     pub query: BTreeMap<String, String>,
     pub content_type: String,
-    /// Who writes, as `managedFields` will say.
+    /// The writer, as in `managedFields`.
     pub manager: String,
     pub body: Vec<u8>,
 }
 
 impl Asked {
-    /// None: the server knows no such path.
+    /// `None` if the server does not know the path.
     pub fn read(head: &Parts, body: Vec<u8>) -> Option<Self> {
         let header = |name| head.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
         let (place, is_status) = route(head.uri.path())?;
@@ -37,7 +37,7 @@ impl Asked {
         self.method == "GET" && matches!(self.query.get("watch").map(String::as_str), Some("1" | "true"))
     }
 
-    /// The one object that a list or watch is of.
+    /// The object that a list or watch selects, if it selects only one.
     pub fn selected_name(&self) -> Option<&str> {
         self.query.get("fieldSelector")?.strip_prefix("metadata.name=")
     }
@@ -57,18 +57,18 @@ impl Asked {
         let Place { kind, namespace, name } = &self.place;
         let resource = format!("{}{}", kind.plural(), if self.is_status { "/status" } else { "" });
         let name = self.selected_name().unwrap_or(name).to_owned();
-        // A Namespace lies in itself, for rights.
+        // For RBAC, a Namespace is in itself.
         let namespace = if *kind == Kind::Namespace { &name } else { namespace };
         Attributes { verb, group: kind.group(), resource, namespace: namespace.clone(), name }
     }
 
-    /// A field of the options in the body, as of a deletion.
+    /// A field of the options in the body, for example of a deletion.
     pub fn option(&self, pointer: &str) -> Option<Value> {
         serde_json::from_slice::<Value>(&self.body).ok()?.pointer(pointer).cloned()
     }
 }
 
-/// What a path leads to, and whether its status is meant.
+/// The object of a path, and whether the path is that of its status.
 fn route(path: &str) -> Option<(Place, bool)> {
     Kind::ALL.into_iter().find_map(|kind| {
         let parts: Vec<_> = path.strip_prefix(&kind.prefix())?.split('/').collect();
@@ -91,7 +91,7 @@ fn parse_query(query: &str) -> BTreeMap<String, String> {
     pairs.map(|(key, value)| (decoded(key), decoded(value))).collect()
 }
 
-/// Without percent signs.
+/// Decodes percent-encoding.
 fn decoded(text: &str) -> String {
     let mut parts = text.split('%');
     let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();

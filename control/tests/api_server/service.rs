@@ -1,4 +1,4 @@
-//! What the API server knows about Services: defaults at creation, and what it refuses in their status.
+//! What the API server knows about Services: defaults at creation, and validation of their status.
 
 use std::net::IpAddr;
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::answer::Answer;
 
-/// Fills in what a server fills in. `number` makes allocated values differ.
+/// Fills in defaults. `number` makes allocated values unique.
 pub fn set_defaults(service: &mut Value, number: u64) {
     service["status"] = json!({"loadBalancer": {}});
     let spec = &mut service["spec"];
@@ -47,7 +47,7 @@ pub fn set_defaults(service: &mut Value, number: u64) {
     }
 }
 
-/// A Service that stops being a load balancer loses what belongs to one, in the same version. Conditions stay.
+/// A Service that is no longer a load balancer loses the fields of one, in the same version. Conditions stay.
 pub fn clear_after_type_change(service: &mut Value) {
     if service["spec"]["type"] != "LoadBalancer" {
         service["status"]["loadBalancer"] = json!({});
@@ -58,7 +58,7 @@ pub fn clear_after_type_change(service: &mut Value) {
     }
 }
 
-/// Sets the defaults of a status and refuses what the server refuses.
+/// Sets the defaults of a status and rejects what the server rejects.
 pub fn check_status(service: &mut Value) -> Result<(), Answer> {
     let name = service["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     let is_load_balancer = service["spec"]["type"] == "LoadBalancer";
@@ -126,7 +126,7 @@ fn check_ingress(name: &str, at: &str, entry: &mut Value) -> Result<(), Answer> 
     }
 }
 
-/// An IPv4 address but for zeros in front of a part.
+/// An IPv4 address that is valid except for leading zeros in an octet.
 fn has_leading_zeros(ip: &str) -> bool {
     let parts: Vec<_> = ip.split('.').collect();
     parts.len() == 4

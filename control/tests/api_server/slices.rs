@@ -1,6 +1,6 @@
-//! What the EndpointSlice controller does for Services that select Pods: a moment after the Service, or a change of a Pod,
-//! there is a slice of the Pods. Deliberately not here: several slices a Service, Services whose Pods are none (they would
-//! have an empty slice), and named target ports.
+//! Simulates the EndpointSlice controller for Services that select Pods: shortly after a change of the Service or of a
+//! Pod there is a slice of the Pods. Deliberately not here: several slices per Service, Services without Pods (they
+//! would have an empty slice), and named target ports.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,11 +12,11 @@ use super::kinds::Kind;
 use super::merge::Strategy;
 use super::store::{Change, Part, Place, Store};
 
-/// The slices come this long after what they follow from: recorded, some ten milliseconds, in a busy cluster a second.
+/// Delay between a change and the slice. Recorded: some ten milliseconds; in a busy cluster one second.
 const MOMENT: Duration = Duration::from_millis(150);
 const MANAGER: &str = "endpointslice-controller.k8s.io";
 
-/// Keeps the slices until the runtime ends.
+/// Keeps the slices up to date until the runtime ends.
 pub async fn keep(shared: Arc<Shared>) {
     let mut revision = shared.revision.subscribe();
     loop {
@@ -34,7 +34,7 @@ pub async fn keep(shared: Arc<Shared>) {
     }
 }
 
-/// The slices that are missing or say something else.
+/// The slices that are missing or outdated.
 fn wanted(store: &Store) -> impl Iterator<Item = Value> {
     let services = store.list(Kind::Service, "").into_iter();
     services.filter_map(|service| slice(store, service)).filter(|slice| {
@@ -78,7 +78,7 @@ fn put(store: &mut Store, slice: Value) {
         let change = Change { body: &body, strategy: Some(Strategy::Merge), part: Part::Main, manager: MANAGER };
         store.change(&place, &change).ok();
     } else {
-        // A namespace that is being deleted takes none.
+        // Fails in a namespace that is being deleted.
         store.create(Kind::EndpointSlice, slice, MANAGER).ok();
     }
 }

@@ -1,4 +1,4 @@
-//! Objects, their versions, and the history that watches and pages read.
+//! Objects, their versions, and the history from which watches and pages are answered.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -11,16 +11,16 @@ use super::kinds::Kind;
 use super::merge::{Strategy, merge};
 use super::{fields, objects, service};
 
-/// Which part of an object a request changes.
+/// The part of an object that a request changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// All but the status.
+    /// Everything except the status.
     Main,
-    /// The status, and the metadata of what no definition installed.
+    /// The status, and for built-in kinds the metadata.
     Status,
 }
 
-/// Where an object lies. Namespace is empty for what has none.
+/// Identity of an object. The namespace is empty for cluster-scoped kinds.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     pub kind: Kind,
@@ -39,10 +39,10 @@ impl Place {
     }
 }
 
-/// What a request wants to become of an object.
+/// The change that a request makes to an object.
 pub struct Change<'a> {
     pub body: &'a Value,
-    /// None: the object is replaced.
+    /// `None`: the object is replaced.
     pub strategy: Option<Strategy>,
     pub part: Part,
     pub manager: &'a str,
@@ -62,9 +62,9 @@ pub struct Store {
     revision: u64,
     compacted: u64,
     objects: BTreeMap<Place, Value>,
-    /// All of it: watches that are open hear even what new ones no longer can.
+    /// The complete history: open watches still deliver events that are expired for new ones.
     history: Vec<Record>,
-    /// Whether the next page that is not the last one ages at once.
+    /// Whether the next page that is not the last one expires immediately.
     pub compact_before_next_page: bool,
     pub clock: Clock,
 }
@@ -89,27 +89,27 @@ impl Store {
         self.compacted
     }
 
-    /// Forgets all events so far, for whoever comes with a version from before. Something else moved the version on, as in any
-    /// real cluster.
+    /// Expires all events so far for clients with an older version. The version itself also grows, because in a real
+    /// cluster other objects change.
     pub fn compact(&mut self) {
         self.revision += 1;
         self.compacted = self.revision;
     }
 
-    /// Events of a kind after a version; an empty namespace is all of them.
+    /// Events of a kind after a version. An empty namespace selects all namespaces.
     pub fn since<'a>(&'a self, kind: Kind, namespace: &str, revision: u64) -> impl Iterator<Item = &'a Record> {
         let first = self.history.partition_point(|record| record.revision <= revision);
         self.history[first..].iter().filter(move |record| lies_in(&record.place, kind, namespace))
     }
 
-    /// Objects of a kind ordered by namespace and name; an empty namespace is all of them.
+    /// Objects of a kind, ordered by namespace and name. An empty namespace selects all namespaces.
     pub fn list(&self, kind: Kind, namespace: &str) -> Vec<&Value> {
         let first = Place::new(kind, namespace, "");
         let all = self.objects.range(first..).take_while(|(place, _)| lies_in(place, kind, namespace));
         all.map(|(_, object)| object).collect()
     }
 
-    /// The same as they were at a version that is not forgotten.
+    /// The same at a version that is not expired.
     pub fn list_at<'a>(&'a self, kind: Kind, namespace: &str, revision: u64) -> Vec<&'a Value> {
         if self.since(kind, namespace, revision).next().is_none() {
             return self.list(kind, namespace);
@@ -129,7 +129,7 @@ impl Store {
         self.objects.get(place).ok_or_else(|| Answer::not_found(place.kind, &place.name))
     }
 
-    /// When an object came into being, on the clock of the test.
+    /// When an object was created, on the clock of the test.
     pub fn added_at(&self, place: &Place) -> Option<Instant> {
         self.history.iter().rev().find(|record| record.event == "ADDED" && record.place == *place).map(|record| record.at)
     }
@@ -199,15 +199,15 @@ impl Store {
         let subresource = if change.part == Part::Status { "status" } else { "" };
         fields::note_change(&old, &mut new, change.manager, subresource, &self.clock.now(), &kind.api_version());
         if is_terminating(&new) && kind != Kind::Namespace && has_no_finalizers(&new) {
-            // The answer shows what was asked for; the event what there was.
+            // The answer contains the requested object, the event the last stored one.
             self.remove(place, old);
             return Ok(new);
         }
         Ok(self.put("MODIFIED", place, new))
     }
 
-    /// Deletes an object, or marks it while finalizers hold it. A Pod on a node goes when its kubelet says so, which
-    /// is a deletion without grace.
+    /// Deletes an object, or marks it as deleted while it has finalizers. A Pod on a node is removed when its kubelet
+    /// deletes it without grace period.
     pub fn delete(&mut self, place: &Place, has_grace: bool) -> Result<Value, Answer> {
         let mut object = self.get(place)?.clone();
         let waits_for_kubelet = place.kind == Kind::Pod && object["spec"]["nodeName"].is_string() && has_grace;
@@ -226,8 +226,8 @@ impl Store {
         Ok(self.put("MODIFIED", place, object))
     }
 
-    /// What the namespace controller does: once the Pods of a namespace that is being deleted are gone, it deletes all
-    /// else in it, and when that is gone the namespace.
+    /// Does what the namespace controller does: once the Pods of a deleted namespace are gone, it deletes everything
+    /// else in it, and then the namespace.
     pub fn empty_namespaces(&mut self) {
         let ending = self.list(Kind::Namespace, "").into_iter().filter(|object| is_terminating(object));
         let ending: Vec<_> = ending.map(|object| Place::of(Kind::Namespace, object)).collect();
@@ -284,7 +284,7 @@ fn has_no_finalizers(object: &Value) -> bool {
     object["metadata"]["finalizers"].as_array().is_none_or(Vec::is_empty)
 }
 
-/// The object as a request wants it. What only the server writes stays.
+/// The object after a request. Fields that only the server writes keep their values.
 fn changed(place: &Place, old: &Value, change: &Change<'_>) -> Result<Value, Answer> {
     let kind = place.kind;
     let mut new = match change.strategy {
@@ -329,7 +329,7 @@ fn changed(place: &Place, old: &Value, change: &Change<'_>) -> Result<Value, Ans
     Ok(new)
 }
 
-/// A stale version is a conflict, another uid an invalid object.
+/// A stale version is a conflict; another UID is an invalid object.
 fn check_guards(place: &Place, old: &Value, new: &Value) -> Result<(), Answer> {
     if new["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"] {
         return Err(Answer::conflict(place.kind, &place.name));
@@ -341,7 +341,7 @@ fn check_guards(place: &Place, old: &Value, new: &Value) -> Result<(), Answer> {
     Err(Answer::invalid_metadata(place.kind, &place.name, "FieldValueInvalid", "metadata.uid", &message))
 }
 
-/// What is being deleted gets no new finalizers.
+/// An object that is being deleted gets no new finalizers.
 fn check_finalizers(place: &Place, old: &Value, new: &Value) -> Result<(), Answer> {
     let all = |object: &Value| object["metadata"]["finalizers"].as_array().cloned().unwrap_or_default();
     let before = all(old);
@@ -356,7 +356,7 @@ fn check_finalizers(place: &Place, old: &Value, new: &Value) -> Result<(), Answe
     Err(Answer::invalid_metadata(place.kind, &place.name, "FieldValueForbidden", "metadata.finalizers", &message))
 }
 
-/// Indexing for assignment leaves nulls where nothing was; emptied finalizers and conditions vanish.
+/// Assignment by index leaves nulls in place of missing fields. Empty finalizers and conditions are removed.
 fn drop_nulls(new: &mut Value, old: &Value) {
     for part in ["status", "spec"] {
         if old[part].is_null()

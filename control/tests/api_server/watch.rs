@@ -1,4 +1,4 @@
-//! Watches: endless lines of events, bookmarks between them, and the ways in which they end.
+//! Watches: an endless stream of events, with bookmarks in between, and the ways in which the stream ends.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use super::list::not_a_version;
 use super::request::Asked;
 use super::{Cut, Shared};
 
-/// A piece of a body, or the end of it without a last chunk.
+/// A piece of a body, or its end without a last chunk.
 pub type Piece = Result<Frame<Bytes>, std::io::Error>;
 type Lines = mpsc::Sender<Piece>;
 
-/// Begins a watch; the answer is what it delivers.
+/// Starts a watch; returns the stream of its events.
 pub fn watch(asked: &Asked, shared: &Arc<Shared>) -> Result<mpsc::Receiver<Piece>, Answer> {
     for (key, value) in &asked.query {
         let is_known = ["watch", "allowWatchBookmarks", "resourceVersion", "timeoutSeconds"].contains(&key.as_str())
@@ -47,14 +47,14 @@ pub fn watch(asked: &Asked, shared: &Arc<Shared>) -> Result<mpsc::Receiver<Piece
 struct Watched {
     kind: Kind,
     namespace: String,
-    /// None: all of the kind.
+    /// `None`: all objects of the kind.
     name: Option<String>,
     from: u64,
     has_bookmarks: bool,
     timeout: Duration,
 }
 
-/// Writes events into a watch until it ends or nobody reads it.
+/// Writes events to a watch until it ends or its reader is gone.
 async fn deliver(watched: Watched, mut lines: Lines, shared: Arc<Shared>) {
     let mut revision = shared.revision.subscribe();
     let (mut cut, mut bookmarks) = (shared.cut.subscribe(), shared.bookmarks.subscribe());
@@ -101,8 +101,8 @@ async fn deliver(watched: Watched, mut lines: Lines, shared: Arc<Shared>) {
     }
 }
 
-/// What a watch has to deliver, and the version it is then at. A version of 0 starts with everything there is. Only a
-/// watch that begins can come too late.
+/// The events that a watch has to deliver next, and its version after them. Version 0 starts with all existing objects.
+/// Only a new watch can be expired.
 fn next_events(shared: &Shared, watched: &Watched, seen: u64, is_open: bool) -> (Vec<(&'static str, Value)>, u64) {
     let Watched { kind, namespace, name, .. } = watched;
     let is_wanted = |object: &Value| name.as_ref().is_none_or(|name| object["metadata"]["name"] == name.as_str());
@@ -125,7 +125,7 @@ fn expired(from: u64, compacted: u64) -> Value {
     serde_json::from_str(&answer.body).unwrap()
 }
 
-/// Bookmarks look like an object of which only the version is known.
+/// A bookmark looks like an object with a version and empty fields.
 fn bookmark(kind: Kind, revision: u64) -> Value {
     let mut object =
         json!({"kind": kind.name(), "apiVersion": kind.api_version(), "metadata": {"resourceVersion": revision.to_string()}});
@@ -144,14 +144,14 @@ fn bookmark(kind: Kind, revision: u64) -> Value {
             object["status"] = json!({});
         }
         Kind::Lease => object["spec"] = json!({}),
-        // A custom resource has nothing but its version: its spec is absent even where it is required.
+        // A bookmark of a custom resource has only a version: its spec is absent even if it is required.
         Kind::CustomResourceDefinition | Kind::AddressPool | Kind::EdgeGateway | Kind::ConfigMap | Kind::Secret | Kind::Event => {
         }
     }
     object
 }
 
-/// False when nobody reads any more.
+/// False if the reader is gone.
 async fn say(lines: &mut Lines, event: &str, object: &Value) -> bool {
     let line = format!("{}\n", json!({"type": event, "object": object}));
     lines.send(Ok(Frame::data(Bytes::from(line)))).await.is_ok()

@@ -1,5 +1,6 @@
-//! Renders a chart as Helm does, as far as the chart of this repository goes: Go templates, and of the functions that Helm
-//! adds `include`, `toYaml`, `nindent`, `quote`, `default`, `omit` and `sha256sum`. Any other is an error.
+//! Renders a chart as Helm does, with the features that the chart of this repository uses: Go templates and the Helm
+//! functions `include`, `toYaml`, `nindent`, `quote`, `default`, `omit` and `sha256sum`. Any other function is an
+//! error.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -11,7 +12,7 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
 thread_local! {
-    /// Named templates, for `include`: functions of templates get their arguments and nothing else.
+    /// Named templates, for `include`. Template functions have access to their arguments only.
     static NAMED: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
@@ -25,7 +26,8 @@ const FUNCTIONS: [(&str, Func); 7] = [
     ("sha256sum", sha256sum),
 ];
 
-/// The documents that `helm template RELEASE CHART --namespace NAMESPACE` prints, with `values` over the chart's own.
+/// The documents that `helm template RELEASE CHART --namespace NAMESPACE` prints, with `values` merged over the chart's
+/// values.
 pub(crate) fn render(chart: &Path, release: &str, namespace: &str, values: &Value) -> Result<Vec<Value>, String> {
     let about = read_yaml(&chart.join("Chart.yaml"));
     let mut effective = read_yaml(&chart.join("values.yaml"));
@@ -49,7 +51,7 @@ pub(crate) fn render(chart: &Path, release: &str, namespace: &str, values: &Valu
     Ok(documents)
 }
 
-/// The chart's values with `over` on top, as Helm merges them: maps key by key, all else replaced.
+/// The chart's values merged with `over`, as Helm does it: maps key by key; everything else is replaced.
 pub(crate) fn merge(values: &mut Value, over: &Value) {
     match (values, over) {
         (Value::Object(values), Value::Object(over)) => {
@@ -61,7 +63,7 @@ pub(crate) fn merge(values: &mut Value, over: &Value) {
     }
 }
 
-/// Every document of a YAML text that holds something.
+/// All non-empty documents of a YAML text.
 pub(crate) fn documents_of(text: &str) -> Result<Vec<Value>, String> {
     let parts = text.split("\n---").map(|part| part.trim_start_matches("---"));
     let documents = parts.map(|part| serde_saphyr::from_str::<Value>(part).map_err(|error| format!("{error}\n{part}")));
@@ -135,7 +137,7 @@ fn quote(arguments: &[Go]) -> Result<Go, FuncError> {
     Ok(Go::String(format!("{text:?}")))
 }
 
-/// The second, or the first where that is empty.
+/// The second argument, or the first if the second is empty.
 fn default(arguments: &[Go]) -> Result<Go, FuncError> {
     let [fallback, value] = arguments else { return Err(wrong("default", arguments)) };
     let is_empty =

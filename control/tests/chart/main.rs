@@ -1,4 +1,4 @@
-//! deploy/: the Helm chart says what the plain files say, and both are what they should be.
+//! deploy/: the Helm chart and the plain files contain the same objects, and both are valid.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -10,13 +10,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use control::config::controller::ControllerFile;
-use control::crd::AddressPool;
 use helm::{documents_of, merge, read_yaml, render};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Service, ServiceAccount};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use objects::crd::AddressPool;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -33,7 +33,7 @@ fn documents(file: &str) -> Vec<Value> {
     documents_of(&fs::read_to_string(deploy(file)).unwrap()).unwrap()
 }
 
-/// Objects by kind, namespace and name.
+/// Objects by apiVersion, kind, namespace and name.
 fn by_name(objects: Vec<Value>) -> BTreeMap<String, Value> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let name = |object: &Value| {
@@ -47,7 +47,7 @@ fn find<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
     objects.iter().filter(|object| object["kind"] == kind).collect()
 }
 
-/// The controller's configuration in these objects, read as the controller reads it.
+/// The controller's configuration in these objects, parsed as the controller does it.
 fn configuration(objects: &[Value]) -> Result<ControllerFile, String> {
     let text = find(objects, "ConfigMap")[0]["data"]["controller.yaml"].as_str().unwrap();
     let dir = tempfile::tempdir().unwrap();
@@ -81,10 +81,11 @@ fn all_other() -> Value {
 }
 
 #[test]
-fn the_chart_with_default_values_says_what_the_plain_files_say() {
+fn the_chart_with_default_values_equals_the_plain_files() {
     let mut objects = rendered(&json!({}));
     for object in &mut objects {
-        // Restarts Pods when the configuration changes: the plain file says that it has to be done by hand.
+        // This annotation restarts Pods when the configuration changes. With the plain file this is manual, as its
+        // comment says.
         if let Some(metadata) = object.pointer_mut("/spec/template/metadata").and_then(Value::as_object_mut) {
             let sum = metadata.remove("annotations").unwrap()["sluice.dev/configuration"].as_str().unwrap().len();
             assert_eq!(sum, 64);
@@ -92,7 +93,7 @@ fn the_chart_with_default_values_says_what_the_plain_files_say() {
         read_configuration(object);
     }
     let mut files: Vec<_> = documents("rbac.yaml").into_iter().chain(documents("controller.yaml")).collect();
-    // `helm install --create-namespace` makes it.
+    // `helm install --create-namespace` creates it.
     files.retain(|object| object["kind"] != "Namespace");
     files.iter_mut().for_each(read_configuration);
     let (objects, files) = (by_name(objects), by_name(files));
@@ -102,7 +103,7 @@ fn the_chart_with_default_values_says_what_the_plain_files_say() {
     }
 }
 
-/// The configuration is a text within the object: what it says counts, not how.
+/// Parses the configuration text of an object, so that its content is compared and not its formatting.
 fn read_configuration(object: &mut Value) {
     if let Some(text) = object.pointer_mut("/data/controller.yaml") {
         *text = serde_saphyr::from_str(text.as_str().unwrap()).unwrap();
@@ -131,7 +132,7 @@ fn every_value_has_an_effect_where_it_belongs() {
     assert_eq!(named("leases"), [json!(["sluice-controller-east"])]);
     assert_eq!(find(&objects, "Service")[0]["spec"]["ports"][0]["nodePort"], 31_000);
     let file = configuration(&objects).unwrap();
-    assert_eq!(file.health_listen, Some(([0, 0, 0, 0], 9440).into()), "beside what else `config.health` says");
+    assert_eq!(file.health_listen, Some(([0, 0, 0, 0], 9440).into()), "in addition to the rest of `config.health`");
     let settings = file.settings;
     assert_eq!(settings.health.fall, 7);
     assert_eq!((settings.group.as_str(), settings.load_balancer_class.as_str()), ("east", "example.com/edge"));
@@ -144,7 +145,7 @@ fn every_value_has_an_effect_where_it_belongs() {
 }
 
 #[test]
-fn another_configuration_means_other_pods_and_another_release_other_names() {
+fn a_changed_configuration_restarts_pods_and_another_release_has_other_names() {
     let sum = |values: &Value| find(&rendered(values), "Deployment")[0]["spec"]["template"]["metadata"]["annotations"].clone();
     assert_eq!(sum(&json!({})), sum(&json!({"replicas": 5})));
     assert_ne!(sum(&json!({})), sum(&json!({"config": {"defaults": {"mode": "dsr"}}})));
@@ -166,7 +167,7 @@ fn every_document_is_an_object_of_kubernetes() {
     }
 }
 
-/// The object as the API has it: a field that it does not know, or of another type, is lost or refused.
+/// The object after decoding as an API type: unknown fields are lost, wrong types are rejected.
 fn as_the_api_reads_it(object: &Value) -> Value {
     fn read<T: DeserializeOwned + Serialize>(object: &Value) -> Value {
         serde_json::to_value(serde_json::from_value::<T>(object.clone()).unwrap()).unwrap()
@@ -183,7 +184,7 @@ fn as_the_api_reads_it(object: &Value) -> Value {
         "Role" => read::<Role>(object),
         "RoleBinding" => read::<RoleBinding>(object),
         "CustomResourceDefinition" => read::<CustomResourceDefinition>(object),
-        other => panic!("{other} is not known here"),
+        other => panic!("unknown kind {other}"),
     }
 }
 
@@ -197,7 +198,7 @@ fn every_field_is_one_that_kubernetes_knows() {
     }
 }
 
-/// Paths of what is in `written` and not in `read`.
+/// Paths of the fields that are in `written` and not in `read`.
 fn lost(written: &Value, read: &Value, path: &str) -> Vec<String> {
     match (written, read) {
         (Value::Object(written), Value::Object(read)) => {
@@ -213,7 +214,7 @@ fn lost(written: &Value, read: &Value, path: &str) -> Vec<String> {
             .flat_map(|(index, (one, other))| lost(one, other, &format!("{path}[{index}]")))
             .collect(),
         _ if written == read || written.as_f64().is_some_and(|number| read.as_f64() == Some(number)) => Vec::new(),
-        // What is empty or off may be left out.
+        // Empty objects may be left out.
         _ if *written == json!({}) && read.is_null() => Vec::new(),
         _ => vec![format!("{path}: {written}, read {read}")],
     }
@@ -263,11 +264,11 @@ fn values_are_checked_by_the_schema() {
     let named = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
     let mut known = named(&schema["properties"]);
     known.retain(|key| key != "global");
-    assert_eq!(known, named(&read_yaml(&deploy("chart/values.yaml"))), "each value has a rule, and each rule a value");
+    assert_eq!(known, named(&read_yaml(&deploy("chart/values.yaml"))), "every value has a rule, and every rule has a value");
 }
 
 #[test]
-fn pods_run_without_rights_of_the_node() {
+fn pods_run_unprivileged() {
     for objects in [documents("controller.yaml"), rendered(&all_other())] {
         let pod = &find(&objects, "Deployment")[0]["spec"]["template"]["spec"];
         assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
@@ -278,7 +279,7 @@ fn pods_run_without_rights_of_the_node() {
 }
 
 #[test]
-fn the_probes_of_the_deployment_ask_where_the_controller_answers() {
+fn the_deployment_probes_the_health_port_of_the_controller() {
     for objects in [documents("controller.yaml"), rendered(&json!({})), rendered(&all_other())] {
         let container = &find(&objects, "Deployment")[0]["spec"]["template"]["spec"]["containers"][0];
         let ports = container["ports"].as_array().unwrap();

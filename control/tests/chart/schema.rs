@@ -1,10 +1,10 @@
-//! Checks values against a JSON schema, as far as values.schema.json goes. A keyword that is not known here is an error, so
-//! that none stands there without effect in this test.
+//! Validates values against a JSON schema, with the keywords that values.schema.json uses. An unknown keyword is an
+//! error, so that no rule of the schema is silently ignored here.
 
 use regex::Regex;
 use serde_json::Value;
 
-/// Everything that is wrong with `value`, by path.
+/// All errors in `value`, with their paths.
 pub(crate) fn errors(schema: &Value, value: &Value) -> Vec<String> {
     let mut errors = Vec::new();
     check(schema, value, "", &mut errors);
@@ -42,7 +42,7 @@ fn check(schema: &Value, value: &Value, path: &str, errors: &mut Vec<String>) {
                 fields(keyword, schema, value, path, errors);
                 true
             }
-            other => panic!("the keyword {other} is not known here"),
+            other => panic!("unknown keyword {other}"),
         };
         if !holds {
             errors.push(format!("{path}: {keyword} {rule}, found {value}"));
@@ -70,6 +70,6 @@ fn is_of_type(kind: &str, value: &Value) -> bool {
         "string" => value.is_string(),
         "boolean" => value.is_boolean(),
         "integer" => value.is_i64(),
-        other => panic!("the type {other} is not known here"),
+        other => panic!("unknown type {other}"),
     }
 }

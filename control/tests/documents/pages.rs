@@ -1,4 +1,4 @@
-//! What the pages for people hold that a program can check: command lines, blocks of YAML, links.
+//! The parts of the documentation that a program can check: command lines, blocks of YAML, links.
 
 #![allow(dead_code, clippy::unwrap_used, reason = "each program's tests look at a part of it")]
 
@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 
 /// A page of the repository.
 pub(crate) struct Page {
-    /// Where it is.
+    /// Its path.
     pub(crate) file: PathBuf,
-    /// What it says.
+    /// Its text.
     pub(crate) text: String,
 }
 
-/// A block between two fences.
+/// A fenced code block.
 struct Block {
     language: String,
     text: String,
@@ -48,7 +48,7 @@ impl Page {
         self.blocks().into_iter().filter(|block| block.language == "yaml").map(|block| block.text).collect()
     }
 
-    /// The arguments of every command line of `program`: in blocks of `sh`, and in code within sentences.
+    /// The arguments of every command line of `program`: in `sh` blocks and in inline code.
     pub(crate) fn commands(&self, program: &str) -> Vec<Vec<String>> {
         let shell = self.blocks().into_iter().filter(|block| block.language == "sh");
         let mut lines: Vec<String> = shell.flat_map(|block| block.text.lines().map(str::to_owned).collect::<Vec<_>>()).collect();
@@ -66,7 +66,7 @@ impl Page {
         targets.into_iter().filter(|target| !target.contains("://")).collect()
     }
 
-    /// What links to its headings may be called.
+    /// The anchors of its headings.
     pub(crate) fn anchors(&self) -> Vec<String> {
         let prose = self.prose();
         let titles =
@@ -75,7 +75,7 @@ impl Page {
         titles.map(|title| title.chars().filter(kept).collect::<String>().replace(' ', "-")).collect()
     }
 
-    /// Code within sentences; one may go on in the next line.
+    /// Inline code. It may continue on the next line.
     fn spans(&self) -> Vec<String> {
         let prose = self.prose();
         prose.split('`').skip(1).step_by(2).map(|span| span.replace('\n', " ")).collect()

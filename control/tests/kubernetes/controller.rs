@@ -1,5 +1,5 @@
-//! The whole controller on the test server, where that must do what no real one does when it is asked to. What only needs
-//! the API is in `scenarios`.
+//! The complete controller on the test server, for tests in which the server must do what a real one cannot be made to
+//! do. Tests that only need the API are in `scenarios`.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -13,21 +13,21 @@ use crate::gateway::Given;
 use crate::installation::Installation;
 use crate::user::{DEADLINE, User, reached};
 
-/// A slow gateway is waited for so long before an address is written (CONTROL section 5).
+/// How long an address waits for a slow gateway before it is written (CONTROL section 5).
 const SLOW_GATEWAY_WAITED_FOR: Duration = Duration::from_secs(2);
 
 #[tokio::test]
-async fn a_write_that_lost_a_race_is_decided_again_on_the_newer_object() {
+async fn a_write_with_a_conflict_is_decided_again_on_the_newer_object() {
     let server = ApiServer::start().await;
     let user = User::of_test_server(&server).await;
     let _installation = Installation::start(&user).await;
     server.trap(Trap { fault: Fault::Conflict, times: 1, method: "PATCH", path_contains: "/services/web/status", watch: false });
     user.add_service("web", &user.class()).await;
     let patches = || server.log().iter().filter(|logged| logged.path.ends_with("/services/web/status")).count();
-    reached("the write that loses", async || patches(), |count| *count == 1).await;
+    reached("the write with the conflict", async || patches(), |count| *count == 1).await;
     user.annotate("web", "example.com/touched", "yes").await;
     user.ingress_comes("web").await;
-    assert_eq!(patches(), 3, "the one that lost, then the finalizer, and the address once the gateway forwards for it");
+    assert_eq!(patches(), 3, "the one with the conflict, the finalizer, then the address once the gateway serves the Service");
 }
 
 #[tokio::test]
@@ -63,7 +63,7 @@ async fn without_the_right_to_list_slices_nothing_is_decided_until_it_is_granted
 }
 
 #[tokio::test]
-async fn a_checkpoint_that_must_not_be_read_keeps_nobody_from_being_served() {
+async fn services_are_served_without_the_right_to_read_the_checkpoint() {
     let server = ApiServer::start().await;
     let user = User::of_test_server(&server).await;
     let checkpoint = "/configmaps/sluice-checkpoint";
@@ -75,12 +75,12 @@ async fn a_checkpoint_that_must_not_be_read_keeps_nobody_from_being_served() {
     let log = server.log();
     assert!(
         log.iter().all(|logged| logged.method == "GET" || !logged.path.contains(checkpoint)),
-        "what was not read is not overwritten"
+        "a checkpoint that was not read must not be overwritten"
     );
 }
 
 #[tokio::test]
-async fn an_object_that_makes_no_sense_does_not_stop_the_others() {
+async fn an_object_that_cannot_be_decoded_does_not_stop_the_others() {
     let server = ApiServer::start().await;
     let user = User::of_test_server(&server).await;
     server
@@ -92,7 +92,7 @@ async fn an_object_that_makes_no_sense_does_not_stop_the_others() {
 }
 
 #[tokio::test]
-async fn an_api_server_that_is_away_at_the_start_and_later_takes_nothing_from_the_gateways() {
+async fn outages_of_the_api_server_withdraw_nothing_from_the_gateways() {
     let server = ApiServer::start().await;
     let user = User::of_test_server(&server).await;
     user.add_service("web", &user.class()).await;
@@ -112,7 +112,7 @@ async fn an_api_server_that_is_away_at_the_start_and_later_takes_nothing_from_th
 }
 
 #[tokio::test]
-async fn towards_a_mode_in_which_nodes_see_the_vip_the_status_comes_first_and_back_from_it_the_gateways() {
+async fn a_change_to_a_vip_mode_reaches_the_status_first_and_a_change_back_the_gateways_first() {
     let server = ApiServer::start().await;
     let user = User::of_test_server(&server).await;
     let installation = Installation::start(&user).await;
@@ -129,12 +129,12 @@ async fn towards_a_mode_in_which_nodes_see_the_vip_the_status_comes_first_and_ba
     installation.gives("the new mode", |given| mode(given) == "dnat").await;
     assert_eq!(told().await, "VIP");
     annotate("nat");
-    reached("the status of before", &told, |told| told == "Proxy").await;
+    reached("the previous status", &told, |told| told == "Proxy").await;
     assert_eq!(mode(&installation.given()), "nat");
 }
 
 #[tokio::test]
-async fn a_status_that_is_never_taken_holds_a_mode_up_for_ten_seconds_only() {
+async fn a_status_that_is_never_accepted_delays_a_mode_by_ten_seconds_only() {
     let server = ApiServer::start().await;
     let user = User::of_test_server(&server).await;
     let installation = Installation::start(&user).await;
@@ -147,13 +147,13 @@ async fn a_status_that_is_never_taken_holds_a_mode_up_for_ten_seconds_only() {
     let annotations = json!({"metadata": {"annotations": {"sluice.dev/mode": "dnat"}}});
     server.update(Kind::Service, &user.namespace, "web", &annotations);
     installation.gives("the new mode", |given| given.services.get(&web).is_some_and(|service| service.mode == "dnat")).await;
-    assert!(start.elapsed() >= Duration::from_secs(9), "after {:?}", start.elapsed());
+    assert!(start.elapsed() >= Duration::from_secs(9), "already after {:?}", start.elapsed());
 }
 
-/// Each on its own: more than a few at once wait for their turn, since only 20 writes are sent a second. The quickest counts, for
-/// the machine may be busy: it does not wait as long as for a gateway that is slow.
+/// One Service at a time: more than a few at once would wait for each other, since only 20 writes per second are sent.
+/// The fastest one counts, because the machine may be busy: it must be faster than the wait for a slow gateway.
 #[tokio::test]
-async fn the_address_of_a_new_service_waits_for_nothing() {
+async fn the_address_of_a_new_service_comes_without_delay() {
     let server = ApiServer::start().await;
     let user = User::of_test_server(&server).await;
     let installation = Installation::start(&user).await;
@@ -169,11 +169,11 @@ async fn the_address_of_a_new_service_waits_for_nothing() {
         println!("{name} after {taken:?}");
         quickest = quickest.min(taken);
     }
-    assert!(quickest < SLOW_GATEWAY_WAITED_FOR, "after {quickest:?} at best");
+    assert!(quickest < SLOW_GATEWAY_WAITED_FOR, "the fastest took {quickest:?}");
 }
 
 #[tokio::test]
-async fn a_namespace_that_is_deleted_goes_with_its_services_once_its_pods_have_ended() {
+async fn a_deleted_namespace_keeps_its_services_until_its_pods_have_ended() {
     let server = ApiServer::start().await;
     let user = User::of_test_server(&server).await;
     let installation = Installation::start(&user).await;
@@ -185,14 +185,14 @@ async fn a_namespace_that_is_deleted_goes_with_its_services_once_its_pods_have_e
     server.delete(Kind::Namespace, "", &user.namespace);
     user.set_backends("web", 2).await;
     let given = installation.serves(&user, "web", 2).await;
-    assert!(given.removed.is_empty(), "served while a Pod ends: {:?}", given.removed);
+    assert!(given.removed.is_empty(), "withdrawn while a Pod is still ending: {:?}", given.removed);
     server.end_pod(&user.namespace, "p");
     installation.withdraws(&user, "web").await;
     let is_there = async || server.get(Kind::Namespace, "", &user.namespace).is_some();
     reached("the end of the namespace", is_there, |is_there| !is_there).await;
 }
 
-/// What a probe of the Deployment gets: the code.
+/// The HTTP status code that a probe of the Deployment gets.
 fn probed(address: std::net::SocketAddr, path: &str) -> u16 {
     let mut stream = std::net::TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(DEADLINE)).unwrap();
@@ -202,7 +202,7 @@ fn probed(address: std::net::SocketAddr, path: &str) -> u16 {
     text.split(' ').nth(1).unwrap().parse().unwrap()
 }
 
-/// Waits, outside of any runtime, until a probe gets this code.
+/// Waits, outside any runtime, until a probe gets this code.
 fn probed_until(address: std::net::SocketAddr, path: &str, code: u16) {
     let start = Instant::now();
     while probed(address, path) != code {
@@ -211,7 +211,7 @@ fn probed_until(address: std::net::SocketAddr, path: &str, code: u16) {
     }
 }
 
-/// A runtime of its own, which a planner that hangs cannot hang.
+/// Serves the probes in a separate runtime, which a hung planner cannot block.
 fn served_apart(probes: control::healthz::Probes) -> std::net::SocketAddr {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
@@ -239,7 +239,7 @@ fn a_hung_planner_fails_livez() {
     let address = served_apart(probes);
     probed_until(address, "/readyz", 200);
     assert_eq!(probed(address, "/livez"), 200);
-    // It waits for the lock of what it tells of gateways.
+    // Blocks the planner on the lock of the gateways that it publishes.
     let gateways = installation.running().view.gateways.clone();
     let held = gateways.borrow();
     let adding = runtime.spawn(async move {
@@ -255,10 +255,10 @@ fn a_hung_planner_fails_livez() {
     });
 }
 
-/// Requests of one kind are counted between their first and their last. What comes more rarely adds 3.5 a minute: three
-/// watches of 120 s, and a look at the EdgeGateways and a write of one every 60 s.
+/// Requests of one kind are counted between the first and the last one. Less frequent requests add 3.5 a minute: three
+/// watches of 120 s, and one read and one write of EdgeGateways every 60 s.
 #[tokio::test]
-async fn a_controller_at_rest_asks_less_than_thirty_times_a_minute() {
+async fn an_idle_controller_sends_fewer_than_thirty_requests_a_minute() {
     let server = ApiServer::start().await;
     let user = User::of_test_server(&server).await;
     let _installation = Installation::start(&user).await;
@@ -274,7 +274,7 @@ async fn a_controller_at_rest_asks_less_than_thirty_times_a_minute() {
     };
     tokio::time::timeout(Duration::from_secs(120), enough).await.unwrap();
     let mut asked: BTreeMap<(String, String), Vec<Instant>> = BTreeMap::new();
-    // The checkpoint is written once after what was decided last.
+    // The checkpoint is written once after the last decision.
     let is_at_rest = |logged: &Logged| !logged.path.contains("/configmaps/sluice-checkpoint-");
     for logged in server.log().split_off(since).into_iter().filter(is_at_rest) {
         asked.entry((logged.method, logged.path)).or_default().push(logged.at);

@@ -1,23 +1,23 @@
-//! Following Services, EndpointSlices and Nodes: what the controller hears, whatever the API server does.
+//! Watching Services, EndpointSlices and Nodes: the changes that the controller receives, whatever the API server does.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use control::kubernetes::{connect, follow};
-use control::source::Change;
+use control::world::change::Change;
 use kube::ResourceExt;
 use serde_json::json;
 use tokio::sync::mpsc;
 
 use crate::api_server::{ApiServer, Cut, Fault, Kind, Presence, Trap};
 
-/// Longer than any wait that is expected; a test that needs it has failed.
+/// Longer than any expected wait. A test that reaches it has failed.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// Kinds that are followed; each is listed once at the start.
+/// Number of watched kinds. Each is listed once at the start.
 const LISTS: usize = 5;
 
-/// What a receiver of changes ends up knowing.
+/// The state that a receiver of changes builds from them.
 struct Follower {
     changes: mpsc::Receiver<Change>,
     services: BTreeSet<String>,
@@ -27,7 +27,7 @@ struct Follower {
     /// Namespaces that are being deleted.
     terminating: BTreeSet<String>,
     withdrawn: Vec<String>,
-    /// What owners are told: the object, and the cause.
+    /// The notes for owners: object and cause.
     noted: Vec<(String, &'static str)>,
     lists: usize,
 }
@@ -52,7 +52,7 @@ impl Follower {
         }
     }
 
-    /// Takes changes until the condition holds.
+    /// Applies changes until the condition holds.
     async fn until(&mut self, what: &str, is_reached: impl Fn(&Self) -> bool) {
         let taken = tokio::time::timeout(DEADLINE, async {
             while !is_reached(self) {
@@ -87,7 +87,7 @@ impl Follower {
                 self.pools = all.iter().map(ResourceExt::name_any).collect();
             }
             Change::NodeApplied(object) => {
-                assert!(self.lists >= LISTS, "a single change before all lists");
+                assert!(self.lists >= LISTS, "an event arrived before all lists");
                 self.nodes.insert(object.name_any());
             }
             Change::NamespaceApplied(object) => {
@@ -106,11 +106,11 @@ impl Follower {
                 self.nodes.remove(&name);
             }
             Change::ServiceApplied(object) => {
-                assert!(self.lists >= LISTS, "a single change before all lists");
+                assert!(self.lists >= LISTS, "an event arrived before all lists");
                 self.services.insert(object.name_any());
             }
             Change::SliceApplied(object) => {
-                assert!(self.lists >= LISTS, "a single change before all lists");
+                assert!(self.lists >= LISTS, "an event arrived before all lists");
                 self.slices.insert(object.name_any());
             }
             Change::ServiceDeleted(name) => {
@@ -138,7 +138,7 @@ fn list_fault(fault: Fault, times: usize, path_contains: &'static str) -> Trap {
 }
 
 #[tokio::test]
-async fn what_there_is_and_what_comes_and_goes_is_heard() {
+async fn existing_added_and_deleted_objects_are_received() {
     let server = ApiServer::start().await;
     add(&server, "first");
     add_slice(&server, "first-1");
@@ -169,7 +169,7 @@ async fn a_list_longer_than_a_page_is_complete() {
     assert_eq!(pages, 3);
 }
 
-/// Requests for a list of Services.
+/// Number of requests for a list of Services.
 fn lists_of_services(server: &ApiServer) -> usize {
     server.log().iter().filter(|logged| logged.path.ends_with("/services") && !logged.is_watch()).count()
 }
@@ -183,18 +183,18 @@ async fn a_list_whose_next_page_has_expired_begins_again() {
     server.compact_before_next_page();
     let mut follower = Follower::start(&server).await;
     follower.until("all Services", |f| f.services.len() == 600).await;
-    assert_eq!(lists_of_services(&server), 4, "two pages, the second of which has expired, and two more");
+    assert_eq!(lists_of_services(&server), 4, "two pages, of which the second expired, and two new ones");
 }
 
 #[tokio::test]
-async fn a_bookmark_moves_the_point_that_a_watch_is_resumed_from() {
+async fn a_watch_resumes_from_its_last_bookmark() {
     let server = ApiServer::start().await;
     let mut follower = Follower::start(&server).await;
     follower.until("the lists", |f| f.lists == LISTS).await;
     let watches = || server.log().iter().filter(|logged| logged.is_watch()).count();
     watch_count_reaches(&watches, LISTS).await;
     let listed = lists_of_services(&server);
-    // The versions that the lists were of are forgotten. Whoever heard the bookmark behind that need not list again.
+    // The versions of the lists expire. A watch that got the bookmark with the newer version needs no new list.
     server.compact_and_bookmark();
     server.cut_watches(Cut::Clean);
     add(&server, "next");
@@ -203,7 +203,7 @@ async fn a_bookmark_moves_the_point_that_a_watch_is_resumed_from() {
 }
 
 #[tokio::test]
-async fn a_kind_that_is_not_installed_holds_nothing_up_and_is_found_once_it_is() {
+async fn a_missing_kind_delays_nothing_and_is_found_once_it_is_installed() {
     let server = ApiServer::start().await;
     server.set_installed(Kind::AddressPool, false);
     add(&server, "web");
@@ -225,14 +225,14 @@ async fn a_namespace_that_is_deleted_takes_its_services_when_its_pods_are_gone()
     let mut follower = Follower::start(&server).await;
     follower.until("the lists", |f| f.lists == LISTS).await;
     server.delete(Kind::Namespace, "", "a");
-    follower.until("the end of the namespace is announced", |f| f.terminating.contains("a")).await;
-    assert!(follower.services.contains("web"), "Services stay while a Pod ends");
+    follower.until("the deletion of the namespace", |f| f.terminating.contains("a")).await;
+    assert!(follower.services.contains("web"), "Services stay while a Pod is ending");
     server.end_pod("a", "p");
     follower.until("nothing is left", |f| f.services.is_empty() && f.slices.is_empty()).await;
 }
 
 #[tokio::test]
-async fn a_server_whose_clock_is_wrong_is_followed_like_any_other() {
+async fn a_wrong_clock_of_the_server_has_no_effect() {
     let server = ApiServer::start().await;
     server.set_time("2099-01-01T00:00:00Z");
     add(&server, "web");
@@ -240,13 +240,13 @@ async fn a_server_whose_clock_is_wrong_is_followed_like_any_other() {
     follower.until("the lists", |f| f.lists == LISTS && f.services.contains("web")).await;
     server.set_time("1999-01-01T00:00:00Z");
     add(&server, "next");
-    follower.until("what comes", |f| f.services.contains("next")).await;
+    follower.until("an added Service", |f| f.services.contains("next")).await;
     server.delete(Kind::Service, "a", "web");
-    follower.until("what goes", |f| !f.services.contains("web")).await;
+    follower.until("a deleted Service", |f| !f.services.contains("web")).await;
 }
 
 #[tokio::test]
-async fn a_server_that_restarts_and_asks_for_patience_withdraws_nothing() {
+async fn a_server_restart_with_retry_after_withdraws_nothing() {
     let server = ApiServer::start().await;
     add(&server, "web");
     let mut follower = Follower::start(&server).await;
@@ -259,7 +259,7 @@ async fn a_server_that_restarts_and_asks_for_patience_withdraws_nothing() {
     }
     server.set_presence(Presence::There).await;
     add(&server, "next");
-    follower.until("the one after the restart", |f| f.services.contains("next")).await;
+    follower.until("the Service after the restart", |f| f.services.contains("next")).await;
     assert!(follower.withdrawn.is_empty(), "{:?}", follower.withdrawn);
 }
 
@@ -274,7 +274,7 @@ async fn a_token_that_expires_and_is_renewed_withdraws_nothing() {
     }
     server.cut_watches(Cut::Abort);
     add(&server, "next");
-    follower.until("the one after the renewal", |f| f.services.contains("next")).await;
+    follower.until("the Service after the renewal", |f| f.services.contains("next")).await;
     assert!(follower.withdrawn.is_empty(), "{:?}", follower.withdrawn);
 }
 
@@ -289,7 +289,7 @@ async fn a_watch_that_expires_leads_to_a_new_list_and_loses_nothing() {
     server.delete(Kind::Service, "a", "old");
     server.compact();
     server.set_presence(Presence::There).await;
-    follower.until("what happened meanwhile", |f| f.services.contains("meanwhile") && !f.services.contains("old")).await;
+    follower.until("the changes during the outage", |f| f.services.contains("meanwhile") && !f.services.contains("old")).await;
 }
 
 #[tokio::test]
@@ -318,13 +318,13 @@ async fn a_list_that_is_expired_or_refused_for_a_while_is_repeated() {
 }
 
 #[tokio::test]
-async fn a_server_that_asks_to_be_left_alone_is() {
+async fn retry_after_is_obeyed() {
     let server = ApiServer::start().await;
     server.trap(list_fault(Fault::TooMany { retry_after_s: 2 }, 1, "/services"));
     let mut follower = Follower::start(&server).await;
     let start = std::time::Instant::now();
     follower.until("the lists", |f| f.lists == LISTS).await;
-    assert!(start.elapsed() >= Duration::from_millis(1_900), "asked again after {:?}", start.elapsed());
+    assert!(start.elapsed() >= Duration::from_millis(1_900), "the next request came after {:?}", start.elapsed());
 }
 
 #[tokio::test]
@@ -336,7 +336,7 @@ async fn a_watch_refused_as_expired_leads_to_a_new_list() {
 }
 
 #[tokio::test]
-async fn slices_that_may_not_be_listed_hold_everything_back_until_they_may() {
+async fn lists_are_incomplete_until_slices_may_be_listed() {
     let server = ApiServer::start().await;
     add(&server, "web");
     server.trap(list_fault(Fault::Forbidden, usize::MAX, "/endpointslices"));
@@ -348,28 +348,28 @@ async fn slices_that_may_not_be_listed_hold_everything_back_until_they_may() {
 }
 
 #[tokio::test]
-async fn an_object_that_cannot_be_decoded_is_skipped_and_the_others_are_heard() {
+async fn an_object_that_cannot_be_decoded_is_skipped_and_the_others_are_received() {
     let server = ApiServer::start().await;
     server
         .put_raw(Kind::Service, json!({"metadata": {"name": "odd", "namespace": "a", "uid": "1"}, "spec": {"ports": "eighty"}}));
     add(&server, "even");
     let mut follower = Follower::start(&server).await;
-    follower.until("the good one", |f| f.services.contains("even")).await;
+    follower.until("the valid object", |f| f.services.contains("even")).await;
     server.put_raw(Kind::Service, json!({"metadata": {"name": "even", "namespace": "a", "uid": "2"}, "spec": {"ports": 7}}));
     add(&server, "third");
-    follower.until("the one after the bad one", |f| f.services.contains("third")).await;
+    follower.until("the object after the invalid one", |f| f.services.contains("third")).await;
     server.compact();
     server.cut_watches(Cut::Expired);
     add(&server, "fourth");
-    follower.until("the one after the new list", |f| f.services.contains("fourth")).await;
+    follower.until("the Service after the new list", |f| f.services.contains("fourth")).await;
     assert!(follower.withdrawn.is_empty(), "{:?}", follower.withdrawn);
     assert!(follower.services.contains("even") && !follower.services.contains("odd"));
     let told = ["Service a/odd", "Service a/even"].map(|object| (object.to_owned(), "Undecodable"));
-    assert_eq!(follower.noted, told, "each is told once, whatever is listed again");
+    assert_eq!(follower.noted, told, "one note per object, although it was listed again");
 }
 
 #[tokio::test]
-async fn a_server_that_is_away_at_the_start_and_later_withdraws_nothing() {
+async fn outages_of_the_server_withdraw_nothing() {
     let server = ApiServer::start().await;
     add(&server, "web");
     server.set_presence(Presence::Away).await;
@@ -379,12 +379,12 @@ async fn a_server_that_is_away_at_the_start_and_later_withdraws_nothing() {
     server.set_presence(Presence::Away).await;
     server.set_presence(Presence::There).await;
     add(&server, "next");
-    follower.until("the one after the outage", |f| f.services.contains("next")).await;
+    follower.until("the Service after the outage", |f| f.services.contains("next")).await;
     assert!(follower.withdrawn.is_empty());
 }
 
 #[tokio::test]
-async fn a_connection_that_died_silently_is_noticed_long_before_kubes_own_limit_of_295_seconds() {
+async fn a_silent_connection_is_detected_long_before_the_295_seconds_of_kube() {
     let server = ApiServer::start().await;
     let mut follower = Follower::start(&server).await;
     follower.until("the lists", |f| f.lists == LISTS).await;
@@ -392,11 +392,11 @@ async fn a_connection_that_died_silently_is_noticed_long_before_kubes_own_limit_
     watch_count_reaches(&watches, LISTS).await;
     server.set_presence(Presence::Silent).await;
     let since = server.log().len();
-    // New connections are answered; those from before stay silent for ever.
+    // New connections are answered; the existing ones stay silent for ever.
     add(&server, "web");
     server.set_presence(Presence::There).await;
     follower.until("the change during the silence", |f| f.services.contains("web")).await;
-    // Those that last longer are told by those that do not.
+    // The short watches detect the silent server and restart the long ones.
     let kinds = || {
         let log = server.log();
         log[since..].iter().filter(|logged| logged.is_watch()).map(|logged| &logged.path).collect::<BTreeSet<_>>().len()

@@ -1,4 +1,4 @@
-//! A gateway as the controller sees it: it takes what it is given and acknowledges it.
+//! A gateway as the controller sees it: it receives messages and acknowledges them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -14,18 +14,18 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 
-/// What a gateway was given.
+/// What a gateway received.
 #[derive(Clone, Debug, Default)]
 pub struct Given {
-    /// How many messages came.
+    /// Number of messages.
     pub messages: usize,
     pub services: BTreeMap<String, Service>,
-    /// Services that were ever taken away.
+    /// All Services that were ever removed.
     pub removed: Vec<String>,
 }
 
 impl Given {
-    /// Backends of all ports of a Service.
+    /// Number of backends in all ports of a Service.
     pub fn backends(&self, service: &str) -> usize {
         self.services.get(service).map_or(0, |service| service.ports.iter().map(|port| port.backends.len()).sum())
     }
@@ -43,17 +43,17 @@ impl Drop for Gateway {
 }
 
 impl Gateway {
-    /// Dials the controller until it answers, then stays.
+    /// Dials the controller until it answers, then stays connected.
     pub fn start(socket: &Path) -> Self {
         Self::start_as("edge-1", socket)
     }
 
-    /// The same under another name.
+    /// The same with another name.
     pub fn start_as(name: &str, socket: &Path) -> Self {
         Self::start_of(name, socket, false)
     }
 
-    /// One that tells, too, how many backends it finds healthy: all that it was given.
+    /// A gateway that also reports how many backends are healthy: all that it received.
     pub fn start_reporting(name: &str, socket: &Path) -> Self {
         Self::start_of(name, socket, true)
     }

@@ -1,10 +1,10 @@
-//! A controller and its one gateway, beside the cluster of a user.
+//! A controller and its only gateway, in the cluster of a user.
 
 use std::path::PathBuf;
 
-use control::controller::{Controller, Running};
-use control::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
-use control::spec::PoolSpec;
+use control::config::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
+use control::controller::{self, Running};
+use objects::PoolSpec;
 use proto::limits::DRAIN_TIMEOUT;
 use proto::{HealthCheck, Mode, Scheduler};
 use tokio_util::sync::CancellationToken;
@@ -13,7 +13,7 @@ use crate::gateway::{Gateway, Given};
 use crate::user::{User, reached};
 
 pub struct Installation {
-    /// None: nobody forwards for it yet.
+    /// `None` while no gateway is connected.
     gateway: Option<Gateway>,
     gateway_name: String,
     socket: PathBuf,
@@ -27,20 +27,20 @@ impl Installation {
         Self::start_with(user, |_| {}).await
     }
 
-    /// With other settings.
+    /// With changed settings.
     pub async fn start_with(user: &User, change: impl FnOnce(&mut ControllerSettings)) -> Self {
         let mut installation = Self::without_gateway(user, change).await;
         installation.connect_gateway();
         installation
     }
 
-    /// The controller alone.
+    /// Only the controller.
     pub async fn without_gateway(user: &User, change: impl FnOnce(&mut ControllerSettings)) -> Self {
         let socket = user.directory().join("config.sock");
         let shutdown = CancellationToken::new();
         let mut settings = settings(user, socket.clone());
         change(&mut settings);
-        let running = Controller::start(settings, shutdown.clone()).await.unwrap();
+        let running = controller::start(settings, shutdown.clone()).await.unwrap();
         Self { gateway: None, gateway_name: user.gateway.clone(), socket, shutdown, running }
     }
 
@@ -48,30 +48,30 @@ impl Installation {
         self.gateway = Some(Gateway::start_as(&self.gateway_name, &self.socket));
     }
 
-    /// The controller at work.
+    /// The running controller.
     pub fn running(&self) -> &Running {
         &self.running
     }
 
-    /// With a gateway that tells of the health of backends, as real ones do.
+    /// With a gateway that reports the health of backends, as real ones do.
     pub async fn start_reporting(user: &User) -> Self {
         let mut installation = Self::without_gateway(user, |_| {}).await;
         installation.gateway = Some(Gateway::start_reporting(&installation.gateway_name, &installation.socket));
         installation
     }
 
-    /// What the gateway was given.
+    /// What the gateway received.
     pub fn given(&self) -> Given {
         self.gateway.as_ref().expect("a gateway is connected").given()
     }
 
-    /// Ends the controller, and waits until it has ended.
+    /// Stops the controller and waits until it has stopped.
     pub async fn stop(self) {
         self.shutdown.cancel();
         self.running.stopped().await.unwrap();
     }
 
-    /// Waits until the gateway was given what is wanted.
+    /// Waits until what the gateway received satisfies `is_wanted`.
     pub async fn gives(&self, what: &str, is_wanted: impl Fn(&Given) -> bool) -> Given {
         reached(what, async || self.given(), is_wanted).await
     }
@@ -89,7 +89,7 @@ impl Installation {
     }
 }
 
-/// Whatever else the cluster has is none of this installation's: its class, group, pools and node ports are its own.
+/// Nothing else in the cluster belongs to this installation: its class, group, pools and node ports are unique.
 fn settings(user: &User, listen: PathBuf) -> ControllerSettings {
     let ranges = vec!["192.0.2.100-192.0.2.199".parse().unwrap()];
     let namespace = ("kubernetes.io/metadata.name".to_owned(), user.namespace.clone());

@@ -1,4 +1,4 @@
-//! What lies between a controller and its API server, and can be cut: an outage on any cluster, without touching it.
+//! A proxy between a controller and its API server that can be cut: it simulates an outage on any cluster.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// A way to `host:port` that is up. It ends with the runtime.
+    /// A link to `host:port` that is up. It ends with the runtime.
     async fn to(target: String) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -30,7 +30,7 @@ impl Link {
         Self { is_up, address }
     }
 
-    /// Writes a kubeconfig whose cluster is reached over a new link, with `namespace` as that of the context.
+    /// Writes a kubeconfig that reaches its cluster over a new link, with `namespace` as the namespace of its context.
     pub async fn write_kubeconfig(from: &Path, to: &PathBuf, namespace: &str) -> Self {
         let mut config = serde_json::to_value(Kubeconfig::read_from(from).unwrap()).unwrap();
         let current = config["current-context"].clone();
@@ -51,7 +51,7 @@ impl Link {
         link
     }
 
-    /// Ends every connection and refuses new ones, until it is mended.
+    /// Closes every connection and refuses new ones until `mend`.
     pub fn cut(&self) {
         self.is_up.send_replace(false);
     }

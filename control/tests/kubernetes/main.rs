@@ -1,5 +1,5 @@
-//! The Kubernetes side of the controller, against an API server: the test server, and where that makes sense a real
-//! cluster (`SLUICE_TEST_KUBECONFIG`).
+//! The Kubernetes side of the controller against an API server: the test server, and where possible a real cluster
+//! (`SLUICE_TEST_KUBECONFIG`).
 
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -18,7 +18,7 @@ mod role;
 mod scenarios;
 mod server;
 #[path = "../../../tests/edge/skip.rs"]
-#[allow(dead_code)] // what it says of namespaces is for other tests
+#[allow(dead_code)] // its functions for network namespaces are used by other tests
 mod skip;
 mod status;
 mod telling;

@@ -1,8 +1,9 @@
-//! What operators set by hand, in a ConfigMap: it survives, it is no other group's, and nobody's change is lost.
+//! Manual overrides of operators in a ConfigMap: they survive restarts, affect only their group, and no change is lost.
 
 use control::kubernetes::connect;
-use control::overrides::store::{Store, StoreError};
-use control::overrides::{Drained, Held, Overrides, Said};
+use control::store::override_editor::OverridesState;
+use control::store::overrides::{OverrideStore, OverrideStoreError};
+use control::world::overrides::{Author, Drained, Overrides};
 use serde_json::json;
 
 use crate::api_server::{ApiServer, Fault, Kind, Trap};
@@ -11,20 +12,20 @@ use crate::user::{User, reached};
 
 const NAME: &str = "sluice-overrides";
 
-async fn store(server: &ApiServer, group: &str) -> Store {
+async fn store(server: &ApiServer, group: &str) -> OverrideStore {
     let file = tempfile::NamedTempFile::new().unwrap();
     server.write_kubeconfig(file.path());
-    Store::config_map(&connect(Some(file.path())).await.unwrap(), group)
+    OverrideStore::config_map(&connect(Some(file.path())).await.unwrap(), group)
 }
 
 fn drained(node: &str) -> Overrides {
     let mut overrides = Overrides::default();
-    overrides.drain(Drained::Node(node.to_owned()), Said { by: "alice".to_owned(), at_s: 0 }).unwrap();
+    overrides.drain(Drained::Node(node.to_owned()), Author { by: "alice".to_owned(), at_s: 0 }).unwrap();
     overrides
 }
 
 #[tokio::test]
-async fn what_one_group_writes_is_read_again_and_leaves_the_other_groups_alone() {
+async fn a_group_reads_back_its_overrides_and_leaves_other_groups_unchanged() {
     let server = ApiServer::start().await;
     let [east, west] = [store(&server, "east").await, store(&server, "west").await];
     let (none, version) = east.load().await.unwrap();
@@ -38,29 +39,29 @@ async fn what_one_group_writes_is_read_again_and_leaves_the_other_groups_alone()
 }
 
 #[tokio::test]
-async fn a_change_that_somebody_was_faster_than_is_a_conflict_and_loses_nothing() {
+async fn a_concurrent_change_is_a_conflict_and_loses_nothing() {
     let server = ApiServer::start().await;
     let store = store(&server, "east").await;
     let (_, nothing) = store.load().await.unwrap();
     store.save(&drained("a"), nothing.clone()).await.unwrap();
-    assert!(matches!(store.save(&drained("b"), nothing).await, Err(StoreError::Conflict)), "it exists");
+    assert!(matches!(store.save(&drained("b"), nothing).await, Err(OverrideStoreError::Conflict)), "the object already exists");
     let (_, version) = store.load().await.unwrap();
     store.save(&drained("c"), version.clone()).await.unwrap();
-    assert!(matches!(store.save(&drained("d"), version).await, Err(StoreError::Conflict)), "it is newer");
+    assert!(matches!(store.save(&drained("d"), version).await, Err(OverrideStoreError::Conflict)), "the object is newer");
     assert_eq!(store.load().await.unwrap().0, drained("c"));
 }
 
 #[tokio::test]
-async fn a_text_that_a_person_broke_is_named_by_its_key() {
+async fn an_invalid_text_is_reported_with_its_key() {
     let server = ApiServer::start().await;
     let broken = json!({"metadata": {"name": NAME, "namespace": "default"}, "data": {"east": "version: 7"}});
     server.create(Kind::ConfigMap, broken);
     let error = store(&server, "east").await.load().await.unwrap_err();
-    assert!(matches!(error, StoreError::Broken { .. }) && error.to_string().contains("key east"), "{error}");
+    assert!(matches!(error, OverrideStoreError::Broken { .. }) && error.to_string().contains("key east"), "{error}");
     assert!(store(&server, "west").await.load().await.unwrap().0.is_empty());
 }
 
-/// A user with a Service of one backend that a controller served, which ended. Since then the backend is drained by hand.
+/// A user with a Service of one backend. A controller served it and stopped, and then the backend was drained by hand.
 async fn drained_backend(server: &ApiServer) -> User {
     let user = User::of_test_server(server).await;
     user.add("web", &json!({})).await;
@@ -73,7 +74,7 @@ async fn drained_backend(server: &ApiServer) -> User {
     user
 }
 
-/// Starts a controller, and waits until its gateway has a first state: there the backend must be drained.
+/// Waits until the gateway of a controller that just started has its first state, in which the backend must be drained.
 async fn first_state_is_drained(installation: &Installation, user: &User) {
     let given = installation.gives("a first state", |given| given.messages > 0).await;
     let web = &given.services[&user.full_name("web")];
@@ -94,14 +95,14 @@ async fn an_api_error_at_a_leaders_start_undoes_no_drain() {
 }
 
 #[tokio::test]
-async fn what_a_person_broke_undoes_no_drain_and_is_planned_with_once_it_is_mended() {
+async fn invalid_overrides_undo_no_drain_and_apply_once_they_are_repaired() {
     let server = ApiServer::start().await;
     let user = drained_backend(&server).await;
     let before = server.get(Kind::ConfigMap, &user.namespace, NAME).unwrap()["data"].clone();
     server.update(Kind::ConfigMap, &user.namespace, NAME, &json!({"data": {user.group(): "version: 7"}}));
     let installation = Installation::start(&user).await;
-    let held = async || installation.running().view.desk.held();
-    reached("what cannot be read", held, |held| matches!(held, Held::Unreadable(_))).await;
+    let held = async || installation.running().view.editor.state();
+    reached("unreadable overrides", held, |held| matches!(held, OverridesState::Unreadable(_))).await;
     server.update(Kind::ConfigMap, &user.namespace, NAME, &json!({"data": before}));
     first_state_is_drained(&installation, &user).await;
 }

@@ -1,4 +1,4 @@
-//! The test server against recorded exchanges with a kube-apiserver: it must answer as that did, or the other tests
+//! Checks the test server against recorded exchanges with a kube-apiserver. If it answers differently, the other tests
 //! prove nothing.
 
 use std::path::Path;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::api_server::{ApiServer, Cut, Fault, Kind, Trap};
 
-/// An answer as it came over the wire.
+/// An answer as received over the wire.
 pub struct Received {
     pub code: u16,
     content_type: String,
@@ -25,12 +25,12 @@ async fn client(server: &ApiServer) -> Cluster {
     connect(Some(file.path())).await.unwrap()
 }
 
-/// One exchange by a plain HTTP client that changes nothing, of somebody who may do everything.
+/// One exchange by a plain HTTP client that changes nothing, as the user with all rights.
 pub async fn exchange(server: &ApiServer, method: &str, path: &str, content_type: &str, body: &str) -> Received {
     exchange_as(server, "Bearer test", method, path, content_type, body).await
 }
 
-/// The same of somebody else.
+/// The same as another user.
 pub async fn exchange_as(
     server: &ApiServer,
     authorization: &str,
@@ -65,7 +65,7 @@ struct StatusPatches {
 #[derive(Deserialize)]
 struct StatusPatch {
     what: String,
-    /// What the Service said before, of what such a patch can touch.
+    /// The state of the Service before the request, reduced to the fields that such a patch can change.
     before: Option<Value>,
     path: String,
     content_type: String,
@@ -74,7 +74,7 @@ struct StatusPatch {
     answer: Value,
 }
 
-/// What of a Service such a patch can touch.
+/// The fields of a Service that such a patch can change.
 fn touched(service: &Value) -> Value {
     let metadata = &service["metadata"];
     json!({
@@ -154,7 +154,7 @@ async fn refusals_are_worded_as_recorded() {
             continue;
         };
         let mut body: Value = serde_json::from_str(&received.body).unwrap();
-        // Who asked, and which webhook failed, differ.
+        // The user and the failed webhook differ.
         for status in [&mut expected, &mut body] {
             let message = status["message"].as_str().unwrap().replace("system:serviceaccount:rec:gw", "U");
             status["message"] = message.replace("system:serviceaccount:sluice:sluice", "U").into();
@@ -184,7 +184,7 @@ async fn lists_and_watches_have_the_recorded_shape() {
     let page: Value = serde_json::from_str(&page.body).unwrap();
     assert_eq!(keys(&page["metadata"]), keys(&recorded["page"]["metadata"]));
     assert_eq!(page["metadata"]["remainingItemCount"], 2);
-    assert!(page["items"][0]["kind"].is_null(), "items of a list do not say what they are");
+    assert!(page["items"][0]["kind"].is_null(), "items of a list have no kind");
 
     let path = "/api/v1/services?watch=1&resourceVersion=0&timeoutSeconds=0&allowWatchBookmarks=true";
     let lines = exchange(&server, "GET", path, "", "").await.body;
@@ -204,7 +204,7 @@ async fn lists_and_watches_have_the_recorded_shape() {
     let path = "/api/v1/services?watch=1&resourceVersion=50";
     let mut expired: Value = serde_json::from_str(&exchange(&server, "GET", path, "", "").await.body).unwrap();
     expired["object"]["message"] = recorded["expired"]["object"]["message"].clone();
-    assert_eq!(expired, recorded["expired"], "an expired watch is an event of a 200");
+    assert_eq!(expired, recorded["expired"], "an expired watch is reported by an event in a 200 answer");
 }
 
 #[tokio::test]
@@ -232,7 +232,7 @@ async fn a_strategic_patch_adds_finalizers_and_replaces_the_addresses() {
 }
 
 #[tokio::test]
-async fn a_service_with_a_finalizer_is_gone_only_when_that_is() {
+async fn a_service_with_a_finalizer_is_deleted_once_the_finalizer_is_removed() {
     let server = ApiServer::start().await;
     server.create(Kind::Service, json!({"metadata": {"name": "web", "namespace": "a", "finalizers": ["our/own"]}, "spec": {}}));
     server.delete(Kind::Service, "a", "web");

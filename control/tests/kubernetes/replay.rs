@@ -1,9 +1,11 @@
-//! Recorded answers of a real API server, played again to the watchers: whatever list, page, watch or refusal it was, the
-//! `World` ends as the last recorded list says, and the selection as kube-proxy's rules say of that list.
+//! Replays recorded answers of a real API server to the watchers. Whatever lists, pages, watches or errors they
+//! contain, the `World` ends with the content of the last recorded list, and the selection with the endpoints that
+//! kube-proxy's rules select from that list.
 //!
-//! `fixtures/recordings/follow`: bodies of kube-apiserver 1.36.2, cut down to what is read; of slices that changed much
-//! only some of the events in between. `selected-*.txt` was made from the recorded lists by another program: Service, protocol,
-//! port, family, the endpoints that are used, and zones with the places of those that are hinted to them.
+//! `fixtures/recordings/follow` contains bodies of kube-apiserver 1.36.2, reduced to the fields that sluice reads. For
+//! slices with many changes only some of the events are included. Another program made `selected-*.txt` from the
+//! recorded lists: Service, protocol, port, family, the endpoints that are used, and zones with the indexes of the
+//! endpoints that are hinted to them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
@@ -11,11 +13,11 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use control::config::settings::{ControllerSettings, Source};
 use control::kubernetes::{connect, follow};
 use control::plan::{Memory, plan};
-use control::settings::{ControllerSettings, Source};
-use control::source::Change;
 use control::world::World;
+use control::world::change::Change;
 use futures::StreamExt;
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, StreamBody};
@@ -27,10 +29,11 @@ use proto::{Family, ServicePort};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-/// Longer than any wait that is expected; a test that needs it has failed.
+/// Longer than any expected wait. A test that reaches it has failed.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// Later than any status or finalizer is waited for, and any slice kept: nobody writes here.
+/// After this time no plan waits for a status or finalizer, and no deleted slice is kept: nothing is written in this
+/// test.
 const WAITS_ARE_OVER: Duration = Duration::from_secs(60);
 
 fn fixture(name: &str) -> String {
@@ -38,8 +41,8 @@ fn fixture(name: &str) -> String {
     std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
 }
 
-/// What the server says, in order: of lists and of watches, of Services and of EndpointSlices. After the last watch it is
-/// silent; a list is said again when there is no other.
+/// The answers of the server, in order: to lists and watches of Services and EndpointSlices. After the last watch the
+/// server is silent; the last list is repeated.
 #[derive(Default)]
 struct Script {
     lists: BTreeMap<&'static str, VecDeque<&'static str>>,
@@ -53,7 +56,7 @@ impl Script {
         Self { lists: queues(0).map(queue).into(), watches: queues(1).map(queue).into() }
     }
 
-    /// The next answer: status code and body, and whether the stream goes on after it.
+    /// The next answer: status code, body, and whether the stream stays open after it.
     fn answer(&mut self, kind: &str, is_watch: bool) -> (u16, String, bool) {
         if is_watch {
             let next = self.watches.get_mut(kind).and_then(VecDeque::pop_front);
@@ -99,7 +102,7 @@ fn settings() -> ControllerSettings {
     settings
 }
 
-/// The world that follows a server which says what the script says.
+/// The world that watches a server with a script.
 struct Following {
     world: World,
     changes: mpsc::Receiver<Change>,
@@ -125,7 +128,8 @@ impl Following {
         Self { world, changes }
     }
 
-    /// What is selected, one line a port and family, as in `selected-*.txt`; slices that were deleted long ago.
+    /// The selected endpoints, one line per port and family, as in `selected-*.txt`, at a time when deleted slices are
+    /// no longer kept.
     fn selected(&self) -> String {
         let (settings, mut memory, now) = (settings(), Memory::default(), Instant::now());
         plan(&self.world, &settings, &mut memory, now);
@@ -140,11 +144,11 @@ impl Following {
         lines.into_iter().map(|line| line + "\n").collect()
     }
 
-    /// Takes changes until the selection is the expected one, of as many Services.
+    /// Applies changes until the selection is `expected` and the world contains this many Services.
     async fn ends_with(mut self, services: usize, expected: &str) {
         let ends = tokio::time::timeout(DEADLINE, async {
             loop {
-                let change = self.changes.recv().await.expect("the watchers go on");
+                let change = self.changes.recv().await.expect("the watchers keep running");
                 self.world.apply(change);
                 let is_there = self.world.is_complete() && self.world.services().len() == services;
                 if is_there && self.selected() == expected {
@@ -154,7 +158,7 @@ impl Following {
         });
         if ends.await.is_err() {
             let names: Vec<_> = self.world.services().keys().map(|name| &name.name).collect();
-            panic!("{} Services: {names:?}\n{}\nbut expected {services} and\n{expected}", names.len(), self.selected());
+            panic!("{} Services: {names:?}\n{}\nexpected {services} Services and\n{expected}", names.len(), self.selected());
         }
     }
 }
@@ -171,20 +175,20 @@ fn line(service: &str, port: &ServicePort) -> String {
 }
 
 #[tokio::test]
-async fn lists_of_every_shape_end_in_the_selection_that_kube_proxy_makes() {
+async fn lists_of_every_shape_give_the_selection_of_kube_proxy() {
     let script = Script::new([&["services-shapes.json"], &[]], [&["slices-shapes.json"], &[]]);
     Following::start(script).await.ends_with(22, &fixture("selected-shapes.txt")).await;
 }
 
 #[tokio::test]
-async fn all_recorded_events_end_as_the_last_list_says() {
+async fn all_recorded_events_end_in_the_state_of_the_last_list() {
     let script =
         Script::new([&["services-first.json"], &["services-main.ndjson"]], [&["slices-first.json"], &["slices-main.ndjson"]]);
     Following::start(script).await.ends_with(19, &fixture("selected-last.txt")).await;
 }
 
 #[tokio::test]
-async fn a_watch_that_expires_and_pages_that_expire_end_with_the_next_list() {
+async fn expired_watches_and_pages_end_in_the_state_of_the_next_list() {
     let pages: &[&str] = &["services-page-1.json", "services-page-2.json", "expired-continue.json", "services-last.json"];
     let script = Script::new([pages, &["expired.ndjson"]], [&["slices-first.json", "slices-last.json"], &["expired.ndjson"]]);
     Following::start(script).await.ends_with(19, &fixture("selected-last.txt")).await;

@@ -1,11 +1,12 @@
-//! More than one controller on a cluster, as gateways, owners of Services and whoever ends a process meet them.
+//! Several controllers on one cluster, as gateways, owners of Services and operators who stop a process see them.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use control::lease::{LEASE, LED_AT_MOST, LOOKED_AT_EVERY};
+use clap::Parser as _;
+use control::kubernetes::lease::{LEASE, LED_AT_MOST, LOOKED_AT_EVERY};
 use proto::v1::config_client::ConfigClient;
 use proto::v1::watch_request::Message;
 use proto::v1::{Generation, Hello, WatchRequest, WatchResponse};
@@ -27,7 +28,7 @@ struct Replica {
 }
 
 impl Replica {
-    /// On a machine of its own: what is in its directory no other sees.
+    /// Simulates a separate machine: no other replica sees its directory.
     fn start(user: &User, name: &str) -> Self {
         let dir = user.directory().join(name);
         std::fs::create_dir_all(&dir).unwrap();
@@ -48,7 +49,8 @@ impl Replica {
         Self { socket, child }
     }
 
-    /// What it first answers to a gateway that has this; it is dialled until it listens.
+    /// The first answer to a gateway that already has the state in `have`. The gateway dials until the controller
+    /// listens.
     async fn answers(&self, have: Hello) -> Result<WatchResponse, Status> {
         let end = Instant::now() + SLACK;
         let channel = loop {
@@ -86,7 +88,7 @@ async fn first(mut stream: Streaming<WatchResponse>) -> Result<WatchResponse, St
     message.ok_or_else(|| Status::aborted("the stream ended"))
 }
 
-/// What `answer` left a gateway with.
+/// The hello of a gateway after `answer`.
 fn having(answer: &WatchResponse) -> Hello {
     let hashes: HashMap<_, _> = answer.services.iter().map(|s| (format!("{}/{}", s.namespace, s.name), s.hash.clone())).collect();
     Hello { have: answer.generation.clone(), hashes: hashes.into_iter().collect(), ..hello() }
@@ -101,7 +103,7 @@ fn lease_holder(server: &ApiServer, user: &User) -> Option<String> {
     lease["spec"]["holderIdentity"].as_str().map(str::to_owned)
 }
 
-/// Two replicas of which the first leads, and Services that have their addresses.
+/// Two replicas, of which the first leads, and Services with addresses.
 async fn two_replicas(server: &ApiServer, user: &User) -> (Replica, Replica) {
     let one = Replica::start(user, "one");
     let _gateway = Gateway::start(&one.socket);
@@ -123,7 +125,7 @@ async fn two_replicas(server: &ApiServer, user: &User) -> (Replica, Replica) {
 }
 
 #[tokio::test]
-async fn of_two_controllers_one_is_killed_and_the_other_leads_within_the_lease_and_moves_nothing() {
+async fn a_killed_leader_is_replaced_when_its_lease_expires_and_no_address_changes() {
     let server = ApiServer::start().await;
     let user = User::of_test_server(&server).await;
     let (mut one, two) = two_replicas(&server, &user).await;
@@ -138,9 +140,9 @@ async fn of_two_controllers_one_is_killed_and_the_other_leads_within_the_lease_a
         }
     };
     tokio::time::timeout(LEASE + LOOKED_AT_EVERY + SLACK, wait).await.unwrap();
-    println!("another leads {:?} after a kill", killed_at.elapsed());
-    assert!(killed_at.elapsed() > LED_AT_MOST - LOOKED_AT_EVERY, "it led before the other's Lease had run out");
-    // A gateway that comes over is sent nothing that it has.
+    println!("another controller leads {:?} after the kill", killed_at.elapsed());
+    assert!(killed_at.elapsed() > LED_AT_MOST - LOOKED_AT_EVERY, "it led before the Lease of the other had expired");
+    // A gateway that moves to the new leader does not receive again what it already has.
     let resumed = two.answers(having(&told)).await.unwrap();
     let epoch = |generation: &Option<Generation>| generation.as_ref().unwrap().epoch.clone();
     assert!(epoch(&told.generation).ends_with("-0") && epoch(&resumed.generation).ends_with("-1"), "{resumed:?}");
@@ -149,23 +151,23 @@ async fn of_two_controllers_one_is_killed_and_the_other_leads_within_the_lease_a
     user.add_service("late", &user.class()).await;
     user.ingress_comes("late").await;
     assert_eq!((user.ingress("web").await, user.ingress("mail").await), before);
-    assert_eq!(status_writes(&server), written + 2, "only the new Service was written to: its finalizer, then its address");
+    assert_eq!(status_writes(&server), written + 2, "only the new Service was written: its finalizer, then its address");
 }
 
 #[tokio::test]
-async fn a_controller_that_is_asked_to_end_hands_over_at_once() {
+async fn a_leader_that_is_stopped_hands_over_immediately() {
     let server = ApiServer::start().await;
     let user = User::of_test_server(&server).await;
     let (mut one, two) = two_replicas(&server, &user).await;
     let before = lease_holder(&server, &user);
     assert!(before.is_some());
     one.stop("-TERM").await;
-    assert_ne!(lease_holder(&server, &user), before, "who is killed keeps it until it has run out");
+    assert_ne!(lease_holder(&server, &user), before, "only a killed controller keeps the Lease until it expires");
     reached("the other leads", async || two.leads().await, |leads| *leads).await;
 }
 
 #[tokio::test]
-async fn a_leader_that_cannot_renew_its_lease_stops_before_another_may_lead_and_leads_again_when_it_can() {
+async fn a_leader_that_cannot_renew_stops_before_its_lease_expires_and_leads_again_after_the_outage() {
     let server = ApiServer::start().await;
     let user = User::of_test_server(&server).await;
     let one = Replica::start(&user, "one");
@@ -175,20 +177,23 @@ async fn a_leader_that_cannot_renew_its_lease_stops_before_another_may_lead_and_
     let silent_since = Instant::now();
     server.set_presence(Presence::Silent).await;
     let end = loop {
-        match tokio::time::timeout(LEASE, stream.message()).await.expect("it goes on for longer than the Lease lasts") {
-            Ok(message) => assert!(message.is_some_and(|message| message.removed.is_empty()), "withdrawn, or ended in silence"),
+        match tokio::time::timeout(LEASE, stream.message()).await.expect("the stream stayed open for longer than the Lease") {
+            Ok(message) => assert!(
+                message.is_some_and(|message| message.removed.is_empty()),
+                "a Service was withdrawn, or the stream ended without an error"
+            ),
             Err(status) => break status,
         }
     };
     assert_eq!(end.code(), Code::FailedPrecondition, "{end}");
-    assert!(silent_since.elapsed() < LEASE, "another may lead, after {:?}", silent_since.elapsed());
+    assert!(silent_since.elapsed() < LEASE, "another controller may already lead, after {:?}", silent_since.elapsed());
     server.set_presence(Presence::There).await;
     let again = reached("a leader again", async || one.answers(hello()).await, Result::is_ok).await.unwrap();
     assert_ne!(first.generation.unwrap().epoch, again.generation.unwrap().epoch);
 }
 
 #[tokio::test]
-async fn a_controller_that_was_killed_and_starts_again_on_its_machine_leads_at_once() {
+async fn a_killed_leader_that_restarts_on_its_machine_leads_immediately() {
     let server = ApiServer::start().await;
     let user = User::of_test_server(&server).await;
     let mut one = Replica::start(&user, "one");
@@ -196,23 +201,24 @@ async fn a_controller_that_was_killed_and_starts_again_on_its_machine_leads_at_o
     let before = lease_holder(&server, &user).unwrap();
     let killed_at = Instant::now();
     one.stop("-KILL").await;
-    assert_eq!(lease_holder(&server, &user), Some(before.clone()), "it gave nothing back");
+    assert_eq!(lease_holder(&server, &user), Some(before.clone()), "a killed controller does not release its Lease");
     let again = Replica::start(&user, "one");
     reached("a leader again", async || again.leads().await, |leads| *leads).await;
-    assert!(killed_at.elapsed() < LED_AT_MOST, "as slow as on another machine: {:?}", killed_at.elapsed());
+    assert!(killed_at.elapsed() < LED_AT_MOST, "as slow as a take-over by another machine: {:?}", killed_at.elapsed());
     assert_ne!(lease_holder(&server, &user), Some(before));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_controller_that_does_not_lead_names_the_one_that_does_and_fails_whatever_it_is_asked() {
+async fn a_controller_that_does_not_lead_names_the_leader_and_fails_all_requests() {
     let server = ApiServer::start().await;
     let user = User::of_test_server(&server).await;
     let (one, two) = two_replicas(&server, &user).await;
     let ask = async |replica: &Replica, question: &[&str]| {
         let socket = format!("unix:{}.admin", replica.socket.display());
-        let output =
-            Command::new(env!("CARGO_BIN_EXE_sluicectl")).args(["--server", &socket]).args(question).output().await.unwrap();
-        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+        let line = ["sluicectl", "--server", &socket].into_iter().chain(question.iter().copied());
+        let arguments = ctl::Arguments::try_parse_from(line).unwrap();
+        let screen = ctl::Screen { redraw: false, period: Duration::from_secs(1) };
+        ctl::run(&arguments, &mut Vec::new(), &mut Vec::new(), screen).await.map_err(|error| error.to_string())
     };
     let holder = lease_holder(&server, &user).unwrap();
     let questions: [&[&str]; 10] = [
@@ -228,15 +234,15 @@ async fn a_controller_that_does_not_lead_names_the_one_that_does_and_fails_whate
         &["undrain", "edge-1"],
     ];
     for question in questions {
-        let (code, said) = ask(&two, question).await;
-        assert!(code == Some(1) && said.contains(&format!("does not lead, {holder} does")), "{question:?}: {code:?} {said}");
+        let error = ask(&two, question).await.unwrap_err();
+        assert!(error.contains(&format!("does not lead, {holder} does")), "{question:?}: {error}");
     }
     for question in ["gateways", "pools", "events", "overrides"] {
-        assert_eq!(ask(&one, &[question]).await.0, Some(0), "{question}");
+        assert_eq!(ask(&one, &[question]).await, Ok(()), "{question}");
     }
 }
 
-/// The role that is shipped lets a controller do this with Leases, and no more.
+/// The shipped role grants exactly these operations on Leases.
 #[tokio::test]
 async fn a_controller_only_gets_creates_and_updates_its_lease() {
     let server = ApiServer::start().await;
@@ -253,5 +259,5 @@ async fn a_controller_only_gets_creates_and_updates_its_lease() {
         assert!(is_named || logged.path == path, "{logged:?}");
         assert!(is_allowed(&logged.method, is_named) && !logged.is_watch(), "{logged:?}");
     }
-    assert_eq!(lease_holder(&server, &user), None, "it is given back");
+    assert_eq!(lease_holder(&server, &user), None, "the Lease is released");
 }

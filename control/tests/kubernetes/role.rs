@@ -1,12 +1,12 @@
-//! The shipped role: a controller lives its whole life under exactly it, and has a use for every rule in it.
+//! The shipped role: a controller can do everything with exactly this role, and needs every rule in it.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use control::config::settings::{Certificates, ControllerSettings, ListenTcp, Source};
 use control::kubernetes::connect;
-use control::overrides::store::Store;
-use control::overrides::{Drained, Said};
-use control::settings::{Certificates, ControllerSettings, ListenTcp, Source};
+use control::store::overrides::OverrideStore;
+use control::world::overrides::{Author, Drained};
 use serde_json::{Value, json};
 
 use crate::api_server::{ApiServer, Attributes, Grant, Kind, Person};
@@ -14,10 +14,10 @@ use crate::installation::Installation;
 use crate::user::{User, reached};
 
 const TOKEN: &str = "of-the-service-account";
-/// Of the shipped configuration: the role names the Lease of this group and no other.
+/// The group of the shipped configuration. The role names the Lease of this group only.
 const GROUP: &str = "default";
 
-/// What `deploy/rbac.yaml` gives its service account.
+/// The rights of the service account in `deploy/rbac.yaml`.
 struct Role {
     person: Person,
     namespace: String,
@@ -46,7 +46,7 @@ fn shipped() -> Role {
     Role { person: Person { name: format!("system:serviceaccount:{namespace}:{name}"), grants }, namespace }
 }
 
-/// Everything that a controller does, under the role; gives what it asked for.
+/// Runs everything that a controller does with the role; returns its requests.
 async fn live(role: &Role) -> Vec<Attributes> {
     let server = ApiServer::start().await;
     server.admit(TOKEN, role.person.clone());
@@ -54,14 +54,14 @@ async fn live(role: &Role) -> Vec<Attributes> {
     let user = User::of_test_server(&server).await;
     let kubeconfig = user.directory().join("of-the-role");
     server.write_kubeconfig_of(TOKEN, &kubeconfig);
-    // A gateway that was not seen for 30 days is forgotten.
+    // A gateway that was not seen for 30 days is deleted.
     server.create(Kind::EdgeGateway, json!({"metadata": {"name": "gone"}, "spec": {"group": GROUP}}));
     server.update_status(Kind::EdgeGateway, "", "gone", &json!({"status": {"lastSeen": "2020-01-01T00:00:00Z"}}), "test");
     let source = Source::Kubernetes { kubeconfig: Some(kubeconfig.clone()), namespace: Some(role.namespace.clone()) };
     let configure = |settings: &mut ControllerSettings| {
         settings.source = source.clone();
         settings.group = GROUP.to_owned();
-        // As the shipped configuration has it; there is no such Secret here, which the controller says and goes on.
+        // As in the shipped configuration. The Secret does not exist here; the controller reports that and continues.
         let certificates = Certificates::Secret("sluice-controller-tls".to_owned());
         settings.listen.tcp = Some(ListenTcp { address: ([127, 0, 0, 1], 0).into(), certificates, advertise: None });
     };
@@ -70,19 +70,19 @@ async fn live(role: &Role) -> Vec<Attributes> {
     user.add("web", &json!({})).await;
     user.ingress_comes("web").await;
     installation.serves(&user, "web", 1).await;
-    // What an operator sets by hand, twice: the first time makes the ConfigMap.
+    // Overrides by hand, twice: the first one creates the ConfigMap.
     let mut cluster = connect(Some(&kubeconfig)).await.unwrap();
     cluster.namespace.clone_from(&role.namespace);
-    let store = Store::config_map(&cluster, GROUP);
+    let store = OverrideStore::config_map(&cluster, GROUP);
     for node in ["n1", "n2"] {
         let (mut overrides, version) = store.load().await.unwrap();
-        overrides.drain(Drained::Node(node.to_owned()), Said { by: "test".to_owned(), at_s: 0 }).unwrap();
+        overrides.drain(Drained::Node(node.to_owned()), Author { by: "test".to_owned(), at_s: 0 }).unwrap();
         store.save(&overrides, version).await.unwrap();
     }
     user.delete_service("web").await;
     installation.withdraws(&user, "web").await;
     user.service_goes("web").await;
-    // A refusal that stands is told by every controller: the next one finds its Event there and repeats it.
+    // Every controller reports a persistent refusal: the second controller finds the Event of the first and repeats it.
     user.add("refused", &json!({"metadata": {"annotations": {"sluice.dev/addresses": "203.0.113.9"}}})).await;
     user.event_comes("refused", "OutsidePools").await;
     installation.stop().await;
@@ -114,17 +114,17 @@ fn is_used(asked: &[Attributes], single: &Value) -> bool {
 }
 
 #[tokio::test]
-async fn a_controller_lives_under_exactly_the_shipped_role_and_uses_all_of_it() {
+async fn a_controller_needs_exactly_the_shipped_role() {
     let role = shipped();
     let asked = live(&role).await;
     let refused: BTreeSet<_> = asked.iter().filter(|asked| !is_allowed(&role, asked)).collect();
     assert!(refused.is_empty(), "the role lacks {refused:#?}");
     let rules = role.person.grants.iter().flatten().flat_map(|grant| &grant.rules);
     let unused: Vec<_> = rules.flat_map(single_rules).filter(|single| !is_used(&asked, single)).collect();
-    assert!(unused.is_empty(), "the role gives what nothing needs: {unused:#?}");
+    assert!(unused.is_empty(), "the role grants unused rights: {unused:#?}");
 }
 
-/// What is ours alone in our own namespace is named by the role; only a right to create cannot name its object.
+/// The role names our objects in our namespace. Only the right to create cannot be limited to a name.
 #[test]
 fn the_role_reaches_only_our_own_objects_in_our_namespace() {
     let role = shipped();
@@ -148,7 +148,7 @@ fn the_role_reaches_only_our_own_objects_in_our_namespace() {
     assert!(may("create", "coordination.k8s.io", "leases", "") && may("create", "", "configmaps", ""));
 }
 
-/// A rule as rules of one resource and one verb each.
+/// Splits a rule into rules with one resource and one verb each.
 fn single_rules(rule: &Value) -> Vec<Value> {
     let list = |field: &str| rule[field].as_array().unwrap().clone();
     let pairs =

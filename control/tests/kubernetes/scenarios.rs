@@ -1,6 +1,6 @@
-//! What users observe, each written once and run on any cluster: on the test server by `make test`, on a real one by
-//! `make e2e-k8s`. They need no kubelet: Nodes, Pods and EndpointSlices are made as objects. Each has class, group, pools and
-//! namespace of its own, since a cluster may have an installation already.
+//! What users observe. Every scenario runs on any cluster: on the test server with `make test`, on a real one with
+//! `make e2e-k8s`. Scenarios need no kubelet: Nodes, Pods and EndpointSlices are created as objects. Each scenario has
+//! its own class, group, pools and namespace, since a cluster may already have an installation.
 //!
 //! A new scenario is one function of a [`User`] and one row of [`SCENARIOS`].
 
@@ -24,27 +24,29 @@ use crate::user::User;
 
 type Scenario = for<'a> fn(&'a User) -> Pin<Box<dyn Future<Output = ()> + 'a>>;
 
-/// Sentence and function.
+/// Description and function.
 const SCENARIOS: &[(&str, Scenario)] = &[
     ("a new Service has its address within a second", |user| Box::pin(lives::a_new_service_has_its_address(user))),
-    ("backends that come and go reach the gateways", |user| Box::pin(lives::backends_come_and_go(user))),
+    ("added and removed backends reach the gateways", |user| Box::pin(lives::backends_come_and_go(user))),
     ("a deleted Service is withdrawn and gone", |user| Box::pin(lives::a_deleted_service_is_withdrawn(user))),
-    ("a Service that is no LoadBalancer any more is withdrawn, and comes back to its address", |user| {
+    ("a Service that is no longer a LoadBalancer is withdrawn, and later gets its address again", |user| {
         Box::pin(lives::a_type_changes(user))
     }),
-    ("towards a VIP mode the status comes first, and back from it the gateways", |user| Box::pin(lives::a_mode_changes(user))),
-    ("conditions tell whether gateways forward for a Service", |user| Box::pin(lives::conditions_follow_the_gateways(user))),
-    ("conditions and an Event tell why a Service is not served", |user| Box::pin(lives::a_refusal_says_why(user))),
-    ("a new Service whose slice comes a moment later raises no alarm", |user| {
+    ("a change to a VIP mode reaches the status first, and a change back the gateways first", |user| {
+        Box::pin(lives::a_mode_changes(user))
+    }),
+    ("conditions show whether gateways serve a Service", |user| Box::pin(lives::conditions_follow_the_gateways(user))),
+    ("conditions and an Event show why a Service is not served", |user| Box::pin(lives::a_refusal_says_why(user))),
+    ("a new Service whose slice follows a moment later causes no Warning", |user| {
         Box::pin(told::a_new_service_raises_no_alarm(user))
     }),
-    ("what a Service lacks to have backends is told apart", |user| Box::pin(told::what_is_lacking_is_told_apart(user))),
-    ("each port stands in the status, one that is not served with an error", |user| {
-        Box::pin(told::every_port_stands_in_the_status(user))
+    ("reasons distinguish why a Service has no backends", |user| Box::pin(told::missing_backends_have_distinct_reasons(user))),
+    ("each port is listed in the status, with an error if it is not served", |user| {
+        Box::pin(told::every_port_is_in_the_status(user))
     }),
-    ("a refusal is told before what is routine", |user| Box::pin(told::a_refusal_overtakes_routine(user))),
-    ("a typing error cuts no traffic", |user| Box::pin(told::a_typing_error_cuts_no_traffic(user))),
-    ("an outage of the API server withdraws nothing, and what changed meanwhile arrives", |user| {
+    ("a refusal is reported before routine Events", |user| Box::pin(told::a_refusal_overtakes_routine(user))),
+    ("a typing error interrupts no traffic", |user| Box::pin(told::a_typing_error_cuts_no_traffic(user))),
+    ("an outage of the API server withdraws nothing, and changes made meanwhile arrive", |user| {
         Box::pin(lives::the_api_server_is_away(user))
     }),
     ("a controller that starts during an outage serves once it is over", |user| {
@@ -54,33 +56,33 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("Services without class are left alone until they are claimed", |user| {
         Box::pin(ownership::classless_services_are_claimed(user))
     }),
-    ("a Service that another controller gave its address is taken over with it", |user| {
+    ("a Service with an address from another controller is taken over and keeps it", |user| {
         Box::pin(moving::an_address_of_another_controller_is_kept(user))
     }),
-    ("the endpoints of a deleted EndpointSlice count for two seconds more", |user| {
+    ("the endpoints of a deleted EndpointSlice are used for two more seconds", |user| {
         Box::pin(services::a_deleted_slice_counts_on(user))
     }),
     ("externalIPs are served where they are allowed", |user| {
         Box::pin(services::external_ips_are_served_where_they_are_allowed(user))
     }),
     ("one port number is served on three protocols", |user| Box::pin(services::one_number_on_three_protocols(user))),
-    ("a controller that starts anew renumbers nobody", |user| Box::pin(addresses::a_new_controller_renumbers_nobody(user))),
-    ("a Service gets the address that it asks for", |user| Box::pin(addresses::an_address_is_asked_for(user))),
-    ("an AddressPool gives its addresses and says how many are left, and deleting it withdraws nothing", |user| {
-        Box::pin(addresses::a_pool_gives_and_tells(user))
+    ("a restarted controller changes no address", |user| Box::pin(addresses::a_new_controller_renumbers_nobody(user))),
+    ("a Service gets the address that it requests", |user| Box::pin(addresses::an_address_is_asked_for(user))),
+    ("an AddressPool provides addresses and shows how many are left, and deleting it withdraws nothing", |user| {
+        Box::pin(addresses::a_pool_provides_addresses_and_shows_its_usage(user))
     }),
-    ("of two that ask for one address the older one has it", |user| Box::pin(addresses::the_older_claim_wins(user))),
-    ("a Service that finds its pool exhausted is told so, and served once there is room", |user| {
+    ("of two Services that request one address the older one gets it", |user| Box::pin(addresses::the_older_claim_wins(user))),
+    ("a Service reports an exhausted pool, and is served once an address is free", |user| {
         Box::pin(addresses::an_exhausted_pool_grows(user))
     }),
-    ("an edited or deleted pool renumbers nobody", |user| Box::pin(addresses::a_pool_edit_renumbers_nobody(user))),
-    ("an address that somebody else wrote into a status is not taken over from where it does not belong", |user| {
+    ("editing or deleting a pool changes no address", |user| Box::pin(addresses::a_pool_edit_renumbers_nobody(user))),
+    ("an address that another writer put into a status is not adopted where it does not belong", |user| {
         Box::pin(addresses::a_foreign_address_is_not_taken_over(user))
     }),
-    ("the address of a Service that is being deleted is given to nobody before it is gone", |user| {
+    ("the address of a Service that is being deleted is not allocated before it is gone", |user| {
         Box::pin(addresses::an_address_is_held_until_its_service_is_gone(user))
     }),
-    ("an address that was given up is given to the next one when nothing else is free", |user| {
+    ("a freed address is allocated again when nothing else is free", |user| {
         Box::pin(addresses::a_reserved_address_is_used(user))
     }),
     ("a new controller keeps table sizes and reserved addresses", |user| {
@@ -91,7 +93,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     }),
 ];
 
-/// Runs a scenario to its end, and removes what it made outside of its namespace. False when it failed.
+/// Runs a scenario and removes what it created outside its namespace. Returns false if it failed.
 async fn holds(sentence: &str, scenario: Scenario, user: &User) -> bool {
     let start = Instant::now();
     let result = AssertUnwindSafe(scenario(user)).catch_unwind().await;
@@ -101,9 +103,10 @@ async fn holds(sentence: &str, scenario: Scenario, user: &User) -> bool {
     result.is_ok()
 }
 
-/// As on a real cluster: one after another, beside an installation with pools and Services of its own, which stays as it is.
+/// As on a real cluster: one after another, beside an installation with its own pools and Services, which must stay
+/// unchanged.
 #[tokio::test]
-async fn every_scenario_holds_on_the_test_server_beside_what_a_cluster_has() {
+async fn every_scenario_holds_on_the_test_server_beside_another_installation() {
     let server = ApiServer::start().await;
     let before = clusters::in_production(&server);
     let kubeconfig = tempfile::NamedTempFile::new().unwrap();

@@ -1,5 +1,5 @@
-//! The test server against what was recorded of Leases, Events, deletion, namespaces and rights, and the ways of its own
-//! that tests use.
+//! Checks the test server against recordings of Leases, Events, deletions, namespaces and rights, and checks its
+//! features that exist only for tests.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -26,7 +26,7 @@ struct Exchange {
     answer: Value,
 }
 
-/// Without what differs from one server to the next, or that only one of the two fills in.
+/// Replaces or removes what differs between servers or is filled in by only one of the two.
 fn comparable(mut body: Value) -> Value {
     if let Some(metadata) = body["metadata"].as_object_mut() {
         for field in ["uid", "resourceVersion", "creationTimestamp", "deletionTimestamp"] {
@@ -38,7 +38,7 @@ fn comparable(mut body: Value) -> Value {
     }
     if let Some(message) = body["message"].as_str().map(str::to_owned) {
         let message = message.split("current: ").next().unwrap().to_owned();
-        // An answer that embeds the object is compared from behind it.
+        // If a message embeds the object, only the text after the object is compared.
         body["message"] = message.rfind("\": parsing").map_or(message.clone(), |at| message[at..].to_owned()).into();
         if message.contains("\": parsing") {
             body["details"]["causes"] = json!([]);
@@ -78,13 +78,13 @@ async fn leases_events_deletions_and_ending_namespaces_are_answered_as_recorded(
         assert_eq!(comparable(serde_json::from_str(&received.body).unwrap()), comparable(answer), "{file}");
     }
     let held = server.list(Kind::Service, "rec");
-    assert_eq!(held.len(), 1, "the one with a finalizer holds its namespace");
+    assert_eq!(held.len(), 1, "the object with a finalizer blocks the deletion of its namespace");
     server.update(Kind::Service, "rec", "lb-finalizer", &json!({"metadata": {"finalizers": null}}));
     assert!(server.list(Kind::Service, "rec").is_empty() && server.get(Kind::Namespace, "", "rec").is_none());
 }
 
 #[tokio::test]
-async fn a_page_shows_what_there_was_and_its_token_expires() {
+async fn a_page_shows_the_state_of_the_first_page_and_its_token_expires() {
     let server = ApiServer::start().await;
     for name in ["a", "b", "c"] {
         server.create(Kind::ConfigMap, json!({"metadata": {"name": name, "namespace": "x"}}));
@@ -95,7 +95,7 @@ async fn a_page_shows_what_there_was_and_its_token_expires() {
     server.delete(Kind::ConfigMap, "x", "b");
     let next = format!("{path}&continue={token}");
     let second: Value = serde_json::from_str(&exchange(&server, "GET", &next, "", "").await.body).unwrap();
-    assert_eq!(second["items"][0]["metadata"]["name"], "b", "as of the first page");
+    assert_eq!(second["items"][0]["metadata"]["name"], "b", "state of the first page");
     assert_eq!(second["metadata"]["resourceVersion"], first["metadata"]["resourceVersion"]);
     server.compact();
     let expired = exchange(&server, "GET", &next, "", "").await;
@@ -104,7 +104,7 @@ async fn a_page_shows_what_there_was_and_its_token_expires() {
     assert!(status["message"].as_str().unwrap().starts_with("The provided continue parameter is too old"));
     let offered = format!("{path}&continue={}", status["metadata"]["continue"].as_str().unwrap());
     let rest: Value = serde_json::from_str(&exchange(&server, "GET", &offered, "", "").await.body).unwrap();
-    assert_eq!(rest["items"][0]["metadata"]["name"], "c", "as of now");
+    assert_eq!(rest["items"][0]["metadata"]["name"], "c", "current state");
 }
 
 #[tokio::test]
@@ -124,7 +124,7 @@ async fn custom_resources_take_merge_patches_only_and_their_status_changes_nothi
     let body = json!({"metadata": {"name": "p"}, "spec": {"addresses": ["192.0.2.0/24"]}, "status": {"total": "1"}});
     assert_eq!(exchange(&server, "POST", path, "application/json", &body.to_string()).await.code, 201);
     let pool = || server.get(Kind::AddressPool, "", "p").unwrap();
-    assert!(pool()["status"].is_null(), "a status comes by its own path only");
+    assert!(pool()["status"].is_null(), "a status is writable through its own path only");
     let status = format!("{path}/p/status");
     let patch = json!({"metadata": {"labels": {"a": "b"}}, "spec": {"addresses": []}, "status": {"total": "256"}}).to_string();
     let strategic = "application/strategic-merge-patch+json";
@@ -159,11 +159,11 @@ async fn managed_fields_name_the_last_writer_of_a_status() {
     write("fieldManager=other", "192.0.2.2").await;
     assert_eq!(owners(), [r#""other"/"status""#]);
     write("fieldManager=sluice", "192.0.2.2").await;
-    assert_eq!(owners(), [r#""other"/"status""#], "what changes nothing takes nothing over");
+    assert_eq!(owners(), [r#""other"/"status""#], "a write without changes takes over no fields");
 }
 
 #[tokio::test]
-async fn what_no_rule_allows_is_forbidden_as_recorded() {
+async fn requests_without_a_rule_are_forbidden_as_recorded() {
     let server = ApiServer::start().await;
     let rule = json!({"apiGroups": [""], "resources": ["services"], "verbs": ["get", "list", "watch"]});
     let own = json!({"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get"], "resourceNames": ["mine"]});

@@ -1,13 +1,13 @@
-//! Writing a status: what the Service then says, and what becomes of writes that come too late or are refused.
+//! Writes of a status: the resulting Service, and writes that are outdated or refused.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use control::kubernetes::{Cluster, Outage, Outcome, StatusError, StatusWriter, connect, patch};
-use control::note::{Cause, Note, Remark, Subject};
-use control::notebook::Notebook;
-use control::source::{Ingress, IpMode, StatusWrite};
+use control::kubernetes::recorder::Recorder;
+use control::kubernetes::{ApiError, Cluster, PatchOutcome, StatusError, StatusWriter, connect, patch};
+use objects::note::{Cause, Note, Remark, Subject};
+use objects::status::{Ingress, IpMode, StatusWrite};
 use proto::ServiceName;
 use serde_json::{Value, json};
 
@@ -43,11 +43,11 @@ fn fault(fault: Fault) -> Trap {
 #[tokio::test]
 async fn addresses_are_written_with_their_mode_and_cleared_again() {
     let (server, cluster, service) = start().await;
-    assert_eq!(patch(&cluster.client, &write(&service, &["192.0.2.1", "2001:db8::1"])).await, Ok(Outcome::Written));
+    assert_eq!(patch(&cluster.client, &write(&service, &["192.0.2.1", "2001:db8::1"])).await, Ok(PatchOutcome::Written));
     let service = server.get(Kind::Service, "a", "web").unwrap();
     let expected = json!([{"ip": "192.0.2.1", "ipMode": "Proxy"}, {"ip": "2001:db8::1", "ipMode": "Proxy"}]);
     assert_eq!(service["status"]["loadBalancer"]["ingress"], expected);
-    assert_eq!(patch(&cluster.client, &write(&service, &[])).await, Ok(Outcome::Written));
+    assert_eq!(patch(&cluster.client, &write(&service, &[])).await, Ok(PatchOutcome::Written));
     assert_eq!(server.get(Kind::Service, "a", "web").unwrap()["status"], json!({"loadBalancer": {}}));
     let requests = server.log();
     assert_eq!(requests.len(), 2, "one request per write");
@@ -59,15 +59,15 @@ async fn addresses_are_written_with_their_mode_and_cleared_again() {
 async fn a_write_that_was_decided_on_an_older_object_changes_nothing() {
     let (server, cluster, service) = start().await;
     server.update(Kind::Service, "a", "web", &json!({"metadata": {"annotations": {"touched": "yes"}}}));
-    assert_eq!(patch(&cluster.client, &write(&service, &["192.0.2.1"])).await, Ok(Outcome::Stale));
+    assert_eq!(patch(&cluster.client, &write(&service, &["192.0.2.1"])).await, Ok(PatchOutcome::Stale));
     assert_eq!(server.get(Kind::Service, "a", "web").unwrap()["status"], json!({"loadBalancer": {}}));
 }
 
 #[tokio::test]
-async fn a_service_that_was_deleted_is_gone_and_one_made_anew_is_not_touched() {
+async fn a_write_to_a_deleted_service_is_gone_and_a_recreated_one_is_not_changed() {
     let (server, cluster, service) = start().await;
     server.delete(Kind::Service, "a", "web");
-    assert_eq!(patch(&cluster.client, &write(&service, &["192.0.2.1"])).await, Ok(Outcome::Gone));
+    assert_eq!(patch(&cluster.client, &write(&service, &["192.0.2.1"])).await, Ok(PatchOutcome::Gone));
     let spec = json!({"type": "LoadBalancer", "ports": [{"port": 80}]});
     let anew = server.create(Kind::Service, json!({"metadata": {"name": "web", "namespace": "a"}, "spec": spec}));
     let mut mixed = write(&anew, &["192.0.2.1"]);
@@ -82,26 +82,26 @@ async fn a_refusal_that_embeds_the_object_is_cut_to_a_thousand_characters() {
     server.trap(fault(Fault::Invalid("x".repeat(50_000))));
     let Err(StatusError::Refused { code: 422, message, .. }) = patch(&cluster.client, &write(&service, &["192.0.2.1"])).await
     else {
-        panic!("not refused");
+        panic!("the write was not refused");
     };
-    assert_eq!(message.chars().count(), 1_001, "with the mark that something was cut");
+    assert_eq!(message.chars().count(), 1_001, "including the mark of the cut");
 }
 
 #[tokio::test]
-async fn trouble_that_passes_is_told_from_a_refusal() {
+async fn temporary_errors_are_distinguished_from_refusals() {
     let (server, cluster, service) = start().await;
     let write = write(&service, &["192.0.2.1"]);
     server.trap(fault(Fault::TooMany { retry_after_s: 3 }));
     let busy = patch(&cluster.client, &write).await.unwrap_err();
-    let StatusError::Later(Outage::Busy { retry_after, .. }) = busy else { panic!("{busy:?}") };
+    let StatusError::Later(ApiError::Busy { retry_after, .. }) = busy else { panic!("{busy:?}") };
     assert_eq!(retry_after.as_secs(), 3);
     server.trap(fault(Fault::Internal));
-    assert!(matches!(patch(&cluster.client, &write).await, Err(StatusError::Later(Outage::Failing { code: 500, .. }))));
+    assert!(matches!(patch(&cluster.client, &write).await, Err(StatusError::Later(ApiError::Failing { code: 500, .. }))));
     server.trap(fault(Fault::Forbidden));
     let forbidden = patch(&cluster.client, &write).await.unwrap_err().to_string();
     assert!(forbidden.contains("services/status") && forbidden.contains("patch"), "{forbidden}");
     server.set_presence(Presence::Away).await;
-    assert!(matches!(patch(&cluster.client, &write).await, Err(StatusError::Later(Outage::Unreachable(_)))));
+    assert!(matches!(patch(&cluster.client, &write).await, Err(StatusError::Later(ApiError::Unreachable(_)))));
 }
 
 fn address(server: &ApiServer) -> Option<String> {
@@ -129,8 +129,8 @@ async fn run_until(writer: &StatusWriter, cluster: &Cluster, what: &str, is_reac
 #[tokio::test]
 async fn a_write_is_repeated_until_the_server_takes_it() {
     let (server, cluster, service) = start().await;
-    for trouble in [Fault::TooMany { retry_after_s: 1 }, Fault::Internal, Fault::Forbidden] {
-        server.trap(fault(trouble));
+    for retry in [Fault::TooMany { retry_after_s: 1 }, Fault::Internal, Fault::Forbidden] {
+        server.trap(fault(retry));
     }
     let writer = StatusWriter::default();
     writer.write(write(&service, &["192.0.2.1"]), Vec::new());
@@ -139,7 +139,7 @@ async fn a_write_is_repeated_until_the_server_takes_it() {
 }
 
 #[tokio::test]
-async fn a_service_whose_write_fails_again_and_again_holds_up_no_other() {
+async fn a_write_that_keeps_failing_delays_no_other_service() {
     let (server, cluster, web) = start().await;
     let spec = json!({"type": "LoadBalancer", "ports": [{"port": 80}]});
     let writer = StatusWriter::default();
@@ -159,9 +159,9 @@ async fn a_service_whose_write_fails_again_and_again_holds_up_no_other() {
         while !has_address("web") {
             tokio::task::yield_now().await;
         }
-        // Each of the others may have had its turn meanwhile, not more: their waits grow.
+        // Each of the other writes may have been retried once meanwhile, not more often: their backoff grows.
         let between = patches(&server) - before;
-        assert!(between <= 3, "{between} writes until it had its turn");
+        assert!(between <= 3, "{between} writes before it was sent");
         server.release_traps();
         while !(has_address("aaa") && has_address("bbb")) {
             tokio::task::yield_now().await;
@@ -178,7 +178,7 @@ async fn a_refused_or_outdated_write_is_not_repeated_until_the_service_changes()
     let (server, cluster, service) = start().await;
     server.trap(fault(Fault::Invalid("no".to_owned())));
     let writer = StatusWriter::default();
-    // The second write of another Service shows that the equal ones before it were dropped.
+    // The write of the other Service shows that the equal writes before it were dropped.
     let spec = json!({"type": "LoadBalancer", "ports": [{"port": 80}]});
     let other = server.create(Kind::Service, json!({"metadata": {"name": "zzz", "namespace": "a"}, "spec": spec}));
     let run = writer.run(&cluster);
@@ -202,7 +202,7 @@ async fn a_refused_or_outdated_write_is_not_repeated_until_the_service_changes()
         () = run => unreachable!("a writer never ends"),
         result = tokio::time::timeout(Duration::from_secs(30), steps) => result.unwrap(),
     }
-    assert_eq!(patches(&server), 3, "refused once, the other Service, and after the change");
+    assert_eq!(patches(&server), 3, "the refused one, that of the other Service, and the one after the change");
 }
 
 #[tokio::test]
@@ -216,27 +216,27 @@ async fn only_the_newest_write_of_a_service_is_sent() {
 }
 
 #[tokio::test]
-async fn what_a_write_means_is_told_once_the_server_took_it() {
+async fn notes_are_recorded_once_the_server_accepted_the_write() {
     let (server, cluster, service) = start().await;
     let note = |text: &str| Note {
         subject: Subject::Service(ServiceName::new("a", "web")),
         remark: Remark::new(Cause::Programmed, text),
     };
-    let notebook = Arc::new(Notebook::default());
-    let writer = StatusWriter::new(Arc::clone(&notebook));
+    let recorder = Arc::new(Recorder::default());
+    let writer = StatusWriter::new(Arc::clone(&recorder));
     let refusal = Trap { times: 1, ..fault(Fault::Invalid("no".to_owned())) };
     server.trap(refusal);
     writer.write(write(&service, &["192.0.2.1"]), vec![note("refused")]);
     run_until(&writer, &cluster, "the refusal", || patches(&server) == 1).await;
     writer.write(write(&service, &["192.0.2.2"]), vec![note("replaced")]);
     writer.write(write(&service, &["192.0.2.3"]), vec![note("taken")]);
-    run_until(&writer, &cluster, "the note", || !notebook.newest().is_empty()).await;
-    let told: Vec<String> = notebook.newest().into_iter().map(|told| told.note.remark.text).collect();
+    run_until(&writer, &cluster, "the note", || !recorder.newest().is_empty()).await;
+    let told: Vec<String> = recorder.newest().into_iter().map(|told| told.note.remark.text).collect();
     assert_eq!((told, address(&server).as_deref()), (vec!["taken".to_owned()], Some("192.0.2.3")));
 }
 
 #[tokio::test]
-async fn a_namespace_with_many_writes_keeps_no_other_from_its_turn() {
+async fn a_namespace_with_many_writes_delays_no_other() {
     let (server, cluster, web) = start().await;
     let writer = StatusWriter::default();
     let spec = json!({"type": "LoadBalancer", "ports": [{"port": 80}]});
@@ -246,7 +246,7 @@ async fn a_namespace_with_many_writes_keeps_no_other_from_its_turn() {
         writer.write(write(&service, &["192.0.2.9"]), Vec::new());
     }
     writer.write(write(&web, &["192.0.2.1"]), Vec::new());
-    run_until(&writer, &cluster, "the last one's address", || address(&server).is_some()).await;
+    run_until(&writer, &cluster, "the address of the last Service", || address(&server).is_some()).await;
     let position = server.log().iter().position(|logged| logged.path.ends_with("/web/status")).unwrap();
-    assert!(position <= 4, "it was sent after {position} others");
+    assert!(position <= 4, "it was sent after {position} other writes");
 }

@@ -1,14 +1,14 @@
-//! What the owner of a Service is told by its object and by Events, and what is left on it when it leaves.
+//! What the owner of a Service sees on the object and in Events, and what remains on a Service that is released.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use control::crd::EdgeGateway;
-use control::settings::Listen;
+use control::config::settings::Listen;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::events::v1::Event;
 use kube::Api;
 use kube::api::{ListParams, Patch, PatchParams};
+use objects::crd::EdgeGateway;
 use serde_json::{Value, json};
 
 use crate::api_server::{ApiServer, Fault, Kind, Trap};
@@ -23,7 +23,7 @@ async fn start() -> (ApiServer, User) {
     (server, user)
 }
 
-/// `STATUS REASON` of a condition; null: it is not there.
+/// `STATUS REASON` of a condition; `None` if it is absent.
 fn condition(service: &Value, kind: &str) -> Option<String> {
     let all = service["status"]["conditions"].as_array()?;
     let found = all.iter().find(|condition| condition["type"] == format!("sluice.dev/{kind}"))?;
@@ -34,7 +34,7 @@ fn has_finalizer(service: &Value) -> bool {
     service["metadata"]["finalizers"].as_array().is_some_and(|all| all.contains(&json!(FINALIZER)))
 }
 
-/// Waits until a condition says so.
+/// Waits until a condition has this status and reason.
 async fn says(user: &User, name: &str, kind: &str, wanted: &str) -> Value {
     let look = async || user.service(name).await;
     reached(&format!("{kind} {wanted}"), look, |service| condition(service, kind).as_deref() == Some(wanted)).await
@@ -47,7 +47,7 @@ async fn events(user: &User, name: &str) -> Vec<Event> {
     all.into_iter().filter(is_about).collect()
 }
 
-/// Waits for an Event of a reason.
+/// Waits for an Event with a reason.
 async fn event_comes(user: &User, name: &str, reason: &str) -> Event {
     let of_reason = |all: &Vec<Event>| all.iter().find(|event| event.reason.as_deref() == Some(reason)).cloned();
     let all = reached(&format!("an Event {reason}"), async || events(user, name).await, |all| of_reason(all).is_some()).await;
@@ -84,7 +84,7 @@ async fn a_service_that_is_not_served_says_why() {
 }
 
 #[tokio::test]
-async fn without_a_gateway_a_service_waits_and_says_so() {
+async fn without_a_gateway_a_service_has_no_ingress_and_shows_the_reason() {
     let (_server, user) = start().await;
     let apart = Listen::unix(user.directory().join("apart.sock"));
     let installation = Installation::start_with(&user, |settings| settings.listen = apart).await;
@@ -120,14 +120,14 @@ async fn a_finalizer_that_somebody_took_away_comes_back() {
 }
 
 #[tokio::test]
-async fn of_a_deleted_service_nothing_of_ours_is_left_and_finalizers_of_others_stay() {
+async fn a_deleted_service_loses_our_fields_and_keeps_the_finalizers_of_others() {
     let (_server, user) = start().await;
     let installation = Installation::start(&user).await;
     user.add("web", &json!({"metadata": {"finalizers": ["example.com/other"]}})).await;
     says(&user, "web", "Programmed", "True Programmed").await;
     user.delete_service("web").await;
     let look = async || user.service("web").await;
-    let service = reached("a Service without us", look, |service| !has_finalizer(service)).await;
+    let service = reached("a Service without our fields", look, |service| !has_finalizer(service)).await;
     assert_eq!(service["metadata"]["finalizers"], json!(["example.com/other"]));
     assert_eq!(service["status"]["conditions"].as_array().map_or(0, Vec::len), 0, "{service}");
     assert!(service["status"]["loadBalancer"]["ingress"].is_null(), "{service}");
@@ -135,7 +135,7 @@ async fn of_a_deleted_service_nothing_of_ours_is_left_and_finalizers_of_others_s
 }
 
 #[tokio::test]
-async fn a_service_that_goes_to_another_class_by_way_of_another_type_is_free_of_us() {
+async fn a_service_that_moves_to_another_class_through_another_type_is_released() {
     let (_server, user) = start().await;
     let installation = Installation::start(&user).await;
     user.add("web", &json!({})).await;
@@ -143,13 +143,13 @@ async fn a_service_that_goes_to_another_class_by_way_of_another_type_is_free_of_
     user.change("web", &json!({"spec": {"type": "ClusterIP"}})).await;
     let look = async || user.service("web").await;
     let is_free = |service: &Value| !has_finalizer(service) && condition(service, "Programmed").is_none();
-    reached("a Service without us", &look, is_free).await;
+    reached("a Service without our fields", &look, is_free).await;
     event_comes(&user, "web", "Released").await;
     installation.withdraws(&user, "web").await;
     user.change("web", &json!({"spec": {"type": "LoadBalancer", "loadBalancerClass": "example.com/other"}})).await;
     user.add("next", &json!({})).await;
     says(&user, "next", "Programmed", "True Programmed").await;
-    assert!(is_free(&look().await), "it is another's");
+    assert!(is_free(&look().await), "it belongs to another controller");
 }
 
 #[tokio::test]
@@ -165,7 +165,7 @@ async fn two_writers_of_one_status_do_not_go_on_for_ever() {
     let ours = user.ingress("web").await;
     for _ in 0..3 {
         services.patch_status("web", &rival, &write).await.unwrap();
-        reached("our address again", async || user.ingress("web").await, |ingress| *ingress == ours).await;
+        reached("our address to be restored", async || user.ingress("web").await, |ingress| *ingress == ours).await;
     }
     services.patch_status("web", &rival, &write).await.unwrap();
     let service = says(&user, "web", "Programmed", "False ForeignStatusWriter").await;
@@ -177,11 +177,11 @@ async fn two_writers_of_one_status_do_not_go_on_for_ever() {
     services.patch_status("web", &rival, &Patch::Merge(json!({"status": {"conditions": null}}))).await.unwrap();
     user.add("next", &json!({})).await;
     says(&user, "next", "Programmed", "True Programmed").await;
-    assert_eq!(count(), before + 1, "the rival's alone");
+    assert_eq!(count(), before + 1, "only the write of the rival");
 }
 
 #[tokio::test]
-async fn a_namespace_that_takes_no_events_keeps_nobody_else_from_being_told() {
+async fn a_namespace_that_rejects_events_blocks_no_events_elsewhere() {
     let (server, user) = start().await;
     let _installation = Installation::start(&user).await;
     server.trap(Trap {
@@ -202,11 +202,11 @@ async fn a_namespace_that_takes_no_events_keeps_nobody_else_from_being_told() {
     let spec = json!({"type": "LoadBalancer", "loadBalancerClass": user.class(), "ports": [{"port": 80}]});
     server.create(Kind::Service, json!({"metadata": metadata, "spec": spec}));
     reached("an Event in the other namespace", async || server.list(Kind::Event, "b").len(), |count| *count > 0).await;
-    assert!(posts() < 32, "those of the first are tried again, and were not given up: {}", posts());
+    assert!(posts() < 32, "Events of the first namespace must be retried and not be dropped yet: {}", posts());
 }
 
 #[tokio::test]
-async fn of_a_namespace_that_is_deleted_nobody_is_told() {
+async fn a_deleted_namespace_gets_no_events() {
     let (server, user) = start().await;
     let installation = Installation::start(&user).await;
     let names: Vec<String> = (0..6).map(|number| format!("web-{number}")).collect();
@@ -214,20 +214,20 @@ async fn of_a_namespace_that_is_deleted_nobody_is_told() {
     for name in &names {
         server.create(Kind::Service, json!({"metadata": {"name": name, "namespace": "b"}, "spec": spec}));
     }
-    // Of each one that it has an address, one that gateways forward, and one that it has no endpoints.
+    // Three Events per Service: it has an address, gateways forward it, and it has no endpoints.
     reached("all Events", async || server.list(Kind::Event, "b").len(), |count| *count == 18).await;
     server.create(Kind::Pod, json!({"metadata": {"name": "p", "namespace": "b"}, "spec": {"nodeName": "n1"}}));
     let before = server.log().len();
     server.delete(Kind::Namespace, "", "b");
     server.end_pod("b", "p");
-    installation.gives("the end of all", |given| given.services.is_empty()).await;
+    installation.gives("the withdrawal of all Services", |given| given.services.is_empty()).await;
     let is_there = async || server.get(Kind::Namespace, "", "b").is_some();
     reached("the end of the namespace", is_there, |is_there| !is_there).await;
     user.add_alone("web", &json!({"metadata": {"annotations": {"sluice.dev/addresses": "203.0.113.9"}}})).await;
     event_comes(&user, "web", "OutsidePools").await;
     let asked = server.log().split_off(before);
     let told: Vec<_> = asked.iter().filter(|logged| logged.path.contains("/namespaces/b/events")).collect();
-    assert!(told.is_empty(), "nothing in it takes Events any more: {told:?}");
+    assert!(told.is_empty(), "the namespace accepts no Events: {told:?}");
 }
 
 #[tokio::test]
@@ -245,13 +245,13 @@ async fn a_connected_gateway_is_shown_in_the_cluster() {
 }
 
 #[tokio::test]
-async fn the_fleet_in_the_cluster_lags_neither_behind_services_nor_behind_a_write_that_failed() {
+async fn edge_gateways_follow_changes_of_services_and_failed_writes() {
     let (server, user) = start().await;
     server.trap(Trap { fault: Fault::Internal, times: 2, method: "PATCH", path_contains: "/edgegateways/", watch: false });
     let _installation = Installation::start(&user).await;
     let fleet = Api::<EdgeGateway>::all(user.cluster.client.clone());
     let shown = async || fleet.get_opt("edge-1").await.unwrap().and_then(|object| object.status?.services);
-    reached("a status, once the server takes it", &shown, Option::is_some).await;
+    reached("a status, once the server accepts it", &shown, Option::is_some).await;
     for count in 1..=2 {
         user.add(&format!("web-{count}"), &json!({})).await;
         reached("the number of Services", &shown, |services| *services == Some(count)).await;
@@ -276,7 +276,7 @@ fn sluice_controller(user: &User, arguments: &[&str]) -> (Option<i32>, String) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_installation_that_is_taken_away_leaves_nothing_on_services() {
+async fn uninstall_leaves_nothing_on_services() {
     let (server, user) = start().await;
     let installation = Installation::start(&user).await;
     user.add("web", &json!({})).await;
@@ -295,8 +295,11 @@ async fn an_installation_that_is_taken_away_leaves_nothing_on_services() {
     assert!(code == Some(0) && said.contains(&format!("would release Service {web}")), "{code:?} {said}");
     assert!(has_finalizer(&user.service("web").await));
     let (code, said) = sluice_controller(&user, &["release"]);
-    assert!(code == Some(0) && said.contains("released 0 Services"), "its class is ours: {code:?} {said}");
-    // Somebody is faster once, and the role gives no right to get one Service.
+    assert!(
+        code == Some(0) && said.contains("released 0 Services"),
+        "Services of our own class are not released: {code:?} {said}"
+    );
+    // One write conflicts with another writer, and the role grants no right to get one Service.
     server.trap(Trap { fault: Fault::Conflict, times: 1, method: "PATCH", path_contains: "/services/web/status", watch: false });
     let before = server.log().len();
     let (code, said) = sluice_controller(&user, &["uninstall"]);
@@ -308,7 +311,7 @@ async fn an_installation_that_is_taken_away_leaves_nothing_on_services() {
     assert!(!has_finalizer(&service) && service["status"]["loadBalancer"]["ingress"].is_null(), "{service}");
     assert_eq!(condition(&service, "Programmed"), None);
     assert!(service["metadata"]["annotations"]["sluice.dev/group"].is_null(), "{service}");
-    assert!(has_finalizer(&user.service("theirs").await), "another class");
-    assert!(has_finalizer(&user.service("of-another").await), "another installation");
+    assert!(has_finalizer(&user.service("theirs").await), "of another class");
+    assert!(has_finalizer(&user.service("of-another").await), "of another installation");
     assert!(server.get(Kind::EdgeGateway, "", "edge-1").is_none());
 }

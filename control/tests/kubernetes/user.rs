@@ -1,4 +1,4 @@
-//! Somebody who works with a cluster, the test server's or a real one, through its API only.
+//! A user of a cluster, of the test server or of a real one, through its API only.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -6,30 +6,30 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use control::crd::{AddressPool, EdgeGateway};
 use control::kubernetes::{Cluster, connect};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
+use objects::crd::{AddressPool, EdgeGateway};
 use serde_json::{Value, json};
 
 use crate::api_server::{ApiServer, Kind};
 use crate::link::Link;
 
-/// Longer than any wait that is expected; a test that needs it has failed.
+/// Longer than any expected wait. A test that reaches it has failed.
 pub const DEADLINE: Duration = Duration::from_secs(120);
 
 pub struct User {
     pub cluster: Cluster,
-    /// What a controller is given: it leads over the link.
+    /// The kubeconfig for controllers: it uses the link.
     pub kubeconfig: PathBuf,
     pub link: Link,
     pub namespace: String,
-    /// What the gateway of this user's installation is called.
+    /// The name of the gateway in this user's installation.
     pub gateway: String,
-    /// Pools that this user made.
+    /// Pools that this user created.
     pools: Mutex<Vec<String>>,
     directory: tempfile::TempDir,
 }
@@ -42,7 +42,7 @@ impl User {
         Self { gateway: "edge-1".to_owned(), ..Self::of_cluster(file.path(), "a").await }
     }
 
-    /// In a namespace that there is. What lies in none has names that no other user has.
+    /// In an existing namespace. Cluster-scoped objects of this user have unique names.
     pub async fn of_cluster(kubeconfig: &Path, namespace: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let cluster = connect(Some(kubeconfig)).await.unwrap();
@@ -52,22 +52,22 @@ impl User {
         Self { cluster, kubeconfig: over_link, link, namespace, gateway, pools, directory }
     }
 
-    /// Where sockets and files of this user go.
+    /// Directory for the sockets and files of this user.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// A class that no other test has: they may share a real cluster.
+    /// A class that is unique among tests, because they may share a real cluster.
     pub fn class(&self) -> String {
         format!("sluice.dev/{}", self.namespace)
     }
 
-    /// Likewise the name of an installation.
+    /// The name of the installation, unique too.
     pub fn group(&self) -> String {
         format!("group-{}", self.namespace)
     }
 
-    /// Labels of the pools that are of this user.
+    /// Labels of this user's pools.
     pub fn own_pools(&self) -> BTreeMap<String, String> {
         [("sluice.dev/test".to_owned(), self.namespace.clone())].into()
     }
@@ -87,7 +87,7 @@ impl User {
         self.add_slice(name, &json!([{"port": 8080, "protocol": "TCP", "name": "http"}])).await;
     }
 
-    /// Creates a Service of our class and nothing else; `more` is merged over it.
+    /// Creates a Service of our class without a slice; `more` is merged over it.
     pub async fn add_alone(&self, name: &str, more: &Value) {
         let spec = json!({
             "type": "LoadBalancer", "loadBalancerClass": self.class(), "ports": [{"name": "http", "port": 80, "targetPort": 8080}],
@@ -120,12 +120,12 @@ impl User {
         self.slices().patch(&format!("{name}-1"), &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
     }
 
-    /// Creates a Pod with the label `app` that is ready, on a node that is none: no kubelet changes it.
+    /// Creates a ready Pod with the label `app`, on a node that does not exist: no kubelet changes it.
     pub async fn add_ready_pod(&self, app: &str, address: &str) {
         let pods = Api::<Pod>::namespaced(self.cluster.client.clone(), &self.namespace);
         let spec = json!({"nodeName": "sluice-no-node", "containers": [{"name": "main", "image": "example.com/none"}]});
         let pod: Pod = serde_json::from_value(json!({"metadata": {"name": app, "labels": {"app": app}}, "spec": spec})).unwrap();
-        // A new namespace takes no Pods before it has its service account.
+        // A new namespace rejects Pods until it has its service account.
         let create = async || pods.create(&PostParams::default(), &pod).await.map(drop).map_err(|error| error.to_string());
         reached("a Pod", create, Result::is_ok).await.unwrap();
         let status = json!({"status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}],
@@ -133,13 +133,13 @@ impl User {
         pods.patch_status(app, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
     }
 
-    /// Lets a Pod go at once.
+    /// Deletes a Pod without grace period.
     pub async fn end_pod(&self, app: &str) {
         let pods = Api::<Pod>::namespaced(self.cluster.client.clone(), &self.namespace);
         pods.delete(app, &DeleteParams::default().grace_period(0)).await.unwrap();
     }
 
-    /// All Events of ours in the namespace.
+    /// All Events of the controller in the namespace.
     pub async fn events(&self) -> Vec<Event> {
         let events = Api::<Event>::namespaced(self.cluster.client.clone(), &self.namespace);
         let mut all = events.list(&ListParams::default()).await.unwrap().items;
@@ -156,7 +156,7 @@ impl User {
         self.change(name, &json!({"metadata": {"annotations": {annotation: value}}})).await;
     }
 
-    /// Writes an address into a Service's status, as another controller or a person does.
+    /// Writes an address into a Service's status, as another controller or a person could do.
     pub async fn write_address(&self, name: &str, address: &str) {
         let status = json!({"status": {"loadBalancer": {"ingress": [{"ip": address}]}}});
         self.services().patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
@@ -168,7 +168,7 @@ impl User {
         self.slices().delete(&slice, &DeleteParams::default()).await.unwrap();
     }
 
-    /// Waits until nothing of a Service is left.
+    /// Waits until a Service is deleted.
     pub async fn service_goes(&self, name: &str) {
         let look = async || self.services().get_opt(name).await.unwrap().is_none();
         reached(&format!("the end of {name}"), look, |is_gone| *is_gone).await;
@@ -178,7 +178,7 @@ impl User {
         self.services().get_opt(name).await.unwrap().is_some()
     }
 
-    /// A Service as the API has it.
+    /// A Service as stored in the API server.
     pub async fn service(&self, name: &str) -> Value {
         serde_json::to_value(self.services().get(name).await.unwrap()).unwrap()
     }
@@ -188,12 +188,12 @@ impl User {
         self.service(name).await["status"]["loadBalancer"]["ingress"].clone()
     }
 
-    /// The ingress, once there is one.
+    /// Waits for the ingress and returns it.
     pub async fn ingress_comes(&self, name: &str) -> Value {
         reached(&format!("an address of {name}"), async || self.ingress(name).await, |ingress| !ingress.is_null()).await
     }
 
-    /// The first address, once there is one.
+    /// Waits for the ingress and returns its first address.
     pub async fn address_comes(&self, name: &str) -> String {
         self.ingress_comes(name).await[0]["ip"].as_str().unwrap().to_owned()
     }
@@ -207,14 +207,14 @@ impl User {
         all.iter().map(of).collect()
     }
 
-    /// Waits until a condition of a Service has this status, and gives its reason.
+    /// Waits until a condition of a Service has this status, and returns its reason.
     pub async fn condition_comes(&self, name: &str, kind: &str, status: &str) -> String {
         let look = async || self.conditions(name).await;
         let is_there = |all: &BTreeMap<String, (String, String)>| all.get(kind).is_some_and(|(found, _)| found == status);
         reached(&format!("{kind}={status} of {name}"), look, is_there).await.remove(kind).unwrap().1
     }
 
-    /// Waits until there is an Event of a reason about a Service, and gives its note.
+    /// Waits for an Event about a Service with this reason, and returns its note.
     pub async fn event_comes(&self, name: &str, reason: &str) -> String {
         let events = Api::<Event>::namespaced(self.cluster.client.clone(), &self.namespace);
         let look = async || {
@@ -229,7 +229,7 @@ impl User {
         all.into_iter().find(|(found, _)| found == reason).unwrap().1
     }
 
-    /// Waits until the checkpoint of this user's installation says this.
+    /// Waits until the checkpoint of this user's installation contains this text.
     pub async fn checkpoint_says(&self, text: &str) {
         let api = Api::<ConfigMap>::namespaced(self.cluster.client.clone(), &self.namespace);
         let look = async || {
@@ -239,7 +239,7 @@ impl User {
         reached(&format!("{text} in the checkpoint"), look, |found| found.contains(text)).await;
     }
 
-    /// Creates an `AddressPool` that only our class may use; `more` is merged over its spec. Gives its name.
+    /// Creates an `AddressPool` for our class only; `more` is merged over its spec. Returns its name.
     pub async fn add_pool(&self, name: &str, addresses: &[&str], more: &Value) -> String {
         let name = format!("{}-{name}", self.namespace);
         let mut spec = json!({"addresses": addresses, "loadBalancerClass": self.class()});
@@ -251,7 +251,7 @@ impl User {
         name
     }
 
-    /// Gives a pool other addresses.
+    /// Changes the addresses of a pool.
     pub async fn set_pool(&self, name: &str, addresses: &[&str]) {
         let patch = Patch::Merge(json!({"spec": {"addresses": addresses}}));
         self.all_pools().patch(name, &PatchParams::default(), &patch).await.unwrap();
@@ -266,7 +266,8 @@ impl User {
         self.all_pools().delete(name, &DeleteParams::default()).await.unwrap();
     }
 
-    /// Waits until the server's clock shows a later second than when a Service was created: such are the times of objects.
+    /// Waits until the server's clock is at a later second than the creation of a Service: timestamps of objects have
+    /// this resolution.
     pub async fn wait_for_a_later_second(&self, name: &str) {
         let created = self.service(name).await["metadata"]["creationTimestamp"].clone();
         let api = Api::<ConfigMap>::namespaced(self.cluster.client.clone(), &self.namespace);
@@ -279,22 +280,22 @@ impl User {
         reached("a later second", look, |now| now.as_str() > created.as_str()).await;
     }
 
-    /// Takes the finalizers off all Services that are left, so that their namespace can go though no controller runs.
+    /// Removes the finalizers of all remaining Services, so that their namespace can be deleted without a controller.
     pub async fn free_services(&self) {
         for service in self.services().list(&ListParams::default()).await.unwrap() {
             self.change(&service.name_any(), &json!({"metadata": {"finalizers": null}})).await;
         }
     }
 
-    /// Removes what lies in no namespace, once no controller of ours runs any more.
+    /// Removes cluster-scoped objects, after all our controllers have stopped.
     pub async fn clean_up(&self) {
         let pools = std::mem::take(&mut *self.pools.lock().unwrap());
         for name in pools {
-            // A scenario may have deleted it.
+            // The scenario may have deleted it.
             self.all_pools().delete(&name, &DeleteParams::default()).await.ok();
         }
         let gateways = Api::<EdgeGateway>::all(self.cluster.client.clone());
-        // Where no scenario had a gateway that its controller showed, there is none.
+        // Absent if the scenario had no gateway, or its controller did not report it.
         gateways.delete(&self.gateway, &DeleteParams::default()).await.ok();
     }
 
@@ -327,7 +328,7 @@ fn merge(target: &mut Value, patch: &Value) {
     }
 }
 
-/// Looks until what is seen is as wanted.
+/// Polls until `look` returns a value that satisfies `is_wanted`.
 pub async fn reached<T: Debug>(what: &str, look: impl AsyncFn() -> T, is_wanted: impl Fn(&T) -> bool) -> T {
     let end = std::time::Instant::now() + DEADLINE;
     loop {

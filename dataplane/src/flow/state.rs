@@ -8,7 +8,7 @@
 //! FIN and RST only shorten the idle limit, since anyone can forge them; data restores it. Data is recognised by PSH,
 //! which every sender sets at the end of a write. Acknowledgements must not count, or the last one of a closed
 //! connection would keep it for hours. After the FIN of one side only data of that side restores the limit, since the
-//! other side may continue to send for as long as it likes (docs/adr/0007-closing-flows.md).
+//! other side may continue to send for as long as it likes (docs/internals/decisions/0007-closing-flows.md).
 //!
 //! **Invariant:** almost every packet leaves the state of its flow unchanged, and a test of one bit tells
 //! ([`is_plain`]).

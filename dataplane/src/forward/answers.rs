@@ -20,7 +20,7 @@ use crate::wire::{Address, Buffer, Headers};
 use crate::workers::Egress;
 
 impl<B: Buffer, O: Observe<B>> Engine<B, O> {
-    /// Answers ARP. Answers to ARP and neighbour discovery have no rate limit (docs/adr/0013).
+    /// Answers ARP. Answers to ARP and neighbour discovery have no rate limit (docs/internals/decisions/0013).
     pub(super) fn arp<P: Port<Buffer = B>>(
         &mut self,
         egress: &mut Egress<P>,

@@ -1,5 +1,5 @@
 //! Steering: which worker owns a flow. Each method is one pure function, the same for both directions of the flow
-//! (FORWARDING section 5, docs/adr/0023-steering.md).
+//! (FORWARDING section 5, docs/internals/decisions/0023-steering.md).
 //!
 //! Both methods spread packets of clients by their tuple. Replies of a `nat` backend reach the owner because the SNAT
 //! port was chosen accordingly. In mode `dnat` a reply contains no address or port of the gateway, so both directions

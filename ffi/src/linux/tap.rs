@@ -1,7 +1,7 @@
 //! Opens TAP interfaces: Linux Ethernet interfaces whose frames a process reads and writes through a file descriptor.
 //!
 //! Not here: addresses, MTU and administrative state (set by netlink), and reading and writing (done on the
-//! descriptor). docs/adr/0041 says why this is not a library.
+//! descriptor). docs/internals/decisions/0041 says why this is not a library.
 
 use std::fs::OpenOptions;
 use std::io;

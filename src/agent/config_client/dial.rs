@@ -7,9 +7,10 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use control::dial::{ControllerUrl, chain};
-use control::settings::CertificateFiles;
-use control::tls::{self, Material, TlsError};
+use control::config::settings::CertificateFiles;
+use control::config::url::ControllerUrl;
+use control::gateways::listener::chain;
+use control::gateways::tls::{self, Material, TlsError};
 use http::Uri;
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use control::gateways::Gateways;
-use control::incoming::{CertificateSource, Listeners, ServerTls};
-use control::lease::{Leader, Leadership};
-use control::publish::Published;
-use control::server::{ConfigService, serve};
+use control::gateways::listener::{CertificateSource, Listeners, ServerTls};
+use control::gateways::publish::Published;
+use control::gateways::registry::Gateways;
+use control::gateways::server::{ConfigService, serve};
+use control::kubernetes::lease::{Leader, Leadership};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, SanType};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
@@ -45,7 +45,7 @@ async fn controller(dir: &Path, leadership: Leadership, stop: &CancellationToken
     let services = state("", 0, &[service("web", &["10.0.0.1:80"])]).services;
     let (states, states_in) = watch::channel(Some(std::sync::Arc::new(Published::first("e".to_owned(), services, Vec::new()))));
     let service = ConfigService {
-        fleet: control::fleet::Fleet::default(),
+        fleet: control::gateways::fleet::Fleet::default(),
         states: states_in,
         gateways: watch::channel(Gateways::default()).0,
         leadership: watch::channel(leadership).1,

@@ -9,12 +9,12 @@ use proto::{Reason, Service};
 use serde_json::{Value, json};
 
 use super::{addresses, apply, endpoints, named, service, settings, stored, texts};
-use crate::gateways::{Connection, Gateways};
-use crate::note::{Cause, Note};
+use crate::gateways::registry::{Connection, Gateways};
 use crate::plan::{LeftBy, Memory, Plan, plan};
-use crate::source::Change;
-use crate::spec::PoolSpec;
 use crate::world::World;
+use crate::world::change::Change;
+use objects::PoolSpec;
+use objects::note::{Cause, Note};
 
 /// The Service as an API server has it while it is being deleted: our finalizer is on it, and this address in its status.
 fn going(name: &str, address: &str) -> Value {

@@ -1,4 +1,4 @@
-//! Which address a Service has, and keeps.
+//! Which address a Service gets and keeps.
 
 use serde_json::{Value, json};
 
@@ -33,7 +33,7 @@ pub async fn the_older_claim_wins(user: &User) {
     let asks = json!({"spec": {"loadBalancerIP": "192.0.2.150"}});
     user.add("older", &asks).await;
     user.wait_for_a_later_second("older").await;
-    // By name it would come first.
+    // By name this Service would be first.
     user.add("a-younger", &asks).await;
     let installation = Installation::start(user).await;
     assert_eq!(user.address_comes("older").await, "192.0.2.150");
@@ -71,11 +71,11 @@ pub async fn a_pool_edit_renumbers_nobody(user: &User) {
     assert!(given.removed.is_empty(), "{:?}", given.removed);
     let reason = async || user.conditions("web").await.remove("sluice.dev/AddressAssigned").unwrap_or_default();
     let outside = ("True".to_owned(), "OutsidePools".to_owned());
-    reached("it is said that its pool is gone", reason, |found| *found == outside).await;
+    reached("the condition that its pool is gone", reason, |found| *found == outside).await;
     assert_eq!(user.address_comes("web").await, before);
 }
 
-/// As `used of total`, and the condition `Conflict`.
+/// Formatted as `used of total`, and the condition `Conflict`.
 fn figures(status: &Value) -> String {
     let conflict = status["conditions"].as_array().into_iter().flatten().find(|one| one["type"] == "Conflict");
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -83,7 +83,7 @@ fn figures(status: &Value) -> String {
     format!("{} of {}, {conflict}", text(&status["used"]), text(&status["total"]))
 }
 
-pub async fn a_pool_gives_and_tells(user: &User) {
+pub async fn a_pool_provides_addresses_and_shows_its_usage(user: &User) {
     let installation = Installation::start(user).await;
     let pool = user.add_pool("edge", &["203.0.113.0/30"], &json!({"autoAssign": false})).await;
     let says = async |name: &str, wanted: &str| {
@@ -133,7 +133,7 @@ pub async fn a_foreign_address_is_not_taken_over(user: &User) {
         user.wait_for_a_later_second(name).await;
     }
     let holders = before[3].1.clone();
-    // The lowest free address shall not happen to be the right one.
+    // Otherwise the lowest free address could be the correct one by chance.
     user.delete_service("lowest").await;
     user.service_goes("lowest").await;
     user.checkpoint_says(&format!("{}/holder {holders}", user.namespace)).await;
@@ -163,7 +163,7 @@ pub async fn an_address_is_held_until_its_service_is_gone(user: &User) {
     user.add("next", &json!({})).await;
     let installation = Installation::start_with(user, |settings| settings.pools.clear()).await;
     assert_eq!(user.address_comes("next").await, address);
-    assert!(!user.has_service("old").await, "its address was given away before it was released");
+    assert!(!user.has_service("old").await, "its address was allocated again before it was released");
     installation.serves(user, "next", 1).await;
 }
 
@@ -179,7 +179,7 @@ pub async fn a_reserved_address_is_used(user: &User) {
         user.service_goes(name).await;
         installation.withdraws(user, name).await;
     }
-    // It is reserved for who had it, and yet it is there; the one that was given up first goes first.
+    // It is reserved for its last holder, but nothing else is free. The address that was freed first is used first.
     user.add("third", &json!({})).await;
     assert_eq!(user.address_comes("third").await, "198.51.100.2");
     user.add("first", &json!({})).await;

@@ -1,29 +1,29 @@
-//! A cluster that somebody works with: what is made in it for the scenarios, and removed again.
+//! A cluster that may be in use: what the scenarios create in it, and how they remove it.
 
 use std::path::{Path, PathBuf};
 
-use control::crd::{AddressPool, EdgeGateway};
 use control::kubernetes::connect;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, CustomResourceExt, ResourceExt};
+use objects::crd::{AddressPool, EdgeGateway};
 use proto::limits::{FIELD_MANAGER, FINALIZER, LOAD_BALANCER_CLASS};
 use serde_json::{Value, json};
 
 use crate::api_server::{ApiServer, Kind};
 use crate::user::{User, reached};
 
-/// Names a kubeconfig of a cluster that scenarios may work in.
+/// Environment variable with the kubeconfig of a cluster in which scenarios may run.
 const REAL_CLUSTER: &str = "SLUICE_TEST_KUBECONFIG";
 
-/// The cluster that is there for tests, if any.
+/// The cluster for tests, if there is one.
 pub fn real() -> Option<PathBuf> {
     std::env::var_os(REAL_CLUSTER).map(PathBuf::from)
 }
 
-/// Installs the kinds that sluice adds, where they are missing, and removes those again afterwards. Kinds that are there
-/// stay as they are: they may be in use.
+/// Installs missing sluice kinds and removes those again afterwards. Existing kinds are not changed: they may be in
+/// use.
 pub async fn with_kinds(kubeconfig: &Path, act: impl AsyncFnOnce()) {
     let client = connect(Some(kubeconfig)).await.unwrap().client;
     let definitions = Api::<CustomResourceDefinition>::all(client);
@@ -49,7 +49,7 @@ pub async fn with_kinds(kubeconfig: &Path, act: impl AsyncFnOnce()) {
     }
 }
 
-/// Runs what must not panic in a namespace of its own, and removes that.
+/// Runs `act`, which must not panic, in a new namespace, and deletes the namespace.
 pub async fn in_own_namespace<T>(kubeconfig: &Path, act: impl AsyncFnOnce(&User) -> T) -> T {
     let client = connect(Some(kubeconfig)).await.unwrap().client;
     let namespaces = Api::<Namespace>::all(client);
@@ -62,12 +62,12 @@ pub async fn in_own_namespace<T>(kubeconfig: &Path, act: impl AsyncFnOnce(&User)
     result
 }
 
-/// All objects but Events, which the API server forgets by itself.
+/// All objects except Events, which the API server deletes by itself.
 fn objects(server: &ApiServer) -> Vec<Value> {
     Kind::ALL.iter().filter(|kind| **kind != Kind::Event).flat_map(|kind| server.list(*kind, "")).collect()
 }
 
-/// What came, went or changed since the objects were these, and which of them Events are about.
+/// Names of objects that were created, deleted or changed since `before`, or that have Events.
 pub fn touched(server: &ApiServer, before: &[Value]) -> Vec<String> {
     let now = objects(server);
     let name = |object: &Value| {
@@ -84,8 +84,8 @@ pub fn touched(server: &ApiServer, before: &[Value]) -> Vec<String> {
     came.chain(went).map(name).collect()
 }
 
-/// Makes what a cluster has where sluice is at work: pools for everybody, tried first and overlapping those of the scenarios,
-/// NodePort Services, Services of the default class. Gives all objects that are there then.
+/// Creates what a cluster with sluice in use contains: pools for all Services, which come first and overlap with those
+/// of the scenarios, NodePort Services, and Services of the default class. Returns all objects.
 pub fn in_production(server: &ApiServer) -> Vec<Value> {
     let pool = |name: &str, addresses: &[&str], priority: u32| {
         let spec = json!({"addresses": addresses, "priority": priority});

@@ -1,4 +1,4 @@
-//! The life of one Service: it comes, changes, goes, and its API server goes away.
+//! The life cycle of one Service: creation, changes, deletion, and outages of the API server.
 
 use std::time::Instant;
 
@@ -41,7 +41,7 @@ pub async fn a_deleted_service_is_withdrawn(user: &User) {
     installation.withdraws(user, "web").await;
     user.service_goes("web").await;
     user.add("other", &json!({})).await;
-    assert_ne!(user.address_comes("other").await, before, "it is kept for who had it");
+    assert_ne!(user.address_comes("other").await, before, "it is reserved for its last holder");
     user.add("web", &json!({})).await;
     assert_eq!(user.address_comes("web").await, before);
 }
@@ -54,7 +54,7 @@ pub async fn a_type_changes(user: &User) {
     user.change("web", &json!({"spec": {"type": "ClusterIP"}})).await;
     installation.withdraws(user, "web").await;
     reached(
-        "nothing of ours",
+        "a Service without our fields",
         async || user.service("web").await,
         |web| {
             web["status"]["loadBalancer"]["ingress"].is_null()
@@ -80,9 +80,9 @@ pub async fn a_mode_changes(user: &User) {
     reached("the first status", &told, |told| told == "Proxy").await;
     user.annotate("web", "sluice.dev/mode", "dnat").await;
     mode_comes("dnat").await;
-    assert_eq!(told().await, "VIP", "before the gateways");
+    assert_eq!(told().await, "VIP", "the status must change before the gateways");
     user.annotate("web", "sluice.dev/mode", "nat").await;
-    reached("the status of before", &told, |told| told == "Proxy").await;
+    reached("the previous status", &told, |told| told == "Proxy").await;
     mode_comes("nat").await;
 }
 

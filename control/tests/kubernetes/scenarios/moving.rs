@@ -5,10 +5,10 @@ use serde_json::{Value, json};
 use crate::installation::Installation;
 use crate::user::{User, reached};
 
-/// In the middle of the pool, so that nobody would be given it by chance.
+/// In the middle of the pool, so that it is not allocated by chance.
 const ADDRESS: &str = "192.0.2.177";
 
-fn claim(user: &User) -> impl FnOnce(&mut control::settings::ControllerSettings) + use<> {
+fn claim(user: &User) -> impl FnOnce(&mut control::config::settings::ControllerSettings) + use<> {
     let labels = json!({"matchLabels": {"kubernetes.io/metadata.name": user.namespace}});
     let labels: k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector = serde_json::from_value(labels).unwrap();
     move |settings| {
@@ -19,7 +19,7 @@ fn claim(user: &User) -> impl FnOnce(&mut control::settings::ControllerSettings)
 
 pub async fn an_address_of_another_controller_is_kept(user: &User) {
     user.add("web", &json!({"spec": {"loadBalancerClass": null}})).await;
-    // What MetalLB did, which serves Services without class.
+    // What MetalLB did, which serves Services without a class.
     user.write_address("web", ADDRESS).await;
     let installation = Installation::start_with(user, claim(user)).await;
     let given = installation.serves(user, "web", 1).await;

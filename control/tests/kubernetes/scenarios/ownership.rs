@@ -1,4 +1,4 @@
-//! Whose Services are served.
+//! Which Services are served.
 
 use serde_json::json;
 
@@ -12,7 +12,7 @@ pub async fn services_of_others_are_left_alone(user: &User) {
     user.add("ours", &json!({})).await;
     user.ingress_comes("ours").await;
     let given = installation.serves(user, "ours", 1).await;
-    assert_eq!(user.service("theirs").await, before, "not a field of it has changed");
+    assert_eq!(user.service("theirs").await, before, "no field of it may change");
     assert_eq!(given.services.len(), 1);
 }
 

@@ -1,8 +1,8 @@
-//! What Services and their slices say.
+//! What the fields of Services and their slices mean.
 
 use std::time::Instant;
 
-use control::selection::SLICE_KEPT;
+use control::plan::selection::SLICE_KEPT;
 use kube::api::{Api, DeleteParams};
 use serde_json::json;
 
@@ -20,7 +20,7 @@ pub async fn a_deleted_slice_counts_on(user: &User) {
     let deleted = Instant::now();
     slices.delete("web-1", &DeleteParams::default()).await.unwrap();
     installation.serves(user, "web", 0).await;
-    assert!(deleted.elapsed() >= SLICE_KEPT, "its endpoints were gone after {:?}", deleted.elapsed());
+    assert!(deleted.elapsed() >= SLICE_KEPT, "its endpoints were removed after {:?}", deleted.elapsed());
 }
 
 pub async fn external_ips_are_served_where_they_are_allowed(user: &User) {
@@ -33,7 +33,7 @@ pub async fn external_ips_are_served_where_they_are_allowed(user: &User) {
     let given = installation.serves(user, "inner", 1).await;
     let port = &given.services[&user.full_name("inner")].ports[0];
     assert_eq!((&port.vips, port.node_port), (&vec![vec![203, 0, 113, 7]], 0));
-    // The status of a Service that is no LoadBalancer is nobody's, and its deletion waits for nobody.
+    // sluice does not own the status of a Service that is no LoadBalancer, and adds no finalizer to it.
     user.add("web", &json!({})).await;
     user.ingress_comes("web").await;
     let service = user.service("inner").await;

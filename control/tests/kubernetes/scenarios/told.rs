@@ -1,4 +1,4 @@
-//! What owners of Services are told: by conditions, by Events, and by the status of each port.
+//! What owners of Services see: conditions, Events, and the status of each port.
 
 use futures::future::join_all;
 use k8s_openapi::api::events::v1::Event;
@@ -15,7 +15,7 @@ pub async fn a_new_service_raises_no_alarm(user: &User) {
     let names: Vec<String> = (0..6).map(|number| format!("web-{number}")).collect();
     for name in &names {
         user.add_alone(name, &json!({"spec": {"selector": {"app": "shop"}}})).await;
-        // The controller has planned it without any endpoint by then.
+        // At this time the controller has planned the Service without endpoints.
         user.condition_comes(name, "sluice.dev/AddressAssigned", "True").await;
     }
     for name in &names {
@@ -28,10 +28,10 @@ pub async fn a_new_service_raises_no_alarm(user: &User) {
     user.end_pod("shop").await;
 }
 
-pub async fn what_is_lacking_is_told_apart(user: &User) {
+pub async fn missing_backends_have_distinct_reasons(user: &User) {
     let _installation = Installation::start_reporting(user).await;
     user.add_alone("none", &json!({})).await;
-    // First the slice: else it might come after two seconds, and be a change of what was said by then.
+    // The slice comes first: otherwise it could arrive after two seconds, and change what was reported until then.
     user.add_slice("other", &json!([{"port": 8080, "protocol": "TCP", "name": "web"}])).await;
     user.add_alone("other", &json!({})).await;
     assert_eq!(user.condition_comes("none", "sluice.dev/BackendsHealthy", "False").await, "NoEndpoints");
@@ -43,7 +43,7 @@ pub async fn what_is_lacking_is_told_apart(user: &User) {
     user.condition_comes("other", "sluice.dev/BackendsHealthy", "True").await;
 }
 
-pub async fn every_port_stands_in_the_status(user: &User) {
+pub async fn every_port_is_in_the_status(user: &User) {
     let _installation = Installation::start(user).await;
     let port = |name: &str, port: u16| json!({"name": name, "port": port, "targetPort": 8080});
     user.add("web", &json!({"spec": {"ports": [port("http", 80), port("admin", 9090)]}})).await;
@@ -57,7 +57,8 @@ pub async fn every_port_stands_in_the_status(user: &User) {
     reached("no error", &ports, |ports| !is_refused(ports)).await;
 }
 
-/// More Services at once than their Events are written in some seconds, and then one that cannot be served.
+/// Creates more Services at once than the controller can report by Events in some seconds, then one that cannot be
+/// served.
 pub async fn a_refusal_overtakes_routine(user: &User) {
     let _installation = Installation::start_with(user, |settings| {
         settings.pools[0].ranges = vec!["192.0.2.100-192.0.3.199".parse().unwrap()];
@@ -82,7 +83,7 @@ pub async fn a_refusal_overtakes_routine(user: &User) {
             return;
         }
     }
-    panic!("no warning was written before a routine Event of an earlier time");
+    panic!("no Warning was written before a routine Event with an earlier time");
 }
 
 fn is_told(all: &[Event], service: &str) -> bool {

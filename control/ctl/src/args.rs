@@ -1,0 +1,162 @@
+//! The command line of `sluicectl` (DESIGN section 8).
+
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use proto::limits::ADMIN_LISTEN;
+
+use crate::convert::Product;
+use objects::scalar;
+
+/// Query a sluice gateway, or all gateways of a controller, and drain backends, nodes and gateways.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "sluicectl", version)]
+pub struct Arguments {
+    /// The admin API of a gateway or a controller: unix:PATH.
+    #[arg(long, global = true, value_name = "URL", env = "SLUICE_SERVER", default_value = ADMIN_LISTEN)]
+    pub server: Server,
+    /// The command.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Command {
+    /// Services: frontends, backends, and why one is not served.
+    Services(ListArguments),
+    /// Backends: state, health, weight, flows.
+    Backends(ListArguments),
+    /// Network ports: link and packets.
+    Ports(ListArguments),
+    /// Dropped packets by reason and worker.
+    Drops(ListArguments),
+    /// Convert the address pools of MetalLB or Cilium to AddressPools, and list what has no equivalent.
+    Convert(ConvertArguments),
+    /// Gateways of the group: ready, generation, draining, last seen.
+    Gateways(ListArguments),
+    /// Address pools: addresses, used and available, and why a pool is not in use.
+    Pools(ListArguments),
+    /// Recent events: why a Service is not served, and other notes for owners of objects.
+    Events(ListArguments),
+    /// Manual overrides: drains and weights, with author and time.
+    Overrides(ListArguments),
+    /// Stop new flows to a backend (ADDRESS:PORT, or ADDRESS for all its ports), to all backends on a node, or to a gateway,
+    /// whose routes to VIPs are withdrawn. Existing flows continue.
+    Drain {
+        /// A backend, or the name of a node or gateway; node/NAME or gateway/NAME if both have it.
+        #[arg(value_name = "BACKEND|NODE|GATEWAY")]
+        target: String,
+    },
+    /// Allow new flows again.
+    Undrain {
+        /// The drained backend, node or gateway, as `overrides` lists it.
+        #[arg(value_name = "BACKEND|NODE|GATEWAY")]
+        target: String,
+    },
+    /// Set the share of new flows of a backend, relative to the others.
+    Weight {
+        /// The Service: NAMESPACE/NAME, or an unambiguous name.
+        service: String,
+        /// The backend: ADDRESS:PORT.
+        backend: SocketAddr,
+        /// 0 to 65535, or `auto` to remove the override.
+        #[arg(value_name = "N", allow_hyphen_values = true)]
+        weight: ChosenWeight,
+    },
+    /// Reload the gateway's configuration, and print what is in effect and what needs a restart.
+    Reload,
+    /// Print the settings in effect, with all defaults.
+    Config,
+    /// Print the completion script of a shell.
+    Completion {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Print the version of this program.
+    Version,
+}
+
+/// Input of `convert`.
+#[derive(Clone, Debug, Args)]
+pub struct ConvertArguments {
+    /// The product that the objects belong to.
+    pub product: Product,
+    /// YAML files as printed by `kubectl get -o yaml`; - or no file means standard input.
+    #[arg(value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+}
+
+/// Output options of a list.
+#[derive(Clone, Debug, Args)]
+pub struct ListArguments {
+    /// Output format.
+    #[arg(short, long, value_enum, value_name = "FORMAT", default_value = "table")]
+    pub output: Output,
+    /// Keep watching: redraw the table once a second, or print each new or changed object.
+    #[arg(long)]
+    pub watch: bool,
+}
+
+/// Output formats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// A table for people.
+    Table,
+    /// One array; with --watch, one object a line.
+    Json,
+    /// One list; with --watch, one document per object.
+    Yaml,
+}
+
+/// A weight; `None` removes the override.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChosenWeight(pub Option<u16>);
+
+impl FromStr for ChosenWeight {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self(None)),
+            number => number.parse().map(|weight| Self(Some(weight))).map_err(|_| "expected 0 to 65535, or auto".to_owned()),
+        }
+    }
+}
+
+/// Address of the admin API.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Server(PathBuf);
+
+impl Server {
+    /// The socket.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl FromStr for Server {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.starts_with("https://") || text.starts_with("http://") {
+            return Err("TCP and TLS are not built in this version; \
+                        use unix:PATH on the gateway itself, or forward its socket: ssh -L ./admin.sock:/run/sluice/admin.sock GATEWAY"
+                .to_owned());
+        }
+        let here = std::env::current_dir().map_err(|error| format!("the current directory cannot be read: {error}"))?;
+        scalar::socket(text, &here).map(Self)
+    }
+}
+
+/// Writes the completion script of a shell.
+pub(super) fn write_completion(shell: Shell, out: &mut impl Write) -> io::Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Arguments::command(), "sluicectl", &mut script);
+    out.write_all(&script)
+}

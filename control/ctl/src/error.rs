@@ -1,0 +1,29 @@
+//! Errors of `sluicectl`, each with its exit code.
+
+use std::io;
+
+use crate::client::ClientError;
+use crate::convert::ConvertError;
+
+/// Why a command failed; exit code 1 unless stated otherwise.
+#[derive(Debug, thiserror::Error)]
+pub enum CtlError {
+    /// The request failed.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The input of a conversion is invalid: exit code 2.
+    #[error(transparent)]
+    Convert(#[from] ConvertError),
+    /// A file cannot be read.
+    #[error("cannot read {0}: {1}")]
+    Input(String, io::Error),
+    /// Some gateways did not answer; the answers of the others were printed.
+    #[error("{0}")]
+    Silent(String),
+    /// The output could not be written.
+    #[error("cannot write the output: {0}")]
+    Output(#[from] io::Error),
+    /// The answer could not be written in this format.
+    #[error("cannot write the answer: {0}")]
+    Format(String),
+}

@@ -1,0 +1,129 @@
+//! `sluicectl`: queries the admin API of a gateway or a controller and prints the answers, for people or for programs.
+//!
+//! Invariant: the JSON fields are those of DESIGN section 8, in that order, and a program can rely on them.
+//! Deliberately not here: TLS.
+
+mod args;
+mod client;
+mod convert;
+mod error;
+mod list;
+mod rows;
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use proto::v1;
+use proto::v1::admin_client::AdminClient;
+use tonic::transport::Channel;
+use tonic::{Response, Status};
+
+use args::ConvertArguments;
+pub use args::{Arguments, Command, ListArguments, Output, Server};
+pub use client::ClientError;
+use convert::convert;
+pub use convert::{ConvertError, Input, Product};
+pub use error::CtlError;
+pub use list::Screen;
+use list::follow;
+
+/// The standard input.
+const STDIN: &str = "-";
+
+/// Runs a command. Results go to `out`, notes for people to `notes`.
+///
+/// # Errors
+/// If the request fails or the output cannot be written.
+pub async fn run(arguments: &Arguments, out: &mut impl Write, notes: &mut impl Write, screen: Screen) -> Result<(), CtlError> {
+    let server = &arguments.server;
+    match &arguments.command {
+        Command::Services(list) => follow::<v1::ServiceStatus>(server, list, out, notes, screen).await,
+        Command::Backends(list) => follow::<v1::BackendStatus>(server, list, out, notes, screen).await,
+        Command::Ports(list) => follow::<v1::PortStatus>(server, list, out, notes, screen).await,
+        Command::Drops(list) => follow::<v1::DropCount>(server, list, out, notes, screen).await,
+        Command::Gateways(list) => follow::<v1::GatewayStatus>(server, list, out, notes, screen).await,
+        Command::Pools(list) => follow::<v1::PoolStatus>(server, list, out, notes, screen).await,
+        Command::Events(list) => follow::<v1::EventStatus>(server, list, out, notes, screen).await,
+        Command::Overrides(list) => follow::<v1::Override>(server, list, out, notes, screen).await,
+        Command::Drain { target } => {
+            let request = v1::DrainRequest { target: target.clone(), by: user() };
+            change(server, async |mut admin| admin.drain(request).await, out, notes).await
+        }
+        Command::Undrain { target } => {
+            let request = v1::UndrainRequest { target: target.clone() };
+            change(server, async |mut admin| admin.undrain(request).await, out, notes).await
+        }
+        Command::Weight { service, backend, weight } => {
+            let (service, backend, weight) = (service.clone(), backend.to_string(), weight.0.map(u32::from));
+            let request = v1::SetWeightRequest { service, backend, weight, by: user() };
+            change(server, async |mut admin| admin.set_weight(request).await, out, notes).await
+        }
+        Command::Reload => {
+            let mut admin = client::connect(server).await?;
+            let answer = admin.reload(v1::ReloadRequest {}).await;
+            let answer = answer.map_err(|status| ClientError::from_status(server.socket(), &status, false))?.into_inner();
+            Ok(writeln!(out, "{}", answer.summary)?)
+        }
+        Command::Config => {
+            let mut admin = client::connect(server).await?;
+            let answer = admin.get_config(v1::GetConfigRequest {}).await;
+            let answer = answer.map_err(|status| ClientError::from_status(server.socket(), &status, false))?.into_inner();
+            Ok(write!(out, "{}", answer.yaml)?)
+        }
+        Command::Convert(arguments) => convert_files(arguments, out, notes),
+        Command::Completion { shell } => Ok(args::write_completion(*shell, out)?),
+        Command::Version => Ok(writeln!(out, "sluicectl {}", env!("CARGO_PKG_VERSION"))?),
+    }
+}
+
+/// Changes an override and prints the result.
+async fn change(
+    server: &Server,
+    ask: impl AsyncFnOnce(AdminClient<Channel>) -> Result<Response<v1::ChangeResponse>, Status>,
+    out: &mut impl Write,
+    notes: &mut impl Write,
+) -> Result<(), CtlError> {
+    let answer = ask(client::connect(server).await?).await;
+    let answer = answer.map_err(|status| ClientError::from_status(server.socket(), &status, false))?.into_inner();
+    writeln!(out, "{}", answer.summary)?;
+    for note in &answer.notes {
+        writeln!(notes, "{note}")?;
+    }
+    Ok(())
+}
+
+/// Reads files and prints pools and notes.
+fn convert_files(arguments: &ConvertArguments, out: &mut impl Write, notes: &mut impl Write) -> Result<(), CtlError> {
+    let mut texts = Vec::new();
+    for file in &arguments.files {
+        texts.push((file.display().to_string(), read(file)?));
+    }
+    if texts.is_empty() {
+        texts.push((STDIN.to_owned(), read(Path::new(STDIN))?));
+    }
+    let inputs: Vec<_> = texts.iter().map(|(name, text)| Input { name, text }).collect();
+    let converted = convert(arguments.product, &inputs)?;
+    write!(out, "{}", converted.yaml)?;
+    for note in converted.notes {
+        writeln!(notes, "note: {note}")?;
+    }
+    Ok(())
+}
+
+fn read(file: &Path) -> Result<String, CtlError> {
+    let mut text = String::new();
+    let result =
+        if file.as_os_str() == STDIN { io::stdin().read_to_string(&mut text).map(|_| text) } else { fs::read_to_string(file) };
+    result.map_err(|error| CtlError::Input(file.display().to_string(), error))
+}
+
+/// Name of the operator: the user behind sudo, and this machine.
+fn user() -> String {
+    let name = ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|key| std::env::var(key).ok().filter(|name| !name.is_empty()));
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    format!("{}@{}", name.as_deref().unwrap_or("somebody"), host.trim())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,140 @@
+//! A list, printed once or repeatedly: as a table, as JSON, as YAML.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use proto::v1;
+
+use crate::args::{ListArguments, Output, Server};
+use crate::client::{self, ClientError};
+use crate::error::CtlError;
+use crate::rows::{Listed, Row};
+
+/// Blanks between two columns.
+const GAP: usize = 2;
+
+/// Output options of `--watch`.
+#[derive(Clone, Copy, Debug)]
+pub struct Screen {
+    /// Whether a table is redrawn in place, as on a terminal, or printed below the previous one.
+    pub redraw: bool,
+    /// Polling interval.
+    pub period: Duration,
+}
+
+/// Prints the list; with `--watch` also its changes, until the output is closed or the gateway ends.
+pub(super) async fn follow<R: Row>(
+    server: &Server,
+    arguments: &ListArguments,
+    out: &mut impl Write,
+    notes: &mut impl Write,
+    screen: Screen,
+) -> Result<(), CtlError> {
+    let mut client = client::connect(server).await?;
+    let path = server.socket();
+    let first = R::list(&mut client).await.map_err(|status| ClientError::from_status(path, &status, false))?;
+    if !arguments.watch {
+        list(&first.rows, arguments.output, out, notes)?;
+        return if first.silent.is_empty() { Ok(()) } else { Err(CtlError::Silent(told(&first.silent))) };
+    }
+    let mut period = tokio::time::interval(screen.period);
+    let mut shown: Vec<R> = Vec::new();
+    let mut silent = Vec::new();
+    let mut is_first = true;
+    let mut listed = Some(first);
+    loop {
+        period.tick().await;
+        let Listed { rows: now, silent: silent_now } = match listed.take() {
+            Some(listed) => listed,
+            None => R::list(&mut client).await.map_err(|status| ClientError::from_status(path, &status, true))?,
+        };
+        if silent_now != silent && !silent_now.is_empty() {
+            writeln!(notes, "{}", told(&silent_now))?;
+        }
+        match arguments.output {
+            Output::Table if is_first || now != shown => {
+                if screen.redraw {
+                    clear(out)?;
+                }
+                list(&now, Output::Table, out, notes)?;
+            }
+            Output::Table => {}
+            output => {
+                for row in changed(&shown, &now) {
+                    object(row, output, out)?;
+                }
+                out.flush()?;
+            }
+        }
+        (shown, silent, is_first) = (now, silent_now, false);
+    }
+}
+
+/// Prints a whole list. An empty table has its titles, and says so to people.
+fn list<R: Row>(rows: &[R], output: Output, out: &mut impl Write, notes: &mut impl Write) -> Result<(), CtlError> {
+    match output {
+        Output::Table => {
+            out.write_all(table(rows).as_bytes())?;
+            if rows.is_empty() {
+                writeln!(notes, "(none)")?;
+            }
+        }
+        Output::Json => writeln!(out, "{}", serde_json::to_string_pretty(rows).map_err(format_error)?)?,
+        Output::Yaml => write_yaml(&rows, out)?,
+    }
+    Ok(out.flush()?)
+}
+
+/// Prints one object of a watched list.
+fn object<R: Row>(row: &R, output: Output, out: &mut impl Write) -> Result<(), CtlError> {
+    match output {
+        Output::Yaml => {
+            writeln!(out, "---")?;
+            write_yaml(row, out)
+        }
+        Output::Json | Output::Table => Ok(writeln!(out, "{}", serde_json::to_string(row).map_err(format_error)?)?),
+    }
+}
+
+fn write_yaml(value: &impl serde::Serialize, out: &mut impl Write) -> Result<(), CtlError> {
+    let text = serde_saphyr::to_string(value).map_err(format_error)?;
+    Ok(writeln!(out, "{}", text.trim_end())?)
+}
+
+fn format_error(error: impl ToString) -> CtlError {
+    CtlError::Format(error.to_string())
+}
+
+/// Formats aligned columns under their titles. If rows come from several gateways, the gateway is the first column.
+pub(super) fn table<R: Row>(rows: &[R]) -> String {
+    let of_several = rows.iter().any(|row| row.gateway() != rows[0].gateway());
+    let whose = |gateway: &str| of_several.then(|| gateway.to_owned());
+    let titles = whose("GATEWAY").into_iter().chain(R::TITLES.iter().map(|title| (*title).to_owned())).collect();
+    let cells = |row: &R| whose(row.gateway()).into_iter().chain(row.cells()).collect();
+    let lines: Vec<Vec<String>> = std::iter::once(titles).chain(rows.iter().map(cells)).collect();
+    let width = |column: usize| lines.iter().filter_map(|line| line.get(column)).map(|cell| cell.chars().count()).max();
+    let widths: Vec<usize> = (0..lines[0].len()).map(|column| width(column).unwrap_or(0)).collect();
+    let mut text = String::new();
+    for line in &lines {
+        let padded: String = line.iter().zip(&widths).map(|(cell, width)| format!("{cell:<pad$}", pad = width + GAP)).collect();
+        text.push_str(padded.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// Clears a terminal and moves the cursor to its first line.
+fn clear(out: &mut impl Write) -> io::Result<()> {
+    out.write_all(b"\x1b[H\x1b[2J")
+}
+
+/// The gateways that did not answer, and why.
+fn told(silent: &[v1::Silent]) -> String {
+    let one = |v1::Silent { gateway, reason }: &v1::Silent| format!("nothing of gateway {gateway}: {reason}");
+    silent.iter().map(one).collect::<Vec<_>>().join("\n")
+}
+
+/// The objects of `now` that are new or differ from the last output.
+fn changed<'a, R: Row>(shown: &[R], now: &'a [R]) -> impl Iterator<Item = &'a R> {
+    now.iter().filter(|row| shown.iter().find(|old| old.same_object(row)).is_none_or(|old| old != *row))
+}

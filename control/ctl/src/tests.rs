@@ -1,0 +1,443 @@
+//! Tests: the commands against a server with fixed answers.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use clap::Parser;
+use proto::v1;
+use proto::v1::admin_server::{Admin, AdminServer};
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status};
+
+use super::*;
+
+const SCREEN: Screen = Screen { redraw: false, period: Duration::from_millis(1) };
+
+/// A server with fixed answers, except that packet counters grow by one per request.
+#[derive(Default)]
+struct Canned {
+    empty: bool,
+    /// Answers as a controller with one gateway that does not answer.
+    of_several: bool,
+    asked: AtomicU64,
+}
+
+#[tonic::async_trait]
+impl Admin for Canned {
+    async fn list_services(&self, _: Request<v1::ListServicesRequest>) -> Result<Response<v1::ListServicesResponse>, Status> {
+        let web = v1::ServiceStatus {
+            namespace: "default".into(),
+            name: "web".into(),
+            frontends: vec!["tcp 192.0.2.100:80".into(), "tcp [2001:db8::1:0]:80".into()],
+            mode: "nat".into(),
+            target: "endpoint".into(),
+            scheduler: "maglev".into(),
+            backends: 3,
+            healthy: 2,
+            app_protocols: [("tcp 192.0.2.100:80".into(), "kubernetes.io/h2c".into())].into(),
+            ..Default::default()
+        };
+        let refused = v1::ServiceStatus {
+            namespace: "default".into(),
+            name: "sticky".into(),
+            mode: "nat".into(),
+            target: "endpoint".into(),
+            scheduler: "maglev".into(),
+            reason: "Unsupported".into(),
+            message: "sessionAffinity".into(),
+            ..Default::default()
+        };
+        let services = if self.empty { Vec::new() } else { vec![web, refused] };
+        Ok(Response::new(v1::ListServicesResponse { services, ..Default::default() }))
+    }
+
+    async fn list_backends(&self, _: Request<v1::ListBackendsRequest>) -> Result<Response<v1::ListBackendsResponse>, Status> {
+        let backend = |gateway: &str| v1::BackendStatus {
+            gateway: gateway.into(),
+            service: "default/web".into(),
+            address: "10.0.0.11:8080".into(),
+            state: "active".into(),
+            healthy: true,
+            weight: 1,
+            flows: 7,
+        };
+        if !self.of_several {
+            return Ok(Response::new(v1::ListBackendsResponse { backends: vec![backend("edge-1")], silent: Vec::new() }));
+        }
+        let silent = vec![v1::Silent { gateway: "edge-3".into(), reason: "it gave no answer within 3 s".into() }];
+        Ok(Response::new(v1::ListBackendsResponse { backends: vec![backend("edge-1"), backend("edge-2")], silent }))
+    }
+
+    async fn list_ports(&self, _: Request<v1::ListPortsRequest>) -> Result<Response<v1::ListPortsResponse>, Status> {
+        let port = v1::PortStatus {
+            name: "uplink".into(),
+            device: "net_af_packet0,iface=eth1".into(),
+            link: "up".into(),
+            rx_packets: 18_446_744_073_709_551_615,
+            tx_packets: 2,
+            rx_missed: 0,
+            speed_mbps: Some(10_000),
+            steering: "single worker".into(),
+            ..v1::PortStatus::default()
+        };
+        Ok(Response::new(v1::ListPortsResponse { ports: vec![port], ..Default::default() }))
+    }
+
+    async fn list_drops(&self, _: Request<v1::ListDropsRequest>) -> Result<Response<v1::ListDropsResponse>, Status> {
+        let asked = self.asked.fetch_add(1, Ordering::Relaxed);
+        if asked == 3 {
+            return Err(Status::failed_precondition("enough"));
+        }
+        let fixed = v1::DropCount { reason: "malformed".into(), worker: 0, packets: 5, gateway: "edge-1".into() };
+        let growing = v1::DropCount { reason: "no_flow".into(), worker: 0, packets: asked, gateway: "edge-1".into() };
+        Ok(Response::new(v1::ListDropsResponse { drops: vec![fixed, growing], ..Default::default() }))
+    }
+
+    async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Result<Response<v1::GetStatusResponse>, Status> {
+        Ok(Response::new(v1::GetStatusResponse::default()))
+    }
+
+    async fn reload(&self, _: Request<v1::ReloadRequest>) -> Result<Response<v1::ReloadResponse>, Status> {
+        if self.empty {
+            return Err(Status::invalid_argument("/etc/f.yaml:3: unknown key `snatt`, did you mean `snat`?"));
+        }
+        Ok(Response::new(v1::ReloadResponse { summary: "in effect: pools".into(), ..Default::default() }))
+    }
+
+    async fn list_gateways(&self, _: Request<v1::ListGatewaysRequest>) -> Result<Response<v1::ListGatewaysResponse>, Status> {
+        let gateway = v1::GatewayStatus {
+            name: "edge-1".into(),
+            ready: true,
+            generation: "1700/4".into(),
+            draining: false,
+            last_seen: "2026-01-31T12:00:00Z".into(),
+            version: "0.1.0".into(),
+        };
+        let gone = v1::GatewayStatus { name: "edge-2".into(), draining: true, ..Default::default() };
+        Ok(Response::new(v1::ListGatewaysResponse { gateways: vec![gateway, gone] }))
+    }
+
+    async fn list_pools(&self, _: Request<v1::ListPoolsRequest>) -> Result<Response<v1::ListPoolsResponse>, Status> {
+        let pool = v1::PoolStatus {
+            name: "default".into(),
+            addresses: vec!["192.0.2.0/24".into(), "2001:db8::/64".into()],
+            total: "18446744073709551872".into(),
+            used: "1".into(),
+            available: "18446744073709551871".into(),
+            conflict: String::new(),
+        };
+        Ok(Response::new(v1::ListPoolsResponse { pools: vec![pool] }))
+    }
+
+    async fn list_events(&self, _: Request<v1::ListEventsRequest>) -> Result<Response<v1::ListEventsResponse>, Status> {
+        let event = |time: &str| v1::EventStatus {
+            time: time.into(),
+            r#type: "Warning".into(),
+            reason: "Refused".into(),
+            object: "Service default/web".into(),
+            message: "no".into(),
+        };
+        let asked = self.asked.fetch_add(1, Ordering::Relaxed);
+        let all = ["2026-01-31T12:00:00Z", "2026-01-31T12:00:00Z", "2026-01-31T12:00:05Z"].map(event);
+        if asked == 2 {
+            return Err(Status::failed_precondition("enough"));
+        }
+        Ok(Response::new(v1::ListEventsResponse { events: all[..2 + usize::try_from(asked).unwrap()].to_vec() }))
+    }
+
+    async fn list_overrides(&self, _: Request<v1::ListOverridesRequest>) -> Result<Response<v1::ListOverridesResponse>, Status> {
+        let (by, at) = ("alice@edge".to_owned(), "2026-01-31T12:00:00Z".to_owned());
+        let drain =
+            v1::Override { kind: "node".into(), name: "worker-1".into(), by: by.clone(), at: at.clone(), ..Default::default() };
+        let name = "10.0.0.11:8080".into();
+        let weight = v1::Override { kind: "weight".into(), name, service: "default/web".into(), weight: Some(0), by, at };
+        Ok(Response::new(v1::ListOverridesResponse { overrides: vec![drain, weight] }))
+    }
+
+    async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::ChangeResponse>, Status> {
+        let v1::DrainRequest { target, by } = request.into_inner();
+        match target.as_str() {
+            "edge-1" => Ok(Response::new(v1::ChangeResponse { summary: format!("drained by {by}"), notes: vec!["l2".into()] })),
+            other => Err(Status::not_found(format!("{other} is neither a gateway (edge-1) nor a node (none)"))),
+        }
+    }
+
+    async fn undrain(&self, request: Request<v1::UndrainRequest>) -> Result<Response<v1::ChangeResponse>, Status> {
+        let summary = format!("{} is back", request.into_inner().target);
+        Ok(Response::new(v1::ChangeResponse { summary, ..Default::default() }))
+    }
+
+    async fn set_weight(&self, request: Request<v1::SetWeightRequest>) -> Result<Response<v1::ChangeResponse>, Status> {
+        let v1::SetWeightRequest { service, backend, weight, .. } = request.into_inner();
+        Ok(Response::new(v1::ChangeResponse { summary: format!("{service} {backend} {weight:?}"), ..Default::default() }))
+    }
+
+    async fn get_config(&self, _: Request<v1::GetConfigRequest>) -> Result<Response<v1::GetConfigResponse>, Status> {
+        Ok(Response::new(v1::GetConfigResponse { yaml: "name: edge-1\n".into() }))
+    }
+}
+
+fn serve(socket: &Path, canned: Canned) {
+    let incoming = UnixListenerStream::new(UnixListener::bind(socket).unwrap());
+    let server = tonic::transport::Server::builder().add_service(AdminServer::new(canned)).serve_with_incoming(incoming);
+    tokio::spawn(server);
+}
+
+/// Runs a command; returns both outputs and the result.
+async fn ctl(socket: &Path, arguments: &str) -> (String, String, Result<(), CtlError>) {
+    let server = format!("unix:{}", socket.display());
+    let words = ["sluicectl", "--server", &server].into_iter().chain(arguments.split_whitespace());
+    let arguments = Arguments::try_parse_from(words).unwrap();
+    let (mut out, mut notes) = (Vec::new(), Vec::new());
+    let result = run(&arguments, &mut out, &mut notes, SCREEN).await;
+    (String::from_utf8(out).unwrap(), String::from_utf8(notes).unwrap(), result)
+}
+
+/// Runs a command against its own server and returns the output.
+async fn printed(canned: Canned, arguments: &str) -> (String, String) {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("admin.sock");
+    serve(&socket, canned);
+    let (out, notes, result) = ctl(&socket, arguments).await;
+    result.unwrap();
+    (out, notes)
+}
+
+#[tokio::test]
+async fn tables_are_aligned_under_upper_case_titles() {
+    let (out, notes) = printed(Canned::default(), "services").await;
+    assert_eq!(
+        out,
+        "\
+NAMESPACE  NAME    FRONTENDS                                  MODE  TARGET    SCHEDULER  BACKENDS  HEALTHY  REASON
+default    web     tcp 192.0.2.100:80,tcp [2001:db8::1:0]:80  nat   endpoint  maglev     3         2
+default    sticky                                             nat   endpoint  maglev     0         0        Unsupported: sessionAffinity
+"
+    );
+    assert_eq!(notes, "");
+    let (out, _) = printed(Canned::default(), "backends").await;
+    assert_eq!(
+        out,
+        "SERVICE      ADDRESS         STATE   HEALTHY  WEIGHT  FLOWS\n\
+         default/web  10.0.0.11:8080  active  yes      1       7\n"
+    );
+}
+
+#[tokio::test]
+async fn json_is_one_array_with_the_fields_of_the_contract_in_order() {
+    let fields = |text: &str| {
+        let keys = text.lines().filter_map(|line| line.trim().strip_prefix('"')?.split_once("\":"));
+        keys.map(|(key, _)| key.to_owned()).collect::<Vec<_>>().join(" ")
+    };
+    let (services, _) = printed(Canned::default(), "services -o json").await;
+    let one = "namespace name frontends mode target scheduler backends healthy reason app_protocols";
+    assert_eq!(fields(&services), format!("{one} tcp 192.0.2.100:80 gateway {one} gateway"));
+    let parsed: serde_json::Value = serde_json::from_str(&services).unwrap();
+    assert_eq!(
+        (&parsed[0]["healthy"], &parsed[0]["reason"], &parsed[1]["reason"]),
+        (&2.into(), &"".into(), &"Unsupported".into())
+    );
+    assert_eq!(parsed[0]["app_protocols"], serde_json::json!({"tcp 192.0.2.100:80": "kubernetes.io/h2c"}));
+    let (backends, _) = printed(Canned::default(), "backends -o json").await;
+    assert_eq!(fields(&backends), "service address state healthy weight flows gateway");
+    let (ports, _) = printed(Canned::default(), "ports -o json").await;
+    assert_eq!(
+        fields(&ports),
+        "name device link rx_packets tx_packets rx_missed steering rx_bytes tx_bytes rx_errors tx_errors speed_mbps mtu gateway"
+    );
+    let parsed: serde_json::Value = serde_json::from_str(&ports).unwrap();
+    assert_eq!(parsed[0]["rx_packets"], serde_json::json!(u64::MAX));
+    let (drops, _) = printed(Canned::default(), "drops --output json").await;
+    assert_eq!(fields(&drops), "reason worker packets gateway reason worker packets gateway");
+}
+
+#[tokio::test]
+async fn yaml_is_one_list() {
+    let (out, _) = printed(Canned::default(), "drops -o yaml").await;
+    assert_eq!(
+        out,
+        "- reason: malformed\n  worker: 0\n  packets: 5\n  gateway: edge-1\n- reason: no_flow\n  worker: 0\n  packets: 0\n  gateway: edge-1\n"
+    );
+}
+
+#[tokio::test]
+async fn an_empty_list_has_titles_and_a_note() {
+    let empty = || Canned { empty: true, ..Default::default() };
+    let (out, notes) = printed(empty(), "services").await;
+    assert_eq!((out.lines().count(), notes.as_str()), (1, "(none)\n"));
+    let (out, notes) = printed(empty(), "services -o json").await;
+    assert_eq!((out.as_str(), notes.as_str()), ("[]\n", ""));
+    let (out, _) = printed(empty(), "services -o yaml").await;
+    assert_eq!(out, "[]\n");
+}
+
+#[tokio::test]
+async fn watching_prints_an_object_a_line_when_it_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("admin.sock");
+    serve(&socket, Canned::default());
+    let (out, _, result) = ctl(&socket, "drops -o json --watch").await;
+    let line = |reason: &str, packets: u64| {
+        format!("{{\"reason\":\"{reason}\",\"worker\":0,\"packets\":{packets},\"gateway\":\"edge-1\"}}\n")
+    };
+    assert_eq!(out, [line("malformed", 5), line("no_flow", 0), line("no_flow", 1), line("no_flow", 2)].concat());
+    let error = result.unwrap_err().to_string();
+    assert!(error.ends_with("answered: enough"), "{error}");
+}
+
+#[tokio::test]
+async fn watching_draws_the_table_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("admin.sock");
+    serve(&socket, Canned::default());
+    let (out, _, _) = ctl(&socket, "drops --watch").await;
+    assert_eq!(out.matches("REASON     WORKER  PACKETS\n").count(), 3, "{out}");
+}
+
+#[tokio::test]
+async fn a_socket_that_does_not_answer_says_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("admin.sock");
+    let error = |result: Result<(), CtlError>| result.unwrap_err().to_string();
+    let (_, _, result) = ctl(&socket, "ports").await;
+    assert!(error(result).contains("is sluiced running here?"));
+    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    let (_, _, result) = ctl(&socket, "ports").await;
+    assert!(error(result).contains("nobody listens"));
+    std::fs::remove_file(&socket).unwrap();
+    std::fs::write(&socket, "").unwrap();
+    let (_, _, result) = ctl(&socket, "ports").await;
+    assert!(error(result).contains("admin.sock"));
+}
+
+#[tokio::test]
+async fn a_server_of_another_kind_is_named_as_such() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = dir.path().join("text.sock");
+    let listener = UnixListener::bind(&text).unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let _ = stream.try_write(b"220 mail.example SMTP\r\n");
+        }
+    });
+    let (_, _, result) = ctl(&text, "ports").await;
+    let error = result.unwrap_err().to_string();
+    assert!(error.contains("is no sluice admin API"), "{error}");
+
+    let other = dir.path().join("grpc.sock");
+    let incoming = UnixListenerStream::new(UnixListener::bind(&other).unwrap());
+    let (_, health) = tonic_health::server::health_reporter();
+    tokio::spawn(tonic::transport::Server::builder().add_service(health).serve_with_incoming(incoming));
+    let (_, _, result) = ctl(&other, "ports").await;
+    let error = result.unwrap_err().to_string();
+    assert!(error.contains("is no sluice admin API"), "{error}");
+}
+
+#[tokio::test]
+async fn completion_and_version_need_no_server() {
+    let (out, _, result) = ctl(Path::new("/nonexistent"), "completion bash").await;
+    assert!(result.is_ok() && out.contains("sluicectl"));
+    let (out, _, result) = ctl(Path::new("/nonexistent"), "version").await;
+    assert!(result.is_ok() && out.starts_with("sluicectl "));
+}
+
+#[test]
+fn servers_are_unix_sockets() {
+    let parse = |server: &str| Arguments::try_parse_from(["sluicectl", "ports", "--server", server]);
+    assert_eq!(parse("unix:/a").unwrap().server.socket(), Path::new("/a"));
+    for wrong in ["https://a:1", "/a", "unix:"] {
+        assert_eq!(parse(wrong).unwrap_err().exit_code(), 2, "{wrong}");
+    }
+    assert!(parse("https://a:1").unwrap_err().to_string().contains("not built in this version"));
+}
+
+#[tokio::test]
+async fn a_reload_says_what_is_in_effect_or_what_is_wrong_with_the_file() {
+    assert_eq!(printed(Canned::default(), "reload").await.0, "in effect: pools\n");
+    assert_eq!(printed(Canned::default(), "config").await.0, "name: edge-1\n");
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("admin.sock");
+    serve(&socket, Canned { empty: true, ..Canned::default() });
+    let error = ctl(&socket, "reload").await.2.unwrap_err().to_string();
+    assert!(error.contains("/etc/f.yaml:3: unknown key `snatt`"), "{error}");
+}
+
+#[tokio::test]
+async fn of_several_gateways_each_row_has_its_own_and_a_silent_one_is_named_with_exit_code_1() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("admin.sock");
+    serve(&socket, Canned { of_several: true, ..Canned::default() });
+    let (out, _, result) = ctl(&socket, "backends").await;
+    assert_eq!(
+        out,
+        "GATEWAY  SERVICE      ADDRESS         STATE   HEALTHY  WEIGHT  FLOWS\n\
+         edge-1   default/web  10.0.0.11:8080  active  yes      1       7\n\
+         edge-2   default/web  10.0.0.11:8080  active  yes      1       7\n"
+    );
+    let error = result.unwrap_err().to_string();
+    assert_eq!(error, "nothing of gateway edge-3: it gave no answer within 3 s");
+}
+
+#[tokio::test]
+async fn the_group_is_listed_with_the_fields_of_the_contract() {
+    let (out, _) = printed(Canned::default(), "gateways").await;
+    assert_eq!(
+        out,
+        "NAME    READY  GENERATION  DRAINING  LAST-SEEN             VERSION\n\
+         edge-1  yes    1700/4      no        2026-01-31T12:00:00Z  0.1.0\n\
+         edge-2  no                 yes\n"
+    );
+    let (out, _) = printed(Canned::default(), "gateways -o json").await;
+    let parsed: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(parsed[0]["draining"], false);
+    let (out, _) = printed(Canned::default(), "pools -o json").await;
+    let parsed: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let pool = serde_json::json!({"name": "default", "addresses": ["192.0.2.0/24", "2001:db8::/64"],
+        "total": "18446744073709551872", "used": "1", "available": "18446744073709551871", "conflict": ""});
+    assert_eq!(parsed[0], pool);
+    let (out, _) = printed(Canned::default(), "overrides -o json").await;
+    let parsed: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let first = serde_json::json!({"kind": "node", "name": "worker-1", "service": "", "weight": null, "by": "alice@edge",
+        "at": "2026-01-31T12:00:00Z"});
+    assert_eq!((&parsed[0], &parsed[1]["weight"]), (&first, &0.into()));
+}
+
+#[test]
+fn a_negative_weight_is_told_the_range() {
+    let error = Arguments::try_parse_from(["sluicectl", "weight", "web", "10.0.0.1:80", "-5"]).unwrap_err().to_string();
+    assert!(error.contains("expected 0 to 65535"), "{error}");
+}
+
+#[tokio::test]
+async fn a_drain_and_a_weight_say_what_is_so_now_and_wrong_names_what_there_is() {
+    let (out, notes) = printed(Canned::default(), "drain edge-1").await;
+    assert!(out.starts_with("drained by ") && out.contains('@'), "{out}");
+    assert_eq!(notes, "l2\n");
+    assert_eq!(printed(Canned::default(), "undrain node/x").await.0, "node/x is back\n");
+    assert_eq!(printed(Canned::default(), "weight web 10.0.0.1:80 7").await.0, "web 10.0.0.1:80 Some(7)\n");
+    assert_eq!(printed(Canned::default(), "weight web 10.0.0.1:80 auto").await.0, "web 10.0.0.1:80 None\n");
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("admin.sock");
+    serve(&socket, Canned::default());
+    let error = ctl(&socket, "drain edge-9").await.2.unwrap_err().to_string();
+    assert!(error.contains("edge-9 is neither a gateway (edge-1)"), "{error}");
+    for wrong in ["weight web 10.0.0.1 7", "weight web 10.0.0.1:80 65536", "weight web 10.0.0.1:80 -1", "drain", "undrain"] {
+        let words = ["sluicectl"].into_iter().chain(wrong.split(' '));
+        assert_eq!(Arguments::try_parse_from(words).unwrap_err().exit_code(), 2, "{wrong}");
+    }
+}
+
+#[tokio::test]
+async fn events_are_listed_and_followed_as_they_come() {
+    let (out, _) = printed(Canned::default(), "events").await;
+    assert!(out.starts_with("TIME                  TYPE     REASON   OBJECT               MESSAGE\n"), "{out}");
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("admin.sock");
+    serve(&socket, Canned::default());
+    let (out, _, _) = ctl(&socket, "events -o json --watch").await;
+    let lines: Vec<_> = out.lines().collect();
+    assert!(lines.last().unwrap().starts_with("{\"time\":\"2026-01-31T12:00:05Z\",\"type\":\"Warning\",\"reason\""), "{out}");
+    assert_eq!(lines.len(), 3, "{out}");
+}

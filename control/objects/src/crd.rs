@@ -1,0 +1,183 @@
+//! The kinds that sluice adds to a cluster: `AddressPool`, which operators write, and `EdgeGateway`, which shows them the
+//! gateways.
+//!
+//! Invariant: additive only within v1beta1; a field that was ever served keeps its name and meaning. What the API server
+//! refuses by the schema, the controller refuses too (`pool`): manifests have no API server.
+//! Deliberately not here: which values are legal together (`pool`), and who writes their status.
+
+mod schema;
+
+pub use schema::{ADDRESS_CHARS_MAX, ADDRESSES_MAX, CLASS_CHARS_MAX, GATEWAY_ADDRESSES_MAX, PER_NAMESPACE_MAX, PRIORITY_MAX};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
+use kube_core::CustomResourceExt as _;
+use kube_derive::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// How routers learn the addresses of a pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum AnnounceKind {
+    /// By ARP and neighbour discovery.
+    #[default]
+    L2,
+    /// By routes that a routing daemon on the gateway announces.
+    Routed,
+}
+
+/// A pool of load balancer addresses.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    crates(kube_core = "kube_core"),
+    group = "sluice.dev",
+    version = "v1beta1",
+    kind = "AddressPool",
+    plural = "addresspools",
+    status = "AddressPoolStatus",
+    derive = "PartialEq",
+    printcolumn = r#"{"name": "ADDRESSES", "type": "string", "jsonPath": ".spec.addresses"}"#,
+    printcolumn = r#"{"name": "TOTAL", "type": "string", "jsonPath": ".status.total"}"#,
+    printcolumn = r#"{"name": "USED", "type": "string", "jsonPath": ".status.used"}"#,
+    printcolumn = r#"{"name": "AVAILABLE", "type": "string", "jsonPath": ".status.available"}"#,
+    printcolumn = r#"{"name": "CONFLICT", "type": "string", "jsonPath": ".status.conditions[?(@.type==\"Conflict\")].status"}"#,
+    printcolumn = r#"{"name": "AGE", "type": "date", "jsonPath": ".metadata.creationTimestamp"}"#
+)]
+#[serde(rename_all = "camelCase")]
+pub struct AddressPoolSpec {
+    /// CIDRs, ranges FIRST-LAST and single addresses of both families.
+    #[schemars(schema_with = "schema::addresses")]
+    pub addresses: Vec<String>,
+    /// Whether Services that request neither a pool nor an address may get one of these addresses. Default true.
+    #[serde(default = "yes")]
+    pub auto_assign: bool,
+    /// Leave out IPv4 addresses that end in .0 or .255: some networks drop them.
+    #[serde(default, rename = "avoidBuggyIPs")]
+    pub avoid_buggy_ips: bool,
+    /// Pools with a lower number are used first; 0, the default, comes last. Pools of equal priority: those of the
+    /// configuration first, in its order, then the others by name.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 65535), extend("format" = "int32"))]
+    pub priority: u32,
+    /// Namespaces whose Services may get one of these addresses; unset means all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::selector")]
+    pub namespace_selector: Option<LabelSelector>,
+    /// Services that may get one of these addresses; unset means all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::selector")]
+    pub service_selector: Option<LabelSelector>,
+    /// Maximum number of addresses per namespace; unset means no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 65536), extend("format" = "int32"))]
+    pub max_per_namespace: Option<u32>,
+    /// Only the installation of this class uses the pool; unset means all installations.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::class")]
+    pub load_balancer_class: Option<String>,
+    /// How routers learn the addresses.
+    #[serde(default)]
+    pub announce: AnnounceKind,
+    /// Whether Services of different namespaces may share an address under MetalLB's sharing key alone.
+    #[serde(default)]
+    pub allow_cross_namespace_sharing: bool,
+    /// Whether these addresses are internal. Services that request an internal load balancer get addresses only from internal
+    /// pools; other Services get one only if they request the pool or the address.
+    #[serde(default)]
+    pub internal: bool,
+}
+
+const fn yes() -> bool {
+    true
+}
+
+/// Status of a pool. Counts are strings, because a /64 has more addresses than a JSON number can represent.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AddressPoolStatus {
+    /// Addresses in the pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub total: Option<String>,
+    /// Addresses held by Services.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used: Option<String>,
+    /// Available addresses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub available: Option<String>,
+    /// `Conflict`: the pool is not used, for the reason in the message. `Exhausted`: no address is available.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+}
+
+/// A gateway of an installation, as its controller last saw it. Only the controller writes it.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    crates(kube_core = "kube_core"),
+    group = "sluice.dev",
+    version = "v1beta1",
+    kind = "EdgeGateway",
+    plural = "edgegateways",
+    status = "EdgeGatewayStatus",
+    printcolumn = r#"{"name": "GROUP", "type": "string", "jsonPath": ".spec.group"}"#,
+    printcolumn = r#"{"name": "READY", "type": "string", "jsonPath": ".status.ready"}"#,
+    printcolumn = r#"{"name": "SERVICES", "type": "integer", "jsonPath": ".status.services"}"#,
+    printcolumn = r#"{"name": "LAST-SEEN", "type": "date", "jsonPath": ".status.lastSeen"}"#,
+    printcolumn = r#"{"name": "AGE", "type": "date", "jsonPath": ".metadata.creationTimestamp"}"#
+)]
+#[serde(rename_all = "camelCase")]
+pub struct EdgeGatewaySpec {
+    /// The group of its installation.
+    pub group: String,
+}
+
+/// Status of a gateway.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct EdgeGatewayStatus {
+    /// `True` while it is connected and has applied the newest state; else `False`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready: Option<String>,
+    /// Services that it serves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "int32"))]
+    pub services: Option<u32>,
+    /// Version of its program.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// When it was last connected, RFC 3339.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_seen: Option<String>,
+    /// Addresses that it uses itself: of its ports, next hops, SNAT and node ports. No Service gets one of them, and no backend
+    /// may have one, also while the gateway is not connected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 4096), inner(length(max = 39)))]
+    pub addresses: Option<Vec<String>>,
+}
+
+/// The definitions of both kinds as YAML for `kubectl apply -f -`.
+///
+/// # Errors
+/// If they cannot be serialized as YAML.
+pub fn definitions() -> Result<String, serde_saphyr::SerializeError> {
+    let [pools, gateways] = [AddressPool::crd(), EdgeGateway::crd()];
+    Ok(format!("{}---\n{}", serde_saphyr::to_string(&pools)?, serde_saphyr::to_string(&gateways)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_format_is_one_that_an_api_server_knows() {
+        let text = definitions().unwrap();
+        let formats = text.lines().filter_map(|line| line.trim().strip_prefix("format: "));
+        assert!(formats.clone().count() > 2 && formats.clone().all(|format| ["int32", "int64", "date-time"].contains(&format)));
+    }
+
+    /// After a change of a kind: `sluice-controller crds > deploy/crds.yaml`.
+    #[test]
+    fn the_definitions_that_are_shipped_are_those_that_the_program_prints() {
+        let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/crds.yaml");
+        assert_eq!(std::fs::read_to_string(shipped).unwrap(), definitions().unwrap());
+    }
+}

@@ -1,0 +1,284 @@
+//! Objects in one YAML text.
+
+use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use proto::ServiceName;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::crd::AddressPool;
+
+/// Maximum length of a Kubernetes name, in characters.
+const NAME_MAX: usize = 253;
+
+/// An object in a manifest.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Object {
+    /// A Service.
+    Service(Box<Service>),
+    /// An EndpointSlice.
+    Slice(Box<EndpointSlice>),
+    /// A Node. Its status comes from the author, because there is no kubelet.
+    Node(Box<Node>),
+    /// An `AddressPool`.
+    Pool(Box<AddressPool>),
+}
+
+/// One document: an object or an error, and warnings for its author.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Document {
+    /// Counted from 1.
+    pub number: usize,
+    /// Its name and content; `None` for ignored kinds.
+    pub object: Option<(ServiceName, Object)>,
+    /// Fields without effect.
+    pub notes: Vec<String>,
+}
+
+/// Why a text cannot be parsed.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+#[error("line {line} (document {number}): {message}")]
+pub struct DocumentError {
+    /// Which document, counted from 1.
+    pub number: usize,
+    /// Which line of the file.
+    pub line: u64,
+    /// What is wrong.
+    pub message: String,
+}
+
+/// Fields of every object.
+#[derive(serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Header {
+    #[serde(default)]
+    api_version: String,
+    #[serde(default)]
+    kind: String,
+}
+
+/// Reads all documents of `text`.
+///
+/// # Errors
+/// If one of them cannot be parsed; then the whole file is unused.
+pub fn documents(text: &str) -> Result<Vec<Document>, DocumentError> {
+    let parts = split(text);
+    parts.into_iter().enumerate().filter_map(|(index, part)| document(index + 1, &part).transpose()).collect()
+}
+
+/// A document and its first line in the file.
+pub struct DocumentText {
+    /// Its text, after as many empty lines as precede it in the file.
+    pub text: String,
+    /// Counted from 1.
+    pub first_line: u64,
+}
+
+/// Splits a text at document markers, which end a document everywhere, so that a search by lines suffices. Lines before a
+/// document are left blank, so that positions in it are those of the file.
+pub fn split(text: &str) -> Vec<DocumentText> {
+    let mut parts = vec![DocumentText { text: String::new(), first_line: 1 }];
+    for (index, line) in (1u64..).zip(text.lines()) {
+        let ends = line == "---" || line == "..." || line.starts_with("--- ");
+        if ends {
+            let blank = "\n".repeat(usize::try_from(index).unwrap_or_default());
+            parts.push(DocumentText { text: blank, first_line: index + 1 });
+        } else if let Some(part) = parts.last_mut() {
+            part.text.push_str(line);
+            part.text.push('\n');
+        }
+    }
+    let is_empty = |line: &str| line.trim().is_empty() || line.trim_start().starts_with('#') || line.starts_with('%');
+    parts.retain(|part| !part.text.lines().all(is_empty));
+    parts
+}
+
+fn document(number: usize, part: &DocumentText) -> Result<Option<Document>, DocumentError> {
+    let error = |message: String| DocumentError { number, line: part.first_line, message };
+    let header: Header = parse(number, part)?;
+    let mut notes = Vec::new();
+    let object = match (header.api_version.as_str(), header.kind.as_str()) {
+        ("v1", "Service") => {
+            let mut service: Service = typed(number, part, &mut notes)?;
+            let name = name(&service.metadata).map_err(error)?;
+            service.metadata = own(&service.metadata);
+            service.status = None;
+            Some((name, Object::Service(Box::new(service))))
+        }
+        ("discovery.k8s.io/v1", "EndpointSlice") => {
+            let mut slice: EndpointSlice = typed(number, part, &mut notes)?;
+            let name = name(&slice.metadata).map_err(error)?;
+            slice.metadata = own(&slice.metadata);
+            Some((name, Object::Slice(Box::new(slice))))
+        }
+        ("sluice.dev/v1beta1", "AddressPool") => {
+            let mut pool: AddressPool = typed(number, part, &mut notes)?;
+            let name = name(&pool.metadata).map_err(error)?;
+            pool.metadata = ObjectMeta { namespace: None, ..own(&pool.metadata) };
+            pool.status = None;
+            Some((name, Object::Pool(Box::new(pool))))
+        }
+        ("v1", "Node") => {
+            let mut node: Node = typed(number, part, &mut notes)?;
+            let name = name(&node.metadata).map_err(error)?;
+            node.metadata = ObjectMeta { namespace: None, ..own(&node.metadata) };
+            Some((name, Object::Node(Box::new(node))))
+        }
+        ("", _) | (_, "") => {
+            return Err(error("expected apiVersion and kind, as in `apiVersion: v1`, `kind: Service`".to_owned()));
+        }
+        (version, kind) => {
+            notes.push(format!(
+                "{kind} of {version} has no effect; Service and Node (v1), EndpointSlice (discovery.k8s.io/v1) and AddressPool (sluice.dev/v1beta1) are read"
+            ));
+            None
+        }
+    };
+    Ok(Some(Document { number, object, notes }))
+}
+
+fn parse<T: DeserializeOwned>(number: usize, part: &DocumentText) -> Result<T, DocumentError> {
+    serde_saphyr::from_str(&part.text).map_err(|error| {
+        let line = error.location().map_or(part.first_line, |location| location.line());
+        // The first line is the message; the others show the position, which the line number already gives.
+        let message = error.without_snippet().to_string();
+        DocumentError { number, line, message: message.lines().next().unwrap_or_default().to_owned() }
+    })
+}
+
+/// Parses an object, with a note for every unknown field, so that a misspelt restriction is noticed.
+fn typed<T: DeserializeOwned + serde::Serialize>(
+    number: usize,
+    part: &DocumentText,
+    notes: &mut Vec<String>,
+) -> Result<T, DocumentError> {
+    let object: T = parse(number, part)?;
+    let written: Value = parse(number, part)?;
+    if let Ok(read) = serde_json::to_value(&object) {
+        let mut lost = Vec::new();
+        lost_fields(&written, &read, "", &mut lost);
+        notes.extend(lost.into_iter().map(|field| format!("field {field} is unknown and has no effect; check its spelling")));
+    }
+    Ok(object)
+}
+
+fn lost_fields(written: &Value, read: &Value, path: &str, lost: &mut Vec<String>) {
+    match (written, read) {
+        (Value::Object(written), Value::Object(read)) => {
+            for (key, value) in written.iter().filter(|(_, value)| !value.is_null()) {
+                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                match read.get(key) {
+                    Some(read) => lost_fields(value, read, &path, lost),
+                    None => lost.push(path),
+                }
+            }
+        }
+        (Value::Array(written), Value::Array(read)) => {
+            for (index, (written, read)) in written.iter().zip(read).enumerate() {
+                lost_fields(written, read, &format!("{path}[{index}]"), lost);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The object's name. It becomes a file name, so only names that Kubernetes allows are accepted.
+fn name(metadata: &ObjectMeta) -> Result<ServiceName, String> {
+    let name = metadata.name.as_deref().ok_or("metadata.name is missing")?;
+    let namespace = metadata.namespace.as_deref().unwrap_or("default");
+    for (field, text) in [("name", name), ("namespace", namespace)] {
+        let is_edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
+        let is_inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
+        let edges = is_edge(text.chars().next()) && is_edge(text.chars().next_back());
+        if !edges || !text.chars().all(is_inner) || text.len() > NAME_MAX {
+            return Err(format!(
+                "metadata.{field} is {text:?}, expected lower-case letters, digits, `-` and `.`, at most {NAME_MAX}"
+            ));
+        }
+    }
+    Ok(ServiceName::new(namespace, name))
+}
+
+/// The metadata that the author of a manifest sets. Times, versions and status would come from an API server.
+fn own(metadata: &ObjectMeta) -> ObjectMeta {
+    ObjectMeta {
+        name: metadata.name.clone(),
+        namespace: Some(metadata.namespace.clone().unwrap_or_else(|| "default".to_owned())),
+        labels: metadata.labels.clone(),
+        annotations: metadata.annotations.clone(),
+        ..ObjectMeta::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SERVICE: &str =
+        "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec:\n  type: LoadBalancer\n  ports: [{port: 80}]\n";
+
+    #[test]
+    fn documents_are_objects_with_names_in_their_namespace() {
+        let slice = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: web-1, namespace: shop}\naddressType: IPv4\nendpoints: []\n";
+        let read = documents(&format!("# a comment\n---\n{SERVICE}---\n{slice}...\n---\n# nothing\n")).unwrap();
+        let names: Vec<String> = read.iter().map(|d| d.object.as_ref().unwrap().0.to_string()).collect();
+        assert_eq!(names, ["default/web", "shop/web-1"]);
+        assert!(read.iter().all(|document| document.notes.is_empty()), "{read:?}");
+    }
+
+    #[test]
+    fn an_error_names_document_and_line() {
+        let error = documents(&format!("{SERVICE}---\n{SERVICE}  sessionAffinity: [\n")).unwrap_err();
+        assert_eq!(error.number, 2);
+        assert!(error.line >= 13, "{error}");
+        let error = documents(&SERVICE.replace("port: 80", "port: eighty")).unwrap_err();
+        assert_eq!((error.number, error.line), (1, 6), "{error}");
+        assert!(!error.message.contains('\n'));
+    }
+
+    #[test]
+    fn names_that_would_leave_the_status_directory_are_refused() {
+        for name in ["../etc", "..", "a/b", "A", ""] {
+            let error = documents(&SERVICE.replace("name: web", &format!("name: {name:?}"))).unwrap_err();
+            assert!(error.message.contains("metadata.name"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_only_an_api_server_may_say_is_not_taken_from_a_file() {
+        let text = SERVICE
+            .replace("name: web", "name: web, uid: u, resourceVersion: '4', creationTimestamp: 2020-01-01T00:00:00Z")
+            + "status: {loadBalancer: {ingress: [{ip: 192.0.2.1}]}}\n";
+        let Some((_, Object::Service(service))) = documents(&text).unwrap().remove(0).object else { panic!() };
+        assert_eq!((service.status, service.metadata.uid, service.metadata.resource_version), (None, None, None));
+        assert_eq!(service.metadata.creation_timestamp, None);
+    }
+
+    #[test]
+    fn a_misspelt_field_is_noted() {
+        let read = documents(&format!("{SERVICE}  sessionAffinty: ClientIP\n")).unwrap();
+        assert!(read[0].notes[0].contains("spec.sessionAffinty"), "{:?}", read[0].notes);
+    }
+
+    #[test]
+    fn other_kinds_have_no_effect_and_say_so() {
+        let deployment = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\n";
+        let read = documents(deployment).unwrap();
+        assert!(read[0].object.is_none() && read[0].notes[0].contains("Deployment"));
+        let pool = "apiVersion: sluice.dev/v1beta1\nkind: AddressPool\nmetadata: {name: a}\nspec: {addresses: [192.0.2.1], avoidBuggyIPs: true}\n";
+        let read = documents(pool).unwrap().remove(0);
+        assert!(read.notes.is_empty(), "{:?}", read.notes);
+        assert!(
+            matches!(read.object, Some((_, Object::Pool(pool))) if pool.spec.avoid_buggy_ips && pool.metadata.namespace.is_none())
+        );
+        let node =
+            "apiVersion: v1\nkind: Node\nmetadata: {name: a}\nstatus: {addresses: [{type: InternalIP, address: 10.0.1.1}]}\n";
+        let read = documents(node).unwrap().remove(0);
+        assert!(read.notes.is_empty(), "{:?}", read.notes);
+        assert!(
+            matches!(read.object, Some((_, Object::Node(node))) if node.status.is_some() && node.metadata.namespace.is_none())
+        );
+        assert!(documents("hello: world\n").unwrap_err().message.contains("apiVersion"));
+    }
+}

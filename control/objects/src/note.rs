@@ -1,0 +1,186 @@
+//! Notes for owners of objects: a cause as one word, and a message.
+//!
+//! Invariant: each cause has its own word, which is the `reason` of the Event, so that Events can be filtered by it. No
+//! message is longer than [`TEXT_CHARS_MAX`], and foreign text takes only a small part of it.
+//! Deliberately not here: when and how often a note is reported.
+
+use proto::{Reason, ServiceName};
+
+/// Maximum length of a message, in characters: an Event accepts 1,024 bytes.
+pub const TEXT_CHARS_MAX: usize = 1_000;
+/// Maximum length of foreign text in a message, in characters.
+const QUOTED_CHARS_MAX: usize = 80;
+
+/// Quotes and truncates foreign text, so that the rest of the message remains readable.
+#[must_use]
+pub fn quoted(text: &str) -> String {
+    let mut shown: String = text.chars().take(QUOTED_CHARS_MAX).collect();
+    if shown.len() < text.len() {
+        shown.push('…');
+    }
+    format!("{shown:?}")
+}
+
+/// Limits the number of remarks; the last one has the number of omitted ones.
+#[must_use]
+pub fn bounded(mut remarks: Vec<Remark>, max: usize) -> Vec<Remark> {
+    if remarks.len() > max {
+        let left_out = remarks.split_off(max.saturating_sub(1));
+        let cause = left_out[0].cause;
+        remarks.push(Remark::new(cause, format!("{} more remarks of such kinds are left out", left_out.len())));
+    }
+    remarks
+}
+
+/// Cause of a note.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Cause {
+    /// The Service is not served, or only in part.
+    Reason(Reason),
+    /// An annotation has no effect or an invalid value; the default is used.
+    AnnotationIgnored,
+    /// Two annotations with the same meaning, or an annotation and a field, differ.
+    AnnotationsDiffer,
+    /// A field has no effect or an invalid value; the default is used.
+    FieldIgnored,
+    /// The source ranges admit no client of one family.
+    FamilyDenied,
+    /// A Service of a kind that has no frontend: headless, or `ExternalName`.
+    NeverServed,
+    /// An EndpointSlice is not used at all.
+    SliceIgnored,
+    /// A port of an EndpointSlice is not used.
+    SlicePortIgnored,
+    /// An endpoint of an EndpointSlice is not used.
+    EndpointIgnored,
+    /// A backend is excluded: its address is forbidden, or there are too many backends.
+    BackendRefused,
+    /// A requested address is unavailable; the Service keeps its address.
+    AddressKept,
+    /// The Service lost an address to other Services that do not share it.
+    AddressLost,
+    /// An object cannot be decoded; its last valid version stays in use.
+    Undecodable,
+    /// No gateway has a healthy backend.
+    NoHealthyBackend,
+    /// No endpoint accepts new connections.
+    NoEndpoints,
+    /// No EndpointSlice has a port with the name and protocol of the Service.
+    NoMatchingPort,
+    /// The Service has its addresses.
+    AddressAssigned,
+    /// Gateways forward for the Service.
+    Programmed,
+    /// Gateways no longer forward for it, and its object contains nothing of ours.
+    Released,
+}
+
+impl Cause {
+    /// The cause as a word.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Reason(reason) => reason.as_str(),
+            Self::AnnotationIgnored => "AnnotationIgnored",
+            Self::AnnotationsDiffer => "AnnotationsDiffer",
+            Self::FieldIgnored => "FieldIgnored",
+            Self::FamilyDenied => "FamilyDenied",
+            Self::NeverServed => "NeverServed",
+            Self::SliceIgnored => "SliceIgnored",
+            Self::SlicePortIgnored => "SlicePortIgnored",
+            Self::EndpointIgnored => "EndpointIgnored",
+            Self::BackendRefused => "BackendRefused",
+            Self::AddressKept => "AddressKept",
+            Self::AddressLost => "AddressLost",
+            Self::Undecodable => "Undecodable",
+            Self::NoHealthyBackend => "NoHealthyBackend",
+            Self::NoEndpoints => "NoEndpoints",
+            Self::NoMatchingPort => "NoMatchingPort",
+            Self::AddressAssigned => "AddressAssigned",
+            Self::Programmed => "Programmed",
+            Self::Released => "Released",
+        }
+    }
+
+    /// Causes of normal notes.
+    pub const ORDINARY: [Self; 3] = [Self::AddressAssigned, Self::Programmed, Self::Released];
+
+    /// Whether the note is normal rather than a warning.
+    #[must_use]
+    pub const fn is_ordinary(self) -> bool {
+        matches!(self, Self::AddressAssigned | Self::Programmed | Self::Released)
+    }
+
+    /// The `action` of the Event: what sluice did, as a word.
+    #[must_use]
+    pub const fn action(self) -> &'static str {
+        match self {
+            Self::Reason(_) | Self::NeverServed => "Serve",
+            Self::SlicePortIgnored | Self::EndpointIgnored | Self::BackendRefused | Self::NoEndpoints | Self::NoMatchingPort => {
+                "SelectBackends"
+            }
+            Self::AddressKept | Self::AddressAssigned => "AssignAddress",
+            Self::NoHealthyBackend => "ProbeBackends",
+            Self::Programmed => "Program",
+            Self::Released => "Release",
+            _ => "Read",
+        }
+    }
+}
+
+/// A cause and a message about an object that the context names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remark {
+    /// The cause as a word.
+    pub cause: Cause,
+    /// The message: what, where, and what to do.
+    pub text: String,
+}
+
+impl Remark {
+    /// A remark.
+    #[must_use]
+    pub fn new(cause: Cause, text: impl Into<String>) -> Self {
+        let mut text = text.into();
+        if let Some((end, _)) = text.char_indices().nth(TEXT_CHARS_MAX) {
+            text.truncate(end);
+        }
+        Self { cause, text }
+    }
+}
+
+/// The object of a note.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Subject {
+    /// A Service.
+    Service(ServiceName),
+    /// An EndpointSlice: its namespace and name.
+    Slice(ServiceName),
+    /// A Node: its name.
+    Node(String),
+    /// A Namespace: its name.
+    Namespace(String),
+    /// An `AddressPool`: its name.
+    Pool(String),
+}
+
+impl std::fmt::Display for Subject {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Service(name) => write!(f, "Service {name}"),
+            Self::Slice(name) => write!(f, "EndpointSlice {name}"),
+            Self::Node(name) => write!(f, "Node {name}"),
+            Self::Namespace(name) => write!(f, "Namespace {name}"),
+            Self::Pool(name) => write!(f, "AddressPool {name}"),
+        }
+    }
+}
+
+/// A remark about one object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// The object.
+    pub subject: Subject,
+    /// The remark.
+    pub remark: Remark,
+}

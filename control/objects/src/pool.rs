@@ -1,0 +1,327 @@
+//! A parsed pool, from the configuration or an `AddressPool` object.
+//!
+//! Invariant: the rules of the CRD's schema apply here too, because manifests have no API server. A pool with an unusable
+//! address is an error as a whole; no pool is used in part.
+//! Deliberately not here: overlaps between pools (the controller's `plan`).
+
+use ipnet::IpNet;
+use kube_core::Selector;
+use proto::{AddressRange, AddressRangeError, Announce, Pool};
+
+use crate::crd::{self, AddressPool, AnnounceKind};
+use crate::scalar::{CLASS_EXPECTED, is_class};
+
+/// Addresses that are unreachable from other machines: "this network", loopback, link-local, multicast, reserved,
+/// IPv4-mapped (RFC 6890).
+const UNREACHABLE: [&str; 8] = [
+    "0.0.0.0/8",
+    "127.0.0.0/8",
+    "169.254.0.0/16",
+    "224.0.0.0-255.255.255.255",
+    "::/127",
+    "::ffff:0:0/96",
+    "fe80::/10",
+    "ff00::/8",
+];
+
+/// A pool with valid values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolSpec {
+    /// Its name.
+    pub name: String,
+    /// Its addresses, without overlaps; at least one range.
+    pub ranges: Vec<AddressRange>,
+    /// How routers learn the addresses.
+    pub announce: Announce,
+    /// Whether Services that request neither a pool nor an address may get one of these addresses.
+    pub auto_assign: bool,
+    /// Leave out IPv4 addresses that end in .0 or .255.
+    pub avoid_buggy_ips: bool,
+    /// Pools of a lower number are used first; 0 comes last.
+    pub priority: u32,
+    /// Namespaces whose Services may have one of these addresses.
+    pub namespaces: Selector,
+    /// Services that may have one of these addresses.
+    pub services: Selector,
+    /// Maximum number of addresses per namespace; unset means no limit.
+    pub max_per_namespace: Option<u32>,
+    /// Only the installation of this class uses it; unset means all installations.
+    pub load_balancer_class: Option<String>,
+    /// Whether Services of different namespaces may share an address under MetalLB's sharing key alone.
+    pub allow_cross_namespace_sharing: bool,
+    /// Whether it is for Services that ask for an internal load balancer, and for others only if they ask for it.
+    pub internal: bool,
+}
+
+impl PoolSpec {
+    /// A pool with these addresses and defaults for everything else.
+    #[must_use]
+    pub fn new(name: impl Into<String>, ranges: Vec<AddressRange>) -> Self {
+        Self {
+            name: name.into(),
+            ranges,
+            announce: Announce::L2,
+            auto_assign: true,
+            avoid_buggy_ips: false,
+            priority: 0,
+            namespaces: Selector::default(),
+            services: Selector::default(),
+            max_per_namespace: None,
+            load_balancer_class: None,
+            allow_cross_namespace_sharing: false,
+            internal: false,
+        }
+    }
+
+    /// The pool as sent to gateways.
+    #[must_use]
+    pub fn told(&self) -> Pool {
+        Pool { name: self.name.clone(), ranges: self.ranges.clone(), announce: self.announce }
+    }
+
+    /// Its addresses in the format that operators write.
+    #[must_use]
+    pub fn ranges_text(&self) -> String {
+        self.ranges.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// Why a pool is invalid.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+pub enum PoolError {
+    /// No name.
+    #[error("an AddressPool without metadata.name")]
+    Unnamed,
+    /// Too few or too many entries.
+    #[error("spec.addresses has {0} entries, expected 1 to {max}; make several pools of it", max = crd::ADDRESSES_MAX)]
+    Count(usize),
+    /// An entry is not a range.
+    #[error("spec.addresses[{index}]: {error}")]
+    Range {
+        /// Which entry.
+        index: usize,
+        /// What is wrong.
+        error: AddressRangeError,
+    },
+    /// Blanks within an entry.
+    #[error("spec.addresses[{0}]: expected no blanks and at most {max} characters", max = crd::ADDRESS_CHARS_MAX)]
+    Blanks(usize),
+    /// Unreachable addresses.
+    #[error("spec.addresses[{index}]: {range} reaches into {net}; expected addresses that clients can reach")]
+    Unreachable {
+        /// Which entry.
+        index: usize,
+        /// The entry.
+        range: AddressRange,
+        /// The network that it overlaps.
+        net: &'static str,
+    },
+    /// Two entries with a common address.
+    #[error("spec.addresses[{index}]: {range} overlaps {other} of the same pool; an address belongs to one pool, once")]
+    Overlap {
+        /// Which entry.
+        index: usize,
+        /// The entry.
+        range: AddressRange,
+        /// An earlier one.
+        other: AddressRange,
+    },
+    /// A number out of range.
+    #[error("spec.{field} is {found}, expected {least} to {most}")]
+    Number {
+        /// Which field.
+        field: &'static str,
+        /// Its value.
+        found: u32,
+        /// Lowest legal value.
+        least: u32,
+        /// Highest legal value.
+        most: u32,
+    },
+    /// An invalid selector.
+    #[error("spec.{field}: {error}; operators are In and NotIn with values, Exists and DoesNotExist without")]
+    Selector {
+        /// Which field.
+        field: &'static str,
+        /// What is wrong.
+        error: String,
+    },
+    /// An invalid class.
+    #[error("spec.loadBalancerClass is {0:?}, expected {CLASS_EXPECTED}")]
+    Class(String),
+}
+
+/// The network of unreachable addresses that `range` overlaps, if any.
+#[must_use]
+pub fn unreachable(range: &AddressRange) -> Option<&'static str> {
+    UNREACHABLE.into_iter().find(|net| net.parse().is_ok_and(|net: AddressRange| net.overlaps(range)))
+}
+
+/// The addresses of a CIDR; `None` if the text is not a CIDR.
+#[must_use]
+pub fn range_of(net: &IpNet) -> Option<AddressRange> {
+    AddressRange::new(net.network(), net.broadcast()).ok()
+}
+
+impl TryFrom<&AddressPool> for PoolSpec {
+    type Error = PoolError;
+
+    fn try_from(pool: &AddressPool) -> Result<Self, PoolError> {
+        let name = pool.metadata.name.clone().ok_or(PoolError::Unnamed)?;
+        let spec = &pool.spec;
+        let within = |field, found: u32, least, most| {
+            if (least..=most).contains(&found) { Ok(found) } else { Err(PoolError::Number { field, found, least, most }) }
+        };
+        let class = spec.load_balancer_class.clone();
+        if let Some(class) = class.as_ref().filter(|class| !is_class(class)) {
+            return Err(PoolError::Class(class.chars().take(80).collect()));
+        }
+        let limit = spec.max_per_namespace.map(|max| within("maxPerNamespace", max, 1, crd::PER_NAMESPACE_MAX));
+        Ok(Self {
+            announce: match spec.announce {
+                AnnounceKind::L2 => Announce::L2,
+                AnnounceKind::Routed => Announce::Routed,
+            },
+            auto_assign: spec.auto_assign,
+            avoid_buggy_ips: spec.avoid_buggy_ips,
+            priority: within("priority", spec.priority, 0, crd::PRIORITY_MAX)?,
+            namespaces: selector("namespaceSelector", spec.namespace_selector.as_ref())?,
+            services: selector("serviceSelector", spec.service_selector.as_ref())?,
+            max_per_namespace: limit.transpose()?,
+            load_balancer_class: class,
+            allow_cross_namespace_sharing: spec.allow_cross_namespace_sharing,
+            internal: spec.internal,
+            ..Self::new(name, ranges(&spec.addresses)?)
+        })
+    }
+}
+
+fn ranges(addresses: &[String]) -> Result<Vec<AddressRange>, PoolError> {
+    if addresses.is_empty() || addresses.len() > crd::ADDRESSES_MAX {
+        return Err(PoolError::Count(addresses.len()));
+    }
+    let mut ranges: Vec<AddressRange> = Vec::new();
+    for (index, text) in addresses.iter().enumerate() {
+        if text.len() > crd::ADDRESS_CHARS_MAX || text.contains(char::is_whitespace) {
+            return Err(PoolError::Blanks(index));
+        }
+        let range: AddressRange = text.parse().map_err(|error| PoolError::Range { index, error })?;
+        if let Some(net) = unreachable(&range) {
+            return Err(PoolError::Unreachable { index, range, net });
+        }
+        if let Some(&other) = ranges.iter().find(|other| other.overlaps(&range)) {
+            return Err(PoolError::Overlap { index, range, other });
+        }
+        ranges.push(range);
+    }
+    Ok(ranges)
+}
+
+fn selector(
+    field: &'static str,
+    written: Option<&k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector>,
+) -> Result<Selector, PoolError> {
+    let Some(written) = written else { return Ok(Selector::default()) };
+    for one in written.match_expressions.iter().flatten() {
+        let takes_values = matches!(one.operator.as_str(), "In" | "NotIn");
+        let has_values = one.values.as_ref().is_some_and(|values| !values.is_empty());
+        if takes_values != has_values {
+            let error = format!(
+                "operator {} of key {} {}",
+                one.operator,
+                one.key,
+                if has_values { "takes no values" } else { "has no values" }
+            );
+            return Err(PoolError::Selector { field, error });
+        }
+    }
+    Selector::try_from(written.clone()).map_err(|error| PoolError::Selector { field, error: error.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pool(spec: &Value) -> AddressPool {
+        serde_json::from_value(json!({"apiVersion": "sluice.dev/v1beta1", "kind": "AddressPool",
+            "metadata": {"name": "edge"}, "spec": spec}))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_pool_that_says_only_its_addresses_is_for_everybody() {
+        let read = PoolSpec::try_from(&pool(&json!({"addresses": ["192.0.2.0/25", "2001:db8::1-2001:db8::9", "192.0.2.200"]})));
+        let ranges = ["192.0.2.0-192.0.2.127", "2001:db8::1-2001:db8::9", "192.0.2.200"].map(|text| text.parse().unwrap());
+        assert_eq!(read, Ok(PoolSpec::new("edge", ranges.to_vec())));
+    }
+
+    #[test]
+    fn every_field_is_read() {
+        let all = json!({"addresses": ["192.0.2.1"], "autoAssign": false, "avoidBuggyIPs": true, "priority": 7,
+            "namespaceSelector": {"matchLabels": {"team": "a"}}, "serviceSelector": {"matchExpressions": [{"key": "x", "operator": "Exists"}]},
+            "maxPerNamespace": 3, "loadBalancerClass": "sluice.dev/gateway", "announce": "routed", "allowCrossNamespaceSharing": true, "internal": true});
+        let read = PoolSpec::try_from(&pool(&all)).unwrap();
+        assert_eq!((read.auto_assign, read.avoid_buggy_ips, read.priority), (false, true, 7));
+        assert_eq!((read.namespaces.to_string(), read.services.to_string()), ("team=a".to_owned(), "x".to_owned()));
+        assert_eq!((read.max_per_namespace, read.announce), (Some(3), Announce::Routed));
+        assert_eq!(read.load_balancer_class.as_deref(), Some("sluice.dev/gateway"));
+        assert!(read.allow_cross_namespace_sharing && read.internal);
+    }
+
+    #[test]
+    fn what_the_api_server_refuses_the_controller_refuses_too() {
+        let expression = |operator: &str, values: Value| json!({"addresses": ["192.0.2.1"], "namespaceSelector": {"matchExpressions": [{"key": "a", "operator": operator, "values": values}]}});
+        let with = |field: &str, value: Value| json!({"addresses": ["192.0.2.1"], field: value});
+        let rows = [
+            (json!({"addresses": []}), "spec.addresses has 0 entries, expected 1 to 128"),
+            (json!({"addresses": vec!["192.0.2.1"; 129]}), "has 129 entries"),
+            (
+                json!({"addresses": ["192.0.2.1", "nonsense"]}),
+                "spec.addresses[1]: \"nonsense\" is neither an address, a CIDR nor a range",
+            ),
+            (json!({"addresses": ["192.0.2.300"]}), "neither an address"),
+            (json!({"addresses": ["192.0.2.0/33"]}), "neither an address"),
+            (json!({"addresses": ["192.0.2.1-"]}), "neither an address"),
+            (json!({"addresses": ["-192.0.2.1"]}), "neither an address"),
+            (json!({"addresses": ["192.0.2.1-192.0.2.2-192.0.2.3"]}), "neither an address"),
+            (json!({"addresses": ["192.0.2.0/24-192.0.3.0/24"]}), "neither an address"),
+            (json!({"addresses": ["192.0.2.1 - 192.0.2.9"]}), "expected no blanks"),
+            (json!({"addresses": ["1".repeat(80)]}), "at most 79 characters"),
+            (json!({"addresses": ["192.0.2.1-2001:db8::1"]}), "of different families"),
+            (json!({"addresses": ["192.0.2.1", "192.0.2.1"]}), "overlaps 192.0.2.1 of the same pool"),
+            (expression("In", json!([])), "operator In of key a has no values"),
+            (expression("Exists", json!(["b"])), "takes no values"),
+            (expression("Equals", Value::Null), "spec.namespaceSelector: "),
+            (with("priority", json!(65_536)), "spec.priority is 65536, expected 0 to 65535"),
+            (with("maxPerNamespace", json!(0)), "spec.maxPerNamespace is 0, expected 1 to 65536"),
+            (with("loadBalancerClass", json!("")), "expected a class such as"),
+            (with("loadBalancerClass", json!("a/b/c")), "expected a class such as"),
+            (with("loadBalancerClass", json!("a b")), "expected a class such as"),
+        ];
+        for (spec, expected) in rows {
+            let error = PoolSpec::try_from(&pool(&spec)).unwrap_err().to_string();
+            assert!(error.contains(expected), "{spec}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_no_rule_of_the_api_server_can_say_is_refused_here() {
+        let rows = [
+            (json!(["192.0.2.9-192.0.2.1"]), "is reversed"),
+            (
+                json!(["192.0.2.0/24", "192.0.2.128/25"]),
+                "spec.addresses[1]: 192.0.2.128-192.0.2.255 overlaps 192.0.2.0-192.0.2.255",
+            ),
+            (json!(["127.0.0.0/8"]), "reaches into 127.0.0.0/8"),
+            (json!(["223.0.0.0-225.0.0.0"]), "reaches into 224.0.0.0"),
+            (json!(["fe80::1"]), "reaches into fe80::/10"),
+            (json!(["::/0"]), "reaches into"),
+        ];
+        for (addresses, expected) in rows {
+            let error = PoolSpec::try_from(&pool(&json!({"addresses": addresses}))).unwrap_err().to_string();
+            assert!(error.contains(expected), "{addresses}: {error}");
+        }
+    }
+}

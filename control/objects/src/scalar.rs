@@ -1,0 +1,150 @@
+//! Scalar values of the configuration, each with its parser and its canonical form.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use proto::Scheduler;
+
+use crate::crd::CLASS_CHARS_MAX;
+
+/// Bytes of a unix socket path that fit `sockaddr_un` on Linux: 108 with the terminating zero.
+pub const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+/// Units of a duration, largest first, in milliseconds.
+const UNITS: [(&str, u64); 4] = [("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
+
+/// Parses `500ms`, `1s`, `15m`, `2h`. Zero needs a unit too; fractions and sums are invalid.
+#[must_use]
+pub fn duration(text: &str) -> Option<Duration> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let (_, unit_ms) = UNITS.iter().find(|(name, _)| *name == unit)?;
+    number.parse::<u64>().ok()?.checked_mul(*unit_ms).map(Duration::from_millis)
+}
+
+/// Parses a scheduler by its name or its name in IPVS. All schedulers are weighted if a backend has a weight.
+#[must_use]
+pub fn scheduler(text: &str) -> Option<Scheduler> {
+    Some(match text {
+        "mh" => Scheduler::Maglev,
+        "rr" | "wrr" => Scheduler::RoundRobin,
+        "lc" | "wlc" => Scheduler::LeastConnections,
+        "sh" => Scheduler::SourceHash,
+        "dh" => Scheduler::DestinationHash,
+        "sed" => Scheduler::ShortestExpectedDelay,
+        "nq" => Scheduler::NeverQueue,
+        ours => return ours.parse().ok(),
+    })
+}
+
+/// Formats a duration so that [`duration`] parses it, in the largest exact unit. Configured durations have whole milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DurationText(pub Duration);
+
+impl serde::Serialize for DurationText {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl fmt::Display for DurationText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = self.0.as_millis();
+        let exact = UNITS.iter().find(|(_, unit_ms)| ms > 0 && ms.is_multiple_of(u128::from(*unit_ms)));
+        match exact {
+            Some((unit, unit_ms)) => write!(f, "{}{unit}", ms / u128::from(*unit_ms)),
+            None => write!(f, "{ms}ms"),
+        }
+    }
+}
+
+/// Parses `unix:PATH`; a relative path is relative to `base`.
+///
+/// # Errors
+/// What is expected instead, as the end of a message after "found X, ".
+pub fn socket(text: &str, base: &Path) -> Result<PathBuf, String> {
+    let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) else {
+        return Err("expected unix:PATH".to_owned());
+    };
+    let path = base.join(path);
+    let bytes = path.as_os_str().len();
+    if bytes > SOCKET_PATH_BYTES_MAX {
+        return Err(format!("{bytes} bytes; expected a path of at most {SOCKET_PATH_BYTES_MAX} bytes, which is Linux's limit"));
+    }
+    Ok(path)
+}
+
+/// The format that [`is_class`] accepts.
+pub const CLASS_EXPECTED: &str = "a class such as sluice.dev/gateway";
+
+/// Whether this is a load balancer class: a name, or two names with a slash between them.
+#[must_use]
+pub fn is_class(text: &str) -> bool {
+    let legal = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
+    let is_part = |part: &str| !part.is_empty() && part.bytes().all(legal);
+    text.len() <= CLASS_CHARS_MAX && text.split('/').count() <= 2 && text.split('/').all(is_part)
+}
+
+/// Whether this is a DNS-1123 label of at most `bytes_max` bytes.
+#[must_use]
+pub fn is_dns_label(text: &str, bytes_max: usize) -> bool {
+    let legal = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    !text.is_empty() && text.len() <= bytes_max && text.bytes().all(legal) && !text.starts_with('-') && !text.ends_with('-')
+}
+
+/// Whether this is a DNS-1123 subdomain, the format of most Kubernetes names.
+#[must_use]
+pub fn is_dns_name(text: &str) -> bool {
+    text.len() <= 253 && text.split('.').all(|label| is_dns_label(label, 253))
+}
+
+/// Whether an interface or a peer can have this address: it is neither unspecified, loopback, multicast nor the IPv4
+/// broadcast address.
+#[must_use]
+pub fn is_host(address: IpAddr) -> bool {
+    let broadcast = matches!(address, IpAddr::V4(a) if a.is_broadcast());
+    !(address.is_unspecified() || address.is_loopback() || address.is_multicast() || broadcast)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn durations_have_a_number_and_a_unit() {
+        assert_eq!(duration("500ms"), Some(Duration::from_millis(500)));
+        assert_eq!(duration("15m"), Some(Duration::from_secs(900)));
+        for wrong in ["", "5", "s", "1.5s", "1h30m", "-1s", " 1s", "1S", "99999999999999999999s", "18446744073709551615h"] {
+            assert_eq!(duration(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn durations_are_written_in_the_largest_exact_unit() {
+        let written = |ms| DurationText(Duration::from_millis(ms)).to_string();
+        assert_eq!([written(0), written(1500), written(90_000), written(7_200_000)], ["0ms", "1500ms", "90s", "2h"]);
+    }
+
+    #[test]
+    fn sockets_are_unix_paths_that_fit_linux() {
+        let base = Path::new("/etc/sluice");
+        assert_eq!(socket("unix:/run/a.sock", base), Ok(PathBuf::from("/run/a.sock")));
+        assert_eq!(socket("unix:a.sock", base), Ok(PathBuf::from("/etc/sluice/a.sock")));
+        assert!(socket("127.0.0.1:80", base).unwrap_err().contains("unix:PATH"));
+        assert!(socket("unix:", base).is_err());
+        let longest = format!("unix:/{}", "x".repeat(106));
+        assert!(socket(&longest, base).is_ok());
+        assert!(socket(&format!("{longest}x"), base).unwrap_err().contains("at most 107"));
+    }
+
+    proptest! {
+        #[test]
+        fn a_written_duration_reads_back(ms in 0..=u64::MAX / 2) {
+            let value = Duration::from_millis(ms);
+            prop_assert_eq!(duration(&DurationText(value).to_string()), Some(value));
+        }
+    }
+}

@@ -1,0 +1,596 @@
+//! A parsed Service: its identity, its current status, and either its specification or the reason why it cannot be served.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec as ServiceFields};
+use proto::limits::{ANNOTATION_PREFIX, FINALIZER, GROUP_ANNOTATION};
+use proto::{Family, Mode, Protocol, Scheduler, ServiceName, Target};
+
+use crate::note::{self, Cause, Remark};
+use crate::status::IpMode;
+
+mod affinity;
+mod annotations;
+mod error;
+pub mod foreign;
+mod owned;
+mod source_ranges;
+
+use affinity::affinity;
+use annotations::Annotations;
+pub use annotations::{HealthSpec, Namespaces, Sharing};
+pub use error::{NotServable, SpecError, Unread};
+use error::{STAYS, word};
+use owned::writers;
+pub use owned::{Held, Leftover};
+use source_ranges::{clients, note_denied_families};
+
+/// Label of a Service that kube-proxy does not serve.
+const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
+/// Finalizer of a cloud controller.
+const CLOUD_FINALIZER: &str = "service.kubernetes.io/load-balancer-cleanup";
+
+/// Kind of a Service that sluice can serve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Listens on load balancer addresses.
+    LoadBalancer,
+    /// Listens on the gateways' node port addresses.
+    NodePort,
+    /// Listens only on its `externalIPs`.
+    ClusterIp,
+}
+
+/// A Service that may be ours: identity, current status, and specification.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Its name.
+    pub name: ServiceName,
+    /// Guard of a status write; empty for manifests.
+    pub uid: String,
+    /// Guard of a status write; empty for manifests.
+    pub resource_version: String,
+    /// Creation time, seconds since 1970; none for manifests.
+    pub created_s: Option<i64>,
+    /// Its kind.
+    pub kind: Kind,
+    /// `spec.loadBalancerClass`.
+    pub class: Option<String>,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// Whether it has the finalizer of a cloud controller, which manages it.
+    pub is_held_by_cloud: bool,
+    /// The parts of the object that are ours: addresses in its status, conditions, the finalizer.
+    pub held: Held,
+    /// Whether our field manager wrote the addresses of its status.
+    pub status_is_ours: bool,
+    /// Another field manager of its status: the one that wrote the addresses, else the one that wrote last.
+    pub foreign_manager: Option<String>,
+    /// Its specification, or why it cannot be served.
+    pub wanted: Result<ServiceSpec, SpecError>,
+}
+
+/// The specification of a Service that can be served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceSpec {
+    /// In the order of `spec.ipFamilies`; one or two.
+    pub families: Vec<Family>,
+    /// Whether the address of the second family is optional (`PreferDualStack`).
+    pub second_family_optional: bool,
+    /// At least one.
+    pub ports: Vec<PortSpec>,
+    /// Requested addresses, at most one per family.
+    pub addresses: Vec<IpAddr>,
+    /// `spec.externalIPs`, without invalid addresses.
+    pub external_ips: Vec<IpAddr>,
+    /// Requested pool.
+    pub pool: Option<String>,
+    /// Whether it requests an address of an internal pool.
+    pub internal: bool,
+    /// `readdress`: whether an address outside the requested pool or list is to be exchanged.
+    pub readdress: bool,
+    /// Whether and with whom it shares its addresses.
+    pub sharing: Option<Sharing>,
+    /// Requested mode.
+    pub mode: Option<Mode>,
+    /// Requested target.
+    pub target: Option<Target>,
+    /// Requested scheduler.
+    pub scheduler: Option<Scheduler>,
+    /// Requested `ipMode`.
+    pub ip_mode: Option<IpMode>,
+    /// `sessionAffinity: ClientIP`: how long a client keeps its backend.
+    pub affinity: Option<Duration>,
+    /// Clients that may connect; `None` means all.
+    pub source_ranges: Option<Vec<IpNet>>,
+    /// `externalTrafficPolicy: Local`.
+    pub local: bool,
+    /// Port at which nodes report whether they have ready endpoints: `healthCheckNodePort`.
+    pub node_health_port: Option<u16>,
+    /// Name of the proxy that serves it on nodes instead of kube-proxy: `service.kubernetes.io/service-proxy-name`.
+    pub proxy_name: Option<String>,
+    /// Requested health check.
+    pub health: HealthSpec,
+    /// Requested drain timeout.
+    pub drain_timeout: Option<Duration>,
+    /// Requested idle timeout.
+    pub idle_timeout: Option<Duration>,
+    /// Settings that cannot be parsed; their previous values stay in force.
+    pub unread: BTreeSet<Unread>,
+    /// Remarks about settings that the author may have meant differently.
+    pub notes: Vec<Remark>,
+}
+
+/// One port of a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortSpec {
+    /// Its name, possibly empty; EndpointSlice ports match by name and protocol.
+    pub name: String,
+    /// Protocol of the frontend and the endpoints.
+    pub protocol: Protocol,
+    /// Port at the VIPs.
+    pub port: u16,
+    /// Port at the node port addresses of gateways; only for type `NodePort`.
+    pub node_port: Option<u16>,
+    /// Port at the cluster's nodes, where kube-proxy listens; `None` if none is allocated.
+    pub port_of_nodes: Option<u16>,
+    /// Application protocol, for display only.
+    pub app_protocol: Option<String>,
+}
+
+impl Candidate {
+    /// Whether both have the same specification, ignoring fields that the API server changes by itself.
+    #[must_use]
+    pub fn asks_the_same(&self, other: &Self) -> bool {
+        let asked = |c: &Self| (c.created_s, c.kind, c.is_held_by_cloud, c.class.is_none() && c.is_held());
+        let is_of = |c: &Self| c.held.group.clone().filter(|_| c.class.is_none());
+        let is_same = self.uid == other.uid && self.class == other.class && self.labels == other.labels;
+        let is_same = is_same && is_of(self) == is_of(other);
+        is_same && asked(self) == asked(other) && self.wanted == other.wanted
+    }
+
+    /// Whether it was ours before, as the installation of `group`: it has our finalizer or a status that sluice wrote, and no
+    /// other group.
+    #[must_use]
+    pub fn is_held_by(&self, group: &str) -> bool {
+        self.is_held() && !self.held.is_of_another(group)
+    }
+
+    /// Whether it was served by any installation: all have the same finalizer and field manager.
+    fn is_held(&self) -> bool {
+        self.held.finalizer || (self.status_is_ours && !self.held.ingress.is_empty())
+    }
+}
+
+impl ServiceSpec {
+    /// Copies settings that cannot be parsed from the previous specification.
+    pub fn keep(&mut self, before: &Self) {
+        for what in self.unread.clone() {
+            match what {
+                Unread::Addresses => self.addresses.clone_from(&before.addresses),
+                Unread::Pool => self.pool.clone_from(&before.pool),
+                Unread::Readdress => self.readdress = before.readdress,
+                Unread::Sharing => self.sharing.clone_from(&before.sharing),
+                Unread::Scheduler => self.scheduler = before.scheduler,
+                Unread::IpMode => self.ip_mode = before.ip_mode,
+                Unread::Probe => self.health.probe = before.health.probe,
+                Unread::HealthPort => self.health.port = before.health.port,
+                Unread::Interval => self.health.interval = before.health.interval,
+                Unread::Timeout => self.health.timeout = before.health.timeout,
+                Unread::Rise => self.health.rise = before.health.rise,
+                Unread::Fall => self.health.fall = before.health.fall,
+                Unread::DrainTimeout => self.drain_timeout = before.drain_timeout,
+                Unread::IdleTimeout => self.idle_timeout = before.idle_timeout,
+            }
+        }
+        // The Service may have lost a family in the meantime.
+        self.addresses.retain(|address| self.families.contains(&proto::Family::of(*address)));
+    }
+}
+
+impl From<&Candidate> for Leftover {
+    /// A Service of type `LoadBalancer` of another class.
+    fn from(candidate: &Candidate) -> Self {
+        Self {
+            name: candidate.name.clone(),
+            uid: candidate.uid.clone(),
+            resource_version: candidate.resource_version.clone(),
+            class: candidate.class.clone(),
+            is_load_balancer: true,
+            is_deleted: false,
+            created_s: candidate.created_s,
+            status_is_ours: candidate.status_is_ours,
+            held: candidate.held.clone(),
+        }
+    }
+}
+
+impl TryFrom<&Service> for Candidate {
+    type Error = NotServable;
+
+    fn try_from(service: &Service) -> Result<Self, NotServable> {
+        let metadata = &service.metadata;
+        let name = metadata.name.as_deref().ok_or(NotServable::Unnamed)?;
+        let name = ServiceName::new(metadata.namespace.as_deref().unwrap_or("default"), name);
+        let has_finalizer = |wanted: &str| metadata.finalizers.iter().flatten().any(|finalizer| finalizer == wanted);
+        let annotations = metadata.annotations.iter().flatten();
+        let asks = |key: &str| key.starts_with(ANNOTATION_PREFIX) && key != GROUP_ANNOTATION;
+        let is_expected = has_finalizer(FINALIZER) || annotations.into_iter().any(|(key, _)| asks(key));
+        let not_ours = |why, is_expected| NotServable::NotOurs { name: name.clone(), why, is_expected };
+        if metadata.deletion_timestamp.is_some() {
+            return Err(not_ours("it is being deleted", false));
+        }
+        let empty = ServiceFields::default();
+        let fields = service.spec.as_ref().unwrap_or(&empty);
+        let has_external_ips = fields.external_ips.as_ref().is_some_and(|ips| !ips.is_empty());
+        let kind = match fields.type_.as_deref() {
+            Some("LoadBalancer") => Kind::LoadBalancer,
+            Some("NodePort") => Kind::NodePort,
+            Some("ExternalName") => {
+                return Err(not_ours("type ExternalName has no frontend, only a name", is_expected || has_external_ips));
+            }
+            _ if has_external_ips => Kind::ClusterIp,
+            _ if fields.cluster_ip.as_deref() == Some("None") => {
+                return Err(not_ours("a headless Service (clusterIP: None) has no frontend", is_expected));
+            }
+            _ => return Err(not_ours("its type is neither LoadBalancer nor NodePort, and it has no externalIPs", false)),
+        };
+        let (status_is_ours, foreign_manager) = writers(service);
+        Ok(Self {
+            uid: metadata.uid.clone().unwrap_or_default(),
+            resource_version: metadata.resource_version.clone().unwrap_or_default(),
+            created_s: metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
+            kind,
+            class: fields.load_balancer_class.clone(),
+            labels: metadata.labels.clone().unwrap_or_default(),
+            is_held_by_cloud: has_finalizer(CLOUD_FINALIZER),
+            held: Held::of(service),
+            status_is_ours,
+            foreign_manager,
+            wanted: wanted(service, fields, kind),
+            name,
+        })
+    }
+}
+
+fn wanted(service: &Service, fields: &ServiceFields, kind: Kind) -> Result<ServiceSpec, SpecError> {
+    if fields.cluster_ip.as_deref() == Some("None") {
+        return Err(SpecError::Headless);
+    }
+    let annotations = service.metadata.annotations.clone().unwrap_or_default();
+    let wishes = Annotations::read(&annotations, fields.load_balancer_ip.as_deref())?;
+    let is_in_cluster = service.metadata.uid.is_some();
+    let (families, second_family_optional) = families(fields, is_in_cluster)?;
+    let (mut addresses, mut unread, mut notes) = (wishes.addresses, wishes.unread, wishes.notes);
+    if let Some(why) = misfit(&addresses, &families) {
+        let text = format!("{why}; ask for one address of each family in spec.ipFamilies; {STAYS}");
+        notes.push(Remark::new(Cause::AnnotationIgnored, text));
+        unread.insert(Unread::Addresses);
+        addresses.clear();
+    }
+    let source_ranges = clients(fields, wishes.source_ranges, &mut notes)?;
+    note_denied_families(source_ranges.as_deref(), &families, &mut notes);
+    let local = is_local(fields)?;
+    let labels = service.metadata.labels.as_ref();
+    Ok(ServiceSpec {
+        families,
+        second_family_optional,
+        ports: ports(fields.ports.as_deref().unwrap_or_default(), kind)?,
+        addresses,
+        external_ips: external_ips(fields, &mut notes),
+        pool: wishes.pool,
+        internal: wishes.internal,
+        readdress: wishes.readdress,
+        sharing: wishes.sharing,
+        mode: wishes.mode,
+        target: wishes.target,
+        scheduler: wishes.scheduler,
+        ip_mode: wishes.ip_mode,
+        affinity: affinity(fields, &mut notes)?,
+        source_ranges,
+        local,
+        node_health_port: node_health_port(fields, kind, local),
+        proxy_name: labels.and_then(|labels| labels.get(PROXY_NAME_LABEL)).cloned(),
+        health: wishes.health,
+        drain_timeout: wishes.drain_timeout,
+        idle_timeout: wishes.idle_timeout,
+        unread,
+        notes,
+    })
+}
+
+/// `spec.externalIPs`: the API server accepts only addresses; manifests may contain anything.
+fn external_ips(fields: &ServiceFields, notes: &mut Vec<Remark>) -> Vec<IpAddr> {
+    let mut addresses = Vec::new();
+    for text in fields.external_ips.iter().flatten() {
+        match text.trim().parse() {
+            Ok(address) if !addresses.contains(&address) => addresses.push(address),
+            Ok(_) => {}
+            Err(_) => {
+                let found = note::quoted(text);
+                let text = format!("spec.externalIPs: found {found}, expected an IP address; it is left out");
+                notes.push(Remark::new(Cause::FieldIgnored, text));
+            }
+        }
+    }
+    addresses
+}
+
+/// kube-proxy answers there only for Services of type `LoadBalancer` with `externalTrafficPolicy: Local`.
+fn node_health_port(fields: &ServiceFields, kind: Kind, local: bool) -> Option<u16> {
+    let port = fields.health_check_node_port.filter(|_| local && kind == Kind::LoadBalancer)?;
+    u16::try_from(port).ok().filter(|port| *port != 0)
+}
+
+/// Families in order, and whether the second is optional. In a cluster only `ipFamilies` counts: the API server knows the
+/// families of the cluster, and a family that it left out has no endpoints. A manifest gets the default of a dual-stack
+/// cluster, IPv4 first.
+fn families(fields: &ServiceFields, is_in_cluster: bool) -> Result<(Vec<Family>, bool), SpecError> {
+    let mut families = Vec::new();
+    for text in fields.ip_families.as_deref().unwrap_or_default() {
+        let family = match text.as_str() {
+            "IPv4" => Family::V4,
+            "IPv6" => Family::V6,
+            _ => return Err(word("spec.ipFamilies", text, "IPv4 or IPv6")),
+        };
+        if !families.contains(&family) {
+            families.push(family);
+        }
+    }
+    if families.is_empty() {
+        families.push(Family::V4);
+    }
+    let (dual, optional) = match fields.ip_family_policy.as_deref() {
+        None | Some("" | "SingleStack") => (false, false),
+        Some("PreferDualStack") => (true, true),
+        Some("RequireDualStack") => (true, false),
+        Some(other) => return Err(word("spec.ipFamilyPolicy", other, "SingleStack, PreferDualStack or RequireDualStack")),
+    };
+    if dual && families.len() == 1 && !is_in_cluster {
+        families.push(if families[0] == Family::V4 { Family::V6 } else { Family::V4 });
+    }
+    Ok((families, optional))
+}
+
+/// `externalTrafficPolicy: Local`.
+fn is_local(fields: &ServiceFields) -> Result<bool, SpecError> {
+    match fields.external_traffic_policy.as_deref() {
+        None | Some("" | "Cluster") => Ok(false),
+        Some("Local") => Ok(true),
+        Some(other) => Err(word("spec.externalTrafficPolicy", other, "Cluster or Local")),
+    }
+}
+
+/// Why a Service of these families cannot have these addresses.
+fn misfit(addresses: &[IpAddr], families: &[Family]) -> Option<String> {
+    addresses.iter().enumerate().find_map(|(index, &address)| {
+        let family = Family::of(address);
+        let why = if !families.contains(&family) {
+            format!("the Service has no family {family}")
+        } else if addresses[..index].iter().any(|earlier| Family::of(*earlier) == family) {
+            format!("another {family} address is, too")
+        } else {
+            return None;
+        };
+        Some(format!("address {address} is asked for, but {why}"))
+    })
+}
+
+fn ports(list: &[ServicePort], kind: Kind) -> Result<Vec<PortSpec>, SpecError> {
+    let mut ports: Vec<PortSpec> = Vec::with_capacity(list.len());
+    for (index, entry) in list.iter().enumerate() {
+        let port = port(index, entry, kind)?;
+        let what = ports.iter().find_map(|earlier| repeated(earlier, &port));
+        if let Some(what) = what {
+            return Err(SpecError::RepeatedPort { index, what });
+        }
+        ports.push(port);
+    }
+    if ports.is_empty() { Err(SpecError::NoPorts) } else { Ok(ports) }
+}
+
+fn repeated(earlier: &PortSpec, port: &PortSpec) -> Option<String> {
+    if earlier.name == port.name {
+        return Some(format!("the name {:?}", port.name));
+    }
+    if earlier.protocol != port.protocol {
+        return None;
+    }
+    if earlier.port == port.port {
+        return Some(format!("the port {} {}", port.protocol, port.port));
+    }
+    let node_port = port.node_port.filter(|number| earlier.node_port == Some(*number))?;
+    Some(format!("the nodePort {} {node_port}", port.protocol))
+}
+
+fn port(index: usize, entry: &ServicePort, kind: Kind) -> Result<PortSpec, SpecError> {
+    let number = |field, found: i32| match u16::try_from(found) {
+        Ok(number) if number != 0 => Ok(number),
+        _ => Err(SpecError::Port { index, field, found }),
+    };
+    let protocol = match entry.protocol.as_deref() {
+        None | Some("") => Protocol::Tcp,
+        Some(text) => text.parse().map_err(|_| SpecError::Protocol { index, found: text.to_owned() })?,
+    };
+    let node_port = match (kind, entry.node_port) {
+        (Kind::LoadBalancer | Kind::ClusterIp, _) => None,
+        (Kind::NodePort, None | Some(0)) => return Err(SpecError::NodePortMissing { index }),
+        (Kind::NodePort, Some(found)) => Some(number("nodePort", found)?),
+    };
+    let port_of_nodes = entry.node_port.filter(|found| *found != 0).map(|found| number("nodePort", found)).transpose()?;
+    let name = entry.name.clone().unwrap_or_default();
+    let app_protocol = entry.app_protocol.clone().filter(|text| !text.is_empty());
+    Ok(PortSpec { name, protocol, port: number("port", entry.port)?, node_port, port_of_nodes, app_protocol })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn service(spec: &serde_json::Value) -> Service {
+        serde_json::from_value(serde_json::json!({"metadata": {"name": "web", "namespace": "shop"}, "spec": spec})).unwrap()
+    }
+
+    fn wanted_of(spec: serde_json::Value) -> Result<ServiceSpec, SpecError> {
+        Candidate::try_from(&service(&spec)).unwrap().wanted
+    }
+
+    #[test]
+    fn a_manifest_gets_the_defaults_of_the_api_server() {
+        let wanted = wanted_of(serde_json::json!({"type": "LoadBalancer", "ports": [{"port": 80}]})).unwrap();
+        assert_eq!(wanted.families, [Family::V4]);
+        let (protocol, port) = (Protocol::Tcp, 80);
+        let port = PortSpec { name: String::new(), protocol, port, node_port: None, port_of_nodes: None, app_protocol: None };
+        assert_eq!(wanted.ports, [port]);
+    }
+
+    #[test]
+    fn dual_stack_without_families_has_both() {
+        let wanted =
+            wanted_of(serde_json::json!({"type": "LoadBalancer", "ipFamilyPolicy": "PreferDualStack", "ports": [{"port": 80}]}));
+        let wanted = wanted.unwrap();
+        assert_eq!((wanted.families, wanted.second_family_optional), (vec![Family::V4, Family::V6], true));
+    }
+
+    #[test]
+    fn who_may_connect_and_which_backend_a_client_gets_is_read() {
+        let mut object = service(&serde_json::json!({"type": "LoadBalancer", "sessionAffinity": "ClientIP",
+            "externalTrafficPolicy": "Local", "healthCheckNodePort": 31000, "loadBalancerSourceRanges": ["10.0.0.0/8"],
+            "ports": [{"port": 80, "nodePort": 30080, "protocol": "SCTP", "appProtocol": "example.com/x"}]}));
+        object.metadata.labels = Some([("service.kubernetes.io/service-proxy-name".to_owned(), "x".to_owned())].into());
+        let wanted = Candidate::try_from(&object).unwrap().wanted.unwrap();
+        assert_eq!((wanted.affinity, wanted.local), (Some(Duration::from_secs(10_800)), true));
+        assert_eq!(wanted.source_ranges, Some(vec!["10.0.0.0/8".parse().unwrap()]));
+        assert_eq!((wanted.node_health_port, wanted.proxy_name.as_deref()), (Some(31_000), Some("x")));
+        let port = &wanted.ports[0];
+        assert_eq!((port.protocol, port.node_port, port.port_of_nodes), (Protocol::Sctp, None, Some(30_080)));
+        assert_eq!(port.app_protocol.as_deref(), Some("example.com/x"));
+    }
+
+    #[test]
+    fn only_a_load_balancer_under_local_has_a_health_check_node_port() {
+        let rows = [("LoadBalancer", "Local", Some(31_000)), ("LoadBalancer", "Cluster", None), ("NodePort", "Local", None)];
+        for (kind, policy, expected) in rows {
+            let spec = serde_json::json!({"type": kind, "externalTrafficPolicy": policy, "healthCheckNodePort": 31000,
+                "ports": [{"port": 80, "nodePort": 30080}]});
+            assert_eq!(wanted_of(spec).unwrap().node_health_port, expected, "{kind} {policy}");
+        }
+    }
+
+    #[test]
+    fn fields_that_make_no_sense_are_refused_by_name_and_value() {
+        let rows = [
+            ("loadBalancerSourceRanges", serde_json::json!(["10.0.0.0/40"]), "10.0.0.0/40"),
+            ("sessionAffinity", serde_json::json!("Cookie"), "Cookie"),
+            ("externalTrafficPolicy", serde_json::json!("Nearby"), "Nearby"),
+        ];
+        for (field, value, shown) in rows {
+            let mut spec = serde_json::json!({"type": "LoadBalancer", "ports": [{"port": 80}]});
+            spec[field] = value;
+            let refusal = wanted_of(spec).unwrap_err().refusal();
+            assert_eq!(refusal.reason, proto::Reason::Refused);
+            assert!(refusal.message.contains(field) && refusal.message.contains(shown), "{}", refusal.message);
+        }
+    }
+
+    #[test]
+    fn internal_traffic_policy_has_no_effect() {
+        let with = |policy| {
+            wanted_of(serde_json::json!({"type": "LoadBalancer", "internalTrafficPolicy": policy, "ports": [{"port": 80}]}))
+                .unwrap()
+        };
+        assert_eq!(with("Local"), with("Cluster"));
+    }
+
+    #[test]
+    fn a_cluster_ip_service_counts_for_its_external_ips_alone() {
+        let spec = serde_json::json!({"type": "ClusterIP", "externalIPs": ["192.0.2.9", "192.0.2.9", " 2001:db8::9", "x"],
+            "ports": [{"port": 80}]});
+        let candidate = Candidate::try_from(&service(&spec)).unwrap();
+        assert_eq!(candidate.kind, Kind::ClusterIp);
+        let wanted = candidate.wanted.unwrap();
+        assert_eq!(wanted.external_ips, ["192.0.2.9".parse::<IpAddr>().unwrap(), "2001:db8::9".parse().unwrap()]);
+        assert_eq!((wanted.notes.len(), wanted.ports[0].node_port), (1, None));
+    }
+
+    #[test]
+    fn wrong_ports_say_which_and_why() {
+        let rows = [
+            (serde_json::json!([]), "spec.ports is empty"),
+            (serde_json::json!([{"port": 0}]), "spec.ports[0].port is 0"),
+            (serde_json::json!([{"port": 80, "protocol": "QUIC"}]), "QUIC"),
+            (serde_json::json!([{"name": "a", "port": 80}, {"name": "b", "port": 80}]), "the port tcp 80"),
+            (serde_json::json!([{"port": 80}, {"port": 81}]), "the name"),
+        ];
+        for (ports, expected) in rows {
+            let error = wanted_of(serde_json::json!({"type": "LoadBalancer", "ports": ports})).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_node_port_service_needs_its_number() {
+        let error = wanted_of(serde_json::json!({"type": "NodePort", "ports": [{"port": 80}]})).unwrap_err();
+        assert_eq!(error, SpecError::NodePortMissing { index: 0 });
+        let wanted = wanted_of(serde_json::json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": 30080}]})).unwrap();
+        assert_eq!(wanted.ports[0].node_port, Some(30080));
+    }
+
+    #[test]
+    fn in_a_cluster_the_families_are_those_that_it_has_and_a_manifest_gets_both() {
+        let prefers = |families: &[&str]| {
+            serde_json::json!({"type": "LoadBalancer", "ports": [{"port": 80}],
+            "ipFamilyPolicy": "PreferDualStack", "ipFamilies": families})
+        };
+        let read = |spec: serde_json::Value, is_in_cluster: bool| {
+            let mut object = service(&spec);
+            object.metadata.uid = is_in_cluster.then(|| "u".to_owned());
+            Candidate::try_from(&object).unwrap().wanted.unwrap().families
+        };
+        assert_eq!(read(prefers(&["IPv4"]), true), [Family::V4]);
+        assert_eq!(read(prefers(&["IPv6", "IPv4"]), true), [Family::V6, Family::V4]);
+        assert_eq!(read(prefers(&["IPv4"]), false), [Family::V4, Family::V6]);
+        assert_eq!(read(prefers(&[]), false), [Family::V4, Family::V6]);
+    }
+
+    #[test]
+    fn an_address_of_another_family_is_not_asked_for_and_that_is_told() {
+        let spec = serde_json::json!({"type": "LoadBalancer", "loadBalancerIP": "2001:db8::1", "ports": [{"port": 80}]});
+        let wanted = wanted_of(spec).unwrap();
+        assert_eq!((wanted.addresses.len(), wanted.unread), (0, [Unread::Addresses].into()));
+        assert!(wanted.notes[0].text.contains("no family IPv6"), "{:?}", wanted.notes);
+    }
+
+    #[test]
+    fn other_types_and_headless_services_are_not_served_and_who_expects_it_is_told() {
+        let rows = [("ClusterIP", "10.96.0.1", false), ("ClusterIP", "None", true), ("ExternalName", "", true)];
+        for (kind, cluster_ip, told) in rows {
+            let mut object =
+                service(&serde_json::json!({"type": kind, "clusterIP": cluster_ip, "externalName": "db.example.com"}));
+            let not_ours = |object: &Service| match Candidate::try_from(object) {
+                Err(NotServable::NotOurs { is_expected, .. }) => is_expected,
+                other => panic!("{other:?}"),
+            };
+            assert!(!not_ours(&object), "{kind}");
+            object.metadata.annotations = Some([("sluice.dev/addresses".to_owned(), "192.0.2.1".to_owned())].into());
+            assert_eq!(not_ours(&object), told, "{kind} {cluster_ip}");
+        }
+        let headless =
+            wanted_of(serde_json::json!({"type": "NodePort", "clusterIP": "None", "ports": [{"port": 80, "nodePort": 30080}]}));
+        assert_eq!(headless, Err(SpecError::Headless));
+    }
+
+    #[test]
+    fn a_traffic_policy_is_cluster_or_local() {
+        for (text, expected) in [("Cluster", Some(false)), ("Local", Some(true)), ("Nearby", None)] {
+            assert_eq!(
+                is_local(&serde_json::from_value(serde_json::json!({"externalTrafficPolicy": text})).unwrap()).ok(),
+                expected
+            );
+        }
+        assert_eq!(is_local(&ServiceFields::default()), Ok(false));
+    }
+}

@@ -1,0 +1,197 @@
+//! The parts of a Service object that are ours: addresses in its status, conditions, the finalizer; and Services that are no
+//! longer candidates but still have such parts.
+//!
+//! Invariant: conditions and finalizers of other controllers are never treated as ours, and so never changed.
+//! Deliberately not here: the desired content (`status`), and when parts are removed (the controller's `status::finalizer`).
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{LoadBalancerIngress, Service};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
+use proto::ServiceName;
+use proto::limits::{FIELD_MANAGER, FINALIZER, GROUP_ANNOTATION};
+
+use crate::status::{Condition, ConditionType, Ingress, IpMode, PortStatus};
+
+/// The parts of an object that are ours.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// `status.loadBalancer.ingress`, without entries that have no address.
+    pub ingress: Vec<Ingress>,
+    /// Our conditions.
+    pub conditions: BTreeMap<ConditionType, Condition>,
+    /// Whether our finalizer is there.
+    pub finalizer: bool,
+    /// The group of the installation that wrote them; `None` for any installation of an older version.
+    pub group: Option<String>,
+}
+
+impl Held {
+    /// Parses an object.
+    #[must_use]
+    pub fn of(service: &Service) -> Self {
+        let finalizers = service.metadata.finalizers.as_deref().unwrap_or_default();
+        Self {
+            ingress: ingress(service),
+            conditions: conditions(service),
+            finalizer: finalizers.iter().any(|name| name == FINALIZER),
+            group: service.metadata.annotations.as_ref().and_then(|annotations| annotations.get(GROUP_ANNOTATION)).cloned(),
+        }
+    }
+
+    /// Whether the installation of another group wrote them.
+    #[must_use]
+    pub fn is_of_another(&self, group: &str) -> bool {
+        self.group.as_deref().is_some_and(|named| named != group)
+    }
+
+    /// Whether the object has anything that only sluice writes.
+    #[must_use]
+    pub fn has_marks(&self) -> bool {
+        self.finalizer || !self.conditions.is_empty() || self.group.is_some()
+    }
+}
+
+/// The addresses in the status; the API server's default for `ipMode` is VIP.
+fn ingress(service: &Service) -> Vec<Ingress> {
+    let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+    let entries = status.and_then(|balancer| balancer.ingress.as_deref()).unwrap_or_default();
+    let port = |port: &k8s_openapi::api::core::v1::PortStatus| {
+        let error = port.error.clone().map(Cow::Owned);
+        Some(PortStatus { port: u16::try_from(port.port).ok()?, protocol: port.protocol.parse().ok()?, error })
+    };
+    let read = |entry: &LoadBalancerIngress| {
+        let ip_mode = if entry.ip_mode.as_deref() == Some("Proxy") { IpMode::Proxy } else { IpMode::Vip };
+        let ports = entry.ports.iter().flatten().filter_map(port).collect();
+        Some(Ingress { ip: entry.ip.as_deref()?.parse().ok()?, ip_mode, ports })
+    };
+    entries.iter().filter_map(read).collect()
+}
+
+fn conditions(service: &Service) -> BTreeMap<ConditionType, Condition> {
+    let list = service.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    let read = |kind: ConditionType| {
+        let found = list.iter().find(|condition| condition.type_ == kind.as_str())?;
+        let condition = Condition {
+            holds: found.status == "True",
+            reason: Cow::Owned(found.reason.clone()),
+            message: Cow::Owned(found.message.clone()),
+            since: Some(found.last_transition_time.0),
+        };
+        Some((kind, condition))
+    };
+    ConditionType::ALL.into_iter().filter_map(read).collect()
+}
+
+/// Whether our field manager wrote the addresses of the status (a condition of ours beside foreign addresses proves nothing),
+/// and another manager of the status: the one that wrote the addresses, else the one that wrote last.
+#[must_use]
+pub(super) fn writers(service: &Service) -> (bool, Option<String>) {
+    let entries = service.metadata.managed_fields.iter().flatten();
+    let of_status = entries.filter(|entry| entry.subresource.as_deref() == Some("status"));
+    let (ours, others): (Vec<_>, Vec<_>) = of_status.partition(|entry| entry.manager.as_deref() == Some(FIELD_MANAGER));
+    let last = others.into_iter().max_by_key(|entry| (wrote_addresses(entry), entry.time.as_ref().map(|time| time.0)));
+    (ours.into_iter().any(wrote_addresses), last.and_then(|entry| entry.manager.clone()))
+}
+
+/// The list of addresses is atomic: its only writer is the last manager that changed it.
+fn wrote_addresses(entry: &ManagedFieldsEntry) -> bool {
+    entry.fields_v1.as_ref().is_some_and(|fields| fields.0.pointer("/f:status/f:loadBalancer/f:ingress").is_some())
+}
+
+/// A Service that is not a candidate, because it is being deleted or has another type, but still has parts of ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leftover {
+    /// Its name.
+    pub name: ServiceName,
+    /// Guard of a write.
+    pub uid: String,
+    /// Guard of a write.
+    pub resource_version: String,
+    /// `spec.loadBalancerClass`; the server removes it together with the type.
+    pub class: Option<String>,
+    /// Whether its type is `LoadBalancer`; only then may a status contain addresses.
+    pub is_load_balancer: bool,
+    /// Whether it is being deleted.
+    pub is_deleted: bool,
+    /// Creation time, seconds since 1970.
+    pub created_s: Option<i64>,
+    /// Whether our field manager wrote its addresses.
+    pub status_is_ours: bool,
+    /// Its content.
+    pub held: Held,
+}
+
+impl Leftover {
+    /// Parses an object that has parts of ours and is no longer a candidate.
+    #[must_use]
+    pub fn of(service: &Service) -> Option<Self> {
+        let metadata = &service.metadata;
+        let fields = service.spec.as_ref();
+        let is_load_balancer = fields.and_then(|fields| fields.type_.as_deref()) == Some("LoadBalancer");
+        let is_deleted = metadata.deletion_timestamp.is_some();
+        let held = Held::of(service);
+        let status_is_ours = writers(service).0;
+        let is_ours = held.has_marks() || (!held.ingress.is_empty() && status_is_ours);
+        if !is_ours || (is_load_balancer && !is_deleted) {
+            return None;
+        }
+        Some(Self {
+            name: ServiceName::new(metadata.namespace.as_deref().unwrap_or("default"), metadata.name.as_deref()?),
+            uid: metadata.uid.clone()?,
+            resource_version: metadata.resource_version.clone()?,
+            class: fields.and_then(|fields| fields.load_balancer_class.clone()),
+            is_load_balancer,
+            is_deleted,
+            created_s: metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
+            status_is_ours,
+            held,
+        })
+    }
+
+    /// Whether its addresses are not available to others: it is being deleted and still has our finalizer, so gateways may
+    /// still forward for it.
+    #[must_use]
+    pub fn holds_addresses(&self) -> bool {
+        self.is_deleted && self.is_load_balancer && self.held.finalizer && !self.held.ingress.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn service(kind: &str, metadata: &Value, conditions: &[&str]) -> Service {
+        let mut object = json!({"metadata": {"name": "web", "namespace": "shop", "uid": "u", "resourceVersion": "7"},
+            "spec": {"type": kind}, "status": {"loadBalancer": {}}});
+        for (key, value) in metadata.as_object().unwrap() {
+            object["metadata"][key] = value.clone();
+        }
+        let condition = |kind: &&str| json!({"type": kind, "status": "True", "reason": "R", "message": "m", "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        object["status"]["conditions"] = conditions.iter().map(condition).collect();
+        serde_json::from_value(object).unwrap()
+    }
+
+    #[test]
+    fn only_what_is_ours_is_read() {
+        let finalizers = json!({"finalizers": ["example.com/other", "sluice.dev/load-balancer-cleanup"]});
+        let held = Held::of(&service("LoadBalancer", &finalizers, &["sluice.dev/Programmed", "example.com/Ready"]));
+        assert!(held.finalizer && held.has_marks());
+        assert_eq!(held.conditions.keys().collect::<Vec<_>>(), [&ConditionType::Programmed]);
+        let held = Held::of(&service("LoadBalancer", &json!({"finalizers": ["example.com/other"]}), &["example.com/Ready"]));
+        assert_eq!(held, Held::default());
+    }
+
+    #[test]
+    fn what_is_left_on_a_service_that_is_deleted_or_changed_its_type_is_seen() {
+        let ours = json!({"finalizers": ["sluice.dev/load-balancer-cleanup"]});
+        let deleted = json!({"finalizers": ["sluice.dev/load-balancer-cleanup"], "deletionTimestamp": "2026-01-01T00:00:00Z"});
+        assert_eq!(Leftover::of(&service("LoadBalancer", &ours, &[])), None, "it is a candidate");
+        assert!(Leftover::of(&service("LoadBalancer", &deleted, &[])).unwrap().is_deleted);
+        assert!(Leftover::of(&service("ClusterIP", &json!({}), &["sluice.dev/Programmed"])).is_some());
+        assert!(Leftover::of(&service("NodePort", &ours, &[])).is_some());
+        assert_eq!(Leftover::of(&service("ClusterIP", &json!({}), &["example.com/Ready"])), None);
+    }
+}

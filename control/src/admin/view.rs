@@ -1,0 +1,303 @@
+//! The state of a controller as the admin API shows it, and the changes of overrides.
+//!
+//! Invariant: an override is validated, then stored, and only then confirmed.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use k8s_openapi::jiff::Timestamp;
+use proto::{Announce, Generation, ServiceName, State, v1};
+use tokio::sync::watch;
+use tonic::{Code, Status};
+
+use super::names::{self, NameError, Names};
+use crate::gateways::fleet::Fleet;
+use crate::gateways::publish::Published;
+use crate::gateways::registry::{Gateway, Gateways};
+use crate::kubernetes::lease::{Leader, Leadership};
+use crate::kubernetes::recorder::{RecordedNote, Recorder};
+use crate::plan::addresses::PoolUse;
+use crate::status::pools::PoolsReport;
+use crate::store::override_editor::{ChangeError, OverrideEditor, OverridesState};
+use crate::store::overrides::OverrideStoreError;
+use crate::world::overrides::{Author, Drained, Overrides, TooManyOverrides, Weight};
+use objects::note::Note;
+
+/// Timeout of storing an override, after which the client learns that the result is unknown. Shorter than the timeout of
+/// `sluicectl`.
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(4);
+/// Maximum length of the name of an operator, in characters.
+const BY_CHARS_MAX: usize = 253;
+
+/// State of a controller for the admin API.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// The newest state; `None` before the first one, and while the controller does not lead.
+    pub states: watch::Receiver<Option<Arc<Published>>>,
+    /// The gateways.
+    pub gateways: watch::Receiver<Gateways>,
+    /// The names of all nodes.
+    pub nodes: watch::Receiver<Arc<BTreeSet<String>>>,
+    /// Usage figures of the pools.
+    pub pools: watch::Receiver<PoolsReport>,
+    /// Manual overrides.
+    pub editor: OverrideEditor,
+    /// Gateways that answer requests.
+    pub fleet: Fleet,
+    /// Recent notes for owners of objects.
+    pub recorder: Arc<Recorder>,
+    /// Whether this controller leads; only the leader knows the state of the group.
+    pub leadership: watch::Receiver<Leadership>,
+}
+
+impl View {
+    /// Succeeds if this controller leads.
+    ///
+    /// # Errors
+    /// `FAILED_PRECONDITION` with the address of the leader, if it does not lead.
+    pub fn leads(&self) -> Result<(), Status> {
+        let why = match &*self.leadership.borrow() {
+            Leadership::Leading { .. } => return Ok(()),
+            Leadership::Following(None) => "and knows nobody who does yet; ask again in a moment".to_owned(),
+            Leadership::Following(Some(Leader { identity, address })) => {
+                let at = address.as_ref().map(|address| format!(" ({address})")).unwrap_or_default();
+                format!("{identity}{at} does; ask there, by the admin socket of that controller")
+            }
+        };
+        Err(Status::failed_precondition(format!("this controller does not lead, {why}")))
+    }
+
+    /// Connected and recently disconnected gateways.
+    ///
+    /// # Errors
+    /// [`View::leads`].
+    pub fn list_gateways(&self) -> Result<v1::ListGatewaysResponse, Status> {
+        self.leads()?;
+        let epoch = self.state().map(|state| state.generation.epoch.clone());
+        let gateways = self.gateways.borrow();
+        let connected = gateways.iter().map(|gateway| connected(gateway, &gateways, epoch.as_deref()));
+        let gone = gateways.gone().iter().map(|(name, seen)| v1::GatewayStatus {
+            name: name.clone(),
+            draining: gateways.is_drained(name),
+            last_seen: written(*seen),
+            ..v1::GatewayStatus::default()
+        });
+        let mut all: Vec<_> = connected.chain(gone).collect();
+        // A gateway that reconnects appears twice; the last connection is in use.
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all.dedup_by(|later, first| {
+            later.name == first.name && {
+                std::mem::swap(later, first);
+                true
+            }
+        });
+        Ok(v1::ListGatewaysResponse { gateways: all })
+    }
+
+    /// The pools that VIPs are taken from.
+    ///
+    /// # Errors
+    /// See [`View::leads`]; also before all objects are listed.
+    pub fn list_pools(&self) -> Result<v1::ListPoolsResponse, Status> {
+        self.complete()?;
+        let status = |pool: &PoolUse| v1::PoolStatus {
+            name: pool.name.clone(),
+            addresses: pool.addresses.clone(),
+            total: pool.told(|figures| figures.total),
+            used: pool.told(|figures| figures.used),
+            available: pool.told(|figures| figures.available),
+            conflict: pool.conflict.clone().unwrap_or_default(),
+        };
+        Ok(v1::ListPoolsResponse { pools: self.pools.borrow().uses.iter().map(status).collect() })
+    }
+
+    /// Recent notes for owners of objects, oldest first.
+    ///
+    /// # Errors
+    /// [`View::leads`].
+    pub fn list_events(&self) -> Result<v1::ListEventsResponse, Status> {
+        self.leads()?;
+        let event = |RecordedNote { time, note: Note { subject, remark } }: RecordedNote| v1::EventStatus {
+            time: written(time),
+            r#type: if remark.cause.is_ordinary() { "Normal" } else { "Warning" }.to_owned(),
+            reason: remark.cause.as_str().to_owned(),
+            object: subject.to_string(),
+            message: remark.text,
+        };
+        Ok(v1::ListEventsResponse { events: self.recorder.newest().into_iter().map(event).collect() })
+    }
+
+    /// Manual overrides.
+    ///
+    /// # Errors
+    /// If they are not known.
+    pub fn list_overrides(&self) -> Result<v1::ListOverridesResponse, Status> {
+        self.leads()?;
+        match self.editor.state() {
+            OverridesState::Loaded(overrides) => Ok(v1::ListOverridesResponse { overrides: rows(&overrides) }),
+            OverridesState::NotLeading => Err(status(ChangeError::NotLeading)),
+            OverridesState::Unreadable(why) => Err(status(ChangeError::Unreadable(why))),
+        }
+    }
+
+    /// Drains a backend, a node or a gateway.
+    ///
+    /// # Errors
+    /// If nothing has that name, or storing fails.
+    pub async fn drain(&self, request: v1::DrainRequest) -> Result<v1::ChangeResponse, Status> {
+        let state = self.complete()?;
+        let what = names::to_drain(&request.target, &self.names(), &state).map_err(not_found)?;
+        let said = said(&request.by);
+        let is_new = |all: &mut Overrides| {
+            let is_new = !all.drains().contains_key(&what);
+            all.drain(what.clone(), said.clone()).map(|()| is_new)
+        };
+        let is_new = self.change(is_new).await?;
+        tracing::info!(%what, by = said.by, is_new, "drained");
+        let summary = if is_new { format!("{what} is drained") } else { format!("{what} was drained already") };
+        Ok(v1::ChangeResponse { summary, notes: notes(&what, &state) })
+    }
+
+    /// Removes a drain.
+    ///
+    /// # Errors
+    /// If it is not drained, or storing fails.
+    pub async fn undrain(&self, request: v1::UndrainRequest) -> Result<v1::ChangeResponse, Status> {
+        self.leads()?;
+        let OverridesState::Loaded(now) = self.editor.state() else { return Err(status(ChangeError::NotLeading)) };
+        let what = names::to_undrain(&request.target, &now).map_err(not_found)?;
+        self.change(|all| Ok(all.undrain(&what))).await?;
+        tracing::info!(%what, "no longer drained");
+        Ok(v1::ChangeResponse { summary: format!("{what} is no longer drained"), notes: Vec::new() })
+    }
+
+    /// Sets or removes the weight of a backend.
+    ///
+    /// # Errors
+    /// If there is no such Service or backend, or storing fails.
+    pub async fn set_weight(&self, request: v1::SetWeightRequest) -> Result<v1::ChangeResponse, Status> {
+        let Some(weight) = request.weight else { return self.unset_weight(&request).await };
+        let weight = u16::try_from(weight)
+            .map_err(|_| Status::invalid_argument(format!("found weight {weight}, expected 0 to {}", u16::MAX)))?;
+        let state = self.complete()?;
+        let service = names::service(&request.service, &state).map_err(not_found)?;
+        let backend = names::backend_of(&request.backend, &service, &state).map_err(not_found)?;
+        let set = Weight { weight, said: said(&request.by) };
+        self.change(|all| all.set_weight(service.clone(), backend, set.clone())).await?;
+        tracing::info!(%service, %backend, weight, by = set.said.by, "weight set by hand");
+        Ok(v1::ChangeResponse { summary: format!("{backend} of {service} has weight {weight}"), notes: Vec::new() })
+    }
+
+    async fn unset_weight(&self, request: &v1::SetWeightRequest) -> Result<v1::ChangeResponse, Status> {
+        self.leads()?;
+        let OverridesState::Loaded(now) = self.editor.state() else { return Err(status(ChangeError::NotLeading)) };
+        let (service, backend) = names::weighed(&request.service, &request.backend, &now).map_err(not_found)?;
+        self.change(|all| Ok(all.unset_weight(&service, backend))).await?;
+        tracing::info!(%service, %backend, "the weight set by hand is taken back");
+        Ok(v1::ChangeResponse { summary: format!("{backend} of {service} has its own weight"), notes: Vec::new() })
+    }
+
+    async fn change<T>(&self, change: impl Fn(&mut Overrides) -> Result<T, TooManyOverrides>) -> Result<T, Status> {
+        match tokio::time::timeout(CHANGE_TIMEOUT, self.editor.change(change)).await {
+            Ok(done) => done.map_err(status),
+            Err(_) => Err(Status::unavailable(
+                "where this is written down does not answer; it may or may not be so now, ask again by `sluicectl overrides`",
+            )),
+        }
+    }
+
+    pub(super) fn state(&self) -> Option<Arc<State>> {
+        self.states.borrow().as_ref().map(|published| Arc::clone(&published.state))
+    }
+
+    fn complete(&self) -> Result<Arc<State>, Status> {
+        self.leads()?;
+        self.state()
+            .ok_or_else(|| Status::failed_precondition("this controller has not read all objects yet; ask again in a moment"))
+    }
+
+    fn names(&self) -> Names {
+        let gateways = self.gateways.borrow();
+        let mut all: BTreeSet<String> = gateways.iter().map(|gateway| gateway.name.clone()).collect();
+        all.extend(gateways.gone().keys().cloned());
+        Names { gateways: all, nodes: (**self.nodes.borrow()).clone() }
+    }
+}
+
+fn connected(gateway: &Gateway, all: &Gateways, epoch: Option<&str>) -> v1::GatewayStatus {
+    let generation = gateway.acknowledged.zip(epoch).map(|(counter, epoch)| Generation { epoch: epoch.to_owned(), counter });
+    v1::GatewayStatus {
+        name: gateway.name.clone(),
+        ready: gateway.ready,
+        generation: generation.map_or_else(String::new, |generation| generation.to_string()),
+        draining: all.is_drained(&gateway.name),
+        last_seen: written(gateway.last_seen),
+        version: gateway.version.clone(),
+    }
+}
+
+/// Formats a time with a precision of one second.
+fn written(time: SystemTime) -> String {
+    Timestamp::from_second(seconds(time)).unwrap_or(Timestamp::UNIX_EPOCH).to_string()
+}
+
+fn seconds(time: SystemTime) -> i64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}
+
+/// The author as named by the request, and the current time.
+fn said(by: &str) -> Author {
+    let by: String = by.chars().filter(|c| !c.is_control()).take(BY_CHARS_MAX).collect();
+    Author { by, at_s: seconds(SystemTime::now()) }
+}
+
+fn rows(overrides: &Overrides) -> Vec<v1::Override> {
+    let drain = |(what, said): (&Drained, &Author)| {
+        let text = what.to_string();
+        let (kind, name) = text.split_once('/').unwrap_or_default();
+        let (by, at) = (said.by.clone(), said.at());
+        v1::Override { kind: kind.to_owned(), name: name.to_owned(), by, at, ..v1::Override::default() }
+    };
+    let weights = overrides.weights().iter().flat_map(|(service, of)| of.iter().map(move |one| (service, one)));
+    let weighed = |(service, (backend, set)): (&ServiceName, (&std::net::SocketAddr, &Weight))| v1::Override {
+        kind: "weight".to_owned(),
+        name: backend.to_string(),
+        service: service.to_string(),
+        weight: Some(set.weight.into()),
+        by: set.said.by.clone(),
+        at: set.said.at(),
+    };
+    overrides.drains().iter().map(drain).chain(weights.map(weighed)).collect()
+}
+
+/// Warning about an effect that a drain does not have.
+fn notes(what: &Drained, state: &State) -> Vec<String> {
+    let l2: Vec<&str> = state.pools.iter().filter(|pool| pool.announce == Announce::L2).map(|pool| pool.name.as_str()).collect();
+    match what {
+        Drained::Gateway(name) if !l2.is_empty() => vec![format!(
+            "routes to VIPs of routed pools are withdrawn; for VIPs of pool {} (announce: l2) {name} goes on to answer, since no other \
+             gateway would",
+            l2.join(", ")
+        )],
+        _ => Vec::new(),
+    }
+}
+
+fn not_found(error: NameError) -> Status {
+    let code = if matches!(error, NameError::NoAddress(_)) { Code::InvalidArgument } else { Code::NotFound };
+    Status::new(code, error.to_string())
+}
+
+fn status(error: ChangeError) -> Status {
+    let code = match &error {
+        ChangeError::NotLeading | ChangeError::Unreadable(_) | ChangeError::Store(OverrideStoreError::Broken { .. }) => {
+            Code::FailedPrecondition
+        }
+        ChangeError::Store(OverrideStoreError::Conflict) => Code::Aborted,
+        ChangeError::Store(_) => Code::Unavailable,
+        ChangeError::Full(_) => Code::ResourceExhausted,
+    };
+    Status::new(code, error.to_string())
+}

@@ -1,0 +1,166 @@
+//! The planner: the task of a leader that turns changes of objects into states for gateways and statuses of Services.
+//!
+//! Invariant: nothing is planned before the source has listed every kind of object once.
+//! Deliberately not here: how a plan is made (`plan`), and who leads (`controller`).
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use objects::note::{Note, Subject};
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use super::debounce::gather;
+use crate::config::settings::ControllerSettings;
+use crate::gateways::publish::Published;
+use crate::gateways::registry::Gateways;
+use crate::healthz::{BEAT_EVERY, Heartbeat};
+use crate::kubernetes::recorder::Recorder;
+use crate::plan::addresses::PoolUse;
+use crate::plan::externals::DisallowedExternalIps;
+use crate::plan::{Memory, plan};
+use crate::status::Statuses;
+use crate::status::pools::PoolsReport;
+use crate::world::World;
+use crate::world::change::Change;
+use crate::world::checkpoint::Checkpoint;
+
+/// Interval at which standing notes are checked; a note is repeated when it is due.
+const STANDING_EVERY: Duration = Duration::from_secs(60);
+
+/// What the planners of all terms of leadership share with other tasks.
+#[derive(Clone)]
+pub(super) struct Shared {
+    pub(super) settings: ControllerSettings,
+    pub(super) states: watch::Sender<Option<Arc<Published>>>,
+    pub(super) gateways: watch::Sender<Gateways>,
+    /// The names of all nodes.
+    pub(super) nodes: watch::Sender<Arc<BTreeSet<String>>>,
+    pub(super) recorder: Arc<Recorder>,
+    pub(super) pools: watch::Sender<PoolsReport>,
+    pub(super) checkpoints: watch::Sender<Checkpoint>,
+    pub(super) heartbeat: Heartbeat,
+}
+
+/// The planner of one term.
+pub(super) struct Planner {
+    pub(super) shared: Shared,
+    pub(super) epoch: String,
+    pub(super) statuses: watch::Sender<Option<Arc<Statuses>>>,
+}
+
+impl Planner {
+    /// Plans until the source ends.
+    pub(super) async fn run(self, mut changes: mpsc::Receiver<Change>) {
+        let (mut world, mut memory) = (World::default(), Memory::default());
+        let (mut again_at, mut planned_at): (_, Option<Instant>) = (None, None);
+        let mut disallowed = DisallowedExternalIps::default();
+        let mut standing = tokio::time::interval(STANDING_EVERY);
+        let (mut beats, beating) = (tokio::time::interval(BEAT_EVERY), self.shared.heartbeat.start());
+        let mut gateways = self.shared.gateways.subscribe();
+        gateways.mark_changed();
+        loop {
+            beating.beat();
+            tokio::select! {
+                _ = beats.tick() => continue,
+                change = changes.recv() => match change {
+                    Some(change) => world.apply(change),
+                    None => return,
+                },
+                // Their own addresses must not become VIPs, and addresses that they still forward must not be allocated.
+                Ok(()) = gateways.changed() => {
+                    if !memory.follow_gateways(&gateways.borrow_and_update(), Instant::now().into_std()) {
+                        continue;
+                    }
+                }
+                () = tokio::time::sleep_until(again_at.unwrap_or_else(Instant::now)), if again_at.is_some() => {}
+                _ = standing.tick() => {
+                    memory.standing().iter().for_each(|note| self.shared.recorder.repeat(note, uid(&world, note).as_deref()));
+                    continue;
+                }
+            }
+            gather(&mut changes, &mut world, planned_at).await;
+            self.shared.recorder.end(world.ending_namespaces());
+            self.shared.recorder.forget(&world.take_gone());
+            world.take_notes().iter().for_each(|note| self.shared.recorder.record(note, uid(&world, note).as_deref()));
+            if world.is_complete() {
+                disallowed.log_new(&world, &self.shared.settings);
+                again_at = self.plan(&mut world, &mut memory);
+                planned_at = Some(Instant::now());
+            }
+        }
+    }
+
+    /// Plans and publishes; returns when to plan again.
+    fn plan(&self, world: &mut World, memory: &mut Memory) -> Option<Instant> {
+        let plan = plan(world, &self.shared.settings, memory, Instant::now().into_std());
+        plan.notes.iter().for_each(|note| self.shared.recorder.record(note, uid(world, note).as_deref()));
+        self.publish_to_operators(world);
+        self.shared.checkpoints.send_if_modified(|kept| {
+            let is_news = kept.revision != plan.checkpoint.revision;
+            if is_news {
+                kept.clone_from(&plan.checkpoint);
+            }
+            is_news
+        });
+        world.forget_departed(&plan.done_with_departed);
+        self.tell_of_pools(world, &plan.pools_status);
+        let before = self.shared.states.borrow().clone();
+        let next = match &before {
+            None => Some(Published::first(self.epoch.clone(), plan.services, plan.pools)),
+            Some(before) => before.next(plan.services, plan.pools),
+        };
+        let newest = match (next, before) {
+            (Some(next), _) => Arc::new(next),
+            (None, Some(before)) => before,
+            (None, None) => return plan.again_at.map(Instant::from_std),
+        };
+        let generation = &newest.state.generation;
+        memory.published(generation.counter);
+        tracing::debug!(%generation, services = newest.state.services.len(), replanned = plan.replanned, "planned");
+        let statuses = Statuses { counter: generation.counter, wanted: plan.statuses, leaving: plan.leaving };
+        self.shared.states.send_if_modified(|kept| {
+            let is_new = kept.as_ref().is_none_or(|kept| !Arc::ptr_eq(kept, &newest));
+            *kept = Some(Arc::clone(&newest));
+            is_new
+        });
+        self.statuses.send_replace(Some(Arc::new(statuses)));
+        plan.again_at.map(Instant::from_std)
+    }
+
+    /// Examines pool objects only if they or the usage figures have changed.
+    fn tell_of_pools(&self, world: &World, uses: &Arc<Vec<PoolUse>>) {
+        self.shared.pools.send_if_modified(|told| {
+            let revision = world.pools_revision();
+            let is_other = told.revision != revision || (!Arc::ptr_eq(&told.uses, uses) && told.uses != *uses);
+            if is_other {
+                *told = PoolsReport { uses: Arc::clone(uses), revision, objects: Arc::new(world.pools().clone()) };
+            }
+            is_other
+        });
+    }
+
+    /// Gateways learn that they are drained before they get the state that was planned with the drain.
+    fn publish_to_operators(&self, world: &World) {
+        Gateways::drain(&self.shared.gateways, world.overrides().drained_gateways());
+        self.shared.nodes.send_if_modified(|known| {
+            let is_news = !known.iter().eq(world.nodes().keys());
+            if is_news {
+                *known = Arc::new(world.nodes().keys().cloned().collect());
+            }
+            is_news
+        });
+    }
+}
+
+/// The uid of the object of a note, if it is known.
+fn uid(world: &World, note: &Note) -> Option<String> {
+    match &note.subject {
+        Subject::Service(name) => Some(world.services().get(name)?.candidate.uid.clone()).filter(|uid| !uid.is_empty()),
+        Subject::Pool(name) => world.pools().get(name)?.metadata.uid.clone(),
+        // For nodes the kubelet uses the name as uid, and kubectl searches for it.
+        Subject::Node(name) => Some(name.clone()),
+        Subject::Slice(_) | Subject::Namespace(_) => None,
+    }
+}

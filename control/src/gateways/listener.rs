@@ -1,0 +1,306 @@
+//! Listeners for connections of gateways, on a unix socket and on TCP with TLS, and the identity of each peer.
+//!
+//! Invariant: a TCP peer presents a certificate of our authority before any other byte of it is read. Handshakes are bounded
+//! in number and time, and stalled handshakes cannot block new ones. Changed certificates are loaded again at each
+//! handshake.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use rustls::server::danger::ClientCertVerifier;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::{mpsc, watch};
+use tokio::task::AbortHandle;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
+use tonic::transport::server::Connected;
+
+use crate::config::settings::CertificateFiles;
+use crate::gateways::tls::{self, Acceptance, CONTROLLER, Credential, Identity, Material, TlsError};
+
+/// Timeout of a handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum number of concurrent handshakes: a whole group of gateways at 30 KB each, 2 MB.
+const HANDSHAKES_MAX: usize = 64;
+/// Delay after a failed accept (too many open files).
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// The peer of a connection.
+#[derive(Clone, Debug)]
+pub enum Peer {
+    /// A process on this machine that the permissions of the socket admit.
+    Local,
+    /// A peer with a certificate.
+    Named(Credential),
+}
+
+impl Peer {
+    /// Waits until the peer's certificate has expired and returns the message for it. Without a certificate it never returns.
+    pub async fn expired(&self) -> Status {
+        let Self::Named(credential) = self else { return std::future::pending().await };
+        let error = credential.expired().await;
+        Status::unauthenticated(format!("the gateway's certificate is not accepted any more: {error}; renew it and dial again"))
+    }
+
+    /// Succeeds if the peer may act as the gateway of this name.
+    pub(crate) fn may_speak_for(&self, gateway: &str, group: &str) -> Result<(), Status> {
+        let Self::Named(credential) = self else { return Ok(()) };
+        let names = credential.names();
+        let claimed = Identity::new(group, gateway);
+        if gateway == CONTROLLER {
+            return Err(Status::permission_denied(format!("no gateway may be named {CONTROLLER}; give it another `name`")));
+        }
+        if names.contains(&claimed) {
+            return Ok(());
+        }
+        let found = if names.is_empty() { "nobody of ours".to_owned() } else { Identity::list(names) };
+        let advice = "correct the gateway's `name`, or issue its certificate with that URI SAN";
+        Err(Status::permission_denied(format!("the gateway's certificate is for {found}; expected {claimed}: {advice}")))
+    }
+}
+
+/// The byte stream of a connection.
+trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
+
+/// One connection.
+pub struct Wire {
+    stream: Box<dyn Duplex>,
+    peer: Peer,
+}
+
+impl Wire {
+    fn unix(stream: UnixStream) -> Self {
+        Self { stream: Box::new(stream), peer: Peer::Local }
+    }
+
+    fn tls(stream: TlsStream<TcpStream>, verifier: Arc<dyn ClientCertVerifier>) -> Self {
+        let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
+        let peer = Peer::Named(Credential::new(chain, verifier));
+        Self { stream: Box::new(stream), peer }
+    }
+}
+
+impl Connected for Wire {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
+    }
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// Source of a controller's certificates.
+#[derive(Debug)]
+pub enum CertificateSource {
+    /// Files.
+    Files(CertificateFiles),
+    /// The Secret of this name, with its last content.
+    Secret(String, watch::Receiver<Option<Material>>),
+}
+
+/// A controller's certificates, and the TLS settings from the last valid ones.
+#[derive(Debug)]
+pub struct ServerTls {
+    source: CertificateSource,
+    group: String,
+    good: Mutex<Option<(Material, Acceptance)>>,
+    said: Mutex<String>,
+    /// Serializes reads; connections that arrive faster than files are read wait here and can be cancelled.
+    turn: tokio::sync::Mutex<()>,
+}
+
+impl ServerTls {
+    /// For a controller of `group`.
+    #[must_use]
+    pub fn new(source: CertificateSource, group: &str) -> Self {
+        let (good, said, turn) = (Mutex::default(), Mutex::default(), tokio::sync::Mutex::default());
+        Self { source, group: group.to_owned(), good, said, turn }
+    }
+
+    /// Reads them and creates the TLS settings for incoming connections.
+    ///
+    /// # Errors
+    /// If they are unusable.
+    pub async fn read(&self) -> Result<Acceptance, TlsError> {
+        let material = match &self.source {
+            CertificateSource::Files(files) => Material::read(files).await?,
+            CertificateSource::Secret(name, read) => {
+                let newest = read.borrow().clone();
+                newest.ok_or_else(|| TlsError::NotYet(name.clone()))?
+            }
+        };
+        let mut good = self.good.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, acceptance)) = good.as_ref().filter(|(kept, _)| *kept == material) {
+            return Ok(acceptance.clone());
+        }
+        let acceptance = tls::acceptance(&material, &self.group)?;
+        tracing::info!(from = material.from, "certificates were read");
+        *good = Some((material, acceptance.clone()));
+        Ok(acceptance)
+    }
+
+    /// The newest valid ones. The reason why newer ones are invalid is logged once.
+    pub(crate) async fn newest(&self) -> Option<Acceptance> {
+        let _turn = self.turn.lock().await;
+        let error = match self.read().await {
+            Ok(acceptance) => {
+                self.said.lock().unwrap_or_else(PoisonError::into_inner).clear();
+                return Some(acceptance);
+            }
+            Err(error) => error.to_string(),
+        };
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if *said != error {
+            tracing::error!(error, "certificates cannot be used; the last good ones are, if there are any");
+            *said = error;
+        }
+        self.good.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|(_, acceptance)| acceptance.clone())
+    }
+}
+
+/// A listening socket.
+#[derive(Debug, Default)]
+pub struct Listeners {
+    /// A unix socket.
+    pub unix: Option<UnixListener>,
+    /// TCP, with certificates.
+    pub tcp: Option<(TcpListener, Arc<ServerTls>)>,
+}
+
+impl From<UnixListener> for Listeners {
+    fn from(listener: UnixListener) -> Self {
+        Self { unix: Some(listener), tcp: None }
+    }
+}
+
+impl Listeners {
+    /// Accepts connections until the receiver is dropped.
+    #[must_use]
+    pub fn incoming(self) -> ReceiverStream<io::Result<Wire>> {
+        let (wires, stream) = mpsc::channel(1);
+        if let Some(listener) = self.unix {
+            tokio::spawn(accept_unix(listener, wires.clone()));
+        }
+        if let Some((listener, tls)) = self.tcp {
+            tokio::spawn(accept_tcp(listener, tls, wires));
+        }
+        ReceiverStream::new(stream)
+    }
+}
+
+type Wires = mpsc::Sender<io::Result<Wire>>;
+
+async fn accept_unix(listener: UnixListener, wires: Wires) {
+    loop {
+        let accepted = tokio::select! {
+            () = wires.closed() => return,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, _)) => _ = wires.send(Ok(Wire::unix(stream))).await,
+            Err(error) => not_accepted(&error).await,
+        }
+    }
+}
+
+async fn accept_tcp(listener: TcpListener, tls: Arc<ServerTls>, wires: Wires) {
+    let mut handshakes = NewestTasks::new(HANDSHAKES_MAX);
+    loop {
+        let accepted = tokio::select! {
+            () = wires.closed() => return,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, from)) => {
+                let (tls, wires) = (Arc::clone(&tls), wires.clone());
+                handshakes.spawn(async move {
+                    if let Some(wire) = shake_hands(stream, from, &tls).await {
+                        let _ = wires.send(Ok(wire)).await;
+                    }
+                });
+            }
+            Err(error) => not_accepted(&error).await,
+        }
+    }
+}
+
+async fn shake_hands(stream: TcpStream, from: SocketAddr, tls: &ServerTls) -> Option<Wire> {
+    let Acceptance { config, gateways } = tls.newest().await?;
+    let _ = stream.set_nodelay(true);
+    match timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(config).accept(stream)).await {
+        Ok(Ok(stream)) => return Some(Wire::tls(stream, gateways)),
+        Ok(Err(error)) => tracing::warn!(%from, error = chain(&error), "a connection over TCP was refused"),
+        Err(_) => tracing::warn!(%from, "a connection over TCP did not complete its handshake within 10 s"),
+    }
+    None
+}
+
+/// A bounded set of tasks for unauthenticated peers. A new task replaces the oldest: a healthy handshake ends within
+/// milliseconds, so the oldest of many is a stalled one.
+#[derive(Debug)]
+pub(crate) struct NewestTasks {
+    max: usize,
+    running: VecDeque<AbortHandle>,
+}
+
+impl NewestTasks {
+    pub(crate) const fn new(max: usize) -> Self {
+        Self { max, running: VecDeque::new() }
+    }
+
+    pub(crate) fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
+        self.running.retain(|task| !task.is_finished());
+        if self.running.len() >= self.max
+            && let Some(oldest) = self.running.pop_front()
+        {
+            oldest.abort();
+        }
+        self.running.push_back(tokio::spawn(task).abort_handle());
+    }
+}
+
+pub(crate) async fn not_accepted(error: &io::Error) {
+    tracing::warn!(%error, "a connection could not be accepted");
+    tokio::time::sleep(ACCEPT_RETRY).await;
+}
+
+/// An error with its causes: tonic's own text is "transport error". Some of them repeat their cause.
+#[must_use]
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source()).map(ToString::to_string);
+    let join = |text: String, cause: String| if text.ends_with(&cause) { text } else { format!("{text}: {cause}") };
+    causes.fold(error.to_string(), join)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,282 @@
+//! The registry of gateways: which are connected, the generation that each has applied, its reports, which gateways are
+//! drained, and when disconnected ones were last seen.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use imbl::OrdMap;
+use proto::{Refusal, ServiceName};
+use tokio::sync::watch;
+
+/// One connected gateway.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gateway {
+    /// Its name.
+    pub name: String,
+    /// Version of its program.
+    pub version: String,
+    /// Counter of the newest generation of our epoch that all its workers have applied.
+    pub acknowledged: Option<u64>,
+    /// Addresses of the gateway itself, which must be neither VIPs nor backends.
+    pub reserved: Vec<IpAddr>,
+    /// Whether every worker uses a complete state.
+    pub ready: bool,
+    /// The backends of each service as the gateway sees them. Copies share unchanged parts.
+    pub health: OrdMap<ServiceName, Health>,
+    /// Time of its last message.
+    pub last_seen: SystemTime,
+}
+
+/// Maximum number of disconnected gateways in the registry, the most recent ones; a group has about a dozen.
+const GONE_MAX: usize = 1024;
+
+/// One service as one gateway sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Health {
+    /// The complete set.
+    pub backends: u32,
+    /// Backends that pass their probes, or have none.
+    pub healthy: u32,
+    /// Why the gateway refuses it, wholly or in part.
+    pub refusal: Option<Arc<Refusal>>,
+}
+
+/// A report of a gateway: changes since its last one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Whether every worker uses a complete state.
+    pub ready: bool,
+    /// Changed entries.
+    pub health: Vec<(ServiceName, Health)>,
+    /// Removed services.
+    pub removed: Vec<ServiceName>,
+}
+
+/// Connected gateways by connection. A gateway that reconnects may appear twice for a moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gateways {
+    connected: BTreeMap<u64, Gateway>,
+    last_connection: u64,
+    gone: BTreeMap<String, SystemTime>,
+    drained: Arc<BTreeSet<String>>,
+}
+
+impl Gateways {
+    /// The connected gateways, each with the number of its connection.
+    pub fn connections(&self) -> impl Iterator<Item = (u64, &Gateway)> {
+        self.connected.iter().map(|(number, gateway)| (*number, gateway))
+    }
+
+    /// The connected gateways.
+    pub fn iter(&self) -> impl Iterator<Item = &Gateway> {
+        self.connected.values()
+    }
+
+    /// Disconnected gateways, and when each was last seen.
+    #[must_use]
+    pub const fn gone(&self) -> &BTreeMap<String, SystemTime> {
+        &self.gone
+    }
+
+    /// Whether an operator drained the gateway of this name, whether or not it is connected.
+    #[must_use]
+    pub fn is_drained(&self, name: &str) -> bool {
+        self.drained.contains(name)
+    }
+
+    /// Sets the drained gateways.
+    pub fn drain(gateways: &watch::Sender<Self>, drained: BTreeSet<String>) {
+        gateways.send_if_modified(|all| {
+            let is_news = *all.drained != drained;
+            if is_news {
+                all.drained = Arc::new(drained);
+            }
+            is_news
+        });
+    }
+
+    /// Whether any gateway has applied `counter` or a newer generation.
+    #[must_use]
+    pub fn any_reached(&self, counter: u64) -> bool {
+        self.iter().any(|gateway| gateway.acknowledged >= Some(counter))
+    }
+
+    /// Counter of the newest generation that all of them have applied; 0 while one has applied none of this epoch; `None` if no
+    /// gateway is connected.
+    #[must_use]
+    pub fn reached_by_all(&self) -> Option<u64> {
+        self.iter().map(|gateway| gateway.acknowledged.unwrap_or(0)).min()
+    }
+
+    /// Whether all relevant gateways have applied `counter` or a newer generation: those that are not drained, or all if all are
+    /// drained. False if none is connected.
+    #[must_use]
+    pub fn all_reached(&self, counter: u64) -> bool {
+        let is_any_undrained = self.iter().any(|gateway| !self.is_drained(&gateway.name));
+        let mut awaited = self.iter().filter(|gateway| !(is_any_undrained && self.is_drained(&gateway.name))).peekable();
+        awaited.peek().is_some() && awaited.all(|gateway| gateway.acknowledged >= Some(counter))
+    }
+
+    /// The gateways that have applied `counter` or a newer generation and refuse the Service wholly or in part, and the refusal
+    /// of the first of them by name. Drained gateways count only if all are drained.
+    #[must_use]
+    pub fn refusal(&self, service: &ServiceName, counter: u64) -> Option<(BTreeSet<&str>, &Refusal)> {
+        let is_any_undrained = self.iter().any(|gateway| !self.is_drained(&gateway.name));
+        let counts =
+            |gateway: &&Gateway| gateway.acknowledged >= Some(counter) && !(is_any_undrained && self.is_drained(&gateway.name));
+        let told =
+            self.iter().filter(counts).filter_map(|gateway| Some((gateway, gateway.health.get(service)?.refusal.as_deref()?)));
+        let refusals: BTreeMap<&str, &Refusal> = told.map(|(gateway, refusal)| (gateway.name.as_str(), refusal)).collect();
+        let first = *refusals.values().next()?;
+        Some((refusals.into_keys().collect(), first))
+    }
+
+    /// Whether any gateway refuses the Service wholly or in part, in any generation.
+    #[must_use]
+    pub fn is_refused(&self, service: &ServiceName) -> bool {
+        self.iter().filter_map(|gateway| gateway.health.get(service)).any(|health| health.refusal.is_some())
+    }
+
+    fn leave(&mut self, number: u64) {
+        let Some(Gateway { name, last_seen, .. }) = self.connected.remove(&number) else { return };
+        if self.iter().any(|gateway| gateway.name == name) {
+            return;
+        }
+        self.gone.insert(name, last_seen);
+        if self.gone.len() > GONE_MAX
+            && let Some(oldest) = self.gone.iter().min_by_key(|(_, seen)| **seen).map(|(name, _)| name.clone())
+        {
+            self.gone.remove(&oldest);
+        }
+    }
+}
+
+/// Registration of a gateway, which is removed when this is dropped.
+#[derive(Debug)]
+pub struct Connection {
+    gateways: watch::Sender<Gateways>,
+    number: u64,
+}
+
+impl Connection {
+    /// Adds a gateway.
+    #[must_use]
+    pub fn open(gateways: &watch::Sender<Gateways>, name: &str, version: &str, reserved: Vec<IpAddr>) -> Self {
+        let mut number = 0;
+        gateways.send_modify(|all| {
+            all.last_connection += 1;
+            number = all.last_connection;
+            all.gone.remove(name);
+            let gateway = Gateway {
+                name: name.to_owned(),
+                version: version.to_owned(),
+                acknowledged: None,
+                reserved,
+                ready: false,
+                health: OrdMap::new(),
+                last_seen: SystemTime::now(),
+            };
+            all.connected.insert(number, gateway);
+        });
+        Self { gateways: gateways.clone(), number }
+    }
+
+    /// Records the generation that the gateway has applied.
+    pub fn acknowledge(&self, counter: u64) {
+        self.gateways.send_if_modified(|all| {
+            let Some(gateway) = all.connected.get_mut(&self.number) else { return false };
+            gateway.last_seen = SystemTime::now();
+            let is_news = gateway.acknowledged < Some(counter);
+            gateway.acknowledged = gateway.acknowledged.max(Some(counter));
+            is_news
+        });
+    }
+
+    /// Records a report of the gateway.
+    pub fn report(&self, report: Report) {
+        self.gateways.send_if_modified(|all| {
+            let Some(gateway) = all.connected.get_mut(&self.number) else { return false };
+            gateway.last_seen = SystemTime::now();
+            let is_news = gateway.ready != report.ready || !report.health.is_empty() || !report.removed.is_empty();
+            gateway.ready = report.ready;
+            gateway.health.extend(report.health);
+            for name in &report.removed {
+                gateway.health.remove(name);
+            }
+            is_news
+        });
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.gateways.send_modify(|all| all.leave(self.number));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_add_up() {
+        let gateways = watch::Sender::new(Gateways::default());
+        let one = Connection::open(&gateways, "edge-1", "0.1.0", Vec::new());
+        let (a, b) = (ServiceName::new("shop", "a"), ServiceName::new("shop", "b"));
+        let health = |healthy| Health { backends: 3, healthy, refusal: None };
+        one.report(Report { ready: true, health: vec![(a.clone(), health(3)), (b.clone(), health(1))], removed: Vec::new() });
+        one.report(Report { ready: true, health: vec![(a.clone(), health(2))], removed: vec![b] });
+        let all = gateways.borrow();
+        let gateway = all.iter().next().unwrap();
+        assert!(gateway.ready);
+        assert_eq!(gateway.health, [(a, health(2))].into_iter().collect());
+    }
+
+    #[test]
+    fn all_reached_a_generation_when_the_slowest_did_and_nobody_did_when_nobody_is_there() {
+        let gateways = watch::Sender::new(Gateways::default());
+        assert!(!gateways.borrow().all_reached(0));
+        let one = Connection::open(&gateways, "edge-1", "0.1.0", Vec::new());
+        let two = Connection::open(&gateways, "edge-2", "0.1.0", Vec::new());
+        one.acknowledge(5);
+        assert!(gateways.borrow().any_reached(5) && !gateways.borrow().all_reached(5));
+        two.acknowledge(6);
+        assert!(gateways.borrow().all_reached(5) && !gateways.borrow().all_reached(6));
+        drop(one);
+        assert!(gateways.borrow().all_reached(6));
+        drop(two);
+        assert!(!gateways.borrow().any_reached(0));
+    }
+
+    #[test]
+    fn a_drained_gateway_is_not_waited_for_and_one_that_left_is_remembered() {
+        let gateways = watch::Sender::new(Gateways::default());
+        let one = Connection::open(&gateways, "edge-1", "0.1.0", Vec::new());
+        let two = Connection::open(&gateways, "edge-2", "0.1.0", Vec::new());
+        one.acknowledge(5);
+        Gateways::drain(&gateways, ["edge-2".to_owned()].into());
+        assert!(gateways.borrow().all_reached(5) && gateways.borrow().is_drained("edge-2"));
+        Gateways::drain(&gateways, ["edge-1".to_owned(), "edge-2".to_owned()].into());
+        assert!(!gateways.borrow().all_reached(0), "nobody is waited for");
+        let again = Connection::open(&gateways, "edge-2", "0.1.0", Vec::new());
+        drop(two);
+        assert!(gateways.borrow().gone().is_empty(), "it is there twice while it connects again");
+        drop(again);
+        assert_eq!(gateways.borrow().gone().keys().collect::<Vec<_>>(), ["edge-2"]);
+        let _again = Connection::open(&gateways, "edge-2", "0.1.0", Vec::new());
+        assert!(gateways.borrow().gone().is_empty());
+    }
+
+    #[test]
+    fn those_that_left_first_are_forgotten_first() {
+        let gateways = watch::Sender::new(Gateways::default());
+        for number in 0..=GONE_MAX {
+            drop(Connection::open(&gateways, &format!("edge-{number}"), "0.1.0", Vec::new()));
+        }
+        let all = gateways.borrow();
+        assert_eq!(all.gone().len(), GONE_MAX);
+        assert!(!all.gone().contains_key("edge-0") && all.gone().contains_key("edge-1"));
+    }
+}

@@ -1,0 +1,105 @@
+//! TLS between gateways and controllers: 1.3 only, both sides with certificates of one authority, names in URI SANs
+//! (`sluice://<group>/<gateway>`, `sluice://<group>/controller`).
+//!
+//! Invariant: certificates are loaded for each connection, so that a renewed one is used from the next connection on. Open
+//! connections last until the gateway's certificate expires. An invalid certificate never replaces a valid one. Only the
+//! name in the certificate counts; a controller may have any address.
+//! Deliberately not here: the rights of a gateway with that name (`server`), and sockets (`listener`).
+
+mod credential;
+mod identity;
+mod material;
+pub mod secret;
+mod verify;
+
+use std::sync::Arc;
+
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::UnixTime;
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::{ClientConfig, ServerConfig, version};
+
+pub use credential::Credential;
+pub use identity::{CONTROLLER, Identity, identities};
+use material::Parsed;
+pub use material::{Material, TlsError};
+use verify::ControllerVerifier;
+
+/// ALPN name of HTTP/2.
+const ALPN: &[u8] = b"h2";
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+/// TLS settings of a controller for incoming connections.
+#[derive(Clone, Debug)]
+pub struct Acceptance {
+    /// For handshakes.
+    pub config: Arc<ServerConfig>,
+    /// Verifier of gateways, also used while they are connected.
+    pub gateways: Arc<dyn ClientCertVerifier>,
+}
+
+/// TLS settings of a controller of `group` for incoming connections.
+///
+/// # Errors
+/// If gateways of the group would not accept the material.
+pub fn acceptance(material: &Material, group: &str) -> Result<Acceptance, TlsError> {
+    let parsed = material.parse()?;
+    let unusable = |error| TlsError::Unusable { from: material.from.clone(), error };
+    let wanted = Identity::new(group, CONTROLLER);
+    expect_name(material, &parsed, |found| found.contains(&wanted), &wanted.to_string())?;
+    let roots = Arc::new(parsed.roots);
+    // The same check as in gateways, so that the error shows here and not in each of them.
+    let verifier = ControllerVerifier::new(Arc::clone(&roots), group);
+    verifier.check(&parsed.chain[0], &parsed.chain[1..], UnixTime::now()).map_err(unusable)?;
+    let gateways = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
+    let gateways = gateways.map_err(|error| unusable(rustls::Error::General(error.to_string())))?;
+    let builder = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&version::TLS13]).map_err(unusable)?;
+    let config = builder.with_client_cert_verifier(Arc::clone(&gateways)).with_single_cert(parsed.chain, parsed.key);
+    let mut config = config.map_err(unusable)?;
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    Ok(Acceptance { config: Arc::new(config), gateways })
+}
+
+/// TLS settings with which `gateway` dials controllers, and the group of its certificate.
+///
+/// # Errors
+/// If controllers of the group would not accept the material.
+pub fn client_config(material: &Material, gateway: &str) -> Result<(ClientConfig, String), TlsError> {
+    let parsed = material.parse()?;
+    let unusable = |error| TlsError::Unusable { from: material.from.clone(), error };
+    let is_ours = |identity: &&Identity| identity.name == gateway;
+    let expected = format!("sluice://GROUP/{gateway}");
+    expect_name(material, &parsed, |found| found.iter().any(|identity| is_ours(&identity)), &expected)?;
+    let group = identities(&parsed.chain[0]).iter().find(is_ours).map(|identity| identity.group.clone()).unwrap_or_default();
+    let roots = Arc::new(parsed.roots);
+    let controllers = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), provider()).build();
+    let controllers = controllers.map_err(|error| unusable(rustls::Error::General(error.to_string())))?;
+    controllers.verify_client_cert(&parsed.chain[0], &parsed.chain[1..], UnixTime::now()).map_err(unusable)?;
+    let verifier = Arc::new(ControllerVerifier::new(roots, &group));
+    let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&version::TLS13]).map_err(unusable)?;
+    let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
+    let mut config = builder.with_client_auth_cert(parsed.chain, parsed.key).map_err(unusable)?;
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    Ok((config, group))
+}
+
+fn expect_name(
+    material: &Material,
+    parsed: &Parsed,
+    is_there: impl FnOnce(&[Identity]) -> bool,
+    expected: &str,
+) -> Result<(), TlsError> {
+    let found = identities(&parsed.chain[0]);
+    if is_there(&found) {
+        return Ok(());
+    }
+    let found = if found.is_empty() { "none".to_owned() } else { Identity::list(&found) };
+    Err(TlsError::Name { from: material.from.clone(), expected: expected.to_owned(), found })
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,119 @@
+//! Certificates and keys from files and Secrets, in PEM format.
+
+use std::io;
+use std::path::PathBuf;
+
+use rustls::RootCertStore;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+use crate::config::settings::CertificateFiles;
+
+/// PEM texts and their origin.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Material {
+    /// Their origin, for messages.
+    pub from: String,
+    /// The authority of the certificates of both sides; several during its rotation.
+    pub ca: Vec<u8>,
+    /// Our certificate and its chain up to the authority.
+    pub certificate: Vec<u8>,
+    /// Its private key.
+    pub key: Vec<u8>,
+}
+
+impl std::fmt::Debug for Material {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Material({})", self.from)
+    }
+}
+
+/// Why certificates cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be read.
+    #[error("{path}: {error}; expected a PEM file that this process may read")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Its error.
+        error: io::Error,
+    },
+    /// A part is not PEM, or lacks the expected content.
+    #[error("{from}: {part} holds {found}; expected {expected} as PEM")]
+    Broken {
+        /// Its origin.
+        from: String,
+        /// `ca`, `cert` or `key`.
+        part: &'static str,
+        /// What was found.
+        found: String,
+        /// What was expected.
+        expected: &'static str,
+    },
+    /// It has another identity.
+    #[error("{from}: the certificate is for {found}; expected the URI SAN {expected}: issue it with that name")]
+    Name {
+        /// Its origin.
+        from: String,
+        /// The required SAN.
+        expected: String,
+        /// Its SANs of scheme `sluice`.
+        found: String,
+    },
+    /// The peer would refuse it: expired, another authority, another purpose, or another key.
+    #[error("{from}: the certificate would be refused: {error}; renew it, with the authority of `ca` and its own key")]
+    Unusable {
+        /// Its origin.
+        from: String,
+        /// What is wrong.
+        error: rustls::Error,
+    },
+    /// A Secret is configured, but there is no cluster.
+    #[error("Secret {0} cannot be read: the source is no cluster; name files")]
+    NoCluster(String),
+    /// The Secret has not been read yet.
+    #[error("Secret {0} was not read yet")]
+    NotYet(String),
+}
+
+/// Parsed texts; the chain is not empty.
+pub(super) struct Parsed {
+    pub roots: RootCertStore,
+    pub chain: Vec<CertificateDer<'static>>,
+    pub key: PrivateKeyDer<'static>,
+}
+
+impl Material {
+    /// Reads files.
+    ///
+    /// # Errors
+    /// For the first file that cannot be read.
+    pub async fn read(files: &CertificateFiles) -> Result<Self, TlsError> {
+        let read = async |path: &PathBuf| {
+            tokio::fs::read(path).await.map_err(|error| TlsError::Unreadable { path: path.clone(), error })
+        };
+        let (ca, certificate, key) = (read(&files.ca).await?, read(&files.cert).await?, read(&files.key).await?);
+        Ok(Self { from: files.cert.display().to_string(), ca, certificate, key })
+    }
+
+    pub(super) fn parse(&self) -> Result<Parsed, TlsError> {
+        const CERTIFICATES: &str = "one or more certificates";
+        let broken = |part, expected, found| TlsError::Broken { from: self.from.clone(), part, found, expected };
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates(&self.ca).map_err(|found| broken("ca", CERTIFICATES, found))? {
+            roots.add(certificate).map_err(|error| broken("ca", CERTIFICATES, error.to_string()))?;
+        }
+        let chain = certificates(&self.certificate).map_err(|found| broken("cert", CERTIFICATES, found))?;
+        let key = PrivateKeyDer::from_pem_slice(&self.key);
+        let key = key.map_err(|error| broken("key", "one private key", error.to_string()))?;
+        Ok(Parsed { roots, chain, key })
+    }
+}
+
+/// At least one.
+fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let all = all.map_err(|error| error.to_string())?;
+    if all.is_empty() { Err("no certificate".to_owned()) } else { Ok(all) }
+}

@@ -1,0 +1,108 @@
+//! The event recorder: each note goes to the log, to a list of recent notes, and to the cluster as an Event.
+//!
+//! Invariant: the list is bounded by `NEWEST_MAX`, and recording never blocks. Deliberately not here: how Events are written
+//! (`events`).
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use crate::kubernetes::events::EventWriter;
+use objects::note::{Note, Subject};
+
+/// Size of the list of recent notes: 1,000 notes of about 300 bytes, at most 1,200, are 1.2 MB.
+const NEWEST_MAX: usize = 1_000;
+
+/// A recorded note.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordedNote {
+    /// Its time.
+    pub time: SystemTime,
+    /// Its content.
+    pub note: Note,
+}
+
+/// Recent notes.
+#[derive(Debug, Default)]
+pub struct Recorder {
+    newest: Mutex<VecDeque<RecordedNote>>,
+    events: Option<Arc<EventWriter>>,
+}
+
+impl Recorder {
+    /// A recorder that also writes Events.
+    #[must_use]
+    pub fn with_events(events: Arc<EventWriter>) -> Self {
+        Self { newest: Mutex::default(), events: Some(events) }
+    }
+
+    /// Records a note. `uid` is that of its object, if known; `kubectl describe` shows only Events that have it.
+    pub fn record(&self, note: &Note, uid: Option<&str>) {
+        let Note { subject, remark } = note;
+        let (reason, text) = (remark.cause.as_str(), &remark.text);
+        if remark.cause.is_ordinary() {
+            tracing::info!(%subject, reason, "{text}");
+        } else {
+            tracing::warn!(%subject, reason, "{text}");
+        }
+        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        if newest.len() >= NEWEST_MAX {
+            newest.pop_front();
+        }
+        newest.push_back(RecordedNote { time: SystemTime::now(), note: note.clone() });
+        drop(newest);
+        if let Some(events) = &self.events {
+            events.record(note, uid);
+        }
+    }
+
+    /// Records that a note still holds, so that its Event is repeated when due.
+    pub fn repeat(&self, note: &Note, uid: Option<&str>) {
+        if let Some(events) = &self.events {
+            events.record(note, uid);
+        }
+    }
+
+    /// Drops pending Events about these objects, which are deleted or being deleted.
+    pub fn forget(&self, gone: &BTreeSet<Subject>) {
+        if let Some(events) = self.events.as_ref().filter(|_| !gone.is_empty()) {
+            events.forget(gone);
+        }
+    }
+
+    /// Drops pending Events in these namespaces, which are being deleted and accept none.
+    pub fn end(&self, namespaces: &BTreeSet<String>) {
+        if let Some(events) = &self.events {
+            events.end(namespaces);
+        }
+    }
+
+    /// The Event writer, if there is one.
+    #[must_use]
+    pub const fn events(&self) -> Option<&Arc<EventWriter>> {
+        self.events.as_ref()
+    }
+
+    /// Recent notes, oldest first.
+    #[must_use]
+    pub fn newest(&self) -> Vec<RecordedNote> {
+        self.newest.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use objects::note::{Cause, Remark};
+
+    #[test]
+    fn the_newest_notes_are_kept_and_older_ones_forgotten() {
+        let recorder = Recorder::default();
+        for number in 0..NEWEST_MAX + 5 {
+            let remark = Remark::new(Cause::Programmed, number.to_string());
+            recorder.record(&Note { subject: Subject::Node("n".to_owned()), remark }, None);
+        }
+        let newest = recorder.newest();
+        assert_eq!((newest.len(), newest[0].note.remark.text.as_str()), (NEWEST_MAX, "5"));
+    }
+}

@@ -1,0 +1,439 @@
+//! List and watch of Services, EndpointSlices and Nodes, with a new list when the resource version has expired.
+//!
+//! Invariant: `*Replaced` of every kind is sent before any single change. Nothing is withdrawn because of an error, neither
+//! of the server nor in decoding an object.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
+use std::net::IpAddr;
+use std::pin::pin;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::{Namespace, Node, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::ListParams;
+use kube::core::{DeserializeGuard, ObjectMeta};
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Resource, ResourceExt};
+use proto::ServiceName;
+use serde::de::DeserializeOwned;
+use tokio::sync::{Barrier, mpsc, watch};
+use tracing::info;
+
+use super::client::{LONG_WATCH_SECONDS, WATCH_SECONDS};
+use crate::kubernetes::api_error::{ApiError, Retry};
+use crate::kubernetes::client::Cluster;
+use crate::world::change::Change;
+use objects::crd::{AddressPool, EdgeGateway, EdgeGatewayStatus};
+use objects::note::{Cause, Note, Remark, Subject};
+
+/// Signal of short watches that the server was unreachable. Long watches, which may hang on the same server, then restart.
+type Alarm = watch::Sender<()>;
+
+/// Interval at which a missing kind is looked up again.
+const KIND_AWAITED_EVERY: Duration = Duration::from_secs(10);
+
+/// Longest wait between two attempts to list the gateways, before which nothing is planned.
+const GATEWAYS_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// A watched kind of object.
+trait WatchedKind: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static {
+    /// The required rights in RBAC terms.
+    const RIGHTS: &'static str;
+    /// Whether the CRD may be missing. Until it is installed, there are no objects.
+    const IS_OPTIONAL: bool = false;
+    /// Whether it changes so rarely that long watches suffice. At rest, most of our requests are watches.
+    const IS_QUIET: bool = false;
+
+    fn replaced(all: Vec<Self>) -> Change;
+    fn applied(object: Self) -> Change;
+    fn deleted(name: ServiceName) -> Change;
+    fn subject(name: ServiceName) -> Subject;
+}
+
+impl WatchedKind for Service {
+    const RIGHTS: &'static str = "list and watch services";
+
+    fn replaced(all: Vec<Self>) -> Change {
+        Change::ServicesReplaced(all)
+    }
+
+    fn applied(object: Self) -> Change {
+        Change::ServiceApplied(Box::new(object))
+    }
+
+    fn deleted(name: ServiceName) -> Change {
+        Change::ServiceDeleted(name)
+    }
+
+    fn subject(name: ServiceName) -> Subject {
+        Subject::Service(name)
+    }
+}
+
+impl WatchedKind for EndpointSlice {
+    const RIGHTS: &'static str = "list and watch endpointslices.discovery.k8s.io";
+
+    fn replaced(all: Vec<Self>) -> Change {
+        Change::SlicesReplaced(all)
+    }
+
+    fn applied(object: Self) -> Change {
+        Change::SliceApplied(Box::new(object))
+    }
+
+    fn deleted(name: ServiceName) -> Change {
+        Change::SliceDeleted(name)
+    }
+
+    fn subject(name: ServiceName) -> Subject {
+        Subject::Slice(name)
+    }
+}
+
+impl WatchedKind for Node {
+    const RIGHTS: &'static str = "list and watch nodes";
+    const IS_QUIET: bool = true;
+
+    fn replaced(all: Vec<Self>) -> Change {
+        Change::NodesReplaced(all)
+    }
+
+    fn applied(object: Self) -> Change {
+        Change::NodeApplied(Box::new(object))
+    }
+
+    fn deleted(name: ServiceName) -> Change {
+        Change::NodeDeleted(name.name)
+    }
+
+    fn subject(name: ServiceName) -> Subject {
+        Subject::Node(name.name)
+    }
+}
+
+impl WatchedKind for Namespace {
+    const RIGHTS: &'static str = "list and watch namespaces";
+    const IS_QUIET: bool = true;
+
+    fn replaced(all: Vec<Self>) -> Change {
+        Change::NamespacesReplaced(all)
+    }
+
+    fn applied(object: Self) -> Change {
+        Change::NamespaceApplied(Box::new(object))
+    }
+
+    fn deleted(name: ServiceName) -> Change {
+        Change::NamespaceDeleted(name.name)
+    }
+
+    fn subject(name: ServiceName) -> Subject {
+        Subject::Namespace(name.name)
+    }
+}
+
+impl WatchedKind for AddressPool {
+    const RIGHTS: &'static str = "list and watch addresspools.sluice.dev";
+    const IS_OPTIONAL: bool = true;
+    const IS_QUIET: bool = true;
+
+    fn replaced(all: Vec<Self>) -> Change {
+        Change::PoolsReplaced(all)
+    }
+
+    fn applied(object: Self) -> Change {
+        Change::PoolApplied(Box::new(object))
+    }
+
+    fn deleted(name: ServiceName) -> Change {
+        Change::PoolDeleted(name.name)
+    }
+
+    fn subject(name: ServiceName) -> Subject {
+        Subject::Pool(name.name)
+    }
+}
+
+/// Sends the known gateways and every change of all kinds, until the receiver is dropped.
+pub async fn follow(cluster: &Cluster, changes: mpsc::Sender<Change>) {
+    let (all_listed, alarm) = (Barrier::new(5), Alarm::default());
+    let gateways = async {
+        let known = addresses_of_gateways(cluster).await;
+        // The planner may have ended.
+        let _ = changes.send(Change::GatewaysReplaced(known)).await;
+        std::future::pending::<()>().await
+    };
+    tokio::select! {
+        () = changes.closed() => {}
+        () = gateways => {}
+        () = follow_kind::<Service>(cluster, &changes, &all_listed, &alarm) => {}
+        () = follow_kind::<EndpointSlice>(cluster, &changes, &all_listed, &alarm) => {}
+        () = follow_kind::<Node>(cluster, &changes, &all_listed, &alarm) => {}
+        () = follow_kind::<Namespace>(cluster, &changes, &all_listed, &alarm) => {}
+        () = follow_kind::<AddressPool>(cluster, &changes, &all_listed, &alarm) => {}
+    }
+}
+
+async fn follow_kind<K: WatchedKind>(cluster: &Cluster, changes: &mpsc::Sender<Change>, all_listed: &Barrier, alarm: &Alarm) {
+    let mut retry = Retry::new(K::RIGHTS, &cluster.server);
+    let mut known = KnownObjects::new();
+    let mut is_first = true;
+    let mut alarmed = alarm.subscribe();
+    let (client, seconds) = if K::IS_QUIET { (&cluster.patient, LONG_WATCH_SECONDS) } else { (&cluster.client, WATCH_SECONDS) };
+    // A round ends only when the watcher has to restart.
+    loop {
+        let api = Api::<DeserializeGuard<K>>::all(client.clone());
+        let mut events = pin!(watcher(api, watcher::Config::default().timeout(seconds)));
+        loop {
+            let event = tokio::select! {
+                event = events.next() => event,
+                Ok(()) = alarmed.changed(), if K::IS_QUIET => None,
+            };
+            let Some(event) = event else { break };
+            match event {
+                Ok(event) => {
+                    // `Init` is sent before any request, so it does not prove that the server answers.
+                    if !matches!(event, Event::Init) {
+                        retry.succeeded();
+                    }
+                    for change in known.take(event) {
+                        if changes.send(change).await.is_err() {
+                            return;
+                        }
+                        if std::mem::take(&mut is_first) {
+                            info!(server = cluster.server, "following {}", K::plural(&()));
+                            all_listed.wait().await;
+                        }
+                    }
+                }
+                Err(watcher::Error::InitialListFailed(kube::Error::Api(status))) if K::IS_OPTIONAL && status.code == 404 => {
+                    if std::mem::take(&mut is_first) {
+                        info!(server = cluster.server, "the kind {} is not installed; going on without", K::kind(&()));
+                        if changes.send(K::replaced(Vec::new())).await.is_err() {
+                            return;
+                        }
+                        all_listed.wait().await;
+                    }
+                    tokio::time::sleep(KIND_AWAITED_EVERY).await;
+                }
+                Err(error) => {
+                    let outage = ApiError::from(&error);
+                    // The watcher relists by itself only after a 410 within the stream.
+                    let must_relist = matches!((&error, &outage), (watcher::Error::WatchStartFailed(_), ApiError::Expired(_)));
+                    if !K::IS_QUIET && matches!(outage, ApiError::Unreachable(_)) {
+                        alarm.send_replace(());
+                    }
+                    let wait = retry.failed(outage, Instant::now());
+                    tokio::time::sleep(wait).await;
+                    if must_relist {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The objects known to the receiver, and the list in progress.
+struct KnownObjects<K> {
+    names: BTreeSet<ServiceName>,
+    listed: Vec<K>,
+    listed_undecodable: BTreeMap<ServiceName, String>,
+    /// Objects that cannot be decoded now, with the reason; each is reported once.
+    undecodable: BTreeMap<ServiceName, String>,
+    was_listed: bool,
+}
+
+impl<K: WatchedKind> KnownObjects<K> {
+    fn new() -> Self {
+        let (listed_undecodable, undecodable) = (BTreeMap::new(), BTreeMap::new());
+        Self { names: BTreeSet::new(), listed: Vec::new(), listed_undecodable, undecodable, was_listed: false }
+    }
+
+    /// The changes for the receiver that result from a watch event.
+    fn take(&mut self, event: Event<DeserializeGuard<K>>) -> Vec<Change> {
+        match event {
+            Event::Init => {
+                self.listed.clear();
+                self.listed_undecodable.clear();
+                Vec::new()
+            }
+            Event::InitApply(object) => {
+                match decoded(object) {
+                    Ok(object) => self.listed.push(object),
+                    Err((name, error)) => {
+                        self.listed_undecodable.insert(name, error);
+                    }
+                }
+                Vec::new()
+            }
+            Event::InitDone => {
+                let mut changes = self.take_list();
+                let undecodable = std::mem::take(&mut self.listed_undecodable);
+                self.undecodable.retain(|name, _| undecodable.contains_key(name));
+                changes.extend(undecodable.into_iter().filter_map(|(name, error)| self.note(name, error)));
+                changes
+            }
+            Event::Apply(object) => match decoded(object) {
+                Ok(object) => {
+                    let name = name_of(&object);
+                    self.undecodable.remove(&name);
+                    self.names.insert(name);
+                    vec![K::applied(object)]
+                }
+                Err((name, error)) => self.note(name, error).into_iter().collect(),
+            },
+            Event::Delete(object) => {
+                let name = name_of(&object);
+                self.names.remove(&name);
+                self.undecodable.remove(&name);
+                vec![K::deleted(name)]
+            }
+        }
+    }
+
+    /// Applies a complete list. Objects that cannot be decoded keep their last valid version.
+    fn take_list(&mut self) -> Vec<Change> {
+        let listed = std::mem::take(&mut self.listed);
+        let mut names: BTreeSet<_> = listed.iter().map(name_of).collect();
+        let kept: BTreeSet<_> = self.names.iter().filter(|name| self.listed_undecodable.contains_key(name)).cloned().collect();
+        let was_listed = std::mem::replace(&mut self.was_listed, true);
+        if !was_listed || kept.is_empty() {
+            self.names = names;
+            return vec![K::replaced(listed)];
+        }
+        names.extend(kept);
+        let gone: Vec<_> = self.names.difference(&names).cloned().map(K::deleted).collect();
+        self.names = names;
+        gone.into_iter().chain(listed.into_iter().map(K::applied)).collect()
+    }
+
+    /// The note for the owner of an object that cannot be decoded; `None` if it was reported already.
+    fn note(&mut self, name: ServiceName, error: String) -> Option<Change> {
+        if self.undecodable.get(&name) == Some(&error) {
+            return None;
+        }
+        let is_known = self.names.contains(&name);
+        let stays = if is_known { "its last good version stays in use" } else { "it is not used" };
+        let text = format!("{stays}: expected an object of {}, found: {error}; correct the object", K::api_version(&()));
+        self.undecodable.insert(name.clone(), error);
+        Some(Change::Noted(Note { subject: K::subject(name), remark: Remark::new(Cause::Undecodable, text) }))
+    }
+}
+
+/// Decodes an object; the error has its name and the reason.
+fn decoded<K: WatchedKind>(object: DeserializeGuard<K>) -> Result<K, (ServiceName, String)> {
+    object.0.map_err(|invalid| (name_of_metadata(invalid.metadata), super::api_error::truncated(&invalid.error)))
+}
+
+fn name_of_metadata(metadata: ObjectMeta) -> ServiceName {
+    ServiceName { namespace: metadata.namespace.unwrap_or_default(), name: metadata.name.unwrap_or_default() }
+}
+
+fn name_of(object: &impl Resource) -> ServiceName {
+    ServiceName { namespace: object.namespace().unwrap_or_default(), name: object.name_any() }
+}
+
+/// The addresses that each gateway uses itself, those of other groups included, as its object tells. Waits until the API server has answered: an
+/// address of a gateway that somebody wrote into a Service's status must not be taken for the Service's.
+async fn addresses_of_gateways(cluster: &Cluster) -> BTreeMap<String, Vec<IpAddr>> {
+    let api: Api<EdgeGateway> = Api::all(cluster.client.clone());
+    let mut retry = Retry::new("list edgegateways.sluice.dev", &cluster.server);
+    loop {
+        match api.list(&ListParams::default()).await {
+            Ok(list) => {
+                let told = |object: EdgeGateway| (object.name_any(), told_addresses(object.status.as_ref()));
+                return list.items.into_iter().map(told).collect();
+            }
+            // The kind is not installed: no gateway was ever shown.
+            Err(kube::Error::Api(status)) if status.code == 404 => return BTreeMap::new(),
+            Err(error) => tokio::time::sleep(retry.failed(ApiError::from(&error), Instant::now()).min(GATEWAYS_WAIT_MAX)).await,
+        }
+    }
+}
+
+fn told_addresses(status: Option<&EdgeGatewayStatus>) -> Vec<IpAddr> {
+    let addresses = status.and_then(|status| status.addresses.as_ref());
+    addresses.into_iter().flatten().filter_map(|text| text.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn service(name: &str, ports: serde_json::Value) -> DeserializeGuard<Service> {
+        let object = json!({"metadata": {"name": name, "namespace": "a"}, "spec": {"ports": ports}});
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn names(changes: &[Change]) -> Vec<String> {
+        let text = |change: &Change| match change {
+            Change::ServicesReplaced(all) => format!("replaced by {}", all.len()),
+            Change::ServiceApplied(object) => format!("applied {}", object.name_any()),
+            Change::ServiceDeleted(name) => format!("deleted {name}"),
+            Change::Noted(note) => format!("{} of {}", note.remark.cause.as_str(), note.subject),
+            other => format!("{other:?}"),
+        };
+        changes.iter().map(text).collect()
+    }
+
+    #[test]
+    fn a_list_is_told_as_a_whole_without_what_cannot_be_decoded() {
+        let mut known = KnownObjects::new();
+        assert!(known.take(Event::Init).is_empty());
+        known.take(Event::InitApply(service("good", json!([]))));
+        known.take(Event::InitApply(service("bad", json!("no list"))));
+        assert_eq!(names(&known.take(Event::InitDone)), ["replaced by 1", "Undecodable of Service a/bad"]);
+    }
+
+    #[test]
+    fn what_cannot_be_decoded_is_told_once_and_again_after_it_was_good() {
+        let mut known = KnownObjects::new();
+        known.take(Event::Init);
+        known.take(Event::InitDone);
+        let mut apply = |ports| names(&known.take(Event::Apply(service("web", ports))));
+        assert_eq!(apply(json!("no list")), ["Undecodable of Service a/web"]);
+        assert_eq!(apply(json!("no list")), [""; 0]);
+        assert_eq!(apply(json!([])), ["applied web"]);
+        assert_eq!(apply(json!("no list")), ["Undecodable of Service a/web"]);
+        known.take(Event::Init);
+        known.take(Event::InitApply(service("web", json!("no list"))));
+        assert_eq!(names(&known.take(Event::InitDone)), [""; 0], "neither withdrawn nor told again");
+    }
+
+    #[test]
+    fn an_object_that_becomes_undecodable_keeps_its_last_good_version_through_a_new_list() {
+        let mut known = KnownObjects::new();
+        known.take(Event::Init);
+        for name in ["kept", "gone", "stays"] {
+            known.take(Event::InitApply(service(name, json!([]))));
+        }
+        known.take(Event::InitDone);
+        assert_eq!(names(&known.take(Event::Apply(service("kept", json!("no list"))))), ["Undecodable of Service a/kept"]);
+        known.take(Event::Init);
+        known.take(Event::InitApply(service("kept", json!("no list"))));
+        known.take(Event::InitApply(service("stays", json!([]))));
+        assert_eq!(names(&known.take(Event::InitDone)), ["deleted a/gone", "applied stays"]);
+        assert_eq!(names(&known.take(Event::Delete(service("kept", json!("no list"))))), ["deleted a/kept"]);
+    }
+
+    #[test]
+    fn a_list_that_breaks_off_leaves_nothing_behind() {
+        let mut known = KnownObjects::new();
+        known.take(Event::Init);
+        known.take(Event::InitApply(service("first", json!([]))));
+        known.take(Event::Init);
+        known.take(Event::InitApply(service("second", json!([]))));
+        assert_eq!(names(&known.take(Event::InitDone)), ["replaced by 1"]);
+    }
+
+    #[test]
+    fn addresses_of_a_gateway_are_those_that_its_object_holds() {
+        let addresses = Some(vec!["192.0.2.2".to_owned(), "no address".to_owned()]);
+        let status = EdgeGatewayStatus { addresses, ..EdgeGatewayStatus::default() };
+        assert_eq!(told_addresses(Some(&status)), ["192.0.2.2".parse::<IpAddr>().unwrap()]);
+    }
+}

@@ -1,0 +1,247 @@
+//! Watches a directory by inotify and sends its objects as changes.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ServiceStatus;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry};
+use notify::event::{AccessKind, AccessMode};
+use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher as _};
+use proto::ServiceName;
+use proto::limits::FIELD_MANAGER;
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use super::directory::{Directory, Objects};
+use crate::world::change::Change;
+
+/// Editors write a file in several steps. Files are read once there was no event for this long,
+const QUIET: Duration = Duration::from_millis(20);
+/// or at the latest after this time.
+const QUIET_MAX: Duration = Duration::from_millis(200);
+/// Polling interval for a replaced directory: an inotify watch belongs to the directory, not to its name.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// Why a directory cannot be watched.
+#[derive(Debug, thiserror::Error)]
+pub enum FollowError {
+    /// It cannot be listed.
+    #[error("manifests directory {path}: {error}; make it, or correct `manifests`")]
+    Directory {
+        /// Which.
+        path: PathBuf,
+        /// Its error.
+        error: io::Error,
+    },
+    /// inotify failed.
+    #[error(
+        "manifests directory {path} cannot be watched: {error}; raise fs.inotify.max_user_watches or max_user_instances if they are used up"
+    )]
+    Watch {
+        /// Which.
+        path: PathBuf,
+        /// Its error.
+        error: notify::Error,
+    },
+}
+
+/// Sends the objects of `path` until the receiver of `changes` is dropped. `adopted` is the content of the status files;
+/// `may_forget` is set once every file was read.
+///
+/// # Errors
+/// If the directory cannot be read or watched at start. Later, errors are retried.
+pub async fn follow(
+    path: PathBuf,
+    mut adopted: BTreeMap<ServiceName, ServiceStatus>,
+    may_forget: Arc<AtomicBool>,
+    changes: mpsc::Sender<Change>,
+) -> Result<(), FollowError> {
+    // One pending event suffices to read the directory again.
+    let (events, mut seen) = mpsc::channel(1);
+    let mut watch = Some(Watch::start(&path, events.clone())?);
+    let mut directory = Directory::new(path.clone());
+    let (first, notes) = directory.read().map_err(|error| FollowError::Directory { path: path.clone(), error })?;
+    tell_notes(notes);
+    let mut news = first.or_else(|| Some(Objects::default()));
+    let mut is_missing = false;
+    loop {
+        if let Some(objects) = news.take() {
+            // A file that was never read may contain the Service of a status file.
+            if directory.is_whole() {
+                may_forget.store(true, Ordering::Relaxed);
+            }
+            if may_forget.load(Ordering::Relaxed) {
+                adopted.retain(|name, _| objects.services.contains_key(name));
+            }
+            if tell(objects, &adopted, &changes).await.is_err() {
+                return Ok(());
+            }
+        }
+        tokio::select! {
+            () = changes.closed() => return Ok(()),
+            _ = seen.recv() => settle(&mut seen).await,
+            () = tokio::time::sleep(LOOK_EVERY) => {
+                if watch.as_ref().is_some_and(|watch| watch.is_of(directory.path())) {
+                    continue;
+                }
+                watch = Watch::start(directory.path(), events.clone()).ok();
+            }
+        }
+        match directory.read() {
+            Ok((objects, notes)) => {
+                tell_notes(notes);
+                (news, is_missing) = (objects, false);
+            }
+            Err(error) if !is_missing => {
+                tracing::error!(path = %directory.path().display(), %error, "manifests directory not readable; its last good content stays in force");
+                is_missing = true;
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+fn tell_notes(notes: Vec<String>) {
+    for note in notes {
+        tracing::warn!("{note}");
+    }
+}
+
+async fn settle(seen: &mut mpsc::Receiver<()>) {
+    let end = tokio::time::Instant::now() + QUIET_MAX;
+    loop {
+        let quiet = end.min(tokio::time::Instant::now() + QUIET);
+        match tokio::time::timeout_at(quiet, seen.recv()).await {
+            Ok(Some(())) if tokio::time::Instant::now() < end => {}
+            _ => return,
+        }
+    }
+}
+
+/// Manifests contain no status of ours; it is in the status files, which sluice wrote.
+async fn tell(
+    objects: Objects,
+    adopted: &BTreeMap<ServiceName, ServiceStatus>,
+    changes: &mpsc::Sender<Change>,
+) -> Result<(), mpsc::error::SendError<Change>> {
+    let services = objects.services.into_iter().map(|(name, mut service)| {
+        service.status = adopted.get(&name).cloned();
+        service.metadata.managed_fields = service.status.as_ref().map(|_| {
+            let (manager, subresource) = (Some(FIELD_MANAGER.to_owned()), Some("status".to_owned()));
+            let fields_v1 = Some(FieldsV1(json!({"f:status": {"f:loadBalancer": {"f:ingress": {}}}})));
+            vec![ManagedFieldsEntry { manager, subresource, fields_v1, ..ManagedFieldsEntry::default() }]
+        });
+        service
+    });
+    changes.send(Change::ServicesReplaced(services.collect())).await?;
+    changes.send(Change::SlicesReplaced(objects.slices.into_values().collect())).await?;
+    // Manifests have no Namespace objects; namespaces are known by the names in Services.
+    changes.send(Change::NamespacesReplaced(Vec::new())).await?;
+    // There are no EdgeGateway objects either.
+    changes.send(Change::GatewaysReplaced(BTreeMap::new())).await?;
+    changes.send(Change::PoolsReplaced(objects.pools.into_values().collect())).await?;
+    changes.send(Change::NodesReplaced(objects.nodes.into_values().collect())).await
+}
+
+/// An inotify watch and its directory.
+struct Watch {
+    _watcher: RecommendedWatcher,
+    identity: (u64, u64),
+}
+
+impl Watch {
+    fn start(path: &std::path::Path, events: mpsc::Sender<()>) -> Result<Self, FollowError> {
+        let failed = |error| FollowError::Watch { path: path.to_owned(), error };
+        let identity = identity(path).map_err(|error| FollowError::Directory { path: path.to_owned(), error })?;
+        let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+            // Our own reads are not changes. A full channel already has a pending event, which suffices.
+            if event.is_ok_and(|event| !is_reading(event.kind)) {
+                let _ = events.try_send(());
+            }
+        })
+        .map_err(failed)?;
+        watcher.watch(path, RecursiveMode::NonRecursive).map_err(failed)?;
+        Ok(Self { _watcher: watcher, identity })
+    }
+
+    fn is_of(&self, path: &std::path::Path) -> bool {
+        identity(path).is_ok_and(|now| now == self.identity)
+    }
+}
+
+fn is_reading(kind: EventKind) -> bool {
+    matches!(kind, EventKind::Access(access) if access != AccessKind::Close(AccessMode::Write))
+}
+
+fn identity(path: &std::path::Path) -> io::Result<(u64, u64)> {
+    std::fs::metadata(path).map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    const WAIT: Duration = Duration::from_secs(20);
+
+    fn service(port: u16) -> String {
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: web}}\nspec: {{type: LoadBalancer, ports: [{{port: {port}}}]}}\n"
+        )
+    }
+
+    /// Waits for the expected ports of all Services.
+    async fn until(changes: &mut mpsc::Receiver<Change>, expected: &[i32]) {
+        let wait = async {
+            loop {
+                if let Some(Change::ServicesReplaced(services)) = changes.recv().await {
+                    let port =
+                        |service: &k8s_openapi::api::core::v1::Service| service.spec.clone().unwrap().ports.unwrap()[0].port;
+                    if services.iter().map(port).collect::<Vec<_>>() == expected {
+                        return;
+                    }
+                }
+            }
+        };
+        tokio::time::timeout(WAIT, wait).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn changes_of_files_are_told_and_a_directory_that_was_replaced_is_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("manifests");
+        fs::create_dir(&path).unwrap();
+        let (sender, mut changes) = mpsc::channel(16);
+        let task = tokio::spawn(follow(path.clone(), BTreeMap::new(), Arc::default(), sender));
+        until(&mut changes, &[]).await;
+        fs::write(path.join("a.yaml"), service(80)).unwrap();
+        until(&mut changes, &[80]).await;
+        fs::write(path.join("new"), service(81)).unwrap();
+        fs::rename(path.join("new"), path.join("a.yaml")).unwrap();
+        until(&mut changes, &[81]).await;
+        fs::rename(&path, dir.path().join("old")).unwrap();
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("b.yaml"), service(82)).unwrap();
+        until(&mut changes, &[82]).await;
+        fs::remove_file(path.join("b.yaml")).unwrap();
+        until(&mut changes, &[]).await;
+        drop(changes);
+        task.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_is_not_there_at_start_is_an_error_that_names_it() {
+        let (sender, _changes) = mpsc::channel(1);
+        let error = follow(PathBuf::from("/nonexistent/manifests"), BTreeMap::new(), Arc::default(), sender)
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("/nonexistent/manifests"), "{error}");
+    }
+}

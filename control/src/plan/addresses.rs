@@ -1,0 +1,427 @@
+//! Allocation of VIPs to Services (CONTROL section 6).
+//!
+//! Invariants: no two Services hold the same (address, protocol, port). Two Services hold the same address only if both
+//! share it. A Service keeps its addresses, whatever happens to pools, until it asks for another one. A freed address is
+//! reserved for its last holder for ten minutes unless nothing else is free, and no other Service gets it before every
+//! connected gateway has removed it. Time is an argument.
+//! Deliberately not here: writing addresses to objects, and `externalIPs`.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use proto::{Announce, Family, Reason, Refusal, ServiceName};
+
+use crate::plan::forbidden::Forbidden;
+use crate::plan::pools::Pools;
+use crate::world::checkpoint::Reserved;
+use objects::PoolSpec;
+use objects::note::{Cause, Remark};
+
+mod account;
+mod adoption;
+mod claim;
+mod freed;
+mod holders;
+mod search;
+
+pub use account::{Figures, PoolUse};
+pub use claim::{Allocation, Claim, Rules};
+pub use freed::FREED_ADDRESS_KEPT;
+
+use claim::refuses;
+use freed::Freed;
+use holders::Holders;
+use search::{Search, is_buggy};
+
+/// Addresses tried under one sharing key for one Service. If none fits, the Service gets an address that it does not share.
+const SHARED_LOOKED_AT_MAX: usize = 256;
+
+/// Retry interval for a Service that waits until gateways have removed an address, in case no gateway report triggers it.
+const WAITING_LOOKED_AT: Duration = Duration::from_secs(1);
+
+/// All allocated and reserved addresses.
+#[derive(Clone, Debug, Default)]
+pub struct Allocations {
+    holders: Holders,
+    freed: Freed,
+    /// When to retry at the latest, because a Service waits for a freed address that gateways have not removed yet.
+    waits_until: Option<Instant>,
+}
+
+impl Allocations {
+    /// Allocates addresses to all claims: first those that a claim holds, then those in its status, then those that it
+    /// requests, then any free address; in each round the older Service comes first. Addresses without a claim are freed.
+    pub fn assign(&mut self, claims: &[Claim], rules: Rules<'_>) -> BTreeMap<ServiceName, Allocation> {
+        self.freed.expire(rules.now, rules.reached);
+        self.waits_until = None;
+        self.release_what_nobody_claims(claims, rules.now);
+        let mut order: Vec<&Claim> = claims.iter().collect();
+        order.sort_by_key(|claim| (claim.created_s, &claim.service));
+        let mut outcomes: Vec<Allocation> = vec![Allocation::default(); order.len()];
+        self.recheck(&order, &mut outcomes, rules);
+        self.adopt_all(&order, &mut outcomes, rules);
+        for (claim, outcome) in order.iter().zip(&mut outcomes) {
+            self.request(claim, rules, outcome);
+        }
+        let mut search = Search::new(rules.pools);
+        for (claim, outcome) in order.iter().zip(&mut outcomes) {
+            self.fill(claim, rules, &mut search, outcome);
+        }
+        order.iter().map(|claim| claim.service.clone()).zip(outcomes).collect()
+    }
+
+    /// Restores the reservations of a previous leader.
+    pub fn recall(&mut self, reserved: &[Reserved], now: Instant) {
+        for one in reserved {
+            self.freed.put_until(one.address, &one.service, one.until.min(now + FREED_ADDRESS_KEPT));
+        }
+    }
+
+    /// The reserved addresses, and a revision that grows when they change.
+    pub fn reserved(&self) -> (u64, impl Iterator<Item = Reserved>) {
+        let reserved = |(until, address, service): &(Instant, IpAddr, ServiceName)| Reserved {
+            address: *address,
+            service: service.clone(),
+            until: *until,
+        };
+        (self.freed.revision(), self.freed.iter().map(reserved))
+    }
+
+    /// Records that the state with this counter contains none of the addresses freed so far.
+    pub fn published(&mut self, counter: u64) {
+        self.freed.published(counter);
+    }
+
+    /// When to allocate again even if nothing changes: a reservation ends then.
+    #[must_use]
+    pub fn next_expiry(&self, now: Instant) -> Option<Instant> {
+        self.freed.next_expiry(now).into_iter().chain(self.waits_until).min()
+    }
+
+    /// Whether a reservation has expired and only gateways still have to remove its address.
+    #[must_use]
+    pub fn waits_for_gateways(&self, now: Instant) -> bool {
+        self.waits_until.is_some() || self.freed.waits_for_gateways(now)
+    }
+
+    /// Allocated addresses outside every pool, each with the announcement method of its former pool.
+    pub fn outside(&mut self, pools: &Pools) -> Vec<(IpAddr, Option<Announce>)> {
+        self.holders.outside(pools)
+    }
+
+    /// Usage figures of every pool.
+    #[must_use]
+    pub fn account(&self, pools: &Pools, forbidden: &Forbidden) -> Vec<PoolUse> {
+        account::account(pools, &self.holders, forbidden)
+    }
+
+    fn release_what_nobody_claims(&mut self, claims: &[Claim], now: Instant) {
+        let claimed: BTreeMap<&ServiceName, &Claim> = claims.iter().map(|claim| (&claim.service, claim)).collect();
+        let mut freed = Vec::new();
+        for (service, addresses) in self.holders.services() {
+            let families = claimed.get(service).map(|claim| &claim.families);
+            let keeps = |address: &IpAddr| families.is_some_and(|f| f.is_empty() || f.contains(&Family::of(*address)));
+            freed.extend(addresses.iter().filter(|address| !keeps(address)).map(|address| (service.clone(), *address)));
+        }
+        for (service, address) in freed {
+            self.free(&service, address, now);
+        }
+    }
+
+    fn free(&mut self, service: &ServiceName, address: IpAddr, now: Instant) {
+        self.holders.remove(address, service);
+        self.freed.put(address, service, now);
+    }
+
+    fn hold(&mut self, claim: &Claim, address: IpAddr, pools: &Pools) {
+        self.freed.remove(address, &claim.service);
+        if !self.holders.is_held(address) {
+            // Nothing else was free, so the reservation of the former holder ends.
+            self.freed.forget(address);
+        }
+        self.holders.add(address, claim, pools.holding(address));
+    }
+
+    /// Why other Services prevent `claim` from getting `address`: they hold it or it is reserved for them. `None` if nothing does.
+    fn obstacle(&self, claim: &Claim, address: IpAddr, pools: &Pools) -> Option<String> {
+        if self.holders.is_held(address) {
+            return self.holders.refuse(address, claim, pools.holding(address));
+        }
+        let by = self.freed.kept_from(address, &claim.service)?;
+        Some(format!("was {by}'s until now and is kept for it for 10 minutes, and until every gateway has taken it out"))
+    }
+
+    /// Re-checks Services whose ports or sharing terms changed, after all unchanged ones, so that a change of one Service
+    /// never moves another. A Service that no longer fits beside the other holders loses its address.
+    fn recheck(&mut self, order: &[&Claim], outcomes: &mut [Allocation], rules: Rules<'_>) {
+        let mut standing = Vec::new();
+        for (claim, outcome) in order.iter().zip(outcomes) {
+            if claim.is_readable() && !self.holders.is_recorded_as(claim) {
+                let addresses = self.holders.of(&claim.service).to_vec();
+                addresses.iter().for_each(|address| self.holders.remove(*address, &claim.service));
+                standing.push((claim, addresses, outcome));
+            }
+        }
+        for (claim, addresses, outcome) in standing {
+            for address in addresses {
+                let pool = rules.pools.holding(address);
+                match self.holders.refuse(address, claim, pool) {
+                    None => self.holders.add(address, claim, pool),
+                    Some(why) => {
+                        self.freed.put(address, &claim.service, rules.now);
+                        let text =
+                            format!("it leaves address {address}, which is {why}; ports and sharing-key must fit together");
+                        outcome.notes.push(Remark::new(Cause::AddressLost, text));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Exchanges the addresses of a Service for those that it requests by name, if they are available. If not, a Service
+    /// that already holds an address keeps it and its owner gets a warning.
+    fn request(&mut self, claim: &Claim, rules: Rules<'_>, outcome: &mut Allocation) {
+        for &address in claim.requested.iter().filter(|_| claim.is_readable()) {
+            let held = self.holders.held_of(&claim.service, Family::of(address));
+            if held == Some(address) {
+                continue;
+            }
+            match (self.refusal_of_request(claim, address, held, rules), held) {
+                (None, held) => {
+                    if let Some(old) = held {
+                        self.free(&claim.service, old, rules.now);
+                    }
+                    self.hold(claim, address, rules.pools);
+                }
+                (Some(refusal), Some(old)) => {
+                    let text = format!("{}; it keeps {old}", refusal.message);
+                    outcome.notes.push(Remark::new(Cause::AddressKept, text));
+                }
+                (Some(refusal), None) => outcome.refusal = Some(refusal),
+            }
+        }
+    }
+
+    fn refusal_of_request(&self, claim: &Claim, address: IpAddr, held: Option<IpAddr>, rules: Rules<'_>) -> Option<Refusal> {
+        let refusal =
+            |reason, why: String| Some(Refusal { reason, message: format!("address {address} is asked for, but {why}") });
+        if let Some(why) = rules.forbidden.why(address) {
+            return refusal(Reason::Refused, format!("{why}; ask for another one"));
+        }
+        let Some(pool) = rules.pools.holding(address) else {
+            return refusal(Reason::OutsidePools, format!("lies in no pool; ask for one of {}", rules.pools.names()));
+        };
+        let name = &pool.name;
+        if let Some(named) = claim.pool.as_ref().filter(|named| *named != name) {
+            return refusal(Reason::Refused, format!("lies in pool {name}, not in {named}; remove one of both requests"));
+        }
+        if let Some(why) = refuses(pool, claim) {
+            return refusal(Reason::Refused, format!("{why}; ask for another one"));
+        }
+        if pool.avoid_buggy_ips && is_buggy(address) {
+            return refusal(
+                Reason::Refused,
+                format!("pool {name} leaves out addresses that end in .0 or .255; ask for another one"),
+            );
+        }
+        if self.is_over_limit(claim, pool, address, held) {
+            return refusal(Reason::Exhausted, limit_text(claim, pool));
+        }
+        refusal(Reason::Conflict, format!("{}; ask for another one", self.obstacle(claim, address, rules.pools)?))
+    }
+
+    /// Whether one more address would exceed the quota of the namespace.
+    fn is_over_limit(&self, claim: &Claim, pool: &PoolSpec, address: IpAddr, instead_of: Option<IpAddr>) -> bool {
+        let namespace = &claim.service.namespace;
+        !self.holders.is_held_in(namespace, address) && self.holders.has_reached_limit(namespace, pool, instead_of)
+    }
+
+    /// Whether the namespace of a claim has used up its quota of a pool.
+    fn is_full_for(&self, claim: &Claim, pool: &PoolSpec) -> bool {
+        self.holders.has_reached_limit(&claim.service.namespace, pool, None)
+    }
+
+    /// Allocates the missing addresses of a Service from the pools and reports what it holds in the end.
+    fn fill(&mut self, claim: &Claim, rules: Rules<'_>, search: &mut Search<'_>, outcome: &mut Allocation) {
+        if outcome.refusal.is_none() {
+            for (index, &family) in claim.families.iter().enumerate() {
+                if self.holders.held_of(&claim.service, family).is_some() {
+                    continue;
+                }
+                match self.take(claim, family, rules, search) {
+                    Ok(address) => self.hold(claim, address, rules.pools),
+                    Err(_) if index > 0 && claim.second_family_optional => {}
+                    Err(refusal) => outcome.refusal = Some(refusal),
+                }
+            }
+        }
+        self.place(claim, rules, search, outcome);
+        for address in &outcome.addresses {
+            if let Some(why) = rules.forbidden.why(*address) {
+                let text = format!("address {address} may not work: {why}; ask for another one");
+                outcome.notes.push(Remark::new(Cause::Reason(Reason::Conflict), text));
+            }
+        }
+    }
+
+    fn take(&mut self, claim: &Claim, family: Family, rules: Rules<'_>, search: &mut Search<'_>) -> Result<IpAddr, Refusal> {
+        let mut admitting = admitting(claim, rules.pools)?;
+        let is_usable = |address: &IpAddr| {
+            let pool = || rules.pools.holding(*address).filter(|pool| !(pool.avoid_buggy_ips && is_buggy(*address)));
+            Family::of(*address) == family
+                && pool().is_some_and(|pool| !self.is_over_limit(claim, pool, *address, None))
+                && !rules.forbidden.contains(*address)
+                && self.obstacle(claim, *address, rules.pools).is_none()
+        };
+        let is_admitted = |address: &IpAddr| rules.pools.position_of(*address).is_some_and(|at| admitting.contains(&at));
+        let mut before = self.freed.before(&claim.service);
+        if let Some(address) = before.find(|address| is_admitted(address) && is_usable(address)) {
+            return Ok(address);
+        }
+        if let Some(address) = self.shared(claim, family, rules.pools, is_usable) {
+            return Ok(address);
+        }
+        let is_free = |address: IpAddr| {
+            let is_kept = self.freed.kept_from(address, &claim.service).is_some();
+            !is_kept && !self.holders.is_held(address) && !rules.forbidden.contains(address)
+        };
+        let mut limit = None;
+        for pool in admitting.iter().filter_map(|at| Some((*at, rules.pools.at(*at)?))) {
+            if self.is_full_for(claim, pool.1) {
+                limit = Some(limit_text(claim, pool.1));
+            } else if let Some(address) = search.next(pool.0, family, is_free) {
+                return Ok(address);
+            }
+        }
+        let names: Vec<&str> = admitting.iter().filter_map(|at| Some(rules.pools.at(*at)?.name.as_str())).collect();
+        let pools = if names.is_empty() { "there is no pool".to_owned() } else { format!("pool {}", names.join(", ")) };
+        admitting.retain(|at| rules.pools.at(*at).is_some_and(|pool| !self.is_full_for(claim, pool)));
+        if let Some(address) = self.take_reserved(family, rules, &admitting, search) {
+            return Ok(address);
+        }
+        let mut but = "";
+        if self.has_reserved(&admitting, family, rules.pools) {
+            self.waits_until = Some(rules.now + WAITING_LOOKED_AT);
+            but = " but what is reserved for Services that gave it up, until every connected gateway has taken it out";
+        }
+        let left = || format!("no {family} address is left ({pools}){but}; add addresses to it or remove Services");
+        Err(Refusal { reason: Reason::Exhausted, message: limit.unwrap_or_else(left) })
+    }
+
+    /// The address that was freed first in the pools at these indices. An address that a connected gateway may still forward
+    /// for another Service is never returned.
+    fn take_reserved(&self, family: Family, rules: Rules<'_>, admitting: &[usize], search: &mut Search<'_>) -> Option<IpAddr> {
+        for &position in admitting {
+            let Some(pool) = rules.pools.at(position).filter(|_| search.may_have_reserved(position, family)) else { continue };
+            let is_free = |address: IpAddr| {
+                Family::of(address) == family
+                    && rules.pools.position_of(address) == Some(position)
+                    && !(pool.avoid_buggy_ips && is_buggy(address))
+                    && !self.holders.is_held(address)
+                    && !rules.forbidden.contains(address)
+            };
+            match self.freed.oldest(rules.reached, is_free) {
+                Some(address) => return Some(address),
+                None => search.has_no_reserved(position, family),
+            }
+        }
+        None
+    }
+
+    /// Whether any address of the pools at these indices is reserved.
+    fn has_reserved(&self, admitting: &[usize], family: Family, pools: &Pools) -> bool {
+        let ranges = admitting.iter().filter_map(|at| pools.at(*at)).flat_map(|pool| &pool.ranges);
+        let mut kept =
+            ranges.filter(|range| range.family() == family).flat_map(|range| self.freed.within(range.first(), range.last()));
+        kept.any(|address| !self.holders.is_held(address))
+    }
+
+    /// Reports the addresses of a Service in family order, and those that lie outside what it requests.
+    fn place(&mut self, claim: &Claim, rules: Rules<'_>, search: &mut Search<'_>, outcome: &mut Allocation) {
+        for address in self.holders.of(&claim.service).to_vec() {
+            let Some(why) = misplaced(claim, address, rules) else { continue };
+            let mut advice = "it keeps it until annotation sluice.dev/readdress is \"true\"".to_owned();
+            if claim.readdress && claim.is_readable() {
+                match self.take(claim, Family::of(address), rules, search) {
+                    Ok(other) => {
+                        self.free(&claim.service, address, rules.now);
+                        self.hold(claim, other, rules.pools);
+                        continue;
+                    }
+                    Err(refusal) => advice = format!("it keeps it, for there is no other: {}", refusal.message),
+                }
+            }
+            let text = format!("address {address} {why}; {advice}");
+            if claim.internal && rules.pools.holding(address).is_some_and(|pool| !pool.internal) {
+                outcome.refusal.get_or_insert(Refusal { reason: Reason::Refused, message: text });
+            } else {
+                outcome.notes.push(Remark::new(Cause::Reason(Reason::OutsidePools), text));
+            }
+        }
+        let rank = |address: &IpAddr| claim.families.iter().position(|family| *family == Family::of(*address));
+        outcome.addresses = self.holders.of(&claim.service).to_vec();
+        outcome.addresses.sort_by_key(rank);
+    }
+
+    /// An address that other Services hold under the same sharing key and that this Service can share.
+    fn shared(&self, claim: &Claim, family: Family, pools: &Pools, is_usable: impl Fn(&IpAddr) -> bool) -> Option<IpAddr> {
+        let key = &claim.sharing.as_ref()?.key;
+        let admits = |address: &IpAddr| {
+            let pool = pools.holding(*address).filter(|pool| claim.pool.as_ref().is_none_or(|named| *named == pool.name));
+            pool.is_some_and(|pool| refuses(pool, claim).is_none())
+        };
+        let shared = self.holders.under(key).filter(|address| Family::of(*address) == family);
+        shared.take(SHARED_LOOKED_AT_MAX).find(|address| is_usable(address) && admits(address))
+    }
+}
+
+/// Indices of the pools from which a claim may get an address.
+fn admitting(claim: &Claim, pools: &Pools) -> Result<Vec<usize>, Refusal> {
+    let asked_for = |pool: &PoolSpec| match &claim.pool {
+        Some(named) => *named == pool.name,
+        // An internal pool serves only Services that request an internal address or the pool by name.
+        None => pool.auto_assign && (claim.internal || !pool.internal),
+    };
+    let mut found = Vec::new();
+    let mut refusal = None;
+    for (at, pool) in pools.iter().enumerate().filter(|(_, pool)| asked_for(pool)) {
+        match refuses(pool, claim) {
+            None => found.push(at),
+            Some(why) => refusal = refusal.or(Some(why)),
+        }
+    }
+    let refused = |message| Err(Refusal { reason: Reason::Refused, message });
+    match (&claim.pool, refusal) {
+        _ if !found.is_empty() => Ok(found),
+        (Some(named), Some(why)) => refused(format!("pool {named} is asked for, but {why}; ask for another one")),
+        (Some(named), None) => {
+            let clash = pools.states().iter().find(|standing| standing.name == *named).and_then(|found| found.clash.clone());
+            let why = clash.map_or_else(|| "does not exist".to_owned(), |clash| format!("is not used: {clash}"));
+            refused(format!("pool {named} is asked for, but {why}; ask for one of {}", pools.names()))
+        }
+        (None, Some(why)) => refused(format!("no pool gives it an address: {why}")),
+        (None, None) => Ok(found),
+    }
+}
+
+/// Why a Service would not get the address that it holds today. A changed pool selector never moves a Service.
+fn misplaced(claim: &Claim, address: IpAddr, rules: Rules<'_>) -> Option<String> {
+    let Some(pool) = rules.pools.holding(address) else { return Some("lies in no pool any more".to_owned()) };
+    if let Some(named) = claim.pool.as_ref().filter(|named| **named != pool.name) {
+        return Some(format!("lies in pool {}, and pool {named} is asked for", pool.name));
+    }
+    refuses(pool, claim).filter(|_| claim.readdress || claim.internal).map(|why| format!("would not be given to it: {why}"))
+}
+
+fn limit_text(claim: &Claim, pool: &PoolSpec) -> String {
+    let (name, namespace, max) = (&pool.name, &claim.service.namespace, pool.max_per_namespace.unwrap_or_default());
+    format!(
+        "namespace {namespace} has reached its limit in pool {name} (maxPerNamespace {max}); remove Services or share addresses"
+    )
+}
+
+#[cfg(test)]
+mod property;
+#[cfg(test)]
+pub(crate) mod tests;

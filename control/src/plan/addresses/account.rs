@@ -1,0 +1,140 @@
+//! Usage figures of pools: how many addresses each one has, and how many are free.
+
+use std::net::IpAddr;
+
+use proto::{AddressRange, Family};
+
+use super::holders::Holders;
+use super::search::is_buggy;
+use crate::plan::forbidden::Forbidden;
+use crate::plan::pools::Pools;
+use objects::PoolSpec;
+
+/// Usage figures of one pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolUse {
+    /// Its name.
+    pub name: String,
+    /// Whether it is an `AddressPool` object rather than part of the configuration.
+    pub is_object: bool,
+    /// Its addresses as written by the user.
+    pub addresses: Vec<String>,
+    /// Figures of each of its families; empty if the pool is not in use.
+    pub families: Vec<(Family, Figures)>,
+    /// Number of addresses. All figures of a pool that is not in use are 0.
+    pub total: u128,
+    /// Addresses held by Services.
+    pub used: u128,
+    /// Available addresses, including those reserved for their last holder.
+    pub available: u128,
+    /// Why it is not in use.
+    pub conflict: Option<String>,
+}
+
+/// Usage figures of one family of a pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// The complete set.
+    pub total: u128,
+    /// Addresses held by Services.
+    pub used: u128,
+    /// Available addresses.
+    pub available: u128,
+}
+
+impl PoolUse {
+    /// Families without an available address.
+    pub fn exhausted(&self) -> impl Iterator<Item = Family> {
+        self.families.iter().filter(|(_, figures)| figures.available == 0).map(|(family, _)| *family)
+    }
+
+    /// One figure as text for people. A dual-stack pool shows one per family, because families cannot replace each other.
+    #[must_use]
+    pub fn told(&self, figure: impl Fn(&Figures) -> u128) -> String {
+        match self.families.as_slice() {
+            [] => 0.to_string(),
+            [(_, figures)] => figure(figures).to_string(),
+            several => several.iter().map(|(family, of)| format!("{} {family}", figure(of))).collect::<Vec<_>>().join(", "),
+        }
+    }
+}
+
+/// All pools.
+pub(super) fn account(pools: &Pools, holders: &Holders, forbidden: &Forbidden) -> Vec<PoolUse> {
+    let of = |pool: &PoolSpec, family: Family| {
+        let ranges = || pool.ranges.iter().filter(|range| range.family() == family);
+        let held = || ranges().flat_map(|range| holders.within(range.first(), range.last()));
+        let is_counted = |address: &IpAddr| !(pool.avoid_buggy_ips && is_buggy(*address));
+        let never = ranges().flat_map(|range| forbidden.within(range.first(), range.last()));
+        let never = never.filter(|address| is_counted(address) && !holders.is_held(*address));
+        let gone = held().filter(is_counted).count() + never.count();
+        let total = ranges().map(|range| count(range, pool.avoid_buggy_ips)).fold(0, u128::saturating_add);
+        let figures = Figures { total, used: wide(held().count()), available: total.saturating_sub(wide(gone)) };
+        ranges().next().map(|_| (family, figures))
+    };
+    let figures = |name: &str| -> Vec<(Family, Figures)> {
+        let pool = pools.iter().find(|pool| pool.name == name);
+        pool.into_iter().flat_map(|pool| [Family::V4, Family::V6].into_iter().filter_map(|family| of(pool, family))).collect()
+    };
+    let one = |state: &crate::plan::pools::PoolState| {
+        let families = if state.clash.is_none() { figures(&state.name) } else { Vec::new() };
+        let sum = |of: fn(&Figures) -> u128| families.iter().map(|(_, figures)| of(figures)).fold(0, u128::saturating_add);
+        PoolUse {
+            name: state.name.clone(),
+            is_object: state.is_object,
+            addresses: state.addresses.clone(),
+            total: sum(|figures| figures.total),
+            used: sum(|figures| figures.used),
+            available: sum(|figures| figures.available),
+            families,
+            conflict: state.clash.clone(),
+        }
+    };
+    pools.states().iter().map(one).collect()
+}
+
+fn wide(count: usize) -> u128 {
+    u128::try_from(count).unwrap_or(u128::MAX)
+}
+
+/// Number of addresses in a range, without those that end in .0 or .255 if the pool avoids them.
+fn count(range: &AddressRange, avoids_buggy: bool) -> u128 {
+    let (IpAddr::V4(first), IpAddr::V4(last), true) = (range.first(), range.last(), avoids_buggy) else { return range.count() };
+    debug_assert_eq!(range.family(), Family::V4);
+    // From 0.0.0.0 to `n`, both included.
+    let buggy = |n: u32| u128::from(n / 256) * 2 + if n % 256 == 255 { 2 } else { 1 };
+    let (first, last) = (u32::from(first), u32::from(last));
+    let below = first.checked_sub(1).map_or(0, buggy);
+    range.count() - (buggy(last) - below)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_of_both_families_tells_each_and_is_exhausted_by_one() {
+        let figures = |available| Figures { total: 10, used: 10 - available, available };
+        let mut pool = PoolUse { families: vec![(Family::V4, figures(0)), (Family::V6, figures(7))], ..PoolUse::default() };
+        assert_eq!(pool.told(|figures| figures.available), "0 IPv4, 7 IPv6");
+        assert_eq!(pool.exhausted().collect::<Vec<_>>(), [Family::V4]);
+        pool.families.pop();
+        assert_eq!(pool.told(|figures| figures.total), "10");
+    }
+
+    #[test]
+    fn avoided_addresses_are_not_counted() {
+        let rows = [
+            ("192.0.2.0/24", 254),
+            ("192.0.2.0-192.0.2.0", 0),
+            ("192.0.2.255-192.0.3.0", 0),
+            ("192.0.2.1-192.0.2.254", 254),
+            ("10.0.0.0/8", 16_777_216 - 131_072),
+            ("2001:db8::/120", 256),
+        ];
+        for (range, expected) in rows {
+            assert_eq!(count(&range.parse().unwrap(), true), expected, "{range}");
+        }
+        assert_eq!(count(&"192.0.2.0/24".parse().unwrap(), false), 256);
+    }
+}

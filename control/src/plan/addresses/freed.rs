@@ -1,0 +1,154 @@
+//! Freed addresses: each is reserved for its former holders, and no other Service gets it before every connected gateway
+//! has removed it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use proto::ServiceName;
+use proto::limits::SERVICES_MAX;
+
+/// How long a freed address stays reserved for its last holder.
+pub const FREED_ADDRESS_KEPT: Duration = Duration::from_secs(600);
+/// Maximum number of reserved addresses: as many as Services can hold in both families. Beyond it, those that expire
+/// first are released early.
+const FREED_MAX: usize = 2 * SERVICES_MAX;
+
+/// Reservations that expire within this time end together, so that thousands of deletions do not cause as many plans.
+const TOGETHER: Duration = Duration::from_secs(1);
+
+/// The complete set.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Freed {
+    /// Former holders of each address.
+    of: BTreeMap<IpAddr, BTreeMap<ServiceName, Kept>>,
+    /// Former addresses of each Service.
+    by: BTreeMap<ServiceName, BTreeSet<IpAddr>>,
+    /// Ordered by expiry.
+    order: BTreeSet<(Instant, IpAddr, ServiceName)>,
+    /// Addresses that the next published state omits for the first time.
+    unpublished: Vec<(IpAddr, ServiceName)>,
+    /// Grows with every change.
+    revision: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Kept {
+    until: Instant,
+    /// Counter of the first state without it; `None` until that state exists.
+    gone_in: Option<u64>,
+}
+
+impl Freed {
+    /// Reserves `address`, which `service` gave up.
+    pub(super) fn put(&mut self, address: IpAddr, service: &ServiceName, now: Instant) {
+        self.remove(address, service);
+        while self.order.len() >= FREED_MAX
+            && let Some((_, address, service)) = self.order.first().cloned()
+        {
+            self.remove(address, &service);
+        }
+        self.put_until(address, service, now + FREED_ADDRESS_KEPT);
+    }
+
+    /// Reserves `address` with the given expiry, as a previous leader did.
+    pub(super) fn put_until(&mut self, address: IpAddr, service: &ServiceName, until: Instant) {
+        self.revision += 1;
+        self.of.entry(address).or_default().insert(service.clone(), Kept { until, gone_in: None });
+        self.by.entry(service.clone()).or_default().insert(address);
+        self.order.insert((until, address, service.clone()));
+        self.unpublished.push((address, service.clone()));
+    }
+
+    /// Ends a reservation: `service` holds `address` again, or the reservation expired.
+    pub(super) fn remove(&mut self, address: IpAddr, service: &ServiceName) {
+        let Some(holders) = self.of.get_mut(&address) else { return };
+        let Some(kept) = holders.remove(service) else { return };
+        self.revision += 1;
+        if holders.is_empty() {
+            self.of.remove(&address);
+        }
+        if let Some(addresses) = self.by.get_mut(service) {
+            addresses.remove(&address);
+            if addresses.is_empty() {
+                self.by.remove(service);
+            }
+        }
+        self.order.remove(&(kept.until, address, service.clone()));
+    }
+
+    /// Ends reservations that have expired and whose addresses every connected gateway has removed. `reached` is the counter
+    /// of the state that all of them have applied; `None` if no gateway is connected.
+    pub(super) fn expire(&mut self, now: Instant, reached: Option<u64>) {
+        let is_gone = |(_, address, service): &&(Instant, IpAddr, ServiceName)| {
+            let kept = self.of.get(address).and_then(|holders| holders.get(service));
+            let gone_in = kept.and_then(|kept| kept.gone_in);
+            reached.is_none_or(|reached| gone_in.is_some_and(|counter| counter <= reached))
+        };
+        let over: Vec<_> = self.order.iter().take_while(|(until, ..)| *until <= now).filter(is_gone).cloned().collect();
+        for (_, address, service) in over {
+            self.remove(address, &service);
+        }
+    }
+
+    /// Records that the state with this counter contains none of the addresses given up so far.
+    pub(super) fn published(&mut self, counter: u64) {
+        for (address, service) in std::mem::take(&mut self.unpublished) {
+            if let Some(kept) = self.of.get_mut(&address).and_then(|holders| holders.get_mut(&service)) {
+                kept.gone_in.get_or_insert(counter);
+            }
+        }
+    }
+
+    /// When the next reservations expire.
+    pub(super) fn next_expiry(&self, now: Instant) -> Option<Instant> {
+        let next = self.order.iter().map(|(until, ..)| *until).find(|until| *until > now)?;
+        Some(next + TOGETHER)
+    }
+
+    /// Whether any reservation has expired and waits only for gateways.
+    pub(super) fn waits_for_gateways(&self, now: Instant) -> bool {
+        self.order.first().is_some_and(|(until, ..)| *until <= now)
+    }
+
+    /// Drops all reservations of `address`.
+    pub(super) fn forget(&mut self, address: IpAddr) {
+        let names: Vec<ServiceName> = self.of.get(&address).into_iter().flatten().map(|(name, _)| name.clone()).collect();
+        names.iter().for_each(|name| self.remove(address, name));
+    }
+
+    /// The address freed first among those that are `wanted` and that every connected gateway has removed.
+    pub(super) fn oldest(&self, reached: Option<u64>, wanted: impl Fn(IpAddr) -> bool) -> Option<IpAddr> {
+        let is_gone = |address: IpAddr| {
+            let is_out = |kept: &Kept| reached.is_none_or(|reached| kept.gone_in.is_some_and(|counter| counter <= reached));
+            self.of.get(&address).is_some_and(|holders| holders.values().all(is_out))
+        };
+        self.order.iter().map(|(_, address, _)| *address).find(|address| wanted(*address) && is_gone(*address))
+    }
+
+    /// Grows with every change.
+    pub(super) const fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// All reservations with holder and expiry, ordered by expiry.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &(Instant, IpAddr, ServiceName)> {
+        self.order.iter()
+    }
+
+    /// The Service for which `address` is reserved, if it is not `service`.
+    pub(super) fn kept_from(&self, address: IpAddr, service: &ServiceName) -> Option<&ServiceName> {
+        let holders = self.of.get(&address)?;
+        if holders.contains_key(service) { None } else { holders.keys().next() }
+    }
+
+    /// Former addresses of `service`, lowest first.
+    pub(super) fn before(&self, service: &ServiceName) -> impl Iterator<Item = IpAddr> {
+        self.by.get(service).into_iter().flatten().copied()
+    }
+
+    /// Reserved addresses from `first` to `last`, both included.
+    pub(super) fn within(&self, first: IpAddr, last: IpAddr) -> impl Iterator<Item = IpAddr> {
+        self.of.range(first..=last).map(|(address, _)| *address)
+    }
+}

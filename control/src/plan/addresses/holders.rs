@@ -1,0 +1,178 @@
+//! Holders of addresses, with their ports and sharing terms.
+//!
+//! Invariant: no two Services hold the same (address, protocol, port), and Services hold the same address only if their
+//! sharing terms agree.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use proto::{Announce, Family, ServiceName};
+
+use crate::plan::addresses::claim::{Claim, Port, Terms};
+use crate::plan::pools::Pools;
+use objects::PoolSpec;
+use objects::Sharing;
+
+/// The complete set.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Holders {
+    addresses_held: BTreeMap<IpAddr, SharedAddress>,
+    of: BTreeMap<ServiceName, Vec<IpAddr>>,
+    /// Addresses under each sharing key.
+    keys: BTreeMap<String, BTreeSet<IpAddr>>,
+    /// Number of Services of a namespace that hold an address.
+    namespaces: BTreeMap<String, BTreeMap<IpAddr, u32>>,
+}
+
+/// One address.
+#[derive(Clone, Debug, Default)]
+struct SharedAddress {
+    holders: BTreeMap<ServiceName, Holder>,
+    ports: BTreeMap<Port, ServiceName>,
+    /// The distinct sharing terms of its holders, with the number of holders of each; usually one or two.
+    terms: BTreeMap<Terms, u32>,
+    /// Announcement method of its pool, as last seen.
+    announce: Option<Announce>,
+}
+
+#[derive(Clone, Debug)]
+struct Holder {
+    ports: Vec<Port>,
+    sharing: Option<Sharing>,
+}
+
+impl Holders {
+    /// Addresses that a Service holds.
+    pub(super) fn of(&self, service: &ServiceName) -> &[IpAddr] {
+        self.of.get(service).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// The address that a Service holds in one family.
+    pub(super) fn held_of(&self, service: &ServiceName, family: Family) -> Option<IpAddr> {
+        self.of(service).iter().copied().find(|address| Family::of(*address) == family)
+    }
+
+    /// Services that hold an address.
+    pub(super) fn services(&self) -> impl Iterator<Item = (&ServiceName, &[IpAddr])> {
+        self.of.iter().map(|(service, addresses)| (service, addresses.as_slice()))
+    }
+
+    /// Held addresses from `first` to `last`, both included.
+    pub(super) fn within(&self, first: IpAddr, last: IpAddr) -> impl Iterator<Item = IpAddr> {
+        self.addresses_held.range(first..=last).map(|(address, _)| *address)
+    }
+
+    /// Whether a Service holds `address`.
+    pub(super) fn is_held(&self, address: IpAddr) -> bool {
+        self.addresses_held.contains_key(&address)
+    }
+
+    /// Addresses shared under `key`.
+    pub(super) fn under(&self, key: &str) -> impl Iterator<Item = IpAddr> {
+        self.keys.get(key).into_iter().flatten().copied()
+    }
+
+    /// Whether the addresses of `claim` are recorded with its current ports and sharing terms.
+    pub(super) fn is_recorded_as(&self, claim: &Claim) -> bool {
+        let mut holders =
+            self.of(&claim.service).iter().filter_map(|address| self.addresses_held.get(address)?.holders.get(&claim.service));
+        holders.all(|holder| holder.ports == claim.ports && holder.sharing == claim.sharing)
+    }
+
+    /// Why `claim` cannot share `address` with its holders; `None` if it can.
+    pub(super) fn refuse(&self, address: IpAddr, claim: &Claim, pool: Option<&PoolSpec>) -> Option<String> {
+        let shared = self.addresses_held.get(&address)?;
+        let (holder, _) = shared.holders.first_key_value()?;
+        let terms = claim.terms();
+        if let Some(why) = shared.terms.keys().find_map(|other| terms.refuses(other, pool)) {
+            return Some(format!("held by {holder} ({why})"));
+        }
+        let taken = claim.ports.iter().find_map(|port| Some((port, shared.ports.get(port)?)));
+        taken.map(|((protocol, port), holder)| format!("held by {holder}, which has {protocol} {port} of it, too"))
+    }
+
+    /// Records `claim` as a holder of `address`.
+    pub(super) fn add(&mut self, address: IpAddr, claim: &Claim, pool: Option<&PoolSpec>) {
+        let service = &claim.service;
+        let shared = self.addresses_held.entry(address).or_default();
+        shared.announce = pool.map(|pool| pool.announce).or(shared.announce);
+        shared.ports.extend(claim.ports.iter().map(|port| (*port, service.clone())));
+        *shared.terms.entry(claim.terms()).or_default() += 1;
+        shared.holders.insert(service.clone(), Holder { ports: claim.ports.clone(), sharing: claim.sharing.clone() });
+        self.of.entry(service.clone()).or_default().push(address);
+        if let Some(sharing) = &claim.sharing {
+            self.keys.entry(sharing.key.clone()).or_default().insert(address);
+        }
+        *self.namespaces.entry(service.namespace.clone()).or_default().entry(address).or_default() += 1;
+    }
+
+    /// Removes `service` from the holders of `address`.
+    pub(super) fn remove(&mut self, address: IpAddr, service: &ServiceName) {
+        let Some(shared) = self.addresses_held.get_mut(&address) else { return };
+        let Some(holder) = shared.holders.remove(service) else { return };
+        for port in &holder.ports {
+            shared.ports.remove(port);
+        }
+        let terms = Terms { namespace: service.namespace.clone(), sharing: holder.sharing.clone() };
+        count_down(&mut shared.terms, &terms);
+        if let Some(Sharing { key, .. }) = holder.sharing
+            && !shared.terms.keys().any(|terms| terms.sharing.as_ref().is_some_and(|sharing| sharing.key == key))
+            && let Some(addresses) = self.keys.get_mut(&key)
+        {
+            addresses.remove(&address);
+            if addresses.is_empty() {
+                self.keys.remove(&key);
+            }
+        }
+        if shared.holders.is_empty() {
+            self.addresses_held.remove(&address);
+        }
+        if let Some(addresses) = self.of.get_mut(service) {
+            addresses.retain(|held| *held != address);
+            if addresses.is_empty() {
+                self.of.remove(service);
+            }
+        }
+        if let Some(addresses) = self.namespaces.get_mut(&service.namespace) {
+            count_down(addresses, &address);
+            if addresses.is_empty() {
+                self.namespaces.remove(&service.namespace);
+            }
+        }
+    }
+
+    /// Whether a namespace has used up its quota of `pool`, not counting `except`.
+    pub(super) fn has_reached_limit(&self, namespace: &str, pool: &PoolSpec, except: Option<IpAddr>) -> bool {
+        let Some(max) = pool.max_per_namespace else { return false };
+        let max = usize::try_from(max).unwrap_or(usize::MAX);
+        let Some(addresses) = self.namespaces.get(namespace) else { return false };
+        let within = |range: &proto::AddressRange| addresses.range(range.first()..=range.last()).map(|(address, _)| *address);
+        let held = pool.ranges.iter().flat_map(within).filter(|address| Some(*address) != except);
+        held.take(max).count() == max
+    }
+
+    /// Whether any Service of a namespace holds `address`.
+    pub(super) fn is_held_in(&self, namespace: &str, address: IpAddr) -> bool {
+        self.namespaces.get(namespace).is_some_and(|addresses| addresses.contains_key(&address))
+    }
+
+    /// Held addresses outside every pool, each with the announcement method of its former pool. Remembers the method of the
+    /// current pool of all others.
+    pub(super) fn outside(&mut self, pools: &Pools) -> Vec<(IpAddr, Option<Announce>)> {
+        let mut outside = Vec::new();
+        for (address, shared) in &mut self.addresses_held {
+            match pools.holding(*address) {
+                Some(pool) => shared.announce = Some(pool.announce),
+                None => outside.push((*address, shared.announce)),
+            }
+        }
+        outside
+    }
+}
+
+fn count_down<K: Ord>(counts: &mut BTreeMap<K, u32>, key: &K) {
+    match counts.get_mut(key) {
+        Some(count) if *count > 1 => *count -= 1,
+        _ => _ = counts.remove(key),
+    }
+}

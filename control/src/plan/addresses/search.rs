@@ -1,0 +1,77 @@
+//! Search for free addresses. It walks each pool once per assignment, however many Services need an address, because
+//! nothing becomes free within one assignment.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use proto::{AddressRange, Family};
+
+use crate::plan::pools::Pools;
+use objects::PoolSpec;
+
+/// Addresses examined for one Service before the search fails. Held and reserved addresses of 65,536 Services in two
+/// families, and those of gateways and nodes, are fewer than this.
+const SEARCH_MAX: usize = 524_288;
+
+/// Position of the walk in each pool.
+pub(super) struct Search<'a> {
+    pools: &'a Pools,
+    walks: BTreeMap<(usize, Family), Walk>,
+    /// Pools without any reserved address that could be allocated.
+    without_reserved: BTreeSet<(usize, Family)>,
+}
+
+struct Walk {
+    /// The next address is the last one.
+    ranges: Vec<AddressRange>,
+    rest: Option<Box<dyn Iterator<Item = IpAddr>>>,
+}
+
+impl Walk {
+    fn new(pool: &PoolSpec, family: Family) -> Self {
+        Self { ranges: pool.ranges.iter().rev().filter(|range| range.family() == family).copied().collect(), rest: None }
+    }
+
+    fn next(&mut self) -> Option<IpAddr> {
+        loop {
+            if let Some(address) = self.rest.as_mut().and_then(Iterator::next) {
+                return Some(address);
+            }
+            self.rest = Some(Box::new(self.ranges.pop()?.addresses()));
+        }
+    }
+}
+
+impl<'a> Search<'a> {
+    pub(super) const fn new(pools: &'a Pools) -> Self {
+        Self { pools, walks: BTreeMap::new(), without_reserved: BTreeSet::new() }
+    }
+
+    /// Whether a pool may have a reserved address that could be allocated.
+    pub(super) fn may_have_reserved(&self, position: usize, family: Family) -> bool {
+        !self.without_reserved.contains(&(position, family))
+    }
+
+    /// Records that a pool has none; within one assignment this does not change.
+    pub(super) fn has_no_reserved(&mut self, position: usize, family: Family) {
+        self.without_reserved.insert((position, family));
+    }
+
+    /// The next free address of a pool.
+    pub(super) fn next(&mut self, position: usize, family: Family, is_free: impl Fn(IpAddr) -> bool) -> Option<IpAddr> {
+        let pool = self.pools.at(position)?;
+        let walk = self.walks.entry((position, family)).or_insert_with(|| Walk::new(pool, family));
+        for _ in 0..SEARCH_MAX {
+            let address = walk.next()?;
+            if !(pool.avoid_buggy_ips && is_buggy(address)) && is_free(address) {
+                return Some(address);
+            }
+        }
+        None
+    }
+}
+
+/// Whether some networks treat it as a network or broadcast address regardless of the prefix.
+pub(super) fn is_buggy(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V4(v4) if matches!(v4.octets()[3], 0 | 255))
+}

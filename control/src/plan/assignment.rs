@@ -1,0 +1,303 @@
+//! Assignment of addresses and node ports: the part of a plan that considers all Services together.
+//!
+//! Invariant: it runs again only when one of its inputs has changed; a change of an endpoint never triggers it.
+//! Deliberately not here: the allocation itself (`addresses`, `externals`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use imbl::OrdMap;
+use proto::limits::SERVICES_MAX;
+use proto::{Announce, Pool, Protocol, Reason, Refusal, ServiceName};
+
+use crate::config::settings::ControllerSettings;
+use crate::gateways::registry::Gateways;
+use crate::plan::addresses::{Allocation, Allocations, Claim, PoolUse, Rules};
+use crate::plan::cleanup::holders;
+use crate::plan::externals::Giving;
+use crate::plan::forbidden::Forbidden;
+use crate::plan::ownership::Ownership;
+use crate::plan::pools::Pools;
+use crate::world::checkpoint::{Checkpoint, Decided, Reserved};
+use crate::world::{Labels, World};
+use objects::note::{Cause, Note, Remark, Subject};
+use objects::{Candidate, Leftover, PoolSpec};
+
+/// Name of the pool that gateways get for allocated addresses outside every pool: deleting a pool withdraws no address.
+const OUTSIDE: &str = "outside-pools";
+
+/// The last assignment and its inputs.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Assignment {
+    /// Result for each of our Services.
+    pub(super) outcomes: BTreeMap<ServiceName, Allocation>,
+    /// The pools in use.
+    pub(super) pools: Arc<Pools>,
+    /// Addresses that must not become VIPs.
+    pub(super) forbidden: Arc<Forbidden>,
+    /// VIPs outside every pool.
+    pub(super) outside_pools: Arc<Vec<IpAddr>>,
+    /// Pools as sent to gateways.
+    pub(super) told: Vec<Pool>,
+    /// Usage figures of every pool.
+    pub(super) uses: Arc<Vec<PoolUse>>,
+    /// Addresses that Services request, that their statuses contain, or that a previous leader allocated.
+    named: BTreeSet<IpAddr>,
+    allocations: Allocations,
+    gateways: OfGateways,
+    /// Decisions of a previous leader, until the first plan is made.
+    pub(super) recalled: OrdMap<ServiceName, Arc<Decided>>,
+    decided_for: Option<Revisions>,
+    clashes: BTreeMap<String, String>,
+}
+
+/// Result of an update.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct News {
+    /// The assignment was computed again; usually most results are unchanged.
+    pub(super) is_decided: bool,
+    /// The set of addresses that must not be backends has changed.
+    pub(super) fence_moved: bool,
+}
+
+/// Reports of the gateways.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct OfGateways {
+    /// Last report of every gateway ever connected: a gateway that returns keeps its addresses.
+    reserved: BTreeMap<String, Vec<IpAddr>>,
+    /// Counter of the state that all of them have applied; `None` if none is connected.
+    reached: Option<u64>,
+    revision: u64,
+}
+
+/// Revisions of all inputs of the assignment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Revisions {
+    services: u64,
+    namespaces: u64,
+    pools: u64,
+    nodes: u64,
+    gateways: u64,
+}
+
+impl Assignment {
+    /// Records the reports of the connected gateways. Returns true if they may change the assignment.
+    pub(super) fn follow_gateways(&mut self, gateways: &Gateways, now: Instant) -> bool {
+        let mut reserved = self.gateways.reserved.clone();
+        reserved.extend(gateways.iter().map(|gateway| (gateway.name.clone(), gateway.reserved.clone())));
+        let is_other = reserved != self.gateways.reserved;
+        let reached = gateways.reached_by_all();
+        let is_awaited = reached != self.gateways.reached && self.allocations.waits_for_gateways(now);
+        let revision = self.gateways.revision + u64::from(is_other || is_awaited);
+        self.gateways = OfGateways { reserved, reached, revision };
+        is_other || is_awaited
+    }
+
+    /// Records the counter of the newest state, which contains none of the addresses freed so far.
+    pub(super) fn published(&mut self, counter: u64) {
+        self.allocations.published(counter);
+    }
+
+    /// Starts from the decisions of a previous leader.
+    pub(super) fn recall(&mut self, checkpoint: &Checkpoint, now: Instant) {
+        self.recalled = checkpoint.services.clone();
+        self.allocations.recall(&checkpoint.reserved, now);
+    }
+
+    /// The reserved addresses, if they changed since this revision.
+    pub(super) fn reserved_since(&self, revision: u64) -> Option<(u64, Vec<Reserved>)> {
+        let (newest, reserved) = self.allocations.reserved();
+        (newest != revision).then(|| (newest, reserved.collect()))
+    }
+
+    /// When to assign again even if nothing changes.
+    pub(super) fn again_at(&self, now: Instant) -> Option<Instant> {
+        self.allocations.next_expiry(now)
+    }
+
+    /// Assigns again if an input changed or `is_due` is set.
+    pub(super) fn update(&mut self, world: &World, settings: &ControllerSettings, is_due: bool, now: Instant) -> News {
+        let revisions = Revisions {
+            services: world.services_revision(),
+            namespaces: world.namespaces_revision(),
+            pools: world.pools_revision(),
+            nodes: world.nodes_revision(),
+            gateways: self.gateways.revision,
+        };
+        let before = self.decided_for.replace(revisions);
+        if before == Some(revisions) && !is_due {
+            return News::default();
+        }
+        let (mut has_moved, mut is_concerned) = (before.is_none(), false);
+        if before.is_none_or(|before| before.pools != revisions.pools) {
+            let ours = (settings.load_balancer_class.as_str(), &settings.ownership.pools);
+            let pools = Pools::of(&settings.pools, world.pools(), ours, &settings.cluster_cidrs);
+            has_moved |= pools != *self.pools;
+            self.pools = Arc::new(pools);
+        }
+        if before.is_none_or(|before| (before.nodes, before.gateways) != (revisions.nodes, revisions.gateways)) {
+            let (own, nodes) = (&settings.reserved, world.nodes().values());
+            let forbidden = Forbidden::new(own, &self.reserved(world), nodes, &settings.cluster_cidrs);
+            has_moved |= !forbidden.fences_as(&self.forbidden);
+            is_concerned = forbidden.nodes_differing(&self.forbidden).any(|address| self.concerns(address, settings));
+            self.forbidden = Arc::new(forbidden);
+        }
+        let only_nodes = before.is_some_and(|before| Revisions { nodes: revisions.nodes, ..before } == revisions);
+        if only_nodes && !has_moved && !is_concerned && !is_due {
+            return News::default();
+        }
+        let outside_before = Arc::clone(&self.outside_pools);
+        self.decide(world, settings, now);
+        News { is_decided: true, fence_moved: has_moved || self.outside_pools != outside_before }
+    }
+
+    /// Addresses of all gateways ever seen by this or a previous controller, each with the gateway's name.
+    fn reserved(&self, world: &World) -> BTreeMap<IpAddr, String> {
+        let is_newer = |name: &String| self.gateways.reserved.contains_key(name);
+        let before = world.gateways().iter().filter(|(name, _)| !is_newer(name));
+        let all = before.chain(&self.gateways.reserved);
+        all.flat_map(|(name, addresses)| addresses.iter().map(|address| (*address, name.clone()))).collect()
+    }
+
+    /// Whether another owner of this address matters for any Service.
+    fn concerns(&self, address: IpAddr, settings: &ControllerSettings) -> bool {
+        let is_named = self.named.contains(&address) || self.outside_pools.contains(&address);
+        let mut externals = settings.ownership.external_ips_allowed.iter();
+        is_named || self.pools.holding(address).is_some() || externals.any(|net| net.contains(&address))
+    }
+
+    /// New notes for owners of pools.
+    pub(super) fn notes_on_pools(&mut self) -> Vec<Note> {
+        let clash = |standing: &crate::plan::pools::PoolState| Some((standing.name.clone(), standing.clash.clone()?));
+        let clashes: BTreeMap<String, String> = self.pools.states().iter().filter_map(clash).collect();
+        let is_new = |(name, why): &(&String, &String)| self.clashes.get(*name) != Some(*why);
+        let notes = clashes.iter().filter(is_new).map(clash_note).collect();
+        self.clashes = clashes;
+        notes
+    }
+
+    /// Current problems of pools.
+    pub(super) fn standing_on_pools(&self) -> impl Iterator<Item = Note> {
+        self.clashes.iter().map(clash_note)
+    }
+
+    fn decide(&mut self, world: &World, settings: &ControllerSettings, now: Instant) {
+        let owned = |candidate| (candidate, Ownership::of(candidate, world, settings));
+        let entries = world.services().values().map(|entry| owned(&entry.candidate));
+        let mut ours: Vec<(&Candidate, Ownership)> = entries.filter(|(_, owned)| owned.is_any()).collect();
+        ours.sort_by_key(|(candidate, _)| (candidate.created_s, &candidate.name));
+        let too_many = ours.split_off(ours.len().min(SERVICES_MAX));
+        let selects = self.pools.select_namespaces();
+        let namespace = |name: &str| if selects { world.namespace_labels(name) } else { Labels::new() };
+        let wants = ours.iter().filter(|(_, owned)| owned.addresses);
+        let mut claims: Vec<Claim> = wants.map(|(candidate, _)| claim(candidate, namespace(&candidate.name.namespace))).collect();
+        for claim in claims.iter_mut().filter(|_| !self.recalled.is_empty()) {
+            claim.recalled = self.recalled.get(&claim.service).map(|decided| decided.addresses.clone()).unwrap_or_default();
+        }
+        let leaving: Vec<Claim> = holders(world, settings).map(|left| claim_of_leaving(left, &self.pools)).collect();
+        let unserved: Vec<ServiceName> = leaving.iter().map(|claim| claim.service.clone()).collect();
+        claims.extend(leaving);
+        let named = |claim: &Claim| [claim.requested.clone(), claim.in_status.clone(), claim.recalled.clone()].concat();
+        self.named = claims.iter().flat_map(named).collect();
+        let (pools, forbidden) = (Arc::clone(&self.pools), Arc::clone(&self.forbidden));
+        let rules = Rules { pools: &pools, forbidden: &forbidden, reached: self.gateways.reached, now };
+        let mut outcomes = self.allocations.assign(&claims, rules);
+        // A Service that is being deleted keeps its addresses but is no longer served.
+        unserved.iter().for_each(|name| drop(outcomes.remove(name)));
+        let mut node_ports: BTreeMap<(Protocol, u16), &ServiceName> = BTreeMap::new();
+        for (candidate, _) in ours.iter().filter(|(_, owned)| owned.node_ports) {
+            outcomes.insert(candidate.name.clone(), take_node_ports(candidate, &mut node_ports));
+        }
+        let outside = self.allocations.outside(&pools);
+        let mut outside_pools: Vec<IpAddr> = outside.iter().map(|(address, _)| *address).collect();
+        let mut giving = Giving::new(settings, &pools, &forbidden, &outside_pools);
+        for (candidate, owned) in ours {
+            let outcome = outcomes.entry(candidate.name.clone()).or_default();
+            outcome.externals = giving.give(candidate);
+            outcome.withholds_node_ports = !owned.node_ports;
+            if !owned.addresses && !owned.node_ports && outcome.externals.addresses.is_empty() {
+                outcome.refusal = outcome.externals.refusal();
+            }
+        }
+        let externals: BTreeSet<IpAddr> = giving.given();
+        for (candidate, _) in too_many {
+            let message = format!("there are more than {SERVICES_MAX} Services, and this is one of the youngest; remove some");
+            let refusal = Some(Refusal { reason: Reason::Exhausted, message });
+            outcomes.insert(candidate.name.clone(), Allocation { refusal, ..Allocation::default() });
+        }
+        outside_pools.extend(externals);
+        self.outside_pools = Arc::new(outside_pools);
+        self.outcomes = outcomes;
+        self.told = told(&pools, &outside);
+        self.uses = Arc::new(self.allocations.account(&pools, &forbidden));
+    }
+}
+
+fn clash_note((name, why): (&String, &String)) -> Note {
+    let remark = Remark::new(Cause::Reason(Reason::Conflict), format!("the pool is not used: {why}"));
+    Note { subject: Subject::Pool(name.clone()), remark }
+}
+
+/// Pools as sent to gateways: those in use, and one with the VIPs outside every pool. If the pool of a VIP disappeared
+/// before this controller started, its announcement method is unknown, and gateways use both methods.
+fn told(pools: &Pools, outside: &[(IpAddr, Option<Announce>)]) -> Vec<Pool> {
+    let mut told: Vec<Pool> = pools.iter().map(PoolSpec::told).collect();
+    for announce in [Announce::L2, Announce::Routed] {
+        let of_this = outside.iter().filter(|(_, known)| known.is_none_or(|known| known == announce));
+        let ranges: Vec<_> = of_this.filter_map(|(address, _)| proto::AddressRange::new(*address, *address).ok()).collect();
+        if !ranges.is_empty() {
+            told.push(Pool { name: OUTSIDE.to_owned(), ranges, announce });
+        }
+    }
+    told
+}
+
+fn claim(candidate: &Candidate, namespace_labels: Labels) -> Claim {
+    let spec = candidate.wanted.as_ref().ok();
+    let mut ports: Vec<_> = spec.iter().flat_map(|spec| &spec.ports).map(|port| (port.protocol, port.port)).collect();
+    ports.sort_unstable();
+    Claim {
+        service: candidate.name.clone(),
+        created_s: candidate.created_s,
+        families: spec.map(|spec| spec.families.clone()).unwrap_or_default(),
+        second_family_optional: spec.is_some_and(|spec| spec.second_family_optional),
+        ports,
+        sharing: spec.and_then(|spec| spec.sharing.clone()),
+        requested: spec.map(|spec| spec.addresses.clone()).unwrap_or_default(),
+        pool: spec.and_then(|spec| spec.pool.clone()),
+        internal: spec.is_some_and(|spec| spec.internal),
+        readdress: spec.is_some_and(|spec| spec.readdress),
+        labels: candidate.labels.clone(),
+        namespace_labels,
+        in_status: candidate.held.ingress.iter().map(|ingress| ingress.ip).collect(),
+        status_is_ours: candidate.status_is_ours,
+        status_writer: candidate.foreign_manager.clone(),
+        recalled: Vec::new(),
+    }
+}
+
+/// The claim of a Service that is being deleted: it keeps the addresses in its status and requests nothing. Our finalizer
+/// proves that it was ours.
+fn claim_of_leaving(left: &Leftover, pools: &Pools) -> Claim {
+    let is_kept = |address: &IpAddr| left.status_is_ours || pools.holding(*address).is_some();
+    Claim {
+        created_s: left.created_s,
+        in_status: left.held.ingress.iter().map(|ingress| ingress.ip).filter(is_kept).collect(),
+        status_is_ours: true,
+        ..Claim::of_nothing(left.name.clone())
+    }
+}
+
+/// The API server gives each nodePort to one Service only; for manifests this function enforces the same.
+fn take_node_ports<'a>(candidate: &'a Candidate, taken: &mut BTreeMap<(Protocol, u16), &'a ServiceName>) -> Allocation {
+    let ports = candidate.wanted.iter().flat_map(|spec| &spec.ports);
+    let keys: Vec<_> = ports.filter_map(|port| Some((port.protocol, port.node_port?))).collect();
+    if let Some((key, holder)) = keys.iter().find_map(|key| taken.get_key_value(key)) {
+        let message = format!("nodePort {} {} is held by {holder}; choose another one", key.0, key.1);
+        return Allocation { refusal: Some(Refusal { reason: Reason::Conflict, message }), ..Allocation::default() };
+    }
+    taken.extend(keys.into_iter().map(|key| (key, &candidate.name)));
+    Allocation::default()
+}

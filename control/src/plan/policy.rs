@@ -1,0 +1,205 @@
+//! Forwarding policy of a Service: requested settings, defaults, and combinations that are impossible (CONTROL section 3).
+//!
+//! Invariant: an impossible combination is refused with the field to change. No packet is forwarded in another way than
+//! requested.
+
+use proto::{Backend, Mode, Reason, Refusal, Scheduler, Target};
+
+use crate::config::settings::Defaults;
+use objects::status::IpMode;
+use objects::{Kind, PortSpec, ServiceSpec};
+
+/// The policy of one Service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// How packets reach backends.
+    pub mode: Mode,
+    /// Whether they go to endpoints or nodes.
+    pub target: Target,
+    /// How backends are chosen.
+    pub scheduler: Scheduler,
+    /// `ipMode` of its status.
+    pub ip_mode: IpMode,
+}
+
+impl Policy {
+    /// The policy of a Service of this kind; `spec` is `None` if it cannot be parsed.
+    #[must_use]
+    pub fn of(spec: Option<&ServiceSpec>, kind: Kind, defaults: &Defaults) -> Self {
+        // A node port is at the gateway's own address, for which no backend accepts packets.
+        let can_default = kind != Kind::NodePort || defaults.mode.is_two_way();
+        let default_mode = if can_default { defaults.mode } else { Mode::Nat };
+        let mode = spec.and_then(|spec| spec.mode).unwrap_or(default_mode);
+        let default_target = if mode.is_two_way() { Target::Endpoint } else { Target::Node };
+        // In all modes but `nat` nodes see the VIP; in `nat` they see the addresses of the gateway and of the backend.
+        let default_ip_mode = if mode == Mode::Nat { IpMode::Proxy } else { IpMode::Vip };
+        Self {
+            mode,
+            target: spec.and_then(|spec| spec.target).unwrap_or(default_target),
+            scheduler: spec.and_then(|spec| spec.scheduler).unwrap_or(defaults.scheduler),
+            ip_mode: spec.and_then(|spec| spec.ip_mode).unwrap_or(default_ip_mode),
+        }
+    }
+
+    /// Why the policy is impossible, regardless of endpoints and nodes.
+    #[must_use]
+    pub fn refusal(&self, spec: &ServiceSpec, kind: Kind) -> Option<Refusal> {
+        let mode = self.mode;
+        if kind == Kind::NodePort && !mode.is_two_way() {
+            return refused(format!(
+                "mode {mode} needs an address that backends accept packets for, and type NodePort has none; use nat or dnat, or type LoadBalancer"
+            ));
+        }
+        if self.target == Target::Endpoint {
+            return None;
+        }
+        if let Some(name) = &spec.proxy_name {
+            return refused(format!(
+                "target node needs kube-proxy on the nodes, and the label service.kubernetes.io/service-proxy-name ({name:?}) takes the Service from it; use target endpoint"
+            ));
+        }
+        let without = spec.ports.iter().find(|port| port.port_of_nodes.is_none()).filter(|_| mode.is_two_way())?;
+        let port = without.port;
+        let remedy = match kind {
+            Kind::ClusterIp => "use type NodePort",
+            Kind::LoadBalancer | Kind::NodePort => "set spec.allocateLoadBalancerNodePorts to true",
+        };
+        refused(format!(
+            "mode {mode} to nodes needs a nodePort for each port, and port {port} has none; {remedy}, or use target endpoint"
+        ))
+    }
+
+    /// The port at which a node accepts packets for `port` of the Service: that of the VIP if addresses are not rewritten.
+    #[must_use]
+    pub fn port_at_nodes(&self, port: &PortSpec) -> u16 {
+        port.port_of_nodes.filter(|_| self.mode.is_two_way()).unwrap_or(port.port)
+    }
+
+    /// Why these endpoints cannot serve `port`: in modes that keep the destination, the endpoint port must equal that of the
+    /// Service.
+    #[must_use]
+    pub fn refuses_endpoints(&self, port: &PortSpec, backends: &[Backend]) -> Option<Refusal> {
+        if self.mode.is_two_way() || self.target == Target::Node {
+            return None;
+        }
+        let other = backends.iter().find(|backend| backend.address.port() != port.port)?;
+        refused(format!(
+            "mode {} changes no port, and endpoint {} of port {} listens on another one; set targetPort to {}, or use nat or dnat",
+            self.mode, other.address, port.port, port.port
+        ))
+    }
+}
+
+fn refused(message: String) -> Option<Refusal> {
+    Some(Refusal { reason: Reason::Refused, message })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use k8s_openapi::api::core::v1::Service;
+    use proto::BackendState;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use objects::Candidate;
+
+    fn defaults(mode: Mode) -> Defaults {
+        Defaults { mode, scheduler: Scheduler::Maglev, drain_timeout: Duration::from_secs(300) }
+    }
+
+    /// A Service with these annotations below `sluice.dev/`.
+    fn candidate(kind: &str, annotations: &[(&str, &str)], port: Value) -> Candidate {
+        let annotations: serde_json::Map<_, _> =
+            annotations.iter().map(|(key, value)| (format!("sluice.dev/{key}"), (*value).into())).collect();
+        let service: Service = serde_json::from_value(json!({"metadata": {"name": "web", "annotations": annotations},
+            "spec": {"type": kind, "ports": [port], "externalIPs": ["192.0.2.9"]}}))
+        .unwrap();
+        Candidate::try_from(&service).unwrap()
+    }
+
+    fn policy(candidate: &Candidate, mode: Mode) -> Policy {
+        Policy::of(candidate.wanted.as_ref().ok(), candidate.kind, &defaults(mode))
+    }
+
+    #[test]
+    fn target_and_ip_mode_follow_from_the_mode() {
+        let rows = [
+            (Mode::Nat, Target::Endpoint, IpMode::Proxy),
+            (Mode::Dnat, Target::Endpoint, IpMode::Vip),
+            (Mode::Dsr, Target::Node, IpMode::Vip),
+            (Mode::Ipip, Target::Node, IpMode::Vip),
+            (Mode::Gue, Target::Node, IpMode::Vip),
+        ];
+        for (mode, target, ip_mode) in rows {
+            let expected = Policy { mode, target, scheduler: Scheduler::Maglev, ip_mode };
+            let annotated = candidate("LoadBalancer", &[("mode", mode.as_str())], json!({"port": 80}));
+            assert_eq!(policy(&annotated, Mode::Nat), expected, "by annotation");
+            assert_eq!(policy(&candidate("LoadBalancer", &[], json!({"port": 80})), mode), expected, "by default");
+        }
+    }
+
+    #[test]
+    fn annotations_override_each_of_them() {
+        let all = [("mode", "dsr"), ("target", "endpoint"), ("ip-mode", "Proxy"), ("scheduler", "rr")];
+        let expected =
+            Policy { mode: Mode::Dsr, target: Target::Endpoint, scheduler: Scheduler::RoundRobin, ip_mode: IpMode::Proxy };
+        assert_eq!(policy(&candidate("LoadBalancer", &all, json!({"port": 80})), Mode::Gue), expected);
+    }
+
+    #[test]
+    fn what_cannot_work_together_is_refused_by_name() {
+        let (plain, allocated) = (json!({"port": 80}), json!({"port": 80, "nodePort": 30080}));
+        type Row<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a Value, Option<&'a str>);
+        let rows: [Row<'_>; 9] = [
+            ("LoadBalancer", &[("target", "node")], &plain, Some("port 80 has none")),
+            ("LoadBalancer", &[("target", "node"), ("mode", "dnat")], &plain, Some("allocateLoadBalancerNodePorts")),
+            ("LoadBalancer", &[("target", "node")], &allocated, None),
+            ("LoadBalancer", &[("mode", "dsr")], &plain, None),
+            ("LoadBalancer", &[("mode", "gue"), ("target", "endpoint")], &plain, None),
+            ("ClusterIP", &[("target", "node")], &plain, Some("use type NodePort")),
+            ("NodePort", &[("mode", "dsr")], &allocated, Some("type NodePort")),
+            ("NodePort", &[("mode", "dnat")], &allocated, None),
+            ("NodePort", &[("target", "node")], &allocated, None),
+        ];
+        for (kind, annotations, port, expected) in rows {
+            let candidate = candidate(kind, annotations, port.clone());
+            let refusal = policy(&candidate, Mode::Nat).refusal(candidate.wanted.as_ref().unwrap(), candidate.kind);
+            assert_eq!(refusal.is_some(), expected.is_some(), "{kind} {annotations:?}: {refusal:?}");
+            assert!(refusal.is_none_or(|r| r.reason == Reason::Refused && r.message.contains(expected.unwrap())));
+        }
+    }
+
+    #[test]
+    fn a_service_that_kube_proxy_does_not_see_has_no_nodes() {
+        let mut candidate = candidate("LoadBalancer", &[("mode", "dsr")], json!({"port": 80}));
+        candidate.wanted.as_mut().unwrap().proxy_name = Some("other".to_owned());
+        let spec = candidate.wanted.as_ref().unwrap();
+        let message = policy(&candidate, Mode::Nat).refusal(spec, candidate.kind).unwrap().message;
+        assert!(message.contains("service-proxy-name") && message.contains("other"), "{message}");
+        let to_endpoints = Policy { target: Target::Endpoint, ..policy(&candidate, Mode::Nat) };
+        assert_eq!(to_endpoints.refusal(spec, candidate.kind), None);
+    }
+
+    #[test]
+    fn a_default_for_load_balancers_leaves_node_ports_with_nat() {
+        let candidate = candidate("NodePort", &[], json!({"port": 80, "nodePort": 30080}));
+        assert_eq!(policy(&candidate, Mode::Dsr).mode, Mode::Nat);
+        assert_eq!(policy(&candidate, Mode::Dnat).mode, Mode::Dnat);
+    }
+
+    #[test]
+    fn modes_that_change_no_port_need_endpoints_at_the_services_port() {
+        let candidate = candidate("LoadBalancer", &[], json!({"port": 80}));
+        let port = &candidate.wanted.as_ref().unwrap().ports[0];
+        let at = |port: u16| Backend { address: ([10, 0, 0, 1], port).into(), weight: 1, state: BackendState::Active };
+        for mode in Mode::ALL {
+            let policy = Policy { mode: *mode, target: Target::Endpoint, ..policy(&candidate, Mode::Nat) };
+            assert_eq!(policy.refuses_endpoints(port, &[at(80)]), None);
+            let refusal = policy.refuses_endpoints(port, &[at(80), at(8080)]);
+            assert_eq!(refusal.is_some(), !mode.is_two_way(), "{mode}");
+            assert!(refusal.is_none_or(|r| r.message.contains("10.0.0.1:8080") && r.message.contains("targetPort to 80")));
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Status of gateways in the cluster: one `EdgeGateway` object for each gateway that is or recently was connected.
+//!
+//! Invariant: only objects of our own group are written. The object of a disconnected gateway remains, not ready, for
+//! `KEPT`. If the CRD is not installed, sluice only checks for it again from time to time. A new leader reads the
+//! addresses of all gateways from these objects, also of disconnected ones, so that no Service gets one. Deliberately not
+//! here: which gateways are connected (`gateways`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::api::{DeleteParams, ListParams, Patch};
+use kube::{Api, ResourceExt};
+use serde_json::json;
+use tokio::sync::watch;
+use tracing::warn;
+
+use crate::gateways::publish::Published;
+use crate::gateways::registry::Gateways;
+use crate::kubernetes::{ApiError, Cluster, Retry, patch_params, post_params};
+use objects::crd::{EdgeGateway, EdgeGatewaySpec, EdgeGatewayStatus, GATEWAY_ADDRESSES_MAX};
+
+/// Interval of updates of connected gateways, and so the maximum age of LAST-SEEN.
+const REFRESHED_EVERY: Duration = Duration::from_secs(60);
+/// Debounce time of other changes, so that a restart of the fleet causes a few writes per gateway. The objects lag by this
+/// time and the time of writing, 2 s at most.
+const GATHERED_FOR: Duration = Duration::from_secs(1);
+/// How long the object of a disconnected gateway remains: a repaired machine comes back to its addresses.
+const KEPT: SignedDuration = SignedDuration::from_hours(30 * 24);
+
+/// The content of the object of one connected gateway.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct GatewayRow {
+    is_ready: bool,
+    version: String,
+    addresses: Vec<String>,
+}
+
+/// Updates the objects while it is polled.
+pub async fn show_gateways(
+    cluster: &Cluster,
+    group: &str,
+    mut gateways: watch::Receiver<Gateways>,
+    mut states: watch::Receiver<Option<Arc<Published>>>,
+) {
+    let fleet = EdgeGateways { api: Api::all(cluster.client.clone()), group };
+    let mut retry = Retry::new("list, create, delete edgegateways.sluice.dev and patch their status", &cluster.server);
+    let mut refused = BTreeSet::new();
+    loop {
+        let connected = shown(&gateways.borrow_and_update());
+        let services = served(&states.borrow_and_update());
+        if let Err(outage) = fleet.show(&connected, services, &mut refused).await {
+            // A failed write is retried even if nothing changes.
+            tokio::time::sleep(retry.failed(outage, Instant::now())).await;
+            continue;
+        }
+        retry.succeeded();
+        let changes = async {
+            loop {
+                tokio::select! {
+                    Ok(()) = gateways.changed() => if shown(&gateways.borrow_and_update()) != connected { break },
+                    Ok(()) = states.changed() => if served(&states.borrow_and_update()) != services { break },
+                    else => std::future::pending().await,
+                }
+            }
+            tokio::time::sleep(GATHERED_FOR).await;
+        };
+        // Whichever comes first.
+        let _ = tokio::time::timeout(REFRESHED_EVERY, changes).await;
+    }
+}
+
+/// Number of Services sent to gateways.
+fn served(newest: &Option<Arc<Published>>) -> u32 {
+    let services = newest.iter().flat_map(|newest| newest.state.services.values());
+    u32::try_from(services.filter(|service| service.refusal.is_none()).count()).unwrap_or(u32::MAX)
+}
+
+/// A gateway that reconnects may appear twice.
+fn shown(gateways: &Gateways) -> BTreeMap<String, GatewayRow> {
+    let mut all: BTreeMap<String, GatewayRow> = BTreeMap::new();
+    for gateway in gateways.iter() {
+        let is_ready = gateway.ready && gateway.acknowledged.is_some();
+        let addresses = gateway.reserved.iter().take(GATEWAY_ADDRESSES_MAX).map(ToString::to_string).collect();
+        let shown = GatewayRow { is_ready, version: gateway.version.clone(), addresses };
+        let before = all.get(&gateway.name).is_some_and(|other| other.is_ready);
+        all.insert(gateway.name.clone(), GatewayRow { is_ready: is_ready || before, ..shown });
+    }
+    all
+}
+
+struct EdgeGateways<'a> {
+    api: Api<EdgeGateway>,
+    group: &'a str,
+}
+
+impl EdgeGateways<'_> {
+    async fn show(
+        &self,
+        connected: &BTreeMap<String, GatewayRow>,
+        services: u32,
+        refused: &mut BTreeSet<String>,
+    ) -> Result<(), ApiError> {
+        let now = Timestamp::now();
+        let objects = match self.api.list(&ListParams::default()).await {
+            Ok(list) => list.items,
+            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+            Err(error) => return Err(ApiError::from(&error)),
+        };
+        let objects: BTreeMap<String, EdgeGateway> = objects.into_iter().map(|object| (object.name_any(), object)).collect();
+        for (name, shown) in connected {
+            let old = objects.get(name);
+            if old.is_some_and(|old| old.spec.group != self.group) || refused.contains(name) {
+                if refused.insert(name.clone()) {
+                    warn!(gateway = name, "an EdgeGateway of this name belongs to another group; this gateway is not shown");
+                }
+                continue;
+            }
+            if old.is_none() && !self.create(name).await? {
+                refused.insert(name.clone());
+                continue;
+            }
+            let status = wanted(shown, services, now);
+            if old.and_then(|old| old.status.as_ref()).is_none_or(|old| is_outdated(old, &status, now)) {
+                self.patch(name, &status).await?;
+            }
+        }
+        for (name, object) in
+            objects.iter().filter(|(name, object)| object.spec.group == self.group && !connected.contains_key(*name))
+        {
+            self.show_gone(name, object, now).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns false if the server rejects the object name.
+    async fn create(&self, name: &str) -> Result<bool, ApiError> {
+        let object = EdgeGateway::new(name, EdgeGatewaySpec { group: self.group.to_owned() });
+        match self.api.create(&post_params(), &object).await {
+            Ok(_) | Err(kube::Error::SerdeError(_)) => Ok(true),
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(true),
+            Err(kube::Error::Api(status)) if matches!(status.code, 400 | 422) => {
+                let message = crate::kubernetes::api_error::truncated(&status.message);
+                warn!(gateway = name, "the API server takes no EdgeGateway of this name: {message}; this gateway is not shown");
+                Ok(false)
+            }
+            Err(error) => Err(ApiError::from(&error)),
+        }
+    }
+
+    async fn show_gone(&self, name: &str, object: &EdgeGateway, now: Timestamp) -> Result<(), ApiError> {
+        let status = object.status.clone().unwrap_or_default();
+        let created = object.metadata.creation_timestamp.as_ref().map(|time| time.0);
+        let last_seen = status.last_seen.as_ref().and_then(|text| text.parse().ok()).or(created);
+        if last_seen.is_some_and(|seen: Timestamp| now.duration_since(seen) > KEPT) {
+            return match self.api.delete(name, &DeleteParams::default()).await {
+                Ok(_) | Err(kube::Error::SerdeError(_)) => Ok(()),
+                Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+                Err(error) => Err(ApiError::from(&error)),
+            };
+        }
+        if status.ready.as_deref() == Some("False") {
+            return Ok(());
+        }
+        let gone = EdgeGatewayStatus { ready: Some("False".to_owned()), ..EdgeGatewayStatus::default() };
+        self.patch(name, &gone).await
+    }
+
+    /// Writes a JSON merge patch, as custom resources require; fields of `status` that are `None` stay.
+    async fn patch(&self, name: &str, status: &EdgeGatewayStatus) -> Result<(), ApiError> {
+        match self.api.patch_status(name, &patch_params(), &Patch::Merge(json!({"status": status}))).await {
+            Ok(_) | Err(kube::Error::SerdeError(_)) => Ok(()),
+            // It was deleted in the meantime and is created again the next time.
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            Err(error) => Err(ApiError::from(&error)),
+        }
+    }
+}
+
+fn wanted(shown: &GatewayRow, services: u32, now: Timestamp) -> EdgeGatewayStatus {
+    EdgeGatewayStatus {
+        ready: Some(if shown.is_ready { "True" } else { "False" }.to_owned()),
+        services: Some(services),
+        version: Some(shown.version.clone()),
+        last_seen: Some(now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()),
+        addresses: Some(shown.addresses.clone()),
+    }
+}
+
+/// Whether an object differs or its LAST-SEEN is too old.
+fn is_outdated(old: &EdgeGatewayStatus, new: &EdgeGatewayStatus, now: Timestamp) -> bool {
+    let said =
+        |status: &EdgeGatewayStatus| (status.ready.clone(), status.services, status.version.clone(), status.addresses.clone());
+    let seen = old.last_seen.as_ref().and_then(|text| text.parse::<Timestamp>().ok());
+    let is_fresh = seen.is_some_and(|seen| now.duration_since(seen).unsigned_abs() < REFRESHED_EVERY / 2);
+    said(old) != said(new) || !is_fresh
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gateways::registry::{Connection, Report};
+
+    #[test]
+    fn a_gateway_is_ready_once_it_forwards_by_a_state_and_says_so() {
+        let gateways = watch::Sender::new(Gateways::default());
+        let one = Connection::open(&gateways, "edge-1", "1.0", Vec::new());
+        one.acknowledge(3);
+        assert!(!shown(&gateways.borrow())["edge-1"].is_ready);
+        one.report(Report { ready: true, ..Report::default() });
+        assert!(shown(&gateways.borrow())["edge-1"].is_ready);
+        let _again = Connection::open(&gateways, "edge-1", "1.0", Vec::new());
+        assert!(shown(&gateways.borrow())["edge-1"].is_ready, "it reconnects");
+    }
+
+    #[test]
+    fn an_object_is_written_again_when_it_says_something_else_or_is_old() {
+        let (now, shown) = (
+            Timestamp::UNIX_EPOCH,
+            GatewayRow { is_ready: true, version: "1.0".to_owned(), addresses: vec!["192.0.2.2".to_owned()] },
+        );
+        let old = wanted(&shown, 5, now);
+        assert_eq!(old.last_seen.as_deref(), Some("1970-01-01T00:00:00Z"));
+        assert!(!is_outdated(&old, &wanted(&shown, 5, now), now));
+        assert!(is_outdated(&old, &wanted(&shown, 6, now), now));
+        let moved = GatewayRow { addresses: vec!["192.0.2.3".to_owned()], ..shown };
+        assert!(is_outdated(&old, &wanted(&moved, 5, now), now));
+        assert_eq!(old.addresses, Some(vec!["192.0.2.2".to_owned()]));
+        assert!(is_outdated(&old, &old, now + REFRESHED_EVERY));
+    }
+}

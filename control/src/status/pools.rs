@@ -1,0 +1,174 @@
+//! Writes `addresspools/status`: the usage figures and conditions of each pool.
+//!
+//! Invariant: a status is written only if it differs from the object, and each pool at most once a second, because every
+//! new or deleted Service changes some figure. Deliberately not here: the figures (`addresses`).
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::jiff::Timestamp;
+use kube::Api;
+use kube::api::Patch;
+use serde_json::json;
+use tokio::sync::watch;
+
+use crate::kubernetes::{ApiError, Cluster, Retry, patch_params};
+use crate::plan::addresses::PoolUse;
+use objects::crd::{AddressPool, AddressPoolStatus};
+
+/// Minimum time between two writes: 20 a second, as for Services.
+const PACE: Duration = Duration::from_millis(50);
+/// Interval at which all pools are examined.
+const ROUND: Duration = Duration::from_secs(1);
+
+/// Usage figures of every pool, and the `AddressPool` objects.
+#[derive(Clone, Debug, Default)]
+pub struct PoolsReport {
+    /// The figures.
+    pub uses: Arc<Vec<PoolUse>>,
+    /// Revision that grows when an object changes.
+    pub revision: u64,
+    /// The objects, by name.
+    pub objects: Arc<BTreeMap<String, AddressPool>>,
+}
+
+/// LastStatuses content of an object: its uid, and its status as last read or written.
+type LastStatuses = HashMap<String, (Option<String>, AddressPoolStatus)>;
+
+/// Writes statuses while it is polled and `told` has a sender.
+pub async fn write_pools(cluster: &Cluster, mut told: watch::Receiver<PoolsReport>) {
+    let api = Api::<AddressPool>::all(cluster.client.clone());
+    let mut retry = Retry::new("patch addresspools/status", &cluster.server);
+    let mut known = LastStatuses::new();
+    loop {
+        let now = told.borrow_and_update().clone();
+        known.retain(|name, (uid, _)| now.objects.get(name).is_some_and(|pool| pool.metadata.uid == *uid));
+        let mut waits = None;
+        for (name, status) in due(&now, &mut known, Timestamp::now()) {
+            let body =
+                json!({"metadata": {"uid": now.objects.get(&name).and_then(|pool| pool.metadata.uid.clone())}, "status": status});
+            let outage = match api.patch_status(&name, &patch_params(), &Patch::Merge(body)).await {
+                // The write was accepted, even though its answer cannot be decoded.
+                Ok(_) | Err(kube::Error::SerdeError(_)) => None,
+                // Deleted, replaced or rejected: decided again when the object changes.
+                Err(kube::Error::Api(answer)) if matches!(answer.code, 400 | 404 | 409 | 422) => None,
+                Err(kube::Error::Api(answer)) => Some(answer.as_ref().into()),
+                Err(error) => Some(ApiError::from(&error)),
+            };
+            if let Some(outage) = outage {
+                waits = Some(retry.failed(outage, Instant::now()));
+                break;
+            }
+            retry.succeeded();
+            if let Some((_, kept)) = known.get_mut(&name) {
+                *kept = status;
+            }
+            tokio::time::sleep(PACE).await;
+        }
+        match waits {
+            Some(wait) => tokio::time::sleep(wait).await,
+            None if told.changed().await.is_err() => return,
+            None => tokio::time::sleep(ROUND).await,
+        }
+    }
+}
+
+/// The statuses that differ from the known content of their objects.
+fn due(told: &PoolsReport, known: &mut LastStatuses, now: Timestamp) -> Vec<(String, AddressPoolStatus)> {
+    let mut due = Vec::new();
+    for one in told.uses.iter().filter(|one| one.is_object) {
+        let Some(object) = told.objects.get(&one.name) else { continue };
+        let of_object = || (object.metadata.uid.clone(), object.status.clone().unwrap_or_default());
+        let (_, before) = known.entry(one.name.clone()).or_insert_with(of_object);
+        let status = status(one, object.metadata.generation, before, now);
+        if status != *before {
+            due.push((one.name.clone(), status));
+        }
+    }
+    due
+}
+
+fn status(one: &PoolUse, generation: Option<i64>, before: &AddressPoolStatus, now: Timestamp) -> AddressPoolStatus {
+    let condition = |type_: &str, is_true: bool, reason: &str, message: String| {
+        let status = if is_true { "True" } else { "False" };
+        let same = before.conditions.iter().find(|old| old.type_ == type_ && old.status == status);
+        Condition {
+            type_: type_.to_owned(),
+            status: status.to_owned(),
+            reason: reason.to_owned(),
+            message,
+            last_transition_time: same.map_or(Time(now), |old| old.last_transition_time.clone()),
+            observed_generation: generation,
+        }
+    };
+    let conflict = match &one.conflict {
+        Some(why) => condition("Conflict", true, "Conflict", format!("the pool is not used: {why}")),
+        None => condition("Conflict", false, "Used", String::new()),
+    };
+    let left_out: Vec<String> = one.exhausted().map(|family| family.to_string()).collect();
+    let exhausted = if one.conflict.is_some() {
+        condition("Exhausted", true, "NotUsed", "none of its addresses is given: the pool is not used".to_owned())
+    } else if left_out.is_empty() {
+        condition("Exhausted", false, "SomeLeft", String::new())
+    } else {
+        let text = format!("no {} address is left; add addresses or remove Services", left_out.join(" and no "));
+        condition("Exhausted", true, "NoneLeft", text)
+    };
+    AddressPoolStatus {
+        total: Some(one.told(|figures| figures.total)),
+        used: Some(one.told(|figures| figures.used)),
+        available: Some(one.told(|figures| figures.available)),
+        conditions: vec![conflict, exhausted],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::addresses::Figures;
+
+    fn told(available: u128, conflict: Option<&str>) -> PoolsReport {
+        let one = PoolUse {
+            name: "edge".to_owned(),
+            is_object: true,
+            families: vec![(proto::Family::V6, Figures { total: 1 << 64, used: 0, available })],
+            conflict: conflict.map(str::to_owned),
+            ..PoolUse::default()
+        };
+        let of_file = PoolUse { name: "default".to_owned(), ..PoolUse::default() };
+        let object: AddressPool = serde_json::from_value(json!({"apiVersion": "sluice.dev/v1beta1", "kind": "AddressPool",
+            "metadata": {"name": "edge", "uid": "u", "generation": 3}, "spec": {"addresses": ["2001:db8::/64"]}}))
+        .unwrap();
+        PoolsReport { uses: Arc::new(vec![of_file, one]), revision: 1, objects: Arc::new([("edge".to_owned(), object)].into()) }
+    }
+
+    #[test]
+    fn a_status_is_due_when_it_says_something_else_and_keeps_the_time_of_what_stays() {
+        let (mut known, early, late) =
+            (LastStatuses::new(), Timestamp::from_second(1).unwrap(), Timestamp::from_second(2).unwrap());
+        let first = due(&told(5, None), &mut known, early);
+        assert_eq!(first.len(), 1, "only objects have a status: {first:?}");
+        let (name, written) = first[0].clone();
+        assert_eq!(written.total.as_deref(), Some("18446744073709551616"));
+        let of = |status: &AddressPoolStatus| -> Vec<_> {
+            let told = |one: &Condition| (one.type_.clone(), one.status.clone(), one.last_transition_time.0.as_second());
+            status.conditions.iter().map(told).collect()
+        };
+        let expect = |conflict: (&str, i64), exhausted: (&str, i64)| {
+            vec![
+                ("Conflict".to_owned(), conflict.0.to_owned(), conflict.1),
+                ("Exhausted".to_owned(), exhausted.0.to_owned(), exhausted.1),
+            ]
+        };
+        assert_eq!(of(&written), expect(("False", 1), ("False", 1)));
+        known.insert(name, (Some("u".to_owned()), written));
+        assert_eq!(due(&told(5, None), &mut known, late), []);
+        let later = due(&told(0, None), &mut known, late);
+        assert_eq!(of(&later[0].1), expect(("False", 1), ("True", 2)));
+        let clashing = due(&told(0, Some("it overlaps")), &mut known, late);
+        assert_eq!(of(&clashing[0].1), expect(("True", 2), ("True", 2)), "what is not used gives nothing");
+        assert!(clashing[0].1.conditions[0].message.contains("it overlaps"));
+    }
+}

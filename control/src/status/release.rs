@@ -1,0 +1,231 @@
+//! `sluice-controller release` and `uninstall`: remove our addresses, conditions and finalizer from Services while no
+//! controller runs.
+//!
+//! Invariant: Services of another class are not changed, and nothing is changed while a controller leads. Deliberately not
+//! here: the release of Services by a running controller (`finalizer`), and the output of the command.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Namespace, Service};
+use kube::api::{DeleteParams, ListParams};
+use kube::{Api, ResourceExt};
+use proto::ServiceName;
+
+use crate::config::settings::ControllerSettings;
+use crate::kubernetes::lease::{LOOKED_AT_EVERY, LeaseCandidate};
+use crate::kubernetes::{ApiError, Cluster, PatchOutcome, StatusError, patch};
+use crate::plan::ownership::Ownership;
+use crate::world::World;
+use crate::world::change::Change;
+use objects::crd::EdgeGateway;
+use objects::status::StatusWrite;
+use objects::{Candidate, Held};
+
+/// Observation time of the Lease, in which a leader renews it at least twice.
+const LEADER_LOOKED_FOR: Duration = Duration::from_secs(LOOKED_AT_EVERY.as_secs() * 2 + 1);
+/// Objects per request of a list.
+const PAGE: u32 = 500;
+/// Maximum number of attempts for a Service that changes all the time.
+const ATTEMPTS_MAX: usize = 5;
+
+/// Scope of a release.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// Services that the configuration does not claim: without class, or no longer of type `LoadBalancer`.
+    Unclaimed,
+    /// These, and the Services of a former class of ours.
+    Class(String),
+    /// All Services of this installation.
+    All,
+}
+
+/// Why a release failed or is incomplete.
+#[derive(Debug, thiserror::Error)]
+pub enum ReleaseError {
+    /// A controller leads and would revert the release.
+    #[error(
+        "{holder} leads (Lease {namespace}/{lease}) and would take everything back; stop every controller of the group first"
+    )]
+    Led {
+        /// Who.
+        holder: String,
+        /// Where.
+        namespace: String,
+        /// Its name.
+        lease: String,
+    },
+    /// The API server.
+    #[error("{what}: {outage}")]
+    Api {
+        /// The operation.
+        what: &'static str,
+        /// The error.
+        outage: ApiError,
+    },
+    /// One Service could not be written.
+    #[error("{service}: {cause}")]
+    Service {
+        /// Which.
+        service: ServiceName,
+        /// Why.
+        cause: String,
+    },
+}
+
+fn api(what: &'static str) -> impl Fn(kube::Error) -> ReleaseError {
+    move |error| ReleaseError::Api { what, outage: ApiError::from(&error) }
+}
+
+/// Checks that no controller leads the group.
+///
+/// # Errors
+/// If one does, or the Lease cannot be read.
+pub async fn nobody_leads(cluster: &Cluster, group: &str) -> Result<(), ReleaseError> {
+    let lease = LeaseCandidate::new(group, None).lease;
+    let leases = Api::<Lease>::namespaced(cluster.client.clone(), &cluster.namespace);
+    let look = async || leases.get_opt(&lease).await.map_err(api("get the Lease"));
+    let Some(first) = look().await? else { return Ok(()) };
+    let holder = first.spec.as_ref().and_then(|spec| spec.holder_identity.clone()).unwrap_or_default();
+    if holder.is_empty() {
+        return Ok(());
+    }
+    tokio::time::sleep(LEADER_LOOKED_FOR).await;
+    let is_renewed = look().await?.is_some_and(|second| second.resource_version() != first.resource_version());
+    if is_renewed { Err(ReleaseError::Led { holder, namespace: cluster.namespace.clone(), lease }) } else { Ok(()) }
+}
+
+/// Releases Services and passes each to `told`. With `is_dry` it changes nothing.
+///
+/// # Errors
+/// The first error. Services passed to `told` before it are released.
+pub async fn release(
+    cluster: &Cluster,
+    settings: &ControllerSettings,
+    extent: &Extent,
+    is_dry: bool,
+    mut told: impl FnMut(&ServiceName),
+) -> Result<(), ReleaseError> {
+    let namespaces = all::<Namespace>(Api::all(cluster.client.clone()), "list namespaces").await?;
+    let mut world = World::default();
+    world.apply(Change::NamespacesReplaced(namespaces));
+    for service in all::<Service>(Api::all(cluster.client.clone()), "list services").await? {
+        if let Some(write) = write(&service, &world, settings, extent) {
+            if !is_dry {
+                release_one(cluster, write.clone(), &world, settings, extent).await?;
+            }
+            told(&write.service);
+        }
+    }
+    Ok(())
+}
+
+/// Deletes the `EdgeGateway` objects of a group and passes the name of each to `told`.
+///
+/// # Errors
+/// The first error.
+pub async fn delete_gateways(
+    cluster: &Cluster,
+    group: &str,
+    is_dry: bool,
+    mut told: impl FnMut(&str),
+) -> Result<(), ReleaseError> {
+    let gateways = Api::<EdgeGateway>::all(cluster.client.clone());
+    let list = match gateways.list(&ListParams::default()).await {
+        Ok(list) => list.items,
+        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+        Err(error) => return Err(api("list edgegateways.sluice.dev")(error)),
+    };
+    for gateway in list.iter().filter(|gateway| gateway.spec.group == group) {
+        let name = gateway.name_any();
+        if !is_dry {
+            match gateways.delete(&name, &DeleteParams::default()).await {
+                Ok(_) | Err(kube::Error::SerdeError(_)) => {}
+                Err(kube::Error::Api(status)) if status.code == 404 => {}
+                Err(error) => return Err(api("delete edgegateways.sluice.dev")(error)),
+            }
+        }
+        told(&name);
+    }
+    Ok(())
+}
+
+/// All objects, page by page.
+async fn all<K>(objects: Api<K>, what: &'static str) -> Result<Vec<K>, ReleaseError>
+where
+    K: Clone + serde::de::DeserializeOwned + std::fmt::Debug,
+{
+    let (mut found, mut next) = (Vec::new(), None);
+    loop {
+        let parameters = ListParams { continue_token: next, limit: Some(PAGE), ..ListParams::default() };
+        let page = objects.list(&parameters).await.map_err(api(what))?;
+        next = page.metadata.continue_.filter(|token| !token.is_empty());
+        found.extend(page.items);
+        if next.is_none() {
+            return Ok(found);
+        }
+    }
+}
+
+async fn release_one(
+    cluster: &Cluster,
+    mut next: StatusWrite,
+    world: &World,
+    settings: &ControllerSettings,
+    extent: &Extent,
+) -> Result<(), ReleaseError> {
+    let services = Api::<Service>::namespaced(cluster.client.clone(), &next.service.namespace);
+    for _ in 0..ATTEMPTS_MAX {
+        match patch(&cluster.client, &next).await {
+            Ok(PatchOutcome::Written | PatchOutcome::Gone) => return Ok(()),
+            Ok(PatchOutcome::Stale) => {
+                // The role has no right to `get` a single object.
+                let this = ListParams::default().fields(&format!("metadata.name={}", next.service.name));
+                let newer = services.list(&this).await.map_err(api("list services"))?.items.pop();
+                match newer.and_then(|service| write(&service, world, settings, extent)) {
+                    Some(write) => next = write,
+                    None => return Ok(()),
+                }
+            }
+            Err(StatusError::Later(outage)) => return Err(ReleaseError::Api { what: "patch services/status", outage }),
+            Err(error) => return Err(ReleaseError::Service { service: next.service, cause: error.to_string() }),
+        }
+    }
+    let cause = format!("it changed {ATTEMPTS_MAX} times while it was released; try again");
+    Err(ReleaseError::Service { service: next.service, cause })
+}
+
+/// What must be removed from a Service, if anything.
+fn write(service: &Service, world: &World, settings: &ControllerSettings, extent: &Extent) -> Option<StatusWrite> {
+    let held = Held::of(service);
+    let candidate = Candidate::try_from(service).ok();
+    let is_load_balancer = service.spec.as_ref().and_then(|spec| spec.type_.as_deref()) == Some("LoadBalancer");
+    let class = service.spec.as_ref().and_then(|spec| spec.load_balancer_class.as_deref());
+    let was_written = candidate.as_ref().is_some_and(|candidate| candidate.is_held_by(&settings.group));
+    let is_extent = match (extent, class) {
+        (Extent::All, Some(class)) => class == settings.load_balancer_class,
+        (Extent::Class(left), Some(class)) => class == left,
+        (Extent::Unclaimed, Some(_)) => false,
+        (_, None) if held.is_of_another(&settings.group) => false,
+        (Extent::All, None) => true,
+        // A running controller also keeps Services that were ours before; here only the configured rules count.
+        (Extent::Unclaimed | Extent::Class(_), None) => !candidate.is_some_and(|candidate| {
+            let unheld = Candidate { held: Held::default(), status_is_ours: false, ..candidate };
+            is_load_balancer && Ownership::of(&unheld, world, settings).addresses
+        }),
+    };
+    let has_our_addresses = is_load_balancer && !held.ingress.is_empty() && (class.is_some() || was_written);
+    if !is_extent || !(held.has_marks() || has_our_addresses) {
+        return None;
+    }
+    Some(StatusWrite {
+        service: ServiceName::new(service.metadata.namespace.as_deref()?, service.metadata.name.as_deref()?),
+        uid: service.metadata.uid.clone()?,
+        resource_version: service.metadata.resource_version.clone()?,
+        ingress: has_our_addresses.then(Vec::new),
+        conditions: held.conditions.keys().map(|kind| (*kind, None)).collect::<BTreeMap<_, _>>(),
+        finalizer: held.finalizer.then_some(false),
+        group: held.group.is_some().then(String::new),
+    })
+}

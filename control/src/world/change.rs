@@ -1,0 +1,57 @@
+//! Changes of objects, as a source sends them to the controller. There are two sources: a directory of manifests and a
+//! Kubernetes API server.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::{Namespace, Node, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use objects::crd::AddressPool;
+use objects::note::Note;
+use proto::ServiceName;
+
+use crate::world::checkpoint::Checkpoint;
+use crate::world::overrides::Overrides;
+
+/// A change of the objects. A source sends every `*Replaced` before the first plan, and again after a relist.
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// The complete list of Services.
+    ServicesReplaced(Vec<Service>),
+    /// The complete list of EndpointSlices.
+    SlicesReplaced(Vec<EndpointSlice>),
+    /// The complete list of Nodes.
+    NodesReplaced(Vec<Node>),
+    /// The complete list of Namespaces.
+    NamespacesReplaced(Vec<Namespace>),
+    /// The complete list of `AddressPool`s. Empty if the CRD is not installed: pools may come from the configuration alone.
+    PoolsReplaced(Vec<AddressPool>),
+    /// All gateways ever seen, with the addresses that each uses itself. Sent once, at the start.
+    GatewaysReplaced(BTreeMap<String, Vec<IpAddr>>),
+    /// Decisions of a previous leader. Sent once, at the start.
+    CheckpointReplaced(Box<Checkpoint>),
+    /// A Service was added or changed.
+    ServiceApplied(Box<Service>),
+    /// An EndpointSlice was added or changed.
+    SliceApplied(Box<EndpointSlice>),
+    /// A Node was added or changed.
+    NodeApplied(Box<Node>),
+    /// A Namespace was added or changed.
+    NamespaceApplied(Box<Namespace>),
+    /// An `AddressPool` was added or changed.
+    PoolApplied(Box<AddressPool>),
+    /// A Service was deleted.
+    ServiceDeleted(ServiceName),
+    /// An EndpointSlice was deleted: namespace and name.
+    SliceDeleted(ServiceName),
+    /// A Node was deleted: its name.
+    NodeDeleted(String),
+    /// A Namespace was deleted: its name.
+    NamespaceDeleted(String),
+    /// An `AddressPool` was deleted: its name.
+    PoolDeleted(String),
+    /// All manual overrides of operators.
+    OverridesReplaced(Box<Overrides>),
+    /// A note for the owner of an object, for example that it cannot be parsed.
+    Noted(Note),
+}

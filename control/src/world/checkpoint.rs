@@ -1,0 +1,255 @@
+//! The checkpoint: decisions of a leader that its successor must keep. These are the addresses of each Service, the size of
+//! each Maglev table, and the reservations of freed addresses.
+//!
+//! Invariant: a plan from the same objects and the checkpoint of the previous plan gives every Service the same addresses
+//! and tables. The checkpoint is a hint: addresses that sluice wrote into a status take precedence, and lines that cannot
+//! be parsed are skipped.
+//! Deliberately not here: where it is stored (`store`), and the allocation (`addresses`).
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use imbl::OrdMap;
+use proto::limits::MAGLEV_SIZES;
+use proto::{Family, Protocol, ServiceName};
+
+/// A Maglev table of a Service: protocol, port and family of its frontend.
+pub type TableKey = (Protocol, u16, Family);
+
+/// First line of each text. Texts with another first line are ignored.
+const VERSION: &str = "v1";
+/// Prefix of the line of a reserved address. The line of a Service begins with its name, which contains a slash.
+const RESERVED: &str = "reserved";
+/// Maximum time of a reservation.
+const RESERVED_MAX_S: u64 = 3600;
+/// Maximum length of one text, in characters: a ConfigMap holds 1 MiB. Four texts hold 65,536 Services of 55 characters each.
+const TEXT_MAX: usize = 900_000;
+
+/// Decisions for one Service.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Decided {
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+    /// The size of each of its Maglev tables, in entries.
+    pub tables: BTreeMap<TableKey, u32>,
+}
+
+/// A freed address that is reserved for its former holder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reserved {
+    /// The address.
+    pub address: IpAddr,
+    /// Its former holder.
+    pub service: ServiceName,
+    /// End of the reservation.
+    pub until: Instant,
+}
+
+/// A checkpoint. Successive checkpoints share unchanged parts.
+#[derive(Clone, Debug, Default)]
+pub struct Checkpoint {
+    /// Grows with every change.
+    pub revision: u64,
+    /// By Service.
+    pub services: OrdMap<ServiceName, Arc<Decided>>,
+    /// The reserved addresses.
+    pub reserved: Arc<Vec<Reserved>>,
+}
+
+impl Checkpoint {
+    /// Records the decisions for a Service.
+    pub(crate) fn put(&mut self, name: &ServiceName, decided: Decided) {
+        if decided == Decided::default() {
+            return self.remove(name);
+        }
+        if self.services.get(name).is_none_or(|old| **old != decided) {
+            self.services.insert(name.clone(), Arc::new(decided));
+            self.revision += 1;
+        }
+    }
+
+    /// Removes a Service.
+    pub(crate) fn remove(&mut self, name: &ServiceName) {
+        if self.services.remove(name).is_some() {
+            self.revision += 1;
+        }
+    }
+
+    /// Serializes it into several texts; the hash of its name chooses the text of a Service. `clock` is the time of day at `now`.
+    /// A text that would be too long loses its longest lines, so that a Service of a thousand ports displaces no others.
+    #[must_use]
+    pub fn to_texts(&self, count: usize, now: Instant, clock: SystemTime) -> Vec<String> {
+        let mut texts: Vec<Vec<String>> = vec![Vec::new(); count.max(1)];
+        let mut put = |name: &ServiceName, line: String| {
+            let at = text_of(name, texts.len());
+            texts[at].push(line);
+        };
+        for (name, decided) in &self.services {
+            put(name, line(name, decided));
+        }
+        for one in self.reserved.iter() {
+            let until = (clock + one.until.saturating_duration_since(now)).duration_since(UNIX_EPOCH).unwrap_or_default();
+            put(&one.service, format!("{RESERVED} {} {} {}", one.address, one.service, until.as_secs()));
+        }
+        texts.into_iter().map(joined).collect()
+    }
+
+    /// Parses such texts.
+    #[must_use]
+    pub fn from_texts(texts: &[String], now: Instant, clock: SystemTime) -> Self {
+        let clock_s = clock.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let (mut read, mut reserved, mut broken) = (Self::default(), Vec::new(), 0_usize);
+        for text in texts {
+            let mut lines = text.lines();
+            if lines.next().is_some_and(|first| first != VERSION) {
+                tracing::warn!("a part of the checkpoint is of another version; it is not used");
+                continue;
+            }
+            for line in lines {
+                if let Some((name, decided)) = read_service(line) {
+                    read.put(&name, decided);
+                } else if let Some((address, service, until_s)) = read_reserved(line) {
+                    // The limit guards against a clock that was set back.
+                    let left = Duration::from_secs(until_s.saturating_sub(clock_s).min(RESERVED_MAX_S));
+                    reserved.push(Reserved { address, service, until: now + left });
+                } else {
+                    broken += 1;
+                }
+            }
+        }
+        if broken > 0 {
+            tracing::warn!(lines = broken, "lines of the checkpoint cannot be read; they are left out");
+        }
+        Self { reserved: Arc::new(reserved), ..read }
+    }
+}
+
+/// Index of the text of a Service: FNV-1a, which is the same in every build.
+fn text_of(name: &ServiceName, count: usize) -> usize {
+    let bytes = name.namespace.bytes().chain([b'/']).chain(name.name.bytes());
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    usize::try_from(hash % u64::try_from(count).unwrap_or(1).max(1)).unwrap_or_default()
+}
+
+fn joined(mut lines: Vec<String>) -> String {
+    let mut length: usize = VERSION.len() + 1 + lines.iter().map(|line| line.len() + 1).sum::<usize>();
+    if length > TEXT_MAX {
+        let all = lines.len();
+        lines.sort_by_key(String::len);
+        while let Some(longest) = lines.pop_if(|_| length > TEXT_MAX) {
+            length -= longest.len() + 1;
+        }
+        lines.sort();
+        tracing::warn!(left_out = all - lines.len(), "the checkpoint is too long; a new leader decides those Services anew");
+    }
+    let mut text = format!("{VERSION}\n");
+    for line in lines {
+        text.push_str(&line);
+        text.push('\n');
+    }
+    text
+}
+
+fn line(name: &ServiceName, decided: &Decided) -> String {
+    let mut line = name.to_string();
+    for address in &decided.addresses {
+        let _ = write!(line, " {address}");
+    }
+    for ((protocol, port, family), size) in &decided.tables {
+        let _ = write!(line, " {protocol}/{port}/{family}={size}");
+    }
+    line
+}
+
+fn read_service(line: &str) -> Option<(ServiceName, Decided)> {
+    let mut words = line.split(' ');
+    let name = proto::convert::service_name(words.next()?).ok()?;
+    let mut decided = Decided::default();
+    for word in words {
+        match word.split_once('=') {
+            None => decided.addresses.push(word.parse().ok()?),
+            Some((table, size)) => {
+                let size = size.parse().ok().filter(|size| MAGLEV_SIZES.contains(size))?;
+                decided.tables.insert(read_table(table)?, size);
+            }
+        }
+    }
+    Some((name, decided))
+}
+
+fn read_table(text: &str) -> Option<TableKey> {
+    let (protocol, rest) = text.split_once('/')?;
+    let (port, family) = rest.split_once('/')?;
+    let family = match family {
+        "IPv4" => Family::V4,
+        "IPv6" => Family::V6,
+        _ => return None,
+    };
+    Some((protocol.parse().ok()?, port.parse().ok()?, family))
+}
+
+fn read_reserved(line: &str) -> Option<(IpAddr, ServiceName, u64)> {
+    let mut words = line.strip_prefix(RESERVED)?.strip_prefix(' ')?.split(' ');
+    let (address, service, until_s) = (words.next()?, words.next()?, words.next()?);
+    Some((address.parse().ok()?, proto::convert::service_name(service).ok()?, until_s.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checkpoint(now: Instant) -> Checkpoint {
+        let mut all = Checkpoint::default();
+        let tables = [((Protocol::Tcp, 80, Family::V4), 509), ((Protocol::Udp, 53, Family::V6), 1021)].into();
+        let addresses = vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()];
+        all.put(&ServiceName::new("shop", "web"), Decided { addresses, tables });
+        all.put(
+            &ServiceName::new("shop", "reserved"),
+            Decided { addresses: vec!["192.0.2.2".parse().unwrap()], ..Decided::default() },
+        );
+        let until = now + Duration::from_secs(60);
+        let service = ServiceName::new("shop", "old");
+        Checkpoint { reserved: Arc::new(vec![Reserved { address: "192.0.2.3".parse().unwrap(), service, until }]), ..all }
+    }
+
+    #[test]
+    fn what_is_written_reads_back_the_same_in_one_text_or_several() {
+        let (now, clock) = (Instant::now(), UNIX_EPOCH + Duration::from_secs(1_000_000));
+        let all = checkpoint(now);
+        for count in [1, 4] {
+            let texts = all.to_texts(count, now, clock);
+            assert_eq!(texts.len(), count);
+            // Parsed 20 s later.
+            let later = Duration::from_secs(20);
+            let read = Checkpoint::from_texts(&texts, now + later, clock + later);
+            assert_eq!((read.services, &read.reserved), (all.services.clone(), &all.reserved), "{texts:?}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_left_out_and_nothing_else() {
+        let (now, clock) = (Instant::now(), UNIX_EPOCH);
+        let lines = ["v1", "shop/a 192.0.2.1", "shop/b 192.0.2.300", "shop/c tcp/80/IPv4=500", "reserved nonsense", "", "x"];
+        let read = Checkpoint::from_texts(&[lines.join("\n"), "v2\nshop/d 192.0.2.4".to_owned(), String::new()], now, clock);
+        assert_eq!(read.services.keys().map(ToString::to_string).collect::<Vec<_>>(), ["shop/a"]);
+        assert!(read.reserved.is_empty());
+    }
+
+    #[test]
+    fn a_text_that_is_too_long_loses_the_longest_services() {
+        let mut all = Checkpoint::default();
+        let tables = (1..=30_000).map(|port| ((Protocol::Tcp, port, Family::V4), 655_373)).collect::<BTreeMap<_, _>>();
+        for name in ["large-1", "large-2"] {
+            all.put(&ServiceName::new("shop", name), Decided { tables: tables.clone(), ..Decided::default() });
+        }
+        let one = |port| [((Protocol::Tcp, port, Family::V4), 251)].into();
+        all.put(&ServiceName::new("shop", "small"), Decided { tables: one(80), ..Decided::default() });
+        let texts = all.to_texts(1, Instant::now(), UNIX_EPOCH);
+        assert!(texts[0].len() <= TEXT_MAX);
+        let read = Checkpoint::from_texts(&texts, Instant::now(), UNIX_EPOCH);
+        assert!(read.services.len() == 2 && read.services.contains_key(&ServiceName::new("shop", "small")));
+    }
+}
