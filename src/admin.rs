@@ -17,7 +17,7 @@ use std::sync::Arc;
 use control::gateways::socket::{TakenAway, listen};
 use dataplane::WorkerCounters;
 use proto::v1::admin_server::Admin;
-use proto::v1::{answer::Said, question::Ask};
+use proto::v1::{answer::Reply, question::Query};
 use proto::{Generation, v1};
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
@@ -97,12 +97,12 @@ impl Sources {
 
     /// Answers a request that the controller forwards for an operator.
     #[must_use]
-    pub fn answer(&self, ask: &Ask) -> Said {
-        match ask {
-            Ask::Services(_) => Said::Services(self.services()),
-            Ask::Backends(_) => Said::Backends(self.backends()),
-            Ask::Ports(_) => Said::Ports(self.ports()),
-            Ask::Drops(_) => Said::Drops(self.drops()),
+    pub fn answer(&self, query: &Query) -> Reply {
+        match query {
+            Query::Services(_) => Reply::Services(self.services()),
+            Query::Backends(_) => Reply::Backends(self.backends()),
+            Query::Ports(_) => Reply::Ports(self.ports()),
+            Query::Drops(_) => Reply::Drops(self.drops()),
         }
     }
 }
@@ -173,7 +173,7 @@ impl Admin for Sources {
             .map_err(|error| Status::internal(format!("the reload failed: {error}")))?
             .map_err(|errors| Status::invalid_argument(errors.to_string()))?;
         let summary = reloaded.to_string();
-        tracing::info!(summary, "the configuration was read again");
+        tracing::info!(summary, "the configuration was reloaded");
         Ok(Response::new(v1::ReloadResponse { applied: reloaded.applied, at_next_start: reloaded.at_next_start, summary }))
     }
 

@@ -113,7 +113,7 @@ fn stop_on_signals(stop: CancellationToken) -> std::io::Result<()> {
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
         }
-        tracing::warn!("a second signal: ending at once; the next start takes over what is left behind");
+        tracing::warn!("second signal: exiting at once; the next start cleans up");
         std::process::exit(ENDED_AT_ONCE);
     });
     Ok(())
@@ -126,9 +126,9 @@ fn reload_on_signal(reload: Arc<Reload>) -> std::io::Result<()> {
         while hangup.recv().await.is_some() {
             let reload = Arc::clone(&reload);
             match tokio::task::spawn_blocking(move || reload.reload()).await {
-                Ok(Ok(reloaded)) => tracing::info!(summary = %reloaded, "the configuration was read again"),
-                Ok(Err(errors)) => tracing::error!(%errors, "the configuration is not valid; nothing has changed"),
-                Err(error) => tracing::error!(%error, "the configuration could not be read again"),
+                Ok(Ok(reloaded)) => tracing::info!(summary = %reloaded, "the configuration was reloaded"),
+                Ok(Err(errors)) => tracing::error!(%errors, "the configuration is invalid; nothing was changed"),
+                Err(error) => tracing::error!(%error, "the configuration could not be reloaded"),
             }
         }
     });
@@ -154,7 +154,7 @@ struct Channels {
     /// Cancelled when the gateway is about to end, so that its routes are withdrawn.
     leaving: CancellationToken,
     served: watch::Sender<Served>,
-    asks: Arc<ArrayQueue<(Link, IpAddr)>>,
+    neighbour_requests: Arc<ArrayQueue<(Link, IpAddr)>>,
 }
 
 async fn serve(
@@ -182,7 +182,7 @@ async fn serve(
         draining: watch::Sender::default(),
         leaving: CancellationToken::new(),
         served: watch::Sender::default(),
-        asks: Arc::new(ArrayQueue::new(REQUESTS_MAX)),
+        neighbour_requests: Arc::new(ArrayQueue::new(REQUESTS_MAX)),
     };
     let counters: Vec<_> = worker_ports.iter().map(|_| Arc::new(WorkerCounters::default())).collect();
     let compiler = Compiler::new(settings.engine(&ports.macs())).counting(counters.clone());
@@ -239,7 +239,7 @@ async fn leave(settings: &Settings, channels: &Channels) {
     withdraw_routes(settings).await;
     if is_announced {
         let wait = settings.drain_on_stop;
-        tracing::info!(?wait, "routes to VIPs are withdrawn; what routers still send is forwarded meanwhile");
+        tracing::info!(?wait, "routes to VIPs are withdrawn; packets that still arrive are forwarded");
         sleep(wait).await;
     }
 }
@@ -273,7 +273,7 @@ async fn stopped(running: Option<Running>) {
     if let Some(running) = running
         && let Err(error) = running.stopped().await
     {
-        tracing::warn!(%error, "the controller did not end well");
+        tracing::warn!(%error, "the controller ended with an error");
     }
 }
 
@@ -292,7 +292,7 @@ fn start_workers<'a>(
             subscriber,
             limits: settings.flows.clone(),
             counters: Arc::clone(counters),
-            asks: Arc::clone(&channels.asks),
+            neighbour_requests: Arc::clone(&channels.neighbour_requests),
             peers,
             seed,
             observer: (),
@@ -450,7 +450,7 @@ fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels:
             ports: settings.ports.iter().map(|port| port.name.clone()).collect(),
             next_hops: channels.next_hops.subscribe(),
             answered: channels.answered.subscribe(),
-            requests: Arc::clone(&channels.asks),
+            requests: Arc::clone(&channels.neighbour_requests),
             network: channels.linux.clone(),
         };
         supervisor.run("netlink", move || {

@@ -287,7 +287,7 @@ pub fn keep_off(cores: &[usize]) {
         if mask.count() == 0 { Ok(()) } else { sched_setaffinity(None, &mask) }
     });
     if let Err(error) = kept_off {
-        tracing::warn!(%error, "other threads of the gateway cannot be kept off the workers' cores");
+        tracing::warn!(%error, "cannot keep other threads of the gateway off the workers' cores");
     }
 }
 

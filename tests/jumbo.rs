@@ -7,8 +7,8 @@ use std::sync::Arc;
 use crossbeam_queue::ArrayQueue;
 use dataplane::testing::{Packet, arriving_at, assert_checksums, reassembled};
 use dataplane::{
-    Belongs, Buffer, Burst, Compiler, Config, DropReason, Fate, FlowLimits, Health, Mac, Neighbour, Network, Observe, Parts,
-    PortConfig, PortIndex, Publisher, Route, Tunnel, Worker, WorkerCounters, tcp_flags,
+    Buffer, Burst, Compiler, Config, DropReason, FlowLimits, Health, Mac, Neighbour, Network, Observe, PacketFlow, PacketOutcome,
+    Parts, PortConfig, PortIndex, Publisher, Route, Tunnel, Worker, WorkerCounters, tcp_flags,
 };
 use dpdk_sys::{Eal, EalConfig, Hugepages, Mbuf, Mempool, MempoolConfig, RingInput, RingOutput, RingPort};
 use proto::limits::MAGLEV_HASH_VERSION;
@@ -27,11 +27,11 @@ const NARROW: PortIndex = PortIndex(2);
 const SEGMENT_BYTES: usize = 2048;
 
 #[derive(Debug, Default)]
-struct Last(Option<Fate>);
+struct Last(Option<PacketOutcome>);
 
 impl Observe<Received> for Last {
-    fn observe(&mut self, _: &Received, fate: Fate, _: impl FnOnce() -> Option<Belongs>) {
-        self.0 = Some(fate);
+    fn observe(&mut self, _: &Received, outcome: PacketOutcome, _: impl FnOnce() -> Option<PacketFlow>) {
+        self.0 = Some(outcome);
     }
 }
 
@@ -132,7 +132,7 @@ impl Gateway {
             subscriber: subscribers.remove(0),
             limits,
             counters: counters.clone(),
-            asks: Arc::new(ArrayQueue::new(64)),
+            neighbour_requests: Arc::new(ArrayQueue::new(64)),
             seed: 7,
             peers: None,
             observer: Last::default(),
@@ -152,7 +152,7 @@ impl Gateway {
     }
 
     /// Delivers a frame to a port, in segments, and returns what the worker did with it.
-    fn put(&mut self, port: PortIndex, frame: &[u8]) -> Option<Fate> {
+    fn put(&mut self, port: PortIndex, frame: &[u8]) -> Option<PacketOutcome> {
         let frame = arriving_at(mac_of(port), frame);
         let mut parts = frame.chunks(SEGMENT_BYTES).map(|part| {
             let mut segment = self.segments.allocate().unwrap();
@@ -187,12 +187,12 @@ fn jumbo_frames_pass_unchanged_and_too_long_ones_are_fragmented_or_answered_with
     let mut gateway = Gateway::new();
 
     // A frame of 6,054 bytes, in three segments.
-    assert_eq!(gateway.put(UPLINK, &to_vip(1, tcp_flags::SYN, &[]).build()), Some(Fate::Forward(CLUSTER)));
+    assert_eq!(gateway.put(UPLINK, &to_vip(1, tcp_flags::SYN, &[]).build()), Some(PacketOutcome::Forward(CLUSTER)));
     let syn = gateway.sent(CLUSTER).remove(0);
     let snat_port = u16::from_be_bytes([syn[34], syn[35]]);
     for len in [6000, 8960] {
         let data = to_vip(1, tcp_flags::ACK, &payload[..len]);
-        assert_eq!(gateway.put(UPLINK, &data.build()), Some(Fate::Forward(CLUSTER)), "{len}");
+        assert_eq!(gateway.put(UPLINK, &data.build()), Some(PacketOutcome::Forward(CLUSTER)), "{len}");
         let sent = gateway.sent(CLUSTER);
         assert_eq!((sent.len(), sent[0].len()), (1, 54 + len));
         assert_checksums(&sent[0]);
@@ -201,22 +201,22 @@ fn jumbo_frames_pass_unchanged_and_too_long_ones_are_fragmented_or_answered_with
 
     // The reply.
     let reply = Packet::tcp("10.1.0.11:8080", &format!("10.1.0.3:{snat_port}")).flags(tcp_flags::ACK).payload(&payload);
-    assert_eq!(gateway.put(CLUSTER, &reply.build()), Some(Fate::Forward(UPLINK)));
+    assert_eq!(gateway.put(CLUSTER, &reply.build()), Some(PacketOutcome::Forward(UPLINK)));
     let sent = gateway.sent(UPLINK).remove(0);
     assert_checksums(&sent);
     assert_eq!(sent[54..], payload);
 
     // 9,000 bytes do not fit an MTU of 1,500. With DF set the sender gets an ICMP error; without, the packet is
     // fragmented.
-    assert_eq!(gateway.put(UPLINK, &to_vip(2, tcp_flags::SYN, &[]).build()), Some(Fate::Forward(NARROW)));
+    assert_eq!(gateway.put(UPLINK, &to_vip(2, tcp_flags::SYN, &[]).build()), Some(PacketOutcome::Forward(NARROW)));
     let _syn = gateway.sent(NARROW);
     let data = to_vip(2, tcp_flags::ACK, &payload);
-    assert_eq!(gateway.put(UPLINK, &data.build()), Some(Fate::Reply(UPLINK)));
+    assert_eq!(gateway.put(UPLINK, &data.build()), Some(PacketOutcome::Reply(UPLINK)));
     let told = gateway.sent(UPLINK).remove(0);
     assert_checksums(&told);
     assert_eq!((&told[34..36], &told[40..42]), (&[3, 4][..], &1500_u16.to_be_bytes()[..]), "fragmentation needed, 1500");
     assert_eq!(told.len(), 14 + 576, "at most the length of an ICMP error");
-    assert_eq!(gateway.put(UPLINK, &Packet { fragmentation: 0, ..data }.build()), Some(Fate::Forward(NARROW)));
+    assert_eq!(gateway.put(UPLINK, &Packet { fragmentation: 0, ..data }.build()), Some(PacketOutcome::Forward(NARROW)));
     let pieces = gateway.sent(NARROW);
     assert_eq!(pieces.len(), 7);
     assert!(pieces.iter().all(|piece| piece.len() <= 1514));
@@ -226,10 +226,10 @@ fn jumbo_frames_pass_unchanged_and_too_long_ones_are_fragmented_or_answered_with
 
     // Frames that exceed a buffer or lack a segment are malformed.
     let longer = Packet::udp("10.0.0.11:5555", "10.0.0.101:80").payload(&[0; 9300]).build();
-    assert_eq!(gateway.put(UPLINK, &longer), Some(Fate::Drop(DropReason::Malformed)), "longer than a buffer");
+    assert_eq!(gateway.put(UPLINK, &longer), Some(PacketOutcome::Drop(DropReason::Malformed)), "longer than a buffer");
     let mut cut_off = to_vip(1, tcp_flags::ACK, &payload).build();
     cut_off.truncate(6000);
-    assert_eq!(gateway.put(UPLINK, &cut_off), Some(Fate::Drop(DropReason::Malformed)), "a segment is missing");
+    assert_eq!(gateway.put(UPLINK, &cut_off), Some(PacketOutcome::Drop(DropReason::Malformed)), "a segment is missing");
 
     assert!(gateway.counters.account().closes(), "{:?}", gateway.counters.account());
     let (segments, pool) = (gateway.segments, gateway.pool);

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use core_affinity::CoreId;
 use dataplane::testing::Packet;
-use dataplane::{Compiler, DropReason, Fate, MemoryBuffer, Publisher};
+use dataplane::{Compiler, DropReason, MemoryBuffer, PacketOutcome, Publisher};
 use proto::{GatewayState, Origin, ServiceName};
 use rig::{CLUSTER, Rig, SECOND, UPLINK};
 use sluice::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
@@ -99,11 +99,11 @@ fn a_task_that_panics_loses_no_packet_and_publishes_again_after_its_restart() {
     rig.state.services.remove(&ServiceName::new("default", "web"));
     states.send_replace(known(rig.state.clone()));
     let new_client = Packet::tcp("198.51.100.8:1", "192.0.2.100:80").build();
-    while rig.put(UPLINK, &new_client) == Some(Fate::Forward(CLUSTER)) {
+    while rig.put(UPLINK, &new_client) == Some(PacketOutcome::Forward(CLUSTER)) {
         assert!(Instant::now() < deadline, "the change does not reach the worker");
         std::thread::yield_now();
     }
-    assert_eq!(rig.put(UPLINK, &new_client), Some(Fate::Drop(DropReason::UnknownVip)));
+    assert_eq!(rig.put(UPLINK, &new_client), Some(PacketOutcome::Drop(DropReason::UnknownVip)));
     stop.cancel();
     runtime.block_on(supervisor.finished());
 }

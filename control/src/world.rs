@@ -482,7 +482,7 @@ impl World {
         tracing::debug!(%error, "not served");
         self.remove_service(name);
         if *is_expected && self.unserved.insert(name.clone()) && !told.contains(name) {
-            let remark = Remark::new(Cause::NeverServed, format!("it is not served: {why}"));
+            let remark = Remark::new(Cause::NeverServed, format!("not served: {why}"));
             self.notes.push(Note { subject: Subject::Service(name.clone()), remark });
         }
     }

@@ -15,7 +15,7 @@ use proto::v1;
 use proto::v1::admin_client::AdminClient;
 use proto::v1::config_client::ConfigClient;
 use proto::v1::fleet_client::FleetClient;
-use proto::v1::{answer::Said, watch_request::Message};
+use proto::v1::{answer::Reply, watch_request::Message};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -166,8 +166,8 @@ impl Gateway {
     /// Offers to answer queries. If `is_silent`, the gateway never answers.
     async fn offer(&self, is_silent: bool) {
         let (answers, outbound) = mpsc::channel(8);
-        let offer = Said::Offer(v1::Offer { gateway: self.name.clone() });
-        answers.send(v1::Answer { number: 0, said: Some(offer) }).await.unwrap();
+        let offer = Reply::Offer(v1::Offer { gateway: self.name.clone() });
+        answers.send(v1::Answer { number: 0, reply: Some(offer) }).await.unwrap();
         let mut questions =
             FleetClient::new(self.channel.clone()).serve(ReceiverStream::new(outbound)).await.unwrap().into_inner();
         tokio::spawn(async move {
@@ -175,7 +175,7 @@ impl Gateway {
                 let count = v1::DropCount { reason: "no_flow".to_owned(), packets: 7, ..v1::DropCount::default() };
                 let drops = v1::ListDropsResponse { drops: vec![count], ..v1::ListDropsResponse::default() };
                 if !is_silent {
-                    let answer = v1::Answer { number: question.number, said: Some(Said::Drops(drops)) };
+                    let answer = v1::Answer { number: question.number, reply: Some(Reply::Drops(drops)) };
                     answers.send(answer).await.unwrap();
                 }
             }

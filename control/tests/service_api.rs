@@ -1,5 +1,5 @@
-//! The tables of fields in docs/reference/service-api.md against the API: a field that Kubernetes adds is one that the page, and with
-//! it sluice, has to say something of.
+//! Compares the tables of fields in docs/reference/service-api.md with the API. The page, and sluice, must cover every
+//! field that Kubernetes adds.
 
 #![allow(clippy::unwrap_used)]
 

@@ -104,13 +104,13 @@ fn service(name: u32, backends: impl Iterator<Item = u32>, size: u32) -> Service
     Service::new(ServiceName::new("default", &format!("s{name}")), vec![port])
 }
 
-struct Desk {
+struct Rig {
     compiler: Compiler,
     state: State,
     network: Network,
 }
 
-impl Desk {
+impl Rig {
     fn new() -> Self {
         let compiler = Compiler::new(config()).counting(vec![Arc::new(WorkerCounters::default())]);
         let route = Route { to: "10.0.0.0/8".parse().unwrap(), via: None, link: PortIndex(0).into(), weight: 1 };
@@ -130,7 +130,7 @@ fn choices() {
     let mut rows: Vec<_> = Scheduler::ALL.iter().map(|&scheduler| (scheduler, None)).collect();
     rows.push((Scheduler::Maglev, Some(Duration::from_secs(10_800))));
     for (scheduler, affinity) in rows {
-        let mut desk = Desk::new();
+        let mut desk = Rig::new();
         desk.put(Service { scheduler, affinity, ..service(0, 0..1000, 65_537) });
         let snapshot = desk.compile();
         let frontend = snapshot.frontend(0xc000_0200_u32, 6, 80).unwrap();
@@ -147,7 +147,7 @@ fn choices() {
 /// One endpoint is added or removed, among 10,000 services with ten each.
 fn changes() {
     for scheduler in [Scheduler::Maglev, Scheduler::LeastConnections] {
-        let mut desk = Desk::new();
+        let mut desk = Rig::new();
         for name in 0..10_000 {
             desk.put(Service { scheduler, ..service(name, name * 10..name * 10 + 10, 2039) });
         }

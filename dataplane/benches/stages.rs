@@ -201,7 +201,7 @@ impl Gateway {
             subscriber: subscribers.remove(0),
             limits: config.flows,
             counters: Arc::new(WorkerCounters::default()),
-            asks: Arc::new(ArrayQueue::new(64)),
+            neighbour_requests: Arc::new(ArrayQueue::new(64)),
             peers: None,
             seed: 7,
             observer: (),

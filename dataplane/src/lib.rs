@@ -34,10 +34,11 @@ pub mod workers;
 pub use choose::{Chooser, Intervals, SourceRanges};
 pub use compiler::Compiler;
 pub use flow::{BackendId, FlowLimits, FlowTable};
-pub use forward::{Belongs, Fate, NoMemory, Observe, Parts, PortWithTwin, Worker};
+pub use forward::{NoMemory, Observe, PacketFlow, PacketOutcome, Parts, PortWithTwin, Worker};
 pub use fragment::{Datagram, Fragment, Part};
 pub use icmp::{
-    ANSWERS_PER_SECOND, ANSWERS_PER_SECOND_AND_NETWORK, AnswerLimiter, Ask, Quote, QuotedChecksum, UnresolvedNeighbour,
+    ANSWERS_PER_SECOND, ANSWERS_PER_SECOND_AND_NETWORK, AnswerLimiter, NeighbourRequest, Quote, QuotedChecksum,
+    UnresolvedNeighbour,
 };
 pub use port::{BURST, Burst, FROM_LINUX_BURSTS, Link, MemoryBuffer, MemoryPort, Port, PortIndex, TO_LINUX_BURSTS, TwinQueues};
 pub use snapshot::{
@@ -46,4 +47,4 @@ pub use snapshot::{
 };
 pub use stats::{Account, BackendCounters, Counter, DropReason, WorkerCounters};
 pub use wire::{Address, Buffer, Headers, Mac, Parsed, TagKind, Transport, Tuple, TupleHash, Vlan, parse, sctp_chunk, tcp_flags};
-pub use workers::{Handed, Peers, PortQueues};
+pub use workers::{HandedOver, Peers, PortQueues};

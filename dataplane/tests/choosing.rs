@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dataplane::testing::Packet;
-use dataplane::{DropReason, Fate};
+use dataplane::{DropReason, PacketOutcome};
 use proto::{BackendState, Scheduler, Service, ServiceName};
 use rig::{BACKENDS, CLUSTER, Rig, SECOND, UPLINK, ends, last_byte};
 
@@ -36,9 +36,9 @@ fn backend_of(rig: &mut Rig, client: &str, vip: &str) -> u8 {
 fn only_clients_inside_the_source_ranges_may_connect() {
     let ranges = |prefixes: &[&str]| Some(prefixes.iter().map(|p| p.parse().unwrap()).collect());
     let (v4, v6) = ("192.0.2.100:80", "[2001:db8::1:0]:80");
-    let denied = Some(Fate::Drop(DropReason::SourceRange));
-    let allowed = Some(Fate::Forward(CLUSTER));
-    type Row<'a> = (&'a str, &'a [&'a str], &'a str, &'a str, Option<Fate>);
+    let denied = Some(PacketOutcome::Drop(DropReason::SourceRange));
+    let allowed = Some(PacketOutcome::Forward(CLUSTER));
+    type Row<'a> = (&'a str, &'a [&'a str], &'a str, &'a str, Option<PacketOutcome>);
     let rows: [Row<'_>; 7] = [
         ("a client inside", &["198.51.100.0/24"], "198.51.100.7:5555", v4, allowed),
         ("one outside", &["198.51.101.0/24"], "198.51.100.7:5555", v4, denied),
@@ -48,9 +48,9 @@ fn only_clients_inside_the_source_ranges_may_connect() {
         ("a family with a prefix of length 0", &["0.0.0.0/0"], "198.51.100.7:5555", v4, allowed),
         ("any client, with an empty list of ranges", &[], "198.51.100.7:5555", v4, denied),
     ];
-    for (sentence, prefixes, client, vip, fate) in rows {
+    for (sentence, prefixes, client, vip, outcome) in rows {
         let mut rig = with("web", |service| service.source_ranges = ranges(prefixes));
-        assert_eq!(rig.put(UPLINK, &Packet::tcp(client, vip).build()), fate, "{sentence}");
+        assert_eq!(rig.put(UPLINK, &Packet::tcp(client, vip).build()), outcome, "{sentence}");
     }
     let mut rig = with("node-port", |service| service.source_ranges = ranges(&["10.0.0.0/8"]));
     assert_eq!(
@@ -64,26 +64,26 @@ fn only_clients_inside_the_source_ranges_may_connect() {
 fn a_flow_continues_when_its_client_leaves_the_source_ranges() {
     let mut rig = Rig::new();
     let client = "198.51.100.7:5555";
-    assert_eq!(rig.put(UPLINK, &Packet::tcp(client, "192.0.2.100:80").build()), Some(Fate::Forward(CLUSTER)));
+    assert_eq!(rig.put(UPLINK, &Packet::tcp(client, "192.0.2.100:80").build()), Some(PacketOutcome::Forward(CLUSTER)));
     change(&mut rig, "web", |service| service.source_ranges = Some(vec!["10.0.0.0/8".parse().unwrap()]));
     rig.publish();
     assert_eq!(
         rig.put(UPLINK, &Packet::tcp(client, "192.0.2.100:80").build()),
-        Some(Fate::Forward(CLUSTER)),
+        Some(PacketOutcome::Forward(CLUSTER)),
         "its flow is known"
     );
     let other = Packet::tcp("198.51.100.7:5556", "192.0.2.100:80").build();
-    assert_eq!(rig.put(UPLINK, &other), Some(Fate::Drop(DropReason::SourceRange)), "a new one is not");
+    assert_eq!(rig.put(UPLINK, &other), Some(PacketOutcome::Drop(DropReason::SourceRange)), "a new one is not");
 }
 
 #[test]
 fn a_local_frontend_without_backends_is_silent_where_another_refuses() {
-    for (local, fate) in [(false, Fate::Reply(UPLINK)), (true, Fate::Drop(DropReason::NoLocalBackend))] {
+    for (local, outcome) in [(false, PacketOutcome::Reply(UPLINK)), (true, PacketOutcome::Drop(DropReason::NoLocalBackend))] {
         let mut rig = with("web", |service| {
             service.local = local;
             service.ports.iter_mut().for_each(|port| port.backends.clear());
         });
-        assert_eq!(rig.put(UPLINK, &Packet::tcp("198.51.100.7:5555", "192.0.2.100:80").build()), Some(fate));
+        assert_eq!(rig.put(UPLINK, &Packet::tcp("198.51.100.7:5555", "192.0.2.100:80").build()), Some(outcome));
     }
 }
 

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use dataplane::testing::{Packet, assert_checksums};
-use dataplane::{DropReason, Fate, tcp_flags};
+use dataplane::{DropReason, PacketOutcome, tcp_flags};
 use proto::{Mode, Service, ServiceName};
 use rig::{CLUSTER, CLUSTER_MAC, ROUTER_MAC, Rig, SECOND, UPLINK, UPLINK_MAC, ip};
 
@@ -49,7 +49,7 @@ fn a_connection_goes_there_and_back_and_the_backend_sees_the_client() {
         assert_eq!(rig::ends(&back), (socket(vip), socket(client)));
         assert_eq!((&back[0..6], &back[6..12]), (&ROUTER_MAC.0[..], &UPLINK_MAC.0[..]));
         let forged = between(backend, source).flags(ACK).build();
-        assert_eq!(rig.put(UPLINK, &forged), Some(Fate::Drop(DropReason::SnatWrongPort)));
+        assert_eq!(rig.put(UPLINK, &forged), Some(PacketOutcome::Drop(DropReason::SnatWrongPort)));
     }
 }
 
@@ -83,16 +83,20 @@ fn a_reply_without_a_flow_is_rewritten_where_only_one_frontend_leads_to_the_back
     {
         let mut rig = Rig::with_mode(Mode::Dnat);
         let reply = between(backend, socket(client)).flags(ACK).payload(b"data").build();
-        assert_eq!(rig.put(UPLINK, &reply), Some(Fate::Drop(DropReason::SnatWrongPort)), "by the wrong port");
+        assert_eq!(rig.put(UPLINK, &reply), Some(PacketOutcome::Drop(DropReason::SnatWrongPort)), "by the wrong port");
         let back = rig.forward(CLUSTER, &reply);
         assert_checksums(&back);
         assert_eq!(rig::ends(&back), (socket(vip), socket(client)));
         let there = rig.forward(UPLINK, &Packet::tcp(client, vip).flags(ACK).build());
         assert_eq!(rig::ends(&there), (socket(client), backend), "the client's packets follow that flow");
         let to_us = between(backend, SocketAddr::new(if backend.is_ipv4() { ip("10.0.0.2") } else { ip("fd00::2") }, 40_000));
-        assert_eq!(rig.put(CLUSTER, &to_us.flags(SYN | ACK).build()), Some(Fate::Linux(CLUSTER)), "a probe's answer is Linux's");
+        assert_eq!(
+            rig.put(CLUSTER, &to_us.flags(SYN | ACK).build()),
+            Some(PacketOutcome::Linux(CLUSTER)),
+            "a probe's answer is Linux's"
+        );
         let own = between(backend, SocketAddr::new(socket(client).ip(), 443));
-        assert_eq!(rig.put(CLUSTER, &own.build()), Some(Fate::Linux(CLUSTER)), "a connection of the backend's own");
+        assert_eq!(rig.put(CLUSTER, &own.build()), Some(PacketOutcome::Linux(CLUSTER)), "a connection of the backend's own");
     }
 }
 
@@ -101,16 +105,16 @@ fn a_reply_without_a_flow_is_dropped_where_several_frontends_lead_to_the_backend
     let mut rig = Rig::with_mode(Mode::Dnat);
     second_vip(&mut rig);
     let reply = Packet::tcp("10.0.0.12:8080", CLIENT).flags(ACK).build();
-    assert_eq!(rig.put(CLUSTER, &reply), Some(Fate::Drop(DropReason::NoFlow)));
+    assert_eq!(rig.put(CLUSTER, &reply), Some(PacketOutcome::Drop(DropReason::NoFlow)));
     rig.set_mode("web", Mode::Nat);
-    assert_eq!(rig.put(CLUSTER, &reply), Some(Fate::Linux(CLUSTER)), "the backend's mode has changed");
+    assert_eq!(rig.put(CLUSTER, &reply), Some(PacketOutcome::Linux(CLUSTER)), "the backend's mode has changed");
 }
 
 #[test]
 fn a_stray_reset_of_a_backend_begins_no_flow() {
     let mut rig = Rig::with_mode(Mode::Dnat);
     let stray = Packet::tcp("10.0.0.12:8080", CLIENT).flags(tcp_flags::RST).build();
-    assert_eq!(rig.put(CLUSTER, &stray), Some(Fate::Drop(DropReason::NoFlow)));
+    assert_eq!(rig.put(CLUSTER, &stray), Some(PacketOutcome::Drop(DropReason::NoFlow)));
     assert_eq!(rig.counters.flows.get(), 0);
 }
 
@@ -119,7 +123,7 @@ fn a_late_reply_of_a_backend_that_the_flow_left_is_dropped() {
     let mut rig = Rig::with_mode(Mode::Dnat);
     let (client, backend) = rig::ends(&rig.forward(UPLINK, &Packet::tcp(CLIENT, VIP).build()));
     let other = if backend.ip() == ip("10.0.0.11") { socket("10.0.0.12:8080") } else { socket("10.0.0.11:8080") };
-    assert_eq!(rig.put(CLUSTER, &between(other, client).flags(ACK).build()), Some(Fate::Drop(DropReason::NoFlow)));
+    assert_eq!(rig.put(CLUSTER, &between(other, client).flags(ACK).build()), Some(PacketOutcome::Drop(DropReason::NoFlow)));
 }
 
 #[test]
@@ -133,7 +137,7 @@ fn of_two_flows_that_look_the_same_to_a_backend_the_established_one_stays() {
     rig.publish();
     let via = |vip: &str| Packet::tcp(CLIENT, &format!("{vip}:80"));
     let (client, backend) = rig::ends(&rig.forward(UPLINK, &via("192.0.2.100").build()));
-    assert_eq!(rig.put(UPLINK, &via("192.0.2.102").build()), Some(Fate::Forward(CLUSTER)));
+    assert_eq!(rig.put(UPLINK, &via("192.0.2.102").build()), Some(PacketOutcome::Forward(CLUSTER)));
     let sent = rig.sent(CLUSTER);
     let flags: Vec<u8> = sent.iter().map(|frame| frame[47]).collect();
     assert_eq!(flags, [tcp_flags::RST, SYN], "the backend forgets the older handshake before it sees the new one");
@@ -141,10 +145,10 @@ fn of_two_flows_that_look_the_same_to_a_backend_the_established_one_stays() {
     let back = rig.forward(CLUSTER, &between(backend, client).flags(SYN | ACK).build());
     assert_eq!(rig::ends(&back).0, socket("192.0.2.102:80"));
     rig.forward(UPLINK, &via("192.0.2.102").flags(ACK).build());
-    assert_eq!(rig.put(UPLINK, &via("192.0.2.100").build()), Some(Fate::Drop(DropReason::SnatExhausted)));
+    assert_eq!(rig.put(UPLINK, &via("192.0.2.100").build()), Some(PacketOutcome::Drop(DropReason::SnatExhausted)));
     rig.forward(UPLINK, &via("192.0.2.102").flags(ACK | tcp_flags::FIN).build());
     let half_closed = rig.put(UPLINK, &via("192.0.2.100").build());
-    assert_eq!(half_closed, Some(Fate::Drop(DropReason::SnatExhausted)), "the backend may still send");
+    assert_eq!(half_closed, Some(PacketOutcome::Drop(DropReason::SnatExhausted)), "the backend may still send");
     rig.forward(CLUSTER, &between(backend, client).flags(ACK | tcp_flags::FIN).build());
     rig.forward(UPLINK, &via("192.0.2.100").build());
     assert_eq!(rig.counters.flows.get(), 1);
@@ -169,7 +173,7 @@ fn a_backend_gets_icmp_errors_from_the_gateway_for_packets_that_cannot_reach_the
         let (client, backend) = rig::ends(&rig.forward(UPLINK, &Packet::tcp(client, vip).build()));
         let reply = || between(backend, client).flags(ACK);
         for packet in [reply().hop_limit(1), reply().payload(&[0; 1600])] {
-            assert_eq!(rig.put(CLUSTER, &packet.build()), Some(Fate::Reply(CLUSTER)));
+            assert_eq!(rig.put(CLUSTER, &packet.build()), Some(PacketOutcome::Reply(CLUSTER)));
             let told = rig.sent(CLUSTER).remove(0);
             assert_checksums(&told);
             let (source, destination) = rig::ends(&told);

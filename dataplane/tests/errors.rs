@@ -7,7 +7,7 @@ mod rig;
 use std::net::{IpAddr, SocketAddr};
 
 use dataplane::testing::{Packet, Segment, assert_checksums};
-use dataplane::{DropReason, Fate, PortIndex, tcp_flags};
+use dataplane::{DropReason, PacketOutcome, PortIndex, tcp_flags};
 use proptest::prelude::*;
 use proto::Mode;
 use rig::{CLUSTER, Rig, SECOND, UPLINK, ends, hop_limit, ip};
@@ -143,7 +143,7 @@ struct Row {
     sentence: &'static str,
     port: PortIndex,
     frame: Vec<u8>,
-    fate: Fate,
+    outcome: PacketOutcome,
 }
 
 #[test]
@@ -158,8 +158,8 @@ fn errors_without_a_flow_and_possibly_forged_ones_are_not_forwarded() {
     let reply = about(V4.vip, V4.client);
     let later_fragment = Packet { fragmentation: 0x0010, ..V4.packet(&snat.to_string(), &backend.to_string(), ACK) }.build();
     let gre = Packet { segment: Segment::Other { protocol: 47 }, ..V4.packet(V4.vip, V4.client, ACK) }.build();
-    let row = |sentence, port, packet: Packet, fate| Row { sentence, port, frame: packet.build(), fate };
-    let drop = Fate::Drop;
+    let row = |sentence, port, packet: Packet, outcome| Row { sentence, port, frame: packet.build(), outcome };
+    let drop = PacketOutcome::Drop;
     let rows = [
         row(
             "a tuple that has no flow",
@@ -190,14 +190,14 @@ fn errors_without_a_flow_and_possibly_forged_ones_are_not_forwarded() {
             "for the twin, about what Linux sent",
             UPLINK,
             error(V4.far, ip("192.0.2.2"), unreachable, &about("192.0.2.2:40000", V4.client), 100),
-            Fate::Linux(UPLINK),
+            PacketOutcome::Linux(UPLINK),
         ),
     ];
-    for Row { sentence, port, frame, fate } in rows {
-        assert_eq!(rig.put(port, &frame), Some(fate), "{sentence}");
+    for Row { sentence, port, frame, outcome } in rows {
+        assert_eq!(rig.put(port, &frame), Some(outcome), "{sentence}");
     }
     // None of these had an effect.
-    assert!(matches!(rig.put(UPLINK, &about(V4.client, V4.vip)), Some(Fate::Forward(CLUSTER))));
+    assert!(matches!(rig.put(UPLINK, &about(V4.client, V4.vip)), Some(PacketOutcome::Forward(CLUSTER))));
 }
 
 #[test]
@@ -219,10 +219,10 @@ fn an_error_neither_ends_a_flow_nor_keeps_it() {
     // 30 s after its last packet an unanswered flow ends, whatever errors came meanwhile.
     for _ in 0..29 {
         rig.now += SECOND;
-        assert_eq!(rig.put(CLUSTER, &error), Some(Fate::Forward(UPLINK)));
+        assert_eq!(rig.put(CLUSTER, &error), Some(PacketOutcome::Forward(UPLINK)));
     }
     rig.now += 2 * SECOND;
-    assert_eq!(rig.put(CLUSTER, &error), Some(Fate::Drop(DropReason::IcmpUnmatched)));
+    assert_eq!(rig.put(CLUSTER, &error), Some(PacketOutcome::Drop(DropReason::IcmpUnmatched)));
 }
 
 #[test]

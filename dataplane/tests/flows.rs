@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dataplane::testing::Packet;
-use dataplane::{DropReason, Fate, Mac, Neighbour, tcp_flags};
+use dataplane::{DropReason, Mac, Neighbour, PacketOutcome, tcp_flags};
 use proto::{Protocol, ServiceName};
 use rig::{CLUSTER, ROUTER_MAC, Rig, SECOND, UPLINK, ends, ip};
 
@@ -59,7 +59,7 @@ fn an_established_connection_outlives_an_opening_one() {
     assert_eq!(rig.counters.flows.get(), 1);
     rig.forward(UPLINK, &Packet::tcp("198.51.100.7:1", VIP).flags(ACK).build());
     let late = Packet::tcp("198.51.100.7:2", VIP).flags(ACK).build();
-    assert_eq!(rig.put(UPLINK, &late), Some(Fate::Drop(DropReason::NoFlow)));
+    assert_eq!(rig.put(UPLINK, &late), Some(PacketOutcome::Drop(DropReason::NoFlow)));
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn a_syn_that_an_unhealthy_backend_never_answered_is_sent_to_another_when_it_is_
     assert_eq!(ends(&rig.forward(UPLINK, &syn(1))).1, backend);
     rig.health.failing.insert((Protocol::Tcp, backend));
     rig.publish();
-    assert_eq!(rig.put(UPLINK, &syn(1)), Some(Fate::Forward(CLUSTER)));
+    assert_eq!(rig.put(UPLINK, &syn(1)), Some(PacketOutcome::Forward(CLUSTER)));
     let receivers: Vec<_> = rig.sent(CLUSTER).iter().map(|frame| ends(frame).1).collect();
     assert!(receivers[0] == backend && receivers[1] != backend, "a RST to the one, the SYN to another: {receivers:?}");
     assert_eq!(rig.counters.flows.get(), 1, "the flow to the unhealthy backend has ended");
@@ -138,9 +138,9 @@ fn a_syn_that_an_unhealthy_backend_never_answered_is_sent_to_another_when_it_is_
 fn a_packet_that_cannot_be_forwarded_opens_no_flow() {
     let mut rig = Rig::new();
     let last_hop = Packet::tcp("198.51.100.7:1", VIP).hop_limit(1);
-    assert_eq!(rig.put(UPLINK, &last_hop.build()), Some(Fate::Reply(UPLINK)));
+    assert_eq!(rig.put(UPLINK, &last_hop.build()), Some(PacketOutcome::Reply(UPLINK)));
     let too_big = Packet::udp("198.51.100.7:1", "192.0.2.101:53").payload(&[0; 1600]);
-    assert_eq!(rig.put(UPLINK, &too_big.build()), Some(Fate::Reply(UPLINK)));
+    assert_eq!(rig.put(UPLINK, &too_big.build()), Some(PacketOutcome::Reply(UPLINK)));
     assert_eq!(rig.counters.flows.get(), 0);
 }
 
@@ -158,7 +158,7 @@ fn when_all_backends_fail_all_are_used() {
 fn a_frontend_without_any_endpoint_refuses() {
     let mut rig = Rig::new();
     set_backends(&mut rig, &[]);
-    assert_eq!(rig.put(UPLINK, &syn(1)), Some(Fate::Reply(UPLINK)));
+    assert_eq!(rig.put(UPLINK, &syn(1)), Some(PacketOutcome::Reply(UPLINK)));
     assert_eq!(rig.sent(UPLINK)[0][47] & tcp_flags::RST, tcp_flags::RST);
 }
 
@@ -183,7 +183,7 @@ fn a_connection_to_a_removed_backend_continues_until_the_drain_ends() {
     assert_eq!(ends(&rig.forward(UPLINK, &data)).1, backend);
     rig.now += 301 * SECOND;
     rig.publish();
-    assert_eq!(rig.put(UPLINK, &data), Some(Fate::Drop(DropReason::NoFlow)));
+    assert_eq!(rig.put(UPLINK, &data), Some(PacketOutcome::Drop(DropReason::NoFlow)));
     assert_ne!(ends(&rig.forward(UPLINK, &Packet::tcp("198.51.100.7:1", VIP).build())).1, backend);
 }
 
@@ -226,7 +226,7 @@ fn a_packet_waits_for_its_next_hop_and_is_then_forwarded() {
     assert_eq!(rig.put(UPLINK, &syn(1)), None, "no verdict yet");
     assert_eq!(rig.counters.held.get(), 1);
     rig.assert_account();
-    assert!(rig.asks.pop().is_some_and(|(link, _)| link == CLUSTER.into()), "the kernel is asked to resolve it");
+    assert!(rig.neighbour_requests.pop().is_some_and(|(link, _)| link == CLUSTER.into()), "the kernel is asked to resolve it");
     rig.network = rig::network();
     let snapshot = rig.compiler.compile(&rig.state, &rig.network, &rig.health, rig.now);
     rig.publisher.publish(snapshot);
@@ -265,7 +265,9 @@ fn an_on_link_client_is_resolved_again_while_its_flow_is_used() {
     let mut rig = Rig::new();
     let on_link = "192.0.2.10:4000";
     establish(&mut rig, on_link);
-    let asked = |rig: &Rig| std::iter::from_fn(|| rig.asks.pop()).filter(|ask| *ask == (UPLINK.into(), ip("192.0.2.10"))).count();
+    let asked = |rig: &Rig| {
+        std::iter::from_fn(|| rig.neighbour_requests.pop()).filter(|ask| *ask == (UPLINK.into(), ip("192.0.2.10"))).count()
+    };
     asked(&rig);
     for _ in 0..3 {
         idle(&mut rig, 9);

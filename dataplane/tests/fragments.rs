@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use dataplane::testing::{Packet, Segment, assert_checksums, fragments, identification, reassembled};
-use dataplane::{DropReason, Fate, PortIndex, tcp_flags};
+use dataplane::{DropReason, PacketOutcome, PortIndex, tcp_flags};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -185,7 +185,7 @@ fn a_packet_that_does_not_fit_and_may_be_fragmented_leaves_in_fragments() {
     let mut rig = Rig::new();
     let packet = Packet { fragmentation: 0, ..Packet::udp(CLIENT, "192.0.2.101:53").payload(&data(4000)) };
     let originated = rig.counters.originated.get();
-    assert_eq!(rig.put(UPLINK, &packet.build()), Some(Fate::Forward(CLUSTER)));
+    assert_eq!(rig.put(UPLINK, &packet.build()), Some(PacketOutcome::Forward(CLUSTER)));
     let left = rig.sent(CLUSTER);
     assert_eq!(left.iter().map(|piece| piece.len() - 14).collect::<Vec<_>>(), [1500, 1500, 1068]);
     assert!(left.iter().all(|piece| header_checksum_holds(piece) && hop_limit(piece) == 62));
@@ -205,7 +205,7 @@ fn a_packet_that_does_not_fit_and_may_be_fragmented_leaves_in_fragments() {
     assert_eq!(left.len(), 3);
     assert_checksums(&reassembled(&left));
     let options = Packet { options: vec![1; 4], ..packet };
-    assert_eq!(rig.put(UPLINK, &options.build()), Some(Fate::Drop(DropReason::TooBig)));
+    assert_eq!(rig.put(UPLINK, &options.build()), Some(PacketOutcome::Drop(DropReason::TooBig)));
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn fragments_that_come_before_the_first_wait_for_it_and_no_longer() {
     rig.worker.poll(rig.now);
     assert_eq!((rig.drops(DropReason::FragmentTimeout), rig.counters.held.get()), (2, 0));
     // The first one is forwarded alone; waiting for the others is up to the receiver.
-    assert_eq!(rig.put(UPLINK, &came[0]), Some(Fate::Forward(CLUSTER)));
+    assert_eq!(rig.put(UPLINK, &came[0]), Some(PacketOutcome::Forward(CLUSTER)));
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn too_many_early_fragments_are_dropped_with_their_reason() {
     for fragment in &came[1..65] {
         assert_eq!(rig.put(UPLINK, fragment), None);
     }
-    assert_eq!(rig.put(UPLINK, &came[65]), Some(Fate::Drop(DropReason::FragmentTableFull)));
+    assert_eq!(rig.put(UPLINK, &came[65]), Some(PacketOutcome::Drop(DropReason::FragmentTableFull)));
     rig.put(UPLINK, &came[0]);
     assert_eq!(rig.sent(CLUSTER).len(), 65);
 }
@@ -257,7 +257,7 @@ struct Row {
     sentence: &'static str,
     port: PortIndex,
     frames: Vec<Vec<u8>>,
-    fates: Vec<Fate>,
+    fates: Vec<PacketOutcome>,
 }
 
 fn check(rows: Vec<Row>) {
@@ -271,34 +271,39 @@ fn check(rows: Vec<Row>) {
 #[test]
 fn later_fragments_share_the_verdict_of_the_first() {
     use DropReason as R;
-    let drop = |reason| vec![Fate::Drop(reason); 2];
+    let drop = |reason| vec![PacketOutcome::Drop(reason); 2];
     let udp = |from: &str, to: &str| fragments(&Packet::udp(from, to).payload(&data(1000)).build(), 800, 1);
     let tcp = |from: &str, to: &str, flags| fragments(&Packet::tcp(from, to).flags(flags).payload(&data(1000)).build(), 800, 1);
     let echo = |from: &str, to: &str| fragments(&Packet::echo_request(from, to).payload(&data(1000)).build(), 800, 1);
     let row = |sentence, port, frames, fates| Row { sentence, port, frames, fates };
     check(vec![
         row("for an unused address", UPLINK, udp(CLIENT, "192.0.2.119:53"), drop(R::UnknownVip)),
-        row("for a closed port", UPLINK, udp(CLIENT, "192.0.2.101:54"), vec![Fate::Reply(UPLINK), Fate::Drop(R::AnswerLimited)]),
+        row(
+            "for a closed port",
+            UPLINK,
+            udp(CLIENT, "192.0.2.101:54"),
+            vec![PacketOutcome::Reply(UPLINK), PacketOutcome::Drop(R::AnswerLimited)],
+        ),
         row("TCP of no flow", UPLINK, tcp(CLIENT, "192.0.2.100:80", ACK), drop(R::NoFlow)),
         row("to a SNAT address without flow", CLUSTER, udp("10.0.0.11:5353", "10.0.0.3:2000"), drop(R::NoFlow)),
         row("from a VIP", UPLINK, udp("192.0.2.100:5", "192.0.2.101:53"), drop(R::OwnSource)),
         row("ping in fragments", UPLINK, echo("198.51.100.7", "192.0.2.100"), drop(R::FragmentUnsupported)),
         row("ping in fragments over IPv6", UPLINK, echo("2001:db8:1::7", "2001:db8::1:0"), drop(R::FragmentUnsupported)),
-        row("ping of the twin in fragments", UPLINK, echo("198.51.100.7", "192.0.2.2"), vec![Fate::Linux(UPLINK); 2]),
-        row("for the twin", UPLINK, udp(CLIENT, "192.0.2.2:53"), vec![Fate::Linux(UPLINK); 2]),
-        row("for a node port", UPLINK, tcp(CLIENT, "192.0.2.2:30080", tcp_flags::SYN), vec![Fate::Forward(CLUSTER); 2]),
-        row("for another address", UPLINK, udp(CLIENT, "203.0.113.9:53"), vec![Fate::Linux(UPLINK); 2]),
+        row("ping of the twin in fragments", UPLINK, echo("198.51.100.7", "192.0.2.2"), vec![PacketOutcome::Linux(UPLINK); 2]),
+        row("for the twin", UPLINK, udp(CLIENT, "192.0.2.2:53"), vec![PacketOutcome::Linux(UPLINK); 2]),
+        row("for a node port", UPLINK, tcp(CLIENT, "192.0.2.2:30080", tcp_flags::SYN), vec![PacketOutcome::Forward(CLUSTER); 2]),
+        row("for another address", UPLINK, udp(CLIENT, "203.0.113.9:53"), vec![PacketOutcome::Linux(UPLINK); 2]),
         row(
             "the last alone, for another address",
             UPLINK,
             udp(CLIENT, "203.0.113.9:53")[1..].to_vec(),
-            vec![Fate::Linux(UPLINK)],
+            vec![PacketOutcome::Linux(UPLINK)],
         ),
         row(
             "the last hop",
             UPLINK,
             hops(&Packet::udp(CLIENT, "192.0.2.101:53"), 1),
-            vec![Fate::Reply(UPLINK), Fate::Drop(R::AnswerLimited)],
+            vec![PacketOutcome::Reply(UPLINK), PacketOutcome::Drop(R::AnswerLimited)],
         ),
     ]);
 }
@@ -309,7 +314,7 @@ fn hops(packet: &Packet, hop_limit: u8) -> Vec<Vec<u8>> {
 
 #[test]
 fn fragments_that_hide_their_ports_are_malformed() {
-    let bad = |frame: Vec<u8>| (vec![frame], vec![Fate::Drop(DropReason::Malformed)]);
+    let bad = |frame: Vec<u8>| (vec![frame], vec![PacketOutcome::Drop(DropReason::Malformed)]);
     let row = |sentence, (frames, fates)| Row { sentence, port: UPLINK, frames, fates };
     let tcp = Packet::tcp(CLIENT, "192.0.2.100:80").payload(&data(64)).build();
     let udp = Packet::udp(CLIENT, "192.0.2.101:53").payload(&data(64)).build();
@@ -343,7 +348,7 @@ fn fragments_that_hide_their_ports_are_malformed() {
             sentence: "UDP's header alone is whole",
             port: UPLINK,
             frames: vec![fragments(&udp, 8, 1)[0].clone()],
-            fates: vec![Fate::Forward(CLUSTER)],
+            fates: vec![PacketOutcome::Forward(CLUSTER)],
         },
     ]);
 }
@@ -372,7 +377,7 @@ fn fragments_by_a_wrong_port_are_not_let_in() {
     let (snat, backend) = ends(&rig.forward(UPLINK, &Packet::udp(CLIENT, "192.0.2.101:53").build()));
     let forged = fragments(&Packet::udp(&backend.to_string(), &snat.to_string()).payload(&data(1000)).build(), 800, 1);
     for fragment in &forged {
-        assert_eq!(rig.put(UPLINK, fragment), Some(Fate::Drop(DropReason::SnatWrongPort)));
+        assert_eq!(rig.put(UPLINK, fragment), Some(PacketOutcome::Drop(DropReason::SnatWrongPort)));
     }
 }
 

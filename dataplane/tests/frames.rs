@@ -7,7 +7,7 @@ mod rig;
 use std::net::{Ipv6Addr, SocketAddr};
 
 use dataplane::testing::{Packet, Segment, arp_request, assert_checksums, fragments, neighbour_solicitation};
-use dataplane::{DropReason, Fate, Link, Mac, PortIndex, TagKind, Vlan, VlanLink, tcp_flags};
+use dataplane::{DropReason, Link, Mac, PacketOutcome, PortIndex, TagKind, Vlan, VlanLink, tcp_flags};
 use proto::Mode;
 use rig::{CLUSTER, Rig, UPLINK, UPLINK_MAC, ends, ip, mac_of};
 
@@ -65,8 +65,8 @@ fn frames() -> Vec<(&'static str, Vec<u8>)> {
 fn a_frame_for_another_station_is_neither_forwarded_nor_answered_nor_passed_to_the_kernel() {
     for (sentence, frame) in frames() {
         let mut rig = Rig::new();
-        let fate = rig.put(UPLINK, &to(OTHER_STATION, &frame));
-        assert_eq!(fate, Some(Fate::Drop(DropReason::NotOurMac)), "{sentence}");
+        let outcome = rig.put(UPLINK, &to(OTHER_STATION, &frame));
+        assert_eq!(outcome, Some(PacketOutcome::Drop(DropReason::NotOurMac)), "{sentence}");
         rig.settle_nothing_sent();
         assert!(rig.to_linux(UPLINK).is_empty(), "{sentence}");
     }
@@ -76,8 +76,8 @@ fn a_frame_for_another_station_is_neither_forwarded_nor_answered_nor_passed_to_t
 fn a_frame_from_a_group_is_dropped() {
     for (sentence, frame) in frames() {
         let mut rig = Rig::new();
-        let fate = rig.put(UPLINK, &from(MULTICAST, &frame));
-        assert_eq!(fate, Some(Fate::Drop(DropReason::NotOurMac)), "{sentence}");
+        let outcome = rig.put(UPLINK, &from(MULTICAST, &frame));
+        assert_eq!(outcome, Some(PacketOutcome::Drop(DropReason::NotOurMac)), "{sentence}");
         rig.settle_nothing_sent();
     }
 }
@@ -93,8 +93,8 @@ fn packets_of_a_flow_count_only_in_frames_for_the_port() {
             let rows =
                 [(OTHER_STATION, DropReason::NotOurMac), (BROADCAST, DropReason::Malformed), (MULTICAST, DropReason::Malformed)];
             for (mac, reason) in rows {
-                let fate = rig.put(UPLINK, &to(mac, &packet(ACK)));
-                assert_eq!(fate, Some(Fate::Drop(reason)), "{mode:?}, {vip}, to {mac}");
+                let outcome = rig.put(UPLINK, &to(mac, &packet(ACK)));
+                assert_eq!(outcome, Some(PacketOutcome::Drop(reason)), "{mode:?}, {vip}, to {mac}");
             }
             rig.forward(UPLINK, &packet(ACK));
             if !mode.is_two_way() || vip == DNS {
@@ -103,8 +103,8 @@ fn packets_of_a_flow_count_only_in_frames_for_the_port() {
             let (source, backend) = ends(&sent);
             let reply = Packet::tcp(&backend.to_string(), &source.to_string()).flags(SYN | ACK).build();
             for (mac, reason) in rows {
-                let fate = rig.put(CLUSTER, &to(mac, &reply));
-                assert_eq!(fate, Some(Fate::Drop(reason)), "{mode:?}, a reply of {backend}, to {mac}");
+                let outcome = rig.put(CLUSTER, &to(mac, &reply));
+                assert_eq!(outcome, Some(PacketOutcome::Drop(reason)), "{mode:?}, a reply of {backend}, to {mac}");
             }
             rig.forward(CLUSTER, &reply);
         }
@@ -116,8 +116,8 @@ fn an_association_counts_only_in_frames_for_the_port() {
     let mut rig = Rig::new();
     rig.forward(UPLINK, &Packet::sctp(CLIENT, VIP).build());
     let again = Packet::sctp(CLIENT, VIP).build();
-    assert_eq!(rig.put(UPLINK, &to(BROADCAST, &again)), Some(Fate::Drop(DropReason::Malformed)));
-    assert_eq!(rig.put(UPLINK, &to(OTHER_STATION, &again)), Some(Fate::Drop(DropReason::NotOurMac)));
+    assert_eq!(rig.put(UPLINK, &to(BROADCAST, &again)), Some(PacketOutcome::Drop(DropReason::Malformed)));
+    assert_eq!(rig.put(UPLINK, &to(OTHER_STATION, &again)), Some(PacketOutcome::Drop(DropReason::NotOurMac)));
     rig.forward(UPLINK, &again);
 }
 
@@ -127,31 +127,31 @@ fn frames_to_groups_are_accepted_only_where_a_protocol_uses_them() {
     let solicitation = neighbour_solicitation(v6("2001:db8::10"), v6("2001:db8::1:0"));
     let mut to_one = solicitation.clone();
     to_one.destination = ip("2001:db8::1:0");
-    let to_linux = Fate::Linux(UPLINK);
+    let to_linux = PacketOutcome::Linux(UPLINK);
     let rows = [
-        ("ARP asks all", arp.clone(), Fate::Reply(UPLINK)),
-        ("ARP asks one", to(UPLINK_MAC, &arp), Fate::Reply(UPLINK)),
+        ("ARP asks all", arp.clone(), PacketOutcome::Reply(UPLINK)),
+        ("ARP asks one", to(UPLINK_MAC, &arp), PacketOutcome::Reply(UPLINK)),
         ("ARP never asks another group", to(MULTICAST, &arp), to_linux),
-        ("a solicitation goes to the group of the address", solicitation.build(), Fate::Reply(UPLINK)),
-        ("or to one", to(UPLINK_MAC, &to_one.build()), Fate::Reply(UPLINK)),
-        ("but not to one by a group", to_one.build(), Fate::Drop(DropReason::UnsupportedProtocol)),
+        ("a solicitation goes to the group of the address", solicitation.build(), PacketOutcome::Reply(UPLINK)),
+        ("or to one", to(UPLINK_MAC, &to_one.build()), PacketOutcome::Reply(UPLINK)),
+        ("but not to one by a group", to_one.build(), PacketOutcome::Drop(DropReason::UnsupportedProtocol)),
         ("multicast is Linux's", to(MULTICAST, &Packet::udp(CLIENT, "224.0.0.5:89").build()), to_linux),
         ("as is the broadcast of the link", to(BROADCAST, &Packet::udp("192.0.2.10:68", "192.0.2.255:67").build()), to_linux),
         (
             "ping by a group is not answered",
             to(BROADCAST, &Packet::echo_request("198.51.100.7", "192.0.2.100").build()),
-            Fate::Drop(DropReason::AnswerLimited),
+            PacketOutcome::Drop(DropReason::AnswerLimited),
         ),
     ];
-    for (sentence, frame, fate) in rows {
-        assert_eq!(Rig::new().put(UPLINK, &frame), Some(fate), "{sentence}");
+    for (sentence, frame, outcome) in rows {
+        assert_eq!(Rig::new().put(UPLINK, &frame), Some(outcome), "{sentence}");
     }
 }
 
 #[test]
 fn a_promiscuous_twin_gets_frames_for_other_stations_unless_they_are_for_the_engine() {
-    let not_ours = Fate::Drop(DropReason::NotOurMac);
-    let to_linux = Fate::Linux(UPLINK);
+    let not_ours = PacketOutcome::Drop(DropReason::NotOurMac);
+    let to_linux = PacketOutcome::Linux(UPLINK);
     let rows = [
         ("a packet for another address", Packet::tcp(CLIENT, "203.0.113.9:80").build(), to_linux),
         ("with a tag", with_tag(&Packet::tcp(CLIENT, "203.0.113.9:80").build()), to_linux),
@@ -165,14 +165,14 @@ fn a_promiscuous_twin_gets_frames_for_other_stations_unless_they_are_for_the_eng
         ("for an unused address of the pool", Packet::tcp(CLIENT, "192.0.2.119:80").build(), not_ours),
         ("a frame that the parser rejects", Packet::tcp("127.0.0.1:5", "203.0.113.9:80").build(), not_ours),
     ];
-    for (sentence, frame, fate) in rows {
+    for (sentence, frame, outcome) in rows {
         let mut rig = Rig::new();
         rig.network.promiscuous = vec![UPLINK];
         rig.publish();
         let frame = to(OTHER_STATION, &frame);
-        assert_eq!(rig.put(UPLINK, &frame), Some(fate), "{sentence}");
+        assert_eq!(rig.put(UPLINK, &frame), Some(outcome), "{sentence}");
         let got = rig.to_linux(UPLINK);
-        assert_eq!(got, if fate == to_linux { vec![frame.clone()] } else { vec![] }, "{sentence}, bit for bit");
+        assert_eq!(got, if outcome == to_linux { vec![frame.clone()] } else { vec![] }, "{sentence}, bit for bit");
         assert_eq!(rig.put(CLUSTER, &frame), Some(not_ours), "{sentence}, at the other port");
         rig.network.promiscuous.clear();
         rig.publish();
@@ -187,7 +187,7 @@ fn a_port_whose_device_appeared_with_another_address_accepts_frames_for_that() {
     rig.network.macs = vec![(UPLINK, OTHER_STATION)];
     rig.publish();
     let ack = Packet::tcp(CLIENT, VIP).flags(ACK).build();
-    assert_eq!(rig.put(UPLINK, &ack), Some(Fate::Drop(DropReason::NotOurMac)));
+    assert_eq!(rig.put(UPLINK, &ack), Some(PacketOutcome::Drop(DropReason::NotOurMac)));
     rig.forward(UPLINK, &to(OTHER_STATION, &ack));
 }
 
@@ -206,8 +206,8 @@ fn link_local_sources_and_our_directed_broadcasts_are_never_forwarded() {
         for mode in MODES {
             let mut rig = Rig::with_mode(mode);
             for flags in [SYN, ACK] {
-                let fate = rig.put(UPLINK, &syn_from(source).flags(flags).build());
-                assert_eq!(fate, Some(Fate::Drop(DropReason::MartianSource)), "{source} in mode {mode:?}");
+                let outcome = rig.put(UPLINK, &syn_from(source).flags(flags).build());
+                assert_eq!(outcome, Some(PacketOutcome::Drop(DropReason::MartianSource)), "{source} in mode {mode:?}");
             }
             assert_eq!(rig.counters.flows.get(), 0);
         }
@@ -221,18 +221,22 @@ fn link_local_sources_and_our_directed_broadcasts_are_never_forwarded() {
 
 #[test]
 fn directed_broadcasts_are_invalid_sources_towards_the_kernel_too_and_link_local_ones_are_valid() {
-    let martian = Fate::Drop(DropReason::MartianSource);
+    let martian = PacketOutcome::Drop(DropReason::MartianSource);
     let rows = [
         ("a broadcast to the twin", Packet::tcp("192.0.2.255:5", "192.0.2.2:22"), martian),
         ("a broadcast source to another address", Packet::tcp("192.0.2.255:5", "203.0.113.9:80"), martian),
         ("a broadcast to a closed port of a VIP", Packet::tcp("192.0.2.255:5", "192.0.2.100:81"), martian),
-        ("link-local to the twin", Packet::udp("169.254.0.1:5", "192.0.2.2:53"), Fate::Linux(UPLINK)),
-        ("link-local to a group", Packet::udp("[fe80::1]:5353", "[ff02::fb]:5353"), Fate::Linux(UPLINK)),
-        ("to the directed broadcast", Packet::udp("192.0.2.10:68", "192.0.2.255:67"), Fate::Linux(UPLINK)),
-        ("discovery by a link-local neighbour", neighbour_solicitation(v6("fe80::1"), v6("2001:db8::1:0")), Fate::Reply(UPLINK)),
+        ("link-local to the twin", Packet::udp("169.254.0.1:5", "192.0.2.2:53"), PacketOutcome::Linux(UPLINK)),
+        ("link-local to a group", Packet::udp("[fe80::1]:5353", "[ff02::fb]:5353"), PacketOutcome::Linux(UPLINK)),
+        ("to the directed broadcast", Packet::udp("192.0.2.10:68", "192.0.2.255:67"), PacketOutcome::Linux(UPLINK)),
+        (
+            "discovery by a link-local neighbour",
+            neighbour_solicitation(v6("fe80::1"), v6("2001:db8::1:0")),
+            PacketOutcome::Reply(UPLINK),
+        ),
     ];
-    for (sentence, packet, fate) in rows {
-        assert_eq!(Rig::new().put(UPLINK, &packet.build()), Some(fate), "{sentence}");
+    for (sentence, packet, outcome) in rows {
+        assert_eq!(Rig::new().put(UPLINK, &packet.build()), Some(outcome), "{sentence}");
     }
 }
 
@@ -243,8 +247,8 @@ fn the_directed_broadcast_of_a_vlan_is_an_invalid_source() {
     let link = Link::new(UPLINK, tag);
     rig.network.vlans = vec![VlanLink { link, mtu: 1500, addresses: vec!["203.0.113.2/25".parse().unwrap()] }];
     rig.publish();
-    let fate = rig.put(UPLINK, &syn_from("203.0.113.127").build());
-    assert_eq!(fate, Some(Fate::Drop(DropReason::MartianSource)));
+    let outcome = rig.put(UPLINK, &syn_from("203.0.113.127").build());
+    assert_eq!(outcome, Some(PacketOutcome::Drop(DropReason::MartianSource)));
     rig.forward(UPLINK, &syn_from("203.0.113.255").build());
 }
 
@@ -256,7 +260,7 @@ fn an_icmp_error_of_a_link_local_router_is_not_forwarded() {
         let about = Packet::tcp(VIP_V6, CLIENT_V6).flags(ACK).build();
         let segment = Segment::Icmp { kind: 2, code: 0, rest: 1300 };
         let error = |source| Packet::between(ip(source), ip("2001:db8::1:0"), segment.clone()).payload(&about[14..]).build();
-        assert_eq!(rig.put(UPLINK, &error("fe80::1")), Some(Fate::Drop(DropReason::IcmpUnmatched)), "{mode:?}");
+        assert_eq!(rig.put(UPLINK, &error("fe80::1")), Some(PacketOutcome::Drop(DropReason::IcmpUnmatched)), "{mode:?}");
         rig.forward(UPLINK, &error("2001:db8:9::1"));
     }
 }
@@ -268,8 +272,8 @@ fn in_mode_dnat_a_backend_is_not_its_own_client() {
         rig.keep_backends("web", &[11]);
         rig.set_mode("web", Mode::Dnat);
         for flags in [SYN, ACK] {
-            let fate = rig.put(CLUSTER, &Packet::tcp(client, vip).flags(flags).build());
-            assert_eq!(fate, Some(Fate::Drop(DropReason::SameSourceDestination)), "{client}");
+            let outcome = rig.put(CLUSTER, &Packet::tcp(client, vip).flags(flags).build());
+            assert_eq!(outcome, Some(PacketOutcome::Drop(DropReason::SameSourceDestination)), "{client}");
         }
         assert_eq!(rig.counters.flows.get(), 0);
         let another = client.replace("11", "12");

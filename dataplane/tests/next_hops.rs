@@ -8,7 +8,7 @@ mod rig;
 use std::collections::BTreeMap;
 
 use dataplane::testing::Packet;
-use dataplane::{DropReason, Fate, Mac, Neighbour, PortIndex, Route, tcp_flags};
+use dataplane::{DropReason, Mac, Neighbour, PacketOutcome, PortIndex, Route, tcp_flags};
 use rig::{CLUSTER, Rig, UPLINK, ends, ip};
 
 const VIP: &str = "192.0.2.100:80";
@@ -119,7 +119,7 @@ fn backends_behind_several_routers_are_reached_by_all_and_may_answer_by_each() {
     let answers = open(&mut rig);
     routers(&mut rig, &answers);
     let injected = rig.put(UPLINK, &answers[0]);
-    assert_eq!(injected, Some(Fate::Drop(DropReason::SnatWrongPort)), "no member of the group is reached by the uplink");
+    assert_eq!(injected, Some(PacketOutcome::Drop(DropReason::SnatWrongPort)), "no member of the group is reached by the uplink");
 }
 
 #[test]
@@ -147,5 +147,9 @@ fn a_blackhole_inside_a_wider_route_is_unreachable() {
     rig.network.unreachable = vec!["198.51.100.0/24".parse().unwrap()];
     rig.publish();
     let fates: Vec<_> = answers[..2].iter().map(|answer| rig.put(CLUSTER, answer)).collect();
-    assert_eq!(fates, [Some(Fate::Drop(DropReason::NoRoute)), Some(Fate::Forward(UPLINK))], "198.51.100.1 and 198.51.101.2");
+    assert_eq!(
+        fates,
+        [Some(PacketOutcome::Drop(DropReason::NoRoute)), Some(PacketOutcome::Forward(UPLINK))],
+        "198.51.100.1 and 198.51.101.2"
+    );
 }

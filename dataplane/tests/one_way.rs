@@ -11,7 +11,7 @@ use std::time::Duration;
 use dataplane::testing::{
     Packet, Segment, arp_request, assert_checksums, neighbour_solicitation, segment_size, with_segment_size,
 };
-use dataplane::{Compiler, Config, DropReason, Fate, Link, Route, TagKind, Tunnel, Vlan, VlanLink, tcp_flags};
+use dataplane::{Compiler, Config, DropReason, Link, PacketOutcome, Route, TagKind, Tunnel, Vlan, VlanLink, tcp_flags};
 use proto::{Mode, Reason, Service, ServiceName};
 use rig::{CLUSTER, CLUSTER_MAC, Rig, SECOND, UPLINK, UPLINK_MAC, backend_mac, ip};
 
@@ -208,7 +208,7 @@ fn a_packet_that_is_too_long_and_may_be_cut_goes_through_a_tunnel_in_pieces() {
         let mut rig = gateway(mode, crossed);
         let data: Vec<u8> = (0..1472).map(|n: u16| n.to_le_bytes()[0]).collect();
         let packet = Packet { fragmentation: 0, ..Packet::udp(CLIENT, "192.0.2.101:53").payload(&data) };
-        assert_eq!(rig.put(UPLINK, &packet.build()), Some(Fate::Forward(CLUSTER)));
+        assert_eq!(rig.put(UPLINK, &packet.build()), Some(PacketOutcome::Forward(CLUSTER)));
         let pieces: Vec<_> = rig.sent(CLUSTER).iter().map(|sent| open(sent).inner).collect();
         assert_eq!(pieces.len(), 2);
         assert_eq!((word(&pieces[0], 20) & 0x2000, word(&pieces[1], 20) & 0x2000), (0x2000, 0), "more fragments");
@@ -264,9 +264,13 @@ fn configured_sources_are_used_by_family_and_the_gue_port_too() {
     rig.network = rig::network();
     rig.publish();
     let asked = dataplane::testing::arp_request([10, 0, 0, 11].into(), [10, 0, 0, 5].into());
-    assert_eq!(rig.put(CLUSTER, &asked), Some(Fate::Reply(CLUSTER)), "an address of the gateway that the kernel does not have");
+    assert_eq!(
+        rig.put(CLUSTER, &asked),
+        Some(PacketOutcome::Reply(CLUSTER)),
+        "an address of the gateway that the kernel does not have"
+    );
     let ping = Packet::echo_request("10.0.0.11", "10.0.0.5").build();
-    assert_eq!(rig.put(CLUSTER, &ping), Some(Fate::Reply(CLUSTER)));
+    assert_eq!(rig.put(CLUSTER, &ping), Some(PacketOutcome::Reply(CLUSTER)));
 }
 
 #[test]
@@ -285,7 +289,7 @@ fn a_sender_learns_the_largest_packet_that_fits_into_a_tunnel() {
         let head = if client == CLIENT { 40 } else { 60 };
         let of_len = |len: usize| Packet::tcp(client, vip).flags(ACK).payload(&vec![7; len - head]).build();
         assert!(rig.forward(UPLINK, &of_len(mtu)).len() <= 1514, "{mode} {mtu}");
-        assert_eq!(rig.put(UPLINK, &of_len(mtu + 1)), Some(Fate::Reply(UPLINK)), "{mode} {mtu} {crossed} {vip}");
+        assert_eq!(rig.put(UPLINK, &of_len(mtu + 1)), Some(PacketOutcome::Reply(UPLINK)), "{mode} {mtu} {crossed} {vip}");
         let answer = rig.sent(UPLINK).remove(0);
         assert_checksums(&answer);
         let told = if head == 40 { word(&answer, 40) } else { word(&answer, 60) };
@@ -313,7 +317,7 @@ fn a_syn_announces_what_its_client_announced() {
 fn a_hop_limit_that_ends_here_is_answered() {
     for mode in [Mode::Dsr, Mode::Ipip, Mode::Gue] {
         let dying = Packet::tcp(CLIENT, VIP).hop_limit(1).build();
-        assert_eq!(gateway(mode, false).put(UPLINK, &dying), Some(Fate::Reply(UPLINK)));
+        assert_eq!(gateway(mode, false).put(UPLINK, &dying), Some(PacketOutcome::Reply(UPLINK)));
     }
 }
 
@@ -330,7 +334,7 @@ fn dsr_is_only_for_backends_on_link() {
     behind_router(&mut rig);
     rig.publish();
     let fates: Vec<_> = clients.iter().map(|c| rig.put(UPLINK, &Packet::tcp(c, VIP).flags(ACK).build()).unwrap()).collect();
-    assert!(fates.contains(&Fate::Drop(DropReason::VipLoop)), "flows to those behind the router");
+    assert!(fates.contains(&PacketOutcome::Drop(DropReason::VipLoop)), "flows to those behind the router");
     rig.sent(CLUSTER);
     for client in &clients {
         let sent = rig.forward(UPLINK, &Packet::tcp(&client.replace(".7:", ".8:"), VIP).build());
@@ -367,7 +371,7 @@ fn a_tunnel_to_an_address_of_the_gateway_is_refused() {
     let mut rig = gateway(Mode::Ipip, false);
     change(&mut rig, "web", |service| service.ports[0].backends[0].address = "192.0.2.101:80".parse().unwrap());
     change(&mut rig, "web", |service| service.ports[0].backends.truncate(1));
-    assert_eq!(rig.put(UPLINK, &Packet::tcp(CLIENT, VIP).build()), Some(Fate::Drop(DropReason::VipLoop)));
+    assert_eq!(rig.put(UPLINK, &Packet::tcp(CLIENT, VIP).build()), Some(PacketOutcome::Drop(DropReason::VipLoop)));
 }
 
 #[test]
@@ -533,7 +537,7 @@ fn a_probe_to_the_vip_reaches_the_backend_of_its_source_port_and_its_answer_reac
             assert_eq!(inner[14..], one_hop_on(&probe)[14..], "{mode}");
             // The VIP is in the uplink's subnet, so the kernel sends to it there, and would accept answers there.
             let answer = Packet::tcp(VIP, &format!("10.0.0.2:{port}")).flags(tcp_flags::SYN | ACK).build();
-            assert_eq!(rig.put(CLUSTER, &answer), Some(Fate::Linux(UPLINK)));
+            assert_eq!(rig.put(CLUSTER, &answer), Some(PacketOutcome::Linux(UPLINK)));
             assert_eq!(rig.to_linux(UPLINK), [[&UPLINK_MAC.0, &answer[6..]].concat()], "{mode}");
         }
         let loops = rig.drops(DropReason::VipLoop);
@@ -546,7 +550,7 @@ fn a_probe_to_the_vip_reaches_the_backend_of_its_source_port_and_its_answer_reac
         ];
         for (sentence, stray) in strays {
             let stray = stray.flags(tcp_flags::SYN | ACK).build();
-            assert_eq!(rig.put(CLUSTER, &stray), Some(Fate::Drop(DropReason::OwnSource)), "{sentence}");
+            assert_eq!(rig.put(CLUSTER, &stray), Some(PacketOutcome::Drop(DropReason::OwnSource)), "{sentence}");
         }
         assert_eq!(rig.counters.flows.get(), 0, "probes make no flows");
     }
@@ -608,7 +612,7 @@ fn probes_and_their_answers_cross_a_vlan_device() {
     rig.send_from_linux(UPLINK, &tagged(&probe.build()));
     assert_eq!(open(&rig.sent(CLUSTER).remove(0)).inner[14..], one_hop_on(&probe)[14..]);
     let answer = Packet::tcp(VIP, "192.0.2.2:61000").flags(tcp_flags::RST).build();
-    assert_eq!(rig.put(CLUSTER, &answer), Some(Fate::Linux(UPLINK)));
+    assert_eq!(rig.put(CLUSTER, &answer), Some(PacketOutcome::Linux(UPLINK)));
     assert_eq!(rig.to_linux(UPLINK), [tagged(&[&UPLINK_MAC.0, &answer[6..]].concat())]);
     // Other packets than probes do not leave, whatever their tags.
     let loops = rig.drops(DropReason::VipLoop);

@@ -8,7 +8,7 @@ mod rig;
 use std::net::SocketAddr;
 
 use dataplane::testing::{Packet, Segment, assert_checksums};
-use dataplane::{DropReason, Fate, Mac, tcp_flags};
+use dataplane::{DropReason, Mac, PacketOutcome, tcp_flags};
 use proto::Mode;
 use rig::{BACKENDS, CLUSTER, CLUSTER_MAC, ROUTER_MAC, Rig, UPLINK, UPLINK_MAC, backend_mac, ip};
 
@@ -120,6 +120,6 @@ fn routes_that_a_sender_wrote_are_not_followed() {
     ];
     for (sentence, frame, reason) in rows {
         let mut rig = Rig::new();
-        assert_eq!(rig.put(UPLINK, &frame), Some(Fate::Drop(reason)), "{sentence}");
+        assert_eq!(rig.put(UPLINK, &frame), Some(PacketOutcome::Drop(reason)), "{sentence}");
     }
 }

@@ -5,7 +5,7 @@
 mod rig;
 
 use dataplane::testing::{Packet, assert_checksums, fragments};
-use dataplane::{DropReason, Fate, PortIndex, tcp_flags};
+use dataplane::{DropReason, PacketOutcome, PortIndex, tcp_flags};
 use rig::{CLUSTER, Rig, SECOND, UPLINK, ends};
 
 const ACK: u8 = tcp_flags::ACK;
@@ -48,8 +48,8 @@ fn age(rig: &mut Rig, seconds: u64) {
     }
 }
 
-/// Puts in a frame that makes another flow yield; returns its fate and what leaves at a port.
-fn put_and_watch(rig: &mut Rig, at: PortIndex, frame: &[u8], out: PortIndex) -> (Option<Fate>, Vec<Vec<u8>>) {
+/// Puts in a frame that makes another flow yield; returns its outcome and what leaves at a port.
+fn put_and_watch(rig: &mut Rig, at: PortIndex, frame: &[u8], out: PortIndex) -> (Option<PacketOutcome>, Vec<Vec<u8>>) {
     (rig.put(at, frame), rig.sent(out))
 }
 
@@ -58,14 +58,18 @@ fn in_a_full_table_the_oldest_opening_flow_yields_and_its_backend_is_reset() {
     let mut rig = Rig::with_flows(8);
     establish(&mut rig, "198.51.100.7:1", VIP);
     let first: Vec<_> = (0..7).map(|n| ends(&rig.forward(UPLINK, &syn(n)))).collect();
-    let (fate, sent) = put_and_watch(&mut rig, UPLINK, &syn(7), CLUSTER);
-    assert_eq!((fate, sent.len()), (Some(Fate::Forward(CLUSTER)), 2));
+    let (outcome, sent) = put_and_watch(&mut rig, UPLINK, &syn(7), CLUSTER);
+    assert_eq!((outcome, sent.len()), (Some(PacketOutcome::Forward(CLUSTER)), 2));
     assert_eq!((ends(&sent[0]), segment(&sent[0])), (first[0], (RST, 70_001, 0)), "the reset goes before the new SYN");
     assert_eq!(segment(&sent[1]).0, SYN);
     assert_eq!((rig.counters.flows.get(), rig.counters.reclaimed.get()), (8, 1));
-    assert_eq!(rig.put(UPLINK, &data(&client(0), VIP)), Some(Fate::Drop(DropReason::NoFlow)), "its client gets a reset, too");
+    assert_eq!(
+        rig.put(UPLINK, &data(&client(0), VIP)),
+        Some(PacketOutcome::Drop(DropReason::NoFlow)),
+        "its client gets a reset, too"
+    );
     let old = Packet::tcp("198.51.100.7:1", VIP).flags(ACK).build();
-    assert_eq!(rig.put(UPLINK, &old), Some(Fate::Forward(CLUSTER)));
+    assert_eq!(rig.put(UPLINK, &old), Some(PacketOutcome::Forward(CLUSTER)));
 }
 
 #[test]
@@ -74,8 +78,8 @@ fn a_client_that_returns_from_its_port_with_another_number_creates_a_new_flow() 
     let first = ends(&rig.forward(UPLINK, &syn(1)));
     assert_eq!(ends(&rig.forward(UPLINK, &syn(1))), first, "the same SYN again is the same handshake");
     let other = Packet::tcp(&client(1), VIP).numbers(5, 0).build();
-    let (fate, sent) = put_and_watch(&mut rig, UPLINK, &other, CLUSTER);
-    assert_eq!((fate, sent.len()), (Some(Fate::Forward(CLUSTER)), 2));
+    let (outcome, sent) = put_and_watch(&mut rig, UPLINK, &other, CLUSTER);
+    assert_eq!((outcome, sent.len()), (Some(PacketOutcome::Forward(CLUSTER)), 2));
     assert_eq!((ends(&sent[0]), segment(&sent[0])), (first, (RST, 70_002, 0)));
     assert_eq!(segment(&sent[1]), (SYN, 5, 0));
     assert_ne!(ends(&sent[1]).0, first.0, "the old port rests");
@@ -88,12 +92,12 @@ fn confirmed_flows_never_yield() {
     for n in 0..8 {
         establish(&mut rig, &client(n), VIP);
     }
-    assert_eq!(rig.put(UPLINK, &syn(100)), Some(Fate::Drop(DropReason::FlowTableFull)));
+    assert_eq!(rig.put(UPLINK, &syn(100)), Some(PacketOutcome::Drop(DropReason::FlowTableFull)));
     let fin = Packet::tcp(&client(3), VIP).flags(tcp_flags::FIN | ACK).build();
     rig.forward(UPLINK, &fin);
     assert_eq!(
         rig.put(UPLINK, &syn(100)),
-        Some(Fate::Drop(DropReason::FlowTableFull)),
+        Some(PacketOutcome::Drop(DropReason::FlowTableFull)),
         "nor do they after a FIN, which may be forged"
     );
 }
@@ -133,8 +137,8 @@ fn a_fragment_makes_room_as_a_whole_packet_does() {
     let first: Vec<_> = (0..4).map(|n| ends(&rig.forward(UPLINK, &syn(n)))).collect();
     let query = Packet::udp("198.51.100.9:5", "192.0.2.101:53").payload(&[7; 1600]).build();
     let came = fragments(&query, 800, 3);
-    let (fate, sent) = put_and_watch(&mut rig, UPLINK, &came[0], CLUSTER);
-    assert_eq!((fate, sent.len()), (Some(Fate::Forward(CLUSTER)), 2));
+    let (outcome, sent) = put_and_watch(&mut rig, UPLINK, &came[0], CLUSTER);
+    assert_eq!((outcome, sent.len()), (Some(PacketOutcome::Forward(CLUSTER)), 2));
     assert_eq!((ends(&sent[0]), segment(&sent[0])), (first[0], (RST, 70_001, 0)), "the backend forgets the flow that yielded");
 }
 
@@ -191,7 +195,7 @@ fn when_the_drain_is_over_the_next_packet_of_either_side_resets_both() {
         let (snat, backend) = (snat.to_string(), backend.to_string());
         let (at, frame) = if from_client { (UPLINK, data(client, vip)) } else { (CLUSTER, data(&backend, &snat)) };
         let originated = rig.counters.originated.get();
-        assert_eq!(rig.put(at, &frame), Some(Fate::Drop(DropReason::NoFlow)));
+        assert_eq!(rig.put(at, &frame), Some(PacketOutcome::Drop(DropReason::NoFlow)));
         let (to_client, to_backend) = (rig.sent(UPLINK), rig.sent(CLUSTER));
         assert_eq!((to_client.len(), to_backend.len()), (1, 1));
         let end = |frame: &[u8]| (ends(frame).0.to_string(), ends(frame).1.to_string());
@@ -210,7 +214,7 @@ fn an_idle_connection_that_was_not_swept_yet_is_reset_on_both_sides() {
     let mut rig = Rig::new();
     establish(&mut rig, "198.51.100.7:1", VIP);
     rig.now += 7_201 * SECOND;
-    assert_eq!(rig.put(UPLINK, &data("198.51.100.7:1", VIP)), Some(Fate::Drop(DropReason::NoFlow)));
+    assert_eq!(rig.put(UPLINK, &data("198.51.100.7:1", VIP)), Some(PacketOutcome::Drop(DropReason::NoFlow)));
     assert_eq!((rig.sent(UPLINK).len(), rig.sent(CLUSTER).len()), (1, 1));
 }
 
@@ -220,7 +224,7 @@ fn a_reset_of_a_connection_that_has_ended_is_answered_by_none() {
     establish(&mut rig, "198.51.100.7:1", VIP);
     rig.now += 7_201 * SECOND;
     let reset = Packet::tcp("198.51.100.7:1", VIP).flags(RST).build();
-    assert_eq!(rig.put(UPLINK, &reset), Some(Fate::Drop(DropReason::NoFlow)));
+    assert_eq!(rig.put(UPLINK, &reset), Some(PacketOutcome::Drop(DropReason::NoFlow)));
     assert_eq!((rig.sent(UPLINK).len(), rig.sent(CLUSTER).len()), (0, 0));
 }
 
@@ -249,7 +253,7 @@ fn resets_of_ended_connections_keep_to_the_rate_of_answers() {
     rig.now += 2 * SECOND;
     rig.publish();
     for n in 0..2000 {
-        assert_eq!(rig.put(UPLINK, &data(&client(n), VIP)), Some(Fate::Drop(DropReason::NoFlow)));
+        assert_eq!(rig.put(UPLINK, &data(&client(n), VIP)), Some(PacketOutcome::Drop(DropReason::NoFlow)));
     }
     let sent = (rig.sent(UPLINK).len(), rig.sent(CLUSTER).len());
     assert_eq!(sent, (100, 100), "a tenth of a second of the rate of one network");
@@ -265,7 +269,7 @@ fn udp_moves_at_once_when_its_backend_goes_and_is_refused_when_the_last_one_does
     rig.keep_backends("dns", &others);
     assert_ne!(ends(&rig.forward(UPLINK, &datagram)).1, backend);
     rig.keep_backends("dns", &[]);
-    assert_eq!(rig.put(UPLINK, &datagram), Some(Fate::Reply(UPLINK)));
+    assert_eq!(rig.put(UPLINK, &datagram), Some(PacketOutcome::Reply(UPLINK)));
     assert_eq!(rig.counters.flows.get(), 0);
 }
 
@@ -276,9 +280,9 @@ fn a_deleted_service_takes_no_new_connections_and_its_old_ones_drain() {
     rig.state.services.remove(&proto::ServiceName::new("default", "web"));
     rig.state.generation.counter += 1;
     rig.publish();
-    assert_eq!(rig.put(UPLINK, &data("198.51.100.7:1", VIP)), Some(Fate::Forward(CLUSTER)));
-    assert_eq!(rig.put(UPLINK, &syn(1)), Some(Fate::Drop(DropReason::UnknownVip)));
+    assert_eq!(rig.put(UPLINK, &data("198.51.100.7:1", VIP)), Some(PacketOutcome::Forward(CLUSTER)));
+    assert_eq!(rig.put(UPLINK, &syn(1)), Some(PacketOutcome::Drop(DropReason::UnknownVip)));
     rig.now += 301 * SECOND;
     rig.publish();
-    assert_eq!(rig.put(UPLINK, &data("198.51.100.7:1", VIP)), Some(Fate::Drop(DropReason::UnknownVip)));
+    assert_eq!(rig.put(UPLINK, &data("198.51.100.7:1", VIP)), Some(PacketOutcome::Drop(DropReason::UnknownVip)));
 }

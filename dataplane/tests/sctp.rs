@@ -8,7 +8,7 @@ use dataplane::sctp_chunk::{
     ABORT, COOKIE_ACK, COOKIE_ECHO, DATA, ERROR, HEARTBEAT, INIT, INIT_ACK, SACK, SHUTDOWN_ACK, SHUTDOWN_COMPLETE,
 };
 use dataplane::testing::{Packet, assert_checksums, fragments};
-use dataplane::{DropReason, Fate, PortIndex};
+use dataplane::{DropReason, PacketOutcome, PortIndex};
 use proto::Mode;
 use rig::{CLUSTER, Rig, SECOND, UPLINK};
 
@@ -182,19 +182,19 @@ fn in_a_full_table_an_association_that_the_backend_did_not_take_yields() {
     assert_eq!(association.rig.drops(DropReason::FlowTableFull), 0);
 }
 
-/// A packet, its fate, and the single chunk of the answer with its tag.
+/// A packet, its outcome, and the single chunk of the answer with its tag.
 struct Row {
     sentence: &'static str,
     port: PortIndex,
     packet: Packet,
-    fate: Fate,
+    outcome: PacketOutcome,
     answer: Option<(u32, [u8; 4])>,
 }
 
 fn check(rows: Vec<Row>) {
-    for Row { sentence, port, packet, fate, answer } in rows {
+    for Row { sentence, port, packet, outcome, answer } in rows {
         let mut rig = Rig::new();
-        assert_eq!(rig.put(port, &packet.build()), Some(fate), "{sentence}");
+        assert_eq!(rig.put(port, &packet.build()), Some(outcome), "{sentence}");
         let sent = rig.sent(port);
         let found: Vec<_> = sent.iter().map(|frame| said(frame)).collect();
         let expected: Vec<_> = answer.iter().map(|(tag, chunk)| (*tag, &chunk[..])).collect();
@@ -211,7 +211,13 @@ fn check(rows: Vec<Row>) {
 fn packets_without_association_are_answered_by_rfc_9260_section_8_4() {
     let tag = 0x0a0b_0c0d;
     let of_none = |chunk: u8| Packet::sctp(CLIENT, VIP).chunk(tag, chunk);
-    let with = |sentence, packet, answer| Row { sentence, port: UPLINK, packet, fate: Fate::Drop(DropReason::NoFlow), answer };
+    let with = |sentence, packet, answer| Row {
+        sentence,
+        port: UPLINK,
+        packet,
+        outcome: PacketOutcome::Drop(DropReason::NoFlow),
+        answer,
+    };
     let abort = Some((tag, [ABORT, 1, 0, 4]));
     let bundled = |first: u8, second: u8| {
         let mut packet = of_none(first);
@@ -243,25 +249,29 @@ fn packets_without_association_are_answered_by_rfc_9260_section_8_4() {
 
 #[test]
 fn a_closed_port_refuses() {
-    let refused = |sentence, to: &str, chunk: Option<u8>, fate, answer| {
+    let refused = |sentence, to: &str, chunk: Option<u8>, outcome, answer| {
         let init = Packet::sctp(if to.starts_with('[') { CLIENT_V6 } else { CLIENT }, to);
         let packet = chunk.map_or_else(|| init.clone(), |kind| init.clone().chunk(9, kind));
-        Row { sentence, port: UPLINK, packet, fate, answer }
+        Row { sentence, port: UPLINK, packet, outcome, answer }
     };
-    let reply = Fate::Reply(UPLINK);
+    let reply = PacketOutcome::Reply(UPLINK);
     let to_init = Some((CLIENT_TAG, [ABORT, 0, 0, 4]));
     check(vec![
         refused("INIT, under its own tag", "192.0.2.100:81", None, reply, to_init),
         refused("INIT over IPv6", "[2001:db8::1:0]:81", None, reply, to_init),
         refused("INIT to a frontend of UDP", "192.0.2.101:53", None, reply, to_init),
         refused("data, under the tag that it came with", "192.0.2.100:81", Some(DATA), reply, Some((9, [ABORT, 1, 0, 4]))),
-        refused("an ABORT is not answered", "192.0.2.100:81", Some(ABORT), Fate::Drop(DropReason::NoFlow), None),
-        refused("an unused address stays silent", "192.0.2.119:80", None, Fate::Drop(DropReason::UnknownVip), None),
-        refused("the twin's own are Linux's", "192.0.2.2:80", None, Fate::Linux(UPLINK), None),
+        refused("an ABORT is not answered", "192.0.2.100:81", Some(ABORT), PacketOutcome::Drop(DropReason::NoFlow), None),
+        refused("an unused address stays silent", "192.0.2.119:80", None, PacketOutcome::Drop(DropReason::UnknownVip), None),
+        refused("the twin's own are Linux's", "192.0.2.2:80", None, PacketOutcome::Linux(UPLINK), None),
     ]);
     let mut rig = Rig::new();
     let untagged = Packet::sctp(CLIENT, "192.0.2.100:81").payload(&[&[INIT, 0, 0, 20][..], &[0; 16]].concat());
-    assert_eq!(rig.put(UPLINK, &untagged.build()), Some(Fate::Drop(DropReason::AnswerLimited)), "INIT without a tag of its own");
+    assert_eq!(
+        rig.put(UPLINK, &untagged.build()),
+        Some(PacketOutcome::Drop(DropReason::AnswerLimited)),
+        "INIT without a tag of its own"
+    );
 }
 
 #[test]
@@ -288,12 +298,12 @@ fn fragments_cannot_pass_a_port_rewrite() {
         let parts = fragments(&big.build(), 512, 9);
         let mut association = Association::established(Rig::new(), client, vip);
         for part in &parts {
-            assert_eq!(association.rig.put(UPLINK, part), Some(Fate::Drop(DropReason::SctpFragment)));
+            assert_eq!(association.rig.put(UPLINK, part), Some(PacketOutcome::Drop(DropReason::SctpFragment)));
         }
         let mut rig = Rig::with_mode(Mode::Dsr);
         rig.forward(UPLINK, &Packet::sctp(client, vip).build());
         for part in &parts {
-            assert_eq!(rig.put(UPLINK, part), Some(Fate::Forward(CLUSTER)), "without a rewrite they do");
+            assert_eq!(rig.put(UPLINK, part), Some(PacketOutcome::Forward(CLUSTER)), "without a rewrite they do");
         }
     }
 }
@@ -312,6 +322,6 @@ fn frames_that_are_no_sctp_are_malformed() {
         ("an INIT that claims to be shorter", Packet::sctp(CLIENT, VIP).payload(&[INIT, 0, 0, 8, 1, 2, 3, 4])),
     ];
     for (sentence, packet) in rows {
-        assert_eq!(Rig::new().put(UPLINK, &packet.build()), Some(Fate::Drop(DropReason::Malformed)), "{sentence}");
+        assert_eq!(Rig::new().put(UPLINK, &packet.build()), Some(PacketOutcome::Drop(DropReason::Malformed)), "{sentence}");
     }
 }

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use dataplane::flow::Tick;
 use dataplane::flow::{SnatAddress, SnatPorts, SnatTarget, TargetSlot};
 use dataplane::testing::{Packet, Rss, Segment};
-use dataplane::workers::{RETA_ENTRIES, Steering, Towards, WorkerId};
+use dataplane::workers::{PacketTarget, RETA_ENTRIES, Steering, WorkerId};
 use dataplane::{Address, Tuple};
 use proptest::prelude::*;
 
@@ -21,9 +21,9 @@ fn ways(workers: u8, seed: u64) -> [Steering; 2] {
 fn check<A: Address>(workers: u8, seed: u64, client: (A, u16), vip: (A, u16), backend: (A, u16), snat: A, flows_before: u16) {
     let packet = Tuple { source: client.0, destination: vip.0, source_port: client.1, destination_port: vip.1, protocol: 6 };
     for steering in ways(workers, seed) {
-        let owner = steering.owner(&packet, Towards::Frontend);
+        let owner = steering.owner(&packet, PacketTarget::Frontend);
         assert!(owner.0 < workers);
-        assert_eq!(steering.owner(&packet, Towards::Frontend), owner, "a pure function");
+        assert_eq!(steering.owner(&packet, PacketTarget::Frontend), owner, "a pure function");
 
         let mut ports = SnatPorts::new(1 << 16, steering.share(owner)).unwrap();
         let target = SnatTarget { slot: SLOT, address: backend.0, port: backend.1, protocol: 6 };
@@ -37,12 +37,12 @@ fn check<A: Address>(workers: u8, seed: u64, client: (A, u16), vip: (A, u16), ba
                 destination_port: lease.port,
                 protocol: 6,
             };
-            assert_eq!(steering.owner(&reply, Towards::Snat), owner, "nat: the reply to port {}", lease.port);
+            assert_eq!(steering.owner(&reply, PacketTarget::Snat), owner, "nat: the reply to port {}", lease.port);
         }
 
-        let by_address = steering.owner(&packet, Towards::FrontendOfAddress);
+        let by_address = steering.owner(&packet, PacketTarget::FrontendOfAddress);
         let reply = Tuple { source: backend.0, source_port: backend.1, ..packet.reversed() };
-        assert_eq!(steering.owner(&reply, Towards::Client), by_address, "dnat: the reply to the client");
+        assert_eq!(steering.owner(&reply, PacketTarget::Client), by_address, "dnat: the reply to the client");
     }
 }
 
@@ -81,10 +81,10 @@ proptest! {
         #[allow(clippy::cast_possible_truncation)] // any 32 bits
         let [a, b] = bits.map(|bits| bits as u32);
         let tuple = Tuple { source: a, destination: b, source_port, destination_port, protocol: 17 };
-        prop_assert_eq!(steering.owner(&tuple, Towards::Frontend), frame(Ipv4Addr::from(a).into(), Ipv4Addr::from(b).into()));
+        prop_assert_eq!(steering.owner(&tuple, PacketTarget::Frontend), frame(Ipv4Addr::from(a).into(), Ipv4Addr::from(b).into()));
         let [a, b] = bits;
         let tuple = Tuple { source: a, destination: b, source_port, destination_port, protocol: 17 };
-        prop_assert_eq!(steering.owner(&tuple, Towards::Snat), frame(Ipv6Addr::from(a).into(), Ipv6Addr::from(b).into()));
+        prop_assert_eq!(steering.owner(&tuple, PacketTarget::Snat), frame(Ipv6Addr::from(a).into(), Ipv6Addr::from(b).into()));
     }
 }
 
@@ -122,7 +122,7 @@ fn clients_are_spread_evenly() {
                 destination_port: 80,
                 protocol: 6,
             };
-            flows[usize::from(steering.owner(&tuple, Towards::Frontend).0)] += 1;
+            flows[usize::from(steering.owner(&tuple, PacketTarget::Frontend).0)] += 1;
         }
         assert!(flows.iter().all(|n| (9_000..11_000).contains(n)), "{flows:?}");
     }

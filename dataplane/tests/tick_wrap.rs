@@ -7,7 +7,7 @@ mod rig;
 use std::net::SocketAddr;
 
 use dataplane::testing::Packet;
-use dataplane::{DropReason, Fate, PortIndex, tcp_flags};
+use dataplane::{DropReason, PacketOutcome, PortIndex, tcp_flags};
 use proto::{Mode, Protocol};
 use rig::{CLUSTER, Rig, SECOND, UPLINK, ends};
 
@@ -97,7 +97,7 @@ fn the_oldest_yields_though_its_number_is_the_highest() {
     assert_eq!(rig.counters.reclaimed.get(), 1);
     let v6 = Packet::tcp("[2001:db8:7::7]:1", "[2001:db8::1:0]:80").build();
     idle_until(&mut rig, 2);
-    assert_eq!(rig.put(UPLINK, &v6), Some(Fate::Forward(CLUSTER)));
+    assert_eq!(rig.put(UPLINK, &v6), Some(PacketOutcome::Forward(CLUSTER)));
 }
 
 #[test]
@@ -125,6 +125,6 @@ fn a_stream_leaves_a_dead_backend_and_a_one_way_flow_is_confirmed() {
     idle_until(&mut rig, 60);
     assert_eq!(count(&rig), 1, "it is established: one that opens ends after 30 s");
     let at: PortIndex = UPLINK;
-    assert_eq!(rig.put(at, &Packet::tcp("198.51.100.7:1", VIP).flags(ACK).build()), Some(Fate::Forward(CLUSTER)));
+    assert_eq!(rig.put(at, &Packet::tcp("198.51.100.7:1", VIP).flags(ACK).build()), Some(PacketOutcome::Forward(CLUSTER)));
     assert_eq!(rig.drops(DropReason::NoFlow), 0);
 }

@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use dataplane::testing::{Packet, Segment, assert_checksums};
-use dataplane::{DropReason, Fate, Mac, Neighbour, Tunnel, tcp_flags};
+use dataplane::{DropReason, Mac, Neighbour, PacketOutcome, Tunnel, tcp_flags};
 use proto::{Mode, Service, ServiceName};
 use rig::{CLUSTER, ROUTER_MAC, Rig, SECOND, UPLINK, UPLINK_MAC, ip};
 
@@ -88,7 +88,7 @@ struct Told {
 
 /// Puts an error in, and reads the error that the client gets.
 fn told(rig: &mut Rig, error: &[u8]) -> Told {
-    assert_eq!(rig.put(CLUSTER, error), Some(Fate::Reply(UPLINK)));
+    assert_eq!(rig.put(CLUSTER, error), Some(PacketOutcome::Reply(UPLINK)));
     let mut sent = rig.sent(UPLINK);
     assert_eq!((sent.len(), rig.sent(CLUSTER).len()), (1, 0));
     let frame = sent.remove(0);
@@ -198,9 +198,10 @@ fn what_follows_a_quote_is_not_quoted_again() {
 
 #[test]
 fn a_quote_that_is_too_short_reaches_no_client() {
-    for (sources, expected) in
-        [(vec![], Fate::Linux(CLUSTER)), (["10.0.0.5", "fd00::5"].map(ip).to_vec(), Fate::Drop(DropReason::IcmpUnmatched))]
-    {
+    for (sources, expected) in [
+        (vec![], PacketOutcome::Linux(CLUSTER)),
+        (["10.0.0.5", "fd00::5"].map(ip).to_vec(), PacketOutcome::Drop(DropReason::IcmpUnmatched)),
+    ] {
         for (mode, crossed, client, vip) in TUNNELS {
             let state = gateway(mode, crossed).state.clone();
             let mut rig = Rig::with_config(dataplane::Config {
@@ -229,8 +230,8 @@ fn an_error_about_a_packet_that_the_gateway_did_not_send_is_not_forwarded() {
         change(&mut frame);
         error(&frame, lost, 1000)
     };
-    let wrong_port = Fate::Drop(DropReason::SnatWrongPort);
-    let linux = Fate::Linux(CLUSTER);
+    let wrong_port = PacketOutcome::Drop(DropReason::SnatWrongPort);
+    let linux = PacketOutcome::Linux(CLUSTER);
     let rows = [
         ("of another backend", quote(&|frame| frame[33] = if backend == 11 { 12 } else { 11 }), linux),
         ("of a port that is no frontend", quote(&|frame| frame[57] ^= 1), linux),
@@ -255,7 +256,11 @@ fn an_error_about_a_packet_that_the_gateway_did_not_send_is_not_forwarded() {
     }
     assert_eq!(rig.put(UPLINK, &error(&sent, lost, 1000).build()), Some(wrong_port), "from the clients' side");
     let to_vip = Packet { destination: ip("192.0.2.100"), ..error(&sent, lost, 1000) };
-    assert_eq!(rig.put(CLUSTER, &to_vip.build()), Some(Fate::Drop(DropReason::IcmpUnmatched)), "to another than the sender");
+    assert_eq!(
+        rig.put(CLUSTER, &to_vip.build()),
+        Some(PacketOutcome::Drop(DropReason::IcmpUnmatched)),
+        "to another than the sender"
+    );
     told(&mut rig, &error(&sent, lost, 1000).build());
 }
 
@@ -278,8 +283,8 @@ fn errors_to_clients_keep_to_the_rate_of_answers() {
     let (_, sent) = carried(&mut rig, CLIENT, VIP, b"data");
     let error = error(&sent, (3, 4, 1400), 1000).build();
     let fates: Vec<_> = (0..200).map(|_| rig.put(CLUSTER, &error).unwrap()).collect();
-    assert_eq!(fates.iter().filter(|fate| **fate == Fate::Reply(UPLINK)).count(), 100, "a tenth of a second's");
-    assert!(fates[100..].iter().all(|fate| *fate == Fate::Drop(DropReason::AnswerLimited)));
+    assert_eq!(fates.iter().filter(|outcome| **outcome == PacketOutcome::Reply(UPLINK)).count(), 100, "a tenth of a second's");
+    assert!(fates[100..].iter().all(|outcome| *outcome == PacketOutcome::Drop(DropReason::AnswerLimited)));
 }
 
 #[test]

@@ -6,7 +6,7 @@
 mod rig;
 
 use dataplane::testing::{Packet, Segment, arp_request};
-use dataplane::{DropReason, Fate, PortIndex, tcp_flags};
+use dataplane::{DropReason, PacketOutcome, PortIndex, tcp_flags};
 use rig::{CLUSTER, Rig, SECOND, UPLINK, ip};
 
 /// The kernel's probe of a backend from the twin's address.
@@ -44,21 +44,21 @@ fn under_a_flood_of_strays_the_kernel_gets_what_it_needs_and_no_more_strays() {
     let passed = rig.counters.account().transmitted - before;
     assert!((18_000..=18_000 + 1_800).contains(&passed), "{passed} of a million strays");
     let ospf = Packet::between(ip("10.0.0.9"), ip("224.0.0.5"), Segment::Other { protocol: 89 }).payload(&[0; 24]);
-    let linux = Fate::Linux(CLUSTER);
+    let linux = PacketOutcome::Linux(CLUSTER);
     let rows = [
-        ("one more stray", stray, Fate::Drop(DropReason::TwinRate)),
+        ("one more stray", stray, PacketOutcome::Drop(DropReason::TwinRate)),
         ("the answer to Linux's probe", answer().build(), linux),
         (
             "a packet that only looks like one",
             Packet::tcp("10.0.0.12:8080", PROBE.0).flags(tcp_flags::ACK).build(),
-            Fate::Drop(DropReason::TwinRate),
+            PacketOutcome::Drop(DropReason::TwinRate),
         ),
         ("the answer to the kernel's ARP request", arp_reply(), linux),
         ("BGP", Packet::tcp("10.0.0.9:179", "10.0.0.2:40001").flags(tcp_flags::ACK).build(), linux),
         ("OSPF", ospf.build(), linux),
     ];
-    for (sentence, frame, fate) in rows {
-        assert_eq!(rig.put(CLUSTER, &frame), Some(fate), "{sentence}");
+    for (sentence, frame, outcome) in rows {
+        assert_eq!(rig.put(CLUSTER, &frame), Some(outcome), "{sentence}");
     }
 }
 
@@ -67,7 +67,7 @@ fn a_storm_of_questions_does_not_keep_answers_out() {
     let mut rig = Rig::new();
     flood(&mut rig, CLUSTER, &arp_request("10.0.0.77".parse().unwrap(), "10.0.0.2".parse().unwrap()));
     flood(&mut rig, CLUSTER, &arp_request("10.0.0.78".parse().unwrap(), "10.0.0.2".parse().unwrap()));
-    assert_eq!(rig.put(CLUSTER, &arp_reply()), Some(Fate::Linux(CLUSTER)));
+    assert_eq!(rig.put(CLUSTER, &arp_reply()), Some(PacketOutcome::Linux(CLUSTER)));
 }
 
 #[test]
@@ -82,6 +82,6 @@ fn exchanges_that_others_begin_do_not_count_as_begun_by_the_kernel() {
         rig.sent(UPLINK);
         let stray = Packet::tcp("203.0.113.9:5", "192.0.2.2:22").flags(tcp_flags::ACK).build();
         flood(&mut rig, UPLINK, &stray);
-        assert_eq!(rig.put(UPLINK, &stray), Some(Fate::Drop(DropReason::TwinRate)), "{sentence}");
+        assert_eq!(rig.put(UPLINK, &stray), Some(PacketOutcome::Drop(DropReason::TwinRate)), "{sentence}");
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dataplane::testing::Packet;
-use dataplane::{DropReason, Fate};
+use dataplane::{DropReason, PacketOutcome};
 use proto::{Mode, Protocol, Service, ServiceName};
 use rig::{CLUSTER, Rig, SECOND, UPLINK, ends};
 
@@ -151,16 +151,20 @@ fn unconfirmed_flows_yield_first_then_single_exchanges_and_streams_never() {
     rig.now += 2 * SECOND;
     let next = exchange(&mut rig, &client(5));
     assert_eq!((rig.counters.flows.get(), rig.counters.reclaimed.get()), (4, 1));
-    assert_eq!(rig.put(CLUSTER, &reply(unanswered)), Some(Fate::Drop(DropReason::NoFlow)));
+    assert_eq!(rig.put(CLUSTER, &reply(unanswered)), Some(PacketOutcome::Drop(DropReason::NoFlow)));
     rig.now += SECOND;
     exchange(&mut rig, &client(6));
-    assert_eq!(rig.put(CLUSTER, &reply(oldest)), Some(Fate::Drop(DropReason::NoFlow)), "of exchanges the oldest goes first");
+    assert_eq!(
+        rig.put(CLUSTER, &reply(oldest)),
+        Some(PacketOutcome::Drop(DropReason::NoFlow)),
+        "of exchanges the oldest goes first"
+    );
     answer(&mut rig, next, &client(5));
     for (n, from) in [(7, client(5)), (8, client(6))] {
         stream(&mut rig, &from);
-        let fate = rig.put(UPLINK, &Packet::udp(&client(n), DNS).build());
+        let outcome = rig.put(UPLINK, &Packet::udp(&client(n), DNS).build());
         let full = n == 8;
-        assert_eq!(fate == Some(Fate::Drop(DropReason::FlowTableFull)), full, "client {n}: {fate:?}");
+        assert_eq!(outcome == Some(PacketOutcome::Drop(DropReason::FlowTableFull)), full, "client {n}: {outcome:?}");
         rig.sent(CLUSTER);
     }
     for client in &streams {
@@ -178,10 +182,10 @@ fn a_flow_that_may_still_be_answered_yields_after_an_exchange_that_is_older() {
         answer(&mut rig, *seen, &client(n));
     }
     for late in &exchanges {
-        assert_eq!(rig.put(CLUSTER, &reply(*late)), Some(Fate::Drop(DropReason::NoFlow)));
+        assert_eq!(rig.put(CLUSTER, &reply(*late)), Some(PacketOutcome::Drop(DropReason::NoFlow)));
     }
     let at_once: Vec<_> = (8..12).map(|n| ask(&mut rig, &client(n))).collect();
-    let kept = at_once.iter().filter(|seen| rig.put(CLUSTER, &reply(**seen)) == Some(Fate::Forward(UPLINK))).count();
+    let kept = at_once.iter().filter(|seen| rig.put(CLUSTER, &reply(**seen)) == Some(PacketOutcome::Forward(UPLINK))).count();
     assert_eq!(kept, 1, "of one age the unanswered ones yield first");
 }
 
@@ -201,7 +205,7 @@ fn the_port_of_a_datagram_that_yields_rests_and_its_late_reply_is_dropped() {
         }
         assert!(rig.counters.reclaimed.get() - before >= 28);
         for late in &yielded[..28] {
-            assert_eq!(rig.put(CLUSTER, &reply(*late)), Some(Fate::Drop(DropReason::NoFlow)), "{late:?}");
+            assert_eq!(rig.put(CLUSTER, &reply(*late)), Some(PacketOutcome::Drop(DropReason::NoFlow)), "{late:?}");
         }
         idle(&mut rig, 110);
     }
@@ -249,7 +253,11 @@ fn a_stream_of_a_backend_that_fails_moves_to_another() {
             assert_ne!(elsewhere.1, seen.1, "{mode}");
             answer(&mut rig, elsewhere, from);
             if mode == Mode::Nat {
-                assert_eq!(rig.put(CLUSTER, &reply(seen)), Some(Fate::Drop(DropReason::NoFlow)), "a late reply is dropped");
+                assert_eq!(
+                    rig.put(CLUSTER, &reply(seen)),
+                    Some(PacketOutcome::Drop(DropReason::NoFlow)),
+                    "a late reply is dropped"
+                );
             }
             fail(&mut rig, &[]);
         }

@@ -1,11 +1,11 @@
-//! Verdicts, as rows of a sentence, the frame that arrives, and its fate.
+//! Verdicts, as rows of a sentence, the frame that arrives, and its outcome.
 
 #![allow(clippy::unwrap_used)]
 
 mod rig;
 
 use dataplane::testing::{Packet, Segment, arp_request, assert_checksums, neighbour_solicitation};
-use dataplane::{DropReason, Fate, Mac, PortIndex, tcp_flags};
+use dataplane::{DropReason, Mac, PacketOutcome, PortIndex, tcp_flags};
 use rig::{BACKENDS, CLUSTER, CLUSTER_MAC, ROUTER_MAC, Rig, UPLINK, UPLINK_MAC, backend_mac, ip};
 
 const ACK: u8 = tcp_flags::ACK;
@@ -17,25 +17,25 @@ struct Row {
     sentence: &'static str,
     port: PortIndex,
     frame: Vec<u8>,
-    fate: Fate,
+    outcome: PacketOutcome,
 }
 
-fn row(sentence: &'static str, port: PortIndex, frame: Vec<u8>, fate: Fate) -> Row {
-    Row { sentence, port, frame, fate }
+fn row(sentence: &'static str, port: PortIndex, frame: Vec<u8>, outcome: PacketOutcome) -> Row {
+    Row { sentence, port, frame, outcome }
 }
 
 fn check(rows: Vec<Row>) {
-    for Row { sentence, port, frame, fate } in rows {
+    for Row { sentence, port, frame, outcome } in rows {
         let mut rig = Rig::new();
-        assert_eq!(rig.put(port, &frame), Some(fate), "{sentence}");
+        assert_eq!(rig.put(port, &frame), Some(outcome), "{sentence}");
     }
 }
 
 #[test]
 fn packets_for_frontends_are_forwarded_and_others_are_not() {
-    let forward = Fate::Forward(CLUSTER);
-    let reply = Fate::Reply(UPLINK);
-    let linux = Fate::Linux(UPLINK);
+    let forward = PacketOutcome::Forward(CLUSTER);
+    let reply = PacketOutcome::Reply(UPLINK);
+    let linux = PacketOutcome::Linux(UPLINK);
     check(vec![
         row("a SYN to a VIP's port", UPLINK, Packet::tcp(CLIENT, "192.0.2.100:80").build(), forward),
         row("a SYN to a VIP's port over IPv6", UPLINK, Packet::tcp(CLIENT_V6, "[2001:db8::1:0]:80").build(), forward),
@@ -47,7 +47,12 @@ fn packets_for_frontends_are_forwarded_and_others_are_not() {
         row("a SYN to the UDP frontend", UPLINK, Packet::tcp(CLIENT, "192.0.2.101:53").build(), reply),
         row("ping to a VIP", UPLINK, Packet::echo_request("198.51.100.7", "192.0.2.100").build(), reply),
         row("ping to a VIP over IPv6", UPLINK, Packet::echo_request("2001:db8:1::7", "2001:db8::1:0").build(), reply),
-        row("ping to the SNAT address", CLUSTER, Packet::echo_request("10.0.0.11", "10.0.0.3").build(), Fate::Reply(CLUSTER)),
+        row(
+            "ping to the SNAT address",
+            CLUSTER,
+            Packet::echo_request("10.0.0.11", "10.0.0.3").build(),
+            PacketOutcome::Reply(CLUSTER),
+        ),
         row("ping to the twin", UPLINK, Packet::echo_request("198.51.100.7", "192.0.2.2").build(), linux),
         row("a SYN to a closed port of the twin", UPLINK, Packet::tcp(CLIENT, "192.0.2.2:22").build(), linux),
         row("a packet for another address", UPLINK, Packet::tcp(CLIENT, "203.0.113.9:80").build(), linux),
@@ -58,7 +63,7 @@ fn packets_for_frontends_are_forwarded_and_others_are_not() {
 #[test]
 fn packets_that_are_never_forwarded_are_dropped_with_their_reason() {
     use DropReason as R;
-    let drop = Fate::Drop;
+    let drop = PacketOutcome::Drop;
     let mut wrong_checksum = Packet::tcp(CLIENT, "192.0.2.100:80").build();
     wrong_checksum[24] ^= 1;
     let fragment = Packet { fragmentation: 0x0010, ..Packet::echo_request("198.51.100.7", "192.0.2.101") };
@@ -171,7 +176,7 @@ fn a_reply_on_the_wrong_port_is_not_let_in() {
     let mut rig = Rig::new();
     let (snat, backend) = rig::ends(&rig.forward(UPLINK, &Packet::tcp(CLIENT, "192.0.2.100:80").build()));
     let forged = Packet::tcp(&backend.to_string(), &snat.to_string()).flags(tcp_flags::SYN | ACK);
-    assert_eq!(rig.put(UPLINK, &forged.build()), Some(Fate::Drop(DropReason::SnatWrongPort)));
+    assert_eq!(rig.put(UPLINK, &forged.build()), Some(PacketOutcome::Drop(DropReason::SnatWrongPort)));
 }
 
 #[test]
@@ -179,7 +184,7 @@ fn mid_stream_without_a_flow_gets_a_reset_that_counts_as_originated() {
     let mut rig = Rig::new();
     let before = rig.counters.originated.get();
     let packet = Packet::tcp(CLIENT, "192.0.2.100:80").flags(ACK).payload(b"data");
-    assert_eq!(rig.put(UPLINK, &packet.build()), Some(Fate::Drop(DropReason::NoFlow)));
+    assert_eq!(rig.put(UPLINK, &packet.build()), Some(PacketOutcome::Drop(DropReason::NoFlow)));
     let sent = rig.sent(UPLINK);
     assert_eq!(sent.len(), 1);
     assert_checksums(&sent[0]);
@@ -192,39 +197,54 @@ fn mid_stream_without_a_flow_gets_a_reset_that_counts_as_originated() {
 fn the_time_to_live_and_the_mtu_are_answered() {
     let mut rig = Rig::new();
     let dying = Packet::tcp(CLIENT, "192.0.2.100:80").hop_limit(1).build();
-    assert_eq!(rig.put(UPLINK, &dying), Some(Fate::Reply(UPLINK)));
+    assert_eq!(rig.put(UPLINK, &dying), Some(PacketOutcome::Reply(UPLINK)));
     assert_eq!(rig.sent(UPLINK)[0][34], 11, "ICMP time exceeded");
     rig.forward(UPLINK, &Packet::tcp(CLIENT, "192.0.2.100:80").build());
     let large = Packet::tcp(CLIENT, "192.0.2.100:80").flags(ACK).payload(&[0; 2000]);
-    assert_eq!(rig.put(UPLINK, &large.build()), Some(Fate::Reply(UPLINK)));
+    assert_eq!(rig.put(UPLINK, &large.build()), Some(PacketOutcome::Reply(UPLINK)));
     let answer = rig.sent(UPLINK).remove(0);
     assert_checksums(&answer);
     assert_eq!((answer[34], answer[35]), (3, 4), "fragmentation needed");
     assert_eq!(&answer[40..42], &1500u16.to_be_bytes());
     let may_be_cut = Packet { fragmentation: 0, ..large };
-    assert_eq!(rig.put(UPLINK, &may_be_cut.build()), Some(Fate::Forward(CLUSTER)));
+    assert_eq!(rig.put(UPLINK, &may_be_cut.build()), Some(PacketOutcome::Forward(CLUSTER)));
 }
 
 #[test]
 fn arp_and_neighbour_discovery_are_answered_for_our_addresses_and_otherwise_passed_to_the_kernel() {
-    let rows: [(&str, PortIndex, Vec<u8>, Fate); 7] = [
-        ("a VIP", UPLINK, arp_request([192, 0, 2, 10].into(), [192, 0, 2, 100].into()), Fate::Reply(UPLINK)),
-        ("the SNAT address", CLUSTER, arp_request([10, 0, 0, 11].into(), [10, 0, 0, 3].into()), Fate::Reply(CLUSTER)),
-        ("a VIP on the wrong port", CLUSTER, arp_request([10, 0, 0, 11].into(), [192, 0, 2, 100].into()), Fate::Linux(CLUSTER)),
-        ("the twin's address", UPLINK, arp_request([192, 0, 2, 10].into(), [192, 0, 2, 2].into()), Fate::Linux(UPLINK)),
-        ("an unused pool address", UPLINK, arp_request([192, 0, 2, 10].into(), [192, 0, 2, 119].into()), Fate::Linux(UPLINK)),
-        ("a VIP over IPv6", UPLINK, neighbour_solicitation(v6("2001:db8::10"), v6("2001:db8::1:0")).build(), Fate::Reply(UPLINK)),
+    let rows: [(&str, PortIndex, Vec<u8>, PacketOutcome); 7] = [
+        ("a VIP", UPLINK, arp_request([192, 0, 2, 10].into(), [192, 0, 2, 100].into()), PacketOutcome::Reply(UPLINK)),
+        ("the SNAT address", CLUSTER, arp_request([10, 0, 0, 11].into(), [10, 0, 0, 3].into()), PacketOutcome::Reply(CLUSTER)),
+        (
+            "a VIP on the wrong port",
+            CLUSTER,
+            arp_request([10, 0, 0, 11].into(), [192, 0, 2, 100].into()),
+            PacketOutcome::Linux(CLUSTER),
+        ),
+        ("the twin's address", UPLINK, arp_request([192, 0, 2, 10].into(), [192, 0, 2, 2].into()), PacketOutcome::Linux(UPLINK)),
+        (
+            "an unused pool address",
+            UPLINK,
+            arp_request([192, 0, 2, 10].into(), [192, 0, 2, 119].into()),
+            PacketOutcome::Linux(UPLINK),
+        ),
+        (
+            "a VIP over IPv6",
+            UPLINK,
+            neighbour_solicitation(v6("2001:db8::10"), v6("2001:db8::1:0")).build(),
+            PacketOutcome::Reply(UPLINK),
+        ),
         (
             "the twin over IPv6",
             UPLINK,
             neighbour_solicitation(v6("2001:db8::10"), v6("2001:db8::2")).build(),
-            Fate::Linux(UPLINK),
+            PacketOutcome::Linux(UPLINK),
         ),
     ];
-    for (sentence, port, frame, fate) in rows {
+    for (sentence, port, frame, outcome) in rows {
         let mut rig = Rig::new();
-        assert_eq!(rig.put(port, &frame), Some(fate), "who has {sentence}?");
-        if fate == Fate::Reply(port) {
+        assert_eq!(rig.put(port, &frame), Some(outcome), "who has {sentence}?");
+        if outcome == PacketOutcome::Reply(port) {
             let mac: Mac = if port == UPLINK { UPLINK_MAC } else { CLUSTER_MAC };
             assert_eq!(&rig.sent(port)[0][6..12], &mac.0);
         }
@@ -240,7 +260,7 @@ fn duplicate_address_detection_of_a_gateway_address_is_answered() {
         packet.build()
     };
     let mut rig = Rig::new();
-    assert_eq!(rig.put(UPLINK, &without_option("2001:db8::1:0")), Some(Fate::Reply(UPLINK)));
+    assert_eq!(rig.put(UPLINK, &without_option("2001:db8::1:0")), Some(PacketOutcome::Reply(UPLINK)));
     let told = rig.sent(UPLINK).remove(0);
     assert_checksums(&told);
     assert_eq!((&told[..6], &told[6..12]), (&[0x33, 0x33, 0, 0, 0, 1][..], &UPLINK_MAC.0[..]));
@@ -257,9 +277,13 @@ fn duplicate_address_detection_of_a_gateway_address_is_answered() {
         ("not to the group of the address", to_one.build()),
     ];
     for (sentence, frame) in rows {
-        assert_eq!(rig.put(UPLINK, &frame), Some(Fate::Linux(UPLINK)), "{sentence}");
+        assert_eq!(rig.put(UPLINK, &frame), Some(PacketOutcome::Linux(UPLINK)), "{sentence}");
     }
-    assert_eq!(rig.put(CLUSTER, &without_option("2001:db8::1:0")), Some(Fate::Linux(CLUSTER)), "a VIP on the wrong port");
+    assert_eq!(
+        rig.put(CLUSTER, &without_option("2001:db8::1:0")),
+        Some(PacketOutcome::Linux(CLUSTER)),
+        "a VIP on the wrong port"
+    );
 }
 
 #[test]
@@ -270,7 +294,7 @@ fn answers_are_limited_except_arp_and_neighbour_discovery() {
     ];
     for frame in questions {
         let mut rig = Rig::new();
-        assert!((0..2000).all(|_| rig.put(UPLINK, &frame) == Some(Fate::Reply(UPLINK))));
+        assert!((0..2000).all(|_| rig.put(UPLINK, &frame) == Some(PacketOutcome::Reply(UPLINK))));
     }
     let frames = [
         Packet::echo_request("198.51.100.7", "192.0.2.100").build(),
@@ -280,8 +304,8 @@ fn answers_are_limited_except_arp_and_neighbour_discovery() {
     for frame in frames {
         let mut rig = Rig::new();
         let fates: Vec<_> = (0..200).map(|_| rig.put(UPLINK, &frame)).collect();
-        assert_eq!(fates[..100], vec![Some(Fate::Reply(UPLINK)); 100]);
-        assert_eq!(fates[199], Some(Fate::Drop(DropReason::AnswerLimited)));
+        assert_eq!(fates[..100], vec![Some(PacketOutcome::Reply(UPLINK)); 100]);
+        assert_eq!(fates[199], Some(PacketOutcome::Drop(DropReason::AnswerLimited)));
     }
 }
 
@@ -318,7 +342,7 @@ fn no_address_of_the_gateway_itself_answers_before_the_first_complete_state() {
     for (sentence, port, packet) in rows {
         let mut rig = Rig::with_config(config.clone());
         rig.network = rig::network();
-        assert_eq!(rig.put(port, &packet.build()), Some(Fate::Drop(DropReason::UnknownVip)), "{sentence}");
+        assert_eq!(rig.put(port, &packet.build()), Some(PacketOutcome::Drop(DropReason::UnknownVip)), "{sentence}");
         rig.settle_nothing_sent();
         rig.publish();
         let answered = !sentence.contains("UDP to a SNAT");

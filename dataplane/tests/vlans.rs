@@ -8,7 +8,7 @@ mod rig;
 use std::net::IpAddr;
 
 use dataplane::testing::{Packet, Segment, arp_request, assert_checksums};
-use dataplane::{DropReason, Fate, Link, Neighbour, PortIndex, Route, TagKind, Vlan, VlanLink, tcp_flags};
+use dataplane::{DropReason, Link, Neighbour, PacketOutcome, PortIndex, Route, TagKind, Vlan, VlanLink, tcp_flags};
 use rig::{BACKENDS, CLUSTER, ROUTER_MAC, Rig, UPLINK, backend_mac, ends, ip};
 
 const CLIENT: &str = "198.51.100.7:5555";
@@ -88,7 +88,7 @@ fn a_reply_by_another_vlan_than_the_backends_is_dropped() {
         ("by the same identifiers in 802.1Q tags", &[0x81, 0, 0, 7, 0x81, 0, 0, 200]),
     ];
     for (sentence, tags) in rows {
-        assert_eq!(rig.put(CLUSTER, &with(tags, &reply)), Some(Fate::Drop(DropReason::SnatWrongPort)), "{sentence}");
+        assert_eq!(rig.put(CLUSTER, &with(tags, &reply)), Some(PacketOutcome::Drop(DropReason::SnatWrongPort)), "{sentence}");
     }
 }
 
@@ -103,7 +103,7 @@ fn answers_keep_the_tags_that_the_question_came_with() {
     ];
     for (sentence, frame) in rows {
         let mut rig = vlan_rig();
-        assert_eq!(rig.put(UPLINK, &with(CLIENTS, &frame)), Some(Fate::Reply(UPLINK)), "{sentence}");
+        assert_eq!(rig.put(UPLINK, &with(CLIENTS, &frame)), Some(PacketOutcome::Reply(UPLINK)), "{sentence}");
         let answer = without(CLIENTS, &rig.sent(UPLINK).remove(0));
         assert_eq!(answer[..6], ROUTER_MAC.0, "{sentence}");
         if frame[12..14] == [8, 0] {
@@ -112,7 +112,7 @@ fn answers_keep_the_tags_that_the_question_came_with() {
     }
     let mut rig = vlan_rig();
     let mid_stream = Packet::tcp(CLIENT, VIP).flags(tcp_flags::ACK).build();
-    assert_eq!(rig.put(UPLINK, &with(CLIENTS, &mid_stream)), Some(Fate::Drop(DropReason::NoFlow)));
+    assert_eq!(rig.put(UPLINK, &with(CLIENTS, &mid_stream)), Some(PacketOutcome::Drop(DropReason::NoFlow)));
     assert_checksums(&without(CLIENTS, &rig.sent(UPLINK).remove(0)));
 }
 
@@ -132,7 +132,7 @@ fn frames_for_the_kernel_keep_their_tags_bit_for_bit() {
     ];
     for (sentence, frame) in rows {
         let mut rig = vlan_rig();
-        assert_eq!(rig.put(UPLINK, &frame), Some(Fate::Linux(UPLINK)), "{sentence}");
+        assert_eq!(rig.put(UPLINK, &frame), Some(PacketOutcome::Linux(UPLINK)), "{sentence}");
         assert_eq!(rig.to_linux(UPLINK), [frame], "{sentence}");
     }
 }
@@ -158,22 +158,22 @@ fn a_vlan_without_a_device_in_the_kernel_is_not_served() {
     ];
     for (sentence, port, frame, reason) in rows {
         let mut rig = vlan_rig();
-        assert_eq!(rig.put(port, &with(unknown, &frame)), Some(Fate::Drop(reason)), "{sentence}");
+        assert_eq!(rig.put(port, &with(unknown, &frame)), Some(PacketOutcome::Drop(reason)), "{sentence}");
     }
     let mut rig = vlan_rig();
     rig.forward(UPLINK, &with(CLIENTS, &syn()));
     rig.network.vlans.retain(|vlan| vlan.link != clients());
     rig.publish();
-    let fate = rig.put(UPLINK, &with(CLIENTS, &syn()));
-    assert_eq!(fate, Some(Fate::Drop(DropReason::UnknownVip)), "its device is gone");
+    let outcome = rig.put(UPLINK, &with(CLIENTS, &syn()));
+    assert_eq!(outcome, Some(PacketOutcome::Drop(DropReason::UnknownVip)), "its device is gone");
 }
 
 #[test]
 fn before_the_first_complete_state_only_groups_reach_the_kernel() {
     let mut rig = Rig::before_state(1024);
-    assert_eq!(rig.put(UPLINK, &with(CLIENTS, &syn())), Some(Fate::Drop(DropReason::UnknownVip)));
+    assert_eq!(rig.put(UPLINK, &with(CLIENTS, &syn())), Some(PacketOutcome::Drop(DropReason::UnknownVip)));
     let group = Packet::udp(CLIENT, "224.0.0.5:89").build();
-    assert_eq!(rig.put(UPLINK, &with(CLIENTS, &group)), Some(Fate::Linux(UPLINK)));
+    assert_eq!(rig.put(UPLINK, &with(CLIENTS, &group)), Some(PacketOutcome::Linux(UPLINK)));
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn a_tag_that_only_carries_a_priority_is_of_the_untagged_link() {
     let out = rig.forward(UPLINK, &with(priority, &syn()));
     assert_eq!(out[12..14], [8, 0], "it leaves without");
     let closed = Packet::tcp(CLIENT, "192.0.2.100:81").build();
-    assert_eq!(rig.put(UPLINK, &with(priority, &closed)), Some(Fate::Reply(UPLINK)));
+    assert_eq!(rig.put(UPLINK, &with(priority, &closed)), Some(PacketOutcome::Reply(UPLINK)));
     without(priority, &rig.sent(UPLINK).remove(0));
 }
 
@@ -207,7 +207,7 @@ fn the_mtu_of_a_vlan_device_counts_without_its_tags() {
     rig.forward(UPLINK, &with(CLIENTS, &syn()));
     let sized = |len: usize| Packet::tcp(CLIENT, VIP).flags(tcp_flags::ACK).payload(&vec![0; len - 40]).build();
     rig.forward(UPLINK, &with(CLIENTS, &sized(1400)));
-    assert_eq!(rig.put(UPLINK, &with(CLIENTS, &sized(1401))), Some(Fate::Reply(UPLINK)));
+    assert_eq!(rig.put(UPLINK, &with(CLIENTS, &sized(1401))), Some(PacketOutcome::Reply(UPLINK)));
     let answer = without(CLIENTS, &rig.sent(UPLINK).remove(0));
     assert_eq!(&answer[40..42], &1400u16.to_be_bytes(), "fragmentation needed, with the MTU of the VLAN device");
 }
@@ -247,7 +247,10 @@ fn a_held_packet_leaves_with_tags_when_its_neighbour_is_known() {
     rig.network.neighbours.retain(|n| n.link == clients());
     rig.publish();
     assert_eq!(rig.put(UPLINK, &with(CLIENTS, &syn())), None, "it waits");
-    assert!(rig.asks.pop().is_some_and(|(link, _)| link == backends()), "the kernel is asked to resolve it on the VLAN");
+    assert!(
+        rig.neighbour_requests.pop().is_some_and(|(link, _)| link == backends()),
+        "the kernel is asked to resolve it on the VLAN"
+    );
     rig.network.neighbours = neighbours;
     let snapshot = rig.compiler.compile(&rig.state, &rig.network, &rig.health, rig.now);
     rig.publisher.publish(snapshot);

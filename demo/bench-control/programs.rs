@@ -36,7 +36,7 @@ logs: {format: json}
 ";
 
 /// A log line that the benchmark uses.
-enum Said {
+enum LogEvent {
     /// The controller computed a plan, changed or not.
     Planned(Instant),
     /// Every worker forwards by the generation of this counter.
@@ -48,7 +48,7 @@ pub struct Programs {
     controller: Child,
     /// `None` if the controller is measured alone.
     gateway: Option<Child>,
-    said: Receiver<Said>,
+    said: Receiver<LogEvent>,
     first_plan: Option<Instant>,
 }
 
@@ -109,9 +109,9 @@ impl Programs {
         let deadline = Instant::now() + patience;
         loop {
             match self.said.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(Said::Reached(at, counter)) if counter > after => return (at, counter),
-                Ok(Said::Planned(at)) => _ = self.first_plan.get_or_insert(at),
-                Ok(Said::Reached(..)) => {}
+                Ok(LogEvent::Reached(at, counter)) if counter > after => return (at, counter),
+                Ok(LogEvent::Planned(at)) => _ = self.first_plan.get_or_insert(at),
+                Ok(LogEvent::Reached(..)) => {}
                 Err(_) => panic!("no generation after {after} within {patience:?}"),
             }
         }
@@ -121,7 +121,7 @@ impl Programs {
     pub fn drain(&mut self, silence: Duration, after: u64) -> Option<(Instant, u64)> {
         let mut last = None;
         while let Ok(said) = self.said.recv_timeout(silence) {
-            if let Said::Reached(at, counter) = said
+            if let LogEvent::Reached(at, counter) = said
                 && counter > after
             {
                 last = Some((at, counter));
@@ -201,14 +201,14 @@ fn last_core() -> usize {
     std::thread::available_parallelism().map_or(0, |count| count.get() - 1)
 }
 
-fn read(line: &str) -> Option<Said> {
+fn read(line: &str) -> Option<LogEvent> {
     let now = Instant::now();
     let line: Value = serde_json::from_str(line).ok()?;
     let fields = &line["fields"];
     let counter = fields["generation"].as_str()?.rsplit('/').next()?.parse().ok()?;
     match fields["message"].as_str()? {
-        "planned" => Some(Said::Planned(now)),
-        "every worker forwards by it" => Some(Said::Reached(now, counter)),
+        "planned" => Some(LogEvent::Planned(now)),
+        "every worker has applied the generation" => Some(LogEvent::Reached(now, counter)),
         _ => None,
     }
 }

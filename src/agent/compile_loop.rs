@@ -103,7 +103,7 @@ pub async fn run(pipeline: Arc<Mutex<SnapshotPipeline>>, mut inputs: Inputs, out
                 pipeline.publisher.advance();
                 let reached = awaited.iter().take_while(|(sequence, _)| pipeline.publisher.reached(*sequence)).count();
                 if let Some((_, generation)) = awaited.drain(..reached).next_back() {
-                    tracing::debug!(%generation, "every worker forwards by it");
+                    tracing::debug!(%generation, "every worker has applied the generation");
                     send_if_changed(&outputs.reached, Some(generation));
                     pipeline.publisher.advance();
                 }

@@ -160,7 +160,7 @@ pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(
         }
         let text = error.to_string();
         if text != logged {
-            tracing::warn!(error = text, "not following a controller; the last state stays in use");
+            tracing::warn!(error = text, "not connected to a controller; the last state stays in use");
             logged = text;
         }
         if leader.is_none() {
@@ -263,9 +263,9 @@ mod tests {
     use control::kubernetes::lease::Leadership;
     use dataplane::snapshot::ServiceView;
     use proto::convert::{difference, difference_by_hashes, full};
-    use proto::v1::answer::Said;
+    use proto::v1::answer::Reply;
     use proto::v1::config_server::{Config, ConfigServer};
-    use proto::v1::question::Ask;
+    use proto::v1::question::Query;
     use proto::{Generation, Origin, Reason, Refusal, Service, State};
     use tokio::net::UnixListener;
     use tokio::time::timeout;
@@ -355,8 +355,8 @@ mod tests {
             let facts = Facts { served: served_out, reached: reached_out };
             let (draining, draining_out) = watch::channel(false);
             let answering = Responder::new(|ask| match ask {
-                Ask::Services(_) => Said::Services(v1::ListServicesResponse::default()),
-                _ => Said::Refusal("not today".to_owned()),
+                Query::Services(_) => Reply::Services(v1::ListServicesResponse::default()),
+                _ => Reply::Refusal("not today".to_owned()),
             });
             let client = tokio::spawn(run(settings, ClientChannels { known, connected, draining, answering, facts }));
             Self { dir, known: known_out, connected: connected_out, reached, served, draining: draining_out, client }
@@ -549,7 +549,7 @@ mod tests {
     }
 
     /// Sends requests until the gateway is registered.
-    async fn answered(controller: &Controller, ask: Ask) -> Result<Said, SilentError> {
+    async fn answered(controller: &Controller, query: Query) -> Result<Reply, SilentError> {
         let names = || vec!["edge-1".to_owned()];
         let answer = async {
             loop {
@@ -573,11 +573,11 @@ mod tests {
             Gateways::drain(&controller.drains, names);
             timeout(LONG, gateway.draining.wait_for(|draining| *draining == is_drained)).await.unwrap().unwrap();
         }
-        let services = answered(&controller, Ask::Services(v1::ListServicesRequest {})).await;
-        assert_eq!(services, Ok(Said::Services(v1::ListServicesResponse::default())));
-        let refused = answered(&controller, Ask::Drops(v1::ListDropsRequest {})).await;
+        let services = answered(&controller, Query::Services(v1::ListServicesRequest {})).await;
+        assert_eq!(services, Ok(Reply::Services(v1::ListServicesResponse::default())));
+        let refused = answered(&controller, Query::Drops(v1::ListDropsRequest {})).await;
         assert_eq!(refused, Err(SilentError::Refused("not today".to_owned())));
-        let nobody = controller.fleet.ask(vec!["edge-9".to_owned()], &Ask::Drops(v1::ListDropsRequest {})).await;
+        let nobody = controller.fleet.ask(vec!["edge-9".to_owned()], &Query::Drops(v1::ListDropsRequest {})).await;
         assert_eq!(nobody, [("edge-9".to_owned(), Err(SilentError::NoOffer))]);
         controller.stop().await;
         let again = Controller::start(&path, first("f", &[])).await;

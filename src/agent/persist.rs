@@ -47,7 +47,7 @@ pub enum LoadError {
         error: io::Error,
     },
     /// It is damaged.
-    #[error("{path} is broken ({what}); starting without it. It was moved to {moved} for inspection")]
+    #[error("{path} is damaged ({what}); starting without it. It was moved to {moved} for inspection")]
     Broken {
         /// The file.
         path: PathBuf,
@@ -65,7 +65,7 @@ pub enum StateFileDamage {
     #[error("it does not begin with {:?}", String::from_utf8_lossy(MAGIC))]
     Magic,
     /// It is truncated or modified.
-    #[error("its checksum does not fit")]
+    #[error("its checksum does not match")]
     Checksum,
     /// The checksum is correct, but the content cannot be decoded.
     #[error("it cannot be decoded")]

@@ -152,7 +152,7 @@ where
             waits = BACKOFF.build();
         }
         let wait = waits.next().unwrap_or(LONGEST_DELAY);
-        tracing::error!(task = task.name, failure, wait_ms = wait.as_millis(), "task failed; it starts again after the wait");
+        tracing::error!(task = task.name, failure, wait_ms = wait.as_millis(), "task failed; restarting after a delay");
         task.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&failure);
         if stop.run_until_cancelled(sleep(wait)).await.is_none() {
             return;
@@ -169,7 +169,7 @@ async fn finish(task: &Task, mut run: JoinSet<Result<(), Failure>>) {
         Ok(Some(Err(error))) => panic_message(error),
         Err(_) => format!("not within {ENDING_MAX:?}"),
     };
-    tracing::warn!(task = task.name, why, "a task did not end well");
+    tracing::warn!(task = task.name, why, "a task ended with an error");
 }
 
 fn panic_message(error: JoinError) -> String {

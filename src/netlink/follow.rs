@@ -219,7 +219,7 @@ impl Follower {
     fn log_excess(&mut self) {
         let excess = self.tables.routes().excess();
         if excess > 0 && !self.excess_logged {
-            tracing::warn!(excess, "Linux holds more than {ROUTES_MAX} routes by our ports; those beyond are not followed");
+            tracing::warn!(excess, "Linux has more than {ROUTES_MAX} routes over the gateway's ports; further ones are ignored");
         }
         self.excess_logged = excess > 0;
     }

@@ -113,7 +113,7 @@ pub async fn prepare(device: &Device) -> Result<Option<PreparedInterface>, AfPac
     let index = link.header.index;
     let before = match standing_filter(&mut socket, index).await.map_err(failed)? {
         Some(before) => {
-            tracing::info!(interface, "found the filter of a gateway that did not end properly; taking it over");
+            tracing::info!(interface, "found the filter of a gateway that did not exit cleanly; adopting it");
             before
         }
         None => {
@@ -268,7 +268,7 @@ fn write_ipv6_disabled(interface: &str, disabled: bool) -> Result<(), AfPacketEr
 /// cannot be forwarded. Without `ethtool` there is no warning.
 fn warn_of_offloads(interface: &str) {
     let Ok(output) = Command::new("ethtool").args(["-k", interface]).output() else {
-        tracing::debug!(interface, "no `ethtool` here to look at offloads with");
+        tracing::debug!(interface, "`ethtool` is not installed; offloads are not checked");
         return;
     };
     let features = String::from_utf8_lossy(&output.stdout);

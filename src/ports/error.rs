@@ -31,7 +31,7 @@ pub enum PortsError {
         needed: u8,
     },
     /// A worker does not poll.
-    #[error("the worker did not take the port's queues")]
+    #[error("the worker did not accept the port's queues")]
     Worker,
 }
 

@@ -89,7 +89,7 @@ impl HotplugPort {
         if self.state.detaching.is_some() {
             self.finish_detaching(handles, position);
         } else if self.presence.is_some() && present != self.presence {
-            tracing::warn!(port, %device, "the port's device is gone; it is attached again when it is back");
+            tracing::warn!(port, %device, "the port's device disappeared; it is attached again when it returns");
             self.state.detaching = Some((0..self.senders.len()).filter(|&worker| self.senders[worker].recall()).collect());
         } else if self.presence.is_none() && present.is_some() && self.state.retry.is_due(Instant::now()) {
             match self.attach(handles, position).await {
@@ -97,12 +97,12 @@ impl HotplugPort {
                     self.presence = present;
                     self.state.retry = Retry::new();
                     let (port, device) = (&self.settings.name, &self.settings.device);
-                    tracing::info!(port, %device, "the port's device has come and is attached");
+                    tracing::info!(port, %device, "the port's device appeared and was attached");
                 }
                 Err(error) => {
                     let again_s = self.state.retry.failed(Instant::now()).as_secs();
                     let port = &self.settings.name;
-                    tracing::warn!(port, %error, again_s, "the port's device is there and cannot be attached");
+                    tracing::warn!(port, %error, again_s, "the port's device cannot be attached");
                 }
             }
         }
@@ -161,7 +161,7 @@ impl HotplugPort {
         }
         if let (Some(before), Some(now)) = (&state.member, &active) {
             state.moves += 1;
-            tracing::info!(port = self.settings.name, %before, %now, "the bond has another active member");
+            tracing::info!(port = self.settings.name, %before, %now, "the bond changed its active member");
         }
         state.member = active;
     }

@@ -177,7 +177,7 @@ fn check_absences(settings: &Settings, mut absences: Vec<PortsError>) -> Result<
         return Err(absences.remove(0));
     }
     for error in absences {
-        tracing::warn!(%error, "a port's device is not there; the others run, and it is attached when it comes");
+        tracing::warn!(%error, "the device of a port is missing; the other ports run, and it is attached when it appears");
     }
     Ok(())
 }

@@ -7,6 +7,7 @@
 mod cilium;
 mod input;
 mod metallb;
+mod pool;
 mod selectors;
 mod services;
 
@@ -18,9 +19,9 @@ use proto::AddressRange;
 use serde_json::{Value, json};
 
 pub use input::{ConvertError, Input};
-use input::{Found, SourcePosition};
 use objects::PoolSpec;
 use objects::crd::{AddressPool, AddressPoolSpec};
+use pool::ConvertedPool;
 
 /// Product of the input objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -29,15 +30,6 @@ pub enum Product {
     Metallb,
     /// CiliumLoadBalancerIPPool, its policies, and Services.
     Cilium,
-}
-
-/// A converted pool and its origin.
-#[derive(Clone, Debug)]
-struct Converted {
-    place: SourcePosition,
-    origin: String,
-    name: String,
-    spec: AddressPoolSpec,
 }
 
 /// Output of a conversion.
@@ -73,9 +65,9 @@ pub(crate) fn convert(product: Product, inputs: &[Input<'_>]) -> Result<Conversi
     Ok(Conversion { yaml: pools.iter().map(|(pool, _)| document(pool)).collect(), notes })
 }
 
-/// Renames pools of equal names, because `kubectl apply` would overwrite the first with the second.
-fn refuse_equal_names(pools: &[Converted]) -> Result<(), ConvertError> {
-    let mut seen: HashMap<&str, &Converted> = HashMap::new();
+/// Refuses pools of equal names: `kubectl apply` would overwrite the first one with the second.
+fn refuse_equal_names(pools: &[ConvertedPool]) -> Result<(), ConvertError> {
+    let mut seen: HashMap<&str, &ConvertedPool> = HashMap::new();
     for pool in pools {
         if let Some(first) = seen.insert(&pool.name, pool) {
             let message = format!(
@@ -89,7 +81,7 @@ fn refuse_equal_names(pools: &[Converted]) -> Result<(), ConvertError> {
 }
 
 /// Removes pools that our stricter rules refuse, with a note for each.
-fn usable(pools: Vec<Converted>, notes: &mut Vec<String>) -> Vec<(Converted, PoolSpec)> {
+fn usable(pools: Vec<ConvertedPool>, notes: &mut Vec<String>) -> Vec<(ConvertedPool, PoolSpec)> {
     let mut usable = Vec::new();
     for pool in pools {
         match PoolSpec::try_from(&object(&pool)) {
@@ -100,10 +92,10 @@ fn usable(pools: Vec<Converted>, notes: &mut Vec<String>) -> Vec<(Converted, Poo
     usable
 }
 
-fn note_overlaps(pools: &[(Converted, PoolSpec)], notes: &mut Vec<String>) {
+fn note_overlaps(pools: &[(ConvertedPool, PoolSpec)], notes: &mut Vec<String>) {
     let mut ranges: Vec<_> = pools.iter().flat_map(|(pool, spec)| spec.ranges.iter().map(move |range| (range, pool))).collect();
     ranges.sort_by_key(|(range, _)| (range.first(), range.last()));
-    let mut farthest: Option<(&AddressRange, &Converted)> = None;
+    let mut farthest: Option<(&AddressRange, &ConvertedPool)> = None;
     for (range, pool) in ranges {
         match farthest {
             Some((before, other)) if before.overlaps(range) => notes.push(format!(
@@ -118,23 +110,13 @@ fn note_overlaps(pools: &[(Converted, PoolSpec)], notes: &mut Vec<String>) {
     }
 }
 
-/// The ranges in our format: CIDRs stay, blanks are removed.
-fn addresses<'a>(found: &Found, texts: impl Iterator<Item = &'a str>) -> Result<Vec<String>, ConvertError> {
-    let trimmed = texts.map(|text| text.split('-').map(str::trim).collect::<Vec<_>>().join("-"));
-    let checked = trimmed.map(|text| match text.parse::<AddressRange>() {
-        Ok(_) => Ok(text),
-        Err(error) => Err(found.place.error(format!("{}: {error}", found.title()))),
-    });
-    checked.collect()
-}
-
-fn object(pool: &Converted) -> AddressPool {
+fn object(pool: &ConvertedPool) -> AddressPool {
     let metadata = ObjectMeta { name: Some(pool.name.clone()), ..ObjectMeta::default() };
     AddressPool { metadata, spec: pool.spec.clone(), status: None }
 }
 
 /// One pool as a document, with the fields that differ from the default.
-fn document(pool: &Converted) -> String {
+fn document(pool: &ConvertedPool) -> String {
     let plain = json!(AddressPoolSpec { addresses: Vec::new(), auto_assign: true, ..AddressPoolSpec::default() });
     let mut object = json!(object(pool));
     if let Some(Value::Object(fields)) = object.get_mut("spec") {

@@ -19,7 +19,7 @@ pub mod status;
 pub use node::{NodeError, NodeSpec};
 pub use pool::{PoolError, PoolSpec};
 pub use service::{
-    Candidate, HealthSpec, Held, Kind, Leftover, Namespaces, NotServable, PortSpec, ServiceSpec, Sharing, SpecError, Unread,
+    Candidate, HealthSpec, Kind, Leftover, Namespaces, NotServable, OwnedParts, PortSpec, ServiceSpec, Sharing, SpecError, Unread,
 };
 pub use slice::{EndpointSpec, SliceError, SlicePort, SliceSpec};
 pub use status::{Condition, ConditionType};

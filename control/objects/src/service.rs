@@ -25,7 +25,7 @@ pub use annotations::{HealthSpec, Namespaces, Sharing};
 pub use error::{NotServable, SpecError, Unread};
 use error::{STAYS, word};
 use owned::writers;
-pub use owned::{Held, Leftover};
+pub use owned::{Leftover, OwnedParts};
 use source_ranges::{clients, note_denied_families};
 
 /// Label of a Service that kube-proxy does not serve.
@@ -64,7 +64,7 @@ pub struct Candidate {
     /// Whether it has the finalizer of a cloud controller, which manages it.
     pub is_held_by_cloud: bool,
     /// The parts of the object that are ours: addresses in its status, conditions, the finalizer.
-    pub held: Held,
+    pub held: OwnedParts,
     /// Whether our field manager wrote the addresses of its status.
     pub status_is_ours: bool,
     /// Another field manager of its status: the one that wrote the addresses, else the one that wrote last.
@@ -247,7 +247,7 @@ impl TryFrom<&Service> for Candidate {
             class: fields.load_balancer_class.clone(),
             labels: metadata.labels.clone().unwrap_or_default(),
             is_held_by_cloud: has_finalizer(CLOUD_FINALIZER),
-            held: Held::of(service),
+            held: OwnedParts::of(service),
             status_is_ours,
             foreign_manager,
             wanted: wanted(service, fields, kind),

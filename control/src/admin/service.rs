@@ -6,7 +6,7 @@ use std::future::Future;
 use proto::limits::MESSAGE_BYTES_MAX;
 use proto::v1;
 use proto::v1::admin_server::{Admin, AdminServer};
-use proto::v1::{answer::Said, question::Ask};
+use proto::v1::{answer::Reply, question::Query};
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
@@ -63,11 +63,11 @@ struct Gathered<R> {
 impl ControllerAdmin {
     /// Queries every connected gateway if this controller leads. `rows` extracts the rows from an answer, with the gateway's
     /// name in each.
-    async fn gather<R>(&self, ask: Ask, rows: impl Fn(Said, &str) -> Option<Vec<R>>) -> Result<Gathered<R>, Status> {
+    async fn gather<R>(&self, query: Query, rows: impl Fn(Reply, &str) -> Option<Vec<R>>) -> Result<Gathered<R>, Status> {
         self.view.leads()?;
         let names: BTreeSet<String> = self.view.gateways.borrow().iter().map(|gateway| gateway.name.clone()).collect();
         let mut gathered = Gathered { rows: Vec::new(), silent: Vec::new() };
-        for (gateway, answer) in self.view.fleet.ask(names.into_iter().collect(), &ask).await {
+        for (gateway, answer) in self.view.fleet.ask(names.into_iter().collect(), &query).await {
             let silent = |reason: String| v1::Silent { gateway: gateway.clone(), reason };
             match answer.map(|said| rows(said, &gateway)) {
                 Ok(Some(rows)) => gathered.rows.extend(rows),
@@ -89,8 +89,8 @@ fn of<R>(gateway: &str, mut rows: Vec<R>, field: impl Fn(&mut R) -> &mut String)
 impl Admin for ControllerAdmin {
     async fn list_services(&self, _: Request<v1::ListServicesRequest>) -> Result<Response<v1::ListServicesResponse>, Status> {
         let Gathered { rows, silent } = self
-            .gather(Ask::Services(v1::ListServicesRequest {}), |said, gateway| match said {
-                Said::Services(answer) => Some(of(gateway, answer.services, |row| &mut row.gateway)),
+            .gather(Query::Services(v1::ListServicesRequest {}), |said, gateway| match said {
+                Reply::Services(answer) => Some(of(gateway, answer.services, |row| &mut row.gateway)),
                 _ => None,
             })
             .await?;
@@ -99,8 +99,8 @@ impl Admin for ControllerAdmin {
 
     async fn list_backends(&self, _: Request<v1::ListBackendsRequest>) -> Result<Response<v1::ListBackendsResponse>, Status> {
         let Gathered { rows, silent } = self
-            .gather(Ask::Backends(v1::ListBackendsRequest {}), |said, gateway| match said {
-                Said::Backends(answer) => Some(of(gateway, answer.backends, |row| &mut row.gateway)),
+            .gather(Query::Backends(v1::ListBackendsRequest {}), |said, gateway| match said {
+                Reply::Backends(answer) => Some(of(gateway, answer.backends, |row| &mut row.gateway)),
                 _ => None,
             })
             .await?;
@@ -109,8 +109,8 @@ impl Admin for ControllerAdmin {
 
     async fn list_ports(&self, _: Request<v1::ListPortsRequest>) -> Result<Response<v1::ListPortsResponse>, Status> {
         let Gathered { rows, silent } = self
-            .gather(Ask::Ports(v1::ListPortsRequest {}), |said, gateway| match said {
-                Said::Ports(answer) => Some(of(gateway, answer.ports, |row| &mut row.gateway)),
+            .gather(Query::Ports(v1::ListPortsRequest {}), |said, gateway| match said {
+                Reply::Ports(answer) => Some(of(gateway, answer.ports, |row| &mut row.gateway)),
                 _ => None,
             })
             .await?;
@@ -119,8 +119,8 @@ impl Admin for ControllerAdmin {
 
     async fn list_drops(&self, _: Request<v1::ListDropsRequest>) -> Result<Response<v1::ListDropsResponse>, Status> {
         let Gathered { rows, silent } = self
-            .gather(Ask::Drops(v1::ListDropsRequest {}), |said, gateway| match said {
-                Said::Drops(answer) => Some(of(gateway, answer.drops, |row| &mut row.gateway)),
+            .gather(Query::Drops(v1::ListDropsRequest {}), |said, gateway| match said {
+                Reply::Drops(answer) => Some(of(gateway, answer.drops, |row| &mut row.gateway)),
                 _ => None,
             })
             .await?;

@@ -148,7 +148,7 @@ impl View {
     pub async fn drain(&self, request: v1::DrainRequest) -> Result<v1::ChangeResponse, Status> {
         let state = self.complete()?;
         let what = names::to_drain(&request.target, &self.names(), &state).map_err(not_found)?;
-        let said = said(&request.by);
+        let said = author(&request.by);
         let is_new = |all: &mut Overrides| {
             let is_new = !all.drains().contains_key(&what);
             all.drain(what.clone(), said.clone()).map(|()| is_new)
@@ -183,9 +183,9 @@ impl View {
         let state = self.complete()?;
         let service = names::service(&request.service, &state).map_err(not_found)?;
         let backend = names::backend_of(&request.backend, &service, &state).map_err(not_found)?;
-        let set = Weight { weight, said: said(&request.by) };
+        let set = Weight { weight, author: author(&request.by) };
         self.change(|all| all.set_weight(service.clone(), backend, set.clone())).await?;
-        tracing::info!(%service, %backend, weight, by = set.said.by, "weight set by hand");
+        tracing::info!(%service, %backend, weight, by = set.author.by, "weight override set");
         Ok(v1::ChangeResponse { summary: format!("{backend} of {service} has weight {weight}"), notes: Vec::new() })
     }
 
@@ -194,7 +194,7 @@ impl View {
         let OverridesState::Loaded(now) = self.editor.state() else { return Err(status(ChangeError::NotLeading)) };
         let (service, backend) = names::weighed(&request.service, &request.backend, &now).map_err(not_found)?;
         self.change(|all| Ok(all.unset_weight(&service, backend))).await?;
-        tracing::info!(%service, %backend, "the weight set by hand is taken back");
+        tracing::info!(%service, %backend, "weight override removed");
         Ok(v1::ChangeResponse { summary: format!("{backend} of {service} has its own weight"), notes: Vec::new() })
     }
 
@@ -248,7 +248,7 @@ fn seconds(time: SystemTime) -> i64 {
 }
 
 /// The author as named by the request, and the current time.
-fn said(by: &str) -> Author {
+fn author(by: &str) -> Author {
     let by: String = by.chars().filter(|c| !c.is_control()).take(BY_CHARS_MAX).collect();
     Author { by, at_s: seconds(SystemTime::now()) }
 }
@@ -266,8 +266,8 @@ fn rows(overrides: &Overrides) -> Vec<v1::Override> {
         name: backend.to_string(),
         service: service.to_string(),
         weight: Some(set.weight.into()),
-        by: set.said.by.clone(),
-        at: set.said.at(),
+        by: set.author.by.clone(),
+        at: set.author.at(),
     };
     overrides.drains().iter().map(drain).chain(weights.map(weighed)).collect()
 }

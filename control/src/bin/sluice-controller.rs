@@ -190,7 +190,7 @@ async fn serve(file: ControllerFile) -> anyhow::Result<()> {
     // A failure of the admin API is no reason to stop the controller.
     tokio::spawn(async move {
         if let Err(error) = admin::serve(listener, admin, stop).await {
-            tracing::error!(%error, "nobody is answered any more; restart sluice-controller");
+            tracing::error!(%error, "the admin API ended; restart sluice-controller");
         }
     });
     tokio::spawn(async move {

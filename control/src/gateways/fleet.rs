@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use proto::v1::fleet_server::Fleet as FleetApi;
-use proto::v1::{Answer, Question, answer::Said, question::Ask};
+use proto::v1::{Answer, Question, answer::Reply, question::Query};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -29,8 +29,8 @@ const WAITING_MAX: usize = 16;
 
 /// A request and the channel for its answer.
 struct PendingQuestion {
-    ask: Ask,
-    answer: oneshot::Sender<Said>,
+    query: Query,
+    answer: oneshot::Sender<Reply>,
 }
 
 /// The registration of a gateway.
@@ -44,10 +44,10 @@ struct Registered {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SilentError {
     /// It is not registered.
-    #[error("it does not offer to answer: it has only just connected, or is of an older version")]
+    #[error("it is not registered for requests: it has only just connected, or has an older version")]
     NoOffer,
     /// Too many requests wait for it.
-    #[error("{WAITING_MAX} questions wait for it already")]
+    #[error("{WAITING_MAX} requests already wait for it")]
     Busy,
     /// It timed out.
     #[error("it gave no answer within {} s; look at its log", ANSWER_TIMEOUT.as_secs())]
@@ -102,21 +102,21 @@ impl Fleet {
     }
 
     /// Queries all gateways of these names and waits for the slowest.
-    pub async fn ask(&self, gateways: Vec<String>, ask: &Ask) -> Vec<(String, Result<Said, SilentError>)> {
+    pub async fn ask(&self, gateways: Vec<String>, query: &Query) -> Vec<(String, Result<Reply, SilentError>)> {
         let one = |name: String| async move {
-            let answer = self.ask_one(&name, *ask).await;
+            let answer = self.ask_one(&name, *query).await;
             (name, answer)
         };
         join_all(gateways.into_iter().map(one)).await
     }
 
-    async fn ask_one(&self, gateway: &str, ask: Ask) -> Result<Said, SilentError> {
+    async fn ask_one(&self, gateway: &str, query: Query) -> Result<Reply, SilentError> {
         let (answer, answered) = oneshot::channel();
         {
             let registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
             // The newest stream: an older one of the same name is about to end.
             let line = registered.open.values().rev().find(|line| line.gateway == gateway).ok_or(SilentError::NoOffer)?;
-            line.questions.try_send(PendingQuestion { ask, answer }).map_err(|error| match error {
+            line.questions.try_send(PendingQuestion { query, answer }).map_err(|error| match error {
                 mpsc::error::TrySendError::Full(_) => SilentError::Busy,
                 mpsc::error::TrySendError::Closed(_) => SilentError::Gone,
             })?;
@@ -124,7 +124,7 @@ impl Fleet {
         match tokio::time::timeout(ANSWER_TIMEOUT, answered).await {
             Err(_) => Err(SilentError::TimedOut),
             Ok(Err(_)) => Err(SilentError::Gone),
-            Ok(Ok(Said::Refusal(why))) => Err(SilentError::Refused(why)),
+            Ok(Ok(Reply::Refusal(why))) => Err(SilentError::Refused(why)),
             Ok(Ok(said)) => Ok(said),
         }
     }
@@ -176,22 +176,22 @@ impl FleetService {
         let gateway = offer(&mut answers).await?;
         peer.may_speak_for(&gateway, &self.group)?;
         let (_registration, mut asked) = self.fleet.add(gateway);
-        let mut waiting: HashMap<u64, oneshot::Sender<Said>> = HashMap::new();
+        let mut waiting: HashMap<u64, oneshot::Sender<Reply>> = HashMap::new();
         let mut number = 0;
         loop {
             tokio::select! {
                 () = self.shutdown.cancelled() => return Err(Status::unavailable("the controller stops; dial again")),
                 answer = answers.message() => {
-                    let Some(Answer { number, said }) = answer? else { return Ok(()) };
+                    let Some(Answer { number, reply }) = answer? else { return Ok(()) };
                     // An unknown answer of a newer version is ignored.
-                    let said = said.unwrap_or_else(|| Said::Refusal("it answered in words of a newer version".to_owned()));
+                    let reply = reply.unwrap_or_else(|| Reply::Refusal("it answered in words of a newer version".to_owned()));
                     if let Some(answer) = waiting.remove(&number) {
                         // The client may have given up.
-                        let _ = answer.send(said);
+                        let _ = answer.send(reply);
                     }
                 }
                 next = asked.recv(), if waiting.len() < WAITING_MAX => {
-                    let Some(PendingQuestion { ask, answer }) = next else { return Ok(()) };
+                    let Some(PendingQuestion { query, answer }) = next else { return Ok(()) };
                     if answer.is_closed() {
                         continue;
                     }
@@ -199,7 +199,7 @@ impl FleetService {
                     waiting.retain(|_, answer| !answer.is_closed());
                     waiting.insert(number, answer);
                     // A gateway that does not read blocks this only as long as a client waits for the answer.
-                    let question = Question { number, ask: Some(ask) };
+                    let question = Question { number, query: Some(query) };
                     match tokio::time::timeout(ANSWER_TIMEOUT, questions.send(Ok(question))).await {
                         Ok(Ok(())) => {}
                         Ok(Err(_)) => return Ok(()),
@@ -217,7 +217,7 @@ async fn offer(answers: &mut Streaming<Answer>) -> Result<String, Status> {
     let first = tokio::time::timeout(OFFER_TIMEOUT, answers.message()).await;
     let first = first.map_err(|_| Status::deadline_exceeded("expected an offer within 10 s of connecting"))??;
     match first {
-        Some(Answer { said: Some(Said::Offer(offer)), .. }) if !offer.gateway.is_empty() => Ok(offer.gateway),
+        Some(Answer { reply: Some(Reply::Offer(offer)), .. }) if !offer.gateway.is_empty() => Ok(offer.gateway),
         _ => Err(Status::invalid_argument("expected an offer with the gateway's name as the first message")),
     }
 }

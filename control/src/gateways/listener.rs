@@ -164,7 +164,7 @@ impl ServerTls {
             return Ok(acceptance.clone());
         }
         let acceptance = tls::acceptance(&material, &self.group)?;
-        tracing::info!(from = material.from, "certificates were read");
+        tracing::info!(from = material.from, "certificates loaded");
         *good = Some((material, acceptance.clone()));
         Ok(acceptance)
     }
@@ -181,7 +181,7 @@ impl ServerTls {
         };
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         if *said != error {
-            tracing::error!(error, "certificates cannot be used; the last good ones are, if there are any");
+            tracing::error!(error, "the certificates are unusable; the last valid ones stay in use, if there are any");
             *said = error;
         }
         self.good.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|(_, acceptance)| acceptance.clone())

@@ -14,7 +14,6 @@ mod verify;
 
 use std::sync::Arc;
 
-use rustls::crypto::CryptoProvider;
 use rustls::pki_types::UnixTime;
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
@@ -28,10 +27,6 @@ use verify::ControllerVerifier;
 
 /// ALPN name of HTTP/2.
 const ALPN: &[u8] = b"h2";
-
-fn provider() -> Arc<CryptoProvider> {
-    Arc::new(rustls::crypto::ring::default_provider())
-}
 
 /// TLS settings of a controller for incoming connections.
 #[derive(Clone, Debug)]
@@ -55,9 +50,10 @@ pub fn acceptance(material: &Material, group: &str) -> Result<Acceptance, TlsErr
     // The same check as in gateways, so that the error shows here and not in each of them.
     let verifier = ControllerVerifier::new(Arc::clone(&roots), group);
     verifier.check(&parsed.chain[0], &parsed.chain[1..], UnixTime::now()).map_err(unusable)?;
-    let gateways = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
+    let gateways = WebPkiClientVerifier::builder_with_provider(roots, verify::provider()).build();
     let gateways = gateways.map_err(|error| unusable(rustls::Error::General(error.to_string())))?;
-    let builder = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&version::TLS13]).map_err(unusable)?;
+    let builder =
+        ServerConfig::builder_with_provider(verify::provider()).with_protocol_versions(&[&version::TLS13]).map_err(unusable)?;
     let config = builder.with_client_cert_verifier(Arc::clone(&gateways)).with_single_cert(parsed.chain, parsed.key);
     let mut config = config.map_err(unusable)?;
     config.alpn_protocols = vec![ALPN.to_vec()];
@@ -76,11 +72,12 @@ pub fn client_config(material: &Material, gateway: &str) -> Result<(ClientConfig
     expect_name(material, &parsed, |found| found.iter().any(|identity| is_ours(&identity)), &expected)?;
     let group = identities(&parsed.chain[0]).iter().find(is_ours).map(|identity| identity.group.clone()).unwrap_or_default();
     let roots = Arc::new(parsed.roots);
-    let controllers = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), provider()).build();
+    let controllers = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), verify::provider()).build();
     let controllers = controllers.map_err(|error| unusable(rustls::Error::General(error.to_string())))?;
     controllers.verify_client_cert(&parsed.chain[0], &parsed.chain[1..], UnixTime::now()).map_err(unusable)?;
     let verifier = Arc::new(ControllerVerifier::new(roots, &group));
-    let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&version::TLS13]).map_err(unusable)?;
+    let builder =
+        ClientConfig::builder_with_provider(verify::provider()).with_protocol_versions(&[&version::TLS13]).map_err(unusable)?;
     let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
     let mut config = builder.with_client_auth_cert(parsed.chain, parsed.key).map_err(unusable)?;
     config.alpn_protocols = vec![ALPN.to_vec()];

@@ -44,7 +44,7 @@ pub enum ApiError {
         retry_after: Duration,
     },
     /// 410: the resource version has expired. This is normal.
-    #[error("the version to go on from is no longer kept (410: {0}); listing again")]
+    #[error("the resource version has expired (410: {0}); listing again")]
     Expired(String),
     /// Any other answer.
     #[error("the API server answered {code}: {message}; see its log, trying again")]

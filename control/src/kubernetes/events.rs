@@ -184,7 +184,7 @@ impl EventWriter {
             state.reported.insert(key, Reported { last: now, count });
         }
         if is_full && !std::mem::replace(&mut state.is_loss_said, true) {
-            warn!("more than {WAITING_MAX} Events wait to be written; some are lost, routine ones first, the log has them");
+            warn!("more than {WAITING_MAX} Events are queued; some are dropped, normal ones first; the log has them");
         }
         drop(state);
         self.came.notify_one();

@@ -99,7 +99,7 @@ impl LeaseCandidate {
             Ok(lock) => self.lock = Some(Arc::new(lock)),
             Err(error) => tracing::warn!(
                 dir = %dir.display(), %error,
-                "no lock can be kept there; after a crash on this machine the next controller waits until the Lease has run out"
+                "cannot create a lock file; after a crash on this machine the next controller waits until the Lease expires"
             ),
         }
         self
@@ -136,7 +136,7 @@ impl LeaseCandidate {
         let has_ended = || {
             let has_ended = self.lock.as_ref().is_some_and(|lock| lock.has_ended(&holder));
             if has_ended {
-                tracing::info!(holder, "who holds the Lease ended on this machine; taking it");
+                tracing::info!(holder, "the holder of the Lease ended on this machine; acquiring it");
             }
             has_ended
         };

@@ -210,7 +210,7 @@ async fn follow_kind<K: WatchedKind>(cluster: &Cluster, changes: &mpsc::Sender<C
                 }
                 Err(watcher::Error::InitialListFailed(kube::Error::Api(status))) if K::IS_OPTIONAL && status.code == 404 => {
                     if std::mem::take(&mut is_first) {
-                        info!(server = cluster.server, "the kind {} is not installed; going on without", K::kind(&()));
+                        info!(server = cluster.server, "the kind {} is not installed; continuing without it", K::kind(&()));
                         if changes.send(K::replaced(Vec::new())).await.is_err() {
                             return;
                         }

@@ -21,7 +21,7 @@ use crate::world::World;
 use crate::world::checkpoint::{Decided, TableKey};
 use objects::note::{self, Cause, Remark};
 use objects::status::{Ingress, IpMode, PortStatus};
-use objects::{Candidate, Held, Kind, PortSpec, ServiceSpec, SliceSpec};
+use objects::{Candidate, Kind, OwnedParts, PortSpec, ServiceSpec, SliceSpec};
 
 /// Seed of every Maglev table: the fractional digits of the golden ratio. It is not a secret, but it must never change,
 /// because an update of the controller would then move flows of stateless modes.
@@ -48,7 +48,7 @@ pub struct WantedStatus {
     /// Desired addresses, in family order.
     pub ingress: Vec<Ingress>,
     /// What the object contains now.
-    pub held: Held,
+    pub held: OwnedParts,
     /// Another field manager that wrote the status.
     pub foreign_manager: Option<String>,
     /// Why it is not served. Until it is, addresses that it does not hold are removed from its status and none are added.

@@ -651,7 +651,7 @@ fn services_that_are_sent_to_every_node_share_one_list_but_for_those_with_backen
         node(&mut world, &format!("n{n}"), json!({}), &[&format!("10.0.1.{n}")]);
     }
     let mut overrides = crate::world::overrides::tests::drained(&["node/n1"]);
-    let weight = crate::world::overrides::Weight { weight: 7, said: crate::world::overrides::tests::said("alice") };
+    let weight = crate::world::overrides::Weight { weight: 7, author: crate::world::overrides::tests::author("alice") };
     overrides.set_weight(named("c"), "10.0.1.2:80".parse().unwrap(), weight).unwrap();
     world.apply(Change::OverridesReplaced(Box::new(overrides)));
     let first = plan(&world, &settings(), &mut memory, now);

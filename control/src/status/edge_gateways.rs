@@ -142,7 +142,7 @@ impl EdgeGateways<'_> {
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(true),
             Err(kube::Error::Api(status)) if matches!(status.code, 400 | 422) => {
                 let message = crate::kubernetes::api_error::truncated(&status.message);
-                warn!(gateway = name, "the API server takes no EdgeGateway of this name: {message}; this gateway is not shown");
+                warn!(gateway = name, "the API server rejects an EdgeGateway of this name: {message}; this gateway is not shown");
                 Ok(false)
             }
             Err(error) => Err(ApiError::from(&error)),

@@ -19,7 +19,7 @@ use crate::gateways::registry::Gateways;
 use crate::plan::WantedStatus;
 use objects::note::{Cause, Remark};
 use objects::status::{Ingress, IpMode, PortStatus, StatusWrite};
-use objects::{Condition, ConditionType, Held};
+use objects::{Condition, ConditionType, OwnedParts};
 
 /// Longest delay of a status by slow or broken gateways, after the first gateway applied the generation.
 pub(super) const SLOW_GATEWAY_WAITED_FOR: Duration = Duration::from_secs(2);
@@ -99,7 +99,7 @@ struct Gate {
 #[derive(Debug)]
 struct Written {
     write: StatusWrite,
-    after: Held,
+    after: OwnedParts,
 }
 
 impl Gate {
@@ -199,16 +199,16 @@ impl Item {
     }
 
     /// The known content of the object.
-    fn known(&self) -> &Held {
+    fn known(&self) -> &OwnedParts {
         let wanted = &self.wanted;
         let is_of_this_version = |w: &&Written| w.write.uid == wanted.uid && w.write.resource_version == wanted.resource_version;
         self.written.as_ref().filter(is_of_this_version).map_or(&wanted.held, |written| &written.after)
     }
 
     /// The desired content of the object.
-    fn goal(&self, known: &Held, view: &GatewaysView<'_>, now: Instant, decision: &mut Decision) -> Held {
+    fn goal(&self, known: &OwnedParts, view: &GatewaysView<'_>, now: Instant, decision: &mut Decision) -> OwnedParts {
         let wanted = &self.wanted;
-        let mut goal = Held { finalizer: !wanted.uid.is_empty(), ..known.clone() };
+        let mut goal = OwnedParts { finalizer: !wanted.uid.is_empty(), ..known.clone() };
         if !wanted.uid.is_empty() && self.contested_until.is_none() {
             goal.group = Some(wanted.group.clone());
         }
@@ -246,7 +246,7 @@ impl Item {
 
     /// Reports for each port of each of our addresses whether it is served. If the Service cannot be parsed, its ports are
     /// unknown, and those in the status are used.
-    fn tell_ports(&self, known: &Held, goal: &mut Held, now: Instant, decision: &mut Decision) {
+    fn tell_ports(&self, known: &OwnedParts, goal: &mut OwnedParts, now: Instant, decision: &mut Decision) {
         let wanted = &self.wanted;
         let is_settled = self.is_lack_settled(now, decision);
         for entry in &mut goal.ingress {
@@ -275,7 +275,7 @@ impl Item {
 
     /// `None` keeps the condition of the object. A programmed Service stays programmed while gateways apply a change, and for a
     /// grace time without gateways.
-    fn progress(&self, known: &Held, view: &GatewaysView<'_>, now: Instant, decision: &mut Decision) -> Option<Progress> {
+    fn progress(&self, known: &OwnedParts, view: &GatewaysView<'_>, now: Instant, decision: &mut Decision) -> Option<Progress> {
         let said = known.conditions.get(&ConditionType::Programmed);
         let was_programmed = said.is_some_and(|condition| condition.holds);
         if self.wanted.refusal.is_some() {
@@ -301,7 +301,7 @@ impl Item {
     }
 
     /// `None` keeps the condition of the object.
-    fn backends(&self, known: &Held, view: &GatewaysView<'_>, now: Instant, decision: &mut Decision) -> Option<Backends> {
+    fn backends(&self, known: &OwnedParts, view: &GatewaysView<'_>, now: Instant, decision: &mut Decision) -> Option<Backends> {
         let missing = &self.wanted.missing;
         let found = match view.has_healthy_backend(&self.wanted.service) {
             _ if missing.is_whole && !self.is_lack_settled(now, decision) => return None,
@@ -328,7 +328,7 @@ impl Item {
     }
 
     /// Whether another controller removed what we wrote and would write again.
-    fn is_overwritten(&self, known: &Held, goal: &Held, is_taken: &impl Fn(&StatusWrite) -> bool) -> bool {
+    fn is_overwritten(&self, known: &OwnedParts, goal: &OwnedParts, is_taken: &impl Fn(&StatusWrite) -> bool) -> bool {
         let Some(written) = &self.written else { return false };
         let is_newer = written.write.uid == self.wanted.uid && written.write.resource_version != self.wanted.resource_version;
         is_newer && !is_same(known, goal) && is_same(&written.after, goal) && is_taken(&written.write)
@@ -344,7 +344,13 @@ impl Item {
     }
 
     /// The write that changes the known content to `goal`. It is recorded as written.
-    fn difference(&mut self, known: &Held, goal: Held, remarks: &mut Vec<Remark>, now: Instant) -> Option<StatusWrite> {
+    fn difference(
+        &mut self,
+        known: &OwnedParts,
+        goal: OwnedParts,
+        remarks: &mut Vec<Remark>,
+        now: Instant,
+    ) -> Option<StatusWrite> {
         if is_same(known, &goal) {
             return None;
         }
@@ -372,11 +378,12 @@ impl Item {
     }
 
     /// The notes for a change. Refusals are reported by the plan, with their own messages.
-    fn remarks(&self, base: &Held, goal: &Held) -> Vec<Remark> {
-        let of = |held: &Held, kind| held.conditions.get(&kind).map(|condition| (condition.holds, condition.reason.clone()));
+    fn remarks(&self, base: &OwnedParts, goal: &OwnedParts) -> Vec<Remark> {
+        let of =
+            |held: &OwnedParts, kind| held.conditions.get(&kind).map(|condition| (condition.holds, condition.reason.clone()));
         let turns = |kind, holds| of(goal, kind).is_some_and(|now| now.0 == holds) && of(base, kind) != of(goal, kind);
         let comes = |kind| turns(kind, true) && of(base, kind).is_none_or(|before| !before.0);
-        let addresses = |held: &Held| held.ingress.iter().map(|ingress| ingress.ip).collect::<Vec<_>>();
+        let addresses = |held: &OwnedParts| held.ingress.iter().map(|ingress| ingress.ip).collect::<Vec<_>>();
         let mut remarks = Vec::new();
         let is_assigned = of(goal, ConditionType::AddressAssigned).is_some_and(|now| now.0);
         let is_exchanged = !base.ingress.is_empty() && !goal.ingress.is_empty() && addresses(base) != addresses(goal);
@@ -420,7 +427,7 @@ fn is_same_port(one: &PortStatus, other: &PortStatus) -> bool {
 }
 
 /// Whether a condition of the object says that no slice has one of its ports.
-fn says_unmatched(held: &Held) -> bool {
+fn says_unmatched(held: &OwnedParts) -> bool {
     let ports = held.ingress.iter().flat_map(|ingress| &ingress.ports);
     let condition = held.conditions.get(&ConditionType::BackendsHealthy);
     let is_said = condition.is_some_and(|condition| condition.reason == Cause::NoMatchingPort.as_str());
@@ -428,12 +435,12 @@ fn says_unmatched(held: &Held) -> bool {
 }
 
 /// Sets a condition. Its transition time changes only with its status.
-fn set(held: &mut Held, kind: ConditionType, mut condition: Condition) {
+fn set(held: &mut OwnedParts, kind: ConditionType, mut condition: Condition) {
     condition.since = held.conditions.get(&kind).filter(|old| old.holds == condition.holds).and_then(|old| old.since);
     held.conditions.insert(kind, condition);
 }
 
-fn changed(known: &Held, goal: &Held) -> BTreeMap<ConditionType, Option<Condition>> {
+fn changed(known: &OwnedParts, goal: &OwnedParts) -> BTreeMap<ConditionType, Option<Condition>> {
     let says_so = |kind| match (known.conditions.get(&kind), goal.conditions.get(&kind)) {
         (Some(old), Some(new)) => old.says_the_same(new),
         (old, new) => old.is_none() && new.is_none(),
@@ -443,7 +450,7 @@ fn changed(known: &Held, goal: &Held) -> BTreeMap<ConditionType, Option<Conditio
 }
 
 /// Whether two contents are equal apart from times.
-fn is_same(one: &Held, other: &Held) -> bool {
+fn is_same(one: &OwnedParts, other: &OwnedParts) -> bool {
     let has_same_marks = one.finalizer == other.finalizer && one.group == other.group;
     one.ingress == other.ingress && has_same_marks && changed(one, other).is_empty()
 }

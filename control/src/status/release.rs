@@ -21,7 +21,7 @@ use crate::world::World;
 use crate::world::change::Change;
 use objects::crd::EdgeGateway;
 use objects::status::StatusWrite;
-use objects::{Candidate, Held};
+use objects::{Candidate, OwnedParts};
 
 /// Observation time of the Lease, in which a leader renews it at least twice.
 const LEADER_LOOKED_FOR: Duration = Duration::from_secs(LOOKED_AT_EVERY.as_secs() * 2 + 1);
@@ -45,9 +45,7 @@ pub enum Extent {
 #[derive(Debug, thiserror::Error)]
 pub enum ReleaseError {
     /// A controller leads and would revert the release.
-    #[error(
-        "{holder} leads (Lease {namespace}/{lease}) and would take everything back; stop every controller of the group first"
-    )]
+    #[error("{holder} leads (Lease {namespace}/{lease}) and would revert the release; stop every controller of the group first")]
     Led {
         /// Who.
         holder: String,
@@ -198,7 +196,7 @@ async fn release_one(
 
 /// What must be removed from a Service, if anything.
 fn write(service: &Service, world: &World, settings: &ControllerSettings, extent: &Extent) -> Option<StatusWrite> {
-    let held = Held::of(service);
+    let held = OwnedParts::of(service);
     let candidate = Candidate::try_from(service).ok();
     let is_load_balancer = service.spec.as_ref().and_then(|spec| spec.type_.as_deref()) == Some("LoadBalancer");
     let class = service.spec.as_ref().and_then(|spec| spec.load_balancer_class.as_deref());
@@ -211,7 +209,7 @@ fn write(service: &Service, world: &World, settings: &ControllerSettings, extent
         (Extent::All, None) => true,
         // A running controller also keeps Services that were ours before; here only the configured rules count.
         (Extent::Unclaimed | Extent::Class(_), None) => !candidate.is_some_and(|candidate| {
-            let unheld = Candidate { held: Held::default(), status_is_ours: false, ..candidate };
+            let unheld = Candidate { held: OwnedParts::default(), status_is_ours: false, ..candidate };
             is_load_balancer && Ownership::of(&unheld, world, settings).addresses
         }),
     };

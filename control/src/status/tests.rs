@@ -10,7 +10,7 @@ use crate::plan::selection::MissingBackends;
 use crate::plan::{Cleanup, LeftBy, WantedStatus};
 use objects::note::Cause;
 use objects::status::{Ingress, IpMode, PortStatus};
-use objects::{Condition, ConditionType, Held, Leftover};
+use objects::{Condition, ConditionType, Leftover, OwnedParts};
 use proto::{Reason, Refusal, ServiceName};
 
 /// A Service, what its object holds, and who forwards for it.
@@ -32,13 +32,13 @@ fn ingress(last: u8, ip_mode: IpMode) -> Ingress {
     Ingress::new([192, 0, 2, last].into(), ip_mode)
 }
 
-fn held(ingress: &[Ingress]) -> Held {
-    Held { ingress: ingress.to_vec(), ..Held::default() }
+fn held(ingress: &[Ingress]) -> OwnedParts {
+    OwnedParts { ingress: ingress.to_vec(), ..OwnedParts::default() }
 }
 
 fn leftover(by: LeftBy, is_deleted: bool) -> Cleanup {
     let conditions = [(ConditionType::Programmed, Condition::new(true, "Programmed", ""))].into();
-    let held = Held { ingress: vec![ingress(1, IpMode::Proxy)], conditions, finalizer: true, group: None };
+    let held = OwnedParts { ingress: vec![ingress(1, IpMode::Proxy)], conditions, finalizer: true, group: None };
     let left = Leftover {
         name: web(),
         uid: "u".to_owned(),
@@ -61,7 +61,7 @@ impl Lab {
             resource_version: String::new(),
             group: "east".to_owned(),
             ingress: wish.to_vec(),
-            held: Held::default(),
+            held: OwnedParts::default(),
             foreign_manager: Some("rival".to_owned()),
             refusal: None,
             unassigned: None,

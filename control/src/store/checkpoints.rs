@@ -143,7 +143,7 @@ pub async fn keep(store: CheckpointStore, mut newest: watch::Receiver<Checkpoint
                 Ok(()) => break is_failing = false,
                 Err(error) => {
                     if !std::mem::replace(&mut is_failing, true) {
-                        tracing::warn!(%error, "the checkpoint is not written; trying again. A new leader would decide anew what it lacks");
+                        tracing::warn!(%error, "the checkpoint cannot be written; retrying. A new leader would decide its missing parts again");
                     }
                     tokio::time::sleep(RETRY).await;
                 }
@@ -166,7 +166,7 @@ async fn read(store: &CheckpointStore, changes: &mpsc::Sender<Change>) -> Option
             Err(error) => error,
         };
         if !error.passes() && !std::mem::replace(&mut is_told, true) {
-            tracing::error!(%error, "the checkpoint cannot be read; Services that no status tells an address of may get another one");
+            tracing::error!(%error, "the checkpoint cannot be read; Services without an address in their status may get another one");
             changes.send(Change::CheckpointReplaced(Box::default())).await.ok()?;
         }
         tokio::select! {

@@ -37,10 +37,10 @@ pub enum OverridesState {
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeError {
     /// This controller does not lead.
-    #[error("this controller does not lead, so it changes nothing; ask the one that does")]
+    #[error("this controller does not lead; send the request to the leader")]
     NotLeading,
     /// They cannot be read.
-    #[error("what is set by hand cannot be read: {0}")]
+    #[error("the overrides cannot be read: {0}")]
     Unreadable(String),
     /// They cannot be written.
     #[error(transparent)]
@@ -164,12 +164,12 @@ impl OverrideEditor {
 mod tests {
     use super::*;
     use crate::world::overrides::Drained;
-    use crate::world::overrides::tests::said;
+    use crate::world::overrides::tests::author;
 
     const WAIT: Duration = Duration::from_secs(20);
 
     fn drain(node: &str) -> impl Fn(&mut Overrides) -> Result<(), TooManyOverrides> {
-        move |overrides| overrides.drain(Drained::Node(node.to_owned()), said("alice"))
+        move |overrides| overrides.drain(Drained::Node(node.to_owned()), author("alice"))
     }
 
     /// The next overrides sent to the planner.

@@ -67,7 +67,7 @@ pub enum OverrideStoreError {
     #[error("they cannot be written: {0}")]
     Unwritable(DocumentError),
     /// Another process wrote in the meantime.
-    #[error("ConfigMap {CONFIG_MAP} was changed by somebody else meanwhile; try again")]
+    #[error("ConfigMap {CONFIG_MAP} was changed in the meantime; try again")]
     Conflict,
 }
 

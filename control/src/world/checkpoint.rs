@@ -105,7 +105,7 @@ impl Checkpoint {
         for text in texts {
             let mut lines = text.lines();
             if lines.next().is_some_and(|first| first != VERSION) {
-                tracing::warn!("a part of the checkpoint is of another version; it is not used");
+                tracing::warn!("a part of the checkpoint has another version and is ignored");
                 continue;
             }
             for line in lines {
@@ -121,7 +121,7 @@ impl Checkpoint {
             }
         }
         if broken > 0 {
-            tracing::warn!(lines = broken, "lines of the checkpoint cannot be read; they are left out");
+            tracing::warn!(lines = broken, "lines of the checkpoint cannot be parsed and are skipped");
         }
         Self { reserved: Arc::new(reserved), ..read }
     }
@@ -143,7 +143,10 @@ fn joined(mut lines: Vec<String>) -> String {
             length -= longest.len() + 1;
         }
         lines.sort();
-        tracing::warn!(left_out = all - lines.len(), "the checkpoint is too long; a new leader decides those Services anew");
+        tracing::warn!(
+            left_out = all - lines.len(),
+            "the checkpoint is too long; a new leader decides about these Services again"
+        );
     }
     let mut text = format!("{VERSION}\n");
     for line in lines {

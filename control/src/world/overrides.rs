@@ -81,7 +81,7 @@ pub struct Weight {
     /// Share of new flows relative to the other backends; 0 means none.
     pub weight: u16,
     /// Author and time.
-    pub said: Author,
+    pub author: Author,
 }
 
 /// The complete set.
@@ -93,7 +93,7 @@ pub struct Overrides {
 
 /// The maximum number of overrides is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there are {OVERRIDES_MAX} drains and weights already; take back those that are not needed any more")]
+#[error("there are {OVERRIDES_MAX} drains and weights already; remove those that are no longer needed")]
 pub struct TooManyOverrides;
 
 impl Overrides {
@@ -132,10 +132,10 @@ impl Overrides {
     ///
     /// # Errors
     /// [`TooManyOverrides`].
-    pub fn drain(&mut self, what: Drained, said: Author) -> Result<(), TooManyOverrides> {
+    pub fn drain(&mut self, what: Drained, author: Author) -> Result<(), TooManyOverrides> {
         if !self.drains.contains_key(&what) {
             self.has_room()?;
-            self.drains.insert(what, said);
+            self.drains.insert(what, author);
         }
         Ok(())
     }
@@ -235,14 +235,14 @@ pub(crate) mod tests {
     use super::*;
     use crate::plan::selection::tests::{endpoint, slice};
 
-    pub(crate) fn said(by: &str) -> Author {
+    pub(crate) fn author(by: &str) -> Author {
         Author { by: by.to_owned(), at_s: 1_700_000_000 }
     }
 
     pub(crate) fn drained(list: &[&str]) -> Overrides {
         let mut overrides = Overrides::default();
         for text in list {
-            overrides.drain(text.parse().unwrap(), said("alice")).unwrap();
+            overrides.drain(text.parse().unwrap(), author("alice")).unwrap();
         }
         overrides
     }
@@ -281,7 +281,7 @@ pub(crate) mod tests {
     fn a_weight_is_of_one_backend_of_one_service_and_can_be_taken_back() {
         let (web, other) = (ServiceName::new("shop", "web"), ServiceName::new("shop", "other"));
         let backend = "10.0.0.2:8080".parse().unwrap();
-        let weight = |weight| Weight { weight, said: said("bob") };
+        let weight = |weight| Weight { weight, author: author("bob") };
         let mut overrides = Overrides::default();
         overrides.set_weight(other, backend, weight(9)).unwrap();
         assert_eq!(applied(&overrides), "1 1 1");
@@ -296,14 +296,14 @@ pub(crate) mod tests {
     #[test]
     fn they_are_bounded_and_the_first_to_drain_is_remembered() {
         let mut overrides = drained(&["node/a"]);
-        overrides.drain(Drained::Node("a".to_owned()), said("bob")).unwrap();
+        overrides.drain(Drained::Node("a".to_owned()), author("bob")).unwrap();
         assert_eq!(overrides.drains()[&Drained::Node("a".to_owned())].by, "alice");
         for number in 1..OVERRIDES_MAX {
-            overrides.drain(Drained::Node(format!("n{number}")), said("bob")).unwrap();
+            overrides.drain(Drained::Node(format!("n{number}")), author("bob")).unwrap();
         }
-        assert_eq!(overrides.drain(Drained::Node("b".to_owned()), said("bob")), Err(TooManyOverrides));
+        assert_eq!(overrides.drain(Drained::Node("b".to_owned()), author("bob")), Err(TooManyOverrides));
         assert!(overrides.undrain(&Drained::Node("a".to_owned())));
-        overrides.drain(Drained::Node("b".to_owned()), said("bob")).unwrap();
+        overrides.drain(Drained::Node("b".to_owned()), author("bob")).unwrap();
     }
 
     #[test]

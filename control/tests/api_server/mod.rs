@@ -38,7 +38,7 @@ pub use kinds::Kind;
 use people::People;
 #[allow(unused_imports)] // used by some tests only
 pub use people::{ADMIN, Attributes, Grant, Person};
-use store::{Change, Part, Place, Store};
+use store::{Change, ObjectKey, Part, Store};
 
 /// A received request.
 #[derive(Clone, Debug)]
@@ -218,17 +218,17 @@ impl ApiServer {
 
     fn patch(&self, kind: Kind, namespace: &str, name: &str, patch: &Value, part: Part, manager: &str) -> Value {
         let change = Change { body: patch, strategy: Some(merge::Strategy::Merge), part, manager };
-        self.change(|store| store.change(&Place::new(kind, namespace, name), &change)).unwrap()
+        self.change(|store| store.change(&ObjectKey::new(kind, namespace, name), &change)).unwrap()
     }
 
     /// Deletes an object like DELETE.
     pub fn delete(&self, kind: Kind, namespace: &str, name: &str) {
-        self.change(|store| store.delete(&Place::new(kind, namespace, name), true)).unwrap();
+        self.change(|store| store.delete(&ObjectKey::new(kind, namespace, name), true)).unwrap();
     }
 
     /// Ends a Pod as its kubelet does once its containers have stopped.
     pub fn end_pod(&self, namespace: &str, name: &str) {
-        self.change(|store| store.delete(&Place::new(Kind::Pod, namespace, name), false)).unwrap();
+        self.change(|store| store.delete(&ObjectKey::new(Kind::Pod, namespace, name), false)).unwrap();
     }
 
     /// Stores an object without validation.
@@ -243,11 +243,11 @@ impl ApiServer {
 
     /// When the object was created, on the clock of the log.
     pub fn added_at(&self, kind: Kind, namespace: &str, name: &str) -> Option<Instant> {
-        self.shared.store.lock().unwrap().added_at(&Place::new(kind, namespace, name))
+        self.shared.store.lock().unwrap().added_at(&ObjectKey::new(kind, namespace, name))
     }
 
     pub fn get(&self, kind: Kind, namespace: &str, name: &str) -> Option<Value> {
-        self.shared.store.lock().unwrap().get(&Place::new(kind, namespace, name)).ok().cloned()
+        self.shared.store.lock().unwrap().get(&ObjectKey::new(kind, namespace, name)).ok().cloned()
     }
 
     /// Discards the history: watches from earlier versions are expired.
@@ -311,7 +311,7 @@ impl Shared {
         } else if absent.insert(kind) {
             self.change(|store| {
                 let gone: Vec<_> = store.list(kind, "").into_iter().map(names).collect();
-                gone.iter().for_each(|(_, name)| drop(store.delete(&Place::new(kind, "", name), false)));
+                gone.iter().for_each(|(_, name)| drop(store.delete(&ObjectKey::new(kind, "", name), false)));
             });
         }
     }

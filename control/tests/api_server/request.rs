@@ -7,12 +7,12 @@ use serde_json::Value;
 
 use super::kinds::Kind;
 use super::people::Attributes;
-use super::store::Place;
+use super::store::ObjectKey;
 
 pub struct Asked {
     pub method: String,
     /// The name is empty for lists, watches and creation.
-    pub place: Place,
+    pub place: ObjectKey,
     pub is_status: bool,
     pub query: BTreeMap<String, String>,
     pub content_type: String,
@@ -54,7 +54,7 @@ impl Asked {
             "DELETE" => "deletecollection",
             _ => "patch",
         };
-        let Place { kind, namespace, name } = &self.place;
+        let ObjectKey { kind, namespace, name } = &self.place;
         let resource = format!("{}{}", kind.plural(), if self.is_status { "/status" } else { "" });
         let name = self.selected_name().unwrap_or(name).to_owned();
         // For RBAC, a Namespace is in itself.
@@ -69,7 +69,7 @@ impl Asked {
 }
 
 /// The object of a path, and whether the path is that of its status.
-fn route(path: &str) -> Option<(Place, bool)> {
+fn route(path: &str) -> Option<(ObjectKey, bool)> {
     Kind::ALL.into_iter().find_map(|kind| {
         let parts: Vec<_> = path.strip_prefix(&kind.prefix())?.split('/').collect();
         let (namespace, parts) = match parts.as_slice() {
@@ -82,7 +82,7 @@ fn route(path: &str) -> Option<(Place, bool)> {
             [plural, name, "status"] if *plural == kind.plural() && kind.has_status() => (*name, true),
             _ => return None,
         };
-        Some((Place::new(kind, namespace, name), is_status))
+        Some((ObjectKey::new(kind, namespace, name), is_status))
     })
 }
 

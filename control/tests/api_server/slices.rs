@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::Shared;
 use super::kinds::Kind;
 use super::merge::Strategy;
-use super::store::{Change, Part, Place, Store};
+use super::store::{Change, ObjectKey, Part, Store};
 
 /// Delay between a change and the slice. Recorded: some ten milliseconds; in a busy cluster one second.
 const MOMENT: Duration = Duration::from_millis(150);
@@ -39,7 +39,7 @@ fn wanted(store: &Store) -> impl Iterator<Item = Value> {
     let services = store.list(Kind::Service, "").into_iter();
     services.filter_map(|service| slice(store, service)).filter(|slice| {
         let text = |field: &str| slice["metadata"][field].as_str().unwrap_or_default();
-        let found = store.get(&Place::new(Kind::EndpointSlice, text("namespace"), text("name")));
+        let found = store.get(&ObjectKey::new(Kind::EndpointSlice, text("namespace"), text("name")));
         found.map_or(true, |found| found["endpoints"] != slice["endpoints"] || found["ports"] != slice["ports"])
     })
 }
@@ -72,7 +72,7 @@ fn slice(store: &Store, service: &Value) -> Option<Value> {
 
 fn put(store: &mut Store, slice: Value) {
     let text = |field: &str| slice["metadata"][field].as_str().unwrap_or_default().to_owned();
-    let place = Place::new(Kind::EndpointSlice, &text("namespace"), &text("name"));
+    let place = ObjectKey::new(Kind::EndpointSlice, &text("namespace"), &text("name"));
     if store.get(&place).is_ok() {
         let body = json!({"ports": slice["ports"], "endpoints": slice["endpoints"]});
         let change = Change { body: &body, strategy: Some(Strategy::Merge), part: Part::Main, manager: MANAGER };

@@ -22,13 +22,13 @@ pub enum Part {
 
 /// Identity of an object. The namespace is empty for cluster-scoped kinds.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct ObjectKey {
     pub kind: Kind,
     pub namespace: String,
     pub name: String,
 }
 
-impl Place {
+impl ObjectKey {
     pub fn new(kind: Kind, namespace: &str, name: &str) -> Self {
         Self { kind, namespace: namespace.to_owned(), name: name.to_owned() }
     }
@@ -52,7 +52,7 @@ pub struct Change<'a> {
 #[derive(Clone, Debug)]
 pub struct Record {
     pub revision: u64,
-    pub place: Place,
+    pub place: ObjectKey,
     pub event: &'static str,
     pub object: Value,
     pub at: Instant,
@@ -61,7 +61,7 @@ pub struct Record {
 pub struct Store {
     revision: u64,
     compacted: u64,
-    objects: BTreeMap<Place, Value>,
+    objects: BTreeMap<ObjectKey, Value>,
     /// The complete history: open watches still deliver events that are expired for new ones.
     history: Vec<Record>,
     /// Whether the next page that is not the last one expires immediately.
@@ -104,7 +104,7 @@ impl Store {
 
     /// Objects of a kind, ordered by namespace and name. An empty namespace selects all namespaces.
     pub fn list(&self, kind: Kind, namespace: &str) -> Vec<&Value> {
-        let first = Place::new(kind, namespace, "");
+        let first = ObjectKey::new(kind, namespace, "");
         let all = self.objects.range(first..).take_while(|(place, _)| lies_in(place, kind, namespace));
         all.map(|(_, object)| object).collect()
     }
@@ -125,12 +125,12 @@ impl Store {
         then.into_values().collect()
     }
 
-    pub fn get(&self, place: &Place) -> Result<&Value, Answer> {
+    pub fn get(&self, place: &ObjectKey) -> Result<&Value, Answer> {
         self.objects.get(place).ok_or_else(|| Answer::not_found(place.kind, &place.name))
     }
 
     /// When an object was created, on the clock of the test.
-    pub fn added_at(&self, place: &Place) -> Option<Instant> {
+    pub fn added_at(&self, place: &ObjectKey) -> Option<Instant> {
         self.history.iter().rev().find(|record| record.event == "ADDED" && record.place == *place).map(|record| record.at)
     }
 
@@ -139,9 +139,9 @@ impl Store {
         if let (Some(prefix), None) = (object["metadata"]["generateName"].as_str(), object["metadata"]["name"].as_str()) {
             object["metadata"]["name"] = format!("{prefix}{number:05}").into();
         }
-        let place = Place::of(kind, &object);
+        let place = ObjectKey::of(kind, &object);
         if kind.is_namespaced() {
-            let namespace = self.get(&Place::new(Kind::Namespace, "", &place.namespace))?;
+            let namespace = self.get(&ObjectKey::new(Kind::Namespace, "", &place.namespace))?;
             if is_terminating(namespace) {
                 return Err(Answer::terminating(kind, &place.name, &place.namespace));
             }
@@ -160,13 +160,13 @@ impl Store {
     }
 
     pub fn put_raw(&mut self, kind: Kind, object: Value) {
-        let place = Place::of(kind, &object);
+        let place = ObjectKey::of(kind, &object);
         let event = if self.objects.contains_key(&place) { "MODIFIED" } else { "ADDED" };
         self.put(event, &place, object);
     }
 
     /// Patches or replaces an object.
-    pub fn change(&mut self, place: &Place, change: &Change<'_>) -> Result<Value, Answer> {
+    pub fn change(&mut self, place: &ObjectKey, change: &Change<'_>) -> Result<Value, Answer> {
         let kind = place.kind;
         let old = self.get(place)?.clone();
         let mut new = changed(place, &old, change)?;
@@ -208,7 +208,7 @@ impl Store {
 
     /// Deletes an object, or marks it as deleted while it has finalizers. A Pod on a node is removed when its kubelet
     /// deletes it without grace period.
-    pub fn delete(&mut self, place: &Place, has_grace: bool) -> Result<Value, Answer> {
+    pub fn delete(&mut self, place: &ObjectKey, has_grace: bool) -> Result<Value, Answer> {
         let mut object = self.get(place)?.clone();
         let waits_for_kubelet = place.kind == Kind::Pod && object["spec"]["nodeName"].is_string() && has_grace;
         if has_no_finalizers(&object) && !waits_for_kubelet && place.kind != Kind::Namespace {
@@ -230,9 +230,9 @@ impl Store {
     /// else in it, and then the namespace.
     pub fn empty_namespaces(&mut self) {
         let ending = self.list(Kind::Namespace, "").into_iter().filter(|object| is_terminating(object));
-        let ending: Vec<_> = ending.map(|object| Place::of(Kind::Namespace, object)).collect();
+        let ending: Vec<_> = ending.map(|object| ObjectKey::of(Kind::Namespace, object)).collect();
         for namespace in ending {
-            let content = |store: &Self, is_wanted: &dyn Fn(Kind) -> bool| -> Vec<Place> {
+            let content = |store: &Self, is_wanted: &dyn Fn(Kind) -> bool| -> Vec<ObjectKey> {
                 let all = store.objects.keys().filter(|place| place.namespace == namespace.name && is_wanted(place.kind));
                 all.cloned().collect()
             };
@@ -252,18 +252,18 @@ impl Store {
         }
     }
 
-    fn put(&mut self, event: &'static str, place: &Place, object: Value) -> Value {
+    fn put(&mut self, event: &'static str, place: &ObjectKey, object: Value) -> Value {
         let object = self.record(event, place, object);
         self.objects.insert(place.clone(), object.clone());
         object
     }
 
-    fn remove(&mut self, place: &Place, object: Value) -> Value {
+    fn remove(&mut self, place: &ObjectKey, object: Value) -> Value {
         self.objects.remove(place);
         self.record("DELETED", place, object)
     }
 
-    fn record(&mut self, event: &'static str, place: &Place, mut object: Value) -> Value {
+    fn record(&mut self, event: &'static str, place: &ObjectKey, mut object: Value) -> Value {
         self.revision += 1;
         let revision = self.revision;
         object["metadata"]["resourceVersion"] = revision.to_string().into();
@@ -272,7 +272,7 @@ impl Store {
     }
 }
 
-fn lies_in(place: &Place, kind: Kind, namespace: &str) -> bool {
+fn lies_in(place: &ObjectKey, kind: Kind, namespace: &str) -> bool {
     place.kind == kind && (namespace.is_empty() || place.namespace == namespace)
 }
 
@@ -285,7 +285,7 @@ fn has_no_finalizers(object: &Value) -> bool {
 }
 
 /// The object after a request. Fields that only the server writes keep their values.
-fn changed(place: &Place, old: &Value, change: &Change<'_>) -> Result<Value, Answer> {
+fn changed(place: &ObjectKey, old: &Value, change: &Change<'_>) -> Result<Value, Answer> {
     let kind = place.kind;
     let mut new = match change.strategy {
         Some(strategy) => {
@@ -330,7 +330,7 @@ fn changed(place: &Place, old: &Value, change: &Change<'_>) -> Result<Value, Ans
 }
 
 /// A stale version is a conflict; another UID is an invalid object.
-fn check_guards(place: &Place, old: &Value, new: &Value) -> Result<(), Answer> {
+fn check_guards(place: &ObjectKey, old: &Value, new: &Value) -> Result<(), Answer> {
     if new["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"] {
         return Err(Answer::conflict(place.kind, &place.name));
     }
@@ -342,7 +342,7 @@ fn check_guards(place: &Place, old: &Value, new: &Value) -> Result<(), Answer> {
 }
 
 /// An object that is being deleted gets no new finalizers.
-fn check_finalizers(place: &Place, old: &Value, new: &Value) -> Result<(), Answer> {
+fn check_finalizers(place: &ObjectKey, old: &Value, new: &Value) -> Result<(), Answer> {
     let all = |object: &Value| object["metadata"]["finalizers"].as_array().cloned().unwrap_or_default();
     let before = all(old);
     let added: Vec<_> = all(new).iter().filter(|entry| !before.contains(entry)).map(Value::to_string).collect();

@@ -209,12 +209,12 @@ mod tests {
     use proptest::prelude::*;
 
     /// Backends in slots 0.., and workers that count.
-    struct Desk {
+    struct Rig {
         counters: Arc<[Arc<WorkerCounters>]>,
         backends: Vec<(BackendId, u16)>,
     }
 
-    impl Desk {
+    impl Rig {
         fn new(workers: usize, weights: &[u16]) -> Self {
             let backends = (0..).zip(weights).map(|(slot, &weight)| (BackendId { slot, generation: 1 }, weight));
             let counters = (0..workers).map(|_| Arc::new(WorkerCounters::default())).collect();
@@ -273,17 +273,17 @@ mod tests {
 
     #[test]
     fn no_backend_is_chosen_without_backends() {
-        let desk = Desk::new(1, &[0, 0]);
+        let desk = Rig::new(1, &[0, 0]);
         assert_eq!(desk.loads(Measure::Flows).lightest(0), None);
-        assert_eq!(Desk::new(1, &[]).loads(Measure::Flows).lightest(0), None);
-        assert_eq!(Desk::new(1, &[1]).loads(Measure::Flows).lightest(1), None, "there is no such worker");
+        assert_eq!(Rig::new(1, &[]).loads(Measure::Flows).lightest(0), None);
+        assert_eq!(Rig::new(1, &[1]).loads(Measure::Flows).lightest(1), None, "there is no such worker");
     }
 
     #[test]
     fn never_queue_prefers_an_idle_backend_to_a_strong_one() {
-        let desk = Desk::new(1, &[10, 1]);
+        let desk = Rig::new(1, &[10, 1]);
         let chosen = |measure| {
-            let loads = Desk::new(1, &[10, 1]);
+            let loads = Rig::new(1, &[10, 1]);
             let of = loads.loads(measure);
             [loads.flow(&of, 0), loads.flow(&of, 0), loads.flow(&of, 0)]
         };
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn a_backend_that_joins_loaded_ones_catches_up_and_then_takes_its_share() {
-        let mut desk = Desk::new(1, &[1; 9]);
+        let mut desk = Rig::new(1, &[1; 9]);
         let loads = desk.loads(Measure::Flows);
         desk.flows_begin(&loads, 900);
         assert_eq!(desk.flows(), [100; 9]);
@@ -307,7 +307,7 @@ mod tests {
 
     #[test]
     fn changes_of_endpoints_at_every_tenth_flow_do_not_skew_anything() {
-        let desk = Desk::new(1, &[1; 20]);
+        let desk = Rig::new(1, &[1; 20]);
         for _ in 0..100 {
             let loads = desk.loads(Measure::Flows);
             desk.flows_begin(&loads, 10);
@@ -317,7 +317,7 @@ mod tests {
 
     #[test]
     fn two_workers_fill_backends_together() {
-        let desk = Desk::new(2, &[1, 1, 1, 3]);
+        let desk = Rig::new(2, &[1, 1, 1, 3]);
         let loads = desk.loads(Measure::Flows);
         for n in 0..600 {
             desk.flow(&loads, n % 2);
@@ -353,7 +353,7 @@ mod tests {
         ) {
             let mut weights = weights;
             weights[1] = weights[1].max(1);
-            let (desk, mut chosen_at) = (Desk::new(1, &weights), vec![0; 4]);
+            let (desk, mut chosen_at) = (Rig::new(1, &weights), vec![0; 4]);
             let loads = desk.loads(measure);
             for (now, step) in (1..).zip(steps) {
                 match step {
@@ -375,7 +375,7 @@ mod tests {
         ) {
             let mut weights = weights;
             weights[1] = weights[1].max(1);
-            let (desk, mut chosen_at) = (Desk::new(1, &weights), vec![0; weights.len()]);
+            let (desk, mut chosen_at) = (Rig::new(1, &weights), vec![0; weights.len()]);
             before.iter().for_each(|n| desk.begin(0, u16::try_from(n % weights.len()).unwrap()));
             let loads = desk.loads(measure);
             for now in 1..300 {
@@ -389,7 +389,7 @@ mod tests {
         fn with_many_backends_and_flows_that_end_no_backend_is_far_from_the_average(
             ends in proptest::collection::vec(0usize..64, 4000),
         ) {
-            let desk = Desk::new(1, &[1; 64]);
+            let desk = Rig::new(1, &[1; 64]);
             let loads = desk.loads(Measure::Flows);
             desk.flows_begin(&loads, 1280);
             for end in ends {

@@ -83,7 +83,7 @@ fn service(name: &str, vip: &str, backends: &[&str]) -> Service {
     )
 }
 
-struct Desk {
+struct Rig {
     compiler: Compiler,
     state: State,
     network: Network,
@@ -91,7 +91,7 @@ struct Desk {
     now_ns: u64,
 }
 
-impl Desk {
+impl Rig {
     fn new() -> Self {
         Self::with(config())
     }
@@ -147,7 +147,7 @@ const TWO: [&str; 2] = ["10.0.0.11:8080", "10.0.0.12:8080"];
 
 #[test]
 fn nodes_of_a_set_are_backends_at_the_port_of_each_frontend() {
-    let mut desk = Desk::new();
+    let mut desk = Rig::new();
     let node = |text: &str| NodeBackend { address: ip(text), weight: 1, state: BackendState::Active };
     let set = |nodes: &[&str]| {
         let nodes = nodes.iter().map(|text| node(text)).collect();
@@ -172,7 +172,7 @@ fn nodes_of_a_set_are_backends_at_the_port_of_each_frontend() {
 
 #[test]
 fn a_frontend_sends_new_flows_to_all_its_backends() {
-    let mut desk = Desk::new();
+    let mut desk = Rig::new();
     desk.put(service("web", "192.0.2.100", &TWO));
     let snapshot = desk.compile();
     assert!(snapshot.ready() && !desk.compiler.initial().ports().is_empty());
@@ -184,7 +184,7 @@ fn a_frontend_sends_new_flows_to_all_its_backends() {
 
 #[test]
 fn two_services_share_a_vip_and_it_stays_when_one_of_them_goes() {
-    let mut desk = Desk::new();
+    let mut desk = Rig::new();
     desk.put(service("web", "192.0.2.100", &TWO));
     desk.put(service("tls", "192.0.2.100", &["10.0.0.13:8443"]));
     desk.change("tls", |service| service.ports[0].port = 443);
@@ -203,7 +203,7 @@ fn two_services_share_a_vip_and_it_stays_when_one_of_them_goes() {
 
 #[test]
 fn node_ports_are_served_on_their_addresses_and_vips_of_ipv6_in_their_family() {
-    let mut desk = Desk::new();
+    let mut desk = Rig::new();
     desk.put(service("web", "192.0.2.100", &TWO));
     desk.change("web", |service| (service.ports[0].vips, service.ports[0].node_port) = (vec![], Some(30_080)));
     desk.put(service("six", "2001:db8::1:5", &["[fd00::11]:8080"]));
@@ -215,7 +215,7 @@ fn node_ports_are_served_on_their_addresses_and_vips_of_ipv6_in_their_family() {
 
 #[test]
 fn a_node_port_service_without_addresses_is_refused_with_the_reason() {
-    let mut desk = Desk::new();
+    let mut desk = Rig::new();
     desk.put(service("four", "192.0.2.100", &TWO));
     desk.put(service("six", "2001:db8::1:5", &["[fd00::11]:8080"]));
     for name in ["four", "six"] {
@@ -230,7 +230,7 @@ fn a_node_port_service_without_addresses_is_refused_with_the_reason() {
 
 #[test]
 fn failing_backends_get_no_new_flows_until_all_fail() {
-    let mut desk = Desk::new();
+    let mut desk = Rig::new();
     desk.put(service("web", "192.0.2.100", &TWO));
     let before = chosen(&desk.compile(), "192.0.2.100", 80);
     desk.health.failing.insert((Protocol::Tcp, TWO[0].parse().unwrap()));
@@ -259,7 +259,7 @@ fn failing_backends_get_no_new_flows_until_all_fail() {
 
 #[test]
 fn a_backend_that_fails_for_one_service_stays_usable_for_others() {
-    let mut desk = Desk::new();
+    let mut desk = Rig::new();
     desk.put(service("web", "192.0.2.100", &TWO));
     desk.put(service("also", "192.0.2.101", &TWO));
     desk.change("web", |service| service.health.probe = proto::Probe::None);
@@ -275,7 +275,7 @@ fn a_backend_that_fails_for_one_service_stays_usable_for_others() {
 
 #[test]
 fn a_removed_backend_drains_then_vanishes_and_its_slot_gets_another_generation() {
-    let mut desk = Desk::new();
+    let mut desk = Rig::new();
     desk.put(service("web", "192.0.2.100", &TWO));
     let before = chosen(&desk.compile(), "192.0.2.100", 80);
     let id = before[&TWO[0].parse().unwrap()];
@@ -300,7 +300,7 @@ fn a_removed_backend_drains_then_vanishes_and_its_slot_gets_another_generation()
 
 #[test]
 fn the_backends_of_a_deleted_service_drain_and_its_vip_is_unused() {
-    let mut desk = Desk::new();
+    let mut desk = Rig::new();
     desk.put(service("web", "192.0.2.100", &TWO));
     let snapshot = desk.compile();
     let id = chosen(&snapshot, "192.0.2.100", 80)[&TWO[0].parse().unwrap()];
@@ -314,7 +314,7 @@ fn the_backends_of_a_deleted_service_drain_and_its_vip_is_unused() {
 
 #[test]
 fn a_target_is_shared_by_services_and_keeps_its_slot_until_flows_and_ports_have_rested() {
-    let mut desk = Desk::new();
+    let mut desk = Rig::new();
     desk.put(service("one", "192.0.2.100", &TWO[..1]));
     desk.put(service("two", "192.0.2.101", &TWO[..1]));
     let target = |snapshot: &Snapshot, vip: &str| {
@@ -351,7 +351,7 @@ fn route(to: &str, via: Option<&str>, port: PortIndex) -> Route {
 
 #[test]
 fn a_slot_of_a_next_hop_survives_its_mac_and_old_flows_look_again_when_routes_change() {
-    let mut desk = Desk::new();
+    let mut desk = Rig::new();
     desk.network.routes = vec![route("0.0.0.0/0", Some("192.0.2.1"), UPLINK), route("10.1.0.0/16", Some("10.0.0.9"), CLUSTER)];
     desk.network.neighbours = vec![neighbour(UPLINK, "192.0.2.1", 1), neighbour(UPLINK, "192.0.2.50", 50)];
     let snapshot = desk.compile();
@@ -380,7 +380,7 @@ fn a_slot_of_a_next_hop_survives_its_mac_and_old_flows_look_again_when_routes_ch
 
 #[test]
 fn changing_neighbours_make_flows_look_up_again_only_where_a_slot_is_reassigned() {
-    let mut desk = Desk::new();
+    let mut desk = Rig::new();
     desk.network.routes = vec![route("0.0.0.0/0", Some("192.0.2.1"), UPLINK)];
     let mut holders = BTreeMap::new();
     let mut first = None;
@@ -403,7 +403,7 @@ fn changing_neighbours_make_flows_look_up_again_only_where_a_slot_is_reassigned(
 
 #[test]
 fn backends_follow_routes_and_on_link_ones_are_their_own_next_hop() {
-    let mut desk = Desk::new();
+    let mut desk = Rig::new();
     desk.put(service("web", "192.0.2.100", &["10.0.0.11:8080", "10.1.0.5:8080"]));
     let snapshot = desk.compile();
     let ids = chosen(&snapshot, "192.0.2.100", 80);
@@ -422,7 +422,7 @@ fn backends_follow_routes_and_on_link_ones_are_their_own_next_hop() {
 
 #[test]
 fn each_address_has_one_role() {
-    let mut desk = Desk::new();
+    let mut desk = Rig::new();
     desk.put(service("web", "192.0.2.100", &TWO));
     desk.network.addresses = vec![ip("192.0.2.77")];
     let snapshot = desk.compile();
@@ -447,7 +447,7 @@ fn each_address_has_one_role() {
 fn arp_is_answered_for_vips_in_a_ports_subnet_for_snat_addresses_and_for_ports_without_twin() {
     let mut config = config();
     config.ports[1].twin = false;
-    let mut desk = Desk::with(config);
+    let mut desk = Rig::with(config);
     desk.put(service("web", "192.0.2.100", &TWO));
     let first = desk.compile();
     desk.put(service("far", "203.0.113.5", &TWO));
@@ -476,7 +476,7 @@ fn arp_is_answered_for_vips_in_a_ports_subnet_for_snat_addresses_and_for_ports_w
 
 #[test]
 fn answered_addresses_count_as_new_when_their_port_has_moved_to_another_cable() {
-    let mut desk = Desk::with(config());
+    let mut desk = Rig::with(config());
     let first = desk.compile().sequence();
     let since = |snapshot: &Snapshot, address: &str| {
         snapshot.announced().iter().find(|(_, a, _)| *a == ip(address)).map(|&(.., since)| since)
@@ -499,7 +499,7 @@ fn answered_addresses_count_as_new_when_their_port_has_moved_to_another_cable() 
 fn without_a_snat_address_for_its_way_a_frontend_is_refused() {
     let mut config = config();
     config.snat = vec![ip("10.0.0.3"), ip("172.16.0.1")];
-    let mut desk = Desk::with(config.clone());
+    let mut desk = Rig::with(config.clone());
     let snapshot = desk.compile();
     let addresses = |port| snapshot.snat::<u32>(port).iter().map(|a| (a.address, a.index)).collect::<Vec<_>>();
     assert_eq!(addresses(CLUSTER.into()), [(v4("10.0.0.3"), 0), (v4("172.16.0.1"), 1)]);
@@ -512,14 +512,14 @@ fn without_a_snat_address_for_its_way_a_frontend_is_refused() {
     assert!(refusal.message.contains("no SNAT address for IPv6"), "{}", refusal.message);
 
     config.snat = vec![ip("10.0.0.3")];
-    let mut desk = Desk::with(config);
+    let mut desk = Rig::with(config);
     desk.put(service("web", "192.0.2.100", &["10.0.0.11:80", "192.0.2.60:80"]));
     assert_eq!(self::addresses(&chosen(&desk.compile(), "192.0.2.100", 80)), ["10.0.0.11:80"], "the other is behind the uplink");
 }
 
 #[test]
 fn unsupported_settings_are_refused_by_name() {
-    let mut desk = Desk::new();
+    let mut desk = Rig::new();
     desk.put(service("web", "192.0.2.100", &TWO));
     desk.change("web", |service| service.ports[0].maglev.hash_version += 1);
     let snapshot = desk.compile();
@@ -530,7 +530,7 @@ fn unsupported_settings_are_refused_by_name() {
 
 #[test]
 fn of_two_services_at_the_same_frontend_the_first_gets_it_and_the_other_is_reported() {
-    let mut desk = Desk::new();
+    let mut desk = Rig::new();
     desk.put(service("a", "192.0.2.100", &TWO[..1]));
     desk.put(service("b", "192.0.2.100", &TWO[1..]));
     let snapshot = desk.compile();
@@ -540,7 +540,7 @@ fn of_two_services_at_the_same_frontend_the_first_gets_it_and_the_other_is_repor
 
 #[test]
 fn services_that_did_not_change_share_their_tables() {
-    let mut desk = Desk::new();
+    let mut desk = Rig::new();
     desk.put(service("a", "192.0.2.100", &TWO));
     desk.put(service("b", "192.0.2.101", &TWO));
     let before = desk.compile();
@@ -582,7 +582,7 @@ proptest! {
         ))), 1..4), 1..12),
         failing in prop::collection::vec(prop::collection::vec(1u8..10, 0..3), 12),
     ) {
-        let mut desk = Desk::new();
+        let mut desk = Rig::new();
         for (swarm, failing) in swarms.iter().zip(&failing) {
             for (n, wanted) in swarm {
                 let wanted: &Wanted = wanted;

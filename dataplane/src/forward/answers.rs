@@ -7,7 +7,7 @@
 //! Not here: the decision to answer an IP packet, and the bytes of answers (`icmp`, `rewrite`).
 
 use super::engine::Engine;
-use super::observer::{Fate, Observe};
+use super::observer::{Observe, PacketOutcome};
 use super::rewrite;
 use crate::forward::decide::Answer;
 use crate::forward::rewrite::Reset;
@@ -96,7 +96,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     }
 
     pub(super) fn answered<P: Port<Buffer = B>>(&mut self, egress: &mut Egress<P>, arrival: Arrival, buffer: B) {
-        self.observer.observe(&buffer, Fate::Reply(arrival.link.port()), || None);
+        self.observer.observe(&buffer, PacketOutcome::Reply(arrival.link.port()), || None);
         self.tally.replies += 1;
         egress.send_tagged(arrival.link.port(), arrival.tags, buffer, &mut self.tally);
     }
@@ -112,7 +112,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         headers: &Headers<A>,
         reason: DropReason,
     ) {
-        self.observer.observe(&buffer, Fate::Drop(reason), || None);
+        self.observer.observe(&buffer, PacketOutcome::Drop(reason), || None);
         self.tally.drop(reason);
         let allowed = icmp::may_answer(headers) && self.limiter.allow(headers.tuple.source, arrival.now_ns);
         if allowed && rewrite::reset(&mut buffer, headers, snapshot.port(arrival.link.port()).mac) {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crossbeam_queue::ArrayQueue;
 use proto::Family;
 
-use super::observer::{Belongs, Fate, Observe};
+use super::observer::{Observe, PacketFlow, PacketOutcome};
 use super::rewrite;
 use super::sort::Lookup;
 use crate::flow::{Flow, FlowTable, IdleLimits, Segment, SnatPorts, Tick};
@@ -19,7 +19,7 @@ use crate::forward::decide::{
 };
 use crate::forward::rewrite::{Outer, encapsulate, mss, rewrite_of};
 use crate::fragment::{Datagrams, Identifications, split};
-use crate::icmp::{AnswerLimiter, Ask, NeighbourQueue, UnresolvedNeighbour};
+use crate::icmp::{AnswerLimiter, NeighbourQueue, NeighbourRequest, UnresolvedNeighbour};
 use crate::port::{Arrival, Burst, Port, TwinRate};
 use crate::snapshot::{Ends, Exit, Snapshot};
 use crate::stats::{DropReason, Tally, WorkerCounters};
@@ -42,7 +42,7 @@ pub(super) struct Engine<B, O> {
     pub(super) identifications: Identifications,
     pub(super) limiter: AnswerLimiter,
     pub(super) twin_rate: TwinRate,
-    pub(super) asks: Arc<ArrayQueue<Ask>>,
+    pub(super) neighbour_requests: Arc<ArrayQueue<NeighbourRequest>>,
     pub(super) tally: Tally,
     pub(super) counters: Arc<WorkerCounters>,
     pub(super) observer: O,
@@ -125,7 +125,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         self.apply(egress, snapshot, arrival, buffer, packet.headers, verdict);
     }
 
-    /// The verdict of [`decide`]; counts its changes and sends the resets that it asks for.
+    /// The verdict of [`decide`]; counts its changes and sends the resets that it neighbour_requests for.
     #[inline(always)]
     pub(super) fn verdict<'s, A: FlowFamily, P: Port<Buffer = B>>(
         &mut self,
@@ -178,7 +178,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     /// Requests the resolution of a neighbour from the kernel. When the queue is full, others are already requested,
     /// and a later packet requests it again.
     pub(super) fn ask(&self, neighbour: UnresolvedNeighbour) {
-        let _ = self.asks.push((neighbour.link, neighbour.address));
+        let _ = self.neighbour_requests.push((neighbour.link, neighbour.address));
     }
 
     pub(super) fn apply<A: FlowFamily, P: Port<Buffer = B>>(
@@ -225,11 +225,11 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let NatForward { flow, direction, exit } = nat;
         let flow = self.flows::<A>().0.get(flow);
         let id = flow.backend;
-        let belongs = Belongs { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: id };
+        let belongs = PacketFlow { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: id };
         rewrite::nat(buffer.bytes_mut(), headers, &rewrite_of(flow, direction, exit));
         trim(&mut buffer, headers);
         self.counters.forwarded(id.slot, headers.packet_len);
-        self.observer.observe(&buffer, Fate::Forward(exit.port), || Some(belongs));
+        self.observer.observe(&buffer, PacketOutcome::Forward(exit.port), || Some(belongs));
         egress.send(exit.port, buffer, &mut self.tally);
     }
 
@@ -270,9 +270,9 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
                 None => return self.drop(egress, buffer, DropReason::TooBig),
             }
         }
-        let belongs = Belongs { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: flow.backend };
+        let belongs = PacketFlow { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: flow.backend };
         self.counters.forwarded(flow.backend.slot, headers.packet_len);
-        self.observer.observe(&buffer, Fate::Forward(exit.port), || Some(belongs));
+        self.observer.observe(&buffer, PacketOutcome::Forward(exit.port), || Some(belongs));
         let tags = exit.link.tags();
         egress.send_tagged(exit.port, tags, buffer, &mut self.tally);
         for piece in rest {
@@ -303,8 +303,8 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
             return self.drop(egress, buffer, DropReason::TooBig);
         }
         self.counters.forwarded(backend.slot, headers.packet_len);
-        let belongs = || Some(Belongs { vip: headers.tuple.destination.ip(), port, protocol, backend });
-        self.observer.observe(&buffer, Fate::Forward(exit.port), belongs);
+        let belongs = || Some(PacketFlow { vip: headers.tuple.destination.ip(), port, protocol, backend });
+        self.observer.observe(&buffer, PacketOutcome::Forward(exit.port), belongs);
         let tags = exit.link.tags();
         egress.send_tagged(exit.port, tags, buffer, &mut self.tally);
         for mut piece in rest {
@@ -360,7 +360,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
 
     /// Drops a packet and counts the reason.
     pub(super) fn drop<P: Port<Buffer = B>>(&mut self, egress: &mut Egress<P>, buffer: B, reason: DropReason) {
-        self.observer.observe(&buffer, Fate::Drop(reason), || None);
+        self.observer.observe(&buffer, PacketOutcome::Drop(reason), || None);
         self.tally.drop(reason);
         egress.discard(buffer);
     }

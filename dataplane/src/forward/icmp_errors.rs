@@ -9,14 +9,14 @@
 //! Not here: the bytes of errors (`icmp`).
 
 use super::engine::Engine;
-use super::observer::{Fate, Observe};
+use super::observer::{Observe, PacketOutcome};
 use crate::flow::{BackendId, Direction, FlowMode, FlowTable, IdleLimits, Tick};
 use crate::forward::decide::{
     FlowFamily, NatForward, Packet, Verdict, arrives_from, deliver, exit_by, exit_to_client, fits, refused_source,
 };
 use crate::icmp;
 use crate::icmp::mapping::ErrorRewrite;
-use crate::icmp::{IcmpError, Inner, Quote, Trouble, TunnelQuote, UnresolvedNeighbour};
+use crate::icmp::{IcmpError, Inner, Quote, TunnelErrorKind, TunnelQuote, UnresolvedNeighbour};
 use crate::port::{Arrival, Port};
 use crate::snapshot::{AddressRole, Exit, RouteTo, Snapshot};
 use crate::stats::DropReason;
@@ -123,15 +123,15 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         exit: &Exit,
     ) {
         let error = match quote.trouble {
-            Trouble::TooBig { mtu } => IcmpError::TooBig { mtu },
-            Trouble::Unreachable => IcmpError::HostUnreachable,
+            TunnelErrorKind::TooBig { mtu } => IcmpError::TooBig { mtu },
+            TunnelErrorKind::Unreachable => IcmpError::HostUnreachable,
         };
         let told = self.limiter.allow(inner.source, arrival.now_ns)
             && icmp::icmp_error_about_inner(&mut buffer, quote.inner_range.clone(), inner, error, exit);
         if !told {
             return self.drop(egress, buffer, DropReason::AnswerLimited);
         }
-        self.observer.observe(&buffer, Fate::Reply(exit.port), || None);
+        self.observer.observe(&buffer, PacketOutcome::Reply(exit.port), || None);
         self.tally.replies += 1;
         egress.send_tagged(exit.port, exit.link.tags(), buffer, &mut self.tally);
     }

@@ -9,7 +9,7 @@
 //! Not here: the decision which packets go to the kernel.
 
 use super::engine::Engine;
-use super::observer::{Fate, Observe};
+use super::observer::{Observe, PacketOutcome};
 use crate::flow::Candidate;
 use crate::forward::decide::{FlowFamily, Packet, Verdict, follow_probe};
 use crate::icmp;
@@ -42,7 +42,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         } else if !arrival.tags.put_on(&mut buffer) {
             self.drop(egress, buffer, DropReason::TwinFull);
         } else {
-            self.observer.observe(&buffer, Fate::Linux(port), || None);
+            self.observer.observe(&buffer, PacketOutcome::Linux(port), || None);
             egress.queue_for_linux(port, buffer, &mut self.tally);
         }
     }

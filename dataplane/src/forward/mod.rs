@@ -18,5 +18,5 @@ mod sort;
 mod steer;
 mod worker;
 
-pub use observer::{Belongs, Fate, Observe};
+pub use observer::{Observe, PacketFlow, PacketOutcome};
 pub use worker::{NoMemory, Parts, PortWithTwin, Worker};

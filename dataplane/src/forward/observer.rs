@@ -11,7 +11,7 @@ use crate::stats::DropReason;
 
 /// The final outcome of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum PacketOutcome {
     /// Forwarded by this port.
     Forward(PortIndex),
     /// Passed to the Linux twin of this port.
@@ -24,7 +24,7 @@ pub enum Fate {
 
 /// The flow that a packet belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Belongs {
+pub struct PacketFlow {
     /// The frontend's address.
     pub vip: IpAddr,
     /// The frontend's port.
@@ -37,12 +37,12 @@ pub struct Belongs {
 
 /// Receives the final outcome of each packet, once.
 pub trait Observe<B> {
-    /// The packet in `buffer` ended with `fate`. Its bytes may have been rewritten.
-    fn observe(&mut self, buffer: &B, fate: Fate, belongs: impl FnOnce() -> Option<Belongs>);
+    /// The packet in `buffer` ended with `outcome`. Its bytes may have been rewritten.
+    fn observe(&mut self, buffer: &B, outcome: PacketOutcome, belongs: impl FnOnce() -> Option<PacketFlow>);
 }
 
 /// Ignores all packets.
 impl<B> Observe<B> for () {
     #[inline]
-    fn observe(&mut self, _: &B, _: Fate, _: impl FnOnce() -> Option<Belongs>) {}
+    fn observe(&mut self, _: &B, _: PacketOutcome, _: impl FnOnce() -> Option<PacketFlow>) {}
 }

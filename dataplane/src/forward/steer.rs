@@ -14,7 +14,7 @@ use crate::port::{Arrival, BURST, Burst, Port};
 use crate::snapshot::{AddressRole, Snapshot};
 use crate::stats::Tally;
 use crate::wire::{Address, Buffer, Headers, Ipv4, Ipv6, Transport, Tuple};
-use crate::workers::{Egress, HandoverTask, Observer, Peers, Steering, Towards, WorkerId};
+use crate::workers::{Egress, HandoverTask, Observer, PacketTarget, Peers, Steering, WorkerId};
 
 /// Bytes of VLAN tags that every card can parse: one tag.
 const TAG_BYTES_PLAIN: u16 = 4;
@@ -155,7 +155,7 @@ pub(crate) fn owner_of_first<A: Address>(steering: &Steering, snapshot: &Snapsho
     steering.owner(first, towards(snapshot, first))
 }
 
-fn towards<A: Address>(snapshot: &Snapshot, tuple: &Tuple<A>) -> Towards {
+fn towards<A: Address>(snapshot: &Snapshot, tuple: &Tuple<A>) -> PacketTarget {
     A::of(snapshot).steering.towards(tuple, |address| snapshot.role(address) != AddressRole::Elsewhere)
 }
 

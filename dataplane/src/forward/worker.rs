@@ -22,12 +22,12 @@ use super::observer::Observe;
 use crate::flow::{Flow, FlowLimits, FlowTable, IdleLimits, SnatPorts, Tick, Ticks};
 use crate::forward::decide::FlowTables;
 use crate::fragment::{Datagrams, Identifications};
-use crate::icmp::{Announcements, AnswerLimiter, Ask, NeighbourQueue, QueuedPacket};
+use crate::icmp::{Announcements, AnswerLimiter, NeighbourQueue, NeighbourRequest, QueuedPacket};
 use crate::port::{Arrival, Burst, Origin, Port, PortIndex, TwinQueues, TwinRate};
 use crate::snapshot::{Snapshot, Subscriber};
 use crate::stats::{DropReason, Tally, WorkerCounters};
 use crate::wire::{Address, Buffer, Tags, protocol};
-use crate::workers::{Egress, EgressPort, Handed, HandoverTask, PACKETS_PER_TURN, Peers, PortShare};
+use crate::workers::{Egress, EgressPort, HandedOver, HandoverTask, PACKETS_PER_TURN, Peers, PortShare};
 
 /// A worker's queues of a port, with the rings of the port's twin if it has one.
 pub type PortWithTwin<P, B> = (P, Option<Arc<TwinQueues<B>>>);
@@ -44,7 +44,7 @@ pub struct Parts<P: Port, O> {
     /// Its counters, shared with readers.
     pub counters: Arc<WorkerCounters>,
     /// Requests to the kernel to resolve neighbours.
-    pub asks: Arc<ArrayQueue<Ask>>,
+    pub neighbour_requests: Arc<ArrayQueue<NeighbourRequest>>,
     /// The other workers of the gateway, if there are any.
     pub peers: Option<Peers<P::Buffer>>,
     /// Seed of the hashes of its tables, the same for all workers: random in a gateway, fixed in tests and `replay`.
@@ -95,7 +95,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             datagrams: Datagrams::new(parts.seed),
             identifications: Identifications::new(parts.seed, worker, workers),
             limiter: AnswerLimiter::new(parts.seed),
-            asks: parts.asks,
+            neighbour_requests: parts.neighbour_requests,
             tally: Tally::default(),
             counters: parts.counters,
             observer: parts.observer,
@@ -198,7 +198,7 @@ fn from_peers<P: Port, O: Observe<P::Buffer>>(
     for other in 0..egress.peers.as_ref().map_or(0, Peers::others) {
         let before = count;
         while count - before < PACKETS_PER_TURN {
-            let Some(Handed { port, task, mut burst }) = egress.peers.as_ref().and_then(|peers| peers.take(other)) else {
+            let Some(HandedOver { port, task, mut burst }) = egress.peers.as_ref().and_then(|peers| peers.take(other)) else {
                 break;
             };
             count += burst.len();
@@ -276,8 +276,8 @@ impl Sweep {
         let entries = self.owed.min(Self::ENTRIES);
         if entries > 0 {
             self.owed -= entries;
-            let Engine { tables, ports, limits, counters, asks, .. } = engine;
-            let look = Look { limits, snapshot, asks, now };
+            let Engine { tables, ports, limits, counters, neighbour_requests, .. } = engine;
+            let look = Look { limits, snapshot, neighbour_requests, now };
             self.next_v4 = sweep(&mut tables.v4, self.next_v4, entries, ports, counters, &look);
             self.next_v6 = sweep(&mut tables.v6, self.next_v6, entries, ports, counters, &look);
         }
@@ -288,7 +288,7 @@ impl Sweep {
 struct Look<'a> {
     limits: &'a IdleLimits,
     snapshot: &'a Snapshot,
-    asks: &'a ArrayQueue<Ask>,
+    neighbour_requests: &'a ArrayQueue<NeighbourRequest>,
     now: Tick,
 }
 
@@ -310,7 +310,7 @@ impl Look<'_> {
         if let Some(hop) = self.snapshot.next_hop(flow.route_to_client).filter(|_| is_used)
             && hop.address == flow.client.ip()
         {
-            let _ = self.asks.push((hop.link, hop.address));
+            let _ = self.neighbour_requests.push((hop.link, hop.address));
         }
     }
 }

@@ -114,7 +114,7 @@ impl<B> NeighbourQueue<B> {
 }
 
 /// A request to the kernel to resolve a neighbour: the link and the address.
-pub type Ask = (Link, IpAddr);
+pub type NeighbourRequest = (Link, IpAddr);
 
 #[cfg(test)]
 mod tests {

@@ -22,7 +22,7 @@ const IPV6_MTU_MIN: u16 = 1280;
 
 /// The error about a packet inside a tunnel, as its sender must learn of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trouble {
+pub enum TunnelErrorKind {
     /// The packet does not fit.
     TooBig {
         /// Largest inner packet, bytes; at least the minimum MTU of its family. 0, for IPv4 only: the router gave no
@@ -52,7 +52,7 @@ pub struct TunnelQuote<A> {
     /// The mode that uses this encapsulation.
     pub mode: FlowMode,
     /// The error about it.
-    pub trouble: Trouble,
+    pub trouble: TunnelErrorKind,
     /// Addresses, ports and protocol of the inner packet.
     pub inner: Inner,
     /// Range of the quoted part of the inner packet, bytes from the start of the frame.
@@ -136,13 +136,13 @@ fn quoted_len_max<A: Address>(kind: u8, rest: u32) -> usize {
     if len == 0 { usize::MAX } else { len }
 }
 
-fn trouble(report: Report, outer_len: u32, inner: Inner) -> Trouble {
-    let Report::TooBig { mtu } = report else { return Trouble::Unreachable };
+fn trouble(report: Report, outer_len: u32, inner: Inner) -> TunnelErrorKind {
+    let Report::TooBig { mtu } = report else { return TunnelErrorKind::Unreachable };
     let rest = u16::try_from(mtu.saturating_sub(outer_len)).unwrap_or(u16::MAX);
     let mtu = match inner {
         Inner::V4(_) if mtu == 0 => 0,
         Inner::V4(_) => rest.max(IPV4_MTU_MIN),
         Inner::V6(_) => rest.max(IPV6_MTU_MIN),
     };
-    Trouble::TooBig { mtu }
+    TunnelErrorKind::TooBig { mtu }
 }

@@ -180,13 +180,13 @@ mod tests {
     use crate::snapshot::input::{Config, Health, Network, Tunnel};
     use std::time::Duration;
 
-    struct Desk {
+    struct Rig {
         compiler: Compiler,
         publisher: Publisher,
         workers: Vec<Subscriber>,
     }
 
-    impl Desk {
+    impl Rig {
         fn new(workers: usize) -> Self {
             let second = Duration::from_secs(1);
             let flows = FlowLimits {
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_snapshot_is_reached_when_every_worker_has_taken_it() {
-        let mut desk = Desk::new(2);
+        let mut desk = Rig::new(2);
         assert!(!desk.workers[0].refresh(), "there is nothing new");
         let sequence = desk.publish();
         assert!(!desk.publisher.reached(sequence));
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn at_most_two_retired_snapshots_exist_and_the_newest_change_is_not_lost() {
-        let mut desk = Desk::new(2);
+        let mut desk = Rig::new(2);
         let mut last = 0;
         for round in 0..9 {
             last = desk.publish();
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn changes_coalesce_while_workers_hold_all_that_may_be_retired() {
-        let mut desk = Desk::new(2);
+        let mut desk = Rig::new(2);
         desk.publish();
         desk.workers[0].refresh();
         desk.publish();
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_sleeping_worker_delays_no_publication_and_wakes_to_the_newest() {
-        let mut desk = Desk::new(1);
+        let mut desk = Rig::new(1);
         desk.publish();
         desk.workers[0].refresh();
         desk.workers[0].sleep();
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn workers_that_run_on_other_threads_reach_every_snapshot() {
-        let mut desk = Desk::new(2);
+        let mut desk = Rig::new(2);
         let workers = std::mem::take(&mut desk.workers);
         std::thread::scope(|scope| {
             for mut worker in workers {

@@ -114,13 +114,13 @@ impl Default for WorkerCounters {
 pub struct Account {
     /// Received from ports and twins.
     pub received: u64,
-    /// Handed in by other workers.
+    /// HandedOver in by other workers.
     pub handed_in: u64,
     /// Created by the engine without a received packet.
     pub originated: u64,
     /// Transmitted to ports and twins.
     pub transmitted: u64,
-    /// Handed to other workers.
+    /// HandedOver to other workers.
     pub handed_out: u64,
     /// Drops of all reasons.
     pub dropped: u64,

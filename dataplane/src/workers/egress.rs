@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::handover::{Handed, HandoverQueue, HandoverTask, Peers};
+use super::handover::{HandedOver, HandoverQueue, HandoverTask, Peers};
 use super::id::WorkerId;
 use crate::port::{Arrival, Burst, Class, Port, PortIndex, TwinQueues, class};
 use crate::stats::{DropReason, Tally};
@@ -56,7 +56,7 @@ impl<P: Port> EgressPort<P> {
     fn hand_over(&mut self, tally: &mut Tally) {
         let Some((port, queue)) = &self.sender else { return };
         let count = self.out.len() as u64;
-        match queue.push(Handed { port: *port, task: HandoverTask::Send, burst: std::mem::take(&mut self.out) }) {
+        match queue.push(HandedOver { port: *port, task: HandoverTask::Send, burst: std::mem::take(&mut self.out) }) {
             Ok(()) => tally.handed_out += count,
             Err(mut refused) => {
                 tally.drop_many(DropReason::HandoverFull, count);
@@ -162,7 +162,7 @@ impl<P: Port> Egress<P> {
         }
     }
 
-    fn push_to(&mut self, owner: WorkerId, handed: Handed<P::Buffer>, tally: &mut Tally) {
+    fn push_to(&mut self, owner: WorkerId, handed: HandedOver<P::Buffer>, tally: &mut Tally) {
         let Some(peers) = &self.peers else { return };
         let count = handed.burst.len() as u64;
         match peers.push(owner, handed) {

@@ -44,14 +44,14 @@ const ERRANDS: usize = 3;
 
 /// Packets that one worker hands to another.
 #[derive(Debug)]
-pub struct Handed<B> {
+pub struct HandedOver<B> {
     /// The port on which they arrived, or by which they leave.
     pub(crate) port: PortIndex,
     pub(crate) task: HandoverTask,
     pub(crate) burst: Burst<B>,
 }
 
-pub(crate) type HandoverQueue<B> = Arc<ArrayQueue<Handed<B>>>;
+pub(crate) type HandoverQueue<B> = Arc<ArrayQueue<HandedOver<B>>>;
 
 /// How the queues of a port are shared among the workers. Queue n belongs to worker n.
 #[derive(Clone, Debug)]
@@ -146,24 +146,24 @@ impl<B> Peers<B> {
     }
 
     /// Takes the oldest burst from another worker.
-    pub(crate) fn take(&self, other: usize) -> Option<Handed<B>> {
+    pub(crate) fn take(&self, other: usize) -> Option<HandedOver<B>> {
         self.inboxes.get(other)?.pop()
     }
 
     /// Adds a packet to the burst for its owner. Returns a full burst, which must be pushed first.
-    pub(crate) fn gather(&mut self, owner: WorkerId, task: HandoverTask, port: PortIndex, buffer: B) -> Option<Handed<B>> {
+    pub(crate) fn gather(&mut self, owner: WorkerId, task: HandoverTask, port: PortIndex, buffer: B) -> Option<HandedOver<B>> {
         self.gathered.put(owner, task, port, buffer)
     }
 
     /// Takes one of the collected bursts with its receiver; `None` when all are taken.
-    pub(crate) fn gathered(&mut self) -> Option<(WorkerId, Handed<B>)> {
+    pub(crate) fn gathered(&mut self) -> Option<(WorkerId, HandedOver<B>)> {
         self.gathered.take()
     }
 
     /// Pushes a burst to a worker.
     ///
     /// The burst, when the queue is full.
-    pub(crate) fn push(&self, owner: WorkerId, handed: Handed<B>) -> Result<(), Handed<B>> {
+    pub(crate) fn push(&self, owner: WorkerId, handed: HandedOver<B>) -> Result<(), HandedOver<B>> {
         match self.outboxes.get(usize::from(owner.0)) {
             Some(Some(queue)) => queue.push(handed),
             _ => Err(handed),
@@ -194,7 +194,7 @@ impl<B> Gathered<B> {
     }
 
     /// Adds a packet. Returns the previous burst if that was full.
-    fn put(&mut self, owner: WorkerId, task: HandoverTask, port: PortIndex, buffer: B) -> Option<Handed<B>> {
+    fn put(&mut self, owner: WorkerId, task: HandoverTask, port: PortIndex, buffer: B) -> Option<HandedOver<B>> {
         let burst = self.burst(owner, port, task)?;
         let full = burst.is_full().then(|| mem::take(burst));
         let begins = burst.is_empty() && full.is_none();
@@ -202,13 +202,13 @@ impl<B> Gathered<B> {
         if begins {
             self.begun.push((owner, port, task));
         }
-        full.map(|burst| Handed { port, task, burst })
+        full.map(|burst| HandedOver { port, task, burst })
     }
 
-    fn take(&mut self) -> Option<(WorkerId, Handed<B>)> {
+    fn take(&mut self) -> Option<(WorkerId, HandedOver<B>)> {
         let (owner, port, task) = self.begun.pop()?;
         let burst = mem::take(self.burst(owner, port, task)?);
-        Some((owner, Handed { port, task, burst }))
+        Some((owner, HandedOver { port, task, burst }))
     }
 }
 
@@ -238,7 +238,7 @@ mod tests {
         handed.extend(std::iter::from_fn(|| gathered.take()));
         assert_eq!(handed.len(), 12 * 100_usize.div_ceil(BURST), "12 kinds of 100 packets");
         let mut last = std::collections::HashMap::new();
-        for (owner, Handed { port, task, burst }) in handed {
+        for (owner, HandedOver { port, task, burst }) in handed {
             for n in burst {
                 let found = (owner, port, task);
                 assert_eq!(found, kind(n));

@@ -14,13 +14,13 @@ mod steering_table;
 mod toeplitz;
 
 pub(crate) use egress::{Egress, EgressPort};
-pub use handover::{Handed, Peers, PortQueues};
+pub use handover::{HandedOver, Peers, PortQueues};
 pub(crate) use handover::{HandoverTask, PACKETS_PER_TURN};
 pub use id::{RETA_ENTRIES, WORKERS_MAX, WorkerId};
 pub use port_share::PortShare;
 pub(crate) use rss_proof::Observer;
 pub use rss_proof::{Proof, Refuted, RssProof};
 pub use steering::Steering;
+pub use steering_table::PacketTarget;
 pub(crate) use steering_table::SteeringTable;
-pub use steering_table::Towards;
 pub use toeplitz::{KEY_BYTES, RssKey, Toeplitz};

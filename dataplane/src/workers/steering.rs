@@ -15,7 +15,7 @@ use std::sync::Arc;
 use super::id::{RETA_ENTRIES, WORKERS_MAX, WorkerId};
 use super::port_share::PortShare;
 use super::port_spread::PortSpread;
-use super::steering_table::Towards;
+use super::steering_table::PacketTarget;
 use super::toeplitz::RssKey;
 use crate::wire::{Address, Tuple, TupleHash};
 
@@ -87,7 +87,7 @@ impl Steering {
 
     /// The owner of a packet.
     #[must_use]
-    pub fn owner<A: Address>(&self, tuple: &Tuple<A>, towards: Towards) -> WorkerId {
+    pub fn owner<A: Address>(&self, tuple: &Tuple<A>, towards: PacketTarget) -> WorkerId {
         self.owner_hashed(tuple, towards, self.hash.hash(tuple))
     }
 
@@ -95,15 +95,15 @@ impl Steering {
     #[must_use]
     #[inline]
     #[allow(clippy::cast_possible_truncation)] // a remainder
-    pub(crate) fn owner_hashed<A: Address>(&self, tuple: &Tuple<A>, towards: Towards, hash: u64) -> WorkerId {
+    pub(crate) fn owner_hashed<A: Address>(&self, tuple: &Tuple<A>, towards: PacketTarget, hash: u64) -> WorkerId {
         match (towards, &self.owner_hash) {
-            (Towards::Frontend, OwnerHash::Own) => self.among_workers(hash),
-            (Towards::Snat, OwnerHash::Own) => WorkerId((tuple.destination_port % u16::from(self.workers)) as u8),
-            (Towards::Frontend | Towards::Snat, OwnerHash::Toeplitz { spread, .. }) => {
+            (PacketTarget::Frontend, OwnerHash::Own) => self.among_workers(hash),
+            (PacketTarget::Snat, OwnerHash::Own) => WorkerId((tuple.destination_port % u16::from(self.workers)) as u8),
+            (PacketTarget::Frontend | PacketTarget::Snat, OwnerHash::Toeplitz { spread, .. }) => {
                 self.reta(spread.toeplitz().hash(tuple) as usize)
             }
-            (Towards::FrontendOfAddress, _) => self.by_address(tuple.source),
-            (Towards::Client, _) => self.by_address(tuple.destination),
+            (PacketTarget::FrontendOfAddress, _) => self.by_address(tuple.source),
+            (PacketTarget::Client, _) => self.by_address(tuple.destination),
         }
     }
 

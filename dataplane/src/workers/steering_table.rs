@@ -9,7 +9,7 @@ use crate::wire::{Address, FrontendKey, TableHash, Tuple};
 
 /// The kind of destination of a packet, as far as its owner depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Towards {
+pub enum PacketTarget {
     /// From a client to a frontend, or any other packet: steered by its tuple.
     Frontend,
     /// From a client to a frontend of mode `dnat`: steered by the client's address, its source.
@@ -20,7 +20,7 @@ pub enum Towards {
     Client,
 }
 
-impl Towards {
+impl PacketTarget {
     /// Whether network cards can determine the owner: the whole tuple decides.
     pub(crate) const fn is_by_tuple(self) -> bool {
         matches!(self, Self::Frontend | Self::Snat)
@@ -53,11 +53,11 @@ impl<A: Address> SteeringTable<A> {
     /// The kind of destination of a packet with this tuple. A packet of a `dnat` backend to an address of the gateway
     /// is that of a client.
     #[inline]
-    pub(crate) fn towards(&self, tuple: &Tuple<A>, is_ours: impl FnOnce(A) -> bool) -> Towards {
+    pub(crate) fn towards(&self, tuple: &Tuple<A>, is_ours: impl FnOnce(A) -> bool) -> PacketTarget {
         if self.snat.contains(&tuple.destination) {
-            Towards::Snat
+            PacketTarget::Snat
         } else if self.backends.is_empty() && self.frontends.is_empty() {
-            Towards::Frontend
+            PacketTarget::Frontend
         } else {
             self.towards_dnat(tuple, is_ours)
         }
@@ -69,13 +69,13 @@ impl<A: Address> SteeringTable<A> {
     }
 
     /// The remaining rules, used when a service is of mode `dnat`.
-    fn towards_dnat(&self, tuple: &Tuple<A>, is_ours: impl FnOnce(A) -> bool) -> Towards {
+    fn towards_dnat(&self, tuple: &Tuple<A>, is_ours: impl FnOnce(A) -> bool) -> PacketTarget {
         let protocol = tuple.protocol;
         if self.frontends.contains(&FrontendKey { address: tuple.destination, port: tuple.destination_port, protocol }) {
-            return Towards::FrontendOfAddress;
+            return PacketTarget::FrontendOfAddress;
         }
         let source = FrontendKey { address: tuple.source, port: tuple.source_port, protocol };
-        if self.backends.contains(&source) && !is_ours(tuple.destination) { Towards::Client } else { Towards::Frontend }
+        if self.backends.contains(&source) && !is_ours(tuple.destination) { PacketTarget::Client } else { PacketTarget::Frontend }
     }
 }
 
@@ -92,7 +92,7 @@ mod tests {
         FrontendKey { address, port, protocol: 6 }
     }
 
-    fn towards(table: &SteeringTable<u32>, source: (u32, u16), destination: (u32, u16)) -> Towards {
+    fn towards(table: &SteeringTable<u32>, source: (u32, u16), destination: (u32, u16)) -> PacketTarget {
         let tuple = Tuple {
             source: source.0,
             destination: destination.0,
@@ -112,12 +112,18 @@ mod tests {
             ..nat.clone()
         };
         let rows = [
-            ("a client to a frontend", (CLIENT, 5555), (VIP, 443), Towards::Frontend, Towards::Frontend),
-            ("a client to a dnat frontend", (CLIENT, 5555), (VIP, 80), Towards::Frontend, Towards::FrontendOfAddress),
-            ("a backend to a SNAT address", (BACKEND, 8080), (SNAT, 1024), Towards::Snat, Towards::Snat),
-            ("a dnat backend to a client", (BACKEND, 8080), (CLIENT, 5555), Towards::Frontend, Towards::Client),
-            ("a dnat backend as a client of another frontend", (BACKEND, 8080), (VIP, 443), Towards::Frontend, Towards::Frontend),
-            ("a backend's other port", (BACKEND, 22), (CLIENT, 5555), Towards::Frontend, Towards::Frontend),
+            ("a client to a frontend", (CLIENT, 5555), (VIP, 443), PacketTarget::Frontend, PacketTarget::Frontend),
+            ("a client to a dnat frontend", (CLIENT, 5555), (VIP, 80), PacketTarget::Frontend, PacketTarget::FrontendOfAddress),
+            ("a backend to a SNAT address", (BACKEND, 8080), (SNAT, 1024), PacketTarget::Snat, PacketTarget::Snat),
+            ("a dnat backend to a client", (BACKEND, 8080), (CLIENT, 5555), PacketTarget::Frontend, PacketTarget::Client),
+            (
+                "a dnat backend as a client of another frontend",
+                (BACKEND, 8080),
+                (VIP, 443),
+                PacketTarget::Frontend,
+                PacketTarget::Frontend,
+            ),
+            ("a backend's other port", (BACKEND, 22), (CLIENT, 5555), PacketTarget::Frontend, PacketTarget::Frontend),
         ];
         for (sentence, source, destination, without, with) in rows {
             assert_eq!(towards(&nat, source, destination), without, "{sentence}, no dnat");

@@ -10,8 +10,9 @@ use std::time::Duration;
 use crossbeam_queue::ArrayQueue;
 use dataplane::testing::arriving_at;
 use dataplane::{
-    Ask, Belongs, Buffer, Burst, Compiler, Config, DropReason, Fate, FlowLimits, Health, Mac, MemoryBuffer, MemoryPort,
-    Neighbour, Network, Observe, Parts, PortConfig, PortIndex, Publisher, Route, Tunnel, TwinQueues, Worker, WorkerCounters,
+    Buffer, Burst, Compiler, Config, DropReason, FlowLimits, Health, Mac, MemoryBuffer, MemoryPort, Neighbour, NeighbourRequest,
+    Network, Observe, PacketFlow, PacketOutcome, Parts, PortConfig, PortIndex, Publisher, Route, Tunnel, TwinQueues, Worker,
+    WorkerCounters,
 };
 use proto::limits::MAGLEV_HASH_VERSION;
 use proto::{
@@ -30,11 +31,11 @@ pub const SECOND: u64 = 1_000_000_000;
 pub const BACKENDS: [u8; 3] = [11, 12, 13];
 
 #[derive(Debug, Default)]
-pub struct Log(pub Vec<(Fate, Option<Belongs>)>);
+pub struct Log(pub Vec<(PacketOutcome, Option<PacketFlow>)>);
 
 impl Observe<MemoryBuffer> for Log {
-    fn observe(&mut self, _: &MemoryBuffer, fate: Fate, belongs: impl FnOnce() -> Option<Belongs>) {
-        self.0.push((fate, belongs()));
+    fn observe(&mut self, _: &MemoryBuffer, outcome: PacketOutcome, belongs: impl FnOnce() -> Option<PacketFlow>) {
+        self.0.push((outcome, belongs()));
     }
 }
 
@@ -43,7 +44,7 @@ pub struct Rig {
     pub compiler: Compiler,
     pub publisher: Publisher,
     pub twins: Vec<Arc<TwinQueues<MemoryBuffer>>>,
-    pub asks: Arc<ArrayQueue<Ask>>,
+    pub neighbour_requests: Arc<ArrayQueue<NeighbourRequest>>,
     pub counters: Arc<WorkerCounters>,
     pub state: State,
     pub network: Network,
@@ -220,20 +221,20 @@ impl Rig {
         let initial = compiler.initial();
         let (publisher, mut subscribers) = Publisher::new(initial, 1);
         let twins: Vec<_> = (0..2).map(|_| Arc::new(TwinQueues::new())).collect();
-        let asks = Arc::new(ArrayQueue::new(64));
+        let neighbour_requests = Arc::new(ArrayQueue::new(64));
         let worker = Worker::new(Parts {
             ports: twins.iter().map(|twin| (MemoryPort::default(), Some(twin.clone()))).collect(),
             subscriber: subscribers.remove(0),
             limits,
             counters: counters.clone(),
-            asks: asks.clone(),
+            neighbour_requests: neighbour_requests.clone(),
             seed: 7,
             peers: None,
             observer: Log::default(),
         })
         .unwrap();
         let (state, network, health) = (State::default(), Network::default(), Health::default());
-        Self { worker, compiler, publisher, twins, asks, counters, state, network, health, now: SECOND }
+        Self { worker, compiler, publisher, twins, neighbour_requests, counters, state, network, health, now: SECOND }
     }
 
     /// Publishes a snapshot of the current fields.
@@ -322,18 +323,18 @@ impl Rig {
         self.worker.port_mut(port).unwrap().arriving.push_back(MemoryBuffer::new(&frame, id));
     }
 
-    /// Puts one frame in and returns its fate.
-    pub fn put(&mut self, port: PortIndex, frame: &[u8]) -> Option<Fate> {
+    /// Puts one frame in and returns its outcome.
+    pub fn put(&mut self, port: PortIndex, frame: &[u8]) -> Option<PacketOutcome> {
         self.worker.observer_mut().0.clear();
         self.arrive(port, frame, 1);
         self.worker.poll(self.now);
-        self.worker.observer_mut().0.first().map(|(fate, _)| *fate)
+        self.worker.observer_mut().0.first().map(|(outcome, _)| *outcome)
     }
 
     /// Puts in one frame that must be forwarded, and returns what leaves.
     pub fn forward(&mut self, port: PortIndex, frame: &[u8]) -> Vec<u8> {
-        let fate = self.put(port, frame);
-        let Some(Fate::Forward(out)) = fate else { panic!("expected it forwarded, found {fate:?}") };
+        let outcome = self.put(port, frame);
+        let Some(PacketOutcome::Forward(out)) = outcome else { panic!("expected it forwarded, found {outcome:?}") };
         let mut sent = self.sent(out);
         assert_eq!(sent.len(), 1, "one packet in, one packet out");
         sent.remove(0)

@@ -11,7 +11,7 @@ use crossbeam_queue::ArrayQueue;
 use dataplane::testing::{Packet, Rss, arriving_at};
 use dataplane::workers::{RETA_ENTRIES, RssProof, Steering};
 use dataplane::{
-    Buffer, Compiler, DropReason, Fate, Health, MemoryBuffer, MemoryPort, Network, Parts, Peers, PortIndex, PortQueues,
+    Buffer, Compiler, DropReason, Health, MemoryBuffer, MemoryPort, Network, PacketOutcome, Parts, Peers, PortIndex, PortQueues,
     Publisher, TwinQueues, Worker, WorkerCounters, tcp_flags,
 };
 use proto::State;
@@ -82,7 +82,7 @@ impl Team {
                 subscriber,
                 limits: limits.clone(),
                 counters: counters.clone(),
-                asks: Arc::new(ArrayQueue::new(64)),
+                neighbour_requests: Arc::new(ArrayQueue::new(64)),
                 peers: Some(peers),
                 seed: SEED,
                 observer: Log::default(),
@@ -211,7 +211,7 @@ impl Team {
     pub fn forwarded(&mut self) -> Vec<usize> {
         let count = |worker: &mut Worker<MemoryPort, Log>| {
             let log = std::mem::take(&mut worker.observer_mut().0);
-            log.iter().filter(|(fate, _)| matches!(fate, Fate::Forward(_))).count()
+            log.iter().filter(|(outcome, _)| matches!(outcome, PacketOutcome::Forward(_))).count()
         };
         self.workers.iter_mut().map(count).collect()
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use proto::limits;
 use proto::v1::fleet_client::FleetClient;
-use proto::v1::{Answer, Offer, Question, answer::Said, question::Ask};
+use proto::v1::{Answer, Offer, Question, answer::Reply, question::Query};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
@@ -22,11 +22,11 @@ const WAIT: Duration = Duration::from_secs(1);
 
 /// Source of the answers.
 #[derive(Clone)]
-pub struct Responder(Arc<dyn Fn(&Ask) -> Said + Send + Sync>);
+pub struct Responder(Arc<dyn Fn(&Query) -> Reply + Send + Sync>);
 
 impl Responder {
     /// A function of the request.
-    pub fn new(answer: impl Fn(&Ask) -> Said + Send + Sync + 'static) -> Self {
+    pub fn new(answer: impl Fn(&Query) -> Reply + Send + Sync + 'static) -> Self {
         Self(Arc::new(answer))
     }
 }
@@ -42,7 +42,7 @@ pub(super) async fn run(channel: Channel, gateway: String, answering: Responder)
     loop {
         match serve(&channel, &gateway, &answering).await {
             Err(status) if status.code() == Code::Unimplemented => return,
-            Err(status) => tracing::debug!(%status, "the controller asks no more; offering again"),
+            Err(status) => tracing::debug!(%status, "the controller closed the request stream; registering again"),
             Ok(()) => {}
         }
         tokio::time::sleep(WAIT).await;
@@ -52,17 +52,17 @@ pub(super) async fn run(channel: Channel, gateway: String, answering: Responder)
 /// One stream.
 async fn serve(channel: &Channel, gateway: &str, answering: &Responder) -> Result<(), Status> {
     let (answers, outbound) = mpsc::channel(1);
-    let offer = Said::Offer(Offer { gateway: gateway.to_owned() });
+    let offer = Reply::Offer(Offer { gateway: gateway.to_owned() });
     // The channel has room for this message.
-    let _ = answers.try_send(Answer { number: 0, said: Some(offer) });
+    let _ = answers.try_send(Answer { number: 0, reply: Some(offer) });
     let mut client = FleetClient::new(channel.clone()).max_encoding_message_size(limits::MESSAGE_BYTES_MAX);
     let mut questions = client.serve(ReceiverStream::new(outbound)).await?.into_inner();
-    while let Some(Question { number, ask }) = questions.message().await? {
-        let said = match ask {
+    while let Some(Question { number, query }) = questions.message().await? {
+        let reply = match query {
             Some(ask) => (answering.0)(&ask),
-            None => Said::Refusal("this gateway does not know the question; it is older than its controller".to_owned()),
+            None => Reply::Refusal("this gateway does not know the question; it is older than its controller".to_owned()),
         };
-        if answers.send(Answer { number, said: Some(said) }).await.is_err() {
+        if answers.send(Answer { number, reply: Some(reply) }).await.is_err() {
             return Ok(());
         }
     }

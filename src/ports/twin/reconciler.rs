@@ -51,7 +51,7 @@ impl TwinReconciler {
     pub(in crate::ports) async fn reconcile(&mut self) {
         let interface = &self.config.name;
         if self.interface.as_ref().is_some_and(|interface| !interface.exists()) {
-            tracing::warn!(interface, "the twin was deleted; it is made again, without the routes that led over it");
+            tracing::warn!(interface, "the twin was deleted; it is created again, without the routes over it");
             (self.interface, self.applied) = (None, None);
         }
         if self.applied == Some(self.wanted) || !self.retry.is_due(Instant::now()) {
@@ -61,7 +61,7 @@ impl TwinReconciler {
             Ok(()) => self.retry = Retry::new(),
             Err(error) => {
                 self.retry.failed(Instant::now());
-                tracing::warn!(interface = self.config.name, %error, "the twin is not as it should be; it is tried again");
+                tracing::warn!(interface = self.config.name, %error, "the twin cannot be configured; retrying");
             }
         }
     }
@@ -72,7 +72,7 @@ impl TwinReconciler {
             None => {
                 let (interface, tap) = Interface::open(&self.config).await?;
                 self.tap.give(tap);
-                tracing::info!(interface = self.config.name, "the twin was made again");
+                tracing::info!(interface = self.config.name, "the twin was created again");
                 self.interface.insert(interface)
             }
         };

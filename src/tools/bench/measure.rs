@@ -157,7 +157,7 @@ fn worker<P: Port>(
         subscriber,
         limits: scenario::config(options, family).flows,
         counters,
-        asks: Arc::new(ArrayQueue::new(64)),
+        neighbour_requests: Arc::new(ArrayQueue::new(64)),
         seed: SEED,
         peers,
         observer: (),

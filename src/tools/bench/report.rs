@@ -94,7 +94,7 @@ pub enum BenchError {
     #[error("core {0} cannot be used: it does not exist or this process may not run on it; see `taskset -p $$`")]
     Core(usize),
     /// A packet left the engine that should not have left like that.
-    #[error("a packet left wrong: {0}; the figures would mean nothing")]
+    #[error("a transmitted packet is wrong: {0}; the figures would mean nothing")]
     Wrong(String),
     /// Packets of known flows were dropped.
     #[error("packets of known flows were dropped ({0}), where none may be; the figures would mean nothing")]

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use dataplane::workers::{Steering, Towards, WorkerId};
+use dataplane::workers::{PacketTarget, Steering, WorkerId};
 use dataplane::{Compiler, Health, Peers, PortQueues, Publisher, Subscriber, Tuple, WorkerCounters};
 use proto::Family;
 
@@ -47,7 +47,7 @@ impl Drop for StartBarrier {
 pub(super) struct WorkerFlows {
     steering: Arc<Steering>,
     /// The part of a client's packet that determines its owner.
-    towards: Towards,
+    towards: PacketTarget,
     me: WorkerId,
 }
 
@@ -82,7 +82,7 @@ pub(super) fn setups<B>(options: &BenchArgs, family: Family) -> Vec<WorkerSetup<
         1 => vec![None],
         _ => Peers::all(&steering, &queues).into_iter().map(Some).collect(),
     };
-    let towards = if options.mode == BenchMode::Dnat { Towards::FrontendOfAddress } else { Towards::Frontend };
+    let towards = if options.mode == BenchMode::Dnat { PacketTarget::FrontendOfAddress } else { PacketTarget::Frontend };
     let missing = Arc::new(AtomicU8::new(options.workers));
     let setup = |(((subscriber, counters), peers), me)| WorkerSetup {
         subscriber,

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
 use dataplane::{
-    Belongs, Buffer, Compiler, Config, Fate, Health, MemoryBuffer, MemoryPort, Network, NoMemory, Observe, Parts, PortIndex,
-    Publisher, TwinQueues, Worker, WorkerCounters,
+    Buffer, Compiler, Config, Health, MemoryBuffer, MemoryPort, Network, NoMemory, Observe, PacketFlow, PacketOutcome, Parts,
+    PortIndex, Publisher, TwinQueues, Worker, WorkerCounters,
 };
 use proto::{ServiceName, State};
 
@@ -37,7 +37,7 @@ const SEED: u64 = 0x5eed;
 pub(super) struct Verdict {
     /// The number of the packet.
     pub(super) packet: u64,
-    pub(super) fate: Fate,
+    pub(super) outcome: PacketOutcome,
     pub(super) flow: Option<Flow>,
 }
 
@@ -51,12 +51,12 @@ pub(super) struct Flow {
 
 /// Records the observations of the worker.
 #[derive(Debug, Default)]
-struct Log(Vec<(u64, Fate, Option<Belongs>)>);
+struct Log(Vec<(u64, PacketOutcome, Option<PacketFlow>)>);
 
 impl Observe<MemoryBuffer> for Log {
-    fn observe(&mut self, buffer: &MemoryBuffer, fate: Fate, belongs: impl FnOnce() -> Option<Belongs>) {
+    fn observe(&mut self, buffer: &MemoryBuffer, outcome: PacketOutcome, belongs: impl FnOnce() -> Option<PacketFlow>) {
         if buffer.id != 0 {
-            self.0.push((buffer.id, fate, belongs()));
+            self.0.push((buffer.id, outcome, belongs()));
         }
     }
 }
@@ -88,7 +88,7 @@ impl Gateway {
             subscriber: subscribers.remove(0),
             limits,
             counters: counters.clone(),
-            asks: Arc::new(ArrayQueue::new(1)),
+            neighbour_requests: Arc::new(ArrayQueue::new(1)),
             seed: SEED,
             peers: None,
             observer: Log::default(),
@@ -178,13 +178,13 @@ impl Gateway {
             }
         }
         let snapshot = self.publisher.current();
-        for (packet, fate, belongs) in self.worker.observer_mut().0.drain(..) {
+        for (packet, outcome, belongs) in self.worker.observer_mut().0.drain(..) {
             let flow = belongs.and_then(|belongs| {
                 let backend = snapshot.backend(belongs.backend)?;
                 let frontend = SocketAddr::new(belongs.vip, belongs.port);
                 Some(Flow { service: backend.service.clone(), frontend, backend: backend.address })
             });
-            self.verdicts.push_back(Verdict { packet, fate, flow });
+            self.verdicts.push_back(Verdict { packet, outcome, flow });
         }
         Ok(())
     }

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Write};
 
-use dataplane::{Fate, PortConfig, PortIndex};
+use dataplane::{PacketOutcome, PortConfig, PortIndex};
 use serde::Serialize;
 
 use super::gateway::Verdict;
@@ -66,11 +66,11 @@ impl VerdictReport {
     }
 
     fn write_line(&mut self, port: PortIndex, verdict: &Verdict, out: &mut impl Write) -> io::Result<()> {
-        let (word, drop, out_port) = match verdict.fate {
-            Fate::Forward(port) => ("forward", None, Some(port)),
-            Fate::Linux(port) => ("linux", None, Some(port)),
-            Fate::Reply(port) => ("reply", None, Some(port)),
-            Fate::Drop(reason) => ("drop", Some(reason.as_str()), None),
+        let (word, drop, out_port) = match verdict.outcome {
+            PacketOutcome::Forward(port) => ("forward", None, Some(port)),
+            PacketOutcome::Linux(port) => ("linux", None, Some(port)),
+            PacketOutcome::Reply(port) => ("reply", None, Some(port)),
+            PacketOutcome::Drop(reason) => ("drop", Some(reason.as_str()), None),
         };
         *self.counts.entry((word, drop.unwrap_or_default())).or_default() += 1;
         if !self.json {
@@ -119,12 +119,12 @@ mod tests {
         VerdictReport::new(&[port("uplink"), port("cluster")], json)
     }
 
-    fn verdict(packet: u64, fate: Fate) -> Verdict {
-        Verdict { packet, fate, flow: None }
+    fn verdict(packet: u64, outcome: PacketOutcome) -> Verdict {
+        Verdict { packet, outcome, flow: None }
     }
 
-    const FORWARD: Fate = Fate::Forward(PortIndex(1));
-    const UNRESOLVED: Fate = Fate::Drop(DropReason::NeighbourUnresolved);
+    const FORWARD: PacketOutcome = PacketOutcome::Forward(PortIndex(1));
+    const UNRESOLVED: PacketOutcome = PacketOutcome::Drop(DropReason::NeighbourUnresolved);
 
     #[test]
     fn a_line_tells_all_that_is_known() {
@@ -136,7 +136,7 @@ mod tests {
             frontend: "192.0.2.100:80".parse().unwrap(),
             backend: "10.0.0.11:8080".parse().unwrap(),
         };
-        report.take([Verdict { packet: 1, fate: FORWARD, flow: Some(flow) }].into_iter(), &mut out).unwrap();
+        report.take([Verdict { packet: 1, outcome: FORWARD, flow: Some(flow) }].into_iter(), &mut out).unwrap();
         let expected = concat!(
             r#"{"packet":1,"in":"uplink","verdict":"forward","drop":null,"service":"default/web","#,
             r#""frontend":"192.0.2.100:80","backend":"10.0.0.11:8080","out":"cluster"}"#,
@@ -167,9 +167,9 @@ mod tests {
     fn without_lines_there_are_counts() {
         let mut report = report(false);
         let mut out = Vec::new();
-        for fate in [FORWARD, FORWARD, UNRESOLVED] {
+        for outcome in [FORWARD, FORWARD, UNRESOLVED] {
             let packet = report.arrived(PortIndex(0));
-            report.take([verdict(packet, fate)].into_iter(), &mut out).unwrap();
+            report.take([verdict(packet, outcome)].into_iter(), &mut out).unwrap();
         }
         report.finish(&mut out).unwrap();
         let text = String::from_utf8(out).unwrap();

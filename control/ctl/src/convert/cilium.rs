@@ -6,8 +6,8 @@ use serde::Deserialize;
 
 use super::input::ConvertError;
 use super::input::Found;
+use super::pool::{ConvertedPool, addresses};
 use super::selectors::NAMESPACE_NAME;
-use super::{Converted, addresses};
 use objects::crd::{AddressPoolSpec, AnnounceKind};
 
 const GROUP: &str = "cilium.io";
@@ -45,7 +45,7 @@ struct Block {
 }
 
 /// Converts the pools; adds notes for settings without equivalent.
-pub(super) fn pools(found: &[Found], notes: &mut Vec<String>) -> Result<Vec<Converted>, ConvertError> {
+pub(super) fn pools(found: &[Found], notes: &mut Vec<String>) -> Result<Vec<ConvertedPool>, ConvertError> {
     let of = |kind: &str| found.iter().any(|object| object.is(GROUP, kind));
     let l2 = of("CiliumL2AnnouncementPolicy");
     let routed = of("CiliumBGPAdvertisement") || of("CiliumBGPPeeringPolicy") || of("CiliumBGPClusterConfig");
@@ -86,7 +86,7 @@ fn no_equivalent(kind: &str) -> Option<&'static str> {
     })
 }
 
-fn pool(object: &Found, announce: AnnounceKind, notes: &mut Vec<String>) -> Result<Option<Converted>, ConvertError> {
+fn pool(object: &Found, announce: AnnounceKind, notes: &mut Vec<String>) -> Result<Option<ConvertedPool>, ConvertError> {
     let title = object.title();
     let pool = object.typed::<CiliumPool>()?.spec;
     let mut note = |text: String| notes.push(format!("{}: {title}{text}", object.place));
@@ -121,7 +121,7 @@ fn pool(object: &Found, announce: AnnounceKind, notes: &mut Vec<String>) -> Resu
         ..AddressPoolSpec::default()
     };
     let name = object.metadata.name.clone().unwrap_or_default();
-    Ok(Some(Converted { place: object.place.clone(), origin: title, name, spec }))
+    Ok(Some(ConvertedPool { place: object.place.clone(), origin: title, name, spec }))
 }
 
 /// A block as a range in our format.

@@ -8,8 +8,8 @@ use serde::Deserialize;
 
 use super::input::ConvertError;
 use super::input::Found;
+use super::pool::{ConvertedPool, addresses};
 use super::selectors::{any_of, named};
-use super::{Converted, addresses};
 use objects::crd::{AddressPoolSpec, AnnounceKind, PRIORITY_MAX};
 
 const GROUP: &str = "metallb.io";
@@ -85,7 +85,7 @@ impl Advertised<'_> {
 }
 
 /// Converts the pools; adds notes for settings without equivalent.
-pub(super) fn pools(found: &[Found], notes: &mut Vec<String>) -> Result<Vec<Converted>, ConvertError> {
+pub(super) fn pools(found: &[Found], notes: &mut Vec<String>) -> Result<Vec<ConvertedPool>, ConvertError> {
     let mut advertised = Vec::new();
     for object in found.iter().filter(|object| object.group == GROUP) {
         match object.kind.as_str() {
@@ -115,7 +115,7 @@ pub(super) fn pools(found: &[Found], notes: &mut Vec<String>) -> Result<Vec<Conv
     Ok(pools)
 }
 
-fn pool(object: &Found, advertised: &[Advertised<'_>], notes: &mut Vec<String>) -> Result<Option<Converted>, ConvertError> {
+fn pool(object: &Found, advertised: &[Advertised<'_>], notes: &mut Vec<String>) -> Result<Option<ConvertedPool>, ConvertError> {
     let title = object.title();
     let pool = object.typed::<MetallbObject<MetallbPool>>()?.spec;
     let Allocation { priority, namespaces, mut namespace_selectors, service_selectors } =
@@ -143,7 +143,7 @@ fn pool(object: &Found, advertised: &[Advertised<'_>], notes: &mut Vec<String>) 
         ..AddressPoolSpec::default()
     };
     let name = object.metadata.name.clone().unwrap_or_default();
-    Ok(Some(Converted { place: object.place.clone(), origin: title, name, spec }))
+    Ok(Some(ConvertedPool { place: object.place.clone(), origin: title, name, spec }))
 }
 
 fn announce(object: &Found, protocol: Option<&str>, advertised: &[Advertised<'_>], notes: &mut Vec<String>) -> AnnounceKind {

@@ -85,7 +85,7 @@ pub enum SpecError {
         expected: String,
     },
     /// An invalid client prefix.
-    #[error("{place}: found {found:?}, expected a CIDR such as 192.0.2.0/24; nobody is let in until it is corrected")]
+    #[error("{place}: found {found:?}, expected a CIDR such as 192.0.2.0/24; no client is admitted until it is corrected")]
     SourceRange {
         /// Field or annotation.
         place: String,

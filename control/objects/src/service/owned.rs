@@ -16,7 +16,7 @@ use crate::status::{Condition, ConditionType, Ingress, IpMode, PortStatus};
 
 /// The parts of an object that are ours.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct OwnedParts {
     /// `status.loadBalancer.ingress`, without entries that have no address.
     pub ingress: Vec<Ingress>,
     /// Our conditions.
@@ -27,7 +27,7 @@ pub struct Held {
     pub group: Option<String>,
 }
 
-impl Held {
+impl OwnedParts {
     /// Parses an object.
     #[must_use]
     pub fn of(service: &Service) -> Self {
@@ -120,7 +120,7 @@ pub struct Leftover {
     /// Whether our field manager wrote its addresses.
     pub status_is_ours: bool,
     /// Its content.
-    pub held: Held,
+    pub held: OwnedParts,
 }
 
 impl Leftover {
@@ -131,7 +131,7 @@ impl Leftover {
         let fields = service.spec.as_ref();
         let is_load_balancer = fields.and_then(|fields| fields.type_.as_deref()) == Some("LoadBalancer");
         let is_deleted = metadata.deletion_timestamp.is_some();
-        let held = Held::of(service);
+        let held = OwnedParts::of(service);
         let status_is_ours = writers(service).0;
         let is_ours = held.has_marks() || (!held.ingress.is_empty() && status_is_ours);
         if !is_ours || (is_load_balancer && !is_deleted) {
@@ -177,11 +177,12 @@ mod tests {
     #[test]
     fn only_what_is_ours_is_read() {
         let finalizers = json!({"finalizers": ["example.com/other", "sluice.dev/load-balancer-cleanup"]});
-        let held = Held::of(&service("LoadBalancer", &finalizers, &["sluice.dev/Programmed", "example.com/Ready"]));
+        let held = OwnedParts::of(&service("LoadBalancer", &finalizers, &["sluice.dev/Programmed", "example.com/Ready"]));
         assert!(held.finalizer && held.has_marks());
         assert_eq!(held.conditions.keys().collect::<Vec<_>>(), [&ConditionType::Programmed]);
-        let held = Held::of(&service("LoadBalancer", &json!({"finalizers": ["example.com/other"]}), &["example.com/Ready"]));
-        assert_eq!(held, Held::default());
+        let held =
+            OwnedParts::of(&service("LoadBalancer", &json!({"finalizers": ["example.com/other"]}), &["example.com/Ready"]));
+        assert_eq!(held, OwnedParts::default());
     }
 
     #[test]

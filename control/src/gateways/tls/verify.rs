@@ -12,6 +12,10 @@ use rustls::{CertificateError, DigitallySignedStruct, Error, PeerIncompatible, R
 
 use super::identity::{CONTROLLER, Identity, identities};
 
+pub(super) fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
 #[derive(Debug)]
 pub(super) struct ControllerVerifier {
     roots: Arc<RootCertStore>,
@@ -21,7 +25,7 @@ pub(super) struct ControllerVerifier {
 
 impl ControllerVerifier {
     pub(super) fn new(roots: Arc<RootCertStore>, group: &str) -> Self {
-        Self { roots, wanted: Identity::new(group, CONTROLLER), provider: super::provider() }
+        Self { roots, wanted: Identity::new(group, CONTROLLER), provider: provider() }
     }
 
     pub(super) fn check(

@@ -31,7 +31,7 @@ struct HeldLease {
 /// Result of an attempt that the server answered.
 enum Answer {
     /// This replica holds the Lease, by a request sent at the start of the attempt.
-    Held(Lease),
+    OwnedParts(Lease),
     /// The renewal conflicted with a version that is also ours: the answer to an earlier renewal was lost.
     Newer(Lease),
     /// Another replica holds it, or none does yet.
@@ -58,7 +58,7 @@ pub async fn elect(
             None => break,
             Some(Ok(Ok(answer))) => {
                 retry.succeeded();
-                if matches!(answer, Answer::Held(_)) {
+                if matches!(answer, Answer::OwnedParts(_)) {
                     wait = RENEWED_EVERY;
                 }
                 take(answer, (started, &candidate), &mut held, leadership);
@@ -67,7 +67,7 @@ pub async fn elect(
             Some(Err(_)) => _ = retry.failed(ApiError::Unreachable("it does not answer".to_owned()), Instant::now()),
         }
         if held.as_ref().is_some_and(|held| Instant::now() >= held.renewed_at + LED_AT_MOST) {
-            warn!("the Lease could not be renewed for {LED_AT_MOST:?}; not leading any more, gateways keep their state");
+            warn!("the Lease could not be renewed for {LED_AT_MOST:?}; no longer leading, gateways keep their state");
             held = None;
             leadership.send_replace(Leadership::Following(None));
         }
@@ -83,8 +83,8 @@ pub async fn elect(
         let (parameters, released) = (post_params(), candidate.release(&held.lease));
         let release = leases.replace(&candidate.lease, &parameters, &released);
         match tokio::time::timeout(RELEASE_MAX, release).await {
-            Ok(Ok(_)) => info!("gave the Lease back"),
-            _ => warn!("the Lease could not be given back; another replica leads once it has run out"),
+            Ok(Ok(_)) => info!("released the Lease"),
+            _ => warn!("the Lease could not be released; another replica leads once it expires"),
         }
     }
 }
@@ -104,7 +104,7 @@ fn take(
     leadership: &watch::Sender<Leadership>,
 ) {
     match answer {
-        Answer::Held(lease) => {
+        Answer::OwnedParts(lease) => {
             let is_new = held.is_none();
             let epoch = lease::epoch(&lease);
             *held = Some(HeldLease { lease, renewed_at: sent_at });
@@ -122,7 +122,7 @@ fn take(
         Answer::NotOurs(lease) => {
             let leader = lease.as_ref().and_then(|lease| candidate.leader(lease, Instant::now()));
             if held.take().is_some() {
-                warn!("somebody else took the Lease; not leading any more");
+                warn!("another replica acquired the Lease; no longer leading");
             }
             let now = Leadership::Following(leader);
             leadership.send_if_modified(|was| {
@@ -141,7 +141,7 @@ async fn attempt(leases: &Api<Lease>, candidate: &mut LeaseCandidate, held: Opti
     if let Some(held) = held {
         match leases.replace(&candidate.lease, &post_params(), &candidate.renew(&held.lease)).await {
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
-            result => return result.map(Answer::Held),
+            result => return result.map(Answer::OwnedParts),
         }
     }
     let Some(now) = leases.get_opt(&candidate.lease).await? else {
@@ -150,7 +150,7 @@ async fn attempt(leases: &Api<Lease>, candidate: &mut LeaseCandidate, held: Opti
         }
         return match leases.create(&post_params(), &candidate.create()).await {
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(Answer::NotOurs(None)),
-            result => result.map(Answer::Held),
+            result => result.map(Answer::OwnedParts),
         };
     };
     if held.is_some_and(|held| candidate.holds(&held.lease, &now)) {
@@ -162,6 +162,6 @@ async fn attempt(leases: &Api<Lease>, candidate: &mut LeaseCandidate, held: Opti
     let Some(taken) = candidate.take(&now, Instant::now()) else { return Ok(Answer::NotOurs(Some(now))) };
     match leases.replace(&candidate.lease, &post_params(), &taken).await {
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(Answer::NotOurs(None)),
-        result => result.map(Answer::Held),
+        result => result.map(Answer::OwnedParts),
     }
 }

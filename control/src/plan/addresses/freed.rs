@@ -21,7 +21,7 @@ const TOGETHER: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, Default)]
 pub(super) struct Freed {
     /// Former holders of each address.
-    of: BTreeMap<IpAddr, BTreeMap<ServiceName, Kept>>,
+    of: BTreeMap<IpAddr, BTreeMap<ServiceName, Reservation>>,
     /// Former addresses of each Service.
     by: BTreeMap<ServiceName, BTreeSet<IpAddr>>,
     /// Ordered by expiry.
@@ -33,7 +33,7 @@ pub(super) struct Freed {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Kept {
+struct Reservation {
     until: Instant,
     /// Counter of the first state without it; `None` until that state exists.
     gone_in: Option<u64>,
@@ -54,7 +54,7 @@ impl Freed {
     /// Reserves `address` with the given expiry, as a previous leader did.
     pub(super) fn put_until(&mut self, address: IpAddr, service: &ServiceName, until: Instant) {
         self.revision += 1;
-        self.of.entry(address).or_default().insert(service.clone(), Kept { until, gone_in: None });
+        self.of.entry(address).or_default().insert(service.clone(), Reservation { until, gone_in: None });
         self.by.entry(service.clone()).or_default().insert(address);
         self.order.insert((until, address, service.clone()));
         self.unpublished.push((address, service.clone()));
@@ -120,7 +120,8 @@ impl Freed {
     /// The address freed first among those that are `wanted` and that every connected gateway has removed.
     pub(super) fn oldest(&self, reached: Option<u64>, wanted: impl Fn(IpAddr) -> bool) -> Option<IpAddr> {
         let is_gone = |address: IpAddr| {
-            let is_out = |kept: &Kept| reached.is_none_or(|reached| kept.gone_in.is_some_and(|counter| counter <= reached));
+            let is_out =
+                |kept: &Reservation| reached.is_none_or(|reached| kept.gone_in.is_some_and(|counter| counter <= reached));
             self.of.get(&address).is_some_and(|holders| holders.values().all(is_out))
         };
         self.order.iter().map(|(_, address, _)| *address).find(|address| wanted(*address) && is_gone(*address))

@@ -57,7 +57,7 @@ impl Holders {
         self.of.iter().map(|(service, addresses)| (service, addresses.as_slice()))
     }
 
-    /// Held addresses from `first` to `last`, both included.
+    /// OwnedParts addresses from `first` to `last`, both included.
     pub(super) fn within(&self, first: IpAddr, last: IpAddr) -> impl Iterator<Item = IpAddr> {
         self.addresses_held.range(first..=last).map(|(address, _)| *address)
     }
@@ -156,7 +156,7 @@ impl Holders {
         self.namespaces.get(namespace).is_some_and(|addresses| addresses.contains_key(&address))
     }
 
-    /// Held addresses outside every pool, each with the announcement method of its former pool. Remembers the method of the
+    /// OwnedParts addresses outside every pool, each with the announcement method of its former pool. Remembers the method of the
     /// current pool of all others.
     pub(super) fn outside(&mut self, pools: &Pools) -> Vec<(IpAddr, Option<Announce>)> {
         let mut outside = Vec::new();

@@ -9,7 +9,7 @@ use proto::{AddressRange, Family};
 use crate::plan::pools::Pools;
 use objects::PoolSpec;
 
-/// Addresses examined for one Service before the search fails. Held and reserved addresses of 65,536 Services in two
+/// Addresses examined for one Service before the search fails. OwnedParts and reserved addresses of 65,536 Services in two
 /// families, and those of gateways and nodes, are fewer than this.
 const SEARCH_MAX: usize = 524_288;
 

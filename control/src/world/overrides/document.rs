@@ -103,7 +103,7 @@ impl Overrides {
             let Some((name, address)) = weighed(&service, &backend) else {
                 return Err(DocumentError::Weighed { service, backend });
             };
-            overrides.set_weight(name, address, Weight { weight, said: Author::read(by, &at)? })?;
+            overrides.set_weight(name, address, Weight { weight, author: Author::read(by, &at)? })?;
         }
         Ok(overrides)
     }
@@ -119,8 +119,8 @@ impl Overrides {
             service: service.to_string(),
             backend: backend.to_string(),
             weight: set.weight,
-            by: set.said.by.clone(),
-            at: set.said.at(),
+            by: set.author.by.clone(),
+            at: set.author.at(),
         };
         let drains = self.drains().iter().map(drain).collect();
         let document = Document { version: VERSION, drains, weights: weights.map(weighed).collect() };
@@ -135,12 +135,12 @@ fn weighed(service: &str, backend: &str) -> Option<(ServiceName, SocketAddr)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::world::overrides::tests::{drained, said};
+    use crate::world::overrides::tests::{author, drained};
 
     #[test]
     fn what_is_written_reads_back() {
         let mut overrides = drained(&["backend/10.0.0.1:80", "backend/fd00::1", "node/worker-1", "gateway/edge: 1 #"]);
-        let weight = Weight { weight: 7, said: said("bob \"x\"\n: y") };
+        let weight = Weight { weight: 7, author: author("bob \"x\"\n: y") };
         overrides.set_weight(ServiceName::new("shop", "web"), "[fd00::1]:80".parse().unwrap(), weight).unwrap();
         let text = overrides.to_text().unwrap();
         assert_eq!(Overrides::from_text(&text).unwrap(), overrides, "{text}");

@@ -32,8 +32,8 @@ fn served(snapshot: &Snapshot) -> Vec<String> {
 }
 
 /// Two services that share a target, reached by a router and on-link.
-fn desk() -> Desk {
-    let mut desk = Desk::new();
+fn desk() -> Rig {
+    let mut desk = Rig::new();
     desk.put(service("web", "192.0.2.100", &["10.0.0.11:80", "10.0.0.12:80", "10.0.0.13:80"]));
     desk.put(service("dns", "192.0.2.101", &["10.0.0.11:80", "10.9.0.12:80"]));
     desk.put(service("gone", "192.0.2.102", &["10.0.0.19:80"]));
@@ -43,7 +43,7 @@ fn desk() -> Desk {
 }
 
 /// A state that a panic may leave: the new network is stored but not applied, services and backends are half removed.
-fn break_apart(desk: &mut Desk) {
+fn break_apart(desk: &mut Rig) {
     let compiler = &mut desk.compiler;
     compiler.is_whole = false;
     compiler.ways.follow(&desk.network);
@@ -80,7 +80,7 @@ fn after_a_panic_the_next_compilation_begins_with_the_whole_state_and_every_slot
     assert_eq!(next_hop.map(|hop| hop.address), Some(ip("10.0.0.251")), "through the new router");
 
     // Equal to the result of a compiler that has never seen anything else.
-    let mut other = Desk::new();
+    let mut other = Rig::new();
     (other.state, other.network) = (desk.state.clone(), desk.network.clone());
     let other = other.compile();
     assert_eq!(served(&after), served(&other));

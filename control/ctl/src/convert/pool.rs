@@ -1,0 +1,25 @@
+//! A converted pool, as the converters of both products produce it.
+
+use objects::crd::AddressPoolSpec;
+use proto::AddressRange;
+
+use super::input::{ConvertError, Found, SourcePosition};
+
+/// A converted pool and its origin.
+#[derive(Clone, Debug)]
+pub(super) struct ConvertedPool {
+    pub(super) place: SourcePosition,
+    pub(super) origin: String,
+    pub(super) name: String,
+    pub(super) spec: AddressPoolSpec,
+}
+
+/// The ranges in our format: CIDRs stay, blanks are removed.
+pub(super) fn addresses<'a>(found: &Found, texts: impl Iterator<Item = &'a str>) -> Result<Vec<String>, ConvertError> {
+    let trimmed = texts.map(|text| text.split('-').map(str::trim).collect::<Vec<_>>().join("-"));
+    let checked = trimmed.map(|text| match text.parse::<AddressRange>() {
+        Ok(_) => Ok(text),
+        Err(error) => Err(found.place.error(format!("{}: {error}", found.title()))),
+    });
+    checked.collect()
+}
