@@ -553,7 +553,7 @@ mod tests {
         let names = || vec!["edge-1".to_owned()];
         let answer = async {
             loop {
-                match controller.fleet.ask(names(), &ask).await.remove(0).1 {
+                match controller.fleet.ask(names(), &query).await.remove(0).1 {
                     Err(SilentError::NoOffer) => tokio::task::yield_now().await,
                     answer => return answer,
                 }
