@@ -26,8 +26,8 @@ use crate::world::World;
 use crate::world::change::Change;
 use crate::world::checkpoint::Checkpoint;
 
-/// Interval at which standing notes are checked; a note is repeated when it is due.
-const STANDING_EVERY: Duration = Duration::from_secs(60);
+/// Interval at which current notes are checked; a note is repeated when it is due.
+const NOTES_CHECKED_EVERY: Duration = Duration::from_secs(60);
 
 /// What the planners of all terms of leadership share with other tasks.
 #[derive(Clone)]
@@ -56,7 +56,7 @@ impl Planner {
         let (mut world, mut memory) = (World::default(), Memory::default());
         let (mut again_at, mut planned_at): (_, Option<Instant>) = (None, None);
         let mut disallowed = DisallowedExternalIps::default();
-        let mut standing = tokio::time::interval(STANDING_EVERY);
+        let mut note_checks = tokio::time::interval(NOTES_CHECKED_EVERY);
         let (mut beats, beating) = (tokio::time::interval(BEAT_EVERY), self.shared.heartbeat.start());
         let mut gateways = self.shared.gateways.subscribe();
         gateways.mark_changed();
@@ -75,8 +75,8 @@ impl Planner {
                     }
                 }
                 () = tokio::time::sleep_until(again_at.unwrap_or_else(Instant::now)), if again_at.is_some() => {}
-                _ = standing.tick() => {
-                    memory.standing().iter().for_each(|note| self.shared.recorder.repeat(note, uid(&world, note).as_deref()));
+                _ = note_checks.tick() => {
+                    memory.current_notes().iter().for_each(|note| self.shared.recorder.repeat(note, uid(&world, note).as_deref()));
                     continue;
                 }
             }
@@ -132,7 +132,7 @@ impl Planner {
     /// Examines pool objects only if they or the usage figures have changed.
     fn tell_of_pools(&self, world: &World, uses: &Arc<Vec<PoolUse>>) {
         self.shared.pools.send_if_modified(|told| {
-            let revision = world.pools_revision();
+            let revision = world.revisions().pools;
             let is_other = told.revision != revision || (!Arc::ptr_eq(&told.uses, uses) && told.uses != *uses);
             if is_other {
                 *told = PoolsReport { uses: Arc::clone(uses), revision, objects: Arc::new(world.pools().clone()) };

@@ -6,13 +6,12 @@
 //! connected gateway has removed it. Time is an argument.
 //! Deliberately not here: writing addresses to objects, and `externalIPs`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use proto::{Announce, Family, Reason, Refusal, ServiceName};
 
-use crate::plan::forbidden::Forbidden;
 use crate::plan::pools::Pools;
 use crate::world::checkpoint::Reserved;
 use objects::PoolSpec;
@@ -79,13 +78,8 @@ impl Allocations {
     }
 
     /// The reserved addresses, and a revision that grows when they change.
-    pub fn reserved(&self) -> (u64, impl Iterator<Item = Reserved>) {
-        let reserved = |(until, address, service): &(Instant, IpAddr, ServiceName)| Reserved {
-            address: *address,
-            service: service.clone(),
-            until: *until,
-        };
-        (self.freed.revision(), self.freed.iter().map(reserved))
+    pub const fn reserved(&self) -> (u64, &BTreeSet<Reserved>) {
+        (self.freed.revision, &self.freed.reservations)
     }
 
     /// Records that the state with this counter contains none of the addresses freed so far.
@@ -108,12 +102,6 @@ impl Allocations {
     /// Allocated addresses outside every pool, each with the announcement method of its former pool.
     pub fn outside(&mut self, pools: &Pools) -> Vec<(IpAddr, Option<Announce>)> {
         self.holders.outside(pools)
-    }
-
-    /// Usage figures of every pool.
-    #[must_use]
-    pub fn account(&self, pools: &Pools, forbidden: &Forbidden) -> Vec<PoolUse> {
-        account::account(pools, &self.holders, forbidden)
     }
 
     fn release_what_nobody_claims(&mut self, claims: &[Claim], now: Instant) {
@@ -155,15 +143,15 @@ impl Allocations {
     /// Re-checks Services whose ports or sharing terms changed, after all unchanged ones, so that a change of one Service
     /// never moves another. A Service that no longer fits beside the other holders loses its address.
     fn recheck(&mut self, order: &[&Claim], outcomes: &mut [Allocation], rules: Rules<'_>) {
-        let mut standing = Vec::new();
+        let mut rechecked = Vec::new();
         for (claim, outcome) in order.iter().zip(outcomes) {
             if claim.is_readable() && !self.holders.is_recorded_as(claim) {
                 let addresses = self.holders.of(&claim.service).to_vec();
                 addresses.iter().for_each(|address| self.holders.remove(*address, &claim.service));
-                standing.push((claim, addresses, outcome));
+                rechecked.push((claim, addresses, outcome));
             }
         }
-        for (claim, addresses, outcome) in standing {
+        for (claim, addresses, outcome) in rechecked {
             for address in addresses {
                 let pool = rules.pools.holding(address);
                 match self.holders.refuse(address, claim, pool) {
@@ -396,8 +384,8 @@ fn admitting(claim: &Claim, pools: &Pools) -> Result<Vec<usize>, Refusal> {
         _ if !found.is_empty() => Ok(found),
         (Some(named), Some(why)) => refused(format!("pool {named} is asked for, but {why}; ask for another one")),
         (Some(named), None) => {
-            let clash = pools.states().iter().find(|standing| standing.name == *named).and_then(|found| found.clash.clone());
-            let why = clash.map_or_else(|| "does not exist".to_owned(), |clash| format!("is not used: {clash}"));
+            let conflict = pools.states().iter().find(|pool| pool.name == *named).and_then(|found| found.conflict.clone());
+            let why = conflict.map_or_else(|| "does not exist".to_owned(), |conflict| format!("is not used: {conflict}"));
             refused(format!("pool {named} is asked for, but {why}; ask for one of {}", pools.names()))
         }
         (None, Some(why)) => refused(format!("no pool gives it an address: {why}")),
@@ -412,6 +400,16 @@ fn misplaced(claim: &Claim, address: IpAddr, rules: Rules<'_>) -> Option<String>
         return Some(format!("lies in pool {}, and pool {named} is asked for", pool.name));
     }
     refuses(pool, claim).filter(|_| claim.readdress || claim.internal).map(|why| format!("would not be given to it: {why}"))
+}
+
+/// Removes a value of a key, and the key with its last value.
+fn remove_from<K: Ord, V: Ord>(sets: &mut BTreeMap<K, BTreeSet<V>>, key: &K, value: &V) {
+    if let Some(set) = sets.get_mut(key) {
+        set.remove(value);
+        if set.is_empty() {
+            sets.remove(key);
+        }
+    }
 }
 
 fn limit_text(claim: &Claim, pool: &PoolSpec) -> String {

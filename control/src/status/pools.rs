@@ -78,13 +78,13 @@ pub async fn write_pools(cluster: &Cluster, mut told: watch::Receiver<PoolsRepor
 /// The statuses that differ from the known content of their objects.
 fn due(told: &PoolsReport, known: &mut LastStatuses, now: Timestamp) -> Vec<(String, AddressPoolStatus)> {
     let mut due = Vec::new();
-    for one in told.uses.iter().filter(|one| one.is_object) {
-        let Some(object) = told.objects.get(&one.name) else { continue };
+    for one in told.uses.iter().filter(|one| one.state.is_object) {
+        let Some(object) = told.objects.get(&one.state.name) else { continue };
         let of_object = || (object.metadata.uid.clone(), object.status.clone().unwrap_or_default());
-        let (_, before) = known.entry(one.name.clone()).or_insert_with(of_object);
+        let (_, before) = known.entry(one.state.name.clone()).or_insert_with(of_object);
         let status = status(one, object.metadata.generation, before, now);
         if status != *before {
-            due.push((one.name.clone(), status));
+            due.push((one.state.name.clone(), status));
         }
     }
     due
@@ -103,12 +103,12 @@ fn status(one: &PoolUse, generation: Option<i64>, before: &AddressPoolStatus, no
             observed_generation: generation,
         }
     };
-    let conflict = match &one.conflict {
+    let conflict = match &one.state.conflict {
         Some(why) => condition("Conflict", true, "Conflict", format!("the pool is not used: {why}")),
         None => condition("Conflict", false, "Used", String::new()),
     };
     let left_out: Vec<String> = one.exhausted().map(|family| family.to_string()).collect();
-    let exhausted = if one.conflict.is_some() {
+    let exhausted = if one.state.conflict.is_some() {
         condition("Exhausted", true, "NotUsed", "none of its addresses is given: the pool is not used".to_owned())
     } else if left_out.is_empty() {
         condition("Exhausted", false, "SomeLeft", String::new())
@@ -117,9 +117,9 @@ fn status(one: &PoolUse, generation: Option<i64>, before: &AddressPoolStatus, no
         condition("Exhausted", true, "NoneLeft", text)
     };
     AddressPoolStatus {
-        total: Some(one.told(|figures| figures.total)),
-        used: Some(one.told(|figures| figures.used)),
-        available: Some(one.told(|figures| figures.available)),
+        total: Some(one.text_of(|figures| figures.total)),
+        used: Some(one.text_of(|figures| figures.used)),
+        available: Some(one.text_of(|figures| figures.available)),
         conditions: vec![conflict, exhausted],
     }
 }
@@ -128,16 +128,19 @@ fn status(one: &PoolUse, generation: Option<i64>, before: &AddressPoolStatus, no
 mod tests {
     use super::*;
     use crate::plan::addresses::Figures;
+    use crate::plan::pools::PoolState;
 
     fn told(available: u128, conflict: Option<&str>) -> PoolsReport {
         let one = PoolUse {
-            name: "edge".to_owned(),
-            is_object: true,
+            state: PoolState {
+                name: "edge".to_owned(),
+                is_object: true,
+                conflict: conflict.map(str::to_owned),
+                ..PoolState::default()
+            },
             families: vec![(proto::Family::V6, Figures { total: 1 << 64, used: 0, available })],
-            conflict: conflict.map(str::to_owned),
-            ..PoolUse::default()
         };
-        let of_file = PoolUse { name: "default".to_owned(), ..PoolUse::default() };
+        let of_file = PoolUse { state: PoolState { name: "default".to_owned(), ..PoolState::default() }, families: Vec::new() };
         let object: AddressPool = serde_json::from_value(json!({"apiVersion": "sluice.dev/v1beta1", "kind": "AddressPool",
             "metadata": {"name": "edge", "uid": "u", "generation": 3}, "spec": {"addresses": ["2001:db8::/64"]}}))
         .unwrap();

@@ -37,15 +37,15 @@ pub struct Decided {
     pub tables: BTreeMap<TableKey, u32>,
 }
 
-/// A freed address that is reserved for its former holder.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A freed address that is reserved for its former holder. Reservations are ordered by expiry.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Reserved {
+    /// End of the reservation.
+    pub until: Instant,
     /// The address.
     pub address: IpAddr,
     /// Its former holder.
     pub service: ServiceName,
-    /// End of the reservation.
-    pub until: Instant,
 }
 
 /// A checkpoint. Successive checkpoints share unchanged parts.

@@ -8,10 +8,10 @@ use std::net::IpAddr;
 
 use proto::{Announce, Family, ServiceName};
 
-use crate::plan::addresses::claim::{Claim, Port, Terms};
+use super::claim::{Claim, Port, Terms};
+use super::remove_from;
 use crate::plan::pools::Pools;
-use objects::PoolSpec;
-use objects::Sharing;
+use objects::{PoolSpec, Sharing};
 
 /// The complete set.
 #[derive(Clone, Debug, Default)]
@@ -57,7 +57,7 @@ impl Holders {
         self.of.iter().map(|(service, addresses)| (service, addresses.as_slice()))
     }
 
-    /// OwnedParts addresses from `first` to `last`, both included.
+    /// Held addresses from `first` to `last`, both included.
     pub(super) fn within(&self, first: IpAddr, last: IpAddr) -> impl Iterator<Item = IpAddr> {
         self.addresses_held.range(first..=last).map(|(address, _)| *address)
     }
@@ -117,12 +117,8 @@ impl Holders {
         count_down(&mut shared.terms, &terms);
         if let Some(Sharing { key, .. }) = holder.sharing
             && !shared.terms.keys().any(|terms| terms.sharing.as_ref().is_some_and(|sharing| sharing.key == key))
-            && let Some(addresses) = self.keys.get_mut(&key)
         {
-            addresses.remove(&address);
-            if addresses.is_empty() {
-                self.keys.remove(&key);
-            }
+            remove_from(&mut self.keys, &key, &address);
         }
         if shared.holders.is_empty() {
             self.addresses_held.remove(&address);
@@ -156,7 +152,7 @@ impl Holders {
         self.namespaces.get(namespace).is_some_and(|addresses| addresses.contains_key(&address))
     }
 
-    /// OwnedParts addresses outside every pool, each with the announcement method of its former pool. Remembers the method of the
+    /// Held addresses outside every pool, each with the announcement method of its former pool. Remembers the method of the
     /// current pool of all others.
     pub(super) fn outside(&mut self, pools: &Pools) -> Vec<(IpAddr, Option<Announce>)> {
         let mut outside = Vec::new();

@@ -36,7 +36,7 @@ fn a_new_leader_gives_nobody_the_address_of_a_service_that_is_being_deleted_befo
     let first = plan(&world, &settings, &mut memory, now);
     assert_eq!(first.services[&named("web")].refusal.as_ref().map(|refusal| refusal.reason), Some(Reason::Exhausted));
     assert!(!first.services.contains_key(&named("old")) && first.leaving.contains_key(&named("old")));
-    assert_eq!(first.pools_status[0].used, 1);
+    assert_eq!(first.pools_status[0].families[0].1.used, 1);
     world.apply(Change::ServiceDeleted(named("old")));
     let second = plan(&world, &settings, &mut memory, now);
     assert_eq!(second.services[&named("web")].ports.len(), 1, "{:?}", second.services[&named("web")].refusal);
