@@ -12,9 +12,7 @@ use proto::limits::ANNOTATION_PREFIX;
 use proto::{Reason, ServiceName};
 use tokio::time::Instant;
 
-use super::conditions::{
-    Backends, Progress, address_assigned, backends_healthy, is_refused_by_gateways, programmed, refused_by_gateways,
-};
+use super::conditions::{self, address_assigned, is_refused_by_gateways, not_served, refused_by_gateways};
 use crate::gateways::registry::Gateways;
 use crate::plan::WantedStatus;
 use objects::note::{Cause, Remark};
@@ -38,21 +36,22 @@ const NO_MATCHING_PORT: &str = "sluice.dev/NoMatchingPort";
 /// Grace time for gateways to reconnect after a restart of either side. Until then a programmed Service stays programmed.
 pub(super) const ABSENCE_TOLERATED: Duration = Duration::from_secs(30);
 
-/// The connected gateways.
+/// The connected gateways at one time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GatewaysView<'a> {
     pub(super) gateways: &'a Gateways,
     /// Since when no gateway is connected; `None` while one is.
     pub(super) absent_since: Option<Instant>,
+    pub(super) now: Instant,
 }
 
 impl GatewaysView<'_> {
     /// Whether any gateway reports a healthy backend of a Service; `None` if no gateway has reported yet. Reports of gateways
     /// that knew no backend do not count, because they are older than the first backend.
     pub(super) fn has_healthy_backend(&self, service: &ServiceName) -> Option<bool> {
-        let told = self.gateways.iter().filter_map(|gateway| gateway.health.get(service));
-        let told = told.filter(|health| health.backends > 0);
-        told.map(|health| health.healthy > 0).reduce(|one, other| one || other)
+        let reports = self.gateways.iter().filter_map(|gateway| gateway.health.get(service));
+        let reports = reports.filter(|health| health.backends > 0);
+        reports.map(|health| health.healthy > 0).reduce(|one, other| one || other)
     }
 }
 
@@ -69,6 +68,12 @@ pub(super) struct Decision {
     pub(super) wake_at: Option<Instant>,
     /// Whether reports of gateways may change what is due.
     pub(super) waits_for_gateways: bool,
+}
+
+impl Decision {
+    fn wake_by(&mut self, at: Instant) {
+        self.wake_at = self.wake_at.into_iter().chain([at]).min();
+    }
 }
 
 #[derive(Debug)]
@@ -109,10 +114,10 @@ impl Gate {
         Self { counter, first_reached_at: None, is_passed }
     }
 
-    fn look(&mut self, view: &GatewaysView<'_>, now: Instant) {
+    fn update(&mut self, view: &GatewaysView<'_>) {
         let first = self.first_reached_at.filter(|_| view.gateways.any_reached(self.counter));
-        self.first_reached_at = first.or_else(|| view.gateways.any_reached(self.counter).then_some(now));
-        let waited_enough = self.first_reached_at.is_some_and(|first| now >= first + SLOW_GATEWAY_WAITED_FOR);
+        self.first_reached_at = first.or_else(|| view.gateways.any_reached(self.counter).then_some(view.now));
+        let waited_enough = self.first_reached_at.is_some_and(|first| view.now >= first + SLOW_GATEWAY_WAITED_FOR);
         self.is_passed |= waited_enough || view.gateways.all_reached(self.counter);
     }
 }
@@ -145,12 +150,13 @@ impl Item {
     }
 
     /// `is_taken` returns whether the server accepted a write.
-    pub(super) fn decide(&mut self, view: &GatewaysView<'_>, now: Instant, is_taken: &impl Fn(&StatusWrite) -> bool) -> Decision {
+    pub(super) fn decide(&mut self, view: &GatewaysView<'_>, is_taken: &impl Fn(&StatusWrite) -> bool) -> Decision {
+        let now = view.now;
         if let Some(at) = self.retry_at.filter(|at| *at > now) {
             return Decision { wake_at: Some(at), ..Decision::default() };
         }
         if !self.gate.is_passed && !self.wanted.is_withheld {
-            self.gate.look(view, now);
+            self.gate.update(view);
         }
         if self.came_too_late(is_taken) {
             self.health_changed_at = self.health_changed_before;
@@ -164,13 +170,13 @@ impl Item {
             return Decision { wake_at: self.contested_until, ..Decision::default() };
         }
         let known = self.known().clone();
-        let mut goal = self.goal(&known, view, now, &mut decision);
+        let mut goal = self.goal(&known, view, &mut decision);
         if self.is_overwritten(&known, &goal, is_taken) {
             self.rewritten_at.retain(|at| now < *at + REWRITES_WITHIN);
             if let Some(first) = self.rewritten_at.first().filter(|_| self.rewritten_at.len() >= REWRITES_MAX) {
                 self.contested_until = Some(*first + REWRITES_WITHIN);
                 decision.remarks.push(self.contested());
-                goal = self.goal(&known, view, now, &mut decision);
+                goal = self.goal(&known, view, &mut decision);
             } else {
                 self.rewritten_at.push(now);
             }
@@ -206,7 +212,7 @@ impl Item {
     }
 
     /// The desired content of the object.
-    fn goal(&self, known: &OwnedParts, view: &GatewaysView<'_>, now: Instant, decision: &mut Decision) -> OwnedParts {
+    fn goal(&self, known: &OwnedParts, view: &GatewaysView<'_>, decision: &mut Decision) -> OwnedParts {
         let wanted = &self.wanted;
         let mut goal = OwnedParts { finalizer: !wanted.uid.is_empty(), ..known.clone() };
         if !wanted.uid.is_empty() && self.contested_until.is_none() {
@@ -220,33 +226,23 @@ impl Item {
             goal.ingress.clone_from(&wanted.ingress);
         }
         if self.contested_until.is_none() {
-            self.tell_ports(known, &mut goal, now, decision);
+            self.set_ports(known, &mut goal, view.now, decision);
         }
         set(&mut goal, ConditionType::AddressAssigned, address_assigned(wanted));
-        if let Some(progress) = self.progress(known, view, now, decision) {
-            let refusal = view.gateways.refusal(&wanted.service, self.gate.counter).filter(|_| progress == Progress::Done);
-            let condition = match &refusal {
-                Some((gateways, refusal)) => refused_by_gateways(gateways, refusal),
-                None => programmed(wanted, progress),
-            };
-            let said = known.conditions.get(&ConditionType::Programmed);
-            if let (Some((_, refusal)), false) = (&refusal, said.is_some_and(|said| said.says_the_same(&condition))) {
-                let remark = Remark::new(Cause::Reason(refusal.reason), condition.message.clone());
-                decision.remarks_of_write.push(remark);
-            }
+        if let Some(condition) = self.programmed(known, view, decision) {
             set(&mut goal, ConditionType::Programmed, condition);
         }
         if wanted.refusal.is_some() {
             goal.conditions.remove(&ConditionType::BackendsHealthy);
-        } else if let Some(backends) = self.backends(known, view, now, decision) {
-            set(&mut goal, ConditionType::BackendsHealthy, backends_healthy(backends));
+        } else if let Some(condition) = self.backends_healthy(known, view, decision) {
+            set(&mut goal, ConditionType::BackendsHealthy, condition);
         }
         goal
     }
 
     /// Reports for each port of each of our addresses whether it is served. If the Service cannot be parsed, its ports are
     /// unknown, and those in the status are used.
-    fn tell_ports(&self, known: &OwnedParts, goal: &mut OwnedParts, now: Instant, decision: &mut Decision) {
+    fn set_ports(&self, known: &OwnedParts, goal: &mut OwnedParts, now: Instant, decision: &mut Decision) {
         let wanted = &self.wanted;
         let is_settled = self.is_lack_settled(now, decision);
         for entry in &mut goal.ingress {
@@ -268,63 +264,68 @@ impl Item {
     fn is_lack_settled(&self, now: Instant, decision: &mut Decision) -> bool {
         let Some(due) = self.lacks_since.map(|since| since + SLICES_AWAITED) else { return false };
         if due > now {
-            decision.wake_at = decision.wake_at.into_iter().chain([due]).min();
+            decision.wake_by(due);
         }
         due <= now
     }
 
     /// `None` keeps the condition of the object. A programmed Service stays programmed while gateways apply a change, and for a
     /// grace time without gateways.
-    fn progress(&self, known: &OwnedParts, view: &GatewaysView<'_>, now: Instant, decision: &mut Decision) -> Option<Progress> {
-        let said = known.conditions.get(&ConditionType::Programmed);
-        let was_programmed = said.is_some_and(|condition| condition.holds);
-        if self.wanted.refusal.is_some() {
-            return Some(Progress::Pending);
+    fn programmed(&self, known: &OwnedParts, view: &GatewaysView<'_>, decision: &mut Decision) -> Option<Condition> {
+        let old = known.conditions.get(&ConditionType::Programmed);
+        let was_programmed = old.is_some_and(|condition| condition.holds);
+        if let Some(reason) = self.wanted.refusal {
+            return Some(not_served(reason));
         }
         if self.contested_until.is_some() {
-            return Some(Progress::Contested);
+            return Some(not_served(Reason::ForeignStatusWriter));
         }
         if let Some(absent_since) = view.absent_since {
             let tolerated_until = absent_since + ABSENCE_TOLERATED;
-            if was_programmed && now < tolerated_until {
-                decision.wake_at = decision.wake_at.into_iter().chain([tolerated_until]).min();
+            if was_programmed && view.now < tolerated_until {
+                decision.wake_by(tolerated_until);
                 return None;
             }
-            return Some(Progress::NoGateway);
+            return Some(not_served(Reason::NoGateway));
         }
-        if self.gate.is_passed {
-            return Some(Progress::Done);
+        if !self.gate.is_passed {
+            let waited_for_gateways =
+                old.is_some_and(|old| old.reason == Reason::NoGateway.as_str() || is_refused_by_gateways(old));
+            return (!was_programmed && !waited_for_gateways).then_some(conditions::PENDING);
         }
-        let waited_for_gateways =
-            said.is_some_and(|said| said.reason == Reason::NoGateway.as_str() || is_refused_by_gateways(said));
-        (!was_programmed && !waited_for_gateways).then_some(Progress::Pending)
+        let Some((gateways, refusal)) = view.gateways.refusal(&self.wanted.service, self.gate.counter) else {
+            return Some(if self.wanted.is_partly_unread { conditions::PARTLY_PROGRAMMED } else { conditions::PROGRAMMED });
+        };
+        let condition = refused_by_gateways(&gateways, refusal);
+        if !old.is_some_and(|old| old.says_the_same(&condition)) {
+            let remark = Remark::new(Cause::Reason(refusal.reason), condition.message.clone());
+            decision.remarks_of_write.push(remark);
+        }
+        Some(condition)
     }
 
     /// `None` keeps the condition of the object.
-    fn backends(&self, known: &OwnedParts, view: &GatewaysView<'_>, now: Instant, decision: &mut Decision) -> Option<Backends> {
+    fn backends_healthy(&self, known: &OwnedParts, view: &GatewaysView<'_>, decision: &mut Decision) -> Option<Condition> {
         let missing = &self.wanted.missing;
-        let found = match view.has_healthy_backend(&self.wanted.service) {
-            _ if missing.is_whole && !self.is_lack_settled(now, decision) => return None,
-            _ if missing.is_whole && missing.unmatched.is_empty() => Backends::NoEndpoints,
-            _ if missing.is_whole => Backends::NoMatchingPort,
-            is_any => {
-                if is_any? {
-                    Backends::Healthy
-                } else {
-                    Backends::NoneHealthy
-                }
+        let condition = if missing.is_whole {
+            if !self.is_lack_settled(view.now, decision) {
+                return None;
             }
+            if missing.unmatched.is_empty() { conditions::NO_ENDPOINTS } else { conditions::NO_MATCHING_PORT }
+        } else if view.has_healthy_backend(&self.wanted.service)? {
+            conditions::HEALTHY
+        } else {
+            conditions::NONE_HEALTHY
         };
-        let is_said = |said: &Condition| said.says_the_same(&backends_healthy(found));
-        let is_said = known.conditions.get(&ConditionType::BackendsHealthy).is_some_and(is_said);
-        let may_change_at = self.health_changed_at.map(|at| at + HEALTH_CHANGE_INTERVAL).filter(|at| *at > now);
-        match may_change_at {
-            Some(at) if !is_said => {
-                decision.wake_at = decision.wake_at.into_iter().chain([at]).min();
-                None
-            }
-            _ => Some(found),
+        let old = known.conditions.get(&ConditionType::BackendsHealthy);
+        let may_change_at = self.health_changed_at.map(|at| at + HEALTH_CHANGE_INTERVAL).filter(|at| *at > view.now);
+        if let Some(at) = may_change_at
+            && !old.is_some_and(|old| old.says_the_same(&condition))
+        {
+            decision.wake_by(at);
+            return None;
         }
+        Some(condition)
     }
 
     /// Whether another controller removed what we wrote and would write again.

@@ -14,7 +14,8 @@ use kube::api::Patch;
 use serde_json::json;
 use tokio::sync::watch;
 
-use crate::kubernetes::{ApiError, Cluster, Retry, patch_params};
+use super::accepted;
+use crate::kubernetes::{Cluster, Retry, patch_params};
 use crate::plan::addresses::PoolUse;
 use objects::crd::{AddressPool, AddressPoolStatus};
 
@@ -34,30 +35,24 @@ pub struct PoolsReport {
     pub objects: Arc<BTreeMap<String, AddressPool>>,
 }
 
-/// LastStatuses content of an object: its uid, and its status as last read or written.
+/// Last known content of each object: its uid, and its status as last read or written.
 type LastStatuses = HashMap<String, (Option<String>, AddressPoolStatus)>;
 
-/// Writes statuses while it is polled and `told` has a sender.
-pub async fn write_pools(cluster: &Cluster, mut told: watch::Receiver<PoolsReport>) {
+/// Writes statuses while it is polled and `reports` has a sender.
+pub async fn write_pools(cluster: &Cluster, mut reports: watch::Receiver<PoolsReport>) {
     let api = Api::<AddressPool>::all(cluster.client.clone());
     let mut retry = Retry::new("patch addresspools/status", &cluster.server);
     let mut known = LastStatuses::new();
     loop {
-        let now = told.borrow_and_update().clone();
+        let now = reports.borrow_and_update().clone();
         known.retain(|name, (uid, _)| now.objects.get(name).is_some_and(|pool| pool.metadata.uid == *uid));
         let mut waits = None;
         for (name, status) in due(&now, &mut known, Timestamp::now()) {
             let body =
                 json!({"metadata": {"uid": now.objects.get(&name).and_then(|pool| pool.metadata.uid.clone())}, "status": status});
-            let outage = match api.patch_status(&name, &patch_params(), &Patch::Merge(body)).await {
-                // The write was accepted, even though its answer cannot be decoded.
-                Ok(_) | Err(kube::Error::SerdeError(_)) => None,
-                // Deleted, replaced or rejected: decided again when the object changes.
-                Err(kube::Error::Api(answer)) if matches!(answer.code, 400 | 404 | 409 | 422) => None,
-                Err(kube::Error::Api(answer)) => Some(answer.as_ref().into()),
-                Err(error) => Some(ApiError::from(&error)),
-            };
-            if let Some(outage) = outage {
+            let answer = api.patch_status(&name, &patch_params(), &Patch::Merge(body)).await;
+            // Deleted, replaced or rejected: decided again when the object changes.
+            if let Err(outage) = accepted(answer, &[400, 404, 409, 422]) {
                 waits = Some(retry.failed(outage, Instant::now()));
                 break;
             }
@@ -69,17 +64,17 @@ pub async fn write_pools(cluster: &Cluster, mut told: watch::Receiver<PoolsRepor
         }
         match waits {
             Some(wait) => tokio::time::sleep(wait).await,
-            None if told.changed().await.is_err() => return,
+            None if reports.changed().await.is_err() => return,
             None => tokio::time::sleep(ROUND).await,
         }
     }
 }
 
 /// The statuses that differ from the known content of their objects.
-fn due(told: &PoolsReport, known: &mut LastStatuses, now: Timestamp) -> Vec<(String, AddressPoolStatus)> {
+fn due(report: &PoolsReport, known: &mut LastStatuses, now: Timestamp) -> Vec<(String, AddressPoolStatus)> {
     let mut due = Vec::new();
-    for one in told.uses.iter().filter(|one| one.state.is_object) {
-        let Some(object) = told.objects.get(&one.state.name) else { continue };
+    for one in report.uses.iter().filter(|one| one.state.is_object) {
+        let Some(object) = report.objects.get(&one.state.name) else { continue };
         let of_object = || (object.metadata.uid.clone(), object.status.clone().unwrap_or_default());
         let (_, before) = known.entry(one.state.name.clone()).or_insert_with(of_object);
         let status = status(one, object.metadata.generation, before, now);

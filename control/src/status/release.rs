@@ -4,7 +4,6 @@
 //! Invariant: Services of another class are not changed, and nothing is changed while a controller leads. Deliberately not
 //! here: the release of Services by a running controller (`finalizer`), and the output of the command.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
@@ -13,6 +12,8 @@ use kube::api::{DeleteParams, ListParams};
 use kube::{Api, ResourceExt};
 use proto::ServiceName;
 
+use super::accepted;
+use super::finalizer::removal;
 use crate::config::settings::ControllerSettings;
 use crate::kubernetes::lease::{LOOKED_AT_EVERY, LeaseCandidate};
 use crate::kubernetes::{ApiError, Cluster, PatchOutcome, StatusError, patch};
@@ -94,16 +95,16 @@ pub async fn nobody_leads(cluster: &Cluster, group: &str) -> Result<(), ReleaseE
     if is_renewed { Err(ReleaseError::Led { holder, namespace: cluster.namespace.clone(), lease }) } else { Ok(()) }
 }
 
-/// Releases Services and passes each to `told`. With `is_dry` it changes nothing.
+/// Releases Services and passes each to `report`. With `is_dry` it changes nothing.
 ///
 /// # Errors
-/// The first error. Services passed to `told` before it are released.
+/// The first error. Services passed to `report` before it are released.
 pub async fn release(
     cluster: &Cluster,
     settings: &ControllerSettings,
     extent: &Extent,
     is_dry: bool,
-    mut told: impl FnMut(&ServiceName),
+    mut report: impl FnMut(&ServiceName),
 ) -> Result<(), ReleaseError> {
     let namespaces = all::<Namespace>(Api::all(cluster.client.clone()), "list namespaces").await?;
     let mut world = World::default();
@@ -113,13 +114,13 @@ pub async fn release(
             if !is_dry {
                 release_one(cluster, write.clone(), &world, settings, extent).await?;
             }
-            told(&write.service);
+            report(&write.service);
         }
     }
     Ok(())
 }
 
-/// Deletes the `EdgeGateway` objects of a group and passes the name of each to `told`.
+/// Deletes the `EdgeGateway` objects of a group and passes the name of each to `report`.
 ///
 /// # Errors
 /// The first error.
@@ -127,7 +128,7 @@ pub async fn delete_gateways(
     cluster: &Cluster,
     group: &str,
     is_dry: bool,
-    mut told: impl FnMut(&str),
+    mut report: impl FnMut(&str),
 ) -> Result<(), ReleaseError> {
     let gateways = Api::<EdgeGateway>::all(cluster.client.clone());
     let list = match gateways.list(&ListParams::default()).await {
@@ -138,13 +139,10 @@ pub async fn delete_gateways(
     for gateway in list.iter().filter(|gateway| gateway.spec.group == group) {
         let name = gateway.name_any();
         if !is_dry {
-            match gateways.delete(&name, &DeleteParams::default()).await {
-                Ok(_) | Err(kube::Error::SerdeError(_)) => {}
-                Err(kube::Error::Api(status)) if status.code == 404 => {}
-                Err(error) => return Err(api("delete edgegateways.sluice.dev")(error)),
-            }
+            accepted(gateways.delete(&name, &DeleteParams::default()).await, &[404])
+                .map_err(|outage| ReleaseError::Api { what: "delete edgegateways.sluice.dev", outage })?;
         }
-        told(&name);
+        report(&name);
     }
     Ok(())
 }
@@ -217,13 +215,7 @@ fn write(service: &Service, world: &World, settings: &ControllerSettings, extent
     if !is_extent || !(held.has_marks() || has_our_addresses) {
         return None;
     }
-    Some(StatusWrite {
-        service: ServiceName::new(service.metadata.namespace.as_deref()?, service.metadata.name.as_deref()?),
-        uid: service.metadata.uid.clone()?,
-        resource_version: service.metadata.resource_version.clone()?,
-        ingress: has_our_addresses.then(Vec::new),
-        conditions: held.conditions.keys().map(|kind| (*kind, None)).collect::<BTreeMap<_, _>>(),
-        finalizer: held.finalizer.then_some(false),
-        group: held.group.is_some().then(String::new),
-    })
+    let name = ServiceName::new(service.metadata.namespace.as_deref()?, service.metadata.name.as_deref()?);
+    let (uid, resource_version) = (service.metadata.uid.clone()?, service.metadata.resource_version.clone()?);
+    Some(removal(name, uid, resource_version, &held, has_our_addresses))
 }
