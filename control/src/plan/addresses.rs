@@ -31,7 +31,7 @@ pub use freed::FREED_ADDRESS_KEPT;
 use claim::refuses;
 use freed::Freed;
 use holders::Holders;
-use search::{Search, is_buggy};
+use search::{IndexedPool, Search, is_buggy};
 
 /// Addresses tried under one sharing key for one Service. If none fits, the Service gets an address that it does not share.
 const SHARED_LOOKED_AT_MAX: usize = 256;
@@ -63,7 +63,7 @@ impl Allocations {
         for (claim, outcome) in order.iter().zip(&mut outcomes) {
             self.request(claim, rules, outcome);
         }
-        let mut search = Search::new(rules.pools);
+        let mut search = Search::default();
         for (claim, outcome) in order.iter().zip(&mut outcomes) {
             self.fill(claim, rules, &mut search, outcome);
         }
@@ -231,7 +231,7 @@ impl Allocations {
     }
 
     /// Allocates the missing addresses of a Service from the pools and reports what it holds in the end.
-    fn fill(&mut self, claim: &Claim, rules: Rules<'_>, search: &mut Search<'_>, outcome: &mut Allocation) {
+    fn fill<'a>(&mut self, claim: &Claim, rules: Rules<'a>, search: &mut Search<'a>, outcome: &mut Allocation) {
         if outcome.refusal.is_none() {
             for (index, &family) in claim.families.iter().enumerate() {
                 if self.holders.held_of(&claim.service, family).is_some() {
@@ -253,7 +253,7 @@ impl Allocations {
         }
     }
 
-    fn take(&mut self, claim: &Claim, family: Family, rules: Rules<'_>, search: &mut Search<'_>) -> Result<IpAddr, Refusal> {
+    fn take<'a>(&mut self, claim: &Claim, family: Family, rules: Rules<'a>, search: &mut Search<'a>) -> Result<IpAddr, Refusal> {
         let mut admitting = admitting(claim, rules.pools)?;
         let is_usable = |address: &IpAddr| {
             let pool = || rules.pools.holding(*address).filter(|pool| !(pool.avoid_buggy_ips && is_buggy(*address)));
@@ -262,7 +262,10 @@ impl Allocations {
                 && !rules.forbidden.contains(*address)
                 && self.obstacle(claim, *address, rules.pools).is_none()
         };
-        let is_admitted = |address: &IpAddr| rules.pools.position_of(*address).is_some_and(|at| admitting.contains(&at));
+        let is_admitted = |address: &IpAddr| {
+            let holding = rules.pools.index_of(*address);
+            admitting.iter().any(|(index, _)| Some(*index) == holding)
+        };
         let mut before = self.freed.before(&claim.service);
         if let Some(address) = before.find(|address| is_admitted(address) && is_usable(address)) {
             return Ok(address);
@@ -275,21 +278,21 @@ impl Allocations {
             !is_kept && !self.holders.is_held(address) && !rules.forbidden.contains(address)
         };
         let mut limit = None;
-        for pool in admitting.iter().filter_map(|at| Some((*at, rules.pools.at(*at)?))) {
-            if self.is_full_for(claim, pool.1) {
-                limit = Some(limit_text(claim, pool.1));
-            } else if let Some(address) = search.next(pool.0, family, is_free) {
+        for &(index, pool) in &admitting {
+            if self.is_full_for(claim, pool) {
+                limit = Some(limit_text(claim, pool));
+            } else if let Some(address) = search.next((index, pool), family, is_free) {
                 return Ok(address);
             }
         }
-        let names: Vec<&str> = admitting.iter().filter_map(|at| Some(rules.pools.at(*at)?.name.as_str())).collect();
+        let names: Vec<&str> = admitting.iter().map(|(_, pool)| pool.name.as_str()).collect();
         let pools = if names.is_empty() { "there is no pool".to_owned() } else { format!("pool {}", names.join(", ")) };
-        admitting.retain(|at| rules.pools.at(*at).is_some_and(|pool| !self.is_full_for(claim, pool)));
+        admitting.retain(|(_, pool)| !self.is_full_for(claim, pool));
         if let Some(address) = self.take_reserved(family, rules, &admitting, search) {
             return Ok(address);
         }
         let mut but = "";
-        if self.has_reserved(&admitting, family, rules.pools) {
+        if self.has_reserved(&admitting, family) {
             self.waits_until = Some(rules.now + WAITING_LOOKED_AT);
             but = " but what is reserved for Services that gave it up, until every connected gateway has taken it out";
         }
@@ -297,36 +300,43 @@ impl Allocations {
         Err(Refusal { reason: Reason::Exhausted, message: limit.unwrap_or_else(left) })
     }
 
-    /// The address that was freed first in the pools at these indices. An address that a connected gateway may still forward
-    /// for another Service is never returned.
-    fn take_reserved(&self, family: Family, rules: Rules<'_>, admitting: &[usize], search: &mut Search<'_>) -> Option<IpAddr> {
-        for &position in admitting {
-            let Some(pool) = rules.pools.at(position).filter(|_| search.may_have_reserved(position, family)) else { continue };
+    /// The address that was freed first in these pools. An address that a connected gateway may still forward for another Service
+    /// is never returned.
+    fn take_reserved(
+        &self,
+        family: Family,
+        rules: Rules<'_>,
+        admitting: &[IndexedPool<'_>],
+        search: &mut Search<'_>,
+    ) -> Option<IpAddr> {
+        for &(index, pool) in admitting {
+            if search.without_reserved.contains(&(index, family)) {
+                continue;
+            }
             let is_free = |address: IpAddr| {
                 Family::of(address) == family
-                    && rules.pools.position_of(address) == Some(position)
+                    && rules.pools.index_of(address) == Some(index)
                     && !(pool.avoid_buggy_ips && is_buggy(address))
                     && !self.holders.is_held(address)
                     && !rules.forbidden.contains(address)
             };
-            match self.freed.oldest(rules.reached, is_free) {
-                Some(address) => return Some(address),
-                None => search.has_no_reserved(position, family),
+            if let Some(address) = self.freed.oldest(rules.reached, is_free) {
+                return Some(address);
             }
+            search.without_reserved.insert((index, family));
         }
         None
     }
 
-    /// Whether any address of the pools at these indices is reserved.
-    fn has_reserved(&self, admitting: &[usize], family: Family, pools: &Pools) -> bool {
-        let ranges = admitting.iter().filter_map(|at| pools.at(*at)).flat_map(|pool| &pool.ranges);
-        let mut kept =
-            ranges.filter(|range| range.family() == family).flat_map(|range| self.freed.within(range.first(), range.last()));
+    /// Whether any address of these pools is reserved.
+    fn has_reserved(&self, admitting: &[IndexedPool<'_>], family: Family) -> bool {
+        let ranges = admitting.iter().flat_map(|(_, pool)| &pool.ranges).filter(|range| range.family() == family);
+        let mut kept = ranges.flat_map(|range| self.freed.within(range.first(), range.last()));
         kept.any(|address| !self.holders.is_held(address))
     }
 
     /// Reports the addresses of a Service in family order, and those that lie outside what it requests.
-    fn place(&mut self, claim: &Claim, rules: Rules<'_>, search: &mut Search<'_>, outcome: &mut Allocation) {
+    fn place<'a>(&mut self, claim: &Claim, rules: Rules<'a>, search: &mut Search<'a>, outcome: &mut Allocation) {
         for address in self.holders.of(&claim.service).to_vec() {
             let Some(why) = misplaced(claim, address, rules) else { continue };
             let mut advice = "it keeps it until annotation sluice.dev/readdress is \"true\"".to_owned();
@@ -364,8 +374,8 @@ impl Allocations {
     }
 }
 
-/// Indices of the pools from which a claim may get an address.
-fn admitting(claim: &Claim, pools: &Pools) -> Result<Vec<usize>, Refusal> {
+/// The pools from which a claim may get an address.
+fn admitting<'a>(claim: &Claim, pools: &'a Pools) -> Result<Vec<IndexedPool<'a>>, Refusal> {
     let asked_for = |pool: &PoolSpec| match &claim.pool {
         Some(named) => *named == pool.name,
         // An internal pool serves only Services that request an internal address or the pool by name.
@@ -373,9 +383,9 @@ fn admitting(claim: &Claim, pools: &Pools) -> Result<Vec<usize>, Refusal> {
     };
     let mut found = Vec::new();
     let mut refusal = None;
-    for (at, pool) in pools.iter().enumerate().filter(|(_, pool)| asked_for(pool)) {
+    for (index, pool) in pools.iter().enumerate().filter(|(_, pool)| asked_for(pool)) {
         match refuses(pool, claim) {
-            None => found.push(at),
+            None => found.push((index, pool)),
             Some(why) => refusal = refusal.or(Some(why)),
         }
     }
@@ -400,16 +410,6 @@ fn misplaced(claim: &Claim, address: IpAddr, rules: Rules<'_>) -> Option<String>
         return Some(format!("lies in pool {}, and pool {named} is asked for", pool.name));
     }
     refuses(pool, claim).filter(|_| claim.readdress || claim.internal).map(|why| format!("would not be given to it: {why}"))
-}
-
-/// Removes a value of a key, and the key with its last value.
-fn remove_from<K: Ord, V: Ord>(sets: &mut BTreeMap<K, BTreeSet<V>>, key: &K, value: &V) {
-    if let Some(set) = sets.get_mut(key) {
-        set.remove(value);
-        if set.is_empty() {
-            sets.remove(key);
-        }
-    }
 }
 
 fn limit_text(claim: &Claim, pool: &PoolSpec) -> String {

@@ -99,12 +99,6 @@ impl Pools {
         self.used.iter()
     }
 
-    /// The pool in use at an index.
-    #[must_use]
-    pub(super) fn at(&self, index: usize) -> Option<&PoolSpec> {
-        self.used.get(index)
-    }
-
     /// All pools, in use or not: configured ones, then objects by age.
     #[must_use]
     pub fn states(&self) -> &[PoolState] {
@@ -113,7 +107,7 @@ impl Pools {
 
     /// Index of the pool in use that contains an address.
     #[must_use]
-    pub(super) fn position_of(&self, address: IpAddr) -> Option<usize> {
+    pub(super) fn index_of(&self, address: IpAddr) -> Option<usize> {
         let (_, (range, index)) = self.ranges.range(..=address).next_back()?;
         range.contains(address).then_some(*index)
     }
@@ -121,7 +115,7 @@ impl Pools {
     /// The pool in use that contains an address.
     #[must_use]
     pub fn holding(&self, address: IpAddr) -> Option<&PoolSpec> {
-        self.at(self.position_of(address)?)
+        self.used.get(self.index_of(address)?)
     }
 
     /// Whether any pool selects namespaces by label.

@@ -87,21 +87,15 @@ impl Fence<'_> {
 /// Loopback, link-local, multicast and unspecified addresses. An IPv4-mapped IPv6 address counts as its IPv4 address.
 #[must_use]
 pub fn special(address: IpAddr) -> Option<&'static str> {
-    let address = match address {
-        IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => return Some("an IPv4 address in IPv6 form"),
-        other => other,
-    };
-    let link_local = match address {
-        IpAddr::V4(v4) => v4.is_link_local(),
-        IpAddr::V6(v6) => v6.is_unicast_link_local(),
-    };
     match address {
+        IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => Some("an IPv4 address in IPv6 form"),
         a if a.is_loopback() => Some("a loopback address"),
         a if a.is_multicast() => Some("a multicast address"),
         a if a.is_unspecified() => Some("the unspecified address"),
         IpAddr::V4(v4) if v4.is_broadcast() => Some("the broadcast address"),
         IpAddr::V4(v4) if v4.octets()[0] == 0 => Some("an address of this network"),
-        _ if link_local => Some("a link-local address"),
+        IpAddr::V4(v4) if v4.is_link_local() => Some("a link-local address"),
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => Some("a link-local address"),
         _ => None,
     }
 }

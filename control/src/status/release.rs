@@ -109,12 +109,13 @@ pub async fn release(
     let namespaces = all::<Namespace>(Api::all(cluster.client.clone()), "list namespaces").await?;
     let mut world = World::default();
     world.apply(Change::NamespacesReplaced(namespaces));
+    let write = |service: &Service| write(service, &world, settings, extent);
     for service in all::<Service>(Api::all(cluster.client.clone()), "list services").await? {
-        if let Some(write) = write(&service, &world, settings, extent) {
+        if let Some(write_now) = write(&service) {
             if !is_dry {
-                release_one(cluster, write.clone(), &world, settings, extent).await?;
+                release_one(cluster, write_now.clone(), write).await?;
             }
-            report(&write.service);
+            report(&write_now.service);
         }
     }
     Ok(())
@@ -167,9 +168,7 @@ where
 async fn release_one(
     cluster: &Cluster,
     mut next: StatusWrite,
-    world: &World,
-    settings: &ControllerSettings,
-    extent: &Extent,
+    write: impl Fn(&Service) -> Option<StatusWrite>,
 ) -> Result<(), ReleaseError> {
     let services = Api::<Service>::namespaced(cluster.client.clone(), &next.service.namespace);
     for _ in 0..ATTEMPTS_MAX {
@@ -179,10 +178,8 @@ async fn release_one(
                 // The role has no right to `get` a single object.
                 let this = ListParams::default().fields(&format!("metadata.name={}", next.service.name));
                 let newer = services.list(&this).await.map_err(api("list services"))?.items.pop();
-                match newer.and_then(|service| write(&service, world, settings, extent)) {
-                    Some(write) => next = write,
-                    None => return Ok(()),
-                }
+                let Some(newer) = newer.as_ref().and_then(&write) else { return Ok(()) };
+                next = newer;
             }
             Err(StatusError::Later(outage)) => return Err(ReleaseError::Api { what: "patch services/status", outage }),
             Err(error) => return Err(ReleaseError::Service { service: next.service, cause: error.to_string() }),

@@ -94,13 +94,9 @@ impl OverrideEditor {
                     break;
                 }
                 Err(error) => {
-                    let text = error.to_string();
-                    if self.state.send_replace(OverridesState::Unreadable(text.clone()))
-                        != OverridesState::Unreadable(text.clone())
-                    {
-                        let consequence =
-                            "drains and weights cannot be read; nothing is planned until they can, gateways keep their state";
-                        tracing::error!(error = text, "{consequence}");
+                    let unreadable = OverridesState::Unreadable(error.to_string());
+                    if self.state.send_replace(unreadable.clone()) != unreadable {
+                        tracing::error!(%error, "drains and weights cannot be read; nothing is planned until they can, gateways keep their state");
                     }
                 }
             }
@@ -110,8 +106,8 @@ impl OverrideEditor {
             }
         }
         loop {
-            let now = seen.borrow_and_update().clone();
-            if let OverridesState::Loaded(overrides) = now {
+            let state = seen.borrow_and_update().clone();
+            if let OverridesState::Loaded(overrides) = state {
                 let change = Change::OverridesReplaced(Box::new((*overrides).clone()));
                 if changes.send(change).await.is_err() {
                     return;

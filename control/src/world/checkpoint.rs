@@ -148,12 +148,8 @@ fn joined(mut lines: Vec<String>) -> String {
             "the checkpoint is too long; a new leader decides about these Services again"
         );
     }
-    let mut text = format!("{VERSION}\n");
-    for line in lines {
-        text.push_str(&line);
-        text.push('\n');
-    }
-    text
+    lines.insert(0, VERSION.to_owned());
+    lines.iter().flat_map(|line| [line.as_str(), "\n"]).collect()
 }
 
 fn line(name: &ServiceName, decided: &Decided) -> String {
@@ -186,11 +182,7 @@ fn read_service(line: &str) -> Option<(ServiceName, Decided)> {
 fn read_table(text: &str) -> Option<TableKey> {
     let (protocol, rest) = text.split_once('/')?;
     let (port, family) = rest.split_once('/')?;
-    let family = match family {
-        "IPv4" => Family::V4,
-        "IPv6" => Family::V6,
-        _ => return None,
-    };
+    let family = [Family::V4, Family::V6].into_iter().find(|known| known.to_string() == family)?;
     Some((protocol.parse().ok()?, port.parse().ok()?, family))
 }
 

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use proto::ServiceName;
 use proto::limits::SERVICES_MAX;
 
-use super::remove_from;
 use crate::world::checkpoint::Reserved;
 
 /// How long a freed address stays reserved for its last holder.
@@ -139,5 +138,15 @@ impl Freed {
     /// Reserved addresses from `first` to `last`, both included.
     pub(super) fn within(&self, first: IpAddr, last: IpAddr) -> impl Iterator<Item = IpAddr> {
         self.of.range(first..=last).map(|(address, _)| *address)
+    }
+}
+
+/// Removes a value of a key, and the key with its last value.
+pub(super) fn remove_from<K: Ord, V: Ord>(sets: &mut BTreeMap<K, BTreeSet<V>>, key: &K, value: &V) {
+    if let Some(set) = sets.get_mut(key) {
+        set.remove(value);
+        if set.is_empty() {
+            sets.remove(key);
+        }
     }
 }

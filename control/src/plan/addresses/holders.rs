@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use proto::{Announce, Family, ServiceName};
 
 use super::claim::{Claim, Port, Terms};
-use super::remove_from;
+use super::freed::remove_from;
 use crate::plan::pools::Pools;
 use objects::{PoolSpec, Sharing};
 
