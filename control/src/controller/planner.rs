@@ -11,7 +11,7 @@ use objects::note::{Note, Subject};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::debounce::gather;
+use super::debounce::collect_burst;
 use crate::config::settings::ControllerSettings;
 use crate::gateways::publish::Published;
 use crate::gateways::registry::Gateways;
@@ -80,7 +80,7 @@ impl Planner {
                     continue;
                 }
             }
-            gather(&mut changes, &mut world, planned_at).await;
+            collect_burst(&mut changes, &mut world, planned_at).await;
             self.shared.recorder.end(world.ending_namespaces());
             self.shared.recorder.forget(&world.take_gone());
             world.take_notes().iter().for_each(|note| self.shared.recorder.record(note, uid(&world, note).as_deref()));

@@ -158,9 +158,9 @@ fn object(name: &ServiceName, status: ServiceStatus) -> Service {
     Service { metadata: ObjectMeta { name, namespace, ..ObjectMeta::default() }, spec: None, status: Some(status) }
 }
 
-fn port(told: &status::PortStatus) -> PortStatus {
-    let (port, protocol) = (i32::from(told.port), told.protocol.to_string().to_uppercase());
-    PortStatus { port, protocol, error: told.error.as_deref().map(str::to_owned) }
+fn port(status: &status::PortStatus) -> PortStatus {
+    let (port, protocol) = (i32::from(status.port), status.protocol.to_string().to_uppercase());
+    PortStatus { port, protocol, error: status.error.as_deref().map(str::to_owned) }
 }
 
 /// Applies a write to a status at time `now`.

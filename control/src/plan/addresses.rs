@@ -34,10 +34,10 @@ use holders::Holders;
 use search::{IndexedPool, Search, is_buggy};
 
 /// Addresses tried under one sharing key for one Service. If none fits, the Service gets an address that it does not share.
-const SHARED_LOOKED_AT_MAX: usize = 256;
+const SHARED_TRIED_MAX: usize = 256;
 
 /// Retry interval for a Service that waits until gateways have removed an address, in case no gateway report triggers it.
-const WAITING_LOOKED_AT: Duration = Duration::from_secs(1);
+const WAITING_RETRY: Duration = Duration::from_secs(1);
 
 /// All allocated and reserved addresses.
 #[derive(Clone, Debug, Default)]
@@ -136,7 +136,7 @@ impl Allocations {
         if self.holders.is_held(address) {
             return self.holders.refuse(address, claim, pools.holding(address));
         }
-        let by = self.freed.kept_from(address, &claim.service)?;
+        let by = self.freed.reserved_for_other(address, &claim.service)?;
         Some(format!("was {by}'s until now and is kept for it for 10 minutes, and until every gateway has taken it out"))
     }
 
@@ -274,7 +274,7 @@ impl Allocations {
             return Ok(address);
         }
         let is_free = |address: IpAddr| {
-            let is_kept = self.freed.kept_from(address, &claim.service).is_some();
+            let is_kept = self.freed.reserved_for_other(address, &claim.service).is_some();
             !is_kept && !self.holders.is_held(address) && !rules.forbidden.contains(address)
         };
         let mut limit = None;
@@ -293,7 +293,7 @@ impl Allocations {
         }
         let mut but = "";
         if self.has_reserved(&admitting, family) {
-            self.waits_until = Some(rules.now + WAITING_LOOKED_AT);
+            self.waits_until = Some(rules.now + WAITING_RETRY);
             but = " but what is reserved for Services that gave it up, until every connected gateway has taken it out";
         }
         let left = || format!("no {family} address is left ({pools}){but}; add addresses to it or remove Services");
@@ -370,7 +370,7 @@ impl Allocations {
             pool.is_some_and(|pool| refuses(pool, claim).is_none())
         };
         let shared = self.holders.under(key).filter(|address| Family::of(*address) == family);
-        shared.take(SHARED_LOOKED_AT_MAX).find(|address| is_usable(address) && admits(address))
+        shared.take(SHARED_TRIED_MAX).find(|address| is_usable(address) && admits(address))
     }
 }
 

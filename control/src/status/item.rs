@@ -87,7 +87,7 @@ pub(super) struct Item {
     /// Its value before the last write, which is restored if that write turns out to be stale.
     health_changed_before: Option<Instant>,
     /// Since when it lacks endpoints or matching ports.
-    lacks_since: Option<Instant>,
+    missing_since: Option<Instant>,
     retry_at: Option<Instant>,
 }
 
@@ -110,7 +110,7 @@ struct Written {
 impl Gate {
     fn new(counter: u64, wanted: &WantedStatus) -> Self {
         let was_programmed = wanted.held.conditions.get(&ConditionType::Programmed).is_some_and(|condition| condition.holds);
-        let is_passed = was_programmed && lead_alike(&wanted.held.ingress, &wanted.ingress);
+        let is_passed = was_programmed && have_same_addresses(&wanted.held.ingress, &wanted.ingress);
         Self { counter, first_reached_at: None, is_passed }
     }
 
@@ -126,7 +126,7 @@ impl Item {
     pub(super) fn new(wanted: Arc<WantedStatus>, counter: u64, now: Instant) -> Self {
         Self {
             gate: Gate::new(counter, &wanted),
-            lacks_since: wanted.missing.is_any().then_some(now),
+            missing_since: wanted.missing.is_any().then_some(now),
             wanted,
             written: None,
             rewritten_at: Vec::new(),
@@ -139,9 +139,9 @@ impl Item {
 
     /// Records a newer plan. The required generation stays if the Service did not change for gateways.
     pub(super) fn renew(&mut self, wanted: Arc<WantedStatus>, counter: u64, now: Instant) {
-        self.lacks_since = wanted.missing.is_any().then_some(self.lacks_since.unwrap_or(now));
+        self.missing_since = wanted.missing.is_any().then_some(self.missing_since.unwrap_or(now));
         let asked = |w: &WantedStatus| (w.uid.clone(), w.refusal.is_none(), w.is_withheld);
-        if asked(&self.wanted) != asked(&wanted) || !lead_alike(&self.wanted.ingress, &wanted.ingress) {
+        if asked(&self.wanted) != asked(&wanted) || !have_same_addresses(&self.wanted.ingress, &wanted.ingress) {
             self.gate = Gate::new(counter, &wanted);
             self.rewritten_at.clear();
             self.contested_until = None;
@@ -149,8 +149,8 @@ impl Item {
         self.wanted = wanted;
     }
 
-    /// `is_taken` returns whether the server accepted a write.
-    pub(super) fn decide(&mut self, view: &GatewaysView<'_>, is_taken: &impl Fn(&StatusWrite) -> bool) -> Decision {
+    /// `is_accepted` returns whether the server accepted a write.
+    pub(super) fn decide(&mut self, view: &GatewaysView<'_>, is_accepted: &impl Fn(&StatusWrite) -> bool) -> Decision {
         let now = view.now;
         if let Some(at) = self.retry_at.filter(|at| *at > now) {
             return Decision { wake_at: Some(at), ..Decision::default() };
@@ -158,7 +158,7 @@ impl Item {
         if !self.gate.is_passed && !self.wanted.is_withheld {
             self.gate.update(view);
         }
-        if self.came_too_late(is_taken) {
+        if self.was_stale(is_accepted) {
             self.health_changed_at = self.health_changed_before;
         }
         let mut decision = Decision::default();
@@ -166,12 +166,12 @@ impl Item {
             self.contested_until = None;
             self.rewritten_at = vec![now];
         }
-        if self.contested_until.is_some() && self.written.as_ref().is_some_and(|written| is_taken(&written.write)) {
+        if self.contested_until.is_some() && self.written.as_ref().is_some_and(|written| is_accepted(&written.write)) {
             return Decision { wake_at: self.contested_until, ..Decision::default() };
         }
         let known = self.known().clone();
         let mut goal = self.goal(&known, view, &mut decision);
-        if self.is_overwritten(&known, &goal, is_taken) {
+        if self.is_overwritten(&known, &goal, is_accepted) {
             self.rewritten_at.retain(|at| now < *at + REWRITES_WITHIN);
             if let Some(first) = self.rewritten_at.first().filter(|_| self.rewritten_at.len() >= REWRITES_MAX) {
                 self.contested_until = Some(*first + REWRITES_WITHIN);
@@ -199,9 +199,9 @@ impl Item {
     }
 
     /// Whether the last write was for an older version and the server rejected it.
-    fn came_too_late(&self, is_taken: &impl Fn(&StatusWrite) -> bool) -> bool {
+    fn was_stale(&self, is_accepted: &impl Fn(&StatusWrite) -> bool) -> bool {
         let is_older = |written: &&Written| written.write.resource_version != self.wanted.resource_version;
-        self.written.as_ref().filter(is_older).is_some_and(|written| !is_taken(&written.write))
+        self.written.as_ref().filter(is_older).is_some_and(|written| !is_accepted(&written.write))
     }
 
     /// The known content of the object.
@@ -244,16 +244,17 @@ impl Item {
     /// unknown, and those in the status are used.
     fn set_ports(&self, known: &OwnedParts, goal: &mut OwnedParts, now: Instant, decision: &mut Decision) {
         let wanted = &self.wanted;
-        let is_settled = self.is_lack_settled(now, decision);
+        let is_settled = self.is_grace_over(now, decision);
         for entry in &mut goal.ingress {
             let Some(ours) = wanted.ingress.iter().find(|ours| ours.ip == entry.ip) else { continue };
             if !ours.ports.is_empty() {
                 entry.ports.clone_from(&ours.ports);
             }
-            let said = known.ingress.iter().find(|old| old.ip == entry.ip).map_or(&[][..], |old| &old.ports);
+            let old_ports = known.ingress.iter().find(|old| old.ip == entry.ip).map_or(&[][..], |old| &old.ports);
             for port in &mut entry.ports {
-                let is_said = said.iter().any(|old| old.error.as_deref() == Some(NO_MATCHING_PORT) && is_same_port(old, port));
-                let is_unmatched = wanted.missing.unmatched.contains(&(port.protocol, port.port)) && (is_settled || is_said);
+                let is_reported =
+                    old_ports.iter().any(|old| old.error.as_deref() == Some(NO_MATCHING_PORT) && is_same_port(old, port));
+                let is_unmatched = wanted.missing.unmatched.contains(&(port.protocol, port.port)) && (is_settled || is_reported);
                 let refused = wanted.refusal.map(|reason| Cow::Owned(format!("{ANNOTATION_PREFIX}{}", reason.as_str())));
                 port.error = refused.or(is_unmatched.then_some(Cow::Borrowed(NO_MATCHING_PORT)));
             }
@@ -261,8 +262,8 @@ impl Item {
     }
 
     /// Whether the grace time for slices is over.
-    fn is_lack_settled(&self, now: Instant, decision: &mut Decision) -> bool {
-        let Some(due) = self.lacks_since.map(|since| since + SLICES_AWAITED) else { return false };
+    fn is_grace_over(&self, now: Instant, decision: &mut Decision) -> bool {
+        let Some(due) = self.missing_since.map(|since| since + SLICES_AWAITED) else { return false };
         if due > now {
             decision.wake_by(due);
         }
@@ -308,7 +309,7 @@ impl Item {
     fn backends_healthy(&self, known: &OwnedParts, view: &GatewaysView<'_>, decision: &mut Decision) -> Option<Condition> {
         let missing = &self.wanted.missing;
         let condition = if missing.is_whole {
-            if !self.is_lack_settled(view.now, decision) {
+            if !self.is_grace_over(view.now, decision) {
                 return None;
             }
             if missing.unmatched.is_empty() { conditions::NO_ENDPOINTS } else { conditions::NO_MATCHING_PORT }
@@ -329,10 +330,10 @@ impl Item {
     }
 
     /// Whether another controller removed what we wrote and would write again.
-    fn is_overwritten(&self, known: &OwnedParts, goal: &OwnedParts, is_taken: &impl Fn(&StatusWrite) -> bool) -> bool {
+    fn is_overwritten(&self, known: &OwnedParts, goal: &OwnedParts, is_accepted: &impl Fn(&StatusWrite) -> bool) -> bool {
         let Some(written) = &self.written else { return false };
         let is_newer = written.write.uid == self.wanted.uid && written.write.resource_version != self.wanted.resource_version;
-        is_newer && !is_same(known, goal) && is_same(&written.after, goal) && is_taken(&written.write)
+        is_newer && !is_same(known, goal) && is_same(&written.after, goal) && is_accepted(&written.write)
     }
 
     fn contested(&self) -> Remark {
@@ -367,9 +368,9 @@ impl Item {
             group: (base.group != goal.group).then(|| goal.group.clone().unwrap_or_default()),
         };
         let of_health = ConditionType::BackendsHealthy;
-        let is_news = |said: &Condition| goal.conditions.get(&of_health).is_some_and(|now| !said.says_the_same(now));
+        let has_changed = |old: &Condition| goal.conditions.get(&of_health).is_some_and(|new| !old.says_the_same(new));
         self.health_changed_before = self.health_changed_at;
-        if known.conditions.get(&of_health).is_some_and(is_news) {
+        if known.conditions.get(&of_health).is_some_and(has_changed) {
             self.health_changed_at = Some(now);
         }
         // Notes cover the whole difference from this version, because those of the replaced write were never reported.
@@ -419,7 +420,7 @@ impl Item {
     }
 }
 
-fn lead_alike(one: &[Ingress], other: &[Ingress]) -> bool {
+fn have_same_addresses(one: &[Ingress], other: &[Ingress]) -> bool {
     one.len() == other.len() && one.iter().zip(other).all(|(one, other)| one.leads_as(other))
 }
 

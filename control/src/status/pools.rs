@@ -36,13 +36,13 @@ pub struct PoolsReport {
 }
 
 /// Last known content of each object: its uid, and its status as last read or written.
-type LastStatuses = HashMap<String, (Option<String>, AddressPoolStatus)>;
+type KnownStatuses = HashMap<String, (Option<String>, AddressPoolStatus)>;
 
 /// Writes statuses while it is polled and `reports` has a sender.
 pub async fn write_pools(cluster: &Cluster, mut reports: watch::Receiver<PoolsReport>) {
     let api = Api::<AddressPool>::all(cluster.client.clone());
     let mut retry = Retry::new("patch addresspools/status", &cluster.server);
-    let mut known = LastStatuses::new();
+    let mut known = KnownStatuses::new();
     loop {
         let now = reports.borrow_and_update().clone();
         known.retain(|name, (uid, _)| now.objects.get(name).is_some_and(|pool| pool.metadata.uid == *uid));
@@ -71,7 +71,7 @@ pub async fn write_pools(cluster: &Cluster, mut reports: watch::Receiver<PoolsRe
 }
 
 /// The statuses that differ from the known content of their objects.
-fn due(report: &PoolsReport, known: &mut LastStatuses, now: Timestamp) -> Vec<(String, AddressPoolStatus)> {
+fn due(report: &PoolsReport, known: &mut KnownStatuses, now: Timestamp) -> Vec<(String, AddressPoolStatus)> {
     let mut due = Vec::new();
     for one in report.uses.iter().filter(|one| one.state.is_object) {
         let Some(object) = report.objects.get(&one.state.name) else { continue };
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn a_status_is_due_when_it_says_something_else_and_keeps_the_time_of_what_stays() {
         let (mut known, early, late) =
-            (LastStatuses::new(), Timestamp::from_second(1).unwrap(), Timestamp::from_second(2).unwrap());
+            (KnownStatuses::new(), Timestamp::from_second(1).unwrap(), Timestamp::from_second(2).unwrap());
         let first = due(&told(5, None), &mut known, early);
         assert_eq!(first.len(), 1, "only objects have a status: {first:?}");
         let (name, written) = first[0].clone();

@@ -109,8 +109,8 @@ impl Queue {
         self.absent_since = is_absent.then(|| self.absent_since.unwrap_or(now));
     }
 
-    /// The writes that are due now; they count as written. `is_taken` returns whether the server accepted a write.
-    pub(super) fn due(&mut self, gateways: &Gateways, now: Instant, is_taken: impl Fn(&StatusWrite) -> bool) -> Vec<Due> {
+    /// The writes that are due now; they count as written. `is_accepted` returns whether the server accepted a write.
+    pub(super) fn due(&mut self, gateways: &Gateways, now: Instant, is_accepted: impl Fn(&StatusWrite) -> bool) -> Vec<Due> {
         let view = GatewaysView { gateways, absent_since: self.absent_since, now };
         let mut names = std::mem::take(&mut self.changed);
         names.extend(self.wakes.iter().filter(|(_, at)| **at <= now).map(|(name, _)| name.clone()));
@@ -119,7 +119,7 @@ impl Queue {
             self.wakes.remove(&name);
             self.waiting.remove(&name);
             let Some(item) = self.items.get_mut(&name) else { continue };
-            let decision = item.decide(&view, &is_taken);
+            let decision = item.decide(&view, &is_accepted);
             self.wakes.extend(decision.wake_at.map(|at| (name.clone(), at)));
             if decision.waits_for_gateways {
                 self.waiting.insert(name.clone());

@@ -25,7 +25,7 @@ use objects::status::StatusWrite;
 use objects::{Candidate, OwnedParts};
 
 /// Observation time of the Lease, in which a leader renews it at least twice.
-const LEADER_LOOKED_FOR: Duration = Duration::from_secs(LOOKED_AT_EVERY.as_secs() * 2 + 1);
+const LEADER_OBSERVED_FOR: Duration = Duration::from_secs(LOOKED_AT_EVERY.as_secs() * 2 + 1);
 /// Objects per request of a list.
 const PAGE: u32 = 500;
 /// Maximum number of attempts for a Service that changes all the time.
@@ -84,14 +84,14 @@ fn api(what: &'static str) -> impl Fn(kube::Error) -> ReleaseError {
 pub async fn nobody_leads(cluster: &Cluster, group: &str) -> Result<(), ReleaseError> {
     let lease = LeaseCandidate::new(group, None).lease;
     let leases = Api::<Lease>::namespaced(cluster.client.clone(), &cluster.namespace);
-    let look = async || leases.get_opt(&lease).await.map_err(api("get the Lease"));
-    let Some(first) = look().await? else { return Ok(()) };
+    let read_lease = async || leases.get_opt(&lease).await.map_err(api("get the Lease"));
+    let Some(first) = read_lease().await? else { return Ok(()) };
     let holder = first.spec.as_ref().and_then(|spec| spec.holder_identity.clone()).unwrap_or_default();
     if holder.is_empty() {
         return Ok(());
     }
-    tokio::time::sleep(LEADER_LOOKED_FOR).await;
-    let is_renewed = look().await?.is_some_and(|second| second.resource_version() != first.resource_version());
+    tokio::time::sleep(LEADER_OBSERVED_FOR).await;
+    let is_renewed = read_lease().await?.is_some_and(|second| second.resource_version() != first.resource_version());
     if is_renewed { Err(ReleaseError::Led { holder, namespace: cluster.namespace.clone(), lease }) } else { Ok(()) }
 }
 

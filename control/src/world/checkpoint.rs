@@ -109,9 +109,9 @@ impl Checkpoint {
                 continue;
             }
             for line in lines {
-                if let Some((name, decided)) = read_service(line) {
+                if let Some((name, decided)) = parse_service(line) {
                     read.put(&name, decided);
-                } else if let Some((address, service, until_s)) = read_reserved(line) {
+                } else if let Some((address, service, until_s)) = parse_reserved(line) {
                     // The limit guards against a clock that was set back.
                     let left = Duration::from_secs(until_s.saturating_sub(clock_s).min(RESERVED_MAX_S));
                     reserved.push(Reserved { address, service, until: now + left });
@@ -163,7 +163,7 @@ fn line(name: &ServiceName, decided: &Decided) -> String {
     line
 }
 
-fn read_service(line: &str) -> Option<(ServiceName, Decided)> {
+fn parse_service(line: &str) -> Option<(ServiceName, Decided)> {
     let mut words = line.split(' ');
     let name = proto::convert::service_name(words.next()?).ok()?;
     let mut decided = Decided::default();
@@ -172,21 +172,21 @@ fn read_service(line: &str) -> Option<(ServiceName, Decided)> {
             None => decided.addresses.push(word.parse().ok()?),
             Some((table, size)) => {
                 let size = size.parse().ok().filter(|size| MAGLEV_SIZES.contains(size))?;
-                decided.tables.insert(read_table(table)?, size);
+                decided.tables.insert(parse_table(table)?, size);
             }
         }
     }
     Some((name, decided))
 }
 
-fn read_table(text: &str) -> Option<TableKey> {
+fn parse_table(text: &str) -> Option<TableKey> {
     let (protocol, rest) = text.split_once('/')?;
     let (port, family) = rest.split_once('/')?;
     let family = [Family::V4, Family::V6].into_iter().find(|known| known.to_string() == family)?;
     Some((protocol.parse().ok()?, port.parse().ok()?, family))
 }
 
-fn read_reserved(line: &str) -> Option<(IpAddr, ServiceName, u64)> {
+fn parse_reserved(line: &str) -> Option<(IpAddr, ServiceName, u64)> {
     let mut words = line.strip_prefix(RESERVED)?.strip_prefix(' ')?.split(' ');
     let (address, service, until_s) = (words.next()?, words.next()?, words.next()?);
     Some((address.parse().ok()?, proto::convert::service_name(service).ok()?, until_s.parse().ok()?))

@@ -125,7 +125,7 @@ impl Freed {
     }
 
     /// The Service for which `address` is reserved, if it is not `service`.
-    pub(super) fn kept_from(&self, address: IpAddr, service: &ServiceName) -> Option<&ServiceName> {
+    pub(super) fn reserved_for_other(&self, address: IpAddr, service: &ServiceName) -> Option<&ServiceName> {
         let holders = self.of.get(&address)?;
         if holders.contains_key(service) { None } else { holders.keys().next() }
     }

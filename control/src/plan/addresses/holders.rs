@@ -38,7 +38,7 @@ struct SharedAddress {
 #[derive(Clone, Debug)]
 struct Holder {
     ports: Vec<Port>,
-    sharing: Option<Sharing>,
+    terms: Terms,
 }
 
 impl Holders {
@@ -76,7 +76,7 @@ impl Holders {
     pub(super) fn is_recorded_as(&self, claim: &Claim) -> bool {
         let mut holders =
             self.of(&claim.service).iter().filter_map(|address| self.addresses_held.get(address)?.holders.get(&claim.service));
-        holders.all(|holder| holder.ports == claim.ports && holder.sharing == claim.sharing)
+        holders.all(|holder| holder.ports == claim.ports && holder.terms.sharing == claim.sharing)
     }
 
     /// Why `claim` cannot share `address` with its holders; `None` if it can.
@@ -98,7 +98,7 @@ impl Holders {
         shared.announce = pool.map(|pool| pool.announce).or(shared.announce);
         shared.ports.extend(claim.ports.iter().map(|port| (*port, service.clone())));
         *shared.terms.entry(claim.terms()).or_default() += 1;
-        shared.holders.insert(service.clone(), Holder { ports: claim.ports.clone(), sharing: claim.sharing.clone() });
+        shared.holders.insert(service.clone(), Holder { ports: claim.ports.clone(), terms: claim.terms() });
         self.of.entry(service.clone()).or_default().push(address);
         if let Some(sharing) = &claim.sharing {
             self.keys.entry(sharing.key.clone()).or_default().insert(address);
@@ -113,9 +113,8 @@ impl Holders {
         for port in &holder.ports {
             shared.ports.remove(port);
         }
-        let terms = Terms { namespace: service.namespace.clone(), sharing: holder.sharing.clone() };
-        count_down(&mut shared.terms, &terms);
-        if let Some(Sharing { key, .. }) = holder.sharing
+        count_down(&mut shared.terms, &holder.terms);
+        if let Some(Sharing { key, .. }) = holder.terms.sharing
             && !shared.terms.keys().any(|terms| terms.sharing.as_ref().is_some_and(|sharing| sharing.key == key))
         {
             remove_from(&mut self.keys, &key, &address);
