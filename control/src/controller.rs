@@ -1,12 +1,13 @@
 //! The controller. Changes from one source become plans; a plan becomes the state that gateways follow and the statuses
 //! that are written back. `sluiced` embeds the controller; `sluice-controller` consists of it.
 //!
-//! Invariant: nothing is planned before the source has listed all Services and slices once, and no later error withdraws
-//! an address or a Service.
+//! Invariant: nothing is planned before the source has listed all Services and slices once, and no later error
+//! withdraws an address or a Service.
 //!
 //! Invariant: of several replicas on one cluster only the leader watches, plans and writes, and its work ends before
-//! another one may begin (`kubernetes::lease`). A new leader lists every object before it plans and adopts what its predecessor wrote.
-//! Deliberately not here: election (`kubernetes::lease`), and the decisions of each step (`plan`, `status`, `gateways`).
+//! another one may begin (`kubernetes::lease`). A new leader lists every object before it plans and adopts what its
+//! predecessor wrote. Deliberately not here: election (`kubernetes::lease`), and the decisions of each step (`plan`,
+//! `status`, `gateways`).
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -193,8 +194,8 @@ fn begin(
     }
 }
 
-/// Opens the listeners. Certificates in files must be usable now. A Secret is watched from now on, because the API server may
-/// be unavailable.
+/// Opens the listeners. Certificates in files must be usable now. A Secret is watched from now on, because the API
+/// server may be unavailable.
 async fn listen(
     settings: &ControllerSettings,
     origin: &Origin,

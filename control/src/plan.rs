@@ -1,10 +1,10 @@
-//! The plan: what gateways forward and what each object's status shall be, computed from the objects. A function without
-//! I/O, clock or health.
+//! The plan: what gateways forward and what each object's status shall be, computed from the objects. A function
+//! without I/O, clock or health.
 //!
-//! Invariant: an incremental plan equals a plan of all Services from scratch. A Service that did not change is not examined
-//! and keeps its `Arc` from one plan to the next, so that only changes are sent, compiled and compared.
-//! Deliberately not here: allocation of addresses (`assignment`), the plan of one Service (`build`), generations and the time of
-//! status writes (`gateways::publish`, `status`).
+//! Invariant: an incremental plan equals a plan of all Services from scratch. A Service that did not change is not
+//! examined and keeps its `Arc` from one plan to the next, so that only changes are sent, compiled and compared.
+//! Deliberately not here: allocation of addresses (`assignment`), the plan of one Service (`build`), generations and
+//! the time of status writes (`gateways::publish`, `status`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -116,8 +116,8 @@ impl StatusSink {
     }
 }
 
-/// The result of a write. It is accepted even if its answer cannot be decoded; an answer with one of `settled_codes` makes it
-/// unnecessary.
+/// The result of a write. It is accepted even if its answer cannot be decoded; an answer with one of `settled_codes`
+/// makes it unnecessary.
 fn accepted<T>(answer: kube::Result<T>, settled_codes: &[u16]) -> Result<(), ApiError> {
     match answer {
         Ok(_) | Err(kube::Error::SerdeError(_)) => Ok(()),

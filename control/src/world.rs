@@ -1,8 +1,8 @@
 //! The world: all relevant objects as specs, kept current by the changes of one source.
 //!
-//! Invariant: the revision of a Service grows exactly when its specification or its slices change, so that a plan builds
-//! only those again. Changed Services are found without examining the others. No I/O, no clock.
-//! Deliberately not here: which class is ours and what follows from the objects (`plan`).
+//! Invariant: the revision of a Service grows exactly when its specification or its slices change, so that a plan
+//! builds only those again. Changed Services are found without examining the others. No I/O, no clock. Deliberately not
+//! here: which class is ours and what follows from the objects (`plan`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -189,8 +189,8 @@ impl World {
         &self.nodes
     }
 
-    /// The labels of a namespace, including `kubernetes.io/metadata.name`, which the API server sets. A namespace that is
-    /// known only from its Services has just that label.
+    /// The labels of a namespace, including `kubernetes.io/metadata.name`, which the API server sets. A namespace that
+    /// is known only from its Services has just that label.
     #[must_use]
     pub fn namespace_labels(&self, name: &str) -> Labels {
         let own_name = || [(NAMESPACE_NAME_LABEL.to_owned(), name.to_owned())].into();
@@ -339,7 +339,8 @@ impl World {
         self.services_known = true;
     }
 
-    /// Returns the name of a Service that may be ours. The owners of those in `noted` know already that they are never served.
+    /// Returns the name of a Service that may be ours. The owners of those in `noted` know already that they are never
+    /// served.
     fn apply_service(&mut self, service: &Service, noted: &BTreeSet<ServiceName>) -> Option<ServiceName> {
         self.put_leftover(service);
         match Candidate::try_from(service) {
@@ -446,7 +447,8 @@ impl World {
         }
     }
 
-    /// Records a Service that can never be served as it is. Its owner gets one note if the object looks as if they expect it.
+    /// Records a Service that can never be served as it is. Its owner gets one note if the object looks as if they
+    /// expect it.
     fn leave_service_out(&mut self, error: &NotServable, noted: &BTreeSet<ServiceName>) {
         let NotServable::NotOurs { name, why, is_expected } = error else {
             return tracing::warn!(%error, "object ignored");

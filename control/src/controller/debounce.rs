@@ -13,11 +13,12 @@ use crate::world::change::Change;
 
 /// Capacity of the channel of changes; a faster source has to wait.
 pub(crate) const CHANGES_WAITING_MAX: usize = 1024;
-/// The first change after a pause of this length is planned at once. Later changes often come in bursts (deleting a namespace
-/// deletes tens of Services within milliseconds), so they are collected until there is a pause of this length,
+/// The first change after a pause of this length is planned at once. Later changes often come in bursts (deleting a
+/// namespace deletes tens of Services within milliseconds), so they are collected until there is a pause of this
+/// length,
 const QUIET: Duration = Duration::from_millis(3);
-/// or at the latest for this time. A stream without such a pause, of more than 333 changes a second, costs 20 plans a second
-/// regardless of its rate.
+/// or at the latest for this time. A stream without such a pause, of more than 333 changes a second, costs 20 plans a
+/// second regardless of its rate.
 const BURST_MAX: Duration = Duration::from_millis(50);
 
 /// Collects the changes that belong to a burst. A change within [`QUIET`] of the previous plan belongs to a burst.
@@ -52,7 +53,8 @@ mod tests {
         Change::ServiceApplied(Box::new(serde_json::from_value(service).unwrap()))
     }
 
-    /// When plans were made for changes that come `apart` from each other, since the first, and the objects they were for.
+    /// When plans were made for changes that come `apart` from each other, since the first, and the objects they were
+    /// for.
     async fn plans(count: u32, apart: Duration) -> Vec<(Duration, usize)> {
         let (sender, mut changes) = mpsc::channel(CHANGES_WAITING_MAX);
         tokio::spawn(async move {

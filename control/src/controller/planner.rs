@@ -68,7 +68,8 @@ impl Planner {
                     Some(change) => world.apply(change),
                     None => return,
                 },
-                // Their own addresses must not become VIPs, and addresses that they still forward must not be allocated.
+                // Their own addresses must not become VIPs, and addresses that they still forward must not be
+                // allocated.
                 Ok(()) = gateways.changed() => {
                     if !memory.follow_gateways(&gateways.borrow_and_update(), Instant::now().into_std()) {
                         continue;

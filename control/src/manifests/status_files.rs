@@ -1,7 +1,7 @@
 //! Status files `<statusDir>/<namespace>/<name>.yaml`, which replace the status of Service objects.
 //!
-//! Invariant: a file is complete or absent, because it is written under another name and renamed. Addresses in it are adopted
-//! at start, so that a restart moves no Service.
+//! Invariant: a file is complete or absent, because it is written under another name and renamed. Addresses in it are
+//! adopted at start, so that a restart moves no Service.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -50,8 +50,8 @@ pub enum FollowError {
     },
 }
 
-/// Sends the objects of `path` until the receiver of `changes` is dropped. `adopted` is the content of the status files;
-/// `may_forget` is set once every file was read.
+/// Sends the objects of `path` until the receiver of `changes` is dropped. `adopted` is the content of the status
+/// files; `may_forget` is set once every file was read.
 ///
 /// # Errors
 /// If the directory cannot be read or watched at start. Later, errors are retried.

@@ -1,10 +1,10 @@
 //! Allocation of VIPs to Services (CONTROL section 6).
 //!
 //! Invariants: no two Services hold the same (address, protocol, port). Two Services hold the same address only if both
-//! share it. A Service keeps its addresses, whatever happens to pools, until it asks for another one. A freed address is
-//! reserved for its last holder for ten minutes unless nothing else is free, and no other Service gets it before every
-//! connected gateway has removed it. Time is an argument.
-//! Deliberately not here: writing addresses to objects, and `externalIPs`.
+//! share it. A Service keeps its addresses, whatever happens to pools, until it asks for another one. A freed address
+//! is reserved for its last holder for ten minutes unless nothing else is free, and no other Service gets it before
+//! every connected gateway has removed it. Time is an argument. Deliberately not here: writing addresses to objects,
+//! and `externalIPs`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -33,10 +33,12 @@ use freed::Freed;
 use holders::Holders;
 use search::{IndexedPool, Search, is_buggy};
 
-/// Addresses tried under one sharing key for one Service. If none fits, the Service gets an address that it does not share.
+/// Addresses tried under one sharing key for one Service. If none fits, the Service gets an address that it does not
+/// share.
 const SHARED_TRIED_MAX: usize = 256;
 
-/// Retry interval for a Service that waits until gateways have removed an address, in case no gateway report triggers it.
+/// Retry interval for a Service that waits until gateways have removed an address, in case no gateway report triggers
+/// it.
 const WAITING_RETRY: Duration = Duration::from_secs(1);
 
 /// All allocated and reserved addresses.
@@ -50,7 +52,8 @@ pub struct Allocations {
 
 impl Allocations {
     /// Allocates addresses to all claims: first those that a claim holds, then those in its status, then those that it
-    /// requests, then any free address; in each round the older Service comes first. Addresses without a claim are freed.
+    /// requests, then any free address; in each round the older Service comes first. Addresses without a claim are
+    /// freed.
     pub fn assign(&mut self, claims: &[Claim], rules: Rules<'_>) -> BTreeMap<ServiceName, Allocation> {
         self.freed.expire(rules.now, rules.reached);
         self.waits_until = None;
@@ -131,7 +134,8 @@ impl Allocations {
         self.holders.add(address, claim, pools.holding(address));
     }
 
-    /// Why other Services prevent `claim` from getting `address`: they hold it or it is reserved for them. `None` if nothing does.
+    /// Why other Services prevent `claim` from getting `address`: they hold it or it is reserved for them. `None` if
+    /// nothing does.
     fn obstacle(&self, claim: &Claim, address: IpAddr, pools: &Pools) -> Option<String> {
         if self.holders.is_held(address) {
             return self.holders.refuse(address, claim, pools.holding(address));
@@ -140,8 +144,8 @@ impl Allocations {
         Some(format!("was {by}'s until now and is kept for it for 10 minutes, and until every gateway has taken it out"))
     }
 
-    /// Re-checks Services whose ports or sharing terms changed, after all unchanged ones, so that a change of one Service
-    /// never moves another. A Service that no longer fits beside the other holders loses its address.
+    /// Re-checks Services whose ports or sharing terms changed, after all unchanged ones, so that a change of one
+    /// Service never moves another. A Service that no longer fits beside the other holders loses its address.
     fn recheck(&mut self, order: &[&Claim], outcomes: &mut [Allocation], rules: Rules<'_>) {
         let mut rechecked = Vec::new();
         for (claim, outcome) in order.iter().zip(outcomes) {
@@ -167,8 +171,8 @@ impl Allocations {
         }
     }
 
-    /// Exchanges the addresses of a Service for those that it requests by name, if they are available. If not, a Service
-    /// that already holds an address keeps it and its owner gets a warning.
+    /// Exchanges the addresses of a Service for those that it requests by name, if they are available. If not, a
+    /// Service that already holds an address keeps it and its owner gets a warning.
     fn request(&mut self, claim: &Claim, rules: Rules<'_>, outcome: &mut Allocation) {
         for &address in claim.requested.iter().filter(|_| claim.is_readable()) {
             let held = self.holders.held_of(&claim.service, Family::of(address));
@@ -300,8 +304,8 @@ impl Allocations {
         Err(Refusal { reason: Reason::Exhausted, message: limit.unwrap_or_else(left) })
     }
 
-    /// The address that was freed first in these pools. An address that a connected gateway may still forward for another Service
-    /// is never returned.
+    /// The address that was freed first in these pools. An address that a connected gateway may still forward for
+    /// another Service is never returned.
     fn take_reserved(
         &self,
         family: Family,

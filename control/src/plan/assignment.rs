@@ -177,8 +177,8 @@ impl Assignment {
         let leaving: Vec<Claim> = holders(world, settings).map(|left| claim_of_leaving(left, &self.pools)).collect();
         let unserved: Vec<ServiceName> = leaving.iter().map(|claim| claim.service.clone()).collect();
         claims.extend(leaving);
-        let named = |claim: &Claim| [claim.requested.clone(), claim.in_status.clone(), claim.recalled.clone()].concat();
-        self.named = claims.iter().flat_map(named).collect();
+        self.named =
+            claims.iter().flat_map(|claim| [&claim.requested, &claim.in_status, &claim.recalled]).flatten().copied().collect();
         let (pools, forbidden) = (Arc::clone(&self.pools), Arc::clone(&self.forbidden));
         let rules = Rules { pools: &pools, forbidden: &forbidden, reached: self.gateways.reached, now };
         let mut outcomes = self.allocations.assign(&claims, rules);
@@ -257,8 +257,8 @@ fn claim(candidate: &Candidate, namespace_labels: Labels) -> Claim {
     }
 }
 
-/// The claim of a Service that is being deleted: it keeps the addresses in its status and requests nothing. Our finalizer
-/// proves that it was ours.
+/// The claim of a Service that is being deleted: it keeps the addresses in its status and requests nothing. Our
+/// finalizer proves that it was ours.
 fn claim_of_leaving(left: &Leftover, pools: &Pools) -> Claim {
     let is_kept = |address: &IpAddr| left.status_is_ours || pools.holding(*address).is_some();
     Claim {

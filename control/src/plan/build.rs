@@ -1,7 +1,7 @@
 //! The plan of one Service: its ports and backends, its status, and the order of the steps of a mode change.
 //!
-//! Invariant: a Service that cannot be served is refused as a whole, without ports. A Service whose plan is unchanged keeps
-//! its `Arc`. Deliberately not here: addresses (`addresses`), and the choice of Services to plan again (`plan`).
+//! Invariant: a Service that cannot be served is refused as a whole, without ports. A Service whose plan is unchanged
+//! keeps its `Arc`. Deliberately not here: addresses (`addresses`), and the choice of Services to plan again (`plan`).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -27,8 +27,8 @@ use objects::{Candidate, Kind, OwnedParts, PortSpec, ServiceSpec, SliceSpec};
 /// because an update of the controller would then move flows of stateless modes.
 pub const MAGLEV_SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// How long a new mode or a new Service waits for the status or finalizer that must be written first. The limit keeps an
-/// API server that is unavailable or refuses the write from blocking an owner's change for ever.
+/// How long a new mode or a new Service waits for the status or finalizer that must be written first. The limit keeps
+/// an API server that is unavailable or refuses the write from blocking an owner's change for ever.
 pub(super) const STATUS_WAITED_FOR: Duration = Duration::from_secs(10);
 
 /// The statuses of Services; copied and compared as [`proto::Services`] are.
@@ -51,7 +51,8 @@ pub struct WantedStatus {
     pub held: OwnedParts,
     /// Another field manager that wrote the status.
     pub foreign_manager: Option<String>,
-    /// Why it is not served. Until it is, addresses that it does not hold are removed from its status and none are added.
+    /// Why it is not served. Until it is, addresses that it does not hold are removed from its status and none are
+    /// added.
     pub refusal: Option<Reason>,
     /// Why it lacks an address.
     pub unassigned: Option<Reason>,
@@ -159,7 +160,8 @@ impl<'a> ServiceBuilder<'a> {
         Self { inputs, candidate, revision, outcome, before, recalled, policy, ip_mode }
     }
 
-    /// Plans the Service. It is withheld from gateways until its finalizer is written, so that its deletion is not missed.
+    /// Plans the Service. It is withheld from gateways until its finalizer is written, so that its deletion is not
+    /// missed.
     pub(super) fn plan(self) -> Planned {
         let mut planned = self.plan_by_current_policy();
         planned.withheld_until = self.withheld_until(&planned);
@@ -170,7 +172,8 @@ impl<'a> ServiceBuilder<'a> {
         planned
     }
 
-    /// Until when it is withheld from gateways, if it is. A Service whose status already has an address is never withheld.
+    /// Until when it is withheld from gateways, if it is. A Service whose status already has an address is never
+    /// withheld.
     fn withheld_until(&self, planned: &Planned) -> Option<Instant> {
         let is_given = self.before.is_some_and(|old| old.withheld_until.is_none() && old.service.refusal.is_none());
         let needs_none = self.candidate.uid.is_empty() || self.candidate.kind != Kind::LoadBalancer;
@@ -182,8 +185,9 @@ impl<'a> ServiceBuilder<'a> {
         self.wait_until(self.before.and_then(|old| old.withheld_until))
     }
 
-    /// Plans a change to a mode in which nodes see the VIP. The status is written first, because a node accepts packets for the
-    /// VIP only once the status tells it to. Until the object shows the new status, gateways use the previous mode.
+    /// Plans a change to a mode in which nodes see the VIP. The status is written first, because a node accepts packets
+    /// for the VIP only once the status tells it to. Until the object shows the new status, gateways use the previous
+    /// mode.
     fn plan_by_current_policy(&self) -> Planned {
         let wanted = self.build();
         let held = self.before.and_then(|old| Some((old.policy, self.held_until(old)?)));
@@ -192,7 +196,8 @@ impl<'a> ServiceBuilder<'a> {
         if as_before.service.refusal.is_some() { wanted } else { Planned { held_until: Some(until), ..as_before } }
     }
 
-    /// Until when the previous policy is kept, if it is. For manifests there is nothing to wait for: no node reads their status.
+    /// Until when the previous policy is kept, if it is. For manifests there is nothing to wait for: no node reads
+    /// their status.
     fn held_until(&self, before: &Planned) -> Option<Instant> {
         let ours = |ingress: &&Ingress| self.outcome.addresses.contains(&ingress.ip);
         let is_written = !self.candidate.held.ingress.iter().filter(ours).any(|ingress| ingress.ip_mode == IpMode::Proxy);

@@ -1,10 +1,9 @@
 //! `spec.externalIPs`: which of them a Service may use. Any tenant may write any address there (CVE-2020-8554), so only
 //! addresses inside the configured `externalIPs.allowed` count.
 //!
-//! Invariant: no two Services get the same (address, protocol, port); the older Service wins. No Service gets an address
-//! that a pool, a gateway or the cluster uses otherwise.
-//! Deliberately not here: how packets for such an address reach a gateway. As with kube-proxy, the operator routes them
-//! there; gateways do not answer ARP for these addresses.
+//! Invariant: no two Services get the same (address, protocol, port); the older Service wins. No Service gets an
+//! address that a pool, a gateway or the cluster uses otherwise. Deliberately not here: how packets for such an address
+//! reach a gateway. As with kube-proxy, the operator routes them there; gateways do not answer ARP for these addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,8 +16,8 @@ use crate::world::World;
 use objects::note::{Cause, Remark};
 use objects::{Candidate, Kind, ServiceSpec};
 
-/// Maximum number of `externalIPs` per Service, so that no Service can fill the gateways' tables: 65,536 Services with one
-/// port each make a million frontends.
+/// Maximum number of `externalIPs` per Service, so that no Service can fill the gateways' tables: 65,536 Services with
+/// one port each make a million frontends.
 const EXTERNAL_IPS_MAX: usize = 16;
 
 /// The result for one Service.
@@ -43,8 +42,8 @@ impl Externals {
 /// The frontends that older Services have.
 type TakenFrontends<'a> = BTreeMap<(IpAddr, Protocol, u16), &'a ServiceName>;
 
-/// The result for each Service. Services must come in order of age, oldest first. The VIPs outside every pool of `fence` are
-/// those of load balancers.
+/// The result for each Service. Services must come in order of age, oldest first. The VIPs outside every pool of
+/// `fence` are those of load balancers.
 pub fn assign<'a>(candidates: impl Iterator<Item = &'a Candidate>, fence: &Fence<'_>) -> Vec<Externals> {
     let mut taken = TakenFrontends::new();
     candidates.map(|candidate| assign_to(candidate, fence, &mut taken)).collect()
@@ -106,8 +105,8 @@ fn too_many() -> (Reason, String) {
     (Reason::Exhausted, format!("a Service gets {EXTERNAL_IPS_MAX} of them at most"))
 }
 
-/// Services with `externalIPs` that are not served because none is allowed, and that are not ours otherwise, as already logged.
-/// The reason goes to the log and not to an Event, because in most clusters another product serves them.
+/// Services with `externalIPs` that are not served because none is allowed, and that are not ours otherwise, as already
+/// logged. The reason goes to the log and not to an Event, because in most clusters another product serves them.
 #[derive(Debug, Default)]
 pub struct DisallowedExternalIps {
     logged: BTreeSet<ServiceName>,

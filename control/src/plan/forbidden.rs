@@ -18,7 +18,8 @@ pub struct Forbidden {
 }
 
 impl Forbidden {
-    /// Collects the addresses of the embedding gateway, of all gateways ever seen and of the nodes, and the Service CIDRs.
+    /// Collects the addresses of the embedding gateway, of all gateways ever seen and of the nodes, and the Service
+    /// CIDRs.
     #[must_use]
     pub fn new<'a>(
         own: &[IpAddr],

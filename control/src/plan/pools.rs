@@ -15,7 +15,8 @@ use objects::PoolSpec;
 use objects::crd::AddressPool;
 use objects::pool::range_of;
 
-/// Maximum number of pools: with 128 ranges each, 131,072 ranges, which every gateway receives with each change of a pool.
+/// Maximum number of pools: with 128 ranges each, 131,072 ranges, which every gateway receives with each change of a
+/// pool.
 const POOLS_MAX: usize = 1024;
 /// Maximum number of pools named in a message.
 const NAMED_MAX: usize = 5;

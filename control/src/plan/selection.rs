@@ -1,9 +1,9 @@
 //! Selection of the endpoints that serve one port of a Service.
 //!
-//! Invariant: ready endpoints if there are any, else those that are serving while they terminate. No endpoint is selected
-//! twice, and none that a tenant must not reach through the gateway. `internalTrafficPolicy` does not apply, because
-//! traffic through a gateway always comes from outside the cluster.
-//! Deliberately not here: health, which each gateway determines by its own probes.
+//! Invariant: ready endpoints if there are any, else those that are serving while they terminate. No endpoint is
+//! selected twice, and none that a tenant must not reach through the gateway. `internalTrafficPolicy` does not apply,
+//! because traffic through a gateway always comes from outside the cluster. Deliberately not here: health, which each
+//! gateway determines by its own probes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -117,8 +117,8 @@ pub fn select<'a>(slices: impl Iterator<Item = &'a SliceSpec>, port: &PortSpec, 
     selection
 }
 
-/// Zone hints count as in kube-proxy: only if every ready endpoint has one, and only in zones that some hint names. Node
-/// hints do not count, because a gateway is not a node. Terminating endpoints are used in all zones.
+/// Zone hints count as in kube-proxy: only if every ready endpoint has one, and only in zones that some hint names.
+/// Node hints do not count, because a gateway is not a node. Terminating endpoints are used in all zones.
 fn zones(endpoints: &BTreeMap<SocketAddr, &EndpointSpec>, backends: &[Backend]) -> Vec<ZoneBackends> {
     if endpoints.values().any(|endpoint| endpoint.ready && endpoint.zones.is_empty()) {
         return Vec::new();
@@ -151,8 +151,8 @@ fn admit(candidates: impl Iterator<Item = (SocketAddr, u16)>, port: &PortSpec, f
 }
 
 impl Selection {
-    /// Adds notes on excluded backends: the forbidden ones, each with the reason, and those of `found` that exceed the size of a
-    /// table.
+    /// Adds notes on excluded backends: the forbidden ones, each with the reason, and those of `found` that exceed the
+    /// size of a table.
     fn note_excluded<'r>(
         &mut self,
         forbidden: impl ExactSizeIterator<Item = (SocketAddr, &'r str)>,
@@ -180,8 +180,8 @@ impl Selection {
     }
 }
 
-/// Endpoints ordered by address and port. Of two with the same address and port, one that is not terminating counts first,
-/// then a ready one.
+/// Endpoints ordered by address and port. Of two with the same address and port, one that is not terminating counts
+/// first, then a ready one.
 fn endpoints<'a>(
     slices: impl Iterator<Item = &'a SliceSpec>,
     port: &PortSpec,

@@ -1,6 +1,6 @@
-//! Conditions of a Service. Their messages are the same for all Services and contain no counts and no names except those of
-//! pools and of gateways that refuse the Service: every write to a Service goes to every kube-proxy, so details of one
-//! Service belong in Events.
+//! Conditions of a Service. Their messages are the same for all Services and contain no counts and no names except
+//! those of pools and of gateways that refuse the Service: every write to a Service goes to every kube-proxy, so
+//! details of one Service belong in Events.
 
 use std::collections::BTreeSet;
 
@@ -63,8 +63,8 @@ pub(super) const fn not_served(reason: Reason) -> Condition {
     Condition::new(false, reason.as_str(), sentence(reason))
 }
 
-/// `sluice.dev/Programmed` of a Service that gateways refuse, wholly or in part. The message names them and their reason,
-/// because only they know it.
+/// `sluice.dev/Programmed` of a Service that gateways refuse, wholly or in part. The message names them and their
+/// reason, because only they know it.
 pub(super) fn refused_by_gateways(gateways: &BTreeSet<&str>, refusal: &Refusal) -> Condition {
     let names: Vec<_> = gateways.iter().take(GATEWAYS_NAMED_MAX).copied().collect();
     let more = if gateways.len() > names.len() { " and others" } else { "" };

@@ -2,8 +2,8 @@
 //!
 //! Invariant: only objects of our own group are written. The object of a disconnected gateway remains, not ready, for
 //! `KEPT`. If the CRD is not installed, sluice only checks for it again from time to time. A new leader reads the
-//! addresses of all gateways from these objects, also of disconnected ones, so that no Service gets one. Deliberately not
-//! here: which gateways are connected (`gateways`).
+//! addresses of all gateways from these objects, also of disconnected ones, so that no Service gets one. Deliberately
+//! not here: which gateways are connected (`gateways`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,8 +24,8 @@ use objects::crd::{EdgeGateway, EdgeGatewaySpec, EdgeGatewayStatus, GATEWAY_ADDR
 
 /// Interval of updates of connected gateways, and so the maximum age of LAST-SEEN.
 const REFRESHED_EVERY: Duration = Duration::from_secs(60);
-/// Debounce time of other changes, so that a restart of the fleet causes a few writes per gateway. The objects lag by this
-/// time and the time of writing, 2 s at most.
+/// Debounce time of other changes, so that a restart of the fleet causes a few writes per gateway. The objects lag by
+/// this time and the time of writing, 2 s at most.
 const DEBOUNCE: Duration = Duration::from_secs(1);
 /// How long the object of a disconnected gateway remains: a repaired machine comes back to its addresses.
 const KEPT: SignedDuration = SignedDuration::from_hours(30 * 24);
@@ -73,7 +73,8 @@ fn served(newest: &Option<Arc<Published>>) -> u32 {
     u32::try_from(services.filter(|service| service.refusal.is_none()).count()).unwrap_or(u32::MAX)
 }
 
-/// The status of each connected gateway, without `services` and `last_seen`. A gateway that reconnects may appear twice.
+/// The status of each connected gateway, without `services` and `last_seen`. A gateway that reconnects may appear
+/// twice.
 fn shown(gateways: &Gateways) -> BTreeMap<String, EdgeGatewayStatus> {
     let mut all: BTreeMap<String, EdgeGatewayStatus> = BTreeMap::new();
     for gateway in gateways.iter() {

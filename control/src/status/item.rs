@@ -1,7 +1,8 @@
-//! The status of one Service: the progress of gateways, the desired content of its object, and the write that leads there.
+//! The status of one Service: the progress of gateways, the desired content of its object, and the write that leads
+//! there.
 //!
-//! Invariant: a write contains only differences from the known content of the object. After our own write to a version, the
-//! content that we wrote counts, not that version.
+//! Invariant: a write contains only differences from the known content of the object. After our own write to a version,
+//! the content that we wrote counts, not that version.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -21,19 +22,20 @@ use objects::{Condition, ConditionType, OwnedParts};
 
 /// Longest delay of a status by slow or broken gateways, after the first gateway applied the generation.
 pub(super) const SLOW_GATEWAY_WAITED_FOR: Duration = Duration::from_secs(2);
-/// Maximum number of rewrites of a foreign status, per Service and desired status: two controllers that overwrite each other
-/// must not overload the API server.
+/// Maximum number of rewrites of a foreign status, per Service and desired status: two controllers that overwrite each
+/// other must not overload the API server.
 pub(super) const REWRITES_MAX: usize = 3;
 /// Window in which these rewrites are counted. After it, sluice tries again.
 pub(super) const REWRITES_WITHIN: Duration = Duration::from_secs(600);
 /// Minimum time between two changes of `BackendsHealthy` of one Service.
 const HEALTH_CHANGE_INTERVAL: Duration = Duration::from_secs(30);
-/// Grace time for EndpointSlices, which are created after their Service and updated after its ports. What is missing longer
-/// is reported.
+/// Grace time for EndpointSlices, which are created after their Service and updated after its ports. What is missing
+/// longer is reported.
 pub(super) const SLICES_AWAITED: Duration = Duration::from_secs(2);
 /// Error of a port that is not served, in the API's format.
-const NO_MATCHING_PORT: &str = "sluice.dev/NoMatchingPort";
-/// Grace time for gateways to reconnect after a restart of either side. Until then a programmed Service stays programmed.
+const PORT_NOT_MATCHED: &str = "sluice.dev/NoMatchingPort";
+/// Grace time for gateways to reconnect after a restart of either side. Until then a programmed Service stays
+/// programmed.
 pub(super) const ABSENCE_TOLERATED: Duration = Duration::from_secs(30);
 
 /// The connected gateways at one time.
@@ -46,8 +48,8 @@ pub(super) struct GatewaysView<'a> {
 }
 
 impl GatewaysView<'_> {
-    /// Whether any gateway reports a healthy backend of a Service; `None` if no gateway has reported yet. Reports of gateways
-    /// that knew no backend do not count, because they are older than the first backend.
+    /// Whether any gateway reports a healthy backend of a Service; `None` if no gateway has reported yet. Reports of
+    /// gateways that knew no backend do not count, because they are older than the first backend.
     pub(super) fn has_healthy_backend(&self, service: &ServiceName) -> Option<bool> {
         let reports = self.gateways.iter().filter_map(|gateway| gateway.health.get(service));
         let reports = reports.filter(|health| health.backends > 0);
@@ -240,8 +242,8 @@ impl Item {
         goal
     }
 
-    /// Reports for each port of each of our addresses whether it is served. If the Service cannot be parsed, its ports are
-    /// unknown, and those in the status are used.
+    /// Reports for each port of each of our addresses whether it is served. If the Service cannot be parsed, its ports
+    /// are unknown, and those in the status are used.
     fn set_ports(&self, known: &OwnedParts, goal: &mut OwnedParts, now: Instant, decision: &mut Decision) {
         let wanted = &self.wanted;
         let is_settled = self.is_grace_over(now, decision);
@@ -253,10 +255,10 @@ impl Item {
             let old_ports = known.ingress.iter().find(|old| old.ip == entry.ip).map_or(&[][..], |old| &old.ports);
             for port in &mut entry.ports {
                 let is_reported =
-                    old_ports.iter().any(|old| old.error.as_deref() == Some(NO_MATCHING_PORT) && is_same_port(old, port));
+                    old_ports.iter().any(|old| old.error.as_deref() == Some(PORT_NOT_MATCHED) && is_same_port(old, port));
                 let is_unmatched = wanted.missing.unmatched.contains(&(port.protocol, port.port)) && (is_settled || is_reported);
                 let refused = wanted.refusal.map(|reason| Cow::Owned(format!("{ANNOTATION_PREFIX}{}", reason.as_str())));
-                port.error = refused.or(is_unmatched.then_some(Cow::Borrowed(NO_MATCHING_PORT)));
+                port.error = refused.or(is_unmatched.then_some(Cow::Borrowed(PORT_NOT_MATCHED)));
             }
         }
     }
@@ -270,8 +272,8 @@ impl Item {
         due <= now
     }
 
-    /// `None` keeps the condition of the object. A programmed Service stays programmed while gateways apply a change, and for a
-    /// grace time without gateways.
+    /// `None` keeps the condition of the object. A programmed Service stays programmed while gateways apply a change,
+    /// and for a grace time without gateways.
     fn programmed(&self, known: &OwnedParts, view: &GatewaysView<'_>, decision: &mut Decision) -> Option<Condition> {
         let old = known.conditions.get(&ConditionType::Programmed);
         let was_programmed = old.is_some_and(|condition| condition.holds);
@@ -433,7 +435,7 @@ fn says_unmatched(held: &OwnedParts) -> bool {
     let ports = held.ingress.iter().flat_map(|ingress| &ingress.ports);
     let condition = held.conditions.get(&ConditionType::BackendsHealthy);
     let is_said = condition.is_some_and(|condition| condition.reason == Cause::NoMatchingPort.as_str());
-    is_said || ports.into_iter().any(|port| port.error.as_deref() == Some(NO_MATCHING_PORT))
+    is_said || ports.into_iter().any(|port| port.error.as_deref() == Some(PORT_NOT_MATCHED))
 }
 
 /// Sets a condition. Its transition time changes only with its status.

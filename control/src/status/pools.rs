@@ -1,7 +1,7 @@
 //! Writes `addresspools/status`: the usage figures and conditions of each pool.
 //!
-//! Invariant: a status is written only if it differs from the object, and each pool at most once a second, because every
-//! new or deleted Service changes some figure. Deliberately not here: the figures (`addresses`).
+//! Invariant: a status is written only if it differs from the object, and each pool at most once a second, because
+//! every new or deleted Service changes some figure. Deliberately not here: the figures (`addresses`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! `sluice-controller release` and `uninstall`: remove our addresses, conditions and finalizer from Services while no
 //! controller runs.
 //!
-//! Invariant: Services of another class are not changed, and nothing is changed while a controller leads. Deliberately not
-//! here: the release of Services by a running controller (`finalizer`), and the output of the command.
+//! Invariant: Services of another class are not changed, and nothing is changed while a controller leads. Deliberately
+//! not here: the release of Services by a running controller (`finalizer`), and the output of the command.
 
 use std::time::Duration;
 

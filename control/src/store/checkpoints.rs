@@ -1,8 +1,8 @@
 //! Storage of the checkpoint: the ConfigMaps `sluice-checkpoint-0` to `-3` in the controller's own namespace, under the
 //! name of the group; with manifests, a file beside the status files.
 //!
-//! Invariant: nothing is planned before the checkpoint was read or reading it was refused. A text that was not read is not
-//! overwritten.
+//! Invariant: nothing is planned before the checkpoint was read or reading it was refused. A text that was not read is
+//! not overwritten.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -105,7 +105,8 @@ pub async fn keep(storage: Storage, mut newest: watch::Receiver<Checkpoint>, cha
     }
 }
 
-/// Reads the checkpoint; `None` once the planner has ended. If reading is refused, planning starts without a checkpoint.
+/// Reads the checkpoint; `None` once the planner has ended. If reading is refused, planning starts without a
+/// checkpoint.
 async fn read(storage: &Storage, changes: &mpsc::Sender<Change>) -> Option<Vec<String>> {
     let mut is_told = false;
     loop {

@@ -1,8 +1,8 @@
-//! Storage of overrides: the ConfigMap `sluice-overrides` in the controller's own namespace, under the name of the group;
-//! with manifests, a file beside the status files.
+//! Storage of overrides: the ConfigMap `sluice-overrides` in the controller's own namespace, under the name of the
+//! group; with manifests, a file beside the status files.
 //!
-//! Invariant: a write replaces exactly the version that was read. A ConfigMap that changed in the meantime is a conflict,
-//! and a text that cannot be parsed is never overwritten.
+//! Invariant: a write replaces exactly the version that was read. A ConfigMap that changed in the meantime is a
+//! conflict, and a text that cannot be parsed is never overwritten.
 
 use kube::api::Patch;
 use kube::core::response::reason::NOT_FOUND;
@@ -18,7 +18,8 @@ const CONFIG_MAP: &str = "sluice-overrides";
 /// Name of the file in the status directory, where everything else is a directory.
 pub const FILE: &str = "overrides.yaml";
 
-/// Version that was read, which the next write must name: the resourceVersion of the ConfigMap; `None` if there was none.
+/// Version that was read, which the next write must name: the resourceVersion of the ConfigMap; `None` if there was
+/// none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version(Option<String>);
 
@@ -50,7 +51,8 @@ pub enum OverrideStoreError {
 /// Reads the overrides.
 ///
 /// # Errors
-/// See [`OverrideStoreError`]. A missing ConfigMap is no error, but only if the API server itself says so: a 404 of a proxy is one.
+/// See [`OverrideStoreError`]. A missing ConfigMap is no error, but only if the API server itself says so: a 404 of a
+/// proxy is one.
 pub async fn load(storage: &Storage) -> Result<(Overrides, Version), OverrideStoreError> {
     match storage {
         Storage::File(path) => Ok((read(&read_file(path)?, || path.display().to_string())?, Version(None))),

@@ -1,10 +1,10 @@
-//! The checkpoint: decisions of a leader that its successor must keep. These are the addresses of each Service, the size of
-//! each Maglev table, and the reservations of freed addresses.
+//! The checkpoint: decisions of a leader that its successor must keep. These are the addresses of each Service, the
+//! size of each Maglev table, and the reservations of freed addresses.
 //!
-//! Invariant: a plan from the same objects and the checkpoint of the previous plan gives every Service the same addresses
-//! and tables. The checkpoint is a hint: addresses that sluice wrote into a status take precedence, and lines that cannot
-//! be parsed are skipped.
-//! Deliberately not here: where it is stored (`store`), and the allocation (`addresses`).
+//! Invariant: a plan from the same objects and the checkpoint of the previous plan gives every Service the same
+//! addresses and tables. The checkpoint is a hint: addresses that sluice wrote into a status take precedence, and lines
+//! that cannot be parsed are skipped. Deliberately not here: where it is stored (`store`), and the allocation
+//! (`addresses`).
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -25,7 +25,8 @@ const VERSION: &str = "v1";
 const RESERVED: &str = "reserved";
 /// Maximum time of a reservation.
 const RESERVED_MAX_S: u64 = 3600;
-/// Maximum length of one text, in characters: a ConfigMap holds 1 MiB. Four texts hold 65,536 Services of 55 characters each.
+/// Maximum length of one text, in characters: a ConfigMap holds 1 MiB. Four texts hold 65,536 Services of 55 characters
+/// each.
 const TEXT_MAX: usize = 900_000;
 
 /// Decisions for one Service.
@@ -78,8 +79,9 @@ impl Checkpoint {
         }
     }
 
-    /// Serializes it into several texts; the hash of its name chooses the text of a Service. `clock` is the time of day at `now`.
-    /// A text that would be too long loses its longest lines, so that a Service of a thousand ports displaces no others.
+    /// Serializes it into several texts; the hash of its name chooses the text of a Service. `clock` is the time of day
+    /// at `now`. A text that would be too long loses its longest lines, so that a Service of a thousand ports displaces
+    /// no others.
     #[must_use]
     pub fn to_texts(&self, count: usize, now: Instant, clock: SystemTime) -> Vec<String> {
         let mut texts: Vec<Vec<String>> = vec![Vec::new(); count.max(1)];

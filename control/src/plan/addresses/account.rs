@@ -36,7 +36,8 @@ impl PoolUse {
         self.families.iter().filter(|(_, figures)| figures.available == 0).map(|(family, _)| *family)
     }
 
-    /// One figure as text for people. A dual-stack pool shows one per family, because families cannot replace each other.
+    /// One figure as text for people. A dual-stack pool shows one per family, because families cannot replace each
+    /// other.
     #[must_use]
     pub fn text_of(&self, figure: impl Fn(&Figures) -> u128) -> String {
         match self.families.as_slice() {

@@ -1,7 +1,8 @@
 //! Adoption of addresses from the Services' statuses and the checkpoint when a controller starts (CONTROL section 6).
 //!
-//! Invariant: an address in a status is not adopted if it lies outside our pools and sluice did not write it, if it belongs
-//! to a gateway or a node, or if another Service holds it. The owner gets an Event for each address that is not adopted.
+//! Invariant: an address in a status is not adopted if it lies outside our pools and sluice did not write it, if it
+//! belongs to a gateway or a node, or if another Service holds it. The owner gets an Event for each address that is not
+//! adopted.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -36,8 +37,8 @@ impl AddressSource {
 }
 
 impl Allocations {
-    /// Statuses written by sluice come first, so that a foreign status of an older Service cannot take an address from its
-    /// holder. Services that cannot be parsed come last, because their ports and sharing terms are unknown.
+    /// Statuses written by sluice come first, so that a foreign status of an older Service cannot take an address from
+    /// its holder. Services that cannot be parsed come last, because their ports and sharing terms are unknown.
     pub(super) fn adopt_all(&mut self, order: &[&Claim], outcomes: &mut [Allocation], rules: Rules<'_>) {
         let mut recalled = BTreeSet::new();
         for source in [AddressSource::Ours, AddressSource::Recalled, AddressSource::Foreign] {

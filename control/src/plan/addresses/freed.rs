@@ -1,5 +1,5 @@
-//! Freed addresses: each is reserved for its former holders, and no other Service gets it before every connected gateway
-//! has removed it.
+//! Freed addresses: each is reserved for its former holders, and no other Service gets it before every connected
+//! gateway has removed it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -81,8 +81,8 @@ impl Freed {
         self.reservations.remove(&Reserved { until: kept.until, address, service: service.clone() });
     }
 
-    /// Ends reservations that have expired and whose addresses every connected gateway has removed. `reached` is the counter
-    /// of the state that all of them have applied; `None` if no gateway is connected.
+    /// Ends reservations that have expired and whose addresses every connected gateway has removed. `reached` is the
+    /// counter of the state that all of them have applied; `None` if no gateway is connected.
     pub(super) fn expire(&mut self, now: Instant, reached: Option<u64>) {
         let is_gone = |one: &&Reserved| {
             self.of.get(&one.address).and_then(|holders| holders.get(&one.service)).is_some_and(|kept| kept.is_gone(reached))

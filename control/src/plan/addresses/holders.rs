@@ -151,8 +151,8 @@ impl Holders {
         self.namespaces.get(namespace).is_some_and(|addresses| addresses.contains_key(&address))
     }
 
-    /// Held addresses outside every pool, each with the announcement method of its former pool. Remembers the method of the
-    /// current pool of all others.
+    /// Held addresses outside every pool, each with the announcement method of its former pool. Remembers the method of
+    /// the current pool of all others.
     pub(super) fn outside(&mut self, pools: &Pools) -> Vec<(IpAddr, Option<Announce>)> {
         let mut outside = Vec::new();
         for (address, shared) in &mut self.addresses_held {

@@ -25,8 +25,8 @@ pub struct MissingBackends {
 }
 
 impl MissingBackends {
-    /// Examines a Service that is served, with its ports and slices. If nodes are the backends, kube-proxy there knows the
-    /// ports of endpoints, and `slices` is empty.
+    /// Examines a Service that is served, with its ports and slices. If nodes are the backends, kube-proxy there knows
+    /// the ports of endpoints, and `slices` is empty.
     #[must_use]
     pub fn of<'a>(service: &Service, wanted: &[PortSpec], slices: impl Iterator<Item = &'a SliceSpec>) -> Self {
         let takes_flows = |backend: &proto::Backend| backend.state == BackendState::Active && backend.weight > 0;

@@ -1,7 +1,7 @@
 //! Selection of the nodes that serve a port of a Service; kube-proxy on a node forwards to endpoints.
 //!
-//! Invariant: under `externalTrafficPolicy: Local` a node without an endpoint of the port is never a backend, because it
-//! would drop the packets. Otherwise all nodes count the same, whatever runs on them.
+//! Invariant: under `externalTrafficPolicy: Local` a node without an endpoint of the port is never a backend, because
+//! it would drop the packets. Otherwise all nodes count the same, whatever runs on them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -113,7 +113,8 @@ impl NodesOfFamily {
         selection
     }
 
-    /// The backends of `port` under `externalTrafficPolicy: Local`: nodes that have endpoints in `family`, at `port_at_nodes`.
+    /// The backends of `port` under `externalTrafficPolicy: Local`: nodes that have endpoints in `family`, at
+    /// `port_at_nodes`.
     pub fn local<'s>(
         &self,
         slices: impl Iterator<Item = &'s SliceSpec>,

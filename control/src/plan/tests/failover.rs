@@ -17,7 +17,8 @@ use crate::world::checkpoint::Reserved;
 use objects::PoolSpec;
 use objects::note::{Cause, Note};
 
-/// The Service as an API server has it while it is being deleted: our finalizer is on it, and this address in its status.
+/// The Service as an API server has it while it is being deleted: our finalizer is on it, and this address in its
+/// status.
 fn going(name: &str, address: &str) -> Value {
     let mut object = stored("nat", "7", "Proxy");
     object["metadata"]["name"] = name.into();
@@ -126,7 +127,8 @@ proptest! {
             };
             prop_assert_eq!(of(&before), of(&after));
             prop_assert_eq!(&before.checkpoint.services, &after.checkpoint.services);
-            // Reservations that expire together end up to a second late, but a new leader does not take over expired ones.
+            // Reservations that expire together end up to a second late, but a new leader does not take over expired
+            // ones.
             let reserved = |plan: &Plan| -> Vec<Reserved> {
                 plan.checkpoint.reserved.iter().filter(|one| one.until > now).cloned().collect()
             };
