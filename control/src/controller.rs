@@ -1,18 +1,20 @@
 //! The controller. Changes from one source become plans; a plan becomes the state that gateways follow and the statuses
 //! that are written back. `sluiced` embeds the controller; `sluice-controller` consists of it.
 //!
-//! Invariant: nothing is planned before the source has listed all Services and slices once, and no later error withdraws
-//! an address or a Service.
+//! Invariant: nothing is planned before the source has listed all Services and slices once, and no later error
+//! withdraws an address or a Service.
 //!
 //! Invariant: of several replicas on one cluster only the leader watches, plans and writes, and its work ends before
-//! another one may begin (`kubernetes::lease`). A new leader lists every object before it plans and adopts what its predecessor wrote.
-//! Deliberately not here: election (`kubernetes::lease`), and the decisions of each step (`plan`, `status`, `gateways`).
+//! another one may begin (`kubernetes::lease`). A new leader lists every object before it plans and adopts what its
+//! predecessor wrote. Deliberately not here: election (`kubernetes::lease`), and the decisions of each step (`plan`,
+//! `status`, `gateways`).
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use futures::FutureExt as _;
 use k8s_openapi::api::core::v1::ServiceStatus;
 use proto::ServiceName;
 use tokio::sync::{mpsc, watch};
@@ -37,9 +39,8 @@ use crate::manifests::{self, StatusFiles};
 use crate::status::edge_gateways;
 use crate::status::pools::{self, PoolsReport};
 use crate::status::{StatusSink, write_statuses};
-use crate::store::checkpoints::{self, CheckpointStore};
 use crate::store::override_editor::OverrideEditor;
-use crate::store::overrides::{self, OverrideStore};
+use crate::store::{Storage, checkpoints, overrides};
 use crate::world::change::Change;
 use crate::world::checkpoint::Checkpoint;
 use debounce::CHANGES_WAITING_MAX;
@@ -102,7 +103,8 @@ pub async fn start(settings: ControllerSettings, shutdown: CancellationToken) ->
     let (nodes, nodes_seen) = watch::channel(Arc::default());
     let (pools, pools_seen) = watch::channel(PoolsReport::default());
     let (checkpoints, _) = watch::channel(Checkpoint::default());
-    let (editor, checkpoint_at) = (OverrideEditor::new(origin.overrides(&settings)), origin.checkpoint(&settings));
+    let editor = OverrideEditor::new(origin.storage(&settings.group, overrides::FILE));
+    let checkpoint_storage = origin.storage(&settings.group, checkpoints::FILE);
     let fleet = Fleet::default();
     // Only the leader writes Events.
     let recorder = Arc::new(match &origin {
@@ -140,7 +142,7 @@ pub async fn start(settings: ControllerSettings, shutdown: CancellationToken) ->
     tasks.spawn(async move { Ok(server::serve(listeners, service).await?) });
     let heartbeat = probes.planner.clone();
     let shared = Shared { settings, states, gateways, nodes, recorder, pools, checkpoints, heartbeat };
-    let work = Work { shared, editor, checkpoint_at };
+    let work = Work { shared, editor, checkpoint_storage };
     begin(origin, work, secret, (leadership, led), &mut tasks, &shutdown);
     Ok(Running { view, probes, _socket: socket, tasks, shutdown })
 }
@@ -177,16 +179,10 @@ fn begin(
             let (cluster, release) = (Arc::new(cluster), released.clone());
             if let Some(secret) = secret {
                 let (cluster, stop) = (Arc::clone(&cluster), shutdown.clone());
-                tasks.spawn(async move {
-                    stop.run_until_cancelled(secret.follow(&cluster)).await;
-                    Ok(())
-                });
+                tasks.spawn(async move { stop.run_until_cancelled(secret.follow(&cluster)).await }.map(|_| Ok(())));
             }
             let (electing, (leadership, led)) = (Arc::clone(&cluster), leadership);
-            tasks.spawn(async move {
-                election::elect(&electing, candidate, &leadership, released).await;
-                Ok(())
-            });
+            tasks.spawn(async move { election::elect(&electing, candidate, &leadership, released).await }.map(Ok));
             let stop = shutdown.clone();
             tasks.spawn(async move {
                 let ended = lead(&work, &cluster, led, &stop).await;
@@ -198,8 +194,8 @@ fn begin(
     }
 }
 
-/// Opens the listeners. Certificates in files must be usable now. A Secret is watched from now on, because the API server may
-/// be unavailable.
+/// Opens the listeners. Certificates in files must be usable now. A Secret is watched from now on, because the API
+/// server may be unavailable.
 async fn listen(
     settings: &ControllerSettings,
     origin: &Origin,
@@ -232,7 +228,7 @@ async fn listen(
 struct Work {
     shared: Shared,
     editor: OverrideEditor,
-    checkpoint_at: CheckpointStore,
+    checkpoint_storage: Storage,
 }
 
 impl Work {
@@ -242,28 +238,18 @@ impl Work {
         let (statuses, statuses_seen) = watch::channel(None);
         let shared = self.shared.clone();
         let (editor, to_plan) = (self.editor.clone(), sender.clone());
-        steps.spawn(async move {
-            editor.serve(to_plan).await;
-            Ok(())
-        });
+        steps.spawn(async move { editor.serve(to_plan).await }.map(Ok));
         // Decisions of an earlier term are stale.
         shared.checkpoints.send_replace(Checkpoint::default());
-        let (store, newest, to_plan) = (self.checkpoint_at.clone(), shared.checkpoints.subscribe(), sender.clone());
+        let (store, newest, to_plan) = (self.checkpoint_storage.clone(), shared.checkpoints.subscribe(), sender.clone());
         steps.spawn(async move {
             checkpoints::keep(store, newest, to_plan).await;
             // This task ends with the planner.
             std::future::pending().await
         });
         let (gateways, recorder) = (shared.gateways.subscribe(), Arc::clone(&shared.recorder));
-        steps.spawn(async move {
-            write_statuses(statuses_seen, gateways, sink, recorder).await;
-            Ok(())
-        });
-        let planner = Planner { shared, epoch, statuses };
-        steps.spawn(async move {
-            planner.run(changes).await;
-            Ok(())
-        });
+        steps.spawn(write_statuses(statuses_seen, gateways, sink, recorder).map(Ok));
+        steps.spawn(Planner { shared, epoch, statuses }.run(changes).map(Ok));
         sender
     }
 }
@@ -302,7 +288,7 @@ async fn lead(
             biased;
             changed = stays => changed.is_err(),
             () = shutdown.cancelled() => true,
-            Some(ended) = steps.join_next() => return ended.map_err(ControllerError::from).and_then(|ended| ended),
+            Some(ended) = steps.join_next() => return ended?,
         };
         // Nothing is written after this.
         steps.shutdown().await;
@@ -318,7 +304,7 @@ async fn lead(
 async fn first_to_end(steps: &mut Tasks, shutdown: &CancellationToken) -> Result<(), ControllerError> {
     let first = shutdown.run_until_cancelled(steps.join_next()).await.flatten();
     steps.shutdown().await;
-    first.map_or(Ok(()), |ended| ended.map_err(ControllerError::from).and_then(|ended| ended))
+    first.unwrap_or(Ok(Ok(())))?
 }
 
 impl Running {
@@ -335,7 +321,7 @@ impl Running {
     pub async fn stopped(mut self) -> Result<(), ControllerError> {
         let mut result = Ok(());
         while let Some(ended) = self.tasks.join_next().await {
-            let ended = ended.map_err(ControllerError::from).and_then(|ended| ended);
+            let ended = ended.unwrap_or_else(|error| Err(error.into()));
             // A task that ends early stops all others.
             self.shutdown.cancel();
             result = result.and(ended);
@@ -367,19 +353,11 @@ impl Origin {
         }
     }
 
-    /// Storage of the checkpoint.
-    fn checkpoint(&self, settings: &ControllerSettings) -> CheckpointStore {
+    /// Where a text of this installation is stored: in ConfigMaps, or in a file of this name in the status directory.
+    fn storage(&self, group: &str, file: &str) -> Storage {
         match self {
-            Self::Kubernetes(cluster) => CheckpointStore::config_maps(cluster, &settings.group),
-            Self::Manifests { files, .. } => CheckpointStore::File(files.dir().join(checkpoints::FILE)),
-        }
-    }
-
-    /// Storage of manual overrides.
-    fn overrides(&self, settings: &ControllerSettings) -> OverrideStore {
-        match self {
-            Self::Kubernetes(cluster) => OverrideStore::config_map(cluster, &settings.group),
-            Self::Manifests { files, .. } => OverrideStore::File(files.dir().join(overrides::FILE)),
+            Self::Kubernetes(cluster) => Storage::in_cluster(cluster, group),
+            Self::Manifests { files, .. } => Storage::File(files.dir().join(file)),
         }
     }
 }

@@ -171,7 +171,7 @@ mod tests {
     use super::*;
     use crate::gateways::publish::tests::services;
     use crate::kubernetes::lease::Leader;
-    use crate::store::overrides::OverrideStore;
+    use crate::store::Storage;
 
     const WAIT: Duration = Duration::from_secs(20);
 
@@ -191,7 +191,7 @@ mod tests {
                 stalled_after: STALLED_AFTER,
                 leadership: led,
                 states: seen,
-                editor: OverrideEditor::new(OverrideStore::File("/nonexistent/overrides.yaml".into())),
+                editor: OverrideEditor::new(Storage::File("/nonexistent/overrides.yaml".into())),
                 tls: None,
             };
             Self { probes, leadership, states }

@@ -1,10 +1,10 @@
-//! The plan: what gateways forward and what each object's status shall be, computed from the objects. A function without
-//! I/O, clock or health.
+//! The plan: what gateways forward and what each object's status shall be, computed from the objects. A function
+//! without I/O, clock or health.
 //!
-//! Invariant: an incremental plan equals a plan of all Services from scratch. A Service that did not change is not examined
-//! and keeps its `Arc` from one plan to the next, so that only changes are sent, compiled and compared.
-//! Deliberately not here: allocation of addresses (`assignment`), the plan of one Service (`build`), generations and the time of
-//! status writes (`gateways::publish`, `status`).
+//! Invariant: an incremental plan equals a plan of all Services from scratch. A Service that did not change is not
+//! examined and keeps its `Arc` from one plan to the next, so that only changes are sent, compiled and compared.
+//! Deliberately not here: allocation of addresses (`assignment`), the plan of one Service (`build`), generations and
+//! the time of status writes (`gateways::publish`, `status`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,12 +14,11 @@ use proto::{Pool, ServiceName, Services};
 
 use crate::config::settings::ControllerSettings;
 use crate::gateways::registry::Gateways;
-use crate::plan::addresses::{Allocation, PoolUse};
-use crate::plan::policy::Policy;
+use crate::plan::addresses::PoolUse;
 use crate::plan::selection::Fence;
 use crate::plan::selection::nodes::Nodes;
+use crate::world::World;
 use crate::world::checkpoint::{Checkpoint, Decided};
-use crate::world::{ServiceEntry, World};
 use objects::note::{Cause, Note, Remark, Subject};
 
 pub mod addresses;
@@ -28,14 +27,15 @@ mod build;
 mod cleanup;
 pub mod externals;
 pub mod forbidden;
+mod message;
 pub mod ownership;
 pub mod policy;
 pub mod pools;
 pub mod selection;
 
 use assignment::Assignment;
+use build::{Inputs, Planned, ServiceBuilder};
 pub use build::{MAGLEV_SEED, WantedStatus, WantedStatuses};
-use build::{Planned, ServiceBuilder};
 pub use cleanup::{Cleanup, LeftBy};
 use cleanup::{leaving, strangers};
 
@@ -69,10 +69,10 @@ pub struct Plan {
 pub struct Memory {
     assignment: Assignment,
     assigned_until: Option<Instant>,
-    nodes_revision: u64,
-    /// Nodes as backends, and the revisions of the world for which they were computed.
+    /// Nodes as backends.
     nodes: Arc<Nodes>,
-    nodes_seen: Option<(u64, u64)>,
+    /// Revisions of the nodes and of the overrides for which `nodes` was computed.
+    nodes_for: Option<(u64, u64)>,
     /// The Services in `planned` whose backends are nodes.
     to_nodes: BTreeSet<ServiceName>,
     /// Services of type `LoadBalancer` that are not ours.
@@ -98,42 +98,42 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
         memory.assignment.recall(world.checkpoint(), now);
     }
     let is_due = memory.assigned_until.is_some_and(|until| until <= now);
-    let news = memory.assignment.update(world, settings, is_due, now);
-    memory.assigned_until = memory.assignment.again_at(now);
-    if news.is_decided {
+    let update = memory.assignment.update(world, settings, is_due, now);
+    memory.assigned_until = memory.assignment.allocations.next_expiry(now);
+    if update.is_decided {
         memory.strangers = strangers(world, settings);
     }
-    let mut names: BTreeSet<ServiceName> = if news.is_decided {
+    let mut names: BTreeSet<ServiceName> = if update.is_decided {
         memory.forget_all_but_outcomes();
         memory.assignment.outcomes.keys().cloned().collect()
     } else {
         world.changed_since(memory.revision).chain(&memory.waiting).cloned().collect()
     };
-    if memory.nodes_revision != world.nodes_revision() {
+    memory.revision = world.revision();
+    let nodes_for = (world.revisions().nodes, world.overrides_revision());
+    let before = memory.nodes_for.replace(nodes_for);
+    if before.is_none_or(|(nodes, _)| nodes != nodes_for.0) {
         names.extend(memory.to_nodes.iter().cloned());
     }
-    (memory.revision, memory.nodes_revision) = (world.revision(), world.nodes_revision());
-
     let Assignment { pools, forbidden, outside_pools, .. } = &memory.assignment;
     let (pools, forbidden, outside_pools) = (Arc::clone(pools), Arc::clone(forbidden), Arc::clone(outside_pools));
-    let fence = Fence::new(settings, &pools, &forbidden, &outside_pools);
-    let seen = (world.nodes_revision(), world.overrides_revision());
-    if memory.nodes_seen.replace(seen) != Some(seen) || news.fence_moved {
+    let fence = Fence { settings, pools: &pools, forbidden: &forbidden, vips_outside_pools: &outside_pools };
+    if before != Some(nodes_for) || update.fence_moved {
         memory.nodes = Arc::new(Nodes::new(world.nodes(), &fence, world.overrides(), &memory.nodes));
     }
     let nodes = Arc::clone(&memory.nodes);
-    let planner = ServicePlanner { world, settings, fence: &fence, fence_moved: news.fence_moved, nodes: &nodes, now };
+    let inputs = Inputs { world, settings, fence: &fence, fence_moved: update.fence_moved, nodes: &nodes, now };
     let mut plan = Plan {
-        notes: memory.assignment.notes_on_pools(),
-        pools: memory.assignment.told.clone(),
+        notes: memory.assignment.new_notes_on_pools(),
+        pools: memory.assignment.gateway_pools.clone(),
         pools_status: Arc::clone(&memory.assignment.uses),
         ..Plan::default()
     };
     for name in &names {
-        planner.plan(name, memory, &mut plan);
+        plan_service(name, &inputs, memory, &mut plan);
     }
     memory.assignment.recalled.clear();
-    memory.note_reserved();
+    memory.record_reserved();
     let waiting = memory.waiting.iter().filter_map(|name| memory.planned.get(name)?.again_at());
     plan.again_at = waiting.chain(memory.assigned_until).min();
     (plan.services, plan.statuses) = (memory.services.clone(), memory.statuses.clone());
@@ -143,15 +143,14 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
 }
 
 impl Memory {
-    /// Current reasons why Services are not served, or are served only in part.
+    /// Current reasons why Services are not served, or are served only in part, and why pools are not in use.
     #[must_use]
-    pub fn standing(&self) -> Vec<Note> {
-        let of = |(name, one): (&ServiceName, &Planned)| {
-            let subject = Subject::Service(name.clone());
-            let standing = one.notes.iter().filter(|remark| matches!(remark.cause, Cause::Reason(_)));
-            standing.map(|remark| Note { subject: subject.clone(), remark: remark.clone() }).collect::<Vec<_>>()
+    pub fn current_notes(&self) -> Vec<Note> {
+        let of_service = |(name, planned): (&ServiceName, &Planned)| {
+            let reasons = planned.notes.iter().filter(|remark| matches!(remark.cause, Cause::Reason(_)));
+            reasons.map(|remark| note_on_service(name, remark)).collect::<Vec<_>>()
         };
-        self.planned.iter().flat_map(of).chain(self.assignment.standing_on_pools()).collect()
+        self.planned.iter().flat_map(of_service).chain(self.assignment.notes_on_pools()).collect()
     }
 
     /// Records the reports of the connected gateways. Returns true if they require another plan.
@@ -161,7 +160,7 @@ impl Memory {
 
     /// Records that the last plan was published as the state with this counter, or did not change it.
     pub fn published(&mut self, counter: u64) {
-        self.assignment.published(counter);
+        self.assignment.allocations.published(counter);
     }
 
     fn forget_all_but_outcomes(&mut self) {
@@ -176,10 +175,11 @@ impl Memory {
         }
     }
 
-    fn note_reserved(&mut self) {
-        if let Some((revision, reserved)) = self.assignment.reserved_since(self.reserved_revision) {
+    fn record_reserved(&mut self) {
+        let (revision, reserved) = self.assignment.allocations.reserved();
+        if revision != self.reserved_revision {
             self.reserved_revision = revision;
-            self.checkpoint.reserved = Arc::new(reserved);
+            self.checkpoint.reserved = Arc::new(reserved.iter().cloned().collect());
             self.checkpoint.revision += 1;
         }
     }
@@ -196,64 +196,44 @@ impl Memory {
             Some(status) => drop(self.statuses.insert(name.clone(), Arc::clone(status))),
             None => drop(self.statuses.remove(name)),
         }
-        if one.again_at().is_some() {
-            self.waiting.insert(name.clone())
-        } else {
-            self.waiting.remove(name)
-        };
-        if one.nodes_revision.is_some() {
-            self.to_nodes.insert(name.clone())
-        } else {
-            self.to_nodes.remove(name)
-        };
+        set_member(&mut self.waiting, name, one.again_at().is_some());
+        set_member(&mut self.to_nodes, name, one.nodes_revision.is_some());
         self.planned.insert(name.clone(), one);
     }
 }
 
-/// Inputs shared by the plans of single Services.
-struct ServicePlanner<'a> {
-    world: &'a World,
-    settings: &'a ControllerSettings,
-    fence: &'a Fence<'a>,
-    fence_moved: bool,
-    nodes: &'a Nodes,
-    now: Instant,
+/// Adds `name` to a set or removes it.
+fn set_member(set: &mut BTreeSet<ServiceName>, name: &ServiceName, is_member: bool) {
+    if is_member {
+        set.insert(name.clone());
+    } else {
+        set.remove(name);
+    }
 }
 
-impl ServicePlanner<'_> {
-    /// Plans one Service again if its plan may have changed.
-    fn plan(&self, name: &ServiceName, memory: &mut Memory, plan: &mut Plan) {
-        let Some(entry) = self.world.services().get(name) else { return };
-        let Some(outcome) = memory.assignment.outcomes.get(name) else {
-            // Not ours: no traffic goes to its endpoints, so its deleted slices do not matter.
-            let has_departed = self.world.departed_slices_of(name).next().is_some();
-            return plan.done_with_departed.extend(has_departed.then(|| name.clone()));
-        };
-        let before = memory.planned.get(name);
-        let candidate = &entry.candidate;
-        if before.is_some_and(|old| self.keeps(old, entry, outcome) && old.status_is_of(candidate)) {
-            return;
-        }
-        let &Self { world, settings, fence, nodes, now, .. } = self;
-        let policy = Policy::of(candidate.wanted.as_ref().ok(), candidate.kind, &settings.defaults);
-        let recalled = memory.assignment.recalled.get(name).cloned();
-        let (recalled, ip_mode) = (recalled.as_deref(), policy.ip_mode);
-        let builder = ServiceBuilder { candidate, outcome, settings, fence, nodes, world, policy, ip_mode, recalled };
-        let one = builder.build_in_turn(entry.revision, before, now);
-        let is_new = |remark: &&Remark| !before.is_some_and(|old| old.notes.contains(remark));
-        let note = |remark: &Remark| Note { subject: Subject::Service(name.clone()), remark: remark.clone() };
-        plan.notes.extend(one.notes.iter().filter(is_new).map(note));
-        plan.replanned += 1;
-        plan.done_with_departed.extend(one.has_done_with_departed().then(|| name.clone()));
-        memory.take(name, one);
+/// Plans one Service again if its plan may have changed.
+fn plan_service(name: &ServiceName, inputs: &Inputs<'_>, memory: &mut Memory, plan: &mut Plan) {
+    let Some(entry) = inputs.world.services().get(name) else { return };
+    let Some(outcome) = memory.assignment.outcomes.get(name) else {
+        // Not ours: no traffic goes to its endpoints, so its deleted slices do not matter.
+        let has_departed = inputs.world.departed_slices_of(name).next().is_some();
+        return plan.done_with_departed.extend(has_departed.then(|| name.clone()));
+    };
+    let before = memory.planned.get(name);
+    if before.is_some_and(|old| old.is_current(inputs, entry, outcome)) {
+        return;
     }
+    let recalled = memory.assignment.recalled.get(name).map(Arc::as_ref);
+    let one = ServiceBuilder::new(inputs, entry, outcome, before, recalled).plan();
+    let is_new = |remark: &&Remark| !before.is_some_and(|old| old.notes.contains(remark));
+    plan.notes.extend(one.notes.iter().filter(is_new).map(|remark| note_on_service(name, remark)));
+    plan.replanned += 1;
+    plan.done_with_departed.extend(one.has_done_with_departed().then(|| name.clone()));
+    memory.take(name, one);
+}
 
-    fn keeps(&self, old: &Planned, entry: &ServiceEntry, outcome: &Allocation) -> bool {
-        let nodes_are_kept = old.nodes_revision.is_none_or(|revision| revision == self.world.nodes_revision());
-        let wait_is_over = old.again_at().is_some_and(|until| until <= self.now);
-        let unchanged = old.revision == entry.revision && old.outcome == *outcome && nodes_are_kept;
-        unchanged && !self.fence_moved && !wait_is_over
-    }
+fn note_on_service(name: &ServiceName, remark: &Remark) -> Note {
+    Note { subject: Subject::Service(name.clone()), remark: remark.clone() }
 }
 
 #[cfg(test)]

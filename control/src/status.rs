@@ -13,8 +13,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::gateways::registry::Gateways;
-use crate::kubernetes::StatusWriter;
 use crate::kubernetes::recorder::Recorder;
+use crate::kubernetes::{ApiError, StatusWriter};
 use crate::manifests::StatusFiles;
 use crate::plan::WantedStatuses;
 use objects::note::Note;
@@ -54,12 +54,12 @@ pub async fn write_statuses(
     loop {
         let newest = statuses.borrow_and_update().clone();
         if let Some(newest) = newest {
-            queue.take_in(&newest, Instant::now());
+            queue.set_plan(&newest, Instant::now());
             sink.forget_all_but(&newest.wanted);
         }
         let connected = gateways.borrow_and_update().clone();
         let now = Instant::now();
-        queue.see(&connected, now);
+        queue.set_gateways(&connected, now);
         for due in queue.due(&connected, now, |write| sink.has_written(write)) {
             due.notes.iter().for_each(|note| recorder.record(note, Some(&due.uid)));
             if let Some(write) = due.write
@@ -113,6 +113,16 @@ impl StatusSink {
         if let Self::Files(files) = self {
             files.forget_all_but(|name| services.contains_key(name));
         }
+    }
+}
+
+/// The result of a write. It is accepted even if its answer cannot be decoded; an answer with one of `settled_codes`
+/// makes it unnecessary.
+fn accepted<T>(answer: kube::Result<T>, settled_codes: &[u16]) -> Result<(), ApiError> {
+    match answer {
+        Ok(_) | Err(kube::Error::SerdeError(_)) => Ok(()),
+        Err(kube::Error::Api(status)) if settled_codes.contains(&status.code) => Ok(()),
+        Err(error) => Err(ApiError::from(&error)),
     }
 }
 

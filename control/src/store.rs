@@ -8,20 +8,69 @@ pub mod overrides;
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Api;
+use kube::api::ObjectMeta;
+
+use crate::kubernetes::{Cluster, post_params};
+
+/// Where texts of this installation are stored.
+#[derive(Clone, Debug)]
+pub enum Storage {
+    /// A file beside the status files.
+    File(PathBuf),
+    /// ConfigMaps in the controller's own namespace.
+    ConfigMaps {
+        /// API of that namespace.
+        api: Box<Api<ConfigMap>>,
+        /// The key of each text: our group.
+        group: String,
+    },
+}
+
+impl Storage {
+    /// Storage in the controller's own namespace of a cluster.
+    #[must_use]
+    pub fn in_cluster(cluster: &Cluster, group: &str) -> Self {
+        let api = Api::namespaced(cluster.client.clone(), &cluster.namespace);
+        Self::ConfigMaps { api: Box::new(api), group: group.to_owned() }
+    }
+}
+
+/// The operating system refused to read or write a file.
+#[derive(Debug, thiserror::Error)]
+#[error("{path}: {error}; it must be readable and writable for this process (key `statusDir`)")]
+pub struct FileError {
+    path: PathBuf,
+    error: io::Error,
+}
+
+impl FileError {
+    fn at(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |error| Self { path: path.to_owned(), error }
+    }
+}
 
 /// The text of a file; a file that does not exist is empty.
-fn read_file(path: &Path) -> io::Result<String> {
+fn read_file(path: &Path) -> Result<String, FileError> {
     match fs::read_to_string(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-        read => read,
+        read => read.map_err(FileError::at(path)),
     }
 }
 
 /// Replaces a file as a whole: the text is written beside it and renamed.
-fn replace_file(path: &Path, text: &str) -> io::Result<()> {
+fn replace_file(path: &Path, text: &str) -> Result<(), FileError> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".new");
-    fs::write(&beside, text)?;
-    fs::rename(&beside, path)
+    fs::write(&beside, text).and_then(|()| fs::rename(&beside, path)).map_err(FileError::at(path))
+}
+
+/// Creates a ConfigMap with one text.
+async fn create(api: &Api<ConfigMap>, name: &str, group: &str, text: String) -> kube::Result<ConfigMap> {
+    let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
+    let data = Some([(group.to_owned(), text)].into());
+    api.create(&post_params(), &ConfigMap { metadata, data, ..ConfigMap::default() }).await
 }

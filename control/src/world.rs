@@ -1,8 +1,8 @@
 //! The world: all relevant objects as specs, kept current by the changes of one source.
 //!
-//! Invariant: the revision of a Service grows exactly when its specification or its slices change, so that a plan builds
-//! only those again. Changed Services are found without examining the others. No I/O, no clock.
-//! Deliberately not here: which class is ours and what follows from the objects (`plan`).
+//! Invariant: the revision of a Service grows exactly when its specification or its slices change, so that a plan
+//! builds only those again. Changed Services are found without examining the others. No I/O, no clock. Deliberately not
+//! here: which class is ours and what follows from the objects (`plan`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use proto::ServiceName;
 use crate::world::change::Change;
 use crate::world::checkpoint::Checkpoint;
 use crate::world::overrides::Overrides;
-use objects::crd::AddressPool;
+use objects::crd::{AddressPool, AddressPoolSpec};
 use objects::note::{Cause, Note, Remark, Subject};
 use objects::{Candidate, Leftover, NodeSpec, NotServable, SliceError, SliceSpec};
 
@@ -37,6 +37,19 @@ pub struct ServiceEntry {
 
 /// Labels of an object.
 pub type Labels = BTreeMap<String, String>;
+
+/// Revisions of the world at the last change of each kind of object on which the assignment of addresses depends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Revisions {
+    /// A Service was added, changed or removed; changes of slices do not count.
+    pub services: u64,
+    /// A relevant field of a node changed.
+    pub nodes: u64,
+    /// The labels of a namespace changed.
+    pub namespaces: u64,
+    /// The spec or the labels of an `AddressPool` changed; its status does not count.
+    pub pools: u64,
+}
 
 /// Label with the name of a namespace, which the API server sets.
 const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
@@ -67,10 +80,7 @@ pub struct World {
     /// Services whose owners got the note that they are never served.
     unserved: BTreeSet<ServiceName>,
     revision: u64,
-    services_revision: u64,
-    nodes_revision: u64,
-    namespaces_revision: u64,
-    pools_revision: u64,
+    revisions: Revisions,
     services_known: bool,
     slices_known: bool,
     nodes_known: bool,
@@ -87,17 +97,8 @@ impl World {
         match change {
             Change::ServicesReplaced(services) => self.replace_services(&services),
             Change::SlicesReplaced(slices) => self.replace_slices(&slices),
-            Change::ServiceApplied(service) => {
-                self.put_leftover(&service);
-                match Candidate::try_from(&*service) {
-                    Ok(candidate) => self.put_service(candidate),
-                    Err(error) => self.leave_service_out(&error, &BTreeSet::new()),
-                }
-            }
-            Change::SliceApplied(slice) => match SliceSpec::try_from(&*slice) {
-                Ok(spec) => self.put_slice(spec),
-                Err(error) => self.leave_out(&error),
-            },
+            Change::ServiceApplied(service) => drop(self.apply_service(&service, &BTreeSet::new())),
+            Change::SliceApplied(slice) => drop(self.apply_slice(&slice)),
             Change::NodesReplaced(nodes) => self.replace_nodes(&nodes),
             Change::NodeApplied(node) => match NodeSpec::try_from(&*node) {
                 Ok(spec) => self.put_node(spec),
@@ -111,9 +112,7 @@ impl World {
             Change::PoolApplied(pool) => self.put_pool(*pool),
             Change::PoolDeleted(name) => self.remove_pool(&name),
             Change::CheckpointReplaced(all) => (self.checkpoint, self.checkpoint_known) = (*all, true),
-            Change::GatewaysReplaced(all) => {
-                (self.gateways, self.gateways_known) = (all, true);
-            }
+            Change::GatewaysReplaced(all) => (self.gateways, self.gateways_known) = (all, true),
             Change::OverridesReplaced(all) => self.replace_overrides(*all),
             Change::Noted(note) => self.notes.push(note),
             Change::ServiceDeleted(name) => {
@@ -143,6 +142,12 @@ impl World {
     #[must_use]
     pub const fn revision(&self) -> u64 {
         self.revision
+    }
+
+    /// Revisions at the last change of each kind of object.
+    #[must_use]
+    pub const fn revisions(&self) -> Revisions {
+        self.revisions
     }
 
     /// Existing Services that changed after `revision`, ordered by their last change.
@@ -178,26 +183,14 @@ impl World {
         }
     }
 
-    /// Revision that grows when a Service is added, changed or removed; not when slices change.
-    #[must_use]
-    pub const fn services_revision(&self) -> u64 {
-        self.services_revision
-    }
-
     /// All nodes, by name.
     #[must_use]
     pub const fn nodes(&self) -> &BTreeMap<String, NodeSpec> {
         &self.nodes
     }
 
-    /// Revision that grows when a relevant field of a node changes.
-    #[must_use]
-    pub const fn nodes_revision(&self) -> u64 {
-        self.nodes_revision
-    }
-
-    /// The labels of a namespace, including `kubernetes.io/metadata.name`, which the API server sets. A namespace that is
-    /// known only from its Services has just that label.
+    /// The labels of a namespace, including `kubernetes.io/metadata.name`, which the API server sets. A namespace that
+    /// is known only from its Services has just that label.
     #[must_use]
     pub fn namespace_labels(&self, name: &str) -> Labels {
         let own_name = || [(NAMESPACE_NAME_LABEL.to_owned(), name.to_owned())].into();
@@ -215,22 +208,10 @@ impl World {
         std::mem::take(&mut self.gone)
     }
 
-    /// Revision that grows when the labels of a namespace change.
-    #[must_use]
-    pub const fn namespaces_revision(&self) -> u64 {
-        self.namespaces_revision
-    }
-
     /// The `AddressPool` objects, by name.
     #[must_use]
     pub const fn pools(&self) -> &BTreeMap<String, AddressPool> {
         &self.pools
-    }
-
-    /// Revision that grows when the spec or the labels of an `AddressPool` change, not its status.
-    #[must_use]
-    pub const fn pools_revision(&self) -> u64 {
-        self.pools_revision
     }
 
     /// Addresses of all gateways ever seen, by gateway name, known before any of them connects.
@@ -277,11 +258,9 @@ impl World {
     fn replace_namespaces(&mut self, namespaces: &[Namespace]) {
         let ending = namespaces.iter().filter(|namespace| namespace.metadata.deletion_timestamp.is_some());
         self.ending_namespaces = ending.filter_map(|namespace| namespace.metadata.name.clone()).collect();
-        let all: BTreeMap<String, Labels> = namespaces.iter().filter_map(labels_of).collect();
-        if all != self.namespaces {
-            self.namespaces = all;
-            self.namespaces_changed();
-        }
+        let all = namespaces.iter().filter_map(labels_of).collect();
+        let has_changed = std::mem::replace(&mut self.namespaces, all) != self.namespaces;
+        self.advance_if(has_changed, |of| &mut of.namespaces);
         self.namespaces_known = true;
     }
 
@@ -292,120 +271,114 @@ impl World {
         } else {
             self.ending_namespaces.remove(&name);
         }
-        if self.namespaces.get(&name) != Some(&labels) {
-            self.namespaces.insert(name, labels);
-            self.namespaces_changed();
-        }
+        let has_changed = self.namespaces.get(&name) != Some(&labels);
+        self.namespaces.insert(name, labels);
+        self.advance_if(has_changed, |of| &mut of.namespaces);
     }
 
     fn remove_namespace(&mut self, name: &str) {
         self.ending_namespaces.remove(name);
-        if self.namespaces.remove(name).is_some() {
-            self.namespaces_changed();
-        }
-    }
-
-    const fn namespaces_changed(&mut self) {
-        self.revision += 1;
-        self.namespaces_revision = self.revision;
+        let was_known = self.namespaces.remove(name).is_some();
+        self.advance_if(was_known, |of| &mut of.namespaces);
     }
 
     fn replace_pools(&mut self, pools: Vec<AddressPool>) {
-        let mut gone: BTreeSet<String> = self.pools.keys().cloned().collect();
-        for pool in pools {
-            gone.remove(pool.metadata.name.as_deref().unwrap_or_default());
-            self.put_pool(pool);
-        }
-        gone.iter().for_each(|name| self.remove_pool(name));
+        let all = pools.into_iter().filter_map(|pool| Some((pool.metadata.name.clone()?, pool))).collect();
+        let before = std::mem::replace(&mut self.pools, all);
+        let has_changed = !before.iter().map(without_status).eq(self.pools.iter().map(without_status));
+        self.advance_if(has_changed, |of| &mut of.pools);
         self.pools_known = true;
     }
 
     fn put_pool(&mut self, pool: AddressPool) {
         let Some(name) = pool.metadata.name.clone() else { return };
-        let is_same = |old: &AddressPool| old.spec == pool.spec && old.metadata.labels == pool.metadata.labels;
-        if !self.pools.get(&name).is_some_and(is_same) {
-            self.pools_changed();
-        }
+        let has_changed = self.pools.get_key_value(&name).map(without_status) != Some(without_status((&name, &pool)));
         self.pools.insert(name, pool);
+        self.advance_if(has_changed, |of| &mut of.pools);
     }
 
     fn remove_pool(&mut self, name: &str) {
-        if self.pools.remove(name).is_some() {
-            self.pools_changed();
-        }
-    }
-
-    const fn pools_changed(&mut self) {
-        self.revision += 1;
-        self.pools_revision = self.revision;
+        let was_known = self.pools.remove(name).is_some();
+        self.advance_if(was_known, |of| &mut of.pools);
     }
 
     fn replace_nodes(&mut self, nodes: &[Node]) {
-        let specs: BTreeMap<_, _> =
-            nodes.iter().filter_map(|node| NodeSpec::try_from(node).ok()).map(|n| (n.name.clone(), n)).collect();
-        if specs != self.nodes {
-            self.nodes = specs;
-            self.nodes_changed();
-        }
+        let specs = nodes.iter().filter_map(|node| NodeSpec::try_from(node).ok()).map(|spec| (spec.name.clone(), spec));
+        let has_changed = std::mem::replace(&mut self.nodes, specs.collect()) != self.nodes;
+        self.advance_if(has_changed, |of| &mut of.nodes);
         self.nodes_known = true;
     }
 
+    /// Nodes update their status every few minutes; that rarely changes a relevant field.
     fn put_node(&mut self, node: NodeSpec) {
-        // Nodes update their status every few minutes; that rarely changes a relevant field.
-        if self.nodes.get(&node.name) != Some(&node) {
-            self.nodes.insert(node.name.clone(), node);
-            self.nodes_changed();
-        }
+        let has_changed = self.nodes.get(&node.name) != Some(&node);
+        self.nodes.insert(node.name.clone(), node);
+        self.advance_if(has_changed, |of| &mut of.nodes);
     }
 
     fn remove_node(&mut self, name: &str) {
-        if self.nodes.remove(name).is_some() {
-            self.nodes_changed();
-        }
+        let was_known = self.nodes.remove(name).is_some();
+        self.advance_if(was_known, |of| &mut of.nodes);
     }
 
-    const fn nodes_changed(&mut self) {
-        self.revision += 1;
-        self.nodes_revision = self.revision;
+    /// Begins a new revision if objects of a kind have changed.
+    fn advance_if(&mut self, has_changed: bool, kind: impl FnOnce(&mut Revisions) -> &mut u64) {
+        if has_changed {
+            self.revision += 1;
+            *kind(&mut self.revisions) = self.revision;
+        }
     }
 
     fn replace_services(&mut self, services: &[Service]) {
-        let mut gone: BTreeSet<ServiceName> = self.services.keys().cloned().collect();
-        let told = std::mem::take(&mut self.unserved);
+        let noted = std::mem::take(&mut self.unserved);
         let left: Vec<ServiceName> = self.leftovers.keys().cloned().collect();
         left.iter().for_each(|name| self.remove_leftover(name));
-        for service in services {
-            self.put_leftover(service);
-            match Candidate::try_from(service) {
-                Ok(candidate) => {
-                    gone.remove(&candidate.name);
-                    self.put_service(candidate);
-                }
-                Err(error) => {
-                    if let NotServable::NotOurs { name, .. } = &error {
-                        gone.remove(name);
-                    }
-                    self.leave_service_out(&error, &told);
-                }
-            }
-        }
+        let listed: BTreeSet<ServiceName> = services.iter().filter_map(|service| self.apply_service(service, &noted)).collect();
+        let gone: Vec<ServiceName> = self.services.keys().filter(|name| !listed.contains(*name)).cloned().collect();
         gone.iter().for_each(|name| self.remove_service(name));
         self.services_known = true;
     }
 
-    fn replace_slices(&mut self, slices: &[EndpointSlice]) {
-        let mut gone: BTreeSet<ServiceName> = self.slices.keys().cloned().collect();
-        for slice in slices {
-            match SliceSpec::try_from(slice) {
-                Ok(spec) => {
-                    gone.remove(&spec.name);
-                    self.put_slice(spec);
-                }
-                Err(error) => self.leave_out(&error),
+    /// Returns the name of a Service that may be ours. The owners of those in `noted` know already that they are never
+    /// served.
+    fn apply_service(&mut self, service: &Service, noted: &BTreeSet<ServiceName>) -> Option<ServiceName> {
+        self.put_leftover(service);
+        match Candidate::try_from(service) {
+            Ok(candidate) => {
+                let name = candidate.name.clone();
+                self.put_service(candidate);
+                Some(name)
+            }
+            Err(error) => {
+                self.leave_service_out(&error, noted);
+                None
             }
         }
+    }
+
+    fn replace_slices(&mut self, slices: &[EndpointSlice]) {
+        let listed: BTreeSet<ServiceName> = slices.iter().filter_map(|slice| self.apply_slice(slice)).collect();
+        let gone: Vec<ServiceName> = self.slices.keys().filter(|name| !listed.contains(*name)).cloned().collect();
         gone.iter().for_each(|name| self.slice_departs(name));
         self.slices_known = true;
+    }
+
+    /// Returns the name of a slice that is used. Another one is dropped.
+    fn apply_slice(&mut self, slice: &EndpointSlice) -> Option<ServiceName> {
+        match SliceSpec::try_from(slice) {
+            Ok(spec) => {
+                let name = spec.name.clone();
+                self.put_slice(spec);
+                Some(name)
+            }
+            Err(error) => {
+                if let SliceError::NoService(name) = &error {
+                    self.remove_slice(name);
+                }
+                tracing::debug!(%error, "slice not used");
+                None
+            }
+        }
     }
 
     fn put_leftover(&mut self, service: &Service) {
@@ -414,7 +387,7 @@ impl World {
                 self.revision += 1;
                 let held = |left: &Leftover| left.holds_addresses().then(|| left.held.ingress.clone());
                 if held(&leftover) != self.leftovers.get(&leftover.name).and_then(|old| held(old)) {
-                    self.services_revision = self.revision;
+                    self.revisions.services = self.revision;
                 }
                 self.leftovers.insert(leftover.name.clone(), Arc::new(leftover));
             }
@@ -431,7 +404,7 @@ impl World {
         if let Some(leftover) = self.leftovers.remove(name) {
             self.revision += 1;
             if leftover.holds_addresses() {
-                self.services_revision = self.revision;
+                self.revisions.services = self.revision;
             }
         }
     }
@@ -451,7 +424,7 @@ impl World {
         self.forget_touch(&candidate.name);
         self.revision += 1;
         if kept.is_none() {
-            self.services_revision = self.revision;
+            self.revisions.services = self.revision;
         }
         self.touched.insert(self.revision, candidate.name.clone());
         let entry = ServiceEntry { revision: kept.unwrap_or(self.revision), touched: self.revision, candidate };
@@ -470,18 +443,19 @@ impl World {
         if self.services.remove(name).is_some() {
             self.gone.insert(Subject::Service(name.clone()));
             self.revision += 1;
-            self.services_revision = self.revision;
+            self.revisions.services = self.revision;
         }
     }
 
-    /// Records a Service that can never be served as it is. Its owner gets one note if the object looks as if they expect it.
-    fn leave_service_out(&mut self, error: &NotServable, told: &BTreeSet<ServiceName>) {
+    /// Records a Service that can never be served as it is. Its owner gets one note if the object looks as if they
+    /// expect it.
+    fn leave_service_out(&mut self, error: &NotServable, noted: &BTreeSet<ServiceName>) {
         let NotServable::NotOurs { name, why, is_expected } = error else {
             return tracing::warn!(%error, "object ignored");
         };
         tracing::debug!(%error, "not served");
         self.remove_service(name);
-        if *is_expected && self.unserved.insert(name.clone()) && !told.contains(name) {
+        if *is_expected && self.unserved.insert(name.clone()) && !noted.contains(name) {
             let remark = Remark::new(Cause::NeverServed, format!("not served: {why}"));
             self.notes.push(Note { subject: Subject::Service(name.clone()), remark });
         }
@@ -528,15 +502,6 @@ impl World {
         Some(slice)
     }
 
-    /// Drops a slice that is not used, or no longer used.
-    fn leave_out(&mut self, error: &SliceError) {
-        match error {
-            SliceError::Unnamed => {}
-            SliceError::NoService(name) => self.remove_slice(name),
-        }
-        tracing::debug!(%error, "slice not used");
-    }
-
     fn touch(&mut self, service: &ServiceName) {
         self.revision += 1;
         self.forget_touch(service);
@@ -552,6 +517,11 @@ fn labels_of(namespace: &Namespace) -> Option<(String, Labels)> {
     let mut labels = namespace.metadata.labels.clone().unwrap_or_default();
     labels.insert(NAMESPACE_NAME_LABEL.to_owned(), name.clone());
     Some((name, labels))
+}
+
+/// Name and fields of a pool that matter to a plan.
+fn without_status<'a>((name, pool): (&'a String, &'a AddressPool)) -> (&'a String, &'a AddressPoolSpec, Option<&'a Labels>) {
+    (name, &pool.spec, pool.metadata.labels.as_ref())
 }
 
 #[cfg(test)]

@@ -102,12 +102,12 @@ impl View {
     pub fn list_pools(&self) -> Result<v1::ListPoolsResponse, Status> {
         self.complete()?;
         let status = |pool: &PoolUse| v1::PoolStatus {
-            name: pool.name.clone(),
-            addresses: pool.addresses.clone(),
-            total: pool.told(|figures| figures.total),
-            used: pool.told(|figures| figures.used),
-            available: pool.told(|figures| figures.available),
-            conflict: pool.conflict.clone().unwrap_or_default(),
+            name: pool.state.name.clone(),
+            addresses: pool.state.addresses.clone(),
+            total: pool.text_of(|figures| figures.total),
+            used: pool.text_of(|figures| figures.used),
+            available: pool.text_of(|figures| figures.available),
+            conflict: pool.state.conflict.clone().unwrap_or_default(),
         };
         Ok(v1::ListPoolsResponse { pools: self.pools.borrow().uses.iter().map(status).collect() })
     }

@@ -1,6 +1,6 @@
 //! Debounce: which changes are planned together.
 //!
-//! Invariant: the first change after a pause does not wait, and no change waits longer than [`GATHERED_MAX`].
+//! Invariant: the first change after a pause does not wait, and no change waits longer than [`BURST_MAX`].
 //! Deliberately not here: applying a change (`world`), and planning.
 
 use std::time::Duration;
@@ -13,18 +13,19 @@ use crate::world::change::Change;
 
 /// Capacity of the channel of changes; a faster source has to wait.
 pub(crate) const CHANGES_WAITING_MAX: usize = 1024;
-/// The first change after a pause of this length is planned at once. Later changes often come in bursts (deleting a namespace
-/// deletes tens of Services within milliseconds), so they are collected until there is a pause of this length,
+/// The first change after a pause of this length is planned at once. Later changes often come in bursts (deleting a
+/// namespace deletes tens of Services within milliseconds), so they are collected until there is a pause of this
+/// length,
 const QUIET: Duration = Duration::from_millis(3);
-/// or at the latest for this time. A stream without such a pause, of more than 333 changes a second, costs 20 plans a second
-/// regardless of its rate.
-const GATHERED_MAX: Duration = Duration::from_millis(50);
+/// or at the latest for this time. A stream without such a pause, of more than 333 changes a second, costs 20 plans a
+/// second regardless of its rate.
+const BURST_MAX: Duration = Duration::from_millis(50);
 
 /// Collects the changes that belong to a burst. A change within [`QUIET`] of the previous plan belongs to a burst.
-pub(crate) async fn gather(changes: &mut mpsc::Receiver<Change>, world: &mut World, planned_at: Option<Instant>) {
+pub(crate) async fn collect_burst(changes: &mut mpsc::Receiver<Change>, world: &mut World, planned_at: Option<Instant>) {
     let start = Instant::now();
-    let end = start + GATHERED_MAX;
-    let is_swarm = planned_at.is_some_and(|at| start < at + QUIET);
+    let end = start + BURST_MAX;
+    let is_burst = planned_at.is_some_and(|at| start < at + QUIET);
     loop {
         // The deadline ends the collection for a source that never pauses.
         for _ in 0..CHANGES_WAITING_MAX {
@@ -32,7 +33,7 @@ pub(crate) async fn gather(changes: &mut mpsc::Receiver<Change>, world: &mut Wor
             world.apply(change);
         }
         let now = Instant::now();
-        if !is_swarm || now >= end {
+        if !is_burst || now >= end {
             return;
         }
         match timeout_at(end.min(now + QUIET), changes.recv()).await {
@@ -52,7 +53,8 @@ mod tests {
         Change::ServiceApplied(Box::new(serde_json::from_value(service).unwrap()))
     }
 
-    /// When plans were made for changes that come `apart` from each other, since the first, and the objects they were for.
+    /// When plans were made for changes that come `apart` from each other, since the first, and the objects they were
+    /// for.
     async fn plans(count: u32, apart: Duration) -> Vec<(Duration, usize)> {
         let (sender, mut changes) = mpsc::channel(CHANGES_WAITING_MAX);
         tokio::spawn(async move {
@@ -67,7 +69,7 @@ mod tests {
         let start = Instant::now();
         while let Some(first) = changes.recv().await {
             world.apply(first);
-            gather(&mut changes, &mut world, planned_at).await;
+            collect_burst(&mut changes, &mut world, planned_at).await;
             planned_at = Some(Instant::now());
             plans.push((start.elapsed(), world.services().len()));
         }
@@ -96,7 +98,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_stream_without_a_pause_is_planned_for_twenty_times_a_second() {
         let plans = plans(1000, Duration::from_millis(1)).await;
-        assert!(plans.windows(2).all(|two| two[1].0 - two[0].0 <= GATHERED_MAX + Duration::from_millis(1)), "{plans:?}");
+        assert!(plans.windows(2).all(|two| two[1].0 - two[0].0 <= BURST_MAX + Duration::from_millis(1)), "{plans:?}");
         assert!((15..=25).contains(&plans.len()), "{plans:?}");
     }
 }

@@ -11,7 +11,7 @@ use objects::note::{Note, Subject};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::debounce::gather;
+use super::debounce::collect_burst;
 use crate::config::settings::ControllerSettings;
 use crate::gateways::publish::Published;
 use crate::gateways::registry::Gateways;
@@ -26,8 +26,8 @@ use crate::world::World;
 use crate::world::change::Change;
 use crate::world::checkpoint::Checkpoint;
 
-/// Interval at which standing notes are checked; a note is repeated when it is due.
-const STANDING_EVERY: Duration = Duration::from_secs(60);
+/// Interval at which current notes are checked; a note is repeated when it is due.
+const NOTES_CHECKED_EVERY: Duration = Duration::from_secs(60);
 
 /// What the planners of all terms of leadership share with other tasks.
 #[derive(Clone)]
@@ -56,7 +56,7 @@ impl Planner {
         let (mut world, mut memory) = (World::default(), Memory::default());
         let (mut again_at, mut planned_at): (_, Option<Instant>) = (None, None);
         let mut disallowed = DisallowedExternalIps::default();
-        let mut standing = tokio::time::interval(STANDING_EVERY);
+        let mut note_checks = tokio::time::interval(NOTES_CHECKED_EVERY);
         let (mut beats, beating) = (tokio::time::interval(BEAT_EVERY), self.shared.heartbeat.start());
         let mut gateways = self.shared.gateways.subscribe();
         gateways.mark_changed();
@@ -68,19 +68,20 @@ impl Planner {
                     Some(change) => world.apply(change),
                     None => return,
                 },
-                // Their own addresses must not become VIPs, and addresses that they still forward must not be allocated.
+                // Their own addresses must not become VIPs, and addresses that they still forward must not be
+                // allocated.
                 Ok(()) = gateways.changed() => {
                     if !memory.follow_gateways(&gateways.borrow_and_update(), Instant::now().into_std()) {
                         continue;
                     }
                 }
                 () = tokio::time::sleep_until(again_at.unwrap_or_else(Instant::now)), if again_at.is_some() => {}
-                _ = standing.tick() => {
-                    memory.standing().iter().for_each(|note| self.shared.recorder.repeat(note, uid(&world, note).as_deref()));
+                _ = note_checks.tick() => {
+                    memory.current_notes().iter().for_each(|note| self.shared.recorder.repeat(note, uid(&world, note).as_deref()));
                     continue;
                 }
             }
-            gather(&mut changes, &mut world, planned_at).await;
+            collect_burst(&mut changes, &mut world, planned_at).await;
             self.shared.recorder.end(world.ending_namespaces());
             self.shared.recorder.forget(&world.take_gone());
             world.take_notes().iter().for_each(|note| self.shared.recorder.record(note, uid(&world, note).as_deref()));
@@ -97,15 +98,9 @@ impl Planner {
         let plan = plan(world, &self.shared.settings, memory, Instant::now().into_std());
         plan.notes.iter().for_each(|note| self.shared.recorder.record(note, uid(world, note).as_deref()));
         self.publish_to_operators(world);
-        self.shared.checkpoints.send_if_modified(|kept| {
-            let is_news = kept.revision != plan.checkpoint.revision;
-            if is_news {
-                kept.clone_from(&plan.checkpoint);
-            }
-            is_news
-        });
+        replace_if(&self.shared.checkpoints, |old| old.revision != plan.checkpoint.revision, || plan.checkpoint.clone());
         world.forget_departed(&plan.done_with_departed);
-        self.tell_of_pools(world, &plan.pools_status);
+        self.publish_pools(world, &plan.pools_status);
         let before = self.shared.states.borrow().clone();
         let next = match &before {
             None => Some(Published::first(self.epoch.clone(), plan.services, plan.pools)),
@@ -120,38 +115,37 @@ impl Planner {
         memory.published(generation.counter);
         tracing::debug!(%generation, services = newest.state.services.len(), replanned = plan.replanned, "planned");
         let statuses = Statuses { counter: generation.counter, wanted: plan.statuses, leaving: plan.leaving };
-        self.shared.states.send_if_modified(|kept| {
-            let is_new = kept.as_ref().is_none_or(|kept| !Arc::ptr_eq(kept, &newest));
-            *kept = Some(Arc::clone(&newest));
-            is_new
-        });
+        let is_new = |old: &Option<Arc<Published>>| old.as_ref().is_none_or(|old| !Arc::ptr_eq(old, &newest));
+        replace_if(&self.shared.states, is_new, || Some(Arc::clone(&newest)));
         self.statuses.send_replace(Some(Arc::new(statuses)));
         plan.again_at.map(Instant::from_std)
     }
 
     /// Examines pool objects only if they or the usage figures have changed.
-    fn tell_of_pools(&self, world: &World, uses: &Arc<Vec<PoolUse>>) {
-        self.shared.pools.send_if_modified(|told| {
-            let revision = world.pools_revision();
-            let is_other = told.revision != revision || (!Arc::ptr_eq(&told.uses, uses) && told.uses != *uses);
-            if is_other {
-                *told = PoolsReport { uses: Arc::clone(uses), revision, objects: Arc::new(world.pools().clone()) };
-            }
-            is_other
-        });
+    fn publish_pools(&self, world: &World, uses: &Arc<Vec<PoolUse>>) {
+        let revision = world.revisions().pools;
+        let is_other = |old: &PoolsReport| old.revision != revision || (!Arc::ptr_eq(&old.uses, uses) && old.uses != *uses);
+        let report = || PoolsReport { uses: Arc::clone(uses), revision, objects: Arc::new(world.pools().clone()) };
+        replace_if(&self.shared.pools, is_other, report);
     }
 
     /// Gateways learn that they are drained before they get the state that was planned with the drain.
     fn publish_to_operators(&self, world: &World) {
         Gateways::drain(&self.shared.gateways, world.overrides().drained_gateways());
-        self.shared.nodes.send_if_modified(|known| {
-            let is_news = !known.iter().eq(world.nodes().keys());
-            if is_news {
-                *known = Arc::new(world.nodes().keys().cloned().collect());
-            }
-            is_news
-        });
+        let nodes = || world.nodes().keys();
+        replace_if(&self.shared.nodes, |old| !old.iter().eq(nodes()), || Arc::new(nodes().cloned().collect()));
     }
+}
+
+/// Replaces the value of a channel and notifies its receivers if the old value is `outdated`.
+fn replace_if<T>(channel: &watch::Sender<T>, outdated: impl FnOnce(&T) -> bool, new: impl FnOnce() -> T) {
+    channel.send_if_modified(|value| {
+        let is_outdated = outdated(value);
+        if is_outdated {
+            *value = new();
+        }
+        is_outdated
+    });
 }
 
 /// The uid of the object of a note, if it is known.

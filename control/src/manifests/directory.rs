@@ -19,7 +19,7 @@ const FILE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 pub struct Directory {
     path: PathBuf,
     files: BTreeMap<PathBuf, File>,
-    told: BTreeSet<String>,
+    reported: BTreeSet<String>,
 }
 
 #[derive(Debug, Default)]
@@ -47,7 +47,7 @@ impl Directory {
     /// A directory that has not been read yet.
     #[must_use]
     pub const fn new(path: PathBuf) -> Self {
-        Self { path, files: BTreeMap::new(), told: BTreeSet::new() }
+        Self { path, files: BTreeMap::new(), reported: BTreeSet::new() }
     }
 
     /// Its path.
@@ -61,7 +61,7 @@ impl Directory {
     /// # Errors
     /// If the directory cannot be listed; then nothing changes.
     pub fn read(&mut self) -> io::Result<(Option<Objects>, Vec<String>)> {
-        let mut is_new = self.files.is_empty() && self.told.is_empty();
+        let mut is_new = self.files.is_empty() && self.reported.is_empty();
         let paths = self.list()?;
         let before = self.files.len();
         self.files.retain(|path, _| paths.contains(path));
@@ -73,8 +73,8 @@ impl Directory {
         }
         let mut notes = Vec::new();
         let objects = self.merge(&mut notes);
-        let new = notes.iter().filter(|note| !self.told.contains(*note)).cloned().collect();
-        self.told = notes.into_iter().collect();
+        let new = notes.iter().filter(|note| !self.reported.contains(*note)).cloned().collect();
+        self.reported = notes.into_iter().collect();
         Ok((is_new.then_some(objects), new))
     }
 

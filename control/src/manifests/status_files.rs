@@ -1,7 +1,7 @@
 //! Status files `<statusDir>/<namespace>/<name>.yaml`, which replace the status of Service objects.
 //!
-//! Invariant: a file is complete or absent, because it is written under another name and renamed. Addresses in it are adopted
-//! at start, so that a restart moves no Service.
+//! Invariant: a file is complete or absent, because it is written under another name and renamed. Addresses in it are
+//! adopted at start, so that a restart moves no Service.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -158,9 +158,9 @@ fn object(name: &ServiceName, status: ServiceStatus) -> Service {
     Service { metadata: ObjectMeta { name, namespace, ..ObjectMeta::default() }, spec: None, status: Some(status) }
 }
 
-fn port(told: &status::PortStatus) -> PortStatus {
-    let (port, protocol) = (i32::from(told.port), told.protocol.to_string().to_uppercase());
-    PortStatus { port, protocol, error: told.error.as_deref().map(str::to_owned) }
+fn port(status: &status::PortStatus) -> PortStatus {
+    let (port, protocol) = (i32::from(status.port), status.protocol.to_string().to_uppercase());
+    PortStatus { port, protocol, error: status.error.as_deref().map(str::to_owned) }
 }
 
 /// Applies a write to a status at time `now`.

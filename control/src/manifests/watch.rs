@@ -50,8 +50,8 @@ pub enum FollowError {
     },
 }
 
-/// Sends the objects of `path` until the receiver of `changes` is dropped. `adopted` is the content of the status files;
-/// `may_forget` is set once every file was read.
+/// Sends the objects of `path` until the receiver of `changes` is dropped. `adopted` is the content of the status
+/// files; `may_forget` is set once every file was read.
 ///
 /// # Errors
 /// If the directory cannot be read or watched at start. Later, errors are retried.
@@ -66,11 +66,11 @@ pub async fn follow(
     let mut watch = Some(Watch::start(&path, events.clone())?);
     let mut directory = Directory::new(path.clone());
     let (first, notes) = directory.read().map_err(|error| FollowError::Directory { path: path.clone(), error })?;
-    tell_notes(notes);
-    let mut news = first.or_else(|| Some(Objects::default()));
+    log_notes(notes);
+    let mut unsent = first.or_else(|| Some(Objects::default()));
     let mut is_missing = false;
     loop {
-        if let Some(objects) = news.take() {
+        if let Some(objects) = unsent.take() {
             // A file that was never read may contain the Service of a status file.
             if directory.is_whole() {
                 may_forget.store(true, Ordering::Relaxed);
@@ -78,7 +78,7 @@ pub async fn follow(
             if may_forget.load(Ordering::Relaxed) {
                 adopted.retain(|name, _| objects.services.contains_key(name));
             }
-            if tell(objects, &adopted, &changes).await.is_err() {
+            if send(objects, &adopted, &changes).await.is_err() {
                 return Ok(());
             }
         }
@@ -94,8 +94,8 @@ pub async fn follow(
         }
         match directory.read() {
             Ok((objects, notes)) => {
-                tell_notes(notes);
-                (news, is_missing) = (objects, false);
+                log_notes(notes);
+                (unsent, is_missing) = (objects, false);
             }
             Err(error) if !is_missing => {
                 tracing::error!(path = %directory.path().display(), %error, "manifests directory not readable; its last good content stays in force");
@@ -106,7 +106,7 @@ pub async fn follow(
     }
 }
 
-fn tell_notes(notes: Vec<String>) {
+fn log_notes(notes: Vec<String>) {
     for note in notes {
         tracing::warn!("{note}");
     }
@@ -124,7 +124,7 @@ async fn settle(seen: &mut mpsc::Receiver<()>) {
 }
 
 /// Manifests contain no status of ours; it is in the status files, which sluice wrote.
-async fn tell(
+async fn send(
     objects: Objects,
     adopted: &BTreeMap<ServiceName, ServiceStatus>,
     changes: &mpsc::Sender<Change>,

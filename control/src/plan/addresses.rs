@@ -1,18 +1,17 @@
 //! Allocation of VIPs to Services (CONTROL section 6).
 //!
 //! Invariants: no two Services hold the same (address, protocol, port). Two Services hold the same address only if both
-//! share it. A Service keeps its addresses, whatever happens to pools, until it asks for another one. A freed address is
-//! reserved for its last holder for ten minutes unless nothing else is free, and no other Service gets it before every
-//! connected gateway has removed it. Time is an argument.
-//! Deliberately not here: writing addresses to objects, and `externalIPs`.
+//! share it. A Service keeps its addresses, whatever happens to pools, until it asks for another one. A freed address
+//! is reserved for its last holder for ten minutes unless nothing else is free, and no other Service gets it before
+//! every connected gateway has removed it. Time is an argument. Deliberately not here: writing addresses to objects,
+//! and `externalIPs`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use proto::{Announce, Family, Reason, Refusal, ServiceName};
 
-use crate::plan::forbidden::Forbidden;
 use crate::plan::pools::Pools;
 use crate::world::checkpoint::Reserved;
 use objects::PoolSpec;
@@ -32,13 +31,15 @@ pub use freed::FREED_ADDRESS_KEPT;
 use claim::refuses;
 use freed::Freed;
 use holders::Holders;
-use search::{Search, is_buggy};
+use search::{IndexedPool, Search, is_buggy};
 
-/// Addresses tried under one sharing key for one Service. If none fits, the Service gets an address that it does not share.
-const SHARED_LOOKED_AT_MAX: usize = 256;
+/// Addresses tried under one sharing key for one Service. If none fits, the Service gets an address that it does not
+/// share.
+const SHARED_TRIED_MAX: usize = 256;
 
-/// Retry interval for a Service that waits until gateways have removed an address, in case no gateway report triggers it.
-const WAITING_LOOKED_AT: Duration = Duration::from_secs(1);
+/// Retry interval for a Service that waits until gateways have removed an address, in case no gateway report triggers
+/// it.
+const WAITING_RETRY: Duration = Duration::from_secs(1);
 
 /// All allocated and reserved addresses.
 #[derive(Clone, Debug, Default)]
@@ -51,7 +52,8 @@ pub struct Allocations {
 
 impl Allocations {
     /// Allocates addresses to all claims: first those that a claim holds, then those in its status, then those that it
-    /// requests, then any free address; in each round the older Service comes first. Addresses without a claim are freed.
+    /// requests, then any free address; in each round the older Service comes first. Addresses without a claim are
+    /// freed.
     pub fn assign(&mut self, claims: &[Claim], rules: Rules<'_>) -> BTreeMap<ServiceName, Allocation> {
         self.freed.expire(rules.now, rules.reached);
         self.waits_until = None;
@@ -64,7 +66,7 @@ impl Allocations {
         for (claim, outcome) in order.iter().zip(&mut outcomes) {
             self.request(claim, rules, outcome);
         }
-        let mut search = Search::new(rules.pools);
+        let mut search = Search::default();
         for (claim, outcome) in order.iter().zip(&mut outcomes) {
             self.fill(claim, rules, &mut search, outcome);
         }
@@ -79,13 +81,8 @@ impl Allocations {
     }
 
     /// The reserved addresses, and a revision that grows when they change.
-    pub fn reserved(&self) -> (u64, impl Iterator<Item = Reserved>) {
-        let reserved = |(until, address, service): &(Instant, IpAddr, ServiceName)| Reserved {
-            address: *address,
-            service: service.clone(),
-            until: *until,
-        };
-        (self.freed.revision(), self.freed.iter().map(reserved))
+    pub const fn reserved(&self) -> (u64, &BTreeSet<Reserved>) {
+        (self.freed.revision, &self.freed.reservations)
     }
 
     /// Records that the state with this counter contains none of the addresses freed so far.
@@ -108,12 +105,6 @@ impl Allocations {
     /// Allocated addresses outside every pool, each with the announcement method of its former pool.
     pub fn outside(&mut self, pools: &Pools) -> Vec<(IpAddr, Option<Announce>)> {
         self.holders.outside(pools)
-    }
-
-    /// Usage figures of every pool.
-    #[must_use]
-    pub fn account(&self, pools: &Pools, forbidden: &Forbidden) -> Vec<PoolUse> {
-        account::account(pools, &self.holders, forbidden)
     }
 
     fn release_what_nobody_claims(&mut self, claims: &[Claim], now: Instant) {
@@ -143,27 +134,28 @@ impl Allocations {
         self.holders.add(address, claim, pools.holding(address));
     }
 
-    /// Why other Services prevent `claim` from getting `address`: they hold it or it is reserved for them. `None` if nothing does.
+    /// Why other Services prevent `claim` from getting `address`: they hold it or it is reserved for them. `None` if
+    /// nothing does.
     fn obstacle(&self, claim: &Claim, address: IpAddr, pools: &Pools) -> Option<String> {
         if self.holders.is_held(address) {
             return self.holders.refuse(address, claim, pools.holding(address));
         }
-        let by = self.freed.kept_from(address, &claim.service)?;
+        let by = self.freed.reserved_for_other(address, &claim.service)?;
         Some(format!("was {by}'s until now and is kept for it for 10 minutes, and until every gateway has taken it out"))
     }
 
-    /// Re-checks Services whose ports or sharing terms changed, after all unchanged ones, so that a change of one Service
-    /// never moves another. A Service that no longer fits beside the other holders loses its address.
+    /// Re-checks Services whose ports or sharing terms changed, after all unchanged ones, so that a change of one
+    /// Service never moves another. A Service that no longer fits beside the other holders loses its address.
     fn recheck(&mut self, order: &[&Claim], outcomes: &mut [Allocation], rules: Rules<'_>) {
-        let mut standing = Vec::new();
+        let mut rechecked = Vec::new();
         for (claim, outcome) in order.iter().zip(outcomes) {
             if claim.is_readable() && !self.holders.is_recorded_as(claim) {
                 let addresses = self.holders.of(&claim.service).to_vec();
                 addresses.iter().for_each(|address| self.holders.remove(*address, &claim.service));
-                standing.push((claim, addresses, outcome));
+                rechecked.push((claim, addresses, outcome));
             }
         }
-        for (claim, addresses, outcome) in standing {
+        for (claim, addresses, outcome) in rechecked {
             for address in addresses {
                 let pool = rules.pools.holding(address);
                 match self.holders.refuse(address, claim, pool) {
@@ -179,8 +171,8 @@ impl Allocations {
         }
     }
 
-    /// Exchanges the addresses of a Service for those that it requests by name, if they are available. If not, a Service
-    /// that already holds an address keeps it and its owner gets a warning.
+    /// Exchanges the addresses of a Service for those that it requests by name, if they are available. If not, a
+    /// Service that already holds an address keeps it and its owner gets a warning.
     fn request(&mut self, claim: &Claim, rules: Rules<'_>, outcome: &mut Allocation) {
         for &address in claim.requested.iter().filter(|_| claim.is_readable()) {
             let held = self.holders.held_of(&claim.service, Family::of(address));
@@ -243,7 +235,7 @@ impl Allocations {
     }
 
     /// Allocates the missing addresses of a Service from the pools and reports what it holds in the end.
-    fn fill(&mut self, claim: &Claim, rules: Rules<'_>, search: &mut Search<'_>, outcome: &mut Allocation) {
+    fn fill<'a>(&mut self, claim: &Claim, rules: Rules<'a>, search: &mut Search<'a>, outcome: &mut Allocation) {
         if outcome.refusal.is_none() {
             for (index, &family) in claim.families.iter().enumerate() {
                 if self.holders.held_of(&claim.service, family).is_some() {
@@ -265,7 +257,7 @@ impl Allocations {
         }
     }
 
-    fn take(&mut self, claim: &Claim, family: Family, rules: Rules<'_>, search: &mut Search<'_>) -> Result<IpAddr, Refusal> {
+    fn take<'a>(&mut self, claim: &Claim, family: Family, rules: Rules<'a>, search: &mut Search<'a>) -> Result<IpAddr, Refusal> {
         let mut admitting = admitting(claim, rules.pools)?;
         let is_usable = |address: &IpAddr| {
             let pool = || rules.pools.holding(*address).filter(|pool| !(pool.avoid_buggy_ips && is_buggy(*address)));
@@ -274,7 +266,10 @@ impl Allocations {
                 && !rules.forbidden.contains(*address)
                 && self.obstacle(claim, *address, rules.pools).is_none()
         };
-        let is_admitted = |address: &IpAddr| rules.pools.position_of(*address).is_some_and(|at| admitting.contains(&at));
+        let is_admitted = |address: &IpAddr| {
+            let holding = rules.pools.index_of(*address);
+            admitting.iter().any(|(index, _)| Some(*index) == holding)
+        };
         let mut before = self.freed.before(&claim.service);
         if let Some(address) = before.find(|address| is_admitted(address) && is_usable(address)) {
             return Ok(address);
@@ -283,62 +278,69 @@ impl Allocations {
             return Ok(address);
         }
         let is_free = |address: IpAddr| {
-            let is_kept = self.freed.kept_from(address, &claim.service).is_some();
+            let is_kept = self.freed.reserved_for_other(address, &claim.service).is_some();
             !is_kept && !self.holders.is_held(address) && !rules.forbidden.contains(address)
         };
         let mut limit = None;
-        for pool in admitting.iter().filter_map(|at| Some((*at, rules.pools.at(*at)?))) {
-            if self.is_full_for(claim, pool.1) {
-                limit = Some(limit_text(claim, pool.1));
-            } else if let Some(address) = search.next(pool.0, family, is_free) {
+        for &(index, pool) in &admitting {
+            if self.is_full_for(claim, pool) {
+                limit = Some(limit_text(claim, pool));
+            } else if let Some(address) = search.next((index, pool), family, is_free) {
                 return Ok(address);
             }
         }
-        let names: Vec<&str> = admitting.iter().filter_map(|at| Some(rules.pools.at(*at)?.name.as_str())).collect();
+        let names: Vec<&str> = admitting.iter().map(|(_, pool)| pool.name.as_str()).collect();
         let pools = if names.is_empty() { "there is no pool".to_owned() } else { format!("pool {}", names.join(", ")) };
-        admitting.retain(|at| rules.pools.at(*at).is_some_and(|pool| !self.is_full_for(claim, pool)));
+        admitting.retain(|(_, pool)| !self.is_full_for(claim, pool));
         if let Some(address) = self.take_reserved(family, rules, &admitting, search) {
             return Ok(address);
         }
         let mut but = "";
-        if self.has_reserved(&admitting, family, rules.pools) {
-            self.waits_until = Some(rules.now + WAITING_LOOKED_AT);
+        if self.has_reserved(&admitting, family) {
+            self.waits_until = Some(rules.now + WAITING_RETRY);
             but = " but what is reserved for Services that gave it up, until every connected gateway has taken it out";
         }
         let left = || format!("no {family} address is left ({pools}){but}; add addresses to it or remove Services");
         Err(Refusal { reason: Reason::Exhausted, message: limit.unwrap_or_else(left) })
     }
 
-    /// The address that was freed first in the pools at these indices. An address that a connected gateway may still forward
-    /// for another Service is never returned.
-    fn take_reserved(&self, family: Family, rules: Rules<'_>, admitting: &[usize], search: &mut Search<'_>) -> Option<IpAddr> {
-        for &position in admitting {
-            let Some(pool) = rules.pools.at(position).filter(|_| search.may_have_reserved(position, family)) else { continue };
+    /// The address that was freed first in these pools. An address that a connected gateway may still forward for
+    /// another Service is never returned.
+    fn take_reserved(
+        &self,
+        family: Family,
+        rules: Rules<'_>,
+        admitting: &[IndexedPool<'_>],
+        search: &mut Search<'_>,
+    ) -> Option<IpAddr> {
+        for &(index, pool) in admitting {
+            if search.without_reserved.contains(&(index, family)) {
+                continue;
+            }
             let is_free = |address: IpAddr| {
                 Family::of(address) == family
-                    && rules.pools.position_of(address) == Some(position)
+                    && rules.pools.index_of(address) == Some(index)
                     && !(pool.avoid_buggy_ips && is_buggy(address))
                     && !self.holders.is_held(address)
                     && !rules.forbidden.contains(address)
             };
-            match self.freed.oldest(rules.reached, is_free) {
-                Some(address) => return Some(address),
-                None => search.has_no_reserved(position, family),
+            if let Some(address) = self.freed.oldest(rules.reached, is_free) {
+                return Some(address);
             }
+            search.without_reserved.insert((index, family));
         }
         None
     }
 
-    /// Whether any address of the pools at these indices is reserved.
-    fn has_reserved(&self, admitting: &[usize], family: Family, pools: &Pools) -> bool {
-        let ranges = admitting.iter().filter_map(|at| pools.at(*at)).flat_map(|pool| &pool.ranges);
-        let mut kept =
-            ranges.filter(|range| range.family() == family).flat_map(|range| self.freed.within(range.first(), range.last()));
+    /// Whether any address of these pools is reserved.
+    fn has_reserved(&self, admitting: &[IndexedPool<'_>], family: Family) -> bool {
+        let ranges = admitting.iter().flat_map(|(_, pool)| &pool.ranges).filter(|range| range.family() == family);
+        let mut kept = ranges.flat_map(|range| self.freed.within(range.first(), range.last()));
         kept.any(|address| !self.holders.is_held(address))
     }
 
     /// Reports the addresses of a Service in family order, and those that lie outside what it requests.
-    fn place(&mut self, claim: &Claim, rules: Rules<'_>, search: &mut Search<'_>, outcome: &mut Allocation) {
+    fn place<'a>(&mut self, claim: &Claim, rules: Rules<'a>, search: &mut Search<'a>, outcome: &mut Allocation) {
         for address in self.holders.of(&claim.service).to_vec() {
             let Some(why) = misplaced(claim, address, rules) else { continue };
             let mut advice = "it keeps it until annotation sluice.dev/readdress is \"true\"".to_owned();
@@ -372,12 +374,12 @@ impl Allocations {
             pool.is_some_and(|pool| refuses(pool, claim).is_none())
         };
         let shared = self.holders.under(key).filter(|address| Family::of(*address) == family);
-        shared.take(SHARED_LOOKED_AT_MAX).find(|address| is_usable(address) && admits(address))
+        shared.take(SHARED_TRIED_MAX).find(|address| is_usable(address) && admits(address))
     }
 }
 
-/// Indices of the pools from which a claim may get an address.
-fn admitting(claim: &Claim, pools: &Pools) -> Result<Vec<usize>, Refusal> {
+/// The pools from which a claim may get an address.
+fn admitting<'a>(claim: &Claim, pools: &'a Pools) -> Result<Vec<IndexedPool<'a>>, Refusal> {
     let asked_for = |pool: &PoolSpec| match &claim.pool {
         Some(named) => *named == pool.name,
         // An internal pool serves only Services that request an internal address or the pool by name.
@@ -385,9 +387,9 @@ fn admitting(claim: &Claim, pools: &Pools) -> Result<Vec<usize>, Refusal> {
     };
     let mut found = Vec::new();
     let mut refusal = None;
-    for (at, pool) in pools.iter().enumerate().filter(|(_, pool)| asked_for(pool)) {
+    for (index, pool) in pools.iter().enumerate().filter(|(_, pool)| asked_for(pool)) {
         match refuses(pool, claim) {
-            None => found.push(at),
+            None => found.push((index, pool)),
             Some(why) => refusal = refusal.or(Some(why)),
         }
     }
@@ -396,8 +398,8 @@ fn admitting(claim: &Claim, pools: &Pools) -> Result<Vec<usize>, Refusal> {
         _ if !found.is_empty() => Ok(found),
         (Some(named), Some(why)) => refused(format!("pool {named} is asked for, but {why}; ask for another one")),
         (Some(named), None) => {
-            let clash = pools.states().iter().find(|standing| standing.name == *named).and_then(|found| found.clash.clone());
-            let why = clash.map_or_else(|| "does not exist".to_owned(), |clash| format!("is not used: {clash}"));
+            let conflict = pools.states().iter().find(|pool| pool.name == *named).and_then(|found| found.conflict.clone());
+            let why = conflict.map_or_else(|| "does not exist".to_owned(), |conflict| format!("is not used: {conflict}"));
             refused(format!("pool {named} is asked for, but {why}; ask for one of {}", pools.names()))
         }
         (None, Some(why)) => refused(format!("no pool gives it an address: {why}")),

@@ -16,12 +16,13 @@ use crate::config::settings::ControllerSettings;
 use crate::gateways::registry::Gateways;
 use crate::plan::addresses::{Allocation, Allocations, Claim, PoolUse, Rules};
 use crate::plan::cleanup::holders;
-use crate::plan::externals::Giving;
+use crate::plan::externals;
 use crate::plan::forbidden::Forbidden;
 use crate::plan::ownership::Ownership;
-use crate::plan::pools::Pools;
-use crate::world::checkpoint::{Checkpoint, Decided, Reserved};
-use crate::world::{Labels, World};
+use crate::plan::pools::{PoolState, Pools};
+use crate::plan::selection::Fence;
+use crate::world::checkpoint::{Checkpoint, Decided};
+use crate::world::{Labels, Revisions, World};
 use objects::note::{Cause, Note, Remark, Subject};
 use objects::{Candidate, Leftover, PoolSpec};
 
@@ -40,22 +41,24 @@ pub(super) struct Assignment {
     /// VIPs outside every pool.
     pub(super) outside_pools: Arc<Vec<IpAddr>>,
     /// Pools as sent to gateways.
-    pub(super) told: Vec<Pool>,
+    pub(super) gateway_pools: Vec<Pool>,
     /// Usage figures of every pool.
     pub(super) uses: Arc<Vec<PoolUse>>,
     /// Addresses that Services request, that their statuses contain, or that a previous leader allocated.
     named: BTreeSet<IpAddr>,
-    allocations: Allocations,
-    gateways: OfGateways,
+    pub(super) allocations: Allocations,
+    gateways: GatewayReports,
     /// Decisions of a previous leader, until the first plan is made.
     pub(super) recalled: OrdMap<ServiceName, Arc<Decided>>,
-    decided_for: Option<Revisions>,
-    clashes: BTreeMap<String, String>,
+    /// Revisions of the objects and of the gateways' reports for which the last assignment was computed.
+    decided_for: Option<(Revisions, u64)>,
+    /// Pools that are not in use, each with the reason.
+    conflicts: BTreeMap<String, String>,
 }
 
 /// Result of an update.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct News {
+pub(super) struct AssignmentUpdate {
     /// The assignment was computed again; usually most results are unchanged.
     pub(super) is_decided: bool,
     /// The set of addresses that must not be backends has changed.
@@ -64,22 +67,12 @@ pub(super) struct News {
 
 /// Reports of the gateways.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct OfGateways {
+struct GatewayReports {
     /// Last report of every gateway ever connected: a gateway that returns keeps its addresses.
     reserved: BTreeMap<String, Vec<IpAddr>>,
     /// Counter of the state that all of them have applied; `None` if none is connected.
     reached: Option<u64>,
     revision: u64,
-}
-
-/// Revisions of all inputs of the assignment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Revisions {
-    services: u64,
-    namespaces: u64,
-    pools: u64,
-    nodes: u64,
-    gateways: u64,
 }
 
 impl Assignment {
@@ -91,13 +84,8 @@ impl Assignment {
         let reached = gateways.reached_by_all();
         let is_awaited = reached != self.gateways.reached && self.allocations.waits_for_gateways(now);
         let revision = self.gateways.revision + u64::from(is_other || is_awaited);
-        self.gateways = OfGateways { reserved, reached, revision };
+        self.gateways = GatewayReports { reserved, reached, revision };
         is_other || is_awaited
-    }
-
-    /// Records the counter of the newest state, which contains none of the addresses freed so far.
-    pub(super) fn published(&mut self, counter: u64) {
-        self.allocations.published(counter);
     }
 
     /// Starts from the decisions of a previous leader.
@@ -106,51 +94,41 @@ impl Assignment {
         self.allocations.recall(&checkpoint.reserved, now);
     }
 
-    /// The reserved addresses, if they changed since this revision.
-    pub(super) fn reserved_since(&self, revision: u64) -> Option<(u64, Vec<Reserved>)> {
-        let (newest, reserved) = self.allocations.reserved();
-        (newest != revision).then(|| (newest, reserved.collect()))
-    }
-
-    /// When to assign again even if nothing changes.
-    pub(super) fn again_at(&self, now: Instant) -> Option<Instant> {
-        self.allocations.next_expiry(now)
-    }
-
     /// Assigns again if an input changed or `is_due` is set.
-    pub(super) fn update(&mut self, world: &World, settings: &ControllerSettings, is_due: bool, now: Instant) -> News {
-        let revisions = Revisions {
-            services: world.services_revision(),
-            namespaces: world.namespaces_revision(),
-            pools: world.pools_revision(),
-            nodes: world.nodes_revision(),
-            gateways: self.gateways.revision,
-        };
-        let before = self.decided_for.replace(revisions);
-        if before == Some(revisions) && !is_due {
-            return News::default();
+    pub(super) fn update(
+        &mut self,
+        world: &World,
+        settings: &ControllerSettings,
+        is_due: bool,
+        now: Instant,
+    ) -> AssignmentUpdate {
+        let (revisions, reports) = (world.revisions(), self.gateways.revision);
+        let before = self.decided_for.replace((revisions, reports));
+        if before == Some((revisions, reports)) && !is_due {
+            return AssignmentUpdate::default();
         }
         let (mut has_moved, mut is_concerned) = (before.is_none(), false);
-        if before.is_none_or(|before| before.pools != revisions.pools) {
-            let ours = (settings.load_balancer_class.as_str(), &settings.ownership.pools);
-            let pools = Pools::of(&settings.pools, world.pools(), ours, &settings.cluster_cidrs);
+        if before.is_none_or(|(before, _)| before.pools != revisions.pools) {
+            let pools = Pools::of(settings, world.pools());
             has_moved |= pools != *self.pools;
             self.pools = Arc::new(pools);
         }
-        if before.is_none_or(|before| (before.nodes, before.gateways) != (revisions.nodes, revisions.gateways)) {
+        if before.is_none_or(|(before, of_reports)| (before.nodes, of_reports) != (revisions.nodes, reports)) {
             let (own, nodes) = (&settings.reserved, world.nodes().values());
             let forbidden = Forbidden::new(own, &self.reserved(world), nodes, &settings.cluster_cidrs);
             has_moved |= !forbidden.fences_as(&self.forbidden);
             is_concerned = forbidden.nodes_differing(&self.forbidden).any(|address| self.concerns(address, settings));
             self.forbidden = Arc::new(forbidden);
         }
-        let only_nodes = before.is_some_and(|before| Revisions { nodes: revisions.nodes, ..before } == revisions);
+        let only_nodes = before.is_some_and(|(before, of_reports)| {
+            of_reports == reports && Revisions { nodes: revisions.nodes, ..before } == revisions
+        });
         if only_nodes && !has_moved && !is_concerned && !is_due {
-            return News::default();
+            return AssignmentUpdate::default();
         }
         let outside_before = Arc::clone(&self.outside_pools);
         self.decide(world, settings, now);
-        News { is_decided: true, fence_moved: has_moved || self.outside_pools != outside_before }
+        AssignmentUpdate { is_decided: true, fence_moved: has_moved || self.outside_pools != outside_before }
     }
 
     /// Addresses of all gateways ever seen by this or a previous controller, each with the gateway's name.
@@ -169,18 +147,18 @@ impl Assignment {
     }
 
     /// New notes for owners of pools.
-    pub(super) fn notes_on_pools(&mut self) -> Vec<Note> {
-        let clash = |standing: &crate::plan::pools::PoolState| Some((standing.name.clone(), standing.clash.clone()?));
-        let clashes: BTreeMap<String, String> = self.pools.states().iter().filter_map(clash).collect();
-        let is_new = |(name, why): &(&String, &String)| self.clashes.get(*name) != Some(*why);
-        let notes = clashes.iter().filter(is_new).map(clash_note).collect();
-        self.clashes = clashes;
+    pub(super) fn new_notes_on_pools(&mut self) -> Vec<Note> {
+        let conflict = |pool: &PoolState| Some((pool.name.clone(), pool.conflict.clone()?));
+        let conflicts: BTreeMap<String, String> = self.pools.states().iter().filter_map(conflict).collect();
+        let is_new = |(name, why): &(&String, &String)| self.conflicts.get(*name) != Some(*why);
+        let notes = conflicts.iter().filter(is_new).map(conflict_note).collect();
+        self.conflicts = conflicts;
         notes
     }
 
     /// Current problems of pools.
-    pub(super) fn standing_on_pools(&self) -> impl Iterator<Item = Note> {
-        self.clashes.iter().map(clash_note)
+    pub(super) fn notes_on_pools(&self) -> impl Iterator<Item = Note> {
+        self.conflicts.iter().map(conflict_note)
     }
 
     fn decide(&mut self, world: &World, settings: &ControllerSettings, now: Instant) {
@@ -199,8 +177,8 @@ impl Assignment {
         let leaving: Vec<Claim> = holders(world, settings).map(|left| claim_of_leaving(left, &self.pools)).collect();
         let unserved: Vec<ServiceName> = leaving.iter().map(|claim| claim.service.clone()).collect();
         claims.extend(leaving);
-        let named = |claim: &Claim| [claim.requested.clone(), claim.in_status.clone(), claim.recalled.clone()].concat();
-        self.named = claims.iter().flat_map(named).collect();
+        self.named =
+            claims.iter().flat_map(|claim| [&claim.requested, &claim.in_status, &claim.recalled]).flatten().copied().collect();
         let (pools, forbidden) = (Arc::clone(&self.pools), Arc::clone(&self.forbidden));
         let rules = Rules { pools: &pools, forbidden: &forbidden, reached: self.gateways.reached, now };
         let mut outcomes = self.allocations.assign(&claims, rules);
@@ -212,46 +190,47 @@ impl Assignment {
         }
         let outside = self.allocations.outside(&pools);
         let mut outside_pools: Vec<IpAddr> = outside.iter().map(|(address, _)| *address).collect();
-        let mut giving = Giving::new(settings, &pools, &forbidden, &outside_pools);
-        for (candidate, owned) in ours {
+        let fence = Fence { settings, pools: &pools, forbidden: &forbidden, vips_outside_pools: &outside_pools };
+        let externals = externals::assign(ours.iter().map(|(candidate, _)| *candidate), &fence);
+        let external_ips: BTreeSet<IpAddr> = externals.iter().flat_map(|one| &one.addresses).copied().collect();
+        for ((candidate, owned), externals) in ours.into_iter().zip(externals) {
             let outcome = outcomes.entry(candidate.name.clone()).or_default();
-            outcome.externals = giving.give(candidate);
             outcome.withholds_node_ports = !owned.node_ports;
-            if !owned.addresses && !owned.node_ports && outcome.externals.addresses.is_empty() {
-                outcome.refusal = outcome.externals.refusal();
+            if !owned.addresses && !owned.node_ports && externals.addresses.is_empty() {
+                outcome.refusal = externals.refusal();
             }
+            outcome.externals = externals;
         }
-        let externals: BTreeSet<IpAddr> = giving.given();
         for (candidate, _) in too_many {
             let message = format!("there are more than {SERVICES_MAX} Services, and this is one of the youngest; remove some");
             let refusal = Some(Refusal { reason: Reason::Exhausted, message });
             outcomes.insert(candidate.name.clone(), Allocation { refusal, ..Allocation::default() });
         }
-        outside_pools.extend(externals);
+        outside_pools.extend(external_ips);
         self.outside_pools = Arc::new(outside_pools);
         self.outcomes = outcomes;
-        self.told = told(&pools, &outside);
+        self.gateway_pools = gateway_pools(&pools, &outside);
         self.uses = Arc::new(self.allocations.account(&pools, &forbidden));
     }
 }
 
-fn clash_note((name, why): (&String, &String)) -> Note {
+fn conflict_note((name, why): (&String, &String)) -> Note {
     let remark = Remark::new(Cause::Reason(Reason::Conflict), format!("the pool is not used: {why}"));
     Note { subject: Subject::Pool(name.clone()), remark }
 }
 
 /// Pools as sent to gateways: those in use, and one with the VIPs outside every pool. If the pool of a VIP disappeared
 /// before this controller started, its announcement method is unknown, and gateways use both methods.
-fn told(pools: &Pools, outside: &[(IpAddr, Option<Announce>)]) -> Vec<Pool> {
-    let mut told: Vec<Pool> = pools.iter().map(PoolSpec::told).collect();
+fn gateway_pools(pools: &Pools, outside: &[(IpAddr, Option<Announce>)]) -> Vec<Pool> {
+    let mut all: Vec<Pool> = pools.iter().map(PoolSpec::told).collect();
     for announce in [Announce::L2, Announce::Routed] {
         let of_this = outside.iter().filter(|(_, known)| known.is_none_or(|known| known == announce));
         let ranges: Vec<_> = of_this.filter_map(|(address, _)| proto::AddressRange::new(*address, *address).ok()).collect();
         if !ranges.is_empty() {
-            told.push(Pool { name: OUTSIDE.to_owned(), ranges, announce });
+            all.push(Pool { name: OUTSIDE.to_owned(), ranges, announce });
         }
     }
-    told
+    all
 }
 
 fn claim(candidate: &Candidate, namespace_labels: Labels) -> Claim {
@@ -278,15 +257,15 @@ fn claim(candidate: &Candidate, namespace_labels: Labels) -> Claim {
     }
 }
 
-/// The claim of a Service that is being deleted: it keeps the addresses in its status and requests nothing. Our finalizer
-/// proves that it was ours.
+/// The claim of a Service that is being deleted: it keeps the addresses in its status and requests nothing. Our
+/// finalizer proves that it was ours.
 fn claim_of_leaving(left: &Leftover, pools: &Pools) -> Claim {
     let is_kept = |address: &IpAddr| left.status_is_ours || pools.holding(*address).is_some();
     Claim {
         created_s: left.created_s,
         in_status: left.held.ingress.iter().map(|ingress| ingress.ip).filter(is_kept).collect(),
         status_is_ours: true,
-        ..Claim::of_nothing(left.name.clone())
+        ..Claim::new(left.name.clone())
     }
 }
 

@@ -1,7 +1,7 @@
 //! The plan of one Service: its ports and backends, its status, and the order of the steps of a mode change.
 //!
-//! Invariant: a Service that cannot be served is refused as a whole, without ports. A Service whose plan is unchanged keeps
-//! its `Arc`. Deliberately not here: addresses (`addresses`), and the choice of Services to plan again (`plan`).
+//! Invariant: a Service that cannot be served is refused as a whole, without ports. A Service whose plan is unchanged
+//! keeps its `Arc`. Deliberately not here: addresses (`addresses`), and the choice of Services to plan again (`plan`).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -17,8 +17,8 @@ use crate::plan::addresses::Allocation;
 use crate::plan::policy::Policy;
 use crate::plan::selection::nodes::Nodes;
 use crate::plan::selection::{Departed, Fence, MissingBackends, Selection, select};
-use crate::world::World;
 use crate::world::checkpoint::{Decided, TableKey};
+use crate::world::{ServiceEntry, World};
 use objects::note::{self, Cause, Remark};
 use objects::status::{Ingress, IpMode, PortStatus};
 use objects::{Candidate, Kind, OwnedParts, PortSpec, ServiceSpec, SliceSpec};
@@ -27,8 +27,8 @@ use objects::{Candidate, Kind, OwnedParts, PortSpec, ServiceSpec, SliceSpec};
 /// because an update of the controller would then move flows of stateless modes.
 pub const MAGLEV_SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// How long a new mode or a new Service waits for the status or finalizer that must be written first. The limit keeps an
-/// API server that is unavailable or refuses the write from blocking an owner's change for ever.
+/// How long a new mode or a new Service waits for the status or finalizer that must be written first. The limit keeps
+/// an API server that is unavailable or refuses the write from blocking an owner's change for ever.
 pub(super) const STATUS_WAITED_FOR: Duration = Duration::from_secs(10);
 
 /// The statuses of Services; copied and compared as [`proto::Services`] are.
@@ -51,7 +51,8 @@ pub struct WantedStatus {
     pub held: OwnedParts,
     /// Another field manager that wrote the status.
     pub foreign_manager: Option<String>,
-    /// Why it is not served. Until it is, addresses that it does not hold are removed from its status and none are added.
+    /// Why it is not served. Until it is, addresses that it does not hold are removed from its status and none are
+    /// added.
     pub refusal: Option<Reason>,
     /// Why it lacks an address.
     pub unassigned: Option<Reason>,
@@ -106,63 +107,64 @@ impl Planned {
         !self.departed.is_empty() && self.departed_until.is_none()
     }
 
-    /// Whether the status was planned from this version of the object.
-    pub(super) fn status_is_of(&self, candidate: &Candidate) -> bool {
-        self.status.as_ref().is_none_or(|status| {
+    /// Whether a new plan from these inputs would be the same.
+    pub(super) fn is_current(&self, inputs: &Inputs<'_>, entry: &ServiceEntry, outcome: &Allocation) -> bool {
+        let candidate = &entry.candidate;
+        let has_same_nodes = self.nodes_revision.is_none_or(|revision| revision == inputs.world.revisions().nodes);
+        let has_expired = self.again_at().is_some_and(|until| until <= inputs.now);
+        let is_same = self.revision == entry.revision && self.outcome == *outcome && has_same_nodes;
+        let is_of_this_version = self.status.as_ref().is_none_or(|status| {
             status.resource_version == candidate.resource_version && status.uid == candidate.uid && status.held == candidate.held
-        })
+        });
+        is_same && is_of_this_version && !inputs.fence_moved && !has_expired
     }
 }
 
-fn status(builder: &ServiceBuilder<'_>, service: &Service, missing: MissingBackends) -> WantedStatus {
-    let ServiceBuilder { candidate, outcome, ip_mode, fence, settings, .. } = *builder;
-    let refusal = service.refusal.as_ref().map(|refusal| refusal.reason);
-    let has_address = !outcome.addresses.is_empty();
-    let is_outside = |remark: &Remark| remark.cause == Cause::Reason(Reason::OutsidePools);
-    let spec = candidate.wanted.as_ref().ok();
-    let told = |port: &PortSpec| PortStatus { port: port.port, protocol: port.protocol, error: None };
-    let ports: Vec<PortStatus> = spec.iter().flat_map(|spec| &spec.ports).map(told).collect();
-    let mut pools: Vec<String> = outcome.addresses.iter().filter_map(|ip| fence.pool_of(*ip)).map(str::to_owned).collect();
-    pools.dedup();
-    WantedStatus {
-        service: candidate.name.clone(),
-        uid: candidate.uid.clone(),
-        resource_version: candidate.resource_version.clone(),
-        group: settings.group.clone(),
-        ingress: outcome.addresses.iter().map(|&ip| Ingress { ip, ip_mode, ports: ports.clone() }).collect(),
-        held: candidate.held.clone(),
-        foreign_manager: candidate.foreign_manager.clone(),
-        refusal,
-        unassigned: outcome.refusal.as_ref().map(|refusal| refusal.reason).or(refusal.filter(|_| !has_address)),
-        outside_pools: outcome.notes.iter().any(is_outside),
-        is_withheld: false,
-        pools,
-        is_partly_unread: spec.is_some_and(|spec| !spec.unread.is_empty()),
-        missing,
-        fails_open: service.health.fail_open,
-    }
+/// Inputs shared by the plans of all Services.
+pub(super) struct Inputs<'a> {
+    pub(super) world: &'a World,
+    pub(super) settings: &'a ControllerSettings,
+    pub(super) fence: &'a Fence<'a>,
+    /// Whether the fence differs from that of the previous plan.
+    pub(super) fence_moved: bool,
+    pub(super) nodes: &'a Nodes,
+    pub(super) now: Instant,
 }
 
 /// The inputs of the plan of one Service.
+#[derive(Clone, Copy)]
 pub(super) struct ServiceBuilder<'a> {
-    pub(super) candidate: &'a Candidate,
-    pub(super) outcome: &'a Allocation,
-    pub(super) settings: &'a ControllerSettings,
-    pub(super) fence: &'a Fence<'a>,
-    pub(super) nodes: &'a Nodes,
-    pub(super) world: &'a World,
-    pub(super) policy: Policy,
-    /// Desired addresses of the status.
-    pub(super) ip_mode: IpMode,
+    inputs: &'a Inputs<'a>,
+    candidate: &'a Candidate,
+    revision: u64,
+    outcome: &'a Allocation,
+    before: Option<&'a Planned>,
     /// Decisions of a previous leader.
-    pub(super) recalled: Option<&'a Decided>,
+    recalled: Option<&'a Decided>,
+    policy: Policy,
+    /// `ipMode` of the desired status, also while gateways still use the previous policy.
+    ip_mode: IpMode,
 }
 
-impl ServiceBuilder<'_> {
-    /// Whether the finalizer must be written before gateways get the Service, so that its deletion is not missed.
-    pub(super) fn build_in_turn(&self, revision: u64, before: Option<&Planned>, now: Instant) -> Planned {
-        let mut planned = self.build_as_told(revision, before, now);
-        planned.withheld_until = self.withhold(&planned, before, now);
+impl<'a> ServiceBuilder<'a> {
+    pub(super) fn new(
+        inputs: &'a Inputs<'a>,
+        entry: &'a ServiceEntry,
+        outcome: &'a Allocation,
+        before: Option<&'a Planned>,
+        recalled: Option<&'a Decided>,
+    ) -> Self {
+        let candidate = &entry.candidate;
+        let policy = Policy::of(candidate.wanted.as_ref().ok(), candidate.kind, &inputs.settings.defaults);
+        let (revision, ip_mode) = (entry.revision, policy.ip_mode);
+        Self { inputs, candidate, revision, outcome, before, recalled, policy, ip_mode }
+    }
+
+    /// Plans the Service. It is withheld from gateways until its finalizer is written, so that its deletion is not
+    /// missed.
+    pub(super) fn plan(self) -> Planned {
+        let mut planned = self.plan_by_current_policy();
+        planned.withheld_until = self.withheld_until(&planned);
         if planned.withheld_until.is_some() {
             let withheld = planned.status.map(|status| WantedStatus { is_withheld: true, ..Arc::unwrap_or_clone(status) });
             planned.status = withheld.map(Arc::new);
@@ -170,46 +172,53 @@ impl ServiceBuilder<'_> {
         planned
     }
 
-    /// Until when it is withheld from gateways, if it is. A Service whose status already has an address is never withheld.
-    fn withhold(&self, planned: &Planned, before: Option<&Planned>, now: Instant) -> Option<Instant> {
-        let is_given = before.is_some_and(|old| old.withheld_until.is_none() && old.service.refusal.is_none());
+    /// Until when it is withheld from gateways, if it is. A Service whose status already has an address is never
+    /// withheld.
+    fn withheld_until(&self, planned: &Planned) -> Option<Instant> {
+        let is_given = self.before.is_some_and(|old| old.withheld_until.is_none() && old.service.refusal.is_none());
         let needs_none = self.candidate.uid.is_empty() || self.candidate.kind != Kind::LoadBalancer;
-        let tells = |ingress: &Ingress| self.outcome.addresses.contains(&ingress.ip);
-        let is_marked = self.candidate.held.finalizer || self.candidate.held.ingress.iter().any(tells);
+        let is_allocated = |ingress: &Ingress| self.outcome.addresses.contains(&ingress.ip);
+        let is_marked = self.candidate.held.finalizer || self.candidate.held.ingress.iter().any(is_allocated);
         if is_given || needs_none || is_marked || planned.service.refusal.is_some() {
             return None;
         }
-        let until = before.and_then(|old| old.withheld_until).unwrap_or(now + STATUS_WAITED_FOR);
-        Some(until).filter(|until| *until > now)
+        self.wait_until(self.before.and_then(|old| old.withheld_until))
     }
 
-    /// Plans a change to a mode in which nodes see the VIP. The status is written first, because a node accepts packets for the
-    /// VIP only once the status tells it to. Until the object shows the new status, gateways use the previous mode.
-    fn build_as_told(&self, revision: u64, before: Option<&Planned>, now: Instant) -> Planned {
-        let wanted = self.build(revision, before, now);
-        let held = before.and_then(|old| Some((old.policy, self.hold(old, now)?)));
+    /// Plans a change to a mode in which nodes see the VIP. The status is written first, because a node accepts packets
+    /// for the VIP only once the status tells it to. Until the object shows the new status, gateways use the previous
+    /// mode.
+    fn plan_by_current_policy(&self) -> Planned {
+        let wanted = self.build();
+        let held = self.before.and_then(|old| Some((old.policy, self.held_until(old)?)));
         let Some((policy, until)) = held.filter(|_| wanted.service.refusal.is_none()) else { return wanted };
-        let as_before = ServiceBuilder { policy, ..*self }.build(revision, before, now);
+        let as_before = Self { policy, ..*self }.build();
         if as_before.service.refusal.is_some() { wanted } else { Planned { held_until: Some(until), ..as_before } }
     }
 
-    /// Until when the previous policy is kept, if it is. For manifests there is nothing to wait for: no node reads their status.
-    fn hold(&self, before: &Planned, now: Instant) -> Option<Instant> {
+    /// Until when the previous policy is kept, if it is. For manifests there is nothing to wait for: no node reads
+    /// their status.
+    fn held_until(&self, before: &Planned) -> Option<Instant> {
         let ours = |ingress: &&Ingress| self.outcome.addresses.contains(&ingress.ip);
-        let is_told = !self.candidate.held.ingress.iter().filter(ours).any(|ingress| ingress.ip_mode == IpMode::Proxy);
+        let is_written = !self.candidate.held.ingress.iter().filter(ours).any(|ingress| ingress.ip_mode == IpMode::Proxy);
         let turns = before.policy.ip_mode == IpMode::Proxy && self.policy.ip_mode == IpMode::Vip;
-        if !turns || is_told || self.candidate.uid.is_empty() || before.service.refusal.is_some() {
+        if !turns || is_written || self.candidate.uid.is_empty() || before.service.refusal.is_some() {
             return None;
         }
-        Some(before.held_until.unwrap_or(now + STATUS_WAITED_FOR)).filter(|until| *until > now)
+        self.wait_until(before.held_until)
     }
 
-    fn build(&self, revision: u64, before: Option<&Planned>, now: Instant) -> Planned {
-        let name = &self.candidate.name;
-        let leaving = Departed::of(self.world, name, before.map(|old| &old.departed), now);
-        let slices: Vec<&SliceSpec> = self.world.slices_of(name).chain(&leaving.counting).collect();
+    /// The end of a wait for a write, which began now or earlier; `None` if it is over.
+    fn wait_until(&self, begun: Option<Instant>) -> Option<Instant> {
+        Some(begun.unwrap_or(self.inputs.now + STATUS_WAITED_FOR)).filter(|until| *until > self.inputs.now)
+    }
+
+    fn build(&self) -> Planned {
+        let (name, world) = (&self.candidate.name, self.inputs.world);
+        let leaving = Departed::of(world, name, self.before.map(|old| &old.departed), self.inputs.now);
+        let slices: Vec<&SliceSpec> = world.slices_of(name).chain(&leaving.counting).collect();
         let recalled = || self.recalled.map(|decided| decided.tables.clone());
-        let mut tables = before.map(|old| old.tables.clone()).or_else(recalled).unwrap_or_default();
+        let mut tables = self.before.map(|old| old.tables.clone()).or_else(recalled).unwrap_or_default();
         let mut notes: Vec<Remark> = self.outcome.notes.iter().chain(&self.outcome.externals.remarks).cloned().collect();
         let served = match (&self.candidate.wanted, &self.outcome.refusal) {
             (Err(error), _) => Err(error.refusal()),
@@ -230,21 +239,20 @@ impl ServiceBuilder<'_> {
             }
         };
         let service = self.service(ports, refusal);
-        let service = match before {
+        let service = match self.before {
             Some(old) if *old.service == service => Arc::clone(&old.service),
             _ => Arc::new(service),
         };
         let has_status = self.candidate.kind == Kind::LoadBalancer;
-        let status = has_status.then(|| Arc::new(status(self, &service, self.missing(&service, &slices))));
-        let nodes_revision = (self.policy.target == Target::Node).then(|| self.world.nodes_revision());
+        let status = has_status.then(|| Arc::new(self.status(&service, &slices)));
         Planned {
-            revision,
+            revision: self.revision,
             outcome: self.outcome.clone(),
             service,
             status,
             notes,
             tables,
-            nodes_revision,
+            nodes_revision: (self.policy.target == Target::Node).then(|| world.revisions().nodes),
             policy: self.policy,
             held_until: None,
             withheld_until: None,
@@ -255,18 +263,61 @@ impl ServiceBuilder<'_> {
 
     fn service(&self, ports: Vec<ServicePort>, refusal: Option<Refusal>) -> Service {
         let spec = self.candidate.wanted.as_ref().ok();
+        let settings = self.inputs.settings;
+        let health = spec.map_or_else(
+            || settings.health.clone(),
+            |spec| HealthCheck {
+                node_health_port: spec.node_health_port.filter(|_| self.policy.target == Target::Node),
+                ..spec.health.over(&settings.health)
+            },
+        );
         Service {
             mode: self.policy.mode,
             target: self.policy.target,
             scheduler: self.policy.scheduler,
-            health: self.health(spec),
-            drain_timeout: spec.and_then(|spec| spec.drain_timeout).unwrap_or(self.settings.defaults.drain_timeout),
+            health,
+            drain_timeout: spec.and_then(|spec| spec.drain_timeout).unwrap_or(settings.defaults.drain_timeout),
             affinity: spec.and_then(|spec| spec.affinity),
             source_ranges: spec.and_then(|spec| spec.source_ranges.clone()),
             idle_timeout: spec.and_then(|spec| spec.idle_timeout),
             local: spec.is_some_and(|spec| spec.local),
             refusal,
             ..Service::new(self.candidate.name.clone(), ports)
+        }
+    }
+
+    fn status(&self, service: &Service, slices: &[&SliceSpec]) -> WantedStatus {
+        let Self { candidate, outcome, ip_mode, inputs, .. } = *self;
+        let refusal = service.refusal.as_ref().map(|refusal| refusal.reason);
+        let has_address = !outcome.addresses.is_empty();
+        let is_outside = |remark: &Remark| remark.cause == Cause::Reason(Reason::OutsidePools);
+        let spec = candidate.wanted.as_ref().ok();
+        let port = |port: &PortSpec| PortStatus { port: port.port, protocol: port.protocol, error: None };
+        let ports: Vec<PortStatus> = spec.iter().flat_map(|spec| &spec.ports).map(port).collect();
+        let mut pools: Vec<String> =
+            outcome.addresses.iter().filter_map(|ip| inputs.fence.pools.holding(*ip)).map(|pool| pool.name.clone()).collect();
+        pools.dedup();
+        // A refusal is reported instead of missing backends.
+        let missing = spec.filter(|_| refusal.is_none()).map(|spec| {
+            let knows_endpoints = self.policy.target == Target::Endpoint;
+            MissingBackends::of(service, &spec.ports, slices.iter().copied().filter(|_| knows_endpoints))
+        });
+        WantedStatus {
+            service: candidate.name.clone(),
+            uid: candidate.uid.clone(),
+            resource_version: candidate.resource_version.clone(),
+            group: inputs.settings.group.clone(),
+            ingress: outcome.addresses.iter().map(|&ip| Ingress { ip, ip_mode, ports: ports.clone() }).collect(),
+            held: candidate.held.clone(),
+            foreign_manager: candidate.foreign_manager.clone(),
+            refusal,
+            unassigned: outcome.refusal.as_ref().map(|refusal| refusal.reason).or(refusal.filter(|_| !has_address)),
+            outside_pools: outcome.notes.iter().any(is_outside),
+            is_withheld: false,
+            pools,
+            is_partly_unread: spec.is_some_and(|spec| !spec.unread.is_empty()),
+            missing: missing.unwrap_or_default(),
+            fails_open: service.health.fail_open,
         }
     }
 
@@ -280,6 +331,7 @@ impl ServiceBuilder<'_> {
         if let Some(refusal) = self.policy.refusal(spec, self.candidate.kind) {
             return Err(refusal);
         }
+        let (name, world) = (&self.candidate.name, self.inputs.world);
         let mut ports = Vec::new();
         let mut fenced = 0;
         let mut ineligible = None;
@@ -293,9 +345,9 @@ impl ServiceBuilder<'_> {
                 }
                 let mut selection = self.select(spec, slices, port, family);
                 // A manual override of one backend gives this port a list of its own.
-                let overridden = selection.nodes.take_if(|nodes| self.world.overrides().concern(&self.candidate.name, nodes));
+                let overridden = selection.nodes.take_if(|nodes| world.overrides().concern(name, nodes));
                 selection.backends.extend(overridden.iter().flat_map(NodesAt::backends));
-                self.world.overrides().apply(&self.candidate.name, slices, self.world.nodes(), &mut selection.backends);
+                world.overrides().apply(name, slices, world.nodes(), &mut selection.backends);
                 let count = selection.count();
                 fenced += selection.fenced;
                 notes.extend(selection.notes);
@@ -304,8 +356,19 @@ impl ServiceBuilder<'_> {
                     return Err(refusal);
                 }
                 let size = table(tables, (port.protocol, port.port, family), count);
-                let planned = service_port(port, family, vips, size, selection.backends);
-                ports.push(ServicePort { node_port, zones: selection.zones, nodes: selection.nodes, ..planned });
+                ports.push(ServicePort {
+                    name: port.name.clone(),
+                    protocol: port.protocol,
+                    family,
+                    vips,
+                    port: port.port,
+                    node_port,
+                    maglev: MaglevSpec { size, seed: MAGLEV_SEED, hash_version: MAGLEV_HASH_VERSION },
+                    backends: selection.backends,
+                    nodes: selection.nodes,
+                    zones: selection.zones,
+                    app_protocol: port.app_protocol.clone(),
+                });
             }
         }
         let has_none = ports.iter().all(|port| port.backend_count() == 0);
@@ -320,59 +383,23 @@ impl ServiceBuilder<'_> {
         Ok(ports)
     }
 
-    /// Nothing is missing if the Service is refused, because the refusal is reported instead.
-    fn missing(&self, service: &Service, slices: &[&SliceSpec]) -> MissingBackends {
-        let Ok(spec) = &self.candidate.wanted else { return MissingBackends::default() };
-        if service.refusal.is_some() {
-            return MissingBackends::default();
-        }
-        let knows_endpoints = self.policy.target == Target::Endpoint;
-        MissingBackends::of(service, &spec.ports, slices.iter().copied().filter(|_| knows_endpoints))
-    }
-
-    fn health(&self, spec: Option<&ServiceSpec>) -> HealthCheck {
-        let Some(spec) = spec else { return self.settings.health.clone() };
-        let node_health_port = spec.node_health_port.filter(|_| self.policy.target == Target::Node);
-        HealthCheck { node_health_port, ..spec.health.over(&self.settings.health) }
-    }
-
     /// The backends of one port. In tunnel modes, backends of the other family are used if this family has none.
     fn select(&self, spec: &ServiceSpec, slices: &[&SliceSpec], port: &PortSpec, family: Family) -> Selection {
-        let slices = slices.iter().copied();
+        let (slices, fence) = (slices.iter().copied(), self.inputs.fence);
         let is_tunnel = self.policy.mode.is_tunnel();
         match self.policy.target {
             Target::Endpoint => {
-                let own = select(slices.clone(), port, family, self.fence);
+                let own = select(slices.clone(), port, family, fence);
                 let other = if family == Family::V4 { Family::V6 } else { Family::V4 };
                 let has_none = own.backends.is_empty() && own.fenced == 0;
-                if is_tunnel && has_none { select(slices, port, other, self.fence) } else { own }
+                if is_tunnel && has_none { select(slices, port, other, fence) } else { own }
             }
             Target::Node => {
-                let Some(nodes) = self.nodes.of(family, is_tunnel) else { return Selection::default() };
+                let Some(nodes) = self.inputs.nodes.of(family, is_tunnel) else { return Selection::default() };
                 let port_at_nodes = self.policy.port_at_nodes(port);
-                if spec.local {
-                    nodes.local(slices, port, port_at_nodes, family, self.fence)
-                } else {
-                    nodes.all(port, port_at_nodes)
-                }
+                if spec.local { nodes.local(slices, port, port_at_nodes, family, fence) } else { nodes.all(port, port_at_nodes) }
             }
         }
-    }
-}
-
-fn service_port(port: &PortSpec, family: Family, vips: Vec<IpAddr>, size: u32, backends: Vec<proto::Backend>) -> ServicePort {
-    ServicePort {
-        name: port.name.clone(),
-        protocol: port.protocol,
-        family,
-        vips,
-        port: port.port,
-        node_port: port.node_port,
-        maglev: MaglevSpec { size, seed: MAGLEV_SEED, hash_version: MAGLEV_HASH_VERSION },
-        backends,
-        nodes: None,
-        zones: Vec::new(),
-        app_protocol: port.app_protocol.clone(),
     }
 }
 

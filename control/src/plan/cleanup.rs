@@ -21,8 +21,8 @@ pub struct Cleanup {
     pub by: LeftBy,
 }
 
-/// Which installation may have written finalizer and conditions of a Service. All installations in a cluster write the same
-/// ones, together with their group.
+/// Which installation may have written finalizer and conditions of a Service. All installations in a cluster write the
+/// same ones, together with their group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeftBy {
     /// This installation: the class or the group is ours.
@@ -72,8 +72,8 @@ fn left_by(left: &Leftover, settings: &ControllerSettings) -> Option<LeftBy> {
     }
 }
 
-/// Services that are being deleted and keep their addresses until gateways have removed them. The deletion may have begun
-/// before this controller started.
+/// Services that are being deleted and keep their addresses until gateways have removed them. The deletion may have
+/// begun before this controller started.
 pub(super) fn holders<'a>(world: &'a World, settings: &'a ControllerSettings) -> impl Iterator<Item = &'a Leftover> {
     let are_ours = |left: &&Leftover| matches!(left_by(left, settings), Some(LeftBy::Us | LeftBy::Anybody));
     world.leftovers().values().map(Arc::as_ref).filter(|left| left.holds_addresses()).filter(are_ours)

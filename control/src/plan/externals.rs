@@ -1,10 +1,9 @@
 //! `spec.externalIPs`: which of them a Service may use. Any tenant may write any address there (CVE-2020-8554), so only
 //! addresses inside the configured `externalIPs.allowed` count.
 //!
-//! Invariant: no two Services get the same (address, protocol, port); the older Service wins. No Service gets an address
-//! that a pool, a gateway or the cluster uses otherwise.
-//! Deliberately not here: how packets for such an address reach a gateway. As with kube-proxy, the operator routes them
-//! there; gateways do not answer ARP for these addresses.
+//! Invariant: no two Services get the same (address, protocol, port); the older Service wins. No Service gets an
+//! address that a pool, a gateway or the cluster uses otherwise. Deliberately not here: how packets for such an address
+//! reach a gateway. As with kube-proxy, the operator routes them there; gateways do not answer ARP for these addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -12,15 +11,13 @@ use std::net::IpAddr;
 use proto::{Family, Protocol, Reason, Refusal, ServiceName};
 
 use crate::config::settings::ControllerSettings;
-use crate::plan::forbidden::Forbidden;
-use crate::plan::pools::Pools;
-use crate::plan::selection::special;
+use crate::plan::selection::{Fence, special};
 use crate::world::World;
 use objects::note::{Cause, Remark};
 use objects::{Candidate, Kind, ServiceSpec};
 
-/// Maximum number of `externalIPs` per Service, so that no Service can fill the gateways' tables: 65,536 Services with one
-/// port each make a million frontends.
+/// Maximum number of `externalIPs` per Service, so that no Service can fill the gateways' tables: 65,536 Services with
+/// one port each make a million frontends.
 const EXTERNAL_IPS_MAX: usize = 16;
 
 /// The result for one Service.
@@ -36,109 +33,83 @@ impl Externals {
     /// Why a Service that has only `externalIPs` is not served; `None` if it got any.
     #[must_use]
     pub fn refusal(&self) -> Option<Refusal> {
-        let told = self.remarks.first().filter(|_| self.addresses.is_empty())?;
-        let Cause::Reason(reason) = told.cause else { return None };
-        Some(Refusal { reason, message: told.text.clone() })
+        let remark = self.remarks.first().filter(|_| self.addresses.is_empty())?;
+        let Cause::Reason(reason) = remark.cause else { return None };
+        Some(Refusal { reason, message: remark.text.clone() })
     }
 }
 
-/// Assigns `externalIPs`, to older Services first.
-pub struct Giving<'a> {
-    settings: &'a ControllerSettings,
-    pools: &'a Pools,
-    forbidden: &'a Forbidden,
-    /// Load balancer addresses outside every pool.
-    vips_outside_pools: &'a [IpAddr],
-    taken: BTreeMap<(IpAddr, Protocol, u16), &'a ServiceName>,
-    given: BTreeSet<IpAddr>,
+/// The frontends that older Services have.
+type TakenFrontends<'a> = BTreeMap<(IpAddr, Protocol, u16), &'a ServiceName>;
+
+/// The result for each Service. Services must come in order of age, oldest first. The VIPs outside every pool of
+/// `fence` are those of load balancers.
+pub fn assign<'a>(candidates: impl Iterator<Item = &'a Candidate>, fence: &Fence<'_>) -> Vec<Externals> {
+    let mut taken = TakenFrontends::new();
+    candidates.map(|candidate| assign_to(candidate, fence, &mut taken)).collect()
 }
 
-impl<'a> Giving<'a> {
-    /// Nothing is assigned yet.
-    #[must_use]
-    pub const fn new(
-        settings: &'a ControllerSettings,
-        pools: &'a Pools,
-        forbidden: &'a Forbidden,
-        vips_outside_pools: &'a [IpAddr],
-    ) -> Self {
-        Self { settings, pools, forbidden, vips_outside_pools, taken: BTreeMap::new(), given: BTreeSet::new() }
-    }
-
-    /// The result for the next Service. Services must come in order of age, oldest first.
-    pub fn give(&mut self, candidate: &'a Candidate) -> Externals {
-        let mut got = Externals::default();
-        let Ok(spec) = &candidate.wanted else { return got };
-        if self.settings.ownership.external_ips_allowed.is_empty() {
-            if !spec.external_ips.is_empty() {
-                let text = "spec.externalIPs has no effect: none is allowed (`externalIPs.allowed`), since any tenant could \
-                            claim any address by it (CVE-2020-8554)";
-                got.remarks.push(Remark::new(Cause::FieldIgnored, text));
-            }
-            return got;
+fn assign_to<'a>(candidate: &'a Candidate, fence: &Fence<'_>, taken: &mut TakenFrontends<'a>) -> Externals {
+    let mut got = Externals::default();
+    let Ok(spec) = &candidate.wanted else { return got };
+    if fence.settings.ownership.external_ips_allowed.is_empty() {
+        if !spec.external_ips.is_empty() {
+            let text = "spec.externalIPs has no effect: none is allowed (`externalIPs.allowed`), since any tenant could \
+                        claim any address by it (CVE-2020-8554)";
+            got.remarks.push(Remark::new(Cause::FieldIgnored, text));
         }
-        for (index, &address) in spec.external_ips.iter().enumerate() {
-            let why = if index < EXTERNAL_IPS_MAX { self.refuses(address, spec) } else { Some(too_many()) };
-            match why {
-                None => {
-                    self.given.insert(address);
-                    self.taken.extend(spec.ports.iter().map(|port| ((address, port.protocol, port.port), &candidate.name)));
-                    got.addresses.push(address);
-                }
-                Some((cause, why)) => {
-                    let text = format!("{address} of spec.externalIPs is not served: {why}");
-                    got.remarks.push(Remark::new(cause, text));
-                }
+        return got;
+    }
+    for (index, &address) in spec.external_ips.iter().enumerate() {
+        let why = if index < EXTERNAL_IPS_MAX { refusal(address, spec, fence, taken) } else { Some(too_many()) };
+        match why {
+            None => {
+                taken.extend(spec.ports.iter().map(|port| ((address, port.protocol, port.port), &candidate.name)));
+                got.addresses.push(address);
+            }
+            Some((reason, why)) => {
+                let text = format!("{address} of spec.externalIPs is not served: {why}");
+                got.remarks.push(Remark::new(Cause::Reason(reason), text));
             }
         }
-        got
     }
-
-    /// All assigned addresses.
-    #[must_use]
-    pub fn given(self) -> BTreeSet<IpAddr> {
-        self.given
-    }
-
-    fn refuses(&self, address: IpAddr, spec: &ServiceSpec) -> Option<(Cause, String)> {
-        let refused = |why: String| Some((Cause::Reason(Reason::Refused), why));
-        let within = |nets: &[ipnet::IpNet]| nets.iter().find(|net| net.contains(&address)).copied();
-        if within(&self.settings.ownership.external_ips_allowed).is_none() {
-            return refused("it lies outside `externalIPs.allowed`".to_owned());
-        }
-        if let Some(what) = special(address) {
-            return refused(format!("it is {what}"));
-        }
-        if let Some(why) = self.forbidden.why(address) {
-            return refused(why);
-        }
-        if let Some(pool) = self.pools.holding(address) {
-            return refused(format!("it lies in pool {}; ask for it by sluice.dev/addresses", pool.name));
-        }
-        if self.vips_outside_pools.contains(&address) {
-            return refused("it is the address of a load balancer".to_owned());
-        }
-        let family = Family::of(address);
-        if !spec.families.contains(&family) {
-            return refused(format!("the Service has no family {family}"));
-        }
-        let holder = spec.ports.iter().find_map(|port| Some((port, self.taken.get(&(address, port.protocol, port.port))?)));
-        holder.map(|(port, holder)| {
-            let why = format!("{} {} of it is held by {holder}, which is older", port.protocol, port.port);
-            (Cause::Reason(Reason::Conflict), why)
-        })
-    }
+    got
 }
 
-fn too_many() -> (Cause, String) {
-    (Cause::Reason(Reason::Exhausted), format!("a Service gets {EXTERNAL_IPS_MAX} of them at most"))
+fn refusal(address: IpAddr, spec: &ServiceSpec, fence: &Fence<'_>, taken: &TakenFrontends<'_>) -> Option<(Reason, String)> {
+    let refused = |why: String| Some((Reason::Refused, why));
+    if !fence.settings.ownership.external_ips_allowed.iter().any(|net| net.contains(&address)) {
+        return refused("it lies outside `externalIPs.allowed`".to_owned());
+    }
+    if let Some(what) = special(address) {
+        return refused(format!("it is {what}"));
+    }
+    if let Some(why) = fence.forbidden.why(address) {
+        return refused(why);
+    }
+    if let Some(pool) = fence.pools.holding(address) {
+        return refused(format!("it lies in pool {}; ask for it by sluice.dev/addresses", pool.name));
+    }
+    if fence.vips_outside_pools.contains(&address) {
+        return refused("it is the address of a load balancer".to_owned());
+    }
+    let family = Family::of(address);
+    if !spec.families.contains(&family) {
+        return refused(format!("the Service has no family {family}"));
+    }
+    let (port, holder) = spec.ports.iter().find_map(|port| Some((port, taken.get(&(address, port.protocol, port.port))?)))?;
+    Some((Reason::Conflict, format!("{} {} of it is held by {holder}, which is older", port.protocol, port.port)))
 }
 
-/// Services with `externalIPs` that are not served because none is allowed, and that are not ours otherwise, as already logged.
-/// The reason goes to the log and not to an Event, because in most clusters another product serves them.
+fn too_many() -> (Reason, String) {
+    (Reason::Exhausted, format!("a Service gets {EXTERNAL_IPS_MAX} of them at most"))
+}
+
+/// Services with `externalIPs` that are not served because none is allowed, and that are not ours otherwise, as already
+/// logged. The reason goes to the log and not to an Event, because in most clusters another product serves them.
 #[derive(Debug, Default)]
 pub struct DisallowedExternalIps {
-    told: BTreeSet<ServiceName>,
+    logged: BTreeSet<ServiceName>,
     /// The revision of the world that was examined last.
     seen: u64,
 }
@@ -155,13 +126,13 @@ impl DisallowedExternalIps {
             let is_other = candidate.filter(|candidate| candidate.kind == Kind::ClusterIp);
             is_other.is_some_and(|candidate| candidate.wanted.as_ref().is_ok_and(|spec| !spec.external_ips.is_empty()))
         };
-        self.told.retain(|name| world.services().contains_key(name));
+        self.logged.retain(|name| world.services().contains_key(name));
         let new: Vec<ServiceName> =
-            world.changed_since(since).filter(asks).filter(|name| !self.told.contains(*name)).cloned().collect();
+            world.changed_since(since).filter(asks).filter(|name| !self.logged.contains(*name)).cloned().collect();
         for service in &new {
             tracing::info!(%service, "spec.externalIPs has no effect: none is allowed (`externalIPs.allowed`)");
         }
-        self.told.extend(new.iter().cloned());
+        self.logged.extend(new.iter().cloned());
         new
     }
 }
@@ -172,6 +143,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::plan::forbidden::Forbidden;
     use crate::plan::tests::settings;
     use crate::world::change::Change;
 
@@ -183,12 +155,11 @@ mod tests {
     }
 
     /// Results for `candidates`, one after another.
-    fn given(settings: &ControllerSettings, outside: &[IpAddr], candidates: &[Candidate]) -> (Vec<Externals>, BTreeSet<IpAddr>) {
+    fn given(settings: &ControllerSettings, outside: &[IpAddr], candidates: &[Candidate]) -> Vec<Externals> {
         let pools = crate::plan::addresses::tests::pools(&settings.pools);
         let forbidden = Forbidden::new(&settings.reserved, &BTreeMap::new(), [].iter(), &settings.cluster_cidrs);
-        let mut giving = Giving::new(settings, &pools, &forbidden, outside);
-        let got = candidates.iter().map(|one| giving.give(one)).collect();
-        (got, giving.given())
+        let fence = Fence { settings, pools: &pools, forbidden: &forbidden, vips_outside_pools: outside };
+        assign(candidates.iter(), &fence)
     }
 
     fn rules() -> ControllerSettings {
@@ -214,7 +185,7 @@ mod tests {
         ];
         let (settings, outside) = (rules(), ["192.0.7.7".parse().unwrap()]);
         for (address, expected) in rows {
-            let got = given(&settings, &outside, &[candidate("web", &[address], 80, "TCP")]).0.remove(0);
+            let got = given(&settings, &outside, &[candidate("web", &[address], 80, "TCP")]).remove(0);
             assert_eq!(got.addresses.is_empty(), expected.is_some(), "{address}: {got:?}");
             let text = got.remarks.first().map(|remark| remark.text.as_str()).unwrap_or_default();
             assert!(text.contains(expected.unwrap_or_default()), "{address}: {text}");
@@ -230,18 +201,17 @@ mod tests {
             candidate("udp", &["192.0.2.9"], 80, "UDP"),
             candidate("tls", &["192.0.2.9"], 443, "TCP"),
         ];
-        let (got, addresses) = given(&settings, &[], &all);
+        let got = given(&settings, &[], &all);
         let counts: Vec<_> = got.iter().map(|got| (got.addresses.len(), got.remarks.len())).collect();
         assert_eq!(counts, [(2, 0), (1, 1), (1, 0), (1, 0)]);
         assert_eq!(got[1].remarks[0].cause, Cause::Reason(Reason::Conflict));
         assert!(got[1].remarks[0].text.contains("shop/first"), "{}", got[1].remarks[0].text);
-        assert_eq!(addresses.len(), 3);
     }
 
     #[test]
     fn none_is_served_and_the_owner_told_while_none_is_allowed() {
         let settings = settings();
-        let got = given(&settings, &[], &[candidate("web", &["192.0.2.9"], 80, "TCP")]).0.remove(0);
+        let got = given(&settings, &[], &[candidate("web", &["192.0.2.9"], 80, "TCP")]).remove(0);
         assert!(got.addresses.is_empty() && got.remarks[0].text.contains("CVE-2020-8554"), "{got:?}");
     }
 
@@ -249,7 +219,7 @@ mod tests {
     fn a_service_gets_no_more_than_fit() {
         let (settings, ips) = (rules(), (1..=20).map(|last| format!("192.0.2.{}", last + 10)).collect::<Vec<_>>());
         let ips: Vec<&str> = ips.iter().map(String::as_str).collect();
-        let got = given(&settings, &[], &[candidate("web", &ips, 80, "TCP")]).0.remove(0);
+        let got = given(&settings, &[], &[candidate("web", &ips, 80, "TCP")]).remove(0);
         assert_eq!((got.addresses.len(), got.remarks.len()), (EXTERNAL_IPS_MAX, 20 - EXTERNAL_IPS_MAX));
     }
 

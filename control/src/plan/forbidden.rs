@@ -18,7 +18,8 @@ pub struct Forbidden {
 }
 
 impl Forbidden {
-    /// Collects the addresses of the embedding gateway, of all gateways ever seen and of the nodes, and the Service CIDRs.
+    /// Collects the addresses of the embedding gateway, of all gateways ever seen and of the nodes, and the Service
+    /// CIDRs.
     #[must_use]
     pub fn new<'a>(
         own: &[IpAddr],
@@ -74,11 +75,8 @@ impl Forbidden {
     /// Whether `address` is forbidden.
     #[must_use]
     pub(super) fn contains(&self, address: IpAddr) -> bool {
-        self.is_single(address) || self.cidrs.iter().any(|net| net.contains(&address))
-    }
-
-    fn is_single(&self, address: IpAddr) -> bool {
-        self.gateways.contains_key(&address) || self.nodes.contains_key(&address)
+        let is_single = self.gateways.contains_key(&address) || self.nodes.contains_key(&address);
+        is_single || self.cidrs.iter().any(|net| net.contains(&address))
     }
 
     /// Forbidden addresses from `first` to `last`, both included, without Service CIDRs, which no pool overlaps.

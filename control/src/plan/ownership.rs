@@ -1,7 +1,7 @@
 //! Ownership: which Services are ours, and which parts of them (CONTROL section 4).
 //!
-//! Invariant: a Service of another class is never ours. A Service without class is not ours if a cloud controller holds it
-//! by its finalizer, or another installation by its group annotation. A Service that was ours stays ours until it is
+//! Invariant: a Service of another class is never ours. A Service without class is not ours if a cloud controller holds
+//! it by its finalizer, or another installation by its group annotation. A Service that was ours stays ours until it is
 //! released, even if the rules no longer claim it.
 
 use kube::core::SelectorExt;

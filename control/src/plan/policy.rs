@@ -1,4 +1,5 @@
-//! Forwarding policy of a Service: requested settings, defaults, and combinations that are impossible (CONTROL section 3).
+//! Forwarding policy of a Service: requested settings, defaults, and combinations that are impossible (CONTROL section
+//! 3).
 //!
 //! Invariant: an impossible combination is refused with the field to change. No packet is forwarded in another way than
 //! requested.
@@ -69,14 +70,15 @@ impl Policy {
         ))
     }
 
-    /// The port at which a node accepts packets for `port` of the Service: that of the VIP if addresses are not rewritten.
+    /// The port at which a node accepts packets for `port` of the Service: that of the VIP if addresses are not
+    /// rewritten.
     #[must_use]
     pub fn port_at_nodes(&self, port: &PortSpec) -> u16 {
         port.port_of_nodes.filter(|_| self.mode.is_two_way()).unwrap_or(port.port)
     }
 
-    /// Why these endpoints cannot serve `port`: in modes that keep the destination, the endpoint port must equal that of the
-    /// Service.
+    /// Why these endpoints cannot serve `port`: in modes that keep the destination, the endpoint port must equal that
+    /// of the Service.
     #[must_use]
     pub fn refuses_endpoints(&self, port: &PortSpec, backends: &[Backend]) -> Option<Refusal> {
         if self.mode.is_two_way() || self.target == Target::Node {

@@ -1,9 +1,9 @@
 //! Selection of the endpoints that serve one port of a Service.
 //!
-//! Invariant: ready endpoints if there are any, else those that are serving while they terminate. No endpoint is selected
-//! twice, and none that a tenant must not reach through the gateway. `internalTrafficPolicy` does not apply, because
-//! traffic through a gateway always comes from outside the cluster.
-//! Deliberately not here: health, which each gateway determines by its own probes.
+//! Invariant: ready endpoints if there are any, else those that are serving while they terminate. No endpoint is
+//! selected twice, and none that a tenant must not reach through the gateway. `internalTrafficPolicy` does not apply,
+//! because traffic through a gateway always comes from outside the cluster. Deliberately not here: health, which each
+//! gateway determines by its own probes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -27,12 +27,17 @@ pub use missing_backends::MissingBackends;
 /// Maximum number of excluded backends named in a message; beyond it the message has only their number.
 const FENCED_NAMED_MAX: usize = 5;
 
-/// Addresses that must not be backends.
+/// The inputs that decide which addresses must not be backends.
+#[derive(Clone, Copy)]
 pub struct Fence<'a> {
-    settings: &'a ControllerSettings,
-    pools: &'a Pools,
-    forbidden: &'a Forbidden,
-    vips_outside_pools: &'a [IpAddr],
+    /// The configuration: Service CIDRs, and the networks of backends.
+    pub settings: &'a ControllerSettings,
+    /// The pools in use.
+    pub pools: &'a Pools,
+    /// Addresses of gateways and nodes.
+    pub forbidden: &'a Forbidden,
+    /// VIPs outside every pool.
+    pub vips_outside_pools: &'a [IpAddr],
 }
 
 /// The backends of one port and family.
@@ -52,24 +57,7 @@ pub struct Selection {
     pub zones: Vec<ZoneBackends>,
 }
 
-impl<'a> Fence<'a> {
-    /// The forbidden addresses of these settings, including VIPs outside every pool.
-    #[must_use]
-    pub const fn new(
-        settings: &'a ControllerSettings,
-        pools: &'a Pools,
-        forbidden: &'a Forbidden,
-        vips_outside_pools: &'a [IpAddr],
-    ) -> Self {
-        Self { settings, pools, forbidden, vips_outside_pools }
-    }
-
-    /// The pool that contains an address.
-    #[must_use]
-    pub fn pool_of(&self, address: IpAddr) -> Option<&str> {
-        self.pools.holding(address).map(|pool| pool.name.as_str())
-    }
-
+impl Fence<'_> {
     /// Why `address` must not be a backend.
     #[must_use]
     pub fn refuses(&self, address: IpAddr) -> Option<String> {
@@ -99,21 +87,15 @@ impl<'a> Fence<'a> {
 /// Loopback, link-local, multicast and unspecified addresses. An IPv4-mapped IPv6 address counts as its IPv4 address.
 #[must_use]
 pub fn special(address: IpAddr) -> Option<&'static str> {
-    let address = match address {
-        IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => return Some("an IPv4 address in IPv6 form"),
-        other => other,
-    };
-    let link_local = match address {
-        IpAddr::V4(v4) => v4.is_link_local(),
-        IpAddr::V6(v6) => v6.is_unicast_link_local(),
-    };
     match address {
+        IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => Some("an IPv4 address in IPv6 form"),
         a if a.is_loopback() => Some("a loopback address"),
         a if a.is_multicast() => Some("a multicast address"),
         a if a.is_unspecified() => Some("the unspecified address"),
         IpAddr::V4(v4) if v4.is_broadcast() => Some("the broadcast address"),
         IpAddr::V4(v4) if v4.octets()[0] == 0 => Some("an address of this network"),
-        _ if link_local => Some("a link-local address"),
+        IpAddr::V4(v4) if v4.is_link_local() => Some("a link-local address"),
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => Some("a link-local address"),
         _ => None,
     }
 }
@@ -135,8 +117,8 @@ pub fn select<'a>(slices: impl Iterator<Item = &'a SliceSpec>, port: &PortSpec, 
     selection
 }
 
-/// Zone hints count as in kube-proxy: only if every ready endpoint has one, and only in zones that some hint names. Node
-/// hints do not count, because a gateway is not a node. Terminating endpoints are used in all zones.
+/// Zone hints count as in kube-proxy: only if every ready endpoint has one, and only in zones that some hint names.
+/// Node hints do not count, because a gateway is not a node. Terminating endpoints are used in all zones.
 fn zones(endpoints: &BTreeMap<SocketAddr, &EndpointSpec>, backends: &[Backend]) -> Vec<ZoneBackends> {
     if endpoints.values().any(|endpoint| endpoint.ready && endpoint.zones.is_empty()) {
         return Vec::new();
@@ -155,57 +137,39 @@ fn zones(endpoints: &BTreeMap<SocketAddr, &EndpointSpec>, backends: &[Backend]) 
 /// The permitted candidates, ordered by address, at most as many as one table can hold.
 fn admit(candidates: impl Iterator<Item = (SocketAddr, u16)>, port: &PortSpec, fence: &Fence<'_>) -> Selection {
     let mut selection = Selection::default();
-    let mut refused = Refused::default();
+    let mut refused = Vec::new();
     for (address, weight) in candidates {
         match fence.refuses(address.ip()) {
-            Some(why) => refused.add(address, why),
+            Some(why) => refused.push((address, why)),
             None => selection.backends.push(Backend { address, weight, state: BackendState::Active }),
         }
     }
     let found = selection.backends.len();
     selection.backends.truncate(limits::BACKENDS_PER_PORT_MAX);
-    selection.tell(refused.named.iter().map(|(address, why)| (*address, why.as_str())), refused.count, found, port);
+    selection.note_excluded(refused.iter().map(|(address, why)| (*address, why.as_str())), found, port);
     selection
 }
 
-/// The forbidden backends: the first few, and their total number.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Refused<A> {
-    named: Vec<(A, String)>,
-    count: usize,
-}
-
-impl<A> Default for Refused<A> {
-    fn default() -> Self {
-        Self { named: Vec::new(), count: 0 }
-    }
-}
-
-impl<A> Refused<A> {
-    fn add(&mut self, address: A, why: String) {
-        self.count += 1;
-        if self.count <= FENCED_NAMED_MAX {
-            self.named.push((address, why));
-        }
-    }
-}
-
 impl Selection {
-    /// Reports excluded backends: forbidden ones, and those of `found` that exceed the size of a table.
-    fn tell<'r>(&mut self, named: impl Iterator<Item = (SocketAddr, &'r str)>, fenced: usize, found: usize, port: &PortSpec) {
-        self.fenced = fenced;
-        for (address, why) in named {
-            let text = format!("backend {address} is left out: {why}");
-            self.notes.push(Remark::new(Cause::BackendRefused, text));
+    /// Adds notes on excluded backends: the forbidden ones, each with the reason, and those of `found` that exceed the
+    /// size of a table.
+    fn note_excluded<'r>(
+        &mut self,
+        forbidden: impl ExactSizeIterator<Item = (SocketAddr, &'r str)>,
+        found: usize,
+        port: &PortSpec,
+    ) {
+        let mut note = |text: String| self.notes.push(Remark::new(Cause::BackendRefused, text));
+        self.fenced = forbidden.len();
+        for (address, why) in forbidden.take(FENCED_NAMED_MAX) {
+            note(format!("backend {address} is left out: {why}"));
         }
-        if fenced > FENCED_NAMED_MAX {
-            let text = format!("{fenced} backends in all are left out for such reasons");
-            self.notes.push(Remark::new(Cause::BackendRefused, text));
+        if self.fenced > FENCED_NAMED_MAX {
+            note(format!("{} backends in all are left out for such reasons", self.fenced));
         }
         if found > limits::BACKENDS_PER_PORT_MAX {
             let max = limits::BACKENDS_PER_PORT_MAX;
-            let text = format!("port {} {} has {found} backends, of which the first {max} are used", port.protocol, port.port);
-            self.notes.push(Remark::new(Cause::BackendRefused, text));
+            note(format!("port {} {} has {found} backends, of which the first {max} are used", port.protocol, port.port));
         }
     }
 
@@ -216,8 +180,8 @@ impl Selection {
     }
 }
 
-/// Endpoints ordered by address and port. Of two with the same address and port, one that is not terminating counts first,
-/// then a ready one.
+/// Endpoints ordered by address and port. Of two with the same address and port, one that is not terminating counts
+/// first, then a ready one.
 fn endpoints<'a>(
     slices: impl Iterator<Item = &'a SliceSpec>,
     port: &PortSpec,
@@ -261,7 +225,7 @@ pub(crate) mod tests {
         }
 
         pub(crate) fn fence<'a>(&'a self, settings: &'a ControllerSettings, vips: &'a [IpAddr]) -> Fence<'a> {
-            Fence::new(settings, &self.pools, &self.forbidden, vips)
+            Fence { settings, pools: &self.pools, forbidden: &self.forbidden, vips_outside_pools: vips }
         }
     }
 

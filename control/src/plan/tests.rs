@@ -590,7 +590,7 @@ proptest! {
                 }
             }
             let mut anew = memory.clone();
-            anew.nodes_revision = u64::MAX;
+            anew.nodes_for = None;
             anew.planned.values_mut().for_each(|one| one.revision = u64::MAX);
             let expected = plan(&world, &settings, &mut anew, now);
             let found = plan(&world, &settings, &mut memory, now);

@@ -1,6 +1,6 @@
-//! Conditions of a Service. Their messages are the same for all Services and contain no counts and no names except those of
-//! pools and of gateways that refuse the Service: every write to a Service goes to every kube-proxy, so details of one
-//! Service belong in Events.
+//! Conditions of a Service. Their messages are the same for all Services and contain no counts and no names except
+//! those of pools and of gateways that refuse the Service: every write to a Service goes to every kube-proxy, so
+//! details of one Service belong in Events.
 
 use std::collections::BTreeSet;
 
@@ -15,23 +15,36 @@ const NOT_SERVED_BY: &str = "Not served, or not wholly, by gateway ";
 /// Maximum number of gateways named in a message; a group has about a dozen.
 const GATEWAYS_NAMED_MAX: usize = 12;
 
-/// Progress of the gateways with a Service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Progress {
-    /// All forward it as requested.
-    Done,
-    /// Some have not applied it yet.
-    Pending,
-    /// None is connected.
-    NoGateway,
-    /// Another controller keeps writing its status.
-    Contested,
-}
+/// `sluice.dev/Programmed`: all gateways forward for the Service as requested.
+pub(super) const PROGRAMMED: Condition = Condition::new(true, "Programmed", "Gateways forward for it.");
+/// As [`PROGRAMMED`], but a setting cannot be parsed.
+pub(super) const PARTLY_PROGRAMMED: Condition = Condition::new(
+    true,
+    Cause::AnnotationIgnored.as_str(),
+    "Gateways forward for it; something that it asks for cannot be read and has no effect, the Event names it.",
+);
+/// `sluice.dev/Programmed`: some gateways have not applied the Service yet.
+pub(super) const PENDING: Condition = Condition::new(false, "Pending", "Gateways do not forward for it yet.");
+
+/// `sluice.dev/BackendsHealthy`: a gateway has a healthy backend.
+pub(super) const HEALTHY: Condition = Condition::new(true, "Healthy", "Gateways find healthy backends.");
+/// `sluice.dev/BackendsHealthy`: no backend accepts new connections.
+pub(super) const NO_ENDPOINTS: Condition =
+    Condition::new(false, Cause::NoEndpoints.as_str(), "It has no endpoint that takes new connections.");
+/// `sluice.dev/BackendsHealthy`: there are endpoints, but none has the ports of the Service.
+pub(super) const NO_MATCHING_PORT: Condition = Condition::new(
+    false,
+    Cause::NoMatchingPort.as_str(),
+    "No EndpointSlice has a port that it asks for; the Event names those that they have.",
+);
+/// `sluice.dev/BackendsHealthy`: no backend passes its probes.
+pub(super) const NONE_HEALTHY: Condition =
+    Condition::new(false, Cause::NoHealthyBackend.as_str(), "No gateway finds a healthy backend: all fail their probes.");
 
 /// `sluice.dev/AddressAssigned`.
 pub(super) fn address_assigned(wanted: &WantedStatus) -> Condition {
     match wanted.unassigned {
-        Some(reason) => Condition::new(false, reason.as_str(), sentence(reason)),
+        Some(reason) => not_served(reason),
         None if wanted.outside_pools => Condition::new(
             true,
             Reason::OutsidePools.as_str(),
@@ -45,26 +58,13 @@ pub(super) fn address_assigned(wanted: &WantedStatus) -> Condition {
     }
 }
 
-/// `sluice.dev/Programmed`.
-pub(super) fn programmed(wanted: &WantedStatus, progress: Progress) -> Condition {
-    if let Some(reason) = wanted.refusal {
-        return Condition::new(false, reason.as_str(), sentence(reason));
-    }
-    match progress {
-        Progress::Done if wanted.is_partly_unread => {
-            let text =
-                "Gateways forward for it; something that it asks for cannot be read and has no effect, the Event names it.";
-            Condition::new(true, Cause::AnnotationIgnored.as_str(), text)
-        }
-        Progress::Done => Condition::new(true, "Programmed", "Gateways forward for it."),
-        Progress::Pending => Condition::new(false, "Pending", "Gateways do not forward for it yet."),
-        Progress::NoGateway => Condition::new(false, Reason::NoGateway.as_str(), sentence(Reason::NoGateway)),
-        Progress::Contested => Condition::new(false, Reason::ForeignStatusWriter.as_str(), sentence(Reason::ForeignStatusWriter)),
-    }
+/// A condition that does not hold for this reason.
+pub(super) const fn not_served(reason: Reason) -> Condition {
+    Condition::new(false, reason.as_str(), sentence(reason))
 }
 
-/// `sluice.dev/Programmed` of a Service that gateways refuse, wholly or in part. The message names them and their reason,
-/// because only they know it.
+/// `sluice.dev/Programmed` of a Service that gateways refuse, wholly or in part. The message names them and their
+/// reason, because only they know it.
 pub(super) fn refused_by_gateways(gateways: &BTreeSet<&str>, refusal: &Refusal) -> Condition {
     let names: Vec<_> = gateways.iter().take(GATEWAYS_NAMED_MAX).copied().collect();
     let more = if gateways.len() > names.len() { " and others" } else { "" };
@@ -75,33 +75,6 @@ pub(super) fn refused_by_gateways(gateways: &BTreeSet<&str>, refusal: &Refusal) 
 /// Whether the condition is one of [`refused_by_gateways`].
 pub(super) fn is_refused_by_gateways(condition: &Condition) -> bool {
     !condition.holds && condition.message.starts_with(NOT_SERVED_BY)
-}
-
-/// Health of the backends of a Service as a whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Backends {
-    /// A gateway has a healthy backend.
-    Healthy,
-    /// No backend accepts new connections.
-    NoEndpoints,
-    /// There are endpoints, but none has the ports of the Service.
-    NoMatchingPort,
-    /// No backend passes its probes.
-    NoneHealthy,
-}
-
-/// `sluice.dev/BackendsHealthy`.
-pub(super) fn backends_healthy(backends: Backends) -> Condition {
-    let unhealthy = |cause: Cause, text| Condition::new(false, cause.as_str(), text);
-    match backends {
-        Backends::Healthy => Condition::new(true, "Healthy", "Gateways find healthy backends."),
-        Backends::NoEndpoints => unhealthy(Cause::NoEndpoints, "It has no endpoint that takes new connections."),
-        Backends::NoMatchingPort => unhealthy(
-            Cause::NoMatchingPort,
-            "No EndpointSlice has a port that it asks for; the Event names those that they have.",
-        ),
-        Backends::NoneHealthy => unhealthy(Cause::NoHealthyBackend, "No gateway finds a healthy backend: all fail their probes."),
-    }
 }
 
 const fn sentence(reason: Reason) -> &'static str {

@@ -2,8 +2,8 @@
 //!
 //! Invariant: only objects of our own group are written. The object of a disconnected gateway remains, not ready, for
 //! `KEPT`. If the CRD is not installed, sluice only checks for it again from time to time. A new leader reads the
-//! addresses of all gateways from these objects, also of disconnected ones, so that no Service gets one. Deliberately not
-//! here: which gateways are connected (`gateways`).
+//! addresses of all gateways from these objects, also of disconnected ones, so that no Service gets one. Deliberately
+//! not here: which gateways are connected (`gateways`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,6 +16,7 @@ use serde_json::json;
 use tokio::sync::watch;
 use tracing::warn;
 
+use super::accepted;
 use crate::gateways::publish::Published;
 use crate::gateways::registry::Gateways;
 use crate::kubernetes::{ApiError, Cluster, Retry, patch_params, post_params};
@@ -23,19 +24,14 @@ use objects::crd::{EdgeGateway, EdgeGatewaySpec, EdgeGatewayStatus, GATEWAY_ADDR
 
 /// Interval of updates of connected gateways, and so the maximum age of LAST-SEEN.
 const REFRESHED_EVERY: Duration = Duration::from_secs(60);
-/// Debounce time of other changes, so that a restart of the fleet causes a few writes per gateway. The objects lag by this
-/// time and the time of writing, 2 s at most.
-const GATHERED_FOR: Duration = Duration::from_secs(1);
+/// Debounce time of other changes, so that a restart of the fleet causes a few writes per gateway. The objects lag by
+/// this time and the time of writing, 2 s at most.
+const DEBOUNCE: Duration = Duration::from_secs(1);
 /// How long the object of a disconnected gateway remains: a repaired machine comes back to its addresses.
 const KEPT: SignedDuration = SignedDuration::from_hours(30 * 24);
-
-/// The content of the object of one connected gateway.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct GatewayRow {
-    is_ready: bool,
-    version: String,
-    addresses: Vec<String>,
-}
+/// Values of `status.ready`.
+const READY: &str = "True";
+const NOT_READY: &str = "False";
 
 /// Updates the objects while it is polled.
 pub async fn show_gateways(
@@ -64,7 +60,7 @@ pub async fn show_gateways(
                     else => std::future::pending().await,
                 }
             }
-            tokio::time::sleep(GATHERED_FOR).await;
+            tokio::time::sleep(DEBOUNCE).await;
         };
         // Whichever comes first.
         let _ = tokio::time::timeout(REFRESHED_EVERY, changes).await;
@@ -77,15 +73,20 @@ fn served(newest: &Option<Arc<Published>>) -> u32 {
     u32::try_from(services.filter(|service| service.refusal.is_none()).count()).unwrap_or(u32::MAX)
 }
 
-/// A gateway that reconnects may appear twice.
-fn shown(gateways: &Gateways) -> BTreeMap<String, GatewayRow> {
-    let mut all: BTreeMap<String, GatewayRow> = BTreeMap::new();
+/// The status of each connected gateway, without `services` and `last_seen`. A gateway that reconnects may appear
+/// twice.
+fn shown(gateways: &Gateways) -> BTreeMap<String, EdgeGatewayStatus> {
+    let mut all: BTreeMap<String, EdgeGatewayStatus> = BTreeMap::new();
     for gateway in gateways.iter() {
-        let is_ready = gateway.ready && gateway.acknowledged.is_some();
-        let addresses = gateway.reserved.iter().take(GATEWAY_ADDRESSES_MAX).map(ToString::to_string).collect();
-        let shown = GatewayRow { is_ready, version: gateway.version.clone(), addresses };
-        let before = all.get(&gateway.name).is_some_and(|other| other.is_ready);
-        all.insert(gateway.name.clone(), GatewayRow { is_ready: is_ready || before, ..shown });
+        let was_ready = all.get(&gateway.name).is_some_and(|other| other.ready.as_deref() == Some(READY));
+        let is_ready = was_ready || (gateway.ready && gateway.acknowledged.is_some());
+        let status = EdgeGatewayStatus {
+            ready: Some(if is_ready { READY } else { NOT_READY }.to_owned()),
+            version: Some(gateway.version.clone()),
+            addresses: Some(gateway.reserved.iter().take(GATEWAY_ADDRESSES_MAX).map(ToString::to_string).collect()),
+            ..EdgeGatewayStatus::default()
+        };
+        all.insert(gateway.name.clone(), status);
     }
     all
 }
@@ -98,7 +99,7 @@ struct EdgeGateways<'a> {
 impl EdgeGateways<'_> {
     async fn show(
         &self,
-        connected: &BTreeMap<String, GatewayRow>,
+        connected: &BTreeMap<String, EdgeGatewayStatus>,
         services: u32,
         refused: &mut BTreeSet<String>,
     ) -> Result<(), ApiError> {
@@ -138,14 +139,12 @@ impl EdgeGateways<'_> {
     async fn create(&self, name: &str) -> Result<bool, ApiError> {
         let object = EdgeGateway::new(name, EdgeGatewaySpec { group: self.group.to_owned() });
         match self.api.create(&post_params(), &object).await {
-            Ok(_) | Err(kube::Error::SerdeError(_)) => Ok(true),
-            Err(kube::Error::Api(status)) if status.code == 409 => Ok(true),
             Err(kube::Error::Api(status)) if matches!(status.code, 400 | 422) => {
                 let message = crate::kubernetes::api_error::truncated(&status.message);
                 warn!(gateway = name, "the API server rejects an EdgeGateway of this name: {message}; this gateway is not shown");
                 Ok(false)
             }
-            Err(error) => Err(ApiError::from(&error)),
+            answer => accepted(answer, &[409]).map(|()| true),
         }
     }
 
@@ -154,47 +153,34 @@ impl EdgeGateways<'_> {
         let created = object.metadata.creation_timestamp.as_ref().map(|time| time.0);
         let last_seen = status.last_seen.as_ref().and_then(|text| text.parse().ok()).or(created);
         if last_seen.is_some_and(|seen: Timestamp| now.duration_since(seen) > KEPT) {
-            return match self.api.delete(name, &DeleteParams::default()).await {
-                Ok(_) | Err(kube::Error::SerdeError(_)) => Ok(()),
-                Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-                Err(error) => Err(ApiError::from(&error)),
-            };
+            return accepted(self.api.delete(name, &DeleteParams::default()).await, &[404]);
         }
-        if status.ready.as_deref() == Some("False") {
+        if status.ready.as_deref() == Some(NOT_READY) {
             return Ok(());
         }
-        let gone = EdgeGatewayStatus { ready: Some("False".to_owned()), ..EdgeGatewayStatus::default() };
+        let gone = EdgeGatewayStatus { ready: Some(NOT_READY.to_owned()), ..EdgeGatewayStatus::default() };
         self.patch(name, &gone).await
     }
 
     /// Writes a JSON merge patch, as custom resources require; fields of `status` that are `None` stay.
     async fn patch(&self, name: &str, status: &EdgeGatewayStatus) -> Result<(), ApiError> {
-        match self.api.patch_status(name, &patch_params(), &Patch::Merge(json!({"status": status}))).await {
-            Ok(_) | Err(kube::Error::SerdeError(_)) => Ok(()),
-            // It was deleted in the meantime and is created again the next time.
-            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-            Err(error) => Err(ApiError::from(&error)),
-        }
+        let answer = self.api.patch_status(name, &patch_params(), &Patch::Merge(json!({"status": status}))).await;
+        // An object that was deleted in the meantime is created again the next time.
+        accepted(answer, &[404])
     }
 }
 
-fn wanted(shown: &GatewayRow, services: u32, now: Timestamp) -> EdgeGatewayStatus {
-    EdgeGatewayStatus {
-        ready: Some(if shown.is_ready { "True" } else { "False" }.to_owned()),
-        services: Some(services),
-        version: Some(shown.version.clone()),
-        last_seen: Some(now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()),
-        addresses: Some(shown.addresses.clone()),
-    }
+fn wanted(shown: &EdgeGatewayStatus, services: u32, now: Timestamp) -> EdgeGatewayStatus {
+    let last_seen = Some(now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
+    EdgeGatewayStatus { services: Some(services), last_seen, ..shown.clone() }
 }
 
 /// Whether an object differs or its LAST-SEEN is too old.
 fn is_outdated(old: &EdgeGatewayStatus, new: &EdgeGatewayStatus, now: Timestamp) -> bool {
-    let said =
-        |status: &EdgeGatewayStatus| (status.ready.clone(), status.services, status.version.clone(), status.addresses.clone());
+    let without_time = |status: &EdgeGatewayStatus| EdgeGatewayStatus { last_seen: None, ..status.clone() };
     let seen = old.last_seen.as_ref().and_then(|text| text.parse::<Timestamp>().ok());
     let is_fresh = seen.is_some_and(|seen| now.duration_since(seen).unsigned_abs() < REFRESHED_EVERY / 2);
-    said(old) != said(new) || !is_fresh
+    without_time(old) != without_time(new) || !is_fresh
 }
 
 #[cfg(test)]
@@ -207,25 +193,26 @@ mod tests {
         let gateways = watch::Sender::new(Gateways::default());
         let one = Connection::open(&gateways, "edge-1", "1.0", Vec::new());
         one.acknowledge(3);
-        assert!(!shown(&gateways.borrow())["edge-1"].is_ready);
+        assert_eq!(shown(&gateways.borrow())["edge-1"].ready.as_deref(), Some(NOT_READY));
         one.report(Report { ready: true, ..Report::default() });
-        assert!(shown(&gateways.borrow())["edge-1"].is_ready);
+        assert!(shown(&gateways.borrow())["edge-1"].ready.as_deref() == Some(READY));
         let _again = Connection::open(&gateways, "edge-1", "1.0", Vec::new());
-        assert!(shown(&gateways.borrow())["edge-1"].is_ready, "it reconnects");
+        assert!(shown(&gateways.borrow())["edge-1"].ready.as_deref() == Some(READY), "it reconnects");
     }
 
     #[test]
     fn an_object_is_written_again_when_it_says_something_else_or_is_old() {
-        let (now, shown) = (
-            Timestamp::UNIX_EPOCH,
-            GatewayRow { is_ready: true, version: "1.0".to_owned(), addresses: vec!["192.0.2.2".to_owned()] },
-        );
+        let status = |address: &str| EdgeGatewayStatus {
+            ready: Some(READY.to_owned()),
+            addresses: Some(vec![address.to_owned()]),
+            ..EdgeGatewayStatus::default()
+        };
+        let (now, shown) = (Timestamp::UNIX_EPOCH, status("192.0.2.2"));
         let old = wanted(&shown, 5, now);
         assert_eq!(old.last_seen.as_deref(), Some("1970-01-01T00:00:00Z"));
         assert!(!is_outdated(&old, &wanted(&shown, 5, now), now));
         assert!(is_outdated(&old, &wanted(&shown, 6, now), now));
-        let moved = GatewayRow { addresses: vec!["192.0.2.3".to_owned()], ..shown };
-        assert!(is_outdated(&old, &wanted(&moved, 5, now), now));
+        assert!(is_outdated(&old, &wanted(&status("192.0.2.3"), 5, now), now));
         assert_eq!(old.addresses, Some(vec!["192.0.2.2".to_owned()]));
         assert!(is_outdated(&old, &old, now + REFRESHED_EVERY));
     }

@@ -6,10 +6,12 @@
 
 use std::time::Duration;
 
+use proto::ServiceName;
 use tokio::time::Instant;
 
 use super::item::GatewaysView;
 use crate::plan::{Cleanup, LeftBy};
+use objects::OwnedParts;
 use objects::status::StatusWrite;
 
 /// Longest time that a deletion waits for gateways.
@@ -52,10 +54,10 @@ impl FinalizerRemoval {
     }
 
     /// The write, if it is due.
-    pub(super) fn due(&mut self, view: &GatewaysView<'_>, now: Instant) -> Option<StatusWrite> {
+    pub(super) fn due(&mut self, view: &GatewaysView<'_>) -> Option<StatusWrite> {
         let write = self.write();
         let is_written = self.written.as_ref() == Some(&write);
-        if is_written || self.retry_at.is_some_and(|at| at > now) || !self.is_due(view, now) {
+        if is_written || self.retry_at.is_some_and(|at| at > view.now) || !self.is_due(view) {
             return None;
         }
         self.written = Some(write.clone());
@@ -73,10 +75,10 @@ impl FinalizerRemoval {
         self.retry_at = Some(retry_at);
     }
 
-    fn is_due(&self, view: &GatewaysView<'_>, now: Instant) -> bool {
+    fn is_due(&self, view: &GatewaysView<'_>) -> bool {
         let is_known_as_ours = self.is_remembered || matches!(self.leaving.by, LeftBy::Us | LeftBy::UsBefore);
         let is_taken_out = view.absent_since.is_some() || view.gateways.all_reached(self.counter);
-        (is_known_as_ours && is_taken_out) || self.due_at().is_some_and(|at| at <= now)
+        (is_known_as_ours && is_taken_out) || self.due_at().is_some_and(|at| at <= view.now)
     }
 
     fn due_at(&self) -> Option<Instant> {
@@ -93,14 +95,25 @@ impl FinalizerRemoval {
         let left = &self.leaving.left;
         let may_be_ours = !matches!(self.leaving.by, LeftBy::Another | LeftBy::UsBefore);
         let has_our_addresses = left.is_load_balancer && may_be_ours && !left.held.ingress.is_empty();
-        StatusWrite {
-            service: left.name.clone(),
-            uid: left.uid.clone(),
-            resource_version: left.resource_version.clone(),
-            ingress: has_our_addresses.then(Vec::new),
-            conditions: left.held.conditions.keys().map(|kind| (*kind, None)).collect(),
-            finalizer: left.held.finalizer.then_some(false),
-            group: left.held.group.is_some().then(String::new),
-        }
+        removal(left.name.clone(), left.uid.clone(), left.resource_version.clone(), &left.held, has_our_addresses)
+    }
+}
+
+/// The write that removes our conditions, finalizer and group from an object, and its addresses if they are ours.
+pub(super) fn removal(
+    service: ServiceName,
+    uid: String,
+    resource_version: String,
+    held: &OwnedParts,
+    has_our_addresses: bool,
+) -> StatusWrite {
+    StatusWrite {
+        service,
+        uid,
+        resource_version,
+        ingress: has_our_addresses.then(Vec::new),
+        conditions: held.conditions.keys().map(|kind| (*kind, None)).collect(),
+        finalizer: held.finalizer.then_some(false),
+        group: held.group.is_some().then(String::new),
     }
 }

@@ -1,7 +1,8 @@
-//! The status of one Service: the progress of gateways, the desired content of its object, and the write that leads there.
+//! The status of one Service: the progress of gateways, the desired content of its object, and the write that leads
+//! there.
 //!
-//! Invariant: a write contains only differences from the known content of the object. After our own write to a version, the
-//! content that we wrote counts, not that version.
+//! Invariant: a write contains only differences from the known content of the object. After our own write to a version,
+//! the content that we wrote counts, not that version.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -12,9 +13,7 @@ use proto::limits::ANNOTATION_PREFIX;
 use proto::{Reason, ServiceName};
 use tokio::time::Instant;
 
-use super::conditions::{
-    Backends, Progress, address_assigned, backends_healthy, is_refused_by_gateways, programmed, refused_by_gateways,
-};
+use super::conditions::{self, address_assigned, is_refused_by_gateways, not_served, refused_by_gateways};
 use crate::gateways::registry::Gateways;
 use crate::plan::WantedStatus;
 use objects::note::{Cause, Remark};
@@ -23,36 +22,38 @@ use objects::{Condition, ConditionType, OwnedParts};
 
 /// Longest delay of a status by slow or broken gateways, after the first gateway applied the generation.
 pub(super) const SLOW_GATEWAY_WAITED_FOR: Duration = Duration::from_secs(2);
-/// Maximum number of rewrites of a foreign status, per Service and desired status: two controllers that overwrite each other
-/// must not overload the API server.
+/// Maximum number of rewrites of a foreign status, per Service and desired status: two controllers that overwrite each
+/// other must not overload the API server.
 pub(super) const REWRITES_MAX: usize = 3;
 /// Window in which these rewrites are counted. After it, sluice tries again.
 pub(super) const REWRITES_WITHIN: Duration = Duration::from_secs(600);
 /// Minimum time between two changes of `BackendsHealthy` of one Service.
 const HEALTH_CHANGE_INTERVAL: Duration = Duration::from_secs(30);
-/// Grace time for EndpointSlices, which are created after their Service and updated after its ports. What is missing longer
-/// is reported.
+/// Grace time for EndpointSlices, which are created after their Service and updated after its ports. What is missing
+/// longer is reported.
 pub(super) const SLICES_AWAITED: Duration = Duration::from_secs(2);
 /// Error of a port that is not served, in the API's format.
-const NO_MATCHING_PORT: &str = "sluice.dev/NoMatchingPort";
-/// Grace time for gateways to reconnect after a restart of either side. Until then a programmed Service stays programmed.
+const PORT_NOT_MATCHED: &str = "sluice.dev/NoMatchingPort";
+/// Grace time for gateways to reconnect after a restart of either side. Until then a programmed Service stays
+/// programmed.
 pub(super) const ABSENCE_TOLERATED: Duration = Duration::from_secs(30);
 
-/// The connected gateways.
+/// The connected gateways at one time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GatewaysView<'a> {
     pub(super) gateways: &'a Gateways,
     /// Since when no gateway is connected; `None` while one is.
     pub(super) absent_since: Option<Instant>,
+    pub(super) now: Instant,
 }
 
 impl GatewaysView<'_> {
-    /// Whether any gateway reports a healthy backend of a Service; `None` if no gateway has reported yet. Reports of gateways
-    /// that knew no backend do not count, because they are older than the first backend.
+    /// Whether any gateway reports a healthy backend of a Service; `None` if no gateway has reported yet. Reports of
+    /// gateways that knew no backend do not count, because they are older than the first backend.
     pub(super) fn has_healthy_backend(&self, service: &ServiceName) -> Option<bool> {
-        let told = self.gateways.iter().filter_map(|gateway| gateway.health.get(service));
-        let told = told.filter(|health| health.backends > 0);
-        told.map(|health| health.healthy > 0).reduce(|one, other| one || other)
+        let reports = self.gateways.iter().filter_map(|gateway| gateway.health.get(service));
+        let reports = reports.filter(|health| health.backends > 0);
+        reports.map(|health| health.healthy > 0).reduce(|one, other| one || other)
     }
 }
 
@@ -71,6 +72,12 @@ pub(super) struct Decision {
     pub(super) waits_for_gateways: bool,
 }
 
+impl Decision {
+    fn wake_by(&mut self, at: Instant) {
+        self.wake_at = self.wake_at.into_iter().chain([at]).min();
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Item {
     pub(super) wanted: Arc<WantedStatus>,
@@ -82,7 +89,7 @@ pub(super) struct Item {
     /// Its value before the last write, which is restored if that write turns out to be stale.
     health_changed_before: Option<Instant>,
     /// Since when it lacks endpoints or matching ports.
-    lacks_since: Option<Instant>,
+    missing_since: Option<Instant>,
     retry_at: Option<Instant>,
 }
 
@@ -105,14 +112,14 @@ struct Written {
 impl Gate {
     fn new(counter: u64, wanted: &WantedStatus) -> Self {
         let was_programmed = wanted.held.conditions.get(&ConditionType::Programmed).is_some_and(|condition| condition.holds);
-        let is_passed = was_programmed && lead_alike(&wanted.held.ingress, &wanted.ingress);
+        let is_passed = was_programmed && have_same_addresses(&wanted.held.ingress, &wanted.ingress);
         Self { counter, first_reached_at: None, is_passed }
     }
 
-    fn look(&mut self, view: &GatewaysView<'_>, now: Instant) {
+    fn update(&mut self, view: &GatewaysView<'_>) {
         let first = self.first_reached_at.filter(|_| view.gateways.any_reached(self.counter));
-        self.first_reached_at = first.or_else(|| view.gateways.any_reached(self.counter).then_some(now));
-        let waited_enough = self.first_reached_at.is_some_and(|first| now >= first + SLOW_GATEWAY_WAITED_FOR);
+        self.first_reached_at = first.or_else(|| view.gateways.any_reached(self.counter).then_some(view.now));
+        let waited_enough = self.first_reached_at.is_some_and(|first| view.now >= first + SLOW_GATEWAY_WAITED_FOR);
         self.is_passed |= waited_enough || view.gateways.all_reached(self.counter);
     }
 }
@@ -121,7 +128,7 @@ impl Item {
     pub(super) fn new(wanted: Arc<WantedStatus>, counter: u64, now: Instant) -> Self {
         Self {
             gate: Gate::new(counter, &wanted),
-            lacks_since: wanted.missing.is_any().then_some(now),
+            missing_since: wanted.missing.is_any().then_some(now),
             wanted,
             written: None,
             rewritten_at: Vec::new(),
@@ -134,9 +141,9 @@ impl Item {
 
     /// Records a newer plan. The required generation stays if the Service did not change for gateways.
     pub(super) fn renew(&mut self, wanted: Arc<WantedStatus>, counter: u64, now: Instant) {
-        self.lacks_since = wanted.missing.is_any().then_some(self.lacks_since.unwrap_or(now));
+        self.missing_since = wanted.missing.is_any().then_some(self.missing_since.unwrap_or(now));
         let asked = |w: &WantedStatus| (w.uid.clone(), w.refusal.is_none(), w.is_withheld);
-        if asked(&self.wanted) != asked(&wanted) || !lead_alike(&self.wanted.ingress, &wanted.ingress) {
+        if asked(&self.wanted) != asked(&wanted) || !have_same_addresses(&self.wanted.ingress, &wanted.ingress) {
             self.gate = Gate::new(counter, &wanted);
             self.rewritten_at.clear();
             self.contested_until = None;
@@ -144,15 +151,16 @@ impl Item {
         self.wanted = wanted;
     }
 
-    /// `is_taken` returns whether the server accepted a write.
-    pub(super) fn decide(&mut self, view: &GatewaysView<'_>, now: Instant, is_taken: &impl Fn(&StatusWrite) -> bool) -> Decision {
+    /// `is_accepted` returns whether the server accepted a write.
+    pub(super) fn decide(&mut self, view: &GatewaysView<'_>, is_accepted: &impl Fn(&StatusWrite) -> bool) -> Decision {
+        let now = view.now;
         if let Some(at) = self.retry_at.filter(|at| *at > now) {
             return Decision { wake_at: Some(at), ..Decision::default() };
         }
         if !self.gate.is_passed && !self.wanted.is_withheld {
-            self.gate.look(view, now);
+            self.gate.update(view);
         }
-        if self.came_too_late(is_taken) {
+        if self.was_stale(is_accepted) {
             self.health_changed_at = self.health_changed_before;
         }
         let mut decision = Decision::default();
@@ -160,17 +168,17 @@ impl Item {
             self.contested_until = None;
             self.rewritten_at = vec![now];
         }
-        if self.contested_until.is_some() && self.written.as_ref().is_some_and(|written| is_taken(&written.write)) {
+        if self.contested_until.is_some() && self.written.as_ref().is_some_and(|written| is_accepted(&written.write)) {
             return Decision { wake_at: self.contested_until, ..Decision::default() };
         }
         let known = self.known().clone();
-        let mut goal = self.goal(&known, view, now, &mut decision);
-        if self.is_overwritten(&known, &goal, is_taken) {
+        let mut goal = self.goal(&known, view, &mut decision);
+        if self.is_overwritten(&known, &goal, is_accepted) {
             self.rewritten_at.retain(|at| now < *at + REWRITES_WITHIN);
             if let Some(first) = self.rewritten_at.first().filter(|_| self.rewritten_at.len() >= REWRITES_MAX) {
                 self.contested_until = Some(*first + REWRITES_WITHIN);
                 decision.remarks.push(self.contested());
-                goal = self.goal(&known, view, now, &mut decision);
+                goal = self.goal(&known, view, &mut decision);
             } else {
                 self.rewritten_at.push(now);
             }
@@ -193,9 +201,9 @@ impl Item {
     }
 
     /// Whether the last write was for an older version and the server rejected it.
-    fn came_too_late(&self, is_taken: &impl Fn(&StatusWrite) -> bool) -> bool {
+    fn was_stale(&self, is_accepted: &impl Fn(&StatusWrite) -> bool) -> bool {
         let is_older = |written: &&Written| written.write.resource_version != self.wanted.resource_version;
-        self.written.as_ref().filter(is_older).is_some_and(|written| !is_taken(&written.write))
+        self.written.as_ref().filter(is_older).is_some_and(|written| !is_accepted(&written.write))
     }
 
     /// The known content of the object.
@@ -206,7 +214,7 @@ impl Item {
     }
 
     /// The desired content of the object.
-    fn goal(&self, known: &OwnedParts, view: &GatewaysView<'_>, now: Instant, decision: &mut Decision) -> OwnedParts {
+    fn goal(&self, known: &OwnedParts, view: &GatewaysView<'_>, decision: &mut Decision) -> OwnedParts {
         let wanted = &self.wanted;
         let mut goal = OwnedParts { finalizer: !wanted.uid.is_empty(), ..known.clone() };
         if !wanted.uid.is_empty() && self.contested_until.is_none() {
@@ -220,118 +228,114 @@ impl Item {
             goal.ingress.clone_from(&wanted.ingress);
         }
         if self.contested_until.is_none() {
-            self.tell_ports(known, &mut goal, now, decision);
+            self.set_ports(known, &mut goal, view.now, decision);
         }
         set(&mut goal, ConditionType::AddressAssigned, address_assigned(wanted));
-        if let Some(progress) = self.progress(known, view, now, decision) {
-            let refusal = view.gateways.refusal(&wanted.service, self.gate.counter).filter(|_| progress == Progress::Done);
-            let condition = match &refusal {
-                Some((gateways, refusal)) => refused_by_gateways(gateways, refusal),
-                None => programmed(wanted, progress),
-            };
-            let said = known.conditions.get(&ConditionType::Programmed);
-            if let (Some((_, refusal)), false) = (&refusal, said.is_some_and(|said| said.says_the_same(&condition))) {
-                let remark = Remark::new(Cause::Reason(refusal.reason), condition.message.clone());
-                decision.remarks_of_write.push(remark);
-            }
+        if let Some(condition) = self.programmed(known, view, decision) {
             set(&mut goal, ConditionType::Programmed, condition);
         }
         if wanted.refusal.is_some() {
             goal.conditions.remove(&ConditionType::BackendsHealthy);
-        } else if let Some(backends) = self.backends(known, view, now, decision) {
-            set(&mut goal, ConditionType::BackendsHealthy, backends_healthy(backends));
+        } else if let Some(condition) = self.backends_healthy(known, view, decision) {
+            set(&mut goal, ConditionType::BackendsHealthy, condition);
         }
         goal
     }
 
-    /// Reports for each port of each of our addresses whether it is served. If the Service cannot be parsed, its ports are
-    /// unknown, and those in the status are used.
-    fn tell_ports(&self, known: &OwnedParts, goal: &mut OwnedParts, now: Instant, decision: &mut Decision) {
+    /// Reports for each port of each of our addresses whether it is served. If the Service cannot be parsed, its ports
+    /// are unknown, and those in the status are used.
+    fn set_ports(&self, known: &OwnedParts, goal: &mut OwnedParts, now: Instant, decision: &mut Decision) {
         let wanted = &self.wanted;
-        let is_settled = self.is_lack_settled(now, decision);
+        let is_settled = self.is_grace_over(now, decision);
         for entry in &mut goal.ingress {
             let Some(ours) = wanted.ingress.iter().find(|ours| ours.ip == entry.ip) else { continue };
             if !ours.ports.is_empty() {
                 entry.ports.clone_from(&ours.ports);
             }
-            let said = known.ingress.iter().find(|old| old.ip == entry.ip).map_or(&[][..], |old| &old.ports);
+            let old_ports = known.ingress.iter().find(|old| old.ip == entry.ip).map_or(&[][..], |old| &old.ports);
             for port in &mut entry.ports {
-                let is_said = said.iter().any(|old| old.error.as_deref() == Some(NO_MATCHING_PORT) && is_same_port(old, port));
-                let is_unmatched = wanted.missing.unmatched.contains(&(port.protocol, port.port)) && (is_settled || is_said);
+                let is_reported =
+                    old_ports.iter().any(|old| old.error.as_deref() == Some(PORT_NOT_MATCHED) && is_same_port(old, port));
+                let is_unmatched = wanted.missing.unmatched.contains(&(port.protocol, port.port)) && (is_settled || is_reported);
                 let refused = wanted.refusal.map(|reason| Cow::Owned(format!("{ANNOTATION_PREFIX}{}", reason.as_str())));
-                port.error = refused.or(is_unmatched.then_some(Cow::Borrowed(NO_MATCHING_PORT)));
+                port.error = refused.or(is_unmatched.then_some(Cow::Borrowed(PORT_NOT_MATCHED)));
             }
         }
     }
 
     /// Whether the grace time for slices is over.
-    fn is_lack_settled(&self, now: Instant, decision: &mut Decision) -> bool {
-        let Some(due) = self.lacks_since.map(|since| since + SLICES_AWAITED) else { return false };
+    fn is_grace_over(&self, now: Instant, decision: &mut Decision) -> bool {
+        let Some(due) = self.missing_since.map(|since| since + SLICES_AWAITED) else { return false };
         if due > now {
-            decision.wake_at = decision.wake_at.into_iter().chain([due]).min();
+            decision.wake_by(due);
         }
         due <= now
     }
 
-    /// `None` keeps the condition of the object. A programmed Service stays programmed while gateways apply a change, and for a
-    /// grace time without gateways.
-    fn progress(&self, known: &OwnedParts, view: &GatewaysView<'_>, now: Instant, decision: &mut Decision) -> Option<Progress> {
-        let said = known.conditions.get(&ConditionType::Programmed);
-        let was_programmed = said.is_some_and(|condition| condition.holds);
-        if self.wanted.refusal.is_some() {
-            return Some(Progress::Pending);
+    /// `None` keeps the condition of the object. A programmed Service stays programmed while gateways apply a change,
+    /// and for a grace time without gateways.
+    fn programmed(&self, known: &OwnedParts, view: &GatewaysView<'_>, decision: &mut Decision) -> Option<Condition> {
+        let old = known.conditions.get(&ConditionType::Programmed);
+        let was_programmed = old.is_some_and(|condition| condition.holds);
+        if let Some(reason) = self.wanted.refusal {
+            return Some(not_served(reason));
         }
         if self.contested_until.is_some() {
-            return Some(Progress::Contested);
+            return Some(not_served(Reason::ForeignStatusWriter));
         }
         if let Some(absent_since) = view.absent_since {
             let tolerated_until = absent_since + ABSENCE_TOLERATED;
-            if was_programmed && now < tolerated_until {
-                decision.wake_at = decision.wake_at.into_iter().chain([tolerated_until]).min();
+            if was_programmed && view.now < tolerated_until {
+                decision.wake_by(tolerated_until);
                 return None;
             }
-            return Some(Progress::NoGateway);
+            return Some(not_served(Reason::NoGateway));
         }
-        if self.gate.is_passed {
-            return Some(Progress::Done);
+        if !self.gate.is_passed {
+            let waited_for_gateways =
+                old.is_some_and(|old| old.reason == Reason::NoGateway.as_str() || is_refused_by_gateways(old));
+            return (!was_programmed && !waited_for_gateways).then_some(conditions::PENDING);
         }
-        let waited_for_gateways =
-            said.is_some_and(|said| said.reason == Reason::NoGateway.as_str() || is_refused_by_gateways(said));
-        (!was_programmed && !waited_for_gateways).then_some(Progress::Pending)
+        let Some((gateways, refusal)) = view.gateways.refusal(&self.wanted.service, self.gate.counter) else {
+            return Some(if self.wanted.is_partly_unread { conditions::PARTLY_PROGRAMMED } else { conditions::PROGRAMMED });
+        };
+        let condition = refused_by_gateways(&gateways, refusal);
+        if !old.is_some_and(|old| old.says_the_same(&condition)) {
+            let remark = Remark::new(Cause::Reason(refusal.reason), condition.message.clone());
+            decision.remarks_of_write.push(remark);
+        }
+        Some(condition)
     }
 
     /// `None` keeps the condition of the object.
-    fn backends(&self, known: &OwnedParts, view: &GatewaysView<'_>, now: Instant, decision: &mut Decision) -> Option<Backends> {
+    fn backends_healthy(&self, known: &OwnedParts, view: &GatewaysView<'_>, decision: &mut Decision) -> Option<Condition> {
         let missing = &self.wanted.missing;
-        let found = match view.has_healthy_backend(&self.wanted.service) {
-            _ if missing.is_whole && !self.is_lack_settled(now, decision) => return None,
-            _ if missing.is_whole && missing.unmatched.is_empty() => Backends::NoEndpoints,
-            _ if missing.is_whole => Backends::NoMatchingPort,
-            is_any => {
-                if is_any? {
-                    Backends::Healthy
-                } else {
-                    Backends::NoneHealthy
-                }
+        let condition = if missing.is_whole {
+            if !self.is_grace_over(view.now, decision) {
+                return None;
             }
+            if missing.unmatched.is_empty() { conditions::NO_ENDPOINTS } else { conditions::NO_MATCHING_PORT }
+        } else if view.has_healthy_backend(&self.wanted.service)? {
+            conditions::HEALTHY
+        } else {
+            conditions::NONE_HEALTHY
         };
-        let is_said = |said: &Condition| said.says_the_same(&backends_healthy(found));
-        let is_said = known.conditions.get(&ConditionType::BackendsHealthy).is_some_and(is_said);
-        let may_change_at = self.health_changed_at.map(|at| at + HEALTH_CHANGE_INTERVAL).filter(|at| *at > now);
-        match may_change_at {
-            Some(at) if !is_said => {
-                decision.wake_at = decision.wake_at.into_iter().chain([at]).min();
-                None
-            }
-            _ => Some(found),
+        let old = known.conditions.get(&ConditionType::BackendsHealthy);
+        let may_change_at = self.health_changed_at.map(|at| at + HEALTH_CHANGE_INTERVAL).filter(|at| *at > view.now);
+        if let Some(at) = may_change_at
+            && !old.is_some_and(|old| old.says_the_same(&condition))
+        {
+            decision.wake_by(at);
+            return None;
         }
+        Some(condition)
     }
 
     /// Whether another controller removed what we wrote and would write again.
-    fn is_overwritten(&self, known: &OwnedParts, goal: &OwnedParts, is_taken: &impl Fn(&StatusWrite) -> bool) -> bool {
+    fn is_overwritten(&self, known: &OwnedParts, goal: &OwnedParts, is_accepted: &impl Fn(&StatusWrite) -> bool) -> bool {
         let Some(written) = &self.written else { return false };
         let is_newer = written.write.uid == self.wanted.uid && written.write.resource_version != self.wanted.resource_version;
-        is_newer && !is_same(known, goal) && is_same(&written.after, goal) && is_taken(&written.write)
+        is_newer && !is_same(known, goal) && is_same(&written.after, goal) && is_accepted(&written.write)
     }
 
     fn contested(&self) -> Remark {
@@ -366,9 +370,9 @@ impl Item {
             group: (base.group != goal.group).then(|| goal.group.clone().unwrap_or_default()),
         };
         let of_health = ConditionType::BackendsHealthy;
-        let is_news = |said: &Condition| goal.conditions.get(&of_health).is_some_and(|now| !said.says_the_same(now));
+        let has_changed = |old: &Condition| goal.conditions.get(&of_health).is_some_and(|new| !old.says_the_same(new));
         self.health_changed_before = self.health_changed_at;
-        if known.conditions.get(&of_health).is_some_and(is_news) {
+        if known.conditions.get(&of_health).is_some_and(has_changed) {
             self.health_changed_at = Some(now);
         }
         // Notes cover the whole difference from this version, because those of the replaced write were never reported.
@@ -418,7 +422,7 @@ impl Item {
     }
 }
 
-fn lead_alike(one: &[Ingress], other: &[Ingress]) -> bool {
+fn have_same_addresses(one: &[Ingress], other: &[Ingress]) -> bool {
     one.len() == other.len() && one.iter().zip(other).all(|(one, other)| one.leads_as(other))
 }
 
@@ -431,7 +435,7 @@ fn says_unmatched(held: &OwnedParts) -> bool {
     let ports = held.ingress.iter().flat_map(|ingress| &ingress.ports);
     let condition = held.conditions.get(&ConditionType::BackendsHealthy);
     let is_said = condition.is_some_and(|condition| condition.reason == Cause::NoMatchingPort.as_str());
-    is_said || ports.into_iter().any(|port| port.error.as_deref() == Some(NO_MATCHING_PORT))
+    is_said || ports.into_iter().any(|port| port.error.as_deref() == Some(PORT_NOT_MATCHED))
 }
 
 /// Sets a condition. Its transition time changes only with its status.

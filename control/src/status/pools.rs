@@ -1,7 +1,7 @@
 //! Writes `addresspools/status`: the usage figures and conditions of each pool.
 //!
-//! Invariant: a status is written only if it differs from the object, and each pool at most once a second, because every
-//! new or deleted Service changes some figure. Deliberately not here: the figures (`addresses`).
+//! Invariant: a status is written only if it differs from the object, and each pool at most once a second, because
+//! every new or deleted Service changes some figure. Deliberately not here: the figures (`addresses`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -14,7 +14,8 @@ use kube::api::Patch;
 use serde_json::json;
 use tokio::sync::watch;
 
-use crate::kubernetes::{ApiError, Cluster, Retry, patch_params};
+use super::accepted;
+use crate::kubernetes::{Cluster, Retry, patch_params};
 use crate::plan::addresses::PoolUse;
 use objects::crd::{AddressPool, AddressPoolStatus};
 
@@ -34,30 +35,24 @@ pub struct PoolsReport {
     pub objects: Arc<BTreeMap<String, AddressPool>>,
 }
 
-/// LastStatuses content of an object: its uid, and its status as last read or written.
-type LastStatuses = HashMap<String, (Option<String>, AddressPoolStatus)>;
+/// Last known content of each object: its uid, and its status as last read or written.
+type KnownStatuses = HashMap<String, (Option<String>, AddressPoolStatus)>;
 
-/// Writes statuses while it is polled and `told` has a sender.
-pub async fn write_pools(cluster: &Cluster, mut told: watch::Receiver<PoolsReport>) {
+/// Writes statuses while it is polled and `reports` has a sender.
+pub async fn write_pools(cluster: &Cluster, mut reports: watch::Receiver<PoolsReport>) {
     let api = Api::<AddressPool>::all(cluster.client.clone());
     let mut retry = Retry::new("patch addresspools/status", &cluster.server);
-    let mut known = LastStatuses::new();
+    let mut known = KnownStatuses::new();
     loop {
-        let now = told.borrow_and_update().clone();
+        let now = reports.borrow_and_update().clone();
         known.retain(|name, (uid, _)| now.objects.get(name).is_some_and(|pool| pool.metadata.uid == *uid));
         let mut waits = None;
         for (name, status) in due(&now, &mut known, Timestamp::now()) {
             let body =
                 json!({"metadata": {"uid": now.objects.get(&name).and_then(|pool| pool.metadata.uid.clone())}, "status": status});
-            let outage = match api.patch_status(&name, &patch_params(), &Patch::Merge(body)).await {
-                // The write was accepted, even though its answer cannot be decoded.
-                Ok(_) | Err(kube::Error::SerdeError(_)) => None,
-                // Deleted, replaced or rejected: decided again when the object changes.
-                Err(kube::Error::Api(answer)) if matches!(answer.code, 400 | 404 | 409 | 422) => None,
-                Err(kube::Error::Api(answer)) => Some(answer.as_ref().into()),
-                Err(error) => Some(ApiError::from(&error)),
-            };
-            if let Some(outage) = outage {
+            let answer = api.patch_status(&name, &patch_params(), &Patch::Merge(body)).await;
+            // Deleted, replaced or rejected: decided again when the object changes.
+            if let Err(outage) = accepted(answer, &[400, 404, 409, 422]) {
                 waits = Some(retry.failed(outage, Instant::now()));
                 break;
             }
@@ -69,22 +64,22 @@ pub async fn write_pools(cluster: &Cluster, mut told: watch::Receiver<PoolsRepor
         }
         match waits {
             Some(wait) => tokio::time::sleep(wait).await,
-            None if told.changed().await.is_err() => return,
+            None if reports.changed().await.is_err() => return,
             None => tokio::time::sleep(ROUND).await,
         }
     }
 }
 
 /// The statuses that differ from the known content of their objects.
-fn due(told: &PoolsReport, known: &mut LastStatuses, now: Timestamp) -> Vec<(String, AddressPoolStatus)> {
+fn due(report: &PoolsReport, known: &mut KnownStatuses, now: Timestamp) -> Vec<(String, AddressPoolStatus)> {
     let mut due = Vec::new();
-    for one in told.uses.iter().filter(|one| one.is_object) {
-        let Some(object) = told.objects.get(&one.name) else { continue };
+    for one in report.uses.iter().filter(|one| one.state.is_object) {
+        let Some(object) = report.objects.get(&one.state.name) else { continue };
         let of_object = || (object.metadata.uid.clone(), object.status.clone().unwrap_or_default());
-        let (_, before) = known.entry(one.name.clone()).or_insert_with(of_object);
+        let (_, before) = known.entry(one.state.name.clone()).or_insert_with(of_object);
         let status = status(one, object.metadata.generation, before, now);
         if status != *before {
-            due.push((one.name.clone(), status));
+            due.push((one.state.name.clone(), status));
         }
     }
     due
@@ -103,12 +98,12 @@ fn status(one: &PoolUse, generation: Option<i64>, before: &AddressPoolStatus, no
             observed_generation: generation,
         }
     };
-    let conflict = match &one.conflict {
+    let conflict = match &one.state.conflict {
         Some(why) => condition("Conflict", true, "Conflict", format!("the pool is not used: {why}")),
         None => condition("Conflict", false, "Used", String::new()),
     };
     let left_out: Vec<String> = one.exhausted().map(|family| family.to_string()).collect();
-    let exhausted = if one.conflict.is_some() {
+    let exhausted = if one.state.conflict.is_some() {
         condition("Exhausted", true, "NotUsed", "none of its addresses is given: the pool is not used".to_owned())
     } else if left_out.is_empty() {
         condition("Exhausted", false, "SomeLeft", String::new())
@@ -117,9 +112,9 @@ fn status(one: &PoolUse, generation: Option<i64>, before: &AddressPoolStatus, no
         condition("Exhausted", true, "NoneLeft", text)
     };
     AddressPoolStatus {
-        total: Some(one.told(|figures| figures.total)),
-        used: Some(one.told(|figures| figures.used)),
-        available: Some(one.told(|figures| figures.available)),
+        total: Some(one.text_of(|figures| figures.total)),
+        used: Some(one.text_of(|figures| figures.used)),
+        available: Some(one.text_of(|figures| figures.available)),
         conditions: vec![conflict, exhausted],
     }
 }
@@ -128,16 +123,19 @@ fn status(one: &PoolUse, generation: Option<i64>, before: &AddressPoolStatus, no
 mod tests {
     use super::*;
     use crate::plan::addresses::Figures;
+    use crate::plan::pools::PoolState;
 
     fn told(available: u128, conflict: Option<&str>) -> PoolsReport {
         let one = PoolUse {
-            name: "edge".to_owned(),
-            is_object: true,
+            state: PoolState {
+                name: "edge".to_owned(),
+                is_object: true,
+                conflict: conflict.map(str::to_owned),
+                ..PoolState::default()
+            },
             families: vec![(proto::Family::V6, Figures { total: 1 << 64, used: 0, available })],
-            conflict: conflict.map(str::to_owned),
-            ..PoolUse::default()
         };
-        let of_file = PoolUse { name: "default".to_owned(), ..PoolUse::default() };
+        let of_file = PoolUse { state: PoolState { name: "default".to_owned(), ..PoolState::default() }, families: Vec::new() };
         let object: AddressPool = serde_json::from_value(json!({"apiVersion": "sluice.dev/v1beta1", "kind": "AddressPool",
             "metadata": {"name": "edge", "uid": "u", "generation": 3}, "spec": {"addresses": ["2001:db8::/64"]}}))
         .unwrap();
@@ -147,7 +145,7 @@ mod tests {
     #[test]
     fn a_status_is_due_when_it_says_something_else_and_keeps_the_time_of_what_stays() {
         let (mut known, early, late) =
-            (LastStatuses::new(), Timestamp::from_second(1).unwrap(), Timestamp::from_second(2).unwrap());
+            (KnownStatuses::new(), Timestamp::from_second(1).unwrap(), Timestamp::from_second(2).unwrap());
         let first = due(&told(5, None), &mut known, early);
         assert_eq!(first.len(), 1, "only objects have a status: {first:?}");
         let (name, written) = first[0].clone();

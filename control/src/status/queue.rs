@@ -11,8 +11,7 @@ use proto::ServiceName;
 use tokio::time::Instant;
 
 use super::finalizer::FinalizerRemoval;
-use super::item::GatewaysView;
-use super::item::Item;
+use super::item::{GatewaysView, Item};
 use crate::gateways::registry::{Gateways, Health};
 use crate::plan::{Cleanup, WantedStatuses};
 use objects::note::{Cause, Note, Remark, Subject};
@@ -41,7 +40,7 @@ pub(super) struct Due {
 }
 
 /// Desired and written statuses of all Services.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Queue {
     /// The statuses of the last plan; an equal one needs no new decision.
     wanted: WantedStatuses,
@@ -60,20 +59,11 @@ pub(super) struct Queue {
 impl Queue {
     /// An empty queue, before any gateway is connected.
     pub(super) fn new(now: Instant) -> Self {
-        Self {
-            wanted: WantedStatuses::new(),
-            items: BTreeMap::new(),
-            departures: BTreeMap::new(),
-            changed: BTreeSet::new(),
-            waiting: BTreeSet::new(),
-            wakes: BTreeMap::new(),
-            absent_since: Some(now),
-            health: BTreeMap::new(),
-        }
+        Self { absent_since: Some(now), ..Self::default() }
     }
 
     /// Records a plan.
-    pub(super) fn take_in(&mut self, statuses: &Statuses, now: Instant) {
+    pub(super) fn set_plan(&mut self, statuses: &Statuses, now: Instant) {
         for (name, leaving) in &statuses.leaving {
             let kept = self.departures.get_mut(name).filter(|departure| departure.is_of(leaving));
             if let Some(departure) = kept {
@@ -103,7 +93,7 @@ impl Queue {
     }
 
     /// Records the connected gateways and their reports. Services whose report changed are examined again.
-    pub(super) fn see(&mut self, gateways: &Gateways, now: Instant) {
+    pub(super) fn set_gateways(&mut self, gateways: &Gateways, now: Instant) {
         let is_absent = gateways.iter().next().is_none();
         if is_absent != self.absent_since.is_some() {
             self.changed.extend(self.items.keys().cloned());
@@ -119,9 +109,9 @@ impl Queue {
         self.absent_since = is_absent.then(|| self.absent_since.unwrap_or(now));
     }
 
-    /// The writes that are due now; they count as written. `is_taken` returns whether the server accepted a write.
-    pub(super) fn due(&mut self, gateways: &Gateways, now: Instant, is_taken: impl Fn(&StatusWrite) -> bool) -> Vec<Due> {
-        let view = GatewaysView { gateways, absent_since: self.absent_since };
+    /// The writes that are due now; they count as written. `is_accepted` returns whether the server accepted a write.
+    pub(super) fn due(&mut self, gateways: &Gateways, now: Instant, is_accepted: impl Fn(&StatusWrite) -> bool) -> Vec<Due> {
+        let view = GatewaysView { gateways, absent_since: self.absent_since, now };
         let mut names = std::mem::take(&mut self.changed);
         names.extend(self.wakes.iter().filter(|(_, at)| **at <= now).map(|(name, _)| name.clone()));
         let mut due = Vec::new();
@@ -129,7 +119,7 @@ impl Queue {
             self.wakes.remove(&name);
             self.waiting.remove(&name);
             let Some(item) = self.items.get_mut(&name) else { continue };
-            let decision = item.decide(&view, now, &is_taken);
+            let decision = item.decide(&view, &is_accepted);
             self.wakes.extend(decision.wake_at.map(|at| (name.clone(), at)));
             if decision.waits_for_gateways {
                 self.waiting.insert(name.clone());
@@ -142,7 +132,7 @@ impl Queue {
             }
         }
         due.extend(self.departures.values_mut().filter_map(|departure| {
-            let write = departure.due(&view, now)?;
+            let write = departure.due(&view)?;
             let remark = Remark::new(Cause::Released, "gateways do not forward for it any more; nothing of sluice is left on it");
             let note = Note { subject: Subject::Service(write.service.clone()), remark };
             let notes_of_write = departure.stays().then_some(note).into_iter().collect();
@@ -193,7 +183,7 @@ mod tests {
         other.report(all());
         let mut queue = Queue::new(Instant::now());
         let mut looked_at = || {
-            queue.see(&gateways.borrow(), Instant::now());
+            queue.set_gateways(&gateways.borrow(), Instant::now());
             let names = std::mem::take(&mut queue.changed);
             (names.len(), names.into_iter().next())
         };

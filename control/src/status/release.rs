@@ -1,10 +1,9 @@
 //! `sluice-controller release` and `uninstall`: remove our addresses, conditions and finalizer from Services while no
 //! controller runs.
 //!
-//! Invariant: Services of another class are not changed, and nothing is changed while a controller leads. Deliberately not
-//! here: the release of Services by a running controller (`finalizer`), and the output of the command.
+//! Invariant: Services of another class are not changed, and nothing is changed while a controller leads. Deliberately
+//! not here: the release of Services by a running controller (`finalizer`), and the output of the command.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
@@ -13,6 +12,8 @@ use kube::api::{DeleteParams, ListParams};
 use kube::{Api, ResourceExt};
 use proto::ServiceName;
 
+use super::accepted;
+use super::finalizer::removal;
 use crate::config::settings::ControllerSettings;
 use crate::kubernetes::lease::{LOOKED_AT_EVERY, LeaseCandidate};
 use crate::kubernetes::{ApiError, Cluster, PatchOutcome, StatusError, patch};
@@ -24,7 +25,7 @@ use objects::status::StatusWrite;
 use objects::{Candidate, OwnedParts};
 
 /// Observation time of the Lease, in which a leader renews it at least twice.
-const LEADER_LOOKED_FOR: Duration = Duration::from_secs(LOOKED_AT_EVERY.as_secs() * 2 + 1);
+const LEADER_OBSERVED_FOR: Duration = Duration::from_secs(LOOKED_AT_EVERY.as_secs() * 2 + 1);
 /// Objects per request of a list.
 const PAGE: u32 = 500;
 /// Maximum number of attempts for a Service that changes all the time.
@@ -83,43 +84,44 @@ fn api(what: &'static str) -> impl Fn(kube::Error) -> ReleaseError {
 pub async fn nobody_leads(cluster: &Cluster, group: &str) -> Result<(), ReleaseError> {
     let lease = LeaseCandidate::new(group, None).lease;
     let leases = Api::<Lease>::namespaced(cluster.client.clone(), &cluster.namespace);
-    let look = async || leases.get_opt(&lease).await.map_err(api("get the Lease"));
-    let Some(first) = look().await? else { return Ok(()) };
+    let read_lease = async || leases.get_opt(&lease).await.map_err(api("get the Lease"));
+    let Some(first) = read_lease().await? else { return Ok(()) };
     let holder = first.spec.as_ref().and_then(|spec| spec.holder_identity.clone()).unwrap_or_default();
     if holder.is_empty() {
         return Ok(());
     }
-    tokio::time::sleep(LEADER_LOOKED_FOR).await;
-    let is_renewed = look().await?.is_some_and(|second| second.resource_version() != first.resource_version());
+    tokio::time::sleep(LEADER_OBSERVED_FOR).await;
+    let is_renewed = read_lease().await?.is_some_and(|second| second.resource_version() != first.resource_version());
     if is_renewed { Err(ReleaseError::Led { holder, namespace: cluster.namespace.clone(), lease }) } else { Ok(()) }
 }
 
-/// Releases Services and passes each to `told`. With `is_dry` it changes nothing.
+/// Releases Services and passes each to `report`. With `is_dry` it changes nothing.
 ///
 /// # Errors
-/// The first error. Services passed to `told` before it are released.
+/// The first error. Services passed to `report` before it are released.
 pub async fn release(
     cluster: &Cluster,
     settings: &ControllerSettings,
     extent: &Extent,
     is_dry: bool,
-    mut told: impl FnMut(&ServiceName),
+    mut report: impl FnMut(&ServiceName),
 ) -> Result<(), ReleaseError> {
     let namespaces = all::<Namespace>(Api::all(cluster.client.clone()), "list namespaces").await?;
     let mut world = World::default();
     world.apply(Change::NamespacesReplaced(namespaces));
+    let write = |service: &Service| write(service, &world, settings, extent);
     for service in all::<Service>(Api::all(cluster.client.clone()), "list services").await? {
-        if let Some(write) = write(&service, &world, settings, extent) {
+        if let Some(write_now) = write(&service) {
             if !is_dry {
-                release_one(cluster, write.clone(), &world, settings, extent).await?;
+                release_one(cluster, write_now.clone(), write).await?;
             }
-            told(&write.service);
+            report(&write_now.service);
         }
     }
     Ok(())
 }
 
-/// Deletes the `EdgeGateway` objects of a group and passes the name of each to `told`.
+/// Deletes the `EdgeGateway` objects of a group and passes the name of each to `report`.
 ///
 /// # Errors
 /// The first error.
@@ -127,7 +129,7 @@ pub async fn delete_gateways(
     cluster: &Cluster,
     group: &str,
     is_dry: bool,
-    mut told: impl FnMut(&str),
+    mut report: impl FnMut(&str),
 ) -> Result<(), ReleaseError> {
     let gateways = Api::<EdgeGateway>::all(cluster.client.clone());
     let list = match gateways.list(&ListParams::default()).await {
@@ -138,13 +140,10 @@ pub async fn delete_gateways(
     for gateway in list.iter().filter(|gateway| gateway.spec.group == group) {
         let name = gateway.name_any();
         if !is_dry {
-            match gateways.delete(&name, &DeleteParams::default()).await {
-                Ok(_) | Err(kube::Error::SerdeError(_)) => {}
-                Err(kube::Error::Api(status)) if status.code == 404 => {}
-                Err(error) => return Err(api("delete edgegateways.sluice.dev")(error)),
-            }
+            accepted(gateways.delete(&name, &DeleteParams::default()).await, &[404])
+                .map_err(|outage| ReleaseError::Api { what: "delete edgegateways.sluice.dev", outage })?;
         }
-        told(&name);
+        report(&name);
     }
     Ok(())
 }
@@ -169,9 +168,7 @@ where
 async fn release_one(
     cluster: &Cluster,
     mut next: StatusWrite,
-    world: &World,
-    settings: &ControllerSettings,
-    extent: &Extent,
+    write: impl Fn(&Service) -> Option<StatusWrite>,
 ) -> Result<(), ReleaseError> {
     let services = Api::<Service>::namespaced(cluster.client.clone(), &next.service.namespace);
     for _ in 0..ATTEMPTS_MAX {
@@ -181,10 +178,8 @@ async fn release_one(
                 // The role has no right to `get` a single object.
                 let this = ListParams::default().fields(&format!("metadata.name={}", next.service.name));
                 let newer = services.list(&this).await.map_err(api("list services"))?.items.pop();
-                match newer.and_then(|service| write(&service, world, settings, extent)) {
-                    Some(write) => next = write,
-                    None => return Ok(()),
-                }
+                let Some(newer) = newer.as_ref().and_then(&write) else { return Ok(()) };
+                next = newer;
             }
             Err(StatusError::Later(outage)) => return Err(ReleaseError::Api { what: "patch services/status", outage }),
             Err(error) => return Err(ReleaseError::Service { service: next.service, cause: error.to_string() }),
@@ -217,13 +212,7 @@ fn write(service: &Service, world: &World, settings: &ControllerSettings, extent
     if !is_extent || !(held.has_marks() || has_our_addresses) {
         return None;
     }
-    Some(StatusWrite {
-        service: ServiceName::new(service.metadata.namespace.as_deref()?, service.metadata.name.as_deref()?),
-        uid: service.metadata.uid.clone()?,
-        resource_version: service.metadata.resource_version.clone()?,
-        ingress: has_our_addresses.then(Vec::new),
-        conditions: held.conditions.keys().map(|kind| (*kind, None)).collect::<BTreeMap<_, _>>(),
-        finalizer: held.finalizer.then_some(false),
-        group: held.group.is_some().then(String::new),
-    })
+    let name = ServiceName::new(service.metadata.namespace.as_deref()?, service.metadata.name.as_deref()?);
+    let (uid, resource_version) = (service.metadata.uid.clone()?, service.metadata.resource_version.clone()?);
+    Some(removal(name, uid, resource_version, &held, has_our_addresses))
 }

@@ -85,19 +85,19 @@ impl Lab {
     fn plan(&mut self, counter: u64) {
         let wanted = WantedStatus { resource_version: self.version.to_string(), ..self.wanted.clone() };
         let statuses = Statuses { counter, wanted: WantedStatuses::unit(web(), Arc::new(wanted)), leaving: BTreeMap::new() };
-        self.queue.take_in(&statuses, self.now);
+        self.queue.set_plan(&statuses, self.now);
     }
 
     fn leave(&mut self, counter: u64, leaving: Cleanup) {
         let statuses = Statuses { counter, wanted: WantedStatuses::new(), leaving: [(web(), leaving)].into() };
-        self.queue.take_in(&statuses, self.now);
+        self.queue.set_plan(&statuses, self.now);
     }
 
-    /// What is due; the server takes it, unless `is_taken` says otherwise, but the object is not seen yet.
-    fn due_unless(&mut self, is_taken: bool) -> Option<StatusWrite> {
+    /// What is due; the server takes it, unless `is_accepted` says otherwise, but the object is not seen yet.
+    fn due_unless(&mut self, is_accepted: bool) -> Option<StatusWrite> {
         let gateways = self.gateways.borrow().clone();
-        self.queue.see(&gateways, self.now);
-        let mut due = self.queue.due(&gateways, self.now, |_| is_taken);
+        self.queue.set_gateways(&gateways, self.now);
+        let mut due = self.queue.due(&gateways, self.now, |_| is_accepted);
         let remarks = due.iter().flat_map(|due| due.notes.iter().chain(&due.notes_of_write)).map(|note| &note.remark);
         remarks.for_each(|remark| {
             self.causes.push(remark.cause);

@@ -10,7 +10,8 @@ use std::time::Duration;
 use backon::{BackoffBuilder, ExponentialBuilder};
 use tokio::sync::{Mutex, mpsc, watch};
 
-use super::overrides::{OverrideStore, OverrideStoreError};
+use super::Storage;
+use super::overrides::{self, OverrideStoreError};
 use crate::world::change::Change;
 use crate::world::overrides::{Overrides, TooManyOverrides};
 
@@ -53,7 +54,7 @@ pub enum ChangeError {
 /// Editor of overrides.
 #[derive(Clone, Debug)]
 pub struct OverrideEditor {
-    store: Arc<OverrideStore>,
+    storage: Arc<Storage>,
     /// Serializes changes.
     turn: Arc<Mutex<()>>,
     state: Arc<watch::Sender<OverridesState>>,
@@ -69,10 +70,10 @@ impl Drop for EndsPlanning<'_> {
 }
 
 impl OverrideEditor {
-    /// An editor over a store.
+    /// An editor of the overrides in `storage`.
     #[must_use]
-    pub fn new(store: OverrideStore) -> Self {
-        Self { store: Arc::new(store), turn: Arc::default(), state: Arc::default() }
+    pub fn new(storage: Storage) -> Self {
+        Self { storage: Arc::new(storage), turn: Arc::default(), state: Arc::default() }
     }
 
     /// Current knowledge.
@@ -87,19 +88,15 @@ impl OverrideEditor {
         let mut seen = self.state.subscribe();
         let mut waits = BACKOFF.build();
         loop {
-            match self.store.load().await {
+            match overrides::load(&self.storage).await {
                 Ok((overrides, _)) => {
                     self.state.send_replace(OverridesState::Loaded(Arc::new(overrides)));
                     break;
                 }
                 Err(error) => {
-                    let text = error.to_string();
-                    if self.state.send_replace(OverridesState::Unreadable(text.clone()))
-                        != OverridesState::Unreadable(text.clone())
-                    {
-                        let consequence =
-                            "drains and weights cannot be read; nothing is planned until they can, gateways keep their state";
-                        tracing::error!(error = text, "{consequence}");
+                    let unreadable = OverridesState::Unreadable(error.to_string());
+                    if self.state.send_replace(unreadable.clone()) != unreadable {
+                        tracing::error!(%error, "drains and weights cannot be read; nothing is planned until they can, gateways keep their state");
                     }
                 }
             }
@@ -109,8 +106,8 @@ impl OverrideEditor {
             }
         }
         loop {
-            let now = seen.borrow_and_update().clone();
-            if let OverridesState::Loaded(overrides) = now {
+            let state = seen.borrow_and_update().clone();
+            if let OverridesState::Loaded(overrides) = state {
                 let change = Change::OverridesReplaced(Box::new((*overrides).clone()));
                 if changes.send(change).await.is_err() {
                     return;
@@ -136,10 +133,10 @@ impl OverrideEditor {
         }
         let mut attempt = 1;
         loop {
-            let (mut overrides, version) = self.store.load().await?;
+            let (mut overrides, version) = overrides::load(&self.storage).await?;
             let before = overrides.clone();
             let answer = change(&mut overrides)?;
-            let saved = if overrides == before { Ok(()) } else { self.store.save(&overrides, version).await };
+            let saved = if overrides == before { Ok(()) } else { overrides::save(&self.storage, &overrides, version).await };
             match saved {
                 Err(OverrideStoreError::Conflict) if attempt < ATTEMPTS => attempt += 1,
                 Err(error) => return Err(error.into()),
@@ -181,7 +178,7 @@ mod tests {
     }
 
     fn start(file: &std::path::Path) -> (OverrideEditor, mpsc::Receiver<Change>) {
-        let editor = OverrideEditor::new(OverrideStore::File(file.to_owned()));
+        let editor = OverrideEditor::new(Storage::File(file.to_owned()));
         let (sender, changes) = mpsc::channel(4);
         let telling = editor.clone();
         tokio::spawn(async move { telling.serve(sender).await });

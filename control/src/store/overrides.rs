@@ -1,20 +1,15 @@
-//! Storage of overrides: the ConfigMap `sluice-overrides` in the controller's own namespace, under the name of the group;
-//! with manifests, a file beside the status files.
+//! Storage of overrides: the ConfigMap `sluice-overrides` in the controller's own namespace, under the name of the
+//! group; with manifests, a file beside the status files.
 //!
-//! Invariant: a write replaces exactly the version that was read. A ConfigMap that changed in the meantime is a conflict,
-//! and a text that cannot be parsed is never overwritten.
+//! Invariant: a write replaces exactly the version that was read. A ConfigMap that changed in the meantime is a
+//! conflict, and a text that cannot be parsed is never overwritten.
 
-use std::io;
-use std::path::PathBuf;
-
-use k8s_openapi::api::core::v1::ConfigMap;
-use kube::Api;
-use kube::api::{ObjectMeta, Patch};
+use kube::api::Patch;
 use kube::core::response::reason::NOT_FOUND;
 use serde_json::json;
 
-use super::{read_file, replace_file};
-use crate::kubernetes::{ApiError, Cluster, patch_params, post_params};
+use super::{FileError, Storage, create, read_file, replace_file};
+use crate::kubernetes::{ApiError, patch_params};
 use crate::world::overrides::Overrides;
 use crate::world::overrides::document::DocumentError;
 
@@ -23,35 +18,17 @@ const CONFIG_MAP: &str = "sluice-overrides";
 /// Name of the file in the status directory, where everything else is a directory.
 pub const FILE: &str = "overrides.yaml";
 
-/// Storage of overrides.
-#[derive(Clone, Debug)]
-pub enum OverrideStore {
-    /// A file.
-    File(PathBuf),
-    /// A ConfigMap.
-    ConfigMap {
-        /// API of the controller's own namespace.
-        api: Box<Api<ConfigMap>>,
-        /// The key: our group.
-        group: String,
-    },
-}
-
-/// Version that was read, which the next write must name: the resourceVersion of the ConfigMap; `None` if there was none.
+/// Version that was read, which the next write must name: the resourceVersion of the ConfigMap; `None` if there was
+/// none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version(Option<String>);
 
 /// Why the overrides cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum OverrideStoreError {
-    /// The operating system refused.
-    #[error("{path}: {error}; it must be readable and writable for this process (key `statusDir`)")]
-    System {
-        /// The file.
-        path: PathBuf,
-        /// Its error.
-        error: io::Error,
-    },
+    /// The file.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// The request to the API server failed.
     #[error("ConfigMap {CONFIG_MAP}: {0}")]
     Cluster(ApiError),
@@ -71,67 +48,47 @@ pub enum OverrideStoreError {
     Conflict,
 }
 
-impl OverrideStore {
-    /// Storage in the controller's own namespace of a cluster.
-    #[must_use]
-    pub fn config_map(cluster: &Cluster, group: &str) -> Self {
-        let api = Api::namespaced(cluster.client.clone(), &cluster.namespace);
-        Self::ConfigMap { api: Box::new(api), group: group.to_owned() }
-    }
-
-    /// Reads the overrides.
-    ///
-    /// # Errors
-    /// See [`OverrideStoreError`]. A missing ConfigMap is no error, but only if the API server itself says so: a 404 of a proxy is one.
-    pub async fn load(&self) -> Result<(Overrides, Version), OverrideStoreError> {
-        match self {
-            Self::File(path) => {
-                let text = read_file(path).map_err(|error| OverrideStoreError::System { path: path.clone(), error })?;
-                Ok((read(&text, || path.display().to_string())?, Version(None)))
-            }
-            Self::ConfigMap { api, group } => {
-                let found = match api.get(CONFIG_MAP).await {
-                    Ok(found) => found,
-                    Err(kube::Error::Api(status)) if status.reason == NOT_FOUND => {
-                        return Ok((Overrides::default(), Version(None)));
-                    }
-                    Err(error) => return Err(OverrideStoreError::Cluster(ApiError::from(&error))),
-                };
-                let text = found.data.unwrap_or_default().remove(group).unwrap_or_default();
-                let overrides = read(&text, || format!("key {group} of ConfigMap {CONFIG_MAP}"))?;
-                Ok((overrides, Version(found.metadata.resource_version)))
-            }
+/// Reads the overrides.
+///
+/// # Errors
+/// See [`OverrideStoreError`]. A missing ConfigMap is no error, but only if the API server itself says so: a 404 of a
+/// proxy is one.
+pub async fn load(storage: &Storage) -> Result<(Overrides, Version), OverrideStoreError> {
+    match storage {
+        Storage::File(path) => Ok((read(&read_file(path)?, || path.display().to_string())?, Version(None))),
+        Storage::ConfigMaps { api, group } => {
+            let found = match api.get(CONFIG_MAP).await {
+                Err(kube::Error::Api(status)) if status.reason == NOT_FOUND => return Ok((Overrides::default(), Version(None))),
+                answer => answer.map_err(|error| OverrideStoreError::Cluster(ApiError::from(&error)))?,
+            };
+            let text = found.data.unwrap_or_default().remove(group).unwrap_or_default();
+            let overrides = read(&text, || format!("key {group} of ConfigMap {CONFIG_MAP}"))?;
+            Ok((overrides, Version(found.metadata.resource_version)))
         }
     }
+}
 
-    /// Replaces the version that was read.
-    ///
-    /// # Errors
-    /// See [`OverrideStoreError`].
-    pub async fn save(&self, overrides: &Overrides, version: Version) -> Result<(), OverrideStoreError> {
-        let text = overrides.to_text().map_err(OverrideStoreError::Unwritable)?;
-        match self {
-            Self::File(path) => {
-                replace_file(path, &text).map_err(|error| OverrideStoreError::System { path: path.clone(), error })
-            }
-            Self::ConfigMap { api, group } => {
-                let saved = match version.0 {
-                    None => {
-                        let metadata = ObjectMeta { name: Some(CONFIG_MAP.to_owned()), ..ObjectMeta::default() };
-                        let data = Some([(group.clone(), text)].into());
-                        api.create(&post_params(), &ConfigMap { metadata, data, ..ConfigMap::default() }).await
-                    }
-                    Some(version) => {
-                        let patch = json!({"metadata": {"resourceVersion": version}, "data": {group: text}});
-                        api.patch(CONFIG_MAP, &patch_params(), &Patch::Merge(patch)).await
-                    }
-                };
-                saved.map(drop).map_err(|error| match &error {
-                    // It was created, changed or deleted since it was read.
-                    kube::Error::Api(status) if matches!(status.code, 404 | 409) => OverrideStoreError::Conflict,
-                    other => OverrideStoreError::Cluster(ApiError::from(other)),
-                })
-            }
+/// Replaces the version that was read.
+///
+/// # Errors
+/// See [`OverrideStoreError`].
+pub async fn save(storage: &Storage, overrides: &Overrides, version: Version) -> Result<(), OverrideStoreError> {
+    let text = overrides.to_text().map_err(OverrideStoreError::Unwritable)?;
+    match storage {
+        Storage::File(path) => Ok(replace_file(path, &text)?),
+        Storage::ConfigMaps { api, group } => {
+            let answer = match version.0 {
+                None => create(api, CONFIG_MAP, group, text).await,
+                Some(version) => {
+                    let patch = json!({"metadata": {"resourceVersion": version}, "data": {group: text}});
+                    api.patch(CONFIG_MAP, &patch_params(), &Patch::Merge(patch)).await
+                }
+            };
+            answer.map(drop).map_err(|error| match &error {
+                // It was created, changed or deleted since it was read.
+                kube::Error::Api(status) if matches!(status.code, 404 | 409) => OverrideStoreError::Conflict,
+                other => OverrideStoreError::Cluster(ApiError::from(other)),
+            })
         }
     }
 }

@@ -24,7 +24,8 @@ pub enum Change {
     NodesReplaced(Vec<Node>),
     /// The complete list of Namespaces.
     NamespacesReplaced(Vec<Namespace>),
-    /// The complete list of `AddressPool`s. Empty if the CRD is not installed: pools may come from the configuration alone.
+    /// The complete list of `AddressPool`s. Empty if the CRD is not installed: pools may come from the configuration
+    /// alone.
     PoolsReplaced(Vec<AddressPool>),
     /// All gateways ever seen, with the addresses that each uses itself. Sent once, at the start.
     GatewaysReplaced(BTreeMap<String, Vec<IpAddr>>),

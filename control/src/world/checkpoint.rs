@@ -1,10 +1,10 @@
-//! The checkpoint: decisions of a leader that its successor must keep. These are the addresses of each Service, the size of
-//! each Maglev table, and the reservations of freed addresses.
+//! The checkpoint: decisions of a leader that its successor must keep. These are the addresses of each Service, the
+//! size of each Maglev table, and the reservations of freed addresses.
 //!
-//! Invariant: a plan from the same objects and the checkpoint of the previous plan gives every Service the same addresses
-//! and tables. The checkpoint is a hint: addresses that sluice wrote into a status take precedence, and lines that cannot
-//! be parsed are skipped.
-//! Deliberately not here: where it is stored (`store`), and the allocation (`addresses`).
+//! Invariant: a plan from the same objects and the checkpoint of the previous plan gives every Service the same
+//! addresses and tables. The checkpoint is a hint: addresses that sluice wrote into a status take precedence, and lines
+//! that cannot be parsed are skipped. Deliberately not here: where it is stored (`store`), and the allocation
+//! (`addresses`).
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -25,7 +25,8 @@ const VERSION: &str = "v1";
 const RESERVED: &str = "reserved";
 /// Maximum time of a reservation.
 const RESERVED_MAX_S: u64 = 3600;
-/// Maximum length of one text, in characters: a ConfigMap holds 1 MiB. Four texts hold 65,536 Services of 55 characters each.
+/// Maximum length of one text, in characters: a ConfigMap holds 1 MiB. Four texts hold 65,536 Services of 55 characters
+/// each.
 const TEXT_MAX: usize = 900_000;
 
 /// Decisions for one Service.
@@ -37,15 +38,15 @@ pub struct Decided {
     pub tables: BTreeMap<TableKey, u32>,
 }
 
-/// A freed address that is reserved for its former holder.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A freed address that is reserved for its former holder. Reservations are ordered by expiry.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Reserved {
+    /// End of the reservation.
+    pub until: Instant,
     /// The address.
     pub address: IpAddr,
     /// Its former holder.
     pub service: ServiceName,
-    /// End of the reservation.
-    pub until: Instant,
 }
 
 /// A checkpoint. Successive checkpoints share unchanged parts.
@@ -78,8 +79,9 @@ impl Checkpoint {
         }
     }
 
-    /// Serializes it into several texts; the hash of its name chooses the text of a Service. `clock` is the time of day at `now`.
-    /// A text that would be too long loses its longest lines, so that a Service of a thousand ports displaces no others.
+    /// Serializes it into several texts; the hash of its name chooses the text of a Service. `clock` is the time of day
+    /// at `now`. A text that would be too long loses its longest lines, so that a Service of a thousand ports displaces
+    /// no others.
     #[must_use]
     pub fn to_texts(&self, count: usize, now: Instant, clock: SystemTime) -> Vec<String> {
         let mut texts: Vec<Vec<String>> = vec![Vec::new(); count.max(1)];
@@ -109,9 +111,9 @@ impl Checkpoint {
                 continue;
             }
             for line in lines {
-                if let Some((name, decided)) = read_service(line) {
+                if let Some((name, decided)) = parse_service(line) {
                     read.put(&name, decided);
-                } else if let Some((address, service, until_s)) = read_reserved(line) {
+                } else if let Some((address, service, until_s)) = parse_reserved(line) {
                     // The limit guards against a clock that was set back.
                     let left = Duration::from_secs(until_s.saturating_sub(clock_s).min(RESERVED_MAX_S));
                     reserved.push(Reserved { address, service, until: now + left });
@@ -148,12 +150,8 @@ fn joined(mut lines: Vec<String>) -> String {
             "the checkpoint is too long; a new leader decides about these Services again"
         );
     }
-    let mut text = format!("{VERSION}\n");
-    for line in lines {
-        text.push_str(&line);
-        text.push('\n');
-    }
-    text
+    lines.insert(0, VERSION.to_owned());
+    lines.iter().flat_map(|line| [line.as_str(), "\n"]).collect()
 }
 
 fn line(name: &ServiceName, decided: &Decided) -> String {
@@ -167,7 +165,7 @@ fn line(name: &ServiceName, decided: &Decided) -> String {
     line
 }
 
-fn read_service(line: &str) -> Option<(ServiceName, Decided)> {
+fn parse_service(line: &str) -> Option<(ServiceName, Decided)> {
     let mut words = line.split(' ');
     let name = proto::convert::service_name(words.next()?).ok()?;
     let mut decided = Decided::default();
@@ -176,25 +174,21 @@ fn read_service(line: &str) -> Option<(ServiceName, Decided)> {
             None => decided.addresses.push(word.parse().ok()?),
             Some((table, size)) => {
                 let size = size.parse().ok().filter(|size| MAGLEV_SIZES.contains(size))?;
-                decided.tables.insert(read_table(table)?, size);
+                decided.tables.insert(parse_table(table)?, size);
             }
         }
     }
     Some((name, decided))
 }
 
-fn read_table(text: &str) -> Option<TableKey> {
+fn parse_table(text: &str) -> Option<TableKey> {
     let (protocol, rest) = text.split_once('/')?;
     let (port, family) = rest.split_once('/')?;
-    let family = match family {
-        "IPv4" => Family::V4,
-        "IPv6" => Family::V6,
-        _ => return None,
-    };
+    let family = [Family::V4, Family::V6].into_iter().find(|known| known.to_string() == family)?;
     Some((protocol.parse().ok()?, port.parse().ok()?, family))
 }
 
-fn read_reserved(line: &str) -> Option<(IpAddr, ServiceName, u64)> {
+fn parse_reserved(line: &str) -> Option<(IpAddr, ServiceName, u64)> {
     let mut words = line.strip_prefix(RESERVED)?.strip_prefix(' ')?.split(' ');
     let (address, service, until_s) = (words.next()?, words.next()?, words.next()?);
     Some((address.parse().ok()?, proto::convert::service_name(service).ok()?, until_s.parse().ok()?))

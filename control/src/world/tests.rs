@@ -42,10 +42,10 @@ fn nothing_is_complete_before_all_lists_are_known() {
 fn only_the_service_whose_slice_changed_gets_a_new_revision() {
     let mut world = World::default();
     world.apply(Change::ServicesReplaced(vec![service("a", 80), service("b", 80)]));
-    let before = (revision(&world, "a"), revision(&world, "b"), world.services_revision());
+    let before = (revision(&world, "a"), revision(&world, "b"), world.revisions().services);
     world.apply(Change::SliceApplied(Box::new(slice("a-1", "a", "10.0.0.1"))));
     assert!(revision(&world, "a") > before.0);
-    assert_eq!((revision(&world, "b"), world.services_revision()), (before.1, before.2));
+    assert_eq!((revision(&world, "b"), world.revisions().services), (before.1, before.2));
 }
 
 #[test]
@@ -132,11 +132,11 @@ fn a_node_that_reports_itself_again_is_no_news() {
     };
     let mut world = World::default();
     world.apply(Change::NodesReplaced(vec![*node("10.0.1.1", "True")]));
-    let first = world.nodes_revision();
+    let first = world.revisions().nodes;
     world.apply(Change::NodeApplied(node("10.0.1.1", "False")));
-    assert_eq!(world.nodes_revision(), first);
+    assert_eq!(world.revisions().nodes, first);
     world.apply(Change::NodeApplied(node("10.0.1.2", "True")));
-    assert!(world.nodes_revision() > first);
+    assert!(world.revisions().nodes > first);
     world.apply(Change::NodeDeleted("a".to_owned()));
     assert!(world.nodes().is_empty());
 }

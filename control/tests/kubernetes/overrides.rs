@@ -1,8 +1,9 @@
 //! Manual overrides of operators in a ConfigMap: they survive restarts, affect only their group, and no change is lost.
 
 use control::kubernetes::connect;
+use control::store::Storage;
 use control::store::override_editor::OverridesState;
-use control::store::overrides::{OverrideStore, OverrideStoreError};
+use control::store::overrides::{OverrideStoreError, load, save};
 use control::world::overrides::{Author, Drained, Overrides};
 use serde_json::json;
 
@@ -12,10 +13,10 @@ use crate::user::{User, reached};
 
 const NAME: &str = "sluice-overrides";
 
-async fn store(server: &ApiServer, group: &str) -> OverrideStore {
+async fn store(server: &ApiServer, group: &str) -> Storage {
     let file = tempfile::NamedTempFile::new().unwrap();
     server.write_kubeconfig(file.path());
-    OverrideStore::config_map(&connect(Some(file.path())).await.unwrap(), group)
+    Storage::in_cluster(&connect(Some(file.path())).await.unwrap(), group)
 }
 
 fn drained(node: &str) -> Overrides {
@@ -28,27 +29,27 @@ fn drained(node: &str) -> Overrides {
 async fn a_group_reads_back_its_overrides_and_leaves_other_groups_unchanged() {
     let server = ApiServer::start().await;
     let [east, west] = [store(&server, "east").await, store(&server, "west").await];
-    let (none, version) = east.load().await.unwrap();
+    let (none, version) = load(&east).await.unwrap();
     assert!(none.is_empty());
-    east.save(&drained("a"), version).await.unwrap();
-    let (none, version) = west.load().await.unwrap();
+    save(&east, &drained("a"), version).await.unwrap();
+    let (none, version) = load(&west).await.unwrap();
     assert!(none.is_empty());
-    west.save(&drained("b"), version).await.unwrap();
-    assert_eq!(east.load().await.unwrap().0, drained("a"));
-    assert_eq!(west.load().await.unwrap().0, drained("b"));
+    save(&west, &drained("b"), version).await.unwrap();
+    assert_eq!(load(&east).await.unwrap().0, drained("a"));
+    assert_eq!(load(&west).await.unwrap().0, drained("b"));
 }
 
 #[tokio::test]
 async fn a_concurrent_change_is_a_conflict_and_loses_nothing() {
     let server = ApiServer::start().await;
     let store = store(&server, "east").await;
-    let (_, nothing) = store.load().await.unwrap();
-    store.save(&drained("a"), nothing.clone()).await.unwrap();
-    assert!(matches!(store.save(&drained("b"), nothing).await, Err(OverrideStoreError::Conflict)), "the object already exists");
-    let (_, version) = store.load().await.unwrap();
-    store.save(&drained("c"), version.clone()).await.unwrap();
-    assert!(matches!(store.save(&drained("d"), version).await, Err(OverrideStoreError::Conflict)), "the object is newer");
-    assert_eq!(store.load().await.unwrap().0, drained("c"));
+    let (_, nothing) = load(&store).await.unwrap();
+    save(&store, &drained("a"), nothing.clone()).await.unwrap();
+    assert!(matches!(save(&store, &drained("b"), nothing).await, Err(OverrideStoreError::Conflict)), "the object already exists");
+    let (_, version) = load(&store).await.unwrap();
+    save(&store, &drained("c"), version.clone()).await.unwrap();
+    assert!(matches!(save(&store, &drained("d"), version).await, Err(OverrideStoreError::Conflict)), "the object is newer");
+    assert_eq!(load(&store).await.unwrap().0, drained("c"));
 }
 
 #[tokio::test]
@@ -56,9 +57,9 @@ async fn an_invalid_text_is_reported_with_its_key() {
     let server = ApiServer::start().await;
     let broken = json!({"metadata": {"name": NAME, "namespace": "default"}, "data": {"east": "version: 7"}});
     server.create(Kind::ConfigMap, broken);
-    let error = store(&server, "east").await.load().await.unwrap_err();
+    let error = load(&store(&server, "east").await).await.unwrap_err();
     assert!(matches!(error, OverrideStoreError::Broken { .. }) && error.to_string().contains("key east"), "{error}");
-    assert!(store(&server, "west").await.load().await.unwrap().0.is_empty());
+    assert!(load(&store(&server, "west").await).await.unwrap().0.is_empty());
 }
 
 /// A user with a Service of one backend. A controller served it and stopped, and then the backend was drained by hand.

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use control::config::settings::{Certificates, ControllerSettings, ListenTcp, Source};
 use control::kubernetes::connect;
-use control::store::overrides::OverrideStore;
+use control::store::Storage;
+use control::store::overrides::{load, save};
 use control::world::overrides::{Author, Drained};
 use serde_json::{Value, json};
 
@@ -73,11 +74,11 @@ async fn live(role: &Role) -> Vec<Attributes> {
     // Overrides by hand, twice: the first one creates the ConfigMap.
     let mut cluster = connect(Some(&kubeconfig)).await.unwrap();
     cluster.namespace.clone_from(&role.namespace);
-    let store = OverrideStore::config_map(&cluster, GROUP);
+    let store = Storage::in_cluster(&cluster, GROUP);
     for node in ["n1", "n2"] {
-        let (mut overrides, version) = store.load().await.unwrap();
+        let (mut overrides, version) = load(&store).await.unwrap();
         overrides.drain(Drained::Node(node.to_owned()), Author { by: "test".to_owned(), at_s: 0 }).unwrap();
-        store.save(&overrides, version).await.unwrap();
+        save(&store, &overrides, version).await.unwrap();
     }
     user.delete_service("web").await;
     installation.withdraws(&user, "web").await;

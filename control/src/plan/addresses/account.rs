@@ -4,31 +4,19 @@ use std::net::IpAddr;
 
 use proto::{AddressRange, Family};
 
-use super::holders::Holders;
+use super::Allocations;
 use super::search::is_buggy;
 use crate::plan::forbidden::Forbidden;
-use crate::plan::pools::Pools;
+use crate::plan::pools::{PoolState, Pools};
 use objects::PoolSpec;
 
 /// Usage figures of one pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolUse {
-    /// Its name.
-    pub name: String,
-    /// Whether it is an `AddressPool` object rather than part of the configuration.
-    pub is_object: bool,
-    /// Its addresses as written by the user.
-    pub addresses: Vec<String>,
+    /// The pool.
+    pub state: PoolState,
     /// Figures of each of its families; empty if the pool is not in use.
     pub families: Vec<(Family, Figures)>,
-    /// Number of addresses. All figures of a pool that is not in use are 0.
-    pub total: u128,
-    /// Addresses held by Services.
-    pub used: u128,
-    /// Available addresses, including those reserved for their last holder.
-    pub available: u128,
-    /// Why it is not in use.
-    pub conflict: Option<String>,
 }
 
 /// Usage figures of one family of a pool.
@@ -48,9 +36,10 @@ impl PoolUse {
         self.families.iter().filter(|(_, figures)| figures.available == 0).map(|(family, _)| *family)
     }
 
-    /// One figure as text for people. A dual-stack pool shows one per family, because families cannot replace each other.
+    /// One figure as text for people. A dual-stack pool shows one per family, because families cannot replace each
+    /// other.
     #[must_use]
-    pub fn told(&self, figure: impl Fn(&Figures) -> u128) -> String {
+    pub fn text_of(&self, figure: impl Fn(&Figures) -> u128) -> String {
         match self.families.as_slice() {
             [] => 0.to_string(),
             [(_, figures)] => figure(figures).to_string(),
@@ -59,38 +48,35 @@ impl PoolUse {
     }
 }
 
-/// All pools.
-pub(super) fn account(pools: &Pools, holders: &Holders, forbidden: &Forbidden) -> Vec<PoolUse> {
-    let of = |pool: &PoolSpec, family: Family| {
+impl Allocations {
+    /// Usage figures of every pool.
+    #[must_use]
+    pub fn account(&self, pools: &Pools, forbidden: &Forbidden) -> Vec<PoolUse> {
+        let of_pool = |pool: &PoolSpec| {
+            [Family::V4, Family::V6]
+                .into_iter()
+                .filter_map(|family| Some((family, self.figures(pool, family, forbidden)?)))
+                .collect()
+        };
+        let of_state = |state: &PoolState| {
+            let used = pools.iter().find(|pool| pool.name == state.name && state.conflict.is_none());
+            PoolUse { state: state.clone(), families: used.map(of_pool).unwrap_or_default() }
+        };
+        pools.states().iter().map(of_state).collect()
+    }
+
+    /// Figures of one family of a pool in use; `None` if the pool has no range of it.
+    fn figures(&self, pool: &PoolSpec, family: Family, forbidden: &Forbidden) -> Option<Figures> {
         let ranges = || pool.ranges.iter().filter(|range| range.family() == family);
-        let held = || ranges().flat_map(|range| holders.within(range.first(), range.last()));
+        ranges().next()?;
+        let held = || ranges().flat_map(|range| self.holders.within(range.first(), range.last()));
         let is_counted = |address: &IpAddr| !(pool.avoid_buggy_ips && is_buggy(*address));
         let never = ranges().flat_map(|range| forbidden.within(range.first(), range.last()));
-        let never = never.filter(|address| is_counted(address) && !holders.is_held(*address));
+        let never = never.filter(|address| is_counted(address) && !self.holders.is_held(*address));
         let gone = held().filter(is_counted).count() + never.count();
         let total = ranges().map(|range| count(range, pool.avoid_buggy_ips)).fold(0, u128::saturating_add);
-        let figures = Figures { total, used: wide(held().count()), available: total.saturating_sub(wide(gone)) };
-        ranges().next().map(|_| (family, figures))
-    };
-    let figures = |name: &str| -> Vec<(Family, Figures)> {
-        let pool = pools.iter().find(|pool| pool.name == name);
-        pool.into_iter().flat_map(|pool| [Family::V4, Family::V6].into_iter().filter_map(|family| of(pool, family))).collect()
-    };
-    let one = |state: &crate::plan::pools::PoolState| {
-        let families = if state.clash.is_none() { figures(&state.name) } else { Vec::new() };
-        let sum = |of: fn(&Figures) -> u128| families.iter().map(|(_, figures)| of(figures)).fold(0, u128::saturating_add);
-        PoolUse {
-            name: state.name.clone(),
-            is_object: state.is_object,
-            addresses: state.addresses.clone(),
-            total: sum(|figures| figures.total),
-            used: sum(|figures| figures.used),
-            available: sum(|figures| figures.available),
-            families,
-            conflict: state.clash.clone(),
-        }
-    };
-    pools.states().iter().map(one).collect()
+        Some(Figures { total, used: wide(held().count()), available: total.saturating_sub(wide(gone)) })
+    }
 }
 
 fn wide(count: usize) -> u128 {
@@ -116,10 +102,10 @@ mod tests {
     fn a_pool_of_both_families_tells_each_and_is_exhausted_by_one() {
         let figures = |available| Figures { total: 10, used: 10 - available, available };
         let mut pool = PoolUse { families: vec![(Family::V4, figures(0)), (Family::V6, figures(7))], ..PoolUse::default() };
-        assert_eq!(pool.told(|figures| figures.available), "0 IPv4, 7 IPv6");
+        assert_eq!(pool.text_of(|figures| figures.available), "0 IPv4, 7 IPv6");
         assert_eq!(pool.exhausted().collect::<Vec<_>>(), [Family::V4]);
         pool.families.pop();
-        assert_eq!(pool.told(|figures| figures.total), "10");
+        assert_eq!(pool.text_of(|figures| figures.total), "10");
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Adoption of addresses from the Services' statuses and the checkpoint when a controller starts (CONTROL section 6).
 //!
-//! Invariant: an address in a status is not adopted if it lies outside our pools and sluice did not write it, if it belongs
-//! to a gateway or a node, or if another Service holds it. The owner gets an Event for each address that is not adopted.
+//! Invariant: an address in a status is not adopted if it lies outside our pools and sluice did not write it, if it
+//! belongs to a gateway or a node, or if another Service holds it. The owner gets an Event for each address that is not
+//! adopted.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -25,31 +26,32 @@ enum AddressSource {
     Foreign,
 }
 
+impl AddressSource {
+    const fn applies_to(self, claim: &Claim) -> bool {
+        match self {
+            Self::Ours => claim.status_is_ours,
+            Self::Recalled => !claim.recalled.is_empty(),
+            Self::Foreign => !claim.status_is_ours,
+        }
+    }
+}
+
 impl Allocations {
-    /// Statuses written by sluice come first, so that a foreign status of an older Service cannot take an address from its
-    /// holder. Services that cannot be parsed come last, because their ports and sharing terms are unknown.
+    /// Statuses written by sluice come first, so that a foreign status of an older Service cannot take an address from
+    /// its holder. Services that cannot be parsed come last, because their ports and sharing terms are unknown.
     pub(super) fn adopt_all(&mut self, order: &[&Claim], outcomes: &mut [Allocation], rules: Rules<'_>) {
         let mut recalled = BTreeSet::new();
         for source in [AddressSource::Ours, AddressSource::Recalled, AddressSource::Foreign] {
             for is_readable in [true, false] {
-                let of_these = order.iter().zip(&mut *outcomes).filter(|(claim, _)| claim.is_readable() == is_readable);
-                for (claim, outcome) in of_these {
-                    match source {
-                        AddressSource::Ours if claim.status_is_ours => self.adopt(claim, source, rules, outcome),
-                        AddressSource::Recalled if !claim.recalled.is_empty() => {
-                            let before = self.holders.of(&claim.service).len();
-                            self.adopt(claim, source, rules, outcome);
-                            if self.holders.of(&claim.service).len() > before {
-                                recalled.insert(&claim.service);
-                            }
-                        }
-                        AddressSource::Foreign if !claim.status_is_ours => {
-                            if recalled.contains(&claim.service) {
-                                self.tell_what_is_recalled_instead(claim, rules, outcome);
-                            }
-                            self.adopt(claim, source, rules, outcome);
-                        }
-                        _ => {}
+                let applies = |claim: &Claim| source.applies_to(claim) && claim.is_readable() == is_readable;
+                for (claim, outcome) in order.iter().zip(&mut *outcomes).filter(|(claim, _)| applies(claim)) {
+                    if source == AddressSource::Foreign && recalled.contains(&claim.service) {
+                        self.note_overwritten_status(claim, rules, outcome);
+                    }
+                    let before = self.holders.of(&claim.service).len();
+                    self.adopt(claim, source, rules, outcome);
+                    if source == AddressSource::Recalled && self.holders.of(&claim.service).len() > before {
+                        recalled.insert(&claim.service);
                     }
                 }
             }
@@ -79,7 +81,7 @@ impl Allocations {
     }
 
     /// Adds a warning if the status was overwritten while there was no leader, or before sluice could write it again.
-    fn tell_what_is_recalled_instead(&self, claim: &Claim, rules: Rules<'_>, outcome: &mut Allocation) {
+    fn note_overwritten_status(&self, claim: &Claim, rules: Rules<'_>, outcome: &mut Allocation) {
         for &address in &claim.in_status {
             let held = self.holders.held_of(&claim.service, Family::of(address));
             let Some(held) = held.filter(|held| *held != address) else { continue };

@@ -58,7 +58,7 @@ pub struct Claim {
 impl Claim {
     /// A claim that requests nothing and keeps what the Service holds.
     #[must_use]
-    pub const fn of_nothing(service: ServiceName) -> Self {
+    pub const fn new(service: ServiceName) -> Self {
         Self {
             service,
             created_s: None,

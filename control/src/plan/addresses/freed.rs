@@ -1,5 +1,5 @@
-//! Freed addresses: each is reserved for its former holders, and no other Service gets it before every connected gateway
-//! has removed it.
+//! Freed addresses: each is reserved for its former holders, and no other Service gets it before every connected
+//! gateway has removed it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use proto::ServiceName;
 use proto::limits::SERVICES_MAX;
+
+use crate::world::checkpoint::Reserved;
 
 /// How long a freed address stays reserved for its last holder.
 pub const FREED_ADDRESS_KEPT: Duration = Duration::from_secs(600);
@@ -25,11 +27,11 @@ pub(super) struct Freed {
     /// Former addresses of each Service.
     by: BTreeMap<ServiceName, BTreeSet<IpAddr>>,
     /// Ordered by expiry.
-    order: BTreeSet<(Instant, IpAddr, ServiceName)>,
+    pub(super) reservations: BTreeSet<Reserved>,
     /// Addresses that the next published state omits for the first time.
     unpublished: Vec<(IpAddr, ServiceName)>,
     /// Grows with every change.
-    revision: u64,
+    pub(super) revision: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -39,14 +41,21 @@ struct Reservation {
     gone_in: Option<u64>,
 }
 
+impl Reservation {
+    /// Whether every connected gateway has removed the address; `reached` as in [`Freed::expire`].
+    fn is_gone(&self, reached: Option<u64>) -> bool {
+        reached.is_none_or(|reached| self.gone_in.is_some_and(|counter| counter <= reached))
+    }
+}
+
 impl Freed {
     /// Reserves `address`, which `service` gave up.
     pub(super) fn put(&mut self, address: IpAddr, service: &ServiceName, now: Instant) {
         self.remove(address, service);
-        while self.order.len() >= FREED_MAX
-            && let Some((_, address, service)) = self.order.first().cloned()
+        while self.reservations.len() >= FREED_MAX
+            && let Some(first) = self.reservations.first().cloned()
         {
-            self.remove(address, &service);
+            self.remove(first.address, &first.service);
         }
         self.put_until(address, service, now + FREED_ADDRESS_KEPT);
     }
@@ -56,7 +65,7 @@ impl Freed {
         self.revision += 1;
         self.of.entry(address).or_default().insert(service.clone(), Reservation { until, gone_in: None });
         self.by.entry(service.clone()).or_default().insert(address);
-        self.order.insert((until, address, service.clone()));
+        self.reservations.insert(Reserved { until, address, service: service.clone() });
         self.unpublished.push((address, service.clone()));
     }
 
@@ -68,26 +77,19 @@ impl Freed {
         if holders.is_empty() {
             self.of.remove(&address);
         }
-        if let Some(addresses) = self.by.get_mut(service) {
-            addresses.remove(&address);
-            if addresses.is_empty() {
-                self.by.remove(service);
-            }
-        }
-        self.order.remove(&(kept.until, address, service.clone()));
+        remove_from(&mut self.by, service, &address);
+        self.reservations.remove(&Reserved { until: kept.until, address, service: service.clone() });
     }
 
-    /// Ends reservations that have expired and whose addresses every connected gateway has removed. `reached` is the counter
-    /// of the state that all of them have applied; `None` if no gateway is connected.
+    /// Ends reservations that have expired and whose addresses every connected gateway has removed. `reached` is the
+    /// counter of the state that all of them have applied; `None` if no gateway is connected.
     pub(super) fn expire(&mut self, now: Instant, reached: Option<u64>) {
-        let is_gone = |(_, address, service): &&(Instant, IpAddr, ServiceName)| {
-            let kept = self.of.get(address).and_then(|holders| holders.get(service));
-            let gone_in = kept.and_then(|kept| kept.gone_in);
-            reached.is_none_or(|reached| gone_in.is_some_and(|counter| counter <= reached))
+        let is_gone = |one: &&Reserved| {
+            self.of.get(&one.address).and_then(|holders| holders.get(&one.service)).is_some_and(|kept| kept.is_gone(reached))
         };
-        let over: Vec<_> = self.order.iter().take_while(|(until, ..)| *until <= now).filter(is_gone).cloned().collect();
-        for (_, address, service) in over {
-            self.remove(address, &service);
+        let expired = self.reservations.iter().take_while(|one| one.until <= now);
+        for one in expired.filter(is_gone).cloned().collect::<Vec<_>>() {
+            self.remove(one.address, &one.service);
         }
     }
 
@@ -102,13 +104,12 @@ impl Freed {
 
     /// When the next reservations expire.
     pub(super) fn next_expiry(&self, now: Instant) -> Option<Instant> {
-        let next = self.order.iter().map(|(until, ..)| *until).find(|until| *until > now)?;
-        Some(next + TOGETHER)
+        self.reservations.iter().map(|one| one.until).find(|until| *until > now).map(|next| next + TOGETHER)
     }
 
     /// Whether any reservation has expired and waits only for gateways.
     pub(super) fn waits_for_gateways(&self, now: Instant) -> bool {
-        self.order.first().is_some_and(|(until, ..)| *until <= now)
+        self.reservations.first().is_some_and(|one| one.until <= now)
     }
 
     /// Drops all reservations of `address`.
@@ -119,26 +120,12 @@ impl Freed {
 
     /// The address freed first among those that are `wanted` and that every connected gateway has removed.
     pub(super) fn oldest(&self, reached: Option<u64>, wanted: impl Fn(IpAddr) -> bool) -> Option<IpAddr> {
-        let is_gone = |address: IpAddr| {
-            let is_out =
-                |kept: &Reservation| reached.is_none_or(|reached| kept.gone_in.is_some_and(|counter| counter <= reached));
-            self.of.get(&address).is_some_and(|holders| holders.values().all(is_out))
-        };
-        self.order.iter().map(|(_, address, _)| *address).find(|address| wanted(*address) && is_gone(*address))
-    }
-
-    /// Grows with every change.
-    pub(super) const fn revision(&self) -> u64 {
-        self.revision
-    }
-
-    /// All reservations with holder and expiry, ordered by expiry.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &(Instant, IpAddr, ServiceName)> {
-        self.order.iter()
+        let is_gone = |address| self.of.get(&address).is_some_and(|of| of.values().all(|kept| kept.is_gone(reached)));
+        self.reservations.iter().map(|one| one.address).find(|address| wanted(*address) && is_gone(*address))
     }
 
     /// The Service for which `address` is reserved, if it is not `service`.
-    pub(super) fn kept_from(&self, address: IpAddr, service: &ServiceName) -> Option<&ServiceName> {
+    pub(super) fn reserved_for_other(&self, address: IpAddr, service: &ServiceName) -> Option<&ServiceName> {
         let holders = self.of.get(&address)?;
         if holders.contains_key(service) { None } else { holders.keys().next() }
     }
@@ -151,5 +138,15 @@ impl Freed {
     /// Reserved addresses from `first` to `last`, both included.
     pub(super) fn within(&self, first: IpAddr, last: IpAddr) -> impl Iterator<Item = IpAddr> {
         self.of.range(first..=last).map(|(address, _)| *address)
+    }
+}
+
+/// Removes a value of a key, and the key with its last value.
+pub(super) fn remove_from<K: Ord, V: Ord>(sets: &mut BTreeMap<K, BTreeSet<V>>, key: &K, value: &V) {
+    if let Some(set) = sets.get_mut(key) {
+        set.remove(value);
+        if set.is_empty() {
+            sets.remove(key);
+        }
     }
 }

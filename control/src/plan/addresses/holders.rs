@@ -8,10 +8,10 @@ use std::net::IpAddr;
 
 use proto::{Announce, Family, ServiceName};
 
-use crate::plan::addresses::claim::{Claim, Port, Terms};
+use super::claim::{Claim, Port, Terms};
+use super::freed::remove_from;
 use crate::plan::pools::Pools;
-use objects::PoolSpec;
-use objects::Sharing;
+use objects::{PoolSpec, Sharing};
 
 /// The complete set.
 #[derive(Clone, Debug, Default)]
@@ -38,7 +38,7 @@ struct SharedAddress {
 #[derive(Clone, Debug)]
 struct Holder {
     ports: Vec<Port>,
-    sharing: Option<Sharing>,
+    terms: Terms,
 }
 
 impl Holders {
@@ -57,7 +57,7 @@ impl Holders {
         self.of.iter().map(|(service, addresses)| (service, addresses.as_slice()))
     }
 
-    /// OwnedParts addresses from `first` to `last`, both included.
+    /// Held addresses from `first` to `last`, both included.
     pub(super) fn within(&self, first: IpAddr, last: IpAddr) -> impl Iterator<Item = IpAddr> {
         self.addresses_held.range(first..=last).map(|(address, _)| *address)
     }
@@ -76,7 +76,7 @@ impl Holders {
     pub(super) fn is_recorded_as(&self, claim: &Claim) -> bool {
         let mut holders =
             self.of(&claim.service).iter().filter_map(|address| self.addresses_held.get(address)?.holders.get(&claim.service));
-        holders.all(|holder| holder.ports == claim.ports && holder.sharing == claim.sharing)
+        holders.all(|holder| holder.ports == claim.ports && holder.terms.sharing == claim.sharing)
     }
 
     /// Why `claim` cannot share `address` with its holders; `None` if it can.
@@ -98,7 +98,7 @@ impl Holders {
         shared.announce = pool.map(|pool| pool.announce).or(shared.announce);
         shared.ports.extend(claim.ports.iter().map(|port| (*port, service.clone())));
         *shared.terms.entry(claim.terms()).or_default() += 1;
-        shared.holders.insert(service.clone(), Holder { ports: claim.ports.clone(), sharing: claim.sharing.clone() });
+        shared.holders.insert(service.clone(), Holder { ports: claim.ports.clone(), terms: claim.terms() });
         self.of.entry(service.clone()).or_default().push(address);
         if let Some(sharing) = &claim.sharing {
             self.keys.entry(sharing.key.clone()).or_default().insert(address);
@@ -113,16 +113,11 @@ impl Holders {
         for port in &holder.ports {
             shared.ports.remove(port);
         }
-        let terms = Terms { namespace: service.namespace.clone(), sharing: holder.sharing.clone() };
-        count_down(&mut shared.terms, &terms);
-        if let Some(Sharing { key, .. }) = holder.sharing
+        count_down(&mut shared.terms, &holder.terms);
+        if let Some(Sharing { key, .. }) = holder.terms.sharing
             && !shared.terms.keys().any(|terms| terms.sharing.as_ref().is_some_and(|sharing| sharing.key == key))
-            && let Some(addresses) = self.keys.get_mut(&key)
         {
-            addresses.remove(&address);
-            if addresses.is_empty() {
-                self.keys.remove(&key);
-            }
+            remove_from(&mut self.keys, &key, &address);
         }
         if shared.holders.is_empty() {
             self.addresses_held.remove(&address);
@@ -156,8 +151,8 @@ impl Holders {
         self.namespaces.get(namespace).is_some_and(|addresses| addresses.contains_key(&address))
     }
 
-    /// OwnedParts addresses outside every pool, each with the announcement method of its former pool. Remembers the method of the
-    /// current pool of all others.
+    /// Held addresses outside every pool, each with the announcement method of its former pool. Remembers the method of
+    /// the current pool of all others.
     pub(super) fn outside(&mut self, pools: &Pools) -> Vec<(IpAddr, Option<Announce>)> {
         let mut outside = Vec::new();
         for (address, shared) in &mut self.addresses_held {

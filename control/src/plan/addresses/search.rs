@@ -6,68 +6,36 @@ use std::net::IpAddr;
 
 use proto::{AddressRange, Family};
 
-use crate::plan::pools::Pools;
 use objects::PoolSpec;
 
-/// Addresses examined for one Service before the search fails. OwnedParts and reserved addresses of 65,536 Services in two
+/// Addresses examined for one Service before the search fails. Held and reserved addresses of 65,536 Services in two
 /// families, and those of gateways and nodes, are fewer than this.
 const SEARCH_MAX: usize = 524_288;
 
-/// Position of the walk in each pool.
+/// A pool in use, and its index.
+pub(super) type IndexedPool<'a> = (usize, &'a PoolSpec);
+
+/// The remaining addresses of each pool.
+#[derive(Default)]
 pub(super) struct Search<'a> {
-    pools: &'a Pools,
-    walks: BTreeMap<(usize, Family), Walk>,
-    /// Pools without any reserved address that could be allocated.
-    without_reserved: BTreeSet<(usize, Family)>,
-}
-
-struct Walk {
-    /// The next address is the last one.
-    ranges: Vec<AddressRange>,
-    rest: Option<Box<dyn Iterator<Item = IpAddr>>>,
-}
-
-impl Walk {
-    fn new(pool: &PoolSpec, family: Family) -> Self {
-        Self { ranges: pool.ranges.iter().rev().filter(|range| range.family() == family).copied().collect(), rest: None }
-    }
-
-    fn next(&mut self) -> Option<IpAddr> {
-        loop {
-            if let Some(address) = self.rest.as_mut().and_then(Iterator::next) {
-                return Some(address);
-            }
-            self.rest = Some(Box::new(self.ranges.pop()?.addresses()));
-        }
-    }
+    rest: BTreeMap<(usize, Family), Box<dyn Iterator<Item = IpAddr> + 'a>>,
+    /// Pools without any reserved address that could be allocated. Within one assignment this does not change.
+    pub(super) without_reserved: BTreeSet<(usize, Family)>,
 }
 
 impl<'a> Search<'a> {
-    pub(super) const fn new(pools: &'a Pools) -> Self {
-        Self { pools, walks: BTreeMap::new(), without_reserved: BTreeSet::new() }
-    }
-
-    /// Whether a pool may have a reserved address that could be allocated.
-    pub(super) fn may_have_reserved(&self, position: usize, family: Family) -> bool {
-        !self.without_reserved.contains(&(position, family))
-    }
-
-    /// Records that a pool has none; within one assignment this does not change.
-    pub(super) fn has_no_reserved(&mut self, position: usize, family: Family) {
-        self.without_reserved.insert((position, family));
-    }
-
     /// The next free address of a pool.
-    pub(super) fn next(&mut self, position: usize, family: Family, is_free: impl Fn(IpAddr) -> bool) -> Option<IpAddr> {
-        let pool = self.pools.at(position)?;
-        let walk = self.walks.entry((position, family)).or_insert_with(|| Walk::new(pool, family));
-        for _ in 0..SEARCH_MAX {
-            let address = walk.next()?;
-            if !(pool.avoid_buggy_ips && is_buggy(address)) && is_free(address) {
-                return Some(address);
-            }
-        }
-        None
+    pub(super) fn next(
+        &mut self,
+        (index, pool): IndexedPool<'a>,
+        family: Family,
+        is_free: impl Fn(IpAddr) -> bool,
+    ) -> Option<IpAddr> {
+        let rest = self.rest.entry((index, family)).or_insert_with(|| {
+            let ranges = pool.ranges.iter().filter(move |range| range.family() == family);
+            Box::new(ranges.flat_map(AddressRange::addresses))
+        });
+        rest.take(SEARCH_MAX).find(|address| !(pool.avoid_buggy_ips && is_buggy(*address)) && is_free(*address))
     }
 }
 

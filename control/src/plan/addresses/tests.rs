@@ -6,11 +6,14 @@ use proto::Protocol;
 use objects::{Namespaces, Sharing};
 
 use super::*;
+use crate::config::settings::ControllerSettings;
+use crate::plan::forbidden::Forbidden;
+use crate::plan::tests::settings;
 use objects::NodeSpec;
 
 /// The pools of a configuration.
 pub(crate) fn pools(specs: &[PoolSpec]) -> Pools {
-    Pools::of(specs, &BTreeMap::new(), ("sluice.dev/gateway", &Selector::default()), &[])
+    Pools::of(&ControllerSettings { pools: specs.to_vec(), ..settings() }, &BTreeMap::new())
 }
 
 /// A Service on TCP port 80.
@@ -19,7 +22,7 @@ pub(super) fn claim(name: &str, created_s: i64) -> Claim {
         created_s: Some(created_s),
         families: vec![Family::V4],
         ports: vec![(Protocol::Tcp, 80)],
-        ..Claim::of_nothing(ServiceName::new("shop", name))
+        ..Claim::new(ServiceName::new("shop", name))
     }
 }
 
@@ -500,7 +503,8 @@ fn a_pool_tells_how_much_of_it_is_left() {
     lab.assign(&[claim("a", 1), claim("b", 2)]);
     lab.assign(&[claim("a", 1)]);
     let figures = |lab: &Lab| -> Vec<(u128, u128, u128)> {
-        lab.all.account(&lab.pools, &lab.forbidden).iter().map(|one| (one.total, one.used, one.available)).collect()
+        let uses = lab.all.account(&lab.pools, &lab.forbidden);
+        uses.iter().flat_map(|one| &one.families).map(|(_, one)| (one.total, one.used, one.available)).collect()
     };
     // One is held, one the gateway's own; what is kept for b anybody may have once nothing else is free.
     assert_eq!(figures(&lab), [(10, 1, 8), (1 << 64, 0, 1 << 64)]);
@@ -526,7 +530,7 @@ fn of_four_thousand_services_that_come_go_and_come_again_those_wait_whose_pool_i
     assert!(!lab.of(&format!("s{}", COUNT - 2)).addresses.is_empty());
 }
 
-mod clashes {
+mod conflicts {
     use serde_json::json;
 
     use super::*;
@@ -538,8 +542,8 @@ mod clashes {
         (name.to_owned(), serde_json::from_value(pool).unwrap())
     }
 
-    fn clash(pools: &Pools, name: &str) -> Option<String> {
-        pools.states().iter().rfind(|standing| standing.name == name).unwrap().clash.clone()
+    fn conflict(pools: &Pools, name: &str) -> Option<String> {
+        pools.states().iter().rfind(|pool| pool.name == name).unwrap().conflict.clone()
     }
 
     #[test]
@@ -556,7 +560,8 @@ mod clashes {
         ]
         .into();
         let cidrs = ["10.96.0.0/12".parse().unwrap()];
-        let pools = Pools::of(&configured, &objects, ("sluice.dev/gateway", &Selector::default()), &cidrs);
+        let settings = ControllerSettings { pools: configured.into(), cluster_cidrs: cidrs.into(), ..settings() };
+        let pools = Pools::of(&settings, &objects);
         let used: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
         assert_eq!(used, ["default", "b-older", "c-after"]);
         let rows = [
@@ -567,11 +572,11 @@ mod clashes {
             ("into-cluster", "10.96.0.0/12 of clusterCIDRs"),
         ];
         for (name, expected) in rows {
-            let found = clash(&pools, name).unwrap();
+            let found = conflict(&pools, name).unwrap();
             assert!(found.contains(expected), "{name}: {found}");
         }
         assert_eq!(pools.holding(ip("203.0.113.1")).unwrap().name, "c-after");
-        assert_eq!((clash(&pools, "b-older"), clash(&pools, "c-after")), (None, None));
+        assert_eq!((conflict(&pools, "b-older"), conflict(&pools, "c-after")), (None, None));
     }
 
     #[test]
@@ -581,7 +586,7 @@ mod clashes {
         let (ours_name, mut ours) = object("ours", "01", &["192.0.2.1"]);
         ours.spec.load_balancer_class = Some("sluice.dev/gateway".to_owned());
         let objects = [(name, theirs), (ours_name, ours)].into();
-        let pools = Pools::of(&[], &objects, ("sluice.dev/gateway", &Selector::default()), &[]);
+        let pools = Pools::of(&ControllerSettings { pools: Vec::new(), ..settings() }, &objects);
         assert_eq!(pools.states().len(), 1);
         assert_eq!(pools.holding(ip("192.0.2.1")).unwrap().name, "ours");
     }
@@ -590,8 +595,9 @@ mod clashes {
     fn a_pool_without_the_labels_that_we_select_is_none_of_ours_and_clashes_with_none() {
         let (theirs, (ours_name, mut ours)) = (object("theirs", "00", &["192.0.2.0/24"]), object("ours", "01", &["192.0.2.1"]));
         ours.metadata.labels = Some([("group".to_owned(), "east".to_owned())].into());
-        let selector = Selector::from_iter([("group".to_owned(), "east".to_owned())]);
-        let pools = Pools::of(&[], &[theirs, (ours_name, ours)].into(), ("sluice.dev/gateway", &selector), &[]);
+        let mut settings = ControllerSettings { pools: Vec::new(), ..settings() };
+        settings.ownership.pools = Selector::from_iter([("group".to_owned(), "east".to_owned())]);
+        let pools = Pools::of(&settings, &[theirs, (ours_name, ours)].into());
         assert_eq!(pools.states().len(), 1, "nothing is written to the other");
         assert_eq!(pools.holding(ip("192.0.2.1")).unwrap().name, "ours");
     }

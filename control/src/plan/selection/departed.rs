@@ -1,11 +1,11 @@
 //! Slices that were deleted while their Service remains. If somebody deletes a managed slice, kube-controller-manager
 //! creates it again one second later (its retry delay; recorded: 1.005 s). Without its endpoints, new flows would go to
-//! other backends or be refused in the meantime, and Maglev tables would change twice. The controller also deletes slices
-//! whose last endpoints have gone; those endpoints were terminating already.
+//! other backends or be refused in the meantime, and Maglev tables would change twice. The controller also deletes
+//! slices whose last endpoints have gone; those endpoints were terminating already.
 //!
-//! Invariant: if another slice of the Service has the same address, that slice counts. Endpoints that are removed from a
-//! slice, or that were terminating when their slice was deleted, disappear at once, and all endpoints disappear with the
-//! Service. Slices that no controller manages are not kept (`world`).
+//! Invariant: if another slice of the Service has the same address, that slice counts. Endpoints that are removed from
+//! a slice, or that were terminating when their slice was deleted, disappear at once, and all endpoints disappear with
+//! the Service. Slices that no controller manages are not kept (`world`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

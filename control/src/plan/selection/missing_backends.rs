@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use proto::{BackendState, Protocol, Service, ServicePort};
 
+use crate::plan::message::shortened;
 use objects::{PortSpec, SlicePort, SliceSpec};
 
 /// Maximum number of slice ports named in a message.
@@ -24,8 +25,8 @@ pub struct MissingBackends {
 }
 
 impl MissingBackends {
-    /// Examines a Service that is served, with its ports and slices. If nodes are the backends, kube-proxy there knows the
-    /// ports of endpoints, and `slices` is empty.
+    /// Examines a Service that is served, with its ports and slices. If nodes are the backends, kube-proxy there knows
+    /// the ports of endpoints, and `slices` is empty.
     #[must_use]
     pub fn of<'a>(service: &Service, wanted: &[PortSpec], slices: impl Iterator<Item = &'a SliceSpec>) -> Self {
         let takes_flows = |backend: &proto::Backend| backend.state == BackendState::Active && backend.weight > 0;
@@ -52,25 +53,20 @@ impl MissingBackends {
 }
 
 fn sentence(missing: &[&PortSpec], offered: &[&SlicePort]) -> String {
-    let called = |name: &str| if name.is_empty() { "without name".to_owned() } else { name.to_owned() };
-    let missing = missing.iter().map(|port| format!("{} ({} {})", called(&port.name), port.protocol, port.port)).collect();
-    let offered: BTreeSet<String> =
-        offered.iter().map(|port| format!("{} ({} {})", called(&port.name), port.protocol, port.port)).collect();
-    let have = if offered.is_empty() { "no port at all".to_owned() } else { listed(offered) };
+    let text = |name: &str, protocol: Protocol, port: u16| {
+        format!("{} ({protocol} {port})", if name.is_empty() { "without name" } else { name })
+    };
+    let listed = |ports: BTreeSet<String>| shortened(&ports.into_iter().collect::<Vec<_>>(), NAMED_MAX, ", ", ", ");
+    let missing = listed(missing.iter().map(|port| text(&port.name, port.protocol, port.port)).collect());
+    let have = if offered.is_empty() {
+        "no port at all".to_owned()
+    } else {
+        listed(offered.iter().map(|port| text(&port.name, port.protocol, port.port)).collect())
+    };
     format!(
-        "no EndpointSlice has a port of the name and protocol of {}; they have {have}; make ports[].name and targetPort of the \
-         Service fit its Pods",
-        listed(missing)
+        "no EndpointSlice has a port of the name and protocol of {missing}; they have {have}; make ports[].name and targetPort \
+         of the Service fit its Pods"
     )
-}
-
-fn listed(names: BTreeSet<String>) -> String {
-    let count = names.len();
-    let mut shown: Vec<String> = names.into_iter().take(NAMED_MAX).collect();
-    if count > NAMED_MAX {
-        shown.push(format!("{} more", count - NAMED_MAX));
-    }
-    shown.join(", ")
 }
 
 #[cfg(test)]
@@ -126,7 +122,8 @@ mod tests {
 
     #[test]
     fn a_sentence_names_some_of_three_hundred_ports() {
-        let names: BTreeSet<String> = (100..400).map(|number| number.to_string()).collect();
-        assert!(listed(names).ends_with("107, 292 more"));
+        let ports: Vec<PortSpec> = (100..400).map(|number| PortSpec { name: number.to_string(), ..port() }).collect();
+        let text = sentence(&ports.iter().collect::<Vec<_>>(), &[]);
+        assert!(text.contains("107 (tcp 80), 292 more; they have no port at all"), "{text}");
     }
 }

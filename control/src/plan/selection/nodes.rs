@@ -1,7 +1,7 @@
 //! Selection of the nodes that serve a port of a Service; kube-proxy on a node forwards to endpoints.
 //!
-//! Invariant: under `externalTrafficPolicy: Local` a node without an endpoint of the port is never a backend, because it
-//! would drop the packets. Otherwise all nodes count the same, whatever runs on them.
+//! Invariant: under `externalTrafficPolicy: Local` a node without an endpoint of the port is never a backend, because
+//! it would drop the packets. Otherwise all nodes count the same, whatever runs on them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use proto::{BackendState, Family, NodeBackend, NodeSet, NodeSets, NodesAt, limits};
 
-use super::{Fence, Refused, Selection, admit, endpoints};
+use super::{Fence, Selection, admit, endpoints};
+use crate::plan::message::shortened;
 use crate::world::overrides::Overrides;
 use objects::{EndpointSpec, NodeSpec, PortSpec, SliceSpec};
 
@@ -30,7 +31,8 @@ pub struct NodesOfFamily {
     addresses: BTreeMap<String, IpAddr>,
     /// All of them as backends, without forbidden ones.
     set: Arc<NodeSet>,
-    refused: Refused<IpAddr>,
+    /// Forbidden nodes, each with the reason.
+    refused: Vec<(IpAddr, String)>,
     /// Number of permitted nodes; the set contains at most as many as one table can hold.
     found: usize,
     /// Why other nodes are excluded.
@@ -85,11 +87,11 @@ impl NodesOfFamily {
         // Two nodes may report the same address, but only one of them can own it.
         let mut weights: BTreeMap<IpAddr, u16> = BTreeMap::new();
         addresses.values().for_each(|address| *weights.entry(*address).or_default() += 1);
-        let (mut refused, mut backends) = (Refused::default(), Vec::new());
+        let (mut refused, mut backends) = (Vec::new(), Vec::new());
         for (address, weight) in weights {
             let state = if drained.contains(&address) { BackendState::Draining } else { BackendState::Active };
             match fence.refuses(address) {
-                Some(why) => refused.add(address, why),
+                Some(why) => refused.push((address, why)),
                 None => backends.push(NodeBackend { address, weight, state }),
             }
         }
@@ -105,13 +107,14 @@ impl NodesOfFamily {
     pub fn all(&self, port: &PortSpec, port_at_nodes: u16) -> Selection {
         let at = NodesAt { set: Arc::clone(&self.set), port: port_at_nodes };
         let mut selection = Selection { nodes: Some(at).filter(|at| !at.set.nodes.is_empty()), ..Selection::default() };
-        let named = self.refused.named.iter().map(|(address, why)| (SocketAddr::new(*address, port_at_nodes), why.as_str()));
-        selection.tell(named, self.refused.count, self.found, port);
+        let refused = self.refused.iter().map(|(address, why)| (SocketAddr::new(*address, port_at_nodes), why.as_str()));
+        selection.note_excluded(refused, self.found, port);
         selection.ineligible = self.addresses.is_empty().then(|| self.ineligible(false));
         selection
     }
 
-    /// The backends of `port` under `externalTrafficPolicy: Local`: nodes that have endpoints in `family`, at `port_at_nodes`.
+    /// The backends of `port` under `externalTrafficPolicy: Local`: nodes that have endpoints in `family`, at
+    /// `port_at_nodes`.
     pub fn local<'s>(
         &self,
         slices: impl Iterator<Item = &'s SliceSpec>,
@@ -148,12 +151,8 @@ impl NodesOfFamily {
         } else {
             "no node may be sent to".to_owned()
         };
-        for (index, reason) in self.reasons.iter().take(NODES_NAMED_MAX).enumerate() {
-            text.push_str(if index == 0 { ": " } else { "; " });
-            text.push_str(reason);
-        }
-        if self.reasons.len() > NODES_NAMED_MAX {
-            text.push_str(&format!("; and {} more", self.reasons.len() - NODES_NAMED_MAX));
+        if !self.reasons.is_empty() {
+            text = format!("{text}: {}", shortened(&self.reasons, NODES_NAMED_MAX, "; ", "; and "));
         }
         text
     }

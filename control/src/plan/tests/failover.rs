@@ -13,10 +13,12 @@ use crate::gateways::registry::{Connection, Gateways};
 use crate::plan::{LeftBy, Memory, Plan, plan};
 use crate::world::World;
 use crate::world::change::Change;
+use crate::world::checkpoint::Reserved;
 use objects::PoolSpec;
 use objects::note::{Cause, Note};
 
-/// The Service as an API server has it while it is being deleted: our finalizer is on it, and this address in its status.
+/// The Service as an API server has it while it is being deleted: our finalizer is on it, and this address in its
+/// status.
 fn going(name: &str, address: &str) -> Value {
     let mut object = stored("nat", "7", "Proxy");
     object["metadata"]["name"] = name.into();
@@ -36,7 +38,7 @@ fn a_new_leader_gives_nobody_the_address_of_a_service_that_is_being_deleted_befo
     let first = plan(&world, &settings, &mut memory, now);
     assert_eq!(first.services[&named("web")].refusal.as_ref().map(|refusal| refusal.reason), Some(Reason::Exhausted));
     assert!(!first.services.contains_key(&named("old")) && first.leaving.contains_key(&named("old")));
-    assert_eq!(first.pools_status[0].used, 1);
+    assert_eq!(first.pools_status[0].families[0].1.used, 1);
     world.apply(Change::ServiceDeleted(named("old")));
     let second = plan(&world, &settings, &mut memory, now);
     assert_eq!(second.services[&named("web")].ports.len(), 1, "{:?}", second.services[&named("web")].refusal);
@@ -125,7 +127,12 @@ proptest! {
             };
             prop_assert_eq!(of(&before), of(&after));
             prop_assert_eq!(&before.checkpoint.services, &after.checkpoint.services);
-            prop_assert_eq!(&before.checkpoint.reserved, &after.checkpoint.reserved);
+            // Reservations that expire together end up to a second late, but a new leader does not take over expired
+            // ones.
+            let reserved = |plan: &Plan| -> Vec<Reserved> {
+                plan.checkpoint.reserved.iter().filter(|one| one.until > now).cloned().collect()
+            };
+            prop_assert_eq!(reserved(&before), reserved(&after));
         }
     }
 }

@@ -69,13 +69,13 @@ struct Weighed {
 }
 
 impl Author {
-    /// When it was said, as people write it: `2026-01-31T12:00:00Z`.
+    /// Its time as text: `2026-01-31T12:00:00Z`.
     #[must_use]
     pub fn at(&self) -> String {
         Timestamp::from_second(self.at_s).unwrap_or(Timestamp::UNIX_EPOCH).to_string()
     }
 
-    fn read(by: String, at: &str) -> Result<Self, DocumentError> {
+    fn parse(by: String, at: &str) -> Result<Self, DocumentError> {
         let time: Timestamp = at.parse().map_err(|_| DocumentError::Time(at.to_owned()))?;
         Ok(Self { by, at_s: time.as_second() })
     }
@@ -97,13 +97,13 @@ impl Overrides {
         }
         let mut overrides = Self::default();
         for Drain { what, by, at } in document.drains {
-            overrides.drain(what.parse::<Drained>()?, Author::read(by, &at)?)?;
+            overrides.drain(what.parse::<Drained>()?, Author::parse(by, &at)?)?;
         }
         for Weighed { service, backend, weight, by, at } in document.weights {
             let Some((name, address)) = weighed(&service, &backend) else {
                 return Err(DocumentError::Weighed { service, backend });
             };
-            overrides.set_weight(name, address, Weight { weight, author: Author::read(by, &at)? })?;
+            overrides.set_weight(name, address, Weight { weight, author: Author::parse(by, &at)? })?;
         }
         Ok(overrides)
     }
@@ -113,7 +113,8 @@ impl Overrides {
     /// # Errors
     /// [`DocumentError::Yaml`].
     pub fn to_text(&self) -> Result<String, DocumentError> {
-        let drain = |(what, said): (&Drained, &Author)| Drain { what: what.to_string(), by: said.by.clone(), at: said.at() };
+        let drain =
+            |(what, author): (&Drained, &Author)| Drain { what: what.to_string(), by: author.by.clone(), at: author.at() };
         let weights = self.weights().iter().flat_map(|(service, of)| of.iter().map(move |one| (service, one)));
         let weighed = |(service, (backend, set)): (&ServiceName, (&SocketAddr, &Weight))| Weighed {
             service: service.to_string(),
