@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::time::Instant;
 
-use api_server::{ApiServer, Cut, Kind, Presence};
+use api_server::{ApiServer, WatchEnd, Kind, Availability};
 use edge::{Edge, may_run, until};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
@@ -178,17 +178,17 @@ fn a_service_of_a_cluster_is_served_at_the_address_in_its_status() {
     backends(3);
     assert_eq!(answers(&edge, &web).len(), 3);
     api.compact();
-    api.cut_watches(Cut::Expired);
+    api.end_watches(WatchEnd::Expired);
     api.update(Kind::EndpointSlice, "demo", "web-1", &json!({"endpoints": endpoints(&[13])}));
     backends(1);
     assert_eq!(answers(&edge, &web), ["b13"].map(str::to_owned).into());
 
-    runtime.block_on(api.set_presence(Presence::Away));
+    runtime.block_on(api.set_availability(Availability::Down));
     api.update(Kind::EndpointSlice, "demo", "web-1", &json!({"endpoints": endpoints(&[12])}));
     create(&api, "late", &[11]);
     until("the failure is logged", || edge.log().contains("the API server cannot be reached").then_some(()));
     assert_eq!(answers(&edge, &web), ["b13"].map(str::to_owned).into(), "the last known state is served");
-    runtime.block_on(api.set_presence(Presence::There));
+    runtime.block_on(api.set_availability(Availability::Up));
     let late = url(&api, "late");
     assert_ne!(late, web);
     until("the new service answers", || edge.curl(&late));

@@ -8,53 +8,57 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::api_server::{ApiServer, Cut, Fault, Kind, Logged, Presence, Trap};
-use crate::gateway::Given;
+use crate::api_server::{ApiServer, Availability, Fault, FaultRule, Kind, LoggedRequest, WatchEnd};
+use crate::gateway::ReceivedState;
 use crate::installation::Installation;
-use crate::user::{DEADLINE, User, reached};
+use crate::user::{DEADLINE, User, wait_for};
 
 /// How long an address waits for a slow gateway before it is written (CONTROL section 5).
 const SLOW_GATEWAY_WAITED_FOR: Duration = Duration::from_secs(2);
 
 #[tokio::test]
 async fn a_write_with_a_conflict_is_decided_again_on_the_newer_object() {
-    let server = ApiServer::start().await;
-    let user = User::of_test_server(&server).await;
+    let (server, user) = User::with_test_server().await;
     let _installation = Installation::start(&user).await;
-    server.trap(Trap { fault: Fault::Conflict, times: 1, method: "PATCH", path_contains: "/services/web/status", watch: false });
+    server.inject(FaultRule {
+        fault: Fault::Conflict,
+        times: 1,
+        method: "PATCH",
+        path_contains: "/services/web/status",
+        watch: false,
+    });
     user.add_service("web", &user.class()).await;
     let patches = || server.log().iter().filter(|logged| logged.path.ends_with("/services/web/status")).count();
-    reached("the write with the conflict", async || patches(), |count| *count == 1).await;
+    wait_for("the write with the conflict", async || patches(), |count| *count == 1).await;
     user.annotate("web", "example.com/touched", "yes").await;
-    user.ingress_comes("web").await;
+    user.wait_for_ingress("web").await;
     assert_eq!(patches(), 3, "the one with the conflict, the finalizer, then the address once the gateway serves the Service");
 }
 
 #[tokio::test]
 async fn expired_watches_and_lists_delay_an_address_but_lose_nothing() {
-    let server = ApiServer::start().await;
-    let user = User::of_test_server(&server).await;
+    let (server, user) = User::with_test_server().await;
     let installation = Installation::start(&user).await;
     user.add_service("before", &user.class()).await;
-    user.ingress_comes("before").await;
-    server.trap(Trap { fault: Fault::Expired, times: 1, method: "GET", path_contains: "/api/v1/services", watch: false });
+    user.wait_for_ingress("before").await;
+    server.inject(FaultRule { fault: Fault::Expired, times: 1, method: "GET", path_contains: "/api/v1/services", watch: false });
     server.compact();
-    server.cut_watches(Cut::Expired);
+    server.end_watches(WatchEnd::Expired);
     user.add_service("after", &user.class()).await;
-    user.ingress_comes("after").await;
+    user.wait_for_ingress("after").await;
     let (before, after) = (user.full_name("before"), user.full_name("after"));
-    let given = installation.gives("both", |given| given.backends(&before) == 1 && given.backends(&after) == 1).await;
-    assert!(given.removed.is_empty(), "{:?}", given.removed);
+    let received =
+        installation.wait_for_state("both", |received| received.backends(&before) == 1 && received.backends(&after) == 1).await;
+    assert!(received.removed.is_empty(), "{:?}", received.removed);
 }
 
 #[tokio::test]
 async fn without_the_right_to_list_slices_nothing_is_decided_until_it_is_granted() {
-    let server = ApiServer::start().await;
-    let user = User::of_test_server(&server).await;
+    let (server, user) = User::with_test_server().await;
     user.add_service("web", &user.class()).await;
-    server.trap(Trap { fault: Fault::Forbidden, times: 2, method: "GET", path_contains: "/endpointslices", watch: false });
+    server.inject(FaultRule { fault: Fault::Forbidden, times: 2, method: "GET", path_contains: "/endpointslices", watch: false });
     let _installation = Installation::start(&user).await;
-    user.ingress_comes("web").await;
+    user.wait_for_ingress("web").await;
     let log = server.log();
     let mut lists = (0..log.len()).filter(|&at| log[at].path.ends_with("/endpointslices") && !log[at].is_watch());
     let granted = lists.nth(2).unwrap();
@@ -64,14 +68,19 @@ async fn without_the_right_to_list_slices_nothing_is_decided_until_it_is_granted
 
 #[tokio::test]
 async fn services_are_served_without_the_right_to_read_the_checkpoint() {
-    let server = ApiServer::start().await;
-    let user = User::of_test_server(&server).await;
+    let (server, user) = User::with_test_server().await;
     let checkpoint = "/configmaps/sluice-checkpoint";
-    server.trap(Trap { fault: Fault::Forbidden, times: usize::MAX, method: "GET", path_contains: checkpoint, watch: false });
+    server.inject(FaultRule {
+        fault: Fault::Forbidden,
+        times: usize::MAX,
+        method: "GET",
+        path_contains: checkpoint,
+        watch: false,
+    });
     let installation = Installation::start(&user).await;
     user.add("web", &json!({})).await;
-    user.ingress_comes("web").await;
-    installation.serves(&user, "web", 1).await;
+    user.wait_for_ingress("web").await;
+    installation.wait_until_served(&user, "web", 1).await;
     let log = server.log();
     assert!(
         log.iter().all(|logged| logged.method == "GET" || !logged.path.contains(checkpoint)),
@@ -81,72 +90,70 @@ async fn services_are_served_without_the_right_to_read_the_checkpoint() {
 
 #[tokio::test]
 async fn an_object_that_cannot_be_decoded_does_not_stop_the_others() {
-    let server = ApiServer::start().await;
-    let user = User::of_test_server(&server).await;
+    let (server, user) = User::with_test_server().await;
     server
         .put_raw(Kind::Service, json!({"metadata": {"name": "odd", "namespace": "a", "uid": "1"}, "spec": {"ports": "eighty"}}));
     server.put_raw(Kind::EndpointSlice, json!({"metadata": {"name": "odd-1", "namespace": "a", "uid": "2"}, "endpoints": 3}));
     let _installation = Installation::start(&user).await;
     user.add_service("web", &user.class()).await;
-    user.ingress_comes("web").await;
+    user.wait_for_ingress("web").await;
 }
 
 #[tokio::test]
 async fn outages_of_the_api_server_withdraw_nothing_from_the_gateways() {
-    let server = ApiServer::start().await;
-    let user = User::of_test_server(&server).await;
+    let (server, user) = User::with_test_server().await;
     user.add_service("web", &user.class()).await;
-    server.set_presence(Presence::Away).await;
+    server.set_availability(Availability::Down).await;
     let installation = Installation::start(&user).await;
-    server.set_presence(Presence::There).await;
+    server.set_availability(Availability::Up).await;
     let web = user.full_name("web");
-    user.ingress_comes("web").await;
-    installation.gives("the Service", |given| given.backends(&web) == 1).await;
-    server.set_presence(Presence::Away).await;
+    user.wait_for_ingress("web").await;
+    installation.wait_for_state("the Service", |received| received.backends(&web) == 1).await;
+    server.set_availability(Availability::Down).await;
     server.compact();
-    server.set_presence(Presence::There).await;
+    server.set_availability(Availability::Up).await;
     user.add_service("next", &user.class()).await;
-    user.ingress_comes("next").await;
-    let given = installation.given();
-    assert!(given.removed.is_empty() && given.backends(&web) == 1, "{:?}", given.removed);
+    user.wait_for_ingress("next").await;
+    let received = installation.received();
+    assert!(received.removed.is_empty() && received.backends(&web) == 1, "{:?}", received.removed);
 }
 
 #[tokio::test]
 async fn a_change_to_a_vip_mode_reaches_the_status_first_and_a_change_back_the_gateways_first() {
-    let server = ApiServer::start().await;
-    let user = User::of_test_server(&server).await;
+    let (server, user) = User::with_test_server().await;
     let installation = Installation::start(&user).await;
     user.add_service("web", &user.class()).await;
     let web = user.full_name("web");
-    let mode = |given: &Given| given.services.get(&web).map(|service| service.mode.clone()).unwrap_or_default();
+    let mode = |received: &ReceivedState| received.services.get(&web).map(|service| service.mode.clone()).unwrap_or_default();
     let annotate = |mode: &str| {
         let annotations = json!({"metadata": {"annotations": {"sluice.dev/mode": mode}}});
         server.update(Kind::Service, &user.namespace, "web", &annotations);
     };
     let told = async || user.ingress("web").await[0]["ipMode"].clone();
-    reached("the first status", &told, |told| told == "Proxy").await;
+    wait_for("the first status", &told, |told| told == "Proxy").await;
     annotate("dnat");
-    installation.gives("the new mode", |given| mode(given) == "dnat").await;
+    installation.wait_for_state("the new mode", |received| mode(received) == "dnat").await;
     assert_eq!(told().await, "VIP");
     annotate("nat");
-    reached("the previous status", &told, |told| told == "Proxy").await;
-    assert_eq!(mode(&installation.given()), "nat");
+    wait_for("the previous status", &told, |told| told == "Proxy").await;
+    assert_eq!(mode(&installation.received()), "nat");
 }
 
 #[tokio::test]
 async fn a_status_that_is_never_accepted_delays_a_mode_by_ten_seconds_only() {
-    let server = ApiServer::start().await;
-    let user = User::of_test_server(&server).await;
+    let (server, user) = User::with_test_server().await;
     let installation = Installation::start(&user).await;
     user.add_service("web", &user.class()).await;
-    user.ingress_comes("web").await;
+    user.wait_for_ingress("web").await;
     let web = user.full_name("web");
     let refusal = Fault::Invalid("no".to_owned());
-    server.trap(Trap { fault: refusal, times: usize::MAX, method: "PATCH", path_contains: "/status", watch: false });
+    server.inject(FaultRule { fault: refusal, times: usize::MAX, method: "PATCH", path_contains: "/status", watch: false });
     let start = Instant::now();
     let annotations = json!({"metadata": {"annotations": {"sluice.dev/mode": "dnat"}}});
     server.update(Kind::Service, &user.namespace, "web", &annotations);
-    installation.gives("the new mode", |given| given.services.get(&web).is_some_and(|service| service.mode == "dnat")).await;
+    installation
+        .wait_for_state("the new mode", |received| received.services.get(&web).is_some_and(|service| service.mode == "dnat"))
+        .await;
     assert!(start.elapsed() >= Duration::from_secs(9), "already after {:?}", start.elapsed());
 }
 
@@ -154,16 +161,15 @@ async fn a_status_that_is_never_accepted_delays_a_mode_by_ten_seconds_only() {
 /// The fastest one counts, because the machine may be busy: it must be faster than the wait for a slow gateway.
 #[tokio::test]
 async fn the_address_of_a_new_service_comes_without_delay() {
-    let server = ApiServer::start().await;
-    let user = User::of_test_server(&server).await;
+    let (server, user) = User::with_test_server().await;
     let installation = Installation::start(&user).await;
-    installation.gives("a first message", |given| given.messages > 0).await;
+    installation.wait_for_state("a first message", |received| received.messages > 0).await;
     let mut quickest = Duration::MAX;
     for name in ["one", "two", "three", "four", "five"] {
         user.add(name, &json!({})).await;
-        user.ingress_comes(name).await;
+        user.wait_for_ingress(name).await;
         let path = format!("/services/{name}/status");
-        let tells = |logged: &&Logged| logged.path.ends_with(&path) && logged.body.contains("\"ip\"");
+        let tells = |logged: &&LoggedRequest| logged.path.ends_with(&path) && logged.body.contains("\"ip\"");
         let patched = server.log().iter().find(tells).unwrap().at;
         let taken = patched.duration_since(server.added_at(Kind::Service, &user.namespace, name).unwrap());
         println!("{name} after {taken:?}");
@@ -174,22 +180,21 @@ async fn the_address_of_a_new_service_comes_without_delay() {
 
 #[tokio::test]
 async fn a_deleted_namespace_keeps_its_services_until_its_pods_have_ended() {
-    let server = ApiServer::start().await;
-    let user = User::of_test_server(&server).await;
+    let (server, user) = User::with_test_server().await;
     let installation = Installation::start(&user).await;
     user.add("web", &json!({})).await;
-    user.ingress_comes("web").await;
-    installation.serves(&user, "web", 1).await;
+    user.wait_for_ingress("web").await;
+    installation.wait_until_served(&user, "web", 1).await;
     let pod = json!({"metadata": {"name": "p", "namespace": user.namespace}, "spec": {"nodeName": "n1"}});
     server.create(Kind::Pod, pod);
     server.delete(Kind::Namespace, "", &user.namespace);
     user.set_backends("web", 2).await;
-    let given = installation.serves(&user, "web", 2).await;
-    assert!(given.removed.is_empty(), "withdrawn while a Pod is still ending: {:?}", given.removed);
+    let received = installation.wait_until_served(&user, "web", 2).await;
+    assert!(received.removed.is_empty(), "withdrawn while a Pod is still ending: {:?}", received.removed);
     server.end_pod(&user.namespace, "p");
-    installation.withdraws(&user, "web").await;
+    installation.wait_until_withdrawn(&user, "web").await;
     let is_there = async || server.get(Kind::Namespace, "", &user.namespace).is_some();
-    reached("the end of the namespace", is_there, |is_there| !is_there).await;
+    wait_for("the end of the namespace", is_there, |is_there| !is_there).await;
 }
 
 /// The HTTP status code that a probe of the Deployment gets.
@@ -229,8 +234,7 @@ fn served_apart(probes: control::healthz::Probes) -> std::net::SocketAddr {
 fn a_hung_planner_fails_livez() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(16).enable_all().build().unwrap();
     let (server, user, installation) = runtime.block_on(async {
-        let server = ApiServer::start().await;
-        let user = User::of_test_server(&server).await;
+        let (server, user) = User::with_test_server().await;
         let installation = Installation::start(&user).await;
         (server, user, installation)
     });
@@ -250,7 +254,7 @@ fn a_hung_planner_fails_livez() {
     drop(held);
     probed_until(address, "/livez", 200);
     runtime.block_on(async move {
-        adding.await.unwrap().ingress_comes("web").await;
+        adding.await.unwrap().wait_for_ingress("web").await;
         drop((installation, server));
     });
 }
@@ -259,11 +263,10 @@ fn a_hung_planner_fails_livez() {
 /// watches of 120 s, and one read and one write of EdgeGateways every 60 s.
 #[tokio::test]
 async fn an_idle_controller_sends_fewer_than_thirty_requests_a_minute() {
-    let server = ApiServer::start().await;
-    let user = User::of_test_server(&server).await;
+    let (server, user) = User::with_test_server().await;
     let _installation = Installation::start(&user).await;
     user.add("web", &json!({})).await;
-    user.event_comes("web", "Programmed").await;
+    user.wait_for_event("web", "Programmed").await;
     let since = server.log().len();
     let watches =
         || server.log()[since..].iter().filter(|logged| logged.is_watch() && logged.path.ends_with("/services")).count();
@@ -275,7 +278,7 @@ async fn an_idle_controller_sends_fewer_than_thirty_requests_a_minute() {
     tokio::time::timeout(Duration::from_secs(120), enough).await.unwrap();
     let mut asked: BTreeMap<(String, String), Vec<Instant>> = BTreeMap::new();
     // The checkpoint is written once after the last decision.
-    let is_at_rest = |logged: &Logged| !logged.path.contains("/configmaps/sluice-checkpoint-");
+    let is_at_rest = |logged: &LoggedRequest| !logged.path.contains("/configmaps/sluice-checkpoint-");
     for logged in server.log().split_off(since).into_iter().filter(is_at_rest) {
         asked.entry((logged.method, logged.path)).or_default().push(logged.at);
     }

@@ -9,8 +9,8 @@ use proto::limits::DRAIN_TIMEOUT;
 use proto::{HealthCheck, Mode, Scheduler};
 use tokio_util::sync::CancellationToken;
 
-use crate::gateway::{Gateway, Given};
-use crate::user::{User, reached};
+use crate::gateway::{Gateway, ReceivedState};
+use crate::user::{User, wait_for};
 
 pub struct Installation {
     /// `None` while no gateway is connected.
@@ -61,8 +61,8 @@ impl Installation {
     }
 
     /// What the gateway received.
-    pub fn given(&self) -> Given {
-        self.gateway.as_ref().expect("a gateway is connected").given()
+    pub fn received(&self) -> ReceivedState {
+        self.gateway.as_ref().expect("a gateway is connected").received()
     }
 
     /// Stops the controller and waits until it has stopped.
@@ -72,20 +72,20 @@ impl Installation {
     }
 
     /// Waits until what the gateway received satisfies `is_wanted`.
-    pub async fn gives(&self, what: &str, is_wanted: impl Fn(&Given) -> bool) -> Given {
-        reached(what, async || self.given(), is_wanted).await
+    pub async fn wait_for_state(&self, what: &str, is_wanted: impl Fn(&ReceivedState) -> bool) -> ReceivedState {
+        wait_for(what, async || self.received(), is_wanted).await
     }
 
     /// Waits until the gateway has a Service with this many backends.
-    pub async fn serves(&self, user: &User, name: &str, backends: usize) -> Given {
+    pub async fn wait_until_served(&self, user: &User, name: &str, backends: usize) -> ReceivedState {
         let service = user.full_name(name);
-        self.gives(&format!("{backends} backends of {name}"), |given| given.backends(&service) == backends).await
+        self.wait_for_state(&format!("{backends} backends of {name}"), |received| received.backends(&service) == backends).await
     }
 
     /// Waits until the gateway no longer has a Service.
-    pub async fn withdraws(&self, user: &User, name: &str) -> Given {
+    pub async fn wait_until_withdrawn(&self, user: &User, name: &str) -> ReceivedState {
         let service = user.full_name(name);
-        self.gives(&format!("the end of {name}"), |given| !given.services.contains_key(&service)).await
+        self.wait_for_state(&format!("the end of {name}"), |received| !received.services.contains_key(&service)).await
     }
 }
 

@@ -10,10 +10,10 @@ pub async fn services_of_others_are_left_alone(user: &User) {
     user.add_service("theirs", "example.com/other").await;
     let before = user.service("theirs").await;
     user.add("ours", &json!({})).await;
-    user.ingress_comes("ours").await;
-    let given = installation.serves(user, "ours", 1).await;
+    user.wait_for_ingress("ours").await;
+    let received = installation.wait_until_served(user, "ours", 1).await;
     assert_eq!(user.service("theirs").await, before, "no field of it may change");
-    assert_eq!(given.services.len(), 1);
+    assert_eq!(received.services.len(), 1);
 }
 
 pub async fn classless_services_are_claimed(user: &User) {
@@ -21,7 +21,7 @@ pub async fn classless_services_are_claimed(user: &User) {
     let installation = Installation::start(user).await;
     user.add("web", &classless).await;
     user.add("ours", &json!({})).await;
-    user.ingress_comes("ours").await;
+    user.wait_for_ingress("ours").await;
     assert!(user.ingress("web").await.is_null());
     installation.stop().await;
 
@@ -35,8 +35,8 @@ pub async fn classless_services_are_claimed(user: &User) {
     })
     .await;
     user.add("unlabelled", &json!({"spec": {"loadBalancerClass": null}})).await;
-    user.ingress_comes("web").await;
-    installation.serves(user, "web", 1).await;
+    user.wait_for_ingress("web").await;
+    installation.wait_until_served(user, "web", 1).await;
     assert!(user.ingress("unlabelled").await.is_null());
 }
 

@@ -9,10 +9,10 @@ use hyper::Request;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::api_server::{ApiServer, Cut, Fault, Kind, Trap};
+use crate::api_server::{ApiServer, Fault, FaultRule, Kind, WatchEnd};
 
 /// An answer as received over the wire.
-pub struct Received {
+pub struct HttpReply {
     pub code: u16,
     content_type: String,
     retry_after: Option<String>,
@@ -26,7 +26,7 @@ async fn client(server: &ApiServer) -> Cluster {
 }
 
 /// One exchange by a plain HTTP client that changes nothing, as the user with all rights.
-pub async fn exchange(server: &ApiServer, method: &str, path: &str, content_type: &str, body: &str) -> Received {
+pub async fn exchange(server: &ApiServer, method: &str, path: &str, content_type: &str, body: &str) -> HttpReply {
     exchange_as(server, "Bearer test", method, path, content_type, body).await
 }
 
@@ -38,7 +38,7 @@ pub async fn exchange_as(
     path: &str,
     content_type: &str,
     body: &str,
-) -> Received {
+) -> HttpReply {
     let stream = tokio::net::TcpStream::connect(server.url().strip_prefix("http://").unwrap()).await.unwrap();
     let (mut sender, connection) = hyper::client::conn::http1::handshake(hyper_util::rt::TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
@@ -48,7 +48,7 @@ pub async fn exchange_as(
     let header = |name| response.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
     let (code, content_type, retry_after) = (response.status().as_u16(), header("content-type").unwrap(), header("retry-after"));
     let body = response.into_body().collect().await.unwrap().to_bytes();
-    Received { code, content_type, retry_after, body: String::from_utf8(body.to_vec()).unwrap() }
+    HttpReply { code, content_type, retry_after, body: String::from_utf8(body.to_vec()).unwrap() }
 }
 
 pub fn fixture<T: for<'a> Deserialize<'a>>(name: &str) -> T {
@@ -142,7 +142,7 @@ async fn refusals_are_worded_as_recorded() {
         };
         let method = if recorded.method == "GET" { "GET" } else { "PATCH" };
         if let Some(fault) = fault {
-            server.trap(Trap { fault, times: 1, method, path_contains: "", watch });
+            server.inject(FaultRule { fault, times: 1, method, path_contains: "", watch });
         }
         let content_type = "application/merge-patch+json";
         let received = exchange(&server, method, &recorded.path, content_type, "{}").await;
@@ -248,6 +248,6 @@ async fn a_watch_that_is_cut_breaks_off_without_a_last_chunk() {
     let cluster = client(&server).await;
     let request = Request::get("/api/v1/services?watch=1&resourceVersion=100").body(kube::client::Body::empty()).unwrap();
     let response = cluster.client.send(request).await.unwrap();
-    server.cut_watches(Cut::Abort);
+    server.end_watches(WatchEnd::Aborted);
     assert!(response.into_body().collect_bytes().await.is_err());
 }

@@ -9,9 +9,9 @@ use control::store::overrides::OverrideStore;
 use control::world::overrides::{Author, Drained};
 use serde_json::{Value, json};
 
-use crate::api_server::{ApiServer, Attributes, Grant, Kind, Person};
+use crate::api_server::{Account, ApiServer, Attributes, Grant, Kind};
 use crate::installation::Installation;
-use crate::user::{User, reached};
+use crate::user::{User, wait_for};
 
 const TOKEN: &str = "of-the-service-account";
 /// The group of the shipped configuration. The role names the Lease of this group only.
@@ -19,7 +19,7 @@ const GROUP: &str = "default";
 
 /// The rights of the service account in `deploy/rbac.yaml`.
 struct Role {
-    person: Person,
+    person: Account,
     namespace: String,
 }
 
@@ -43,13 +43,13 @@ fn shipped() -> Role {
         rules: role["rules"].as_array().unwrap().clone(),
     });
     let grants = Some(grants.collect());
-    Role { person: Person { name: format!("system:serviceaccount:{namespace}:{name}"), grants }, namespace }
+    Role { person: Account { name: format!("system:serviceaccount:{namespace}:{name}"), grants }, namespace }
 }
 
 /// Runs everything that a controller does with the role; returns its requests.
 async fn live(role: &Role) -> Vec<Attributes> {
     let server = ApiServer::start().await;
-    server.admit(TOKEN, role.person.clone());
+    server.add_account(TOKEN, role.person.clone());
     server.create(Kind::Namespace, json!({"metadata": {"name": role.namespace}}));
     let user = User::of_test_server(&server).await;
     let kubeconfig = user.directory().join("of-the-role");
@@ -68,8 +68,8 @@ async fn live(role: &Role) -> Vec<Attributes> {
     let installation = Installation::start_with(&user, configure).await;
     user.add_pool("p", &["198.51.100.0/24"], &json!({})).await;
     user.add("web", &json!({})).await;
-    user.ingress_comes("web").await;
-    installation.serves(&user, "web", 1).await;
+    user.wait_for_ingress("web").await;
+    installation.wait_until_served(&user, "web", 1).await;
     // Overrides by hand, twice: the first one creates the ConfigMap.
     let mut cluster = connect(Some(&kubeconfig)).await.unwrap();
     cluster.namespace.clone_from(&role.namespace);
@@ -80,15 +80,15 @@ async fn live(role: &Role) -> Vec<Attributes> {
         store.save(&overrides, version).await.unwrap();
     }
     user.delete_service("web").await;
-    installation.withdraws(&user, "web").await;
-    user.service_goes("web").await;
+    installation.wait_until_withdrawn(&user, "web").await;
+    user.wait_until_deleted("web").await;
     // Every controller reports a persistent refusal: the second controller finds the Event of the first and repeats it.
     user.add("refused", &json!({"metadata": {"annotations": {"sluice.dev/addresses": "203.0.113.9"}}})).await;
-    user.event_comes("refused", "OutsidePools").await;
+    user.wait_for_event("refused", "OutsidePools").await;
     installation.stop().await;
     let _installation = Installation::start_with(&user, configure).await;
     let asked = || -> Vec<Attributes> {
-        server.log().into_iter().filter(|logged| logged.user == role.person.name).filter_map(|logged| logged.asked).collect()
+        server.log().into_iter().filter(|logged| logged.user == role.person.name).filter_map(|logged| logged.attributes).collect()
     };
     let last = [
         ("leases", "update"),
@@ -100,7 +100,7 @@ async fn live(role: &Role) -> Vec<Attributes> {
     ];
     for (resource, verb) in last {
         let is_there = |all: &Vec<Attributes>| all.iter().any(|one| one.resource == resource && one.verb == verb);
-        reached(&format!("{verb} of {resource}"), async || asked(), is_there).await;
+        wait_for(&format!("{verb} of {resource}"), async || asked(), is_there).await;
     }
     asked()
 }

@@ -14,9 +14,9 @@ use tokio::process::{Child, Command};
 use tokio_stream::StreamExt;
 use tonic::{Code, Status, Streaming};
 
-use crate::api_server::{ApiServer, Kind, Presence};
+use crate::api_server::{ApiServer, Availability, Kind};
 use crate::gateway::{Gateway, dial};
-use crate::user::{User, reached};
+use crate::user::{User, wait_for};
 
 /// What a busy machine may add to any wait.
 const SLACK: Duration = Duration::from_secs(60);
@@ -109,13 +109,13 @@ async fn two_replicas(server: &ApiServer, user: &User) -> (Replica, Replica) {
     let _gateway = Gateway::start(&one.socket);
     for name in ["web", "mail"] {
         user.add_service(name, &user.class()).await;
-        user.ingress_comes(name).await;
+        user.wait_for_ingress(name).await;
     }
     let two = Replica::start(user, "two");
     let refused = two.answers(hello()).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
     let holder = lease_holder(server, user).unwrap();
-    reached(
+    wait_for(
         "the leader's name",
         async || two.answers(hello()).await.unwrap_err().message().to_owned(),
         |said| said.contains(&holder),
@@ -126,8 +126,7 @@ async fn two_replicas(server: &ApiServer, user: &User) -> (Replica, Replica) {
 
 #[tokio::test]
 async fn a_killed_leader_is_replaced_when_its_lease_expires_and_no_address_changes() {
-    let server = ApiServer::start().await;
-    let user = User::of_test_server(&server).await;
+    let (server, user) = User::with_test_server().await;
     let (mut one, two) = two_replicas(&server, &user).await;
     let before = (user.ingress("web").await, user.ingress("mail").await);
     let told = one.answers(hello()).await.unwrap();
@@ -149,33 +148,31 @@ async fn a_killed_leader_is_replaced_when_its_lease_expires_and_no_address_chang
     assert!(!resumed.full && resumed.services.is_empty() && resumed.removed.is_empty(), "{resumed:?}");
     let _gateway = Gateway::start(&two.socket);
     user.add_service("late", &user.class()).await;
-    user.ingress_comes("late").await;
+    user.wait_for_ingress("late").await;
     assert_eq!((user.ingress("web").await, user.ingress("mail").await), before);
     assert_eq!(status_writes(&server), written + 2, "only the new Service was written: its finalizer, then its address");
 }
 
 #[tokio::test]
 async fn a_leader_that_is_stopped_hands_over_immediately() {
-    let server = ApiServer::start().await;
-    let user = User::of_test_server(&server).await;
+    let (server, user) = User::with_test_server().await;
     let (mut one, two) = two_replicas(&server, &user).await;
     let before = lease_holder(&server, &user);
     assert!(before.is_some());
     one.stop("-TERM").await;
     assert_ne!(lease_holder(&server, &user), before, "only a killed controller keeps the Lease until it expires");
-    reached("the other leads", async || two.leads().await, |leads| *leads).await;
+    wait_for("the other leads", async || two.leads().await, |leads| *leads).await;
 }
 
 #[tokio::test]
 async fn a_leader_that_cannot_renew_stops_before_its_lease_expires_and_leads_again_after_the_outage() {
-    let server = ApiServer::start().await;
-    let user = User::of_test_server(&server).await;
+    let (server, user) = User::with_test_server().await;
     let one = Replica::start(&user, "one");
-    reached("a leader", async || one.leads().await, |leads| *leads).await;
+    wait_for("a leader", async || one.leads().await, |leads| *leads).await;
     let mut stream = watch(dial(one.socket.clone()).await.unwrap(), hello()).await.unwrap();
     let first = stream.message().await.unwrap().unwrap();
     let silent_since = Instant::now();
-    server.set_presence(Presence::Silent).await;
+    server.set_availability(Availability::Silent).await;
     let end = loop {
         match tokio::time::timeout(LEASE, stream.message()).await.expect("the stream stayed open for longer than the Lease") {
             Ok(message) => assert!(
@@ -187,31 +184,29 @@ async fn a_leader_that_cannot_renew_stops_before_its_lease_expires_and_leads_aga
     };
     assert_eq!(end.code(), Code::FailedPrecondition, "{end}");
     assert!(silent_since.elapsed() < LEASE, "another controller may already lead, after {:?}", silent_since.elapsed());
-    server.set_presence(Presence::There).await;
-    let again = reached("a leader again", async || one.answers(hello()).await, Result::is_ok).await.unwrap();
+    server.set_availability(Availability::Up).await;
+    let again = wait_for("a leader again", async || one.answers(hello()).await, Result::is_ok).await.unwrap();
     assert_ne!(first.generation.unwrap().epoch, again.generation.unwrap().epoch);
 }
 
 #[tokio::test]
 async fn a_killed_leader_that_restarts_on_its_machine_leads_immediately() {
-    let server = ApiServer::start().await;
-    let user = User::of_test_server(&server).await;
+    let (server, user) = User::with_test_server().await;
     let mut one = Replica::start(&user, "one");
-    reached("a leader", async || one.leads().await, |leads| *leads).await;
+    wait_for("a leader", async || one.leads().await, |leads| *leads).await;
     let before = lease_holder(&server, &user).unwrap();
     let killed_at = Instant::now();
     one.stop("-KILL").await;
     assert_eq!(lease_holder(&server, &user), Some(before.clone()), "a killed controller does not release its Lease");
     let again = Replica::start(&user, "one");
-    reached("a leader again", async || again.leads().await, |leads| *leads).await;
+    wait_for("a leader again", async || again.leads().await, |leads| *leads).await;
     assert!(killed_at.elapsed() < LED_AT_MOST, "as slow as a take-over by another machine: {:?}", killed_at.elapsed());
     assert_ne!(lease_holder(&server, &user), Some(before));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_controller_that_does_not_lead_names_the_leader_and_fails_all_requests() {
-    let server = ApiServer::start().await;
-    let user = User::of_test_server(&server).await;
+    let (server, user) = User::with_test_server().await;
     let (one, two) = two_replicas(&server, &user).await;
     let ask = async |replica: &Replica, question: &[&str]| {
         let socket = format!("unix:{}.admin", replica.socket.display());
@@ -245,10 +240,9 @@ async fn a_controller_that_does_not_lead_names_the_leader_and_fails_all_requests
 /// The shipped role grants exactly these operations on Leases.
 #[tokio::test]
 async fn a_controller_only_gets_creates_and_updates_its_lease() {
-    let server = ApiServer::start().await;
-    let user = User::of_test_server(&server).await;
+    let (server, user) = User::with_test_server().await;
     let mut one = Replica::start(&user, "one");
-    reached("a leader", async || one.leads().await, |leads| *leads).await;
+    wait_for("a leader", async || one.leads().await, |leads| *leads).await;
     one.stop("-TERM").await;
     let path = format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases", user.namespace);
     let log = server.log();

@@ -9,7 +9,7 @@ use kube::ResourceExt;
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use crate::api_server::{ApiServer, Cut, Fault, Kind, Presence, Trap};
+use crate::api_server::{ApiServer, Availability, Fault, FaultRule, Kind, WatchEnd};
 
 /// Longer than any expected wait. A test that reaches it has failed.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -133,8 +133,8 @@ fn add_slice(server: &ApiServer, name: &str) {
     server.create(Kind::EndpointSlice, slice);
 }
 
-fn list_fault(fault: Fault, times: usize, path_contains: &'static str) -> Trap {
-    Trap { fault, times, method: "GET", path_contains, watch: false }
+fn list_fault(fault: Fault, times: usize, path_contains: &'static str) -> FaultRule {
+    FaultRule { fault, times, method: "GET", path_contains, watch: false }
 }
 
 #[tokio::test]
@@ -196,7 +196,7 @@ async fn a_watch_resumes_from_its_last_bookmark() {
     let listed = lists_of_services(&server);
     // The versions of the lists expire. A watch that got the bookmark with the newer version needs no new list.
     server.compact_and_bookmark();
-    server.cut_watches(Cut::Clean);
+    server.end_watches(WatchEnd::Complete);
     add(&server, "next");
     follower.until("the change after it", |f| f.services.contains("next")).await;
     assert_eq!((lists_of_services(&server), follower.lists), (listed, LISTS));
@@ -251,13 +251,13 @@ async fn a_server_restart_with_retry_after_withdraws_nothing() {
     add(&server, "web");
     let mut follower = Follower::start(&server).await;
     follower.until("the lists", |f| f.lists == LISTS).await;
-    server.set_presence(Presence::Away).await;
+    server.set_availability(Availability::Down).await;
     server.compact();
     for watch in [false, true] {
         let fault = Fault::Starting { retry_after_s: 1 };
-        server.trap(Trap { fault, times: LISTS, method: "GET", path_contains: "/api", watch });
+        server.inject(FaultRule { fault, times: LISTS, method: "GET", path_contains: "/api", watch });
     }
-    server.set_presence(Presence::There).await;
+    server.set_availability(Availability::Up).await;
     add(&server, "next");
     follower.until("the Service after the restart", |f| f.services.contains("next")).await;
     assert!(follower.withdrawn.is_empty(), "{:?}", follower.withdrawn);
@@ -270,9 +270,9 @@ async fn a_token_that_expires_and_is_renewed_withdraws_nothing() {
     let mut follower = Follower::start(&server).await;
     follower.until("the lists", |f| f.lists == LISTS).await;
     for watch in [false, true] {
-        server.trap(Trap { fault: Fault::Unauthorized, times: LISTS, method: "GET", path_contains: "/api", watch });
+        server.inject(FaultRule { fault: Fault::Unauthorized, times: LISTS, method: "GET", path_contains: "/api", watch });
     }
-    server.cut_watches(Cut::Abort);
+    server.end_watches(WatchEnd::Aborted);
     add(&server, "next");
     follower.until("the Service after the renewal", |f| f.services.contains("next")).await;
     assert!(follower.withdrawn.is_empty(), "{:?}", follower.withdrawn);
@@ -284,11 +284,11 @@ async fn a_watch_that_expires_leads_to_a_new_list_and_loses_nothing() {
     add(&server, "old");
     let mut follower = Follower::start(&server).await;
     follower.until("the lists", |f| f.lists == LISTS).await;
-    server.set_presence(Presence::Away).await;
+    server.set_availability(Availability::Down).await;
     add(&server, "meanwhile");
     server.delete(Kind::Service, "a", "old");
     server.compact();
-    server.set_presence(Presence::There).await;
+    server.set_availability(Availability::Up).await;
     follower.until("the changes during the outage", |f| f.services.contains("meanwhile") && !f.services.contains("old")).await;
 }
 
@@ -297,8 +297,8 @@ async fn a_watch_that_ends_is_resumed_where_it_was() {
     let server = ApiServer::start().await;
     let mut follower = Follower::start(&server).await;
     follower.until("the lists", |f| f.lists == LISTS).await;
-    for (cut, name) in [(Cut::Clean, "clean"), (Cut::Abort, "abort"), (Cut::Expired, "expired")] {
-        server.cut_watches(cut);
+    for (cut, name) in [(WatchEnd::Complete, "clean"), (WatchEnd::Aborted, "abort"), (WatchEnd::Expired, "expired")] {
+        server.end_watches(cut);
         add(&server, name);
         follower.until(name, |f| f.services.contains(name)).await;
     }
@@ -310,9 +310,9 @@ async fn a_list_that_is_expired_or_refused_for_a_while_is_repeated() {
     let server = ApiServer::start().await;
     add(&server, "web");
     for fault in [Fault::Expired, Fault::Internal, Fault::TooMany { retry_after_s: 1 }, Fault::Forbidden] {
-        server.trap(list_fault(fault, 1, "/services"));
+        server.inject(list_fault(fault, 1, "/services"));
     }
-    server.trap(list_fault(Fault::Forbidden, 1, "/endpointslices"));
+    server.inject(list_fault(Fault::Forbidden, 1, "/endpointslices"));
     let mut follower = Follower::start(&server).await;
     follower.until("the list after the refusals", |f| f.lists == LISTS && f.services.contains("web")).await;
 }
@@ -320,7 +320,7 @@ async fn a_list_that_is_expired_or_refused_for_a_while_is_repeated() {
 #[tokio::test]
 async fn retry_after_is_obeyed() {
     let server = ApiServer::start().await;
-    server.trap(list_fault(Fault::TooMany { retry_after_s: 2 }, 1, "/services"));
+    server.inject(list_fault(Fault::TooMany { retry_after_s: 2 }, 1, "/services"));
     let mut follower = Follower::start(&server).await;
     let start = std::time::Instant::now();
     follower.until("the lists", |f| f.lists == LISTS).await;
@@ -330,7 +330,7 @@ async fn retry_after_is_obeyed() {
 #[tokio::test]
 async fn a_watch_refused_as_expired_leads_to_a_new_list() {
     let server = ApiServer::start().await;
-    server.trap(Trap { fault: Fault::Expired, times: 1, method: "GET", path_contains: "/services", watch: true });
+    server.inject(FaultRule { fault: Fault::Expired, times: 1, method: "GET", path_contains: "/services", watch: true });
     let mut follower = Follower::start(&server).await;
     follower.until("a second list of Services", |f| f.lists > LISTS).await;
 }
@@ -339,11 +339,11 @@ async fn a_watch_refused_as_expired_leads_to_a_new_list() {
 async fn lists_are_incomplete_until_slices_may_be_listed() {
     let server = ApiServer::start().await;
     add(&server, "web");
-    server.trap(list_fault(Fault::Forbidden, usize::MAX, "/endpointslices"));
+    server.inject(list_fault(Fault::Forbidden, usize::MAX, "/endpointslices"));
     let mut follower = Follower::start(&server).await;
     follower.until("the Services", |f| f.services.contains("web")).await;
     add(&server, "later");
-    server.release_traps();
+    server.clear_faults();
     follower.until("both", |f| f.lists >= LISTS && f.services.contains("later")).await;
 }
 
@@ -359,7 +359,7 @@ async fn an_object_that_cannot_be_decoded_is_skipped_and_the_others_are_received
     add(&server, "third");
     follower.until("the object after the invalid one", |f| f.services.contains("third")).await;
     server.compact();
-    server.cut_watches(Cut::Expired);
+    server.end_watches(WatchEnd::Expired);
     add(&server, "fourth");
     follower.until("the Service after the new list", |f| f.services.contains("fourth")).await;
     assert!(follower.withdrawn.is_empty(), "{:?}", follower.withdrawn);
@@ -372,12 +372,12 @@ async fn an_object_that_cannot_be_decoded_is_skipped_and_the_others_are_received
 async fn outages_of_the_server_withdraw_nothing() {
     let server = ApiServer::start().await;
     add(&server, "web");
-    server.set_presence(Presence::Away).await;
+    server.set_availability(Availability::Down).await;
     let mut follower = Follower::start(&server).await;
-    server.set_presence(Presence::There).await;
+    server.set_availability(Availability::Up).await;
     follower.until("the lists", |f| f.services.contains("web")).await;
-    server.set_presence(Presence::Away).await;
-    server.set_presence(Presence::There).await;
+    server.set_availability(Availability::Down).await;
+    server.set_availability(Availability::Up).await;
     add(&server, "next");
     follower.until("the Service after the outage", |f| f.services.contains("next")).await;
     assert!(follower.withdrawn.is_empty());
@@ -390,11 +390,11 @@ async fn a_silent_connection_is_detected_long_before_the_295_seconds_of_kube() {
     follower.until("the lists", |f| f.lists == LISTS).await;
     let watches = || server.log().iter().filter(|logged| logged.is_watch()).count();
     watch_count_reaches(&watches, LISTS).await;
-    server.set_presence(Presence::Silent).await;
+    server.set_availability(Availability::Silent).await;
     let since = server.log().len();
     // New connections are answered; the existing ones stay silent for ever.
     add(&server, "web");
-    server.set_presence(Presence::There).await;
+    server.set_availability(Availability::Up).await;
     follower.until("the change during the silence", |f| f.services.contains("web")).await;
     // The short watches detect the silent server and restart the long ones.
     let kinds = || {

@@ -12,7 +12,7 @@ use proto::limits::{FIELD_MANAGER, FINALIZER, LOAD_BALANCER_CLASS};
 use serde_json::{Value, json};
 
 use crate::api_server::{ApiServer, Kind};
-use crate::user::{User, reached};
+use crate::user::{User, wait_for};
 
 /// Environment variable with the kubeconfig of a cluster in which scenarios may run.
 const REAL_CLUSTER: &str = "SLUICE_TEST_KUBECONFIG";
@@ -35,7 +35,7 @@ pub async fn with_kinds(kubeconfig: &Path, act: impl AsyncFnOnce()) {
         }
         definitions.create(&PostParams::default(), &definition).await.unwrap();
         let look = async || definitions.get(&name).await.unwrap().status.and_then(|status| status.conditions).unwrap_or_default();
-        reached(&format!("the kind {name}"), look, |all| {
+        wait_for(&format!("the kind {name}"), look, |all| {
             all.iter().any(|one| one.type_ == "Established" && one.status == "True")
         })
         .await;
@@ -57,7 +57,7 @@ pub async fn in_own_namespace<T>(kubeconfig: &Path, act: impl AsyncFnOnce(&User)
     let namespace = namespaces.create(&PostParams::default(), &wanted).await.unwrap().name_any();
     let user = User::of_cluster(kubeconfig, &namespace).await;
     let result = act(&user).await;
-    user.free_services().await;
+    user.remove_finalizers().await;
     namespaces.delete(&namespace, &DeleteParams::default()).await.unwrap();
     result
 }

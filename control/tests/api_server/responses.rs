@@ -2,19 +2,19 @@
 
 use serde_json::{Value, json};
 
-use super::kinds::Kind;
-use super::people::Attributes;
+use super::accounts::Attributes;
+use super::kind::Kind;
 
 /// A complete response.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Answer {
+pub struct ApiResponse {
     pub code: u16,
     pub content_type: &'static str,
     pub retry_after_s: Option<u32>,
     pub body: String,
 }
 
-impl Answer {
+impl ApiResponse {
     pub fn json(code: u16, body: &Value) -> Self {
         Self { code, content_type: "application/json", retry_after_s: None, body: format!("{body}\n") }
     }
@@ -43,7 +43,7 @@ impl Answer {
     }
 
     /// 404: the kind is not installed.
-    pub fn no_such_page() -> Self {
+    pub fn page_not_found() -> Self {
         let body = "404 page not found\n".to_owned();
         Self { code: 404, content_type: "text/plain; charset=utf-8", retry_after_s: None, body }
     }
@@ -141,8 +141,8 @@ impl Answer {
     }
 
     /// 403 with the text of RBAC.
-    pub fn forbidden(user: &str, asked: &Attributes) -> Self {
-        let Attributes { verb, group, resource, namespace, name } = asked;
+    pub fn forbidden(user: &str, request: &Attributes) -> Self {
+        let Attributes { verb, group, resource, namespace, name } = request;
         let plural = resource.split('/').next().unwrap_or_default();
         let qualified = qualified(group, plural);
         let subject = if name.is_empty() { qualified } else { format!("{qualified} \"{name}\"") };
@@ -186,7 +186,7 @@ impl Answer {
         Self::json(410, &status)
     }
 
-    pub fn not_built(what: &str) -> Self {
+    pub fn not_implemented(what: &str) -> Self {
         Self::status(501, "", format!("the test server does not know {what}"), None)
     }
 }

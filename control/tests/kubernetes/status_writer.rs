@@ -11,7 +11,7 @@ use objects::status::{Ingress, IpMode, StatusWrite};
 use proto::ServiceName;
 use serde_json::{Value, json};
 
-use crate::api_server::{ApiServer, Fault, Kind, Presence, Trap};
+use crate::api_server::{ApiServer, Availability, Fault, FaultRule, Kind};
 
 async fn start() -> (ApiServer, Cluster, Value) {
     let server = ApiServer::start().await;
@@ -36,8 +36,8 @@ fn write(service: &Value, ips: &[&str]) -> StatusWrite {
     }
 }
 
-fn fault(fault: Fault) -> Trap {
-    Trap { fault, times: 1, method: "PATCH", path_contains: "/status", watch: false }
+fn fault(fault: Fault) -> FaultRule {
+    FaultRule { fault, times: 1, method: "PATCH", path_contains: "/status", watch: false }
 }
 
 #[tokio::test]
@@ -79,7 +79,7 @@ async fn a_write_to_a_deleted_service_is_gone_and_a_recreated_one_is_not_changed
 #[tokio::test]
 async fn a_refusal_that_embeds_the_object_is_cut_to_a_thousand_characters() {
     let (server, cluster, service) = start().await;
-    server.trap(fault(Fault::Invalid("x".repeat(50_000))));
+    server.inject(fault(Fault::Invalid("x".repeat(50_000))));
     let Err(StatusError::Refused { code: 422, message, .. }) = patch(&cluster.client, &write(&service, &["192.0.2.1"])).await
     else {
         panic!("the write was not refused");
@@ -91,16 +91,16 @@ async fn a_refusal_that_embeds_the_object_is_cut_to_a_thousand_characters() {
 async fn temporary_errors_are_distinguished_from_refusals() {
     let (server, cluster, service) = start().await;
     let write = write(&service, &["192.0.2.1"]);
-    server.trap(fault(Fault::TooMany { retry_after_s: 3 }));
+    server.inject(fault(Fault::TooMany { retry_after_s: 3 }));
     let busy = patch(&cluster.client, &write).await.unwrap_err();
     let StatusError::Later(ApiError::Busy { retry_after, .. }) = busy else { panic!("{busy:?}") };
     assert_eq!(retry_after.as_secs(), 3);
-    server.trap(fault(Fault::Internal));
+    server.inject(fault(Fault::Internal));
     assert!(matches!(patch(&cluster.client, &write).await, Err(StatusError::Later(ApiError::Failing { code: 500, .. }))));
-    server.trap(fault(Fault::Forbidden));
+    server.inject(fault(Fault::Forbidden));
     let forbidden = patch(&cluster.client, &write).await.unwrap_err().to_string();
     assert!(forbidden.contains("services/status") && forbidden.contains("patch"), "{forbidden}");
-    server.set_presence(Presence::Away).await;
+    server.set_availability(Availability::Down).await;
     assert!(matches!(patch(&cluster.client, &write).await, Err(StatusError::Later(ApiError::Unreachable(_)))));
 }
 
@@ -130,7 +130,7 @@ async fn run_until(writer: &StatusWriter, cluster: &Cluster, what: &str, is_reac
 async fn a_write_is_repeated_until_the_server_takes_it() {
     let (server, cluster, service) = start().await;
     for retry in [Fault::TooMany { retry_after_s: 1 }, Fault::Internal, Fault::Forbidden] {
-        server.trap(fault(retry));
+        server.inject(fault(retry));
     }
     let writer = StatusWriter::default();
     writer.write(write(&service, &["192.0.2.1"]), Vec::new());
@@ -145,7 +145,7 @@ async fn a_write_that_keeps_failing_delays_no_other_service() {
     let writer = StatusWriter::default();
     let rows = [("aaa", Fault::Internal, "/services/aaa/status"), ("bbb", Fault::Forbidden, "/services/bbb/status")];
     for (name, fault, path_contains) in rows {
-        server.trap(Trap { fault, times: usize::MAX, method: "PATCH", path_contains, watch: false });
+        server.inject(FaultRule { fault, times: usize::MAX, method: "PATCH", path_contains, watch: false });
         let service = server.create(Kind::Service, json!({"metadata": {"name": name, "namespace": "a"}, "spec": spec}));
         writer.write(write(&service, &["192.0.2.9"]), Vec::new());
     }
@@ -162,7 +162,7 @@ async fn a_write_that_keeps_failing_delays_no_other_service() {
         // Each of the other writes may have been retried once meanwhile, not more often: their backoff grows.
         let between = patches(&server) - before;
         assert!(between <= 3, "{between} writes before it was sent");
-        server.release_traps();
+        server.clear_faults();
         while !(has_address("aaa") && has_address("bbb")) {
             tokio::task::yield_now().await;
         }
@@ -176,7 +176,7 @@ async fn a_write_that_keeps_failing_delays_no_other_service() {
 #[tokio::test]
 async fn a_refused_or_outdated_write_is_not_repeated_until_the_service_changes() {
     let (server, cluster, service) = start().await;
-    server.trap(fault(Fault::Invalid("no".to_owned())));
+    server.inject(fault(Fault::Invalid("no".to_owned())));
     let writer = StatusWriter::default();
     // The write of the other Service shows that the equal writes before it were dropped.
     let spec = json!({"type": "LoadBalancer", "ports": [{"port": 80}]});
@@ -224,8 +224,8 @@ async fn notes_are_recorded_once_the_server_accepted_the_write() {
     };
     let recorder = Arc::new(Recorder::default());
     let writer = StatusWriter::new(Arc::clone(&recorder));
-    let refusal = Trap { times: 1, ..fault(Fault::Invalid("no".to_owned())) };
-    server.trap(refusal);
+    let refusal = FaultRule { times: 1, ..fault(Fault::Invalid("no".to_owned())) };
+    server.inject(refusal);
     writer.write(write(&service, &["192.0.2.1"]), vec![note("refused")]);
     run_until(&writer, &cluster, "the refusal", || patches(&server) == 1).await;
     writer.write(write(&service, &["192.0.2.2"]), vec![note("replaced")]);

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::installation::Installation;
-use crate::user::{User, reached};
+use crate::user::{User, wait_for};
 
 /// In the middle of the pool, so that it is not allocated by chance.
 const ADDRESS: &str = "192.0.2.177";
@@ -22,10 +22,10 @@ pub async fn an_address_of_another_controller_is_kept(user: &User) {
     // What MetalLB did, which serves Services without a class.
     user.write_address("web", ADDRESS).await;
     let installation = Installation::start_with(user, claim(user)).await;
-    let given = installation.serves(user, "web", 1).await;
+    let received = installation.wait_until_served(user, "web", 1).await;
     let address: std::net::Ipv4Addr = ADDRESS.parse().unwrap();
-    assert_eq!(given.services[&user.full_name("web")].ports[0].vips, [address.octets().to_vec()]);
+    assert_eq!(received.services[&user.full_name("web")].ports[0].vips, [address.octets().to_vec()]);
     let ports = json!([{"port": 80, "protocol": "TCP"}]);
     let is_ours = |ingress: &Value| *ingress == json!([{"ip": ADDRESS, "ipMode": "Proxy", "ports": ports}]);
-    reached("our status with the same address", async || user.ingress("web").await, is_ours).await;
+    wait_for("our status with the same address", async || user.ingress("web").await, is_ours).await;
 }

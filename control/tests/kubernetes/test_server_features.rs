@@ -4,8 +4,8 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::api_server::{ApiServer, Grant, Kind, Person};
-use crate::recordings::{exchange, exchange_as, fixture};
+use crate::api_server::{Account, ApiServer, Grant, Kind};
+use crate::test_server::{exchange, exchange_as, fixture};
 
 #[derive(Deserialize)]
 struct Recorded {
@@ -169,7 +169,7 @@ async fn requests_without_a_rule_are_forbidden_as_recorded() {
     let own = json!({"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get"], "resourceNames": ["mine"]});
     let grants =
         vec![Grant { namespace: None, rules: vec![rule] }, Grant { namespace: Some("own".to_owned()), rules: vec![own] }];
-    server.admit("gw", Person { name: "system:serviceaccount:rec:gw".to_owned(), grants: Some(grants) });
+    server.add_account("gw", Account { name: "system:serviceaccount:rec:gw".to_owned(), grants: Some(grants) });
     for namespace in ["own", "rec"] {
         server.create(Kind::ConfigMap, json!({"metadata": {"name": "mine", "namespace": namespace}}));
     }
